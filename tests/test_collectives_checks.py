@@ -30,7 +30,7 @@ def _sum(*taken: tuple[int, int]) -> torch.Tensor:
         (_sum((1, 1)), "only this rank's own chunk 1, without the other ranks'"),
         (_sum((3, 0)), "only rank 3's chunk 0, without the other ranks'"),
         (_sum((0, 3), (1, 0), (2, 1), (3, 2)), "chunk 3 of rank 0, chunk 0 of rank 1, chunk 1 of rank 2, chunk 2"),
-        (PARTS.value(EXPECTED) / 4, "4 times too small: a mean"),
+        (PARTS.value(EXPECTED) / 4, "4 times too small: it is the mean"),
         (PARTS.value(EXPECTED).bfloat16(), "close, but not precise enough"),
         (torch.zeros(5), "all zeros"),
         (torch.full((5,), SPOILT), "after its call had returned"),

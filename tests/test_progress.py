@@ -220,7 +220,7 @@ def test_a_check_that_did_not_run_has_a_sign_of_its_own():
     verdicts = [
         Verdict("Bucket", "pack", True, (1, 2)),
         Verdict("Bucket", "launch", False, (2,), "nothing was sent"),
-        Verdict("Bucket", "wait", False, (), "this check did not run, because earlier ones failed"),
+        Verdict("Bucket", "wait", False, (), "this check did not run, because earlier checks failed"),
     ]
     lines = display.as_text(verdicts, "a headline").splitlines()
     assert [line[0] for line in lines if not line.startswith(" ")] == ["a", "✓", "✗", "–"]

@@ -90,7 +90,7 @@ def test_a_receive_into_a_tensor_that_is_too_small_is_named_with_its_line(two_ra
     shown, seconds = check_of(WRONG_SHAPE, capsys)
     text = "\n".join(shown)
     assert "it received 4000 bytes from rank" in text and "into a tensor of 4 bytes (swap, line 5)" in text
-    assert "Hint: which shape and dtype" in text and "wait()" not in text
+    assert "Hint: what are the shape and dtype" in text and "wait()" not in text
     assert "Your definitions were run again: swap." in text
     assert seconds < SOON_S
 

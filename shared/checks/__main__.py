@@ -37,11 +37,11 @@ def run_file(name: str, path: str, seed: int | None = None, only: str = "", chec
         name: The name of the check module.
         path: The file.
         seed: Repeats the random choices of an earlier run.
-        only: The name of the only piece to check; "" checks all of them.
+        only: The name of the only class or function ("piece") to check; "" checks all of them.
         check: The name of the only check to run; "" runs all of them.
 
     Raises:
-        framework.Unusable: If the file does not load, or lacks a required piece, or defines none at all.
+        framework.Unusable: If the file does not load, lacks a required piece, or defines none of the pieces.
     """
     path = str(Path(path).resolve())
     try:

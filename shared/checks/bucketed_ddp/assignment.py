@@ -220,7 +220,7 @@ def _cause(case: Case, parameters: list, found: list[list[int]], expected: list[
 
 
 def _other_rules(case: Case, parameters: list):
-    """Yield the buckets that usual mistakes give, and a hint on each."""
+    """Yield the buckets that common mistakes give, and a hint on each."""
     given = DEFAULTS | case.caps
     cap, first = given["bucket_cap_mb"], given["first_bucket_mb"]
     decimal, size = 1e6 / MB, max((parameter.itemsize for parameter in parameters), default=1)
@@ -228,7 +228,7 @@ def _other_rules(case: Case, parameters: list):
     yield plan(parameters[::-1], cap, first), HINT_ON_ORDER
     if first > cap:
         yield _first_unlimited(parameters, cap, first), "Hint: may the first bucket be larger than the others?"
-    yield plan(parameters, cap * size, first * size), "The caps are in bytes. Hint: what do you compare with them?"
+    yield plan(parameters, cap * size, first * size), "Hint: do you compare the caps with elements or with bytes?"
     yield plan(parameters, cap, cap), HINT_ON_FIRST
     none_exact = plan(parameters, cap - short, first - short)
     in_decimal = plan(parameters, cap * decimal, first * decimal)

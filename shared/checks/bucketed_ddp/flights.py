@@ -17,7 +17,7 @@ def judge_in_flight(rank: int, events: list[Event], context: str) -> None:
     """Check that all messages are launched before the first wait.
 
     Raises:
-        Wrong: If not.
+        Wrong: If they are not.
     """
     messages = sum(event.kind != "wait" for event in events)
     in_flight = launched_before_waiting(events)

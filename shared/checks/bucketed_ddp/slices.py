@@ -13,7 +13,7 @@ DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 
 
 def probe_slices(flat_and_slices, shapes: list[tuple[int, ...]], dtype: torch.dtype) -> dict:
-    """Call it, then write into the flat tensor and into the slices. Parameters with 4 dimensions are channels_last."""
+    """Call the function, then write into flat and into the slices. Parameters with 4 dimensions are channels_last."""
     given = [torch.ones(shape, dtype=dtype, device=device_here()) for shape in shapes]
     parameters = [nn.Parameter(p.to(memory_format=torch.channels_last) if p.dim() == 4 else p) for p in given]
     with instrumentation.listening() as calls:
@@ -69,7 +69,7 @@ def slices_lie_in_one_tensor(attempt: Attempt) -> None:
     for rank, devices in enumerate(attempt.run(probe_devices, context="parameters on the device meta")):
         if set(devices) != {"meta"}:
             message = f"parameters on the device meta: flat and slices are on {', '.join(sorted(set(devices)))}"
-            raise Wrong({rank: f"{message}; expected meta"}, "Hint: on which device are the gradients?")
+            raise Wrong({rank: f"{message}; expected meta"}, "Hint: on which device will the gradients be?")
 
 
 def _judge_types(rank: int, found: dict, shapes: list, dtype: torch.dtype, context: str) -> None:
@@ -107,19 +107,19 @@ def _judge_places(rank: int, found: dict, shapes: list, dtype: torch.dtype, cont
         if torch.equal(piece.flatten(), expected):
             continue
         if not piece.any():
-            evidence, hint = "does not change when flat is written to", "Hint: is it a view or a copy?"
+            evidence, hint = "does not change when flat is written to", "Hint: is the slice a view or a copy?"
         elif torch.equal(piece.flatten().sort().values, expected.sort().values):
             evidence = "has the right elements of flat, but in another order"
             hint = "Hint: in which order does the lab's example list the elements of a slice?"
         else:
             first = int((piece.flatten() != expected).nonzero()[0])
-            evidence = f"has another value in its element {first} than flat[{index + first}]"
+            evidence = f"differs from flat[{index + first}] in its element {first}"
             hint = "Hint: what decides where a parameter's slice begins?"
         raise Wrong({rank: f"{which} {evidence}"}, hint)
     for number, (which, index, size) in enumerate(zip(slices, indices, sizes, strict=True)):
         if not bool((found["written"][index : index + size] == number + 1).all()):
             evidence = f"was written to, but flat[{index}:{index + size}] does not hold the new values"
-            raise Wrong({rank: f"{which} {evidence}"}, "Hint: is it a view or a copy?")
+            raise Wrong({rank: f"{which} {evidence}"}, "Hint: is the slice a view or a copy?")
 
 
 def _name(dtype: torch.dtype) -> str:

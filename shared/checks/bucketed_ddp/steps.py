@@ -115,7 +115,7 @@ def _names() -> list[str]:
 
 
 def _draw(attempt: Attempt, steps: Steps, used: float) -> list[list[list]]:
-    """Draw a gradient for each rank, step and parameter, or None with the probability 1 − used."""
+    """Draw a gradient for each rank, step and parameter, or None with probability 1 − used."""
     generator = torch.Generator().manual_seed(attempt.draw_seed())
 
     def one(shape):
@@ -186,7 +186,7 @@ def _left_over(gradients: dict[int, dict], expected: dict, before: dict[int, dic
                 (len(before), "Hint: is the gradient copied into the slice or added to it?"),
             ):
                 if senders and close(tensor, expected[name] + senders * held[name], tolerance_of([tensor])):
-                    return f"It contains the old value of the slice, that of the previous step. {hint}"
+                    return f"It contains the slice's old value from the previous step. {hint}"
     return ""
 
 
@@ -267,8 +267,8 @@ def gradients_are_slices(attempt: Attempt) -> None:
                 message += f"{sum(step['memory_bytes'])} bytes; expected one storage of {want_bytes} bytes"
                 raise Wrong({rank: message}, "Hint: what is .grad after pack()?")
             if step["waited"] != step["packed"]:
-                message = "a gradient is at another address after wait() than after pack()"
-                raise Wrong({rank: message}, "Hint: which line copies it?")
+                message = "a gradient has a different address after wait() than after pack()"
+                raise Wrong({rank: message}, "Hint: which line copies the gradient?")
 
 
 def only_its_group_takes_part(attempt: Attempt) -> None:

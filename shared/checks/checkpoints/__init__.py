@@ -5,8 +5,8 @@ from shared.checks.engine.framework import Exercise
 from shared.checks.engine.hints import give_hints
 
 newest_checkpoint = Exercise("12.1", "newest_checkpoint", optional=True)
-save_checkpoint = Exercise("12.2", "save_checkpoint", optional=True)  # needs newest_checkpoint beside it
-load_checkpoint = Exercise("12.3", "load_checkpoint", optional=True)  # needs both others beside it
+save_checkpoint = Exercise("12.2", "save_checkpoint", optional=True)  # needs newest_checkpoint in the same file
+load_checkpoint = Exercise("12.3", "load_checkpoint", optional=True)  # needs both others in the same file
 BackgroundSaver = Exercise("12.4", "BackgroundSaver", optional=True)  # needs the functions that find and load
 
 _HINT_ON_NOTHING = "Hint: what does your search return if it finds nothing?"
@@ -14,10 +14,10 @@ _HINT_ON_LOAD = "Hint: which tensors does torch.distributed.checkpoint.load() wr
 IN_CHECKPOINTS = {
     "Directory not empty": "Hint: what already exists at the target of the rename?",
     "mixed torch.Tensor and DTensor": (
-        "Hint: which functions get and set a state dict that works for any number of ranks?"
+        "Hint: which functions get and set a state dict that any number of ranks can load?"
     ),
-    "Missing key in checkpoint state_dict: optimizer": "Hint: one kind of optimizer state names parameters by index, "
-    "another by their names. Which of them do you save, and which do you load into?",
+    "Missing key in checkpoint state_dict: optimizer": "Hint: one kind of optimizer state lists parameters by index, "
+    "another by name. Which kind do you save, and which kind do you load into?",
     "Missing key in checkpoint state_dict": (
         "Hint: does the state that you load into have the same structure as the one that you saved?"
     ),
@@ -26,12 +26,12 @@ IN_CHECKPOINTS = {
     "KeyError: 'optimizer'": _HINT_ON_LOAD,
     "KeyError: 'step'": _HINT_ON_LOAD,
     "/missing'": "Hint: does the folder exist before the first checkpoint is saved?",
-    "invalid literal for int": "Hint: which names can a folder have that save_checkpoint() wrote?",
+    "invalid literal for int": "Hint: which names does save_checkpoint() give to its folders?",
     "empty sequence": _HINT_ON_NOTHING,
     "empty iterable": _HINT_ON_NOTHING,
 }
 
-IN_BACKGROUND = {".half' -> ": "Hint: have the ranks written when you rename the folder?"}
+IN_BACKGROUND = {".half' -> ": "Hint: when you rename the folder, have all ranks finished writing?"}
 
 newest_checkpoint.check("newest", world_sizes=(1,))(folder.the_largest_step_is_found)
 

@@ -1,4 +1,4 @@
-"""Judge a saver that writes while training goes on: its values, its names, its process group and its failures.
+"""Judge a saver that writes while training goes on: the values, folder names, process group and failures.
 
 The probes hold back the writes of the ranks until something else has happened, so no verdict depends on how long a
 write takes.
@@ -31,8 +31,8 @@ from shared.ranks import rankside
 from shared.wire import instrumentation
 
 EARLIER = "step_3"
-HELD_BACK_S = scaled(0.2)  # in which a second save begins to write, if it does not wait for the first one
-_HINT_ON_STAGING = "Hint: does the thread read the tensors that training changes meanwhile, or a copy of them?"
+HELD_BACK_S = scaled(0.2)  # enough time for a second save to begin to write, if it does not wait for the first one
+_HINT_ON_STAGING = "Hint: does the thread read the tensors that training is changing, or a copy of them?"
 _HINT_ON_THREADS = "Hint: which function of torch.distributed.checkpoint writes in a thread, and what does it return?"
 _HINT_ON_RENAME = "Hint: when does the folder get its final name, and how do you know that all ranks have written?"
 
@@ -117,7 +117,7 @@ def _judge_loaded(found: list[dict], context: str) -> None:
 
 
 class Writes:
-    """Notes in the store which ranks have written, and whether a folder got its name before all of them had.
+    """Record in the store which ranks have written, and whether a folder was renamed before all of them had.
 
     Args:
         token: A number that is used only once.
@@ -139,7 +139,7 @@ class Writes:
             self._renamed.set()
 
     def give_time_to_rename(self) -> None:
-        """Wait so long that a rank which does not wait for the writes renames the folder meanwhile."""
+        """Wait so long that a rank that does not wait for the writes renames the folder in that time."""
         self._renamed.wait(HELD_BACK_S)
 
     def renamed_early(self) -> bool:
@@ -147,7 +147,7 @@ class Writes:
 
 
 def probe_held_back(saver_class, plan: Saving, folder: str, step: int, token: int, seed: int, x, y) -> dict:
-    """Save, and let the ranks write only when they have trained on. Look into the folder before and after."""
+    """Save, and let the ranks write only after more training. Look into the folder before and after."""
     saver, module, optimizer, x, y = _begun(saver_class, plan, seed, x, y)
     trained, writes, found = threading.Event(), Writes(token, f"step_{step}"), {"wrote": False, "blocked": False}
 
@@ -179,7 +179,7 @@ def probe_held_back(saver_class, plan: Saving, folder: str, step: int, token: in
 
 
 def _hold_back(attempt: Attempt) -> tuple[list[dict], int]:
-    """Save while ranks train on. Returns what the probe found, by rank, and the step.
+    """Save while ranks continue to train. Returns what the probe found, by rank, and the step.
 
     Raises:
         Wrong: If a rank writes nothing.
@@ -210,7 +210,7 @@ def training_goes_on(attempt: Attempt) -> None:
 def unwritten_checkpoints_are_never_visible(attempt: Attempt) -> None:
     found, step = _hold_back(attempt)
     if found[0]["early"]:
-        evidence = f"the folder was renamed to step_{step} when not all ranks had written; expected it afterwards"
+        evidence = f"the folder was renamed to step_{step} before all ranks had written; expected it afterwards"
         raise Wrong(evidence, _HINT_ON_RENAME)
     _judge_newest(found, EARLIER, "meanwhile", "while no rank has written yet")
     _judge_newest(found, f"step_{step}", "newest", "when wait() has returned")
@@ -303,7 +303,7 @@ def one_save_at_a_time(attempt: Attempt) -> None:
     wrong = {rank: f"{each['most']} saves wrote at the same time" for rank, each in enumerate(found)}
     wrong = {rank: evidence for rank, evidence in wrong.items() if found[rank]["most"] > 1}
     if wrong:
-        raise Wrong(wrong, "Hint: what must save() do with the save before it?")
+        raise Wrong(wrong, "Hint: what must save() do if an earlier save is still running?")
     _judge_newest(found, f"step_{step}", "second", "when the second save() has returned")
     _judge_newest(found, f"step_{step + 1}", "newest", "after the second save() and wait()")
 
@@ -365,8 +365,8 @@ def a_failure_is_reported(attempt: Attempt) -> None:
         failed = f"{context}, but not in the next save, which raises a"
         wrong = {rank: f"{failed} {each['later']}" for rank, each in enumerate(found) if "later" in each}
         if wrong:
-            raise Wrong(wrong, "Hint: what does the saver remember of a save that has failed?")
-        _judge_newest(found, f"step_{step + 2}", "again", f"{context}, but not in the next save: after it")
+            raise Wrong(wrong, "Hint: what does the saver still remember of a save that has failed?")
+        _judge_newest(found, f"step_{step + 2}", "again", f"{context}, but not in the next save; after that")
 
 
 # -- a slow rename

@@ -120,7 +120,7 @@ def partial_checkpoints_are_never_visible(attempt: Attempt) -> None:
 def probe_failure(save_checkpoint, plan: Saving, folder: str, step: int, failing: int, seed: int, x, y) -> dict:
     """Fail while one rank writes, then try again. Return whether save_checkpoint() raised, and what was found.
 
-    `files` tells which folders contain a file that was there before.
+    `files` says which folders contain a file that was there before.
     """
     module, optimizer = settle(plan, seed)
     train(module, optimizer, range(1), x.to(device_here()), y.to(device_here()))
@@ -164,7 +164,7 @@ def _fail_to_save(attempt: Attempt, step: int, kept: str) -> None:
     for rank, each in enumerate(found):
         survives = each["failed"] == kept and each["files"][kept]
         if not survives or f"step_{step}" in set(each["files"]) - {kept}:
-            evidence = f"{context}: newest_checkpoint() then finds {each['failed']}; expected the {kept} from before"
+            evidence = f"{context}: newest_checkpoint() then finds {each['failed']}; expected the earlier {kept}"
             evidence += f". The folder contains {', '.join(each['files'])}"
             raise Wrong({rank: evidence}, _HINT_ON_NAMES if kept == EARLIER else _HINT_ON_THE_SAME_STEP)
         if not each["raised"]:
@@ -213,4 +213,4 @@ def every_rank_returns_after_the_rename(attempt: Attempt, probe=probe_meeting, n
         raise Wrong(wrong, "Hint: which rank renames, and how do the other ranks learn that it has finished?")
     if not any(each["renames"] for each in found):
         evidence = f"step_{step} exists, but no rank renamed a folder to it; expected one rename"
-        raise Wrong(evidence, "Hint: what would a kill leave behind if the folder is filled file by file?")
+        raise Wrong(evidence, "Hint: if ranks are killed while they write into it, what do they leave behind?")

@@ -1,4 +1,4 @@
-"""Judge how a folder is read and cleaned that has checkpoints, incomplete ones after a kill, and other files."""
+"""Judge how a folder is read and cleaned up that contains complete and incomplete checkpoints, and other files."""
 
 import os
 import random
@@ -72,7 +72,7 @@ def _lay_out(root: Path, draw: random.Random) -> list[tuple[Path, str | None, st
         (root / "before the first step", "step_0", "which step does a run save before its first one?"),
         (root / "incomplete", f"step_{low}", completeness),
         (root / "only incomplete", None, completeness),
-        (root / "other names", f"step_{low}", "which names can a folder have that save_checkpoint() wrote?"),
+        (root / "other names", f"step_{low}", "which names does save_checkpoint() give to its folders?"),
         (root / "empty", None, nothing),
         (root / "missing", None, nothing),
     ]
@@ -108,5 +108,5 @@ def leftovers_are_removed_first(attempt: Attempt) -> None:
             for name in expected:
                 stays = name in others
                 if (Path(folder) / name / JUNK).exists() is not stays:
-                    hint = "Hint: which files may an existing folder contain?"
+                    hint = "Hint: which files may be in a folder that already exists?"
                     raise Wrong(f"{context}: {JUNK} in {name} {'is gone' if stays else 'is still there'}", hint)

@@ -40,7 +40,7 @@ def beside(piece, name: str):
     """Return the function of that name that is defined in the same module, or notebook, as this function or class."""
     defined = vars(sys.modules[piece.__module__]) if inspect.isclass(piece) else inspect.unwrap(piece).__globals__
     if name not in defined:
-        raise AssertionError(f"{name} is not defined beside {piece.__name__}")
+        raise AssertionError(f"{name} is not defined where {piece.__name__} is defined")
     return defined[name]
 
 
@@ -180,7 +180,7 @@ def judge(found: list[dict], alone: dict, saved: dict | None, step: int, context
             hint = _HINT_ON_OPTIMIZER if saved else "Hint: does saving change the model or the optimizer?"
             raise Wrong(
                 evidence,
-                "Parameters and moments are restored. Hint: which settings in param_groups must be restored too?"
+                "The parameters and moments are right. Hint: which settings in param_groups must be restored, too?"
                 if saved
                 else hint,
             )

@@ -15,11 +15,11 @@ from shared.wire import instrumentation
 WIDTH, LAYERS = 256, 4  # The tensors are much larger than their metadata.
 STATE_BYTES = 3 * 4 * LAYERS * (WIDTH * WIDTH + WIDTH)  # in float32, with Adam's moments
 SLACK = 1.15  # metadata of each tensor
-MOST_SENT = 0.25  # Share of the state: ranks exchange only their plans of what to write.
+MOST_SENT = 0.25  # As a fraction of the state: ranks exchange only their plans of what to write.
 
 
 def probe_shards(save_checkpoint, folder: str) -> list:
-    """Save a model of a few large tensors. Return what was sent meanwhile."""
+    """Save a model of a few large tensors. Return what was sent while saving."""
     module = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))).to(device_here())
     mesh = mesh_here()
     for each in (*module, module):

@@ -1,7 +1,7 @@
 """Checks for chapter 01: collectives by hand.
 
-The kernel draws every rank's tensor and gives each rank only its own. Every message is recorded, with its partner and
-its bytes. A result is compared with a float64 sum, and `mixture.py` finds out what a wrong result consists of.
+The notebook's kernel draws every rank's tensor and gives each rank only its own. Every message is recorded, with its
+partner and its bytes. A result is compared with a float64 sum, and `mixture.py` explains wrong results.
 """
 
 from shared.checks.collectives import calls, far, launched, messages, values
@@ -72,5 +72,5 @@ launch_reduce_scatter.check("at once", world_sizes=(2, 3))(launched.the_call_ret
 launch_reduce_scatter.check("wire", world_sizes=(3, 4))(launched.each_rank_sends_every_other_rank_one_shard)
 launch_reduce_scatter.check("memory", world_sizes=(4,))(launched.little_memory_is_needed)
 
-_HINT_ON_PARTNERS = "Hint: for every N, does the group have a rank with the index that you send to or receive from?"
+_HINT_ON_PARTNERS = "Hint: for every N, does the rank that you send to or receive from exist in the group?"
 give_hints({"IndexError: ": _HINT_ON_PARTNERS, "is not part of group": _HINT_ON_PARTNERS}, tree_broadcast)

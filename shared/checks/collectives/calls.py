@@ -71,7 +71,7 @@ def the_argument_is_unchanged(attempt: Attempt) -> None:
 
 def the_result_is_new_memory(attempt: Attempt) -> None:
     """In repeated calls, a result shares memory neither with the argument nor with an earlier result."""
-    shape = even_shape(attempt)  # the same each time, because buffers are usually cached by their size
+    shape = even_shape(attempt)  # the same each time, because code that caches buffers usually does so by size
     settings = [(Setting(), [draw(attempt, shape) for _ in range(4)]), *varied_calls(attempt)]
     for setting, draws in settings:
         for own, tries in zip(draws, run(attempt, setting, *draws), strict=True):
@@ -83,7 +83,7 @@ def _judge_memory(rank: int, found: dict, context: str) -> None:
     if found.get("shares with"):
         raise Wrong(
             {rank: f"{context}: the result shares memory with the {found['shares with']}; expected memory of its own"},
-            "Hint: which line allocates the memory of the result? Does it also run on a single rank?",
+            "Hint: which line allocates the memory of the result? Does that line also run if there is only one rank?",
         )
     if found["changed_later"]:
         raise Wrong(

@@ -1,6 +1,7 @@
 """Simulate worlds that are larger than this machine's: one process plays every rank in turn, and nothing is sent.
 
-torch's `fake` process group completes every call immediately. So the values mean nothing, but the messages do.
+torch's `fake` process group completes every call immediately. So the values mean nothing, and only the recorded
+messages are checked.
 """
 
 import contextlib
@@ -14,7 +15,7 @@ WORLD_SIZES = (5, 7, 8)
 
 
 def probe_far(piece, arguments: int, elements: int) -> dict[int, list[list[instrumentation.Call]]]:
-    """Call the piece as each rank of each world. Run this on a rank that is in no process group.
+    """Call the function as each rank of each world. Run this on a rank that is in no process group.
 
     Args:
         piece: The student's function.

@@ -74,7 +74,7 @@ def _try(attempt: Attempt, sums: Sums) -> tuple[dict[int, dict], list[list[torch
     """Launch on fresh data. Returns the results by global rank, and each rank's flat tensors.
 
     Raises:
-        Wrong: If there is no handle whose wait() returns a tensor.
+        Wrong: If a call does not return a handle whose wait() returns a tensor.
     """
     members, flats = sums.draw(attempt)
     context = called_alone(attempt) if sums.in_subgroup else str(sums)
@@ -87,7 +87,7 @@ def _try(attempt: Attempt, sums: Sums) -> tuple[dict[int, dict], list[list[torch
 
 
 def each_rank_gets_its_shard_of_the_sum(attempt: Attempt) -> None:
-    """In any order, the sum of N values with b bits of precision is within N roundings of 2⁻ᵇ of the largest sum."""
+    """In any order, the sum of N values with b bits of precision is off by at most N · 2⁻ᵇ times the largest sum."""
     draw = attempt.random.randint
     tried = [Sums((draw(2, 5), draw(2, 9), 1)), Sums((draw(4, 9),), torch.bfloat16)]
     tried += [Sums((3, draw(1, 6)), in_subgroup=True)] if attempt.world_size in SUBGROUPS else []
@@ -117,17 +117,17 @@ def _cause(shard: torch.Tensor, contributed: list[torch.Tensor], index: int, tol
     if any(close(shard, each, tolerance) for each in total):
         return "It is another rank's shard of the sum. Hint: which shard is sent to which rank?"
     if any(close(shard, each.view(size, -1)[index], tolerance) for each in contributed):
-        return "It is the contribution of a single rank. Hint: what is added up, and has it arrived by then?"
+        return "It is the contribution of a single rank. Hint: which shards do you add up, and have they arrived yet?"
     if repeated := _repeated(shard, contributed, index, tolerance):
         return (
             f"Rank {repeated[0]}'s contribution is in it {repeated[1]} times, and others are missing. "
-            "Hint: does every receive have memory of its own?"
+            "Hint: does every receive write into a tensor of its own?"
         )
     without = [total[index] - each.view(size, -1)[index] for each in contributed]
     if any(close(shard, each, tolerance) for each in without):
         return "One rank's contribution is missing. Hint: how many shards must be added up, and from which ranks?"
     return (
-        "Hint: does every receive have memory of its own? And when are the received shards added, and to which shard?"
+        "Hint: does every receive write into a tensor of its own? When do you add the received shards, and to what?"
     )
 
 
@@ -172,7 +172,7 @@ def the_call_returns_at_once(attempt: Attempt) -> None:
     found = attempt.run(probe_late, token, late, per_rank=per_rank, context=f"rank {late} launches late")
     if missing := found[late]["missing"]:
         message = f"the call did not return within {PATIENCE_S:g} s while rank {late} had not launched yet"
-        hint = "So the caller cannot compute anything meanwhile. Hint: which line waits for other ranks?"
+        hint = "So the caller cannot compute anything in the meantime. Hint: which line waits for other ranks?"
         raise Wrong(dict.fromkeys(missing, message), hint)
     total = sum(each[0] for each in flats).view(len(members), -1)
     for rank, result in enumerate(found):
@@ -201,5 +201,5 @@ def little_memory_is_needed(attempt: Attempt) -> None:
         if held_bytes > SLACK * flat_bytes * (2 + 2 / size):
             message = f"up to {held_bytes:,} bytes are held, of which {flat_bytes:,} belong to the flat tensor"
             expected = f"expected {flat_bytes * (size - 1) // size:,} more for the received shards, plus the result"
-            hint = "Hint: which shards does this rank need from the others? And how many copies does adding up make?"
+            hint = "Hint: which shards does this rank need from the others? And how many copies do you make of them?"
             raise Wrong({rank: f"{message}; {expected}"}, hint)

@@ -1,4 +1,4 @@
-"""Check the messages that the functions of chapter 01 send: how many, to which ranks, and at the same time."""
+"""Check the messages that the functions of chapter 01 send: how many, to which ranks, and whether at the same time."""
 
 from shared import ranks
 from shared.checks.collectives import far

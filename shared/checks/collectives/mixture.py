@@ -1,4 +1,4 @@
-"""Find out what a wrong result consists of: which chunk, and how many times each rank's contribution.
+"""Find out what a wrong result consists of: which chunk it is, and how often it contains each rank's contribution.
 
 A right result consists of slots, each of which is one chunk added up over some ranks. A wrong result usually does, too,
 but with other chunks or other ranks. Trying all of them tells a student what the result is, in the exercise's words.
@@ -14,7 +14,7 @@ from shared.ranks.diagnosis import name_ranks
 SPOILT = -1  # a check writes this into the caller's tensors as soon as a call has returned
 UNTOUCHED = -2  # a check writes this into a tensor before it is filled
 _COMPARED = 64  # the number of elements of a slot to compare; more would not add certainty
-_LEAST = 3  # fewer elements match too many mixtures
+_LEAST = 3  # with fewer elements, too many mixtures match
 
 
 @dataclass(frozen=True)
@@ -76,17 +76,17 @@ def explain(found: torch.Tensor, slot: Slot, parts: Parts, rank: int) -> tuple[s
             "Hint: has the message arrived when the call returns? Do you call wait() on the handle of every irecv?",
         )
     if not bool(found.any()):
-        return "It is all zeros.", "Hint: was it filled before it was returned?"
+        return "It is all zeros.", "Hint: do you fill the tensor before you return it?"
     if len(found) < _LEAST:
         return "", ""
     if len(slot.ranks) > 1 and torch.allclose(found * len(slot.ranks), expected, rtol=1e-2, atol=1e-3):
-        return f"It is {len(slot.ranks)} times too small: a mean.", "Hint: should anything be divided here?"
+        return f"It is {len(slot.ranks)} times too small: it is the mean.", "Hint: should anything be divided here?"
     mixtures = [taken for taken in _mixtures(parts) if _gives(taken, found, parts)][:2]
     if len(mixtures) == 1:
         return _describe(mixtures[0], slot, parts, rank)
     if torch.allclose(found, expected, rtol=1e-2, atol=1e-3):
-        return "It is close, but not precise enough.", "Hint: in which dtype is it added up and sent?"
-    return "", "Hint: which chunk is sent in the first step, how is it padded, and is it complete when it is used?"
+        return "It is close, but not precise enough.", "Hint: in which dtype are the values sent and added up?"
+    return "", "Hint: which chunk is sent in the first step, how is it padded, and is it complete when you use it?"
 
 
 Taken = tuple[tuple[int, int], ...]  # (rank, chunk) pairs, each as many times as it is in a sum

@@ -16,7 +16,7 @@ from shared.checks.engine.steps import EventLog
 from shared.deadlines import scaled
 from shared.wire import completion, instrumentation
 
-LATE_S = scaled(0.2)  # how late one rank is in the checks of waiting
+LATE_S = scaled(0.2)  # how late one rank is in the checks named "waits"
 TRANSPOSED, STRIDED = "transposed", "every other element of a larger tensor"
 SLICED = "a slice from the middle of a larger tensor"
 MARGIN = 3  # the number of elements on each side of that slice
@@ -138,7 +138,7 @@ def _slow(setting: Setting):
 
 @contextlib.contextmanager
 def _noting(values: torch.Tensor):
-    """Add a note to an error: which of several tensors the piece was called with."""
+    """Add a note to an error that says with which of several tensors the function was called."""
     try:
         yield
     except Exception as error:

@@ -23,7 +23,7 @@ Draw = list[torch.Tensor]  # one tensor per rank
 def draw(attempt: Attempt, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Draw:
     generator = torch.Generator().manual_seed(attempt.draw_seed())
     count = attempt.world_size
-    if not dtype.is_floating_point:  # integers that no float can hold, of which a sum of four still fits
+    if not dtype.is_floating_point:  # integers that no float can hold exactly, but a sum of four of them still fits
         most = torch.iinfo(dtype).max // 4
         return [torch.randint(-most, most, shape, generator=generator, dtype=dtype) for _ in range(count)]
     return [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for _ in range(count)]
@@ -54,7 +54,7 @@ def describe_setting(setting: Setting, *tensors: torch.Tensor) -> str:
 
 
 def groups(attempt: Attempt) -> list[tuple[int, ...]]:
-    """Return groups in which careless implementations fail, and one that is drawn."""
+    """Return groups in which careless implementations fail, and one random group."""
     size = attempt.world_size
     drawn = attempt.random.sample(range(size), attempt.random.randint(1, size - 1))
     return list(dict.fromkeys([*SUBGROUPS[size], tuple(sorted(drawn))]))
@@ -130,7 +130,7 @@ def _complaint(
     shape = list(own.shape) if piece in (*IN_PLACE, *STEPS) else list(reference.shape)
     if (list(result.shape), result.dtype) != (shape, own.dtype):
         came, expected = f"{list(result.shape)}, {short_name(result.dtype)}", f"{shape}, {short_name(own.dtype)}"
-        return f"the result is {came}; expected {expected}", "Hint: how long is a chunk, and of which dtype?"
+        return f"the result is {came}; expected {expected}", "Hint: how long is a chunk, and what is its dtype?"
     result, reference = result.flatten(), reference[: result.numel()]
     if result.is_floating_point():
         within = torch.cat([parts.tolerance(slot) for slot in slots])[: result.numel()]

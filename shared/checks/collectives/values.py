@@ -14,7 +14,7 @@ def right_where_n_divides(attempt: Attempt) -> None:
 
 
 def receivers_lose_their_old_values(attempt: Attempt) -> None:
-    """Values of nan stay nan whatever is added to them. This call leaves out src."""
+    """A value of nan stays nan, whatever is added to it. This call also leaves out `src`, to test its default."""
     own = draw(attempt, even_shape(attempt))
     try_and_judge(attempt, Setting(), [own[0], *(torch.full_like(tensor, torch.nan) for tensor in own[1:])])
 
@@ -25,7 +25,7 @@ def each_rank_gets_its_left_neighbors_tensor(attempt: Attempt) -> None:
 
 
 def right_for_any_size(attempt: Attempt) -> None:
-    """Sizes that the world size does not divide, fewer elements than ranks, and no elements at all."""
+    """Try sizes that the world size does not divide, fewer elements than ranks, and no elements at all."""
     size, flat = attempt.world_size, attempt.piece == "ring_all_gather"
     for shapes in ([(5 * size + 1,), (4 * size - 1,), (3, size + 2)], [(size + 1,), (1,)], [(), (0,)]):
         kept = [shape for shape in shapes if len(shape) == 1 or not flat]
@@ -44,8 +44,8 @@ def right_or_rejected_if_not_contiguous(attempt: Attempt) -> None:
         _right_or_rejected(attempt)
     except Wrong as wrong:
         wrong.hint = wrong.hint or (
-            "If you do not want to support tensors that are not contiguous, raise a ValueError on every rank before "
-            "you send anything."
+            "If you do not want to support non-contiguous tensors, raise a ValueError on every rank before you "
+            "send anything."
         )
         raise
 

@@ -39,7 +39,7 @@ def reject_others(rank: int, calls: list[instrumentation.Call], allowed: tuple[s
 
 def judge_neighbors(rank: int, calls: list[instrumentation.Call], members: tuple[int, ...]) -> None:
     reject_others(
-        rank, calls, instrumentation.POINT_TO_POINT, "Sends and receives are enough. Hint: which call sends more?"
+        rank, calls, instrumentation.POINT_TO_POINT, "Sends and receives are enough. Hint: which call is neither?"
     )
     index = members.index(rank)
     neighbor = {"send": members[(index + 1) % len(members)], "recv": members[index - 1]}
@@ -49,7 +49,7 @@ def judge_neighbors(rank: int, calls: list[instrumentation.Call], members: tuple
         if call.partner != neighbor[call.op]:
             raise Wrong(
                 {rank: f"{call}; expected only messages to rank {neighbor['send']} and from rank {neighbor['recv']}"},
-                "Hint: to which neighbor does a rank of a ring send, and from which one does it receive?",
+                "Hint: in a ring, which neighbor does a rank send to, and which one does it receive from?",
             )
 
 
@@ -78,7 +78,7 @@ def _volume_hint(own_calls: list[instrumentation.Call], messages: int, elements:
         return "Hint: how many steps are there, and how do the other ranks' chunks reach this rank?"
     if len(own_calls) == messages and {call.dtype for call in own_calls} != {short_name(own.dtype)}:
         return "Hint: which dtype is sent?"
-    return "Hint: how many steps are there, and how long is the message of each?"
+    return "Hint: how many steps are there, and how many elements are sent in each?"
 
 
 def judge_tree(calls_of: dict[int, list[instrumentation.Call]], src: int, each_bytes: int, context: str) -> None:
@@ -87,7 +87,7 @@ def judge_tree(calls_of: dict[int, list[instrumentation.Call]], src: int, each_b
         reject_others(rank, calls, instrumentation.POINT_TO_POINT, "Sends and receives are enough.")
         sends[rank] = [call for call in calls if call.op == "send"]
         if len(calls) - len(sends[rank]) > (rank != src):
-            times = f"{len(calls) - len(sends[rank])} time{'s' if len(calls) - len(sends[rank]) > 1 else ''}"
+            times = f"{len(calls) - len(sends[rank])} message{'s' if len(calls) - len(sends[rank]) > 1 else ''}"
             message = f"{context}: this rank received {times}; expected {int(rank != src)}"
             raise Wrong({rank: message}, "Hint: which ranks already have the tensor?")
     all_bytes = sum(call.payload_bytes for calls in sends.values() for call in calls)
@@ -101,7 +101,7 @@ def judge_tree(calls_of: dict[int, list[instrumentation.Call]], src: int, each_b
     if took > rounds:
         raise Wrong(
             {rank: f"{context}: sent to {_listed([c.partner for c in calls])}" for rank, calls in sends.items()},
-            f"That takes {took} rounds; expected {rounds}. Hint: which ranks have the tensor and do not send it?",
+            f"That takes {took} rounds; expected {rounds}. Hint: which ranks have the tensor but do not send it?",
         )
 
 
@@ -127,7 +127,7 @@ def judge_turns(calls_of: list[list[instrumentation.Call]], context: str) -> Non
     took = count_turns([[(call.op, call.partner) for call in calls] for calls in calls_of])
     if took is None or took > most:
         order = {rank: f"{context}: {', then '.join(map(str, calls))}" for rank, calls in enumerate(calls_of)}
-        problem = f"That takes {took} turns; expected {most}." if took else "If each call waited, that would hang."
+        problem = f"That takes {took} turns; expected {most}." if took else "If every call blocked, this would hang."
         raise Wrong(order, f"{problem} Hint: which ranks can send or receive in the very first turn?")
 
 

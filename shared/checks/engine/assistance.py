@@ -1,7 +1,7 @@
-"""What a failed check offers below its verdicts: the hints of the exercise, and its cell as it was.
+"""Find what a failed check shows below its verdicts: the exercise's hints and its original cell.
 
-Both are blocks of HTML that open on a click. They need no widgets, so they also work in VS Code, in Colab and in a file
-that was saved. No front end lets a kernel rewrite another cell in a reliable way, so starting over means copying.
+Both are blocks of HTML that open on a click. They need no widgets, so they also work in VS Code, in Colab and in saved
+notebooks. No front end lets a kernel reliably rewrite another cell, so students copy the original to start over.
 
 The notebook itself is the source: the build stores each exercise's original cell in the notebook's metadata.
 """
@@ -19,7 +19,7 @@ _DETAILS = re.compile(r"<details>.*?</details>", re.DOTALL)
 
 @dataclass(frozen=True)
 class Assistance:
-    """What helps with one exercise."""
+    """The help for one exercise."""
 
     hints: tuple[str, ...] = ()  # as HTML
     originals: tuple[str, ...] = ()  # the sources of the exercise's cells, as the lab had them
@@ -28,7 +28,7 @@ class Assistance:
 def find(name: str) -> Assistance:
     """Return what the notebook of this kernel offers for an exercise, such as "first_collectives.pass_right".
 
-    If its file is not known or cannot be read, there is none.
+    If the notebook's file is not known or cannot be read, the result is empty.
     """
     path = _path()
     try:

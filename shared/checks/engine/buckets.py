@@ -1,4 +1,4 @@
-"""Compute which gradients belong into which bucket, and check the messages of a step against that.
+"""Compute which gradients belong in which bucket, and check the messages of a step against that.
 
 Trainable parameters are assigned in reverse order. Each goes into the bucket that was opened last for its dtype and
 device or, if it does not fit, into a new one. Buckets are launched in the order in which they were opened.
@@ -17,7 +17,7 @@ from shared.wire import instrumentation
 MB = 2**20
 FIRST_BUCKET_MB = 1.0
 HINT_ON_ORDER = "Hint: which gradients does backward() complete first?"
-HINT_ON_CAP = "Hint: is a bucket closed before or after the parameter that does not fit is added?"
+HINT_ON_CAP = "Hint: if a parameter does not fit into the open bucket, which bucket does it go into?"
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def judge_messages(rank: int, calls: list[instrumentation.Call], expected: list[
         context: What was tried: a model and a cap.
 
     Raises:
-        Wrong: If not.
+        Wrong: If they are not.
     """
     found = [Message(call.dtype, call.payload_bytes) for call in calls]
     other = sorted({call.op for call in calls} - {"all_reduce"})
@@ -100,7 +100,7 @@ def _sizes(messages: list[Message]) -> str:
 
 
 def _cause(found: list[Message], expected: list[Message], other: list[str]) -> str:
-    """Recognize the usual mistakes by number, order, dtype and size of the messages."""
+    """Recognize common mistakes from the number, order, dtype and size of the messages."""
     total, expected_total = sum(each.nbytes for each in found), sum(each.nbytes for each in expected)
     if other:
         return "Hint: which single collective gives every rank the sum?"

@@ -18,7 +18,7 @@ from shared.ranks import rankside
 from shared.wire import instrumentation
 
 SOLUTIONS = "solutions"  # the package with the modules that earlier chapters built
-_formed: list[weakref.ref] = []  # the groups that the last probe has formed
+_formed: list[weakref.ref] = []  # the groups that the last probe formed
 
 
 class PieceMissing(Exception):
@@ -32,7 +32,7 @@ def probe(names: tuple[str, ...], path: str | None, probe_fn, args: tuple) -> by
     before = _groups()
     instrumentation.reset()  # so that a report counts the collectives of this attempt from 1
     try:
-        with contextlib.redirect_stderr(io.StringIO()):  # what the piece prints is shown, but no warnings of torch
+        with contextlib.redirect_stderr(io.StringIO()):  # what the piece prints is shown, but torch's warnings are not
             packed = parcel.pack(probe_fn(found, *args))
         if not torch.is_grad_enabled():
             raise AssertionError("after the call, gradients are still disabled, so nothing after it can be trained")
@@ -48,14 +48,14 @@ def _groups() -> list[dist.ProcessGroup]:
 
 
 def _destroy_groups() -> None:
-    """Destroy the groups that the last probe has formed. Each one has threads, and memory on a GPU.
+    """Destroy the groups that the last probe formed. Each one has threads, and memory on a GPU.
 
     The ranks do this when the next probe begins: by then, the kernel knows that all of them have left the last one.
 
-    Most groups have a number for a name. With NCCL, torch splits those of a mesh from the group of all ranks, and names
-    each by a hash of its ranks and of how many groups there are. After such a group was destroyed, its name would come
-    back, and gloo would find the addresses of the old group under that name in the store. So these groups stay until
-    the ranks form a new generation, and so do all others of their probe.
+    The name of most groups is a number. With NCCL, torch splits a mesh's groups off the group of all ranks, and derives
+    each name from a hash of the group's ranks and from the number of groups. If such a group were destroyed, a new
+    group could get the same name, and gloo would find the old group's addresses under that name in the store. So these
+    groups, and all others of their probe, stay until the ranks form a new generation.
     """
     still_here = _groups()
     formed = [group for group in (reference() for reference in _formed) if group in still_here]
@@ -105,7 +105,7 @@ def earlier_piece(module: str, name: str):
 
 
 def _is_a_solution(path: str | None) -> bool:
-    """Tell whether a file is one of our solutions, which may import a piece from another module of the same lab."""
+    """Return whether a file is one of our solutions, which may import a piece from another module of the same lab."""
     spec = importlib.util.find_spec(SOLUTIONS)
     folders = spec.submodule_search_locations if spec else []
     return path is not None and Path(path).resolve().parent in [Path(folder).resolve() for folder in folders]

@@ -6,10 +6,10 @@ from shared.checks.engine.framework import Wrong
 from shared.checks.models import awkward
 
 # Both sides add the same few dozen float64 values in different orders. Each addition may round by 1.1e-16 of its size,
-# so an error of 1e-10 of the largest value is thousands of times larger than rounding.
+# so an error of 1e-10 of the largest value is thousands of times larger than rounding errors.
 RELATIVE_TOLERANCE = 1e-10
 
-_MOST_DIVISOR = 16  # a mean that is divided by a wrong number of ranks is recognized up to this number
+_MOST_DIVISOR = 16  # a mean that was divided by a wrong number is recognized up to this number
 
 _OWN_VALUE = "It is still this rank's own value. Hint: where is the result of the collective stored?"
 
@@ -24,7 +24,7 @@ def describe_calls(calls: list) -> str:
 
 
 def tolerance_of(tensors) -> float:
-    """Return the tolerance for a model: 1e-5 if any of it is float32, which is a hundred roundings of 6e-8.
+    """Return the tolerance for a model: 1e-5 if any of it is float32, more than a hundred rounding errors of 6e-8.
 
     Args:
         tensors: All of the model's tensors. One float32 parameter rounds the values from which the gradients of all
@@ -85,7 +85,7 @@ def judge_gradients(found: dict[int, dict], reference: dict, local: dict[int, di
                 if hint == _OWN_VALUE and _some_averaged(gradients, reference, local[rank], tolerance):
                     hint = (
                         "It is still this rank's own gradient, while others are averaged. "
-                        "Hint: which message contains this one?"
+                        "Hint: which message contains this gradient?"
                     )
                 hints.append(hint)
                 break
@@ -109,7 +109,7 @@ def _complaint(found, expected, tolerance: float) -> str:
 
 
 def _cause(found, expected, rank: int, every: dict) -> str:
-    """Recognize the usual mistakes by their values.
+    """Recognize common mistakes from the values.
 
     Args:
         found: The gradient after synchronization.
@@ -127,9 +127,12 @@ def _cause(found, expected, rank: int, every: dict) -> str:
     if world_size == 1:
         return "On one rank, the mean is the gradient that backward() computed. Hint: which line changes it?"
     if close(found, expected * world_size):
-        return f"It is exactly {world_size} times too large. Hint: is it summed or averaged? And is that done in place?"
+        return (
+            f"It is exactly {world_size} times too large. "
+            "Hint: is it summed or averaged? And do you divide it in place?"
+        )
     if close(found, expected / world_size):
-        return f"It is exactly {world_size} times too small. Hint: how many times is it divided?"
+        return f"It is exactly {world_size} times too small. Hint: how many times do you divide it?"
     if own is not None and close(found, own):
         return _OWN_VALUE
     if own is not None and close(found, own / world_size):
@@ -148,7 +151,7 @@ def _cause(found, expected, rank: int, every: dict) -> str:
     if close(found, expected, 1e-5):
         return "It is close, but not as precise as float64. Hint: is anything converted to float32?"
     if not found.any():
-        return "It is all zeros. Hint: was it overwritten, or was it never filled?"
+        return "It is all zeros. Hint: was the gradient overwritten, or was it never filled in?"
     missing = [other for other, theirs in every.items() if theirs is None]
     if missing:
         return f"This gradient is None on rank {missing[0]}. Hint: what does that rank send for it?"

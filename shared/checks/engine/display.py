@@ -21,7 +21,7 @@ def as_text(verdicts: list[Verdict], headline: str = "", note: str = "") -> str:
 
 
 def shorten_repeated_evidence(verdicts: list[Verdict]) -> list[Verdict]:
-    """Replace repeated evidence by a reference to the first check that gives it, as one mistake may fail them all."""
+    """Replace repeated evidence by a reference to the first check that gives it, as one mistake often fails several."""
     first_checks: dict[tuple, str] = {}
     shown = []
     for verdict in verdicts:

@@ -105,5 +105,5 @@ def judge_footprint(attempt: Attempt, model: str, options: dict, context: str) -
     }
     if wrong:
         raise Wrong(
-            wrong, "Hint: is the result copied out of the bucket? And does the bucket stay in memory after that?"
+            wrong, "Hint: do you copy the result out of the bucket? And is the bucket still in memory after that?"
         )

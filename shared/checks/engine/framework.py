@@ -2,8 +2,8 @@
 
 A check runs in the kernel. It draws fresh data and gives each rank only its own share. On the ranks, a *probe* calls
 the student's class or function (the *piece*) and returns the results. The check compares them with what one process
-computes from all the data. A rank never holds enough data to make up the answer, and the code that judges never runs
-in the same process as the student's. This does not stop a student who attacks the process itself, so grading also
+computes from all the data. A rank never holds enough data to compute the answer alone, and the code that judges never
+runs in the same process as the student's. This does not stop a student who attacks the process itself, so grading also
 uses a sandbox.
 """
 
@@ -27,10 +27,10 @@ PROBE_TIMEOUT_S = scaled(20.0)  # for one run of a probe, or for loading a file
 MOST_HANGS = 2  # after that many hangs, the remaining checks are skipped
 WORLD_SIZES = (1, 2, 3, 4)
 _HINT_ON_WAITS = "Hint: do you call wait() on the handle of every isend and irecv?"
-_HINT_ON_SIZES = "Hint: which shape and dtype does the tensor have that is sent to this rank?"
+_HINT_ON_SIZES = "Hint: what are the shape and dtype of the tensor that is sent to this rank?"
 _LEFT_IN_FLIGHT = "your code left a transfer in flight that nothing waits for, and the ranks had to be restarted"
 NOT_WRITTEN = "it is not written yet"
-_IN_A_FILE = {  # how a file defines what a rank defines for %%ranks cells
+_IN_A_FILE = {  # how a file can define the names that a rank defines for %%ranks cells
     "torch": "import torch",
     "dist": "import torch.distributed as dist",
     "rank": "rank = dist.get_rank()",
@@ -215,7 +215,7 @@ def run_exercise(
     """
     seed = random.SystemRandom().randrange(2**31) if seed is None else seed
     checks = [check for check in exercise.checks if check.name == only or not only]
-    if not checks:  # another exercise of the same piece has the check of that name
+    if not checks:  # the check of that name belongs to another exercise for the same piece
         return []
     found: dict[str, Wrong] = {}
     tried: dict[str, list[int]] = {check.name: [] for check in checks}
@@ -288,7 +288,7 @@ def _verdict(exercise: Exercise, check: Check, tried: list[int], wrong: Wrong | 
     if not tried:
         least = min(check.world_sizes)
         too_few = least > ranks.current().world_size
-        why = f"needs {least} ranks" if too_few else "did not run, because earlier ones failed"
+        why = f"needs {least} ranks" if too_few else "did not run, because earlier checks failed"
         return _not_run(exercise, check, why)
     if wrong is None:
         return Verdict(exercise.piece, check.name, True, check.simulates or tuple(tried))
@@ -358,7 +358,7 @@ def _hint_on_transfers(cell: CellState, running: list[dict]) -> str:
             return f"Hint: which line of your function should make rank {returned[0]} {verb}?"
     handles = any(".wait(" in (position["line"] or "") for position in running)
     return "Hint: which rank can send or receive first?" + (
-        " And do you call wait() on the handle of each?" if handles else ""
+        " And do you call wait() on the handle of each transfer?" if handles else ""
     )
 
 

@@ -12,7 +12,7 @@ def where_it_raises(hints: dict[str, str]) -> Callable[[Judge], Judge]:
     """Add hints for errors that the piece raises.
 
     Args:
-        hints: The hints, by words of the error's message.
+        hints: The hints, by the words of the error message that they belong to.
     """
 
     def decorate(judge: Judge) -> Judge:

@@ -1,8 +1,8 @@
 """Make one rank late on purpose: it waits until the other ranks have done everything they can do without it.
 
 On a GPU, a kernel is loaded when it is launched for the first time, and that may wait until the GPU is idle. If the GPU
-is waiting for the late rank, the host then waits, too, and right code seems to block. So a probe is first rehearsed:
-it runs once with no rank late, which loads all its kernels.
+is waiting for the late rank, the host then waits, too, and correct code seems to block. So each probe is rehearsed
+first: it runs once with no rank late, which loads all of its kernels.
 """
 
 import contextlib
@@ -16,13 +16,13 @@ from shared.ranks import rankside
 from shared.wire import instrumentation
 
 PATIENCE_S = scaled(4.0)  # a rank that does not depend on the late one needs a few milliseconds
-LATE_S = scaled(0.05)  # after that: a rank that reads data before it has arrived has done so by then
+LATE_S = scaled(0.05)  # a further wait: a rank that reads data before it has arrived has done so by then
 
 _rehearsing = False
 
 
 def rehearsed(probe):
-    """Let a probe run twice on a GPU, the first time with no rank late. What it returns then is dropped."""
+    """Let a probe run twice on a GPU, the first time with no rank late. The result of the first run is discarded."""
 
     # Without functools.wraps, because ipyparallel gives a function on a rank the globals of its __module__.
     def run(*args):
@@ -53,8 +53,8 @@ class Meeting:
         """Report that this rank has arrived.
 
         Args:
-            with_the_stream: Wait first until the current stream has arrived, too. Over NCCL, the host would come even
-                if the stream waits for the late rank. False if the last launch may be a synchronous one.
+            with_the_stream: Wait first until the current stream has arrived, too. Over NCCL, the host would arrive
+                even if the stream waits for the late rank. False if the last launch may be a synchronous one.
         """
         if _rehearsing:
             return
@@ -63,7 +63,7 @@ class Meeting:
         self.store.set(f"{dist.get_rank()}", "come")
 
     def missing(self) -> list[int]:
-        """Wait until all other ranks have arrived, and return those that had not after PATIENCE_S."""
+        """Wait until all other ranks have arrived, and return those that had not arrived after PATIENCE_S."""
         if _rehearsing:
             return []
         missing = [rank for rank in range(dist.get_world_size()) if rank != dist.get_rank()]

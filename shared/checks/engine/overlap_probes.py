@@ -56,7 +56,7 @@ def _loss(wrapped, x, y) -> torch.Tensor:
 
 
 def probe_order(wrapper, sizes: Sizes, seed: int, x, y) -> list[instrumentation.Call]:
-    """Run one step in a group that sends nothing, where ranks that launch in different orders do no harm."""
+    """Run one step in a group that sends nothing, where it does no harm if ranks launch in different orders."""
     import torch.testing._internal.distributed.fake_pg  # noqa: F401  registers the backend
 
     wrapped, _ = wrap(wrapper, sizes, seed, dist.new_group(backend="fake"))
@@ -92,8 +92,8 @@ def probe_progress(wrapper, sizes: Sizes, seed: int, x, y) -> list[dict]:
 def probe_late(wrapper, sizes: Sizes, token: int, late: int, seed: int, x, y) -> dict:
     """Run two steps with a late rank.
 
-    In the first one, rank `late` sends nothing in backward until the backward of all other ranks has ended. It comes
-    late to the second one.
+    In the first one, rank `late` sends nothing in backward until the backward of all other ranks has ended. In the
+    second one, it is only a little late.
 
     Returns:
         The ranks whose backward had not ended after PATIENCE_S, and the gradients of the second step.
@@ -205,7 +205,7 @@ def probe_refusals(wrapper, sizes: Sizes, again: bool, silent: bool, seed: int, 
         _loss(wrapped, x, y).backward()
         wrapped.finish_gradient_sync()
     found["gradients"] = awkward.gradients_of(module)
-    module.zero_grad()  # a gradient that is part of a graph would keep itself alive
+    module.zero_grad()  # a gradient that is part of a graph keeps itself alive
     return found
 
 

@@ -59,7 +59,7 @@ def judge_steps(
         set_to_none: Whether zero_grad() sets gradients to None.
 
     Raises:
-        Wrong: If not.
+        Wrong: If a gradient or a message is wrong.
     """
     seed = attempt.draw_seed()
     per_rank = [([step[rank] for step in steps],) for rank in range(attempt.world_size)]
@@ -80,7 +80,7 @@ def judge_steps(
 
 
 def _cause(gradients: dict[int, dict], sizes: Sizes, seed: int, step: list[list[Micro]]) -> str:
-    """Recognize a mistake in accumulation: only some of the micro-batches count."""
+    """Recognize a mistake in accumulation: the gradient contains only some of the micro-batches."""
     longest = max(len(own) for own in step)
     if longest < 2:
         return ""
@@ -90,5 +90,5 @@ def _cause(gradients: dict[int, dict], sizes: Sizes, seed: int, step: list[list[
         alone = mean_of(sizes, seed, [own[part] for own in step])[0][name]
         share = len(range(longest)[part]) / longest
         if alone is not None and all(close(each[name], alone * share) for each in gradients.values()):
-            return f"It is the mean of {what} only. Hint: what did .grad contain before the last backward()?"
+            return f"It contains {what} only. Hint: what did .grad contain before the last backward()?"
     return ""

@@ -1,4 +1,4 @@
-"""Process groups that are smaller than the world: their members, how to join them, and how messages name them."""
+"""Process groups that are smaller than the world: their members, how to join them, and how to name them to students."""
 
 import torch.distributed as dist
 
@@ -15,7 +15,7 @@ def members_of(attempt: Attempt, in_subgroup: bool) -> list[int]:
 
 
 def join_subgroup(use: bool):
-    """Form the first subgroup, on every rank of the world, and return it with whether this rank is a member."""
+    """Form the first subgroup, on every rank of the world. Returns it, and whether this rank is a member."""
     if not use:
         return None, True
     members = list(SUBGROUPS[dist.get_world_size()][0])

@@ -220,7 +220,7 @@ def judge_training(attempt: Attempt, found: list[dict], how: Training, draw: Dra
     """Compare the training on every rank that took part with that of one process.
 
     Raises:
-        Wrong: If the gradients of a step differ, or the state or the output in eval mode after the last step.
+        Wrong: If the gradients of a step, the final state, or the final output in eval mode differ.
     """
     members = members_of(attempt, how.in_subgroup)
     module = awkward.build(how.model, draw.seeds[members[0]])
@@ -271,7 +271,7 @@ def _judge_end(rank: int, result: dict, reference: dict, context: str) -> None:
 def judge_bf16_training(found: list[dict], how: Training) -> None:
     """Check gradients in bfloat16: their dtype, their bytes on the wire, and that they are the mean within rounding.
 
-    The mean of N bfloat16 values, added in any order, is within N roundings of 2⁻⁸ of the largest value.
+    The mean of N bfloat16 values, added in any order, is wrong by at most N · 2⁻⁸ times the largest value.
 
     Raises:
         Wrong: If one of these does not hold.
@@ -294,6 +294,6 @@ def judge_bf16_training(found: list[dict], how: Training) -> None:
                     {rank: f"{describe_calls(calls)}; expected {half} bytes, which is the size of the bf16 gradients"}
                 )
             if gradient.dtype != torch.bfloat16:
-                raise Wrong({rank: f"the gradient of {name} is {gradient.dtype}; expected bfloat16, as the parameter"})
+                raise Wrong({rank: f"the gradient of {name} is {gradient.dtype}; expected bfloat16, the parameter's"})
             if not close(gradient, local.mean(0), len(found) * 2**-8 * max(1.0, local.abs().max().item())):
                 raise Wrong({rank: f"{name}: {first_difference(gradient, local.mean(0), 0.05)}"})

@@ -19,11 +19,12 @@ def judge_state_bytes(rank: int, calls: list[instrumentation.Call], model: str) 
     """Check that every parameter and buffer was broadcast once.
 
     Raises:
-        Wrong: If not.
+        Wrong: If it was not.
     """
     if sum(call.payload_bytes for call in calls) != state_bytes(model) or any(c.op != "broadcast" for c in calls):
         evidence = (
-            f"to start with equal states, {describe_calls(calls)}; expected {state_bytes(model)} bytes in broadcasts"
+            f"to give all ranks the same state, {describe_calls(calls)}; "
+            f"expected {state_bytes(model)} bytes in broadcasts"
         )
         hint = "Hint: is every parameter and every buffer broadcast exactly once?"
         raise Wrong({rank: f"{awkward.describe(model)}: {evidence}"}, hint)
@@ -41,7 +42,7 @@ def judge_gradient_bytes(
         most_messages: The number of messages allowed; by default one per trainable parameter.
 
     Raises:
-        Wrong: If not.
+        Wrong: If it was not.
     """
     want_bytes = trainable_bytes(model)
     most = most_messages or sum(p.requires_grad for p in awkward.build(model, 0).parameters())

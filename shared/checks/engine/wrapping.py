@@ -53,7 +53,7 @@ def probe_wrapping(wrapper, options: dict, overlaps: bool, seed: int, x) -> dict
         "passes eval() on to the module": not wrapped.eval().module.training,
         "returns the module's state from state_dict()": len(wrapped.state_dict()) == len(module.state_dict()),
     }
-    syncs = _syncs(wrapped, overlaps, "optimizer_cls" in options, x)  # if it does not, the copy is not to blame
+    syncs = _syncs(wrapped, overlaps, "optimizer_cls" in options, x)  # if this is False, the copy is not to blame
     return found | {"can be copied with deepcopy": copied.module is not module and (copy_syncs or not syncs)}
 
 

@@ -1,7 +1,7 @@
 """Checks for chapter 00: the first collectives.
 
-The kernel draws every rank's numbers and gives each rank only its own, so a right answer must have been communicated.
-Every message is counted.
+The notebook's kernel draws the values and gives each rank only its own, so a rank can get the right result only through
+communication. Every message is counted.
 """
 
 import functools
@@ -38,7 +38,7 @@ broadcast_by_hand = Exercise("0.5", "broadcast_by_hand", first="values", optiona
 
 
 def _draw_number(attempt: Attempt) -> float:
-    """Draw a number of 30 binary digits: float64 adds a few of them without rounding, but float32 cannot hold one."""
+    """Draw a number of 30 binary digits: float64 adds a few of them exactly, but float32 has too few digits."""
     return attempt.random.randint(2**29, 2**30 - 1) / 1024
 
 
@@ -56,10 +56,12 @@ def the_sum_is_exact_on_every_rank(attempt: Attempt) -> None:
             if is_close(value, total / attempt.world_size) and attempt.world_size > 1:
                 return "It is the mean. Hint: should anything be divided here?"
             if turn == 1 and (is_close(value, total + previous) or abs(value - total) >= previous / 2):
-                return "The first call was right, but the second is not. Hint: what is left over from the first call?"
+                return "The first call was right, but the second is not. Hint: what does the first call leave behind?"
             if abs(value - total) <= FLOAT32_TOLERANCE * total:
-                return "It is right to 7 digits. Hint: which dtype does torch.tensor(0.1) have?"
-            return common_cause(value, every[rank], every) or "Hint: what is sent, and which ranks get the result?"
+                return "Only about 7 digits are right. Hint: which dtype does torch.tensor(0.1) have?"
+            return common_cause(value, every[rank], every) or (
+                "Hint: what does each rank send, and which ranks get the result?"
+            )
 
         judge_numbers([result["results"][turn] for result in found], sum(every), EXACT, cause)
 
@@ -145,7 +147,7 @@ def rank_0_gets_the_mean(attempt: Attempt) -> None:
 
     def cause(_rank: int, value: float) -> str:
         if abs(value - sum(own)) <= FLOAT32_TOLERANCE * sum(own) and len(own) > 1:
-            return f"It is {len(own)} times too large. Hint: is it the sum or the mean?"
+            return f"It is {len(own)} times too large. Hint: did you return the sum or the mean?"
         return common_cause(value, own[0], own)
 
     judge_numbers(found[:1], expected, FLOAT32_TOLERANCE, cause)
@@ -176,7 +178,7 @@ def the_loss_is_unchanged_for_backward(attempt: Attempt) -> None:
 
 @log_mean_loss.check("wire", world_sizes=(2, 4))
 def logging_costs_one_message(attempt: Attempt) -> None:
-    """A reduce to rank 0 is as good as an all_reduce."""
+    """A reduce to rank 0 passes as well as an all_reduce."""
     own = [(loss,) for loss in _draw_losses(attempt)]
     for rank, result in enumerate(attempt.run(probe_loss, per_rank=own)):
         calls = result["calls"]
@@ -219,5 +221,5 @@ def n_minus_1_messages_in_total(attempt: Attempt) -> None:
                 for rank, calls_of_rank in enumerate(found)
             },
             f"All ranks together should send {expected} messages of 400 bytes. "
-            "Hint: which ranks do not have the tensor yet when a message is sent?",
+            "Hint: when a rank sends a message, which ranks do not have the tensor yet?",
         )

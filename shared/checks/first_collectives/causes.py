@@ -1,10 +1,10 @@
-"""Check the numbers that the first collectives return, and recognize the usual mistakes by a wrong result."""
+"""Check the numbers that the first collectives return, and recognize common mistakes from a wrong result."""
 
 import torch
 
 from shared.checks.engine.framework import Wrong
 
-FLOAT32_TOLERANCE = 1e-6  # a float32 keeps 7 digits: a few additions of a few numbers stay within it
+FLOAT32_TOLERANCE = 1e-6  # float32 has about 7 digits, so the error of a few additions is smaller than this
 
 
 def judge_numbers(found: list[tuple[str, object]], expected: float, tolerance: float, cause_of) -> None:
@@ -17,7 +17,7 @@ def judge_numbers(found: list[tuple[str, object]], expected: float, tolerance: f
         cause_of: Returns a hint for a rank and its wrong value.
 
     Raises:
-        Wrong: If one is not.
+        Wrong: If a result is not.
     """
     wrong, hints = {}, []
     for rank, (kind, value) in enumerate(found):
@@ -46,11 +46,11 @@ def is_close(value: float, other: float) -> bool:
 
 
 def common_cause(value: float, own: float, every: list[float]) -> str:
-    """Recognize the usual mistakes in a number that should be the ranks' sum, or some mean of it."""
+    """Recognize common mistakes in a number that should be the sum or a mean over the ranks."""
     if len(every) == 1:
         return ""
     if value == own:
-        return "It is this rank's own value. Hint: where is the result of the collective?"
+        return "It is this rank's own value. Hint: which tensor holds the result of the collective?"
     if value == max(every):
         return "It is the largest of all ranks' values. Hint: which reduce operation does the collective use?"
     if value in every:
@@ -67,7 +67,7 @@ def mean_cause(own: list[torch.Tensor], rank: int, value: float) -> str:
     if value != value:
         return shares + "The mean of no values is nan. Hint: what should a rank send if it holds no values?"
     if is_close(value, sum(means) / len(means)) or is_close(value, sum(means) / len(own)):
-        return shares + "It is the mean of the ranks' means. Hint: does every value have the same weight in it?"
+        return shares + "It is the mean of the ranks' means. Hint: does every value have the same weight in that mean?"
     if is_close(value, total):
         return "It is the sum. Hint: what must it be divided by?"
     if is_close(value, total / len(own)):
@@ -75,9 +75,9 @@ def mean_cause(own: list[torch.Tensor], rank: int, value: float) -> str:
     if len(mine) and is_close(value, total / len(mine)):
         return shares + "It is the sum divided by this rank's number of values. Hint: whose values are in the sum?"
     if len(mine) and is_close(value, mine.mean().item()):
-        return "It is the mean of this rank's own values. Hint: where is the result of the collective?"
+        return "It is the mean of this rank's own values. Hint: which tensor holds the result of the collective?"
     if abs(value - total / len(everything)) <= FLOAT32_TOLERANCE * abs(value):
-        return "It is right to 7 digits. Hint: which dtype is sent?"
+        return "Only about 7 digits are right. Hint: which dtype do you send?"
     return shares + "Hint: which two numbers must a rank send to the others?"
 
 
@@ -91,7 +91,7 @@ def passing_cause(result: torch.Tensor, own: list[torch.Tensor], rank: int, righ
             return f"It is rank {other}'s tensor. Hint: which rank is the right neighbor of the last rank?"
     if bool((result == -1).any()):
         return (
-            "The check wrote −1 into the left neighbor's tensor as soon as that rank's call had returned. "
+            "The check wrote −1 into the left neighbor's tensor as soon as pass_right() had returned there. "
             "Hint: when may a tensor that is being sent be changed?"
         )
     return "Hint: is the message complete when you return the tensor?"
@@ -102,5 +102,5 @@ def broadcast_cause(found: list[torch.Tensor], own: list[torch.Tensor], wrong_ra
         if all(torch.equal(theirs, tensor) for theirs in found):
             return f"All ranks have rank {sender}'s tensor. Hint: which line uses src?"
     if all(torch.equal(found[rank], own[rank]) for rank in wrong_ranks):
-        return "It is the rank's own tensor, unchanged. Hint: which tensor is written in place?"
+        return "It is the rank's own tensor, unchanged. Hint: into which tensor do you receive the message?"
     return ""

@@ -35,7 +35,7 @@ def each_rank_gets_its_left_neighbors_tensor(attempt: Attempt) -> None:
             found = attempt.run(probe_pass, None, per_rank=[(tensor,) for tensor in own])
         except Wrong as wrong:
             if attempt.world_size == 1 and "enforce fail" in wrong.evidence:
-                wrong.evidence = "with a single rank, it sends to itself, which gloo does not support"
+                wrong.evidence = "the only rank sends a message to itself, which gloo does not support"
             if attempt.world_size == 1:
                 wrong.hint = wrong.hint or "Hint: if there is only one rank, who is its neighbor?"
             raise

@@ -9,7 +9,7 @@ from shared.checks.engine.candidate import device_here
 from shared.deadlines import scaled
 from shared.wire import instrumentation
 
-LATE_S = scaled(0.2)  # how late one rank is in the checks of waiting
+LATE_S = scaled(0.2)  # how late one rank is in the checks named "waits"
 
 
 def _on_device(tensor: torch.Tensor) -> torch.Tensor:

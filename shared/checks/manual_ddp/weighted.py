@@ -68,6 +68,6 @@ def weighing_costs_one_small_message(attempt: Attempt) -> None:
     for rank, result in enumerate(found):
         extra = sum(call.payload_bytes for call in result["calls"]) - want_bytes
         if not 0 <= extra <= 8 or len(result["calls"]) > most:
-            expected = f"at most {most} messages, {want_bytes} bytes plus those of one element"
+            expected = f"at most {most} messages, {want_bytes} bytes plus one element"
             message = f"{describe_calls(result['calls'])}; expected {expected}"
             raise Wrong({rank: message}, "Hint: what must a rank know about the others besides their gradients?")

@@ -30,30 +30,30 @@ ONE_PARAMETER = (
         "SGD",
         "SGD",
         dtypes=BFLOAT16,
-        hint="Hint: which tensors does inner step, and which tensor is copied into which?",
+        hint="Hint: which tensors does `inner` update, and which tensor is copied into which?",
     ),
     Plan(
         "Adam",
         "Adam",
         dtypes=BFLOAT16,
-        hint="Hint: where is the state that inner has written, when step_one() begins again?",
+        hint="Hint: when step_one() is called again, where is the state that `inner` wrote last time?",
     ),
     Plan(
         "AdamW",
         "AdamW",
         dtypes=BFLOAT16,
-        hint="Hint: do the defaults reach inner, and do all settings of the group?",
+        hint="Hint: does `inner` get the defaults and all settings of the group?",
     ),
 )
 VALUES = (
     Plan(
-        "SGD", "SGD", hint="Hint: which tensors does the inner optimizer step, and which tensor is copied into which?"
+        "SGD", "SGD", hint="Hint: which tensors does the inner optimizer update, and which tensor is copied into which?"
     ),
     Plan("SGD with momentum", "SGD with momentum", hint="Hint: which state must survive from one step to the next?"),
     Plan("Adam", "Adam", hint="Hint: which state must survive from one step to the next?"),
-    Plan("AdamW", "AdamW", hint="Hint: do the defaults reach the optimizer of each master?"),
+    Plan("AdamW", "AdamW", hint="Hint: does the optimizer of each master get the defaults?"),
     Plan(
-        "Adam with amsgrad", "Adam with amsgrad", hint="Hint: which names do the entries of the optimizer's state have?"
+        "Adam with amsgrad", "Adam with amsgrad", hint="Hint: which names do the entries in the optimizer's state have?"
     ),
     Plan(
         "SGD, float16 parameters", "SGD", dtypes=(torch.float16,), hint="Hint: to which dtype is each master rounded?"
@@ -62,7 +62,7 @@ VALUES = (
         "SGD, with other code writing into the parameters before step 2",
         "SGD",
         written_over=True,
-        hint="The masters hold the true values. Hint: does each master have memory of its own, whatever the dtype?",
+        hint="The masters hold the true values. Hint: does each master have memory of its own, for every dtype?",
     ),
 )
 OTHER_DTYPES = VALUES[-2:]
@@ -119,7 +119,7 @@ SMALL = Plan(
 SMALL_STEPS = 200
 BEGUN = {
     "KeyError: '": "The inner optimizer treats a nonempty state as initialized. Hint: what does it find in the "
-    "state of a master that it steps for the first time?"
+    "state of a master that it updates for the first time?"
 }
 
 
@@ -162,7 +162,7 @@ def judge_steps(rank: int, steps: list[list[torch.Tensor]], plan: Plan, data: Da
 
 
 def is_rounded(parameter: torch.Tensor, master: torch.Tensor) -> bool:
-    """Tell whether parameter is the rounded master, or a rounded value within the margin of it."""
+    """Return whether the parameter is the rounded master, or a rounded value within the margin of it."""
     margin = MARGIN * max(1.0, master.abs().max().item())
     low, high = ((master + off).to(parameter.dtype) for off in (-margin, margin))
     return parameter.shape == master.shape and bool(((low <= parameter) & (parameter <= high)).all())
@@ -177,17 +177,17 @@ def _cause(parameter: torch.Tensor, plan: Plan, data: Data, number: int, index: 
 
 
 def _judge_optimizer(rank: int, result: dict, plan: Plan, piece: str) -> None:
-    """Judge what every torch optimizer does, and what none does."""
+    """Check what holds for every torch optimizer."""
     if not result["kind"]:
         raise Wrong(
             {rank: f"{piece}(...) is not a torch.optim.Optimizer"},
             f"Hint: which class does {piece} derive from?",
         )
     if not result["in place"]:
-        evidence = f"{plan.description}: a parameter has other memory after the steps than before"
+        evidence = f"{plan.description}: a parameter's memory is not the same after the steps as before"
         raise Wrong(
             {rank: evidence},
-            "Other code may hold views of a parameter, such as flat buckets. Hint: how do you write into a parameter?",
+            "Other code may hold views of a parameter, such as flat buckets. Hint: how do you write into its memory?",
         )
     if not result["gradients kept"]:
         raise Wrong(

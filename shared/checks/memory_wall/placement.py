@@ -8,7 +8,7 @@ from shared.checks.engine.framework import Attempt, Wrong
 
 MOST_BLOCKS = 12
 TRIES = 40
-# Saved, input and target bytes for which the greedy choice of the block that helps most fails, or takes too many.
+# Saved, input and target bytes for which a greedy choice of the block that helps most fails or takes too many blocks.
 NEEDS_FORESIGHT = [
     ([29, 11, 1, 11, 6], [19, 4, 1, 2, 2], 47),
     ([5, 30, 7, 15, 11], [4, 23, 2, 5, 2], 57),
@@ -87,7 +87,7 @@ def _cause(saved: list[int], given: list[int], chosen: tuple[int, ...], found) -
     if found == sum(kept):
         return "This is what is kept when forward ends. Hint: what is recomputed in backward, and when?"
     if found == sum(kept) + max((saved[i] for i in chosen), default=0):
-        return "Hint: when a low block is recomputed, which activations of the blocks above it are still kept?"
+        return "Hint: when an early block is recomputed, which activations of later blocks are still kept?"
     if found == sum(kept) + sum(saved[i] for i in chosen):
         return "Hint: how many recomputed blocks exist at the same time?"
     return "Hint: at which moment of backward is the most memory held?"

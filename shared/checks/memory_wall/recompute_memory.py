@@ -1,4 +1,7 @@
-"""Judge what a checkpointed module keeps between forward and backward, by storage: autograd keeps its own in C++."""
+"""Judge what a checkpointed module keeps between forward and backward.
+
+The bytes of storages are counted, because autograd keeps the tensors that it saves in C++.
+"""
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -86,8 +89,8 @@ def nothing_is_left(attempt: Attempt) -> None:
     for rank, left_bytes in enumerate(attempt.run(probe_left, width)):
         if left_bytes > SLACK_BYTES:
             evidence = (
-                f"{left_bytes:,} bytes are still held after backward, when inputs and gradients were "
-                "dropped; expected none "
+                f"{left_bytes:,} bytes are still held after backward, although inputs and gradients were "
+                "deleted; expected none "
                 f"(the two inputs had {2 * SAMPLES * INPUTS * 4:,} bytes)"
             )
             raise Wrong({rank: evidence}, "Hint: where do you save the inputs, and can autograd free them there?")

@@ -16,7 +16,7 @@ from shared.checks.models.recompute import MODELS, blocks_of, draw_inputs, loss_
 ROUNDS = 2
 RAISED = {
     "incorrect number of gradients": (
-        "Hint: backward() returns one value for each argument of forward(). Which arguments are these?"
+        "Hint: backward() returns one value for each argument of forward(). Which arguments does yours have?"
     ),
     "not have been used in the graph": "Hint: what does torch.autograd.grad do with a parameter that was not used?",
     "through the graph a second time": "Hint: to which graph do the recomputed inputs belong?",

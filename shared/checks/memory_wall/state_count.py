@@ -1,4 +1,4 @@
-"""Judge a count of the bytes that a module and its optimizer hold, with models for which shortcuts are wrong."""
+"""Judge a count of the bytes that a module and its optimizer hold, with models on which shortcuts count wrong."""
 
 import contextlib
 

@@ -1,1 +1,1 @@
-"""Models that show mistakes: each has something that a careless wrapper handles wrongly."""
+"""Models that reveal mistakes: each has something that a careless wrapper handles wrongly."""

@@ -9,7 +9,7 @@ from torch.func import functional_call
 
 from shared.checks.models.awkward_models import INPUTS, MODELS, OUTPUTS
 
-HAVE_MODES = ("Dropped", "Normed")  # these compute something else in eval mode
+HAVE_MODES = ("Dropped", "Normed")  # these compute something different in eval mode
 
 
 def build(name: str, seed: int, dtype: torch.dtype = torch.float64) -> nn.Module:
@@ -48,7 +48,8 @@ def mixes_samples(module: nn.Module) -> bool:
 
 
 HINT_ON_FORWARDS = (
-    "BatchNorm updates it in each forward in train mode. Hint: how often does forward() run the module, in which mode?"
+    "BatchNorm updates it in each forward in train mode. "
+    "Hint: how often does forward() run the module, and in which mode?"
 )
 HINT_ON_MODES = "Hint: in which mode does forward() run the module, and which line chooses the mode?"
 

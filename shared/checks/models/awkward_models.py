@@ -11,7 +11,7 @@ INPUTS, OUTPUTS = 6, 3
 
 
 class Plain(nn.Module):
-    """Two layers with numbers of elements that no world size divides."""
+    """Two layers whose numbers of elements no world size divides."""
 
     def __init__(self):
         super().__init__()

@@ -32,7 +32,7 @@ GradientSync = Exercise("4.2", "GradientSync", optional=True)
 OverlappedDDP = Exercise("4.3", "OverlappedDDP")
 no_sync = Exercise("4.4", "OverlappedDDP")
 
-TINY_CAP = {"bucket_cap_mb": 200 / 2**20}  # the awkward models have some 600 bytes
+TINY_CAP = {"bucket_cap_mb": 200 / 2**20}  # the awkward models have about 600 bytes
 AWKWARD = ("Plain", "Tied", "Frozen", "Unused", "Scalar", "Buffered", "Strided", "Mixed", *awkward.HAVE_MODES)
 
 
@@ -178,7 +178,7 @@ def backward_ends_without_the_other_ranks(attempt: Attempt) -> None:
         )
         raise Wrong(dict.fromkeys(found[late]["missing"], evidence), "Hint: what in backward() waits for other ranks?")
     expected, local = mean_of(sizes, seed, [[Micro(x, y)] for x, y in shares])
-    context = f"{sizes}, rank {late} a little later than the others"
+    context = f"{sizes}, rank {late} is a little later than the others"
     try:
         judge_gradients(by_rank(found, "gradients"), expected, local, context)
     except Wrong as wrong:
@@ -226,7 +226,7 @@ def each_wrapper_has_hooks_of_its_own(attempt: Attempt) -> None:
             raise Wrong({rank: evidence}, "Hint: what still holds a reference to the wrapper after `del`?")
         if result["others"] != 1:
             evidence = "deleting the wrapper also removed a hook that other code had registered on a parameter"
-            raise Wrong({rank: evidence}, "Hint: which hooks did the wrapper register, and so may remove?")
+            raise Wrong({rank: evidence}, "Hint: which hooks did the wrapper register, and does it remove only those?")
         judge_messages(
             rank, result["anew"], sizes.messages(), f"{sizes}, wrapped again after the first wrapper was deleted"
         )

@@ -57,7 +57,9 @@ def events_of_add(sizes: list[int], order: list[tuple[int, int]]) -> list[list[E
 def described(events: list[Event]) -> str:
     if not events:
         return "nothing"
-    return ", ".join(f"{verb} {index}" + "".join(f" ({one})" for one in rest) for verb, index, *rest in events)
+    return ", ".join(
+        f"{verb} bucket {index}" + "".join(f" (gradient {one})" for one in rest) for verb, index, *rest in events
+    )
 
 
 def probe_queue(queue_class, sizes: list[int], rounds: list[list[tuple[int, int]]]) -> list[list[list[Event]]]:
@@ -133,7 +135,8 @@ def finish_completes_and_begins_anew(attempt: Attempt) -> None:
         for turn, (order, did) in enumerate(zip(rounds, found, strict=True), 1):
             before, last = [event for events in did[:-1] for event in events], did[-1]
             context = (
-                f"buckets of {sizes} gradients, round {turn}: with {len(order)} added, finish() did {described(last)}"
+                f"buckets of {sizes} gradients, round {turn}: after {len(order)} of {sum(sizes)} gradients were added, "
+                f"finish() did {described(last)}"
             )
             judge_finish(sizes, before, last, context)
 

@@ -1,4 +1,4 @@
-"""Judge what a wrapper must reject: a second gradient for a bucket in flight, and gradients that have a graph."""
+"""Judge what a wrapper must reject: a second gradient for a bucket in flight, and gradients that belong to a graph."""
 
 from shared.checks.engine.compare import by_rank, judge_gradients
 from shared.checks.engine.framework import Attempt, Wrong
@@ -9,7 +9,7 @@ from shared.checks.models.overlap import draw_sizes
 SECOND = "a second backward() before finish_gradient_sync()"
 _HINT_ON_FLIGHT = "Hint: the bucket is already in flight. What happens when another gradient is added to it?"
 _SAY_WHAT_TO_DO = "The message should say what to do instead, because its reader may not know about hooks and buckets."
-_HINT_ON_GRAPH = "Hint: can a collective be part of the gradient's graph?"
+_HINT_ON_GRAPH = "Hint: can autograd differentiate through an all-reduce?"
 
 
 def wrong_backwards_are_rejected(attempt: Attempt) -> None:

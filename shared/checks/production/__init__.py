@@ -20,7 +20,7 @@ MODELS = ("TiedInside", "Frozen", "FrozenNorms", "Buffered", "Nested", "Whole", 
 
 _AT_ONCE = {"compute_dtype": torch.float32, "reduce_dtype": torch.float64, "reshard_after_forward": False}
 _HINT_ON_NOTHING = "Hint: what does your search return if it finds nothing?"
-_HINT_ON_ORDER = "Hint: which must be sharded first, a module or the modules inside it?"
+_HINT_ON_ORDER = "Hint: which must be sharded first: a module, or the modules inside it?"
 IN_SHARDING = {
     "Invariant encountered": _HINT_ON_ORDER,
     "mixed torch.Tensor and DTensor": _HINT_ON_ORDER,

@@ -53,7 +53,7 @@ def _copies_in_one_host(case: Case, ways: list[Way]) -> Way | None:
     return fastest(case, [*ways, *copies])
 
 
-# The mistake in a rule: (the rule, the hint).
+# The name of each mistake: (a rule that makes it, the hint).
 FITS: dict[str, tuple[Rule, str]] = {
     "fills the GPU": (lambda case, ways: fastest(case, ways, room=1.0), "how much of a GPU's memory may be used?"),
     "leaves too much": (lambda case, ways: fastest(case, ways, room=0.8), "how much of a GPU's memory may be used?"),
@@ -73,13 +73,13 @@ FITS: dict[str, tuple[Rule, str]] = {
 FAST: dict[str, tuple[Rule, str]] = {
     "shards over all GPUs": (
         lambda case, ways: fastest(case, [way for way in ways if way.shard_ranks == case.cluster.gpus]),
-        "over which groups of GPUs do you try to shard?",
+        "which groups of GPUs do you try to shard over?",
     ),
     "shards in one host": (
         lambda case, ways: fastest(
             case, [way for way in ways if not way.stage or way.shard_ranks == case.cluster.gpus_per_host]
         ),
-        "over which groups of GPUs do you try to shard?",
+        "which groups of GPUs do you try to shard over?",
     ),
     "holds the least": (
         lambda case, ways: fastest(case, ways, key=lambda way: (way.held_bytes, way.step_s)),
@@ -93,19 +93,19 @@ FAST: dict[str, tuple[Rule, str]] = {
 TIES: dict[str, tuple[Rule, str]] = {
     "the higher stage": (
         lambda case, ways: fastest(case, ways, key=lambda way: (way.step_s, -way.stage, *way.shards_least)),
-        "of two equally fast stages, which one shards less?",
+        "if two stages are equally fast, which one shards less?",
     ),
     "recomputing": (
         lambda case, ways: fastest(
             case, ways, key=lambda way: (way.step_s, way.stage, way.checkpointing != "full", -way.shard_ranks)
         ),
-        "of two equally fast ways, which one recomputes less?",
+        "if two ways are equally fast, which one recomputes less?",
     ),
     "the smaller group": (
         lambda case, ways: fastest(
             case, ways, key=lambda way: (way.step_s, way.stage, way.checkpointing != "selective", way.shard_ranks)
         ),
-        "of two equally fast groups, which one does the exercise ask for?",
+        "if two group sizes are equally fast, which one does the exercise ask for?",
     ),
     "selective before the stage": (
         lambda case, ways: fastest(
@@ -169,7 +169,7 @@ def judge(attempt: Attempt, cases: list[Case], rules: dict[str, tuple[Rule, str]
 
 
 def _hint(cases: list[Case], chosen: list, rules: dict[str, tuple[Rule, str]]) -> str:
-    """Recognize the wrong rule, one of this check's or of another's, by all of its choices.
+    """Recognize the wrong rule, from this check or another one, by all of its choices.
 
     A single wrong choice may agree with another check's rule by chance, because these cases were not drawn to tell
     those rules apart.

@@ -53,7 +53,7 @@ def probe_default_mesh(fully_sharded, seed: int) -> tuple[str, set[str]]:
 def the_default_is_on_the_modules_device(attempt: Attempt) -> None:
     for rank, (here, asked) in enumerate(attempt.run(probe_default_mesh, attempt.draw_seed())):
         for other in asked - {here}:
-            evidence = f"called without a mesh, it shards on the device type {other}; expected {here}, the module's"
+            evidence = f"if it gets no mesh, it shards on the device type {other}; expected {here}, the module's"
             raise Wrong({rank: evidence}, _HINT_ON_DEFAULT)
 
 

@@ -19,7 +19,7 @@ from shared.checks.production.layout import judge_shards
 from shared.wire import instrumentation
 
 NAMES = ("replicate", "shard")
-_FLOAT32_TOLERANCE = 1e-4  # Each value is rounded by 6e-8 some dozen times a step, and AdamW divides by small ones.
+_FLOAT32_TOLERANCE = 1e-4  # Each value is rounded by 6e-8 a few dozen times a step, and AdamW divides by small ones.
 
 
 @dataclass(frozen=True)

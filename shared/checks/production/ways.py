@@ -57,7 +57,7 @@ class Case:
         return Way(stage, shard_ranks, checkpointing, held_bytes, step_s)
 
     def is_clear(self, ways: list[Way]) -> bool:
-        """Tell whether no choice depends on a rounding."""
+        """Return whether no choice depends on a rounding."""
         room = 0.9 * self.cluster.gpu_bytes
         steps = sorted({way.step_s for way in ways})
         apart = all(b - a > MARGIN * a for a, b in itertools.pairwise(steps))

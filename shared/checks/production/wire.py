@@ -93,7 +93,7 @@ def judge_building(plan: Sharding, found: list[dict]) -> None:
     for rank, result in enumerate(found):
         if sum(call.payload_bytes for call in result["building"]) > most:
             evidence = (
-                f"{plan}, when it is sharded: {describe_calls(result['building'])}; expected at most {most} bytes"
+                f"{plan}, in fully_sharded(): {describe_calls(result['building'])}; expected at most {most} bytes"
             )
             raise Wrong({rank: evidence}, "Hint: how many times is each tensor sent?")
 

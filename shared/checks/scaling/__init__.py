@@ -1,7 +1,7 @@
 """Checks for chapter 05: a cost model of a training step, and the measurement that tests it.
 
-The cost model only calculates, so its checks run on one rank and compare with the formulas on drawn cases. The
-measurement reads a simulated clock, so its result is exact.
+The cost model only calculates, so its checks run on one rank and compare its results with the formulas on random
+cases. The measurement reads a simulated clock, so its result is exact.
 """
 
 from shared.checks.engine.framework import Exercise

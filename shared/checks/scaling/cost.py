@@ -119,11 +119,11 @@ def medians_are_exact(attempt: Attempt) -> None:
 
 
 def _cause(actual: tuple, alone: list[float], together: list[float]) -> str:
-    """Recognize the usual mistakes by the result they would have given."""
+    """Recognize common mistakes by the result that they give."""
     median, mean, low, high = statistics.median, statistics.fmean, statistics.median_low, statistics.median_high
     first, second = median(alone[1:]), median(together[1:])
     known = {
-        (median(alone), median(together) - median(alone)): "Hint: which rounds only warm up and do not count?",
+        (median(alone), median(together) - median(alone)): "Hint: which round is only a warm-up and must not count?",
         (
             mean(alone[1:]),
             mean(together[1:]) - mean(alone[1:]),
@@ -176,7 +176,7 @@ def _judge_steps(rank: int, events: list[tuple[str, str]]) -> None:
         quiet = bool(events[start + 1][1])
         if quiet != (number % 2 == 1):
             which = "inside" if quiet else "outside"
-            raise Wrong({rank: f"{context} runs {which} no_sync(); expected them to alternate, the first one inside"})
+            raise Wrong({rank: f"{context} runs {which} no_sync(); expected inside and outside in turn"})
     finishes = [kind for what, kind in events if what == "finish"]
     for number, kind in enumerate(finishes, 1):
         if bool(kind) != (number % 2 == 1):

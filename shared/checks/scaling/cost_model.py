@@ -1,6 +1,6 @@
 """Judge the cost model: its fit, its prediction of a step, its buckets and best cap, and its efficiency.
 
-The functions only calculate, so every check calls them on drawn cases and compares the results with the formulas.
+The functions only calculate, so every check calls them on random cases and compares the results with the formulas.
 """
 
 import contextlib
@@ -157,7 +157,7 @@ def _cause_of_fit(times_s: dict[int, float], ranks: int, found, expected: tuple[
     slope = (times_s[last] - times_s[first]) / (last - first)
     known = {
         least_squares(times_s, ranks, weighted=False): (
-            "This minimizes the absolute error. Hint: which size then counts almost alone?"
+            "This minimizes the absolute error. Hint: which measurement contributes most to that error?"
         ),
         (alpha_s * steps, beta_s * steps / ranks): (
             "This fits one message of the whole tensor. Hint: how many steps does a ring all-reduce have, and how much "
@@ -174,7 +174,7 @@ def _cause_of_fit(times_s: dict[int, float], ranks: int, found, expected: tuple[
     for values, hint in known.items():
         if _same_fit(found, values):
             return hint
-    return "Hint: for which α and β are the derivatives of the sum of the squares both 0?"
+    return "Hint: for which α and β are both derivatives of the sum of squares 0?"
 
 
 def the_line_is_found(attempt: Attempt) -> None:
@@ -195,7 +195,7 @@ def step_s(buckets: Timed, compute_s: float, link: Link) -> float:
 
 
 def steps_are_predicted(attempt: Attempt) -> None:
-    """One bucket comes first. Then come one rank, buckets that are all hidden, none that is early, and late first ones.
+    """Try one bucket, one rank, buckets that are all hidden, buckets that are all late, and buckets out of order.
 
     A bucket may be ready before the one that is launched before it, because the launch order is fixed.
     """
@@ -243,7 +243,7 @@ def _cause_of_step(buckets: Timed, compute_s: float, link: Link, found) -> str:
             "Hint: when can a bucket start if the one before it is still in flight?"
         ),
         compute_s + max(0.0, _end_of_messages_s(buckets, link) - compute_s): (
-            "This is the time of one message per bucket. Hint: what does a ring all-reduce take?"
+            "This is the time of one message per bucket. Hint: how long does a ring all-reduce take?"
         ),
     }
     return next((hint for value, hint in known.items() if _close(found, value)), "Hint: compute e₁ and e₂ on paper.")

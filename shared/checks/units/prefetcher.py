@@ -89,7 +89,7 @@ def _judge_pass(context: str, order, ahead: list[list[int]], seen: list[list[int
             raise Wrong(f"{context}: at unit {unit}, unit {min(wrong)} is launched; expected {allowed or 'none'}", hint)
         if missing := [each for each in allowed if each not in launched]:
             hint = "Hint: where is this unit in the order, and which units come after it?"
-            raise Wrong(f"{context}: at unit {unit}, unit {missing[0]} is not launched; expected it to be", hint)
+            raise Wrong(f"{context}: at unit {unit}, unit {missing[0]} is not launched, but should be", hint)
         launched.discard(unit)
 
 

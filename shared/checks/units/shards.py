@@ -16,7 +16,7 @@ from shared.checks.engine.sharded.wire import Flat, judge_rounds
 from shared.checks.engine.subgroups import SUBGROUPS, called_alone, join_subgroup, members_of
 from shared.wire import instrumentation
 
-_HINT_ON_STORAGE = "Autograd saved views of one storage. Hint: does unshard() write into that same storage?"
+_HINT_ON_STORAGE = "Autograd saved views of the storage. Hint: does unshard() write into that same storage again?"
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def _judge_start(attempt: Attempt, case: Case) -> None:
             hint = "Hint: from which rank do the initial values come, and which of them belong to this rank's shard?"
             raise Wrong({rank: evidence}, hint)
         most = Flat(case.shapes.numbers, expected.itemsize).filled_bytes(len(found))
-        evidence = f"{case}, when built: {describe_calls(result['building'])}; expected at most {most} bytes"
+        evidence = f"{case}, in the constructor: {describe_calls(result['building'])}; expected at most {most} bytes"
         sent = sum(call.payload_bytes for call in result["building"])
         _expect(rank, evidence, sent <= most, "Hint: how many times is each element sent?")
 

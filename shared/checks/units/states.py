@@ -1,4 +1,4 @@
-"""Judge Unit: which of its methods launch, wait and free, in which state.
+"""Judge Unit: which of its methods launch, wait and free, and in which states.
 
 The flat parameters of these checks send nothing. They only log their calls.
 """

@@ -89,7 +89,7 @@ def every_element_is_sent_twice(attempt: Attempt) -> None:
         for rank, result in found.items():
             if sum(call.payload_bytes for call in result["building"]) > most:
                 evidence = (
-                    f"{plan}, when it is built: {describe_calls(result['building'])}; expected at most {most} bytes"
+                    f"{plan}, in the constructor: {describe_calls(result['building'])}; expected at most {most} bytes"
                 )
                 raise Wrong({rank: evidence}, "Hint: how many times is each parameter sent?")
         for number in range(plan.steps):

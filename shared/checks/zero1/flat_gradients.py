@@ -106,7 +106,7 @@ def gradients_are_slices_of_zeros(attempt: Attempt) -> None:
         sizes = [p.numel() for p in module.parameters() if p.requires_grad]
         for rank, rounds in _try(attempt, Gradients(model)).items():
             for number, found in enumerate(rounds, 1):
-                context = f"{awkward.describe(model)}, after {'reset()' if number > 1 else 'it was built'}"
+                context = f"{awkward.describe(model)}, after {'reset()' if number > 1 else 'the constructor'}"
                 storage, offset = found["addresses"][0]
                 expected = [(storage, offset + sum(sizes[:index])) for index in range(len(sizes))]
                 if found["addresses"] != expected:
@@ -116,10 +116,10 @@ def gradients_are_slices_of_zeros(attempt: Attempt) -> None:
                     )
                     raise Wrong({rank: f"{context}: the .grad tensors are not adjacent slices of one tensor"}, hint)
                 if not found["zeros"]:
-                    hint = "backward() adds to what is there. Hint: which tensor does reset() fill with zeros?"
-                    raise Wrong({rank: f"{context}: the gradients are not zeros"}, hint)
+                    hint = "backward() adds to what .grad holds. Hint: which tensor does reset() fill with zeros?"
+                    raise Wrong({rank: f"{context}: the gradients are not zero"}, hint)
                 if not found["dropped"]:
-                    hint = "Hint: how would the next reduce() treat it?"
+                    hint = "Hint: what would the next reduce() do with it?"
                     raise Wrong({rank: f"{context}: shard.grad still holds the last mean"}, hint)
 
 
@@ -178,7 +178,7 @@ def _cause(found: torch.Tensor, mean: torch.Tensor, index: int, own: torch.Tenso
     if found.shape != mean[index].shape:
         return "Hint: which shard of the flat gradients belongs to this rank?"
     if size > 1 and close(found, mean[index] * size):
-        return f"It is exactly {size} times too large. Hint: is it the sum, or the mean?"
+        return f"It is exactly {size} times too large. Hint: is it the sum or the mean?"
     if size > 1 and close(found, mean[index] / size):
         return f"It is exactly {size} times too small. Hint: how many times is it divided?"
     other = next((rank for rank in range(size) if close(found, mean[rank])), None)

@@ -81,7 +81,7 @@ def judge_memory(attempt: Attempt, dtype: torch.dtype, with_masters: bool, with_
         by_component = result["held"].by_component()
         if by_component["optimizer"] > SLACK * state_bytes:
             evidence = f"the optimizer holds {by_component['optimizer']:,} bytes; expected {state_bytes:,.0f}"
-            hint = "Hint: which parameters is the inner optimizer given, and how large are they?"
+            hint = "Hint: which parameters does the inner optimizer get, and how large are they?"
             raise Wrong({rank: f"{context}, {evidence}"}, hint)
         if (held_bytes := max(result["all"], result["held"].total_bytes)) > most:
             named = ", ".join(f"{name} {held:,}" for name, held in by_component.items() if held)
@@ -107,5 +107,5 @@ def judge_memory(attempt: Attempt, dtype: torch.dtype, with_masters: bool, with_
         most_in_step = most + temporary * itemsize * numel / size
         if with_peak and result["peak"].total_bytes > most_in_step:
             evidence = f"at the peak of a step {result['peak'].total_bytes:,} bytes are held; expected at most"
-            hint = "Hint: what does a step allocate that is as large as all parameters, and is a shard of it enough?"
+            hint = "Hint: what does a step allocate that is as large as all parameters, and would a shard be enough?"
             raise Wrong({rank: f"{context}, {evidence} {most_in_step:,.0f}"}, hint)

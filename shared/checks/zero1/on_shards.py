@@ -1,4 +1,4 @@
-"""Train with a ShardedOptimizer, which expects that somebody else has averaged the gradients."""
+"""Train with a ShardedOptimizer, which expects that the gradients are already averaged."""
 
 import functools
 from collections.abc import Callable

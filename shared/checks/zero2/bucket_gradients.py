@@ -20,7 +20,7 @@ def probe_graph(sharded_bucket, seed: int, x, y) -> tuple[str, str] | None:
     except Exception as error:
         return type(error).__name__, str(error)
     finally:
-        module.zero_grad()  # a gradient with a graph would keep itself alive
+        module.zero_grad()  # a gradient that is part of a graph keeps itself alive
     return None
 
 
@@ -31,7 +31,7 @@ def gradients_with_a_graph_are_rejected(attempt: Attempt) -> None:
             does = f"raises {kind}({message[:80]!r})" if kind else "accepts the gradient"
             context = f"after backward(create_graph=True), pack(0) {does}"
             expected = "expected a RuntimeError that names create_graph"
-            hint = "Hint: can a reduce-scatter be part of a gradient's graph?"
+            hint = "Hint: can autograd differentiate through a reduce-scatter?"
             raise Wrong({rank: f"{context}; {expected}"}, hint)
 
 
@@ -63,7 +63,7 @@ def no_gradient_counts_as_zeros(attempt: Attempt) -> None:
         computing = "no rank has" if who is None else f"only rank {who} has"
         per_rank = [(*share, rank == who) for rank, share in enumerate(Draw(attempt).per_rank)]
         context = f"a bucket whose gradients {computing} computed"
-        hint = "Hint: what is sent by a rank on which every gradient is None?"
+        hint = "Hint: what does a rank send if all of its gradients are None?"
         try:
             found = attempt.run(probe_none, per_rank=per_rank, context=context)
         except Wrong as wrong:

@@ -89,7 +89,7 @@ def probe_rejections(zero2, plan: WrapperPlan, index: int, what: str, seed: int,
         wrapped.zero_grad()
         run.step(0, x, y)
         found["state"] = run.steps[-1]["state"]
-    run.module.zero_grad()  # a gradient with a graph would keep itself alive
+    run.module.zero_grad()  # a gradient that is part of a graph keeps itself alive
     return found
 
 
@@ -106,7 +106,7 @@ def what_cannot_be_right_is_rejected(attempt: Attempt) -> None:
         for rank, each in enumerate(found):
             if each["kind"] is None:
                 hint = "The gradient's bucket may already be in flight. Hint: what happens to a second gradient?"
-                hint = "Hint: can a reduce-scatter be part of a gradient's graph?" if what == _GRAPH else hint
+                hint = "Hint: can autograd differentiate through a reduce-scatter?" if what == _GRAPH else hint
                 raise Wrong({rank: f"{what} is accepted; expected a RuntimeError"}, hint)
             if each["kind"] != "RuntimeError" or not each["message"].strip():
                 context = f"{each['kind']}({each['message'][:80]!r})"

@@ -100,7 +100,7 @@ def each_rank_holds_its_shards(attempt: Attempt) -> None:
         named = ", ".join(f"{name} {held:,}" for name, held in result["components"].items() if held)
         if result["components"]["optimizer"] > SLACK * state_bytes:
             evidence = f"the optimizer holds {result['components']['optimizer']:,} bytes; expected {state_bytes:,.0f}"
-            raise Wrong({rank: f"{context}: {evidence}"}, "Hint: which parameters is the inner optimizer given?")
+            raise Wrong({rank: f"{context}: {evidence}"}, "Hint: which parameters does the inner optimizer get?")
         for when in (REST, REDUCED):
             if (held_bytes := result["held"][when]) > most[when]:
                 evidence = f"{when}, {held_bytes:,} bytes are held; expected {expected[when]:,.0f}"
@@ -147,5 +147,5 @@ def backward_holds_three_buckets(attempt: Attempt) -> None:
                 f"{peak_bytes:,} bytes more than before it; expected at most {4 * numel() // attempt.world_size:,}, "
                 "three buckets and one gradient"
             )
-            hint = "Hint: which gradients and flat tensors are alive then? Which bucket is each one's previous?"
+            hint = "Hint: which gradients and flat tensors are alive then? And what is each bucket's `previous`?"
             raise Wrong({rank: evidence}, hint)

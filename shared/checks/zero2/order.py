@@ -85,7 +85,7 @@ def every_rank_launches_in_one_order(attempt: Attempt) -> None:
     for one_leaves_out in (False, True):
         found = attempt.run(probe_order, sizes, seed, per_rank=draw_shares(attempt, one_leaves_out))
         context = (
-            "each rank computes its branches in another order" + one_leaves_out * ", and one rank skips the last layer"
+            "ranks compute their branches in different orders" + one_leaves_out * ", and one rank skips the last layer"
         )
         orders = {rank: launched_buckets(calls, sizes, attempt.world_size) for rank, calls in enumerate(found)}
         if any(order != list(range(len(sizes.messages()))) for order in orders.values()):

@@ -137,7 +137,7 @@ def _cause(found, expected: torch.Tensor, index: int, means: list[torch.Tensor],
         return "Hint: what does wait() do with the shard that it receives?"
     found = found.flatten()
     if adds_up and close(found, means[-1][index]):
-        return "It is only the mean of the last backward. Hint: what does shard.grad contain before?"
+        return "It is only the mean of the last backward. Hint: what did shard.grad contain before wait()?"
     if size > 1 and close(found, expected[index] * size):
         return f"It is exactly {size} times too large. Hint: is it the sum or the mean?"
     if size > 1 and close(found, expected[index] / size):
@@ -195,13 +195,11 @@ def probe_previous(sharded_bucket, seed: int, x, y) -> dict[str, list[int]]:
 def the_previous_bucket_is_waited_for(attempt: Attempt) -> None:
     for rank, found in enumerate(attempt.run(probe_previous, per_rank=Draw(attempt).per_rank)):
         if found["packed"]:
-            hint = (
-                "pack() runs during backward, which stops meanwhile. Hint: when must the previous bucket be complete?"
-            )
+            hint = "Backward stops while pack() waits. Hint: when must the previous bucket be complete?"
             raise Wrong({rank: "pack() waits for the previous bucket"}, hint)
         if not found["launched"]:
             hint = (
-                "Hint: how many flat tensors are alive at the same time if each bucket is waited for only at the end?"
+                "Hint: how many flat tensors are alive at the same time if you wait for every bucket only at the end?"
             )
             raise Wrong({rank: "launch() does not call previous.wait()"}, hint)
         if found["launched"][0]:
@@ -236,5 +234,5 @@ def launch_returns_at_once(attempt: Attempt) -> None:
     per_rank = [(rank, *share) for rank, share in enumerate(Draw(attempt).per_rank)]
     if missing := attempt.run(probe_late, token, late, per_rank=per_rank)[late]:
         evidence = f"launch() did not return within {PATIENCE_S:g} s, while rank {late} had launched nothing"
-        hint = "Backward stops meanwhile. Hint: which bucket does launch() wait for?"
+        hint = "Backward stops in the meantime. Hint: which bucket does launch() wait for?"
         raise Wrong(dict.fromkeys(missing, evidence), hint)

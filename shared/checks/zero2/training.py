@@ -20,7 +20,7 @@ from shared.checks.engine.subgroups import join_subgroup
 from shared.checks.models import awkward
 from shared.wire import instrumentation
 
-TINY_CAP_MB = 200 / MB  # the awkward models have some 600 bytes
+TINY_CAP_MB = 200 / MB  # the awkward models have about 600 bytes
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ def _judge_building(found: dict[int, dict], plan: WrapperPlan) -> None:
     padding = sum(flat.filled_bytes(len(found)) - flat.nbytes for flat in plan.buckets())
     for rank, result in found.items():
         if sum(call.payload_bytes for call in result["building"]) > state_bytes(plan.model) + padding:
-            context = f"{plan}, when it is built: {describe_calls(result['building'])}"
+            context = f"{plan}, in the constructor: {describe_calls(result['building'])}"
             expected = f"expected at most {state_bytes(plan.model) + padding} bytes"
             raise Wrong(
                 {rank: f"{context}; {expected}"}, "Hint: how many times is each parameter and each buffer sent?"

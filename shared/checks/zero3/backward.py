@@ -105,7 +105,7 @@ def a_batch_may_be_skipped(attempt: Attempt) -> None:
         alone.step(0, draw.x, draw.y)
         states = {rank: result["state"] for rank, result in enumerate(found)}
         reject_missing(states, alone.steps[0]["state"], context)
-        hint = "Hint: which calls are still open although backward will never reach them?"
+        hint = "Hint: which forward calls are still recorded as open, although backward will never reach them?"
         judge_states(states, alone.steps[0]["state"], dict.fromkeys(states, before), context, hint=hint)
 
 

@@ -25,23 +25,21 @@ def probe_wrapping(wrapper, plan: UnitPlan, seed: int, x, y) -> dict[str, bool]:
     found = {
         "is a module": isinstance(wrapped, torch.nn.Module),
         "keeps the module as .module": wrapped.module is module,
-        "leaves train() and eval() as they were": [each.training for each in module.modules()] == modes,
-        "leaves the random numbers alone": torch.equal(random_state, torch.get_rng_state()),
+        "does not change the train/eval mode of any module": [each.training for each in module.modules()] == modes,
+        "does not change torch's random number state": torch.equal(random_state, torch.get_rng_state()),
     }
     with torch.no_grad():
         by_position, by_keyword = wrapped(x), wrapped(x=x)
     found["forwards keyword arguments"] = torch.equal(by_position, by_keyword)
     found["calls the module itself, so that the module's hooks run"] = len(seen) == 2
-    found["passes eval() on"] = not wrapped.eval().module.training
+    found["passes eval() on to the module"] = not wrapped.eval().module.training
     return found
 
 
 def it_is_like_its_module(attempt: Attempt) -> None:
     found = attempt.run(probe_wrapping, UnitPlan(MODEL), per_rank=Draw(attempt).per_rank)
     broken = {
-        rank: "; ".join(
-            f"expected that the wrapper {claim}, which is not true" for claim, holds in result.items() if not holds
-        )
+        rank: "; ".join(f"this does not hold: the wrapper {claim}" for claim, holds in result.items() if not holds)
         for rank, result in enumerate(found)
         if not all(result.values())
     }

@@ -26,7 +26,7 @@ _HINT_ON_SEEDS = "Hint: what does the seed of a tensor depend on, and when is it
 _HINT_ON_SLICES = "Hint: where does the shard begin and end, counted from the first element of that parameter?"
 _HINT_ON_GROUPS = "Hint: which of the group's shards is this rank's?"
 _HINT_ON_PADDING = "Hint: which elements of the shard does no parameter write?"
-_HINT_ON_CALLS = "Hint: how can you tell, before you draw a parameter, that none of its elements lie in the shard?"
+_HINT_ON_CALLS = "Hint: how can you tell, before you draw a parameter, that none of its elements are in the shard?"
 _HINT_ON_MEMORY = "Hint: which tensors hold values of parameters that are already in the shard, or not in it at all?"
 _HINT_ON_PLAIN = "Hint: which function creates a tensor of the same shape and dtype on another device?"
 _NOT_PLAIN = "value_of() does not return a plain tensor on self.device, without requires_grad"
@@ -64,7 +64,7 @@ def _tensors(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _flat_tensors(module: nn.Module) -> list[dict[str, nn.Parameter]]:
-    """Group the parameters as shard_into_units does: a flat tensor has one dtype, and all of it is trained or none."""
+    """Group the parameters as shard_into_units does: a flat tensor has one dtype, and is trained as a whole or not."""
     kinds: dict = {}
     for name, parameter in module.named_parameters():
         kinds.setdefault((parameter.dtype, parameter.requires_grad), {})[name] = parameter
@@ -158,7 +158,7 @@ def _judge_shard(
         index_in_shard = int((shard != expected).nonzero()[0])
         evidence = f"{context}: in the shard, {first_difference(shard, expected, 0.0)}"
         if index_in_shard >= len(own_names):
-            raise Wrong({rank: f"{evidence}, because it is padding"}, _HINT_ON_PADDING)
+            raise Wrong({rank: f"{evidence}, because this element is padding"}, _HINT_ON_PADDING)
         name = own_names[index_in_shard]
         begin_of_parameter = owners.index(name) - index * n
         has_another_elements_value = bool((flat == shard[index_in_shard]).any()) or shard[index_in_shard] == 0
@@ -166,7 +166,7 @@ def _judge_shard(
         evidence += f", which is element {index_in_shard - begin_of_parameter} of parameter {name}"
         raise Wrong({rank: evidence}, _HINT_ON_GROUPS if in_subgroup and hint == _HINT_ON_SLICES else hint)
     if extra := [name for name in found["drawn"] if name not in own_names and values[name].numel()]:
-        evidence = f"{context}: {extra[0]} is drawn, although none of its elements lie in the shard"
+        evidence = f"{context}: {extra[0]} is drawn, although none of its elements are in the shard"
         raise Wrong({rank: evidence}, _HINT_ON_CALLS)
     if not found["on meta"]:
         evidence = f"{context}: after shard_of(), a parameter of the module is not on the meta device any more"
@@ -256,7 +256,7 @@ def values_depend_on_names_alone(attempt: Attempt) -> None:
 
 
 def probe_memory(materializer_class, seed: int, most_bytes: float) -> dict[str, int]:
-    """Materialize this rank's shard of a whole model. Return the most bytes meanwhile, and those held afterwards."""
+    """Materialize this rank's shard of a whole model. Return the peak of the bytes, and those held afterwards."""
     module = _build(_LARGE, "meta")
     layout = earlier_piece("flat", "FlatLayout")(list(module.parameters()), None)
     before_bytes = living_bytes()

@@ -112,7 +112,7 @@ def _judge_moment(moment: str, calls: list[tuple], expected: set[tuple]) -> None
     if any(each[0] == "launch" for each in calls[first_wait:]):
         raise Wrong(
             f"{moment}: a bucket is waited for before all buckets are launched",
-            "Hint: which buckets could be in flight meanwhile?",
+            "Hint: which buckets could be in flight at the same time?",
         )
 
 

@@ -14,7 +14,7 @@ from shared.checks.models.unit_blocks import WIDTH
 
 _HINT_ON_STATES = "Hint: which unit's parameters does backward need first, and which ones can be freed until then?"
 _HINT_ON_CALLS = "Hint: for which units, and when, must _watch_outputs() be called?"
-_HINT_ON_BACKWARD = "Hint: what may a forward do that activation checkpointing runs again during backward?"
+_HINT_ON_BACKWARD = "Hint: activation checkpointing repeats a forward during backward. What may that forward do?"
 
 
 def _observe(units: list) -> list[tuple[str, int]]:

@@ -1,11 +1,11 @@
-"""Recognize the usual mistakes in a split model by the values that they produce."""
+"""Recognize common mistakes in a split model by the values that they produce."""
 
 import torch
 
 from shared.checks.engine.compare import close
 from shared.checks.engine.model_parallel.probe import Held
 
-HINT_ON_GRAPH = "Hint: on this rank, does the autograd graph lead from the loss back to it?"
+HINT_ON_GRAPH = "Hint: on this rank, does the autograd graph lead from the loss back to this tensor?"
 _IN_FLOAT32 = 1e-5
 
 
@@ -51,13 +51,13 @@ def of_a_gradient(found: torch.Tensor, expected: torch.Tensor, every: list[torch
     if found.shape != expected.shape:
         return ""
     if size > 1 and close(found, expected * size):
-        return f"It is exactly {size} times too large. Hint: on how many ranks is it complete before it is added up?"
+        return f"It is exactly {size} times too large. Hint: on how many ranks is it complete before you add it up?"
     if size > 1 and close(found * size, expected):
         return f"It is exactly {size} times too small. Hint: is it a sum over the ranks or a mean?"
     if len(every) > 1 and _add_up_to(every, expected):
-        return "Each rank has a part of it, and the parts add up to the right one. Hint: which line adds them up?"
+        return "Each rank has a part of it, and the sum of the parts is right. Hint: which line adds them up?"
     if not found.any():
-        return "It is all zeros. Hint: does the autograd graph lead from the loss back to it on every rank?"
+        return "It is all zeros. Hint: on every rank, does the autograd graph lead from the loss back to it?"
     if close(found, expected, _IN_FLOAT32):
         return "It is close, but not as precise as float64. Hint: is anything computed or sent in float32?"
     return "Hint: which gradient arrives at this layer's output, and is it the same on every rank?"

@@ -205,11 +205,11 @@ def judge_training(trained: Trained) -> None:
 def judge_traffic(trained: Trained) -> None:
     """Compare what each rank sends in each phase of a step with what the split needs.
 
-    A collective may be made of sends and receives, or of other collectives. The bytes that a ring sends and the number
-    of messages count.
+    A collective may be made of sends and receives, or of other collectives. What counts is the bytes that a ring
+    would send, and the number of messages.
 
     Raises:
-        Wrong: If a rank sends more bytes, more messages, or to other ranks, or all ranks together too few bytes.
+        Wrong: If a rank sends more bytes or more messages, or if all ranks together send too few bytes.
     """
     module, size = trained.case.build_model(trained.draw.seed), len(trained.members)
     for step_index, (x, _) in enumerate(trained.draw.batches):

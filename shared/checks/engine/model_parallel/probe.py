@@ -121,7 +121,7 @@ def join_one_of(groups: list[list[int]]) -> tuple[dist.ProcessGroup | None, list
 
 @contextlib.contextmanager
 def staying_inside(members: list[int] | None):
-    """Raise an error if a rank is about to communicate with ranks outside its group, as that would hang."""
+    """Raise an error if a rank is about to communicate with ranks outside its group, because that would hang."""
 
     def refuse(call: instrumentation.Call) -> None:
         partners = call.group_ranks if call.partner is None else (call.partner,)

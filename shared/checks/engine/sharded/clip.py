@@ -72,7 +72,7 @@ def _judge_norms(norms: dict[int, torch.Tensor], expected: dict, context: str, l
     }
     if wrong:
         found = [norms[rank].item() for rank in norms]
-        hint = "Hint: which elements is it the norm of, and which values can be added up to compute it?"
+        hint = "Hint: over which elements do you compute the norm, and which values can the ranks add up?"
         if len(set(found)) > 1:
             hint = "Each rank has a different norm. Hint: what must the ranks exchange to know the norm of all shards?"
         elif size > 1 and abs(found[0] - size * norm) <= close_enough * size:
@@ -81,7 +81,7 @@ def _judge_norms(norms: dict[int, torch.Tensor], expected: dict, context: str, l
             hint = HINT_ON_STALE
         raise Wrong(wrong, hint)
     if len({found.item() for found in norms.values()}) > 1:
-        hint = "Replicas drift apart if they are scaled by different norms. Hint: in which order does each rank add up?"
+        hint = "Replicas drift apart if they are scaled by different norms. Hint: do all ranks add in the same order?"
         raise Wrong(f"{context}: the ranks' norms differ in the last digits", hint)
 
 
@@ -111,7 +111,7 @@ def one_more_element_is_sent(attempt: Attempt) -> None:
                 if len(small) != 1:
                     message = f"{plan}: {describe_calls(step['clip'])} in clip_grad_norm_()"
                     expected = "expected one all_reduce of one element besides the gradients' reduce-scatters"
-                    raise Wrong({rank: f"{message}; {expected}"}, "Hint: what can a rank add up before it sends it?")
+                    raise Wrong({rank: f"{message}; {expected}"}, "Hint: what can a rank add up before it sends?")
                 rest[rank] = [call for call in step["clip"] if call is not small[0]] + step["step"]
             judge_rounds(rest, layout_of(plan), 2, f"{plan}, step {step_index + 1}, clip_grad_norm_() and step()")
 

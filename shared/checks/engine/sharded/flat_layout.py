@@ -176,9 +176,9 @@ def the_model_computes_with_them(attempt: Attempt) -> None:
         "shard is a parameter": "shard is not an nn.Parameter, so an optimizer does not accept it",
         "shard is a view": "shard has memory of its own, so updating it does not change flat_param",
         "shard_of is a view": "layout.shard_of(flat_param) is a copy, so writing into it does not change flat_param",
-        "views are views": "layout.views(flat) are copies, so writing into them does not change flat",
+        "views are views": "layout.views(flat) returns copies, so writing into them does not change flat",
         "fresh is new": "layout.new_flat() returns flat_param itself",
-        "flat_param is plain": "flat_param requires a gradient, so it cannot be written in place",
+        "flat_param is plain": "flat_param requires a gradient, so it cannot be written to in place",
     }
     for shapes in draw_shapes(attempt):
         found, values = _try(attempt, shapes)
@@ -205,7 +205,7 @@ def every_shard_is_gathered(attempt: Attempt) -> None:
             if not result["handle"]:
                 message = "launch_all_gather() returns nothing to wait for; expected a handle with wait()"
                 raise Wrong({rank: message}, "Hint: what does launch_all_gather() from lab 01 return?")
-            hint = "Hint: which tensor is sent, and which one receives the result?"
+            hint = "Hint: which tensor do you send, and which one receives the result?"
             message = f"{shapes}, after launch_all_gather() and wait()"
             _expect(rank, f"{message}: flat_param", result["gathered"], expected, hint)
             for index, value in enumerate(_cut(expected, shapes)):
@@ -256,5 +256,5 @@ def the_launch_returns_at_once(attempt: Attempt) -> None:
     missing = attempt.run(probe_launch, shapes, late, token, per_rank=per_rank)[late]
     if missing:
         message = f"launch_all_gather() does not return until rank {late} has called it, too"
-        hint = "So the caller cannot compute anything meanwhile. Hint: which line calls wait()?"
+        hint = "So the caller cannot compute anything in the meantime. Hint: which line calls wait()?"
         raise Wrong(dict.fromkeys(missing, message), hint)

@@ -61,7 +61,8 @@ class Plan:
     dtype: torch.dtype = torch.float64
     split: bool = False  # two param groups, of which one has its own learning rate
     scheduler: str = ""
-    zero_grad: tuple[str, ...] = ("optimizer",)  # whose is called, in turn; "keeping" is the optimizer's without None
+    # Whose zero_grad() to call, in turn. "keeping" is the optimizer's zero_grad(set_to_none=False).
+    zero_grad: tuple[str, ...] = ("optimizer",)
     micro_batches: int = 1
     closure: bool = False
     late: bool = False  # a parameter is added after some steps, and one step later its learning rate is halved

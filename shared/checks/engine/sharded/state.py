@@ -186,7 +186,7 @@ def another_number_of_ranks_goes_on(attempt: Attempt) -> None:
 
 
 def _go_on_alone(attempt: Attempt, plan: Plan, module_state: dict, saved: dict) -> None:
-    """Continue with a plain optimizer. A step counter that parameters share would be incremented once for each."""
+    """Continue with a plain optimizer. A step counter that parameters share would be incremented once per parameter."""
     draw, states = Draw(attempt), []
     apart = copy.deepcopy({"state": {}, "param_groups": saved["param_groups"]})
     apart["state"] = {number: copy.deepcopy(state) for number, state in saved["state"].items()}
@@ -230,10 +230,10 @@ def probe_foreign(sharded, saved: list[dict]) -> list[tuple[str, str]]:
 def foreign_states_are_rejected(attempt: Attempt) -> None:
     ours = [p.shape for p in awkward.build("Plain", 0).parameters()]
     tried = {
-        "of more parameters": ([*ours, (2,)], 1),
-        "of two param groups instead of one": (ours, 2),
-        "of parameters of other sizes": ([(5, 6), (5,), (3, 5), (3,)], 1),
-        "of transposed parameters": ([shape[::-1] for shape in ours], 1),
+        "with more parameters": ([*ours, (2,)], 1),
+        "with two param groups instead of one": (ours, 2),
+        "with parameters of other sizes": ([(5, 6), (5,), (3, 5), (3,)], 1),
+        "with transposed parameters": ([shape[::-1] for shape in ours], 1),
     }
     saved = []
     for shapes, groups in tried.values():

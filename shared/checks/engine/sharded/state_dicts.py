@@ -6,7 +6,7 @@ from shared.checks.engine.compare import close, first_difference
 from shared.checks.engine.framework import Wrong
 
 _HINT_ON_DTYPES = (
-    "Hint: which dtype does the entry have, and which dtype do the tensors have that it is copied through?"
+    "Hint: what is the dtype of the entry, and what are the dtypes of the tensors that it is copied through?"
 )
 _HINT_ON_ORDER = "Hint: whose shard is it, and in which order are shards concatenated?"
 
@@ -49,7 +49,7 @@ def _judge_groups(rank: int, found: list[dict], reference: list[dict], context: 
             if name not in group or name not in expected:
                 message = "missing" if name not in group else "unexpected: a plain optimizer has no such setting"
                 hint = (
-                    "Hint: which settings does the inner optimizer have that the caller did not give?"
+                    "Hint: which settings does the inner optimizer have that the caller did not pass?"
                     if name not in group
                     else ""
                 )

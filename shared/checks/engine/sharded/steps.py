@@ -64,7 +64,7 @@ def judge_bf16(attempt: Attempt, plan: Plan, probe=probe_sharded) -> list[dict]:
 
     A bfloat16 has 8 bits of precision. Each step rounds parameters by 2⁻⁹ of their size. It rounds gradients by a few
     2⁻⁹ of their size, but only a tenth of a gradient is used. Gradients that are summed instead of averaged, or that
-    come from one rank only, have errors as large as themselves, which is some tenths.
+    come from one rank only, have errors as large as themselves, which is a few tenths.
 
     Raises:
         Wrong: If the parameters differ by more than rounding, differ between ranks, or have another dtype.
@@ -78,12 +78,14 @@ def judge_bf16(attempt: Attempt, plan: Plan, probe=probe_sharded) -> list[dict]:
             state = result["steps"][-1]["state"][name]
             if state.dtype != torch.bfloat16:
                 message = f"after the last step, {name} is {state.dtype}; expected bfloat16, as at the start"
-                raise Wrong({rank: message}, "Hint: which dtype does the update have that is added to it?")
+                raise Wrong({rank: message}, "Hint: what is the dtype of the update that you add to it?")
             if not torch.equal(state, found[0]["steps"][-1]["state"][name]):
                 raise Wrong(
                     {rank: f"{plan}: {name} differs from rank 0's"}, "Hint: which rank does each rank receive it from?"
                 )
             if not close(state, expected, 0.03):
-                hint = "That is more than rounding. Hint: is it the mean over all ranks of this step's gradients?"
+                hint = (
+                    "That is more than a rounding error. Hint: is it the mean over all ranks of this step's gradients?"
+                )
                 raise Wrong({rank: f"{plan}, bfloat16: {name}, {first_difference(state, expected, 0.03)}"}, hint)
     return found

@@ -174,9 +174,7 @@ def judge_evaluation(plan: Plan, draw: Draw, found: dict[int, dict], steps: list
         state = steps[-1]["state"] | (steps[-1]["buffers"][index] if steps[-1]["buffers"] else {})
         expected = awkward.evaluate(plan.build(0), state, draw.shares[rank][0])
         if not close(result["evaluated"], expected):
-            message = (
-                f"{context}: after eval(), the output is another: {first_difference(result['evaluated'], expected)}"
-            )
+            message = f"{context}: after eval(), the output is wrong: {first_difference(result['evaluated'], expected)}"
             raise Wrong({rank: message}, awkward.HINT_ON_MODES)
 
 
@@ -209,7 +207,7 @@ class Causes:
         ]
         if plan.scheduler:
             message = (
-                "It is the result with the settings of the first step. Hint: how does the inner optimizer get new ones?"
+                "It is the result with the settings of step 1. Hint: how does the inner optimizer get the new settings?"
             )
             others.append((replace(plan, scheduler=""), members, message))
         if plan.split:
@@ -236,7 +234,7 @@ class Causes:
         if "model" in plan.zero_grad and self.step_index:
             return HINT_ON_STALE
         if plan.late and self.step_index >= LATE_STEP:
-            return "Hint: what does __init__() do with parameters that is not done with those that are added later?"
+            return "Hint: what does __init__() do with its parameters that add_param_group() does not do?"
         if plan.split or plan.scheduler:
             return "Hint: which settings does each param group have by now, and does the inner optimizer have them?"
         return HINT_ON_OPTIMIZER_STATE if self.step_index else ""

@@ -37,7 +37,7 @@ def judge_outputs(attempt: Attempt, plan: UnitPlan) -> None:
     """Check that a forward computes what one process computes, with gradients and without.
 
     Raises:
-        Wrong: If not, or if a rank does not start with the first rank's parameters.
+        Wrong: If it does not, or if a rank does not start with the first rank's parameters.
     """
     draw = Draw(attempt)
     results = attempt.run(probe_forward, plan, (True, False), per_rank=draw.per_rank, context=str(plan))
@@ -112,5 +112,5 @@ def judge_forward_memory(attempt: Attempt, plan: UnitPlan) -> None:
                 evidence = f"{plan}, in {moment.removeprefix('after ')}: {held:,} bytes are held at once"
                 raise Wrong(
                     {rank: f"{evidence}; expected {expected:,.0f}"},
-                    "Hint: which units' forward has ended by then, and are they resharded?",
+                    "Hint: which units have finished forward by then, and have they been resharded?",
                 )

@@ -1,7 +1,7 @@
 """Check how much a rank holds with ZeRO-3 at every moment: its shards, and the units that are unsharded to compute.
 
 The bytes are counted in three ways, as for ZeRO-1. The memory ledger attributes them to components and follows each
-operator. The second count adds up all tensors on this rank. The third count adds up large objects that are no tensors.
+operator. The second count adds up all tensors on this rank. The third count adds up large objects that are not tensors.
 """
 
 from dataclasses import dataclass
@@ -152,7 +152,7 @@ _HINTS = {
     "after a forward without gradients": "Hint: which line reshards the units if there is no backward?",
 }
 _HINT_ON_PEAK = "Hint: which units are unsharded while one computes, and which of them compute next?"
-_HINT_ON_GRADIENTS = "Hint: how long does each full gradient live?"
+_HINT_ON_GRADIENTS = "Hint: when is each full gradient freed?"
 
 
 def _judge_samples(rank: int, samples: list, plan: str, own: Bytes, here: int, prefetch: int, skipped: str) -> None:
@@ -179,4 +179,4 @@ def _judge_samples(rank: int, samples: list, plan: str, own: Bytes, here: int, p
         if phase in ("forward", "backward") and held.total_bytes > in_all:
             parts = ", ".join(f"{name} {nbytes:,}" for name, nbytes in held.by_component().items() if nbytes)
             evidence = f"{plan}: in {phase} {held.total_bytes:,} bytes are held at once; expected at most {in_all:,.0f}"
-            raise Wrong({rank: f"{evidence}. The ledger can name these: {parts}"}, _HINT_ON_PEAK)
+            raise Wrong({rank: f"{evidence}. The memory ledger lists these: {parts}"}, _HINT_ON_PEAK)

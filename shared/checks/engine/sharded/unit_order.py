@@ -95,7 +95,7 @@ def _judge_step(rank: int, events: list[Event], units: int, prefetch: int, conte
     if _first(events, Event("launch", 0), 0) < events.index(Event("forward", 0)):
         evidence = (
             f"{context}, in forward: the all-gather of block 0 is launched before the root computes; expected "
-            "it during the root"
+            "it while the root computes"
         )
         raise Wrong({rank: evidence}, "Hint: which units call the prefetcher, and should the root be one of them?")
     for phase, order in _orders(units):

@@ -205,11 +205,9 @@ def _judge_norms(norms: dict[int, torch.Tensor], expected: dict, context: str) -
         or not abs(found.item() - norm) <= 10 * tolerance_of(expected["state"].values()) * max(1, norm)
     }
     if wrong:
-        hint = "Hint: over which elements is the norm computed? And can norms be added up, or their squares?"
+        hint = "Hint: over which elements do you compute the norm? And do you add up norms or their squares?"
         if len({found.item() for found in norms.values()}) > 1:
-            hint = (
-                "Each rank has a different norm. Hint: what must the ranks send each other so that all have the same?"
-            )
+            hint = "Each rank has a different norm. Hint: what must the ranks exchange so that all get the same norm?"
         raise Wrong(wrong, hint)
 
 

@@ -19,7 +19,7 @@ from shared.checks.models import unit_models
 
 _NOT_REACHED = {"Frozen": (0,)}  # units that backward does not reach
 _TOO_LITTLE = "all ranks together send"
-_HINT_ON_LITTLE = "Hint: how many times in a step does a rank need parameters of a unit that it does not hold?"
+_HINT_ON_LITTLE = "Hint: how many times in a step does a rank need the other ranks' shards of a unit?"
 _HINT_ON_MUCH = (
     "Hint: which units are all-gathered, and how often? And which part of a gradient does the owner of a shard need?"
 )
@@ -76,7 +76,7 @@ def judge_unit_traffic(attempt: Attempt, plans: list[UnitPlan]) -> None:
     """Check that each step, and each forward without gradients, sends what it needs and no more.
 
     Raises:
-        Wrong: If not.
+        Wrong: If one does not.
     """
     for plan in plans:
         found = train(attempt, plan, Draw(attempt), probe_units)
@@ -99,7 +99,7 @@ def probe_turns(wrapper, plan: UnitPlan, seed: int, x, y) -> list[list]:
 
 
 def nothing_travels_in_vain(attempt: Attempt) -> None:
-    """The order of the units changes, and sometimes one is not called. Its gradients, zeros, are still reduced."""
+    """Let the order of the units change, and one not be called. Its gradients are zeros, but are still reduced."""
     layout = layout_of("Turns")
     for prefetch in (1, 2):
         plan = UnitPlan("Turns", steps=4, options={"prefetch": prefetch})
@@ -120,10 +120,10 @@ def one_element_more_travels(attempt: Attempt) -> None:
         for rank, result in train(attempt, plan, Draw(attempt), probe_units).items():
             for number, step in enumerate(result["steps"], 1):
                 calls = step["clipping"]
-                most = 2 if attempt.world_size == 1 else attempt.world_size  # an all_gather will do
+                most = 2 if attempt.world_size == 1 else attempt.world_size  # an all_gather is fine, too
                 if len(calls) > 1 or sum(call.payload_bytes for call in calls) > 8 * most:
                     message = f"{plan}, clip_grad_norm_ in step {number}: {describe_calls(calls)}; expected one element"
-                    raise Wrong({rank: message}, "Hint: what must a rank know of the other ranks' shards?")
+                    raise Wrong({rank: message}, "Hint: what must a rank know about the other ranks' shards?")
 
 
 def bf16_halves_what_travels(attempt: Attempt) -> None:
