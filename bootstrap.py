@@ -86,7 +86,7 @@ def main():
     if not (3, 11) <= sys.version_info[:2] <= (3, 14):  # Even Python 3.6 can parse this file and get here.
         for other in filter(shutil.which, ("python3.14", "python3.13", "python3.12", "python3.11")):
             os.execvp(other, [other, *sys.argv])
-        sys.exit("The course needs Python 3.11 to 3.14, but this is {}.{}: install one of those.".format(*sys.version_info))
+        sys.exit("The course needs Python 3.11 to 3.14, but this is {}.{}: install one.".format(*sys.version_info))
     try:
         mark = prepare()
     except (OSError, ValueError, KeyboardInterrupt) as error:

@@ -4,8 +4,8 @@
     make chapter NAME=18_3d_parallelism TITLE="3D parallelism" MODULE=parallel_3d
 
 The result is a small chapter that runs: a lesson, a lab with one exercise, its checks, a mutant and a variant. The lab
-says `draft: true`, which keeps the chapter out of students' bundles until it is finished. If any argument is
-wrong, nothing is written.
+says `draft: true`, which keeps the chapter out of students' bundles until it is finished. If any argument is wrong,
+nothing is written.
 """
 
 import argparse

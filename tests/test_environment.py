@@ -343,7 +343,7 @@ def test_a_folder_that_is_not_an_environment_is_never_erased(clone):
 def test_an_unsuitable_machine_gets_one_message(clone):
     ast.parse(BOOTSTRAP.read_text(), feature_version=(3, 6))
     old = {"before": "sys.version_info = (3, 10, 4)", "PATH": ""}
-    assert clone.error(**old) == "The course needs Python 3.11 to 3.14, but this is 3.10: install one of those."
+    assert clone.error(**old) == "The course needs Python 3.11 to 3.14, but this is 3.10: install one."
     assert "On Windows, run this in WSL" in clone.error(before="sys.modules['fcntl'] = None")
     assert "`sudo apt install python3-venv`" in clone.error(NO_VENV="1")
     (clone.root.parent / "file").touch()
