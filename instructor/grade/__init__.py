@@ -12,6 +12,6 @@ gradebook.py     writes all records as tables, and for Gradescope; feedback.py w
 
 Known limits: a student's code runs in the process that counts its collectives and bytes. Code that is written to
 cheat can change the counts and hide the change from fingerprints.py, send data through files, or wrap torch's own
-class. It cannot forge the right values. The column "look at" of the index page names code that could do such things, but
-it misses code that hides them well. Submissions share the CPU: with --jobs above 1, one can slow down another.
+class. It cannot forge the right values. The column "look at" of the index page names code that could do such things,
+but it misses code that hides them well. Submissions share the CPU: with --jobs above 1, one can slow down another.
 """
