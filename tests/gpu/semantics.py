@@ -157,9 +157,7 @@ def a_synchronous_collective(probe: Probe) -> None:
     else:
         probe.claim("a synchronous collective returns no Work", work is None, f"the Work is {work}")
     value = (x * 1).max().item()
-    probe.claim(
-        "an operation after it sees the result", value == probe.total, f"{value:g}, expected {probe.total:g}"
-    )
+    probe.claim("an operation after it sees the result", value == probe.total, f"{value:g}, expected {probe.total:g}")
 
 
 def an_asynchronous_collective(probe: Probe) -> None:
@@ -189,9 +187,7 @@ def two_collectives_on_one_tensor(probe: Probe) -> None:
     first.wait()
     second.wait()
     value, expected = (x * 1).max().item(), probe.total * probe.world_size
-    probe.claim(
-        "two collectives on one tensor run in order", value == expected, f"{value:g}, expected {expected:g}"
-    )
+    probe.claim("two collectives on one tensor run in order", value == expected, f"{value:g}, expected {expected:g}")
 
 
 def a_barrier(probe: Probe) -> None:

@@ -52,8 +52,8 @@ def pytest_collection_modifyitems(config, items):
 def belongs_to(item: pytest.Item, chapter: str) -> bool:
     """Tell whether a test is about a chapter, such as 09_zero3.
 
-    It is if the chapter's name is in its id (a mutant, a variant, a lab) or in its file name (test_zero3.py), or if it is
-    marked with the name: `@pytest.mark.chapter("zero1", "zero3")`.
+    It is if the chapter's name is in its id (a mutant, a variant, a lab) or in its file name (test_zero3.py), or if it
+    is marked with the name: `@pytest.mark.chapter("zero1", "zero3")`.
     """
     title = chapter.split("_", 1)[1]
     marked = {name for mark in item.iter_markers("chapter") for name in mark.args}
