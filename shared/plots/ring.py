@@ -12,8 +12,8 @@ def ring_step(logs: list, step: int) -> Figure:
     """Draw what every rank of a ring holds after one step, and what was sent in that step.
 
     Each column is a rank and each row a chunk. A cell names the ranks whose contributions its sum contains; the more it
-    contains, the darker the cell is. White text on a dark cell means that the sum is complete. A chunk that was received
-    in this step has a thick frame and an arrow from its sender.
+    contains, the darker the cell is. White text on a dark cell means that the sum is complete. A chunk received in
+    this step has a thick frame and an arrow from its sender.
 
     Args:
         logs: One log per rank, with one entry for the start and one per step. An entry is {"sent": name of the chunk
