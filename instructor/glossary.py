@@ -48,7 +48,7 @@ class Term:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What is the same in two definitions of one term. The page is sorted by it."""
+        """Return what identifies the term. The page is sorted by it."""
         return self.name.casefold(), self.kind.casefold()
 
     def entry(self) -> str:

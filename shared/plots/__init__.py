@@ -48,7 +48,7 @@ def logarithmic(axes) -> None:
 
 
 def loss_curves(curves: dict[str, list[float]]) -> Figure:
-    """Draw the loss per step, one line per name. Staggered markers keep lines that coincide distinguishable."""
+    """Draw the loss per step, one line per name. Staggered markers distinguish lines that coincide."""
     figure, axes = new_axes(6.0, 3.0)
     for index, (name, losses) in enumerate(curves.items()):
         every = max(1, len(losses) // 8)

@@ -18,7 +18,7 @@ LINT = ((*PYTHON, "ruff", "check", "."), (*PYTHON, "ruff", "format", "--check", 
 TEST_S = 300.0
 CELL_S = 150.0
 KERNEL_START_S = 60.0
-STUCK = 1.5  # After this many times a test's deadline, its worker is killed, because it did not stop by itself.
+STUCK = 1.5  # After this multiple of a test's deadline, its worker is killed, because it did not stop by itself.
 
 QUICK_NOTEBOOKS = ("chapters/00_ranks.ipynb", "solutions/00_ranks_solution.ipynb")
 NOTEBOOK_FOLDERS = ("solutions", "chapters")
