@@ -1,7 +1,8 @@
 """Create the course's environment, then run Python in it, as in `python3 bootstrap.py -m tests.run`.
 
-The environment is .venv or the folder in COURSE_VENV. A file in it, the mark, says what it contains and which clone
-made it. Clones with the same pins share it. A command holds a shared lock on the mark, a rebuild an exclusive one.
+The environment is .venv or the folder in COURSE_VENV. A file in it, the mark, records what the environment contains and
+which clone made it. Clones with the same pins can share an environment. A command holds a shared lock on the mark, and
+a rebuild holds an exclusive lock.
 """
 
 import json
@@ -19,7 +20,7 @@ except ImportError:
 ROOT = Path(__file__).resolve().parent
 VENV = (ROOT / os.path.expanduser(os.environ.get("COURSE_VENV") or ".venv")).resolve()
 PYTHON, MARK = VENV / "bin" / "python", VENV / "course-environment.json"
-# Python imports the clone in PYTHONPATH, else the one in which it is started, else the one that made the environment.
+# Python imports the clone in PYTHONPATH, or the one in which it is started, or the one that made the environment.
 FIND_COURSE = """import os, sys; sys.path += [os.path.abspath(each) for each in [*sys.path, ".", "..", %r] \
 if os.path.isdir(each + "/shared/checks")][:1]\n"""
 
@@ -76,13 +77,13 @@ def prepare():
         if made.get("clone", str(ROOT)) != str(ROOT) and os.path.exists(made["clone"]):
             sys.exit(f"{VENV} has the packages of another clone, {made['clone']}: set COURSE_VENV to another folder.")
         lock(mark, fcntl.LOCK_EX)
-        if json.loads(MARK.read_text() or "{}") == made:  # No other process has rebuilt it meanwhile.
+        if json.loads(MARK.read_text() or "{}") == made:  # No other process has rebuilt it in the meantime.
             build(mark)
 
 
 def main():
     """Prepare the environment, then replace this process with the command."""
-    if not (3, 11) <= sys.version_info[:2] <= (3, 14):  # This file has the syntax of Python 3.6 to get here.
+    if not (3, 11) <= sys.version_info[:2] <= (3, 14):  # Even Python 3.6 can parse this file and get here.
         for other in filter(shutil.which, ("python3.14", "python3.13", "python3.12", "python3.11")):
             os.execvp(other, [other, *sys.argv])
         sys.exit("The course needs Python 3.11 to 3.14, but this is {}.{}: install one.".format(*sys.version_info))

@@ -25,7 +25,7 @@ from shared.ranks import rankside
 from solutions import collectives
 
 SIZES_KIB = (64, 256, 1024, 4096, 16384, 65536)
-ALL_REDUCE_TARGET, ALL_REDUCE_TARGET_FROM_KIB = 0.8, 16384  # of torch's bus bandwidth
+ALL_REDUCE_TARGET, ALL_REDUCE_TARGET_FROM_KIB = 0.8, 16384  # as a fraction of torch's bus bandwidth
 REDUCE_SCATTER_TARGET, REDUCE_SCATTER_TARGET_FROM_KIB = (
     1.0,
     1024,

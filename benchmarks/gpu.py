@@ -2,13 +2,13 @@
 
     python -m benchmarks.gpu                        # tables
     python -m benchmarks.gpu --folder build/gpu     # also write report.json, report.md and report.png there
-    python -m benchmarks.gpu --dry                  # a tiny model, also without a GPU, to see whether it runs
+    python -m benchmarks.gpu --dry                  # a tiny model, even without a GPU, to see whether it runs
 
 There is one rank per GPU. A machine with several GPUs also measures one rank alone. The model is a GPT in bf16 with
 AdamW, whose state takes STATE_SHARE of a GPU's memory. Strategies therefore run one after another, and plain training
 runs before the first and after each of them: a ratio compares with the plain rounds before and after. On several GPUs,
-plain training sends nothing. A strategy that fails is named with its reason, and the others still run. The report is
-written again after each strategy. An aim that is missed is reported; it is no failure.
+plain training sends nothing. The report names each strategy that fails, with the reason, and the others still run.
+It is written again after each strategy. A missed aim is reported, but is not a failure.
 
 MFU is (6Ψ + 12·L·D·T) FLOPs per token (Chowdhery et al. 2022, "PaLM", appendix B; causal attention not halved), times
 tokens per second, over the GPU's dense bf16 peak according to NVIDIA's data sheets.
@@ -216,9 +216,7 @@ def figure(rows: list[Row]):
 def main() -> int:
     parser = argparse.ArgumentParser(description="Measure the course's strategies on GPUs through NCCL.")
     parser.add_argument("--folder", type=Path, help="write report.json, report.md and report.png to this folder")
-    parser.add_argument(
-        "--dry", action="store_true", help="train a tiny model for two rounds, also on a machine without a GPU"
-    )
+    parser.add_argument("--dry", action="store_true", help="train a tiny model for two rounds, even without a GPU")
     options = parser.parse_args()
     gpus = torch.cuda.device_count()
     if not gpus and not options.dry:

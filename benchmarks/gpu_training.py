@@ -35,7 +35,7 @@ class Measurement:
     times_s: list[float]
     losses: list[float]
     held_bytes: int  # in storages, between backward and step
-    peak_bytes: int  # according to the allocator: each strategy runs alone, and this is what its GPU must have
+    peak_bytes: int  # according to the allocator: each strategy runs alone, so a GPU must have this much
 
 
 def parameters_of(config: GPTConfig) -> int:
@@ -44,7 +44,7 @@ def parameters_of(config: GPTConfig) -> int:
 
 
 def on_a_rank(name: str, training: Training) -> Measurement:
-    """Train with one strategy, and free the GPU's memory."""
+    """Train with one strategy, then free the GPU's memory."""
     try:
         return _train(name, training)
     finally:

@@ -3,8 +3,8 @@
     python -m benchmarks.instruments            # one table
     python -m benchmarks.instruments --json     # the same as JSON
 
-Steps with and without an instrument alternate within one run, and each adjacent pair gives one ratio. So a busy moment
-of the machine affects both sides of a ratio.
+Steps with and without an instrument alternate within one run, and each adjacent pair gives one ratio. A busy moment of
+the machine therefore affects both sides of a ratio.
 """
 
 import argparse

@@ -8,8 +8,8 @@
 
 In each round, every strategy takes one step, in an order that is shuffled in the same way on all ranks. A step lasts
 until its slowest rank is done. Ratios are computed within each round, so that a busy moment of the machine affects both
-sides, and the table shows their median. *Exposed* is the time by which a step is longer than that of the module alone,
-which sends nothing: communication that nothing hides, and the strategy's own work.
+sides, and the table shows their median. *Exposed* is how much longer a step takes than that of the module alone, which
+sends nothing. It consists of communication that is not hidden and of the strategy's own work.
 """
 
 import argparse
@@ -72,7 +72,7 @@ def on_a_rank(rungs: str, model_name: str, rounds: int) -> dict[str, Measurement
             dist.barrier()
             began_s = time.perf_counter()
             steps[name]()
-            instrumentation.synchronize()  # a GPU still works when a call has returned
+            instrumentation.synchronize()  # a GPU may still be working when a call has returned
             times_ms[name].append(1e3 * (time.perf_counter() - began_s))
     measured = {}
     for name, step in steps.items():
@@ -225,7 +225,7 @@ def as_table(settings: list[Setting]) -> str:
 
 
 def as_markdown(machine_info: dict, settings: list[Setting], rounds: int) -> str:
-    """Format the machine, the targets with one column per setting (missed ones bold), and all measurements."""
+    """Format the machine, the targets with one column per setting (missed ones in bold), and all measurements."""
     machine = ", ".join(f"{name} {value}" for name, value in machine_info.items())
     columns = [f"{each.model}, {each.ranks}" + (f", {each.link}" if each.link in LINKS else "") for each in settings]
     lines = [f"One run of {rounds} rounds: {machine}.", "", _line(["target for the time ratio", *columns])]

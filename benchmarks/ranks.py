@@ -1,10 +1,10 @@
-"""Measure the times that a student waits: for ranks to start, for cells to run, and for recovery from a failure.
+"""Measure how long a student waits: for ranks to start, for cells to run, and for recovery from a failure.
 
     python -m benchmarks.ranks            # one table
     python -m benchmarks.ranks --json     # the same as JSON
 
-Each start is measured in a new Python process. For comparison, torchrun starts as many processes, which form a process
-group.
+Each start is measured in a new Python process. For comparison, torchrun starts the same number of processes, which
+form a process group.
 """
 
 import argparse
@@ -37,7 +37,7 @@ ready_s = time.perf_counter()
 print(json.dumps([ready_s - began_s, ready_s - imported_s]))
 """
 
-# The script that students would run in a course that has no ranks in cells.
+# The script that students would run in a course without `%%ranks` cells.
 JOIN_WITH_TORCHRUN = """
 import time
 import torch.distributed as dist
@@ -67,7 +67,7 @@ def ranks_ready_s() -> tuple[float, float]:
 
 
 def torchrun_ready_s() -> float:
-    """Start as many processes with torchrun. Returns the seconds until all have passed their first barrier."""
+    """Start the same number of processes with torchrun. Returns the seconds until all pass their first barrier."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "join.py")
         script.write_text(JOIN_WITH_TORCHRUN)

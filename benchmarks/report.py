@@ -32,7 +32,7 @@ def machine() -> dict[str, object]:
 
     return {
         "cores": os.cpu_count(),
-        "load": round(os.getloadavg()[0], 1),  # a load above 0 before we begin means that other programs slow us down
+        "load": round(os.getloadavg()[0], 1),  # a load above 0 at the start: other programs slow us down
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "torch": torch.__version__,

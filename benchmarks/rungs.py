@@ -21,7 +21,7 @@ ALONE, DDP, DDP_VIEW, FLAT = "module alone", "DDP", TITLE["ddp"], "flat"  # only
 
 @dataclass(frozen=True)
 class Target:
-    """The most that one strategy may take, as a multiple of another."""
+    """The most time or memory that one strategy may take, as a multiple of another."""
 
     mine: str
     other: str
@@ -69,7 +69,7 @@ def beside(name: str, most: float) -> Target:
 
 
 class FlatDDP(nn.Module):
-    """The simplest way to need only one collective: copy all gradients into one tensor after backward, then reduce."""
+    """The simplest way to use only one collective: after backward, copy all gradients into a tensor and reduce it."""
 
     def __init__(self, module: nn.Module):
         super().__init__()

@@ -38,7 +38,7 @@ MB = 1e6
 class StageResult:
     """The measurements of one stage on one rank, or the predictions of the formulas."""
 
-    held_mb: dict[str, float]  # between backward and step; "gathered" is the rest at the parameters' peak
+    held_mb: dict[str, float]  # between backward and step; "gathered" is what the parameters' peak adds
     sent_mb: float
     ratios: list[float]  # the time of a step over that of stage 0, in each round
 

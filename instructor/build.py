@@ -277,7 +277,7 @@ def _essences(notebook: nbformat.NotebookNode) -> list[tuple]:
 
 
 def _hash(notebook: nbformat.NotebookNode) -> str:
-    """Return a hash of what is executed. Text is not, so a notebook whose text has changed keeps its outputs."""
+    """Return a hash of what is executed. A notebook in which only text has changed keeps its outputs."""
     code = [(cell.source, cell.metadata.get("tags", [])) for cell in _code_cells(notebook)]
     return hashlib.sha256(repr(code).encode()).hexdigest()[:16]
 
@@ -302,7 +302,7 @@ def execute(notebook: nbformat.NotebookNode, folder: Path) -> nbformat.NotebookN
     client.execute(env={**os.environ, STRICT: "1"})
     notebook.metadata.pop("widgets", None)  # Notebook viewers reject a file that has only half of the widgets' state.
     for cell in notebook.cells:
-        cell.metadata.pop("execution", None)  # This holds time stamps.
+        cell.metadata.pop("execution", None)  # This contains time stamps.
     return notebook
 
 
@@ -332,7 +332,7 @@ def build(only: list[str], force: bool) -> None:
 
 
 def _with_outputs(content: nbformat.NotebookNode, path: Path, force: bool) -> nbformat.NotebookNode:
-    """Return a notebook with the outputs of the file at path, if those are of the same code, or else of a new run."""
+    """Return a notebook with the outputs of the file at path, if the code is the same, or else of a new run."""
     built = _read(path) if path.exists() and not force else None
     if built is None or not _was_executed(built, content):
         return execute(content, path.parent)
@@ -360,11 +360,11 @@ def main() -> int:
     options = parser.parse_args()
     if options.check:
         outdated = stale()
-        print("\n".join(f"out of date: {path}" for path in outdated) or "Everything that is built matches its source.")
+        print("\n".join(f"out of date: {path}" for path in outdated) or "Every built file matches its source.")
         return 1 if outdated else 0
     unknown = set(options.chapter) - {chapter.name for chapter in chapters()}
     if unknown:
-        parser.error(f"there is no chapter {', '.join(sorted(unknown))}; source/ has the chapters' names")
+        parser.error(f"there is no chapter {', '.join(sorted(unknown))}; the chapters are the folders of source/")
     build(options.chapter, options.force)
     return 0
 

@@ -27,7 +27,7 @@ def address() -> str:
 
 
 def for_colab(notebook: nbformat.NotebookNode, folder: str, fetched_from: str) -> nbformat.NotebookNode:
-    """Add two cells at the top of a notebook that is not executed: an introduction, and code that gets the course."""
+    """Add two cells at the top of a notebook without outputs: an introduction, and code that fetches the course."""
     clone = f"~/{fetched_from.split('/')[-1]}"
     fetch = f"!test -d {clone} || git clone --quiet --depth 1 {fetched_from} {clone}"
     code = f"{fetch}\n%run {clone}/shared/jupyter/colab.py {folder}"

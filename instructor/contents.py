@@ -1,6 +1,6 @@
 """The course's table of contents: the number, name and title of each chapter, including planned ones.
 
-The numbers are final. Planned chapters keep their numbers free, and prose may refer to them.
+The numbers are final. A planned chapter reserves its number, so prose may refer to it.
 """
 
 import re
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-# A chapter's three notebooks have different names, so that the tabs of an editor differ.
+# A chapter's three notebooks have different names, so that their tabs in an editor can be told apart.
 _ENDINGS = {"chapters": "", "labs": "_lab", "solutions": "_solution"}
 
 

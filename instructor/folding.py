@@ -1,6 +1,6 @@
 """Fold the stored outputs that answer a prediction, so that a student does not see them before predicting.
 
-JupyterLab unfolds an output when its cell runs. Viewers that know no folding, such as GitHub's, show all outputs.
+JupyterLab unfolds an output when its cell runs. Viewers that cannot fold outputs, such as GitHub's, show all of them.
 """
 
 import re
@@ -14,7 +14,8 @@ _NAMES = re.compile(r"\bmy_\w+")
 def fold_answers(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
     """Fold the outputs of the cells after each prediction.
 
-    They end with the last cell that uses the prediction, or at the next Markdown cell if none does.
+    The last cell to fold is the last one that uses the prediction. If none does, it is the one before the next Markdown
+    cell.
     """
     begins = [index for index, cell in enumerate(notebook.cells) if _predicts(cell)]
     for begin, end in zip(begins, [*begins[1:], len(notebook.cells)], strict=True):
@@ -33,7 +34,7 @@ def fold_answers(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
 
 
 def folded(notebook: nbformat.NotebookNode) -> list[bool]:
-    """Tell for each cell whether its outputs are folded."""
+    """Return, for each cell, whether its outputs are folded."""
     return [cell.metadata.get("jupyter", {}).get("outputs_hidden", False) for cell in notebook.cells]
 
 

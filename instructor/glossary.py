@@ -11,7 +11,7 @@ The recap of a lesson ends with a list of the terms that the lesson introduces:
     - **padding** (of sequences): tokens without content that bring sequences to the same length.
 
 The glossary has one entry per bullet, and a link to its lesson. A term is introduced once, so no two lessons may define
-the same one. Words in parentheses tell apart terms of the same name.
+the same one. Words in parentheses distinguish terms with the same name.
 """
 
 import re
@@ -42,13 +42,13 @@ class Term:
     """A term, as the lesson that introduces it defines it."""
 
     name: str
-    kind: str  # what tells it apart from another term of the same name, or ""
+    kind: str  # distinguishes it from another term with the same name, or ""
     definition: str
     chapter: str  # the name of the chapter's folder, such as "01_collectives"
 
     @property
     def key(self) -> tuple[str, str]:
-        """What two definitions of the same term have in common, and the order of the page."""
+        """Return what identifies the term. The page is sorted by it."""
         return self.name.casefold(), self.kind.casefold()
 
     def entry(self) -> str:

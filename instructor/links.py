@@ -23,7 +23,7 @@ def line(folder: str, name: str, exists: Callable[[str], bool]) -> str:
     """Return the links of a notebook as a line of Markdown.
 
     Args:
-        folder: Where the notebook lies: "chapters", "labs" or "solutions".
+        folder: The folder of the notebook: "chapters", "labs" or "solutions".
         name: The chapter's name, such as "04_overlap".
         exists: Tells whether there is a file of this path, such as "labs/04_overlap_lab.ipynb". Links lead only to
             files that exist: a student's bundle has no later chapters, and no solution of its own.
@@ -56,7 +56,7 @@ def without_links(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode
 def with_links(
     notebook: nbformat.NotebookNode, folder: str, name: str, exists: Callable[[str], bool]
 ) -> nbformat.NotebookNode:
-    """Return a copy of a notebook that begins and ends with its links, in place of links that it has already."""
+    """Return a copy of a notebook that begins and ends with its links, which replace any links that it has."""
     linked = copy.deepcopy(notebook)
     first, last = (
         nbformat.v4.new_markdown_cell(line(folder, name, exists), id=f"links-{where}", metadata={"tags": [TAG]})

@@ -1,11 +1,11 @@
-"""Begin a chapter: write all the files that it needs from the templates in instructor/templates/chapter/.
+"""Start a chapter: write all the files that it needs from the templates in instructor/templates/chapter/.
 
     make chapter NAME=13_tensor_parallel TITLE="Tensor parallelism"
     make chapter NAME=18_3d_parallelism TITLE="3D parallelism" MODULE=parallel_3d
 
-They are a small chapter that runs: a lesson, a lab with one exercise, its checks, a mutant and a variant. Its lab says
-`draft: true`, which keeps it out of students' bundles until it is finished. If any argument is wrong, nothing is
-written.
+The result is a small chapter that runs: a lesson, a lab with one exercise, its checks, a mutant and a variant. The lab
+says `draft: true`, which keeps the chapter out of students' bundles until it is finished. If any argument is wrong,
+nothing is written.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from instructor.build import ROOT, Chapter, chapters, module_names
 CONTENTS, README = Path("instructor/contents.py"), Path("README.md")
 TEMPLATES = Path(__file__).parent / "templates" / "chapter"
 AUTHOR = "**Author:**"  # Notes to the author begin with this. A finished chapter has none.
-LONGEST = 60  # characters of a name or a title, so that the templates' lines stay short enough
+LONGEST = 60  # characters in a name or a title, so that the templates' lines stay short enough
 NEXT_STEPS = """
 Build and test it with `make notebooks` and `make test CHAPTER={number}`. Then replace the template's contents with your
 own; CONTRIBUTING.md says how. If the spelling check does not know a word, add the word to tests/words.txt."""
@@ -35,7 +35,7 @@ class CannotBegin(ValueError):
 
 @dataclass(frozen=True)
 class Plan:
-    """The requested chapter, checked against everything that exists."""
+    """The requested chapter, which does not conflict with anything that exists."""
 
     number: int
     name: str

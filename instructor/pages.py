@@ -16,10 +16,10 @@ def main(path: Path, make: Callable[[], str], module: str, description: str) -> 
     Args:
         make: Returns the page's text, or raises PageError.
         module: The module to run, such as "instructor.glossary".
-        description: What it does, in a line.
+        description: What the module does, in one line.
 
     Returns:
-        The exit status: 1 if the page could not be made, or is out of date although `--check` forbids writing it.
+        The exit status: 1 if the page cannot be made, or if `--check` finds that it is out of date.
     """
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the page is out of date")

@@ -1,11 +1,11 @@
 """Write a chapter's bundle for students: `make release CHAPTER=04`, or `python -m instructor.release 04`.
 
 The bundle is a folder and a zip in build/release/. It contains the lessons and labs up to the chapter, shared/, and the
-solutions of earlier chapters, so everything in it runs. It does not contain answers: if several consecutive lines of a
-later solution are found in it, it is not written. Two bundles of one commit are identical, bit for bit.
+solutions of earlier chapters, so everything in it runs. It contains no answers: if several consecutive lines of a later
+solution are found in it, the bundle is not written. Two bundles of one commit are identical, bit for bit.
 
 A lesson may show what only the finished lab can do, in cells tagged `needs-solution`. In a bundle, these cells keep the
-outputs of the course's own run, and until the student has built the module, the lesson continues after they fail.
+outputs of the course's own run. They fail until the student has built the module, but the lesson continues after them.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from instructor.links import with_links
 
 ENVIRONMENT = ("Makefile", "bootstrap.py", "pyproject.toml", "constraints.txt", "environment.yml")
 TOP = ("README.md", "AGENTS.md", "CLAUDE.md", "labs/AGENTS.md", *ENVIRONMENT)
-# README.md's lines to leave out, besides its marked parts
+# The first words of lines of README.md to leave out, besides its marked parts
 COURSE_ONLY = ("git clone", "cd ", "make test", "| Colab", "| Codespaces")
 WINDOW_LINES = 4  # This many consecutive lines of a solution are no coincidence.
 FOLDER = ROOT / "build" / "release"
@@ -157,7 +157,7 @@ def leaks(files: dict[str, bytes], still_to_come: list[Chapter]) -> list[str]:
             windows = ["\n" + "\n".join(lines[start : start + size]) + "\n" for start in range(len(lines) - size + 1)]
             telling = [
                 window for window in windows if len(window) > 60
-            ]  # Shorter lines are what everybody would write.
+            ]  # Anybody might write shorter ones.
             hits = (name for name, text in texts.items() if any(window in text for window in telling))
             found += [f"{name} contains lines of {exercise} ({chapter.name})" for name in hits]
     return found

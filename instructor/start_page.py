@@ -3,8 +3,8 @@
     python -m instructor.start_page            write the page
     python -m instructor.start_page --check    write nothing; exit 1 if the page is out of date
 
-The page says how to use the course, and maps it. Titles come from instructor/contents.py, minutes from the lessons and
-labs, and what a lab builds from README.md's table. A draft is not on it.
+The page explains how to use the course, and lists its chapters. Titles come from instructor/contents.py, minutes from
+the lessons and labs, and what a lab builds from README.md's table. Drafts are left out.
 """
 
 import re

@@ -32,7 +32,7 @@ def why_not() -> str | None:
 def config(
     stage: int, bucket_cap_mb: float = 25.0, prefetch_elements: int = 0, gradient_clipping: float | None = 0.0
 ) -> dict:
-    """Return the config that `engine` gives to DeepSpeed, with which it does what the course's classes do.
+    """Return the config that `engine` gives to DeepSpeed, so that DeepSpeed does the same as the course's classes.
 
     DeepSpeed's defaults are for models with many billions of parameters. Its buckets have 500 million elements, which
     are allocated at once. Stage 3 prefetches 50 million elements, keeps parameters that are used again within a billion

@@ -222,7 +222,7 @@ def activation_bytes(
 
     Args:
         attention: "materialized", as in the paper, or "fused": the kernel recomputes the scores tile by tile in
-            backward, so the term 5as/h is gone (Dao et al. 2022, "FlashAttention", §3.1).
+            backward, so the term 5as/h disappears (Dao et al. 2022, "FlashAttention", §3.1).
         checkpointing: "none", "selective" (attention is recomputed) or "full" (only the layer's input is kept).
         bytes_each: Bytes of an activation, 2 in the paper. The masks of dropout, 2sbh + as²b, have 1 byte per element
             in any precision.

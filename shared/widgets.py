@@ -40,7 +40,7 @@ def ring_stepper(logs: list) -> Figure:
 
 
 def cap_chooser(sizes_bytes: dict[str, int], runs: list[bucket_plots.CapRun]) -> Figure:
-    """Choose a cap, drawn with its buckets and all-reduces by `plots.buckets.cap_run`. Returns a figure of all caps."""
+    """Choose a cap, and see its buckets and all-reduces (`plots.buckets.cap_run`). Returns a figure of all caps."""
     if magic.in_jupyterlab():
         draw = partial(bucket_plots.cap_run, sizes_bytes, runs)
         display(stepper(draw, last=len(runs) - 1, description="cap"))

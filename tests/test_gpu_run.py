@@ -78,7 +78,7 @@ EXPECTED = {
     "fine": (PASSED, ""),
     "raises": (FAILED, "exit status 1: RuntimeError: no such device"),
     "crashes": (FAILED, "killed by SIGABRT"),
-    "hangs": (TIMED_OUT, "ended after 2 s while it was at: the first collective"),
+    "hangs": (TIMED_OUT, "ended after 2 s; its last step: the first collective"),
     "leaves a process": (FAILED, "it left 1 process behind: "),
     "is wrong": (FAILED, "it: 2 is not 3"),
     "lacks a package": (SKIPPED, "this Python lacks no_such_package"),

@@ -260,7 +260,7 @@ def test_a_silent_command_is_killed_with_all_its_descendants(tmp_path, monkeypat
     monkeypatch.setattr(execution, "SILENCE_S", 2)
     monkeypatch.setenv(deadlines.SCALE, "1")
     problem = run_command((sys.executable, "-c", STARTS_A_SLEEPER), tmp_path, has_reported=lambda: False)
-    assert problem == "killed after 2 s without a sign of life"
+    assert problem == "killed because it reported nothing for 2 s"
     assert is_gone(int((tmp_path / "pid").read_text()))
 
 

@@ -1,7 +1,8 @@
 """Grade students' notebooks: `make grade SUBMISSIONS=dir [CHAPTER=04]`, with `dir/<student>/<lab>/<notebook>.ipynb`.
 
 Writes into build/grades/: gradebook.csv, exercises.csv, index.html with a feedback page per student, and a results.json
-per student for Gradescope. A grader that was stopped continues where it was, and grades again only what has changed.
+per student for Gradescope. If a run is stopped, the next one continues from there. Only what has changed is graded
+again.
 """
 
 import argparse
@@ -63,7 +64,7 @@ def grade_all(
 
 
 def _collect(waiting: dict[Future, Submission], found: dict[tuple[str, str], Record], folder: Path) -> None:
-    """Save each record as soon as it exists, completely, before the next one."""
+    """Save each record as soon as it exists. Each one is saved completely before the next."""
     try:
         for future in as_completed(waiting):
             record = _result(future, waiting[future])
@@ -101,7 +102,7 @@ def _labs(handed_in: Path, number: int | None) -> list[Chapter]:
 def _result(future: Future, submission: Submission) -> Record:
     try:
         return future.result()
-    except Exception as error:  # One submission on which the grader fails must not stop the others.
+    except Exception as error:  # A submission that makes the grader fail must not stop the others.
         return records.not_graded(submission, error)
 
 
@@ -153,7 +154,7 @@ def _line(record: Record) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m instructor.grade", description=__doc__.splitlines()[0])
     parser.add_argument("submissions", type=Path, help="a folder with one folder per student")
-    parser.add_argument("--chapter", type=int, help="such as 04; default: every lab for which anybody has a notebook")
+    parser.add_argument("--chapter", type=int, help="such as 04; default: every lab for which there is a notebook")
     parser.add_argument("--into", type=Path, default=FOLDER, help="default: build/grades")
     parser.add_argument(
         "--jobs", type=int, default=1, help="how many submissions to grade at once; plan 2 cores for each"

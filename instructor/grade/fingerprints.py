@@ -1,4 +1,4 @@
-"""Detect whether a student's code has replaced functions that measure it, by digests of all functions on a rank.
+"""Detect whether a student's code has replaced functions that measure it, by comparing digests of functions on a rank.
 
 A student's code runs in the same process as the probes that count its bytes, so it could replace their functions. The
 judge therefore takes a rank's fingerprints before it loads the code, and again after each exercise.
@@ -22,7 +22,7 @@ def take(module: str) -> dict[str, str]:
     """Return a digest for each function, by name, of the course's modules and of the parts of torch that probes call.
 
     Args:
-        module: Is imported first, with everything that it needs, so that every probe is loaded.
+        module: The module of checks. It is imported first, with all that it needs, so that every probe is loaded.
     """
     importlib.import_module(module)
     found: dict[str, str] = {}
@@ -56,7 +56,7 @@ def _methods(name: str, owner: type) -> dict[str, str]:
 def _digest(value) -> str:
     """Return a value's digest, or "" if it is not a function.
 
-    This compares type(), because isinstance() asks the value itself, and some values in torch warn when they are asked.
+    This compares type(), because isinstance() also reads the value's __class__, and some values in torch then warn.
     """
     if type(value) is FunctionType:
         if value.__code__ in STEP_WRAPPERS:

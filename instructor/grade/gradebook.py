@@ -42,7 +42,7 @@ def _as_csv(columns: tuple[str, ...], rows: list[tuple]) -> str:
 
 
 def _safe(value):
-    """Return a value as one line that no spreadsheet takes for a formula, even one that splits cells at semicolons."""
+    """Return a value as one line that no spreadsheet reads as a formula, even if it splits cells at semicolons."""
     if not isinstance(value, str):
         return value
     text = re.sub(r";\s*(?=[=+@-])", "; '", one_line(value))

@@ -10,10 +10,10 @@ from instructor.grade.submissions import Submission, Unreadable
 from instructor.grade.tasks import Task, credit, module_of
 from shared.checks.engine.verdicts import Verdict
 
-MOST_WAITS = 3  # A submission gets as much time as this many exercises that never end.
+MOST_WAITS = 3  # A submission gets the time of this many exercises that never end.
 NOT_TRIED = "not graded, because earlier exercises used all of this submission's time"
 KILLED_FROM = 128  # An exit status above this one stands for a signal.
-TOOK_DOWN = "the code took down the processes that grade it"
+TOOK_DOWN = "the code crashed the processes that grade it"
 
 
 class NotGraded(RuntimeError):
@@ -75,7 +75,7 @@ def _judged(cells: list[dict], others: list[str], course: Course, limits: Limits
                 why = f"{TOOK_DOWN}: {line['reason']}"
         if not left:
             break
-        if begun is None:  # It happened while the cells were loaded, so another judge would meet the same end.
+        if begun is None:  # The cells could not be loaded, so another judge would fail in the same way.
             return answers | {task.name: _answer(task, [], f"while the cells were loaded, {why}") for task in left}
         guilty = left.pop(0)
         answers[guilty.name] = _answer(guilty, [], why)

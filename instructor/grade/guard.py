@@ -1,6 +1,6 @@
 """Accept only data from ranks, so that a student's code on a rank cannot run anything in the judge's process.
 
-A rank's results arrive as a pickle, and a pickle may call any function that it names. A pickle here may therefore name
+A rank's results arrive as a pickle, and a pickle can call any function that it names. Here, a pickle may therefore name
 only a few containers, tensors, and the course's own record types. Everything else is rejected.
 """
 
@@ -29,14 +29,14 @@ class Rejected(pickle.UnpicklingError):
 
 
 def install() -> list[str]:
-    """Read every pickle of this process in this way from now on. Returns the rejected names, a list that grows."""
+    """Restrict all pickles that this process reads from now on. Returns the list of rejected names, which grows."""
     rejected: list[str] = []
 
-    class DataOnly(pickle._Unpickler):  # The one written in Python: the C version has no load_build to override.
+    class DataOnly(pickle._Unpickler):  # Written in Python. The C version has no load_build to override.
         dispatch: ClassVar = dict(pickle._Unpickler.dispatch)
 
         def load_build(self):
-            """Reject a state for a class: it would set the class's methods, and a record could then equal anything."""
+            """Reject a state for a class. It could replace the class's methods, so that a record equals anything."""
             owner = self.stack[-2]
             if isinstance(owner, type) or callable(owner):
                 rejected.append(f"setattr({getattr(owner, '__name__', type(owner).__name__)})")
@@ -60,7 +60,7 @@ def install() -> list[str]:
 
 
 def _allowed(module: str, name: str, find):
-    """Return the object that a pickle asks for by name, or None if it may not have it."""
+    """Return the object that a pickle names, or None if the pickle may not use it."""
     if name in PLAIN.get(module, ()):
         return find(module, name)
     if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):

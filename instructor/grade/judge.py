@@ -2,7 +2,7 @@
 
     python -m instructor.grade.judge JOB.json FD
 
-Results are written to the pipe FD as lines of JSON. If an exercise takes down this process, only its own verdict is
+Results are written to the pipe FD as lines of JSON. If an exercise crashes this process, only its own verdict is
 lost:
 
     {"ready": true}
@@ -50,7 +50,7 @@ def main(job_file: str, results: str) -> None:
     with contextlib.redirect_stdout(io.StringIO()):
         ranks.start(max(framework.WORLD_SIZES), detect_mismatch=False)
         rejected = guard.install()
-        report(ready=True)  # Whatever goes wrong from here on is caused by the student's code.
+        report(ready=True)  # From here on, any failure is caused by the student's code.
         try:
             Judge(job, report, rejected).run()
         finally:
@@ -148,7 +148,7 @@ class Judge:
             return [], str(error)
 
     def _tampering(self, before: list[dict]) -> str:
-        """Return what the code has replaced, or tried to run in this process; "" for honest work.
+        """Return what the code has replaced, or tried to run in this process, or "" if it did neither.
 
         After tampering, the ranks are restarted.
         """

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from shared.deadlines import scaled
 
 _PR_SET_DUMPABLE = 4
-NICENESS = 10  # Even hundreds of busy processes leave the rest of the machine usable.
+NICENESS = 10  # With it, even hundreds of busy processes leave the machine usable.
 
 
 @dataclass(frozen=True)

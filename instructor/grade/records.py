@@ -1,4 +1,4 @@
-"""Keep the result of each student's lab as a file of its own, so that a grader that was killed can continue."""
+"""Keep the result of each student's lab in its own file, so that grading can continue after it was killed."""
 
 import contextlib
 import hashlib
@@ -24,7 +24,7 @@ class Answer:
     """The points and verdicts of one exercise. If there are no verdicts, `reason` says why."""
 
     number: str
-    name: str  # of the exercise: "no_sync" is asked of OverlappedDDP
+    name: str  # of the exercise: "no_sync" is an exercise on OverlappedDDP
     points: float
     max_points: float
     verdicts: list[Verdict] = field(default_factory=list)

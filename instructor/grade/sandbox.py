@@ -1,8 +1,8 @@
 """Run a program in an isolated process tree with limits.
 
 bubblewrap isolates it. The program has its own process ids, so that one kill ends all of its processes, and no network
-but loopback. It can read only the system's libraries, this Python and the files it is given, and it can write only to a
-scratch folder in memory.
+except loopback. It can read only the system's libraries, this Python and the files it is given, and it can write only
+to a scratch folder in memory.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from shared import deadlines
 from shared.deadlines import scaled
 
 SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc/ld.so.cache", "/etc/hosts", "/etc/nsswitch.conf")
-FIRST_USER, USERS = 200_000, 100_000  # User ids that nobody else has. Two sandboxes share no user and no limits.
+FIRST_USER, USERS = 200_000, 100_000  # User ids that nobody else has. No two sandboxes share a user or its limits.
 WATCH_EVERY_S = 0.2
 MOST_LINE_BYTES = 2_000_000
 KEPT_BYTES = 4000  # of the printed output: enough for a traceback
@@ -67,7 +67,8 @@ def require() -> None:
 def run(module: str, job: dict, course: Path, limits: Limits) -> Ended:
     """Run `python -m module JOB FD` in a sandbox where `course` is the working directory.
 
-    It is killed when it reports nothing for limits.seconds_each, uses too much memory, or starts too many processes.
+    The program is killed if it reports nothing for limits.seconds_each, uses too much memory, or starts too many
+    processes.
     """
     user = FIRST_USER + random.SystemRandom().randrange(USERS)
     with tempfile.TemporaryDirectory(prefix="grade-") as temporary:
@@ -149,7 +150,7 @@ def _scratch(scratch: Path, limits: Limits) -> list[str]:
 
 
 def _follow(process: subprocess.Popen, pipe, limits: Limits) -> Ended:
-    """Read what the program reports until it ends or passes a limit."""
+    """Read what the program reports until it ends or exceeds a limit."""
     ended = Ended()
     partial_line, printed = b"", b""
     deadline = time.monotonic() + limits.seconds_each
@@ -186,7 +187,7 @@ def _follow(process: subprocess.Popen, pipe, limits: Limits) -> Ended:
 
 
 def _passed_limit(process: subprocess.Popen, limits: Limits) -> str:
-    """Return which limit all processes together have passed, or ""."""
+    """Return which limit all processes together have exceeded, or ""."""
     try:
         family = psutil.Process(process.pid).children(recursive=True)
     except psutil.NoSuchProcess:
@@ -210,7 +211,7 @@ def _shared_bytes(process: Path) -> int:
     """
     mapped = re.findall(
         r"^RssShmem:\s+(\d+) kB", (process / "status").read_text(), re.MULTILINE
-    )  # absent after its death
+    )  # absent after the process has ended
     files = {}
     for descriptor in (process / "fd").iterdir():
         with contextlib.suppress(OSError):

@@ -1,6 +1,6 @@
-"""Read a student's code before it runs: find what does not compile, what is forbidden, and what a person should see.
+"""Read a student's code before it runs: find what does not compile, what is forbidden, and what to show the instructor.
 
-Nothing is executed here. This catches open copying. Hidden copying is caught only if it fails when it runs.
+Nothing is executed here. This catches obvious copying. Hidden copying is caught only if it fails at run time.
 """
 
 import ast
@@ -48,7 +48,7 @@ def without_magics(source: str) -> str:
 
 
 def borrowed(cells: list[dict], others: list[str]) -> list[str]:
-    """Return the names that exercises use but that only other cells of the notebook define. Grading lacks them."""
+    """Return the names that exercises use but that only other cells define. They are missing in grading."""
     own, used, lent = set(dir(builtins)), set(), set()
     for cell in cells:
         stored, loaded = _stored_and_loaded(cell["source"])
@@ -88,7 +88,7 @@ def forbidden(source: str, withheld: tuple[str, ...]) -> list[str]:
 
 
 def notices(source: str, given: str = "") -> list[str]:
-    """Return what an instructor should look at. It costs no points.
+    """Return what an instructor should look at. These notices cost no points.
 
     Args:
         given: The lab's own code. Names that it uses are not reported.

@@ -27,7 +27,7 @@ class Unreadable(ValueError):
 
 @dataclass(frozen=True)
 class Submission:
-    """One student's notebook for one lab. The path is None if none was handed in."""
+    """One student's notebook for one lab. The path is None if nothing was handed in."""
 
     student: str
     lab: str
@@ -53,7 +53,7 @@ def labs_in(folder: Path) -> list[Chapter]:
 
 
 def _notebook(student: Path, lab: str) -> Path | None:
-    """Find a student's notebook: the one with the lab's name, else "<lab> (1)", else one not named after a lab."""
+    """Find a student's notebook: the one with the lab's name, else "<lab> (1)", else one without a lab's name."""
     others = {chapter.name for chapter in chapters()} - {lab}
     for folder in (student / lab, student):
         notebooks = [path for path in sorted(folder.glob("*.ipynb")) if path.stem not in others]
@@ -66,7 +66,7 @@ def _notebook(student: Path, lab: str) -> Path | None:
 
 
 def other_files(submission: Submission) -> list[str]:
-    """Return the files beside the notebook. They are not used, and the student should know."""
+    """Return the files beside the notebook. They are not used, and the student should know that."""
     if submission.path is None:
         return []
     expected = {submission.path.name, "timestamp.txt", ".ipynb_checkpoints"}
@@ -171,7 +171,7 @@ def exercises_in(notebook: nbformat.NotebookNode) -> dict[str, str]:
 
 
 def repeated_exercises(submission: Submission) -> list[str]:
-    """Return the exercises that are in more than one cell. The student should know."""
+    """Return the exercises that are in more than one cell. The student should know that."""
     names = [_exercise_name(cell) for cell in read(submission).cells]
     return sorted({name for name in names if name and names.count(name) > 1})
 

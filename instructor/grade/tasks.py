@@ -1,4 +1,4 @@
-"""List what a lab asks for, and compute how many points an answer gets."""
+"""List the tasks of a lab, and compute how many points an answer gets."""
 
 import importlib
 import math
@@ -48,7 +48,7 @@ def tasks_of(chapter: Chapter) -> list[Task]:
 
 
 def credit(points: float, verdicts: list[Verdict]) -> float:
-    """Divide an exercise's points evenly over its checks, rounded down to cents. Without right values there are none.
+    """Divide an exercise's points evenly over its checks, rounded down to 0.01. Without right values, there are none.
 
     Code that does nothing also sends and keeps nothing, so it would pass the checks that count bytes.
     """

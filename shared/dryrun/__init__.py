@@ -1,4 +1,4 @@
-"""Run one training step of a published model on a cluster that does not exist, in one process and without its memory.
+"""Run one training step of a published model as if on a cluster, in one process and without allocating its tensors.
 
     python -m shared.dryrun --strategy zero3 --model llama-70b --world-size 1024
 
@@ -64,9 +64,9 @@ class DryRun:
 
 
 def strategies(package: str = WRAPPERS) -> dict[str, object]:
-    """Return the strategies that can run on `meta`, by name: the course's own.
+    """Return the strategies that can run on `meta`, by name. These are the course's own.
 
-    Those of torch and DeepSpeed read values, so their names stand for the course's counterparts.
+    Those of torch and DeepSpeed read values, so their names select the course's counterparts instead.
 
     Args:
         package: A package with a registry: a module `strategies` with STRATEGIES and mixed_precision().

@@ -1,6 +1,6 @@
 """A decoder of any published shape, to be built on the meta device.
 
-Its parameters and its activations take as many bytes as those of such models.
+Its parameters and activations take as many bytes as those of the published model.
 
 Shape legend: B batch, T tokens, D model width, H heads, K heads of keys and values, V vocabulary.
 """

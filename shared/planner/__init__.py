@@ -1,4 +1,4 @@
-"""Plans the memory of one rank in training, by component, for a model, N ranks, a ZeRO stage and a precision.
+"""Plans the memory that one rank needs in training, by component, for a model, N ranks, a ZeRO stage and a precision.
 
     plan = planner.plan(SHAPES["Llama-2 7B"], ranks=8, stage=2)
     plan.total_bytes, plan.by_component()
@@ -13,7 +13,7 @@ Everything is computed with `formulas`, so it is as accurate as they are. A plan
 It does not count a kernel's temporaries, gradient buckets in flight, a unit's full gradients before the reduce-scatter,
 fragmentation in the allocator, the libraries' own memory, or the activations of embeddings and norms outside the
 layers. A gated MLP and grouped-query attention keep other activations than the formula's layer, so the result is only
-an estimate for Llama. Plan for at most 90 % of a GPU's memory.
+an estimate for Llama. Plan for at most 90% of a GPU's memory.
 """
 
 from dataclasses import asdict, dataclass

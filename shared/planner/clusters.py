@@ -1,6 +1,6 @@
 """Clusters of hosts with GPUs, an estimate of the step time on them, and five situations in which to choose a strategy.
 
-The estimate of a step has only the terms that matter for the decision:
+The estimate of a step contains only the terms that matter for the decision:
 
     computation     6 FLOPs per parameter and token, or 8 if a second forward recomputes all activations. Recomputing
                     only attention (selective checkpointing) adds little.
@@ -25,7 +25,7 @@ TFLOPS = 1e12
 
 @dataclass(frozen=True)
 class Cluster:
-    """Hosts with equal GPUs. The rates are those that programs reach, not those of the data sheet."""
+    """Hosts with identical GPUs. The rates are those that programs reach, not those of the data sheet."""
 
     hosts: int
     gpus_per_host: int

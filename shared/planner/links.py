@@ -1,14 +1,15 @@
 """Real links between GPUs: latency, bus bandwidth, and the time of an all-reduce of 1 GB, each with its sources.
 
-The figures are for a ring of NCCL, so `formulas.ring_all_reduce_s` applies to them:
+The figures are for NCCL's ring algorithm, so `formulas.ring_all_reduce_s` applies to them:
 
     bus bandwidth   1/β, as nccl-tests defines it (PERFORMANCE.md): the bytes per second that each GPU sends while the
-                    ring is busy. It is what programs reach, not what the data sheet says. The
-                    switches of NVLink 4 can add up gradients themselves (NVLink SHARP). An all-reduce is then faster
-                    (480 GB/s, NVIDIA/nccl-tests issue 212), but it is no longer a ring.
-    α               of one step of the ring. NCCL itself predicts times with a latency per step, which depends on the
-                    protocol: the figures here are those of its protocol for large messages (Simple). For messages of a
-                    few KB, it uses another one (LL), with 0.6 µs per step over NVLink and 2.7 µs over a network.
+                    ring is busy. Programs reach it, although the data sheet says more. The switches of NVLink 4 can
+                    add up gradients themselves (NVLink SHARP). An all-reduce is then faster (480 GB/s,
+                    NVIDIA/nccl-tests issue 212), but it is no longer a ring.
+    α               the latency of one step of the ring. NCCL itself predicts times with a latency per step, which
+                    depends on the protocol: the figures here are those of its protocol for large messages (Simple). For
+                    messages of a few KB, it uses another one (LL), with 0.6 µs per step over NVLink and 2.7 µs over a
+                    network.
 
 Between hosts, the figures are those of a ring with one GPU per host, so every step crosses the network. With several
 GPUs per host, most steps stay inside the host, and if a ring leaves each host over several network adapters, their

@@ -1,6 +1,6 @@
 """The shapes of published language models, and the exact number of parameters of each.
 
-Each one is a decoder of equal layers: attention with `heads` heads, then an MLP of width `ffn`. There are two families:
+Each one is a decoder of identical layers: attention with `heads` heads, then an MLP of width `ffn`. Two families exist:
 
     GPT     LayerNorm with a bias, a bias on every linear layer, learned positions, an MLP of two matrices, and an
             output layer that is tied to the token embedding

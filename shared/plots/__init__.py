@@ -16,7 +16,7 @@ _RANK_COLORS = (COLORS[0], COLORS[4], COLORS[2], "#EDD0E0")  # their brightness 
 
 
 def rank_color(rank: int) -> str:
-    """Return the color of a rank, which is the same in all figures. The colors of five ranks and more repeat."""
+    """Return the color of a rank, which is the same in all figures. From rank 4 on, the colors repeat."""
     return _RANK_COLORS[rank % len(_RANK_COLORS)]
 
 
@@ -39,7 +39,7 @@ def new_axes(width_in: float, height_in: float):
 
 
 def logarithmic(axes) -> None:
-    """Make both axes logarithmic, after everything is drawn, with more than one label on the y axis."""
+    """Make both axes logarithmic, with more than one label on the y axis. Call this after everything is drawn."""
     axes.set(xscale="log", yscale="log")
     lowest, highest = axes.get_ylim()
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if highest > 10 * lowest else (1, 1.5, 2, 3, 4, 5, 7)))
@@ -48,7 +48,7 @@ def logarithmic(axes) -> None:
 
 
 def loss_curves(curves: dict[str, list[float]]) -> Figure:
-    """Draw the loss per step, one line per name. Staggered markers keep lines that coincide distinguishable."""
+    """Draw the loss per step, one line per name. Staggered markers distinguish lines that coincide."""
     figure, axes = new_axes(6.0, 3.0)
     for index, (name, losses) in enumerate(curves.items()):
         every = max(1, len(losses) // 8)
@@ -122,8 +122,8 @@ def waiting(began_s: list[float], arrived_s: list[float], left_s: list[float], w
 def message_cost(sizes_bytes: list[int], times_ms: dict[str, list[float]]) -> Figure:
     """Draw time against message size on logarithmic axes, one line per name.
 
-    The dotted line is the time if there were no latency: proportional to the size, through the largest message. It
-    begins at a fifth of the shortest time.
+    The dotted line shows the time without latency: it is proportional to the size, and goes through the fastest time of
+    the largest message. It begins at a fifth of the shortest time.
     """
     figure, axes = new_axes(6.0, 3.4)
     for index, (name, measured) in enumerate(times_ms.items()):
@@ -165,7 +165,7 @@ LANE_STYLES = {  # the color and hatch of each lane
 
 
 def timeline(lines: list, names: list[str] | None = None, exposed: bool = True) -> Figure:
-    """Draw the ranks' timelines below each other: a row of computation each, and the communication below it.
+    """Draw the ranks' timelines below each other. Each has a row of computation, with the communication below it.
 
     Args:
         lines: One `timeline.Timeline` per rank.
@@ -215,7 +215,7 @@ def timeline(lines: list, names: list[str] | None = None, exposed: bool = True) 
 
 
 def _draw_spans(axes, spans: list, y: float, start_s: float, end_ms: float, named: bool):
-    """Draw the spans of one lane in one row, each with its name, or at least the last word of it, if there is room."""
+    """Draw the spans of one lane in one row, each with its name or, if there is less room, the last word of it."""
     color, hatch = LANE_STYLES.get(spans[0].lane, (COLORS[3], HATCHES[2]))
     ink = "white" if spans[0].lane == "backward" else "black"
     backing = {"facecolor": color, "edgecolor": "none", "pad": 0.8} if hatch else None

@@ -76,7 +76,7 @@ def cap_run(sizes_bytes: dict[str, int], runs: list[CapRun], index: int) -> Figu
 
 
 def cap_runs(sizes_bytes: dict[str, int], runs: list[CapRun]) -> Figure:
-    """Draw all caps below each other: the model as one strip of buckets, and how long the all-reduces took."""
+    """Draw one row per cap: the model as a strip of buckets, and how long the all-reduces took."""
     height_in = 1.0 + 0.42 * len(runs)
     figure, (left, right) = plt.subplots(1, 2, figsize=(9.0, height_in), sharey=True, layout="constrained")
     widths = list(sizes_bytes.values())

@@ -15,7 +15,7 @@ def predicted_against_measured(
     xlabel: str,
     lines_are: str = "predicted",
 ) -> Figure:
-    """Draw predictions as lines and measurements of the same name as marks of the same color, on logarithmic axes.
+    """Draw predictions as lines, and measurements with the same names as marks in the same colors, on log axes.
 
     Args:
         predicted_s: Functions from bytes to seconds, by name.
@@ -95,7 +95,7 @@ def all_reduce_costs(
 
 
 def first_below(sizes: list[float], curve: list[float], other: list[float]) -> float | None:
-    """Return the size from which on a curve that begins above another is below it, or None if they never cross."""
+    """Return the first size at which a curve that begins above another lies below it, or None if they never cross."""
     above = [mine >= theirs for mine, theirs in zip(curve, other, strict=True)]
     return sizes[above.index(False)] if above[0] and not all(above) else None
 

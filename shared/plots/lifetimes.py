@@ -15,7 +15,7 @@ _OWN = {"facecolor": COLORS[4], "hatch": HATCHES[2], "edgecolor": "black", "line
 
 
 def lifetimes(lives: dict[str, Lifetimes], own_bytes: int, expected_bytes: dict[str, float]) -> Figure:
-    """Draw steps side by side: above, the parameters' bytes after each operator; below, a row per unit.
+    """Draw steps side by side, with the bytes of parameters after each operator above, and a row per unit below.
 
     Args:
         lives: The lifetimes of the units, by name of the step.
@@ -59,7 +59,7 @@ def moments(life: Lifetimes) -> list[int]:
 
 
 def moment(life: Lifetimes, own_bytes: int, expected_bytes: float, at: int) -> Figure:
-    """Draw one step as `lifetimes` does, with a line after one operator, and the state of each unit then."""
+    """Draw one step as `lifetimes` does, with a line after one operator, and the state of each unit at that time."""
     held_mb = (own_bytes + life.total_bytes[at]) / 1e6
     title = f"operator {at}: {held_mb:.2f} MB"
     figure = lifetimes({title: life}, own_bytes, {title: expected_bytes})
@@ -73,7 +73,7 @@ def moment(life: Lifetimes, own_bytes: int, expected_bytes: float, at: int) -> F
 
 
 def _draw_total(axes, life: Lifetimes, own_bytes: int, expected_bytes: float) -> None:
-    """Stack the unsharded parameters on this rank's shards, and mark the peak by the formula."""
+    """Stack the unsharded parameters on this rank's shards, and mark the peak that the formula predicts."""
     own_mb = own_bytes / 1e6
     totals_mb = [own_mb + unsharded_bytes / 1e6 for unsharded_bytes in life.total_bytes]
     operators = range(life.operators + 1)

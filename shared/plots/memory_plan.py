@@ -43,7 +43,7 @@ def stages(plans: dict[str, dict[str, float]], title: str = "", gpus_gb: tuple[f
         total_gb = sum(parts.values()) / 1e9
         cut = "… " if total_gb > edge_gb else ""
         fits = "" if any(total_gb <= gpu_gb for gpu_gb in gpus_gb) else ", fits no GPU"
-        # Lines that the label would cross.
+        # The lines that the label would otherwise cross.
         crossed = [gpu_gb for gpu_gb in gpus_gb if 0 <= gpu_gb - left_gb < 0.11 * edge_gb]
         label, label_gb = f"{cut}{_rounded(total_gb)}{fits}", max([left_gb, *crossed]) + 0.01 * edge_gb
         axes.text(label_gb, y, label, va="center")

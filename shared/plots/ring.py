@@ -12,13 +12,13 @@ def ring_step(logs: list, step: int) -> Figure:
     """Draw what every rank of a ring holds after one step, and what was sent in that step.
 
     Each column is a rank and each row a chunk. A cell names the ranks whose contributions its sum contains; the more it
-    contains, the darker it is, and white text on a dark cell means that it is complete. A chunk that was received in
+    contains, the darker the cell is. White text on a dark cell means that the sum is complete. A chunk received in
     this step has a thick frame and an arrow from its sender.
 
     Args:
         logs: One log per rank, with one entry for the start and one per step. An entry is {"sent": name of the chunk
-            that this rank sent (None at the start), "holds": {name of a chunk: digits}}. Digit r says how often the sum
-            contains rank r's contribution.
+            that this rank sent (None at the start), "holds": {name of a chunk: digits}}. Digit r says how many times
+            the sum contains rank r's contribution.
 
     Shape: logs [ranks][1 + steps].
 
@@ -82,7 +82,7 @@ def _draw_cell(axes, x: float, y: float, digits: str, received: bool, text_size:
 
 
 def _draw_ring_key(axes, ranks: int) -> None:
-    """Explain in an empty panel how to read the others."""
+    """Explain in an empty panel how to read the other panels."""
     axes.set(xlim=(-0.7, 4.2), ylim=(3.4, -0.6))
     some, every_rank = "011".ljust(ranks, "0"), "1" * ranks
     rows = [

@@ -1,4 +1,4 @@
-"""Figures of time in data parallelism: when buckets are in flight, and how efficient more ranks are. Pure functions."""
+"""Figures of time in data parallelism: when buckets are in flight, and the efficiency of more ranks. Pure functions."""
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
@@ -14,7 +14,7 @@ def schedule(
     backward_end_ms: float,
     measured_ends_ms: list[float] | None = None,
 ) -> Figure:
-    """Draw predicted buckets, one row each: when full, when in flight, when complete. Measured ends are marks.
+    """Draw one row per bucket: when it is predicted to be full, in flight and complete. Marks are measured completions.
 
     ends_ms[i] is max(ends_ms[i − 1], ready_ms[i]) + lasts_ms[i]. Everything to the right of the end of backward is
     exposed.
@@ -50,7 +50,7 @@ def efficiency(
         curves: The efficiency (0 to 1) for each number of ranks, by title and name.
         marks: The same, drawn as marks only.
     """
-    size = (max(4.6, 3.1 * len(curves)), 3.4)  # a wider figure would be shrunk to the page, with its labels
+    size = (max(4.6, 3.1 * len(curves)), 3.4)  # a wider figure would be shrunk to fit the page, and so would its labels
     figure, panels = plt.subplots(1, len(curves), figsize=size, sharey=True, layout="constrained", squeeze=False)
     shown = {}
     for axes, (title, lines) in zip(panels.flat, curves.items(), strict=True):

@@ -4,15 +4,15 @@
 
     progress.show()    # which exercises have passed, lab by lab, and which one is next
 
-A check that somebody runs in JupyterLab, in a notebook of labs/, adds a line to progress.jsonl. Programs that execute
-notebooks, solutions, and files checked in a terminal add none. The file is plain text that anybody can edit, so it is
-NEVER trusted for grading, which runs every check again. Delete the file to start over.
+A check that somebody runs in JupyterLab, in a notebook of labs/, adds a line to progress.jsonl. Checks that a
+program runs, checks in solutions, and checks of files in a terminal add none. The file is plain text that anybody can
+edit, so it is NEVER trusted for grading, which runs every check again. Delete the file to start over.
 
 Lines are only appended, each with a single write. So two notebooks that run at the same time do not lose each other's
 lines, and a truncated line does not damage the others.
 
 An exercise has passed when all its checks have passed in one run, and it stays passed: restarting the kernel, or
-working on a better version, does not take it back. If the newest run failed, the page says so in addition.
+working on a better version, does not take it back. If the newest run failed, the page also says so.
 """
 
 import errno
@@ -62,7 +62,7 @@ def in_a_lab() -> bool:
 
 
 def record(exercise, verdicts: list) -> None:
-    """Record the verdicts of an exercise's checks if this is a lab. If that fails, print a message and go on."""
+    """Record the verdicts of an exercise's checks if this is a lab. If that fails, print a message and continue."""
     name = name_of(exercise)
     if not name or not verdicts or not in_a_lab():
         return
@@ -77,7 +77,7 @@ def record(exercise, verdicts: list) -> None:
 def points_and_next(exercise) -> list[str]:
     """Return what a headline says about the lab of an exercise, such as "2 of 15 points" and "next: Exercise 0.2".
 
-    Outside a lab in JupyterLab, there is nothing to say.
+    Returns an empty list outside a lab in JupyterLab.
     """
     return Page(ROOT, runs()[0]).points_and_next(name_of(exercise)) if in_a_lab() else []
 

@@ -82,7 +82,7 @@ class Page:
         return marks
 
     def _failures(self, lab: Lab) -> list[str]:
-        """Return a line for each exercise whose newest run failed: its checks, and when it first passed, if it did."""
+        """Return a line for each exercise whose newest run failed: its checks, and when it first passed, if ever."""
         lines = []
         for exercise in lab.exercises:
             standing = self._standing(exercise)

@@ -19,5 +19,5 @@ def _environment():
 
 
 def _read(name: str) -> str:
-    """Read a template, and remove indentation and line breaks, which only serve its authors."""
+    """Read a template, and remove indentation and line breaks, which are there only for its authors."""
     return "".join(line.strip() for line in (ROOT / name).read_text().splitlines())

@@ -1,15 +1,15 @@
-"""The implementation of `make gpu`, or `python -m tests.gpu`: what only a GPU can prove, and one page with the results.
+"""The implementation of `make gpu`, or `python -m tests.gpu`: tests that need a GPU, and one page with the results.
 
 steps         the steps and their parts on a machine: what runs there, and what is skipped and why
 running       runs a part with a deadline, and reads its results
 supervisor    runs the command of a part, and ends every process that it leaves behind
-results       what came out of a part, and of the whole run
+results       the results of a part, and of the whole run
 page          writes the results as JSON, as a Markdown page and as a figure
 figure        draws the figure
 reporting     how the programs below report what they found
 
 starting      a program: starts ranks, runs cells on them, lets one hang, and stops them
-semantics     a program: compares what NCCL does for the host with what the simulation of NCCL claims
+semantics     a program: compares how NCCL behaves towards the host with what its simulation claims
 
 The programs run in processes of their own. All other modules need nothing but Python, so the page is written even if
 PyTorch cannot be imported.

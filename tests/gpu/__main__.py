@@ -1,15 +1,15 @@
-"""Run what needs GPUs, and write one page: `make gpu`, or `python -m tests.gpu`.
+"""Run everything that needs GPUs, and write one page: `make gpu`, or `python -m tests.gpu`.
 
     python -m tests.gpu --dry                                     # the same steps on the CPU, to see whether they run
     python -m tests.gpu --list                                    # what would run on this machine
     python -m tests.gpu --steps start,nccl-semantics              # only some steps
-    python -m tests.gpu --steps notebooks --only 04 --minutes 9   # some parts, and an end in nine minutes
-    python -m tests.gpu --steps benchmark --keep                  # keep the results that the page has of other parts
+    python -m tests.gpu --steps notebooks --only 04 --minutes 9   # some parts, for at most nine minutes
+    python -m tests.gpu --steps benchmark --keep                  # keep the page's results of other parts
 
 The results are report.json, report.md and report.png in build/gpu/, and all output is in log.txt. Each part has its own
-deadline, and its processes are ended for certain. A part that fails or hangs is named with its reason, and the others
-still run. The exit status is 0 if no part failed, even if an aim was missed, 1 if a part failed, and 2 if nothing could
-be run.
+deadline, and none of its processes is left running. The page names each part that fails or hangs, with the reason, and
+the other parts still run. The exit status is 0 if no part failed, even if an aim was missed, 1 if a part failed, and 2
+if nothing could be run.
 """
 
 import argparse
@@ -33,7 +33,7 @@ FOLDER = steps.ROOT / "build" / "gpu"
 def main(argv: list[str] | None = None) -> int:
     options = parse(argv)
     facts = _load_facts().ask()
-    gpus = len(facts.gpus) or (0 if options.dry else 1)  # without a GPU, we say what would run with one
+    gpus = len(facts.gpus) or (0 if options.dry else 1)  # without a GPU, we list what would run with one
     planned = chosen(steps.parts(steps.Machine(gpus, facts.exclusive, options.dry)), options)
     if not planned:
         print("No part has a name like that. `--list` shows all parts.")
@@ -63,7 +63,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", default="", help=f"some of {','.join(steps.TITLES)}; default: all")
     parser.add_argument("--only", default="", metavar="TEXT", help="only parts with this text in their names")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="end the run after this many minutes")
-    parser.add_argument("--keep", action="store_true", help="keep what the folder's report says about other parts")
+    parser.add_argument("--keep", action="store_true", help="keep the earlier results of other parts in the folder")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where to write the results; default: build/gpu")
     options = parser.parse_args(argv)
     options.steps = [name.strip() for name in options.steps.split(",") if name.strip()]
@@ -102,7 +102,7 @@ def keep(run: Run, before: Run | None, planned: list[steps.Part]) -> None:
     if before is None:
         print("There are no earlier results to keep.")
     elif page.name_gpus(before.machine) != page.name_gpus(run.machine) or before.dry != run.dry:
-        print("The earlier results are not kept: they are from another machine, or one run was dry and one was not.")
+        print("The earlier results are not kept: they are from another machine, or only one of the runs was dry.")
     else:
         now = {(part.step, part.name) for part in planned}
         run.parts = [part for part in before.parts if part.key not in now]

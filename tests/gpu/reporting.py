@@ -1,5 +1,5 @@
-"""How a program tells `make gpu` what it found: one file, rewritten after each check, so that a program that hangs or
-is killed has told everything up to there."""
+"""How a program tells `make gpu` what it found: one file, rewritten after each check, so that no result is lost if the
+program hangs or is killed."""
 
 import contextlib
 import json
@@ -32,7 +32,7 @@ class Report:
             self.add(Check(name, PASSED))
 
     def begin(self, name: str) -> None:
-        """Remember what is being tried, in case it never ends."""
+        """Record what is being tried, in case it never ends."""
         self._write(doing=name)
 
     def add(self, check: Check) -> None:

@@ -1,4 +1,4 @@
-"""What came out of a part, and of the whole run."""
+"""The results of a part, and of the whole run."""
 
 from collections import Counter
 from dataclasses import asdict, dataclass, field
@@ -18,7 +18,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Aim:
-    """A measured value beside the most that we hoped for. An aim that is missed is no failure."""
+    """A measured value, and the highest value that we hoped for. A missed aim is not a failure."""
 
     what: str
     value: float
@@ -63,7 +63,7 @@ class Run:
     began: str  # the date and the time
     dry: bool = False
     commit: str = ""
-    kept_since: str = ""  # when the oldest of the results that were kept from earlier runs came about
+    kept_since: str = ""  # when the oldest of the results that were kept from earlier runs was measured
     missing: list[str] = field(default_factory=list)  # packages
     parts: list[PartResult] = field(default_factory=list)
 

@@ -87,7 +87,7 @@ def _end(process: subprocess.Popen) -> None:
 
 
 def _environment(part: Part) -> dict[str, str]:
-    """Return the environment of a part. A cell may start torchrun, so programs of this environment are found."""
+    """Return the environment of a part. This Python's programs are on its PATH, because a cell may start torchrun."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     return os.environ | {"PATH": path, "PYTHONPATH": python_path, "PYTHONUNBUFFERED": "1"} | part.environment
@@ -101,7 +101,7 @@ def _judge(result: PartResult, ended: dict, deadline_s: float, text: str) -> Non
     result.seconds = round(ended["seconds"], 1)
     failed = [check for check in result.checks if check.outcome == FAILED]
     skipped = [check for check in result.checks if check.outcome == SKIPPED]
-    doing = f" while it was at: {result.reason}" if result.reason else ""
+    doing = f"; its last step: {result.reason}" if result.reason else ""
     if ended["how"] == "out of time":
         result.outcome, result.reason = TIMED_OUT, f"ended after {deadline_s:.0f} s{doing}"
     elif ended["how"] != "ended":

@@ -1,4 +1,4 @@
-"""Compares what NCCL does for the host with what its simulation claims (shared/wire/simulated_nccl/).
+"""Compares how NCCL behaves towards the host with what its simulation claims (shared/wire/simulated_nccl/).
 
     python -m tests.gpu.semantics stream --ranks 1 --result report.json               # NCCL, one GPU per rank
     python -m tests.gpu.semantics stream --ranks 2 --result report.json --simulate    # the simulation, on the CPU
@@ -64,7 +64,7 @@ class Probe:
         instrumentation.simulate_nccl(simulate)
 
     def at(self, what: str) -> None:
-        """Note what this rank does next, in case it never comes back."""
+        """Record what this rank does next, in case it never returns."""
         self._file.write(json.dumps({"at": what}) + "\n")
 
     def claim(self, name: str, holds: bool, measured: str) -> None:
@@ -81,7 +81,7 @@ class Probe:
         return self.world_size * (self.world_size + 1) / 2
 
     def delay(self) -> Callable[[], bool]:
-        """Make the GPU late. The simulation has no stream: there, the last rank is late.
+        """Delay the GPU. The simulation has no stream, so the last rank is delayed instead.
 
         Returns a function that tells whether the delay is over.
         """
@@ -99,11 +99,11 @@ class Probe:
 
     @property
     def is_measured(self) -> bool:
-        """Whether something else than this rank is late."""
+        """Whether something other than this rank is late."""
         return not self.simulate or self.rank != self.world_size - 1
 
     def calibrate(self) -> None:
-        """Build the communicator, and measure how fast the GPU counts in its sleep: an idle GPU has a slow clock."""
+        """Build the communicator, and measure the rate of the GPU's clock, which is slow while the GPU is idle."""
         dist.all_reduce(self.tensor())
         if self.simulate:
             self.instrumentation.synchronize()
@@ -120,7 +120,7 @@ class Probe:
         self._cycles_per_s = max(rates)
 
     def settle(self) -> None:
-        """Wait until all ranks have come here and all GPUs are idle."""
+        """Wait until all ranks have reached this point and all GPUs are idle."""
         self.instrumentation.synchronize()
         dist.barrier()
         if not self.simulate:
@@ -128,7 +128,7 @@ class Probe:
 
 
 def stream(probe: Probe) -> None:
-    """Try what a collective does for the host while the GPU is late."""
+    """Test how a collective behaves towards the host while the GPU is delayed."""
     probe.at("the first collective")
     probe.calibrate()
     a_synchronous_collective(probe)
@@ -157,9 +157,7 @@ def a_synchronous_collective(probe: Probe) -> None:
     else:
         probe.claim("a synchronous collective returns no Work", work is None, f"the Work is {work}")
     value = (x * 1).max().item()
-    probe.claim(
-        "an operation after it sees the result", value == probe.total, f"{value:g}, and {probe.total:g} is right"
-    )
+    probe.claim("an operation after it sees the result", value == probe.total, f"{value:g}, expected {probe.total:g}")
 
 
 def an_asynchronous_collective(probe: Probe) -> None:
@@ -176,7 +174,7 @@ def an_asynchronous_collective(probe: Probe) -> None:
         probe.claim("after wait(), the operation may be in flight", not is_done, f"is_completed() returned {is_done}")
     value = (x * 1).max().item()
     probe.claim(
-        "an operation after wait() sees the result", value == probe.total, f"{value:g}, and {probe.total:g} is right"
+        "an operation after wait() sees the result", value == probe.total, f"{value:g}, expected {probe.total:g}"
     )
 
 
@@ -189,9 +187,7 @@ def two_collectives_on_one_tensor(probe: Probe) -> None:
     first.wait()
     second.wait()
     value, expected = (x * 1).max().item(), probe.total * probe.world_size
-    probe.claim(
-        "two collectives on one tensor run in order", value == expected, f"{value:g}, and {expected:g} is right"
-    )
+    probe.claim("two collectives on one tensor run in order", value == expected, f"{value:g}, expected {expected:g}")
 
 
 def a_barrier(probe: Probe) -> None:
@@ -206,7 +202,7 @@ def a_barrier(probe: Probe) -> None:
 
 
 def an_output_read_too_early(probe: Probe, elements: int = 1 << 28, tries: int = 5) -> None:
-    """Read the end of a large output before wait(). What is read there is up to chance, so this claims nothing."""
+    """Read the end of a large output before wait(). The values depend on chance, so this claims nothing."""
     from shared.c10d import all_gather_single
 
     probe.at("an output that is read before wait()")
@@ -262,7 +258,7 @@ def alone(probe: Probe) -> None:
 
 
 def ring(probe: Probe) -> None:
-    """Send around a ring without a batch: every rank sends before it receives."""
+    """Send around a ring without batching: every rank calls isend() before irecv()."""
     probe.at("the first collective")
     probe.calibrate()
     probe.settle()
@@ -314,7 +310,7 @@ def main() -> int:
 
 
 def be_a_rank(options) -> None:
-    # As the course's ranks do (see shared/ranks/rankside.py).
+    # The course's ranks set these, too (see shared/ranks/rankside.py).
     for name in ("ASYNC_ERROR_HANDLING", "ENABLE_MONITORING", "DUMP_ON_TIMEOUT"):
         os.environ[f"TORCH_NCCL_{name}"] = "0"
     try:

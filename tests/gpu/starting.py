@@ -62,7 +62,7 @@ def main() -> int:
     parser.add_argument("--result", type=Path, required=True)
     parser.add_argument("--ranks", type=int, required=True)
     parser.add_argument("--backend", choices=("nccl", "gloo", "gloo:cpu"))
-    parser.add_argument("--device", choices=("cuda", "cpu"), required=True, help="where the ranks must be")
+    parser.add_argument("--device", choices=("cuda", "cpu"), required=True, help="where the ranks must run")
     parser.add_argument("--simulate", action="store_true", help="simulate NCCL over gloo")
     options = parser.parse_args()
     report = Report(options.result)

@@ -15,11 +15,11 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULT = "{folder}"  # in a command, stands for the folder in which its results are expected
 LESSONS_RANKS = 4
 GRACE_S = scaled(5.0)  # after a command has ended, its processes may take this long to end
-GPU_GRACE_S = scaled(20.0)  # a process that has used CUDA needs longer, above all if several end at once
+GPU_GRACE_S = scaled(20.0)  # a process that has used CUDA needs longer, especially if several end at once
 DRY_CHECKS = "first_collectives"
 SCRIPTS = {"chapters": "lesson.py", "solutions": "lab.py"}  # the source of the notebooks in a folder
 
-# Packages that PyPI knows by another name than Python does.
+# Packages that have another name on PyPI than in Python.
 DISTRIBUTIONS = {"IPython": "ipython", "pytest_timeout": "pytest-timeout", "sklearn": "scikit-learn"}
 RANKS = ("torch", "numpy", "psutil", "IPython", "ipyparallel", "ipykernel", "jinja2")
 TESTS = (*RANKS, "pytest", "pytest_timeout", "matplotlib")
@@ -27,7 +27,7 @@ NOTEBOOKS = (*TESTS, "nbval", "ipywidgets", "sklearn")
 
 TITLES = {
     "start": "Ranks start, run cells, report errors and leave no process",
-    "nccl-semantics": "NCCL does for the host what its simulation claims",
+    "nccl-semantics": "NCCL behaves towards the host as its simulation claims",
     "tests": "The tests marked gpu pass",
     "checks": "Every solution passes its checks",
     "notebooks": "The lessons and the solved labs run",
@@ -44,14 +44,14 @@ class Part:
     command: tuple[str, ...] = ()
     deadline_s: float = 600.0
     grace_s: float = GRACE_S
-    reads: str = "report"  # the function of `reading` that reads what the command left
+    reads: str = "report"  # which of the READERS in running.py reads the results of the command
     packages: tuple[str, ...] = RANKS
     environment: dict[str, str] = field(default_factory=dict)
     skip: str = ""
 
     @property
     def missing(self) -> list[str]:
-        """Return the packages that it needs and that this Python does not have."""
+        """Return the packages that the part needs and this Python lacks."""
         return [DISTRIBUTIONS.get(name, name) for name in self.packages if find_spec(name) is None]
 
 

@@ -4,8 +4,8 @@
 
 GRACE_SECONDS is how long the processes of a command may take to end after it has ended.
 
-A rank or a notebook's kernel has its own session, and its parent may die before it does. Therefore Linux is told that
-this process adopts the orphans among its descendants: then all of them can be found in its tree, and none can escape.
+A rank or a notebook's kernel has its own session, and its parent may die before it does. This process therefore asks
+Linux to make it the parent of all orphans among its descendants. They stay in its process tree, so none can escape.
 """
 
 import contextlib
@@ -69,7 +69,7 @@ def _adopt_orphans() -> None:
 
 
 def _wait(process: subprocess.Popen, seconds: float) -> bool:
-    """Wait for a process to end, and collect adopted ones meanwhile. Returns whether it ended in time."""
+    """Wait for a process to end, and collect adopted ones in the meantime. Returns whether it ended in time."""
     deadline_s = time.monotonic() + seconds
     while process.returncode is None and time.monotonic() < deadline_s:
         _reap(process)
@@ -108,7 +108,7 @@ def descendants() -> list[int]:
     for folder in _PROC.glob("[0-9]*"):
         try:
             state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
-        except OSError:  # it has ended meanwhile
+        except OSError:  # it has ended in the meantime
             continue
         children.setdefault(int(parent), []).append(int(folder.name))
         if state in "ZX":

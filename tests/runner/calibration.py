@@ -37,7 +37,7 @@ def measure_time_scale() -> float:
 
 
 def calibrate() -> float:
-    """Measure the time scale, and set twice as much for every process that is started from now on. Returns that.
+    """Measure the time scale, and set twice its value for all processes that start from now on. Returns that value.
 
     A scale that the user has set is never lowered.
     """

@@ -149,19 +149,19 @@ def run_command(
     """Run a command in its own process group, and kill it if it is silent for too long.
 
     Args:
-        has_reported: Is called regularly, and returns whether the command has reported anything since the last call.
-            Without it, the command may be silent for any time.
+        has_reported: A function that is called regularly, and returns whether the command has reported anything since
+            the last call. Without it, the command may be silent for any length of time.
         output: The file for the command's output; by default, the output goes to the terminal.
 
     Returns:
         The problem, or None.
     """
-    # nbgrader starts alembic by name, and a cell starts torchrun. Both must be found in this environment.
+    # nbgrader and some cells start programs by name (alembic, torchrun). These must be found in this environment.
     path = os.pathsep.join([str(Path(sys.prefix) / "bin"), os.environ.get("PATH", "")])
     errors = subprocess.STDOUT if output else None
     environment = {**os.environ, "PATH": path}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # otherwise, each of the many processes compiles our modules anew
-    for variable in MAKE_VARIABLES:  # Some tests call `make`. It would take over what this `make test` was called with.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # otherwise, each of the many processes compiles our modules again
+    for variable in MAKE_VARIABLES:  # Tests that call `make` must not inherit the arguments of this `make test`.
         environment.pop(variable, None)
     options = {"cwd": root, "env": environment, "start_new_session": True}
     process = subprocess.Popen(command, stdout=output, stderr=errors, **options)
@@ -173,7 +173,7 @@ def run_command(
             if has_reported is None or has_reported():
                 heard_s = time.monotonic()
             elif time.monotonic() - heard_s > silence_s:
-                return f"killed after {silence_s:g} s without a sign of life"
+                return f"killed because it reported nothing for {silence_s:g} s"
         return f"exit code {process.returncode}" if process.returncode else None
     finally:
         if process.returncode is None:

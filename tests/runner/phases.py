@@ -13,12 +13,12 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PYTHON = (sys.executable, "-m")
 LINT = ((*PYTHON, "ruff", "check", "."), (*PYTHON, "ruff", "format", "--check", "."), (*PYTHON, "tests.spelling"))
 
-# Deadlines on an idle machine. They are several times what the longest test and cell take there, because other programs
-# may start after the time scale was measured.
+# Deadlines on an idle machine. They are several times as long as the longest test and cell take there, because other
+# programs may start after the time scale was measured.
 TEST_S = 300.0
 CELL_S = 150.0
 KERNEL_START_S = 60.0
-STUCK = 1.5  # times a test's deadline. Then its worker is killed, because it did not react at the deadline.
+STUCK = 1.5  # After this multiple of a test's deadline, its worker is killed, because it did not stop by itself.
 
 QUICK_NOTEBOOKS = ("chapters/00_ranks.ipynb", "solutions/00_ranks_solution.ipynb")
 NOTEBOOK_FOLDERS = ("solutions", "chapters")
@@ -40,7 +40,7 @@ class Phase:
     workers: int = 1
     notebooks: tuple[str, ...] = ()  # files or folders; the phase fails if there are none
     mutants_of: tuple[str, ...] = ()  # chapters whose mutants must all be caught and whose variants must all pass
-    only: tuple[str, ...] = ()  # the tests to run; all that the commands choose by default
+    only: tuple[str, ...] = ()  # the tests to run; by default, all that the commands choose
 
 
 @dataclass(frozen=True)

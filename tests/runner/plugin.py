@@ -1,7 +1,7 @@
 """A pytest plugin: choose tests, report each one to the runner, and clean up after one that ran out of time.
 
 It is loaded with `-p tests.runner.plugin`. With pytest-xdist, it also runs in every worker, but only the controller,
-which hears from all workers, reports to the runner.
+which receives the results of all workers, reports to the runner.
 """
 
 import json
@@ -52,8 +52,8 @@ def pytest_collection_modifyitems(config, items):
 def belongs_to(item: pytest.Item, chapter: str) -> bool:
     """Tell whether a test is about a chapter, such as 09_zero3.
 
-    Its id has the chapter's name (a mutant, a variant, a lab), its file does (test_zero3.py), or it is marked with it:
-    `@pytest.mark.chapter("zero1", "zero3")`.
+    It is if the chapter's name is in its id (a mutant, a variant, a lab) or in its file name (test_zero3.py), or if it
+    is marked with the name: `@pytest.mark.chapter("zero1", "zero3")`.
     """
     title = chapter.split("_", 1)[1]
     marked = {name for mark in item.iter_markers("chapter") for name in mark.args}

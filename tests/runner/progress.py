@@ -6,7 +6,7 @@ import time
 
 from tests.runner.results import Results
 
-EVERY_S = 30.0  # if lines cannot be overwritten, as in the log of CI
+EVERY_S = 30.0  # if lines cannot be overwritten, as in a CI log
 LONGEST_SHOWN = 3  # running tests
 SETTLED_S = 30.0  # Until then, the estimate relies on the number of workers; later, on their measured speed.
 

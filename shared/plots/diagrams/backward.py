@@ -1,4 +1,4 @@
-"""Diagrams of gradients during backward: which are reduced together, when each bucket is launched, what is exposed."""
+"""Diagrams of gradients in backward: which are reduced together, when a bucket is launched, and what stays exposed."""
 
 from dataclasses import dataclass
 
@@ -23,7 +23,7 @@ def in_buckets(sizes_mb: dict[str, float], cap_mb: float) -> list[list[str]]:
 
 
 def buckets(world_size: int = 4) -> Figure:
-    """Draw how gradients are copied into buckets, and that every bucket is one all-reduce.
+    """Draw how gradients are copied into buckets, and how each bucket becomes one all-reduce.
 
     Args:
         world_size: From 2 to 4.

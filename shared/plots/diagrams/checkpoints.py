@@ -1,4 +1,4 @@
-"""Diagrams of checkpoints: what a kill leaves of a save that a rename completes, and a save in the background."""
+"""Diagrams of checkpoints: an atomic save, what a kill leaves of it, and a save in the background."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ _RENAMES = "renames"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A folder that a kill leaves: its name, the ranks whose shards are in it, and whether it has .metadata."""
+    """A folder that is left after a kill: its name, the ranks whose shards it has, and whether it has .metadata."""
 
     name: str
     ranks: tuple[int, ...]
@@ -40,7 +40,7 @@ def newest(folders: list[Checkpoint]) -> str:
 
 
 def atomic_save() -> Figure:
-    """Draw a save of four ranks, which a rename completes, and what a kill leaves before and after the rename."""
+    """Draw a save of four ranks that ends with a rename, and what a kill leaves before and after the rename."""
     drawing = Drawing(8.8, 6.3, "An atomic save: a rename turns an unfinished checkpoint into a complete one")
     clock = Clock(1.0, drawing.width_in - 0.2, 0, _ENDED_MS)
     slowest_ms, bottom = max(_WRITTEN_MS), 3.2
@@ -110,9 +110,9 @@ class SavingRun:
     """Trains on one rank, saves after one of the steps, and records what its threads do when.
 
     Attributes:
-        main: What the thread of training does: steps, staging or writing, the rename.
+        main: What the training thread does: steps, staging or writing, the rename.
         thread: What the background thread does.
-        copied_ms: From when to when there is a copy of the shards.
+        copied_ms: When a copy of the shards is created, and when it is freed.
     """
 
     def __init__(self, in_background: bool):
@@ -142,7 +142,7 @@ class SavingRun:
 
     @property
     def standstill_ms(self) -> float:
-        """For how long training stands still."""
+        """Return how long training stands still."""
         return sum(span.ended_ms - span.began_ms for span in self.main if not span.name.startswith("step"))
 
 

@@ -182,7 +182,7 @@ def _key(after: Tensors) -> str:
 
 
 def _barrier(world_size: int) -> Figure:
-    """Draw when each rank calls barrier, and that all of them return from it together."""
+    """Draw when each rank calls barrier, and how all of them return from it together."""
     arrivals = [(1.6, 3.0, 0.8, 2.2)[rank % 4] for rank in range(world_size)]
     opens, ends, label_in = max(arrivals), max(arrivals) + 1.5, 1.05
     drawing = Drawing(8.6, 1.65 + 0.56 * world_size, "Barrier: no rank continues until the last one has arrived")

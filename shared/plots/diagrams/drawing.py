@@ -1,7 +1,7 @@
 """The shapes that all diagrams are made of: boxes, cells, arrows and spans of time, in one style.
 
-A diagram has at most six colors. Cells that ranks own have the rank's color and name it, so that a printout in gray can
-be read too.
+A diagram has at most six colors. A cell that a rank owns has the rank's color and number, so that it can also be
+read in a gray printout.
 """
 
 from collections.abc import Iterable
@@ -15,10 +15,10 @@ from shared.plots import COLORS, finish, rank_color, rank_ink
 PAPER = "0.95"  # the inside of a box that contains other shapes
 MESSAGE = COLORS[1]
 CELL_IN = (0.5, 0.38)  # width and height of a cell
-COMPUTE = "0.85"  # a span in which a rank computes, where the colors are those of ranks
+COMPUTE = "0.85"  # a span in which a rank computes, in diagrams whose colors stand for ranks
 WAITS = {"hatch": "\\\\", "edgecolor": "0.35"}  # the style of a span in which a rank computes nothing
-OWN_RANK = 1  # the rank whose memory is shown, where a diagram shows that of one rank over time
-STRIPE_IN = 0.11  # the height of a shard there
+OWN_RANK = 1  # the rank whose memory is shown, in diagrams that show one rank over time
+STRIPE_IN = 0.11  # the height of a shard in such a diagram
 _SIZES = {"title": 12.5, "heading": 11.0, "label": 10.0, "note": 9.5}
 
 
@@ -29,7 +29,7 @@ def check_world_size(world_size: int, most: int = 4) -> None:
 
 
 class Drawing:
-    """A figure measured in inches, with x from the left and y from the top, so that texts and shapes fit each other."""
+    """A figure measured in inches, with x from the left and y from the top, so that text fits its shapes."""
 
     def __init__(self, width_in: float, height_in: float, title: str):
         self.width_in = width_in
@@ -74,8 +74,8 @@ class Drawing:
     ) -> None:
         """Draw a cell with its top left corner at (x, y), in the color of the rank that its element came from.
 
-        The element of several ranks is a sum: its cell is white with a band in the colors of these ranks. The cell of
-        no rank is white.
+        An element from several ranks is a sum: its cell is white, with a band in the colors of these ranks. A cell
+        without ranks is white.
         """
         width, height = size_in
         band_y = y if len(ranks) == 1 else y + 0.7 * height
@@ -106,7 +106,7 @@ class Drawing:
         self.text(x + width / 2, y + height / 2, words)
 
     def arrow(self, start: tuple[float, float], end: tuple[float, float], **style) -> None:
-        """Draw an arrow that is not a message: what becomes of something on the same rank."""
+        """Draw an arrow that is not a message: it shows what happens to something on the same rank."""
         shape = {"arrowstyle": "-|>", "color": "0.25", "linewidth": 1.2, "shrinkA": 0, "shrinkB": 0}
         self._axes.annotate("", end, start, arrowprops=shape | style)
 
@@ -132,7 +132,7 @@ class Drawing:
 
 
 class Clock:
-    """Where a time is in a drawing."""
+    """Converts times to positions in a drawing."""
 
     def __init__(self, left_in: float, right_in: float, began_ms: float, ended_ms: float):
         self.left_in, self.right_in, self._began_ms = left_in, right_in, began_ms

@@ -1,4 +1,4 @@
-"""Diagrams of several hosts: which ranks shard among each other, and which hold the same shard."""
+"""Diagrams of several hosts: which ranks shard the model among themselves, and which hold the same shard."""
 
 from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""Diagrams of memory: what a rank holds during a step, and how a model is created that is never whole."""
+"""Diagrams of memory: what a rank holds during a step, and how to create a model that never exists in full."""
 
 from dataclasses import dataclass
 
@@ -109,8 +109,8 @@ _UNITS, _UNIT_GB = 4, 12
 def stages(world_size: int, rank: int) -> list[set[tuple[int, int]]]:
     """Return the (unit, shard) pairs for which a rank has memory, at each stage of creating a model.
 
-    The stages: the model is on meta, unit 0 is materialized, unit 0 is sharded, all units are sharded; and for
-    comparison, a model that was not built on meta, before it is sharded.
+    The stages: the model is on meta, unit 0 is materialized, unit 0 is sharded, all units are sharded. The
+    last one, for comparison, is a model that was not built on meta, before it is sharded.
     """
     on_meta: set[tuple[int, int]] = set()
     materialized = {(0, shard) for shard in range(world_size)}
@@ -120,7 +120,7 @@ def stages(world_size: int, rank: int) -> list[set[tuple[int, int]]]:
 
 
 def deferred_init(world_size: int = 4) -> Figure:
-    """Draw how a model is created that is never whole: build it on meta, then materialize and shard unit by unit.
+    """Draw how to create a model that never exists in full: build it on meta, then materialize and shard it by units.
 
     Args:
         world_size: From 2 to 4.

@@ -10,7 +10,7 @@ def processes(world_size: int = 4, device: str = "GPU") -> Figure:
 
     Args:
         world_size: From 2 to 4.
-        device: What each rank has one of.
+        device: What the diagram calls the device of each rank.
     """
     check_world_size(world_size)
     drawing = Drawing(8.8, 4.8, f"One script, {world_size} processes: each has a rank, a device and memory of its own")

@@ -104,7 +104,7 @@ _UNSHARDING = {"hatch": "//", "edgecolor": "0.35"}
 
 @dataclass(frozen=True)
 class Span:
-    """What happened to a unit, and when, in ms since the step began."""
+    """What happens to a unit, and when, in ms since the step began."""
 
     unit: int
     name: str
@@ -113,7 +113,7 @@ class Span:
 
 
 class UnitsRun:
-    """Runs one step of units in order, with the hooks of chapters 09 and 10, and records what happens when.
+    """Runs one step of units in order, with the hooks of chapters 09 and 10, and records when each thing happens.
 
     Every unit prefetches the next one, as it does from the second step on. The collectives are in flight one at a
     time, in the order of their launch. The root is left out: it is unsharded for the whole step.
