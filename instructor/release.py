@@ -155,9 +155,7 @@ def leaks(files: dict[str, bytes], still_to_come: list[Chapter]) -> list[str]:
             lines = _lines(solution)
             size = min(WINDOW_LINES, len(lines))
             windows = ["\n" + "\n".join(lines[start : start + size]) + "\n" for start in range(len(lines) - size + 1)]
-            telling = [
-                window for window in windows if len(window) > 60
-            ]  # Anybody might write shorter ones.
+            telling = [window for window in windows if len(window) > 60]  # Anybody might write shorter ones.
             hits = (name for name, text in texts.items() if any(window in text for window in telling))
             found += [f"{name} contains lines of {exercise} ({chapter.name})" for name in hits]
     return found

@@ -74,8 +74,10 @@ class RankSet(RankProcesses):
             answers = [answer.get(timeout=max(0.0, deadline - time.monotonic())) for answer in pending]
             errors = {index: why for outcome in answers for index, why in outcome.value.items()}
         except Exception:  # a definition ended its process or did not finish, so none is run a second time
+            ended = "a rank ended while these cells ran"
+            why = ended if self._deaths() else f"these cells did not finish within {_DEFINE_TIMEOUT_S:g} s"
             super().restart()
-            errors = dict.fromkeys(range(len(before.cells)), f"it did not finish within {_DEFINE_TIMEOUT_S:g} s")
+            errors = dict.fromkeys(range(len(before.cells)), why)
         self.definitions.cells = [cell for index, cell in enumerate(before.cells) if index not in errors]
         failed = [(before.cells[index], why) for index, why in sorted(errors.items())]
         self.after_restart = describe_restart(self.definitions.cells, failed, list(before.computed))

@@ -126,9 +126,7 @@ def _cause(shard: torch.Tensor, contributed: list[torch.Tensor], index: int, tol
     without = [total[index] - each.view(size, -1)[index] for each in contributed]
     if any(close(shard, each, tolerance) for each in without):
         return "One rank's contribution is missing. Hint: how many shards must be added up, and from which ranks?"
-    return (
-        "Hint: does every receive write into a tensor of its own? When do you add the received shards, and to what?"
-    )
+    return "Hint: does every receive write into a tensor of its own? When do you add the received shards, and to what?"
 
 
 def _repeated(shard: torch.Tensor, contributed: list[torch.Tensor], index: int, tolerance: float) -> tuple[int, int]:

@@ -38,6 +38,8 @@ def all_ranks_send_at_the_same_time(attempt: Attempt) -> None:
         noun, expected = "steps", f"{messages}, or {2 * messages} if each rank sends and receives one after the other"
         if attempt.piece == "ring_step_in_turns":
             noun, expected = "turns", str(2 * messages)
+        if took is None:
+            raise Wrong("a rank waits for a message that no rank sends")
         raise Wrong(
             f"from the first message to the last, it takes {took} {noun}; expected {expected}",
             f"Hint: which ranks have nothing to do in the first {noun[:-1]}?",
