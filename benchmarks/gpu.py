@@ -97,7 +97,7 @@ def measure(world_size: int, results: Results, gpu_name: str, save: Callable[[],
     training, plain = results.training, []
 
     def run(name: str) -> Measurement | None:
-        print(f"Measuring {name} on {world_size} ranks.", file=sys.stderr, flush=True)
+        print(f"Measuring {name} on {ranks_text(world_size)}.", file=sys.stderr, flush=True)
         try:
             per_rank = ranks.run(on_a_rank, name, training, timeout_s=TIMEOUT_S)
         except ranks.RanksError as error:
@@ -170,6 +170,10 @@ def sized_for(gpu_bytes: int, width: int = 4096, context: int = 1024, vocab_size
     return Training(replace(one_layer, layers=max(1, 1 + int(2 * room / two_layers))), micro_batch=4)
 
 
+def ranks_text(count: int) -> str:
+    return "1 rank" if count == 1 else f"{count} ranks"
+
+
 def aims(rows: list[Row]) -> list[report.Row]:
     """Compare our strategies on one GPU with plain training, and ZeRO3 with FSDP2 on every number of ranks."""
     by_strategy = {(row.ranks, row.strategy): row for row in rows}
@@ -179,7 +183,9 @@ def aims(rows: list[Row]) -> list[report.Row]:
             report_rows.append(report.Row(f"1 rank: {name} / plain", "×", [row.over_plain], MOST_OVER_PLAIN))
         if name == ZERO3.mine and (world_size, ZERO3.other) in by_strategy:
             ratio = row.ms / by_strategy[world_size, ZERO3.other].ms
-            report_rows.append(report.Row(f"{world_size} ranks: {name} / {ZERO3.other}", "×", [ratio], ZERO3.most))
+            report_rows.append(
+                report.Row(f"{ranks_text(world_size)}: {name} / {ZERO3.other}", "×", [ratio], ZERO3.most)
+            )
     return report_rows
 
 
@@ -196,7 +202,7 @@ def as_markdown(results: Results) -> str:
         sizes = [f"{size:.2f}" for size in (row.held_gb, row.formula_gb, row.peak_gb)]
         lines.append("| " + " | ".join([str(row.ranks), row.strategy, *times, *sizes, f"{row.loss:.3f}"]) + " |")
     lines += ["", *(f"- world size {size}: {where}" for size, where in results.placements.items())]
-    lines += [*(f"- {each.strategy} on {each.ranks} ranks failed: {each.reason}" for each in results.failed)]
+    lines += [*(f"- {each.strategy} on {ranks_text(each.ranks)} failed: {each.reason}" for each in results.failed)]
     return "\n".join([*lines, "", "```", report.as_table(aims(results.rows)), "```", ""])
 
 

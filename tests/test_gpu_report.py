@@ -99,7 +99,7 @@ def test_a_strategy_that_fails_is_named_and_the_others_are_measured(monkeypatch,
 def test_an_aim_that_is_missed_is_in_the_report():
     rows = [gpu.Row(1, name, 10.0, 1.1, None, 1.0, 1.0, 2.0, 3.0) for name in ON_A_GPU]
     found = {aim["what"]: aim["met"] for aim in gpu.Results({}, DRY, rows).to_dict()["aims"]}
-    assert found["1 rank: ZeRO3 / plain"] is False and found[f"1 ranks: ZeRO3 / {FSDP2}"] is True
+    assert found["1 rank: ZeRO3 / plain"] is False and found[f"1 rank: ZeRO3 / {FSDP2}"] is True
 
 
 @pytest.mark.timeout(scaled(900))
