@@ -101,6 +101,25 @@ def test_real_ranks_hold_and_send_the_same(four_ranks, strategy):
     assert dry_peak_bytes == pytest.approx(peak_bytes, rel=0.2)
 
 
+def test_every_rank_holds_and_sends_the_same():
+    """No size of this model is divisible by 7, so the last ranks have padding."""
+    script = """
+from shared import dryrun
+from tests.test_dryrun import SMALL
+for strategy in sorted({each.name for each in dryrun.strategies().values()}):
+    runs = [dryrun.dry_run(SMALL, strategy, 7, rank=rank) for rank in range(7)]
+    sizes = {(run.sent_bytes, run.messages, run.own_parameters_bytes, run.at_peak.total_bytes) for run in runs}
+    print(strategy, len(sizes), max(run.padding_elements for run in runs) if strategy == "zero3" else "")
+"""
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+    found = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines()}
+    assert all(sizes == "1" for sizes, *_ in found.values()), found
+    units = [SMALL.layer_parameters] * SMALL.layers
+    units.append(SMALL.parameters - sum(units))
+    assert int(found["zero3"][1]) == sum(-numel % 7 for numel in units) > 0
+
+
 @pytest.mark.exhaustive
 def test_70b_on_1024_ranks_fits_into_this_process():
     lines = {line.strip().split("  ")[0]: line.split() for line in printed().splitlines() if line}
@@ -119,6 +138,7 @@ def test_70b_on_1024_ranks_fits_into_this_process():
     ("arguments", "message"),
     [
         (("--world-size", "0"), "must be at least 1"),
+        (("--rank", "8", "--world-size", "8"), "--rank must be at least 0 and less than 8"),
         (("--strategy", "zero9"), "there is no strategy 'zero9' for a dry run: choose one of manual_ddp, "),
         (("--wrappers", "nowhere"), "--wrappers nowhere: No module named 'nowhere'"),
     ],

@@ -353,7 +353,7 @@ def test_the_first_step_creates_optimizer_state():
 def test_a_block_that_fails_leaves_no_hooks():
     model = Chain()
     with pytest.raises(ZeroDivisionError), memory.peak(model) as peak:
-        with pytest.raises(RuntimeError, match="known only when the block has ended"):
+        with pytest.raises(RuntimeError, match="known only after the block has ended"):
             _ = peak.peak_bytes
         one_step(model, torch.optim.SGD(model.parameters()), torch.randn(8, Chain.WIDTH))
         raise ZeroDivisionError

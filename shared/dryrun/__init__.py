@@ -4,7 +4,7 @@
 
 The strategies are those that train on real ranks, unchanged. They come from a registry, a module that is named at run
 time. The model is on `meta`, where tensors have shapes but no memory. The process group is torch's fake one, whose
-collectives return at once, so rank 0 can go through a whole step alone. Bytes and collectives are counted as on real
+collectives return at once, so any rank can go through a whole step alone. Bytes and collectives are counted as on real
 ranks (see `shared/memory` and `shared/wire`). Nothing is timed, and no value is computed.
 
 Training is in mixed precision, with 16 bytes of state per parameter. Below ZeRO-3 these are bf16 parameters and
@@ -35,11 +35,12 @@ MODELS["llama-70b"] = SHAPES["Llama-2 70B"]
 
 @dataclass(frozen=True)
 class DryRun:
-    """What rank 0 would hold and send in one step of one micro-batch."""
+    """What one rank would hold and send in one step of one micro-batch."""
 
     shape: ModelShape
     strategy: str
     stage: int
+    rank: int
     world_size: int
     samples: list[Sample]
     own_parameters_bytes: int
@@ -58,6 +59,14 @@ class DryRun:
     def gathered_bytes(self) -> int:
         """The most bytes of unsharded parameters, beyond this rank's own shard."""
         return self.most_bytes("parameters") - self.own_parameters_bytes
+
+    @property
+    def padding_elements(self) -> int:
+        """The elements of padding in ZeRO-3's fp32 shards, over all ranks. It makes all shards of a unit equally long.
+
+        This is all that differs between ranks: the padding is at the end of each unit, so the last ranks have it.
+        """
+        return self.own_parameters_bytes * self.world_size // 4 - self.shape.parameters
 
 
 # -- strategies
@@ -91,8 +100,9 @@ def dry_run(
     sequence: int = 2048,
     recompute: bool = True,
     package: str = WRAPPERS,
+    rank: int = 0,
 ) -> DryRun:
-    """Take two steps on meta as rank 0 of world_size, and count during the second.
+    """Take two steps on meta as one rank of world_size, and count during the second.
 
     Raises:
         KeyError: If the registry does not have the strategy.
@@ -104,7 +114,7 @@ def dry_run(
 
     chosen = strategies(package)[strategy]
     dtype, options = _registry(package).mixed_precision(chosen, torch.optim.AdamW)
-    dist.init_process_group("fake", rank=0, world_size=world_size, store=FakeStore())
+    dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
     try:
         with torch.device("meta"):
             module = Decoder(shape, recompute).to(dtype)
@@ -115,7 +125,7 @@ def dry_run(
             own_bytes = memory.held(model, optimizer).parameters_bytes
             with wire.ledger() as log, memory.peak(model, optimizer) as peak:
                 take_step(model, optimizer, tokens)
-        setting = (shape, chosen.name, chosen.stage, world_size)
+        setting = (shape, chosen.name, chosen.stage, rank, world_size)
         return DryRun(*setting, peak.samples, own_bytes, log.messages, log.sent_bytes)
     finally:
         dist.destroy_process_group()
@@ -154,8 +164,13 @@ def table(run: DryRun) -> tables.Table:
     rows.append(["total", "", _gb(run.at_peak.total_bytes), ""])
     sent = formulas.step_sent_bytes(run.shape.parameters, run.world_size, run.stage, bytes_each=2)
     rows.append(["sent per step", _gb(run.sent_bytes), "", _gb(sent)])
-    note = f"{run.shape.name} ({run.shape.parameters / 1e9:,.1f}B), {run.strategy}, rank 0 of {run.world_size:,}"
-    return tables.Table(["GB", "maximum", "at the peak", "formula"], rows, f"{note}; {run.messages:,} messages")
+    note = f"{run.shape.name} ({run.shape.parameters / 1e9:,.1f}B), {run.strategy}, "
+    note += f"rank {run.rank:,} of {run.world_size:,}; {run.messages:,} messages"
+    if run.stage == 3:
+        note += (
+            f". Every rank holds and sends as much; {run.padding_elements:,} elements of the last ranks are padding."
+        )
+    return tables.Table(["GB", "maximum", "at the peak", "formula"], rows, note)
 
 
 def expected_gathered_bytes(shape: ModelShape) -> float:
@@ -175,6 +190,7 @@ def main() -> int:
     )
     parser.add_argument("--model", choices=MODELS, default="llama-70b", metavar="NAME", help=", ".join(MODELS))
     parser.add_argument("--world-size", type=int, default=1024, metavar="N")
+    parser.add_argument("--rank", type=int, default=0, metavar="R", help="the rank to run (default: 0)")
     parser.add_argument("--micro-batch", type=int, default=1, metavar="B", help="sequences per rank (default: 1)")
     parser.add_argument(
         "--sequence",
@@ -197,6 +213,8 @@ def main() -> int:
     options = parser.parse_args()
     if min(options.world_size, options.micro_batch, options.sequence) < 1:
         parser.error("--world-size, --micro-batch and --sequence must be at least 1")
+    if not 0 <= options.rank < options.world_size:
+        parser.error(f"--rank must be at least 0 and less than {options.world_size}")
     try:
         known = strategies(options.wrappers)
     except (ModuleNotFoundError, AttributeError) as error:
@@ -207,8 +225,8 @@ def main() -> int:
         parser.error(reason)
     began_s = time.monotonic()
     shape, sizes = MODELS[options.model], (options.world_size, options.micro_batch, options.sequence)
-    kept = {"recompute": not options.keep_activations, "package": options.wrappers}
-    run = dry_run(shape, options.strategy, *sizes, **kept)
+    others = {"recompute": not options.keep_activations, "package": options.wrappers, "rank": options.rank}
+    run = dry_run(shape, options.strategy, *sizes, **others)
     print(table(run))
     this_process_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(f"This process took {time.monotonic() - began_s:.1f} s and {this_process_bytes / GB:.2f} GB of memory.")

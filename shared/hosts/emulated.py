@@ -151,8 +151,8 @@ class _DelayedWork(dist.Work):
         work = self._work
         return time.perf_counter() >= self._due_s and (work is None or work.is_completed())
 
+    def get_future(self) -> torch.futures.Future:
         future, work = self._future, self._work  # a timer may set them to None in the meantime
-        future, work = self._future, self._work  # a timer may set them to None meanwhile
         if future is not None:
             return future
         if work is not None:
