@@ -21,6 +21,7 @@
 # - If the check fails, it says what it found on which rank, and asks a question as a hint. Change your function, run
 #   its cell, and run the check again, as often as you like.
 # - Each exercise has a hint. Click it to open it.
+# - An exercise with the word *Stretch* in its title is optional: no later lab depends on it.
 #
 # If a mistake makes the ranks hang, the course stops the cell and shows the doctor's report, as in the lesson. If the
 # ranks have to be restarted, your imports and functions are defined again automatically, and a message names the
@@ -175,9 +176,9 @@ check.pass_right()
 # %% [markdown]
 # With gloo, there is more than one right way to do this, because gloo can run several transfers at once. NCCL may run
 # a rank's transfers one after the other, even if you launch them with `isend` and `irecv`. If every rank launches its
-# send first, it may then never start its receive. So **with NCCL, batch the sends and receives, or let the ranks take
-# turns**. `dist.batch_isend_irecv` launches the whole batch together. You can try this without a GPU:
-# `ranks.start(4, backend="gloo:cpu", simulate="nccl")` simulates NCCL.
+# send first, each send may then wait for a receive that never starts. So **with NCCL, batch the sends and receives, or
+# let the ranks take turns**. `dist.batch_isend_irecv` launches the whole batch together. You can try this without a
+# GPU: `ranks.start(4, backend="gloo:cpu", simulate="nccl")` simulates NCCL.
 
 # %% [markdown]
 # ## Exercise 0.4 · Break it, then fix it (10 min, 3 points)
@@ -342,6 +343,9 @@ print(times)
 plots.message_cost(times.sizes_bytes, times.measured_ms)
 
 # %% [markdown]
+# For small tensors, most of the time is latency, so the two take about equally long. For 4 MB, moving the bytes takes
+# most of the time, and your ring moves more of them.
+#
 # These are times on one machine, where all ranks share cores and memory. The bytes are the same on any cluster: in your
 # ring, each rank sends three full tensors, so it sends 12 MB to add up tensors of 4 MB. How few bytes would be enough
 # to give every rank the sum? Chapter 01 begins with this question.

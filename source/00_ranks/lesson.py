@@ -132,12 +132,11 @@ assert right.double().mean() > 0.85
 # ## Why one process is not enough
 #
 # Training with Adam in mixed precision takes 16 bytes per parameter: 2 for its value, 2 for its gradient, and 12 for
-# the optimizer (ZeRO paper, §3.1). For 7 billion parameters, that is 112 GB: too much for a GPU with 80 GB. A smaller
-# model may fit, but take too long to train on one GPU.
+# the optimizer (ZeRO paper, §3.1; chapter 06 says why). For 7 billion parameters, that is 112 GB: too much for a GPU
+# with 80 GB. A smaller model may fit, but take too long to train on one GPU.
 #
 # In both cases, several GPUs have to work on one model. Each GPU gets its own process. Processes share no memory, so
-# they have to send each other tensors. The figure shows what each process has to itself, and what they all have in
-# common.
+# they have to send each other tensors. The figure shows what each process has to itself, and what they have in common.
 
 # %%
 diagrams.processes()
@@ -152,7 +151,7 @@ diagrams.processes()
 #   all four.
 # - The **backend** is the library that moves tensors between ranks: NCCL between GPUs, gloo between CPUs.
 #
-# The table above shows the backend on your machine, and the **device** of each rank: the GPU or CPU that holds its
+# The first table on this page shows your backend, and the **device** of each rank: the GPU or CPU that holds its
 # tensors.
 
 # %% [markdown]
@@ -248,10 +247,10 @@ dist.all_reduce(total)
 print(total.item())
 
 # %% [markdown]
-# Each of the four ranks contributed 10, so the sum is 40.
+# Each rank contributed 10, so the sum is 40.
 #
-# An all-reduce can also take the maximum. To get the mean, divide the sum by the world size. (With NCCL or torch 2.13,
-# `ReduceOp.AVG` computes it directly.)
+# An all-reduce can also take the maximum. To get the mean, divide the sum by the world size. (With NCCL, and in torch
+# 2.13 also with gloo, `ReduceOp.AVG` computes it.)
 
 # %%
 # %%ranks
@@ -317,7 +316,7 @@ total.item()  # on a GPU, this is the line that waits
 left_s = time.perf_counter()
 
 # %% [markdown]
-# In the figure, compare the moment when rank 2 stops working with the moment when the other ranks stop waiting.
+# In the figure, when do the other ranks stop waiting, and when does rank 2 stop working?
 
 # %% tags=["nbval-ignore-output"]
 began, arrived = ranks.pull("began_s"), ranks.pull("arrived_s")
@@ -686,7 +685,7 @@ print("\n".join(sorted(done.stdout.splitlines())))
 # - `py-spy` shows the Python stack of a running process. Run it on the host of the rank.
 # - The default timeout is 10 minutes with NCCL and 30 minutes with gloo. `init_process_group(timeout=…)` changes it.
 #
-# The names in capitals are environment variables. Set them before the job starts: after a hang, it is too late.
+# Names such as `NCCL_DEBUG` are environment variables. Set them before the job starts: after a hang, it is too late.
 #
 # One more thing is different with NCCL. A call such as `all_reduce` only launches work on the GPU, and returns before
 # it is complete. So a rank waits later, at a line that needs the result on the CPU, such as `total.item()`.

@@ -145,17 +145,17 @@ for numel in (8, 10, 3):
 # | 3 | chunk 1 | chunk 0 |
 #
 # As in the lesson, rank *r* begins with chunk *r* − 1. The beginning and the end of the function are given: you write
-# one step. It sends `partial_sum` to the right, receives another one from the left, and adds this rank's own chunk of
-# the same index to it. The new partial sum is what the rank sends in the next step.
+# one step. It sends `partial_sum` to the right, receives the partial sum of another chunk from the left, and adds this
+# rank's chunk of the same index to it. The new partial sum is what the rank sends in the next step.
 #
-# - Receive into a tensor of the length of your own chunk, because the last chunks may be shorter.
+# - Receive into a tensor that is as long as the chunk that you then add, because the last chunks may be shorter.
 # - Do not change the argument: `chunks` are views of it.
 #
 # <details><summary>Hint 1</summary>Extend the table to rank <i>r</i>: in step 1, it sends chunk <i>r</i> − 1. Its left
 # neighbor does the same with <i>its</i> rank. So which chunk does rank <i>r</i> receive in step 1, and which one in
 # step <i>s</i>? On rank 0, the index may be negative: on four ranks, −2 means chunk 2.</details>
-# <details><summary>Hint 2</summary>Three lines are enough: allocate a tensor like your own chunk, call
-# <code>ring_step</code>, and make <code>partial_sum</code> the sum of two tensors.</details>
+# <details><summary>Hint 2</summary>Three lines are enough: allocate a tensor like the chunk that you will
+# add, call <code>ring_step</code>, and make <code>partial_sum</code> the sum of two tensors.</details>
 
 
 # %% tags=["exercise", "export"] grade_id="ring-reduce-scatter"

@@ -270,9 +270,9 @@ print(f"predicted {my_prediction}, the formula gives {formula:.3f} tensors")
 #
 # ## Training with the ring
 #
-# A ring all-reduce can average gradients. Below, four ranks train a small MLP to read handwritten digits. In each step,
-# every rank computes the gradient of a quarter of the batch, and the ring averages the four gradients. (Chapter 02
-# explains why this is right, and when it is not.)
+# Below, four ranks train a small MLP to read handwritten digits. In each step, every rank computes the gradient of a
+# quarter of the batch, and the ring averages the four gradients. (Chapter 02 explains why this is right, and when it is
+# not.)
 #
 # The last bias has 10 elements, which cannot be cut into four equal chunks. So we append **padding**: at most N−1
 # zeros, which make its length a multiple of N.
@@ -424,16 +424,17 @@ cost_plots.predicted_against_measured(models, on_link.measured_s, "bytes in the 
 
 # %% [markdown]
 # For 4 MB, the star takes longer than the ring, because all bytes have to go through rank 0's link. For small tensors,
-# both take 2(N−1) latencies, so the ring is no faster.
+# both take 2(N−1) latencies, so the ring is no faster. (Markers on the left may lie well below their lines: α includes
+# this machine's own delays, which vary.)
 #
 # `dist.all_reduce` is a ring, too. The lab explains why it is a little faster here.
 #
 # ## Why loopback misleads
 #
 # Without a link, the ranks of one machine communicate over **loopback**: the operating system copies the bytes from
-# process to process. There is no link that rank 0 could saturate. All copies share the machine's cores and memory, and
-# both algorithms copy the same number of bytes in total. But the ring needs 24 messages and the star 6, and all ranks
-# of the ring need a core at the same time. Compare ring and star at the right end of each panel:
+# process to process. All copies share the machine's cores and memory, and both algorithms copy the same number of bytes
+# in total. But the ring needs 24 messages and the star 6, and all ranks of the ring need a core at the same time.
+# Compare ring and star at the right end of each panel:
 
 # %% tags=["nbval-ignore-output"]
 loopback_ratio = on_loopback.ratio("star", "ring")[4_000_000]
@@ -443,14 +444,14 @@ places = {"loopback": on_loopback.measured_s, "1 Gbit/s link, emulated": on_link
 cost_plots.side_by_side(places, "bytes in the tensor")
 
 # %% [markdown]
-# Over loopback, the ring's advantage is smaller, or the ring is even slower than the star. The same can happen whenever
-# you compare communication on one machine, so measure such times behind links.
+# Over loopback, the ring's advantage is smaller, or the ring is even slower than the star. So when you compare
+# communication on one machine, measure behind links.
 #
 # ## Real links
 #
-# How fast is a link? If you divide the tensor's size by the time, the result S/t depends on N, even on the same link,
+# How fast is a link? If you divide the tensor's size S by the time t, the result depends on N, even on the same link,
 # because each rank sends 2(N−1)/N tensors. So NVIDIA's benchmark, nccl-tests, reports the **bus bandwidth**: the bytes
-# that each rank has to send, divided by the time. For an all-reduce, this is 2(N−1)/N · S/t. For any N, you can compare
+# that each rank must send, divided by the time. For an all-reduce, this is 2(N−1)/N · S/t. For any N, you can compare
 # it with the rate of the link. Here is the bus bandwidth of `dist.all_reduce` on our link, which carries 125 MB/s:
 
 # %% tags=["nbval-ignore-output"]
@@ -462,12 +463,12 @@ rows = [[f"{size:,}", f"{rate:.3g}"] for size, rate in bus_mb_per_s.items()]
 tables.Table(["bytes", "bus bandwidth, MB/s"], rows)
 
 # %% [markdown]
-# Small tensors reach only a small fraction of the link's rate, because almost all of the time is latency. The larger a
-# tensor is, the closer it comes to the full rate.
+# Small tensors reach only a small fraction of the link's rate, because almost all of the time is latency. Larger ones
+# come closer to it.
 #
 # The links of a cluster are much faster. NVLink connects the GPUs of one host; InfiniBand and Ethernet connect hosts.
 # In the next table, α is the latency of one ring step, which is higher through a network. "GPUs" says how many form the
-# ring: for NVLink, they share one host. Compare the first row with the last one.
+# ring: with NVLink, all in one host, and in the last six rows, one in each host. Compare the first and last row.
 
 # %%
 from shared.planner.links import REAL_LINKS, link_table
@@ -477,8 +478,8 @@ link_table()
 # %% [markdown]
 # ## Ring or tree?
 #
-# A ring of 1,000 ranks has 2 · 999 steps. It takes 1,998 latencies, even for the smallest tensor. A **tree** takes
-# fewer: every rank that already has the tensor helps to send it on, so the number of copies doubles in each round.
+# A ring of 1,000 ranks takes 1,998 latencies, even for the smallest tensor. A **tree** takes fewer: every rank that
+# already has the tensor helps to send it on, so the number of copies doubles in each round.
 
 # %%
 diagrams.tree_broadcast()
@@ -520,8 +521,8 @@ cost_plots.all_reduce_costs(algorithms, world_sizes=[4, 64, 1024])
 # `async_op=True` instead. The call returned a handle immediately, and `handle.wait()` waited for the result. How much
 # time does that save if the rank has something to compute in the meantime?
 #
-# **Predict.** With the link's 5 ms and 8 ns per byte, the all-reduce of 4 MB below takes 6 · (5 + 8) = 78 ms. Computing
-# takes 60 ms. How many milliseconds do the two take if they run at the same time?
+# **Predict.** With the link's 5 ms and 8 ns per byte, a chunk of 1 MB takes 13 ms, so the all-reduce of 4 MB below
+# takes 6 · 13 = 78 ms. Computing takes 60 ms. How many milliseconds do the two take if they run at the same time?
 
 # %%
 my_prediction_ms = 0.0
@@ -562,12 +563,12 @@ plots.bars(times.ms(), "ms (median of 5)")
 # %% [markdown]
 # The shorter of the two is hidden behind the longer one. Chapter 04 builds on this. Three rules apply to handles:
 #
-# - Until `wait()` returns, do not read the tensor and do not write to it: its values are undefined.
+# - Until `wait()` returns, do not read or change the tensor: its values are undefined.
 # - Keep every handle and wait for it. Otherwise you do not know when the result is complete.
 # - All ranks launch the same collectives in the same order, with and without handles.
 #
-# On a GPU, `wait()` does not stop Python. It only makes the GPU's current stream wait, so kernels that you launch
-# afterwards see the result.
+# On a GPU, `wait()` does not stop Python. It only makes the GPU's current stream (its queue of kernels) wait, so
+# kernels that you launch afterwards see the result.
 #
 # ## What torch calls it
 #
@@ -694,8 +695,8 @@ print(f"one by one: {1e3 * one_by_one_s:.1f} ms, in one tensor: {1e3 * together_
 # %% [markdown]
 # The difference is latency. Chapter 03 removes most of it by packing gradients together.
 #
-# *Waiting.* In training, no rank computed during an all-reduce. In chapter 04, you launch all-reduces early enough to
-# change that.
+# *Waiting.* In training, no rank computed during an all-reduce. In chapter 04, you launch them early enough to change
+# that.
 #
 # In [the lab](../labs/01_collectives_lab.ipynb), you build the ring, the tree and an asynchronous reduce-scatter
 # yourself.
