@@ -103,7 +103,7 @@ def broadcast_state(module: nn.Module, group: dist.ProcessGroup | None = None) -
 check.broadcast_state()
 
 # %% [markdown]
-# ## Exercise 2.3 · Break it (15 min, 2 points)
+# ## Exercise 2.3 · Break it, then fix it (15 min, 2 points)
 #
 # It looks harmless to skip parameters that have no gradient. But in some models, different inputs use different
 # parameters, as in the small mixture of experts below:
@@ -359,8 +359,8 @@ check.ShardedSampler()
 # - The number of samples may differ between ranks. It may be 0 on some of them, which then have no gradients.
 # - Treat frozen parameters and gradients that are None as in exercise 2.3.
 # - Target: all-reduce each gradient once, and one more element.
-# - Work in float64. In torch, an int divided by an *integer* tensor gives a float32 tensor, which is too imprecise for
-#   the check. A Python float is precise enough, and `.item()` turns a tensor of one element into a Python number.
+# - Compute the factor for this rank's gradients as a Python float: `.item()` turns a tensor of one element into a
+#   Python number. (An int divided by an *integer* tensor gives a float32 tensor, which is too imprecise for the check.)
 #
 # <details><summary>Hint</summary>No rank knows the denominator by itself. Which collective gives it to all ranks? By
 # what must each rank multiply its gradient so that the sum over the ranks is already the result?</details>

@@ -27,7 +27,7 @@
 #
 # On a single GPU, a batch that does not fit into memory is cut into **micro-batches**, which run one after the other.
 # Their gradients add up, and the optimizer takes one step at the end. This is called **gradient accumulation**. The
-# next cells do it with a small GPT and a batch of eight samples of real text. Each loss is divided by the number of
+# next cells do it with a small GPT of two blocks and eight samples of real text. Each loss is divided by the number of
 # micro-batches, so the accumulated gradient is the mean over them.
 
 # %%
@@ -70,8 +70,8 @@ assert torch.allclose(four, full, atol=1e-12)
 #
 # How long does that take? Our model is too small to keep a GPU busy. So each block of the model becomes a **stand-in
 # for a GPU**: in addition to its computation, it sleeps for 20 ms in forward and 40 ms in backward. While a process
-# sleeps, time passes and no core is used, as if a GPU did the work. Look at the order of the bars: each micro-batch
-# runs forward and then backward.
+# sleeps, time passes and no core is used, as if a GPU did the work. Look at the order of the bars (one per block):
+# each micro-batch runs forward and then backward.
 
 # %% tags=["nbval-ignore-output"]
 from shared import measure, timeline
@@ -169,7 +169,8 @@ after = model.norm.weight.grad.clone()
 print(f"norm of the mean gradient {averaged.norm():.3f}")
 
 # %% [markdown]
-# Here is the gradient of one parameter, the weight of the last LayerNorm. In each panel, compare the four rows:
+# Here are 32 elements of one gradient, that of the last LayerNorm's weight. In each panel, compare the four rows. (The
+# color scale covers 95% of the elements.)
 
 # %%
 before = [gradient[:32] for gradient in ranks.pull("before")]
@@ -177,8 +178,8 @@ after = [gradient[:32] for gradient in ranks.pull("after")]
 plots.gradients_before_and_after(before, after, "norm.weight")
 
 # %% [markdown]
-# Before, each rank had its own gradient. Afterwards, all four have the same one. Is it also the gradient that one
-# process computed from all eight samples?
+# Before, each rank had its own gradient. Afterwards, all have the same one. Is it also the gradient that one process
+# computed from all eight samples?
 
 # %% tags=["nbval-ignore-output"]
 averaged = ranks.pull("averaged")[0]
@@ -195,7 +196,8 @@ assert torch.allclose(averaged, full, atol=1e-12)
 # ## What four ranks gain
 #
 # **Predict.** In the timeline above, four micro-batches ran one after the other. Now each of four ranks runs one of
-# them, and then the ranks average their gradients. How many times faster is that? 1 means no faster.
+# them, and then they average their gradients. (The blocks now sleep twice as long.) How many times faster is that? 1
+# means no faster.
 
 # %%
 my_prediction = 1.0
@@ -235,15 +237,15 @@ measure.expect(1 < faster < 4, "four ranks are up to four times as fast")
 plots.bars(times.ms(), "ms until the gradients are ready (median of 3, blocks that sleep)")
 
 # %% [markdown]
-# Four ranks are faster, but not four times as fast. The micro-batches do run at the same time, but averaging takes time
-# that one process did not need. Chapters 03 and 04 reduce that time.
+# Four ranks are faster, but not four times as fast. The micro-batches do run at the same time, but averaging takes
+# extra time. Chapters 03 and 04 reduce it.
 
 # %% [markdown]
 # ## When the mean is not the gradient of the full batch
 #
 # Averaging was right because the loss is a mean over samples, and every rank had the same number of them. What is the
-# gradient of the full batch in general? The global batch $B$ has $|B|$ samples, and $\ell_s$ is the loss of sample $s$.
-# Rank $r$ has the share $B_r$ with $|B_r|$ samples, and its loss $L_r$ is their mean. Then
+# gradient of the full batch in general? Let $\ell_s$ be the loss of sample $s$. The loss $L$ of the global batch $B$ is
+# the mean over its $|B|$ samples. The loss $L_r$ of rank $r$ is the mean over its share $B_r$ of $|B_r|$ samples. Then
 #
 # $$\nabla L = \frac{1}{|B|}\sum_{s \in B} \nabla \ell_s = \sum_r \frac{|B_r|}{|B|}\,\nabla L_r.$$
 #
@@ -459,8 +461,7 @@ test_labels = labels[test_set]
 # %% [markdown]
 # The loop is the one you know, except for `finish_gradient_sync()` between backward and the optimizer's step. The
 # global batch has 96 samples, whatever the number of ranks. On four ranks, rank r takes positions r, r + 4, r + 8, … of
-# the order. In the first step, the ranks' samples together are positions 0 to 95, those that one process takes in its
-# first step.
+# the order. So in each step, the ranks together take the same 96 samples as one process.
 
 
 # %%
@@ -566,7 +567,7 @@ assert (ddp_predicted == predicted).all()
 
 # %% [markdown]
 # It does. What does a step send? The next cells record the ledger of one training step of the small GPT with each
-# wrapper, and show ours first:
+# wrapper, ours first:
 
 # %%
 # %%ranks
@@ -592,10 +593,10 @@ logs["by hand"][0].table(times=False)
 logs["torch's DDP"][0].table(times=False)
 
 # %% [markdown]
-# DDP sends the same elements in a single all-reduce: it packs gradients into flat tensors called buckets, and ours fit
-# into one. Look at `must send` in the last row: both wrappers send the same number of bytes. Chapter 01 predicts it: to
-# all-reduce S bytes on N ranks, a ring sends 2(N−1)/N · S bytes per rank. The next cell checks that, and counts the
-# all-reduces that each wrapper launched during backward.
+# DDP sends the same elements in a single all-reduce: it packs gradients into flat tensors called buckets, and here
+# one is enough. Look at `must send` in the last row: both wrappers send the same number of bytes. Chapter 01 predicts
+# it: to all-reduce S bytes on N ranks, a ring sends 2(N−1)/N · S bytes per rank. The next cell checks that, and counts
+# the all-reduces that each wrapper launched during backward.
 
 # %%
 from shared import formulas
@@ -630,8 +631,8 @@ plots.bars(step_times.ms(), "ms per step (median of 10)")
 # Ours is slower, although both send the same number of bytes. It launches twenty all-reduces instead of one, and each
 # of them costs its latency: a ring on four ranks has six steps, so that is 6 · 2 ms. When does a step spend that time?
 # The next cell records a step of the model that sleeps, with our wrapper and an optimizer. The figure shows the rank
-# that was the last to finish backward. (The other ranks had to wait for it in their first all-reduce.) Look at what the
-# rank computes while communication is in flight.
+# that was the last to finish backward. (The others waited for it in their first all-reduce.) Look at what the rank
+# computes while communication is in flight.
 
 # %%
 # %%ranks
@@ -661,7 +662,7 @@ plots.timeline([last])
 # It computes nothing: all communication comes after backward and before the optimizer's step. Communication is called
 # *exposed* while the rank has nothing to compute, and *hidden* while it computes.
 #
-# In summary, DDP differs from our short version as follows:
+# DDP differs from our short version as follows:
 #
 # | | by hand | torch's DDP |
 # |---|---|---|
@@ -759,7 +760,7 @@ print(f"{held.total_bytes / parameters:.1f} bytes per parameter")
 # the same values, so three of the four copies are redundant. In chapters 07 to 09, you will divide one copy among the
 # ranks.
 #
-# Now do lab 02, in which you make the short version robust. The next cell stops the ranks.
+# Now do lab 02, in which you make the short version robust.
 
 # %%
 ranks.stop()

@@ -107,6 +107,7 @@ check.flat_and_slices()
 # ```python
 # [[1], [4], [2, 1], [1, 1]]          # bytes of the gradients in each bucket
 # ```
+# The first bucket has room for the 2, too. But by then, the 4 has opened another bucket.
 #
 # Then add the other rules, each of which has its own line in the check:
 #
@@ -481,10 +482,11 @@ header = ["", "all-reduces", "sent per rank, MB", "gradients and buckets at the 
 tables.Table(header, rows)
 
 # %% [markdown]
-# Your wrapper sends the same bytes as `ManualDDP` in less than a tenth of the all-reduces. But it holds more memory
-# than torch's DDP. `zero_grad()` sets `.grad` to None, so backward allocates every gradient anew, in addition to the
-# buckets, and your wrapper packs the gradients only after backward. torch's DDP packs each gradient as soon as it is
-# complete. With `gradient_as_bucket_view=True`, as here, it also frees the original.
+# Your wrapper sends the same bytes as `ManualDDP` in less than a tenth of the all-reduces. (There are two buckets,
+# because the first one has a cap of 1 MiB.) But your wrapper holds more memory than torch's DDP. `zero_grad()` sets
+# `.grad` to None, so backward allocates every gradient anew, in addition to the buckets, and your wrapper packs the
+# gradients only after backward. torch's DDP packs each gradient as soon as it is complete. With
+# `gradient_as_bucket_view=True`, as here, it also frees the original.
 #
 # A bucket that is packed early can also be launched early. That is the topic of chapter 04.
 

@@ -25,8 +25,8 @@
 # The GPT below has twelve blocks.
 #
 # Chapter 01 showed that times over loopback are misleading, because ranks on one machine have no links of their own. So
-# this lesson puts each rank behind an emulated link of 1 Gbit/s, as in chapter 01. On this link, a byte takes 8 ns, and
-# the latency is 2 ms, as in 400 km of fiber. (On a shorter link, this machine's own delays would hide the latency.)
+# this lesson puts each rank behind an emulated link of 1 Gbit/s. On this link, a byte takes 8 ns, and the latency is
+# 2 ms, as in 400 km of fiber. (On a shorter link, this machine's own delays would hide the latency.)
 
 # %% tags=["nbval-ignore-output"]
 from shared import measure, plots, ranks, tables, widgets
@@ -61,8 +61,8 @@ print(log.summary())
 # %% [markdown]
 # ## What is wasted
 #
-# The next cells record a step and plot it for rank 0. Compare the length of forward and backward with that of the
-# communication that follows.
+# The next cells record a step and plot it for rank 0. Compare forward and backward with the communication that
+# follows. (The printed times leave out the gaps between the bars.)
 
 # %%
 # %%ranks
@@ -137,8 +137,8 @@ sums = measure.collectives({"all-reduce": dist.all_reduce}, sizes_bytes, repeats
 gradients = measure.jobs({"100 gradients": by_hand.finish_gradient_sync}, rounds=5)
 
 # %% [markdown]
-# The next figure draws the fitted formula as a curve, and the measured times as markers. Look at both ends of the
-# curve.
+# The next figure draws the fitted formula as a curve ("predicted"), and the measured times as markers. Look at both
+# ends of the curve.
 
 # %% tags=["nbval-ignore-output"]
 sums = ranks.pull("sums")[0]
@@ -396,7 +396,7 @@ gradient_sizes = ranks.pull("gradient_sizes")[0]
 bucket_plots.bucket_map(gradient_sizes, ranks.pull("bucket_names")[0], "a cap of 350 KiB")
 
 # %% [markdown]
-# - Before the last, no bucket is completely full, because the next gradient did not fit.
+# - Except for the last bucket, each was closed because the next gradient did not fit.
 # - The gradients of one block may lie in two buckets.
 #
 # Some parameters need special care:
@@ -710,8 +710,8 @@ tables.Table(["link", "GPUs", "α/β, MB", "10 α/β, MB"], rows, note)
 # %% [markdown]
 # ## What is still wasted
 #
-# Here is a step of the GPT with a cap of 350 KiB, on the rank that was the last to finish backward. (The others had to
-# wait for this rank in their first all-reduce.) Look at when the all-reduces begin.
+# Here is a step of the GPT with a cap of 350 KiB, on the rank that was the last to finish backward. (The others waited
+# for it in their first all-reduce.) Look at when the all-reduces begin.
 
 
 # %%
