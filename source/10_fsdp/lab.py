@@ -504,6 +504,8 @@ check.Forward()
 #     finish the reducer; reshard all units; clear their open calls; self.pending is now False
 # ```
 #
+# A unit without open calls is one that backward has finished, or does not reach at all. The prefetcher leaves it out.
+#
 # The hooks launch collectives. That is safe, because all ranks call the same units in the same order, so they also run
 # these hooks in the same order. Two cases are left to `finish_gradient_sync`: a unit that this step did not call, and a
 # unit whose inputs need no gradient, which has no `AfterBackward`.
@@ -639,8 +641,9 @@ class ZeRO3(ZeRO3):
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# The module's own state maps each name to a parameter or buffer, and the given state maps it to a value. Combine them
-# into a dictionary from each parameter or buffer to its new value. Take the parameters out, and the buffers are left.
+# The module's own state maps each name to a parameter or buffer, and the given state maps the same name to its new
+# value. Combine them into a dictionary from each parameter or buffer to its new value. Take the parameters out, and the
+# buffers are left.
 #
 # </details>
 
@@ -748,8 +751,9 @@ def begin_state(optimizer: torch.optim.Optimizer) -> None:
 # writes into them.
 #
 # - `f"{index}.shard"` is the shard of `flat_parameters[index]`, as a `DTensor`.
-# - `f"{index}.{name}"` is the entry `name` of `optimizer.state` for that shard. If the entry has the shape of the
-#   shard, make it a `DTensor`, too. Other entries, such as Adam's `step`, stay as they are.
+# - `f"{index}.{name}"` is `optimizer.state[shard][name]`, for each name in the optimizer's state of that shard, such as
+#   Adam's `exp_avg`. If it has the shape of the shard, make it a `DTensor`, too. Other values, such as Adam's `step`,
+#   stay as they are.
 # - `f"module.{name}"` is a buffer of the module.
 #
 # The first line of the check saves on four ranks, and continues the training on two. The others try what the finished

@@ -17,7 +17,7 @@
 # - explain why a GPU needs more than 16Ψ/N bytes.
 #
 # You need units, the root, `unshard` and `reshard` (chapter 09), reduce-scattered buckets (chapter 08), and activation
-# checkpointing (chapter 06). Ψ is the number of parameters, and N is the number of ranks.
+# checkpointing (chapter 06). Ψ is the number of parameters, and N that of ranks.
 
 # %% [markdown]
 # ## Where we are
@@ -30,8 +30,8 @@
 #   unit.
 # - It shards a model that already exists, so every rank must once have had room for the whole model.
 #
-# This lesson removes both limits. First, how many gradients does a unit really get? The next cells count them for block
-# 1 of three GPTs. In the last one, each rank uses only one of two feed-forward layers, as in a mixture of experts.
+# This lesson removes both limits. How many gradients does a unit really get? The next cells count them for block 1
+# of three GPTs. In the last one, each rank uses only one of two feed-forward layers, as in a mixture of experts.
 
 # %% tags=["nbval-ignore-output"]
 from shared import formulas, plots, ranks, tables
@@ -408,7 +408,7 @@ tables.Table(["", "all-gathers", "reduce-scatters", "sent, MB", "parameters' pea
 #
 # So far, every rank had the whole model before we sharded it. A model that needs 100 GPUs cannot be created like that.
 #
-# PyTorch has a device for that. A tensor on the **meta device** has a shape and a dtype, but no memory and no values.
+# For that, PyTorch has the **meta device**: its tensors have a shape and a dtype, but no memory and no values.
 # With **deferred initialization**, we build and shard the model there. Afterwards, we **materialize** the shards: we
 # give them memory and values. In the diagram, look at what each rank holds after each step:
 
@@ -445,9 +445,9 @@ def initialize(name, parameter):
 # version below draws the values instead, so it sends nothing. It follows the diagram: it gives `flat_param` memory,
 # fills it, keeps this rank's shard, and frees the memory again.
 #
-# (The model's parameters become slices of `flat_param`, as in lab 09. But they are still on the meta device, so
-# `swap_tensors` first exchanges the contents of each parameter with those of an empty one on the rank's device. The
-# modules keep the same parameter objects, so tied parameters stay tied.)
+# (The model's parameters become slices of `flat_param`, as in lab 09. But a parameter on the meta device cannot get
+# data on another device. So `swap_tensors` first turns it into an empty parameter on the rank's device. It remains the
+# same object, so tied parameters stay tied.)
 
 
 # %%
@@ -588,8 +588,8 @@ plots.loss_curves({"one process, whole": alone, "4 ranks, never whole": together
 #
 # It is commonly claimed that ZeRO-3 needs 16Ψ/N bytes per rank, so that any model fits on enough ranks. We test this
 # with Llama-2 70B in mixed precision, one sequence of 2,048 tokens per rank, and activation checkpointing in all
-# layers. No cluster is needed: a dry run takes rank 0 of N through a step of the finished `ZeRO3`, and counts the bytes
-# that the rank would hold. It uses the meta device and a process group that sends nothing.
+# layers. No cluster is needed: a dry run on the meta device takes rank 0 of N through a step of the finished `ZeRO3`,
+# with a process group that sends nothing, and counts the bytes.
 
 # %% tags=["needs-solution"]
 from shared import dryrun
@@ -612,7 +612,8 @@ def of_rank_0(n):
 header = ["N", "16Ψ/N", "shards", "unsharded", "buckets", "activations etc.", "peak"]
 
 # %% [markdown]
-# **Predict.** How many GB does rank 0 hold at its peak on 1,024 GPUs, where 16Ψ/N is 1.1 GB?
+# **Predict.** How many GB does rank 0 hold at its peak on 1,024 GPUs, where 16Ψ/N is 1.1 GB? Each of the 80 layers has
+# 1.7 GB of bf16 parameters.
 
 # %%
 my_prediction_gb = 0.0
@@ -624,11 +625,11 @@ assert float(rows[0][-1]) > 80 > float(rows[1][-1]) and float(rows[2][-1]) > 10 
 tables.Table(header, rows, "GB on rank 0; the peak is the sum of the four columns before it")
 
 # %% [markdown]
-# On 8 GPUs, the shards are nearly all of the peak, and 80 GB per GPU is not enough. On 64 GPUs, it is. (The shards can
-# take less than 16Ψ/N, because not all gradients need to exist at the moment of the peak.) On 1,024 GPUs, the shards
-# are small. What remains does *not* shrink with N: the root and two unsharded layers, gradients in buckets, and the
-# activations of one sequence. (There, the peak comes at the start of backward, when more activations exist, and no
-# shards of gradients yet.)
+# On 8 GPUs, over 90% of the peak is shards, and 80 GB per GPU is not enough. On 64 GPUs, it is. (The shards can take
+# less than 16Ψ/N, because not all gradients need to exist at the moment of the peak.) On 1,024 GPUs, the shards are
+# small. What remains does *not* shrink with N: the root and two unsharded layers, gradients in buckets, and the
+# activations of one sequence. (There, the peak comes at the start of backward, with more activations, and no shards
+# of gradients yet.)
 
 # %% [markdown]
 # ## What torch calls it
@@ -669,9 +670,9 @@ assert multiples["FSDP2, deferred"] < 0.5
 plots.bars(multiples, "most memory while the model is created, as a multiple of Ψ elements")
 
 # %% [markdown]
-# FSDP1, torch's older wrapper, materializes one unit at a time in full, as we did, with a function that you give it
-# (`param_init_fn`). With DeepSpeed's context manager `zero.Init`, each module is sharded as soon as its constructor
-# returns.
+# For FSDP2, we drew one *parameter* at a time in full, so the peak is lower. FSDP1, torch's older wrapper,
+# materializes one unit at a time, with your function (`param_init_fn`). DeepSpeed's `zero.Init` shards each module as
+# soon as its constructor returns.
 
 # %% [markdown]
 # ## On a cluster
@@ -691,7 +692,7 @@ plots.bars(multiples, "most memory while the model is created, as a multiple of 
 # |---|---|---|---|
 # | frozen parameters | no gradient, no optimizer state | all-gathered, not reduced | as before |
 # | unused parameters | as for used ones | reduced as zeros | as before |
-# | checkpointed units | activations of one unit | no more | as before |
+# | checkpointed units | inputs of all units, activations of one | no more | as before |
 # | g micro-batches | no more | g times as much | as before |
 # | bf16 parameters, fp32 shards | unsharded units halved | halved | as before |
 # | deferred initialization | the shards and one unit, not Ψ | nothing | – |

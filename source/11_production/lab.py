@@ -190,7 +190,8 @@ print(f"hybrid sharding: predicted {my_hybrid:g} S, formula 2S(H−1)/H = {2 * 3
 #
 # `shared/planner/clusters.py` contains what you need. It is short, so read it first:
 #
-# - `Cluster` describes hosts, GPUs and rates. `cluster.gpus` is the number of GPUs on all hosts.
+# - `Cluster` describes hosts, GPUs and rates. `cluster.gpus` is the number of GPUs on all hosts, and
+#   `cluster.gpus_per_host` that on one of them. `cluster.gpu_bytes` is the memory of a GPU.
 # - `step_seconds(shape, cluster, stage, shard_ranks, checkpointing, micro_batch)` estimates the time of a step.
 # - `SITUATIONS` contains five pairs of a model and a cluster.
 

@@ -122,7 +122,7 @@ assert host_bytes > 2 * size
 
 # %% [markdown]
 # More than twice the bytes of the model leave a host in each step, although its two ranks could hold the whole model
-# between them. We will come back to this after a look at the production wrappers.
+# between them. We will come back to this after the production wrappers.
 
 # %% [markdown]
 # ## One model, ten wrappers
@@ -188,7 +188,8 @@ assert abs(sent_by["ZeroRedundancyOptimizer"] - 1.5) < 0.05
 assert all(abs(sent_by.get(f"DeepSpeed {stage}", 1.5) - 1.5) < 0.05 for stage in (1, 2))
 
 # %% [markdown]
-# All of them produce the same losses. The next figure shows three of them, and the curves lie on top of each other.
+# (A `send` belongs to our own collectives.) All losses are the same. The next figure shows three curves, which
+# coincide.
 
 # %% tags=["nbval-ignore-output"]
 by_step = zip(*(losses for _, losses, *_ in seen.values()), strict=True)
@@ -341,7 +342,7 @@ tables.Table([*header, "parameters after backward, S"], rows)
 
 # %% [markdown]
 # With 2, as few bytes leave a host as if the parameters stayed unsharded, but between forward and backward, a rank
-# holds only half of them. The last row is what FSDP1 calls `SHARD_GRAD_OP`. It is not ZeRO-2, because the parameters
+# holds only half of them (1/k). The last row is what FSDP1 calls `SHARD_GRAD_OP`. It is not ZeRO-2, as the parameters
 # are sharded again after backward: a rank holds a quarter of them while the optimizer steps, where ZeRO-2 holds all of
 # them.
 #
@@ -442,8 +443,9 @@ tables.Table(header, rows, "In S = 4Ψ bytes, on 4 ranks of 2 hosts.")
 
 # %% [markdown]
 # With hybrid sharding, 2S(H−1)/H bytes leave a host, here less than half as many as with full sharding. It is never
-# more than 2S, no matter how many ranks a host has. The price is memory: the model is split over the k ranks of a host,
-# not over all N. (Full sharding sends slightly less than the formula, because FSDP2 all-gathers the root only once.)
+# more than 2S, however many ranks a host has. The price is memory: the model is split over the k ranks of a host, not
+# all N. (Only DDP keeps memory for gradients between steps, in its buckets. FSDP2 all-gathers the root only once, so it
+# sends slightly less than the formula.)
 
 # %% [markdown]
 # ## Moving the optimizer state to the CPU
@@ -520,9 +522,9 @@ tables.Table(["Llama-2 7B on a host of 8 A100", "s per step"], rows, note)
 
 # %% [markdown]
 # The bottleneck here is the CPU, not PCIe. AdamW reads four fp32 tensors and writes three, so it moves at least 28
-# bytes per parameter, and the CPU does this for all eight GPUs. The fourth row assumes 200 GB/s, half of what two
-# sockets with eight channels of DDR4-3200 each have on paper. Even then, the optimizer step takes nearly as long as
-# forward and backward of one sequence. With many micro-batches per step, it matters less.
+# bytes per parameter, and the CPU does this for all eight GPUs. The fourth row assumes 200 GB/s, half of what 16
+# channels of DDR4-3200 (two sockets) have on paper. Even then, the optimizer step takes nearly as long as forward and
+# backward of one sequence. With many micro-batches per step, it matters less.
 #
 # In FSDP2, `CPUOffloadPolicy` also moves the parameters, and copies them to the GPU before each all-gather. DeepSpeed
 # can even move the model state to NVMe disks (ZeRO-Infinity, Rajbhandari et al. 2021).

@@ -86,8 +86,8 @@ check.newest_checkpoint()
 # %% [markdown]
 # ## Exercise 12.2 · Complete or not there (20 min, 2 points)
 #
-# A save has three parts, in this order: removing what an earlier attempt has left, writing, and renaming. The first and
-# the last are functions of their own. All ranks call each of the three functions together:
+# A save removes what an earlier attempt has left, then writes, then renames. You write three functions, each of which
+# all ranks call together:
 #
 # - `begin_checkpoint(folder, step)` removes what an earlier attempt at this step has left. It returns the folder into
 #   which the ranks write, `folder / f"step_{step}.half"`.
@@ -103,8 +103,8 @@ check.newest_checkpoint()
 # - If a rank fails to write, `save_checkpoint` raises on all ranks, and nothing is renamed.
 # - Target: each rank writes its own shards, and no rank gathers those of the others.
 #
-# You can assume that the optimizer has taken a step. (Before its first step, an optimizer has no state, so
-# `get_state_dict` lets it take one with gradients of 0. Adam counts that step, so training would not be the same.)
+# You can assume that the optimizer has taken a step. (Before its first step, an optimizer has no state. Then
+# `get_state_dict` makes it take a step with gradients of 0. Adam counts that step, so training would not be the same.)
 #
 # <details><summary>Hint 1: who does what, and when?</summary>Rank 0 alone can remove and rename. How do the other ranks
 # learn that it has finished?</details>

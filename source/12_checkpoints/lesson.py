@@ -585,8 +585,8 @@ measure.expect(shorter, "async_save stops training for less time")
 plots.bars(still_ms, "ms in which training stands still (medians of 5 rounds)")
 
 # %% [markdown]
-# If the steps last long enough, they hide all of the writing, and only staging is left. But the steps may take longer
-# than without a save, because the thread needs CPU cores too.
+# If the steps last long enough, they hide the writing, and only staging is left. But the thread needs CPU cores too.
+# Look at the printed times: if the steps take longer, part of the gain is lost.
 #
 # Three rules keep asynchronous saves safe:
 #
@@ -640,7 +640,7 @@ tables.Table(["a save stops training for, s", "every, minutes", "lost"], rows)
 # |---|---|---|
 # | `torch.distributed.checkpoint` | you decide; a complete one has `.metadata` | `async_save`: a thread or a process¹ |
 # | torchtitan | the largest `step-N` with `.metadata` | `async_mode`: `"async"`, `"async_with_pinned_mem"` |
-# | DeepSpeed | the folder named in a text file, `latest` | checkpoint engines, such as a decoupled one |
+# | DeepSpeed | the folder named in a text file, `latest` | `DecoupledCheckpointEngine`: a process |
 # | lab 12 | the largest `step_N`, a name that only complete ones have | `BackgroundSaver`, by the three rules above |
 #
 # ¹ `async_checkpointer_type=AsyncCheckpointerType.PROCESS`. A process does not compete with training for Python's
