@@ -148,15 +148,17 @@ print(f"1 + 1000 × 0.001 = {weight.item():.3f}")
 # In this exercise, you write the body of the loop: `HoldsMasters` creates `inner` and updates a single parameter. The
 # loop follows in exercise 6.3.
 #
-# - `inner` is an `optimizer_cls` with the given defaults. A torch optimizer has all its settings in `.defaults`,
-#   including those that the caller did not pass. `torch.optim.Optimizer.__init__(params, defaults)` expects the same
-#   dict.
+# - `inner` is an `optimizer_cls` with the given defaults. No torch optimizer accepts an empty list of parameters, so
+#   create `inner` with a placeholder, such as an empty tensor.
+# - A torch optimizer has all its settings in `.defaults`, including those that the caller did not pass.
+#   `torch.optim.Optimizer.__init__(params, defaults)` expects the same dict.
 # - `self.state[parameter]` is a dict. When `step_one` updates a parameter for the first time, it stores the float32
 #   master in this dict, as `"master"`. A float32 parameter gets a master of its own, too.
 # - The same dict also holds the state that `inner` has for the master. With Adam, it is
 #   `{"master": …, "exp_avg": …, "exp_avg_sq": …, "step": …}`. Then `state_dict()` contains all of it. ZeRO-1 and the
 #   given `load_state_dict` rely on this layout.
 # - `group` is the parameter's group, with its *current* settings. A scheduler changes them between steps.
+# - `step_one` is always called under `torch.no_grad()`.
 # - Write into the parameter in place, because other tensors may be views of it.
 # - Target: 2 + 2 + 12 bytes per parameter with Adam, and never more than one gradient in float32.
 #
@@ -440,8 +442,8 @@ check.Checkpointed()
 # peak = max(held)
 # ```
 #
-# (Your `Recompute` also recomputes the block's output, so all of `saved_bytes[k]` comes back, while the input is still
-# held. The lesson used torch's `checkpoint`, which stops before the output and brings back only 15 of 16 parts.)
+# (In the lesson, only 15 of a block's 16 parts came back: the input was still there, and torch's `checkpoint` stops
+# before the output. Your `Recompute` computes the output, too, so as many bytes as `saved_bytes[k]` come back.)
 #
 # **Predict.** There are four equal blocks, and you may checkpoint one of them. For which one does this *not* lower the
 # peak? Write its index, from 0 to 3.

@@ -14,7 +14,7 @@
 # - train in mixed precision by hand, and say what it saves and what it does not,
 # - derive how many bytes a transformer block keeps for backward, and what fused attention changes,
 # - save memory by recomputing activations, and say what that costs,
-# - tell which models fit on a GPU, and why more GPUs do not help data parallelism.
+# - tell which models fit on a GPU, and why data parallelism on more GPUs does not change that.
 #
 # You need `ManualDDP` (chapter 02) and `BucketedDDP` (chapter 03). Ψ is the number of parameters and N the number of
 # ranks.
@@ -99,7 +99,7 @@ assert at_peak > 20 and peak.phase in ("forward", "backward")
 diagrams.training_memory()
 
 # %% [markdown]
-# And here is the step that you have just measured:
+# Here is the step that you have just measured (*other* means temporary tensors):
 
 # %% tags=["nbval-ignore-output"]
 plots.memory_over_step(peak.samples)
@@ -148,8 +148,8 @@ print(" + ".join(per_parameter(all_low, adamw_low)), "bytes per parameter")
 # That works. But a bfloat16 has only 8 significant bits. If an update is smaller than about a 512th of the weight, the
 # sum is rounded back to the old weight.
 #
-# **Predict.** AdamW's first step changes each weight by about the learning rate, here 1e−5. The weights were drawn with
-# a standard deviation of 0.02. What share of them has changed? 1 means all.
+# **Predict.** AdamW's first step changes each weight by about the learning rate, here 1e−5. The weights were drawn from
+# a normal distribution with a standard deviation of 0.02. What share of them has changed? 1 means all.
 
 # %%
 my_share = 1.0
@@ -168,9 +168,9 @@ print(f"below 256 updates: {small[0]:.0%} of the weights; below 512 updates: {sm
 assert small[0] < moved < small[1] < 0.5
 
 # %% [markdown]
-# Most weights have not changed at all. Nearly every weight smaller than 256 times the update has changed, and no weight
-# larger than 512 times the update has. The rest will not change in later steps either, as long as the updates stay
-# this small.
+# Most weights have not changed at all. The measured share lies between the other two: a weight below 256 updates
+# changes, one above 512 does not, and in between it depends on the weight. The unchanged ones will not change later
+# either, while the updates stay this small.
 #
 # The remedy is to *compute* in bfloat16 and to *update* in fp32, which is called **mixed precision** (Micikevicius et
 # al. 2018, §3.1). Each parameter gets a **master weight**: an fp32 copy that the optimizer updates. The parameter
@@ -336,8 +336,8 @@ for name, bytes_each in {"fp32": 4, "bf16": 2}.items():
 # $$sbh\,(34 + 5\,as/h)$$
 #
 # The 34 are our 32 plus two dropout masks of 1 byte per element. The second term comes from *materialized* attention,
-# which stores three s × s matrices per head: the output of softmax (2 bytes per element), a dropout mask (1) and the
-# result of dropout (2). The next cell builds the block that the formula describes:
+# which stores three s × s matrices per sample and head: the output of softmax (2 bytes per element), a dropout mask (1)
+# and the result of dropout (2). The next cell builds such a block:
 
 
 # %%
@@ -393,7 +393,7 @@ planner_plots.activation_growth(curves, kept)
 #
 # Sharding the *model state* does not help with activations, because each rank's activations belong to its own samples.
 # If even one sequence has too many activations, other techniques are needed. The table compares some of them for one
-# layer of GPT-3, with a sequence of 2,048 tokens:
+# layer of GPT-3, with dropout and 2,048 tokens:
 
 # %%
 gpt_3 = {"sequence": 2048, "batch": 1, "hidden": 12288, "heads": 96}
@@ -467,7 +467,7 @@ plots.memory_over_step(peaks["checkpointed"].samples)
 # one.)
 #
 # **Predict.** Assume that backward takes twice as long as forward. How much longer do forward and backward take
-# together if all blocks are checkpointed? 0.5 means half as long again.
+# together if all blocks are checkpointed? 0.5 means 50% longer.
 
 # %%
 my_extra = 0.0
@@ -489,7 +489,7 @@ rows = [(phase, name) for phase in ("forward", "backward") for name in parts_ms]
 plots.bars({f"{phase}, {name}": parts_ms[name][phase] for phase, name in rows}, "ms (median of 10)")
 
 # %% [markdown]
-# Forward computes the same as before. Backward also recomputes the forward of the blocks. If backward used to take
+# Most of the extra time is in backward, which now also recomputes the forward of the blocks. If backward used to take
 # twice as long as forward, the two together now take about a third longer. If it took less, the increase is larger.
 #
 # **Selective checkpointing** (`create_selective_checkpoint_contexts`) recomputes only what is large and cheap to
@@ -567,8 +567,8 @@ for stage in (1, 2):
     print(f"{planner.STAGES[stage]} divides it by {factors[0]} on 8 ranks, by {factors[1]} on 64")
 
 # %% [markdown]
-# Finally, a planner adds up activations and model state, for models whose shapes are published. In its figure,
-# *gathered* stands for the parameters of the layers that ZeRO-3 holds in full for a moment.
+# A planner adds up activations and model state, for models whose shapes are published. In its figure,
+# *gathered* stands for the parameters that ZeRO-3 holds in full while it needs them.
 #
 # **Predict.** You train Llama-2 7B on eight GPUs of 24 GB, with sequences of 4,096 tokens and all layers checkpointed.
 # Which is the first strategy that fits: "DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3" or "none"?
@@ -599,8 +599,8 @@ for attention in planner.ATTENTION:
 # Both are more than ZeRO-3 leaves free on these GPUs. With materialized attention, the activations of one sequence
 # would not even fit on a GPU of 80 GB.
 #
-# The advice "memory-bound, so use ZeRO" mixes up two things. A kernel is **memory-bound** if it waits for
-# the *bandwidth* of the GPU's memory, and sharding does not change that. ZeRO helps if you lack *capacity*:
+# The advice "memory-bound, so use ZeRO" mixes up two things. A kernel is **memory-bound** if the *bandwidth* of the
+# GPU's memory limits it, and sharding does not change that. ZeRO helps if you lack *capacity*:
 #
 # | you lack | symptom | what helps |
 # |---|---|---|
@@ -629,7 +629,7 @@ peaks["mixed by hand"] = follow(low)
 print(" + ".join(per_parameter(automatic, adamw_automatic)), "bytes per parameter with autocast")
 
 # %% [markdown]
-# The figure shows how many bytes of activations each version holds at its peak:
+# The figure shows the activations of each version at its peak:
 
 # %% tags=["nbval-ignore-output"]
 peaks = ranks.pull("peaks")[0]
@@ -669,9 +669,9 @@ plots.bars({name: nbytes / 1e6 for name, nbytes in most.items()}, "MB of activat
 # %% [markdown]
 # ## Recap
 #
-# | | model state per rank | activations per block | sent per rank and step | overlap |
+# | | model state per rank, bytes | activations per block, bytes | sent per rank and step, bytes | overlap |
 # |---|---|---|---|---|
-# | fp32 | 4 + 4 + 8 = 16Ψ bytes | 64 sbh | 2(N−1)/N · 4Ψ | as in chapter 04 |
+# | fp32 | 4 + 4 + 8 = 16Ψ | 64 sbh | 2(N−1)/N · 4Ψ | as in chapter 04 |
 # | mixed precision by hand | 2 + 2 + 12 = 16Ψ, or 20Ψ with fp32 gradients | 32 sbh | 2(N−1)/N · 2Ψ | the same |
 # | autocast | 4 + 4 + 8 = 16Ψ | between the two | 2(N−1)/N · 4Ψ | the same |
 # | with checkpointing | unchanged | 4 or 2 sbh | unchanged | backward takes longer, and hides more |
@@ -686,7 +686,7 @@ plots.bars({name: nbytes / 1e6 for name, nbytes in most.items()}, "MB of activat
 # - **fused attention**: attention in one kernel that never stores the scores and recomputes them in backward.
 # - **activation checkpointing**: keeping only the input of a block, and recomputing its other activations in backward.
 # - **selective checkpointing**: recomputing only activations that are large and cheap to compute.
-# - **memory-bound**: a kernel is memory-bound if it waits for the bandwidth of the GPU's memory.
+# - **memory-bound**: a kernel is memory-bound if the bandwidth of the GPU's memory limits it.
 # - **autocast**: a context in which torch casts fp32 tensors to 16 bits for operators that gain from it.
 # - **memory snapshot**: a recording of all allocations of torch on a GPU, with the lines of code that made them.
 
@@ -703,7 +703,7 @@ plots.bars({name: nbytes / 1e6 for name, nbytes in most.items()}, "MB of activat
 # %% [markdown]
 # ## What is still wasted
 #
-# So much for one rank. Is AdamW's state on each rank the same as on rank 0?
+# Is AdamW's state on each rank the same as on rank 0?
 
 # %%
 # %%ranks

@@ -38,8 +38,10 @@ ranks.start(world_size=4)
 #
 # A flat parameter holds all parameters side by side. It is padded to a multiple of N and cut into N equal shards, of
 # which rank r owns the r-th. A shard may begin and end in the middle of a parameter. That does no harm, because Adam
-# treats each element separately. For example, three parameters of 5, 4 and 2 elements have 11 elements together. On
-# four ranks, they are padded to 12, and each rank owns three (each digit says which parameter the element belongs to):
+# treats each element separately.
+#
+# Here is an example. Three parameters of 5, 4 and 2 elements have 11 elements together. On four ranks, they are padded
+# to 12, and each rank owns three. Each digit says which parameter the element belongs to:
 #
 # ```python
 # 0 0 0 | 0 0 1 | 1 1 1 | 2 2 _      # the shards of ranks 0 to 3; _ is padding
@@ -218,7 +220,7 @@ check.FlatParameter()
 #   gradients outside the flat tensor. Before it communicates, `reduce()` copies them into their views. A `.grad` of
 #   None counts as zeros. Afterwards, every `.grad` is its view again.
 # - **`reduce()` has been called before.** Clipping needs the mean before the step does, so `reduce()` may be called
-#   twice. It must not reduce a second time, unless there are new gradients. The table says when there are:
+#   twice. It must not reduce a second time, unless there are new gradients. The table shows how to tell:
 #
 # | `shard.grad` | every `.grad` | what has happened | `reduce()` |
 # |---|---|---|---|
@@ -319,8 +321,9 @@ check.FlatGradients()
 # launch_all_gather(), wait()  # every rank gets every shard; optimizer states never leave their rank
 # ```
 #
-# In this exercise, you write the last two parts, in two steps. A cell after each step lets you try it. These parts do
-# not depend on where the gradients come from, so lab 08 can use them again. The first part follows in exercise 7.4.
+# In this exercise, you write what the last two parts need. In step 1, you move the parameters into flat parameters. In
+# step 2, you update their shards and all-gather them. A cell after each step lets you try it. None of this depends on
+# where the gradients come from, so lab 08 can use it again. The part `reduce_gradients()` follows in exercise 7.4.
 #
 # ### Step 1: flatten the parameters
 #
@@ -680,8 +683,8 @@ class ZeRO1(ZeRO1):
 
 
 # %% [markdown]
-# Try two steps on a weight of eight zeros. On rank r, the gradient is r + 1, so the mean is 2.5, and all ranks should
-# print −5 eight times.
+# Try two steps of SGD, with a learning rate of 1, on a weight of eight zeros. On rank r, the gradient is r + 1, so the
+# mean is 2.5, and all ranks should print −5 eight times.
 
 # %%
 # %%ranks
@@ -1063,9 +1066,9 @@ tables.Table(header, rows, "One step on rank 0.")
 
 # %% [markdown]
 # Your optimizer sends no more than data parallelism. torch's sends more, because it broadcasts the parameters after DDP
-# has all-reduced the gradients. (On CPUs, the collectives of lab 01 exchange shards directly: a rank sends each other
-# rank one shard for the reduce-scatter and one for the all-gather, and receives as many. The ledger counts each of
-# these as an operation.)
+# has all-reduced the gradients. (On CPUs, the collectives of lab 01 exchange shards directly: to each of the three
+# other ranks, a rank sends one shard for the reduce-scatter and one for the all-gather, and it receives as many. The
+# ledger counts each of these as an operation.)
 #
 # In the figure, compare what a rank holds between steps:
 

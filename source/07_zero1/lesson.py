@@ -151,7 +151,7 @@ assert same
 held = memory.held(owned_ddp, own_adamw)
 
 # %% [markdown]
-# **Predict.** Ideally, each of the four ranks would hold a quarter of the optimizer state. How many times as much does
+# **Predict.** Ideally, each of the four ranks would hold a quarter of the optimizer state. How many quarters does
 # the rank with the largest share hold? 1 means exactly a quarter.
 
 # %%
@@ -259,8 +259,8 @@ def by_all_reduce(gradients):
 
 
 # %% [markdown]
-# **Predict.** The first ledger of this lesson says how many MB a rank sends in a step of data parallelism: 2f · 4Ψ
-# bytes. How many MB does a rank send with this version?
+# **Predict.** In a step of data parallelism, a rank sent 6.93 MB, which is 2f · 4Ψ bytes (see the first ledger of this
+# lesson). How many MB does a rank send with this version?
 
 # %%
 my_all_reduce_mb = 0.0
@@ -305,7 +305,7 @@ print(f"{log.sent_bytes / all_reduce_bytes:.2f} times data parallelism")
 diagrams.zero1_step()
 
 # %% [markdown]
-# In code, only this function changes. (We take the ring from chapter 01, because gloo's own reduce-scatter runs an
+# In code, only `mean_of_shard` changes. (We take the ring from chapter 01, because gloo's own reduce-scatter runs an
 # all-reduce internally, as you saw there.)
 
 
@@ -623,7 +623,7 @@ tables.Table(header, rows, "Loss of rank 0; mean of the bytes; largest optimizer
 # | | DeepSpeed, ZeRO stage 1 | Megatron-Core |
 # |---|---|---|
 # | turned on by | `"zero_optimization": {"stage": 1}` | `use_distributed_optimizer=True` |
-# | shards | flat parameters, by element | its buffers, by element, bucket by bucket |
+# | shards | flat parameters, by element | flat tensors, by element, bucket by bucket |
 # | gradients | all-reduced by default ¹ | reduce-scattered |
 # | overlap | `overlap_comm` | `overlap_grad_reduce` and `overlap_param_gather` |
 # | bytes per parameter | 4 + 12/N, as in the ZeRO paper | 6 + 12/N with bf16 parameters and fp32 gradients ² |
@@ -656,7 +656,7 @@ tables.Table(header, rows, "Loss of rank 0; mean of the bytes; largest optimizer
 # | | memory per rank, bytes | sent per rank and step ¹ | collectives ² | overlap |
 # |---|---|---|---|---|
 # | data parallelism | 4Ψ + 4Ψ + 8Ψ | 2f · 4Ψ | one per bucket | with backward |
-# | one owner per parameter | 4Ψ + 4Ψ + 8 · largest share | 3f · 4Ψ | one per bucket and parameter | all-reduces only |
+# | one owner per parameter | 4Ψ + 4Ψ + 8 · largest share | 3f · 4Ψ | buckets + parameters | all-reduces only |
 # | one owner per element, all-reduce | 4Ψ + 4Ψ + 8Ψ/N | 3f · 4Ψ | 2 | none here |
 # | one owner per element, reduce-scatter | 4Ψ + 4Ψ + 8Ψ/N | 2f · 4Ψ | 2 | none here ³ |
 #
@@ -705,8 +705,8 @@ print(f"gradients held {gradients_bytes / 1e6:.2f} MB, needed {needed_bytes / 1e
 assert gradients_bytes == world_size * needed_bytes
 
 # %% [markdown]
-# It holds the gradients of all shards, and needs those of one. In mixed precision and on many ranks, gradients are now
-# half of the model state. They could be freed as soon as they have been reduced. This is ZeRO-2, chapter 08.
+# It holds the gradients of all shards, and needs those of one. On many ranks, gradients are now about half of the
+# model state. They could be freed as soon as they have been reduced. This is ZeRO-2, chapter 08.
 #
 # But first, you build `ZeRO1` in the lab: a real `torch.optim.Optimizer`, without the copy of the gradients that
 # `flatten` makes in each step. It clips gradients, follows a scheduler, and writes checkpoints for any number of ranks.
