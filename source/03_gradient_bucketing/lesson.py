@@ -161,8 +161,8 @@ rows = [["fitted", f"{alpha_ms:.1f}", f"{beta_ns:.1f}"], ["expected of the link"
 tables.Table(["an all-reduce", "α, ms", "β, ns per byte"], rows, fitted.where)
 
 # %% [markdown]
-# β is about what we expect of the link. α is usually larger, because the link's latency is not everything: between two
-# all-reduces, each process also has to wake up and launch the next one. If there are few cores, processes wait for each
+# β is about what we expect of the link. α is usually larger, because between two all-reduces,
+# each process also has to wake up and launch the next one. If there are few cores, processes wait for each
 # other, so α grows when the cores are busy.
 #
 # Do the fitted α and β predict the time of the 100 gradients? If n all-reduces have $S_1, \dots, S_n$ bytes, and S
@@ -290,8 +290,8 @@ a.grad, b.grad = flat[:2], flat[2:].view(1, 2)
 print(flat.tolist())
 
 # %% [markdown]
-# Backward adds to the `.grad` that it finds, so it writes directly into the flat tensor. There is nothing to copy, in
-# either direction. The next cell does the same with the GPT:
+# Backward adds to the `.grad` that it finds, so it writes directly into the flat tensor, and there is nothing to
+# copy. The next cell does the same with the GPT:
 
 
 # %%
@@ -705,13 +705,12 @@ tables.Table(["link", "GPUs", "α/β, MB", "10 α/β, MB"], rows, note)
 #   follow the reverse order of the parameters, and why they are always sent in the same order.
 # - [PyTorch issue 48880](https://github.com/pytorch/pytorch/issues/48880): a maintainer explains, with the sizes of a
 #   real model, why buckets exceed `bucket_cap_mb`.
-# - `DistributedDataParallelConfig` in Megatron-Core: its description of `bucket_size`.
 
 # %% [markdown]
 # ## What is still wasted
 #
-# Here is a step of the GPT with a cap of 350 KiB, on the rank that was the last to finish backward. (The others waited
-# for it in their first all-reduce.) Look at when the all-reduces begin.
+# Here is a step of the GPT with a cap of 350 KiB, on the rank that finished backward last. (The others waited for it in
+# their first all-reduce.) Look at when the all-reduces begin.
 
 
 # %%

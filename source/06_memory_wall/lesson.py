@@ -16,8 +16,7 @@
 # - save memory by recomputing activations, and say what that costs,
 # - tell which models fit on a GPU, and why data parallelism on more GPUs does not change that.
 #
-# You need `ManualDDP` (chapter 02) and `BucketedDDP` (chapter 03). Ψ is the number of parameters and N the number of
-# ranks.
+# You need the wrappers from chapters 02 and 03. Ψ is the number of parameters, N the number of ranks.
 
 # %% [markdown]
 # ## Where we are
@@ -120,8 +119,8 @@ for n in (4, 100):
 
 # %% [markdown]
 # This is the memory wall: with data parallelism, more ranks do not make room for a larger model. From chapter 07 on,
-# the ranks will shard the model state. First, let's see what each rank can do alone: store elements in fewer bytes, and
-# keep fewer of them.
+# the ranks will shard the model state. But first, each rank can store elements in fewer bytes, and keep fewer of
+# them.
 
 # %% [markdown]
 # ## Fewer bytes per element
@@ -328,7 +327,7 @@ for name, bytes_each in {"fp32": 4, "bf16": 2}.items():
     assert 1 <= measured / derived < 1.1
 
 # %% [markdown]
-# The small difference is a few elements per token, such as each norm's mean and standard deviation.
+# The small difference includes each norm's mean and standard deviation.
 #
 # There is a well-known formula for the bytes of a layer's 16-bit activations (Korthikanti et al. 2022, §4), where *a*
 # is the number of attention heads:
@@ -417,7 +416,7 @@ tables.Table(["", "bytes / sbh", "GB per layer"], rows)
 # %% [markdown]
 # ## Recomputing activations
 #
-# The technique in the last row needs no other rank. With **activation checkpointing**, a block keeps only its input,
+# With **activation checkpointing**, a block keeps only its input,
 # and backward runs the block's forward again to recompute the rest (Chen et al. 2016). In torch, this is `checkpoint`:
 
 
@@ -462,7 +461,7 @@ assert 0.9 * derived < left < derived
 plots.memory_over_step(peaks["checkpointed"].samples)
 
 # %% [markdown]
-# Look at the teeth in backward: each block is recomputed, used and freed before the next one begins. (The peak
+# In backward, each block is recomputed, used and freed before the next one begins. (The peak
 # of the plain model includes the output layer and the loss, so the measured share is a bit smaller than the derived
 # one.)
 #
@@ -490,7 +489,7 @@ plots.bars({f"{phase}, {name}": parts_ms[name][phase] for phase, name in rows}, 
 
 # %% [markdown]
 # Most of the extra time is in backward, which now also recomputes the forward of the blocks. If backward used to take
-# twice as long as forward, the two together now take about a third longer. If it took less, the increase is larger.
+# twice as long as forward, the two together now take about a third longer.
 #
 # **Selective checkpointing** (`create_selective_checkpoint_contexts`) recomputes only what is large and cheap to
 # compute, such as materialized scores. In the lab, you write checkpointing yourself, and choose which blocks to
@@ -715,12 +714,12 @@ assert torch.equal(mine, of_rank_0)
 print(f"{mine.nbytes / parameters:.0f} bytes per parameter, the same as on rank 0")
 
 # %% [markdown]
-# It is the same on every rank, to the last bit. AdamW's state is half of the model state. In mixed precision, it
+# It is the same on every rank, bit for bit. AdamW's state is half of the model state. In mixed precision, it
 # includes the master weights, and is three quarters. All ranks use it to compute the same updates. So rank r could keep
 # only a shard of it, update its shard of the parameters, and send the result to the others. That is ZeRO-1, in chapter
 # 07.
 #
-# First, the lab: you count a rank's memory where a common rule is wrong, and build the tools of this lesson yourself.
+# In the lab, you build the tools of this lesson yourself.
 
 # %%
 ranks.stop()
