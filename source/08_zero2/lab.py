@@ -202,7 +202,7 @@ check.ShardedBucket()
 # zero2.step()
 # ```
 #
-# You have all the pieces. In the constructor:
+# You have all the pieces. In the constructor, replace the `raise`, and leave the lines around it as they are:
 #
 # - Broadcast the module's parameters and buffers with lab 02's `broadcast_state(module, group)`.
 # - Build `self.buckets`. Lab 03's `assign_buckets` returns lists of parameters. Turn each list into a `FlatParameter`
@@ -339,8 +339,8 @@ check.ZeRO2()
 #
 # One case is easy to miss: a rank may have run no `backward()` at all since `zero_grad()`. It must take part in the
 # synchronization all the same, or the other ranks wait for it forever. So before the first synchronization, the
-# decision must not depend on whether a rank has gradients. (After it, the caller has to make sure that either all ranks
-# run another `backward()`, or none does.)
+# decision must not depend on whether a rank has gradients. (After the first synchronization, the caller has to make
+# sure that either all ranks run another `backward()`, or none does.)
 #
 # | since `zero_grad()` | `synced` | `pending` | must `step()` synchronize? |
 # |---|---|---|---|

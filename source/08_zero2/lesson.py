@@ -248,8 +248,8 @@ class ReduceDuringBackward(ReduceAfterBackward):
 
 
 # %% [markdown]
-# (In this GPT, all ranks fill the buckets in the same order. In general, you need the queue that you built in lab 04.
-# We use `enabled` later.)
+# (In this GPT, all ranks fill the buckets in the same order. In general, you need lab 04's queue. We use `enabled`
+# later.)
 #
 # How many bytes of gradients can a rank hold at any one moment? Its shards of the buckets that have been reduced take
 # at most 4Ψ/N bytes. In addition, there are:
@@ -331,8 +331,8 @@ assert times > 1.6
 
 # %% [markdown]
 # That is worse than without sharding. Every flat tensor and every receive buffer stays alive until the rank has waited
-# for its reduce-scatter, so together they take 1 + f times 4Ψ. (With NCCL, it would be up to 1 + 1/N times.) For
-# `OverlappedDDP`, not waiting costs no memory, because its buckets *are* its gradients.
+# for its reduce-scatter, so together they take 1 + f times 4Ψ. For `OverlappedDDP`, not waiting costs no
+# memory, because its buckets *are* its gradients.
 
 # %% [markdown]
 # ## When do gradients determine the peak?
@@ -372,9 +372,9 @@ assert abs(during / after - 1) < 0.1 and fraction < 0.9
 plots.memory_by_component(held)
 
 # %% [markdown]
-# Each bar shows what a rank holds at the peak of its step. Without checkpointing, activations determine the peak, and
-# it matters little when gradients are reduced. With checkpointing, gradients determine the peak, and it is lower if
-# they are reduced during backward. Large models are often trained with checkpointing.
+# Each bar shows the peak of a step, and its label says when gradients are reduced. Without checkpointing, activations
+# determine the peak, and it matters little when gradients are reduced. With checkpointing, gradients determine the
+# peak, and it is lower if they are reduced during backward. Large models are often trained with checkpointing.
 
 # %% [markdown]
 # ## The short version
@@ -533,9 +533,9 @@ for kind in (ReduceAfterBackward, ReduceDuringBackward):
     lines[kind.__name__] = recorded(*begun(kind, cap_mb=0.8), operations=6)
 
 # %% [markdown]
-# In the lower two timelines, bars 1 to 7 are reduce-scatters, and bars 8 to 14 are all-gathers. Between them is the
-# optimizer's step, which may be too short to see, because a rank updates only its shards. Compare where the
-# reduce-scatters are:
+# In the lower two timelines, bars 1 to 7 are reduce-scatters, and bars 8 to 14 are all-gathers. The optimizer's step
+# between them may be too short to see. Such a bar ends when the rank has waited for the collective, even if the data
+# arrived earlier. Compare where the reduce-scatters are:
 
 # %% tags=["nbval-ignore-output"]
 lines = ranks.pull("lines")[0]
@@ -603,7 +603,7 @@ tables.Table(header, rows)
 
 # %% [markdown]
 # With g micro-batches, a step sends (g + 1) times f · 4Ψ bytes: one reduce-scatter per micro-batch, and one all-gather
-# after the optimizer's step. So ZeRO-2 sends more than data parallelism, but only here. If only the last micro-batch is
+# after the optimizer's step. So if g > 1, ZeRO-2 sends more than data parallelism. If only the last micro-batch is
 # reduced, a step sends 2 times f · 4Ψ bytes, but each rank needs room for full gradients, plus the buckets. If you have
 # that room, you might as well use ZeRO-1, which is simpler and sends just as much.
 
@@ -611,9 +611,9 @@ tables.Table(header, rows)
 # ## The production version
 #
 # **FSDP2** is torch's `fully_shard`, which shards parameters, gradients and optimizer state. With
-# `reshard_after_forward=False`, it is the closest thing to ZeRO-2 in torch. We give it a **mesh**, an arrangement of
-# the ranks that also names the type of device. The next cell compares a step of our version with one of DDP and one of
-# FSDP2:
+# `reshard_after_forward=False`, it keeps all parameters from forward until backward has used them. This is the closest
+# thing to ZeRO-2 in torch. We give it a **mesh**, an arrangement of the ranks that also names the type of device. The
+# next cell compares it with our version and DDP:
 
 # %%
 # %%ranks
@@ -646,19 +646,20 @@ header = ["", "loss, step 4", "must send, MB", "held between steps, MB", "peak, 
 tables.Table(header, rows, "Rank 0.")
 
 # %% [markdown]
-# The losses are equal, and so are the bytes to send. But FSDP2 is not quite ZeRO-2:
+# The losses and the bytes to send are equal. (Between steps, DDP's buckets still hold the gradients.) But FSDP2 is not
+# quite ZeRO-2:
 #
 # - **Parameters.** Between steps, FSDP2 shards the parameters, too, so it holds less. It all-gathers them in forward
-#   instead of after the step, and keeps them until backward has used them.
+#   instead of after the step, so its peak is not lower.
 # - **The wait.** FSDP2 also waits for one reduce-scatter before it copies gradients for the next one. In torch 2.13,
-#   `set_reduce_scatter_max_input_buffers` allows more of them in flight, at the cost of more memory.
+#   `set_reduce_scatter_max_input_buffers` allows more in flight, at the cost of memory.
 # - **Names.** FSDP1, torch's older class, calls this mode `SHARD_GRAD_OP`, which is often described as "ZeRO-2".
 #
 # DeepSpeed's stage 2 keeps full parameters between steps, as ours does. But a rank owns a contiguous range of the
-# model. By default (version 0.19.8), stage 2 all-reduces its buckets, and each rank keeps its range, although the
-# option is called `reduce_scatter` (`average_tensor` in `stage_1_and_2.py`). Its overlap with backward is off unless
-# you set `overlap_comm`. And its `no_sync()` raises an error for stages 2 and 3 (DeepSpeed issue 6793), so every
-# micro-batch is reduced, unless you use `coalesce_grad_reduction()`.
+# model. Its option `reduce_scatter` is on by default, but it all-reduces each bucket, and each rank keeps its range
+# (version 0.19.8, `average_tensor` in `stage_1_and_2.py`). Its overlap with backward is off unless you set
+# `overlap_comm`. And its `no_sync()` raises an error for stages 2 and 3 (DeepSpeed issue 6793), so every micro-batch is
+# reduced, unless you use `coalesce_grad_reduction()`.
 
 # %% [markdown]
 # ## On a cluster
@@ -686,8 +687,8 @@ tables.Table(header, rows, "Rank 0.")
 # | ZeRO-2, only the last micro-batch reduced | 4Ψ + 8Ψ/N | 4Ψ and 2 buckets | 2f · 4Ψ | the reduce-scatters |
 # | all-reduce, then slice | 4Ψ + 8Ψ/N | 4Ψ/N and 2 buckets | (2g + 1)f · 4Ψ | the all-reduces |
 #
-# ¹ On gloo, plus the receive buffers of two pieces of the flat tensor. ² With NCCL, 2 + 1/N buckets. If g > 1, 2/N of a
-# bucket more.
+# ¹ On gloo, plus the receive buffers of two pieces (lab 01). ² With NCCL, 2 + 1/N buckets. If g > 1, 2/N of a bucket
+# more.
 #
 # **Terms**
 #

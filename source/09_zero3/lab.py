@@ -461,7 +461,8 @@ check.Forward()
 # ## Exercise 9.4 · The hooks of backward (10 min, 3 points)
 #
 # `on_gradient` is given. Autograd calls it whenever a gradient is complete. It packs the gradient into a bucket, and
-# calls `post_backward(unit)` after a unit's last gradient. Write the other two hooks, which the table above describes:
+# calls `post_backward(unit)` after a unit's last gradient. Write the other two hooks, which the table in
+# exercise 9.3 describes:
 #
 # - `pre_backward(unit, gradient)` must return `None`. Any other value would replace the gradient.
 # - `self.buckets[unit]` holds lab 08's `ShardedBucket`s. `bucket.launch()` starts the reduce-scatter of the packed
@@ -769,7 +770,8 @@ plots.memory_over_step(results["your PlainZeRO3"][1].samples)
 # %% [markdown]
 # A rank holds a quarter of the parameters, the root, and one block. With prefetching, it holds two blocks: the one that
 # computes, and the next one. The figure shows a step of your `PlainZeRO3`. Each thin vertical line in the parameters is
-# a moment when one block has been resharded and the next one is not unsharded yet.
+# a moment when one block has been resharded and the next one is not unsharded yet. (The white area is mostly the
+# tokens of the text, 1.7 MB, from which each step draws its samples.)
 #
 # ## What it cannot do yet
 #

@@ -397,8 +397,8 @@ lifetime_plots.lifetimes(lives, psi, expected_bytes)
 # top of it, all parameters. You get the same result if you wrap a model in FSDP and do not tell it which units to use.
 # The losses are right, so nothing warns you.
 #
-# Smaller units lower the peak. So why not make every layer a unit? Padding is not the reason, because a unit has at
-# most N − 1 elements of padding. But every unit costs three collectives per step, each with its latency α (chapter 03).
+# Smaller units lower the peak. So why not make every layer a unit? Padding is not the reason: a unit has at most
+# N − 1 elements of it. But every unit costs three collectives per step, each with its latency α (chapter 03).
 # A transformer block is the usual choice.
 
 # %% [markdown]
@@ -520,12 +520,11 @@ plots.bars(times.ms(), "ms per step, without the optimizer (median of 8 rounds)"
 
 # %% [markdown]
 # Ten of the twelve all-gathers can be hidden. The first one in forward and the first one in backward cannot, because no
-# earlier block launches them. (The two numbers need not agree exactly: each all-gather also has latency, and times
-# vary.)
+# earlier block launches them. (Measured times include latency, and they vary. We come to the third bar below.)
 #
-# The next figure shows a step without prefetching, and one with it. In each step, the first row shows the computation,
-# the second the all-gathers, and the third the reduce-scatters. The numbers are those of the blocks. A hatched white
-# bar is a wait. Compare the waits in both steps:
+# The next figure shows a step without prefetching, and one with it. In each step, the rows show the computation, the
+# all-gathers and the reduce-scatters, numbered by block. A collective's bar ends when the rank has waited for it, even
+# if the data arrived earlier. Hatched white bars are waits. Compare them in both steps:
 
 
 # %% tags=["nbval-ignore-output"]
@@ -547,9 +546,9 @@ plots.timeline(lines, ["no prefetching", "prefetching"], exposed=False)
 # In the lower step, the all-gather of block 3 is in flight while block 2 computes. Most of what stays exposed is
 # reduce-scatters, because our `reduce_gradients()` waits for each one. Chapter 10 waits later.
 #
-# An all-gather that takes longer than the block before it cannot be hidden completely. Then it helps to send fewer
-# bytes (bf16, chapter 10), to send them over faster links (hybrid sharding, chapter 11), or to compute longer per step
-# (larger micro-batches).
+# An all-gather that takes longer than the block before it computes cannot be hidden completely. Then it helps to send
+# fewer bytes (bf16, chapter 10), to send them over faster links (hybrid sharding, chapter 11), or to compute longer per
+# step (larger micro-batches).
 
 # %% [markdown]
 # ## What prefetching costs
@@ -648,7 +647,7 @@ tables.Table(["", "held, MB", "formula, MB", "peak, MB", "sent, in f · 4Ψ"], r
 # at that moment. FSDP2 sends the same bytes as our version. If you do not call `fully_shard` for each block, you get
 # the last row.
 #
-# FSDP2's source, `_fsdp_param_group.py`, uses the same names as our version, but differs from it in four points:
+# FSDP2 (`_fsdp_param_group.py`) uses the same names as our version, but differs in four points:
 #
 # | | here | FSDP2 |
 # |---|---|---|
@@ -719,7 +718,7 @@ tables.Table(["", "held, MB", "formula, MB", "peak, MB", "sent, in f · 4Ψ"], r
 #
 # The reduce-scatters are still exposed. And our wrapper works only for plain models:
 #
-# - It counts gradients. If a parameter is unused, its unit is not reduce-scattered. A frozen one cannot have the hook.
+# - It counts gradients. If a parameter is unused, its unit is not reduce-scattered. A frozen one allows no hook.
 # - It takes the order of its units from a list.
 # - Every rank creates the whole model first, so the model must fit on one rank after all.
 # - The model cannot be saved, because no rank holds all of it.
