@@ -24,7 +24,7 @@
 #
 # In chapter 08, you built ZeRO-2: each rank keeps only its shard of the gradients and of the optimizer state. But it
 # still holds all parameters. As in chapter 03, the ranks use the CPU, and each of them is behind a link. This link is
-# slow (250 Mbit/s), so that you can see what communication costs:
+# slow (250 Mbit/s), to show what communication costs:
 
 # %% tags=["nbval-ignore-output"]
 from dataclasses import replace
@@ -122,7 +122,7 @@ measure.expect(idle, "its parameters are unused for most of the step")
 plots.timeline([line], exposed=False)
 
 # %% [markdown]
-# A block needs its parameters twice, each time only briefly: once in forward and once in backward. For the rest of the
+# A block needs its parameters only briefly, once in forward and once in backward. For the rest of the
 # step, each rank could keep a quarter of them, and get the other three quarters from the other ranks when the block
 # needs them. This is **ZeRO-3**: parameters are sharded, like gradients and optimizer state.
 
@@ -157,7 +157,7 @@ print("gradient of x:", x.grad.tolist())
 # A **unit** is a part of the model whose parameters are unsharded and resharded together. Here, each block is a unit.
 # To **unshard** a unit means to give its parameters memory, and to all-gather the shards of all ranks into it. To
 # **reshard** it means to free that memory, so that only the rank's own shard remains. Parameters that are in no unit
-# belong to the **root unit**, or *root* for short. In our GPT, these are the embeddings and the last norm.
+# belong to the **root unit**, or *root* for short. Here, these are the embeddings and the last norm.
 #
 # In the upper half of the diagram, follow the parameters of a unit from top to bottom. They are copied side by side
 # into a flat parameter, which is padded so that all shards have the same length. In the lower half, look at the four
