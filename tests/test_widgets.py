@@ -133,14 +133,14 @@ def test_the_size_at_which_the_ring_overtakes_the_tree_is_marked():
     }
     panels = cost_plots.all_reduce_costs(algorithms, [4, 1024]).axes
     marked = [axes.lines[-1].get_xdata()[0] for axes in panels]
-    assert marked == pytest.approx([8e4, 2026 / (20 - 2 * 1023 / 1024) * 1e5], rel=0.06)
-    assert [axes.texts[0].get_text() for axes in panels] == [" 81 KB", " 11 MB"]
+    assert marked == pytest.approx([8e4, 2026 / (20 - 2 * 1023 / 1024) * 1e5], rel=1e-3)
+    assert [axes.texts[0].get_text() for axes in panels] == [" 80 KB", " 11 MB"]
     assert [axes.get_title() for axes in panels] == ["4 ranks", "1024 ranks"]
 
 
 def test_curves_that_never_cross_have_no_crossing():
     sizes = [1.0, 2.0, 3.0]
-    assert cost_plots.first_below(sizes, [5, 3, 1], [4, 4, 4]) == 2.0
+    assert cost_plots.first_below(sizes, [5, 3, 1], [4, 4, 4]) == pytest.approx(2**0.5)  # halfway on a logarithmic axis
     assert cost_plots.first_below(sizes, [5, 5, 5], [4, 4, 4]) is None
     assert cost_plots.first_below(sizes, [1, 1, 1], [4, 4, 4]) is None
 

@@ -95,9 +95,14 @@ def all_reduce_costs(
 
 
 def first_below(sizes: list[float], curve: list[float], other: list[float]) -> float | None:
-    """Return the first size at which a curve that begins above another lies below it, or None if they never cross."""
-    above = [mine >= theirs for mine, theirs in zip(curve, other, strict=True)]
-    return sizes[above.index(False)] if above[0] and not all(above) else None
+    """Return the size from which a curve that begins above another lies below it, or None if they never cross."""
+    excess = [mine - theirs for mine, theirs in zip(curve, other, strict=True)]
+    below = next((index for index, each in enumerate(excess) if each < 0), 0)
+    if not below:
+        return None
+    before, after = excess[below - 1 : below + 1]
+    smaller, larger = sizes[below - 1 : below + 1]
+    return smaller * (larger / smaller) ** (before / (before - after))
 
 
 def _between(smallest: float, largest: float, points: int = 400) -> list[float]:
