@@ -137,7 +137,7 @@ sums = measure.collectives({"all-reduce": dist.all_reduce}, sizes_bytes, repeats
 gradients = measure.jobs({"100 gradients": by_hand.finish_gradient_sync}, rounds=5)
 
 # %% [markdown]
-# The next figure draws the fitted formula as a curve ("predicted"), and the measured times as markers. Look at both
+# The next figure draws the fitted formula as a curve, and the measured times as markers. Look at both
 # ends of the curve.
 
 # %% tags=["nbval-ignore-output"]
@@ -146,8 +146,8 @@ fitted = sums.fit("all-reduce")
 curve_s = sums.measured_s["all-reduce"]
 measure.expect(curve_s[4_000] < 1.5 * curve_s[400], "the curve is flat on the left")
 measure.expect(curve_s[4_000_000] > 3 * curve_s[400], "the curve rises on the right")
-formula = {"all-reduce": fitted.message_s}
-cost_plots.predicted_against_measured(formula, sums.measured_s, "bytes in the tensor")
+formula, names = {"all-reduce": fitted.message_s}, {"lines_are": "fitted"}
+cost_plots.predicted_against_measured(formula, sums.measured_s, "bytes in the tensor", **names)
 
 # %% [markdown]
 # On the left, the curve is nearly flat: a small all-reduce is **latency-bound**, which means that α is most of its

@@ -355,7 +355,8 @@ from torch.utils.checkpoint import checkpoint
 
 longer = text.windows(range(rank, 200, 100), length=64)
 held = {}
-for name, kind in {"after": ReduceAfterBackward, "during": ReduceDuringBackward}.items():
+kinds = {"reduced after": ReduceAfterBackward, "reduced during": ReduceDuringBackward}
+for name, kind in kinds.items():
     model, optimizer = begun(kind)
     held[f"{name} backward"] = peak_of(model, optimizer, longer).held.by_component()
     for block in model.blocks:
@@ -372,9 +373,9 @@ assert abs(during / after - 1) < 0.1 and fraction < 0.9
 plots.memory_by_component(held)
 
 # %% [markdown]
-# Each bar shows the peak of a step, and its label says when gradients are reduced. Without checkpointing, activations
+# Each bar shows the peak of a step. Without checkpointing, activations
 # determine the peak, and it matters little when gradients are reduced. With checkpointing, gradients determine the
-# peak, and it is lower if they are reduced during backward. Large models are often trained with checkpointing.
+# peak, and it is lower if they are reduced during backward. Large models often use checkpointing.
 
 # %% [markdown]
 # ## The short version

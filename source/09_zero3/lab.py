@@ -713,17 +713,18 @@ def trained(model, steps=30):
     """Train. Returns the loss of each step, averaged over the ranks, and the memory during one more step."""
     optimizer, losses = torch.optim.AdamW(model.parameters(), lr=1e-3), torch.zeros(steps)
 
-    def compute_gradients(step):
+    def compute_gradients(batch):
         optimizer.zero_grad()
-        loss = model(*batch_of(step))
+        loss = model(*batch)
         loss.backward()
         return loss.item()
 
     for step in range(steps):
-        losses[step] = compute_gradients(step)
+        losses[step] = compute_gradients(batch_of(step))
         optimizer.step()
+    batch = batch_of(steps)
     with memory.peak(model, optimizer) as peak:
-        compute_gradients(steps)
+        compute_gradients(batch)
         optimizer.step()
     losses = losses.to(device)
     dist.all_reduce(losses)
@@ -770,8 +771,7 @@ plots.memory_over_step(results["your PlainZeRO3"][1].samples)
 # %% [markdown]
 # A rank holds a quarter of the parameters, the root, and one block. With prefetching, it holds two blocks: the one that
 # computes, and the next one. The figure shows a step of your `PlainZeRO3`. Each thin vertical line in the parameters is
-# a moment when one block has been resharded and the next one is not unsharded yet. (The white area is mostly the
-# tokens of the text, 1.7 MB, from which each step draws its samples.)
+# a moment when one block has been resharded and the next one is not unsharded yet.
 #
 # ## What it cannot do yet
 #
