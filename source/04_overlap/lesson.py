@@ -354,8 +354,8 @@ def predicted_s(cap_bytes):
 
 
 # %% [markdown]
-# A large bucket is full later (chapter 03), and the link may be idle until then. But a small cap makes many buckets, and
-# each costs 6α.
+# A large bucket is full later (chapter 03), and the link may be idle until then. But a small cap makes many buckets,
+# and each costs 6α.
 #
 # **Predict.** Which cap leaves the least communication exposed on this link: 0.25, 0.5, 1, 2, 4 or 25 MB?
 
