@@ -70,8 +70,13 @@ class GradientBucket(Protocol):
 # depend on its samples. So the buckets wait in a queue: a bucket is launched when it is full *and all buckets before it
 # have been launched*.
 #
-# `LaunchQueue(buckets)` has two attributes. `missing` is a list with one set per bucket, which holds the indices of the
-# gradients that are not packed yet. `launched` is the number of buckets launched so far.
+# `LaunchQueue(buckets)` has three attributes:
+#
+# - `buckets` is the argument. (The given code of exercise 4.2 reads it.)
+# - `missing` is a list with one set per bucket. The set holds the indices of the gradients that are not packed yet.
+# - `launched` is the number of buckets launched so far.
+#
+# It has two methods:
 #
 # - `add(bucket_index, index)` packs gradient `index` of bucket `bucket_index`. Then it launches every bucket that is
 #   full and whose turn has come. It does not wait.
@@ -346,8 +351,8 @@ check.GradientSync()
 # `OverlappedDDP(module, bucket_cap_mb=25.0, group=None)` is used like `BucketedDDP`. You have all of its pieces:
 #
 # - `__init__` broadcasts the state of `module` with `broadcast_state`, and splits its parameters with
-#   `assign_buckets`. It makes a `Bucket` of each list of parameters, and a `GradientSync` for all buckets. Pass `group`
-#   to `broadcast_state` and to each `Bucket`.
+#   `assign_buckets`. It makes a `Bucket` of each list of parameters, keeps them in `self.buckets`, and makes one
+#   `GradientSync` for all of them, `self.sync`. Pass `group` to `broadcast_state` and to each `Bucket`.
 # - `finish_gradient_sync()` returns when every gradient is the mean over the ranks. The given `with record_function(…)`
 #   labels this phase in a profiler's trace.
 #
@@ -493,8 +498,8 @@ measure.expect(before.overlap < 0.1, "nothing overlaps")
 plots.timeline([before])
 
 # %% [markdown]
-# The second is a step of your wrapper, with the same buckets and the same bytes. The cell also compares how much
-# communication is exposed:
+# The second is a step of your wrapper, with the same buckets and the same bytes. Compare the exposed times on the right
+# of the two figures:
 
 # %% tags=["nbval-ignore-output"]
 sent_bytes = [sum(span.payload_bytes for span in line.spans) for line in (before, yours)]

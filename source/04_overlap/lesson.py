@@ -26,8 +26,8 @@
 # after backward. In this chapter, they start during backward.
 #
 # To see what that gains, we need a slow network. So each rank gets an *emulated* link of 500 Mbit/s, with a latency of
-# 1 ms per message: gloo still does the work, but no collective completes before such a link would have sent its bytes.
-# Each link runs one collective after the other, as NCCL does. The ranks use the CPU, even if you have GPUs.
+# 1 ms per message: gloo still sends the bytes, but no collective completes earlier than it would on such a link. Each
+# link runs one collective after the other, as NCCL does. The ranks use the CPU, even if you have GPUs.
 
 # %% tags=["nbval-ignore-output"]
 from shared import measure, plots, ranks, tables
@@ -117,8 +117,8 @@ measure.expect(before.overlap < 0.1, "nothing overlaps")
 plots.timeline([before])
 
 # %% [markdown]
-# All seven all-reduces are launched when backward has ended, and rank 0 waits until the last one is complete. It also
-# copies gradients into buckets, and waits for slower ranks. The formula leaves this out.
+# All seven all-reduces are launched when backward has ended, so their bars overlap. But the link runs them one after
+# the other, while rank 0 waits (hatched). The formula leaves out copying, and waiting for slower ranks.
 #
 # **Exposed communication** is the time during which a collective is in flight and the rank has nothing to compute.
 # While the rank computes, the communication is **hidden**. The text on the right of the timeline states both. In the
@@ -189,8 +189,8 @@ plots.timeline([blocking])
 
 # %% [markdown]
 # That is slower than before. The all-reduces now start during backward, but each one blocks backward until it
-# completes. (The hatched white bars are these waits. The hidden time on the right is only that of the launches.) And
-# with 52 all-reduces instead of seven, the step also contains many more latencies.
+# completes. (The few percent that are hidden are only the time of the launches.) And with 52 all-reduces instead of
+# seven, the step also contains many more latencies.
 
 # %% [markdown]
 # ## Launching now, waiting later
@@ -214,9 +214,9 @@ exposed_ms = {
 plots.bars(exposed_ms, "ms exposed")
 
 # %% [markdown]
-# Less communication is exposed than in the blocking version. But both per-parameter versions spend much more time on
-# latencies than the buckets did. Each all-reduce has a latency of 6α = 6 ms, because a ring on four ranks has six
-# steps. That is 52 · 6 = 312 ms per step. With seven buckets, it was 7 · 6 = 42 ms.
+# Less communication is exposed than in the blocking version, but about as much as with buckets after backward, because
+# of the latencies. Each all-reduce has one of 6α = 6 ms, because a ring on four ranks has six steps. That is
+# 52 · 6 = 312 ms per step, instead of 7 · 6 = 42 ms with seven buckets.
 
 # %% [markdown]
 # ## Hooks and buckets together
@@ -354,7 +354,8 @@ def predicted_s(cap_bytes):
 
 
 # %% [markdown]
-# A large bucket is full later (chapter 03), and the link may be idle until then. But small buckets cost 6α each, too.
+# A large bucket is full later (chapter 03), and the link may be idle until then. But a small cap makes many buckets,
+# and each costs 6α.
 #
 # **Predict.** Which cap leaves the least communication exposed on this link: 0.25, 0.5, 1, 2, 4 or 25 MB?
 
@@ -380,7 +381,8 @@ costs.predicted_against_measured({"exposed": predicted_s}, {"exposed": measured_
 # %% [markdown]
 # On the right, with a cap of 25 MB, everything except the small first bucket waits for the end of backward. On the
 # left, with a cap of 0.25 MB, there are 31 buckets, and their latencies alone take 31 · 6α = 186 ms. The best cap is
-# in between. Measured points lie above the curve if gloo is slower than the link, and below it if backward was slow.
+# in between. Points lie above the curve if gloo is slower than the link, and below it if backward took longer and hid
+# more.
 #
 # On a link as slow as this one, buckets queue, so it matters how early the *first* buckets are launched. On a fast
 # link, every bucket but the last is already sent when backward ends. Then only the last one is exposed.
@@ -435,8 +437,8 @@ print(f"a {branches.module.a.grad.item():.2f}, b {branches.module.b.grad.item():
 # 2. **Every bucket on every rank.** If a parameter is unused on a rank, its gradient counts as zeros. Otherwise its
 #    bucket would never be full, and the other ranks would wait forever.
 #
-# Your queue in the lab will follow both, and so does torch's DDP here. In the second step of the next cell, rank 3 does
-# not use `a`:
+# Your wrapper in the lab will follow both rules, and so does torch's DDP. In the second step of the next cell, rank 3
+# does not use `a`:
 
 # %%
 # %%ranks
@@ -451,7 +453,8 @@ for used in (order, "b" if rank == 3 else "ab"):
 # %% [markdown]
 # 0.75 is right: three ranks had a gradient of 1, and rank 3's counts as 0. How does a wrapper know that a gradient will
 # not come? Yours will know it in `finish_gradient_sync()`, because backward is over by then. DDP has no such call.
-# By default, it expects every gradient. With `find_unused_parameters=True`, it searches the graph after each forward.
+# By default, it expects every gradient. With `find_unused_parameters=True`, it searches the graph for unused parameters
+# after each forward.
 
 # %% [markdown]
 # ## Communicating for the last micro-batch only
@@ -553,9 +556,9 @@ note = (
 tables.Table(header, rows, note)
 
 # %% [markdown]
-# The two columns come from different steps, so they differ by chance. Where "longer by" is clearly larger, the shared
-# cores are part of the reason: compare the two times of backward above the table. gloo copies and adds every byte on
-# the cores that the ranks need. A GPU and its network adapter would do that while the model computes.
+# These columns come from different steps, so small differences are chance. Where "longer by" is clearly larger, the
+# shared cores are part of the reason: compare the two times of backward above the table. gloo copies and adds every
+# byte on the cores that the ranks need. A GPU and its network adapter would do that while the model computes.
 #
 # Both wrappers that overlap expose less than `BucketedDDP`. They differ in "first launch": if you set
 # `bucket_cap_mb`, DDP uses it for the first bucket, too, and closes a bucket only when it has reached the cap (chapter
@@ -640,7 +643,7 @@ print(f"build/{trace.save(after, folder / 'overlap.json').name}")
 # The collectives of this lesson ran on the CPU, where gloo's own threads write the results into your tensors. NCCL's
 # asynchronous collectives run on a *stream* (a queue of GPU operations) of their own. There, `launch()` only queues the
 # collective, and `wait()` does not block your program: it only makes the *current stream*, in which your other
-# operations are queued, wait for the collective. Without `wait()`, nothing puts the two streams in order.
+# operations are queued, wait for the collective. Without `wait()`, neither stream waits for the other.
 #
 # In this cell, the call to `wait()` is missing. The `sleep` stands for the rest of backward. (`detect_mismatch=False`
 # switches off the comparison of calls before each collective, so that nothing but the collective itself runs.)

@@ -35,7 +35,7 @@ from torch import nn
 from shared.formulas import ring_all_reduce_s
 
 # %% [markdown]
-# ## Exercise 5.1 · Fit α and β (10 min, 2 points)
+# ## Exercise 5.1 · Fit α and β (15 min, 2 points)
 #
 # On N ranks, a ring all-reduce of S bytes has 2(N−1) steps. In each of them, a rank sends S/N bytes, which takes
 # α + β·S/N seconds. So the time of the all-reduce is
@@ -94,7 +94,7 @@ def fit_alpha_beta(times_s: dict[int, float], ranks: int) -> tuple[float, float]
 check.fit_alpha_beta()
 
 # %% [markdown]
-# ## Exercise 5.2 · Predict a step (15 min, 3 points)
+# ## Exercise 5.2 · Predict a step (10 min, 3 points)
 #
 # A rank computes for `compute_s` seconds: forward, then backward. During backward, its buckets become ready one after
 # another. If the all-reduce of bucket i takes $t_i$, chapter 04's formula says that it completes at
@@ -489,8 +489,9 @@ tables.Table(["", "exposed, predicted, ms", "exposed, measured, ms"], rows, "the
 # one is ready only when backward is over, so there is nothing left to hide it behind. Your cost model predicts that
 # without a single run with that cap.
 #
-# (The cost model does not know about the small first bucket. It also assumes that sending needs no core, which is not
-# true here. torch's DDP closes its buckets by a slightly different rule, as you know from chapter 03.)
+# (If your β is below 8 ns per byte, the predictions are too low, because the link cannot send faster than that. The
+# cost model also assumes that sending needs no core, and does not know about the small first bucket. torch's DDP closes
+# its buckets by a slightly different rule, as you know from chapter 03.)
 #
 # Finally, use your cost model for ranks that you do not have. The next cells predict the best cap on more ranks behind
 # this link:
@@ -513,9 +514,9 @@ tables.Table(["ranks", "best cap, MB", "efficiency, weak scaling"], rows)
 
 # %% [markdown]
 # With more ranks, each bucket costs more latency, so the best cap grows. All gradients together have 10.8 MB, so a cap
-# of 16 MB means a single bucket, which is not hidden at all. Even with the best cap, the efficiency falls.
-# And more ranks do not save memory: each of them still holds all parameters, all gradients and the full optimizer
-# state. Chapter 06 counts those bytes.
+# of 16 MB means a single bucket, which is not hidden at all. Even with the best cap, the efficiency falls. And more
+# ranks do not save memory: each of them still holds all parameters, all gradients and the full optimizer state. Chapter
+# 06 counts those bytes.
 
 # %%
 ranks.stop()

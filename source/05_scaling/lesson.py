@@ -111,8 +111,8 @@ weak
 
 # %% [markdown]
 # On 4 ranks, the bytes alone need about 130 ms on the link, but communication lengthens the step by less than that. The
-# rest is hidden behind backward. Only what lengthens the step lowers the column "communication". ("Computation" may be
-# a little off 100%, because the rows are measured one after the other, and the machine is not always equally busy.)
+# rest is hidden behind backward. The column "communication" counts only the time that lengthens the step.
+# ("Computation" may be a little off 100%, because the machine is not always equally busy.)
 #
 # Now run the same model without the sleep. Each rank computes three longer samples on the cores of this machine. Look
 # at the column "computation".
@@ -135,10 +135,9 @@ on_cores
 
 # %% [markdown]
 # On a machine with fewer cores than ranks, "computation" falls far below 100%: even when nothing is sent, the ranks
-# take turns on the cores. ("Communication" is low,
-# too: these steps are short, so backward hides less, and sending competes for the same cores.) If you only looked at
-# $T_1 / T_N$, you would blame the network for everything. Always compare with the same step *without communication, on
-# the same number of ranks*.
+# take turns on the cores. ("Communication" is low, too: these steps are short, so backward hides less, and sending
+# competes for the same cores.) If you only looked at $T_1 / T_N$, you would blame the network for everything. Always
+# compare with the same step *without communication, on the same number of ranks*.
 
 # %% [markdown]
 # ## Strong scaling, measured
@@ -197,6 +196,9 @@ alpha_s, beta_s = line.alpha_s, line.beta_s_per_byte
 line
 
 # %% [markdown]
+# α also contains the time that gloo needs per step. For large tensors, gloo works while the link sends, so β may come
+# out below 8 ns.
+#
 # Next, the computation. We record a step, and read from its timelines when each bucket was launched. A bucket counts as
 # ready when it is ready on *all* ranks. We keep these times as fractions of the computation.
 
@@ -239,7 +241,7 @@ def predicted_s(world_size, alone_s, overlap=True):
 #
 # A formula with enough fitted numbers can reproduce whatever it was fitted to. So we test ours on **held-out cases**:
 # measurements that were not used for the fit. We have six of them: two all-reduces, and the steps on 2 and 4 ranks in
-# weak and strong scaling. (One of these four steps is the recorded one. The cost model never sees how long it takes.)
+# weak and strong scaling. (One of these is the step that we recorded, but the cost model never sees how long it takes.)
 # For each step, the cost model gets the time without communication, and adds the exposed time.
 #
 # **Predict.** By what factor will the worst prediction be off? (1 means that it is exact.)
@@ -271,9 +273,9 @@ header = ["case, in ms", "without communication", "predicted", "measured", "meas
 tables.Table(header, rows)
 
 # %% [markdown]
-# The cost model leaves out one thing that makes a step longer than predicted: while a rank sends, it needs cores, and
-# backward becomes slower. On a GPU with a network adapter of its own, this matters less. (α and β come from a few
-# measurements, so they may be too high or too low: see the two all-reduces.)
+# There are two reasons for the errors. α and β come from a few measurements, so they may be too high or too low: see
+# the two all-reduces. And while a rank sends, it needs cores, so backward becomes slower. On a GPU with a network
+# adapter of its own, that matters less.
 
 # %% [markdown]
 # ## Predicting the efficiency on more ranks
@@ -286,8 +288,8 @@ my_weak, my_strong = 0.0, 0.0
 
 # %% [markdown]
 # The figure shows the predicted efficiency against the number of ranks. The marks are your measurements. Look at how
-# much overlap gains, and at how far apart the lines for weak and strong scaling are. On 2 ranks, the mark for
-# strong scaling lies below its line, because only the sleep of our steps shrinks to 1/N.
+# much overlap gains, and how far apart weak and strong scaling are. On 2 ranks, the mark for strong scaling lies below
+# its line, because only the sleep of our steps shrinks to 1/N.
 
 # %% tags=["nbval-ignore-output"]
 counts = [2**k for k in range(10)]
@@ -321,8 +323,8 @@ scaling_plots.efficiency({"1 Gbit/s": curves}, {"1 Gbit/s": marks})
 # - The bytes level off: each rank sends 2(N−1)/N · S, at most 2S. From 8 ranks to 512, this grows by 14%.
 # - The latency does not: each bucket costs 2(N−1)α. From 8 ranks to 512, this grows by a factor of 73.
 #
-# So with few ranks, latency costs little, and smaller buckets are better, because they can be launched early. With many
-# ranks, larger buckets are better, because there are fewer of them.
+# So the best bucket cap grows with the number of ranks: the more a latency costs, the more it helps to have fewer
+# buckets, although they are launched later.
 
 # %% [markdown]
 # ## Real links
@@ -420,15 +422,16 @@ label = "1.9×/3.7×/7.2× (widely quoted; we know of no source)"
 scaling_plots.efficiency(panels, {title: {label: claimed} for title in panels})
 
 # %% [markdown]
-# (In the first panel, the dashed line is too high: a larger share of a tree's steps is between hosts.)
+# (In the first panel, a tree has a larger share of its steps between hosts than α assumes, but even 14 µs for every
+# step would hardly lower the dashed line.)
 
 # %% [markdown]
 # ## When is a speed-up of 7.2 on 8 GPUs possible?
 #
 # Speed-ups of 1.9, 3.7 and 7.2 on 2, 4 and 8 GPUs are widely quoted, but we know of no source that has measured them.
-# They are the marks in the figure above. In weak scaling, our efficiency is the computing time divided by the sum of
-# computing time and exposed time. These speed-ups correspond to efficiencies of 95%, 92.5% and 90%. So the exposed time
-# may be at most 5%, 8% and 11% of the computing time.
+# They are the marks in the figure above, at efficiencies of 95%, 92.5% and 90%. In weak scaling, our efficiency is the
+# computing time divided by the sum of computing time and exposed time. So the exposed time may be at most 5%, 8% and
+# 11% of the computing time.
 #
 # More tokens per GPU mean more computation for the same bytes. For each link, the next cell finds how many tokens per
 # GPU and step our GPT needs to reach these speed-ups.
@@ -448,9 +451,9 @@ header = ["link", *(f"{n * wanted:g} on {n}" for n, wanted in claimed.items())]
 tables.Table(header, rows, "tokens per GPU and step")
 
 # %% [markdown]
-# So every link in the table allows these speed-ups, if the GPUs have enough to compute. A speed-up is not a property of
-# data parallelism or of a library. The same program reaches it on one link and misses it on another. Whenever you read
-# about a speed-up, ask for the model, the batch per GPU and the link.
+# So every link in the table allows these speed-ups, if the GPUs have enough to compute. The same program reaches them
+# on one link and misses them on another. Whenever you read about a speed-up, ask for the model, the batch per GPU and
+# the link.
 
 # %% [markdown]
 # ## Stragglers and skew
@@ -482,9 +485,8 @@ measure.expect(factor > 1.3, "all ranks wait for the straggler")
 plots.timeline(ranks.pull("lines")[0])
 
 # %% [markdown]
-# Every step takes as long as the slowest rank needs. (The factor is below 2, because only the sleep of 288 ms doubles,
-# not the real computation and the exposed time.) In the timelines, ranks 0 to 2 finish backward long before rank 3, and
-# wait for the all-reduces.
+# Every step takes as long as the slowest rank needs. (The factor is below 2, because only the sleep doubles.) In the
+# timelines, ranks 0 to 2 finish backward long before rank 3, and wait for the all-reduces.
 #
 # With many ranks, this happens even without a broken GPU. Suppose that the computing time of each rank varies from step
 # to step, with a standard deviation of 5% (normally distributed). The slowest of N ranks sets the pace:
@@ -539,8 +541,8 @@ print(f"batches: {rank + 1}, all-reduces of the bucket: {sent}")
 #
 # With NCCL, the broadcast and the sum move about as many bytes as an all-reduce. The difference is *when* they do. No
 # replica can start forward before it has all parameters. And the sum cannot start before all gradients are ready,
-# because one autograd function handles all parameters at once. So all of this communication is exposed. We can imitate
-# this order on our ranks:
+# because the backward of the broadcast handles all parameters at once. So all of this communication is exposed. We can
+# imitate this order. (gloo needs longer than NCCL for both, so the figure exaggerates.)
 
 # %%
 # %%ranks
@@ -572,9 +574,9 @@ plots.bars(times.ms(), "ms per step (median of 5)")
 #
 # Efficiency counts samples per second. But in weak scaling, N ranks also have a global batch that is N times as large,
 # and a larger batch only helps if training then needs fewer steps. Let's train the digits MLP until it recognizes 90%
-# of 297 test images, with 16 images per rank and step. If you keep the learning rate, the gradient has less noise,
-# but a step moves the parameters no further. The **linear scaling rule** multiplies the learning rate by N, too (Goyal
-# et al., 2017). Compare the last two columns of the table.
+# of 297 test images, with 16 images per rank and step. If you keep the learning rate, the gradient has less noise, but
+# the steps do not become larger. The **linear scaling rule** multiplies the learning rate by N, too (Goyal et al.,
+# 2017). Compare the last two columns of the table.
 
 # %%
 # %%ranks
@@ -644,7 +646,7 @@ tables.Table(["ranks", "global batch", "steps with lr 0.1", "steps with lr 0.1 �
 # |---|---|---|---|---|
 # | weak scaling | as on one rank | 2(N−1)/N · Sβ | 2(N−1)αb | with a whole backward |
 # | strong scaling | fewer activations | 2(N−1)/N · Sβ | 2(N−1)αb | with 1/N of a backward |
-# | order of `nn.DataParallel` | GPU 0 holds more | about 2Sβ | a broadcast and a reduce | none |
+# | order of `nn.DataParallel` | GPU 0 holds more | NCCL: about 2Sβ | a broadcast and a reduce | none |
 #
 # **Terms**
 #
