@@ -276,7 +276,7 @@ measure.expect(after[0].exposed_ms < before.exposed_ms, "hooks hide communicatio
 plots.timeline(after[:1])
 
 # %% [markdown]
-# The seven buckets and the gradients are the same as at the beginning, but now part of the communication is hidden.
+# The buckets and gradients are the same as at the beginning, but now part of the communication is hidden.
 
 # %% [markdown]
 # ## Predicting what stays exposed
@@ -288,7 +288,7 @@ plots.timeline(after[:1])
 #
 # The exposed time is $\max(0,\ e_\text{last} - \text{end of backward})$.
 #
-# Let's test the formula on the step of `HookedDDP` that you have just seen. It launched each bucket when the bucket was
+# Let's test the formula on the last step. `HookedDDP` launched each bucket when the bucket was
 # full, so we know $\text{full}_i$, and α and β give $t_i$.
 
 
@@ -681,8 +681,7 @@ time.sleep(1)
 print(gradient / world_size)
 
 # %% [markdown]
-# The simulation also reports it if you change or free a tensor that a collective still uses. Run your labs with it
-# before you take your code to GPUs.
+# The simulation also reports it if you change or free a tensor that a collective still uses.
 
 # %% [markdown]
 # ## Recap

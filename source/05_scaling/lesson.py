@@ -24,8 +24,8 @@
 # Your wrapper from chapter 04 hides part of its communication behind backward. Exposed communication is what is left:
 # the time during which a rank waits for the network and has nothing to compute.
 #
-# So far, you have seen this on four ranks. Suppose that somebody offers you 64 GPUs. How much faster will your training
-# be? This chapter answers that question without the 64 GPUs. Each rank is behind a link of 1 Gbit/s, real or emulated.
+# So far, you have seen this on four ranks. How much faster will your training be on 64 GPUs? This chapter answers that
+# without the GPUs. Each rank is behind a link of 1 Gbit/s, real or emulated.
 
 # %% tags=["nbval-ignore-output"]
 from shared import formulas, measure, plots, ranks, tables
@@ -45,7 +45,7 @@ measure.start_behind_link(world_size=4, rate="1gbit", latency_ms=0.1)
 #
 # The **speed-up** is the number of samples per second on N ranks, divided by that on one rank. The **efficiency** is
 # the speed-up divided by N, so an efficiency of 1 means that nothing is lost. If a step on N ranks takes $T_N$, the
-# efficiency is $T_1 / T_N$ in weak scaling and $T_1 / (N \cdot T_N)$ in strong scaling. On one rank, it is 1.
+# efficiency is $T_1 / T_N$ in weak scaling and $T_1 / (N \cdot T_N)$ in strong scaling.
 #
 # The efficiency is the product of two factors. Let $C_N$ be the time of the same step on the same N ranks, but without
 # communication (inside `no_sync()`). In weak scaling:
@@ -111,11 +111,11 @@ weak
 
 # %% [markdown]
 # On 4 ranks, the bytes alone need about 130 ms on the link, but communication lengthens the step by less than that. The
-# rest is hidden behind backward. The column "communication" counts only the time that lengthens the step.
+# rest is hidden. The column "communication" counts only the time that lengthens the step.
 # ("Computation" may be a little off 100%, because the machine is not always equally busy.)
 #
-# Now run the same model without the sleep. Each rank computes three longer samples on the cores of this machine. Look
-# at the column "computation".
+# Now run the same model without the sleep. Each rank computes three longer samples on this machine's cores. Look at
+# the column "computation".
 
 # %%
 # %%ranks
