@@ -107,7 +107,7 @@ def test_every_rank_holds_and_sends_the_same():
 from shared import dryrun
 from tests.test_dryrun import SMALL
 for strategy in sorted({each.name for each in dryrun.strategies().values()}):
-    runs = [dryrun.dry_run(SMALL, strategy, 7, rank=rank) for rank in range(7)]
+    runs = [dryrun.dry_run(SMALL, strategy, 7, rank=rank) for rank in (0, 5, 6)]
     sizes = {(run.sent_bytes, run.messages, run.own_parameters_bytes, run.at_peak.total_bytes) for run in runs}
     print(strategy, len(sizes), max(run.padding_elements for run in runs) if strategy == "zero3" else "")
 """
