@@ -66,7 +66,8 @@ def lint(selection: Selection) -> Phase:
 
 def unit(selection: Selection) -> Phase:
     only = tuple(selection.failed["unit"]) if selection.failed else ()
-    workers = calibration.workers(2 * calibration.cores() + 1)  # Tests often wait for ranks, or for a deadline.
+    # Most tests start up to four ranks, so more workers only make the processes take turns more often.
+    workers = calibration.workers(calibration.cores() + 1)
     command = pytest_command(*(files_of(only) or ["tests"]), "-n", str(workers), *BY_FILE, "-m", marks(selection))
     mutants_of: tuple[str, ...] = ()
     if selection.chapter:
