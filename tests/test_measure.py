@@ -138,6 +138,13 @@ def test_one_process_without_a_group_can_measure_too():
     assert found["job"].rounds_s == (1, 2) and found.ranks == 1 and found.where == "in one process"
 
 
+def test_rounds_can_be_limited_from_outside(monkeypatch):
+    monkeypatch.setenv("COURSE_ROUNDS", "2")
+    for rounds, measured in ((5, 2), (1, 1)):
+        found = measure.jobs({"job": lambda: None}, rounds=rounds, warm_up_rounds=0)
+        assert len(found["job"].rounds_s) == measured
+
+
 def measured_over_simulated_nccl() -> measure.Sweep:
     return measure.collectives({"all-reduce": dist.all_reduce}, (400, 4_000), rounds=2)
 

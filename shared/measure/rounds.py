@@ -1,5 +1,6 @@
 """Time jobs in rounds on all ranks together. The package's docstring says what is estimated, and why."""
 
+import os
 import random
 import statistics
 import time
@@ -16,6 +17,7 @@ from shared.wire import instrumentation, mismatch
 
 ROUNDS = 20
 WARM_UP_ROUNDS = 2
+AT_MOST = "COURSE_ROUNDS"  # an environment variable: a limit for tests that need no precise times
 
 
 def _nothing() -> None:
@@ -139,6 +141,11 @@ def now_s() -> float:
     return time.perf_counter()
 
 
+def limited(rounds: int) -> int:
+    """Return the number of rounds, but at most COURSE_ROUNDS if this environment variable is set."""
+    return min(rounds, int(os.environ.get(AT_MOST) or rounds))
+
+
 def as_job(job: Job | Callable[[], object]) -> Job:
     """Return a job as it is, and a function as a job of one phase."""
     return job if isinstance(job, Job) else Job({"": job})
@@ -157,6 +164,7 @@ def jobs(
 
     Args:
         to_time: The jobs, by name. A function is a job of one phase.
+        rounds: How many rounds count. COURSE_ROUNDS limits this number.
         now_s: Reads a clock that all ranks share.
 
     Raises:
@@ -164,6 +172,7 @@ def jobs(
     """
     if not to_time or rounds < 1:
         raise ValueError(f"expected at least one job and one round, got {len(to_time)} jobs and rounds={rounds}")
+    rounds = limited(rounds)
     named = {name: as_job(job) for name, job in to_time.items()}
     marks_s: dict[str, list] = {name: [] for name in named}
     with mismatch.paused():

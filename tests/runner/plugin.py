@@ -5,6 +5,7 @@ which receives the results of all workers, reports to the runner.
 """
 
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -13,10 +14,13 @@ import pytest
 import pytest_timeout
 
 from shared.deadlines import scaled
+from shared.measure.rounds import AT_MOST
 
 COLOR = re.compile(r"\x1b\[[0-9;]*m")
 OUT_OF_TIME = "from pytest-timeout"
 LONGEST_REASON = 300
+# Claims about times are not errors in tests, so a few rounds are enough. The notebooks are built with all rounds.
+ROUNDS_IN_NOTEBOOKS = "3"
 
 
 def pytest_addoption(parser):
@@ -27,6 +31,8 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    if config.option.nbval:
+        os.environ.setdefault(AT_MOST, ROUNDS_IN_NOTEBOOKS)
     is_worker = hasattr(config, "workerinput")
     if config.option.events and not is_worker:
         config.pluginmanager.register(Reporter(Path(config.option.events)))
@@ -39,6 +45,8 @@ def pytest_collection_modifyitems(config, items):
     for cell in items:
         if hasattr(cell, "output_timeout"):  # nbval has no option for how long it waits for an output.
             cell.output_timeout = scaled(cell.output_timeout)
+    if config.option.nbval:  # Later chapters take longer. If they came last, most workers would have nothing to do.
+        items.sort(key=lambda cell: cell.path.name, reverse=True)
     kept = items[:]
     if config.option.chapter:
         kept = [item for item in kept if belongs_to(item, config.option.chapter)]
