@@ -17,6 +17,18 @@ def _norm(shape: ModelShape) -> nn.Module:
     return nn.LayerNorm(shape.hidden) if shape.biases else nn.RMSNorm(shape.hidden)
 
 
+def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Causal attention that never holds the scores (B, H, T, T).
+
+    On meta, F.scaled_dot_product_attention knows no fused kernel and would compute the scores, so this calls the kernel
+    that it uses on GPUs.
+    """
+    if query.is_meta:
+        return torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, is_causal=True)[0]
+    grouped = key.shape[1] < query.shape[1]
+    return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
+
+
 class Attention(nn.Module):
     """Causal self-attention. Several query heads may share one head of keys and values."""
 
@@ -39,9 +51,7 @@ class Attention(nn.Module):
             by_head(self.value, self.kv_heads),
         )
         # Rotary positions would rotate queries and keys here. They have no parameters and keep no activations.
-        grouped = self.kv_heads < self.heads
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
-        return self.project(mixed.transpose(1, 2).flatten(-2))
+        return self.project(attend(query, key, value).transpose(1, 2).flatten(-2))
 
 
 class MLP(nn.Module):

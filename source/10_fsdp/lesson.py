@@ -581,35 +581,34 @@ plots.loss_curves({"one process, whole": alone, "4 ranks, never whole": together
 #
 # How do you save such a model? A **full state dict** holds every parameter in full, so any program can load it, but the
 # rank that builds it needs room for the whole model. In a **sharded state dict**, each rank saves only its own shards,
-# with their positions in the whole, and any number of ranks can read what they need. You build both in the lab.
+# and any number of ranks can read what they need. You build both in the lab.
 
 # %% [markdown]
 # ## 16Ψ/N is not the peak
 #
 # It is commonly claimed that ZeRO-3 needs 16Ψ/N bytes per rank, so that any model fits on enough ranks. We test this
 # with Llama-2 70B in mixed precision, one sequence of 2,048 tokens per rank, and activation checkpointing in all
-# layers. No cluster is needed: a dry run on the meta device takes rank 0 of N through a step of the finished `ZeRO3`,
-# with a process group that sends nothing, and counts the bytes.
+# layers. No cluster is needed: a dry run on the meta device takes one rank through a step of `ZeRO3`, with a process
+# group that sends nothing, and counts the bytes.
 
 # %% tags=["needs-solution"]
 from shared import dryrun
 
-shape = dryrun.MODELS["llama-70b"]
+
+def held_by(rank, n, model="llama-70b"):
+    """Return what one of n ranks holds at its peak, in GB."""
+    shape = dryrun.MODELS[model]
+    run = dryrun.dry_run(shape, "zero3", n, rank=rank)
+    peak, own_bytes = run.at_peak, run.own_parameters_bytes
+    formula_bytes = formulas.model_state_bytes(shape.parameters, n, stage=3)
+    shards_bytes = own_bytes + peak.optimizer_bytes
+    unsharded_bytes = peak.parameters_bytes - own_bytes
+    gradients_bytes = peak.gradients_bytes + peak.buckets_bytes
+    parts = [formula_bytes, shards_bytes, unsharded_bytes, gradients_bytes, peak.activations_bytes, peak.total_bytes]
+    return [shape.name, f"{n:,}", f"{rank:,}", *(f"{size / 1e9:.2f}" for size in parts)]
 
 
-def of_rank_0(n):
-    """Return what rank 0 of n holds at its peak, in GB."""
-    run = dryrun.dry_run(shape, "zero3", n)
-    assert run.gathered_bytes == dryrun.expected_gathered_bytes(shape)
-    peak, formula_bytes = run.at_peak, formulas.model_state_bytes(shape.parameters, n, stage=3)
-    unsharded_bytes = peak.parameters_bytes - run.own_parameters_bytes
-    shards_bytes = run.own_parameters_bytes + peak.gradients_bytes + peak.optimizer_bytes
-    other_bytes = peak.buffers_bytes + peak.activations_bytes + peak.other_bytes
-    parts = shards_bytes, unsharded_bytes, peak.buckets_bytes, other_bytes
-    return [f"{n:,}", *(f"{size / 1e9:.2f}" for size in (formula_bytes, *parts, peak.total_bytes))]
-
-
-header = ["N", "16Ψ/N", "shards", "unsharded", "buckets", "activations etc.", "peak"]
+header = ["", "N", "rank", "16Ψ/N", "shards", "unsharded", "gradients", "activations", "peak"]
 
 # %% [markdown]
 # **Predict.** How many GB does rank 0 hold at its peak on 1,024 GPUs, where 16Ψ/N is 1.1 GB? Each of the 80 layers has
@@ -619,17 +618,25 @@ header = ["N", "16Ψ/N", "shards", "unsharded", "buckets", "activations etc.", "
 my_prediction_gb = 0.0
 
 # %% tags=["needs-solution"]
-rows = [of_rank_0(n) for n in (8, 64, 1024)]
+rows = [held_by(0, n) for n in (8, 64, 1024)]
 print(f"predicted {my_prediction_gb:g} GB, counted {rows[-1][-1]} GB")
-assert float(rows[0][-1]) > 80 > float(rows[1][-1]) and float(rows[2][-1]) > 10 * float(rows[2][1])
-tables.Table(header, rows, "GB on rank 0; the peak is the sum of the four columns before it")
+assert float(rows[0][-1]) > 80 > float(rows[1][-1]) and float(rows[2][-1]) > 10 * float(rows[2][3])
+note = "GB. Shards: of parameters and optimizer state. The peak also has temporary tensors."
+tables.Table(header, rows, note)
 
 # %% [markdown]
-# On 8 GPUs, over 90% of the peak is shards, and 80 GB per GPU is not enough. On 64 GPUs, it is. (The shards can take
-# less than 16Ψ/N, because not all gradients need to exist at the moment of the peak.) On 1,024 GPUs, the shards are
-# small. What remains does *not* shrink with N: the root and two unsharded layers, gradients in buckets, and the
-# activations of one sequence. (There, the peak comes at the start of backward, with more activations, and no shards
-# of gradients yet.)
+# On 8 GPUs, the shards alone need more than 80 GB. On 64 GPUs, everything fits. On 1,024 GPUs, the shards are small.
+# What remains does *not* shrink with N: the root and two unsharded layers, gradients in buckets, and activations, of
+# which there are most at the start of backward.
+#
+# Do all ranks hold the same? Here are the first and the last of 16,384 ranks, with Llama 3 405B:
+
+# %%
+tables.Table(header, [held_by(rank, 16_384, "llama-3-405b") for rank in (0, 16_383)], note)
+
+# %% [markdown]
+# They do, because padding makes all shards of a unit equally long. Over 50 GB remain, because the layers are large.
+# Meta also split the layers, by tensor and pipeline parallelism (Llama 3 paper, Table 4).
 
 # %% [markdown]
 # ## What torch calls it
