@@ -1,4 +1,4 @@
-"""The messages of the checks of chapters 04 and 05 point at the mistake that was made."""
+"""The messages of the checks of chapters 00, 04 and 05 point at the mistake that was made."""
 
 from pathlib import Path
 
@@ -25,6 +25,23 @@ def verdict_on(tmp_path, module: str, piece: str, check: str, text: str, seed: i
     (verdict,) = run_file(module, path, seed, only=piece, check=check)
     assert not verdict.passed
     return verdict
+
+
+@pytest.mark.parametrize("line", ["dist.send(tensor, dst=dst)", "dist.isend(tensor, dst=dst).wait()"])
+def test_a_send_to_oneself_is_hinted_at(tmp_path, line):
+    text = f"""
+import torch.distributed as dist
+
+
+def broadcast_by_hand(tensor, src):
+    if dist.get_rank() != src:
+        dist.recv(tensor, src=src)
+        return
+    for dst in range(dist.get_world_size()):
+        {line}
+"""
+    verdict = verdict_on(tmp_path, "first_collectives", "broadcast_by_hand", "values", text)
+    assert "Invalid destination rank" in verdict.evidence and "not run?" in verdict.hint
 
 
 QUEUE = """

@@ -195,6 +195,13 @@ def test_gloo_is_not_given_a_tensor_that_it_cannot_send():
     assert_recovered(failure.message, kept=True)
 
 
+def test_a_transfer_to_oneself_is_rejected_with_gloo():
+    for call, what in (("dist.isend(tensor, dst=rank)", "send to"), ("dist.recv(tensor, src=rank)", "receive from")):
+        failure = failure_of(f"tensor = torch.ones(3)\n{call}")
+        assert re.search(rf"Ranks 0–3 failed: ValueError: Invalid .* a rank cannot {what} itself", failure.message)
+    assert_recovered(failure.message, kept=True)
+
+
 def test_backward_that_one_rank_skips_is_detected_as_a_deadlock():
     failure = failure_of(
         """

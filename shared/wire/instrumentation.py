@@ -257,6 +257,8 @@ def _record(op: str, arguments: dict) -> Call:
     if op in POINT_TO_POINT:
         _check_device(op, arguments["tensors"][0].device, group)
     partner = arguments.get("dst") if op == "send" else arguments.get("src") if op == "recv" else None
+    if partner == group.rank():
+        _check_self(op, group)
     partner = ranks[partner] if partner is not None else None
     root = arguments.get("root_rank")
     tensors = _payload(op, arguments)
@@ -308,6 +310,16 @@ def _check_device(op: str, device: torch.device, group: dist.ProcessGroup) -> No
             f"gloo cannot {op} a tensor on {device}, although its collectives can use one. Start the ranks with "
             "backend='gloo:cpu', or with NCCL and one GPU per rank."
         )
+
+
+def _check_self(op: str, group: dist.ProcessGroup) -> None:
+    """Reject a send to this rank itself, or a receive from it. gloo would fail with "Pair is not connected".
+
+    Torch itself rejects only `dist.send`, with an error that begins with the same words.
+    """
+    if dist.get_backend(group) == "gloo":
+        end, call = ("destination", "send to") if op == "send" else ("source", "receive from")
+        raise ValueError(f"Invalid {end} rank: a rank cannot {call} itself over gloo.")
 
 
 def _payload(op: str, arguments: dict) -> list[torch.Tensor]:

@@ -2,13 +2,13 @@
 # jupyter:
 #   course:
 #     module: first_collectives
-#     minutes: 60
+#     minutes: 55
 # ---
 
 # %% [markdown]
 # # Lab 00 · First collectives
 #
-# **60 minutes, 15 points.** You will write five small functions that all ranks call together. The first one takes five
+# **55 minutes, 15 points.** You will write five small functions that all ranks call together. The first one takes five
 # minutes, and in the fourth, you fix a bug that makes many training scripts hang. At the end, you build an all-reduce
 # from one of your own functions.
 #
@@ -85,8 +85,8 @@ check.sum_over_ranks()
 # %% [markdown]
 # ## Exercise 0.2 · A mean over unequal shares (10 min, 3 points)
 #
-# The last batch of an epoch is often smaller on some ranks than on others. So in this exercise, the ranks hold tensors
-# of different lengths: nine values, one, or even none. Return the mean over all values on all ranks:
+# The last batch of an epoch is often smaller on some ranks than on others. So in this exercise, the ranks hold float64
+# tensors of different lengths: nine values, one, or even none. Return the mean over all values on all ranks:
 # ```python
 # everything = []
 # for rank in range(world_size):
@@ -141,8 +141,8 @@ check.global_mean()
 # - Return only when both messages are complete, because the caller may change `tensor` right afterwards.
 # - A rank cannot `send` to itself. So with a single rank, return the tensor or a copy of it.
 #
-# <details><summary>Hint</summary>In the lesson's ring, every rank waited for a message before it sent one. Which calls
-# launch a send and a receive without waiting for either?</details>
+# <details><summary>Hint</summary>In the lesson's ring, every rank waited for a message before it sent one. Which call
+# launches a send and a receive together, without waiting for either?</details>
 #
 # <details><summary>A second hint</summary>The lesson let two ranks swap tensors with
 # <code>dist.batch_isend_irecv</code>. There, both operations of a rank had the same partner. Which partners do they
@@ -174,11 +174,12 @@ def pass_right(tensor: Tensor) -> Tensor:
 check.pass_right()
 
 # %% [markdown]
-# With gloo, there is more than one right way to do this, because gloo can run several transfers at once. NCCL may run
-# a rank's transfers one after the other, even if you launch them with `isend` and `irecv`. If every rank launches its
-# send first, each send may then wait for a receive that never starts. So **with NCCL, batch the sends and receives, or
-# let the ranks take turns**. `dist.batch_isend_irecv` launches the whole batch together. You can try this without a
-# GPU: `ranks.start(4, backend="gloo:cpu", simulate="nccl")` simulates NCCL.
+# With gloo, separate calls of `isend` and `irecv` pass this check, too, because gloo can run several transfers at once.
+# NCCL may run them one after the other. If every rank launches its send first, each send may then wait for a receive
+# that never starts. So **with NCCL, batch the sends and receives, or let the ranks take turns**.
+#
+# After the lab, you can try this without a GPU: `ranks.start(4, backend="gloo:cpu", simulate="nccl")` starts new ranks
+# that simulate NCCL. Then run the imports, your function and its check again.
 
 # %% [markdown]
 # ## Exercise 0.4 · Break it, then fix it (10 min, 3 points)
@@ -240,7 +241,7 @@ def log_mean_loss(loss: Tensor) -> float | None:
 check.log_mean_loss()
 
 # %% [markdown]
-# ## Exercise 0.5 · Stretch: a broadcast by hand (10 min, 3 points)
+# ## Exercise 0.5 · Stretch: a broadcast by hand (5 min, 3 points)
 #
 # In the lesson, `dist.broadcast` copied the tensor of one rank to all others. Build it yourself, for any source:
 # ```python
@@ -334,8 +335,8 @@ from shared import measure
 times = measure.collectives({"by hand": ring_sum, "torch": dist.all_reduce})
 
 # %% [markdown]
-# The table and the figure show the same medians. At which sizes are the two all-reduces about equally fast, and at
-# which are they far apart?
+# The table and the figure show the same medians. (The dotted line goes through the shorter of the two times for 4 MB.)
+# At which sizes are the two all-reduces about equally fast, and at which are they far apart?
 
 # %% tags=["nbval-ignore-output"]
 times = ranks.pull("times")[0]
@@ -344,7 +345,7 @@ plots.message_cost(times.sizes_bytes, times.measured_ms)
 
 # %% [markdown]
 # For small tensors, most of the time is latency, so the two take about equally long. For 4 MB, moving the bytes takes
-# most of the time, and your ring moves more of them.
+# most of the time. Your ring moves more of them, and it never adds and receives at the same time.
 #
 # These are times on one machine, where all ranks share cores and memory. The bytes are the same on any cluster: in your
 # ring, each rank sends three full tensors, so it sends 12 MB to add up tensors of 4 MB. How few bytes would be enough

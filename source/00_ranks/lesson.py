@@ -215,13 +215,8 @@ print("x" in globals(), ranks.pull("x"))
 # ## The first collective
 #
 # A **collective** is an operation that all ranks of a process group call together. The most important one for training
-# is the **all-reduce**: every rank contributes a tensor, and every rank gets the sum of all tensors. In the figure,
-# compare what each rank holds before and after it.
-
-# %%
-diagrams.collective("all_reduce")
-
-# %% [markdown]
+# is the **all-reduce**: every rank contributes a tensor, and every rank gets the sum of all tensors.
+#
 # **Predict.** Each rank holds one element: rank 0 holds 1, rank 1 holds 2, and so on. All four call `dist.all_reduce`.
 # Which value does rank 2 hold afterwards?
 
@@ -238,8 +233,15 @@ measured = ranks.pull("total")[2].item()
 print(f"predicted {my_prediction:g}, measured {measured:g}")
 
 # %% [markdown]
-# Every rank has the sum, 1 + 2 + 3 + 4 = 10. `all_reduce` works in place: it overwrites the tensor, so the old values
-# are gone. What do you get if all ranks call it again?
+# Every rank has the sum, 1 + 2 + 3 + 4 = 10. In the figure, each rank holds four elements. Compare them before and
+# after the all-reduce.
+
+# %%
+diagrams.collective("all_reduce")
+
+# %% [markdown]
+# `all_reduce` works in place: it overwrites the tensor, so the old values are gone. What do you get if all ranks call
+# it again?
 
 # %%
 # %%ranks
@@ -316,6 +318,9 @@ total.item()  # on a GPU, this is the line that waits
 left_s = time.perf_counter()
 
 # %% [markdown]
+# With NCCL, `all_reduce` only launches work on the GPU, and returns before it is complete. A rank then waits at the
+# next line that needs the result on the CPU: here, `total.item()`.
+#
 # In the figure, when do the other ranks stop waiting, and when does rank 2 stop working?
 
 # %% tags=["nbval-ignore-output"]
@@ -386,9 +391,9 @@ print(parcel.item())
 #
 # So keep every handle, and call `wait()` on each of them.
 #
-# A rank that sends *and* receives should launch both as one batch, because separate calls can hang with NCCL.
-# `dist.batch_isend_irecv` takes a list of operations and returns a list of handles. Here, ranks 0 and 3 swap tensors,
-# and so do ranks 1 and 2:
+# A rank that sends *and* receives should launch both as one batch: NCCL may run separate calls one after the other, so
+# two ranks that both send first would hang. `dist.batch_isend_irecv` takes a list of operations and returns a list of
+# handles. Here, ranks 0 and 3 swap tensors, and so do ranks 1 and 2:
 
 # %%
 # %%ranks
@@ -422,8 +427,8 @@ if rank != 1:
 # it is, sees that the all-reduce can never complete, and stops the cell. Read the report in this order:
 #
 # 1. **Who waits for whom?** The first sentence names the ranks that wait, the collective they wait in, and the rank
-#    that is missing. (The number after `#` counts the collectives of the process group;
-#    `DistributedDataParallel` alone called about 300.)
+#    that is missing. (The number after `#` counts the collectives of the process group, of which
+#    `DistributedDataParallel` called about 300. Sends and receives are counted per partner.)
 # 2. **What did the missing rank do instead?** The second sentence tells you. Look for the bug there first: in this
 #    case, the ranks that wait did nothing wrong.
 # 3. **At which line?** In the table, the column `at` shows the line that a rank has reached. If the rank has left the
@@ -512,12 +517,12 @@ measure.expect(growth[400] < growth[400_000], "the time grows faster on the righ
 plots.message_cost(times.sizes_bytes, times.measured_ms)
 
 # %% [markdown]
-# On the left, ten times the bytes take far less than ten times as long. Most of that time is **latency**: the time that
-# a message takes no matter how small it is. Toward the right, moving the bytes takes up more and more of the time. The
-# number of bytes that move per second is the **bandwidth**.
+# On the left, ten times the bytes take far less than ten times as long. (If they even take less time, that is noise.)
+# Most of that time is **latency**: the time that a message takes no matter how small it is. Toward the right, moving
+# the bytes takes up more and more of the time. The number of bytes that move per second is the **bandwidth**.
 #
-# So one all-reduce of 4 KB is much cheaper than ten of 400 B. Chapter 01 turns this figure into a formula, and chapter
-# 03 uses it to make training steps faster.
+# So one all-reduce of 4 KB is much cheaper than ten of 400 B, which pay the latency ten times. Chapter 01 turns this
+# figure into a formula, and chapter 03 uses it to make training steps faster.
 #
 # Your four ranks share one machine. Which results would be the same on a cluster?
 #
@@ -569,8 +574,8 @@ with timeline.record() as line:
     sum_at_rank_0(tensor)
 
 # %% [markdown]
-# Now look at the ledger of rank 0. `payload` is the size of each message, and `must send` in the last row is what rank
-# 0 had to send in total:
+# Now look at the ledger of rank 0. `payload` is the size of each message, and `must send` is how much of it rank 0 had
+# to send itself: nothing for a `recv`.
 
 # %%
 logs = ranks.pull("log")
@@ -592,8 +597,8 @@ plots.traffic(sent_mb)
 # %% [markdown]
 # Only the row and the column of rank 0 are filled: rank 0 is the sender or the receiver of every message. What does
 # that mean for the other ranks? In the timeline, each bar is a `send` or a `recv`, from the call until it is complete.
-# The number in a bar is the other rank. (The two bars of one message may end at different times.) Compare the bars of
-# rank 0 with those of rank 3.
+# The number in a bar is the other rank. (The two bars of one message may end at different times, and `exposed=False`
+# leaves out two figures that chapter 02 explains.) Compare the bars of rank 0 with those of rank 3.
 
 # %% tags=["nbval-ignore-output"]
 lines = ranks.pull("line")
@@ -666,7 +671,8 @@ print("\n".join(sorted(done.stdout.splitlines())))
 # %% [markdown]
 # ## On a cluster
 #
-# The doctor exists only in this course. With NCCL and on many hosts, other tools answer the same questions:
+# The doctor exists only in this course. With NCCL and on many hosts, other tools answer the same questions. You need
+# none of them yet, so come back to this list when a job hangs:
 #
 # | question | here | on a cluster |
 # |---|---|---|
@@ -686,9 +692,6 @@ print("\n".join(sorted(done.stdout.splitlines())))
 # - The default timeout is 10 minutes with NCCL and 30 minutes with gloo. `init_process_group(timeout=…)` changes it.
 #
 # Names such as `NCCL_DEBUG` are environment variables. Set them before the job starts: after a hang, it is too late.
-#
-# One more thing is different with NCCL. A call such as `all_reduce` only launches work on the GPU, and returns before
-# it is complete. So a rank waits later, at a line that needs the result on the CPU, such as `total.item()`.
 
 # %% [markdown]
 # ## Recap

@@ -28,6 +28,7 @@ MOST_HANGS = 2  # after that many hangs, the remaining checks are skipped
 WORLD_SIZES = (1, 2, 3, 4)
 _HINT_ON_WAITS = "Hint: do you call wait() on the handle of every isend and irecv?"
 _HINT_ON_SIZES = "Hint: what are the shape and dtype of the tensor that is sent to this rank?"
+_HINT_ON_ITSELF = "Hint: for which ranks should this line not run?"
 _LEFT_IN_FLIGHT = "your code left a transfer in flight that nothing waits for, and the ranks had to be restarted"
 NOT_WRITTEN = "it is not written yet"
 _IN_A_FILE = {  # how a file can define the names that a rank defines for %%ranks cells
@@ -340,13 +341,21 @@ def _hint_on(failure: CellFailed) -> str:
     """Hint at collectives only if a rank is waiting in one and no rank has raised an error of its own."""
     if any(receives_too_small(failure.cell, rank) for rank in failure.cell.deaths):
         return _HINT_ON_SIZES
-    if any(outcome.error for outcome in failure.cell.outcomes.values()):
+    errors = [outcome.error for outcome in failure.cell.outcomes.values() if outcome.error]
+    if any(is_a_transfer_to_itself(error["message"]) for error in errors):
+        return _HINT_ON_ITSELF
+    if errors:
         return ""
     found = [position for position in failure.cell.positions.values() if position]
     if any(len(lane) > 1 for position in found for lane, _ in position["counts"]):  # transfers between two ranks
         return _hint_on_transfers(failure.cell, [position for position in found if position["busy"]])
     waits = any(position["busy"] and position["waits"] != "no" for position in found)
     return "Hint: which ranks call this collective, and which never reach it?" if waits else ""
+
+
+def is_a_transfer_to_itself(text: str) -> bool:
+    """Return whether an error says that a rank sends to itself or receives from itself."""
+    return "Invalid destination rank" in text or "Invalid source rank" in text
 
 
 def _hint_on_transfers(cell: CellState, running: list[dict]) -> str:
@@ -357,7 +366,7 @@ def _hint_on_transfers(cell: CellState, running: list[dict]) -> str:
             verb = "receive" if position["call"]["op"] == "send" else "send"
             return f"Hint: which line of your function should make rank {returned[0]} {verb}?"
     handles = any(".wait(" in (position["line"] or "") for position in running)
-    return "Hint: which rank can send or receive first?" + (
+    return "Hint: which rank can send or receive first, or can a rank launch both before it waits?" + (
         " And do you call wait() on the handle of each transfer?" if handles else ""
     )
 
