@@ -72,7 +72,7 @@ def bundle(number: int) -> dict[str, bytes]:
     files["chapters/glossary.md"] = glossary.page(given).encode()
     files[start_page.PAGE.name] = start_page.page(given, exists=files.__contains__).encode()
     finished = [chapter for other, chapter in known.items() if other < number]
-    files |= _modules(finished) | _scripts(finished)
+    files |= _modules(finished) | _scripts(given)
     found = leaks(files, [chapter for chapter in chapters() if chapter not in finished])
     if found:
         raise ReleaseError("the bundle would give answers away: " + "; ".join(found))
@@ -114,9 +114,9 @@ def _modules(finished: list[Chapter]) -> dict[str, bytes]:
     return {f"solutions/{name}": (ROOT / "solutions" / name).read_bytes() for name in taken}
 
 
-def _scripts(finished: list[Chapter]) -> dict[str, bytes]:
-    """Return the scripts of labs/ that a finished chapter mentions. Each contains answers of that chapter's lab."""
-    notebooks = [contents.notebook(kind, chapter.name) for kind in ("chapters", "labs") for chapter in finished]
+def _scripts(given: list[Chapter]) -> dict[str, bytes]:
+    """Return the scripts of labs/ that these chapters mention. They show no more than the chapters' lessons do."""
+    notebooks = [contents.notebook(kind, chapter.name) for kind in ("chapters", "labs") for chapter in given]
     named = "\n".join((ROOT / notebook).read_text() for notebook in notebooks)
     scripts = sorted((ROOT / "labs").glob("*.py"))
     return {f"labs/{path.name}": path.read_bytes() for path in scripts if f"labs/{path.name}" in named}

@@ -90,6 +90,13 @@ def test_a_bundle_contains_every_solution_that_it_imports(bundles, number):
                     assert f"{node.module.replace('.', '/')}.py" in files, f"{name} needs {node.module}"
 
 
+@pytest.mark.parametrize("number", [2, 3])
+def test_a_bundle_contains_every_script_that_its_notebooks_name(bundles, number):
+    text = "".join(content.decode() for name, content in bundles[number].items() if name.endswith(".ipynb"))
+    named = set(re.findall(r"labs/\w+\.py", text))
+    assert named and named <= set(bundles[number])
+
+
 @pytest.mark.parametrize("number", NUMBERS)
 def test_a_bundle_has_all_of_shared_and_nothing_of_instructor(bundles, number):
     shared = {path.relative_to(ROOT).as_posix() for path in (ROOT / "shared").rglob("*") if path.is_file()}

@@ -1,6 +1,8 @@
 """The checks of wrappers pass options to the constructor, and also work for a wrapper that sends in backward()."""
 
 import random
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from shared import ranks
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.training import Training, train_and_judge
 from shared.checks.engine.wrapping import judge_wrapping
+from shared.checks.manual_ddp.sampler import every_sample_once_and_equal_shares
 
 pytestmark = pytest.mark.slow
 
@@ -51,6 +54,18 @@ class Wrapper(nn.Module):
         self.sent.clear()
 """
 CAP = {"bucket_cap_mb": 0.001}
+SAMPLER = """
+from solutions import manual_ddp as right
+
+
+class ShardedSampler(right.ShardedSampler):
+    def __iter__(self):
+        whole = right.ShardedSampler(self.length, 0, 1, self.shuffle, self.seed)
+        whole.set_epoch(self.epoch)
+        order = list(whole)
+        order += order[: len(self) * self.world_size - self.length]
+        return iter(order[self.rank :: self.world_size])
+"""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -89,3 +104,18 @@ def test_a_wrapper_that_sends_in_backward_behaves_like_its_module(attempt):
 def test_options_reach_the_constructor(attempt):
     with pytest.raises(Wrong, match="bucket_cap_mb is 7"):
         train_and_judge(attempt, Training("Plain", options={"bucket_cap_mb": 7}))
+
+
+def test_a_collective_over_all_ranks_instead_of_the_group_is_hinted_at(attempt):
+    Path(attempt.path).write_text(SENDS_IN_BACKWARD.replace("tensor.detach(), group=group, group_src", "tensor, src"))
+    with pytest.raises(Wrong, match="wait in broadcast #1") as caught:
+        train_and_judge(attempt, Training("Plain", options=CAP, overlaps=True, in_subgroup=True))
+    assert "Which call in your code leaves out the group?" in caught.value.hint
+
+
+def test_the_hint_on_unequal_shares_names_the_case(attempt):
+    Path(attempt.path).write_text(SAMPLER)
+    sampler = replace(attempt, piece="ShardedSampler")
+    with pytest.raises(Wrong, match=r"^for 1 sample, the ranks yield \[1, 1, 0\] indices; expected 1 each$") as caught:
+        every_sample_once_and_equal_shares(sampler)
+    assert "fewer samples than ranks" in caught.value.hint

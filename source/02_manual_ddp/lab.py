@@ -131,8 +131,7 @@ class TwoExperts(nn.Module):
 
 # %% [markdown]
 # In the next cell, only rank 1 has samples for expert 1, and it has none for expert 0. **Predict.** How many times
-# would each rank call `all_reduce`, and what happens? Then run the cell and read the report: what does each rank call,
-# and in which call do the sizes first differ?
+# would each rank call `all_reduce`, and what happens? Then run the cell and read the report.
 
 # %% tags=["raises-exception", "nbval-ignore-output"]
 # %%ranks
@@ -142,8 +141,10 @@ model(x).backward()
 average_existing_gradients(model)
 
 # %% [markdown]
-# This error comes from the course's mismatch detection (chapter 00). Without it, gloo may crash a process while the
-# other ranks raise an error. If the sizes happen to be equal, it adds up the gradients of different parameters.
+# Each rank would call `all_reduce` twice, for the weight and the bias of one expert, but already in the first call, the
+# sizes differ. The error comes from the course's mismatch detection (chapter 00). Without it, gloo may crash a process
+# while the other ranks raise an error. If the sizes happen to be equal, gloo adds up the gradients of different
+# parameters.
 #
 # All ranks must make the same calls, whatever their samples are. Write a function that guarantees this:
 #
@@ -282,7 +283,7 @@ check.ManualDDP()
 # - Every rank yields ⌈length / world_size⌉ indices, and `len()` returns that number. If world_size does not divide the
 #   length, some indices are repeated. (If one rank had fewer samples, the others might wait for it in the last step.)
 # - Without `shuffle`, rank r yields r, r + world_size, r + 2·world_size, … After index `length − 1`, counting continues
-#   at 0. If there are fewer samples than ranks, this may happen several times.
+#   at 0, several times if necessary: with a single sample, all four ranks yield `[0]`.
 # - With `shuffle`, do the same with a random order instead of 0, 1, 2, … The order is the same on all ranks. It depends
 #   on `seed` and on the epoch, which is 0 until `set_epoch(epoch)` is called.
 # - Do not change torch's global random state.

@@ -22,8 +22,7 @@
 # %% [markdown]
 # ## Where we are
 #
-# In the first two chapters, you sent tensors from rank to rank and added them up. Now we use that to train one model on
-# four ranks.
+# In the first two chapters, you sent tensors from rank to rank. Now we use that to train one model on four ranks.
 #
 # On a single GPU, a batch that does not fit into memory is cut into **micro-batches**, which run one after the other.
 # Their gradients add up, and the optimizer takes one step at the end. This is called **gradient accumulation**. The
@@ -178,8 +177,7 @@ after = [gradient[:32] for gradient in ranks.pull("after")]
 plots.gradients_before_and_after(before, after, "norm.weight")
 
 # %% [markdown]
-# Before, each rank had its own gradient. Afterwards, all have the same one. Is it also the gradient that one process
-# computed from all eight samples?
+# Afterwards, all ranks have the same gradient. Is it also the one that one process computed from all eight samples?
 
 # %% tags=["nbval-ignore-output"]
 averaged = ranks.pull("averaged")[0]
@@ -196,8 +194,10 @@ assert torch.allclose(averaged, full, atol=1e-12)
 # ## What four ranks gain
 #
 # **Predict.** In the timeline above, four micro-batches ran one after the other. Now each of four ranks runs one of
-# them, and then they average their gradients. (The blocks now sleep twice as long.) How many times faster is that? 1
-# means no faster.
+# them, and then they average their gradients with 20 all-reduces. How many times faster is that? 1 means no faster.
+#
+# For an estimate, look up in chapter 00 how long a small all-reduce took. A micro-batch now sleeps for 240 ms, twice as
+# long as before. (In the code, `prepare` runs before each round and is not timed.)
 
 # %%
 my_prediction = 1.0
@@ -237,8 +237,9 @@ measure.expect(1 < faster < 4, "four ranks are up to four times as fast")
 plots.bars(times.ms(), "ms until the gradients are ready (median of 3, blocks that sleep)")
 
 # %% [markdown]
-# Four ranks are faster, but not four times as fast. The micro-batches do run at the same time, but averaging takes
-# extra time. Chapters 03 and 04 reduce it.
+# Four ranks are faster, but not four times as fast. The micro-batches run at the same time, in about a quarter of the
+# upper bar. Most of the rest is averaging: each of the 20 all-reduces has its latency, however small it is. Chapters 03
+# and 04 reduce this time.
 
 # %% [markdown]
 # ## When the mean is not the gradient of the full batch
@@ -249,8 +250,8 @@ plots.bars(times.ms(), "ms until the gradients are ready (median of 3, blocks th
 #
 # $$\nabla L = \frac{1}{|B|}\sum_{s \in B} \nabla \ell_s = \sum_r \frac{|B_r|}{|B|}\,\nabla L_r.$$
 #
-# The plain mean gives every rank the weight $1/N$. That is right only if all shares have the same size. Let's look at
-# four cases in which the plain mean differs from the gradient of the full batch.
+# The plain mean gives every rank the weight $1/N$. That is right only if all shares have the same size. Here are four
+# cases in which it is wrong.
 
 
 # %%
@@ -281,6 +282,12 @@ def relative_error(found, expected):
 # %%
 my_error = 0.0
 
+# %% [markdown]
+# The next cell also computes a weighted mean. Each rank multiplies its loss by $N\,|B_r|/|B|$ before backward, so the
+# mean over the ranks is the loss of the full batch:
+#
+# $$\frac{1}{N}\sum_r N\,\frac{|B_r|}{|B|}\,L_r = \sum_r \frac{|B_r|}{|B|}\,L_r$$
+
 # %%
 # %%ranks
 x, y = inputs.split([5, 1, 1, 1])[rank], targets.split([5, 1, 1, 1])[rank]
@@ -294,10 +301,7 @@ print(f"predicted {my_error:g}; measured {ranks.pull('plain')[0]:.2f} for the pl
 print(f"measured {ranks.pull('weighted')[0]:.0e} for the weighted mean")
 
 # %% [markdown]
-# With the plain mean, a sample on rank 1 counts five times as much as one on rank 0. To correct this, each rank
-# multiplies its loss by $N\,|B_r|/|B|$ before backward. Then the mean over the ranks is the loss of the full batch:
-#
-# $$\frac{1}{N}\sum_r N\,\frac{|B_r|}{|B|}\,L_r = \sum_r \frac{|B_r|}{|B|}\,L_r$$
+# With the plain mean, a sample on rank 1 counts five times as much as one on rank 0.
 #
 # ### A loss that is a sum
 #
@@ -460,8 +464,8 @@ test_labels = labels[test_set]
 
 # %% [markdown]
 # The loop is the one you know, except for `finish_gradient_sync()` between backward and the optimizer's step. The
-# global batch has 96 samples, whatever the number of ranks. On four ranks, rank r takes positions r, r + 4, r + 8, … of
-# the order. So in each step, the ranks together take the same 96 samples as one process.
+# global batch has 96 samples, whatever the number of ranks. On four ranks, each rank takes every fourth index of the
+# order. So in each step, the ranks together take the same 96 samples as one process.
 
 
 # %%
@@ -520,7 +524,7 @@ plots.loss_curves({"1 process": one_losses, "4 ranks": four_losses})
 
 # %% [markdown]
 # The four ranks trained *the same* model: it predicts the same digits, and the two curves coincide up to rounding.
-# (Sums are computed in a different order, so they are rounded differently. In float32, a few predictions may differ.)
+# (Sums are computed in a different order. In float32, a few predictions may differ.)
 
 # %% [markdown]
 # ## Without the broadcast
@@ -548,8 +552,8 @@ plots.loss_curves({"4 ranks": four_losses, "4 ranks, no broadcast": unequal_loss
 
 # %% [markdown]
 # The answer is 2, and that is the worst kind of bug: there is no error, and the loss falls. But the mean gradient is
-# not the gradient of any of the four models, so the loss falls less. In the end, there are still four different models,
-# and a script usually saves only rank 0's model.
+# not the gradient of any of the four models, so the loss falls later and ends higher. In the end, there are still four
+# different models, and a script usually saves only rank 0's model.
 
 # %% [markdown]
 # ## What torch calls it
@@ -612,7 +616,7 @@ for name, of_ranks in logs.items():
 
 # %% [markdown]
 # Are twenty small all-reduces slower than one large one? The next cell times a step with each wrapper, and a step of
-# DDP without communication. On CPUs, it emulates a link as in chapter 01, but with a latency of 2 ms.
+# DDP without communication (`sync=False`). On CPUs, it emulates a link as in chapter 01, but with a latency of 2 ms.
 
 # %%
 # %%ranks
@@ -679,14 +683,13 @@ plots.timeline([last])
 # |---|---|---|
 # | Who starts the ranks? | `ranks.start(4)` | `torchrun`, one process per GPU |
 # | How is a model wrapped? | `DistributedDataParallel(model)` | the same, with `device_ids=[local_rank]` |
-# | Do the replicas still agree? | pull them and compare | all-reduce a checksum with `MIN` and `MAX`, and compare |
+# | Do the replicas still agree? | pull them and compare | compare a checksum's `MIN` and `MAX` over the ranks |
 # | What if a rank runs out of samples? | the sampler prevents it | the same, or DDP's `join()` ¹ |
 # | What about BatchNorm? | each rank uses its own statistics | `SyncBatchNorm`, which does not run on CPUs |
 # | Does the global batch grow with N? | no | usually ² |
 #
-# ¹ With `join()`, the other ranks can continue. By default, they divide by the initial N, although fewer ranks
-# contribute. So a sample of the last steps counts as much as one of the first (PyTorch documentation of
-# `DistributedDataParallel.join`).
+# ¹ With `join()`, the other ranks can continue. By default, they still divide by the initial N. So a sample counts no
+# more than before, although fewer ranks contribute (PyTorch documentation of `DistributedDataParallel.join`).
 #
 # ² Training with a larger batch usually needs a larger learning rate and a warm-up (Goyal et al. 2017, section 2).
 
@@ -694,7 +697,7 @@ plots.timeline([last])
 # ## Recap
 #
 # There are Ψ parameters in fp32, and N ranks. Each parameter takes 16 bytes: 4 for itself, 4 for its gradient, and 8
-# for the two moments of Adam. (Chapter 00 counted 16 bytes for mixed precision, which divides them differently.)
+# for the two moments of Adam.
 #
 # | | memory per rank | bytes sent per rank and step | all-reduces | when |
 # |---|---|---|---|---|
@@ -756,9 +759,8 @@ assert 0 <= held.optimizer_bytes - 8 * parameters < 200  # Adam also counts its 
 print(f"{held.total_bytes / parameters:.1f} bytes per parameter")
 
 # %% [markdown]
-# In fp32, a parameter and its gradient take 4 bytes each, and Adam's two moments take 8 together. All four ranks hold
-# the same values, so three of the four copies are redundant. In chapters 07 to 09, you will divide one copy among the
-# ranks.
+# All four ranks hold the same values, so three of the four copies are redundant. In chapters 07 to 09, you will divide
+# one copy among the ranks.
 #
 # Now do lab 02, in which you make the short version robust.
 

@@ -27,10 +27,13 @@ PROBE_TIMEOUT_S = scaled(20.0)  # for one run of a probe, or for loading a file
 MOST_HANGS = 2  # after that many hangs, the remaining checks are skipped
 WORLD_SIZES = (1, 2, 3, 4)
 _HINT_ON_WAITS = "Hint: do you call wait() on the handle of every isend and irecv?"
+_HINT_ON_COLLECTIVES = "Hint: which ranks call this collective, and which never reach it?"
+_HINT_ON_GROUPS = "Hint: this collective runs over all ranks. Which call in your code leaves out the group?"
 _HINT_ON_SIZES = "Hint: what are the shape and dtype of the tensor that is sent to this rank?"
 _HINT_ON_ITSELF = "Hint: for which ranks should this line not run?"
 _LEFT_IN_FLIGHT = "your code left a transfer in flight that nothing waits for, and the ranks had to be restarted"
 NOT_WRITTEN = "it is not written yet"
+CALLED_ALONE = "called only by"  # begins the context of a run in which only the ranks of a group call the piece
 _IN_A_FILE = {  # how a file can define the names that a rank defines for %%ranks cells
     "torch": "import torch",
     "dist": "import torch.distributed as dist",
@@ -119,6 +122,9 @@ class Attempt:
             wrong = _from_failure(failure)
             if self.path is not None:
                 wrong.hint = wrong.hint or hint_on_names(wrong.evidence)
+            alone = CALLED_ALONE in context and wrong.hint == _HINT_ON_COLLECTIVES
+            if alone and _ignores_the_group(failure):
+                wrong.hint = _HINT_ON_GROUPS
             if context and wrong.evidence != NOT_WRITTEN:
                 wrong.evidence = f"{context}: {wrong.evidence}"
             known = bool(dropped_handles(failure.cell))  # the other checks would only hang for the same reason
@@ -350,7 +356,13 @@ def _hint_on(failure: CellFailed) -> str:
     if any(len(lane) > 1 for position in found for lane, _ in position["counts"]):  # transfers between two ranks
         return _hint_on_transfers(failure.cell, [position for position in found if position["busy"]])
     waits = any(position["busy"] and position["waits"] != "no" for position in found)
-    return "Hint: which ranks call this collective, and which never reach it?" if waits else ""
+    return _HINT_ON_COLLECTIVES if waits else ""
+
+
+def _ignores_the_group(failure: CellFailed) -> bool:
+    """Return whether a rank waits in a collective over all ranks of its world."""
+    calls = [p["call"] for p in failure.cell.positions.values() if p and p["busy"] and p["waits"] != "no"]
+    return any(call and call["partner"] is None and call["group"] == failure.cell.targets for call in calls)
 
 
 def is_a_transfer_to_itself(text: str) -> bool:

@@ -2,7 +2,7 @@
 
 import torch.distributed as dist
 
-from shared.checks.engine.framework import Attempt
+from shared.checks.engine.framework import CALLED_ALONE, Attempt
 
 # A rank's index in the group is not its rank in the world, and neighbors in the group are not neighbors in the world.
 # The first group is smaller than the world and has no rank 0.
@@ -24,4 +24,4 @@ def join_subgroup(use: bool):
 
 def called_alone(attempt: Attempt) -> str:
     members = members_of(attempt, True)
-    return f"called only by ranks {members[0]} and {members[1]}, with the group {members}"
+    return f"{CALLED_ALONE} ranks {members[0]} and {members[1]}, with the group {members}"

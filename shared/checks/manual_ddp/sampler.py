@@ -74,8 +74,10 @@ def _judge_shares(rank: int, shares: list[list], length: int, share: int) -> Non
         raise Wrong({rank: f"yields {type(strange).__name__}s; expected ints"})
     sizes = [len(own) for own in shares]
     if sizes != [share] * len(shares):
-        hint = "Hint: what happens if the length is not divisible by the number of ranks?"
-        raise Wrong({rank: f"the ranks yield {sizes} indices for {length} samples; expected {share} each"}, hint)
+        samples = f"{length} sample{'s' if length > 1 else ''}"
+        case = "there are fewer samples than ranks" if length < len(shares) else "world_size does not divide the length"
+        message = f"for {samples}, the ranks yield {sizes} indices; expected {share} each"
+        raise Wrong(message, f"Hint: which indices does each rank yield if {case}?")
     if set(drawn) != set(range(length)):
         missing = sorted(set(range(length)) - set(drawn))
         message = f"of {length} samples on {len(shares)} ranks, no rank yields {missing}; together, they yield {drawn}"
