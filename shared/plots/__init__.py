@@ -51,14 +51,14 @@ def loss_curves(curves: dict[str, list[float]]) -> Figure:
     """Draw the loss per step, one line per name. Staggered markers distinguish lines that coincide."""
     figure, axes = new_axes(6.0, 3.0)
     for index, (name, losses) in enumerate(curves.items()):
-        every = max(1, len(losses) // 8)
+        every = max(len(curves), len(losses) // 8)  # at least one step per curve, so that no marker covers another
         axes.plot(
             losses,
             color=COLORS[index % len(COLORS)],
             linestyle=LINES[index % len(LINES)],
             linewidth=2.6 - 0.7 * index,
             marker=MARKERS[index % len(MARKERS)],
-            markevery=(index * every // max(1, len(curves)), every),
+            markevery=(index * every // len(curves), every),
             label=name,
         )
     axes.set(xlabel="step", ylabel="loss")

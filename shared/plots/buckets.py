@@ -82,9 +82,10 @@ def cap_runs(sizes_bytes: dict[str, int], runs: list[CapRun]) -> Figure:
     widths = list(sizes_bytes.values())
     starts = dict(zip(sizes_bytes, accumulate(widths, initial=0), strict=False))
     for y, run in enumerate(runs):
+        narrow = (0.045 if len(run.buckets) > 9 else 0.03) * sum(widths) / 1e6  # two digits need more room
         for number, bucket in enumerate(run.buckets, 1):
             spans = [(starts[name] / 1e6, sizes_bytes[name] / 1e6) for name in bucket]
-            _draw_bucket(left, spans, y, number, len(run.buckets), narrow=0.045 * sum(widths) / 1e6)
+            _draw_bucket(left, spans, y, number, len(run.buckets), narrow)
         right.barh(y, run.took_ms, height=0.6, color=COLORS[0], edgecolor="black", linewidth=0.6,
                    label="" if y else "measured")  # fmt: skip
         right.plot(run.predicted_ms, y, MARKERS[3], color=COLORS[4], markeredgecolor="black", linestyle="none",
@@ -117,16 +118,16 @@ def draw_map(axes, sizes_bytes: dict[str, int], buckets: list[list[str]]) -> Non
     """Draw a model's bucket map into a pair of axes. See `bucket_map`."""
     number_of = {name: number for number, bucket in enumerate(buckets, 1) for name in bucket}
     rows = units(sizes_bytes)
-    widest = max(sum(sizes_bytes[name] for name in names) for names in rows.values()) / 1e3
+    widest = max(sum(sizes_bytes[name] for name in names) for names in rows.values()) / 1024
     for y, names in enumerate(rows.values()):
         starts = accumulate((sizes_bytes[name] for name in names), initial=0)
         spans: dict[int, list] = {}
         for name, start in zip(names, starts, strict=False):
-            width = max(sizes_bytes[name] / 1e3, 0.004 * widest)  # otherwise a LayerNorm would be invisible
-            spans.setdefault(number_of.get(name, 0), []).append((start / 1e3, width))
+            width = max(sizes_bytes[name] / 1024, 0.004 * widest)  # otherwise a LayerNorm would be invisible
+            spans.setdefault(number_of.get(name, 0), []).append((start / 1024, width))
         for number, bucket_spans in spans.items():
             _draw_bucket(axes, bucket_spans, y, number, len(buckets), narrow=0.03 * widest)
-    axes.set(xlabel="gradients, KB", yticks=range(len(rows)), ylim=(len(rows) - 0.4, -0.6), xlim=(0, 1.01 * widest))
+    axes.set(xlabel="gradients, KiB", yticks=range(len(rows)), ylim=(len(rows) - 0.4, -0.6), xlim=(0, 1.01 * widest))
     axes.set_yticklabels(list(rows))
     axes.tick_params(axis="y", length=0)
     axes.spines[["top", "right", "left"]].set_visible(False)

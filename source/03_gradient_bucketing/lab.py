@@ -45,7 +45,7 @@ from solutions.manual_ddp import broadcast_state
 MB = 2**20  # bytes, as in the bucket_cap_mb of torch's DDP
 
 # %% [markdown]
-# ## Exercise 3.1 · One tensor, many gradients (10 min, 2 points)
+# ## Exercise 3.1 · One tensor, many gradients (5 min, 2 points)
 #
 # Allocate one flat tensor for the gradients of all `parameters`, and split it into **slices**. A slice is a view of the
 # flat tensor with the shape of its parameter. It has no memory of its own, so when you write into a slice, you write
@@ -112,8 +112,8 @@ check.flat_and_slices()
 # Then add the other rules, each of which has its own line in the check:
 #
 # - `first bucket`: the cap of the first bucket is `first_bucket_mb` or `bucket_cap_mb`, whichever is smaller.
-# - `dtypes`: a flat tensor has one dtype and one device. So each pair of dtype and device has its own buckets,
-#   including its own first bucket and its own most recently opened bucket.
+# - `dtypes`: a flat tensor has one dtype and one device. So assign each pair of dtype and device as if the model had no
+#   other parameters. Return the buckets of all pairs in the order in which they were opened.
 # - `trainable`: frozen parameters (`requires_grad=False`) are in no bucket.
 # - `units`: both caps are in MB of 2²⁰ bytes, and have the defaults of the function below.
 # - `any iterable`: `parameters` may be a generator, as `module.parameters()` is, so you can go through it only once.
@@ -162,7 +162,7 @@ def assign_buckets(
 check.assign_buckets()
 
 # %% [markdown]
-# ## Exercise 3.3 · Break a bucket, then fix it (15 min, 3 points)
+# ## Exercise 3.3 · Break a bucket, then fix it (20 min, 3 points)
 #
 # If the `.grad` of each parameter *is* its slice, backward writes directly into the flat tensor, and nothing has to be
 # copied. Is it enough to make each `.grad` a slice once, when the bucket is created? The next class does that:
@@ -188,6 +188,9 @@ class TiedOnce:
 # r + 1. **Predict.** Which gradient does each rank's optimizer use in step 0, and which in step 1?
 
 # %%
+my_prediction = {"step 0": [0.0, 0.0, 0.0, 0.0], "step 1": [0.0, 0.0, 0.0, 0.0]}  # one per rank
+
+# %%
 # %%ranks
 weight = nn.Parameter(torch.zeros(1, device=device))
 bucket = TiedOnce([weight])
@@ -209,10 +212,14 @@ for step in range(2):
 # - `pack(index)` fills the slice of `parameters[index]`, and makes the slice the parameter's `.grad`:
 #     - The slice gets the gradient, divided by the number of ranks in the group, so that the all-reduce gives the mean.
 #     - If `.grad` is None, the slice gets zeros.
-#     - If `.grad` already is the slice, divide it in place. It remains the `.grad`.
+#     - If `.grad` already is the slice, as after `zero_grad(set_to_none=False)`, divide it in place. It remains the
+#       `.grad`.
 # - `launch()` starts one asynchronous all-reduce of the flat tensor, and does not wait for it.
 # - `wait()` waits until this all-reduce is complete. If none is in flight, it raises a `RuntimeError`. So a second
 #   `wait()` after one `launch()` raises it, too.
+#
+# If backward has finished before the first `pack`, as in exercise 3.4, every gradient is still held twice at the peak.
+# Chapter 04 packs each gradient as soon as it is complete.
 #
 # `reject_graph` is given, and `pack` already calls it. After `backward(create_graph=True)`, which is used to compute
 # second derivatives, gradients are part of an autograd graph. An all-reduce is not, so averaging would silently detach
@@ -300,9 +307,9 @@ check.Bucket()
 #   them before it waits for the first. When it returns, all of them are complete.
 # - Nothing is sent during forward or backward.
 #
-# In the check, look at the lines `same start` and `plain model` first. The other lines train models with tied, frozen
-# and unused parameters, buffers and several dtypes. If your first three pieces are right, you need no extra code for
-# them.
+# In the check, the other lines run when `same start` passes. Then look at `plain model` first. The rest train models
+# with tied, frozen and unused parameters, buffers and several dtypes. If your first three pieces are right, you need no
+# extra code for them.
 #
 # <details><summary>Hint</summary>If a rank waits for bucket 1 before it launches bucket 2, the link is idle in between.
 # Which two loops over the buckets avoid that?</details>
@@ -450,6 +457,9 @@ measure.expect(times.ratio("ManualDDP", "BucketedDDP") > 1, "BucketedDDP is fast
 plots.bars(times.ms(), "ms per step (median of 10 rounds)")
 
 # %% [markdown]
+# torch's DDP launches buckets during backward, but here it can gain little: its first bucket holds 86% of the
+# gradients' bytes, so most of backward is over before it is launched.
+#
 # The next cell counts the all-reduces of a step, and measures the peak memory of gradients and buckets.
 
 
@@ -486,7 +496,8 @@ tables.Table(header, rows)
 # because the first one has a cap of 1 MiB.) But your wrapper holds more memory than torch's DDP. `zero_grad()` sets
 # `.grad` to None, so backward allocates every gradient anew, in addition to the buckets, and your wrapper packs the
 # gradients only after backward. torch's DDP packs each gradient as soon as it is complete. With
-# `gradient_as_bucket_view=True`, as here, it also frees the original.
+# `gradient_as_bucket_view=True`, as here, it also frees the original. So its peak is the buckets (1,226,752 bytes)
+# plus the largest gradient (65,536 bytes).
 #
 # A bucket that is packed early can also be launched early. That is the topic of chapter 04.
 

@@ -26,7 +26,7 @@
 #
 # Chapter 01 showed that times over loopback are misleading, because ranks on one machine have no links of their own. So
 # this lesson puts each rank behind an emulated link of 1 Gbit/s. On this link, a byte takes 8 ns, and the latency is
-# 2 ms, as in 400 km of fiber. (On a shorter link, this machine's own delays would hide the latency.)
+# 2 ms, as in 400 km of fiber.
 
 # %% tags=["nbval-ignore-output"]
 from shared import measure, plots, ranks, tables, widgets
@@ -146,8 +146,9 @@ fitted = sums.fit("all-reduce")
 curve_s = sums.measured_s["all-reduce"]
 measure.expect(curve_s[4_000] < 1.5 * curve_s[400], "the curve is flat on the left")
 measure.expect(curve_s[4_000_000] > 3 * curve_s[400], "the curve rises on the right")
-formula, names = {"all-reduce": fitted.message_s}, {"lines_are": "fitted"}
-cost_plots.predicted_against_measured(formula, sums.measured_s, "bytes in the tensor", **names)
+cost_plots.predicted_against_measured(
+    {"all-reduce": fitted.message_s}, sums.measured_s, "bytes in the tensor", lines_are="fitted"
+)
 
 # %% [markdown]
 # On the left, the curve is nearly flat: a small all-reduce is **latency-bound**, which means that α is most of its
@@ -161,9 +162,8 @@ rows = [["fitted", f"{alpha_ms:.1f}", f"{beta_ns:.1f}"], ["expected of the link"
 tables.Table(["an all-reduce", "α, ms", "β, ns per byte"], rows, fitted.where)
 
 # %% [markdown]
-# β is about what we expect of the link. α is usually larger, because between two all-reduces,
-# each process also has to wake up and launch the next one. If there are few cores, processes wait for each
-# other, so α grows when the cores are busy.
+# β is about what we expect of the link. α is usually larger, because between two all-reduces, each process also has to
+# wake up and launch the next one. On few or busy cores, that takes longer.
 #
 # Do the fitted α and β predict the time of the 100 gradients? If n all-reduces have $S_1, \dots, S_n$ bytes, and S
 # bytes in total, they take
@@ -227,7 +227,7 @@ assert torch.allclose(found, expected, atol=1e-6)
 
 # %% [markdown]
 # There is one all-reduce instead of 100, with the same bytes and the same gradients. How long does it take, including
-# the copying in both directions?
+# the copying?
 
 # %%
 # %%ranks
@@ -319,8 +319,8 @@ assert held["views"]["gradients"] + held["views"]["buckets"] == gradient_bytes
 plots.memory_by_component(held)
 
 # %% [markdown]
-# With views, the second copy is gone. But a `.grad` remains a view only until something replaces it. One line of an
-# ordinary training loop does that in every step. Exercise 3.3 of the lab shows which one.
+# With views, the second copy is gone. But a `.grad` remains a view only until something replaces it, as exercise 3.3 of
+# the lab shows.
 
 # %% [markdown]
 # ## Several buckets
@@ -360,8 +360,8 @@ assert completed[0].startswith("norm.") and completed[-1] == "token_embedding.we
 #
 # So we split the gradients into several flat tensors, starting at the end of the model. A **bucket** is a group of
 # gradients that share one flat tensor and one all-reduce. The first bucket is complete early in backward. The **bucket
-# cap** is the largest number of bytes that a bucket may hold. In the diagram (an example with a cap of 20 MB), follow
-# the gradients from right to left:
+# cap** is the largest number of bytes that a bucket may hold. In the diagram (another model, with a cap of 20 MB),
+# follow the gradients from right to left:
 
 # %%
 diagrams.buckets()
@@ -396,8 +396,7 @@ gradient_sizes = ranks.pull("gradient_sizes")[0]
 bucket_plots.bucket_map(gradient_sizes, ranks.pull("bucket_names")[0], "a cap of 350 KiB")
 
 # %% [markdown]
-# - Except for the last bucket, each was closed because the next gradient did not fit.
-# - The gradients of one block may lie in two buckets.
+# Except for the last bucket, each was closed because the next gradient did not fit.
 #
 # Some parameters need special care:
 #
@@ -530,9 +529,8 @@ measure.expect(took_ms["25 MiB"] == min(took_ms.values()), "one bucket is the fa
 widgets.cap_chooser(gradient_sizes, list(runs.values()))
 
 # %% [markdown]
-# The larger the cap, the less is left to gain. When does a larger cap no longer gain much? The transfer of α/β bytes
-# takes as long as the latency, because β · α/β = α. So the transfer of k · α/β bytes takes k · α, and the latency α
-# adds 1/k to that:
+# When does a larger cap no longer gain much? The transfer of α/β bytes takes as long as the latency, because
+# β · α/β = α. So the transfer of k · α/β bytes takes k · α, and the latency α adds 1/k to that:
 
 # %% tags=["nbval-ignore-output"]
 even_bytes = fitted.alpha_s / fitted.beta_s_per_byte
@@ -542,13 +540,13 @@ assert gradient_bytes < 10 * even_bytes
 tables.Table(["bucket", "MB", "latency adds"], rows, note)
 
 # %% [markdown]
-# An all-reduce of 10 α/β bytes takes 11α in total, and only one α of that is latency. So if your buckets have this size
-# or more, an even larger cap saves at most 1/11 of the time. If all gradients of the model together have fewer bytes
-# than that, as here, a single bucket is best.
+# At 10 α/β bytes, the latency adds 10% to the transfer, so the latency is 1/11 of the total. If your buckets have this
+# size or more, an even larger cap saves at most that 1/11. If all gradients of the model together have fewer bytes, as
+# here, a single bucket is best.
 #
-# A larger cap also has a price: the first bucket is complete later. That does not matter yet, because here all buckets
-# are sent after backward. Chapter 04 sends buckets during backward and measures the price. This is also why torch's DDP
-# makes the *first* bucket smaller than the others: it can be sent early.
+# A larger cap also has a price: the first bucket is complete later. That does not matter until chapter 04, which sends
+# buckets during backward. This is also why torch's DDP makes the *first* bucket smaller than the others: it can be sent
+# early.
 
 # %% [markdown]
 # ## The production version
@@ -577,8 +575,8 @@ show_collectives(TinyGPT(config))
 #   records that order.
 # - **At the start of step 2**, each rank assigns the gradients to buckets in the recorded order. Rank 0 broadcasts its
 #   **bucket assignment**, the list that says which gradient is in which bucket, so that all ranks use the same one.
-#   The first broadcast sends 100 indices and the number of buckets (404 bytes). The second sends the number of
-#   gradients in each of the two buckets (8 bytes).
+#   The first broadcast sends 100 indices and the number of buckets (101 · 4 bytes). The second sends the number of
+#   gradients in each of the two buckets (2 · 4 bytes).
 # - **The first bucket is larger than its cap** of 1,048,576 bytes. DDP closes a bucket once it has *reached* its cap,
 #   so the last gradient may push it over the cap (PyTorch issue 48880). Our function closes a bucket before that
 #   happens.
@@ -605,8 +603,10 @@ show_collectives(odd, bucket_cap_mb=1e-4)
 
 # %% [markdown]
 # Our order would send the large gradient of the embedding first, although backward completes it last. From step 2 on,
-# DDP sends the gradient of the last layer first. (A `bucket_cap_mb` that you choose is also the cap of the first
-# bucket.)
+# DDP sends the gradient of the last layer first.
+#
+# In DDP, a `bucket_cap_mb` that you choose is also the cap of the first bucket. In the lab's version, the first cap is
+# never above 1 MiB.
 #
 # By default, DDP also holds a second copy of every gradient. With `gradient_as_bucket_view=True`, gradients are views
 # of its buckets:
@@ -627,22 +627,23 @@ plots.memory_by_component(held)
 
 # %% [markdown]
 # This saves the memory, but not always the copying. By default, `zero_grad()` sets `.grad` to None, so backward
-# allocates a new tensor for each gradient. DDP then copies it into the bucket, frees it, and makes `.grad` a view
-# again.
+# allocates a new tensor for each gradient. As soon as it is complete, DDP copies it into the bucket, frees it, and
+# makes `.grad` a view again. After `zero_grad(set_to_none=False)`, `.grad` is still a view, so backward writes into the
+# bucket.
 
 # %% [markdown]
 # ## On a cluster
 #
 # | question | here | with NCCL and many hosts |
 # |---|---|---|
-# | Where does α come from? | the latency of the emulated link | a kernel launch, and 3 to 62 µs per ring step |
-# | How do I measure α? | `measure.collectives` | `NCCL_PROTO=Simple all_reduce_perf` of nccl-tests, smallest size |
-# | How do I measure β? | `measure.collectives` | the same, largest size: 1/`busbw` is β of a ring step |
+# | Where does α come from? | the emulated link | a kernel launch, and 3 to 62 µs per ring step (links below) |
+# | How do I measure α? | `measure.collectives` | `NCCL_PROTO=Simple all_reduce_perf` of nccl-tests¹, smallest size |
+# | How do I measure β? | `measure.collectives` | the same, largest size: the printed `busbw` is 1/β of a ring step |
 # | How do I see the all-reduces? | wire ledger | a trace of `torch.profiler` |
-# | How do I see DDP's buckets? | wire ledger | in DDP's log, which `TORCH_DISTRIBUTED_DEBUG=INFO` turns on¹ |
+# | How do I see DDP's buckets? | wire ledger | in DDP's log, which `TORCH_DISTRIBUTED_DEBUG=INFO` turns on² |
 # | Which cap? | one bucket, until chapter 04 | several times α/β: start from the table below, then measure |
 #
-# ¹ Together with `TORCH_CPP_LOG_LEVEL=INFO`.
+# ¹ `Simple` is NCCL's protocol for large messages. ² Together with `TORCH_CPP_LOG_LEVEL=INFO`.
 #
 # For a ring of N ranks, divide the α of an all-reduce by its β. If you write both in terms of the α and β of one step,
 # you get
@@ -665,8 +666,8 @@ tables.Table(["link", "GPUs", "α/β, MB", "10 α/β, MB"], rows, note)
 # %% [markdown]
 # With NCCL, α/β may be smaller than in this table, because NCCL uses trees and other protocols where a ring would have
 # too much latency. Still, the table explains two things. In Megatron-Core, the default bucket size on N ranks is
-# max(40 million, 1 million · N) parameters, so that collectives "do not become latency-bound". And torch's developers
-# have discussed raising DDP's default of 25 MiB (PyTorch issue 118421).
+# max(40 million, 1 million · N) parameters (at least 160 MB in fp32), so that collectives "do not become
+# latency-bound". And torch's developers have discussed raising DDP's default of 25 MiB (PyTorch issue 118421).
 
 # %% [markdown]
 # ## Recap
