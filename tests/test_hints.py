@@ -89,6 +89,21 @@ def test_a_mistake_that_shows_in_a_later_round_is_not_taken_for_a_missing_reset(
         assert hint == "Hint: which other bucket can be launched, now that this one has been?"
 
 
+def test_an_error_of_the_queue_about_a_second_gradient_says_what_was_expected(tmp_path):
+    text = """
+from solutions import overlapped_ddp as right
+
+
+class GradientSync(right.GradientSync):
+    def on_gradient(self, bucket_index, index):
+        self.pending = True
+        if self.enabled:
+            self.queue.add(bucket_index, index)
+"""
+    evidence = verdict_on(tmp_path, "overlapped_ddp", "GradientSync", "second gradient", text).evidence
+    assert "KeyError" in evidence and "It should raise a RuntimeError.)" in evidence
+
+
 def test_a_block_that_restores_nothing_is_hinted_at(tmp_path):
     text = """
 import contextlib

@@ -2,13 +2,13 @@
 # jupyter:
 #   course:
 #     module: overlapped_ddp
-#     minutes: 60
+#     minutes: 55
 # ---
 
 # %% [markdown]
 # # Lab 04 · Overlap
 #
-# **60 minutes, 10 points.** You build `OverlappedDDP`. It uses the buckets of lab 03, but launches a bucket while
+# **55 minutes, 10 points.** You build `OverlappedDDP`. It uses the buckets of lab 03, but launches a bucket while
 # backward is still computing other gradients. You write three small pieces:
 #
 # - a queue that launches buckets in the same order on every rank (4.1),
@@ -147,7 +147,7 @@ class LaunchQueue:
 
 # %% [markdown]
 # The next cell adds four gradients to three buckets that only print. The first two calls should launch nothing, the
-# third call bucket 0, and the fourth call buckets 1 and 2.
+# third call bucket 0, and the fourth call buckets 1 and 2. So the last line is `launch bucket 2`.
 
 
 # %%
@@ -270,14 +270,16 @@ def watch_gradients(
 #   queue.
 # - `finish()` calls the queue's `finish`.
 #
-# Then handle the two attributes that `__init__` sets, and the error:
+# Then handle the attributes `enabled` and `pending`, and the error:
 #
 # - While `enabled` is False, gradients only accumulate: `on_gradient` adds nothing to the queue, and `finish` does
 #   nothing at all.
-# - `pending` says whether there are gradients that `finish` has not averaged yet. (Lab 08 will read it.) Every
-#   `on_gradient` sets it to True, even if `enabled` is False. `finish` sets it to False, but only if `enabled` is True.
-# - If the queue already has this gradient, `on_gradient` raises a `RuntimeError`, even if `enabled` is False. A second
-#   `backward()` before `finish()` would write into buckets that may be in flight.
+# - `pending` says whether there are gradients that `finish` has not averaged yet. (Lab 08 will read it.) Unless it
+#   raises an error, `on_gradient` sets `pending` to True, even if `enabled` is False. `finish` sets it to False, but
+#   only if `enabled` is True.
+# - If the queue already has this gradient, `on_gradient` raises a `RuntimeError`, even if `enabled` is False. A packed
+#   `.grad` is a slice of its bucket (lab 03), so any second `backward()` before `finish()` adds to a bucket that may be
+#   in flight.
 # - The error's message says what to do instead: call `finish_gradient_sync()` after each `backward()`, or use
 #   `no_sync()`.
 #
@@ -346,7 +348,7 @@ class GradientSync:
 check.GradientSync()
 
 # %% [markdown]
-# ## Exercise 4.3 · The wrapper (10 min, 3 points)
+# ## Exercise 4.3 · The wrapper (5 min, 3 points)
 #
 # `OverlappedDDP(module, bucket_cap_mb=25.0, group=None)` is used like `BucketedDDP`. You have all of its pieces:
 #
@@ -499,7 +501,7 @@ plots.timeline([before])
 
 # %% [markdown]
 # The second is a step of your wrapper, with the same buckets and the same bytes. Compare the exposed times on the right
-# of the two figures:
+# of the two figures. (The bar of a small bucket can be long if another rank launched that bucket later.)
 
 # %% tags=["nbval-ignore-output"]
 sent_bytes = [sum(span.payload_bytes for span in line.spans) for line in (before, yours)]

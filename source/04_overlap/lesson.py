@@ -215,8 +215,8 @@ plots.bars(exposed_ms, "ms exposed")
 
 # %% [markdown]
 # Less communication is exposed than in the blocking version, but about as much as with buckets after backward, because
-# of the latencies. Each all-reduce has one of 6α = 6 ms, because a ring on four ranks has six steps. That is
-# 52 · 6 = 312 ms per step, instead of 7 · 6 = 42 ms with seven buckets.
+# of the latencies. Each all-reduce has one of 6α = 6 ms. That is 52 · 6 = 312 ms per step, instead of 7 · 6 = 42 ms
+# with seven buckets.
 
 # %% [markdown]
 # ## Hooks and buckets together
@@ -288,8 +288,8 @@ plots.timeline(after[:1])
 #
 # The exposed time is $\max(0,\ e_\text{last} - \text{end of backward})$.
 #
-# Let's test the formula on the last step. `HookedDDP` launched each bucket when the bucket was
-# full, so we know $\text{full}_i$, and α and β give $t_i$.
+# Let's test the formula on the last step. `HookedDDP` launched each bucket when it was full, so we know
+# $\text{full}_i$, and α and β give $t_i$.
 
 
 # %%
@@ -331,8 +331,8 @@ scaling_plots.schedule(*in_ms[:3], 1e3 * backward_s, in_ms[3])
 #
 # The formula can also predict a step that we have not run. For another bucket cap, we only need to know when its
 # buckets would be full. The asynchronous run of `PerParameterDDP` tells us, because it launched an all-reduce whenever
-# a gradient was ready. Its backward did not take equally long, so we rescale its times to the backward of `HookedDDP`.
-# (As in lab 03, the first bucket holds at most 1 MB, or the cap if that is smaller.)
+# a gradient was ready. Its backward did not take equally long, so we rescale its times after the first launch to the
+# backward of `HookedDDP`. (As in lab 03, the first bucket holds at most 1 MB, or the cap if that is smaller.)
 
 # %%
 from itertools import accumulate
@@ -341,13 +341,15 @@ from shared.models import TinyGPT
 from solutions.bucketed_ddp import MB, assign_buckets
 
 launched_s, ended_s = launches_of(launching)
-ready_s = [backward_s * launch / ended_s for launch in launched_s]
+scale = (backward_s - launched_s[0]) / (ended_s - launched_s[0])
+ready_s = [launched_s[0] + scale * (launch_s - launched_s[0]) for launch_s in launched_s]
 parameters = list(TinyGPT(ranks.pull("config")[0]).parameters())
 
 
 def predicted_s(cap_bytes):
     """Predict the exposed time with a bucket cap."""
     buckets = assign_buckets(parameters, cap_bytes / MB)
+    # Backward goes through the layers in the order of the buckets. A bucket is full with the last of its gradients.
     full_s = [ready_s[count - 1] for count in accumulate(map(len, buckets))]
     sizes = [sum(parameter.nbytes for parameter in bucket) for bucket in buckets]
     return max(0.0, completions_s(full_s, map(all_reduce_s, sizes))[-1] - backward_s)
@@ -381,8 +383,8 @@ costs.predicted_against_measured({"exposed": predicted_s}, {"exposed": measured_
 # %% [markdown]
 # On the right, with a cap of 25 MB, everything except the small first bucket waits for the end of backward. On the
 # left, with a cap of 0.25 MB, there are 31 buckets, and their latencies alone take 31 · 6α = 186 ms. The best cap is
-# in between. Points lie above the curve if gloo is slower than the link, and below it if backward took longer and hid
-# more.
+# in between. The curve jumps where one more parameter fits into a bucket. It uses the times of another run, so points
+# can lie beside it. Between two caps that are almost equally good, chance decides.
 #
 # On a link as slow as this one, buckets queue, so it matters how early the *first* buckets are launched. On a fast
 # link, every bucket but the last is already sent when backward ends. Then only the last one is exposed.
@@ -507,8 +509,9 @@ print(f"HookedDDP with no_sync(): {accumulated(hooked, 3):.0f} ×")
 hooked.finish_gradient_sync()
 
 # %% [markdown]
-# This short version has a bug. If a micro-batch raises an exception and you catch it outside the `with`, the flag stays
-# False, and the next `finish_gradient_sync()` fails. Your version in the lab will survive that.
+# This short version has two bugs. If you nest it, communication is enabled again when the inner block ends. And if you
+# catch a micro-batch's exception outside the `with`, the flag stays False. Then no bucket is launched, and the next
+# `finish_gradient_sync()` fails, with nothing to wait for. Your version in the lab will have neither.
 
 # %% [markdown]
 # ## What communication costs
@@ -557,14 +560,12 @@ tables.Table(header, rows, note)
 
 # %% [markdown]
 # These columns come from different steps, so small differences are chance. Where "longer by" is clearly larger, the
-# shared cores are part of the reason: compare the two times of backward above the table. gloo copies and adds every
-# byte on the cores that the ranks need. A GPU and its network adapter would do that while the model computes.
+# shared cores are part of the reason: compare the two times of backward above the table.
 #
-# Both wrappers that overlap expose less than `BucketedDDP`. They differ in "first launch": if you set
-# `bucket_cap_mb`, DDP uses it for the first bucket, too, and closes a bucket only when it has reached the cap (chapter
-# 03). So its first bucket is larger than ours and full later. Because buckets queue for this link, a later start means
-# a later end. But DDP has fewer buckets, which saves latencies. Which wrapper exposes less depends on the model and the
-# link.
+# Both wrappers that overlap expose less than `BucketedDDP`. They differ in "first launch". If you set `bucket_cap_mb`,
+# DDP uses it for the first bucket, too. It also closes a bucket only when it has reached the cap (chapter 03). So its
+# first bucket is larger than ours and full later, and all others queue behind it. But DDP has fewer buckets, which
+# saves latencies. Which wrapper exposes less depends on the model and the link.
 
 # %% [markdown]
 # ## The production version
@@ -609,7 +610,7 @@ plots.loss_curves(losses)
 # | option | what it does |
 # |---|---|
 # | `find_unused_parameters=True` | searches the graph after each forward, and all-reduces a "used" flag per parameter |
-# | `static_graph=True` | assumes that the graph never changes (a **static graph**): step 1 shows what is unused |
+# | `static_graph=True` | assumes the same graph in each step (a **static graph**) and learns in step 1 what is unused |
 # | `register_comm_hook` | replaces each all-reduce by a **communication hook**, for instance one that sends bfloat16 |
 # | `forward_sync_buffers` (was `broadcast_buffers`) | on by default: rank 0 broadcasts buffers before each forward |
 # | `join()` | for ranks with unequal numbers of batches (chapter 05) |
@@ -626,7 +627,7 @@ plots.loss_curves(losses)
 # | Does overlap slow down backward? | It may: NCCL's kernels use some of the GPU's multiprocessors |
 # | Do ranks launch in different orders? | `TORCH_DISTRIBUTED_DEBUG=DETAIL` reports it if the buckets differ in size |
 #
-# The next cell saves the timelines of `HookedDDP` as such a trace. Open the file in ui.perfetto.dev.
+# The next cell saves the timelines of `HookedDDP` as a trace for ui.perfetto.dev.
 
 # %%
 from pathlib import Path
@@ -641,9 +642,9 @@ print(f"build/{trace.save(after, folder / 'overlap.json').name}")
 # ## A bug that gloo hides
 #
 # The collectives of this lesson ran on the CPU, where gloo's own threads write the results into your tensors. NCCL's
-# asynchronous collectives run on a *stream* (a queue of GPU operations) of their own. There, `launch()` only queues the
-# collective, and `wait()` does not block your program: it only makes the *current stream*, in which your other
-# operations are queued, wait for the collective. Without `wait()`, neither stream waits for the other.
+# asynchronous collectives run on a *stream* (a queue of GPU operations) of their own. Your other operations are queued
+# in the *current stream*. `launch()` only queues the collective. `wait()` does not block your program: it makes the
+# current stream wait for the collective.
 #
 # In this cell, the call to `wait()` is missing. The `sleep` stands for the rest of backward. (`detect_mismatch=False`
 # switches off the comparison of calls before each collective, so that nothing but the collective itself runs.)
@@ -695,7 +696,7 @@ print(gradient / world_size)
 # | `BucketedDDP` | 16Ψ; 20Ψ when backward ends, with gradients and buckets | one per bucket | after backward |
 # | per parameter, blocking | 16Ψ | one per parameter | during backward, which waits |
 # | per parameter, asynchronous | 16Ψ | one per parameter | during backward |
-# | `HookedDDP`, torch's DDP¹ | 16Ψ | one per bucket | during backward |
+# | `HookedDDP`, torch's DDP¹ | 16Ψ: each gradient moves into its bucket at once | one per bucket | during backward |
 #
 # ¹ With `gradient_as_bucket_view=True`. Otherwise, DDP holds buckets of 4Ψ bytes besides the gradients.
 #
@@ -718,9 +719,8 @@ print(gradient / world_size)
 # - *Distributed Data Parallel*, a design note in PyTorch's documentation (docs.pytorch.org/docs/stable/notes/ddp.html):
 #   what DDP does when it is built, in forward and in backward.
 # - *The Ultra-Scale Playbook*, Hugging Face, section "Data Parallelism": overlap, bucketing and accumulation as three
-#   optimizations, with profiles from GPUs.
-# - *Introduction to Holistic Trace Analysis*, PyTorch tutorials: how to compute idle time and overlap from traces of
-#   many ranks.
+#   optimizations, with profiles.
+# - *Introduction to Holistic Trace Analysis*, PyTorch tutorials: idle time and overlap, from traces of many ranks.
 
 # %% [markdown]
 # ## What is still wasted

@@ -59,6 +59,9 @@ def probe_second(sync_class, sizes: list[int], enabled: bool) -> str:
         logged.backward(every)
     except RuntimeError as error:
         return str(error)
+    except Exception as error:
+        error.add_note("(This was a second backward() before finish(). It should raise a RuntimeError.)")
+        raise
     return ""
 
 
@@ -106,7 +109,7 @@ def a_second_gradient_is_rejected(attempt: Attempt) -> None:
         message = attempt.run(probe_second, sizes, enabled)[0]
         context = f"a second backward() before finish(), with enabled={enabled},"
         if not message:
-            hint = "Hint: the bucket may already be in flight. What happens when another gradient is added to it?"
+            hint = "Hint: .grad is a slice of a bucket that may be in flight. What has a second backward() done to it?"
             raise Wrong(f"{context} is accepted; expected a RuntimeError", hint)
         if "finish_gradient_sync" not in message and "no_sync" not in message:
             hint = "The message should say what to do instead, because its reader may not know about hooks and buckets."

@@ -7,7 +7,7 @@ from shared.checks.engine.overlap_steps import draw_shares, mean_of
 from shared.checks.models.overlap import draw_sizes
 
 SECOND = "a second backward() before finish_gradient_sync()"
-_HINT_ON_FLIGHT = "Hint: the bucket is already in flight. What happens when another gradient is added to it?"
+_HINT_ON_FLIGHT = "Hint: .grad is a slice of a bucket in flight. What has a second backward() done to it?"
 _SAY_WHAT_TO_DO = "The message should say what to do instead, because its reader may not know about hooks and buckets."
 _HINT_ON_GRAPH = "Hint: can autograd differentiate through an all-reduce?"
 
