@@ -147,3 +147,18 @@ def best_cap_bytes(gradients, caps_bytes, compute_s, ranks, alpha_s, beta_s):
     )
     evidence = verdict_on(tmp_path, "scaling", "best_cap_bytes", "best", text).evidence
     assert "The error comes from your buckets_of. Does it pass its own check?" in evidence
+
+
+@pytest.mark.parametrize(
+    ("mutant", "piece", "check", "hint"),
+    [
+        ("fit_beta_first", "fit_alpha_beta", "values", "in which order does your function return them"),
+        ("fit_in_float32", "fit_alpha_beta", "values", "in which dtype"),
+        ("step_without_overlap", "predict_step_s", "values", "which buckets are in flight while backward"),
+        ("buckets_empty_first_one", "buckets_of", "buckets", "to which it has not added a gradient"),
+        ("efficiency_ignores_the_cap", "efficiency", "weak", "how many all-reduces does your step have"),
+    ],
+)
+def test_a_mistake_in_the_cost_model_gets_its_own_hint(tmp_path, mutant, piece, check, hint):
+    text = (MUTANTS / "05_scaling" / f"{mutant}.py").read_text()
+    assert hint in verdict_on(tmp_path, "scaling", piece, check, text).hint

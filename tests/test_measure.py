@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from shared import formulas, measure, ranks
-from shared.measure import claims, fitting
+from shared.measure import claims, fitting, readiness
 from shared.measure.rounds import in_ms
 from shared.models import GPTConfig, TinyGPT, stand_in_for_gpu
 from shared.ranks import rankside
@@ -406,6 +406,22 @@ def test_step_without_communication_neither_sends_nor_finishes(world):
     found, calls = ranks.run(two_steps)[0]
     assert calls == ["finish", "forward, sync=False", "forward, sync=True"]
     assert list(found.parts_ms()["step"]) == ["forward", "backward", "finish"]
+
+
+def readiness_by_made_up_clocks() -> list[tuple[float, int]]:
+    marks_s = iter(range(0, 1000, 1 + dist.get_rank()))
+    model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1), nn.Flatten(0))
+    model.no_sync = contextlib.nullcontext
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(readiness, "now_s", lambda: next(marks_s))
+        return measure.ready_fractions(model, torch.ones(1, 1), rounds=3, warm_up_rounds=1)
+
+
+def test_gradients_are_ready_after_fractions_of_the_step_of_the_slowest_rank(world):
+    found, other = ranks.run(readiness_by_made_up_clocks)
+    assert found == other
+    assert [fraction for fraction, _ in found] == pytest.approx([0.2, 0.4, 0.6, 0.8])
+    assert [size for _, size in found] == [4] * 4
 
 
 def made_up_scaling(kind: str, steps_s: dict[int, tuple[float, float]]) -> measure.Scaling:

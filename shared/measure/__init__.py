@@ -6,7 +6,8 @@
     line.alpha_s, line.beta_s_per_byte
 
 `collectives` times collectives over a range of sizes, `jobs` times anything else, such as a `training_step`, `recorded`
-keeps the ledger or the timeline of a typical round, and `scaling` measures steps on 1, 2 and 4 ranks.
+keeps the ledger or the timeline of a typical round, `ready_fractions` measures when gradients are ready, and `scaling`
+measures steps on 1, 2 and 4 ranks.
 
 Functions that measure run on all ranks together. They exchange what each rank saw, so every rank returns the same
 result, and it is enough to look at one.
@@ -52,6 +53,7 @@ from shared.measure.claims import expect
 from shared.measure.fitting import Fit
 from shared.measure.links import behind_link, start_behind_link, where
 from shared.measure.loopback import loopback_and_link
+from shared.measure.readiness import ready_fractions
 from shared.measure.recordings import recorded
 from shared.measure.rounds import Job, Measured, Times, jobs, now_s
 from shared.measure.steps import training_step
@@ -72,6 +74,7 @@ __all__ = [
     "jobs",
     "loopback_and_link",
     "now_s",
+    "ready_fractions",
     "recorded",
     "scaling",
     "start_behind_link",

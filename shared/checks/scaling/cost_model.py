@@ -128,15 +128,23 @@ def _judge_fit(attempt: Attempt, noise: float) -> None:
     for count in [2, 2, *(attempt.random.randint(3, len(SIZES_BYTES)) for _ in range(TRIES))]:
         link = _draw_link(attempt)
         sizes = sorted(attempt.random.sample(SIZES_BYTES, count))
-        times_s = {size: link.all_reduce_s(size) * attempt.random.uniform(1 - noise, 1 + noise) for size in sizes}
-        calls.append((times_s, link.ranks))
+        calls.append((_draw_times(attempt, link, sizes, noise), link.ranks))
     for rank, results in enumerate(attempt.run(probe, calls)):
         for (times_s, ranks), found in zip(calls, results, strict=True):
             expected = least_squares(times_s, ranks)
             if not _same_fit(found, expected, FIT_TOLERANCE):
                 shown = ", ".join(f"{size:,} bytes: {time_s:.4g} s" for size, time_s in times_s.items())
-                evidence = f"{ranks} ranks, {shown}: {_pair(found)}; expected {_pair(expected)}"
+                digits = 10 if _pair(found) == _pair(expected) else 4
+                evidence = f"{ranks} ranks, {shown}: {_pair(found, digits)}; expected {_pair(expected, digits)}"
                 raise Wrong({rank: evidence}, _cause_of_fit(times_s, ranks, found, expected))
+
+
+def _draw_times(attempt: Attempt, link: Link, sizes: list[int], noise: float) -> dict[int, float]:
+    """Draw noisy times to which a positive α and β fit best, because negative ones would look like a mistake."""
+    while True:
+        times_s = {size: link.all_reduce_s(size) * attempt.random.uniform(1 - noise, 1 + noise) for size in sizes}
+        if min(least_squares(times_s, link.ranks)) > 0:
+            return times_s
 
 
 def _same_fit(found, expected: tuple[float, float], tolerance: float = TOLERANCE) -> bool:
@@ -144,9 +152,9 @@ def _same_fit(found, expected: tuple[float, float], tolerance: float = TOLERANCE
     return is_pair and all(_close(one, other, tolerance) for one, other in zip(found, expected, strict=True))
 
 
-def _pair(found) -> str:
+def _pair(found, digits: int = 4) -> str:
     if isinstance(found, tuple) and len(found) == 2 and all(isinstance(value, float) for value in found):
-        return f"α = {found[0]:.4g} s, β = {found[1]:.4g} s per byte"
+        return f"α = {found[0]:.{digits}g} s, β = {found[1]:.{digits}g} s per byte"
     return f"returned {found!r}"
 
 
@@ -164,6 +172,7 @@ def _cause_of_fit(times_s: dict[int, float], ranks: int, found, expected: tuple[
             "does each of them send?"
         ),
         (alpha_s, beta_s / ranks): "Hint: how many bytes does one step of the ring send?",
+        (beta_s, alpha_s): "These are β and α. Hint: in which order does your function return them?",
         (alpha_s, 1 / beta_s): "This is the bandwidth 1/β; expected β.",
         ((times_s[first] - slope * first) / steps, slope * ranks / steps): (
             "This uses only the smallest and the largest size. Hint: what do the other measurements say?"
@@ -203,8 +212,8 @@ def steps_are_predicted(attempt: Attempt) -> None:
     for number in range(TRIES):
         compute_s, buckets = _draw_gradients(attempt, 1 if number < 3 else 8)
         link = _draw_link(attempt, ranks=1 if number == 3 else None)
-        if number % 4 == 1:  # a step with time left after its last gradient, and a fast link
-            compute_s, link = 3 * compute_s, link._replace(alpha_s=1e-9, beta_s=1e-13)
+        if number % 4 == 1:  # a step that ends at least 0.1 s after its last gradient, and a link that needs less
+            compute_s, link = 3 * compute_s, link._replace(alpha_s=1e-6, beta_s=1e-9)
         if number % 4 == 2:
             buckets = [(compute_s, size) for _, size in buckets]
         if number % 4 == 3:
@@ -306,6 +315,8 @@ def _buckets(found) -> str:
 def _cause_of_buckets(found, gradients: Timed, expected: Timed) -> str:
     if not isinstance(found, tuple) or not all(isinstance(b, tuple) and len(b) == 2 for b in found):
         return "Expected a list of buckets, each as (ready_s, size_bytes)."
+    if any(size == 0 for _, size in found):
+        return "Hint: when can your function close a bucket to which it has not added a gradient?"
     if sum(size for _, size in found) != sum(size for _, size in gradients):
         return "Hint: is every gradient in a bucket, even the last one?"
     if [size for _, size in found] == [float(size) for _, size in expected]:
@@ -375,10 +386,13 @@ def _judge_efficiency(attempt: Attempt, kind: str) -> None:
                     f"{kind} scaling, {link}; one rank computes for {compute_s:.4f} s, cap {cap_bytes:,} bytes, "
                     f"gradients {_describe(gradients)}: {shown}; expected {expected:.6g}"
                 )
-                raise Wrong({rank: evidence}, _cause_of_efficiency(found, expected, link.ranks, kind))
+                unpacked = efficiency(gradients, compute_s, 0, link, kind)
+                raise Wrong({rank: evidence}, _cause_of_efficiency(found, expected, unpacked, link.ranks, kind))
 
 
-def _cause_of_efficiency(found, expected: float, ranks: int, kind: str) -> str:
+def _cause_of_efficiency(found, expected: float, unpacked: float, ranks: int, kind: str) -> str:
+    if _close(found, unpacked):
+        return "Hint: how many all-reduces does your step have, and how many would it have with this cap?"
     if _close(found, ranks * expected):
         return "This is the speed-up. Hint: by what must you divide it to get the efficiency?"
     if kind == "strong" and isinstance(found, float) and found > 1:
