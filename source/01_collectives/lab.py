@@ -47,7 +47,7 @@ from torch.nn.functional import pad
 from shared.c10d import all_gather_single
 
 # %% [markdown]
-# ## Exercise 1.1 · One step around the ring (6 min, 1 point)
+# ## Exercise 1.1 · One step around the ring (7 min, 1 point)
 #
 # In each step of the ring, a rank sends `outgoing` to its right neighbor, and receives its left neighbor's tensor into
 # `incoming`:
@@ -100,7 +100,7 @@ print(f"received {incoming.item():g}")
 check.ring_step()
 
 # %% [markdown]
-# ## Exercise 1.2 · Reduce-scatter (12 min, 3 points)
+# ## Exercise 1.2 · Reduce-scatter (13 min, 3 points)
 #
 # Every rank has a tensor of the same shape, and rank *r* gets chunk *r* of their sum. The next function, which is
 # given, cuts a tensor into chunks. Below it, you see what it does with 8, 10 and 3 elements:
@@ -135,8 +135,9 @@ for numel in (8, 10, 3):
 # total = sum(tensor_of[r] for r in range(N))
 # shard_of[r] = chunks_of(total, N)[r]
 # ```
-# Each partial sum is passed around the ring, to the right, and every rank adds its own chunk to it. All N partial sums
-# are passed on at the same time. The table shows which ones rank 0 sends and receives on four ranks:
+# There is one partial sum for each chunk. It is passed around the ring, to the right, and every rank adds its own chunk
+# to it. In each step, every rank passes on a different partial sum. The table shows which ones rank 0 sends and
+# receives on four ranks:
 #
 # | step | rank 0 sends its partial sum of | and receives that of |
 # |---|---|---|
@@ -175,10 +176,10 @@ def ring_reduce_scatter(tensor: Tensor, group: ProcessGroup | None = None) -> Te
     partial_sum = chunks[(rank - 1) % world_size]
     for step in range(1, world_size):
         ### BEGIN SOLUTION
-        own_chunk = chunks[(rank - step - 1) % world_size]
-        received = torch.empty_like(own_chunk)
+        addend = chunks[(rank - step - 1) % world_size]
+        received = torch.empty_like(addend)
         ring_step(partial_sum, received, group)
-        partial_sum = received.add_(own_chunk)
+        partial_sum = received.add_(addend)
         ### END SOLUTION
     padding = chunks[0].numel() - partial_sum.numel()
     if padding or world_size == 1:  # a single rank must not return a view of tensor: pad() copies
@@ -197,7 +198,7 @@ print(ring_reduce_scatter(torch.arange(8.0, device=device)).tolist())
 check.ring_reduce_scatter()
 
 # %% [markdown]
-# ## Exercise 1.3 · All-gather (8 min, 2 points)
+# ## Exercise 1.3 · All-gather (6 min, 2 points)
 #
 # This is the second half of an all-reduce. Each rank has a shard, all of the same length, and every rank gets all of
 # them, in rank order:
@@ -244,7 +245,7 @@ def ring_all_gather(shard: Tensor, group: ProcessGroup | None = None) -> Tensor:
 check.ring_all_gather()
 
 # %% [markdown]
-# ## Exercise 1.4 · All-reduce (5 min, 2 points)
+# ## Exercise 1.4 · All-reduce (7 min, 2 points)
 #
 # You have both halves. Replace `tensor`, in place, with its sum over the ranks:
 # ```python
@@ -253,9 +254,10 @@ check.ring_all_gather()
 #     tensor_of[r][...] = total
 # ```
 #
-# The first and last lines are given. `chunks` are views of the tensor's memory, or of a copy if the tensor is not
-# contiguous. Two lines in between are enough.
+# The first and last lines are given. Two lines in between are enough.
 #
+# - `own_chunk` and the other chunks are views of the tensor, or of a copy if it is not contiguous. Write into their
+#   memory: `own_chunk = …` would only give the name to another tensor.
 # - Each rank sends at most 2(N−1)·⌈numel/N⌉ elements, in 2(N−1) messages.
 # - The results are bitwise equal on all ranks. Otherwise, the models on different ranks would drift apart.
 #
@@ -288,7 +290,7 @@ def ring_all_reduce(tensor: Tensor, group: ProcessGroup | None = None) -> None:
 check.ring_all_reduce()
 
 # %% [markdown]
-# ## Exercise 1.5 · Broadcast along a tree (12 min, 3 points)
+# ## Exercise 1.5 · Broadcast along a tree (11 min, 3 points)
 #
 # Replace `tensor`, in place, with the tensor of rank `src`. In lab 00, one rank sent it to all others, one after the
 # other. Here, every rank that already has the tensor helps to send it on. With `src=0` and eight ranks, for example:
@@ -378,7 +380,7 @@ simpler_ring_all_reduce(torch.ones(4, device=device))
 # message.
 #
 # - Write the step so that all N messages are complete after **2 turns** if N is even, and after 3 turns if N is odd.
-# - Use only `dist.send` and `dist.recv`.
+# - Use only `dist.send` and `dist.recv`. An odd N needs no code of its own.
 #
 # <details><summary>Hint</summary>If rank 0 sends first and all other ranks receive first, nothing hangs, because the
 # ring of waiting ranks is broken in one place. But in which turn does the last rank send its message then? In how many
@@ -394,9 +396,9 @@ def ring_step_in_turns(
 
     Communication: one transfer of outgoing's bytes; 2 turns for an even number of ranks, 3 for an odd one.
     """
-    ### BEGIN SOLUTION
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     left, right = (rank - 1) % world_size, (rank + 1) % world_size
+    ### BEGIN SOLUTION
     if rank % 2 == 0:
         dist.send(outgoing, group=group, group_dst=right)
     dist.recv(incoming, group=group, group_src=left)
@@ -507,7 +509,8 @@ class InFlight:
 #
 # - Finish `__init__`: it launches all messages with one `InFlight`, and does not wait for them. Each rank sends every
 #   other rank one shard, and receives one from it.
-# - Write `wait()`: it waits for the messages, adds what was received to `self.own` in place, and returns `self.own`.
+# - Write `wait()`: it waits for the messages, adds what was received to `self.own` in place, and returns `self.own`,
+#   which is a view of the caller's tensor.
 #
 # <details><summary>Hint</summary>Which pairs of a tensor and a rank does <code>InFlight</code> need for the sends, and
 # which for the receives? And which attribute does <code>wait()</code> need?</details>
@@ -680,7 +683,7 @@ def gather_shards(
 
 
 # %% [markdown]
-# ## Your own figures (6 min)
+# ## Your own figures (5 min)
 #
 # Do your collectives agree with torch's? The tensors contain integers, so the results must be exactly equal.
 

@@ -75,7 +75,7 @@ def tensors_sent(all_reduce):
 sent = tensors_sent(star_all_reduce)
 
 # %% [markdown]
-# How much does each rank send? Compare the lengths of the bars:
+# How much does each rank send? Compare the bars:
 
 # %%
 star_sent = ranks.pull("sent")
@@ -243,8 +243,8 @@ widgets.ring_stepper(ranks.pull("log"))
 #
 # $$2\,(N-1)\cdot\frac{S}{N} = \frac{2(N-1)}{N}\,S$$
 #
-# **Predict.** How many tensors does each rank send in a ring of 1,000 ranks: about 1, 2 or 1,000? The next cells
-# compare the formula with the ledger on 2, 3 and 4 ranks, and then evaluate it for 1,000 ranks.
+# **Predict.** How many tensors does each rank send in a ring of 1,000 ranks: about 1, 2 or 1,000? The next cell
+# compares the formula with the ledger on 2, 3 and 4 ranks.
 
 # %%
 my_prediction = 0
@@ -374,8 +374,8 @@ with measure.behind_link("1gbit", latency_ms=5):
 
 # %% [markdown]
 # `fit` finds the α and β for which α + βS is closest to the measurements (by least squares of the relative error). At 1
-# Gbit/s, a byte takes 8 ns, so β should be close to that. (`fit` also fits many random selections of the rounds. Nine
-# out of ten results lie in the range shown.) In the figure, look for the size at which the curve starts to rise.
+# Gbit/s, a byte takes 8 ns, so β should be close to that. (The ranges show how precise α and β are.) In the figure,
+# look for the size at which the curve starts to rise.
 
 # %% tags=["nbval-ignore-output"]
 steps = ranks.pull("steps")[0]
@@ -398,7 +398,7 @@ my_prediction_ms = 0.0
 # %% [markdown]
 # The next cell times our ring, the star and `dist.all_reduce`, first without a link and then behind it. The figure
 # shows the times behind the link: compare the markers with the lines. This time, the lines are predictions, because α
-# and β were fitted to ring steps, not to an all-reduce.
+# and β were fitted to ring steps.
 
 # %%
 # %%ranks
@@ -424,10 +424,11 @@ cost_plots.predicted_against_measured(models, on_link.measured_s, "bytes in the 
 
 # %% [markdown]
 # For 4 MB, the star takes longer than the ring, because all bytes have to go through rank 0's link. For small tensors,
-# both take 2(N−1) latencies, so the ring is no faster. (Markers on the left may lie well below their lines: α includes
-# this machine's own delays, which vary.)
+# both take 2(N−1) latencies, so the ring is no faster. (On the left, markers may lie well below their lines: part of α
+# is this machine's own delay, which may be shorter now than in the fit.)
 #
-# `dist.all_reduce` is a ring, too. The lab explains why it is a little faster here.
+# `dist.all_reduce` is a ring, too, but the emulated link delays it only once, as a whole, and torch works during that
+# delay. So its α is close to the link's 5 ms.
 #
 # ## Why loopback misleads
 #
@@ -463,12 +464,12 @@ rows = [[f"{size:,}", f"{rate:.3g}"] for size, rate in bus_mb_per_s.items()]
 tables.Table(["bytes", "bus bandwidth, MB/s"], rows)
 
 # %% [markdown]
-# Small tensors reach only a small fraction of the link's rate, because almost all of the time is latency. Larger ones
-# come closer to it.
+# Small tensors reach only a small fraction of the link's rate, because almost all of the time is latency.
 #
-# The links of a cluster are much faster. NVLink connects the GPUs of one host; InfiniBand and Ethernet connect hosts.
-# In the next table, α is the latency of one ring step, which is higher through a network. "GPUs" says how many form the
-# ring: with NVLink, all in one host, and in the last six rows, one in each host. Compare the first and last row.
+# In a cluster, NVLink connects the GPUs of one host; InfiniBand and Ethernet connect hosts. In the next table, α is the
+# latency of one ring step, which is higher through a network. "GPUs" says how many form the ring: in the first two
+# rows, all in one host, and in the last six, one in each host. In the third row, a host has eight, so α is the mean of
+# seven steps over NVLink and one over InfiniBand. Compare the first and last row.
 
 # %%
 from shared.planner.links import REAL_LINKS, link_table
@@ -512,8 +513,8 @@ cost_plots.all_reduce_costs(algorithms, world_sizes=[4, 64, 1024])
 
 # %% [markdown]
 # Small tensors favor the tree, and large ones the ring. The more ranks there are, the larger a tensor has to be for the
-# ring to win. By its formula, halving and doubling is never slower than either. In a real network, however, its
-# partners are up to half the cluster apart, and their messages compete for the same links.
+# ring to win. By its formula, halving and doubling is never slower than either. In a real network, however, the two
+# ranks of a pair are up to half the cluster apart, and all pairs compete for the same links.
 #
 # ## Launching now, waiting later
 #
@@ -521,7 +522,7 @@ cost_plots.all_reduce_costs(algorithms, world_sizes=[4, 64, 1024])
 # `async_op=True` instead. The call returned a handle immediately, and `handle.wait()` waited for the result. How much
 # time does that save if the rank has something to compute in the meantime?
 #
-# **Predict.** With the link's 5 ms and 8 ns per byte, a chunk of 1 MB takes 13 ms, so the all-reduce of 4 MB below
+# **Predict.** With torch's α of 5 ms and 8 ns per byte, a chunk of 1 MB takes 13 ms, so the all-reduce of 4 MB below
 # takes 6 · 13 = 78 ms. Computing takes 60 ms. How many milliseconds do the two take if they run at the same time?
 
 # %%
@@ -561,7 +562,7 @@ print(f"predicted {my_prediction_ms:.0f} ms, measured {times['at the same time']
 plots.bars(times.ms(), "ms (median of 5)")
 
 # %% [markdown]
-# The shorter of the two is hidden behind the longer one. Chapter 04 builds on this. Three rules apply to handles:
+# The shorter of the two is hidden behind the longer one. Three rules apply to handles:
 #
 # - Until `wait()` returns, do not read or change the tensor: its values are undefined.
 # - Keep every handle and wait for it. Otherwise you do not know when the result is complete.
@@ -596,8 +597,8 @@ diagrams.collective("all_to_all")
 
 # %% [markdown]
 # The backend decides which algorithm a collective uses. In the ledger, `must send` is what the formula requires of one
-# rank. The network interface counts what all ranks really send. The line above the table divides this count by what
-# the formula requires of all four. What is the ratio for gloo's reduce-scatter of 16 MB?
+# rank. The network interface counts what all ranks really send. Below, `carried / required` is this count divided by
+# four times `must send`. What is the ratio for gloo's reduce-scatter of 16 MB?
 
 # %%
 # %%ranks
@@ -620,8 +621,7 @@ log.table(times=False)
 
 # %% [markdown]
 # gloo sends about twice what is required, because in torch, gloo's reduce-scatter *is* an all-reduce: every rank gets
-# the whole sum, and throws away everything but its shard. The reduce-scatter that you write in the lab will send half
-# as much.
+# the whole sum, and throws away everything but its shard. In the lab, yours will send half as much.
 #
 # NCCL's all-reduce differs from ours in three ways. It cuts chunks into slices, and sends one slice while it receives
 # the next. It runs several rings at once, to use all links of a GPU. And it chooses between rings, trees and other

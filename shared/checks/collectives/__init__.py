@@ -68,9 +68,12 @@ tree_broadcast.check("wire")(messages.n_minus_1_messages_in_few_rounds)
 ring_step_in_turns.check("turns", world_sizes=(2, 3, 4))(messages.few_turns_with_blocking_calls)
 
 launch_reduce_scatter.check("values")(launched.each_rank_gets_its_shard_of_the_sum)
+launch_reduce_scatter.check("in place", world_sizes=(2, 3))(launched.the_sum_is_in_the_flat_tensor)
 launch_reduce_scatter.check("at once", world_sizes=(2, 3))(launched.the_call_returns_at_once)
 launch_reduce_scatter.check("wire", world_sizes=(3, 4))(launched.each_rank_sends_every_other_rank_one_shard)
 launch_reduce_scatter.check("memory", world_sizes=(4,))(launched.little_memory_is_needed)
 
 _HINT_ON_PARTNERS = "Hint: for every N, does the rank that you send to or receive from exist in the group?"
+_HINT_ON_GROUPS = "Hint: which of your calls does not get `group`?"
+give_hints({"this rank's group is": _HINT_ON_GROUPS}, *EXERCISES.values())
 give_hints({"IndexError: ": _HINT_ON_PARTNERS, "is not part of group": _HINT_ON_PARTNERS}, tree_broadcast)

@@ -76,14 +76,16 @@ def the_result_is_new_memory(attempt: Attempt) -> None:
     for setting, draws in settings:
         for own, tries in zip(draws, run(attempt, setting, *draws), strict=True):
             for rank in setting.ranks(attempt.world_size):
-                _judge_memory(rank, tries[rank], describe_setting(setting, own[rank]))
+                alone = len(setting.ranks(attempt.world_size)) == 1
+                _judge_memory(rank, tries[rank], describe_setting(setting, own[rank]), alone)
 
 
-def _judge_memory(rank: int, found: dict, context: str) -> None:
+def _judge_memory(rank: int, found: dict, context: str, alone: bool) -> None:
     if found.get("shares with"):
         raise Wrong(
             {rank: f"{context}: the result shares memory with the {found['shares with']}; expected memory of its own"},
-            "Hint: which line allocates the memory of the result? Does that line also run if there is only one rank?",
+            "Hint: which line allocates the memory of the result?"
+            + (" Does that line also run if there is only one rank?" if alone else ""),
         )
     if found["changed_later"]:
         raise Wrong(

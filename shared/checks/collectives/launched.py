@@ -52,10 +52,11 @@ def probe_sums(launch, sums: Sums, flats: list[torch.Tensor]) -> dict:
     group, member = join_subgroup(sums.in_subgroup)
     if not member:
         return {"outside": True}
-    handles, found = [], {"calls": [], "results": [], "returned": ""}
-    for flat in flats:
+    handles, inputs = [], [flat.to(device_here()) for flat in flats]
+    found = {"calls": [], "results": [], "in_flat": [], "returned": ""}
+    for flat in inputs:
         with instrumentation.listening() as calls:
-            handles.append(launch(flat.to(device_here()), *([group] if group is not None else [])))
+            handles.append(launch(flat, *([group] if group is not None else [])))
         found["calls"].append(calls)
     for index, handle in enumerate(handles):
         if not hasattr(handle, "wait"):
@@ -66,6 +67,7 @@ def probe_sums(launch, sums: Sums, flats: list[torch.Tensor]) -> dict:
             kind = "None" if result is None else f"a {type(result).__name__}"
             return found | {"returned": f"the handle's wait() returned {kind}"}
         found["results"].append(result.detach().cpu().clone())
+        found["in_flat"].append(result.untyped_storage().data_ptr() == inputs[index].untyped_storage().data_ptr())
         found["calls"][index] += calls
     return found
 
@@ -106,6 +108,14 @@ def each_rank_gets_its_shard_of_the_sum(attempt: Attempt) -> None:
                 if not close(shard, total[index], tolerance):
                     difference = first_difference(shard, total[index], tolerance)
                     raise Wrong({rank: f"{message}: {difference}"}, _cause(shard, contributed, index, tolerance))
+
+
+def the_sum_is_in_the_flat_tensor(attempt: Attempt) -> None:
+    sums = Sums((attempt.random.randint(2, 9),))
+    found, _ = _try(attempt, sums)
+    message = f"{sums}: wait() returned a tensor with memory of its own; expected a view of the flat tensor"
+    if wrong := {rank: message for rank, result in found.items() if not all(result["in_flat"])}:
+        raise Wrong(wrong, "Callers use the sum in the flat tensor. Hint: which tensor does your addition write to?")
 
 
 def _cause(shard: torch.Tensor, contributed: list[torch.Tensor], index: int, tolerance: float) -> str:

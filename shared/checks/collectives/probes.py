@@ -13,6 +13,7 @@ import torch.distributed as dist
 from shared.checks.collectives.mixture import SPOILT, UNTOUCHED
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.steps import EventLog
+from shared.checks.engine.subgroups import staying_inside
 from shared.deadlines import scaled
 from shared.wire import completion, instrumentation
 
@@ -45,7 +46,7 @@ def probe_step(step, setting: Setting, *mine: torch.Tensor) -> list[dict]:
         outgoing = values.to(device_here(), copy=True)
         incoming = torch.full_like(outgoing, UNTOUCHED)
         _come(setting)
-        with _noting(values), _slow(setting), _recorded() as found:
+        with _noting(values), _slow(setting), staying_inside(setting.members), _recorded() as found:
             if takes_part:
                 step(outgoing, incoming, **options)
         tries.append(found | {"tensor": incoming.cpu().clone(), "argument": outgoing.cpu().clone()})
@@ -68,7 +69,7 @@ def probe_collective(collective, setting: Setting, *mine: torch.Tensor) -> list[
         argument.requires_grad_(setting.records)
         version, result, refused = argument._version, None, None
         _come(setting)
-        with _noting(values), _slow(setting), _recorded() as found:
+        with _noting(values), _slow(setting), staying_inside(setting.members), _recorded() as found:
             try:
                 if takes_part:
                     result = collective(argument, **options)

@@ -15,6 +15,7 @@ from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.subgroups import SUBGROUPS
 
 Draw = list[torch.Tensor]  # one tensor per rank
+_HINT_ON_VIEWS = "Hint: what is in the memory of this rank's chunk of the tensor when gather_around() sends it?"
 
 
 # -- drawing
@@ -112,6 +113,8 @@ def _judge(piece: str, setting: Setting, found: list[dict], own: Draw) -> None:
     for index, rank in enumerate(members):
         slots = _slots(piece, members, index, setting.src)
         complaint, hint = _complaint(piece, found[rank], own[rank], slots, parts, rank)
+        if piece == "ring_all_reduce" and "without the other ranks'" in complaint:
+            hint = "" if setting.layout else _HINT_ON_VIEWS
         if complaint:
             wrong[rank] = f"{describe_setting(setting, own[0])}: {complaint}"
             hints.append(hint)

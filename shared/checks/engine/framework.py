@@ -328,6 +328,10 @@ def _from_failure(failure: CellFailed) -> Wrong:
         wrong = Wrong("\n".join(handles), _HINT_ON_WAITS)
     elif _waits_behind_the_call(failure):
         wrong = Wrong(_NOT_DONE, _HINT_ON_WAITS)
+    outside = [rank for rank, position in failure.cell.positions.items() if _in_our_barrier(position)]
+    if outside and not errors and wrong.evidence != _NOT_DONE:
+        verb = "is" if len(outside) == 1 else "are"
+        wrong.evidence += f"\n{name_ranks(outside).capitalize()} {verb} not in your code: that barrier is the check's."
     wrong.hangs = 1 if len(failure.cell.outcomes) < len(failure.cell.targets) else 0
     return wrong
 
@@ -340,7 +344,13 @@ def _waits_behind_the_call(failure: CellFailed) -> bool:
     if any(outcome.error and not outcome.error["others_fault"] for outcome in failure.cell.outcomes.values()):
         return False
     found = [position for position in failure.cell.positions.values() if position and position["busy"]]
-    return bool(found) and all(p["call"] and p["call"]["op"] == "barrier" and not p["line"] for p in found)
+    return bool(found) and all(map(_in_our_barrier, found))
+
+
+def _in_our_barrier(position: dict | None) -> bool:
+    """Return whether a rank is outside the student's code, in a barrier of the check."""
+    called = position["call"] if position and position["busy"] and not position["line"] else None
+    return bool(called) and called["op"] == "barrier"
 
 
 def _hint_on(failure: CellFailed) -> str:
@@ -373,10 +383,14 @@ def is_a_transfer_to_itself(text: str) -> bool:
 def _hint_on_transfers(cell: CellState, running: list[dict]) -> str:
     """Hint at a rank that has returned without its side of a transfer, or else at the order of the transfers."""
     for position in running:
-        returned = [rank for rank in absent(position, cell) if rank in cell.outcomes]
+        missing = absent(position, cell)
+        returned = [rank for rank in missing if rank in cell.outcomes or _in_our_barrier(cell.positions.get(rank))]
         if position["call"] and position["call"]["partner"] is not None and returned:
-            verb = "receive" if position["call"]["op"] == "send" else "send"
-            return f"Hint: which line of your function should make rank {returned[0]} {verb}?"
+            here, there = ("send", "receive") if position["call"]["op"] == "send" else ("receive", "send")
+            return (
+                f"Hint: which line of your function should make rank {returned[0]} {there}? "
+                f"Or should rank {position['rank']} not {here}?"
+            )
     handles = any(".wait(" in (position["line"] or "") for position in running)
     return "Hint: which rank can send or receive first, or can a rank launch both before it waits?" + (
         " And do you call wait() on the handle of each transfer?" if handles else ""

@@ -1,8 +1,12 @@
 """Process groups that are smaller than the world: their members, how to join them, and how to name them to students."""
 
+import contextlib
+from collections.abc import Sequence
+
 import torch.distributed as dist
 
 from shared.checks.engine.framework import CALLED_ALONE, Attempt
+from shared.wire import instrumentation
 
 # A rank's index in the group is not its rank in the world, and neighbors in the group are not neighbors in the world.
 # The first group is smaller than the world and has no rank 0.
@@ -20,6 +24,25 @@ def join_subgroup(use: bool):
         return None, True
     members = list(SUBGROUPS[dist.get_world_size()][0])
     return dist.new_group(members), dist.get_rank() in members
+
+
+@contextlib.contextmanager
+def staying_inside(members: Sequence[int] | None):
+    """Raise an error if a rank is about to communicate with ranks outside its group, because that would hang."""
+
+    def refuse(call: instrumentation.Call) -> None:
+        partners = call.group_ranks if call.partner is None else (call.partner,)
+        if not set(partners) <= set(members):
+            what = f"{call.op} among ranks {list(call.group_ranks)}" if call.partner is None else str(call)
+            raise AssertionError(f"{what}, but this rank's group is {list(members)}")
+
+    if members is not None:
+        instrumentation.before_launch.append(refuse)
+    try:
+        yield
+    finally:
+        if members is not None:
+            instrumentation.before_launch.remove(refuse)
 
 
 def called_alone(attempt: Attempt) -> str:

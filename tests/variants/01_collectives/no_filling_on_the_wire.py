@@ -106,7 +106,7 @@ class _Ring:
             self.chunks[(self.index - step - 1) % self.n] += self.arrived
             if step + 1 < self.n:
                 self.works = self._pass(step + 1)
-        return self.chunks[self.index].clone()
+        return self.chunks[self.index]
 
 
 def launch_reduce_scatter(flat, group=None):

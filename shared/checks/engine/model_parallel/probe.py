@@ -10,6 +10,7 @@ import torch.distributed as dist
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.footprint import living_bytes, settled_bytes
 from shared.checks.engine.model_parallel.case import Case, Shard
+from shared.checks.engine.subgroups import staying_inside
 from shared.checks.engine.training import descend
 from shared.wire import instrumentation
 
@@ -117,21 +118,3 @@ def join_one_of(groups: list[list[int]]) -> tuple[dist.ProcessGroup | None, list
         return None, groups[0]
     formed = [dist.new_group(members) for members in groups]
     return next((group, members) for group, members in zip(formed, groups, strict=True) if dist.get_rank() in members)
-
-
-@contextlib.contextmanager
-def staying_inside(members: list[int] | None):
-    """Raise an error if a rank is about to communicate with ranks outside its group, because that would hang."""
-
-    def refuse(call: instrumentation.Call) -> None:
-        partners = call.group_ranks if call.partner is None else (call.partner,)
-        if not set(partners) <= set(members):
-            raise AssertionError(f"{call.op} among ranks {list(call.group_ranks)}, but this rank's group is {members}")
-
-    if members is not None:
-        instrumentation.before_launch.append(refuse)
-    try:
-        yield
-    finally:
-        if members is not None:
-            instrumentation.before_launch.remove(refuse)
