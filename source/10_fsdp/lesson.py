@@ -604,7 +604,14 @@ def held_by(rank, n, model="llama-70b"):
     shards_bytes = own_bytes + peak.optimizer_bytes
     unsharded_bytes = peak.parameters_bytes - own_bytes
     gradients_bytes = peak.gradients_bytes + peak.buckets_bytes
-    parts = [formula_bytes, shards_bytes, unsharded_bytes, gradients_bytes, peak.activations_bytes, peak.total_bytes]
+    parts = [
+        formula_bytes,
+        shards_bytes,
+        unsharded_bytes,
+        gradients_bytes,
+        peak.activations_bytes,
+        peak.total_bytes,
+    ]
     return [shape.name, f"{n:,}", f"{rank:,}", *(f"{size / 1e9:.2f}" for size in parts)]
 
 

@@ -31,7 +31,7 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    if config.option.nbval:
+    if runs_notebooks(config):
         os.environ.setdefault(AT_MOST, ROUNDS_IN_NOTEBOOKS)
     is_worker = hasattr(config, "workerinput")
     if config.option.events and not is_worker:
@@ -45,7 +45,7 @@ def pytest_collection_modifyitems(config, items):
     for cell in items:
         if hasattr(cell, "output_timeout"):  # nbval has no option for how long it waits for an output.
             cell.output_timeout = scaled(cell.output_timeout)
-    if config.option.nbval:  # Later chapters take longer. If they came last, most workers would have nothing to do.
+    if runs_notebooks(config):  # Later chapters take longer. If they came last, most workers would have nothing to do.
         items.sort(key=lambda cell: cell.path.name, reverse=True)
     kept = items[:]
     if config.option.chapter:
@@ -55,6 +55,10 @@ def pytest_collection_modifyitems(config, items):
         kept = [item for item in kept if item.nodeid in wanted]
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = kept
+
+
+def runs_notebooks(config) -> bool:
+    return getattr(config.option, "nbval", False)  # nbval may not be loaded
 
 
 def belongs_to(item: pytest.Item, chapter: str) -> bool:
