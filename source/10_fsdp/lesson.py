@@ -599,20 +599,12 @@ def held_by(rank, n, model="llama-70b"):
     """Return what one of n ranks holds at its peak, in GB."""
     shape = dryrun.MODELS[model]
     run = dryrun.dry_run(shape, "zero3", n, rank=rank)
-    peak, own_bytes = run.at_peak, run.own_parameters_bytes
-    formula_bytes = formulas.model_state_bytes(shape.parameters, n, stage=3)
-    shards_bytes = own_bytes + peak.optimizer_bytes
-    unsharded_bytes = peak.parameters_bytes - own_bytes
+    peak, formula_bytes = run.at_peak, formulas.model_state_bytes(shape.parameters, n, stage=3)
+    shards_bytes = run.own_parameters_bytes + peak.optimizer_bytes
     gradients_bytes = peak.gradients_bytes + peak.buckets_bytes
-    parts = [
-        formula_bytes,
-        shards_bytes,
-        unsharded_bytes,
-        gradients_bytes,
-        peak.activations_bytes,
-        peak.total_bytes,
-    ]
-    return [shape.name, f"{n:,}", f"{rank:,}", *(f"{size / 1e9:.2f}" for size in parts)]
+    parts = formula_bytes, shards_bytes, run.gathered_bytes, gradients_bytes, peak.activations_bytes
+    sizes = [f"{size / 1e9:.2f}" for size in (*parts, peak.total_bytes)]
+    return [shape.name, f"{n:,}", f"{rank:,}", *sizes]
 
 
 header = ["", "N", "rank", "16Ψ/N", "shards", "unsharded", "gradients", "activations", "peak"]
