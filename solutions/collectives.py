@@ -57,10 +57,10 @@ def ring_reduce_scatter(tensor: Tensor, group: ProcessGroup | None = None) -> Te
     chunks = chunks_of(tensor.contiguous(), world_size)
     partial_sum = chunks[(rank - 1) % world_size]
     for step in range(1, world_size):
-        own_chunk = chunks[(rank - step - 1) % world_size]
-        received = torch.empty_like(own_chunk)
+        addend = chunks[(rank - step - 1) % world_size]
+        received = torch.empty_like(addend)
         ring_step(partial_sum, received, group)
-        partial_sum = received.add_(own_chunk)
+        partial_sum = received.add_(addend)
     padding = chunks[0].numel() - partial_sum.numel()
     if padding or world_size == 1:  # a single rank must not return a view of tensor: pad() copies
         partial_sum = pad(partial_sum, (0, padding))
