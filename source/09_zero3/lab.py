@@ -14,12 +14,12 @@
 #
 # | exercise | you build | minutes | points |
 # |---|---|---|---|
-# | 9.1 | `ShardedFlatParameter`: parameters whose memory is freed and restored | 20 | 3 |
+# | 9.1 | `ShardedFlatParameter`: parameters whose memory is freed and restored | 23 | 3 |
 # | 9.2 | `Unit`: it launches all-gathers, waits for them, and remembers its state | 10 | 3 |
 # | 9.3 | `PlainZeRO3`: the hooks of forward | 10 | 2 |
-# | 9.4 | `PlainZeRO3`: the hooks of backward | 10 | 3 |
+# | 9.4 | `PlainZeRO3`: the hooks of backward | 8 | 3 |
 # | 9.5 | `Prefetcher`: which units come next? | 10 | 2 |
-# | 9.6 | `PrefetchingZeRO3`: prefetching in a step | 5 | 2 |
+# | 9.6 | `PrefetchingZeRO3`: prefetching in a step | 4 | 2 |
 #
 # Each exercise has a check. Its first line tries the plain case, and the other lines try unusual ones. The checks never
 # judge times. They count the bytes on the wire, and the bytes in memory at every moment of a step.
@@ -47,7 +47,7 @@ from solutions.async_collectives import launch_all_gather
 from solutions.flat import FlatParameter
 
 # %% [markdown]
-# ## Exercise 9.1 · Parameters without memory (20 min, 3 points)
+# ## Exercise 9.1 · Parameters without memory (23 min, 3 points)
 #
 # A tensor is a view of a *storage*, which owns its memory. A storage can be resized to zero bytes and back, and its
 # views stay valid:
@@ -85,14 +85,16 @@ print(view[:3].tolist())
 # - `reshard()` frees `flat_param`'s memory. Then the rank holds one shard, 1/N of the parameters' bytes.
 #
 # `FlatParameter` gives you `self.layout` (with `layout.group` and `layout.shard_of(flat)`), `self.flat_param`, and
-# `self._alias_parameters()`, which makes the parameters slices of the current `self.flat_param`.
+# `self._alias_parameters()`, which makes the parameters slices of the current `self.flat_param`. `__setstate__` is
+# given; `copy.deepcopy` calls it.
 #
 # The first line of the check, `plain parameters`, tries three parameters of one dtype on two ranks. The other lines
-# also try a `compute_dtype`, frozen parameters and subgroups. For these, there are two more rules:
+# also try a `compute_dtype`, frozen parameters and subgroups. For these, there are three more rules:
 #
 # - `flat_param`, and with it the model's parameters, has the dtype `compute_dtype`. By default, that is the parameters'
 #   own dtype.
 # - `shard` always has the parameters' own dtype, and their `requires_grad`, which is the same for all of them.
+# - The all-gather sends `compute_dtype`. NCCL rejects an all-gather of two dtypes.
 #
 # <details><summary>Hint 1</summary>
 #
@@ -165,7 +167,8 @@ check.ShardedFlatParameter()
 #
 # A unit is a part of the model whose parameters are unsharded and resharded together, such as a block of a GPT. Its
 # parameters may differ in dtype, but a flat parameter has only one dtype. So a unit has a list of
-# `ShardedFlatParameter`s. At any time, the unit is in one of four states:
+# `ShardedFlatParameter`s. At any time, the unit is in one of four states. Lab 10 uses `BACKWARD`, `Call`, `open_calls`
+# and `reshard_after_forward`; you do not need them yet.
 
 
 # %% tags=["export"]
@@ -199,8 +202,7 @@ class Call:
 # - `unshard()` keeps the handles in `self.works`. `wait_for_unshard()` empties that list.
 # - `reshard()` may be called while an all-gather is in flight. The all-gather is still writing into the memory, so it
 #   must complete before the memory is freed.
-#
-# You do not need `open_calls`, `reshard_after_forward` and the state BACKWARD yet. Lab 10 uses them.
+# - Our solution launches `with record_function(…)`, which only gives the all-gathers a name in torch's profiler.
 #
 # The first line of the check, `a plain forward`, unshards, waits and reshards, twice. The other lines call the methods
 # in random order.
@@ -359,17 +361,17 @@ def shard_into_units(
 # %% [markdown]
 # ## Exercise 9.3 · The hooks of forward (10 min, 2 points)
 #
-# `PlainZeRO3` wraps a model. It registers four methods of its own as hooks, which run before and after a unit computes.
-# The model is plain: every parameter is trained, and every unit is called once per forward and returns one tensor.
+# `PlainZeRO3` wraps a model. Four of its methods run before or after a unit computes. The model is plain: every
+# parameter is trained, and every unit is called once per forward and returns one tensor.
 #
 # | hook | is called | must |
 # |---|---|---|
 # | `pre_forward` | before a unit's forward | wait until its parameters are unsharded |
 # | `post_forward` | after a unit's forward | register `pre_backward` on the output, and reshard the unit |
 # | `pre_backward` | when the gradient of the output is complete | wait until the parameters are unsharded again |
-# | `post_backward` | when all gradients of the unit are packed | reduce-scatter its buckets, and reshard the unit |
+# | `post_backward` | when all gradients of the unit are complete | reduce-scatter its buckets, and reshard the unit |
 #
-# Write the first two:
+# Write the first two, which the constructor registers for every unit:
 #
 # - `tensor.register_hook(function)` lets autograd call `function(gradient)` when the tensor's gradient is complete. The
 #   function must return `None`. Here, it is `self.pre_backward` for this unit.
@@ -458,7 +460,7 @@ class PlainZeRO3(PlainZeRO3):
 check.Forward()
 
 # %% [markdown]
-# ## Exercise 9.4 · The hooks of backward (10 min, 3 points)
+# ## Exercise 9.4 · The hooks of backward (8 min, 3 points)
 #
 # `on_gradient` is given. Autograd calls it whenever a gradient is complete. It packs the gradient into a bucket, and
 # calls `post_backward(unit)` after a unit's last gradient. Write the other two hooks, which the table in
@@ -534,9 +536,9 @@ check.Backward()
 # - `in_forward(unit)` runs when a unit's forward begins. Add the unit to `called`. As long as `called` equals the
 #   beginning of `expected`, prefetch the units that follow in `expected`. If the order has changed, prefetch nothing.
 # - `in_backward(unit, unreached)` runs when a unit's backward begins. Backward goes through `called` from its end, so
-#   prefetch the units that were called *before* this one. Leave out those in `unreached`: backward does not reach them.
-#   (In a plain model, it reaches all units. Lab 10 needs `unreached`.) If the unit is not in `called`, prefetch
-#   nothing.
+#   prefetch the units that were called *before* this one. Before you call `_unshard`, leave out those in `unreached`:
+#   backward does not reach them. (In a plain model, it reaches all units. Lab 10 needs `unreached`.) If the unit is not
+#   in `called`, prefetch nothing.
 #
 # ```python
 # # with units_ahead = 1; the previous forward was a b c d, and this forward is a b c d, too
@@ -614,7 +616,7 @@ class Prefetcher:
 check.Prefetcher()
 
 # %% [markdown]
-# ## Exercise 9.6 · Prefetching in a step (5 min, 2 points)
+# ## Exercise 9.6 · Prefetching in a step (4 min, 2 points)
 #
 # `PrefetchingZeRO3` is your `PlainZeRO3` with a `Prefetcher`. Its constructor and `forward` are given. Extend the two
 # hooks that unshard a unit. Each of them first does what it does in `PlainZeRO3`, and then calls the prefetcher:
@@ -770,8 +772,9 @@ plots.memory_over_step(results["your PlainZeRO3"][1].samples)
 
 # %% [markdown]
 # A rank holds a quarter of the parameters, the root, and one block. With prefetching, it holds two blocks: the one that
-# computes, and the next one. The figure shows a step of your `PlainZeRO3`. Each thin vertical line in the parameters is
-# a moment when one block has been resharded and the next one is not unsharded yet.
+# computes, and the next one. The figure shows a step of your `PlainZeRO3`. At the end of forward, the parameters drop
+# to the shards and the root, until backward reaches the last block: the final norm, the output layer and the loss need
+# only the root. A thin vertical line, if there is one, is a moment between two blocks.
 #
 # ## What it cannot do yet
 #

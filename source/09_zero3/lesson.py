@@ -149,7 +149,7 @@ print("gradient of x:", x.grad.tolist())
 # %% [markdown]
 # Backward did not notice that the memory had been gone. It would not have noticed other values either, so it is up to
 # us to restore the right ones. Reading a freed tensor usually raises a `RuntimeError`. Some operations do not check,
-# and crash the process instead. (The notebook then tells you so and starts new ranks.)
+# and crash the process instead.
 
 # %% [markdown]
 # ## Unsharding one unit at a time
@@ -443,17 +443,17 @@ tables.Table(["in f · 4Ψ", *(f"g = {g}" for g in counts)], rows, "sent per ran
 # it all-gathers the root only once. "3 times" would be right if an all-reduce sent f · 4Ψ, but it sends twice as much.
 #
 # With g micro-batches per step, ZeRO-3 sends 3g · f · 4Ψ. For each micro-batch, it has to unshard the parameters again.
-# It also has to reduce-scatter the gradients each time: if they waited for the last micro-batch, each rank would need
+# It also has to reduce-scatter the gradients each time: if it waited for the last micro-batch, each rank would need
 # memory for full gradients. (In the table, stages 0 and 1 use `no_sync()`.)
 
 # %% [markdown]
 # ## Prefetching the next unit
 #
-# So far, each block waits for its own all-gather before it computes. The remedy is the same as in chapter 04: launch
-# earlier, and wait later. While block 2 computes in forward, the all-gather of block 3 is in flight. This is called
-# **prefetching**. In backward, the next unit is the one *before* the current one. In the diagram (an example, in which
-# reduce-scatters overlap, as in chapter 10), follow unit 1: it is already unsharding while unit 0 computes in forward,
-# and again while unit 2 computes in backward.
+# So far, each block waits for its own all-gather before it computes. As in chapter 04, the remedy is to launch earlier
+# and wait later. While block 2 computes in forward, the all-gather of block 3 is in flight. This is called
+# **prefetching**. In backward, the next unit is the one *before* the current one. In the diagram, follow unit 1: it is
+# already unsharding while unit 0 computes in forward, and again while unit 2 computes in backward. (Reduce-scatters
+# overlap here, as in chapter 10. They share the link, so the last all-gather starts after one.)
 
 # %%
 diagrams.unit_states()
@@ -520,11 +520,12 @@ plots.bars(times.ms(), "ms per step, without the optimizer (median of 8 rounds)"
 
 # %% [markdown]
 # Ten of the twelve all-gathers can be hidden. The first one in forward and the first one in backward cannot, because no
-# earlier block launches them. (Measured times include latency, and they vary. We come to the third bar below.)
+# earlier block launches them. (Measured times include latency. We come to the third bar below.)
 #
-# The next figure shows a step without prefetching, and one with it. In each step, the rows show the computation, the
-# all-gathers and the reduce-scatters, numbered by block. A collective's bar ends when the rank has waited for it, even
-# if the data arrived earlier. Hatched white bars are waits. Compare them in both steps:
+# The next figure shows a step without prefetching, and one with it. Its rows are the computation, the all-gathers
+# ("communication") and the reduce-scatters, numbered by block. Those without a number belong to the root. In backward,
+# prefetched all-gathers have long bars, because a bar ends only when the rank has waited for it. Compare the waits in
+# both steps:
 
 
 # %% tags=["nbval-ignore-output"]
@@ -653,7 +654,7 @@ tables.Table(["", "held, MB", "formula, MB", "peak, MB", "sent, in f · 4Ψ"], r
 # |---|---|---|
 # | Shards | of a flat parameter | of each parameter, along its first dimension¹ |
 # | The next unit | from a list | in backward, from the order of the forward; in forward, see below |
-# | `post_backward` runs | after the unit's last gradient | after the gradients of the unit's inputs (chapter 10) |
+# | `post_backward` runs | after the unit's last gradient | after the gradients of the unit's inputs (see chapter 10) |
 # | Reduce-scatters | waited for immediately | waited for later |
 #
 # ¹ So parameters keep their names and shapes. But if a parameter has fewer rows than there are ranks, some ranks hold
@@ -684,13 +685,13 @@ tables.Table(["", "held, MB", "formula, MB", "peak, MB", "sent, in f · 4Ψ"], r
 # | data parallelism | 4Ψ + 4Ψ + 8Ψ | 2f · 4Ψ | in backward |
 # | ZeRO-1 | 4Ψ + 4Ψ + 8Ψ/N | 2f · 4Ψ | none in chapter 07 |
 # | ZeRO-2 | 4Ψ + 12Ψ/N, plus buckets | (g+1)f · 4Ψ | reduce-scatters, in backward |
-# | ZeRO-3, no units | 16Ψ/N + 4Ψ¹ | 2gf · 4Ψ | none |
-# | ZeRO-3 | 16Ψ/N + root + one block¹ | 3gf · 4Ψ² | none |
-# | … with prefetching | one block more | 3gf · 4Ψ² | all-gathers, in forward and backward |
-# | … kept after forward | 16Ψ/N + 4Ψ¹ | 2gf · 4Ψ | all-gathers, in forward |
+# | ZeRO-3, no units | 16Ψ/N + 4Ψ † | 2gf · 4Ψ | none |
+# | ZeRO-3 | 16Ψ/N + root + one block † | 3gf · 4Ψ ‡ | none |
+# | … with prefetching | one block more | 3gf · 4Ψ ‡ | all-gathers, in forward and backward |
+# | … kept after forward | 16Ψ/N + 4Ψ † | 2gf · 4Ψ | all-gathers, in forward |
 #
-# ¹ Plus full gradients of the units that are in backward, until they are reduce-scattered. ² Minus one all-gather of
-# the root per micro-batch.
+# † Plus full gradients of the units that are in backward, until they are reduce-scattered. ‡ Minus one all-gather
+# of the root per micro-batch.
 #
 # **Terms**
 #

@@ -1,6 +1,7 @@
 """Judge ShardedFlatParameter: parameters have memory only while they are unsharded."""
 
 from dataclasses import dataclass
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -134,8 +135,10 @@ def _judge_start(attempt: Attempt, case: Case) -> None:
 
 
 def unshard_gathers_every_shard(attempt: Attempt) -> None:
-    for case in _draw_cases(attempt):
+    cases = _draw_cases(attempt)
+    for case in cases:
         _judge_unsharded(attempt, case)
+    _judge_dtypes(attempt, cases[0])
 
 
 def _judge_unsharded(attempt: Attempt, case: Case) -> None:
@@ -163,6 +166,30 @@ def _judge_unsharded(attempt: Attempt, case: Case) -> None:
                     raise Wrong({rank: evidence}, hint)
     calls = {rank: result["calls"] for rank, result in found.items()}
     judge_rounds(calls, [Flat(case.shapes.numbers, dtype.itemsize)], 1, f"{case}, unshard()")
+
+
+def probe_dtypes(sharded, case: Case, seed: int) -> list[tuple[torch.dtype, torch.dtype]]:
+    """Return the dtypes that unshard() passes to launch_all_gather: of the shard that is sent, and of flat_param."""
+    parameters, dtypes = [nn.Parameter(each.to(device_here())) for each in case.shapes.values(seed)], []
+    built = sharded(parameters, None, case.compute_dtype)
+    names = getattr(sharded.unshard, "__globals__", {})
+    launch = names.get("launch_all_gather")
+
+    def noted(flat, shard, group=None):
+        dtypes.append((shard.dtype, flat.dtype))
+        return launch(flat, shard, group)
+
+    with mock.patch.dict(names, {"launch_all_gather": noted} if launch else {}):
+        built.unshard().wait()
+    return dtypes
+
+
+def _judge_dtypes(attempt: Attempt, case: Case) -> None:
+    per_rank = [(attempt.draw_seed(),) for _ in range(attempt.world_size)]
+    for rank, dtypes in enumerate(attempt.run(probe_dtypes, case, per_rank=per_rank, context=str(case))):
+        for sent, filled in dtypes:
+            evidence = f"{case}: unshard() sends {sent} to fill a flat_param of {filled}, which NCCL rejects"
+            _expect(rank, evidence, sent == filled, "Hint: which dtype does the shard have, and which one flat_param?")
 
 
 def backward_finds_what_it_saved(attempt: Attempt) -> None:

@@ -104,7 +104,7 @@ def _judge_states(calls: list[str], found: list[tuple[str, list[tuple]]]) -> Non
     for number, (call, (actual, _)) in enumerate(zip(calls, found[1:], strict=True), 1):
         state = _after(call, state)
         if actual != state:
-            evidence = f"after {_describe_calls(calls[:number])}, the state is {actual}; expected {state}"
+            evidence = f"after {_describe_calls(calls[:number])}: the state is {actual}; expected {state}"
             raise Wrong(evidence, "Hint: which row of the table describes this call?")
 
 
@@ -118,7 +118,7 @@ def _judge_work(calls: list[str], found: list[tuple[str, list[tuple]]]) -> None:
     state, in_flight = "SHARDED", False
     for number, (call, (_, log)) in enumerate(zip(calls, found[1:], strict=True), 1):
         when = f"after {_describe_calls(calls[: number - 1])}" if number > 1 else "on a new unit"
-        context = f"{when}, {_describe_calls([call])} did {_describe_log(log)}"
+        context = f"{when}: {_describe_calls([call])} did {_describe_log(log)}"
         launches = call in ("unshard", "wait_for_unshard") and state == "SHARDED"
         waits = (in_flight or launches) and call in ("wait_for_unshard", "reshard")
         frees = call == "reshard" and state != "SHARDED"
@@ -133,6 +133,7 @@ _HINTS = {
     "wait": "Hint: what is still in flight, and which method must not continue before it is complete?",
     "reshard": "Hint: when do the flat parameters have memory that can be freed?",
 }
+_HINT_ON_EXTRA_WAITS = "Hint: which methods wait, and which handles are still in self.works at this moment?"
 
 
 def _judge_log(log: list[tuple], due: dict[str, bool], strictly: bool, context: str) -> None:
@@ -147,10 +148,12 @@ def _judge_log(log: list[tuple], due: dict[str, bool], strictly: bool, context: 
     logged_numbers = {number for _, number in log}
     for verb, is_due in due.items():
         numbers = [number for what, number in log if what == verb]
-        if is_due and (not numbers or len(numbers) != len(set(numbers)) or set(numbers) != logged_numbers):
-            raise Wrong(f"{context}; expected one {verb}() of each flat parameter", _HINTS[verb])
+        repeats = len(numbers) != len(set(numbers))
+        hint = _HINT_ON_EXTRA_WAITS if verb == "wait" and numbers and (repeats or not is_due) else _HINTS[verb]
+        if is_due and (not numbers or repeats or set(numbers) != logged_numbers):
+            raise Wrong(f"{context}; expected one {verb}() of each flat parameter", hint)
         if numbers and not is_due and (strictly or verb != "reshard"):
-            raise Wrong(f"{context}; expected no {verb}()", _HINTS[verb])
+            raise Wrong(f"{context}; expected no {verb}()", hint)
     order = [("unshard", "wait", "reshard").index(what) for what, _ in log]
     if order != sorted(order):
         raise Wrong(
