@@ -99,7 +99,8 @@ check.newest_checkpoint()
 #
 # Begin with the lesson's short version. Then make it robust:
 #
-# - A complete checkpoint of the same step may exist. Remove it only when the new one is ready to take its name.
+# - A complete checkpoint of the same step may exist. Keep it until the new one is ready to take its name. A kill can
+#   come at any moment, also while you delete: at no moment may a partial folder be called `step_N`.
 # - If a rank fails to write, `save_checkpoint` raises on all ranks, and nothing is renamed.
 # - Target: each rank writes its own shards, and no rank gathers those of the others.
 #
