@@ -177,15 +177,15 @@ def test_a_checkpoint_with_its_final_name_has_every_shard_and_metadata():
         assert resumed.ranks == (0, 1, 2, 3) and resumed.metadata
 
 
-def test_a_checkpoint_gets_its_name_after_it_is_written_and_in_the_background_training_stands_still_for_less():
+def test_a_checkpoint_gets_its_name_after_it_is_written_and_in_the_background_training_is_blocked_for_less():
     waiting, background = (checkpoints.SavingRun(in_background) for in_background in (False, True))
     (written,) = background.thread
     assert written.ended_ms <= next(span.began_ms for span in background.main if span.name == "renames")
     assert (
         written.began_ms < next(span.began_ms for span in background.main if span.name == "step 12") < written.ended_ms
     )
-    assert background.standstill_ms < waiting.standstill_ms
+    assert background.blocked_ms < waiting.blocked_ms
     assert background.copied_ms[0] <= written.began_ms and background.copied_ms[1] == written.ended_ms
     for run in (waiting, background):
         assert all(earlier.ended_ms == later.began_ms for earlier, later in pairwise(run.main))
-        assert f"stands still for {run.standstill_ms:.0f} ms" in words_in(diagrams.background_save())
+        assert f"blocked for {run.blocked_ms:.0f} ms" in words_in(diagrams.background_save())

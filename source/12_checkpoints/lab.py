@@ -48,7 +48,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 #
 # `newest_checkpoint(folder)` returns the path of the complete checkpoint with the largest step.
 #
-# - The name of a complete checkpoint is `step_`, followed by a number and nothing else.
+# - The name of a complete checkpoint is `step_`, followed by a number and nothing else. No file has such a name.
 # - Ignore files and folders with other names, and the contents of those folders.
 # - Return None if there is no checkpoint, and also if the folder does not exist.
 #
@@ -99,12 +99,12 @@ check.newest_checkpoint()
 #
 # Begin with the lesson's short version. Then make it robust:
 #
-# - A complete checkpoint of the same step may exist. Remove it only when the new one is ready to take its name.
+# - A complete checkpoint of the same step may exist. Keep it until the new one is ready to take its name. A kill can
+#   come at any moment, also while you delete: at no moment may a partial folder be called `step_N`.
 # - If a rank fails to write, `save_checkpoint` raises on all ranks, and nothing is renamed.
 # - Target: each rank writes its own shards, and no rank gathers those of the others.
 #
-# You can assume that the optimizer has taken a step. (Before its first step, an optimizer has no state. Then
-# `get_state_dict` makes it take a step with gradients of 0. Adam counts that step, so training would not be the same.)
+# You can assume that the optimizer has taken a step. Before its first step, it has no state that could be saved.
 #
 # <details><summary>Hint 1: who does what, and when?</summary>Rank 0 alone can remove and rename. How do the other ranks
 # learn that it has finished?</details>
@@ -186,8 +186,8 @@ print(names_in(folder / "small"))
 print(names_in(folder / "small" / "step_1"))
 
 # %% [markdown]
-# In the check, look at the line `own shard` first: it saves once and expects what the lesson's short version does. The
-# other lines look into the folder while a rank writes or renames late, repeat a step, and make a write fail:
+# In the check, look at the line `own shard` first. The lesson's short version passes it, once it also saves the step.
+# The other lines look into the folder while a rank writes or renames late, repeat a step, and make a write fail:
 
 # %% tags=["check"] grade_id="check-save-checkpoint" points=2
 check.save_checkpoint()
@@ -202,6 +202,7 @@ check.save_checkpoint()
 # - `set_state_dict(model, optimizer, model_state_dict=…, optim_state_dict=…)` gives the two states to the model and to
 #   the optimizer. The state of the optimizer also contains settings, such as the learning rate.
 # - It must work on any number of ranks, no matter how many saved the checkpoint, and also if nothing is sharded.
+# - The optimizer may be new. `get_state_dict` then creates its state, and loading replaces it.
 #
 # <details><summary>Hint</summary>You need a state with the right structure before you can load. Which function of
 # exercise 12.2 returns one? And which value of the dict is not a tensor?</details>
@@ -257,8 +258,9 @@ check.load_checkpoint()
 # - `__init__` creates a gloo process group for the saves, because training uses its own at the same time.
 # - `save` first waits for the previous save. Then it prepares the folder, starts `dcp.async_save` in that group, and
 #   returns while a thread writes.
-# - `wait` returns when the checkpoint has its final name. If a rank has failed to write, `wait` raises on all ranks,
-#   nothing is renamed, and the next save starts afresh. If there is nothing to wait for, `wait` returns at once.
+# - `wait` returns when the checkpoint has its final name. If there is nothing to wait for, it returns at once.
+# - If a rank has failed to write, `wait` raises on all ranks, and nothing is renamed. If you did not call `wait`, the
+#   next `save` raises this error. After the error, the saver can save again.
 #
 # <details><summary>Hint 1</summary>Which functions of exercise 12.2 can you call, and in which of the two methods? What
 # does <code>wait</code> have to know about the save?</details>

@@ -146,7 +146,8 @@ def train(model, optimizer, steps):
 
 
 def state_of(model, optimizer):
-    return dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
+    model_state, optimizer_state = get_state_dict(model, optimizer)
+    return {"model": model_state, "optimizer": optimizer_state}
 
 
 # %% [markdown]
@@ -382,7 +383,8 @@ except ranks.CellFailed as failed:
 
 # %% [markdown]
 # One process is gone, and without it, the others could not complete a collective of `dcp.save`. The course has
-# started four new ranks, as a cluster would. They have your functions again, but no model. What is on the disk?
+# started four new ranks, as a cluster would. They have your functions again, but not the variables `held` and `psi`,
+# which we no longer need there. What is on the disk?
 
 # %%
 rows = []
@@ -448,9 +450,9 @@ plots.loss_curves(curves)
 # %% [markdown]
 # ## Saving in the background
 #
-# While a checkpoint is written, training stands still. `dcp.async_save` avoids much of that. It first copies the shards
+# While a checkpoint is written, training is blocked. `dcp.async_save` avoids much of that. It first copies the shards
 # into CPU memory, which is called **staging**. Then it returns a future, which is a handle for the result of the save.
-# A thread writes the copy while training goes on. In the diagram's example, compare how long training stands still, and
+# A thread writes the copy while training goes on. In the diagram's example, compare how long training is blocked, and
 # when the checkpoint gets its final name:
 
 # %%
@@ -568,7 +570,7 @@ def times_of_saving(path):
 
 
 # %% [markdown]
-# In the figure, compare how long training stands still. For `async_save`, this is the time of the call plus the wait
+# In the figure, compare how long training is blocked. For `async_save`, this is the time of the call plus the wait
 # for the future at the end of the round.
 
 # %% tags=["nbval-ignore-output"]
@@ -576,17 +578,18 @@ times = ranks.run(lambda path: times_of_saving(path), folder / "timed", timeout_
 parts_ms = times.parts_ms()
 for way, parts in parts_ms.items():
     print(f"{way}: ten steps take {parts['steps']:.0f} ms")
-still_ms = {
+blocked_ms = {
     "save": parts_ms["save"]["save"],
     "async_save": parts_ms["async_save"]["save"] + parts_ms["async_save"]["wait"],
 }
-shorter = still_ms["async_save"] < 0.7 * still_ms["save"]
-measure.expect(shorter, "async_save stops training for less time")
-plots.bars(still_ms, "ms in which training stands still (medians of 5 rounds)")
+shorter = blocked_ms["async_save"] < 0.7 * blocked_ms["save"]
+measure.expect(shorter, "async_save blocks training for less time")
+plots.bars(blocked_ms, "ms for which training is blocked (medians of 5 rounds)")
 
 # %% [markdown]
 # If the steps last long enough, they hide the writing, and only staging is left. But the thread needs CPU cores too.
-# Look at the printed times: if the steps take longer, part of the gain is lost.
+# Look at the printed times: if the steps take longer with `async_save`, subtract that from the gain. On a machine with
+# few free cores, little may be left.
 #
 # Three rules keep asynchronous saves safe:
 #
@@ -679,7 +682,7 @@ for where, bytes_per_s in {"2 TB/s": 2e12, "50 GB/s": 5e10}.items():
 #
 # Ψ parameters in fp32 with AdamW on N ranks.
 #
-# | | memory per rank, beyond what it holds | after a kill during a save | training stands still |
+# | | memory per rank, beyond what it holds | after a kill during a save | training is blocked |
 # |---|---|---|---|
 # | `full_state_dict()` | 8Ψ bytes | depends on who writes, and where | while it gathers and writes |
 # | sharded, into the last checkpoint | almost none | perhaps a mixture of two steps, which loads | while it writes |

@@ -10,7 +10,7 @@ load_checkpoint = Exercise("12.3", "load_checkpoint", optional=True)  # needs bo
 BackgroundSaver = Exercise("12.4", "BackgroundSaver", optional=True)  # needs the functions that find and load
 
 _HINT_ON_NOTHING = "Hint: what does your search return if it finds nothing?"
-_HINT_ON_LOAD = "Hint: which tensors does torch.distributed.checkpoint.load() write into?"
+_HINT_ON_LOAD = "Hint: what must the dict contain before torch.distributed.checkpoint.load() can fill it?"
 IN_CHECKPOINTS = {
     "Directory not empty": "Hint: what already exists at the target of the rename?",
     "mixed torch.Tensor and DTensor": (
@@ -21,7 +21,7 @@ IN_CHECKPOINTS = {
     "Missing key in checkpoint state_dict": (
         "Hint: does the state that you load into have the same structure as the one that you saved?"
     ),
-    ".half' -> ": "Hint: which ranks rename the folder?",
+    ".half' -> ": "Hint: into which folder do the ranks write, and which rank renames it?",
     "KeyError: 'model'": _HINT_ON_LOAD,
     "KeyError: 'optimizer'": _HINT_ON_LOAD,
     "KeyError: 'step'": _HINT_ON_LOAD,
@@ -31,7 +31,8 @@ IN_CHECKPOINTS = {
     "empty iterable": _HINT_ON_NOTHING,
 }
 
-IN_BACKGROUND = {".half' -> ": "Hint: when you rename the folder, have all ranks finished writing?"}
+_HINT_ON_RENAME = "Hint: when you rename the folder, have all ranks finished writing, and has it been renamed before?"
+IN_BACKGROUND = {".half' -> ": _HINT_ON_RENAME, "metadata is None": _HINT_ON_RENAME}
 
 newest_checkpoint.check("newest", world_sizes=(1,))(folder.the_largest_step_is_found)
 

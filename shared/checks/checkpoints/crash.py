@@ -24,6 +24,7 @@ from shared.ranks import rankside
 EARLIER = "step_3"
 SLOW_RENAME_S = scaled(0.5)  # Without waiting for it, save_checkpoint() returns within a few milliseconds.
 _HINT_ON_NAMES = "Hint: under which name do ranks write, and when does the folder get its final name?"
+_HINT_ON_RETURN = "Hint: which rank renames, and how do the other ranks learn that it has finished?"
 _HINT_ON_THE_SAME_STEP = "Hint: when is it safe to remove the existing checkpoint of the same step?"
 
 
@@ -108,10 +109,12 @@ def partial_checkpoints_are_never_visible(attempt: Attempt) -> None:
         if seen[late]["newest"] != EARLIER:
             evidence = f"{context}, newest_checkpoint() finds {seen[late]['newest']}; expected {EARLIER}"
             raise Wrong(evidence, "Hint: does the previous checkpoint still exist?")
+        on_some_ranks = any(each["end"] == f"step_{step}" for each in seen)
         for rank, each in enumerate(seen):
             if each["end"] != f"step_{step}":
                 evidence = f"when save_checkpoint() has returned, newest_checkpoint() finds {each['end']}"
-                raise Wrong({rank: f"{evidence}; expected step_{step}"}, _HINT_ON_NAMES)
+                hint = _HINT_ON_RETURN if on_some_ranks else _HINT_ON_NAMES
+                raise Wrong({rank: f"{evidence}; expected step_{step}"}, hint)
 
 
 # -- a disk that is full
@@ -210,7 +213,7 @@ def every_rank_returns_after_the_rename(attempt: Attempt, probe=probe_meeting, n
     evidence = f"{name} returned before step_{step} existed"
     wrong = {rank: evidence for rank, each in enumerate(found) if not each["there"]}
     if wrong:
-        raise Wrong(wrong, "Hint: which rank renames, and how do the other ranks learn that it has finished?")
+        raise Wrong(wrong, _HINT_ON_RETURN)
     if not any(each["renames"] for each in found):
         evidence = f"step_{step} exists, but no rank renamed a folder to it; expected one rename"
         raise Wrong(evidence, "Hint: if ranks are killed while they write into it, what do they leave behind?")

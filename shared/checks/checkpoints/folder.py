@@ -1,5 +1,6 @@
 """Judge how a folder is read and cleaned up that contains complete and incomplete checkpoints, and other files."""
 
+import contextlib
 import os
 import random
 import tempfile
@@ -78,14 +79,47 @@ def _lay_out(root: Path, draw: random.Random) -> list[tuple[Path, str | None, st
     ]
 
 
-def probe_saving(save_checkpoint, plan: Saving, folder: str, step: int, seed: int, x, y) -> None:
+@contextlib.contextmanager
+def removing(after):
+    """Call after() whenever a file or a folder has been removed."""
+    names = ("unlink", "remove", "rmdir")
+    originals = {name: getattr(os, name) for name in names}
+
+    def observed(original):
+        def remove(*args, **kwargs):
+            original(*args, **kwargs)
+            after()
+
+        return remove
+
+    for name, original in originals.items():
+        setattr(os, name, observed(original))
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(os, name, original)
+
+
+def probe_saving(save_checkpoint, plan: Saving, folder: str, step: int, seed: int, x, y) -> bool:
+    """Save. Return whether step_N was at some moment an earlier checkpoint without some of its files."""
     module, optimizer = settle(plan, seed)
     train(module, optimizer, range(1), x, y)
-    save_checkpoint(Path(folder), step, module, optimizer)
+    whole, partial = Path(folder) / f"step_{step}", False
+    before = set(names_in(whole)) if whole.exists() else set()
+
+    def look() -> None:
+        nonlocal partial
+        with contextlib.suppress(FileNotFoundError):
+            partial |= set(names_in(whole)) < before
+
+    with removing(look):
+        save_checkpoint(Path(folder), step, module, optimizer)
+    return partial
 
 
 def leftovers_are_removed_first(attempt: Attempt) -> None:
-    """Require that leftovers of the same step are removed, and that other steps stay."""
+    """Require that leftovers of the same step are removed, never under a complete name, and that other steps stay."""
     plan, draw = Saving("Blocks", sharded=attempt.world_size > 1), Draw(attempt)
     step = attempt.random.randrange(10, 10**6)
     others = ("step_3", f"step_{step}0")
@@ -96,7 +130,7 @@ def leftovers_are_removed_first(attempt: Attempt) -> None:
                 put_checkpoint(Path(folder), name.format(step))
             context = f"in a folder with {', '.join(names_in(folder))}, save_checkpoint() of step {step}"
             per_rank = [(draw.seeds[0], x, y) for x, y in draw.shares]
-            attempt.run(probe_saving, plan, folder, step, per_rank=per_rank, context=context)
+            partial = attempt.run(probe_saving, plan, folder, step, per_rank=per_rank, context=context)
             names = names_in(folder)
             expected = sorted([*others, f"step_{step}"])
             if names != expected:
@@ -110,3 +144,7 @@ def leftovers_are_removed_first(attempt: Attempt) -> None:
                 if (Path(folder) / name / JUNK).exists() is not stays:
                     hint = "Hint: which files may be in a folder that already exists?"
                     raise Wrong(f"{context}: {JUNK} in {name} {'is gone' if stays else 'is still there'}", hint)
+            if any(partial):
+                evidence = f"{context} deletes the old checkpoint while it is still called step_{step}"
+                hint = "Hint: after a kill halfway through this removal, what would newest_checkpoint() return?"
+                raise Wrong(f"{evidence}; expected no partial folder with this name", hint)

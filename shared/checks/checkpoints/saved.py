@@ -180,7 +180,8 @@ def judge(found: list[dict], alone: dict, saved: dict | None, step: int, context
             hint = _HINT_ON_OPTIMIZER if saved else "Hint: does saving change the model or the optimizer?"
             raise Wrong(
                 evidence,
-                "The parameters and moments are right. Hint: which settings in param_groups must be restored, too?"
+                "The parameters and moments are right. Hint: which function gives the settings in param_groups to the "
+                "optimizer?"
                 if saved
                 else hint,
             )

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.fsdp import fully_shard
 
 from shared.checks.engine.candidate import device_here, mesh_here
@@ -18,8 +19,8 @@ SLACK = 1.15  # metadata of each tensor
 MOST_SENT = 0.25  # As a fraction of the state: ranks exchange only their plans of what to write.
 
 
-def probe_shards(save_checkpoint, folder: str) -> list:
-    """Save a model of a few large tensors. Return what was sent while saving."""
+def probe_shards(save_checkpoint, folder: str) -> tuple[list, bool]:
+    """Save a model of a few large tensors. Return what was sent while saving, and whether the step is missing."""
     module = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))).to(device_here())
     mesh = mesh_here()
     for each in (*module, module):
@@ -29,7 +30,10 @@ def probe_shards(save_checkpoint, folder: str) -> list:
     optimizer.step()
     with instrumentation.listening() as calls:
         save_checkpoint(Path(folder), 1, module, optimizer)
-    return calls
+    if not (Path(folder) / "step_1" / ".metadata").exists():
+        return calls, False
+    keys = FileSystemReader(Path(folder) / "step_1").read_metadata().state_dict_metadata
+    return calls, not any(key.split(".")[-1] == "step" and ".state." not in key for key in keys)
 
 
 def each_writes_its_shard(attempt: Attempt) -> None:
@@ -48,7 +52,9 @@ def each_writes_its_shard(attempt: Attempt) -> None:
             f"all files together have {sum(sizes):,} bytes; expected about {STATE_BYTES:,}, the size of the state"
         )
         raise Wrong(evidence, "Hint: what belongs in a checkpoint, and how many times is each tensor written?")
-    for rank, calls in enumerate(found):
+    if any(no_step for _, no_step in found):
+        raise Wrong("the checkpoint does not contain the step", "Hint: from which step would a run resume?")
+    for rank, (calls, _) in enumerate(found):
         if sum(call.payload_bytes for call in calls) > MOST_SENT * STATE_BYTES:
             evidence = (
                 f"to save a state of {STATE_BYTES:,} bytes, this rank sent {describe_calls(calls)}; expected "

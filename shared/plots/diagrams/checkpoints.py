@@ -141,8 +141,8 @@ class SavingRun:
         return next(span.ended_ms for span in self.main if span.name == _RENAMES)
 
     @property
-    def standstill_ms(self) -> float:
-        """Return how long training stands still."""
+    def blocked_ms(self) -> float:
+        """Return how long training is blocked."""
         return sum(span.ended_ms - span.began_ms for span in self.main if not span.name.startswith("step"))
 
 
@@ -160,7 +160,7 @@ def background_save() -> Figure:
     drawing.text(0.15, 4.05, "CPU memory", ha="left")
     clock.span(drawing, 3.86, background.copied_ms, f"copy of the shards after step {_SAVED_AT}", CELL_IN[1], **own)
     clock.axis(drawing, 4.6, [0.0, background.copied_ms[0], waiting.main[-1].ended_ms])
-    words = "Hatched: training stands still. Both checkpoints hold the same values."
+    words = "Hatched: training is blocked. Both checkpoints hold the same values."
     drawing.text(0.15, 5.1, words, "note", ha="left")
     return drawing.finish()
 
@@ -175,4 +175,4 @@ def _draw_training(drawing: Drawing, clock: Clock, y: float, run: SavingRun, nam
     complete_x = clock.x(run.completed_ms)
     drawing.line((complete_x, y - 0.1), (complete_x, y + 0.48), linewidth=2.4, color="black")
     drawing.text(complete_x, y - 0.22, f"renamed to step_{_SAVED_AT}", weight="bold")
-    drawing.text(clock.x(run.main[2].began_ms), y + 0.6, f"stands still for {run.standstill_ms:.0f} ms", ha="left")
+    drawing.text(clock.x(run.main[2].began_ms), y + 0.6, f"blocked for {run.blocked_ms:.0f} ms", ha="left")
