@@ -265,6 +265,42 @@ def test_checkpointing_holds_one_layer_at_a_time():
     assert most_activations(checkpointed) == 3 + 1  # inputs of each linear layer, less x; input of one GELU
 
 
+class Recomputed(torch.autograd.Function):
+    """Keeps x and runs the module without recording, as the lab's Recompute does."""
+
+    @staticmethod
+    def forward(ctx, module, x):
+        ctx.module = module
+        ctx.save_for_backward(x)
+        return module(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        with torch.enable_grad():
+            output = ctx.module(x)
+        return None, torch.autograd.grad(output, x, gradient)[0]
+
+
+def test_the_output_of_an_autograd_function_counts_as_an_activation():
+    """The input of the second layer is made under no_grad, but the graph keeps it."""
+    layers = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64, bias=False), nn.GELU()) for _ in range(2)))
+    x, activation = torch.randn(512, 64, requires_grad=True), 4 * 64 * 512
+
+    def run(x):
+        return Recomputed.apply(layers[1], Recomputed.apply(layers[0], x))
+
+    with memory.peak(layers, extra={"other": x}) as peak:
+        output = run(x)
+        output.sum()
+    assert peak.samples[-1].held.activations_bytes == 2 * activation
+    assert peak.samples[-1].held.other_bytes == activation  # x
+    with torch.no_grad(), memory.peak(layers, extra={"other": x}) as peak:
+        output = run(x)
+        output.sum()
+    assert peak.samples[-1].held == memory.Held(2 * 4 * 64 * 64, other_bytes=2 * activation)
+
+
 def test_autocast_keeps_copies_in_bf16():
     """Backward needs x in bf16 for Linear, and the float32 input of the square. The copy of the weight is freed."""
     model, x = nn.Linear(64, 256, bias=False), torch.randn(512, 64)

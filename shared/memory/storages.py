@@ -190,8 +190,13 @@ class Watch(TorchDispatchMode):
             self._see_storage(part.untyped_storage()).claim(component, part.nbytes)
 
     def _see(self, values, made: bool) -> list[Use]:
-        parts = [part for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor) for part in _parts(leaf)]
-        return [self._see_storage(part.untyped_storage(), made) for part in parts]
+        found = []
+        for part in (part for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor) for part in _parts(leaf)):
+            found.append(use := self._see_storage(part.untyped_storage(), made))
+            # An autograd.Function computes its output under no_grad. Only later operators see that it has a graph.
+            if use.component == "other" and part.requires_grad and not part.is_leaf:
+                use.claim("activations")
+        return found
 
     def _see_storage(self, storage: torch.UntypedStorage, made: bool = False) -> Use:
         """Return the use of a storage, creating a new one if the storage is new or was resized."""

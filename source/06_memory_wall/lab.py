@@ -119,7 +119,7 @@ assert all(counted[name] < estimated[name] for name in counted)
 # for each parameter.
 
 # %% [markdown]
-# ## Exercise 6.2 · The master weight of one parameter (18 min, 3 points)
+# ## Exercise 6.2 · The master weight of one parameter (20 min, 3 points)
 #
 # A bfloat16 number has 8 significant bits. What happens to small updates?
 
@@ -139,25 +139,23 @@ print(f"1 + 1000 × 0.001 = {weight.item():.3f}")
 # a torch optimizer that contains another one, `inner`, and lends it one master after another:
 # ```python
 # for each parameter with a gradient:
-#     inner gets one parameter, the master, with its settings and its state
+#     inner gets the settings of the parameter's group, the master as its only parameter, and the master's state
 #     master.grad = parameter.grad.float()
 #     inner.step()
 #     parameter.copy_(master)
 #     free master.grad
 # ```
-# In this exercise, you write the body of the loop: `HoldsMasters` creates `inner` and updates a single parameter. The
-# loop follows in exercise 6.3.
+# In this exercise, you write the body of the loop: `HoldsMasters` updates a single parameter. The loop follows in
+# exercise 6.3.
 #
-# - `inner` is an `optimizer_cls` with the given defaults. No torch optimizer accepts an empty list of parameters, so
-#   create `inner` with a placeholder, such as an empty tensor.
-# - A torch optimizer has all its settings in `.defaults`, including those that the caller did not pass.
-#   `torch.optim.Optimizer.__init__(params, defaults)` expects the same dict.
+# - `__init__` is given. It creates `inner` and passes on its `defaults`, which contain all settings of an optimizer,
+#   including those that the caller did not pass.
 # - `self.state[parameter]` is a dict. When `step_one` updates a parameter for the first time, it stores the float32
 #   master in this dict, as `"master"`. A float32 parameter gets a master of its own, too.
-# - The same dict also holds the state that `inner` has for the master. With Adam, it is
-#   `{"master": …, "exp_avg": …, "exp_avg_sq": …, "step": …}`. Then `state_dict()` contains all of it. ZeRO-1 and the
+# - After `inner.step()`, store what `inner` keeps for the master in the same dict. With Adam, it becomes
+#   `{"master": …, "exp_avg": …, "exp_avg_sq": …, "step": …}`, so `state_dict()` contains all of it. ZeRO-1 and the
 #   given `load_state_dict` rely on this layout.
-# - `group` is the parameter's group, with its *current* settings. A scheduler changes them between steps.
+# - `group` is the parameter's group, a dict with its *current* settings. A scheduler changes them between steps.
 # - `step_one` is always called under `torch.no_grad()`.
 # - Write into the parameter in place, because other tensors may be views of it.
 # - Target: 2 + 2 + 12 bytes per parameter with Adam, and never more than one gradient in float32.
@@ -166,7 +164,7 @@ print(f"1 + 1000 × 0.001 = {weight.item():.3f}")
 # the parameters. You may replace both before each `inner.step()`:
 # ```python
 # inner.param_groups = [the settings of the group, with "params": [master]]
-# inner.state = {master: the state that inner had for it}
+# inner.state = {master: a dict with what inner has stored for it so far, and nothing else}
 # ```
 #
 # <details><summary>Hint 1</summary>An optimizer steps every tensor that has a <code>grad</code>, such as an
@@ -183,12 +181,11 @@ print(f"1 + 1000 × 0.001 = {weight.item():.3f}")
 class HoldsMasters(torch.optim.Optimizer):
     """Keeps a float32 master of each parameter in its state, next to the state of optimizer_cls for this master."""
 
+    # Given, keep it as it is.
     def __init__(self, params, optimizer_cls: type[torch.optim.Optimizer], **defaults):
-        ### BEGIN SOLUTION
         # A placeholder, because an optimizer needs a parameter. step_one() replaces it with one master at a time.
         self.inner = optimizer_cls([torch.empty(0)], **defaults)
         super().__init__(params, self.inner.defaults)
-        ### END SOLUTION
 
     def step_one(self, parameter: nn.Parameter, group: dict) -> None:
         """Update the master of one parameter in this group, and copy it to the parameter."""
@@ -231,14 +228,13 @@ print(f"parameter {weight.item():.3f}, master weight {master.item():.3f}")
 check.HoldsMasters()
 
 # %% [markdown]
-# ## Exercise 6.3 · Master weights for all parameters (12 min, 2 points)
+# ## Exercise 6.3 · Master weights for all parameters (10 min, 2 points)
 #
 # `MasterWeights` adds the loop to `HoldsMasters`. Write its `step`:
 #
 # - If there is a closure, it runs first, with gradients enabled. `step` returns its result.
 # - Update the parameters of all groups that `self.param_groups` contains *now*. Groups may be added later with
-#   `add_param_group`, for example to unfreeze a layer. And chapter 07 builds a `MasterWeights` for an empty tensor,
-#   clears this list, and then adds the real groups.
+#   `add_param_group`, for example to unfreeze a layer, and ZeRO-1 (chapter 07) replaces all of them.
 # - Skip parameters without a gradient, as torch's optimizers do.
 #
 # <details><summary>Hint</summary>The whole method runs under <code>no_grad</code>, so in which context must the closure
@@ -305,10 +301,12 @@ check.MasterWeights()
 # - `tensors` are the inputs, `num_inputs` of them, followed by the parameters. There is at least one input, all inputs
 #   are tensors, and there is one output. `module` is any function of the inputs, not necessarily an `nn.Module`.
 # - In forward, save tensors with `ctx.save_for_backward`, and everything else as an attribute of `ctx`.
-# - In backward, run the module under `enable_grad` on inputs that are detached from the graph (`detach()`). Compute all
-#   gradients with one call of `torch.autograd.grad`, because `.backward()` would write into `.grad` itself.
-# - Backward returns one value per argument of forward: None for `module` and `num_inputs`, None for tensors that need
-#   no gradient, and a gradient for the others. An unused parameter is not an error: pass `allow_unused=True`.
+# - In backward, run the module under `enable_grad` on inputs that are detached from the graph (`detach()`). A detached
+#   tensor does not require a gradient. If the saved input does, call `requires_grad_()` on the detached one.
+# - Compute all gradients with one call of `torch.autograd.grad`, because `.backward()` would write into `.grad` itself.
+#   It rejects tensors that require no gradient. An unused parameter is not an error: pass `allow_unused=True`.
+# - Backward returns one value per argument of forward. Its last lines are given: there, `tensors` are the detached
+#   inputs and the parameters, and `grads` are the gradients of those that require one.
 # - Dropout must drop the same elements again, so run the module with the random states of forward: `get_rng_states()`
 #   and `set_rng_states(states)` are given. Afterwards, the random generators must continue from the states in which
 #   backward found them.
@@ -316,9 +314,8 @@ check.MasterWeights()
 #   (`register_post_accumulate_grad_hook`, as in `OverlappedDDP`) is called once, even if the parameter is also used
 #   outside of the module.
 #
-# <details><summary>Hint 1</summary>What does a detached input need, so that <code>torch.autograd.grad</code> can
-# compute a gradient for it? That function rejects tensors that do not require one. So which ones do you pass, and how
-# do you bring the results back into the order of <code>tensors</code>?</details>
+# <details><summary>Hint 1</summary>Which of the saved tensors need to be detached, and which must not be? Which of
+# <code>tensors</code> do you pass to <code>torch.autograd.grad</code>, and with which incoming gradient?</details>
 #
 # <details><summary>Hint 2</summary>There are three moments at which a random state matters: when forward begins, when
 # backward begins, and when the recomputation is complete. Which state do you store or restore at each of
@@ -342,8 +339,7 @@ def set_rng_states(states: list[torch.Tensor]) -> None:
 
 
 # %% [markdown]
-# The first lines of `backward` are given. The cell after yours defines `Checkpointed`, a module that uses your
-# function.
+# The cell after yours defines `Checkpointed`, a module that uses your function.
 
 
 # %% tags=["exercise", "export"] grade_id="recompute"
@@ -381,9 +377,11 @@ class Recompute(torch.autograd.Function):
             output = ctx.module(*inputs)
         set_rng_states(current_states)
         differentiable = [tensor for tensor in tensors if tensor.requires_grad]
-        grads = iter(torch.autograd.grad(output, differentiable, gradient, allow_unused=True))
-        return None, None, *(next(grads) if tensor.requires_grad else None for tensor in tensors)
+        grads = torch.autograd.grad(output, differentiable, gradient, allow_unused=True)
         ### END SOLUTION
+        # Given, keep it: module and num_inputs have no gradient, and neither has a tensor that requires none.
+        remaining = iter(grads)
+        return None, None, *(next(remaining) if each.requires_grad else None for each in tensors)
 
 
 # %% tags=["export"]
@@ -419,8 +417,11 @@ torch.manual_seed(0)
 small = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 1)).to(device)
 x = torch.randn(2, 4, device=device, requires_grad=True)
 losses = small(x).sum(), Checkpointed(small)(x).sum()
-plain, recomputed = (torch.autograd.grad(loss, [x, *small.parameters()]) for loss in losses)
-print("equal:", [torch.allclose(a, b) for a, b in zip(plain, recomputed, strict=True)])
+plain, recomputed = (
+    torch.autograd.grad(loss, [x, *small.parameters()], allow_unused=True) for loss in losses
+)
+pairs = zip(plain, recomputed, strict=True)
+print("equal:", [b is not None and torch.allclose(a, b) for a, b in pairs])
 
 # %% [markdown]
 # The check begins with a similar comparison. Then it tries dropout, autocast, changed inputs and hooks, and counts
@@ -452,10 +453,10 @@ check.Checkpointed()
 my_block = -1
 
 # %% [markdown]
-# Write `activation_peak_bytes` for any list of blocks. `chosen` contains the indices of the checkpointed blocks.
+# Write `activation_peak_bytes`. `chosen` contains the indices of the checkpointed blocks.
 #
 # <details><summary>Hint</summary>The pseudocode is the specification. Can you compute it in one loop over the blocks,
-# if you remember the sum of <code>kept</code> so far? What is the peak if there are no blocks?</details>
+# if you remember the sum of <code>kept</code> so far?</details>
 
 
 # %% tags=["exercise", "export"] grade_id="activation-peak"
@@ -612,7 +613,7 @@ peaks[f"{len(chosen)} checkpoints"] = training_peak(gpt)
 
 # %% [markdown]
 # The figure shows everything that a step holds at its peak. Compare the activations of the two bars. (They include the
-# output layer and the loss.)
+# output layer and the loss, which no checkpoint makes smaller.)
 
 # %%
 peaks = ranks.pull("peaks")[0]

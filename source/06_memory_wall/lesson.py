@@ -22,7 +22,7 @@
 # ## Where we are
 #
 # Chapters 02 to 05 were about the *time* that data parallelism costs. This one is about *memory*: four ranks hold four
-# copies of the model. How many bytes is that? The next cells create a small GPT with AdamW on each rank. The module
+# copies of the model. How many bytes is that? The next cells create a small GPT with AdamW on each rank, and
 # `shared.memory` will count the bytes of every tensor exactly.
 
 # %% tags=["nbval-ignore-output"]
@@ -91,8 +91,7 @@ assert at_peak > 20 and peak.phase in ("forward", "backward")
 # variance.
 #
 # Yet at its peak the step needed more. Most of the rest is **activations**: tensors that forward keeps because backward
-# will need them. The diagram is an example of one step. Look at which bands keep their height, and which ones grow and
-# shrink:
+# will need them. In this example of one step, look at which bands keep their height, and which ones grow and shrink:
 
 # %%
 diagrams.training_memory()
@@ -118,9 +117,8 @@ for n in (4, 100):
     print(f"redundant copies: {formulas.redundant_copies(n)}")
 
 # %% [markdown]
-# This is the memory wall: with data parallelism, more ranks do not make room for a larger model. From chapter 07 on,
-# the ranks will shard the model state. But first, each rank can store elements in fewer bytes, and keep fewer of
-# them.
+# This is the memory wall: with data parallelism, more ranks do not make room for a larger model. Before the ranks shard
+# the model state (from chapter 07 on), each rank can store elements in fewer bytes, and keep fewer of them.
 
 # %% [markdown]
 # ## Fewer bytes per element
@@ -155,21 +153,18 @@ my_share = 1.0
 
 # %%
 # %%ranks
-pairs = list(zip(all_low.parameters(), before, strict=True))
-moved = sum(int((now != then).sum()) for now, then in pairs) / parameters
-sizes = torch.cat([then.flatten() for then in before]).float().abs()
-small = [(sizes < limit).float().mean().item() for limit in (256 * 1e-5, 512 * 1e-5)]
+old, new = (nn.utils.parameters_to_vector(each) for each in (before, all_low.parameters()))
+changed, ratios = (old != new).float(), old.float().abs() / 1e-5  # weight / update
+shares = [some.mean().item() for some in (changed, changed[ratios < 256], changed[ratios > 512])]
 
 # %% tags=["nbval-ignore-output"]
-moved, small = ranks.pull("moved")[0], ranks.pull("small")[0]
+moved, of_small, of_large = ranks.pull("shares")[0]
 print(f"predicted {my_share:.0%}, measured {moved:.0%}")
-print(f"below 256 updates: {small[0]:.0%} of the weights; below 512 updates: {small[1]:.0%}")
-assert small[0] < moved < small[1] < 0.5
+print(f"{of_small:.0%} of the weights below 256 × the update changed, {of_large:.0%} above 512 ×")
+assert of_large < 0.01 < moved < 0.5 < 0.99 < of_small
 
 # %% [markdown]
-# Most weights have not changed at all. The measured share lies between the other two: a weight below 256 updates
-# changes, one above 512 does not, and in between it depends on the weight. The unchanged ones will not change later
-# either, while the updates stay this small.
+# Most weights have not changed at all. They will not change later either, while the updates stay this small.
 #
 # The remedy is to *compute* in bfloat16 and to *update* in fp32, which is called **mixed precision** (Micikevicius et
 # al. 2018, §3.1). Each parameter gets a **master weight**: an fp32 copy that the optimizer updates. The parameter
@@ -411,7 +406,8 @@ for name, options in ways.items():
 tables.Table(["", "bytes / sbh", "GB per layer"], rows)
 
 # %% [markdown]
-# Chapter 13 introduces tensor and sequence parallelism.
+# Tensor parallelism splits 24 of the 34 bytes over 8 ranks, which leaves 10 + 24/8 = 13. Sequence parallelism splits
+# the other 10 as well: 34/8 = 4.25. Chapter 13 introduces both.
 
 # %% [markdown]
 # ## Recomputing activations
@@ -488,25 +484,32 @@ rows = [(phase, name) for phase in ("forward", "backward") for name in parts_ms]
 plots.bars({f"{phase}, {name}": parts_ms[name][phase] for phase, name in rows}, "ms (median of 10)")
 
 # %% [markdown]
-# Most of the extra time is in backward, which now also recomputes the forward of the blocks. If backward used to take
-# twice as long as forward, the two together now take about a third longer.
+# Most of the extra time is in backward, which now also recomputes the forward of the blocks. If backward took twice as
+# long as forward, the two together would take a third longer. Compare the two bars of the plain model: the closer they
+# are, the larger is the share of one more forward.
 #
 # **Selective checkpointing** (`create_selective_checkpoint_contexts`) recomputes only what is large and cheap to
-# compute, such as materialized scores. In the lab, you write checkpointing yourself, and choose which blocks to
-# checkpoint.
+# compute, such as materialized scores.
 
 # %% [markdown]
 # ## How large a model fits?
 #
 # We start with the model state alone, in mixed precision with 16 bytes per parameter. In chapters 07 to 09, the ranks
-# will shard the optimizer state (ZeRO-1), then also the gradients (ZeRO-2), then also the parameters (ZeRO-3). You can
-# already test some widely quoted claims about them.
+# will shard more and more of it. These are the bytes per rank:
+#
+# | | parameters | gradients | optimizer state |
+# |---|---|---|---|
+# | data parallelism | 2Ψ | 2Ψ | 12Ψ |
+# | ZeRO-1 | 2Ψ | 2Ψ | 12Ψ/N |
+# | ZeRO-2 | 2Ψ | 2Ψ/N | 12Ψ/N |
+# | ZeRO-3 | 2Ψ/N | 2Ψ/N | 12Ψ/N |
 #
 # **Predict.** Does the model state fit into 80 GB per GPU? Write y or n for each case:
 #
 # - **A**: 8B parameters, with plain data parallelism on a thousand GPUs.
 # - **B**: 70B, with ZeRO-2 on as many GPUs as you like.
-# - **C**: 70B, with ZeRO-2 on 8 GPUs and without master weights, at 12 bytes per parameter.
+# - **C**: 70B, with ZeRO-2 on 8 GPUs and without master weights, at 2 + 2 + 8 bytes per
+#   parameter.
 # - **D**: 70B, with ZeRO-3 on one host of 8 GPUs.
 # - **E**: 70B, on 32 GPUs: each layer is split over 8 of them (tensor parallelism), and the four groups of 8 use plain
 #   data parallelism.
@@ -542,8 +545,9 @@ tables.Table(["", "GB per GPU", "fits"], rows)
 # %% [markdown]
 # - **A**: a thousand GPUs hold no larger model than one. (It is commonly claimed that data parallelism works up to
 #   about 8B parameters. That takes GPUs of 141 GB.)
-# - **B**: with ZeRO-2, each rank still holds 2 bytes per parameter for *all* parameters.
-# - **C** is often said to take 210 GB, which is 140 + 560/8. That forgets the rank's shard of the gradients.
+# - **B**: ZeRO-2 does not shard the 2Ψ bytes of the parameters.
+# - **C** takes 140 + (140 + 560)/8 = 227.5 GB. The widely quoted 210 GB is 140 + 560/8, which forgets the rank's shard
+#   of the gradients.
 # - **D**: eight GPUs have 640 GB, but the state takes 16 · 70 = 1,120 GB.
 # - **E** is widely quoted as a setup that trains. It does not, unless the groups also shard, as in F. (F and G still
 #   need room for activations.)
@@ -673,7 +677,7 @@ plots.bars({name: nbytes / 1e6 for name, nbytes in most.items()}, "MB of activat
 # | fp32 | 4 + 4 + 8 = 16Ψ | 64 sbh | 2(N−1)/N · 4Ψ | as in chapter 04 |
 # | mixed precision by hand | 2 + 2 + 12 = 16Ψ, or 20Ψ with fp32 gradients | 32 sbh | 2(N−1)/N · 2Ψ | the same |
 # | autocast | 4 + 4 + 8 = 16Ψ | between the two | 2(N−1)/N · 4Ψ | the same |
-# | with checkpointing | unchanged | 4 or 2 sbh | unchanged | backward takes longer, and hides more |
+# | with checkpointing | unchanged | 4 sbh, or 2 sbh in 16 bits | unchanged | backward takes longer, and hides more |
 #
 # **Terms**
 #

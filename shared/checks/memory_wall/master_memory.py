@@ -23,6 +23,11 @@ def _set_gradients(parameters: list[nn.Parameter]) -> None:
         parameter.grad = torch.randn_like(parameter)
 
 
+def _update(attempt: Attempt) -> str:
+    """Return the method that the exercise is about."""
+    return "step_one()" if attempt.piece == "HoldsMasters" else "step()"
+
+
 def probe_stays(master_weights, numel: int, optimizer: str) -> int:
     """Step twice and drop the gradients. Return the bytes allocated since the optimizer was built that still live."""
     optimizer_cls, defaults, _ = STAYS[optimizer]
@@ -47,7 +52,8 @@ def twelve_bytes_stay(attempt: Attempt) -> None:
                     "steps, the optimizer "
                     f"holds {held_bytes / elements:.1f} bytes per element besides the parameters; expected {each_bytes}"
                 )
-                raise Wrong({rank: evidence}, "Hint: which tensors are still alive when step() has returned?")
+                hint = f"Hint: which tensors are still alive when {_update(attempt)} has returned?"
+                raise Wrong({rank: evidence}, hint)
 
 
 def probe_step(master_weights, numel: int) -> int:
@@ -72,8 +78,8 @@ def one_gradient_at_a_time(attempt: Attempt) -> None:
         if extra_bytes > TEMPORARIES * one_bytes:
             evidence = (
                 f"{PARAMETERS} parameters whose gradients take {one_bytes:,} bytes each in float32: at its "
-                "peak, step() "
-                f"holds {extra_bytes:,} bytes more than before it; expected about the bytes of one gradient"
+                f"peak, {_update(attempt)} holds {extra_bytes:,} bytes more than before it; "
+                "expected about the bytes of one gradient"
             )
             raise Wrong(
                 {rank: evidence}, "Hint: how many float32 gradients exist at the same time, and when is each one freed?"

@@ -9,7 +9,7 @@ from torch import nn
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.framework import Attempt
 from shared.checks.memory_wall.master_plans import OPTIMIZERS, Data, Plan, deal, draw
-from shared.checks.memory_wall.master_values import after_values, judge_steps
+from shared.checks.memory_wall.master_values import after_groups, after_values, judge_steps
 
 SAVED_AFTER = 3  # steps
 HINT = (
@@ -61,6 +61,7 @@ def probe_resumed(master_weights, plan: Plan, used: bool, data: Data) -> list[li
 
 
 @after_values
+@after_groups
 def training_goes_on(attempt: Attempt) -> None:
     for plan, used in PLANS:
         data = draw(attempt.draw_seed(), plan.dtypes)

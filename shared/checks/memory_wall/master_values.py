@@ -71,7 +71,7 @@ GROUPS = (
         "SGD, two groups",
         "SGD",
         ({}, {"lr": 0.5}),
-        hint="Hint: from which group does each inner optimizer get its settings?",
+        hint="Hint: which group does step_one() get with each parameter?",
     ),
     Plan(
         "AdamW, three groups",
@@ -117,9 +117,18 @@ SMALL = Plan(
     hint="Hint: does any step round a master?",
 )
 SMALL_STEPS = 200
-BEGUN = {
-    "KeyError: '": "The inner optimizer treats a nonempty state as initialized. Hint: what does it find in the "
-    "state of a master that it updates for the first time?"
+_NOT_BEGUN = (
+    "The inner optimizer treats a nonempty state as initialized. Hint: what does it find in the state of a master that "
+    "it updates for the first time?"
+)
+_NO_SETTING = (
+    "The inner optimizer reads this setting from its group. Hint: which dict contains all settings, and which of them "
+    "does inner's group have?"
+)
+_STATE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "step")
+_SETTINGS = {name for kind in (torch.optim.SGD, torch.optim.AdamW) for name in kind([torch.empty(0)]).defaults}
+RAISED = {f"KeyError: '{name}'": _NOT_BEGUN for name in _STATE} | {
+    f"KeyError: '{name}'": _NO_SETTING for name in sorted(_SETTINGS)
 }
 
 
@@ -201,7 +210,7 @@ def _judge_optimizer(rank: int, result: dict, plan: Plan, piece: str) -> None:
 # -- the checks
 
 
-@where_it_raises(BEGUN)
+@where_it_raises(RAISED)
 def one_parameter_is_its_rounded_master(attempt: Attempt) -> None:
     for plan in ONE_PARAMETER:
         judge_plan(attempt, plan)
@@ -216,7 +225,7 @@ def every_dtype_has_a_master_of_its_own(attempt: Attempt) -> None:
         judge_plan(attempt, plan)
 
 
-@where_it_raises(BEGUN)
+@where_it_raises(RAISED)
 def parameters_are_rounded_masters(attempt: Attempt) -> None:
     for plan in VALUES:
         judge_plan(attempt, plan)
@@ -229,6 +238,9 @@ after_values = begin_at(parameters_are_rounded_masters, "values")
 def groups_have_settings_of_their_own(attempt: Attempt) -> None:
     for plan in GROUPS:
         judge_plan(attempt, plan)
+
+
+after_groups = begin_at(groups_have_settings_of_their_own, "groups")
 
 
 def settings_are_those_of_now(attempt: Attempt) -> None:

@@ -14,12 +14,15 @@ from shared.checks.models import recompute
 from shared.checks.models.recompute import MODELS, blocks_of, draw_inputs, loss_of, named_parameters
 
 ROUNDS = 2
+OUTSIDE = {"first": "before", "last": "after"}  # layers of the surrounding model
 RAISED = {
     "incorrect number of gradients": (
         "Hint: backward() returns one value for each argument of forward(). Which arguments does yours have?"
     ),
     "not have been used in the graph": "Hint: what does torch.autograd.grad do with a parameter that was not used?",
     "through the graph a second time": "Hint: to which graph do the recomputed inputs belong?",
+    "floating point": "Hint: which of the saved inputs required a gradient in forward?",
+    "does not require grad": "Hint: which of these tensors require a gradient?",
 }
 
 
@@ -101,16 +104,24 @@ def _judge_values(rank: int, found: dict, alone: dict, name: str) -> None:
             raise Wrong({rank: evidence}, "Hint: what does forward() return?")
     for number, (mine, theirs) in enumerate(zip(found["gradients"], alone["gradients"], strict=True), 1):
         for key, expected in theirs.items():
-            actual, evidence = mine[key], f"{name}, backward {number}: the gradient of {key}"
+            actual, evidence = mine[key], f"{name}, backward {number}: the gradient of {_named(key)}"
             if (actual is None) != (expected is None):
                 was = "None" if actual is None else "a tensor"
                 hint = "Hint: for which tensors does autograd expect a gradient, and in which order?"
+                if actual is None and key.startswith(("first.", "the input")):
+                    hint = "Hint: which inputs of the recomputed block require a gradient?"
                 raise Wrong({rank: f"{evidence} is {was}; without checkpointing it is not"}, hint)
             if actual is not None and not close(actual, expected):
                 raise Wrong(
                     {rank: f"{evidence} is wrong: {first_difference(actual, expected)}"},
                     _cause(actual, expected, number),
                 )
+
+
+def _named(key: str) -> str:
+    """Name a parameter and, if it is outside of the block, the place of its layer."""
+    layer, _, _ = key.partition(".")
+    return f"{key} (in the layer {OUTSIDE[layer]} the block)" if layer in OUTSIDE else key
 
 
 def _cause(actual: torch.Tensor, expected: torch.Tensor, number: int) -> str:

@@ -88,7 +88,7 @@ def _ledger_rejected():
     parts = storages._parts
 
     def reject(_):
-        raise AssertionError("this uses the memory ledger: count by hand instead")
+        raise AssertionError("this uses shared.memory: count by hand instead")
 
     storages._parts = reject
     try:
@@ -127,7 +127,7 @@ def _judge(rank: int, found: dict, module, optimizer, context: str) -> None:
         if found[component] != held[component]:
             evidence = (
                 f"{context}: {component} counted as {found[component]:,} bytes; expected {held[component]:,}, "
-                "as in the memory ledger"
+                "as by shared.memory.held"
             )
             raise Wrong({rank: evidence}, _cause(component, found[component], module, optimizer))
 
