@@ -27,6 +27,7 @@ def model_state_bytes(module: nn.Module, optimizer: torch.optim.Optimizer) -> di
 class HoldsMasters(torch.optim.Optimizer):
     """Keeps a float32 master of each parameter in its state, next to the state of optimizer_cls for this master."""
 
+    # Given, keep it as it is.
     def __init__(self, params, optimizer_cls: type[torch.optim.Optimizer], **defaults):
         # A placeholder, because an optimizer needs a parameter. step_one() replaces it with one master at a time.
         self.inner = optimizer_cls([torch.empty(0)], **defaults)
@@ -122,8 +123,10 @@ class Recompute(torch.autograd.Function):
             output = ctx.module(*inputs)
         set_rng_states(current_states)
         differentiable = [tensor for tensor in tensors if tensor.requires_grad]
-        grads = iter(torch.autograd.grad(output, differentiable, gradient, allow_unused=True))
-        return None, None, *(next(grads) if tensor.requires_grad else None for tensor in tensors)
+        grads = torch.autograd.grad(output, differentiable, gradient, allow_unused=True)
+        # Given, keep it: module and num_inputs have no gradient, and neither has a tensor that requires none.
+        remaining = iter(grads)
+        return None, None, *(next(remaining) if each.requires_grad else None for each in tensors)
 
 
 class Checkpointed(nn.Module):
