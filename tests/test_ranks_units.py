@@ -142,6 +142,11 @@ def test_collective_that_all_have_launched_is_no_deadlock():
     assert "Every rank has launched the most recent collective, all_reduce #2" in diagnosis.explain(cell)
 
 
+def test_transfer_that_both_ranks_have_launched_is_not_called_a_collective():
+    cell = cell_of(point_to_point(0, "send", 1), point_to_point(1, "recv", 0))
+    assert "Both ranks have launched the most recent transfer, send #1 to rank 1" in diagnosis.explain(cell)
+
+
 def test_backward_may_compute_so_only_a_finished_rank_proves_the_deadlock():
     in_backward = [position(0, 2, waits="maybe", members=3), position(1, 1, waits="maybe", members=3)]
     assert not diagnosis.is_deadlocked(cell_of(*in_backward, position(2, 2, members=3)))

@@ -11,6 +11,9 @@ _ALL_LAUNCHED = (
     "Every rank has launched the most recent collective, {}. Either it is slow, or this line waits for another call "
     "that all ranks must make, such as dist.new_group."
 )
+_BOTH_LAUNCHED = (
+    "Both ranks have launched the most recent transfer, {}. Either it is slow, or this line waits for an earlier one."
+)
 
 _ONE_AFTER_THE_OTHER = (
     "NCCL runs a rank's sends and receives one after another, including isend and irecv, unless they are all in one "
@@ -272,7 +275,8 @@ def _waits(cell: CellState) -> list[str]:
         verb = "waits" if len(group) == 1 else "wait"
         if not missing:  # the last collective is in flight, or complete and the rank waits for something else
             lines = ", ".join(dict.fromkeys(position["line"] or "a line outside your code" for position in group))
-            why = "" if handles else f"\n    {_ALL_LAUNCHED.format(text)}"
+            launched = _ALL_LAUNCHED if group[0]["call"]["partner"] is None else _BOTH_LAUNCHED
+            why = "" if handles else f"\n    {launched.format(text)}"
             sentences.append(f"{who[0].upper()}{who[1:]} {verb} at {lines}{why}")
             any_complete = True
             continue

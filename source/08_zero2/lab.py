@@ -70,19 +70,18 @@ from solutions.zero1 import ShardedOptimizer
 # - `flat`: the flat tensor of gradients, or None while no gradient is packed,
 # - `in_flight`: the handle of the reduce-scatter, or None.
 #
-# `views` is for your own use. It can hold the views of the flat tensor, one per parameter.
+# Write `pack(index)` first. Its first lines are given: they allocate the flat tensor, filled with zeros, and set
+# `views` to its slices, one per parameter.
 #
-# Write `pack(index)` first:
-#
-# - If there is no flat tensor yet, allocate it with `layout.new_flat()`.
-# - Copy the gradient of `parameters[index]` into its slice (`layout.views(flat)` returns all slices), and set the
-#   parameter's `.grad` to None, which frees the original.
-# - If the gradient is None, its slice stays zero. There has to be a flat tensor even if all gradients are None.
+# - Copy the gradient of `parameters[index]` into its slice, and set the parameter's `.grad` to None, which frees the
+#   original.
+# - The reduce-scatter will add up the gradients. Divide by the size of the group, `layout.group`, once: either here or
+#   in `wait()`.
+# - If the gradient is None, its slice stays zero.
 # - If the gradient is itself differentiable, raise a `RuntimeError` that names `create_graph`, as in lab 03.
 #
-# <details><summary>Hint</summary>The reduce-scatter adds up the gradients of all ranks. If you divide by the number of
-# ranks, each gradient has to be divided exactly once. <code>torch.div(a, b, out=c)</code> divides and copies in one
-# call.</details>
+# <details><summary>Hint</summary>Which two cases have to be handled before a gradient is copied?
+# <code>torch.div(a, b, out=c)</code> divides and copies in one call.</details>
 
 
 # %% tags=["exercise", "export"] grade_id="sharded-bucket"
@@ -106,10 +105,10 @@ class ShardedBucket:
         Raises:
             RuntimeError: for a gradient that is itself differentiable.
         """
-        ### BEGIN SOLUTION
         if self.flat is None:
             self.flat = self.layout.new_flat()
             self.views = self.layout.views(self.flat)
+        ### BEGIN SOLUTION
         parameter = self.parameters[index]
         gradient, parameter.grad = parameter.grad, None
         if gradient is None:
@@ -145,13 +144,14 @@ print(bucket.flat.tolist(), [weight.grad is None for weight in weights])
 #   its mean to `flat_parameter.shard.grad`, and frees the flat tensor.
 # - The shard's `.grad` may be None, or hold the mean of an earlier backward, because several backwards may be reduced
 #   before a step. `shard.grad` must have the dtype of the shard. (In later labs, gradients may have another dtype.)
-# - Do not store a view of the flat tensor in `shard.grad`, because a view would keep the whole flat tensor alive.
+# - The handle's `wait()` returns a view of the flat tensor. Copy it, because a view in `shard.grad` would keep the
+#   whole flat tensor alive.
 #
 # The first line of the check, `plain model`, reduces the gradients of a plain model on two ranks. The other lines try
 # awkward models and gradients of None, count messages and bytes, and test which bucket waits for which.
 #
-# <details><summary>Hint 1</summary>The handle's <code>wait()</code> returns a view of the flat tensor. Which attributes
-# refer to the flat tensor, directly or through a view or a handle?</details>
+# <details><summary>Hint 1</summary>Which attributes refer to the flat tensor, directly or through a view or a
+# handle?</details>
 # <details><summary>Hint 2</summary>What does <code>tensor.to(dtype)</code> return if the tensor already has this dtype?
 # Which argument of <code>to()</code> changes that?</details>
 
@@ -208,7 +208,8 @@ check.ShardedBucket()
 # - Build `self.buckets`. Lab 03's `assign_buckets` returns lists of parameters. Turn each list into a `FlatParameter`
 #   of the group, and wrap that in a `ShardedBucket`.
 # - Set each bucket's `previous`. The buckets are launched in the order of this list.
-# - Create `self.sync`, lab 04's `GradientSync(self.buckets)`. Its hooks pack and launch the buckets.
+# - Create `self.sync`, lab 04's `GradientSync(self.buckets)`. Its hooks pack and launch the buckets. Its `finish()`
+#   launches the remaining ones and waits for all of them.
 #
 # `self.optimizer` is given. It is lab 07's `ShardedOptimizer`, which updates the shards of the buckets' flat
 # parameters. It assumes that each `shard.grad` holds the mean gradient.
@@ -219,7 +220,7 @@ check.ShardedBucket()
 # In the check, look at the line `values` first: it trains a plain model on two ranks. The line `peak` says how much a
 # rank may hold at any moment of backward, besides its shards of the gradients: three buckets and one gradient. They are
 # the bucket in flight, its receive buffer, the bucket that is being packed, and the gradient that backward has just
-# computed. (With NCCL, which can reduce a bucket in place, your class needs only two buckets.)
+# computed. (NCCL reduces each bucket in place, without a receive buffer.)
 #
 # <details><summary>Hint 1</summary><code>itertools.pairwise</code> is imported. It returns each element of a list
 # together with the next one.</details>
@@ -267,7 +268,7 @@ class ZeRO2(nn.Module):
         self.optimizer = ShardedOptimizer(
             module.parameters(), optimizer_cls, flatten, group, **defaults
         )
-        # Whether finish_gradient_sync() has run since the last zero_grad() or step().
+        # Whether the gradients have been synchronized since the last zero_grad() or step().
         self.synced = False
 
     def forward(self, *inputs, **kwargs):
@@ -334,18 +335,20 @@ check.ZeRO2()
 #   done since the last `zero_grad()`, `step()` or `backward()`.
 # - Inside `no_sync()`, `finish_gradient_sync()` does nothing, so the gradients are still not synchronized afterward.
 #
-# Two attributes tell you whether it is necessary. You set `self.synced` yourself. Lab 04's `self.sync.pending` is True
-# from the first gradient of a backward until `finish()`.
+# You set `self.synced` yourself, to True only if the gradients have been synchronized. Two attributes of lab 04's
+# `GradientSync` help: `self.sync.enabled` is False inside `no_sync()`, and `self.sync.pending` is True from the first
+# gradient of a backward until `finish()` has synchronized it.
 #
 # One case is easy to miss: a rank may have run no `backward()` at all since `zero_grad()`. It must take part in the
-# synchronization all the same, or the other ranks wait for it forever. So before the first synchronization, the
-# decision must not depend on whether a rank has gradients. (After the first synchronization, the caller has to make
-# sure that either all ranks run another `backward()`, or none does.)
+# synchronization all the same, or the other ranks wait for it forever. So `synced` must be the same on all ranks,
+# whether they have gradients or not. (While it is True, either all ranks run another `backward()`, or none does: the
+# caller has to make sure of that.)
 #
 # | since `zero_grad()` | `synced` | `pending` | must `step()` synchronize? |
 # |---|---|---|---|
 # | no `backward()` | False | False | yes |
 # | `backward()` | False | True | yes |
+# | only `finish_gradient_sync()` inside `no_sync()` | False | False | yes |
 # | `backward()`, `finish_gradient_sync()` | True | False | no |
 # | … and another `backward()` | True | True | yes |
 #
@@ -575,9 +578,10 @@ assert zero2 < 0.95 * zero1
 plots.memory_by_component({name: peak.held.by_component() for name, peak in peaks.items()})
 
 # %% [markdown]
-# Without checkpointing, most of the peak is activations. With checkpointing, the gradients are a larger part of it.
-# `ZeRO1` holds them during the whole step, so your `ZeRO2` needs clearly less. The next figure shows a step of your
-# `ZeRO2` with checkpointing. Look at the gradients and the buckets during backward:
+# `ZeRO1` holds all gradients during the whole step, so your `ZeRO2` needs less even without checkpointing. (The
+# lesson's `ReduceAfterBackward` holds hardly any when backward begins.) With checkpointing, the gradients are a larger
+# part of the peak, so `ZeRO2` saves a larger part. The next figure shows a step of your `ZeRO2` with checkpointing.
+# Look at the gradients and the buckets during backward:
 
 # %% tags=["nbval-ignore-output"]
 plots.memory_over_step(peaks["your ZeRO2, checkpointed"].samples)

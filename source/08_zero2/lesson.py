@@ -208,9 +208,9 @@ assert most >= 1 and after.held.gradients_bytes > 0.9 * 4 * parameters
 plots.memory_over_step(after.samples)
 
 # %% [markdown]
-# At the end of backward, a rank holds all of them, because the first gradient is freed only after the last one has been
-# computed. As the figure shows, this is also the **peak** of the step, the moment at which the rank needs the most
-# memory. A GPU must have room for the peak, so freeing memory later does not help.
+# When the last gradient has been computed, a rank holds all of them, because none has been freed yet. In the figure,
+# this is the **peak** of the step, the moment at which the rank needs the most memory. (The rest of "backward" is
+# `finish_gradient_sync()`.) A GPU must have room for the peak, so freeing memory later does not help.
 
 # %% [markdown]
 # ## Reducing during backward
@@ -297,14 +297,14 @@ levels = {"4Ψ": 4 * parameters, "4Ψ/N": parameters, "4Ψ/N + 3 buckets": bound
 zero_plots.over_backward(ranks.pull("curves")[0], levels)
 
 # %% [markdown]
-# When a bucket has been reduced and freed, the dashed line falls. At the end, both lines are close to 4Ψ/N. With
-# smaller buckets, the dashed line would rise less above this level, but there would be more latency (chapter 03).
+# When a bucket has been reduced and freed, the dashed line falls. With smaller buckets, the dashed line would rise less
+# above 4Ψ/N, but there would be more latency (chapter 03).
 
 # %% [markdown]
 # ## The wait that enforces the bound
 #
-# Does backward have to wait? `OverlappedDDP` launches each bucket when it is full, and waits for all of them at the
-# end. Let's try the same with reduce-scatters.
+# `OverlappedDDP` launches each bucket when it is full, and waits for all of them at the end. Let's try the same with
+# reduce-scatters.
 
 # %% [markdown]
 # **Predict.** Suppose that backward never waits. How many bytes of gradients and buckets does a rank hold at the peak,
@@ -331,7 +331,7 @@ assert times > 1.6
 
 # %% [markdown]
 # That is worse than without sharding. Every flat tensor and every receive buffer stays alive until the rank has waited
-# for its reduce-scatter, so together they take 1 + f times 4Ψ. For `OverlappedDDP`, not waiting costs no
+# for its reduce-scatter, so together they take about 1 + f = 1.75 times 4Ψ. For `OverlappedDDP`, not waiting costs no
 # memory, because its buckets *are* its gradients.
 
 # %% [markdown]
@@ -501,9 +501,8 @@ assert times == 1 and times_sliced == 1.5
 # %% [markdown]
 # ## Is communication still hidden?
 #
-# DDP hides its all-reduces behind backward. What about these two halves? We record a step of DDP and of both versions
-# of ZeRO-2. As in chapter 04, each block sleeps, as a stand-in for a GPU. With a cap of 0.8 MB, a bucket holds about
-# one block.
+# DDP hides its all-reduces behind backward. We record a step of DDP and of both versions of ZeRO-2. As in chapter 04,
+# each block sleeps, as a stand-in for a GPU. With a cap of 0.8 MB, a bucket holds about one block.
 
 
 # %%
@@ -548,8 +547,8 @@ plots.timeline(list(lines.values()), list(lines))
 # %% [markdown]
 # With `ReduceDuringBackward`, the reduce-scatters are in flight during backward, as DDP's all-reduces are. Does the new
 # wait cost time? Not if each bucket is reduced before the next one is full. (Backward is longer, because its hooks pack
-# gradients and add them up.) On a slower link, backward has to wait. But then the link is busy all the time, so the
-# last bucket could not be reduced much earlier.
+# gradients and add them up.) On a slower link, backward does wait, but this costs little: the link is then busy all the
+# time, and its bandwidth determines when the last bucket is reduced.
 #
 # The all-gathers come after the optimizer's step, so they are exposed. DDP can hide both halves of its all-reduces, but
 # this version of ZeRO-2 hides only one. The all-gathers could overlap with the next forward. Chapter 09 all-gathers
@@ -656,11 +655,11 @@ tables.Table(header, rows, "Rank 0.")
 #   `set_reduce_scatter_max_input_buffers` allows more in flight, at the cost of memory.
 # - **Names.** FSDP1, torch's older class, calls this mode `SHARD_GRAD_OP`, which is often described as "ZeRO-2".
 #
-# DeepSpeed's stage 2 keeps full parameters between steps, as ours does. But a rank owns a contiguous range of the
-# model. Its option `reduce_scatter` is on by default, but it all-reduces each bucket, and each rank keeps its range
-# (version 0.19.8, `average_tensor` in `stage_1_and_2.py`). Its overlap with backward is off unless you set
-# `overlap_comm`. And its `no_sync()` raises an error for stages 2 and 3 (DeepSpeed issue 6793), so every micro-batch is
-# reduced, unless you use `coalesce_grad_reduction()`.
+# Like ours, DeepSpeed's stage 2 keeps full parameters between steps, but a rank owns a contiguous range of the model.
+# It all-reduces each bucket, although its option `reduce_scatter` is on by default (version 0.19.8, `average_tensor` in
+# `stage_1_and_2.py`). Its overlap with backward is off unless you set `overlap_comm`. And its `no_sync()` raises an
+# error for stages 2 and 3 (DeepSpeed issue 6793), so every micro-batch is reduced, unless you use
+# `coalesce_grad_reduction()`.
 
 # %% [markdown]
 # ## On a cluster
@@ -685,11 +684,11 @@ tables.Table(header, rows, "Rank 0.")
 # | ZeRO-1 | 4Ψ + 8Ψ/N | 4Ψ¹ | 2f · 4Ψ | none in chapter 07 |
 # | ZeRO-2, reduced after backward | 4Ψ + 8Ψ/N | 4Ψ and a bucket | 2f · 4Ψ | none |
 # | ZeRO-2 | 4Ψ + 8Ψ/N | 4Ψ/N and 2 + f buckets² | (g + 1)f · 4Ψ | the reduce-scatters |
-# | ZeRO-2, only the last micro-batch reduced | 4Ψ + 8Ψ/N | 4Ψ and 2 buckets | 2f · 4Ψ | the reduce-scatters |
+# | ZeRO-2, only the last micro-batch reduced | 4Ψ + 8Ψ/N | 4Ψ and 2 buckets³ | 2f · 4Ψ | the reduce-scatters |
 # | all-reduce, then slice | 4Ψ + 8Ψ/N | 4Ψ/N and 2 buckets | (2g + 1)f · 4Ψ | the all-reduces |
 #
 # ¹ On gloo, plus the receive buffers of two pieces (lab 01). ² With NCCL, 2 + 1/N buckets. If g > 1, 2/N of a bucket
-# more.
+# more, for the mean and the new `shard.grad`. ³ The receive buffer and the gradient that backward is adding.
 #
 # **Terms**
 #

@@ -137,6 +137,8 @@ def loops_of_every_kind(attempt: Attempt) -> None:
     without = WrapperPlan("Unused", "AdamW", finishes=False, zero_grad=("optimizer", "keeping"))
     train_wrapper_and_judge(attempt, without)
     train_wrapper_and_judge(attempt, WrapperPlan("TwoBranches", "SGD", micro_batches=2, finishes=False))
+    if attempt.world_size > 1:
+        loops.finishing_inside_no_sync_does_not_count(attempt)
     loops.every_loop_trains(attempt)
     if attempt.world_size > 1:
         idle = attempt.random.randrange(1, 5), attempt.random.randrange(attempt.world_size)

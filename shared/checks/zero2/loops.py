@@ -10,7 +10,8 @@ from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.sharded.training import judge_states, reference
 from shared.checks.engine.training import Draw
 from shared.checks.models import awkward
-from shared.checks.zero2.training import WrapperPlan, WrapperRun
+from shared.checks.zero2.training import WrapperPlan, WrapperRun, begin
+from shared.wire import instrumentation, sent_bytes_of
 
 FINISH, STEP, ZERO_GRAD = "zero2.finish_gradient_sync()", "zero2.step()", "zero2.zero_grad()"
 SENT = ("backward()", FINISH, ZERO_GRAD)
@@ -98,3 +99,28 @@ def every_loop_trains(attempt: Attempt) -> None:
         except Wrong as wrong:
             wrong.hint = loop.hint
             raise
+
+
+def probe_silent_step(zero2, plan: WrapperPlan, seed: int, x, y) -> list[instrumentation.Call]:
+    """Finish inside no_sync(), without a backward(). Return what step() sends."""
+    run = begin(zero2, plan, awkward.build(plan.model, seed).to(device_here()))
+    with run.optimizer.no_sync():
+        run.optimizer.finish_gradient_sync()
+    with instrumentation.listening() as calls:
+        run.optimizer.step()
+    return calls
+
+
+def finishing_inside_no_sync_does_not_count(attempt: Attempt) -> None:
+    """Let no rank run a backward(), because a rank that skips the synchronization alone would make the others hang."""
+    plan = WrapperPlan("Plain", "SGD")
+    context = f"`with zero2.no_sync(): {FINISH}`, and no rank runs backward()"
+    found = attempt.run(probe_silent_step, plan, per_rank=Draw(attempt).per_rank, context=context)
+    size = attempt.world_size
+    gathered_bytes = sum(bucket.filled_bytes(size) for bucket in plan.buckets()) * (size - 1) / size
+    for rank, calls in enumerate(found):
+        if sum(sent_bytes_of(call, rank) for call in calls) <= gathered_bytes:
+            evidence = f"{context}: {STEP} all-gathers parameters, but reduce-scatters no gradients"
+            why = "A rank that has gradients would wait for this one forever."
+            hint = "Hint: inside no_sync(), what does finish_gradient_sync() set synced to on a rank without gradients?"
+            raise Wrong({rank: evidence}, f"{why} {hint}")

@@ -76,10 +76,13 @@ def probe_rounds(sharded_bucket, how: Reduced, rank: int, seed: int, x, y) -> li
 
 def _try(attempt: Attempt, how: Reduced) -> dict[int, list[dict]]:
     members = members_of(attempt, how.in_subgroup)
-    context = called_alone(attempt) if how.in_subgroup else str(how)
     per_rank = [(rank, *share) for rank, share in enumerate(Draw(attempt).per_rank)]
-    found = attempt.run(probe_rounds, how, per_rank=per_rank, context=context)
+    found = attempt.run(probe_rounds, how, per_rank=per_rank, context=_context(attempt, how))
     return {rank: found[rank] for rank in members}
+
+
+def _context(attempt: Attempt, how: Reduced) -> str:
+    return called_alone(attempt) if how.in_subgroup else str(how)
 
 
 def a_plain_shard_gets_its_mean(attempt: Attempt) -> None:
@@ -103,12 +106,12 @@ def _judge_means(attempt: Attempt, how: Reduced) -> None:
         expected = means[-2] + means[-1] if adds_up else means[-1]
         for index, (rank, each) in enumerate(rounds.items()):
             _judge_left(rank, each, how)
-            context = f"{how}, backward {number + 1}{', added to the one before' if adds_up else ''}"
+            context = f"{_context(attempt, how)}, backward {number + 1}{', added to the one before' if adds_up else ''}"
             if each["grad"] is None or not close(each["grad"].flatten(), expected[index], tolerance_of([expected])):
                 was = "is None"
                 if each["grad"] is not None:
                     was = f"is wrong: {first_difference(each['grad'].flatten(), expected[index])}"
-                cause = _cause(each["grad"], expected, index, means, adds_up)
+                cause = _cause(each["grad"], expected, index, means, adds_up, attempt.world_size)
                 raise Wrong({rank: f"{context}: shard.grad {was}"}, cause)
             if each["calls"]["again"] or not each["same"]:
                 again = each["calls"]["again"]
@@ -131,7 +134,7 @@ def _flat(gradients: dict, how: Reduced, size: int) -> torch.Tensor:
     return torch.cat([flat, flat.new_zeros(-len(flat) % size)])
 
 
-def _cause(found, expected: torch.Tensor, index: int, means: list[torch.Tensor], adds_up: bool) -> str:
+def _cause(found, expected: torch.Tensor, index: int, means: list[torch.Tensor], adds_up: bool, world_size: int) -> str:
     size = len(expected)
     if found is None or found.numel() != expected[index].numel():
         return "Hint: what does wait() do with the shard that it receives?"
@@ -142,6 +145,8 @@ def _cause(found, expected: torch.Tensor, index: int, means: list[torch.Tensor],
         return f"It is exactly {size} times too large. Hint: is it the sum or the mean?"
     if size > 1 and close(found, expected[index] / size):
         return f"It is exactly {size} times too small. Hint: how many times is it divided?"
+    if size < world_size and close(found, expected[index] * size / world_size):
+        return f"It is the sum over {size} ranks, divided by {world_size}. Hint: over how many ranks is the mean?"
     if adds_up and size > 1 and close(found, means[-2][index] / size + means[-1][index]):
         return "Hint: how many times is the earlier mean divided?"
     return "Hint: where is each gradient in the flat tensor that is sent, and what is sent for a gradient of None?"
