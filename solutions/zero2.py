@@ -99,7 +99,7 @@ class ZeRO2(nn.Module):
         self.sync = GradientSync(self.buckets)
         flatten = partial(flat_parameters_of, self.buckets)  # deepcopy copies what a partial holds
         self.optimizer = ShardedOptimizer(module.parameters(), optimizer_cls, flatten, group, **defaults)
-        # Whether finish_gradient_sync() has run since the last zero_grad() or step().
+        # Whether the gradients have been synchronized since the last zero_grad() or step().
         self.synced = False
 
     def forward(self, *inputs, **kwargs):
