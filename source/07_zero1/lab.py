@@ -880,8 +880,8 @@ def gather_state(
 # %% [markdown]
 # Loading does the reverse, one entry at a time. `shard_state` and `is_per_element` are given. `is_per_element` tells an
 # entry like `exp_avg` from one like `step`, and rejects a state that belongs to other parameters. You write
-# `shard_entry(layout, name, values)`. It gets one value of the entry for each parameter of the layout, in order. Some may be
-# None, because a plain optimizer has no state for a parameter that never had a gradient:
+# `shard_entry(layout, name, values)`. It gets one value of the entry for each parameter of the layout, in order. Some
+# may be None, because a plain optimizer has no state for a parameter that never had a gradient:
 #
 # - A shared entry is a copy of any value that is not None.
 # - An entry with one value per element is put into a new flat tensor of the *entry's* dtype: fp32 master weights stay
