@@ -20,7 +20,7 @@
 # - `ShardedOptimizer` updates shards with an inner optimizer, and all-gathers them (7.3),
 # - `ZeRO1` is a `ShardedOptimizer` that also averages the gradients (7.4),
 # - `clip_shards_` clips by one norm for all ranks (7.5),
-# - `gather_state` and `shard_entry` are for checkpoints (7.6).
+# - `gather_state` and `shard_entry` are for checkpoints (7.6). This exercise is optional, and takes another 20 minutes.
 #
 # Each exercise has a check. The checks judge values, the bytes that a rank holds, and the bytes that it sends, but
 # never how long anything takes.
@@ -34,7 +34,7 @@ from shared.checks import zero1 as check
 ranks.start(world_size=4)
 
 # %% [markdown]
-# ## Exercise 7.1 · A flat parameter (10 min, 2 points)
+# ## Exercise 7.1 · A flat parameter (12 min, 2 points)
 #
 # A flat parameter holds all parameters side by side. It is padded to a multiple of N and cut into N equal shards, of
 # which rank r owns the r-th. A shard may begin and end in the middle of a parameter. That does no harm, because Adam
@@ -200,7 +200,7 @@ print(flat_parameter.flat_param.tolist(), "own shard:", flat_parameter.shard.tol
 check.FlatParameter()
 
 # %% [markdown]
-# ## Exercise 7.2 · The gradient of a shard (13 min, 3 points)
+# ## Exercise 7.2 · The gradient of a shard (17 min, 3 points)
 #
 # A rank that updates one shard needs the mean gradient of that shard and no other. A reduce-scatter gives it the sum of
 # exactly these gradients, and sends half as many bytes as an all-reduce.
@@ -226,7 +226,7 @@ check.FlatParameter()
 # |---|---|---|---|
 # | None | any | `reset()`, then backward | reduces |
 # | a mean | some are still views | `reduce()`, and nothing since | returns at once |
-# | a mean | none is a view | `reduce()`, then `model.zero_grad()`: the training loop skipped a step | reduces again |
+# | a mean | none is a view | `reduce()`, `model.zero_grad()`, backward: a step was skipped | reduces again |
 #
 # The given method `holds_gradients()` tells the last two rows apart.
 #
@@ -310,7 +310,7 @@ print(flat_parameter.shard.grad.tolist())
 check.FlatGradients()
 
 # %% [markdown]
-# ## Exercise 7.3 · Updating shards (16 min, 3 points)
+# ## Exercise 7.3 · Updating shards (20 min, 3 points)
 #
 # `ZeRO1(params, optimizer_cls, group=None, **defaults)` is a `torch.optim.Optimizer`. You use it like any other. Its
 # step has three parts:
@@ -479,7 +479,7 @@ class ShardedOptimizer(ShardedOptimizer):
         self.update_parameters()
 
     def update_parameters(self) -> None:
-        """Do what step() does, but without its hooks: when a subclass's step() calls this, they have run already."""
+        """Do what step() does. A subclass calls this, because super().step() would run torch's step hooks twice."""
         ### BEGIN SOLUTION
         for group, inner_group in zip(self.param_groups, self.inner.param_groups, strict=True):
             inner_group.update({name: value for name, value in group.items() if name != "params"})
@@ -574,19 +574,19 @@ print(weight.tolist())
 check.ShardedOptimizer()
 
 # %% [markdown]
-# ## Exercise 7.4 · ZeRO-1 (8 min, 2 points)
+# ## Exercise 7.4 · ZeRO-1 (9 min, 2 points)
 #
 # `ZeRO1` is a `ShardedOptimizer` that also has `FlatGradients`. `reduce_gradients()` is given. It calls the `reduce()`
 # of each of them, and detects a common mistake: a `backward()` without a `zero_grad()` before it. After a step, the
 # flat gradients are *used up*, because the reduce-scatter has overwritten them, and backward would add to what is left.
 # The table shows what `step()` does in each case:
 #
-# | what the training loop did last | `used_up` | `step()` |
-# |---|---|---|
-# | `zero_grad()` of the optimizer, backward | False | reduces, then updates |
-# | the same, then `clip_grad_norm_()` | False | updates: the mean is there already |
-# | `step()`, then backward without any `zero_grad()` | True | raises a RuntimeError |
-# | `step()`, then `model.zero_grad()`, backward | True, but no `.grad` is a view | reduces, then updates |
+# | what the training loop did last | `used_up` | every `.grad` | `step()` |
+# |---|---|---|---|
+# | `zero_grad()` of the optimizer, backward | False | some are views | reduces, then updates |
+# | the same, then `clip_grad_norm_()` | False | some are views | updates: the mean is there already |
+# | `step()`, then backward without any `zero_grad()` | True | some are views | raises a RuntimeError |
+# | `step()`, then `model.zero_grad()`, backward | True | none is a view | reduces, then updates |
 #
 # You write three methods:
 #
@@ -704,7 +704,7 @@ print(weight.tolist())
 check.ZeRO1()
 
 # %% [markdown]
-# ## Exercise 7.5 · Break it: one norm for all (8 min, 2 points)
+# ## Exercise 7.5 · Break it: one norm for all (12 min, 2 points)
 #
 # Gradient clipping scales the gradients so that their norm over *all* parameters is at most `max_norm`. Now that each
 # rank has the mean gradient of its own shard, it seems natural to let each rank clip that shard by itself:
@@ -744,6 +744,7 @@ assert max(clipped) - min(clipped) < 1e-3 and abs(clipped[3] - 12 / norm_of_all)
 #
 # - It scales all gradients in place by `max_norm / (norm + 1e-6)`, if that is less than 1.
 # - It returns the norm before scaling, as a tensor, the same on every rank.
+# - It adds up the squares in float64, because the gradients may be float64, too.
 # - If every parameter is frozen, `gradients` is empty on all ranks. Return zero.
 #
 # Target: one all-reduce of one element.
@@ -803,7 +804,7 @@ print(f"element {own_gradient[0].item():.2f}, norm {norm.item():.2f}")
 check.clip_grad_norm_()
 
 # %% [markdown]
-# ## Exercise 7.6 · A checkpoint that fits any number of ranks (15 min, 4 points)
+# ## Exercise 7.6 · Stretch: a checkpoint that fits any number of ranks (20 min, 4 points)
 #
 # Each rank holds only its shard of the optimizer state. If you want to resume on a different number of ranks, or with a
 # plain optimizer, the checkpoint must hold the full state of each parameter:
@@ -823,13 +824,13 @@ check.clip_grad_norm_()
 # parameter:
 #
 # - A tensor of the shard's shape, such as `exp_avg`, is gathered with lab 01's `gather_shards(shard, group, to)`, and
-#   split into the parameters' views. Where `gather_shards` returns None, leave the entry out.
-# - Any other entry, such as `step`, is shared by all parameters. Each parameter gets its own copy. Otherwise, a plain
-#   Adam that loads the state would count the steps of all parameters in one tensor.
+#   split into the parameters' views. Where `gather_shards` returns None, leave only this entry out.
+# - Any other entry, such as `step`, is shared by all parameters. It may be a tensor or an int. Each parameter gets its
+#   own copy. Otherwise, a plain Adam that loads the state would count the steps of all parameters in one tensor.
 # - If there are no entries, as before the first step, return an empty dict.
 #
 # <details><summary>Hint</summary>Loop over the entries. For each one, make a list with one value per parameter. What
-# does this list contain in each of the first two cases? An entry need not be a tensor.</details>
+# does this list contain in each of the first two cases?</details>
 
 
 # %% tags=["export"] module="optimizer_state"
@@ -879,16 +880,17 @@ def gather_state(
 # %% [markdown]
 # Loading does the reverse, one entry at a time. `shard_state` and `is_per_element` are given. `is_per_element` tells an
 # entry like `exp_avg` from one like `step`, and rejects a state that belongs to other parameters. You write
-# `shard_entry(layout, name, values)`, which gets one entry for all parameters of the layout, in order:
+# `shard_entry(layout, name, values)`. It gets one value of the entry for each parameter of the layout, in order. Some
+# may be None, because a plain optimizer has no state for a parameter that never had a gradient:
 #
-# - A shared entry is copied from any parameter that has it.
+# - A shared entry is a copy of any value that is not None.
 # - An entry with one value per element is put into a new flat tensor of the *entry's* dtype: fp32 master weights stay
 #   fp32 beside bf16 parameters. Return this rank's shard of it, with memory of its own.
-# - A plain optimizer has no state for a parameter that never had a gradient. Here, its value is None, which counts as
-#   zeros. The exception is `"master"`, the master weights of lab 06: a missing one is equal to the parameter itself.
+# - There, None counts as zeros. The exception is `"master"`, the master weights of lab 06: without a gradient, the
+#   parameter was never updated, so its master has the parameter's own values.
 #
 # <details><summary>Hint 1</summary><code>layout.new_flat(dtype)</code> and <code>layout.views(flat)</code> do most of
-# the work. Which of the values knows the dtype?</details>
+# the work. Which of the values knows the dtype? And does autograd record the copy of a parameter?</details>
 # <details><summary>Hint 2</summary>How many bytes does a view of a flat tensor keep alive?</details>
 
 
@@ -1066,9 +1068,9 @@ tables.Table(header, rows, "One step on rank 0.")
 
 # %% [markdown]
 # Your optimizer sends no more than data parallelism. torch's sends more, because it broadcasts the parameters after DDP
-# has all-reduced the gradients. (On CPUs, the collectives of lab 01 exchange shards directly: to each of the three
-# other ranks, a rank sends one shard for the reduce-scatter and one for the all-gather, and it receives as many. The
-# ledger counts each of these as an operation.)
+# has all-reduced the gradients. At the peak, both hold less than plain DDP, because the state is sharded. (On CPUs, the
+# collectives of lab 01 exchange shards directly: to each of the three other ranks, a rank sends one shard for the
+# reduce-scatter and one for the all-gather, and it receives as many. The ledger counts each of these as an operation.)
 #
 # In the figure, compare what a rank holds between steps:
 

@@ -151,7 +151,7 @@ assert same
 held = memory.held(owned_ddp, own_adamw)
 
 # %% [markdown]
-# **Predict.** Ideally, each of the four ranks would hold a quarter of the optimizer state. How many quarters does
+# **Predict.** Ideally, each of the four ranks would hold a quarter of the optimizer state. How many times as much does
 # the rank with the largest share hold? 1 means exactly a quarter.
 
 # %%
@@ -547,7 +547,7 @@ assert 0.24 < shard_bytes / full_bytes < 0.27
 # | weight decay for some parameters | a shard has only one setting | one flat parameter per param group (lab) |
 # | logging `p.grad` | it is this rank's own gradient, not the mean | average what you log |
 # | LAMB, Adafactor, Muon ¹ | a shard may contain only a piece of a parameter | one owner per parameter |
-# | fewer elements than ranks | some ranks own only padding | they still call all collectives |
+# | fewer elements than ranks | ranks with only padding skip the step, and others wait | all call all collectives |
 #
 # ¹ These optimizers do not treat elements separately. LAMB needs the norm of each parameter, Adafactor the means of its
 # rows and columns, and Muon the whole matrix.
@@ -662,7 +662,7 @@ tables.Table(header, rows, "Loss of rank 0; mean of the bytes; largest optimizer
 #
 # ¹ Gradient accumulation does not change this, if data parallelism uses `no_sync()`.
 #
-# ² The steps of our ring count as one collective.
+# ² The three sends of our ring, each a call in the tables above, count as one collective.
 #
 # ³ A reduce-scatter per bucket can be launched during backward (chapter 08), and an all-gather per bucket can overlap
 # with the next forward.

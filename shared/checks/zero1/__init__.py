@@ -45,6 +45,7 @@ ShardedOptimizer.check("plain", world_sizes=(2,))(on_shards(trainings.a_plain_mo
 ShardedOptimizer.check("same start", world_sizes=(2, 3))(on_shards(trainings.ranks_start_equal))
 ShardedOptimizer.check("settings", world_sizes=(1, 3))(on_shards(trainings.each_group_has_settings_of_its_own))
 ShardedOptimizer.check("more parameters", world_sizes=(2, 4))(on_shards(trainings.parameters_may_join_later))
+ShardedOptimizer.check("group", world_sizes=(3,))(on_shards(trainings.it_stays_inside_its_group))
 
 
 # -- 7.4
@@ -110,12 +111,7 @@ def master_weights_are_sharded(attempt: Attempt) -> None:
     judge_memory(attempt, torch.bfloat16, with_masters=True, with_peak=False)
 
 
-@ZeRO1.check("group", world_sizes=(3, 4))
-def it_stays_inside_its_group(attempt: Attempt) -> None:
-    train_and_judge(attempt, Plan("TwoBranches", in_subgroup=True))
-    train_and_judge(attempt, Plan("Frozen", "SGD", in_subgroup=True, split=True))
-
-
+ZeRO1.check("group", world_sizes=(3, 4))(trainings.it_stays_inside_its_group)
 ZeRO1.check("bf16", world_sizes=(2, 4))(sharded_steps.bf16_stays_bf16)
 
 

@@ -22,6 +22,8 @@ WAYS = (
     "after model.zero_grad(set_to_none=False)",
     "all None since backward()",
 )
+SKIPPED = "after reduce() and model.zero_grad(), without reset()"
+_HINT_ON_SKIPPED = "There are new gradients. Hint: on which two things does it depend whether reduce() returns at once?"
 _HINT_ON_NONE = "Hint: what does the flat tensor contain for a parameter that has no gradient this time?"
 _HINT_ON_LEFT = "Hint: what does a gradient's view still contain when .grad is None?"
 
@@ -32,7 +34,7 @@ class Gradients:
 
     Attributes:
         model: The model.
-        ways: For each round, what happens to the gradients between reset() and reduce().
+        ways: For each round, what happens to the gradients before reduce().
         in_subgroup: Whether only some ranks take part.
     """
 
@@ -59,15 +61,15 @@ def probe_gradients(flat_gradients, how: Gradients, seed: int, x, y) -> list[dic
     module, parameters, flat_parameter, gradients = _build(flat_gradients, how, seed, group)
     x, y, rounds = x.to(device_here()), y.to(device_here()), []
     for number, way in enumerate(how.ways):
-        if number:
+        if number and way != SKIPPED:
             gradients.reset()
         found = {
             "addresses": _addresses(parameters),
             "zeros": not any(bool(p.grad.any()) for p in parameters if p.grad is not None),
         }
         found["dropped"] = flat_parameter.shard.grad is None
-        if way in WAYS[1:3]:
-            module.zero_grad(set_to_none=way == WAYS[1])
+        if way in (*WAYS[1:3], SKIPPED):
+            module.zero_grad(set_to_none=way != WAYS[2])
         twin = awkward.twin_of(how.model, module)
         twin.zero_grad()
         with instrumentation.listening() as early:
@@ -131,7 +133,7 @@ def a_plain_model_has_its_mean(attempt: Attempt) -> None:
 
 def each_rank_gets_its_shard_of_the_mean(attempt: Attempt) -> None:
     models = ("TwoBranches", "Unused", "Scalar", "Strided")
-    tried = [Gradients(model) for model in (models if attempt.world_size == 2 else models[:1])]
+    tried = [Gradients(model, (*WAYS, SKIPPED)) for model in (models if attempt.world_size == 2 else models[:1])]
     if attempt.world_size in SUBGROUPS:
         tried.append(Gradients("TwoBranches", in_subgroup=True))
     for how in tried:
@@ -177,6 +179,8 @@ def _cause(found: torch.Tensor, mean: torch.Tensor, index: int, own: torch.Tenso
     size = len(mean)
     if found.shape != mean[index].shape:
         return "Hint: which shard of the flat gradients belongs to this rank?"
+    if way == SKIPPED:  # the earlier rounds were right
+        return _HINT_ON_SKIPPED
     if size > 1 and close(found, mean[index] * size):
         return f"It is exactly {size} times too large. Hint: is it the sum or the mean?"
     if size > 1 and close(found, mean[index] / size):

@@ -16,6 +16,8 @@ from shared.deadlines import scaled
 
 _SETTLES_WITHIN_S = scaled(1.0)  # gloo's threads release a message's tensor a little after the message is complete
 
+_MOST_MOVED = 0.01  # one step of weight decay changes a parameter by 1/10,000 of its value, before rounding to bf16
+
 
 def _trained(make, model: str, dtype: torch.dtype, seed: int, x, y) -> tuple[torch.nn.Module, dict]:
     """Train a plain optimizer in the same way on all ranks. Return its model and a copy of its state."""
@@ -57,24 +59,29 @@ def probe_masters(sharded, model: str, seed: int, x, y) -> dict:
     """Load a state of float32 masters beside bf16 parameters, save it again, and take a step.
 
     Returns:
-        Both states, and how many elements of the masters are not representable in bf16 after the step.
+        Both states, how many elements of the masters are not representable in bf16 after the step, and by how much the
+        step changed the parameters without a loaded state. For these, the saved state may or may not have entries.
     """
     dtype = torch.bfloat16
     module, saved = _trained(adamw_on_masters(), model, dtype, seed, x, y)
     optimizer = sharded(module.parameters(), adamw_on_masters(), lr=0.01)
     optimizer.load_state_dict(copy.deepcopy(saved))
     again = copy.deepcopy(optimizer.state_dict())
+    again["state"] = {index: entries for index, entries in again["state"].items() if index in saved["state"]}
+    without = [p for index, p in enumerate(module.parameters()) if p.requires_grad and index not in saved["state"]]
+    before = [p.detach().clone() for p in without]
     optimizer.zero_grad()
     awkward.loss_of(module, x.to(device_here(), dtype), y.to(device_here(), dtype)).backward()
     optimizer.step()
     masters = [state["master"] for state in optimizer.state_dict()["state"].values()]
     fine = sum(int((each != each.bfloat16()).sum()) for each in masters)
-    return {"saved": saved, "again": again, "fine": fine}
+    moved = max((float((p - was).detach().abs().max()) for p, was in zip(without, before, strict=True)), default=0.0)
+    return {"saved": saved, "again": again, "fine": fine, "moved": moved}
 
 
 def masters_come_back(attempt: Attempt) -> None:
     """Require bitwise equality, because nothing is computed in between."""
-    for model in ("Plain", "Strided"):
+    for model in ("Plain", "Strided", "Unused"):
         draw = Draw(attempt)
         found = attempt.run(probe_masters, model, draw.seeds[0], *draw.shares[0])
         context = f"{awkward.describe(model)}, bf16 parameters and float32 masters, loaded and saved again"
@@ -86,3 +93,10 @@ def masters_come_back(attempt: Attempt) -> None:
                     "digits were lost"
                 )
                 raise Wrong({rank: evidence}, "Hint: which dtype did a master pass through when it was copied?")
+            if result["moved"] > _MOST_MOVED:
+                evidence = (
+                    f"{awkward.describe(model)}, the state of bf16 parameters and float32 masters loaded: the next "
+                    f"step changes a parameter without a gradient by {result['moved']:.3g}; expected almost 0"
+                )
+                hint = "Hint: which values does the master of a parameter have that was never updated?"
+                raise Wrong({rank: evidence}, hint)

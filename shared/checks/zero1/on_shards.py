@@ -30,8 +30,25 @@ def with_mean_gradients(sharded_optimizer: type) -> type:
                 dist.all_reduce(mean, group=layout.group)
                 flat_parameter.shard.grad = layout.shard_of(mean).div(dist.get_world_size(layout.group))
             super().step()
+            if hasattr(self, "inner"):  # there may be other ways to update the shards
+                reject_replaced_shards(self)
 
     return Averaging
+
+
+def reject_replaced_shards(optimizer) -> None:
+    """Reject an inner optimizer that no longer updates this rank's shards.
+
+    Raises:
+        AssertionError: If its param groups hold other tensors.
+    """
+    shards = {id(flat_parameter.shard) for flat_parameter in optimizer.flat_parameters}
+    updated = {id(parameter) for group in optimizer.inner.param_groups for parameter in group["params"]}
+    if updated != shards:
+        raise AssertionError(
+            "after step(), the param groups of `inner` do not hold this rank's shards. "
+            "Hint: which entries of a param group do you copy?"
+        )
 
 
 def probe_on_shards(sharded_optimizer: type, plan: Plan, seed: int, x: torch.Tensor, y: torch.Tensor) -> dict:

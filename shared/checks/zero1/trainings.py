@@ -40,3 +40,8 @@ def parameters_may_join_later(attempt: Attempt, probe=probe_sharded) -> None:
     """Add a parameter of three elements, fewer than there are ranks."""
     for split in (False, True):
         train_and_judge(attempt, Plan("Frozen", split=split, late=True), probe)
+
+
+def it_stays_inside_its_group(attempt: Attempt, probe=probe_sharded) -> None:
+    train_and_judge(attempt, Plan("TwoBranches", in_subgroup=True), probe)
+    train_and_judge(attempt, Plan("Frozen", "SGD", in_subgroup=True, split=True), probe)

@@ -219,6 +219,8 @@ class ZeRO1(torch.optim.Optimizer):
                 some = next(value for value in values if value is not None)
                 if torch.is_tensor(some) and name != "step":
                     whole = torch.zeros_like(flat.values, dtype=some.dtype)
+                    if name == "master":
+                        whole.copy_(flat.values)
                     for value, piece in zip(
                         values, whole.split([*flat.sizes, len(whole) - sum(flat.sizes)]), strict=False
                     ):

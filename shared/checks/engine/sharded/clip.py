@@ -65,15 +65,19 @@ def _judge_norms(norms: dict[int, torch.Tensor], expected: dict, context: str, l
     """
     size, norm = len(norms), expected["norm"].item()
     close_enough = 10 * tolerance_of(expected["state"].values()) * max(1.0, norm)
+    rounded = all(found.numel() == 1 and abs(found.item() - norm) <= 1e-6 * norm for found in norms.values())
+    digits = 12 if rounded else 6
     wrong = {
-        rank: f"{context}: the norm is {found.item():.6g}, expected {norm:.6g}"
+        rank: f"{context}: the norm is {found.item():.{digits}g}, expected {norm:.{digits}g}"
         for rank, found in norms.items()
         if found.numel() != 1 or not abs(found.item() - norm) <= close_enough
     }
     if wrong:
         found = [norms[rank].item() for rank in norms]
         hint = "Hint: over which elements do you compute the norm, and which values can the ranks add up?"
-        if len(set(found)) > 1:
+        if rounded:
+            hint = "It is close, but not as precise as float64. Hint: which dtype does your sum have?"
+        elif len(set(found)) > 1:
             hint = "Each rank has a different norm. Hint: what must the ranks exchange to know the norm of all shards?"
         elif size > 1 and abs(found[0] - size * norm) <= close_enough * size:
             hint = f"It is {size} times too large. Hint: is it the norm of the mean or of the sum?"

@@ -72,7 +72,8 @@ class Plan:
     loss_scale: float = 1.0  # to recognize gradients that are too large or too small
 
     def __str__(self) -> str:
-        parts = [awkward.describe(self.model), self.optimizer]
+        known = self.optimizer != "Hiker"
+        parts = [awkward.describe(self.model), self.optimizer if known else "an optimizer made up for this check"]
         parts += ["two param groups"] * self.split + [self.scheduler] * bool(self.scheduler)
         parts += ["model.zero_grad()"] * ("model" in self.zero_grad) + ["step(closure)"] * self.closure
         parts += [f"{self.micro_batches} micro-batches"] * (self.micro_batches > 1)
