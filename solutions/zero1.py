@@ -88,7 +88,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self.update_parameters()
 
     def update_parameters(self) -> None:
-        """Do what step() does, but without its hooks: when a subclass's step() calls this, they have run already."""
+        """Do what step() does. A subclass calls this, because super().step() would run torch's step hooks twice."""
         for group, inner_group in zip(self.param_groups, self.inner.param_groups, strict=True):
             inner_group.update({name: value for name, value in group.items() if name != "params"})
         self.inner.step()
