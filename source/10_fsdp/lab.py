@@ -493,7 +493,7 @@ check.Forward()
 # pre_backward(unit, call):             # the gradient of one of the unit's outputs is complete
 #     self.pending is now True
 #     wait until the unit is unsharded; its state is now BACKWARD
-#     call self.prefetcher.in_backward(unit, unreached) with a list of all units that have no open calls
+#     call self.prefetcher.in_backward(unit, unreached) with the set of all units that have no open calls
 #
 # post_backward(unit, call):            # backward is done with this call of the unit
 #     the call is no longer open
@@ -535,7 +535,7 @@ class ZeRO3(ZeRO3):
         self.pending = True
         unit.wait_for_unshard()
         unit.state = UnitState.BACKWARD
-        unreached = [each for each in self.units if not each.open_calls]
+        unreached = {each for each in self.units if not each.open_calls}
         # This does nothing for the root, which is never in `called`.
         self.prefetcher.in_backward(unit, unreached)
         ### END SOLUTION
