@@ -28,6 +28,8 @@ from solutions.production import fully_sharded
 from solutions.strategies import STRATEGIES
 from solutions.train import Settings, train
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("source", "solutions", "shared", "labs", "instructor", "benchmarks", "tests")
 CHOOSES_A_DEVICE = {"fully_shard": "mesh", "FullyShardedDataParallel": "device_id"}  # unless it gets this argument

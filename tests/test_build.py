@@ -26,6 +26,7 @@ def test_nothing_built_is_out_of_date():
     assert build.stale() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "stale"),
     [

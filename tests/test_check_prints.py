@@ -10,6 +10,8 @@ from shared.checks.engine.framework import CheckFailed, Exercise, Wrong
 from shared.checks.engine.prints import MOST_LINES, Prints
 from shared.ranks import magic
 
+pytestmark = pytest.mark.slow
+
 
 def call(piece):
     return piece()

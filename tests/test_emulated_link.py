@@ -20,6 +20,8 @@ from shared.hosts import emulated
 from shared.wire import instrumentation
 from tests.test_wire import call
 
+pytestmark = pytest.mark.slow
+
 RATE = "8mbit"  # 1 MB/s
 ELEMENTS = 25_000  # of 4 bytes: 0.1 s
 

@@ -27,6 +27,8 @@ from shared.ranks.rankset import RankSet
 from shared.wire import sockets
 from tests.test_rank_processes import still_running
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 MIB = 1 << 20
 WHY_NOT = hosts.why_not()
@@ -330,7 +332,6 @@ print(json.dumps({"held": held, "found": found}), flush=True)
 @pytest.mark.exhaustive
 @needs_hosts
 @pytest.mark.parametrize("first", ["", "server.kill();"], ids=["alone", "together with the fork server"])
-@pytest.mark.slow
 def test_killed_program_leaves_no_namespace_and_no_interface(first):
     interfaces = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True).stdout
     source = PROGRAM + first + "os.kill(os.getpid(), signal.SIGKILL)"

@@ -6,6 +6,8 @@ from shared import ranks
 from shared.checks.engine.framework import run_exercise
 from tests import model_parallel_toys as toys
 
+pytestmark = pytest.mark.slow
+
 COLUMNS_AND_ROWS = """
 import torch
 import torch.distributed as dist

@@ -21,6 +21,8 @@ from shared.ranks import doctor, magic, pickles, rankside
 from shared.ranks.errors import RanksError
 from shared.ranks.processes import RankProcesses
 
+pytestmark = pytest.mark.slow  # the ranks hang until a deadline
+
 SOON_S = scaled(25.0)
 
 

@@ -19,6 +19,8 @@ from shared import ranks
 from shared.deadlines import scaled
 from shared.ranks import magic, running
 
+pytestmark = pytest.mark.slow  # the ranks are restarted, or hang until a deadline
+
 SOON_S = scaled(25.0)  # a deadlock is detected long before the deadline of 60 s
 
 
@@ -89,7 +91,6 @@ def no_ranks(monkeypatch):
 # -- ranks that wait for each other
 
 
-@pytest.mark.slow
 def test_rank_that_never_joins_is_named():
     failure = failure_of(
         """
@@ -484,7 +485,6 @@ def test_rank_killed_between_cells_is_reported_before_the_next_cell_runs():
     assert_recovered(message, kept=False)
 
 
-@pytest.mark.slow
 def test_start_replaces_the_ranks_if_one_has_died(capsys):
     os.kill(ranks.current().pids[2], signal.SIGKILL)
     wait_until_death_is_known()
@@ -574,7 +574,6 @@ def test_second_start_of_the_same_size_keeps_the_ranks(capsys):
     assert ranks.pull("marker") == ["from before the fault"] * 4
 
 
-@pytest.mark.slow
 def test_start_of_another_size_replaces_the_ranks(capsys):
     old_processes = [psutil.Process(pid) for pid in ranks.current().pids]
     ranks.start(2)
@@ -584,7 +583,6 @@ def test_start_of_another_size_replaces_the_ranks(capsys):
     assert "no variable 'marker'" in call_failure(ranks.pull, "marker")
 
 
-@pytest.mark.slow
 def test_different_collectives_are_named_without_mismatch_detection():
     with contextlib.redirect_stdout(io.StringIO()):
         ranks.start(2, detect_mismatch=False)

@@ -22,6 +22,8 @@ from tests.runner.record import Record
 from tests.runner.results import Outcome, Results
 from tests.runner.summary import summary
 
+pytestmark = pytest.mark.slow  # most of these tests run pytest on a toy
+
 # Without the plugins that would take two seconds to load.
 TOY_PYTEST = ("env", f"PYTHONPATH={ROOT}", "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1", *PYTHON, "pytest", "-q", "--rootdir=.")
 TOY_PYTEST += ("-p", "pytest_timeout", "-p", "tests.runner.plugin", "-p", "no:cacheprovider")

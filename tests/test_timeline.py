@@ -22,6 +22,8 @@ from shared.models import GPTConfig, TinyGPT
 from shared.timeline import Span, Timeline, trace
 from shared.wire import intervals
 
+pytestmark = pytest.mark.slow
+
 LATE_S = scaled(0.4)
 SLACK_MS = scaled(120.0)  # for a machine of two cores that also runs other tests
 
@@ -260,7 +262,6 @@ def functional_inside_a_unit(delay: Delay) -> Timeline:
     return line
 
 
-@pytest.mark.slow
 def test_the_wait_for_a_functional_collective_is_exposed(four_ranks, tmp_path):
     ranks.start(2, detect_mismatch=False)
     assert_waiting_is_not_computing(ranks.run(functional_inside_a_unit, Delay(tmp_path))[0])
@@ -278,7 +279,6 @@ def ddp_with_a_delayed_rank(delay: Delay) -> Timeline:
     return line
 
 
-@pytest.mark.slow
 def test_the_wait_of_ddp_is_exposed(four_ranks, tmp_path):
     ranks.start(2, detect_mismatch=False)  # mismatch detection would delay every rank before the collective
     assert_waiting_is_not_computing(ranks.run(ddp_with_a_delayed_rank, Delay(tmp_path))[0])
@@ -317,7 +317,6 @@ def profiled_all_reduces() -> list[tuple[float, float, float, float]]:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 def test_spans_agree_with_torchs_profiler(world):
     """The two clocks start at different times, so starts are compared relative to the first all-reduce.
 
