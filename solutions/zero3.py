@@ -212,7 +212,7 @@ class ZeRO3(nn.Module):
         self.pending = True
         unit.wait_for_unshard()
         unit.state = UnitState.BACKWARD
-        unreached = [each for each in self.units if not each.open_calls]
+        unreached = {each for each in self.units if not each.open_calls}
         # This does nothing for the root, which is never in `called`.
         self.prefetcher.in_backward(unit, unreached)
 
