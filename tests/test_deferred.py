@@ -15,7 +15,7 @@ from shared.checks.zero3.deferred import fill, fill_in_place
 from solutions.deferred import Materializer, seed_of, seeded
 from solutions.zero3 import ZeRO3
 
-pytestmark = pytest.mark.chapter("zero3", "fsdp")
+pytestmark = [pytest.mark.slow, pytest.mark.chapter("zero3", "fsdp")]
 
 SEED = 3
 MODELS = ("Blocks", "Tied", "Frozen", "Few", "Mixed", "Nested", "Twice", "Checkpointed", "Whole")

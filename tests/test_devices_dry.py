@@ -24,6 +24,8 @@ from solutions.memory_wall import MasterWeights
 from solutions.overlapped_ddp import OverlappedDDP
 from solutions.strategies import STRATEGIES, Options
 
+pytestmark = pytest.mark.slow
+
 ROOT = str(Path(__file__).parent.parent)
 OURS = [name for name, strategy in STRATEGIES.items() if strategy.provider == "course"]
 

@@ -15,6 +15,8 @@ from solutions.memory_wall import Checkpointed, MasterWeights
 from solutions.overlapped_ddp import OverlappedDDP
 from solutions.zero1 import ZeRO1
 
+pytestmark = pytest.mark.slow
+
 STEPS = 3
 
 

@@ -15,6 +15,8 @@ import pytest
 from instructor import build, contents, release
 from tests import links
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 CHAPTERS = {release.number_of(chapter): chapter for chapter in build.chapters() if not chapter.is_draft}
 
@@ -51,7 +53,6 @@ def code_of(name: str, content: bytes) -> list[str]:
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-@pytest.mark.slow
 def test_a_bundle_has_lessons_and_labs_up_to_its_chapter_and_earlier_solutions(bundles, number):
     names = set(bundles[number])
     for other, chapter in CHAPTERS.items():
