@@ -17,15 +17,15 @@
 # - Run its cells from top to bottom, as in the lesson.
 # - Write each function where its cell says `your code here`, and run the cell. This defines the function on all ranks.
 # - Then run the check below it. The check calls your function on up to four ranks, with new values each time. Each rank
-#   gets only its own values, and the check counts the messages that you send.
-# - If the check fails, it says what it found on which rank, and asks a question as a hint. Change your function, run
-#   its cell, and run the check again, as often as you like.
+#   gets only its own values, and the check counts the messages that your function sends.
+# - If the check fails, it tells you what went wrong and on which rank, and asks a question as a hint. Change your
+#   function, run its cell, and run the check again, as often as you like.
 # - Each exercise has a hint. Click it to open it.
 # - An exercise with the word *Stretch* in its title is optional: no later lab depends on it.
 #
 # If a mistake makes the ranks hang, the course stops the cell and shows the doctor's report, as in the lesson. If the
-# ranks have to be restarted, your imports and functions are defined again automatically, and a message names the
-# variables that are gone.
+# ranks have to be restarted, your imports and functions are restored automatically, and a message names the variables
+# that were lost.
 #
 # The next two cells start the ranks, and import what your functions need on each of them.
 
@@ -86,7 +86,8 @@ check.sum_over_ranks()
 # ## Exercise 0.2 · A mean over unequal shares (10 min, 3 points)
 #
 # The last batch of an epoch is often smaller on some ranks than on others. So in this exercise, the ranks hold float64
-# tensors of different lengths: nine values, one, or even none. Return the mean over all values on all ranks:
+# tensors of different lengths: nine values, one, or even none. Each rank calls `global_mean` with its own tensor,
+# `values`, and every rank gets the mean of all values on all ranks:
 # ```python
 # everything = []
 # for rank in range(world_size):
@@ -136,7 +137,7 @@ check.global_mean()
 #     result_of[(rank + 1) % world_size] = tensor_of[rank]
 # ```
 #
-# - Each rank sends **one** message and receives **one**, for tensors of any shape and dtype.
+# - Each rank sends **one** message and receives **one**. The tensors may have any shape and dtype.
 # - Do not change `tensor`: receive into a new one.
 # - Return only when both messages are complete, because the caller may change `tensor` right afterwards.
 # - A rank cannot `send` to itself. So with a single rank, return the tensor or a copy of it.
@@ -146,7 +147,7 @@ check.global_mean()
 #
 # <details><summary>A second hint</summary>The lesson let two ranks swap tensors with
 # <code>dist.batch_isend_irecv</code>. There, both operations of a rank had the same partner. Which partners do they
-# have here, and when may you return what you have received?</details>
+# have here, and when may you return the tensor that you have received?</details>
 
 
 # %% tags=["exercise", "export"] grade_id="pass-right"
@@ -174,7 +175,7 @@ def pass_right(tensor: Tensor) -> Tensor:
 check.pass_right()
 
 # %% [markdown]
-# With gloo, separate calls of `isend` and `irecv` pass this check, too, because gloo can run several transfers at once.
+# With gloo, separate calls to `isend` and `irecv` pass this check, too, because gloo can run several transfers at once.
 # NCCL may run them one after the other. If every rank launches its send first, each send may then wait for a receive
 # that never starts. So **with NCCL, batch the sends and receives, or let the ranks take turns**.
 #
@@ -203,7 +204,7 @@ log_loss(torch.tensor(2.0 + rank, device=device))
 # Only rank 0 calls the all-reduce, so it waits for the others forever. The function also has a second bug, which raises
 # no error: what would `loss` hold after the all-reduce?
 #
-# Write a version without these bugs:
+# Write `log_mean_loss(loss)`, a version without these bugs:
 #
 # - Rank 0 returns the mean as a float. The other ranks return `None`.
 # - `loss` must not change, and `loss.backward()` must still work afterwards.
@@ -251,7 +252,7 @@ check.log_mean_loss()
 #
 # - Use only `dist.send` and `dist.recv`, and overwrite `tensor` in place.
 # - Send **N − 1** messages in total on N ranks, for any `src`.
-# - Rank `src` may send all of them, one after the other. Faster ways are welcome, but must not send more messages.
+# - Rank `src` may send all of them, one after the other. A faster algorithm is welcome if it sends no more messages.
 #
 # <details><summary>Hint</summary>Write it for two ranks first: which rank sends, and which one receives? With more
 # ranks, one of the two cases becomes a loop. Which rank must the loop leave out?</details>
@@ -304,7 +305,7 @@ print("equal:", torch.equal(ring_sum(tensor), expected))
 # In the lesson, rank 0 added up tensors of 4 MB for all ranks. On the map of the messages, one row and one column were
 # filled.
 #
-# **Predict.** How many megabytes does each rank send to each other rank when your ring adds up tensors of 4 MB? Draw
+# **Predict.** How many megabytes does each rank send to each of the others when your ring adds up tensors of 4 MB? Draw
 # the map on paper, and then run the next two cells.
 
 # %%
@@ -344,7 +345,7 @@ print(times)
 plots.message_cost(times.sizes_bytes, times.measured_ms)
 
 # %% [markdown]
-# For small tensors, most of the time is latency, so the two take about equally long. For 4 MB, moving the bytes takes
+# For small tensors, most of the time is latency, so the two take about the same time. For 4 MB, moving the bytes takes
 # most of the time. Your ring moves more of them, and it never adds and receives at the same time.
 #
 # These are times on one machine, where all ranks share cores and memory. The bytes are the same on any cluster: in your

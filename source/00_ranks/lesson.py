@@ -122,8 +122,8 @@ assert right.double().mean() > 0.85
 # every process takes the same optimizer step as one process with the whole batch would.
 #
 # **You will write this class yourself.** In chapter 02, you build a version that works. By the end of chapter 04, yours
-# communicates while backward is still computing, as PyTorch's does. From chapter 07 on, you also split what training
-# keeps in memory, so that four GPUs together can train a model that is too large for one.
+# communicates while backward is still computing, as PyTorch's does. From chapter 07 on, you also split the optimizer
+# state, the gradients and the parameters, so that four GPUs together can train a model that is too large for one.
 #
 # (Are four processes faster than one? Not here, because they share the cores of one machine. Chapter 02 shows where the
 # speed-up comes from when each process has its own GPU.)
@@ -151,7 +151,7 @@ diagrams.processes()
 #   all four.
 # - The **backend** is the library that moves tensors between ranks: NCCL between GPUs, gloo between CPUs.
 #
-# The first table on this page shows your backend, and the **device** of each rank: the GPU or CPU that holds its
+# The table below `ranks.start` shows your backend, and the **device** of each rank: the GPU or CPU that holds its
 # tensors.
 
 # %% [markdown]
@@ -164,7 +164,7 @@ diagrams.processes()
 print(f"I am rank {rank} of {world_size}")
 
 # %% [markdown]
-# You never defined `rank` and `world_size`. When a rank starts, the course defines five names on it:
+# You never defined `rank` or `world_size`. When a rank starts, the course defines five names on it:
 #
 # | name | what it is |
 # |---|---|
@@ -456,7 +456,7 @@ dist.send(parcel, dst=right)
 # %% [markdown]
 # Every rank waits to receive before it sends, so no rank ever sends. You will fix this ring in the lab.
 #
-# **Different shapes.** Rank 2 passes a tensor of three elements, and the others pass four:
+# **Different shapes.** Rank 2 passes a tensor of three elements, and the others pass tensors of four:
 
 # %% tags=["raises-exception"]
 # %%ranks
@@ -517,9 +517,10 @@ measure.expect(growth[400] < growth[400_000], "the time grows faster on the righ
 plots.message_cost(times.sizes_bytes, times.measured_ms)
 
 # %% [markdown]
-# On the left, ten times the bytes take far less than ten times as long. (If they even take less time, that is noise.)
-# Most of that time is **latency**: the time that a message takes no matter how small it is. Toward the right, moving
-# the bytes takes up more and more of the time. The number of bytes that move per second is the **bandwidth**.
+# On the left, ten times the bytes take far less than ten times as long. (If a larger tensor takes less time than a
+# smaller one, that is noise.) Most of that time is **latency**: the time that a message takes no matter how small it
+# is. Toward the right, moving the bytes takes up more and more of the time. The number of bytes that move per second is
+# the **bandwidth**.
 #
 # So one all-reduce of 4 KB is much cheaper than ten of 400 B, which pay the latency ten times. Chapter 01 turns this
 # figure into a formula, and chapter 03 uses it to make training steps faster.
@@ -528,7 +529,7 @@ plots.message_cost(times.sizes_bytes, times.measured_ms)
 #
 # | result | on a cluster |
 # |---|---|
-# | messages and bytes that your own code sends, bytes that a rank's tensors hold | exactly the same |
+# | messages and bytes that your own code sends, sizes of the tensors on each rank | exactly the same |
 # | values | the same up to rounding, because sums are taken in another order |
 # | times | different, but you can compare times from the same run |
 # | the speed-up with more ranks | different: here it means nothing, because the ranks share cores |
@@ -536,7 +537,7 @@ plots.message_cost(times.sizes_bytes, times.measured_ms)
 # %% [markdown]
 # ## An all-reduce built from `send` and `recv`
 #
-# What does an all-reduce do inside? In the simplest version, rank 0 receives all tensors, adds them up, and sends the
+# What happens inside an all-reduce? In the simplest version, rank 0 receives all tensors, adds them up, and sends the
 # sum to everybody:
 
 
@@ -582,8 +583,8 @@ logs = ranks.pull("log")
 logs[0].table(times=False)
 
 # %% [markdown]
-# Rank 0 received three tensors and sent three. The next figure combines all four ledgers into a map of how many
-# megabytes each rank sent to each other rank:
+# Rank 0 received three tensors and sent three. The next figure combines all four ledgers into a map that shows how many
+# megabytes each rank sent to each of the others:
 
 # %%
 sent_mb = [[0.0] * 4 for _ in range(4)]
@@ -598,7 +599,7 @@ plots.traffic(sent_mb)
 # Only the row and the column of rank 0 are filled: rank 0 is the sender or the receiver of every message. What does
 # that mean for the other ranks? In the timeline, each bar is a `send` or a `recv`, from the call until it is complete.
 # The number in a bar is the other rank. (The two bars of one message may end at different times, and `exposed=False`
-# leaves out two figures that chapter 02 explains.) Compare the bars of rank 0 with those of rank 3.
+# leaves out two numbers that chapter 02 explains.) Compare the bars of rank 0 with those of rank 3.
 
 # %% tags=["nbval-ignore-output"]
 lines = ranks.pull("line")
@@ -671,8 +672,8 @@ print("\n".join(sorted(done.stdout.splitlines())))
 # %% [markdown]
 # ## On a cluster
 #
-# The doctor exists only in this course. With NCCL and on many hosts, other tools answer the same questions. You need
-# none of them yet, so come back to this list when a job hangs:
+# The doctor exists only in this course. With NCCL and on many hosts, other tools answer the same questions. You don't
+# need any of them yet, so come back here when a job hangs:
 #
 # | question | here | on a cluster |
 # |---|---|---|
@@ -684,9 +685,9 @@ print("\n".join(sorted(done.stdout.splitlines())))
 # | When does a hang end? | after some seconds | at the timeout of the process group |
 #
 # - The **flight recorder** is part of PyTorch. It keeps the last collectives of each rank in memory and, with NCCL,
-#   writes them to files at a timeout. The command `torchfrtrace` compares the files. To make sure that it is on, set
-#   `TORCH_FR_BUFFER_SIZE=2000` and `TORCH_NCCL_DUMP_ON_TIMEOUT=1`.
-# - Put `dist.monitored_barrier()` before a line that hangs. Rank 0 then raises an error that names a rank that did not
+#   writes them to files when a collective times out. The command `torchfrtrace` compares the files. To make sure that
+#   it is on, set `TORCH_FR_BUFFER_SIZE=2000` and `TORCH_NCCL_DUMP_ON_TIMEOUT=1`.
+# - Put `dist.monitored_barrier()` before a line that hangs. Rank 0 then raises an error naming a rank that did not
 #   arrive in time. It needs a gloo group, which you get from `dist.new_group(backend="gloo")`.
 # - `py-spy` shows the Python stack of a running process. Run it on the host of the rank.
 # - The default timeout is 10 minutes with NCCL and 30 minutes with gloo. `init_process_group(timeout=…)` changes it.
@@ -748,8 +749,8 @@ print("\n".join(sorted(done.stdout.splitlines())))
 # ## What is still wasted
 #
 # In the all-reduce that we built, rank 0 does all the work while the others wait. With 64 ranks, it would receive 63
-# tensors and send 63. How does a real all-reduce divide this work among all ranks, and how few bytes must each of them
-# send? You will build one in chapter 01.
+# tensors and send 63. How does a real all-reduce divide this work among all ranks, and what is the smallest number of
+# bytes that each of them must send? You will build one in chapter 01.
 #
 # First, write your own small collectives in [the lab](../labs/00_ranks_lab.ipynb). There you will fix the ring, and a
 # bug that makes many training scripts hang. The next cell stops the ranks of this lesson.

@@ -8,9 +8,9 @@
 # %% [markdown]
 # # Lab 01 · Collectives by hand
 #
-# **75 minutes, 16 points.** From messages between pairs of ranks, you build what `dist.all_reduce` does: a
-# reduce-scatter and an all-gather on a ring. Then you build a broadcast along a tree, and a reduce-scatter that you
-# launch now and wait for later. Later chapters use these functions to shard gradients, optimizer states and parameters.
+# **75 minutes, 16 points.** You build your own all-reduce from messages between pairs of ranks: a reduce-scatter and an
+# all-gather on a ring. Then you build a broadcast along a tree, and a reduce-scatter that you launch now and wait for
+# later. Later chapters use these functions to shard gradients, optimizer states and parameters.
 #
 # As in the lesson, N is the number of ranks. Where a function has awkward cases, such as a length that is not a
 # multiple of N, the lines for them are given. You write the rest, where the cell says `your code here`.
@@ -19,8 +19,8 @@
 # `values`, on tensors whose length is a multiple of N. Once this passes, it tries other lengths, dtypes, and subgroups
 # of the ranks, and counts the bytes that each rank sends.
 #
-# `group` is the process group that communicates, and `None` means all ranks. Your functions only have to pass `group`
-# to every `dist` function that they call.
+# Each function has an argument `group`: the process group that communicates. `None` means all ranks. You only have to
+# pass `group` on when you call a `dist` function or one of your own collectives.
 
 # %% tags=["nbval-ignore-output"]
 from shared import plots, ranks
@@ -63,7 +63,7 @@ from shared.c10d import all_gather_single
 # - You can assume that there are at least two ranks.
 #
 # `dist.P2POp(dist.isend, tensor, group=group, group_peer=…)` describes a send. With `dist.irecv`, it describes a
-# receive. `group_peer` is a rank within the group, like `dist.get_rank(group)`.
+# receive. `group_peer` is the other rank's index within the group. (This rank's own is `dist.get_rank(group)`.)
 #
 # <details><summary>Hint</summary><code>dist.batch_isend_irecv</code> launches a list of sends and receives together,
 # and returns a list of handles. How do you know that the operation of a handle is complete?</details>
@@ -135,11 +135,11 @@ for numel in (8, 10, 3):
 # total = sum(tensor_of[r] for r in range(N))
 # shard_of[r] = chunks_of(total, N)[r]
 # ```
-# There is one partial sum for each chunk. It is passed around the ring, to the right, and every rank adds its own chunk
-# to it. In each step, every rank passes on a different partial sum. The table shows which ones rank 0 sends and
-# receives on four ranks:
+# There is one partial sum for each chunk. Each partial sum is passed around the ring, to the right, and every rank adds
+# its own chunk to it. In each step, every rank passes on a different partial sum. The table shows which ones rank 0
+# sends and receives on four ranks:
 #
-# | step | rank 0 sends its partial sum of | and receives that of |
+# | step | rank 0 sends the partial sum of | and receives the partial sum of |
 # |---|---|---|
 # | 1 | chunk 3 | chunk 2 |
 # | 2 | chunk 2 | chunk 1 |
@@ -147,14 +147,14 @@ for numel in (8, 10, 3):
 #
 # As in the lesson, rank *r* begins with chunk *r* − 1. The beginning and the end of the function are given: you write
 # one step. It sends `partial_sum` to the right, receives the partial sum of another chunk from the left, and adds this
-# rank's chunk of the same index to it. The new partial sum is what the rank sends in the next step.
+# rank's chunk of the same index to it. Assign the result to `partial_sum`, which the rank sends in the next step.
 #
 # - Receive into a tensor that is as long as the chunk that you then add, because the last chunks may be shorter.
-# - Do not change the argument: `chunks` are views of it.
+# - Do not change `tensor`, nor any of the `chunks`, which are views of it.
 #
 # <details><summary>Hint 1</summary>Extend the table to rank <i>r</i>: in step 1, it sends chunk <i>r</i> − 1. Its left
-# neighbor does the same with <i>its</i> rank. So which chunk does rank <i>r</i> receive in step 1, and which one in
-# step <i>s</i>? On rank 0, the index may be negative: on four ranks, −2 means chunk 2.</details>
+# neighbor follows the same rule. So which chunk does rank <i>r</i> receive in step 1, and which one in step <i>s</i>?
+# On rank 0, the index may be negative: on four ranks, −2 means chunk 2.</details>
 # <details><summary>Hint 2</summary>Three lines are enough: allocate a tensor like the chunk that you will
 # add, call <code>ring_step</code>, and make <code>partial_sum</code> the sum of two tensors.</details>
 
@@ -205,8 +205,8 @@ check.ring_reduce_scatter()
 # ```python
 # gathered = torch.cat([shard_of[r] for r in range(N)])
 # ```
-# `ring_all_gather` is given: it allocates the result, copies its own shard into it, and calls `gather_around`, which
-# you write. You need that function again in exercise 1.4.
+# `ring_all_gather` is given: it allocates the result, copies this rank's shard into it, and calls `gather_around`,
+# which you write. You will use `gather_around` again in exercise 1.4.
 #
 # - `gather_around(chunks)` gets N chunks. Only this rank's own chunk contains data, and the function fills the others.
 # - There are **N − 1** steps, and in each step a rank sends one chunk with `ring_step`, and receives another one.
@@ -301,10 +301,10 @@ check.ring_all_reduce()
 # | 2 | 0 → 2, 1 → 3 |
 # | 3 | 0 → 4, 1 → 5, 2 → 6, 3 → 7 |
 #
-# To support any `src`, the ranks are numbered around the ring so that `src` has `index` 0. The table then holds for
-# indices. `rank_of` converts an index back to a rank within the group. Both are given, and so is the loop over the
-# rounds: when a round begins, the indices 0 to `holders` − 1 have the tensor. You write one round: a rank sends,
-# receives, or does nothing.
+# To support any `src`, the ranks are numbered around the ring so that `src` has `index` 0. The numbers in the table are
+# then indices. `rank_of` converts an index back to a rank within the group. Both are given, and so is the loop over the
+# rounds: when a round begins, the ranks with the indices 0 to `holders` − 1 have the tensor. You write one round: a
+# rank sends, receives, or does nothing.
 #
 # - Send with `dist.send(contiguous, group=group, group_dst=…)`, and receive with
 #   `dist.recv(contiguous, group=group, group_src=…)`.
@@ -354,7 +354,7 @@ check.tree_broadcast()
 #
 # The next cell has a simpler ring all-reduce, with plain sends and receives. **Predict.** In which call will the doctor
 # find rank 2, and which rank will it be waiting for? If this ring did not hang, how many times as many bytes would a
-# rank send as with your `ring_all_reduce`? (1 would mean equally many.)
+# rank send as it does with your `ring_all_reduce`? (1 would mean equally many.)
 
 
 # %% tags=["raises-exception"]
@@ -376,10 +376,11 @@ simpler_ring_all_reduce(torch.ones(4, device=device))
 # would send N − 1 whole tensors, which is N/2 times as many bytes as with yours.)
 #
 # `dist.send` and `dist.recv` each wait for the other side. You can build a ring step from these two alone, as long as
-# not all ranks begin with the same one. Here, a *turn* is a period in which every rank takes part in at most one
+# the ranks do not all begin with the same one. Here, a *turn* is a period in which every rank takes part in at most one
 # message.
 #
-# - Write the step so that all N messages are complete after **2 turns** if N is even, and after 3 turns if N is odd.
+# - Write `ring_step_in_turns`. It does what `ring_step` does, and all N messages are complete after **2 turns** if N is
+#   even, and after 3 turns if N is odd.
 # - Use only `dist.send` and `dist.recv`. An odd N needs no code of its own.
 #
 # <details><summary>Hint</summary>If rank 0 sends first and all other ranks receive first, nothing hangs, because the
@@ -413,11 +414,11 @@ check.ring_step_in_turns()
 # %% [markdown]
 # ## Exercise 1.7 · Stretch: a reduce-scatter in one call (5 min, 1 point)
 #
-# With `dist.all_to_all_single(received, tensor)`, each rank sends one chunk of a tensor to every rank, and receives one
-# chunk from each. Use it to write a reduce-scatter.
+# In `dist.all_to_all_single(received, tensor)`, each rank sends one chunk of its tensor to every rank: chunk *r* goes
+# to rank *r*. It also receives one chunk from each. Use this call to write a reduce-scatter.
 #
 # - The result is the same as that of `ring_reduce_scatter`.
-# - Make **one** call. The padded tensor, which consists of N chunks of equal length, is given.
+# - Call it **once**. The padded tensor, `padded`, is given. It consists of N chunks of equal length.
 #
 # <details><summary>Hint</summary>Which chunks does rank r need for its sum, and from which ranks does it receive them?
 # <code>sum()</code> of small integer dtypes returns int64, unless you pass <code>dtype=tensor.dtype</code>.</details>
@@ -504,16 +505,16 @@ class InFlight:
 
 
 # %% [markdown]
-# `DirectReduceScatter` is a reduce-scatter in flight. `shards[r]` is what this rank contributes to rank *r*'s sum. The
+# `DirectReduceScatter` is a reduce-scatter in flight. `shards[r]` is this rank's contribution to rank *r*'s sum. The
 # first lines are given: `peers` lists the other ranks, and `self.received` has one row of memory for each of them.
 #
 # - Finish `__init__`: it launches all messages with one `InFlight`, and does not wait for them. Each rank sends every
 #   other rank one shard, and receives one from it.
-# - Write `wait()`: it waits for the messages, adds what was received to `self.own` in place, and returns `self.own`,
+# - Write `wait()`: it waits for the messages, adds the received shards to `self.own` in place, and returns `self.own`,
 #   which is a view of the caller's tensor.
 #
 # <details><summary>Hint</summary>Which pairs of a tensor and a rank does <code>InFlight</code> need for the sends, and
-# which for the receives? And which attribute does <code>wait()</code> need?</details>
+# which for the receives? And what must <code>__init__</code> store for <code>wait()</code>?</details>
 
 
 # %% tags=["exercise", "export"] grade_id="direct-reduce-scatter-in-flight" module="async_collectives"
@@ -599,10 +600,10 @@ def launch_reduce_scatter(
 check.launch_reduce_scatter()
 
 # %% [markdown]
-# That was the last exercise. Three more functions for later labs are given; you need not read them now.
+# That was the last exercise. Three more functions for later labs are given; you don't need to read them now.
 # `launch_all_gather` launches an all-gather. `reduce_scatter_` returns only when the sum is complete, but it cuts a
-# large tensor into pieces and has at most two of them in flight, so that it needs little memory for what it receives.
-# `gather_shards` concatenates the shards of all ranks, on one rank or on all of them, for checkpoints.
+# large tensor into pieces and has at most two of them in flight, so that it needs little memory for the shards that it
+# receives. `gather_shards` concatenates the shards of all ranks, on one rank or on all of them, for checkpoints.
 
 
 # %% tags=["export"] module="async_collectives"
@@ -777,8 +778,8 @@ cost_plots.side_by_side({sums.where: sums.measured_s}, "bytes in the tensor")
 # tensor takes 6 · (5 + 1) = 36 ms. Torch's all-reduce is delayed only once, as a whole, by 6 · 5 = 30 ms, and torch
 # does its own work *during* that time.
 #
-# And your reduce-scatter? As you saw in the lesson, gloo's reduce-scatter is an all-reduce, which sends twice as much
-# as a ring requires. Yours should send half as much. The network interface counts the bytes of all ranks:
+# What about your reduce-scatter? As you saw in the lesson, gloo's reduce-scatter is an all-reduce, which sends twice as
+# much as a ring requires. Yours should send half as much. The network interface counts the bytes of all ranks:
 
 
 # %%

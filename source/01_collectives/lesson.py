@@ -155,7 +155,7 @@ print(f"predicted {my_prediction:g} tensors, measured {in_turn_sent}")
 # starts on rank 2, chunk C on rank 3 and chunk D on rank 0, so every rank always has something to send.
 #
 # **Predict.** On a ring of three ranks with the chunks A, B and C, the reduce-scatter takes two steps. Which chunk must
-# rank 0 send first, so that the sum of A ends up on rank 0, of B on rank 1, and of C on rank 2? Write its letter.
+# rank 0 send first, so that the sums of A, B and C end up on ranks 0, 1 and 2? Write its letter.
 
 # %%
 my_prediction = "?"
@@ -347,7 +347,7 @@ dist.recv(incoming, src=(rank - 1) % world_size)
 # | MPI | often for small messages, not for large ones, so such a ring may pass its tests and hang in training |
 #
 # Two remedies work everywhere. You can launch the send and the receive in one batch with `dist.batch_isend_irecv`, as
-# `pass_right` does. Or you can let some ranks receive first, while the others send. (With gloo, separate calls of
+# `pass_right` does. Or you can let some ranks receive first, while the others send. (With gloo, separate calls to
 # `isend` and `irecv` work, too. With NCCL, they may run one after the other and hang.)
 #
 # ## The cost of a message: α and β
@@ -359,7 +359,7 @@ dist.recv(incoming, src=(rank - 1) % world_size)
 # $$T_\text{star} = 2(N-1)\,(\alpha + \beta S) \qquad T_\text{ring} = 2(N-1)\left(\alpha + \beta\,\frac{S}{N}\right)$$
 #
 # Let's find α and β by timing ring steps of several sizes. The next cell puts each rank behind a link of 1 Gbit/s with
-# a latency of 5 ms, which is what light needs to travel through 1,000 km of fiber. (A latency within one building would
+# a latency of 5 ms, the time that light takes to travel through 1,000 km of fiber. (A latency within one building would
 # be far smaller, but this machine's own delays would then hide it.) It is an **emulated link**: the bytes are copied
 # within the machine, but an operation lasts at least as long as a real link needs for its bytes. `measure` times each
 # size in 20 rounds, and reports the median.
@@ -445,8 +445,8 @@ places = {"loopback": on_loopback.measured_s, "1 Gbit/s link, emulated": on_link
 cost_plots.side_by_side(places, "bytes in the tensor")
 
 # %% [markdown]
-# Over loopback, the ring's advantage is smaller, or the ring is even slower than the star. So when you compare
-# communication on one machine, measure behind links.
+# Over loopback, the ring's advantage is smaller, or the ring may even be slower than the star. So to compare algorithms
+# on one machine, measure behind links.
 #
 # ## Real links
 #
@@ -467,9 +467,9 @@ tables.Table(["bytes", "bus bandwidth, MB/s"], rows)
 # Small tensors reach only a small fraction of the link's rate, because almost all of the time is latency.
 #
 # In a cluster, NVLink connects the GPUs of one host; InfiniBand and Ethernet connect hosts. In the next table, α is the
-# latency of one ring step, which is higher through a network. "GPUs" says how many form the ring: in the first two
-# rows, all in one host, and in the last six, one in each host. In the third row, a host has eight, so α is the mean of
-# seven steps over NVLink and one over InfiniBand. Compare the first and last row.
+# latency of one ring step, which is higher through a network. The column "GPUs" gives the size of the ring. In the
+# first two rows, all its GPUs are in one host; in the last six, each is in a different host. In the third row, each
+# host has eight, so α is the mean of seven steps over NVLink and one over InfiniBand. Compare the first and last rows.
 
 # %%
 from shared.planner.links import REAL_LINKS, link_table
@@ -566,9 +566,9 @@ plots.bars(times.ms(), "ms (median of 5)")
 #
 # - Until `wait()` returns, do not read or change the tensor: its values are undefined.
 # - Keep every handle and wait for it. Otherwise you do not know when the result is complete.
-# - All ranks launch the same collectives in the same order, with and without handles.
+# - All ranks must launch the same collectives in the same order, with and without handles.
 #
-# On a GPU, `wait()` does not stop Python. It only makes the GPU's current stream (its queue of kernels) wait, so
+# On a GPU, `wait()` does not block Python. It only makes the GPU's current stream (its queue of kernels) wait, so
 # kernels that you launch afterwards see the result.
 #
 # ## What torch calls it
@@ -626,7 +626,7 @@ log.table(times=False)
 # NCCL's all-reduce differs from ours in three ways. It cuts chunks into slices, and sends one slice while it receives
 # the next. It runs several rings at once, to use all links of a GPU. And it chooses between rings, trees and other
 # algorithms, depending on the size of the tensor and on the network. Slices help its trees, too: a rank forwards the
-# first slice before it has the others. So a tree loses less to the ring on large tensors than our formula says.
+# first slice before it has the others. So for large tensors, a tree is closer to the ring than our formula says.
 #
 # ## On a cluster
 #
@@ -674,8 +674,8 @@ log.table(times=False)
 #   proof that no algorithm sends fewer bytes.
 # - Thakur, Rabenseifner and Gropp, *Optimization of collective communication operations in MPICH* (2005): the α–β model
 #   in use, and how to choose an algorithm by size.
-# - [nccl-tests, PERFORMANCE.md](https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md): why the bus
-#   bandwidth of each collective has the factor that it has.
+# - [nccl-tests, PERFORMANCE.md](https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md): where the factor
+#   in each collective's bus bandwidth comes from.
 # - Hu et al., [*Demystifying NCCL*](https://arxiv.org/abs/2507.04786) (2025): how NCCL's rings and trees work inside,
 #   and its protocols Simple, LL and LL128.
 #
@@ -695,8 +695,8 @@ print(f"one by one: {1e3 * one_by_one_s:.1f} ms, in one tensor: {1e3 * together_
 # %% [markdown]
 # The difference is latency. Chapter 03 removes most of it by packing gradients together.
 #
-# *Waiting.* In training, no rank computed during an all-reduce. In chapter 04, you launch them early enough to change
-# that.
+# *Waiting.* In training, no rank computed during an all-reduce. In chapter 04, you launch all-reduces early enough
+# to change that.
 #
 # In [the lab](../labs/01_collectives_lab.ipynb), you build the ring, the tree and an asynchronous reduce-scatter
 # yourself.
