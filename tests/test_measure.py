@@ -89,6 +89,7 @@ def with_made_up_clocks() -> measure.Measured:
     return measure.jobs({"job": job}, rounds=3, warm_up_rounds=2, now_s=clock.read)
 
 
+@pytest.mark.slow
 def test_all_ranks_return_the_same_exact_times_without_the_warm_up(world):
     both = ranks.run(with_made_up_clocks)
     assert both[0] == both[1]
@@ -149,6 +150,7 @@ def measured_over_simulated_nccl() -> measure.Sweep:
     return measure.collectives({"all-reduce": dist.all_reduce}, (400, 4_000), rounds=2)
 
 
+@pytest.mark.slow
 def test_collectives_that_return_before_they_are_complete_are_waited_for():
     """Over simulated NCCL, an output that nothing waited for would hold garbage, and using it would raise."""
     with contextlib.redirect_stdout(io.StringIO()):
@@ -189,6 +191,7 @@ def recordings() -> tuple[dict, int]:
     return measure.recorded({"a": job("a"), "b": job("b")}, record, rounds=3, warm_up_rounds=1), len(opened)
 
 
+@pytest.mark.slow
 def test_recordings_of_one_round_come_from_all_ranks_without_the_preparation(world):
     (found, opened), (other, _) = ranks.run(recordings)
     assert found == other and opened == 1
@@ -505,6 +508,7 @@ def test_results_display_as_tables_and_travel_from_the_ranks(result):
     assert pickle.loads(pickle.dumps(result)) == result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("why_not", "emulate", "said"),
     [

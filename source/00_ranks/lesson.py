@@ -428,7 +428,7 @@ if rank != 1:
 #
 # 1. **Who waits for whom?** The first sentence names the ranks that wait, the collective they wait in, and the rank
 #    that is missing. (The number after `#` counts the collectives of the process group, of which
-#    `DistributedDataParallel` called about 300. Sends and receives are counted per partner.)
+#    `DistributedDataParallel` called about 300. Sends to a rank, and receives from it, have counts of their own.)
 # 2. **What did the missing rank do instead?** The second sentence tells you. Look for the bug there first: in this
 #    case, the ranks that wait did nothing wrong.
 # 3. **At which line?** In the table, the column `at` shows the line that a rank has reached. If the rank has left the

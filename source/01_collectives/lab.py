@@ -776,7 +776,7 @@ cost_plots.side_by_side({sums.where: sums.measured_s}, "bytes in the tensor")
 # For both rings, the emulated link counts six steps and the same bytes, so its delays add up to the same time. But it
 # delays your ring step by step, and Python's work comes on top of each delay. If this work takes 1 ms per step, a small
 # tensor takes 6 · (5 + 1) = 36 ms. Torch's all-reduce is delayed only once, as a whole, by 6 · 5 = 30 ms, and torch
-# does its own work *during* that time.
+# moves and adds up the bytes *during* that time.
 #
 # What about your reduce-scatter? As you saw in the lesson, gloo's reduce-scatter is an all-reduce, which sends twice as
 # much as a ring requires. Yours should send half as much. The network interface counts the bytes of all ranks:

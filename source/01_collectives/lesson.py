@@ -427,8 +427,8 @@ cost_plots.predicted_against_measured(models, on_link.measured_s, "bytes in the 
 # both take 2(N−1) latencies, so the ring is no faster. (On the left, markers may lie well below their lines: part of α
 # is this machine's own delay, which may be shorter now than in the fit.)
 #
-# `dist.all_reduce` is a ring, too, but the emulated link delays it only once, as a whole, and torch works during that
-# delay. So its α is close to the link's 5 ms.
+# `dist.all_reduce` is a ring, too, but the emulated link delays it once, as a whole, and torch moves the bytes
+# during that delay. So its α is close to the link's 5 ms.
 #
 # ## Why loopback misleads
 #
