@@ -345,8 +345,9 @@ print(times)
 plots.message_cost(times.sizes_bytes, times.measured_ms)
 
 # %% [markdown]
-# For small tensors, most of the time is latency, so the two take about the same time. For 4 MB, moving the bytes takes
-# most of the time. Your ring moves more of them, and it never adds and receives at the same time.
+# For small tensors, most of the time is latency, so the two take similar times. (These times vary: if you run the cell
+# again, either of the two may be twice as fast as the other.) For 4 MB, moving the bytes takes most of the time. Your
+# ring moves more of them, and it never adds and receives at the same time.
 #
 # These are times on one machine, where all ranks share cores and memory. The bytes are the same on any cluster: in your
 # ring, each rank sends three full tensors, so it sends 12 MB to add up tensors of 4 MB. How few bytes would be enough

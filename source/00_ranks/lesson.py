@@ -391,9 +391,10 @@ print(parcel.item())
 #
 # So keep every handle, and call `wait()` on each of them.
 #
-# A rank that sends *and* receives should launch both as one batch: NCCL may run separate calls one after the other, so
-# two ranks that both send first would hang. `dist.batch_isend_irecv` takes a list of operations and returns a list of
-# handles. Here, ranks 0 and 3 swap tensors, and so do ranks 1 and 2:
+# A rank that sends *and* receives should launch both as one batch. NCCL may run separate calls one after the other: it
+# would begin a rank's `irecv` only when its `isend` is complete, so two ranks that both send first would hang.
+# `dist.batch_isend_irecv` takes a list of operations and returns a list of handles. Here, ranks 0 and 3 swap tensors,
+# and so do ranks 1 and 2:
 
 # %%
 # %%ranks
@@ -502,8 +503,8 @@ from shared import measure
 times = measure.collectives({"all_reduce": dist.all_reduce})
 
 # %% [markdown]
-# The dotted line in the figure goes through the largest tensor's time, and shows how long smaller ones would take if
-# the time were proportional to the bytes. (It is cut off at the bottom.) Where is the measured time far above it?
+# The dotted line, "without latency", shows how long smaller tensors would take if the time were proportional to the
+# bytes. (It starts at the largest tensor's time, and is cut off at the bottom.) Where is the measured time far above it?
 
 # %% tags=["nbval-ignore-output"]
 times = ranks.pull("times")[0]
@@ -667,7 +668,7 @@ print("\n".join(sorted(done.stdout.splitlines())))
 # but its host only has GPUs 0 to 3. Use `int(os.environ["LOCAL_RANK"])` instead.
 #
 # With NCCL, pass the device as well: `dist.init_process_group("nccl", device_id=device)`. All ranks then connect during
-# this call. Otherwise, they connect in their first collective, where a missing rank looks like any other hang.
+# this call, so you learn at once if a rank is missing. Otherwise, they connect in their first collective, which hangs.
 
 # %% [markdown]
 # ## On a cluster

@@ -10,6 +10,7 @@ from shared.checks.first_collectives.causes import passing_cause, with_article
 from shared.checks.first_collectives.probes import LATE_S, probe_pass
 
 EXACT = 0.0
+_NO_SUCH_RANK = "IndexError: tuple index out of range"  # from batch_isend_irecv, for a peer outside the group
 
 
 def draw_tensors(attempt: Attempt, elements: int) -> list[torch.Tensor]:
@@ -36,6 +37,8 @@ def each_rank_gets_its_left_neighbors_tensor(attempt: Attempt) -> None:
         except Wrong as wrong:
             if attempt.world_size == 1 and is_a_transfer_to_itself(wrong.evidence):
                 wrong.hint = "Hint: if there is only one rank, who is its neighbor?"
+            elif _NO_SUCH_RANK in wrong.evidence:
+                wrong.hint = "Hint: who is the right neighbor of the last rank, and the left neighbor of rank 0?"
             raise
         _judge_passed([result["result"] for result in found], own)
 
