@@ -8,10 +8,11 @@
 # %% [markdown]
 # # Lab 02 · Data parallelism by hand
 #
-# **65 minutes, 12 points.** You build `ManualDDP`, a wrapper that trains a module on N ranks as one process would train
-# it on the full batch. The lesson's `ShortDDP` did that for a plain model. Yours will also handle tied parameters (one
-# tensor that several layers use), frozen ones (`requires_grad=False`) and unused ones. It will work with buffers,
-# gradient accumulation and bf16, and on any group of ranks. You will also build the sampler.
+# **65 minutes, 12 points.** In this lab, you build `ManualDDP`, a wrapper that trains a module on N ranks as one
+# process would train it on the full batch. The lesson's `ShortDDP` did that for a plain model. Yours will also handle
+# tied parameters (one tensor that several layers use), frozen ones (`requires_grad=False`) and unused ones. It will
+# work with buffers, gradient accumulation and bf16, and on any group of ranks. You will also build a distributed
+# sampler.
 #
 # Each exercise has a check. It draws new weights and samples every time, and gives each rank only its own samples.
 
@@ -36,14 +37,14 @@ from torch import nn
 # ## Exercise 2.1 · A mean over ranks (5 min, 1 point)
 #
 # In the lesson, the mean was always over all ranks. In later chapters, only some of the ranks will average gradients.
-# So your functions take a process group, which is the set of ranks that communicate with each other.
+# So your functions take a process group, a set of ranks that communicate with each other.
 # (`dist.new_group([1, 2])` creates the group of ranks 1 and 2.)
 #
-# - Replace the elements of `tensor`, in place, with their mean over the ranks of `group`. `group=None` means all ranks.
+# - Replace each element of `tensor`, in place, with its mean over the ranks of `group`. `group=None` means all ranks.
 # - Only the ranks of the group call your function. Pass the group to the collective: `group=group`.
 # - Target: one `all_reduce`.
 #
-# The result must be, for each index `i`:
+# For each index `i`, the result must be:
 # ```python
 # mean[i] = sum(tensor_of[r][i] for r in ranks_of_the_group) / number_of_ranks_in_the_group
 # ```
@@ -77,13 +78,13 @@ check.mean_over_ranks_()
 # - Include frozen parameters. They are not trained, but forward uses them as well.
 # - Include buffers that `state_dict()` leaves out (those registered with `persistent=False`).
 # - Change the tensors in place, because an optimizer may already refer to them.
-# - Target: one broadcast per tensor. A tied parameter is one tensor.
+# - Target: one broadcast per tensor. A tied parameter counts as one tensor.
 # - In the group `[1, 2]`, rank 1 is the first rank. `dist.broadcast` takes the source either as `src`, its index among
 #   all ranks, or as `group_src`, its index within the group.
 #
 # <details><summary>Hint</summary>Which two methods of a module yield its parameters and its buffers, each only once?
 # Which index does the first rank have within its group? If a later backward warns about <code>c10d::broadcast_</code>,
-# look at how the lesson avoids it.</details>
+# look at how the lesson avoids that warning.</details>
 
 
 # %% tags=["exercise", "export"] grade_id="broadcast-state"
@@ -105,7 +106,7 @@ check.broadcast_state()
 # %% [markdown]
 # ## Exercise 2.3 · Break it, then fix it (15 min, 2 points)
 #
-# It looks harmless to skip parameters that have no gradient. But in some models, different inputs use different
+# It seems harmless to skip parameters that have no gradient. But in some models, different inputs use different
 # parameters, as in the small mixture of experts below:
 
 
@@ -141,16 +142,18 @@ model(x).backward()
 average_existing_gradients(model)
 
 # %% [markdown]
-# Each rank would call `all_reduce` twice, for the weight and the bias of one expert, but already in the first call, the
-# sizes differ. The error comes from the course's mismatch detection (chapter 00). Without it, gloo may crash a process
-# while the other ranks raise an error. If the sizes happen to be equal, gloo adds up the gradients of different
+# Each rank would call `all_reduce` twice, for the weight and the bias of one expert. But the sizes already differ in
+# the first call. The error comes from the course's mismatch detection (chapter 00). Without it, gloo may crash a
+# process while the other ranks raise an error. If the sizes happen to be equal, gloo adds up the gradients of different
 # parameters.
 #
 # All ranks must make the same calls, whatever their samples are. Write a function that guarantees this:
 #
-# - Average the gradients of all *trainable* parameters. A frozen parameter has no gradient to send.
-# - A `grad` that is None counts as zeros. You still divide by the number of ranks in the group.
-# - Target: one `all_reduce` per trainable parameter. A tied parameter is one parameter.
+# - Replace the `grad` of each *trainable* parameter of `module` with its mean over the ranks of `group`. A frozen
+#   parameter has no gradient to send.
+# - A `grad` that is None counts as zeros. Afterwards, it holds the mean, as on the other ranks. You still divide by the
+#   number of all ranks in the group.
+# - Target: one `all_reduce` per trainable parameter. A tied parameter counts as one parameter.
 #
 # <details><summary>Hint 1</summary>Which property of a parameter is the same on all ranks, whatever their samples are:
 # whether it has a gradient, or whether it is trainable?</details>
@@ -179,9 +182,9 @@ def average_gradients(module: nn.Module, group: dist.ProcessGroup | None = None)
 
 
 # %% [markdown]
-# Try it on the model that failed. Before averaging, the gradient of an expert's bias counts the samples that the expert
-# got on this rank. Ranks 0, 2 and 3 have three samples each for expert 0, and rank 1 has three for expert 1. So all
-# ranks should print 2.25 and 0.75, the means of 3, 0, 3, 3 and of 0, 3, 0, 0.
+# Try it on the model that failed. Before averaging, each element of an expert's bias gradient is the number of samples
+# that the expert got on this rank. Ranks 0, 2 and 3 have three samples each for expert 0, and rank 1 has three for
+# expert 1. So all ranks should print 2.25 and 0.75, the means of 3, 0, 3, 3 and of 0, 3, 0, 0.
 
 # %%
 # %%ranks
@@ -268,7 +271,7 @@ print(f"weight {weight[0, 0].item():+.4f}, gradient {weight.grad[0, 0].item()}")
 
 # %% [markdown]
 # In the check, look at the lines `same start` and `plain model` first. The other lines train models with tied, frozen
-# and unused parameters, buffers or dropout, and try accumulation, groups and bf16:
+# or unused parameters, with buffers or with dropout, and try accumulation, groups and bf16:
 
 # %% tags=["check"] grade_id="check-manual-ddp" points=3
 check.ManualDDP()
@@ -276,8 +279,8 @@ check.ManualDDP()
 # %% [markdown]
 # ## Exercise 2.5 · Sharding the data set (15 min, 2 points)
 #
-# `ShardedSampler(length, rank, world_size, shuffle=True, seed=0)` yields the indices of this rank's samples for one
-# epoch.
+# Iterating over a `ShardedSampler(length, rank, world_size, shuffle=True, seed=0)` yields the indices of this rank's
+# samples for one epoch. `length` is the number of samples in the data set.
 #
 # - Together, the ranks yield all indices from 0 to `length − 1`.
 # - Every rank yields ⌈length / world_size⌉ indices, and `len()` returns that number. If world_size does not divide the
@@ -351,15 +354,16 @@ check.ShardedSampler()
 # ## Exercise 2.6 · Stretch: unequal shares (10 min, 2 points)
 #
 # In the lesson, ranks with different numbers of samples scaled their losses before backward. Here, they scale their
-# gradients after it. `samples` is the number of samples in this rank's batch. The result must be the gradient of the
-# mean loss over the samples of *all* ranks of the group:
+# gradients after it. `samples` is the number of samples in this rank's batch, and this rank's gradients are those of
+# the mean loss over these samples. Replace each gradient with the gradient of the mean loss over the samples of *all*
+# ranks of the group:
 # ```python
 # gradient = sum(samples_of[r] * gradient_of[r] for r in ranks) / sum(samples_of[r] for r in ranks)
 # ```
 #
 # - The number of samples may differ between ranks. It may be 0 on some of them, which then have no gradients.
 # - Treat frozen parameters and gradients that are None as in exercise 2.3.
-# - Target: all-reduce each gradient once, and one more element.
+# - Target: one `all_reduce` per trainable parameter, and one more of a single element.
 # - Compute the factor for this rank's gradients as a Python float: `.item()` turns a tensor of one element into a
 #   Python number. (An int divided by an *integer* tensor gives a float32 tensor, which is too imprecise for the check.)
 #

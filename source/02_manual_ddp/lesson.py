@@ -22,12 +22,12 @@
 # %% [markdown]
 # ## Where we are
 #
-# In the first two chapters, you sent tensors from rank to rank. Now we use that to train one model on four ranks.
+# In the first two chapters, you sent tensors between ranks. Now we use that to train one model on four ranks.
 #
 # On a single GPU, a batch that does not fit into memory is cut into **micro-batches**, which run one after the other.
 # Their gradients add up, and the optimizer takes one step at the end. This is called **gradient accumulation**. The
-# next cells do it with a small GPT of two blocks and eight samples of real text. Each loss is divided by the number of
-# micro-batches, so the accumulated gradient is the mean over them.
+# next cells do this with a small GPT of two blocks and eight samples of real text. Each loss is divided by the number
+# of micro-batches, so the accumulated gradient is the mean over them.
 
 # %%
 import torch
@@ -69,8 +69,8 @@ assert torch.allclose(four, full, atol=1e-12)
 #
 # How long does that take? Our model is too small to keep a GPU busy. So each block of the model becomes a **stand-in
 # for a GPU**: in addition to its computation, it sleeps for 20 ms in forward and 40 ms in backward. While a process
-# sleeps, time passes and no core is used, as if a GPU did the work. Look at the order of the bars (one per block):
-# each micro-batch runs forward and then backward.
+# sleeps, time passes and no core is used, as if a GPU were doing the work. Look at the order of the bars (one per
+# block): each micro-batch runs forward and then backward.
 
 # %% tags=["nbval-ignore-output"]
 from shared import measure, timeline
@@ -168,8 +168,8 @@ after = model.norm.weight.grad.clone()
 print(f"norm of the mean gradient {averaged.norm():.3f}")
 
 # %% [markdown]
-# Here are 32 elements of one gradient, that of the last LayerNorm's weight. In each panel, compare the four rows. (The
-# color scale covers 95% of the elements.)
+# Here are 32 elements of the gradient of the last LayerNorm's weight. In each panel, compare the four rows. (The color
+# scale covers 95% of the elements.)
 
 # %%
 before = [gradient[:32] for gradient in ranks.pull("before")]
@@ -177,7 +177,7 @@ after = [gradient[:32] for gradient in ranks.pull("after")]
 plots.gradients_before_and_after(before, after, "norm.weight")
 
 # %% [markdown]
-# Afterwards, all ranks have the same gradient. Is it also the one that one process computed from all eight samples?
+# Afterwards, all ranks have the same gradient. Is it the gradient that one process computed from all eight samples?
 
 # %% tags=["nbval-ignore-output"]
 averaged = ranks.pull("averaged")[0]
@@ -194,10 +194,11 @@ assert torch.allclose(averaged, full, atol=1e-12)
 # ## What four ranks gain
 #
 # **Predict.** In the timeline above, four micro-batches ran one after the other. Now each of four ranks runs one of
-# them, and then they average their gradients with 20 all-reduces. How many times faster is that? 1 means no faster.
+# them, and then the ranks average their gradients with 20 all-reduces. How many times faster is that? 1 means no
+# faster.
 #
-# For an estimate, look up in chapter 00 how long a small all-reduce took. A micro-batch now sleeps for 240 ms, twice as
-# long as before. (In the code, `prepare` runs before each round and is not timed.)
+# For an estimate, look up how long a small all-reduce took in chapter 00. Each micro-batch now includes 240 ms of
+# sleep, twice as much as before. (`prepare` runs before each round and is not timed.)
 
 # %%
 my_prediction = 1.0
@@ -237,9 +238,9 @@ measure.expect(1 < faster < 4, "four ranks are up to four times as fast")
 plots.bars(times.ms(), "ms until the gradients are ready (median of 3, blocks that sleep)")
 
 # %% [markdown]
-# Four ranks are faster, but not four times as fast. The micro-batches run at the same time, in about a quarter of the
-# upper bar. Most of the rest is averaging: each of the 20 all-reduces has its latency, however small it is. Chapters 03
-# and 04 reduce this time.
+# Four ranks are faster, but not four times as fast. The micro-batches run at the same time and take about a quarter of
+# the upper bar. Most of the rest is averaging: each of the 20 all-reduces costs its latency, however small its tensor.
+# Chapters 03 and 04 reduce this time.
 
 # %% [markdown]
 # ## When the mean is not the gradient of the full batch
@@ -263,7 +264,7 @@ def gradient_of(loss):
 
 
 def mean_gradient(loss):
-    """Return the mean over the ranks of the gradients of their losses."""
+    """Return the gradient of the loss, averaged over the ranks."""
     total = gradient_of(loss)
     dist.all_reduce(total)
     return total / world_size
@@ -449,7 +450,7 @@ class ShortDDP(torch.nn.Module):
 # %% [markdown]
 # ## Training to the end
 #
-# Now let's train a small network that recognizes handwritten digits, on 1,440 images. We test it on the other 357.
+# Let's train a small network to recognize handwritten digits, using 1,440 images, and test it on the other 357.
 
 # %%
 # %%ranks
@@ -524,7 +525,7 @@ plots.loss_curves({"1 process": one_losses, "4 ranks": four_losses})
 
 # %% [markdown]
 # The four ranks trained *the same* model: it predicts the same digits, and the two curves coincide up to rounding.
-# (Sums are computed in a different order. In float32, a few predictions may differ.)
+# (Sums are computed in a different order, so in float32, a few predictions may differ.)
 
 # %% [markdown]
 # ## Without the broadcast
@@ -558,7 +559,7 @@ plots.loss_curves({"4 ranks": four_losses, "4 ranks, no broadcast": unequal_loss
 # %% [markdown]
 # ## What torch calls it
 #
-# torch's wrapper is `DistributedDataParallel`, or **DDP**. Its constructor also broadcasts, but it averages the
+# torch's wrapper is `DistributedDataParallel`, or **DDP**. Its constructor also broadcasts, but DDP averages the
 # gradients *during* `backward()`, so there is nothing to call afterwards. Does it train the same model?
 
 # %%
@@ -570,7 +571,7 @@ print(f"{(ddp_predicted != predicted).sum()} test images with a different answer
 assert (ddp_predicted == predicted).all()
 
 # %% [markdown]
-# It does. What does a step send? The next cells record the ledger of one training step of the small GPT with each
+# It does. What do the wrappers send? The next cells record the ledger of one training step of the small GPT with each
 # wrapper, ours first:
 
 # %%
@@ -599,8 +600,8 @@ logs["torch's DDP"][0].table(times=False)
 # %% [markdown]
 # DDP sends the same elements in a single all-reduce: it packs gradients into flat tensors called buckets, and here
 # one is enough. Look at `must send` in the last row: both wrappers send the same number of bytes. Chapter 01 predicts
-# it: to all-reduce S bytes on N ranks, a ring sends 2(N−1)/N · S bytes per rank. The next cell checks that, and counts
-# the all-reduces that each wrapper launched during backward.
+# that number: to all-reduce S bytes on N ranks, a ring sends 2(N−1)/N · S bytes per rank. The next cell checks this,
+# and counts the all-reduces that each wrapper launched during backward.
 
 # %%
 from shared import formulas
@@ -633,10 +634,10 @@ plots.bars(step_times.ms(), "ms per step (median of 10)")
 
 # %% [markdown]
 # Ours is slower, although both send the same number of bytes. It launches twenty all-reduces instead of one, and each
-# of them costs its latency: a ring on four ranks has six steps, so that is 6 · 2 ms. When does a step spend that time?
-# The next cell records a step of the model that sleeps, with our wrapper and an optimizer. The figure shows the rank
-# that was the last to finish backward. (The others waited for it in their first all-reduce.) Look at what the rank
-# computes while communication is in flight.
+# of them costs its latency: a ring on four ranks has six steps, so that is 6 · 2 ms. When does a training step spend
+# that time? The next cell records a step of the model that sleeps, with our wrapper and an optimizer. The figure shows
+# the rank that was the last to finish backward. (The others waited for it in their first all-reduce.) Look at what the
+# rank computes while communication is in flight.
 
 # %%
 # %%ranks
@@ -742,10 +743,10 @@ plots.timeline([last])
 # %% [markdown]
 # ## What is still wasted
 #
-# - **Latency.** There is one all-reduce per parameter, and each costs its latency, however small it is. In chapter 03,
-#   you will pack gradients into buckets.
-# - **Waiting.** All communication is exposed. It starts after backward, but the gradients of the last layers are ready
-#   long before backward ends. In chapter 04, you will send them right then.
+# - **Latency.** There is one all-reduce per parameter, and each costs its latency, however small the parameter. In
+#   chapter 03, you will pack gradients into buckets.
+# - **Waiting.** All communication is exposed. It starts after backward, although the gradients of the last layers are
+#   ready long before. In chapter 04, you will send them as soon as they are ready.
 # - **Memory.** How many bytes does each rank hold after a step?
 
 # %%

@@ -18,8 +18,8 @@
 # - `assign_buckets` decides which gradients share a bucket,
 # - `Bucket` averages the gradients of one bucket.
 #
-# The second code cell imports our `broadcast_state`. If your own has passed its checks in lab 02, you can use it: write
-# `from shared.mine import broadcast_state` instead. The same holds for all pieces of earlier labs.
+# The second code cell imports our `broadcast_state`. If your own version has passed its checks in lab 02, you can use
+# that instead: write `from shared.mine import broadcast_state`. You can do the same with all pieces of earlier labs.
 #
 # Each exercise has a check, which draws new weights, samples and sizes at random every time. The first lines of a check
 # try the plain case, and the others try unusual ones.
@@ -49,7 +49,7 @@ MB = 2**20  # bytes, as in the bucket_cap_mb of torch's DDP
 #
 # Allocate one flat tensor for the gradients of all `parameters`, and split it into **slices**. A slice is a view of the
 # flat tensor with the shape of its parameter. It has no memory of its own, so when you write into a slice, you write
-# into the flat tensor.
+# into the flat tensor. Return the flat tensor and the list of its slices.
 #
 # - The flat tensor is all zeros. It has as many elements as all parameters together, and the same dtype and device as
 #   they do.
@@ -112,8 +112,9 @@ check.flat_and_slices()
 # Then add the other rules, each of which has its own line in the check:
 #
 # - `first bucket`: the cap of the first bucket is `first_bucket_mb` or `bucket_cap_mb`, whichever is smaller.
-# - `dtypes`: a flat tensor has one dtype and one device. So assign each pair of dtype and device as if the model had no
-#   other parameters. Return the buckets of all pairs in the order in which they were opened.
+# - `dtypes`: a flat tensor has one dtype and one device. So for each combination of dtype and device, assign its
+#   parameters as if the model had no others. Return the buckets of all combinations in one list, in the order in which
+#   they were opened.
 # - `trainable`: frozen parameters (`requires_grad=False`) are in no bucket.
 # - `units`: both caps are in MB of 2²⁰ bytes, and have the defaults of the function below.
 # - `any iterable`: `parameters` may be a generator, as `module.parameters()` is, so you can go through it only once.
@@ -171,7 +172,7 @@ check.assign_buckets()
 # %%
 # %%ranks
 class TiedOnce:
-    """A bucket that makes gradients slices of its flat tensor only once."""
+    """A bucket that makes each .grad a slice of its flat tensor, but only once."""
 
     def __init__(self, parameters):
         self.flat, slices = flat_and_slices(parameters)
@@ -207,23 +208,23 @@ for step in range(2):
 # `zero_grad()` leave in `.grad`, and where does the next `backward()` put the gradient?
 #
 # Write a `Bucket` that still works after `zero_grad()`. Its constructor allocates the flat tensor and its slices, once.
-# In every step, the other methods are called in this order:
+# In every step, `pack` is called for each index, then `launch`, and then `wait`:
 #
 # - `pack(index)` fills the slice of `parameters[index]`, and makes the slice the parameter's `.grad`:
 #     - The slice gets the gradient, divided by the number of ranks in the group, so that the all-reduce gives the mean.
 #     - If `.grad` is None, the slice gets zeros.
-#     - If `.grad` already is the slice, as after `zero_grad(set_to_none=False)`, divide it in place. It remains the
+#     - If `.grad` is already the slice, as after `zero_grad(set_to_none=False)`, divide it in place. It remains the
 #       `.grad`.
-# - `launch()` starts one asynchronous all-reduce of the flat tensor, and does not wait for it.
+# - `launch()` starts one asynchronous all-reduce of the flat tensor over the group, and does not wait for it.
 # - `wait()` waits until this all-reduce is complete. If none is in flight, it raises a `RuntimeError`. So a second
 #   `wait()` after one `launch()` raises it, too.
 #
-# If backward has finished before the first `pack`, as in exercise 3.4, every gradient is still held twice at the peak.
+# In exercise 3.4, backward has finished before the first `pack`, so every gradient is still held twice at the peak.
 # Chapter 04 packs each gradient as soon as it is complete.
 #
 # `reject_graph` is given, and `pack` already calls it. After `backward(create_graph=True)`, which is used to compute
 # second derivatives, gradients are part of an autograd graph. An all-reduce is not, so averaging would silently detach
-# them from their graph. An error is better.
+# them from their graph. `reject_graph` raises an error instead.
 #
 # <details><summary>Hint 1: pack</summary>Before <code>pack</code>, the slice may still hold the mean of the last step.
 # Does your code overwrite all of it in each of the three cases? <code>torch.div(a, b, out=c)</code> writes the quotient
@@ -300,16 +301,17 @@ check.Bucket()
 #
 # Connect the pieces. `BucketedDDP(module, bucket_cap_mb=25.0, group=None)` is used like `ManualDDP`:
 #
-# - The constructor broadcasts the module's state with `broadcast_state(module, group)`, which is imported from chapter
-#   02. It creates one `Bucket` for each bucket that `assign_buckets` returns.
-# - `forward` passes its arguments to the module.
+# - The constructor makes the module available as `.module`. It broadcasts the module's state with
+#   `broadcast_state(module, group)`, which is imported from chapter 02. Then it creates one `Bucket` for each bucket
+#   that `assign_buckets` returns.
+# - `forward` passes all its arguments to the module, and returns the module's output.
 # - `finish_gradient_sync()` packs and launches the buckets in the order of `assign_buckets`. It launches **all** of
 #   them before it waits for the first. When it returns, all of them are complete.
 # - Nothing is sent during forward or backward.
 #
-# In the check, the other lines run when `same start` passes. Then look at `plain model` first. The rest train models
-# with tied, frozen and unused parameters, buffers and several dtypes. If your first three pieces are right, you need no
-# extra code for them.
+# In the check, the other lines run only if `same start` passes. Among those, look at `plain model` first. The rest
+# train models with tied, frozen and unused parameters, buffers and several dtypes. If your first three pieces are
+# right, you need no extra code for them.
 #
 # <details><summary>Hint</summary>If a rank waits for bucket 1 before it launches bucket 2, the link is idle in between.
 # Which two loops over the buckets avoid that?</details>
@@ -436,8 +438,8 @@ assert difference < 0.01
 plots.loss_curves(curves)
 
 # %% [markdown]
-# All three curves coincide: your wrapper computes what torch's does. How long does a step take? As in the lesson, each
-# rank is now behind a link of 1 Gbit/s with a latency of 2 ms. (With NCCL, the link is not emulated.)
+# All three curves coincide: your wrapper trains the same model as torch's. How long does a step take? As in the lesson,
+# each rank is now behind a link of 1 Gbit/s with a latency of 2 ms. (With NCCL, the link is not emulated.)
 
 # %% tags=["nbval-ignore-output"]
 # %%ranks
@@ -457,8 +459,8 @@ measure.expect(times.ratio("ManualDDP", "BucketedDDP") > 1, "BucketedDDP is fast
 plots.bars(times.ms(), "ms per step (median of 10 rounds)")
 
 # %% [markdown]
-# torch's DDP launches buckets during backward, but here it can gain little: its first bucket holds 86% of the
-# gradients' bytes, so most of backward is over before it is launched.
+# torch's DDP launches buckets during backward, but that saves little here: its first bucket holds 86% of the
+# gradients' bytes, so most of backward is over before this bucket is launched.
 #
 # The next cell counts the all-reduces of a step, and measures the peak memory of gradients and buckets.
 
@@ -492,7 +494,7 @@ header = ["", "all-reduces", "sent per rank, MB", "gradients and buckets at the 
 tables.Table(header, rows)
 
 # %% [markdown]
-# Your wrapper sends the same bytes as `ManualDDP` in less than a tenth of the all-reduces. (There are two buckets,
+# Your wrapper sends the same bytes as `ManualDDP` with less than a tenth of the all-reduces. (There are two buckets,
 # because the first one has a cap of 1 MiB.) But your wrapper holds more memory than torch's DDP. `zero_grad()` sets
 # `.grad` to None, so backward allocates every gradient anew, in addition to the buckets, and your wrapper packs the
 # gradients only after backward. torch's DDP packs each gradient as soon as it is complete. With

@@ -10,9 +10,9 @@
 #
 # **35 minutes.** After this lesson, you will be able to:
 #
-# - measure what many small all-reduces cost, and split their time into latency and transfer,
+# - measure the cost of many small all-reduces, and split their time into latency and transfer,
 # - pack gradients into a few flat buckets, and avoid holding every gradient twice,
-# - predict the communication time for any bucket cap, and say when a larger cap no longer gains much,
+# - predict the communication time for any bucket cap, and say when a larger cap no longer helps much,
 # - describe the rule by which torch's DDP assigns gradients to buckets, and where it differs from yours.
 #
 # You need α, β and the ring (chapter 01), and `ManualDDP` (chapter 02).
@@ -84,11 +84,11 @@ print(f"{log.sent_bytes / 1e6:.2f} MB · 8 ns per byte = {bytes_ms:.0f} ms")
 measure.expect(line.communication_ms > 5 * bytes_ms, "the bytes are a small part of the time")
 
 # %% [markdown]
-# The bytes explain only a small part of the time. What takes the rest?
+# The bytes explain only a small part of the time. Where does the rest go?
 #
 # **Predict.** We run 100 all-reduces again, but with tensors of only 100 elements (400 bytes). Together, these tensors
-# have about a sixtieth of the gradients' bytes. How long do they take, as a fraction of the time for the gradients?
-# 1 would mean just as long, and 0.02 that the time is proportional to the bytes.
+# have about a sixtieth of the gradients' bytes. How long do the all-reduces take, as a fraction of the time for the
+# gradients? 1 would mean just as long, and 0.02 that the time is proportional to the bytes.
 
 # %%
 my_prediction = 0.0
@@ -137,8 +137,8 @@ sums = measure.collectives({"all-reduce": dist.all_reduce}, sizes_bytes, repeats
 gradients = measure.jobs({"100 gradients": by_hand.finish_gradient_sync}, rounds=5)
 
 # %% [markdown]
-# The next figure draws the fitted formula as a curve, and the measured times as markers. Look at both
-# ends of the curve.
+# The next figure shows the fitted formula as a curve, and the measured times as markers. Look at both ends of the
+# curve.
 
 # %% tags=["nbval-ignore-output"]
 sums = ranks.pull("sums")[0]
@@ -162,8 +162,8 @@ rows = [["fitted", f"{alpha_ms:.1f}", f"{beta_ns:.1f}"], ["expected of the link"
 tables.Table(["an all-reduce", "α, ms", "β, ns per byte"], rows, fitted.where)
 
 # %% [markdown]
-# β is about what we expect of the link. α is usually larger, because between two all-reduces, each process also has to
-# wake up and launch the next one. On few or busy cores, that takes longer.
+# β is about as expected. α is usually larger, because between two all-reduces, each process also has to wake up and
+# launch the next one. On few or busy cores, that takes longer.
 #
 # Do the fitted α and β predict the time of the 100 gradients? If n all-reduces have $S_1, \dots, S_n$ bytes, and S
 # bytes in total, they take
@@ -311,7 +311,7 @@ held["views"] = peak_of(lambda: dist.all_reduce(flat))
 assert torch.allclose(flat / world_size, expected, atol=1e-6)
 
 # %% [markdown]
-# Compare the gradients and the buckets (here, the flat tensor) in the three bars:
+# In the three bars, compare the gradients with the flat tensor (labeled "buckets"):
 
 # %%
 held = ranks.pull("held")[0]
@@ -360,8 +360,8 @@ assert completed[0].startswith("norm.") and completed[-1] == "token_embedding.we
 #
 # So we split the gradients into several flat tensors, starting at the end of the model. A **bucket** is a group of
 # gradients that share one flat tensor and one all-reduce. The first bucket is complete early in backward. The **bucket
-# cap** is the largest number of bytes that a bucket may hold. In the diagram (another model, with a cap of 20 MB),
-# follow the gradients from right to left:
+# cap** is the largest number of bytes that a bucket may hold. In the diagram, which shows another model and a cap of
+# 20 MB, follow the gradients from right to left:
 
 # %%
 diagrams.buckets()
@@ -370,7 +370,7 @@ diagrams.buckets()
 # %%
 # %%ranks
 def in_buckets(parameters, cap_bytes):
-    """Group parameters from last to first, at most cap_bytes in a bucket. A larger one is alone in its bucket."""
+    """Group parameters from last to first, at most cap_bytes in a bucket. A larger parameter is alone in its bucket."""
     buckets, room_bytes = [], -1  # nothing fits, so the first parameter opens a bucket
     for p in reversed(parameters):
         if p.nbytes > room_bytes:
@@ -389,20 +389,20 @@ gradient_sizes = {name: p.nbytes for p, name in names.items()}
 
 # %% [markdown]
 # In the next figure, each row is a part of the model, such as a block, and its width shows the bytes of its gradients.
-# The numbers are those of the buckets, in the order in which they will be sent.
+# The buckets are numbered in the order in which they will be sent.
 
 # %%
 gradient_sizes = ranks.pull("gradient_sizes")[0]
 bucket_plots.bucket_map(gradient_sizes, ranks.pull("bucket_names")[0], "a cap of 350 KiB")
 
 # %% [markdown]
-# Except for the last bucket, each was closed because the next gradient did not fit.
+# Every bucket except the last was closed because the next gradient did not fit.
 #
 # Some parameters need special care:
 #
 # | if a parameter | then | so |
 # |---|---|---|
-# | has another dtype or device | a flat tensor cannot hold it as it is | each dtype and device has its own buckets |
+# | has another dtype or device | it cannot be in the same flat tensor | each dtype and device has its own buckets |
 # | is tied (used twice) | it has one gradient, and `parameters()` returns it once | it is in one bucket |
 # | is frozen | it never has a gradient | it is in no bucket |
 # | is unused on some ranks | it has no `.grad` there | it counts as zeros, so a bucket has the same size on all ranks |
@@ -411,9 +411,9 @@ bucket_plots.bucket_map(gradient_sizes, ranks.pull("bucket_names")[0], "a cap of
 # ## The short version
 #
 # The two functions `in_buckets` and `average_flat` are already enough to train. (`average_flat` frees its flat tensor
-# when it returns, so the gradients of only one bucket at a time are held twice.) The next cell trains the digits MLP
-# twice from the same initial weights: on the full batch without any communication, and on a quarter of each batch per
-# rank, with two all-reduces (one per bucket) instead of six.
+# when it returns, so the gradients of only one bucket at a time are held twice.) The next cell trains the MLP from
+# chapter 02 twice with the same initial weights: once on the full batch without communication, and once on a quarter of
+# each batch per rank, with two all-reduces (one per bucket) instead of six.
 
 
 # %%
@@ -456,7 +456,7 @@ assert difference < 1e-6 and alone_accuracy > 0.8 and abs(accuracies[0] - alone_
 plots.loss_curves({"one process": alone_losses, "4 ranks, 2 buckets": mean_losses})
 
 # %% [markdown]
-# Four ranks train the same model as one process. Bucketing changes how gradients are sent, and nothing else.
+# Four ranks train the same model as one process. Bucketing changes only how gradients are sent.
 
 # %% [markdown]
 # ## Which cap?
@@ -516,8 +516,8 @@ print(f"measured / formula: from {off[0]:.2f} to {off[-1]:.2f}")
 measure.expect(1 / 1.6 < off[len(off) // 2] < 1.6, "the formula comes close")
 
 # %% [markdown]
-# In the figure, each row is a cap. The left half shows the model, split into its buckets. (Where there are more than
-# 20, they are drawn in two grays.) In the right half, compare the measured times with the predicted ones.
+# In the next figure, each row is a cap. The left half shows the model, split into its buckets. (Where there are more
+# than 20, they are drawn in two grays.) In the right half, compare the measured times with the predicted ones.
 
 # %% tags=["nbval-ignore-output"]
 first_saved_ms = took_ms["none"] - took_ms["100 KiB"]
@@ -529,7 +529,7 @@ measure.expect(took_ms["25 MiB"] == min(took_ms.values()), "one bucket is the fa
 widgets.cap_chooser(gradient_sizes, list(runs.values()))
 
 # %% [markdown]
-# When does a larger cap no longer gain much? The transfer of α/β bytes takes as long as the latency, because
+# When does a larger cap no longer help much? The transfer of α/β bytes takes as long as the latency, because
 # β · α/β = α. So the transfer of k · α/β bytes takes k · α, and the latency α adds 1/k to that:
 
 # %% tags=["nbval-ignore-output"]
@@ -605,8 +605,8 @@ show_collectives(odd, bucket_cap_mb=1e-4)
 # Our order would send the large gradient of the embedding first, although backward completes it last. From step 2 on,
 # DDP sends the gradient of the last layer first.
 #
-# In DDP, a `bucket_cap_mb` that you choose is also the cap of the first bucket. In the lab's version, the first cap is
-# never above 1 MiB.
+# In DDP, a `bucket_cap_mb` that you choose is also the cap of the first bucket. In the lab's version, the first
+# bucket's cap is never above 1 MiB.
 #
 # By default, DDP also holds a second copy of every gradient. With `gradient_as_bucket_view=True`, gradients are views
 # of its buckets:
@@ -627,16 +627,16 @@ plots.memory_by_component(held)
 
 # %% [markdown]
 # This saves the memory, but not always the copying. By default, `zero_grad()` sets `.grad` to None, so backward
-# allocates a new tensor for each gradient. As soon as it is complete, DDP copies it into the bucket, frees it, and
-# makes `.grad` a view again. After `zero_grad(set_to_none=False)`, `.grad` is still a view, so backward writes into the
-# bucket.
+# allocates a new tensor for each gradient. As soon as a gradient is complete, DDP copies it into its bucket, frees that
+# tensor, and makes `.grad` a view again. After `zero_grad(set_to_none=False)`, `.grad` is still a view, so backward
+# writes into the bucket.
 
 # %% [markdown]
 # ## On a cluster
 #
 # | question | here | with NCCL and many hosts |
 # |---|---|---|
-# | Where does α come from? | the emulated link | a kernel launch, and 3 to 62 µs per ring step (links below) |
+# | Where does α come from? | the emulated link | a kernel launch, and 3 to 62 µs per ring step (table below) |
 # | How do I measure α? | `measure.collectives` | `NCCL_PROTO=Simple all_reduce_perf` of nccl-tests¹, smallest size |
 # | How do I measure β? | `measure.collectives` | the same, largest size: the printed `busbw` is 1/β of a ring step |
 # | How do I see the all-reduces? | wire ledger | a trace of `torch.profiler` |
@@ -645,8 +645,8 @@ plots.memory_by_component(held)
 #
 # ¹ `Simple` is NCCL's protocol for large messages. ² Together with `TORCH_CPP_LOG_LEVEL=INFO`.
 #
-# For a ring of N ranks, divide the α of an all-reduce by its β. If you write both in terms of the α and β of one step,
-# you get
+# For a ring of N ranks, divide the α of an all-reduce by its β. If you write both in terms of the α and β of one ring
+# step, you get
 #
 # $$\frac{2(N-1)\,\alpha}{\frac{2(N-1)}{N}\,\beta} = N \cdot \frac{\alpha}{\beta}$$
 #
