@@ -504,7 +504,8 @@ times = measure.collectives({"all_reduce": dist.all_reduce})
 
 # %% [markdown]
 # The dotted line, "without latency", shows how long smaller tensors would take if the time were proportional to the
-# bytes. (It starts at the largest tensor's time, and is cut off at the bottom.) Where is the measured time far above it?
+# bytes. (It starts at the largest tensor's time, and is cut off at the bottom.) Where is the measured time far above
+# it?
 
 # %% tags=["nbval-ignore-output"]
 times = ranks.pull("times")[0]
