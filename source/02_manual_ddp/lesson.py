@@ -689,8 +689,8 @@ plots.timeline([last])
 # | What about BatchNorm? | each rank uses its own statistics | `SyncBatchNorm`, which does not run on CPUs |
 # | Does the global batch grow with N? | no | usually ² |
 #
-# ¹ With `join()`, the other ranks can continue. By default, they still divide by the initial N. So a sample counts no
-# more than before, although fewer ranks contribute (PyTorch documentation of `DistributedDataParallel.join`).
+# ¹ With `join()`, the other ranks can continue. By default, they still divide the sum of gradients by the initial N, so
+# that a sample has the same weight as before (PyTorch documentation of `DistributedDataParallel.join`).
 #
 # ² Training with a larger batch usually needs a larger learning rate and a warm-up (Goyal et al. 2017, section 2).
 
