@@ -202,6 +202,26 @@ def test_tables_have_no_formulas_and_one_line_per_row(tmp_path):
         assert row["student"] == "'=1+1 <b>"
 
 
+def test_a_table_read_with_semicolons_has_no_formulas_either(tmp_path):
+    record = hostile_record()
+    record.reason = 'raised ;"=1+1;x and ;=2+2'
+    gradebook.write([record], tmp_path)
+    with open(tmp_path / "gradebook.csv", newline="") as file:
+        cells = [cell for row in csv.reader(file, delimiter=";") for cell in row]
+    assert not any(cell.startswith(("=", "+", "-", "@")) for cell in cells)
+
+
+def test_a_name_in_an_old_encoding_stops_nobody(tmp_path):
+    """A zip file from an old system gives a folder a name that is not valid UTF-8."""
+    handed_in, folder = tmp_path / "in", tmp_path / "out"
+    for name in (b"Jos\xe9", b"zoe"):
+        (Path(os.fsdecode(bytes(handed_in) + b"/" + name)) / LAB).mkdir(parents=True)
+    hand_in(handed_in, "anna", LAB)
+    graded = grade.grade_all(handed_in, folder, 0, grader=instant)
+    assert [os.fsencode(record.student) for record in graded] == [b"Jos\xe9", b"anna", b"zoe"]
+    assert "zoe" in (folder / "index.html").read_text() and len(rows(folder / "gradebook.csv")) == 3
+
+
 def test_gradescope_gets_the_points_and_text_of_each_exercise(tmp_path):
     gradebook.write_gradescope(hostile_record(), tmp_path)
     results = json.loads((tmp_path / "gradescope" / "=1+1 <b>" / LAB / "results.json").read_text())

@@ -7,6 +7,7 @@ import torch.distributed as dist
 from shared import ranks
 from shared.checks.engine import candidate, parcel
 from shared.checks.engine.subgroups import SUBGROUPS
+from shared.checks.models import awkward_models
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +37,7 @@ def split_a_group(piece) -> str:
 
 
 def run_probe(probe, path: str) -> list:
-    packed = ranks.run(candidate.probe, ("piece",), path, probe, ())
+    packed = ranks.run(candidate.probe, ("piece",), path, probe, (), awkward_models.USUAL_WIDTH)
     return [parcel.unpack(each) for each in packed]
 
 

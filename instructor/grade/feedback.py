@@ -1,5 +1,7 @@
 """Write a page per student and lab with every verdict and hint, and an index page for the instructor."""
 
+import os
+import urllib.parse
 from pathlib import Path
 
 from instructor.grade.records import Record, write_whole
@@ -17,7 +19,13 @@ def write(record: Record, folder: Path) -> None:
 
 def write_index(records: list[Record], folder: Path) -> None:
     """Write index.html, the instructor's overview of all records."""
-    write_whole(folder / "index.html", render(__package__, "index.html", records=records, points=_points))
+    page = render(__package__, "index.html", records=records, points=_points, quoted=_quoted)
+    write_whole(folder / "index.html", page)
+
+
+def _quoted(name: str) -> str:
+    """Quote a folder's name for a link. The name may come from an old system and not be valid UTF-8."""
+    return urllib.parse.quote(os.fsencode(name), safe="")
 
 
 def _points(points: float) -> str:

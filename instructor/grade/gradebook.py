@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import re
 from pathlib import Path
 
 from instructor.grade.records import Record, one_line, write_whole
@@ -42,10 +41,13 @@ def _as_csv(columns: tuple[str, ...], rows: list[tuple]) -> str:
 
 
 def _safe(value):
-    """Return a value as one line that no spreadsheet reads as a formula, even if it splits cells at semicolons."""
+    """Return a value as one line that no spreadsheet reads as a formula.
+
+    Some spreadsheets split cells at semicolons, whatever is quoted, so there are none.
+    """
     if not isinstance(value, str):
         return value
-    text = re.sub(r";\s*(?=[=+@-])", "; '", one_line(value))
+    text = one_line(value).replace(";", ",")
     return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
 
 

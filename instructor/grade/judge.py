@@ -143,7 +143,7 @@ class Judge:
         if not {exercise.piece, exercise.stands_in} & set(defined):
             return [], f"{exercise.piece} is not defined; its cell is missing or empty"
         try:
-            return framework.run_exercise(exercise, self.path), ""
+            return framework.run_exercise(exercise, self.path, graded=True), ""
         except framework.Unusable as error:
             return [], str(error)
 

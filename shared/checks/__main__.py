@@ -30,7 +30,9 @@ def exercises_of(name: str) -> list[framework.Exercise]:
     return [value for value in vars(module).values() if isinstance(value, framework.Exercise)]
 
 
-def run_file(name: str, path: str, seed: int | None = None, only: str = "", check: str = "") -> list[Verdict]:
+def run_file(
+    name: str, path: str, seed: int | None = None, only: str = "", check: str = "", graded: bool = False
+) -> list[Verdict]:
     """Check a student's file on the ranks that are running.
 
     Args:
@@ -39,6 +41,7 @@ def run_file(name: str, path: str, seed: int | None = None, only: str = "", chec
         seed: Repeats the random choices of an earlier run.
         only: The name of the only class or function ("piece") to check; "" checks all of them.
         check: The name of the only check to run; "" runs all of them.
+        graded: Whether to draw sizes and lengths, as in grading.
 
     Raises:
         framework.Unusable: If the file does not load, lacks a required piece, or defines none of the pieces.
@@ -54,7 +57,7 @@ def run_file(name: str, path: str, seed: int | None = None, only: str = "", chec
         if only and exercise.piece != only:
             continue
         if {exercise.piece, exercise.stands_in} & set(defined):
-            verdicts += framework.run_exercise(exercise, path, seed, check)
+            verdicts += framework.run_exercise(exercise, path, seed, check, graded=graded)
         elif not exercise.optional:
             raise framework.Unusable(f"{Path(path).name} does not define {exercise.piece}")
     if not verdicts:
@@ -69,6 +72,7 @@ def main() -> int:
     parser.add_argument("file", help="a Python file that defines your class or function")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     parser.add_argument("--seed", type=int, help="repeat the random choices of an earlier run")
+    parser.add_argument("--graded", action="store_true", help="draw sizes and lengths of trainings, as in grading")
     options = parser.parse_args()
     began = time.monotonic()
     verdicts, problem = [], None
@@ -80,7 +84,7 @@ def main() -> int:
         try:
             with contextlib.redirect_stdout(io.StringIO() if options.json else sys.stderr):
                 ranks.start(world_size=max(framework.WORLD_SIZES), detect_mismatch=False)
-                verdicts = run_file(options.name, options.file, options.seed)
+                verdicts = run_file(options.name, options.file, options.seed, graded=options.graded)
         except ranks.RanksError as error:
             problem = str(error)
         finally:

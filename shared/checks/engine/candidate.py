@@ -13,7 +13,7 @@ import torch.distributed as dist
 from IPython import get_ipython
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from shared.checks.engine import parcel
+from shared.checks.engine import parcel, scale
 from shared.ranks import rankside
 from shared.wire import instrumentation
 
@@ -25,14 +25,15 @@ class PieceMissing(Exception):
     """The error for a piece that is not defined where the check looks for it."""
 
 
-def probe(names: tuple[str, ...], path: str | None, probe_fn, args: tuple) -> bytes:
-    """Call probe_fn(piece, *args) on this rank and return its pickled result."""
+def probe(names: tuple[str, ...], path: str | None, probe_fn, args: tuple, width: int) -> bytes:
+    """Call probe_fn(piece, *args) on this rank, with models of this width, and return its pickled result."""
     _destroy_groups()
     found = find(names, path)
     before = _groups()
     instrumentation.reset()  # so that a report counts the collectives of this attempt from 1
     try:
-        with contextlib.redirect_stderr(io.StringIO()):  # what the piece prints is shown, but torch's warnings are not
+        # What the piece prints is shown, but torch's warnings are not.
+        with scale.models_of(width), contextlib.redirect_stderr(io.StringIO()):
             packed = parcel.pack(probe_fn(found, *args))
         if not torch.is_grad_enabled():
             raise AssertionError("after the call, gradients are still disabled, so nothing after it can be trained")

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 import torch
 
 from shared import mine, progress, ranks
-from shared.checks.engine import assistance, candidate, display, parcel
+from shared.checks.engine import assistance, candidate, display, parcel, scale
 from shared.checks.engine.prints import Prints
+from shared.checks.engine.scale import Scale
 from shared.checks.engine.verdicts import Verdict
 from shared.deadlines import scaled
 from shared.ranks import rankside
@@ -80,6 +81,7 @@ class Attempt:
     world_size: int
     random: random.Random
     stands_in: str = ""
+    scale: Scale = field(default_factory=Scale)
     printed: dict[int, str] = field(default_factory=dict)  # by rank, in the last run in which any rank printed
 
     def draw_seed(self) -> int:
@@ -112,7 +114,7 @@ class Attempt:
 
         def request_of(rank: int) -> tuple:
             arguments = (*shared_args, *own[rank]) if rank < len(own) else shared_args
-            return candidate.probe, ((self.piece, self.stands_in), self.path, probe, arguments), {}
+            return candidate.probe, ((self.piece, self.stands_in), self.path, probe, arguments, self.scale.width), {}
 
         try:
             outcomes = ranks.current().run(
@@ -210,6 +212,7 @@ def run_exercise(
     seed: int | None = None,
     only: str = "",
     prints: Prints | None = None,
+    graded: bool = False,
 ) -> list[Verdict]:
     """Run the checks of an exercise at every world size that they ask for and that there are ranks for.
 
@@ -219,6 +222,7 @@ def run_exercise(
         seed: Repeats the random choices of an earlier run.
         only: The name of the only check to run; "" runs all of them.
         prints: Collects what the student's code prints.
+        graded: Whether to draw the sizes of models and the lengths of trainings, as in grading.
     """
     seed = random.SystemRandom().randrange(2**31) if seed is None else seed
     checks = [check for check in exercise.checks if check.name == only or not only]
@@ -247,8 +251,11 @@ def run_exercise(
                     break
                 tried[check.name].append(size)
                 draw = random.Random(f"{seed} {check.name} {size}")
-                attempt = Attempt(exercise.piece, path, size, draw, exercise.stands_in)
+                sizes_of_check = Scale.drawn(draw, size) if graded else Scale()
+                attempt = Attempt(exercise.piece, path, size, draw, exercise.stands_in, sizes_of_check)
                 wrong = _judge(check, attempt)
+                if wrong is not None and graded:
+                    wrong.evidence += f"\n(Drawn with seed {seed}: {attempt.scale}.)"
                 if prints is not None:
                     prints.add(check.name, size, attempt.printed, failed=wrong is not None)
                 if wrong is not None:
@@ -281,7 +288,8 @@ def _one_thread():
 
 def _judge(check: Check, attempt: Attempt) -> Wrong | None:
     try:
-        check.judge(attempt)
+        with scale.models_of(attempt.scale.width):
+            check.judge(attempt)
     except Wrong as wrong:
         return wrong
     except RanksError:

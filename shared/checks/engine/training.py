@@ -5,7 +5,7 @@ own, and each rank gets only its own samples. So the right gradients can only co
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
@@ -61,6 +61,8 @@ class Training:
 
     model: str
     micro_batches: int = 1
+    steps: int = STEPS
+    learning_rate: float = LEARNING_RATE
     in_subgroup: bool = False
     dtype: torch.dtype = torch.float64
     options: dict = field(default_factory=dict)  # keyword arguments of the wrapper's constructor besides `group`
@@ -87,7 +89,7 @@ def probe_training(wrapper, how: Training, seed: int, x, y) -> dict:
     found = {"start": awkward.state_of(module), "building": building, "steps": []}
     inputs, y = x.to(device_here(), how.dtype), y.to(device_here(), how.dtype)
     x = inputs
-    for _ in range(STEPS):
+    for _ in range(how.steps):
         _drop_gradients(module)
         plain = awkward.twin_of(how.model, module) if how.overlaps else None
         with instrumentation.listening() as working:
@@ -100,7 +102,7 @@ def probe_training(wrapper, how: Training, seed: int, x, y) -> dict:
         gradients = awkward.gradients_of(module)
         found["steps"].append({"local": local, "gradients": gradients, "working": working, "finishing": finishing})
         found["frozen"] = frozen_with_gradient(module)
-        descend(module.parameters())
+        descend(module.parameters(), how.learning_rate)
         x = awkward.other_branches(x)
     wrapped.eval()
     with torch.no_grad():
@@ -115,12 +117,12 @@ def _drop_gradients(module) -> None:
             parameter.grad = None
 
 
-def descend(parameters: Iterable[nn.Parameter]) -> None:
+def descend(parameters: Iterable[nn.Parameter], learning_rate: float = LEARNING_RATE) -> None:
     """Take one step of SGD. torch's own optimizers first import the compiler, which takes a second in every kernel."""
     with torch.no_grad():
         for parameter in parameters:
             if parameter.requires_grad and parameter.grad is not None:
-                parameter.add_(parameter.grad, alpha=-LEARNING_RATE)
+                parameter.add_(parameter.grad, alpha=-learning_rate)
 
 
 def _accumulate(module, x, y, micro_batches: int) -> None:
@@ -152,6 +154,7 @@ def one_process(
     steps: int = STEPS,
     micro_batches: int = 1,
     idle: tuple[tuple[int, int], ...] = (),
+    learning_rate: float = LEARNING_RATE,
 ) -> list[Step]:
     """Train the module with SGD in this process, on the mean of the batches' gradients.
 
@@ -161,6 +164,7 @@ def one_process(
         steps: The number of steps.
         micro_batches: The number of parts in which each batch is computed.
         idle: The (batch, step) pairs in which a batch is left out. Its gradients count as zeros.
+        learning_rate: The learning rate of SGD.
     """
     replicas, found = awkward.Replicas(module, len(batches)), []
     for step in range(steps):
@@ -173,7 +177,7 @@ def one_process(
         mean = {name: _mean([gradients[name] for gradients in own]) for name in own[0]}
         for name, parameter in module.named_parameters():
             parameter.grad = mean[name]
-        descend(module.parameters())
+        descend(module.parameters(), learning_rate)
         found.append(Step(mean, own, [replicas.state_of(index) for index in range(len(batches))]))
         batches = [(awkward.other_branches(x), y) for x, y in batches]
     return found
@@ -197,7 +201,8 @@ def train_and_judge(attempt: Attempt, how: Training) -> list[dict]:
     Raises:
         Wrong: If the training differs from that of one process.
     """
-    draw = Draw(attempt)
+    rate = LEARNING_RATE * attempt.scale.calmness
+    how, draw = replace(how, steps=attempt.scale.steps(how.steps), learning_rate=rate), Draw(attempt)
     found = train(attempt, how, draw)
     if how.dtype == torch.bfloat16:
         judge_bf16_training(found, how)
@@ -227,7 +232,7 @@ def judge_training(attempt: Attempt, found: list[dict], how: Training, draw: Dra
     batches = draw.batches_of(members, module)
     context = f"{called_alone(attempt)}, " if how.in_subgroup else ""
     context += awkward.describe(how.model)
-    steps = one_process(module, batches, micro_batches=how.micro_batches)
+    steps = one_process(module, batches, how.steps, how.micro_batches, learning_rate=how.learning_rate)
     for step_index, expected in enumerate(steps):
         gradients, local = (
             {rank: found[rank]["steps"][step_index][what] for rank in members} for what in ("gradients", "local")
@@ -277,7 +282,7 @@ def judge_bf16_training(found: list[dict], how: Training) -> None:
         Wrong: If one of these does not hold.
     """
     half = sum(p.nbytes for p in awkward.build(how.model, 0, torch.bfloat16).parameters())
-    for name, step_index in [(name, step_index) for name in found[0]["start"] for step_index in range(STEPS)]:
+    for name, step_index in [(name, step_index) for name in found[0]["start"] for step_index in range(how.steps)]:
         steps = [result["steps"][step_index] for result in found]
         own = [step["local"][name] for step in steps]
         if all(gradient is None for gradient in own):

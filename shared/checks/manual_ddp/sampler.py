@@ -9,8 +9,11 @@ from shared.checks.engine.compare import describe_calls
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.wire import instrumentation
 
+EPOCHS = 1, 2, 3, 10
+LENGTHS, LATE_EPOCHS = range(61, 2_000), range(12, 100_000)  # drawn in grading
 
-def probe_sampler(sampler_class, length: int, seed: int) -> dict:
+
+def probe_sampler(sampler_class, length: int, seed: int, epochs: tuple[int, ...] = EPOCHS) -> dict:
     """Iterate over every rank's sampler on this rank, because samplers may depend only on their arguments."""
     world_size = dist.get_world_size()
     random_state = torch.get_rng_state()
@@ -31,7 +34,7 @@ def probe_sampler(sampler_class, length: int, seed: int) -> dict:
         found = {
             "len before": early,
             "two iterators": twice_at_once(),
-            "epochs": [drawn(epoch, seed=seed) for epoch in (1, 2, 3, 10)],
+            "epochs": [drawn(epoch, seed=seed) for epoch in epochs],
             "unset": list(islice(unset, 2 * length + world_size)),
             "len": len(unset),
             "epoch 0": drawn(0, seed=seed),
@@ -45,7 +48,7 @@ def probe_sampler(sampler_class, length: int, seed: int) -> dict:
 
 def every_sample_once_and_equal_shares(attempt: Attempt) -> None:
     size = attempt.world_size
-    for length in (12, 7, size, 1):
+    for length in (12, attempt.scale.number(7, LENGTHS), size, 1):
         found = attempt.run(probe_sampler, length, attempt.draw_seed())
         share = -(-length // size)
         for rank, result in enumerate(found):
@@ -92,7 +95,9 @@ def _judge_shares(rank: int, shares: list[list], length: int, share: int) -> Non
 
 
 def epochs_and_seeds_decide_the_order(attempt: Attempt) -> None:
-    for rank, result in enumerate(attempt.run(probe_sampler, 60, attempt.draw_seed())):
+    length = attempt.scale.number(60, LENGTHS)
+    epochs = (*EPOCHS, attempt.scale.number(EPOCHS[-1] + 1, LATE_EPOCHS))
+    for rank, result in enumerate(attempt.run(probe_sampler, length, attempt.draw_seed(), epochs)):
         if result["epoch 0"] != result["again"]:
             raise Wrong({rank: "the same epoch has two different orders"}, "Hint: how is the generator seeded?")
         if result["epoch 0"] == result["epoch 1"]:

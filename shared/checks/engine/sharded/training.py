@@ -109,6 +109,7 @@ def train_and_judge(attempt: Attempt, plan: Plan, probe=probe_sharded) -> dict[i
     Raises:
         Wrong: If a rank's state differs after a step from that of one process.
     """
+    plan = replace(plan, steps=attempt.scale.steps(plan.steps))
     draw, context = Draw(attempt), describe_plan(attempt, plan)
     found = train(attempt, plan, draw, probe)
     steps = reference(plan, draw, list(found)).steps

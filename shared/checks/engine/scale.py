@@ -1,0 +1,64 @@
+"""How large the models and how long the trainings of a check are.
+
+In a student's own check, they are small, so that it is fast. In grading, they are drawn for each judgement, so that
+code cannot be right only for the usual sizes. On two ranks, the models are large. The first training of each check is
+long.
+"""
+
+import contextlib
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from shared.checks.models import awkward_models
+
+LARGE_ON = 2  # ranks
+LARGE, MEDIUM = range(1_001, 4_000), range(8, 200)  # hidden units of the awkward models
+LONG, SHORT = range(15, 40), range(1, 5)  # steps that are added to the usual number of steps
+
+
+@dataclass
+class Scale:
+    """The sizes of one attempt. Without `draws`, they are the usual ones."""
+
+    width: int = awkward_models.USUAL_WIDTH
+    draws: random.Random | None = None
+    longest: int = 0  # steps
+
+    @classmethod
+    def drawn(cls, draws: random.Random, world_size: int) -> "Scale":
+        """Draw the width of the models. As usual, no world size up to 4 divides their number of elements."""
+        widths = LARGE if world_size == LARGE_ON else MEDIUM
+        return cls(draws.choice([width for width in widths if width % 3]), draws)
+
+    @property
+    def calmness(self) -> float:
+        """A factor for learning rates, because long trainings diverge with the usual ones."""
+        return 1.0 if self.draws is None else 0.02
+
+    def steps(self, usual: int) -> int:
+        """Return how many steps a training takes whose usual number of steps is given."""
+        if self.draws is None or usual == 0:
+            return usual
+        steps = usual + self.draws.choice(SHORT if self.longest else LONG)
+        self.longest = max(self.longest, steps)
+        return steps
+
+    def number(self, usual: int, drawn: range) -> int:
+        """Return a usual number, or in grading one that is drawn."""
+        return usual if self.draws is None else self.draws.choice(drawn)
+
+    def __str__(self) -> str:
+        """Say what was drawn."""
+        steps = f", up to {self.longest} steps" if self.longest else ""
+        return f"{self.width} hidden units{steps}"
+
+
+@contextlib.contextmanager
+def models_of(width: int) -> Iterator[None]:
+    """Build awkward models of this width. The kernel and the ranks build the same models."""
+    awkward_models.WIDTH = width
+    try:
+        yield
+    finally:
+        awkward_models.WIDTH = awkward_models.USUAL_WIDTH
