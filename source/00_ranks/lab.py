@@ -9,8 +9,8 @@
 # # Lab 00 · First collectives
 #
 # **55 minutes, 15 points.** You will write five small functions that all ranks call together. The first one takes five
-# minutes, and in the fourth, you fix a bug that makes many training scripts hang. At the end, you build an all-reduce
-# from one of your own functions.
+# minutes, and in the fourth, you fix a bug that makes many training scripts hang. At the end, you run an all-reduce
+# that is built from one of your own functions.
 #
 # This is how a lab works:
 #
@@ -20,7 +20,7 @@
 #   gets only its own values, and the check counts the messages that your function sends.
 # - If the check fails, it tells you what went wrong and on which rank, and asks a question as a hint. Change your
 #   function, run its cell, and run the check again, as often as you like.
-# - Each exercise has a hint. Click it to open it.
+# - Each exercise has at least one hint. Click it to open it.
 # - An exercise with the word *Stretch* in its title is optional: no later lab depends on it.
 #
 # If a mistake makes the ranks hang, the course stops the cell and shows the doctor's report, as in the lesson. If the
@@ -336,8 +336,9 @@ from shared import measure
 times = measure.collectives({"by hand": ring_sum, "torch": dist.all_reduce})
 
 # %% [markdown]
-# The table and the figure show the same medians. (The dotted line goes through the shorter of the two times for 4 MB.)
-# At which sizes are the two all-reduces about equally fast, and at which are they far apart?
+# The table and the figure show the same medians. (*Loopback* is a machine's network to itself. The dotted line goes
+# through the shorter of the two times for 4 MB.) At which sizes are the two all-reduces about equally fast, and at
+# which are they far apart?
 
 # %% tags=["nbval-ignore-output"]
 times = ranks.pull("times")[0]

@@ -578,7 +578,7 @@ with timeline.record() as line:
 
 # %% [markdown]
 # Now look at the ledger of rank 0. `payload` is the size of each message, and `must send` is how much of it rank 0 had
-# to send itself: nothing for a `recv`.
+# to send: nothing for a `recv`.
 
 # %%
 logs = ranks.pull("log")
@@ -600,8 +600,8 @@ plots.traffic(sent_mb)
 # %% [markdown]
 # Only the row and the column of rank 0 are filled: rank 0 is the sender or the receiver of every message. What does
 # that mean for the other ranks? In the timeline, each bar is a `send` or a `recv`, from the call until it is complete.
-# The number in a bar is the other rank. (The two bars of one message may end at different times, and `exposed=False`
-# leaves out two numbers that chapter 02 explains.) Compare the bars of rank 0 with those of rank 3.
+# The label of a bar names the other rank. (The two bars of one message may end at different times.) Compare the bars
+# of rank 0 with those of rank 3.
 
 # %% tags=["nbval-ignore-output"]
 lines = ranks.pull("line")

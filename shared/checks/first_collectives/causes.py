@@ -68,6 +68,9 @@ def mean_cause(own: list[torch.Tensor], rank: int, value: float) -> str:
         return shares + "The mean of no values is nan. Hint: what should a rank send if it holds no values?"
     if is_close(value, sum(means) / len(means)) or is_close(value, sum(means) / len(own)):
         return shares + "It is the mean of the ranks' means. Hint: does every value have the same weight in that mean?"
+    empty = [len(values) for values in own].count(0)
+    if empty and is_close(value, total / (len(everything) + empty)):
+        return shares + "Hint: what does a rank without values add to the number of values?"
     if is_close(value, total):
         return "It is the sum. Hint: what must it be divided by?"
     if is_close(value, total / len(own)):
