@@ -437,6 +437,15 @@ def test_the_figure_has_a_bar_per_span_and_shows_the_exposed_time():
     assert names == ["forward", "backward", "communication", "mine", "waits"]
 
 
+def test_a_name_stands_where_no_waiting_is_drawn_over_it():
+    line = line_of(("backward", 0, 8), waits=[(2, 7)])
+    (axes,) = plots.timeline([line], exposed=False).axes
+    (name,) = [text for text in axes.texts if text.get_text() == line.spans[0].name]
+    assert name.get_position()[0] == pytest.approx(1000), (
+        "between 0 and 2 s, because only 1 s is left after the waiting"
+    )
+
+
 def test_the_trace_follows_the_trace_event_format(tmp_path):
     """https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU: what viewers require."""
     saved = json.loads(trace.save(hand_made(), tmp_path / "trace.json").read_text())

@@ -190,7 +190,9 @@ def timeline(lines: list, names: list[str] | None = None, exposed: bool = True) 
         for name, spans in rows:
             for lane in dict.fromkeys(span.lane for span in spans):
                 lane_spans = [span for span in spans if span.lane == lane]
-                seen.setdefault(lane, _draw_spans(axes, lane_spans, y, start_s, end_ms, named=row_in > 0.15))
+                covered = line.waits if name == "compute" else ()
+                drawn = _draw_spans(axes, lane_spans, y, start_s, end_ms, named=row_in > 0.15, covered=covered)
+                seen.setdefault(lane, drawn)
             if name == "compute" and line.waits:
                 seen.setdefault("waits", _draw_waits(axes, line, y, start_s))
             ticks.append((y, line_name if name == rows[0][0] else ""))
@@ -214,20 +216,35 @@ def timeline(lines: list, names: list[str] | None = None, exposed: bool = True) 
     return finish(figure)
 
 
-def _draw_spans(axes, spans: list, y: float, start_s: float, end_ms: float, named: bool):
-    """Draw the spans of one lane in one row, each with its name or, if there is less room, the last word of it."""
+def _draw_spans(axes, spans: list, y: float, start_s: float, end_ms: float, named: bool, covered=()):
+    """Draw the spans of one lane in one row, each with its name or, if there is less room, the last word of it.
+
+    Args:
+        covered: The intervals of time in which waiting is drawn over the spans, and would hide a name.
+    """
     color, hatch = LANE_STYLES.get(spans[0].lane, (COLORS[3], HATCHES[2]))
     ink = "white" if spans[0].lane == "backward" else "black"
     backing = {"facecolor": color, "edgecolor": "none", "pad": 0.8} if hatch else None
     bars = [(1e3 * (span.began_s - start_s), 1e3 * (span.ended_s - span.began_s)) for span in spans]
-    for (began_ms, lasted_ms), span in zip(bars, spans, strict=True):
+    for span in spans:
+        began_ms, ended_ms = (1e3 * (time_s - start_s) for time_s in _longest_uncovered(span, covered))
         number = span.name.rsplit(" ", 1)[-1]  # of "send 4"; a name without a space stays whole
-        fitting = [words for words in (span.name, number) if lasted_ms > 0.011 * len(words) * end_ms]
+        fitting = [words for words in (span.name, number) if ended_ms - began_ms > 0.011 * len(words) * end_ms]
         if named and fitting:
-            middle_ms = began_ms + lasted_ms / 2
+            middle_ms = (began_ms + ended_ms) / 2
             axes.text(middle_ms, y, fitting[0], ha="center", va="center", size=7, color=ink, bbox=backing)
     # This uses facecolor, because color would draw the hatch in the bar's own color.
     return axes.broken_barh(bars, (y - 0.45, 0.9), facecolor=color, hatch=hatch, edgecolor="white", linewidth=0.5)
+
+
+def _longest_uncovered(span, covered) -> tuple[float, float]:
+    """Return when the longest part of a span begins and ends that none of the intervals covers."""
+    parts, began_s = [], span.began_s
+    for covered_from_s, covered_to_s in sorted(covered):
+        parts.append((began_s, min(covered_from_s, span.ended_s)))
+        began_s = max(began_s, covered_to_s)
+    parts.append((began_s, span.ended_s))
+    return max(parts, key=lambda part: part[1] - part[0])
 
 
 def _draw_waits(axes, line, y: float, start_s: float):
