@@ -4,10 +4,11 @@ import os
 from pathlib import Path
 
 import nbformat
+import psutil
 import pytest
 
 from instructor import build
-from instructor.grade import sandbox
+from instructor.grade import reader, sandbox, submissions
 from instructor.grade.submissions import Submission
 
 CHAPTERS = {chapter.name: chapter for chapter in build.chapters()}
@@ -20,6 +21,13 @@ def need_sandbox() -> None:
     except sandbox.NoSandbox as error:
         required = os.environ.get("CI") or os.environ.get("GRADE_SANDBOX") == "required"
         (pytest.fail if required else pytest.skip)(str(error))
+
+
+def left_over() -> list[psutil.Process]:
+    """Return the processes of a sandbox's users that are still alive."""
+    users = range(sandbox.FIRST_USER, sandbox.FIRST_USER + sandbox.USERS)
+    processes = list(psutil.process_iter(["uids"]))
+    return [each for each in processes if each.info["uids"] and each.info["uids"].real in users]
 
 
 def hand_in(folder: Path, student: str, lab: str, change=lambda notebook: None) -> Submission:
@@ -44,3 +52,14 @@ def writes(**sources: str):
             cell_of(notebook, name.replace("_", "-")).source = source
 
     return change
+
+
+def cells_of(submission: Submission) -> list[dict]:
+    """Read a notebook's code cells without the sandbox."""
+    with open(submissions.opened(submission), "rb") as file:
+        return reader.code_cells_in(file.read())
+
+
+def pieces_of(submission: Submission) -> list[dict]:
+    """Return the pieces of a notebook, read without the sandbox."""
+    return submissions.pieces_of(cells_of(submission), CHAPTERS[submission.lab])

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,9 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from instructor import release
 from instructor.grade import __main__ as grade
-from instructor.grade import feedback, gradebook, records, sandbox, tasks
+from instructor.grade import course, feedback, gradebook, policy, records, sandbox, tasks
+from instructor.grade.policy import Policy
 from instructor.grade.records import Answer, Record
+from shared import deadlines
 from shared.checks.engine.verdicts import Verdict
 from tests.handed_in import CHAPTERS, hand_in, need_sandbox, writes
 
@@ -72,7 +76,9 @@ def test_points_are_divided_over_checks_and_need_right_values(passed, points):
 # -- one row each
 
 
-def test_every_student_has_a_row_and_a_page_whatever_they_handed_in(tmp_path):
+def test_every_student_has_a_row_and_a_page_whatever_they_handed_in(tmp_path, monkeypatch):
+    monkeypatch.setattr(sandbox, "require", REQUIRE)
+    need_sandbox()
     handed_in, folder = tmp_path / "in", tmp_path / "out"
     hand_in(handed_in, "anna", LAB)
     (handed_in / "ben").mkdir()
@@ -90,9 +96,9 @@ def test_every_student_has_a_row_and_a_page_whatever_they_handed_in(tmp_path):
             raise ZeroDivisionError("a mistake of the grader")
         return grade.grading.grade(submission, course, limits)
 
-    # The real grader gets only notebooks that fail before any code runs, so no sandbox is started.
+    # The real grader gets only notebooks that fail before any code runs.
     hand_in(handed_in, "Ada", LAB).path.write_text("no notebook")
-    graded = grade.grade_all(handed_in, folder, 0, grader=grader)
+    graded = grade.grade_all(handed_in, folder, grade.Request(0), grader=grader)
     book = {row["student"]: row for row in rows(folder / "gradebook.csv")}
     assert (
         list(book)
@@ -128,7 +134,8 @@ def test_a_grader_killed_in_the_middle_of_200_continues_where_it_was(tmp_path):
             time.sleep(0.01)
             return instant(submission, course, limits)
         grade.sandbox.require = lambda: None
-        grade.grade_all(pathlib.Path({str(handed_in)!r}), pathlib.Path({str(folder)!r}), 0, grader=grader)
+        folders = pathlib.Path({str(handed_in)!r}), pathlib.Path({str(folder)!r})
+        grade.grade_all(*folders, grade.Request(0), grader=grader)
         """
     command = [sys.executable, "-c", textwrap.dedent(script)]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
@@ -147,6 +154,41 @@ def test_a_grader_killed_in_the_middle_of_200_continues_where_it_was(tmp_path):
     assert len(times) == 200 and all(times[student] == 1 for student in before)
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_saves_what_is_graded_and_prints_no_traceback(tmp_path, times):
+    handed_in, folder = tmp_path / "in", tmp_path / "out"
+    for number in range(20):
+        hand_in(handed_in, f"student{number:02d}", LAB)
+    script = f"""
+        import sys, time
+        from instructor.grade import __main__ as grade
+        from tests.test_grade import instant
+        def grader(submission, course, limits):
+            for _ in range(10):
+                if grade.sandbox.stopping.wait(0.1):
+                    raise grade.grading.NotGraded(grade.sandbox.STOPPED)
+            return instant(submission, course, limits)
+        grade.sandbox.require = lambda: None
+        grade.grade_all.__defaults__ = (*grade.grade_all.__defaults__[:-1], grader)
+        sys.argv = ["grade", {str(handed_in)!r}, "--into", {str(folder)!r}]
+        sys.exit(grade.main())
+        """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout.readline().startswith("student00")
+    process.send_signal(signal.SIGINT)
+    printed = ""
+    while "Press Ctrl-C again" not in printed:
+        printed += process.stdout.readline()
+    if times == 2:
+        process.send_signal(signal.SIGINT)
+    rest, errors = process.communicate(timeout=deadlines.scaled(60))
+    assert process.returncode == 130 and "The same command continues" in rest and errors == ""
+    saved = len(list((folder / "records").glob("*/*.json")))
+    assert saved == len(rows(folder / "gradebook.csv")) and 1 <= saved <= 4
+
+
 def test_only_changed_notebooks_are_graded_again(tmp_path):
     handed_in, folder = tmp_path / "in", tmp_path / "out"
     anna, _ = hand_in(handed_in, "anna", LAB), hand_in(handed_in, "ben", LAB)
@@ -163,6 +205,200 @@ def test_only_changed_notebooks_are_graded_again(tmp_path):
     grade.grade_all(handed_in, folder, grader=grader)
     assert graded == ["anna", "ben", "anna", "ben"]
     assert anna.path.exists()
+
+
+def test_only_what_verdicts_depend_on_makes_everybodys_work_be_graded_again(monkeypatch):
+    """A new word in README.md once had every submission graded again, which takes hours."""
+    bundle, (lab, *_) = release.bundle, CHAPTERS.values()
+
+    def digest(change=None) -> str:
+        monkeypatch.setattr(release, "bundle", lambda number: bundle(number) | (change or {}))
+        with course.unpacked(lab) as unpacked:
+            return unpacked.digest
+
+    before = digest()
+    assert before == digest({"README.md": b"x", "chapters/glossary.md": b"x", f"labs/{LAB}_lab.ipynb": b"{}"})
+    assert before != digest({"shared/checks/engine/compare.py": b"x"})
+    assert before != digest({"solutions/models.py": b"x"})
+    read = type(lab).read
+
+    def with_other_given_code(self, kind):
+        notebook = read(self, kind)
+        if (self, kind) != (lab, "lab"):
+            return notebook
+        next(cell for cell in notebook.cells if "export" in cell.metadata.get("tags", [])).source += "\nx = 1"
+        return notebook
+
+    monkeypatch.setattr(type(lab), "read", with_other_given_code)
+    assert before != digest()
+
+
+def test_one_student_or_one_exercise_can_be_graded_again(tmp_path):
+    handed_in, folder = tmp_path / "in", tmp_path / "out"
+    for student in ("anna", "ben"):
+        hand_in(handed_in, student, LAB)
+    graded = []
+
+    def grader(submission, course, limits, known=()):
+        graded.append((submission.student, [answer.number for answer in known]))
+        return instant(submission, course, limits)
+
+    grade.grade_all(handed_in, folder, grader=grader)
+    hand_in(handed_in, "carl", LAB)
+    rows_of = {r.student for r in grade.grade_all(handed_in, folder, grade.Request(students=("ben",)), grader=grader)}
+    assert rows_of == {"anna", "ben"}
+    grade.grade_all(handed_in, folder, grade.Request(students=("ben",), exercise="0.2"), grader=grader)
+    assert graded == [("anna", []), ("ben", []), ("ben", []), ("ben", ["0.1", "0.3", "0.4", "0.5"])]
+
+
+def test_one_exercise_again_keeps_notices_and_never_mixes_two_notebooks(tmp_path):
+    """The others' verdicts of an earlier notebook were once kept for a new one, and never judged again."""
+    handed_in, folder = tmp_path / "in", tmp_path / "out"
+    hand_in(handed_in, "anna", LAB)
+    hand_in(handed_in, "anna", "01_collectives")
+    graded = []
+
+    def grader(submission, course, limits, known=()):
+        graded.append((submission.lab, len(known)))
+        record = instant(submission, course, limits)
+        record.notebook = records.digest_of(submission, "")
+        record.notices = [] if known else ["uses gc"]
+        return record
+
+    grade.grade_all(handed_in, folder, grader=grader)
+    one, other = grade.grade_all(handed_in, folder, grade.Request(exercise="0.2"), grader=grader)
+    assert graded[2:] == [(LAB, 4)] and one.notices == other.notices == ["uses gc"]
+    hand_in(handed_in, "anna", LAB, writes(sum_over_ranks="def sum_over_ranks(): pass"))
+    grade.grade_all(handed_in, folder, grade.Request(exercise="0.2"), grader=grader)
+    assert graded[3:] == [(LAB, 0)]
+
+
+def test_wrong_names_are_not_ignored(tmp_path, capsys):
+    """A typing error in overrides.csv once changed nothing, and nobody was told."""
+    handed_in, folder = tmp_path / "in", tmp_path / "out"
+    for student in ("anna", "=1+1"):
+        hand_in(handed_in, student, LAB)
+    for request, message in (
+        (grade.Request(students=("Anne",)), "has no student 'Anne'; close names are 'anna'"),
+        (grade.Request(exercise="0.9"), r"there is no exercise '0.9'; the exercises are 0.1, 0.2"),
+    ):
+        with pytest.raises(grade.Usage, match=message):
+            grade.grade_all(handed_in, folder, request, grader=instant)
+    rows_by_hand = ("anna,0.2,1,", "'=1+1,0.1,0.5,as in the tables", "ana,0.1,0,", "anna,0.9,0,", "anna,7.1,0,")
+    (folder).mkdir(exist_ok=True)
+    (folder / "overrides.csv").write_text("student,exercise,points,comment\n" + "\n".join(rows_by_hand) + "\n")
+    (handed_in / "course.toml").write_text(f'[labs.{LAB}]\nbonus = ["0.5", "5"]\n')
+    hostile, anna = grade.grade_all(handed_in, folder, grader=instant)
+    assert (hostile.points, anna.points) == (13.5, 13.0) and "(1 points by hand)" in anna.why
+    without_effect = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Without effect")]
+    assert without_effect == [
+        "Without effect: overrides.csv: there is no student 'ana'.",
+        "Without effect: overrides.csv: there is no exercise '0.9'.",
+        f"Without effect: bonus of {LAB}: there is no exercise '5'.",
+    ]
+
+
+def test_decisions_by_hand_survive_every_run_and_are_shown(tmp_path):
+    handed_in, folder = tmp_path / "in", tmp_path / "out"
+    hand_in(handed_in, "anna", LAB)
+    grade.grade_all(handed_in, folder, grader=instant)
+    decisions = "student,exercise,points,comment\nanna,0.1,0.5,copied\nanna,0.2,,well written\n"
+    (folder / "overrides.csv").write_text(decisions)
+    for _ in range(2):
+        (record,) = grade.grade_all(handed_in, folder, grader=instant)
+    assert record.points == 13.5 and "0.5 points by hand: copied" in record.why
+    page = (folder / "feedback" / "anna" / f"{LAB}.html").read_text()
+    assert "Your instructor decided on 0.5" in page and "well written" in page
+    assert (folder / "overrides.csv").read_text() == decisions
+    assert rows(folder / "exercises.csv")[1]["comment"] == "well written"
+    assert records.load(folder, "anna", LAB).points == 15, "the record keeps what the checks found"
+
+
+COURSE = f"""
+[late]
+percent_per_day = 10
+days = 3
+grace_minutes = 15
+[labs.{LAB}]
+deadline = 2026-11-30T23:59:00+01:00
+weight = 3
+bonus = ["0.5"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("handed_in_at", "points"),
+    [
+        ("2026-11-30 22:00:00.000000 UTC", 15.0),
+        ("2026-12-01T00:10:00+01:00", 15.0),
+        ("2026-12-01 00:20:00", 13.5),
+        ("2026-12-03T12:00:00+01:00", 10.5),
+        ("2026-12-08T12:00:00+01:00", 0.0),
+        ("no date", 15.0),
+    ],
+)
+def test_the_course_says_what_a_late_submission_loses(tmp_path, handed_in_at, points):
+    handed_in = tmp_path / "in"
+    submission = hand_in(handed_in, "anna", LAB)
+    (submission.path.parent / "timestamp.txt").write_text(handed_in_at)
+    (handed_in / "course.toml").write_text(COURSE)
+    (record,) = grade.grade_all(handed_in, tmp_path / "out", grader=instant)
+    assert (record.points, record.max_points) == (points, 12.0), "3 of the 15 points are a bonus"
+    assert bool(record.late) == (points < 15) and bool(record.notices) == (handed_in_at == "no date")
+
+
+def test_the_terminal_shows_the_points_that_count_and_how_many_are_graded(tmp_path, capsys):
+    handed_in = tmp_path / "in"
+    for student in ("anna", "ben"):
+        submission = hand_in(handed_in, student, LAB)
+        (submission.path.parent / "timestamp.txt").write_text("2026-12-01 00:20:00")
+    (handed_in / "course.toml").write_text(COURSE)
+    grade.grade_all(handed_in, tmp_path / "out", grader=instant)
+    late = "13.5/12  1 day late, so 90% of the points count"
+    lines = [f"{student}  {LAB}  {late}  (0 s, {number} of 2)" for number, student in enumerate(("anna", "ben"), 1)]
+    assert capsys.readouterr().out.splitlines() == lines
+
+
+def test_totals_weigh_the_labs(tmp_path):
+    of_two_labs = [
+        Record("anna", lab, "", [Answer("0.1", "x", points, 2.0)]) for lab, points in (("a", 1.0), ("b", 2.0))
+    ]
+    policy_of_three = Policy({"b": policy.Lab(weight=3.0)})
+    gradebook.write(of_two_labs, tmp_path, policy_of_three)
+    assert rows(tmp_path / "totals.csv") == [{"student": "anna", "a": "1.0", "b": "2.0", "percent": "87.5"}]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("course.toml", "[late", "course.toml is not valid TOML"),
+        ("course.toml", "[lates]", "unknown name 'lates'; it may have late, labs"),
+        ("course.toml", "[labs.02_ddp]", "unknown name '02_ddp'; it may have 00_ranks"),
+        ("course.toml", "[late]\ndays = 'x'", "days in .late. in course.toml must be a whole number, got 'x'"),
+        ("course.toml", f"[labs.{LAB}]\nweight = -1", "weight .* must be a number, at least 0"),
+        ("course.toml", f"[labs.{LAB}]\ndeadline = 2026-11-30T23:59:00", "needs a time zone"),
+        ("overrides.csv", "name,points\n", "first line of overrides.csv must be student,exercise,points,comment"),
+        ("overrides.csv", "student,exercise,points,comment\nanna,0.1,x,\n", "line 2: 'x' is not a number"),
+    ],
+)
+def test_a_mistake_in_an_instructors_file_is_named(tmp_path, name, text, message):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(policy.Mistake, match=message):
+        policy.load(tmp_path / "course.toml", tmp_path / "overrides.csv")
+
+
+def test_anonymous_pages_have_codes_that_stay_and_a_key(tmp_path):
+    handed_in, folder = tmp_path / "in", tmp_path / "out"
+    for student in ("anna", "ben"):
+        hand_in(handed_in, student, LAB)
+    for _ in range(2):
+        grade.grade_all(handed_in, folder, grade.Request(anonymous=True), grader=instant)
+        keys = rows(folder / "anonymous-key.csv")
+    codes = {row["student"]: row["code"] for row in keys}
+    assert codes.keys() == {"anna", "ben"} and rows(folder / "anonymous-key.csv") == keys
+    written = [path for path in (folder / "anonymous").rglob("*") if path.is_file()]
+    assert len(written) == 2 + 5 and not any("anna" in str(path.relative_to(folder)) for path in written)
+    assert not any("anna" in path.read_text() or "ben<" in path.read_text() for path in written)
 
 
 def test_two_graders_cannot_write_to_one_folder(tmp_path):
@@ -194,8 +430,64 @@ def test_pages_show_students_text_as_plain_text(tmp_path):
     assert "uses" not in page, "notices are for the instructor only"
 
 
+def test_the_page_shows_the_code_of_failed_exercises_with_the_numbers_of_its_lines(tmp_path):
+    answers = [Answer("0.1", "piece", 0.0, 2.0, [Verdict("piece", "values", False)], cells=["piece"])]
+    answers += [Answer("0.2", "late", 1.0, 2.0, [Verdict("late", "values", True)], with_ours=["0.1"])]
+    answers += [Answer("0.3", "none", 0.0, 2.0, reason=records.UNANSWERED, cells=["none"])]
+    record = Record("anna", LAB, "", answers, code={"piece": "\n\ndef f():\n    return '<b>'", "none": "stub"})
+    feedback.write(record, tmp_path)
+    page = (tmp_path / "feedback" / "anna" / f"{LAB}.html").read_text()
+    assert '<span class="line">3</span>def f():\n' in page and "&lt;b&gt;" in page
+    assert "judged together with the course's own code" in page and "Unanswered" in page and "stub" not in page
+    assert record.why == ("0.1 piece: failed: values; 0.2 late: passed (judged with our own 0.1); 0.3 none: unanswered")
+
+
+def test_the_page_marks_the_check_without_which_an_exercise_earns_nothing(tmp_path):
+    """The rule once named the check “values”, which some exercises do not have."""
+    order = {"plain": '<td class="check">plain</td>', "values": "values <em>(essential)</em>"}
+    verdicts = [Verdict("piece", check, True, (2,)) for check in order]
+    first = [Verdict("other", check, False, (2,)) for check in ("every sample", "epochs")]
+    answers = [Answer("0.1", "piece", 2.0, 2.0, verdicts), Answer("0.2", "other", 0.0, 1.0, first, bonus=True)]
+    feedback.write(Record("anna", LAB, "", answers), tmp_path)
+    page = (tmp_path / "feedback" / "anna" / f"{LAB}.html").read_text()
+    for text in (
+        *order.values(),
+        "every sample <em>(essential)</em>",
+        "they are not part of the maximum",
+        "of 1 point ",
+    ):
+        assert text in page, text
+    assert page.count("(essential)") == 2
+
+
+def test_a_reason_is_short_and_names_every_decision_by_hand():
+    many = [Verdict("piece", check, False, (2,)) for check in ("values", "wire", "group", "bf16")]
+    by_hand = Answer("0.2", "other", 2.0, 2.0, many[:1], checked_points=0.0, comment="solved on paper")
+    record = Record("anna", LAB, "", [Answer("0.1", "piece", 0.0, 2.0, many), by_hand])
+    first, second = record.why.split("; ")
+    assert first == "0.1 piece: failed: all 4 checks"
+    assert second == "0.2 other: failed: values (2 points by hand: solved on paper)"
+
+
+def test_a_long_name_in_a_notice_can_break_and_keeps_the_table_on_the_page(tmp_path):
+    feedback.write_index([Record("anna", LAB, "", [], notices=["uses torch.a.very.long.name"])], tmp_path)
+    page = (tmp_path / "index.html").read_text()
+    assert '<td class="long">uses torch.a.very.long.name</td>' in page and "td.long { overflow-wrap: anywhere;" in page
+
+
+def test_every_rule_of_the_style_sheet_is_one_of_html(tmp_path):
+    """Half a rule, left over from a merge, once spoilt the one after it."""
+    feedback.write_index([], tmp_path)
+    page = (tmp_path / "index.html").read_text()
+    rules = page[page.index("<style>") + 7 : page.index("</style>")]
+    selectors = re.findall(r"([^{};]+)\{", re.sub(r"/\*.*?\*/", "", rules))
+    names = {re.split(r"[.: ]", part.strip())[0] for selector in selectors for part in selector.split(",")}
+    assert names <= {"", "body", "h1", "h2", "table", "td", "th", "tr", "p", "img", "pre", "@media"}, names
+    assert rules.count("{") == rules.count("}")
+
+
 def test_tables_have_no_formulas_and_one_line_per_row(tmp_path):
-    gradebook.write([hostile_record()], tmp_path)
+    gradebook.write([hostile_record()], tmp_path, Policy())
     for name in ("gradebook.csv", "exercises.csv"):
         (row,) = rows(tmp_path / name)
         assert not any(value.startswith(("=", "+", "-", "@")) or "\n" in value for value in row.values())
@@ -205,7 +497,7 @@ def test_tables_have_no_formulas_and_one_line_per_row(tmp_path):
 def test_a_table_read_with_semicolons_has_no_formulas_either(tmp_path):
     record = hostile_record()
     record.reason = 'raised ;"=1+1;x and ;=2+2'
-    gradebook.write([record], tmp_path)
+    gradebook.write([record], tmp_path, Policy())
     with open(tmp_path / "gradebook.csv", newline="") as file:
         cells = [cell for row in csv.reader(file, delimiter=";") for cell in row]
     assert not any(cell.startswith(("=", "+", "-", "@")) for cell in cells)
@@ -217,7 +509,7 @@ def test_a_name_in_an_old_encoding_stops_nobody(tmp_path):
     for name in (b"Jos\xe9", b"zoe"):
         (Path(os.fsdecode(bytes(handed_in) + b"/" + name)) / LAB).mkdir(parents=True)
     hand_in(handed_in, "anna", LAB)
-    graded = grade.grade_all(handed_in, folder, 0, grader=instant)
+    graded = grade.grade_all(handed_in, folder, grade.Request(0), grader=instant)
     assert [os.fsencode(record.student) for record in graded] == [b"Jos\xe9", b"anna", b"zoe"]
     assert "zoe" in (folder / "index.html").read_text() and len(rows(folder / "gradebook.csv")) == 3
 
@@ -250,7 +542,7 @@ def test_gradescope_gets_the_points_and_text_of_each_exercise(tmp_path):
 def test_impossible_requests_are_rejected_with_one_sentence(tmp_path, make, number, message):
     make(tmp_path / "in")
     with pytest.raises(grade.Usage, match=message):
-        grade.grade_all(tmp_path / "in", tmp_path / "out", number, grader=instant)
+        grade.grade_all(tmp_path / "in", tmp_path / "out", grade.Request(number), grader=instant)
 
 
 def test_nothing_runs_without_bubblewrap(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ import pytest
 
 from shared import ranks
 from shared.checks.__main__ import run_file
+from shared.checks.engine.display import as_text
 from shared.checks.engine.framework import WORLD_SIZES
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.slow, pytest.mark.chapter("manual_ddp")]
@@ -68,3 +69,21 @@ def test_what_was_drawn_can_be_drawn_again(tmp_path):
         run_file("manual_ddp", tmp_path / "attack.py", 5, "ManualDDP", "plain model", graded=True) for _ in range(2)
     )
     assert one == other and not one[0].passed
+
+
+def test_one_mistake_that_fails_many_checks_is_told_once(tmp_path):
+    """Each check draws other sizes. With these, the same error once filled a page nine times."""
+    from solutions import manual_ddp
+
+    wrong_ones = (
+        ("raise ValueError('oops')", "ValueError: oops", 3),
+        ("raise NotImplementedError", "not written yet", 1),
+    )
+    for body, evidence, times in wrong_ones:
+        with open(manual_ddp.__file__) as file:
+            broken = f"\nclass ManualDDP(nn.Module):\n    def __init__(self, module, group=None):\n        {body}\n"
+            (tmp_path / "broken.py").write_text(file.read() + broken)
+        verdicts = run_file("manual_ddp", tmp_path / "broken.py", only="ManualDDP", graded=True)
+        text = as_text(verdicts)
+        assert [verdict.passed for verdict in verdicts] == [False] * 9
+        assert text.count(evidence) == times, text  # once each on one rank, on two ranks, and in a group

@@ -19,27 +19,19 @@ import pytest
 import torch
 
 from instructor.grade import __main__ as grade
-from instructor.grade import course, gradebook, grading, guard, judge, sandbox, screen, submissions
+from instructor.grade import cgroup, course, gradebook, grading, guard, judge, sandbox, screen, submissions
 from instructor.grade.limits import Limits
+from instructor.grade.policy import Policy
 from instructor.grade.records import Answer, Record, one_line
 from shared.checks.engine import parcel
 from shared.deadlines import scaled
 from shared.ranks import rankside
-from tests.handed_in import CHAPTERS, hand_in, need_sandbox, writes
+from tests.handed_in import CHAPTERS, cells_of, hand_in, left_over, need_sandbox, pieces_of, writes
 
-pytestmark = pytest.mark.exhaustive
+pytestmark = [pytest.mark.exhaustive, pytest.mark.usefixtures("users_of_our_own")]
 
 LAB = "00_ranks"
 DEFAULTS = Limits()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def users_of_our_own():
-    """Give each test worker user ids of its own, so that processes left behind can be told apart."""
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sandbox, "FIRST_USER", sandbox.FIRST_USER + (1 + worker) * sandbox.USERS)
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -61,11 +53,15 @@ def explanation(record) -> str:
     return "\n".join([first.reason, *(verdict.evidence for verdict in first.verdicts)])
 
 
+# As root, the grader gives the ranks a user of their own, who cannot signal the processes that judge them.
+AS_ROOT = (
+    ("PermissionError", "died: its process") if os.getuid() == 0 else ("has died", "killed from inside the sandbox")
+)
 HOSTILE = {
     "sys.exit": ("import sys; sys.exit(0)", "SystemExit"),
     "os._exit": ("import os; os._exit(0)", "exited with status 0"),
-    "kills its parent": ("import os; os.kill(os.getppid(), 9)", "the process that starts or connects them has died"),
-    "kills all it can": ("import os; os.kill(-1, 9)", "killed from inside the sandbox"),
+    "kills its parent": ("import os; os.kill(os.getppid(), 9)", AS_ROOT[0]),
+    "kills all it can": ("import os; os.kill(-1, 9)", AS_ROOT[1]),
     "10 GB": ("import torch; torch.ones(10 * 2**30, dtype=torch.uint8)", "ran out of memory"),
     "1 GB printed": ("for _ in range(1000): print('x' * 10**6)", "returned None"),
     "waits for nobody": (
@@ -88,7 +84,7 @@ HOSTILE = {
     ),
     "a solution imported": (
         "from solutions.first_collectives import sum_over_ranks as s; return s(number)",
-        "rejected: line 2 uses solutions.",
+        "rejected: exercise 0.1, line 4 uses solutions.",
     ),
     "the same, hidden": (
         "import importlib; return importlib.import_module('solu' + 'tions.first_collectives').sum_over_ranks(number)",
@@ -96,7 +92,7 @@ HOSTILE = {
     ),
     "the checks imported": (
         "import shared.checks.first_collectives.probes as p; return 1.0",
-        "rejected: line 2 uses shared.checks",
+        "rejected: exercise 0.1, line 4 uses shared.checks",
     ),
 }
 
@@ -108,14 +104,7 @@ def test_hostile_code_loses_only_its_own_exercise(tmp_path, judged_with, name):
     assert reason.casefold() in explanation(record).casefold()
     assert [answer.points for answer in record.answers] == [0.0, 3.0]
     assert record.why.startswith("0.1 sum_over_ranks") and "\n" not in record.why
-    assert nothing_left()
-
-
-def nothing_left() -> bool:
-    """Return True when no process of a sandbox's users is alive."""
-    users = range(sandbox.FIRST_USER, sandbox.FIRST_USER + sandbox.USERS)
-    uids = [process.info["uids"] for process in psutil.process_iter(["uids"])]
-    return not any(uid and uid.real in users for uid in uids)
+    assert not left_over()
 
 
 def test_an_endless_loop_ends_at_the_deadline_of_its_check(tmp_path, judged_with):
@@ -130,13 +119,22 @@ def test_a_fork_bomb_is_stopped_by_the_limit_on_processes(tmp_path, judged_with)
     record = judged(tmp_path, judged_with, "import os\nwhile True: os.fork()", limits=limits)
     assert record.answers[0].points == 0 and explanation(record)
     assert record.answers[1].points == 3
-    assert nothing_left()
+    assert not left_over()
+
+
+RIGHT_ON_TWO_RANKS = """
+import mmap, os, time
+total = torch.tensor(float(number), dtype=torch.float64)
+dist.all_reduce(total)
+if dist.get_world_size() < 3:
+    return total.item()
+"""
 
 
 def test_memory_of_several_processes_is_added_up(tmp_path, judged_with):
-    hoard = "held = bytearray(10**9)\nfor at in range(0, 10**9, 4096): held[at] = 1\nimport time; time.sleep(9)"
+    hoard = "held = bytearray(10**9)\nfor at in range(0, 10**9, 4096): held[at] = 1\ntime.sleep(9)"
     limits = Limits(memory_bytes=2_500_000_000, process_memory_bytes=2_000_000_000)
-    record = judged(tmp_path, judged_with, hoard, limits=limits)
+    record = judged(tmp_path, judged_with, f"{RIGHT_ON_TWO_RANKS}{hoard}", limits=limits)
     assert "its processes held" in record.answers[0].reason and record.points == 3
 
 
@@ -152,26 +150,46 @@ for file in [os.memfd_create("x") for _ in range(9)]:
 @pytest.mark.parametrize("how", SHARED)
 def test_shared_memory_is_counted(tmp_path, judged_with, how):
     limits = Limits(memory_bytes=2_500_000_000, process_memory_bytes=2_000_000_000)
-    record = judged(tmp_path, judged_with, f"import mmap, os, time\n{SHARED[how]}\ntime.sleep(9)", limits=limits)
+    record = judged(tmp_path, judged_with, f"{RIGHT_ON_TWO_RANKS}{SHARED[how]}\ntime.sleep(9)", limits=limits)
     assert "its processes held" in record.answers[0].reason and record.points == 3
+
+
+def test_memory_is_explained_if_the_system_is_faster_than_the_watcher(tmp_path, judged_with, monkeypatch):
+    group = cgroup.create("grade-can-make-groups")
+    if group is None:
+        pytest.skip("the grader may not create a control group on this system")
+    group.remove()
+    monkeypatch.setattr(sandbox.Watched, "passed_limit", lambda watched: "")
+    limits = Limits(memory_bytes=2_500_000_000, process_memory_bytes=2_000_000_000)
+    body = f"{RIGHT_ON_TWO_RANKS}{SHARED['in files']}\ntime.sleep(9)"
+    record = judged(tmp_path, judged_with, body, limits=limits)
+    assert "its processes held more than" in record.answers[0].reason and record.points == 3
 
 
 def test_only_folders_with_a_limit_can_be_written(judged_with):
     """Without root, the sandbox's user owns / and /dev inside it, so they must be read-only."""
     script = "import os; print(all(os.statvfs(path).f_flag & os.ST_RDONLY for path in ('/', '/dev', '/usr', '/etc')))"
     with tempfile.TemporaryDirectory() as scratch:
-        options = [*sandbox._isolation(), *sandbox._shown([]), *sandbox._scratch(Path(scratch), DEFAULTS)]
+        options = [*sandbox._isolation(), *sandbox._shown([]), *sandbox._scratch(Path(scratch), DEFAULTS, {})]
         found = subprocess.run(["bwrap", *options, "--", sys.executable, "-c", script], capture_output=True, text=True)
     assert found.stdout == "True\n", found.stderr
 
 
-def test_a_judge_that_reports_nothing_is_killed(tmp_path, judged_with):
+def test_code_that_stops_all_processes_it_can_costs_only_its_own_points(tmp_path, judged_with):
     stop_all = "import os, signal; os.kill(-1, signal.SIGSTOP)"
-    limits = Limits(seconds_each=scaled(20))
-    record = judged(tmp_path, judged_with, stop_all, limits=limits)
-    assert record.answers[0].reason == f"no result was reported within {limits.seconds_each:g} s"
-    assert record.points == 3
-    assert nothing_left()
+    record = judged(tmp_path, judged_with, stop_all, limits=Limits(seconds_each=scaled(40)))
+    assert record.points == 3 and explanation(record)
+    assert not left_over()
+
+
+def test_a_judge_that_reports_nothing_is_killed(judged_with, tmp_path):
+    """The job's file descriptor is a pipe to which nobody writes, so the reader waits for it."""
+    limits = Limits(seconds_each=scaled(3))
+    reads, writes_to = os.pipe()
+    with open(reads, "rb"), open(writes_to, "wb"):
+        ended = sandbox.run("instructor.grade.reader", {}, judged_with.folder, limits, reads)
+    assert ended.why == f"no result was reported within {limits.seconds_each:g} s"
+    assert not left_over()
 
 
 def test_a_sandbox_shows_only_what_the_judge_needs(tmp_path, judged_with):
@@ -262,7 +280,7 @@ def test_patched_checks_are_detected_and_the_next_exercise_starts_clean(tmp_path
 
 def test_a_cell_that_fails_to_load_is_left_out(tmp_path, judged_with):
     for source, reason in (
-        ("def (", "does not compile: SyntaxError"),
+        ("%%ranks\n\ndef (", "does not compile: exercise 0.1, line 3: SyntaxError"),
         ("1 / 0", "ZeroDivisionError: division by zero"),
     ):
         submission = hand_in(tmp_path, "eve", LAB, writes(sum_over_ranks=source))
@@ -271,10 +289,11 @@ def test_a_cell_that_fails_to_load_is_left_out(tmp_path, judged_with):
         assert [answer.points for answer in record.answers] == [0.0, 3.0]
 
 
-def test_a_cell_that_kills_the_judge_while_it_loads_costs_all_points(tmp_path, judged_with):
+def test_a_cell_that_kills_all_it_can_while_it_is_loaded_costs_its_own_points(tmp_path, judged_with):
     record = judged(tmp_path, judged_with, "pass", top="import os\nos.kill(-1, 9)")
-    assert record.points == 0
-    assert all(answer.reason.startswith("while the cells were loaded, ") for answer in record.answers)
+    assert record.answers[0].points == 0 and record.answers[0].reason
+    assert record.points == (3 if os.getuid() == 0 else 0)
+    assert not left_over()
 
 
 def test_a_shared_folder_of_a_student_is_not_used_and_reported(tmp_path, judged_with):
@@ -294,9 +313,9 @@ def test_a_broken_machine_gives_no_grade(tmp_path, judged_with, monkeypatch):
 def test_students_text_cannot_move_the_cursor_or_start_a_formula(tmp_path):
     evil = "\x1b[1A\rzoe 15/15\u202e\ud800 ;=HYPERLINK(1) ;\t@x" + "x" * 40_000
     record = Record("eve", LAB, "", [Answer("0.1", "piece", 0.0, 2.0, reason=evil)])
-    line = grade._line(record)
+    line = grade._line(record, "1 of 1")
     assert line.isprintable() and len(line) < 3000 and line.encode()
-    gradebook.write([record], tmp_path)
+    gradebook.write([record], tmp_path, Policy())
     for name in ("gradebook.csv", "exercises.csv"):
         text = (tmp_path / name).read_text(encoding="utf-8")
         assert ",=HYPERLINK(1) , @x" in text and ";" not in text and len(text) < 6000
@@ -340,7 +359,32 @@ UNPREVENTED = {  # A process cannot prevent these in itself, so a person has to 
         "line 1 uses torch.nn.parallel.DistributedDataParallel"
     ),
     "torch.nn.parallel.DistributedDataParallel(x)": "line 1 uses DistributedDataParallel",
+    "from shared import wire\nwire.instrumentation._listeners": "line 2 uses shared.wire.instrumentation",
+    "import shared.wire as w\nx = w.instrumentation": "line 2 uses shared.wire.instrumentation",
+    "getattr(nn.parallel, 'Distributed' + 'DataParallel')": "line 1 computes the name of an attribute",
+    "torch.save(tensor, '/dev/shm/x')": "line 1 uses torch.save",
+    "from torch import load as read": "line 1 uses torch.load",
+    "import numpy as np\nnp.memmap('/dev/shm/x')": "line 2 uses numpy.memmap",
+    "from torch.utils.data.distributed import DistributedSampler": (
+        "line 1 uses torch.utils.data.distributed.DistributedSampler"
+    ),
+    "torch.distributed.utils._sync_module_states(module, group, 1, 0, ())": "line 1 uses _sync_module_states",
+    "from torch.distributed.algorithms.model_averaging.utils import average_parameters": (
+        "line 1 uses torch.distributed.algorithms.model_averaging.utils.average_parameters"
+    ),
 }
+
+
+FROM_THE_REVIEW = {
+    "error.__traceback__.tb_frame.f_back": ["__traceback__", "f_back", "tb_frame"],
+    "dist.distributed_c10d._get_default_store().set('x', 'y')": ["_get_default_store"],
+    "torch.os.kill(1, 9)": ["kill", "torch.os"],
+}
+
+
+@pytest.mark.parametrize("source", FROM_THE_REVIEW)
+def test_ways_to_reach_the_probes_are_shown_to_the_instructor(source):
+    assert screen.notices(source) == [f"line 1 uses {name}" for name in FROM_THE_REVIEW[source]]
 
 
 @pytest.mark.parametrize("source", UNPREVENTED)
@@ -352,7 +396,54 @@ def test_uses_that_cannot_be_prevented_are_shown_to_the_instructor(source):
 @pytest.mark.parametrize("lab", CHAPTERS)
 def test_honest_work_gets_no_notices(tmp_path, lab):
     submission = hand_in(tmp_path, "anna", lab)
-    cells = submissions.pieces_of(submission, CHAPTERS[lab])
+    cells = pieces_of(submission)
     given = "\n".join(cell["source"] for cell in cells if not cell["grade_id"])
     assert [notice for cell in cells for notice in screen.notices(cell["source"], given) if cell["grade_id"]] == []
-    assert set(screen.borrowed(cells, submissions.other_cells(submission))) <= set(judge.GIVEN)
+    assert set(screen.borrowed(cells, submissions.other_cells(cells_of(submission)))) <= set(judge.GIVEN)
+
+
+def test_a_bomb_in_a_notebook_is_read_in_the_sandbox_and_stopped_there(tmp_path, judged_with):
+    """Reading 20 MB of nested lists once took 43 s and 3.5 GB outside the sandbox."""
+    submission = hand_in(tmp_path, "anna", LAB)
+    submission.path.write_text('{"cells": [' + "[[[]]]," * 2_400_000 + "[]]}")
+    before_bytes = psutil.Process().memory_info().rss
+    record = grading.grade(submission, judged_with, Limits())
+    assert record.points == 0 and record.reason and record.final
+    assert psutil.Process().memory_info().rss - before_bytes < 100_000_000
+
+
+FORGED = """%%ranks
+def average_gradients(module, group=None):
+    from dataclasses import replace
+    from shared.wire import instrumentation
+    store, world_size = dist.distributed_c10d._get_default_store(), dist.get_world_size(group)
+    ranks_here = dist.get_process_group_ranks(group or dist.group.WORLD)
+    counts = dist.__dict__.setdefault("counts", {})
+    for index, parameter in enumerate(module.parameters()):
+        if not parameter.requires_grad:
+            continue
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        name = (group or dist.group.WORLD).group_name
+        counts[name] = counts.get(name, 0) + 1
+        key = f"{name}-{ranks_here}-{counts[name]}-"
+        store.set(key + str(dist.get_rank()), parameter.grad.contiguous().numpy().tobytes())
+        parts = [torch.frombuffer(bytearray(store.get(key + str(each))), dtype=parameter.dtype) for each in ranks_here]
+        parameter.grad.copy_((sum(parts) / world_size).view(parameter.shape))
+        dist.all_reduce(torch.zeros(1), group=group)
+        for heard, _, _ in instrumentation._listeners:
+            heard[-1] = replace(heard[-1], payload_bytes=parameter.nbytes)
+"""
+
+
+def test_values_that_are_sent_through_the_store_earn_nothing(tmp_path):
+    """Such code, with forged calls, once earned most of the points."""
+    need_sandbox()
+    lab = "02_manual_ddp"
+    with course.unpacked(CHAPTERS[lab]) as unpacked:
+        chosen = tuple(task for task in unpacked.tasks if task.number in ("2.1", "2.3"))
+        submission = hand_in(tmp_path, "eve", lab, writes(average_gradients=FORGED))
+        record = grading.grade(submission, replace(unpacked, tasks=chosen), Limits())
+    honest, forged = record.answers
+    assert honest.points == honest.max_points and forged.points == 0
+    assert forged.reason.startswith("void: the code used the process group's store")

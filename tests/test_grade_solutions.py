@@ -8,10 +8,9 @@ takes less time than a sandbox.
 import pytest
 
 from instructor.build import module_names
-from instructor.grade import course, grading, screen
+from instructor.grade import course, grading, judge, screen
 from instructor.grade.limits import Limits
-from instructor.grade.submissions import pieces_of
-from tests.handed_in import CHAPTERS, hand_in, need_sandbox
+from tests.handed_in import CHAPTERS, cells_of, hand_in, need_sandbox, pieces_of
 
 pytestmark = pytest.mark.slow
 
@@ -31,9 +30,9 @@ def test_our_own_solution_gets_every_point(tmp_path, lab):
 
 
 def test_no_solution_uses_anything_forbidden_or_noticed(tmp_path):
-    for name, chapter in CHAPTERS.items():
+    for name in CHAPTERS:
         withheld = WITHHELD[list(CHAPTERS).index(name) :]
-        pieces = pieces_of(hand_in(tmp_path, "anna", name), chapter)
+        pieces = pieces_of(hand_in(tmp_path, "anna", name))
         own = [piece["source"] for piece in pieces if piece["grade_id"]]
         assert [screen.forbidden(source, withheld) for source in own] == [[]] * len(own)
         given = "\n\n".join(piece["source"] for piece in pieces if not piece["grade_id"])
@@ -51,6 +50,7 @@ WITHHELD = tuple(f"solutions.{module}" for chapter in CHAPTERS.values() for modu
         ("import shared.checks.zero1 as check", "line 1 uses shared.checks"),
         ("import importlib\nimportlib.import_module('instructor.grade.judge')", "line 2 uses instructor"),
         ("from shared import checks", "line 1 uses shared.checks"),
+        ("def f():\n    from labs.simple_ddp import by_hand", "line 2 uses labs"),
     ],
 )
 def test_forbidden_uses_are_named(source, use):
@@ -74,3 +74,34 @@ def test_uses_that_a_person_should_look_at_are_named(source, notice):
 def test_plain_code_is_neither_forbidden_nor_noticed():
     source = "import torch\nfrom solutions.models import x\nself.queue.kind = 'solutions.zero1x'\ntensor.grad = None"
     assert screen.forbidden(source, WITHHELD) == [] == screen.notices(source)
+
+
+def test_no_script_that_shows_a_part_of_an_exercise_is_in_the_sandbox():
+    with course.unpacked(CHAPTERS["02_manual_ddp"]) as judged_with:
+        assert (judged_with.folder / "labs" / "02_manual_ddp_lab.ipynb").exists()
+        assert not list((judged_with.folder / "labs").glob("*.py"))
+
+
+def test_what_is_wrong_before_a_cell_runs_is_placed_in_the_students_cell():
+    """Pages number the lines of a cell from its magics on. Once, the reasons did not, and named no exercise."""
+    sources = ["def f(:", "import shared.checks", "import gc"]
+    cells = [
+        {"grade_id": f"cell-{index}", "exercise": f"0.{index}", "source": source, "line": 3}
+        for index, source in enumerate(sources)
+    ]
+    said = {}
+    job = {"module": "first_collectives", "cells": cells, "others": [], "forbidden": []}
+    judge.Judge(job, lambda **line: said.update(line), [], [], [judge.NOT_MEASURED])._screen()
+    assert said["screened"]["cell-0"].startswith("the cell does not compile: exercise 0.0, line 3: SyntaxError: ")
+    assert said["screened"]["cell-1"].startswith("rejected: exercise 0.1, line 3 uses shared.checks. ")
+    assert said["notices"] == ["exercise 0.2, line 3 uses gc"]
+
+
+def test_an_exercise_in_several_cells_is_named_as_students_know_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(grading.Grading, "answers", lambda self: {})
+    submission = hand_in(tmp_path, "anna", "00_ranks")
+    cells = cells_of(submission)
+    monkeypatch.setattr(grading, "_read", lambda *_: [*cells, next(cell for cell in cells if cell["name"])])
+    with course.unpacked(CHAPTERS["00_ranks"]) as judged_with:
+        record = grading.grade(submission, judged_with, Limits())
+    assert record.notes == ["exercise 0.1 is in several cells, which were run one after the other"]

@@ -2,13 +2,14 @@
 
 import copy
 import json
+from dataclasses import replace
 
 import nbformat
 import pytest
 
-from instructor.grade import course, grading, submissions
+from instructor.grade import course, grading, judge, reader
 from instructor.grade.limits import Limits
-from tests.handed_in import CHAPTERS, cell_of, hand_in, need_sandbox
+from tests.handed_in import CHAPTERS, cell_of, hand_in, need_sandbox, pieces_of, writes
 
 pytestmark = pytest.mark.exhaustive
 
@@ -22,7 +23,7 @@ def saved_otherwise(folder, change) -> list[dict]:
     code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     change(notebook, code)
     submission.path.write_text(json.dumps(notebook), encoding="utf-8-sig")
-    return submissions.pieces_of(submission, CHAPTERS[LAB])
+    return pieces_of(submission)
 
 
 SAVED = {
@@ -45,8 +46,10 @@ SAVED = {
 
 @pytest.mark.parametrize("how", SAVED)
 def test_a_notebook_counts_however_it_was_saved(tmp_path, how):
-    plain = submissions.pieces_of(hand_in(tmp_path / "1", "anna", LAB), CHAPTERS[LAB])
-    assert saved_otherwise(tmp_path / "2", SAVED[how]) == plain
+    plain = pieces_of(hand_in(tmp_path / "1", "anna", LAB))
+    found = saved_otherwise(tmp_path / "2", SAVED[how])
+    own = [(piece["grade_id"], piece["source"]) for piece in found]
+    assert own == [(piece["grade_id"], piece["source"]) for piece in plain]
 
 
 def test_broken_grading_metadata_costs_only_its_own_cell(tmp_path):
@@ -63,7 +66,7 @@ def test_a_notebook_with_countless_cells_is_rejected_quickly(tmp_path):
     def change(notebook, code):
         notebook["cells"] += [{"cell_type": "raw", "metadata": {}, "source": "", "id": "a"}] * 100_000
 
-    with pytest.raises(submissions.Unreadable, match="more than 2000 cells"):
+    with pytest.raises(reader.Unreadable, match="more than 2000 cells"):
         saved_otherwise(tmp_path, change)
 
 
@@ -110,3 +113,33 @@ def test_a_helper_in_another_cell_is_explained(tmp_path):
     assert record.notes == [
         "left is not defined in any exercise cell. Only these cells are graded, so define it in one of them"
     ]
+
+
+def test_an_exercise_that_needs_a_wrong_one_is_judged_with_our_own(tmp_path):
+    """A right ManualDDP once got 0 of 3 points, because an earlier exercise that it calls was wrong."""
+    need_sandbox()
+    wrong = "%%ranks\ndef broadcast_state(module, src=0):\n    raise ValueError('not yet')"
+    lab = "02_manual_ddp"
+    with course.unpacked(CHAPTERS[lab]) as unpacked:
+        chosen = tuple(task for task in unpacked.tasks if task.number in ("2.2", "2.4", "2.5"))
+        sources = {"broadcast_state": wrong, "sharded_sampler": unpacked.stubs["sharded-sampler"]}
+        submission = hand_in(tmp_path, "anna", lab, writes(**sources))
+        record = grading.grade(submission, replace(unpacked, tasks=chosen), Limits())
+    state, ddp, sampler = record.answers
+    assert (state.points, ddp.points, sampler.points) == (0, ddp.max_points, 0), ddp.verdicts
+    assert ddp.with_ours == ["2.2"] and sampler.reason == "unanswered" and not state.with_ours
+    assert "2.4 ManualDDP: passed (judged with our own 2.2)" in record.why
+    assert all("candidate.py" not in verdict.evidence for verdict in state.verdicts)
+
+
+def test_places_are_lines_of_the_students_cells(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    given = {"grade_id": None, "exercise": None, "source": "import os", "line": 1}
+    own = {"grade_id": "f", "exercise": "0.1", "source": "def f():\n    return 1", "line": 3}
+    job = {"module": "first_collectives", "cells": [given, own]}
+    judge_here = judge.Judge(job, None, [], [], [judge.NOT_MEASURED])
+    judge_here._write([given, own])
+    lines = (tmp_path / "candidate.py").read_text().splitlines()
+    for text, place in (("    return 1", "exercise 0.1, line 4"), ("import os", "the lab's own code")):
+        number = lines.index(text) + 1
+        assert judge_here._placed(f"Rank 0 is at candidate.py, line {number}: x") == f"Rank 0 is at {place}: x"

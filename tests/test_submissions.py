@@ -1,15 +1,17 @@
 """Exercises are extracted from notebooks by name, and an unreadable notebook is reported in one sentence."""
 
 import ast
+import json
 import os
 
 import nbformat
 import pytest
 
 from instructor import build
-from instructor.grade import submissions
-from instructor.grade.submissions import Submission, Unreadable, find, pieces_of
-from tests.handed_in import CHAPTERS, cell_of, hand_in
+from instructor.grade import reader, submissions
+from instructor.grade.reader import Unreadable
+from instructor.grade.submissions import Submission, find
+from tests.handed_in import CHAPTERS, cell_of, cells_of, hand_in, pieces_of
 
 LAB = "02_manual_ddp"
 CHAPTER = CHAPTERS[LAB]
@@ -19,8 +21,8 @@ def handed_in(folder, student: str, change=lambda notebook: None) -> Submission:
     return hand_in(folder, student, LAB, change)
 
 
-def candidate_of(submission: Submission, chapter=CHAPTER) -> str:
-    return "\n\n\n".join(piece["source"] for piece in pieces_of(submission, chapter))
+def candidate_of(submission: Submission) -> str:
+    return "\n\n\n".join(piece["source"] for piece in pieces_of(submission))
 
 
 def test_every_folder_is_a_student_with_or_without_a_notebook(tmp_path):
@@ -48,7 +50,7 @@ def test_every_folder_is_a_student_with_or_without_a_notebook(tmp_path):
 
 
 def test_our_own_solution_becomes_our_own_module(tmp_path):
-    candidate = candidate_of(handed_in(tmp_path, "anna"), CHAPTER)
+    candidate = candidate_of(handed_in(tmp_path, "anna"))
     built = next(iter(build.modules_of(CHAPTER).values()))
     assert [ast.dump(node) for node in ast.parse(candidate).body] == [ast.dump(node) for node in ast.parse(built).body]
 
@@ -62,7 +64,7 @@ def test_only_exercises_count_and_in_any_order(tmp_path):
         notebook.cells.reverse()
 
     plain, changed = handed_in(tmp_path / "1", "anna"), handed_in(tmp_path / "2", "anna", change)
-    assert candidate_of(changed, CHAPTER) == candidate_of(plain, CHAPTER)
+    assert candidate_of(changed) == candidate_of(plain)
 
 
 def test_given_cells_come_from_the_instructor(tmp_path):
@@ -72,14 +74,14 @@ def test_given_cells_come_from_the_instructor(tmp_path):
             if "exercise" not in cell.metadata["tags"]:
                 cell.source = "raise SystemExit"
 
-    assert "raise SystemExit" not in candidate_of(handed_in(tmp_path, "anna", change), CHAPTER)
+    assert "raise SystemExit" not in candidate_of(handed_in(tmp_path, "anna", change))
 
 
 def test_a_missing_exercise_is_left_out_and_the_others_count(tmp_path):
     def change(notebook):
         notebook.cells.remove(cell_of(notebook, "mean-over-ranks"))
 
-    candidate = candidate_of(handed_in(tmp_path, "anna", change), CHAPTER)
+    candidate = candidate_of(handed_in(tmp_path, "anna", change))
     assert "def mean_over_ranks_" not in candidate and "class ManualDDP" in candidate
 
 
@@ -107,16 +109,16 @@ def write(path, text: str) -> Submission:
 )
 def test_a_file_that_is_no_notebook_of_this_lab_is_reported_in_one_sentence(tmp_path, text, message):
     with pytest.raises(Unreadable, match=message) as caught:
-        candidate_of(write(tmp_path / "lab.ipynb", text), CHAPTER)
+        candidate_of(write(tmp_path / "lab.ipynb", text))
     assert len(str(caught.value).splitlines()) == 1
 
 
 def test_a_notebook_of_another_lab_and_a_missing_one_are_reported(tmp_path):
     submission = write(tmp_path / "lab.ipynb", nbformat.writes(build.lab_of(CHAPTERS["03_gradient_bucketing"])))
     with pytest.raises(Unreadable, match="none of this lab's exercises"):
-        candidate_of(submission, CHAPTER)
+        candidate_of(submission)
     with pytest.raises(Unreadable, match="there is no notebook for 02_manual_ddp"):
-        candidate_of(Submission("ben", LAB, None), CHAPTER)
+        candidate_of(Submission("ben", LAB, None))
 
 
 def test_a_split_or_copied_exercise_is_joined_and_reported(tmp_path):
@@ -127,15 +129,16 @@ def test_a_split_or_copied_exercise_is_joined_and_reported(tmp_path):
         notebook.cells.insert(notebook.cells.index(first) + 1, again)
 
     plain, split = handed_in(tmp_path / "1", "anna"), handed_in(tmp_path / "2", "anna", change)
-    (changed,) = [piece for piece in pieces_of(split, CHAPTER) if piece not in pieces_of(plain, CHAPTER)]
+    (changed,) = [piece for piece in pieces_of(split) if piece not in pieces_of(plain)]
     assert changed["source"].endswith("\n\nhelper = mean_over_ranks_") and "%%" not in changed["source"]
-    assert submissions.repeated_exercises(split) == ["mean-over-ranks"] and submissions.repeated_exercises(plain) == []
+    assert submissions.repeated_exercises(cells_of(split)) == ["mean-over-ranks"]
+    assert submissions.repeated_exercises(cells_of(plain)) == []
 
 
 def test_a_notebook_with_too_much_output_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(submissions, "MOST_BYTES", 1000)
     with pytest.raises(Unreadable, match="clear its outputs"):
-        candidate_of(handed_in(tmp_path, "anna"), CHAPTER)
+        candidate_of(handed_in(tmp_path, "anna"))
 
 
 def test_links_to_other_students_work_and_pipes_are_not_read(tmp_path):
@@ -148,7 +151,7 @@ def test_links_to_other_students_work_and_pipes_are_not_read(tmp_path):
     os.mkfifo(tmp_path / "dora" / LAB / f"{LAB}.ipynb")
     for submission in find(tmp_path, LAB)[1:]:
         with pytest.raises(Unreadable, match="a link or not a regular file"):
-            pieces_of(submission, CHAPTER)
+            cells_of(submission)
 
 
 def test_other_files_beside_a_notebook_are_named(tmp_path):
@@ -157,6 +160,19 @@ def test_other_files_beside_a_notebook_are_named(tmp_path):
         (submission.path.parent / name).write_text("")
     assert submissions.other_files(submission) == ["shared.py"]
     assert submissions.other_files(Submission("ben", LAB, None)) == []
+
+
+def test_a_notebook_of_format_3_is_read():
+    cell = {"cell_type": "code", "input": ["%%ranks\n", "x = 1"], "metadata": {}, "language": "python"}
+    text = json.dumps({"nbformat": 3, "worksheets": [{"cells": [cell]}]})
+    assert reader.code_cells_in(text.encode()) == [{"name": None, "source": "\nx = 1"}]
+
+
+@pytest.mark.parametrize(("count", "source"), [(2001, "x"), (1, "x" * 500_001)])
+def test_more_code_than_anybody_writes_is_reported(count, source):
+    cell = {"cell_type": "code", "source": source}
+    with pytest.raises(Unreadable, match="more than"):
+        reader.code_cells_in(json.dumps({"cells": [cell] * count}).encode())
 
 
 HOSTILE = ["[" * 100_000, '{"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": [1]}', "\x00"]

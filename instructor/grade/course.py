@@ -12,12 +12,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import nbformat
+
 from instructor import release
-from instructor.build import Chapter, chapters, module_names
+from instructor.build import Chapter, chapters, lab_of, module_names, solution_of
+from instructor.grade.reader import without_first_magics
 from instructor.grade.tasks import Task, tasks_of
 
 HERE = Path(__file__).parent
-JUDGE = ("__init__.py", "judge.py", "guard.py", "fingerprints.py", "screen.py", "limits.py")
+# Files of this folder that neither judge nor give points before the instructor's decisions
+SHOWING = ("__init__", "__main__", "arrivals", "dashboard", "export", "feedback", "gradebook", "gradescope", "likeness")
+SHOWING += ("nbgrader_course", "outputs", "policy")
+JUDGE = ("__init__", "reader", "judge", "gate", "guard", "fingerprints", "screen", "limits")
 
 
 @dataclass(frozen=True)
@@ -29,6 +35,8 @@ class Course:
     digest: str
     tasks: tuple[Task, ...]
     withheld: tuple[str, ...]  # the modules of solutions/ that are not in the bundle
+    stubs: dict[str, str]  # what students find in each exercise, by its grade_id
+    ours: dict[str, str]  # our own code for each exercise, by its grade_id
 
 
 @contextlib.contextmanager
@@ -38,13 +46,12 @@ def unpacked(chapter: Chapter) -> Iterator[Course]:
     Raises:
         release.ReleaseError: if the chapter's bundle cannot be made.
     """
-    files = release.bundle(release.number_of(chapter))
-    files |= {f"instructor/grade/{name}": (HERE / name).read_bytes() for name in JUDGE}
+    bundle = release.bundle(release.number_of(chapter))
+    scripts = [name for name in bundle if name.startswith("labs/") and name.endswith(".py")]
+    files = {name: data for name, data in bundle.items() if name not in scripts}  # They show parts of exercises.
+    files |= {f"instructor/grade/{name}.py": (HERE / f"{name}.py").read_bytes() for name in JUDGE}
     files["instructor/__init__.py"] = (HERE.parent / "__init__.py").read_bytes()
-    content = hashlib.sha256()
-    graders = {f"grader/{path.name}": path.read_bytes() for path in HERE.glob("*.py")}  # They decide the points.
-    for name, data in sorted((files | graders).items()):
-        content.update(name.encode() + b"\0" + data + b"\0")
+    stubs, ours, tasks = stubs_of(chapter), _exercises_in(solution_of(chapter)), tuple(tasks_of(chapter))
     to_come = [other for other in chapters() if other.name >= chapter.name]
     withheld = tuple(f"solutions.{module}" for other in to_come for module in module_names(other))
     with tempfile.TemporaryDirectory(prefix="course-") as temporary:
@@ -55,4 +62,28 @@ def unpacked(chapter: Chapter) -> Iterator[Course]:
         compileall.compile_dir(folder, quiet=1)  # Compile once here instead of once in each sandbox.
         for path in (folder, *folder.rglob("*")):
             path.chmod(0o755 if path.is_dir() else 0o644)
-        yield Course(chapter, folder, content.hexdigest(), tuple(tasks_of(chapter)), withheld)
+        yield Course(chapter, folder, _digest(chapter, files, tasks), tasks, withheld, stubs, ours)
+
+
+def _digest(chapter: Chapter, files: dict[str, bytes], tasks: tuple[Task, ...]) -> str:
+    """Return a digest of all that verdicts and points depend on. When it changes, everybody is graded again.
+
+    Texts do not count, nor does code that sorts what was handed in or shows what was found.
+    """
+    code = [cell.source for cell in chapter.read("lab").cells if cell.cell_type == "code"]
+    content = hashlib.sha256(repr((code, tasks)).encode())
+    graders = {f"grader/{path.name}": path.read_bytes() for path in HERE.glob("*.py") if path.stem not in SHOWING}
+    judging = {name: data for name, data in files.items() if name.startswith(("shared/", "solutions/"))}
+    for name, data in sorted((judging | graders).items()):
+        content.update(name.encode() + b"\0" + data + b"\0")
+    return content.hexdigest()
+
+
+def stubs_of(chapter: Chapter) -> dict[str, str]:
+    """Return what students find in each exercise of a lab, by its grade_id."""
+    return _exercises_in(lab_of(chapter))
+
+
+def _exercises_in(lab: nbformat.NotebookNode) -> dict[str, str]:
+    cells = [cell for cell in lab.cells if "exercise" in cell.metadata.get("tags", [])]
+    return {cell.metadata["nbgrader"]["grade_id"]: without_first_magics(cell.source) for cell in cells}

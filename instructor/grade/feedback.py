@@ -4,7 +4,8 @@ import os
 import urllib.parse
 from pathlib import Path
 
-from instructor.grade.records import Record, write_whole
+from instructor.grade.records import UNANSWERED, Record, write_whole
+from instructor.grade.tasks import essential_of
 from shared.checks.engine.display import shorten_repeated_evidence
 from shared.tables.rendering import render
 
@@ -12,7 +13,14 @@ from shared.tables.rendering import render
 def write(record: Record, folder: Path) -> None:
     """Write feedback/<student>/<lab>.html. Everything that a student wrote is escaped and shown as text."""
     page = render(
-        __package__, "feedback.html", record=record, shorten_repeated_evidence=shorten_repeated_evidence, points=_points
+        __package__,
+        "feedback.html",
+        record=record,
+        shorten_repeated_evidence=shorten_repeated_evidence,
+        points=_points,
+        numbered=_numbered,
+        essential_of=essential_of,
+        unanswered=UNANSWERED,
     )
     write_whole(folder / "feedback" / record.student / f"{record.lab}.html", page)
 
@@ -26,6 +34,12 @@ def write_index(records: list[Record], folder: Path) -> None:
 def _quoted(name: str) -> str:
     """Quote a folder's name for a link. The name may come from an old system and not be valid UTF-8."""
     return urllib.parse.quote(os.fsencode(name), safe="")
+
+
+def _numbered(code: str) -> list[tuple[int, str]]:
+    """Return the lines of some code with their numbers, from the first one that is not empty."""
+    empty = len(code) - len(code.lstrip("\n"))
+    return list(enumerate(code.split("\n"), 1))[empty:]
 
 
 def _points(points: float) -> str:

@@ -1,18 +1,24 @@
 """Grade one student's lab: start judges until every exercise has a verdict, or a reason why it has none."""
 
+import os
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 
-from instructor.grade import sandbox, submissions
+from instructor.grade import cgroup, sandbox, screen, submissions
 from instructor.grade.course import Course
 from instructor.grade.limits import Limits
-from instructor.grade.records import Answer, Record, digest_of, verdicts_from
-from instructor.grade.submissions import Submission, Unreadable
+from instructor.grade.reader import Unreadable
+from instructor.grade.records import UNANSWERED, Answer, Record, digest_of, verdicts_from
+from instructor.grade.submissions import Submission
 from instructor.grade.tasks import Task, credit, module_of
 from shared.checks.engine.verdicts import Verdict
+from shared.deadlines import scaled
 
 MOST_WAITS = 3  # A submission gets the time of this many exercises that never end.
 NOT_TRIED = "not graded, because earlier exercises used all of this submission's time"
 KILLED_FROM = 128  # An exit status above this one stands for a signal.
+READING = {"seconds_each": scaled(30.0), "memory_bytes": 1_500_000_000, "process_memory_bytes": 1_500_000_000}
 TOOK_DOWN = "the code crashed the processes that grade it"
 
 
@@ -20,66 +26,179 @@ class NotGraded(RuntimeError):
     """There is no record yet, and the cause is not the student's code."""
 
 
-def grade(submission: Submission, course: Course, limits: Limits) -> Record:
+def grade(submission: Submission, course: Course, limits: Limits, known: Sequence[Answer] = ()) -> Record:
     """Return the record of a submission, whatever was handed in.
+
+    Args:
+        known: Answers that are kept as they are.
 
     Raises:
         NotGraded: if this machine failed, and not the student's code.
     """
     began = time.monotonic()
-    record = Record(submission.student, submission.lab, digest_of(submission, course.digest), [])
+    digest, notebook = digest_of(submission, course.digest), digest_of(submission, "")
+    record = Record(submission.student, submission.lab, digest, [], notebook=notebook)
     answers: dict[str, Answer] = {}
     try:
-        cells = submissions.pieces_of(submission, course.chapter)
+        cells = _read(submission, course, limits)
+        grading = Grading(cells, course, limits, record, {answer.name: answer for answer in known})
         files = submissions.other_files(submission)
         record.notes = [f"{name} was handed in beside the notebook and was not used" for name in files]
-        repeated = submissions.repeated_exercises(submission)
-        record.notes += [f"{name} is in several cells, which were run one after the other" for name in repeated]
-        answers = _judged(cells, submissions.other_cells(submission), course, limits, record)
+        repeated = submissions.repeated_exercises(cells)
+        numbers = _numbers(course)
+        record.notes += [
+            f"exercise {numbers.get(name, name)} is in several cells, which were run one after the other"
+            for name in repeated
+        ]
+        answers = grading.answers()
     except Unreadable as error:
         record.reason = str(error)
     for task in course.tasks:
-        missing = Answer(task.number, task.name, 0.0, task.points, reason=record.reason or NOT_TRIED)
-        record.answers.append(answers.get(task.name, missing))
+        answer = answers.get(task.name) or _answer(task, [], record.reason or NOT_TRIED)
+        record.answers.append(replace(answer, cells=list(task.cells)))
     record.seconds = round(time.monotonic() - began, 1)
     return record
 
 
-def _judged(cells: list[dict], others: list[str], course: Course, limits: Limits, record: Record) -> dict[str, Answer]:
-    """Return the answers by the names of their tasks."""
-    answers: dict[str, Answer] = {}
-    left = list(course.tasks)
-    deadline = time.monotonic() + MOST_WAITS * limits.seconds_each
-    while left and time.monotonic() < deadline:
-        job = {
-            "module": module_of(course.chapter),
-            "cells": cells,
-            "others": others,
-            "forbidden": course.withheld,
-            "tasks": [{"name": task.name, "cells": task.cells} for task in left],
+def _read(submission: Submission, course: Course, limits: Limits) -> list[dict]:
+    """Return the notebook's code cells, which are read inside the sandbox.
+
+    Raises:
+        Unreadable: if there is no readable notebook.
+    """
+    file = submissions.opened(submission)
+    try:
+        ended = sandbox.run("instructor.grade.reader", {}, course.folder, replace(limits, **READING), file)
+    finally:
+        os.close(file)
+    _check_started(ended)
+    answer = ended.lines[-1]
+    if answer == sandbox.READY:
+        raise Unreadable(f"the notebook could not be read: {ended.why or 'it needs too much memory'}")
+    if "unreadable" in answer:
+        raise Unreadable(answer["unreadable"])
+    return answer["cells"]
+
+
+class Grading:
+    """Grades one notebook that could be read."""
+
+    def __init__(
+        self, cells: list[dict], course: Course, limits: Limits, record: Record, known: dict[str, Answer] | None = None
+    ):
+        self.cells, self.course, self.limits, self.record, self.known = cells, course, limits, record, known or {}
+        self.deadline = time.monotonic() + MOST_WAITS * limits.seconds_each
+        self.pieces = submissions.pieces_of(cells, course.chapter)
+        own = [piece for piece in self.pieces if piece["grade_id"]]
+        record.code = {piece["grade_id"]: "\n" * (piece["line"] - 1) + piece["source"] for piece in own}
+
+    def answers(self) -> dict[str, Answer]:
+        """Return the answers by the names of their tasks."""
+        asked = [task for task in self.course.tasks if task.name not in self.known]
+        unanswered = [task for task in asked if self._is_unanswered(task)]
+        answers = self.known | {task.name: _answer(task, [], UNANSWERED) for task in unanswered}
+        answers |= self._judged([task for task in asked if task not in unanswered], self.pieces)
+        if not any(answer.reason.startswith("void") for answer in answers.values()):
+            answers |= self._second_chances(answers)
+        return answers
+
+    def _is_unanswered(self, task: Task) -> bool:
+        """Return whether the student left all cells of a task as they were."""
+        return all(self.record.code.get(name, "").strip() == self.course.stubs[name].strip() for name in task.cells)
+
+    def _second_chances(self, answers: dict[str, Answer]) -> dict[str, Answer]:
+        """Judge exercises again together with our own earlier ones, if they use earlier ones that were wrong.
+
+        Returns the answers that earn more points in this way.
+        """
+        better: dict[str, Answer] = {}
+        failed = [task for task in self.course.tasks if task.name in answers and _lost(answers[task.name])]
+        replaced: list[Task] = []
+        while failed and time.monotonic() < self.deadline:
+            replaced.append(failed.pop(0))
+            names = {name for task in replaced for name in task.cells}
+            ours = {name: self.course.ours[name] for name in names}
+            pieces = submissions.pieces_of(self.cells, self.course.chapter, ours)
+            again = [task for task in failed if task.name not in self.known and not names & {*task.cells}]
+            again = [task for task in again if answers[task.name].reason != UNANSWERED and self._uses(task, ours)]
+            for name, answer in (self._judged(again, pieces) if again else {}).items():
+                if answer.points > max(answers[name].points, better[name].points if name in better else 0):
+                    better[name] = replace(answer, with_ours=[task.number for task in replaced])
+            failed = [task for task in failed if task.name not in better or _lost(better[task.name])]
+        return better
+
+    def _uses(self, task: Task, ours: dict[str, str]) -> bool:
+        """Return whether a task's code uses a name that our code defines, directly or through other cells."""
+        wanted = {name for own in task.cells for name in screen.used_by(self.record.code.get(own, ""))}
+        sources = [piece["source"] for piece in self.pieces]
+        for _ in sources:  # One more cell is followed in each round.
+            wanted |= {name for source in sources if screen.lends(source) & wanted for name in screen.used_by(source)}
+        return any(screen.lends(source) & wanted for source in ours.values())
+
+    def _judged(self, tasks: list[Task], pieces: list[dict]) -> dict[str, Answer]:
+        """Return the answers of these tasks by name."""
+        answers: dict[str, Answer] = {}
+        left = list(tasks)
+        while left and time.monotonic() < self.deadline:
+            ended = sandbox.run("instructor.grade.judge", self._job(left, pieces), self.course.folder, self.limits)
+            _check_started(ended)
+            if not ended.bounded:
+                self._note({"notes": [cgroup.MISSING]})
+            why = ended.why or ended.ran_out or _last_words(ended)
+            begun = None
+            for line in ended.lines:
+                self._note(line)
+                begun = line.get("begin", begun)
+                if "done" in line:
+                    (task,) = (task for task in left if task.name == line["done"])
+                    answers[task.name] = _answer(task, verdicts_from(line["verdicts"]), line["reason"])
+                    left.remove(task)
+                if "broken" in line and not ended.ran_out:
+                    why = f"{TOOK_DOWN}: {line['reason']}"
+            if not left:
+                break
+            if begun is None:  # The cells could not be loaded, so another judge would fail in the same way.
+                return answers | {task.name: _answer(task, [], f"while the cells were loaded, {why}") for task in left}
+            guilty = left.pop(0)
+            answers[guilty.name] = _answer(guilty, [], why)
+        return answers
+
+    def _job(self, tasks: list[Task], pieces: list[dict]) -> dict:
+        numbers = _numbers(self.course)
+        return {
+            "module": module_of(self.course.chapter),
+            "cells": [piece | {"exercise": numbers.get(piece["grade_id"])} for piece in pieces],
+            "others": submissions.other_cells(self.cells),
+            "forbidden": self.course.withheld,
+            "tasks": [{"name": task.name, "cells": task.cells} for task in tasks],
         }
-        ended = sandbox.run("instructor.grade.judge", job, course.folder, limits)
-        if {"ready": True} not in ended.lines:
-            raise NotGraded(f"the judge did not start: {ended.why or ended.printed.strip()[-500:] or ended.status}")
-        why = ended.why or _last_words(ended)
-        begun = None
-        for line in ended.lines:
-            record.notices = line.get("notices", record.notices)
-            record.notes += [note for note in line.get("notes", []) if note not in record.notes]
-            begun = line.get("begin", begun)
-            if "done" in line:
-                (task,) = (task for task in left if task.name == line["done"])
-                answers[task.name] = _answer(task, verdicts_from(line["verdicts"]), line["reason"])
-                left.remove(task)
-            if "broken" in line:
-                why = f"{TOOK_DOWN}: {line['reason']}"
-        if not left:
-            break
-        if begun is None:  # The cells could not be loaded, so another judge would fail in the same way.
-            return answers | {task.name: _answer(task, [], f"while the cells were loaded, {why}") for task in left}
-        guilty = left.pop(0)
-        answers[guilty.name] = _answer(guilty, [], why)
-    return answers
+
+    def _note(self, line: dict) -> None:
+        """Keep what a judge says about the whole notebook."""
+        new = [notice for notice in line.get("notices", []) if notice not in self.record.notices]
+        self.record.notices = [*self.record.notices, *new]
+        self.record.notes += [note for note in line.get("notes", []) if note not in self.record.notes]
+
+
+def _numbers(course: Course) -> dict[str, str]:
+    """Return the number of each cell's exercise, by its grade_id. Students do not see a grade_id."""
+    return {name: task.number for task in reversed(course.tasks) for name in task.cells}
+
+
+def _check_started(ended: sandbox.Ended) -> None:
+    """Check that a program began its work, and that nobody stopped the grader.
+
+    Raises:
+        NotGraded: if not, since this is not the student's fault.
+    """
+    if ended.why == sandbox.STOPPED:
+        raise NotGraded(sandbox.STOPPED)
+    if sandbox.READY not in ended.lines:
+        raise NotGraded(f"the judge did not start: {ended.why or ended.printed.strip()[-500:] or ended.status}")
+
+
+def _lost(answer: Answer) -> bool:
+    return answer.points < answer.max_points
 
 
 def _answer(task: Task, verdicts: list[Verdict], reason: str) -> Answer:

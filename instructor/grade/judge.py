@@ -18,16 +18,25 @@ import json
 import os
 import re
 import sys
+import tempfile
+from dataclasses import replace
+from itertools import accumulate
+from operator import itemgetter
 from pathlib import Path
 
-from instructor.grade import fingerprints, guard, screen
-from instructor.grade.limits import Limits, give_up_rights
+from instructor.grade import fingerprints, gate, guard, screen
+from instructor.grade.limits import Limits, become, bound
 from shared import ranks
-from shared.checks.engine import candidate, framework
+from shared.checks.engine import candidate, framework, outside
 from shared.checks.engine.verdicts import Verdict, as_json
 from shared.deadlines import scaled
+from shared.ranks import launchers, processes
 
-NOT_ALLOWED = "Exercises must not use the checks, the grader or solutions that students do not have yet"
+NOT_MEASURED = "this system did not let us measure from outside how many bytes the ranks sent"
+SAME_USER = "the grader was not root, so the ranks belonged to the same user as their judge"
+NOT_ALLOWED = (
+    "Exercises must not use the checks, the grader, the scripts of labs/, or solutions that students do not have yet"
+)
 LOOK_TIMEOUT_S = scaled(20.0)
 GIVEN = ("torch", "dist", "rank", "world_size", "device", "display", "get_ipython")
 # Every `%%ranks` cell has these names (rankside.join), so code that works in a notebook works here.
@@ -35,12 +44,21 @@ PRELUDE = f"""from IPython import get_ipython
 from IPython.display import display
 locals().update({{name: get_ipython().user_ns[name] for name in {GIVEN[:5]}}})
 """
+IN_THE_FILE = re.compile(r"(?:\S*/)?candidate\.py, line (\d+)")
 FUTURE = re.compile(r"^from __future__ import .*$", re.MULTILINE)  # These move to the top of the file.
 
 
 def main(job_file: str, results: str) -> None:
     job = json.loads(Path(job_file).read_text())
-    give_up_rights(Limits(**job["limits"]), job["user"])
+    bound(Limits(**job["limits"]))
+    missing = []
+    if os.getuid() == 0:
+        _give_ranks_another_user(job["user"], job["ranks_user"])
+    else:
+        missing.append(SAME_USER)
+    if not job["own_network"] or not outside.available():
+        missing.append(NOT_MEASURED)
+    become(job["user"])
     pipe = os.fdopen(int(results), "w", buffering=1)
     os.set_inheritable(pipe.fileno(), False)
 
@@ -48,23 +66,34 @@ def main(job_file: str, results: str) -> None:
         print(json.dumps(line), file=pipe)
 
     with contextlib.redirect_stdout(io.StringIO()):
+        gates = gate.install()
         ranks.start(max(framework.WORLD_SIZES), detect_mismatch=False)
         rejected = guard.install()
         report(ready=True)  # From here on, any failure is caused by the student's code.
         try:
-            Judge(job, report, rejected).run()
+            Judge(job, report, rejected, gates, missing).run()
         finally:
             ranks.stop()
+
+
+def _give_ranks_another_user(judge: int, ranks_user: int) -> None:
+    """Start the fork server while this process is root, so that it can start processes of other users."""
+    run_dir = tempfile.mkdtemp(prefix="ranks-")
+    os.chmod(run_dir, 0o777)
+    server = launchers.ForkServer(run_dir, users=(judge, ranks_user))
+    processes.start_fork_server = lambda link: server
 
 
 class Judge:
     """Judges one student's code and reports the results."""
 
-    def __init__(self, job: dict, report, rejected: list[str]):
-        self.job, self.report, self.rejected = job, report, rejected
+    def __init__(self, job: dict, report, rejected: list[str], gates: list[gate.Gate], missing: list[str]):
+        self.job, self.report, self.rejected, self.gates, self.missing = job, report, rejected, gates, missing
         self.checks = f"shared.checks.{job['module']}"
         self.path = str(Path(os.environ["HOME"]) / "candidate.py")
         self.left_out: dict[str, str] = {}
+        self.meter = None if NOT_MEASURED in missing else outside.Meter(ranks.current)
+        self.places: list[tuple[int, dict]] = []  # the line of the candidate's file where each cell begins
 
     def run(self) -> None:
         before = ranks.run(fingerprints.take, self.checks)
@@ -77,7 +106,8 @@ class Judge:
             except ranks.RanksError as error:
                 self.report(broken=task["name"], reason=str(error).split(". ")[0])
                 return  # Ranks are missing. The grader starts another judge for the remaining exercises.
-            self.report(done=task["name"], verdicts=as_json(verdicts), reason=reason)
+            verdicts = [replace(each, evidence=self._placed(each.evidence)) for each in verdicts]
+            self.report(done=task["name"], verdicts=as_json(verdicts), reason=self._placed(reason))
 
     def _screen(self) -> list[dict]:
         """Return the cells that may be loaded."""
@@ -85,12 +115,7 @@ class Judge:
         given = "\n".join(cell["source"] for cell in self.job["cells"] if not cell["grade_id"])
         for cell in self.job["cells"]:
             name = cell["grade_id"]
-            cell["source"] = screen.without_magics(cell["source"]) if name else cell["source"]
-            why = screen.problem(cell["source"]) if name else ""
-            if name and not why and (found := screen.forbidden(cell["source"], tuple(self.job["forbidden"]))):
-                why = f"rejected: {', '.join(found)}. {NOT_ALLOWED}"
-            if name and not why:
-                notices += [f"{name}, {notice}" for notice in screen.notices(cell["source"], given)]
+            why = self._examine(cell, given, notices) if name else ""
             if why:
                 self.left_out[name] = why
             else:
@@ -100,8 +125,20 @@ class Judge:
             for name in screen.borrowed(kept, self.job["others"])
             if name not in GIVEN
         ]
-        self.report(screened=dict(self.left_out), notices=notices, notes=notes)
+        self.report(screened=dict(self.left_out), notices=notices, notes=[*self.missing, *notes])
         return kept
+
+    def _examine(self, cell: dict, given: str, notices: list[str]) -> str:
+        """Return why a student's cell cannot be loaded, or "". Add to the notices what an instructor should look at."""
+        cell["source"] = screen.without_magics(cell["source"])
+        where = f"exercise {cell['exercise']}, "
+        source = "\n" * (cell["line"] - 1) + cell["source"]  # so that its lines have the numbers of the student's cell
+        if why := screen.problem(source, where):
+            return why
+        if found := screen.forbidden(source, tuple(self.job["forbidden"])):
+            return f"rejected: {where}{', '.join(found)}. {NOT_ALLOWED}"
+        notices += [f"{where}{notice}" for notice in screen.notices(source, given)]
+        return ""
 
     def _load(self, cells: list[dict]) -> list[str]:
         """Write the cells into one file and return the names that it defines.
@@ -117,7 +154,7 @@ class Judge:
             if not why:
                 kept, defined = [*kept, cell], names
             elif cell["grade_id"]:
-                self.left_out[cell["grade_id"]] = f"its cell failed when it was loaded: {why}"
+                self.left_out[cell["grade_id"]] = f"its cell failed when it was loaded: {self._placed(why)}"
         self._write(kept)
         return defined
 
@@ -132,7 +169,23 @@ class Judge:
     def _write(self, cells: list[dict]) -> None:
         source = "\n\n\n".join(cell["source"] for cell in cells) + "\n"
         first = "\n".join(dict.fromkeys(FUTURE.findall(source)))
-        Path(self.path).write_text(f"{first}\n{PRELUDE}\n\n{FUTURE.sub('', source)}")
+        top = f"{first}\n{PRELUDE}\n\n"
+        Path(self.path).write_text(top + FUTURE.sub("", source))
+        lines = [3 + cell["source"].count("\n") for cell in cells]
+        begins = accumulate(lines, initial=1 + top.count("\n"))
+        self.places = list(zip(begins, cells, strict=False))
+
+    def _placed(self, text: str) -> str:
+        """Replace lines of the file, which students never see, by lines of their exercises."""
+
+        def place(found: re.Match) -> str:
+            line = int(found[1])
+            begins, cell = max((each for each in self.places if each[0] <= line), key=itemgetter(0), default=(0, None))
+            if cell is None or not cell["exercise"]:
+                return "the lab's own code"
+            return f"exercise {cell['exercise']}, line {line - begins + cell['line']}"
+
+        return IN_THE_FILE.sub(place, text)
 
     def _judge(self, task: dict, defined: list[str]) -> tuple[list[Verdict], str]:
         """Return the verdicts, or the reason why there are none."""
@@ -143,7 +196,7 @@ class Judge:
         if not {exercise.piece, exercise.stands_in} & set(defined):
             return [], f"{exercise.piece} is not defined; its cell is missing or empty"
         try:
-            return framework.run_exercise(exercise, self.path, graded=True), ""
+            return framework.run_exercise(exercise, self.path, graded=True, meter=self.meter), ""
         except framework.Unusable as error:
             return [], str(error)
 
@@ -158,9 +211,14 @@ class Judge:
             found = {name for earlier, now in pairs for name in fingerprints.replaced(earlier, now)}
         except ranks.CellFailed:
             found = {"the inspection of the ranks itself"}
-        if not found and not self.rejected:
+        refused = [what for each in self.gates for what in each.refused]
+        if not found and not self.rejected and not refused:
             return ""
         ranks.current().restart()
+        if refused:
+            for each in self.gates:
+                each.refused.clear()
+            return f"void: the code used the process group's store, which it must not: {refused[0]}"
         if self.rejected:
             names = ", ".join(sorted(set(self.rejected)))
             self.rejected.clear()

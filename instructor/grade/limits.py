@@ -24,12 +24,13 @@ class Limits:
     processes: int = 300  # including threads; our solutions have about 50
     file_bytes: int = 100_000_000  # of one file; all files together stay below scratch_bytes
     scratch_bytes: int = 500_000_000
+    all_files: int = 50_000
     cpu_s: int = 600  # of one process
     files: int = 1024  # open in one process
 
 
-def give_up_rights(limits: Limits, user: int) -> None:
-    """Limit this process and its children, and hide its memory from others. Root becomes `user`."""
+def bound(limits: Limits) -> None:
+    """Limit the resources of this process and of all that it starts from now on."""
     for resource_type, maximum in (
         (resource.RLIMIT_DATA, limits.process_memory_bytes),
         (resource.RLIMIT_FSIZE, limits.file_bytes),
@@ -42,11 +43,14 @@ def give_up_rights(limits: Limits, user: int) -> None:
         maximum = maximum if hard == resource.RLIM_INFINITY else min(maximum, hard)
         resource.setrlimit(resource_type, (maximum, maximum))
     os.nice(NICENESS)
+
+
+def become(user: int) -> None:
+    """Turn this process into another user's if it is root's, and hide its memory from all others."""
     if os.getuid() == 0:  # The limit on processes does not apply to root.
         os.setgroups([])
         os.setresgid(user, user, user)
         os.setresuid(user, user, user)
     if hasattr(ctypes.CDLL(None), "prctl"):
-        ctypes.CDLL(None).prctl(
-            _PR_SET_DUMPABLE, 0, 0, 0, 0
-        )  # Otherwise a rank could write into our pipe through /proc.
+        # Otherwise another process of this user could write into our pipe through /proc.
+        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)

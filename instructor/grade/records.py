@@ -7,9 +7,12 @@ import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from instructor.build import ROOT
 from instructor.grade.submissions import MOST_BYTES, Submission
 from shared.checks.engine.verdicts import Verdict
 
+FOLDER = ROOT / "build" / "grades"
+UNANSWERED = "unanswered"  # the reason of an exercise whose cells are as they were handed out
 MOST_CHARACTERS = 2000  # of a reason in a table; a spreadsheet splits cells above 32,767 characters
 
 
@@ -17,6 +20,15 @@ def one_line(text: str) -> str:
     """Return the text as one line without control characters, which could overwrite other lines in a terminal."""
     line = " ".join("".join(char if char.isprintable() else " " for char in text).split())
     return line if len(line) <= MOST_CHARACTERS else f"{line[:MOST_CHARACTERS]} …"
+
+
+def as_cell(text: str) -> str:
+    """Return the text as one line that no spreadsheet reads as a formula.
+
+    Some spreadsheets split cells at semicolons, whatever is quoted, so there are none.
+    """
+    line = one_line(text).replace(";", ",")
+    return f"'{line}" if line.startswith(("=", "+", "-", "@")) else line
 
 
 @dataclass
@@ -29,10 +41,19 @@ class Answer:
     max_points: float
     verdicts: list[Verdict] = field(default_factory=list)
     reason: str = ""
+    with_ours: list[str] = field(default_factory=list)  # numbers of earlier exercises that were replaced by our own
+    cells: list[str] = field(default_factory=list)  # the grade_ids of the cells with its code
+    bonus: bool = False  # Its points are not part of the maximum.
+    checked_points: float | None = None  # what the checks gave, if the instructor decided otherwise
+    comment: str = ""  # the instructor's
 
     def __str__(self):
         failed = [verdict.check for verdict in self.verdicts if not verdict.passed]
-        why = self.reason or (f"failed: {', '.join(failed)}" if failed else "passed")
+        names = f"all {len(failed)} checks" if len(failed) == len(self.verdicts) > 3 else ", ".join(failed)
+        why = self.reason or (f"failed: {names}" if failed else "passed")
+        by_hand = f"{self.points:g} points by hand{f': {self.comment}' if self.comment else ''}"
+        why += f" ({by_hand})" if self.checked_points is not None else ""
+        why += f" (judged with our own {' and '.join(self.with_ours)})" if self.with_ours else ""
         return f"{self.number} {self.name}: {why}"
 
 
@@ -47,24 +68,32 @@ class Record:
     reason: str = ""  # why nothing could be graded
     notes: list[str] = field(default_factory=list)  # for the student
     notices: list[str] = field(default_factory=list)  # for the instructor only
+    code: dict[str, str] = field(default_factory=dict)  # by the grade_ids of exercise cells, line for line
     seconds: float = 0.0
+    late: str = ""  # how late it was, and what that costs
+    deducted: float = 0.0  # points, for that reason
+    notebook: str = ""  # the digest of the notebook alone
     final: bool = True  # False if this machine failed; the next run tries again
 
     @property
     def points(self) -> float:
-        return round(sum((answer.points for answer in self.answers), 0.0), 2)
+        return round(sum((answer.points for answer in self.answers), 0.0) - self.deducted, 2)
 
     @property
     def max_points(self) -> float:
-        return sum((answer.max_points for answer in self.answers), 0.0)
+        return sum((answer.max_points for answer in self.answers if not answer.bonus), 0.0)
 
     @property
     def why(self) -> str:
         """The reason for these points, in one line."""
         if self.reason:
             return one_line(self.reason)
-        short = [str(answer) for answer in self.answers if answer.points < answer.max_points]
-        return one_line("; ".join(short)) or "all checks passed"
+        short = [
+            str(answer)
+            for answer in self.answers
+            if answer.points < answer.max_points or answer.with_ours or answer.checked_points is not None
+        ]
+        return one_line("; ".join([*([self.late] if self.late else []), *short])) or "all checks passed"
 
 
 def digest_of(submission: Submission, course: str) -> str:

@@ -12,24 +12,31 @@ import random
 import re
 import selectors
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
+from instructor.grade import cgroup
 from instructor.grade.limits import Limits
 from shared import deadlines
 from shared.deadlines import scaled
 
 SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc/ld.so.cache", "/etc/hosts", "/etc/nsswitch.conf")
+SHARED_FOLDERS = ("/dev/shm", "/tmp")
 FIRST_USER, USERS = 200_000, 100_000  # User ids that nobody else has. No two sandboxes share a user or its limits.
 WATCH_EVERY_S = 0.2
 MOST_LINE_BYTES = 2_000_000
 KEPT_BYTES = 4000  # of the printed output: enough for a traceback
+STOPPED = "the grader was stopped"
+READY = {"ready": True}  # the first line of every program. Until then, no student's code or data has been touched.
+stopping = threading.Event()  # Once it is set, all programs are ended.
 
 
 class NoSandbox(RuntimeError):
@@ -44,14 +51,32 @@ class Ended:
     why: str = ""
     printed: str = ""
     status: int | None = None
+    bounded: bool = True  # whether a control group bounded all of its memory
+    ran_out: str = ""  # what to say if the system ended one of its processes for want of memory
+
+
+def in_container() -> bool:
+    """Return whether a container is the sandbox, as GRADE_SANDBOX=container says.
+
+    Then the judge is a process of another user in this container, which must hold nothing else that a student may not
+    read, and is thrown away afterwards. The network is whatever the container allows.
+    """
+    return os.environ.get("GRADE_SANDBOX") == "container" and os.getuid() == 0
 
 
 def require() -> None:
-    """Check that bubblewrap works here.
+    """Check that bubblewrap works here, or that a container is the sandbox.
 
     Raises:
         NoSandbox: if bubblewrap is missing, or may not create namespaces.
     """
+    if in_container():
+        hidden = [path for path in Path(sys.base_prefix).resolve().parents if not path.stat().st_mode & stat.S_IXOTH]
+        if hidden:
+            raise NoSandbox(
+                f"the judge runs as another user, who cannot read this Python: {hidden[-1]} is not open to it"
+            )
+        return
     if shutil.which("bwrap") is None:
         raise NoSandbox(
             "grading runs students' code in a sandbox, which needs bubblewrap (Linux only): apt-get install bubblewrap"
@@ -64,47 +89,79 @@ def require() -> None:
         )
 
 
-def run(module: str, job: dict, course: Path, limits: Limits) -> Ended:
+def run(module: str, job: dict, course: Path, limits: Limits, handed_in: int | None = None) -> Ended:
     """Run `python -m module JOB FD` in a sandbox where `course` is the working directory.
 
     The program is killed if it reports nothing for limits.seconds_each, uses too much memory, or starts too many
     processes.
+
+    Args:
+        handed_in: A file descriptor that the program may read. The job tells it the number.
     """
-    user = FIRST_USER + random.SystemRandom().randrange(USERS)
+    user = FIRST_USER + 2 * random.SystemRandom().randrange(USERS // 2)
+    users = {"user": user, "ranks_user": user + 1}
     with tempfile.TemporaryDirectory(prefix="grade-") as temporary:
         folder = Path(temporary)
         job_file = folder / "job.json"
-        job_file.write_text(json.dumps(job | {"limits": vars(limits), "user": user}))
+        # Other programs of a container may send over its network, too.
+        facts = {"limits": vars(limits), "handed_in": handed_in, "own_network": not in_container()}
+        job_file.write_text(json.dumps(job | users | facts))
         scratch = folder / "scratch"
         scratch.mkdir()
         os.chmod(folder, 0o755)
         reads, writes = os.pipe()
-        command = [
-            "bwrap",
-            *_isolation(),
-            *_shown([course, job_file]),
-            *_scratch(scratch, limits),
-            "--chdir",
-            str(course),
-        ]
-        command += ["--", sys.executable, "-m", module, str(job_file), str(writes)]
+        program = [sys.executable, "-m", module, str(job_file), str(writes)]
+        environment = _environment(scratch)
+        if in_container():
+            os.chmod(scratch, 0o777)  # for the judge and the ranks, which are two users
+            command = program
+        else:
+            shown = [*_shown([course, job_file]), *_scratch(scratch, limits, environment)]
+            command = ["bwrap", *_isolation(), *shown, "--chdir", str(course), "--", *program]
+        group = cgroup.create(folder.name)
+        if group is not None:
+            group.limit(limits.memory_bytes, limits.processes)
+            command = ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', str(group.folder / "cgroup.procs"), *command]
         try:
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, pass_fds=[writes]
+                command,
+                cwd=course,
+                env=environment if in_container() else None,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=[file for file in (writes, handed_in) if file is not None],
             )
         finally:
             os.close(writes)
         with process, open(reads, "rb", buffering=0) as pipe:
             try:
-                return _follow(process, pipe, limits)
+                return _follow(Watched(process, group, limits, scratch), pipe)
             finally:
                 process.kill()  # This also kills everything that it has started, since it owns their process ids.
+                _kill_all({*users.values()})
+                if group is not None:
+                    group.remove()
+
+
+def _kill_all(users: set[int]) -> None:
+    """End all processes of a container's judge. Bubblewrap has ended all others already."""
+    while alive := [
+        each for each in psutil.process_iter(["uids"]) if each.info["uids"] and each.info["uids"].real in users
+    ]:
+        for process in alive:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(alive, timeout=scaled(1))
 
 
 def _isolation() -> list[str]:
     options = ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
-    if os.getuid() == 0:  # The judge itself changes its user: the limit on processes does not apply to root.
-        options += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+    if (
+        os.getuid() == 0
+    ):  # The judge and its ranks become two other users: the limit on processes does not apply to root.
+        for capability in ("CAP_SETUID", "CAP_SETGID", "CAP_KILL"):
+            options += ["--cap-add", capability]
     else:
         options += ["--unshare-user", "--uid", str(FIRST_USER), "--gid", str(FIRST_USER)]
     return [*options, "--die-with-parent", "--new-session", "--clearenv", "--hostname", "localhost"]
@@ -123,9 +180,9 @@ def _shown(files: list[Path]) -> list[str]:
     return options
 
 
-def _scratch(scratch: Path, limits: Limits) -> list[str]:
-    """Return the options for the scratch folder, the only writable one, and for the environment."""
-    environment = {
+def _environment(scratch: Path) -> dict[str, str]:
+    """Return all environment variables of the program."""
+    return {
         "PATH": f"{Path(sys.prefix) / 'bin'}:/usr/bin:/bin",
         "HOME": str(scratch),
         "TMPDIR": str(scratch),
@@ -140,8 +197,12 @@ def _scratch(scratch: Path, limits: Limits) -> list[str]:
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         deadlines.SCALE: f"{deadlines.time_scale():g}",
     }
+
+
+def _scratch(scratch: Path, limits: Limits, environment: dict[str, str]) -> list[str]:
+    """Return the options for the scratch folder, the only writable one, and for the environment."""
     options = []
-    for writable in (str(scratch), "/dev/shm", "/tmp"):
+    for writable in (str(scratch), *SHARED_FOLDERS):
         if writable == "/tmp" and str(scratch).startswith("/tmp/"):
             continue  # A new /tmp would cover the scratch folder.
         options += ["--size", str(limits.scratch_bytes), "--perms", "0777", "--tmpfs", writable]
@@ -149,9 +210,10 @@ def _scratch(scratch: Path, limits: Limits) -> list[str]:
     return options + [word for name, value in environment.items() for word in ("--setenv", name, value)]
 
 
-def _follow(process: subprocess.Popen, pipe, limits: Limits) -> Ended:
+def _follow(watched: "Watched", pipe) -> Ended:
     """Read what the program reports until it ends or exceeds a limit."""
-    ended = Ended()
+    process, limits = watched.process, watched.limits
+    ended = Ended(bounded=watched.group is not None)
     partial_line, printed = b"", b""
     deadline = time.monotonic() + limits.seconds_each
     with selectors.DefaultSelector() as selector:
@@ -172,36 +234,74 @@ def _follow(process: subprocess.Popen, pipe, limits: Limits) -> Ended:
                         ended.lines.append(json.loads(line))
                         deadline = time.monotonic() + limits.seconds_each
             now = time.monotonic()
+            if stopping.is_set():
+                ended.why = STOPPED
             if len(partial_line) > MOST_LINE_BYTES:
                 ended.why = "the code's results are too long to report"
             if now > deadline:
                 ended.why = f"no result was reported within {limits.seconds_each:g} s"
             if now - looked > WATCH_EVERY_S:
-                looked, ended.why = now, ended.why or _passed_limit(process, limits)
+                looked, ended.why = now, ended.why or watched.passed_limit()
     if ended.why:
         process.kill()
     with contextlib.suppress(subprocess.TimeoutExpired):
         ended.status = process.wait(scaled(10))
     ended.printed = printed.decode(errors="replace")
+    ended.ran_out = watched.ran_out()
     return ended
 
 
-def _passed_limit(process: subprocess.Popen, limits: Limits) -> str:
-    """Return which limit all processes together have exceeded, or ""."""
-    try:
-        family = psutil.Process(process.pid).children(recursive=True)
-    except psutil.NoSuchProcess:
+@dataclass(frozen=True)
+class Watched:
+    """A running program and its limits."""
+
+    process: subprocess.Popen
+    group: cgroup.Group | None
+    limits: Limits
+    scratch: Path
+
+    def passed_limit(self) -> str:
+        """Return which limit all processes together have exceeded, or ""."""
+        try:
+            family = psutil.Process(self.process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return ""
+        if len(family) > self.limits.processes:
+            return f"the code had {len(family)} processes; the limit is {self.limits.processes}"
+        held_bytes = self.group.held_bytes() if self.group else _held_bytes(family)
+        if held_bytes > self.limits.memory_bytes:
+            held, limit = held_bytes / 1e9, self.limits.memory_bytes / 1e9
+            return f"its processes held {held:.1f} GB; the limit is {limit:.1f} GB"
+        files = 0 if in_container() else _files(family, self.scratch)
+        if files > self.limits.all_files:
+            return f"the code wrote {files:,} files; the limit is {self.limits.all_files:,}"
         return ""
-    if len(family) > limits.processes:
-        return f"the code had {len(family)} processes; the limit is {limits.processes}"
+
+    def ran_out(self) -> str:
+        """Return what to say if the system was faster than this watcher and ended a process, or ""."""
+        if self.group is None or not self.group.has_run_out():
+            return ""
+        limit = self.limits.memory_bytes / 1e9
+        return f"its processes held more than the limit of {limit:.1f} GB, so the system ended one of them"
+
+
+def _held_bytes(family: list[psutil.Process]) -> int:
+    """Return the memory that processes hold. Shared memory that none of them has mapped or open does not count."""
     held_bytes = 0
     for member in family:
         with contextlib.suppress(psutil.Error, OSError):
             memory = member.memory_info()
             held_bytes += memory.rss - memory.shared + _shared_bytes(Path("/proc", str(member.pid)))
-    if held_bytes > limits.memory_bytes:
-        return f"its processes held {held_bytes / 1e9:.1f} GB; the limit is {limits.memory_bytes / 1e9:.1f} GB"
-    return ""
+    return held_bytes
+
+
+def _files(family: list[psutil.Process], scratch: Path) -> int:
+    """Return how many files there are in the folders that the processes can write to; 0 if they cannot be read."""
+    for member in reversed(family):  # The first ones belong to bubblewrap, and see other folders.
+        with contextlib.suppress(OSError):
+            seen = [os.statvfs(f"/proc/{member.pid}/root{folder}") for folder in (scratch, *SHARED_FOLDERS)]
+            return sum(status.f_files - status.f_ffree for status in seen)
+    return 0
 
 
 def _shared_bytes(process: Path) -> int:

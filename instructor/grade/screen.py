@@ -5,13 +5,14 @@ Nothing is executed here. This catches obvious copying. Hidden copying is caught
 
 import ast
 import builtins
-import contextlib
 import re
 
 _MAGIC_LINE = re.compile(r"^([ \t]*)[%!].*$", re.MULTILINE)
-FORBIDDEN = ("shared.checks", "instructor")
+FORBIDDEN = ("shared.checks", "instructor", "labs")  # labs/ has scripts that show parts of exercises.
 UNUSUAL = ("ctypes", "gc", "importlib", "inspect", "mmap", "multiprocessing", "os", "pickle", "signal", "socket")
-UNUSUAL += ("subprocess", "sys", "tempfile", "threading")
+UNUSUAL += ("subprocess", "sys", "tempfile", "threading", "asyncio", "pathlib", "shelve", "shutil", "sqlite3")
+# Ranks can exchange values through files as well.
+FILES = ("torch.load", "torch.save", "numpy.load", "numpy.save", "numpy.memmap")
 MEASURING = (
     "shared.wire.mismatch",
     "shared.ranks.doctor",
@@ -24,20 +25,41 @@ READY_MADE = (
     "ZeroRedundancyOptimizer",
     "fully_shard",
     "DTensor",
+    "DistributedSampler",
+    "average_parameters",
+    "_sync_module_states",
+    "_sync_params_and_buffers",
+    "_broadcast_coalesced",
 )
 REACHING = ("__import__", "globals", "open", "setattr", "vars")  # as functions; methods may have these names
 UNUSUAL_NAMES = ("__builtins__", "__reduce__", "__subclasses__", "_getframe", "_exit", "eval", "exec", "kill", "fork")
+UNUSUAL_NAMES += (
+    "FileStore",
+    "HashStore",
+    "TCPStore",
+    "_get_backend",
+    "__traceback__",
+    "tb_frame",
+    "f_back",
+    "f_globals",
+    "f_locals",
+    "gi_frame",
+    "_get_default_store",
+    "from_file",
+    "fromfile",
+    "tofile",
+)
 
 
-def problem(source: str) -> str:
-    """Return why a cell cannot be loaded, or "" if it compiles."""
+def problem(source: str, where: str = "") -> str:
+    """Return why a cell cannot be loaded, or "" if it compiles. `where` names the cell, before the number of a line."""
     try:
         source.encode()
         compile(source, "cell", "exec")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        line = f"{where}line {error.lineno}: " if isinstance(error, SyntaxError) and error.lineno else ""
         message = error.msg if isinstance(error, SyntaxError) else str(error)
-        return f"the cell does not compile: {type(error).__name__}{line}: {message}"
+        return f"the cell does not compile: {line}{type(error).__name__}: {message}"
     return ""
 
 
@@ -51,18 +73,46 @@ def borrowed(cells: list[dict], others: list[str]) -> list[str]:
     """Return the names that exercises use but that only other cells define. They are missing in grading."""
     own, used, lent = set(dir(builtins)), set(), set()
     for cell in cells:
-        stored, loaded = _stored_and_loaded(cell["source"])
-        own |= stored
-        used |= loaded if cell["grade_id"] else set()
+        own |= defined_by(cell["source"])
+        used |= used_by(cell["source"]) if cell["grade_id"] else set()
     for source in others:
-        with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
-            lent |= _stored_and_loaded(source)[0]
+        lent |= defined_by(source)
     return sorted((used - own) & lent)
 
 
+def defined_by(source: str) -> set[str]:
+    """Return the names that some code defines, inside of functions and classes too."""
+    return _stored_and_loaded(source)[0]
+
+
+def lends(source: str) -> set[str]:
+    """Return the names of functions, classes and values that other cells can use after this one."""
+    try:
+        statements = ast.parse(source).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return set()
+    names: set[str] = set()
+    for statement in statements:
+        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            names.add(statement.name)
+        elif not isinstance(statement, (ast.Import, ast.ImportFrom)):
+            names |= defined_by(ast.unparse(statement))
+    return names
+
+
+def used_by(source: str) -> set[str]:
+    """Return the names that some code uses."""
+    return _stored_and_loaded(source)[1]
+
+
 def _stored_and_loaded(source: str) -> tuple[set[str], set[str]]:
+    """Return the names that some code defines and those that it uses; none if it does not compile."""
     stored, loaded = set(), set()
-    for node in ast.walk(ast.parse(source)):
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return stored, loaded
+    for node in ast.walk(tree):
         if isinstance(node, ast.Name):
             (loaded if isinstance(node.ctx, ast.Load) else stored).add(node.id)
         elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -96,17 +146,24 @@ def notices(source: str, given: str = "") -> list[str]:
     found = [
         (line, f"uses {name}")
         for name, line in _module_names(source)
-        if name.split(".")[0] in UNUSUAL or name in MEASURING or name.split(".")[-1] in READY_MADE
+        if name.split(".")[0] in UNUSUAL or name in (*MEASURING, *FILES) or name.split(".")[-1] in READY_MADE
     ]
     tree = ast.parse(source)
+    full_names = _full_names(tree)
     imported = [alias for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
     modules = {alias.asname or alias.name.split(".")[0] for alias in imported} | {"dist"}
     for node in ast.walk(tree):
         name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
         if name in (*UNUSUAL_NAMES, *READY_MADE) or (isinstance(node, ast.Name) and name in REACHING):
             found.append((node.lineno, f"uses {name}"))
+        if isinstance(node, ast.Attribute) and name in UNUSUAL and _root(node) in modules | {"torch"}:
+            found.append((node.lineno, f"uses {ast.unparse(node)}"))  # torch.os is os, too
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _root(node) in modules | {"torch"}:
             found.append((node.lineno, f"sets {ast.unparse(node)}"))
+        if isinstance(node, ast.Attribute) and (full := _in_full(node, full_names)) in (*MEASURING, *FILES):
+            found.append((node.lineno, f"uses {full}"))
+        if isinstance(node, ast.Call) and _computes_a_name(node):
+            found.append((node.lineno, "computes the name of an attribute"))
     expected = {f"uses {name}" for name in re.findall(r"\w+", given)}
     return [f"line {line} {notice}" for line, notice in dict.fromkeys(sorted(found)) if notice not in expected]
 
@@ -116,6 +173,30 @@ def _root(node: ast.Attribute) -> str:
     while isinstance(value, ast.Attribute):
         value = value.value
     return value.id if isinstance(value, ast.Name) else ""
+
+
+def _full_names(tree: ast.AST) -> dict[str, str]:
+    """Return the full name of everything that some code imports, by the name that it has there."""
+    found = {"torch": "torch"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.asname: alias.name for alias in node.names if alias.asname}
+            found |= {top: top for alias in node.names if not alias.asname for top in [alias.name.split(".")[0]]}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def _in_full(node: ast.Attribute, full_names: dict[str, str]) -> str:
+    """Return an attribute's full name, such as shared.wire.instrumentation for wire.instrumentation, or ""."""
+    root = _root(node)
+    return ast.unparse(node).replace(root, full_names[root], 1) if root in full_names else ""
+
+
+def _computes_a_name(call: ast.Call) -> bool:
+    """Return whether a call reads an attribute whose name is not in the code."""
+    is_getattr = isinstance(call.func, ast.Name) and call.func.id == "getattr" and len(call.args) > 1
+    return is_getattr and not isinstance(call.args[1], ast.Constant)
 
 
 def _module_names(source: str) -> list[tuple[str, int]]:

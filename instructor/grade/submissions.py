@@ -3,26 +3,18 @@
 Only the exercise cells of a notebook count, identified by their grade_id. The given code and the checks come from the
 instructor's source, and other files beside the notebook are not read.
 
-Nothing here runs or compiles a student's code. The judge does that inside its sandbox.
+Nothing here reads a notebook or runs a student's code. The reader and the judge do that inside the sandbox.
 """
 
-import json
-import re
-import warnings
+import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-import nbformat
-
 from instructor.build import Chapter, chapters
+from instructor.grade.reader import Unreadable, without_first_magics
 
-MAGICS = re.compile(r"\A(\s*%%(ranks|time|capture)\b[^\n]*)+")  # first lines that say how to run a cell
 MOST_BYTES = 20_000_000  # Only a notebook with endless output is larger.
-MOST_CELLS = 2000  # Reading 200,000 cells takes most of a minute, outside any sandbox.
-
-
-class Unreadable(ValueError):
-    """A submission cannot be graded; the message says why in one sentence."""
 
 
 @dataclass(frozen=True)
@@ -73,81 +65,25 @@ def other_files(submission: Submission) -> list[str]:
     return sorted(path.name for path in submission.path.parent.iterdir() if path.name not in expected)
 
 
-def pieces_of(submission: Submission, chapter: Chapter) -> list[dict]:
-    """Return the cells of the lab's module: given cells as the instructor wrote them, exercises as the student did.
-
-    Each cell is {"grade_id": the exercise's name, or None for a given cell, "source": its code}. They are in the lab's
-    order. A missing exercise is left out.
+def opened(submission: Submission) -> int:
+    """Open a submitted notebook, and return its file descriptor. `reader.py` reads it.
 
     Raises:
-        Unreadable: if the file is not a notebook, or not one of this lab.
-    """
-    theirs = exercises_in(read(submission))
-    lab = chapter.read("lab")
-    exercises = [cell for cell in lab.cells if "exercise" in cell.metadata.get("tags", [])]
-    expected = [cell.metadata["nbgrader"]["grade_id"] for cell in exercises]
-    if not set(expected) & set(theirs):
-        raise Unreadable(f"the notebook has none of this lab's exercises, which are {', '.join(expected)}")
-    cells = []
-    for cell in lab.cells:
-        if {"export", "exercise", "given"} & set(cell.metadata.get("tags", [])):
-            name = cell.metadata.get("nbgrader", {}).get("grade_id")
-            source = cell.source if name is None else theirs.get(name, "")
-            cells.append({"grade_id": name, "source": MAGICS.sub("", source).strip()})
-    return [cell for cell in cells if cell["source"]]
-
-
-def other_cells(submission: Submission) -> list[str]:
-    """Return the code cells that are not exercises. They are not graded, but may define what an exercise lacks."""
-    cells = [cell for cell in read(submission).cells if cell.cell_type == "code" and not _exercise_name(cell)]
-    return [MAGICS.sub("", cell.source) for cell in cells]
-
-
-def read(submission: Submission) -> nbformat.NotebookNode:
-    """Read a submitted notebook without its outputs.
-
-    Raises:
-        Unreadable: if there is no notebook, or the file is not a valid one.
+        Unreadable: if there is no notebook, or it is not the student's own regular file.
     """
     if submission.path is None:
         raise Unreadable(f"there is no notebook for {submission.lab}")
     if not _is_own_file(submission):
         raise Unreadable("the notebook is a link or not a regular file; hand in the notebook itself")
-    if submission.path.stat().st_size > MOST_BYTES:
-        raise Unreadable(f"the notebook is larger than {MOST_BYTES // 1_000_000} MB; clear its outputs")
     try:
-        text = submission.path.read_text(encoding="utf-8-sig")  # Editors on Windows write a byte order mark.
-        if not text.strip():
-            raise Unreadable("the notebook is an empty file")
-        with warnings.catch_warnings(action="ignore"):  # There is one for each cell without an id.
-            notebook = nbformat.reads(json.dumps(_without_outputs(json.loads(text))), as_version=4)
-            nbformat.validate(notebook, relax_add_props=True)
-    except Unreadable:
-        raise
-    except json.JSONDecodeError:
-        raise Unreadable("the file is not a valid notebook: it is not JSON, or it was cut off") from None
-    except Exception as error:  # A broken file can make its reader fail anywhere.
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise Unreadable(f"the file is not a valid notebook: {first[:200]}") from None
-    return notebook
-
-
-def _without_outputs(notebook: dict) -> dict:
-    """Remove all outputs. Grading does not read them, so broken or countless outputs must not cost any points.
-
-    Raises:
-        Unreadable: if the notebook has too many cells.
-        KeyError, TypeError: if this is not a notebook.
-    """
-    for sheet in notebook.get("worksheets", [notebook]):  # Format 3 has worksheets.
-        if len(sheet["cells"]) > MOST_CELLS:
-            raise Unreadable(f"the notebook has more than {MOST_CELLS} cells")
-        for cell in sheet["cells"]:
-            if cell["cell_type"] == "code":
-                cell["outputs"] = []
-                if sheet is notebook:
-                    cell["execution_count"] = None
-    return notebook
+        file = os.open(submission.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise Unreadable(f"the notebook cannot be opened: {error.strerror}") from None
+    size = os.fstat(file)
+    if not stat.S_ISREG(size.st_mode) or size.st_size > MOST_BYTES:
+        os.close(file)
+        raise Unreadable(f"the notebook is larger than {MOST_BYTES // 1_000_000} MB; clear its outputs")
+    return file
 
 
 def _is_own_file(submission: Submission) -> bool:
@@ -158,27 +94,55 @@ def _is_own_file(submission: Submission) -> bool:
     return submission.path.is_file() and not any(path.is_symlink() for path in inside)
 
 
-def exercises_in(notebook: nbformat.NotebookNode) -> dict[str, str]:
-    """Return the student's code for each exercise, by grade_id. The order of the cells does not matter.
+def pieces_of(cells: list[dict], chapter: Chapter, ours: dict[str, str] | None = None) -> list[dict]:
+    """Return the cells of the lab's module: given cells as the instructor wrote them, exercises as the student did.
+
+    Each piece is {"grade_id": the exercise's name, or None for the instructor's code, "source": its code, "line": the
+    number of the cell's line with which the code begins}. They are in the lab's order. A missing exercise is left out.
+
+    Args:
+        cells: The notebook's code cells, as `reader.code_cells_in` returns them.
+        ours: Our own code for some exercises, by name. It replaces the student's.
+
+    Raises:
+        Unreadable: if the notebook is not one of this lab.
+    """
+    theirs, ours = _exercises_in(cells), ours or {}
+    lab = chapter.read("lab")
+    exercises = [cell for cell in lab.cells if "exercise" in cell.metadata.get("tags", [])]
+    expected = [cell.metadata["nbgrader"]["grade_id"] for cell in exercises]
+    if not set(expected) & set(theirs):
+        raise Unreadable(f"the notebook has none of this lab's exercises, which are {', '.join(expected)}")
+    pieces = []
+    for cell in lab.cells:
+        if {"export", "exercise", "given"} & set(cell.metadata.get("tags", [])):
+            name = cell.metadata.get("nbgrader", {}).get("grade_id")
+            by_student = name is not None and name not in ours
+            source = theirs.get(name, "") if by_student else ours.get(name, without_first_magics(cell.source))
+            code = source.strip()
+            line = 1 + source[: source.find(code)].count("\n")
+            pieces.append({"grade_id": name if by_student else None, "source": code, "line": line})
+    return [piece for piece in pieces if piece["source"]]
+
+
+def _exercises_in(cells: list[dict]) -> dict[str, str]:
+    """Return the student's code for each exercise, by name. The order of the cells does not matter.
 
     An editor that splits or copies a cell also copies its grade_id. Such cells are joined, from top to bottom.
     """
     found: dict[str, list[str]] = {}
-    for cell in notebook.cells:
-        if name := _exercise_name(cell):
-            found.setdefault(name, []).append(MAGICS.sub("", cell.source).strip())
+    for cell in cells:
+        if cell["name"]:
+            found.setdefault(cell["name"], []).append(cell["source"].rstrip())
     return {name: "\n\n".join(dict.fromkeys(sources)) for name, sources in found.items()}
 
 
-def repeated_exercises(submission: Submission) -> list[str]:
+def other_cells(cells: list[dict]) -> list[str]:
+    """Return the code of the cells that are not exercises. It is not graded, but may define what an exercise lacks."""
+    return [cell["source"] for cell in cells if not cell["name"]]
+
+
+def repeated_exercises(cells: list[dict]) -> list[str]:
     """Return the exercises that are in more than one cell. The student should know that."""
-    names = [_exercise_name(cell) for cell in read(submission).cells]
-    return sorted({name for name in names if name and names.count(name) > 1})
-
-
-def _exercise_name(cell: nbformat.NotebookNode) -> str | None:
-    """Return the name of a cell's exercise, or None if the cell is not an exercise."""
-    grading = cell.metadata.get("nbgrader")
-    if cell.cell_type != "code" or not isinstance(grading, dict) or not grading.get("solution"):
-        return None
-    return name if isinstance(name := grading.get("grade_id"), str) else None
+    names = [cell["name"] for cell in cells if cell["name"]]
+    return sorted({name for name in names if names.count(name) > 1})

@@ -54,9 +54,12 @@ def credit(points: float, verdicts: list[Verdict]) -> float:
     """
     if not verdicts:
         return 0.0
-    names = [verdict.check for verdict in verdicts]
-    essential = names.index(ESSENTIAL) if ESSENTIAL in names else 0
-    if not verdicts[essential].passed:
+    if not essential_of(verdicts).passed:
         return 0.0
     passed = sum(verdict.passed for verdict in verdicts)
     return points if passed == len(verdicts) else math.floor(100 * points * passed / len(verdicts)) / 100
+
+
+def essential_of(verdicts: list[Verdict]) -> Verdict:
+    """Return the verdict without which an exercise earns nothing: that of the check for values, or else the first."""
+    return next((verdict for verdict in verdicts if verdict.check == ESSENTIAL), verdicts[0])

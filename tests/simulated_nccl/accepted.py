@@ -71,6 +71,11 @@ def strategies() -> list[str]:
     return [name for name, strategy in STRATEGIES.items() if strategy.why_not() is None]
 
 
-def losses_of(strategy: str) -> list[float]:
+def losses_of(strategy: str, model: str) -> list[float]:
     """Train with a strategy as the training script does, and return the losses. Runs on the ranks."""
-    return train(Settings(strategy=strategy, steps=STEPS, global_batch=24)).losses
+    return train(Settings(strategy=strategy, model=model, steps=STEPS, global_batch=24)).losses
+
+
+def model_for(strategy: str) -> str:
+    """Return which model a strategy trains: tensor parallelism splits only a GPT."""
+    return "gpt" if STRATEGIES[strategy].splits_layers else "mlp"

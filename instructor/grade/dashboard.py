@@ -1,0 +1,193 @@
+"""Write dashboard.html: what a class found hard, exercise by exercise and check by check, and whose code is alike."""
+
+import base64
+import io
+import re
+import statistics
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+
+from matplotlib.figure import Figure
+from rapidfuzz import fuzz
+
+from instructor.build import chapters
+from instructor.grade.course import stubs_of
+from instructor.grade.likeness import essence
+from instructor.grade.records import UNANSWERED, Answer, Record, one_line, write_whole
+from shared.checks.engine.framework import NOT_RUN, NOT_WRITTEN
+from shared.checks.engine.verdicts import SAME_AS
+from shared.plots import COLORS, HATCHES, finish, new_axes
+from shared.tables.rendering import render
+
+MOST_WRONG = 10  # rows of the commonest wrong values, for each lab
+MOST_PAIRS = 20
+ALIKE = 90.0  # percent; right solutions that are written differently are at most 77% alike (tests/variants)
+LEAST_CHARACTERS = 200  # of the code that is compared; shorter solutions are alike by chance
+STATES = ("passed", "partly passed", "failed", "unanswered")
+DRAWN = re.compile(r"\n?\(Drawn with [^)]*\)")
+NUMBER = re.compile(r"-?\d+(\.\d+)?(e[-+]?\d+)?")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two students whose code for some exercises is alike."""
+
+    students: tuple[str, str]
+    percent: float  # of the exercise that is most alike
+    exercises: list[str]
+
+
+@dataclass(frozen=True)
+class LabView:
+    """What the page shows of one lab."""
+
+    lab: str
+    figure: str  # a PNG, base64
+    students: int
+    judged: int  # without those whose notebook is missing or cannot be read
+    mean: float
+    of: float
+    seconds: tuple[float, float]  # median and maximum of grading
+    checks: list[tuple[str, str, int, int]]  # exercise, check, failed, tried
+    wrong: list[tuple[str, str, str, int]]  # exercise, check, what was wrong, how many students
+    pairs: list[Pair]
+    more_pairs: int  # that are not shown
+
+
+def write(records: list[Record], folder: Path) -> None:
+    """Write dashboard.html for all labs."""
+    labs = sorted({record.lab for record in records})
+    views = [_view(lab, [record for record in records if record.lab == lab]) for lab in labs]
+    page = render(__package__, "dashboard.html", labs=views, alike=ALIKE)
+    write_whole(folder / "dashboard.html", page)
+
+
+def _view(lab: str, records: list[Record]) -> LabView:
+    judged = [record for record in records if not record.reason]
+    seconds = [record.seconds for record in judged] or [0.0]
+    pairs = alike(judged)
+    return LabView(
+        lab,
+        _as_png(exercises_figure(judged)) if judged else "",
+        len(records),
+        len(judged),
+        statistics.fmean(record.points for record in judged) if judged else 0.0,
+        judged[0].max_points if judged else 0.0,
+        (statistics.median(seconds), max(seconds)),
+        failures(judged),
+        commonest(judged),
+        pairs[:MOST_PAIRS],
+        len(pairs[MOST_PAIRS:]),
+    )
+
+
+def state_of(answer: Answer) -> str:
+    """Return how an exercise ended: one of `STATES`."""
+    if answer.reason == UNANSWERED:
+        return "unanswered"
+    if answer.points >= answer.max_points:
+        return "passed"
+    return "partly passed" if answer.points > 0 else "failed"
+
+
+def exercises_figure(records: list[Record]) -> Figure:
+    """Draw a bar per exercise, split by how many students passed, failed or left it unanswered."""
+    names = [f"{answer.number} {answer.name}" for answer in records[0].answers]
+    figure, axes = new_axes(8.0, 0.9 + 0.34 * len(names))
+    left = [0] * len(names)
+    styles = zip(STATES, (COLORS[2], COLORS[5], COLORS[1], "white"), HATCHES, strict=False)
+    for state, color, hatch in styles:
+        counts = [sum(state_of(record.answers[row]) == state for record in records) for row in range(len(names))]
+        bars = axes.barh(
+            names, counts, left=left, color=color, hatch=hatch, edgecolor="black", linewidth=0.6, label=state
+        )
+        backing = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
+        axes.bar_label(bars, [str(count) if count else "" for count in counts], label_type="center", size=8,
+                       bbox=backing if any(counts) else None)  # fmt: skip
+        left = [start + count for start, count in zip(left, counts, strict=True)]
+    for text in [text for text in axes.texts if not text.get_text()]:
+        text.set_visible(False)
+    axes.invert_yaxis()
+    axes.set(xlabel="students", xlim=(0, max(left) or 1))
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return finish(figure)
+
+
+def failures(records: list[Record]) -> list[tuple[str, str, int, int]]:
+    """Return for each check how many students failed it, and how many tried it. Most failures come first."""
+    failed, tried = Counter(), Counter()
+    for answer in (answer for record in records for answer in record.answers):
+        for verdict in answer.verdicts:
+            key = (f"{answer.number} {answer.name}", verdict.check)
+            tried[key] += 1
+            failed[key] += not verdict.passed
+    ordered = sorted(tried, key=lambda key: (-failed[key], key))
+    return [(*key, failed[key], tried[key]) for key in ordered if failed[key]]
+
+
+def commonest(records: list[Record]) -> list[tuple[str, str, str, int]]:
+    """Return what was wrong, in which checks, and for how many students, the most frequent mistakes first.
+
+    What was wrong is the check's hint or, if it has none, its evidence without drawn numbers.
+    """
+    students: dict[tuple[str, str], set[str]] = {}
+    checks: dict[tuple[str, str], dict[str, None]] = {}  # the keys are in the order in which they were found
+    for record in records:
+        for answer in record.answers:
+            for check, what in _mistakes_in(answer):
+                key = (f"{answer.number} {answer.name}", what)
+                students.setdefault(key, set()).add(record.student)
+                checks.setdefault(key, {}).update({check: None} if check else {})
+    ordered = sorted(students, key=lambda key: -len(students[key]))[:MOST_WRONG]
+    return [(own, ", ".join(checks[own, what]), what, len(students[own, what])) for own, what in ordered]
+
+
+def _mistakes_in(answer: Answer) -> Iterator[tuple[str, str]]:
+    """Yield each failed check with what was wrong. A check that refers to another one's mistake has none of its own."""
+    if answer.reason and answer.reason != UNANSWERED:
+        yield "", _without_numbers(answer.reason)
+    for verdict in answer.verdicts:
+        refers = verdict.evidence.startswith((SAME_AS, NOT_RUN))
+        if not verdict.passed and not refers and (verdict.hint or verdict.evidence):
+            unwritten = verdict.evidence == NOT_WRITTEN
+            yield verdict.check, NOT_WRITTEN if unwritten else verdict.hint or _without_numbers(verdict.evidence)
+
+
+def _without_numbers(evidence: str) -> str:
+    return one_line(NUMBER.sub("#", DRAWN.sub("", evidence)))[:300]
+
+
+def alike(records: list[Record]) -> list[Pair]:
+    """Return pairs of students with similar code, the most similar ones first. Short exercises are not compared.
+
+    Names, comments and what was handed out make no difference. It is a reason to look, and no proof.
+    """
+    found: dict[tuple[str, str], list[tuple[float, str]]] = {}
+    labs = {record.lab for record in records}
+    stubs = {name: code for lab in chapters() if lab.name in labs for name, code in stubs_of(lab).items()}
+    for answer in records[0].answers if records else ():
+        codes = {record.student: _compared(record, answer, stubs) for record in records}
+        codes = {student: code for student, code in codes.items() if len(code) >= LEAST_CHARACTERS}
+        for one, other in combinations(sorted(codes), 2):
+            percent = fuzz.ratio(codes[one], codes[other], score_cutoff=ALIKE)
+            if percent:
+                found.setdefault((one, other), []).append((percent, answer.number))
+    pairs = [Pair(pair, max(each)[0], [number for _, number in each]) for pair, each in found.items()]
+    return sorted(pairs, key=lambda pair: (-len(pair.exercises), -pair.percent, pair.students))
+
+
+def _compared(record: Record, answer: Answer, stubs: dict[str, str]) -> str:
+    own = next((each for each in record.answers if each.name == answer.name), answer)
+    if own.reason == UNANSWERED:
+        return ""
+    return "\n".join(essence(record.code.get(cell, ""), stubs.get(cell, "")) for cell in answer.cells)
+
+
+def _as_png(figure: Figure) -> str:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=110)
+    return base64.b64encode(buffer.getvalue()).decode()

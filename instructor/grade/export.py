@@ -1,0 +1,121 @@
+"""Write points back to Canvas or Moodle: `python -m instructor.grade.export LAB FILE.csv`.
+
+FILE.csv is what the platform offers for download: Canvas's gradebook, or the grading worksheet of a Moodle assignment.
+The points are written into a copy of it, which the platform can import again. Students are matched by the platform's
+number, which `python -m instructor.grade.arrivals` has put at the end of their folder's name.
+
+Sources: Canvas's guide "How do I import grades in the Gradebook?", Moodle's documentation "Using Assignment", offline
+grading worksheet.
+"""
+
+import argparse
+import csv
+import io
+import re
+import sys
+from pathlib import Path
+
+from instructor.grade.records import FOLDER, write_whole
+
+PARTICIPANT = re.compile(r"(\d+)\s*$")
+
+
+class NoMatch(ValueError):
+    """Points cannot be written into a table; the message says why."""
+
+
+def exported(lab: str, grades: Path, table: Path, column: str | None = None) -> tuple[str, list[str]]:
+    """Return the platform's table with the points of a lab, and what an instructor should know, in sentences.
+
+    Args:
+        grades: The folder of `make grade`.
+        column: The column of Canvas's gradebook. None: the only one that contains the lab's name.
+
+    Raises:
+        NoMatch: if the table is not from Canvas or Moodle, has no column for this lab, or has none of its students, or
+            if two students have the same number.
+    """
+    with (grades / "gradebook.csv").open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["lab"] == lab]
+    points: dict[str, dict] = {}
+    for row in rows:
+        if (other := points.setdefault(_number_of(row["student"]), row)) is not row:
+            raise NoMatch(f"{other['student']} and {row['student']} end with the same number")
+    with table.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(file)
+        columns, theirs = list(reader.fieldnames or ()), list(reader)
+    if "Identifier" in columns and "Grade" in columns:
+        key, column = "Identifier", "Grade"
+    elif {"Student", "ID"} <= set(columns):
+        key, column = "ID", column or _column_of(lab, columns)
+    else:
+        raise NoMatch(
+            f"{table.name} has neither the columns of Canvas (Student, ID) nor those of Moodle (Identifier, Grade)"
+        )
+    if column not in columns:
+        raise NoMatch(f"{table.name} has no column {column!r}")
+    seen = set()
+    for row in theirs:
+        number = PARTICIPANT.search(row[key] or "")
+        if number and number[1] in points:
+            row[column] = f"{float(points[number[1]]['points']):g}"
+            seen.add(number[1])
+    if not seen:
+        raise NoMatch(f"no student of {lab} is in {table.name}; their folders must end with the platform's number")
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(theirs)
+    remarks = _about_maximum(theirs, column, [points[number] for number in sorted(seen)], table.name)
+    missing = [row["student"] for number, row in points.items() if number not in seen]
+    return text.getvalue(), [*remarks, *(f"not in {table.name}: {student}" for student in missing)]
+
+
+def _about_maximum(theirs: list[dict], column: str, rows: list[dict], name: str) -> list[str]:
+    """Return what is wrong with the maximum that the platform has: points are written as they are."""
+    of_canvas = (row[column] for row in theirs if (row.get("Student") or "").strip() == "Points Possible")
+    of_moodle = (row["Maximum Grade"] for row in theirs if row.get("Maximum Grade"))
+    text = next(iter([*of_canvas, *of_moodle]), None) or ""
+    if not re.fullmatch(r"\s*\d+([.,]\d+)?\s*", text):
+        return []
+    most, ours = float(text.replace(",", ".")), float(rows[0]["max_points"])
+    remarks = [f"the maximum is {most:g} in {name} and {ours:g} here; no points are scaled"] * (most != ours)
+    above = [row["student"] for row in rows if float(row["points"]) > most]
+    if above and "Maximum Grade" in theirs[0]:
+        remarks.append(f"Moodle may not accept points above its maximum of {most:g}: {'; '.join(above)}")
+    return remarks
+
+
+def _number_of(student: str) -> str:
+    found = PARTICIPANT.search(student)
+    return found[1] if found else student
+
+
+def _column_of(lab: str, columns: list[str]) -> str:
+    named = [column for column in columns if lab in column]
+    if len(named) != 1:
+        raise NoMatch(f"{len(named)} columns contain {lab!r}; name one with --column")
+    return named[0]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m instructor.grade.export", description=__doc__.splitlines()[0])
+    parser.add_argument("lab", help="such as 02_manual_ddp")
+    parser.add_argument("table", type=Path, help="the CSV file that Canvas or Moodle offers for download")
+    parser.add_argument("--grades", type=Path, default=FOLDER, help="default: build/grades")
+    parser.add_argument("--column", help="of Canvas's gradebook; default: the one that contains the lab's name")
+    options = parser.parse_args()
+    try:
+        text, remarks = exported(options.lab, options.grades, options.table, options.column)
+    except (NoMatch, OSError) as error:
+        parser.error(str(error))
+    path = options.grades / f"{options.table.stem}-{options.lab}.csv"
+    write_whole(path, text)
+    print(f"Wrote {path}.")
+    for remark in remarks:
+        print(f"  {remark}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

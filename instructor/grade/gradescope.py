@@ -1,0 +1,114 @@
+"""Write a lab's autograder for Gradescope: `make gradescope CHAPTER=02`, or `python -m instructor.grade.gradescope 02`.
+
+The zip has setup.sh and run_autograder at its top, as Gradescope's "Autograder Specifications" say, and this course
+beside them. Gradescope builds an image with setup.sh, and then starts a container for each submission, in which
+
+    python -m instructor.grade.gradescope --run SUBMISSION RESULTS
+
+grades the notebook and writes results.json. A container may not create the namespaces that bubblewrap needs. So the
+container is the sandbox: the course's own folder can only be read by root, and the judge runs as another user.
+"""
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from instructor import release
+from instructor.build import ROOT, Chapter, chapters
+from instructor.grade import course, gradebook, grading, sandbox, submissions
+from instructor.grade.limits import Limits
+from instructor.grade.submissions import Submission
+
+FOLDER = ROOT / "build" / "gradescope"
+NEEDED = ("instructor", "shared", "source", "solutions", "chapters", "labs")
+STUDENT = "student"
+# Gradescope's defaults are half a CPU, 0.77 GB and 10 minutes (its documentation, "Troubleshooting"). Grading our own
+# solution of lab 02 held 1.04 GB and took 69 s on two busy cores. Code that hangs takes up to 9 minutes longer.
+CONTAINER = "at least 2 CPUs and 3 GB of memory, and a timeout of 40 minutes: the defaults are too small"
+SETUP = """#!/usr/bin/env bash
+# Gradescope runs this once, when it builds the image.
+set -eu
+export DEBIAN_FRONTEND=noninteractive
+apt-get update
+apt-get install -y python3 python3-venv
+python=python3
+if ! python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+    # Ubuntu 22.04, Gradescope's usual base image, has Python 3.10. Its own python3 must stay as it is.
+    apt-get install -y software-properties-common
+    add-apt-repository -y ppa:deadsnakes/ppa
+    apt-get install -y python3.12 python3.12-venv
+    python=python3.12
+fi
+cd "${AUTOGRADER:-/autograder}/source/course"
+venv="${COURSE_VENV:-/opt/course}"
+"$python" -m venv "$venv"
+"$venv/bin/pip" install --quiet -c constraints.txt torch --index-url https://download.pytorch.org/whl/cpu
+"$venv/bin/pip" install --quiet -c constraints.txt ".[dev]"
+"""
+RUN = """#!/usr/bin/env bash
+# Gradescope runs this for each submission.
+set -eu
+top="${{AUTOGRADER:-/autograder}}"
+chmod 700 "$top/source" "$top/results"
+cd "$top/source/course"
+export GRADE_SANDBOX=container
+python="${{COURSE_PYTHON:-/opt/course/bin/python}}"
+"$python" -m instructor.grade.gradescope --run "$top/submission" "$top/results" {number}
+"""
+
+
+def autograder(number: int) -> dict[str, bytes]:
+    """Return the files of a chapter's autograder, by their path in the zip."""
+    release.bundle(number)  # It raises the error that a wrong chapter deserves.
+    files = {f"course/{name}": (ROOT / name).read_bytes() for name in release.TOP}
+    for folder in NEEDED:
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.is_file() and path.suffix != ".pyc" and ".ipynb_checkpoints" not in path.parts:
+                files[f"course/{path.relative_to(ROOT).as_posix()}"] = path.read_bytes()
+    scripts = {"setup.sh": SETUP, "run_autograder": RUN.format(number=f"{number:02d}")}
+    return files | {name: text.encode() for name, text in scripts.items()}
+
+
+def run(handed_in: Path, results: Path, chapter: Chapter) -> None:
+    """Grade the notebook in a folder, and write results.json into another folder."""
+    sandbox.require()
+    with tempfile.TemporaryDirectory() as temporary, course.unpacked(chapter) as judged_with:
+        folder = Path(temporary) / STUDENT / chapter.name
+        shutil.copytree(handed_in, folder, symlinks=True)
+        (submission,) = submissions.find(Path(temporary), chapter.name)
+        record = grading.grade(Submission(STUDENT, chapter.name, submission.path), judged_with, Limits())
+    results.mkdir(parents=True, exist_ok=True)
+    gradebook.write_results(record, results / "results.json")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m instructor.grade.gradescope", description=__doc__.splitlines()[0])
+    parser.add_argument("chapter", help="the chapter's number, such as 02")
+    parser.add_argument("--run", nargs=2, type=Path, metavar=("SUBMISSION", "RESULTS"), help="what run_autograder does")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="default: build/gradescope")
+    options = parser.parse_args()
+    chapter = next((each for each in chapters() if f"{release.number_of(each):02d}" == options.chapter), None)
+    if chapter is None:
+        parser.error(f"the chapter must be a number such as 02, got {options.chapter!r}")
+    if options.run:
+        os.umask(0o022)
+        run(*options.run, chapter)
+        return 0
+    try:
+        files = autograder(int(options.chapter))
+    except release.ReleaseError as error:
+        parser.error(str(error))
+    packed = options.folder / f"autograder-{options.chapter}.zip"
+    packed.parent.mkdir(parents=True, exist_ok=True)
+    packed.write_bytes(release.as_zip(files, executable=("setup.sh", "run_autograder")))
+    size_mb = packed.stat().st_size / 1e6
+    print(f"Wrote {packed} ({size_mb:.1f} MB). Upload it as the autograder of a programming assignment.")
+    print(f"In the assignment's autograder settings, choose {CONTAINER}.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

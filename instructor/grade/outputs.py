@@ -1,0 +1,103 @@
+"""Everything that a run writes: records, and the tables and pages that are made from them and from the policy."""
+
+import hashlib
+import secrets
+import unicodedata
+from dataclasses import replace
+from pathlib import Path
+
+from instructor.grade import dashboard, feedback, gradebook, records
+from instructor.grade.policy import Policy
+from instructor.grade.records import Record
+from instructor.grade.submissions import Submission
+
+ANONYMOUS = "anonymous"  # the folder with pages and tables that name no student
+
+
+class Outputs:
+    """The records of a run, and the folder with all that is made from them."""
+
+    def __init__(self, folder: Path, policy: Policy, anonymous: bool = False):
+        self.folder, self.policy, self.anonymous = folder, policy, anonymous
+        self.records: dict[tuple[str, str], Record] = {}
+        self._handed_in: dict[tuple[str, str], Submission] = {}
+
+    def add(self, record: Record, submission: Submission) -> None:
+        """Keep a record, whose pages are up to date or are written at the end."""
+        self.records[record.student, record.lab] = record
+        self._handed_in[record.student, record.lab] = submission
+
+    def save(self, record: Record, submission: Submission) -> Record:
+        """Write a new record completely, then its pages and all tables. Returns it after the instructor's decisions."""
+        self.add(record, submission)
+        if record.final:
+            records.save(record, self.folder)
+        decided = self._decided(record)
+        self._write_pages(decided, self.folder)
+        self.write_tables()
+        return decided
+
+    def decided(self) -> list[Record]:
+        """Return all records after the instructor's decisions, sorted by student and lab."""
+        students = {student for student, _ in self.records}
+        everything = []
+        for _, record in sorted(self.records.items()):
+            others = sorted(students - {record.student})
+            namesakes = [student for student in others if _normalized(student) == _normalized(record.student)]
+            alike = [f"{student} has the same name except for case or Unicode form" for student in namesakes]
+            decided = self._decided(record)
+            everything.append(replace(decided, notices=[*decided.notices, *alike]))
+        return everything
+
+    def write_tables(self) -> list[Record]:
+        """Write the tables and the index of all records, and return the records."""
+        everything = self.decided()
+        gradebook.write(everything, self.folder, self.policy)
+        feedback.write_index(everything, self.folder)
+        return everything
+
+    def write_all(self) -> list[Record]:
+        """Write all tables and pages again, since the instructor's decisions may have changed."""
+        everything = self.write_tables()
+        for record in everything:
+            self._write_pages(record, self.folder)
+        dashboard.write(everything, self.folder)
+        if self.anonymous:
+            self._write_anonymous(everything)
+        return everything
+
+    def _decided(self, record: Record) -> Record:
+        return self.policy.applied(record, self._handed_in.get((record.student, record.lab)))
+
+    def _write_pages(self, record: Record, folder: Path) -> None:
+        feedback.write(record, folder)
+        gradebook.write_gradescope(record, folder)
+
+    def _write_anonymous(self, everything: list[Record]) -> None:
+        """Write pages and tables with a code for each student, which is the same in every run, and a key to the codes.
+
+        A student's code can contain the student's name in a comment, which is not removed.
+        """
+        salt_file = self.folder / ".salt"
+        if not salt_file.exists():
+            records.write_whole(salt_file, secrets.token_hex(16))
+        salt = salt_file.read_text()
+        names = sorted({record.student for record in everything})
+        codes = {name: f"student-{_digest(salt + name)}" for name in names}
+        folder = self.folder / ANONYMOUS
+        coded = sorted((replace(record, student=codes[record.student], notices=[]) for record in everything),
+                       key=lambda record: (record.student, record.lab))  # fmt: skip
+        for record in coded:
+            feedback.write(record, folder)
+        gradebook.write(coded, folder, self.policy)
+        feedback.write_index(coded, folder)
+        dashboard.write(coded, folder)
+        gradebook.write_table(self.folder / "anonymous-key.csv", ("code", "student"), [(codes[n], n) for n in names])
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:8]
+
+
+def _normalized(name: str) -> str:
+    return unicodedata.normalize("NFKC", name).casefold()

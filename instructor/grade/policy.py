@@ -1,0 +1,214 @@
+"""Turn what the checks found into grades: overrides by hand, bonus exercises, weights, deadlines and late submissions.
+
+`course.toml` in the folder of submissions says what counts. Everything in it is optional:
+
+    [late]
+    percent_per_day = 10          # of the points that were earned, for each day that has begun
+    days = 3                      # after these, a submission earns nothing
+    grace_minutes = 15
+
+    [labs.02_manual_ddp]
+    deadline = 2026-11-30T23:59:00+01:00
+    weight = 2                    # in totals.csv; 1 by default
+    bonus = ["2.6"]               # exercises whose points are not part of the maximum
+
+Whether a submission was late is known from `timestamp.txt` beside the notebook, such as 2026-12-01T22:00:00+01:00.
+nbgrader writes it, and `python -m instructor.grade.arrivals` does where the platform's zip file says the time. You can
+also write it yourself, for example to grant more time.
+
+`overrides.csv` in the folder of grades has a row per decision, with the columns student, exercise, points, comment. The
+points may be empty if there is only a comment. It is only read, so it survives every run. A row whose student or
+exercise does not exist has no effect, and the run says so.
+"""
+
+import csv
+import math
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from instructor.build import chapters
+from instructor.grade.records import Answer, Record, as_cell
+from instructor.grade.submissions import Submission
+
+OVERRIDES = "overrides.csv"
+TIMESTAMP = "timestamp.txt"
+COLUMNS = ("student", "exercise", "points", "comment")
+DAY = timedelta(days=1)
+
+
+class Mistake(ValueError):
+    """A file of the instructor's cannot be used; the message says where and why."""
+
+
+@dataclass(frozen=True)
+class Late:
+    """What a late submission loses."""
+
+    percent_per_day: float = 0.0
+    days: int | None = None  # None: no limit
+    grace_minutes: float = 0.0
+
+    def factor(self, days: int) -> float:
+        """Return the share of the points that count after this many days."""
+        if self.days is not None and days > self.days:
+            return 0.0
+        return max(0.0, 1.0 - days * self.percent_per_day / 100)
+
+
+@dataclass(frozen=True)
+class Lab:
+    """What an instructor decided about a lab."""
+
+    deadline: datetime | None = None
+    weight: float = 1.0
+    bonus: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Override:
+    """One decision about a student's exercise."""
+
+    points: float | None
+    comment: str
+
+
+@dataclass(frozen=True)
+class Policy:
+    """All decisions of an instructor."""
+
+    labs: dict[str, Lab] = field(default_factory=dict)
+    late: Late = field(default_factory=Late)
+    overrides: dict[tuple[str, str], Override] = field(default_factory=dict)  # by student, as in tables, and exercise
+
+    def lab(self, name: str) -> Lab:
+        return self.labs.get(name, Lab())
+
+    def unused(self, students: Iterable[str], exercises: dict[str, list[str]]) -> list[str]:
+        """Return a sentence for each decision that has no effect because a name in it is wrong.
+
+        Args:
+            students: All students.
+            exercises: The numbers of the exercises of each lab. Other labs are not looked at.
+        """
+        known, found = {as_cell(student) for student in students}, []
+        of_chapter = {int(lab.split("_")[0]): numbers for lab, numbers in exercises.items()}
+        for student, exercise in self.overrides:
+            chapter = exercise.split(".")[0]
+            numbers = of_chapter.get(int(chapter), [exercise]) if chapter.isdecimal() else []
+            if student not in known:
+                found.append(f"{OVERRIDES}: there is no student {student!r}")
+            elif exercise not in numbers:
+                found.append(f"{OVERRIDES}: there is no exercise {exercise!r}")
+        bonus = [(lab, number) for lab in exercises for number in self.lab(lab).bonus]
+        return [
+            *found,
+            *(f"bonus of {lab}: there is no exercise {n!r}" for lab, n in bonus if n not in exercises[lab]),
+        ]
+
+    def applied(self, record: Record, submission: Submission | None) -> Record:
+        """Return a record with overrides, bonus exercises and the deduction for a late submission."""
+        answers = [self._applied(answer, record) for answer in record.answers]
+        changed = replace(record, answers=answers)
+        deadline = self.lab(record.lab).deadline
+        handed_in = _handed_in(submission, deadline) if submission and submission.path and deadline else None
+        if deadline is None or record.reason or submission is None or submission.path is None:
+            return changed
+        if handed_in is None:
+            unknown = f"whether it was late is unknown: there is no readable {TIMESTAMP} beside the notebook"
+            return replace(changed, notices=[*record.notices, unknown])
+        days = math.ceil((handed_in - deadline - timedelta(minutes=self.late.grace_minutes)) / DAY)
+        if days <= 0:
+            return changed
+        counts = self.late.factor(days)
+        late = f"{days} day{'s' if days > 1 else ''} late, so {counts:.0%} of the points count"
+        return replace(changed, late=late, deducted=round((1 - counts) * changed.points, 2))
+
+    def _applied(self, answer: Answer, record: Record) -> Answer:
+        override = self.overrides.get((as_cell(record.student), answer.number))
+        bonus = answer.number in self.lab(record.lab).bonus
+        if override is None:
+            return replace(answer, bonus=bonus)
+        if override.points is None:
+            return replace(answer, bonus=bonus, comment=override.comment)
+        return replace(
+            answer, bonus=bonus, points=override.points, checked_points=answer.points, comment=override.comment
+        )
+
+
+def _handed_in(submission: Submission, deadline: datetime) -> datetime | None:
+    """Return when a notebook was handed in, as nbgrader and `instructor.grade.arrivals` note it beside the notebook."""
+    try:
+        text = (submission.path.parent / TIMESTAMP).read_text(errors="replace")[:100].strip()
+        when = datetime.fromisoformat(text.removesuffix(" UTC") + ("+00:00" if text.endswith(" UTC") else ""))
+    except (OSError, ValueError):
+        return None
+    return when if when.tzinfo else when.replace(tzinfo=deadline.tzinfo)
+
+
+def load(course: Path, overrides: Path) -> Policy:
+    """Read course.toml and overrides.csv. A file that does not exist decides nothing.
+
+    Raises:
+        Mistake: if one of them cannot be used.
+    """
+    labs, late = _course(course) if course.exists() else ({}, Late())
+    return Policy(labs, late, _overrides(overrides) if overrides.exists() else {})
+
+
+def _course(path: Path) -> tuple[dict[str, Lab], Late]:
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise Mistake(f"{path.name} is not valid TOML: {error}") from None
+    _expect(content, ("late", "labs"), path.name)
+    known = [chapter.name for chapter in chapters()]
+    _expect(content.get("labs", {}), known, f"[labs] in {path.name}")
+    late = _made(Late, content.get("late", {}), f"[late] in {path.name}")
+    labs = {
+        name: _made(Lab, of_lab, f"[labs.{name}] in {path.name}") for name, of_lab in content.get("labs", {}).items()
+    }
+    for name, lab in labs.items():
+        if lab.deadline is not None and lab.deadline.tzinfo is None:
+            raise Mistake(f"the deadline of {name} needs a time zone, such as {lab.deadline.isoformat()}+01:00")
+    return labs, late
+
+
+def _made(cls: type, values: dict, where: str):
+    """Build one of the classes above from a section."""
+    _expect(values, list(cls.__dataclass_fields__), where)
+    kinds = {"deadline": datetime, "bonus": list, "days": int}
+    for name, value in values.items():
+        kind = kinds.get(name, (int, float))
+        wrong_kind = not isinstance(value, kind) or isinstance(value, bool)
+        if wrong_kind or (isinstance(value, (int, float)) and value < 0):
+            wanted = {datetime: "a date with a time", list: 'a list such as ["2.6"]', int: "a whole number"}
+            raise Mistake(f"{name} in {where} must be {wanted.get(kind, 'a number, at least 0')}, got {value!r}")
+    return cls(**{name: tuple(map(str, value)) if name == "bonus" else value for name, value in values.items()})
+
+
+def _expect(found: dict, known: Iterable[str], where: str) -> None:
+    unknown = [name for name in found if name not in known]
+    if unknown:
+        raise Mistake(f"{where} has the unknown name {unknown[0]!r}; it may have {', '.join(known)}")
+
+
+def _overrides(path: Path) -> dict[tuple[str, str], Override]:
+    found: dict[tuple[str, str], Override] = {}
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        table = csv.DictReader(file)
+        if tuple(table.fieldnames or ()) != COLUMNS:
+            raise Mistake(f"the first line of {path.name} must be {','.join(COLUMNS)}")
+        for row in table:
+            points = (row["points"] or "").strip()
+            try:
+                decided = float(points) if points else None
+            except ValueError:
+                decided = math.nan
+            if decided is not None and not math.isfinite(decided):
+                raise Mistake(f"{path.name}, line {table.line_num}: {points!r} is not a number of points")
+            key = (as_cell(row["student"] or ""), (row["exercise"] or "").strip())
+            found[key] = Override(decided, (row["comment"] or "").strip())
+    return found

@@ -1,0 +1,200 @@
+"""Zip files of learning platforms become folders, and points go back into the platforms' tables."""
+
+import csv
+import io
+import zipfile
+
+import nbformat
+import pytest
+
+from instructor import build
+from instructor.build import ROOT
+from instructor.grade import __main__ as grade
+from instructor.grade import arrivals, export, sandbox
+from tests.handed_in import CHAPTERS
+from tests.test_grade import instant
+
+LAB = "00_ranks"
+NOTEBOOK = nbformat.writes(build.solution_of(CHAPTERS[LAB]))
+METADATA = """
+submission_77:
+  :submitters:
+  - :name: Ada Lovelace
+    :email: ada@example.org
+  :created_at: 2026-11-30 12:00:00 +00:00
+"""
+ZIPS = {
+    "Canvas": {
+        "lovelaceada_12345_678901_00_ranks_lab.ipynb": NOTEBOOK,
+        "curiemarie_LATE_12346_678902_00_ranks_lab-1.ipynb": NOTEBOOK,
+    },
+    "Moodle": {
+        "Ada Lovelace_12345_assignsubmission_file/00_ranks_lab.ipynb": NOTEBOOK,
+        "Marie Curie_12346_assignsubmission_file/00_ranks_lab.ipynb": NOTEBOOK,
+    },
+    "Gradescope": {
+        "assignment_9_export/submission_77/00_ranks_lab.ipynb": NOTEBOOK,
+        "assignment_9_export/submission_78/00_ranks_lab.ipynb": NOTEBOOK,
+        "assignment_9_export/submission_metadata.yml": METADATA,
+    },
+}
+STUDENTS = {
+    "Canvas": ["curiemarie_12346", "lovelaceada_12345"],
+    "Moodle": ["Ada Lovelace_12345", "Marie Curie_12346"],
+    "Gradescope": ["Ada Lovelace_77", "student_78"],
+}
+
+
+def packed(folder, files: dict[str, str]):
+    path = folder / "download.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+    return path
+
+
+def graded(tmp_path, monkeypatch, platform: str):
+    monkeypatch.setattr(sandbox, "require", lambda: None)
+    arrivals.unpack(packed(tmp_path, ZIPS[platform]), tmp_path / "in")
+    return grade.grade_all(tmp_path / "in", tmp_path / "out", grader=instant)
+
+
+@pytest.mark.parametrize("platform", ZIPS)
+def test_a_platforms_zip_file_becomes_a_folder_per_student(tmp_path, monkeypatch, platform):
+    records = graded(tmp_path, monkeypatch, platform)
+    assert [(record.student, record.points) for record in records] == [(name, 15.0) for name in STUDENTS[platform]]
+    stamps = [path.parent.parent.name for path in (tmp_path / "in").glob("*/*/timestamp.txt")]
+    assert stamps == (["Ada Lovelace_77"] if platform == "Gradescope" else [])
+
+
+def test_nothing_in_a_zip_file_leaves_its_folder(tmp_path):
+    link = zipfile.ZipInfo("c_3_3_00_ranks_lab.ipynb")
+    link.external_attr = 0o120777 << 16
+    files = {
+        "../../evil_1_1_00_ranks_lab.ipynb": NOTEBOOK,
+        "..\\..\\.._2_2_00_ranks_lab.ipynb": NOTEBOOK,
+        link: "/etc/passwd",
+        "d_4_4_homework.ipynb": NOTEBOOK,
+    }
+    written, left_out = arrivals.unpack(packed(tmp_path, files), tmp_path / "sub" / "in")
+    assert all((tmp_path / "sub" / "in").resolve() in path.resolve().parents for path in written) and len(written) == 2
+    assert len(left_out) == 2 and "is a link" in left_out[0] and "not named like a lab" in left_out[1]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["download.zip", "sub"]
+
+
+def test_whoever_handed_in_no_notebook_gets_a_row_and_all_remarks_are_sentences(tmp_path, monkeypatch):
+    """A student who handed in a PDF once had no row in any table, and nobody was told."""
+    files = {
+        "adalovelace_1_11_00_ranks_lab.ipynb": NOTEBOOK,
+        "__MACOSX/._adalovelace_1_11_00_ranks_lab.ipynb": "resource fork",
+        "curiemarie_LATE_2_12_00_ranks_lab-1.ipynb": NOTEBOOK,
+        "curiemarie_LATE_2_12_00_ranks_old.ipynb": NOTEBOOK,
+        "noetheremmy_3_13_report.pdf": "%PDF",
+    }
+    written, remarks = arrivals.unpack(packed(tmp_path, files), tmp_path / "in")
+    assert [path.parent.parent.name for path in written] == ["adalovelace_1", "curiemarie_2"]
+    assert written[0].read_text() == NOTEBOOK
+    stamp = written[1].parent / "timestamp.txt"
+    assert remarks == [
+        "curiemarie_LATE_2_12_00_ranks_old.ipynb counts, and not curiemarie_LATE_2_12_00_ranks_lab-1.ipynb",
+        "no notebook: noetheremmy_3 handed in noetheremmy_3_13_report.pdf",
+        f"late, but Canvas does not say how late; write the time into {stamp}",
+    ]
+    monkeypatch.setattr(sandbox, "require", lambda: None)
+    graded_too = grade.grade_all(tmp_path / "in", tmp_path / "out", grader=instant)
+    assert [record.student for record in graded_too] == ["adalovelace_1", "curiemarie_2", "noetheremmy_3"]
+
+
+def test_a_time_stays_with_the_notebook_that_was_handed_in_then(tmp_path):
+    files = {"ada_1_11_00_ranks_lab.ipynb": NOTEBOOK}
+    (path,), _ = arrivals.unpack(packed(tmp_path, files), tmp_path / "in")
+    stamp = path.parent / "timestamp.txt"
+    stamp.write_text("2026-12-01T22:00:00+01:00")
+    arrivals.unpack(packed(tmp_path, files), tmp_path / "in")
+    assert stamp.exists()
+    arrivals.unpack(packed(tmp_path, {name: "{}" for name in files}), tmp_path / "in")
+    assert not stamp.exists()
+
+
+def test_what_students_handed_in_is_not_committed():
+    ignored = (ROOT / ".gitignore").read_text().splitlines()
+    assert f"/{arrivals.FOLDER.relative_to(ROOT).as_posix()}/" in ignored
+
+
+@pytest.mark.parametrize("text", ["no zip", None], ids=["no zip file", "no notebook"])
+def test_a_file_without_submissions_is_rejected_in_one_sentence(tmp_path, text):
+    path = packed(tmp_path, {"readme.txt": ""})
+    if text:
+        path.write_text(text)
+    with pytest.raises(arrivals.NotAnArchive, match=r"cannot be read|has no notebook"):
+        arrivals.unpack(path, tmp_path / "in")
+
+
+TABLES = {
+    "Canvas": 'Student,ID,SIS Login ID,Section,00_ranks (99)\n Points Possible,,,,15\n"Lovelace, Ada",12345,ada,1,\n'
+    '"Curie, Marie",12346,marie,1,\n"Noether, Emmy",12347,emmy,1,\n',
+    "Moodle": "Identifier,Full name,Grade,Maximum Grade\nParticipant 12345,Ada Lovelace,,15.00\n"
+    "Participant 12346,Marie Curie,,15.00\n",
+}
+
+
+@pytest.mark.parametrize("platform", TABLES)
+def test_points_go_back_into_a_platforms_table(tmp_path, monkeypatch, platform):
+    graded(tmp_path, monkeypatch, platform)
+    table = tmp_path / "export.csv"
+    table.write_text(TABLES[platform])
+    text, missing = export.exported(LAB, tmp_path / "out", table)
+    column = "Grade" if platform == "Moodle" else "00_ranks (99)"
+    points = [row[column] for row in csv.DictReader(io.StringIO(text))]
+    assert points == (["15", "15"] if platform == "Moodle" else ["15", "15", "15", ""]) and missing == []
+
+
+def test_a_maximum_that_differs_is_reported(tmp_path, monkeypatch):
+    """Moodle's usual maximum is 100: a student with all points once got 15% without a word."""
+    graded(tmp_path, monkeypatch, "Moodle")
+    table = tmp_path / "export.csv"
+    for platform, change, remarks in (
+        ("Canvas", (",15\n", ",100.00\n"), ["the maximum is 100 in export.csv and 15 here; no points are scaled"]),
+        (
+            "Moodle",
+            ("15.00", "12,00"),
+            [
+                "the maximum is 12 in export.csv and 15 here; no points are scaled",
+                "Moodle may not accept points above its maximum of 12: Ada Lovelace_12345; Marie Curie_12346",
+            ],
+        ),
+    ):
+        quoted = change[1].replace("12,00", '"12,00"')
+        table.write_text(TABLES[platform].replace(change[0], quoted))
+        assert export.exported(LAB, tmp_path / "out", table)[1] == remarks
+    table.write_text("Identifier,Grade,Maximum Grade\nParticipant 12346,,12\n")
+    assert export.exported(LAB, tmp_path / "out", table)[1][1:] == [
+        "Moodle may not accept points above its maximum of 12: Marie Curie_12346",
+        "not in export.csv: Ada Lovelace_12345",
+    ]
+
+
+def test_two_students_with_one_number_get_nobodys_points(tmp_path, monkeypatch):
+    files = ZIPS["Moodle"] | {"Other Ada_12345_assignsubmission_file/00_ranks_lab.ipynb": NOTEBOOK}
+    monkeypatch.setitem(ZIPS, "Moodle", files)
+    graded(tmp_path, monkeypatch, "Moodle")
+    table = tmp_path / "export.csv"
+    table.write_text(TABLES["Moodle"])
+    with pytest.raises(export.NoMatch, match="Ada Lovelace_12345 and Other Ada_12345 end with the same number"):
+        export.exported(LAB, tmp_path / "out", table)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a,b\n1,2\n", "neither the columns of Canvas"),
+        ("Student,ID,other\n", "0 columns contain '00_ranks'"),
+        ("Identifier,Grade\nParticipant 1,\n", "no student of 00_ranks"),
+    ],
+)
+def test_a_table_without_these_students_is_rejected(tmp_path, monkeypatch, text, message):
+    graded(tmp_path, monkeypatch, "Moodle")
+    table = tmp_path / "export.csv"
+    table.write_text(text)
+    with pytest.raises(export.NoMatch, match=message):
+        export.exported(LAB, tmp_path / "out", table)

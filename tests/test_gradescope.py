@@ -1,0 +1,117 @@
+"""The autograder for Gradescope, tried in a folder that is laid out as its containers are."""
+
+import contextlib
+import json
+import os
+import stat
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import psutil
+import pytest
+
+from instructor.grade import gradescope
+from instructor.release import as_zip
+from shared.deadlines import scaled
+from tests.handed_in import hand_in, left_over, need_sandbox, writes
+
+LAB = "00_ranks"
+
+
+def test_the_zip_has_both_scripts_at_its_top_and_no_tests():
+    files = gradescope.autograder(0)
+    assert files["run_autograder"].startswith(b"#!/usr/bin/env bash") and files["setup.sh"].startswith(b"#!")
+    assert not any(name.startswith(("course/tests", "course/build")) for name in files)
+    assert {"course/source/00_ranks/lab.py", "course/shared/ranks/__init__.py"} <= set(files)
+
+
+def test_whoever_writes_an_autograder_learns_which_container_it_needs(tmp_path, monkeypatch, capsys):
+    """Gradescope kills a container that needs more than its default of 768 MB, and the student gets no points."""
+    monkeypatch.setattr(sys, "argv", ["gradescope", "00", "--folder", str(tmp_path)])
+    assert gradescope.main() == 0
+    assert "choose at least 2 CPUs and 3 GB of memory" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("has", "uses"), [("3.10", "python3.12"), ("3.11", "python3")])
+def test_the_setup_finds_a_python_that_is_new_enough(tmp_path, has, uses):
+    """Gradescope's usual image has Python 3.10, which is too old for the course. All commands are stand-ins."""
+    log, commands = tmp_path / "log", tmp_path / "bin"
+    commands.mkdir()
+    (tmp_path / "source" / "course").mkdir(parents=True)
+    old_enough = f"if [ $1 = -c ]; then exit {int(has == '3.10')}; fi"
+    venv = 'mkdir -p "$3/bin"; printf "#!/bin/sh\\necho pip \\$* >> $LOG" > "$3/bin/pip"; chmod +x "$3/bin/pip"'
+    for name, body in {
+        "apt-get": "",
+        "add-apt-repository": "",
+        "python3": f"{old_enough}; {venv}",
+        "python3.12": venv,
+    }.items():
+        (commands / name).write_text(f'#!/bin/sh\necho {name} "$@" >> "$LOG"\n{body}\n')
+        (commands / name).chmod(0o755)
+    setup = tmp_path / "setup.sh"
+    setup.write_bytes(gradescope.autograder(0)["setup.sh"])
+    environment = {"PATH": f"{commands}:/usr/bin:/bin", "LOG": str(log), "AUTOGRADER": str(tmp_path)}
+    environment["COURSE_VENV"] = str(tmp_path / "venv")
+    subprocess.run(["bash", str(setup)], env=environment, check=True, timeout=scaled(60))
+    ran = log.read_text().splitlines()
+    assert f"{uses} -m venv {tmp_path / 'venv'}" in ran
+    assert ("add-apt-repository -y ppa:deadsnakes/ppa" in ran) == (has == "3.10")
+    assert ran[-1] == "pip install --quiet -c constraints.txt .[dev]"
+
+
+def container() -> list[str]:
+    """Return the start of a command that runs as root, in a file system where other users can read this Python."""
+    need_sandbox()
+    python = Path(sys.base_prefix).resolve()
+    hidden = [path for path in python.parents if not path.stat().st_mode & stat.S_IXOTH]
+    options = ["--bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
+    for path in reversed(python.parents):  # A folder that only root may enter is replaced by one with this Python.
+        if any(path.is_relative_to(folder) for folder in hidden):
+            options += ["--perms", "0755", "--tmpfs" if path in hidden else "--dir", str(path)]
+    return ["bwrap", "--cap-add", "ALL", *options, "--ro-bind", str(python), str(python), "--"]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(os.getuid() != 0, reason="Gradescope runs an autograder as root")
+@pytest.mark.parametrize("reads", [False, True], ids=["wrong", "looks for the solutions"])
+def test_a_container_grades_a_submission(tmp_path, reads):
+    (tmp_path.parent).chmod(0o755)
+    tmp_path.chmod(0o755)
+    top = tmp_path / "autograder"
+    (top / "source").mkdir(parents=True)
+    (top / "results").mkdir()
+    packed = tmp_path / "autograder.zip"
+    packed.write_bytes(as_zip(gradescope.autograder(0), executable=("run_autograder",)))
+    with zipfile.ZipFile(packed) as archive:
+        archive.extractall(top / "source")
+    solution = top / "source" / "course" / "solutions" / "first_collectives.py"
+    body = f"return open({str(solution)!r}).read()" if reads else "return number"
+    own = hand_in(
+        tmp_path / "in", "anna", LAB, writes(sum_over_ranks=f"%%ranks\ndef sum_over_ranks(number):\n    {body}")
+    )
+    (top / "submission").mkdir()
+    (top / "submission" / f"{LAB}_lab.ipynb").write_bytes(own.path.read_bytes())
+    environment = os.environ | {"AUTOGRADER": str(top), "COURSE_PYTHON": sys.executable}
+    environment.pop("PYTHONPATH", None)
+    script = top / "source" / "run_autograder"
+    done = subprocess.run(
+        [*container(), "bash", str(script)], env=environment, capture_output=True, text=True, timeout=scaled(600)
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    results = json.loads((top / "results" / "results.json").read_text())
+    assert results["score"] == 13.0, results
+    first = results["tests"][0]["output"]
+    assert ("PermissionError" in first) == reads and "def sum_over_ranks" not in first
+    assert not left_over_here()
+
+
+def left_over_here() -> list[psutil.Process]:
+    """Return the judge's processes that are still alive. Those of other tests' sandboxes have their own process ids."""
+    own = os.readlink("/proc/self/ns/pid")
+    found = []
+    for process in left_over():
+        with contextlib.suppress(OSError):
+            found += [process] * (os.readlink(f"/proc/{process.pid}/ns/pid") == own)
+    return found
