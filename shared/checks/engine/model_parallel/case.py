@@ -36,7 +36,9 @@ class Shard:
 
     def slice_of(self, whole: torch.Tensor) -> torch.Tensor:
         """Return the elements of a whole tensor that belong to this shard."""
-        return whole if self.dim is None else whole.index_select(self.dim, torch.tensor(list(self.index)))
+        if self.dim is None:
+            return whole
+        return whole.index_select(self.dim, torch.tensor(list(self.index), dtype=torch.long))  # it may be empty
 
     def without_padding(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a tensor of the shard's shape without its padding."""
@@ -72,10 +74,18 @@ class Case:
     Attributes:
         copies: The number of data-parallel copies of the split model; each trains on an equal part of the batch.
         differentiates_inputs: Whether every rank must have the whole gradient of the inputs.
+        context: Begins the evidence, where it has to say which case failed.
+        hint_on_loss: The hint on a wrong loss, where nothing else is known about it.
+        hint_on_output: The same for an output.
+        hint_on_gradient: The same for a gradient.
     """
 
     copies = 1
     differentiates_inputs = True
+    context = ""
+    hint_on_loss = "Hint: which ranks know the loss, and over how many samples is it computed?"
+    hint_on_output = "Hint: which part of this output does each rank compute, and how are the parts combined?"
+    hint_on_gradient = "Hint: which gradient arrives at this layer's output, and is it the same on every rank?"
 
     def build_model(self, seed: int) -> nn.Module:
         """Build the whole model in float64. Runs in the kernel, too."""

@@ -10,7 +10,11 @@ _IN_FLOAT32 = 1e-5
 
 
 def of_an_output(
-    found: torch.Tensor, expected: torch.Tensor, every: list[torch.Tensor], state: dict[str, torch.Tensor]
+    found: torch.Tensor,
+    expected: torch.Tensor,
+    every: list[torch.Tensor],
+    state: dict[str, torch.Tensor],
+    otherwise: str,
 ) -> str:
     """Return a hint on a wrong output.
 
@@ -19,6 +23,7 @@ def of_an_output(
         expected: What it should be.
         every: The outputs of all ranks that saw the same samples.
         state: The parameters that one process computes with.
+        otherwise: The hint if nothing is recognized.
     """
     size = len(every)
     if found.shape != expected.shape:
@@ -36,10 +41,12 @@ def of_an_output(
             return f"{name} is in the output {size} times. Hint: on how many ranks is it added before the sum?"
     if close(found, expected, _IN_FLOAT32):
         return "It is close, but not as precise as float64. Hint: is anything computed or sent in float32?"
-    return "Hint: which part of this output does each rank compute, and how are the parts combined?"
+    return otherwise
 
 
-def of_a_gradient(found: torch.Tensor, expected: torch.Tensor, every: list[torch.Tensor | None], size: int) -> str:
+def of_a_gradient(
+    found: torch.Tensor, expected: torch.Tensor, every: list[torch.Tensor | None], size: int, otherwise: str
+) -> str:
     """Return a hint on a wrong gradient.
 
     Args:
@@ -47,9 +54,12 @@ def of_a_gradient(found: torch.Tensor, expected: torch.Tensor, every: list[torch
         expected: What it should be.
         every: This gradient on all ranks that hold the whole of it.
         size: The number of ranks in the group.
+        otherwise: The hint if nothing is recognized.
     """
     if found.shape != expected.shape:
         return ""
+    if not found.isfinite().all():
+        return "It is not finite. Hint: which of your tensors must be a constant for autograd?"
     if size > 1 and close(found, expected * size):
         return f"It is exactly {size} times too large. Hint: on how many ranks is it complete before you add it up?"
     if size > 1 and close(found * size, expected):
@@ -60,7 +70,7 @@ def of_a_gradient(found: torch.Tensor, expected: torch.Tensor, every: list[torch
         return "It is all zeros. Hint: on every rank, does the autograd graph lead from the loss back to it?"
     if close(found, expected, _IN_FLOAT32):
         return "It is close, but not as precise as float64. Hint: is anything computed or sent in float32?"
-    return "Hint: which gradient arrives at this layer's output, and is it the same on every rank?"
+    return otherwise
 
 
 def of_a_shard(held: Held, whole: torch.Tensor) -> str:

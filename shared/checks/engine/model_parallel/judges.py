@@ -61,7 +61,7 @@ def train(attempt: Attempt, case: Case, in_groups: bool = False) -> list[Trained
     for members, draw in zip(groups, draws, strict=True):
         for index, rank in enumerate(members):
             per_rank[rank] = (draw.seed, draw.batches_of(case.copy_of(index, len(members)), case.copies))
-    message = f"the groups {' and '.join(map(str, groups))} side by side, " if in_groups else ""
+    message = case.context + (f"the groups {' and '.join(map(str, groups))} side by side, " if in_groups else "")
     results = attempt.run(probe_split, case, groups, per_rank=per_rank, context=message.removesuffix(", "))
     known = dict(case.build_model(0).named_parameters())
     for rank, result in enumerate(results):
@@ -101,7 +101,7 @@ def _mark(covered: torch.Tensor, shard: Shard) -> None:
     if shard.dim is None:
         covered.fill_(True)
     else:
-        covered.index_fill_(shard.dim, torch.tensor(list(shard.index)), True)
+        covered.index_fill_(shard.dim, torch.tensor(list(shard.index), dtype=torch.long), True)
 
 
 def _judge_values(rank: int, held: Held, whole: torch.Tensor, context: str) -> None:
@@ -130,12 +130,14 @@ def _judge_outputs(trained: Trained, step_index: int) -> None:
         if not close(output.tensor, expected):
             message = f"{trained.at(step_index)}, the output: {first_difference(output.tensor, expected)}"
             same_copy = [outputs[each].tensor for each in outputs if trained.copy_of(each) == trained.copy_of(rank)]
-            raise Wrong({rank: message}, causes.of_an_output(output.tensor, expected, same_copy, reference.before))
+            otherwise = trained.case.hint_on_output
+            hint = causes.of_an_output(output.tensor, expected, same_copy, reference.before, otherwise)
+            raise Wrong({rank: message}, hint)
     for rank, result in trained.found.items():
         loss, expected = result["steps"][step_index]["loss"], reference.losses[trained.copy_of(rank)]
         if loss is not None and not close(loss, expected):
-            message = f"{trained.at(step_index)}, the loss is {loss.item():.6g}, expected {expected.item():.6g}"
-            raise Wrong({rank: message}, "Hint: which ranks know the loss, and over how many samples is it computed?")
+            message = f"{trained.at(step_index)}, the loss is {loss.item():.10g}, expected {expected.item():.10g}"
+            raise Wrong({rank: message}, trained.case.hint_on_loss)
 
 
 def judge_gradients(trained: Trained) -> None:
@@ -166,7 +168,8 @@ def _judge_gradients(trained: Trained, step_index: int) -> None:
             expected = torch.zeros_like(found) if expected is None else expected
             if not close(found, expected):
                 replicas = [each.gradient for each in holders.values() if each.shard.dim is None]
-                hint = causes.of_a_gradient(found, expected, replicas, len(trained.members))
+                size, otherwise = len(trained.members), trained.case.hint_on_gradient
+                hint = causes.of_a_gradient(found, expected, replicas, size, otherwise)
                 raise Wrong({rank: f"{message}: {first_difference(found, expected)}"}, hint)
     if trained.case.differentiates_inputs:
         _judge_input_gradients(trained, reference, steps, step_index)
@@ -180,7 +183,8 @@ def _judge_input_gradients(trained: Trained, reference: Step, steps: dict[int, d
             raise Wrong({rank: f"{message} is None"}, causes.HINT_ON_GRAPH)
         if not close(found, expected):
             every = [each["input_gradient"] for each in steps.values()]
-            hint = causes.of_a_gradient(found, expected, every, len(trained.members))
+            size, otherwise = len(trained.members), trained.case.hint_on_gradient
+            hint = causes.of_a_gradient(found, expected, every, size, otherwise)
             raise Wrong({rank: f"{message}: {first_difference(found, expected)}"}, hint)
 
 

@@ -1,0 +1,88 @@
+# Built by `make notebooks` from source/13_tensor_parallel/lab.py: edit that, not this.
+"""The vocabulary, split over the ranks: the embedding at the beginning of a model, and the loss at its end.
+
+Shape legend: D model width, V vocabulary, N ranks of the group.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from solutions.tensor_operators import own_shard, sum_over_ranks
+
+
+def vocabulary_shard(rows: Tensor, group: ProcessGroup | None) -> Tensor:
+    """Copy this rank's rows of a weight or bias that has one row per token, padded with zeros to a multiple of N.
+
+    Shape: rows [V, ...]; returns [ceil(V / N), ...].
+    """
+    padding = -len(rows) % dist.get_world_size(group)
+    padded = torch.cat([rows.detach(), rows.new_zeros(padding, *rows.shape[1:])])
+    return own_shard(padded, 0, group, "the vocabulary")
+
+
+class VocabParallelEmbedding(nn.Module):
+    """An embedding of which each rank has an equal part of the vocabulary.
+
+    Args:
+        weight: this rank's rows of the embedding.
+        leave: the operator that adds up the ranks' rows.
+
+    Shape: tokens [...]; returns [..., D].
+    Communication: one all-reduce of the outputs' size in forward.
+    """
+
+    sharded = ("weight",)
+
+    def __init__(
+        self,
+        weight: Tensor,
+        group: ProcessGroup | None = None,
+        leave: Callable = sum_over_ranks,
+    ):
+        super().__init__()
+        self.group, self.leave, self.weight = group, leave, nn.Parameter(weight)
+
+    @classmethod
+    def from_embedding(
+        cls,
+        embedding: nn.Embedding,
+        group: ProcessGroup | None = None,
+        leave: Callable = sum_over_ranks,
+    ) -> "VocabParallelEmbedding":
+        """Keep this rank's part of an embedding that is the same on every rank."""
+        return cls(vocabulary_shard(embedding.weight, group), group, leave)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return the rows of the tokens."""
+        own_rows = len(self.weight)
+        index = tokens - dist.get_rank(self.group) * own_rows
+        elsewhere = (index < 0) | (index >= own_rows)
+        found = F.embedding(index.masked_fill(elsewhere, 0), self.weight)
+        return self.leave(found.masked_fill(elsewhere.unsqueeze(-1), 0), self.group)
+
+
+def vocab_parallel_cross_entropy(logits_shard: Tensor, targets: Tensor, group: ProcessGroup | None = None) -> Tensor:
+    """Return the mean cross-entropy of logits that are split over the ranks along the vocabulary.
+
+    Shape: logits_shard [..., V / N]; targets [...]; returns a scalar.
+    Communication: two all-reduces in forward, of one and two numbers per target; none in backward.
+    Source: Shoeybi et al. 2019, "Megatron-LM", §3.
+    """
+    # In float32 at least, as torch's own cross_entropy computes inside.
+    logits = logits_shard.to(torch.promote_types(logits_shard.dtype, torch.float32))
+    maximum = logits.detach().amax(-1)
+    dist.all_reduce(maximum, op=dist.ReduceOp.MAX, group=group)
+    shifted = logits - maximum.unsqueeze(-1)
+
+    columns = logits.shape[-1]
+    index = targets - dist.get_rank(group) * columns
+    elsewhere = (index < 0) | (index >= columns)
+    picked = shifted.gather(-1, index.masked_fill(elsewhere, 0).unsqueeze(-1)).squeeze(-1)
+    own_sum, own_target_logit = shifted.exp().sum(-1), picked.masked_fill(elsewhere, 0)
+    total, target_logit = sum_over_ranks(torch.stack([own_sum, own_target_logit]), group)
+    return (total.log() - target_logit).mean()

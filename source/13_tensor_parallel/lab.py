@@ -1,0 +1,1201 @@
+# ---
+# jupyter:
+#   course:
+#     module: tensor_parallel
+#     minutes: 75
+#     draft: true
+# ---
+
+# %% [markdown]
+# # Lab 13 · Tensor parallelism
+#
+# **75 minutes, 18 points.** In this lab, you split the layers of a GPT over the ranks. (N is the number of ranks that
+# share a layer. The lesson calls it t.) Every rank sees the same batch, and computes with its own part of every matrix.
+# At the end, `parallelize(model)` turns the course's `TinyGPT` into one that trains exactly as before, with a quarter
+# of the matrices on each of four ranks.
+#
+# | exercise | you build | minutes | points |
+# |---|---|---|---|
+# | 13.1 | `sum_over_ranks`: all-reduce in forward | 5 | 1 |
+# | 13.2 | `copy_to_ranks`: all-reduce in backward | 4 | 1 |
+# | 13.3 | `ColumnParallelLinear` | 7 | 2 |
+# | 13.4 | `RowParallelLinear` | 6 | 2 |
+# | 13.5 | `ParallelAttention`: each rank has its own heads | 8 | 2 |
+# | 13.6 | `VocabParallelEmbedding` | 9 | 2 |
+# | 13.7 | `vocab_parallel_cross_entropy`: a loss that never gathers the logits | 10 | 2 |
+# | 13.8 | `gather_tokens` and `scatter_tokens`: sequence parallelism | 7 | 2 |
+# | 13.9 | `parallelize`: the whole model | 10 | 3 |
+# | 13.10 | stretch: `clip_grad_norm_`, outside the 75 minutes | 10 | 1 |
+# | | Break it: four mistakes that raise no error | 6 | |
+#
+# Each exercise has a check. Its first line tries the plain case on two ranks, in float64. The other lines try one to
+# four ranks, groups of ranks and several steps of training. They compare every gradient with that of one process, and
+# count the collectives and the bytes that a rank sends and holds.
+#
+# A class may continue in the next cell: `class Name(Name):` adds methods to the class of that name. If you change the
+# first cell, run the second one again, too.
+
+# %% tags=["nbval-ignore-output"]
+from shared import ranks
+from shared.checks import tensor_parallel as check
+
+ranks.start(world_size=4)
+
+# %% tags=["export"] module="tensor_operators"
+# %%ranks
+"""What happens to activations and their gradients between the parallel layers of tensor parallelism.
+
+Autograd does not record collectives, so each operator says what to send in forward and what in backward.
+
+Shape legend: B batch, T tokens, D model width, N ranks of the group.
+"""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from solutions.async_collectives import launch_all_gather, launch_reduce_scatter
+
+# %% [markdown]
+# ## Exercise 13.1 · Adding up partial sums (5 min, 1 point)
+#
+# Suppose that each rank has computed one term of a sum, and every rank needs the total. In forward, that is an
+# all-reduce. What does backward do? Every rank computes the same loss from the same total, so every rank already has
+# the complete gradient of the total. The gradient of a term is the gradient of the total. Therefore, backward passes it
+# on unchanged, without any communication.
+#
+# Autograd does not record collectives, so you tell it what to do with an `autograd.Function`. Write both methods:
+#
+# - `forward` returns the sum of `partial` over the ranks of `group`. It must not change `partial`.
+# - `backward` returns one gradient for `partial` and one for `group`, which is `None`.
+#
+# The check's first line adds up terms on two ranks. The second counts what is sent, and the third tries groups.
+#
+# <details><summary>Hint</summary>
+#
+# `dist.all_reduce(tensor, group=group)` overwrites its argument. Which tensor may it overwrite here?
+#
+# </details>
+
+
+# %% tags=["exercise", "export"] grade_id="sum-over-ranks" module="tensor_operators"
+# %%ranks
+class SumOverRanks(torch.autograd.Function):
+    """Forward: all-reduce. Backward: identity."""
+
+    @staticmethod
+    def forward(ctx, partial: Tensor, group: ProcessGroup | None) -> Tensor:
+        ### BEGIN SOLUTION
+        total = partial.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total
+        ### END SOLUTION
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor):
+        ### BEGIN SOLUTION
+        return gradient, None
+        ### END SOLUTION
+
+
+# %% tags=["export"] module="tensor_operators"
+# %%ranks
+def sum_over_ranks(partial: Tensor, group: ProcessGroup | None = None) -> Tensor:
+    """Add up the ranks' partial sums. Every rank must compute the same from the result.
+
+    Communication: one all-reduce in forward, none in backward.
+    Source: Shoeybi et al. 2019, "Megatron-LM", §3, operator g.
+    """
+    return SumOverRanks.apply(partial, group)
+
+
+# %% tags=["check"] grade_id="check-sum-over-ranks" points=1
+check.sum_over_ranks()
+
+# %% [markdown]
+# ## Exercise 13.2 · Adding up gradients (4 min, 1 point)
+#
+# Now the other direction. Every rank has the same tensor `x`, and computes something different from it, with its own
+# part of a matrix. In forward, there is nothing to send. In backward, each rank computes the term of `x`'s gradient
+# that comes from its own computation. The complete gradient is the sum of these terms.
+#
+# - `forward` returns `x`, or a view of it.
+# - `backward` returns the sum of `gradient` over the ranks of the group. It must not change `gradient`, which may be
+#   used elsewhere.
+#
+# This operator and the last one are **conjugate**: the forward of one is the backward of the other.
+#
+# <details><summary>Hint</summary>
+#
+# `backward` does not get `group`. Where can `forward` leave it?
+#
+# </details>
+
+
+# %% tags=["exercise", "export"] grade_id="copy-to-ranks" module="tensor_operators"
+# %%ranks
+class CopyToRanks(torch.autograd.Function):
+    """Forward: identity. Backward: all-reduce."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, group: ProcessGroup | None) -> Tensor:
+        ### BEGIN SOLUTION
+        ctx.group = group
+        return x.view_as(x)
+        ### END SOLUTION
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor):
+        ### BEGIN SOLUTION
+        total = gradient.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
+        ### END SOLUTION
+
+
+# %% tags=["export"] module="tensor_operators"
+# %%ranks
+def copy_to_ranks(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
+    """Let each rank compute something different from x, which is the same on all of them.
+
+    Communication: none in forward, one all-reduce in backward.
+    Source: Shoeybi et al. 2019, "Megatron-LM", §3, operator f.
+    """
+    return CopyToRanks.apply(x, group)
+
+
+# %% tags=["check"] grade_id="check-copy-to-ranks" points=1
+check.copy_to_ranks()
+
+# %% [markdown]
+# ## Exercise 13.3 · Columns (7 min, 2 points)
+#
+# A linear layer computes `y = x Wᵀ + b`. torch stores one *row* of `W` per output, so the *rows* of `weight` are
+# divided here. (They are the columns of `Wᵀ`, which give the layer its name.) Rank r computes the r-th of N equal parts
+# of the outputs. For that, it needs all inputs, and nothing from the other ranks.
+#
+# The next three cells are given. You do not need to read them, but you should know what their functions do:
+#
+# - `own_shard(tensor, dim, group, what)` copies this rank's part of a tensor along `dim`. If N does not divide that
+#   dimension, it raises a `ValueError` that names both numbers. Its message calls the dimension `what`, for example
+#   `"the bias"`.
+# - `all_gather(tensor, dim, group)` and `reduce_scatter(tensor, dim, group)` use your collectives from lab 01 along any
+#   dimension. Autograd does not record them.
+# - `concatenate_shards(shard, group)` is an operator, like yours: it all-gathers along the last dimension in forward,
+#   and in backward, each rank keeps its own part of the gradient.
+
+
+# %% tags=["export"] module="tensor_operators"
+# %%ranks
+def own_shard(tensor: Tensor, dim: int, group: ProcessGroup | None, what: str) -> Tensor:
+    """Copy this rank's part of a tensor: the r-th of N equal parts along dim, on rank r.
+
+    Raises:
+        ValueError: if N does not divide the length of that dimension. The message calls it `what`.
+    """
+    length, world_size = tensor.shape[dim], dist.get_world_size(group)
+    if length % world_size:
+        raise ValueError(
+            f"cannot split {what} evenly: {length} is not divisible by {world_size}, the number of ranks"
+        )
+    # A copy, because a view would keep the whole tensor alive.
+    shard = tensor.detach().chunk(world_size, dim)[dist.get_rank(group)]
+    return shard.clone(memory_format=torch.contiguous_format)
+
+
+# %% tags=["export"] module="tensor_operators"
+# %%ranks
+@torch.no_grad()
+def all_gather(shard: Tensor, dim: int, group: ProcessGroup | None) -> Tensor:
+    """Concatenate the ranks' shards along dim, in rank order.
+
+    Communication: one all-gather.
+    """
+    world_size = dist.get_world_size(group)
+    flat = shard.new_empty(world_size * shard.numel())
+    launch_all_gather(flat, shard.contiguous().view(-1), group).wait()
+    return torch.cat(flat.view(world_size, *shard.shape).unbind(), dim)
+
+
+@torch.no_grad()
+def reduce_scatter(partial: Tensor, dim: int, group: ProcessGroup | None) -> Tensor:
+    """Add up partial over the ranks, and return this rank's part of the sum along dim.
+
+    Communication: one reduce-scatter.
+    """
+    parts = torch.stack(partial.chunk(dist.get_world_size(group), dim))
+    # A copy, because wait() returns a view of all parts.
+    return launch_reduce_scatter(parts.view(-1), group).wait().view(parts.shape[1:]).clone()
+
+
+# %% tags=["export"] module="tensor_operators"
+# %%ranks
+class ConcatenateShards(torch.autograd.Function):
+    """Forward: all-gather. Backward: keep this rank's part."""
+
+    @staticmethod
+    def forward(ctx, shard: Tensor, group: ProcessGroup | None) -> Tensor:
+        ctx.group = group
+        return all_gather(shard, -1, group)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor):
+        return own_shard(gradient, -1, ctx.group, "the gradient"), None
+
+
+def concatenate_shards(shard: Tensor, group: ProcessGroup | None = None) -> Tensor:
+    """Concatenate the ranks' shards along the last dimension. Every rank must compute the same from the result.
+
+    Communication: one all-gather in forward, none in backward.
+    """
+    return ConcatenateShards.apply(shard, group)
+
+
+# %% [markdown]
+# The constructor of `ColumnParallelLinear` is given, too. It takes the rank's shards and `enter`, the operator that the
+# inputs pass through. Write the rest:
+#
+# - `from_linear(linear, group, gather_output)` builds the layer from a whole `nn.Linear`, which is the same on every
+#   rank. Compute `weight` and `bias`, this rank's parts of `linear.weight` and `linear.bias`. The bias may be None.
+# - `forward(x)` passes x, which every rank has, through `self.enter(x, self.group)` and computes this rank's outputs.
+#   With `gather_output`, it returns the outputs of all ranks, concatenated.
+#
+# The check's first line compares outputs and gradients with those of the whole layer. The others try `gather_output`,
+# groups and sizes that do not divide, and measure what a rank holds.
+#
+# <details><summary>Hint</summary>
+#
+# `F.linear(x, weight, bias)` accepts `None` as bias. Along which dimension is a bias split?
+#
+# </details>
+
+
+# %% tags=["export"]
+# %%ranks
+"""Tensor parallelism: every rank of a group sees the same batch and computes with its shard of every matrix.
+
+Shape legend: B batch, T tokens, D model width, H heads, V vocabulary, N ranks of the group.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.func import functional_call
+
+from shared.models import Attention, TinyGPT
+
+
+# %% tags=["export"]
+# %%ranks
+class ColumnParallelLinear(nn.Module):
+    """A linear layer of which each rank computes an equal part of the outputs.
+
+    Args:
+        weight: this rank's rows of the weight, [outputs / N, inputs].
+        bias: the same part of the bias, or None.
+        gather_output: whether forward returns the outputs of all ranks.
+        enter: the operator that lets each rank compute something different from the inputs.
+
+    Shape: inputs [..., inputs]; returns [..., outputs / N], or [..., outputs] with gather_output.
+    Communication: one all-reduce of the inputs' size in backward. With gather_output, one all-gather in forward.
+    """
+
+    sharded = (
+        "weight",
+        "bias",
+    )  # the parameters that are split; all others are the same on every rank
+
+    def __init__(
+        self,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        group: ProcessGroup | None = None,
+        *,
+        gather_output: bool = False,
+        enter: Callable = copy_to_ranks,
+    ):
+        super().__init__()
+        self.group, self.gather_output, self.enter = group, gather_output, enter
+        self.weight = nn.Parameter(weight)
+        self.bias = None if bias is None else nn.Parameter(bias)
+
+
+# %% tags=["exercise", "export"] grade_id="column-parallel-linear"
+# %%ranks
+class ColumnParallelLinear(ColumnParallelLinear):
+    @classmethod
+    def from_linear(
+        cls,
+        linear: nn.Linear,
+        group: ProcessGroup | None = None,
+        gather_output: bool = False,
+        *,
+        enter: Callable = copy_to_ranks,
+    ) -> "ColumnParallelLinear":
+        """Keep this rank's part of a layer that is the same on every rank.
+
+        Raises:
+            ValueError: if N does not divide the number of outputs.
+        """
+        ### BEGIN SOLUTION
+        weight = own_shard(linear.weight, 0, group, "the outputs of a linear layer")
+        bias = None if linear.bias is None else own_shard(linear.bias, 0, group, "the bias")
+        ### END SOLUTION
+        return cls(weight, bias, group, gather_output=gather_output, enter=enter)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute this rank's part of the outputs, or all of them with gather_output."""
+        ### BEGIN SOLUTION
+        shard = F.linear(self.enter(x, self.group), self.weight, self.bias)
+        return concatenate_shards(shard, self.group) if self.gather_output else shard
+        ### END SOLUTION
+
+
+# %% tags=["check"] grade_id="check-column-parallel-linear" points=2
+check.ColumnParallelLinear()
+
+# %% [markdown]
+# ## Exercise 13.4 · Rows (6 min, 2 points)
+#
+# The next layer takes inputs that are already divided: rank r has the r-th part of them. It needs the weights that
+# belong to these inputs, which are *columns* of torch's `weight`. Its result is only a partial sum of the outputs, so
+# the ranks add up their results.
+#
+# - `from_linear(linear, group)` keeps this rank's part of `weight`, and the whole `bias`. Every rank has the same bias.
+# - `forward(x)` computes a partial sum from this rank's part of the inputs, adds up the ranks' partial sums with
+#   `self.leave(partial, self.group)`, and adds the bias.
+#
+# A column-parallel layer followed by a row-parallel one needs a single all-reduce in forward, because the activations
+# between them stay divided.
+#
+# <details><summary>Hint</summary>
+#
+# How many times would the output contain the bias if each rank added it before the sum?
+#
+# </details>
+
+
+# %% tags=["export"]
+# %%ranks
+class RowParallelLinear(nn.Module):
+    """A linear layer of which each rank has an equal part of the inputs, and a partial sum of all outputs.
+
+    Args:
+        weight: this rank's columns of the weight, [outputs, inputs / N].
+        bias: the whole bias, or None. It is the same on every rank.
+        leave: the operator that adds up the partial sums.
+
+    Shape: inputs [..., inputs / N]; returns [..., outputs].
+    Communication: one all-reduce of the outputs' size in forward.
+    """
+
+    sharded = ("weight",)
+
+    def __init__(
+        self,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        group: ProcessGroup | None = None,
+        leave: Callable = sum_over_ranks,
+    ):
+        super().__init__()
+        self.group, self.leave = group, leave
+        self.weight = nn.Parameter(weight)
+        self.bias = None if bias is None else nn.Parameter(bias)
+
+
+# %% tags=["exercise", "export"] grade_id="row-parallel-linear"
+# %%ranks
+class RowParallelLinear(RowParallelLinear):
+    @classmethod
+    def from_linear(
+        cls,
+        linear: nn.Linear,
+        group: ProcessGroup | None = None,
+        leave: Callable = sum_over_ranks,
+    ) -> "RowParallelLinear":
+        """Keep this rank's part of a layer that is the same on every rank.
+
+        Raises:
+            ValueError: if N does not divide the number of inputs.
+        """
+        ### BEGIN SOLUTION
+        weight = own_shard(linear.weight, 1, group, "the inputs of a linear layer")
+        bias = None if linear.bias is None else linear.bias.detach().clone()
+        return cls(weight, bias, group, leave)
+        ### END SOLUTION
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute all outputs, together with the other ranks, from this rank's part of the inputs."""
+        ### BEGIN SOLUTION
+        total = self.leave(F.linear(x, self.weight), self.group)
+        return total if self.bias is None else total + self.bias
+        ### END SOLUTION
+
+
+# %% tags=["check"] grade_id="check-row-parallel-linear" points=2
+check.RowParallelLinear()
+
+# %% [markdown]
+# Two of your layers form an MLP. The next cell compares its output with that of the whole MLP, and counts the
+# collectives. The difference should be less than 1e-6, and there should be one all-reduce:
+
+# %%
+# %%ranks
+from shared import wire
+from shared.wire import mismatch
+
+mismatch.ignore()  # it would add a small all-reduce to each collective
+torch.manual_seed(0)
+up, down = nn.Linear(16, 64).to(device), nn.Linear(64, 16).to(device)
+x = torch.randn(8, 16, device=device)
+own_up, own_down = ColumnParallelLinear.from_linear(up), RowParallelLinear.from_linear(down)
+with wire.ledger() as log, torch.no_grad():
+    found = own_down(F.gelu(own_up(x)))
+    difference = (found - down(F.gelu(up(x)))).abs().max().item()
+assert difference < 1e-6 and log.messages == 1
+print(f"{difference < 1e-6 = }, {log.messages} all-reduce, {log.sent_bytes:,.0f} bytes sent")
+
+# %% [markdown]
+# ## Exercise 13.5 · Heads (8 min, 2 points)
+#
+# Each head of attention computes on its own, so rank r gets the r-th part of the heads. It needs the rows of
+# `query_key_value` that compute the queries, keys and values of its heads, and the columns of `project` that read the
+# results of these heads. The results are not concatenated over the ranks: each rank multiplies the results of its own
+# heads by its own columns, and the row-parallel layer *adds up* the products.
+#
+# Take care with `query_key_value`. Its 3·D rows are first all queries, then all keys, then all values, and each of
+# these three parts is ordered by head. So a rank's rows are not contiguous:
+#
+# | rows | 0 … D−1 | D … 2D−1 | 2D … 3D−1 |
+# |---|---|---|---|
+# | compute | queries of head 0, 1, …, H−1 | keys of head 0, 1, …, H−1 | values of head 0, 1, …, H−1 |
+#
+# `forward` is given. It computes the same as `TinyGPT`'s attention, but with this rank's heads only. Most of
+# `from_attention` is given, too. Write the function `own_rows` inside it, which takes the whole `weight` or `bias` of
+# `query_key_value`:
+#
+# - Return a copy of the rows of this rank's heads: queries first, then keys, then values.
+# - `query_key_value` and `project` may both have a bias.
+# - Use `own_shard`. If N does not divide the number of heads, its `ValueError` should name these two numbers.
+#
+# <details><summary>Hint 1</summary>
+#
+# `weight.unflatten(0, (3, heads, -1))` gives the rows three indices: query, key or value; the head; the row within the
+# head. Along which of these dimensions do you split?
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# Afterwards, `flatten(0, 2)` makes it a matrix again. The same two calls work for a bias.
+#
+# </details>
+
+
+# %% tags=["export"]
+# %%ranks
+class ParallelAttention(nn.Module):
+    """Causal self-attention of which each rank computes an equal part of the heads.
+
+    Shape: inputs and outputs [B, T, D].
+    Communication: one all-reduce of the inputs' size in forward and one in backward.
+    """
+
+    def __init__(
+        self, query_key_value: ColumnParallelLinear, project: RowParallelLinear, own_heads: int
+    ):
+        super().__init__()
+        self.query_key_value, self.project, self.own_heads = query_key_value, project, own_heads
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, T, D)
+        own = self.query_key_value(x).unflatten(-1, (3, self.own_heads, -1))
+        query, key, value = own.permute(2, 0, 3, 1, 4)  # each (B, H/N, T, D/H)
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return self.project(mixed.transpose(1, 2).flatten(-2))  # (B, T, D)
+
+
+# %% tags=["exercise", "export"] grade_id="parallel-attention"
+# %%ranks
+class ParallelAttention(ParallelAttention):
+    @classmethod
+    def from_attention(
+        cls,
+        attention: Attention,
+        group: ProcessGroup | None = None,
+        enter: Callable = copy_to_ranks,
+        leave: Callable = sum_over_ranks,
+    ) -> "ParallelAttention":
+        """Keep this rank's heads of an attention that is the same on every rank.
+
+        Raises:
+            ValueError: if N does not divide the number of heads.
+        """
+
+        def own_rows(
+            rows: Tensor,
+        ) -> Tensor:  # the rows of this rank's heads, of a weight or a bias
+            ### BEGIN SOLUTION
+            by_head = rows.unflatten(0, (3, attention.heads, -1))
+            return own_shard(by_head, 1, group, "the heads of attention").flatten(0, 2)
+            ### END SOLUTION
+
+        whole = attention.query_key_value
+        bias = None if whole.bias is None else own_rows(whole.bias)
+        return cls(
+            ColumnParallelLinear(own_rows(whole.weight), bias, group, enter=enter),
+            RowParallelLinear.from_linear(attention.project, group, leave),
+            own_heads=attention.heads // dist.get_world_size(group),
+        )
+
+
+# %% tags=["check"] grade_id="check-parallel-attention" points=2
+check.ParallelAttention()
+
+# %% [markdown]
+# ## Exercise 13.6 · The vocabulary (9 min, 2 points)
+#
+# The embedding is a large matrix, too: one row per token of the vocabulary. Rank r has the r-th part of the rows. It
+# looks up the tokens that it has, and returns zeros for the others. As each token is on exactly one rank, the *sum*
+# over the ranks is the embedding.
+#
+# The size of a vocabulary is rarely a multiple of N, so `vocabulary_shard`, which is given, pads it with rows of zeros.
+# They belong to no token, so they stay zero in training.
+#
+# - `from_embedding(embedding, group)` is given. It keeps `rows` rows. On rank r, the first of them belongs to token r ·
+#   rows.
+# - Write `forward(tokens)`. It returns the rows of the tokens, added up with `self.leave`. A token of another rank must
+#   not add a gradient to the row that you look up in its place.
+#
+# <details><summary>Hint</summary>
+#
+# `F.embedding` needs an index that exists for every token. For a token of another rank, look up any row, such as row 0,
+# and replace the result with zeros. `masked_fill` does this in forward and in backward.
+#
+# </details>
+
+
+# %% tags=["export"] module="vocabulary"
+# %%ranks
+"""The vocabulary, split over the ranks: the embedding at the beginning of a model, and the loss at its end.
+
+Shape legend: D model width, V vocabulary, N ranks of the group.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+
+# %% tags=["export"] module="vocabulary"
+# %%ranks
+def vocabulary_shard(rows: Tensor, group: ProcessGroup | None) -> Tensor:
+    """Copy this rank's rows of a weight or bias that has one row per token, padded with zeros to a multiple of N.
+
+    Shape: rows [V, ...]; returns [ceil(V / N), ...].
+    """
+    padding = -len(rows) % dist.get_world_size(group)
+    padded = torch.cat([rows.detach(), rows.new_zeros(padding, *rows.shape[1:])])
+    return own_shard(padded, 0, group, "the vocabulary")
+
+
+# %% tags=["export"] module="vocabulary"
+# %%ranks
+class VocabParallelEmbedding(nn.Module):
+    """An embedding of which each rank has an equal part of the vocabulary.
+
+    Args:
+        weight: this rank's rows of the embedding.
+        leave: the operator that adds up the ranks' rows.
+
+    Shape: tokens [...]; returns [..., D].
+    Communication: one all-reduce of the outputs' size in forward.
+    """
+
+    sharded = ("weight",)
+
+    def __init__(
+        self,
+        weight: Tensor,
+        group: ProcessGroup | None = None,
+        leave: Callable = sum_over_ranks,
+    ):
+        super().__init__()
+        self.group, self.leave, self.weight = group, leave, nn.Parameter(weight)
+
+
+# %% tags=["exercise", "export"] grade_id="vocab-parallel-embedding" module="vocabulary"
+# %%ranks
+class VocabParallelEmbedding(VocabParallelEmbedding):
+    @classmethod
+    def from_embedding(
+        cls,
+        embedding: nn.Embedding,
+        group: ProcessGroup | None = None,
+        leave: Callable = sum_over_ranks,
+    ) -> "VocabParallelEmbedding":
+        """Keep this rank's part of an embedding that is the same on every rank."""
+        return cls(vocabulary_shard(embedding.weight, group), group, leave)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return the rows of the tokens."""
+        ### BEGIN SOLUTION
+        own_rows = len(self.weight)
+        index = tokens - dist.get_rank(self.group) * own_rows
+        elsewhere = (index < 0) | (index >= own_rows)
+        found = F.embedding(index.masked_fill(elsewhere, 0), self.weight)
+        return self.leave(found.masked_fill(elsewhere.unsqueeze(-1), 0), self.group)
+        ### END SOLUTION
+
+
+# %% tags=["check"] grade_id="check-vocab-parallel-embedding" points=2
+check.VocabParallelEmbedding()
+
+# %% [markdown]
+# ## Exercise 13.7 · The loss (10 min, 2 points)
+#
+# With a vocabulary of 128,000 tokens, the logits of a single sequence of 8,192 tokens take 4 GB in fp32. The output
+# layer is column-parallel, so each rank has 1/N of them. The loss can be computed without ever gathering them.
+#
+# For one token with logits z and target y, the loss is `log Σ exp(zᵢ) − z_y`. Subtracting the largest logit m from all
+# of them changes nothing, but avoids overflow:
+#
+# $$\text{loss} = \log \sum_i e^{z_i - m} - (z_y - m)$$
+#
+# For each token, the ranks need three numbers from each other: the maximum m, the sum, and the target's logit, which
+# only one rank has. The beginning and the end of `vocab_parallel_cross_entropy(logits_shard, targets, group)` are
+# given. `own_sum` and `own_target_logit`, both of the shape [...] of the targets, are this rank's terms. Compute them
+# from `logits`:
+#
+# - Rank r has the r-th part of the logits, so its first column belongs to token r · columns.
+# - m is a constant: no gradient flows through it. Use `dist.all_reduce(…, op=dist.ReduceOp.MAX, group=group)`. Then
+#   subtract m from the logits.
+# - The given call of `sum_over_ranks` adds up the terms of all ranks, with the right gradients. For a target of another
+#   rank, `own_target_logit` must not change that sum.
+#
+# Each rank may send at most three numbers per token in forward, and nothing in backward.
+#
+# <details><summary>Hint 1</summary>
+#
+# Which number should a rank contribute for a target that is on another rank, so that the sum is right?
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# `logits.gather(-1, index.unsqueeze(-1)).squeeze(-1)` picks one logit per token. As in 13.6, the index must exist on
+# every rank.
+#
+# </details>
+
+
+# %% tags=["exercise", "export"] grade_id="vocab-parallel-cross-entropy" module="vocabulary"
+# %%ranks
+def vocab_parallel_cross_entropy(
+    logits_shard: Tensor, targets: Tensor, group: ProcessGroup | None = None
+) -> Tensor:
+    """Return the mean cross-entropy of logits that are split over the ranks along the vocabulary.
+
+    Shape: logits_shard [..., V / N]; targets [...]; returns a scalar.
+    Communication: two all-reduces in forward, of one and two numbers per target; none in backward.
+    Source: Shoeybi et al. 2019, "Megatron-LM", §3.
+    """
+    # In float32 at least, as torch's own cross_entropy computes inside.
+    logits = logits_shard.to(torch.promote_types(logits_shard.dtype, torch.float32))
+    ### BEGIN SOLUTION
+    maximum = logits.detach().amax(-1)
+    dist.all_reduce(maximum, op=dist.ReduceOp.MAX, group=group)
+    shifted = logits - maximum.unsqueeze(-1)
+
+    columns = logits.shape[-1]
+    index = targets - dist.get_rank(group) * columns
+    elsewhere = (index < 0) | (index >= columns)
+    picked = shifted.gather(-1, index.masked_fill(elsewhere, 0).unsqueeze(-1)).squeeze(-1)
+    own_sum, own_target_logit = shifted.exp().sum(-1), picked.masked_fill(elsewhere, 0)
+    ### END SOLUTION
+    total, target_logit = sum_over_ranks(torch.stack([own_sum, own_target_logit]), group)
+    return (total.log() - target_logit).mean()
+
+
+# %% tags=["check"] grade_id="check-vocab-parallel-cross-entropy" points=2
+check.vocab_parallel_cross_entropy()
+
+# %% [markdown]
+# ## Exercise 13.8 · Splitting the tokens in between (7 min, 2 points)
+#
+# Between a row-parallel layer and the next column-parallel one, every rank has all activations, and computes the same
+# norms and residuals. **Sequence parallelism** divides this part by tokens: rank r keeps the r-th part of them. An
+# all-reduce is a reduce-scatter followed by an all-gather. Now the reduce-scatter ends the row-parallel layer, and the
+# all-gather begins the next column-parallel layer. In between, a rank holds 1/N of the activations. A block sends the
+# same bytes as before.
+#
+# Write the two operators. They replace `sum_over_ranks` and `copy_to_ranks`, and are conjugate as well:
+#
+# | operator | forward | backward |
+# |---|---|---|
+# | `scatter_tokens(partial, group)` | adds up, and keeps this rank's tokens | concatenates all tokens |
+# | `gather_tokens(shard, group)` | concatenates all tokens | adds up, and keeps this rank's tokens |
+#
+# - The tokens are the second-to-last dimension: [B, T, D].
+# - Use `all_gather(tensor, dim, group)` and `reduce_scatter(tensor, dim, group)` from above.
+# - If N does not divide the number of tokens, `scatter_tokens` raises a `ValueError` that names both numbers. Call the
+#   given `check_divisible` for that.
+#
+# <details><summary>Hint</summary>
+#
+# In the backward of `gather_tokens`, each rank has a gradient for all tokens, but this gradient has only the terms from
+# the rank's own columns. So keeping the rank's own tokens is not enough.
+#
+# </details>
+
+
+# %% tags=["export"] module="tensor_operators"
+# %%ranks
+TOKENS = -2  # the dimension of the tokens in (B, T, D)
+
+
+def check_divisible(tensor: Tensor, group: ProcessGroup | None) -> None:
+    """Check that N divides the number of tokens.
+
+    Raises:
+        ValueError: if it does not.
+    """
+    tokens, world_size = tensor.shape[TOKENS], dist.get_world_size(group)
+    if tokens % world_size:
+        raise ValueError(
+            f"cannot split the tokens evenly: {tokens} is not divisible by {world_size}, the number of ranks"
+        )
+
+
+# %% tags=["exercise", "export"] grade_id="scatter-tokens" module="tensor_operators"
+# %%ranks
+class ScatterTokens(torch.autograd.Function):
+    """Forward: reduce-scatter. Backward: all-gather."""
+
+    @staticmethod
+    def forward(ctx, partial: Tensor, group: ProcessGroup | None) -> Tensor:
+        ### BEGIN SOLUTION
+        check_divisible(partial, group)
+        ctx.group = group
+        return reduce_scatter(partial, TOKENS, group)
+        ### END SOLUTION
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor):
+        ### BEGIN SOLUTION
+        return all_gather(gradient, TOKENS, ctx.group), None
+        ### END SOLUTION
+
+
+# %% tags=["export"] module="tensor_operators"
+# %%ranks
+def scatter_tokens(partial: Tensor, group: ProcessGroup | None = None) -> Tensor:
+    """Add up the ranks' partial sums, of which each rank keeps its own tokens.
+
+    Raises:
+        ValueError: if N does not divide the number of tokens.
+
+    Shape: partial [..., T, D]; returns [..., T / N, D].
+    Communication: one reduce-scatter in forward, one all-gather in backward.
+    Source: Korthikanti et al. 2022, "Reducing Activation Recomputation", §4.2.2.
+    """
+    return ScatterTokens.apply(partial, group)
+
+
+# %% tags=["check"] grade_id="check-scatter-tokens" points=1
+check.scatter_tokens()
+
+
+# %% tags=["exercise", "export"] grade_id="gather-tokens" module="tensor_operators"
+# %%ranks
+class GatherTokens(torch.autograd.Function):
+    """Forward: all-gather. Backward: reduce-scatter."""
+
+    @staticmethod
+    def forward(ctx, shard: Tensor, group: ProcessGroup | None) -> Tensor:
+        ### BEGIN SOLUTION
+        ctx.group = group
+        return all_gather(shard, TOKENS, group)
+        ### END SOLUTION
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor):
+        ### BEGIN SOLUTION
+        return reduce_scatter(gradient, TOKENS, ctx.group), None
+        ### END SOLUTION
+
+
+# %% tags=["export"] module="tensor_operators"
+# %%ranks
+def gather_tokens(shard: Tensor, group: ProcessGroup | None = None) -> Tensor:
+    """Concatenate the ranks' tokens, so that each rank can compute something different from all of them.
+
+    Shape: shard [..., T / N, D]; returns [..., T, D].
+    Communication: one all-gather in forward, one reduce-scatter in backward.
+    Source: Korthikanti et al. 2022, "Reducing Activation Recomputation", §4.2.2.
+    """
+    return GatherTokens.apply(shard, group)
+
+
+# %% tags=["check"] grade_id="check-gather-tokens" points=1
+check.gather_tokens()
+
+# %% [markdown]
+# ## Exercise 13.9 · The whole model (10 min, 3 points)
+#
+# `parallelize(model, group, sequence_parallel)` splits a `TinyGPT` in place. Most of the model's code stays as it is,
+# because your layers take the places of the old ones:
+#
+# | layer of `TinyGPT` | becomes |
+# |---|---|
+# | `block.attention` | `ParallelAttention` |
+# | `block.up`, `block.down` | `ColumnParallelLinear`, `RowParallelLinear` |
+# | `token_embedding` | `VocabParallelEmbedding` |
+# | `output` | `ColumnParallelLinear`, with the `vocabulary_shard` of weight and bias |
+# | `position_embedding`, `norm_1`, `norm_2`, `norm` | stay as they are, the same on every rank |
+#
+# Only the model's own `forward` changes. It is given, in the class `ParallelGPT`. `parallelize` changes the class of
+# `model` to `ParallelGPT`, as FSDP2's `fully_shard` does. Before you use it, look at three lines in it:
+#
+# - The logits of padding are set to −∞, so that they do not take part in the loss.
+# - With sequence parallelism, a norm sees this rank's tokens only. So the gradients of all **replicated parameters**,
+#   those that every rank has, are only terms of a sum. Therefore, these parameters pass through `copy_all_to_ranks`,
+#   which uses your `copy_to_ranks`. Backward then adds up their gradients in a single all-reduce.
+# - Without targets, `forward` returns whole logits. With targets, it never gathers them.
+
+
+# %% tags=["export"] module="tensor_operators"
+# %%ranks
+def copy_all_to_ranks(tensors: list[Tensor], group: ProcessGroup | None) -> list[Tensor]:
+    """Do what copy_to_ranks does for many tensors of one dtype.
+
+    Communication: one all-reduce in backward.
+    """
+    flat = copy_to_ranks(torch.cat([tensor.flatten() for tensor in tensors]), group)
+    pieces = flat.split([tensor.numel() for tensor in tensors])
+    return [piece.view_as(tensor) for piece, tensor in zip(pieces, tensors, strict=True)]
+
+
+# %% tags=["export"]
+# %%ranks
+def sharded_names(model: nn.Module) -> set[str]:
+    """Return the names of the parameters of which each rank has its own shard."""
+    return {
+        f"{path}.{name}"
+        for path, layer in model.named_modules()
+        for name in getattr(layer, "sharded", ())
+    }
+
+
+# %% tags=["export"]
+# %%ranks
+class ParallelGPT(TinyGPT):
+    """A TinyGPT of which each rank has its shard of every matrix. parallelize() builds it.
+
+    With `sequence_parallel`, everything between two parallel layers is computed on this rank's tokens only.
+
+    Memory: 1/N of the matrices, and all of the position embedding and the norms.
+    Communication: per layer, two all-reduces of B · T · D elements in forward and two in backward; with
+        sequence_parallel, four all-gathers and four reduce-scatters, and one all-reduce of the replicated parameters'
+        gradients. The embedding adds one collective, the output layer one, and the loss three numbers per target.
+    """
+
+    group: ProcessGroup | None
+    sequence_parallel: bool
+
+    def forward(self, tokens: Tensor, targets: Tensor | None = None, has_copies: bool = False):
+        """Return whole logits (B, T, V), or the mean loss if targets are given."""
+        if self.sequence_parallel and not has_copies:
+            return functional_call(self, self.replicated_copies(), (tokens, targets, True))
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        if self.sequence_parallel:
+            positions = own_shard(positions, 0, self.group, "the tokens")
+        # (B, T, D), or with sequence parallelism (B, T/N, D)
+        x = self.token_embedding(tokens) + self.position_embedding(positions)
+        for block in self.blocks:
+            x = block(x)
+        logits = self.output(self.norm(x))  # (B, T, V/N)
+        if targets is None:
+            return concatenate_shards(logits, self.group)[..., : self.config.vocab_size]
+        columns = logits.shape[-1]
+        used = self.config.vocab_size - dist.get_rank(self.group) * columns
+        if used < columns:
+            logits[..., max(used, 0) :] = -torch.inf
+        return vocab_parallel_cross_entropy(logits, targets, self.group)
+
+
+# %% tags=["export"]
+# %%ranks
+class ParallelGPT(ParallelGPT):
+    def replicated_copies(self) -> dict[str, Tensor]:
+        """Return the replicated parameters by name, as tensors whose gradients are added up over the ranks."""
+        sharded = sharded_names(self)
+        replicated = {n: p for n, p in self.named_parameters() if n not in sharded}
+        copies = copy_all_to_ranks(list(replicated.values()), self.group)
+        return dict(zip(replicated, copies, strict=True))
+
+
+# %% [markdown]
+# Write `parallelize`:
+#
+# - Replace the layers. Pass `enter` and `leave` to those that take them. The beginning and the end are given.
+# - In `TinyGPT` (`shared/models.py`), `output.weight` *is* `token_embedding.weight`. If the two were tied before, they
+#   must be tied afterwards. (In some models, they are different parameters.) Each constructor makes a new parameter
+#   from the weight that it gets, so you have to tie them again.
+# - Set `model.group` and `model.sequence_parallel`, change `model.__class__`, and return the model.
+#
+# The first check, `plain model`, trains a small GPT on two ranks. The other checks try sequence parallelism, one to
+# four ranks, vocabularies that need padding, separate output weights, biases, bf16, AdamW, and numbers of heads that N
+# does not divide. They also count collectives, and measure the memory.
+#
+# <details><summary>Hint</summary>
+#
+# Which two layers share a weight, and is it still shared after you have replaced both?
+#
+# </details>
+
+
+# %% tags=["exercise", "export"] grade_id="parallelize"
+# %%ranks
+def parallelize(
+    model: TinyGPT, group: ProcessGroup | None = None, sequence_parallel: bool = False
+) -> ParallelGPT:
+    """Split a TinyGPT in place. It must be the same on every rank.
+
+    Raises:
+        ValueError: if N does not divide the number of heads.
+    """
+    enter, leave = (
+        (gather_tokens, scatter_tokens) if sequence_parallel else (copy_to_ranks, sum_over_ranks)
+    )
+    embedding, output = model.token_embedding, model.output
+    output_bias = None if output.bias is None else vocabulary_shard(output.bias, group)
+    ### BEGIN SOLUTION
+    for block in model.blocks:
+        block.attention = ParallelAttention.from_attention(block.attention, group, enter, leave)
+        block.up = ColumnParallelLinear.from_linear(block.up, group, enter=enter)
+        block.down = RowParallelLinear.from_linear(block.down, group, leave)
+    model.token_embedding = VocabParallelEmbedding.from_embedding(embedding, group, leave)
+    output_weight = vocabulary_shard(output.weight, group)
+    model.output = ColumnParallelLinear(output_weight, output_bias, group, enter=enter)
+    if output.weight is embedding.weight:
+        model.output.weight = model.token_embedding.weight
+    ### END SOLUTION
+    model.group, model.sequence_parallel = group, sequence_parallel
+    model.__class__ = ParallelGPT
+    return model
+
+
+# %% tags=["check"] grade_id="check-parallelize" points=3
+check.parallelize()
+
+# %% [markdown]
+# ## Exercise 13.10 · Stretch: clipping (10 min, 1 point)
+#
+# Add `clip_grad_norm_(max_norm)` to the class. It scales the gradients so that their norm, over the *whole* model, is
+# at most `max_norm`, and returns the norm before scaling, as torch's function of the same name does.
+#
+# - The square of the norm is the sum of the squares of all elements. Each rank has its own shards, so their squares are
+#   added up over the ranks, with one all-reduce of one element. As in lab 07, scale by `max_norm / (norm + 1e-6)`.
+# - Every rank has the same replicated parameters. Count them once.
+# - Add up in float64. A parameter's gradient may be None. All-reduce over `self.group`. If the norm is at most
+#   `max_norm`, the gradients stay as they are.
+#
+# <details><summary>Hint</summary>
+#
+# `sharded_names(self)` tells shards from replicated parameters. Should the squares of the latter be added before or
+# after the all-reduce?
+#
+# </details>
+
+
+# %% tags=["exercise", "export"] grade_id="clip-grad-norm"
+# %%ranks
+class ParallelGPT(ParallelGPT):
+    @torch.no_grad()
+    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+        """Scale the gradients so that their norm over the whole model is at most max_norm.
+
+        Returns:
+            The norm before scaling, the same on every rank.
+
+        Communication: one all-reduce of one element.
+        """
+        ### BEGIN SOLUTION
+        sharded = sharded_names(self)
+        gradients = {name: p.grad for name, p in self.named_parameters() if p.grad is not None}
+        squares = {name: gradient.double().square().sum() for name, gradient in gradients.items()}
+        zero = torch.zeros((), dtype=torch.float64, device=self.norm.weight.device)
+        total = sum((square for name, square in squares.items() if name in sharded), zero)
+        dist.all_reduce(total, group=self.group)
+        norm = sum(
+            (square for name, square in squares.items() if name not in sharded), total
+        ).sqrt()
+        for gradient in gradients.values():
+            gradient *= (max_norm / (norm + 1e-6)).clamp(max=1)
+        return norm
+        ### END SOLUTION
+
+
+# %% tags=["check"] grade_id="check-clip-grad-norm" points=1
+check.clip_grad_norm_()
+
+# %% [markdown]
+# ## Break it: four mistakes that raise no error (6 min)
+#
+# Each function below makes one mistake that has been found in real code. None of them raises an error, and the shapes
+# are right. The next cells train your model and the four broken ones on text, for 60 steps on four ranks:
+#
+# - `gathers_logits` passes logits that are already gathered to the loss.
+# - `adds_the_bias_everywhere` adds the bias of a row-parallel layer before the sum. (`TinyGPT` has no biases, so all
+#   models get one here.)
+# - `counts_replicas` counts replicated parameters on every rank when it clips. (The cells have their own `clip`, so you
+#   do not need exercise 13.10.)
+# - `forgets_a_sum` leaves out the all-reduce in backward before each attention.
+
+
+# %%
+# %%ranks
+from shared.data import CharTokens
+from shared.models import GPTConfig
+
+text = CharTokens()
+config = GPTConfig(vocab_size=text.vocab_size, context=32, layers=2, heads=4, width=32)
+
+
+def new_model():
+    model = TinyGPT(config).double()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        for block in model.blocks:
+            block.down = nn.Linear(128, 32).double()
+            nn.init.normal_(block.down.bias, std=0.5)
+    return model.to(device)
+
+
+# %%
+# %%ranks
+def gathers_logits(model):
+    def forward(tokens, targets):
+        logits = ParallelGPT.forward(model, tokens)  # whole logits, on every rank
+        return vocab_parallel_cross_entropy(logits, targets)
+
+    model.forward = forward
+
+
+def adds_the_bias_everywhere(model):
+    def forward(layer, x):
+        return layer.leave(F.linear(x, layer.weight, layer.bias), layer.group)
+
+    for block in model.blocks:
+        block.down.forward = forward.__get__(block.down)
+
+
+def counts_replicas(model):
+    model.copies = 1
+
+
+def forgets_a_sum(model):
+    for block in model.blocks:
+        block.attention.query_key_value.enter = lambda x, group: x
+
+
+# %% [markdown]
+# **Predict.** Which of them shows a wrong loss in the very first step? And which has a right first loss, but a wrong
+# norm of the gradients? Set those to True.
+
+# %%
+my_prediction = {
+    "gathers_logits": {"first loss": False, "only the norm": False},
+    "adds_the_bias_everywhere": {"first loss": False, "only the norm": False},
+    "counts_replicas": {"first loss": False, "only the norm": False},
+    "forgets_a_sum": {"first loss": False, "only the norm": False},
+}
+
+# %%
+# %%ranks --timeout 240
+STEPS = 60
+
+
+def clip(model, max_norm):
+    """Clip the gradients. Each of the copies of a replicated gradient counts as a part of one."""
+    own, sharded = torch.zeros((), dtype=torch.float64, device=device), sharded_names(model)
+    for name, parameter in model.named_parameters():
+        own += parameter.grad.square().sum() / (1 if name in sharded else model.copies)
+    dist.all_reduce(own)
+    for parameter in model.parameters():
+        parameter.grad *= (max_norm / own.sqrt()).clamp(max=1)
+    return own.sqrt()
+
+
+def history(breaks=None):
+    """Train. Returns the loss and the norm of the gradients of each step."""
+    model, found = parallelize(new_model()), []
+    model.copies = world_size  # on how many ranks clip() finds each replicated gradient
+    if breaks:
+        breaks(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for step in range(STEPS):
+        tokens, targets = text.windows(range(1000 * step, 1000 * step + 1000, 125), length=32)
+        optimizer.zero_grad()
+        loss = model(tokens.to(device), targets.to(device))
+        loss.backward()
+        norm = clip(model, 0.2)
+        optimizer.step()
+        found.append((loss.item(), norm.item()))
+    return found
+
+
+mistakes = (gathers_logits, adds_the_bias_everywhere, counts_replicas, forgets_a_sum)
+histories = {"right": history(), **{each.__name__: history(each) for each in mistakes}}
+
+# %%
+from shared import tables
+
+histories = ranks.pull("histories")[0]
+rows = [
+    [name, *(f"{its[step][0]:.4f}" for step in (0, 1, 59)), f"{its[0][1]:.4f}"]
+    for name, its in histories.items()
+]
+tables.Table(["", "loss, step 1", "step 2", "step 60", "norm, step 1"], rows)
+
+# %%
+import math
+
+right = histories["right"]
+wrong = {name: its for name, its in histories.items() if name != "right"}
+measured = {}
+for name, its in wrong.items():
+    first_loss, first_norm = (abs(a - b) > 1e-9 for a, b in zip(its[0], right[0], strict=True))
+    measured[name] = {
+        "first loss": first_loss,
+        "only the norm": first_norm and not first_loss,
+    }
+    print(f"{name}: you predicted {my_prediction[name]}, measured {measured[name]}")
+assert abs(wrong["gathers_logits"][0][0] - right[0][0] - math.log(4)) < 1e-6
+assert [each["first loss"] for each in measured.values()] == [True, True, False, False]
+assert all(abs(its[59][0] - right[59][0]) > 1e-6 for its in wrong.values())
+assert wrong["gathers_logits"][59][0] > wrong["gathers_logits"][0][0]
+
+# %% [markdown]
+# In the first step, the loss of gathered logits is too large by exactly log 4, because the sum contains every
+# exponential four times. Its gradients are wrong, too, so this run diverges. The bias changes the output itself. In the
+# last two runs, the first loss is right, because forward is. Only the gradient norms give them away. After that, the
+# losses drift apart, but so slowly that you could take it for noise. In `forgets_a_sum`, each rank even updates its
+# norm layers with a gradient of its own, so the ranks no longer have the same model. (A wrong run may even end with a
+# lower loss than the right one, so do not judge by that.) The checks of this lab compare every output and gradient, and
+# in 13.10 the norm, with those of one process. So they find all four in the first step.
+#
+# The training script has your model as two strategies: `torchrun --nproc_per_node=2 -m solutions.train --model gpt
+# --strategy tp`, and `tp+sp` with sequence parallelism. `python -m shared.dryrun --strategy tp+sp --model llama-70b
+# --world-size 8` counts what each of 8 ranks would hold and send for a model of 70 billion parameters.
+
+# %%
+ranks.stop()

@@ -1,0 +1,22 @@
+"""Splits outputs that N does not divide into parts of unequal size.
+
+caught by: ColumnParallelLinear · rejections
+"""
+
+import torch.distributed as dist
+
+from solutions import tensor_parallel as right
+
+
+class ColumnParallelLinear(right.ColumnParallelLinear):
+    @classmethod
+    def from_linear(cls, linear, group=None, gather_output=False, enter=right.copy_to_ranks):
+        size, rank = dist.get_world_size(group), dist.get_rank(group)
+        bias = None if linear.bias is None else linear.bias.detach().tensor_split(size)[rank].clone()
+        return cls(
+            linear.weight.detach().tensor_split(size)[rank].clone(),
+            bias,
+            group,
+            gather_output=gather_output,
+            enter=enter,
+        )

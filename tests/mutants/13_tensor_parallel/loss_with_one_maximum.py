@@ -1,0 +1,23 @@
+"""Subtracts one maximum from the logits of all tokens, so the sums of other tokens underflow to 0.
+
+caught by: vocab_parallel_cross_entropy · large logits
+"""
+
+import torch
+import torch.distributed as dist
+
+from solutions import tensor_parallel as right
+
+
+def vocab_parallel_cross_entropy(logits_shard, targets, group=None):
+    logits = logits_shard.to(torch.promote_types(logits_shard.dtype, torch.float32))
+    maximum = logits.detach().amax()
+    dist.all_reduce(maximum, op=dist.ReduceOp.MAX, group=group)
+    shifted = logits - maximum
+    columns = logits.shape[-1]
+    index = targets - dist.get_rank(group) * columns
+    elsewhere = (index < 0) | (index >= columns)
+    picked = shifted.gather(-1, index.masked_fill(elsewhere, 0).unsqueeze(-1)).squeeze(-1)
+    own = torch.stack([shifted.exp().sum(-1), picked.masked_fill(elsewhere, 0)])
+    total, target_logit = right.sum_over_ranks(own, group)
+    return (total.log() - target_logit).mean()
