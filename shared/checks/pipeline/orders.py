@@ -1,0 +1,185 @@
+"""Judge the functions that build schedules, for random numbers of stages, micro-batches and chunks."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shared import schedules
+from shared.checks.engine.framework import Attempt, Wrong
+from shared.schedules import Action
+
+LARGE = (16, 96)  # stages and micro-batches of the largest case
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The arguments of a schedule."""
+
+    stages: int
+    micro_batches: int
+    chunks: int | None = None
+
+    @property
+    def arguments(self) -> tuple[int, ...]:
+        return (self.stages, self.micro_batches) + (() if self.chunks is None else (self.chunks,))
+
+    def __str__(self) -> str:
+        chunks = "" if self.chunks is None else f", {self.chunks} chunks per stage"
+        return f"{self.stages} stages, {self.micro_batches} micro-batches{chunks}"
+
+
+def probe_schedule(build: Callable, asked: Asked) -> list[list[tuple[str, int, int]]]:
+    """Build a schedule on a rank. Returns it as tuples, whatever sequences the student's function returns."""
+    return [[tuple(Action(*action)) for action in actions] for actions in build(*asked.arguments)]
+
+
+def probe_rejection(build: Callable, asked: Asked) -> str:
+    """Return what a function says about arguments that it must reject, or "" if it accepts them."""
+    try:
+        build(*asked.arguments)
+    except ValueError as error:
+        return str(error) or "a ValueError without a message"
+    return ""
+
+
+def built(attempt: Attempt, asked: Asked) -> list[list[Action]]:
+    """Build a schedule, and check that it is complete and does not deadlock."""
+    found = attempt.run(probe_schedule, asked, context=str(asked))[0]
+    schedule = [[Action(*action) for action in actions] for actions in found]
+    if len(schedule) != asked.stages:
+        raise Wrong(f"{asked}: the schedule has {len(schedule)} lists", "Hint: how many lists does a schedule have?")
+    try:
+        schedules.check_schedule(schedule)
+    except ValueError as error:
+        hint = "Hint: which action does each stage wait for, and who runs it?" if "deadlock" in str(error) else ""
+        raise Wrong(f"{asked}: {error}", hint) from None
+    sizes = schedules.micro_batches_of(schedule), schedules.chunks_of(schedule)
+    if sizes != (asked.micro_batches, asked.chunks or 1):
+        raise Wrong(f"{asked}: the schedule is for {sizes[0]} micro-batches and {sizes[1]} chunks")
+    return schedule
+
+
+def draw(attempt: Attempt, with_chunks: bool = False) -> list[Asked]:
+    """Draw cases. They include few and many micro-batches, a single stage, and a large case."""
+    number = attempt.random.randint
+    if with_chunks:
+        drawn = [(number(1, 8), number(1, 4), number(1, 4)) for _ in range(6)]
+        return [Asked(p, p * sets, v) for p, sets, v in [*drawn, (4, 2, 2), (LARGE[0], 6, 2)]]
+    drawn = [(number(2, 8), number(1, 20)) for _ in range(6)]
+    return [Asked(p, m) for p, m in [*drawn, (1, 3), (6, 2), (4, 8), LARGE]]
+
+
+def judge_order(asked: Asked, schedule: list[list[Action]], expected: list[list[Action]], hint: str) -> None:
+    """Compare a schedule with the expected one, action by action.
+
+    Raises:
+        Wrong: At the first difference. The message shows both orders of that stage.
+    """
+    for stage, (found, wanted) in enumerate(zip(schedule, expected, strict=True)):
+        if found != wanted:
+            index = next(i for i, pair in enumerate(zip(found, wanted, strict=False)) if pair[0] != pair[1])
+            shown, instead = (" ".join(map(str, each[: index + 3])) for each in (found, wanted))
+            more = " …" if len(wanted) > index + 3 else ""
+            raise Wrong(f"{asked}, stage {stage} runs {shown}{more}; expected {instead}{more}", hint)
+
+
+def judge_bubble(asked: Asked, schedule: list[list[Action]], units: float, **costs: float) -> None:
+    """Check the bubble of a schedule, in units of the simulation.
+
+    Raises:
+        Wrong: If it is longer.
+    """
+    simulated = schedules.simulate(schedule, **costs)
+    idle = simulated.total - simulated.ideal
+    if idle > units + 1e-9:
+        message = f"{asked}: the bubble is as long as {idle:g} forwards of a stage; expected {units:g}"
+        raise Wrong(message, "Hint: which stage waits, and which action could it run instead?")
+
+
+def judge_in_flight(asked: Asked, schedule: list[list[Action]], most: Callable[[int], int]) -> None:
+    """Check how many micro-batches each stage holds.
+
+    Raises:
+        Wrong: If a stage holds more than most(stage).
+    """
+    for stage, actions in enumerate(schedule):
+        found, allowed = schedules.most_in_flight(actions), most(stage)
+        if found > allowed:
+            message = f"{asked}: stage {stage} has up to {found} micro-batches in flight; expected at most {allowed}"
+            raise Wrong(message, "Hint: how many forwards come before the first backward?")
+
+
+def judge_warm_up(asked: Asked, schedule: list[list[Action]], wanted: Callable[[int], int]) -> None:
+    """Check that each stage runs wanted(stage) forwards before its first pair, if there are as many.
+
+    Raises:
+        Wrong: If a stage runs fewer.
+    """
+    for stage, actions in enumerate(schedule):
+        found = [action.kind for action in actions].index("B")
+        expected = min(wanted(stage) + 1, asked.micro_batches * (asked.chunks or 1))
+        if found < expected:
+            message = f"{asked}: stage {stage} runs {found} forwards before its first backward; expected {expected}"
+            raise Wrong(message, "Hint: how many more forwards does each stage run first than the stage after it?")
+
+
+def forwards_come_first(attempt: Attempt) -> None:
+    for asked in draw(attempt):
+        every = range(asked.micro_batches)
+        expected = [Action("F", index) for index in every] + [Action("B", index) for index in every]
+        hint = "Hint: in which order do the micro-batches run, and how many actions does each have?"
+        judge_order(asked, built(attempt, asked), [expected] * asked.stages, hint)
+
+
+def backwards_come_early(attempt: Attempt) -> None:
+    for asked in draw(attempt):
+        schedule = built(attempt, asked)
+        judge_in_flight(asked, schedule, lambda stage, p=asked.stages: p - stage)
+        judge_bubble(asked, schedule, 3.0 * (asked.stages - 1))
+
+
+def the_table_comes_out(attempt: Attempt) -> None:
+    lines = "F0 F1 F2 B0 F3 B1 F4 B2 B3 B4\nF0 F1 B0 F2 B1 F3 B2 F4 B3 B4\nF0 B0 F1 B1 F2 B2 F3 B3 F4 B4"
+    asked = Asked(3, 5)
+    hint = "Hint: how many forwards come before the first pair, and what is left after the last one?"
+    judge_order(asked, built(attempt, asked), schedules.parse(lines), hint)
+
+
+def the_example_comes_out(attempt: Attempt) -> None:
+    asked = Asked(2, 4, 2)
+    schedule = built(attempt, asked)
+    orders = {"F": "F0 F1 F0.1 F1.1 F2 F3 F2.1 F3.1", "B": "B0.1 B1.1 B0 B1 B2.1 B3.1 B2 B3"}
+    for kind, order in orders.items():
+        own = [[action for action in actions if action.kind == kind] for actions in schedule]
+        hint = "Hint: after the first p actions, which chunk of which micro-batch comes next?"
+        judge_order(asked, own, schedules.parse(order) * 2, hint)
+    judge_bubble(asked, schedule, 1.5)
+
+
+def chunks_shrink_the_bubble(attempt: Attempt) -> None:
+    for asked in draw(attempt, with_chunks=True):
+        schedule, (p, v) = built(attempt, asked), (asked.stages, asked.chunks)
+        judge_warm_up(asked, schedule, lambda s, p=p, v=v: 2 * (p - s - 1) + (v - 1) * p)
+        judge_in_flight(asked, schedule, lambda s, p=p, v=v: 2 * (p - s - 1) + (v - 1) * p + 1)
+        judge_bubble(asked, schedule, 3.0 * (p - 1) / v)
+
+
+def what_does_not_divide_is_rejected(attempt: Attempt) -> None:
+    for stages, micro_batches in ((4, 6), (3, 2), (attempt.random.randint(2, 5) * 2, 7)):
+        asked = Asked(stages, micro_batches, 2)
+        message = attempt.run(probe_rejection, asked, context=str(asked))[0]
+        if not message:
+            raise Wrong(f"{asked}: no ValueError was raised", "Hint: is the last set of micro-batches complete?")
+        if not all(str(number) in message for number in (stages, micro_batches)):
+            raise Wrong(f"{asked}: the message is {message!r}", "Hint: does it name both numbers?")
+
+
+def weights_come_late(attempt: Attempt) -> None:
+    for asked in draw(attempt):
+        schedule, p = built(attempt, asked), asked.stages
+        if any(action.kind == "W" for actions in schedule for action in actions) is False:
+            raise Wrong(f"{asked}: the schedule has no W")
+        most = min(p, asked.micro_batches)
+        judge_in_flight(asked, schedule, lambda stage, most=most: most)
+        units = p - 1 if asked.micro_batches >= p else math.inf
+        judge_bubble(asked, schedule, units, forward=1, backward=2, weights=1)

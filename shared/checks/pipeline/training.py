@@ -1,0 +1,278 @@
+"""Judge Pipeline in training: all schedules, tied weights, AdamW, clipping, bf16, and stages that must not wait."""
+
+from dataclasses import dataclass, replace
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from shared.checks.engine.candidate import device_here
+from shared.checks.engine.compare import close, describe_calls, first_difference
+from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.late_ranks import PATIENCE_S, Meeting, launches_unasked, rehearsed
+from shared.checks.engine.model_parallel.judges import Trained, judge_layout, judge_traffic, judge_training, train
+from shared.checks.pipeline.cases import Stack, Text
+from shared.wire import instrumentation
+
+STEPS = 5
+CLIPS = 0.05
+_ADAM = {"lr": 1e-2, "eps": 1e-3}  # with a larger eps, a gradient near 0 does not become a step of size lr
+_ADAM_TOLERANCE = 1e-9
+_CLIP_TOLERANCE = 1e-6  # torch adds 1e-6 to a norm before it divides by it, which need not be imitated
+SCHEDULES = ("gpipe", "1f1b", "interleaved")
+
+
+def drawn(attempt: Attempt, schedule: str, case: Stack) -> Stack:
+    """Draw how many micro-batches, samples and layers there are."""
+    size, number = attempt.world_size, attempt.random.randint
+    micro_batches = size * number(1, 2) if schedule == "interleaved" else number(1, 8)
+    at_least = 2 * size if schedule == "interleaved" else size
+    layers = number(at_least, at_least + 4)
+    return replace(case, schedule=schedule, micro_batches=micro_batches, samples=number(1, 2), layers=layers)
+
+
+def judge_all(attempt: Attempt, case: Stack, in_groups: bool = False) -> None:
+    for trained in train(attempt, case, in_groups=in_groups):
+        judge_layout(trained)
+        judge_training(trained)
+
+
+def judge_scale(trained: Trained) -> None:
+    """Check that the loss of the first step is neither 0 nor m times too large.
+
+    Raises:
+        Wrong: If it is. The message says so.
+    """
+    expected, times = trained.expected[0].losses[0], trained.case.micro_batches
+    for rank, result in trained.found.items():
+        loss = result["steps"][0]["loss"]
+        if loss is None or loss.shape != expected.shape:
+            continue
+        message = f"{trained.at(0)}, the loss is {loss.item():.10g}, expected {expected.item():.10g}"
+        if times > 1 and close(loss, times * expected):
+            evidence = f"{message}, so it is {times} times too large, and there are {times} micro-batches"
+            raise Wrong({rank: evidence}, "Hint: the losses of all micro-batches are added up. What makes that a mean?")
+        if not loss:
+            raise Wrong({rank: message}, "Hint: does the last chunk append the loss of every micro-batch?")
+
+
+def every_schedule_trains(attempt: Attempt) -> None:
+    for schedule in SCHEDULES:
+        judge_all(attempt, drawn(attempt, schedule, Stack(narrows=True)))
+
+
+def messages_are_as_the_formula_says(attempt: Attempt) -> None:
+    for schedule in SCHEDULES:
+        for trained in train(attempt, replace(drawn(attempt, schedule, Stack()), warm=True)):
+            judge_traffic(trained)
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A training loop: AdamW, or SGD on gradients that are clipped."""
+
+    case: Stack
+    max_norm: float | None = None
+
+    def __str__(self) -> str:
+        how = "AdamW" if self.max_norm is None else f"SGD, max_norm {self.max_norm:g}"
+        return f"{how}, {self.case}"
+
+    @property
+    def tolerance(self) -> float:
+        return _ADAM_TOLERANCE if self.max_norm is None else _CLIP_TOLERANCE
+
+    def optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer | None:
+        if not parameters:
+            return None
+        return torch.optim.AdamW(parameters, **_ADAM) if self.max_norm is None else torch.optim.SGD(parameters, lr=1.0)
+
+    def batches(self, seed: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        generator = torch.Generator().manual_seed(seed)
+        return [self.case.draw_batch(generator) for _ in range(STEPS)]
+
+
+def probe_loop(pipeline, loop: Loop, seed: int, batches: list) -> dict:
+    """Train on this rank. Returns losses, norms, the calls of clipping, and the parameters at the end."""
+    split = loop.case.split(pipeline, loop.case.build_model(seed).to(device_here()), None)
+    parameters = list({id(p): p for p in split.stage_parameters().values()}.values())
+    optimizer, found = loop.optimizer(parameters), {"losses": [], "norms": [], "calls": []}
+    for x, y in batches:
+        for parameter in parameters:
+            parameter.grad = None
+        found["losses"].append(split.step(x.to(device_here()), y.to(device_here())).detach().cpu())
+        if loop.max_norm is not None:
+            with instrumentation.listening() as calls:
+                norm = split.clip_grad_norm_(loop.max_norm)
+            found["norms"].append(torch.as_tensor(norm).detach().cpu())
+            found["calls"].append(calls)
+        if optimizer:
+            optimizer.step()
+    return found | {"parameters": {name: p.detach().cpu().clone() for name, p in split.stage_parameters().items()}}
+
+
+def train_loop_and_judge(attempt: Attempt, loop: Loop) -> list[dict]:
+    """Train as one process does, with a plain optimizer.
+
+    Raises:
+        Wrong: If a loss, a norm or a parameter differs.
+    """
+    seed, batches = attempt.draw_seed(), loop.batches(attempt.draw_seed())
+    results = attempt.run(probe_loop, loop, seed, batches, context=str(loop))
+    model = loop.case.build_model(seed)
+    optimizer = loop.optimizer(list(model.parameters()))
+    for index, (x, y) in enumerate(batches):
+        optimizer.zero_grad()
+        loss = loop.case.loss_of(model(x), y)
+        loss.backward()
+        if loop.max_norm is not None:
+            norm = nn.utils.clip_grad_norm_(model.parameters(), loop.max_norm)
+            _judge_norms(results, norm, loop, index)
+        optimizer.step()
+        for rank, found in enumerate(results):
+            if not close(found["losses"][index], loss.detach(), loop.tolerance):
+                message = f"{loop}, step {index + 1}: the loss is {found['losses'][index]:.8g}, expected {loss:.8g}"
+                raise Wrong({rank: message}, "Hint: which parameters have an incomplete gradient?")
+    whole = dict(model.named_parameters())
+    for rank, found in enumerate(results):
+        for name, parameter in found["parameters"].items():
+            if not close(parameter, whole[name].detach(), loop.tolerance):
+                difference = first_difference(parameter, whole[name].detach(), loop.tolerance)
+                raise Wrong({rank: f"{loop}, after {STEPS} steps, {name}: {difference}"})
+    return results
+
+
+def _judge_norms(results: list[dict], expected: torch.Tensor, loop: Loop, index: int) -> None:
+    for rank, found in enumerate(results):
+        norm = found["norms"][index]
+        if norm.shape != ():
+            message = f"{loop}: the norm has the shape {list(norm.shape)}, expected a tensor without dimensions"
+            raise Wrong({rank: message}, "Hint: which shape has the tensor to which you add the squares?")
+        if not close(norm.double(), expected.double(), loop.tolerance):
+            message = f"{loop}, step {index + 1}: the norm is {norm.tolist()}, expected {expected.item():.8g}"
+            raise Wrong({rank: message}, "Hint: which gradients does the sum contain, and how often?")
+
+
+def adamw_equals_one_process(attempt: Attempt) -> None:
+    train_loop_and_judge(attempt, Loop(drawn(attempt, "1f1b", Text())))
+
+
+def a_plain_norm_is_clipped(attempt: Attempt) -> None:
+    train_loop_and_judge(attempt, Loop(Stack(layers=4), CLIPS))
+
+
+def clipping_equals_one_process(attempt: Attempt) -> None:
+    for max_norm in (CLIPS, 1000.0):
+        train_loop_and_judge(attempt, Loop(drawn(attempt, "1f1b", Text()), max_norm))
+
+
+def clipping_sends_one_element(attempt: Attempt) -> None:
+    for rank, found in enumerate(train_loop_and_judge(attempt, Loop(Stack(layers=5, tied=True), CLIPS))):
+        for calls in found["calls"]:
+            if [(call.op, call.payload_bytes) for call in calls] != [("all_reduce", 8)]:
+                message = f"clip_grad_norm_: {describe_calls(calls)}; expected 1 all_reduce of 8 bytes"
+                raise Wrong({rank: message}, "Hint: what do the other stages need to know?")
+
+
+def tied_models_train(attempt: Attempt) -> None:
+    judge_all(attempt, drawn(attempt, "gpipe", Stack(tied=True)))
+    judge_all(attempt, drawn(attempt, "1f1b", Text()))
+    judge_all(attempt, drawn(attempt, "interleaved", Text()))
+
+
+def probe_equal(pipeline, case: Stack, seed: int, batches: list) -> list[torch.Tensor]:
+    """Train on this rank. Returns the gradients of tied parameters after each step."""
+    split = case.split(pipeline, case.build_model(seed).to(device_here()), None)
+    found = []
+    for x, y in batches:
+        for parameter in split.stage_parameters().values():
+            parameter.grad = None
+        split.step(x.to(device_here()), y.to(device_here()))
+        found += [p.grad.cpu().clone() for name, p in split.stage_parameters().items() if name == "0.weight"]
+    return found
+
+
+def copies_stay_equal(attempt: Attempt) -> None:
+    """Compare the bits of a tied parameter's gradients on all stages that have it."""
+    case = Stack(layers=9, all_tied=True, micro_batches=3)
+    generator = torch.Generator().manual_seed(attempt.draw_seed())
+    batches = [case.draw_batch(generator) for _ in range(3)]
+    results = attempt.run(probe_equal, case, attempt.draw_seed(), batches)
+    found = {rank: each for rank, each in enumerate(results) if each}
+    first = next(iter(found.values()))
+    for rank, gradients in found.items():
+        for index, (own, other) in enumerate(zip(gradients, first, strict=True)):
+            if not torch.equal(own, other):
+                message = f"step {index + 1}: the tied weight's gradient differs in bits from the first stage's"
+                raise Wrong({rank: message}, "Hint: in which order does each stage add up the gradients?")
+
+
+def only_holders_exchange(attempt: Attempt) -> None:
+    for trained in train(attempt, Stack(tied=True, warm=True, layers=9)):
+        judge_traffic(trained)
+
+
+def groups_work_side_by_side(attempt: Attempt) -> None:
+    judge_all(attempt, drawn(attempt, "1f1b", Stack(layers=5, tied=True)), in_groups=True)
+
+
+@rehearsed
+def probe_late(pipeline, case: Stack, token: int, late: int, seed: int, batch: tuple) -> list[int]:
+    """Let the second stage begin late. Returns, on it, the ranks that had not run all forwards by then."""
+    model, meeting, missing = case.build_model(seed).to(device_here()), Meeting(f"stage{token}"), []
+    runs = [0]
+
+    def count(_layer, _inputs, _output) -> None:
+        runs[0] += 1
+        if runs[0] == case.micro_batches:
+            meeting.come(with_the_stream=False)
+
+    split = case.split(pipeline, model, None)
+    if dist.get_rank() == 0:
+        model[0].register_forward_hook(count)
+    with launches_unasked():
+        if dist.get_rank() == late:
+            missing = meeting.missing()
+        split.step(*(each.to(device_here()) for each in batch))
+    return missing
+
+
+def the_first_stage_does_not_wait(attempt: Attempt) -> None:
+    case = Stack("gpipe", micro_batches=6, layers=2, width=256)
+    generator, token = torch.Generator().manual_seed(attempt.draw_seed()), attempt.draw_seed()
+    batch = case.draw_batch(generator)
+    if attempt.run(probe_late, case, token, 1, attempt.draw_seed(), batch)[1]:
+        evidence = f"while stage 1 was late, stage 0 did not run its 6 forwards within {PATIENCE_S:g} s"
+        raise Wrong({0: evidence}, "Hint: does stage 0 wait for a message although its next action needs none?")
+
+
+def probe_bf16(pipeline, case: Stack, seed: int, batch: tuple) -> dict:
+    """Run a step in bf16 on this rank. Returns the dtypes of gradients, and what was sent."""
+    model = case.build_model(seed).to(device_here(), torch.bfloat16)
+    split = case.split(pipeline, model, None)
+    x, y = (each.to(device_here(), torch.bfloat16 if each.is_floating_point() else each.dtype) for each in batch)
+    split.step(x, y)
+    with instrumentation.listening() as calls:
+        loss = split.step(x, y)
+    dtypes = {name: p.grad.dtype for name, p in split.stage_parameters().items() if p.grad is not None}
+    return {"dtypes": dtypes, "sent": [call.payload_bytes for call in calls if call.op == "send"], "loss": loss.cpu()}
+
+
+def bf16_stays_bf16(attempt: Attempt) -> None:
+    case = Stack("1f1b", layers=6)
+    batch = case.draw_batch(torch.Generator().manual_seed(attempt.draw_seed()))
+    nbytes = case.samples * batch[0][0].numel() * 2
+    for rank, found in enumerate(attempt.run(probe_bf16, case, attempt.draw_seed(), batch)):
+        wrong = [name for name, dtype in found["dtypes"].items() if dtype != torch.bfloat16]
+        if wrong:
+            raise Wrong({rank: f"in bf16, the gradient of {wrong[0]} is {found['dtypes'][wrong[0]]}"})
+        if any(sent != nbytes for sent in found["sent"]):
+            message = f"in bf16, a message has {max(found['sent'])} bytes, expected {nbytes}"
+            raise Wrong({rank: message}, "Hint: which dtype does each message have?")
+        if not found["loss"].isfinite():
+            raise Wrong({rank: f"in bf16, the loss is {found['loss'].item()}"})
+
+
+def postponed_weights_train(attempt: Attempt) -> None:
+    judge_all(attempt, drawn(attempt, "zero_bubble", Stack()))
+    judge_all(attempt, drawn(attempt, "zero_bubble", Text()))

@@ -1,0 +1,24 @@
+"""Two published pipeline schedules, for 4 stages and 8 micro-batches, as text that `shared.schedules.parse` reads.
+
+Students of chapter 15 write the functions that generate them, for any number of stages.
+"""
+
+# Narayanan et al. 2021, §2.2.2, with two chunks per stage
+INTERLEAVED = """
+F0 F1 F2 F3 F0.1 F1.1 F2.1 F3.1 F4 F5 F6 B0.1 F7 B1.1 F4.1 B2.1 F5.1 B3.1 F6.1 B0 F7.1 B1 B2 B3 B4.1 B5.1 B6.1 \
+B7.1 B4 B5 B6 B7
+F0 F1 F2 F3 F0.1 F1.1 F2.1 F3.1 F4 B0.1 F5 B1.1 F6 B2.1 F7 B3.1 F4.1 B0 F5.1 B1 F6.1 B2 F7.1 B3 B4.1 B5.1 B6.1 \
+B7.1 B4 B5 B6 B7
+F0 F1 F2 F3 F0.1 F1.1 F2.1 B0.1 F3.1 B1.1 F4 B2.1 F5 B3.1 F6 B0 F7 B1 F4.1 B2 F5.1 B3 F6.1 B4.1 F7.1 B5.1 B6.1 \
+B7.1 B4 B5 B6 B7
+F0 F1 F2 F3 F0.1 B0.1 F1.1 B1.1 F2.1 B2.1 F3.1 B3.1 F4 B0 F5 B1 F6 B2 F7 B3 F4.1 B4.1 F5.1 B5.1 F6.1 B6.1 F7.1 \
+B7.1 B4 B5 B6 B7
+"""
+
+# Qi et al. 2023, §2, schedule ZB-H1
+ZERO_BUBBLE = """
+F0 F1 F2 F3 B0 W0 F4 B1 W1 F5 B2 W2 F6 B3 W3 F7 B4 W4 B5 W5 B6 W6 B7 W7
+F0 F1 F2 B0 F3 B1 W0 F4 B2 W1 F5 B3 W2 F6 B4 W3 F7 B5 W4 B6 W5 B7 W6 W7
+F0 F1 B0 F2 B1 F3 B2 W0 F4 B3 W1 F5 B4 W2 F6 B5 W3 F7 B6 W4 B7 W5 W6 W7
+F0 B0 F1 B1 F2 B2 F3 B3 W0 F4 B4 W1 F5 B5 W2 F6 B6 W3 F7 B7 W4 W5 W6 W7
+"""

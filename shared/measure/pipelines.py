@@ -1,0 +1,68 @@
+"""Run a pipeline schedule on ranks that sleep in place of computing, to see its bubble on any machine."""
+
+import time
+
+import torch
+import torch.distributed as dist
+
+from shared.schedules import Action, Schedule, chunks_of, micro_batches_of
+
+MESSAGE = torch.Size([1])
+TAGS_PER_KIND = 1 << 20
+
+
+def sleeping_pipeline(
+    schedule: Schedule,
+    forward_s: float = 0.32,
+    backward_s: float = 0.64,
+    slowdown: float = 1.0,
+    group: dist.ProcessGroup | None = None,
+) -> list[tuple[Action, float, float]]:
+    """Run this rank's actions of a schedule: receive, sleep, send.
+
+    Ranks that share cores cannot compute at the same time, as GPUs do. But they can sleep at the same time. The
+    messages are real, but small. They are on the CPU, even if the ranks have GPUs.
+
+    Args:
+        schedule: The actions of each stage; see `shared.schedules`.
+        forward_s: How long all forwards of a stage take together.
+        backward_s: How long all its backwards take. In a schedule with "W", "B" and "W" take half of it each.
+        slowdown: How many times as long this rank takes.
+
+    Returns:
+        This rank's actions, each with the times when it began and ended, in seconds.
+
+    Communication: a barrier, and a message of one element to a neighbor per forward and backward.
+    """
+    stage, stages = dist.get_rank(group), dist.get_world_size(group)
+    micro_batches, chunks = micro_batches_of(schedule), chunks_of(schedule)
+    last, actions = stages * chunks - 1, schedule[stage]
+    part_s = slowdown / (micro_batches * chunks)
+    halves = 2 if any(action.kind == "W" for action in actions) else 1
+    length_s = {"F": forward_s * part_s, "B": backward_s * part_s / halves, "W": backward_s * part_s / halves}
+    spans, sent = [], []
+    dist.barrier(group)
+    start_s = time.perf_counter()
+    for action in actions:
+        position = action.chunk * stages + stage
+        step = {"F": 1, "B": -1, "W": 0}[action.kind]
+        if step and 0 <= position - step <= last:
+            tag = _tag(action, position)
+            dist.recv(torch.empty(MESSAGE), group=group, group_src=(position - step) % stages, tag=tag)
+        began_s = time.perf_counter()
+        time.sleep(length_s[action.kind])
+        spans.append((action, began_s - start_s, time.perf_counter() - start_s))
+        if step and 0 <= position + step <= last:
+            tag = _tag(action, position + step)
+            work = dist.isend(
+                message := torch.zeros(MESSAGE), group=group, group_dst=(position + step) % stages, tag=tag
+            )
+            sent.append((work, message))
+    for work, _ in sent:
+        work.wait()
+    return spans
+
+
+def _tag(action: Action, position: int) -> int:
+    """Return a unique tag for the message that an action at a position waits for."""
+    return "FB".index(action.kind) * TAGS_PER_KIND + position * 1000 + action.micro_batch

@@ -1,0 +1,108 @@
+"""Figures of pipeline schedules, simulated or measured."""
+
+from collections.abc import Sequence
+
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from shared.plots import COLORS, HATCHES, finish, new_axes
+from shared.schedules import (
+    Action,
+    Schedule,
+    Simulated,
+    Span,
+    chunks_of,
+    micro_batches_of,
+    most_in_flight,
+    simulate,
+)
+
+_STYLES = {
+    "F": {"facecolor": COLORS[5], "edgecolor": "black", "linewidth": 0.5},
+    "B": {"facecolor": COLORS[0], "edgecolor": "black", "linewidth": 0.5},
+    "W": {"facecolor": COLORS[4], "edgecolor": "black", "linewidth": 0.5, "hatch": HATCHES[1]},
+}
+_LABELS = {"F": "forward", "B": "backward", "W": "weight gradients"}
+_LIGHTER = {"F": {"facecolor": "#d3ecfa"}, "B": {"facecolor": "#8fc1e3"}, "W": {"facecolor": "#f6d9a0"}}
+
+
+def measured(stages: Sequence[Sequence[tuple[tuple, float, float]]]) -> Simulated:
+    """Convert the measured actions of each stage, (action, began, ended) in seconds, to spans in ms."""
+    return Simulated(
+        [[Span(Action(*action), 1e3 * began, 1e3 * ended) for action, began, ended in spans] for spans in stages]
+    )
+
+
+def fastest(spans: Sequence[dict[str, list]]) -> dict[str, Simulated]:
+    """Return the fastest of several measured runs of each schedule.
+
+    Args:
+        spans: For each rank, the rounds of each schedule. A round has the rank's actions, as in `measured`.
+    """
+    runs = {}
+    for name, rounds in spans[0].items():
+        each = [measured([of_rank[name][index] for of_rank in spans]) for index in range(len(rounds))]
+        runs[name] = min(each, key=lambda run: run.total)
+    return runs
+
+
+def choice(name: str, chosen: Schedule) -> Figure:
+    """Draw how a schedule runs if messages take no time, and write its bubble, activations and messages below."""
+    run, stages, chunks = simulate(chosen), len(chosen), chunks_of(chosen)
+    held = ", ".join(f"{most_in_flight(actions) / chunks:g}" for actions in chosen)
+    messages = 2 * micro_batches_of(chosen) * (stages * chunks - 1)
+    figure = schedule({name: run}, unit="times of a stage's forward of one micro-batch")
+    figure.supxlabel(
+        f"Bubble: {run.bubble_of_total:.1%} of the total time, {run.bubble_of_ideal:.1%} of the ideal time. "
+        f"Messages: {messages:,} per step.\n"
+        f"Activations at the peak: {held} (per stage; 1 is what a stage keeps for one micro-batch)",
+        x=0.02,
+        ha="left",
+        fontsize="medium",
+    )
+    return figure
+
+
+def impossible(name: str, why: str) -> Figure:
+    """Draw only the reason why a schedule does not exist."""
+    figure, axes = new_axes(9.0, 1.0)
+    axes.set_axis_off()
+    axes.text(0, 0.5, f"{name}: {why}", ha="left", va="center", wrap=True)
+    return finish(figure)
+
+
+def schedule(runs: dict[str, Simulated], unit: str = "ms") -> Figure:
+    """Draw when each stage runs each action. All schedules share one time axis.
+
+    The number in a bar is the micro-batch. The bars of a stage's later chunks are lighter. Gaps between the bars
+    are idle time.
+    """
+    rows = sum(len(run.stages) for run in runs.values())
+    figure, axes = new_axes(9.0, 0.75 + 0.3 * rows + 0.35 * len(runs))
+    y, ticks, kinds, has_chunks = 0.0, [], set(), False
+    longest = max(run.total for run in runs.values())
+    for name, run in runs.items():
+        axes.text(0, y - 0.25, name, ha="left", va="bottom", weight="bold")
+        for stage, spans in enumerate(run.stages):
+            ticks.append((y + 0.4, f"stage {stage}"))
+            for span in spans:
+                kind, length = span.action.kind, span.ended - span.began
+                kinds.add(kind)
+                later = span.action.chunk > 0
+                has_chunks |= later
+                axes.broken_barh([(span.began, length)], (y, 0.8), **_STYLES[kind] | (_LIGHTER[kind] if later else {}))
+                if length > longest / 90:
+                    ink = "white" if kind == "B" and not later else "black"
+                    size = "small" if length > longest / 45 else "xx-small"
+                    middle = span.began + length / 2
+                    label = f"{span.action.micro_batch}"
+                    axes.text(middle, y + 0.4, label, ha="center", va="center", color=ink, fontsize=size)
+            y += 1
+        y += 0.9
+    axes.set(xlabel=unit, ylim=(y - 0.7, -1.1), xlim=(0, longest))
+    axes.set_yticks(*zip(*ticks, strict=True))
+    patches = [Patch(**_STYLES[kind], label=label) for kind, label in _LABELS.items() if kind in kinds]
+    if has_chunks:
+        patches.append(Patch(**_STYLES["F"] | _LIGHTER["F"], label="lighter: a later chunk"))
+    axes.legend(handles=patches, frameon=False, ncols=len(patches), loc="lower right", bbox_to_anchor=(1, 1))
+    return finish(figure)

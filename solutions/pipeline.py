@@ -1,0 +1,412 @@
+# Built by `make notebooks` from source/15_pipeline_parallel/lab.py: edit that, not this.
+"""Pipeline parallelism: each rank of a group computes some of the layers, for one micro-batch after another.
+
+p is the number of stages, which are the ranks of the group, m that of micro-batches, and v that of chunks per stage.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import product
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.nn import functional as F  # noqa: N812
+from torch.profiler import record_function
+
+from shared.schedules import Action, check_schedule, chunks_of, micro_batches_of
+from solutions.async_collectives import InFlight
+from solutions.pipeline_schedules import gpipe, interleaved, one_f_one_b, zero_bubble
+
+TAGS = {"F": 0, "B": 1}  # outputs of a forward, and gradients of a backward
+
+
+class Neighbors:
+    """The messages between this stage and its neighbors. Sends never wait.
+
+    Communication: one message per send().
+    """
+
+    def __init__(self, group: ProcessGroup | None):
+        self.stage, self.stages = dist.get_rank(group), dist.get_world_size(group)
+        self.groups = dict.fromkeys(product("FB", (0, 1)), group)
+        self.in_flight: dict[str, deque[tuple[dist.Work, Tensor]]] = {"F": deque(), "B": deque()}
+        self.to_itself = {"F": deque(), "B": deque()}
+        if self.stages > 1 and "nccl" in dist.get_backend(group):
+            self.connect(dist.get_process_group_ranks(group or dist.group.WORLD))
+
+    def connect(self, members: list[int]) -> None:
+        """Give messages of each kind and direction a group of their own, and send the first ones.
+
+        NCCL runs the messages of a group in order, so one that is sent could wait for one that is received. And the
+        first message to a rank waits until that rank receives it, so even stages send it first, and odd ones receive.
+        """
+        self.groups = {key: dist.new_group(members, use_local_synchronization=True) for key in self.groups}
+        first = torch.zeros(1, device=torch.accelerator.current_accelerator() or "cpu")
+        for kind, sends in product("FB", (self.stage % 2 == 0, self.stage % 2 == 1)):
+            group, peer = self.route(kind, sends)
+            if sends:
+                dist.send(first, group=group, group_dst=peer)
+            else:
+                dist.recv(first, group=group, group_src=peer)
+
+    def route(self, kind: str, sends: bool = True) -> tuple[ProcessGroup | None, int]:
+        """Return the group in which messages of a kind travel, and the stage they go to, or else come from."""
+        peer = (self.stage + (1 if (kind == "F") == sends else -1)) % self.stages
+        sender = self.stage if sends else peer
+        return self.groups[kind, sender % 2], peer
+
+    def send(self, kind: str, tensor: Tensor) -> None:
+        """Launch a message to the next stage ("F") or to the previous one ("B"), without waiting for it."""
+        if self.stages == 1:
+            self.to_itself[kind].append(tensor)
+            return
+        message = tensor.contiguous()
+        group, peer = self.route(kind)
+        work = dist.isend(message, group=group, group_dst=peer, tag=TAGS[kind])
+        self.in_flight[kind].append((work, message))
+
+    def receive(self, kind: str, like: Tensor) -> Tensor:
+        """Wait for the next message from the previous stage ("F") or from the next one ("B")."""
+        if self.stages == 1:
+            return self.to_itself[kind].popleft()
+        received = torch.empty(like.shape, dtype=like.dtype, device=like.device)
+        group, peer = self.route(kind, sends=False)
+        dist.recv(received, group=group, group_src=peer, tag=TAGS[kind])
+        if kind == "B" and self.in_flight["F"]:
+            work, _ = self.in_flight["F"].popleft()
+            work.wait()
+        return received
+
+    def finish(self) -> None:
+        """Wait until all messages have been received."""
+        for messages in self.in_flight.values():
+            while messages:
+                work, _ = messages.popleft()
+                work.wait()
+
+
+class PostponeWeight(torch.autograd.Function):
+    """x Wᵀ, whose backward computes the gradient of x, and only keeps what that of W is computed from."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, terms: list) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.terms = terms
+        return F.linear(x, weight)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor):
+        x, weight = ctx.saved_tensors
+        ctx.terms.append((weight, x.detach(), gradient))
+        return gradient @ weight, None, None
+
+
+class Chunk(nn.Module):
+    """Consecutive layers of a model, and what backward needs of every micro-batch in flight."""
+
+    def __init__(self, layers: Sequence[nn.Module], postpones: bool = False):
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.kept: dict[int, tuple[Tensor, Tensor]] = {}  # input and output, by micro-batch
+        self.micro_batch = 0  # the one that is being computed
+        self.terms: dict[int, list] = {}  # what run_weights() multiplies, by micro-batch
+        if postpones:
+            for layer in self.modules():
+                if isinstance(layer, nn.Linear):
+                    layer.forward = partial(self.postponing, layer)
+
+    def postponing(self, layer: nn.Linear, x: Tensor) -> Tensor:
+        """Compute a linear layer whose backward leaves the gradient of its weight to run_weights()."""
+        if not layer.weight.requires_grad:
+            return F.linear(x, layer.weight, layer.bias)
+        terms = self.terms.setdefault(self.micro_batch, [])
+        output = PostponeWeight.apply(x, layer.weight, terms)
+        return output if layer.bias is None else output + layer.bias
+
+    def run_weights(self, micro_batch: int) -> None:
+        """Add what the backward of a micro-batch has postponed to the weights' gradients."""
+        for weight, x, gradient in self.terms.pop(micro_batch, []):
+            product = gradient.flatten(0, -2).T @ x.flatten(0, -2)
+            weight.grad = product if weight.grad is None else weight.grad + product
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+    def run_forward(self, micro_batch: int, x: Tensor, loss_of: Callable | None = None) -> Tensor:
+        """Compute the layers' output, or the loss if loss_of is given."""
+        x = x.detach().requires_grad_(x.is_floating_point())
+        output = self(x) if loss_of is None else loss_of(self(x))
+        self.kept[micro_batch] = x, output
+        return output.detach()
+
+    def run_backward(self, micro_batch: int, gradient: Tensor | None) -> Tensor | None:
+        """Compute the parameters' gradients, and return that of the input."""
+        x, output = self.kept.pop(micro_batch)
+        if output.requires_grad:
+            output.backward(gradient)
+        return x.grad
+
+
+HEADER = 8  # integers that announce a tensor: its dtype, the number of its dimensions, and their lengths
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def header_of(tensor: Tensor) -> Tensor:
+    """Describe a tensor in a small tensor of integers."""
+    lengths = [*tensor.shape, *[0] * (HEADER - 2 - tensor.dim())]
+    return torch.tensor([DTYPES.index(tensor.dtype), tensor.dim(), *lengths], device=tensor.device)
+
+
+def tensor_like(header: Tensor) -> Tensor:
+    """Allocate a tensor that a header describes."""
+    dtype, dimensions, *lengths = header.tolist()
+    return torch.empty(lengths[:dimensions], dtype=DTYPES[dtype], device=header.device)
+
+
+def split_evenly(count: int, parts: int) -> list[range]:
+    """Split the indices 0 to count − 1 into consecutive ranges, whose lengths differ by 1 at most."""
+    bounds = [count * part // parts for part in range(parts + 1)]
+    return [range(bounds[part], bounds[part + 1]) for part in range(parts)]
+
+
+def named_layers(layers: Sequence[nn.Module] | nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield each layer with the name that it has, or would have in an nn.Sequential."""
+    if isinstance(layers, nn.Module):
+        yield from layers.named_children()
+    else:
+        yield from ((str(index), layer) for index, layer in enumerate(layers))
+
+
+def own_parameters(
+    layers: Sequence[tuple[str, nn.Module]], own: Sequence[Sequence[tuple[str, nn.Module]]]
+) -> dict[str, nn.Parameter]:
+    """Return the parameters of a stage's own layers. A tied one has the first of its names in the whole model."""
+    names: dict[nn.Parameter, str] = {}
+    for path, layer in layers:
+        for name, parameter in layer.named_parameters():
+            names.setdefault(parameter, f"{path}.{name}")
+    return {names[parameter]: parameter for part in own for _, layer in part for parameter in layer.parameters()}
+
+
+def tied_parameters(
+    layers: Sequence[tuple[str, nn.Module]], parts: Sequence[range], stage: int, stages: int
+) -> list[tuple[nn.Parameter, list[int]]]:
+    """Return each parameter that a stage shares with others, and all stages that have it, in order."""
+    holders: dict[nn.Parameter, set[int]] = {}
+    for position, part in enumerate(parts):
+        for index in part:
+            for parameter in layers[index][1].parameters():
+                holders.setdefault(parameter, set()).add(position % stages)
+    shared_by = [(parameter, sorted(found)) for parameter, found in holders.items()]
+    return [(parameter, found) for parameter, found in shared_by if len(found) > 1 and stage in found]
+
+
+def build_schedule(
+    schedule: str | Sequence[Sequence[Action]], stages: int, micro_batches: int, chunks: int
+) -> Sequence[Sequence[Action]]:
+    """Build a schedule from its name, or return one that is given.
+
+    Raises:
+        ValueError: if it cannot work. The message is one sentence.
+    """
+    builders = {
+        "gpipe": lambda: gpipe(stages, micro_batches),
+        "1f1b": lambda: one_f_one_b(stages, micro_batches),
+        "interleaved": lambda: interleaved(stages, micro_batches, chunks),
+        "zero_bubble": lambda: zero_bubble(stages, micro_batches),
+    }
+    if isinstance(schedule, str):
+        if schedule not in builders:
+            raise ValueError(f"there is no schedule {schedule!r}: choose one of {', '.join(builders)}")
+        schedule = builders[schedule]()
+    check_schedule(schedule)
+    for what, found, expected in (
+        ("stages", len(schedule), stages),
+        ("micro-batches", micro_batches_of(schedule), micro_batches),
+    ):
+        if found != expected:
+            raise ValueError(f"the schedule is for {found} {what}, but there are {expected}")
+    return schedule
+
+
+class Pipeline:
+    """Trains a list of layers, of which each rank of a group computes some.
+
+    Args:
+        layers: All layers of the model, the same on every rank. Each takes one tensor and returns one.
+        schedule: "gpipe", "1f1b", "interleaved" or "zero_bubble", or the actions of each stage.
+        micro_batches: The number of equal parts that a batch is divided into.
+        loss_fn: Returns the mean loss of a micro-batch, from the last layer's output and the targets.
+        chunks: The number of chunks of layers per stage, if the schedule is "interleaved".
+
+    Memory: the stage's own parameters, what backward needs of the micro-batches in flight, and until the end of a step
+        the gradients that were sent.
+    Communication: per micro-batch, one message forward and one backward between neighboring chunks, of the size of the
+        activations; one broadcast of the loss.
+    Raises:
+        ValueError: if there are fewer layers than chunks, or if the schedule cannot work.
+    Source: Huang et al. 2019, "GPipe"; Narayanan et al. 2021, "Efficient Large-Scale Language Model Training".
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[nn.Module],
+        schedule: str | Sequence[Sequence[Action]] = "1f1b",
+        micro_batches: int = 8,
+        loss_fn: Callable[[Tensor, Tensor], Tensor] = F.mse_loss,
+        group: ProcessGroup | None = None,
+        chunks: int = 2,
+    ):
+        self.group, self.loss_fn = group, loss_fn
+        self.stage, self.stages = dist.get_rank(group), dist.get_world_size(group)
+        built = build_schedule(schedule, self.stages, micro_batches, chunks)
+        self.actions, self.micro_batches = built[self.stage], micro_batches
+        self.last = chunks_of(built) * self.stages - 1
+        self.neighbors = Neighbors(group)
+        self.keep_own_layers(list(named_layers(layers)))
+        self.losses: list[Tensor] = []
+        self.shape: torch.Size | None = None  # of the last inputs
+        self.expected: dict[int, Tensor] = {}  # by chunk: a tensor like those that arrive
+        self.announced: set[int] = set()  # the chunks whose next one knows what arrives
+
+    def keep_own_layers(self, layers: Sequence[tuple[str, nn.Module]]) -> None:
+        """Build the chunks of this stage, and look for parameters that other stages have, too."""
+        positions = self.last + 1
+        if len(layers) < positions:
+            raise ValueError(f"{len(layers)} layers cannot be split into {positions} chunks")
+        parts = split_evenly(len(layers), positions)
+        postpones = any(action.kind == "W" for action in self.actions)
+        own = [[layers[index] for index in part] for part in parts[self.stage :: self.stages]]
+        self.chunks = [Chunk([layer for _, layer in part], postpones) for part in own]
+        self.own = own_parameters(layers, own)
+        self.tied = tied_parameters(layers, parts, self.stage, self.stages)
+
+    def stage_parameters(self) -> dict[str, nn.Parameter]:
+        """Return the parameters of this stage, by their names in the whole model."""
+        return self.own
+
+    def position_of(self, action: Action) -> int:
+        """Return the place of an action's chunk in the chain of all chunks."""
+        return action.chunk * self.stages + self.stage
+
+    def input_of(self, action: Action) -> Tensor:
+        """Receive the output of the chunk before, and what it looks like, if that is not known yet."""
+        if action.chunk not in self.expected:
+            header = self.neighbors.receive("F", torch.empty(HEADER, dtype=torch.int64, device=self.device))
+            self.expected[action.chunk] = tensor_like(header)
+        return self.neighbors.receive("F", self.expected[action.chunk])
+
+    def send_output(self, action: Action, output: Tensor) -> None:
+        """Send an output to the next chunk. The first one is announced by what it looks like."""
+        if action.chunk not in self.announced:
+            self.neighbors.send("F", header_of(output))
+            self.announced.add(action.chunk)
+        self.neighbors.send("F", output)
+
+    def run(self, action: Action, inputs: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
+        """Run the forward or the backward of one micro-batch."""
+        chunk, index = self.chunks[action.chunk], action.micro_batch
+        is_first = self.position_of(action) == 0
+        is_last = self.position_of(action) == self.last
+        if action.kind == "F":
+            x = inputs[index] if is_first else self.input_of(action)
+            if is_last:
+                self.losses.append(chunk.run_forward(index, x, self.loss_of(targets[index])))
+            else:
+                self.send_output(action, chunk.run_forward(index, x))
+        else:
+            gradient = None if is_last else self.neighbors.receive("B", chunk.kept[index][1])
+            gradient = chunk.run_backward(index, gradient)
+            if not is_first:
+                self.neighbors.send("B", gradient)
+
+    def loss_of(self, target: Tensor) -> Callable[[Tensor], Tensor]:
+        """Return a function that computes this micro-batch's part of the mean loss."""
+        return lambda output: self.loss_fn(output, target) / self.micro_batches
+
+    def step(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Compute the gradients of the stage's parameters, which are added to their .grad.
+
+        Args:
+            inputs: The batch, on every rank. Only the first stage reads its values.
+            targets: What loss_fn compares the outputs with. Only the last stage reads its values.
+
+        Returns:
+            The mean loss of the batch, in float64, the same on every rank.
+
+        Raises:
+            ValueError: if the batch cannot be cut into equal micro-batches.
+        """
+        if len(inputs) % self.micro_batches:
+            parts = f"{self.micro_batches} equal micro-batches"
+            raise ValueError(f"a batch of {len(inputs)} samples cannot be cut into {parts}")
+        if inputs.shape != self.shape:
+            self.expected, self.announced = {}, set()
+        self.shape, self.device, self.losses = inputs.shape, inputs.device, []
+        parts = inputs.chunk(self.micro_batches), targets.chunk(self.micro_batches)
+        earlier = self.set_tied_gradients_aside()
+        for action in self.actions:
+            chunk = self.chunks[action.chunk]
+            chunk.micro_batch = action.micro_batch
+            with record_function(f"Pipeline::{action}"):
+                if action.kind == "W":
+                    chunk.run_weights(action.micro_batch)
+                else:
+                    self.run(action, *parts)
+        self.neighbors.finish()
+        if self.tied:
+            self.sum_tied_gradients()
+        for parameter, gradient in earlier:
+            parameter.grad += gradient
+        zero = torch.zeros((), dtype=torch.float64, device=inputs.device)
+        loss = sum((each.double() for each in self.losses), zero)
+        dist.broadcast(loss, group_src=self.stages - 1, group=self.group)
+        return loss
+
+    def set_tied_gradients_aside(self) -> list[tuple[nn.Parameter, Tensor]]:
+        """Return the gradients of tied parameters from earlier steps, which have been added up already."""
+        earlier = [(parameter, parameter.grad) for parameter, _ in self.tied if parameter.grad is not None]
+        for parameter, _ in self.tied:
+            parameter.grad = None
+        return earlier
+
+    def sum_tied_gradients(self) -> None:
+        """Give every copy of a tied parameter the sum of the gradients of all copies.
+
+        Communication: one message of the parameter's size to each other stage that has it.
+        """
+        for parameter, stages in self.tied:
+            if not parameter.requires_grad:
+                continue
+            own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            others = [stage for stage in stages if stage != self.stage]
+            by_stage = {stage: own if stage == self.stage else torch.empty_like(own) for stage in stages}
+            sends = [(own, stage) for stage in others]
+            InFlight(sends, [(by_stage[stage], stage) for stage in others], self.group).wait()
+            parameter.grad = torch.stack(list(by_stage.values())).sum(0)
+
+    @torch.no_grad()
+    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+        """Scale the gradients so that their norm over all stages is at most max_norm.
+
+        Returns:
+            The norm before scaling, the same on every rank.
+
+        Communication: one all-reduce of one element.
+        """
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        counted_elsewhere = {parameter for parameter, stages in self.tied if stages[0] != self.stage}
+        for parameter in self.own.values():
+            if parameter.grad is not None and parameter not in counted_elsewhere:
+                total += parameter.grad.double().square().sum()
+        dist.all_reduce(total, group=self.group)
+        norm = total.sqrt()
+        for parameter in self.own.values():
+            if parameter.grad is not None:
+                parameter.grad *= (max_norm / (norm + 1e-6)).clamp(max=1)
+        return norm

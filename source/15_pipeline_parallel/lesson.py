@@ -1,0 +1,551 @@
+# ---
+# jupyter:
+#   course:
+#     module: pipeline
+# ---
+
+# %% [markdown]
+# # 15 · Pipeline parallelism
+#
+# **28 minutes.** After this lesson, you will be able to:
+#
+# - compute the bubble of a schedule, and measure it,
+# - choose a schedule by its bubble, memory and communication,
+# - write a schedule of your own, and know before it runs whether it would hang,
+# - say when to split a model by depth, and when by layer or by parameter.
+#
+# You need sends and receives (chapter 00) and the activations that backward needs (chapter 06). Throughout, p is the
+# number of stages, and m the number of micro-batches.
+
+# %% [markdown]
+# ## Where we are
+#
+# Tensor parallelism splits every layer, so its ranks communicate in every layer. You can also split a model by depth:
+# each rank computes a few consecutive layers, a **stage**. It sends its outputs to the next stage, and later receives
+# the gradients of these outputs.
+
+# %% tags=["nbval-ignore-output"]
+from shared import measure, ranks, schedules, tables, widgets
+from shared.data import published_schedules
+from shared.measure.pipelines import sleeping_pipeline
+from shared.planner.shapes import SHAPES
+from shared.plots import pipeline as pipeline_plots
+from shared.schedules import Action
+
+ranks.start(world_size=4)
+
+# %% [markdown]
+# ## What is wasted
+#
+# The next cells are a minimal pipeline. Each stage runs a list of actions: `F0` is the forward of micro-batch 0, and
+# `B0` its backward. The ranks share this machine's cores, so they cannot all compute at once, as GPUs would. Instead,
+# each stage sleeps: 320 ms in total for its forwards, and 640 ms for its backwards.
+
+# %%
+# %%ranks
+import time
+
+from torch import nn
+
+FORWARD_S, BACKWARD_S = 0.32, 0.64  # of a whole batch
+is_first, is_last = rank == 0, rank == world_size - 1
+
+
+# %%
+# %%ranks
+
+
+def run_stage(layer, actions, inputs, targets):
+    """Run a stage's actions. Returns what it did when, and how many micro-batches it held at most."""
+    count, kept, sent, spans, most = len(inputs), {}, [], [], 0
+    dist.barrier()
+    start_s = time.perf_counter()
+    for action in actions:
+        index = action.micro_batch
+        if action.kind == "F":
+            x = inputs[index].clone()
+            if not is_first:
+                dist.recv(x, src=rank - 1, tag=0)
+            began_s = time.perf_counter()
+            x.requires_grad_()
+            y = layer(x)
+            if is_last:
+                y = nn.functional.mse_loss(y, targets[index]) / count
+            kept[index] = x, y
+            most = max(most, len(kept))
+            time.sleep(FORWARD_S / count)
+            if not is_last:
+                sent.append(dist.isend(y.detach(), dst=rank + 1, tag=0))
+        else:
+            x, y = kept.pop(index)
+            gradient = None if is_last else torch.empty_like(y)
+            if not is_last:
+                dist.recv(gradient, src=rank + 1, tag=1)
+            began_s = time.perf_counter()
+            y.backward(gradient)
+            time.sleep(BACKWARD_S / count)
+            if not is_first:
+                sent.append(dist.isend(x.grad, dst=rank - 1, tag=1))
+        spans.append((action, began_s - start_s, time.perf_counter() - start_s))
+    for work in sent:
+        work.wait()
+    return spans, most
+
+
+# %%
+# %%ranks
+torch.manual_seed(0)
+layers = [nn.Linear(32, 32) for _ in range(world_size)]
+batch, goals = torch.randn(16, 32), torch.randn(16, 32)
+
+
+def run_schedule(schedule, micro_batches):
+    parts = batch.chunk(micro_batches), goals.chunk(micro_batches)
+    return run_stage(layers[rank], schedule[rank], *parts)
+
+
+# %% [markdown]
+# First, the whole batch is a single micro-batch. In the figure, how many stages work at the same time?
+
+# %% tags=["nbval-ignore-output"]
+every = [[Action("F", 0), Action("B", 0)] for _ in range(4)]
+found = ranks.run(lambda schedule: run_schedule(schedule, 1), every)
+naive = pipeline_plots.fastest([{"one batch": [spans]} for spans, _ in found])
+print(f"idle: {naive['one batch'].bubble_of_total:.0%} of the time")
+assert naive["one batch"].bubble_of_total > 0.7
+pipeline_plots.schedule(naive)
+
+# %% [markdown]
+# Only one stage works at any time, so four stages are no faster than one.
+
+# %% [markdown]
+# ## The idea: micro-batches
+#
+# We cut the batch into m micro-batches (chapter 02). While stage 1 computes the first one, stage 0 computes the second.
+# At the beginning and at the end, stages still wait. This idle time is the **bubble**. Every stage is idle for as long
+# as p − 1 forwards and p − 1 backwards take. For example, the last stage begins p − 1 forwards late, and is done p − 1
+# backwards before the end.
+#
+# The *ideal* time is the time that a stage computes: m forwards and m backwards. As a fraction of it, the bubble is
+# (p − 1)/m. As a fraction of the *total* time, the bubble is (p − 1)/(m + p − 1).
+#
+# In **GPipe**, every stage runs all forwards and then all backwards (Huang et al. 2019, §2.3). In **1F1B** (one
+# forward, one backward), stage s starts with p − s forwards, and then alternates between one backward and one forward.
+# If the next gradient has not arrived yet, the stage waits. It does not start another forward (Narayanan et al. 2021,
+# §2.2.1).
+#
+# A micro-batch is *in flight* on a stage from its forward to its backward. Until then, the stage must hold its
+# activations.
+#
+# **Predict.** With p = 4 and m = 8, what fraction of the *total* time is the bubble? And with 1F1B, how many
+# micro-batches does stage 0 hold at most?
+
+# %%
+my_bubble, my_in_flight = 0.0, 0
+
+
+# %%
+def gpipe(stages, micro_batches):
+    every = range(micro_batches)
+    actions = [Action("F", index) for index in every] + [Action("B", index) for index in every]
+    return [actions for _ in range(stages)]
+
+
+def one_f_one_b(stages, micro_batches):
+    schedule = []
+    for stage in range(stages):
+        ahead = min(stages - stage, micro_batches)
+        actions = [Action("F", index) for index in range(ahead)]
+        for index in range(micro_batches):
+            actions.append(Action("B", index))
+            if ahead + index < micro_batches:
+                actions.append(Action("F", ahead + index))
+        schedule.append(actions)
+    return schedule
+
+
+built = {"GPipe": gpipe(4, 8), "1F1B": one_f_one_b(4, 8)}
+
+# %% tags=["nbval-ignore-output"]
+spans, in_flight = [{} for _ in range(4)], {}
+for name, schedule in built.items():
+    found = ranks.run(lambda it: [run_schedule(it, 8) for _ in range(3)], schedule)
+    for rank_index, rounds in enumerate(found):
+        spans[rank_index][name] = [spans for spans, _ in rounds]
+    in_flight[name] = [rounds[0][1] for rounds in found]
+runs = pipeline_plots.fastest(spans)
+print(f"predicted {my_bubble:.3f} and {my_in_flight}")
+for name, run in runs.items():
+    print(f"{name}: bubble {run.bubble_of_total:.3f}, in flight {in_flight[name]}")
+    measure.expect(abs(run.bubble_of_total - 3 / 11) < 0.02, "the bubble is as the formula says")
+assert in_flight == {"GPipe": [8] * 4, "1F1B": [4, 3, 2, 1]}
+pipeline_plots.schedule(runs)
+
+# %% [markdown]
+# Both schedules have the same bubble, (p − 1)/(m + p − 1) = 0.273, and the measured values are close to it. (As a
+# fraction of the ideal time, this bubble is 3/8 = 0.375. Papers use either, so always look for the denominator.) But
+# with GPipe, every stage holds all m micro-batches. With 1F1B, stage s holds at most p − s.
+#
+# What does that mean for memory? In the next cell, a stage has two linear layers, each followed by a GELU, and a
+# micro-batch has 64 samples. In the table, the unit is one tensor of activations of one micro-batch.
+
+# %%
+# %%ranks
+from shared import memory
+
+torch.manual_seed(rank)
+deep = nn.Sequential(nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 256), nn.GELU())
+samples, answers = torch.randn(8 * 64, 256), torch.randn(8 * 64, 256)
+
+
+def activations_of(schedule):
+    """Return the activations at the peak of a step, in tensors of 64 × 256 elements."""
+    deep.zero_grad()
+    with memory.peak(deep) as peak:
+        run_stage(deep, schedule[rank], samples.chunk(8), answers.chunk(8))
+    return round(peak.held.activations_bytes / (64 * 256 * 4))
+
+
+# %%
+stages = [f"stage {index}" for index in range(4)]
+kept = {name: ranks.run(lambda it: activations_of(it), built[name]) for name in built}
+assert all(mine < theirs / 2 for mine, theirs in zip(kept["1F1B"], kept["GPipe"], strict=True))
+rows = [[name, *map(str, tensors)] for name, tensors in kept.items()]
+tables.Table(["activations at the peak, in tensors", *stages], rows)
+
+# %% [markdown]
+# With micro-batches of a fixed size, the activations of GPipe grow with m, and those of 1F1B do not. So you can choose
+# a large m for a small bubble. (On stages 1 and 2, a micro-batch keeps three tensors: the outputs of both linear
+# layers, and of the first GELU. The table leaves out messages, which `run_stage` keeps until the end. Stage 0 also
+# keeps its inputs, and stage 3 its outputs, which are no messages there. At the moment of the peak, a backward is
+# running and has freed some tensors already.)
+
+# %% [markdown]
+# ## Interleaved stages
+#
+# The last stage waits until the first micro-batch has gone through all stages before it. The wait is shorter if each
+# stage computes fewer layers at a time. So give each stage v **chunks** of layers, and let each micro-batch go through
+# all stages v times. For example, eight layers are placed like this:
+#
+# ```
+#                   stage 0   stage 1   stage 2   stage 3
+# v = 1               0 1       2 3       4 5       6 7
+# v = 2, chunk 0       0         1         2         3
+#        chunk 1       4         5         6         7
+# ```
+#
+# Such a schedule is called **interleaved**. Its bubble is only (p − 1)/(v·m) of the ideal time. In exchange, it sends
+# about v times as many messages, and m must be a multiple of p (Narayanan et al. 2021, §2.2.2).
+#
+# ## Zero bubble
+#
+# The backward of a linear layer y = xWᵀ computes two things from the gradient g of its output:
+#
+# - `B`: the gradient of the input, gW. The previous stage is waiting for it.
+# - `W`: the gradient of the weights, gᵀx. Nothing needs it before the optimizer step.
+#
+# So a stage can postpone `W`, and run it when it would otherwise be idle. A schedule that does this is called
+# **zero-bubble**. If F, B and W take the same time, the simplest one leaves a third of the bubble: (p − 1)/(3m) of the
+# ideal time (Qi et al. 2023, §2, schedule ZB-H1). The stage must keep x and g until the postponed `W` has run.
+#
+# You will write functions for the interleaved and the zero-bubble schedule in the lab. Here, we read both as text. The
+# next cell times all four schedules on ranks that only sleep. B and W take half of the 640 ms each, as long as F.
+#
+# **Predict.** With p = 4, m = 8 and v = 2, what fraction of the *total* time is the bubble of each new schedule? (A
+# fraction b of the ideal time is b/(1 + b) of the total time.)
+
+# %%
+my_interleaved, my_zero_bubble = 0.0, 0.0
+
+# %% tags=["nbval-ignore-output"]
+built["interleaved"] = schedules.parse(published_schedules.INTERLEAVED)
+built["zero bubble"] = schedules.parse(published_schedules.ZERO_BUBBLE)
+
+
+def measured(schedule):
+    """Return the fastest of three runs."""
+    rounds = [ranks.run(sleeping_pipeline, schedule) for _ in range(3)]
+    return min(map(pipeline_plots.measured, rounds), key=lambda run: run.total)
+
+
+runs = {name: measured(schedule) for name, schedule in built.items()}
+of_ideal = {"GPipe": 3 / 8, "1F1B": 3 / 8, "interleaved": 3 / 16, "zero bubble": 3 / 24}
+for name, run in runs.items():
+    expected = of_ideal[name] / (1 + of_ideal[name])
+    print(
+        f"{name}: bubble {run.bubble_of_total:.3f} of the total time, by the formula {expected:.3f}"
+    )
+    measure.expect(abs(run.bubble_of_total - expected) < 0.02, "the bubble is as the formula says")
+print(f"predicted {my_interleaved:.3f} and {my_zero_bubble:.3f}")
+pipeline_plots.schedule(runs)
+
+# %% [markdown]
+# What does a smaller bubble cost? The next table shows how many micro-batches each stage holds at most, and the number
+# of messages between stages. (A micro-batch of one of two chunks counts one half.)
+
+
+# %%
+def in_flight_of(schedule):
+    chunks = schedules.chunks_of(schedule)
+    return [schedules.most_in_flight(actions) / chunks for actions in schedule]
+
+
+messages = {name: 2 * 8 * (4 * schedules.chunks_of(built[name]) - 1) for name in built}
+rows = [
+    [name, *(f"{n:g}" for n in in_flight_of(built[name])), str(messages[name])] for name in built
+]
+assert in_flight_of(built["interleaved"]) == [5.5, 4.5, 3.5, 2.5]
+assert in_flight_of(built["zero bubble"]) == [4] * 4
+tables.Table(["in flight at most", *stages, "messages"], rows)
+
+# %% [markdown]
+# The interleaved schedule pays with more messages. They are tiny here, but take time on a network. It also holds more
+# than 1F1B, because a stage starts more micro-batches before its first backward. Zero bubble sends as much as 1F1B, and
+# no stage holds more micro-batches than stage 0 of 1F1B. But all four stages hold 4: stage s has s fewer in flight than
+# stage 0, but it postpones s `W`. (For these, a linear layer keeps its input and the gradient of its output.)
+#
+# If F, B and W take the same time, some schedules have no bubble before the optimizer's step. ZB-H2 needs twice the
+# activations of 1F1B.
+# ZB-V needs no more than 1F1B, but sends twice as many messages (Qi et al. 2023 and 2024). We have not run these two.
+#
+# In the next figure, choose p, m and one of your first two schedules. With 1F1B and four stages, which of the offered m
+# is the first with a bubble below 5% of the total time?
+
+# %% tags=["nbval-ignore-output"]
+builders = {"GPipe": lambda p, m, v: gpipe(p, m), "1F1B": lambda p, m, v: one_f_one_b(p, m)}
+widgets.schedule_chooser(builders, schedule="1F1B", stages=4, micro_batches=8, chunks=1)
+
+# %% [markdown]
+# ## A schedule of your own
+#
+# You can write a schedule as text, with one line per stage. Before it runs, `check_schedule` looks for missing actions,
+# for messages in the wrong order, and for stages that would wait forever. In this example, two actions of stage 2 are
+# swapped:
+
+# %%
+wrong = schedules.parse("""
+    F0 F1 B0 B1
+    F0 F1 B0 B1
+    F0 B0 F1 B1
+    F0 F1 B0 B1
+""")
+try:
+    schedules.check_schedule(wrong)
+except ValueError as error:
+    print(error)
+
+# %% [markdown]
+# The next schedule is 1F1B, except that no stage holds more than two micro-batches. Change it, and compare it with
+# 1F1B. Can you make its bubble smaller if each stage may hold three?
+
+# %% tags=["nbval-ignore-output"]
+mine = schedules.parse("""
+    F0 F1 B0 F2 B1 F3 B2 F4 B3 F5 B4 F6 B5 F7 B6 B7
+    F0 F1 B0 F2 B1 F3 B2 F4 B3 F5 B4 F6 B5 F7 B6 B7
+    F0 F1 B0 F2 B1 F3 B2 F4 B3 F5 B4 F6 B5 F7 B6 B7
+    F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5 F6 B6 F7 B7
+""")
+schedules.check_schedule(mine)
+compared = {"1F1B": runs["1F1B"], "mine": measured(mine)}
+kept["mine"] = ranks.run(lambda it: activations_of(it), mine)
+for name, run in compared.items():
+    print(f"{name}: bubble {run.bubble_of_total:.3f}, activations in tensors {kept[name]}")
+pipeline_plots.schedule(compared)
+
+# %% [markdown]
+# ## Two stages that both send first
+#
+# In 1F1B, a stage sends an output to the next stage while that stage sends a gradient back. What if both use `send`,
+# which returns only when the message has been received (or when buffers can hold it)?
+
+# %% tags=["raises-exception"]
+# %%ranks --timeout 10
+neighbor = rank ^ 1
+output, gradient = torch.ones(1 << 20), torch.empty(1 << 20)
+dist.send(output, dst=neighbor)
+dist.recv(gradient, src=neighbor)
+
+# %% [markdown]
+# Each of them waits for the other to receive. That is why `run_stage` uses `isend`, and waits only at the end. NCCL has
+# a second trap: within a process group, the messages between two ranks run in order. A send that was launched before a
+# receive must finish first, even if it was launched with `isend`, so the two stages can still wait for each other. You
+# can launch both directions in one `batch_isend_irecv`, let neighbors take turns, or use a group for each kind of
+# message and direction, as the lab does.
+
+# %% [markdown]
+# ## Stages of different lengths
+#
+# Real stages are never equal: the first one has the embedding, and the last one the output layer. In the next cell,
+# stage 3 takes 1.5 times as long as each of the others. With m = 8 and p = 4, a step took as long as 11 micro-batches:
+# 8 on the last stage, and one on each of the 3 others.
+#
+# **Predict.** How many times as long does a step with 1F1B take now? (1 would mean: as long as before.)
+
+# %%
+my_factor = 0.0
+
+# %% tags=["nbval-ignore-output"]
+found = ranks.run(
+    lambda run, it: [run(it, slowdown=1.5 if rank == 3 else 1.0) for _ in range(3)],
+    sleeping_pipeline,
+    built["1F1B"],
+)
+slow = pipeline_plots.fastest([{"stage 3 is slower": rounds} for rounds in found])
+unequal = {"equal stages": runs["1F1B"], **slow}
+equal, slower = (run.total for run in unequal.values())
+print(
+    f"predicted {my_factor:.2f}, measured {slower / equal:.2f}, by the formula {(8 * 1.5 + 3) / 11:.2f}"
+)
+measure.expect(abs(slower / equal - 15 / 11) < 0.03, "the slowest stage sets the pace")
+pipeline_plots.schedule(unequal)
+
+# %% [markdown]
+# The slowest stage sets the pace. If it is the last one, a step takes m times as long as it needs for one micro-batch,
+# plus the time that each other stage needs for one. (If it is an earlier one, a step takes a little less.) So count the
+# embedding and the output layer as layers when you divide a model. (In Llama 3, the first and the last stage have one
+# layer fewer: Grattafiori et al. 2024, §3.3.2.)
+
+# %% [markdown]
+# ## What else can go wrong
+#
+# | what to do | why | if you forget it |
+# |---|---|---|
+# | divide each loss by m | gradients of m micro-batches add up | they get m times too large, which Adam nearly hides |
+# | clip by one norm | each stage has only its own gradients | stages are scaled by different factors |
+# | add up tied gradients | the embedding and the output layer may share a weight | its two copies drift apart |
+# | run `W` in time | a postponed `W` keeps x and g | memory grows with m |
+#
+# None of these mistakes raises an error. In the lab, you make the first two on purpose, and find out what exposes them.
+
+# %% [markdown]
+# ## When to split by depth
+#
+# A pipeline sends only the activations at the boundaries between stages, and their gradients. That is bsh elements per
+# micro-batch in each direction, where b is the number of sequences in a micro-batch, s their length, and h the width.
+# Compare that with tensor parallelism (four all-reduces of bsh elements per layer, chapter 13) and ZeRO-3 (three times
+# the parameters, chapter 09).
+#
+# **Predict.** Eight GPUs train a 70B model in bf16, on eight sequences of 4,096 tokens per step. The model has 80
+# layers of width 8,192. How many GB does a GPU send in each of the three cases?
+
+# %%
+my_pipeline_gb, my_tensor_gb, my_zero3_gb = 0.0, 0.0, 0.0
+
+# %%
+shape, sequences, gpus = SHAPES["Llama-2 70B"], 8, 8
+bsh_bytes = 2 * sequences * shape.context * shape.hidden
+sent_gb = {
+    "pipeline": 2 * bsh_bytes / 1e9,
+    "tensor": 4 * shape.layers * 2 * (gpus - 1) / gpus * bsh_bytes / 1e9,
+    "ZeRO-3": 3 * (gpus - 1) / gpus * 2 * shape.parameters / 1e9,
+}
+print(f"predicted {my_pipeline_gb:g}, {my_tensor_gb:g} and {my_zero3_gb:g} GB")
+tables.Table(
+    ["", "GB sent per GPU and step"], [[name, f"{gb:,.1f}"] for name, gb in sent_gb.items()]
+)
+
+# %% [markdown]
+# A pipeline sends about 300 times less than the others, so it is the choice for slow links, such as those between
+# hosts. But it needs many micro-batches per step to keep the bubble small (here, with eight sequences on eight stages,
+# it is 7/15 of the total time), and someone has to balance its stages. ZeRO-3 needs neither, and the bytes that it
+# sends do not grow with the batch: with enough tokens per GPU, its messages hide behind computation.
+
+# %% [markdown]
+# ## The production version
+#
+# In torch, `torch.distributed.pipelining` has the same parts: a `PipelineStage` holds a stage's layers, and a schedule
+# class such as `Schedule1F1B` runs them. For GPipe and 1F1B, the next cell runs one step with `run_stage` and one with
+# torch's pipeline, and compares the gradients.
+
+# %%
+# %%ranks
+import copy
+
+from torch.distributed import pipelining
+
+torchs_classes = {"GPipe": pipelining.ScheduleGPipe, "1F1B": pipelining.Schedule1F1B}
+
+
+def difference(name, schedule):
+    """Return the largest difference between our gradients and torch's."""
+    deep.zero_grad()
+    run_stage(deep, schedule[rank], samples.chunk(8), answers.chunk(8))
+    submodule = copy.deepcopy(deep)
+    submodule.zero_grad()
+    stage = pipelining.PipelineStage(submodule, rank, world_size, torch.device("cpu"))
+    torchs = torchs_classes[name](stage, n_microbatches=8, loss_fn=nn.functional.mse_loss)
+    inputs = (samples,) if is_first else ()
+    torchs.step(*inputs, target=answers if is_last else None)
+    pairs = zip(deep.parameters(), submodule.parameters(), strict=True)
+    return max((ours.grad - theirs.grad).abs().max().item() for ours, theirs in pairs)
+
+
+# %%
+for name in ("GPipe", "1F1B"):
+    largest = max(ranks.run(lambda *which: difference(*which), name, built[name]))
+    print(f"{name}: the gradients differ by less than 1e-6: {largest < 1e-6}")
+    assert largest < 1e-6
+
+# %% [markdown]
+# Like ours, torch's pipeline divides by m (`scale_grads=True`). Users have reported that torch's pipelines hang on gloo
+# (PyTorch issue 132644). With torch 2.13, neither of these two schedules has hung here.
+#
+# | here | torch | Megatron-LM |
+# |---|---|---|
+# | `Pipeline(layers, …)` | `PipelineStage`, and a schedule's class | `--pipeline-model-parallel-size` |
+# | `gpipe`, `one_f_one_b` | `ScheduleGPipe`, `Schedule1F1B` | 1F1B only |
+# | `interleaved` | `ScheduleInterleaved1F1B` | `--num-layers-per-virtual-pipeline-stage` |
+# | `zero_bubble` | `ScheduleInterleavedZeroBubble` | |
+
+# %% [markdown]
+# ## On a cluster
+#
+# | question | here | with NCCL and many hosts |
+# |---|---|---|
+# | Which ranks are neighbors? | 0 to 3 | stages are on different hosts, and each TP group stays within one |
+# | What hides the messages? | nothing has to | computing the next micro-batch, on another stream |
+# | How are messages launched? | `isend`, with tags | in batches, or in groups of their own; NCCL has no tags |
+
+# %% [markdown]
+# ## Recap
+#
+# Bubbles are fractions of the ideal time. Memory is in units of the activations that one stage keeps for one
+# micro-batch. (For interleaved stages, it is the warm-up plus one, in chunks, divided by v.)
+#
+# | | bubble | memory: activations on stage s | wire: messages | overlap |
+# |---|---|---|---|---|
+# | one batch | p − 1 | m, at once | 2(p − 1) | none |
+# | GPipe | (p − 1)/m | m | 2m(p − 1) | with the next micro-batch |
+# | 1F1B | (p − 1)/m | p − s, at most m | 2m(p − 1) | as before |
+# | interleaved | (p − 1)/(vm) | (2(p − s − 1) + (v − 1)p + 1)/v, at most m | 2m(pv − 1) | as before |
+# | zero bubble | (p − 1)/(3m) † | at most p ‡ | 2m(p − 1) | as before |
+#
+# † If F, B and W take the same time. ‡ Until its `W`, a micro-batch keeps only the inputs of linear layers and the
+# gradients of their outputs.
+#
+# **Terms**
+#
+# - **stage**: the consecutive layers that one rank computes.
+# - **bubble**: the time during which stages of a pipeline wait for each other.
+# - **GPipe**: a schedule of all forwards and then all backwards.
+# - **1F1B**: a schedule in which each stage, after some forwards, alternates between one backward and one forward.
+# - **chunk of layers**: consecutive layers that a stage computes at a time. An interleaved stage has several.
+# - **interleaved**: a schedule for stages with several chunks of layers each.
+# - **zero-bubble**: a schedule that postpones the gradients of the weights to fill the bubble.
+#
+# ## Further reading
+#
+# - Huang et al., [GPipe](https://arxiv.org/abs/1811.06965), 2019, §2.3: micro-batches and the bubble.
+# - Narayanan et al., [Megatron-LM](https://arxiv.org/abs/2104.04473), 2021, §2.2: 1F1B and interleaved stages.
+# - Qi et al., [Zero Bubble Pipeline Parallelism](https://arxiv.org/abs/2401.10241), 2023, §2: B and W.
+# - [Pipeline Parallelism](https://docs.pytorch.org/docs/stable/distributed.pipelining.html) in PyTorch's documentation.
+
+# %% [markdown]
+# ## What is still wasted
+#
+# Each way of splitting has its place: tensor parallelism within a host, pipelines between hosts, and data parallelism
+# on top of both. When you write them by hand, you decide where every collective goes. In chapter 17, a compiler decides
+# that for you.
+
+# %%
+ranks.stop()

@@ -1,0 +1,16 @@
+"""Announces the shape before each message.
+
+caught by: Pipeline · wire
+"""
+
+from solutions import pipeline as right
+
+
+class Pipeline(right.Pipeline):
+    def send_output(self, action, output):
+        self.announced.clear()
+        super().send_output(action, output)
+
+    def input_of(self, action):
+        self.expected.clear()
+        return super().input_of(action)

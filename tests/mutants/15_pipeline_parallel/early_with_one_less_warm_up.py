@@ -1,0 +1,12 @@
+"""Warms up with one forward too few, so stages wait for gradients that come late.
+
+caught by: one_f_one_b · the table
+"""
+
+from solutions import pipeline_schedules as right
+
+
+def one_f_one_b(stages, micro_batches):
+    (actions,) = right.gpipe(1, micro_batches)
+    forwards, backwards = actions[:micro_batches], actions[micro_batches:]
+    return [right.alternate(forwards, backwards, max(0, stages - stage - 2)) for stage in range(stages)]
