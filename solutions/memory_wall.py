@@ -1,7 +1,8 @@
 # Built by `make notebooks` from source/06_memory_wall/lab.py: edit that, not this.
 """The memory of one rank: model state, mixed precision with master weights, and activation checkpointing."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import combinations
 
 import torch
@@ -33,20 +34,25 @@ class HoldsMasters(torch.optim.Optimizer):
         self.inner = optimizer_cls([torch.empty(0)], **defaults)
         super().__init__(params, self.inner.defaults)
 
-    def step_one(self, parameter: nn.Parameter, group: dict) -> None:
-        """Update the master of one parameter in this group, and copy it to the parameter."""
-        state = self.state[parameter]
-        if "master" not in state:
-            state["master"] = parameter.detach().to(torch.float32, copy=True)
-        master = nn.Parameter(state["master"])
-        master.grad = parameter.grad.float()
-        inner_state = {name: value for name, value in state.items() if name != "master"}
+    # Given, keep it as it is. It reads the group's settings in each step, because a scheduler may change them.
+    def step_inner(self, master: torch.Tensor, inner_state: dict, group: dict) -> None:
+        """Let inner update this master alone, with the settings of the group. It reads and changes inner_state."""
         self.inner.param_groups = [{**group, "params": [master]}]
         self.inner.state = {master: inner_state}
         self.inner.step()
+
+    def step_one(self, parameter: nn.Parameter, group: dict) -> None:
+        """Update the master of one parameter in this group, and copy it to the parameter. Runs under no_grad()."""
+        state = self.state[parameter]
+        if "master" not in state:
+            state["master"] = parameter.detach().to(torch.float32, copy=True)
+        master = state["master"]
+        inner_state = {name: value for name, value in state.items() if name != "master"}
+        master.grad = parameter.grad.float()
+        self.step_inner(master, inner_state, group)
         state.update(inner_state)
-        master.grad = None  # free it now, because inner keeps the master until the next step_one()
         parameter.copy_(master)
+        master.grad = None  # free it now, because inner keeps the master until the next step_one()
 
 
 class MasterWeights(HoldsMasters):
@@ -95,8 +101,19 @@ def set_rng_states(states: list[torch.Tensor]) -> None:
         torch.cuda.set_rng_state(gpu_state)
 
 
+@contextmanager
+def restored(states: list[torch.Tensor]) -> Iterator[None]:
+    """Restore random states for a with-block. After it, the generators continue from their states before it."""
+    current_states = get_rng_states()
+    set_rng_states(states)
+    try:
+        yield
+    finally:
+        set_rng_states(current_states)
+
+
 class Recompute(torch.autograd.Function):
-    """Computes module(*inputs), saves only the inputs for backward, and recomputes all activations there.
+    """Computes module(*inputs), saves only inputs and parameters for backward, and recomputes activations there.
 
     Call it as Recompute.apply(module, len(inputs), *inputs, *parameters).
 
@@ -117,11 +134,8 @@ class Recompute(torch.autograd.Function):
         saved_inputs = ctx.saved_tensors[: ctx.num_inputs]
         inputs = [saved.detach().requires_grad_(saved.requires_grad) for saved in saved_inputs]
         tensors = [*inputs, *ctx.saved_tensors[ctx.num_inputs :]]
-        current_states = get_rng_states()
-        set_rng_states(ctx.rng_states)
-        with torch.enable_grad():
+        with torch.enable_grad(), restored(ctx.rng_states):
             output = ctx.module(*inputs)
-        set_rng_states(current_states)
         differentiable = [tensor for tensor in tensors if tensor.requires_grad]
         grads = torch.autograd.grad(output, differentiable, gradient, allow_unused=True)
         # Given, keep it: module and num_inputs have no gradient, and neither has a tensor that requires none.
@@ -181,6 +195,7 @@ def place_checkpoints(saved_bytes: list[int], input_bytes: list[int], target_byt
         if peak_bytes <= target_bytes:
             return chosen
     lowest_bytes = min(peaks_bytes.values())
+    # Given, keep it as it is.
     raise ValueError(
         f"no choice of checkpoints brings the peak down to {target_bytes:,} bytes: "
         f"the lowest possible peak is {lowest_bytes:,} bytes"

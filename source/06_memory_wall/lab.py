@@ -23,7 +23,8 @@ ranks.start(world_size=2)
 # %%ranks
 """The memory of one rank: model state, mixed precision with master weights, and activation checkpointing."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import combinations
 
 import torch
@@ -70,7 +71,7 @@ my_reasons = ["?", "?", "?"]
 # - `module` is any module, with any mixture of dtypes. Count its parameters, and the gradients that exist.
 # - `optimizer` is any torch optimizer except `LBFGS`, before or after its first step. Its state is in
 #   `optimizer.state`, which has a dict per parameter. The values of such a dict are tensors or plain numbers. Count
-#   only the tensors.
+#   only the tensors. Do not add entries to `optimizer.state`: looking up a parameter that has none would create one.
 # - Do not count buffers.
 # - Target: exactly the bytes that `shared.memory.held` counts.
 #
@@ -135,41 +136,26 @@ print(f"1 + 1000 × 0.001 = {weight.item():.3f}")
 # float32, the optimizer updates the master, and the parameter is a rounded copy of it.
 #
 # The lesson's `WithMasters` held the float32 gradients of all parameters at once, which takes 4 more bytes per
-# parameter. `MasterWeights(params, optimizer_cls, **defaults)` will hold only *one* of these gradients at a time. It is
-# a torch optimizer that contains another one, `inner`, and lends it one master after another:
+# parameter. Your optimizer holds only *one* of them at a time. It contains another optimizer, `inner`, and lends it one
+# master after another. You write `step_one`, which updates one parameter as follows. (Exercise 6.3 calls it for all.)
 # ```python
-# for each parameter with a gradient:
-#     inner gets the settings of the parameter's group, the master as its only parameter, and the master's state
-#     master.grad = parameter.grad.float()
-#     inner.step()
-#     parameter.copy_(master)
-#     free master.grad
+# state = self.state[parameter]              # a dict: empty before the first update
+# master = state["master"]                   # the first update creates it, as a float32 copy of the parameter
+# master.grad = parameter.grad.float()
+# self.step_inner(master, inner_state, group)
+# parameter.copy_(master)                    # in place, because other tensors may be views of the parameter
+# free master.grad
 # ```
-# In this exercise, you write the body of the loop: `HoldsMasters` updates a single parameter. The loop follows in
-# exercise 6.3.
 #
-# - `__init__` is given. It creates `inner` and passes on its `defaults`, which contain all settings of an optimizer,
-#   including those that the caller did not pass.
-# - `self.state[parameter]` is a dict. When `step_one` updates a parameter for the first time, it stores the float32
-#   master in this dict, as `"master"`. A float32 parameter gets a master of its own, too.
-# - After `inner.step()`, store what `inner` keeps for the master in the same dict. With Adam, it becomes
-#   `{"master": …, "exp_avg": …, "exp_avg_sq": …, "step": …}`, so `state_dict()` contains all of it. ZeRO-1 and the
-#   given `load_state_dict` rely on this layout.
-# - `group` is the parameter's group, a dict with its *current* settings. A scheduler changes them between steps.
-# - `step_one` is always called under `torch.no_grad()`.
-# - Write into the parameter in place, because other tensors may be views of it.
+# - The master is a plain tensor. A float32 parameter gets a master of its own, too.
+# - The given `step_inner` lets `inner` update one master. `inner_state` is a dict of everything that `inner` has stored
+#   for this master so far, and nothing else: it is empty before the first update. `inner` changes it in place.
+# - Afterwards, store the entries of `inner_state` next to the master. With Adam, `self.state[parameter]` becomes
+#   `{"master": …, "exp_avg": …, "exp_avg_sq": …, "step": …}`. ZeRO-1 and checkpoints rely on this layout.
 # - Target: 2 + 2 + 12 bytes per parameter with Adam, and never more than one gradient in float32.
 #
-# An optimizer finds its parameters in `param_groups`, a list of dicts, and its state in `state`, a dict whose keys are
-# the parameters. You may replace both before each `inner.step()`:
-# ```python
-# inner.param_groups = [the settings of the group, with "params": [master]]
-# inner.state = {master: a dict with what inner has stored for it so far, and nothing else}
-# ```
-#
-# <details><summary>Hint 1</summary>An optimizer steps every tensor that has a <code>grad</code>, such as an
-# <code>nn.Parameter</code> to which you have given one. Does <code>nn.Parameter(tensor)</code> copy the tensor? And
-# what does Adam do if the state that it finds is not empty, but has no <code>exp_avg</code>?</details>
+# <details><summary>Hint 1</summary>Where does a parameter's <code>inner_state</code> come from in its second update?
+# And what does Adam do if the state that it finds is not empty, but has no <code>exp_avg</code>?</details>
 #
 # <details><summary>Hint 2</summary><code>inner</code> keeps a reference to the last master until the next call. Which
 # attribute of the master must be freed before that? And for a parameter that is float32 already, does
@@ -187,27 +173,32 @@ class HoldsMasters(torch.optim.Optimizer):
         self.inner = optimizer_cls([torch.empty(0)], **defaults)
         super().__init__(params, self.inner.defaults)
 
+    # Given, keep it as it is. It reads the group's settings in each step, because a scheduler may change them.
+    def step_inner(self, master: torch.Tensor, inner_state: dict, group: dict) -> None:
+        """Let inner update this master alone, with the settings of the group. It reads and changes inner_state."""
+        self.inner.param_groups = [{**group, "params": [master]}]
+        self.inner.state = {master: inner_state}
+        self.inner.step()
+
     def step_one(self, parameter: nn.Parameter, group: dict) -> None:
-        """Update the master of one parameter in this group, and copy it to the parameter."""
+        """Update the master of one parameter in this group, and copy it to the parameter. Runs under no_grad()."""
         ### BEGIN SOLUTION
         state = self.state[parameter]
         if "master" not in state:
             state["master"] = parameter.detach().to(torch.float32, copy=True)
-        master = nn.Parameter(state["master"])
-        master.grad = parameter.grad.float()
+        master = state["master"]
         inner_state = {name: value for name, value in state.items() if name != "master"}
-        self.inner.param_groups = [{**group, "params": [master]}]
-        self.inner.state = {master: inner_state}
-        self.inner.step()
+        master.grad = parameter.grad.float()
+        self.step_inner(master, inner_state, group)
         state.update(inner_state)
-        master.grad = None  # free it now, because inner keeps the master until the next step_one()
         parameter.copy_(master)
+        master.grad = None  # free it now, because inner keeps the master until the next step_one()
         ### END SOLUTION
 
 
 # %% [markdown]
 # Try it on the weight from above. Its gradient is −1 and the learning rate is 0.001, so each of the 1000 updates adds
-# 0.001. Both numbers should be 2.000:
+# 0.001. Both numbers should be 2.000. (This tests neither Adam's state nor memory.)
 
 # %%
 # %%ranks
@@ -222,20 +213,20 @@ print(f"parameter {weight.item():.3f}, master weight {master.item():.3f}")
 
 # %% [markdown]
 # In the check, look at the line `plain` first, which trains parameters in bfloat16. The other lines try float16 and
-# float32, change settings between steps, and count bytes.
+# float32, change settings between steps, copy the state into a second optimizer, and count bytes.
 
 # %% tags=["check"] grade_id="check-holds-masters" points=3
 check.HoldsMasters()
 
 # %% [markdown]
-# ## Exercise 6.3 · Master weights for all parameters (10 min, 2 points)
+# ## Exercise 6.3 · Master weights for all parameters (8 min, 2 points)
 #
 # `MasterWeights` adds the loop to `HoldsMasters`. Write its `step`:
 #
 # - If there is a closure, it runs first, with gradients enabled. `step` returns its result.
 # - Update the parameters of all groups that `self.param_groups` contains *now*. Groups may be added later with
 #   `add_param_group`, for example to unfreeze a layer, and ZeRO-1 (chapter 07) replaces all of them.
-# - Skip parameters without a gradient, as torch's optimizers do.
+# - Skip parameters without a gradient, as torch's optimizers do. They look only at `grad`, not at `requires_grad`.
 #
 # <details><summary>Hint</summary>The whole method runs under <code>no_grad</code>, so in which context must the closure
 # run? And where do you find the group that <code>step_one</code> needs?</details>
@@ -288,38 +279,37 @@ check.MasterWeights()
 # ## Exercise 6.4 · Recomputing activations (20 min, 3 points)
 #
 # A **checkpointed** module keeps only its inputs, and recomputes its activations in backward. For autograd, it is a
-# function whose forward records nothing, and whose backward runs the module once more:
+# function whose forward records no graph, and whose backward runs the module once more:
+# ```python
+# forward(ctx, module, num_inputs, *tensors):  # tensors are the module's inputs, then its parameters
+#     save all tensors with ctx.save_for_backward, and everything else as attributes of ctx
+#     return the module's output
 #
-# | | gets | saves | returns |
-# |---|---|---|---|
-# | forward | the module's inputs and parameters | the same tensors | the output, computed under `no_grad` |
-# | backward | the gradient of the output | | a gradient per input and parameter, or None if it needs none |
+# backward(ctx, gradient):  # the gradient of the output
+#     tensors = the saved inputs, detached from their graph, then the saved parameters as they are
+#     with torch.enable_grad(), restored(the random states of forward):
+#         run the module again
+#     grads = torch.autograd.grad(…)  # for all tensors that require a gradient, in one call
+# ```
 #
 # Why are the parameters inputs of the function, although the module has them? Autograd asks a function only for the
 # gradients of its inputs.
 #
-# - `tensors` are the inputs, `num_inputs` of them, followed by the parameters. There is at least one input, all inputs
-#   are tensors, and there is one output. `module` is any function of the inputs, not necessarily an `nn.Module`.
-# - In forward, save tensors with `ctx.save_for_backward`, and everything else as an attribute of `ctx`.
-# - In backward, run the module under `enable_grad` on inputs that are detached from the graph (`detach()`). A detached
-#   tensor does not require a gradient. If the saved input does, call `requires_grad_()` on the detached one.
-# - Compute all gradients with one call of `torch.autograd.grad`, because `.backward()` would write into `.grad` itself.
-#   It rejects tensors that require no gradient. An unused parameter is not an error: pass `allow_unused=True`.
-# - Backward returns one value per argument of forward. Its last lines are given: there, `tensors` are the detached
-#   inputs and the parameters, and `grads` are the gradients of those that require one.
-# - Dropout must drop the same elements again, so run the module with the random states of forward: `get_rng_states()`
-#   and `set_rng_states(states)` are given. Afterwards, the random generators must continue from the states in which
-#   backward found them.
-# - Target: the module runs once in forward and once in backward. A hook that runs when a gradient is complete
-#   (`register_post_accumulate_grad_hook`, as in `OverlappedDDP`) is called once, even if the parameter is also used
-#   outside of the module.
+# - `module` is any function of at least one tensor. It returns one tensor.
+# - A detached tensor does not require a gradient. If the saved input does, call `requires_grad_()` on the detached one.
+# - Use `torch.autograd.grad`, because `.backward()` would write into `.grad` itself. Pass `gradient` as the gradient of
+#   the output. Also pass `allow_unused=True`, because the module may not use every parameter.
+# - The given last lines return one value per argument of forward. They use your variables `tensors` and `grads`.
+# - Dropout must drop the same elements again. In forward, store what `get_rng_states()` returns. This function and
+#   `restored` are given.
+# - Target: the module runs once in forward and once in backward, and a gradient hook (as in `OverlappedDDP`) is called
+#   once per parameter, even if the parameter is also used outside of the module.
 #
-# <details><summary>Hint 1</summary>Which of the saved tensors need to be detached, and which must not be? Which of
-# <code>tensors</code> do you pass to <code>torch.autograd.grad</code>, and with which incoming gradient?</details>
+# <details><summary>Hint 1</summary>Which of the saved tensors need to be detached, and which must not be? What does
+# <code>torch.autograd.grad</code> do with a tensor that requires no gradient?</details>
 #
-# <details><summary>Hint 2</summary>There are three moments at which a random state matters: when forward begins, when
-# backward begins, and when the recomputation is complete. Which state do you store or restore at each of
-# them?</details>
+# <details><summary>Hint 2</summary>Forward draws random numbers, too. Should it store the random states before or after
+# it runs the module?</details>
 
 
 # %% tags=["export"]
@@ -338,6 +328,17 @@ def set_rng_states(states: list[torch.Tensor]) -> None:
         torch.cuda.set_rng_state(gpu_state)
 
 
+@contextmanager
+def restored(states: list[torch.Tensor]) -> Iterator[None]:
+    """Restore random states for a with-block. After it, the generators continue from their states before it."""
+    current_states = get_rng_states()
+    set_rng_states(states)
+    try:
+        yield
+    finally:
+        set_rng_states(current_states)
+
+
 # %% [markdown]
 # The cell after yours defines `Checkpointed`, a module that uses your function.
 
@@ -345,7 +346,7 @@ def set_rng_states(states: list[torch.Tensor]) -> None:
 # %% tags=["exercise", "export"] grade_id="recompute"
 # %%ranks
 class Recompute(torch.autograd.Function):
-    """Computes module(*inputs), saves only the inputs for backward, and recomputes all activations there.
+    """Computes module(*inputs), saves only inputs and parameters for backward, and recomputes activations there.
 
     Call it as Recompute.apply(module, len(inputs), *inputs, *parameters).
 
@@ -371,11 +372,8 @@ class Recompute(torch.autograd.Function):
         saved_inputs = ctx.saved_tensors[: ctx.num_inputs]
         inputs = [saved.detach().requires_grad_(saved.requires_grad) for saved in saved_inputs]
         tensors = [*inputs, *ctx.saved_tensors[ctx.num_inputs :]]
-        current_states = get_rng_states()
-        set_rng_states(ctx.rng_states)
-        with torch.enable_grad():
+        with torch.enable_grad(), restored(ctx.rng_states):
             output = ctx.module(*inputs)
-        set_rng_states(current_states)
         differentiable = [tensor for tensor in tensors if tensor.requires_grad]
         grads = torch.autograd.grad(output, differentiable, gradient, allow_unused=True)
         ### END SOLUTION
@@ -424,27 +422,26 @@ pairs = zip(plain, recomputed, strict=True)
 print("equal:", [b is not None and torch.allclose(a, b) for a, b in pairs])
 
 # %% [markdown]
-# The check begins with a similar comparison. Then it tries dropout, autocast, changed inputs and hooks, and counts
-# bytes.
+# The check begins with a similar comparison. Then it tries dropout, autocast, changed inputs and parameters, and hooks.
+# It counts matrix products and bytes.
 
 # %% tags=["check"] grade_id="check-recompute" points=3
 check.Checkpointed()
 
 # %% [markdown]
-# ## Exercise 6.5 · Choosing what to checkpoint (15 min, 3 points)
+# ## Exercise 6.5 · Choosing what to checkpoint (13 min, 3 points)
 #
 # Blocks run one after another. Block i keeps `saved_bytes[i]` for backward, or only `input_bytes[i]` if it is
 # checkpointed. When backward reaches a checkpointed block, the activations of all later blocks have been freed. It
 # recomputes the activations of this block, and holds them until the block's backward is complete:
-#
 # ```python
 # kept[i] = input_bytes[i] if i in chosen else saved_bytes[i]
 # held[k] = sum(kept[: k + 1]) + (saved_bytes[k] if k in chosen else 0)  # in backward of block k
 # peak = max(held)
 # ```
 #
-# (In the lesson, only 15 of a block's 16 parts came back: the input was still there, and torch's `checkpoint` stops
-# before the output. Your `Recompute` computes the output, too, so as many bytes as `saved_bytes[k]` come back.)
+# (In the lesson, only 15 of a block's 16 parts were recomputed, because torch's `checkpoint` stops before it computes
+# the output. Your `Recompute` also computes the output, which is as large as the input. That makes 16 parts.)
 #
 # **Predict.** There are four equal blocks, and you may checkpoint one of them. For which one does this *not* lower the
 # peak? Write its index, from 0 to 3.
@@ -505,7 +502,8 @@ assert no_gain == [3]
 #
 # - `place_checkpoints` returns the indices of the blocks to checkpoint. It chooses as few blocks as possible such that
 #   the peak is at most `target_bytes`.
-# - If no choice reaches the target, it raises a `ValueError` that says how many bytes the lowest possible peak has.
+# - If no choice reaches the target, the given last lines raise a `ValueError`. They use your variable `lowest_bytes`:
+#   the lowest peak of all choices.
 # - There are at most 12 blocks, so you can try all choices.
 #
 # <details><summary>Hint</summary><code>itertools.combinations(blocks, count)</code> yields all choices of
@@ -534,20 +532,21 @@ def place_checkpoints(
         if peak_bytes <= target_bytes:
             return chosen
     lowest_bytes = min(peaks_bytes.values())
+    ### END SOLUTION
+    # Given, keep it as it is.
     raise ValueError(
         f"no choice of checkpoints brings the peak down to {target_bytes:,} bytes: "
         f"the lowest possible peak is {lowest_bytes:,} bytes"
     )
-    ### END SOLUTION
 
 
 # %% tags=["check"] grade_id="check-place-checkpoints" points=2
 check.place_checkpoints()
 
 # %% [markdown]
-# ## Your figure
+# ## Your figure (4 min)
 #
-# Now apply it to a GPT with six blocks. The next cells measure what each block keeps for backward:
+# Now apply it to a GPT with six blocks. The next cell measures what each block keeps for backward:
 
 
 # %%
@@ -560,13 +559,6 @@ mismatch.ignore()
 config = GPTConfig(vocab_size=text.vocab_size, layers=6)
 
 
-def training_peak(model):
-    model.zero_grad()
-    with memory.peak(model) as peak:
-        model(inputs, targets).backward()
-    return peak
-
-
 def measure_block(block, x):
     """Return the bytes of activations that block(x) keeps for backward, and the bytes of its input."""
     with memory.peak(block) as peak:
@@ -575,8 +567,6 @@ def measure_block(block, x):
     return peak.samples[-1].held.activations_bytes, output.nbytes
 
 
-# %%
-# %%ranks
 gpt = TinyGPT(config).to(device)
 x = torch.randn(len(inputs), inputs.shape[1], config.width, device=device, requires_grad=True)
 measured = [measure_block(block, x) for block in gpt.blocks]
@@ -590,36 +580,35 @@ print(f"Each block keeps {saved_bytes[0]:,} bytes; its input has {input_bytes[0]
 # %%
 my_count = 0
 
+
 # %%
 # %%ranks
+def training_peak(model):
+    model.zero_grad()
+    with memory.peak(model) as peak:
+        model(inputs, targets).backward()
+    return peak
+
+
 target_bytes = int(0.6 * sum(saved_bytes))
 chosen = place_checkpoints(saved_bytes, input_bytes, target_bytes)
 predicted = activation_peak_bytes(saved_bytes, input_bytes, chosen) / sum(saved_bytes)
-
-# %%
-chosen, predicted = ranks.pull("chosen")[0], ranks.pull("predicted")[0]
-print(f"predicted {my_count}, computed {len(chosen)}: blocks {chosen}")
-print(f"This should leave {predicted:.0%} of the blocks' activations.")
-
-# %% [markdown]
-# Does it?
-
-# %%
-# %%ranks
 peaks = {"no checkpoint": training_peak(gpt)}
 for block in chosen:
     gpt.blocks[block] = Checkpointed(gpt.blocks[block])
 peaks[f"{len(chosen)} checkpoints"] = training_peak(gpt)
 
 # %% [markdown]
-# The figure shows everything that a step holds at its peak. Compare the activations of the two bars. (They include the
-# output layer and the loss, which no checkpoint makes smaller.)
+# The figure shows everything that forward and backward hold at the peak (there is no optimizer here). Compare the
+# activations of the two bars. They include those of the output layer and the loss, which no checkpoint makes smaller.
 
 # %%
-peaks = ranks.pull("peaks")[0]
+chosen, predicted, peaks = (ranks.pull(name)[0] for name in ("chosen", "predicted", "peaks"))
 components = {name: peak.held.by_component() for name, peak in peaks.items()}
 before_bytes, after_bytes = (component["activations"] for component in components.values())
-print(f"The activations at the peak shrank to {after_bytes / before_bytes:.0%}.")
+print(f"predicted {my_count}, computed {len(chosen)}: blocks {chosen}")
+print(f"The activations of the blocks should shrink to {predicted:.0%}.")
+print(f"All activations, with output layer and loss, shrank to {after_bytes / before_bytes:.0%}.")
 assert after_bytes < 0.75 * before_bytes
 plots.memory_by_component(components)
 

@@ -23,7 +23,7 @@
 #
 # Chapters 02 to 05 were about the *time* that data parallelism costs. This one is about *memory*: four ranks hold four
 # copies of the model. How many bytes is that? The next cells create a small GPT with AdamW on each rank, and
-# `shared.memory` will count the bytes of every tensor exactly.
+# `shared.memory` will count the bytes of every tensor.
 
 # %% tags=["nbval-ignore-output"]
 from shared import formulas, measure, planner, plots, ranks, tables, widgets
@@ -91,22 +91,22 @@ assert at_peak > 20 and peak.phase in ("forward", "backward")
 # variance.
 #
 # Yet at its peak the step needed more. Most of the rest is **activations**: tensors that forward keeps because backward
-# will need them. In this example of one step, look at which bands keep their height, and which ones grow and shrink:
+# will need them. In this example, look at which bands keep their height, and which grow and shrink:
 
 # %%
 diagrams.training_memory()
 
 # %% [markdown]
-# Here is the step that you have just measured (*other* means temporary tensors):
+# Here is the step that you measured. (*Other* means temporary tensors, and gradients are drawn below the optimizer
+# state.)
 
 # %% tags=["nbval-ignore-output"]
 plots.memory_over_step(peak.samples)
 
 # %% [markdown]
-# First, `zero_grad()` frees the gradients of the previous step. Forward adds the activations of one layer after
-# another, and backward frees them in reverse order while it creates new gradients. Here, the peak lies where forward
-# ends and backward begins. The size of the activations depends on the number and length of the samples. The size of the
-# model state does not.
+# Forward adds the activations of one layer after another, and backward frees them in reverse order while it creates
+# gradients. Here, the peak lies where forward ends and backward begins. The size of the activations depends on the
+# number and length of the samples. The size of the model state does not.
 #
 # It does not depend on N either. One process would need the model state once, but N ranks hold it N times:
 
@@ -142,8 +142,8 @@ step(all_low, adamw_low)
 print(" + ".join(per_parameter(all_low, adamw_low)), "bytes per parameter")
 
 # %% [markdown]
-# That works. But a bfloat16 has only 8 significant bits. If an update is smaller than about a 512th of the weight, the
-# sum is rounded back to the old weight.
+# That works. But a bfloat16 has only 8 significant bits. If an update is smaller than a 512th of the weight, the sum is
+# rounded back to the old weight. Between a 512th and a 256th, the result depends on the weight.
 #
 # **Predict.** AdamW's first step changes each weight by about the learning rate, here 1e−5. The weights were drawn from
 # a normal distribution with a standard deviation of 0.02. What share of them has changed? 1 means all.
@@ -164,11 +164,11 @@ print(f"{of_small:.0%} of the weights below 256 × the update changed, {of_large
 assert of_large < 0.01 < moved < 0.5 < 0.99 < of_small
 
 # %% [markdown]
-# Most weights have not changed at all. They will not change later either, while the updates stay this small.
+# Most weights have not changed, and will not while the updates stay this small.
 #
-# The remedy is to *compute* in bfloat16 and to *update* in fp32, which is called **mixed precision** (Micikevicius et
-# al. 2018, §3.1). Each parameter gets a **master weight**: an fp32 copy that the optimizer updates. The parameter
-# itself is the rounded master weight.
+# The remedy is to *compute* in bfloat16 and *update* in fp32, which is called **mixed precision** (Micikevicius et al.
+# 2018, §3.1). Each parameter gets a **master weight**: an fp32 copy that the optimizer updates. The parameter itself is
+# the rounded master weight.
 
 # %% [markdown]
 # ## The short version
@@ -199,8 +199,9 @@ low = TinyGPT(config).to(device, torch.bfloat16)
 with_masters = WithMasters(low.parameters(), lr=1e-5)
 
 # %% [markdown]
-# **Predict.** The parameters and gradients are in bfloat16, the master weights and AdamW's state in fp32. The fp32
-# copies of the gradients are freed after the step. How many bytes per parameter does the model state take then?
+# **Predict.** The parameters and gradients are in bfloat16, the master weights and AdamW's state in fp32. Assume that
+# the fp32 copies of the gradients are freed after the step (`WithMasters` does not do that). How many bytes per
+# parameter does the model state take then?
 
 # %%
 my_prediction = 0.0
@@ -226,8 +227,7 @@ tables.Table(["bytes per parameter", "parameters", "gradients", "optimizer", "to
 # the total is 20. A widely quoted rule says that training takes "20 times the model size". It means 20 *bytes per
 # parameter*, which is 10 times the size of a bfloat16 model.
 #
-# Are master weights worth these bytes? The next cell trains the digits MLP on four ranks in three ways, with a small
-# learning rate.
+# Are master weights worth these bytes? The next cell trains the digits MLP in three ways, with a small learning rate.
 
 
 # %%
@@ -277,8 +277,8 @@ plots.loss_curves(curves)
 
 # %% [markdown]
 # Without master weights, the loss hardly falls, because most updates are rounded away. With them, it falls as in fp32.
-# So what does mixed precision save? It saves time, because GPUs multiply matrices faster in 16 bits. With bfloat16
-# gradients, it halves the bytes on the wire. And it halves what forward keeps.
+# Mixed precision does save time, because GPUs multiply matrices faster in 16 bits. With bfloat16 gradients, it halves
+# the bytes on the wire. And it halves what forward keeps.
 
 # %% [markdown]
 # ## What forward keeps
@@ -289,7 +289,7 @@ plots.loss_curves(curves)
 #
 # | layers | tensors kept for backward | elements / sbh |
 # |---|---|---|
-# | two norms | their inputs, such as the block's input | 2 |
+# | two norms | their inputs (the first norm's is the block's input) | 2 |
 # | `query_key_value`, `project`, `up` | their inputs | 3 |
 # | attention | query, key and value | 3 |
 # | GELU | its input, which has width 4h | 4 |
@@ -306,7 +306,8 @@ def kept_bytes(block, dtype, sequence=64, batch=8):
     block = block.to(device, dtype)
     x = torch.randn(batch, sequence, config.width, device=device, dtype=dtype)
     with memory.peak(block) as peak:
-        # The output counts in place of the input x, because the next block keeps it as its input.
+        # x existed before memory.peak began, so it does not count as an activation. The output counts instead: it has
+        # the same size, and the next block keeps it as its input.
         _result = block(x.requires_grad_())
     return peak.samples[-1].held.activations_bytes
 
@@ -322,10 +323,10 @@ for name, bytes_each in {"fp32": 4, "bf16": 2}.items():
     assert 1 <= measured / derived < 1.1
 
 # %% [markdown]
-# The small difference includes each norm's mean and standard deviation.
+# The difference includes each norm's mean and standard deviation.
 #
-# There is a well-known formula for the bytes of a layer's 16-bit activations (Korthikanti et al. 2022, §4), where *a*
-# is the number of attention heads:
+# A well-known formula gives the bytes of a layer's 16-bit activations (Korthikanti et al. 2022, §4), where *a* is the
+# number of attention heads:
 #
 # $$sbh\,(34 + 5\,as/h)$$
 #
@@ -383,11 +384,10 @@ planner_plots.activation_growth(curves, kept)
 
 # %% [markdown]
 # With materialized attention, the bytes per token grow with s, so those of a whole sequence grow with s². With fused
-# attention, the bytes per token stay constant.
+# attention, they stay constant. (Its line starts lower, because our block has no dropout.)
 #
 # Sharding the *model state* does not help with activations, because each rank's activations belong to its own samples.
-# If even one sequence has too many activations, other techniques are needed. The table compares some of them for one
-# layer of GPT-3, with dropout and 2,048 tokens:
+# The table compares techniques that do help, for one layer of GPT-3 with dropout and 2,048 tokens:
 
 # %%
 gpt_3 = {"sequence": 2048, "batch": 1, "hidden": 12288, "heads": 96}
@@ -406,14 +406,15 @@ for name, options in ways.items():
 tables.Table(["", "bytes / sbh", "GB per layer"], rows)
 
 # %% [markdown]
-# Tensor parallelism splits 24 of the 34 bytes over 8 ranks, which leaves 10 + 24/8 = 13. Sequence parallelism splits
-# the other 10 as well: 34/8 = 4.25. Chapter 13 introduces both.
+# Over 8 ranks, tensor parallelism splits query, key, value, and the inputs of `project`, GELU and `down`. These are 24
+# of the 34 bytes, so 10 + 24/8 = 13 are left. Sequence parallelism splits the other 10 as well: 34/8 = 4.25. Chapter 13
+# introduces both.
 
 # %% [markdown]
 # ## Recomputing activations
 #
-# With **activation checkpointing**, a block keeps only its input,
-# and backward runs the block's forward again to recompute the rest (Chen et al. 2016). In torch, this is `checkpoint`:
+# With **activation checkpointing**, a block keeps only its input, and backward runs the block's forward again to
+# recompute the rest (Chen et al. 2016). In torch, this is `checkpoint`:
 
 
 # %%
@@ -428,8 +429,8 @@ for block in saving.blocks:
 
 # %% [markdown]
 # **Predict.** There are eight blocks. If all are checkpointed, each keeps only its input, which is 1 of its 16 parts.
-# But while one block is recomputed, all of its parts are in memory. What share of the blocks' activations is left at
-# the peak? 1 means that nothing is saved.
+# But while one block is recomputed, its other 15 parts are in memory, too. What share of the blocks' activations is
+# left at the peak? 1 means that nothing is saved.
 
 # %%
 my_share = 1.0
@@ -457,9 +458,9 @@ assert 0.9 * derived < left < derived
 plots.memory_over_step(peaks["checkpointed"].samples)
 
 # %% [markdown]
-# In backward, each block is recomputed, used and freed before the next one begins. (The peak
-# of the plain model includes the output layer and the loss, so the measured share is a bit smaller than the derived
-# one.)
+# In backward, each block is recomputed, used and freed before the next one begins. The figure marks the peak of all
+# memory. The activations alone peak when backward begins. (The plain model's peak includes the output layer and the
+# loss, so the measured share is a bit smaller.)
 #
 # **Predict.** Assume that backward takes twice as long as forward. How much longer do forward and backward take
 # together if all blocks are checkpointed? 0.5 means 50% longer.
@@ -484,9 +485,10 @@ rows = [(phase, name) for phase in ("forward", "backward") for name in parts_ms]
 plots.bars({f"{phase}, {name}": parts_ms[name][phase] for phase, name in rows}, "ms (median of 10)")
 
 # %% [markdown]
-# Most of the extra time is in backward, which now also recomputes the forward of the blocks. If backward took twice as
-# long as forward, the two together would take a third longer. Compare the two bars of the plain model: the closer they
-# are, the larger is the share of one more forward.
+# Most of the extra time is in backward, which now also recomputes the forward of the blocks. One more forward would add
+# a third if backward took twice as long as forward, and half if both took equally long. What is the ratio of the plain
+# model's bars? (Anything beyond that is noise or overhead: with checkpointing, Python handles each saved tensor, in
+# forward too.)
 #
 # **Selective checkpointing** (`create_selective_checkpoint_contexts`) recomputes only what is large and cheap to
 # compute, such as materialized scores.
@@ -494,8 +496,8 @@ plots.bars({f"{phase}, {name}": parts_ms[name][phase] for phase, name in rows}, 
 # %% [markdown]
 # ## How large a model fits?
 #
-# We start with the model state alone, in mixed precision with 16 bytes per parameter. In chapters 07 to 09, the ranks
-# will shard more and more of it. These are the bytes per rank:
+# In chapters 07 to 09, the ranks will shard more and more of the model state. In mixed precision, these are its bytes
+# per rank:
 #
 # | | parameters | gradients | optimizer state |
 # |---|---|---|---|
@@ -552,7 +554,7 @@ tables.Table(["", "GB per GPU", "fits"], rows)
 # - **E** is widely quoted as a setup that trains. It does not, unless the groups also shard, as in F. (F and G still
 #   need room for activations.)
 #
-# So this is how many parameters fit at most:
+# At most this many parameters fit:
 
 # %%
 rows = []
@@ -585,11 +587,10 @@ widgets.memory_planner("Llama-2 7B", ranks=8)
 
 # %% [markdown]
 # Only ZeRO-3 stays below 24 GB. Leave a tenth of a GPU's memory free, because the planner does not count temporary
-# tensors in kernels, communication buffers or fragmentation. (It counts every layer as a GPT layer, so the result for
-# Llama is an estimate.)
+# tensors in kernels, communication buffers or fragmentation. (It counts every layer as a GPT layer, so this is an
+# estimate.)
 #
-# That figure assumes fused attention, and that all layers are checkpointed. How large are the activations without
-# checkpointing?
+# That figure assumes fused attention and checkpointing. How large are the activations without checkpointing?
 
 # %%
 from shared.planner.shapes import SHAPES
@@ -600,7 +601,7 @@ for attention in planner.ATTENTION:
 
 # %% [markdown]
 # Both are more than ZeRO-3 leaves free on these GPUs. With materialized attention, the activations of one sequence
-# would not even fit on a GPU of 80 GB.
+# would not fit on a GPU of 80 GB.
 #
 # The advice "memory-bound, so use ZeRO" mixes up two things. A kernel is **memory-bound** if the *bandwidth* of the
 # GPU's memory limits it, and sharding does not change that. ZeRO helps if you lack *capacity*:
@@ -718,12 +719,9 @@ assert torch.equal(mine, of_rank_0)
 print(f"{mine.nbytes / parameters:.0f} bytes per parameter, the same as on rank 0")
 
 # %% [markdown]
-# It is the same on every rank, bit for bit. AdamW's state is half of the model state. In mixed precision, it
-# includes the master weights, and is three quarters. All ranks use it to compute the same updates. So rank r could keep
-# only a shard of it, update its shard of the parameters, and send the result to the others. That is ZeRO-1, in chapter
-# 07.
-#
-# In the lab, you build the tools of this lesson yourself.
+# It is the same on every rank, bit for bit. AdamW's state is half of the model state. In mixed precision, it includes
+# the master weights, and is three quarters. All ranks use it to compute the same updates. So rank r could keep only a
+# shard of it, update its shard of the parameters, and send the result to the others. That is ZeRO-1, in chapter 07.
 
 # %%
 ranks.stop()

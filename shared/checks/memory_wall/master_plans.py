@@ -15,6 +15,7 @@ OPTIMIZERS = {
     "AdamW": (torch.optim.AdamW, {"lr": 0.03, "weight_decay": 0.1, "betas": (0.8, 0.95)}),
     "Adam with amsgrad": (torch.optim.Adam, {"lr": 0.03, "amsgrad": True}),
 }
+GROUP_CHANGED = "step_one() changed the group that it was given, which belongs to the caller"
 SCHEDULERS = {
     "StepLR": lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.3),
     "OneCycleLR": lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.3, total_steps=STEPS + 1),
@@ -32,6 +33,7 @@ class Plan:
     scheduler: str = ""
     rewritten: dict = field(default_factory=dict)  # settings of the last group, written before step LATE
     written_over: bool = False  # other code writes into the parameters after the first step
+    frozen: bool = False  # the first parameter is frozen before step LATE, but gets gradients
     dtypes: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float32)
     hint: str = ""
 
@@ -70,7 +72,10 @@ def with_step(optimizer_type: type) -> type:
         def step(self) -> None:
             for group in self.param_groups:
                 for parameter in group["params"]:
+                    given = dict(group)
                     self.step_one(parameter, group)
+                    if group.keys() != given.keys() or any(group[name] is not value for name, value in given.items()):
+                        raise AssertionError(GROUP_CHANGED)
 
     return OneByOne
 
@@ -108,6 +113,8 @@ def run(plan: Plan, build, data: Data, device: torch.device) -> dict:
         if number == 1 and plan.written_over:
             for parameter in parameters:
                 parameter.data.add_(1)
+        if number == LATE and plan.frozen:
+            parameters[0].requires_grad_(False)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = None if gradient is None else gradient.to(device, parameter.dtype)
         optimizer.step()

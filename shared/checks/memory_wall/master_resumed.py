@@ -1,5 +1,9 @@
-"""Judge a checkpoint of master weights: training continues as if it had never been interrupted."""
+"""Judge a checkpoint of master weights: training continues as if it had never been interrupted.
 
+The checkpoint of HoldsMasters, which has no load_state_dict() yet, is a copy of its state.
+"""
+
+import copy
 import functools
 import io
 
@@ -7,9 +11,9 @@ import torch
 from torch import nn
 
 from shared.checks.engine.candidate import device_here
-from shared.checks.engine.framework import Attempt
-from shared.checks.memory_wall.master_plans import OPTIMIZERS, Data, Plan, deal, draw
-from shared.checks.memory_wall.master_values import after_groups, after_values, judge_steps
+from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.memory_wall.master_plans import OPTIMIZERS, Data, Plan, deal, draw, with_step
+from shared.checks.memory_wall.master_values import after_groups, after_plain, after_values, judge_steps
 
 SAVED_AFTER = 3  # steps
 HINT = (
@@ -23,6 +27,60 @@ PLANS = (  # plans, and whether the optimizer that loads has stepped before
     (Plan(f"AdamW, {_SAVED} one that has trained differently", "AdamW", hint=HINT), True),
 )
 
+COPIED = Plan(
+    f"Adam, with its state copied into a second optimizer after step {SAVED_AFTER}",
+    "Adam",
+    dtypes=(torch.bfloat16,),
+    hint="load_state_dict() will replace the tensors in self.state in the same way. Hint: in the next step, where does "
+    "`inner` find the state of a master, and who has put it there?",
+)
+STATE = ("exp_avg", "exp_avg_sq", "master", "step")
+
+
+def _step(parameters: list, optimizer: torch.optim.Optimizer, gradients: list[torch.Tensor]) -> None:
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient.to(device_here(), parameter.dtype)
+    optimizer.step()
+
+
+def probe_copied(holds_masters, data: Data) -> dict:
+    """Step, copy parameters and state, and continue with a second optimizer.
+
+    Returns:
+        The names in each parameter's state when it was copied, and the parameters after each later step.
+    """
+    optimizer_cls, defaults = OPTIMIZERS[COPIED.optimizer]
+    build = functools.partial(with_step(holds_masters), optimizer_cls=optimizer_cls, **defaults)
+    parameters = [nn.Parameter(value.to(device_here(), copy=True)) for value in data.parameters]
+    optimizer = build(parameters)
+    for gradients in data.gradients[:SAVED_AFTER]:
+        _step(parameters, optimizer, gradients)
+    states = [optimizer.state[parameter] for parameter in parameters]
+    names = [sorted(map(str, state)) for state in states]
+    parameters = [nn.Parameter(parameter.detach().clone()) for parameter in parameters]
+    optimizer = build(parameters)
+    for parameter, state in zip(parameters, states, strict=True):
+        optimizer.state[parameter] = copy.deepcopy(state)
+    steps = []
+    for gradients in data.gradients[SAVED_AFTER:]:
+        _step(parameters, optimizer, gradients)
+        steps.append([parameter.detach().cpu().clone() for parameter in parameters])
+    return {"names": names, "steps": steps}
+
+
+@after_plain
+def the_state_is_enough(attempt: Attempt) -> None:
+    data = draw(attempt.draw_seed(), COPIED.dtypes)
+    for rank, found in enumerate(attempt.run(probe_copied, data, context=COPIED.description)):
+        for names in found["names"]:
+            if names != list(STATE):
+                evidence = (
+                    f"after {SAVED_AFTER} steps with Adam, the keys of self.state[parameter] are "
+                    f"{', '.join(names)}; expected {', '.join(STATE)}"
+                )
+                raise Wrong({rank: evidence}, "Hint: which dict does `inner` fill, and where are its entries expected?")
+        judge_steps(rank, found["steps"], COPIED, data, first=SAVED_AFTER + 1)
+
 
 def probe_resumed(master_weights, plan: Plan, used: bool, data: Data) -> list[list[torch.Tensor]]:
     """Step, save, and continue with a new optimizer on new parameters. Return the parameters after each later step."""
@@ -35,27 +93,22 @@ def probe_resumed(master_weights, plan: Plan, used: bool, data: Data) -> list[li
         groups = [{"params": some, **settings} for some, settings in zip(dealt, plan.groups, strict=True)]
         return parameters, build(groups)
 
-    def step(parameters: list, optimizer: torch.optim.Optimizer, gradients: list[torch.Tensor]) -> None:
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient.to(device_here(), parameter.dtype)
-        optimizer.step()
-
     parameters, optimizer = begin(data.parameters)
     for gradients in data.gradients[:SAVED_AFTER]:
-        step(parameters, optimizer, gradients)
+        _step(parameters, optimizer, gradients)
     file = io.BytesIO()
     torch.save(optimizer.state_dict(), file)
     file.seek(0)
     saved = [parameter.detach() for parameter in parameters]
     parameters, optimizer = begin(saved)
     if used:
-        step(parameters, optimizer, [-2 * gradient for gradient in data.gradients[0]])
+        _step(parameters, optimizer, [-2 * gradient for gradient in data.gradients[0]])
         for parameter, value in zip(parameters, saved, strict=True):
             parameter.data.copy_(value)
     optimizer.load_state_dict(torch.load(file, weights_only=False))
     steps = []
     for gradients in data.gradients[SAVED_AFTER:]:
-        step(parameters, optimizer, gradients)
+        _step(parameters, optimizer, gradients)
         steps.append([parameter.detach().cpu().clone() for parameter in parameters])
     return steps
 

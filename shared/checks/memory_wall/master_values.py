@@ -10,6 +10,7 @@ from shared.checks.engine.compare import first_difference
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.hints import begin_at, where_it_raises
 from shared.checks.memory_wall.master_plans import (
+    GROUP_CHANGED,
     OPTIMIZERS,
     Data,
     Plan,
@@ -88,7 +89,12 @@ GROUPS = (
     ),
 )
 SCHEDULES = (
-    Plan("SGD with StepLR", "SGD", scheduler="StepLR", hint="Hint: when does the inner optimizer read its settings?"),
+    Plan(
+        "SGD with StepLR",
+        "SGD",
+        scheduler="StepLR",
+        hint="Hint: from which dict does `inner` read lr, and who puts the current lr there?",
+    ),
     Plan(
         "Adam with OneCycleLR, which also changes betas",
         "Adam",
@@ -107,6 +113,12 @@ MISSING = Plan(
     "AdamW, with some gradients None",
     "AdamW",
     hint="Hint: does a step treat a gradient of None like a gradient of zeros?",
+)
+FROZEN = Plan(
+    "AdamW, with a parameter frozen after backward and before step 3",
+    "AdamW",
+    frozen=True,
+    hint="Hint: does a parameter whose requires_grad is False still have a gradient?",
 )
 SMALL_LR = 2**-10  # Every multiple of it is a float32.
 SMALL = Plan(
@@ -130,6 +142,7 @@ _SETTINGS = {name for kind in (torch.optim.SGD, torch.optim.AdamW) for name in k
 RAISED = {f"KeyError: '{name}'": _NOT_BEGUN for name in _STATE} | {
     f"KeyError: '{name}'": _NO_SETTING for name in sorted(_SETTINGS)
 }
+RAISED |= {GROUP_CHANGED: "Hint: does `inner` get this dict itself, or one of its own?"}
 
 
 def probe_masters(master_weights, plan: Plan, data: Data) -> dict:
@@ -249,22 +262,21 @@ def settings_are_those_of_now(attempt: Attempt) -> None:
 
 
 @after_values
+@after_groups
 def masters_move_where_parameters_would_not(attempt: Attempt) -> None:
-    """Take 200 updates that are each too small for bfloat16, whose neighbors of 1 are 0.0039 below and 0.0078 above.
+    """Take 200 or more updates, each too small for bfloat16, whose neighbors of 1 are 0.0039 below and 0.0078 above.
 
     There are so many steps because a master that is rounded occasionally loses what it has accumulated since.
     """
     sign = attempt.random.choice((-1.0, 1.0))
-    count = attempt.random.randint(3, 9)
+    count, steps = attempt.random.randint(3, 9), attempt.scale.steps(SMALL_STEPS)
     ones = [torch.ones(count, dtype=torch.bfloat16)]
-    data = Data(ones, [[torch.full((count,), sign, dtype=torch.bfloat16)] for _ in range(SMALL_STEPS)])
+    data = Data(ones, [[torch.full((count,), sign, dtype=torch.bfloat16)] for _ in range(steps)])
     for rank, result in enumerate(attempt.run(probe_masters, SMALL, data)):
         last = result["steps"][-1][0]
         if torch.equal(last, ones[0]):
-            expected = f"{1 - sign * SMALL_LR * SMALL_STEPS:.3f}"
-            evidence = (
-                f"{SMALL.description}: after {SMALL_STEPS} steps the parameters are still 1; expected about {expected}"
-            )
+            expected = f"{1 - sign * SMALL_LR * steps:.3f}"
+            evidence = f"{SMALL.description}: after {steps} steps the parameters are still 1; expected about {expected}"
             raise Wrong(
                 {rank: evidence}, "Hint: which tensor keeps the part of an update that bfloat16 cannot represent?"
             )
@@ -288,6 +300,7 @@ def what_has_no_gradient_stays(attempt: Attempt) -> None:
                     )
             before = after
         judge_steps(rank, result["steps"], MISSING, data)
+    judge_plan(attempt, FROZEN)
 
 
 # -- inside another optimizer, as in ZeRO-1
@@ -311,6 +324,7 @@ def probe_inside(master_weights, data: Data, lr: float) -> dict:
 
 
 @after_values
+@after_groups
 def another_optimizer_may_hold_it(attempt: Attempt) -> None:
     data, lr = draw(attempt.draw_seed(), (torch.bfloat16,)), attempt.random.uniform(0.05, 0.1)
     context = "built on an empty tensor, with its groups cleared and a group added whose parameter is a view"

@@ -45,7 +45,17 @@ def draw_blocks(attempt: Attempt, blocks: int) -> tuple[list[int], list[int]]:
 
 
 def probe_peaks(activation_peak_bytes, tried: list[tuple]) -> list:
-    return [activation_peak_bytes(list(saved), list(given), chosen) for saved, given, chosen in tried]
+    found = []
+    for saved, given, chosen in tried:
+        arguments = list(saved), list(given)
+        found.append(activation_peak_bytes(*arguments, chosen))
+        _check_arguments("activation_peak_bytes", arguments, (saved, given))
+    return found
+
+
+def _check_arguments(name: str, arguments: tuple[list, list], given: tuple[list, list]) -> None:
+    if arguments != given:
+        raise AssertionError(f"{name}() changed saved_bytes or input_bytes, which belong to the caller")
 
 
 def probe_placing(place_checkpoints, tried: list[tuple]) -> list[tuple]:
@@ -57,13 +67,16 @@ def probe_placing(place_checkpoints, tried: list[tuple]) -> list[tuple]:
             found.append(("chosen", place_checkpoints(*arguments, target)))
         except ValueError as error:
             found.append(("rejected", str(error)))
-        if arguments != (saved, given):
-            raise AssertionError("place_checkpoints() changed saved_bytes or input_bytes, which belong to the caller")
+        _check_arguments("place_checkpoints", arguments, (saved, given))
     return found
 
 
 def _describe_blocks(saved: list[int], given: list[int]) -> str:
     return f"saved_bytes {saved}, input_bytes {given}"
+
+
+def _blocks(count: int) -> str:
+    return "1 block" if count == 1 else f"{count} blocks"
 
 
 def peaks_are_predicted(attempt: Attempt) -> None:
@@ -121,7 +134,7 @@ def as_few_as_possible(attempt: Attempt) -> None:
             context = f"{_describe_blocks(saved, given)}, target_bytes {target}"
             if kind == "rejected":
                 evidence = (
-                    f"{context}: raised ValueError({found[:80]!r}), but a choice of {len(fewest)} blocks is enough"
+                    f"{context}: raised ValueError({found[:80]!r}), but a choice of {_blocks(len(fewest))} is enough"
                 )
                 hint = "Hint: is a peak of exactly target_bytes low enough, and which choices were never tried?"
                 raise Wrong({rank: evidence}, hint)
@@ -131,7 +144,8 @@ def as_few_as_possible(attempt: Attempt) -> None:
                 raise Wrong({rank: evidence}, "Hint: with these blocks checkpointed, when is the peak?")
             if len(chosen) > len(fewest):
                 evidence = (
-                    f"{context}: the choice {chosen} has {len(chosen)} blocks; expected {len(fewest)}, which is enough"
+                    f"{context}: the choice {chosen} has {_blocks(len(chosen))}; "
+                    f"expected {len(fewest)}, which is enough"
                 )
                 hint = (
                     "Checkpointing a block may lower the peak by less than the block saves. Hint: which "

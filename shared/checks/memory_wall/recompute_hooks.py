@@ -3,8 +3,7 @@
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import close, first_difference
 from shared.checks.engine.framework import Attempt, Wrong
-from shared.checks.engine.hints import begin_at
-from shared.checks.memory_wall.recompute_values import gradients_are_those_without_it
+from shared.checks.memory_wall.recompute_values import after_values
 from shared.checks.models import recompute
 from shared.checks.models.recompute import MODELS, draw_inputs, loss_of, named_parameters
 
@@ -28,7 +27,7 @@ def probe_hooks(checkpointed, name: str, seed: int, inputs: tuple) -> list[list[
     return rounds
 
 
-@begin_at(gradients_are_those_without_it, "values")
+@after_values
 def hooks_see_whole_gradients_once(attempt: Attempt) -> None:
     for name in MODELS:
         seed = attempt.draw_seed()

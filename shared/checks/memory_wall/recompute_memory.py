@@ -11,6 +11,7 @@ from shared import memory
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.footprint import living_bytes
 from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.memory_wall.recompute_values import after_values
 
 SAMPLES, INPUTS = 32, 256
 SLACK_BYTES = 16_384  # saved states of random number generators, about 5,000 bytes each
@@ -51,6 +52,7 @@ def _grown(peak: memory.Peak) -> int:
     return peak.samples[-1].held.total_bytes - peak.samples[0].held.total_bytes
 
 
+@after_values
 def only_inputs_are_kept(attempt: Attempt) -> None:
     width = attempt.random.randint(450, 600)
     plain_bytes = attempt.run(probe_kept, width, False)[0]["forward"][0]
@@ -66,7 +68,7 @@ def only_inputs_are_kept(attempt: Attempt) -> None:
         for number, kept_bytes in enumerate(found["backward"], 1):
             if kept_bytes > SLACK_BYTES:
                 evidence = f"{kept_bytes:,} more bytes are held after backward {number} than before it; expected none"
-                raise Wrong({rank: evidence}, "Hint: what still refers to the recomputed activations?")
+                raise Wrong({rank: evidence}, "Hint: which tensor of forward or the recomputation do you still hold?")
 
 
 def probe_left(checkpointed, width: int) -> int:
@@ -84,6 +86,7 @@ def probe_left(checkpointed, width: int) -> int:
     return living_bytes() - before_bytes - loss.nbytes
 
 
+@after_values
 def nothing_is_left(attempt: Attempt) -> None:
     width = attempt.random.randint(450, 600)
     for rank, left_bytes in enumerate(attempt.run(probe_left, width)):

@@ -7,12 +7,10 @@ from torch import nn
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import close, first_difference
 from shared.checks.engine.framework import Attempt, Wrong
-from shared.checks.engine.hints import begin_at
-from shared.checks.memory_wall.recompute_values import Drops, gradients_are_those_without_it
+from shared.checks.memory_wall.recompute_values import Drops, after_dropout, after_values
 
 SAMPLES, WIDTH = 2, 64
 BACKWARDS = (0, 2, 0)  # indices of the forwards: the second is never used, and the first one twice
-after_values = begin_at(gradients_are_those_without_it, "values")
 
 
 def probe_order(checkpointed, seed: int) -> list[dict]:
@@ -40,6 +38,7 @@ def probe_order(checkpointed, seed: int) -> list[dict]:
 
 
 @after_values
+@after_dropout
 def backward_finds_its_own_forward(attempt: Attempt) -> None:
     context = (
         "one block, forward of batches 1, 2 and 3, and once under no_grad; then backward of batches 1, 3 and 1 again"
@@ -56,18 +55,18 @@ def backward_finds_its_own_forward(attempt: Attempt) -> None:
                     raise Wrong({rank: evidence}, "Hint: where does each forward save what its backward needs?")
 
 
-# -- inputs that other code writes into
+# -- inputs and parameters that other code writes into
 
 
-def probe_changed(checkpointed, seed: int) -> bool:
-    """Write into a block's input between forward and backward. Return whether backward raises."""
+def probe_changed(checkpointed, seed: int, what: str) -> bool:
+    """Write into a block's input or parameter between forward and backward. Return whether backward raises."""
     torch.manual_seed(seed)
     model = checkpointed(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()).to(device_here()))
     x = torch.rand(SAMPLES, WIDTH, device=device_here(), requires_grad=True)
     y = x * 1
     output = model(y)
     with torch.no_grad():
-        y.add_(1)
+        (y if what == "input" else next(model.parameters())).add_(1)
     try:
         output.sum().backward()
     except RuntimeError:
@@ -77,13 +76,15 @@ def probe_changed(checkpointed, seed: int) -> bool:
 
 @after_values
 def changed_inputs_are_rejected(attempt: Attempt) -> None:
-    for rank, rejected in enumerate(attempt.run(probe_changed, attempt.draw_seed())):
-        if not rejected:
-            evidence = (
-                "a block's input was changed in place between forward and backward, and backward silently recomputed "
-                "different activations; expected autograd's RuntimeError"
-            )
-            raise Wrong({rank: evidence}, "Hint: how must a tensor be saved so that autograd notices in-place changes?")
+    for what in ("input", "parameter"):
+        for rank, rejected in enumerate(attempt.run(probe_changed, attempt.draw_seed(), what)):
+            if not rejected:
+                evidence = (
+                    f"a block's {what} was changed in place between forward and backward, and backward silently "
+                    "recomputed different activations; expected autograd's RuntimeError"
+                )
+                hint = "Hint: how must a tensor be saved so that autograd notices in-place changes?"
+                raise Wrong({rank: evidence}, hint)
 
 
 # -- autocast

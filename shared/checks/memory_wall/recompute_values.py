@@ -5,11 +5,12 @@ import contextlib
 import torch
 import torch.utils.checkpoint as library
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import close, first_difference
 from shared.checks.engine.framework import Attempt, Wrong
-from shared.checks.engine.hints import where_it_raises
+from shared.checks.engine.hints import begin_at, where_it_raises
 from shared.checks.models import recompute
 from shared.checks.models.recompute import MODELS, blocks_of, draw_inputs, loss_of, named_parameters
 
@@ -22,6 +23,10 @@ RAISED = {
     "not have been used in the graph": "Hint: what does torch.autograd.grad do with a parameter that was not used?",
     "through the graph a second time": "Hint: to which graph do the recomputed inputs belong?",
     "floating point": "Hint: which of the saved inputs required a gradient in forward?",
+    "does not have a grad_fn": (
+        "Hint: is the tensor that you differentiate computed under enable_grad? And where do you pass the gradient "
+        "that backward() receives?"
+    ),
     "does not require grad": "Hint: which of these tensors require a gradient?",
 }
 
@@ -82,6 +87,9 @@ def gradients_are_those_without_it(attempt: Attempt) -> None:
             _judge_values(rank, result, _alone(name, seeds[rank], inputs[rank]), name)
 
 
+after_values = begin_at(gradients_are_those_without_it, "values")
+
+
 def _alone(name: str, seed: int, inputs: tuple) -> dict:
     """Compute the same model without wrapped blocks, on the CPU."""
     model = recompute.build(name, seed)
@@ -108,6 +116,8 @@ def _judge_values(rank: int, found: dict, alone: dict, name: str) -> None:
             if (actual is None) != (expected is None):
                 was = "None" if actual is None else "a tensor"
                 hint = "Hint: for which tensors does autograd expect a gradient, and in which order?"
+                if actual is None:
+                    hint = "Hint: for which tensors do you compute gradients, and did the module use these tensors?"
                 if actual is None and key.startswith(("first.", "the input")):
                     hint = "Hint: which inputs of the recomputed block require a gradient?"
                 raise Wrong({rank: f"{evidence} is {was}; without checkpointing it is not"}, hint)
@@ -135,6 +145,32 @@ def _cause(actual: torch.Tensor, expected: torch.Tensor, number: int) -> str:
     return "Hint: which outputs are differentiated, with respect to which tensors, and with which incoming gradient?"
 
 
+class _Products(TorchDispatchMode):
+    """Counts matrix products."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += function.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm)
+        return function(*args, **(kwargs or {}))
+
+
+def _products_of_backward(model: nn.Module, inputs: tuple) -> int:
+    loss = loss_of(model, *inputs)
+    with _Products() as products:
+        loss.backward()
+    return products.count
+
+
+def probe_products(checkpointed, name: str, seed: int, inputs: tuple) -> int:
+    """Return how many matrix products a backward computes."""
+    model = recompute.build(name, seed, checkpointed).to(device_here())
+    return _products_of_backward(model, tuple(each.to(device_here()) for each in inputs))
+
+
+@after_values
 def the_module_runs_twice(attempt: Attempt) -> None:
     for name in ("a block", "a block with three inputs, one of them integers", "two blocks that share a parameter"):
         seed = attempt.draw_seed()
@@ -154,6 +190,25 @@ def the_module_runs_twice(attempt: Attempt) -> None:
                         {rank: evidence},
                         "Hint: when does the module run, and how many gradients does one recomputation give?",
                     )
+    _judge_products(attempt)
+
+
+def _judge_products(attempt: Attempt) -> None:
+    for name in ("a block", "a block whose input needs no gradient"):
+        seed = attempt.draw_seed()
+        inputs = draw_inputs(seed)
+        model = recompute.build(name, seed)
+        with _Products() as recomputed:
+            model.block(inputs[0])
+        expected = _products_of_backward(model, inputs) + recomputed.count
+        for rank, count in enumerate(attempt.run(probe_products, name, seed, inputs, context=name)):
+            if count > expected:
+                evidence = (
+                    f"{name}: backward computed {count} matrix products; expected {expected}, for one recomputation "
+                    "of the block and one backward"
+                )
+                hint = "Hint: how often does autograd run through the recomputed graph, and for which gradients?"
+                raise Wrong({rank: evidence}, hint)
 
 
 # -- dropout
@@ -192,6 +247,7 @@ def probe_dropout(checkpointed, seed: int) -> dict:
     return {"dropped": [each.dropped for each in drops], "still": still}
 
 
+@after_values
 def dropout_drops_the_same(attempt: Attempt) -> None:
     for rank, result in enumerate(attempt.run(probe_dropout, attempt.draw_seed(), context="two blocks with dropout")):
         for number, masks in enumerate(result["dropped"], 1):
@@ -211,3 +267,6 @@ def dropout_drops_the_same(attempt: Attempt) -> None:
         if not result["still"]:
             evidence = "backward changed the state of the random number generators; expected it to be restored"
             raise Wrong({rank: evidence}, "Hint: which elements would the next step drop?")
+
+
+after_dropout = begin_at(dropout_drops_the_same, "dropout")

@@ -7,6 +7,7 @@ import torch
 from shared import memory
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.hints import where_it_raises
 from shared.checks.models import awkward
 from shared.memory import storages
 
@@ -52,6 +53,11 @@ TRIED = [  # model, optimizer, when
     ("Plain", "Adam", FROZEN),
 ]
 
+RAISED = {
+    "'NoneType' object has no attribute": "Hint: which parameters have no gradient?",
+    "'int' object has no attribute": "Hint: which values of an optimizer's state are not tensors?",
+}
+
 
 def train(case: tuple[str, str, str], seed: int, dtype: torch.dtype, device: torch.device):
     """Train a model and its optimizer up to the moment at which they are counted."""
@@ -70,16 +76,13 @@ def train(case: tuple[str, str, str], seed: int, dtype: torch.dtype, device: tor
     return module, optimizer
 
 
-def probe_count(model_state_bytes, tried: list[tuple], handmade: bool) -> list[dict]:
-    """Return, for each try, what was counted, and the number of entries in optimizer.state before and after that."""
-    found = []
-    for each in tried:
-        module, optimizer = train(*each, device_here())
-        before = len(optimizer.state)
-        with _ledger_rejected() if handmade else contextlib.nullcontext():
-            counted = dict(model_state_bytes(module, optimizer))
-        found.append({"counted": counted, "states": (before, len(optimizer.state))})
-    return found
+def probe_count(model_state_bytes, case: tuple, seed: int, dtype: torch.dtype, handmade: bool) -> dict:
+    """Return what was counted, and the number of entries in optimizer.state before and after that."""
+    module, optimizer = train(case, seed, dtype, device_here())
+    before = len(optimizer.state)
+    with _ledger_rejected() if handmade else contextlib.nullcontext():
+        counted = dict(model_state_bytes(module, optimizer))
+    return {"counted": counted, "states": (before, len(optimizer.state))}
 
 
 @contextlib.contextmanager
@@ -97,26 +100,30 @@ def _ledger_rejected():
         storages._parts = parts
 
 
+@where_it_raises(RAISED)
 def without_the_ledger(attempt: Attempt) -> None:
-    attempt.run(probe_count, [(TRIED[1], attempt.draw_seed(), torch.float32)], True)
+    attempt.run(probe_count, TRIED[1], attempt.draw_seed(), torch.float32, True)
 
 
+@where_it_raises(RAISED)
 def counted_to_the_byte(attempt: Attempt) -> None:
-    dtypes = (torch.bfloat16, torch.float32, torch.float64)
-    tried = [(case, attempt.draw_seed(), attempt.random.choice(dtypes)) for case in TRIED]
-    for rank, counts in enumerate(attempt.run(probe_count, tried, False)):
-        for (case, seed, dtype), result in zip(tried, counts, strict=True):
-            module, optimizer = train(case, seed, dtype, torch.device("cpu"))
-            model, name, when = case
-            context = f"{awkward.describe(model)} in {str(dtype).removeprefix('torch.')}, {name}, {when}"
-            _judge(rank, result["counted"], module, optimizer, context)
-            before, after = result["states"]
-            if before != after:
-                evidence = (
-                    f"{context}: optimizer.state had {before} entries before counting and {after} after; "
-                    "expected no change"
-                )
-                raise Wrong({rank: evidence}, "Hint: what does a defaultdict do when you look up a missing key?")
+    for case in TRIED:
+        dtype = attempt.random.choice((torch.bfloat16, torch.float32, torch.float64))
+        _judge_case(attempt, case, attempt.draw_seed(), dtype)
+
+
+def _judge_case(attempt: Attempt, case: tuple[str, str, str], seed: int, dtype: torch.dtype) -> None:
+    module, optimizer = train(case, seed, dtype, torch.device("cpu"))
+    model, name, when = case
+    context = f"{awkward.describe(model)} in {str(dtype).removeprefix('torch.')}, {name}, {when}"
+    for rank, result in enumerate(attempt.run(probe_count, case, seed, dtype, False, context=context)):
+        _judge(rank, result["counted"], module, optimizer, context)
+        before, after = result["states"]
+        if before != after:
+            evidence = (
+                f"{context}: optimizer.state had {before} entries before counting and {after} after; expected no change"
+            )
+            raise Wrong({rank: evidence}, "Hint: what does a defaultdict do when you look up a missing key?")
 
 
 def _judge(rank: int, found: dict, module, optimizer, context: str) -> None:

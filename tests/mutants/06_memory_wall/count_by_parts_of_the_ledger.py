@@ -1,6 +1,6 @@
 """Cheats by calling the ledger's internal functions before they are blocked.
 
-caught by: model_state_bytes · by hand
+caught by: model_state_bytes · without shared.memory
 """
 
 from shared.memory import _roles

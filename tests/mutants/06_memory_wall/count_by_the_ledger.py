@@ -1,6 +1,6 @@
 """Cheats by calling the ledger that its result is compared with.
 
-caught by: model_state_bytes · by hand
+caught by: model_state_bytes · without shared.memory
 """
 
 from shared import memory

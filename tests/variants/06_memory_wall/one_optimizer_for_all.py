@@ -81,7 +81,8 @@ class _Packed:
 
     def __init__(self, module, inputs):
         self.module, self.inputs, self.count, self.found = module, inputs, 0, {}
-        self.versions = [each._version for each in inputs]
+        self.used = *inputs, *module.parameters()
+        self.versions = [each._version for each in self.used]
         kind = inputs[0].device.type
         now = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
         self.autocast = torch.autocast(kind, *now, cache_enabled=False)
@@ -101,8 +102,8 @@ class _Packed:
         return self.found.pop(index)
 
     def _again(self):
-        if self.versions != [each._version for each in self.inputs]:
-            raise RuntimeError("somebody wrote into an input since forward")
+        if self.versions != [each._version for each in self.used]:
+            raise RuntimeError("somebody wrote into an input or a parameter since forward")
         now = torch.get_rng_state(), self._gpu()
         self._set(self.random)
         indices = iter(range(1, self.count + 1))

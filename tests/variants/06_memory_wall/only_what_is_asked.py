@@ -20,17 +20,25 @@ class _Master:
 
 
 class HoldsMasters(torch.optim.Optimizer):
-    """Has one optimizer per parameter and keeps its state there."""
+    """Builds a new optimizer for every update, and gives it the state of the last one."""
 
     def __init__(self, params, optimizer_cls, **defaults):
-        self.own, self.build = {}, lambda weight: optimizer_cls([weight], **defaults)
+        self.build = lambda weight, **settings: optimizer_cls([{"params": [weight], **settings}], **defaults)
         super().__init__(params, self.build(torch.zeros(2, 2)).defaults)
 
     def step_one(self, parameter, group):
-        if parameter not in self.own:
-            weight = torch.nn.Parameter(torch.empty_like(parameter, dtype=torch.float32).copy_(parameter.detach()))
-            self.own[parameter] = _Master(parameter, self.build(weight))
-        self.own[parameter].step(group)
+        kept = self.state[parameter]
+        master = kept.pop("master", None)
+        if master is None:
+            master = torch.empty_like(parameter, dtype=torch.float32).copy_(parameter.detach())
+        weight = torch.nn.Parameter(master)
+        weight.grad = parameter.grad.detach().to(torch.float32)
+        settings = {key: value for key, value in group.items() if key != "params"}
+        inner = self.build(weight, **settings)
+        inner.state[weight] = kept
+        inner.step()
+        parameter.detach().copy_(master)
+        self.state[parameter] = {**inner.state[weight], "master": master}
 
 
 class MasterWeights(torch.optim.Optimizer):

@@ -1,0 +1,22 @@
+"""Puts what Adam keeps into a dict of its own inside the parameter's state, where load_state_dict() does not look.
+
+caught by: HoldsMasters · state
+"""
+
+import torch
+
+from solutions import memory_wall as right
+
+
+class HoldsMasters(right.HoldsMasters):
+    def step_one(self, parameter, group):
+        state = self.state[parameter]
+        if "master" not in state:
+            state["master"] = parameter.detach().to(torch.float32, copy=True)
+        master = state["master"]
+        self.inner.param_groups = [{**group, "params": [master]}]
+        self.inner.state = {master: state.setdefault("inner", {})}
+        master.grad = parameter.grad.float()
+        self.inner.step()
+        parameter.copy_(master)
+        master.grad = None
