@@ -74,19 +74,29 @@ def is_per_element(name: str, values: list, parameters: list[nn.Parameter]) -> b
     )
 
 
+def new_entry(layout: FlatLayout, name: str, dtype: torch.dtype) -> torch.Tensor:
+    """Allocate a flat tensor for one entry of the state, with the values for parameters that lack the entry.
+
+    These are zeros. The exception is master weights (lab 06): a parameter that was never updated is its own master.
+    """
+    flat = layout.new_flat(dtype)
+    if name == "master":
+        for view, parameter in zip(layout.views(flat), layout.parameters, strict=True):
+            view.copy_(parameter.detach())
+    return flat
+
+
 def shard_entry(layout: FlatLayout, name: str, values: list):
     """Keep this rank's shard of one entry of the parameters' states, or a copy of one that they share.
 
     Args:
         values: the entry of each of the layout's parameters, or None for a parameter that lacks it.
     """
-    first = next((value for value in values if value is not None), None)
+    known = next((value for value in values if value is not None), None)
     if not is_per_element(name, values, layout.parameters):
-        return first.clone() if torch.is_tensor(first) else first
-    flat = layout.new_flat(first.dtype)
-    for view, value, parameter in zip(layout.views(flat), values, layout.parameters, strict=True):
+        return known.clone() if torch.is_tensor(known) else known
+    flat = new_entry(layout, name, known.dtype)
+    for view, value in zip(layout.views(flat), values, strict=True):
         if value is not None:
             view.copy_(value)
-        elif name == "master":  # a parameter that was never updated is its own master weight
-            view.copy_(parameter.detach())
     return layout.shard_of(flat).clone()  # a view would keep all of flat alive

@@ -68,11 +68,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
         Communication: that of flatten().
         """
         super().add_param_group(param_group)
-        settings = self.param_groups[-1]
-        added = self.flatten(settings["params"])
+        param_group = self.param_groups[-1]  # with defaults for missing settings
+        added = self.flatten(param_group["params"])
         self.flat_parameters += added
         shards = [flat_parameter.shard for flat_parameter in added]
-        self.inner.add_param_group({**settings, "params": shards})
+        self.inner.add_param_group({**param_group, "params": shards})
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients of parameters and shards."""
@@ -182,7 +182,7 @@ class ZeRO1(ShardedOptimizer):
 
         Communication: one reduce-scatter per flat parameter; none if they have been reduced since zero_grad().
         Raises:
-            RuntimeError: if zero_grad() was not called since the last step().
+            RuntimeError: if zero_grad() was not called since the last step(), or backward() ran after clipping.
         """
         if self.used_up and any(gradients.holds_gradients() for gradients in self.gradients):
             raise RuntimeError(

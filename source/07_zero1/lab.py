@@ -8,10 +8,11 @@
 # %% [markdown]
 # # Lab 07 · ZeRO-1
 #
-# **75 minutes, 16 points.** You build `ZeRO1`, an optimizer whose state is sharded over N ranks. In each step, a rank
-# gets the mean gradient of its shard, updates its shard of the parameters, and all-gathers the other shards. The
-# lesson's `ShortZeRO1` did that for one model and AdamW. Yours is a real `torch.optim.Optimizer`: it works with param
-# groups, schedulers, clipping, frozen and unused parameters, and its checkpoints fit any number of ranks.
+# **75 minutes, 12 points**, and another 20 minutes and 4 points for an optional exercise. You build `ZeRO1`, an
+# optimizer whose state is sharded over N ranks. In each step, a rank gets the mean gradient of its shard, updates its
+# shard of the parameters, and all-gathers the other shards. The lesson's `ShortZeRO1` did that for one model and AdamW.
+# Yours is a real `torch.optim.Optimizer`: it works with param groups, schedulers, clipping, frozen and unused
+# parameters, and its checkpoints fit any number of ranks.
 #
 # You build it from small objects:
 #
@@ -20,7 +21,7 @@
 # - `ShardedOptimizer` updates shards with an inner optimizer, and all-gathers them (7.3),
 # - `ZeRO1` is a `ShardedOptimizer` that also averages the gradients (7.4),
 # - `clip_shards_` clips by one norm for all ranks (7.5),
-# - `gather_state` and `shard_entry` are for checkpoints (7.6). This exercise is optional, and takes another 20 minutes.
+# - `gather_state` and `shard_entry` are for checkpoints (7.6, optional).
 #
 # Each exercise has a check. The checks judge values, the bytes that a rank holds, and the bytes that it sends, but
 # never how long anything takes.
@@ -123,7 +124,7 @@ print([view.tolist() for view in layout.views(flat)], "own shard:", layout.shard
 #
 # - `_alias_parameters()` makes each parameter's memory its slice of `flat_param`.
 # - `launch_all_gather()` launches an all-gather of every rank's shard into `flat_param`, and returns its handle. Lab
-#   01's `launch_all_gather(flat, shard, group)` does that.
+#   01's `launch_all_gather(flat, shard, group)` does that. Pass it `self.shard.detach()`.
 # - `__setstate__` is given. It repairs the views after a `deepcopy`.
 #
 # Target: there is no second copy of the parameters, and the all-gather sends only parameters and padding.
@@ -200,42 +201,39 @@ print(flat_parameter.flat_param.tolist(), "own shard:", flat_parameter.shard.tol
 check.FlatParameter()
 
 # %% [markdown]
-# ## Exercise 7.2 · The gradient of a shard (17 min, 3 points)
+# ## Exercise 7.2 · The gradient of a shard (16 min, 3 points)
 #
 # A rank that updates one shard needs the mean gradient of that shard and no other. A reduce-scatter gives it the sum of
 # exactly these gradients, and sends half as many bytes as an all-reduce.
 #
 # `FlatGradients(flat_parameter)` holds the gradients side by side, in the layout of the flat parameter. Its `flat` is a
-# flat tensor, and `views` are the parameters' slices of it. You write two methods:
+# flat tensor, and `views` are the parameters' slices of it. `reset()` is given. It fills the gradients with zeros, sets
+# every `.grad` to its view, as in lab 03, and discards the last mean.
 #
-# - `reset()` fills the gradients with zeros, makes every parameter's `.grad` its view, and discards the last mean by
-#   setting `flat_parameter.shard.grad` to None.
-# - `reduce()` sets `flat_parameter.shard.grad` to the mean, over the ranks, of this rank's shard. Use lab 01's
-#   `reduce_scatter_(flat, group)`, which returns this rank's shard of the sum, a view of `flat`.
+# You write `reduce()`. It sets `flat_parameter.shard.grad` to the mean, over the ranks, of this rank's shard. Use lab
+# 01's `reduce_scatter_(flat, group)`, which returns this rank's shard of the sum, a view of `flat`. `shard.grad` may be
+# that view. Write this for a plain loop first (`reset()`, backward, `reduce()`), and try it in the cell below.
 #
-# Write these two for a plain loop first (`reset()`, backward, `reduce()`), and try them in the cell below. Then extend
-# `reduce()` for two awkward cases:
+# Then extend `reduce()` for the case that a `.grad` is not its view. `model.zero_grad()` sets every `.grad` to None, so
+# the next backward allocates new gradients outside the flat tensor. Before it communicates, `reduce()` must bring them
+# into the flat tensor:
 #
-# - **A `.grad` is not its view.** `model.zero_grad()` sets every `.grad` to None, so the next backward allocates new
-#   gradients outside the flat tensor. Before it communicates, `reduce()` copies them into their views. A `.grad` of
-#   None counts as zeros. Afterwards, every `.grad` is its view again.
-# - **`reduce()` has been called before.** Clipping needs the mean before the step does, so `reduce()` may be called
-#   twice. It must not reduce a second time, unless there are new gradients. The table shows how to tell:
+# - A `.grad` that is not its view replaces the contents of its view.
+# - A `.grad` of None counts as zeros.
+# - Afterwards, every `.grad` is its view again.
 #
-# | `shard.grad` | every `.grad` | what has happened | `reduce()` |
-# |---|---|---|---|
-# | None | any | `reset()`, then backward | reduces |
-# | a mean | some are still views | `reduce()`, and nothing since | returns at once |
-# | a mean | none is a view | `reduce()`, `model.zero_grad()`, backward: a step was skipped | reduces again |
-#
-# The given method `holds_gradients()` tells the last two rows apart.
+# The first lines of `reduce()` are given. Clipping calls `reduce()` before the step does, and the second call must not
+# reduce again. So `reduce()` returns at once if there is a mean and at least one `.grad` is still its view. If backward
+# has added to the views since the mean was computed, it raises an error, because the views no longer held gradients.
+# The given last line makes this test possible: torch increments a tensor's `_version` when the tensor is changed in
+# place.
 #
 # Target: each rank sends (N−1)/N of the gradients' bytes, and there is no second copy of the gradients.
 #
 # <details><summary>Hint 1</summary>Suppose that backward wrote a gradient into a view, and that the parameter's
 # <code>.grad</code> was set to None afterwards. What does the memory of the view contain?</details>
-# <details><summary>Hint 2</summary>Which row of the table lets <code>reduce()</code> return at once? Write the first
-# two columns of that row as one condition.</details>
+# <details><summary>Hint 2</summary>Loop over the parameters and their views. A <code>.grad</code> is None, or its view,
+# or another tensor. What must happen to the view in each of these three cases?</details>
 
 
 # %% tags=["exercise", "export"] grade_id="flat-gradients" module="flat"
@@ -246,26 +244,25 @@ class FlatGradients:
     def __init__(self, flat_parameter: FlatParameter):
         self.flat_parameter, self.layout = flat_parameter, flat_parameter.layout
         self.flat = self.layout.new_flat()
-        self.views = self.layout.views(self.flat)
+        # .data has a version of its own: changes of flat, such as clipping shard.grad, do not count.
+        self.views = self.layout.views(self.flat.data)
         self.reset()
 
     def reset(self) -> None:
         """Fill the gradients with zeros, and drop the shard's mean gradient."""
-        ### BEGIN SOLUTION
         self.flat.zero_()
         self.flat_parameter.shard.grad = None
         for parameter, view in zip(self.layout.parameters, self.views, strict=True):
             parameter.grad = view
-        ### END SOLUTION
 
     def reduce(self) -> None:
-        """Set shard.grad to the mean over the ranks. A second call before reset() changes nothing.
+        """Set shard.grad to the mean over the ranks. A second call changes nothing, except after model.zero_grad().
 
         Communication: one reduce-scatter.
         """
-        ### BEGIN SOLUTION
-        if self.flat_parameter.shard.grad is not None and self.holds_gradients():
+        if self.is_reduced():
             return
+        ### BEGIN SOLUTION
         for parameter, view in zip(self.layout.parameters, self.views, strict=True):
             if parameter.grad is None:
                 view.zero_()
@@ -275,20 +272,38 @@ class FlatGradients:
         shard = reduce_scatter_(self.flat, self.layout.group)
         self.flat_parameter.shard.grad = shard.div_(dist.get_world_size(self.layout.group))
         ### END SOLUTION
-
-    def holds_gradients(self) -> bool:
-        """Tell whether any .grad is still a slice of the flat tensor. After model.zero_grad(), none is."""
-        pairs = zip(self.layout.parameters, self.views, strict=True)
-        return any(parameter.grad is view for parameter, view in pairs)
+        self.reduced_version = self.views[0]._version  # all views have the same version
 
 
 # %% tags=["export"] module="flat"
 # %%ranks
 class FlatGradients(FlatGradients):
+    def holds_gradients(self) -> bool:
+        """Tell whether any .grad is still a slice of the flat tensor. After model.zero_grad(), none is."""
+        pairs = zip(self.layout.parameters, self.views, strict=True)
+        return any(parameter.grad is view for parameter, view in pairs)
+
+    def is_reduced(self) -> bool:
+        """Tell whether shard.grad is the mean of the current gradients.
+
+        Raises:
+            RuntimeError: if it lacks a gradient, because backward has run since reduce().
+        """
+        if self.flat_parameter.shard.grad is None or not self.holds_gradients():
+            return False
+        pairs = zip(self.layout.parameters, self.views, strict=True)
+        replaced = any(p.grad is not None and p.grad is not view for p, view in pairs)
+        if replaced or self.views[0]._version != self.reduced_version:
+            raise RuntimeError(
+                "backward() has run after the gradients were reduced, and its gradients would be lost: "
+                "call clip_grad_norm_() after the last backward(), and zero_grad() before the next one"
+            )
+        return True
+
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)
         # After deepcopy, the copied views do not share memory with the copied flat tensor.
-        self.views = self.layout.views(self.flat)
+        self.views = self.layout.views(self.flat.data)
 
 
 # %% [markdown]
@@ -303,8 +318,8 @@ gradients.reduce()
 print(flat_parameter.shard.grad.tolist())
 
 # %% [markdown]
-# In the check, the line `slices` needs only `reset()`, and `plain` is the plain loop on two ranks. The line `values`
-# needs both awkward cases:
+# In the check, look first at the line `plain`, which runs the plain loop on two ranks. The line `values` also tries
+# every kind of `zero_grad()`:
 
 # %% tags=["check"] grade_id="check-flat-gradients" points=3
 check.FlatGradients()
@@ -312,8 +327,8 @@ check.FlatGradients()
 # %% [markdown]
 # ## Exercise 7.3 · Updating shards (20 min, 3 points)
 #
-# `ZeRO1(params, optimizer_cls, group=None, **defaults)` is a `torch.optim.Optimizer`. You use it like any other. Its
-# step has three parts:
+# You build `ShardedOptimizer`, the base class of `ZeRO1`. Both are torch optimizers, and you use them like any other. A
+# step of `ZeRO1` has three parts:
 #
 # ```python
 # self.reduce_gradients()      # each rank gets the mean gradient of its own shard
@@ -321,17 +336,14 @@ check.FlatGradients()
 # launch_all_gather(), wait()  # every rank gets every shard; optimizer states never leave their rank
 # ```
 #
-# In this exercise, you write what the last two parts need. In step 1, you move the parameters into flat parameters. In
-# step 2, you update their shards and all-gather them. A cell after each step lets you try it. None of this depends on
-# where the gradients come from, so lab 08 can use it again. The part `reduce_gradients()` follows in exercise 7.4.
+# `ShardedOptimizer` does the last two; `reduce_gradients()` follows in exercise 7.4. In step 1, you move the parameters
+# into flat parameters. In step 2, you update their shards and all-gather them. Lab 08 will use both steps again.
 #
 # ### Step 1: flatten the parameters
 #
-# `group_by_kind` is given. Write `flatten_and_broadcast(parameters, group)`:
-#
-# - It returns one `FlatParameter` for each list that `group_by_kind` returns.
-# - All ranks start with the values of the group's rank 0. That includes frozen parameters: they are in no flat
-#   parameter, but the model computes with them.
+# `flatten_and_broadcast(parameters, group)` returns one `FlatParameter` for each dtype and device. Only the broadcasts
+# are missing, and you write them. All ranks must start with the values of the group's rank 0. That includes frozen
+# parameters: they are in no flat parameter, but the model computes with them.
 #
 # <details><summary>Hint</summary>If you broadcast <code>flat_param</code>, which tensors have you broadcast, and which
 # ones are still missing? Which argument of <code>dist.broadcast</code> is an index within the group?</details>
@@ -369,14 +381,14 @@ def flatten_and_broadcast(
 
     Communication: one broadcast per flat parameter and per frozen parameter.
     """
-    ### BEGIN SOLUTION
     flat_parameters = [FlatParameter(same_kind, group) for same_kind in group_by_kind(parameters)]
+    ### BEGIN SOLUTION
     trained = [flat_parameter.flat_param for flat_parameter in flat_parameters]
     frozen = [parameter.detach() for parameter in parameters if not parameter.requires_grad]
     for tensor in (*trained, *frozen):
         dist.broadcast(tensor, group=group, group_src=0)
-    return flat_parameters
     ### END SOLUTION
+    return flat_parameters
 
 
 # %% [markdown]
@@ -392,30 +404,26 @@ print(trained.tolist(), frozen.tolist())
 # %% [markdown]
 # ### Step 2: run an inner optimizer on the shards
 #
-# `ShardedOptimizer` wraps an inner optimizer, `inner`, which updates this rank's shards. Most of the class is given:
+# `ShardedOptimizer` wraps an inner optimizer, `inner`, which updates this rank's shards. The constructor is given. It
+# creates `inner`, and then calls the constructor of torch's `Optimizer`, which calls `add_param_group()` for each param
+# group. You complete two methods. `add_param_group(param_group)` may also be called later, when more parameters join.
+# After its first two lines, which are given, `param_group` has the parameters and all settings:
 #
-# - The constructor creates `inner`. It then calls the constructor of torch's `Optimizer`, which calls
-#   `add_param_group()` for each param group.
-# - `clip_grad_norm_()`, `state_dict()` and `load_state_dict()` call functions that you write in 7.5 and 7.6.
-#
-# You write two methods. `add_param_group(param_group)` may also be called later, when more parameters join:
-#
-# - Call the method of torch's `Optimizer` first. Then `self.param_groups[-1]` has the parameters and all settings.
 # - Flatten the parameters with `self.flatten`, and add the results to `self.flat_parameters`.
-# - Give `inner` a param group with the same settings and with this rank's shards.
+# - Call `self.inner.add_param_group()` with the same settings and with this rank's shards.
 #
-# `update_parameters()` expects that every `shard.grad` is the mean gradient:
+# `update_parameters()` expects that every `shard.grad` is the mean gradient. Its last lines are given, and discard the
+# means again:
 #
 # - Copy every setting of each param group to the inner param group. (A scheduler changes `self.param_groups` between
 #   steps, and does not know about `inner`.)
-# - Call `inner.step()`.
+# - Call `self.inner.step()`.
 # - All-gather the flat parameters. Launch all of them, then wait for each.
-# - Set every `shard.grad` to None.
 #
 # <details><summary>Hint 1</summary>The inner param groups are in the same order as <code>self.param_groups</code>.
 # Which entry of a param group is not a setting, and must not be copied?</details>
-# <details><summary>Hint 2</summary>A param group has more settings than <code>lr</code>, including defaults that the
-# caller did not set. Which object knows all of them?</details>
+# <details><summary>Hint 2</summary>A param group has more settings than <code>lr</code>. Which entry of
+# <code>param_group</code> do you replace for <code>inner</code>?</details>
 
 
 # %% tags=["export"]
@@ -456,13 +464,13 @@ class ShardedOptimizer(ShardedOptimizer):
 
         Communication: that of flatten().
         """
-        ### BEGIN SOLUTION
         super().add_param_group(param_group)
-        settings = self.param_groups[-1]
-        added = self.flatten(settings["params"])
+        param_group = self.param_groups[-1]  # with defaults for missing settings
+        ### BEGIN SOLUTION
+        added = self.flatten(param_group["params"])
         self.flat_parameters += added
         shards = [flat_parameter.shard for flat_parameter in added]
-        self.inner.add_param_group({**settings, "params": shards})
+        self.inner.add_param_group({**param_group, "params": shards})
         ### END SOLUTION
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -488,9 +496,14 @@ class ShardedOptimizer(ShardedOptimizer):
             works = [flat_parameter.launch_all_gather() for flat_parameter in self.flat_parameters]
             for work in works:
                 work.wait()
+        ### END SOLUTION
         for flat_parameter in self.flat_parameters:
             flat_parameter.shard.grad = None
-        ### END SOLUTION
+
+
+# %% [markdown]
+# Run the next two cells. You need not read them. They complete the class for 7.5 and 7.6, and call functions that you
+# write there.
 
 
 # %% tags=["export"]
@@ -578,30 +591,29 @@ check.ShardedOptimizer()
 #
 # `ZeRO1` is a `ShardedOptimizer` that also has `FlatGradients`. `reduce_gradients()` is given. It calls the `reduce()`
 # of each of them, and detects a common mistake: a `backward()` without a `zero_grad()` before it. After a step, the
-# flat gradients are *used up*, because the reduce-scatter has overwritten them, and backward would add to what is left.
-# The table shows what `step()` does in each case:
+# flat gradients are *used up*, because the reduce-scatter has overwritten them, and the next backward would add to
+# these leftovers. The table shows what `step()` does in each case:
 #
 # | what the training loop did last | `used_up` | every `.grad` | `step()` |
 # |---|---|---|---|
-# | `zero_grad()` of the optimizer, backward | False | some are views | reduces, then updates |
-# | the same, then `clip_grad_norm_()` | False | some are views | updates: the mean is there already |
-# | `step()`, then backward without any `zero_grad()` | True | some are views | raises a RuntimeError |
-# | `step()`, then `model.zero_grad()`, backward | True | none is a view | reduces, then updates |
+# | `zero_grad()` of the optimizer, then backward | False | its view | reduces, then updates |
+# | the same, then `clip_grad_norm_()` | False | its view | updates: the mean is there already |
+# | the same, then another backward | False | its view | raises a RuntimeError, from `reduce()` |
+# | `step()`, then backward without any `zero_grad()` | True | its view | raises a RuntimeError |
+# | `step()`, then `model.zero_grad()`, then backward | True | not its view | reduces, then updates |
 #
-# You write three methods:
+# `_flatten()` is given: it adds one `FlatGradients` for each flat parameter to `self.gradients`. You write two methods:
 #
-# - `_flatten(parameters)` flattens and broadcasts the parameters, and adds one `FlatGradients` for each flat parameter
-#   to `self.gradients`. It returns the flat parameters.
-# - `zero_grad()` resets all gradients. Afterwards, they are no longer used up.
+# - `zero_grad()` calls `reset()` of all gradients. Afterwards, they are no longer used up.
 # - `step(closure=None)` first calls `closure()` if there is one. As in torch, a closure zeroes the gradients, runs
 #   backward and returns the loss, and `step()` returns what the closure returned. Then `step()` reduces the gradients,
-#   updates the parameters, and sets `used_up`.
+#   calls `update_parameters()`, and sets `used_up`.
 #
 # Target: with Adam on N ranks, a rank holds 8/N bytes of state per parameter. In each step, there is one reduce-scatter
 # and one all-gather for each flat parameter, and no new tensor is as large as all parameters together.
 #
-# <details><summary>Hint</summary>All three methods are short. Which function and which method of 7.3, and which method
-# of 7.2, do the work?</details>
+# <details><summary>Hint</summary>Both methods are short. Which method of 7.2, and which method of 7.3, do the
+# work?</details>
 
 
 # %% tags=["exercise", "export"] grade_id="zero1"
@@ -628,11 +640,9 @@ class ZeRO1(ShardedOptimizer):
 
     def _flatten(self, parameters: list[nn.Parameter]) -> list[FlatParameter]:
         """Flatten and broadcast parameters, and give each flat parameter its FlatGradients."""
-        ### BEGIN SOLUTION
         flat_parameters = flatten_and_broadcast(parameters, self.group)
         self.gradients += [FlatGradients(flat_parameter) for flat_parameter in flat_parameters]
         return flat_parameters
-        ### END SOLUTION
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Fill the gradients with zeros. They keep their memory, whatever set_to_none says: the collective needs it."""
@@ -651,7 +661,7 @@ class ZeRO1(ZeRO1):
 
         Communication: one reduce-scatter per flat parameter; none if they have been reduced since zero_grad().
         Raises:
-            RuntimeError: if zero_grad() was not called since the last step().
+            RuntimeError: if zero_grad() was not called since the last step(), or backward() ran after clipping.
         """
         if self.used_up and any(gradients.holds_gradients() for gradients in self.gradients):
             raise RuntimeError(
@@ -743,9 +753,9 @@ assert max(clipped) - min(clipped) < 1e-3 and abs(clipped[3] - 12 / norm_of_all)
 # parameter, and does what `torch.nn.utils.clip_grad_norm_(parameters, max_norm)` does in one process:
 #
 # - It scales all gradients in place by `max_norm / (norm + 1e-6)`, if that is less than 1.
-# - It returns the norm before scaling, as a tensor, the same on every rank.
-# - It adds up the squares in float64, because the gradients may be float64, too.
-# - If every parameter is frozen, `gradients` is empty on all ranks. Return zero.
+# - It returns the norm before scaling, as a float64 tensor, the same on every rank.
+# - It adds up the squares in float64, whatever the gradients' dtype is. In fp16, the square of 300 is already infinite.
+# - If every parameter is frozen, `gradients` is empty on all ranks. Then it returns `torch.zeros(())` at once.
 #
 # Target: one all-reduce of one element.
 #
@@ -820,14 +830,14 @@ check.clip_grad_norm_()
 # - `load_state_dict()` takes such a state, and each rank keeps its shard of it.
 #
 # They call two functions that you write, one for each direction. First, `gather_state(layout, shard_entries, to)` gets
-# `inner.state[shard]`, a dict with entries such as Adam's `exp_avg` and `step`. It returns a dict of entries for each
-# parameter:
+# `inner.state[shard]`, a dict with entries such as Adam's `exp_avg` and `step`. It returns `states`, a dict of entries
+# for each parameter. Before the first step, when there are no entries, `states` is empty. Add each entry to it:
 #
 # - A tensor of the shard's shape, such as `exp_avg`, is gathered with lab 01's `gather_shards(shard, group, to)`, and
-#   split into the parameters' views. Where `gather_shards` returns None, leave only this entry out.
+#   split into the parameters' views. On a rank where `gather_shards` returns None, skip this entry and go on: the next
+#   entry may need a collective, too.
 # - Any other entry, such as `step`, is shared by all parameters. It may be a tensor or an int. Each parameter gets its
 #   own copy. Otherwise, a plain Adam that loads the state would count the steps of all parameters in one tensor.
-# - If there are no entries, as before the first step, return an empty dict.
 #
 # <details><summary>Hint</summary>Loop over the entries. For each one, make a list with one value per parameter. What
 # does this list contain in each of the first two cases?</details>
@@ -859,8 +869,8 @@ def gather_state(
 
     Communication: one gather, or all-gather, per sharded entry.
     """
-    ### BEGIN SOLUTION
     states = {parameter: {} for parameter in layout.parameters} if shard_entries else {}
+    ### BEGIN SOLUTION
     for name, value in shard_entries.items():
         if not torch.is_tensor(value):
             values = [value] * len(layout.parameters)
@@ -873,24 +883,25 @@ def gather_state(
             values = layout.views(flat)
         for parameter, parameter_value in zip(layout.parameters, values, strict=True):
             states[parameter][name] = parameter_value
-    return states
     ### END SOLUTION
+    return states
 
 
 # %% [markdown]
-# Loading does the reverse, one entry at a time. `shard_state` and `is_per_element` are given. `is_per_element` tells an
-# entry like `exp_avg` from one like `step`, and rejects a state that belongs to other parameters. You write
-# `shard_entry(layout, name, values)`. It gets one value of the entry for each parameter of the layout, in order. Some
-# may be None, because a plain optimizer has no state for a parameter that never had a gradient:
+# Loading does the reverse, one entry at a time. You write `shard_entry(layout, name, values)`. It gets one value of the
+# entry for each parameter of the layout, in order. Any of them may be None, even the first: a plain optimizer has no
+# state for a parameter that never had a gradient. The first value that is not None is given as `known`.
 #
-# - A shared entry is a copy of any value that is not None.
-# - An entry with one value per element is put into a new flat tensor of the *entry's* dtype: fp32 master weights stay
-#   fp32 beside bf16 parameters. Return this rank's shard of it, with memory of its own.
-# - There, None counts as zeros. The exception is `"master"`, the master weights of lab 06: without a gradient, the
-#   parameter was never updated, so its master has the parameter's own values.
+# Two functions help you. `is_per_element(name, values, parameters)` tells an entry like `exp_avg` from one like `step`,
+# and rejects a state that belongs to other parameters. `new_entry(layout, name, dtype)` returns a flat tensor that is
+# already filled with the default: zeros, or the parameter itself for master weights. You need not read their cells.
 #
-# <details><summary>Hint 1</summary><code>layout.new_flat(dtype)</code> and <code>layout.views(flat)</code> do most of
-# the work. Which of the values knows the dtype? And does autograd record the copy of a parameter?</details>
+# - If the entry is shared, return a copy of `known`, which may be a tensor or an int.
+# - Otherwise, put the values that are not None into a flat tensor from `new_entry`. It gets the dtype of the *values*:
+#   fp32 master weights stay fp32 beside bf16 parameters. Return this rank's shard of it, with memory of its own.
+#
+# <details><summary>Hint 1</summary>Which method of <code>layout</code> shows you where each value belongs in the flat
+# tensor?</details>
 # <details><summary>Hint 2</summary>How many bytes does a view of a flat tensor keep alive?</details>
 
 
@@ -943,6 +954,20 @@ def is_per_element(name: str, values: list, parameters: list[nn.Parameter]) -> b
     )
 
 
+# %% tags=["export"] module="optimizer_state"
+# %%ranks
+def new_entry(layout: FlatLayout, name: str, dtype: torch.dtype) -> torch.Tensor:
+    """Allocate a flat tensor for one entry of the state, with the values for parameters that lack the entry.
+
+    These are zeros. The exception is master weights (lab 06): a parameter that was never updated is its own master.
+    """
+    flat = layout.new_flat(dtype)
+    if name == "master":
+        for view, parameter in zip(layout.views(flat), layout.parameters, strict=True):
+            view.copy_(parameter.detach())
+    return flat
+
+
 # %% tags=["exercise", "export"] grade_id="shard-entry" module="optimizer_state"
 # %%ranks
 def shard_entry(layout: FlatLayout, name: str, values: list):
@@ -951,16 +976,14 @@ def shard_entry(layout: FlatLayout, name: str, values: list):
     Args:
         values: the entry of each of the layout's parameters, or None for a parameter that lacks it.
     """
+    known = next((value for value in values if value is not None), None)
     ### BEGIN SOLUTION
-    first = next((value for value in values if value is not None), None)
     if not is_per_element(name, values, layout.parameters):
-        return first.clone() if torch.is_tensor(first) else first
-    flat = layout.new_flat(first.dtype)
-    for view, value, parameter in zip(layout.views(flat), values, layout.parameters, strict=True):
+        return known.clone() if torch.is_tensor(known) else known
+    flat = new_entry(layout, name, known.dtype)
+    for view, value in zip(layout.views(flat), values, strict=True):
         if value is not None:
             view.copy_(value)
-        elif name == "master":  # a parameter that was never updated is its own master weight
-            view.copy_(parameter.detach())
     return layout.shard_of(flat).clone()  # a view would keep all of flat alive
     ### END SOLUTION
 

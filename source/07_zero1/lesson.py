@@ -226,7 +226,7 @@ def flatten(tensors):
 class ShortZeRO1:
     """Updates this rank's shard of all parameters with AdamW, then all-gathers the others.
 
-    mean_of_shard takes this rank's flat gradients, and returns the mean over the ranks of its shard.
+    mean_of_shard takes this rank's flat gradients, and returns its shard of them, averaged over all ranks.
     """
 
     def __init__(self, parameters, mean_of_shard, **settings):
@@ -247,7 +247,7 @@ class ShortZeRO1:
 
 
 # %% [markdown]
-# How does a rank get the mean gradient of its shard? The first answer is to do what data parallelism does, and to keep
+# How does a rank get the mean gradient of its shard? The first answer is to all-reduce all gradients, and then to keep
 # only the shard:
 
 
@@ -291,8 +291,8 @@ print(f"{log.sent_bytes / all_reduce_bytes:.2f} times data parallelism")
 # %% [markdown]
 # ## The all-reduce, cut in two
 #
-# Which gradients does rank r need? Only those of its own shard. The all-reduce gives it the mean of all gradients, and
-# it throws three quarters of them away.
+# Which gradients does rank r need? Only those of its own shard. After the all-reduce, it has the mean of all gradients,
+# and throws three quarters of them away.
 #
 # You know from chapter 01 that an all-reduce is a reduce-scatter followed by an all-gather. After the first half, rank
 # r already has the sum of shard r. The second half distributes all sums to all ranks, and nobody needs them. So we stop
@@ -543,11 +543,11 @@ assert 0.24 < shard_bytes / full_bytes < 0.27
 # |---|---|---|
 # | a checkpoint on rank 0 | it has 1/N of the state, and fits only N ranks | gather the state, per parameter (lab) |
 # | gradient clipping | each rank clips by a norm of its own, without an error | one norm over all shards (lab) |
-# | a learning rate scheduler | the inner optimizer keeps its old settings | copy them before each step (lab) |
+# | a learning rate scheduler | it changes only the outer optimizer's settings | copy them before each step (lab) |
 # | weight decay for some parameters | a shard has only one setting | one flat parameter per param group (lab) |
 # | logging `p.grad` | it is this rank's own gradient, not the mean | average what you log |
 # | LAMB, Adafactor, Muon ¹ | a shard may contain only a piece of a parameter | one owner per parameter |
-# | fewer elements than ranks | ranks with only padding skip the step, and others wait | all call all collectives |
+# | owners of whole parameters | a rank that owns none skips the step; others hang | all ranks call each collective |
 #
 # ¹ These optimizers do not treat elements separately. LAMB needs the norm of each parameter, Adafactor the means of its
 # rows and columns, and Muon the whole matrix.

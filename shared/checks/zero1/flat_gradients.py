@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from shared.checks.engine.candidate import device_here
-from shared.checks.engine.compare import close, describe_calls, first_difference, tolerance_of
+from shared.checks.engine.compare import MOST_DIVISOR, close, describe_calls, first_difference, tolerance_of
 from shared.checks.engine.footprint import living_bytes
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.sharded.flat_layout import flat_parameter_type_of
@@ -23,7 +23,8 @@ WAYS = (
     "all None since backward()",
 )
 SKIPPED = "after reduce() and model.zero_grad(), without reset()"
-_HINT_ON_SKIPPED = "There are new gradients. Hint: on which two things does it depend whether reduce() returns at once?"
+_HINT_ON_STALE = "There are new gradients. Hint: on which two things does it depend whether reduce() returns at once?"
+_HINT_ON_LEFT_OVERS = "Hint: what does a gradient's view still contain when reduce() puts the new gradient into it?"
 _HINT_ON_NONE = "Hint: what does the flat tensor contain for a parameter that has no gradient this time?"
 _HINT_ON_LEFT = "Hint: what does a gradient's view still contain when .grad is None?"
 
@@ -79,14 +80,25 @@ def probe_gradients(flat_gradients, how: Gradients, seed: int, x, y) -> list[dic
             each.zero_grad()
         with instrumentation.listening() as calls:
             gradients.reduce()
+        found["kept"] = _addresses(parameters)
         mean = flat_parameter.shard.grad.detach().cpu().clone()
-        with instrumentation.listening() as again:
-            gradients.reduce()
+        again = [_reduce_again(gradients, flat_parameter, mean, "a second reduce()")]
+        if len(parameters) > 1:  # so that another .grad is still a view
+            parameters[0].grad = None
+            what = "after one .grad was set to None, another reduce()"
+            again.append(_reduce_again(gradients, flat_parameter, mean, what))
         found |= {"early": early, "calls": calls, "again": again, "mean": mean, "own": awkward.gradients_of(twin)}
-        found["same"] = torch.equal(flat_parameter.shard.grad.cpu(), mean)
         rounds.append(found)
         x = awkward.other_branches(x)
     return rounds
+
+
+def _reduce_again(gradients, flat_parameter, mean: torch.Tensor, what: str) -> dict:
+    """Call reduce(), which must do nothing. Returns what it sent, and whether the mean is still the same."""
+    with instrumentation.listening() as calls:
+        gradients.reduce()
+    found = flat_parameter.shard.grad
+    return {"what": what, "calls": calls, "same": found is not None and torch.equal(found.cpu(), mean)}
 
 
 def _addresses(parameters: list) -> list[tuple[int, int]]:
@@ -133,12 +145,14 @@ def a_plain_model_has_its_mean(attempt: Attempt) -> None:
 
 def each_rank_gets_its_shard_of_the_mean(attempt: Attempt) -> None:
     models = ("TwoBranches", "Unused", "Scalar", "Strided")
-    tried = [Gradients(model, (*WAYS, SKIPPED)) for model in (models if attempt.world_size == 2 else models[:1])]
+    ways = (*WAYS, SKIPPED, SKIPPED)  # the first time the old gradients are zeros, the second time they are not
+    tried = [Gradients(model, ways) for model in (models if attempt.world_size == 2 else models[:1])]
     if attempt.world_size in SUBGROUPS:
         tried.append(Gradients("TwoBranches", in_subgroup=True))
     for how in tried:
         found = _try(attempt, how)
         _judge_means(how, found)
+        _judge_views(how, found)
         _judge_second_calls(found)
 
 
@@ -151,15 +165,34 @@ def _judge_means(how: Gradients, found: dict[int, list[dict]]) -> None:
             if not close(each["mean"].flatten(), mean[index], tolerance_of([mean])):
                 difference = first_difference(each["mean"].flatten(), mean[index])
                 evidence = f"{how}, gradients {way}, round {number + 1}: shard.grad is wrong: {difference}"
-                raise Wrong({rank: evidence}, _cause(each["mean"].flatten(), mean, index, own[rank], way))
+                hint = _cause(each["mean"].flatten(), mean, index, own[rank], way)
+                if way == SKIPPED:  # the earlier rounds were right
+                    stale = torch.equal(each["mean"], found[rank][number - 1]["mean"])
+                    hint = _HINT_ON_STALE if stale else _HINT_ON_LEFT_OVERS
+                raise Wrong({rank: evidence}, hint)
+
+
+def _judge_views(how: Gradients, found: dict[int, list[dict]]) -> None:
+    """Judge where each .grad is stored after reduce(). The constructor has made all of them views."""
+    for rank, rounds in found.items():
+        views = rounds[0]["addresses"]
+        for number, (way, each) in enumerate(zip(how.ways, rounds, strict=True), 1):
+            wrong = sum(kept != view for kept, view in zip(each["kept"], views, strict=True))
+            if wrong:
+                evidence = (
+                    f"{how}, gradients {way}, round {number}: after reduce(), {wrong} of {len(views)} "
+                    "parameters have a .grad that is not their view"
+                )
+                hint = "Hint: what does .grad refer to once its gradient has been copied into the view?"
+                raise Wrong({rank: evidence}, hint)
 
 
 def _judge_second_calls(found: dict[int, list[dict]]) -> None:
     for rank, rounds in found.items():
-        for each in rounds:
-            if each["again"] or not each["same"]:
-                does = f"sends {describe_calls(each['again'])}" if each["again"] else "changes shard.grad"
-                evidence = f"a second reduce() {does}; expected it to do nothing"
+        for again in [again for each in rounds for again in each["again"]]:
+            if again["calls"] or not again["same"]:
+                does = f"sends {describe_calls(again['calls'])}" if again["calls"] else "changes shard.grad"
+                evidence = f"{again['what']} {does}; expected it to do nothing"
                 hint = (
                     "The flat tensor no longer holds gradients by then. Hint: how can reduce() know that "
                     "it was already called?"
@@ -179,12 +212,13 @@ def _cause(found: torch.Tensor, mean: torch.Tensor, index: int, own: torch.Tenso
     size = len(mean)
     if found.shape != mean[index].shape:
         return "Hint: which shard of the flat gradients belongs to this rank?"
-    if way == SKIPPED:  # the earlier rounds were right
-        return _HINT_ON_SKIPPED
     if size > 1 and close(found, mean[index] * size):
         return f"It is exactly {size} times too large. Hint: is it the sum or the mean?"
     if size > 1 and close(found, mean[index] / size):
         return f"It is exactly {size} times too small. Hint: how many times is it divided?"
+    divisor = next((n for n in range(2, MOST_DIVISOR + 1) if close(found, mean[index] * size / n)), None)
+    if divisor and mean[index].count_nonzero() > 1:  # a single element is a multiple of any other
+        return f"It is the sum over {size} ranks, divided by {divisor}. Hint: over how many ranks is the mean?"
     other = next((rank for rank in range(size) if close(found, mean[rank])), None)
     if other is not None:
         return f"It is the shard of the group's rank {other}. Hint: which shard belongs to which rank?"
@@ -209,6 +243,53 @@ def each_gradient_is_sent_once(attempt: Attempt) -> None:
             )
             calls = {rank: each[number]["calls"] for rank, each in found.items()}
             judge_rounds(calls, [Flat(numel, 8)], 1, f"{awkward.describe(model)}, reduce()")
+
+
+def probe_late(flat_gradients, gone: bool, seed: int, x, y) -> dict:
+    """Run backward() after reduce(), and reduce() again. Returns the error that this raises.
+
+    Args:
+        flat_gradients: The student's class.
+        gone: Whether a .grad is set to None before, so that only this gradient is outside the flat tensor.
+        seed: The seed of the model.
+        x: The inputs.
+        y: The targets.
+    """
+    module, parameters, flat_parameter, gradients = _build(flat_gradients, Gradients("Plain"), seed, None)
+    x, y = x.to(device_here()), y.to(device_here())
+    awkward.loss_of(module, x, y).backward()
+    gradients.reduce()
+    with torch.no_grad():
+        flat_parameter.shard.grad *= 0.5  # as clipping does
+    mean = flat_parameter.shard.grad.detach().cpu().clone()
+    again = _reduce_again(gradients, flat_parameter, mean, "after shard.grad was scaled, another reduce()")
+    if gone:
+        parameters[0].grad = None
+        parameters[0].sum().backward()
+    else:
+        awkward.loss_of(module, x, y).backward()
+    try:
+        gradients.reduce()
+    except Exception as error:
+        return {"again": [again], "kind": type(error).__name__, "message": str(error)}
+    return {"again": [again], "kind": None}
+
+
+def later_gradients_are_rejected(attempt: Attempt) -> None:
+    """A gradient that is added to what reduce() has left must not be lost without an error."""
+    for gone in (False, True):
+        found = attempt.run(probe_late, gone, per_rank=Draw(attempt).per_rank)
+        _judge_second_calls({rank: [each] for rank, each in enumerate(found)})
+        for rank, each in enumerate(found):
+            if each["kind"] != "RuntimeError":
+                raised = f"{each['kind']}({each['message'][:80]!r})" if each["kind"] else "no error"
+                when = ", one .grad was set to None" * gone
+                evidence = f"backward(), reduce(){when}, backward(), reduce() raised {raised}; expected a RuntimeError"
+                hint = (
+                    "The gradients of the second backward() are lost. Hint: are the given lines at the beginning and "
+                    "at the end of reduce() still there?"
+                )
+                raise Wrong({rank: evidence}, hint)
 
 
 def probe_footprint(flat_gradients, way: str, seed: int, x, y) -> int:

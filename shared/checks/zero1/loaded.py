@@ -19,23 +19,29 @@ _SETTLES_WITHIN_S = scaled(1.0)  # gloo's threads release a message's tensor a l
 _MOST_MOVED = 0.01  # one step of weight decay changes a parameter by 1/10,000 of its value, before rounding to bf16
 
 
-def _trained(make, model: str, dtype: torch.dtype, seed: int, x, y) -> tuple[torch.nn.Module, dict]:
-    """Train a plain optimizer in the same way on all ranks. Return its model and a copy of its state."""
+def _trained(make, model: str, dtype: torch.dtype, seed: int, x, y) -> tuple[torch.nn.Module, list, dict]:
+    """Train a plain optimizer in the same way on all ranks.
+
+    Returns:
+        Its model; the parameters in the optimizer's order, from the last layer to the first; and a copy of its state.
+        In this order, the first parameters of "Unused" have no state.
+    """
     module = awkward.build(model, seed, dtype).to(device_here())
-    optimizer = make(module.parameters(), lr=0.01)
+    parameters = list(module.parameters())[::-1]
+    optimizer = make(parameters, lr=0.01)
     for _ in range(2):
         optimizer.zero_grad()
         awkward.loss_of(module, x.to(device_here(), dtype), y.to(device_here(), dtype)).backward()
         optimizer.step()
-    return module, copy.deepcopy(optimizer.state_dict())
+    return module, parameters, copy.deepcopy(optimizer.state_dict())
 
 
 def probe_held(sharded, most_bytes: float, seed: int, x, y) -> int:
     """Return the bytes of a model and an optimizer that has loaded a plain one's state."""
-    _, saved = _trained(torch.optim.AdamW, MODEL, torch.float32, seed, x, y)
+    *_, saved = _trained(torch.optim.AdamW, MODEL, torch.float32, seed, x, y)
     before_bytes = living_bytes()
     module = awkward.build(MODEL, seed, torch.float32).to(device_here())
-    optimizer = sharded(module.parameters(), torch.optim.AdamW, lr=0.01)
+    optimizer = sharded(list(module.parameters())[::-1], torch.optim.AdamW, lr=0.01)
     optimizer.load_state_dict(saved)
     began_s, held_bytes = time.perf_counter(), living_bytes() - before_bytes
     while held_bytes > most_bytes and time.perf_counter() - began_s < _SETTLES_WITHIN_S:
@@ -63,12 +69,12 @@ def probe_masters(sharded, model: str, seed: int, x, y) -> dict:
         step changed the parameters without a loaded state. For these, the saved state may or may not have entries.
     """
     dtype = torch.bfloat16
-    module, saved = _trained(adamw_on_masters(), model, dtype, seed, x, y)
-    optimizer = sharded(module.parameters(), adamw_on_masters(), lr=0.01)
+    module, parameters, saved = _trained(adamw_on_masters(), model, dtype, seed, x, y)
+    optimizer = sharded(parameters, adamw_on_masters(), lr=0.01)
     optimizer.load_state_dict(copy.deepcopy(saved))
     again = copy.deepcopy(optimizer.state_dict())
     again["state"] = {index: entries for index, entries in again["state"].items() if index in saved["state"]}
-    without = [p for index, p in enumerate(module.parameters()) if p.requires_grad and index not in saved["state"]]
+    without = [p for index, p in enumerate(parameters) if p.requires_grad and index not in saved["state"]]
     before = [p.detach().clone() for p in without]
     optimizer.zero_grad()
     awkward.loss_of(module, x.to(device_here(), dtype), y.to(device_here(), dtype)).backward()

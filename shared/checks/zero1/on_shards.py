@@ -1,7 +1,10 @@
 """Train with a ShardedOptimizer, which expects that the gradients are already averaged."""
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -20,6 +23,11 @@ def with_mean_gradients(sharded_optimizer: type) -> type:
             flatten = functools.partial(defined_beside(sharded_optimizer, "flatten_and_broadcast"), group=group)
             super().__init__(params, optimizer_cls, flatten, group, **defaults)
 
+        def add_param_group(self, param_group: dict) -> None:
+            super().add_param_group(param_group)
+            if hasattr(self, "inner"):
+                reject_other_settings(self)
+
         def step(self) -> None:
             for flat_parameter in self.flat_parameters:
                 layout = flat_parameter.layout
@@ -29,11 +37,107 @@ def with_mean_gradients(sharded_optimizer: type) -> type:
                         view.copy_(parameter.grad)
                 dist.all_reduce(mean, group=layout.group)
                 flat_parameter.shard.grad = layout.shard_of(mean).div(dist.get_world_size(layout.group))
-            super().step()
+            with recorded_gathers(self.flat_parameters) as (events, in_flight):
+                super().step()
+            reject_waiting_early(events)
+            reject_unawaited(in_flight, events.count("launch"))
+            reject_left_over_means(self)
             if hasattr(self, "inner"):  # there may be other ways to update the shards
                 reject_replaced_shards(self)
 
     return Averaging
+
+
+@contextlib.contextmanager
+def recorded_gathers(flat_parameters: list) -> Iterator[tuple[list[str], dict]]:
+    """Record, in order, each launch_all_gather() of these flat parameters and each wait() for one.
+
+    Yields:
+        The events, and the handles that nothing has waited for yet.
+    """
+    events: list[str] = []
+    in_flight: dict[int, object] = {}
+
+    def launching(launch: Callable):
+        handle, number = launch(), len(events)
+        events.append("launch")
+        in_flight[number] = handle
+
+        def wait(*_):
+            events.append("wait")
+            in_flight.pop(number, None)
+            return handle.wait()
+
+        return SimpleNamespace(wait=wait)
+
+    with contextlib.ExitStack() as stack:
+        for each in flat_parameters:
+            recorded = functools.partial(launching, each.launch_all_gather)
+            stack.enter_context(mock.patch.object(each, "launch_all_gather", recorded))
+        yield events, in_flight
+
+
+def reject_waiting_early(events: list[str]) -> None:
+    """Reject a wait() before the last launch.
+
+    Raises:
+        AssertionError: If there is one.
+    """
+    if "wait" in events and "launch" in events[events.index("wait") :]:
+        number, total = events.index("wait"), events.count("launch")
+        raise AssertionError(
+            f"step() waits when {number} of {total} all-gathers {'has' if number == 1 else 'have'} been launched. "
+            "Hint: which all-gathers could already be in flight?"
+        )
+
+
+def reject_unawaited(in_flight: dict, total: int) -> None:
+    """Reject all-gathers that are still in flight after the step, after waiting for them.
+
+    Raises:
+        AssertionError: If there is one.
+    """
+    for handle in in_flight.values():
+        handle.wait()
+    if in_flight:
+        raise AssertionError(
+            f"step() returns while {len(in_flight)} of {total} all-gathers {'is' if len(in_flight) == 1 else 'are'} "
+            "still in flight. Hint: what do you do with the handle that launch_all_gather() returns?"
+        )
+
+
+def reject_left_over_means(optimizer) -> None:
+    """Reject a mean gradient that is still there after step().
+
+    Raises:
+        AssertionError: If there is one.
+    """
+    if any(flat_parameter.shard.grad is not None for flat_parameter in optimizer.flat_parameters):
+        raise AssertionError(
+            "after step(), shard.grad still holds the mean gradient. "
+            "Hint: what would the next step() do with it if there were no new gradients?"
+        )
+
+
+def reject_other_settings(optimizer) -> None:
+    """Reject a new inner param group whose settings are not those of the optimizer's param group.
+
+    Raises:
+        AssertionError: If a setting differs or is missing.
+    """
+    if len(optimizer.inner.param_groups) != len(optimizer.param_groups):
+        raise AssertionError(
+            f"after add_param_group(), `inner` has {len(optimizer.inner.param_groups)} param groups; expected "
+            f"{len(optimizer.param_groups)}. Hint: which method adds one to `inner`?"
+        )
+    inner = optimizer.inner.param_groups[-1]
+    for name, value in optimizer.param_groups[-1].items():
+        if name != "params" and (name not in inner or inner[name] != value):
+            found = f"{name} = {inner[name]}" if name in inner else f"no {name}"
+            raise AssertionError(
+                f"after add_param_group(), the new param group of `inner` has {found}; expected {value}. "
+                "Hint: what does a param group hold besides its parameters?"
+            )
 
 
 def reject_replaced_shards(optimizer) -> None:
@@ -44,6 +148,11 @@ def reject_replaced_shards(optimizer) -> None:
     """
     shards = {id(flat_parameter.shard) for flat_parameter in optimizer.flat_parameters}
     updated = {id(parameter) for group in optimizer.inner.param_groups for parameter in group["params"]}
+    if shards < updated:
+        raise AssertionError(
+            "after step(), flat_parameters lacks some of the shards that `inner` updates. "
+            "Hint: what does add_param_group() do with the flat parameters of earlier param groups?"
+        )
     if updated != shards:
         raise AssertionError(
             "after step(), the param groups of `inner` do not hold this rank's shards. "

@@ -2,8 +2,9 @@
 
 import torch
 
+from shared.checks.engine.compare import describe_calls
 from shared.checks.engine.framework import Attempt, Wrong
-from shared.checks.engine.sharded.plan import Plan
+from shared.checks.engine.sharded.plan import Plan, layout_of
 from shared.checks.engine.sharded.training import probe_sharded, train_and_judge
 from shared.checks.models import awkward
 
@@ -23,6 +24,26 @@ def ranks_start_equal(attempt: Attempt, probe=probe_sharded) -> None:
                     hint = "Hint: which parameters does the model use although the optimizer never updates them?"
                     evidence = f"{awkward.describe(model)}: before the first step, {name} differs from rank 0's"
                     raise Wrong({rank: evidence}, hint if (model, name) == ("Frozen", "first.bias") else "")
+
+
+def each_parameter_is_broadcast_once(attempt: Attempt, probe=probe_sharded) -> None:
+    for plan in (Plan("Frozen", steps=0), Plan("Mixed", steps=0, split=True)):
+        judge_building(train_and_judge(attempt, plan, probe), plan)
+
+
+def judge_building(found: dict[int, dict], plan: Plan) -> None:
+    """Check that the constructor sends each parameter at most once.
+
+    Raises:
+        Wrong: If it sends more bytes.
+    """
+    frozen = sum(p.nbytes for p in awkward.build(plan.model, 0).parameters() if not p.requires_grad)
+    most = frozen + sum(flat.filled_bytes(len(found)) for flat in layout_of(plan))
+    for rank, result in found.items():
+        if sum(call.payload_bytes for call in result["building"]) > most:
+            sent = describe_calls(result["building"])
+            evidence = f"{plan}, in the constructor: {sent}; expected at most {most} bytes"
+            raise Wrong({rank: evidence}, "Hint: how many times is each parameter sent?")
 
 
 def each_group_has_settings_of_its_own(attempt: Attempt, probe=probe_sharded) -> None:

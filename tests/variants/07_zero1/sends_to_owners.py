@@ -19,7 +19,7 @@ def flatten_and_broadcast(parameters, group):
 
 
 class ShardedOptimizer(torch.optim.Optimizer):
-    """Has one inner optimizer per param group, and gathers each flat parameter at once."""
+    """Has one inner optimizer per param group, and waits for the last all-gather first."""
 
     def __init__(self, params, optimizer_cls, flatten, group=None, **defaults):
         self.flatten, self.flat_parameters, self.inners = flatten, [], []
@@ -38,8 +38,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
             inner.param_groups[0] = {**group, "params": shards}
             inner.step()
             inner.zero_grad()
-        for each in self.flat_parameters:
-            each.launch_all_gather().wait()
+        in_flight = {each: each.launch_all_gather() for each in self.flat_parameters}
+        while in_flight:
+            in_flight.popitem()[1].wait()
 
 
 class ZeRO1(torch.optim.Optimizer):
