@@ -112,7 +112,8 @@ class ZeRO2(nn.Module):
     def finish_gradient_sync(self) -> None:
         """Wait until this rank has its shard of every mean gradient; inside no_sync(), do nothing."""
         self.sync.finish()
-        self.synced = self.sync.enabled
+        if self.sync.enabled:
+            self.synced = True
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """Scale the gradients so that their norm over all parameters is at most max_norm.

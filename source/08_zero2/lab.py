@@ -75,12 +75,12 @@ from solutions.zero1 import ShardedOptimizer
 #
 # - Copy the gradient of `parameters[index]` into its slice, and set the parameter's `.grad` to None, which frees the
 #   original.
-# - The reduce-scatter will add up the gradients. Divide by the size of the group, `layout.group`, once: either here or
-#   in `wait()`.
+# - The reduce-scatter will add up the gradients. Divide by the size of the group, `dist.get_world_size(layout.group)`,
+#   once: either here or in `wait()`. (A group of None means all ranks.)
 # - If the gradient is None, its slice stays zero.
 # - If the gradient is itself differentiable, raise a `RuntimeError` that names `create_graph`, as in lab 03.
 #
-# <details><summary>Hint</summary>Which two cases have to be handled before a gradient is copied?
+# <details><summary>Hint</summary>After <code>.grad</code> is None, how can you still get at the gradient?
 # <code>torch.div(a, b, out=c)</code> divides and copies in one call.</details>
 
 
@@ -140,8 +140,8 @@ print(bucket.flat.tolist(), [weight.grad is None for weight in weights])
 # - `launch()` waits for the bucket `previous`, if there is one. Without this wait, all buckets could be alive at the
 #   same time. Then it launches the reduce-scatter with lab 01's `launch_reduce_scatter(flat, group)`, and returns at
 #   once. (The group is `layout.group`.)
-# - `wait()` does nothing if no reduce-scatter is in flight. Otherwise, it waits for this rank's shard of the sum, adds
-#   its mean to `flat_parameter.shard.grad`, and frees the flat tensor.
+# - `wait()` does nothing if no reduce-scatter is in flight. Otherwise, it waits for this rank's shard of the sum,
+#   divides it unless `pack` has already done so, adds it to `flat_parameter.shard.grad`, and frees the flat tensor.
 # - The shard's `.grad` may be None, or hold the mean of an earlier backward, because several backwards may be reduced
 #   before a step. `shard.grad` must have the dtype of the shard. (In later labs, gradients may have another dtype.)
 # - The handle's `wait()` returns a view of the flat tensor. Copy it, because a view in `shard.grad` would keep the
@@ -205,27 +205,30 @@ check.ShardedBucket()
 # You have all the pieces. In the constructor, replace the `raise`, and leave the lines around it as they are:
 #
 # - Broadcast the module's parameters and buffers with lab 02's `broadcast_state(module, group)`.
-# - Build `self.buckets`. Lab 03's `assign_buckets` returns lists of parameters. Turn each list into a `FlatParameter`
-#   of the group, and wrap that in a `ShardedBucket`.
+# - Build `self.buckets`. Lab 03's `assign_buckets` returns lists of parameters. Turn each list into a
+#   `FlatParameter(parameters, group)`, and wrap that in a `ShardedBucket`.
 # - Set each bucket's `previous`. The buckets are launched in the order of this list.
 # - Create `self.sync`, lab 04's `GradientSync(self.buckets)`. Its hooks pack and launch the buckets. Its `finish()`
 #   launches the remaining ones and waits for all of them.
 #
 # `self.optimizer` is given. It is lab 07's `ShardedOptimizer`, which updates the shards of the buckets' flat
-# parameters. It assumes that each `shard.grad` holds the mean gradient.
+# parameters. Its `step()` assumes that each `shard.grad` holds the mean gradient, and sets it to None afterwards.
 #
-# Then write `finish_gradient_sync()`, `step()` and `zero_grad()`. For now, they only have to work in the loop above.
-# Leave `clip_grad_norm_()` for 8.3.
+# Then write `finish_gradient_sync()`, `step()` and `zero_grad()`. For now, they only have to work in the loop above,
+# but `zero_grad()` must also drop gradients that no step has used. Leave `clip_grad_norm_()` for 8.3.
 #
-# In the check, look at the line `values` first: it trains a plain model on two ranks. The line `peak` says how much a
-# rank may hold at any moment of backward, besides its shards of the gradients: three buckets and one gradient. They are
-# the bucket in flight, its receive buffer, the bucket that is being packed, and the gradient that backward has just
-# computed. (NCCL reduces each bucket in place, without a receive buffer.)
+# The check takes 10 to 30 seconds. Look at the line `values` first: it trains a plain model on two ranks. The line
+# `peak` says how much a rank may hold at any moment of backward, besides its shards of the gradients: three buckets and
+# one gradient. They are the bucket in flight, its receive buffer, the bucket that is being packed, and the gradient
+# that backward has just computed. (NCCL reduces each bucket in place, without a receive buffer.) The three buckets are
+# the lesson's 2 + f, rounded up. The gradient comes on top of them, because `pack` allocates the whole flat tensor at
+# the bucket's first gradient.
 #
 # <details><summary>Hint 1</summary><code>itertools.pairwise</code> is imported. It returns each element of a list
 # together with the next one.</details>
 # <details><summary>Hint 2</summary>Each of the three methods needs only one line here. Which object finishes the
-# synchronization, which one updates the shards, and which one knows all gradients?</details>
+# synchronization, which one updates the shards, and which one drops the gradients of both parameters and
+# shards?</details>
 
 
 # %% tags=["export"]
@@ -286,7 +289,8 @@ class ZeRO2(ZeRO2):
         """Wait until this rank has its shard of every mean gradient; inside no_sync(), do nothing."""
         ### BEGIN SOLUTION
         self.sync.finish()
-        self.synced = self.sync.enabled
+        if self.sync.enabled:
+            self.synced = True
         ### END SOLUTION
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
@@ -335,14 +339,18 @@ check.ZeRO2()
 #   done since the last `zero_grad()`, `step()` or `backward()`.
 # - Inside `no_sync()`, `finish_gradient_sync()` does nothing, so the gradients are still not synchronized afterward.
 #
+# A loop that skips a step calls `finish_gradient_sync()` before `zero_grad()`, so you need not handle gradients that
+# were packed but never reduced.
+#
 # You set `self.synced` yourself, to True only if the gradients have been synchronized. Two attributes of lab 04's
 # `GradientSync` help: `self.sync.enabled` is False inside `no_sync()`, and `self.sync.pending` is True from the first
-# gradient of a backward until `finish()` has synchronized it.
+# gradient of a backward, even inside `no_sync()`, until `finish()` has synchronized it. You may assume that no loop
+# calls `step()` or `clip_grad_norm_()` inside `no_sync()`.
 #
 # One case is easy to miss: a rank may have run no `backward()` at all since `zero_grad()`. It must take part in the
-# synchronization all the same, or the other ranks wait for it forever. So `synced` must be the same on all ranks,
-# whether they have gradients or not. (While it is True, either all ranks run another `backward()`, or none does: the
-# caller has to make sure of that.)
+# synchronization all the same, or the other ranks wait for it forever. So `synced` must be the same on all ranks:
+# unlike `pending`, it must not depend on whether this rank has gradients. After a synchronization, you may still use
+# `pending`, because then either all ranks run another `backward()` or none does.
 #
 # | since `zero_grad()` | `synced` | `pending` | must `step()` synchronize? |
 # |---|---|---|---|
@@ -351,6 +359,7 @@ check.ZeRO2()
 # | only `finish_gradient_sync()` inside `no_sync()` | False | False | yes |
 # | `backward()`, `finish_gradient_sync()` | True | False | no |
 # | … and another `backward()` | True | True | yes |
+# | `backward()`, `step()` | False | False | yes |
 #
 # The check also tries two ways of training on several micro-batches. In the first, full gradients accumulate inside
 # `no_sync()`, and the last backward reduces them once. In the second, each `backward()` is followed by
@@ -360,9 +369,8 @@ check.ZeRO2()
 # No reduce-scatter may be repeated, and clipping may send only one additional element.
 #
 # <details><summary>Hint</summary>Write one helper method for the table, and call it in <code>step()</code> and in
-# <code>clip_grad_norm_()</code>. Which methods set <code>self.synced</code> to False? And what should
-# <code>finish_gradient_sync()</code> set it to inside <code>no_sync()</code>, where <code>self.sync.enabled</code> is
-# False?</details>
+# <code>clip_grad_norm_()</code>. Which two methods set <code>self.synced</code> to False? And may
+# <code>finish_gradient_sync()</code> set it to True inside <code>no_sync()</code>?</details>
 
 # %% tags=["check"] grade_id="check-zero2-loops" points=2
 check.every_loop()
@@ -538,8 +546,9 @@ assert slicing[1].sent_bytes == 1.5 * yours[1].sent_bytes
 
 # %% [markdown]
 # The version that slices has the right losses, and holds no more gradients than yours. But it sends 1.5 times as many
-# bytes. A test that looks only at values and memory would not notice. (FSDP2 holds only its shards of the parameters
-# between steps. You will build that in chapter 09.)
+# bytes. A test that looks only at values and memory would not notice. The peak of this version even seems to be 0.2 MB
+# lower, but only because gloo's all-reduce allocates its receive buffer outside of torch, where we do not see it.
+# (FSDP2 holds only its shards of the parameters between steps. You will build that in chapter 09.)
 #
 # Now look at the peaks of `ZeRO1` and `ZeRO2` in the table. The activations are part of both. Chapter 06 showed how to
 # make them small: checkpoint every block.
@@ -578,10 +587,12 @@ assert zero2 < 0.95 * zero1
 plots.memory_by_component({name: peak.held.by_component() for name, peak in peaks.items()})
 
 # %% [markdown]
-# `ZeRO1` holds all gradients during the whole step, so your `ZeRO2` needs less even without checkpointing. (The
-# lesson's `ReduceAfterBackward` holds hardly any when backward begins.) With checkpointing, the gradients are a larger
-# part of the peak, so `ZeRO2` saves a larger part. The next figure shows a step of your `ZeRO2` with checkpointing.
-# Look at the gradients and the buckets during backward:
+# `ZeRO1` holds all gradients during the whole step, so your `ZeRO2` needs less even without checkpointing. (The peak
+# also includes the gradient that backward is adding. "Other" is mostly gradients of activations, and their size depends
+# on the moment of the peak. In the lesson, `ReduceAfterBackward` held no gradients when backward began, so it made no
+# difference there.) With checkpointing, the gradients are a larger part of the peak, so `ZeRO2` saves a larger part.
+# The next figure shows a step of your `ZeRO2` with checkpointing. Look at the gradients and the buckets during
+# backward:
 
 # %% tags=["nbval-ignore-output"]
 plots.memory_over_step(peaks["your ZeRO2, checkpointed"].samples)

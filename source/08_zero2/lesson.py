@@ -10,7 +10,7 @@
 #
 # **35 minutes.** After this lesson, you will be able to:
 #
-# - reduce-scatter each bucket of gradients during backward, and free it as soon as it is reduced,
+# - reduce-scatter each bucket of gradients during backward, and free it before launching the next one,
 # - state how many bytes of gradients a rank holds at most during backward, on gloo and on NCCL, and name the wait that
 #   enforces this bound,
 # - say when this lowers the peak memory of a step, and when it does not,
@@ -40,7 +40,7 @@ measure.start_behind_link(world_size=4, rate="1gbit", latency_ms=0.1)
 # ## What is wasted
 #
 # What does a rank hold just before the optimizer's step? We train a GPT with `ZeRO1` for two steps and measure in the
-# second, because AdamW allocates its state in the first. (The samples have only 16 tokens. You will see why later.)
+# second, because AdamW allocates its state in the first.
 
 # %%
 # %%ranks
@@ -87,8 +87,8 @@ plots.memory_by_component({"held": held, "needed": needed}, decimals=2)
 #
 # We want to free gradients early, so we reduce-scatter them in buckets (chapter 03). The parameters of each bucket get
 # their own `FlatParameter`, which keeps them in a flat tensor of N equal shards. So rank r owns the r-th shard of
-# *every bucket*. The diagram shows an example of the gradients that rank 1 holds over time. When are three of a
-# bucket's four shards freed, and which one stays?
+# *every bucket*. The diagram shows an example of the memory that rank 1 uses for gradients. When are three of a
+# bucket's four shards freed, and which shard does rank 1 keep?
 
 # %%
 diagrams.bucket_owners()
@@ -264,9 +264,9 @@ class ReduceDuringBackward(ReduceAfterBackward):
 # shard from each of the other ranks, and then adds them up. NCCL adds while it transfers, so it needs only an output as
 # large as one shard. This output may even be the rank's shard of the flat tensor.
 #
-# So a rank never holds more than 4Ψ/N bytes plus 2 + f buckets on gloo, and 4Ψ/N bytes plus 2 + 1/N buckets on NCCL.
-# Both are less than 4Ψ/N plus three buckets. In the figure, compare the dashed line (`ReduceDuringBackward`) with this
-# level:
+# So a rank never holds more than 4Ψ/N bytes plus 2 + f buckets on gloo (except for tensors that gloo frees late), and
+# 4Ψ/N bytes plus 2 + 1/N buckets on NCCL. Both are less than 4Ψ/N plus three buckets. In the figure, compare the dashed
+# line (`ReduceDuringBackward`) with this level:
 
 
 # %%
@@ -373,9 +373,8 @@ assert abs(during / after - 1) < 0.1 and fraction < 0.9
 plots.memory_by_component(held)
 
 # %% [markdown]
-# Each bar shows the peak of a step. Without checkpointing, activations
-# determine the peak, and it matters little when gradients are reduced. With checkpointing, gradients determine the
-# peak, and it is lower if they are reduced during backward. Large models often use checkpointing.
+# Without checkpointing, activations determine the peak, and it matters little when gradients are reduced. With
+# checkpointing, gradients determine the peak, and it is lower if they are reduced during backward.
 
 # %% [markdown]
 # ## The short version
@@ -442,7 +441,7 @@ formula_bytes = formulas.model_state_bytes(parameters, 4, 2, formulas.FP32_ADAM)
 assert 0 <= kept_bytes - formula_bytes < 1000  # AdamW's step counters
 print(f"fp32, 4 ranks: {kept_bytes / parameters:.2f} bytes per parameter")
 savings = [f"{formulas.memory_saving(n, stage=2):.2f}" for n in (2, 4, 8, 64, 10**9)]
-tables.Table(["ranks", "2", "4", "8", "64", "→ ∞"], [["mixed precision: times less", *savings]])
+tables.Table(["ranks", "2", "4", "8", "64", "→ ∞"], [["mixed precision: factor", *savings]])
 
 # %% [markdown]
 # ZeRO-2 is often said to need "8 times" less memory. That is the limit for mixed precision on very many ranks, without
@@ -533,9 +532,9 @@ for kind in (ReduceAfterBackward, ReduceDuringBackward):
     lines[kind.__name__] = recorded(*begun(kind, cap_mb=0.8), operations=6)
 
 # %% [markdown]
-# In the lower two timelines, bars 1 to 7 are reduce-scatters, and bars 8 to 14 are all-gathers. The optimizer's step
-# between them may be too short to see. Such a bar ends when the rank has waited for the collective, even if the data
-# arrived earlier. Compare where the reduce-scatters are:
+# In the lower two timelines, bars 1 to 7 are reduce-scatters, and bars 8 to 14 are all-gathers. The bar of a collective
+# ends when the rank has waited for the collective, even if the data arrived earlier. Compare where the reduce-scatters
+# are, and how long backward waits (hatched):
 
 # %% tags=["nbval-ignore-output"]
 lines = ranks.pull("lines")[0]
@@ -546,13 +545,15 @@ plots.timeline(list(lines.values()), list(lines))
 
 # %% [markdown]
 # With `ReduceDuringBackward`, the reduce-scatters are in flight during backward, as DDP's all-reduces are. Does the new
-# wait cost time? Not if each bucket is reduced before the next one is full. (Backward is longer, because its hooks pack
-# gradients and add them up.) On a slower link, backward does wait, but this costs little: the link is then busy all the
-# time, and its bandwidth determines when the last bucket is reduced.
+# wait cost time? If a bucket is reduced before the next one is full, the wait is a thin line. Otherwise, backward waits
+# for the link or a slower rank, but it would have to do so later anyway. (Hooks that pack, launch and add up also take
+# time.)
+#
+# The bytes of a step take 58 ms on this link. The rest is time spent waiting for slower ranks, and for the cores that
+# launch all sends and receives. (DDP has fewer buckets, because it closes each only at the cap.)
 #
 # The all-gathers come after the optimizer's step, so they are exposed. DDP can hide both halves of its all-reduces, but
-# this version of ZeRO-2 hides only one. The all-gathers could overlap with the next forward. Chapter 09 all-gathers
-# parameters just before a layer needs them.
+# this version of ZeRO-2 hides only one.
 
 # %% [markdown]
 # ## Several micro-batches
@@ -605,7 +606,7 @@ tables.Table(header, rows)
 # With g micro-batches, a step sends (g + 1) times f · 4Ψ bytes: one reduce-scatter per micro-batch, and one all-gather
 # after the optimizer's step. So if g > 1, ZeRO-2 sends more than data parallelism. If only the last micro-batch is
 # reduced, a step sends 2 times f · 4Ψ bytes, but each rank needs room for full gradients, plus the buckets. If you have
-# that room, you might as well use ZeRO-1, which is simpler and sends just as much.
+# that room, ZeRO-1 is simpler and sends just as much, but chapter 07's version hides no communication.
 
 # %% [markdown]
 # ## The production version
@@ -649,8 +650,8 @@ tables.Table(header, rows, "Rank 0.")
 # The losses and the bytes to send are equal. (Between steps, DDP's buckets still hold the gradients.) But FSDP2 is not
 # quite ZeRO-2:
 #
-# - **Parameters.** Between steps, FSDP2 shards the parameters, too, so it holds less. It all-gathers them in forward
-#   instead of after the step, so its peak is not lower.
+# - **Parameters.** Between steps, FSDP2 shards the parameters, too, so it holds less. While it computes, it holds full
+#   copies next to its shards, so its peak is higher.
 # - **The wait.** FSDP2 also waits for one reduce-scatter before it copies gradients for the next one. In torch 2.13,
 #   `set_reduce_scatter_max_input_buffers` allows more in flight, at the cost of memory.
 # - **Names.** FSDP1, torch's older class, calls this mode `SHARD_GRAD_OP`, which is often described as "ZeRO-2".
@@ -687,8 +688,9 @@ tables.Table(header, rows, "Rank 0.")
 # | ZeRO-2, only the last micro-batch reduced | 4Ψ + 8Ψ/N | 4Ψ and 2 buckets³ | 2f · 4Ψ | the reduce-scatters |
 # | all-reduce, then slice | 4Ψ + 8Ψ/N | 4Ψ/N and 2 buckets | (2g + 1)f · 4Ψ | the all-reduces |
 #
-# ¹ On gloo, plus the receive buffers of two pieces (lab 01). ² With NCCL, 2 + 1/N buckets. If g > 1, 2/N of a bucket
-# more, for the mean and the new `shard.grad`. ³ The receive buffer and the gradient that backward is adding.
+# ¹ On gloo, plus the receive buffers of two pieces (lab 01). ² With NCCL, 2 + 1/N buckets. If g > 1, the mean and its
+# sum with the old `shard.grad` add 1/N of a bucket each. ³ A receive buffer of f buckets, and the gradient that
+# backward is adding (at most about a bucket).
 #
 # **Terms**
 #
@@ -704,7 +706,7 @@ tables.Table(header, rows, "Rank 0.")
 # - Rajbhandari et al., *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models*, SC 2020 (arXiv
 #   1910.02054): §5.2 on stage 2, and §7 on what each stage sends.
 # - Zhao et al., *PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel*, VLDB 2023 (arXiv 2304.11277): §3.4
-#   on the rate limiter, which allows at most two all-gathers in flight, because each takes memory.
+#   on the rate limiter, which allows at most two all-gathers in flight.
 # - `post_backward` in `torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py`: the wait of this lesson, in torch.
 
 # %% [markdown]

@@ -26,6 +26,14 @@ _HINT_ON_KEPT = (
 )
 _HINT_ON_SENT = "Hint: what does shard.grad already contain when the mean of another micro-batch arrives?"
 CLIPS = clip.CLIPS
+_HINT_ON_DTYPE = (
+    "shard.grad must have the dtype of the shard, so do not set grad_dtype. "
+    "Hint: which dtype does the handle's wait() return here?"
+)
+WRONG_DTYPE = {  # the words of older and newer versions of torch
+    "assigned grad has data of a different type": _HINT_ON_DTYPE,
+    "assign a gradient with dtype": _HINT_ON_DTYPE,
+}
 UNFINISHED = {
     "got a second gradient": "Hint: which of your methods finishes the synchronization if the training loop does not?"
 }
@@ -37,6 +45,7 @@ ShardedBucket.check("plain model", world_sizes=(2,))(sharded_bucket.a_plain_shar
 
 
 @ShardedBucket.check("awkward models")
+@where_it_raises(WRONG_DTYPE)
 def gradients_of_awkward_models_become_means(attempt: Attempt) -> None:
     bucket_gradients.no_gradient_counts_as_zeros(attempt)
     sharded_bucket.each_shard_gets_its_mean(attempt)
@@ -138,7 +147,7 @@ def loops_of_every_kind(attempt: Attempt) -> None:
     train_wrapper_and_judge(attempt, without)
     train_wrapper_and_judge(attempt, WrapperPlan("TwoBranches", "SGD", micro_batches=2, finishes=False))
     if attempt.world_size > 1:
-        loops.finishing_inside_no_sync_does_not_count(attempt)
+        loops.every_step_synchronizes(attempt)
     loops.every_loop_trains(attempt)
     if attempt.world_size > 1:
         idle = attempt.random.randrange(1, 5), attempt.random.randrange(attempt.world_size)
@@ -151,6 +160,7 @@ every_loop.check("micro-batches", world_sizes=(2, 4))(wire.micro_batches_send_or
 
 
 @every_loop.check("clipping", world_sizes=(1, 2, 3))
+@where_it_raises({"must be Tensor, not NoneType": "Hint: which call sets shard.grad, and has it been made by then?"})
 def clipping_equals_one_process(attempt: Attempt) -> None:
     for plan in (
         WrapperPlan("TwoBranches", "SGD", steps=3, max_norm=CLIPS),

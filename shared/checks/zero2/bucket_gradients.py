@@ -7,7 +7,7 @@ from shared.checks.engine.compare import close, first_difference
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.training import Draw
 from shared.checks.models import awkward
-from shared.checks.zero2.sharded_bucket import build
+from shared.checks.zero2.sharded_bucket import build, cause_of_scale
 
 
 def probe_graph(sharded_bucket, seed: int, x, y) -> tuple[str, str] | None:
@@ -79,4 +79,5 @@ def no_gradient_counts_as_zeros(attempt: Attempt) -> None:
                 was = (
                     "is None" if each["grad"] is None else f"is wrong: {first_difference(each['grad'], expected[rank])}"
                 )
-                raise Wrong({rank: f"{context}: shard.grad {was}"}, hint)
+                cause = "" if each["grad"] is None else cause_of_scale(each["grad"], expected[rank], size)
+                raise Wrong({rank: f"{context}: shard.grad {was}"}, cause or hint)

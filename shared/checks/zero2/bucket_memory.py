@@ -15,6 +15,7 @@ from shared.deadlines import scaled
 SLACK = 1.02  # padding
 _SETTLES_WITHIN_S = scaled(0.5)  # gloo's threads release a message's tensor a little after the message is complete
 PACKED, SECOND, REDUCED = "when both are packed", "when the second is launched", "when both are reduced"
+_HINT_ON_VIEW = "Hint: what does the handle's wait() return, and what does shard.grad need instead?"
 _HINTS = {
     PACKED: (
         "Hint: once a gradient is in the flat tensor, what still refers to it? And when are flat tensors allocated?"
@@ -24,8 +25,12 @@ _HINTS = {
 }
 
 
-def probe_memory(sharded_bucket, most_bytes: dict[str, float], seed: int, x, y) -> dict[str, int]:
-    """Reduce a model's gradients in two halves. Return, by moment, the bytes that live besides the parameters."""
+def probe_memory(sharded_bucket, most_bytes: dict[str, float], seed: int, x, y) -> tuple[dict[str, int], bool]:
+    """Reduce a model's gradients in two halves.
+
+    Returns:
+        The bytes that live besides the parameters, by moment, and whether a shard.grad is a view of a larger tensor.
+    """
     flat_parameter_type = flat_parameter_type_of(sharded_bucket)
     module = awkward.build("Large", seed, torch.float32).to(device_here())
     parameters, found = list(module.parameters()), {}
@@ -54,7 +59,8 @@ def probe_memory(sharded_bucket, most_bytes: dict[str, float], seed: int, x, y) 
     for bucket in (first, second):
         bucket.wait()
     note(REDUCED)
-    return found
+    means = [half.shard.grad for half in halves]
+    return found, any(mean is not None and mean.untyped_storage().nbytes() > SLACK * mean.nbytes for mean in means)
 
 
 def only_a_shard_stays(attempt: Attempt) -> None:
@@ -67,8 +73,11 @@ def only_a_shard_stays(attempt: Attempt) -> None:
         REDUCED: (first + second) / size,
     }
     most = {when: SLACK * nbytes for when, nbytes in expected.items()}
-    for rank, found in enumerate(attempt.run(probe_memory, most, per_rank=Draw(attempt).per_rank)):
+    for rank, (found, is_view) in enumerate(attempt.run(probe_memory, most, per_rank=Draw(attempt).per_rank)):
         for when, held_bytes in found.items():
             if held_bytes > most[when]:
-                context = f"two buckets of {first:,} and {second:,} bytes: {when}, gradients and flat tensors hold"
-                raise Wrong({rank: f"{context} {held_bytes:,} bytes; expected {expected[when]:,.0f}"}, _HINTS[when])
+                context = f"two buckets of {first:,} and {second:,} bytes: {when}, gradients, flat tensors and receive"
+                evidence = f"{context} buffers hold {held_bytes:,} bytes; expected at most {expected[when]:,.0f}"
+                if is_view and when != PACKED:
+                    raise Wrong({rank: f"{evidence}. shard.grad shares memory with the flat tensor"}, _HINT_ON_VIEW)
+                raise Wrong({rank: evidence}, _HINTS[when])

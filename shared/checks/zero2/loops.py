@@ -101,26 +101,60 @@ def every_loop_trains(attempt: Attempt) -> None:
             raise
 
 
-def probe_silent_step(zero2, plan: WrapperPlan, seed: int, x, y) -> list[instrumentation.Call]:
-    """Finish inside no_sync(), without a backward(). Return what step() sends."""
+@dataclass(frozen=True)
+class Silence:
+    """Describe lines after which a step must synchronize, although no rank has run a backward() since.
+
+    Attributes:
+        lines: The code.
+        hint: The hint if the step does not.
+    """
+
+    lines: tuple[str, ...]
+    hint: str
+
+
+SILENCES = (
+    Silence(
+        (f"with zero2.no_sync(): {FINISH}",),
+        "Hint: inside no_sync(), what does finish_gradient_sync() set synced to on a rank without gradients?",
+    ),
+    Silence(("backward()", FINISH, STEP), "Hint: for how many steps do synchronized gradients count?"),
+)
+
+
+def probe_silent_step(
+    zero2, plan: WrapperPlan, lines: tuple[str, ...], seed: int, x, y
+) -> tuple[bool | None, list[instrumentation.Call]]:
+    """Run the lines. Return `synced`, and what the step() after them sends, without a backward() before it."""
     run = begin(zero2, plan, awkward.build(plan.model, seed).to(device_here()))
-    with run.optimizer.no_sync():
-        run.optimizer.finish_gradient_sync()
+
+    def backward():
+        awkward.loss_of(run.optimizer, x.to(device_here()), y.to(device_here())).backward()
+
+    for line in lines:
+        exec(line, {"zero2": run.optimizer, "backward": backward})
+    synced = getattr(run.optimizer, "synced", None)
     with instrumentation.listening() as calls:
         run.optimizer.step()
-    return calls
+    return synced, calls
 
 
-def finishing_inside_no_sync_does_not_count(attempt: Attempt) -> None:
+def every_step_synchronizes(attempt: Attempt) -> None:
     """Let no rank run a backward(), because a rank that skips the synchronization alone would make the others hang."""
-    plan = WrapperPlan("Plain", "SGD")
-    context = f"`with zero2.no_sync(): {FINISH}`, and no rank runs backward()"
-    found = attempt.run(probe_silent_step, plan, per_rank=Draw(attempt).per_rank, context=context)
-    size = attempt.world_size
+    plan, size = WrapperPlan("Plain", "SGD"), attempt.world_size
     gathered_bytes = sum(bucket.filled_bytes(size) for bucket in plan.buckets()) * (size - 1) / size
-    for rank, calls in enumerate(found):
-        if sum(sent_bytes_of(call, rank) for call in calls) <= gathered_bytes:
-            evidence = f"{context}: {STEP} all-gathers parameters, but reduce-scatters no gradients"
-            why = "A rank that has gradients would wait for this one forever."
-            hint = "Hint: inside no_sync(), what does finish_gradient_sync() set synced to on a rank without gradients?"
-            raise Wrong({rank: evidence}, f"{why} {hint}")
+    for silence in SILENCES:
+        lines = ", ".join(f"`{line}`" for line in silence.lines)
+        context = f"{lines}, and then `{STEP}`, before which no rank runs backward()"
+        found = attempt.run(probe_silent_step, plan, silence.lines, per_rank=Draw(attempt).per_rank, context=context)
+        for rank, (synced, calls) in enumerate(found):
+            if sum(sent_bytes_of(call, rank) for call in calls) <= gathered_bytes:
+                evidence = f"{context}: {STEP} all-gathers parameters, but reduce-scatters no gradients"
+                why = "A rank that has gradients would wait for this one forever."
+                if synced is False:
+                    evidence += ", although synced is False"
+                    raise Wrong(
+                        {rank: evidence}, f"{why} Hint: what must step() do if synced and pending are both False?"
+                    )
+                raise Wrong({rank: evidence}, f"{why} {silence.hint}")

@@ -28,7 +28,7 @@ CAP_BYTES = 4 * LAYER_BYTES
 SLACK = 1.01  # padding, Adam's step counters, inputs
 _SETTLES_WITHIN_S = scaled(1.0)  # gloo's threads release a message's tensor a little after the message is complete
 TRIES = 3  # for that reason, a peak that is too high is measured again, and the lowest one counts
-REST, REDUCED = "after zero_grad()", "after finish_gradient_sync()"
+REST, REDUCED = "after zero_grad() without a step", "after finish_gradient_sync()"
 
 
 def numel() -> int:
@@ -72,17 +72,29 @@ def _train(zero2, most_bytes: dict[str, float] | None, seed: int) -> dict:
         if most_bytes is None:
             grown = [sample.held.total_bytes - sample.held.activations_bytes for sample in peak.samples]
             found["peaks"].append(max(grown) - grown[0])
+            found["links"] = _links_of(wrapped)
         wrapped.step()
         wrapped.zero_grad()
     if most_bytes is None:
         return found
     backward()
     note(REDUCED)
-    wrapped.step()
-    wrapped.zero_grad()
+    wrapped.zero_grad()  # without a step, which would drop the shards' gradients, too
     note(REST)
     found |= {"components": memory.held(wrapped, wrapped).by_component(), "hidden": hidden_bytes()}
     return found
+
+
+def _links_of(wrapped) -> str:
+    """Describe the first bucket whose `previous` is not the bucket before it in `buckets`, or return ""."""
+    buckets = list(getattr(wrapped, "buckets", []))
+    index_of = {id(bucket): f"buckets[{index}]" for index, bucket in enumerate(buckets)} | {id(None): "None"}
+    for index, bucket in enumerate(buckets):
+        found = getattr(bucket, "previous", None)
+        if found is not (buckets[index - 1] if index else None):
+            expected = f"buckets[{index - 1}]" if index else "None"
+            return f"buckets[{index}].previous is {index_of.get(id(found), 'another object')}; expected {expected}"
+    return ""
 
 
 def _seeds(attempt: Attempt) -> list[tuple[int]]:
@@ -103,7 +115,7 @@ def each_rank_holds_its_shards(attempt: Attempt) -> None:
             raise Wrong({rank: f"{context}: {evidence}"}, "Hint: which parameters does the inner optimizer get?")
         for when in (REST, REDUCED):
             if (held_bytes := result["held"][when]) > most[when]:
-                evidence = f"{when}, {held_bytes:,} bytes are held; expected {expected[when]:,.0f}"
+                evidence = f"{when}, {held_bytes:,} bytes are held; expected at most {expected[when]:,.0f}"
                 raise Wrong({rank: f"{context}: {evidence}. At rest, by component: {named}"}, _why(when, result))
         if result["hidden"] > (SLACK - 1) * expected[REST]:
             evidence = (
@@ -142,10 +154,15 @@ def backward_holds_three_buckets(attempt: Attempt) -> None:
     for rank, peak_bytes in enumerate(peaks):
         if peak_bytes > most:
             buckets = -(-4 * numel() // CAP_BYTES)
+            shards_bytes = 4 * numel() // attempt.world_size
             evidence = (
                 f"{buckets} buckets of {CAP_BYTES:,} bytes on {attempt.world_size} ranks: at its peak, backward holds "
-                f"{peak_bytes:,} bytes more than before it; expected at most {4 * numel() // attempt.world_size:,}, "
-                "three buckets and one gradient"
+                f"{peak_bytes:,} bytes more than before it; expected at most {most / SLACK:,.0f}: {shards_bytes:,} for "
+                f"this rank's shards of the gradients, {3 * CAP_BYTES:,} for three buckets, and {LAYER_BYTES:,} for "
+                "one gradient"
             )
-            hint = "Hint: which gradients and flat tensors are alive then? And what is each bucket's `previous`?"
+            hint = "Hint: which gradients and flat tensors are alive then, and what is each of them waiting for?"
+            if links := found[rank]["links"]:
+                evidence += f". {links}"
+                hint = "Hint: which bucket is launched before this one?"
             raise Wrong({rank: evidence}, hint)

@@ -1,6 +1,7 @@
 """Judge ShardedBucket: gradients are held in full only until they are reduce-scattered."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -26,9 +27,13 @@ class Reduced:
     model: str
     in_subgroup: bool = False
     dtype: torch.dtype = torch.float64
+    flat_dtype: torch.dtype | None = (
+        None  # of the flat tensors that the layout allocates, if it is not that of the shard
+    )
 
     def __str__(self) -> str:
-        return awkward.describe(self.model)
+        of_another = f", whose layout allocates flat tensors of {self.flat_dtype}" if self.flat_dtype else ""
+        return f"{awkward.describe(self.model)}{of_another}"
 
 
 def build(sharded_bucket, module: nn.Module, group=None):
@@ -45,6 +50,8 @@ def probe_rounds(sharded_bucket, how: Reduced, rank: int, seed: int, x, y) -> li
         return []
     module = awkward.build(how.model, seed, how.dtype).to(device_here())
     flat_parameter, bucket = build(sharded_bucket, module, group)
+    if how.flat_dtype:
+        flat_parameter.layout.new_flat = partial(flat_parameter.layout.new_flat, how.flat_dtype)
     parameters, shard = flat_parameter.layout.parameters, flat_parameter.shard
     order = torch.randperm(len(parameters), generator=torch.Generator().manual_seed(seed)).tolist()
     x, y = x.to(device_here(), how.dtype), y.to(device_here(), how.dtype)
@@ -93,7 +100,8 @@ def each_shard_gets_its_mean(attempt: Attempt) -> None:
     tried = [Reduced("Tied"), Reduced("Frozen"), Reduced("TwoBranches"), Reduced("Strided"), Reduced("Unused")]
     tried = tried if attempt.world_size == 2 else attempt.random.sample(tried, 2)
     tried += [Reduced("TwoBranches", in_subgroup=True)] if attempt.world_size in SUBGROUPS else []
-    for how in [Reduced("Plain"), *tried]:
+    mixed = Reduced("Plain", dtype=torch.float32, flat_dtype=torch.float64)
+    for how in [Reduced("Plain"), *tried, mixed]:
         _judge_means(attempt, how)
 
 
@@ -134,6 +142,15 @@ def _flat(gradients: dict, how: Reduced, size: int) -> torch.Tensor:
     return torch.cat([flat, flat.new_zeros(-len(flat) % size)])
 
 
+def cause_of_scale(found: torch.Tensor, expected: torch.Tensor, size: int) -> str:
+    """Return the cause if all elements are too large or too small by the number of ranks, or else ""."""
+    if size > 1 and expected.any() and close(found, expected * size):
+        return f"It is exactly {size} times too large. Hint: is it the sum or the mean?"
+    if size > 1 and expected.any() and close(found, expected / size):
+        return f"It is exactly {size} times too small. Hint: how many times is it divided?"
+    return ""
+
+
 def _cause(found, expected: torch.Tensor, index: int, means: list[torch.Tensor], adds_up: bool, world_size: int) -> str:
     size = len(expected)
     if found is None or found.numel() != expected[index].numel():
@@ -141,10 +158,8 @@ def _cause(found, expected: torch.Tensor, index: int, means: list[torch.Tensor],
     found = found.flatten()
     if adds_up and close(found, means[-1][index]):
         return "It is only the mean of the last backward. Hint: what did shard.grad contain before wait()?"
-    if size > 1 and close(found, expected[index] * size):
-        return f"It is exactly {size} times too large. Hint: is it the sum or the mean?"
-    if size > 1 and close(found, expected[index] / size):
-        return f"It is exactly {size} times too small. Hint: how many times is it divided?"
+    if cause := cause_of_scale(found, expected[index], size):
+        return cause
     if size < world_size and close(found, expected[index] * size / world_size):
         return f"It is the sum over {size} ranks, divided by {world_size}. Hint: over how many ranks is the mean?"
     if adds_up and size > 1 and close(found, means[-2][index] / size + means[-1][index]):
@@ -175,10 +190,11 @@ class PreviousBucket:  # Students see this name in error messages.
     """Stand in for the previous bucket, and log how many messages had been sent at each wait()."""
 
     def __init__(self, sent: list):
-        self.sent, self.waited_at = sent, []
+        self.sent, self.waited_at, self.in_flight = sent, [], sent  # a handle, as long as it is not waited for
 
     def wait(self) -> None:
         self.waited_at.append(len(self.sent))
+        self.in_flight = None
 
 
 def probe_previous(sharded_bucket, seed: int, x, y) -> dict[str, list[int]]:
