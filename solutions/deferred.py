@@ -49,12 +49,6 @@ class Materializer:
         named = chain(module.named_parameters(), module.named_buffers())
         self.name_of = {tensor: name for name, tensor in named}
 
-    def fill_buffers(self, module: nn.Module) -> None:
-        """Materialize the module's buffers that are on the meta device. They stay the same objects."""
-        for buffer in module.buffers():
-            if buffer.is_meta:
-                torch.utils.swap_tensors(buffer, self.value_of(buffer))
-
     @torch.no_grad()
     def value_of(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a new tensor on self.device, of the shape and dtype of one on the meta device, with its values."""
@@ -62,6 +56,12 @@ class Materializer:
         with seeded(seed_of(self.seed, name), self.device):
             self.initialize(name, value)
         return value
+
+    def fill_buffers(self, module: nn.Module) -> None:
+        """Materialize the module's buffers that are on the meta device. They stay the same objects."""
+        for buffer in module.buffers():
+            if buffer.is_meta:
+                torch.utils.swap_tensors(buffer, self.value_of(buffer))
 
     @torch.no_grad()
     def shard_of(self, layout: FlatLayout) -> torch.Tensor:
@@ -74,10 +74,10 @@ class Materializer:
         # Where the shard begins, counted from the first element of the current parameter.
         begin = dist.get_rank(layout.group) * shard.numel()
         for parameter in layout.parameters:
-            if -shard.numel() < begin < parameter.numel():
-                own = self.value_of(parameter).flatten()[max(begin, 0) : begin + shard.numel()]
-                first = max(-begin, 0)
-                shard[first : first + own.numel()] = own
+            first, last = max(begin, 0), min(begin + shard.numel(), parameter.numel())
+            if first < last:
+                # A variable for the values would keep them in memory while the next ones are drawn.
+                shard[first - begin : last - begin] = self.value_of(parameter).flatten()[first:last]
             begin -= parameter.numel()
         return shard
 

@@ -89,7 +89,8 @@ class FlatGradients:
     def __init__(self, flat_parameter: FlatParameter):
         self.flat_parameter, self.layout = flat_parameter, flat_parameter.layout
         self.flat = self.layout.new_flat()
-        self.views = self.layout.views(self.flat)
+        # .data has a version of its own: changes of flat, such as clipping shard.grad, do not count.
+        self.views = self.layout.views(self.flat.data)
         self.reset()
 
     def reset(self) -> None:
@@ -100,11 +101,11 @@ class FlatGradients:
             parameter.grad = view
 
     def reduce(self) -> None:
-        """Set shard.grad to the mean over the ranks. A second call before reset() changes nothing.
+        """Set shard.grad to the mean over the ranks. A second call changes nothing, except after model.zero_grad().
 
         Communication: one reduce-scatter.
         """
-        if self.flat_parameter.shard.grad is not None and self.holds_gradients():
+        if self.is_reduced():
             return
         for parameter, view in zip(self.layout.parameters, self.views, strict=True):
             if parameter.grad is None:
@@ -114,13 +115,31 @@ class FlatGradients:
             parameter.grad = view
         shard = reduce_scatter_(self.flat, self.layout.group)
         self.flat_parameter.shard.grad = shard.div_(dist.get_world_size(self.layout.group))
+        self.reduced_version = self.views[0]._version  # all views have the same version
 
     def holds_gradients(self) -> bool:
         """Tell whether any .grad is still a slice of the flat tensor. After model.zero_grad(), none is."""
         pairs = zip(self.layout.parameters, self.views, strict=True)
         return any(parameter.grad is view for parameter, view in pairs)
 
+    def is_reduced(self) -> bool:
+        """Tell whether shard.grad is the mean of the current gradients.
+
+        Raises:
+            RuntimeError: if it lacks a gradient, because backward has run since reduce().
+        """
+        if self.flat_parameter.shard.grad is None or not self.holds_gradients():
+            return False
+        pairs = zip(self.layout.parameters, self.views, strict=True)
+        replaced = any(p.grad is not None and p.grad is not view for p, view in pairs)
+        if replaced or self.views[0]._version != self.reduced_version:
+            raise RuntimeError(
+                "backward() has run after the gradients were reduced, and its gradients would be lost: "
+                "call clip_grad_norm_() after the last backward(), and zero_grad() before the next one"
+            )
+        return True
+
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)
         # After deepcopy, the copied views do not share memory with the copied flat tensor.
-        self.views = self.layout.views(self.flat)
+        self.views = self.layout.views(self.flat.data)

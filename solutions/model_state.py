@@ -26,6 +26,23 @@ def expect_no_full_parameters(wrapper: nn.Module, keys) -> None:
     keys.missing_keys[:] = [key for key in keys.missing_keys if key not in full]
 
 
+def values_in(module: nn.Module, state_dict: dict[str, torch.Tensor]) -> dict[torch.Tensor, torch.Tensor]:
+    """Return the value that a full state has for each parameter and buffer of module.
+
+    Raises:
+        ValueError: if the state belongs to another module.
+    """
+    own = module.state_dict(keep_vars=True)
+    own_shapes = {name: value.shape for name, value in own.items()}
+    given_shapes = {name: value.shape for name, value in state_dict.items()}
+    if own_shapes != given_shapes:
+        different = sorted({name for name, _ in own_shapes.items() ^ given_shapes.items()})
+        raise ValueError(
+            f"this state belongs to another module: {different} are not in both, or do not have the same shape in both"
+        )
+    return {value: state_dict[name] for name, value in own.items()}
+
+
 @torch.no_grad()
 def gather_full_state(module: nn.Module, flat_parameters: Iterable[ShardedFlatParameter]) -> dict[str, torch.Tensor]:
     """Gather what module.state_dict() would return if module were not sharded. All ranks must call this.
@@ -52,15 +69,7 @@ def load_full_state(
     Raises:
         ValueError: if the state belongs to another module.
     """
-    own = module.state_dict(keep_vars=True)
-    own_shapes = {name: value.shape for name, value in own.items()}
-    given_shapes = {name: value.shape for name, value in state_dict.items()}
-    if own_shapes != given_shapes:
-        different = sorted({name for name, _ in own_shapes.items() ^ given_shapes.items()})
-        raise ValueError(
-            f"this state belongs to another module: {different} are not in both, or do not have the same shape in both"
-        )
-    new_value = {value: state_dict[name] for name, value in own.items()}
+    new_value = values_in(module, state_dict)
     for flat_parameter in flat_parameters:
         layout, shard = flat_parameter.layout, flat_parameter.shard
         flat = layout.new_flat(shard.dtype)

@@ -32,7 +32,7 @@ class ShardedFlatParameter(FlatParameter):
         own_shard = self.layout.shard_of(self.flat_param).clone()
         self.shard = nn.Parameter(own_shard, requires_grad=parameters[0].requires_grad)
         self.flat_param = self.flat_param.to(compute_dtype or self.flat_param.dtype)
-        self._alias_parameters()
+        self._alias_parameters()  # they are still slices of the tensor before the conversion
         self.reshard()
 
     def unshard(self):

@@ -10,9 +10,9 @@ One training step calls these methods of ZeRO3, in this order:
    have their values again after the next unshard.
 2. In backward, for each unit in reverse order: pre_backward() unshards it again, and prefetches the one called before
    it. Autograd computes the gradients, and GradientReducer packs each of them, divided by N, into a bucket. Then
-   post_backward() waits for the reduce-scatter that was launched before, and adds its result to `shard.grad`. It
-   launches the unit's own reduce-scatter, and reshards the unit. A unit whose inputs need no gradient, such as a root
-   that gets tokens, has no post_backward().
+   post_backward() waits for the reduce-scatter of the previous unit, and adds its result to that unit's `shard.grad`.
+   It launches the unit's own reduce-scatter, and reshards the unit. A unit whose inputs need no gradient, such as a
+   root that gets tokens, has no post_backward().
 3. finish_gradient_sync() launches the reduce-scatters that are left, such as the root's, waits until every shard has
    its mean gradient, and reshards all units. If backward did not reach a trained parameter, its gradient is zeros.
 4. The caller's optimizer updates the shards. The next forward all-gathers the updated parameters.
@@ -90,7 +90,8 @@ class ZeRO3(nn.Module):
 
     Memory: with Adam in fp32, 16Ψ/N bytes for Ψ parameters on N ranks, plus the unsharded units: the root, the current
         unit and the prefetched ones; and in backward the full gradients of the root, of the current unit, and of the
-        unit whose reduce-scatter is in flight. A unit whose inputs need no gradient stays until finish_gradient_sync().
+        unit whose reduce-scatter is in flight. A unit whose inputs need no gradient stays unsharded until
+        finish_gradient_sync().
         With a materializer, the constructor needs memory for the shards and for one unit.
     Communication: per micro-batch and unit of ψ parameters, two all-gathers and one reduce-scatter: 3(N−1)/N · 4ψ bytes
         sent per rank; 2(N−1)/N · 4ψ for the root, and for every unit if reshard_after_forward is False.
@@ -212,9 +213,9 @@ class ZeRO3(nn.Module):
         self.pending = True
         unit.wait_for_unshard()
         unit.state = UnitState.BACKWARD
-        unreached = {each for each in self.units if not each.open_calls}
+        not_open = {each for each in self.units if not each.open_calls}
         # This does nothing for the root, which is never in `called`.
-        self.prefetcher.in_backward(unit, unreached)
+        self.prefetcher.in_backward(unit, not_open)
 
     def post_backward(self, unit: Unit, call: Call) -> None:
         """Reduce a unit's gradients after its backward, and reshard it."""

@@ -14,15 +14,17 @@
 #
 # | exercise | you build | minutes | points |
 # |---|---|---|---|
-# | 9.1 | `ShardedFlatParameter`: parameters whose memory is freed and restored | 23 | 3 |
+# | 9.1 | `ShardedFlatParameter`: parameters whose memory is freed and restored | 18 | 3 |
 # | 9.2 | `Unit`: it launches all-gathers, waits for them, and remembers its state | 10 | 3 |
-# | 9.3 | `PlainZeRO3`: the hooks of forward | 10 | 2 |
+# | 9.3 | `PlainZeRO3`: the hooks of forward | 12 | 2 |
 # | 9.4 | `PlainZeRO3`: the hooks of backward | 8 | 3 |
 # | 9.5 | `Prefetcher`: which units come next? | 10 | 2 |
 # | 9.6 | `PrefetchingZeRO3`: prefetching in a step | 4 | 2 |
 #
-# Each exercise has a check. Its first line tries the plain case, and the other lines try unusual ones. The checks never
-# judge times. They count the bytes on the wire, and the bytes in memory at every moment of a step.
+# The remaining 13 minutes are for the code that is given before exercise 9.3, and for the GPT at the end.
+#
+# Each exercise has a check. Its first line tries the simplest model or order, and the other lines look closer. The
+# checks never judge times. They count the bytes on the wire, and the bytes in memory at every moment of a step.
 
 # %% tags=["nbval-ignore-output"]
 from shared import ranks
@@ -47,7 +49,7 @@ from solutions.async_collectives import launch_all_gather
 from solutions.flat import FlatParameter
 
 # %% [markdown]
-# ## Exercise 9.1 · Parameters without memory (23 min, 3 points)
+# ## Exercise 9.1 · Parameters without memory (18 min, 3 points)
 #
 # A tensor is a view of a *storage*, which owns its memory. A storage can be resized to zero bytes and back, and its
 # views stay valid:
@@ -76,25 +78,21 @@ print(view[:3].tolist())
 # - Its `shard`, the `nn.Parameter` for the optimizer, has memory *of its own*. It is no longer a view of `flat_param`.
 # - Its `flat_param` has memory only between `unshard()` and `reshard()`. The model's parameters are still slices of it.
 #
-# Write these three methods:
+# Most of the constructor is given. It broadcasts the values of the group's first rank, so that all ranks start with the
+# same parameters. At its end, it converts `flat_param` to `compute_dtype`, the dtype that the model computes with, and
+# reshards it. Write three things:
 #
-# - The constructor broadcasts the values of the group's rank 0, so that all ranks start with the same parameters. When
-#   it returns, `flat_param` is resharded: it has no memory.
+# - The line that is missing in the constructor creates `self.shard`. It has the parameters' own dtype and their
+#   `requires_grad`, which is the same for all of them.
 # - `unshard()` gives `flat_param` its memory back and launches the all-gather that fills it. It returns a handle with
 #   `wait()`, and does not wait itself. Use lab 01's `launch_all_gather(flat, shard, group)`.
 # - `reshard()` frees `flat_param`'s memory. Then the rank holds one shard, 1/N of the parameters' bytes.
 #
-# `FlatParameter` gives you `self.layout` (with `layout.group` and `layout.shard_of(flat)`), `self.flat_param`, and
-# `self._alias_parameters()`, which makes the parameters slices of the current `self.flat_param`. `__setstate__` is
-# given; `copy.deepcopy` calls it.
+# The two tensors of the all-gather must have the same dtype, because NCCL rejects an all-gather of two dtypes.
+# `self.layout.shard_of(flat)` is this rank's shard of a flat tensor, and `self.layout.group` is the process group.
 #
-# The first line of the check, `plain parameters`, tries three parameters of one dtype on two ranks. The other lines
-# also try a `compute_dtype`, frozen parameters and subgroups. For these, there are three more rules:
-#
-# - `flat_param`, and with it the model's parameters, has the dtype `compute_dtype`. By default, that is the parameters'
-#   own dtype.
-# - `shard` always has the parameters' own dtype, and their `requires_grad`, which is the same for all of them.
-# - The all-gather sends `compute_dtype`. NCCL rejects an all-gather of two dtypes.
+# The first line of the check, `plain parameters`, tries three parameters of one dtype. The other lines also try a
+# `compute_dtype`, frozen parameters and subgroups.
 #
 # <details><summary>Hint 1</summary>
 #
@@ -104,8 +102,8 @@ print(view[:3].tolist())
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# Clone the shard first, then convert `flat_param` to `compute_dtype`. The conversion may create a new tensor, and then
-# the model's parameters are still slices of the old one.
+# With a `compute_dtype`, which dtype does `shard` have, and which does `flat_param` have? Which of the two should the
+# all-gather send?
 #
 # </details>
 
@@ -126,16 +124,16 @@ class ShardedFlatParameter(FlatParameter):
     def __init__(
         self, parameters: list[nn.Parameter], group=None, compute_dtype: torch.dtype | None = None
     ):
-        ### BEGIN SOLUTION
         super().__init__(parameters, group)
         dist.broadcast(self.flat_param, group=group, group_src=0)
+        ### BEGIN SOLUTION
         # The shard is a copy, because flat_param's memory is freed below.
         own_shard = self.layout.shard_of(self.flat_param).clone()
         self.shard = nn.Parameter(own_shard, requires_grad=parameters[0].requires_grad)
-        self.flat_param = self.flat_param.to(compute_dtype or self.flat_param.dtype)
-        self._alias_parameters()
-        self.reshard()
         ### END SOLUTION
+        self.flat_param = self.flat_param.to(compute_dtype or self.flat_param.dtype)
+        self._alias_parameters()  # they are still slices of the tensor before the conversion
+        self.reshard()
 
     def unshard(self):
         """Give flat_param its memory back and launch the all-gather that fills it. Returns a handle with wait().
@@ -267,10 +265,11 @@ class Unit:
 check.Unit()
 
 # %% [markdown]
-# ## Which unit owns a parameter?
+# ## Which unit owns a parameter? (3 min)
 #
-# The next three functions are given. `owned_parameters` assigns each parameter of a module to the innermost unit around
-# it. Parameters in no unit belong to the root, which is the module itself. For the GPT of the lesson:
+# The next three functions are given. Run their cells. You need not read the code, only this description.
+# `owned_parameters` assigns each parameter of a module to the innermost unit around it. Parameters in no unit belong to
+# the root, which is the module itself. For the GPT of the lesson:
 #
 # ```python
 # owned_parameters(gpt, list(gpt.blocks))    # {block 0: [...], block 1: [...], ..., gpt: [embeddings, final norm]}
@@ -359,32 +358,34 @@ def shard_into_units(
 
 
 # %% [markdown]
-# ## Exercise 9.3 · The hooks of forward (10 min, 2 points)
+# ## Exercise 9.3 · The hooks of forward (12 min, 2 points)
 #
-# `PlainZeRO3` wraps a model. Four of its methods run before or after a unit computes. The model is plain: every
-# parameter is trained, and every unit is called once per forward and returns one tensor.
+# `PlainZeRO3` wraps a model. Four of its methods are hooks, which run before or after a unit computes. The model is
+# plain: every parameter is trained, and every unit is called once per forward and returns one tensor.
 #
 # | hook | is called | must |
 # |---|---|---|
 # | `pre_forward` | before a unit's forward | wait until its parameters are unsharded |
 # | `post_forward` | after a unit's forward | register `pre_backward` on the output, and reshard the unit |
-# | `pre_backward` | when the gradient of the output is complete | wait until the parameters are unsharded again |
-# | `post_backward` | when all gradients of the unit are complete | reduce-scatter its buckets, and reshard the unit |
+# | `pre_backward` (9.4) | when the output's gradient is complete | wait until the parameters are unsharded again |
+# | `post_backward` (9.4) | when all the unit's gradients are complete | reduce-scatter its buckets, and reshard it |
 #
 # Write the first two, which the constructor registers for every unit:
 #
 # - `tensor.register_hook(function)` lets autograd call `function(gradient)` when the tensor's gradient is complete. The
 #   function must return `None`. Here, it is `self.pre_backward` for this unit.
-# - Do not reshard the root after a forward with gradients, because its last layer is the first that backward needs.
+# - Do not reshard the root after a forward with gradients, because its last layer is the first that backward needs. But
+#   register `pre_backward` on its output, too: a forward without gradients may reshard the root before backward begins.
 # - Without gradients (`torch.is_grad_enabled()` is false), there will be no backward. In that case, reshard every unit
 #   after its forward, including the root, and register nothing.
 #
 # The constructor and two small methods are given below. The class is spread over several cells: a cell that begins with
-# `class Name(Name):` adds methods to the class of that name. If you change such a cell, also run the cells after it
-# that continue the class.
+# `class Name(Name):` adds methods to the class of that name. If you change the first one, also run the cells after it
+# that continue the class or inherit from it.
 #
-# The first line of the check, `plain forward`, compares the outputs with those of one process. The other lines look at
-# what is unsharded after a forward, at the bytes that it sends, and at the memory during it.
+# The first line of the check, `plain forward`, compares the outputs with those of one process, with gradients and
+# without. The other lines look at what is unsharded after a forward, at whether backward calls `pre_backward`, and at
+# the bytes that a forward sends and the memory that it needs.
 #
 # <details><summary>Hint 1</summary>
 #
@@ -433,10 +434,10 @@ class PlainZeRO3(nn.Module):
         return self.shards.named_parameters(prefix, recurse, remove_duplicate)
 
     def pre_backward(self, unit: Unit, gradient: torch.Tensor) -> None:
-        raise NotImplementedError("exercise 9.4")
+        raise NotImplementedError("run the cell with pre_backward, in exercise 9.4")
 
     def on_gradient(self, bucket_index: int, index: int) -> None:
-        raise NotImplementedError("exercise 9.4")
+        raise NotImplementedError("run the cell with on_gradient, in exercise 9.4")
 
 
 # %% tags=["exercise"] grade_id="plain-forward"
@@ -470,13 +471,14 @@ check.Forward()
 # - `self.buckets[unit]` holds lab 08's `ShardedBucket`s. `bucket.launch()` starts the reduce-scatter of the packed
 #   gradients, and `bucket.wait()` adds the mean to `shard.grad`. You may wait immediately here; lab 10 waits later.
 #
-# The first line of the check, `plain model`, trains three blocks on two ranks. `world sizes` tries other numbers of
-# ranks and other optimizers, a single unit, and units that are called from last to first. `wire` counts the
-# collectives, and `memory` the bytes that a rank holds at every moment of a step.
+# The first line of the check, `plain model`, trains three blocks on one and on two ranks. It also looks at the units'
+# states when they compute, and after backward. `world sizes` tries other numbers of ranks and other optimizers, a
+# single unit, and units that are called from last to first. `wire` counts the collectives, and `memory` the bytes that
+# a rank holds at every moment of a step.
 #
 # <details><summary>Hint</summary>
 #
-# After `post_backward`, nobody needs the unit until the next step. Which of its tensors still have memory?
+# After `post_backward`, nobody needs the unit's full parameters until the next step. Which method of `Unit` frees them?
 #
 # </details>
 
@@ -536,15 +538,17 @@ check.Backward()
 # - `in_forward(unit)` runs when a unit's forward begins. Add the unit to `called`. As long as `called` equals the
 #   beginning of `expected`, prefetch the units that follow in `expected`. If the order has changed, prefetch nothing.
 # - `in_backward(unit, unreached)` runs when a unit's backward begins. Backward goes through `called` from its end, so
-#   prefetch the units that were called *before* this one. Before you call `_unshard`, leave out those in `unreached`:
-#   backward does not reach them. (In a plain model, it reaches all units. Lab 10 needs `unreached`.) If the unit is not
-#   in `called`, prefetch nothing.
+#   prefetch the units that were called *before* this one. Leave out those in `unreached`, because backward does not
+#   reach them. If the unit is not in `called`, prefetch nothing.
 #
 # ```python
 # # with units_ahead = 1; the previous forward was a b c d, and this forward is a b c d, too
-# in_forward(b)     # launches c
-# in_backward(c)    # launches b
+# in_forward(b)                       # launches c
+# in_backward(c)                      # launches b
+# in_backward(d, unreached={c})       # launches b
 # ```
+#
+# In a plain model, backward reaches every unit, and every unit is called once. Lab 10 needs `unreached`.
 #
 # The units in the check only log the calls of `unshard()`, so no rank communicates here. The first line of the check
 # tries a plain forward.
@@ -631,6 +635,8 @@ check.Prefetcher()
 #
 # The first line of the check, `prefetched order`, looks at the order in which all-gathers are launched and waited for.
 # In the first forward, the order of the units is not known yet, so the check looks at the second and third steps.
+# With `prefetch=0`, nothing may be launched ahead. The last three lines repeat checks of exercise 9.4 with prefetching.
+# One more unit may then be unsharded.
 #
 # <details><summary>Hint</summary>
 #
@@ -639,7 +645,7 @@ check.Prefetcher()
 # </details>
 
 
-# %% tags=["given"]
+# %% tags=["exercise"] grade_id="prefetching-zero3"
 # %%ranks
 class PrefetchingZeRO3(PlainZeRO3):
     """PlainZeRO3, which also launches the all-gathers of the next units while one computes."""
@@ -652,10 +658,6 @@ class PrefetchingZeRO3(PlainZeRO3):
         self.prefetcher.begin_forward()
         return super().forward(*inputs)
 
-
-# %% tags=["exercise"] grade_id="prefetching-zero3"
-# %%ranks
-class PrefetchingZeRO3(PrefetchingZeRO3):
     def pre_forward(self, unit: Unit, submodule: nn.Module, inputs: tuple) -> None:
         ### BEGIN SOLUTION
         super().pre_forward(unit, submodule, inputs)

@@ -23,8 +23,8 @@
 # ## Where we are
 #
 # In chapter 08, you built ZeRO-2: each rank keeps only its shard of the gradients and of the optimizer state. But it
-# still holds all parameters. As in chapter 03, the ranks use the CPU, and each of them is behind a link. This link is
-# slow (250 Mbit/s), to show what communication costs:
+# still holds all parameters. As in chapter 03, the ranks use the CPU, each behind a link. The link is slow (250
+# Mbit/s), to show communication costs:
 
 # %% tags=["nbval-ignore-output"]
 from dataclasses import replace
@@ -99,7 +99,7 @@ plots.memory_by_component({f"rank {n}": each.by_component() for n, each in enume
 # %% [markdown]
 # Most of what a rank holds is parameters, and all four ranks hold the same ones. When does a rank need them? The next
 # cell records forward and backward of the model alone. As in chapter 04, its blocks sleep as a stand-in for a GPU. In
-# the figure, look for block 3:
+# the figure, look for block 3, which is labeled “3” in forward:
 
 # %%
 # %%ranks
@@ -122,9 +122,9 @@ measure.expect(idle, "its parameters are unused for most of the step")
 plots.timeline([line], exposed=False)
 
 # %% [markdown]
-# A block needs its parameters only briefly, once in forward and once in backward. For the rest of the
-# step, each rank could keep a quarter of them, and get the other three quarters from the other ranks when the block
-# needs them. This is **ZeRO-3**: parameters are sharded, like gradients and optimizer state.
+# A block needs its parameters only briefly, once in forward and once in backward. For the rest of the step, each rank
+# could keep a quarter of them, and get the rest from the other ranks when the block needs them. This is **ZeRO-3**:
+# parameters are sharded, like gradients and optimizer state.
 
 # %% [markdown]
 # ## Freeing a parameter's memory and restoring it
@@ -176,8 +176,8 @@ diagrams.unit()
 # %% [markdown]
 # ## The short version
 #
-# Two classes are enough to train a plain GPT. The first one holds the parameters of one unit. `unshard()` only launches
-# the all-gather, and `wait_for_unshard()` waits for it. In between, the unit's state is `"UNSHARDING"`.
+# Two classes are enough to train a plain GPT. The first holds the parameters of one unit. `unshard()` only launches the
+# all-gather, and `wait_for_unshard()` waits for it. In between, the unit's state is `"UNSHARDING"`.
 
 
 # %%
@@ -286,8 +286,7 @@ class Sharded(nn.Module):
 
 # %% [markdown]
 # Does it train? The next cell trains a small GPT twice in float64, from the same initial weights: in one process on the
-# full batch of eight samples, and in shards, with two samples per rank. The optimizer gets only this rank's shards, a
-# quarter of the model, and does not know that there is more.
+# full batch of eight samples, and in shards, with two samples per rank. The optimizer gets only this rank's shards.
 
 
 # %%
@@ -371,8 +370,8 @@ no_units = wrapped(with_units=False)
 followed_steps = {"a unit per block": followed(by_unit, adamw), "no units": followed(*no_units)}
 
 # %% [markdown]
-# In the upper half of the figure, the dashed line is a formula: the shards, plus everything that is unsharded at the
-# same time. In the lower half, each row is a unit, and a bar means that its parameters have memory.
+# In the upper half of the figure, the dashed line is a formula: the shards, plus everything unsharded at the same time.
+# In the lower half, each row is a unit, and a bar means that its parameters have memory.
 
 # %%
 steps = ranks.pull("followed_steps")[0]
@@ -390,22 +389,22 @@ lifetime_plots.lifetimes(lives, psi, expected_bytes)
 #
 # $$\frac{\Psi}{N} + \text{root} + \text{one block}.$$
 #
-# (The FSDP paper counts the root as a unit like any other. With ψᵢ parameters in unit i, its formula is
-# Σψᵢ/N + max ψᵢ. Zhao et al. 2023, §3.2.1.)
+# (The FSDP paper's formula, Σψᵢ/N + max ψᵢ with ψᵢ parameters in unit i, has no term for the root. Ours has one,
+# because the root and a block are unsharded at once. Zhao et al. 2023, §3.2.1.)
 #
 # On the right, the root is the only unit, and the peak is *higher* than with ZeRO-2: the rank holds its shard and, on
-# top of it, all parameters. You get the same result if you wrap a model in FSDP and do not tell it which units to use.
-# The losses are right, so nothing warns you.
+# top of it, all parameters. You get the same result if you wrap a model in FSDP without naming its units. The losses
+# are right, so nothing warns you.
 #
-# Smaller units lower the peak. So why not make every layer a unit? Padding is not the reason: a unit has at most
-# N − 1 elements of it. But every unit costs three collectives per step, each with its latency α (chapter 03).
-# A transformer block is the usual choice.
+# Smaller units lower the peak. So why not make every layer a unit? Padding is not the reason: it adds at most N − 1
+# elements to a unit. But every unit costs three collectives per step, each with its latency α (chapter 03). A
+# transformer block is the usual choice.
 
 # %% [markdown]
 # ## What a step sends
 #
-# It is commonly claimed that ZeRO-3 sends 3 times, or 2.5 times, what data parallelism sends. An all-gather of Ψ
-# elements in fp32 sends f · 4Ψ bytes per rank, and so does a reduce-scatter. Data parallelism sends 2f · 4Ψ.
+# It is commonly claimed that ZeRO-3 sends 3 times what data parallelism sends. An all-gather of Ψ elements in fp32
+# sends f · 4Ψ bytes per rank, and so does a reduce-scatter. Data parallelism sends 2f · 4Ψ.
 #
 # **Predict.** How many times as many bytes as data parallelism does one step send here? 1 would mean the same number.
 
@@ -453,13 +452,14 @@ tables.Table(["in f · 4Ψ", *(f"g = {g}" for g in counts)], rows, "sent per ran
 # and wait later. While block 2 computes in forward, the all-gather of block 3 is in flight. This is called
 # **prefetching**. In backward, the next unit is the one *before* the current one. In the diagram, follow unit 1: it is
 # already unsharding while unit 0 computes in forward, and again while unit 2 computes in backward. (Reduce-scatters
-# overlap here, as in chapter 10. They share the link, so the last all-gather starts after one.)
+# overlap here, as in chapter 10. Both use the same link, so the last all-gather waits for a reduce-scatter.)
 
 # %%
 diagrams.unit_states()
 
 # %% [markdown]
-# `unshard()` already launches the all-gather without waiting for it, so only two hooks have to change:
+# `unshard()` already launches without waiting, so only two hooks have to change. (For the last block, the slice in
+# `pre_forward` is empty.)
 
 
 # %%
@@ -480,8 +480,7 @@ class Prefetching(Sharded):
 
 # %% [markdown]
 # How much time does that save? A step has twelve all-gathers of blocks: six in forward and six in backward. The next
-# cell computes how long one of them takes at 32 ns per byte. Each block sleeps for 24 ms in forward and for 48 ms in
-# backward.
+# cell computes how long one takes at 32 ns per byte. Each block sleeps for 24 ms in forward and for 48 ms in backward.
 
 # %%
 all_gather_ms = 1e3 * 32e-9 * formulas.all_gather_sent_bytes(4 * block, ranks=4)
@@ -520,7 +519,7 @@ plots.bars(times.ms(), "ms per step, without the optimizer (median of 8 rounds)"
 
 # %% [markdown]
 # Ten of the twelve all-gathers can be hidden. The first one in forward and the first one in backward cannot, because no
-# earlier block launches them. (Measured times include latency. We come to the third bar below.)
+# earlier block launches them. (The third bar is explained below.)
 #
 # The next figure shows a step without prefetching, and one with it. Its rows are the computation, the all-gathers
 # ("communication") and the reduce-scatters, numbered by block. Those without a number belong to the root. In backward,
@@ -544,10 +543,10 @@ for line, names in zip(ranks.pull("lines")[0], launched, strict=True):
 plots.timeline(lines, ["no prefetching", "prefetching"], exposed=False)
 
 # %% [markdown]
-# In the lower step, the all-gather of block 3 is in flight while block 2 computes. Most of what stays exposed is
-# reduce-scatters, because our `reduce_gradients()` waits for each one. Chapter 10 waits later.
+# The exposed times are from these two steps, while the saving above compares medians. Most of what stays exposed is
+# reduce-scatters, because our `reduce_gradients()` waits for each. Chapter 10 waits later.
 #
-# An all-gather that takes longer than the block before it computes cannot be hidden completely. Then it helps to send
+# If an all-gather takes longer than the previous block's computation, part of it stays exposed. Then it helps to send
 # fewer bytes (bf16, chapter 10), to send them over faster links (hybrid sharding, chapter 11), or to compute longer per
 # step (larger micro-batches).
 
@@ -571,7 +570,7 @@ widgets.lifetime_stepper(lives, psi, expected_bytes, of="prefetching")
 
 # %% [markdown]
 # Keeping the parameters saves the second all-gather, so a step sends no more than data parallelism. But the peak is
-# that of a model without units. Parameters take less memory only between steps.
+# that of a model without units. Sharding the parameters then saves memory only between steps.
 
 # %% [markdown]
 # ## The production version
@@ -601,7 +600,7 @@ def with_adamw(model):
 
 
 # %% [markdown]
-# The next cells train the same GPT for three steps with all stages of ZeRO. They use the solutions of the labs so far,
+# The next cells train the same GPT for three steps with all stages of ZeRO: the solutions of the labs so far,
 # `Prefetching`, and FSDP2.
 
 # %%
@@ -644,36 +643,36 @@ tables.Table(["", "held, MB", "formula, MB", "peak, MB", "sent, in f · 4Ψ"], r
 
 # %% [markdown]
 # The cell asserts that all rows have the same loss, up to rounding. *Held* is measured between backward and the
-# optimizer's step. *Peak* also includes the activations, which no stage makes smaller, and the units or buckets in use
-# at that moment. FSDP2 sends the same bytes as our version. If you do not call `fully_shard` for each block, you get
-# the last row.
+# optimizer's step. *Peak* also includes the activations, which no stage makes smaller. ZeRO-3 reaches it in backward,
+# with the root and two blocks unsharded (2 MB), so the peak falls by less than *held*. FSDP2 sends the same bytes. Its
+# peak is lower, because it reshards a block before it reduces the gradients. Without `fully_shard` for each block, you
+# get the last row.
 #
 # FSDP2 (`_fsdp_param_group.py`) uses the same names as our version, but differs in four points:
 #
 # | | here | FSDP2 |
 # |---|---|---|
 # | Shards | of a flat parameter | of each parameter, along its first dimension¹ |
-# | The next unit | from a list | in backward, from the order of the forward; in forward, see below |
+# | The next unit | from a list | in backward, from the order of the forward; in forward: next section |
 # | `post_backward` runs | after the unit's last gradient | after the gradients of the unit's inputs (see chapter 10) |
 # | Reduce-scatters | waited for immediately | waited for later |
 #
 # ¹ So parameters keep their names and shapes. But if a parameter has fewer rows than there are ranks, some ranks hold
 # no part of it. There is still only one all-gather per unit. FSDP1, torch's older wrapper, shards flat parameters, as
-# our version does.
+# we do.
 
 # %% [markdown]
 # ## On a cluster
 #
 # | question | here | with NCCL and many hosts |
 # |---|---|---|
-# | How does forward prefetch? | `pre_forward` launches the next unit | by itself: see below |
+# | How does forward prefetch? | `pre_forward` launches the next unit | automatically, by running ahead of the GPU |
 # | How do I prefetch further ahead? | I change a hook | `set_modules_to_forward_prefetch()`, also for backward |
 # | What limits the all-gathers? | each rank's link | the links between hosts: chapter 11 keeps shards within a host |
 #
-# On a GPU, forward only queues operations, so the program runs ahead of the GPU. FSDP2 queues all-gathers on a separate
-# stream. While the GPU is still computing block 2, the program has already launched the all-gather of block 3. torch's
-# documentation calls this *implicit prefetching*. It fails if the program is not ahead of the GPU, for example because
-# the blocks are too small.
+# On a GPU, forward only queues operations, and FSDP2 queues all-gathers on a separate stream. While the GPU is still
+# computing block 2, the program has already launched the all-gather of block 3. torch's documentation calls this
+# *implicit prefetching*. It fails if the program is not ahead of the GPU, for example because the blocks are too small.
 
 # %% [markdown]
 # ## Recap
@@ -719,7 +718,8 @@ tables.Table(["", "held, MB", "formula, MB", "peak, MB", "sent, in f · 4Ψ"], r
 #
 # The reduce-scatters are still exposed. And our wrapper works only for plain models:
 #
-# - It counts gradients. If a parameter is unused, its unit is not reduce-scattered. A frozen one allows no hook.
+# - It counts gradients. If a parameter is unused, its unit is not reduce-scattered. torch allows no gradient hook on a
+#   frozen parameter.
 # - It takes the order of its units from a list.
 # - Every rank creates the whole model first, so the model must fit on one rank after all.
 # - The model cannot be saved, because no rank holds all of it.

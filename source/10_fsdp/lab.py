@@ -10,21 +10,25 @@
 #
 # **75 minutes, 17 points.** Lab 09's `PlainZeRO3` trains only plain models. Now you build `ZeRO3`, which also trains
 # models with frozen, tied and unused parameters, nested units, activation checkpointing, micro-batches and bf16. It
-# also clips gradients, and can be saved on four ranks and loaded on two. At the end of the lab, it can even create a
-# model that no rank ever holds in full. PyTorch calls ZeRO-3 *fully sharded data parallelism* (FSDP), and the methods
-# here have the same names as in torch's `fully_shard`.
+# also clips gradients, and can be saved on four ranks and loaded on two. PyTorch calls ZeRO-3 *fully sharded data
+# parallelism* (FSDP), and the methods here have the same names as in torch's `fully_shard`. Exercise 10.6 is a stretch
+# exercise, which the 75 minutes do not include. There, you create a model that no rank ever holds in full.
 #
 # | exercise | you build | minutes | points |
 # |---|---|---|---|
-# | 10.1 | `GradientReducer`: pack now, reduce later | 10 | 2 |
-# | 10.2 | `ZeRO3`: the hooks of forward | 10 | 3 |
-# | 10.3 | `ZeRO3`: the hooks of backward | 15 | 5 |
-# | 10.4 | a full state dict | 15 | 2 |
+# | 10.1 | `GradientReducer`: pack now, reduce later | 13 | 2 |
+# | 10.2 | `ZeRO3`: the hooks of forward | 15 | 3 |
+# | 10.3 | `ZeRO3`: the hooks of backward | 20 | 5 |
+# | 10.4 | a full state dict | 17 | 2 |
 # | 10.5 | a sharded state dict | 10 | 2 |
-# | 10.6 | `Materializer`: create a model that is never whole | 15 | 3 |
+# | 10.6 | stretch: `Materializer`, outside the 75 minutes | 13 | 3 |
 #
 # You begin with a small object that `ZeRO3` uses. Each exercise has a check. Its first line is a plain case, which
-# passes when the main idea is right. The other lines try awkward models, and count bytes.
+# passes when the main idea is right. The other lines try awkward models, and count bytes. After the exercises, you run
+# what you have built on a GPT. That part has no points, and takes another 15 minutes.
+#
+# Much of the code is given. Run all of it, but read only the parts that the text asks you to read. The docstring at the
+# beginning of the module describes a whole training step. Read it after you have written all hooks.
 
 # %% tags=["nbval-ignore-output"]
 from shared import ranks
@@ -45,9 +49,9 @@ One training step calls these methods of ZeRO3, in this order:
    have their values again after the next unshard.
 2. In backward, for each unit in reverse order: pre_backward() unshards it again, and prefetches the one called before
    it. Autograd computes the gradients, and GradientReducer packs each of them, divided by N, into a bucket. Then
-   post_backward() waits for the reduce-scatter that was launched before, and adds its result to `shard.grad`. It
-   launches the unit's own reduce-scatter, and reshards the unit. A unit whose inputs need no gradient, such as a root
-   that gets tokens, has no post_backward().
+   post_backward() waits for the reduce-scatter of the previous unit, and adds its result to that unit's `shard.grad`.
+   It launches the unit's own reduce-scatter, and reshards the unit. A unit whose inputs need no gradient, such as a
+   root that gets tokens, has no post_backward().
 3. finish_gradient_sync() launches the reduce-scatters that are left, such as the root's, waits until every shard has
    its mean gradient, and reshards all units. If backward did not reach a trained parameter, its gradient is zeros.
 4. The caller's optimizer updates the shards. The next forward all-gathers the updated parameters.
@@ -73,7 +77,7 @@ from solutions.units import Call, Unit, UnitState, shard_into_units
 from solutions.zero2 import ShardedBucket
 
 # %% [markdown]
-# ## Exercise 10.1 · Reducing the gradients of a unit (10 min, 2 points)
+# ## Exercise 10.1 · Reducing the gradients of a unit (13 min, 2 points)
 #
 # Each unit has one `ShardedBucket` (lab 08) per flat parameter that is trained. In lab 04, you launched a bucket as
 # soon as its last gradient was complete. Is that safe here?
@@ -102,20 +106,22 @@ print(f"rank 1: you wrote {my_rank_1!r}; it launches the all-gather of block 0")
 #   the gradient with `bucket.pack(index)`, and remove `index` from `self.missing[bucket]`. If `index` is not in that
 #   set, raise a `RuntimeError` that says to call `finish_gradient_sync()` after each `backward()`.
 # - `reduce(buckets)` is called by the wrapper. It launches each of these buckets, except those in `self.launched`:
-#   1. Pack every index that is still missing. For a gradient of `None`, `bucket.pack(index)` packs zeros.
+#   1. Pack every index that is still missing, and empty that set, so that a gradient which comes later is an error. For
+#      a gradient of `None`, `bucket.pack(index)` packs zeros.
 #   2. Set `bucket.previous` to the bucket that was launched last, or to `None`. A bucket's `launch()` waits for its
 #      `previous` one, so only one reduce-scatter is in flight.
 #   3. Launch the bucket, and add it to `self.launched`.
 # - `finish()` reduces the remaining buckets, waits for all of them, and calls `self._begin()` for the next backward.
 #
 # The beginning of the class is given below, and the exercise continues it: a cell that starts with `class Name(Name):`
-# adds methods to the class of that name. When you change such a cell, also run the cells after it that continue the
+# adds methods to the class of that name. If you change the first one, also run the cells after it that continue the
 # class.
 #
 # <details><summary>Hint</summary>
 #
 # After a bucket is launched, `self.missing[bucket]` must be empty. Otherwise, a gradient that comes too late would be
-# packed into a bucket that is in flight. What should happen instead?
+# packed into a bucket that is in flight. What should happen instead? And what must be true again when the next backward
+# begins?
 #
 # </details>
 
@@ -209,8 +215,8 @@ check.GradientReducer()
 # ## When is backward done with a unit?
 #
 # Lab 09 counts gradients, and the count is never complete if one is missing. As in the lesson, we let autograd tell us:
-# it computes the gradients of a unit's *inputs* last. So the inputs pass through `AfterBackward`, which changes
-# nothing, and whose backward calls `post_backward`. It is given:
+# it computes the gradients of a unit's *inputs* last. So the inputs pass through `AfterBackward`. It changes nothing,
+# and its backward calls `post_backward`. You know it from the lesson:
 
 
 # %% tags=["export"]
@@ -239,8 +245,8 @@ class AfterBackward(torch.autograd.Function):
 
 
 # %% [markdown]
-# Two hooks for `state_dict()` are given as well. The state dict of the wrapper holds the rank's shards. It leaves out
-# the parameters of the model, because they have no memory between steps.
+# The next cell begins the module of exercises 10.4 and 10.5. You don't need to read it now. (Its two hooks for
+# `state_dict()` leave out the parameters of the model, because these have no memory between steps.)
 
 
 # %% tags=["export"] module="model_state"
@@ -276,9 +282,26 @@ def expect_no_full_parameters(wrapper: nn.Module, keys) -> None:
 # ## The class
 #
 # `ZeRO3` is one class in eight cells, which follow the order of a training step. The first four are given: what the
-# class does, its constructor, its hooks, and `forward`. Read them before you go on. In the constructor, look at which
-# object has which job: `units` hold the parameters, `prefetcher` knows the order, and `reducer` has the gradients. (You
-# write the `materializer` in exercise 10.6. Until then, it is `None`.)
+# class does, its constructor, its hooks, and `forward`. You don't need to read them. You will use these parts of the
+# class:
+#
+# | attribute | meaning |
+# |---|---|
+# | `self.root` | the unit of the whole model. `self.units` lists all units, the root last |
+# | `self.prefetcher` | the `Prefetcher` of lab 09 |
+# | `self.reducer`, `self.buckets_of[unit]` | your `GradientReducer`, and the buckets of a unit |
+# | `self.pending` | whether backward has run since the last `finish_gradient_sync()` |
+# | `self._reshard_all()` | reshards all units |
+#
+# You will also use these parts of lab 09's `Unit`:
+#
+# | attribute or method | meaning |
+# |---|---|
+# | `unit.wait_for_unshard()` | launches the all-gather if it is not in flight, and waits for it |
+# | `unit.reshard()` | frees the parameters |
+# | `unit.state` | a `UnitState`. `pre_backward` sets it to `UnitState.BACKWARD` |
+# | `unit.reshard_after_forward` | False for the root, and for all units if the user chooses that |
+# | `unit.open_calls` | a set of `Call`s, with `add`, `discard` and `clear` |
 
 
 # %% tags=["export"]
@@ -303,7 +326,8 @@ class ZeRO3(nn.Module):
 
     Memory: with Adam in fp32, 16Ψ/N bytes for Ψ parameters on N ranks, plus the unsharded units: the root, the current
         unit and the prefetched ones; and in backward the full gradients of the root, of the current unit, and of the
-        unit whose reduce-scatter is in flight. A unit whose inputs need no gradient stays until finish_gradient_sync().
+        unit whose reduce-scatter is in flight. A unit whose inputs need no gradient stays unsharded until
+        finish_gradient_sync().
         With a materializer, the constructor needs memory for the shards and for one unit.
     Communication: per micro-batch and unit of ψ parameters, two all-gathers and one reduce-scatter: 3(N−1)/N · 4ψ bytes
         sent per rank; 2(N−1)/N · 4ψ for the root, and for every unit if reshard_after_forward is False.
@@ -394,22 +418,24 @@ class ZeRO3(ZeRO3):
 
 
 # %% [markdown]
-# ## Exercise 10.2 · The hooks of forward (10 min, 3 points)
+# ## Exercise 10.2 · The hooks of forward (15 min, 3 points)
 #
 # | | if `torch.is_grad_enabled()` | otherwise |
 # |---|---|---|
-# | `pre_forward` | wait until unsharded, prefetch, then return `_watch_inputs(…)` | wait, prefetch, return `None` |
+# | `pre_forward` | call `unit.wait_for_unshard()`, prefetch, return `_watch_inputs(…)` | the same, but return `None` |
 # | `post_forward` | call `_watch_outputs(…)`, then reshard if `unit.reshard_after_forward` | reshard |
 #
-# - To prefetch, call `self.prefetcher.in_forward(unit)` of lab 09 after the wait, but not for the root.
+# - To prefetch, call `self.prefetcher.in_forward(unit)` of lab 09, but not for the root. Do it after the wait: if the
+#   unit was not prefetched, the wait launches its own all-gather, which must not queue behind that of the next unit.
 # - `self._watch_inputs(unit, inputs, kwargs)` returns the new inputs of the unit.
 # - Call `self._watch_outputs(unit, output)` for every unit, including the root. The root's `reshard_after_forward` is
 #   False.
 # - If the unit is in state BACKWARD, activation checkpointing is running its forward again, in the middle of its
 #   backward. Then both hooks do nothing, because the unit is unsharded already and must stay so.
 #
-# The two `_watch` methods are given below the exercise. They let autograd call the hooks of backward: `post_backward`
-# through `AfterBackward` on the inputs, and `pre_backward` when the gradient of an output is complete.
+# The two `_watch` methods are given below the exercise, and you don't need to read them. They let autograd call the
+# hooks of backward: `post_backward` through `AfterBackward` on the inputs, and `pre_backward` when the gradient of an
+# output is complete.
 #
 # The first line of the check, `plain forward`, needs no backward.
 #
@@ -483,7 +509,7 @@ class ZeRO3(ZeRO3):
 check.Forward()
 
 # %% [markdown]
-# ## Exercise 10.3 · The hooks of backward (15 min, 5 points)
+# ## Exercise 10.3 · The hooks of backward (20 min, 5 points)
 #
 # A unit can be called more than once: twice in one forward, or in two forwards that share one backward. Then backward
 # also reaches it more than once, and the unit must not be reduced before the last time. So each call of a unit in
@@ -493,7 +519,7 @@ check.Forward()
 # pre_backward(unit, call):             # the gradient of one of the unit's outputs is complete
 #     self.pending is now True
 #     wait until the unit is unsharded; its state is now BACKWARD
-#     call self.prefetcher.in_backward(unit, unreached) with the set of all units that have no open calls
+#     call self.prefetcher.in_backward(unit, not_open), where not_open is the set of all units without open calls
 #
 # post_backward(unit, call):            # backward is done with this call of the unit
 #     the call is no longer open
@@ -504,14 +530,16 @@ check.Forward()
 #     finish the reducer; reshard all units; clear their open calls; self.pending is now False
 # ```
 #
-# A unit without open calls is one that backward has finished, or does not reach at all. The prefetcher leaves it out.
+# `not_open` tells the prefetcher which units to leave out: those that backward has finished or does not reach. The
+# order of the lines matters: the unit's own all-gather must be launched before that of the next one.
 #
 # The hooks launch collectives. That is safe, because all ranks call the same units in the same order, so they also run
 # these hooks in the same order. Two cases are left to `finish_gradient_sync`: a unit that this step did not call, and a
 # unit whose inputs need no gradient, which has no `AfterBackward`.
 #
-# Begin with the line `plain model` of the check. The other lines try awkward models, parameters that only some
-# ranks use, micro-batches, activation checkpointing and several forwards.
+# Begin with the line `plain model` of the check. The other lines try awkward models, parameters that only some ranks
+# use, micro-batches, activation checkpointing and several forwards. The whole check took 1 to 4 minutes on two busy
+# cores.
 #
 # <details><summary>Hint 1</summary>
 #
@@ -535,9 +563,9 @@ class ZeRO3(ZeRO3):
         self.pending = True
         unit.wait_for_unshard()
         unit.state = UnitState.BACKWARD
-        unreached = {each for each in self.units if not each.open_calls}
+        not_open = {each for each in self.units if not each.open_calls}
         # This does nothing for the root, which is never in `called`.
-        self.prefetcher.in_backward(unit, unreached)
+        self.prefetcher.in_backward(unit, not_open)
         ### END SOLUTION
 
     def post_backward(self, unit: Unit, call: Call) -> None:
@@ -567,8 +595,8 @@ class ZeRO3(ZeRO3):
 check.Backward()
 
 # %% [markdown]
-# The rest of the class is given. Clipping needs only the shards and one all-reduce (lab 07). Saving and loading call
-# three functions that you write next.
+# The rest of the class is given, and you don't need to read it. Clipping needs only the shards and one all-reduce (lab
+# 07). Saving and loading call three functions that you write next.
 
 
 # %% tags=["export"]
@@ -608,7 +636,7 @@ class ZeRO3(ZeRO3):
 
 
 # %% [markdown]
-# ## Exercise 10.4 · A full state dict (15 min, 2 points)
+# ## Exercise 10.4 · A full state dict (17 min, 2 points)
 #
 # A full state dict holds every parameter in full, under the name that the module gives it. Any number of ranks can load
 # it, and so can a program without a wrapper.
@@ -623,15 +651,18 @@ class ZeRO3(ZeRO3):
 # `load_full_state(module, flat_parameters, state_dict)` gets a full state on every rank:
 #
 # - Each rank takes its shards from it, and loads the buffers.
-# - If the state's names or shapes differ from the module's, raise a `ValueError`.
+# - Shards and buffers keep the memory that they have: copy the new values into it.
+# - If the state belongs to another module, a `ValueError` is raised. `values_in`, which is given, does that.
 #
 # These help:
 #
+# - `values_in(module, state_dict)` returns a dictionary from each parameter and buffer to its value in a full state.
 # - `gather_shards(shard, group)` of lab 01 returns the flat tensor that the shards of all ranks form.
 # - A flat parameter's `layout` has `parameters`, `views(flat)`, `shard_of(flat)`, `new_flat(dtype)` and `group`.
 # - `module.state_dict(keep_vars=True)` has the parameters themselves as values, even while they have no memory.
 #
-# The first line of the check needs `gather_full_state` only.
+# The first line of the check needs `gather_full_state` only. The last one trains on a group of ranks: every collective
+# must then stay inside that group.
 #
 # <details><summary>Hint 1</summary>
 #
@@ -641,11 +672,32 @@ class ZeRO3(ZeRO3):
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# The module's own state maps each name to a parameter or buffer, and the given state maps the same name to its new
-# value. Combine them into a dictionary from each parameter or buffer to its new value. Take the parameters out, and the
-# buffers are left.
+# To load, build each flat tensor from the values of its parameters, as lab 07 does. If you take each parameter out of
+# the dictionary that `values_in` returns, which of its entries are left?
 #
 # </details>
+
+
+# %% tags=["export"] module="model_state"
+# %%ranks
+def values_in(
+    module: nn.Module, state_dict: dict[str, torch.Tensor]
+) -> dict[torch.Tensor, torch.Tensor]:
+    """Return the value that a full state has for each parameter and buffer of module.
+
+    Raises:
+        ValueError: if the state belongs to another module.
+    """
+    own = module.state_dict(keep_vars=True)
+    own_shapes = {name: value.shape for name, value in own.items()}
+    given_shapes = {name: value.shape for name, value in state_dict.items()}
+    if own_shapes != given_shapes:
+        different = sorted({name for name, _ in own_shapes.items() ^ given_shapes.items()})
+        raise ValueError(
+            "this state belongs to another module: "
+            f"{different} are not in both, or do not have the same shape in both"
+        )
+    return {value: state_dict[name] for name, value in own.items()}
 
 
 # %% tags=["exercise", "export"] grade_id="gather-full-state" module="model_state"
@@ -683,16 +735,7 @@ def load_full_state(
         ValueError: if the state belongs to another module.
     """
     ### BEGIN SOLUTION
-    own = module.state_dict(keep_vars=True)
-    own_shapes = {name: value.shape for name, value in own.items()}
-    given_shapes = {name: value.shape for name, value in state_dict.items()}
-    if own_shapes != given_shapes:
-        different = sorted({name for name, _ in own_shapes.items() ^ given_shapes.items()})
-        raise ValueError(
-            "this state belongs to another module: "
-            f"{different} are not in both, or do not have the same shape in both"
-        )
-    new_value = {value: state_dict[name] for name, value in own.items()}
+    new_value = values_in(module, state_dict)
     for flat_parameter in flat_parameters:
         layout, shard = flat_parameter.layout, flat_parameter.shard
         flat = layout.new_flat(shard.dtype)
@@ -715,7 +758,7 @@ check.FullState()
 # in the flat tensor of all ranks, and a `DTensor` contains that information.
 #
 # Two functions are given. `as_dtensor(layout, value)` describes a shard as a `DTensor`. `begin_state(optimizer)` lets a
-# new optimizer create its state, so that there is something to load into.
+# new optimizer create its state, so that there is something to load into. Your code calls only `as_dtensor`.
 
 
 # %% tags=["export"] module="model_state"
@@ -752,12 +795,12 @@ def begin_state(optimizer: torch.optim.Optimizer) -> None:
 #
 # - `f"{index}.shard"` is the shard of `flat_parameters[index]`, as a `DTensor`.
 # - `f"{index}.{name}"` is `optimizer.state[shard][name]`, for each name in the optimizer's state of that shard, such as
-#   Adam's `exp_avg`. If it has the shape of the shard, make it a `DTensor`, too. Other values, such as Adam's `step`,
-#   stay as they are.
-# - `f"module.{name}"` is a buffer of the module.
+#   Adam's `exp_avg`. If it has the shape of the shard, make it a `DTensor`, too. Tensors of another shape, such as
+#   Adam's `step`, and values that are not tensors stay as they are.
+# - `f"module.{name}"` is the buffer `name` of the module's `named_buffers()`.
 #
 # The first line of the check saves on four ranks, and continues the training on two. The others try what the finished
-# class can do: clipping, a group of ranks, bf16, and copies.
+# class can do: clipping, bf16, and copies.
 #
 # <details><summary>Hint</summary>
 #
@@ -792,7 +835,7 @@ def sharded_state(
 check.ShardedState()
 
 # %% [markdown]
-# ## Exercise 10.6 · Deferred initialization (15 min, 3 points)
+# ## Exercise 10.6 · Stretch: deferred initialization (13 min, 3 points)
 #
 # So far, `ZeRO3` shards a model that exists already, so each rank needs room for the whole model once. The lesson
 # builds the model on the meta device instead, and draws one unit at a time in full. But each rank still draws all
@@ -806,16 +849,17 @@ check.ShardedState()
 # model = ZeRO3(module, materializer=Materializer(module, initialize, device))
 # ```
 #
-# The function `initialize(name, tensor)` fills a tensor in place, with any function of `torch.nn.init`. The constructor
-# of `Materializer` is given. You write two methods:
+# The function `initialize(name, tensor)` fills a tensor in place, with any function of `torch.nn.init`. All of
+# `Materializer` is given, except one method. `value_of(tensor)` returns the values of a parameter or buffer, in a new
+# tensor on `self.device`. They may be random, but they depend only on the seed and on the tensor's name.
 #
-# - `value_of(tensor)` gets a parameter or buffer of the module. It returns a new tensor on `self.device`, with the same
-#   shape and dtype, filled by `self.initialize`. The name is `self.name_of[tensor]`. The values may be random, so call
-#   `initialize` inside `with seeded(seed_of(self.seed, name), self.device):`. Then they depend on the name and the
-#   seed, but not on the ranks or the units.
-# - `shard_of(layout)` returns this rank's shard of the flat tensor that the parameters of `layout` form. It has the
-#   shape `layout.shard_shape`, and its padding is zeros. Call `value_of` only for parameters that lie at least partly
-#   in the shard, and keep no more than one of the tensors that it returns at a time.
+# You write `shard_of(layout)`. It returns this rank's shard of the flat tensor that the parameters of `layout` form:
+#
+# - The shard is on `self.device`. It has the shape `layout.shard_shape` and the dtype of the parameters. Its padding is
+#   zeros.
+# - Call `value_of` only for parameters that lie at least partly in the shard.
+# - Before you draw the next parameter, the values of the last one must be gone. A variable that still refers to them,
+#   or to a slice of them, keeps them alive.
 #
 # ```text
 # parameters:  a a a a a b b b c c c     11 elements
@@ -843,14 +887,14 @@ print(f"you wrote {my_answer}; the answer is 0")
 #
 # <details><summary>Hint 1</summary>
 #
-# Go through the parameters, and keep track of where the shard begins, counted from the first element of the current
-# parameter. When is that negative? For which values does no part of the parameter lie in the shard?
+# Go through the parameters, and keep track of where the shard begins and ends, counted from the first element of the
+# current parameter. When is its beginning negative? When does no part of the parameter lie in the shard?
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# A slice that extends past the end of a tensor is simply shorter: `torch.ones(3)[2:9]` has one element. But a negative
-# index counts from the end, so use `max(begin, 0)`.
+# Let the parameter's elements `first` to `last` be those in the shard. Which elements of the shard are they? Neither
+# `first` nor `last` may lie outside of the parameter, and a negative index counts from the end.
 #
 # </details>
 
@@ -909,6 +953,14 @@ class Materializer:
         named = chain(module.named_parameters(), module.named_buffers())
         self.name_of = {tensor: name for name, tensor in named}
 
+    @torch.no_grad()
+    def value_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a new tensor on self.device, of the shape and dtype of one on the meta device, with its values."""
+        name, value = self.name_of[tensor], torch.empty_like(tensor, device=self.device)
+        with seeded(seed_of(self.seed, name), self.device):
+            self.initialize(name, value)
+        return value
+
     def fill_buffers(self, module: nn.Module) -> None:
         """Materialize the module's buffers that are on the meta device. They stay the same objects."""
         for buffer in module.buffers():
@@ -919,16 +971,6 @@ class Materializer:
 # %% tags=["exercise", "export"] grade_id="materializer" module="deferred"
 # %%ranks
 class Materializer(Materializer):
-    @torch.no_grad()
-    def value_of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a new tensor on self.device, of the shape and dtype of one on the meta device, with its values."""
-        ### BEGIN SOLUTION
-        name, value = self.name_of[tensor], torch.empty_like(tensor, device=self.device)
-        with seeded(seed_of(self.seed, name), self.device):
-            self.initialize(name, value)
-        return value
-        ### END SOLUTION
-
     @torch.no_grad()
     def shard_of(self, layout: FlatLayout) -> torch.Tensor:
         """Materialize this rank's shard. No more than one parameter exists in full at any time.
@@ -941,10 +983,10 @@ class Materializer(Materializer):
         # Where the shard begins, counted from the first element of the current parameter.
         begin = dist.get_rank(layout.group) * shard.numel()
         for parameter in layout.parameters:
-            if -shard.numel() < begin < parameter.numel():
-                own = self.value_of(parameter).flatten()[max(begin, 0) : begin + shard.numel()]
-                first = max(-begin, 0)
-                shard[first : first + own.numel()] = own
+            first, last = max(begin, 0), min(begin + shard.numel(), parameter.numel())
+            if first < last:
+                # A variable for the values would keep them in memory while the next ones are drawn.
+                shard[first - begin : last - begin] = self.value_of(parameter).flatten()[first:last]
             begin -= parameter.numel()
         return shard
         ### END SOLUTION
@@ -994,10 +1036,11 @@ class DeferredFlatParameter(ShardedFlatParameter):
 # %% [markdown]
 # ## A model that was never whole
 #
-# The rest of this lab has no points. You can now do everything that you need for a model that does not fit on one rank:
-# create it, train it, clip its gradients, save it, and resume. The next cells do that with a GPT on four ranks. They
-# save after three steps and train three more. Then two ranks create the same model, load the checkpoint, and train the
-# same three steps. (Mismatch detection is switched off from here on, because it sends messages of its own.)
+# The rest of this lab has no points. (If you skipped exercise 10.6, skip the cell that begins with `import tempfile`,
+# too.) You can now do everything that you need for a model that does not fit on one rank: create it, train it, clip its
+# gradients, save it, and resume. The next cells do that with a GPT on four ranks. They save after three steps and train
+# three more. Then two ranks create the same model, load the checkpoint, and train the same three steps. (Mismatch
+# detection is switched off from here on, because it sends messages of its own.)
 
 # %%
 # %%ranks
@@ -1097,8 +1140,8 @@ assert max(multiples) < 1
 # Code that wraps a model in FSDP sometimes names no units, and then the root is the only unit. The next cells train the
 # same GPT with and without units, next to your `ZeRO2` and torch's FSDP2.
 #
-# **Predict.** With units, the parameters take about half of Ψ at most, as you just saw. What is the most that they take
-# on a rank without units, as a multiple of Ψ? 1 means the whole model.
+# **Predict.** With units, a rank holds at most about half of the parameters. What is the most that it holds without
+# units, as a multiple of Ψ? 1 means the whole model.
 
 # %%
 my_peak = 0.0

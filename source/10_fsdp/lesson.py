@@ -11,7 +11,7 @@
 # **35 minutes.** After this lesson, you will be able to:
 #
 # - explain how FSDP knows when backward is done with a unit,
-# - say what micro-batches cost in a sharded model, and what frozen, unused and checkpointed layers cost,
+# - say what micro-batches, frozen layers and checkpointed layers cost in a sharded model,
 # - halve the bytes that a step sends with bf16, while the optimizer updates fp32 shards,
 # - create a model that is never whole on any rank, with the same initial values on any number of ranks,
 # - explain why a GPU needs more than 16Ψ/N bytes.
@@ -31,7 +31,7 @@
 # - It shards a model that already exists, so every rank must once have had room for the whole model.
 #
 # This lesson removes both limits. How many gradients does a unit really get? The next cells count them for block 1
-# of three GPTs. In the last one, each rank uses only one of two feed-forward layers, as in a mixture of experts.
+# of three GPTs. In the last one, each rank uses only one of two `up` layers, as in a mixture of experts.
 
 # %% tags=["nbval-ignore-output"]
 from shared import formulas, plots, ranks, tables
@@ -55,7 +55,7 @@ config = GPTConfig(vocab_size=800, layers=6, width=128)
 
 
 class Experts(nn.Module):
-    """Two feed-forward layers. Even ranks use the first one, and odd ranks the second."""
+    """Two layers. Even ranks use the first one, and odd ranks the second."""
 
     def __init__(self, first, second, index=rank):
         super().__init__()
@@ -73,7 +73,7 @@ def new_model():
 # %%ranks
 def frozen(model):
     for block in model.blocks:
-        block.norm_1.requires_grad_(False)
+        block.up.requires_grad_(False)
     return model
 
 
@@ -98,14 +98,14 @@ def count(model):
 
 counts = {
     "plain": count(new_model()),
-    "frozen norms": count(frozen(new_model())),
+    "frozen layers": count(frozen(new_model())),
     "two experts": count(unused(new_model())),
 }
 
 # %%
 counts = ranks.pull("counts")[0]
 for name, (parameters, gradients) in counts.items():
-    print(f"{name:12} │ {parameters} parameters, {gradients} gradients")
+    print(f"{name:13} │ {parameters} parameters, {gradients} gradients")
     assert (parameters == gradients) == (name == "plain")
 
 # %% [markdown]
@@ -180,7 +180,8 @@ from solutions.zero2 import ShardedBucket
 
 
 def pre_forward(unit, _submodule, inputs):
-    if unit.state is not UnitState.BACKWARD:  # otherwise checkpointing runs this forward again
+    # In state BACKWARD, checkpointing is repeating this forward, so the unit stays as it is.
+    if unit.state is not UnitState.BACKWARD:
         unit.wait_for_unshard()
         if torch.is_grad_enabled() and inputs[0].requires_grad:
             return AfterBackward.apply(partial(post_backward, unit), *inputs)
@@ -309,7 +310,7 @@ def difference(change, wrap):
 
 
 changes = {
-    "frozen norms": frozen,
+    "frozen layers": frozen,
     "blocks checkpointed": checkpointed,
     "block 0 called twice": called_twice,
     "two experts": unused,
@@ -328,8 +329,7 @@ for name, found in differ.items():
 # %% [markdown]
 # All four models train as they would in one process. Their token embedding is **tied** to the output layer: both use
 # the same parameter. That works because both lie in the root. If they were in two units, neither unit could reshard the
-# parameter alone, so lab 09's `owned_parameters` gives such a parameter to the root. If a unit lies inside another one,
-# each parameter belongs to the innermost unit around it.
+# parameter alone, so lab 09's `owned_parameters` gives such a parameter to the root.
 #
 # We did not try the last model with FSDP2. By default, FSDP2 reduces only the gradients that a rank has. For such
 # models, this course's version of torch has `set_reduce_scatter_unused_params(True)`, which does what our code does.
@@ -375,6 +375,7 @@ in_bf16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
 cases = {
     "a step": watched(*with_adamw(in_fsdp2(new_model()))),
     "two micro-batches": watched(*with_adamw(in_fsdp2(new_model())), two_micro_batches),
+    "frozen layers": watched(*with_adamw(in_fsdp2(frozen(new_model())))),
     "checkpointed": watched(*with_adamw(in_fsdp2(checkpointed(new_model())))),
     "block called twice": watched(*with_adamw(in_fsdp2(called_twice(new_model())))),
     "bf16": watched(*with_adamw(in_fsdp2(new_model(), mp_policy=in_bf16))),
@@ -391,15 +392,17 @@ sent_bytes = {name: log.sent_bytes for name, (_, log) in cases.items()}
 print(f"predicted {my_prediction:g}, measured {sent_bytes['bf16'] / sent_bytes['a step']:g}")
 assert sent_bytes["bf16"] == sent_bytes["a step"] / 2
 assert sent_bytes["two micro-batches"] > 1.9 * sent_bytes["a step"]
+assert sent_bytes["frozen layers"] < 0.95 * sent_bytes["a step"]
 assert sent_bytes["checkpointed"] == sent_bytes["a step"] < sent_bytes["block called twice"]
 tables.Table(["", "all-gathers", "reduce-scatters", "sent, MB", "parameters' peak, MB"], rows)
 
 # %% [markdown]
 # - **A step** all-gathers each of the six blocks twice, and the root once.
 # - **Two micro-batches** cost twice as much. Between them, a rank keeps only its shards of the gradients.
-# - **Activation checkpointing** adds no collectives. A block's forward runs again when backward has unsharded the block
-#   anyway.
-# - **A block that is called twice** is all-gathered for each call. FSDP2 reduces its gradients once, after both calls.
+# - **Frozen layers** are all-gathered, but have no gradients to reduce.
+# - **Activation checkpointing** adds no collectives. A block's forward runs again while backward has it unsharded.
+# - **A block that is called twice** is all-gathered for each call by FSDP2. It is reduced once, after both calls. In
+#   backward, your `ZeRO3` keeps it unsharded between the calls, and all-gathers it only once.
 # - **bf16** halves the bytes that are sent and the memory of unsharded parameters. The shards stay fp32. The ranks'
 #   gradients are also added up in bf16, unless you ask for `MixedPrecisionPolicy(reduce_dtype=torch.float32)`.
 
@@ -445,9 +448,8 @@ def initialize(name, parameter):
 # version below draws the values instead, so it sends nothing. It follows the diagram: it gives `flat_param` memory,
 # fills it, keeps this rank's shard, and frees the memory again.
 #
-# (The model's parameters become slices of `flat_param`, as in lab 09. But a parameter on the meta device cannot get
-# data on another device. So `swap_tensors` first turns it into an empty parameter on the rank's device. It remains the
-# same object, so tied parameters stay tied.)
+# (In lab 09, a slice of `flat_param` replaces a parameter's data. On the meta device, that fails. So `swap_tensors`
+# first makes the parameter an empty one on the rank's device.)
 
 
 # %%
@@ -512,11 +514,10 @@ assert multiples["deferred"] < 0.5 < 1 < multiples["in full"]
 plots.bars(multiples, "most memory while the model is created, as a multiple of Ψ elements")
 
 # %% [markdown]
-# At its peak, a rank holds one full unit, and shards of less than a quarter of Ψ. With more ranks, the shards shrink.
-# During a training step, a rank needs room for unsharded units anyway.
+# The peak is one full block and the shards of all six, because `.clone()` copies a shard before its `flat_param` is
+# freed.
 #
-# But each rank draws all parameters, one unit after the other, and keeps only 1/N of them. In the lab, you draw only
-# the parameters that lie in the rank's shard.
+# But each rank draws all parameters, and keeps only 1/N of them. In the lab, a rank draws only those in its shard.
 #
 # ## Training it
 #
@@ -588,10 +589,10 @@ plots.loss_curves({"one process, whole": alone, "4 ranks, never whole": together
 #
 # It is commonly claimed that ZeRO-3 needs 16Ψ/N bytes per rank, so that any model fits on enough ranks. We test this
 # with Llama-2 70B in mixed precision, one sequence of 2,048 tokens per rank, and activation checkpointing in all
-# layers. No cluster is needed: a dry run on the meta device takes one rank through a step of `ZeRO3`, with a process
-# group that sends nothing, and counts the bytes.
+# layers. A dry run on the meta device takes one rank through a step of `ZeRO3`, with a process group that sends
+# nothing, and counts the bytes.
 
-# %% tags=["needs-solution"]
+# %%
 from shared import dryrun
 
 
@@ -620,17 +621,19 @@ my_prediction_gb = 0.0
 rows = [held_by(0, n) for n in (8, 64, 1024)]
 print(f"predicted {my_prediction_gb:g} GB, counted {rows[-1][-1]} GB")
 assert float(rows[0][-1]) > 80 > float(rows[1][-1]) and float(rows[2][-1]) > 10 * float(rows[2][3])
-note = "GB. Shards: of parameters and optimizer state. The peak also has temporary tensors."
+note = "GB. Shards: without gradients. The peak also has temporary tensors."
 tables.Table(header, rows, note)
 
 # %% [markdown]
-# On 8 GPUs, the shards alone need more than 80 GB. On 64 GPUs, everything fits. On 1,024 GPUs, the shards are small.
-# What remains does *not* shrink with N: the root and two unsharded layers, gradients in buckets, and activations, of
-# which there are most at the start of backward.
+# On 8 GPUs, the shards alone need more than 80 GB. On 64, everything fits. On 1,024, the shards are small. What remains
+# does *not* shrink with N: the root and two unsharded layers, gradients in buckets, and activations.
+#
+# Why are there more activations on 1,024 GPUs than on 64? On 8 and 64 GPUs, the peak is at the end of backward, when a
+# rank has the shards of all gradients. On 1,024 GPUs, it is at the start, when all checkpoints are in memory.
 #
 # Do all ranks hold the same? Here are the first and the last of 16,384 ranks, with Llama 3 405B:
 
-# %%
+# %% tags=["needs-solution"]
 tables.Table(header, [held_by(rank, 16_384, "llama-3-405b") for rank in (0, 16_383)], note)
 
 # %% [markdown]
@@ -651,8 +654,8 @@ tables.Table(header, [held_by(rank, 16_384, "llama-3-405b") for rank in (0, 16_3
 #
 # A **`DTensor`** is a tensor of which each rank holds a shard, together with a description of the whole. This lets
 # FSDP2 shard a model on the meta device. Then `to_empty()` allocates only the shards. On GPUs, random operators on a
-# `DTensor` draw values that depend on N (PyTorch issue 168058). On CPUs, torch warns that support is incomplete. So the
-# next cell draws each parameter in full, as we did, and keeps the rank's rows:
+# `DTensor` draw values that depend on N (PyTorch issue 168058). So the next cell draws each parameter in full, as
+# we did, and keeps the rank's rows:
 
 
 # %%
@@ -694,14 +697,16 @@ plots.bars(multiples, "most memory while the model is created, as a multiple of 
 # %% [markdown]
 # ## Recap
 #
-# | | memory | sent | overlap |
-# |---|---|---|---|
-# | frozen parameters | no gradient, no optimizer state | all-gathered, not reduced | as before |
-# | unused parameters | as for used ones | reduced as zeros | as before |
-# | checkpointed units | inputs of all units, activations of one | no more | as before |
-# | g micro-batches | no more | g times as much | as before |
-# | bf16 parameters, fp32 shards | unsharded units halved | halved | as before |
-# | deferred initialization | the shards and one unit, not Ψ | nothing | – |
+# | | memory | sent |
+# |---|---|---|
+# | frozen parameters | no gradient, no optimizer state | all-gathered, not reduced |
+# | unused parameters | as for used ones | reduced as zeros |
+# | checkpointed units | inputs of all units, activations of one | no more |
+# | g micro-batches | no more | g times as much |
+# | bf16 parameters, fp32 shards | unsharded units halved | halved |
+# | deferred initialization | the shards and one unit, not Ψ | nothing |
+#
+# Prefetching works as before.
 #
 # **Terms**
 #

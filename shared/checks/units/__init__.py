@@ -3,11 +3,12 @@
 import torch
 
 from shared.checks.engine.framework import Attempt, Exercise
-from shared.checks.engine.hints import give_hints
+from shared.checks.engine.hints import begin_at, give_hints
 from shared.checks.engine.sharded import unit_forward, unit_order, unit_wire
 from shared.checks.engine.sharded.unit_memory import judge_memory
 from shared.checks.engine.sharded.unit_training import UnitPlan, train_and_judge
-from shared.checks.units import after_forward, prefetcher, shards, states
+from shared.checks.models import unit_models
+from shared.checks.units import prefetcher, shards, states, unit_states
 
 ShardedFlatParameter = Exercise("9.1", "ShardedFlatParameter", optional=True)
 Unit = Exercise("9.2", "Unit", optional=True)
@@ -21,9 +22,17 @@ _HINT_ON_READERS = (
     "Hint: which unit's parameters were read while they had no memory? Is pre_backward() ever called for it?"
 )
 
+
+class PlainPlan(UnitPlan):
+    """A training of PlainZeRO3. It prefetches nothing, and its constructor has no `prefetch`."""
+
+    def __str__(self) -> str:
+        return unit_models.describe(self.model)
+
+
 # -- 9.1 and 9.2: the pieces
 
-ShardedFlatParameter.check("plain parameters", world_sizes=(2,))(shards.plain_parameters_are_unsharded_and_resharded)
+ShardedFlatParameter.check("plain parameters", world_sizes=(1, 2))(shards.plain_parameters_are_unsharded_and_resharded)
 ShardedFlatParameter.check("start", world_sizes=(1, 2, 3))(shards.shards_hold_the_first_ranks_values)
 ShardedFlatParameter.check("unshard", world_sizes=(1, 3, 4))(shards.unshard_gathers_every_shard)
 ShardedFlatParameter.check("storage", world_sizes=(1, 2))(shards.backward_finds_what_it_saved)
@@ -39,10 +48,12 @@ Unit.check("flat parameters", world_sizes=(1,))(states.work_is_done_once)
 
 @Forward.check("plain forward", world_sizes=(2,))
 def a_plain_model_computes(attempt: Attempt) -> None:
+    unit_states.judge_in_use(attempt, trains=False)
     unit_forward.judge_outputs(attempt, UnitPlan("Blocks"))
 
 
-Forward.check("units after forward", world_sizes=(2,))(after_forward.blocks_are_sharded_and_the_root_stays)
+Forward.check("units after forward", world_sizes=(2,))(unit_states.blocks_are_sharded_and_the_root_stays)
+Forward.check("backward hooks", world_sizes=(2,))(unit_states.backward_will_find_its_hooks)
 
 
 @Forward.check("forward wire", world_sizes=(2, 4))
@@ -61,8 +72,9 @@ def only_computing_units_are_unsharded(attempt: Attempt) -> None:
 # -- 9.4: a plain model trains
 
 
-@Backward.check("plain model", world_sizes=(2,))
+@Backward.check("plain model", world_sizes=(1, 2))
 def a_plain_model_trains(attempt: Attempt) -> None:
+    unit_states.judge_in_use(attempt, trains=True)
     train_and_judge(attempt, UnitPlan("Blocks"))
 
 
@@ -79,8 +91,9 @@ def each_unit_is_all_gathered_twice_and_reduce_scattered_once(attempt: Attempt) 
 
 
 @Backward.check("memory", world_sizes=(4,))
+@begin_at(a_plain_model_trains, "plain model")
 def only_units_in_use_have_memory(attempt: Attempt) -> None:
-    judge_memory(attempt, UnitPlan("Deep", dtype=torch.float32, options={"prefetch": 0}))
+    judge_memory(attempt, PlainPlan("Deep", dtype=torch.float32, options={"prefetch": 0}))
 
 
 # -- 9.5 and 9.6: prefetching
@@ -117,4 +130,8 @@ give_hints(
     },
     ShardedFlatParameter,
 )
+give_hints(
+    {"doesn't require gradient": "This forward runs without gradients. Hint: will there be a backward?"}, Forward
+)
+give_hints({"not in list": "In the first forward, `expected` is empty. Hint: when is the unit in it?"}, Prefetcher)
 give_hints({"SIGSEGV": _HINT_ON_READERS, _OUT_OF_BOUNDS: _HINT_ON_READERS}, *(Forward, Backward, Prefetching))

@@ -11,6 +11,9 @@ class LoggedUnit:  # Students see this name in error messages.
     def __init__(self, number: int, log: list[int]):
         self.number, self.log = number, log
 
+    def __repr__(self) -> str:
+        return f"unit {self.number}"
+
     def __getattr__(self, name: str):
         raise AttributeError(f"a unit in this check has only unshard(); it has no {name}")
 
@@ -27,14 +30,17 @@ class Pass:
     unreached: tuple[int, ...] = ()
 
 
-def probe_prefetcher(prefetcher_class, units_ahead: int, count: int, passes: list[Pass]) -> list[dict[str, list]]:
-    """Return, for each pass, which units unshard() was called on at each call in forward and in backward."""
+def probe_prefetcher(prefetcher_class, units_ahead: int, count: int, passes: list[Pass]) -> list[dict]:
+    """Return, for each pass, which units unshard() was called on at each call in forward and in backward.
+
+    Also return whether in_backward() has changed the list `called`.
+    """
     log: list[int] = []
     units = [LoggedUnit(number, log) for number in range(count)]
     prefetcher, found = prefetcher_class(units_ahead), []
     for each in passes:
         prefetcher.begin_forward()
-        seen = {"forward": [], "backward": []}
+        seen = {"forward": [], "backward": [], "changes called": False}
         for unit in (units[number] for number in each.called):
             log.clear()
             prefetcher.in_forward(unit)
@@ -44,10 +50,16 @@ def probe_prefetcher(prefetcher_class, units_ahead: int, count: int, passes: lis
             if unit in unreached:
                 continue
             log.clear()
+            called = _called(prefetcher)
             prefetcher.in_backward(unit, *[unreached] * bool(unreached))  # the argument may be left out
             seen["backward"].append(log[:])
+            seen["changes called"] |= _called(prefetcher) != called
         found.append(seen)
     return found
+
+
+def _called(prefetcher) -> list:
+    return list(getattr(prefetcher, "called", []))
 
 
 def _judge(attempt: Attempt, units_ahead: int, passes: list[Pass]) -> None:
@@ -67,7 +79,13 @@ def _judge(attempt: Attempt, units_ahead: int, passes: list[Pass]) -> None:
             ahead = [reached[index + 1 :][:units_ahead] for index in range(len(reached))]
             unreached = f", and does not reach {list(each.unreached)}" if each.unreached else ""
             backward_context = f"{context}, the backward of a forward that called {list(each.called)}{unreached}"
-            _judge_pass(backward_context, reached, ahead, seen["backward"])
+            try:
+                _judge_pass(backward_context, reached, ahead, seen["backward"])
+            except Wrong as wrong:
+                if seen["changes called"]:
+                    evidence = f"{wrong.evidence}. in_backward() has changed the list self.called"
+                    raise Wrong(evidence, "Hint: which line changes the list itself instead of a copy?") from None
+                raise
         expected = each.called
 
 
@@ -88,7 +106,7 @@ def _judge_pass(context: str, order, ahead: list[list[int]], seen: list[list[int
             hint = "Hint: which units come next, and how many of them may be launched ahead?"
             raise Wrong(f"{context}: at unit {unit}, unit {min(wrong)} is launched; expected {allowed or 'none'}", hint)
         if missing := [each for each in allowed if each not in launched]:
-            hint = "Hint: where is this unit in the order, and which units come after it?"
+            hint = "Hint: where is this unit in the order, and which units are reached next?"
             raise Wrong(f"{context}: at unit {unit}, unit {missing[0]} is not launched, but should be", hint)
         launched.discard(unit)
 
@@ -104,6 +122,7 @@ def a_changed_order_stops_it(attempt: Attempt) -> None:
     for units_ahead in (1, 2):
         _judge(attempt, units_ahead, [Pass((0, 1, 2, 3), False), Pass((0, 2, 1, 3), False), Pass((0, 2, 1, 3), False)])
         _judge(attempt, units_ahead, [Pass((0, 1, 2), False), Pass((0, 1, 2, 3), False), Pass((1, 2), False)])
+        _judge(attempt, units_ahead, [Pass((0, 1, 2, 3), False), Pass((1, 0, 2, 3), False)])  # 2 is third in both
 
 
 def backward_is_prefetched_in_reverse(attempt: Attempt) -> None:

@@ -1,6 +1,9 @@
 """Judge ShardedFlatParameter: parameters have memory only while they are unsharded."""
 
+import contextlib
+import inspect
 from dataclasses import dataclass
+from functools import partial
 from unittest import mock
 
 import torch
@@ -15,7 +18,7 @@ from shared.checks.engine.sharded.flat_layout import Shapes, draw_shapes
 from shared.checks.engine.sharded.unit_training import has_memory
 from shared.checks.engine.sharded.wire import Flat, judge_rounds
 from shared.checks.engine.subgroups import SUBGROUPS, called_alone, join_subgroup, members_of
-from shared.wire import instrumentation
+from shared.wire import completion, instrumentation
 
 _HINT_ON_STORAGE = "Autograd saved views of the storage. Hint: does unshard() write into that same storage again?"
 
@@ -42,6 +45,29 @@ def _draw_cases(attempt: Attempt) -> list[Case]:
     return cases
 
 
+class _Waits(completion.Watcher):
+    """Counts how often this rank waits for a collective."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def waited(self, work_id, began) -> None:
+        self.count += 1
+
+
+def _unshard(flat) -> tuple[object, bool]:
+    """Unshard completely. Return the handle, and whether unshard() itself has waited.
+
+    In that case, do not wait again, because gloo never completes a second wait for the same receive.
+    """
+    with completion.watching(_Waits()) as waits:
+        handle = flat.unshard()
+    if hasattr(handle, "wait") and not waits.count:
+        handle.wait()
+    return handle, waits.count > 0
+
+
 def probe_shards(sharded, case: Case, seed: int) -> dict:
     """Shard parameters, change the shard, unshard, reshard, and unshard again. Return what was observed."""
     group, member = join_subgroup(case.shapes.in_subgroup)
@@ -55,9 +81,10 @@ def probe_shards(sharded, case: Case, seed: int) -> dict:
     found = {
         "building": building,
         "shard": flat.shard.detach().cpu().clone(),
-        "is a parameter": isinstance(flat.shard, nn.Parameter) and flat.shard.requires_grad == case.trainable,
+        "is a parameter": isinstance(flat.shard, nn.Parameter),
+        "requires_grad": flat.shard.requires_grad,
         "keeps shapes": [each.shape for each in parameters] == shapes,
-        "dtype": {flat.flat_param.dtype, *(each.dtype for each in parameters)},
+        "dtypes": (flat.flat_param.dtype, {each.dtype for each in parameters}),
         "unsharded": [],
     }
     for round_ in range(2):
@@ -65,10 +92,9 @@ def probe_shards(sharded, case: Case, seed: int) -> dict:
             flat.shard += dist.get_rank(group) + round_
         found["sent"] = flat.shard.detach().cpu().clone()
         with instrumentation.listening() as found["calls"]:
-            handle = flat.unshard()
+            handle, found["waits"] = _unshard(flat)
             if not hasattr(handle, "wait"):
                 return found | {"handle": False}
-            handle.wait()
         there = all(has_memory(each) for each in parameters)
         values = [each.detach().cpu().clone() for each in parameters] if there else None
         found["unsharded"].append((found["sent"], values))
@@ -102,7 +128,7 @@ def _expect(rank: int, evidence: str, holds: bool, hint: str) -> None:
 
 
 def plain_parameters_are_unsharded_and_resharded(attempt: Attempt) -> None:
-    """Try three parameters of one dtype on two ranks."""
+    """Try three parameters of one dtype."""
     _judge_start(attempt, PLAIN)
     _judge_unsharded(attempt, PLAIN)
 
@@ -118,8 +144,12 @@ def _judge_start(attempt: Attempt, case: Case) -> None:
     flat = torch.cat([flat, flat.new_zeros(n * len(found) - len(flat))])
     for index, (rank, result) in enumerate(found.items()):
         expected, shard = flat.view(len(found), n)[index], result["shard"]
-        evidence = f"{case}: shard is not an nn.Parameter with the parameters' requires_grad"
-        _expect(rank, evidence, result["is a parameter"], "")
+        evidence = f"{case}: shard is not an nn.Parameter"
+        _expect(rank, evidence, result["is a parameter"], "Hint: what kind of tensor does an optimizer accept?")
+        evidence = f"{case}: shard.requires_grad is {result['requires_grad']}; expected {case.trainable}"
+        _expect(
+            rank, evidence, result["requires_grad"] == case.trainable, "Hint: are the parameters trainable or frozen?"
+        )
         evidence = f"{case}: shard has dtype {shard.dtype}; expected {expected.dtype}"
         _expect(
             rank, evidence, shard.dtype == expected.dtype, "Hint: in which dtype should the optimizer update the shard?"
@@ -132,6 +162,9 @@ def _judge_start(attempt: Attempt, case: Case) -> None:
         evidence = f"{case}, in the constructor: {describe_calls(result['building'])}; expected at most {most} bytes"
         sent = sum(call.payload_bytes for call in result["building"])
         _expect(rank, evidence, sent <= most, "Hint: how many times is each element sent?")
+        broadcasts = sum(call.op == "broadcast" for call in result["building"])
+        evidence = f"{case}, in the constructor: {broadcasts} broadcasts; expected one"
+        _expect(rank, evidence, broadcasts <= 1, "Hint: which tensor holds the values of all parameters?")
 
 
 def unshard_gathers_every_shard(attempt: Attempt) -> None:
@@ -148,9 +181,12 @@ def _judge_unsharded(attempt: Attempt, case: Case) -> None:
         evidence = f"{case}: unshard() does not return a handle with wait()"
         _expect(rank, evidence, result.get("handle", True), "Hint: what does launch_all_gather() return?")
         _expect(rank, f"{case}: the parameters' shapes have changed", result["keeps shapes"], "")
-        dtypes = ", ".join(sorted(map(str, result["dtype"])))
-        evidence = f"{case}: flat_param and the parameters have dtype {dtypes}; expected {dtype}"
-        _expect(rank, evidence, result["dtype"] == {dtype}, "Hint: in which dtype should the model compute?")
+        of_flat, of_parameters = result["dtypes"]
+        evidence = f"{case}: flat_param has dtype {of_flat}; expected {dtype}"
+        _expect(rank, evidence, of_flat == dtype, "Hint: in which dtype should the model compute?")
+        dtypes = ", ".join(sorted(map(str, of_parameters)))
+        evidence = f"{case}: flat_param has dtype {dtype}, but the parameters have dtype {dtypes}"
+        _expect(rank, evidence, of_parameters == {dtype}, "Hint: of which tensor are the parameters slices?")
         for round_, (_, computed) in enumerate(result["unsharded"], 1):
             evidence = f"{case}, after unshard() number {round_}"
             hint = "Hint: what does flat_param need before an all-gather can write into it?"
@@ -166,22 +202,32 @@ def _judge_unsharded(attempt: Attempt, case: Case) -> None:
                     raise Wrong({rank: evidence}, hint)
     calls = {rank: result["calls"] for rank, result in found.items()}
     judge_rounds(calls, [Flat(case.shapes.numbers, dtype.itemsize)], 1, f"{case}, unshard()")
+    for rank, result in found.items():
+        evidence = f"{case}: unshard() waits for its all-gather"
+        _expect(rank, evidence, not result["waits"], "Hint: who waits for the handle that unshard() returns?")
 
 
 def probe_dtypes(sharded, case: Case, seed: int) -> list[tuple[torch.dtype, torch.dtype]]:
     """Return the dtypes that unshard() passes to launch_all_gather: of the shard that is sent, and of flat_param."""
     parameters, dtypes = [nn.Parameter(each.to(device_here())) for each in case.shapes.values(seed)], []
     built = sharded(parameters, None, case.compute_dtype)
-    names = getattr(sharded.unshard, "__globals__", {})
-    launch = names.get("launch_all_gather")
 
-    def noted(flat, shard, group=None):
+    def noted(launch, flat, shard, group=None):
         dtypes.append((shard.dtype, flat.dtype))
         return launch(flat, shard, group)
 
-    with mock.patch.dict(names, {"launch_all_gather": noted} if launch else {}):
-        built.unshard().wait()
+    with contextlib.ExitStack() as patches:
+        for names in _namespaces_of(sharded):  # unshard() may call an inherited method that launches
+            if launch := names.get("launch_all_gather"):
+                patches.enter_context(mock.patch.dict(names, {"launch_all_gather": partial(noted, launch)}))
+        _unshard(built)
     return dtypes
+
+
+def _namespaces_of(cls: type) -> list[dict]:
+    """Return the global variables of the modules that define the methods of a class."""
+    functions = [each for base in cls.__mro__ for each in vars(base).values() if inspect.isfunction(each)]
+    return list({id(each.__globals__): each.__globals__ for each in functions}.values())
 
 
 def _judge_dtypes(attempt: Attempt, case: Case) -> None:
@@ -216,7 +262,7 @@ def probe_footprint(sharded, case: Case, most: dict[str, int], seed: int) -> dic
         if moment == "when built":
             flat = sharded(parameters, None, case.compute_dtype)
         elif moment == "after unshard()":
-            flat.unshard().wait()
+            _unshard(flat)
         else:
             flat.reshard()
         found[moment] = settled_bytes(1.01 * most[moment], before_bytes)

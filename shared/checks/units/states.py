@@ -105,7 +105,7 @@ def _judge_states(calls: list[str], found: list[tuple[str, list[tuple]]]) -> Non
         state = _after(call, state)
         if actual != state:
             evidence = f"after {_describe_calls(calls[:number])}: the state is {actual}; expected {state}"
-            raise Wrong(evidence, "Hint: which row of the table describes this call?")
+            raise Wrong(evidence, _HINT_ON_STATES)
 
 
 def work_is_done_once(attempt: Attempt) -> None:
@@ -128,8 +128,9 @@ def _judge_work(calls: list[str], found: list[tuple[str, list[tuple]]]) -> None:
         state = _after(call, state)
 
 
+_HINT_ON_STATES = "Hint: which row of the table describes this call?"
 _HINTS = {
-    "unshard": "Hint: in which states are the parameters already unsharded or in flight?",
+    "unshard": "Hint: how many flat parameters does the unit have, and which method launches their all-gathers?",
     "wait": "Hint: what is still in flight, and which method must not continue before it is complete?",
     "reshard": "Hint: when do the flat parameters have memory that can be freed?",
 }
@@ -153,6 +154,7 @@ def _judge_log(log: list[tuple], due: dict[str, bool], strictly: bool, context: 
         if is_due and (not numbers or repeats or set(numbers) != logged_numbers):
             raise Wrong(f"{context}; expected one {verb}() of each flat parameter", hint)
         if numbers and not is_due and (strictly or verb != "reshard"):
+            hint = _HINT_ON_STATES if verb == "unshard" else hint
             raise Wrong(f"{context}; expected no {verb}()", hint)
     order = [("unshard", "wait", "reshard").index(what) for what, _ in log]
     if order != sorted(order):

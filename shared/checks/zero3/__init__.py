@@ -3,13 +3,13 @@
 import torch
 
 from shared.checks.engine.framework import Attempt, Exercise, Wrong
-from shared.checks.engine.hints import give_hints
+from shared.checks.engine.hints import give_hints, where_it_raises
 from shared.checks.engine.sharded import unit_order, unit_wire
 from shared.checks.engine.sharded.unit_memory import DROPPED, FINISHED, judge_memory
 from shared.checks.engine.sharded.unit_training import UnitPlan, train_and_judge
 from shared.checks.engine.subgroups import called_alone
 from shared.checks.models import awkward
-from shared.checks.zero3 import backward, copies, deferred, forward, reducer, saved, state, states
+from shared.checks.zero3 import backward, copies, deferred, forward, hooks, reducer, saved, state, states
 
 GradientReducer = Exercise("10.1", "GradientReducer", optional=True)
 Forward = Exercise("10.2", "ZeRO3")
@@ -23,8 +23,28 @@ AWKWARD += awkward.HAVE_MODES
 NO_PREFETCH = {"prefetch": 0}  # A mistake in prefetching then fails the checks of prefetching only.
 
 _HINT_ON_READERS = (
-    "Hint: which unit's parameters were read while they had no memory? Is pre_backward() ever called for it?"
+    "Hint: which unit's parameters were read while they had no memory? Which hook should have unsharded it, or has "
+    "resharded it too early?"
 )
+_HINT_ON_REPEATS = (
+    "Hint: activation checkpointing repeats a unit's forward in the middle of its backward. How do the hooks of "
+    "forward notice?"
+)
+_HINT_ON_PENDING = "Hint: forward() calls finish_gradient_sync() itself if `pending` is True. When should it be True?"
+_HINT_ON_CALLS = (
+    "Hint: for which units, or in which state, does post_forward() watch outputs although pre_forward() has watched no "
+    "inputs?"
+)
+_HINT_ON_VALUES = (
+    "Hint: an optimizer's state may hold values that are not tensors. What does your function do with them?"
+)
+_HINT_ON_UNREACHED = (
+    "Backward does not reach all units of this model. Hint: how does the prefetcher learn which units to leave out?"
+)
+_HINT_ON_SETS = (
+    "Hint: which line changes a set while a loop iterates over it? Could that wait until the loop has ended?"
+)
+_HINT_ON_SECOND = "Hint: has backward finished with all calls of this unit when its gradients are reduced?"
 
 # -- 10.1: a small object
 
@@ -40,6 +60,8 @@ Forward.check("forward values")(forward.outputs_equal_one_process)
 Forward.check("parameters", world_sizes=(1, 3))(forward.parameters_are_shards)
 Forward.check("forward wire", world_sizes=(2, 4))(forward.each_unit_is_gathered_once)
 Forward.check("forward memory", world_sizes=(4,))(forward.only_computing_units_are_unsharded)
+Forward.check("backward hooks", world_sizes=(2,))(hooks.backward_will_call_its_hooks)
+Forward.check("forward order", world_sizes=(2,))(hooks.the_next_unit_is_in_flight)
 Forward.check("states", world_sizes=(1, 2))(states.forward_leaves_what_backward_needs)
 
 
@@ -67,16 +89,18 @@ def a_parameter_may_be_unused_somewhere(attempt: Attempt) -> None:
 
 
 @Backward.check("accumulation", world_sizes=(1, 3))
+@where_it_raises({"finish_gradient_sync": _HINT_ON_PENDING})
 def micro_batches_add_up(attempt: Attempt) -> None:
     for finish_each in (True, False):
         train_and_judge(attempt, UnitPlan("Tied", micro_batches=3, finish_each=finish_each, options=NO_PREFETCH))
 
 
 @Backward.check("checkpoints", world_sizes=(1, 2))
+@where_it_raises({"SIGSEGV": _HINT_ON_REPEATS, "out of bounds for storage of size": _HINT_ON_REPEATS})
 def blocks_may_be_recomputed(attempt: Attempt) -> None:
     for model in ("Checkpointed", "Recomputed"):
-        train_and_judge(attempt, UnitPlan(model, "AdamW", options=NO_PREFETCH))
-        unit_wire.judge_unit_traffic(attempt, [UnitPlan(model, steps=2, options=NO_PREFETCH)])
+        plan = UnitPlan(model, "AdamW", options=NO_PREFETCH)
+        unit_wire.judge_traffic(plan, train_and_judge(attempt, plan))
 
 
 Backward.check("several forwards", world_sizes=(1, 3))(backward.two_forwards_may_share_a_backward)
@@ -84,13 +108,17 @@ Backward.check("second backward", world_sizes=(1, 2))(backward.a_second_backward
 
 
 @Backward.check("wire", world_sizes=(2, 4))
+@where_it_raises({"finish_gradient_sync": _HINT_ON_PENDING})
 def parameters_are_sent_twice_and_gradients_once(attempt: Attempt) -> None:
     kept = NO_PREFETCH | {"reshard_after_forward": False}
     plans = [UnitPlan(model, steps=2, options=NO_PREFETCH) for model in ("Blocks", "Frozen", "Mixed")]
-    plans += [UnitPlan(model, steps=1, options=NO_PREFETCH) for model in ("Few", "Whole", "Tied")]
+    plans += [UnitPlan(model, steps=1, options=NO_PREFETCH) for model in ("Few", "Whole", "Tied", "Twice")]
     plans.append(UnitPlan("Blocks", steps=1, options=kept))
     plans.append(UnitPlan("Blocks", steps=1, options=NO_PREFETCH, micro_batches=2, finish_each=False))
     unit_wire.judge_unit_traffic(attempt, plans)
+
+
+Backward.check("after backward", world_sizes=(1, 2))(backward.nothing_stays_unsharded)
 
 
 @Backward.check("memory", world_sizes=(4,))
@@ -116,7 +144,13 @@ def prefetching_sends_no_more(attempt: Attempt) -> None:
     models = ("Blocks", "Frozen", "Recomputed", "Backwards")
     plans = [UnitPlan(model, steps=3, options={"prefetch": 2}) for model in models]
     kept = UnitPlan("Blocks", steps=3, options={"reshard_after_forward": False})
-    unit_wire.judge_unit_traffic(attempt, [*plans, kept])
+    for plan in (*plans, kept):
+        try:
+            unit_wire.judge_unit_traffic(attempt, [plan])
+        except Wrong as wrong:
+            if plan.model == "Frozen" and wrong.hint == unit_wire.HINT_ON_MUCH:
+                wrong.hint = _HINT_ON_UNREACHED
+            raise
 
 
 @Backward.check("prefetched memory", world_sizes=(4,))
@@ -132,9 +166,22 @@ FullState.check("another world size", world_sizes=(1, 3))(state.any_number_of_ra
 FullState.check("another module", world_sizes=(2,))(state.states_of_other_modules_are_rejected)
 
 
+@FullState.check("group", world_sizes=(3, 4))
+def it_stays_inside_its_group(attempt: Attempt) -> None:
+    plan = UnitPlan("Frozen", steps=3, in_subgroup=True, max_norm=0.05)
+    for rank, result in train_and_judge(attempt, plan).items():
+        for name, value in result["steps"][-1]["state"].items():
+            if name not in result["whole"] or not torch.equal(result["whole"][name], value):
+                evidence = (
+                    f"{called_alone(attempt)}, {plan}: in full_state_dict(), {name} is not what the model computes with"
+                )
+                raise Wrong({rank: evidence}, "Hint: which ranks' shards do you concatenate?")
+
+
 # -- 10.5: sharded state dicts, and everything together
 
 ShardedState.check("sharded state", world_sizes=(4,))(saved.any_number_of_ranks_resumes)
+ShardedState.check("trained shards", world_sizes=(2,))(saved.each_state_belongs_to_its_shard)
 
 
 @ShardedState.check("everything")
@@ -151,18 +198,6 @@ def clipping_equals_one_process(attempt: Attempt) -> None:
         train_and_judge(attempt, UnitPlan(model, steps=3, max_norm=0.05))
     train_and_judge(attempt, UnitPlan("Blocks", steps=2, max_norm=100.0))
     unit_wire.one_element_more_travels(attempt)
-
-
-@ShardedState.check("group", world_sizes=(3, 4))
-def it_stays_inside_its_group(attempt: Attempt) -> None:
-    plan = UnitPlan("Frozen", steps=3, in_subgroup=True, max_norm=0.05)
-    for rank, result in train_and_judge(attempt, plan).items():
-        for name, value in result["steps"][-1]["state"].items():
-            if name not in result["whole"] or not torch.equal(result["whole"][name], value):
-                evidence = (
-                    f"{called_alone(attempt)}, {plan}: in full_state_dict(), {name} is not what the model computes with"
-                )
-                raise Wrong({rank: evidence}, "Hint: which ranks' shards do you concatenate?")
 
 
 @ShardedState.check("bf16", world_sizes=(2, 4))
@@ -185,12 +220,18 @@ Materializer.check("cuts")(deferred.every_cut_is_right)
 Materializer.check("awkward models", world_sizes=(2,))(deferred.awkward_models_are_materialized)
 Materializer.check("memory", world_sizes=(4,))(deferred.one_parameter_exists_at_a_time)
 
+give_hints({"'int' object has no attribute": _HINT_ON_VALUES}, ShardedState)
+give_hints({"Set changed size during iteration": _HINT_ON_SETS}, GradientReducer)
 give_hints(
     {
+        "self.calls.pop(unit)": _HINT_ON_CALLS,
         "SIGSEGV": _HINT_ON_READERS,
         "out of bounds for storage of size": _HINT_ON_READERS,
+        "data is not allocated yet": _HINT_ON_READERS,
         "SIGABRT": "Hint: which collective does each rank launch next?",
         "CheckpointException": "Hint: does each tensor in the state record its position in the global tensor?",
+        "finish_gradient_sync": _HINT_ON_SECOND,
+        "0-dim tensor": "Hint: which entries of the optimizer's state have no dimensions, and are they shards?",
     },
     *(Forward, Backward, FullState, ShardedState),
 )

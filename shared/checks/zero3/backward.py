@@ -3,6 +3,8 @@
 import contextlib
 
 import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
 
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.framework import Attempt, Wrong
@@ -10,6 +12,7 @@ from shared.checks.engine.sharded.training import judge_states, plain
 from shared.checks.engine.sharded.unit_training import (
     StateReader,
     UnitPlan,
+    has_memory,
     new_optimizer,
     reject_missing,
     shard,
@@ -66,6 +69,27 @@ def a_second_backward_is_rejected(attempt: Attempt) -> None:
     judge_states(
         states, alone.steps[0]["state"], starts, evidence, hint="Hint: what must finish_gradient_sync() reset?"
     )
+
+
+def probe_unsharded(wrapper, seed: int, x, y) -> dict[str, int]:
+    """Return the bytes of unsharded parameters after finish_gradient_sync(), by unit. The first unit gets the data."""
+    torch.manual_seed(seed)
+    first, last = nn.Linear(x.shape[1], 8), nn.Linear(8, y.shape[1])
+    module = nn.Sequential(first, nn.GELU(), last).double().to(device_here())
+    wrapped = wrapper(module, units=[first, last], prefetch=0)
+    kept = {"the first unit": [*first.parameters()], "the last unit": [*last.parameters()]}
+    F.mse_loss(wrapped(x.to(device_here())), y.to(device_here())).backward()
+    wrapped.finish_gradient_sync()
+    return {name: sum(p.nbytes for p in unit if has_memory(p)) for name, unit in kept.items()}
+
+
+def nothing_stays_unsharded(attempt: Attempt) -> None:
+    for rank, result in enumerate(attempt.run(probe_unsharded, per_rank=Draw(attempt).per_rank)):
+        for unit, held_bytes in result.items():
+            if held_bytes:
+                evidence = f"after finish_gradient_sync(), {unit} of two still has {held_bytes:,} bytes of parameters"
+                hint = "Its inputs are data, without a gradient. Hint: which hook does autograd not call for it?"
+                raise Wrong({rank: f"{evidence}; expected 0"}, hint)
 
 
 def probe_skipped(wrapper, plan: UnitPlan, finishes: bool, seed: int, x, y) -> dict:

@@ -28,6 +28,8 @@ _HINT_ON_GROUPS = "Hint: which of the group's shards is this rank's?"
 _HINT_ON_PADDING = "Hint: which elements of the shard does no parameter write?"
 _HINT_ON_CALLS = "Hint: how can you tell, before you draw a parameter, that none of its elements are in the shard?"
 _HINT_ON_MEMORY = "Hint: which tensors hold values of parameters that are already in the shard, or not in it at all?"
+_HINT_ON_LAST = "Hint: which variable still refers to the values of the last parameter when the next one is drawn?"
+_HINT_ON_DTYPES = "They are rounded to float32. Hint: which dtype is given to the tensor that initialize() fills?"
 _HINT_ON_PLAIN = "Hint: which function creates a tensor of the same shape and dtype on another device?"
 _NOT_PLAIN = "value_of() does not return a plain tensor on self.device, without requires_grad"
 _LARGE = "Deep"
@@ -163,6 +165,7 @@ def _judge_shard(
         begin_of_parameter = owners.index(name) - index * n
         has_another_elements_value = bool((flat == shard[index_in_shard]).any()) or shard[index_in_shard] == 0
         hint = _HINT_ON_SLICES if has_another_elements_value else _HINT_ON_SEEDS
+        hint = _HINT_ON_DTYPES if torch.equal(shard, expected.float().to(shard.dtype)) else hint
         evidence += f", which is element {index_in_shard - begin_of_parameter} of parameter {name}"
         raise Wrong({rank: evidence}, _HINT_ON_GROUPS if in_subgroup and hint == _HINT_ON_SLICES else hint)
     if extra := [name for name in found["drawn"] if name not in own_names and values[name].numel()]:
@@ -243,7 +246,7 @@ def _judge_values(attempt: Attempt, what: str | Shapes) -> None:
 def _judge_value(rank: int, context: str, found: torch.Tensor, expected: torch.Tensor) -> None:
     for what, value, should in (("shape", found.shape, expected.shape), ("dtype", found.dtype, expected.dtype)):
         if value != should:
-            raise Wrong({rank: f"{context} has {what} {value}; expected {should}"}, "")
+            raise Wrong({rank: f"{context} has {what} {value}; expected {should}"}, _HINT_ON_PLAIN)
     if not torch.equal(found, expected):
         raise Wrong({rank: f"{context}: {first_difference(found, expected, 0.0)}"}, _HINT_ON_SEEDS)
 
@@ -255,16 +258,27 @@ def values_depend_on_names_alone(attempt: Attempt) -> None:
 # -- memory
 
 
-def probe_memory(materializer_class, seed: int, most_bytes: float) -> dict[str, int]:
-    """Materialize this rank's shard of a whole model. Return the peak of the bytes, and those held afterwards."""
+def probe_memory(materializer_class, seed: int, most_bytes: float) -> dict:
+    """Materialize this rank's shard of a whole model, twice.
+
+    Returns:
+        The bytes that are held besides each parameter while it is drawn, their peak, and those held afterwards.
+    """
     module = _build(_LARGE, "meta")
     layout = earlier_piece("flat", "FlatLayout")(list(module.parameters()), None)
-    before_bytes = living_bytes()
+    before_bytes, besides = living_bytes(), {}
+
+    def initialize(name: str, tensor: torch.Tensor) -> None:
+        besides[name] = living_bytes() - before_bytes - tensor.nbytes
+        fill_in_place(name, tensor)
+
+    materializer_class(module, initialize, device_here(), seed).shard_of(layout)
     materializer = materializer_class(module, fill_in_place, device_here(), seed)
     # The empty tensor tells memory.peak which device to watch.
     with memory.peak(extra={"parameters": [torch.empty(0, device=device_here())]}) as peak:
         shard = materializer.shard_of(layout)
-    return {"peak": peak.peak_bytes, "afterwards": settled_bytes(most_bytes, before_bytes), "shard": shard.nbytes}
+    held_bytes = {"peak": peak.peak_bytes, "afterwards": settled_bytes(most_bytes, before_bytes)}
+    return held_bytes | {"besides": besides, "shard": shard.nbytes}
 
 
 def one_parameter_exists_at_a_time(attempt: Attempt) -> None:
@@ -274,6 +288,10 @@ def one_parameter_exists_at_a_time(attempt: Attempt) -> None:
     most = {"peak": SLACK * (shard_bytes + 2 * max(sizes)) + 10_000, "afterwards": SLACK * shard_bytes + 10_000}
     found = attempt.run(probe_memory, attempt.draw_seed(), most["afterwards"])
     for rank, result in enumerate(found):
+        name, nbytes = max(result["besides"].items(), key=lambda item: item[1])
+        if nbytes > most["afterwards"]:
+            evidence = f"{_describe(_LARGE)}: while {name} is drawn, {nbytes:,} bytes are held besides it"
+            raise Wrong({rank: f"{evidence}; expected at most {shard_bytes:,.0f}, for the shard"}, _HINT_ON_LAST)
         for moment, said in (("peak", "are held at once"), ("afterwards", "are still held after shard_of()")):
             if result[moment] > most[moment]:
                 evidence = f"{_describe(_LARGE)}: {result[moment]:,} bytes {said}; expected at most {most[moment]:,.0f}"

@@ -7,16 +7,19 @@ from shared.checks.engine.sharded import unit_forward
 from shared.checks.engine.sharded.unit_training import UnitPlan
 from shared.checks.engine.training import Draw
 from shared.checks.models import unit_models
+from shared.checks.zero3.hooks import units_are_unsharded_when_they_compute
 
 MODELS = ("Blocks", "Tied", "Frozen", "Few", "Mixed", "Buffered", "Nested", "Twice", "Checkpointed", "Bundles", "Whole")
 MODELS += ("Dropped",)
 
 
 def a_plain_model_computes(attempt: Attempt) -> None:
+    units_are_unsharded_when_they_compute(attempt)
     unit_forward.judge_outputs(attempt, UnitPlan("Blocks", options={"prefetch": 0}))
 
 
 def outputs_equal_one_process(attempt: Attempt) -> None:
+    units_are_unsharded_when_they_compute(attempt)
     for model in MODELS if attempt.world_size == 2 else attempt.random.sample(MODELS, 3):
         unit_forward.judge_outputs(attempt, UnitPlan(model))
 

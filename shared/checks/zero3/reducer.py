@@ -6,6 +6,9 @@ from torch import nn
 from shared.checks.engine.framework import Attempt, Wrong
 
 _HINT_ON_HOOKS = "Hint: which methods may launch a collective, and which may only pack?"
+_HINT_ON_LAUNCHES = "Hint: what must happen to a bucket before it is launched?"
+_HINT_ON_WAITS = "Hint: which reduce-scatters may still be in flight when finish() returns?"
+_HINT_ON_NEXT = "Hint: what must finish() reset for the next backward?"
 
 
 class LoggedBucket:  # Students see this name in error messages.
@@ -14,6 +17,7 @@ class LoggedBucket:  # Students see this name in error messages.
     def __init__(self, number: int, count: int, log: list[tuple]):
         self.number, self.log, self.previous = number, log, None
         self.parameters = [nn.Parameter(torch.ones(2)) for _ in range(count)]
+        self.packed: set[int] = set()
 
     def __getattr__(self, name: str):
         raise AttributeError(
@@ -23,7 +27,9 @@ class LoggedBucket:  # Students see this name in error messages.
     def pack(self, index: int) -> None:
         has_gradient = self.parameters[index].grad is not None
         self.parameters[index].grad = None
-        self.log.append(("pack" if has_gradient else "pack zeros", self.number, index))
+        without = "pack again" if index in self.packed else "pack zeros"
+        self.log.append(("pack" if has_gradient else without, self.number, index))
+        self.packed.add(index)
 
     def launch(self) -> None:
         previous = None if self.previous is None else self.previous.number
@@ -31,6 +37,7 @@ class LoggedBucket:  # Students see this name in error messages.
 
     def wait(self) -> None:
         self.log.append(("wait", self.number))
+        self.packed.clear()
 
 
 def _use(buckets: list[LoggedBucket], used: dict[int, list[int]]) -> None:
@@ -57,7 +64,10 @@ def probe_reducer(reducer_class, used: dict[int, list[int]], order: list[int]) -
         note(f"in a second reduce() of bucket {number}")
     reducer.finish()
     note("in finish()")
-    _use(buckets, used)
+    try:
+        _use(buckets, used)
+    except RuntimeError as error:
+        log.append(("raise", 0, str(error).splitlines()[0]))
     note("in a backward() after finish()")
     reducer.reduce([buckets[order[0]]])
     note("in reduce() after finish()")
@@ -97,17 +107,20 @@ def _judge_moment(moment: str, calls: list[tuple], expected: set[tuple]) -> None
                 "bucket was launched last?"
             )
             raise Wrong(f"{moment}: bucket {each[1]} is launched with the wrong `previous` bucket", hint)
-        if each not in expected or calls.count(each) > 1:
+        if each[0] == "raise":
+            raise Wrong(f"{moment}: on_gradient() raises {each[2]!r}", _HINT_ON_NEXT)
+        # A bucket ignores an index that is packed already and has no new gradient, as long as it is not launched.
+        is_harmless = each[0] == "pack again" and ("launch", each[1]) in context
+        if not is_harmless and (each not in expected or calls.count(each) > 1):
             raise Wrong(f"{moment}: {_describe(each)} was called, which is not expected here", _HINT_ON_HOOKS)
     if missing := expected - set(calls):
-        raise Wrong(
-            f"{moment}: {_describe(min(missing))} was not called",
-            "Hint: what must happen to a bucket before it is launched?",
-        )
+        hint = _HINT_ON_WAITS if min(missing)[0] == "wait" else _HINT_ON_LAUNCHES
+        hint = _HINT_ON_NEXT if "after finish()" in moment else hint
+        raise Wrong(f"{moment}: {_describe(min(missing))} was not called", hint)
     first_wait = next((index for index, each in enumerate(calls) if each[0] == "wait"), len(calls))
     for number in {each[1] for each in calls}:
         own = [each[0] for each in calls if each[1] == number]
-        if "launch" in own and "pack zeros" in own[own.index("launch") :]:
+        if "launch" in own and {"pack zeros", "pack again"} & set(own[own.index("launch") :]):
             raise Wrong(f"{moment}: bucket {number} is launched before all its gradients are packed", _HINT_ON_HOOKS)
     if any(each[0] == "launch" for each in calls[first_wait:]):
         raise Wrong(
@@ -118,9 +131,10 @@ def _judge_moment(moment: str, calls: list[tuple], expected: set[tuple]) -> None
 
 def _describe(each: tuple) -> str:
     verb, number, *rest = each
-    if verb == "pack zeros":
-        return f"pack({rest[0]}) of bucket {number}, whose gradient is missing,"
-    return f"pack({rest[0]}) of bucket {number}" if verb == "pack" else f"{verb}() of bucket {number}"
+    if verb.startswith("pack"):
+        why = {"pack": "", "pack zeros": ", whose gradient is missing,", "pack again": ", which is packed already,"}
+        return f"pack({rest[0]}) of bucket {number}{why[verb]}"
+    return f"{verb}() of bucket {number}"
 
 
 def packed_in_backward_and_launched_on_demand(attempt: Attempt) -> None:
@@ -133,11 +147,11 @@ def missing_gradients_count_as_zeros(attempt: Attempt) -> None:
         _judge(attempt, used, attempt.random.sample(range(3), 2))
 
 
-def probe_second_gradient(reducer_class, reduces: bool) -> tuple[str, str]:
-    """Run two backwards without finish(). Return the error of the second."""
+def probe_second_backward(reducer_class, used: list[int], reduces: bool) -> tuple[str, str]:
+    """Run two backwards without finish(). The first one uses some parameters. Return the error of the second."""
     buckets = [LoggedBucket(0, 2, [])]
     reducer = reducer_class(buckets)
-    _use(buckets, {0: [0, 1]})
+    _use(buckets, {0: used})
     if reduces:
         reducer.reduce(buckets)
     try:
@@ -148,10 +162,14 @@ def probe_second_gradient(reducer_class, reduces: bool) -> tuple[str, str]:
 
 
 def a_second_gradient_is_rejected(attempt: Attempt) -> None:
-    for reduces in (False, True):
-        kind, message = attempt.run(probe_second_gradient, reduces)[0]
+    for what, used, reduces in (
+        ("a second gradient of a parameter, while the first one is only packed,", [0, 1], False),
+        ("a second gradient of a parameter, after reduce(),", [0, 1], True),
+        ("the first gradient of a parameter, after reduce() has packed zeros for it,", [0], True),
+    ):
+        kind, message = attempt.run(probe_second_backward, used, reduces)[0]
         if kind != "RuntimeError" or "finish_gradient_sync" not in message:
-            when = "after reduce()" if reduces else "while the first one is only packed"
             does = "is accepted" if kind == "nothing" else f"raises {kind}({message[:80]!r})"
-            context = f"a second gradient of a parameter, {when}, {does}"
-            raise Wrong(f"{context}; expected a RuntimeError that names finish_gradient_sync()")
+            evidence = f"{what} {does}; expected a RuntimeError that names finish_gradient_sync()"
+            hint = "Hint: which gradients of a bucket may still come when it is in flight, and what does `missing` say?"
+            raise Wrong(evidence, hint if reduces else "")

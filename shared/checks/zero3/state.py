@@ -5,12 +5,14 @@ import torch
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.sharded.state import in_world_of
-from shared.checks.engine.sharded.training import judge_states, plain
+from shared.checks.engine.sharded.training import Causes, judge_states, plain
 from shared.checks.engine.sharded.unit_training import UnitPlan, new_optimizer, shard, take_step
 from shared.checks.engine.training import Draw
 from shared.checks.models import awkward, unit_models
 
 STEPS = 2
+# A state has full precision, because the shards have it.
+_IN_BF16 = UnitPlan("Blocks", steps=0, dtype=torch.float32, options={"compute_dtype": torch.bfloat16})
 
 
 def probe_full(wrapper, plan: UnitPlan, loaded: dict | None, foreign: list[dict], seed: int, x, y) -> dict:
@@ -38,12 +40,15 @@ def probe_full(wrapper, plan: UnitPlan, loaded: dict | None, foreign: list[dict]
         else:
             found["rejected"].append(("nothing", ""))
     if loaded is not None:
+        before_bytes, addresses = _stored_bytes(wrapped), [each.data_ptr() for each in wrapped.parameters()]
         awkward.loss_of(wrapped, x, y).backward()
         wrapped.finish_gradient_sync()
         optimizer.zero_grad()
         wrapped(x)
         given = {name: value.clone() for name, value in loaded.items()}
         wrapped.load_full_state_dict(given)
+        found["stored"] = before_bytes, _stored_bytes(wrapped)
+        found["moved"] = addresses != [each.data_ptr() for each in wrapped.parameters()]
         for value in given.values():
             value.zero_()  # The wrapper must have copied it.
     saved = wrapped.full_state_dict()
@@ -55,6 +60,12 @@ def probe_full(wrapper, plan: UnitPlan, loaded: dict | None, foreign: list[dict]
         take_step(wrapped, optimizer, plan, x, y)
         found["states"].append(_copied(wrapped.full_state_dict()))
     return found
+
+
+def _stored_bytes(wrapped) -> int:
+    """Count the memory that this rank's shards keep alive, which is more than theirs if they are views."""
+    storages = {each.untyped_storage()._cdata: each.untyped_storage() for each in wrapped.parameters()}
+    return sum(storage.nbytes() for storage in storages.values())
 
 
 def _copied(state: dict) -> dict:
@@ -76,6 +87,7 @@ def _run(attempt: Attempt, plan: UnitPlan, loaded: dict | None = None, what: str
     module = unit_models.build(plan.model, draw.seeds[0], plan.dtype)
     if loaded is not None:
         module.load_state_dict(loaded)
+        _judge_stored(found, context)
     alone = plain(plan, module)
     before: dict[int, dict] = {}
     for number in range(plan.steps + 1):
@@ -85,9 +97,33 @@ def _run(attempt: Attempt, plan: UnitPlan, loaded: dict | None = None, what: str
         states = {rank: result["states"][number] for rank, result in enumerate(found)}
         moment = f"{context}, full_state_dict() after {number} steps"
         _judge_names(states, expected, moment)
-        judge_states(states, _copied(expected), before or states, moment, hint=_HINT_ON_STATE)
+        causes = _LoadCauses(plan, draw, 0) if loaded is not None and number == 0 else None
+        judge_states(states, _copied(expected), before, moment, causes, hint=_HINT_ON_STATE)
         before = states
     return found
+
+
+class _LoadCauses(Causes):
+    """Find the mistake in a state that differs right after it was loaded."""
+
+    def of(self, rank: int, found: torch.Tensor, name: str, members: list[int], tolerance: float) -> str:
+        if name in dict(unit_models.build(self.plan.model, 0).named_buffers()):
+            return "It is a buffer. Hint: which tensors of a full state belong to no flat parameter?"
+        if torch.equal(found, found.bfloat16().to(found.dtype)):
+            return "It is rounded to bfloat16. Hint: which dtype do the shards have?"
+        return "Hint: where in the flat tensor does each given value belong, and which shard is this rank's?"
+
+
+def _judge_stored(found: list[dict], context: str) -> None:
+    for rank, result in enumerate(found):
+        before_bytes, after_bytes = result["stored"]
+        if after_bytes > before_bytes:
+            evidence = f"{context}: this rank's shards keep {after_bytes:,} bytes of memory alive"
+            hint = "Hint: which tensor owns the memory of a slice, and for how long does it exist?"
+            raise Wrong({rank: f"{evidence}; before loading, {before_bytes:,}"}, hint)
+        if result["moved"]:
+            hint = "Tensors of an earlier sharded_state_dict() would be stale. Hint: how do you copy into a tensor?"
+            raise Wrong({rank: f"{context}: the shards have other memory than before; expected the same"}, hint)
 
 
 def _judge_copies(found: list[dict], context: str) -> None:
@@ -127,19 +163,13 @@ def it_is_a_plain_state(attempt: Attempt) -> None:
     models = ("Tied", "Frozen", "Mixed", "Few", "Buffered", "Nested", "Whole")
     for model in models if attempt.world_size == 2 else attempt.random.sample(models, 2):
         _run(attempt, UnitPlan(model, "AdamW", steps=STEPS))
-    _judge_computing_in_bf16(attempt)
-
-
-def _judge_computing_in_bf16(attempt: Attempt) -> None:
-    """Require a state with full precision, because the shards have it."""
-    plan = UnitPlan("Blocks", steps=0, dtype=torch.float32, options={"compute_dtype": torch.bfloat16})
-    _run(attempt, plan)
-    plain = unit_models.build("Blocks", attempt.draw_seed(), torch.float32).state_dict()
-    _run(attempt, plan, _copied(plain), ", after loading the state of a plain module")
+    _run(attempt, _IN_BF16)
 
 
 def any_number_of_ranks_can_load_it(attempt: Attempt) -> None:
     """Load also a plain module's state, and load while units are unsharded, which must not keep their old values."""
+    plain = unit_models.build(_IN_BF16.model, attempt.draw_seed(), _IN_BF16.dtype).state_dict()
+    _run(attempt, _IN_BF16, _copied(plain), ", after loading the state of a plain module")
     for model in ("Mixed", "Buffered", "Tied"):
         plan = UnitPlan(model, steps=STEPS, options={"reshard_after_forward": False} if model == "Tied" else {})
         plain = unit_models.build(model, attempt.draw_seed()).state_dict()

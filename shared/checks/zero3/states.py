@@ -11,6 +11,7 @@ from shared.checks.engine.sharded.unit_training import UnitPlan, has_memory, sha
 from shared.checks.engine.training import Draw
 from shared.checks.models import unit_models
 from shared.checks.models.unit_blocks import WIDTH
+from shared.checks.zero3.hooks import units_are_unsharded_when_they_compute
 
 _HINT_ON_STATES = "Hint: which unit's parameters does backward need first, and which ones can be freed until then?"
 _HINT_ON_CALLS = "Hint: for which units, and when, must _watch_outputs() be called?"
@@ -45,6 +46,7 @@ def probe_states(wrapper, plan: UnitPlan, seed: int, x, y) -> dict[str, list[tup
 
 
 def forward_leaves_what_backward_needs(attempt: Attempt) -> None:
+    units_are_unsharded_when_they_compute(attempt)
     calls = {"Blocks": [1, 1, 1], "Twice": [2, 2, 1]}
     for model, kept in (("Blocks", False), ("Blocks", True), ("Twice", False)):
         plan = UnitPlan(model, options={"prefetch": 0, "reshard_after_forward": not kept})

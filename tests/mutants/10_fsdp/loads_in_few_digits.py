@@ -1,6 +1,6 @@
 """Rounds loaded values to compute_dtype.
 
-caught by: ZeRO3 · full state
+caught by: ZeRO3 · another world size
 """
 
 from solutions import zero3 as right

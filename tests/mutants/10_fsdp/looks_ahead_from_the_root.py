@@ -1,6 +1,6 @@
 """Lets the root prefetch the next unit, as other units do.
 
-caught by: ZeRO3 · prefetched order
+caught by: ZeRO3 · forward order
 """
 
 from solutions import zero3 as right

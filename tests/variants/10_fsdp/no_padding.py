@@ -1,4 +1,7 @@
-"""Uses no padding: shards differ in size, and each rank sends data directly to the rank that needs it."""
+"""Uses no padding: shards differ in size, and each rank sends data directly to the rank that needs it.
+
+Its GradientReducer packs every index again, as the lesson does, because a bucket ignores a gradient of None.
+"""
 
 from contextlib import contextmanager
 
@@ -78,14 +81,27 @@ class UnevenBucket(zero3.ShardedBucket):
         self.in_flight = Sum(self.flat, self.layout.group)
 
 
+class GradientReducer(zero3.GradientReducer):
+    def reduce(self, buckets):
+        for bucket in buckets:
+            if bucket not in self.launched:
+                for index in range(len(bucket.parameters)):
+                    bucket.pack(index)
+                self.missing[bucket].clear()
+                bucket.previous = self.launched[-1] if self.launched else None
+                bucket.launch()
+                self.launched.append(bucket)
+
+
 @contextmanager
 def uneven():
-    before = flat.FlatLayout, units.ShardedFlatParameter, zero3.ShardedBucket
+    before = flat.FlatLayout, units.ShardedFlatParameter, zero3.ShardedBucket, zero3.GradientReducer
     flat.FlatLayout, units.ShardedFlatParameter, zero3.ShardedBucket = UnevenLayout, UnevenParameter, UnevenBucket
+    zero3.GradientReducer = GradientReducer
     try:
         yield
     finally:
-        flat.FlatLayout, units.ShardedFlatParameter, zero3.ShardedBucket = before
+        flat.FlatLayout, units.ShardedFlatParameter, zero3.ShardedBucket, zero3.GradientReducer = before
 
 
 class ZeRO3(zero3.ZeRO3):

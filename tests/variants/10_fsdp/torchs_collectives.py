@@ -397,4 +397,5 @@ class Materializer:
             if len(common):
                 value = self.value_of(parameter).reshape(-1)[common.start - begin : common.stop - begin]
                 shard[common.start - own.start : common.stop - own.start] = value
+                del value
         return shard
