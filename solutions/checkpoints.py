@@ -24,7 +24,7 @@ def begin_checkpoint(folder: Path, step: int) -> Path:
     if dist.get_rank() == 0:
         for leftover in (unfinished, replaced):
             shutil.rmtree(leftover, ignore_errors=True)
-    dist.barrier()  # no rank may write before rank 0 has removed the leftovers
+    dist.barrier()  # no rank returns before the leftovers are removed
     return unfinished
 
 

@@ -73,7 +73,10 @@ def host_mesh(ranks_per_host: int) -> DeviceMesh:
 
 @dataclass(frozen=True)
 class Choice:
-    """A strategy: a ZeRO stage over groups of shard_ranks ranks, where each group holds a copy of the model."""
+    """A strategy: the model state is sharded over groups of shard_ranks ranks.
+
+    Stage 0 shards nothing. There, shard_ranks is the number of all GPUs.
+    """
 
     stage: int
     shard_ranks: int

@@ -56,24 +56,25 @@ from solutions.units import default_units
 #
 # Then add the rest:
 #
-# - **Nested units.** `units` is an iterable in any order, and a unit may lie inside another one. Shard inner units
-#   first: a call takes all parameters of its module that no earlier call has taken.
-# - **`reshard_after_forward`.** Pass it to every unit. The root always stays unsharded until backward, as in `ZeRO3`.
+# - **Nested units.** `units` is an iterable in any order. It does not contain the module itself, but a unit may lie
+#   inside another one. Shard inner units first: a call takes all parameters of its module that no earlier call has
+#   taken.
+# - **`reshard_after_forward`.** Pass it in the call for each unit, but not in the call for the root. The root always
+#   stays unsharded until backward, as in `ZeRO3`.
 # - **Dtypes.** Pass `mp_policy=MixedPrecisionPolicy(param_dtype=…, reduce_dtype=…)` in every call. Here,
 #   `compute_dtype` is the dtype of the unsharded parameters and their all-gathers. `reduce_dtype` is the dtype of the
 #   reduce-scatters; `ZeRO3` has no such argument.
-# - **The mesh.** Pass a mesh in every call. Without one, `fully_shard` chooses a GPU on any machine that has one, even
-#   for a job on the CPU. `mesh_of_all_ranks(module)`, which is given, creates the default.
+# - **The mesh.** Pass a mesh in every call. Without one, `fully_shard` picks the machine's GPU even if your ranks
+#   compute on the CPU. `mesh_of_all_ranks(module)`, which is given, creates the default.
 #
 # Build the optimizer after calling `fully_sharded`. Otherwise, it would update parameters that the model no longer has.
 #
-# The target is the same losses and bytes as with your `ZeRO3`, with no more parameters unsharded at a time. (torch
-# prefetches the next unit into a buffer, which does not count as parameters yet.)
+# The target is the same losses and bytes as with your `ZeRO3`, with no more parameters unsharded at a time.
 #
 # <details><summary>Hint 1</summary>Why must the values be broadcast before the first call of <code>fully_shard</code>?
 # What would a broadcast of a DTensor send?</details>
 # <details><summary>Hint 2</summary><code>module.modules()</code> yields a module before the modules inside it. In which
-# order do you need them?</details>
+# order do you need them? (The order of <code>units</code> tells you nothing.)</details>
 
 
 # %% tags=["export"]
@@ -139,7 +140,9 @@ check.fully_sharded()
 #   `ranks_per_host` entries.
 # - The ranks of a host are consecutive. With 2 ranks per host, ranks 0 and 1 share a host, and so do ranks 2 and 3.
 # - The device type is the one that the ranks compute on: "cuda" if `torch.cuda.is_initialized()`, else "cpu".
-# - If the ranks cannot be divided equally among hosts, raise a `ValueError`.
+#   (`torch.cuda.is_available()` is also true for a job on the CPU of a machine with a GPU.)
+# - If the ranks cannot be divided equally among hosts, raise a `ValueError` with a message that says why. (You can
+#   assume that `ranks_per_host` is at least 1.)
 #
 # <details><summary>Hint</summary><code>init_device_mesh(device_type, shape, mesh_dim_names=…)</code> counts the ranks
 # row by row. Which shape has one row per host?</details>
@@ -200,8 +203,10 @@ for name in clusters.SITUATIONS:
     print(name)
 
 # %% [markdown]
-# **Predict.** What is the best strategy for each of the five, in this order? Write the stage, the number of ranks that
-# share a copy of the model, and "selective" or "full" checkpointing; or None if you think that nothing fits.
+# **Predict.** What is the best strategy for each of the five, in this order? Write the stage, the number of ranks over
+# which the model state is sharded, and "selective" or "full" checkpointing; or None if you think that nothing fits.
+# Stage 0 shards nothing, so write the number of all GPUs. Each GPU takes one sequence per step. Without sharding, the
+# model state takes 16 bytes per parameter.
 
 # %%
 my_choices = [
@@ -223,12 +228,12 @@ my_choices = [
 # return the fastest, or None if nothing fits
 # ```
 #
-# - Try stages 0 to 3, each with "selective" and with "full" checkpointing. Shard over all GPUs and, for stages above 0,
-#   also over the GPUs of one host.
+# - Try stages 0 to 3, each with "selective" and with "full" checkpointing. At stages above 0, shard over all GPUs, and
+#   also over the GPUs of one host. At stage 0, `shard_ranks` is always the number of all GPUs.
 # - `planner.plan(shape, ranks=shard_ranks, stage=…, micro_batch=…, checkpointing=…).total_bytes` is the memory that a
 #   strategy needs. It fits if at least a tenth of the GPU's memory stays free.
-# - If several strategies are equally fast, prefer the simpler one: first the lower stage, then selective checkpointing.
-#   After that, prefer the larger group, which holds less per rank.
+# - If several strategies take exactly the same time, prefer the simpler one: first the lower stage, then selective
+#   checkpointing. After that, prefer the larger group, which holds less per rank.
 # - Return None if nothing fits. The model itself must then be split (chapters 13 and 15).
 #
 # <details><summary>Hint 1</summary>Which of several equal minima does <code>min()</code> return? In which order would
@@ -241,7 +246,10 @@ my_choices = [
 # %%ranks
 @dataclass(frozen=True)
 class Choice:
-    """A strategy: a ZeRO stage over groups of shard_ranks ranks, where each group holds a copy of the model."""
+    """A strategy: the model state is sharded over groups of shard_ranks ranks.
+
+    Stage 0 shards nothing. There, shard_ranks is the number of all GPUs.
+    """
 
     stage: int
     shard_ranks: int
@@ -272,7 +280,8 @@ def choose_strategy(shape: ModelShape, cluster: Cluster, micro_batch: int = 1) -
 check.choose_strategy()
 
 # %% [markdown]
-# What does your function choose for the five situations?
+# What does your function choose for the five situations? The table gives the share of a GPU's memory that each strategy
+# needs, and the time of its step:
 
 # %%
 # %%ranks
@@ -283,24 +292,31 @@ found = [choice and (choice.stage, choice.shard_ranks, choice.checkpointing) for
 
 
 # %%
-from shared import tables
+from shared import planner, tables
 
 
-def describe(choice):
-    return "nothing fits" if choice is None else "stage {} over {}, {}".format(*choice)
+def describe(situation, choice):
+    """Describe a strategy, the share of a GPU's memory that it needs, and the time of its step."""
+    if choice is None:
+        return "nothing fits"
+    (shape, cluster), (stage, over, how) = situation, choice
+    held_bytes = planner.plan(shape, ranks=over, stage=stage, checkpointing=how).total_bytes
+    step_s = clusters.step_seconds(shape, cluster, stage, over, how)
+    share = held_bytes / cluster.gpu_bytes
+    return f"stage {stage} over {over}, {how}: {share:.0%}, {step_s:.2f} s"
 
 
 rows = [
-    [name, describe(predicted), describe(chosen)]
-    for name, predicted, chosen in zip(
-        clusters.SITUATIONS, my_choices, ranks.pull("found")[0], strict=True
+    [name, describe(situation, predicted), describe(situation, chosen)]
+    for (name, situation), predicted, chosen in zip(
+        clusters.SITUATIONS.items(), my_choices, ranks.pull("found")[0], strict=True
     )
 ]
 tables.Table(["", "predicted", "computed"], rows)
 
 # %% [markdown]
-# Where your prediction was wrong, did memory decide, or speed? (The lesson goes one step further: it also chooses the
-# micro-batch.)
+# Where your prediction was wrong, was memory the reason, or speed? A strategy may use at most 90% of the memory. (The
+# lesson goes one step further: it also chooses the micro-batch.)
 
 # %% [markdown]
 # ## Your `ZeRO3` and torch's `fully_shard` (10 min)
@@ -330,8 +346,18 @@ def new_model():
 
 # %%
 # %%ranks
+def bytes_that_leave(log):
+    """Add up what this rank sends to the other host. In a ring, it sends to the next rank."""
+    sent_bytes = 0
+    for entry in log.entries:
+        ring = entry.group_ranks
+        right = ring[(ring.index(rank) + 1) % len(ring)]
+        sent_bytes += entry.sent_bytes if right // 2 != rank // 2 else 0
+    return sent_bytes
+
+
 def train(model, steps=4):
-    """Take some steps. Returns the last loss and ledger, and the memory of one more step."""
+    """Take some steps. Returns the last loss, what is sent, and the memory of one more step."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 
     def step():
@@ -348,7 +374,7 @@ def train(model, steps=4):
             loss = step()
     with memory.peak(model, optimizer) as peak:
         step()
-    return loss, log, peak
+    return loss, log.sent_bytes, bytes_that_leave(log), peak
 
 
 results = {
@@ -358,25 +384,28 @@ results = {
 }
 
 # %% tags=["nbval-ignore-output"]
-results, rows = ranks.pull("results")[0], []
-losses = [loss for loss, _, _ in results.values()]
+of_rank, rows, leaves = ranks.pull("results"), [], {}
+losses = [loss for loss, *_ in of_rank[0].values()]
 assert max(losses) - min(losses) < 1e-3
-for name, (loss, log, peak) in results.items():
+for name, (loss, sent_bytes, _, peak) in of_rank[0].items():
+    leaves[name] = sum(results[name][2] for results in of_rank[:2])  # ranks 0 and 1 share a host
     parameters_bytes = max(sample.held.parameters_bytes for sample in peak.samples)
-    measured_bytes = (log.sent_bytes, parameters_bytes, peak.peak_bytes)
-    rows.append([name, f"{loss:.4f}", *(f"{size / 1e6:.2f}" for size in measured_bytes)])
-sent_bytes = {name: log.sent_bytes for name, (_, log, _) in results.items()}
-assert 0 <= sent_bytes["fully_shard"] - sent_bytes["your ZeRO3"] < 0.001 * sent_bytes["your ZeRO3"]
-header = ["", "loss", "sent, MB", "peak of parameters, MB", "peak, MB"]
-tables.Table(header, rows, "rank 0, one step")
+    measured_bytes = (sent_bytes, leaves[name], parameters_bytes, peak.peak_bytes)
+    rows.append([name, f"{loss:.4f}", *(f"{size / 1e6:.3f}" for size in measured_bytes)])
+sent = {name: sent_bytes for name, (_, sent_bytes, *_) in of_rank[0].items()}
+assert 0 <= sent["fully_shard"] - sent["your ZeRO3"] < 0.001 * sent["your ZeRO3"]
+assert leaves["fully_shard, hybrid"] < 0.5 * leaves["fully_shard"]
+header = ["", "loss", "sent, MB", "leaves the host, MB", "peak of parameters, MB", "peak, MB"]
+tables.Table(header, rows, "Rank 0, one step. Its host has ranks 0 and 1.")
 
 # %% [markdown]
 # The losses agree. The first two also send the same bytes, except for padding: `fully_shard` splits each parameter by
 # its rows, and the 94 rows of the embedding are not divisible by four. Your `ZeRO3` holds more parameters at the peak,
 # because the unit that it prefetches counts as parameters, while torch prefetches into a buffer.
 #
-# With hybrid sharding, each rank holds half of the model instead of a quarter. With N ranks on H hosts, a rank sends
-# only S(H−1)/N bytes less than with full sharding. What matters is *where* it sends them.
+# With hybrid sharding, each rank holds half of the model between steps instead of a quarter. With N ranks on H hosts, a
+# rank sends only S(H−1)/N bytes less than with full sharding. What matters is *where* it sends them: less than half as
+# many bytes leave the host.
 
 # %%
 ranks.stop()

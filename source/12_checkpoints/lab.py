@@ -10,6 +10,7 @@
 #
 # **60 minutes, 7 points.** You write sharded checkpoints that are either complete or not there, whatever happens during
 # a save. Any number of ranks can load them. At the end, you kill a run while it saves, and resume it on two ranks.
+# Exercise 12.4 is a stretch exercise. Without it, the lab takes 45 minutes and is worth 5 points.
 #
 # You write four pieces, one in each exercise:
 #
@@ -89,8 +90,9 @@ check.newest_checkpoint()
 # A save removes what an earlier attempt has left, then writes, then renames. You write three functions, each of which
 # all ranks call together:
 #
-# - `begin_checkpoint(folder, step)` removes what an earlier attempt at this step has left. It returns the folder into
-#   which the ranks write, `folder / f"step_{step}.half"`.
+# - `begin_checkpoint(folder, step)` removes what an earlier attempt at this step has left, including every folder that
+#   your own `complete_checkpoint` can leave behind. It returns the folder into which the ranks write,
+#   `folder / f"step_{step}.half"`.
 # - `complete_checkpoint(folder, step)` renames this folder to `folder / f"step_{step}"`. No rank returns from it before
 #   the folder has its final name.
 # - `save_checkpoint(folder, step, model, optimizer)` calls both. Between them, it calls `dcp.save`, in which each rank
@@ -100,14 +102,15 @@ check.newest_checkpoint()
 # Begin with the lesson's short version. Then make it robust:
 #
 # - A complete checkpoint of the same step may exist. Keep it until the new one is ready to take its name. A kill can
-#   come at any moment, also while you delete: at no moment may a partial folder be called `step_N`.
+#   come at any time, even while you delete, so a partial folder must never be called `step_N`. But for a moment, there
+#   may be no `step_N` at all. After a kill at that moment, the run resumes from an earlier step.
 # - If a rank fails to write, `save_checkpoint` raises on all ranks, and nothing is renamed.
 # - Target: each rank writes its own shards, and no rank gathers those of the others.
 #
-# You can assume that the optimizer has taken a step. Before its first step, it has no state that could be saved.
+# You can assume that the optimizer has taken a step.
 #
 # <details><summary>Hint 1: who does what, and when?</summary>Rank 0 alone can remove and rename. How do the other ranks
-# learn that it has finished?</details>
+# learn that it has renamed the folder? (In <code>dcp.save</code>, no rank writes before rank 0 has joined.)</details>
 #
 # <details><summary>Hint 2: the same step again</summary><code>rename</code> does not replace a folder that has files in
 # it. If you delete that folder first and are killed halfway, a part of it remains under the name of a complete
@@ -124,7 +127,7 @@ def begin_checkpoint(folder: Path, step: int) -> Path:
     if dist.get_rank() == 0:
         for leftover in (unfinished, replaced):
             shutil.rmtree(leftover, ignore_errors=True)
-    dist.barrier()  # no rank may write before rank 0 has removed the leftovers
+    dist.barrier()  # no rank returns before the leftovers are removed
     return unfinished
     ### END SOLUTION
 
@@ -181,13 +184,14 @@ def names_in(path):
     return sorted(inner.name for inner in path.iterdir())
 
 
-ranks.run(lambda path: save_checkpoint(path, 1, *small_run()), folder / "small")
-print(names_in(folder / "small"))
-print(names_in(folder / "small" / "step_1"))
+small = Path(tempfile.mkdtemp(dir=folder))  # a new folder each time that you run this cell
+ranks.run(lambda path: save_checkpoint(path, 1, *small_run()), small)
+print(names_in(small))
+print(names_in(small / "step_1"))
 
 # %% [markdown]
 # In the check, look at the line `own shard` first. The lesson's short version passes it, once it also saves the step.
-# The other lines look into the folder while a rank writes or renames late, repeat a step, and make a write fail:
+# The other lines delay a write or the rename and look into the folder meanwhile, repeat a step, and make a write fail:
 
 # %% tags=["check"] grade_id="check-save-checkpoint" points=2
 check.save_checkpoint()
@@ -198,7 +202,8 @@ check.save_checkpoint()
 # `load_checkpoint(path, model, optimizer)` restores the state of the model and of the optimizer, and returns the step.
 #
 # - `dcp.load(state, checkpoint_id=path)` loads into the tensors of `state`, in place. `state` must have the same
-#   structure as the state that was saved. Values that are not tensors, such as the step, are replaced in the dict.
+#   structure as the state that was saved. Values that are not tensors, such as the step, are replaced in the dict, so
+#   read the step from `state` after loading.
 # - `set_state_dict(model, optimizer, model_state_dict=…, optim_state_dict=…)` gives the two states to the model and to
 #   the optimizer. The state of the optimizer also contains settings, such as the learning rate.
 # - It must work on any number of ranks, no matter how many saved the checkpoint, and also if nothing is sharded.
@@ -228,7 +233,7 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimiz
 
 # %%
 with ranks.world(2):
-    steps = ranks.run(lambda path: load_checkpoint(path, *small_run()), folder / "small" / "step_1")
+    steps = ranks.run(lambda path: load_checkpoint(path, *small_run()), small / "step_1")
 print(steps)
 
 # %% [markdown]
@@ -308,7 +313,7 @@ class BackgroundSaver:
 
 
 # %% [markdown]
-# Try it on the same layer as before. It should print `['step_1', 'step_2']`.
+# Try it on the same layer as before, in a new folder. It should print `['step_1', 'step_2']`.
 
 
 # %%
@@ -316,17 +321,19 @@ class BackgroundSaver:
 def save_in_background(folder):
     model, optimizer = small_run()
     saver = BackgroundSaver()
+    saver.save(folder, 1, model, optimizer)
     saver.save(folder, 2, model, optimizer)
     saver.wait()
 
 
 # %%
-ranks.run(lambda path: save_in_background(path), folder / "small")
-print(names_in(folder / "small"))
+small = Path(tempfile.mkdtemp(dir=folder))
+ranks.run(lambda path: save_in_background(path), small)
+print(names_in(small))
 
 # %% [markdown]
 # In the check, the line `plain` saves and waits. The line `own group` looks for collectives in training's process
-# group. The other lines delay writes or the rename while ranks train on or save once more, and make a write fail.
+# group. The other lines delay writes or the rename while the ranks train on or save again, and make a write fail.
 
 # %% tags=["check"] grade_id="check-background-saver" points=2
 check.BackgroundSaver()

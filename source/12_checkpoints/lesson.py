@@ -77,23 +77,24 @@ def batch_of(step):
     return [tensor[rank::world_size].to(device) for tensor in batch]
 
 
-model = ZeRO3(new_model())
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-model(*batch_of(0)).backward()
-model.finish_gradient_sync()
-optimizer.step()
-optimizer.zero_grad()
-with memory.peak(model, optimizer) as peak:
-    full = model.full_state_dict()
-held = {
-    "between steps": peak.samples[0].held.by_component(),
-    "at the peak of full_state_dict()": peak.held.by_component(),
-}
-psi = sum(parameter.numel() for parameter in new_model().parameters())
-model = optimizer = full = peak = None
+def gather_all():
+    """Return Ψ, and what a rank holds between steps and at the peak of full_state_dict()."""
+    model = ZeRO3(new_model())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    model(*batch_of(0)).backward()
+    model.finish_gradient_sync()
+    optimizer.step()
+    optimizer.zero_grad()
+    with memory.peak(model, optimizer) as peak:
+        model.full_state_dict()
+    return sum(parameter.numel() for parameter in new_model().parameters()), {
+        "between steps": peak.samples[0].held.by_component(),
+        "at the peak of full_state_dict()": peak.held.by_component(),
+    }
+
 
 # %%
-psi, held = ranks.pull("psi")[0], ranks.pull("held")[0]
+psi, held = ranks.run(lambda: gather_all())[0]
 copies = {name: sum(parts.values()) / (4 * psi) for name, parts in held.items()}
 print(f"Ψ = {psi:,} parameters in fp32")
 print(*(f"{name}: {count:.2f} × 4Ψ bytes" for name, count in copies.items()), sep="\n")
@@ -181,8 +182,8 @@ rows = [[file.name, f"{file.stat().st_size / 1e6:.2f}"] for file in files]
 tables.Table(["file", "MB"], rows)
 
 # %% [markdown]
-# Each rank has written one file, and that took almost no memory beyond what the ranks hold anyway. The list is in the
-# file `.metadata`. Here is its entry for one weight:
+# Each rank has written one file: 2.43 MB of shards (0.75 · 4Ψ bytes), and a header for each tensor. That took almost no
+# extra memory. The list is in the file `.metadata`. Here is its entry for one weight:
 
 # %%
 metadata = ranks.run(lambda path: dcp.FileSystemReader(path).read_metadata(), folder / "latest")[0]
@@ -210,7 +211,7 @@ def load(model, optimizer, path):
     state = state_of(model, optimizer)  # the tensors to load into
     dcp.load(state, checkpoint_id=path)
     loaded = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
-    set_state_dict(model, optimizer, **loaded)
+    set_state_dict(model, optimizer, **loaded)  # settings such as the learning rate are not tensors
 
 
 # %% [markdown]
@@ -247,7 +248,7 @@ def disk_is_full():
 
 
 def first_column(model):
-    """Return the first column of the token embedding. Rank 0 holds its first rows, and so on."""
+    """Return the first column of the token embedding, of which rank r's shard is the r-th block of rows."""
     return model.token_embedding.weight.full_tensor()[:, 0].tolist()
 
 
@@ -367,7 +368,7 @@ def killed_while_saving(folder):
 
 
 # %% [markdown]
-# **Predict.** From which step will the run resume? Which folders will there be, apart from the complete checkpoint?
+# **Predict.** From which step will the run resume? What will its folder contain besides that checkpoint?
 
 # %%
 my_prediction_step = 0
@@ -382,9 +383,8 @@ except ranks.CellFailed as failed:
     print(failed)
 
 # %% [markdown]
-# One process is gone, and without it, the others could not complete a collective of `dcp.save`. The course has
-# started four new ranks, as a cluster would. They have your functions again, but not the variables `held` and `psi`,
-# which we no longer need there. What is on the disk?
+# One process is gone. Ranks that had noticed the lost connection no longer waited. The others were stopped. The course
+# has started four new ranks, as a cluster would, and defined your functions there again. What is on the disk?
 
 # %%
 rows = []
@@ -577,7 +577,7 @@ def times_of_saving(path):
 times = ranks.run(lambda path: times_of_saving(path), folder / "timed", timeout_s=180)[0]
 parts_ms = times.parts_ms()
 for way, parts in parts_ms.items():
-    print(f"{way}: ten steps take {parts['steps']:.0f} ms")
+    print(f"{way}: {sum(parts.values()):.0f} ms, of which the steps take {parts['steps']:.0f} ms")
 blocked_ms = {
     "save": parts_ms["save"]["save"],
     "async_save": parts_ms["async_save"]["save"] + parts_ms["async_save"]["wait"],
@@ -587,9 +587,9 @@ measure.expect(shorter, "async_save blocks training for less time")
 plots.bars(blocked_ms, "ms for which training is blocked (medians of 5 rounds)")
 
 # %% [markdown]
-# If the steps last long enough, they hide the writing, and only staging is left. But the thread needs CPU cores too.
-# Look at the printed times: if the steps take longer with `async_save`, subtract that from the gain. On a machine with
-# few free cores, little may be left.
+# If the steps last long enough, they hide the writing, and only staging is left. But the thread needs CPU cores too,
+# and can slow down the steps. So compare the printed times of a whole round, with `save` and with `async_save`: the
+# difference is the real gain.
 #
 # Three rules keep asynchronous saves safe:
 #
@@ -665,9 +665,9 @@ tables.Table(["a save stops training for, s", "every, minutes", "lost"], rows)
 # | Who restarts the ranks? | the course | `torchrun --max-restarts`; your script looks for the newest checkpoint |
 # | What does staging copy? | CPU to CPU memory | GPU to CPU memory; the copies of all ranks of a host must fit |
 # | Does a kill come with a warning? | no | before a time limit, Slurm can send a signal (`sbatch --signal`) |
-# | How long does a save take? | over half a second | its bytes divided by the storage's bandwidth, see below |
+# | How long does a save take? | our sleep and some writing | its bytes divided by the storage's bandwidth, see below |
 #
-# ² Such as `.metadata`, and never into a folder that has one already.
+# ² Such as `.metadata`. Never write into a folder that already has one.
 
 # %%
 checkpoint_bytes = 405e9 * 12  # fp32 parameters and both moments

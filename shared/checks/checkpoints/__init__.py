@@ -26,13 +26,17 @@ IN_CHECKPOINTS = {
     "KeyError: 'optimizer'": _HINT_ON_LOAD,
     "KeyError: 'step'": _HINT_ON_LOAD,
     "/missing'": "Hint: does the folder exist before the first checkpoint is saved?",
-    "invalid literal for int": "Hint: which names does save_checkpoint() give to its folders?",
+    "invalid literal for int": "Hint: must every name that begins with step_ end with a number?",
     "empty sequence": _HINT_ON_NOTHING,
     "empty iterable": _HINT_ON_NOTHING,
 }
 
 _HINT_ON_RENAME = "Hint: when you rename the folder, have all ranks finished writing, and has it been renamed before?"
-IN_BACKGROUND = {".half' -> ": _HINT_ON_RENAME, "metadata is None": _HINT_ON_RENAME}
+IN_BACKGROUND = {
+    ".half' -> ": _HINT_ON_RENAME,
+    "metadata is None": _HINT_ON_RENAME,
+    "SIGABRT": "Hint: in which process group does the thread communicate while training calls collectives?",
+}
 
 newest_checkpoint.check("newest", world_sizes=(1,))(folder.the_largest_step_is_found)
 
@@ -40,6 +44,7 @@ save_checkpoint.check("own shard", world_sizes=(2, 4))(shards.each_writes_its_sh
 save_checkpoint.check("all or nothing", world_sizes=(2, 4))(crash.partial_checkpoints_are_never_visible)
 save_checkpoint.check("all ranks return", world_sizes=(3,))(crash.every_rank_returns_after_the_rename)
 save_checkpoint.check("leftovers", world_sizes=(1, 2))(folder.leftovers_are_removed_first)
+save_checkpoint.check("killed again", world_sizes=(1,))(folder.a_kill_while_removing_is_survived)
 save_checkpoint.check("failure", world_sizes=(1, 3))(crash.a_failure_keeps_the_previous_checkpoint)
 
 load_checkpoint.check("plain", world_sizes=(2,))(saved.a_plain_model_resumes)

@@ -4,7 +4,7 @@ The probes hold back the writes of the ranks until something else has happened, 
 write takes.
 """
 
-import tempfile
+import contextlib
 import threading
 import time
 from pathlib import Path
@@ -22,6 +22,7 @@ from shared.checks.checkpoints.crash import (
 from shared.checks.checkpoints.folder import names_in, put_checkpoint
 from shared.checks.checkpoints.saved import Saving, beside, remembered, settle, train
 from shared.checks.engine.candidate import device_here
+from shared.checks.engine.folders import shared_folder
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.late_ranks import PATIENCE_S, launches_unasked
 from shared.checks.engine.sharded.dtensors import assembled, shards_of
@@ -76,7 +77,7 @@ def probe_plain(saver_class, plan: Saving, folder: str, step: int, seed: int, x,
 
 def it_saves(attempt: Attempt) -> None:
     plan, draw, step = Saving("Blocks"), Draw(attempt), attempt.random.randrange(10, 10**6)
-    with tempfile.TemporaryDirectory() as folder:
+    with shared_folder() as folder:
         per_rank = [(draw.seeds[0], x, y) for x, y in draw.shares]
         found = attempt.run(probe_plain, plan, folder, step, per_rank=per_rank, context=str(plan))
     _judge_newest(found, f"step_{step}", "newest", "after save() and wait()")
@@ -185,7 +186,7 @@ def _hold_back(attempt: Attempt) -> tuple[list[dict], int]:
         Wrong: If a rank writes nothing.
     """
     plan, draw, step = Saving("Blocks"), Draw(attempt), attempt.random.randrange(10, 10**6)
-    with tempfile.TemporaryDirectory() as folder:
+    with shared_folder() as folder:
         put_checkpoint(Path(folder), EARLIER)
         per_rank = [(draw.seeds[0], x, y) for x, y in draw.shares]
         args = (plan, folder, step, attempt.draw_seed())
@@ -221,7 +222,8 @@ def unwritten_checkpoints_are_never_visible(attempt: Attempt) -> None:
 
 def probe_groups(saver_class, plan: Saving, folder: str, steps: tuple[int, int], seed: int, x, y) -> dict:
     """Save twice. Return the calls in training's group that other threads launched, and how many groups were formed."""
-    saver, module, optimizer, *_ = _begun(saver_class, plan, seed, x, y)
+    with backends_asked_for() as backends:
+        saver, module, optimizer, *_ = _begun(saver_class, plan, seed, x, y)
     world, in_world = dist.group.WORLD.group_name, []
 
     def note(call, *_) -> None:
@@ -234,12 +236,28 @@ def probe_groups(saver_class, plan: Saving, folder: str, steps: tuple[int, int],
             saver.save(Path(folder), step, module, optimizer)
             saver.wait()
             groups.append(len(dist.distributed_c10d._world.pg_map))
-    return {"in world": in_world, "formed": groups[-1] - groups[0]}
+    return {"in world": in_world, "formed": groups[-1] - groups[0], "backends": backends}
+
+
+@contextlib.contextmanager
+def backends_asked_for():
+    """Yield a list of the backends that dist.new_group() is asked for."""
+    original, backends = dist.new_group, []
+
+    def new_group(ranks=None, timeout=None, backend=None, *args, **kwargs):
+        backends.append(backend)
+        return original(ranks, timeout, backend, *args, **kwargs)
+
+    dist.new_group = new_group
+    try:
+        yield backends
+    finally:
+        dist.new_group = original
 
 
 def the_saves_have_their_own_group(attempt: Attempt) -> None:
     plan, draw, step = Saving("Blocks"), Draw(attempt), attempt.random.randrange(10, 10**6)
-    with tempfile.TemporaryDirectory() as folder:
+    with shared_folder() as folder:
         per_rank = [(draw.seeds[0], x, y) for x, y in draw.shares]
         found = attempt.run(probe_groups, plan, folder, (step, step + 1), per_rank=per_rank)
     for rank, each in enumerate(found):
@@ -250,6 +268,9 @@ def the_saves_have_their_own_group(attempt: Attempt) -> None:
         if each["formed"] > 1:
             evidence = f"two saves formed {each['formed']} process groups; expected at most one, for all saves"
             raise Wrong({rank: evidence}, "Hint: which method is called only once?")
+        if not all("gloo" in str(backend) for backend in each["backends"]):
+            evidence = "the group for the saves has the backend of training, which may be NCCL; expected gloo"
+            raise Wrong({rank: evidence}, "Hint: where are the staged shards, and which backend can send from there?")
 
 
 # -- the next save
@@ -286,6 +307,16 @@ def probe_two(saver_class, plan: Saving, folder: str, steps: tuple[int, int], se
     return found | {"most": most, "newest": newest_in(saver_class, folder)}
 
 
+def probe_same_step(saver_class, plan: Saving, folder: str, step: int, seed: int, x, y) -> dict:
+    """Save a step twice, without waiting in between, as a loop does that also saves at its end."""
+    saver, module, optimizer, *_ = _begun(saver_class, plan, seed, x, y)
+    saver.save(Path(folder), step, module, optimizer)
+    _wait_for_metadata(Path(folder), step)
+    saver.save(Path(folder), step, module, optimizer)
+    saver.wait()
+    return {"newest": newest_in(saver_class, folder)}
+
+
 def _wait_for_metadata(folder: Path, step: int) -> None:
     """Wait until the first save of two has ended, so that the second one does not disturb it."""
     began_s = time.monotonic()
@@ -296,7 +327,7 @@ def _wait_for_metadata(folder: Path, step: int) -> None:
 
 def one_save_at_a_time(attempt: Attempt) -> None:
     plan, draw, step = Saving("Blocks"), Draw(attempt), attempt.random.randrange(10, 10**6)
-    with tempfile.TemporaryDirectory() as folder:
+    with shared_folder() as folder:
         per_rank = [(draw.seeds[0], x, y) for x, y in draw.shares]
         context = "saving twice in a row"
         found = attempt.run(probe_two, plan, folder, (step, step + 1), per_rank=per_rank, context=context)
@@ -306,6 +337,10 @@ def one_save_at_a_time(attempt: Attempt) -> None:
         raise Wrong(wrong, "Hint: what must save() do if an earlier save is still running?")
     _judge_newest(found, f"step_{step}", "second", "when the second save() has returned")
     _judge_newest(found, f"step_{step + 1}", "newest", "after the second save() and wait()")
+    with shared_folder() as folder:
+        context = "saving the same step twice in a row"
+        found = attempt.run(probe_same_step, plan, folder, step, per_rank=per_rank, context=context)
+    _judge_newest(found, f"step_{step}", "newest", f"after {context}, and wait()")
 
 
 # -- a disk that is full
@@ -330,7 +365,7 @@ def probe_failure(
         except BaseException as error:
             if isinstance(error, NotImplementedError):
                 raise
-            found["raised"] = True
+            found["raised"], first = True, error
     dist.barrier()
     found["names"], found["failed"] = names_in(folder), newest_in(saver_class, folder)
     dist.barrier()
@@ -341,7 +376,7 @@ def probe_failure(
             saver.save(Path(folder), step + 2, module, optimizer)
             saver.wait()
         except BaseException as error:
-            found["later"] = type(error).__name__
+            found["later"] = "that same error again" if error is first else f"a {type(error).__name__}"
         found["again"] = newest_in(saver_class, folder)
     return found
 
@@ -352,7 +387,7 @@ def a_failure_is_reported(attempt: Attempt) -> None:
         plan, draw = Saving("Blocks", sharded=attempt.world_size > 1), Draw(attempt)
         caller = "the next save()" if by_saving else "wait()"
         context = f"rank {failing}'s disk is full"
-        with tempfile.TemporaryDirectory() as folder:
+        with shared_folder() as folder:
             put_checkpoint(Path(folder), EARLIER)
             per_rank = [(draw.seeds[0], x, y) for x, y in draw.shares]
             args = (plan, folder, step, failing, by_saving)
@@ -362,7 +397,9 @@ def a_failure_is_reported(attempt: Attempt) -> None:
         wrong = {rank: evidence for rank, evidence in wrong.items() if not found[rank]["raised"]}
         if wrong:
             raise Wrong(wrong, "Hint: how does training learn that nothing was saved?")
-        failed = f"{context}, but not in the next save, which raises a"
+        failed = (
+            f"rank {failing}'s disk was full, so {caller} raised an error. The save after that had space, but raised"
+        )
         wrong = {rank: f"{failed} {each['later']}" for rank, each in enumerate(found) if "later" in each}
         if wrong:
             raise Wrong(wrong, "Hint: what does the saver still remember of a save that has failed?")

@@ -5,7 +5,6 @@ Ranks write through torch's FileSystemWriter, where these checks delay one rank 
 
 import contextlib
 import os
-import tempfile
 import time
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from torch.distributed.checkpoint import FileSystemWriter
 from shared.checks.checkpoints.folder import JUNK, names_in, put_checkpoint
 from shared.checks.checkpoints.saved import Saving, beside, settle, train
 from shared.checks.engine.candidate import device_here
+from shared.checks.engine.folders import shared_folder
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.late_ranks import Meeting, launches_unasked
 from shared.checks.engine.training import Draw
@@ -93,7 +93,7 @@ def partial_checkpoints_are_never_visible(attempt: Attempt) -> None:
     size, step = attempt.world_size, attempt.random.randrange(10, 10**6)
     for late in (0, 1) if size == 2 else (attempt.random.randrange(1, size),):
         plan, draw = Saving("Blocks", sharded=late != 1 or size != 2), Draw(attempt)
-        with tempfile.TemporaryDirectory() as folder:
+        with shared_folder() as folder:
             put_checkpoint(Path(folder), EARLIER)
             per_rank = [(draw.seeds[0], x, y) for x, y in draw.shares]
             args = (plan, folder, step, late, attempt.draw_seed())
@@ -121,7 +121,7 @@ def partial_checkpoints_are_never_visible(attempt: Attempt) -> None:
 
 
 def probe_failure(save_checkpoint, plan: Saving, folder: str, step: int, failing: int, seed: int, x, y) -> dict:
-    """Fail while one rank writes, then try again. Return whether save_checkpoint() raised, and what was found.
+    """Fail while one rank writes. Return whether save_checkpoint() raised, and what was found.
 
     `files` says which folders contain a file that was there before.
     """
@@ -143,10 +143,15 @@ def probe_failure(save_checkpoint, plan: Saving, folder: str, step: int, failing
             found["raised"] = True
     dist.barrier()
     found["failed"] = newest_in(save_checkpoint, folder)
-    found["files"] = {name: (Path(folder) / name / JUNK).exists() for name in names_in(folder)}
-    dist.barrier()
+    return found | {"files": {name: (Path(folder) / name / JUNK).exists() for name in names_in(folder)}}
+
+
+def probe_again(save_checkpoint, plan: Saving, folder: str, step: int, seed: int, x, y) -> str | None:
+    """Save with enough space. Return the name of the newest checkpoint."""
+    module, optimizer = settle(plan, seed)
+    train(module, optimizer, range(1), x.to(device_here()), y.to(device_here()))
     save_checkpoint(Path(folder), step, module, optimizer)
-    return found | {"again": newest_in(save_checkpoint, folder)}
+    return newest_in(save_checkpoint, folder)
 
 
 def a_failure_keeps_the_previous_checkpoint(attempt: Attempt) -> None:
@@ -160,10 +165,29 @@ def _fail_to_save(attempt: Attempt, step: int, kept: str) -> None:
     failing = attempt.random.randrange(attempt.world_size)
     plan, draw = Saving("Blocks", sharded=attempt.world_size > 1), Draw(attempt)
     context = f"rank {failing}'s disk is full while it saves step_{step}, and {kept} exists"
-    with tempfile.TemporaryDirectory() as folder:
+    with shared_folder() as folder:
         put_checkpoint(Path(folder), kept)
         per_rank = [(draw.seeds[0], x, y) for x, y in draw.shares]
         found = attempt.run(probe_failure, plan, folder, step, failing, per_rank=per_rank, context=context)
+        _judge_failure(found, step, kept, context)
+        left = ", ".join(names_in(folder))
+        context = f"rank {failing}'s disk was full, then step_{step} was saved again, next to {left}"
+        again = attempt.run(probe_again, plan, folder, step, per_rank=per_rank, context=context)
+    wrong = {
+        rank: f"{context}: newest_checkpoint() finds {name}; expected step_{step}"
+        for rank, name in enumerate(again)
+        if name != f"step_{step}"
+    }
+    if wrong:
+        raise Wrong(wrong, "Hint: what did the first attempt leave in the folder?")
+
+
+def _judge_failure(found: list[dict], step: int, kept: str, context: str) -> None:
+    """Judge what a failed save has left.
+
+    Raises:
+        Wrong: If the earlier checkpoint is not the newest one, or if save_checkpoint() returned normally on a rank.
+    """
     for rank, each in enumerate(found):
         survives = each["failed"] == kept and each["files"][kept]
         if not survives or f"step_{step}" in set(each["files"]) - {kept}:
@@ -175,9 +199,6 @@ def _fail_to_save(attempt: Attempt, step: int, kept: str) -> None:
             raise Wrong(
                 {rank: f"{context}, but save_checkpoint() returned normally; expected it to raise on every rank"}, hint
             )
-        if each["again"] != f"step_{step}":
-            evidence = f"{context}: after saving again, newest_checkpoint() finds {each['again']}; expected step_{step}"
-            raise Wrong({rank: evidence}, "Hint: what did the first attempt leave in the folder?")
 
 
 # -- a slow rename
@@ -207,7 +228,7 @@ def probe_meeting(save_checkpoint, plan: Saving, folder: str, step: int, token: 
 
 def every_rank_returns_after_the_rename(attempt: Attempt, probe=probe_meeting, name: str = "save_checkpoint()") -> None:
     plan, draw, step = Saving("Blocks"), Draw(attempt), attempt.random.randrange(10, 10**6)
-    with tempfile.TemporaryDirectory() as folder:
+    with shared_folder() as folder:
         per_rank = [(draw.seeds[0], x, y) for x, y in draw.shares]
         found = attempt.run(probe, plan, folder, step, attempt.draw_seed(), per_rank=per_rank)
     evidence = f"{name} returned before step_{step} existed"

@@ -3,10 +3,10 @@
 import contextlib
 import os
 import random
-import tempfile
 from pathlib import Path
 
 from shared.checks.checkpoints.saved import Saving, settle, train
+from shared.checks.engine.folders import shared_folder
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.training import Draw
 
@@ -14,10 +14,10 @@ JUNK = "__99_0.distcp"  # a file of a rank that no longer exists
 
 
 def put_checkpoint(folder: Path, name: str, whole: bool = True) -> Path:
-    """Create a folder that looks like a checkpoint. Killed ranks leave no .metadata."""
+    """Create a folder that looks like a checkpoint, with its name in the file JUNK. Killed ranks leave no .metadata."""
     path = folder / name
     path.mkdir(parents=True)
-    (path / JUNK).write_bytes(bytes(64))
+    (path / JUNK).write_text(name)
     if whole:
         (path / ".metadata").write_bytes(bytes(64))
     return path
@@ -36,9 +36,10 @@ def probe_newest(newest_checkpoint, folders: list[str]) -> list[str | None]:
 
 
 def the_largest_step_is_found(attempt: Attempt) -> None:
-    with tempfile.TemporaryDirectory() as root:
+    with shared_folder() as root:
         cases = _lay_out(Path(root), attempt.random)
-        found = attempt.run(probe_newest, [str(folder) for folder, _, _ in cases])[0]
+        tried = "folders with several checkpoints, incomplete ones, other names such as step_last, and nothing"
+        found = attempt.run(probe_newest, [str(folder) for folder, _, _ in cases], context=tried)[0]
         for (folder, expected, hint), path in zip(cases, found, strict=True):
             inside = ", ".join(names_in(folder)) if folder.exists() else "nothing, since it does not exist"
             context = f"newest_checkpoint() of a folder with {inside or 'nothing'} returned {path and Path(path).name}"
@@ -58,7 +59,7 @@ def _lay_out(root: Path, draw: random.Random) -> list[tuple[Path, str | None, st
     put_checkpoint(root / "incomplete", f"step_{high}.half", whole=False)
     put_checkpoint(root / "only incomplete", f"step_{high}.half", whole=False)
     put_checkpoint(root / "other names", f"step_{low}")
-    for name in ("best", "step_last", "step_", f"old_step_{high}", f"step_{high}.bak", f"restep_{high}"):
+    for name in ("best", "step_last", "step_", f"old_step_{high}", f"step_{high}.bak", f"restep_{high}", f"{high}"):
         put_checkpoint(root / "other names", name)
     put_checkpoint(root / "other names" / "another run", f"step_{high}")
     (root / "other names" / "notes.txt").write_text("7")
@@ -73,7 +74,7 @@ def _lay_out(root: Path, draw: random.Random) -> list[tuple[Path, str | None, st
         (root / "before the first step", "step_0", "which step does a run save before its first one?"),
         (root / "incomplete", f"step_{low}", completeness),
         (root / "only incomplete", None, completeness),
-        (root / "other names", f"step_{low}", "which names does save_checkpoint() give to its folders?"),
+        (root / "other names", f"step_{low}", "which names begin with step_, and which of these end with a number?"),
         (root / "empty", None, nothing),
         (root / "missing", None, nothing),
     ]
@@ -118,6 +119,41 @@ def probe_saving(save_checkpoint, plan: Saving, folder: str, step: int, seed: in
     return partial
 
 
+class _Killed(BaseException):
+    """Stands for SIGKILL: no handler of OSError or Exception runs."""
+
+
+def probe_killed(save_checkpoint, plan: Saving, folder: str, step: int, seed: int, x, y) -> list[str]:
+    """Save a step again, and stop when the checkpoint of before is removed halfway. Then save it once more."""
+    module, optimizer = settle(plan, seed)
+    train(module, optimizer, range(1), x, y)
+    whole = Path(folder) / f"step_{step}"
+
+    def kill() -> None:
+        if whole.exists() and not (whole / JUNK).exists():  # it is the new one
+            raise _Killed
+
+    with removing(kill), contextlib.suppress(_Killed):
+        save_checkpoint(Path(folder), step, module, optimizer)
+    save_checkpoint(Path(folder), step, module, optimizer)
+    return names_in(folder)
+
+
+def a_kill_while_removing_is_survived(attempt: Attempt) -> None:
+    """Require that a partly removed checkpoint of the same step does not prevent the next save."""
+    plan, draw = Saving("Blocks", sharded=False), Draw(attempt)
+    step = attempt.random.randrange(10, 10**6)
+    with shared_folder() as folder:
+        path = put_checkpoint(Path(folder), f"step_{step}")
+        (path / "__98_0.distcp").write_bytes(bytes(64))
+        context = f"killed while the old checkpoint of step {step} was removed, and then the same step saved again"
+        per_rank = [(draw.seeds[0], x, y) for x, y in draw.shares]
+        names = attempt.run(probe_killed, plan, folder, step, per_rank=per_rank, context=context)[0]
+        if names != [f"step_{step}"]:
+            hint = "Hint: which folders can an attempt at this step leave, and which function removes them?"
+            raise Wrong(f"{context}: the folder contains {', '.join(names)}; expected only step_{step}", hint)
+
+
 def leftovers_are_removed_first(attempt: Attempt) -> None:
     """Require that leftovers of the same step are removed, never under a complete name, and that other steps stay."""
     plan, draw = Saving("Blocks", sharded=attempt.world_size > 1), Draw(attempt)
@@ -125,7 +161,7 @@ def leftovers_are_removed_first(attempt: Attempt) -> None:
     others = ("step_3", f"step_{step}0")
     left_sets = (("step_{}", "step_{}.half"), ("step_{}.half",))
     for left in (each for each in left_sets if attempt.world_size == 1 or len(each) == 2):
-        with tempfile.TemporaryDirectory() as folder:
+        with shared_folder() as folder:
             for name in (*left, *others):
                 put_checkpoint(Path(folder), name.format(step))
             context = f"in a folder with {', '.join(names_in(folder))}, save_checkpoint() of step {step}"
@@ -140,10 +176,11 @@ def leftovers_are_removed_first(attempt: Attempt) -> None:
                 )
                 raise Wrong(f"{context} leaves {', '.join(names)}; expected {', '.join(expected)}", hint)
             for name in expected:
-                stays = name in others
-                if (Path(folder) / name / JUNK).exists() is not stays:
+                stays, path = name in others, Path(folder) / name / JUNK
+                if path.exists() is not stays:
                     hint = "Hint: which files may be in a folder that already exists?"
-                    raise Wrong(f"{context}: {JUNK} in {name} {'is gone' if stays else 'is still there'}", hint)
+                    what = f"{JUNK} in {name} is gone" if stays else f"{name} contains {JUNK}, a file of the old "
+                    raise Wrong(f"{context}: {what}{'' if stays else path.read_text()}", hint)
             if any(partial):
                 evidence = f"{context} deletes the old checkpoint while it is still called step_{step}"
                 hint = "Hint: after a kill halfway through this removal, what would newest_checkpoint() return?"

@@ -2,7 +2,6 @@
 
 import inspect
 import sys
-import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from torch.distributed.fsdp import fully_shard
 
 from shared.checks.engine.candidate import device_here, mesh_here
 from shared.checks.engine.compare import RELATIVE_TOLERANCE, close
+from shared.checks.engine.folders import shared_folder
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.sharded.dtensors import assembled, judge_tensors, loss_of, shard_of, shards_of
 from shared.checks.engine.sharded.plan import OPTIMIZERS
@@ -20,7 +20,14 @@ from shared.checks.engine.training import Draw
 from shared.checks.models import awkward, unit_models
 
 SAVED_AFTER, STEPS = 2, 4
-_HINT_ON_OPTIMIZER = "Hint: what does an optimizer's state contain, and which function restores it?"
+_HINT_ON_OPTIMIZER = (
+    "Hint: does the dict that dcp.load() fills contain the optimizer's state, and does the optimizer get it afterwards?"
+)
+_HINT_ON_SETTINGS = (
+    "The parameters and moments are right. Hint: which function gives the settings in param_groups to the optimizer?"
+)
+_HINT_ON_SAVING = "Hint: does saving change the model or the optimizer?"
+_HINT_ON_STEP = "Hint: where does dcp.load() put the step that was saved?"
 _HINT_ON_MODEL = "Hint: which tensors does load() write into, and are they the model's?"
 
 
@@ -169,22 +176,18 @@ def judge(found: list[dict], alone: dict, saved: dict | None, step: int, context
                 if name not in tensors or not torch.equal(tensors[name], expected):
                     raise Wrong({rank: f"{context}: {name} differs from what was saved"}, hint)
     if saved:
-        wrong = {rank: f"{context}: load_checkpoint() returned {each['step']!r}" for rank, each in enumerate(found)}
-        wrong = {rank: text for rank, text in wrong.items() if repr(found[rank]["step"]) != repr(step)}
+        returned = {rank: each["step"] for rank, each in enumerate(found) if repr(each["step"]) != repr(step)}
+        wrong = {
+            rank: f"{context}: load_checkpoint() returned {value!r}; expected the int {step}"
+            for rank, value in returned.items()
+        }
         if wrong:
-            raise Wrong(wrong, f"Expected the int {step}.")
+            raise Wrong(wrong, _HINT_ON_STEP if all(isinstance(value, int) for value in returned.values()) else "")
     for number, expected in enumerate(alone["losses"]):
         loss = sum(result["losses"][number] for result in found) / len(found)
         if not close(loss, expected, RELATIVE_TOLERANCE):
             evidence = f"{context}: the loss in step {SAVED_AFTER + number + 1} is {loss:.8g}; expected {expected:.8g}"
-            hint = _HINT_ON_OPTIMIZER if saved else "Hint: does saving change the model or the optimizer?"
-            raise Wrong(
-                evidence,
-                "The parameters and moments are right. Hint: which function gives the settings in param_groups to the "
-                "optimizer?"
-                if saved
-                else hint,
-            )
+            raise Wrong(evidence, _HINT_ON_SETTINGS if saved else _HINT_ON_SAVING)
     judge_tensors(assembled([result["end"] for result in found]), alone["end"], f"{context}: ", RELATIVE_TOLERANCE)
 
 
@@ -219,7 +222,7 @@ def _save_and_resume(attempt: Attempt, plan: Saving, resumed_on: list[int]) -> N
     """
     size, draw, step = attempt.world_size, Draw(attempt), attempt.random.randrange(1, 10**6)
     expected = trained_alone(plan, draw.seeds[0], draw.x, draw.y)
-    with tempfile.TemporaryDirectory() as root:
+    with shared_folder() as root:
         folder = str(Path(root) / "runs" / "first")  # This folder does not exist yet.
         per_rank = [(draw.seeds[0], x, y) for x, y in _shares(plan, draw, size)]
         found = attempt.run(probe_saved, plan, folder, step, False, per_rank=per_rank, context=str(plan))
@@ -242,7 +245,7 @@ def training_can_go_back(attempt: Attempt) -> None:
     plan, draw, step = Saving("Blocks", sharded=attempt.world_size > 1), Draw(attempt), attempt.random.randrange(1, 99)
     expected = trained_alone(plan, draw.seeds[0], draw.x, draw.y)
     per_rank = [(draw.seeds[0], x, y) for x, y in draw.shares]
-    with tempfile.TemporaryDirectory() as folder:
+    with shared_folder() as folder:
         found = attempt.run(probe_saved, plan, folder, step, True, per_rank=per_rank, context=str(plan))
     judge(found, expected, None, step, f"{plan}, after it was saved")
     saved = {what: assembled([result[what] for result in found])[0] for what in ("state", "optimizer")}

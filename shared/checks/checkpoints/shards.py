@@ -1,6 +1,5 @@
 """Judge which rank writes what: each rank writes about its own shard, and no rank gathers the others' shards."""
 
-import tempfile
 from pathlib import Path
 
 import torch
@@ -10,6 +9,7 @@ from torch.distributed.fsdp import fully_shard
 
 from shared.checks.engine.candidate import device_here, mesh_here
 from shared.checks.engine.compare import describe_calls
+from shared.checks.engine.folders import shared_folder
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.wire import instrumentation
 
@@ -38,7 +38,7 @@ def probe_shards(save_checkpoint, folder: str) -> tuple[list, bool]:
 
 def each_writes_its_shard(attempt: Attempt) -> None:
     shard_bytes = STATE_BYTES / attempt.world_size
-    with tempfile.TemporaryDirectory() as folder:
+    with shared_folder() as folder:
         found = attempt.run(probe_shards, folder)
         sizes = [path.stat().st_size for path in Path(folder).rglob("*") if path.is_file()]
     if max(sizes, default=0) > SLACK * shard_bytes:

@@ -20,13 +20,15 @@ MODELS = ("TiedInside", "Frozen", "FrozenNorms", "Buffered", "Nested", "Whole", 
 
 _AT_ONCE = {"compute_dtype": torch.float32, "reduce_dtype": torch.float64, "reshard_after_forward": False}
 _HINT_ON_NOTHING = "Hint: what does your search return if it finds nothing?"
+_HINT_ON_BROADCAST = "Hint: should you broadcast values before or after the parameters become DTensors?"
 _HINT_ON_ORDER = "Hint: which must be sharded first: a module, or the modules inside it?"
 IN_SHARDING = {
     "Invariant encountered": _HINT_ON_ORDER,
     "mixed torch.Tensor and DTensor": _HINT_ON_ORDER,
     "has not sharded": "Hint: which call shards the parameters outside the units?",
     "must have the same dtype": "Hint: which of your fully_shard() calls receive the mixed-precision policy?",
-    "broadcast_state(module)": "Hint: should you broadcast values before or after the parameters become DTensors?",
+    "broadcast_state(": _HINT_ON_BROADCAST,
+    "c10d.broadcast_": _HINT_ON_BROADCAST,
 }
 
 # -- 11.1
@@ -67,6 +69,7 @@ def units_are_sent_one_by_one(attempt: Attempt) -> None:
 def units_may_be_nested(attempt: Attempt) -> None:
     for inner_first in (True, False) if attempt.world_size == 2 else (False,):
         wire.every_step_sends(attempt, Sharding("Nested", steps=2, inner_first=inner_first))
+    wire.every_step_sends(attempt, Sharding("Nested", steps=1, options={"reshard_after_forward": False}))
 
 
 @fully_sharded.check("dtypes", world_sizes=(3,))

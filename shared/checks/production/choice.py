@@ -1,21 +1,26 @@
 """Judge a choice of strategy on random clusters, against a table of every possible way to train.
 
 The checks also know wrong rules. They draw models and clusters until each wrong rule would choose differently on some
-of them, so a student who follows such a rule fails, and the hint points at that rule.
+of them, so a student who follows such a rule fails, and the hint points at that rule. If the choices follow none of
+these rules, the hint depends on what is wrong with the first wrong choice.
 """
 
+import itertools
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from shared.checks.engine.framework import Attempt, Wrong
-from shared.checks.production.ways import MARGIN, Case, Way, draw_case, fastest
+from shared.checks.production.ways import MARGIN, Case, Way, draw_case, draw_close_case, fastest
 from shared.planner import clusters
 
 MOST_DRAWS = 4000
 CASES_PER_RULE = 2
 
 Rule = Callable[[Case, list[Way]], Way | None]
+
+_ON_BATCHES = "which arguments do you pass to planner.plan(), and for which micro-batch does it then plan?"
 
 
 def _with_one_sample(what: str) -> Rule:
@@ -71,6 +76,7 @@ FITS: dict[str, tuple[Rule, str]] = {
     ),
 }
 FAST: dict[str, tuple[Rule, str]] = {
+    "stage 0 in one host": (_copies_in_one_host, "what would stage 0 over one host mean if there are several hosts?"),
     "shards over all GPUs": (
         lambda case, ways: fastest(case, [way for way in ways if way.shard_ranks == case.cluster.gpus]),
         "which groups of GPUs do you try to shard over?",
@@ -83,11 +89,11 @@ FAST: dict[str, tuple[Rule, str]] = {
     ),
     "holds the least": (
         lambda case, ways: fastest(case, ways, key=lambda way: (way.held_bytes, way.step_s)),
-        "of the ways that fit, should you choose the smallest or the fastest?",
+        "of the strategies that fit, should you choose the smallest or the fastest?",
     ),
     "takes the first that fits": (
         lambda case, ways: fastest(case, ways, key=lambda way: way.shards_least),
-        "of the ways that fit, should you choose the first or the fastest?",
+        "of the strategies that fit, should you choose the first or the fastest?",
     ),
 }
 TIES: dict[str, tuple[Rule, str]] = {
@@ -99,7 +105,7 @@ TIES: dict[str, tuple[Rule, str]] = {
         lambda case, ways: fastest(
             case, ways, key=lambda way: (way.step_s, way.stage, way.checkpointing != "full", -way.shard_ranks)
         ),
-        "if two ways are equally fast, which one recomputes less?",
+        "if two strategies are equally fast, which one recomputes less?",
     ),
     "the smaller group": (
         lambda case, ways: fastest(
@@ -114,14 +120,23 @@ TIES: dict[str, tuple[Rule, str]] = {
         "in which order do the three tie-breaking rules apply?",
     ),
 }
+CLOSE: dict[str, tuple[Rule, str]] = {
+    "rounded times": (
+        lambda case, ways: fastest(case, ways, key=lambda way: (round(way.step_s, 3), *way.shards_least)),
+        "how do you decide whether two strategies are equally fast?",
+    ),
+}
 BATCHES: dict[str, tuple[Rule, str]] = {
-    "one sample's memory": (_with_one_sample("held_bytes"), "does the memory that a way needs depend on micro_batch?"),
-    "one sample's time": (_with_one_sample("step_s"), "does the time of a step depend on micro_batch?"),
+    "one sample's memory": (_with_one_sample("held_bytes"), _ON_BATCHES),
+    "one sample's time": (_with_one_sample("step_s"), "which arguments do you pass to step_seconds()?"),
 }
 
 # The cases of the other rules catch these too. They are listed here for their hints.
 KNOWN: dict[str, tuple[Rule, str]] = {
-    "stage 0 in one host": (_copies_in_one_host, "what would stage 0 over one host mean if there are several hosts?"),
+    "one sample": (
+        lambda case, ways: fastest(case, replace(case, micro_batch=1).ways()),
+        "for which micro-batch do you compute the memory and the time of a step?",
+    ),
     "plan without checkpointing": (
         _with_wrong_argument("held_bytes", checkpointing=lambda case: "none"),
         "which checkpointing argument do you pass to plan()?",
@@ -161,26 +176,68 @@ def judge(attempt: Attempt, cases: list[Case], rules: dict[str, tuple[Rule, str]
         best = fastest(case, ways)
         context = "None" if found is None else "stage {} over {} ranks, {} checkpointing".format(*found)
         if not _same(found, best):
-            expected = "None, because nothing fits" if best is None else f"{best}, which takes {best.step_s:.4g} s"
-            raise Wrong(f"{case}: chose {context}; expected {expected}", _hint(cases, chosen, rules))
+            what, expected, hint = _compare(case, ways, found, best)
+            raise Wrong(f"{case}: chose {context}{what}; expected {expected}", _hint(cases, chosen, rules) or hint)
         if best is not None and not abs(found[3] - best.step_s) <= 1e-9 * best.step_s:
             evidence = f"{case}: chose {context}, with step_s={found[3]:.6g}; expected {best.step_s:.6g}"
             raise Wrong(evidence, "Hint: which arguments do you pass to step_seconds()?")
+
+
+def _compare(case: Case, ways: list[Way], found: tuple | None, best: Way | None) -> tuple[str, str, str]:
+    """Describe what is wrong with a choice, and what was expected. Returns both, and a hint."""
+
+    def needs(way: Way) -> str:
+        return f"needs {100 * way.held_bytes / case.cluster.gpu_bytes:.7g}% of a GPU's memory"
+
+    way = next((way for way in ways if _same(found, way)), None)
+    expected = "None, because nothing fits" if best is None else f"{best}, which takes {best.step_s:.6g} s"
+    if found is None:
+        hint = "Hint: do you try this one, and how much of a GPU's memory may be used?"
+        return "", f"{best}, which {needs(best)}", hint
+    if way is None:
+        hint = f"Hint: which group sizes and which kinds of checkpointing do you try at stage {found[0]}?"
+        return ", which is not one of the strategies to try", expected, hint
+    if not _fits(way, case):
+        alone = replace(case, micro_batch=1).way(way.stage, way.shard_ranks, way.checkpointing)
+        only_alone = _fits(alone, case) and way.held_bytes > case.cluster.gpu_bytes
+        hint = f"Hint: {_ON_BATCHES}" if only_alone else "Hint: how much of a GPU's memory may be used?"
+        return f", which {needs(way)} (at most 90% may be used)", expected, hint
+    if way.step_s == best.step_s:
+        return ", which is equally fast", str(best), "Hint: of several equally fast strategies, which one do you keep?"
+    hint = "Hint: do you try this one, too? How much memory does it need, and how long does its step take?"
+    return f", which takes {way.step_s:.6g} s", expected, hint
 
 
 def _hint(cases: list[Case], chosen: list, rules: dict[str, tuple[Rule, str]]) -> str:
     """Recognize the wrong rule, from this check or another one, by all of its choices.
 
     A single wrong choice may agree with another check's rule by chance, because these cases were not drawn to tell
-    those rules apart.
+    those rules apart. If the choices agree with rules that have different hints, none of these hints is given.
     """
     known = [(case, case.ways(), found) for case, found in zip(cases, chosen, strict=True)]
-    wrong = sum(not _same(found, fastest(case, ways)) for case, ways, found in known)
-    likely = rules | (KNOWN | FITS | FAST | TIES | BATCHES if wrong > 1 else {})
-    for rule, hint in likely.values():
-        if all(_same(found, rule(case, ways)) for case, ways, found in known):
-            return f"Hint: {hint}"
-    return "Hint: which ways do you try, how much memory does each need, and how long does a step take?"
+    wrong = [each for each in known if not _same(each[2], fastest(*each[:2]))]
+
+    def followed(rules: dict[str, tuple[Rule, str]]) -> list[str]:
+        followed_rules = [
+            hint for rule, hint in rules.values() if all(_same(found, rule(case, ways)) for case, ways, found in known)
+        ]
+        return list(dict.fromkeys(followed_rules))
+
+    if all(_is_a_tie(*each) for each in wrong):  # Then only the order of preference is wrong.
+        hints = followed(TIES | CLOSE if len(wrong) > 1 else {})
+    else:
+        hints = followed(rules) or followed(KNOWN | FITS | FAST | TIES | BATCHES if len(wrong) > 1 else {})
+    return f"Hint: {hints[0]}" if len(hints) == 1 else ""
+
+
+def _fits(way: Way, case: Case) -> bool:
+    return way.held_bytes <= 0.9 * case.cluster.gpu_bytes
+
+
+def _is_a_tie(case: Case, ways: list[Way], found: tuple | None) -> bool:
+    """Return whether a choice fits and is exactly as fast as the fastest."""
+    best, way = fastest(case, ways), next((way for way in ways if _same(found, way)), None)
+    return best is not None and way is not None and _fits(way, case) and way.step_s == best.step_s
 
 
 def _alike(one: Way | None, other: Way | None) -> bool:
@@ -191,24 +248,27 @@ def _same(found: tuple | None, way: Way | None) -> bool:
     return found is way is None or bool(found and way and found[:3] == (way.stage, way.shard_ranks, way.checkpointing))
 
 
-def draw_cases(attempt: Attempt, rules: dict[str, tuple[Rule, str]], larger_batches: bool = False) -> list[Case]:
-    """Draw cases on which each of these wrong rules chooses differently from the correct one."""
+def draw_cases(attempt: Attempt, rules: dict[str, tuple[Rule, str]], draw=draw_case) -> list[Case]:
+    """Draw cases on which each of these wrong rules chooses differently from the correct one and from the others."""
     cases, open_rules = [], dict.fromkeys(rules, CASES_PER_RULE)
+    open_pairs = {(one, other) for one, other in itertools.combinations(rules, 2) if rules[one][1] != rules[other][1]}
     for _ in range(MOST_DRAWS):
-        case = draw_case(attempt.random, larger_batches)
+        case = draw(attempt.random)
         ways = case.ways()
         if not case.is_clear(ways):
             continue
-        expected = fastest(case, ways)
-        exposed = [name for name in open_rules if not _alike(rules[name][0](case, ways), expected)]
-        if exposed:
+        expected, by_rule = fastest(case, ways), {name: rule(case, ways) for name, (rule, _) in rules.items()}
+        exposed = [name for name in open_rules if not _alike(by_rule[name], expected)]
+        apart = {pair for pair in open_pairs if not _alike(*(by_rule[name] for name in pair))}
+        if exposed or apart:
             cases.append(case)
             open_rules = {
                 name: left - (name in exposed) for name, left in open_rules.items() if left > (name in exposed)
             }
-        if not open_rules:
+            open_pairs -= apart
+        if not open_rules and not open_pairs:
             return cases
-    raise AssertionError(f"no case exposes {', '.join(open_rules)} in {MOST_DRAWS} draws")
+    raise AssertionError(f"no case exposes {', '.join(open_rules)} or tells {open_pairs} apart in {MOST_DRAWS} draws")
 
 
 def draw_case_for(draw: random.Random, number: int) -> Case:
@@ -247,8 +307,10 @@ def what_is_fast(attempt: Attempt) -> None:
 
 
 def equally_fast(attempt: Attempt) -> None:
-    judge(attempt, draw_cases(attempt, TIES), TIES)
+    """Try ways that are exactly equally fast, and ways that are nearly so."""
+    cases = draw_cases(attempt, TIES) + draw_cases(attempt, CLOSE, draw_close_case)
+    judge(attempt, cases, TIES | CLOSE)
 
 
 def larger_batches(attempt: Attempt) -> None:
-    judge(attempt, draw_cases(attempt, BATCHES, larger_batches=True), BATCHES)
+    judge(attempt, draw_cases(attempt, BATCHES, partial(draw_case, larger_batches=True)), BATCHES)

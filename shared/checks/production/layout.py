@@ -64,7 +64,7 @@ def judge_shards(plan: UnitPlan, shards: list[dict], copies: int) -> None:
         if in_all != copies * parameter.nbytes:
             evidence = f"{plan}: all ranks together hold {in_all:,} bytes of {name}"
             expected = f"expected {copies * parameter.nbytes:,} for {copies} cop{'y' if copies == 1 else 'ies'}"
-            raise Wrong(
-                f"{evidence}; {expected}",
-                "Hint: over which ranks is this parameter split, and over which is it replicated?",
-            )
+            hint = "Hint: over which ranks is this parameter split, and over which is it replicated?"
+            if copies > 1:
+                hint = f"{hint} Which mesh does each call of fully_shard() get?"
+            raise Wrong(f"{evidence}; {expected}", hint)

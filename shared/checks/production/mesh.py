@@ -5,6 +5,7 @@ import contextlib
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
+from torch.utils._pytree import tree_map_only
 
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.framework import Attempt, Wrong
@@ -19,10 +20,50 @@ from shared.wire.instrumentation import listening
 _HINT_ON_ORDER = "Hint: are the ranks of one host in a row or in a column of the mesh?"
 _HINT_ON_DEVICE = "Hint: on which device does this rank compute?"
 _HINT_ON_DEFAULT = "Hint: on which device does fully_shard compute if it gets no mesh?"
+_HINT_ON_TYPE = "Hint: where does the device type of your default mesh come from?"
 
 
 class _Asked(Exception):
     """Raised instead of making a mesh, because only the requested device type matters."""
+
+
+class _Elsewhere(torch.Tensor):
+    """A tensor that says it is on a device of another type than this rank's."""
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(_other_type())
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.device.type == "cuda"
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if (getattr(func, "__module__", "") or "").startswith("torch.distributed"):  # sends it as what it really is
+            args, kwargs = tree_map_only(cls, lambda each: each.as_subclass(torch.Tensor), (args, kwargs or {}))
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+def _other_type() -> str:
+    return "cpu" if device_here().type == "cuda" else "cuda"
+
+
+@contextlib.contextmanager
+def _asking_for_a_mesh(on_cuda: bool):
+    """Stop at the first mesh, as if this rank computed on that device. Yields a list for the mesh's device type."""
+    asked, was = [], (DeviceMesh.__init__, torch.cuda.is_initialized)
+
+    def init(self, device_type: str, *_, **__):
+        asked.append(device_type)
+        raise _Asked
+
+    DeviceMesh.__init__, torch.cuda.is_initialized = init, lambda: on_cuda
+    try:
+        with contextlib.suppress(_Asked):
+            yield asked
+    finally:
+        DeviceMesh.__init__, torch.cuda.is_initialized = was
 
 
 def probe_default_mesh(fully_sharded, seed: int) -> tuple[str, set[str]]:
@@ -40,7 +81,7 @@ def probe_default_mesh(fully_sharded, seed: int) -> tuple[str, set[str]]:
             raise _Asked
         was[0](self, device_type, *args, **options)
 
-    preferred = torch.device("cpu" if here == "cuda" else "cuda")
+    preferred = torch.device(_other_type())
     DeviceMesh.__init__, torch._C._get_accelerator = init, lambda *_: preferred
     try:
         with contextlib.suppress(_Asked):
@@ -50,11 +91,30 @@ def probe_default_mesh(fully_sharded, seed: int) -> tuple[str, set[str]]:
     return here, asked
 
 
+def probe_module_elsewhere(fully_sharded, seed: int) -> tuple[str, str | None]:
+    """Shard a module without a mesh, as if the module were on a device of another type.
+
+    Returns:
+        That type, and the device type of the mesh.
+    """
+    module, elsewhere = unit_models.build("Blocks", seed).to(device_here()), _other_type()
+    for each in module.modules():
+        for name, parameter in each.named_parameters(recurse=False):
+            setattr(each, name, torch.nn.Parameter(parameter.detach().as_subclass(_Elsewhere)))
+    with _asking_for_a_mesh(on_cuda=elsewhere == "cuda") as asked:
+        fully_sharded(module)
+    return elsewhere, asked[0] if asked else None
+
+
 def the_default_is_on_the_modules_device(attempt: Attempt) -> None:
     for rank, (here, asked) in enumerate(attempt.run(probe_default_mesh, attempt.draw_seed())):
         for other in asked - {here}:
             evidence = f"if it gets no mesh, it shards on the device type {other}; expected {here}, the module's"
             raise Wrong({rank: evidence}, _HINT_ON_DEFAULT)
+    for rank, (expected, found) in enumerate(attempt.run(probe_module_elsewhere, attempt.draw_seed())):
+        if found != expected:
+            context = f"if the module is on the device type {expected} and no mesh is given"
+            raise Wrong({rank: f"{context}, it shards on {found}; expected {expected}"}, _HINT_ON_TYPE)
 
 
 def probe_mesh(host_mesh, ranks_per_host: int) -> dict:
@@ -91,18 +151,8 @@ def ranks_are_laid_out(attempt: Attempt) -> None:
 
 def probe_device_type(host_mesh, on_cuda: bool) -> str | None:
     """Make a mesh as if this rank computed on that device. Return the device type that is requested."""
-    asked, was = [], (DeviceMesh.__init__, torch.cuda.is_initialized)
-
-    def init(self, device_type: str, *_, **__):
-        asked.append(device_type)
-        raise _Asked
-
-    DeviceMesh.__init__, torch.cuda.is_initialized = init, lambda: on_cuda
-    try:
-        with contextlib.suppress(_Asked):
-            host_mesh(1)
-    finally:
-        DeviceMesh.__init__, torch.cuda.is_initialized = was
+    with _asking_for_a_mesh(on_cuda) as asked:
+        host_mesh(1)
     return asked[0] if asked else None
 
 
@@ -141,11 +191,14 @@ def uneven_hosts_are_rejected(attempt: Attempt) -> None:
                     {rank: f"{context} is accepted; expected a ValueError"}, "Hint: how many hosts would that be?"
                 )
             kind, _, message = found.partition(": ")
-            if kind != "ValueError" or not message.strip():
-                evidence = f"{context} raises {found[:120].rstrip(': ')}; expected a ValueError that says why"
+            if kind != "ValueError":
+                evidence = f"{context} raises {found[:120].rstrip(': ')}; expected a ValueError"
                 raise Wrong(
                     {rank: evidence}, "Hint: what should happen if ranks_per_host does not divide the number of ranks?"
                 )
+            if not message.strip():
+                evidence = f"{context} raises a ValueError without a message; expected one that says why"
+                raise Wrong({rank: evidence}, "Hint: which numbers would tell the user what is wrong?")
 
 
 def probe_hybrid(host_mesh, ranks_per_host: int, plan: Sharding, seed: int, x, y) -> list:

@@ -14,7 +14,9 @@ from shared.checks.production.training import Sharding, probe_sharded, train_and
 
 _FAMILIES = ("all_gather", "reduce_scatter", "all_reduce")
 _HINT_ON_UNITS = "Hint: for which modules do you call fully_shard(), and which parameters remain for the last call?"
-_HINT_ON_BACKWARD = "Hint: which units are still unsharded when backward begins?"
+_HINT_ON_NO_UNITS = "An empty list is not None. Hint: which units does your code choose for each of the two?"
+_HINT_ON_ITERATORS = "An iterator can be read only once. Hint: which units does your loop still find?"
+_HINT_ON_BACKWARD = "Hint: which units are still unsharded when backward begins? Is the root one of them?"
 _HINT_ON_DTYPES = "Hint: in which dtype are parameters all-gathered, and in which are gradients reduced?"
 _HINT_ON_GROUPS = "Hint: which ranks share one copy of the parameters, and which ranks hold the same shard?"
 
@@ -44,7 +46,8 @@ def judge_wire(plan: Sharding, rank: int, calls: list, world_size: int, context:
             _HINT_ON_UNITS,
         )
     gathers = found["all_gather"]
-    phases = [("in forward", False, units, _HINT_ON_UNITS), ("in backward", True, again, _HINT_ON_BACKWARD)]
+    first_hint = _hint_on_units(plan, sum(not call.in_backward for call in gathers))
+    phases = [("in forward", False, units, first_hint), ("in backward", True, again, _HINT_ON_BACKWARD)]
     for phase, in_backward, expected, hint in phases if shard_ranks > 1 else ():
         own = [call for call in gathers if call.in_backward == in_backward]
         _judge(rank, own, expected, plan.computed, inside, f"{context}, all-gathers {phase}", hint)
@@ -59,6 +62,13 @@ def judge_wire(plan: Sharding, rank: int, calls: list, world_size: int, context:
         raise Wrong(
             {rank: f"{context}: {describe_calls(found['all_reduce'])}; expected no all_reduce"}, _HINT_ON_GROUPS
         )
+
+
+def _hint_on_units(plan: Sharding, sharded_units: int) -> str:
+    kind = unit_models.KINDS[plan.model].units
+    if kind == "none" and sharded_units > 1:
+        return _HINT_ON_NO_UNITS
+    return _HINT_ON_ITERATORS if kind == "nested" and sharded_units == 1 else _HINT_ON_UNITS
 
 
 def _judge(

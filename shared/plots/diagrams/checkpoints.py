@@ -18,10 +18,18 @@ _RENAMES = "renames"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A folder that is left after a kill: its name, the ranks whose shards it has, and whether it has .metadata."""
+    """A folder that is left after a kill.
+
+    Attributes:
+        name: The folder's name.
+        ranks: The ranks whose shards are complete.
+        partial: The ranks whose shards were being written.
+        metadata: Whether the folder has .metadata.
+    """
 
     name: str
     ranks: tuple[int, ...]
+    partial: tuple[int, ...]
     metadata: bool
 
 
@@ -30,7 +38,8 @@ def left_by_a_kill(killed_ms: float) -> list[Checkpoint]:
     everyone = tuple(range(len(_WRITTEN_MS)))
     written = tuple(rank for rank in everyone if _WRITTEN_MS[rank] <= killed_ms)
     name = _STEP if killed_ms >= _RENAMED_MS else f"{_STEP}.half"
-    return [Checkpoint(_PREVIOUS, everyone, True), Checkpoint(name, written, killed_ms >= _METADATA_MS)]
+    partial = tuple(rank for rank in everyone if rank not in written)
+    return [Checkpoint(_PREVIOUS, everyone, (), True), Checkpoint(name, written, partial, killed_ms >= _METADATA_MS)]
 
 
 def newest(folders: list[Checkpoint]) -> str:
@@ -62,7 +71,7 @@ def atomic_save() -> Figure:
     drawing.text(4.6, 3.1, "time", "note", ha="left")
     column = (drawing.width_in - 0.3) / len(_KILLS_MS)
     moments = {
-        "while ranks write": "One shard and .metadata are missing.",
+        "while ranks write": "Shard 3 is incomplete.",
         "after all have written": "All files are there, but not the name.",
         "after the rename": "Both checkpoints are complete.",
     }
@@ -88,6 +97,7 @@ def _draw_folder(drawing: Drawing, x: float, y: float, folders: list[Checkpoint]
                 drawing.cell(*cell, f"{rank}", (rank,), (0.36, CELL_IN[1]))
             else:
                 drawing.absent(*cell, (0.36, CELL_IN[1]))
+                drawing.cell(*cell, f"{rank}", (rank,), (0.18, CELL_IN[1]))
         size_in = (0.95, CELL_IN[1])
         if folder.metadata:
             drawing.cell(x + 1.54, top + 0.26, ".metadata", (), size_in)
@@ -160,7 +170,9 @@ def background_save() -> Figure:
     drawing.text(0.15, 4.05, "CPU memory", ha="left")
     clock.span(drawing, 3.86, background.copied_ms, f"copy of the shards after step {_SAVED_AT}", CELL_IN[1], **own)
     clock.axis(drawing, 4.6, [0.0, background.copied_ms[0], waiting.main[-1].ended_ms])
-    words = "Hatched: training is blocked. Both checkpoints hold the same values."
+    words = (
+        f"Hatched: training is blocked ({_RENAMING_MS:.0f} ms for the rename). Both checkpoints hold the same values."
+    )
     drawing.text(0.15, 5.1, words, "note", ha="left")
     return drawing.finish()
 
@@ -175,4 +187,7 @@ def _draw_training(drawing: Drawing, clock: Clock, y: float, run: SavingRun, nam
     complete_x = clock.x(run.completed_ms)
     drawing.line((complete_x, y - 0.1), (complete_x, y + 0.48), linewidth=2.4, color="black")
     drawing.text(complete_x, y - 0.22, f"renamed to step_{_SAVED_AT}", weight="bold")
-    drawing.text(clock.x(run.main[2].began_ms), y + 0.6, f"blocked for {run.blocked_ms:.0f} ms", ha="left")
+    blocks = [span for span in run.main if not span.name.startswith("step")]
+    parts = " + ".join(f"{span.ended_ms - span.began_ms:.0f}" for span in blocks)
+    words = f"blocked for {parts} = {run.blocked_ms:.0f} ms"
+    drawing.text(clock.x(run.main[2].began_ms), y + 0.6, words, ha="left")
