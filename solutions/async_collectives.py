@@ -54,7 +54,8 @@ class DirectReduceScatter:
         self.own = shards[rank]  # wait() turns it into the sum
         self.received = self.own.new_empty(len(peers), self.own.numel())
         receives = list(zip(self.received, peers, strict=True))
-        self.in_flight = InFlight([(shards[peer], peer) for peer in peers], receives, group)
+        sends = [(shards[peer], peer) for peer in peers]
+        self.in_flight = InFlight(sends, receives, group)
 
     def wait(self) -> Tensor:
         """Wait until the sum is complete, and return this rank's shard of it."""

@@ -68,7 +68,7 @@ def ring_reduce_scatter(tensor: Tensor, group: ProcessGroup | None = None) -> Te
 
 
 def gather_around(chunks: list[Tensor], group: ProcessGroup | None = None) -> None:
-    """Fill chunks on every rank. chunks[r] starts at rank r and is passed once around the ring."""
+    """Fill chunks on every rank. chunks[r] starts at rank r and visits every other rank once."""
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     for step in range(world_size - 1):
         outgoing, incoming = (rank - step) % world_size, (rank - step - 1) % world_size

@@ -145,7 +145,7 @@ check.global_mean()
 # <details><summary>Hint</summary>In the lesson's ring, every rank waited for a message before it sent one. Which call
 # launches a send and a receive together, without waiting for either?</details>
 #
-# <details><summary>A second hint</summary>The lesson let two ranks swap tensors with
+# <details><summary>A second hint</summary>In the lesson, ranks swapped tensors with
 # <code>dist.batch_isend_irecv</code>. There, both operations of a rank had the same partner. Which partners do they
 # have here, and when may you return the tensor that you have received?</details>
 
@@ -213,8 +213,8 @@ log_loss(torch.tensor(2.0 + rank, device=device))
 # <details><summary>Hint</summary>Which line must all ranks run, and which line is for rank 0 only? The all-reduce
 # overwrites its argument. Which tensor can you pass instead of <code>loss</code>?</details>
 #
-# <details><summary>A second hint</summary>The tensor that you pass should have the same value, but memory of its own.
-# (<code>detach()</code> alone shares its memory with the loss.)</details>
+# <details><summary>A second hint</summary>The tensor that you pass should have the same value, but its own memory.
+# (After <code>detach()</code> alone, it shares the loss's memory.)</details>
 
 
 # %% tags=["exercise", "export"] grade_id="log-mean-loss"
@@ -336,7 +336,7 @@ from shared import measure
 times = measure.collectives({"by hand": ring_sum, "torch": dist.all_reduce})
 
 # %% [markdown]
-# The table and the figure show the same medians. (*Loopback* is a machine's network to itself. The dotted line goes
+# The table and the figure show the same medians. (*Loopback* is a machine's connection to itself. The dotted line goes
 # through the shorter of the two times for 4 MB.) At which sizes are the two all-reduces about equally fast, and at
 # which are they far apart?
 

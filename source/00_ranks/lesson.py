@@ -119,7 +119,7 @@ assert right.double().mean() > 0.85
 
 # %% [markdown]
 # The only new thing is `DistributedDataParallel`. In each backward pass, it averages the gradients of all processes. So
-# every process takes the same optimizer step as one process with the whole batch would.
+# every process takes the optimizer step that one process would take with the whole batch.
 #
 # **You will write this class yourself.** In chapter 02, you build a version that works. By the end of chapter 04, yours
 # communicates while backward is still computing, as PyTorch's does. From chapter 07 on, you also split the optimizer
@@ -185,8 +185,8 @@ print(f"we are {world_size} ranks")
 # %% [markdown]
 # ## Separate memories
 #
-# First, every rank sets `x`. Then only ranks 0 and 2 set it again: after `%%ranks`, you can list the ranks that should
-# run a cell. What is `x` on rank 1 afterwards?
+# After `%%ranks`, you can list the ranks that should run a cell. First, every rank sets `x`. Then only ranks 0 and 2
+# set it again. What is `x` on rank 1 afterwards?
 
 # %%
 # %%ranks
@@ -391,8 +391,8 @@ print(parcel.item())
 #
 # So keep every handle, and call `wait()` on each of them.
 #
-# A rank that sends *and* receives should launch both as one batch. NCCL may run separate calls one after the other: it
-# would begin a rank's `irecv` only when its `isend` is complete, so two ranks that both send first would hang.
+# A rank that sends *and* receives should launch both as one batch. NCCL may run separate calls one after the other: a
+# rank's `irecv` would begin only when its `isend` is complete, so two ranks that both send first would hang.
 # `dist.batch_isend_irecv` takes a list of operations and returns a list of handles. Here, ranks 0 and 3 swap tensors,
 # and so do ranks 1 and 2:
 
@@ -429,7 +429,7 @@ if rank != 1:
 #
 # 1. **Who waits for whom?** The first sentence names the ranks that wait, the collective they wait in, and the rank
 #    that is missing. (The number after `#` counts the collectives of the process group, of which
-#    `DistributedDataParallel` called about 300. Sends to a rank, and receives from it, have counts of their own.)
+#    `DistributedDataParallel` called about 300. Sends and receives are counted separately for each partner.)
 # 2. **What did the missing rank do instead?** The second sentence tells you. Look for the bug there first: in this
 #    case, the ranks that wait did nothing wrong.
 # 3. **At which line?** In the table, the column `at` shows the line that a rank has reached. If the rank has left the
@@ -600,7 +600,7 @@ plots.traffic(sent_mb)
 # %% [markdown]
 # Only the row and the column of rank 0 are filled: rank 0 is the sender or the receiver of every message. What does
 # that mean for the other ranks? In the timeline, each bar is a `send` or a `recv`, from the call until it is complete.
-# The label of a bar names the other rank. (The two bars of one message may end at different times.) Compare the bars
+# The label →3 means a send to rank 3. (The two bars of one message may end at different times.) Compare the bars
 # of rank 0 with those of rank 3.
 
 # %% tags=["nbval-ignore-output"]
@@ -675,7 +675,7 @@ print("\n".join(sorted(done.stdout.splitlines())))
 # ## On a cluster
 #
 # The doctor exists only in this course. With NCCL and on many hosts, other tools answer the same questions. You don't
-# need any of them yet, so come back here when a job hangs:
+# need any of them yet, so come back here when a job hangs.
 #
 # | question | here | on a cluster |
 # |---|---|---|
@@ -684,7 +684,7 @@ print("\n".join(sorted(done.stdout.splitlines())))
 # | Do all ranks call the same collective? | mismatch detection | `TORCH_DISTRIBUTED_DEBUG=DETAIL` |
 # | At which line is a rank? | the doctor's column `at` | `py-spy dump --pid PID` |
 # | Which network does NCCL use, and why did it fail? | – | `NCCL_DEBUG=INFO` |
-# | When does a hang end? | after some seconds | at the timeout of the process group |
+# | When does a hang end? | after a few seconds | at the timeout of the process group |
 #
 # - The **flight recorder** is part of PyTorch. It keeps the last collectives of each rank in memory and, with NCCL,
 #   writes them to files when a collective times out. The command `torchfrtrace` compares the files. To make sure that

@@ -10,17 +10,19 @@
 #
 # **75 minutes, 16 points.** You build your own all-reduce from messages between pairs of ranks: a reduce-scatter and an
 # all-gather on a ring. Then you build a broadcast along a tree, and a reduce-scatter that you launch now and wait for
-# later. Later chapters use these functions to shard gradients, optimizer states and parameters.
+# later. Later chapters use these functions to shard gradients, optimizer states and parameters. Exercise 1.7 is a
+# stretch exercise: the 75 minutes do not include it.
 #
-# As in the lesson, N is the number of ranks. Where a function has awkward cases, such as a length that is not a
-# multiple of N, the lines for them are given. You write the rest, where the cell says `your code here`.
+# As in the lesson, N is the number of ranks. Some functions have awkward cases, such as a length that is not a multiple
+# of N. The code we provide handles most of them. The bullets name the cases that you handle. You write your code
+# where the cell says `your code here`.
 #
-# Each exercise has a check. It draws new data every time and gives each rank only its own. It begins with a test called
-# `values`, on tensors whose length is a multiple of N. Once this passes, it tries other lengths, dtypes, and subgroups
+# Each exercise has a check. It draws new data every time and gives each rank only its own. Its first line, `values`,
+# tries tensors whose length is a multiple of N. Once this passes, the check tries other lengths, dtypes, and subgroups
 # of the ranks, and counts the bytes that each rank sends.
 #
-# Each function has an argument `group`: the process group that communicates. `None` means all ranks. You only have to
-# pass `group` on when you call a `dist` function or one of your own collectives.
+# Each function has an argument `group`: the process group that communicates. `None` means all ranks. Pass `group`
+# on to every `dist` function that you call, and to every collective of your own.
 
 # %% tags=["nbval-ignore-output"]
 from shared import plots, ranks
@@ -47,7 +49,7 @@ from torch.nn.functional import pad
 from shared.c10d import all_gather_single
 
 # %% [markdown]
-# ## Exercise 1.1 · One step around the ring (7 min, 1 point)
+# ## Exercise 1.1 · One step around the ring (8 min, 1 point)
 #
 # In each step of the ring, a rank sends `outgoing` to its right neighbor, and receives its left neighbor's tensor into
 # `incoming`:
@@ -61,12 +63,14 @@ from shared.c10d import all_gather_single
 # - Each rank sends one message and receives one.
 # - When the function returns, both are complete.
 # - You can assume that there are at least two ranks.
+# - As in lab 00, separate calls to `isend` and `irecv` pass the check with gloo. With NCCL, they may hang.
 #
 # `dist.P2POp(dist.isend, tensor, group=group, group_peer=…)` describes a send. With `dist.irecv`, it describes a
-# receive. `group_peer` is the other rank's index within the group. (This rank's own is `dist.get_rank(group)`.)
+# receive. `group_peer` is the other rank's index within the group. (This rank's own is `dist.get_rank(group)`.) Launch
+# both with `dist.batch_isend_irecv`, which returns a list of handles, and wait for these.
 #
-# <details><summary>Hint</summary><code>dist.batch_isend_irecv</code> launches a list of sends and receives together,
-# and returns a list of handles. How do you know that the operation of a handle is complete?</details>
+# <details><summary>Hint</summary>Which method of a handle returns only when its operation is complete? And is it enough
+# to call it for one of the two?</details>
 
 
 # %% tags=["exercise", "export"] grade_id="ring-step"
@@ -100,7 +104,7 @@ print(f"received {incoming.item():g}")
 check.ring_step()
 
 # %% [markdown]
-# ## Exercise 1.2 · Reduce-scatter (13 min, 3 points)
+# ## Exercise 1.2 · Reduce-scatter (14 min, 3 points)
 #
 # Every rank has a tensor of the same shape, and rank *r* gets chunk *r* of their sum. The next function, which is
 # given, cuts a tensor into chunks. Below it, you see what it does with 8, 10 and 3 elements:
@@ -136,25 +140,27 @@ for numel in (8, 10, 3):
 # shard_of[r] = chunks_of(total, N)[r]
 # ```
 # There is one partial sum for each chunk. Each partial sum is passed around the ring, to the right, and every rank adds
-# its own chunk to it. In each step, every rank passes on a different partial sum. The table shows which ones rank 0
-# sends and receives on four ranks:
+# its own chunk to it. The table shows the first three of four ranks. In it, “chunk 3” stands for the partial sum of
+# chunk 3:
 #
-# | step | rank 0 sends the partial sum of | and receives the partial sum of |
-# |---|---|---|
-# | 1 | chunk 3 | chunk 2 |
-# | 2 | chunk 2 | chunk 1 |
-# | 3 | chunk 1 | chunk 0 |
+# | step | rank 0 sends | and receives | rank 1 sends | and receives | rank 2 sends | and receives |
+# |---|---|---|---|---|---|---|
+# | 1 | chunk 3 | chunk 2 | chunk 0 | chunk 3 | chunk 1 | chunk 0 |
+# | 2 | chunk 2 | chunk 1 | chunk 3 | chunk 2 | chunk 0 | chunk 3 |
+# | 3 | chunk 1 | chunk 0 | chunk 2 | chunk 1 | chunk 3 | chunk 2 |
 #
 # As in the lesson, rank *r* begins with chunk *r* − 1. The beginning and the end of the function are given: you write
-# one step. It sends `partial_sum` to the right, receives the partial sum of another chunk from the left, and adds this
-# rank's chunk of the same index to it. Assign the result to `partial_sum`, which the rank sends in the next step.
+# one step. It sends `partial_sum` to the right, and receives the partial sum of another chunk from the left. If it
+# receives the partial sum of chunk *c*, it adds this rank's own chunk *c*. Assign the result to `partial_sum`, which
+# the rank sends in the next step.
 #
-# - Receive into a tensor that is as long as the chunk that you then add, because the last chunks may be shorter.
-# - Do not change `tensor`, nor any of the `chunks`, which are views of it.
+# - Receive into a new tensor that is as long as the chunk that you then add (`torch.empty_like`), because the last
+#   chunks may be shorter.
+# - Do not change `tensor` or any of the `chunks`, which are views of it.
 #
-# <details><summary>Hint 1</summary>Extend the table to rank <i>r</i>: in step 1, it sends chunk <i>r</i> − 1. Its left
-# neighbor follows the same rule. So which chunk does rank <i>r</i> receive in step 1, and which one in step <i>s</i>?
-# On rank 0, the index may be negative: on four ranks, −2 means chunk 2.</details>
+# <details><summary>Hint 1</summary>In the table, compare what is received in one row: how does the chunk change from
+# rank to rank? Then go down one column: how does it change from step to step? On four ranks, chunk −2 is
+# chunk 2.</details>
 # <details><summary>Hint 2</summary>Three lines are enough: allocate a tensor like the chunk that you will
 # add, call <code>ring_step</code>, and make <code>partial_sum</code> the sum of two tensors.</details>
 
@@ -198,7 +204,7 @@ print(ring_reduce_scatter(torch.arange(8.0, device=device)).tolist())
 check.ring_reduce_scatter()
 
 # %% [markdown]
-# ## Exercise 1.3 · All-gather (6 min, 2 points)
+# ## Exercise 1.3 · All-gather (7 min, 2 points)
 #
 # This is the second half of an all-reduce. Each rank has a shard, all of the same length, and every rank gets all of
 # them, in rank order:
@@ -210,6 +216,7 @@ check.ring_reduce_scatter()
 #
 # - `gather_around(chunks)` gets N chunks. Only this rank's own chunk contains data, and the function fills the others.
 # - There are **N − 1** steps, and in each step a rank sends one chunk with `ring_step`, and receives another one.
+# - In exercise 1.4, the last chunks may be shorter than the first, or empty. So receive into the chunks themselves.
 #
 # <details><summary>Hint</summary>In the first step, each rank sends its own chunk. Which chunk can it send in the
 # second step?</details>
@@ -218,7 +225,7 @@ check.ring_reduce_scatter()
 # %% tags=["exercise", "export"] grade_id="ring-all-gather"
 # %%ranks
 def gather_around(chunks: list[Tensor], group: ProcessGroup | None = None) -> None:
-    """Fill chunks on every rank. chunks[r] starts at rank r and is passed once around the ring."""
+    """Fill chunks on every rank. chunks[r] starts at rank r and visits every other rank once."""
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     ### BEGIN SOLUTION
     for step in range(world_size - 1):
@@ -257,13 +264,13 @@ check.ring_all_gather()
 # The first and last lines are given. Two lines in between are enough.
 #
 # - `own_chunk` and the other chunks are views of the tensor, or of a copy if it is not contiguous. Write into their
-#   memory: `own_chunk = …` would only give the name to another tensor.
+#   memory: `own_chunk = …` would only bind the name to another tensor.
+# - `ring_reduce_scatter` pads its result. Only the first `own_chunk.numel()` elements of it belong to `own_chunk`.
 # - Each rank sends at most 2(N−1)·⌈numel/N⌉ elements, in 2(N−1) messages.
 # - The results are bitwise equal on all ranks. Otherwise, the models on different ranks would drift apart.
 #
 # <details><summary>Hint</summary>Which of your functions fills the chunks that it is given? What does
-# <code>own_chunk</code> have to contain before that? The reduce-scatter pads its result; how many elements of it
-# belong to <code>own_chunk</code>?</details>
+# <code>own_chunk</code> have to contain before that?</details>
 
 
 # %% tags=["exercise", "export"] grade_id="ring-all-reduce"
@@ -290,7 +297,7 @@ def ring_all_reduce(tensor: Tensor, group: ProcessGroup | None = None) -> None:
 check.ring_all_reduce()
 
 # %% [markdown]
-# ## Exercise 1.5 · Broadcast along a tree (11 min, 3 points)
+# ## Exercise 1.5 · Broadcast along a tree (12 min, 3 points)
 #
 # Replace `tensor`, in place, with the tensor of rank `src`. In lab 00, one rank sent it to all others, one after the
 # other. Here, every rank that already has the tensor helps to send it on. With `src=0` and eight ranks, for example:
@@ -313,8 +320,9 @@ check.ring_all_reduce()
 #
 # <details><summary>Hint 1</summary>In round 3 of the table, <code>holders</code> is 4. What is the difference between
 # the receiver's index and the sender's? And in rounds 1 and 2?</details>
-# <details><summary>Hint 2</summary>There are two cases: <code>index</code> is smaller than <code>holders</code>, or it
-# is not, but smaller than <code>2 * holders</code>. In the first case, does the receiver exist?</details>
+# <details><summary>Hint 2</summary>There are two cases: <code>index</code> is smaller than <code>holders</code>, or at
+# least <code>holders</code> but smaller than <code>2 * holders</code>. In the first case, does the receiver
+# exist?</details>
 
 
 # %% tags=["exercise", "export"] grade_id="tree-broadcast"
@@ -352,9 +360,8 @@ check.tree_broadcast()
 # %% [markdown]
 # ## Exercise 1.6 · Break it, then fix it (9 min, 2 points)
 #
-# The next cell has a simpler ring all-reduce, with plain sends and receives. **Predict.** In which call will the doctor
-# find rank 2, and which rank will it be waiting for? If this ring did not hang, how many times as many bytes would a
-# rank send as it does with your `ring_all_reduce`? (1 would mean equally many.)
+# The next cell has a simpler ring all-reduce, with plain sends and receives. It hangs, and ends with an error.
+# **Predict.** In which call will the doctor find rank 2, and which rank will it be waiting for?
 
 
 # %% tags=["raises-exception"]
@@ -372,16 +379,16 @@ def simpler_ring_all_reduce(tensor):
 simpler_ring_all_reduce(torch.ones(4, device=device))
 
 # %% [markdown]
-# Read the doctor's table: each rank waits for the next one, all around the ring. (If the ring did not hang, each rank
-# would send N − 1 whole tensors, which is N/2 times as many bytes as with yours.)
+# Read the doctor's table: each rank waits for the next one, all around the ring.
 #
 # `dist.send` and `dist.recv` each wait for the other side. You can build a ring step from these two alone, as long as
-# the ranks do not all begin with the same one. Here, a *turn* is a period in which every rank takes part in at most one
-# message.
+# the ranks do not all begin with the same one. We count the *turns* that this takes: in one turn, a rank can send one
+# message or receive one, but not both.
 #
 # - Write `ring_step_in_turns`. It does what `ring_step` does, and all N messages are complete after **2 turns** if N is
 #   even, and after 3 turns if N is odd.
-# - Use only `dist.send` and `dist.recv`. An odd N needs no code of its own.
+# - Use only `dist.send` and `dist.recv`, with `group_dst` and `group_src` as in exercise 1.5. An odd N needs no code of
+#   its own.
 #
 # <details><summary>Hint</summary>If rank 0 sends first and all other ranks receive first, nothing hangs, because the
 # ring of waiting ranks is broken in one place. But in which turn does the last rank send its message then? In how many
@@ -419,9 +426,11 @@ check.ring_step_in_turns()
 #
 # - The result is the same as that of `ring_reduce_scatter`.
 # - Call it **once**. The padded tensor, `padded`, is given. It consists of N chunks of equal length.
+# - The result has the dtype of `tensor`. By default, `sum()` of an int32 tensor returns int64, so pass
+#   `dtype=tensor.dtype`.
 #
-# <details><summary>Hint</summary>Which chunks does rank r need for its sum, and from which ranks does it receive them?
-# <code>sum()</code> of small integer dtypes returns int64, unless you pass <code>dtype=tensor.dtype</code>.</details>
+# <details><summary>Hint</summary>Which chunks does rank r need for its sum, and from which ranks does it receive
+# them?</details>
 
 
 # %% tags=["exercise", "export"] grade_id="direct-reduce-scatter"
@@ -506,15 +515,16 @@ class InFlight:
 
 # %% [markdown]
 # `DirectReduceScatter` is a reduce-scatter in flight. `shards[r]` is this rank's contribution to rank *r*'s sum. The
-# first lines are given: `peers` lists the other ranks, and `self.received` has one row of memory for each of them.
+# first lines are given: `peers` lists the other ranks, `self.received` has one row of memory for each of them, and
+# `receives` pairs each row with the rank that sends it.
 #
-# - Finish `__init__`: it launches all messages with one `InFlight`, and does not wait for them. Each rank sends every
-#   other rank one shard, and receives one from it.
-# - Write `wait()`: it waits for the messages, adds the received shards to `self.own` in place, and returns `self.own`,
-#   which is a view of the caller's tensor.
+# - Finish `__init__`: it launches all messages with `InFlight`, and does not wait for them. Each rank sends every other
+#   rank one shard, and receives one from it.
+# - Write `wait()`: it waits for all messages, adds the received shards to `self.own` in place, and returns `self.own`,
+#   which is a view of the caller's tensor. Afterwards, the caller may overwrite the other shards.
 #
-# <details><summary>Hint</summary>Which pairs of a tensor and a rank does <code>InFlight</code> need for the sends, and
-# which for the receives? And what must <code>__init__</code> store for <code>wait()</code>?</details>
+# <details><summary>Hint</summary>Which pairs of a tensor and a rank does <code>InFlight</code> need for the sends? And
+# what must <code>__init__</code> store for <code>wait()</code>?</details>
 
 
 # %% tags=["exercise", "export"] grade_id="direct-reduce-scatter-in-flight" module="async_collectives"
@@ -534,9 +544,10 @@ class DirectReduceScatter:
         peers = [peer for peer in range(world_size) if peer != rank]
         self.own = shards[rank]  # wait() turns it into the sum
         self.received = self.own.new_empty(len(peers), self.own.numel())
-        ### BEGIN SOLUTION
         receives = list(zip(self.received, peers, strict=True))
-        self.in_flight = InFlight([(shards[peer], peer) for peer in peers], receives, group)
+        ### BEGIN SOLUTION
+        sends = [(shards[peer], peer) for peer in peers]
+        self.in_flight = InFlight(sends, receives, group)
         ### END SOLUTION
 
     def wait(self) -> Tensor:
@@ -601,9 +612,9 @@ check.launch_reduce_scatter()
 
 # %% [markdown]
 # That was the last exercise. Three more functions for later labs are given; you don't need to read them now.
-# `launch_all_gather` launches an all-gather. `reduce_scatter_` returns only when the sum is complete, but it cuts a
-# large tensor into pieces and has at most two of them in flight, so that it needs little memory for the shards that it
-# receives. `gather_shards` concatenates the shards of all ranks, on one rank or on all of them, for checkpoints.
+# `launch_all_gather` launches an all-gather. `reduce_scatter_` returns only when the sum is complete. To save memory
+# for received shards, it cuts a large tensor into pieces and keeps at most two of them in flight. `gather_shards`
+# concatenates the shards of all ranks, on one rank or on all of them, for checkpoints.
 
 
 # %% tags=["export"] module="async_collectives"
@@ -684,29 +695,8 @@ def gather_shards(
 
 
 # %% [markdown]
-# ## Your own figures (5 min)
+# ## Your own figures (6 min)
 #
-# Do your collectives agree with torch's? The tensors contain integers, so the results must be exactly equal.
-
-
-# %%
-# %%ranks
-tensor = torch.arange(10_000, device=device) * (rank + 1)
-
-expected = tensor.clone()
-dist.all_reduce(expected)
-actual = tensor.clone()
-ring_all_reduce(actual)
-print("all-reduce equal:", torch.equal(actual, expected))
-
-shard = ring_reduce_scatter(tensor)
-print("reduce-scatter equal:", torch.equal(shard, expected.view(world_size, -1)[rank]))
-print("all-gather equal:", torch.equal(ring_all_gather(shard), expected))
-
-tree_broadcast(actual.zero_() if rank != 2 else actual, src=2)
-print("broadcast equal:", torch.equal(actual, expected))
-
-# %% [markdown]
 # How many bytes does each rank send when four ranks sum tensors of 4 MB? In lesson 00, rank 0 received 12 MB and sent
 # 12 MB. In lab 00, each rank passed on three whole tensors, which is 12 MB as well.
 #
@@ -744,8 +734,8 @@ plots.traffic(sent_mb)
 # That is half as many bytes as in lab 00, in twice as many messages. On 64 ranks, each rank would still send less than
 # two tensors. With lab 00's ring, it would send 63.
 #
-# Next is a tree broadcast from rank 1. Before you run it, sketch the map: which rank sends the most, and which ranks
-# send nothing?
+# Next is a tree broadcast from rank 1. In its map, look for the rank that sends the most, and for ranks that send
+# nothing.
 
 # %%
 # %%ranks
@@ -773,13 +763,14 @@ sums = ranks.pull("sums")[0]
 cost_plots.side_by_side({sums.where: sums.measured_s}, "bytes in the tensor")
 
 # %% [markdown]
-# For both rings, the emulated link counts six steps and the same bytes, so its delays add up to the same time. But it
-# delays your ring step by step, and Python's work comes on top of each delay. If this work takes 1 ms per step, a small
-# tensor takes 6 · (5 + 1) = 36 ms. Torch's all-reduce is delayed only once, as a whole, by 6 · 5 = 30 ms, and torch
-# moves and adds up the bytes *during* that time.
+# The link's delays add up to the same time for both rings. But your ring is delayed in each step, and Python's work
+# comes on top of each delay. If this work takes 1 ms per step, a small tensor takes 6 · (5 + 1) = 36 ms. Torch's
+# all-reduce is delayed only once, as a whole, by 6 · 5 = 30 ms, and torch moves and adds up the bytes *during* that
+# time.
 #
 # What about your reduce-scatter? As you saw in the lesson, gloo's reduce-scatter is an all-reduce, which sends twice as
-# much as a ring requires. Yours should send half as much. The network interface counts the bytes of all ranks:
+# much as a ring requires. Yours should send half as much. The network interface counts the bytes of all ranks, and
+# those of other programs on this machine. If the numbers look too large, run the next two cells again:
 
 
 # %%

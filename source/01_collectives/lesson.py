@@ -202,9 +202,9 @@ def ring_all_reduce(tensor):
 
 
 # %% [markdown]
-# To see whose tensors a sum contains, we set all elements to 1000 on rank 0, 100 on rank 1, and so on. Then every digit
-# of a complete sum is 1. The first run is on three ranks (with 100, 10 and 1): `ranks.world(3)` leaves out rank 3, and
-# `ranks.run` calls a function on each rank, with the variables of that rank. What does rank 0 send first?
+# To see whose tensors a sum contains, we first use three ranks. All elements are 100 on rank 0, 10 on rank 1 and 1 on
+# rank 2. Then every digit of a complete sum is 1. `ranks.world(3)` leaves out rank 3, and `ranks.run` calls a function
+# on each rank, with the variables of that rank. What does rank 0 send first?
 
 
 # %%
@@ -223,7 +223,7 @@ print(f"reduce-scatter, and then {', '.join(sent_by_rank_0[2:])} in the all-gath
 
 # %% [markdown]
 # Now follow the sums on four ranks. Each square lists the ranks whose chunks it contains, an arrow is a message, and
-# white text marks a complete sum. Follow row A from step to step. (In JupyterLab, you get a slider.)
+# bold numbers mark a complete sum. Follow row A from step to step. (In JupyterLab, you get a slider.)
 
 # %%
 # %%ranks
@@ -233,8 +233,8 @@ log = ring_all_reduce(marked())
 widgets.ring_stepper(ranks.pull("log"))
 
 # %% [markdown]
-# In each step, every rank sends one chunk and receives one. After the three steps of the reduce-scatter, each rank
-# holds one complete sum. In the three steps of the all-gather, the complete sums are copied around the ring.
+# After the three steps of the reduce-scatter, each rank holds one complete sum. In the three steps of the all-gather,
+# the complete sums are copied around the ring.
 #
 # ## How many bytes does a ring send?
 #
@@ -265,8 +265,8 @@ formula = formulas.all_reduce_sent_bytes(1, 1000)
 print(f"predicted {my_prediction}, the formula gives {formula:.3f} tensors")
 
 # %% [markdown]
-# A rank always sends less than two tensors, no matter how large the ring is. In any algorithm, the busiest rank sends
-# at least as much as in the ring, unless the network itself computes sums (Patarasuk and Yuan 2009).
+# A rank always sends less than two tensors, no matter how large the ring is. Unless the network itself computes sums,
+# the busiest rank sends at least as much in any algorithm (Patarasuk and Yuan 2009).
 #
 # ## Training with the ring
 #
@@ -343,12 +343,11 @@ dist.recv(incoming, src=(rank - 1) % world_size)
 # | backend | does `send` return before the receiver calls `recv`? |
 # |---|---|
 # | gloo | no, as you have just seen, not even for 4 bytes |
-# | NCCL | do not rely on it: on the GPU, the `recv` starts only after the `send` has completed |
+# | NCCL | often yes, because Python only queues it; but the GPU runs `recv` after `send`, so the ring may hang |
 # | MPI | often for small messages, not for large ones, so such a ring may pass its tests and hang in training |
 #
 # Two remedies work everywhere. You can launch the send and the receive in one batch with `dist.batch_isend_irecv`, as
-# `pass_right` does. Or you can let some ranks receive first, while the others send. (With gloo, separate calls to
-# `isend` and `irecv` work, too. With NCCL, they may run one after the other and hang.)
+# `pass_right` does. Or you can let some ranks receive first, while the others send.
 #
 # ## The cost of a message: α and β
 #
@@ -359,10 +358,10 @@ dist.recv(incoming, src=(rank - 1) % world_size)
 # $$T_\text{star} = 2(N-1)\,(\alpha + \beta S) \qquad T_\text{ring} = 2(N-1)\left(\alpha + \beta\,\frac{S}{N}\right)$$
 #
 # Let's find α and β by timing ring steps of several sizes. The next cell puts each rank behind a link of 1 Gbit/s with
-# a latency of 5 ms, the time that light takes to travel through 1,000 km of fiber. (A latency within one building would
-# be far smaller, but this machine's own delays would then hide it.) It is an **emulated link**: the bytes are copied
-# within the machine, but an operation lasts at least as long as a real link needs for its bytes. `measure` times each
-# size in 20 rounds, and reports the median.
+# a latency of 5 ms, the time that light takes to travel through 1,000 km of fiber. (Within one building, it would be
+# far smaller, but this machine's own delays would hide it.) It is an **emulated link**: the bytes are copied within the
+# machine, but an operation lasts at least as long as a real link needs for its bytes. `measure` times each size in 20
+# rounds, and reports the median.
 
 # %%
 # %%ranks
@@ -373,9 +372,9 @@ with measure.behind_link("1gbit", latency_ms=5):
     steps = measure.collectives({"a ring step": pass_right}, message_sizes, repeats=5)
 
 # %% [markdown]
-# `fit` finds the α and β for which α + βS is closest to the measurements (by least squares of the relative error). At 1
-# Gbit/s, a byte takes 8 ns, so β should be close to that. (The ranges show how precise α and β are.) In the figure,
-# look for the size at which the curve starts to rise.
+# `fit` finds the α and β for which α + βS is closest to the measurements. At 1 Gbit/s, a byte takes 8 ns, so β should
+# be close to that. To show how certain α and β are, we refit them to randomly drawn rounds: 90% of these fits lie in
+# the range shown. In the figure, look for the size at which the curve starts to rise.
 
 # %% tags=["nbval-ignore-output"]
 steps = ranks.pull("steps")[0]
@@ -387,8 +386,8 @@ cost_plots.predicted_against_measured(
 )
 
 # %% [markdown]
-# The curve is flat where βS is small compared with α. α is larger than the link's 5 ms, because a step also takes time
-# on the rank: Python launches two transfers and waits for both.
+# The curve is flat where βS is small compared with α. The fitted α exceeds the link's 5 ms, because a step also takes
+# time on the rank: Python launches two transfers and waits for both.
 #
 # **Predict.** How many milliseconds does our ring take for 4 MB on four ranks? Use the formula with the α and β above.
 
@@ -396,7 +395,7 @@ cost_plots.predicted_against_measured(
 my_prediction_ms = 0.0
 
 # %% [markdown]
-# The next cell times our ring, the star and `dist.all_reduce`, first without a link and then behind it. The figure
+# The next cell times our ring, the star and `dist.all_reduce`, first without the link and then behind it. The figure
 # shows the times behind the link: compare the markers with the lines. This time, the lines are predictions, because α
 # and β were fitted to ring steps.
 
@@ -424,8 +423,8 @@ cost_plots.predicted_against_measured(models, on_link.measured_s, "bytes in the 
 
 # %% [markdown]
 # For 4 MB, the star takes longer than the ring, because all bytes have to go through rank 0's link. For small tensors,
-# both take 2(N−1) latencies, so the ring is no faster. (On the left, markers may lie well below their lines: part of α
-# is this machine's own delay, which may be shorter now than in the fit.)
+# both take 2(N−1) latencies, so the ring is no faster. (On the left, markers may lie well below or above their lines:
+# part of α is this machine's own delay, which varies. A step takes longer if all ranks need a core at once.)
 #
 # `dist.all_reduce` is a ring, too, but the emulated link delays it once, as a whole, and torch moves the bytes
 # during that delay. So its α is close to the link's 5 ms.
@@ -445,8 +444,8 @@ places = {"loopback": on_loopback.measured_s, "1 Gbit/s link, emulated": on_link
 cost_plots.side_by_side(places, "bytes in the tensor")
 
 # %% [markdown]
-# Over loopback, the ring's advantage is smaller, or the ring may even be slower than the star. So to compare algorithms
-# on one machine, measure behind links.
+# Over loopback, the ring saves less time, or is even slower than the star. So to compare algorithms on one machine,
+# measure behind links.
 #
 # ## Real links
 #
@@ -464,12 +463,14 @@ rows = [[f"{size:,}", f"{rate:.3g}"] for size, rate in bus_mb_per_s.items()]
 tables.Table(["bytes", "bus bandwidth, MB/s"], rows)
 
 # %% [markdown]
-# Small tensors reach only a small fraction of the link's rate, because almost all of the time is latency.
+# For small tensors, almost all of the time is latency. Even for 4 MB, six latencies of 5 ms make up more than a third
+# of the predicted time.
 #
 # In a cluster, NVLink connects the GPUs of one host; InfiniBand and Ethernet connect hosts. In the next table, α is the
-# latency of one ring step, which is higher through a network. The column "GPUs" gives the size of the ring. In the
-# first two rows, all its GPUs are in one host; in the last six, each is in a different host. In the third row, each
-# host has eight, so α is the mean of seven steps over NVLink and one over InfiniBand. Compare the first and last rows.
+# latency of one ring step, which is higher over a network. The column "GPUs" gives the size of the ring. In the first
+# two rows, all its GPUs are in one host. In the third row, each host has eight, so α is the mean of seven NVLink steps
+# and one InfiniBand step. Together, the eight adapters are as fast as NVLink: NCCL runs several rings at once, each
+# through a different adapter. In the last six rows, each GPU is in a different host. Compare the first and last rows.
 
 # %%
 from shared.planner.links import REAL_LINKS, link_table
@@ -522,8 +523,9 @@ cost_plots.all_reduce_costs(algorithms, world_sizes=[4, 64, 1024])
 # `async_op=True` instead. The call returned a handle immediately, and `handle.wait()` waited for the result. How much
 # time does that save if the rank has something to compute in the meantime?
 #
-# **Predict.** With torch's α of 5 ms and 8 ns per byte, a chunk of 1 MB takes 13 ms, so the all-reduce of 4 MB below
-# takes 6 · 13 = 78 ms. Computing takes 60 ms. How many milliseconds do the two take if they run at the same time?
+# **Predict.** Assume α = 5 ms and β = 8 ns per byte, as for torch's all-reduce on our link. Then a chunk of 1 MB takes
+# 13 ms, so the all-reduce of 4 MB below takes 6 · 13 = 78 ms. Computing takes 60 ms. How many milliseconds do the two
+# take if they run at the same time?
 
 # %%
 my_prediction_ms = 0.0
@@ -574,7 +576,7 @@ plots.bars(times.ms(), "ms (median of 5)")
 # ## What torch calls it
 #
 # The functions with `single` in their names take one tensor instead of a list of chunks. (Before torch 2.13,
-# `reduce_scatter_single` was called `reduce_scatter_tensor`, and `all_gather_single` `all_gather_into_tensor`.)
+# `reduce_scatter_single` was `reduce_scatter_tensor`, and `all_gather_single` was `all_gather_into_tensor`.)
 #
 # | collective | function in `torch.distributed` | result |
 # |---|---|---|
@@ -588,8 +590,8 @@ plots.bars(times.ms(), "ms (median of 5)")
 # | all-to-all | `all_to_all_single(received, tensor)` | in `received` |
 #
 # The last three rows are new. In a **scatter**, the root gives each rank a different chunk, and a **gather** does the
-# reverse. In an **all-to-all**, every rank scatters its tensor. In the diagrams, an element's letter names the rank it
-# comes from, and its digit is its index there. In the last diagram, look at where A1 ends up:
+# reverse. In an **all-to-all**, every rank scatters its tensor. In these diagrams, unlike in the ring, an element's
+# letter names the rank it comes from. Its digit is its index there. In the last diagram, look at where A1 ends up:
 
 # %%
 display(diagrams.collective("scatter"), diagrams.collective("gather"))
@@ -625,15 +627,14 @@ log.table(times=False)
 #
 # NCCL's all-reduce differs from ours in three ways. It cuts chunks into slices, and sends one slice while it receives
 # the next. It runs several rings at once, to use all links of a GPU. And it chooses between rings, trees and other
-# algorithms, depending on the size of the tensor and on the network. Slices help its trees, too: a rank forwards the
-# first slice before it has the others. So for large tensors, a tree is closer to the ring than our formula says.
+# algorithms, depending on the size of the tensor and on the network.
 #
 # ## On a cluster
 #
 # | question | with NCCL and many hosts |
 # |---|---|
 # | How fast are the links? | `all_reduce_perf -b 8 -e 1G -f 2` (nccl-tests): compare `busbw` with the table above |
-# | Which algorithm runs? | `NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=TUNING` logs it; `NCCL_ALGO=Ring` fixes one |
+# | Which algorithm runs? | `NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=TUNING` logs it; `NCCL_ALGO=Ring` sets it |
 # | Which links are used? | `nvidia-smi topo -m` (one host); the word after `via` in the log of `NCCL_DEBUG=INFO` |
 # | When is a handle complete? | `wait()` makes later kernels wait; `torch.cuda.synchronize()` makes Python wait |
 #

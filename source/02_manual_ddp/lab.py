@@ -9,10 +9,10 @@
 # # Lab 02 · Data parallelism by hand
 #
 # **65 minutes, 12 points.** In this lab, you build `ManualDDP`, a wrapper that trains a module on N ranks as one
-# process would train it on the full batch. The lesson's `ShortDDP` did that for a plain model. Yours will also handle
-# tied parameters (one tensor that several layers use), frozen ones (`requires_grad=False`) and unused ones. It will
-# work with buffers, gradient accumulation and bf16, and on any group of ranks. You will also build a distributed
-# sampler.
+# process would train it on the full batch. The lesson's `ShortDDP` did that for a plain model. Yours will also accept
+# frozen parameters (`requires_grad=False`), parameters that get no gradient on some ranks, keyword arguments, and any
+# group of ranks. The checks also try tied parameters (one tensor that several layers use), buffers, gradient
+# accumulation and bf16. You will also build a distributed sampler.
 #
 # Each exercise has a check. It draws new weights and samples every time, and gives each rank only its own samples.
 
@@ -77,7 +77,7 @@ check.mean_over_ranks_()
 #
 # - Include frozen parameters. They are not trained, but forward uses them as well.
 # - Include buffers that `state_dict()` leaves out (those registered with `persistent=False`).
-# - Change the tensors in place, because an optimizer may already refer to them.
+# - Write into the tensors that the module already has, because an optimizer or a view may refer to them.
 # - Target: one broadcast per tensor. A tied parameter counts as one tensor.
 # - In the group `[1, 2]`, rank 1 is the first rank. `dist.broadcast` takes the source either as `src`, its index among
 #   all ranks, or as `group_src`, its index within the group.
@@ -107,7 +107,7 @@ check.broadcast_state()
 # ## Exercise 2.3 · Break it, then fix it (15 min, 2 points)
 #
 # It seems harmless to skip parameters that have no gradient. But in some models, different inputs use different
-# parameters, as in the small mixture of experts below:
+# parameters. The model below has two *experts*, and sends each sample through one of them:
 
 
 # %%
@@ -149,10 +149,10 @@ average_existing_gradients(model)
 #
 # All ranks must make the same calls, whatever their samples are. Write a function that guarantees this:
 #
-# - Replace the `grad` of each *trainable* parameter of `module` with its mean over the ranks of `group`. A frozen
-#   parameter has no gradient to send.
+# - Replace the `grad` of each *trainable* parameter of `module` with its mean over the ranks of `group`. Send nothing
+#   for a frozen parameter, even if it still has a `grad` from before it was frozen.
 # - A `grad` that is None counts as zeros. Afterwards, it holds the mean, as on the other ranks. You still divide by the
-#   number of all ranks in the group.
+#   size of the whole group.
 # - Target: one `all_reduce` per trainable parameter. A tied parameter counts as one parameter.
 #
 # <details><summary>Hint 1</summary>Which property of a parameter is the same on all ranks, whatever their samples are:
@@ -257,8 +257,9 @@ class ManualDDP(nn.Module):
 
 
 # %% [markdown]
-# Try it on a single layer. The ranks have different seeds, and all elements of the two samples on rank r are r. So all
-# ranks should print the same weight, and the gradient 3.0, which is the mean of 0, 2, 4 and 6.
+# Try it on a single layer. The ranks have different seeds, but all should print the same weight, because the
+# constructor broadcasts it. All elements of the two samples on rank r are r, and the loss is a sum, so the gradient
+# there is 2r. After averaging, all ranks should print 3.0, the mean of 0, 2, 4 and 6.
 
 # %%
 # %%ranks
@@ -287,9 +288,10 @@ check.ManualDDP()
 #   length, some indices are repeated. (If one rank had fewer samples, the others might wait for it in the last step.)
 # - Without `shuffle`, rank r yields r, r + world_size, r + 2·world_size, … After index `length − 1`, counting continues
 #   at 0, several times if necessary: with a single sample, all four ranks yield `[0]`.
-# - With `shuffle`, do the same with a random order instead of 0, 1, 2, … The order is the same on all ranks. It depends
-#   on `seed` and on the epoch, which is 0 until `set_epoch(epoch)` is called.
-# - Do not change torch's global random state.
+# - With `shuffle`, do the same with a random order instead of 0, 1, 2, … The order depends only on `length`, `seed`
+#   and the epoch, so it is the same on all ranks and for every `world_size`.
+# - The epoch is 0 until `set_epoch(epoch)` is called. Iterating twice without this call yields the same indices.
+# - Do not change the global random state of torch or of Python's `random`.
 # - The indices are plain ints, and the ranks do not communicate.
 #
 # <details><summary>Hint 1</summary>Begin without <code>shuffle</code>. Which indices would rank r yield if the data set
@@ -364,8 +366,11 @@ check.ShardedSampler()
 # - The number of samples may differ between ranks. It may be 0 on some of them, which then have no gradients.
 # - Treat frozen parameters and gradients that are None as in exercise 2.3.
 # - Target: one `all_reduce` per trainable parameter, and one more of a single element.
-# - Compute the factor for this rank's gradients as a Python float: `.item()` turns a tensor of one element into a
-#   Python number. (An int divided by an *integer* tensor gives a float32 tensor, which is too imprecise for the check.)
+# - Compute the factor for this rank's gradients as a Python float. Convert the total to a Python number with `.item()`,
+#   and divide afterwards. (An int divided by an *integer* tensor gives a float32 tensor, which is too imprecise for the
+#   check.)
+# - Add the numbers of samples in a dtype that is exact enough, whatever dtype the parameters have: bf16 rounds 257 to
+#   256.
 #
 # <details><summary>Hint</summary>No rank knows the denominator by itself. Which collective gives it to all ranks? By
 # what must each rank multiply its gradient so that the sum over the ranks is already the result?</details>

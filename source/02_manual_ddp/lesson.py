@@ -70,7 +70,7 @@ assert torch.allclose(four, full, atol=1e-12)
 # How long does that take? Our model is too small to keep a GPU busy. So each block of the model becomes a **stand-in
 # for a GPU**: in addition to its computation, it sleeps for 20 ms in forward and 40 ms in backward. While a process
 # sleeps, time passes and no core is used, as if a GPU were doing the work. Look at the order of the bars (one per
-# block): each micro-batch runs forward and then backward.
+# block, and slivers for the other layers): each micro-batch runs forward and then backward.
 
 # %% tags=["nbval-ignore-output"]
 from shared import measure, timeline
@@ -168,8 +168,7 @@ after = model.norm.weight.grad.clone()
 print(f"norm of the mean gradient {averaged.norm():.3f}")
 
 # %% [markdown]
-# Here are 32 elements of the gradient of the last LayerNorm's weight. In each panel, compare the four rows. (The color
-# scale covers 95% of the elements.)
+# Here are 32 elements of the gradient of the last LayerNorm's weight. In each panel, compare the four rows.
 
 # %%
 before = [gradient[:32] for gradient in ranks.pull("before")]
@@ -198,7 +197,7 @@ assert torch.allclose(averaged, full, atol=1e-12)
 # faster.
 #
 # For an estimate, look up how long a small all-reduce took in chapter 00. Each micro-batch now includes 240 ms of
-# sleep, twice as much as before. (`prepare` runs before each round and is not timed.)
+# sleep, twice as much as before.
 
 # %%
 my_prediction = 1.0
@@ -240,7 +239,6 @@ plots.bars(times.ms(), "ms until the gradients are ready (median of 3, blocks th
 # %% [markdown]
 # Four ranks are faster, but not four times as fast. The micro-batches run at the same time and take about a quarter of
 # the upper bar. Most of the rest is averaging: each of the 20 all-reduces costs its latency, however small its tensor.
-# Chapters 03 and 04 reduce this time.
 
 # %% [markdown]
 # ## When the mean is not the gradient of the full batch
@@ -252,7 +250,7 @@ plots.bars(times.ms(), "ms until the gradients are ready (median of 3, blocks th
 # $$\nabla L = \frac{1}{|B|}\sum_{s \in B} \nabla \ell_s = \sum_r \frac{|B_r|}{|B|}\,\nabla L_r.$$
 #
 # The plain mean gives every rank the weight $1/N$. That is right only if all shares have the same size. Here are four
-# cases in which it is wrong.
+# cases in which the plain mean is wrong.
 
 
 # %%
@@ -492,8 +490,8 @@ def train(wrap, epochs=12, global_batch=96):
 
 
 # %% [markdown]
-# We start with one process. `ranks.world(1)` forms a process group of rank 0 alone, and `ranks.run` calls a function on
-# every rank of the current group.
+# We start with one process. `ranks.world(1)` forms a process group of rank 0 alone, in which `world_size` is 1, and
+# `ranks.run` calls a function on the group's ranks, with their variables (such as `train`).
 
 # %%
 with ranks.world(1):
@@ -633,11 +631,11 @@ measure.expect(ratio > 1, "a step by hand takes longer")
 plots.bars(step_times.ms(), "ms per step (median of 10)")
 
 # %% [markdown]
-# Ours is slower, although both send the same number of bytes. It launches twenty all-reduces instead of one, and each
-# of them costs its latency: a ring on four ranks has six steps, so that is 6 · 2 ms. When does a training step spend
-# that time? The next cell records a step of the model that sleeps, with our wrapper and an optimizer. The figure shows
-# the rank that was the last to finish backward. (The others waited for it in their first all-reduce.) Look at what the
-# rank computes while communication is in flight.
+# Ours is slower, although both send the same bytes. It launches twenty all-reduces instead of one, and each has a
+# latency of 6 · 2 ms, because a ring on four ranks has six steps. That is 240 ms; the rest is gloo's own time. At which
+# point in a training step is that time spent? The next cell records a step of the model that sleeps, with our wrapper
+# and an optimizer. The figure shows the rank that finished backward last. Look at what it computes while communication
+# is in flight.
 
 # %%
 # %%ranks
@@ -665,7 +663,8 @@ plots.timeline([last])
 
 # %% [markdown]
 # It computes nothing: all communication comes after backward and before the optimizer's step. Communication is called
-# *exposed* while the rank has nothing to compute, and *hidden* while it computes.
+# *exposed* while the rank has nothing to compute, and *hidden* while it computes. (The exposed time excludes the
+# gaps, in which the rank divides a gradient.)
 #
 # DDP differs from our short version as follows:
 #
@@ -684,7 +683,7 @@ plots.timeline([last])
 # |---|---|---|
 # | Who starts the ranks? | `ranks.start(4)` | `torchrun`, one process per GPU |
 # | How is a model wrapped? | `DistributedDataParallel(model)` | the same, with `device_ids=[local_rank]` |
-# | Do the replicas still agree? | pull them and compare | compare a checksum's `MIN` and `MAX` over the ranks |
+# | Do the replicas still agree? | pull them and compare | all-reduce a checksum with `MIN` and `MAX`: are they equal? |
 # | What if a rank runs out of samples? | the sampler prevents it | the same, or DDP's `join()` ¹ |
 # | What about BatchNorm? | each rank uses its own statistics | `SyncBatchNorm`, which does not run on CPUs |
 # | Does the global batch grow with N? | no | usually ² |
@@ -714,8 +713,8 @@ plots.timeline([last])
 # - **gradient accumulation**: several micro-batches run one after the other and add up their gradients before the
 #   optimizer takes one step.
 # - **stand-in for a GPU**: a block of a model that sleeps, so that time passes as on a GPU and no core is used.
-# - **data parallelism**: every rank holds the full model, computes the gradient of its own samples, and the ranks
-#   average their gradients.
+# - **data parallelism**: every rank holds the full model and computes the gradient of its own samples; the ranks
+#   average these gradients.
 # - **replica**: a rank's full copy of the model.
 # - **buffer** (of a module): a tensor that belongs to a module but is not trained, such as BatchNorm's running
 #   statistics.
@@ -723,7 +722,7 @@ plots.timeline([last])
 # - **padding** (of sequences): tokens without content that bring the sequences of a batch to the same length, and that
 #   the loss ignores.
 # - **distributed sampler**: an object that yields the indices of a rank's samples, so that the ranks together use every
-#   sample once per epoch.
+#   sample at least once per epoch.
 # - **DDP**: torch's `DistributedDataParallel`, which averages gradients during backward.
 
 # %% [markdown]
@@ -731,12 +730,12 @@ plots.timeline([last])
 #
 # - Li et al., [PyTorch Distributed: Experiences on Accelerating Data Parallel
 #   Training](https://arxiv.org/abs/2006.15704), VLDB 2020, sections 2 and 3: from the naive solution, which you have
-#   just built, to DDP.
+#   built, to DDP.
 # - Goyal et al., [Accurate, Large Minibatch SGD](https://arxiv.org/abs/1706.02677), 2017, section 3: pitfalls of data
 #   parallelism. Remark 3 is about the loss of each rank, as in our weighted mean, and remark 4 about shuffling.
 # - Hugging Face, [Fixing Gradient Accumulation](https://huggingface.co/blog/gradient_accumulation), 2024, and
 #   [transformers issue 34242](https://github.com/huggingface/transformers/issues/34242): how the mean over padded
-#   sequences went wrong in practice, first in gradient accumulation and then between ranks.
+#   sequences went wrong in practice.
 # - [DistributedDataParallel](https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html)
 #   in the PyTorch documentation: its notes and warnings, such as the one about summed losses.
 

@@ -51,10 +51,10 @@ MB = 2**20  # bytes, as in the bucket_cap_mb of torch's DDP
 # flat tensor with the shape of its parameter. It has no memory of its own, so when you write into a slice, you write
 # into the flat tensor. Return the flat tensor and the list of its slices.
 #
-# - The flat tensor is all zeros. It has as many elements as all parameters together, and the same dtype and device as
-#   they do.
+# - The flat tensor is all zeros. It has as many elements as all parameters together, and their dtype and device.
 # - The slices follow each other in the order of the parameters, without gaps.
-# - Allocate memory only once, for the flat tensor.
+# - The slices are views of the flat tensor, without memory of their own.
+# - The function changes neither the parameters nor their `.grad`.
 #
 # For example, take two parameters with the shapes [2] and [1, 3]. If the flat tensor has the elements a to e, then the
 # slices are:
@@ -99,7 +99,7 @@ check.flat_and_slices()
 # - Add each parameter to the bucket that was opened last. If it does not fit there, open a new bucket. Never go back to
 #   an earlier bucket, even if it has room.
 # - A bucket holds at most `bucket_cap_mb` · 2²⁰ bytes (2²⁰ is the constant `MB` above). A parameter that is larger than
-#   that is alone in its bucket.
+#   its bucket's cap is alone in that bucket.
 # - Return the buckets in the order in which they were opened.
 #
 # For example, suppose that the cap is 3 bytes, and that the gradients have 1, 1, 1, 2, 4 and 1 bytes in the order of
@@ -112,9 +112,9 @@ check.flat_and_slices()
 # Then add the other rules, each of which has its own line in the check:
 #
 # - `first bucket`: the cap of the first bucket is `first_bucket_mb` or `bucket_cap_mb`, whichever is smaller.
-# - `dtypes`: a flat tensor has one dtype and one device. So for each combination of dtype and device, assign its
-#   parameters as if the model had no others. Return the buckets of all combinations in one list, in the order in which
-#   they were opened.
+# - `dtypes`: a flat tensor has one dtype and one device. So each combination of dtype and device has its own buckets,
+#   and a first bucket of its own. A parameter then goes into the bucket that was opened last for its combination.
+#   Return the buckets of all combinations in one list, in the order in which they were opened.
 # - `trainable`: frozen parameters (`requires_grad=False`) are in no bucket.
 # - `units`: both caps are in MB of 2²⁰ bytes, and have the defaults of the function below.
 # - `any iterable`: `parameters` may be a generator, as `module.parameters()` is, so you can go through it only once.
@@ -207,17 +207,19 @@ for step in range(2):
 # There is no error, but from step 1 on, every rank trains with its own gradient instead of the mean. What does
 # `zero_grad()` leave in `.grad`, and where does the next `backward()` put the gradient?
 #
-# Write a `Bucket` that still works after `zero_grad()`. Its constructor allocates the flat tensor and its slices, once.
-# In every step, `pack` is called for each index, then `launch`, and then `wait`:
+# Write a `Bucket` that still works after `zero_grad()`. Its constructor allocates the flat tensor and its slices, once,
+# and changes no `.grad`. In every step, `pack` is called for each index, then `launch`, and then `wait`:
 #
 # - `pack(index)` fills the slice of `parameters[index]`, and makes the slice the parameter's `.grad`:
 #     - The slice gets the gradient, divided by the number of ranks in the group, so that the all-reduce gives the mean.
+#       (If you prefer, divide in `launch` or `wait` instead. The check looks only at the mean.)
 #     - If `.grad` is None, the slice gets zeros.
 #     - If `.grad` is already the slice, as after `zero_grad(set_to_none=False)`, divide it in place. It remains the
 #       `.grad`.
 # - `launch()` starts one asynchronous all-reduce of the flat tensor over the group, and does not wait for it.
 # - `wait()` waits until this all-reduce is complete. If none is in flight, it raises a `RuntimeError`. So a second
-#   `wait()` after one `launch()` raises it, too.
+#   `wait()` after one `launch()` raises it, too. (An all-reduce is in flight from `launch()` until `wait()` returns,
+#   even if it is complete earlier.)
 #
 # In exercise 3.4, backward has finished before the first `pack`, so every gradient is still held twice at the peak.
 # Chapter 04 packs each gradient as soon as it is complete.
@@ -304,14 +306,16 @@ check.Bucket()
 # - The constructor makes the module available as `.module`. It broadcasts the module's state with
 #   `broadcast_state(module, group)`, which is imported from chapter 02. Then it creates one `Bucket` for each bucket
 #   that `assign_buckets` returns.
+# - All steps use the same buckets. So after `zero_grad(set_to_none=False)`, every `.grad` is still its slice, and no
+#   gradient is held twice.
 # - `forward` passes all its arguments to the module, and returns the module's output.
 # - `finish_gradient_sync()` packs and launches the buckets in the order of `assign_buckets`. It launches **all** of
 #   them before it waits for the first. When it returns, all of them are complete.
 # - Nothing is sent during forward or backward.
 #
-# In the check, the other lines run only if `same start` passes. Among those, look at `plain model` first. The rest
-# train models with tied, frozen and unused parameters, buffers and several dtypes. If your first three pieces are
-# right, you need no extra code for them.
+# The check runs its other lines only if `same start` passes. Of those, look at `plain model` first. The rest train
+# models with tied, frozen and unused parameters, buffers and several dtypes. If your first three pieces are right, you
+# need no extra code for them.
 #
 # <details><summary>Hint</summary>If a rank waits for bucket 1 before it launches bucket 2, the link is idle in between.
 # Which two loops over the buckets avoid that?</details>
@@ -459,8 +463,9 @@ measure.expect(times.ratio("ManualDDP", "BucketedDDP") > 1, "BucketedDDP is fast
 plots.bars(times.ms(), "ms per step (median of 10 rounds)")
 
 # %% [markdown]
-# torch's DDP launches buckets during backward, but that saves little here: its first bucket holds 86% of the
-# gradients' bytes, so most of backward is over before this bucket is launched.
+# torch's DDP launches buckets during backward, but that saves little here: its first bucket holds 86% of the gradients'
+# bytes, so most of backward is over before this bucket is launched. So either DDP or your wrapper may be
+# faster.
 #
 # The next cell counts the all-reduces of a step, and measures the peak memory of gradients and buckets.
 

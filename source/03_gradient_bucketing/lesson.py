@@ -88,7 +88,7 @@ measure.expect(line.communication_ms > 5 * bytes_ms, "the bytes are a small part
 #
 # **Predict.** We run 100 all-reduces again, but with tensors of only 100 elements (400 bytes). Together, these tensors
 # have about a sixtieth of the gradients' bytes. How long do the all-reduces take, as a fraction of the time for the
-# gradients? 1 would mean just as long, and 0.02 that the time is proportional to the bytes.
+# gradients? 1 would mean just as long; 0.02 would mean in proportion to the bytes.
 
 # %%
 my_prediction = 0.0
@@ -278,8 +278,8 @@ assert both_bytes == 2 * gradient_bytes
 # That is twice the size of the gradients: a rank holds every gradient once in `.grad` and once in the flat tensor. With
 # 7 billion parameters in bf16, the second copy would take 14 GB.
 #
-# The way out is a **view**: a tensor that has no memory of its own, but uses a part of another tensor's memory.
-# What happens if each parameter's `.grad` is a view of the flat tensor when backward runs?
+# The solution is a **view**: a tensor that has no memory of its own, but uses part of another tensor's memory. What
+# happens if each parameter's `.grad` is a view of the flat tensor when backward runs?
 
 # %%
 # %%ranks 0
@@ -354,7 +354,7 @@ print(f"predicted {my_prediction}, the first is {completed[0]}, the last {comple
 assert completed[0].startswith("norm.") and completed[-1] == "token_embedding.weight"
 
 # %% [markdown]
-# Backward goes through the model from its end, so the gradients of the last layers are complete first, and that of the
+# Backward goes through the layers in reverse, so the gradients of the last layers are complete first, and that of the
 # token embedding comes last. The output layer uses the embedding's weight too, but the gradient of that weight is the
 # sum over both uses, so it is complete only at the end.
 #
@@ -389,7 +389,7 @@ gradient_sizes = {name: p.nbytes for p, name in names.items()}
 
 # %% [markdown]
 # In the next figure, each row is a part of the model, such as a block, and its width shows the bytes of its gradients.
-# The buckets are numbered in the order in which they will be sent.
+# Thin lines separate gradients. The buckets are numbered in the order in which they will be sent.
 
 # %%
 gradient_sizes = ranks.pull("gradient_sizes")[0]
@@ -410,8 +410,8 @@ bucket_plots.bucket_map(gradient_sizes, ranks.pull("bucket_names")[0], "a cap of
 # %% [markdown]
 # ## The short version
 #
-# The two functions `in_buckets` and `average_flat` are already enough to train. (`average_flat` frees its flat tensor
-# when it returns, so the gradients of only one bucket at a time are held twice.) The next cell trains the MLP from
+# `in_buckets` and `average_flat` are enough to train a model in which every parameter gets a gradient. (`average_flat`
+# frees its flat tensor, so only one bucket's gradients are held twice at a time.) The next cell trains the MLP from
 # chapter 02 twice with the same initial weights: once on the full batch without communication, and once on a quarter of
 # each batch per rank, with two all-reduces (one per bucket) instead of six.
 
@@ -461,8 +461,8 @@ plots.loss_curves({"one process": alone_losses, "4 ranks, 2 buckets": mean_losse
 # %% [markdown]
 # ## Which cap?
 #
-# We go back to the GPT with 100 parameters and try six caps, from "none" (no bucketing: each gradient is sent by
-# itself) to 25 MiB (one bucket for all):
+# We go back to the GPT with 100 parameters and try six caps, from "none" (each gradient is sent by itself) to 25 MiB
+# (one bucket for all):
 
 # %%
 # %%ranks
@@ -516,8 +516,8 @@ print(f"measured / formula: from {off[0]:.2f} to {off[-1]:.2f}")
 measure.expect(1 / 1.6 < off[len(off) // 2] < 1.6, "the formula comes close")
 
 # %% [markdown]
-# In the next figure, each row is a cap. The left half shows the model, split into its buckets. (Where there are more
-# than 20, they are drawn in two grays.) In the right half, compare the measured times with the predicted ones.
+# In the next figure, each row is a cap. The left half shows the model, split into its buckets. (Rows of over 20 buckets
+# use two grays.) In the right half, compare the measured times with the predicted ones.
 
 # %% tags=["nbval-ignore-output"]
 first_saved_ms = took_ms["none"] - took_ms["100 KiB"]
@@ -530,7 +530,7 @@ widgets.cap_chooser(gradient_sizes, list(runs.values()))
 
 # %% [markdown]
 # When does a larger cap no longer help much? The transfer of α/β bytes takes as long as the latency, because
-# β · α/β = α. So the transfer of k · α/β bytes takes k · α, and the latency α adds 1/k to that:
+# β · α/β = α. So a bucket of k · α/β bytes takes k · α for its bytes. The latency α adds 1/k to that:
 
 # %% tags=["nbval-ignore-output"]
 even_bytes = fitted.alpha_s / fitted.beta_s_per_byte
@@ -540,19 +540,18 @@ assert gradient_bytes < 10 * even_bytes
 tables.Table(["bucket", "MB", "latency adds"], rows, note)
 
 # %% [markdown]
-# At 10 α/β bytes, the latency adds 10% to the transfer, so the latency is 1/11 of the total. If your buckets have this
-# size or more, an even larger cap saves at most that 1/11. If all gradients of the model together have fewer bytes, as
-# here, a single bucket is best.
+# At 10 α/β bytes, the latency adds 10% to the transfer, so it is 1/11 of the total. From there on, a larger cap can
+# save no more than that 1/11. As long as buckets are sent after backward, a single bucket is fastest.
 #
-# A larger cap also has a price: the first bucket is complete later. That does not matter until chapter 04, which sends
-# buckets during backward. This is also why torch's DDP makes the *first* bucket smaller than the others: it can be sent
-# early.
+# But a larger cap has a price: the first bucket is complete later. This matters in chapter 04, which sends buckets
+# during backward. For this reason, the *first* bucket of torch's DDP is smaller than the others.
 
 # %% [markdown]
 # ## The production version
 #
 # In torch's DDP, the argument `bucket_cap_mb` is the cap in MiB (2²⁰ bytes). Its default is 25 MiB. With this default,
-# the first bucket has a smaller cap of 1 MiB. What does DDP send in its first three steps?
+# the first bucket has a smaller cap of 1 MiB. (If you choose another cap, DDP also uses it for the first bucket. The
+# lab's wrapper uses at most 1 MiB there.) What does DDP send in its first three steps?
 
 # %%
 # %%ranks
@@ -582,7 +581,7 @@ show_collectives(TinyGPT(config))
 #   happens.
 #
 # Does the recorded order matter? Here is a model that registers its last layer first. With a tiny cap, each gradient
-# has its own bucket:
+# has its own bucket from step 2 on:
 
 
 # %%
@@ -604,9 +603,6 @@ show_collectives(odd, bucket_cap_mb=1e-4)
 # %% [markdown]
 # Our order would send the large gradient of the embedding first, although backward completes it last. From step 2 on,
 # DDP sends the gradient of the last layer first.
-#
-# In DDP, a `bucket_cap_mb` that you choose is also the cap of the first bucket. In the lab's version, the first
-# bucket's cap is never above 1 MiB.
 #
 # By default, DDP also holds a second copy of every gradient. With `gradient_as_bucket_view=True`, gradients are views
 # of its buckets:
@@ -636,19 +632,19 @@ plots.memory_by_component(held)
 #
 # | question | here | with NCCL and many hosts |
 # |---|---|---|
-# | Where does α come from? | the emulated link | a kernel launch, and 3 to 62 µs per ring step (table below) |
+# | Where does α come from? | the emulated link | a kernel launch, and 3 to 62 µs per ring step |
 # | How do I measure α? | `measure.collectives` | `NCCL_PROTO=Simple all_reduce_perf` of nccl-tests¹, smallest size |
-# | How do I measure β? | `measure.collectives` | the same, largest size: the printed `busbw` is 1/β of a ring step |
+# | How do I measure β? | `measure.collectives` | the same, largest size: the printed `busbw` is the 1/β of a message |
 # | How do I see the all-reduces? | wire ledger | a trace of `torch.profiler` |
 # | How do I see DDP's buckets? | wire ledger | in DDP's log, which `TORCH_DISTRIBUTED_DEBUG=INFO` turns on² |
 # | Which cap? | one bucket, until chapter 04 | several times α/β: start from the table below, then measure |
 #
 # ¹ `Simple` is NCCL's protocol for large messages. ² Together with `TORCH_CPP_LOG_LEVEL=INFO`.
 #
-# For a ring of N ranks, divide the α of an all-reduce by its β. If you write both in terms of the α and β of one ring
-# step, you get
+# For a ring of N ranks, divide the α of an all-reduce by its β. With the α and β of one message, this is
 #
-# $$\frac{2(N-1)\,\alpha}{\frac{2(N-1)}{N}\,\beta} = N \cdot \frac{\alpha}{\beta}$$
+# $$\frac{\alpha_\text{all-reduce}}{\beta_\text{all-reduce}}
+# = \frac{2(N-1)\,\alpha}{\frac{2(N-1)}{N}\,\beta} = N \cdot \frac{\alpha}{\beta}$$
 #
 # So the more ranks there are, the larger the buckets have to be. The next table shows the α/β of an all-reduce for real
 # links:
@@ -664,15 +660,15 @@ note = "α/β of an all-reduce in a ring. shared/planner/links.py has the source
 tables.Table(["link", "GPUs", "α/β, MB", "10 α/β, MB"], rows, note)
 
 # %% [markdown]
-# With NCCL, α/β may be smaller than in this table, because NCCL uses trees and other protocols where a ring would have
-# too much latency. Still, the table explains two things. In Megatron-Core, the default bucket size on N ranks is
+# With NCCL, α/β may be smaller than in this table, because NCCL does not use a ring where its latency would be too
+# high. Still, the table explains two things. In Megatron-Core, the default bucket size on N ranks is
 # max(40 million, 1 million · N) parameters (at least 160 MB in fp32), so that collectives "do not become
 # latency-bound". And torch's developers have discussed raising DDP's default of 25 MiB (PyTorch issue 118421).
 
 # %% [markdown]
 # ## Recap
 #
-# S is the number of bytes of all gradients, and N the number of ranks.
+# S is the size of all gradients in bytes, and N the number of ranks.
 #
 # | | memory for gradients | all-reduces | sent per rank | when |
 # |---|---|---|---|---|
@@ -681,9 +677,10 @@ tables.Table(["link", "GPUs", "α/β, MB", "10 α/β, MB"], rows, note)
 # | buckets, copied one by one | S plus one bucket at the peak | one per bucket | 2(N−1)/N · S | after backward |
 # | buckets, gradients stay views | S | one per bucket | 2(N−1)/N · S | after backward |
 # | the lab's `BucketedDDP` | 2S at the peak¹ | one per bucket | 2(N−1)/N · S | after backward |
-# | torch's DDP | 2S; S with `gradient_as_bucket_view=True` | one per bucket | 2(N−1)/N · S | during backward |
+# | torch's DDP | 2S; S with `gradient_as_bucket_view=True`² | one per bucket | 2(N−1)/N · S | during backward |
 #
 # ¹ After `zero_grad()`, backward allocates every gradient anew, in addition to the buckets.
+# ² The peak is S plus one gradient, because DDP frees each gradient once it is in its bucket.
 #
 # Communication takes α for each all-reduce, plus βS for the bytes. The cap changes only the first part.
 #
@@ -692,7 +689,7 @@ tables.Table(["link", "GPUs", "α/β, MB", "10 α/β, MB"], rows, note)
 # - **latency-bound**: a collective is latency-bound if most of its time is latency, which does not depend on its bytes.
 # - **bandwidth-bound**: a collective is bandwidth-bound if most of its time is the transfer of its bytes.
 # - **flat tensor**: a tensor with one dimension that holds the elements of several tensors one after the other.
-# - **view**: a tensor without memory of its own, which uses a part of another tensor's memory.
+# - **view**: a tensor without memory of its own, which uses part of another tensor's memory.
 # - **bucket**: a group of gradients that share one flat tensor and are averaged by one all-reduce.
 # - **bucket cap**: the largest number of bytes that a bucket may hold.
 # - **bucket assignment**: the list that says which gradient is in which bucket; it must be the same on all ranks.
@@ -733,8 +730,7 @@ plots.timeline([last], exposed=False)
 
 # %% [markdown]
 # There are only eight all-reduces now, but all of them come after backward. While they are in flight, the rank computes
-# nothing. Yet the gradients of the first bucket were complete long before. Chapter 04 sends them as soon as they are
-# complete.
+# nothing. Yet the gradients of the first bucket were complete long before. Chapter 04 sends them right then.
 #
 # First, you build the wrapper `BucketedDDP` in the lab. To watch buckets outside a notebook, run
 # `torchrun --nproc_per_node=2 labs/gradient_sync_visualizer.py`.

@@ -64,7 +64,7 @@ class GradientBucket(Protocol):
 
 
 # %% [markdown]
-# ## Exercise 4.1 · Launch in one order (15 min, 2 points)
+# ## Exercise 4.1 · Launch in one order (15 min, 3 points)
 #
 # All ranks must launch their collectives in the same order. But the order in which a rank's gradients become ready may
 # depend on its samples. So the buckets wait in a queue: a bucket is launched when it is full *and all buckets before it
@@ -86,8 +86,9 @@ class GradientBucket(Protocol):
 #
 # Target: every bucket is packed completely, launched once, in order, and waited for once.
 #
-# Begin with `__init__` and `add`, and run the cell below the exercise. Once its output is right, write `finish`. (Run
-# the check when you have all three methods, because everything it tests also calls `finish`.)
+# Begin with `__init__` and `add`, and try them in the first cell below the exercise. Then write `finish`, and try it in
+# the second one. (Run the check only when you have written all three methods, because every test in it also calls
+# `finish`.)
 #
 # <details><summary>Hint 1: which buckets are launched in add?</summary>
 #
@@ -96,8 +97,8 @@ class GradientBucket(Protocol):
 # </details>
 # <details><summary>Hint 2: what does finish do about missing gradients?</summary>
 #
-# It does the same as for gradients that are ready. Which of your methods does that already? And how do `missing` and
-# `launched` get their initial values again?
+# It packs them in the same way as gradients that are ready. Which of your methods does that already? And how are
+# `missing` and `launched` reset to their initial values?
 # </details>
 
 
@@ -147,7 +148,7 @@ class LaunchQueue:
 
 # %% [markdown]
 # The next cell adds four gradients to three buckets that only print. The first two calls should launch nothing, the
-# third call bucket 0, and the fourth call buckets 1 and 2. So the last line is `launch bucket 2`.
+# third should launch bucket 0, and the fourth buckets 1 and 2. So the last line of the output is `launch bucket 2`.
 
 
 # %%
@@ -162,22 +163,41 @@ class PrintingBucket:
     def launch(self):
         print(f"    launch {self.name}")
 
+    def wait(self):
+        print(f"    wait for {self.name}")
 
-queue = LaunchQueue(
-    [PrintingBucket("bucket 0", 1), PrintingBucket("bucket 1", 2), PrintingBucket("bucket 2", 1)]
-)
+
+def printing_queue():
+    sizes = {"bucket 0": 1, "bucket 1": 2, "bucket 2": 1}
+    return LaunchQueue([PrintingBucket(name, count) for name, count in sizes.items()])
+
+
+queue = printing_queue()
 for bucket_index, index in [(2, 0), (1, 1), (0, 0), (1, 0)]:
     queue.add(bucket_index, index)
 
-# %% tags=["check"] grade_id="check-launch-queue" points=2
+# %% [markdown]
+# Run the next cell once you have written `finish` and have run the cell of `LaunchQueue` again. It makes a new queue
+# and adds one gradient. `finish` should pack the other three, launch the buckets in order, and only then wait for all
+# of them. The second `finish` stands for a step without a backward. It should do the same, but pack all four gradients.
+
+# %%
+# %%ranks 0
+queue = printing_queue()
+queue.add(2, 0)
+for step in (1, 2):
+    print(f"finish {step}:")
+    queue.finish()
+
+# %% tags=["check"] grade_id="check-launch-queue" points=3
 check.LaunchQueue()
 
 # %% [markdown]
 # ## Exercise 4.2 · Launch during backward (20 min, 3 points)
 #
 # A hook has to call `add` while backward computes. A wrong hook may raise no error, so let's first try two hooks that
-# look right but are wrong. You know `register_post_accumulate_grad_hook` from the lesson. With `register_hook`,
-# autograd calls your function with the gradient that the current backward has computed.
+# look right but are wrong. You know `register_post_accumulate_grad_hook` from the lesson. If you register a hook with
+# `register_hook` instead, autograd calls it with the gradient that the current backward has computed.
 
 
 # %%
@@ -270,18 +290,21 @@ def watch_gradients(
 #   queue.
 # - `finish()` calls the queue's `finish`.
 #
-# Then handle the attributes `enabled` and `pending`, and the error:
+# Then handle the attribute `enabled`. While it is False, gradients only accumulate. And keep `pending` up to date: it
+# says whether there are gradients that `finish` has not averaged yet. (Lab 08 will read it.)
 #
-# - While `enabled` is False, gradients only accumulate: `on_gradient` adds nothing to the queue, and `finish` does
-#   nothing at all.
-# - `pending` says whether there are gradients that `finish` has not averaged yet. (Lab 08 will read it.) Unless it
-#   raises an error, `on_gradient` sets `pending` to True, even if `enabled` is False. `finish` sets it to False, but
-#   only if `enabled` is True.
-# - If the queue already has this gradient, `on_gradient` raises a `RuntimeError`, even if `enabled` is False. A packed
-#   `.grad` is a slice of its bucket (lab 03), so any second `backward()` before `finish()` adds to a bucket that may be
-#   in flight.
-# - The error's message says what to do instead: call `finish_gradient_sync()` after each `backward()`, or use
-#   `no_sync()`.
+# | | `enabled` is True | `enabled` is False |
+# |---|---|---|
+# | `on_gradient`, for a gradient that the queue already has | raises a `RuntimeError` | raises a `RuntimeError` |
+# | `on_gradient`, for any other gradient | adds it to the queue, and sets `pending` to True | sets `pending` to True |
+# | `finish` | calls the queue's `finish`, and sets `pending` to False | does nothing |
+#
+# The queue has a gradient from its `add` until the next `finish` with `enabled` set to True. If another backward
+# computes the same gradient in between, `on_gradient` must raise, even inside `no_sync()`, and whether or not the
+# bucket has been launched. The reason is that a packed `.grad` is a slice of its bucket and already divided by N (lab
+# 03). The other backward has added a gradient to it that is not divided, perhaps while the bucket is in flight. The
+# error message should say what to do instead: call `finish_gradient_sync()` after each `backward()`, or use
+# `no_sync()`.
 #
 # Target: each gradient is added once, in the backward that completes it, and nothing waits during backward.
 #
@@ -348,13 +371,13 @@ class GradientSync:
 check.GradientSync()
 
 # %% [markdown]
-# ## Exercise 4.3 · The wrapper (5 min, 3 points)
+# ## Exercise 4.3 · The wrapper (5 min, 2 points)
 #
 # `OverlappedDDP(module, bucket_cap_mb=25.0, group=None)` is used like `BucketedDDP`. You have all of its pieces:
 #
 # - `__init__` broadcasts the state of `module` with `broadcast_state`, and splits its parameters with
-#   `assign_buckets`. It makes a `Bucket` of each list of parameters, keeps them in `self.buckets`, and makes one
-#   `GradientSync` for all of them, `self.sync`. Pass `group` to `broadcast_state` and to each `Bucket`.
+#   `assign_buckets`. It makes a `Bucket` from each list of parameters, stores these buckets in `self.buckets`, and
+#   stores one `GradientSync` for all of them in `self.sync`. Pass `group` to `broadcast_state` and to each `Bucket`.
 # - `finish_gradient_sync()` returns when every gradient is the mean over the ranks. The given `with record_function(…)`
 #   labels this phase in a profiler's trace.
 #
@@ -414,7 +437,7 @@ class OverlappedDDP(nn.Module):
         return self.sync.no_sync()
 
 
-# %% tags=["check"] grade_id="check-overlapped-ddp" points=3
+# %% tags=["check"] grade_id="check-overlapped-ddp" points=2
 check.OverlappedDDP()
 
 # %% [markdown]
@@ -434,7 +457,8 @@ check.OverlappedDDP()
 #
 # - Inside `no_sync()`, there is no communication, not even in `finish_gradient_sync()`.
 # - It can be nested: when the inner block ends, communication stays disabled for the rest of the outer block.
-# - After an exception in the block, even a `KeyboardInterrupt`, the wrapper is as it was before the block.
+# - After an exception in the block, even a `KeyboardInterrupt`, communication is enabled or disabled as it was before
+#   the block.
 #
 # <details><summary>Hint 1: what must be true after the block?</summary>
 #
@@ -476,7 +500,7 @@ sample = text.windows([1000 * rank], length=16)
 # %%
 # %%ranks --timeout 120
 def recorded_step(wrapper):
-    """Record seven steps of a new model, with buckets of 2 MB. Returns rank 0's median one, by exposed time."""
+    """Record seven steps of a new model. Returns the one with the median exposed time, as rank 0 recorded it."""
     model = TinyGPT(config).to(device)
     stand_in_for_gpu(model.blocks, forward_ms=8, backward_ms=16)
     wrapped = wrapper(model, bucket_cap_mb=2.0)
@@ -491,27 +515,22 @@ wrappers = (BucketedDDP, OverlappedDDP, DistributedDataParallel)
 lines = {wrapper.__name__: recorded_step(wrapper) for wrapper in wrappers}
 
 # %% [markdown]
-# The first figure is a step of `BucketedDDP`. All of its all-reduces come after backward:
+# The figure shows a step of `BucketedDDP`, and below it a step of your wrapper, with the same buckets and the same
+# bytes. `BucketedDDP` launches all of its all-reduces after backward. Compare the exposed times on the right. (The bar
+# of a small bucket can be long if another rank launched that bucket later.)
 
 # %% tags=["nbval-ignore-output"]
 lines = ranks.pull("lines")[0]
 before, yours = lines["BucketedDDP"], lines["OverlappedDDP"]
 measure.expect(before.overlap < 0.1, "nothing overlaps")
-plots.timeline([before])
-
-# %% [markdown]
-# The second is a step of your wrapper, with the same buckets and the same bytes. Compare the exposed times on the right
-# of the two figures. (The bar of a small bucket can be long if another rank launched that bucket later.)
-
-# %% tags=["nbval-ignore-output"]
 sent_bytes = [sum(span.payload_bytes for span in line.spans) for line in (before, yours)]
 assert sent_bytes[0] == sent_bytes[1]
 measure.expect(yours.exposed_ms < before.exposed_ms, "your wrapper exposes less")
-plots.timeline([yours])
+plots.timeline([before, yours], ["BucketedDDP", "yours"])
 
 # %% [markdown]
-# The last figure compares the exposed communication of these two wrappers and of torch's DDP with the same cap. With
-# this cap, DDP's first bucket is larger than yours, as the lesson explained.
+# The next figure compares the exposed communication of these two wrappers and of torch's DDP with the same cap. With
+# this cap, DDP's first bucket is larger than yours, as the lesson explained. Either of them can expose less.
 
 # %% tags=["nbval-ignore-output"]
 exposed_ms = {name: line.exposed_ms for name, line in lines.items()}
@@ -520,7 +539,7 @@ measure.expect(torchs_ms < exposed_ms["BucketedDDP"], "torch's DDP exposes less"
 plots.bars(exposed_ms, "ms exposed")
 
 # %% [markdown]
-# In lab 05, you will measure by how much communication lengthens a whole step.
+# In lab 05, you will measure how much longer a whole step takes because of communication.
 
 # %%
 ranks.stop()

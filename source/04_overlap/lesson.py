@@ -25,9 +25,9 @@
 # In chapter 03, you packed many gradients into a few buckets. There are fewer all-reduces now, but all of them start
 # after backward. In this chapter, they start during backward.
 #
-# To see what that gains, we need a slow network. So each rank gets an *emulated* link of 500 Mbit/s, with a latency of
-# 1 ms per message: gloo still sends the bytes, but no collective completes earlier than it would on such a link. Each
-# link runs one collective after the other, as NCCL does. The ranks use the CPU, even if you have GPUs.
+# To see how much time that saves, we need a slow network. So each rank gets an *emulated* link of 500 Mbit/s, with a
+# latency of 1 ms per message: gloo still sends the bytes, but no collective completes earlier than it would on such a
+# link. Each link runs one collective at a time, as NCCL does. The ranks use the CPU, even if you have GPUs.
 
 # %% tags=["nbval-ignore-output"]
 from shared import measure, plots, ranks, tables
@@ -38,8 +38,8 @@ measure.start_behind_link(world_size=4, rate="500mbit", latency_ms=1.0, emulate=
 
 # %% [markdown]
 # A ring all-reduce of S bytes on N ranks takes $2(N-1)\,\alpha + \frac{2(N-1)}{N}\,S\,\beta$ seconds, where α is the
-# latency of a message (one step of the ring), and β is the time per byte (chapter 01). You fitted both there. Here, you
-# know them:
+# latency of a message (one step of the ring), and β is the time per byte (chapter 01). You fitted both there. Here, we
+# set them:
 
 # %%
 from shared import formulas
@@ -55,7 +55,7 @@ def all_reduce_s(size_bytes):
 # %% [markdown]
 # We also need computation. Your ranks share the cores of one machine, and sending needs these cores, too. A GPU would
 # leave them free while it computes. So each block of our GPT contains a *stand-in for a GPU*: in addition to its small
-# computation, it sleeps for 16 ms in forward and for 32 ms in backward. Time passes, but no core is busy.
+# computation, it sleeps for 16 ms in forward and for 32 ms in backward.
 
 # %%
 # %%ranks
@@ -80,7 +80,7 @@ print(f"{gradients_bytes / 1e6:.2f} MB of gradients")
 # ## What is wasted
 #
 # Chapter 03's `BucketedDDP` with a cap of 2 MB splits these gradients into seven buckets, and all-reduces them after
-# backward. (A MB of a cap has 2²⁰ bytes, as in torch. A MB of data has 10⁶.)
+# backward. (For a cap, an MB has 2²⁰ bytes, as in torch. For data, it has 10⁶.)
 #
 # **Predict.** How many milliseconds do the seven all-reduces take in total? You know S (from the output above), N = 4,
 # α and β.
@@ -118,11 +118,11 @@ plots.timeline([before])
 
 # %% [markdown]
 # All seven all-reduces are launched when backward has ended, so their bars overlap. But the link runs them one after
-# the other, while rank 0 waits (hatched). The formula leaves out copying, and waiting for slower ranks.
+# the other, while rank 0 waits (hatched). The formula leaves out copying and the wait for slower ranks.
 #
 # **Exposed communication** is the time during which a collective is in flight and the rank has nothing to compute.
-# While the rank computes, the communication is **hidden**. The text on the right of the timeline states both. In the
-# next figure, whose times are invented, compare the two brackets labeled "exposed".
+# While the rank computes, the communication is **hidden**. The text beside the timeline states both. In the next
+# figure, whose times are invented, compare the two brackets labeled "exposed".
 
 # %%
 diagrams.exposed_communication()
@@ -189,8 +189,8 @@ plots.timeline([blocking])
 
 # %% [markdown]
 # That is slower than before. The all-reduces now start during backward, but each one blocks backward until it
-# completes. (The few percent that are hidden are only the time of the launches.) And with 52 all-reduces instead of
-# seven, the step also contains many more latencies.
+# completes. (Only the launches, a few percent, are hidden.) There are also 52 latencies instead of seven, so the
+# formula gives 258 + 52 · 6 = 570 ms. The rest is mostly the wait for the slowest rank in each all-reduce.
 
 # %% [markdown]
 # ## Launching now, waiting later
@@ -214,9 +214,8 @@ exposed_ms = {
 plots.bars(exposed_ms, "ms exposed")
 
 # %% [markdown]
-# Less communication is exposed than in the blocking version, but about as much as with buckets after backward, because
-# of the latencies. Each all-reduce has one of 6α = 6 ms. That is 52 · 6 = 312 ms per step, instead of 7 · 6 = 42 ms
-# with seven buckets.
+# Less communication is exposed than in the blocking version, but about as much as with buckets after backward. The
+# reason is latency: 52 all-reduces have 52 · 6α = 312 ms of it, compared with 7 · 6α = 42 ms for seven buckets.
 
 # %% [markdown]
 # ## Hooks and buckets together
@@ -228,8 +227,8 @@ plots.bars(exposed_ms, "ms exposed")
 diagrams.hooks()
 
 # %% [markdown]
-# Chapter 03's `Bucket` has everything we need. `pack(index)` divides one gradient by N and puts it into the flat
-# tensor, `launch()` starts the all-reduce and returns at once, and `wait()` waits for it.
+# In chapter 03's `Bucket`, `pack(index)` divides one gradient by N and puts it into the flat tensor, `launch()` starts
+# the all-reduce and returns at once, and `wait()` waits for it.
 
 
 # %%
@@ -273,16 +272,17 @@ print("same gradients:", all(torch.allclose(a.grad, b.grad, atol=1e-6) for a, b 
 after = ranks.pull("lines")[0]
 print(f"exposed: {before.exposed_ms:.0f} ms before, {after[0].exposed_ms:.0f} ms with hooks")
 measure.expect(after[0].exposed_ms < before.exposed_ms, "hooks hide communication")
-plots.timeline(after[:1])
+plots.timeline([before, after[0]], ["after backward", "with hooks"])
 
 # %% [markdown]
-# The buckets and gradients are the same as at the beginning, but now part of the communication is hidden.
+# The buckets and the gradients are the same as before, but now part of the communication is hidden. (Any difference in
+# forward is noise, because the ranks share cores.)
 
 # %% [markdown]
 # ## Predicting what stays exposed
 #
-# Not everything can be hidden, because the last bucket is full only when backward ends. The link runs one all-reduce
-# after the other. If bucket *i* is full at time $\text{full}_i$ and its all-reduce takes $t_i$, it completes at
+# Not everything can be hidden, because the last bucket is full only when backward ends. The link runs one all-reduce at
+# a time. If bucket *i* is full at time $\text{full}_i$, its all-reduce takes $t_i$ and completes at
 #
 # $$e_i = \max(e_{i-1},\ \text{full}_i) + t_i$$
 #
@@ -324,21 +324,21 @@ in_ms = [[1e3 * s for s in times] for times in (full_s, takes_s, ends_s, measure
 scaling_plots.schedule(*in_ms[:3], 1e3 * backward_s, in_ms[3])
 
 # %% [markdown]
-# A diamond can be late, because gloo itself needs the cores and may be slower than the link, or because another rank
-# launched the bucket later. A diamond is never early.
+# A diamond can be late because gloo itself needs the cores, or because another rank launched the bucket later.
 #
 # ## Which bucket cap is best?
 #
 # The formula can also predict a step that we have not run. For another bucket cap, we only need to know when its
 # buckets would be full. The asynchronous run of `PerParameterDDP` tells us, because it launched an all-reduce whenever
-# a gradient was ready. Its backward did not take equally long, so we rescale its times after the first launch to the
-# backward of `HookedDDP`. (As in lab 03, the first bucket holds at most 1 MB, or the cap if that is smaller.)
+# a gradient was ready. But its backward was not exactly as long as `HookedDDP`'s. So we keep its first launch time, and
+# stretch or shrink the rest of its backward so that it ends when `HookedDDP`'s does. (As in lab 03, the first bucket
+# holds at most 1 MB, or the cap if that is smaller.)
 
 # %%
 from itertools import accumulate
 
 from shared.models import TinyGPT
-from solutions.bucketed_ddp import MB, assign_buckets
+from solutions.bucketed_ddp import assign_buckets
 
 launched_s, ended_s = launches_of(launching)
 scale = (backward_s - launched_s[0]) / (ended_s - launched_s[0])
@@ -346,9 +346,9 @@ ready_s = [launched_s[0] + scale * (launch_s - launched_s[0]) for launch_s in la
 parameters = list(TinyGPT(ranks.pull("config")[0]).parameters())
 
 
-def predicted_s(cap_bytes):
+def predicted_s(cap_mb):
     """Predict the exposed time with a bucket cap."""
-    buckets = assign_buckets(parameters, cap_bytes / MB)
+    buckets = assign_buckets(parameters, cap_mb)
     # Backward goes through the layers in the order of the buckets. A bucket is full with the last of its gradients.
     full_s = [ready_s[count - 1] for count in accumulate(map(len, buckets))]
     sizes = [sum(parameter.nbytes for parameter in bucket) for bucket in buckets]
@@ -357,7 +357,7 @@ def predicted_s(cap_bytes):
 
 # %% [markdown]
 # A large bucket is full later (chapter 03), and the link may be idle until then. But a small cap makes many buckets,
-# and each costs 6α.
+# and each adds a latency of 6α.
 #
 # **Predict.** Which cap leaves the least communication exposed on this link: 0.25, 0.5, 1, 2, 4 or 25 MB?
 
@@ -371,31 +371,31 @@ by_cap = {cap: recorded_step(HookedDDP(new_model(), cap))[0].exposed_ms for cap 
 
 # %% tags=["nbval-ignore-output"]
 by_cap = ranks.pull("by_cap")[0]
-predicted_best = min(by_cap, key=lambda cap: predicted_s(cap * MB))
+predicted_best = min(by_cap, key=predicted_s)
 measured_best = min(by_cap, key=by_cap.get)
-print(f"best cap: your prediction {my_prediction_cap_mb:g} MB, the formula's {predicted_best:g} MB")
-print(f"measured: {measured_best:g} MB")
+print(f"your prediction: {my_prediction_cap_mb:g} MB")
+print(f"best of the six caps: {predicted_best:g} MB by the formula, {measured_best:g} MB measured")
 measure.expect(0.25 < predicted_best < 25, "the best cap lies in between")
 measure.expect(0.25 < measured_best < 25, "the best measured cap lies in between")
-measured_s = {cap * MB: ms / 1e3 for cap, ms in by_cap.items()}
-costs.predicted_against_measured({"exposed": predicted_s}, {"exposed": measured_s}, "cap, bytes")
+curve, points = {"exposed": predicted_s}, {"exposed": {cap: ms / 1e3 for cap, ms in by_cap.items()}}
+style = {"ylabel": "exposed, ms", "ticks": list(by_cap)}
+costs.predicted_against_measured(curve, points, "cap, MB", **style)
 
 # %% [markdown]
-# On the right, with a cap of 25 MB, everything except the small first bucket waits for the end of backward. On the
-# left, with a cap of 0.25 MB, there are 31 buckets, and their latencies alone take 31 · 6α = 186 ms. The best cap is
-# in between. The curve jumps where one more parameter fits into a bucket. It uses the times of another run, so points
-# can lie beside it. Between two caps that are almost equally good, chance decides.
+# With a cap of 25 MB, everything except the small first bucket waits for the end of backward. With 0.25 MB, there are
+# 31 buckets, and their latencies alone take 31 · 6α = 186 ms. The curve jumps where one more parameter fits into a
+# bucket. It is based on the times of another run, so the points need not lie on it. Between two caps that are almost
+# equally good, chance decides.
 #
-# On a link as slow as this one, buckets queue, so it matters how early the *first* buckets are launched. On a fast
-# link, every bucket but the last is already sent when backward ends. Then only the last one is exposed.
+# This link is so slow that buckets wait for each other, so it matters how early the *first* one is launched. On a
+# fast link, all buckets but the last have been sent when backward ends, so only that one is exposed.
 
 # %% [markdown]
 # ## One launch order on every rank
 #
 # `HookedDDP` launches a bucket when it is full. In our GPT, all ranks fill their buckets in the same order. In other
-# models, the order may depend on the data, for instance where different inputs use different layers. Here is the
-# smallest such model. The gradients of its two parameters are 1 and 10, and `order` says which parameter forward uses
-# first.
+# models, the order may depend on the data, for instance if different inputs use different layers. Here is the smallest
+# such model. The gradients of its two parameters are 1 and 10, and `order` says which parameter forward uses first.
 
 
 # %%
@@ -432,8 +432,8 @@ print(f"a {branches.module.a.grad.item():.2f}, b {branches.module.b.grad.item():
 
 # %% [markdown]
 # The first all-reduce added rank 0's `b` to the other ranks' `a`: (10 + 1 + 1 + 1) / 4 = 3.25. There was no error, but
-# the gradients are wrong, and they differ between ranks. Buckets of different sizes might have caused a hang or a
-# crash. So a wrapper must follow two rules (Li et al., VLDB 2020, §3.2.3):
+# the gradients are wrong and differ between ranks. Buckets of different sizes might have caused a hang or a crash. So a
+# wrapper must follow two rules (Li et al., VLDB 2020, §3.2.3):
 #
 # 1. **One order.** A bucket is launched when it is full *and all buckets before it have been launched*.
 # 2. **Every bucket on every rank.** If a parameter is unused on a rank, its gradient counts as zeros. Otherwise its
@@ -454,15 +454,16 @@ for used in (order, "b" if rank == 3 else "ab"):
 
 # %% [markdown]
 # 0.75 is right: three ranks had a gradient of 1, and rank 3's counts as 0. How does a wrapper know that a gradient will
-# not come? Yours will know it in `finish_gradient_sync()`, because backward is over by then. DDP has no such call.
-# By default, it expects every gradient. With `find_unused_parameters=True`, it searches the graph for unused parameters
+# not come? Yours will find out in `finish_gradient_sync()`, because backward is over by then. DDP has no such call. By
+# default, it expects every gradient. With `find_unused_parameters=True`, it searches the graph for unused parameters
 # after each forward.
 
 # %% [markdown]
 # ## Communicating for the last micro-batch only
 #
 # When you accumulate gradients over micro-batches, only their sum has to be averaged. But hooks fire in every backward.
-# So torch's DDP has a context manager, **`no_sync()`**. Inside it, forward and backward only accumulate gradients.
+# So torch's DDP has a context manager, **`no_sync()`**. Inside it, backward accumulates gradients without
+# communication. Forward must be inside it, too.
 #
 # **Predict.** You accumulate four micro-batches, the first three of them inside `no_sync()`. How many bytes does DDP
 # all-reduce, as a multiple of the bytes of the gradients? 1 would mean that it all-reduces each gradient once.
@@ -481,7 +482,8 @@ def accumulated(model, without_sync):
     """Accumulate four micro-batches. Returns the bytes that are all-reduced, in multiples of the gradients."""
     with wire.ledger() as log:
         for index in range(4):
-            with model.no_sync() if index < without_sync else contextlib.nullcontext():
+            context = model.no_sync() if index < without_sync else contextlib.nullcontext()
+            with context:
                 model(*sample).backward()
     return log.payload_bytes / gradients_bytes
 
@@ -509,19 +511,19 @@ print(f"HookedDDP with no_sync(): {accumulated(hooked, 3):.0f} ×")
 hooked.finish_gradient_sync()
 
 # %% [markdown]
-# This short version has two bugs. If you nest it, communication is enabled again when the inner block ends. And if you
-# catch a micro-batch's exception outside the `with`, the flag stays False. Then no bucket is launched, and the next
-# `finish_gradient_sync()` fails, with nothing to wait for. Your version in the lab will have neither.
+# This short version has two bugs. If you nest it, communication is enabled again when the inner block ends. And if a
+# micro-batch raises an exception that you catch outside the `with`, the flag stays False. Then the next
+# `finish_gradient_sync()` fails, because no bucket was launched.
 
 # %% [markdown]
 # ## What communication costs
 #
-# `no_sync()` also lets us measure without a timeline: how much longer is a step than the same step inside `no_sync()`?
-# The difference contains the exposed time, the work of hooks and copies, and the time that backward loses because
-# sending uses the same cores. The **communication-to-compute ratio** is the exposed time divided by the time of the
-# step without communication.
+# We can measure what communication costs even without a timeline: how much longer is a step than the same step inside
+# `no_sync()`? The difference contains the exposed time, the work of hooks and copies, and the time that backward loses
+# because sending uses the same cores. The **communication-to-compute ratio** is the exposed time divided by the time of
+# the step without communication.
 #
-# The next cells compare our wrappers with torch's DDP, with the same cap. In the table, compare "exposed" with "longer
+# The next cells compare our wrappers and torch's DDP with the same cap. In the table, compare "exposed" with "longer
 # by".
 
 # %%
@@ -553,19 +555,18 @@ measure.expect(overlapped_ms < exposed_ms["BucketedDDP"], "overlap hides communi
 backward_ms = [times[name].phase_ms()["backward"] for name in ("no communication", "HookedDDP")]
 print("backward of HookedDDP: {:.0f} ms in no_sync(), {:.0f} ms outside".format(*backward_ms))
 header = ["", "all-reduces", "first launch", "exposed, ms", "longer by, ms", "exposed / compute"]
-note = (
-    f"Launches and exposed time: rank 0. A step without communication takes {alone.time_ms:.0f} ms."
-)
+note = f"Launches and exposed time: rank 0. A step without communication: {alone.time_ms:.0f} ms."
 tables.Table(header, rows, note)
 
 # %% [markdown]
-# These columns come from different steps, so small differences are chance. Where "longer by" is clearly larger, the
-# shared cores are part of the reason: compare the two times of backward above the table.
+# These times come from different steps, so they do not add up exactly. Where "longer by" is clearly larger than
+# "exposed", part of the reason is that backward took longer: compare its two times above the table.
 #
-# Both wrappers that overlap expose less than `BucketedDDP`. They differ in "first launch". If you set `bucket_cap_mb`,
-# DDP uses it for the first bucket, too. It also closes a bucket only when it has reached the cap (chapter 03). So its
-# first bucket is larger than ours and full later, and all others queue behind it. But DDP has fewer buckets, which
-# saves latencies. Which wrapper exposes less depends on the model and the link.
+# Both wrappers that overlap expose less than `BucketedDDP`. As "first launch" shows, DDP's first bucket is larger than
+# ours, for two reasons. Ours holds at most 1 MB, while the `bucket_cap_mb` that you set also applies to DDP's first
+# bucket. And DDP closes a bucket only when it has reached the cap, while ours stay below it (chapter 03). So DDP's
+# first bucket is full later, and all others queue behind it. But fewer buckets reduce latency. Which wrapper exposes
+# less depends on the model and the link.
 
 # %% [markdown]
 # ## The production version
@@ -610,8 +611,8 @@ plots.loss_curves(losses)
 # | option | what it does |
 # |---|---|
 # | `find_unused_parameters=True` | searches the graph after each forward, and all-reduces a "used" flag per parameter |
-# | `static_graph=True` | assumes the same graph in each step (a **static graph**) and learns in step 1 what is unused |
-# | `register_comm_hook` | replaces each all-reduce by a **communication hook**, for instance one that sends bfloat16 |
+# | `static_graph=True` | assumes the same graph in each step (a **static graph**); finds unused parameters in step 1 |
+# | `register_comm_hook` | replaces each all-reduce with a **communication hook**, such as one that sends bfloat16 |
 # | `forward_sync_buffers` (was `broadcast_buffers`) | on by default: rank 0 broadcasts buffers before each forward |
 # | `join()` | for ranks with unequal numbers of batches (chapter 05) |
 
@@ -621,7 +622,7 @@ plots.loss_curves(losses)
 # | question | with NCCL and many hosts |
 # |---|---|
 # | Is my communication hidden? | Open a trace of `torch.profiler` in ui.perfetto.dev; NCCL has a row of its own |
-# | How much of it, over all ranks? | Holistic Trace Analysis computes the overlap from their traces |
+# | How much of it, across all ranks? | Holistic Trace Analysis computes the overlap from their traces |
 # | Which buckets does DDP use? | `ddp._get_ddp_logging_data()` returns them in a dictionary (a prototype) |
 # | Which cap is best? | Try several: it depends on the model, the links and the number of hosts |
 # | Does overlap slow down backward? | It may: NCCL's kernels use some of the GPU's multiprocessors |
@@ -643,11 +644,11 @@ print(f"build/{trace.save(after, folder / 'overlap.json').name}")
 #
 # The collectives of this lesson ran on the CPU, where gloo's own threads write the results into your tensors. NCCL's
 # asynchronous collectives run on a *stream* (a queue of GPU operations) of their own. Your other operations are queued
-# in the *current stream*. `launch()` only queues the collective. `wait()` does not block your program: it makes the
-# current stream wait for the collective.
+# in the *current stream*. `launch()` only queues the collective, and `wait()` does not block your program: it
+# makes the current stream wait for the collective.
 #
 # In this cell, the call to `wait()` is missing. The `sleep` stands for the rest of backward. (`detect_mismatch=False`
-# switches off the comparison of calls before each collective, so that nothing but the collective itself runs.)
+# switches off mismatch detection, so that only the collective itself runs.)
 
 # %% tags=["nbval-ignore-output"]
 ranks.start(world_size=2, backend="gloo:cpu", detect_mismatch=False)
@@ -667,7 +668,7 @@ print(gradient / world_size)
 # gradients.
 #
 # You can find such bugs without a GPU. With `simulate="nccl"`, the ranks still use gloo, but follow NCCL's rules: until
-# you call `wait()`, the output holds NaN, and using it is an error. Here is the same cell again:
+# you call `wait()`, the output holds NaN, and using it raises an error. Here is the same cell again:
 
 # %% tags=["nbval-ignore-output"]
 ranks.start(world_size=2, backend="gloo:cpu", simulate="nccl", detect_mismatch=False)
@@ -682,7 +683,7 @@ time.sleep(1)
 print(gradient / world_size)
 
 # %% [markdown]
-# The simulation also reports it if you change or free a tensor that a collective still uses.
+# The simulation also raises an error if you change or free a tensor that a collective still uses.
 
 # %% [markdown]
 # ## Recap
@@ -693,8 +694,8 @@ print(gradient / world_size)
 #
 # | | memory per rank | all-reduces | launched |
 # |---|---|---|---|
-# | `BucketedDDP` | 16Ψ; 20Ψ when backward ends, with gradients and buckets | one per bucket | after backward |
-# | per parameter, blocking | 16Ψ | one per parameter | during backward, which waits |
+# | `BucketedDDP` | 16Ψ; 20Ψ at the end of backward: gradients and buckets | one per bucket | after backward |
+# | per parameter, blocking | 16Ψ | one per parameter | during backward, blocking it |
 # | per parameter, asynchronous | 16Ψ | one per parameter | during backward |
 # | `HookedDDP`, torch's DDP¹ | 16Ψ: each gradient moves into its bucket at once | one per bucket | during backward |
 #
@@ -716,8 +717,8 @@ print(gradient / world_size)
 #
 # - Li et al., *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, VLDB 2020 (arXiv 2006.15704):
 #   §3.2.3 on overlap and the order of buckets, and the evaluation of bucket sizes on NCCL and gloo.
-# - *Distributed Data Parallel*, a design note in PyTorch's documentation (docs.pytorch.org/docs/stable/notes/ddp.html):
-#   what DDP does when it is built, in forward and in backward.
+# - *Distributed Data Parallel*, a design note (docs.pytorch.org/docs/stable/notes/ddp.html): what DDP does when it is
+#   built, in forward and in backward.
 # - *The Ultra-Scale Playbook*, Hugging Face, section "Data Parallelism": overlap, bucketing and accumulation as three
 #   optimizations, with profiles.
 # - *Introduction to Holistic Trace Analysis*, PyTorch tutorials: idle time and overlap, from traces of many ranks.
@@ -729,7 +730,7 @@ print(gradient / world_size)
 # four ranks still takes longer than a step without communication. How much longer will it be on 8, 64 or 512 ranks?
 # Chapter 05 measures it on your ranks, and computes it for more.
 #
-# But first, in the lab, you build the wrapper `OverlappedDDP`.
+# But first, in the lab, you build `OverlappedDDP`.
 
 # %%
 ranks.stop()

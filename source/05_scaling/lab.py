@@ -10,11 +10,12 @@
 #
 # **75 minutes, 13 points.** You write a cost model of data parallelism in five small functions: it fits α and β to
 # measured times, predicts a training step, finds the best bucket cap, and predicts how efficient 8, 64 or 512 ranks
-# would be. Then you measure what communication costs with chapter 04's wrapper, and compare that with your cost model.
+# would be. Then you measure what communication costs with chapter 04's wrapper, and compare the results with your
+# predictions.
 #
-# The functions of the cost model only calculate, so you do not need `dist` in exercises 5.1 to 5.4. The checks of the
-# exercises try sizes and numbers of ranks that you do not see. The ranks use the CPU, because the last part needs a
-# link of a known rate.
+# The functions of the cost model only calculate, so you do not need `dist` in exercises 5.1 to 5.4. The checks try
+# sizes and numbers of ranks that you do not see. So N is always the parameter `ranks`, which may differ from the number
+# of ranks that run. The ranks use the CPU, because the last part needs a link of a known rate.
 
 # %% tags=["nbval-ignore-output"]
 from shared import measure, ranks, tables
@@ -44,7 +45,7 @@ from shared.formulas import ring_all_reduce_s
 #
 # You have measured t for several sizes, and want α and β. Minimize the sum of the squares of the *relative* errors,
 # $\sum_S (t(S) / \text{measured}(S) - 1)^2$. Then an all-reduce of 1 KB counts as much as one of 10 MB. If you
-# minimized the absolute errors, the largest size would decide almost alone, and α could become anything.
+# minimized the absolute errors, almost only the largest size would matter, and α could take almost any value.
 #
 # If you divide the formula by the measured time, each size gives one equation $u\,\alpha + v\,\beta \approx 1$ with two
 # known numbers u and v. The sum of the squares, $\sum (u\,\alpha + v\,\beta - 1)^2$, is smallest where its derivatives
@@ -52,7 +53,7 @@ from shared.formulas import ring_all_reduce_s
 #
 # $$\alpha \sum u^2 + \beta \sum uv = \sum u \qquad\qquad \alpha \sum uv + \beta \sum v^2 = \sum v$$
 #
-# - `times_s` contains the measured seconds by size in bytes. There are at least two sizes.
+# - `times_s` contains the measured seconds by size in bytes. There are at least two sizes. `ranks` is N.
 # - Return α in seconds and β in seconds per byte.
 # - Calculate with Python's floats or in `float64`. The precision of `float32` is too low for these sums.
 #
@@ -104,7 +105,7 @@ check.fit_alpha_beta()
 # `predict_step_s` returns how long the whole step takes, without the optimizer.
 #
 # - `buckets` contains `(ready_s, size_bytes)` of each bucket, in launch order. `ready_s` counts from the start of the
-#   step. It need not increase from bucket to bucket.
+#   step. It need not increase from bucket to bucket, because the launch order is fixed.
 # - `ring_all_reduce_s(size_bytes, ranks, alpha_s, beta_s)` (imported above) returns $t_i$. On one rank it is 0.
 # - A step is over when backward is over *and* the last all-reduce is complete.
 #
@@ -148,16 +149,18 @@ check.predict_step_s()
 #
 # The cap determines how many buckets there are, and when they are ready. `buckets_of` packs gradients into buckets:
 #
-# - `gradients` contains `(ready_s, size_bytes)` of each gradient, in the order in which backward completes them.
+# - `gradients` contains `(ready_s, size_bytes)` of each gradient, in the order in which backward completes them. So
+#   here, `ready_s` never decreases.
 # - A bucket takes gradients in this order. If the next one would make it larger than `cap_bytes`, that gradient starts
 #   a new bucket. A gradient that is larger than the cap gets a bucket of its own.
-# - A bucket is ready when the last gradient in it is ready. Return `(ready_s, size_bytes)` of each bucket, in order.
+# - A bucket is ready when all of its gradients are ready. Return `(ready_s, size_bytes)` of each bucket, in order.
+# - Do not change the list `gradients`, because `best_cap_bytes` will need it again for the next cap.
 #
 # (In chapter 03, the first bucket had a smaller cap. The cost model uses one cap for all buckets.)
 #
 # <details><summary>Hint</summary>
 #
-# To which of the buckets that you have so far may the next gradient still be added?
+# To which existing bucket may the next gradient still be added?
 # </details>
 
 
@@ -236,9 +239,11 @@ check.best_cap_bytes()
 # - `kind="strong"`: N ranks share the batch of one rank. Each computes for 1/N of the time, and its gradients are ready
 #   after 1/N of the time. It sends as many bytes as in weak scaling. The efficiency is $T_1 / (N \cdot T_N)$.
 #
+# In both cases, use `buckets_of` and `predict_step_s` to predict $T_N$. Here, too, do not change the list `gradients`.
+#
 # <details><summary>Hint</summary>
 #
-# Only `compute_s` and the times in `gradients` depend on the kind. By which number do you multiply them in each case?
+# Only `compute_s` and the times in `gradients` depend on the kind. What do you multiply them by in each case?
 # </details>
 
 
@@ -290,13 +295,13 @@ check.efficiency()
 # the work of hooks and copies, and the time that backward loses because sending uses the same cores.)
 #
 # - Alternate between the two kinds of step. In each round, the step inside `no_sync()` comes first.
-# - Measure `rounds` rounds, after one additional round that warms up and does not count.
+# - Measure `rounds` rounds, after one additional warm-up round, which does not count.
 # - Each measurement starts on all ranks at once: call `dist.barrier()` before you read the clock.
-# - All gradients are None when a measurement starts.
+# - All gradients are None when a measurement starts. (The model that you get may already have some.)
 # - `loss_of(model)` runs forward and returns the loss. `now_ms()` reads the clock in milliseconds. (On a GPU, it first
 #   waits until the GPU has finished.)
-#
-# Target: in both kinds of step, the clock is read right before forward and right after `finish_gradient_sync()`.
+# - Read the clock right before forward and right after `finish_gradient_sync()`, in both kinds of step.
+# - If noise makes the difference negative, return it as it is. Returning 0 would hide how large the noise is.
 #
 # <details><summary>Hint</summary>
 #
@@ -377,7 +382,7 @@ def new_model():
 
 
 # %% [markdown]
-# First, your fit of α and β:
+# First, fit α and β. (If β is far from 8 ns per byte, check that your solution to exercise 5.1 passes.)
 
 # %%
 # %%ranks
@@ -392,8 +397,9 @@ print(f"α = {1e6 * alpha_s:.0f} µs per step, β = {1e9 * beta_s:.2f} ns per by
 measure.expect(4e-9 < beta_s < 16e-9, "β is near the 8 ns per byte of 1 Gbit/s")
 
 # %% [markdown]
-# Your α is larger than the link's 0.1 ms, because it also contains the time that gloo itself needs for each step. For
-# large sizes, gloo works while the link sends. To make up for the large α there, the fit may lower β below 8 ns.
+# Your α is larger than the link's 0.1 ms, because it also contains gloo's own work in each step. For large sizes, gloo
+# does this work while the link sends, so it costs no extra time. The formula adds it anyway, and the fit may make up
+# for that with a β that is too small.
 #
 # Next, find out when each gradient is ready. As in the lesson, we keep fractions of the computation.
 # `measure.ready_fractions` takes steps inside `no_sync()`, where communication cannot delay any gradient, and returns
@@ -405,8 +411,9 @@ overlapped = OverlappedDDP(new_model(), bucket_cap_mb=2.0)
 fractions = measure.ready_fractions(overlapped, inputs, targets, rounds=9)
 
 # %% [markdown]
-# Then measure `OverlappedDDP` with two caps, and torch's DDP. All ranks start together and wait for the slowest one, so
-# we keep the costs of the rank that computes longest:
+# Then measure `OverlappedDDP` with two caps, and torch's DDP. With communication, all ranks finish together, because
+# each waits for the slowest. On a faster rank, the difference would also contain this waiting. So we keep the costs of
+# the rank that computes longest:
 
 
 # %%
@@ -471,15 +478,16 @@ tables.Table(["", "exposed, predicted, ms", "exposed, measured, ms"], rows)
 
 # %% [markdown]
 # With a cap of 25 MB, there are only two buckets here: the small first one, and one for all other gradients. The second
-# one is ready only when backward is over, so there is nothing left to hide it behind. Your cost model needs no step
-# with that cap for its prediction.
+# one is ready only when backward is over, so there is nothing left to hide it behind. Your cost model can predict this
+# without measuring a step with that cap. (With a cap of 2 MB, both the prediction and the measurement may change by
+# 20 ms from run to run.)
 #
-# (If your β is below 8 ns per byte, the predictions are too low, because the link cannot send faster than that. The
-# cost model also assumes that sending needs no core, and does not know about the small first bucket. torch's DDP closes
-# its buckets by a slightly different rule, as you know from chapter 03.)
+# (If your β is below 8 ns per byte, the predictions may be too low, because the link cannot send faster than that. The
+# cost model also assumes that sending needs no core, and does not know about the small first bucket. torch's DDP uses a
+# slightly different rule to close its buckets, as you know from chapter 03.)
 #
-# Finally, use your cost model for ranks that you do not have. The next cells predict the best cap on more ranks behind
-# this link:
+# Finally, use your cost model for ranks that you do not have. The next cells predict the best cap for 2 to 512 ranks
+# behind this link:
 
 # %%
 # %%ranks
@@ -498,7 +506,7 @@ measure.expect(reached[512] < reached[2], "more ranks are less efficient")
 tables.Table(["ranks", "best cap, MB", "efficiency, weak scaling"], rows)
 
 # %% [markdown]
-# With more ranks, each bucket costs more latency, so the best cap grows. All gradients together have 10.8 MB, so a cap
+# With more ranks, each bucket costs more latency, so the best cap grows. All gradients together take 10.8 MB, so a cap
 # of 16 MB means a single bucket, which is not hidden at all. Even with the best cap, the efficiency falls. And more
 # ranks do not save memory: each of them still holds all parameters, all gradients and the full optimizer state. Chapter
 # 06 counts those bytes.

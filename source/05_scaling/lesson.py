@@ -38,8 +38,8 @@ measure.start_behind_link(world_size=4, rate="1gbit", latency_ms=0.1)
 #
 # There are two ways to use more ranks:
 #
-# - In **weak scaling**, every rank has its own batch, whose size does not depend on N. N ranks process N times as many
-#   samples per step. If nothing were lost, a step would take as long as on one rank.
+# - In **weak scaling**, every rank has its own batch of a fixed size, so N ranks process N times as many samples per
+#   step. If nothing were lost, a step would take as long as on one rank.
 # - In **strong scaling**, the ranks share one batch, and each processes 1/N of it. If nothing were lost, a step would
 #   take 1/N of the time.
 #
@@ -110,8 +110,8 @@ measure.expect(0 < exposed_ms < 110, "it is 0 to 110 ms longer")
 weak
 
 # %% [markdown]
-# On 4 ranks, the bytes alone need about 130 ms on the link, but communication lengthens the step by less than that. The
-# rest is hidden. The column "communication" counts only the time that lengthens the step.
+# On 4 ranks, the bytes alone take about 130 ms on the link, but communication lengthens the step by less than that. The
+# rest is hidden.
 #
 # Now run the same model without the sleep. Each rank computes three longer samples on this machine's cores. Look at
 # the column "computation".
@@ -141,8 +141,8 @@ on_cores
 # %% [markdown]
 # ## Strong scaling, measured
 #
-# In strong scaling, each of N ranks computes 1/N of the batch, so we let its blocks sleep for 1/N of the time. The
-# gradients are as large as before.
+# In strong scaling, each of N ranks computes 1/N of the batch, so its blocks sleep for 1/N of the time. The gradients
+# are as large as before.
 #
 # **Predict.** What will the efficiency of strong scaling be on 4 ranks? (1 means that nothing is lost.)
 
@@ -159,14 +159,12 @@ def strong_steps():
 # %% tags=["nbval-ignore-output"]
 strong = measure.scaling("strong_steps", kind="strong", timeout_s=200)
 print(f"predicted {my_prediction:.0%}, measured {strong.efficiency(4):.0%}")
-measure.expect(
-    strong.efficiency(4) < weak.efficiency(4), "strong scaling is less efficient than weak scaling"
-)
+measure.expect(strong.efficiency(4) < weak.efficiency(4), "strong scaling is less efficient")
 strong
 
 # %% [markdown]
 # Strong scaling is harder. A rank computes less, but it sends as many bytes as before, and its shorter backward can
-# hide less of that. ("Computation" falls as well, because only the sleep becomes shorter, not the real computation.)
+# hide less. ("Computation" falls as well, because only the sleep becomes shorter, not the real computation.)
 
 # %% [markdown]
 # ## A cost model
@@ -181,7 +179,7 @@ strong
 #    the time of its all-reduce. The time from the end of backward until the last bucket completes is exposed (0 if it
 #    completes earlier).
 #
-# First, the link. We time all-reduces of five sizes, fit α and β to three of them, and keep the other two for a test:
+# For the link, we time all-reduces of five sizes, fit α and β to three of them, and keep two for a test:
 
 # %%
 # %%ranks
@@ -190,15 +188,16 @@ fitted = measure.collectives({"all-reduce": dist.all_reduce}, fit_sizes)
 unseen = measure.collectives({"all-reduce": dist.all_reduce}, test_sizes)
 
 # %% tags=["nbval-ignore-output"]
-line = ranks.pull("fitted")[0].fit("all-reduce", sends="ring all-reduce")
-alpha_s, beta_s = line.alpha_s, line.beta_s_per_byte
-line
+link_fit = ranks.pull("fitted")[0].fit("all-reduce", sends="ring all-reduce")
+alpha_s, beta_s = link_fit.alpha_s, link_fit.beta_s_per_byte
+link_fit
 
 # %% [markdown]
-# Most of α is the time that gloo needs per step, not the link's latency. For large tensors, gloo works while the link
-# sends, so β may come out below 8 ns.
+# Most of α is gloo's own work in each step, not the link's latency. For large tensors, gloo does this work while the
+# link sends, so it costs no extra time. The formula adds it anyway, and the fit may make up for that with a β that is
+# too small.
 #
-# Next, the computation. We record a step, and read from its timelines when each bucket was launched. A bucket counts as
+# For the computation, we record a step, and read from its timelines when each bucket was launched. A bucket counts as
 # ready when it is ready on *all* ranks. We keep these times as fractions of the computation.
 
 # %%
@@ -237,10 +236,10 @@ def predicted_s(world_size, alone_s, overlap=True):
 # %% [markdown]
 # ## Testing the cost model on held-out cases
 #
-# A formula with enough fitted numbers can reproduce whatever it was fitted to, and ours has two for three sizes. So we
-# test it on **held-out cases**: measurements that were not used for the fit. We have six of them: two all-reduces, and
-# the steps on 2 and 4 ranks in weak and strong scaling. (We recorded one of these steps, but the cost model never sees
-# how long it takes.) For each step, the cost model gets the time without communication, and adds the exposed time.
+# A formula with enough fitted numbers can match any measurements, and ours fits two numbers to three sizes. So we test
+# it on **held-out cases**: measurements that were not used for the fit. We have six of them: two all-reduces, and the
+# steps on 2 and 4 ranks in weak and strong scaling. (We recorded one of these steps, but the cost model never sees how
+# long it took.) For each step, the cost model gets the time without communication, and adds the exposed time.
 #
 # **Predict.** By what factor will the worst prediction of a step be off? (1 means that it is exact.)
 
@@ -271,8 +270,8 @@ header = ["case, in ms", "without communication", "predicted", "measured", "off 
 tables.Table(header, rows)
 
 # %% [markdown]
-# There are two reasons for the errors. α and β come from a few measurements, so they may be too high or too low: see
-# the two all-reduces. And while a rank sends, it needs cores, so backward becomes slower.
+# There are two reasons for the errors. The formula adds gloo's own work in full, so it tends to overestimate medium
+# sizes, such as 1 MB. And sending needs cores, so large all-reduces and backward tend to take longer than predicted.
 
 # %% [markdown]
 # ## Predicting the efficiency on more ranks
@@ -284,9 +283,11 @@ tables.Table(header, rows)
 my_weak, my_strong = 0.0, 0.0
 
 # %% [markdown]
-# The figure shows the predicted efficiency against the number of ranks. The marks are your measurements. Look at how
-# much overlap gains, and how far apart weak and strong scaling are. On 2 ranks, the mark for strong scaling lies below
-# its line, because only the sleep of our steps shrinks to 1/N.
+# The figure shows the predicted efficiency against the number of ranks. The marks are your measurements. Look at the
+# gain from overlap, and at the gap between weak and strong scaling. On 2 ranks, the mark for strong scaling lies below
+# its line, because only the sleep of our steps shrinks to 1/N. On 4 ranks, this matters less: the link is busy almost
+# from the first bucket on. (The times vary by 10 to 20 ms from run to run, so each mark may also be off by a few
+# percent.)
 
 # %% tags=["nbval-ignore-output"]
 counts = [2**k for k in range(10)]
@@ -306,9 +307,7 @@ weak_64, strong_64 = curves["weak, overlapped"][64], curves["strong, overlapped"
 print(f"64 ranks, weak: predicted {my_weak:.0%}, by the cost model {weak_64:.0%}")
 print(f"64 ranks, strong: predicted {my_strong:.0%}, by the cost model {strong_64:.0%}")
 measure.expect(strong_64 < weak_64 < curves["weak, overlapped"][2], "weak scaling reaches more")
-measure.expect(
-    strong.efficiency(2) < curves["strong, overlapped"][2], "the mark lies below its line"
-)
+measure.expect(strong.efficiency(2) < curves["strong, overlapped"][2], "the mark is lower")
 overlap_helps = curves["weak, without overlap"][4] < curves["weak, overlapped"][4]
 measure.expect(overlap_helps, "overlap makes scaling more efficient")
 scaling_plots.efficiency({"1 Gbit/s": curves}, {"1 Gbit/s": marks})
@@ -320,16 +319,16 @@ scaling_plots.efficiency({"1 Gbit/s": curves}, {"1 Gbit/s": marks})
 # - The bytes level off: each rank sends 2(N−1)/N · S, at most 2S. From 8 ranks to 512, this grows by 14%.
 # - The latency does not: each bucket costs 2(N−1)α. From 8 ranks to 512, this grows by a factor of 73.
 #
-# So the best bucket cap grows with the number of ranks: the more a latency costs, the more it helps to have fewer
+# So the best bucket cap grows with the number of ranks: the more latency costs, the more it helps to have fewer
 # buckets, although they are launched later.
 
 # %% [markdown]
 # ## Real links
 #
-# A link of 1 Gbit/s is slow, and most of our α is gloo's. The table lists links between real GPUs. The bus bandwidth
-# (chapter 01) is what programs reach, not what the data sheet promises, and α is again the latency of one step, here of
-# NCCL's ring. The last column is the time of an all-reduce of 1 GB on the number of GPUs in the column before it.
-# (Unless the name says otherwise, a host has one GPU.)
+# A link of 1 Gbit/s is slow, and most of our α comes from gloo. The table lists links between real GPUs. The bus
+# bandwidth (chapter 01) is the one that programs achieve, not the one in the data sheet, and α is again the latency of
+# one step, here of NCCL's ring. The last column is the time of an all-reduce of 1 GB on the number of GPUs in the
+# column before it. (Unless the name says otherwise, a host has one GPU.)
 
 # %%
 from shared.planner.links import REAL_LINKS, link_table
@@ -339,7 +338,7 @@ link_table()
 # %% [markdown]
 # Such links deserve a larger model:
 #
-# | what | value |
+# | quantity | value |
 # |---|---|
 # | a GPT with 1.3 billion parameters | 2.6 GB of gradients in bf16 |
 # | operations per parameter and token | about 6, a third of them in forward (Kaplan et al., 2020) |
@@ -347,7 +346,7 @@ link_table()
 # | of these, used in training | 40% (38 to 43% for Llama 3: Grattafiori et al., 2024) |
 # | tokens per GPU and step | 8,192, so a step computes for about 160 ms |
 #
-# We assume that the gradients become ready evenly during backward, in 100 buckets (`bucket_cap_mb=25`).
+# We assume that the gradients become ready at a steady rate during backward, in 100 buckets (`bucket_cap_mb=25`).
 
 
 # %%
@@ -368,9 +367,9 @@ def gpt_efficiency(link, gpus, all_reduce_s=formulas.ring_all_reduce_s, tokens=8
 
 
 # %% [markdown]
-# A ring has 2(N−1) steps, which is a lot of latency on 512 GPUs. NCCL can also use trees, whose latency grows only with
-# the logarithm of N (Jeaugey, 2019). We estimate their times with the formula of halving and doubling (chapter 01). It
-# sends as many bytes as the ring, but in 2 log₂N steps.
+# A ring has 2(N−1) steps, which add up to a lot of latency on 512 GPUs. NCCL can also use trees, whose latency grows
+# only with the logarithm of N (Jeaugey, 2019). We estimate their times with the formula of halving and doubling
+# (chapter 01), which sends as many bytes as the ring, but in 2 log₂N steps.
 #
 # **Predict.** What efficiency do you expect on 64 hosts with one GPU each, over InfiniBand at 400 Gbit/s, with the
 # ring? (1 means that nothing is lost.)
@@ -395,11 +394,11 @@ tables.Table(["link", "8 GPUs", "64 GPUs", "512 GPUs"], rows, note)
 
 # %% [markdown]
 # On 64 hosts, the latencies explain the prediction: 100 buckets · 126 steps · 14 µs are 176 ms, more than the whole
-# computation. In 2 log₂64 = 12 steps, they are 17 ms.
+# computation. With 2 log₂64 = 12 steps, they would be 17 ms.
 #
 # The next figure shows three of these links. Compare the two lines in each panel. Where they are far apart, the problem
 # is the latency, and larger buckets or trees help. Where both are low, it is the bandwidth, and only a faster link or
-# more computation per byte helps. (The marks are explained below.)
+# more computation per byte helps.
 
 # %% tags=["nbval-ignore-output"]
 shown = {
@@ -419,14 +418,14 @@ label = "1.9×/3.7×/7.2× (widely quoted; we know of no source)"
 scaling_plots.efficiency(panels, {title: {label: claimed} for title in panels})
 
 # %% [markdown]
-# (In the first panel, α is the mean over a ring's steps, seven of eight inside a host. A tree has more steps between
-# hosts, but even 14 µs for every step would hardly lower the dashed line.)
+# (In the first panel, α is the mean over a ring's steps, of which seven in eight stay inside a host. In a tree, a
+# larger share of the steps goes between hosts, but even 14 µs for every step would hardly lower the dashed line.)
 
 # %% [markdown]
 # ## When is a speed-up of 7.2 on 8 GPUs possible?
 #
 # Speed-ups of 1.9, 3.7 and 7.2 on 2, 4 and 8 GPUs are widely quoted, but we know of no source that has measured them.
-# They are the marks in the figure above, at efficiencies of 95%, 92.5% and 90%. In weak scaling, our efficiency is the
+# They are the marks in the figure above, at efficiencies of 95%, 92.5% and 90%. In weak scaling, the efficiency is the
 # computing time divided by the sum of computing time and exposed time. So the exposed time may be at most 5%, 8% and
 # 11% of the computing time.
 #
@@ -499,9 +498,9 @@ for n, factor in slowest.items():
 
 # %% [markdown]
 # In the extreme case, a rank has nothing left to compute. A data set rarely divides evenly, so some ranks may have one
-# batch more than the others, and would hang when the others have left the loop. torch's DDP has a
-# context manager for this, `join()`: a rank that has finished still takes part in the all-reduces, with zeros. In the
-# next cell, rank r has r + 1 batches. Compare the two numbers that each rank prints:
+# more batch than the others, and would hang once the others have left the loop. torch's DDP has a context manager for
+# this, `join()`: a rank that has finished still takes part in the all-reduces, with zeros. In the next cell, rank r has
+# r + 1 batches. Compare the two numbers that each rank prints:
 
 # %%
 # %%ranks
@@ -524,8 +523,8 @@ print(f"batches: {rank + 1}, all-reduces of the bucket: {sent}")
 # %% [markdown]
 # ## Why DDP replaced `nn.DataParallel`
 #
-# Before DDP, there was `nn.DataParallel`: one line of code, one process, several GPUs. It is still in torch, whose
-# documentation recommends DDP instead. The table compares one step of both:
+# Before DDP, there was `nn.DataParallel`, which uses several GPUs with one line of code. torch still has it, but
+# recommends DDP. The table compares one step of both:
 #
 # | | `nn.DataParallel` | DDP |
 # |---|---|---|
@@ -536,10 +535,10 @@ print(f"batches: {rank + 1}, all-reduces of the bucket: {sent}")
 # | optimizer | on GPU 0, while the other GPUs wait | on every rank |
 # | several hosts | no | yes |
 #
-# With NCCL, the broadcast and the sum move about as many bytes as an all-reduce. The difference is *when* they do. No
+# With NCCL, the broadcast and the sum move about as many bytes as an all-reduce. The difference is in the timing. No
 # replica can start forward before it has all parameters. And autograd treats the broadcast of all parameters as one
-# operation, whose backward is the sum, so it starts when all gradients are ready. All of this communication is exposed.
-# We can imitate this order. (gloo needs longer than NCCL for both, so the figure exaggerates.)
+# operation, whose backward is the sum, so the sum starts only when all gradients are ready. All of this communication
+# is exposed. We can imitate this order. (gloo takes longer than NCCL for both, so the figure exaggerates.)
 
 # %%
 # %%ranks
@@ -571,9 +570,9 @@ plots.bars(times.ms(), "ms per step (median of 5)")
 #
 # Efficiency counts samples per second. But in weak scaling, N ranks also have a global batch that is N times as large,
 # and a larger batch only helps if training then needs fewer steps. Let's train the digits MLP until it recognizes 90%
-# of 297 test images, with 16 images per rank and step. If you keep the learning rate, the gradient has less noise, but
-# the steps do not become larger. The **linear scaling rule** multiplies the learning rate by N, too (Goyal et al.,
-# 2017). Compare the last two columns of the table.
+# of 297 test images, with 16 images per rank and step. A larger batch makes the gradient less noisy, but at the same
+# learning rate, the steps do not become larger. The **linear scaling rule** therefore multiplies the learning rate by
+# N, too (Goyal et al., 2017). Compare the last two columns.
 
 # %%
 # %%ranks
@@ -621,8 +620,8 @@ tables.Table(["ranks", "global batch", "steps with lr 0.1", "steps with lr 0.1 �
 
 # %% [markdown]
 # With the same learning rate, four ranks need almost as many steps as one rank, although each step has four times as
-# many samples. With the scaled learning rate, two ranks need about half as many, and four ranks not many fewer than
-# two. The rule has a limit: beyond some batch size, more samples per step do not help (McCandlish et al., 2018).
+# many samples. With the scaled learning rate, two ranks need about half as many, and four ranks only slightly fewer
+# than that. The rule has a limit: beyond some batch size, more samples per step do not help (McCandlish et al., 2018).
 
 # %% [markdown]
 # ## On a cluster
@@ -667,7 +666,7 @@ tables.Table(["ranks", "global batch", "steps with lr 0.1", "steps with lr 0.1 �
 #   The evaluation shows how the best bucket size and the scaling to 256 GPUs depend on the model and the backend.
 # - Jeaugey, *Massively scale your deep learning training with NCCL 2.4* (NVIDIA developer blog, 2019). It shows how
 #   trees keep the latency low on many GPUs.
-# - Goyal et al., *Accurate, large minibatch SGD: training ImageNet in 1 hour*, 2017 (arXiv 1706.02677). Read it for the
+# - Goyal et al., *Accurate, large minibatch SGD: training ImageNet in 1 hour*, 2017 (arXiv 1706.02677). It explains the
 #   linear scaling rule and its limits.
 # - Lin et al., *Understanding stragglers in large model training using what-if analysis*, OSDI 2025 (arXiv 2505.05713).
 #   Many of the causes that it finds are not broken hardware.
@@ -675,10 +674,10 @@ tables.Table(["ranks", "global batch", "steps with lr 0.1", "steps with lr 0.1 �
 # %% [markdown]
 # ## What is still wasted
 #
-# Time on the wire is one limit of data parallelism. The other one is *memory*. All ranks hold the same parameters,
-# averaged gradients and optimizer state, although training needs each of them only once. More ranks do not help: a
-# model that does not fit on one GPU does not fit on 512 of them. Chapter 06 counts what a rank holds, and from chapter
-# 07 on, the ranks divide it among themselves.
+# Time on the wire is one limit of data parallelism. The other is *memory*. All ranks hold the same parameters, averaged
+# gradients and optimizer state, although training needs each of them only once. More ranks do not help: a model that
+# does not fit on one GPU does not fit on 512 of them. Chapter 06 counts the bytes that a rank holds, and from chapter
+# 07 on, the ranks divide them among themselves.
 #
 # First, you write the cost model yourself in the lab.
 

@@ -9,7 +9,7 @@ from shared.checks.engine.buckets import describe_cap, judge_messages, messages_
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.footprint import judge_footprint
 from shared.checks.engine.framework import Attempt, Exercise, Wrong
-from shared.checks.engine.loops import Loop, loop_and_judge
+from shared.checks.engine.loops import Loop, describe, loop_and_judge
 from shared.checks.engine.training import Draw, Training, judge_start, train, train_and_judge
 from shared.checks.engine.volume import judge_state_bytes, reject_early_messages
 from shared.checks.engine.wrapping import judge_wrapping
@@ -57,8 +57,8 @@ assign_buckets.check("units", world_sizes=(1,))(assignment.caps_are_in_mb)
 assign_buckets.check("any iterable", world_sizes=(1,))(assignment.any_iterable_will_do)
 
 Bucket.check("values", world_sizes=(1, 2, 3))(bucket_steps.each_gradient_becomes_the_mean)
-Bucket.check("None", world_sizes=(2, 4))(bucket_steps.none_counts_as_zeros)
 Bucket.check("zero_grad", world_sizes=(2,))(bucket_steps.it_survives_zero_grad)
+Bucket.check("None", world_sizes=(2, 4))(bucket_steps.none_counts_as_zeros)
 Bucket.check("waits", world_sizes=(2, 3))(bucket_steps.it_waits_when_asked_to)
 Bucket.check("wire", world_sizes=(2,))(bucket_steps.it_sends_one_message)
 Bucket.check("one copy", world_sizes=(2,))(bucket_steps.gradients_are_slices)
@@ -111,7 +111,13 @@ def micro_batches_add_up(attempt: Attempt) -> None:
 @BucketedDDP.check("zero_grad", world_sizes=(2, 3))
 def zero_grad_may_be_called_either_way(attempt: Attempt) -> None:
     for ways in ((False,) * 3, (True, False, True, True, False)):
-        loop_and_judge(attempt, Loop("TwoBranches", ways, SMALL))
+        loop = Loop("TwoBranches", ways, SMALL)
+        for rank, result in enumerate(loop_and_judge(attempt, loop)):
+            for index, step in enumerate(result["steps"][1:], 1):
+                if step["replaced"] and not ways[index]:
+                    what = f"{step['replaced'][0]}.grad was in a bucket, but finish_gradient_sync() replaced it"
+                    hint = "Hint: when are buckets created, and what does pack() do if .grad is already the slice?"
+                    raise Wrong({rank: f"{describe(loop)}, step {index + 1}: {what}"}, hint)
 
 
 @BucketedDDP.check("no backward", world_sizes=(2, 4))

@@ -11,7 +11,8 @@ from shared.checks.engine.framework import Attempt, Wrong
 from shared.wire import instrumentation
 
 F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
-HINT_ON_FIRST = "Hint: how large may the first bucket of each dtype be?"
+HINT_ON_FIRST = "Hint: how large may the first bucket be?"
+HINT_ON_EACH_FIRST = "Hint: how large may the first bucket of each dtype and device be?"
 DEFAULTS = {"bucket_cap_mb": 25.0, "first_bucket_mb": FIRST_BUCKET_MB}
 
 
@@ -86,14 +87,13 @@ def the_first_bucket_is_smaller(attempt: Attempt) -> None:
     sizes = [draw.randint(1, 6) for _ in range(10)]
     _judge(
         attempt,
-        Case([1, 1, 1, 1, 1, 1, 1, 1], caps(32, 16)),
+        Case([1, 1, 1, 1, 1, 1, 1, 1], caps(40, 16)),
         Case([1, 1, 1, 1, 4, 1], caps(32, 8)),
         Case([2, 2, 2, 2, 5], caps(32, 16)),  # the first parameter is larger than the first cap
         Case(sizes, caps(64, 24)),
         Case([1, 1, 1, 1, 1, 1], caps(16, 48)),  # never more than bucket_cap_mb
         Case(sizes, caps(16, 80)),
         Case(sizes, caps(draw.randint(8, 100), 1000)),
-        Case([2, 1, 2, 1, 2, 1, 2, 1, 2, 1], caps(40, 12), dtypes=[F64, F32]),  # each dtype has a first bucket
     )
 
 
@@ -104,6 +104,7 @@ def a_bucket_has_one_dtype_and_device(attempt: Attempt) -> None:
     _judge(
         attempt,
         Case([1] * 8, caps(64, 64), dtypes=[F64, F32]),
+        Case([2, 1, 2, 1, 2, 1, 2, 1, 2, 1], caps(40, 12), dtypes=[F64, F32]),  # each dtype has a first bucket
         Case([2] * 9, caps(16, 16), dtypes=[BF16, F32, F64]),
         Case(sizes, caps(48, 20), dtypes=[BF16, F32, F64]),
         Case([1] * 6, caps(64, 64), elsewhere=(0, 2, 4)),
@@ -163,6 +164,8 @@ def _evidence(case: Case, parameters: list, found: list, expected: list) -> str:
         head += f"; frozen: {', '.join(map(str, sorted(case.frozen)))} (counted from 0)"
     if case.elsewhere and not many and len(case.elsewhere) < len(parameters):
         head += f"; on another device: {', '.join(map(str, sorted(case.elsewhere)))} (counted from 0)"
+    if case.as_generator:
+        head += "; given as a generator"
     show = _shown
     if _shown(found, case, many) == _shown(expected, case, many):
         head, show = f"{head}\nby index in the model, counted from 0:", _placed
@@ -199,6 +202,8 @@ def _cause(case: Case, parameters: list, found: list[list[int]], expected: list[
     if len(set(placed)) < len(placed):
         return "A parameter is in more than one bucket. Hint: when is a parameter added to a bucket?"
     if len(placed) < sum(len(bucket) for bucket in expected):
+        if case.as_generator:
+            return "Hint: can you go through a generator twice?"
         if found == expected[: len(found)]:
             return "Hint: what happens to the last bucket after the last parameter?"
         return "Hint: which parameters are in no bucket?"
@@ -215,12 +220,18 @@ def _cause(case: Case, parameters: list, found: list[list[int]], expected: list[
     given = DEFAULTS | case.caps
     sizes = [bytes_of([parameters[index] for index in bucket]) for bucket in found if len(bucket) > 1]
     if any(size > given["bucket_cap_mb"] * MB for size in sizes):
-        return HINT_ON_CAP if given["first_bucket_mb"] <= given["bucket_cap_mb"] else HINT_ON_FIRST
+        return HINT_ON_CAP if given["first_bucket_mb"] <= given["bucket_cap_mb"] else _hint_on_first(parameters)
+    if _goes_on_after(found, expected, parameters):
+        return _hint_on_first(parameters)
     return "Hint: when is a bucket closed, and which parameters may still be added to an open one?"
 
 
 def _other_rules(case: Case, parameters: list):
-    """Yield the buckets that common mistakes give, and a hint on each."""
+    """Yield the buckets that common mistakes give, and a hint on each.
+
+    With small caps, several mistakes may give the same buckets. One about units would already show when both caps are
+    equal, so one about the first bucket comes before them.
+    """
     given = DEFAULTS | case.caps
     cap, first = given["bucket_cap_mb"], given["first_bucket_mb"]
     decimal, size = 1e6 / MB, max((parameter.itemsize for parameter in parameters), default=1)
@@ -228,14 +239,32 @@ def _other_rules(case: Case, parameters: list):
     yield plan(parameters[::-1], cap, first), HINT_ON_ORDER
     if first > cap:
         yield _first_unlimited(parameters, cap, first), "Hint: may the first bucket be larger than the others?"
+    yield plan(parameters, cap, cap), _hint_on_first(parameters)
     yield plan(parameters, cap * size, first * size), "Hint: do you compare the caps with elements or with bytes?"
-    yield plan(parameters, cap, cap), HINT_ON_FIRST
+    if size != F32.itemsize:
+        in_float32 = size / F32.itemsize
+        yield plan(parameters, cap * in_float32, first * in_float32), "Hint: how many bytes does an element have here?"
     none_exact = plan(parameters, cap - short, first - short)
     in_decimal = plan(parameters, cap * decimal, first * decimal)
     # With small caps, the two mistakes give the same buckets.
     also = " And how many bytes does an MB have here?" if _same(none_exact, in_decimal) else ""
     yield none_exact, f"Hint: is a gradient added if it fits exactly?{also}"
     yield in_decimal, "Hint: how many bytes does an MB have here?"
+
+
+def _hint_on_first(parameters: list) -> str:
+    several = len({(parameter.dtype, parameter.device) for parameter in parameters}) > 1
+    return HINT_ON_EACH_FIRST if several else HINT_ON_FIRST
+
+
+def _goes_on_after(found: list[list[int]], expected: list[list[int]], parameters: list) -> bool:
+    """Return whether the first wrong bucket should be the first one of its dtype and device, and holds too much."""
+    kinds = [(parameters[bucket[0]].dtype, parameters[bucket[0]].device) for bucket in expected]
+    pairs = enumerate(zip(found, expected, strict=False))
+    number = next((number for number, (bucket, right) in pairs if bucket != right), None)
+    if number is None or kinds.index(kinds[number]) < number:
+        return False
+    return found[number][: len(expected[number])] == expected[number]
 
 
 def _first_unlimited(parameters: list, cap: float, first: float) -> list[list]:

@@ -25,7 +25,7 @@ def probe_slices(flat_and_slices, shapes: list[tuple[int, ...]], dtype: torch.dt
         "memory_bytes": flat.untyped_storage().nbytes(),
         "types": [(tuple(piece.shape), piece.dtype) for piece in slices],
         "calls": calls,
-        "gradients": False,
+        "gradients": sum(p.grad is not None for p in parameters),
     }
     if found["types"] == [(tuple(shape), dtype) for shape in shapes] and flat.dim() == 1 and not found["records"]:
         with torch.no_grad():
@@ -47,7 +47,8 @@ def _unpacked(result) -> tuple[torch.Tensor, list[torch.Tensor]]:
     if not isinstance(result, tuple | list) or len(result) != 2 or not isinstance(result[0], torch.Tensor):
         raise AssertionError(f"flat_and_slices() returned {type(result).__name__}; expected (flat, slices)")
     flat, slices = result
-    slices = list(slices)
+    if not isinstance(slices, list | tuple):
+        raise AssertionError(f"flat_and_slices() returned its slices as a {type(slices).__name__}; expected a list")
     if any(not isinstance(piece, torch.Tensor) for piece in slices):
         raise AssertionError("flat_and_slices() returned a slice that is not a tensor")
     return flat, slices
@@ -63,7 +64,7 @@ def slices_lie_in_one_tensor(attempt: Attempt) -> None:
     ]
     for shapes, dtype in draws:
         for rank, found in enumerate(attempt.run(probe_slices, shapes, dtype)):
-            message = f"parameters of the shapes {', '.join(str(list(shape)) for shape in shapes)} in {_name(dtype)}"
+            message = f"parameters of shapes {', '.join(str(list(shape)) for shape in shapes)} in {_name(dtype)}"
             _judge_types(rank, found, shapes, dtype, message)
             _judge_places(rank, found, shapes, dtype, message)
     for rank, devices in enumerate(attempt.run(probe_devices, context="parameters on the device meta")):
@@ -96,12 +97,15 @@ def _judge_types(rank: int, found: dict, shapes: list, dtype: torch.dtype, conte
         raise Wrong({rank: f"{context}: {sizes}"}, "Hint: is flat a view of a larger tensor?")
     if found["calls"]:
         raise Wrong({rank: f"{context}: {describe_calls(found['calls'])}; expected none"})
+    if found["gradients"]:
+        evidence = f"{context}: afterwards, {found['gradients']} of them have a .grad; expected None, as before"
+        raise Wrong({rank: evidence}, "Hint: which line sets .grad, and does this function have to?")
 
 
 def _judge_places(rank: int, found: dict, shapes: list, dtype: torch.dtype, context: str) -> None:
     sizes = [torch.Size(shape).numel() for shape in shapes]
     indices = [sum(sizes[:number]) for number in range(len(sizes))]
-    slices = [f"{context}: slice {number}, of the shape {list(shape)}," for number, shape in enumerate(shapes)]
+    slices = [f"{context}: slice {number}, of shape {list(shape)}," for number, shape in enumerate(shapes)]
     for which, index, size, piece in zip(slices, indices, sizes, found["read"], strict=True):
         expected = ((torch.arange(size) + index) % 251).to(dtype)
         if torch.equal(piece.flatten(), expected):

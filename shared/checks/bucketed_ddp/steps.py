@@ -54,6 +54,7 @@ def probe_bucket(bucket_class, steps: Steps, rank: int, gradients: list[list[tor
     parameters[3].data = parameters[3].data.to(memory_format=torch.channels_last)
     with instrumentation.listening() as building:
         bucket = bucket_class(parameters, group) if steps.in_subgroup else bucket_class(parameters)
+    tied = [name for name, parameter in zip(_names(), parameters, strict=True) if parameter.grad is not None]
     found = []
     for index, (set_to_none, own) in enumerate(zip(steps.set_to_none, gradients, strict=True)):
         for parameter, gradient in zip(parameters, own, strict=True):
@@ -65,7 +66,7 @@ def probe_bucket(bucket_class, steps: Steps, rank: int, gradients: list[list[tor
         step = _pack_launch_wait(bucket, parameters, meeting, rank == steps.late)
         found.append(step | {"stayed": before == step["packed"]})
         dist.barrier(group)
-    found[0]["calls"] = building + found[0]["calls"]
+    found[0] |= {"calls": building + found[0]["calls"], "tied": tied}
     return found
 
 
@@ -111,7 +112,7 @@ def _places(parameters: list) -> list[int | None]:
 
 
 def _names() -> list[str]:
-    return [f"gradient {index} of the shape {_listed(shape)}" for index, shape in enumerate(SHAPES)]
+    return [f"parameter {index} of shape {_listed(shape)}" for index, shape in enumerate(SHAPES)]
 
 
 def _draw(attempt: Attempt, steps: Steps, used: float) -> list[list[list]]:
@@ -127,9 +128,7 @@ def _draw(attempt: Attempt, steps: Steps, used: float) -> list[list[list]]:
 
 def _run(attempt: Attempt, steps: Steps, drawn: list) -> dict[int, list[dict]]:
     """Run probe_bucket. Returns its results by rank of the group."""
-    context = (
-        called_alone(attempt) if steps.in_subgroup else f"gradients of the shapes {', '.join(map(_listed, SHAPES))}"
-    )
+    context = called_alone(attempt) if steps.in_subgroup else f"gradients of shapes {', '.join(map(_listed, SHAPES))}"
     found = attempt.run(probe_bucket, steps, per_rank=[(rank, own) for rank, own in enumerate(drawn)], context=context)
     members = members_of(attempt, steps.in_subgroup)
     return {rank: found[rank] for rank in members}
@@ -249,11 +248,14 @@ def gradients_are_slices(attempt: Attempt) -> None:
     steps = Steps((True, True, False))
     want_bytes = _ELEMENTS * steps.dtype.itemsize
     for rank, found in _run(attempt, steps, _draw(attempt, steps, 0.7)).items():
+        if found[0]["tied"]:
+            message = f"before the first pack(), {found[0]['tied'][0]} already has a .grad; expected None"
+            raise Wrong({rank: message}, "Hint: which of your methods set .grad?")
         for step in found:
             for name, shape, kind in zip(_names(), SHAPES, step["types"], strict=True):
                 if kind != (tuple(shape), steps.dtype):
                     problem = "is None" if kind is None else f"has the shape {_listed(kind[0])} in {kind[1]}"
-                    raise Wrong({rank: f"{name} {problem} after wait()"}, "Hint: what is .grad after pack()?")
+                    raise Wrong({rank: f"{name}: .grad {problem} after wait()"}, "Hint: what is .grad after pack()?")
             if step["memory_bytes"] != [want_bytes]:
                 many = len(step["memory_bytes"])
                 message = f"the gradients use {many} storage{'s' if many > 1 else ''} with a total of "

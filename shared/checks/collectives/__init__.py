@@ -47,6 +47,7 @@ _check(COLLECTIVES, "values")(values.right_where_n_divides)
 tree_broadcast.check("receivers")(values.receivers_lose_their_old_values)
 _check(STEPS, "values", world_sizes=(2, 3, 4))(values.each_rank_gets_its_left_neighbors_tensor)
 _check(COLLECTIVES, "sizes")(values.right_for_any_size)
+ring_all_gather.check("lengths", world_sizes=(2, 3, 4))(values.chunks_of_other_lengths_are_gathered)
 _check(COLLECTIVES, "dtypes", world_sizes=(2, 4))(values.right_in_every_dtype)
 _check(COLLECTIVES, "layout", world_sizes=(1, 2, 3))(values.right_or_rejected_if_not_contiguous)
 ring_all_reduce.check("same bits", world_sizes=(3, 4))(values.every_rank_has_the_same_bits)
@@ -70,10 +71,17 @@ ring_step_in_turns.check("turns", world_sizes=(2, 3, 4))(messages.few_turns_with
 launch_reduce_scatter.check("values")(launched.each_rank_gets_its_shard_of_the_sum)
 launch_reduce_scatter.check("in place", world_sizes=(2, 3))(launched.the_sum_is_in_the_flat_tensor)
 launch_reduce_scatter.check("at once", world_sizes=(2, 3))(launched.the_call_returns_at_once)
+launch_reduce_scatter.check("all messages", world_sizes=(2, 3))(launched.every_message_is_waited_for)
 launch_reduce_scatter.check("wire", world_sizes=(3, 4))(launched.each_rank_sends_every_other_rank_one_shard)
 launch_reduce_scatter.check("memory", world_sizes=(4,))(launched.little_memory_is_needed)
 
 _HINT_ON_PARTNERS = "Hint: for every N, does the rank that you send to or receive from exist in the group?"
-_HINT_ON_GROUPS = "Hint: which of your calls does not get `group`?"
-give_hints({"this rank's group is": _HINT_ON_GROUPS}, *EXERCISES.values())
-give_hints({"IndexError: ": _HINT_ON_PARTNERS, "is not part of group": _HINT_ON_PARTNERS}, tree_broadcast)
+_HINT_ON_PADDING = "The reduce-scatter pads its result. Hint: how long is `own_chunk`, and how long is that result?"
+give_hints({"must match the size of tensor": values.HINT_ON_LENGTHS}, ring_reduce_scatter, ring_all_gather)
+give_hints({"must match the size of tensor": _HINT_ON_PADDING}, ring_all_reduce)
+give_hints(
+    {"IndexError: ": _HINT_ON_PARTNERS, "is not part of group": _HINT_ON_PARTNERS},
+    tree_broadcast,
+    ring_step,
+    ring_step_in_turns,
+)

@@ -123,20 +123,26 @@ def _cause(shard: torch.Tensor, contributed: list[torch.Tensor], index: int, tol
     if shard.shape != total[index].shape:
         return "Hint: which shard of the sum belongs to this rank?"
     if size > 1 and close(shard, total[index] / size, tolerance):
-        return f"It is {size} times too small. This function returns the sum, not the mean."
+        return f"It is {size} times too small: it should be the sum, not the mean."
     if any(close(shard, each, tolerance) for each in total):
         return "It is another rank's shard of the sum. Hint: which shard is sent to which rank?"
     if any(close(shard, each.view(size, -1)[index], tolerance) for each in contributed):
-        return "It is the contribution of a single rank. Hint: which shards do you add up, and have they arrived yet?"
+        return (
+            "It is the contribution of a single rank. Hint: which tensors do you receive into, and then add up? "
+            "And is the data already in them when you add them?"
+        )
     if repeated := _repeated(shard, contributed, index, tolerance):
         return (
-            f"Rank {repeated[0]}'s contribution is in it {repeated[1]} times, and others are missing. "
+            f"It contains rank {repeated[0]}'s contribution {repeated[1]} times, and others are missing. "
             "Hint: does every receive write into a tensor of its own?"
         )
     without = [total[index] - each.view(size, -1)[index] for each in contributed]
     if any(close(shard, each, tolerance) for each in without):
         return "One rank's contribution is missing. Hint: how many shards must be added up, and from which ranks?"
-    return "Hint: does every receive write into a tensor of its own? When do you add the received shards, and to what?"
+    return (
+        "Hint: which shard is sent to which rank? Does every receive write into a tensor of its own? "
+        "When do you add the received shards, and to what?"
+    )
 
 
 def _repeated(shard: torch.Tensor, contributed: list[torch.Tensor], index: int, tolerance: float) -> tuple[int, int]:
@@ -162,15 +168,23 @@ def each_rank_sends_every_other_rank_one_shard(attempt: Attempt) -> None:
 
 @rehearsed
 def probe_late(launch, token: int, late: int, rank: int, flat: torch.Tensor) -> dict:
-    """Let one rank launch late. Returns the result and, on that rank, the ranks whose call had not returned by then."""
+    """Let one rank launch late.
+
+    Returns:
+        The result, how many messages were launched in the call and in wait(), and, on the late rank, the ranks whose
+        call had not returned by then.
+    """
     meeting, missing = Meeting(f"sum{token}"), []
     with launches_unasked():
         if rank == late:
             missing = meeting.missing()
-        handle = launch(flat.to(device_here()))
+        with instrumentation.listening() as in_call:
+            handle = launch(flat.to(device_here()))
         if rank != late:
             meeting.come()
-        return {"missing": missing, "result": handle.wait().detach().cpu().clone()}
+        with instrumentation.listening() as in_wait:
+            result = handle.wait().detach().cpu().clone()
+        return {"missing": missing, "result": result, "launched": (len(in_call), len(in_wait))}
 
 
 def the_call_returns_at_once(attempt: Attempt) -> None:
@@ -182,11 +196,19 @@ def the_call_returns_at_once(attempt: Attempt) -> None:
         message = f"the call did not return within {PATIENCE_S:g} s while rank {late} had not launched yet"
         hint = "So the caller cannot compute anything in the meantime. Hint: which line waits for other ranks?"
         raise Wrong(dict.fromkeys(missing, message), hint)
+    if wrong := {rank: _launched(*result["launched"]) for rank, result in enumerate(found) if result["launched"][1]}:
+        raise Wrong(wrong, "Hint: when should the messages start, so that the caller can compute meanwhile?")
     total = sum(each[0] for each in flats).view(len(members), -1)
     for rank, result in enumerate(found):
         if not close(result["result"], total[rank]):
             message = f"rank {late} launches after the others: {first_difference(result['result'], total[rank])}"
             raise Wrong({rank: message}, "Hint: what does wait() wait for before it adds up shards?")
+
+
+def _launched(in_call: int, in_wait: int) -> str:
+    if not in_call:
+        return "the call launched no messages; wait() launched them"
+    return f"the call launched only {in_call} of {in_call + in_wait} messages; wait() launched the others"
 
 
 def probe_memory(launch, numel: int) -> int:
@@ -195,6 +217,25 @@ def probe_memory(launch, numel: int) -> int:
     with memory.peak(extra={"parameters": [flat]}) as peak:
         launch(flat).wait()
     return peak.at_peak.held.total_bytes
+
+
+def probe_unfinished(launch, numel: int) -> list[str]:
+    """Return the messages of one reduce-scatter that are not complete when wait() has returned."""
+    launched = []
+    flat = torch.ones(numel, device=device_here())
+    with instrumentation.listening(launched=lambda call, work, _: launched.append((str(call), work))):
+        launch(flat).wait()
+    if device_here().type != "cpu":  # on a GPU, wait() only makes the current stream wait
+        return []
+    return [call for call, work in launched if work is not None and not work.is_completed()]
+
+
+def every_message_is_waited_for(attempt: Attempt) -> None:
+    for rank, unfinished in enumerate(attempt.run(probe_unfinished, 5 * attempt.world_size)):
+        if unfinished:
+            message = f"wait() returned before {unfinished[0]} was complete; expected it to wait for all messages"
+            hint = "The caller may overwrite the flat tensor now. Hint: which messages still read from it?"
+            raise Wrong({rank: message}, hint)
 
 
 def little_memory_is_needed(attempt: Attempt) -> None:

@@ -12,7 +12,7 @@ import torch
 from shared.ranks.diagnosis import name_ranks
 
 SPOILT = -1  # a check writes this into the caller's tensors as soon as a call has returned
-UNTOUCHED = -2  # a check writes this into a tensor before it is filled
+UNTOUCHED = -2  # a check writes this into memory that the next call may fill
 _COMPARED = 64  # the number of elements of a slot to compare; more would not add certainty
 _LEAST = 3  # with fewer elements, too many mixtures match
 
@@ -72,8 +72,9 @@ def explain(found: torch.Tensor, slot: Slot, parts: Parts, rank: int) -> tuple[s
         )
     if bool((found == UNTOUCHED).all()):
         return (
-            "The tensor still has its old values.",
-            "Hint: has the message arrived when the call returns? Do you call wait() on the handle of every irecv?",
+            "Nothing was written to it: the check put the −2 there.",
+            "Hint: which memory does each receive write to, and is it complete when the call returns? "
+            "Does an assignment like `name = …` write to memory?",
         )
     if not bool(found.any()):
         return "It is all zeros.", "Hint: do you fill the tensor before you return it?"

@@ -4,6 +4,7 @@ As soon as a call returns, its argument is overwritten, so a call that returns t
 """
 
 import contextlib
+import inspect
 import time
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ from shared.wire import completion, instrumentation
 LATE_S = scaled(0.2)  # how late one rank is in the checks named "waits"
 TRANSPOSED, STRIDED = "transposed", "every other element of a larger tensor"
 SLICED = "a slice from the middle of a larger tensor"
+CALLED_WITH = "(Your function was called with"  # begins the note on an error
 MARGIN = 3  # the number of elements on each side of that slice
 
 
@@ -62,7 +64,7 @@ def probe_collective(collective, setting: Setting, *mine: torch.Tensor) -> list[
         For each tensor, the result, the argument afterwards, the calls, and what the result shares memory with.
     """
     options, takes_part = _join(setting)
-    tries, storages, results = [], {}, []
+    tries, storages, results, arguments = [], {}, [], []
     for values in mine:
         memory, argument = _laid_out(values.to(device_here(), copy=True), setting.layout)
         holds = argument.detach()  # the memory of the argument, even if its .data is replaced
@@ -93,12 +95,33 @@ def probe_collective(collective, setting: Setting, *mine: torch.Tensor) -> list[
             found["holds_bytes"] = storage.nbytes()
             with torch.inference_mode(result.is_inference()):
                 results.append(result.detach().fill_(SPOILT))
-        holds.fill_(SPOILT)
+        arguments.append(holds.fill_(SPOILT))
         tries.append(found)
         dist.barrier()
     for found in tries:
         found["changed_later"] = any(bool((result != SPOILT).any()) for result in results)
+    for used in (*results, *arguments):  # a later call may allocate this memory and return it without writing to it
+        with torch.inference_mode(used.is_inference()):
+            used.fill_(UNTOUCHED)
     return tries
+
+
+def probe_gather_around(all_gather, numels: list[int], own: torch.Tensor) -> torch.Tensor | None:
+    """Call the gather_around() that is defined next to the student's all-gather, with chunks of these lengths.
+
+    Returns:
+        The memory of all chunks, or None if there is no function with this name.
+    """
+    gather_around = getattr(inspect.unwrap(all_gather), "__globals__", {}).get("gather_around")
+    if gather_around is None:
+        return None
+    flat = torch.full((sum(numels),), UNTOUCHED, dtype=own.dtype, device=device_here())
+    chunks = list(flat.split(numels))
+    chunks[dist.get_rank()].copy_(own)
+    gather_around(chunks)
+    instrumentation.synchronize()
+    dist.barrier()
+    return flat.cpu()
 
 
 @contextlib.contextmanager
@@ -143,7 +166,7 @@ def _noting(values: torch.Tensor):
     try:
         yield
     except Exception as error:
-        error.add_note(f"(Your function was called with {named(values)}.)")
+        error.add_note(f"{CALLED_WITH} {named(values)}.)")
         raise
 
 

@@ -9,12 +9,31 @@ import torch.nn.functional as F  # noqa: N812
 from shared.checks.collectives import mixture
 from shared.checks.collectives.kinds import IN_PLACE, STEPS
 from shared.checks.collectives.mixture import Parts, Slot, cut
-from shared.checks.collectives.probes import LATE_S, Setting, named, probe_collective, probe_step, short_name
+from shared.checks.collectives.probes import (
+    CALLED_WITH,
+    LATE_S,
+    Setting,
+    named,
+    probe_collective,
+    probe_step,
+    short_name,
+)
 from shared.checks.engine.compare import describe_calls
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.framework import CALLED_ALONE, Attempt, Wrong, is_a_transfer_to_itself
 from shared.checks.engine.subgroups import SUBGROUPS
+from shared.wire import instrumentation
 
 Draw = list[torch.Tensor]  # one tensor per rank
+_HINTS_ON_UNKNOWN_VALUES = {
+    "ring_all_gather": "Hint: which memory is each shard received into, and is it that of `gathered`?",
+    "tree_broadcast": "Hint: does a rank have the whole tensor when it sends it, and what does it receive into?",
+    "direct_reduce_scatter": (
+        "Hint: which elements of the received tensor come from which rank? And is it different from the one you send?"
+    ),
+}
+_HINT_ON_OWN_SHARD = "Hint: which chunk has data before the first step?"
+_HINT_ON_HANDLES = "Hint: do you call wait() on the handle of each call, before you use its result?"
+_HINT_ON_INDICES = "With src=0, it works. Hint: is the number that this line passes an index or a rank?"
 _HINT_ON_VIEWS = "Hint: what is in the memory of this rank's chunk of the tensor when gather_around() sends it?"
 
 
@@ -44,14 +63,15 @@ def any_source(attempt: Attempt) -> int | None:
 
 
 def describe_setting(setting: Setting, *tensors: torch.Tensor) -> str:
-    """Describe what was tried: one call, or several calls one after the other."""
-    message = "; ".join(map(named, tensors))
-    message += f", {setting.layout}" if setting.layout else ""
-    message += f", src={setting.src}" if setting.src is not None else ""
+    """Describe what was tried: one call, or several calls, of which one failed."""
+    described = "; ".join(map(named, tensors))
+    parts = [f"in one of these calls: {described}" if len(tensors) > 1 else described, setting.layout]
+    parts += [f"src={setting.src}"] if setting.src is not None else []
     if setting.members is not None:
-        message += f", called by the group of ranks {', '.join(map(str, setting.members))}"
-    message += f", rank {setting.late} called it {LATE_S:g} s late" if setting.late is not None else ""
-    return message + (f", rank {setting.takes_late[0]} received a message late" if setting.takes_late else "")
+        parts.append(f"{CALLED_ALONE} the group of ranks {', '.join(map(str, setting.members))}")
+    parts += [f"rank {setting.late} called it {LATE_S:g} s late"] if setting.late is not None else []
+    parts += [f"rank {setting.takes_late[0]} received a message late"] if setting.takes_late else []
+    return ", ".join(part for part in parts if part)
 
 
 def groups(attempt: Attempt) -> list[tuple[int, ...]]:
@@ -85,9 +105,20 @@ def varied_calls(attempt: Attempt) -> list[tuple[Setting, list[Draw]]]:
 def run(attempt: Attempt, setting: Setting, *draws: Draw) -> list[list[dict]]:
     """Call the piece once with each draw. Returns each rank's results, for each draw."""
     probe = probe_step if attempt.piece in STEPS else probe_collective
-    context = describe_setting(setting, *(own[0] for own in draws))
+    several = describe_setting(setting, *(own[0] for own in draws))
     per_rank = list(zip(*draws, strict=True))
-    return list(zip(*attempt.run(probe, setting, per_rank=per_rank, context=context), strict=True))
+    try:
+        found = attempt.run(probe, setting, per_rank=per_rank, context=several)
+    except Wrong as wrong:
+        if CALLED_WITH in wrong.evidence and len(draws) > 1:  # this note names the call that raised
+            alone = describe_setting(setting)
+            wrong.evidence = (f"{alone}: " if alone else "") + wrong.evidence.removeprefix(f"{several}: ")
+        if len(setting.ranks(attempt.world_size)) == 1 and is_a_transfer_to_itself(wrong.evidence):
+            wrong.hint = "Hint: how many steps are there if N is 1?"
+        elif setting.src and setting.members is None and is_a_transfer_to_itself(wrong.evidence):  # src=0 came first
+            wrong.hint = _HINT_ON_INDICES
+        raise
+    return list(zip(*found, strict=True))
 
 
 def try_and_judge(attempt: Attempt, setting: Setting, *draws: Draw) -> list[list[dict]]:
@@ -133,7 +164,9 @@ def _complaint(
     shape = list(own.shape) if piece in (*IN_PLACE, *STEPS) else list(reference.shape)
     if (list(result.shape), result.dtype) != (shape, own.dtype):
         came, expected = f"{list(result.shape)}, {short_name(result.dtype)}", f"{shape}, {short_name(own.dtype)}"
-        return f"the result is {came}; expected {expected}", "Hint: how long is a chunk, and what is its dtype?"
+        in_length = "Hint: how long is a chunk, and what is its dtype?"
+        in_dtype = "Hint: which dtype does each call in your function return, for example sum()?"
+        return f"the result is {came}; expected {expected}", in_dtype if list(result.shape) == shape else in_length
     result, reference = result.flatten(), reference[: result.numel()]
     if result.is_floating_point():
         within = torch.cat([parts.tolerance(slot) for slot in slots])[: result.numel()]
@@ -146,10 +179,22 @@ def _complaint(
     index = first // size
     stretch = result[index * size : (index + 1) * size]
     came, hint = mixture.explain(F.pad(stretch, (0, size - len(stretch))), slots[index], parts, rank)
-    return (
-        f"element {first} is {result[first].item():.6g}, expected {reference[first].item():.6g}. {came}".strip(),
-        hint,
-    )
+    if not came:
+        hint = _HINTS_ON_UNKNOWN_VALUES.get(piece, hint)
+    if piece == "ring_all_gather" and off.view(-1, size)[slots.index(Slot(0, (rank,)))].any():
+        came, hint = "This rank's own shard was overwritten.", _HINT_ON_OWN_SHARD
+    if dropped := _dropped_handles(found):
+        came, hint = f"{came} A handle was dropped without a call to its wait(): {dropped}.", _HINT_ON_HANDLES
+    values = f"element {first} is {result[first].item():.6g}, expected {reference[first].item():.6g}."
+    return f"{values} {came.strip()}".strip(), hint
+
+
+def _dropped_handles(found: dict) -> str:
+    """Name the operations that a call launched, if it waited for fewer of their handles, or return ""."""
+    launched = [call.op for call in found["calls"] if call.is_async]
+    if len(launched) <= sum(event.kind == "wait" for event in found["events"]):
+        return ""
+    return " or ".join(sorted({f"i{op}" if op in instrumentation.POINT_TO_POINT else op for op in launched}))
 
 
 def _parts(piece: str, own: Draw, members: tuple[int, ...]) -> Parts:

@@ -2,15 +2,19 @@
 
 import torch
 
-from shared.checks.collectives.probes import SLICED, STRIDED, TRANSPOSED, Setting, named
+from shared.checks.collectives.probes import SLICED, STRIDED, TRANSPOSED, Setting, named, probe_gather_around
 from shared.checks.collectives.results import any_source, describe_setting, draw, even_shape, sources, try_and_judge
+from shared.checks.engine.compare import first_difference
 from shared.checks.engine.framework import Attempt, Wrong
+
+HINT_ON_LENGTHS = "Hint: how long is the chunk that a rank receives, and how long is the tensor that it receives into?"
 
 
 def right_where_n_divides(attempt: Attempt) -> None:
     shapes = [even_shape(attempt), (4, 3, 4)][: 1 if attempt.piece == "ring_all_gather" else 2]  # a shard is flat
+    long = (12 * attempt.scale.number(10_000, range(5_000, 30_000)),)  # Every world size up to 4 divides it.
     for src in sources(attempt):
-        try_and_judge(attempt, Setting(src=src), *(draw(attempt, shape) for shape in [*shapes, (120_000,)]))
+        try_and_judge(attempt, Setting(src=src), *(draw(attempt, shape) for shape in [*shapes, long]))
 
 
 def receivers_lose_their_old_values(attempt: Attempt) -> None:
@@ -20,7 +24,8 @@ def receivers_lose_their_old_values(attempt: Attempt) -> None:
 
 
 def each_rank_gets_its_left_neighbors_tensor(attempt: Attempt) -> None:
-    for shape, dtype in (((10, 100), torch.int64), ((1,), torch.bfloat16), ((100_000,), torch.float32)):
+    rows, long = attempt.scale.number(10, range(2, 50)), attempt.scale.number(100_000, range(50_000, 300_000))
+    for shape, dtype in (((rows, 100), torch.int64), ((1,), torch.bfloat16), ((long,), torch.float32)):
         try_and_judge(attempt, Setting(), draw(attempt, shape, dtype))
 
 
@@ -30,6 +35,21 @@ def right_for_any_size(attempt: Attempt) -> None:
     for shapes in ([(5 * size + 1,), (4 * size - 1,), (3, size + 2)], [(size + 1,), (1,)], [(), (0,)]):
         kept = [shape for shape in shapes if len(shape) == 1 or not flat]
         try_and_judge(attempt, Setting(src=any_source(attempt)), *(draw(attempt, shape) for shape in kept))
+
+
+def chunks_of_other_lengths_are_gathered(attempt: Attempt) -> None:
+    """In an all-reduce, the last chunks may be shorter than the first, or empty."""
+    for numel in (4 * attempt.world_size - 1, attempt.world_size + 1):
+        (flat,) = draw(attempt, (numel,))[:1]
+        size = -(-numel // attempt.world_size)
+        own = [flat[index * size : (index + 1) * size] for index in range(attempt.world_size)]
+        numels = [len(chunk) for chunk in own]
+        context = f"gather_around() was called with chunks of {', '.join(map(str, numels))} elements"
+        found = attempt.run(probe_gather_around, numels, per_rank=[(chunk.clone(),) for chunk in own], context=context)
+        for rank, gathered in enumerate(found):
+            if gathered is not None and not torch.equal(gathered, flat):
+                message = f"{context}: {first_difference(gathered, flat, 0.0)}"
+                raise Wrong({rank: message}, HINT_ON_LENGTHS)
 
 
 def right_in_every_dtype(attempt: Attempt) -> None:
@@ -48,8 +68,8 @@ def right_or_rejected_if_not_contiguous(attempt: Attempt) -> None:
         except Wrong as wrong:
             if layout != SLICED:  # a slice is contiguous
                 wrong.hint = wrong.hint or (
-                    "If you do not want to support non-contiguous tensors, raise a ValueError on every rank before "
-                    "you send anything."
+                    "The lines that are given make a contiguous copy of this tensor. Hint: which of your own lines use "
+                    "the tensor itself instead?"
                 )
             raise
 

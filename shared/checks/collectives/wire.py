@@ -4,11 +4,17 @@ import math
 
 import torch
 
+from shared import c10d
 from shared.checks.collectives.kinds import STEPS
 from shared.checks.collectives.probes import short_name
 from shared.checks.engine.compare import describe_calls
 from shared.checks.engine.framework import Wrong
 from shared.wire import instrumentation
+
+_TODAYS_NAMES = {  # the hooks record these collectives under their older names
+    "reduce_scatter_tensor": c10d.reduce_scatter_single.__name__,
+    "all_gather_into_tensor": c10d.all_gather_single.__name__,
+}
 
 
 def budget(piece: str, elements: int, size: int) -> tuple[int, int]:
@@ -32,15 +38,18 @@ def judge_far(piece: str, size: int, calls_of: list[list[instrumentation.Call]])
 
 
 def reject_others(rank: int, calls: list[instrumentation.Call], allowed: tuple[str, ...], hint: str) -> None:
-    others = sorted({call.op for call in calls} - set(allowed))
+    others = sorted({_TODAYS_NAMES.get(call.op, call.op) for call in calls} - set(allowed))
     if others:
         raise Wrong({rank: f"{', '.join(others)} was called; expected only {' and '.join(allowed)}"}, hint)
 
 
+def reject_collectives(rank: int, calls: list[instrumentation.Call]) -> None:
+    hint = "Sends and receives are enough. Hint: which call is neither?"
+    reject_others(rank, calls, instrumentation.POINT_TO_POINT, hint)
+
+
 def judge_neighbors(rank: int, calls: list[instrumentation.Call], members: tuple[int, ...]) -> None:
-    reject_others(
-        rank, calls, instrumentation.POINT_TO_POINT, "Sends and receives are enough. Hint: which call is neither?"
-    )
+    reject_collectives(rank, calls)
     index = members.index(rank)
     neighbor = {"send": members[(index + 1) % len(members)], "recv": members[index - 1]}
     for call in calls:
@@ -84,7 +93,7 @@ def _volume_hint(own_calls: list[instrumentation.Call], messages: int, elements:
 def judge_tree(calls_of: dict[int, list[instrumentation.Call]], src: int, each_bytes: int, context: str) -> None:
     size, sends = len(calls_of), {}
     for rank, calls in calls_of.items():
-        reject_others(rank, calls, instrumentation.POINT_TO_POINT, "Sends and receives are enough.")
+        reject_collectives(rank, calls)
         sends[rank] = [call for call in calls if call.op == "send"]
         if len(calls) - len(sends[rank]) > (rank != src):
             times = f"{len(calls) - len(sends[rank])} message{'s' if len(calls) - len(sends[rank]) > 1 else ''}"
@@ -119,6 +128,14 @@ def count_rounds(sends: dict[int, list[instrumentation.Call]], src: int) -> int:
                 has_it_after[call.partner] = has_it_after[sender] + number
                 waiting.append(call.partner)
     return max(has_it_after.values())
+
+
+def reject_handles(rank: int, calls: list[instrumentation.Call]) -> None:
+    """Check that a rank launched every message with dist.send or dist.recv, which return when it is complete."""
+    if launched := sorted({f"i{call.op}" for call in calls if call.is_async}):
+        verb = "was" if len(launched) == 1 else "were"
+        message = f"{' and '.join(launched)} {verb} called; expected only send and recv"
+        raise Wrong({rank: message}, "Hint: which of your calls returns before its message is complete?")
 
 
 def judge_turns(calls_of: list[list[instrumentation.Call]], context: str) -> None:

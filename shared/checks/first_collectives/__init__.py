@@ -20,7 +20,7 @@ from shared.checks.first_collectives.causes import (
     mean_cause,
     with_article,
 )
-from shared.checks.first_collectives.passing import EXACT, draw_tensors, judge_arguments
+from shared.checks.first_collectives.passing import EXACT, LENGTHS, draw_tensors, judge_arguments
 from shared.checks.first_collectives.probes import probe_broadcast, probe_loss, probe_mean, probe_numbers
 from shared.wire import instrumentation
 
@@ -99,7 +99,8 @@ def _draw_shares(attempt: Attempt, one_empty: bool = False) -> list[torch.Tensor
         one_empty: Whether one of several ranks holds no values.
     """
     generator = torch.Generator().manual_seed(attempt.draw_seed())
-    counts = attempt.random.sample(range(1, MOST_VALUES + 1), attempt.world_size)
+    most = attempt.scale.number(MOST_VALUES, range(100, 3_000))
+    counts = attempt.random.sample(range(1, most + 1), attempt.world_size)
     if one_empty and attempt.world_size > 1:
         counts[attempt.random.randrange(attempt.world_size)] = 0
     return [3 + torch.randn(count, dtype=torch.float64, generator=generator) for count in counts]
@@ -207,19 +208,20 @@ def every_rank_has_the_tensor_of_src(attempt: Attempt) -> None:
 @broadcast_by_hand.check("wire", world_sizes=(1, 2, 3, 4))
 def n_minus_1_messages_in_total(attempt: Attempt) -> None:
     src = attempt.random.randrange(attempt.world_size)
-    own = [(tensor,) for tensor in draw_tensors(attempt, 100)]
+    own = [(tensor,) for tensor in draw_tensors(attempt, attempt.scale.number(100, LENGTHS))]
+    payload_bytes = own[src][0].nbytes
     found = [result["calls"] for result in attempt.run(probe_broadcast, src, per_rank=own)]
     calls = [call for calls_of_rank in found for call in calls_of_rank]
     sends, others = [c for c in calls if c.op == "send"], {c.op for c in calls} - {"send", "recv"}
     if others:
         raise Wrong(f"{', '.join(sorted(others))} was called; expected only send and recv")
     expected = attempt.world_size - 1
-    if len(sends) != expected or sum(call.payload_bytes for call in sends) != 400 * expected:
+    if len(sends) != expected or sum(call.payload_bytes for call in sends) != payload_bytes * expected:
         raise Wrong(
             {
                 rank: f"src={src}: sent {describe_calls([c for c in calls_of_rank if c.op == 'send'])}"
                 for rank, calls_of_rank in enumerate(found)
             },
-            f"All ranks together should send {expected} messages of 400 bytes. "
+            f"All ranks together should send {expected} messages of {payload_bytes} bytes. "
             "Hint: when a rank sends a message, which ranks do not have the tensor yet?",
         )

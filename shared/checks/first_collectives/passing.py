@@ -10,6 +10,7 @@ from shared.checks.first_collectives.causes import passing_cause, with_article
 from shared.checks.first_collectives.probes import LATE_S, probe_pass
 
 EXACT = 0.0
+LENGTHS = range(50, 20_000)  # of tensors, in grading
 _NO_SUCH_RANK = "IndexError: tuple index out of range"  # from batch_isend_irecv, for a peer outside the group
 
 
@@ -30,7 +31,8 @@ def judge_arguments(found: list[dict], own: list[torch.Tensor]) -> None:
 
 
 def each_rank_gets_its_left_neighbors_tensor(attempt: Attempt) -> None:
-    for shape, dtype in (((1,), torch.float32), ((10, 100), torch.int64), ((1_000_000,), torch.float32)):
+    rows, long = attempt.scale.number(10, range(2, 50)), attempt.scale.number(1_000_000, range(500_000, 2_000_000))
+    for shape, dtype in (((1,), torch.float32), ((rows, 100), torch.int64), ((long,), torch.float32)):
         own = [tensor.to(dtype).reshape(shape) for tensor in draw_tensors(attempt, math.prod(shape))]
         try:
             found = attempt.run(probe_pass, None, per_rank=[(tensor,) for tensor in own])
@@ -64,7 +66,7 @@ def _judge_passed(found: list[tuple[str, object]], own: list[torch.Tensor]) -> N
 
 def it_returns_when_both_messages_are_done(attempt: Attempt) -> None:
     """One rank is late. Its right neighbor must wait for its message, and its left neighbor until it receives."""
-    own = draw_tensors(attempt, 1000)
+    own = draw_tensors(attempt, attempt.scale.number(1000, LENGTHS))
     late = attempt.random.randrange(attempt.world_size)
     found = attempt.run(probe_pass, late, per_rank=[(tensor,) for tensor in own])
     try:
@@ -74,18 +76,19 @@ def it_returns_when_both_messages_are_done(attempt: Attempt) -> None:
 
 
 def the_argument_is_unchanged(attempt: Attempt) -> None:
-    own = draw_tensors(attempt, 1000)
+    own = draw_tensors(attempt, attempt.scale.number(1000, LENGTHS))
     judge_arguments(attempt.run(probe_pass, None, per_rank=[(tensor,) for tensor in own]), own)
 
 
 def one_message_out_and_one_in(attempt: Attempt) -> None:
-    own = draw_tensors(attempt, 1000)
+    own = draw_tensors(attempt, attempt.scale.number(1000, LENGTHS))
     for rank, result in enumerate(attempt.run(probe_pass, None, per_rank=[(tensor,) for tensor in own])):
         left, right = (rank - 1) % len(own), (rank + 1) % len(own)
         found = sorted((call.op, call.partner, call.payload_bytes) for call in result["calls"])
-        if found != [("recv", left, 4000), ("send", right, 4000)]:
+        if found != [("recv", left, own[left].nbytes), ("send", right, own[rank].nbytes)]:
             message = ", ".join(str(call) for call in result["calls"]) or "no message"
+            expected = f"a send to rank {right} and a recv from rank {left}, {len(own[rank])} elements each"
             raise Wrong(
-                {rank: f"{message}; expected a send to rank {right} and a recv from rank {left}, 1000 elements each"},
+                {rank: f"{message}; expected {expected}"},
                 "One send and one receive per rank are enough. Hint: which call sends more than that?",
             )

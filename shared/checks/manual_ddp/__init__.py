@@ -9,9 +9,15 @@ from shared.checks.engine.training import Draw, Training, judge_start, train, tr
 from shared.checks.engine.volume import judge_gradient_bytes, judge_state_bytes, reject_early_messages
 from shared.checks.engine.wrapping import judge_wrapping
 from shared.checks.manual_ddp import sampler, weighted
-from shared.checks.manual_ddp.probes import probe_average, probe_broadcast, probe_mean
+from shared.checks.manual_ddp.probes import (
+    probe_average,
+    probe_average_beside_old_gradients,
+    probe_broadcast,
+    probe_mean,
+)
 from shared.checks.manual_ddp.weighted import gradients_of_one_process
 from shared.checks.models import awkward
+from shared.ranks.diagnosis import name_ranks
 
 mean_over_ranks_ = Exercise("2.1", "mean_over_ranks_", optional=True)
 broadcast_state = Exercise("2.2", "broadcast_state", optional=True)
@@ -59,7 +65,7 @@ def _judge_mean(found, expected, own, members) -> None:
         {rank: {"the tensor": found[rank]["value"]} for rank in members},
         {"the tensor": expected},
         {rank: {"the tensor": own[rank]} for rank in members},
-        f"mean over ranks {', '.join(map(str, members))}",
+        f"mean over {name_ranks(members)}",
     )
 
 
@@ -90,9 +96,11 @@ def _judge_broadcast(attempt: Attempt, in_subgroup: bool, members: list[int]) ->
         args, context = [(seed,) for seed in seeds], called_alone(attempt) if in_subgroup else ""
         found = attempt.run(probe_broadcast, model, in_subgroup, per_rank=args, context=context)
         if not all(found[rank]["kept"] for rank in members):
-            raise Wrong(f"{awkward.describe(model)}: a parameter object was replaced, or its requires_grad was changed")
-        expected = awkward.state_of(awkward.build(model, seeds[members[0]]))
-        judge_state({rank: found[rank]["state"] for rank in members}, expected, members[0])
+            evidence = "a parameter or buffer was replaced by another tensor, or its requires_grad was changed"
+            hint = "Hint: which operation writes into the tensor that the module already has?"
+            raise Wrong(f"{awkward.describe(model)}: {evidence}", hint)
+        own = {rank: awkward.state_of(awkward.build(model, seeds[rank])) for rank in members}
+        judge_state({rank: found[rank]["state"] for rank in members}, own[members[0]], members[0], own)
 
 
 @broadcast_state.check("wire", world_sizes=(2, 4))
@@ -144,11 +152,15 @@ def only_the_group_takes_part(attempt: Attempt) -> None:
 
 @average_gradients.check("wire", world_sizes=(2, 4))
 def each_gradient_is_sent_once(attempt: Attempt) -> None:
-    for model in ("Tied", "Frozen"):
+    for model, probe, note in (
+        ("Tied", probe_average, ""),
+        ("Frozen", probe_average, ""),
+        ("Frozen", probe_average_beside_old_gradients, "whose .grad is not None"),
+    ):
         draw = Draw(attempt)
-        found = attempt.run(probe_average, model, False, per_rank=draw.per_rank)
+        found = attempt.run(probe, model, False, per_rank=draw.per_rank)
         for rank, result in enumerate(found):
-            judge_gradient_bytes(rank, result["calls"], model)
+            judge_gradient_bytes(rank, result["calls"], model, note=note)
 
 
 # -- 2.4
@@ -218,5 +230,6 @@ ShardedSampler.check("wire", world_sizes=(2,))(sampler.the_sampler_needs_no_mess
 # -- 2.6
 
 average_gradients_weighted.check("values")(weighted.unequal_shares_weigh_by_their_samples)
+average_gradients_weighted.check("many samples", world_sizes=(1, 2))(weighted.many_samples_are_counted_exactly)
 average_gradients_weighted.check("group", world_sizes=(3, 4))(weighted.only_the_groups_samples_count)
 average_gradients_weighted.check("wire", world_sizes=(2, 4))(weighted.weighing_costs_one_small_message)

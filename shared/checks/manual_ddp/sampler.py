@@ -1,6 +1,7 @@
 """Check that the samplers of all ranks divide an epoch's samples among them, in exercise 2.5 of `manual_ddp`."""
 
-from itertools import islice
+import random
+from itertools import islice, zip_longest
 
 import torch
 import torch.distributed as dist
@@ -10,32 +11,47 @@ from shared.checks.engine.framework import Attempt, Wrong
 from shared.wire import instrumentation
 
 EPOCHS = 1, 2, 3, 10
+PASSES = None, None, 2, None, 1, 2  # over one sampler; set_epoch() is called before those that are not None
 LENGTHS, LATE_EPOCHS = range(61, 2_000), range(12, 100_000)  # drawn in grading
 
 
 def probe_sampler(sampler_class, length: int, seed: int, epochs: tuple[int, ...] = EPOCHS) -> dict:
     """Iterate over every rank's sampler on this rank, because samplers may depend only on their arguments."""
     world_size = dist.get_world_size()
-    random_state = torch.get_rng_state()
+    random_states = torch.get_rng_state(), random.getstate()
 
-    def drawn(epoch: int = 0, **options) -> list[list]:
-        samplers = [sampler_class(length, rank, world_size, **options) for rank in range(world_size)]
+    def taken(indices) -> list:
+        return list(islice(indices, 2 * length + world_size))
+
+    def drawn(epoch: int = 0, ranks: int = world_size, **options) -> list[list]:
+        samplers = [sampler_class(length, rank, ranks, **options) for rank in range(ranks)]
         for sampler in samplers:
             sampler.set_epoch(epoch)
-        return [list(islice(sampler, 2 * length + world_size)) for sampler in samplers]
+        return [taken(sampler) for sampler in samplers]
 
-    def twice_at_once() -> bool:
+    def one_after_another() -> list[list]:
+        sampler, passes = sampler_class(length, 0, world_size, seed=seed), []
+        for epoch in PASSES:
+            if epoch is not None:
+                sampler.set_epoch(epoch)
+            passes.append(taken(sampler))
+        return passes
+
+    def two_at_once() -> bool:
         sampler = sampler_class(length, 0, world_size, seed=seed)
-        return all(one == other for one, other in zip(sampler, sampler, strict=True))
+        return all(one == other for one, other in taken(zip_longest(sampler, sampler)))
 
     with instrumentation.listening() as calls:
         unset = sampler_class(length, dist.get_rank(), world_size, seed=seed)
+        _refuse_library_samplers(unset)
         early = len(sampler_class(length, 0, world_size))
         found = {
             "len before": early,
-            "two iterators": twice_at_once(),
+            "passes": one_after_another(),
+            "two iterators": two_at_once(),
             "epochs": [drawn(epoch, seed=seed) for epoch in epochs],
-            "unset": list(islice(unset, 2 * length + world_size)),
+            "orders": [drawn(epoch, 1, seed=seed)[0] for epoch in (0, *epochs)],
+            "unset": taken(unset),
             "len": len(unset),
             "epoch 0": drawn(0, seed=seed),
             "again": drawn(0, seed=seed),
@@ -43,7 +59,14 @@ def probe_sampler(sampler_class, length: int, seed: int, epochs: tuple[int, ...]
             "other seed": drawn(0, seed=seed + 100_003),
             "in order": drawn(shuffle=False),
         }
-    return {**found, "calls": calls, "random numbers": torch.equal(random_state, torch.get_rng_state())}
+    kept = torch.equal(random_states[0], torch.get_rng_state()), random_states[1] == random.getstate()
+    return {**found, "calls": calls, "random state kept": dict(zip(("torch", "Python's random"), kept, strict=True))}
+
+
+def _refuse_library_samplers(sampler) -> None:
+    for part in [sampler, *getattr(sampler, "__dict__", {}).values()]:
+        if any(base.__module__ == "torch.utils.data.distributed" for base in type(part).__mro__):
+            raise AssertionError("this sampler uses torch's own DistributedSampler: write it by hand")
 
 
 def every_sample_once_and_equal_shares(attempt: Attempt) -> None:
@@ -56,17 +79,45 @@ def every_sample_once_and_equal_shares(attempt: Attempt) -> None:
             _judge_shares(rank, result["in order"], length, share)
             for later in result["epochs"]:
                 _judge_shares(rank, later, length, share)
-            if not result["two iterators"]:
-                raise Wrong({rank: "two iterators over the same sampler at the same time yield different samples"})
             if result["len"] != share or result["len before"] != share:
                 raise Wrong({rank: f"len() is {result['len']} for {length} samples on {size} ranks; expected {share}"})
             if result["epoch 0"] != found[0]["epoch 0"] or result["unset"] != result["epoch 0"][rank]:
                 message = "for one seed and epoch, this rank's order differs from rank 0's, or set_epoch(0) changes it"
                 raise Wrong({rank: message}, "Hint: what does the order depend on besides the seed and the epoch?")
-            expected = [[index % length for index in range(r, share * size, size)] for r in range(size)]
+            expected = _divided(list(range(length)), size)
             if result["in order"] != expected:
                 message = f"shuffle=False, {length} samples on {size} ranks: the ranks yield {result['in order']}"
                 raise Wrong({rank: f"{message}; expected {expected}"})
+            for shares, order in zip([result["epoch 0"], *result["epochs"]], result["orders"], strict=True):
+                if sorted(order) != list(range(length)):
+                    _judge_shares(rank, [order], length, length)
+                _judge_division(rank, shares, order)
+
+
+def _divided(order: list[int], size: int) -> list[list[int]]:
+    """Divide an order among `size` ranks: each takes every size-th index, and the order begins again at its end."""
+    length = len(order)
+    return [[order[at % length] for at in range(rank, -(-length // size) * size, size)] for rank in range(size)]
+
+
+def _judge_division(rank: int, shares: list[list[int]], order: list[int]) -> None:
+    """Check that shuffled shares are those of the order that a single rank would take."""
+    expected = _divided(order, len(shares))
+    other = next((r for r, share in enumerate(shares) if share != expected[r]), None)
+    if other is None:
+        return
+    samples = f"{len(order)} samples" if len(order) > 1 else "1 sample"
+    message = (
+        f"with shuffle, a single rank would yield {samples} in the order {order}. "
+        f"On {len(shares)} ranks, rank {other} yields {shares[other]}; expected {expected[other]}"
+    )
+    if [shares[at % len(shares)][at // len(shares)] for at in range(len(order))] == order:
+        raise Wrong({rank: message}, "Hint: what comes after the last index of the shuffled order?")
+    raise Wrong(
+        {rank: message},
+        "Hint: which positions of the shuffled order does this rank take? "
+        "And does the order depend on anything besides the seed and the epoch?",
+    )
 
 
 def _judge_shares(rank: int, shares: list[list], length: int, share: int) -> None:
@@ -83,7 +134,7 @@ def _judge_shares(rank: int, shares: list[list], length: int, share: int) -> Non
         raise Wrong(message, f"Hint: which indices does each rank yield if {case}?")
     if set(drawn) != set(range(length)):
         missing = sorted(set(range(length)) - set(drawn))
-        message = f"of {length} samples on {len(shares)} ranks, no rank yields {missing}; together, they yield {drawn}"
+        message = f"for {length} samples on {len(shares)} ranks, no rank yields {missing}; together, they yield {drawn}"
         raise Wrong({rank: message}, "Hint: do all ranks have the same shuffled order before each takes its share?")
     most = -(-len(drawn) // length)
     often = sorted(sample for sample in set(drawn) if drawn.count(sample) > most)
@@ -100,6 +151,12 @@ def epochs_and_seeds_decide_the_order(attempt: Attempt) -> None:
     for rank, result in enumerate(attempt.run(probe_sampler, length, attempt.draw_seed(), epochs)):
         if result["epoch 0"] != result["again"]:
             raise Wrong({rank: "the same epoch has two different orders"}, "Hint: how is the generator seeded?")
+        _judge_passes(rank, result)
+        if not result["two iterators"]:
+            raise Wrong(
+                {rank: "two iterators over the same sampler at the same time yield different samples"},
+                "Hint: which object stores the position of an iteration?",
+            )
         if result["epoch 0"] == result["epoch 1"]:
             raise Wrong({rank: "epochs 0 and 1 have the same order"}, "Hint: what should set_epoch() change?")
         orders = [result["epoch 0"], *result["epochs"]]
@@ -116,9 +173,32 @@ def epochs_and_seeds_decide_the_order(attempt: Attempt) -> None:
             raise Wrong({rank: "two different seeds give the same order"}, "Hint: which line uses the seed?")
         if result["epoch 0"] == result["in order"]:
             raise Wrong({rank: "with shuffle=True, the samples are not shuffled"}, "Hint: which line shuffles?")
-        if not result["random numbers"]:
-            message = "iterating changes torch's global random state, so dropout depends on the sampler"
-            raise Wrong({rank: message}, "Hint: which generator draws the random numbers?")
+        for owner, kept in result["random state kept"].items():
+            if not kept:
+                message = f"iterating changes the global random state of {owner}, so later draws depend on it"
+                raise Wrong({rank: message}, "Hint: which generator draws the random numbers?")
+
+
+def _judge_passes(rank: int, result: dict) -> None:
+    """Check what one sampler yields when it is iterated over several times, with set_epoch() before some of them."""
+    firsts = [shares[0] for shares in result["epochs"]]
+    right, epoch, called = {0: result["epoch 0"][0]} | dict(zip(EPOCHS, firsts, strict=False)), 0, []
+    for number, (argument, indices) in enumerate(zip(PASSES, result["passes"], strict=True), 1):
+        if argument is not None:
+            epoch = argument
+            called.append(f"set_epoch({argument})")
+        if indices != right[epoch]:
+            after = f" after {', '.join(called)}" if called else ""
+            what = f"pass {number} over the same sampler{after} yields "
+            if len(indices) != len(right[epoch]):
+                raise Wrong(
+                    {rank: f"{what}{len(indices)} indices; expected {len(right[epoch])}"},
+                    "Hint: which method must begin a new iteration?",
+                )
+            raise Wrong(
+                {rank: f"{what}a different order than epoch {epoch} of a new sampler"},
+                "Hint: when is the generator seeded, and which lines change what it is seeded with?",
+            )
 
 
 def the_sampler_needs_no_messages(attempt: Attempt) -> None:

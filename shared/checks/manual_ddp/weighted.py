@@ -7,7 +7,7 @@ from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.subgroups import called_alone, members_of
 from shared.checks.engine.training import Draw, one_process
 from shared.checks.engine.volume import trainable_bytes
-from shared.checks.manual_ddp.probes import probe_average
+from shared.checks.manual_ddp.probes import probe_average, probe_many_samples
 from shared.checks.models import awkward
 
 
@@ -22,7 +22,7 @@ def _weighted(attempt: Attempt, model: str, counts: list[int], in_subgroup: bool
     draw = Draw(attempt, counts)
     members = members_of(attempt, in_subgroup)
     args = [(draw.seeds[0], x, y, len(x)) for x, y in draw.shares]
-    context = f"{awkward.describe(model)}, {' and '.join(map(str, counts))} samples"
+    context = f"{awkward.describe(model)}, shares of {', '.join(map(str, counts))} samples"
     found = attempt.run(
         probe_average, model, in_subgroup, per_rank=args, context=called_alone(attempt) if in_subgroup else ""
     )
@@ -58,16 +58,33 @@ def unequal_shares_weigh_by_their_samples(attempt: Attempt) -> None:
         _weighted(attempt, model, counts, False)
 
 
+def many_samples_are_counted_exactly(attempt: Attempt) -> None:
+    samples = [attempt.random.randrange(257, 512, 2) for _ in range(attempt.world_size)]
+    own = [float(attempt.random.randint(1, 9)) for _ in samples]
+    expected = sum(value * count for value, count in zip(own, samples, strict=True)) / sum(samples)
+    found = attempt.run(probe_many_samples, per_rank=list(zip(own, samples, strict=True)))
+    for rank, gradient in enumerate(found):
+        if abs(gradient - expected) > 1e-5 * expected:
+            shares = ", ".join(map(str, samples))
+            message = f"shares of {shares} samples, the first parameter is in bf16, the other in float64"
+            hint = "Hint: by which factor do you multiply each gradient, and how many times do you divide it?"
+            if abs(gradient - expected) < 0.02 * expected:  # as if some counts were rounded to bf16
+                hint = "Hint: which dtype does the tensor with the number of samples have, and which numbers are exact?"
+            raise Wrong({rank: f"{message}: the float64 gradient is {gradient:.6g}, expected {expected:.6g}"}, hint)
+
+
 def only_the_groups_samples_count(attempt: Attempt) -> None:
     _weighted(attempt, "Plain", [attempt.random.randint(1, 9) for _ in range(attempt.world_size)], True)
 
 
 def weighing_costs_one_small_message(attempt: Attempt) -> None:
-    found, _, _ = _weighted(attempt, "Plain", [3] * attempt.world_size, False)
-    want_bytes, most = trainable_bytes("Plain"), 1 + len(list(awkward.build("Plain", 0).parameters()))
-    for rank, result in enumerate(found):
-        extra = sum(call.payload_bytes for call in result["calls"]) - want_bytes
-        if not 0 <= extra <= 8 or len(result["calls"]) > most:
-            expected = f"at most {most} messages, {want_bytes} bytes plus one element"
-            message = f"{describe_calls(result['calls'])}; expected {expected}"
-            raise Wrong({rank: message}, "Hint: what must a rank know about the others besides their gradients?")
+    for model in ("Plain", "Frozen"):
+        found, _, _ = _weighted(attempt, model, [3] * attempt.world_size, False)
+        trained = sum(p.requires_grad for p in awkward.build(model, 0).parameters())
+        want_bytes, most = trainable_bytes(model), 1 + trained
+        for rank, result in enumerate(found):
+            extra = sum(call.payload_bytes for call in result["calls"]) - want_bytes
+            if not 0 <= extra <= 8 or len(result["calls"]) > most:
+                expected = f"at most {most} messages, {want_bytes} bytes plus one element"
+                message = f"{awkward.describe(model)}: {describe_calls(result['calls'])}; expected {expected}"
+                raise Wrong({rank: message}, "Hint: what must a rank know about the others besides their gradients?")

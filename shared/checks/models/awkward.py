@@ -128,7 +128,7 @@ _SAID = {
     "Strided": "a parameter in channels_last",
     "Mixed": "parameters of two dtypes",
     "Crowd": "many small parameters of two dtypes",
-    "Large": "2 MB of parameters",
+    "Large": "a large layer",
     "Dropped": "dropout",
     "Normed": "two BatchNorm layers, one of them in eval mode",
 }

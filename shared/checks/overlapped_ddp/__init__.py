@@ -29,7 +29,7 @@ from shared.checks.overlapped_ddp import accumulation, gradient_sync, launch_que
 
 LaunchQueue = Exercise("4.1", "LaunchQueue", optional=True)
 GradientSync = Exercise("4.2", "GradientSync", optional=True)
-OverlappedDDP = Exercise("4.3", "OverlappedDDP")
+OverlappedDDP = Exercise("4.3", "OverlappedDDP", first="same start")
 no_sync = Exercise("4.4", "OverlappedDDP")
 
 TINY_CAP = {"bucket_cap_mb": 200 / 2**20}  # the awkward models have about 600 bytes
@@ -45,6 +45,7 @@ GradientSync.check("disabled", world_sizes=(1,))(gradient_sync.it_does_nothing_w
 GradientSync.check("second gradient", world_sizes=(1,))(gradient_sync.a_second_gradient_is_rejected)
 no_sync.check("no communication")(accumulation.no_message_inside)
 no_sync.check("exceptions", world_sizes=(1, 2))(accumulation.an_exception_leaves_it_as_it_was)
+no_sync.check("pending afterwards", world_sizes=(1, 2))(accumulation.accumulated_gradients_are_pending)
 no_sync.check("accumulation", world_sizes=(1, 2, 3))(accumulation.the_sum_is_sent)
 no_sync.check("second backward", world_sizes=(1, 2))(rejections.a_second_backward_inside_is_rejected)
 
@@ -52,9 +53,24 @@ no_sync.check("second backward", world_sizes=(1, 2))(rejections.a_second_backwar
 # -- 4.3
 
 
+@OverlappedDDP.check("same start", world_sizes=(2, 4))
+def ranks_start_equal(attempt: Attempt) -> None:
+    for model in ("Tied", "Buffered"):
+        draw = Draw(attempt)
+        judge_start(train(attempt, Training(model, overlaps=True), draw), model, draw)
+
+
 @OverlappedDDP.check("plain model", world_sizes=(2,))
 def a_plain_model_is_trained(attempt: Attempt) -> None:
     train_and_judge(attempt, Training("Plain", options=TINY_CAP, overlaps=True))
+
+
+@OverlappedDDP.check("pending", world_sizes=(2,))
+def nothing_is_pending_at_the_end(attempt: Attempt) -> None:
+    for rank, pending in enumerate(attempt.run(accumulation.probe_pending, False, per_rank=Draw(attempt).per_rank)):
+        if pending:
+            evidence = "sync.pending is still True after finish_gradient_sync()"
+            raise Wrong({rank: evidence}, "Hint: which object sets it to False, and in which of its methods?")
 
 
 @OverlappedDDP.check("launch order", world_sizes=(2, 3, 4))
@@ -81,13 +97,6 @@ def every_rank_launches_in_one_order(attempt: Attempt) -> None:
             )
         for rank, calls in enumerate(found):
             judge_messages(rank, calls, sizes.messages(), f"{sizes}, {context}")
-
-
-@OverlappedDDP.check("same start")
-def ranks_start_equal(attempt: Attempt) -> None:
-    for model in ("Tied", "Buffered"):
-        draw = Draw(attempt)
-        judge_start(train(attempt, Training(model, overlaps=True), draw), model, draw)
 
 
 @OverlappedDDP.check("values")
@@ -152,7 +161,7 @@ def _why_late(step: dict, sizes) -> str:
             "No bucket was launched during backward. Hint: which hook tells you that a gradient is complete, and when?"
         )
     if len(step["calls"]) < len(sizes.messages()):
-        return "Hint: which line launches the last bucket?"
+        return "Hint: how many buckets does your wrapper have, and which line launches the last one?"
     return "Hint: how soon after its last gradient is ready is a bucket launched?"
 
 

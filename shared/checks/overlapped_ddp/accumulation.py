@@ -1,11 +1,40 @@
 """Judge no_sync(): nothing is sent inside it, and the next synchronization includes what was accumulated there."""
 
+import contextlib
+
 from shared.checks.engine.buckets import judge_messages
+from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import describe_calls
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.overlap_probes import Micro, probe_leaving
 from shared.checks.engine.overlap_steps import draw_shares, judge_steps
+from shared.checks.engine.training import Draw
+from shared.checks.models import awkward
 from shared.checks.models.overlap import Sizes, draw_sizes
+
+_HINT_ON_PENDING = "Hint: are these gradients averaged yet? Which method averages them?"
+
+
+def probe_pending(wrapper, silent: bool, seed: int, x, y) -> bool | None:
+    """Run a step, or if silent, only a backward inside no_sync().
+
+    Returns:
+        Whether the wrapper says afterwards that there are gradients left to average; None if it does not say.
+    """
+    module = awkward.build("Plain", seed).to(device_here())
+    wrapped = wrapper(module)
+    with wrapped.no_sync() if silent else contextlib.nullcontext():
+        awkward.loss_of(wrapped, x.to(device_here()), y.to(device_here())).backward()
+    if not silent:
+        wrapped.finish_gradient_sync()
+    return getattr(getattr(wrapped, "sync", None), "pending", None)
+
+
+def accumulated_gradients_are_pending(attempt: Attempt) -> None:
+    for rank, pending in enumerate(attempt.run(probe_pending, True, per_rank=Draw(attempt).per_rank)):
+        if pending is False:
+            evidence = "backward() ran inside no_sync(), and sync.pending is False after the block; expected True"
+            raise Wrong({rank: evidence}, _HINT_ON_PENDING)
 
 
 def no_message_inside(attempt: Attempt) -> None:
@@ -32,6 +61,12 @@ def _judge_leaving(attempt: Attempt, about_exceptions: bool) -> None:
                 _judge_outside(rank, calls, sizes, when)
             elif calls:
                 raise Wrong({rank: f"{sizes}, {when}: {describe_calls(calls)} sent; expected none"}, _hint_on(when))
+        if result["pending"] is False and about_exceptions:
+            evidence = (
+                "backward() ran inside no_sync() before an exception ended the block, and sync.pending is False "
+                "afterwards; expected True"
+            )
+            raise Wrong({rank: evidence}, _HINT_ON_PENDING)
 
 
 def _judge_outside(rank: int, calls: list, sizes: Sizes, when: str) -> None:
@@ -43,7 +78,7 @@ def _judge_outside(rank: int, calls: list, sizes: Sizes, when: str) -> None:
 
 def _hint_on_silence(when: str) -> str:
     if "exception" in when:
-        return "Hint: which of your lines run when an exception leaves the with-block?"
+        return "Hint: which of your lines run when such an exception leaves the with-block?"
     if "another" in when:
         return "Hint: where does no_sync() store its state, and what else reads it?"
     return "Hint: which attribute does no_sync() change, and which line changes it back when the block ends?"
@@ -51,7 +86,7 @@ def _hint_on_silence(when: str) -> str:
 
 def _hint_on(when: str) -> str:
     if "inner" in when:
-        return "Hint: what was the state before the inner no_sync(), and does the inner one restore it?"
+        return "Hint: what was the state before the inner no_sync(), and which lines have changed it since?"
     if "finish" in when:
         return "Hint: what do the hooks do inside no_sync(), and what does finish_gradient_sync() do there?"
     return "Hint: which line launches the collective, and does it check whether no_sync() is active?"

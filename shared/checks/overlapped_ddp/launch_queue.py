@@ -122,11 +122,13 @@ def _hint_on(did: list[Event], expected: list[Event]) -> str:
         return "Hint: add(…) is called during backward(). Which method should wait instead?"
     if [event for event in did if event[0] == "pack"] != expected[:1]:
         return "Hint: which gradient is ready now? Each one is packed once, when it is added."
-    if len(did) > len(expected):
+    if sorted(did) == sorted(expected):
+        return ""
+    if len(did) >= len(expected) or set(did) - set(expected):
         return "Hint: is it this bucket's turn to be launched?"
-    if len(did) < len(expected):
+    if any(event[0] == "launch" for event in did):
         return "Hint: which other bucket can be launched, now that this one has been?"
-    return ""
+    return "Hint: how do you find out that a bucket is full, and that it is its turn?"
 
 
 def finish_completes_and_begins_anew(attempt: Attempt) -> None:

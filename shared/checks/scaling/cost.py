@@ -2,6 +2,7 @@
 
 import contextlib
 import statistics
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -10,7 +11,8 @@ from shared.checks.engine.compare import describe_calls
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.wire import instrumentation
 
-PARTS = ("forward", "backward", "finish")
+PARTS = ("forward", "backward", "finish_gradient_sync()")
+CLOCK, BARRIER = "now_ms()", "dist.barrier()"
 _EVEN = "The median of an even number of rounds is the mean of the two in the middle."
 
 
@@ -26,33 +28,42 @@ class _Backward(torch.autograd.Function):
         return gradient, None
 
 
+class Event(NamedTuple):
+    """A call of the measuring function or of autograd, by the name that a message uses for it."""
+
+    what: str
+    inside: bool  # no_sync()
+    has_gradients: bool
+
+
 class ScriptedModel(nn.Module):
-    """Take as long as a script says on a simulated clock, and log every call as an event (name, detail)."""
+    """Take as long as a script says on a simulated clock, and log every call. The model begins with gradients."""
 
     def __init__(self, script: list[dict[str, float]], between_ms: float):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(2))
+        self.weight.grad = torch.ones(2)
         self.script, self.between_ms = list(script), between_ms
         self.spent_ms, self.quiet, self.events = 0.0, 0, []
 
+    def log(self, what: str) -> None:
+        self.events.append(Event(what, self.quiet > 0, self.weight.grad is not None))
+
     def now_ms(self) -> float:
-        self.events.append(("clock", ""))
+        self.log(CLOCK)
         return self.spent_ms
 
     def idle(self, what: str) -> None:
         """Advance the clock for a call that is not part of a step."""
         self.spent_ms += self.between_ms
-        self.events.append((what, ""))
+        self.log(what)
 
     def _spend(self, part: str) -> None:
         if not self.script:
             raise AssertionError("communication_cost() measured more than 2 · (rounds + 1) steps")
         self.spent_ms += self.script[0][part]
-        grad = "" if self.weight.grad is None else "with gradients"
-        self.events.append((part, grad if part == "forward" else "in no_sync" if self.quiet else ""))
-        if part == "forward":
-            self.events.append(("kind", "in no_sync" if self.quiet else ""))
-        if part == "finish":
+        self.log(part)
+        if part == PARTS[-1]:
             self.script.pop(0)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -61,10 +72,10 @@ class ScriptedModel(nn.Module):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         super().zero_grad(set_to_none)
-        self.idle("zero_grad")
+        self.idle("zero_grad()")
 
     def finish_gradient_sync(self) -> None:
-        self._spend("finish")
+        self._spend("finish_gradient_sync()")
 
     @contextlib.contextmanager
     def no_sync(self):
@@ -79,38 +90,46 @@ def probe_cost(communication_cost, script, between_ms: float, rounds: int | None
     model = ScriptedModel(script, between_ms)
 
     def on_launch(call, _work, _tensors) -> None:
-        model.idle("barrier" if call.op == "barrier" else "message")
+        model.idle(BARRIER if call.op == "barrier" else call.op)
 
     further = () if rounds is None else (rounds,)
     with instrumentation.listening(launched=on_launch) as calls:
         result = communication_cost(model, lambda given: given(torch.ones(2)), model.now_ms, *further)
-    return {"result": tuple(map(float, result)), "events": model.events, "calls": calls, "left": len(model.script)}
+    events = list(map(tuple, model.events))  # The grader rejects classes in what a rank returns.
+    return {"result": tuple(map(float, result)), "events": events, "calls": calls}
 
 
-def _draw_script(attempt: Attempt, rounds: int) -> tuple[list[dict[str, float]], list[float], list[float]]:
-    """Draw how long everything takes. Return the script, and ms per round without and with communication."""
+def _draw_script(attempt: Attempt, rounds: int, extra_ms: int) -> tuple[list[dict[str, float]], list, list]:
+    """Draw how long everything takes. Return the script, and ms per round without and with communication.
+
+    Args:
+        attempt: The run of the check.
+        rounds: How many rounds count.
+        extra_ms: By how much communication lengthens each part of a step.
+    """
     script, alone, together = [], [], []
     for turn in range(rounds + 1):
-        for times, extra_ms in ((alone, 0), (together, 7)):
-            step = {part: attempt.random.randint(1, 20) + extra_ms + 100.0 * (turn == 0) for part in PARTS}
+        for times, more_ms in ((alone, 0), (together, extra_ms)):
+            step = {part: attempt.random.randint(31, 50) + more_ms + 100.0 * (turn == 0) for part in PARTS}
             script.append(step)
             times.append(sum(step.values()))
     return script, alone, together
 
 
-def _run(attempt: Attempt, rounds: int | None):
-    script, alone, together = _draw_script(attempt, rounds or 10)
+def _run(attempt: Attempt, rounds: int | None, extra_ms: int = 20):
+    script, alone, together = _draw_script(attempt, rounds or 10, extra_ms)
     between_ms = float(attempt.random.randint(30, 60))
     return attempt.run(probe_cost, script, between_ms, rounds), alone, together
 
 
 def medians_are_exact(attempt: Attempt) -> None:
-    for rounds in (5, 4, 1):
-        found, alone, together = _run(attempt, rounds)
+    """In the last case, the steps with communication are the faster ones, as they may be where it costs little."""
+    for rounds, extra_ms in ((5, 20), (4, 20), (1, 20), (3, -20)):
+        found, alone, together = _run(attempt, rounds, extra_ms)
         compute_ms = statistics.median(alone[1:])
         expected = (compute_ms, statistics.median(together[1:]) - compute_ms)
         for rank, result in enumerate(found):
-            if any(abs(one - other) > 1e-6 for one, other in zip(result["result"], expected, strict=True)):
+            if not _same(result["result"], expected):
                 actual = ", ".join(f"{value:g}" for value in result["result"])
                 evidence = (
                     f"{rounds} rounds: compute_ms, exposed_ms = {actual}; expected {expected[0]:g}, {expected[1]:g}"
@@ -118,17 +137,26 @@ def medians_are_exact(attempt: Attempt) -> None:
                 raise Wrong({rank: evidence}, _cause(result["result"], alone, together))
 
 
+def _same(actual: tuple, expected: tuple) -> bool:
+    return all(abs(one - other) < 1e-6 for one, other in zip(actual, expected, strict=True))
+
+
 def _cause(actual: tuple, alone: list[float], together: list[float]) -> str:
     """Recognize common mistakes by the result that they give."""
     median, mean, low, high = statistics.median, statistics.fmean, statistics.median_low, statistics.median_high
     first, second = median(alone[1:]), median(together[1:])
+    warm_up = "Hint: which round is only a warm-up and must not count?"
     known = {
-        (median(alone), median(together) - median(alone)): "Hint: which round is only a warm-up and must not count?",
+        (median(alone), median(together) - median(alone)): warm_up,
+        (median(alone[:-1]), median(together[:-1]) - median(alone[:-1])): warm_up,
+        (second, second - first): "Hint: which kind of step is compute_ms the median of?",
         (
             mean(alone[1:]),
             mean(together[1:]) - mean(alone[1:]),
         ): "This is the mean. Hint: how much does one slow round change a mean?",
+        (min(alone[1:]), min(together[1:]) - min(alone[1:])): "These are the fastest steps; expected medians.",
         (first, second): "Hint: what remains of a step's time when you subtract the time without communication?",
+        (second - first, first): "These are exposed_ms and compute_ms. Hint: in which order do you return them?",
         (first, median(b - a for a, b in zip(alone[1:], together[1:], strict=True))): (
             "This is the median of the differences; expected the difference of the medians."
         ),
@@ -137,50 +165,71 @@ def _cause(actual: tuple, alone: list[float], together: list[float]) -> str:
         (low(alone[1:]), low(together[1:]) - low(alone[1:])): _EVEN,
     }
     for values, hint in known.items():
-        if all(abs(one - other) < 1e-6 for one, other in zip(actual, values, strict=True)):
+        if _same(actual, values):
             return hint
+    if second < first and abs(actual[0] - first) < 1e-6:
+        return "Hint: what does your function return if the steps with communication are the faster ones?"
     return "Hint: which calls are between the two readings of the clock, and which come before the first?"
 
 
-def every_measurement_starts_alike(attempt: Attempt) -> None:
+def every_step_is_measured_alike(attempt: Attempt) -> None:
     found, _, _ = _run(attempt, None)
     for rank, result in enumerate(found):
-        if result["left"]:
-            evidence = f"with the default of 10 rounds, {22 - result['left']} steps were measured; expected 22"
-            raise Wrong({rank: evidence}, "Each round measures two steps, and one additional round warms up.")
+        events = [Event(*event) for event in result["events"]]
+        counts = {part: sum(event.what == part for event in events) for part in PARTS}
+        if len(set(counts.values())) > 1:
+            called = ", ".join(f"{part} {count}" for part, count in counts.items())
+            evidence = f"with the default of 10 rounds, these calls were counted: {called}; expected 22 of each"
+            raise Wrong({rank: evidence}, "Hint: which of these calls is missing in some of the steps?")
+        if counts["forward"] != 22:
+            evidence = f"with the default of 10 rounds, {counts['forward']} steps were measured; expected 22"
+            raise Wrong({rank: evidence}, "Each round measures two steps. The warm-up is one more round.")
         if any(call.op != "barrier" for call in result["calls"]):
             raise Wrong(
                 {rank: f"communication_cost() launched {describe_calls(result['calls'])}; expected only barriers"}
             )
-        _judge_steps(rank, result["events"])
+        _judge_steps(rank, events)
 
 
-def _judge_steps(rank: int, events: list[tuple[str, str]]) -> None:
-    """Require, before each forward: gradients that are None, a barrier, and then a reading of the clock."""
-    starts = [index for index, (what, _) in enumerate(events) if what == "forward"]
-    for number, (begin, start) in enumerate(zip([0, *starts], starts, strict=False), 1):
+def _judge_steps(rank: int, events: list[Event]) -> None:
+    """Require of each step: gradients that are None, a barrier, and no_sync() around all or none of its parts.
+
+    The clock must be read right before forward and right after finish_gradient_sync().
+    """
+    first, *_, last = PARTS
+    parts = {part: [index for index, event in enumerate(events) if event.what == part] for part in PARTS}
+    for number, (begin, start, end) in enumerate(zip([0, *parts[first]], parts[first], parts[last], strict=False), 1):
         context = f"measurement {number}"
-        before = [what for what, _ in events[begin:start]]
-        if events[start][1]:
-            evidence = f"{context} begins with the gradients of the previous measurement; expected None"
+        before = [event.what for event in events[begin:start]]
+        if events[start].has_gradients:
+            earlier = "" if number > 1 else " that the model had before the call"
+            evidence = f"{context} begins with gradients{earlier}; expected None"
             raise Wrong({rank: evidence}, "Hint: what does backward() add its gradients to?")
-        if "barrier" not in before[-before[::-1].index("finish") if "finish" in before else 0 :]:
+        if BARRIER not in before[-before[::-1].index(last) if last in before else 0 :]:
             raise Wrong(
                 {rank: f"{context} begins without a barrier"},
                 "Hint: without a barrier, which ranks would wait for which inside the measured time?",
             )
-        if before[-1] != "clock":
-            raise Wrong(
-                {rank: f"{context}: the last call before forward is {before[-1]}; expected a reading of the clock"}
-            )
-        quiet = bool(events[start + 1][1])
-        if quiet != (number % 2 == 1):
-            which = "inside" if quiet else "outside"
-            raise Wrong({rank: f"{context} runs {which} no_sync(); expected inside and outside in turn"})
-    finishes = [kind for what, kind in events if what == "finish"]
-    for number, kind in enumerate(finishes, 1):
-        if bool(kind) != (number % 2 == 1):
-            which = "inside" if kind else "outside"
-            raise Wrong(
-                {rank: f"measurement {number} calls finish_gradient_sync() {which} no_sync(), but did not start there"}
-            )
+        if before[-1] != CLOCK:
+            raise Wrong({rank: f"{context}: the last call before {first} is {before[-1]}; expected {CLOCK}"})
+        _judge_no_sync(rank, number, {part: events[parts[part][number - 1]].inside for part in PARTS})
+        after = events[end + 1].what if end + 1 < len(events) else "missing"
+        if after != CLOCK:
+            raise Wrong({rank: f"{context}: the first call after {last} is {after}; expected {CLOCK}"})
+
+
+def _judge_no_sync(rank: int, number: int, inside: dict[str, bool]) -> None:
+    """Require that all parts of a step run inside no_sync() if its number is odd, and outside if it is even."""
+    context, expected = f"measurement {number}", number % 2 == 1
+    where = {True: "inside", False: "outside"}
+    wrong, right = ([part for part in PARTS if (inside[part] == expected) == good] for good in (False, True))
+    if wrong and right:
+        evidence = (
+            f"{context} runs {' and '.join(wrong)} {where[not expected]} no_sync(), but {' and '.join(right)} "
+            f"{where[expected]}; expected all of them {where[expected]}"
+        )
+        raise Wrong({rank: evidence}, "Hint: which lines belong to the block of `with model.no_sync():`?")
+    if wrong:
+        previous = f", like measurement {number - 1}" if number > 1 else ""
+        evidence = f"{context} runs {where[not expected]} no_sync(){previous}; expected inside first, then outside"
+        raise Wrong({rank: f"{evidence}, in turn"})

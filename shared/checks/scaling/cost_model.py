@@ -5,9 +5,10 @@ The functions only calculate, so every check calls them on random cases and comp
 
 import contextlib
 import inspect
+import itertools
 import math
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ TOLERANCE = 1e-6  # relative: the order of additions may differ
 FIT_TOLERANCE = 1e-9  # in float64, the error of a fit is below 1e-11; in float32, it is above 1e-6
 RANKS = (2, 3, 4, 8, 64, 512)
 SIZES_BYTES = (400, 4_000, 40_000, 400_000, 4_000_000, 40_000_000)
+_ON_ONE_RANK = "This would be right on 1 rank. Hint: which variable tells your function the number of ranks?"
 
 
 class Link(NamedTuple):
@@ -46,6 +48,21 @@ def probe(piece: Callable, calls: list[tuple]) -> list:
         with _noting(piece, arguments):
             found.append(_plain(piece(*arguments)))
     return found
+
+
+def probe_with_gradients(piece: Callable, calls: list[tuple]) -> tuple[list, list]:
+    """Call the piece like probe(). Also return what it has left in the gradients, the first argument of each call."""
+    return probe(piece, calls), [_plain(gradients) for gradients, *_ in calls]
+
+
+def _results(attempt: Attempt, calls: list[tuple]) -> Iterator[tuple]:
+    """Yield rank, arguments and result of each call of a piece, which must not change the gradients it is given."""
+    for rank, (results, gradients_left) in enumerate(attempt.run(probe_with_gradients, calls)):
+        for call, found, left in zip(calls, results, gradients_left, strict=True):
+            if left != _plain(call[0]):
+                evidence = f"the call changed the list `gradients` from {_shown(call[0])} to {_shown(list(left))}"
+                raise Wrong({rank: evidence}, "Hint: what will the next call with this list get?")
+            yield rank, call, found
 
 
 @contextlib.contextmanager
@@ -171,6 +188,7 @@ def _cause_of_fit(times_s: dict[int, float], ranks: int, found, expected: tuple[
             "This fits one message of the whole tensor. Hint: how many steps does a ring all-reduce have, and how much "
             "does each of them send?"
         ),
+        (2 * alpha_s, 2 * beta_s): "Both are doubled. Hint: how many steps does a ring all-reduce have?",
         (alpha_s, beta_s / ranks): "Hint: how many bytes does one step of the ring send?",
         (beta_s, alpha_s): "These are β and α. Hint: in which order does your function return them?",
         (alpha_s, 1 / beta_s): "This is the bandwidth 1/β; expected β.",
@@ -183,7 +201,11 @@ def _cause_of_fit(times_s: dict[int, float], ranks: int, found, expected: tuple[
     for values, hint in known.items():
         if _same_fit(found, values):
             return hint
-    return "Hint: for which α and β are both derivatives of the sum of squares 0?"
+    u = steps / times_s[first]
+    return (
+        f"Hint: for {first:,} bytes, u is {u:.4g} and v is {u * first / ranks:.4g}. Does your function calculate the "
+        "same? If so, do its α and β solve both equations?"
+    )
 
 
 def the_line_is_found(attempt: Attempt) -> None:
@@ -235,27 +257,32 @@ def _seconds(found) -> str:
 
 
 def _cause_of_step(buckets: Timed, compute_s: float, link: Link, found) -> str:
-    costs_s = [link.all_reduce_s(size) for _, size in buckets]
-    ends_s, end_s = [], 0.0
+    costs_s, end_s = [link.all_reduce_s(size) for _, size in buckets], 0.0
     for (ready_s, _), cost_s in zip(buckets, costs_s, strict=True):
         end_s = max(end_s, ready_s) + cost_s
-        ends_s.append(end_s)
-    known = {
-        end_s - compute_s: (
+    known = [
+        (
+            end_s - compute_s,
             "This is the time from the end of backward to the end of the last all-reduce. Hint: what else does the "
-            "step consist of?"
+            "step consist of?",
         ),
-        max(0.0, end_s - compute_s): "This is the exposed time alone. Hint: what else does the step consist of?",
-        compute_s + sum(costs_s): "Hint: which buckets are in flight while backward still computes?",
-        end_s: "Hint: can a step end before its backward does?",
-        max(compute_s, *(ready + cost for (ready, _), cost in zip(buckets, costs_s, strict=True))): (
-            "Hint: when can a bucket start if the one before it is still in flight?"
+        (max(0.0, end_s - compute_s), "This is the exposed time alone. Hint: what else does the step consist of?"),
+        (compute_s + end_s, "Hint: from which moment do ready_s and e₁ count?"),
+        (compute_s + sum(costs_s), "Hint: which buckets are in flight while backward still computes?"),
+        (end_s, "Hint: can a step end before its backward does?"),
+        (step_s(sorted(buckets), compute_s, link), "Hint: in which order are the buckets launched?"),
+        (
+            max(compute_s, *(ready + cost for (ready, _), cost in zip(buckets, costs_s, strict=True))),
+            "Hint: when can a bucket start if the one before it is still in flight?",
         ),
-        compute_s + max(0.0, _end_of_messages_s(buckets, link) - compute_s): (
-            "This is the time of one message per bucket. Hint: how long does a ring all-reduce take?"
+        (
+            compute_s + max(0.0, _end_of_messages_s(buckets, link) - compute_s),
+            "This is the time of one message per bucket. Hint: how long does a ring all-reduce take?",
         ),
-    }
-    return next((hint for value, hint in known.items() if _close(found, value)), "Hint: compute e₁ and e₂ on paper.")
+        (compute_s, _ON_ONE_RANK),
+    ]
+    by_hand = "e₁ and e₂" if len(buckets) > 1 else "e₁"
+    return next((hint for value, hint in known if _close(found, value)), f"Hint: compute {by_hand} on paper.")
 
 
 def _end_of_messages_s(buckets: Timed, link: Link) -> float:
@@ -287,14 +314,13 @@ def buckets_are_filled_in_order(attempt: Attempt) -> None:
         size = attempt.random.choice([size for _, size in gradients])
         exactly = sum(size for _, size in gradients[: attempt.random.randint(1, len(gradients))])
         calls.append((gradients, attempt.random.choice([size, exactly, exactly - 4, 2 * size])))
-    for rank, results in enumerate(attempt.run(probe, calls)):
-        for (gradients, cap_bytes), found in zip(calls, results, strict=True):
-            if not _same_buckets(found, expected := bucketed(gradients, cap_bytes)):
-                evidence = (
-                    f"cap {cap_bytes:,} bytes, gradients {_describe(gradients)}: {_buckets(found)}; expected "
-                    f"{_buckets(expected)}"
-                )
-                raise Wrong({rank: evidence}, _cause_of_buckets(found, gradients, expected))
+    for rank, (gradients, cap_bytes), found in _results(attempt, calls):
+        if not _same_buckets(found, expected := bucketed(gradients, cap_bytes)):
+            evidence = (
+                f"cap {cap_bytes:,} bytes, gradients {_describe(gradients)}: {_buckets(found)}; expected "
+                f"{_buckets(expected)}"
+            )
+            raise Wrong({rank: evidence}, _cause_of_buckets(found, gradients, expected))
 
 
 def _same_buckets(found, expected: Timed) -> bool:
@@ -324,35 +350,69 @@ def _cause_of_buckets(found, gradients: Timed, expected: Timed) -> str:
     return "Hint: at which gradient is a bucket closed, and which bucket does that gradient belong to?"
 
 
+def _draw_caps(attempt: Attempt) -> tuple:
+    """Draw gradients, increasing caps, the computing time and a link."""
+    compute_s, gradients = _draw_gradients(attempt, 24)
+    caps = sorted(attempt.random.sample([2**k for k in range(18, 28)], attempt.random.randint(3, 6)))
+    return gradients, caps, compute_s, *_draw_link(attempt)
+
+
+def _draw_two_valleys(attempt: Attempt, downwards: bool) -> tuple:
+    """Draw a case in which the step becomes longer and then shorter than ever, as the caps increase or decrease."""
+    while True:
+        gradients, caps, compute_s, *link = _draw_caps(attempt)
+        caps.sort(reverse=downwards)
+        times_s = _steps_s(gradients, caps, compute_s, Link(*link))
+        if _first_valley_s(times_s, caps) > 1.001 * min(times_s.values()):
+            return gradients, caps, compute_s, *link
+
+
+def _steps_s(gradients: Timed, caps: list[int], compute_s: float, link: Link) -> dict[int, float]:
+    return {cap: step_s(bucketed(gradients, cap), compute_s, link) for cap in caps}
+
+
+def _first_valley_s(times_s: dict[int, float], caps: list[int]) -> float:
+    """Return the shortest time that a loop finds if it stops before the first cap with a longer step."""
+    for cap, following in itertools.pairwise(caps):
+        if times_s[following] > times_s[cap]:
+            return times_s[cap]
+    return times_s[caps[-1]]
+
+
 def the_best_cap_is_found(attempt: Attempt) -> None:
-    calls = []
-    for number in range(TRIES):
-        compute_s, gradients = _draw_gradients(attempt, 24)
-        caps = sorted(attempt.random.sample([2**k for k in range(18, 28)], attempt.random.randint(3, 6)))
-        if number % 2:
-            attempt.random.shuffle(caps)
-        calls.append((gradients, caps, compute_s, *_draw_link(attempt)))
-    for rank, results in enumerate(attempt.run(probe, calls)):
-        for (gradients, caps, compute_s, *numbers), found in zip(calls, results, strict=True):
-            link = Link(*numbers)
-            times_s = {cap: step_s(bucketed(gradients, cap), compute_s, link) for cap in caps}
-            best = min(caps, key=times_s.__getitem__)
-            context = f"{link}; {len(gradients)} gradients, caps {caps}"
-            if found not in times_s:
-                raise Wrong({rank: f"{context}: returned {found!r}; expected one of the caps"})
-            if times_s[found] > times_s[best] * (1 + TOLERANCE):
-                evidence = (
-                    f"{context}: returned {found:,.0f}, with which a step takes {times_s[found]:.6g} s; with {best:,} "
-                    f"it takes {times_s[best]:.6g} s"
-                )
-                raise Wrong({rank: evidence}, _cause_of_cap(found, caps, gradients, compute_s, link))
+    """The caps come in any order. In the last two, a loop that stops when the step becomes longer stops too early."""
+    calls = [_draw_caps(attempt) for _ in range(TRIES)]
+    for _, caps, *_ in calls[1::2]:
+        attempt.random.shuffle(caps)
+    calls += [_draw_two_valleys(attempt, downwards) for downwards in (False, True)]
+    for rank, (gradients, caps, compute_s, *numbers), found in _results(attempt, calls):
+        link = Link(*numbers)
+        times_s = _steps_s(gradients, caps, compute_s, link)
+        best = min(caps, key=times_s.__getitem__)
+        context = f"{link}; {len(gradients)} gradients, caps {caps}"
+        if found not in times_s:
+            shown = f"{found:.6g}" if isinstance(found, float) else repr(found)
+            hint = "Hint: does your function return a cap, or something else, such as its index or a time?"
+            raise Wrong({rank: f"{context}: returned {shown}; expected one of the caps"}, hint)
+        if times_s[found] > times_s[best] * (1 + TOLERANCE):
+            evidence = (
+                f"{context}: returned {found:,.0f}, with which a step takes {times_s[found]:.6g} s; with {best:,} "
+                f"it takes {times_s[best]:.6g} s"
+            )
+            raise Wrong({rank: evidence}, _cause_of_cap(found, caps, times_s, link.ranks))
 
 
-def _cause_of_cap(found, caps: list[int], gradients: Timed, compute_s: float, link: Link) -> str:
+def _cause_of_cap(found, caps: list[int], times_s: dict[int, float], ranks: int) -> str:
+    valleys_s = [_first_valley_s(times_s, order) for order in (caps, sorted(caps), sorted(caps, reverse=True))]
+    if times_s[found] in valleys_s:
+        return "Hint: if a step takes longer with the next cap, can a later cap still be better?"
     if found == max(caps):
         return "Hint: with the largest cap, when can the first bucket be launched?"
     if found == min(caps):
-        return "Hint: with the smallest cap, how many buckets are there, and how much latency does each of them add?"
+        return (
+            "Hint: with the smallest cap, how many buckets are there, and how much latency does each of them add on "
+            f"{ranks} ranks?"
+        )
     return "Hint: which cap gives the shortest step, for this number of ranks and this link?"
 
 
@@ -375,26 +435,27 @@ def _judge_efficiency(attempt: Attempt, kind: str) -> None:
         link = _draw_link(attempt, ranks=1 if number == 0 else None)
         kinds = () if kind == "weak" and number % 2 else (kind,)
         calls.append((gradients, compute_s, 2 ** attempt.random.randint(18, 26), *link, *kinds))
-    for rank, results in enumerate(attempt.run(probe, calls)):
-        for call, found in zip(calls, results, strict=True):
-            gradients, compute_s, cap_bytes, *numbers = call[:6]
-            link = Link(*numbers)
-            expected = efficiency(gradients, compute_s, cap_bytes, link, kind)
-            if not _close(found, expected):
-                shown = f"{found:.6g}" if isinstance(found, float) else repr(found)
-                evidence = (
-                    f"{kind} scaling, {link}; one rank computes for {compute_s:.4f} s, cap {cap_bytes:,} bytes, "
-                    f"gradients {_describe(gradients)}: {shown}; expected {expected:.6g}"
-                )
-                unpacked = efficiency(gradients, compute_s, 0, link, kind)
-                raise Wrong({rank: evidence}, _cause_of_efficiency(found, expected, unpacked, link.ranks, kind))
+    for rank, call, found in _results(attempt, calls):
+        gradients, compute_s, cap_bytes, *numbers = call[:6]
+        link = Link(*numbers)
+        expected = efficiency(gradients, compute_s, cap_bytes, link, kind)
+        if not _close(found, expected):
+            shown = f"{found:.6g}" if isinstance(found, float) else repr(found)
+            evidence = (
+                f"{kind} scaling, {link}; one rank computes for {compute_s:.4f} s, cap {cap_bytes:,} bytes, "
+                f"gradients {_describe(gradients)}: {shown}; expected {expected:.6g}"
+            )
+            unpacked = efficiency(gradients, compute_s, 0, link, kind)
+            raise Wrong({rank: evidence}, _cause_of_efficiency(found, expected, unpacked, link.ranks, kind))
 
 
 def _cause_of_efficiency(found, expected: float, unpacked: float, ranks: int, kind: str) -> str:
+    if _close(found, 1.0):
+        return _ON_ONE_RANK
     if _close(found, unpacked):
         return "Hint: how many all-reduces does your step have, and how many would it have with this cap?"
     if _close(found, ranks * expected):
-        return "This is the speed-up. Hint: by what must you divide it to get the efficiency?"
+        return "This is the speed-up. Hint: what must you divide it by to get the efficiency?"
     if kind == "strong" and isinstance(found, float) and found > 1:
         return (
             "Hint: an efficiency above 1 would mean that N ranks do more than N times as much as one. What does each "

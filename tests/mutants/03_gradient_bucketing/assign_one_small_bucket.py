@@ -1,6 +1,6 @@
 """Makes only the very first bucket small instead of the first bucket of each dtype.
 
-caught by: assign_buckets · first bucket
+caught by: assign_buckets · dtypes
 """
 
 from solutions import bucketed_ddp as right

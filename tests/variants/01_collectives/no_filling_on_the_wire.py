@@ -41,11 +41,15 @@ def ring_reduce_scatter(tensor, group=None):
     return shard
 
 
+def gather_around(chunks, group=None):
+    _around(chunks, group, 0, add=False)
+
+
 @torch.no_grad()
 def ring_all_gather(shard, group=None):
     chunks = list(torch.zeros(dist.get_world_size(group), shard.numel(), dtype=shard.dtype, device=shard.device))
     chunks[dist.get_rank(group)].copy_(shard)
-    _around(chunks, group, 0, add=False)
+    gather_around(chunks, group)
     return torch.stack(chunks).flatten()
 
 
@@ -54,7 +58,7 @@ def ring_all_reduce(tensor, group=None):
     flat = tensor.clone(memory_format=torch.contiguous_format).view(-1)
     chunks = _views(flat, dist.get_world_size(group))
     _around(chunks, group, 1, add=True)
-    _around(chunks, group, 0, add=False)
+    gather_around(chunks, group)
     tensor.copy_(flat.view(tensor.shape))
 
 
@@ -81,33 +85,28 @@ def tree_broadcast(tensor, src=0, group=None):
     tensor.copy_(buffer)
 
 
-class _Ring:
-    """A ring in which step k sends what step k − 1 received, plus this rank's chunk. Step 1 is launched at once."""
+class _Shifts:
+    """A batch for each distance to the right at which a rank sends. They are waited for in reverse order."""
 
     def __init__(self, flat, group):
-        self.index, self.n, self.group = dist.get_rank(group), dist.get_world_size(group), group
-        self.chunks = _views(flat, self.n)
-        self.arrived = torch.empty_like(self.chunks[0])
-        self.works = self._pass(1) if self.n > 1 else []
-
-    def _pass(self, step):
-        outgoing = self.chunks[(self.index - step) % self.n]
-        right, left = (self.index + 1) % self.n, (self.index - 1) % self.n
-        operations = [
-            dist.P2POp(dist.irecv, self.arrived, group=self.group, group_peer=left),
-            dist.P2POp(dist.isend, outgoing, group=self.group, group_peer=right),
-        ]
-        return dist.batch_isend_irecv(operations)
+        index, n = dist.get_rank(group), dist.get_world_size(group)
+        chunks = list(flat.chunk(n))
+        self.own, self.launched = chunks[index], []
+        for distance in range(1, n):
+            arrived, right = torch.empty_like(self.own), (index + distance) % n
+            operations = [
+                dist.P2POp(dist.irecv, arrived, group=group, group_peer=(index - distance) % n),
+                dist.P2POp(dist.isend, chunks[right], group=group, group_peer=right),
+            ]
+            self.launched.append((arrived, dist.batch_isend_irecv(operations)))
 
     def wait(self):
-        for step in range(1, self.n):
-            for work in self.works:
+        for arrived, works in reversed(self.launched):
+            for work in works:
                 work.wait()
-            self.chunks[(self.index - step - 1) % self.n] += self.arrived
-            if step + 1 < self.n:
-                self.works = self._pass(step + 1)
-        return self.chunks[self.index]
+            self.own.add_(arrived)
+        return self.own
 
 
 def launch_reduce_scatter(flat, group=None):
-    return _Ring(flat, group)
+    return _Shifts(flat, group)

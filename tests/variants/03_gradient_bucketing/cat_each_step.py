@@ -1,4 +1,7 @@
-"""Keeps no memory between steps: concatenates each bucket again, and its slices become the gradients."""
+"""Keeps no memory between steps: concatenates each bucket again, and its slices become the gradients.
+
+A bucket is not concatenated if its gradients still are the slices of one tensor.
+"""
 
 from itertools import groupby
 
@@ -6,6 +9,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+
+
+def _common_base(gradients):
+    """Return the flat tensor of which the gradients are the slices, or None."""
+    base, elements = gradients[0]._base, sum(gradient.numel() for gradient in gradients)
+    if base is None or base.shape != (elements,) or any(gradient._base is not base for gradient in gradients):
+        return None
+    return base
 
 
 class BucketedDDP(nn.Module):
@@ -43,7 +54,8 @@ class BucketedDDP(nn.Module):
             gradients = [p.new_zeros(p.shape) if p.grad is None else p.grad.contiguous() for p in parameters]
             if any(gradient.requires_grad for gradient in gradients):
                 raise RuntimeError("a gradient that is part of a graph cannot be averaged")
-            flat = _flatten_dense_tensors(gradients)
+            flat = _common_base(gradients)
+            flat = _flatten_dense_tensors(gradients) if flat is None else flat
             handle = dist.all_reduce(flat, op=dist.ReduceOp.AVG, group=self.group, async_op=True)
             in_flight.append((handle, parameters, gradients, flat))
         while in_flight:

@@ -1,4 +1,7 @@
-"""Copies every gradient into its slice from a hook as soon as it is complete, and launches everything at the end."""
+"""Copies every gradient into its slice from a hook as soon as it is complete, and launches everything at the end.
+
+`Bucket` divides in launch().
+"""
 
 import weakref
 
@@ -27,6 +30,31 @@ def assign_buckets(parameters, bucket_cap_mb=25.0, first_bucket_mb=1.0):
             buckets.append([order, p.nbytes, [p]])
     flattened = [bucket for buckets in by_kind.values() for bucket in buckets]
     return [members for _, _, members in sorted(flattened, key=lambda bucket: bucket[0])]
+
+
+class Bucket:
+    def __init__(self, parameters, group=None):
+        self.parameters, self.group, self.works = parameters, group, []
+        self.flat, self.slices = flat_and_slices(parameters)
+
+    def pack(self, index):
+        p, piece = self.parameters[index], self.slices[index]
+        if p.grad is None:
+            piece.zero_()
+        elif p.grad.requires_grad:
+            raise RuntimeError("backward(create_graph=True) leaves gradients that cannot be sent")
+        elif p.grad is not piece:
+            piece.copy_(p.grad)
+        p.grad = piece
+
+    def launch(self):
+        self.flat /= dist.get_world_size(self.group)
+        self.works.append(dist.all_reduce(self.flat, group=self.group, async_op=True))
+
+    def wait(self):
+        if not self.works:
+            raise RuntimeError("call launch() first")
+        self.works.pop().wait()
 
 
 class BucketedDDP(nn.Module):

@@ -1,0 +1,27 @@
+"""Finishes only the steps outside no_sync(), because inside there is nothing to wait for.
+
+caught by: communication_cost · measuring
+"""
+
+import statistics
+
+import torch.distributed as dist
+
+
+def communication_cost(model, loss_of, now_ms, rounds=10):
+    def step_ms(sync):
+        model.zero_grad(set_to_none=True)
+        dist.barrier()
+        began_ms = now_ms()
+        loss_of(model).backward()
+        if sync:
+            model.finish_gradient_sync()
+        return now_ms() - began_ms
+
+    alone_ms, together_ms = [], []
+    for _ in range(rounds + 1):
+        with model.no_sync():
+            alone_ms.append(step_ms(sync=False))
+        together_ms.append(step_ms(sync=True))
+    compute_ms = statistics.median(alone_ms[1:])
+    return compute_ms, statistics.median(together_ms[1:]) - compute_ms

@@ -1,0 +1,47 @@
+"""Keeps the set of gradients that are not averaged, computes `pending` from it, and writes no_sync() as a class."""
+
+from solutions import overlapped_ddp as right
+
+
+class _Silent:
+    def __init__(self, sync):
+        self.sync = sync
+
+    def __enter__(self):
+        self.before, self.sync.enabled = self.sync.enabled, False
+
+    def __exit__(self, *_):
+        self.sync.enabled = self.before
+
+
+class GradientSync(right.GradientSync):
+    def __init__(self, buckets):
+        self.queue, self.enabled, self.not_averaged = right.LaunchQueue(buckets), True, set()
+        right.watch_gradients(buckets, self.on_gradient)
+
+    @property
+    def pending(self):
+        return bool(self.not_averaged)
+
+    def on_gradient(self, bucket_index, index):
+        every = set(range(len(self.queue.buckets[bucket_index].parameters)))
+        if index in every - self.queue.missing[bucket_index]:
+            raise RuntimeError("a second backward: call finish_gradient_sync() before it")
+        self.not_averaged.add((bucket_index, index))
+        if self.enabled:
+            self.queue.add(bucket_index, index)
+
+    def finish(self):
+        if not self.enabled:
+            return
+        self.queue.finish()
+        self.not_averaged.clear()
+
+    def no_sync(self):
+        return _Silent(self)
+
+
+class OverlappedDDP(right.OverlappedDDP):
+    def __init__(self, module, bucket_cap_mb=25.0, group=None):
+        super().__init__(module, bucket_cap_mb, group)
+        self.sync = GradientSync(self.buckets)
