@@ -13,7 +13,7 @@ import torch.distributed as dist
 from IPython import get_ipython
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from shared.checks.engine import parcel, scale
+from shared.checks.engine import outside, parcel, scale
 from shared.ranks import rankside
 from shared.wire import instrumentation
 
@@ -25,22 +25,28 @@ class PieceMissing(Exception):
     """The error for a piece that is not defined where the check looks for it."""
 
 
-def probe(names: tuple[str, ...], path: str | None, probe_fn, args: tuple, width: int) -> bytes:
-    """Call probe_fn(piece, *args) on this rank, with models of this width, and return its pickled result."""
+def probe(
+    names: tuple[str, ...], path: str | None, probe_fn, args: tuple, width: int
+) -> tuple[bytes, tuple[float, float, int]]:
+    """Call probe_fn(piece, *args) on this rank, with models of this width.
+
+    Returns:
+        Its pickled result, and what the rank itself says it has sent.
+    """
     _destroy_groups()
     found = find(names, path)
     before = _groups()
     instrumentation.reset()  # so that a report counts the collectives of this attempt from 1
     try:
         # What the piece prints is shown, but torch's warnings are not.
-        with scale.models_of(width), contextlib.redirect_stderr(io.StringIO()):
+        with scale.models_of(width), contextlib.redirect_stderr(io.StringIO()), instrumentation.listening() as calls:
             packed = parcel.pack(probe_fn(found, *args))
         if not torch.is_grad_enabled():
             raise AssertionError("after the call, gradients are still disabled, so nothing after it can be trained")
     finally:
         torch.set_grad_enabled(True)
         _formed[:] = [weakref.ref(group) for group in _groups() if group not in before]
-    return packed
+    return packed, outside.reported(calls)
 
 
 def _groups() -> list[dist.ProcessGroup]:
@@ -80,7 +86,9 @@ def find(names: tuple[str, ...], path: str | None):
     namespace = get_ipython().user_ns if path is None else vars(_load(path))
     piece = next((name for name in names if name in namespace), None)
     if piece is None:
-        where = "on the ranks: run the %%ranks cell that defines it" if path is None else f"in {Path(path).name}"
+        where = f"in {Path(path).name}"
+        if path is None:
+            where = "on the ranks: run the %%ranks cell that defines it. If that fails, run the cells above it first"
         raise PieceMissing(f"{names[0]} is not defined {where}")
     found = namespace[piece]
     origin = getattr(found, "__module__", "") or ""

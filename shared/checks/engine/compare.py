@@ -4,12 +4,13 @@ import torch
 
 from shared.checks.engine.framework import Wrong
 from shared.checks.models import awkward
+from shared.ranks.diagnosis import name_ranks
 
 # Both sides add the same few dozen float64 values in different orders. Each addition may round by 1.1e-16 of its size,
 # so an error of 1e-10 of the largest value is thousands of times larger than rounding errors.
 RELATIVE_TOLERANCE = 1e-10
 
-_MOST_DIVISOR = 16  # a mean that was divided by a wrong number is recognized up to this number
+MOST_DIVISOR = 16  # a mean that was divided by a wrong number is recognized up to this number
 
 _OWN_VALUE = "It is still this rank's own value. Hint: where is the result of the collective stored?"
 
@@ -79,7 +80,7 @@ def judge_gradients(found: dict[int, dict], reference: dict, local: dict[int, di
         for name, expected in reference.items():
             complaint = _complaint(gradients[name], expected, tolerance)
             if complaint:
-                wrong[rank] = f"{context}: {name}, {complaint}"
+                wrong[rank] = f"{context}: {name}{complaint}"
                 every = {other: gradients_of[name] for other, gradients_of in local.items()}
                 hint = _cause(gradients[name], expected, rank, every)
                 if hint == _OWN_VALUE and _some_averaged(gradients, reference, local[rank], tolerance):
@@ -101,11 +102,12 @@ def _some_averaged(found: dict, expected: dict, own: dict, tolerance: float) -> 
 
 
 def _complaint(found, expected, tolerance: float) -> str:
+    """Say what is wrong with a gradient, in words that follow the parameter's name, or return ""."""
     if expected is None:  # no rank uses the parameter: its gradient may be None or zeros
-        return "" if found is None or not found.any() else "no sample uses it, but its gradient is not zero"
+        return "" if found is None or not found.any() else " has a gradient that is not zero, but no sample uses it"
     if found is None:
-        return "is None" if expected.any() else ""
-    return "" if close(found, expected, tolerance) else first_difference(found, expected, tolerance)
+        return " has the gradient None" if expected.any() else ""
+    return "" if close(found, expected, tolerance) else f", {first_difference(found, expected, tolerance)}"
 
 
 def _cause(found, expected, rank: int, every: dict) -> str:
@@ -118,14 +120,21 @@ def _cause(found, expected, rank: int, every: dict) -> str:
         every: The gradient of each rank's own samples, by rank.
     """
     world_size, own = len(every), every[rank]
-    if found is None or expected is None:
-        if own is None and any(theirs is not None for theirs in every.values()):
+    missing = [other for other, theirs in every.items() if theirs is None]
+    if expected is None:
+        return "Hint: what do you store in a .grad that is None?"
+    if found is None:
+        if len(missing) == world_size:
+            return "After backward(), it was None on all ranks. Hint: which module does forward() run?"
+        if own is None:
             return "Hint: what happens to a parameter whose grad is None on this rank, but not on another one?"
         return "Hint: what happened to the .grad that backward() computed?"
     if found.shape != expected.shape:
         return ""
     if world_size == 1:
-        return "On one rank, the mean is the gradient that backward() computed. Hint: which line changes it?"
+        return "The mean over a single rank is that rank's own value. Hint: which line changes it?"
+    if 0 < len(missing) < world_size and close(found, expected * (world_size / (world_size - len(missing)))):
+        return f"Before, it was None on {name_ranks(missing)}. Hint: over how many ranks is the mean?"
     if close(found, expected * world_size):
         return (
             f"It is exactly {world_size} times too large. "
@@ -138,52 +147,58 @@ def _cause(found, expected, rank: int, every: dict) -> str:
     if own is not None and close(found, own / world_size):
         return (
             "It is this rank's own gradient divided by the world size. "
-            "Hint: which tensor is sent, and is .grad the tensor that holds the result?"
+            "Hint: which tensor is sent, and is .grad the tensor that holds the result? "
+            "And is that all-reduce complete when you return?"
         )
     for other, theirs in every.items():
         if theirs is not None and close(found, theirs):
             return f"It is rank {other}'s gradient, not the mean over the ranks."
     if found.numel() > 1:  # a single element is a multiple of any other
-        for divisor in range(2, _MOST_DIVISOR + 1):
+        for divisor in range(2, MOST_DIVISOR + 1):
             if divisor != world_size and close(found, expected * world_size / divisor):
                 counted = f"the sum over {world_size} ranks, divided by {divisor}"
                 return f"It is {counted}. Hint: over how many ranks is the mean?"
+        largest = expected.abs().argmax()
+        factor = (found.flatten()[largest] / expected.flatten()[largest]).item()
+        if factor and close(found, expected * factor):
+            return f"It is {factor:.4g} times what it should be. Hint: which number do you multiply or divide it by?"
     if close(found, expected, 1e-5):
         return "It is close, but not as precise as float64. Hint: is anything converted to float32?"
     if not found.any():
         return "It is all zeros. Hint: was the gradient overwritten, or was it never filled in?"
-    missing = [other for other, theirs in every.items() if theirs is None]
     if missing:
         return f"This gradient is None on rank {missing[0]}. Hint: what does that rank send for it?"
     return "Hint: which tensor is sent, and what happens to the result?"
 
 
-def judge_state(states: dict[int, dict], reference: dict, source: int) -> None:
+def judge_state(states: dict[int, dict], reference: dict, source: int, before: dict[int, dict] | None = None) -> None:
     """Compare the bits of every rank's parameters and buffers with those of the source rank.
 
     Args:
         states: The parameters and buffers, by global rank.
         reference: Those of the source rank.
         source: The source rank.
+        before: What each rank had before it got these values, if this can explain a difference.
 
     Raises:
         Wrong: If a tensor differs.
     """
-    wrong, names = {}, set()
+    wrong, hints, own = {}, {}, before or {}
     for rank, state in states.items():
         for name, expected in reference.items():
             if not torch.equal(state[name], expected):
                 wrong[rank] = f"{name}: {first_difference(state[name].double(), expected.double(), 0.0)}"
-                names.add(name)
+                is_own = rank in own and torch.equal(state[name], own[rank][name])
+                hints[name] = _HINTS_ON_STATE.get(name, _OWN_STATE if is_own else "")
                 break
     if wrong:
         raise Wrong(
             wrong,
-            f"Every rank must have the values of rank {source}, the group's first rank. "
-            f"{_HINTS_ON_STATE.get(min(names), '')}".strip(),
+            f"Every rank must have the values of rank {source}, the group's first rank. {hints[min(hints)]}".strip(),
         )
 
 
+_OWN_STATE = "It is still this rank's own value. Hint: is it broadcast, and into which tensor does the broadcast write?"
 _HINTS_ON_STATE = {  # by the name of the first wrong tensor, which shows what was left out
     "first.bias": "This parameter is frozen. Hint: does forward use frozen parameters?",
     "scale": "This is a buffer. Hint: what does a module hold besides parameters?",

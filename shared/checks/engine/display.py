@@ -6,7 +6,7 @@ from IPython import get_ipython
 from IPython.display import display
 
 from shared.checks.engine.assistance import Assistance
-from shared.checks.engine.verdicts import Verdict
+from shared.checks.engine.verdicts import SAME_AS, Verdict
 from shared.tables.rendering import render
 
 
@@ -26,10 +26,10 @@ def shorten_repeated_evidence(verdicts: list[Verdict]) -> list[Verdict]:
     shown = []
     for verdict in verdicts:
         words = (verdict.exercise, verdict.evidence, verdict.hint)
-        if verdict.ran and verdict.evidence and words in first_checks:
-            verdict = replace(verdict, evidence=f"the same as for the check “{first_checks[words]}”", hint="")
-        else:
-            first_checks[words] = verdict.check
+        if verdict.ran and verdict.evidence and not verdict.evidence.startswith(SAME_AS):
+            first = first_checks.setdefault(words, verdict.check)
+            if first != verdict.check:
+                verdict = replace(verdict, evidence=f"{SAME_AS} “{first}”", hint="")
         shown.append(verdict)
     return shown
 

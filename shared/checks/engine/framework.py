@@ -9,6 +9,7 @@ uses a sandbox.
 
 import contextlib
 import random
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -16,12 +17,13 @@ import torch
 
 from shared import mine, progress, ranks
 from shared.checks.engine import assistance, candidate, display, parcel, scale
+from shared.checks.engine.outside import Meter
 from shared.checks.engine.prints import Prints
 from shared.checks.engine.scale import Scale
-from shared.checks.engine.verdicts import Verdict
+from shared.checks.engine.verdicts import SAME_AS, Verdict
 from shared.deadlines import scaled
 from shared.ranks import rankside
-from shared.ranks.diagnosis import CellState, absent, dropped_handles, name_ranks, receives_too_small
+from shared.ranks.diagnosis import CellState, absent, dropped_handles, name_ranks, own_errors, receives_too_small
 from shared.ranks.errors import CellFailed, RanksError
 
 PROBE_TIMEOUT_S = scaled(20.0)  # for one run of a probe, or for loading a file
@@ -29,12 +31,20 @@ MOST_HANGS = 2  # after that many hangs, the remaining checks are skipped
 WORLD_SIZES = (1, 2, 3, 4)
 _HINT_ON_WAITS = "Hint: do you call wait() on the handle of every isend and irecv?"
 _HINT_ON_COLLECTIVES = "Hint: which ranks call this collective, and which never reach it?"
+_HINT_ON_OTHER_WAYS = "Every value must travel in the collectives that the exercise asks for."
 _HINT_ON_GROUPS = "Hint: this collective runs over all ranks. Which call in your code leaves out the group?"
+_HINT_ON_GROUP_RANKS = (
+    "Hint: does every call get `group`? And is each rank given by its index in the group, or by its global rank?"
+)
+_HINT_ON_WAITING = "Hint: which call would end this wait, and what keeps the other rank from reaching it?"
+_HINT_ON_PARTNERS = "Hint: from which rank does each rank receive, and does that rank send to it?"
 _HINT_ON_SIZES = "Hint: what are the shape and dtype of the tensor that is sent to this rank?"
 _HINT_ON_ITSELF = "Hint: for which ranks should this line not run?"
 _LEFT_IN_FLIGHT = "your code left a transfer in flight that nothing waits for, and the ranks had to be restarted"
 NOT_WRITTEN = "it is not written yet"
-CALLED_ALONE = "called only by"  # begins the context of a run in which only the ranks of a group call the piece
+NOT_RUN = "this check"  # begins the reason why a check did not run
+CALLED_ALONE = "called only by"  # in the context of a run in which only the ranks of a group call the piece
+OUTSIDE_THE_GROUP = "but this rank's group is"  # in the error for a call that would leave the group
 _IN_A_FILE = {  # how a file can define the names that a rank defines for %%ranks cells
     "torch": "import torch",
     "dist": "import torch.distributed as dist",
@@ -42,6 +52,7 @@ _IN_A_FILE = {  # how a file can define the names that a rank defines for %%rank
     "world_size": "world_size = dist.get_world_size()",
     "device": "device = tensor.device",
 }
+_POSITION = re.compile(r"^ .*\bline \d+: .*$", re.MULTILINE)  # in the evidence for an error that the piece raised
 _UNWRITTEN = ("NotImplementedError: your code here", "NotImplementedError")
 _NOT_DONE = (
     "the call returned, but the barrier after it did not complete: a transfer that it launched is still in flight, or "
@@ -62,6 +73,7 @@ class Wrong(Exception):
         self.evidence = _merge(evidence) if isinstance(evidence, dict) else evidence
         self.hint = hint
         self.hangs = 0
+        self.hints_at_error = False  # whether the hint is about the error that the piece raised
 
 
 class CheckFailed(RanksError):
@@ -82,6 +94,7 @@ class Attempt:
     random: random.Random
     stands_in: str = ""
     scale: Scale = field(default_factory=Scale)
+    meter: Meter | None = None  # measures from outside what the ranks send
     printed: dict[int, str] = field(default_factory=dict)  # by rank, in the last run in which any rank printed
 
     def draw_seed(self) -> int:
@@ -116,6 +129,8 @@ class Attempt:
             arguments = (*shared_args, *own[rank]) if rank < len(own) else shared_args
             return candidate.probe, ((self.piece, self.stands_in), self.path, probe, arguments, self.scale.width), {}
 
+        if self.meter:
+            self.meter.begin()
         try:
             outcomes = ranks.current().run(
                 rankside.call, request_of, targets=targets, timeout_s=PROBE_TIMEOUT_S, show=self._note_prints
@@ -124,16 +139,18 @@ class Attempt:
             wrong = _from_failure(failure)
             if self.path is not None:
                 wrong.hint = wrong.hint or hint_on_names(wrong.evidence)
-            alone = CALLED_ALONE in context and wrong.hint == _HINT_ON_COLLECTIVES
-            if alone and _ignores_the_group(failure):
-                wrong.hint = _HINT_ON_GROUPS
+            if CALLED_ALONE in context:
+                wrong.hint = _hint_in_a_group(wrong, failure)
             if context and wrong.evidence != NOT_WRITTEN:
                 wrong.evidence = f"{context}: {wrong.evidence}"
             known = bool(dropped_handles(failure.cell))  # the other checks would only hang for the same reason
             if self.path is None and (failure.restarted or known):
                 wrong.hangs = MOST_HANGS
             raise wrong from None
-        return [parcel.unpack(outcome.value) for outcome in outcomes]
+        packed, reports = zip(*(outcome.value for outcome in outcomes), strict=True)
+        if self.meter and (what := self.meter.contradicts(reports)):
+            raise Wrong(what, _HINT_ON_OTHER_WAYS)
+        return [parcel.unpack(value) for value in packed]
 
     def _note_prints(self, outcomes: dict, world_size: int) -> None:
         texts = {rank: outcome.text for rank, outcome in outcomes.items()}
@@ -213,6 +230,7 @@ def run_exercise(
     only: str = "",
     prints: Prints | None = None,
     graded: bool = False,
+    meter: Meter | None = None,
 ) -> list[Verdict]:
     """Run the checks of an exercise at every world size that they ask for and that there are ranks for.
 
@@ -223,12 +241,14 @@ def run_exercise(
         only: The name of the only check to run; "" runs all of them.
         prints: Collects what the student's code prints.
         graded: Whether to draw the sizes of models and the lengths of trainings, as in grading.
+        meter: Compares what the ranks say they send with what the network carries.
     """
     seed = random.SystemRandom().randrange(2**31) if seed is None else seed
     checks = [check for check in exercise.checks if check.name == only or not only]
     if not checks:  # the check of that name belongs to another exercise for the same piece
         return []
     found: dict[str, Wrong] = {}
+    drawn: dict[str, str] = {}  # the sizes with which a check failed in grading
     tried: dict[str, list[int]] = {check.name: [] for check in checks}
     hangs, starts = 0, ranks.current().starts
 
@@ -252,10 +272,10 @@ def run_exercise(
                 tried[check.name].append(size)
                 draw = random.Random(f"{seed} {check.name} {size}")
                 sizes_of_check = Scale.drawn(draw, size) if graded else Scale()
-                attempt = Attempt(exercise.piece, path, size, draw, exercise.stands_in, sizes_of_check)
+                attempt = Attempt(exercise.piece, path, size, draw, exercise.stands_in, sizes_of_check, meter)
                 wrong = _judge(check, attempt)
-                if wrong is not None and graded:
-                    wrong.evidence += f"\n(Drawn with seed {seed}: {attempt.scale}.)"
+                if wrong is not None and graded and wrong.evidence != NOT_WRITTEN:
+                    drawn[check.name] = f"\n(Drawn with seed {seed}: {attempt.scale}.)"
                 if prints is not None:
                     prints.add(check.name, size, attempt.printed, failed=wrong is not None)
                 if wrong is not None:
@@ -263,12 +283,31 @@ def run_exercise(
                     hangs += wrong.hangs
     if path is None and ranks.current().starts != starts and not found:
         found[checks[0].name] = Wrong(_LEFT_IN_FLIGHT, _HINT_ON_WAITS)
+    _report_once(found, checks)
+    for name, sizes_of_check in drawn.items():
+        found[name].evidence += sizes_of_check
     return [
         _not_run(exercise, check, f"runs when “{exercise.first}” passes")
         if exercise.first in found and check.name != exercise.first
         else _verdict(exercise, check, tried[check.name], found.get(check.name))
         for check in checks
     ]
+
+
+def _report_once(found: dict[str, Wrong], checks: list[Check]) -> None:
+    """Refer to an earlier check instead of repeating its evidence and its hint.
+
+    A hint on the group is about one mistake, although the evidence depends on which rank fails first. So is a hint on
+    an error that the same line of the piece raises, although the evidence depends on the model.
+    """
+    reported = {}
+    for name in (check.name for check in checks if check.name in found):
+        wrong = found[name]
+        in_a_group = wrong.hint in (_HINT_ON_GROUPS, _HINT_ON_GROUP_RANKS)
+        where = tuple(_POSITION.findall(wrong.evidence)) if wrong.hints_at_error else ()
+        earlier = reported.setdefault(wrong.hint if in_a_group else (where or wrong.evidence, wrong.hint), name)
+        if earlier != name and wrong.evidence != NOT_WRITTEN:
+            wrong.evidence, wrong.hint = f"{SAME_AS} “{earlier}”", ""
 
 
 def _count(names: list[str], what: str) -> str:
@@ -311,7 +350,7 @@ def _verdict(exercise: Exercise, check: Check, tried: list[int], wrong: Wrong | 
 
 
 def _not_run(exercise: Exercise, check: Check, why: str) -> Verdict:
-    return Verdict(exercise.piece, check.name, False, (), f"this check {why}")
+    return Verdict(exercise.piece, check.name, False, (), f"{NOT_RUN} {why}")
 
 
 def hint_on_names(evidence: str) -> str:
@@ -332,12 +371,13 @@ def _from_failure(failure: CellFailed) -> Wrong:
     if missing:
         raise Unusable(missing["message"].split(": ", 1)[1])
     wrong = Wrong(failure.explanation.strip(), _hint_on(failure))
-    if handles := dropped_handles(failure.cell):
+    raised = own_errors(failure.cell)
+    if (handles := dropped_handles(failure.cell)) and not raised:
         wrong = Wrong("\n".join(handles), _HINT_ON_WAITS)
     elif _waits_behind_the_call(failure):
         wrong = Wrong(_NOT_DONE, _HINT_ON_WAITS)
     outside = [rank for rank, position in failure.cell.positions.items() if _in_our_barrier(position)]
-    if outside and not errors and wrong.evidence != _NOT_DONE:
+    if outside and not raised and wrong.evidence != _NOT_DONE:
         verb = "is" if len(outside) == 1 else "are"
         wrong.evidence += f"\n{name_ranks(outside).capitalize()} {verb} not in your code: that barrier is the check's."
     wrong.hangs = 1 if len(failure.cell.outcomes) < len(failure.cell.targets) else 0
@@ -349,7 +389,7 @@ def _waits_behind_the_call(failure: CellFailed) -> bool:
 
     If a rank has raised an error, the others wait there only for this rank.
     """
-    if any(outcome.error and not outcome.error["others_fault"] for outcome in failure.cell.outcomes.values()):
+    if own_errors(failure.cell):
         return False
     found = [position for position in failure.cell.positions.values() if position and position["busy"]]
     return bool(found) and all(map(_in_our_barrier, found))
@@ -371,7 +411,10 @@ def _hint_on(failure: CellFailed) -> str:
     if errors:
         return ""
     found = [position for position in failure.cell.positions.values() if position]
-    if any(len(lane) > 1 for position in found for lane, _ in position["counts"]):  # transfers between two ranks
+    waiting = [each["call"] for each in found if each["busy"] and each["waits"] != "no" and not _in_our_barrier(each)]
+    in_collectives = waiting and all(call and call["partner"] is None for call in waiting)
+    uses_transfers = any(len(lane) > 1 for position in found for lane, _ in position["counts"])  # between two ranks
+    if uses_transfers and not in_collectives:
         return _hint_on_transfers(failure.cell, [position for position in found if position["busy"]])
     waits = any(position["busy"] and position["waits"] != "no" for position in found)
     return _HINT_ON_COLLECTIVES if waits else ""
@@ -383,13 +426,26 @@ def _ignores_the_group(failure: CellFailed) -> bool:
     return any(call and call["partner"] is None and call["group"] == failure.cell.targets for call in calls)
 
 
+def _hint_in_a_group(wrong: Wrong, failure: CellFailed) -> str:
+    """Hint at the group if only its ranks called the piece, and one of them tried to communicate with other ranks."""
+    among_all = OUTSIDE_THE_GROUP in wrong.evidence and " among ranks " in wrong.evidence
+    if among_all or (wrong.hint == _HINT_ON_COLLECTIVES and _ignores_the_group(failure)):
+        return _HINT_ON_GROUPS
+    outside = OUTSIDE_THE_GROUP in wrong.evidence or "is not part of group" in wrong.evidence
+    stuck = wrong.hint.startswith((_HINT_ON_ITSELF, _HINT_ON_WAITING, _HINT_ON_PARTNERS))
+    return _HINT_ON_GROUP_RANKS if outside or stuck else wrong.hint
+
+
 def is_a_transfer_to_itself(text: str) -> bool:
     """Return whether an error says that a rank sends to itself or receives from itself."""
     return "Invalid destination rank" in text or "Invalid source rank" in text
 
 
 def _hint_on_transfers(cell: CellState, running: list[dict]) -> str:
-    """Hint at a rank that has returned without its side of a transfer, or else at the order of the transfers."""
+    """Hint at a rank that has returned without its side of a transfer, or else at partners or at the order.
+
+    If each rank has launched as many sends as receives, their order does not matter.
+    """
     for position in running:
         missing = absent(position, cell)
         returned = [rank for rank in missing if rank in cell.outcomes or _in_our_barrier(cell.positions.get(rank))]
@@ -399,10 +455,14 @@ def _hint_on_transfers(cell: CellState, running: list[dict]) -> str:
                 f"Hint: which line of your function should make rank {returned[0]} {there}? "
                 f"Or should rank {position['rank']} not {here}?"
             )
+    if running and all(_launched(position, "send") == _launched(position, "recv") for position in running):
+        return _HINT_ON_PARTNERS
     handles = any(".wait(" in (position["line"] or "") for position in running)
-    return "Hint: which rank can send or receive first, or can a rank launch both before it waits?" + (
-        " And do you call wait() on the handle of each transfer?" if handles else ""
-    )
+    return _HINT_ON_WAITING + (" And do you call wait() on the handle of each transfer?" if handles else "")
+
+
+def _launched(position: dict, op: str) -> int:
+    return sum(count for lane, count in position["counts"] if len(lane) > 1 and lane[1] == op)
 
 
 def _merge(by_rank: dict[int, str]) -> str:

@@ -23,6 +23,7 @@ def where_it_raises(hints: dict[str, str]) -> Callable[[Judge], Judge]:
             except Wrong as wrong:
                 if not wrong.hint:
                     wrong.hint = next((hint for words, hint in hints.items() if words in wrong.evidence), "")
+                    wrong.hints_at_error = bool(wrong.hint)
                 raise
 
         return judged

@@ -74,6 +74,15 @@ class Meeting:
         time.sleep(LATE_S)
         return missing
 
+    def has_come(self, rank: int, within_s: float) -> bool:
+        """Wait for a rank that should not arrive. Returns whether it has arrived within that time."""
+        ends_s = time.monotonic() + (0 if _rehearsing else within_s)
+        while time.monotonic() < ends_s:
+            if self.store.check([f"{rank}"]):
+                return True
+            time.sleep(1e-3)
+        return False
+
 
 @contextlib.contextmanager
 def launches_unasked():

@@ -33,7 +33,8 @@ class Loop:
 def probe_loop(wrapper, loop: Loop, rank: int, seed: int, x, y) -> dict:
     """Run the loop and return, for each step, the gradients, the collectives and waits, and the ranks that waited.
 
-    `missing` lists, on the late rank, the ranks that had not launched all their messages without it.
+    `missing` lists, on the late rank, the ranks that had not launched all their messages without it. `replaced` lists
+    the parameters whose gradient has another address after finish_gradient_sync() than before.
     """
     module = awkward.build(loop.model, seed).to(device_here())
     wrapped = wrapper(module, **loop.options)
@@ -44,18 +45,25 @@ def probe_loop(wrapper, loop: Loop, rank: int, seed: int, x, y) -> dict:
         with instrumentation.listening() as working:
             if (rank, step) not in loop.idle:
                 awkward.loss_of(wrapped, x, y).backward()
-        log = EventLog(("all_reduce",))
+        log, before = EventLog(("all_reduce",)), _places(module)
         with contextlib.ExitStack() as inside:
             missing = _in_company(inside, loop, rank, step)
             inside.enter_context(completion.watching(log))
             finishing = inside.enter_context(instrumentation.listening(log.launched, log.waiting))
             wrapped.finish_gradient_sync()
         gradients = awkward.gradients_of(module)
+        after = _places(module)
+        replaced = [name for name, place in before.items() if place != after.get(name)]
         events = {"working": working, "finishing": finishing, "events": log.events, "missing": missing}
-        found.append(events | {"gradients": gradients})
+        found.append(events | {"gradients": gradients, "replaced": replaced})
         descend(module.parameters())
         x = awkward.other_branches(x)
     return {"steps": found}
+
+
+def _places(module) -> dict[str, int]:
+    """Return the address of each gradient, by the parameter's name."""
+    return {name: p.grad.data_ptr() for name, p in module.named_parameters() if p.grad is not None}
 
 
 def _in_company(inside: contextlib.ExitStack, loop: Loop, rank: int, step: int) -> list[int]:
@@ -102,7 +110,9 @@ def describe(loop: Loop) -> str:
         parts.append("zero_grad(set_to_none=False)")
     elif len(kinds) > 1:
         parts.append("zero_grad() with set_to_none=True and False in turn")
-    parts += [f"rank {rank} runs no backward in step {step + 1}" for rank, step in loop.idle]
+    for rank in sorted({rank for rank, _ in loop.idle}):
+        steps = [str(step + 1) for each, step in loop.idle if each == rank]
+        parts.append(f"rank {rank} runs no backward in step{'s' * (len(steps) > 1)} {' and '.join(steps)}")
     if loop.late is not None:
         parts.append(f"rank {loop.late} starts finish_gradient_sync() late")
     return ", ".join(parts)

@@ -143,7 +143,8 @@ def probe_leaving(wrapper, sizes: Sizes, seed: int, x, y) -> dict:
     """Enter and leave no_sync() in several ways.
 
     Returns:
-        The calls of each part of the script, and whether no_sync() swallowed an exception.
+        The calls of each part of the script, whether no_sync() swallowed an exception, and sync.pending after the
+        exception; None if there is no such attribute.
     """
     wrapped, another = (wrap(wrapper, sizes, seed)[0] for _ in range(2))
     message: dict[str, list[instrumentation.Call]] = {}
@@ -163,7 +164,7 @@ def probe_leaving(wrapper, sizes: Sizes, seed: int, x, y) -> dict:
         step("inside no_sync(), after an inner one has ended")
         with contextlib.suppress(Stop), wrapped.no_sync():
             raise Stop
-        step("inside no_sync(), after an exception has left an inner one")
+        step("inside no_sync(), after an exception like KeyboardInterrupt has left an inner one")
     step("after no_sync()")
     swallowed = False
     with contextlib.suppress(Stop):
@@ -171,8 +172,9 @@ def probe_leaving(wrapper, sizes: Sizes, seed: int, x, y) -> dict:
             step("inside a second no_sync()", finish=False)
             raise Stop
         swallowed = True
-    step("after an exception has left no_sync()")
-    return {"calls": message, "swallowed": swallowed}
+    pending = getattr(getattr(wrapped, "sync", None), "pending", None)
+    step("after an exception like KeyboardInterrupt has left no_sync()")
+    return {"calls": message, "swallowed": swallowed, "pending": pending}
 
 
 def probe_refusals(wrapper, sizes: Sizes, again: bool, silent: bool, seed: int, x, y) -> dict:
@@ -236,7 +238,7 @@ def probe_memory(wrapper, sizes: Sizes, most_bytes: float, seed: int, x, y) -> d
         for _ in range(2):
             module.zero_grad()
             _loss(wrapped, x, y).backward()
-            found["when backward() has ended"] = held_bytes()
+            found["when backward() has ended"] = settled_bytes()  # gloo's thread frees a message after its wait()
             wrapped.finish_gradient_sync()
             found["after finish_gradient_sync()"] = settled_bytes()
     return found

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch.distributed as dist
 
-from shared.checks.engine.framework import CALLED_ALONE, Attempt
+from shared.checks.engine.framework import CALLED_ALONE, OUTSIDE_THE_GROUP, Attempt
 from shared.wire import instrumentation
 
 # A rank's index in the group is not its rank in the world, and neighbors in the group are not neighbors in the world.
@@ -34,10 +34,10 @@ def staying_inside(members: Sequence[int] | None):
         partners = call.group_ranks if call.partner is None else (call.partner,)
         if not set(partners) <= set(members):
             what = f"{call.op} among ranks {list(call.group_ranks)}" if call.partner is None else str(call)
-            raise AssertionError(f"{what}, but this rank's group is {list(members)}")
+            raise AssertionError(f"{what}, {OUTSIDE_THE_GROUP} {list(members)}")
 
     if members is not None:
-        instrumentation.before_launch.append(refuse)
+        instrumentation.before_launch.insert(0, refuse)  # before the comparison with other ranks, which would fail, too
     try:
         yield
     finally:

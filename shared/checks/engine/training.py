@@ -87,6 +87,7 @@ def probe_training(wrapper, how: Training, seed: int, x, y) -> dict:
         wrapped = wrapper(module, **options)
     _refuse_library_wrappers(wrapped)
     found = {"start": awkward.state_of(module), "building": building, "steps": []}
+    found["wraps the module"] = getattr(wrapped, "module", None) is module
     inputs, y = x.to(device_here(), how.dtype), y.to(device_here(), how.dtype)
     x = inputs
     for _ in range(how.steps):
@@ -212,13 +213,17 @@ def train_and_judge(attempt: Attempt, how: Training) -> list[dict]:
 
 
 def judge_start(found: list[dict], model: str, draw: Draw) -> None:
-    """Check that every rank starts with rank 0's state.
+    """Check that every rank starts with rank 0's state, in the module itself.
 
     Raises:
         Wrong: If one does not.
     """
-    expected = awkward.state_of(awkward.build(model, draw.seeds[0]))
-    judge_state({rank: result["start"] for rank, result in enumerate(found)}, expected, 0)
+    strangers = [rank for rank, result in enumerate(found) if not result["wraps the module"]]
+    if strangers:
+        hint = "Hint: whose parameters does an optimizer train that was built from the module?"
+        raise Wrong(dict.fromkeys(strangers, "the wrapper's .module is not the module that it was given"), hint)
+    own = {rank: awkward.state_of(awkward.build(model, seed)) for rank, seed in enumerate(draw.seeds)}
+    judge_state({rank: result["start"] for rank, result in enumerate(found)}, own[0], 0, own)
 
 
 def judge_training(attempt: Attempt, found: list[dict], how: Training, draw: Draw) -> None:
@@ -242,6 +247,8 @@ def judge_training(attempt: Attempt, found: list[dict], how: Training, draw: Dra
         except Wrong as wrong:
             if step_index == 0 and how.model in awkward.HAVE_MODES and _evaluates(gradients, how, draw, members):
                 wrong.hint = "This is the gradient in eval mode. Hint: which line changes the module's mode, and when?"
+            elif _is_mean(gradients, local, tolerance_of(expected.gradients.values())):
+                wrong.hint = _WRONG_BEFORE
             raise
     reject_frozen_gradients({rank: found[rank] for rank in members}, how.model)
     ends = steps[-1].states * (len(members) // len(batches))
@@ -254,6 +261,20 @@ def judge_training(attempt: Attempt, found: list[dict], how: Training, draw: Dra
     same = ends[0] if len(batches) == 1 else dict(module.named_parameters())
     states = {rank: {name: found[rank]["end"][name] for name in same} for rank in members}
     judge_state(states, states[members[0]], members[0])
+
+
+_WRONG_BEFORE = (
+    "The ranks averaged what they had in .grad, but that was already wrong. Hint: do all ranks have the same weights, "
+    "and which lines change .grad before it is averaged?"
+)
+
+
+def _is_mean(found: dict[int, dict], local: dict[int, dict], tolerance: float) -> bool:
+    """Return whether every gradient is the mean of what the ranks had after backward."""
+    means = {name: _mean([own[name] for own in local.values()]) for name in next(iter(local.values()))}
+    known = {name: mean for name, mean in means.items() if mean is not None}
+    pairs = [(gradients[name], mean) for gradients in found.values() for name, mean in known.items()]
+    return bool(pairs) and all(own is not None and close(own, mean, tolerance) for own, mean in pairs)
 
 
 def _evaluates(gradients: dict[int, dict], how: Training, draw: Draw, members: list[int]) -> bool:
@@ -293,6 +314,9 @@ def judge_bf16_training(found: list[dict], how: Training) -> None:
         local = torch.stack([torch.zeros_like(found[0]["start"][name]) if g is None else g for g in own]).double()
         for rank, step in enumerate(steps):
             gradient = step["gradients"][name]
+            if gradient is None:
+                evidence = f"after finish_gradient_sync(), the gradient of {name} is None; expected the mean"
+                raise Wrong({rank: evidence}, "Hint: which line should set it?")
             calls = [*(step["working"] if how.overlaps else []), *step["finishing"]]
             if sum(call.payload_bytes for call in calls) not in (half, 2 * half):
                 raise Wrong(
@@ -300,5 +324,6 @@ def judge_bf16_training(found: list[dict], how: Training) -> None:
                 )
             if gradient.dtype != torch.bfloat16:
                 raise Wrong({rank: f"the gradient of {name} is {gradient.dtype}; expected bfloat16, the parameter's"})
-            if not close(gradient, local.mean(0), len(found) * 2**-8 * max(1.0, local.abs().max().item())):
-                raise Wrong({rank: f"{name}: {first_difference(gradient, local.mean(0), 0.05)}"})
+            tolerance = len(found) * 2**-8 * max(1.0, local.abs().max().item())
+            if not close(gradient, local.mean(0), tolerance):
+                raise Wrong({rank: f"{name}: {first_difference(gradient, local.mean(0), tolerance)}"})

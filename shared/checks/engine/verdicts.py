@@ -2,6 +2,8 @@
 
 from dataclasses import asdict, dataclass
 
+SAME_AS = "the same as in"  # begins the evidence that refers to another check's
+
 
 @dataclass(frozen=True)
 class Verdict:

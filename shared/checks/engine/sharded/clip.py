@@ -7,6 +7,7 @@ import torch
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import describe_calls, tolerance_of
 from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.hints import where_it_raises
 from shared.checks.engine.sharded.plan import Plan, layout_of
 from shared.checks.engine.sharded.training import HINT_ON_STALE, Causes, alone, begin, judge_states, probe_sharded
 from shared.checks.engine.sharded.wire import judge_rounds
@@ -15,6 +16,9 @@ from shared.checks.engine.training import Draw
 from shared.checks.models import awkward
 
 CLIPS, LEAVES = 0.05, 100.0  # the awkward models' gradients have norms between 0.3 and 10
+_LARGE = 1e25  # its square is larger than any float32
+_HINT_ON_SUM = "Hint: over which elements do you compute the norm, and which values can the ranks add up?"
+_HINT_ON_BOUND = "This is max_norm. Hint: do you return the norm before or after the gradients are scaled?"
 
 
 @dataclass
@@ -24,6 +28,9 @@ class _Clipped(Causes):
     def of(self, *found) -> str:
         below = "Hint: what happens to gradients whose norm is below max_norm?"
         return below if self.norm <= self.plan.max_norm else super().of(*found)
+
+    def otherwise(self) -> str:
+        return super().otherwise() or "The norm is right. Hint: by which factor do you scale the gradients?"
 
 
 def clip_and_judge(attempt: Attempt, plan: Plan, probe=probe_sharded) -> dict[int, dict]:
@@ -42,7 +49,8 @@ def clip_and_judge(attempt: Attempt, plan: Plan, probe=probe_sharded) -> dict[in
         steps = {rank: each["steps"][step_index] for rank, each in found.items()}
         message = f"{context}, step {step_index + 1}"
         last_bound = plan.max_norm if step_index and "model" in plan.zero_grad else None
-        _judge_norms({rank: step["norm"] for rank, step in steps.items()}, expected, message, last_bound)
+        norms = {rank: step["norm"] for rank, step in steps.items()}
+        _judge_norms(norms, expected, message, last_bound, plan.max_norm)
         before = {
             rank: each["steps"][step_index - 1]["state"] if step_index else each["start"]
             for rank, each in found.items()
@@ -54,7 +62,9 @@ def clip_and_judge(attempt: Attempt, plan: Plan, probe=probe_sharded) -> dict[in
     return found
 
 
-def _judge_norms(norms: dict[int, torch.Tensor], expected: dict, context: str, last_bound: float | None) -> None:
+def _judge_norms(
+    norms: dict[int, torch.Tensor], expected: dict, context: str, last_bound: float | None, bound: float
+) -> None:
     """Compare the norms of all ranks with that of one process.
 
     Args:
@@ -62,6 +72,7 @@ def _judge_norms(norms: dict[int, torch.Tensor], expected: dict, context: str, l
         expected: What one process computes in this step.
         context: What was tried.
         last_bound: The max_norm of the previous step, whose mean gradient may still be stored.
+        bound: The max_norm of this step.
     """
     size, norm = len(norms), expected["norm"].item()
     close_enough = 10 * tolerance_of(expected["state"].values()) * max(1.0, norm)
@@ -74,7 +85,7 @@ def _judge_norms(norms: dict[int, torch.Tensor], expected: dict, context: str, l
     }
     if wrong:
         found = [norms[rank].item() for rank in norms]
-        hint = "Hint: over which elements do you compute the norm, and which values can the ranks add up?"
+        hint = _HINT_ON_SUM
         if rounded:
             hint = "It is close, but not as precise as float64. Hint: which dtype does your sum have?"
         elif len(set(found)) > 1:
@@ -83,6 +94,8 @@ def _judge_norms(norms: dict[int, torch.Tensor], expected: dict, context: str, l
             hint = f"It is {size} times too large. Hint: is it the norm of the mean or of the sum?"
         elif last_bound is not None and abs(found[0] - last_bound) <= 1e-3 * last_bound:
             hint = HINT_ON_STALE
+        elif norm > bound and abs(found[0] - bound) <= 1e-3 * bound:
+            hint = _HINT_ON_BOUND
         raise Wrong(wrong, hint)
     if len({found.item() for found in norms.values()}) > 1:
         hint = "Replicas drift apart if they are scaled by different norms. Hint: do all ranks add in the same order?"
@@ -120,25 +133,73 @@ def one_more_element_is_sent(attempt: Attempt) -> None:
             judge_rounds(rest, layout_of(plan), 2, f"{plan}, step {step_index + 1}, clip_grad_norm_() and step()")
 
 
+def large_gradients_do_not_overflow(attempt: Attempt) -> None:
+    """Try float32 gradients whose squares are too large for float32."""
+    draw, plan = Draw(attempt), Plan("Plain", "SGD", steps=1, max_norm=CLIPS, dtype=torch.float32)
+    per_rank = [(seed, x, _LARGE * y) for seed, x, y in draw.per_rank]
+    found = attempt.run(probe_sharded, plan, per_rank=per_rank, context=f"{plan}, large gradients")
+    expected = alone(plan, plan.build(draw.seeds[0], torch.float64), draw.x, _LARGE * draw.y).steps[0]["norm"].item()
+    for rank, result in enumerate(found):
+        norm = result["steps"][0]["norm"].item()
+        if not abs(norm - expected) <= 1e-4 * expected:
+            evidence = f"{plan}, float32 gradients: the norm is {norm:.6g}, expected {expected:.6g}"
+            hint = _HINT_ON_SUM
+            if not torch.isfinite(result["steps"][0]["norm"]):
+                hint = "Hint: how large is the square of a gradient, and which dtype does it have?"
+            elif abs(norm - CLIPS) <= 1e-3 * CLIPS:
+                hint = _HINT_ON_BOUND
+            raise Wrong({rank: evidence}, hint)
+
+
+def probe_frozen(sharded, seed: int) -> tuple[str, float]:
+    """Clip the gradients of a model whose parameters are all frozen. Returns the norm's type and value."""
+    module = awkward.build("Plain", seed).to(device_here()).requires_grad_(False)
+    norm = begin(sharded, Plan("Plain", "SGD"), module).optimizer.clip_grad_norm_(CLIPS)
+    return type(norm).__name__, float(norm)
+
+
+@where_it_raises({"Error": "Hint: what does clip_shards_() get from a rank that has no gradients?"})
+def without_gradients_the_norm_is_zero(attempt: Attempt) -> None:
+    context, seed = "a model whose parameters are all frozen", attempt.draw_seed()
+    for rank, (kind, norm) in enumerate(attempt.run(probe_frozen, seed, context=context)):
+        if (kind, norm) != ("Tensor", 0.0):
+            evidence = f"{context}: clip_grad_norm_() returned {norm} of type {kind}; expected a tensor of 0"
+            raise Wrong({rank: evidence}, "Hint: what does clip_shards_() return for an empty list?")
+
+
 def probe_skipped(sharded, plan: Plan, seed: int, x, y) -> dict:
-    """Take a step, then discard a clipped gradient, as when a norm is not finite, and then take another step."""
+    """Take a step, then discard a mean gradient, as when a norm is not finite, and then take another step."""
     run = begin(sharded, plan, awkward.build(plan.model, seed).to(device_here()))
     x, y = x.to(device_here()), y.to(device_here())
     run.step(0, x, y)
     before = awkward.state_of(run.module)
     run.backward(1, x, y)
-    run.optimizer.clip_grad_norm_(plan.max_norm)
+    if plan.max_norm is not None:
+        run.optimizer.clip_grad_norm_(plan.max_norm)
+    elif hasattr(run.optimizer, "reduce_gradients"):  # there may be other ways to average them
+        run.optimizer.reduce_gradients()
     run.step(1, awkward.other_branches(x), y)
-    return {"before": before, "state": awkward.state_of(run.module), "norm": run.steps[-1]["norm"]}
+    norms = [step["norm"] for step in run.steps]
+    return {"before": before, "state": awkward.state_of(run.module), "norms": norms}
+
+
+def means_may_be_thrown_away(attempt: Attempt) -> None:
+    _judge_skipped(attempt, None, "the gradients are averaged and then discarded")
 
 
 def gradients_may_be_thrown_away(attempt: Attempt) -> None:
+    _judge_skipped(attempt, CLIPS, "a gradient is clipped and then discarded")
+
+
+def _judge_skipped(attempt: Attempt, max_norm: float | None, what: str) -> None:
     for whose in ("optimizer", "model"):
-        plan, draw = Plan("TwoBranches", "SGD", steps=2, max_norm=CLIPS, zero_grad=(whose,)), Draw(attempt)
-        message = f"{plan}; before step 2, a gradient is clipped and then discarded"
+        plan, draw = Plan("TwoBranches", "SGD", steps=2, max_norm=max_norm, zero_grad=(whose,)), Draw(attempt)
+        message = f"{plan}; before step 2, {what}"
         hint = HINT_ON_STALE if whose == "model" else "Hint: what does zero_grad() not clear?"
         found = attempt.run(probe_skipped, plan, per_rank=draw.per_rank, context=message)
-        plain = alone(plan, awkward.build(plan.model, draw.seeds[0]), draw.x, draw.y).steps[-1]
-        _judge_norms({rank: each["norm"] for rank, each in enumerate(found)}, plain, message, CLIPS)
+        plain = alone(plan, awkward.build(plan.model, draw.seeds[0]), draw.x, draw.y).steps
+        for step_index, expected in enumerate(plain if max_norm is not None else ()):
+            norms = {rank: each["norms"][step_index] for rank, each in enumerate(found)}
+            _judge_norms(norms, expected, message, max_norm if step_index else None, max_norm)
         states, before = ({rank: each[what] for rank, each in enumerate(found)} for what in ("state", "before"))
-        judge_states(states, plain["state"], before, message, hint=hint)
+        judge_states(states, plain[-1]["state"], before, message, hint=hint)

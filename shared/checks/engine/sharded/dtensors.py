@@ -68,7 +68,8 @@ def judge_tensors(found: list[dict], reference: dict, context: str, tolerance: f
                 continue
             if found_tensor is None or expected is None:
                 actual, wanted = ("None", "a tensor") if found_tensor is None else ("a tensor", "None")
-                raise Wrong({rank: f"{context}{name} is {actual}; expected {wanted}"})
+                hint = "Hint: which parameters require gradients before your code runs, and which ones after it?"
+                raise Wrong({rank: f"{context}{name} is {actual}; expected {wanted}"}, hint)
             if found_tensor.dtype != expected.dtype:
                 hint = "Hint: in which dtype are shards stored, and in which dtype do ranks compute?"
                 raise Wrong({rank: f"{context}{name} is {found_tensor.dtype}, expected {expected.dtype}"}, hint)

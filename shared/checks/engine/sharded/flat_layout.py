@@ -1,6 +1,8 @@
 """Check FlatParameter, which stores parameters side by side in one flat tensor, of which each rank owns a shard."""
 
+import functools
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -86,7 +88,8 @@ def probe_layout(flat_parameter_type, shapes: Shapes, seed: int) -> dict:
         "flat_param is plain": not flat_param.requires_grad,
         "values": [each.detach().cpu().clone() for each in parameters],
         "shard": shard.detach().cpu().clone(),
-        "shard is a parameter": isinstance(shard, nn.Parameter) and shard.requires_grad,
+        "shard is a parameter": isinstance(shard, nn.Parameter),
+        "shard is trainable": shard.requires_grad,
         "shard is a view": _same_memory(shard, own),
         "shard_of is a view": _lies_in(own, flat_param),
         "shard_of": layout.shard_of(counted).cpu().clone(),
@@ -174,6 +177,7 @@ def the_model_computes_with_them(attempt: Attempt) -> None:
     """The layout must return views, not copies."""
     claims = {
         "shard is a parameter": "shard is not an nn.Parameter, so an optimizer does not accept it",
+        "shard is trainable": "shard.requires_grad is False, but its optimizer needs a gradient",
         "shard is a view": "shard has memory of its own, so updating it does not change flat_param",
         "shard_of is a view": "layout.shard_of(flat_param) is a copy, so writing into it does not change flat_param",
         "views are views": "layout.views(flat) returns copies, so writing into them does not change flat",
@@ -186,6 +190,7 @@ def the_model_computes_with_them(attempt: Attempt) -> None:
             for claim, otherwise in claims.items():
                 if not result[claim]:
                     hint = "Hint: which of these calls return a view, and which return a copy?"
+                    hint = "Hint: how do you create shard?" if claim == "shard is trainable" else hint
                     raise Wrong({rank: f"{shapes}: {otherwise}"}, hint)
             counted = (torch.arange(len(result["flat_param"])) % 100).to(shapes.dtype)
             for index, (value, expected) in enumerate(zip(values[rank], _cut(counted, shapes), strict=True)):
@@ -231,7 +236,26 @@ def no_copy_stays(attempt: Attempt) -> None:
         if held_bytes > 1.01 * most:
             message = f"{shapes}: {held_bytes:,} bytes are held; expected {most:,}, the size of flat_param"
             hint = "Hint: which attribute still refers to the memory that the parameters used before?"
+            if held_bytes - most == most // attempt.world_size:
+                hint = "It is exactly one shard too much. Hint: whose memory does `shard` use?"
             raise Wrong({rank: message}, hint)
+
+
+def hint_at_wait(judge: Callable[[Attempt], None]) -> Callable[[Attempt], None]:
+    """Hint at wait() if ranks hang: a second wait() for a transfer of lab 01 never returns."""
+
+    @functools.wraps(judge)
+    def judged(attempt: Attempt) -> None:
+        try:
+            judge(attempt)
+        except Wrong as wrong:
+            if wrong.hangs:
+                wrong.hint = (
+                    f"{wrong.hint or 'Hint:'} Does launch_all_gather() call wait(), although its caller will do so?"
+                )
+            raise
+
+    return judged
 
 
 @rehearsed

@@ -153,7 +153,15 @@ def before_the_first_step(attempt: Attempt) -> None:
 
 def one_rank_alone_may_have_it(attempt: Attempt) -> None:
     for to in (0, 1) if attempt.world_size == 2 else (attempt.world_size - 1,):
-        _save(attempt, Plan("Frozen", "AdamW", steps=2, split=True), to)
+        try:
+            _save(attempt, Plan("Frozen", "AdamW", steps=2, split=True), to)
+        except Wrong as wrong:
+            if wrong.hangs:
+                wrong.hint = (
+                    "Each rank must take part in every entry's gather. Hint: which entries does a rank skip after "
+                    "gather_shards() has returned None?"
+                )
+            raise
     if attempt.world_size in SUBGROUPS:
         _save(attempt, Plan("Tied", "Adam", steps=2, in_subgroup=True), attempt.random.randrange(2))
 
@@ -211,6 +219,17 @@ def a_plain_state_is_taken_over(attempt: Attempt) -> None:
         after, message = replace(plan, steps=3, scheduler="ExponentialLR"), "the state of a plain optimizer loaded"
         _load(attempt, after, awkward.state_of(plain.module), saved, message)
         _load(attempt, replace(after, scheduler=""), awkward.state_of(plain.module), saved, message, used=True)
+    _first_parameter_without_state(attempt)
+
+
+def _first_parameter_without_state(attempt: Attempt) -> None:
+    """Use SGD, which has no step count: the momentum of a parameter without state begins at zero, sharded or not."""
+    plan, draw = Plan("Plain", "SGD", steps=2), Draw(attempt)
+    plain = alone(plan, awkward.build(plan.model, draw.seeds[0]), draw.x, draw.y)
+    saved = copy.deepcopy(plain.optimizer.state_dict())
+    del saved["state"][0]
+    message = "the state of a plain optimizer loaded, without entries for the first parameter"
+    _load(attempt, plan, awkward.state_of(plain.module), saved, message)
 
 
 def probe_foreign(sharded, saved: list[dict]) -> list[tuple[str, str]]:

@@ -31,6 +31,8 @@ def judge_state_dict(rank: int, found, expected: dict, tolerance: float, context
     if set(found["state"]) != set(expected["state"]):
         message = f"{context}: state has entries for parameters {_keys(found['state'])}"
         hint = "Hint: which index does a parameter have in param_groups, and which parameters have state?"
+        if not expected["state"]:
+            hint = "Hint: what must the state be if the inner optimizer has no state yet?"
         raise Wrong({rank: f"{message}; expected entries for {_keys(expected['state'])}"}, hint)
     for index, entries in expected["state"].items():
         actual = found["state"][index]

@@ -51,6 +51,35 @@ def used_up_gradients_are_rejected(attempt: Attempt) -> None:
         judge_states(states, run.steps[-1]["state"], before, context, hint=hint)
 
 
+def probe_hooks(sharded, seed: int, x, y) -> dict[str, int]:
+    """Take two steps. Returns how many times each of torch's hooks on step() has run."""
+    for base in sharded.__mro__:  # torch adds hooks to the step() of a class when it is first instantiated
+        own = vars(base).get("step")
+        if own is not None and base is not torch.optim.Optimizer and not getattr(own, "hooked", False):
+            base.step = torch.optim.Optimizer.profile_hook_step(own)
+            base.step.hooked = True
+    run = begin(sharded, Plan("Plain"), awkward.build("Plain", seed).to(device_here()))
+    found = {"pre": 0, "post": 0}
+
+    def count(name: str):
+        found[name] += 1
+
+    run.optimizer.register_step_pre_hook(lambda *_: count("pre"))
+    run.optimizer.register_step_post_hook(lambda *_: count("post"))
+    for step_index in range(2):
+        run.step(step_index, x.to(device_here()), y.to(device_here()))
+    return found
+
+
+def hooks_run_once(attempt: Attempt) -> None:
+    for rank, found in enumerate(attempt.run(probe_hooks, per_rank=Draw(attempt).per_rank)):
+        for name, times in found.items():
+            if times != 2:
+                evidence = f"in 2 steps, a hook registered with register_step_{name}_hook() runs {times} times"
+                hint = "Hint: which methods that step() calls are themselves a step() of this optimizer?"
+                raise Wrong({rank: f"{evidence}; expected 2"}, hint)
+
+
 def bf16_stays_bf16(attempt: Attempt) -> None:
     plan = Plan("TwoBranches", "SGD", steps=2, dtype=torch.bfloat16)
     found = judge_bf16(attempt, plan)

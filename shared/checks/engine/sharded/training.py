@@ -17,7 +17,10 @@ from shared.checks.models import awkward
 _LIBRARIES = ("torch.distributed.optim", "torch.distributed.fsdp", "torch.distributed._composable", "deepspeed")
 HINT_ON_SHARDS = "Hint: is the gradient of this shard the mean of the same elements, in the same order?"
 HINT_ON_OPTIMIZER_STATE = "The previous steps are right. Hint: what does an optimizer keep from step to step?"
-HINT_ON_STALE = "model.zero_grad() does not call reset(). Hint: in that case, which line discards the last mean?"
+HINT_ON_STALE = (
+    "model.zero_grad() does not call reset(). Hint: in that case, which line discards the last mean, and which "
+    "one the old gradients?"
+)
 
 
 def begin(sharded, plan: Plan, module, group=None, loaded: dict | None = None) -> Run:
@@ -249,7 +252,7 @@ def judge_states(
     Args:
         states: The states after the step, by global rank.
         reference: The state of one process after the step.
-        before: The states before the step, by global rank.
+        before: The states before the step, by global rank; empty if what is judged is not a step.
         context: What was tried.
         causes: The possible causes.
         hint: The hint for values that match no known mistake.
@@ -270,8 +273,9 @@ def judge_states(
         found = states[rank][name]
         if len(wrong) < len(states):
             cause = "The other ranks are right. Hint: which shards does each rank receive, and from which rank?"
-        elif torch.equal(found, before[rank][name]):
-            cause = "This step did not change it. Hint: whose memory does the model use, and is every shard sent?"
+        elif before and torch.equal(found, before[rank][name]):
+            hint = "whose memory does the model use, and is every shard reduced, updated and sent?"
+            cause = f"This step did not change it. Hint: {hint}"
         else:
             cause = causes.of(rank, found, name, members, tolerance) if causes and found.shape == expected.shape else ""
         raise Wrong(wrong, cause or hint or HINT_ON_SHARDS)

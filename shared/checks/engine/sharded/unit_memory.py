@@ -146,13 +146,19 @@ def _said(own: Bytes, moment: str, here: int) -> str:
 
 
 _HINTS = {
-    "after forward": "Hint: which units' parameters are still needed when forward has ended?",
+    "after forward": "Hint: which parameters, and which gradients, are still needed when forward has ended?",
     "after finish_gradient_sync()": "Hint: which gradients and parameters are still in memory after backward?",
     "after the step": "Hint: which object holds a second copy of parameters or gradients?",
     "after a forward without gradients": "Hint: which line reshards the units if there is no backward?",
 }
 _HINT_ON_PEAK = "Hint: which units are unsharded while one computes, and which of them compute next?"
 _HINT_ON_GRADIENTS = "Hint: when is each full gradient freed?"
+_HINTS_ON_SKIPPED = {
+    DROPPED: "The same step passes without that forward. Hint: what keeps its calls alive, so that they stay in "
+    "`open_calls`?",
+    FINISHED: "The same step passes without that forward. Hint: which calls are still in `open_calls` after "
+    "finish_gradient_sync()?",
+}
 
 
 def _judge_samples(rank: int, samples: list, plan: str, own: Bytes, here: int, prefetch: int, skipped: str) -> None:
@@ -174,9 +180,13 @@ def _judge_samples(rank: int, samples: list, plan: str, own: Bytes, here: int, p
             if nbytes > SLACK * most[what]:
                 evidence = f"{plan}: in {phase} {nbytes:,} bytes of {what} are held at once; expected {most[what]:,.0f}"
                 hint = _HINT_ON_PEAK if what == "parameters" else _HINT_ON_GRADIENTS
+                hint = _HINTS_ON_SKIPPED.get(skipped, hint)
                 raise Wrong({rank: f"{evidence} ({message[what]})"}, hint)
         in_all = SLACK * (most["parameters"] + (most["gradients"] if phase in ("backward", "step") else 0) + grown)
         if phase in ("forward", "backward") and held.total_bytes > in_all:
             parts = ", ".join(f"{name} {nbytes:,}" for name, nbytes in held.by_component().items() if nbytes)
             evidence = f"{plan}: in {phase} {held.total_bytes:,} bytes are held at once; expected at most {in_all:,.0f}"
-            raise Wrong({rank: f"{evidence}. The memory ledger lists these: {parts}"}, _HINT_ON_PEAK)
+            raise Wrong(
+                {rank: f"{evidence}. The memory ledger lists these: {parts}"},
+                _HINTS_ON_SKIPPED.get(skipped, _HINT_ON_PEAK),
+            )

@@ -18,6 +18,7 @@ from shared.checks.models import unit_models
 from shared.wire import completion, instrumentation
 
 MODEL, STEPS = "Passed", 3
+_HOOKS = {"forward": "pre_forward()", "backward": "pre_backward()"}  # the hooks that prefetch, by phase
 
 
 @dataclass(frozen=True)
@@ -75,10 +76,13 @@ def probe_order(wrapper, plan: UnitPlan, numels: list[int], seed: int, x, y) -> 
     return found
 
 
+def numels_of_units() -> list[int]:
+    return [sum(part.computed.numbers for part in unit) for unit in layout_of(MODEL).units]
+
+
 def _try(attempt: Attempt, prefetch: int) -> tuple[list[list[list[Event]]], int]:
     """Return what happened, per rank and step, and how many units there are."""
-    plan = UnitPlan(MODEL, options={"prefetch": prefetch})
-    numels = [sum(part.computed.numbers for part in unit) for unit in layout_of(MODEL).units]
+    plan, numels = UnitPlan(MODEL, options={"prefetch": prefetch}), numels_of_units()
     return attempt.run(probe_order, plan, numels, per_rank=Draw(attempt).per_rank), len(numels)
 
 
@@ -87,25 +91,46 @@ def the_next_unit_is_in_flight(attempt: Attempt) -> None:
         found, units = _try(attempt, prefetch)
         for rank, steps in enumerate(found):
             for number, events in list(enumerate(steps, 1))[1:]:  # In the first forward, the order is not known yet.
-                _judge_step(rank, events, units, prefetch, f"prefetch={prefetch}, step {number}")
+                judge_step(rank, events, units, prefetch, f"prefetch={prefetch}, step {number}")
 
 
-def _judge_step(rank: int, events: list[Event], units: int, prefetch: int, context: str) -> None:
-    """Judge that each unit but the first is launched while the unit `prefetch` positions before it computes."""
+def judge_step(
+    rank: int, events: list[Event], units: int, prefetch: int, context: str, phases: tuple[str, ...] = tuple(_HOOKS)
+) -> None:
+    """Check that each unit but the first is launched while the unit `prefetch` positions before it computes.
+
+    Raises:
+        Wrong: If one is not.
+    """
+    _judge_begin(rank, events, units, context)
     if _first(events, Event("launch", 0), 0) < events.index(Event("forward", 0)):
         evidence = (
             f"{context}, in forward: the all-gather of block 0 is launched before the root computes; expected "
             "it while the root computes"
         )
-        raise Wrong({rank: evidence}, "Hint: which units call the prefetcher, and should the root be one of them?")
-    for phase, order in _orders(units):
+        hint = "Hint: for which units does pre_forward() call the prefetcher, and should the root be one of them?"
+        raise Wrong({rank: evidence}, hint)
+    for phase, order in (each for each in _orders(units) if each[0] in phases):
+        if phase == "backward":
+            _judge_turn(rank, events, order[0], context)
         for index, unit in enumerate(order[1:], 1):
             before, entered = order[index - 1], events.index(Event(phase, unit))
             launched = _first(events, Event("launch", unit), _begin_of(events, phase, order))
             here = f"{context}, in {phase}: the all-gather of block {unit}"
             if launched is None or launched > entered:
                 evidence = f"{here} is not in flight when block {before} has finished"
-                raise Wrong({rank: evidence}, "Hint: which unit comes next, and when do you know that?")
+                hint = "Hint: which unit comes next, and when do you know that?"
+                if phase == "backward":
+                    hint = "Hint: which unit comes next in backward, and which method of the prefetcher launches it?"
+                raise Wrong({rank: evidence}, hint)
+            launched_before = _first(events, Event("launch", before), _begin_of(events, phase, order))
+            if launched_before is not None and launched < launched_before:
+                evidence = f"{here} is launched before that of block {before}, which computes first"
+                hint = (
+                    f"Hint: in {_HOOKS[phase]}, which line launches the all-gather of block {before}, and what is in "
+                    "flight by then?"
+                )
+                raise Wrong({rank: evidence}, hint)
             waited = _first(events, Event("wait", unit), launched)
             if waited is not None and waited < entered:
                 evidence = f"{context}, in {phase}: this rank waits for block {unit} before block {before} has finished"
@@ -120,11 +145,30 @@ def _judge_step(rank: int, events: list[Event], units: int, prefetch: int, conte
                 raise Wrong({rank: evidence}, "Hint: how many units ahead should be launched?")
 
 
+def _judge_begin(rank: int, events: list[Event], units: int, context: str) -> None:
+    """Judge that forward does not begin with a collective for every block, as it does if it reduces gradients."""
+    begin = events[: events.index(Event("forward", 0))]
+    if len({event.unit for event in begin if event.kind == "launch"}) == units:
+        evidence = f"{context}, in forward: a collective of every block is launched before block 0 computes"
+        hint = "Hint: which line launches them, one of a unit's hooks or one of forward()? And should it run now?"
+        raise Wrong({rank: evidence}, hint)
+
+
+def _judge_turn(rank: int, events: list[Event], last: int, context: str) -> None:
+    """Judge that the last block is not all-gathered for backward before backward reaches it."""
+    between = events[events.index(Event("forward", last)) : events.index(Event("backward", last))]
+    if Event("launch", last) in between:
+        evidence = f"{context}: the all-gather of block {last} for backward is launched before backward reaches it"
+        hint = "Hint: which method of the prefetcher should pre_backward() call? What does it do for the root?"
+        raise Wrong({rank: evidence}, hint)
+
+
 def nothing_is_launched_ahead(attempt: Attempt) -> None:
     """Judge prefetch=0: an all-gather is launched only when the previous unit has finished."""
     found, units = _try(attempt, 0)
     for rank, steps in enumerate(found):
         for number, events in enumerate(steps, 1):
+            _judge_begin(rank, events, units, f"prefetch=0, step {number}")
             for phase, order in _orders(units):
                 for before, unit in pairwise(order):
                     launched = _first(events, Event("launch", unit), _begin_of(events, phase, order))

@@ -128,7 +128,8 @@ def take_step(wrapped, optimizer, plan: UnitPlan, x, y) -> dict:
             (awkward.loss_of(wrapped, *part) / plan.micro_batches).backward()
             if plan.finish_each or number == len(chunks):
                 wrapped.finish_gradient_sync()
-    done = {"training": training, "norm": None}
+    reduced = any(each.grad is not None for each in wrapped.parameters())
+    done = {"training": training, "norm": None, "reduced": reduced}
     with instrumentation.listening() as done["clipping"]:
         if plan.max_norm is not None:
             done["norm"] = torch.as_tensor(wrapped.clip_grad_norm_(plan.max_norm)).detach().cpu().clone()
@@ -189,6 +190,10 @@ def train_and_judge(attempt: Attempt, plan: UnitPlan) -> dict[int, dict]:
         reject_missing(
             {rank: each["steps"][number]["state"] for rank, each in found.items()}, expected["state"], message
         )
+        idle = [rank for rank, each in found.items() if not each["steps"][number]["reduced"]]
+        if idle:
+            evidence = f"{message}: before the optimizer's step, no shard has a gradient"
+            raise Wrong(dict.fromkeys(idle, evidence), "Hint: which call gives shard.grad its value?")
         if plan.max_norm is not None:
             _judge_norms({rank: each["steps"][number]["norm"] for rank, each in found.items()}, expected, message)
         judge_step(found, expected, message, UnitCauses(plan, draw, number))

@@ -3,6 +3,7 @@
 The root, and every unit that stays unsharded from forward to backward, is all-gathered once.
 """
 
+import contextlib
 from dataclasses import replace
 
 import torch
@@ -18,9 +19,11 @@ from shared.checks.engine.training import Draw
 from shared.checks.models import unit_models
 
 _NOT_REACHED = {"Frozen": (0,)}  # units that backward does not reach
+_CALLS = {"Twice": (2, 2, 1)}  # how often a forward calls each unit
 _TOO_LITTLE = "all ranks together send"
 _HINT_ON_LITTLE = "Hint: how many times in a step does a rank need the other ranks' shards of a unit?"
-_HINT_ON_MUCH = (
+_HINT_ON_FORWARD = "It also sends the gradients. Hint: when does forward() call finish_gradient_sync() itself?"
+HINT_ON_MUCH = (
     "Hint: which units are all-gathered, and how often? And which part of a gradient does the owner of a shard need?"
 )
 
@@ -33,12 +36,19 @@ def of_training(plan: UnitPlan) -> list[Flat]:
     for index, unit in enumerate((*layout.units, layout.root)):
         reached = index not in _NOT_REACHED.get(plan.model, ()) and index < len(layout.units)
         for part in unit:
-            sent += [part.computed] * (1 + (reached and not kept) + part.trainable)
+            sent += [part.computed] * (_calls(plan, index) + (reached and not kept) + part.trainable)
     return sent * plan.micro_batches
 
 
 def of_evaluation(plan: UnitPlan) -> list[Flat]:
-    return [part.computed for part in layout_of(plan.model, plan.dtype, plan.options.get("compute_dtype")).parts()]
+    layout = layout_of(plan.model, plan.dtype, plan.options.get("compute_dtype"))
+    units = enumerate((*layout.units, layout.root))
+    return [part.computed for index, unit in units for part in unit for _ in range(_calls(plan, index))]
+
+
+def _calls(plan: UnitPlan, index: int) -> int:
+    calls = _CALLS.get(plan.model, ())
+    return calls[index] if index < len(calls) else 1
 
 
 def judge_sent(calls: dict[int, list], flats: list[Flat], context: str) -> None:
@@ -53,7 +63,7 @@ def judge_sent(calls: dict[int, list], flats: list[Flat], context: str) -> None:
         if _TOO_LITTLE in wrong.evidence and "no message" not in wrong.evidence:
             wrong.hint = _HINT_ON_LITTLE
         elif "which bytes must a rank send" in wrong.hint:
-            wrong.hint = _HINT_ON_MUCH
+            wrong.hint = HINT_ON_MUCH
         raise
 
 
@@ -79,16 +89,35 @@ def judge_unit_traffic(attempt: Attempt, plans: list[UnitPlan]) -> None:
         Wrong: If one does not.
     """
     for plan in plans:
-        found = train(attempt, plan, Draw(attempt), probe_units)
-        judge_building(plan, found)
-        evaluating = {rank: result["evaluating"] for rank, result in found.items()}
-        judge_sent(evaluating, of_evaluation(plan), f"{plan}, a forward without gradients, before the first step")
-        for number in range(plan.steps):
-            steps = {rank: result["steps"][number] for rank, result in found.items()}
-            training = {rank: step["training"] for rank, step in steps.items()}
-            judge_sent(training, of_training(plan), f"{plan}, step {number + 1}")
-            evaluating = {rank: step["evaluating"] for rank, step in steps.items()}
-            judge_sent(evaluating, of_evaluation(plan), f"{plan}, a forward without gradients after step {number + 1}")
+        judge_traffic(plan, train(attempt, plan, Draw(attempt), probe_units))
+
+
+def judge_traffic(plan: UnitPlan, found: dict[int, dict]) -> None:
+    """Check what probe_units has found, by global rank.
+
+    Raises:
+        Wrong: If a step, or a forward without gradients, sends more or less than it needs.
+    """
+    judge_building(plan, found)
+    _judge_evaluating(plan, {rank: result["evaluating"] for rank, result in found.items()}, "before the first step")
+    for number in range(plan.steps):
+        steps = {rank: result["steps"][number] for rank, result in found.items()}
+        training = {rank: step["training"] for rank, step in steps.items()}
+        judge_sent(training, of_training(plan), f"{plan}, step {number + 1}")
+        _judge_evaluating(plan, {rank: step["evaluating"] for rank, step in steps.items()}, f"after step {number + 1}")
+
+
+def _judge_evaluating(plan: UnitPlan, calls: dict[int, list], when: str) -> None:
+    gathered = of_evaluation(plan)
+    try:
+        judge_sent(calls, gathered, f"{plan}, a forward without gradients {when}")
+    except Wrong as wrong:
+        parts = layout_of(plan.model, plan.dtype, plan.options.get("compute_dtype")).parts()
+        reduced = [part.computed for part in parts if part.trainable]
+        with contextlib.suppress(Wrong):
+            judge_rounds(calls, gathered + reduced, 1, "")
+            wrong.hint = _HINT_ON_FORWARD
+        raise
 
 
 def probe_turns(wrapper, plan: UnitPlan, seed: int, x, y) -> list[list]:

@@ -1,0 +1,193 @@
+"""Compare what ranks say they have sent with what the network interface has carried. No rank can change the latter.
+
+This works in a network namespace in which only the kernel and its ranks communicate, such as the sandbox of grading.
+There, whatever the interface carries is a message between ranks, control traffic, or a request to the store. The kernel
+knows the ports of the last two, and the system counts the bytes of every connection to them. The rest went from rank to
+rank.
+"""
+
+import socket
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import psutil
+import torch.distributed as dist
+
+from shared.deadlines import scaled
+from shared.wire import instrumentation, sent_bytes_of
+
+# Measured on our own solutions: at most 1,130 bytes per call beyond the payload, and 1.5 % or 14,000 bytes less.
+CALL_BYTES = 2_000
+MOST_EXTRA_BYTES = 2_000_000
+SURE, SLACK_BYTES = 0.95, 30_000
+
+_HEADER_BYTES = 66  # of a segment over loopback: Ethernet, IP and TCP with a timestamp
+_QUIET_S, _QUIET_BYTES, _MOST_READS = 0.01, 2_000, 20
+# Source of the following numbers: linux/netlink.h, linux/inet_diag.h and the struct tcp_info in linux/tcp.h
+_REQUEST, _DUMP, _ERROR, _DONE = 20, 0x301, 2, 3
+_INFO, _SOCKET_BYTES, _SENT_AT, _TCP_INFO_BYTES = 2, 72, 200, 216
+
+
+def reported(calls: Sequence[instrumentation.Call]) -> tuple[float, float, int]:
+    """Return how many bytes this rank has sent, how many of them in reduce-scatters, and in how many calls."""
+    if not dist.is_initialized():  # A rank in no group only simulates calls.
+        return 0.0, 0.0, 0
+    rank = dist.get_rank()
+    scattered = [call for call in calls if call.op.startswith("reduce_scatter")]
+    return (
+        sum(sent_bytes_of(call, rank) for call in calls),
+        sum(sent_bytes_of(call, rank) for call in scattered),
+        len(calls),
+    )
+
+
+class Sent(NamedTuple):
+    """What one end of a connection has sent so far, and how much of it was sent again, which the interface counts."""
+
+    all_bytes: int
+    again_bytes: int
+
+
+@dataclass(frozen=True)
+class Carried:
+    """What an interface has carried so far, without headers, and what each end of each open connection has sent.
+
+    The key of an end is its own port and the port of the other end.
+    """
+
+    payload_bytes: int
+    by_end: dict[tuple[int, int], Sent]
+
+    def between_others(self, began: "Carried", ports: set[int]) -> int:
+        """Return how many bytes have been carried since then, except to or from these ports.
+
+        What was sent again counts once.
+        """
+        carried_bytes = self.payload_bytes - began.payload_bytes
+        for ends, sent in self.by_end.items():
+            before = began.by_end.get(ends, Sent(0, 0))
+            if ports.isdisjoint(ends):
+                carried_bytes -= sent.again_bytes - before.again_bytes
+            else:
+                carried_bytes -= sent.all_bytes - before.all_bytes
+        return max(0, carried_bytes)  # The sizes of headers are estimates, which add up if code prints a lot.
+
+
+class Meter:
+    """Measures how many bytes travel between ranks, from outside of them.
+
+    Args:
+        ranks: Returns the set of ranks, which knows the ports of its control traffic and its store.
+    """
+
+    def __init__(self, ranks):
+        self._ranks = ranks
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a measurement."""
+        _settle()
+        self._began = read()
+
+    def contradicts(self, reports: Sequence[tuple[float, float, int]]) -> str:
+        """Return what is wrong if the network has carried less or more between the ranks than they report, or "".
+
+        gloo sends a message about each message, which is most of a small one. Its reduce-scatter is an all-reduce
+        inside, which sends twice as much.
+
+        Args:
+            reports: What each rank says about itself; see `reported`.
+        """
+        between_bytes = self.between_ranks()
+        sent_bytes, scattered_bytes, calls = map(sum, zip(*reports, strict=True))
+        most_bytes = sent_bytes + min(scattered_bytes, sent_bytes) + min(calls * CALL_BYTES, MOST_EXTRA_BYTES)
+        if SURE * sent_bytes - SLACK_BYTES <= between_bytes <= most_bytes / SURE + SLACK_BYTES:
+            return ""
+        only = "only " if between_bytes < sent_bytes else ""
+        return (
+            f"the ranks report {sent_bytes / 1e6:.2f} MB that they sent in collectives, "
+            f"but the network carried {only}{between_bytes / 1e6:.2f} MB between them"
+        )
+
+    def between_ranks(self) -> int:
+        """Return the bytes that ranks have sent to each other since `begin`."""
+        _settle()
+        ranks = self._ranks()
+        return read().between_others(self._began, {*ranks.control_ports, *ranks.store_ports})
+
+
+def available() -> bool:
+    """Return whether this system counts the bytes of an interface and of each connection."""
+    try:
+        read()
+    except (OSError, AttributeError, KeyError):
+        return False
+    return True
+
+
+def read() -> Carried:
+    """Read the counters of the loopback interface and of all TCP connections over it.
+
+    Raises:
+        OSError: if this system does not count them.
+    """
+    for _ in range(_MOST_READS):
+        before, by_end, after = _interface(), _by_end(), _interface()
+        if before == after:  # Otherwise, the two are not from the same moment.
+            break
+    return Carried(after, by_end)
+
+
+def _interface() -> int:
+    """Return how many bytes the loopback interface has carried, without headers."""
+    loopback = psutil.net_io_counters(pernic=True, nowrap=False)["lo"]
+    return loopback.bytes_sent - _HEADER_BYTES * loopback.packets_sent
+
+
+def _by_end() -> dict[tuple[int, int], Sent]:
+    """Return what each end of each connection has sent."""
+    found: dict[tuple[int, int], Sent] = {}
+    for family in (socket.AF_INET, socket.AF_INET6):
+        for answer in _connections(family):
+            ends = struct.unpack_from(">HH", answer, 4)
+            at = _SOCKET_BYTES
+            while at + 4 <= len(answer):
+                length, kind = struct.unpack_from("=HH", answer, at)
+                if kind == _INFO and length >= 4 + _TCP_INFO_BYTES and ends[1]:
+                    found[ends] = Sent(*struct.unpack_from("=QQ", answer, at + 4 + _SENT_AT))
+                at += max(4, length + 3 & ~3)
+    return found
+
+
+def _connections(family: int):
+    """Yield the system's description of every TCP connection in this network namespace."""
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, getattr(socket, "NETLINK_SOCK_DIAG", 4)) as netlink:
+        netlink.settimeout(scaled(5.0))
+        request = struct.pack("=BBBxI", family, socket.IPPROTO_TCP, 1 << _INFO - 1, 0xFFFFFFFF) + bytes(48)
+        netlink.send(struct.pack("=IHHII", 16 + len(request), _REQUEST, _DUMP, 1, 0) + request)
+        while True:
+            data, at = netlink.recv(1 << 18), 0
+            while at < len(data):
+                length, kind = struct.unpack_from("=IH", data, at)
+                if kind == _DONE:
+                    return
+                if kind == _ERROR:
+                    raise OSError(
+                        f"the system does not list connections: error {struct.unpack_from('=i', data, at + 16)[0]}"
+                    )
+                yield data[at + 16 : at + length]
+                at += length + 3 & ~3
+
+
+def _settle() -> None:
+    """Wait until the interface is quiet: other processes may still pass on what this one has already received."""
+    deadline = time.monotonic() + scaled(2.0)
+    carried = read().payload_bytes
+    while time.monotonic() < deadline:
+        time.sleep(_QUIET_S)
+        before, carried = carried, read().payload_bytes
+        if abs(carried - before) < _QUIET_BYTES:
+            return
