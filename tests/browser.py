@@ -167,10 +167,10 @@ class Course:
     labs: dict[str, Lab] = field(default_factory=dict)
 
     def open(self, name: str) -> Lab:
-        """Open a notebook on its own page and in its own workspace."""
-        if name not in self.labs:
+        """Open a notebook on its own page and in its own workspace, again if a test has closed its page."""
+        if name not in self.labs or self.labs[name].page.is_closed():
+            path = f"/lab/workspaces/{len(self.errors)}/tree/{name}"
             page = self.new_page()
-            path = f"/lab/workspaces/{len(self.labs)}/tree/{name}"
             page.goto(re.sub(r"/lab/tree/[^?]*", path, self.address))
             self.labs[name] = Lab(page, self.folder / name).wait_until_ready()
         self.labs[name].page.bring_to_front()

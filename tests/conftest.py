@@ -2,12 +2,17 @@
 
 import contextlib
 import io
+import os
 import signal
 import zlib
 
+import hypothesis
 import pytest
 
 from shared import ranks
+
+hypothesis.settings.register_profile("course", deadline=None)  # A loaded machine takes longer for an example.
+hypothesis.settings.load_profile("course")
 
 # The tests of these files are independent of each other, so they are spread over the workers.
 SPREAD = ("test_grade_hostile.py", "test_grade_solutions.py", "test_labs.py", "test_mutants.py")
@@ -61,3 +66,14 @@ def four_ranks(ranks_end_with_the_module):
     with contextlib.redirect_stdout(io.StringIO()):
         ranks.start(4)
     return ranks
+
+
+@pytest.fixture(scope="module")
+def users_of_our_own():
+    """Give each test worker user ids of its own, so that processes left behind can be told apart."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    from instructor.grade import sandbox
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sandbox, "FIRST_USER", sandbox.FIRST_USER + (1 + worker) * sandbox.USERS)
+        yield

@@ -182,13 +182,17 @@ def test_a_cell_that_hangs_is_explained_and_the_next_one_runs(lab):
     assert output(lab.run(after)).inner_text().strip() == "ranks 0–3 │ continuing"
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("theme", ["JupyterLab Dark", "JupyterLab Light"])
-def test_outputs_are_readable_in_both_themes(lab, theme):
+def choose_theme(lab: Lab, theme: str) -> None:
     lab.choose("Settings", "Theme", theme)
     light = str("Light" in theme).lower()
     body = lab.page.locator("body")
     lab.wait_until(f"the theme was {theme}", lambda: body.get_attribute("data-jp-theme-light") == light)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("theme", ["JupyterLab Dark", "JupyterLab Light"])
+def test_outputs_are_readable_in_both_themes(lab, theme):
+    choose_theme(lab, theme)
     passed = solve_the_first_exercise(lab)
     lab.run(lab.cell("def global_mean("))
     failed = lab.run(lab.cell("check.global_mean()"))
@@ -198,6 +202,19 @@ def test_outputs_are_readable_in_both_themes(lab, theme):
     assert "✓" in texts and "✗" in texts and any("it is not written yet" in text for text in texts)
     for contrast, text in contrasts:
         assert contrast > (ENOUGH_FOR_A_SIGN if text in "✓✗–" else READABLE), f"{text!r}: {contrast:.1f}"
+
+
+@pytest.mark.exhaustive
+def test_figures_are_dark_in_the_dark_theme(course):
+    lesson = course.open(FIRST_LESSON)
+    lesson.scroll_through()
+    figure = lesson.cell("diagrams.processes()").locator(".jp-OutputArea-output img")
+    for theme, is_dark in {"JupyterLab Dark": True, "JupyterLab Light": False}.items():
+        choose_theme(lesson, theme)
+        figure.scroll_into_view_if_needed()
+        assert ("invert" in figure.evaluate("image => getComputedStyle(image).filter")) == is_dark
+        lesson.screenshot(f"figure_{theme.split()[1].lower()}")
+    lesson.page.close()  # Two windows on one kernel cause errors in JupyterLab's widgets.
 
 
 def test_the_first_page_shows_progress_and_links_to_the_lab(course, lab):

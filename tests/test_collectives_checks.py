@@ -34,7 +34,7 @@ def _sum(*taken: tuple[int, int]) -> torch.Tensor:
         (PARTS.value(EXPECTED).bfloat16(), "close, but not precise enough"),
         (torch.zeros(5), "all zeros"),
         (torch.full((5,), SPOILT), "after its call had returned"),
-        (torch.full((5,), UNTOUCHED), "still has its old values"),
+        (torch.full((5,), UNTOUCHED), "Nothing was written to it"),
         (torch.randn(5, generator=torch.Generator().manual_seed(99)), ""),
     ],
 )

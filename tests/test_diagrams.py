@@ -38,6 +38,9 @@ OF_ONE_SIZE = {
     "hybrid_mesh": diagrams.hybrid_mesh,
     "atomic_save": diagrams.atomic_save,
     "background_save": diagrams.background_save,
+    "split_matrix": diagrams.split_matrix,
+    "conjugate_operators": diagrams.conjugate_operators,
+    "sequence_parallel": diagrams.sequence_parallel,
 }
 CASES = [(name, size) for name in DIAGRAMS for size in WORLD_SIZES] + [("tree_broadcast", size) for size in (5, 7, 8)]
 CASES += [(name, None) for name in OF_ONE_SIZE]

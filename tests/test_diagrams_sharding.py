@@ -1,4 +1,4 @@
-"""The diagrams of chapters 06 to 12 say what the solutions do: owners, states, times and names of folders."""
+"""The diagrams of chapters 06 to 13 say what the solutions do: owners, states, times and names of folders."""
 
 from itertools import pairwise
 
@@ -9,7 +9,7 @@ from torch import nn
 
 from shared import formulas
 from shared.plots import diagrams
-from shared.plots.diagrams import checkpoints, memory, sharding, units
+from shared.plots.diagrams import checkpoints, memory, sharding, tensor, units
 from solutions.checkpoints import newest_checkpoint
 from solutions.flat import FlatLayout
 from solutions.prefetching import Prefetcher
@@ -155,6 +155,8 @@ def test_deferred_initialization_leaves_each_shard_on_one_rank_and_no_rank_with_
     assert all(len(held) < len(whole[0]) for stage in deferred for held in stage)
     words = words_in(diagrams.deferred_init(world_size))
     assert words.count("holds 0 GB") == words.count("holds 48 GB") == world_size
+    peak = max(len(held) for stage in deferred for held in stage)  # the last unit in full, and three shards
+    assert peak == world_size + 3 and words.count(f"holds {12 * peak / world_size:g} GB") == world_size
 
 
 def test_the_mesh_has_two_copies_of_each_shard():
@@ -177,6 +179,12 @@ def test_a_checkpoint_with_its_final_name_has_every_shard_and_metadata():
         assert resumed.ranks == (0, 1, 2, 3) and resumed.metadata
 
 
+def test_a_kill_while_a_rank_writes_leaves_a_partial_shard():
+    _, unfinished = checkpoints.left_by_a_kill(56.0)
+    assert (unfinished.ranks, unfinished.partial, unfinished.metadata) == ((0, 1, 2), (3,), False)
+    assert words_in(diagrams.atomic_save()).count("Shard 3 is incomplete.") == 1
+
+
 def test_a_checkpoint_gets_its_name_after_it_is_written_and_in_the_background_training_is_blocked_for_less():
     waiting, background = (checkpoints.SavingRun(in_background) for in_background in (False, True))
     (written,) = background.thread
@@ -188,4 +196,30 @@ def test_a_checkpoint_gets_its_name_after_it_is_written_and_in_the_background_tr
     assert background.copied_ms[0] <= written.began_ms and background.copied_ms[1] == written.ended_ms
     for run in (waiting, background):
         assert all(earlier.ended_ms == later.began_ms for earlier, later in pairwise(run.main))
-        assert f"blocked for {run.blocked_ms:.0f} ms" in words_in(diagrams.background_save())
+        parts = " + ".join(
+            f"{span.ended_ms - span.began_ms:.0f}" for span in run.main if not span.name.startswith("step")
+        )
+        assert f"blocked for {parts} = {run.blocked_ms:.0f} ms" in words_in(diagrams.background_save())
+
+
+# -- chapter 13
+
+
+def test_both_ways_to_split_a_matrix_give_the_product():
+    everything = range(len(tensor.INPUT))
+    expected = (torch.tensor(tensor.INPUT) @ torch.tensor(tensor.MATRIX)).tolist()
+    elements = [tensor.product(everything, tensor.own(rank)) for rank in range(tensor.RANKS)]
+    assert [element for of_rank in elements for element in of_rank] == expected
+    terms = [tensor.product(tensor.own(rank), everything) for rank in range(tensor.RANKS)]
+    assert [sum(of_rank) for of_rank in zip(*terms, strict=True)] == expected
+    words = words_in(diagrams.split_matrix())
+    assert all(words.count(f"{element}") >= 2 for element in expected)
+
+
+def test_sequence_parallelism_divides_the_tokens_of_norms_and_of_nothing_else():
+    for split in (False, True):
+        inside, outside = ([tensor.tokens_of(rank, inside, split) for rank in range(2)] for inside in (True, False))
+        assert inside == [(0, 1, 2, 3)] * 2
+        assert outside == ([(0, 1), (2, 3)] if split else inside)
+    words = words_in(diagrams.sequence_parallel())
+    assert [words.count(name) for name in ("all-\nreduce", "all-\ngather", "reduce-\nscatter")] == [2, 2, 2]

@@ -56,11 +56,11 @@ def test_recomputing_runs_forward_twice():
     assert 1.2 < flops[1] / flops[0] < 4 / 3  # the output layer is not computed again
 
 
-def counted(strategy: str) -> tuple[float, int]:
+def counted(strategy: str, sequences: int = 1) -> tuple[float, int]:
     """Do on a real rank what the dry run does on meta. Returns the bytes sent, and the bytes at the peak."""
     dtype, options = mixed_precision(STRATEGIES[strategy], torch.optim.AdamW)
     module = Decoder(SMALL, recompute=True).to(dtype)
-    tokens = torch.zeros(1, 32, dtype=torch.long)
+    tokens = torch.zeros(sequences, 32, dtype=torch.long)
     model, optimizer = STRATEGIES[strategy].build(module, options)
     dryrun.take_step(model, optimizer, tokens)
     with wire.ledger() as log, memory.peak(model, optimizer) as peak:
@@ -73,11 +73,11 @@ def printed(*arguments: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True).stdout
 
 
-def dry_run_in_a_new_process(strategy: str) -> tuple[float, int]:
+def dry_run_in_a_new_process(strategy: str, ranks: int = 4) -> tuple[float, int]:
     script = f"""
 from shared import dryrun
 from tests.test_dryrun import SMALL
-run = dryrun.dry_run(SMALL, {strategy!r}, 4)
+run = dryrun.dry_run(SMALL, {strategy!r}, {ranks})
 print(run.sent_bytes, run.at_peak.total_bytes)
 """
     command = [sys.executable, "-c", script]
@@ -86,9 +86,12 @@ print(run.sent_bytes, run.at_peak.total_bytes)
     return float(sent_bytes), int(peak_bytes)
 
 
+SPLITTING = [name for name, each in STRATEGIES.items() if each.splits_layers and not each.is_pipelined]
+
+
 def strategies() -> list:
-    """Return the names of all strategies. Only CI tries them all."""
-    names = sorted({strategy.name for strategy in dryrun.strategies().values()})
+    """Return the names of the strategies that keep layers whole. Only CI tries them all."""
+    names = sorted({each.name for each in dryrun.strategies().values() if not each.splits_layers})
     return [pytest.param(name, marks=[] if name == "zero3" else pytest.mark.exhaustive) for name in names]
 
 
@@ -101,12 +104,89 @@ def test_real_ranks_hold_and_send_the_same(four_ranks, strategy):
     assert dry_peak_bytes == pytest.approx(peak_bytes, rel=0.2)
 
 
+@pytest.mark.chapter("tensor_parallel")
+@pytest.mark.parametrize("strategy", SPLITTING)
+def test_real_ranks_that_split_layers_hold_and_send_the_same(four_ranks, strategy):
+    with ranks.world(2):  # SMALL has two heads of keys and values
+        sent_bytes, peak_bytes = ranks.run(counted, strategy)[0]
+    dry_sent_bytes, dry_peak_bytes = dry_run_in_a_new_process(strategy, ranks=2)
+    assert dry_sent_bytes == pytest.approx(sent_bytes)
+    assert dry_peak_bytes == pytest.approx(peak_bytes, rel=0.2)
+
+
+@pytest.mark.chapter("tensor_parallel")
+@pytest.mark.parametrize("recompute", [True, False])
+@pytest.mark.parametrize("strategy", SPLITTING)
+@pytest.mark.parametrize(
+    "shape", ["SMALL", "replace(gpt('small', 2, 32, 4, context=16), vocabulary=48)"], ids=["llama", "gpt"]
+)
+def test_split_layers_hold_and_send_what_the_formulas_say(shape, strategy, recompute):
+    script = f"""
+from dataclasses import replace
+
+from shared import dryrun
+from shared.planner.shapes import gpt
+from tests.test_dryrun import SMALL
+run = dryrun.dry_run({shape}, {strategy!r}, 2, recompute={recompute})
+print(run.sent_bytes, dryrun.expected_split_sent_bytes(run))
+print(run.own_parameters_bytes, 2 * dryrun.expected_split_parameters(run.shape, 2))
+"""
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+    for line in done.stdout.splitlines():
+        found, expected = map(float, line.split())
+        assert found == pytest.approx(expected)
+
+
+@pytest.mark.chapter("tensor_parallel")
+def test_heads_that_do_not_divide_are_rejected_in_one_sentence():
+    command = [sys.executable, "-m", "shared.dryrun", "--strategy", "tp", "--world-size", "16"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 2
+    assert "8 heads of keys and values are not divisible by 16" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.chapter("pipeline_parallel")
+@pytest.mark.parametrize("tied", [True, False])
+def test_stages_hold_and_send_what_the_formulas_say(tied):
+    script = f"""
+from dataclasses import replace
+from shared import dryrun
+from shared.planner.shapes import gpt
+shape = replace(gpt("small", 5, 32, 4, context=16), vocabulary=48, tied={tied})
+for ranks in (1, 3, 7):
+    for rank in range(ranks):
+        run = dryrun.dry_run(shape, "pp", ranks, rank=rank)
+        print(run.sent_bytes, dryrun.expected_stage_sent_bytes(run))
+        print(run.own_parameters_bytes, 2 * dryrun.expected_stage_parameters(shape, ranks, rank))
+"""
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+    lines = [tuple(map(float, line.split())) for line in done.stdout.splitlines()]
+    assert len(lines) == 22
+    assert all(found == pytest.approx(expected) for found, expected in lines), lines
+
+
+@pytest.mark.chapter("pipeline_parallel")
+def test_real_stages_send_the_same(four_ranks):
+    script = """
+from shared import dryrun
+from tests.test_dryrun import SMALL
+print(*(dryrun.dry_run(SMALL, "pp", 2, rank=rank, sequence=32).sent_bytes for rank in range(2)))
+"""
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+    with ranks.world(2):
+        sent_bytes = [sent for sent, _ in ranks.run(counted, "pp", 8)]
+    assert list(map(float, done.stdout.split())) == pytest.approx(sent_bytes)
+
+
 def test_every_rank_holds_and_sends_the_same():
     """No size of this model is divisible by 7, so the last ranks have padding."""
     script = """
 from shared import dryrun
 from tests.test_dryrun import SMALL
-for strategy in sorted({each.name for each in dryrun.strategies().values()}):
+for strategy in sorted({each.name for each in dryrun.strategies().values() if not each.splits_layers}):
     runs = [dryrun.dry_run(SMALL, strategy, 7, rank=rank) for rank in (0, 5, 6)]
     sizes = {(run.sent_bytes, run.messages, run.own_parameters_bytes, run.at_peak.total_bytes) for run in runs}
     print(strategy, len(sizes), max(run.padding_elements for run in runs) if strategy == "zero3" else "")

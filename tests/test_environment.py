@@ -166,6 +166,20 @@ def test_make_clean_keeps_an_environment_in_another_folder(tmp_path):
     assert {path.name for path in tmp_path.rglob("*")} == {"Makefile", "course", "shared", "elsewhere", "source"}
 
 
+def test_make_clean_keeps_grades_because_they_hold_decisions_by_hand(tmp_path):
+    (tmp_path / "Makefile").write_text((ROOT / "Makefile").read_text())
+    for folder in ("build/grades", "build/release", "build/notebooks"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "build" / "grades" / "overrides.csv").touch()
+    assert make("clean", cwd=tmp_path).returncode == 0
+    kept = {path.name for path in tmp_path.rglob("*")}
+    assert kept == {"Makefile", "build", "grades", "overrides.csv"}
+    (tmp_path / "build" / "grades" / "overrides.csv").unlink()
+    (tmp_path / "build" / "grades").rmdir()
+    (tmp_path / "build" / "release").mkdir()
+    assert make("clean", cwd=tmp_path).returncode == 0 and not (tmp_path / "build").exists()
+
+
 def test_without_python_make_says_which_one_it_needs():
     failed = make("lab", "PYTHON=no-such-python")
     assert failed.returncode == 2 and failed.stdout == (

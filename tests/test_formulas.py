@@ -116,6 +116,29 @@ def test_activations_of_another_precision():
     assert f.logits_bytes(64, 2, 1000) == 4 * 64 * 2 * 1000
 
 
+def test_activations_without_dropout():
+    """A layer without dropout has no masks, so every kept byte belongs to one of 16 elements per sbh, or to a score."""
+
+    def in_sbh(**options):
+        return f.activation_bytes(64, 2, 128, 4, bytes_each=4, dropout=False, **options) / (64 * 2 * 128)
+
+    assert in_sbh(attention="fused") == 16 * 4 and in_sbh() == 16 * 4 + 4 * 4 * 64 / 128
+    assert in_sbh(attention="fused", tensor_ranks=4) == 4 * 4 + 12
+    assert in_sbh(attention="fused", tensor_ranks=4, sequence_parallel=True) == 16
+
+
+def test_tensor_parallelism_sends_four_all_reduces_per_layer():
+    assert f.tensor_parallel_sent_bytes(2048, 100, 3, 4) == 3 * 4 * f.all_reduce_sent_bytes(2 * 2048 * 100, 4)
+    assert f.tensor_parallel_sent_bytes(2048, 100, 3, 1) == 0
+
+
+def test_tensor_parallelism_sends_as_much_as_zero3_at_the_break_even():
+    assert f.tensor_parallel_break_even_tokens(4096) == 4.5 * 4096
+    tokens, sent_bytes = f.tensor_parallel_break_even_tokens(4096), f.step_sent_bytes(12 * 4096**2, 8, 3)
+    assert f.tensor_parallel_sent_bytes(tokens, 4096, 1, 8) == pytest.approx(sent_bytes)
+    assert f.tensor_parallel_break_even_tokens(10, 800) == 30
+
+
 @pytest.mark.parametrize(
     "call",
     [
@@ -130,6 +153,8 @@ def test_activations_of_another_precision():
         lambda: f.activation_bytes(1, 1, 1, 1, checkpointing="some"),
         lambda: f.activation_bytes(1, 1, 1, 1, attention="some"),
         lambda: f.exposed_s([1], [], 0),
+        lambda: f.tensor_parallel_sent_bytes(0, 1, 1, 2),
+        lambda: f.tensor_parallel_break_even_tokens(0),
     ],
 )
 def test_invalid_arguments_are_rejected(call):

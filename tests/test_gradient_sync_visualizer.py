@@ -143,7 +143,7 @@ RUNS = [
 def test_all_caps_are_drawn_with_their_all_reduces_and_times():
     left, right = bucket_plots.cap_runs(SIZES, RUNS).axes
     assert [label.get_text() for label in left.get_yticklabels()] == ["none", "25 MiB"]
-    assert [text.get_text() for text in right.texts] == ["4 all-reduces", "1 all-reduce"]
+    assert [text.get_text() for text in right.texts] == ["4 all-reduces, 8 ms", "1 all-reduce, 3 ms"]
     assert [bar.get_width() for bar in right.patches] == [8, 3]
     assert [line.get_xdata()[0] for line in right.lines] == [7.0, 2.5]
 

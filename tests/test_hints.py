@@ -1,4 +1,4 @@
-"""The messages of the checks of chapters 00, 04 and 05 point at the mistake that was made."""
+"""The messages of the checks of chapters 00, 04, 05 and 11 point at the mistake that was made."""
 
 from pathlib import Path
 
@@ -6,6 +6,7 @@ import pytest
 
 from shared import ranks
 from shared.checks.__main__ import run_file
+from shared.checks.engine.display import as_text
 
 pytestmark = pytest.mark.slow
 
@@ -89,6 +90,40 @@ def test_a_mistake_that_shows_in_a_later_round_is_not_taken_for_a_missing_reset(
         assert hint == "Hint: which other bucket can be launched, now that this one has been?"
 
 
+def test_a_queue_that_launches_nothing_is_not_asked_about_another_bucket(tmp_path):
+    text = QUEUE.replace("        while self.launched", "        while False and self.launched")
+    assert "is full" in verdict_on(tmp_path, "overlapped_ddp", "LaunchQueue", "order", text).hint
+
+
+def test_a_wait_during_backward_is_hinted_at_and_shown_alone(tmp_path):
+    text = """
+from solutions import overlapped_ddp as right
+
+
+class GradientSync(right.GradientSync):
+    def on_gradient(self, bucket_index, index):
+        super().on_gradient(bucket_index, index)
+        if not any(self.queue.missing):
+            self.queue.finish()
+"""
+    verdict = verdict_on(tmp_path, "overlapped_ddp", "GradientSync", "backward", text)
+    assert "what waits here" in verdict.hint and verdict.evidence.count(" was ready: backward() did pack ") == 1
+
+
+def test_a_rank_without_a_backward_that_launches_nothing_is_asked_about_the_other_ranks(tmp_path):
+    text = """
+from solutions import overlapped_ddp as right
+
+
+class GradientSync(right.GradientSync):
+    def finish(self):
+        if self.pending:
+            super().finish()
+"""
+    verdict = verdict_on(tmp_path, "overlapped_ddp", "GradientSync", "backward", text)
+    assert "finish() did nothing" in verdict.evidence and "another rank" in verdict.hint
+
+
 def test_an_error_of_the_queue_about_a_second_gradient_says_what_was_expected(tmp_path):
     text = """
 from solutions import overlapped_ddp as right
@@ -156,9 +191,138 @@ def best_cap_bytes(gradients, caps_bytes, compute_s, ranks, alpha_s, beta_s):
         ("fit_in_float32", "fit_alpha_beta", "values", "in which dtype"),
         ("step_without_overlap", "predict_step_s", "values", "which buckets are in flight while backward"),
         ("buckets_empty_first_one", "buckets_of", "buckets", "to which it has not added a gradient"),
+        ("fit_half_of_the_steps", "fit_alpha_beta", "values", "how many steps does a ring all-reduce have"),
+        ("step_added_to_the_computation", "predict_step_s", "values", "from which moment do ready_s and e₁ count"),
+        ("step_in_the_order_of_readiness", "predict_step_s", "values", "in which order are the buckets launched"),
+        ("cap_stops_when_larger_ones_are_worse", "best_cap_bytes", "best", "can a later cap still be better"),
+        ("cap_stops_when_smaller_ones_are_worse", "best_cap_bytes", "best", "can a later cap still be better"),
         ("efficiency_ignores_the_cap", "efficiency", "weak", "how many all-reduces does your step have"),
+        ("cost_never_negative", "communication_cost", "values", "if the steps with communication are the faster"),
+        ("cost_exposed_first", "communication_cost", "values", "in which order do you return them"),
+        ("cost_drops_the_last_round", "communication_cost", "values", "which round is only a warm-up"),
+        ("cost_computes_with_communication", "communication_cost", "values", "which kind of step is compute_ms"),
+        ("cap_index", "best_cap_bytes", "best", "such as its index"),
+        ("buckets_pop_the_gradients", "buckets_of", "buckets", "what will the next call with this list get"),
+        ("fit_on_the_ranks_that_run", "fit_alpha_beta", "values", "Which variable is N"),
+        ("step_on_the_ranks_that_run", "predict_step_s", "values", "which variable tells your function"),
+        ("efficiency_on_the_ranks_that_run", "efficiency", "weak", "which variable tells your function"),
     ],
 )
 def test_a_mistake_in_the_cost_model_gets_its_own_hint(tmp_path, mutant, piece, check, hint):
     text = (MUTANTS / "05_scaling" / f"{mutant}.py").read_text()
     assert hint in verdict_on(tmp_path, "scaling", piece, check, text).hint
+
+
+@pytest.mark.parametrize(
+    ("mutant", "evidence"),
+    [
+        ("cost_clears_gradients_at_the_end", "measurement 1 begins with gradients that the model had before the call"),
+        ("cost_onto_old_gradients", "measurement 1 begins with gradients"),
+        ("cost_with_communication_first", "measurement 1 runs outside no_sync(); expected inside first"),
+        ("cost_of_two_halves", "measurement 2 runs inside no_sync(), like measurement 1"),
+        ("cost_with_forward_outside_no_sync", "measurement 1 runs forward outside no_sync(), but backward and finish"),
+        ("cost_finishes_outside_no_sync", "measurement 1 runs finish_gradient_sync() outside no_sync(), but forward"),
+        ("cost_without_finish_in_no_sync", "forward 22, backward 22, finish_gradient_sync() 11; expected 22 of each"),
+        ("cost_by_its_own_clock", "the last call before forward is dist.barrier(); expected now_ms()"),
+    ],
+)
+def test_the_evidence_names_the_misplaced_call(tmp_path, mutant, evidence):
+    text = (MUTANTS / "05_scaling" / f"{mutant}.py").read_text()
+    assert evidence in verdict_on(tmp_path, "scaling", "communication_cost", "measuring", text).evidence
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "evidence", "hint"),
+    [
+        ("0.9 * ", "1 / 1.1 * ", "which needs 90.0", "may be used"),
+        ("default=None)", "default=None) if len(fitting) > 1 else None", "chose None; expected", "do you try this one"),
+        ('("selective", "full")', '("none", "selective", "full")', "not one of the", "kinds of checkpointing do"),
+        ("min(fitting", "min(fitting[::-1]", "which is equally fast", "which one do you keep"),
+    ],
+)
+@pytest.mark.chapter("production")
+def test_the_evidence_says_what_is_wrong_with_a_choice(tmp_path, old, new, evidence, hint):
+    text = (MUTANTS / "11_production" / "choice_rounds_times.py").read_text()
+    text = text.replace("round(choice.step_s, 3)", "choice.step_s")
+    verdict = verdict_on(tmp_path, "production", "choose_strategy", "what fits", text.replace(old, new), seed=1)
+    assert evidence in verdict.evidence and hint in verdict.hint
+
+
+@pytest.mark.parametrize(
+    ("line", "check", "hint"),
+    [
+        ("    chosen = set(units or right.default_units(module))\n", "wire", "An empty list is not None"),
+        ("    list(units)\n    chosen = set(units)\n", "nested", "An iterator can be read only once"),
+    ],
+)
+@pytest.mark.chapter("production")
+def test_units_that_are_not_sharded_are_explained(tmp_path, line, check, hint):
+    text = (MUTANTS / "11_production" / "units_or_the_default.py").read_text()
+    text = text.replace("    chosen = set(units or right.default_units(module))\n", line)
+    assert hint in verdict_on(tmp_path, "production", "fully_sharded", check, text).hint
+
+
+@pytest.mark.chapter("production")
+def test_gradients_of_frozen_parameters_get_a_hint(tmp_path):
+    text = (MUTANTS / "11_production" / "trains_frozen_parameters.py").read_text()
+    verdict = verdict_on(tmp_path, "production", "fully_sharded", "awkward models", text)
+    assert "is a tensor; expected None" in verdict.evidence and "require gradients" in verdict.hint
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "check", "evidence", "hint"),
+    [
+        ('("selective", "full")', '("full", "selective")', "what is fast", "is equally fast", "which one recomputes"),
+        ("min(fitting,", "min(fitting[:1],", "what is fast", "which takes", "the first or the fastest"),
+        ("micro_batch=micro_batch, ", "", "micro-batch", "at most 90% may be used", "micro-batch"),
+        (
+            "micro_batch=micro_batch, **how)\n                if",
+            "**how)\n                if",
+            "micro-batch",
+            "",
+            "micro-batch",
+        ),
+    ],
+)
+@pytest.mark.chapter("production")
+def test_the_hint_on_a_choice_fits_the_mistake(tmp_path, old, new, check, evidence, hint):
+    text = (MUTANTS / "11_production" / "choice_rounds_times.py").read_text()
+    text = text.replace("round(choice.step_s, 3)", "choice.step_s")
+    assert old in text
+    for seed in (1, 2, 3):
+        verdict = verdict_on(tmp_path, "production", "choose_strategy", check, text.replace(old, new), seed)
+        assert evidence in verdict.evidence and hint in verdict.hint
+
+
+@pytest.mark.chapter("production")
+def test_an_error_without_a_message_is_named(tmp_path):
+    text = """
+from solutions import production as right
+
+
+def host_mesh(ranks_per_host):
+    if right.dist.get_world_size() % ranks_per_host:
+        raise ValueError
+    return right.host_mesh(ranks_per_host)
+"""
+    verdict = verdict_on(tmp_path, "production", "host_mesh", "rejection", text)
+    assert "a ValueError without a message" in verdict.evidence and "which numbers" in verdict.hint
+
+
+@pytest.mark.chapter("production")
+def test_an_error_that_one_line_raises_in_several_checks_is_displayed_once(tmp_path):
+    path = tmp_path / "candidate.py"
+    path.write_text("""
+from solutions import production as right
+
+
+def fully_sharded(module, *args, **options):
+    sharded = right.fully_sharded(module, *args, **options)
+    right.broadcast_state(sharded)
+    return sharded
+""")
+    verdicts = run_file("production", path, only="fully_sharded")
+    plain, *others = (verdict for verdict in verdicts if verdict.world_sizes)
+    assert plain.check == "plain" and "broadcast values before or after" in plain.hint
+    assert {verdict.evidence for verdict in others} == {"the same as in “plain”"}
+    assert as_text(verdicts).count("the same as in “plain”") == len(others)

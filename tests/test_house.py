@@ -30,6 +30,7 @@ LESSONS_MAY_IMPORT = [
     "plots",
     "progress",
     "ranks",
+    "schedules.py",
     "tables",
     "timeline",
     "widgets.py",

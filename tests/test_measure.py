@@ -536,3 +536,23 @@ def test_a_claim_that_does_not_hold_is_an_error_only_while_notebooks_are_built(m
     monkeypatch.setenv(claims.STRICT, "1")
     with pytest.raises(AssertionError, match="one is two"):
         measure.expect(False, "one is two")
+
+
+# -- what a step needs besides time
+
+
+def test_costs_are_those_of_the_second_step():
+    model = nn.Linear(4, 1, bias=False)
+    losses = []
+
+    def loss_of(x):
+        losses.append(model(x).square().mean())
+        return losses[-1]
+
+    wrapper = nn.Module()
+    wrapper.inner, wrapper.forward = model, loss_of
+    wrapper.finish_gradient_sync = lambda: losses.append("synchronized")
+    costs = measure.costs(wrapper, torch.optim.AdamW(model.parameters(), lr=1e-4), torch.ones(2, 4))
+    assert losses[1::2] == ["synchronized"] * 2 and losses[2] < losses[0]
+    assert costs.held.total_bytes == 4 * 4 * 4 + 4, "weight, gradient, two moments and AdamW's step counter"
+    assert costs.peak.peak_bytes > costs.held.total_bytes and costs.log.messages == 0

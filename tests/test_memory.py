@@ -634,6 +634,16 @@ def test_collectives_inside_dtensors_are_seen(two_ranks):
         assert peak.held.buckets_bytes >= 4 * 64 * 32
 
 
+# -- what forward keeps
+
+
+def test_what_forward_keeps_are_the_activations_that_backward_needs():
+    model, x = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4)), torch.randn(32, 8, requires_grad=True)
+    kept_bytes = memory.kept_for_backward(model, x)
+    assert kept_bytes == 4 * 32 * (16 + 16 + 4), "the inputs of GELU and of the last layer, and the output"
+    assert x.grad is not None
+
+
 # -- figures
 
 

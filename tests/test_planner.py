@@ -4,6 +4,8 @@ import pytest
 
 from shared import formulas, planner, widgets
 from shared.models import GPTConfig, TinyGPT
+from shared.planner import layers
+from shared.planner.links import REAL_LINKS
 from shared.planner.shapes import SHAPES
 from shared.plots import memory_plan as planner_plots
 from shared.ranks import magic
@@ -121,6 +123,67 @@ def test_a_plan_with_an_invalid_argument_is_rejected(wrong):
         planner.plan(SHAPES["GPT-2 124M"], **({"ranks": 2, "stage": 0} | wrong))
 
 
+def test_tensor_parallelism_divides_all_but_norms_and_positions():
+    shape = SHAPES["GPT-2 124M"]
+    replicated = 25 * 2 * 768 + 1024 * 768
+    own = planner.own_parameters(shape, 4)
+    assert own == replicated + (shape.parameters - replicated) / 4 and planner.own_parameters(shape, 1) == 124_439_808
+    plan = planner.plan(shape, ranks=8, stage=1, tensor_ranks=4)
+    assert plan.parameters == 2 * own and plan.optimizer == 12 * own / 2
+
+
+def test_tensor_and_sequence_parallelism_divide_activations_as_the_formula_says():
+    shape = SHAPES["GPT-3 175B"]
+
+    def activations(**options):
+        return planner.plan(shape, ranks=64, stage=3, **options).activations
+
+    sbh, logits = 2048 * 12288, 4 * 2048 * 50257
+    assert activations(tensor_ranks=8) == pytest.approx(96 * sbh * (10 + 24 / 8 + 80 / 8) + logits / 8)
+    both = activations(tensor_ranks=8, sequence_parallel=True)
+    assert both == pytest.approx((96 * sbh * (34 + 80) + logits) / 8) == pytest.approx(activations() / 8)
+
+
+def test_tensor_ranks_must_divide_ranks_and_heads():
+    for ranks, tensor_ranks in ((8, 3), (10, 5)):
+        with pytest.raises(ValueError, match=f"tensor_ranks must divide the {ranks} ranks and the 12 heads"):
+            planner.plan(SHAPES["GPT-2 124M"], ranks=ranks, stage=0, tensor_ranks=tensor_ranks)
+
+
+def test_a_layer_takes_as_long_as_its_computation_and_its_communication():
+    shape, link = SHAPES["Llama-2 70B"], REAL_LINKS[0]
+    computing_s = 6 * shape.layer_parameters * 4096 / 8 / 494.5e12
+    assert layers.computing_s(shape, 8, 1) == pytest.approx(computing_s)
+    all_reduces_s = 4 * link.all_reduce_s(2 * 4096 * 8192, 8)
+    assert layers.tensor_parallel_s(shape, link, 8, 1) == pytest.approx(computing_s + all_reduces_s)
+    assert layers.zero3_s(shape, link, 8, 64) == pytest.approx(64 * computing_s)
+    slow_s = 3 * formulas.ring_all_gather_s(2 * shape.layer_parameters, 8, link.alpha_s, link.beta_s_per_byte)
+    assert layers.zero3_s(shape, link, 8, 8, flops=1e20) == pytest.approx(slow_s)
+    with pytest.raises(ValueError, match="a sequence for each of the 8 ranks, got 7"):
+        layers.zero3_s(shape, link, 8, 7)
+
+
+def test_tensor_parallelism_is_for_links_inside_a_host_as_lesson_13_says():
+    """Of one layer of Llama-2 70B on 8 GPUs, compared with computing alone."""
+    shape, nvlink, adapter = SHAPES["Llama-2 70B"], REAL_LINKS[0], REAL_LINKS[4]
+    inside, between = (
+        layers.tensor_parallel_s(shape, link, 8, 1) / layers.computing_s(shape, 8, 1) for link in (nvlink, adapter)
+    )
+    assert 1.2 < inside < 1.3 and 2.9 < between < 3.2
+    for sequences in (8, 32):
+        assert layers.zero3_s(shape, nvlink, 8, sequences) < sequences * layers.tensor_parallel_s(shape, nvlink, 8, 1)
+    assert layers.zero3_s(shape, adapter, 8, 32) == layers.computing_s(shape, 8, 32)
+
+
+def test_the_table_of_a_layer_has_the_times_per_sequence():
+    shape, links = SHAPES["Llama-2 70B"], REAL_LINKS[:2]
+    table = layers.layer_table("Llama-2 70B", links)
+    assert table.header == ["link", "TP, 1 sequence", "ZeRO-3, 8 sequences", "ZeRO-3, 32 sequences"]
+    for link, row in zip(links, table.rows, strict=True):
+        assert row[:2] == [link.name, f"{1e3 * layers.tensor_parallel_s(shape, link, 8, 1):.1f}"]
+        assert row[3] == f"{1e3 * layers.zero3_s(shape, link, 8, 32) / 32:.1f}"
+
+
 # -- figures
 
 
@@ -181,7 +244,8 @@ def displayed(monkeypatch) -> list:
 def test_without_jupyterlab_only_the_figure_is_shown(displayed):
     axes = widgets.memory_planner("Llama-2 7B", ranks=8).axes[0]
     assert displayed == []
-    assert axes.get_title() == "Llama-2 7B, 8 ranks, mixed, 16 B, micro-batch 1, checkpointing: full, attention: fused"
+    setting = "mixed, 16 bytes per parameter\nmicro-batch 1, checkpointing: full, attention: fused"
+    assert axes.get_title() == f"Llama-2 7B, 8 ranks, {setting}"
 
 
 def test_a_dropdown_redraws_what_the_pure_function_draws(displayed, monkeypatch):
@@ -192,7 +256,7 @@ def test_a_dropdown_redraws_what_the_pure_function_draws(displayed, monkeypatch)
     assert list(dropdowns) == ["model", "ranks", "precision", "micro-batch", "checkpointing", "attention"]
     assert picture.value == widgets.as_png(figure)
     dropdowns["model"].value, dropdowns["micro-batch"].value = "Llama-3 70B", 4
-    rest = {"ranks": 8, "precision": "mixed, 16 B", "checkpointing": "full", "attention": "fused"}
+    rest = {"ranks": 8, "precision": "mixed, 16 bytes per parameter", "checkpointing": "full", "attention": "fused"}
     assert picture.value == widgets.as_png(widgets.planned(model="Llama-3 70B", micro_batch=4, **rest))
 
 

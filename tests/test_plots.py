@@ -40,10 +40,37 @@ def test_the_exposed_time_of_a_timeline_can_be_left_out():
     assert not any("exposed" in text for text in texts(plots.timeline(lines, exposed=False)))
 
 
-def test_a_message_without_room_for_its_name_is_labeled_with_its_number():
-    spans = [Span("communication", "send 1", 0.0, 0.5), Span("communication", "send 2", 0.6, 0.63)]
+def test_all_names_in_a_lane_are_short_if_one_of_them_has_no_more_room():
+    spans = [Span("communication", "send to 1", 0.0, 0.5), Span("communication", "recv from 2", 0.6, 0.63)]
     drawn = texts(plots.timeline([Timeline(0, spans, began_s=0.0, ended_s=1.0)]))
-    assert "send 1" in drawn and "2" in drawn
+    assert drawn[:2] == ["→1", "←2"]
+    drawn = texts(plots.timeline([Timeline(0, spans[:1], began_s=0.0, ended_s=1.0)]))
+    assert drawn[0] == "send to 1"
+
+
+def test_a_span_that_is_too_short_to_see_is_drawn_as_a_hairline():
+    spans = [Span("optimizer", "optimizer", 0.5, 0.500001)]
+    (axes,) = plots.timeline([Timeline(0, spans, began_s=0.0, ended_s=1.0)], exposed=False).axes
+    (bar,) = axes.collections[0].get_paths()
+    assert bar.get_extents().width > 2
+
+
+def test_a_hairline_after_another_span_does_not_seem_to_end_later():
+    spans = [Span("backward", "block", 0.0, 0.5), Span("backward", "embedding", 0.5, 0.501)]
+    (axes,) = plots.timeline([Timeline(0, spans, began_s=0.0, ended_s=1.0)], exposed=False).axes
+    _, bar = axes.collections[0].get_paths()
+    assert bar.get_extents().x1 == pytest.approx(501)
+    assert bar.get_extents().width > 2
+
+
+def test_timelines_with_names_begin_at_zero_on_one_scale():
+    spans = [Span("communication", "send 1", 0.0, 0.4)], [Span("communication", "send 1", 5.0, 5.2)]
+    lines = [Timeline(0, its, began_s=its[0].began_s, ended_s=its[0].ended_s) for its in spans]
+    (axes,) = plots.timeline(lines, ["before", "after"]).axes
+    assert axes.get_xlim() == (0, 400)
+    assert [bars.get_paths()[0].get_extents().x0 for bars in axes.collections] == [0, 0]
+    (axes,) = plots.timeline(lines).axes
+    assert axes.get_xlim()[1] == pytest.approx(5200)
 
 
 def test_a_component_too_small_to_see_is_not_in_the_legend():

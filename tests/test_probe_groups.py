@@ -37,8 +37,8 @@ def split_a_group(piece) -> str:
 
 
 def run_probe(probe, path: str) -> list:
-    packed = ranks.run(candidate.probe, ("piece",), path, probe, (), awkward_models.USUAL_WIDTH)
-    return [parcel.unpack(each) for each in packed]
+    found = ranks.run(candidate.probe, ("piece",), path, probe, (), awkward_models.USUAL_WIDTH)
+    return [parcel.unpack(packed) for packed, _ in found]
 
 
 def groups_after(times: int, path: str) -> list[int]:

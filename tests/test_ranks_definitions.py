@@ -58,6 +58,8 @@ def test_a_class_that_continues_an_earlier_one_needs_both():
     both = "class Ring: ...", "class Ring(Ring):\n    def step(self): ..."
     assert restored(*both) == [{"Ring"}, {"Ring"}]
     assert restored(*both, "class Ring: ...") == [{"Ring"}]
+    assert restored(*both, both[1]) == [{"Ring"}, {"Ring"}]
+    assert restored(*both, "class Ring(Ring):\n    def send(self): ...") == [{"Ring"}] * 3
 
 
 def run_cell(source: str, line: str = "") -> None:
@@ -96,6 +98,19 @@ def test_definitions_run_again_after_a_restart_and_the_message_says_so(fresh_ran
     assert ranks.pull("value") == [(3.0, False, False), (3.0, True, False)]
     run_cell("import inspect\nsource = inspect.getsource(mine), inspect.getsourcelines(mine)[1]")
     assert ranks.pull("source")[0][1] == 2  # below the line of %%ranks
+
+
+def test_a_cell_that_continues_a_class_can_run_twice(fresh_ranks):
+    run_cell("class Base:\n    def step(self): return ['base']")
+    run_cell("class Ring(Base): ...")
+    run_cell("ring = Ring()")
+    continuing = "class Ring(Ring):\n    def step(self): return [*super().step(), 'ring']\nsteps = ring.step()"
+    for _ in range(2):
+        run_cell(continuing)
+        assert ranks.pull("steps") == [["base", "ring"]] * 2
+    failure_of(CRASH)
+    run_cell("steps = Ring().step()")
+    assert ranks.pull("steps") == [["base", "ring"]] * 2
 
 
 def test_a_definition_that_was_replaced_may_be_needed_by_an_earlier_cell(fresh_ranks):

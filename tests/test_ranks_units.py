@@ -93,6 +93,13 @@ def test_ranks_are_named_briefly(members, name):
     assert diagnosis.name_ranks(members) == name
 
 
+def test_a_rank_that_is_out_of_memory_names_the_limit_that_it_met(monkeypatch):
+    """A sandbox limits each process. The free memory of the machine would make no sense of the error."""
+    monkeypatch.setattr(doctor.resource, "getrlimit", lambda _: (4_000_000_000, 4_000_000_000))
+    found = doctor.describe_error(MemoryError())
+    assert re.fullmatch(r"Its process holds \d+\.\d GB, and may hold 4\.0 GB\.", found["held"])
+
+
 def test_the_doctor_answers_although_the_frames_change(monkeypatch):
     monkeypatch.setitem(doctor._work, "busy", True)
     here = threading.get_ident()
@@ -175,6 +182,22 @@ def test_two_ranks_that_both_receive_are_a_deadlock():
     assert diagnosis.is_deadlocked(cell)
     assert "Rank 0 waits in recv #1 from rank 1" in diagnosis.explain(cell)
     assert "none of them can continue" in diagnosis.explain(cell)
+
+
+def test_a_waiting_rank_that_others_wait_for_is_described_once():
+    cell = cell_of(position(0, 2, op="barrier", members=2), point_to_point(1, "send", 0))
+    explanation = diagnosis.explain(cell)
+    assert "Rank 0 waits in barrier #2 (float32, 3 elements) for rank 1." in explanation
+    assert explanation.count("Rank 1 waits in send #1") == 1
+
+
+def test_an_error_explains_the_handles_that_it_has_dropped():
+    """An error in the middle of a batch of sends and receives drops the handles of those that are launched already."""
+    dropped = [{"op": "recv", "line": "cell, line 2: dist.batch_isend_irecv(…)"}]
+    both = [point_to_point(0, "send", 1), done(point_to_point(1, "recv", 0)) | {"dropped": dropped}]
+    assert "Rank 1 dropped the handle of an irecv" in diagnosis.explain(cell_of(*both))
+    explanation = diagnosis.explain(cell_of(*both, outcomes={1: failed(1, "IndexError: tuple index out of range")}))
+    assert "Rank 1 failed: IndexError" in explanation and "dropped the handle" not in explanation
 
 
 @pytest.mark.parametrize("nccl", [True, False])

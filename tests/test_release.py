@@ -72,6 +72,9 @@ def test_a_bundles_readme_describes_only_what_is_in_the_bundle(bundles, number):
     rows = [line for line in texts["README.md"].splitlines() if re.match(r"\| \d\d \|", line)]
     assert [int(row[2:4]) for row in rows] == [other for other in CHAPTERS if other <= number]
     assert "solutions/" not in rows[-1] and all("solutions/" in row for row in rows[:-1])
+    table = [line for line in texts["README.md"].splitlines() if line.startswith("| ")]
+    parts = [at for at, line in enumerate(table) if line.startswith("| | **")]
+    assert parts and all(re.match(r"\| \d\d \|", table[at + 1]) for at in parts), "no part is empty"
     for word in ("course only", "git clone", "make test", "Colab", "Codespaces", "make mutants"):
         assert word not in texts["README.md"]
 
@@ -99,11 +102,24 @@ def test_a_bundle_contains_every_script_that_its_notebooks_name(bundles, number)
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-def test_a_bundle_has_all_of_shared_and_nothing_of_instructor(bundles, number):
+def test_a_bundle_has_all_of_shared_but_later_checks_and_nothing_of_instructor(bundles, number):
     shared = {path.relative_to(ROOT).as_posix() for path in (ROOT / "shared").rglob("*") if path.is_file()}
-    shared = {name for name in shared if not name.endswith(".pyc")}
+    given = {chapter.name for other, chapter in CHAPTERS.items() if other <= number}
+    later = [chapter for chapter in build.chapters() if chapter.name not in given]  # and drafts
+    without = (".pyc", *(f"shared/checks/{each.read('lab').metadata['course']['module']}/" for each in later))
+    shared = {name for name in shared if not name.endswith(".pyc") and not name.startswith(without)}
     assert {name for name in bundles[number] if name.startswith("shared/")} == shared
     assert not any(name.startswith("instructor/") for name in bundles[number])
+
+
+def test_a_bundle_offers_only_commands_that_it_can_run(tmp_path, bundles):
+    files = bundles[0]
+    (tmp_path / "Makefile").write_bytes(files["Makefile"])
+    offered = subprocess.run(["make", "help"], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert re.findall(r"^make (\w+)", offered, re.MULTILINE) == ["help", "lab", "doctor", "clean"]
+    text = files["Makefile"].decode()
+    assert not re.search(r"instructor|benchmarks|tests|make test|make gpu", text)
+    assert files["LICENSE"].startswith(b"MIT License")
 
 
 @pytest.mark.parametrize("number", NUMBERS)

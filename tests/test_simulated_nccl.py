@@ -22,7 +22,15 @@ from shared.deadlines import scaled
 from shared.ranks import devices
 from shared.wire import instrumentation
 from shared.wire.simulated_nccl import Simulation
-from tests.simulated_nccl.accepted import checked_files, failures_of, losses_of, name_of, only_first_checks, strategies
+from tests.simulated_nccl.accepted import (
+    checked_files,
+    failures_of,
+    losses_of,
+    model_for,
+    name_of,
+    only_first_checks,
+    strategies,
+)
 from tests.simulated_nccl.mutants import MUTANTS, result_of
 
 pytestmark = pytest.mark.slow
@@ -397,11 +405,12 @@ def test_the_checks_of_right_code_find_no_violation(simulated, module, path):
 
 
 @pytest.fixture(scope="module")
-def losses_of_ddp(simulated) -> list[list[float]]:
-    return ranks.run(losses_of, "ddp")
+def losses_of_ddp(simulated) -> dict[str, list[list[float]]]:
+    return {model: ranks.run(losses_of, "ddp", model) for model in ("mlp", "gpt")}
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("strategy", strategies())
 def test_every_strategy_trains_without_a_violation(simulated, losses_of_ddp, strategy):
-    assert ranks.run(losses_of, strategy) == [pytest.approx(losses) for losses in losses_of_ddp]
+    model = model_for(strategy)
+    assert ranks.run(losses_of, strategy, model) == [pytest.approx(losses) for losses in losses_of_ddp[model]]

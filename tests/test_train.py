@@ -21,13 +21,16 @@ from shared.data.tasks import Task, gpt, mlp
 from shared.formulas import all_reduce_sent_bytes, ring_fraction
 from shared.models import GPTConfig
 from solutions.strategies import STRATEGIES
-from solutions.train import Settings, Summary, main, train
+from solutions.train import SCHEDULES, Settings, Summary, main, train
 from solutions.zero3 import ZeRO3
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent
-EXACT_STRATEGIES = [name for name, each in STRATEGIES.items() if each.provider != "deepspeed"]
+SPLITTING = [name for name, each in STRATEGIES.items() if each.splits_layers and not each.is_pipelined]
+EXACT_STRATEGIES = [
+    name for name, each in STRATEGIES.items() if each.provider != "deepspeed" and not each.splits_layers
+]
 AVERAGING = [name for name in EXACT_STRATEGIES if STRATEGIES[name].stage == 0]
 # Passes over the parameters with three micro-batches. FSDP1 keeps unsharded gradients until the last one.
 SHARDING = {"zero1": 2, "zero2": 2, "zero3": 3 * 3, "fsdp1": 3 * 2 + 1, "fsdp2": 3 * 3}
@@ -60,6 +63,13 @@ def trained(settings: Settings) -> tuple[Summary, list[torch.Tensor]]:
     return summary, whole_parameters(built[0], task.module)
 
 
+HEADS_FOR_FOUR = replace(SMALL_GPT, heads=4)
+
+
+def train_gpt(settings: Settings) -> Summary:
+    return train(settings, task=gpt(settings.seed, torch.float64 if settings.double else torch.float32, HEADS_FOR_FOUR))
+
+
 def whole_parameters(model: nn.Module, module: nn.Module) -> list[torch.Tensor]:
     if isinstance(model, ZeRO3):
         whole = model.full_state_dict()
@@ -87,6 +97,19 @@ def one_process(settings: Settings, small: bool = True) -> tuple[list[float], li
     return losses, [parameter.detach() for parameter in task.module.parameters()]
 
 
+def losses_of_one_process(settings: Settings, task: Task) -> list[float]:
+    """Train a task with SGD and a plain loop over full batches. Return the losses."""
+    losses, optimizer = [], torch.optim.SGD(task.module.parameters(), lr=settings.learning_rate)
+    draw = torch.Generator().manual_seed(settings.seed)
+    for _ in range(settings.steps):
+        loss = task.module(*task.pick(torch.randint(task.length, (settings.global_batch,), generator=draw)))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
 def assert_equals_one_process(settings: Settings, tolerance: float) -> None:
     losses, parameters = one_process(replace(settings, strategy="none", accumulate=1))
     for summary, found in ranks.run(trained, settings):
@@ -108,6 +131,46 @@ def test_every_strategy_equals_one_process_on_the_full_batch(four_ranks, world_s
 def test_adam_equals_one_process(four_ranks, strategy):
     settings = replace(EXACT, strategy=strategy, model="gpt", optimizer="adamw", learning_rate=3e-3)
     assert_equals_one_process(settings, ADAM_TOLERANCE)
+
+
+@pytest.mark.chapter("tensor_parallel")
+@pytest.mark.parametrize("strategy", SPLITTING)
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_split_layers_train_as_one_process(four_ranks, world_size, strategy):
+    """The vocabulary of the text has 94 tokens, so that 4 ranks pad it."""
+    settings = replace(EXACT, strategy=strategy, model="gpt", accumulate=2)
+    losses = losses_of_one_process(settings, gpt(settings.seed, torch.float64, HEADS_FOR_FOUR))
+    with ranks.world(world_size):
+        for summary in ranks.run(train_gpt, settings):
+            assert summary.losses == pytest.approx(losses, rel=0, abs=SGD_TOLERANCE)
+
+
+@pytest.mark.chapter("tensor_parallel")
+@pytest.mark.parametrize("strategy", SPLITTING)
+def test_split_layers_learn_in_bf16_and_send_less(four_ranks, strategy):
+    settings = Settings(strategy=strategy, model="gpt", steps=8, global_batch=8, bf16=True)
+    exact = ranks.run(train_gpt, replace(settings, bf16=False))[0]
+    for summary in ranks.run(train_gpt, settings):
+        assert summary.losses == pytest.approx(exact.losses, abs=0.1) and summary.losses != exact.losses
+        assert summary.sent_mb_per_step < exact.sent_mb_per_step
+
+
+SIX_CHUNKS = replace(SMALL_GPT, layers=4)
+
+
+def train_deep_gpt(settings: Settings) -> Summary:
+    return train(settings, task=gpt(settings.seed, torch.float64, SIX_CHUNKS))
+
+
+@pytest.mark.chapter("pipeline_parallel")
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_pipelines_train_as_one_process(four_ranks, world_size, schedule):
+    settings = replace(EXACT, strategy="pp", model="gpt", schedule=schedule, micro_batches=6)
+    losses = losses_of_one_process(settings, gpt(settings.seed, torch.float64, SIX_CHUNKS))
+    with ranks.world(world_size):
+        for summary in ranks.run(train_deep_gpt, settings):
+            assert summary.losses == pytest.approx(losses, rel=0, abs=SGD_TOLERANCE)
 
 
 @pytest.mark.parametrize("strategy", AVERAGING)
@@ -153,7 +216,14 @@ def test_bf16_learns_and_keeps_float32_weights(four_ranks, strategy):
         (Settings(global_batch=25), "global_batch must be a positive multiple of 2, .* times accumulate .1., got 25"),
         (Settings(global_batch=12, accumulate=4), "multiple of 8, .* ranks .2. times accumulate .4., got 12"),
         (Settings(accumulate=0), "accumulate must be at least 1, got 0"),
+        (Settings(strategy="tp"), "strategy tp splits a GPT's layers: choose model 'gpt', not 'mlp'"),
+        (Settings(strategy="tp", model="gpt", global_batch=9, accumulate=2), "multiple of 2, accumulate .2., got 9"),
         (Settings(steps=4), "steps must be above 4"),
+        (Settings(strategy="pp", model="gpt", pp=4), "pp must be the number of ranks .2., got 4"),
+        (Settings(strategy="pp", model="gpt", global_batch=12), "multiple of micro_batches .8., got 12"),
+        (Settings(strategy="pp", model="gpt", bf16=True), "it cannot use bf16"),
+        (Settings(strategy="pp", model="gpt", accumulate=2), "strategy pp takes one micro-batch per step, got 2"),
+        (Settings(strategy="pp", model="gpt", schedule="2f"), "there is no schedule '2f': choose one of gpipe, 1f1b"),
         (Settings(bf16=True, double=True), "bf16 and double cannot be combined"),
         (Settings(strategy="deepspeed2", accumulate=2), "strategy deepspeed2 takes one micro-batch per step, got 2"),
         (Settings(strategy="deepspeed2", double=True), "it cannot train in double precision"),

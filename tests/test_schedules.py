@@ -1,0 +1,83 @@
+"""The rules of pipeline schedules, and the lab's schedules for random numbers of stages, micro-batches and chunks."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared import schedules
+from shared.schedules import Action
+from solutions.pipeline_schedules import gpipe, interleaved, one_f_one_b, zero_bubble
+
+NUMBERS = st.integers(1, 9), st.integers(1, 24)
+
+
+def test_text_becomes_actions_and_text_again():
+    text = "F0 F1 B0 B1\nF0.1 B0.1 F1.1 B1.1"
+    schedule = schedules.parse(f"\n{text}\n\n")
+    assert schedule[1][0] == Action("F", 0, 1) and schedules.write(schedule) == text
+    assert (schedules.micro_batches_of(schedule), schedules.chunks_of(schedule)) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("F0 B0\nF0 X", "line 2: 'X' is not an action; write F0, B0 or W0, or F0.1 for chunk 1"),
+        ("F0 B0\nF1 B1", "stage 0 never runs B1"),
+        ("F0 F0 B0", "stage 0 runs F0 more than once"),
+        ("F0 B0\nB0 F0", "stage 1 runs B0 before F0"),
+        ("F0 W0 B0", "stage 0 runs W0 before B0"),
+        (
+            "F0 B0 F1 B1\nF0 F1 B0 B1",
+            "deadlock: stage 0 waits to run B0 until stage 1 has run B0, but stage 1 is itself waiting to run F1",
+        ),
+        ("F0 F1 B0 B1\nF1 F0 B0 B1", "stage 1 receives the output of F1 where stage 0 sends the output of F0"),
+        ("F0 F1 B0 B1\nF0 F1 B1 B0", "stage 0 receives the gradient of B0 where stage 1 sends the gradient of B1"),
+        ("", "a schedule needs at least one stage with one action"),
+    ],
+)
+def test_a_schedule_that_cannot_work_is_explained_in_one_sentence(text, message):
+    with pytest.raises(ValueError) as error:
+        schedules.check_schedule(schedules.parse(text))
+    assert str(error.value) == message
+
+
+def test_an_action_of_a_micro_batch_before_the_first_is_explained():
+    actions = [Action("F", 0), Action("B", 0), Action("W", -1), Action("W", 0)]
+    with pytest.raises(ValueError, match="stage 0 runs W-1, but the schedule has F, B, W of micro-batches 0 to 0, and"):
+        schedules.check_schedule([actions])
+
+
+def test_the_bubble_of_four_stages_and_eight_micro_batches():
+    for build in (gpipe, one_f_one_b):
+        simulated = schedules.simulate(build(4, 8))
+        assert simulated.bubble_of_ideal == pytest.approx(3 / 8)
+        assert simulated.bubble_of_total == pytest.approx(3 / 11)
+
+
+@given(*NUMBERS)
+def test_schedules_are_complete_and_have_the_bubble_of_the_formula(stages, micro_batches):
+    for build in (gpipe, one_f_one_b):
+        schedule = build(stages, micro_batches)
+        schedules.check_schedule(schedule)
+        assert schedules.simulate(schedule).bubble_of_ideal == pytest.approx((stages - 1) / micro_batches)
+    in_flight = [schedules.most_in_flight(actions) for actions in one_f_one_b(stages, micro_batches)]
+    assert in_flight == [min(stages - stage, micro_batches) for stage in range(stages)]
+
+
+@given(st.integers(1, 6), st.integers(1, 4), st.integers(1, 4))
+def test_chunks_divide_the_bubble(stages, sets, chunks):
+    micro_batches = stages * sets
+    schedule = interleaved(stages, micro_batches, chunks)
+    schedules.check_schedule(schedule)
+    bubble = schedules.simulate(schedule).bubble_of_ideal
+    assert bubble == pytest.approx((stages - 1) / (chunks * micro_batches))
+
+
+@given(*NUMBERS)
+def test_postponed_weights_leave_a_third_of_the_bubble(stages, micro_batches):
+    schedule = zero_bubble(stages, micro_batches)
+    schedules.check_schedule(schedule)
+    assert max(schedules.most_in_flight(actions) for actions in schedule) == min(stages, micro_batches)
+    if micro_batches >= stages:
+        simulated = schedules.simulate(schedule, forward=1, backward=2, weights=1)
+        assert simulated.total - simulated.ideal == pytest.approx(stages - 1)
