@@ -27,7 +27,7 @@ lab: export JUPYTER_CONFIG_PATH := $(CURDIR)/shared/jupyter$(if $(JUPYTER_CONFIG
 lab: export JUPYTER_PATH := $(CURDIR)/shared/jupyter$(if $(JUPYTER_PATH),:$(JUPYTER_PATH))
 
 .DEFAULT_GOAL := help
-.PHONY: help lab doctor test quick gpu mutants notebooks colab chapter bench release grade clean python
+.PHONY: help lab doctor test quick gpu mutants notebooks colab chapter bench release grade gradescope clean python
 
 help: ## List these commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -74,8 +74,13 @@ release: python ## CHAPTER=04: write the students' bundle of a chapter into buil
 grade: python ## SUBMISSIONS=dir [CHAPTER=04]: grade students' notebooks into build/grades/
 	@$(COURSE_PYTHON) -m instructor.grade "$(SUBMISSIONS)" $(if $(CHAPTER),--chapter $(CHAPTER)) $(GRADE_ARGS)
 
-clean: ## Remove .venv and caches
-	rm -rf .venv .pytest_cache .ruff_cache build *.egg-info
+gradescope: python ## CHAPTER=02: write a lab's autograder for Gradescope into build/gradescope/
+	@$(COURSE_PYTHON) -m instructor.grade.gradescope $(CHAPTER)
+
+clean: ## Remove .venv, caches and what was built, except grades
+	rm -rf .venv .pytest_cache .ruff_cache *.egg-info
+	[ ! -d build ] || find build -mindepth 1 -maxdepth 1 ! -name grades -exec rm -rf {} +
+	rmdir build 2>/dev/null || true
 	find . -name .git -prune -o -type d \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +
 
 python:

@@ -5,7 +5,7 @@ solutions of earlier chapters, so everything in it runs. It contains no answers:
 solution are found in it, the bundle is not written. Two bundles of one commit are identical, bit for bit.
 
 A lesson may show what only the finished lab can do, in cells tagged `needs-solution`. In a bundle, these cells keep the
-outputs of the course's own run. They fail until the student has built the module, but the lesson continues after them.
+outputs of the course's own run. They fail, because only later bundles contain the lab's module, but the lesson goes on.
 """
 
 import argparse
@@ -26,9 +26,10 @@ from instructor.build import ROOT, Chapter, chapters, module_names
 from instructor.links import with_links
 
 ENVIRONMENT = ("Makefile", "bootstrap.py", "pyproject.toml", "constraints.txt", "environment.yml")
-TOP = ("README.md", "AGENTS.md", "CLAUDE.md", "labs/AGENTS.md", *ENVIRONMENT)
+TOP = ("README.md", "LICENSE", "AGENTS.md", "CLAUDE.md", "labs/AGENTS.md", *ENVIRONMENT)
 # The first words of lines of README.md to leave out, besides its marked parts
 COURSE_ONLY = ("git clone", "cd ", "make test", "| Colab", "| Codespaces")
+PART = re.compile(r"\| \| \*\*")  # the row of README.md that begins a part of the course
 WINDOW_LINES = 4  # This many consecutive lines of a solution are no coincidence.
 FOLDER = ROOT / "build" / "release"
 _TIME = (1980, 1, 1, 0, 0, 0)  # The earliest time in a zip. The current time would make every bundle different.
@@ -57,9 +58,13 @@ def bundle(number: int) -> dict[str, bytes]:
         raise ReleaseError(f"there is no chapter {number:02d}; the chapters are {numbers}")
     files = {name: (ROOT / name).read_bytes() for name in TOP}
     files["README.md"] = students_readme(files["README.md"].decode(), number, set(drafts)).encode()
+    files["Makefile"] = students_makefile(files["Makefile"].decode()).encode()
+    to_come = [chapter for chapter in chapters() if number_of(chapter) > number]
+    later_checks = tuple(f"shared/checks/{module_names(chapter)[0]}/" for chapter in to_come)
     for path in sorted((ROOT / "shared").rglob("*")):
-        if path.is_file() and path.suffix != ".pyc":
-            files[path.relative_to(ROOT).as_posix()] = path.read_bytes()
+        name = path.relative_to(ROOT).as_posix()
+        if path.is_file() and path.suffix != ".pyc" and not name.startswith(later_checks):
+            files[name] = path.read_bytes()
     for other, chapter in sorted(known.items()):
         lesson, lab, solution = (contents.notebook(kind, chapter.name) for kind in ("chapters", "labs", "solutions"))
         if other <= number:
@@ -99,8 +104,25 @@ def students_readme(text: str, number: int, drafts: set[int]) -> str:
         row = re.match(r"\| (\d\d)\b", line)
         if line.startswith(COURSE_ONLY) or (row and (int(row[1]) > number or int(row[1]) in drafts)):
             continue
+        if lines and PART.match(lines[-1]) and not row:
+            lines.pop()  # No chapter of this part is in the bundle.
         lines.append(re.sub(r"\[\d\d]\(solutions/[^)]*\)", "*later*", line) if row and int(row[1]) == number else line)
     return "\n".join(lines).rstrip() + "\n"
+
+
+def students_makefile(text: str) -> str:
+    """Return the Makefile without the targets whose code a bundle lacks, and without what is said about them."""
+    targets = re.split(r"^(?=[a-z]+:.*## )", text, flags=re.MULTILINE)[1:]
+    lacking = [target for target in targets if re.search(r"-m (instructor|tests|benchmarks)\b", target)]
+    names = [target.split(":")[0] for target in lacking]
+    for target in lacking:
+        text = text.replace(target, "")
+    lines = text.splitlines()
+    phony = next(line for line in lines if line.startswith(".PHONY"))
+    text = text.replace(phony, " ".join(word for word in phony.split(" ") if word not in names))
+    lines = [line for line in text.splitlines() if not re.match(rf"#   make ({'|'.join(names)}) ", line)]
+    lines[0] = "# `make lab` opens the course. It creates .venv first if it is missing or out of date."
+    return "\n".join(lines) + "\n"
 
 
 def _modules(finished: list[Chapter]) -> dict[str, bytes]:
@@ -137,8 +159,8 @@ def _lesson(path: Path, finished: bool) -> bytes:
         if "needs-solution" in tags:
             cell.metadata["tags"] = [*tags, "raises-exception"]
             cell.source = (
-                "# This cell works once you have built the lab's module. The output below is from our run.\n"
-                + cell.source
+                "# This cell needs the finished module of this chapter's lab, which you get with the next chapter.\n"
+                "# The output below is from our run.\n" + cell.source
             )
     return (nbformat.writes(notebook) + "\n").encode()
 
@@ -186,13 +208,14 @@ def _lines(text: str) -> list[str]:
 # -- on disk
 
 
-def as_zip(files: dict[str, bytes], top: str) -> bytes:
-    """Pack files into one folder of a zip. The same files always give the same bytes."""
+def as_zip(files: dict[str, bytes], top: str = "", executable: tuple[str, ...] = ()) -> bytes:
+    """Pack files into a zip, or into one folder of it. The same files always give the same bytes."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for name, content in sorted(files.items()):
-            entry = zipfile.ZipInfo(f"{top}/{name}", _TIME)
-            entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
+            entry = zipfile.ZipInfo(f"{top}/{name}" if top else name, _TIME)
+            mode = 0o755 if name in executable else 0o644
+            entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, mode << 16
             archive.writestr(entry, content)
     return buffer.getvalue()
 

@@ -14,7 +14,7 @@ import importlib.util
 import logging
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
@@ -30,7 +30,11 @@ def why_not() -> str | None:
 
 
 def config(
-    stage: int, bucket_cap_mb: float = 25.0, prefetch_elements: int = 0, gradient_clipping: float | None = 0.0
+    stage: int,
+    bucket_cap_mb: float = 25.0,
+    prefetch_elements: int = 0,
+    gradient_clipping: float | None = 0.0,
+    zero_optimization: Mapping[str, object] | None = None,
 ) -> dict:
     """Return the config that `engine` gives to DeepSpeed, so that DeepSpeed does the same as the course's classes.
 
@@ -44,6 +48,7 @@ def config(
             forward, so a model not much larger than this is unsharded only once.
         gradient_clipping: The largest norm of the gradients. 0 disables clipping. None leaves it to DeepSpeed, which
             clips at 1 since version 0.19.3.
+        zero_optimization: Further keys of DeepSpeed's section of this name, or other values than those described above.
 
     Raises:
         ValueError: If the stage is not 1, 2 or 3.
@@ -57,6 +62,7 @@ def config(
     if stage == 3:
         zero |= {"stage3_prefetch_bucket_size": prefetch_elements, "stage3_max_reuse_distance": 0}
         zero |= {"stage3_param_persistence_threshold": 0}
+    zero |= zero_optimization or {}
     chosen = {
         "train_micro_batch_size_per_gpu": 1,  # required, but not used here
         "zero_optimization": zero,
@@ -73,12 +79,13 @@ def engine(
     bucket_cap_mb: float = 25.0,
     prefetch_elements: int = 0,
     gradient_clipping: float | None = 0.0,
+    zero_optimization: Mapping[str, object] | None = None,
     **settings,
 ) -> tuple[nn.Module, "EngineStep"]:
     """Wrap a module with DeepSpeed, on the ranks of the current process group. Returns the model and its optimizer.
 
     Args:
-        bucket_cap_mb, prefetch_elements, gradient_clipping: Those of `config`.
+        bucket_cap_mb, prefetch_elements, gradient_clipping, zero_optimization: Those of `config`.
 
     Raises:
         RuntimeError: If DeepSpeed is missing.
@@ -90,7 +97,7 @@ def engine(
     """
     if missing := why_not():
         raise RuntimeError(missing)
-    chosen = config(stage, bucket_cap_mb, prefetch_elements, gradient_clipping)
+    chosen = config(stage, bucket_cap_mb, prefetch_elements, gradient_clipping, zero_optimization)
     deepspeed = _import_deepspeed(module)
     optimizer = optimizer_cls(module.parameters(), **settings)
     original_linear = nn.functional.linear

@@ -6,6 +6,7 @@ parameters, N ranks, p stages, m micro-batches, v chunks, t tensor-parallel rank
 Sources:
     ZeRO        Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models"
     FSDP        Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel"
+    Megatron-1  Shoeybi et al. 2019, arXiv 1909.08053
     Megatron-2  Narayanan et al. 2021, arXiv 2104.04473
     Megatron-3  Korthikanti et al. 2022, arXiv 2205.05198
     GPipe       Huang et al. 2019
@@ -143,6 +144,35 @@ def step_sent_bytes(parameters: float, ranks: int, stage: int, bytes_each: int =
     return passes * ring_fraction(ranks) * bytes_each * parameters
 
 
+def tensor_parallel_sent_bytes(tokens: float, hidden: float, layers: int, ranks: int, bytes_each: int = 2) -> float:
+    """Bytes that one rank sends in a step of L transformer layers: four all-reduces of sbh elements per layer.
+
+    Forward and backward have two each. With sequence parallelism, each is a reduce-scatter and an all-gather, which
+    send as many bytes. Sequence-parallel layers that gather their input again in backward send more.
+
+    Args:
+        tokens: s · b, the tokens of all sequences of the step; every rank gets all of them.
+
+    Source: Megatron-1 §3; Megatron-3 §4.2.2 for sequence parallelism.
+    """
+    _positive(tokens=tokens, hidden=hidden, layers=layers)
+    return 4 * layers * all_reduce_sent_bytes(bytes_each * tokens * hidden, ranks)
+
+
+def tensor_parallel_break_even_tokens(hidden: float, layer_parameters: float | None = None) -> float:
+    """Tokens per step at which tensor parallelism sends as much for a layer as ZeRO-3 over the same ranks: 3ψ/(8h).
+
+    The tokens are those of all the ranks together. Tensor parallelism sends 8f·sbh elements, ZeRO-3 3fψ.
+
+    Args:
+        layer_parameters: ψ. None means 12h², as in a GPT, so the result is 4.5h.
+
+    Derived.
+    """
+    _positive(hidden=hidden)
+    return 3 * (12 * hidden**2 if layer_parameters is None else layer_parameters) / (8 * hidden)
+
+
 # -- the α–β cost model: α seconds per message, β seconds per byte
 
 
@@ -201,7 +231,7 @@ def bubble_over_total(stages: int, micro_batches: int) -> float:
     return (stages - 1) / (micro_batches + stages - 1)
 
 
-# -- activations per transformer layer: GELU MLP of width 4h, dropout, materialized or fused attention
+# -- activations per transformer layer: GELU MLP of width 4h, materialized or fused attention
 
 ATTENTION = ("materialized", "fused")
 
@@ -216,6 +246,7 @@ def activation_bytes(
     sequence_parallel: bool = False,
     checkpointing: str = "none",
     attention: str = "materialized",
+    dropout: bool = True,
     bytes_each: int = 2,
 ) -> float:
     """Bytes of activations that one layer keeps for backward: sbh(34 + 5as/h). Source: Megatron-3 §4 and table 2.
@@ -224,6 +255,8 @@ def activation_bytes(
         attention: "materialized", as in the paper, or "fused": the kernel recomputes the scores tile by tile in
             backward, so the term 5as/h disappears (Dao et al. 2022, "FlashAttention", §3.1).
         checkpointing: "none", "selective" (attention is recomputed) or "full" (only the layer's input is kept).
+        dropout: Whether the layer has dropout, as in the paper. If not, there are no masks and no second copy of the
+            scores. Derived.
         bytes_each: Bytes of an activation, 2 in the paper. The masks of dropout, 2sbh + as²b, have 1 byte per element
             in any precision.
     """
@@ -236,8 +269,9 @@ def activation_bytes(
         per_element = float(bytes_each)
     else:
         keeps_scores = attention == "materialized" and checkpointing == "none"
-        scores = (2 * bytes_each + 1) * heads * sequence / hidden if keeps_scores else 0.0
-        unsharded, sharded = 4.0 * bytes_each + 2, 12.0 * bytes_each  # 10 and 24
+        bytes_per_score = 2 * bytes_each + 1 if dropout else bytes_each
+        scores = bytes_per_score * heads * sequence / hidden if keeps_scores else 0.0
+        unsharded, sharded = 4.0 * bytes_each + 2 * dropout, 12.0 * bytes_each  # 10 and 24
         if sequence_parallel:
             unsharded, sharded = 0.0, unsharded + sharded
         per_element = unsharded + (sharded + scores) / tensor_ranks

@@ -101,6 +101,35 @@ class TinyGPT(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
+class Embed(nn.Module):
+    """The first layer of a GPT: tokens become vectors."""
+
+    def __init__(self, gpt: TinyGPT):
+        super().__init__()
+        self.token_embedding, self.position_embedding = gpt.token_embedding, gpt.position_embedding
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:  # (B, T) → (B, T, D)
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        return self.token_embedding(tokens) + self.position_embedding(positions)
+
+
+class Unembed(nn.Module):
+    """The last layer of a GPT: vectors become logits."""
+
+    def __init__(self, gpt: TinyGPT):
+        super().__init__()
+        self.norm, self.output = gpt.norm, gpt.output
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # (B, T, D) → (B, T, V)
+        return self.output(self.norm(x))
+
+
+def gpt_layers(gpt: TinyGPT | GPTConfig | None = None) -> nn.Sequential:
+    """Return a TinyGPT as a chain of layers that each take one tensor: embedding, blocks, output."""
+    gpt = gpt if isinstance(gpt, TinyGPT) else TinyGPT(gpt)
+    return nn.Sequential(Embed(gpt), *gpt.blocks, Unembed(gpt))
+
+
 class _Sleep(torch.autograd.Function):
     """Returns its input unchanged, and takes time in forward and backward."""
 

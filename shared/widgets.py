@@ -23,8 +23,10 @@ from shared.planner.shapes import SHAPES
 from shared.plots import buckets as bucket_plots
 from shared.plots import lifetimes as lifetime_plots
 from shared.plots import memory_plan as planner_plots
+from shared.plots import pipeline as pipeline_plots
 from shared.plots import ring as ring_plots
 from shared.ranks import magic
+from shared.schedules import Schedule
 
 _LABEL = {"description_width": "initial"}
 
@@ -68,7 +70,7 @@ def lifetime_stepper(lives: dict[str, Lifetimes], own_bytes: int, expected_bytes
 def memory_planner(
     model: str = "Llama-2 7B",
     ranks: int = 8,
-    precision: str = "mixed, 16 B",
+    precision: str = "mixed, 16 bytes per parameter",
     micro_batch: int = 1,
     checkpointing: str = "full",
     attention: str = "fused",
@@ -89,9 +91,7 @@ def memory_planner(
         "attention": list(planner.ATTENTION),
     }
     given = dict(zip(offered, (model, ranks, precision, micro_batch, checkpointing, attention), strict=True))
-    for name, value in given.items():
-        if value not in offered[name]:
-            raise ValueError(f"{name} must be one of {', '.join(map(repr, offered[name]))}, got {value!r}")
+    _check_offered(offered, given)
     if magic.in_jupyterlab():
         display(chooser(planned, offered, given))
     return planned(**given)
@@ -104,8 +104,50 @@ def planned(*, model: str, **choice) -> Figure:
         for stage, name in planner.STAGES.items()
     }
     kept = "checkpointing: {checkpointing}, attention: {attention}"
-    setting = f"{{ranks}} ranks, {{precision}}, micro-batch {{micro_batch}}, {kept}".format(**choice)
+    setting = f"{{ranks}} ranks, {{precision}}\nmicro-batch {{micro_batch}}, {kept}".format(**choice)
     return planner_plots.stages(bars, title=f"{model}, {setting}")
+
+
+def schedule_chooser(
+    builders: dict[str, Callable[[int, int, int], Schedule]],
+    schedule: str,
+    stages: int = 4,
+    micro_batches: int = 8,
+    chunks: int = 2,
+) -> Figure:
+    """Choose a pipeline schedule and its size, and see its bubble. Returns a figure of the given choice.
+
+    Args:
+        builders: By name, a function of stages, micro-batches and chunks that returns the actions of each stage.
+
+    Raises:
+        ValueError: If a choice is not offered.
+    """
+    offered = {
+        "schedule": list(builders),
+        "stages": [1, 2, 3, 4, 6, 8],
+        "micro_batches": [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64],
+        "chunks": [1, 2, 3, 4],
+    }
+    given = {"schedule": schedule, "stages": stages, "micro_batches": micro_batches, "chunks": chunks}
+    _check_offered(offered, given)
+
+    def draw(*, schedule: str, stages: int, micro_batches: int, chunks: int) -> Figure:
+        try:
+            built = builders[schedule](stages, micro_batches, chunks)
+        except ValueError as error:
+            return pipeline_plots.impossible(schedule, str(error))
+        return pipeline_plots.choice(schedule, built)
+
+    if magic.in_jupyterlab():
+        display(chooser(draw, offered, given))
+    return draw(**given)
+
+
+def _check_offered(offered: dict[str, list], given: dict) -> None:
+    for name, value in given.items():
+        if value not in offered[name]:
+            raise ValueError(f"{name} must be one of {', '.join(map(repr, offered[name]))}, got {value!r}")
 
 
 def chooser(draw: Callable[..., Figure], offered: dict[str, list], given: dict) -> ipywidgets.VBox:

@@ -7,6 +7,8 @@ most of them in `benchmarks/rungs.py`. One training loop serves all strategies:
 
 - A model that communicates during backward may have no_sync(), a context manager for all micro-batches but the last.
 - A model that communicates after backward, or has to wait for collectives in flight, has finish_gradient_sync().
+- A model whose layers are split takes the targets, too, and returns the loss. Its ranks all get the same batch.
+- A pipelined model has step(), which takes inputs and targets of a batch, and runs forward and backward itself.
 - Everything else happens in the optimizer's step().
 """
 
@@ -29,9 +31,9 @@ Built = tuple[nn.Module, torch.optim.Optimizer]  # the model to call and the opt
 class Options:
     """How to build a strategy.
 
-    A strategy without buckets, units or prefetching ignores the options that tune them. The last three options change
-    the result of the training or the ranks that take part, so a strategy accepts one of them only if `supports` lists
-    it.
+    A strategy without buckets, units, prefetching or a schedule ignores the options that tune them. Three options,
+    compute_dtype, group and param_groups, change the result of the training or the ranks that take part. So a strategy
+    accepts one of them only if `supports` lists it.
     """
 
     optimizer_cls: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW
@@ -39,14 +41,24 @@ class Options:
     bucket_cap_mb: float | None = None  # None: the strategy's default, 25, with which DDP's first bucket is smaller
     prefetch: int = 1  # how many units to unshard ahead of time
     reshard_after_forward: bool = True
+    min_unit_elements: int = 0  # units with fewer parameters belong to the root, which is unsharded all at once
     compute_dtype: torch.dtype | None = None
     group: dist.ProcessGroup | None = None
     param_groups: Callable[[nn.Module], list[dict]] | None = None  # builds the optimizer's parameter groups
+    schedule: str = "1f1b"  # of a pipeline
+    micro_batches: int = 8  # of a pipeline's batch
 
     @property
     def bucket_options(self) -> dict[str, float]:
         """Return the keyword arguments for a wrapper with buckets."""
         return {} if self.bucket_cap_mb is None else {"bucket_cap_mb": self.bucket_cap_mb}
+
+    def units(self, module: nn.Module) -> list[nn.Module]:
+        """Return the submodules that are unsharded one at a time: the default units that are large enough."""
+        from solutions.units import default_units
+
+        sizes = {unit: sum(parameter.numel() for parameter in unit.parameters()) for unit in default_units(module)}
+        return [unit for unit, size in sizes.items() if size >= self.min_unit_elements]
 
     def optimizer_params(self, module: nn.Module):
         """Return what the optimizer takes as its first argument: parameters or parameter groups."""
@@ -70,13 +82,16 @@ class Strategy:
     needs: str | None = None  # a module that a lab exports
     chapter: int | None = None  # the chapter of that lab
     counterpart: str | None = None  # the strategy of another provider that does the same
+    splits_layers: bool = False  # a GPT's layers: all ranks get the same batch, and model(x, y) returns the loss
+    is_pipelined: bool = False  # then splits_layers, too, and model.step(x, y) also runs backward
 
     def why_not(self) -> str | None:
         """Return a sentence that says why the strategy cannot be built here, or None if it can."""
         if self.provider == "deepspeed":
             return deepspeed_engine.why_not()
         if self.needs and importlib.util.find_spec(self.needs) is None:
-            return f"strategy {self.name} needs {self.needs}, which you build in the lab of chapter {self.chapter:02d}"
+            module = f"{self.needs}, the finished module of lab {self.chapter:02d}"
+            return f"strategy {self.name} needs {module}, which you get with the next chapter"
         return None
 
     def build(self, module: nn.Module, options: Options | None = None) -> Built:
@@ -139,8 +154,46 @@ def zero3(module: nn.Module, options: Options) -> Built:
     from solutions.zero3 import ZeRO3
 
     names = ("compute_dtype", "prefetch", "reshard_after_forward", "group")
-    model = ZeRO3(module, **{name: getattr(options, name) for name in names})
+    model = ZeRO3(module, options.units(module), **{name: getattr(options, name) for name in names})
     return model, options.build_optimizer(model)
+
+
+def tp(module: nn.Module, options: Options, sequence_parallel: bool = False) -> Built:
+    from shared.dryrun.decoder import Decoder
+    from solutions.manual_ddp import broadcast_state
+    from solutions.parallel_decoder import parallelize_decoder
+    from solutions.tensor_parallel import parallelize
+
+    broadcast_state(module, options.group)
+    split = parallelize_decoder if isinstance(module, Decoder) else parallelize
+    model = split(module, options.group, sequence_parallel)
+    return model, options.build_optimizer(model)
+
+
+class PipelinedModel(nn.Module):
+    """The layers of one stage. step(inputs, targets) adds up the gradients of a batch, and returns its mean loss."""
+
+    def __init__(self, pipeline):
+        super().__init__()
+        self.chunks, self.pipeline = nn.ModuleList(pipeline.chunks), pipeline
+        self.step = pipeline.step
+
+
+def pp(module: nn.Module, options: Options) -> Built:
+    from shared.dryrun.decoder import Decoder, decoder_layers
+    from shared.models import gpt_layers
+    from solutions.manual_ddp import broadcast_state
+    from solutions.pipeline import Pipeline
+
+    broadcast_state(module, options.group)
+    layers = decoder_layers(module) if isinstance(module, Decoder) else gpt_layers(module)
+    model = PipelinedModel(Pipeline(layers, options.schedule, options.micro_batches, loss_of_tokens, options.group))
+    return model, options.build_optimizer(model)
+
+
+def loss_of_tokens(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Compute the mean cross-entropy over all tokens."""
+    return nn.functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
 
 
 # -- torch's
@@ -179,12 +232,11 @@ def fsdp2(module: nn.Module, options: Options) -> Built:
     from torch.distributed.fsdp import fully_shard
 
     from solutions.manual_ddp import broadcast_state
-    from solutions.units import default_units
 
     broadcast_state(module)
     device = next(module.parameters()).device
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))  # by default, torch would take any GPU it finds
-    for unit in default_units(module):
+    for unit in options.units(module):
         fully_shard(unit, mesh=mesh, reshard_after_forward=options.reshard_after_forward)
     model = fully_shard(module, mesh=mesh)
     return model, options.build_optimizer(model)
@@ -216,6 +268,17 @@ def _torch(wrap: Callable, title: str, stage: int, needs: str | None = None, cha
     return Strategy(wrap.__name__, title, "torch", stage, wrap, TRAINING_LOOP, needs, chapter)
 
 
+def _tensor_parallel(name: str, title: str, sequence_parallel: bool) -> Strategy:
+    wrap = functools.partial(tp, sequence_parallel=sequence_parallel)
+    needs = "solutions.tensor_parallel"
+    return Strategy(name, title, "course", 0, wrap, WITH_PARAM_GROUPS, needs, chapter=13, splits_layers=True)
+
+
+def _pipeline_parallel() -> Strategy:
+    needs, options = "solutions.pipeline", {"chapter": 15, "splits_layers": True, "is_pipelined": True}
+    return Strategy("pp", "pipeline parallelism", "course", 0, pp, frozenset({"float64", "group"}), needs, **options)
+
+
 def _deepspeed(stage: int) -> Strategy:
     wrap = functools.partial(deepspeed, stage=stage)
     return Strategy(f"deepspeed{stage}", f"DeepSpeed {stage}", "deepspeed", stage, wrap)
@@ -235,6 +298,9 @@ STRATEGIES: dict[str, Strategy] = {
         _torch(fsdp1, "FSDP1", stage=3, needs="solutions.units", chapter=9),
         _torch(fsdp2, "FSDP2", stage=3, needs="solutions.units", chapter=9),
         *(_deepspeed(stage) for stage in (1, 2, 3)),
+        _tensor_parallel("tp", "tensor parallelism", sequence_parallel=False),
+        _tensor_parallel("tp+sp", "tensor and sequence parallelism", sequence_parallel=True),
+        _pipeline_parallel(),
     )
 }
 

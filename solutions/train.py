@@ -11,6 +11,7 @@ number of ranks.
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import statistics
@@ -34,7 +35,8 @@ from solutions.strategies import STRATEGIES, Options
 # first backward.
 LEDGER_STEP, MEMORY_STEP, FIRST_TIMED_STEP = 2, 3, 4
 OPTIMIZERS = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
-CHOICES = {"strategy": STRATEGIES, "model": TASKS, "optimizer": OPTIMIZERS}
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble")
+CHOICES = {"strategy": STRATEGIES, "model": TASKS, "optimizer": OPTIMIZERS, "schedule": SCHEDULES}
 
 
 @dataclass(frozen=True)
@@ -52,11 +54,15 @@ class Settings:
     seed: int = 0
     bf16: bool = False
     double: bool = False
+    pp: int = 0  # stages of a pipeline; 0: as many as there are ranks
+    schedule: str = "1f1b"  # of a pipeline
+    micro_batches: int = 8  # of a pipeline's batch
 
     @property
     def options(self) -> Options:
         """Return the options to build the strategy with."""
-        return Options(OPTIMIZERS[self.optimizer], {"lr": self.learning_rate}, self.bucket_cap_mb)
+        chosen = {"schedule": self.schedule, "micro_batches": self.micro_batches}
+        return Options(OPTIMIZERS[self.optimizer], {"lr": self.learning_rate}, self.bucket_cap_mb, **chosen)
 
     def check(self, world_size: int) -> None:
         """Check that these settings can be trained with on world_size ranks.
@@ -80,14 +86,35 @@ class Settings:
             )
         if self.accumulate < 1:
             raise ValueError(f"accumulate must be at least 1, got {self.accumulate}")
-        micro_batches = world_size * self.accumulate
+        if strategy.splits_layers and self.model != "gpt":
+            raise ValueError(f"strategy {self.strategy} splits a GPT's layers: choose model 'gpt', not {self.model!r}")
+        shares = f"the number of ranks ({world_size}) times " if not strategy.splits_layers else ""
+        micro_batches = self.accumulate * (world_size if shares else 1)
         if self.global_batch < 1 or self.global_batch % micro_batches:
             raise ValueError(
-                f"global_batch must be a positive multiple of {micro_batches}, the number of ranks ({world_size}) "
-                f"times accumulate ({self.accumulate}), got {self.global_batch}"
+                f"global_batch must be a positive multiple of {micro_batches}, {shares}accumulate ({self.accumulate}), "
+                f"got {self.global_batch}"
             )
         if self.bf16 and self.double:
             raise ValueError("bf16 and double cannot be combined: choose one of them")
+        if strategy.is_pipelined:
+            self.check_pipeline(world_size)
+
+    def check_pipeline(self, world_size: int) -> None:
+        """Check the settings of a pipeline.
+
+        Raises:
+            ValueError: If they cannot be used. The message is one sentence.
+        """
+        if self.pp not in (0, world_size):
+            raise ValueError(f"pp must be the number of ranks ({world_size}), got {self.pp}")
+        if self.micro_batches < 1 or self.global_batch % self.micro_batches:
+            raise ValueError(
+                f"global_batch must be a positive multiple of micro_batches ({self.micro_batches}), "
+                f"got {self.global_batch}"
+            )
+        if self.bf16:
+            raise ValueError(f"strategy {self.strategy} computes in the dtype of its weights: it cannot use bf16")
 
 
 @dataclass(frozen=True)
@@ -131,14 +158,19 @@ def train(settings: Settings, device: torch.device | str | None = None, task: Ta
     device = device or (f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_initialized() else "cpu")
     task = task or TASKS[settings.model](settings.seed, torch.float64 if settings.double else torch.float32)
     parameters = sum(parameter.numel() for parameter in task.module.parameters())
-    model, optimizer = STRATEGIES[settings.strategy].build(task.module.to(device), settings.options)
+    strategy = STRATEGIES[settings.strategy]
+    model, optimizer = strategy.build(task.module.to(device), settings.options)
+    loss_of = loss_by_the_model if strategy.splits_layers else loss_of_logits
+    take_step = functools.partial(train_step, bf16=settings.bf16, loss_of=loss_of)
+    if strategy.is_pipelined:
+        take_step = pipeline_step
 
     clock, losses, marks, measured = Clock(), [], [], {}
     instruments = {LEDGER_STEP: wire.ledger(), MEMORY_STEP: memory.peak(model, optimizer)}
     for step, micro_batches in enumerate(rank_batches(task, settings, device)):
         with instruments.get(step, contextlib.nullcontext()) as measured[step]:
             began = clock.mark()
-            losses.append(train_step(model, optimizer, micro_batches, settings.bf16))
+            losses.append(take_step(model, optimizer, micro_batches))
             marks.append((began, clock.mark()))
 
     mean_losses = torch.stack(losses) / dist.get_world_size()
@@ -163,22 +195,39 @@ def train(settings: Settings, device: torch.device | str | None = None, task: Ta
 
 
 def rank_batches(task: Task, settings: Settings, device: torch.device | str) -> Iterator[list[tuple]]:
-    """Yield this rank's share of each step's global batch, as micro-batches of (inputs, targets)."""
+    """Yield this rank's share of each step's global batch, as micro-batches of (inputs, targets).
+
+    Ranks that split a model's layers do not share the batch: each gets all of it.
+    """
     generator = torch.Generator().manual_seed(settings.seed)  # so that all ranks draw the same global batches
     for _ in range(settings.steps):
         global_indices = torch.randint(task.length, (settings.global_batch,), generator=generator)
-        rank_indices = global_indices[dist.get_rank() :: dist.get_world_size()]
+        if STRATEGIES[settings.strategy].splits_layers:
+            rank_indices = global_indices
+        else:
+            rank_indices = global_indices[dist.get_rank() :: dist.get_world_size()]
         micro_batches = [task.pick(indices) for indices in rank_indices.chunk(settings.accumulate)]
         yield [(inputs.to(device), targets.to(device)) for inputs, targets in micro_batches]
 
 
-def train_step(model: nn.Module, optimizer, micro_batches: list[tuple], bf16: bool) -> torch.Tensor:
+def loss_of_logits(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Compute the mean loss from the model's logits."""
+    return nn.functional.cross_entropy(model(inputs).flatten(0, -2), targets.flatten())
+
+
+def loss_by_the_model(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Let a model whose logits are split over the ranks compute the mean loss."""
+    return model(inputs, targets)
+
+
+def train_step(
+    model: nn.Module, optimizer, micro_batches: list[tuple], bf16: bool, loss_of=loss_of_logits
+) -> torch.Tensor:
     """Take one optimizer step. Returns the mean loss of this rank's samples."""
 
     def backward(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         with torch.autocast(inputs.device.type, torch.bfloat16, enabled=bf16):
-            logits = model(inputs)
-            loss = nn.functional.cross_entropy(logits.flatten(0, -2), targets.flatten()) / len(micro_batches)
+            loss = loss_of(model, inputs, targets) / len(micro_batches)
         loss.backward()  # outside of autocast: backward uses the dtypes that autocast chose in forward
         return loss.detach()
 
@@ -192,19 +241,31 @@ def train_step(model: nn.Module, optimizer, micro_batches: list[tuple], bf16: bo
     return sum(losses)
 
 
+def pipeline_step(model: nn.Module, optimizer, batches: list[tuple]) -> torch.Tensor:
+    """Take one optimizer step with a model that runs forward and backward itself. Returns the mean loss."""
+    optimizer.zero_grad()
+    ((inputs, targets),) = batches
+    loss = model.step(inputs, targets)
+    optimizer.step()
+    return loss
+
+
 def main() -> None:
     settings, json_path = parse_arguments()
     try:
         device = join_process_group()
     except UnequalHosts as error:
         sys.exit(f"python -m solutions.train: error: {error}")
-    summary = train(settings, device)
+    try:
+        summary = train(settings, device)
+    except ValueError as error:  # such as more stages than layers
+        sys.exit(f"python -m solutions.train: error: {error}")
     if dist.get_rank() == 0:
         as_json = json.dumps(asdict(summary))
         print(as_json if json_path == "-" else summary)
         if json_path not in (None, "-"):
             Path(json_path).write_text(as_json)
-    dist.destroy_process_group()  # ends gloo's threads too: a thread that outlives Python aborts the process
+    dist.destroy_process_group()
 
 
 def parse_arguments() -> tuple[Settings, str | None]:
@@ -230,3 +291,5 @@ def parse_arguments() -> tuple[Settings, str | None]:
 
 if __name__ == "__main__":
     main()
+    sys.stdout.flush()
+    os._exit(0)  # FSDP2 keeps its group until the end, and Python's usual exit can abort on gloo's running threads

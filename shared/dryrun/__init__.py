@@ -10,6 +10,14 @@ ranks (see `shared/memory` and `shared/wire`). Nothing is timed, and no value is
 Training is in mixed precision, with 16 bytes of state per parameter. Below ZeRO-3 these are bf16 parameters and
 gradients and fp32 optimizer state with master weights (2 + 2 + 12). ZeRO-3 has fp32 shards that it unshards as bf16
 (4 + 4 + 8).
+
+Tensor parallelism splits the layers over all ranks, so that the world size is its N:
+
+    python -m shared.dryrun --strategy tp+sp --model llama-70b --world-size 8
+
+Pipeline parallelism splits the model by depth. Each rank is a stage, and a step has a batch of eight micro-batches:
+
+    python -m shared.dryrun --strategy pp --model llama-70b --world-size 16 --rank 0
 """
 
 import argparse
@@ -35,7 +43,7 @@ MODELS["llama-70b"] = SHAPES["Llama-2 70B"]
 
 @dataclass(frozen=True)
 class DryRun:
-    """What one rank would hold and send in one step of one micro-batch."""
+    """What one rank would hold and send in one step of one micro-batch, or of a pipeline's whole batch."""
 
     shape: ModelShape
     strategy: str
@@ -46,6 +54,10 @@ class DryRun:
     own_parameters_bytes: int
     messages: int
     sent_bytes: float
+    tokens: int
+    recompute: bool
+    splits_layers: bool
+    is_pipelined: bool
 
     @property
     def at_peak(self) -> Held:
@@ -110,31 +122,56 @@ def dry_run(
     """
     if dist.is_initialized():
         raise RuntimeError("A dry run needs a new process, because this process already has a process group.")
-    from torch.testing._internal.distributed.fake_pg import FakeStore
 
     chosen = strategies(package)[strategy]
     dtype, options = _registry(package).mixed_precision(chosen, torch.optim.AdamW)
-    dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
+    join_fake_group(rank, world_size)
     try:
         with torch.device("meta"):
             module = Decoder(shape, recompute).to(dtype)
-            tokens = torch.zeros(micro_batch, min(sequence, shape.context), dtype=torch.long)
+            is_pipelined = getattr(chosen, "is_pipelined", False)
+            sequences = micro_batch * (options.micro_batches if is_pipelined else 1)
+            tokens = torch.zeros(sequences, min(sequence, shape.context), dtype=torch.long)
+            activation = torch.zeros(micro_batch, tokens.shape[1], shape.hidden, dtype=dtype)
         model, optimizer = chosen.build(module, options)
+        if is_pipelined:
+            announce(model.pipeline, tokens, activation)
         take_step(model, optimizer, tokens)
         with storages.counting_meta():
             own_bytes = memory.held(model, optimizer).parameters_bytes
             with wire.ledger() as log, memory.peak(model, optimizer) as peak:
                 take_step(model, optimizer, tokens)
         setting = (shape, chosen.name, chosen.stage, rank, world_size)
-        return DryRun(*setting, peak.samples, own_bytes, log.messages, log.sent_bytes)
+        counted = (peak.samples, own_bytes, log.messages, log.sent_bytes)
+        splits_layers = getattr(chosen, "splits_layers", False)
+        return DryRun(*setting, *counted, tokens.numel(), recompute, splits_layers, is_pipelined)
     finally:
         dist.destroy_process_group()
 
 
+def join_fake_group(rank: int, world_size: int) -> None:
+    """Form a process group whose operations return at once. torch's fake backend knows CPUs, but not `meta`."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
+    fake = dist.group.WORLD._get_backend(torch.device("cpu"))
+    dist.group.WORLD._register_backend(torch.device("meta"), dist.ProcessGroup.BackendType.CUSTOM, fake)
+
+
+def announce(pipeline, tokens: torch.Tensor, activation: torch.Tensor) -> None:
+    """Tell a pipeline what its neighbors will send, because a message on `meta` cannot say so."""
+    chunks = range(len(pipeline.chunks))
+    pipeline.shape, pipeline.announced = tokens.shape, set(chunks)
+    pipeline.expected = dict.fromkeys(chunks, activation)
+
+
 def take_step(model: nn.Module, optimizer, tokens: torch.Tensor) -> None:
     optimizer.zero_grad()
-    model(tokens, tokens).backward()
-    getattr(model, "finish_gradient_sync", lambda: None)()
+    if hasattr(model, "pipeline"):
+        model.step(tokens, tokens)
+    else:
+        model(tokens, tokens).backward()
+        getattr(model, "finish_gradient_sync", lambda: None)()
     optimizer.step()
 
 
@@ -147,6 +184,10 @@ def table(run: DryRun) -> tables.Table:
 
     def state_bytes(**kind: int) -> float:
         only = formulas.BytesPerParameter(**{"parameter": 0, "gradient": 0, "optimizer": 0, **kind})
+        if run.is_pipelined:
+            return sum(kind.values()) * expected_stage_parameters(run.shape, run.world_size, run.rank)
+        if run.splits_layers:
+            return sum(kind.values()) * expected_split_parameters(run.shape, run.world_size)
         return formulas.model_state_bytes(run.shape.parameters, run.world_size, run.stage, only)
 
     expected = {
@@ -163,6 +204,10 @@ def table(run: DryRun) -> tables.Table:
         rows.insert(1, ["  unsharded", _gb(run.gathered_bytes), "(above)", _gb(expected_gathered_bytes(run.shape))])
     rows.append(["total", "", _gb(run.at_peak.total_bytes), ""])
     sent = formulas.step_sent_bytes(run.shape.parameters, run.world_size, run.stage, bytes_each=2)
+    if run.is_pipelined:
+        sent = expected_stage_sent_bytes(run)
+    elif run.splits_layers:
+        sent = expected_split_sent_bytes(run)
     rows.append(["sent per step", _gb(run.sent_bytes), "", _gb(sent)])
     note = f"{run.shape.name} ({run.shape.parameters / 1e9:,.1f}B), {run.strategy}, "
     note += f"rank {run.rank:,} of {run.world_size:,}; {run.messages:,} messages"
@@ -177,6 +222,55 @@ def expected_gathered_bytes(shape: ModelShape) -> float:
     """Bytes of the root unit, which stays unsharded, and two layers: the current and the next. Source: FSDP §3.2.1."""
     root = shape.embedding_parameters + shape.output_parameters
     return 2 * (root + 2 * shape.layer_parameters)
+
+
+def _replicated_parameters(shape: ModelShape) -> int:
+    """Return how many parameters every rank has if a decoder's layers are split: norms, positions and some biases."""
+    norms = (2 * shape.layers + 1) * shape.hidden * (2 if shape.biases else 1)
+    biases = 2 * shape.layers * shape.hidden if shape.biases else 0  # of the layers that are split by rows
+    return norms + biases + (shape.context * shape.hidden if shape.learned_positions else 0)
+
+
+def expected_split_parameters(shape: ModelShape, ranks: int) -> float:
+    """Return how many parameters a rank has if a decoder's layers are split, without padding of the vocabulary."""
+    replicated = _replicated_parameters(shape)
+    return replicated + (shape.parameters - replicated) / ranks
+
+
+def expected_split_sent_bytes(run: DryRun) -> float:
+    """Bytes that a rank sends if a decoder's layers are split. Source: Megatron-LM (1909.08053), §3.
+
+    A layer all-reduces its activations twice in forward and twice in backward. Recomputation repeats forward up to the
+    last matrix of the layer. With sequence parallelism, each all-reduce is a reduce-scatter and an all-gather, and the
+    gradients of replicated parameters are all-reduced.
+    """
+    by_tokens = run.strategy.endswith("+sp")
+    again = (1.5 if by_tokens else 1) * run.recompute
+    times = run.shape.layers * (4 + again) + 2  # and once each for the embedding and the output layer
+    loss = formulas.all_reduce_sent_bytes(3 * 4 * run.tokens, run.world_size)
+    gradients = formulas.all_reduce_sent_bytes(2 * _replicated_parameters(run.shape) * by_tokens, run.world_size)
+    return times * formulas.all_reduce_sent_bytes(2 * run.tokens * run.shape.hidden, run.world_size) + loss + gradients
+
+
+def expected_stage_parameters(shape: ModelShape, stages: int, stage: int) -> int:
+    """Return how many parameters a stage has if embedding, layers and output are split evenly by depth."""
+    chain = [shape.embedding_parameters, *[shape.layer_parameters] * shape.layers]
+    norm = (2 if shape.biases else 1) * shape.hidden
+    output = shape.vocabulary * shape.hidden
+    first, last = (len(chain) + 1) * stage // stages, (len(chain) + 1) * (stage + 1) // stages
+    is_counted_already = shape.tied and first == 0 and last > len(chain)
+    chain.append(norm + (0 if is_counted_already else output))
+    return sum(chain[first:last])
+
+
+def expected_stage_sent_bytes(run: DryRun) -> float:
+    """Bytes that a stage sends: outputs up, gradients down, and those of tied weights to the other end."""
+    is_first, is_last = run.rank == 0, run.rank == run.world_size - 1
+    directions = 2 - is_first - is_last
+    tied = run.shape.tied and is_first != is_last
+    loss = 8 * (run.world_size > 1 and run.rank != run.world_size - 2)  # the last one in the ring passes nothing on
+    activations = 2 * run.tokens * run.shape.hidden
+    return directions * activations + 2 * run.shape.vocabulary * run.shape.hidden * tied + loss
 
 
 def _gb(nbytes: float) -> str:
@@ -226,7 +320,10 @@ def main() -> int:
     began_s = time.monotonic()
     shape, sizes = MODELS[options.model], (options.world_size, options.micro_batch, options.sequence)
     others = {"recompute": not options.keep_activations, "package": options.wrappers, "rank": options.rank}
-    run = dry_run(shape, options.strategy, *sizes, **others)
+    try:
+        run = dry_run(shape, options.strategy, *sizes, **others)
+    except ValueError as error:  # such as heads that the ranks cannot share
+        parser.error(str(error))
     print(table(run))
     this_process_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(f"This process took {time.monotonic() - began_s:.1f} s and {this_process_bytes / GB:.2f} GB of memory.")

@@ -101,3 +101,37 @@ class Decoder(nn.Module):
             x = checkpoint(layer, x, use_reentrant=False) if self.recompute else layer(x)
         logits = self.output(self.norm(x)).float()  # (B, T, V)
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+class _First(nn.Module):
+    def __init__(self, decoder: Decoder):
+        super().__init__()
+        self.tokens, self.positions = decoder.tokens, decoder.positions
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:  # (B, T) → (B, T, D)
+        x = self.tokens(tokens)
+        return x if self.positions is None else x + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+
+
+class _Inner(nn.Module):
+    def __init__(self, layer: Layer, recompute: bool):
+        super().__init__()
+        self.layer, self.recompute = layer, recompute
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # (B, T, D)
+        return checkpoint(self.layer, x, use_reentrant=False) if self.recompute else self.layer(x)
+
+
+class _Last(nn.Module):
+    def __init__(self, decoder: Decoder):
+        super().__init__()
+        self.norm, self.output = decoder.norm, decoder.output
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # (B, T, D) → (B, T, V)
+        return self.output(self.norm(x)).float()
+
+
+def decoder_layers(decoder: Decoder) -> nn.Sequential:
+    """Return a decoder as a chain of layers that each take one tensor: embedding, layers, output."""
+    inner = [_Inner(layer, decoder.recompute) for layer in decoder.layers]
+    return nn.Sequential(_First(decoder), *inner, _Last(decoder))

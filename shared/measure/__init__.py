@@ -7,7 +7,7 @@
 
 `collectives` times collectives over a range of sizes, `jobs` times anything else, such as a `training_step`, `recorded`
 keeps the ledger or the timeline of a typical round, `ready_fractions` measures when gradients are ready, and `scaling`
-measures steps on 1, 2 and 4 ranks.
+measures steps on 1, 2 and 4 ranks. `costs` measures what a step needs besides time: memory and communication.
 
 Functions that measure run on all ranks together. They exchange what each rank saw, so every rank returns the same
 result, and it is enough to look at one.
@@ -56,12 +56,13 @@ from shared.measure.loopback import loopback_and_link
 from shared.measure.readiness import ready_fractions
 from shared.measure.recordings import recorded
 from shared.measure.rounds import Job, Measured, Times, jobs, now_s
-from shared.measure.steps import training_step
+from shared.measure.steps import Costs, costs, train_step, training_step
 from shared.measure.sweeps import SIZES_BYTES, Sweep, collectives
 from shared.measure.worlds import Scaling, scaling
 
 __all__ = [
     "SIZES_BYTES",
+    "Costs",
     "Fit",
     "Job",
     "Measured",
@@ -70,6 +71,7 @@ __all__ = [
     "Times",
     "behind_link",
     "collectives",
+    "costs",
     "expect",
     "jobs",
     "loopback_and_link",
@@ -78,6 +80,7 @@ __all__ = [
     "recorded",
     "scaling",
     "start_behind_link",
+    "train_step",
     "training_step",
     "where",
 ]

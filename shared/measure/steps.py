@@ -1,9 +1,11 @@
-"""A training step as a job: forward, backward, and waiting for the gradients."""
+"""A training step as a job: forward, backward, and waiting for the gradients. And what a step costs besides time."""
 
 import contextlib
+from dataclasses import dataclass
 
 from torch import nn
 
+from shared import memory, wire
 from shared.measure.rounds import Job
 
 
@@ -38,3 +40,40 @@ def training_step(model: nn.Module, *batch, sync: bool = True) -> Job:
 
 def _communicating(model: nn.Module, sync: bool):
     return contextlib.nullcontext() if sync else model.no_sync()
+
+
+def train_step(model: nn.Module, optimizer, *batch) -> float:
+    """Take one training step, and return this rank's loss.
+
+    Args:
+        model: Returns the loss. If it has finish_gradient_sync(), that is called after backward.
+    """
+    optimizer.zero_grad()
+    loss = model(*batch)
+    loss.backward()
+    if hasattr(model, "finish_gradient_sync"):
+        model.finish_gradient_sync()
+    optimizer.step()
+    return loss.item()
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What one training step needs on this rank, except time.
+
+    Attributes:
+        held: The bytes that the rank holds before the step, including the gradients of the step before.
+    """
+
+    held: memory.Held
+    peak: memory.Peak
+    log: wire.Ledger
+
+
+def costs(model: nn.Module, optimizer, *batch) -> Costs:
+    """Train for two steps, and return the costs of the second one, because the first one creates optimizer state."""
+    train_step(model, optimizer, *batch)
+    held = memory.held(model, optimizer)
+    with memory.peak(model, optimizer) as peak, wire.ledger() as log:
+        train_step(model, optimizer, *batch)
+    return Costs(held, peak, log)

@@ -30,6 +30,7 @@ CUDA's allocator counts the whole process and rounds each tensor up, so its peak
 """
 
 import contextlib
+import time
 import types
 from collections import Counter, deque
 from dataclasses import dataclass, field
@@ -172,6 +173,23 @@ def peak(module: nn.Module | None = None, optimizer=None, *, extra: dict | None 
         result.samples = [Sample(seconds, phase, _held(split)) for seconds, phase, split in watch.history()]
         if on_cuda:
             result.allocator_bytes = torch.cuda.max_memory_allocated(watch.device)
+
+
+_GLOO_S = 0.1  # within which gloo's threads free what they have sent
+
+
+def kept_for_backward(module: nn.Module, *inputs: torch.Tensor) -> int:
+    """Run forward and backward, and return the bytes that forward keeps for backward, in activations and buckets.
+
+    Buckets count because they contain activations that a collective has read or written. The module's output counts in
+    place of its input, which belongs to the module before it.
+    """
+    with peak(module) as watched:
+        output = module(*inputs)
+        time.sleep(_GLOO_S)
+    output.sum().backward()
+    kept = watched.samples[-1].held
+    return kept.activations_bytes + kept.buckets_bytes
 
 
 def _held(split: dict[str, int]) -> Held:

@@ -5,9 +5,9 @@ The estimate of a step contains only the terms that matter for the decision:
     computation     6 FLOPs per parameter and token, or 8 if a second forward recomputes all activations. Recomputing
                     only attention (selective checkpointing) adds little.
     communication   the bytes according to `formulas`, at 2 bytes per element, over the bandwidth of the slowest link
-                    on the ring. A ring over several hosts leaves each host once, so it has that link to itself. If
-                    each host holds a copy of the model, its GPUs share the link, and each one all-reduces its own
-                    gradient shard.
+                    on the ring. A ring over several hosts leaves each host once, so it gets that link's full
+                    bandwidth. If each host holds a copy of the model, each of its GPUs all-reduces its own gradient
+                    shard in a ring of its own, so these rings share the link.
     overlap         Communication hides behind computation as far as possible, so a step takes the longer of the two.
 
 The estimate ignores the FLOPs of attention itself, latency, the optimizer's step, and the last communication of a step,

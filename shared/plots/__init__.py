@@ -4,6 +4,8 @@ The colors are Okabe and Ito's, which color-blind readers can tell apart. Marker
 same information, so the figures also work in black and white.
 """
 
+from collections.abc import Callable
+
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
@@ -12,7 +14,7 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 LINES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P")
 HATCHES = ("", "//", "..", "xx", "\\\\", "++")
-_RANK_COLORS = (COLORS[0], COLORS[4], COLORS[2], "#EDD0E0")  # their brightness differs as well
+_RANK_COLORS = ("#00639C", COLORS[4], "#1AA87D", "#EDD0E0")  # their brightness differs by equal steps
 
 
 def rank_color(rank: int) -> str:
@@ -42,7 +44,10 @@ def logarithmic(axes) -> None:
     """Make both axes logarithmic, with more than one label on the y axis. Call this after everything is drawn."""
     axes.set(xscale="log", yscale="log")
     lowest, highest = axes.get_ylim()
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if highest > 10 * lowest else (1, 1.5, 2, 3, 4, 5, 7)))
+    if highest < 4 * lowest:
+        axes.yaxis.set_major_locator(MaxNLocator(6))
+    else:
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if highest > 10 * lowest else (1, 1.5, 2, 3, 4, 5, 7)))
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter(NullFormatter())
 
@@ -162,6 +167,7 @@ LANE_STYLES = {  # the color and hatch of each lane
     "optimizer": (COLORS[2], HATCHES[3]),
     "communication": (COLORS[4], HATCHES[1]),
 }
+_OTHER_LANE = (COLORS[3], HATCHES[2])
 
 
 def timeline(lines: list, names: list[str] | None = None, exposed: bool = True) -> Figure:
@@ -169,7 +175,7 @@ def timeline(lines: list, names: list[str] | None = None, exposed: bool = True) 
 
     Args:
         lines: One `timeline.Timeline` per rank.
-        names: Labels for the timelines, if they are not the ranks of one run.
+        names: Labels for the timelines, if they are not the ranks of one run. Then each begins at 0 ms.
         exposed: Whether to write the exposed time and the hidden share beside each timeline.
 
     Raises:
@@ -183,16 +189,18 @@ def timeline(lines: list, names: list[str] | None = None, exposed: bool = True) 
     arranged = [(name, line, rows_of(line)) for name, line in zip(names or rank_names, lines, strict=True)]
     row_in = min(0.34, 6.0 / sum(len(rows) for _, _, rows in arranged))
     figure, axes = new_axes(9.0, 0.75 + sum(row_in * len(rows) + 0.22 for _, _, rows in arranged))
-    start_s = min(line.began_s for line in lines)
-    end_ms = 1e3 * (max(line.ended_s for line in lines) - start_s)
+    starts_s = [line.began_s if names else min(line.began_s for line in lines) for line in lines]
+    end_ms = 1e3 * max(line.ended_s - start_s for line, start_s in zip(lines, starts_s, strict=True))
+    words_of = _words_by_lane(arranged, end_ms) if row_in > 0.15 else {}
     ticks, seen, y = [], {}, 0.0
-    for line_name, line, rows in arranged:
+    for (line_name, line, rows), start_s in zip(arranged, starts_s, strict=True):
         for name, spans in rows:
             for lane in dict.fromkeys(span.lane for span in spans):
                 lane_spans = [span for span in spans if span.lane == lane]
-                covered = line.waits if name == "compute" else ()
-                drawn = _draw_spans(axes, lane_spans, y, start_s, end_ms, named=row_in > 0.15, covered=covered)
-                seen.setdefault(lane, drawn)
+                seen.setdefault(lane, _draw_spans(axes, lane_spans, y, start_s, end_ms))
+                if lane in words_of:
+                    covered = line.waits if name == "compute" else []
+                    _name_spans(axes, lane_spans, y, start_s, end_ms, covered, words_of[lane])
             if name == "compute" and line.waits:
                 seen.setdefault("waits", _draw_waits(axes, line, y, start_s))
             ticks.append((y, line_name if name == rows[0][0] else ""))
@@ -216,28 +224,74 @@ def timeline(lines: list, names: list[str] | None = None, exposed: bool = True) 
     return finish(figure)
 
 
-def _draw_spans(axes, spans: list, y: float, start_s: float, end_ms: float, named: bool, covered=()):
-    """Draw the spans of one lane in one row, each with its name or, if there is less room, the last word of it.
+def _draw_spans(axes, spans: list, y: float, start_s: float, end_ms: float):
+    """Draw the spans of one lane in one row.
 
-    Args:
-        covered: The intervals of time in which waiting is drawn over the spans, and would hide a name.
+    A span too short to be seen is drawn as a hairline. If another one ends where it begins, the hairline covers the end
+    of that one. Otherwise the lane would seem to last until after the next lane's beginning.
     """
-    color, hatch = LANE_STYLES.get(spans[0].lane, (COLORS[3], HATCHES[2]))
-    ink = "white" if spans[0].lane == "backward" else "black"
-    backing = {"facecolor": color, "edgecolor": "none", "pad": 0.8} if hatch else None
-    bars = [(1e3 * (span.began_s - start_s), 1e3 * (span.ended_s - span.began_s)) for span in spans]
+    color, hatch = LANE_STYLES.get(spans[0].lane, _OTHER_LANE)
+    shortest_ms = 3 * _VISIBLE * end_ms
+    bars, previous_ms = [], float("-inf")
     for span in spans:
-        began_ms, ended_ms = (1e3 * (time_s - start_s) for time_s in _longest_uncovered(span, covered))
-        number = span.name.rsplit(" ", 1)[-1]  # of "send 4"; a name without a space stays whole
-        fitting = [words for words in (span.name, number) if ended_ms - began_ms > 0.011 * len(words) * end_ms]
-        if named and fitting:
-            middle_ms = (began_ms + ended_ms) / 2
-            axes.text(middle_ms, y, fitting[0], ha="center", va="center", size=7, color=ink, bbox=backing)
+        began_ms, ended_ms = 1e3 * (span.began_s - start_s), 1e3 * (span.ended_s - start_s)
+        if ended_ms - began_ms < shortest_ms and began_ms - previous_ms < shortest_ms:
+            began_ms = ended_ms - shortest_ms
+        bars.append((began_ms, max(ended_ms - began_ms, shortest_ms)))
+        previous_ms = ended_ms
     # This uses facecolor, because color would draw the hatch in the bar's own color.
     return axes.broken_barh(bars, (y - 0.45, 0.9), facecolor=color, hatch=hatch, edgecolor="white", linewidth=0.5)
 
 
-def _longest_uncovered(span, covered) -> tuple[float, float]:
+def _name_spans(axes, spans: list, y: float, start_s: float, end_ms: float, covered: list, words_of) -> None:
+    """Write their names on the spans of one lane in one row that have room for them.
+
+    Args:
+        covered: The intervals of time in which waiting is drawn over the spans, and would hide a name.
+        words_of: A function that returns what to write for a name.
+    """
+    color, hatch = LANE_STYLES.get(spans[0].lane, _OTHER_LANE)
+    ink = "white" if spans[0].lane == "backward" else "black"
+    backing = {"facecolor": color, "edgecolor": "none", "pad": 0.8} if hatch else None
+    for span in spans:
+        words = words_of(span.name)
+        if len(words) < _letters(span, covered, end_ms):
+            middle_ms = 1e3 * (sum(_longest_uncovered(span, covered)) / 2 - start_s)
+            axes.text(middle_ms, y, words, ha="center", va="center", size=8.5, color=ink, bbox=backing)
+
+
+def _words_by_lane(arranged: list, end_ms: float) -> dict[str, Callable[[str], str]]:
+    """Return for each lane what to write for a name: the whole name if there is room for it, or else a short one.
+
+    Lanes in which most spans have no room for a short name are left out.
+    """
+    rooms: dict[str, list[tuple[str, float]]] = {}
+    for _, line, rows in arranged:
+        for row, spans in rows:
+            for span in spans:
+                room = _letters(span, line.waits if row == "compute" else [], end_ms)
+                rooms.setdefault(span.lane, []).append((span.name, room))
+    words_of = {}
+    for lane, found in rooms.items():
+        named = [(name, room) for name, room in found if room > len(_short_name(name))]
+        if 2 * len(named) > len(found):
+            words_of[lane] = str if all(room > len(name) for name, room in named) else _short_name
+    return words_of
+
+
+def _letters(span, covered: list, end_ms: float) -> float:
+    """Return how many letters fit on a span."""
+    began_s, ended_s = _longest_uncovered(span, covered)
+    return 1e3 * (ended_s - began_s) / (0.011 * end_ms)
+
+
+def _short_name(name: str) -> str:
+    """Shorten "all-reduce 4" to "4", and "send to 3" to an arrow and 3. A name without a space stays whole."""
+    first, _, last = name.rpartition(" ")
+    return {"send to": "→", "recv from": "←"}.get(first, "") + last
+
+
+def _longest_uncovered(span, covered: list) -> tuple[float, float]:
     """Return when the longest part of a span begins and ends that none of the intervals covers."""
     parts, began_s = [], span.began_s
     for covered_from_s, covered_to_s in sorted(covered):

@@ -76,7 +76,10 @@ def cap_run(sizes_bytes: dict[str, int], runs: list[CapRun], index: int) -> Figu
 
 
 def cap_runs(sizes_bytes: dict[str, int], runs: list[CapRun]) -> Figure:
-    """Draw one row per cap: the model as a strip of buckets, and how long the all-reduces took."""
+    """Draw one row per cap: the model as a strip of buckets, and how long the all-reduces took.
+
+    White lines separate the gradients in a bucket.
+    """
     height_in = 1.0 + 0.42 * len(runs)
     figure, (left, right) = plt.subplots(1, 2, figsize=(9.0, height_in), sharey=True, layout="constrained")
     widths = list(sizes_bytes.values())
@@ -91,12 +94,16 @@ def cap_runs(sizes_bytes: dict[str, int], runs: list[CapRun]) -> Figure:
         right.plot(run.predicted_ms, y, MARKERS[3], color=COLORS[4], markeredgecolor="black", linestyle="none",
                    label="" if y else "predicted")  # fmt: skip
         furthest = max(run.took_ms, run.predicted_ms)
-        right.text(furthest + 0.03 * _longest_ms(runs), y, _count(run), va="center", size=9)
+        label = f"{_count(run)}, {run.took_ms:.0f} ms"
+        right.annotate(label, (furthest, y), xytext=(9, 0), textcoords="offset points", va="center", size=9)
     left.set(xlabel="gradients in the model's order, MB", yticks=range(len(runs)))
     left.set_yticklabels([run.cap for run in runs])
     left.set_ylabel("cap")
     left.invert_yaxis()
-    right.set(xlabel="ms for all all-reduces", xlim=(0, 1.3 * _longest_ms(runs)))
+    right.set(xlim=(0, 1.6 * _longest_ms(runs)))  # the labels need room
+    right.set_xticks([ms for ms in right.get_xticks() if ms <= _longest_ms(runs)])
+    right.spines["bottom"].set_bounds(0, _longest_ms(runs))
+    right.set_xlabel("ms for all all-reduces", x=0.5 / 1.6)
     right.legend(frameon=False, loc="lower right")
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
@@ -127,6 +134,9 @@ def draw_map(axes, sizes_bytes: dict[str, int], buckets: list[list[str]]) -> Non
             spans.setdefault(number_of.get(name, 0), []).append((start / 1024, width))
         for number, bucket_spans in spans.items():
             _draw_bucket(axes, bucket_spans, y, number, len(buckets), narrow=0.03 * widest)
+        end = max(start + width for bucket_spans in spans.values() for start, width in bucket_spans)
+        if len(spans) == 1 and number and end <= 0.03 * widest:
+            axes.text(end + 0.01 * widest, y, str(number), va="center", size=7.5)  # there is no room in the bar
     axes.set(xlabel="gradients, KiB", yticks=range(len(rows)), ylim=(len(rows) - 0.4, -0.6), xlim=(0, 1.01 * widest))
     axes.set_yticklabels(list(rows))
     axes.tick_params(axis="y", length=0)

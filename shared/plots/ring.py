@@ -66,7 +66,7 @@ def _draw_ring(axes, logs: list, step: int, text_size: float) -> None:
                 _draw_arrival(axes, rank, row, ranks)
     axes.set(xlim=(-0.95, (ranks - 1) * _ACROSS + 0.95), ylim=(len(names) - 0.4, -0.6))
     axes.set_xticks([rank * _ACROSS for rank in range(ranks)], [f"rank {rank}" for rank in range(ranks)])
-    axes.set_yticks(range(len(names)), names)
+    axes.set_yticks(range(len(names)), [f"chunk {name}" if len(name) == 1 else name for name in names])
     axes.tick_params(length=0, labelsize=text_size)
     axes.spines[:].set_visible(False)
     axes.set_title(_title(logs, step), size=text_size + 1)
@@ -83,7 +83,7 @@ def _draw_cell(axes, x: float, y: float, digits: str, received: bool, text_size:
 
 def _draw_ring_key(axes, ranks: int) -> None:
     """Explain in an empty panel how to read the other panels."""
-    axes.set(xlim=(-0.7, 4.2), ylim=(3.4, -0.6))
+    axes.set(xlim=(-0.7, 4.2), ylim=(4.0, -0.6))
     some, every_rank = "011".ljust(ranks, "0"), "1" * ranks
     rows = [
         (some, False, "sum of the chunks\nof ranks 1 and 2"),
@@ -93,6 +93,8 @@ def _draw_ring_key(axes, ranks: int) -> None:
     for row, (digits, received, label) in enumerate(rows):
         _draw_cell(axes, 0, row, digits, received, text_size=8.5)
         axes.text(0.75, row, label, va="center", size=8.5)
+    axes.plot([-0.5, 0.5], [3, 3], color=COLORS[1], linewidth=1.8, linestyle=":")
+    axes.text(0.75, 3, "continues at rank 0", va="center", size=8.5)
 
 
 def _shade(fraction: float) -> tuple:

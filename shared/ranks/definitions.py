@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 
 from IPython.core.inputtransformer2 import TransformerManager
 
+from shared.ranks.continued import continues_a_class
+
 _READY = {"torch", "dist", "rank", "world_size", "device", *dir(builtins)}  # every cell can use these names
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
@@ -26,6 +28,7 @@ class Cell:
     targets: list[int] | None  # the ranks that ran it; None for all of them
     names: dict[int, set[str]] = field(default_factory=dict)  # by the statement's index in the cell
     imports: set[int] = field(default_factory=set)  # the indices of statements that import
+    continued: dict[int, set[str]] = field(default_factory=dict)  # what `class Name(Name):` defines, by the same index
 
     @property
     def main_names(self) -> list[str]:
@@ -60,6 +63,9 @@ class Definitions:
                 self.computed.pop(name, None)
                 if not names:
                     self.computed[name] = None
+            if continues_a_class(statement):
+                cell.continued[index] = {name for part in statement.body for name in bound_by(part)}
+                self._forget_replaced(statement.name, cell.continued[index], cell)
             if names:
                 cell.names[index] = names
                 if isinstance(statement, (ast.Import, ast.ImportFrom)):
@@ -77,6 +83,14 @@ class Definitions:
                 for index in [index for index, names in other.names.items() if name in names]:
                     other.names[index].discard(name)
                     if not other.names[index]:
+                        del other.names[index]
+
+    def _forget_replaced(self, name: str, replacing: set[str], cell: Cell) -> None:
+        """Forget where a class was continued with methods that a cell now defines again."""
+        for other in self.cells:
+            if cell.targets in (None, other.targets):
+                for index, replaced in other.continued.items():
+                    if replaced <= replacing and name in other.names.get(index, ()):
                         del other.names[index]
 
 

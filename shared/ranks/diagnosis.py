@@ -210,6 +210,12 @@ def dropped_handles(cell: CellState) -> list[str]:
     ]
 
 
+def own_errors(cell: CellState) -> list[dict]:
+    """Return the errors that ranks raised before anything was stopped, except those that other ranks caused."""
+    errors = [outcome.error for outcome in cell.outcomes.values() if outcome.error]
+    return [error for error in errors if not error["others_fault"]]
+
+
 def _failures(cell: CellState) -> list[str]:
     """Describe the errors that ranks raised, in chronological order, without repetitions and mere consequences."""
     errors = {rank: outcome for rank, outcome in cell.outcomes.items() if outcome.error}
@@ -267,7 +273,8 @@ def _waits(cell: CellState) -> list[str]:
         if position and position["busy"] and position["waits"] != "no" and position["call"]:
             waiting.setdefault(position["call"]["text"], []).append(position)
     waiting_ranks = {position["rank"] for group in waiting.values() for position in group}
-    handles = dropped_handles(cell)
+    forming = {rank for rank in waiting_ranks if cell.positions[rank]["forms_group"]}
+    handles = [] if own_errors(cell) else dropped_handles(cell)  # an error also drops the handles of its line
     sentences, any_complete = list(handles), False
     for text, group in waiting.items():
         who = name_ranks([position["rank"] for position in group])
@@ -282,9 +289,7 @@ def _waits(cell: CellState) -> list[str]:
             continue
         for_whom = f" for {name_ranks(missing)}" if group[0]["call"]["partner"] is None else ""
         sentences.append(f"{who[0].upper()}{who[1:]} {verb} in {text}{for_whom}.")
-        described = {*cell.deaths, *_still_running(cell)}
-        if group[0]["call"]["partner"] is not None:
-            described |= waiting_ranks
+        described = {*cell.deaths, *_still_running(cell), *(waiting_ranks - forming)}  # in sentences of their own
         sentences += [_why_absent(rank, group[0]["call"], cell) for rank in missing if rank not in described]
     everyone_waits = waiting_ranks >= set(cell.targets) - set(cell.outcomes) - set(cell.deaths)
     if everyone_waits and len(waiting) > 1 and not any_complete:
@@ -321,8 +326,6 @@ def _why_absent(rank: int, call: dict, cell: CellState) -> str:
         return f"Rank {rank} was not asked to run this cell, so it cannot take part."
     if position["forms_group"]:
         return f"Rank {rank} waits in dist.new_group instead."
-    if position["busy"] and position["waits"] != "no" and last:
-        return f"Rank {rank} waits in {last['text']} instead."
     outcome = cell.outcomes.get(rank)
     verb = "failed" if outcome is not None and outcome.error else "left the cell"
     if last is None:

@@ -8,6 +8,7 @@ TCPStore that the kernel hosts. `diagnosis.py` interprets the answers.
 import contextlib
 import json
 import os
+import resource
 import socket
 import stat
 import sys
@@ -315,12 +316,15 @@ def _message_of(error: BaseException) -> str:
 
 
 def _describe_memory() -> str:
-    """Return a sentence on how much memory this process holds and how much is free, on its GPU or on the machine."""
+    """Return a sentence on how much memory this process holds, and how much is free or allowed, as in grading."""
     if torch.cuda.is_initialized():
         free_gb, total_gb = (nbytes / 1e9 for nbytes in torch.cuda.mem_get_info())
         held_gb = torch.cuda.memory_allocated() / 1e9
         return f"Its tensors hold {held_gb:.2f} GB of its GPU's {total_gb:.2f} GB, and {free_gb:.2f} GB are free."
     held_gb, free_gb = psutil.Process().memory_info().rss / 1e9, psutil.virtual_memory().available / 1e9
+    limit_bytes = resource.getrlimit(resource.RLIMIT_DATA)[0]
+    if limit_bytes != resource.RLIM_INFINITY:
+        return f"Its process holds {held_gb:.1f} GB, and may hold {limit_bytes / 1e9:.1f} GB."
     return f"Its process holds {held_gb:.2f} GB; this machine has {free_gb:.2f} GB left."
 
 

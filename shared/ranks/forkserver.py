@@ -11,12 +11,14 @@ are written as lines of JSON to stdout:
     → {"do": "ranks", "n": 4, "argv": [...], "env": {}, "log_dir": path}
                                                                ← {"started": 0, "pid": 13} ...
                                                                ← {"ended": 0, "pid": 13, "status": -9}
+    → {"do": "signal", "pid": 13, "number": 2, "group": false}
 
 No matter how the kernel ends, the pipe closes. This process then kills every child and removes their files, so no other
 cleanup is needed.
 """
 
 import contextlib
+import ctypes
 import gc
 import json
 import os
@@ -30,6 +32,8 @@ import traceback
 
 from shared import hosts
 
+USERS = "RANKS_USERS"  # an environment variable: the users of the controller and of the ranks, if others than ours
+_PR_SET_DUMPABLE = 4
 _children: dict[int, object] = {}  # pid → rank, or "controller"
 _hosts: list[int] = []  # open files that keep the ranks' hosts alive; empty if ranks share the machine's network
 
@@ -53,10 +57,13 @@ def _fork(name, log_path: str, env: dict, body) -> None:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.environ.update(env)
-        log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         null = os.open(os.devnull, os.O_RDONLY)
         for source, target in ((null, 0), (log, 1), (log, 2)):
             os.dup2(source, target)
+        if USERS in os.environ:
+            controllers, ranks = json.loads(os.environ[USERS])
+            _become(controllers if name == "controller" else ranks)
         random.seed()  # a fork copies the random generator's state, and ranks must not draw the same numbers
         body()
         status = 0
@@ -67,6 +74,15 @@ def _fork(name, log_path: str, env: dict, body) -> None:
     finally:
         sys.stderr.flush()
         os._exit(status)
+
+
+def _become(user: int) -> None:
+    """Turn this process, which is root, into another user's."""
+    os.setgroups([])
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
+    os.umask(0)  # The kernel is another user, and removes the folders that it shares with its ranks.
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)  # otherwise it could not read its own files in /proc
 
 
 def _run_controller(argv: list[str]) -> None:
@@ -110,6 +126,10 @@ def _handle(request: dict) -> None:
             _send(hosts=request["n"])
         except (OSError, subprocess.TimeoutExpired) as error:
             _send(no_hosts=str(error))
+    elif request["do"] == "signal":
+        if request["pid"] in _children:
+            with contextlib.suppress(ProcessLookupError):
+                (os.killpg if request["group"] else os.kill)(request["pid"], request["number"])
     elif request["do"] == "ranks":
         for rank in range(request["n"]):
             env = {**request["env"], "RANKS_RANK": str(rank)}

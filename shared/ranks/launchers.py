@@ -21,17 +21,27 @@ from pathlib import Path
 from ipyparallel.cluster.launcher import ControllerLauncher, EngineLauncher
 
 from shared.deadlines import scaled
+from shared.ranks import forkserver
 
 START_TIMEOUT_S = scaled(60.0)
 COURSE_ROOT = Path(__file__).resolve().parents[2]
 
 
 class ForkServer:
-    """The kernel's side of the fork server: sends requests, and keeps track of which processes started and ended."""
+    """The kernel's side of the fork server: sends requests, and keeps track of which processes started and ended.
 
-    def __init__(self, run_dir: str, as_root: Sequence[str] = ()):
+    Args:
+        run_dir: A folder for the logs and files of all processes.
+        as_root: The beginning of a command that runs the rest of it as root.
+        users: The users of the controller and of the ranks, if they differ from this process's user. The fork server
+            has to be root for that. Grading uses it.
+    """
+
+    def __init__(self, run_dir: str, as_root: Sequence[str] = (), users: tuple[int, int] | None = None):
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": _python_path()}
-        self.run_dir = run_dir
+        if users:
+            environment[forkserver.USERS] = json.dumps(users)
+        self.run_dir, self.users = run_dir, users
         self.pids: dict = {}  # rank, or "controller" → pid
         self.ended: dict[int, int] = {}  # pid → exit status; a negative one is the signal that ended the process
         self._hosts: dict = {}  # the event that answers a request for hosts
@@ -53,6 +63,14 @@ class ForkServer:
             self._process.stdin.flush()
         except BrokenPipeError:
             raise RuntimeError(f"The process that starts ranks has died. {self.end_of_log()}") from None
+
+    def send_signal(self, pid: int, number: int, group: bool = False) -> None:
+        """Send a signal to a process, or to its whole process group. Do nothing if it has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            try:
+                (os.killpg if group else os.kill)(pid, number)
+            except PermissionError:  # another user's process, which only the fork server may signal
+                self.request(do="signal", pid=pid, number=number, group=group)
 
     def make_hosts(self, n: int, bits_per_s: float) -> None:
         """Create a host for each rank that will be started.
@@ -91,7 +109,7 @@ class ForkServer:
             self._process.wait(timeout_s)  # otherwise a zombie process remains
         # A fork server that was killed leaves its children running.
         for pid in set(self.pids.values()) - set(self.ended):
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
         shutil.rmtree(self.run_dir, ignore_errors=True)
 
@@ -129,8 +147,7 @@ class _ForkedLauncher:
     def signal(self, sig: int) -> None:
         for pid in self._pids():
             if pid not in self.fork_server.ended:
-                with contextlib.suppress(ProcessLookupError):  # it may end between the check and the signal
-                    os.killpg(pid, sig)
+                self.fork_server.send_signal(pid, sig, group=True)
 
     async def stop(self) -> None:
         self.signal(signal.SIGKILL)
@@ -186,8 +203,8 @@ def bound_to(fork_server: ForkServer):
     )
 
 
-def free_ports(n: int) -> str:
-    """Choose n consecutive free ports below the range that the system assigns by itself. Returns "first-last".
+def free_ports(n: int) -> range:
+    """Choose n consecutive free ports below the range that the system assigns by itself.
 
     ipyparallel would choose a port, release it, and bind it a moment later. If many programs start at once, another one
     may take the port in between, and the ranks would wait forever for a heartbeat.
@@ -196,7 +213,7 @@ def free_ports(n: int) -> str:
         first = random.SystemRandom().randrange(10_000, 32_000)  # a student's random.seed must not determine it
         ports = range(first, first + n)
         if all(_is_free(port) for port in ports):
-            return f"{ports[0]}-{ports[-1]}"
+            return ports
 
 
 def _is_free(port: int) -> bool:

@@ -27,6 +27,16 @@ _CONTROLLER_TRIES = 3
 _PORTS_NEEDED = 20  # ipyparallel documents 16
 
 
+def start_fork_server(link: str | None) -> launchers.ForkServer:
+    """Start the fork server. Grading replaces this function, because its ranks belong to another user."""
+    return launchers.ForkServer(tempfile.mkdtemp(prefix="ranks-"), as_root=hosts.as_root() if link else ())
+
+
+def entrance(store_port: int) -> int:
+    """Return the port at which ranks reach the store. Grading replaces this function by one that adds a gate."""
+    return store_port
+
+
 class RankProcesses:
     """The world_size processes, each with its own variables, and the store for their rendezvous.
 
@@ -41,8 +51,8 @@ class RankProcesses:
         self.starts = 1  # how many times the processes were started; variables do not survive a restart
         self._questions = 0
         self._report = report
-        self._run_dir = tempfile.mkdtemp(prefix="ranks-")
-        self._server = launchers.ForkServer(self._run_dir, as_root=hosts.as_root() if link else ())
+        self._server = start_fork_server(link)
+        self._run_dir = self._server.run_dir
         try:
             self._start_cluster()
             # Imports torch, in parallel with the fork server.
@@ -65,12 +75,17 @@ class RankProcesses:
 
         profile_dir = os.path.join(self._run_dir, "profile")
         ProfileDir.create_profile_dir(profile_dir)
+        if self._server.users:
+            for folder in (profile_dir, *(entry.path for entry in os.scandir(profile_dir) if entry.is_dir())):
+                os.chmod(folder, 0o777)
         controller, engines = launchers.bound_to(self._server)
+        self.control_ports = launchers.free_ports(_PORTS_NEEDED)
+        ports = f"{self.control_ports[0]}-{self.control_ports[-1]}"
         self._cluster = ipyparallel.Cluster(
             profile_dir=profile_dir,
             controller=controller,
             engines=engines,
-            controller_args=[*_CONTROLLER_ARGS, f"--IPController.ports={launchers.free_ports(_PORTS_NEEDED)}"],
+            controller_args=[*_CONTROLLER_ARGS, f"--IPController.ports={ports}"],
             delay=0,
             load_profile=False,
             shutdown_atexit=False,  # the fork server ends everything, also at exit
@@ -82,6 +97,7 @@ class RankProcesses:
         import torch.distributed as dist
 
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self.store_ports = (self._store.port, entrance(self._store.port))
         self._client = None
 
     def _start_ranks(self) -> None:
@@ -97,7 +113,7 @@ class RankProcesses:
         engine_of = {answer.get(timeout=START_TIMEOUT_S)["rank"]: engine for engine, answer in answers.items()}
         self._engines = [self._client[engine_of[rank]] for rank in range(self.world_size)]
         self.pids = [self._server.pids[rank] for rank in range(self.world_size)]
-        address = ("127.0.0.1", self._store.port)
+        address = ("127.0.0.1", self.store_ports[-1])
         self._store.set("asked", str(self._questions))
         self._on_all(
             lambda rank: (rankside.settle, rank, self.placement.devices[rank], address, self._sizes_path(rank))

@@ -1,8 +1,6 @@
 """A set of ranks as the kernel sees it: a process group, cells with deadlines, and recovery from hangs and crashes."""
 
-import contextlib
 import json
-import os
 import signal
 import time
 
@@ -227,8 +225,7 @@ class RankSet(RankProcesses):
                 next(iter(pending.values())).wait(0.02)
                 self._collect(pending, outcomes)
             for rank in pending:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(self.pids[rank], signal.SIGINT)
+                self._server.send_signal(self.pids[rank], signal.SIGINT)
 
     def _heal(self, cell: CellState, hung: dict, still_pending: dict) -> str:
         """Make sure that the next cell works. Returns sentences that say which variables are left."""

@@ -24,6 +24,7 @@ from IPython.utils.capture import capture_output
 from shared import hosts
 from shared.deadlines import scaled
 from shared.ranks import doctor
+from shared.ranks.continued import ContinueClasses
 from shared.ranks.pickles import CpuPickler
 from shared.wire import handles, instrumentation, mismatch, sizes
 
@@ -90,6 +91,7 @@ def settle(rank: int, device: str, store_address: tuple[str, int], sizes_path: s
     host, port = store_address
     here.store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False)
     warnings.filterwarnings("ignore", "To exit: use")  # IPython's comment on sys.exit; the doctor reports it instead
+    get_ipython().ast_transformers.append(ContinueClasses())
     get_ipython()._tee = lambda channel: contextlib.nullcontext()  # IPython 9 keeps everything that cells ever printed
     torch.set_num_threads(1)  # one thread per rank, so that all ranks compute at comparable speed
     if device.startswith("cuda"):

@@ -44,8 +44,8 @@ OPERATORS = {
     "recv_any_source_": "recv",
 }
 POINT_TO_POINT = ("send", "recv")
-_TORCH_DISTRIBUTED = os.path.dirname(dist.__file__)
-_HANDLES = os.path.join(os.path.dirname(__file__), "handles.py")  # its functions are between torch's and the hook
+# Functions of torch and of this package run between the caller and the hook, to watch handles or to simulate NCCL.
+_BETWEEN = tuple(os.path.dirname(file) + os.sep for file in (torch.__file__, __file__))
 # Every dispatch passes through this key, even under no_grad or inference_mode and for DTensor, and torch itself uses it
 # only for factory functions.
 _KEY = "BackendSelect"
@@ -353,7 +353,7 @@ def _is_async(op: str, arguments: dict) -> bool:
     if op not in POINT_TO_POINT:
         return arguments.get("async_op", True)
     frame = sys._getframe(2).f_back
-    while frame is not None and frame.f_code.co_filename.startswith((_TORCH_DISTRIBUTED, _HANDLES)):
+    while frame is not None and frame.f_code.co_filename.startswith(_BETWEEN):
         if frame.f_code.co_name == op:
             return False
         frame = frame.f_back

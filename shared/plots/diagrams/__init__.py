@@ -13,6 +13,7 @@ from shared.plots.diagrams.hosts import hybrid_mesh
 from shared.plots.diagrams.memory import deferred_init, training_memory
 from shared.plots.diagrams.ranks import data_parallelism, processes
 from shared.plots.diagrams.sharding import bucket_owners, zero1_step
+from shared.plots.diagrams.tensor import conjugate_operators, sequence_parallel, split_matrix
 from shared.plots.diagrams.units import unit, unit_states
 
 __all__ = [
@@ -21,12 +22,15 @@ __all__ = [
     "bucket_owners",
     "buckets",
     "collective",
+    "conjugate_operators",
     "data_parallelism",
     "deferred_init",
     "exposed_communication",
     "hooks",
     "hybrid_mesh",
     "processes",
+    "sequence_parallel",
+    "split_matrix",
     "training_memory",
     "tree_broadcast",
     "unit",

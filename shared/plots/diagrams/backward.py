@@ -30,7 +30,7 @@ def buckets(world_size: int = 4) -> Figure:
     """
     check_world_size(world_size)
     groups = in_buckets(_GRADIENTS_MB, _CAP_MB)
-    title = f"Parameters, buckets, collectives: {len(_GRADIENTS_MB)} gradients become {len(groups)} all-reduces"
+    title = f"Gradients, buckets, collectives: {len(_GRADIENTS_MB)} gradients become {len(groups)} all-reduces"
     drawing = Drawing(8.8, 4.75, title)
     left, gap = 1.55, 0.3
     inch_per_mb = (drawing.width_in - left - 0.2 - gap * (len(groups) - 1)) / sum(_GRADIENTS_MB.values())

@@ -51,9 +51,9 @@ def moments() -> list[Moment]:
 
 
 def training_memory() -> Figure:
-    """Draw the parameters, optimizer states, gradients and activations that a rank holds during one step."""
+    """Draw the parameters, optimizer state, gradients and activations that a rank holds during one step."""
     held = moments()
-    drawing = Drawing(8.8, 4.75, "Memory over one step: parameters and optimizer states stay, the rest comes and goes")
+    drawing = Drawing(8.8, 4.75, "Memory over one step: parameters and optimizer state stay, the rest comes and goes")
     bottom, inch_per_gb, gap = 4.1, 0.15, 0.04
     step_ms = sum(_LASTS_MS[moment.phase] for moment in held)
     clock = Clock(0.95, 6.85, 0, step_ms)
@@ -91,13 +91,13 @@ def _explain_components(drawing: Drawing, x: float, y: float) -> None:
     explanations = {
         "activations": "kept by forward,\nfreed by backward",
         "gradients": "written by backward,\nfreed by zero_grad()",
-        "optimizer": "Adam's two moments,\nkept between steps",
+        "optimizer": "momentum and variance,\nkept between steps",
         "parameters": "kept between steps",
     }
     for component, explanation in explanations.items():
         color, hatch = COMPONENT_STYLES[component]
         drawing.span(x, y - 0.11, 0.22, 0.22, facecolor=color, hatch=hatch)
-        name = "optimizer states" if component == "optimizer" else component
+        name = "optimizer state" if component == "optimizer" else component
         drawing.text(x + 0.3, y, name, ha="left", weight="bold")
         drawing.text(x, y + 0.18, explanation, "note", ha="left", va="top", linespacing=1.3)
         y += 0.74
@@ -109,14 +109,15 @@ _UNITS, _UNIT_GB = 4, 12
 def stages(world_size: int, rank: int) -> list[set[tuple[int, int]]]:
     """Return the (unit, shard) pairs for which a rank has memory, at each stage of creating a model.
 
-    The stages: the model is on meta, unit 0 is materialized, unit 0 is sharded, all units are sharded. The
-    last one, for comparison, is a model that was not built on meta, before it is sharded.
+    The stages: the model is on meta, unit 0 is materialized, unit 0 is sharded, the last unit is materialized, all
+    units are sharded. The last stage, for comparison, is a model that was not built on meta, before it is sharded.
     """
     on_meta: set[tuple[int, int]] = set()
     materialized = {(0, shard) for shard in range(world_size)}
     sharded = {(unit, rank) for unit in range(_UNITS)}
+    peak = sharded | {(_UNITS - 1, shard) for shard in range(world_size)}
     whole = {(unit, shard) for unit in range(_UNITS) for shard in range(world_size)}
-    return [on_meta, materialized, {(0, rank)}, sharded, whole]
+    return [on_meta, materialized, {(0, rank)}, peak, sharded, whole]
 
 
 def deferred_init(world_size: int = 4) -> Figure:
@@ -126,24 +127,25 @@ def deferred_init(world_size: int = 4) -> Figure:
         world_size: From 2 to 4.
     """
     check_world_size(world_size)
-    drawing = Drawing(8.8, 6.6, "Deferred initialization: one unit at a time exists in full, and never the whole model")
-    left, tops = 2.75, (1.05, 2.15, 3.25, 4.35, 5.6)
+    drawing = Drawing(8.8, 7.7, "Deferred initialization: one unit at a time exists in full, and never the whole model")
+    left, tops = 2.75, (1.05, 2.15, 3.25, 4.35, 5.45, 6.7)
     column = (drawing.width_in - left - 0.15) / world_size
     parameters = f"The {_UNITS} units (rows, example)\nhave shapes, but no memory.\nThe columns are shards."
     explanations = (
         ("1  Build on meta", parameters),
         ("2  Materialize a unit", "Its parameters get memory\nand values."),
         ("3  Shard the unit", "Each rank keeps its shard,\nand frees the others."),
-        ("4  Repeat", "In the end, each rank has\nits shard of every unit."),
+        ("4  Repeat", "The peak: the last unit in\nfull, and the other shards."),
+        ("5  Shard the last unit", "Each rank has its shard\nof every unit."),
         ("Without meta", "Each rank has all parameters\nbefore it can shard them."),
     )
     drawing.name_rows(*((top, *explanation) for top, explanation in zip(tops, explanations, strict=True)))
     size_in = (min(0.36, (column - 0.3) / world_size), 0.14)
     for rank in range(world_size):
         middle = left + column * (rank + 0.5)
-        drawing.box(middle - column / 2 + 0.07, 0.5, column - 0.14, 4.85)
+        drawing.box(middle - column / 2 + 0.07, 0.5, column - 0.14, 5.95)
         drawing.rank_label(middle - column / 2 + 0.07, 0.5, rank, column - 0.14)
-        drawing.box(middle - column / 2 + 0.07, 5.47, column - 0.14, 1.0)
+        drawing.box(middle - column / 2 + 0.07, 6.57, column - 0.14, 1.0)
         for top, held in zip(tops, stages(world_size, rank), strict=True):
             for unit in range(_UNITS):
                 for shard in range(world_size):
@@ -154,6 +156,6 @@ def deferred_init(world_size: int = 4) -> Figure:
                         drawing.absent(x, y, size_in)
             held_gb = len(held) * _UNIT_GB / world_size
             drawing.text(middle, top + 0.71, f"holds {held_gb:g} GB", weight="bold" if held else "normal")
-        for top in tops[1:4]:
+        for top in tops[1:5]:
             drawing.arrow((middle, top - 0.25), (middle, top - 0.04))
     return drawing.finish()

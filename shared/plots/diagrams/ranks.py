@@ -13,7 +13,7 @@ def processes(world_size: int = 4, device: str = "GPU") -> Figure:
         device: What the diagram calls the device of each rank.
     """
     check_world_size(world_size)
-    drawing = Drawing(8.8, 4.8, f"One script, {world_size} processes: each has a rank, a device and memory of its own")
+    drawing = Drawing(8.8, 5.15, f"One script, {world_size} processes: each has a rank, a device and memory of its own")
     width, gap = 1.6, 0.42
     left = (drawing.width_in - world_size * width - (world_size - 1) * gap) / 2
     middle = drawing.width_in / 2
@@ -21,9 +21,9 @@ def processes(world_size: int = 4, device: str = "GPU") -> Figure:
     drawing.code(middle - 1.15, 0.94, "rank = dist.get_rank()\nx = 10 * rank", ha="left", linespacing=1.6)
     drawing.text(middle - 1.42, 0.94, "the script", ha="right")
     outline = {"facecolor": "none", "linestyle": "--", "linewidth": 1.4, "edgecolor": "black"}
-    group_y, process_y = 1.72, 2.0
+    group_y, process_y, messages_y = 1.72, 2.0, 4.12
     group_in = max(5.6, drawing.width_in - 2 * left + 0.4)
-    drawing.box(middle - group_in / 2, group_y, group_in, 2.9, **outline)
+    drawing.box(middle - group_in / 2, group_y, group_in, 3.25, **outline)
     for rank in range(world_size):
         x = left + rank * (width + gap)
         drawing.arrow((middle + (rank - (world_size - 1) / 2) * 0.35, 1.36), (x + width / 2, process_y - 0.06))
@@ -34,10 +34,10 @@ def processes(world_size: int = 4, device: str = "GPU") -> Figure:
         drawing.text(x + width / 2, process_y + 0.91, "memory", "note")
         drawing.code(x + 0.45, process_y + 1.31, "x =")
         drawing.cell(x + 0.7, process_y + 1.12, f"{10 * rank}", (rank,))
-        if rank:
-            drawing.message((x - gap + 0.03, process_y + 1.2), (x - 0.03, process_y + 1.2), arrowstyle="<|-|>")
-    drawing.text(middle, 4.1, f"process group: the {world_size} ranks that can send each other messages", weight="bold")
-    drawing.text(middle, 4.38, "They share no memory, so a message is the only way from one rank to another.", "note")
+        drawing.message((x + width / 2, process_y + 1.88), (x + width / 2, messages_y), arrowstyle="<|-|>")
+    drawing.collective(left, messages_y, drawing.width_in - 2 * left, "messages", height=0.28)
+    drawing.text(middle, 4.62, f"process group: {world_size} ranks that can send each other messages", weight="bold")
+    drawing.text(middle, 4.84, "They share no memory, so a message is the only way from one rank to another.", "note")
     return drawing.finish()
 
 
@@ -60,7 +60,7 @@ def data_parallelism(world_size: int = 4) -> Figure:
         2.35: ("2  Slice", f"In each step, every rank takes\ndifferent samples ({samples})."),
         3.35: ("3  Compute", "Forward and backward give\neach rank its own gradient."),
         4.35: ("4  Average", "An all-reduce and a division\ngive every rank the mean."),
-        5.75: ("5  Update", "Each rank subtracts 0.1 times\nthe mean, so w stays the same\non all ranks."),
+        5.75: ("5  Update", "Each rank subtracts 0.1 times\nthe mean, so w is still equal\non all ranks."),
     }
     for y, (stage, explanation) in stages.items():
         drawing.text(0.15, y + 0.19, stage, "heading", ha="left", weight="bold")

@@ -22,7 +22,7 @@ def zero1_step(world_size: int = 4) -> Figure:
         (1.05, "Gradients", f"Backward gives every rank\ngradients of its own, here\nas {world_size} shards."),
         (2.55, "Mean gradients", "Each rank keeps the mean of\nits own shard. The rest of the\ntensor is not used."),
         (3.6, "Optimizer states", "A rank has them for one\nshard only."),
-        (4.6, "Parameters", "Each rank updates its shard.\nThe others are old (white)."),
+        (4.6, "Parameters", "Each rank updates its shard.\nThose without color are old."),
         (6.1, "Parameters", "Every rank has all updated\nshards for the next forward."),
     )
     size_in = (min(0.36, (column - 0.3) / world_size), CELL_IN[1])
@@ -123,7 +123,10 @@ def bucket_owners(world_size: int = 4) -> Figure:
         last = index + 1 == _BUCKETS
         words = "freed by finish_gradient_sync()" if last else f"freed when bucket {index + 2} is launched"
         drawing.text(free_x, y + 0.56, words, "note", ha="right" if last else "left")
-    words = f"Gradients that rank {OWN_RANK} holds: a stripe is one shard of a bucket, in the color of its owner."
+    words = (
+        f"Memory for gradients on rank {OWN_RANK}, allocated for a whole bucket at once. "
+        "A stripe is one shard, in the color of its owner."
+    )
     clock.axis(drawing, 4.6, [0, *(life.launched_ms for life in lives), lives[-1].freed_ms])
     drawing.text(0.15, 5.12, words, "note", ha="left")
     return drawing.finish()

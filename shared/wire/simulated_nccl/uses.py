@@ -42,7 +42,10 @@ def _uses_values(operator) -> bool:
     """Return False for operators that only wait or read a shape, and for collectives, which `launch()` sees."""
     name = operator._schema.name.split("::")[1]
     return not (
-        operator.namespace == "c10d" or name == "wait_tensor" or name.startswith("new_") or name.endswith("_like")
+        operator.namespace == "c10d"
+        or name in ("wait_tensor", "_wrap_tensor_autograd")  # the latter only wraps the result of a collective
+        or name.startswith("new_")
+        or name.endswith("_like")
     )
 
 
