@@ -218,7 +218,7 @@ def test_a_mistake_in_the_cost_model_gets_its_own_hint(tmp_path, mutant, piece, 
     [
         ("cost_clears_gradients_at_the_end", "measurement 1 begins with gradients that the model had before the call"),
         ("cost_onto_old_gradients", "measurement 1 begins with gradients"),
-        ("cost_with_communication_first", "measurement 1 runs outside no_sync(); expected inside first"),
+        ("cost_with_communication_first", "measurement 1 runs outside no_sync(); expected inside and outside in turn"),
         ("cost_of_two_halves", "measurement 2 runs inside no_sync(), like measurement 1"),
         ("cost_with_forward_outside_no_sync", "measurement 1 runs forward outside no_sync(), but backward and finish"),
         ("cost_finishes_outside_no_sync", "measurement 1 runs finish_gradient_sync() outside no_sync(), but forward"),

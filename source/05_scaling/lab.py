@@ -402,7 +402,7 @@ measure.expect(4e-9 < beta_s < 16e-9, "β is near the 8 ns per byte of 1 Gbit/s"
 # for that with a β that is too small.
 #
 # Next, find out when each gradient is ready. As in the lesson, we keep fractions of the computation.
-# `measure.ready_fractions` takes steps inside `no_sync()`, where communication cannot delay any gradient, and returns
+# `measure.ready_fractions` runs steps inside `no_sync()`, where communication cannot delay any gradient, and returns
 # `(fraction, size_bytes)` of each. A gradient counts as ready when it is ready on *all* ranks.
 
 # %%

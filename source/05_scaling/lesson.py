@@ -306,8 +306,13 @@ marks = {
 weak_64, strong_64 = curves["weak, overlapped"][64], curves["strong, overlapped"][64]
 print(f"64 ranks, weak: predicted {my_weak:.0%}, by the cost model {weak_64:.0%}")
 print(f"64 ranks, strong: predicted {my_strong:.0%}, by the cost model {strong_64:.0%}")
-measure.expect(strong_64 < weak_64 < curves["weak, overlapped"][2], "weak scaling reaches more")
-measure.expect(strong.efficiency(2) < curves["strong, overlapped"][2], "the mark is lower")
+measure.expect(
+    strong_64 < weak_64 < curves["weak, overlapped"][2], "weak scaling is more efficient"
+)
+measure.expect(
+    strong.efficiency(2) < curves["strong, overlapped"][2],
+    "on 2 ranks, the mark for strong scaling is below its line",
+)
 overlap_helps = curves["weak, without overlap"][4] < curves["weak, overlapped"][4]
 measure.expect(overlap_helps, "overlap makes scaling more efficient")
 scaling_plots.efficiency({"1 Gbit/s": curves}, {"1 Gbit/s": marks})
@@ -535,10 +540,11 @@ print(f"batches: {rank + 1}, all-reduces of the bucket: {sent}")
 # | optimizer | on GPU 0, while the other GPUs wait | on every rank |
 # | several hosts | no | yes |
 #
-# With NCCL, the broadcast and the sum move about as many bytes as an all-reduce. The difference is in the timing. No
+# With NCCL, the broadcast and the sum move about as many bytes as an all-reduce. The difference is the timing. No
 # replica can start forward before it has all parameters. And autograd treats the broadcast of all parameters as one
 # operation, whose backward is the sum, so the sum starts only when all gradients are ready. All of this communication
-# is exposed. We can imitate this order. (gloo takes longer than NCCL for both, so the figure exaggerates.)
+# is exposed. We can imitate this order. (gloo's broadcast and reduce take longer than NCCL's, so the figure
+# exaggerates.)
 
 # %%
 # %%ranks

@@ -231,5 +231,5 @@ def _judge_no_sync(rank: int, number: int, inside: dict[str, bool]) -> None:
         raise Wrong({rank: evidence}, "Hint: which lines belong to the block of `with model.no_sync():`?")
     if wrong:
         previous = f", like measurement {number - 1}" if number > 1 else ""
-        evidence = f"{context} runs {where[not expected]} no_sync(){previous}; expected inside first, then outside"
-        raise Wrong({rank: f"{evidence}, in turn"})
+        evidence = f"{context} runs {where[not expected]} no_sync(){previous}; expected inside and outside in turn"
+        raise Wrong({rank: f"{evidence}, inside first"})
