@@ -88,7 +88,7 @@ measure.expect(line.communication_ms > 5 * bytes_ms, "the bytes are a small part
 #
 # **Predict.** We run 100 all-reduces again, but with tensors of only 100 elements (400 bytes). Together, these tensors
 # have about a sixtieth of the gradients' bytes. How long do the all-reduces take, as a fraction of the time for the
-# gradients? 1 would mean just as long; 0.02 would mean in proportion to the bytes.
+# gradients? 1 would mean the same time; 0.02 would mean a time proportional to the bytes.
 
 # %%
 my_prediction = 0.0
@@ -115,7 +115,7 @@ measure.expect(fraction > 0.7, "small all-reduces take about as long")
 plots.bars(times.ms(), "ms (median of 5 rounds)")
 
 # %% [markdown]
-# With a sixtieth of the bytes, the all-reduces take almost as long. Most of the time does not depend on the bytes: it
+# With a sixtieth of the bytes, the all-reduces take almost as long. Most of this time does not depend on the bytes: it
 # is a fixed cost of every call.
 
 # %% [markdown]
@@ -128,7 +128,7 @@ plots.bars(times.ms(), "ms (median of 5 rounds)")
 #
 # This is the same formula again, with an α that is 6 times as large and a β that is 1.5 times as large. On our link, we
 # expect α = 12 ms and β = 12 ns per byte for a whole all-reduce. The next cell times all-reduces of seven sizes, each
-# called five times in a row, as after backward. It also times the 100 gradients once more, for later.
+# called five times in a row, like those after backward. It also times the 100 gradients again, for later.
 
 # %%
 # %%ranks
@@ -202,7 +202,7 @@ def average_flat(parameters):
 
 
 # %% [markdown]
-# The next cell averages the same gradients in both ways. Are the results equal, and what does the ledger say?
+# The next cell averages the same gradients both ways. Are the results equal, and what does the ledger say?
 
 
 # %%
@@ -516,8 +516,8 @@ print(f"measured / formula: from {off[0]:.2f} to {off[-1]:.2f}")
 measure.expect(1 / 1.6 < off[len(off) // 2] < 1.6, "the formula comes close")
 
 # %% [markdown]
-# In the next figure, each row is a cap. The left half shows the model, split into its buckets. (Rows of over 20 buckets
-# use two grays.) In the right half, compare the measured times with the predicted ones.
+# In the next figure, each row is a cap. The left half shows the model, split into its buckets. (Rows with over 20
+# buckets alternate between two grays.) In the right half, compare the measured times with the predicted ones.
 
 # %% tags=["nbval-ignore-output"]
 first_saved_ms = took_ms["none"] - took_ms["100 KiB"]
@@ -541,7 +541,7 @@ tables.Table(["bucket", "MB", "latency adds"], rows, note)
 
 # %% [markdown]
 # At 10 α/β bytes, the latency adds 10% to the transfer, so it is 1/11 of the total. From there on, a larger cap can
-# save no more than that 1/11. As long as buckets are sent after backward, a single bucket is fastest.
+# save at most that 1/11. As long as buckets are sent after backward, a single bucket is fastest.
 #
 # But a larger cap has a price: the first bucket is complete later. This matters in chapter 04, which sends buckets
 # during backward. For this reason, the *first* bucket of torch's DDP is smaller than the others.

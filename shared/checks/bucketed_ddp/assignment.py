@@ -157,9 +157,12 @@ def _evidence(case: Case, parameters: list, found: list, expected: list) -> str:
     many = len(parameters) > 8 and len({parameter.nbytes for parameter in parameters}) == 1
     if many:
         head = f"{len(parameters)} gradients of {parameters[0].nbytes:,} bytes each"
+    elif parameters:
+        head = f"gradients of {_listed([*range(len(parameters))], case)} bytes"
     else:
-        head = f"gradients of {_listed([*range(len(parameters))], case) or 'no'} bytes"
-    head += f" ({', '.join(sorted(kinds)) or 'none'}), cap {cap:,.0f}, first cap {first:,.0f}"
+        head = "no gradients"
+    head += f" ({', '.join(sorted(kinds))})" if kinds else ""
+    head += f", cap {cap:,.0f}, first cap {first:,.0f}"
     if case.frozen:
         head += f"; frozen: {', '.join(map(str, sorted(case.frozen)))} (counted from 0)"
     if case.elsewhere and not many and len(case.elsewhere) < len(parameters):

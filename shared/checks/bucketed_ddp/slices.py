@@ -117,7 +117,7 @@ def _judge_places(rank: int, found: dict, shapes: list, dtype: torch.dtype, cont
             hint = "Hint: in which order does the lab's example list the elements of a slice?"
         else:
             first = int((piece.flatten() != expected).nonzero()[0])
-            evidence = f"differs from flat[{index + first}] in its element {first}"
+            evidence = f"does not have flat[{index + first}] as its element {first}"
             hint = "Hint: what decides where a parameter's slice begins?"
         raise Wrong({rank: f"{which} {evidence}"}, hint)
     for number, (which, index, size) in enumerate(zip(slices, indices, sizes, strict=True)):
