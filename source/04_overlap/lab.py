@@ -49,7 +49,7 @@ from solutions.manual_ddp import broadcast_state
 # %% tags=["export"]
 # %%ranks
 class GradientBucket(Protocol):
-    """What a launch queue needs of a bucket. Chapter 03's Bucket has it, and so has the ShardedBucket of chapter 08."""
+    """Declares the members that a launch queue needs. Chapter 03's Bucket and chapter 08's ShardedBucket have them."""
 
     parameters: list[nn.Parameter]
 
@@ -299,7 +299,7 @@ def watch_gradients(
 # | `on_gradient`, for any other gradient | adds it to the queue, and sets `pending` to True | sets `pending` to True |
 # | `finish` | calls the queue's `finish`, and sets `pending` to False | does nothing |
 #
-# The queue has a gradient from its `add` until the next `finish` with `enabled` set to True. If another backward
+# A gradient is in the queue from its `add` until the next `finish` with `enabled` set to True. If another backward
 # computes the same gradient in between, `on_gradient` must raise, even inside `no_sync()`, and whether or not the
 # bucket has been launched. The reason is that a packed `.grad` is a slice of its bucket and already divided by N (lab
 # 03). The other backward has added a gradient to it that is not divided, perhaps while the bucket is in flight. The
@@ -314,7 +314,7 @@ def watch_gradients(
 # </details>
 # <details><summary>Hint 2: which class packs, launches and waits?</summary>
 #
-# Not `GradientSync`. Each of your two methods calls one method of the queue.
+# It is not `GradientSync`. Each of your two methods calls one method of the queue.
 # </details>
 
 
@@ -331,7 +331,7 @@ class GradientSync:
         watch_gradients(buckets, self.on_gradient)
 
     def on_gradient(self, bucket_index: int, index: int) -> None:
-        """Add a gradient that backward() has just completed to the queue. A second one raises RuntimeError."""
+        """Add to the queue a gradient that backward() has just completed. A second one raises RuntimeError."""
         ### BEGIN SOLUTION
         if index not in self.queue.missing[bucket_index]:
             raise RuntimeError(

@@ -189,7 +189,7 @@ plots.timeline([blocking])
 
 # %% [markdown]
 # That is slower than before. The all-reduces now start during backward, but each one blocks backward until it
-# completes. (Only the launches, a few percent, are hidden.) There are also 52 latencies instead of seven, so the
+# completes. (Only the launch time, a few percent, is hidden.) And with 52 latencies instead of seven, the
 # formula gives 258 + 52 · 6 = 570 ms. The rest is mostly the wait for the slowest rank in each all-reduce.
 
 # %% [markdown]
@@ -282,7 +282,7 @@ plots.timeline([before, after[0]], ["after backward", "with hooks"])
 # ## Predicting what stays exposed
 #
 # Not everything can be hidden, because the last bucket is full only when backward ends. The link runs one all-reduce at
-# a time. If bucket *i* is full at time $\text{full}_i$, its all-reduce takes $t_i$ and completes at
+# a time. If bucket *i* is full at time $\text{full}_i$ and its all-reduce takes $t_i$, it completes at
 #
 # $$e_i = \max(e_{i-1},\ \text{full}_i) + t_i$$
 #
@@ -349,7 +349,7 @@ parameters = list(TinyGPT(ranks.pull("config")[0]).parameters())
 def predicted_s(cap_mb):
     """Predict the exposed time with a bucket cap."""
     buckets = assign_buckets(parameters, cap_mb)
-    # Backward goes through the layers in the order of the buckets. A bucket is full with the last of its gradients.
+    # Backward goes through the layers in the order of the buckets. A bucket is full when its last gradient is ready.
     full_s = [ready_s[count - 1] for count in accumulate(map(len, buckets))]
     sizes = [sum(parameter.nbytes for parameter in bucket) for bucket in buckets]
     return max(0.0, completions_s(full_s, map(all_reduce_s, sizes))[-1] - backward_s)
@@ -453,8 +453,8 @@ for used in (order, "b" if rank == 3 else "ab"):
     print(f"a {ddp.module.a.grad.item():.2f}, b {ddp.module.b.grad.item():.2f}")
 
 # %% [markdown]
-# 0.75 is right: three ranks had a gradient of 1, and rank 3's counts as 0. How does a wrapper know that a gradient will
-# not come? Yours will find out in `finish_gradient_sync()`, because backward is over by then. DDP has no such call. By
+# 0.75 is right: three ranks had a gradient of 1, and rank 3's counts as 0. How does a wrapper know that a parameter is
+# unused? Yours will find out in `finish_gradient_sync()`, because backward is over by then. DDP has no such call. By
 # default, it expects every gradient. With `find_unused_parameters=True`, it searches the graph for unused parameters
 # after each forward.
 
@@ -614,7 +614,7 @@ plots.loss_curves(losses)
 # | `static_graph=True` | assumes the same graph in each step (a **static graph**); finds unused parameters in step 1 |
 # | `register_comm_hook` | replaces each all-reduce with a **communication hook**, such as one that sends bfloat16 |
 # | `forward_sync_buffers` (was `broadcast_buffers`) | on by default: rank 0 broadcasts buffers before each forward |
-# | `join()` | for ranks with unequal numbers of batches (chapter 05) |
+# | `join()` | lets ranks process unequal numbers of batches (chapter 05) |
 
 # %% [markdown]
 # ## On a cluster
@@ -623,7 +623,7 @@ plots.loss_curves(losses)
 # |---|---|
 # | Is my communication hidden? | Open a trace of `torch.profiler` in ui.perfetto.dev; NCCL has a row of its own |
 # | How much of it, across all ranks? | Holistic Trace Analysis computes the overlap from their traces |
-# | Which buckets does DDP use? | `ddp._get_ddp_logging_data()` returns them in a dictionary (a prototype) |
+# | Which buckets does DDP use? | `ddp._get_ddp_logging_data()`, a prototype, returns them in a dictionary |
 # | Which cap is best? | Try several: it depends on the model, the links and the number of hosts |
 # | Does overlap slow down backward? | It may: NCCL's kernels use some of the GPU's multiprocessors |
 # | Do ranks launch in different orders? | `TORCH_DISTRIBUTED_DEBUG=DETAIL` reports it if the buckets differ in size |

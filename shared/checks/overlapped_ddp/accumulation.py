@@ -108,6 +108,6 @@ def the_sum_is_sent(attempt: Attempt) -> None:
     steps = [step(micro(True), micro(True), micro(False)), step(micro(False)), step(micro(True, "one"), micro(False))]
     judge_steps(attempt, sizes, steps, "micro-batches inside no_sync(), the last one outside")
     for leaves_out, where in (("one", "one rank"), ("all", "all ranks")):
-        context = f"a layer that the micro-batch inside no_sync() uses, but the last one on {where} does not"
+        context = f"a layer that the micro-batch inside no_sync() uses, but the last micro-batch on {where} does not"
         judge_steps(attempt, sizes, [step(micro(True), micro(False, leaves_out))], context)
     judge_steps(attempt, sizes, [step(micro(True), micro(True))], "all micro-batches inside no_sync()")
