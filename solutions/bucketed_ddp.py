@@ -75,7 +75,7 @@ class Bucket:
     def __init__(self, parameters: list[nn.Parameter], group: dist.ProcessGroup | None = None):
         self.parameters, self.group = parameters, group
         self.flat, self.slices = flat_and_slices(parameters)
-        # A tensor, because torch.div would convert a number to a tensor in every call.
+        # The divisor is a tensor, because torch.div would convert a number to a tensor in every call.
         self.divisor = torch.tensor(float(dist.get_world_size(group)))
         self.handle = None
 

@@ -15,7 +15,7 @@ from solutions.manual_ddp import broadcast_state
 
 
 class GradientBucket(Protocol):
-    """What a launch queue needs of a bucket. Chapter 03's Bucket has it, and so has the ShardedBucket of chapter 08."""
+    """Declares the members that a launch queue needs. Chapter 03's Bucket and chapter 08's ShardedBucket have them."""
 
     parameters: list[nn.Parameter]
 
@@ -96,7 +96,7 @@ class GradientSync:
         watch_gradients(buckets, self.on_gradient)
 
     def on_gradient(self, bucket_index: int, index: int) -> None:
-        """Add a gradient that backward() has just completed to the queue. A second one raises RuntimeError."""
+        """Add to the queue a gradient that backward() has just completed. A second one raises RuntimeError."""
         if index not in self.queue.missing[bucket_index]:
             raise RuntimeError(
                 "got a second gradient for this parameter: call finish_gradient_sync() after each "

@@ -459,7 +459,7 @@ plots.loss_curves({"one process": alone_losses, "4 ranks, 2 buckets": mean_losse
 # Four ranks train the same model as one process. Bucketing changes only how gradients are sent.
 
 # %% [markdown]
-# ## Which cap?
+# ## Choosing a cap
 #
 # We go back to the GPT with 100 parameters and try six caps, from "none" (each gradient is sent by itself) to 25 MiB
 # (one bucket for all):

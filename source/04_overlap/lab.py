@@ -388,8 +388,9 @@ check.GradientSync()
 # - all ranks launch all buckets in the same order, even if a parameter is unused on one rank,
 # - there is only one copy of the gradients, the one in the buckets.
 #
-# The check begins with a plain model on two ranks. Then it tries tied, frozen and unused parameters, copies made by
-# `deepcopy`, and deleted wrappers. The code for copies and deleted wrappers is given in 4.2.
+# The check first compares the starting parameters of the ranks, and then trains a plain model on two ranks. After that,
+# it tries tied, frozen and unused parameters, copies made by `deepcopy`, and deleted wrappers. The code for copies and
+# deleted wrappers is given in 4.2.
 #
 # <details><summary>Hint</summary>
 #

@@ -112,14 +112,14 @@ def _cause(found: list[Message], expected: list[Message], other: list[str]) -> s
         return "Hint: is each trainable parameter in exactly one bucket, and does a bucket hold anything else?"
     if total < expected_total:
         if found == expected[: len(found)]:
-            return "The first messages are right. Hint: what happens to the last bucket if it is not full?"
+            return "The first all-reduces are right. Hint: what happens to the last bucket if it is not full?"
         return "Hint: which parameters are in no bucket?"
     if sorted(found, key=repr) == sorted(expected, key=repr):
         return "The sizes are right, but their order is not. Hint: in which order are buckets opened and launched?"
     if len(found) == 1:
         return "Hint: what does bucket_cap_mb do? And how large may the first bucket be?"
     if len(found) > len(expected):
-        return "Hint: how many gradients are sent in one message, and when is a new bucket opened?"
+        return "Hint: how many gradients does one all-reduce send, and when is a new bucket opened?"
     if max(each.nbytes for each in found) > max(each.nbytes for each in expected) or len(found) < len(expected):
         return f"{HINT_ON_CAP} And how large may the first bucket be?"
     return HINT_ON_ORDER

@@ -21,7 +21,7 @@ _HINT_ON_BYTES = (
     "Hint: which bytes must a rank send to complete the sum of a shard, and which to give the result to all ranks?"
 )
 _HINT_ON_NOTHING = "Nothing is sent. Hint: which collective sends shards to other ranks, and is it launched here?"
-_HINT_ON_MESSAGES = "Hint: how many parameters are sent in one message?"
+_HINT_ON_MESSAGES = "Hint: how many parameters does one collective send?"
 
 
 @dataclass(frozen=True)
