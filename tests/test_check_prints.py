@@ -1,4 +1,4 @@
-"""What a student's code prints while a check runs it is shown below the verdicts, in a few lines."""
+"""What a check prints besides its verdicts: a few lines of what the student's code printed, and what is missing."""
 
 import contextlib
 import io
@@ -6,7 +6,7 @@ import io
 import pytest
 
 from shared import ranks
-from shared.checks.engine.framework import CheckFailed, Exercise, Wrong
+from shared.checks.engine.framework import CheckFailed, Exercise, Unusable, Wrong
 from shared.checks.engine.prints import MOST_LINES, Prints
 from shared.ranks import magic
 
@@ -54,6 +54,13 @@ def test_prints_of_passed_checks_are_shown_once(two_ranks, capsys):
         "Your code printed this in the check “first”, on 1 rank:",
         "rank 0 │ size 1",
     ]
+
+
+def test_a_check_says_that_a_piece_is_not_defined_on_the_ranks(two_ranks):
+    exercise = Exercise("9.9", "not_yet_run")
+    exercise.check("first", world_sizes=(1, 2))(pass_)
+    with pytest.raises(Unusable, match="not_yet_run is not defined on the ranks: run the %%ranks cell"):
+        exercise()
 
 
 def test_many_lines_are_cut(capsys):

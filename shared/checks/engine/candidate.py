@@ -86,9 +86,8 @@ def find(names: tuple[str, ...], path: str | None):
     namespace = get_ipython().user_ns if path is None else vars(_load(path))
     piece = next((name for name in names if name in namespace), None)
     if piece is None:
-        where = f"in {Path(path).name}"
-        if path is None:
-            where = "on the ranks: run the %%ranks cell that defines it. If that fails, run the cells above it first"
+        on_ranks = "on the ranks: run the %%ranks cell that defines it. If that fails, run the cells above it first"
+        where = on_ranks if path is None else f"in {Path(path).name}"
         raise PieceMissing(f"{names[0]} is not defined {where}")
     found = namespace[piece]
     origin = getattr(found, "__module__", "") or ""
