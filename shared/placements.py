@@ -188,7 +188,9 @@ def _problem(operation: str, inputs: list[Term], output: Term, lengths: dict[str
 
 def _term(text: str, equation: str) -> Term:
     if not _TERM.fullmatch(text):
-        raise ValueError(f"{equation!r} is not an equation: {text!r} may contain only letters, and pairs of parentheses")
+        raise ValueError(
+            f"{equation!r} is not an equation: {text!r} may contain only letters, and pairs of parentheses"
+        )
     return tuple(group.strip("()") for group in re.findall(r"[a-zA-Z]|\([a-zA-Z]+\)", text))
 
 

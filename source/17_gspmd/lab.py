@@ -359,7 +359,9 @@ check.operation_for()
 # %% tags=["export"]
 # %%ranks
 ELEMENT_BYTES = 4  # The costs are those of float32.
-UNSTATED_LENGTH = 1024  # per rank of the mesh: the length of a letter if the equation does not state it
+UNSTATED_LENGTH = (
+    1024  # per rank of the mesh: the length of a letter if the equation does not state it
+)
 
 
 def axis_rules(equation: Equation) -> list[Rule]:
@@ -435,9 +437,7 @@ class Layouts(Layouts):
         """Return whether every rank certainly gets an equal shard of a tensor."""
         divisors = [math.prod(self.known_divisors[each] for each in letters) for letters in term]
         shards = [self.mesh.shards(placements, dim) for dim in range(len(term))]
-        return all(
-            divisor % count == 0 for divisor, count in zip(divisors, shards, strict=True)
-        )
+        return all(divisor % count == 0 for divisor, count in zip(divisors, shards, strict=True))
 
     def held_bytes(self, term: Term, placements: Placements) -> int:
         """Return the bytes that one rank holds of a tensor."""
@@ -580,6 +580,7 @@ check.propagate()
 # %% [markdown]
 # The next cell shows the five cases of the lesson, and how the choice depends on lengths. In the last two lines, the
 # activations (i × j) and the weight (j × k) are both sharded along their first dimension, as in ZeRO-3.
+
 
 # %%
 # %%ranks 0
@@ -811,9 +812,7 @@ def execute(
     shards = list(shards)
     for step in plan_for(parsed, placements, mesh_group.mesh).steps:
         group = mesh_group.groups[step.axis]
-        shards[step.operand] = redistribute(
-            shards[step.operand], step.before, step.after, group
-        )
+        shards[step.operand] = redistribute(shards[step.operand], step.before, step.after, group)
     return compute(parsed, shards)
     ### END SOLUTION
 

@@ -13,7 +13,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from shared import formulas
-from shared.placements import ADD, EINSUM, MAX, RESHAPE, Equation, Mesh, Partial, Placement, Placements, Replicate, Shard
+from shared.placements import (
+    ADD,
+    EINSUM,
+    MAX,
+    RESHAPE,
+    Equation,
+    Mesh,
+    Partial,
+    Placement,
+    Placements,
+    Replicate,
+    Shard,
+)
 
 _FUNCTIONS = {
     "neg": np.negative,
@@ -44,7 +56,9 @@ def result_of(equation: Equation, tensors: Sequence[np.ndarray], shape: Sequence
     if equation.operation == EINSUM:
         return np.einsum(f"{','.join(terms)}->{output}", *tensors)
     if equation.operation == ADD:
-        lengths = {each: n for term, x in zip(terms, tensors, strict=True) for each, n in zip(term, x.shape, strict=True)}
+        lengths = {
+            each: n for term, x in zip(terms, tensors, strict=True) for each, n in zip(term, x.shape, strict=True)
+        }
         ones = [np.ones([lengths[each] for each in output if each not in term]) for term in terms]
         rests = ["".join(each for each in output if each not in term) for term in terms]
         every = zip(terms, rests, tensors, ones, strict=True)
@@ -313,7 +327,9 @@ class Ways:
 
 def _text_of(equation: Equation) -> str:
     """Return an equation as text. Lengths are left out if the rules do not depend on them."""
-    terms = ["".join(f"({each})" if len(each) > 1 else each for each in term) for term in (*equation.inputs, equation.output)]
+    terms = [
+        "".join(f"({each})" if len(each) > 1 else each for each in term) for term in (*equation.inputs, equation.output)
+    ]
     lengths = equation.lengths if equation.operation == RESHAPE else {}
     stated = "".join(f", {letter}={8 if letter in lengths else 0}" for letter in lengths)
     return f"{equation.operation}: {','.join(terms[:-1])}->{terms[-1]}{stated}"
