@@ -18,11 +18,11 @@
 # | 17.1 | `local_part` and `whole_from`: what each rank holds | 7 | 2 |
 # | 17.2 | `shard_rules`: sharded inputs that need no communication | 10 | 2 |
 # | 17.3 | `partial_rules`: operations on sums that are not computed yet | 8 | 2 |
-# | 17.4 | `operation_for` and `rounds_and_bytes`: from one placement to another | 9 | 2 |
+# | 17.4 | `operation_for` and `rounds_and_bytes`: from one placement to another | 9 | 1 |
 # | 17.5 | `propagate`: the cheapest way | 12 | 3 |
 # | 17.6 | `redistribute`: on real ranks | 11 | 3 |
-# | 17.7 | `execute`: the whole operation | 5 | 2 |
-# | 17.8 | two axes | 8 | 2 |
+# | 17.7 | `execute`: the whole operation | 5 | 1 |
+# | 17.8 | `ranks_along` and `may_change`: two axes | 8 | 3 |
 # | 17.9 | stretch: reshapes, outside the 75 minutes | 10 | 1 |
 # | | Break it: three mistakes that raise no error | 5 | |
 #
@@ -93,8 +93,8 @@ from solutions.collectives import ring_all_gather, ring_all_reduce, ring_reduce_
 # - `local_part(tensor, placement, index, size)` returns what rank `index` of `size` ranks holds. For `Partial`, rank 0
 #   keeps the tensor, and the others hold zeros of the same shape. (There are many ways to write a tensor as a sum. This
 #   one needs no rounding.)
-# - If `size` does not divide the length of the dimension, raise a `ValueError` with both numbers. (DTensor and XLA allow
-#   shards of different sizes. Here, they would hide the idea.)
+# - If `size` does not divide the length of the dimension, raise a `ValueError` with both numbers. (DTensor and XLA
+#   allow shards of different sizes. Here, they would hide the idea.)
 # - `whole_from(parts, placement)` returns the whole tensor. `parts` has one tensor for each rank, in order.
 # - `isinstance(placement, Shard)` tells you the kind of a placement, and `placement.dim` its dimension.
 #
@@ -263,10 +263,10 @@ def partial_rules(equation: Equation) -> list[Rule]:
 check.partial_rules()
 
 # %% [markdown]
-# ## Exercise 17.4 · From one placement to another (9 min, 2 points)
+# ## Exercise 17.4 · From one placement to another (9 min, 1 point)
 #
-# If the inputs match no rule, their placements have to change. Along one axis, each change is one operation. A **slice**
-# and **keep_one** are local: each rank already has everything that it needs.
+# If the inputs match no rule, their placements have to change. Along one axis, each change is one operation. A
+# **slice** and **keep_one** are local: each rank already has everything that it needs.
 #
 # | from | to | operation | why |
 # |---|---|---|---|
@@ -280,12 +280,14 @@ check.partial_rules()
 # - `operation_for(before, after)` returns the name of the operation, or None if nothing changes, or if no single
 #   operation does it (`Shard` to `Partial`).
 # - `rounds_and_bytes(operation, buffer_bytes, size)` returns a tuple: the number of rounds, each of which costs the
-#   latency α, and the bytes that one rank sends. `buffer_bytes` is S, the bytes of the tensor that N = `size` ranks hold
-#   *together*. Local operations take 0 rounds and send 0 bytes.
-# - For the ring algorithms, you know both from chapter 01. An all-to-all takes N − 1 rounds. In each round, a rank sends
-#   another one the piece that it needs. How large is a piece, if a rank holds S/N bytes and cuts them for N ranks?
+#   latency α, and the bytes that one rank sends. `buffer_bytes` is S, the bytes of the tensor that N = `size` ranks
+#   hold *together*. Local operations take 0 rounds and send 0 bytes.
+# - For the ring algorithms, you know both from chapter 01. An all-to-all takes N − 1 rounds. In each round, a rank
+#   sends another one the piece that it needs. How large is a piece, if a rank holds S/N bytes and cuts them for N
+#   ranks?
 #
-# The check compares both with what chapter 01's collectives send.
+# The first check tries every change of placement. The second compares your costs with the formulas of chapter 01, for
+# up to 64 ranks.
 #
 # <details><summary>Hint</summary>
 #
@@ -331,7 +333,7 @@ def rounds_and_bytes(operation: str, buffer_bytes: float, size: int) -> tuple[in
     ### END SOLUTION
 
 
-# %% tags=["check"] grade_id="check-operation-for" points=2
+# %% tags=["check"] grade_id="check-operation-for" points=1
 check.operation_for()
 
 # %% [markdown]
@@ -513,7 +515,7 @@ def changed(placements: Placements, step: Step) -> Placements:
 # may state lengths: `ij,jk->ik, i=4096, k=8`. (Other letters count as equally long.)
 #
 # The first check tries matrix products on one axis. The second draws equations, lengths, links and placements, and
-# compares the seconds of your plan with those of every other way. The third has two axes, and runs after exercise 17.8.
+# compares the seconds of your plan with those of every other way.
 #
 # <details><summary>Hint</summary>
 #
@@ -614,11 +616,12 @@ for lengths in ("i=16384, j=1024, k=1024", "i=16, j=1024, k=1024"):
 #
 # - `"slice"` and `"keep_one"`: you have already written a function that does both.
 # - `ring_all_gather(shard, group)` and `ring_reduce_scatter(tensor, group)` work on *flat* tensors, in the order of the
-#   ranks. A shard of dimension 1 is not contiguous in the whole tensor. So, for a reduce-scatter, first stack the pieces
-#   for each rank along a new dimension 0. After an all-gather, view the result as a stack, and concatenate its parts.
+#   ranks. A shard of dimension 1 is not contiguous in the whole tensor. So, for a reduce-scatter, first stack the
+#   pieces for each rank along a new dimension 0. After an all-gather, view the result as a stack, and concatenate its
+#   parts.
 # - `ring_all_reduce(tensor, group)` works in place. Do not change the argument: clone it.
-# - For an all-to-all, stack the pieces in the same way, and call `dist.all_to_all_single(received, stacked, group=group)`
-#   with `received = torch.empty_like(stacked)`. Then rank r's piece is `received[r]`.
+# - For an all-to-all, stack the pieces in the same way, and call `dist.all_to_all_single(received, stacked,
+#   group=group)` with `received = torch.empty_like(stacked)`. Then rank r's piece is `received[r]`.
 # - If N does not divide a dimension, raise the error of `local_part`.
 #
 # The first check tries each operation on two ranks, and dimension 0. The others try up to four ranks, other dimensions,
@@ -678,16 +681,16 @@ def redistribute(
 check.redistribute()
 
 # %% [markdown]
-# ## Exercise 17.7 · The whole operation (5 min, 2 points)
+# ## Exercise 17.7 · The whole operation (5 min, 1 point)
 #
-# `execute(equation, shards, placements, mesh_group)` runs an operation. Each rank passes what it holds of each input, and
-# gets what it holds of the result, placed as `propagate` says for the same equation, placements and mesh.
+# `execute(equation, shards, placements, mesh_group)` runs an operation. Each rank passes what it holds of each input,
+# and gets what it holds of the result, placed as `propagate` says for the same equation, placements and mesh.
 #
-# `mesh_group` is a `MeshGroup`: a mesh, and for each of its axes the process group of the ranks along it. With one axis,
-# a process group will do, or None for all ranks. `compute` is given. It runs an operation on local tensors.
+# `mesh_group` is a `MeshGroup`: a mesh, and for each of its axes the process group of the ranks along it. With one
+# axis, a process group will do, or None for all ranks. `compute` is given. It runs an operation on local tensors.
 #
-# - Make a plan. Take its steps in order, and replace the shard of the step's operand by the redistributed one. The group
-#   of the step's axis is `mesh_group.groups[step.axis]`.
+# - Make a plan. Take its steps in order, and replace the shard of the step's operand by the redistributed one. The
+#   group of the step's axis is `mesh_group.groups[step.axis]`.
 # - Then compute with what you have, and return the result.
 #
 # The first check multiplies matrices on two ranks. The others draw equations, shapes and placements, count the bytes,
@@ -817,11 +820,11 @@ def execute(
     ### END SOLUTION
 
 
-# %% tags=["check"] grade_id="check-execute" points=2
+# %% tags=["check"] grade_id="check-execute" points=1
 check.execute()
 
 # %% [markdown]
-# ## Exercise 17.8 · Two axes (8 min, 2 points)
+# ## Exercise 17.8 · Two axes (8 min, 3 points)
 #
 # On a mesh of 2 × 2 ranks, a tensor has two placements, such as `(Shard(0), Shard(1))`: axis 0 divides the rows, and
 # axis 1 the columns. Your rules apply to each axis separately, and `Layouts` already combines them. Two things are
@@ -831,8 +834,8 @@ check.execute()
 #    axis. Ranks are numbered along the last axis first, so `(2, 2)` is the grid `[[0, 1], [2, 3]]`. Along axis 0, the
 #    groups are `[0, 2]` and `[1, 3]`; along axis 1, they are `[0, 1]` and `[2, 3]`. Return the groups, and the ranks
 #    in each, in increasing order.
-# 2. **May one axis change alone?** With `(Shard(0), Shard(0))`, axis 0 first divides the rows into two halves, and axis 1
-#    divides each half again. Rank 0 holds the first quarter, rank 1 the second, and so on. If axis 0 were gathered
+# 2. **May one axis change alone?** With `(Shard(0), Shard(0))`, axis 0 first divides the rows into two halves, and axis
+#    1 divides each half again. Rank 0 holds the first quarter, rank 1 the second, and so on. If axis 0 were gathered
 #    first, ranks 0 and 2 would hold quarters 1 and 3, which is no placement at all. So a later axis must let go of a
 #    dimension before an earlier axis may. The same holds in the other direction: axis 0 may not slice a dimension that
 #    axis 1 has already divided.
@@ -840,8 +843,8 @@ check.execute()
 # `may_change(placements, axis, after)` returns False if a *later* axis shards a dimension that this change would gather
 # or slice: the dimension of `placements[axis]`, or that of `after`. In all other cases, it returns True.
 #
-# The first check tries both functions, and a matrix product on 2 × 2 ranks. The others draw equations and placements on
-# meshes of 2 × 2, 1 × 4, 4 × 1 and 2 × 1 ranks, and count the bytes.
+# Three checks follow. The first tries both functions alone. The second runs operations on meshes of 2 × 2, 1 × 4, 4 × 1
+# and 2 × 1 ranks, and counts the bytes. The third compares the seconds of your plans with those of every other way.
 #
 # <details><summary>Hint</summary>
 #
@@ -850,7 +853,7 @@ check.execute()
 # </details>
 
 
-# %% tags=["exercise", "export"] grade_id="two-axes"
+# %% tags=["exercise", "export"] grade_id="ranks-along"
 # %%ranks
 def ranks_along(sizes: tuple[int, ...], axis: int) -> list[list[int]]:
     """Return the ranks of each process group along one axis of a mesh."""
@@ -868,8 +871,14 @@ def may_change(placements: Placements, axis: int, after: Placement) -> bool:
     ### END SOLUTION
 
 
-# %% tags=["check"] grade_id="check-two-axes" points=2
+# %% tags=["check"] grade_id="check-ranks-along" points=1
+check.ranks_along()
+
+# %% tags=["check"] grade_id="check-two-axes" points=1
 check.two_axes()
+
+# %% tags=["check"] grade_id="check-propagate-on-two-axes" points=1
+check.propagate_on_two_axes()
 
 # %% [markdown]
 # ## Exercise 17.9 · Stretch: reshapes (10 min, 1 point)

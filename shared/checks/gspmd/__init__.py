@@ -61,7 +61,7 @@ reshape_rules.check("local shape", world_sizes=(1,))(rules.shapes_of_shards)
 
 give_hints(
     {
-        "equal shards": "Hint: does every rank get an equal shard here?",
+        "index out of range": "Hint: how many shards are there, if the ranks do not divide the length?",
         "size of tensor": "Hint: which placement do the shards have that are multiplied here?",
         "KeyError: 'whole_from'": "Hint: have you run the cell that defines whole_from?",
     },

@@ -86,14 +86,14 @@ def beside(piece: Callable, name: str) -> Callable:
 
 
 def lengths_for(
-    equation: Equation, placements: Sequence[Placements], mesh: Mesh, draw: random.Random, most: int = 3
+    equation: Equation, placements: Sequence[Placements], mesh: Mesh, draw: random.Random, most: int = 3, unit: int = 1
 ) -> dict[str, int]:
     """Draw lengths that the shards of the inputs divide. Other ranks or dimensions may not divide them."""
     lengths = {}
     for letter in equation.letters:
         every = zip(equation.inputs, placements, strict=True)
         shards = [mesh.shards(each, term.index(letter)) for term, each in every if letter in term]
-        lengths[letter] = math.lcm(*shards) * draw.randint(1, most) if shards else draw.randint(1, most)
+        lengths[letter] = math.lcm(unit, *shards) * draw.randint(1, most)
     return lengths
 
 
@@ -102,7 +102,9 @@ def stated(equation: str, lengths: dict[str, int]) -> str:
     return equation + "".join(f", {each}={length}" for each, length in lengths.items() if each not in known)
 
 
-def draw_case(attempt: Attempt, equation: str, mesh: Mesh, states: float = 0.5, most: int = 3) -> tuple[Case, dict]:
+def draw_case(
+    attempt: Attempt, equation: str, mesh: Mesh, states: float = 0.5, most: int = 3, unit: int = 1
+) -> tuple[Case, dict]:
     """Draw placements and lengths for an equation. Returns the case, and the lengths of its letters.
 
     Args:
@@ -111,10 +113,11 @@ def draw_case(attempt: Attempt, equation: str, mesh: Mesh, states: float = 0.5, 
         mesh: The mesh.
         states: How often the equation states the lengths.
         most: Lengths are up to that many times as long as the shards need.
+        unit: All lengths are multiples of this.
     """
     draw, parsed = attempt.random, Equation.parse(equation)
     placements = tuple(tuple(draw.choice(every_placement(len(term))) for _ in mesh.sizes) for term in parsed.inputs)
-    lengths = lengths_for(parsed, placements, mesh, draw, most) | parsed.lengths
+    lengths = lengths_for(parsed, placements, mesh, draw, most, unit) | parsed.lengths
     text = stated(equation, lengths) if draw.random() < states else equation
     return Case(text, placements, mesh), lengths
 

@@ -5,7 +5,17 @@ import math
 from collections.abc import Callable, Sequence
 
 from shared.checks.engine.framework import Attempt, Wrong
-from shared.checks.gspmd.cases import EQUATIONS, MATMUL, Case, beside, describe, draw_case, draw_links, on_one_axis
+from shared.checks.gspmd.cases import (
+    EQUATIONS,
+    MATMUL,
+    Case,
+    beside,
+    describe,
+    describe_mesh,
+    draw_case,
+    draw_links,
+    on_one_axis,
+)
 from shared.checks.gspmd.trying import (
     Way,
     Ways,
@@ -37,9 +47,7 @@ def every_change_has_its_operation(attempt: Attempt) -> None:
             message = f"operation_for({describe(before)}, {describe(after)}) is {operation!r}"
             if before == after:
                 raise Wrong(message, "Hint: does anything have to change here?")
-            raise Wrong(
-                message, "Hint: what does each rank hold before, what should it hold afterwards, and who has it?"
-            )
+            raise Wrong(message, "Hint: what should each rank hold afterwards, and which ranks have it now?")
 
 
 def every_operation_has_its_cost(attempt: Attempt) -> None:
@@ -47,10 +55,10 @@ def every_operation_has_its_cost(attempt: Attempt) -> None:
     asked = [(each, 64 * number(1, 10**6), size) for each in (*COLLECTIVES, "slice", "keep_one") for size in sizes]
     _, found = attempt.run(probe_operations, [], asked)[0]
     for (operation, buffer_bytes, size), (rounds, sent_bytes) in zip(asked, found, strict=True):
-        tried = f"{operation} of {buffer_bytes:,} bytes on {size} ranks"
+        tried = f"{operation} of {buffer_bytes:,} bytes on {describe_mesh(Mesh((size,)))}"
         if rounds != (expected := rounds_of(operation, size)):
             hint = "Hint: how many transfers does a rank make, one after the other?"
-            raise Wrong(f"{tried}: {rounds} rounds, expected {expected}", hint)
+            raise Wrong(f"{tried}: the number of rounds is {rounds}, expected {expected}", hint)
         if not math.isclose(sent_bytes, expected := sent_bytes_of(operation, buffer_bytes, size), rel_tol=_EXACT):
             hint = "Hint: S is the size of the tensor that all ranks hold together. How much of it does one rank send?"
             raise Wrong(f"{tried}: each rank sends {sent_bytes:,.0f} bytes, expected {expected:,.0f}", hint)
@@ -155,12 +163,10 @@ def judge_choices(attempt: Attempt, cases: list[Case]) -> None:
         best = ways.best()
         found = f"{case}: the result is {describe(output)} after {_listed(collectives)}"
         if not any(way.output == output for way in every):
-            raise Wrong(
-                f"{found}; no rule has this result", "Hint: is the output that of the rule that you have chosen?"
-            )
+            raise Wrong(f"{found}; no rule has this result", "Hint: which output belongs to the rule that you chose?")
         if all(way.seconds > seconds + 1e-12 for way in every if way.output == output):
             raise Wrong(
-                f"{found}; that takes at least one more step", "Hint: are all steps of all operands in the plan?"
+                f"{found}; that is not enough for this result", "Hint: does the plan have the steps of all inputs?"
             )
         if total_s > best[0].total_s * (1 + _EXACT) + 1e-13:
             message = f"{found}, which takes {_time(total_s)}; the cheapest way takes {_time(best[0].total_s)}"
@@ -174,9 +180,7 @@ def _hint_on_cost(every: list[Way], seconds: float, output: Placements) -> str:
     """Recognize what the student has compared."""
     if math.isclose(seconds, min(way.seconds for way in every), abs_tol=1e-13) and Partial() in output:
         return "The collectives of this plan are the cheapest ones. Hint: what does its Partial result cost later?"
-    if all(way.output == output for way in every if way.collectives == 0):
-        return "Hint: do the costs count the seconds of every step, or only how many there are?"
-    return "Hint: what do you compare, and is it the smallest?"
+    return "Hint: what do you add up for each plan, and do you take the smallest?"
 
 
 def _listed(collectives: list[Collective]) -> str:
@@ -190,4 +194,4 @@ def _number(count: int) -> str:
 
 
 def _time(seconds: float) -> str:
-    return f"{1e6 * seconds:,.2f} µs"
+    return f"{1e6 * seconds:,.2f} µs" if seconds < 1e-3 else f"{1e3 * seconds:,.2f} ms"

@@ -89,7 +89,7 @@ def _expected(tensor: torch.Tensor, placement: Placement, index: int, size: int)
     if isinstance(placement, Shard):
         length = tensor.shape[placement.dim] // size
         return tensor.narrow(placement.dim, index * length, length)
-    return tensor * 0 if isinstance(placement, Partial) and index else tensor
+    return torch.zeros_like(tensor) if isinstance(placement, Partial) and index else tensor
 
 
 def _same(found, expected: torch.Tensor) -> bool:

@@ -89,9 +89,7 @@ def _count(missing: set) -> str:
 def _hint_on_missing(text: str, missing: set[Found], partial: bool) -> str:
     equation = Equation.parse(text)
     if partial:
-        return (
-            f"Hint: which inputs of {equation.operation} may be sums that are not computed yet, and how many of them?"
-        )
+        return f"Hint: which inputs of {equation.operation} may be Partial, and how many of them at the same time?"
     inputs, output = min(missing, key=str)
     if isinstance(output, Partial):
         return "Hint: what does the result become if the letter is not in it?"

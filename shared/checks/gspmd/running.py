@@ -31,10 +31,22 @@ from shared.checks.gspmd.cases import (
 )
 from shared.checks.gspmd.choices import Collective
 from shared.checks.gspmd.trying import changes_of, cut, every_placement, join, operation_of, result_of, sent_bytes_of
-from shared.placements import Equation, Mesh, Partial, Placement, Placements, Replicate, Shard, as_placements
+from shared.placements import (
+    EINSUM,
+    LINEAR,
+    Equation,
+    Mesh,
+    Partial,
+    Placement,
+    Placements,
+    Replicate,
+    Shard,
+    as_placements,
+)
 from shared.wire import instrumentation
 
 _FLOAT64 = 8  # bytes
+_HINT_IN_PLACE = "Hint: what works in place here?"
 _HINT_ON_BYTES = "Hint: which collective does this change of placement need, and what does your code call?"
 
 # -- 17.6
@@ -66,15 +78,14 @@ def probe_redistribute(
             result = redistribute(shard, change.before, change.after, **options)
         sent_bytes = sum(wire.sent_bytes_of(call, dist.get_rank()) for call in calls)
         kept = torch.equal(shard.cpu(), values)
-        found.append(
-            {"result": result.detach().cpu().clone(), "sent_bytes": sent_bytes, "kept": kept, "calls": len(calls)}
-        )
+        found.append({"result": result.detach().cpu().clone(), "sent_bytes": sent_bytes, "kept": kept})
     return found
 
 
 def probe_rejected_changes(redistribute: Callable, changes: list[Change]) -> list[str]:
     return [
-        _said(lambda each=change: redistribute(torch.zeros(each.shape), each.before, each.after)) for change in changes
+        _said(lambda each=change: redistribute(torch.zeros(each.shape, device=device_here()), each.before, each.after))
+        for change in changes
     ]
 
 
@@ -146,9 +157,7 @@ def _judge_changes(attempt: Attempt, changes: list[Change], in_subgroup: bool = 
         expected = _bytes_of_change(change, len(members))
         for rank, result in results.items():
             if not result["kept"]:
-                raise Wrong(
-                    {rank: f"{tried}: your function has changed its argument"}, "Hint: what works in place here?"
-                )
+                raise Wrong({rank: f"{tried}: your function has changed its argument"}, _HINT_IN_PLACE)
             if abs(result["sent_bytes"] - expected) > 1e-6:
                 message = f"{tried}: this rank sends {result['sent_bytes']:,.0f} bytes, expected {expected:,.0f}"
                 raise Wrong({rank: message}, _HINT_ON_BYTES)
@@ -282,7 +291,7 @@ def drawn_operations(attempt: Attempt) -> None:
 def bytes_as_propagated(attempt: Attempt) -> None:
     mesh = Mesh((attempt.world_size,))
     equations = [*attempt.random.sample(EQUATIONS, 10), *[MATMUL] * 5]
-    drawn = [draw_case(attempt, each, mesh, states=1.0, most=4) for each in equations]
+    drawn = [draw_case(attempt, each, mesh, states=1.0, most=4, unit=mesh.ranks) for each in equations]
     _run_and_judge(attempt, drawn, judges_bytes=True)
 
 
@@ -391,17 +400,17 @@ def _judge_case(case: Case, tensors: Tensors, results: dict[int, dict]) -> None:
         values = {rank: each["result"] for rank, each in results.items()}
         _judge_values(str(case), values, tensors.expected, first["output"], case.mesh)
     except Wrong as wrong:
-        if partial and _adds_constants(case, tensors, results):
-            wrong.hint = "Each rank applied the operation to its own term. Hint: is the operation linear?"
+        if partial and case.parsed.operation not in (EINSUM, *LINEAR):
+            wrong.hint = "The input is Partial. Hint: is this operation linear, and when is the sum computed?"
+        elif partial and _computes_alone(case, tensors, results):
+            wrong.hint = "Each rank has only applied the operation to its own term. Hint: which steps has the plan?"
         raise
     for rank, each in results.items():
         if not each["kept"]:
-            raise Wrong(
-                {rank: f"{case}: your code has changed the shards that it got"}, "Hint: what works in place here?"
-            )
+            raise Wrong({rank: f"{case}: your code has changed the shards that it got"}, _HINT_IN_PLACE)
 
 
-def _adds_constants(case: Case, tensors: Tensors, results: dict[int, dict]) -> bool:
+def _computes_alone(case: Case, tensors: Tensors, results: dict[int, dict]) -> bool:
     """Return whether every rank has just computed with what it held."""
     parts = [[parts[index] for parts in tensors.parts] for index in range(case.mesh.ranks)]
     try:
@@ -475,9 +484,7 @@ def one_axis_changes_alone(attempt: Attempt) -> None:
             if answer != expected:
                 message = f"may_change({describe(placements)}, {axis}, {describe(after)}) is {answer}"
                 if expected:
-                    hint = (
-                        "It could change. Hint: which other axes are inside this one's shards, and of which dimension?"
-                    )
+                    hint = "It could change. Hint: which axes divide this axis's shards again, and which do not?"
                 else:
                     hint = "Hint: in which order would the ranks' parts lie in the tensor afterwards?"
                 raise Wrong(message, hint)
@@ -518,5 +525,5 @@ def nested_shards(attempt: Attempt) -> None:
 def bytes_on_a_mesh(attempt: Attempt) -> None:
     mesh = Mesh((2, 2))
     equations = [*attempt.random.sample(EQUATIONS, 6), *[MATMUL] * 4]
-    drawn = [draw_case(attempt, each, mesh, states=1.0, most=4) for each in equations]
+    drawn = [draw_case(attempt, each, mesh, states=1.0, most=4, unit=mesh.ranks) for each in equations]
     _run_and_judge(attempt, drawn, judges_bytes=True)
