@@ -905,7 +905,7 @@ check.propagate_on_two_axes()
 # </details>
 
 
-# %% tags=["exercise", "export"] grade_id="reshapes"
+# %% tags=["exercise", "export"] grade_id="reshape-rules"
 # %%ranks
 def reshape_rules(equation: Equation) -> list[Rule]:
     """Return the rules of a reshape: everything is replicated, or sharded along a letter that begins a dimension."""
@@ -930,8 +930,8 @@ def local_shape(equation: Equation, shape: Sequence[int]) -> list[int]:
     ### END SOLUTION
 
 
-# %% tags=["check"] grade_id="check-reshapes" points=1
-check.reshapes()
+# %% tags=["check"] grade_id="check-reshape-rules" points=1
+check.reshape_rules()
 
 # %% [markdown]
 # ## Break it: three mistakes that raise no error (5 min)

@@ -78,7 +78,13 @@ def probe_redistribute(
             result = redistribute(shard, change.before, change.after, **options)
         sent_bytes = sum(wire.sent_bytes_of(call, dist.get_rank()) for call in calls)
         kept = torch.equal(shard.cpu(), values)
-        found.append({"result": result.detach().cpu().clone(), "sent_bytes": sent_bytes, "kept": kept})
+        found.append(
+            {
+                "result": result.detach().cpu().clone(memory_format=torch.contiguous_format),
+                "sent_bytes": sent_bytes,
+                "kept": kept,
+            }
+        )
     return found
 
 
@@ -230,7 +236,7 @@ def probe_execute(
             result = execute(case.equation, shards, placements, group if bare else mesh_groups[case.mesh.sizes])
         found.append(
             {
-                "result": result.detach().cpu().clone(),
+                "result": result.detach().cpu().clone(memory_format=torch.contiguous_format),
                 "output": as_placements(output, len(case.parsed.output)),
                 "collectives": [(each.operation, each.operand, each.axis, each.buffer_bytes) for each in collectives],
                 "sent_bytes": sum(wire.sent_bytes_of(call, dist.get_rank()) for call in calls),
