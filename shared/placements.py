@@ -145,7 +145,7 @@ class Equation:
             ij,jk->ik                   an einsum: here, a matrix product
             ij,jk->ik, i=8, j=64        the same, with two lengths
             add: ij,j->ij               a sum. An operand that lacks a letter is broadcast along it
-            relu: ij->ij                a function of each element: relu, exp, square, neg or plus_one
+            relu: ij->ij                one of the functions in ELEMENTWISE, for each element
             max: ij->i                  the largest element along j
             reshape: i(hd)->ihd, h=4, d=8   one dimension becomes two, or the other way round
 

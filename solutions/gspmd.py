@@ -184,11 +184,13 @@ class Layouts:
         self.lengths = {each: equation.lengths.get(each, unstated) for each in equation.letters}
         self.known_divisors = {each: self.known_divisor(each) for each in equation.letters}
         for term, start in zip(equation.inputs, self.starts, strict=True):
-            if set("".join(term)) <= set(equation.lengths) and not self.fits(term, start):
-                raise ValueError(
-                    f"{'·'.join(term)} = {[self.length(each) for each in term]} "
-                    f"cannot be divided equally into {start} on a mesh of {mesh.sizes}"
-                )
+            for dim, letters in enumerate(term):
+                shards = mesh.shards(start, dim)
+                if set(letters) <= set(equation.lengths) and self.length(letters) % shards:
+                    raise ValueError(
+                        f"{letters} = {self.length(letters)} cannot be divided equally "
+                        f"into {shards} shards: {start} on a mesh of {mesh.sizes}"
+                    )
 
     def known_divisor(self, letter: str) -> int:
         """Return a number that certainly divides the length of a letter."""
@@ -203,9 +205,10 @@ class Layouts:
 
     def fits(self, term: Term, placements: Placements) -> bool:
         """Return whether every rank certainly gets an equal shard of a tensor."""
-        divisors = [math.prod(self.known_divisors[each] for each in letters) for letters in term]
-        shards = [self.mesh.shards(placements, dim) for dim in range(len(term))]
-        return all(divisor % count == 0 for divisor, count in zip(divisors, shards, strict=True))
+        return all(
+            math.prod(self.known_divisors[letter] for letter in letters) % self.mesh.shards(placements, dim) == 0
+            for dim, letters in enumerate(term)
+        )
 
     def held_bytes(self, term: Term, placements: Placements) -> int:
         """Return the bytes that one rank holds of a tensor."""
@@ -219,7 +222,8 @@ class Layouts:
             inputs = list(zip(*(rule.inputs for rule in rules), strict=True))
             output = tuple(rule.output for rule in rules)
             tensors = zip((*equation.inputs, equation.output), (*inputs, output), strict=True)
-            if all(self.fits(term, placements) for term, placements in tensors):
+            # In a reshape, a rank's shard of a dimension consists of whole blocks of its first letter.
+            if all(self.fits([letters[0] for letters in term], each) for term, each in tensors):
                 yield inputs, output
 
     def seconds_to_finish(self, output: Placements) -> float:

@@ -139,7 +139,7 @@ class Tensors:
     expected: np.ndarray
 
     def of_rank(self, rank: int) -> list[torch.Tensor]:
-        return [torch.from_numpy(np.ascontiguousarray(parts[rank])) for parts in self.parts]
+        return [torch.tensor(parts[rank]) for parts in self.parts]
 
 
 def tensors_for(attempt: Attempt, case: Case, lengths: dict[str, int]) -> Tensors:

@@ -179,7 +179,7 @@ def _ranks(attempt: Attempt) -> range:
 
 
 def _tensor(part: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(part))
+    return torch.tensor(part)
 
 
 def _judge_values(
@@ -202,7 +202,7 @@ def _judge_values(
     except ValueError as error:
         raise Wrong(f"{where}, but {error}", _hint_on(placements)) from None
     if not np.allclose(whole, expected, rtol=1e-10, atol=1e-10):
-        difference = first_difference(torch.from_numpy(np.ascontiguousarray(whole)), torch.from_numpy(expected))
+        difference = first_difference(torch.tensor(whole), torch.tensor(expected))
         raise Wrong(f"{where}, but made whole, {difference}", _hint_on(placements))
 
 
@@ -329,7 +329,7 @@ def lengths_that_do_not_divide(attempt: Attempt) -> None:
 
 
 # Products for which DTensor 2.13 makes the same choice, if the matrices are small and square and the equation states no
-# lengths. Elsewhere it chooses differently: it takes all-to-alls to be as slow as all-gathers, it does not count what a
+# lengths. Elsewhere it chooses differently: to it, an all-to-all is as slow as an all-gather, it does not count what a
 # Partial result costs later, and its products accept no Partial inputs.
 _AS_DTENSOR = (
     (Replicate(), Replicate()),

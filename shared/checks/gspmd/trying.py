@@ -263,8 +263,9 @@ class Ways:
         for rules in itertools.product(sorted(rules_of(text), key=str), repeat=len(self.mesh.sizes)):
             inputs = [tuple(rule[0][operand] for rule in rules) for operand in operands]
             output = tuple(rule[1] for rule in rules)
-            if not self._fits(self.equation.output, output):
-                continue
+            tensors = zip((*self.equation.inputs, self.equation.output), (*inputs, output), strict=True)
+            if not all(self._fits([letters[0] for letters in term], each) for term, each in tensors):
+                continue  # the shards of a dimension with several letters consist of blocks of the first one
             costs = [reached[operand].get(inputs[operand]) for operand in operands]
             if None not in costs:
                 seconds, collectives, steps = (sum(each) for each in zip(*costs, strict=True))

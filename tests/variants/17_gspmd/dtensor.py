@@ -1,4 +1,4 @@
-"""Written with DTensor, which cuts and redistributes. All-to-alls are not, because DTensor all-gathers on a CPU."""
+"""Written with DTensor, which cuts and redistributes. An all-to-all is ours: on a CPU, DTensor gathers."""
 
 import itertools
 import math
