@@ -154,6 +154,9 @@ class Step:
     after: Placement
     buffer_bytes: int  # of the tensor that the ranks along this axis hold together
 
+    def __str__(self) -> str:
+        return f"{self.operation} of input {self.operand} along axis {self.axis}"
+
     @property
     def operation(self) -> str:
         return operation_for(self.before, self.after)
@@ -205,10 +208,11 @@ class Layouts:
 
     def fits(self, term: Term, placements: Placements) -> bool:
         """Return whether every rank certainly gets an equal shard of a tensor."""
-        return all(
-            math.prod(self.known_divisors[letter] for letter in letters) % self.mesh.shards(placements, dim) == 0
-            for dim, letters in enumerate(term)
-        )
+        for dim, letters in enumerate(term):
+            divisor = math.prod(self.known_divisors[letter] for letter in letters)
+            if divisor % self.mesh.shards(placements, dim):
+                return False
+        return True
 
     def held_bytes(self, term: Term, placements: Placements) -> int:
         """Return the bytes that one rank holds of a tensor."""
@@ -282,7 +286,7 @@ class Plan:
         return [step for step in self.steps if step.is_collective]
 
     @property
-    def rank(self) -> tuple[float, int, int]:
+    def cost(self) -> tuple[float, int, int]:
         return round(self.seconds, 15), len(self.collectives), len(self.steps)
 
 
@@ -296,7 +300,7 @@ def plan_for(equation: Equation, placements: Sequence, mesh: Mesh) -> Plan:
         steps = [step for routes_of, target in pairs for step in routes_of[target]]
         seconds = sum(step.seconds(mesh) for step in steps) + layouts.seconds_to_finish(output)
         plans.append(Plan(tuple(steps), output, seconds))
-    return min(plans, key=lambda plan: plan.rank)
+    return min(plans, key=lambda plan: plan.cost)
 
 
 def propagate(equation: str, placements: Sequence, mesh: Mesh) -> tuple:
@@ -353,11 +357,14 @@ class MeshGroup:
 
     @classmethod
     def of(cls, mesh_group) -> "MeshGroup":
-        """Return a MeshGroup for one, for the group of a mesh with one axis (None: all ranks), or a DeviceMesh."""
+        """Return a MeshGroup for one, a DeviceMesh, a group for each axis, or one group (None: all ranks)."""
         if isinstance(mesh_group, cls):
             return mesh_group
         if hasattr(mesh_group, "get_all_groups"):
             return cls(Mesh.of(mesh_group), tuple(mesh_group.get_all_groups()))
+        if isinstance(mesh_group, (tuple, list)):
+            sizes = tuple(dist.get_world_size(group) for group in mesh_group)
+            return cls(Mesh(sizes), tuple(mesh_group))
         return cls(Mesh((dist.get_world_size(mesh_group),)), (mesh_group,))
 
 

@@ -15,7 +15,20 @@ from hypothesis import strategies as st
 
 from shared import ranks, wire
 from shared.checks.gspmd.trying import Ways, cut, every_placement, join, result_of, rules_of, sent_bytes_of
-from shared.placements import ADD, EINSUM, ELEMENTWISE, MAX, Equation, Link, Mesh, Placements, as_placements
+from shared.placements import (
+    ADD,
+    EINSUM,
+    ELEMENTWISE,
+    MAX,
+    Equation,
+    Link,
+    Mesh,
+    Partial,
+    Placements,
+    Replicate,
+    Shard,
+    as_placements,
+)
 from solutions.gspmd import (
     axis_rules,
     compute,
@@ -233,3 +246,42 @@ def test_lengths_that_do_not_agree_are_rejected(problem, data):
     equation = Equation(stated.operation, stated.inputs, stated.output, others | {letter: length})
     with pytest.raises(ValueError, match="cannot be divided equally"):
         plan_for(equation, problem.placements, problem.mesh)
+
+
+# -- beside DTensor
+
+DIFFERENCES = [  # the table of lab 17: equation, inputs, our operation and result, DTensor's
+    ("ij,jk->ik", (Shard(1), Replicate()), ("all_to_all", Shard(0)), (None, Partial())),
+    ("ij,jk->ik", (Partial(), Shard(1)), ("all_reduce", Shard(1)), ("all_gather", Partial())),
+    ("relu: ij->ij", (Partial(),), ("reduce_scatter", Shard(0)), ("all_reduce", Replicate())),
+    ("add: ij,ij->ij", (Shard(0), Shard(1)), ("all_to_all", Shard(0)), ("all_gather", Shard(0))),
+]
+IN_TORCH = {"ij,jk->ik": torch.mm, "relu: ij->ij": torch.relu, "add: ij,ij->ij": torch.add}
+
+
+def run_by_dtensor(equation: str, inputs: tuple) -> tuple[list[str], str]:
+    """Run an operation on DTensors. Returns the names of the collectives, and the placement of the result."""
+    from torch.distributed import tensor as dtensor
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    placed = []
+    for placement in inputs:
+        theirs = getattr(dtensor, type(placement).__name__)(*([placement.dim] if hasattr(placement, "dim") else []))
+        local = local_part(torch.ones(64, 64), placement, dist.get_rank(), dist.get_world_size())
+        placed.append(dtensor.DTensor.from_local(local, mesh, [theirs], run_check=False))
+    with wire.ledger() as log:
+        result = IN_TORCH[equation](*placed)
+        result.to_local().sum()
+    (placement,) = result.placements
+    return list(log.ops), f"{type(placement).__name__}({getattr(placement, 'dim', '')})"
+
+
+@pytest.mark.parametrize(("equation", "inputs", "ours", "theirs"), DIFFERENCES)
+def test_dtensor_chooses_differently(four_ranks, equation, inputs, ours, theirs):
+    stated = ", ".join(f"{letter}=64" for letter in Equation.parse(equation).letters)
+    output, collectives = propagate(f"{equation}, {stated}", inputs, 4)
+    assert ([each.operation for each in collectives], output) == ([ours[0]], ours[1])
+    name, placement = theirs
+    expected = [name] if name else [], f"{type(placement).__name__}({getattr(placement, 'dim', '')})"
+    assert ranks.run(run_by_dtensor, equation, inputs) == [expected] * 4

@@ -329,8 +329,7 @@ def lengths_that_do_not_divide(attempt: Attempt) -> None:
 
 
 # Products for which DTensor 2.13 makes the same choice, if the matrices are small and square and the equation states no
-# lengths. Elsewhere it chooses differently: to it, an all-to-all is as slow as an all-gather, it does not count what a
-# Partial result costs later, and its products accept no Partial inputs.
+# lengths. Elsewhere it can choose differently, because it does not count what a Partial result costs later.
 _AS_DTENSOR = (
     (Replicate(), Replicate()),
     (Shard(0), Replicate()),

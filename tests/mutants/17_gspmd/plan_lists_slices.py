@@ -18,7 +18,7 @@ def plan_for(equation: Equation, placements: Sequence, mesh: Mesh) -> Plan:
         steps = [step for routes_of, target in pairs for step in routes_of[target]]
         seconds = sum(step.seconds(mesh) for step in steps) + layouts.seconds_to_finish(output)
         plans.append(Plan(tuple(steps), output, seconds))
-    return min(plans, key=lambda plan: plan.rank)
+    return min(plans, key=lambda plan: plan.cost)
 
 
 def propagate(equation: str, placements: Sequence, mesh: Mesh) -> tuple:

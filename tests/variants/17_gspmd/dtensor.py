@@ -87,7 +87,7 @@ def plan_for(equation, placements, mesh):
         steps = tuple(itertools.chain.from_iterable(map(dict.__getitem__, routes, inputs)))
         seconds = math.fsum(step.seconds(mesh) for step in steps) + layouts.seconds_to_finish(output)
         plan = Plan(steps, output, seconds)
-        best = plan if best is None or plan.rank < best.rank else best
+        best = plan if best is None or plan.cost < best.cost else best
     return best
 
 

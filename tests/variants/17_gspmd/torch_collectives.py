@@ -109,7 +109,7 @@ def plan_for(equation, placements, mesh):
         steps = tuple(step for operand, each in enumerate(inputs) for step in routes[operand][each])
         later_s = layouts.seconds_to_finish(output)
         plan = Plan(steps, output, later_s + sum(step.seconds(mesh) for step in steps))
-        heapq.heappush(queue, (plan.rank, next(number), plan))
+        heapq.heappush(queue, (plan.cost, next(number), plan))
     return heapq.heappop(queue)[-1]
 
 
