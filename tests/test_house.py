@@ -26,6 +26,7 @@ LESSONS_MAY_IMPORT = [
     "memory",
     "mine.py",
     "models.py",
+    "placements.py",
     "planner",
     "plots",
     "progress",

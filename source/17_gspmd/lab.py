@@ -1,0 +1,1017 @@
+# ---
+# jupyter:
+#   course:
+#     module: gspmd
+#     minutes: 75
+#     draft: true
+# ---
+
+# %% [markdown]
+# # Lab 17 · GSPMD
+#
+# **75 minutes, 18 points.** In this lab, you build a small **partitioner**. It gets one operation of a program, such as
+# the matrix product `ij,jk->ik`, and the placements of its inputs. It decides which collectives are needed, and chooses
+# the cheapest way. Then it runs the operation on real ranks, with the collectives of chapter 01.
+#
+# | exercise | you build | minutes | points |
+# |---|---|---|---|
+# | 17.1 | `local_part` and `whole_from`: what each rank holds | 7 | 2 |
+# | 17.2 | `shard_rules`: sharded inputs that need no communication | 10 | 2 |
+# | 17.3 | `partial_rules`: operations on sums that are not computed yet | 8 | 2 |
+# | 17.4 | `operation_for` and `rounds_and_bytes`: from one placement to another | 9 | 1 |
+# | 17.5 | `propagate`: the cheapest way | 12 | 3 |
+# | 17.6 | `redistribute`: on real ranks | 11 | 3 |
+# | 17.7 | `execute`: the whole operation | 5 | 1 |
+# | 17.8 | `ranks_along` and `may_change`: two axes | 8 | 3 |
+# | 17.9 | stretch: reshapes, outside the 75 minutes | 10 | 1 |
+# | | Break it: three mistakes that raise no error | 5 | |
+#
+# Each exercise has a check. Its first line tries a plain case, such as a matrix product on two ranks. The other lines
+# draw random equations, shapes, placements and meshes. Every result is compared with that of one process, in float64.
+
+# %% tags=["nbval-ignore-output"]
+from shared import ranks
+from shared.checks import gspmd as check
+
+ranks.start(world_size=4)
+
+# %% tags=["export"]
+# %%ranks
+"""A partitioner: it decides how ranks run one operation on tensors that are placed on a mesh, and runs it.
+
+For each axis of the mesh, there are rules: placements of the inputs for which no communication is needed. The
+partitioner finds the cheapest way to bring the inputs into the placements of some rule, and takes the cheapest rule.
+
+Source: Xu et al. 2021, "GSPMD", arXiv 2105.04663; torch.distributed.tensor (DTensor), which also chooses among rules.
+
+N is the number of ranks along an axis, S the bytes of the tensor that these ranks hold together.
+"""
+
+import heapq
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from shared.placements import (
+    ADD,
+    EINSUM,
+    LINEAR,
+    MAX,
+    RESHAPE,
+    Equation,
+    Mesh,
+    Partial,
+    Placement,
+    Placements,
+    Replicate,
+    Shard,
+    Term,
+    as_placements,
+    dim_of,
+)
+from solutions.collectives import ring_all_gather, ring_all_reduce, ring_reduce_scatter
+
+# %% [markdown]
+# ## Exercise 17.1 · What each rank holds (7 min, 2 points)
+#
+# A placement says how N ranks hold a tensor. There are three, and `shared/placements.py` has a class for each:
+#
+# | placement | what rank r holds | the whole tensor is |
+# |---|---|---|
+# | `Shard(dim)` | the r-th of N equal shards of dimension `dim` | the concatenation of all |
+# | `Replicate()` | the whole tensor | what any rank holds |
+# | `Partial()` | one term of a sum | the sum of all |
+#
+# Write both directions, without communication:
+#
+# - `local_part(tensor, placement, index, size)` returns what rank `index` of `size` ranks holds. For `Partial`, rank 0
+#   keeps the tensor, and the others hold zeros of the same shape. (There are many ways to write a tensor as a sum. This
+#   one needs no rounding.)
+# - If `size` does not divide the length of the dimension, raise a `ValueError` with both numbers. (DTensor and XLA
+#   allow shards of different sizes. Here, they would hide the idea.)
+# - `whole_from(parts, placement)` returns the whole tensor. `parts` has one tensor for each rank, in order.
+# - `isinstance(placement, Shard)` tells you the kind of a placement, and `placement.dim` its dimension.
+#
+# The first check uses two ranks. The second tries up to four, more dimensions, and lengths that do not divide.
+#
+# <details><summary>Hint</summary>
+#
+# `tensor.chunk(size, dim)` returns equal shards only if `size` divides the length. What does it return for 6 elements
+# and 4 ranks?
+#
+# </details>
+
+
+# %% tags=["exercise", "export"] grade_id="local-part"
+# %%ranks
+def local_part(tensor: Tensor, placement: Placement, index: int, size: int) -> Tensor:
+    """Return what rank `index` of `size` ranks holds of a tensor.
+
+    Raises:
+        ValueError: if the ranks cannot get equal shards.
+
+    Shape: tensor of any shape; with Shard(dim), dimension dim of the result is 1/size as long.
+    """
+    ### BEGIN SOLUTION
+    if isinstance(placement, Shard):
+        length = tensor.shape[placement.dim]
+        if length % size:
+            raise ValueError(
+                f"{placement}: {length} elements cannot be divided equally among {size} ranks"
+            )
+        return tensor.chunk(size, placement.dim)[index].contiguous()
+    if isinstance(placement, Partial) and index > 0:
+        return torch.zeros_like(tensor)
+    return tensor
+    ### END SOLUTION
+
+
+def whole_from(parts: Sequence[Tensor], placement: Placement) -> Tensor:
+    """Return the tensor of which each rank holds a part. The inverse of local_part."""
+    ### BEGIN SOLUTION
+    if isinstance(placement, Shard):
+        return torch.cat(list(parts), placement.dim)
+    if isinstance(placement, Partial):
+        return sum(parts)
+    return parts[0]
+    ### END SOLUTION
+
+
+# %% tags=["check"] grade_id="check-local-part" points=2
+check.local_part()
+
+# %% [markdown]
+# ## Exercise 17.2 · Sharded inputs that need no communication (10 min, 2 points)
+#
+# An operation is written as in `torch.einsum`, with a letter for each dimension: `ij,jk->ik` is a matrix product.
+# Letters with the same name have the same length, and j does not appear in the result, so the operation sums over it.
+#
+# Suppose that every input is sharded along the *same letter*, if it has that letter, and replicated if it does not.
+# Then each rank can compute with its own shards. What does it get? For the matrix product, there are three letters:
+#
+# | letter | first input | second input | result |
+# |---|---|---|---|
+# | i | `Shard(0)` | `Replicate()` | `Shard(0)`: each rank has some rows |
+# | j | `Shard(1)` | `Shard(0)` | `Partial()`: each rank has summed over its own j only |
+# | k | `Replicate()` | `Shard(1)` | `Shard(1)`: each rank has some columns |
+#
+# With the row in which everything is replicated, these are four **rules**. Each is a `Rule(inputs, output)`. An
+# `Equation` object has the letters of each tensor: for `Equation.parse("ij,jk->ik")`, `equation.inputs` is
+# `(("i", "j"), ("j", "k"))`, `equation.output` is `("i", "k")`, and `equation.letters` is `["i", "j", "k"]`.
+# `dim_of("j", ("i", "j"))` is 1, and `dim_of("k", ("i", "j"))` is None.
+#
+# - `shard_rules(equation)` returns a list: first the rule in which everything is replicated, then one for each letter.
+# - A letter that is not in the result makes the result `Partial()` if the operation is a sum over it. Two operations
+#   can drop a letter, and only one of them computes a sum: compare `equation.operation` with `EINSUM` and `MAX`. In
+#   `max: ij->i`, each rank's own maximum is no term of a sum, so there is no rule for j.
+#
+# The first check asks for the four rules above. The second computes with the rules for many other equations, such as
+# `ij->i`, `bij,bjk->bik` and `add: ij,j->ij`, and compares the results with those of one process.
+#
+# <details><summary>Hint</summary>
+#
+# In `ij,jk->ik` and for the letter i, which input lacks the letter, and what does `dim_of` return for it?
+#
+# </details>
+
+
+# %% tags=["export"]
+# %%ranks
+@dataclass(frozen=True)
+class Rule:
+    """Placements along one axis of the mesh for which an operation needs no communication."""
+
+    inputs: tuple[Placement, ...]
+    output: Placement
+
+
+# %% tags=["exercise", "export"] grade_id="shard-rules"
+# %%ranks
+def shard_rules(equation: Equation) -> list[Rule]:
+    """Return the rule in which all is replicated, and one for each letter along which the inputs can be sharded.
+
+    Source: GSPMD, §3.2 and §4.2; DTensor's gen_einsum_strategies.
+    """
+    rules = [Rule((Replicate(),) * len(equation.inputs), Replicate())]
+    ### BEGIN SOLUTION
+    for letter in equation.letters:
+        dims = [dim_of(letter, term) for term in equation.inputs]
+        inputs = tuple(Replicate() if dim is None else Shard(dim) for dim in dims)
+        output_dim = dim_of(letter, equation.output)
+        if output_dim is not None:
+            rules.append(Rule(inputs, Shard(output_dim)))
+        elif equation.operation == EINSUM:
+            rules.append(Rule(inputs, Partial()))
+    ### END SOLUTION
+    return rules
+
+
+# %% tags=["check"] grade_id="check-shard-rules" points=2
+check.shard_rules()
+
+# %% [markdown]
+# ## Exercise 17.3 · Operations on a sum that is not computed yet (8 min, 2 points)
+#
+# A `Partial` input is a sum over the ranks: x = x₀ + x₁. May each rank apply the operation to its own term, so that
+# the result is `Partial`, too? That is right if f(x₀) + f(x₁) = f(x₀ + x₁), and wrong otherwise:
+#
+# - `neg` satisfies this. `relu`, `exp`, `square`, `plus_one` and `max` do not: 1 would be added once per rank.
+# - `add` satisfies it if *all* its inputs are `Partial`. With x `Partial` and y `Replicate`, y would be added once per
+#   rank.
+# - An einsum multiplies its inputs. (x₀ + x₁) y = x₀y + x₁y, so *one* input may be `Partial`, if the others are
+#   replicated. But x₀y₀ + x₁y₁ is not (x₀ + x₁)(y₀ + y₁).
+#
+# `partial_rules(equation)` returns these rules. For an einsum, there is one rule for each input.
+# `equation.operation` is the operation's name, `LINEAR` contains those of the first two kinds (`neg`, `add`, and
+# `reshape`), and `EINSUM` is the third.
+#
+# The first check asks for the rules of a matrix product. The second computes with your rules for all operations.
+#
+# <details><summary>Hint</summary>
+#
+# How many inputs of `ij,jk->ik` are `Partial` in each of its two rules? And how many of `add: ij,ij->ij` in its only
+# one?
+#
+# </details>
+
+
+# %% tags=["exercise", "export"] grade_id="partial-rules"
+# %%ranks
+def partial_rules(equation: Equation) -> list[Rule]:
+    """Return the rules in which inputs are sums that have not been computed yet. Their result is one, too."""
+    operands = range(len(equation.inputs))
+    ### BEGIN SOLUTION
+    if equation.operation == EINSUM:
+        every = [
+            tuple(Partial() if each == chosen else Replicate() for each in operands)
+            for chosen in operands
+        ]
+        return [Rule(inputs, Partial()) for inputs in every]
+    if equation.operation in LINEAR:
+        return [Rule((Partial(),) * len(operands), Partial())]
+    return []
+    ### END SOLUTION
+
+
+# %% tags=["check"] grade_id="check-partial-rules" points=2
+check.partial_rules()
+
+# %% [markdown]
+# ## Exercise 17.4 · From one placement to another (9 min, 1 point)
+#
+# If the inputs match no rule, their placements have to change. Along one axis, each change is one operation. A
+# **slice** and **keep_one** are local: each rank already has everything that it needs.
+#
+# | from | to | operation | why |
+# |---|---|---|---|
+# | `Replicate` | `Shard` | `"slice"` | each rank keeps its shard |
+# | `Replicate` | `Partial` | `"keep_one"` | rank 0 keeps the tensor, the others take zeros |
+#
+# The other changes need one of `"all_gather"`, `"all_reduce"`, `"reduce_scatter"` and `"all_to_all"`. An **all-to-all**
+# exchanges shards: every rank sends each other rank a different piece. So it can turn shards of one dimension into
+# shards of another one, and it sends much less than an all-gather.
+#
+# - `operation_for(before, after)` returns the name of the operation, or None if nothing changes, or if no single
+#   operation does it (`Shard` to `Partial`).
+# - `rounds_and_bytes(operation, buffer_bytes, size)` returns a tuple: the number of rounds, each of which costs the
+#   latency α, and the bytes that one rank sends. `buffer_bytes` is S, the bytes of the tensor that N = `size` ranks
+#   hold *together*. Local operations take 0 rounds and send 0 bytes.
+# - For the ring algorithms, you know both from chapter 01. An all-to-all takes N − 1 rounds. In each round, a rank
+#   sends another one the piece that it needs. How large is a piece, if a rank holds S/N bytes and cuts them for N
+#   ranks?
+#
+# The first check tries every change of placement. The second compares your costs with the formulas of chapter 01, for
+# up to 64 ranks.
+#
+# <details><summary>Hint</summary>
+#
+# An all-reduce is a reduce-scatter and an all-gather. How many rounds and bytes does each of the two take?
+#
+# </details>
+
+
+# %% tags=["exercise", "export"] grade_id="operation-for"
+# %%ranks
+def operation_for(before: Placement, after: Placement) -> str | None:
+    """Return the operation that changes one placement into another, or None if there is none."""
+    ### BEGIN SOLUTION
+    if before == after:
+        return None
+    operations = {
+        (Shard, Replicate): "all_gather",
+        (Partial, Replicate): "all_reduce",
+        (Partial, Shard): "reduce_scatter",
+        (Shard, Shard): "all_to_all",
+        (Replicate, Shard): "slice",
+        (Replicate, Partial): "keep_one",
+    }
+    return operations.get((type(before), type(after)))
+    ### END SOLUTION
+
+
+def rounds_and_bytes(operation: str, buffer_bytes: float, size: int) -> tuple[int, float]:
+    """Return how many rounds an operation takes, and how many bytes each rank sends.
+
+    Communication: N − 1 rounds of S/N bytes for an all-gather or a reduce-scatter, twice that for an all-reduce, and
+        N − 1 rounds of S/N² bytes for an all-to-all.
+    Source: nccl-tests, PERFORMANCE.md.
+    """
+    ### BEGIN SOLUTION
+    rounds, sent_bytes = size - 1, (size - 1) / size * buffer_bytes
+    return {
+        "all_gather": (rounds, sent_bytes),
+        "reduce_scatter": (rounds, sent_bytes),
+        "all_reduce": (2 * rounds, 2 * sent_bytes),
+        "all_to_all": (rounds, sent_bytes / size),
+    }.get(operation, (0, 0.0))
+    ### END SOLUTION
+
+
+# %% tags=["check"] grade_id="check-operation-for" points=1
+check.operation_for()
+
+# %% [markdown]
+# ## Exercise 17.5 · The cheapest way (12 min, 3 points)
+#
+# Now the partitioner can choose. For every rule, it knows which placements the inputs must have. For every input, it
+# knows the **route** there: the steps that change its placements. A rule costs what its routes cost.
+#
+# There is one catch. A `Partial` result costs nothing now, but later somebody has to compute the sum. If that did not
+# count, the partitioner would choose `Partial` too often. So a rule with a `Partial` result also costs what a
+# reduce-scatter of the result would take.
+#
+# Everything around the choice is given. A `Step` changes the placement of one operand. `Layouts` finds the steps, and
+# the rules:
+#
+# - `layouts.routes(operand)` is a dictionary: for all placements that the operand can get, the cheapest steps.
+# - `layouts.rules()` yields `(inputs, output)` for every rule. `inputs[operand]` is a key of that operand's routes.
+# - `step.seconds(mesh)` is how long a step takes, α · rounds + β · bytes, and `layouts.seconds_to_finish(output)` how
+#   long the reduce-scatter of a `Partial` result would take. It is 0 for other results.
+#
+# A placement is a tuple with one entry for each axis of the mesh, such as `(Shard(0),)`. `Mesh((4,))` has one axis. You
+# need not read `Layouts` before exercise 17.8.
+
+
+# %% tags=["export"]
+# %%ranks
+ELEMENT_BYTES = 4  # The costs are those of float32.
+UNSTATED_LENGTH = (
+    1024  # per rank of the mesh: the length of a letter if the equation does not state it
+)
+
+
+def axis_rules(equation: Equation) -> list[Rule]:
+    """Return all rules of an operation along one axis of the mesh."""
+    of_shards = reshape_rules if equation.operation == RESHAPE else shard_rules
+    return of_shards(equation) + partial_rules(equation)
+
+
+@dataclass(frozen=True)
+class Step:
+    """Changes the placement of one operand along one axis of the mesh."""
+
+    operand: int
+    axis: int
+    before: Placement
+    after: Placement
+    buffer_bytes: int  # of the tensor that the ranks along this axis hold together
+
+    def __str__(self) -> str:
+        return f"{self.operation} of input {self.operand} along axis {self.axis}"
+
+    @property
+    def operation(self) -> str:
+        return operation_for(self.before, self.after)
+
+    @property
+    def is_collective(self) -> bool:
+        return self.operation not in ("slice", "keep_one")
+
+    def seconds(self, mesh: Mesh) -> float:
+        """Return α · rounds + β · bytes."""
+        link, size = mesh.links[self.axis], mesh.sizes[self.axis]
+        rounds, sent_bytes = rounds_and_bytes(self.operation, self.buffer_bytes, size)
+        return link.alpha_s * rounds + link.beta_s_per_byte * sent_bytes
+
+
+# %% tags=["export"]
+# %%ranks
+class Layouts:
+    """The placements that the tensors of an equation can have on a mesh.
+
+    A partitioner decides before any tensor exists. So it knows the lengths that the equation states. Of other letters,
+    it only knows that the shards of the inputs divide them.
+    """
+
+    def __init__(self, equation: Equation, placements: Sequence, mesh: Mesh):
+        self.equation, self.mesh = equation, mesh
+        pairs = zip(placements, equation.inputs, strict=True)
+        self.starts = [as_placements(each, len(term)) for each, term in pairs]
+        unstated = UNSTATED_LENGTH * mesh.ranks
+        self.lengths = {each: equation.lengths.get(each, unstated) for each in equation.letters}
+        self.known_divisors = {each: self.known_divisor(each) for each in equation.letters}
+        for term, start in zip(equation.inputs, self.starts, strict=True):
+            for dim, letters in enumerate(term):
+                shards = mesh.shards(start, dim)
+                if set(letters) <= set(equation.lengths) and self.length(letters) % shards:
+                    raise ValueError(
+                        f"{letters} = {self.length(letters)} cannot be divided equally "
+                        f"into {shards} shards: {start} on a mesh of {mesh.sizes}"
+                    )
+
+    def known_divisor(self, letter: str) -> int:
+        """Return a number that certainly divides the length of a letter."""
+        if letter in self.equation.lengths:
+            return self.equation.lengths[letter]
+        pairs = zip(self.equation.inputs, self.starts, strict=True)
+        shards = [self.mesh.shards(start, dim_of(letter, term)) for term, start in pairs]
+        return math.lcm(*shards)
+
+    def length(self, letters: str) -> int:
+        return math.prod(self.lengths[letter] for letter in letters)
+
+
+# %% tags=["export"]
+# %%ranks
+class Layouts(Layouts):
+    def fits(self, term: Term, placements: Placements) -> bool:
+        """Return whether every rank certainly gets an equal shard of a tensor."""
+        for dim, letters in enumerate(term):
+            divisor = math.prod(self.known_divisors[letter] for letter in letters)
+            if divisor % self.mesh.shards(placements, dim):
+                return False
+        return True
+
+    def held_bytes(self, term: Term, placements: Placements) -> int:
+        """Return the bytes that one rank holds of a tensor."""
+        shards = math.prod(self.mesh.shards(placements, dim) for dim in range(len(term)))
+        return ELEMENT_BYTES * self.length("".join(term)) // shards
+
+    def rules(self) -> Iterator[tuple[list[Placements], Placements]]:
+        """Yield the placements of inputs and output for each combination of rules, one rule for each axis."""
+        equation, axes = self.equation, len(self.mesh.sizes)
+        for rules in itertools.product(axis_rules(equation), repeat=axes):
+            inputs = list(zip(*(rule.inputs for rule in rules), strict=True))
+            output = tuple(rule.output for rule in rules)
+            tensors = zip((*equation.inputs, equation.output), (*inputs, output), strict=True)
+            # In a reshape, a rank's shard of a dimension consists of whole blocks of its first letter.
+            if all(self.fits([letters[0] for letters in term], each) for term, each in tensors):
+                yield inputs, output
+
+    def seconds_to_finish(self, output: Placements) -> float:
+        """Return how long it takes to reduce-scatter a Partial result along each axis on which it is Partial."""
+        held = self.held_bytes(self.equation.output, output)
+        return sum(
+            Step(0, axis, placement, Shard(0), held).seconds(self.mesh)
+            for axis, placement in enumerate(output)
+            if isinstance(placement, Partial)
+        )
+
+
+# %% tags=["export"]
+# %%ranks
+class Layouts(Layouts):
+    def steps_from(self, operand: int, placements: Placements) -> Iterator[Step]:
+        """Yield every single step that an operand with these placements can make."""
+        term = self.equation.inputs[operand]
+        for axis, before in enumerate(placements):
+            gathered = (*placements[:axis], Replicate(), *placements[axis + 1 :])
+            for after in (Replicate(), Partial(), *map(Shard, range(len(term)))):
+                step = Step(operand, axis, before, after, self.held_bytes(term, gathered))
+                if step.operation is None or not self.fits(term, changed(placements, step)):
+                    continue
+                if len(placements) == 1 or may_change(placements, axis, after):
+                    yield step
+
+    def routes(self, operand: int) -> dict[Placements, tuple[Step, ...]]:
+        """Return the cheapest steps to all placements that an operand can get. (This is Dijkstra's algorithm.)"""
+        found, order = {}, itertools.count()  # of two equal routes, the queue returns the older one
+        queue = [(0.0, 0, next(order), self.starts[operand], ())]
+        while queue:
+            seconds, _, _, placements, steps = heapq.heappop(queue)
+            if placements in found:
+                continue
+            found[placements] = steps
+            for step in self.steps_from(operand, placements):
+                # Rounded, so that routes of the same cost compare as equal.
+                total = round(seconds + step.seconds(self.mesh), 15)
+                entry = (total, len(steps) + 1, next(order), changed(placements, step))
+                heapq.heappush(queue, (*entry, (*steps, step)))
+        return found
+
+
+def changed(placements: Placements, step: Step) -> Placements:
+    """Return the placements of a tensor after a step."""
+    return (*placements[: step.axis], step.after, *placements[step.axis + 1 :])
+
+
+# %% [markdown]
+# Write `plan_for`: build a `Plan` for every rule, and return the best one.
+#
+# - `Plan(steps, output, seconds)` has the steps of all operands, in the order of the operands, and the seconds of all
+#   steps, plus `layouts.seconds_to_finish(output)`.
+# - The best plan is the one with the fewest seconds. Among equals, it has the fewest collectives, then the fewest
+#   steps, and then it comes from the first rule. `plan.cost` is a tuple that compares in this order.
+#
+# `propagate` is given. It returns the placement of the result, and the collectives. It takes an equation as text, which
+# may state lengths: `ij,jk->ik, i=4096, k=8`. (Other letters count as equally long.)
+#
+# The first check tries matrix products on one axis. The second draws equations, lengths, links and placements, and
+# compares the seconds of your plan with those of every other way.
+#
+# <details><summary>Hint</summary>
+#
+# The steps of all operands are a list of lists. How do you make one list of them? And which argument of `min` says what
+# to compare?
+#
+# </details>
+
+
+# %% tags=["exercise", "export"] grade_id="propagate"
+# %%ranks
+@dataclass(frozen=True)
+class Plan:
+    """How to run an operation: the steps that bring its inputs into the placements of a rule, and the result."""
+
+    steps: tuple[Step, ...]
+    output: Placements
+    seconds: float
+
+    @property
+    def collectives(self) -> list[Step]:
+        return [step for step in self.steps if step.is_collective]
+
+    @property
+    def cost(self) -> tuple[float, int, int]:
+        return round(self.seconds, 15), len(self.collectives), len(self.steps)
+
+
+def plan_for(equation: Equation, placements: Sequence, mesh: Mesh) -> Plan:
+    """Return the cheapest plan."""
+    layouts = Layouts(equation, placements, mesh)
+    routes = [layouts.routes(operand) for operand in range(len(equation.inputs))]
+    ### BEGIN SOLUTION
+    plans = []
+    for inputs, output in layouts.rules():
+        pairs = zip(routes, inputs, strict=True)
+        steps = [step for routes_of, target in pairs for step in routes_of[target]]
+        seconds = sum(step.seconds(mesh) for step in steps) + layouts.seconds_to_finish(output)
+        plans.append(Plan(tuple(steps), output, seconds))
+    return min(plans, key=lambda plan: plan.cost)
+    ### END SOLUTION
+
+
+# %% tags=["export"]
+# %%ranks
+def propagate(equation: str, placements: Sequence, mesh: Mesh) -> tuple:
+    """Decide how to run an operation on tensors that are placed on a mesh.
+
+    Args:
+        equation: Such as "ij,jk->ik", or "relu: ij->ij, i=64". See Equation.parse.
+        placements: For each input, one placement for each axis of the mesh. With one axis, a placement will do.
+        mesh: A Mesh, or the sizes of its axes.
+
+    Returns:
+        The placement of the result, and the list of collectives. With one axis, the placement is no tuple.
+    """
+    plan = plan_for(Equation.parse(equation), placements, Mesh.of(mesh))
+    return plan.output if len(plan.output) > 1 else plan.output[0], plan.collectives
+
+
+# %% tags=["check"] grade_id="check-propagate" points=3
+check.propagate()
+
+# %% [markdown]
+# The next cell shows the five cases of the lesson, and how the choice depends on lengths. In the last two lines, the
+# activations (i × j) and the weight (j × k) are both sharded along their first dimension, as in ZeRO-3.
+
+
+# %%
+# %%ranks 0
+for inputs in (
+    [Shard(0), Replicate()],
+    [Replicate(), Shard(1)],
+    [Shard(1), Shard(0)],
+    [Shard(0), Shard(1)],
+    [Shard(1), Replicate()],
+):
+    output, collectives = propagate("ij,jk->ik", inputs, Mesh((4,)))
+    print(inputs, "→", output, [str(step) for step in collectives])
+for lengths in ("i=16384, j=1024, k=1024", "i=16, j=1024, k=1024"):
+    output, collectives = propagate(f"ij,jk->ik, {lengths}", [Shard(0), Shard(0)], Mesh((4,)))
+    print(f"{lengths}: → {output}", [str(step) for step in collectives])
+
+# %% [markdown]
+# With many rows of activations, the weight moves, which is what ZeRO-3 does. With few, the activations move to where
+# the weight is, as in tensor parallelism.
+
+# %% [markdown]
+# ## Exercise 17.6 · Redistribute on real ranks (11 min, 3 points)
+#
+# `redistribute(shard, before, after, group)` changes the placement of a tensor along one axis. Each rank passes what it
+# holds, and gets what it holds afterwards. `operation_for(before, after)` says which operation to use. If it is None,
+# nothing changes.
+#
+# - `"slice"` and `"keep_one"`: you have already written a function that does both.
+# - `ring_all_gather(shard, group)` and `ring_reduce_scatter(tensor, group)` work on *flat* tensors, in the order of the
+#   ranks. A shard of dimension 1 is not contiguous in the whole tensor. So, for a reduce-scatter, first stack the
+#   pieces for each rank along a new dimension 0. After an all-gather, view the result as a stack, and concatenate its
+#   parts.
+# - `ring_all_reduce(tensor, group)` works in place. Do not change the argument: clone it.
+# - For an all-to-all, stack the pieces in the same way, and call `dist.all_to_all_single(received, stacked,
+#   group=group)` with `received = torch.empty_like(stacked)`. Then rank r's piece is `received[r]`.
+# - If N does not divide a dimension, raise the error of `local_part`.
+#
+# The first check tries each operation on two ranks, and dimension 0. The others try up to four ranks, other dimensions,
+# groups, and count the bytes.
+#
+# <details><summary>Hint 1</summary>
+#
+# `torch.stack([local_part(tensor, after, index, size) for index in range(size)])` has what each rank should get. What
+# does `ring_reduce_scatter` return for it on rank r, and which shape must that get?
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# After an all-to-all from `Shard(0)` to `Shard(1)`, along which of the two dimensions do the received pieces belong
+# together?
+#
+# </details>
+
+
+# %% tags=["exercise", "export"] grade_id="redistribute"
+# %%ranks
+@torch.no_grad()
+def redistribute(
+    shard: Tensor, before: Placement, after: Placement, group: ProcessGroup | None = None
+) -> Tensor:
+    """Change the placement of a tensor over the ranks of a group.
+
+    Raises:
+        ValueError: if the ranks cannot get equal shards.
+
+    Communication: what rounds_and_bytes() says.
+    """
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    ### BEGIN SOLUTION
+    operation = operation_for(before, after)
+    if operation is None:
+        return shard
+    if operation in ("slice", "keep_one"):
+        return local_part(shard, after, rank, size)
+    if operation == "all_reduce":
+        total = shard.clone()
+        ring_all_reduce(total, group)
+        return total
+    if operation == "all_gather":
+        gathered = ring_all_gather(shard, group).view(size, *shard.shape)
+        return whole_from(list(gathered), before)
+    pieces = torch.stack([local_part(shard, after, index, size) for index in range(size)])
+    if operation == "reduce_scatter":
+        return ring_reduce_scatter(pieces, group).view(pieces.shape[1:])
+    received = torch.empty_like(pieces)
+    dist.all_to_all_single(received, pieces, group=group)
+    return whole_from(list(received), before)
+    ### END SOLUTION
+
+
+# %% tags=["check"] grade_id="check-redistribute" points=3
+check.redistribute()
+
+# %% [markdown]
+# ## Exercise 17.7 · The whole operation (5 min, 1 point)
+#
+# `execute(equation, shards, placements, mesh_group)` runs an operation. Each rank passes what it holds of each input,
+# and gets what it holds of the result, placed as `propagate` says for the same equation, placements and mesh.
+#
+# `mesh_group` is a `MeshGroup`: a mesh, and for each of its axes the process group of the ranks along it. With one
+# axis, a process group will do, or None for all ranks. `compute` is given. It runs an operation on local tensors.
+#
+# - Make a plan. Take its steps in order, and replace the shard of the step's operand by the redistributed one. The
+#   group of the step's axis is `mesh_group.groups[step.axis]`.
+# - Then compute with what you have, and return the result.
+#
+# The first check multiplies matrices on two ranks. The others draw equations, shapes and placements, count the bytes,
+# compare the bytes with DTensor's, and try lengths that do not divide.
+#
+# <details><summary>Hint</summary>
+#
+# Every rank makes the same plan, without asking the others. On which arguments does the plan depend?
+#
+# </details>
+
+
+# %% tags=["export"]
+# %%ranks
+@dataclass(frozen=True)
+class MeshGroup:
+    """A mesh, and for each of its axes the process group of this rank and the others along this axis."""
+
+    mesh: Mesh
+    groups: tuple[ProcessGroup | None, ...]
+
+    @classmethod
+    def of(cls, mesh_group) -> "MeshGroup":
+        """Return a MeshGroup for one, a DeviceMesh, a group for each axis, or one group (None: all ranks)."""
+        if isinstance(mesh_group, cls):
+            return mesh_group
+        if hasattr(mesh_group, "get_all_groups"):
+            return cls(Mesh.of(mesh_group), tuple(mesh_group.get_all_groups()))
+        if isinstance(mesh_group, (tuple, list)):
+            sizes = tuple(dist.get_world_size(group) for group in mesh_group)
+            return cls(Mesh(sizes), tuple(mesh_group))
+        return cls(Mesh((dist.get_world_size(mesh_group),)), (mesh_group,))
+
+
+def make_mesh_group(mesh: Mesh) -> MeshGroup:
+    """Create the process groups of a mesh over all ranks. Every rank must call this."""
+    mesh, rank, groups = Mesh.of(mesh), dist.get_rank(), []
+    for axis in range(len(mesh.sizes)):
+        created = [(ranks, dist.new_group(ranks)) for ranks in ranks_along(mesh.sizes, axis)]
+        groups += [group for ranks, group in created if rank in ranks]
+    return MeshGroup(mesh, tuple(groups))
+
+
+# %% tags=["export"]
+# %%ranks
+FUNCTIONS = {
+    "neg": torch.neg,
+    "relu": torch.relu,
+    "exp": torch.exp,
+    "square": torch.square,
+    "plus_one": lambda tensor: tensor + 1,
+}
+
+
+def aligned(tensor: Tensor, term: Term, output: Term) -> Tensor:
+    """Give a tensor the dimensions of the output, in the same order, for broadcasting."""
+    permuted = tensor.permute([term.index(letter) for letter in output if letter in term])
+    return permuted[tuple(slice(None) if letter in term else None for letter in output)]
+
+
+def compute(equation: Equation, tensors: Sequence[Tensor]) -> Tensor:
+    """Run an operation on local tensors. Their lengths need not be those of the whole tensors."""
+    inputs, output, operation = equation.inputs, equation.output, equation.operation
+    if operation == EINSUM:
+        terms = ",".join("".join(term) for term in inputs)
+        return torch.einsum(f"{terms}->{''.join(output)}", *tensors)
+    if operation == ADD:
+        pairs = zip(tensors, inputs, strict=True)
+        return sum(aligned(tensor, term, output) for tensor, term in pairs)
+    (tensor,), (term,) = tensors, inputs
+    if operation == RESHAPE:
+        return tensor.reshape(local_shape(equation, tensor.shape))
+    if operation == MAX:
+        dropped = [dim for dim, letter in enumerate(term) if letter not in output]
+        tensor = tensor.amax(dropped) if dropped else tensor
+        return aligned(tensor, tuple(letter for letter in term if letter in output), output)
+    return aligned(FUNCTIONS[operation](tensor), term, output)
+
+
+# %% tags=["export"]
+# %%ranks
+def check_lengths(
+    equation: Equation, shards: Sequence[Tensor], placements: Sequence, mesh: Mesh
+) -> None:
+    """Check that a letter has the same length in all inputs, and the one that the equation states.
+
+    Raises:
+        ValueError: if not. That is also what happens if the ranks hold shards of unequal size.
+    """
+    lengths = dict(equation.lengths)
+    for operand, (shard, term) in enumerate(zip(shards, equation.inputs, strict=True)):
+        starts = as_placements(placements[operand], len(term))
+        for dim, letters in enumerate(term):
+            length = shard.shape[dim] * mesh.shards(starts, dim)
+            stated = math.prod(lengths.setdefault(each, length) for each in letters)
+            if length != stated:
+                raise ValueError(
+                    f"dimension {dim} of input {operand} ({letters}) has {length} elements, but "
+                    f"{letters} = {stated} elsewhere. Does every rank hold an equal shard?"
+                )
+
+
+# %% tags=["exercise", "export"] grade_id="execute"
+# %%ranks
+@torch.no_grad()
+def execute(
+    equation: str, shards: Sequence[Tensor], placements: Sequence, mesh_group=None
+) -> Tensor:
+    """Run an operation on tensors that are placed on a mesh.
+
+    Args:
+        equation: As for propagate().
+        shards: What this rank holds of each input.
+        placements: As for propagate(). The placement of the result is the one that propagate() returns.
+        mesh_group: A MeshGroup. With one axis, a process group, or None for all ranks.
+
+    Raises:
+        ValueError: if the ranks cannot hold equal shards.
+
+    Communication: the collectives that propagate() returns.
+    """
+    parsed, mesh_group = Equation.parse(equation), MeshGroup.of(mesh_group)
+    check_lengths(parsed, shards, placements, mesh_group.mesh)
+    ### BEGIN SOLUTION
+    shards = list(shards)
+    for step in plan_for(parsed, placements, mesh_group.mesh).steps:
+        group = mesh_group.groups[step.axis]
+        shards[step.operand] = redistribute(shards[step.operand], step.before, step.after, group)
+    return compute(parsed, shards)
+    ### END SOLUTION
+
+
+# %% tags=["check"] grade_id="check-execute" points=1
+check.execute()
+
+# %% [markdown]
+# ### Where DTensor chooses differently
+#
+# DTensor has rules, costs and a search, too, and often chooses the same. In these cases, it does not (torch 2.13, on a
+# CPU, for matrices of 64 × 64 elements whose lengths the equation states):
+#
+# | operation | inputs | you | DTensor |
+# |---|---|---|---|
+# | matrix product | `Shard(1)`, `Replicate()` | all-to-all, gives `Shard(0)` | nothing, gives `Partial()` |
+# | matrix product | `Partial()`, `Shard(1)` | all-reduce, gives `Shard(1)` | all-gather, gives `Partial()` |
+# | `relu` | `Partial()` | reduce-scatter, gives `Shard(0)` | all-reduce, gives `Replicate()` |
+# | `add` | `Shard(0)`, `Shard(1)` | all-to-all, gives `Shard(0)` | all-gather, gives `Shard(0)` |
+#
+# In the first two lines, DTensor does not count what its `Partial` result costs later. In the third, it keeps the
+# result whole on every rank. In the fourth, it replaces the all-to-all by an all-gather, as it does on every CPU.
+
+# %% [markdown]
+# ## Exercise 17.8 · Two axes (8 min, 3 points)
+#
+# On a mesh of 2 × 2 ranks, a tensor has two placements, such as `(Shard(0), Shard(1))`: axis 0 divides the rows, and
+# axis 1 the columns. Your rules apply to each axis separately, and `Layouts` already combines them. Two things are
+# missing:
+#
+# 1. **Who is along an axis?** `ranks_along(sizes, axis)` returns the lists of ranks that form a process group along an
+#    axis. Ranks are numbered along the last axis first, so `(2, 2)` is the grid `[[0, 1], [2, 3]]`. Along axis 0, the
+#    groups are `[0, 2]` and `[1, 3]`; along axis 1, they are `[0, 1]` and `[2, 3]`. Return the groups, and the ranks
+#    in each, in increasing order.
+# 2. **May one axis change alone?** With `(Shard(0), Shard(0))`, axis 0 first divides the rows into two halves, and axis
+#    1 divides each half again. Rank 0 holds the first quarter, rank 1 the second, and so on. If axis 0 were gathered
+#    first, ranks 0 and 2 would hold quarters 1 and 3, which is no placement at all. So a later axis must let go of a
+#    dimension before an earlier axis may. The same holds in the other direction: axis 0 may not slice a dimension that
+#    axis 1 has already divided.
+#
+# `may_change(placements, axis, after)` returns False if a *later* axis shards a dimension that this change would gather
+# or slice: the dimension of `placements[axis]`, or that of `after`. In all other cases, it returns True.
+#
+# Three checks follow. The first tries both functions alone. The second runs operations on meshes of 2 × 2, 1 × 4, 4 × 1
+# and 2 × 1 ranks, and counts the bytes. The third compares the seconds of your plans with those of every other way.
+#
+# <details><summary>Hint</summary>
+#
+# `torch.arange(4).view(2, 2)` is the grid. Which dimension must come last, so that each row of the result is one group?
+#
+# </details>
+
+
+# %% tags=["exercise", "export"] grade_id="ranks-along"
+# %%ranks
+def ranks_along(sizes: tuple[int, ...], axis: int) -> list[list[int]]:
+    """Return the ranks of each process group along one axis of a mesh."""
+    ### BEGIN SOLUTION
+    grid = torch.arange(math.prod(sizes)).view(sizes)
+    return grid.movedim(axis, -1).reshape(-1, sizes[axis]).tolist()
+    ### END SOLUTION
+
+
+def may_change(placements: Placements, axis: int, after: Placement) -> bool:
+    """Return whether one axis may change while all others stay, because no later one shards the same dimension."""
+    ### BEGIN SOLUTION
+    touched = [each for each in (placements[axis], after) if isinstance(each, Shard)]
+    return not any(later in touched for later in placements[axis + 1 :])
+    ### END SOLUTION
+
+
+# %% tags=["check"] grade_id="check-ranks-along" points=1
+check.ranks_along()
+
+# %% tags=["check"] grade_id="check-two-axes" points=1
+check.two_axes()
+
+# %% tags=["check"] grade_id="check-propagate-on-two-axes" points=1
+check.propagate_on_two_axes()
+
+# %% [markdown]
+# ## Exercise 17.9 · Stretch: reshapes (10 min, 1 point)
+#
+# Attention splits a dimension into heads: `reshape: b(hd)->bhd, h=4, d=8` turns 32 columns into 4 heads of 8. A
+# dimension of two letters, such as `hd`, is stored head by head. So its first shard contains whole heads, if N divides
+# the number of heads. In this way, sharding `(hd)` is the same as sharding h. But a shard of d consists of columns
+# from every head, which is no shard of `(hd)`.
+#
+# - `reshape_rules(equation)` returns the same rules as `shard_rules`, but only for letters that *begin* a dimension in
+#   the input and in the output. `dim_of(letter, term)` is None if a letter does not begin a dimension. (If N does not
+#   divide h, `Layouts` leaves out the rule.)
+# - `local_shape(equation, shape)` returns the shape of the result on this rank. `shape` is that of the rank's own
+#   tensor. Its lengths are shorter than those of the equation wherever the tensor is sharded, and only the first letter
+#   of a dimension can be: `equation.lengths` has the right lengths of all the others.
+#
+# The first check splits columns into heads. The second draws reshapes in both directions, with lengths that do not
+# divide.
+#
+# <details><summary>Hint</summary>
+#
+# On this rank, the dimension `hd` has 16 elements, and d = 8. How many heads does the rank have?
+#
+# </details>
+
+
+# %% tags=["exercise", "export"] grade_id="reshape-rules"
+# %%ranks
+def reshape_rules(equation: Equation) -> list[Rule]:
+    """Return the rules of a reshape: everything is replicated, or sharded along a letter that begins a dimension."""
+    ### BEGIN SOLUTION
+    ((term,), output) = equation.inputs, equation.output
+    rules = [Rule((Replicate(),), Replicate())]
+    for letter in equation.letters:
+        before, after = dim_of(letter, term), dim_of(letter, output)
+        if before is not None and after is not None:
+            rules.append(Rule((Shard(before),), Shard(after)))
+    return rules
+    ### END SOLUTION
+
+
+def local_shape(equation: Equation, shape: Sequence[int]) -> list[int]:
+    """Return the shape of a reshape's result on this rank."""
+    ### BEGIN SOLUTION
+    lengths = dict(equation.lengths)
+    for letters, length in zip(equation.inputs[0], shape, strict=True):
+        lengths[letters[0]] = length // math.prod(lengths[each] for each in letters[1:])
+    return [math.prod(lengths[each] for each in letters) for letters in equation.output]
+    ### END SOLUTION
+
+
+# %% tags=["check"] grade_id="check-reshape-rules" points=1
+check.reshape_rules()
+
+# %% [markdown]
+# ## Break it: three mistakes that raise no error (5 min)
+#
+# Each rank holds a term of a matrix x, as after a matrix product whose inputs were sharded along j. The three functions
+# below forget that. All of them have been found in real code.
+#
+# - `adds_a_constant` adds 10⁻⁶ to a `Partial` tensor (pytorch/pytorch issue 149768).
+# - `relu_too_early` computes relu before the sum.
+# - `flattens_shards` flattens a matrix of which each rank holds some columns, as if the result were sharded, too. (A
+#   similar mistake is pytorch/pytorch issue 179502.)
+#
+# **Predict.** Each result is made whole again, and compared with that of one process. Which of them has the right sum
+# over all elements? Set those to True.
+
+# %%
+my_prediction = {"adds_a_constant": False, "relu_too_early": False, "flattens_shards": False}
+
+# %%
+# %%ranks
+draw = torch.Generator().manual_seed(17)
+terms = torch.randn(world_size, 8, 8, generator=draw, dtype=torch.float64).to(device)
+x = terms.sum(0)
+columns = local_part(x, Shard(1), rank, world_size)
+
+
+def adds_a_constant():
+    return redistribute(terms[rank] + 1e-6, Partial(), Replicate()), x + 1e-6
+
+
+def relu_too_early():
+    return redistribute(torch.relu(terms[rank]), Partial(), Replicate()), torch.relu(x)
+
+
+def flattens_shards():
+    return redistribute(columns.reshape(-1), Shard(0), Replicate()), x.reshape(-1)
+
+
+measured = {}
+for mistake in (adds_a_constant, relu_too_early, flattens_shards):
+    found, expected = mistake()
+    right_sum = bool((found.sum() - expected.sum()).abs() < 1e-9)
+    measured[mistake.__name__] = right_sum
+    assert found.shape == expected.shape and not torch.allclose(found, expected, rtol=0, atol=1e-9)
+if rank == 0:
+    print(measured)
+
+# %%
+measured = ranks.pull("measured")[0]
+assert measured == {"adds_a_constant": False, "relu_too_early": False, "flattens_shards": True}
+for name, right_sum in measured.items():
+    print(f"{name}: you predicted {my_prediction[name]}, measured {right_sum}")
+
+# %% [markdown]
+# With four ranks, the first adds 4 · 10⁻⁶, because every rank adds the constant to its own term. The second counts the
+# positive terms of a sum that may be negative. The third has all the right elements, in the wrong order, so a check of
+# sums, means or norms does not find it. Your partitioner makes none of these mistakes: there are no rules for them.
+
+# %%
+ranks.stop()

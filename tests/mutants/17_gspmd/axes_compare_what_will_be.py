@@ -1,0 +1,20 @@
+"""Looks only at the dimension that is sliced.
+
+caught by: ranks_along · one axis alone
+"""
+
+import math
+
+import torch
+
+from shared.placements import Placement, Placements, Shard
+
+
+def ranks_along(sizes: tuple[int, ...], axis: int) -> list[list[int]]:
+    grid = torch.arange(math.prod(sizes)).view(sizes)
+    return grid.movedim(axis, -1).reshape(-1, sizes[axis]).tolist()
+
+
+def may_change(placements: Placements, axis: int, after: Placement) -> bool:
+    touched = [each for each in (after,) if isinstance(each, Shard)]
+    return not any(later in touched for later in placements[axis + 1 :])

@@ -1,0 +1,30 @@
+"""Counts an all-to-all like an all-gather.
+
+caught by: operation_for · cost
+"""
+
+from shared.placements import Partial, Placement, Replicate, Shard
+
+
+def operation_for(before: Placement, after: Placement) -> str | None:
+    if before == after:
+        return None
+    operations = {
+        (Shard, Replicate): "all_gather",
+        (Partial, Replicate): "all_reduce",
+        (Partial, Shard): "reduce_scatter",
+        (Shard, Shard): "all_to_all",
+        (Replicate, Shard): "slice",
+        (Replicate, Partial): "keep_one",
+    }
+    return operations.get((type(before), type(after)))
+
+
+def rounds_and_bytes(operation: str, buffer_bytes: float, size: int) -> tuple[int, float]:
+    rounds, sent_bytes = size - 1, (size - 1) / size * buffer_bytes
+    return {
+        "all_gather": (rounds, sent_bytes),
+        "reduce_scatter": (rounds, sent_bytes),
+        "all_reduce": (2 * rounds, 2 * sent_bytes),
+        "all_to_all": (rounds, sent_bytes),
+    }.get(operation, (0, 0.0))
