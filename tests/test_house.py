@@ -26,7 +26,6 @@ LESSONS_MAY_IMPORT = [
     "memory",
     "mine.py",
     "models.py",
-    "placements.py",
     "planner",
     "plots",
     "progress",

@@ -78,9 +78,7 @@ def test_sizes_are_those_of_the_full_buffer():
 
 
 def test_other_lines_are_not_collectives():
-    program = (
-        "%fused = f32[4]{0} fusion(%all-reduce.3), kind=kLoop\n%all-gather (x: f32[2]) {"
-    )
+    program = "%fused = f32[4]{0} fusion(%all-reduce.3), kind=kLoop\n%all-gather (x: f32[2]) {"
     assert hlo.collectives(program, devices=4) == []
 
 

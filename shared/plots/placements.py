@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from shared.placements import PARTIAL, UNKNOWN, Seen
 from shared.plots import COLORS
 from shared.plots.diagrams.drawing import Drawing
+from shared.spmd.observed import PARTIAL, UNKNOWN, Seen
 
 _CELL_IN, _ROW_IN = (0.4, 0.22), 0.25
 _NAMES_IN, _PLACEMENT_IN = 2.75, 1.4

@@ -1,10 +1,11 @@
-"""The collectives of a program that is split over a mesh: of one that XLA compiled, or of one that ran on the ranks.
+"""Reads what a program does that is split over a mesh: its collectives, and the placements of its tensors.
 
     devices = spmd.virtual_devices(32)
     spmd.of_program(jax.jit(step).lower(weights, batch).compile(), mesh)     # read from the compiled program
     spmd.of_ledger(log, {"dp": dp, "tp": tp})                                # recorded by `wire.ledger()`
 
-Both return a list of Collectives, so that they can be compared. A collective is described as in `wire`: its *payload*
+Both return a list of Collectives, so that they can be compared. `observed.py` finds out which tensors of a model are
+replicated, sharded or partial. A collective is described as in `wire`: its *payload*
 is the size of the full buffer, and *sent* is what one rank has to send for it under the ring algorithm.
 
 A JAX program runs in the notebook's kernel, which never forks: ranks are children of the fork server, which is started
@@ -20,9 +21,20 @@ import torch.distributed as dist
 from shared import formulas, tables
 from shared.spmd import hlo
 from shared.spmd.devices import virtual_devices
+from shared.spmd.observed import compare, observe, still_partial
 from shared.wire import Ledger
 
-__all__ = ["Collective", "of_ledger", "of_program", "side_by_side", "total", "virtual_devices"]
+__all__ = [
+    "Collective",
+    "compare",
+    "observe",
+    "of_ledger",
+    "of_program",
+    "side_by_side",
+    "still_partial",
+    "total",
+    "virtual_devices",
+]
 
 
 @dataclass(frozen=True)

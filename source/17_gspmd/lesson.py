@@ -32,11 +32,11 @@ from jax import numpy as jnp
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from shared import placements, ranks, spmd, tables, widgets
+from shared import ranks, spmd, tables, widgets
 from shared.data import CharTokens
 from shared.models import Block, GPTConfig, TinyGPT
 from shared.plots import diagrams
-from shared.plots.placements import placements as placement_figure
+from shared.plots.placements import placements
 from solutions import tensor_operators, tensor_parallel, vocabulary
 
 sources = map(inspect.getsource, (tensor_operators, tensor_parallel, vocabulary))
@@ -116,8 +116,8 @@ programs = {}
 for case, (of_x, of_a) in layouts.items():
     x, a = array(mesh, (256, 2048), *of_x), array(mesh, (2048, 4096), *of_a)
     programs[case] = compiled(jnp.matmul, x, a)
-(line,) = (line for line in programs[3].as_text().splitlines() if "all-reduce(" in line)
-print(line.split(", metadata")[0])
+instructions = programs[3].as_text().splitlines()
+print(*(each.split(", metadata")[0] for each in instructions if "all-reduce(" in each))
 
 # %% [markdown]
 # This line is an instruction of case 3, in HLO, XLA's language. It states the shape of the result, and the groups of
@@ -129,12 +129,11 @@ for case, program in programs.items():
     inserted = spmd.of_program(program, mesh)
     found[case] = inserted[0].op if inserted else "none"
     sizes = [f"{each.elements:,} along {each.axes}" for each in inserted]
-    sent = f"{spmd.total(inserted) / 1e6:.1f}"
-    rows.append([str(case), my_collectives[case], found[case], *(sizes or [""]), sent])
+    mb = f"{spmd.total(inserted) / 1e6:.1f}"
+    rows.append([str(case), my_collectives[case], found[case], *(sizes or [""]), mb])
 assert list(found.values()) == ["none", "none", "all_reduce", "all_gather", "all_gather"]
-assert spmd.total(spmd.of_program(programs[5], mesh)) == 4 * spmd.total(
-    spmd.of_program(programs[3], mesh)
-)
+sent = {case: spmd.total(spmd.of_program(program, mesh)) for case, program in programs.items()}
+assert sent[5] == 4 * sent[3] == 16 * sent[4]
 tables.Table(["case", "predicted", "compiled", "elements", "MB sent"], rows)
 
 # %% [markdown]
@@ -171,7 +170,8 @@ annotated = compiled(step, *(array(line, shape, "d") for shape in shapes))
 
 # %% [markdown]
 # **Predict.** Your ZeRO-3 would all-gather the weight and reduce-scatter its gradient, which is 2f times the weight's
-# bytes. (Backward does not need this weight, because x needs no gradient.) How many times f do you expect here?
+# bytes. (Backward does not need this weight, because x needs no gradient.) How many times f does this program send? 2
+# would mean: as much as ZeRO-3.
 
 # %%
 my_multiple = 0.0
@@ -320,7 +320,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.nn.functional import gelu, layer_norm, linear, scaled_dot_product_attention
 
-from shared import placements, spmd, wire
+from shared import spmd, wire
 from shared.models import Block, GPTConfig, TinyGPT
 
 line, R = init_device_mesh(device.type, (4,), mesh_dim_names=("d",)), Replicate()
@@ -367,15 +367,15 @@ assert ops[4] == "no communication"
 tables.Table(["from", "to", "collectives"], [list(row) for row in sent])
 
 # %% [markdown]
-# These are the arrows of the diagram. (From `Shard(0)` to `Shard(1)`, an all-to-all would do. gloo has none, so DTensor
+# These are the arrows of the diagram. (From `Shard(0)` to `Shard(1)`, an all-to-all would do. On a CPU, DTensor
 # all-gathers instead.)
 
 # %% [markdown]
 # ## Three ways to run one step
 #
 # Now one training step of a TinyGPT block, on a mesh of 2 × 2 ranks: FSDP along "dp", TP along "tp". First, with your
-# own `ZeRO3` and your layers of chapter 13. (On gloo, the functions of chapter 01 send shards one by one. The first
-# line turns that off, so that the ledger shows collectives.)
+# own `ZeRO3` and your layers of chapter 13. (On gloo, the functions of chapter 01 send shards one by one.
+# `exchanges_directly` turns that off here, so that the ledger shows collectives.)
 
 
 # %%
@@ -600,7 +600,8 @@ assert gradients == {"not labeled": 4, "labeled": 1}
 # %% [markdown]
 # Without a label, DTensor assumes that the gradient is placed like the parameter: replicated. Nothing is sent, and the
 # ranks drift apart. JAX has the opposite surprise: `shard_map` adds up the gradient of a replicated array by itself,
-# even where you want each sample's own (JAX issue 36886):
+# even where you want each sample's own (JAX issue 36886). In the output, the first two columns are right, and the last
+# two are from `shard_map`:
 
 # %%
 samples = jnp.array([[0.0, 1.0], [1.0, 1.0], [1.0, 0.0], [0.0, 0.0]])
@@ -615,12 +616,13 @@ assert np.array_equal(right, samples) and np.array_equal(surprising, np.ones((4,
 # %% [markdown]
 # ## Seeing placements
 #
-# Your own model of chapter 13 has no labels. But you can find its placements by running it. `placements.observe` runs a
-# step, lets one rank change its shard of one parameter, and runs it again. `placements.compare` compares every rank's
+# Your own model of chapter 13 has no labels. But you can find its placements by running it. `spmd.observe` runs a
+# step, lets one rank change its shard of one parameter, and runs it again. `spmd.compare` compares every rank's
 # tensors with those of one process: equal on all ranks, concatenated, or added up.
 #
 # The next cell does that to TP with sequence parallelism, and once more without the last all-reduce, which adds up the
-# gradients of replicated parameters. Which rows differ? In JupyterLab, you can choose another parameter or rank.
+# gradients of replicated parameters. In which rows do the two differ? In JupyterLab, you can choose another parameter
+# or rank, and both models run again.
 
 
 # %%
@@ -633,24 +635,22 @@ batch = CharTokens().windows([0, 500], 64)
 
 def observe(parameter, on_rank, is_broken):
     gpt = parallelize(TinyGPT(GPTConfig(layers=1)).double(), sequence_parallel=True)
-    return placements.observe(
+    return spmd.observe(
         gpt, lambda gpt: gpt(*batch, has_copies=is_broken).backward(), parameter, on_rank
     )
 
 
 # %%
 batch = CharTokens().windows([0, 500], 64)
-whole = placements.observe(
-    TinyGPT(GPTConfig(layers=1)).double(), lambda gpt: gpt(*batch).backward()
-)
+whole = spmd.observe(TinyGPT(GPTConfig(layers=1)).double(), lambda gpt: gpt(*batch).backward())
 seen = {}
 
 
 def draw(parameter, rank):
     for name, is_broken in {"TP + SP": False, "without the last all-reduce": True}.items():
         on_ranks = ranks.run(lambda *which: observe(*which), parameter, rank, is_broken)
-        seen[name] = placements.compare(on_ranks, whole)
-    return placement_figure(seen)
+        seen[name] = spmd.compare(on_ranks, whole)
+    return placements(seen)
 
 
 parameters = [f"blocks.0.{layer}.weight" for layer in ("up", "down", "attention.project")]
@@ -662,7 +662,7 @@ widgets.placement_chooser(draw, parameters, 4, "blocks.0.up.weight", rank=1)
 # elements:
 
 # %%
-right, broken = (placements.still_partial(each) for each in seen.values())
+right, broken = (spmd.still_partial(each) for each in seen.values())
 for name in broken:
     print(f"{name} is still Partial on the tp axis")
 assert right == [] and len(broken) == 7
@@ -670,7 +670,7 @@ assert right == [] and len(broken) == 7
 # %% [markdown]
 # ## The production version
 #
-# | here | torch | JAX |
+# | what | torch | JAX |
 # |---|---|---|
 # | the rank's shard of a tensor | `DTensor.to_local()` | `array.addressable_shards` |
 # | a mesh | `DeviceMesh` | `Mesh` |
@@ -681,7 +681,7 @@ assert right == [] and len(broken) == 7
 # | your ZeRO-3 | `fully_shard` | partition specs |
 # | who decides, and when | DTensor, for each operation | the compiler, for the whole program |
 #
-# In JAX 0.10, the part of XLA that decides the layouts is called Shardy.
+# In JAX 0.10, the part of XLA that decides the layouts is called Shardy (`jax.config.jax_use_shardy_partitioner`).
 
 # %% [markdown]
 # ## On a cluster
@@ -702,7 +702,7 @@ assert right == [] and len(broken) == 7
 # |---|---|---|---|
 # | your `ZeRO3` | for one unit | 3fψ elements | prefetching |
 # | DTensor | until backward | 2fψ | none |
-# | XLA on a CPU | as it decides | 3fψ | as it decides |
+# | XLA on a CPU | until backward | 3fψ | none |
 #
 # **Terms**
 #

@@ -94,7 +94,6 @@ def placements() -> Figure:
     drawing.line((replicate_x, bottom), (shard_x, bottom), linewidth=1.2)
     drawing.arrow((shard_x, bottom), (shard_x, top + height + 0.05))
     drawing.text((shard_x + replicate_x) / 2, bottom + 0.15, "keep a part: nothing is sent", "note")
-    drawing.text(
-        0.15, 3.4, "Orange arrows are collectives. A cell with a band in two colors is a sum.", "note", ha="left"
-    )
+    legend = "The orange arrows, with a name, are collectives. A cell with a band in two colors is a sum."
+    drawing.text(0.15, 3.4, legend, "note", ha="left")
     return drawing.finish()

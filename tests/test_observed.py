@@ -1,14 +1,14 @@
-"""What `shared.placements` says about the tensors of a split model is true."""
+"""What `shared.spmd.observed` says about the tensors of a split model is true."""
 
 import pytest
 import torch
 
-from shared import placements, widgets
+from shared import spmd, widgets
 from shared.data import CharTokens
 from shared.models import GPTConfig, TinyGPT
-from shared.placements import Observed, Seen, placement_of
 from shared.plots import COLORS
 from shared.plots.placements import placements as figure_of
+from shared.spmd.observed import Observed, Seen, placement_of
 
 pytestmark = pytest.mark.chapter("gspmd")
 
@@ -48,7 +48,7 @@ def test_tensors_that_the_whole_model_lacks_are_left_out_and_changes_are_relativ
     before = {"x": torch.full((4,), 2.0), "extra": torch.ones(1)}
     changed = {"x": torch.full((4,), 2.5), "extra": torch.ones(1)}
     whole = Observed({"x": torch.full((4,), 4.0)}, {})
-    (seen,) = placements.compare([Observed(before, changed), Observed(before, before)], whole)
+    (seen,) = spmd.compare([Observed(before, changed), Observed(before, before)], whole)
     assert (seen.name, seen.placement, seen.changes) == ("x", "Partial()", [0.25, 0.0])
 
 
@@ -56,7 +56,7 @@ def test_tensors_that_the_whole_model_lacks_are_left_out_and_changes_are_relativ
 
 
 def observe(sequence_parallel: bool, has_copies: bool):
-    from shared import placements
+    from shared import spmd
     from shared.data import CharTokens
     from shared.models import GPTConfig, TinyGPT
     from solutions.tensor_parallel import parallelize
@@ -64,7 +64,7 @@ def observe(sequence_parallel: bool, has_copies: bool):
     batch = CharTokens().windows([0, 500], 64)
     gpt = parallelize(TinyGPT(GPTConfig(layers=1)).double(), sequence_parallel=sequence_parallel)
     kept = gpt.get_parameter("blocks.0.up.weight").detach().clone()
-    found = placements.observe(
+    found = spmd.observe(
         gpt, lambda gpt: gpt(*batch, has_copies=has_copies).backward(), change="blocks.0.up.weight", on_rank=1
     )
     return found, torch.equal(kept, gpt.get_parameter("blocks.0.up.weight"))
@@ -73,13 +73,13 @@ def observe(sequence_parallel: bool, has_copies: bool):
 @pytest.fixture(scope="module")
 def whole() -> Observed:
     batch = CharTokens().windows([0, 500], 64)
-    return placements.observe(TinyGPT(GPTConfig(layers=1)).double(), lambda gpt: gpt(*batch).backward())
+    return spmd.observe(TinyGPT(GPTConfig(layers=1)).double(), lambda gpt: gpt(*batch).backward())
 
 
 def seen_in(four_ranks, whole, **options) -> dict[str, Seen]:
     found = four_ranks.run(observe, **options)
     assert all(is_restored for _, is_restored in found)
-    seen = placements.compare([observed for observed, _ in found], whole)
+    seen = spmd.compare([observed for observed, _ in found], whole)
     assert len(seen) == len(whole.before)
     return {each.name: each for each in seen}
 
@@ -99,7 +99,7 @@ SHARDED = {
 def test_a_split_model_is_replicated_outside_its_pairs(four_ranks, whole):
     seen = seen_in(four_ranks, whole, sequence_parallel=False, has_copies=False)
     assert {name: each.placement for name, each in seen.items() if each.placement != "Replicate()"} == SHARDED
-    assert placements.still_partial(list(seen.values())) == []
+    assert spmd.still_partial(list(seen.values())) == []
     assert [change > 0 for change in seen["blocks.0.up"].changes] == [False, True, False, False]
     assert max(seen["blocks.0.norm_2"].changes) == 0
     first, *others = seen["blocks.0.down"].changes
@@ -110,9 +110,9 @@ def test_with_sequence_parallelism_the_gradients_of_norms_must_be_added_up(four_
     right = seen_in(four_ranks, whole, sequence_parallel=True, has_copies=False)
     broken = seen_in(four_ranks, whole, sequence_parallel=True, has_copies=True)
     assert right["blocks.0.norm_1"].placement == "Shard(1)" and right["position_embedding"].placement == "Shard(0)"
-    assert placements.still_partial(list(right.values())) == []
+    assert spmd.still_partial(list(right.values())) == []
     norms = {name for name in whole.before if name.endswith(".grad") and "norm" in name}
-    assert set(placements.still_partial(list(broken.values()))) == {*norms, "position_embedding.weight.grad"}
+    assert set(spmd.still_partial(list(broken.values()))) == {*norms, "position_embedding.weight.grad"}
 
 
 # -- the figure

@@ -1,11 +1,11 @@
 """Finds out whether each tensor of a split model is replicated, sharded or partial, by running it.
 
     # on every rank; rank 1 changes its shard of one parameter before the second step
-    observed = placements.observe(split_model, step, change="blocks.0.up.weight", on_rank=1)
+    observed = spmd.observe(split_model, step, change="blocks.0.up.weight", on_rank=1)
 
     # in the notebook
-    whole = placements.observe(whole_model, step)
-    seen = placements.compare(ranks.pull("observed"), whole)
+    whole = spmd.observe(whole_model, step)
+    seen = spmd.compare(ranks.pull("observed"), whole)
     plots.placements.placements({"my model": seen})
 
 The tensors are the outputs of all modules, and the gradients of all parameters. Each is compared with the same tensor
