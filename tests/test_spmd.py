@@ -195,6 +195,7 @@ from shared.ranks.errors import RanksError
 
 def has_jax():
     import sys
+    from shared import spmd
     return "jax" in sys.modules
 
 def end():

@@ -359,7 +359,7 @@ for tensor, target in moves:
         tensor.redistribute(placements=[target])
     sent.append((repr(tensor.placements[0]), repr(target), log.summary()))
 
-# %%
+# %% tags=["nbval-ignore-output"]
 sent = ranks.pull("sent")[0]
 ops = [summary.split(" │ ")[0] for *_, summary in sent]
 assert ops[:3] == ["1 all_reduce", "1 reduce_scatter", "1 all_gather"]
