@@ -41,6 +41,8 @@ OF_ONE_SIZE = {
     "split_matrix": diagrams.split_matrix,
     "conjugate_operators": diagrams.conjugate_operators,
     "sequence_parallel": diagrams.sequence_parallel,
+    "tiled_weight": diagrams.tiled_weight,
+    "placements": diagrams.placements,
 }
 CASES = [(name, size) for name in DIAGRAMS for size in WORLD_SIZES] + [("tree_broadcast", size) for size in (5, 7, 8)]
 CASES += [(name, None) for name in OF_ONE_SIZE]

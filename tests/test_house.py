@@ -32,6 +32,7 @@ LESSONS_MAY_IMPORT = [
     "progress",
     "ranks",
     "schedules.py",
+    "spmd",
     "tables",
     "timeline",
     "widgets.py",

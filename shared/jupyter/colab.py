@@ -18,6 +18,7 @@ MODULES = {  # package → the module to import
     "torch": "torch",
     "ipyparallel": "ipyparallel",
     "ipywidgets": "ipywidgets",
+    "jax": "jax",
     "jinja2": "jinja2",
     "matplotlib": "matplotlib",
     "psutil": "psutil",

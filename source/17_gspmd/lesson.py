@@ -7,152 +7,723 @@
 # %% [markdown]
 # # 17 · GSPMD
 #
-# **Author:** This lesson is a small one that runs. Replace its idea with yours, keep its parts and their order, and
-# delete these notes. The measurements and figures of all lessons are in `shared/`. Write down the minutes that
-# `instructor/minutes.py` computes, and three to five things that the reader will be able to do.
+# **35 minutes.** After this lesson, you will be able to:
 #
-# **6 minutes.** After this lesson, you will be able to:
+# - describe how a tensor lies on a mesh of devices, in JAX and in torch,
+# - predict which collective an operation needs, and read from a compiled program which one it got,
+# - get FSDP and tensor parallelism from annotations, and say when the compiler needs more of them,
+# - explain where your own ZeRO-3 and TP, DTensor and XLA differ, collective by collective,
+# - find a tensor that still has to be added up over the ranks.
 #
-# - say what a rank has to know in order to clip the gradients of a model that is split over ranks,
-# - compute how many bytes that takes.
-#
-# You need all-reduce and all-gather (chapter 01).
+# You need ZeRO-3 (chapter 10), device meshes (chapter 11) and tensor parallelism (chapter 13). f is (N−1)/N on N ranks.
 
 # %% [markdown]
 # ## Where we are
 #
-# **Author:** Say in two or three sentences what earlier chapters have built, and what the reader can do with it.
-#
-# Each rank now holds a different piece of the model. In the next cell, the piece is one layer, and backward computes
-# its gradients.
+# In chapter 13, you split a GPT by hand. How much of that code is about communication?
 
 # %% tags=["nbval-ignore-output"]
-from shared import ranks
+import inspect
 
-ranks.start(world_size=2)
+import jax
+import numpy as np
+import torch
+from jax import numpy as jnp
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from shared import ranks, spmd, tables, widgets
+from shared.data import CharTokens
+from shared.models import Block, GPTConfig, TinyGPT
+from shared.plots import diagrams
+from shared.plots.placements import placements
+from solutions import tensor_operators, tensor_parallel, vocabulary
+
+sources = map(inspect.getsource, (tensor_operators, tensor_parallel, vocabulary))
+lines = [line for source in sources for line in source.splitlines() if "group" in line]
+print(f"{len(lines)} lines mention a group of ranks")
+assert len(lines) > 80
+
+# %% [markdown]
+# Every one of them could contain a mistake like those at the end of chapter 13. And if you want to split the model in
+# another way, you have to write most of them again.
+
+# %% [markdown]
+# ## The idea: say where tensors are
+#
+# In **GSPMD**, you write the program for one device, and say for some of its tensors how they lie on a mesh. The
+# compiler decides the rest, and inserts the collectives (Xu et al. 2021). Its result is one program that all devices
+# run on their own shards, which is called **SPMD** (single program, multiple data).
+#
+# JAX programs are compiled this way, by a compiler called XLA. The next cell makes JAX treat this computer as 32
+# devices, and tiles a weight over them:
+
+# %%
+spmd.virtual_devices(32)
+mesh = jax.make_mesh((4, 8), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+layout = NamedSharding(mesh, P("x", "y"))
+weight = jax.device_put(np.ones((2048, 4096), np.float32), layout)
+tiles = [shard.data.shape for shard in weight.addressable_shards]
+print(f"{len(tiles)} devices, each with a tile of {tiles[0]}")
+assert tiles == [(512, 512)] * 32
+
+# %% [markdown]
+# A **partition spec** `P(…)` has one entry per dimension of the tensor: the axis of the mesh along which it is split,
+# or `None`. Along an axis that it does not mention, the tensor is replicated. In the figure, look at what the colored
+# device holds:
+
+# %%
+diagrams.tiled_weight()
+
+# %% [markdown]
+# ## Five products
+#
+# Now we multiply x (256 × 2048) by A (2048 × 4096), in five layouts. What does a device need that it does not have?
+#
+# | case | x | A |
+# |---|---|---|
+# | 1 | `P()` | `P(None, "y")` |
+# | 2 | `P("x")` | `P()` |
+# | 3 | `P(None, "y")` | `P("y")` |
+# | 4 | `P(None, "y")` | `P()` |
+# | 5 | `P()` | `P("y")` |
+#
+# **Predict.** Which collective does the compiler insert in each case? Answer with "none", "all_gather", "all_reduce" or
+# "reduce_scatter".
+
+# %%
+my_collectives = {1: "", 2: "", 3: "", 4: "", 5: ""}
+
+
+# %% tags=["nbval-ignore-output"]
+def array(mesh, shape, *axes):
+    """Describe an array and its layout, without allocating it."""
+    return jax.ShapeDtypeStruct(shape, np.float32, sharding=NamedSharding(mesh, P(*axes)))
+
+
+def compiled(function, *arrays):
+    return jax.jit(function).lower(*arrays).compile()
+
+
+layouts = {
+    1: ((), (None, "y")),
+    2: (("x",), ()),
+    3: ((None, "y"), ("y",)),
+    4: ((None, "y"), ()),
+    5: ((), ("y",)),
+}
+programs = {}
+for case, (of_x, of_a) in layouts.items():
+    x, a = array(mesh, (256, 2048), *of_x), array(mesh, (2048, 4096), *of_a)
+    programs[case] = compiled(jnp.matmul, x, a)
+instructions = programs[3].as_text().splitlines()
+print(*(each.split(", metadata")[0] for each in instructions if "all-reduce(" in each))
+
+# %% [markdown]
+# This line is an instruction of case 3, in HLO, XLA's language. It states the shape of the result, and the groups of
+# devices: here, the 8 devices of each row of the mesh. `spmd.of_program` reads such lines from a program:
+
+# %%
+rows, found = [], {}
+for case, program in programs.items():
+    inserted = spmd.of_program(program, mesh)
+    found[case] = inserted[0].op if inserted else "none"
+    sizes = [f"{each.elements:,} along {each.axes}" for each in inserted]
+    mb = f"{spmd.total(inserted) / 1e6:.1f}"
+    rows.append([str(case), my_collectives[case], found[case], *(sizes or [""]), mb])
+assert list(found.values()) == ["none", "none", "all_reduce", "all_gather", "all_gather"]
+sent = {case: spmd.total(spmd.of_program(program, mesh)) for case, program in programs.items()}
+assert sent[5] == 4 * sent[3] == 16 * sent[4]
+tables.Table(["case", "predicted", "compiled", "elements", "MB sent"], rows)
+
+# %% [markdown]
+# It is often said that XLA inserts an all-gather when a sharded matrix meets a replicated one. That depends:
+#
+# - In cases 1 and 2, a device has all it needs for its own columns or rows of the result. They are column parallelism
+#   and data parallelism.
+# - In case 3, both have only a part of the **contracted** dimension, over which the product sums. Each device computes
+#   a term of the result, and an all-reduce adds up the terms: row parallelism.
+# - In cases 4 and 5, only one of them is split along the contracted dimension, and XLA gathers it.
+#
+# XLA's choice is not always the best one. In case 5, each device could multiply its rows of A by the matching columns
+# of x, which it already has. That is case 3, which sends a quarter of the bytes.
+
+# %% [markdown]
+# ## FSDP as an annotation
+#
+# In the next cell, eight devices split the batch and the rows of a weight along the same axis. The code does not
+# mention devices:
+
+
+# %%
+def loss(w, x):
+    return jnp.square(x @ w).mean()
+
+
+def step(w, x):
+    return w - 0.1 * jax.grad(loss)(w, x)
+
+
+line = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,))
+shapes = (512, 512), (1024, 512)
+annotated = compiled(step, *(array(line, shape, "d") for shape in shapes))
+
+# %% [markdown]
+# **Predict.** Your ZeRO-3 would all-gather the weight and reduce-scatter its gradient, which is 2f times the weight's
+# bytes. (Backward does not need this weight, because x needs no gradient.) How many times f does this program send? 2
+# would mean: as much as ZeRO-3.
+
+# %%
+my_multiple = 0.0
+
+
+# %%
+def shard_step(shard, x):
+    """Take the same step, with what one device holds, and with collectives by hand."""
+
+    def own_loss(shard):
+        return loss(jax.lax.all_gather(shard, "d", tiled=True), x) / 8
+
+    return shard - 0.1 * jax.grad(own_loss)(shard)
+
+
+manual = jax.shard_map(shard_step, mesh=line, in_specs=P("d"), out_specs=P("d"))
+by_hand = compiled(manual, *(array(line, shape, "d") for shape in shapes))
+columns = {
+    name: spmd.of_program(program, line)
+    for name, program in {"annotated": annotated, "shard_map": by_hand}.items()
+}
+f_bytes = 7 / 8 * 4 * 512 * 512
+print(f"predicted {my_multiple:g}, compiled {spmd.total(columns['annotated']) / f_bytes:g}")
+print("the annotated program cuts out a slice:", "dynamic-slice(" in annotated.as_text())
+assert [each.op for each in columns["annotated"]] == ["all_gather", "all_reduce"]
+assert [each.op for each in columns["shard_map"]] == ["all_gather", "reduce_scatter"]
+spmd.side_by_side(columns)
+
+# %% [markdown]
+# On a CPU, XLA all-reduces the gradient, and then each device cuts out its own shard. The weights are right, but the
+# step sends 3f instead of 2f. XLA's compiler for GPUs has a pass that turns an all-reduce followed by a slice into a
+# reduce-scatter (`ReduceScatterCreator`; XLA pull request 31030). So read what *your* compiler has made.
+#
+# The second column is from `shard_map`. It runs a function on each device's own shards, and there you write the
+# collectives yourself. The gradient of an all-gather is a reduce-scatter, as in chapter 13. Both steps give the same
+# weights as one device:
+
+# %%
+rng = np.random.default_rng(0)
+w, x = (rng.normal(size=shape).astype(np.float32) for shape in shapes)
+w_shards, x_shards = (jax.device_put(each, NamedSharding(line, P("d"))) for each in (w, x))
+updated = [jax.jit(way)(w_shards, x_shards) for way in (step, manual)]
+assert all(np.allclose(step(w, x), each, atol=1e-5) for each in updated)
+
+# %% [markdown]
+# ## When the compiler needs help
+#
+# The next cell compiles the gradients of an MLP of two layers in three ways: with the annotations of FSDP, with one
+# more of them in the middle, and with those of TP.
+#
+# **Predict.** With TP, how many all-reduces are in forward and backward together?
+
+# %%
+my_all_reduces = 0
+
+
+# %%
+def mlp(a, b, x, keep=lambda inner: inner):
+    return jnp.square(keep(jax.nn.gelu(x @ a)) @ b).mean()
+
+
+def constrained(a, b, x):
+    by_sample = NamedSharding(line, P("d"))
+    return mlp(a, b, x, keep=lambda inner: jax.lax.with_sharding_constraint(inner, by_sample))
+
+
+fsdp, tp = [("d",)] * 3, [(None, "d"), ("d",), ()]  # of a, b and x
+ways = {"FSDP": (mlp, fsdp), "FSDP, constrained": (constrained, fsdp), "TP": (mlp, tp)}
+columns = {}
+for name, (function, specs) in ways.items():
+    sizes = (512, 2048), (2048, 512), (1024, 512)
+    arrays = [array(line, size, *spec) for size, spec in zip(sizes, specs, strict=True)]
+    gradients = compiled(jax.grad(function, argnums=(0, 1, 2)), *arrays)
+    columns[name] = spmd.of_program(gradients, line)
+print(f"predicted {my_all_reduces}, compiled {len(columns['TP'])}")
+assert [each.op for each in columns["TP"]] == ["all_reduce"] * 2
+assert len(columns["FSDP"]) > 2 * len(columns["FSDP, constrained"]) == 6
+spmd.side_by_side(columns)
+
+# %% [markdown]
+# TP needs no more than chapter 13's pair: one all-reduce in forward, one in backward. But with FSDP, the compiler has
+# to decide whether the inner activations are split by sample, like x, or by element, like the rows of B. It mixed both,
+# and sends activations around. One constraint on one tensor settles it: two all-gathers, and an all-reduce of both
+# gradients together. (JAX users also find such collectives: see JAX issue 20683.)
+
+# %% [markdown]
+# ## Auto, explicit and manual axes
+#
+# Each axis of a mesh has one of three types:
+#
+# | type | who decides the layouts | who inserts the collectives |
+# |---|---|---|
+# | auto | the compiler, from your annotations | the compiler |
+# | explicit | you: each array's type states its layout, and unclear ones raise an error | the compiler |
+# | manual | you, in `shard_map` | you |
+#
+# The next cell multiplies case 3 with explicit axes:
+
+# %%
+typed = jax.make_mesh((4, 8), ("x", "y"), axis_types=(AxisType.Explicit,) * 2)
+with jax.set_mesh(typed):
+    x = jax.device_put(np.ones((256, 512), np.float32), P(None, "y"))
+    a = jax.device_put(np.ones((512, 1024), np.float32), P("y", None))
+    print(f"x is {jax.typeof(x)}, A is {jax.typeof(a)}")
+    try:
+        x @ a
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}")
+    summed = jnp.einsum("ij,jk->ik", x, a, out_sharding=P())
+    terms = jnp.einsum("ij,jk->ik", x, a, out_sharding=P(unreduced={"y"}))
+print(f"added up: {jax.typeof(summed)}, not yet: {jax.typeof(terms)}")
+assert "U:y" in str(jax.typeof(terms))
+
+# %% [markdown]
+# JAX does not guess what should happen to the terms. You can ask for the sum, or keep the terms: `{U:y}` says that this
+# array is *unreduced* along y.
+
+# %% [markdown]
+# ## Placements in torch
+#
+# torch has the same three possibilities for each axis of a mesh. They are called **placements**. A `DTensor` is a
+# shard with its mesh and its placements:
+
+# %%
+diagrams.placements()
+
+# %% [markdown]
+# `Shard(dim)` and `Replicate()` are known from chapter 11. `Partial()` is what row parallelism leaves: each rank has a
+# term, and the tensor is their sum. DTensor has no compiler. It decides when an operation runs, and
+# `redistribute` changes a placement.
+#
+# **Predict.** In how many of the five cases is the result a `Partial()`?
+
+# %%
+my_count = 0
+
+# %% tags=["nbval-ignore-output"]
+ranks.start(world_size=4)
 
 # %%
 # %%ranks
+from functools import partial
+
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.nn.functional import gelu, layer_norm, linear, scaled_dot_product_attention
 
-torch.manual_seed(rank)
-piece = nn.Linear(256, 64).to(device)
-piece(torch.ones(4, 256, device=device)).square().mean().backward()
-gradients = torch.cat([parameter.grad.flatten() for parameter in piece.parameters()])
-print(f"{gradients.numel():,} gradients on each rank")
+from shared import spmd, wire
+from shared.models import Block, GPTConfig, TinyGPT
+
+line, R = init_device_mesh(device.type, (4,), mesh_dim_names=("d",)), Replicate()
+torch.manual_seed(0)
+x, a = torch.randn(256, 512, device=device), torch.randn(512, 256, device=device)
+cases = [(R, Shard(1)), (Shard(0), R), (Shard(1), Shard(0)), (Shard(1), R), (R, Shard(0))]
+products = []
+for of_x, of_a in cases:
+    own_x, own_a = distribute_tensor(x, line, [of_x]), distribute_tensor(a, line, [of_a])
+    with wire.ledger() as log:
+        product = own_x @ own_a
+    products.append((repr(product.placements[0]), log.summary()))
+    assert torch.allclose(product.full_tensor(), x @ a, atol=1e-3)
+
+# %%
+products = ranks.pull("products")[0]
+partial = [placement for placement, _ in products if placement == "Partial(sum)"]
+print(f"predicted {my_count}, measured {len(partial)}")
+assert len(partial) == 3 and {summary for _, summary in products} == {"no communication"}
+rows = [[str(case), found[case], *each] for case, each in enumerate(products, 1)]
+tables.Table(["case", "XLA", "DTensor's result", "its collectives"], rows)
 
 # %% [markdown]
-# ## What is wasted
-#
-# **Author:** Measure the waste, show it in a figure, and name it.
-#
-# Clipping needs the **global norm**, the norm of the gradients of all ranks together. A rank can all-gather the other
-# rank's gradients and compute it:
+# No case communicates. In cases 4 and 5, each rank uses its part of the replicated tensor, so the result is partial. An
+# all-reduce has to follow when an operation needs the sum. In case 5, that sends less than XLA's all-gather. In case 4,
+# with the sizes above, it sends four times as much. What does `redistribute` send?
 
 # %%
 # %%ranks
-from shared import wire
+whole = distribute_tensor(x, line, [R])
+rows = distribute_tensor(x, line, [Shard(0)])
+moves = [(product, R), (product, Shard(0)), (rows, R), (rows, Shard(1)), (whole, Shard(0))]
+sent = []
+for tensor, target in moves:
+    with wire.ledger() as log:
+        tensor.redistribute(placements=[target])
+    sent.append((repr(tensor.placements[0]), repr(target), log.summary()))
 
-all_gradients = [torch.empty_like(gradients) for _ in range(world_size)]
+# %% tags=["nbval-ignore-output"]
+sent = ranks.pull("sent")[0]
+ops = [summary.split(" │ ")[0] for *_, summary in sent]
+assert ops[:3] == ["1 all_reduce", "1 reduce_scatter", "1 all_gather"]
+assert ops[4] == "no communication"
+tables.Table(["from", "to", "collectives"], [list(row) for row in sent])
+
+# %% [markdown]
+# These are the arrows of the diagram. (From `Shard(0)` to `Shard(1)`, an all-to-all would do. On a CPU, DTensor
+# all-gathers instead.)
+
+# %% [markdown]
+# ## Three ways to run one step
+#
+# Now one training step of a TinyGPT block, on a mesh of 2 × 2 ranks: FSDP along "dp", TP along "tp". First, with your
+# own `ZeRO3` and your layers of chapter 13. (On gloo, the functions of chapter 01 send shards one by one.
+# `exchanges_directly` turns that off here, so that the ledger shows collectives.)
+
+
+# %%
+# %%ranks
+from solutions import async_collectives
+from solutions.tensor_parallel import ColumnParallelLinear, ParallelAttention, RowParallelLinear
+from solutions.zero3 import ZeRO3
+
+async_collectives.exchanges_directly = lambda *_: False
+mesh = init_device_mesh(device.type, (2, 2), mesh_dim_names=("dp", "tp"))
+groups = {name: mesh.get_group(name) for name in ("dp", "tp")}
+dp, tp = groups.values()
+
+torch.manual_seed(0)
+block, x = Block(GPTConfig()), torch.randn(8, 64, 64)
+weights = [parameter.detach().clone() for parameter in block.parameters()]
+weights[2] = weights[2].unflatten(0, (3, 4, 16))  # queries, keys and values, by head
+block.attention = ParallelAttention.from_attention(block.attention, tp)
+block.up = ColumnParallelLinear.from_linear(block.up, tp)
+block.down = RowParallelLinear.from_linear(block.down, tp)
+ours = ZeRO3(nn.Sequential(block.to(device)), group=dp)
 with wire.ledger() as log:
-    dist.all_gather(all_gradients, gradients)
-expected = torch.cat(all_gradients).norm()
-print(f"each rank sends {log.sent_bytes:,.0f} bytes")
+    ours(x.chunk(2)[dist.get_rank(dp)].to(device)).square().mean().backward()
+    ours.finish_gradient_sync()
+torch.optim.SGD(ours.parameters(), lr=1.0).step()
+in_ours = spmd.of_ledger(log, groups)
+up = ours.full_state_dict()["0.up.weight"]
 
 # %% [markdown]
-# Each rank sends all of its gradients, and the result is a single element.
+# Second, as DTensors. Each weight has a placement per axis. `unshard` gathers the weights along "dp" before they are
+# used, and `keep` says that activations outside of a pair of layers are laid out like x. (`local_map` is torch's
+# `shard_map`: DTensor has no rule for fused attention on a CPU.)
 
-# %% [markdown]
-# ## Adding up squares
-#
-# **Author:** One idea, with its reason and a diagram of what moves where.
-#
-# The norm is the square root of a sum of squares, and a sum can be computed piece by piece. So each rank squares and
-# adds up its own gradients, one all-reduce adds up the ranks' sums, and each rank takes the root.
-#
-# **Predict.** How many bytes does each of the two ranks send now, if the sum is in float32? An all-reduce sends
-# 2(N−1)/N times its bytes per rank.
-
-# %%
-my_prediction = 0.0  # bytes
 
 # %%
 # %%ranks
+from torch.distributed.tensor.experimental import local_map
+
+by_head = [Shard(0), Shard(1)]  # (B, H, T, D/H): samples along "dp", heads along "tp"
+attend = partial(scaled_dot_product_attention, is_causal=True)
+attend = local_map(attend, out_placements=(by_head,), in_placements=(by_head,) * 3)
+
+
+def unshard(weight):
+    return weight.redistribute(placements=[R, weight.placements[1]])
+
+
+def block_of(weights, x, keep):
+    gain_1, bias_1, query_key_value, project, gain_2, bias_2, up, down = map(unshard, weights)
+    y = keep(layer_norm(x, (64,), gain_1, bias_1))
+    split = linear(y, query_key_value.flatten(0, 2)).unflatten(-1, (3, 4, 16))
+    mixed = attend(*split.permute(2, 0, 3, 1, 4))
+    x = x + keep(linear(mixed.transpose(1, 2).flatten(2), project))
+    y = keep(layer_norm(x, (64,), gain_2, bias_2))
+    return x + keep(linear(gelu(linear(y, up)), down))
+
+
+# %%
+# %%ranks
+whole, layout = [R, R], [Shard(0), Shard(1)]
+places = [whole, whole, [Shard(3), Shard(1)], layout, whole, whole, [Shard(1), Shard(0)], layout]
+
+
+def dtensor_step(keep):
+    """Take a step. Returns the collectives and the new weights."""
+    pairs = zip(weights, places, strict=True)
+    own = [nn.Parameter(distribute_tensor(each.to(device), mesh, place)) for each, place in pairs]
+    samples = distribute_tensor(x.to(device), mesh, [Shard(0), R])
+    with wire.ledger() as log:
+        block_of(own, samples, keep).square().mean().backward()
+        for each in own:
+            each.grad = each.grad.redistribute(placements=each.placements)
+    torch.optim.SGD(own, lr=1.0).step()
+    return spmd.of_ledger(log, groups), own
+
+
+in_dtensor, updated = dtensor_step(lambda y: y.redistribute(placements=[Shard(0), R]))
+without_keep, _ = dtensor_step(lambda y: y)
+own_rows = updated[6].full_tensor().chunk(2)[dist.get_rank(tp)]
+assert torch.allclose(up, own_rows, atol=1e-5)
+
+# %% [markdown]
+# Third, as a JAX program, with one partition spec per weight and nothing else:
+
+
+# %%
+def jax_block(weights, x):
+    def norm(x, gain, bias):
+        return jax.nn.standardize(x, epsilon=1e-5) * gain + bias
+
+    gain_1, bias_1, query_key_value, project, gain_2, bias_2, up, down = weights
+    split = jnp.einsum("btd,chkd->cbthk", norm(x, gain_1, bias_1), query_key_value)
+    mixed = jax.nn.dot_product_attention(*split, is_causal=True)
+    x = x + mixed.reshape(x.shape) @ project.T
+    inner = jax.nn.gelu(norm(x, gain_2, bias_2) @ up.T, approximate=False)
+    return x + inner @ down.T
+
+
+def jax_step(weights, x):
+    gradients = jax.grad(lambda weights: jnp.square(jax_block(weights, x)).mean())(weights)
+    return [weight - gradient for weight, gradient in zip(weights, gradients, strict=True)]
+
+
+square = jax.make_mesh((2, 2), ("dp", "tp"), axis_types=(AxisType.Auto,) * 2)
+specs = [P(), P(), P(None, "tp", None, "dp"), P("dp", "tp")]
+specs += [P(), P(), P("tp", "dp"), P("dp", "tp")]
+torch.manual_seed(0)
+tensors, samples = list(Block(GPTConfig()).parameters()), torch.randn(8, 64, 64)
+arrays = [each.detach().numpy() for each in tensors]
+arrays[2] = arrays[2].reshape(3, 4, 16, 64)
+shardings = [NamedSharding(square, spec) for spec in specs]
+arrays = [jax.device_put(*each) for each in zip(arrays, shardings, strict=True)]
+samples = jax.device_put(samples.numpy(), NamedSharding(square, P("dp")))
+program = compiled(jax_step, arrays, samples)
+in_xla = spmd.of_program(program, square)
+
+# %% [markdown]
+# **Predict.** All three give the same weights. Do they also send the same along "tp"? And along "dp", which of them
+# sends least: "ours", "DTensor" or "XLA"?
+
+# %%
+my_answer = ("", "")
+
+# %%
+columns = {"ours": ranks.pull("in_ours")[0], "DTensor": ranks.pull("in_dtensor")[0], "XLA": in_xla}
+bytes_along = {
+    axis: [spmd.total(c for c in column if c.axes == axis) for column in columns.values()]
+    for axis in ("dp", "tp")
+}
+print(f"predicted {my_answer}; sent along dp: {bytes_along['dp']}, along tp: {bytes_along['tp']}")
+assert len(set(bytes_along["tp"])) == 1
+assert bytes_along["dp"][1] < bytes_along["dp"][2] < bytes_along["dp"][0]
+own_rows = np.split(np.asarray(program(arrays, samples)[6]), 2)[0]
+assert np.allclose(ranks.pull("up")[0].cpu(), own_rows, atol=1e-5)
+without_keep = ranks.pull("without_keep")[0]
+along_tp = sum(each.axes == "tp" for each in without_keep)
+print(f"DTensor without `keep`: {along_tp} collectives along tp")
+assert along_tp > 8
+spmd.side_by_side(columns)
+
+# %% [markdown]
+# Along "tp", all three run the same four all-reduces. Along "dp", they differ in three ways:
+#
+# - **Gathering.** Your `ZeRO3` gathers a unit's flat parameter in forward, and again in backward. The other two gather
+#   each weight once, and keep it for backward (`reshard_after_forward=False`). That saves bytes and costs memory.
+# - **Reducing.** You and DTensor reduce-scatter. XLA on a CPU all-reduces, which sends twice as much: 3f in total,
+#   like yours.
+# - **Packing.** You pack a unit into one flat tensor. XLA combined all gradients into one all-reduce, as a bucket
+#   does. DTensor sends tensor by tensor, also the four small gradients of the norms.
+#
+# DTensor decides for one operation at a time. Without `keep`, it prefers what is cheapest for the next operation, and
+# sends activations back and forth along "tp". XLA sees the whole program, and needed no such help here.
+
+# %% [markdown]
+# ## Break it: add to a Partial
+#
+# Whatever is added to a Partial before the sum is added once per rank. In torch, that happened to `total_norm + 1e-6`
+# in gradient clipping (PyTorch issue 149768). In the next cell, we add 1 to the terms by hand, and then let DTensor do
+# it:
+
+# %%
+# %%ranks
+by_hand = DTensor.from_local(product.to_local() + 1, line, [Partial()])
 with wire.ledger() as log:
-    squares = gradients.square().sum()
-    dist.all_reduce(squares)
-norm = squares.sqrt()
-assert torch.allclose(norm, expected)
-print(f"each rank sends {log.sent_bytes:,.0f} bytes")
+    by_dtensor = product + 1
+added = [(each.full_tensor() - product.full_tensor()).mean() for each in (by_hand, by_dtensor)]
+print(f"by hand: {added[0]:.3f}, by DTensor: {added[1]:.3f}, which sent: {log.summary()}")
+assert abs(added[0] - 4) < 1e-3 and abs(added[1] - 1) < 1e-3 and log.ops == {"all_reduce": 1}
+
+# %% [markdown]
+# By hand, we added 4 instead of 1. DTensor of torch 2.13 adds up the terms first, so a harmless `+ 1` is an all-reduce.
+# JAX's explicit axes reject the addition:
 
 # %%
-sent_bytes = ranks.pull("log")[0].sent_bytes
-assert sent_bytes == 4
-print(f"predicted {my_prediction:g} bytes, measured {sent_bytes:g}")
+try:
+    with jax.set_mesh(typed):
+        terms + 1
+except Exception as error:
+    print(f"{type(error).__name__}: {error}")
+    assert "unreduced" in str(error)
 
 # %% [markdown]
-# **Author:** Compare the result with the prediction, and explain the difference that readers will see.
-
-# %% [markdown]
-# ## The short version
+# ## Break it: view across a sharded dimension
 #
-# **Author:** Train a plain model in 20 to 60 lines. The lab then makes them robust.
+# A tensor of 12 × 8 is split by columns, and is viewed as 16 × 6. The elements of a new row come from several ranks.
+# DTensor once returned the wrong elements, labeled `Shard(0)` (PyTorch issue 179502). We do the same by hand:
+
+# %%
+# %%ranks
+numbers = torch.arange(96.0, device=device).view(12, 8)
+split = distribute_tensor(numbers, line, [Shard(1)])
+by_hand = DTensor.from_local(split.to_local().reshape(4, 6), line, [Shard(0)])
+with wire.ledger() as log:
+    viewed = split.view(16, 6)
+same = [torch.equal(each.full_tensor(), numbers.view(16, 6)) for each in (by_hand, viewed)]
+print(f"right by hand: {same[0]}, by DTensor: {same[1]}, {viewed.placements}, {log.summary()}")
+assert same == [False, True]
+
+# %% [markdown]
+# DTensor of torch 2.13 is right, at the price of an all-gather that nobody asked for. A fused `query_key_value` is the
+# same trap: its rows must be split by head, so both programs above keep it in the shape (3, H, D/H, D).
+
+# %% [markdown]
+# ## Break it: a gradient that is still Partial
+#
+# With sequence parallelism, each rank's gradient of a norm is a term of a sum. In Megatron-LM, a user found that these
+# gradients differed between ranks just before the optimizer step (issue 1446). With DTensor, one wrong label is enough:
+
+# %%
+# %%ranks
+own_tokens = torch.randn(4, 64, device=device) + rank
+gradients = {}
+for name, label in {"not labeled": None, "labeled": [Partial()]}.items():
+    gain = nn.Parameter(distribute_tensor(torch.ones(64, device=device), line, [R]))
+    (own_tokens * gain.to_local(grad_placements=label)).square().mean().backward()
+    on_ranks = [None] * world_size
+    dist.all_gather_object(on_ranks, gain.grad.redistribute(placements=[R]).to_local()[0].item())
+    gradients[name] = len(set(on_ranks))
+print(f"different gradients on {world_size} ranks: {gradients}")
+assert gradients == {"not labeled": 4, "labeled": 1}
+
+# %% [markdown]
+# Without a label, DTensor assumes that the gradient is placed like the parameter: replicated. Nothing is sent, and the
+# ranks drift apart. JAX has the opposite surprise: `shard_map` adds up the gradient of a replicated array by itself,
+# even where you want each sample's own (JAX issue 36886). In the output, the first two columns are right, and the last
+# two are from `shard_map`:
+
+# %%
+samples = jnp.array([[0.0, 1.0], [1.0, 1.0], [1.0, 0.0], [0.0, 0.0]])
+gradient_of = jax.vmap(lambda sample: jax.grad(jnp.dot)(jnp.array([1.0, 2.0]), sample))
+pair = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Auto,))
+on_two = jax.shard_map(gradient_of, mesh=pair, in_specs=P("d"), out_specs=P("d"))
+with jax.set_mesh(pair):
+    right, surprising = gradient_of(samples), jax.jit(on_two)(samples)
+print(np.hstack([right, surprising]))
+assert np.array_equal(right, samples) and np.array_equal(surprising, np.ones((4, 2)))
+
+# %% [markdown]
+# ## Seeing placements
+#
+# Your own model of chapter 13 has no labels. But you can find its placements by running it. `spmd.observe` runs a
+# step, lets one rank change its shard of one parameter, and runs it again. `spmd.compare` compares every rank's
+# tensors with those of one process: equal on all ranks, concatenated, or added up.
+#
+# The next cell does that to TP with sequence parallelism, and once more without the last all-reduce, which adds up the
+# gradients of replicated parameters. In which rows do the two differ? In JupyterLab, you can choose another parameter
+# or rank, and both models run again.
 
 
 # %%
 # %%ranks
-def clip_gradients(module, max_norm):
-    squares = sum(parameter.grad.square().sum() for parameter in module.parameters())
-    dist.all_reduce(squares)
-    factor = (max_norm / squares.sqrt()).clamp(max=1)
-    for parameter in module.parameters():
-        parameter.grad *= factor
+from shared.data import CharTokens
+from solutions.tensor_parallel import parallelize
+
+batch = CharTokens().windows([0, 500], 64)
 
 
-clip_gradients(piece, max_norm=0.01)
+def observe(parameter, on_rank, is_broken):
+    gpt = parallelize(TinyGPT(GPTConfig(layers=1)).double(), sequence_parallel=True)
+    return spmd.observe(
+        gpt, lambda gpt: gpt(*batch, has_copies=is_broken).backward(), parameter, on_rank
+    )
+
+
+# %%
+batch = CharTokens().windows([0, 500], 64)
+whole = spmd.observe(TinyGPT(GPTConfig(layers=1)).double(), lambda gpt: gpt(*batch).backward())
+seen = {}
+
+
+def draw(parameter, rank):
+    for name, is_broken in {"TP + SP": False, "without the last all-reduce": True}.items():
+        on_ranks = ranks.run(lambda *which: observe(*which), parameter, rank, is_broken)
+        seen[name] = spmd.compare(on_ranks, whole)
+    return placements(seen)
+
+
+parameters = [f"blocks.0.{layer}.weight" for layer in ("up", "down", "attention.project")]
+widgets.placement_chooser(draw, parameters, 4, "blocks.0.up.weight", rank=1)
 
 # %% [markdown]
-# ## What torch calls it
+# Before `up`, nothing changes. The output of `up` changes on rank 1 only, and after the next collective, on all ranks.
+# A replicated gradient changes equally on all ranks. A partial one does not, although every rank has all of its
+# elements:
+
+# %%
+right, broken = (spmd.still_partial(each) for each in seen.values())
+for name in broken:
+    print(f"{name} is still Partial on the tp axis")
+assert right == [] and len(broken) == 7
+
+# %% [markdown]
+# ## The production version
 #
-# **Author:** Name the class or function of PyTorch that does the same, and say where it differs from ours.
+# | what | torch | JAX |
+# |---|---|---|
+# | the rank's shard of a tensor | `DTensor.to_local()` | `array.addressable_shards` |
+# | a mesh | `DeviceMesh` | `Mesh` |
+# | a layout | a placement per axis of the mesh | an entry of `P` per dimension of the tensor |
+# | a constraint | `redistribute` | `with_sharding_constraint`, `reshard` |
+# | collectives by hand | `local_map` | `shard_map` |
+# | your TP | `parallelize_module` | partition specs |
+# | your ZeRO-3 | `fully_shard` | partition specs |
+# | who decides, and when | DTensor, for each operation | the compiler, for the whole program |
 #
-# With parameters that are DTensors, `torch.nn.utils.clip_grad_norm_` does the same.
+# In JAX 0.10, the part of XLA that decides the layouts is called Shardy (`jax.config.jax_use_shardy_partitioner`).
 
 # %% [markdown]
 # ## On a cluster
 #
-# **Author:** Answer the questions of this lesson for NCCL, real links and many hosts, in a table.
-#
 # | question | here | with NCCL and many hosts |
 # |---|---|---|
-# | How long does the all-reduce take? | its latency | its latency, which grows with the number of hosts |
-# | What does each rank wait for? | the slower rank | the slowest of all ranks: the more ranks, the longer |
+# | What does the compiler insert? | what XLA does for a CPU | on GPUs also reduce-scatters: read the program |
+# | Which axis is within a host? | all | the last axis of the mesh: give it to TP |
+# | What hides the collectives? | nothing | XLA starts them early, and waits later (`all-gather-start`, `-done`) |
+# | From `Shard(0)` to `Shard(1)`? | all-gather | all-to-all |
 
 # %% [markdown]
 # ## Recap
 #
-# **Author:** Complete the table. Define each term that this lesson introduced in one bullet, which can be understood
-# without the lesson. In the lesson, a term is bold where it is defined.
+# One step of a block of ψ parameters. Norms, which are small, are left out.
 #
-# | | memory per rank | sent per rank | overlap |
+# | | memory: gathered weights are kept | wire along "dp" | overlap |
 # |---|---|---|---|
-# | all-gather the gradients | all gradients | (N−1)/N of all gradients | none |
-# | add up squares | one element | 2(N−1)/N elements | none |
+# | your `ZeRO3` | for one unit | 3fψ elements | prefetching |
+# | DTensor | until backward | 2fψ | none |
+# | XLA on a CPU | until backward | 3fψ | none |
 #
 # **Terms**
 #
-# - **global norm**: the norm of the gradients of all ranks together, as if they were one vector.
-
-# %% [markdown]
+# - **SPMD**: single program, multiple data: all devices run one program, each on its own shards.
+# - **GSPMD**: programs are written for one device, with layouts for some tensors. The compiler inserts collectives.
+# - **partition spec**: for each dimension of a tensor, the axis of the mesh along which it is split, or none.
+# - **contracted**: the dimension over which a product of matrices sums.
+# - **placement**: how a tensor lies along one axis of a mesh: replicated, sharded, or partial (a term on each rank).
+#
 # ## Further reading
 #
-# **Author:** Give two to five sources, such as a paper with year and section, or the file in PyTorch's source where a
-# reader should begin, and say what to look for in each.
+# - Xu et al., [GSPMD](https://arxiv.org/abs/2105.04663), 2021, §3: annotations, and how layouts propagate.
+# - [Distributed arrays](https://docs.jax.dev/en/latest/parallel.html) in JAX's documentation: the three types of axes.
+# - [torch.distributed.tensor](https://docs.pytorch.org/docs/stable/distributed.tensor.html) in PyTorch's documentation.
+# - [How to Scale Your Model](https://jax-ml.github.io/scaling-book/), the chapter on sharded matrices.
 
 # %% [markdown]
 # ## What is still wasted
 #
-# **Author:** Say what a rank still holds, sends or waits for unnecessarily, and which chapter improves it.
+# Layouts make it easy to combine axes, but someone has to choose them. Chapter 18 chooses them for a cluster, with
+# pipeline stages as a third axis. In the lab, you build a small partitioner that decides and executes the collectives.
 
 # %%
 ranks.stop()

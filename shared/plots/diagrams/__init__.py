@@ -10,6 +10,7 @@ from shared.plots.diagrams.backward import buckets, exposed_communication, hooks
 from shared.plots.diagrams.checkpoints import atomic_save, background_save
 from shared.plots.diagrams.collectives import collective, tree_broadcast
 from shared.plots.diagrams.hosts import hybrid_mesh
+from shared.plots.diagrams.layouts import placements, tiled_weight
 from shared.plots.diagrams.memory import deferred_init, training_memory
 from shared.plots.diagrams.ranks import data_parallelism, processes
 from shared.plots.diagrams.sharding import bucket_owners, zero1_step
@@ -28,9 +29,11 @@ __all__ = [
     "exposed_communication",
     "hooks",
     "hybrid_mesh",
+    "placements",
     "processes",
     "sequence_parallel",
     "split_matrix",
+    "tiled_weight",
     "training_memory",
     "tree_broadcast",
     "unit",

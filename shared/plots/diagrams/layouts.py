@@ -1,0 +1,99 @@
+"""Diagrams of layouts: how a weight is tiled over a mesh of devices, and the three placements of a tensor."""
+
+from matplotlib.figure import Figure
+
+from shared.plots.diagrams.drawing import MESSAGE, Drawing
+
+MESH = (4, 8)
+WEIGHT = (2048, 4096)
+DEVICE = 10  # the one that is colored
+_TILE_IN = (0.45, 0.45)
+_OWN = (1,)  # its color is that of rank 1
+
+
+def devices_of_tile(tile: tuple[int, int], axes: tuple[str | None, str | None]) -> list[int]:
+    """Return the devices that hold a tile, if the dimensions of the weight are split along these axes of the mesh."""
+    found = []
+    for device in range(MESH[0] * MESH[1]):
+        index = dict(zip(("x", "y"), divmod(device, MESH[1]), strict=True))
+        if all(axis is None or index[axis] == own for axis, own in zip(axes, tile, strict=True)):
+            found.append(device)
+    return found
+
+
+def tiled_weight() -> Figure:
+    """Draw a mesh of 4 × 8 devices, and three ways to lay out a weight on it."""
+    height, width = WEIGHT
+    drawing = Drawing(8.8, 5.85, f"A weight of {height} × {width} on a mesh of {MESH[0]} × {MESH[1]} devices")
+    panels = (
+        (0.55, 0.95, ("x", "y"), "the mesh", "axis y, of 8 devices"),
+        (5.0, 0.95, ("x", "y"), 'P("x", "y")', "32 tiles of 512 × 512"),
+        (0.55, 3.65, ("x", None), 'P("x", None)', "4 tiles of 512 × 4096, each on 8 devices"),
+        (5.0, 3.65, (None, "y"), 'P(None, "y")', "8 tiles of 2048 × 512, each on 4 devices"),
+    )
+    for left, top, axes, name, words in panels:
+        write = drawing.text if name == "the mesh" else drawing.code
+        write(left, top - 0.2, name, size=11, ha="left", weight="bold")
+        counts = [size if axis else 1 for size, axis in zip(MESH, axes, strict=True)]
+        size_in = (_TILE_IN[0] * MESH[1] / counts[1], _TILE_IN[1] * MESH[0] / counts[0])
+        for row in range(counts[0]):
+            for column in range(counts[1]):
+                owners = devices_of_tile((row, column), axes)
+                position = (left + column * size_in[0], top + row * size_in[1])
+                drawing.cell(*position, _listed(owners), _OWN if DEVICE in owners else (), size_in)
+        drawing.text(left + 1.8, top + 1.97, words, "note")
+    drawing.text(0.4, 0.95 + 0.9, "axis x, of 4 devices", "note", rotation=90)
+    return drawing.finish()
+
+
+def _listed(devices: list[int]) -> str:
+    if len(devices) == MESH[1]:
+        return f"{devices[0]} to {devices[-1]}"
+    return "\n".join(map(str, devices))
+
+
+TERMS = ((2, 5), (4, 3))  # one row per rank
+
+
+def placements() -> Figure:
+    """Draw a tensor of two elements on two ranks as a partial, a sharded and a replicated one, and the ways between."""
+    drawing = Drawing(8.8, 3.6, "One tensor on two ranks: three placements")
+    total = [sum(column) for column in zip(*TERMS, strict=True)]
+    boxes = {"Partial()": 0.95, "Shard(0)": 3.9, "Replicate()": 6.85}
+    top, height, both = 1.3, 1.25, (0, 1)
+    for name, left in boxes.items():
+        drawing.box(left, top, 1.75, height)
+        drawing.code(left + 0.875, top + 0.2, name, weight="bold")
+        for rank in both:
+            y = top + 0.38 + 0.43 * rank
+            for column in both:
+                position = (left + 0.38 + 0.5 * column, y)
+                if name == "Partial()":
+                    drawing.cell(*position, f"{TERMS[rank][column]}", (rank,))
+                elif name == "Replicate()" or rank == column:
+                    drawing.cell(*position, f"{total[column]}", both)
+                else:
+                    drawing.absent(*position)
+    for rank in both:
+        drawing.rank_label(0.15, top + 0.38 + 0.43 * rank, rank)
+    middle = top + height / 2
+    for start, end, words in (
+        ("Partial()", "Shard(0)", "reduce-\nscatter"),
+        ("Shard(0)", "Replicate()", "all-\ngather"),
+    ):
+        left, right = boxes[start] + 1.8, boxes[end] - 0.05
+        drawing.message((left, middle), (right, middle))
+        drawing.text((left + right) / 2, middle - 0.3, words, "note")
+    partial_x, shard_x, replicate_x = (left + 0.875 for left in boxes.values())
+    drawing.line((partial_x, top - 0.05), (partial_x, 0.8), color=MESSAGE, linewidth=1.5)
+    drawing.line((partial_x, 0.8), (replicate_x, 0.8), color=MESSAGE, linewidth=1.5)
+    drawing.message((replicate_x, 0.8), (replicate_x, top - 0.05))
+    drawing.text((partial_x + replicate_x) / 2, 0.65, "all-reduce", "note")
+    bottom = top + height + 0.35
+    drawing.line((replicate_x, top + height + 0.05), (replicate_x, bottom), linewidth=1.2)
+    drawing.line((replicate_x, bottom), (shard_x, bottom), linewidth=1.2)
+    drawing.arrow((shard_x, bottom), (shard_x, top + height + 0.05))
+    drawing.text((shard_x + replicate_x) / 2, bottom + 0.15, "keep a part: nothing is sent", "note")
+    legend = "The orange arrows, with a name, are collectives. A cell with a band in two colors is a sum."
+    drawing.text(0.15, 3.4, legend, "note", ha="left")
+    return drawing.finish()
