@@ -168,7 +168,8 @@ def activation_peak_bytes(saved_bytes: list[int], input_bytes: list[int], chosen
     """Predict the peak of all activations during backward if the chosen blocks are checkpointed.
 
     Args:
-        saved_bytes: For each block, the bytes that it keeps for backward if it is not checkpointed.
+        saved_bytes: For each block, the bytes that it keeps for backward (with its input) if it is
+            not checkpointed.
         input_bytes: For each block, the bytes of its input, which it keeps if it is checkpointed.
         chosen: The indices of the blocks to checkpoint.
     """

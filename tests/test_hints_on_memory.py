@@ -65,6 +65,54 @@ def test_settings_of_the_wrong_group_are_looked_for_in_groups(tmp_path, check):
     assert "“groups” fails, too" in verdict_on(tmp_path, "MasterWeights", check, DEFAULTS).hint
 
 
+HOLDER = """
+from solutions import memory_wall as right
+
+
+class HoldsMasters(right.HoldsMasters):
+    def step_one(self, parameter, group):
+        state = self.state[parameter]
+        if "master" not in state:
+            state["master"] = parameter.detach().float()
+        master, inner_state = state["master"], STATE
+        master.grad = parameter.grad.float()
+        self.step_inner(master, inner_state, group)
+        state.update(inner_state)
+        parameter.copy_(master)
+        master.grad = None
+"""
+
+
+@pytest.mark.parametrize(("check", "inner_state"), [("one gradient", "{}"), ("memory", "state")])
+def test_a_wrong_state_of_the_inner_optimizer_is_looked_for_in_plain(tmp_path, check, inner_state):
+    text = HOLDER.replace("STATE", inner_state)
+    assert "“plain” fails, too" in verdict_on(tmp_path, "HoldsMasters", check, text).hint
+
+
+FROZEN_ONLY = """
+import torch
+
+from solutions import memory_wall as right
+
+
+class MasterWeights(right.MasterWeights):
+    @torch.no_grad()
+    def step(self, closure=None):
+        with torch.enable_grad():
+            loss = closure() if closure else None
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.requires_grad:
+                    self.step_one(parameter, group)
+        return loss
+"""
+
+
+def test_a_step_that_does_not_look_at_grad_is_asked_about_missing_gradients(tmp_path):
+    verdict = verdict_on(tmp_path, "MasterWeights", "no gradient", FROZEN_ONLY)
+    assert "'NoneType' object has no attribute 'float'" in verdict.evidence and "have a gradient" in verdict.hint
+
+
 RECOMPUTE = """
 import torch
 
@@ -108,5 +156,11 @@ def test_a_graph_that_is_not_recorded_is_looked_for_in_values(tmp_path, check):
 
 
 def test_a_sum_without_the_incoming_gradient_is_hinted_at(tmp_path):
-    text = RECOMPUTE.replace("grad(output, wanted, gradient,", "grad(output.sum(), wanted,")
-    assert "gradient that backward() receives" in verdict_on(tmp_path, "Checkpointed", "values", text).hint
+    for without in ("grad(output.sum(), wanted,", "grad(output, wanted,"):
+        text = RECOMPUTE.replace("grad(output, wanted, gradient,", without)
+        assert "gradient that backward() receives" in verdict_on(tmp_path, "Checkpointed", "values", text).hint
+
+
+def test_saved_copies_are_hinted_at(tmp_path):
+    text = RECOMPUTE.replace("save_for_backward(*tensors)", "save_for_backward(*[each.clone() for each in tensors])")
+    assert "a copy" in verdict_on(tmp_path, "Checkpointed", "values", text).hint

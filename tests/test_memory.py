@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from shared import formulas, memory, models, plots, ranks
 from shared.deadlines import scaled
 from shared.memory import storages
+from shared.plots import diagrams
 
 MIB = 2**20
 STEP_BYTES = 4  # Adam's step counter, a float32 for each parameter
@@ -657,6 +658,16 @@ def test_the_figures_show_every_component_that_holds_memory():
     bars = plots.memory_by_component({"rank 0": peak.held.by_component(), "rank 1": memory.Held(1000).by_component()})
     assert [text.get_text() for text in bars.axes[0].get_legend().get_texts()] == names
     assert [text.get_text().strip() for text in bars.axes[0].texts] == ["573", "1"]
+
+
+def test_the_figure_over_a_step_has_the_order_of_the_diagram():
+    held_bytes = {f"{component}_bytes": 1000 for component in storages.COMPONENTS}
+    samples = [memory.Sample(0.0, phase, memory.Held(**held_bytes)) for phase in ("start", "forward")]
+    legend = plots.memory_over_step(samples).axes[0].get_legend()
+    upwards = [text.get_text() for text in legend.get_texts()][::-1]
+    in_diagram = list(diagrams.memory.moments()[0].held_gb)
+    assert [component for component in upwards if component in in_diagram] == in_diagram
+    assert sorted(upwards) == sorted(storages.COMPONENTS)
 
 
 @pytest.mark.parametrize(("draw", "nothing"), [(plots.memory_over_step, []), (plots.memory_by_component, {})])

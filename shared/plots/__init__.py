@@ -309,6 +309,7 @@ def _draw_waits(axes, line, y: float, start_s: float):
 
 _VISIBLE = 1 / 500  # the smallest share of a figure's width or height that can be seen
 _ROOM_FOR_A_PHASE = 0.12  # the share of a figure's width that the name of a phase needs
+_LASTING = ("parameters", "optimizer")  # at the bottom of a figure over time, so that they do not move up and down
 
 
 def _component_styles(components: list[str]) -> dict[str, dict]:
@@ -351,6 +352,8 @@ def memory_by_component(held_bytes: dict[str, dict[str, int]], decimals: int | N
 def memory_over_step(samples: list) -> Figure:
     """Draw the memory in use after each operator of a step, by component, with the phases and the peak marked.
 
+    From bottom to top, the order is that of the diagram `training_memory`: what lasts comes first.
+
     Args:
         samples: The samples of a `memory.peak`.
 
@@ -367,10 +370,11 @@ def memory_over_step(samples: list) -> Figure:
         for name, held_bytes in sample.held.by_component().items():
             drawn[name].append(held_bytes / scale)
     base = [0.0] * len(samples)
-    for name, style in _component_styles(list(drawn)).items():
+    styles = _component_styles(list(drawn))
+    for name in sorted(drawn, key=lambda component: component not in _LASTING):  # the others keep their order
         top = [low + height for low, height in zip(base, drawn[name], strict=True)]
         if max(drawn[name]) > _VISIBLE * max(totals) / scale:
-            axes.fill_between(range(len(top)), base, top, step="post", linewidth=0.4, label=name, **style)
+            axes.fill_between(range(len(top)), base, top, step="post", linewidth=0.4, label=name, **styles[name])
         base = top
     starts = [index for index, sample in enumerate(samples) if not index or sample.phase != samples[index - 1].phase]
     for start, following in zip(starts[1:], [*starts[2:], len(samples)], strict=True):

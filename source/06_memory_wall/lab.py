@@ -2,13 +2,13 @@
 # jupyter:
 #   course:
 #     module: memory_wall
-#     minutes: 75
+#     minutes: 70
 # ---
 
 # %% [markdown]
 # # Lab 06 · The memory wall
 #
-# **75 minutes, 13 points.** You count the bytes that a rank holds, build an optimizer with master weights, write
+# **70 minutes, 13 points.** You count the bytes that a rank holds, build an optimizer with master weights, write
 # activation checkpointing, and choose which blocks of a model to checkpoint, so that it fits into less memory.
 #
 # Each exercise has a check. The checks count bytes, and never judge times.
@@ -59,8 +59,8 @@ adamw.step()
 print(rule_of_thumb_bytes(gpt, adamw))
 
 # %% [markdown]
-# **Predict.** All three numbers are wrong. Which three reasons can you think of? (One of them is worth only a few
-# bytes.)
+# **Predict.** All three numbers are wrong. Altogether, there are three reasons. Some apply to several of the numbers,
+# and one is worth only a few bytes. Which reasons can you think of?
 
 # %%
 my_reasons = ["?", "?", "?"]
@@ -120,7 +120,7 @@ assert all(counted[name] < estimated[name] for name in counted)
 # for each parameter.
 
 # %% [markdown]
-# ## Exercise 6.2 · The master weight of one parameter (20 min, 3 points)
+# ## Exercise 6.2 · The master weight of one parameter (15 min, 3 points)
 #
 # A bfloat16 number has 8 significant bits. What happens to small updates?
 
@@ -147,9 +147,11 @@ print(f"1 + 1000 × 0.001 = {weight.item():.3f}")
 # free master.grad
 # ```
 #
-# - The master is a plain tensor. A float32 parameter gets a master of its own, too.
+# - A plain tensor is enough for a master. It need not be an `nn.Parameter`. A float32 parameter gets a master of its
+#   own, too.
 # - The given `step_inner` lets `inner` update one master. `inner_state` is a dict of everything that `inner` has stored
-#   for this master so far, and nothing else: it is empty before the first update. `inner` changes it in place.
+#   for this master so far, and nothing else (so without `"master"`). It is empty before the first update. `inner`
+#   changes it in place.
 # - Afterwards, store the entries of `inner_state` next to the master. With Adam, `self.state[parameter]` becomes
 #   `{"master": …, "exp_avg": …, "exp_avg_sq": …, "step": …}`. ZeRO-1 and checkpoints rely on this layout.
 # - Target: 2 + 2 + 12 bytes per parameter with Adam, and never more than one gradient in float32.
@@ -302,8 +304,9 @@ check.MasterWeights()
 # - The given last lines return one value per argument of forward. They use your variables `tensors` and `grads`.
 # - Dropout must drop the same elements again. In forward, store what `get_rng_states()` returns. This function and
 #   `restored` are given.
-# - Target: the module runs once in forward and once in backward, and a gradient hook (as in `OverlappedDDP`) is called
-#   once per parameter, even if the parameter is also used outside of the module.
+# - Target: the module runs once in forward and once in backward. A gradient hook (as in `OverlappedDDP`) is called once
+#   per parameter, even if the module is not the only one that uses the parameter. If you follow the steps above, you
+#   need not do anything for this.
 #
 # <details><summary>Hint 1</summary>Which of the saved tensors need to be detached, and which must not be? What does
 # <code>torch.autograd.grad</code> do with a tensor that requires no gradient?</details>
@@ -431,17 +434,19 @@ check.Checkpointed()
 # %% [markdown]
 # ## Exercise 6.5 · Choosing what to checkpoint (13 min, 3 points)
 #
-# Blocks run one after another. Block i keeps `saved_bytes[i]` for backward, or only `input_bytes[i]` if it is
-# checkpointed. When backward reaches a checkpointed block, the activations of all later blocks have been freed. It
-# recomputes the activations of this block, and holds them until the block's backward is complete:
+# Blocks run one after another. Block i keeps `saved_bytes[i]` for backward, which includes its input, or only
+# `input_bytes[i]` if it is checkpointed. When backward reaches a checkpointed block, the activations of all later
+# blocks have been freed. It recomputes the activations of this block, and holds them until the block's backward is
+# complete:
 # ```python
 # kept[i] = input_bytes[i] if i in chosen else saved_bytes[i]
 # held[k] = sum(kept[: k + 1]) + (saved_bytes[k] if k in chosen else 0)  # in backward of block k
 # peak = max(held)
 # ```
 #
-# (In the lesson, only 15 of a block's 16 parts were recomputed, because torch's `checkpoint` stops before it computes
-# the output. Your `Recompute` also computes the output, which is as large as the input. That makes 16 parts.)
+# (Why does `held` add all of `saved_bytes[k]`, although the input is in memory already? In the lesson, the
+# recomputation created the other 15 of a block's 16 parts. Your `Recompute` also computes the block's output, which is
+# as large as its input. torch's `checkpoint` stops before that.)
 #
 # **Predict.** There are four equal blocks, and you may checkpoint one of them. For which one does this *not* lower the
 # peak? Write its index, from 0 to 3.
@@ -464,7 +469,8 @@ def activation_peak_bytes(
     """Predict the peak of all activations during backward if the chosen blocks are checkpointed.
 
     Args:
-        saved_bytes: For each block, the bytes that it keeps for backward if it is not checkpointed.
+        saved_bytes: For each block, the bytes that it keeps for backward (with its input) if it is
+            not checkpointed.
         input_bytes: For each block, the bytes of its input, which it keeps if it is checkpointed.
         chosen: The indices of the blocks to checkpoint.
     """
@@ -553,9 +559,7 @@ check.place_checkpoints()
 # %%ranks
 from shared import memory
 from shared.models import GPTConfig
-from shared.wire import mismatch
 
-mismatch.ignore()
 config = GPTConfig(vocab_size=text.vocab_size, layers=6)
 
 

@@ -32,8 +32,8 @@ HoldsMasters.check("plain", world_sizes=(1, 2))(master_values.one_parameter_is_i
 HoldsMasters.check("other dtypes", world_sizes=(1,))(master_values.every_dtype_has_a_master_of_its_own)
 HoldsMasters.check("settings", world_sizes=(1,))(master_values.after_plain(master_values.settings_are_those_of_now))
 HoldsMasters.check("state", world_sizes=(1,))(master_resumed.the_state_is_enough)
-HoldsMasters.check("memory", world_sizes=(1,))(master_memory.twelve_bytes_stay)
-HoldsMasters.check("one gradient", world_sizes=(1,))(master_memory.one_gradient_at_a_time)
+HoldsMasters.check("memory", world_sizes=(1,))(master_values.after_plain(master_memory.twelve_bytes_stay))
+HoldsMasters.check("one gradient", world_sizes=(1,))(master_values.after_plain(master_memory.one_gradient_at_a_time))
 
 MasterWeights.check("values", world_sizes=(1, 2))(master_values.parameters_are_rounded_masters)
 MasterWeights.check("groups", world_sizes=(1,))(master_values.groups_have_settings_of_their_own)
@@ -45,8 +45,8 @@ MasterWeights.check("schedulers", world_sizes=(1,))(
 MasterWeights.check("closure", world_sizes=(1,))(master_closure.a_closure_runs_first)
 MasterWeights.check("inside another", world_sizes=(1,))(master_values.another_optimizer_may_hold_it)
 MasterWeights.check("checkpoint", world_sizes=(1,))(master_resumed.training_goes_on)
-MasterWeights.check("memory", world_sizes=(1,))(master_memory.twelve_bytes_stay)
-MasterWeights.check("one gradient", world_sizes=(1,))(master_memory.one_gradient_at_a_time)
+MasterWeights.check("memory", world_sizes=(1,))(master_values.after_values(master_memory.twelve_bytes_stay))
+MasterWeights.check("one gradient", world_sizes=(1,))(master_values.after_values(master_memory.one_gradient_at_a_time))
 
 Checkpointed.check("values", world_sizes=(1, 2))(recompute_values.gradients_are_those_without_it)
 Checkpointed.check("twice", world_sizes=(1,))(recompute_values.the_module_runs_twice)

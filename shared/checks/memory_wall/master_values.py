@@ -143,6 +143,9 @@ RAISED = {f"KeyError: '{name}'": _NOT_BEGUN for name in _STATE} | {
     f"KeyError: '{name}'": _NO_SETTING for name in sorted(_SETTINGS)
 }
 RAISED |= {GROUP_CHANGED: "Hint: does `inner` get this dict itself, or one of its own?"}
+NO_GRADIENT = {
+    "'NoneType' object has no attribute": "Hint: does every parameter that step() updates have a gradient?",
+}
 
 
 def probe_masters(master_weights, plan: Plan, data: Data) -> dict:
@@ -284,6 +287,7 @@ def masters_move_where_parameters_would_not(attempt: Attempt) -> None:
 
 
 @after_values
+@where_it_raises(NO_GRADIENT)
 def what_has_no_gradient_stays(attempt: Attempt) -> None:
     data = draw(attempt.draw_seed(), MISSING.dtypes, 0.5)
     data.gradients[-1] = [torch.zeros_like(each) for each in data.parameters]  # A gradient of zeros is not None.

@@ -27,6 +27,11 @@ RAISED = {
         "Hint: is the tensor that you differentiate computed under enable_grad? And where do you pass the gradient "
         "that backward() receives?"
     ),
+    "only for scalar outputs": "Hint: where do you pass the gradient that backward() receives?",
+    "`inputs` argument to `grad()` cannot be empty": (
+        "None of the tensors that you pass requires a gradient. Hint: what exactly do you save in forward, and does a "
+        "copy that is made there require a gradient?"
+    ),
     "does not require grad": "Hint: which of these tensors require a gradient?",
 }
 
