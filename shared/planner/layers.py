@@ -1,11 +1,12 @@
 """How long one layer takes with tensor parallelism and with ZeRO-3, on ranks that a given link connects.
 
     computation           6 FLOPs per parameter and token, divided among the ranks
-    tensor parallelism    Its four all-reduces of the activations, in 16 bits, are exposed: the next matmul needs them.
+    tensor parallelism    Its four all-reduces of the activations, in 16 bits, are exposed: the next layer needs them.
     ZeRO-3                Its two all-gathers and its reduce-scatter of the parameters overlap with computation
                           completely. Each rank needs a sequence of its own, so there are at least as many as ranks.
 
-The estimate ignores the FLOPs of attention itself, and that a matmul becomes less efficient when it is split.
+The estimate ignores the FLOPs of attention itself, that a matmul becomes less efficient when it is split, and that the
+two all-reduces of backward can overlap with computing the gradients of weights, as in Megatron-LM.
 """
 
 from collections.abc import Sequence

@@ -677,7 +677,7 @@ check.VocabParallelEmbedding()
 #
 # - Rank r has the r-th part of the logits, so its first column belongs to token r · columns.
 # - m is a constant: no gradient flows through it. Use `dist.all_reduce(…, op=dist.ReduceOp.MAX, group=group)`. Then
-#   subtract m from the logits.
+#   subtract m from the logits, but not in place, because `logits` may be the caller's tensor.
 # - The given call of `sum_over_ranks` adds up the terms of all ranks, with the right gradients. For a target of another
 #   rank, `own_target_logit` must not change that sum.
 #

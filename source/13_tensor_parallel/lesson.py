@@ -83,8 +83,8 @@ plots.memory_by_component(held)
 
 # %% [markdown]
 # Twice as many ranks halve the shards, but the peak falls by only 15%. A rank still unshards whole units (shown as
-# *parameters*, their gradients as *buckets*), and keeps the activations of a whole sequence. If a layer or a sequence
-# is too large for a GPU, we have to split the layer itself. In **tensor parallelism** (TP), t ranks compute each layer
+# *parameters*, their gradients as *buckets*), and keeps the activations of a whole sequence. If a unit or a sequence is
+# too large for a GPU, we can split the layers themselves. In **tensor parallelism** (TP), t ranks compute each layer
 # together, on the *same* sequences.
 
 # %% [markdown]
@@ -104,7 +104,7 @@ diagrams.split_matrix()
 # A column-parallel layer returns just what a row-parallel one needs, so they are used in pairs. In an MLP, gelu(xA)B,
 # we split A by columns and B by rows. Each rank applies gelu to its own elements of xA, and multiplies them by its rows
 # of B. Only the result has to be added up, so the *pair* needs one all-reduce, not two. The other order would need an
-# all-reduce before gelu, too, because `gelu(a + b)` is not `gelu(a) + gelu(b)`.
+# all-reduce before gelu, because `gelu(a + b)` is not `gelu(a) + gelu(b)`, and an all-gather at the end.
 
 # %% [markdown]
 # ## Conjugate operators
@@ -170,13 +170,14 @@ def row_parallel(x, weight, group, leave=sum_over_ranks):  # weight (out, in/t)
 # Heads do not depend on each other, so each rank computes H/t of the H heads. `query_key_value` is column-parallel: a
 # rank has the columns of its own heads. `project` is row-parallel.
 #
-# A common error is to say that the ranks' heads are *concatenated*. They are added up, after the projection. One
-# process does concatenate its heads, but then it multiplies them by `project`, and that is a sum: m₀P₀ + m₁P₁ for two
-# heads m₀ and m₁, where P₀ and P₁ are their rows of the projection.
+# It is commonly claimed that the ranks' heads are *concatenated*. Instead, they are added up, after the projection. One
+# process does concatenate its heads, but multiplying them by `project` is a sum, too: m₀P₀ + m₁P₁ for two heads, where
+# P₀ and P₁ are their rows of the projection.
 
 
 # %%
 # %%ranks
+# In shapes, B is the batch size b, T the sequence length s, D the width h, and H the number of heads.
 def own(tensor, dim, group=None):
     """Return this rank's part of a tensor that is split along a dimension, as a parameter."""
     parts = tensor.detach().chunk(dist.get_world_size(group), dim)
@@ -221,9 +222,8 @@ class SplitBlock(nn.Module):
 # Each rank keeps V/t rows.
 #
 # Looking up a token is the same as multiplying a one-hot vector by the embedding, so the embedding is a row-parallel
-# layer. (The code below really multiplies, because that is shorter.) A rank gets zeros for tokens that it does not own,
-# and an all-reduce adds up the results. The output layer is column-parallel: a rank computes the logits of its own V/t
-# tokens.
+# layer. A rank gets zeros for tokens that it does not own, and an all-reduce adds up the results. The output layer is
+# column-parallel: a rank computes the logits of its own V/t tokens.
 #
 # The loss does not need all logits on one rank. For each position, it is the logarithm of the sum of all exp(logit),
 # minus the logit of the target. So the ranks exchange three elements per position instead of V: the largest logit
@@ -268,8 +268,10 @@ class SplitGPT(nn.Module):
         self.blocks = nn.ModuleList(SplitBlock(block, group, linears) for block in gpt.blocks)
 
     def forward(self, tokens, targets):
-        is_token = is_own(tokens, len(self.token_embedding), self.group)  # one-hot
+        # One-hot vectors. Multiplying them takes longer than looking rows up, but the code is shorter.
+        is_token = is_own(tokens, len(self.token_embedding), self.group)
         x = self.row(is_token.type_as(self.token_embedding), self.token_embedding.T, self.group)
+        # With sequence parallelism (below), x has only the rank's own tokens.
         first = 0 if x.shape[1] == tokens.shape[1] else dist.get_rank(self.group) * x.shape[1]
         x = x + self.position_embedding.weight[first : first + x.shape[1]]
         for block in self.blocks:
@@ -337,8 +339,9 @@ log.assert_volume(ops={"all_reduce": 18 + 3}, sent_bytes=of_blocks + of_the_rest
 # elements for it. The embedding adds one in forward, and the output layer one in backward. The loss has three smaller
 # ones.
 #
-# The next layer needs each result immediately, so this communication is exposed. And the bytes grow with the number of
-# tokens, not with the size of the model.
+# The next layer needs each result immediately, so this communication is exposed. (In backward, Megatron hides it behind
+# the gradients of weights, see `tensor_parallel/layers.py`.) Unlike ZeRO-3's bytes, these grow with the number of
+# tokens.
 
 # %% [markdown]
 # ## Sequence parallelism
@@ -353,8 +356,8 @@ diagrams.sequence_parallel()
 
 # %% [markdown]
 # Before a pair, an all-gather gives each rank all tokens. After it, a reduce-scatter adds up the terms for each rank's
-# own tokens. These are the two halves of an all-reduce. They are conjugate, too: the backward of an all-gather is a
-# reduce-scatter, and the other way around. So only the operators change:
+# own tokens. These are the two halves of an all-reduce. They are conjugate, too: each is the backward of the other. So
+# only the operators change:
 
 
 # %%
@@ -424,8 +427,8 @@ assert sent[0] == sent[1] == 0.8 * sent[2]
 tables.Table(["", "kept, bytes per sbh", "formula", "collectives of a block"], rows)
 
 # %% [markdown]
-# The formulas are those of Korthikanti et al. (2022, §4) for our block, which is in fp32 and has no dropout: 16 + 48/t
-# with TP, and 64/t with SP. (In 16 bits and with dropout, they are 10 + 24/t and 34/t.)
+# The formulas are those of Korthikanti et al. (2022, §4) for our block, which has fused attention, fp32 and no dropout:
+# 16 + 48/t with TP, and 64/t with SP. (In 16 bits and with dropout, they are 10 + 24/t and 34/t.)
 #
 # With SP, a block sends the same bytes. But it keeps 22 bytes per sbh instead of 16, because backward needs the
 # *gathered* inputs of the two column-parallel layers. These are whole, so the total is 4 · (2 + 14/t) bytes. Megatron
@@ -490,6 +493,7 @@ def multiply_in_ring_steps(chunk=own_tokens):
     results = [None] * world_size
     for number in range(world_size):
         following, more = torch.empty_like(chunk), number < world_size - 1
+        # A rank passes on every chunk except the last one.
         in_flight = InFlight([(chunk, right)] * more, [(following, left)] * more, None)
         results[(rank - number) % world_size] = layer(chunk)
         in_flight.wait()
@@ -503,8 +507,7 @@ with torch.no_grad():
 
 # %% [markdown]
 # The ranks share this machine's cores, so the layer imitates a GPU by sleeping for 24 ms per chunk. A chunk has 2.1 MB,
-# which take 16.8 ms on this link. (In the figure, a transfer lasts until the rank has waited for it, after
-# multiplying.)
+# which take 16.8 ms on this link. (In the figure, a transfer lasts until the rank has waited for it.)
 #
 # **Predict.** How many milliseconds do the ring steps save in total? 0 would mean that no transfer is hidden.
 
@@ -521,14 +524,15 @@ lines = [of_ranks[0] for of_ranks in ranks.pull("lines")[0].values()]
 before_ms, after_ms = (1e3 * (line.ended_s - line.began_s) for line in lines)
 print(f"predicted {my_prediction_ms:g} ms, measured {before_ms - after_ms:.0f} ms")
 measure.expect(before_ms > 1.15 * after_ms, "multiplying in ring steps is faster")
+# Draw the six messages of the all-gather as one bar, and the two of each ring step, too.
 lines = [bundled(lines[0], 6, ["all-gather"]), bundled(lines[1], 2, ["1", "2", "3"])]
 plots.timeline(lines, ["gather, then multiply", "in ring steps"])
 
 # %% [markdown]
 # Each transfer hides behind a multiplication, which saves about 3 · 16.8 = 50 ms. The reduce-scatter after a pair can
-# be cut in the same way. On GPUs, this is called asynchronous TP. It gains less there, because smaller matmuls are less
-# efficient: for Llama 3.1 70B on 256 H100, throughput rose from 829 to 876 tokens per second and GPU (torchtitan,
-# `benchmarks/llama3_h100_202412_torchtitan.md`, table 4).
+# be cut in the same way. On GPUs, this is called asynchronous TP. It gains less there, because NVLink leaves less to
+# hide, and smaller matmuls are less efficient: for Llama 3.1 70B on 256 H100, throughput rose from 829 to 876 tokens
+# per second and GPU (torchtitan, `benchmarks/llama3_h100_202412_torchtitan.md`, table 4).
 
 # %% [markdown]
 # ## Tensor parallelism, ZeRO-3, or both?
@@ -569,12 +573,12 @@ tables.Table(["MB per rank", "sequences, all ranks", "held between steps", "peak
 #
 # - **Activations.** ZeRO-3 needs four sequences, one per rank. TP can run with one, and then its peak is half of
 #   ZeRO-3's with four. With four, TP keeps parts of all of them, which is more than ZeRO-3 keeps.
-# - **Bytes.** For a block, ZeRO-3 sends 3f · 12h² elements, however many tokens there are. TP sends 8f · sbh. They are
-#   equal if sb = 4.5h, which is 576 tokens here. One sequence has 256, and four have 1,024.
-# - **Overlap.** ZeRO-3 prefetches. TP's collectives are exposed, unless you cut its matmuls into steps.
+# - **Bytes.** For a block, ZeRO-3 sends 3f · 12h² elements, however many tokens there are. (With *both*, it sends 1/t
+#   of that.) TP sends 8f · sbh. They are equal if sb = 4.5h, which is 576 tokens here. One sequence has 256, and four
+#   have 1,024.
+# - **Overlap.** ZeRO-3 prefetches. TP's collectives are mostly exposed, unless you cut its matmuls into steps.
 #
-# The next cell estimates the time of a layer of Llama-2 70B over real links, if ZeRO-3's communication overlaps and
-# TP's does not:
+# The next cell estimates the time of a layer of Llama-2 70B, if ZeRO-3's communication overlaps and TP's does not:
 
 # %%
 layers.layer_table("Llama-2 70B")
@@ -589,9 +593,9 @@ layers.layer_table("Llama-2 70B")
 #
 # | your situation | use |
 # |---|---|
-# | every GPU has whole sequences, and their activations and a unit fit | ZeRO-3 |
-# | they do not fit, or there are fewer sequences than GPUs | TP and SP inside a host |
-# | the same, on several hosts | both: TP and SP inside each host, ZeRO across hosts |
+# | each GPU gets a whole sequence, and its activations and an unsharded unit fit | ZeRO-3 |
+# | something does not fit, or there are fewer sequences than GPUs, on one host | TP and SP |
+# | the same, on several hosts | both: TP and SP inside each host, ZeRO-3 across hosts |
 
 # %% [markdown]
 # ## Four mistakes that raise no error
@@ -664,7 +668,7 @@ plots.loss_curves({"one process": right, "forgot an all-reduce": wrong})
 # %% [markdown]
 # ## The production version
 #
-# In torch, `parallelize_module` replaces the parameters of the layers in a plan with DTensors (chapter 11). The next
+# In torch, `parallelize_module` replaces the parameters of the layers in a plan with DTensors (chapter 10). The next
 # cell does this to an MLP, and compares its collectives with ours:
 
 # %%
@@ -701,8 +705,7 @@ for name, (ours, torchs) in ranks.pull("compared")[0].items():
     assert ours == torchs
 
 # %% [markdown]
-# They agree, one by one. (With SP, torch's gradients of the norm are `Partial`: they still have to be added up, as ours
-# do.)
+# They agree, one by one. (With SP, torch's gradients of the norm are `Partial`: the optimizer adds them up.)
 #
 # | here | torch | Megatron-LM |
 # |---|---|---|
@@ -721,7 +724,7 @@ for name, (ours, torchs) in ranks.pull("compared")[0].items():
 # |---|---|---|
 # | Which ranks share layers? | all four | neighbors on one host, so "tp" is the last dimension of the mesh |
 # | Which ranks get the same batch? | all four | those of a TP group: give the sampler the rank along "dp" |
-# | What limits t? | the number of heads | the GPUs per host, and the heads of keys and values (8 in Llama 3) |
+# | What limits t? | the number of heads | the GPUs per host, and often the heads of keys and values (8 in Llama 3) |
 
 # %% [markdown]
 # ## Recap
@@ -751,8 +754,8 @@ for name, (ours, torchs) in ranks.pull("compared")[0].items():
 # - Shoeybi et al., [Megatron-LM](https://arxiv.org/abs/1909.08053), 2019, §3: the pairs, f and g, and the vocabulary.
 # - Korthikanti et al., [Reducing Activation Recomputation](https://arxiv.org/abs/2205.05198), 2022, §4: what a layer
 #   keeps.
-# - [Tensor Parallelism](https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html) in PyTorch's
-#   documentation.
+# - PyTorch, [Tensor Parallelism](https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html): the parallel
+#   styles.
 
 # %% [markdown]
 # ## What is still wasted

@@ -321,6 +321,7 @@ give_hints(
         "no attribute 'clip_grad_norm_'": "Hint: does parallelize() change the class of the model?",
         "forward returned a tensor of shape": "Hint: which part of the outputs does this rank return?",
         "does not require grad": HINT_ON_COLLECTIVES,
+        "has been overwritten": "Hint: which operation of yours changes a tensor in place?",
     },
     *(value for value in list(globals().values()) if isinstance(value, Exercise)),
 )

@@ -533,9 +533,10 @@ class Logits(Scaffold):
 
     def forward(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         logits = (x @ self.weight.T).masked_fill(self.is_padding, -torch.inf)
-        before = targets.clone()
+        before = logits.detach().clone(), targets.clone()
         loss = self.operator(logits, targets, self.group)
-        unchanged(before, targets, "the tensor of targets")
+        unchanged(before[0], logits, "the tensor of logits")
+        unchanged(before[1], targets, "the tensor of targets")
         return loss
 
 

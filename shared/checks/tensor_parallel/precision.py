@@ -14,6 +14,9 @@ from shared.wire import instrumentation
 # bf16 has 8 significant bits. The loss is a mean over 24 tokens of a model with two layers.
 _LOSS_TOLERANCE, _LEAST_COSINE = 0.03, 0.98
 _OUTPUTS = 240
+# Of each element of the loss's gradient. A rounding to bf16 changes it by at most 2⁻⁸, and a correct solution may round
+# it three times: the saved softmax, the gradient that arrives, and their product.
+_GRADIENT_TOLERANCE = 0.015
 
 
 def probe_loss(vocab_parallel_cross_entropy, logits: torch.Tensor, targets: torch.Tensor) -> dict:
@@ -21,7 +24,7 @@ def probe_loss(vocab_parallel_cross_entropy, logits: torch.Tensor, targets: torc
     with instrumentation.listening() as calls:
         loss = vocab_parallel_cross_entropy(own, targets.to(device_here()))
     loss.backward()
-    return {"loss": loss.item(), "dtype": own.grad.dtype, "sent": _sent_bytes(calls)}
+    return {"loss": loss.item(), "gradient": own.grad.cpu(), "sent": _sent_bytes(calls)}
 
 
 def _sent_bytes(calls: list) -> float:
@@ -32,11 +35,18 @@ def a_loss_of_bf16_logits_is_exact(attempt: Attempt) -> None:
     generator = torch.Generator().manual_seed(attempt.draw_seed())
     logits = torch.randn(BATCH, TOKENS, _OUTPUTS, generator=generator).to(torch.bfloat16)
     targets = torch.randint(_OUTPUTS, (BATCH, TOKENS), generator=generator)
-    expected = F.cross_entropy(logits.double().flatten(0, 1), targets.flatten()).item()
+    exact = logits.double().requires_grad_()
+    loss = F.cross_entropy(exact.flatten(0, 1), targets.flatten())
+    loss.backward()
+    expected, gradients = loss.item(), exact.grad.chunk(attempt.world_size, -1)
     for rank, found in enumerate(attempt.run(probe_loss, logits, targets, context="bf16 logits")):
-        if abs(found["loss"] - expected) > 1e-5 * expected or found["dtype"] != torch.bfloat16:
+        if not abs(found["loss"] - expected) <= 1e-5 * expected:
             message = f"bf16 logits: the loss is {found['loss']:.7g}, expected {expected:.7g}"
             raise Wrong({rank: message}, "Hint: in which dtype are the sums over the vocabulary computed?")
+        error = ((found["gradient"].double() - gradients[rank]) / gradients[rank]).abs().max().item()
+        if not error <= _GRADIENT_TOLERANCE:
+            message = f"bf16 logits: the loss is right, but an element of its gradient is wrong by {error:.1%}"
+            raise Wrong({rank: message}, "Hint: in which dtype does backward compute exp(logit)?")
         most_bytes = sum(each.sent_bytes(attempt.world_size) for each in loss_traffic(targets.numel(), 4))
         if found["sent"] > 1.01 * most_bytes:
             message = f"bf16 logits: forward sends {found['sent']:,.0f} bytes; expected {most_bytes:,.0f}"
