@@ -17,7 +17,7 @@ def clip_shards_(
     Communication: one all-reduce of one element.
     """
     if not gradients:
-        return torch.zeros(())  # every parameter is frozen, on all ranks
+        return torch.zeros((), dtype=torch.float64)  # every parameter is frozen, on all ranks
     norms = torch.stack([torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients])
     squared_norm = norms.square().sum()
     dist.all_reduce(squared_norm, group=group)

@@ -115,7 +115,7 @@ class FlatGradients:
             parameter.grad = view
         shard = reduce_scatter_(self.flat, self.layout.group)
         self.flat_parameter.shard.grad = shard.div_(dist.get_world_size(self.layout.group))
-        self.reduced_version = self.views[0]._version  # all views have the same version
+        self.reduced_version = self.views[0]._version  # torch counts the views' changes
 
     def holds_gradients(self) -> bool:
         """Tell whether any .grad is still a slice of the flat tensor. After model.zero_grad(), none is."""

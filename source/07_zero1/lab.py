@@ -124,7 +124,8 @@ print([view.tolist() for view in layout.views(flat)], "own shard:", layout.shard
 #
 # - `_alias_parameters()` makes each parameter's memory its slice of `flat_param`.
 # - `launch_all_gather()` launches an all-gather of every rank's shard into `flat_param`, and returns its handle. Lab
-#   01's `launch_all_gather(flat, shard, group)` does that. Pass it `self.shard.detach()`.
+#   01's `launch_all_gather(flat, shard, group)` does that. Pass it `self.shard.detach()`: autograd could otherwise
+#   record the all-gather, and `flat_param` would require a gradient.
 # - `__setstate__` is given. It repairs the views after a `deepcopy`.
 #
 # Target: there is no second copy of the parameters, and the all-gather sends only parameters and padding.
@@ -222,11 +223,8 @@ check.FlatParameter()
 # - A `.grad` of None counts as zeros.
 # - Afterwards, every `.grad` is its view again.
 #
-# The first lines of `reduce()` are given. Clipping calls `reduce()` before the step does, and the second call must not
-# reduce again. So `reduce()` returns at once if there is a mean and at least one `.grad` is still its view. If backward
-# has added to the views since the mean was computed, it raises an error, because the views no longer held gradients.
-# The given last line makes this test possible: torch increments a tensor's `_version` when the tensor is changed in
-# place.
+# The first and last lines of `reduce()` are given: a second call, such as the step's after clipping, returns at once,
+# and a backward between the two calls raises an error. You need not read `is_reduced()`.
 #
 # Target: each rank sends (N−1)/N of the gradients' bytes, and there is no second copy of the gradients.
 #
@@ -272,7 +270,7 @@ class FlatGradients:
         shard = reduce_scatter_(self.flat, self.layout.group)
         self.flat_parameter.shard.grad = shard.div_(dist.get_world_size(self.layout.group))
         ### END SOLUTION
-        self.reduced_version = self.views[0]._version  # all views have the same version
+        self.reduced_version = self.views[0]._version  # torch counts the views' changes
 
 
 # %% tags=["export"] module="flat"
@@ -422,8 +420,8 @@ print(trained.tolist(), frozen.tolist())
 #
 # <details><summary>Hint 1</summary>The inner param groups are in the same order as <code>self.param_groups</code>.
 # Which entry of a param group is not a setting, and must not be copied?</details>
-# <details><summary>Hint 2</summary>A param group has more settings than <code>lr</code>. Which entry of
-# <code>param_group</code> do you replace for <code>inner</code>?</details>
+# <details><summary>Hint 2</summary>A param group has more settings than <code>lr</code>. In a <em>copy</em> of
+# <code>param_group</code>, which entry must you replace for <code>inner</code>?</details>
 
 
 # %% tags=["export"]
@@ -596,9 +594,9 @@ check.ShardedOptimizer()
 #
 # | what the training loop did last | `used_up` | every `.grad` | `step()` |
 # |---|---|---|---|
-# | `zero_grad()` of the optimizer, then backward | False | its view | reduces, then updates |
+# | `zero_grad()` of the optimizer, then one or more backwards | False | its view | reduces, then updates |
 # | the same, then `clip_grad_norm_()` | False | its view | updates: the mean is there already |
-# | the same, then another backward | False | its view | raises a RuntimeError, from `reduce()` |
+# | `zero_grad()`, backward, `clip_grad_norm_()`, then another backward | False | its view | raises a RuntimeError |
 # | `step()`, then backward without any `zero_grad()` | True | its view | raises a RuntimeError |
 # | `step()`, then `model.zero_grad()`, then backward | True | not its view | reduces, then updates |
 #
@@ -755,7 +753,7 @@ assert max(clipped) - min(clipped) < 1e-3 and abs(clipped[3] - 12 / norm_of_all)
 # - It scales all gradients in place by `max_norm / (norm + 1e-6)`, if that is less than 1.
 # - It returns the norm before scaling, as a float64 tensor, the same on every rank.
 # - It adds up the squares in float64, whatever the gradients' dtype is. In fp16, the square of 300 is already infinite.
-# - If every parameter is frozen, `gradients` is empty on all ranks. Then it returns `torch.zeros(())` at once.
+# - If every parameter is frozen, `gradients` is empty on all ranks. Then it returns a float64 tensor of 0 at once.
 #
 # Target: one all-reduce of one element.
 #
@@ -785,7 +783,7 @@ def clip_shards_(
     """
     ### BEGIN SOLUTION
     if not gradients:
-        return torch.zeros(())  # every parameter is frozen, on all ranks
+        return torch.zeros((), dtype=torch.float64)  # every parameter is frozen, on all ranks
     norms = torch.stack(
         [torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients]
     )
@@ -840,7 +838,7 @@ check.clip_grad_norm_()
 #   own copy. Otherwise, a plain Adam that loads the state would count the steps of all parameters in one tensor.
 #
 # <details><summary>Hint</summary>Loop over the entries. For each one, make a list with one value per parameter. What
-# does this list contain in each of the first two cases?</details>
+# does this list contain for a tensor of the shard's shape, and for any other entry?</details>
 
 
 # %% tags=["export"] module="optimizer_state"
@@ -1093,7 +1091,8 @@ tables.Table(header, rows, "One step on rank 0.")
 # Your optimizer sends no more than data parallelism. torch's sends more, because it broadcasts the parameters after DDP
 # has all-reduced the gradients. At the peak, both hold less than plain DDP, because the state is sharded. (On CPUs, the
 # collectives of lab 01 exchange shards directly: to each of the three other ranks, a rank sends one shard for the
-# reduce-scatter and one for the all-gather, and it receives as many. The ledger counts each of these as an operation.)
+# reduce-scatter and one for the all-gather, and it receives as many. The ledger counts each of these as an operation:
+# 3 sends and 3 receives for each of the two, 12 in total.)
 #
 # In the figure, compare what a rank holds between steps:
 

@@ -547,7 +547,7 @@ assert 0.24 < shard_bytes / full_bytes < 0.27
 # | weight decay for some parameters | a shard has only one setting | one flat parameter per param group (lab) |
 # | logging `p.grad` | it is this rank's own gradient, not the mean | average what you log |
 # | LAMB, Adafactor, Muon ¹ | a shard may contain only a piece of a parameter | one owner per parameter |
-# | owners of whole parameters | a rank that owns none skips the step; others hang | all ranks call each collective |
+# | owners of whole parameters | a rank that owns none returns early, and others wait | all ranks call each collective |
 #
 # ¹ These optimizers do not treat elements separately. LAMB needs the norm of each parameter, Adafactor the means of its
 # rows and columns, and Muon the whole matrix.

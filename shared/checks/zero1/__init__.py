@@ -32,6 +32,7 @@ FlatParameter.check("at once", world_sizes=(2, 3))(flat_layout.the_launch_return
 FlatParameter.check("memory", world_sizes=(4,))(flat_layout.no_copy_stays)
 for each in FlatParameter.checks:
     each.judge = flat_layout.hint_at_wait(each.judge)
+give_hints({"is being modified": "Hint: should autograd record this copy?"}, FlatParameter)
 
 FlatGradients.check("slices", world_sizes=(2,))(flat_gradients.gradients_are_slices_of_zeros)
 FlatGradients.check("plain", world_sizes=(2,))(flat_gradients.a_plain_model_has_its_mean)
@@ -44,11 +45,14 @@ FlatGradients.check("memory", world_sizes=(4,))(flat_gradients.gradients_are_hel
 # -- 7.3
 
 starts_equal = on_shards(trainings.ranks_start_equal)
+has_settings = on_shards(trainings.each_group_has_settings_of_its_own)
 ShardedOptimizer.check("plain", world_sizes=(2,))(on_shards(trainings.a_plain_model_trains_as_in_one_process))
 ShardedOptimizer.check("same start", world_sizes=(2, 3))(starts_equal)
-ShardedOptimizer.check("settings", world_sizes=(1, 3))(on_shards(trainings.each_group_has_settings_of_its_own))
+ShardedOptimizer.check("settings", world_sizes=(1, 3))(has_settings)
 ShardedOptimizer.check("more parameters", world_sizes=(2, 4))(
-    begin_at(starts_equal, "same start")(on_shards(trainings.parameters_may_join_later))
+    begin_at(starts_equal, "same start")(
+        begin_at(has_settings, "settings")(on_shards(trainings.parameters_may_join_later))
+    )
 )
 ShardedOptimizer.check("wire", world_sizes=(3,))(on_shards(trainings.each_parameter_is_broadcast_once))
 ShardedOptimizer.check("group", world_sizes=(3,))(

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.sharded.flat_layout import defined_beside
 from shared.checks.engine.sharded.plan import Plan
-from shared.checks.engine.sharded.training import HINT_ON_SHARDS, probe_sharded
+from shared.checks.engine.sharded.training import HINT_ON_OWNERS, HINT_ON_SHARDS, probe_sharded
 
 
 def with_mean_gradients(sharded_optimizer: type) -> type:
@@ -173,7 +173,7 @@ def on_shards(judge: Callable) -> Callable[[Attempt], None]:
             judge(attempt, probe=probe_on_shards)
         except Wrong as wrong:
             if wrong.hint == HINT_ON_SHARDS:  # here, the mean gradients are right
-                wrong.hint = "Hint: is this element in the rank's own shard, or does the rank get it from another one?"
+                wrong.hint = HINT_ON_OWNERS
             raise
 
     return judged

@@ -121,8 +121,8 @@ def probe_zero2(zero2, plan: WrapperPlan, seed: int, x, y) -> dict:
     run.optimizer.eval()
     with torch.no_grad():
         evaluated = run.optimizer(x.to(device_here(), plan.dtype)).cpu()
-    found = {"start": start, "steps": run.steps, "building": run.building, "left": left, "elsewhere": elsewhere}
-    return found | {"evaluated": evaluated}
+    found = {"start": start, "steps": run.steps, "building": run.building, "elsewhere": elsewhere}
+    return found | {"replaced": "" if left else "the module", "evaluated": evaluated}
 
 
 def _elsewhere(wrapped) -> list[str]:

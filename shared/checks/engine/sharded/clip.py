@@ -18,6 +18,7 @@ from shared.checks.models import awkward
 CLIPS, LEAVES = 0.05, 100.0  # the awkward models' gradients have norms between 0.3 and 10
 _LARGE = 1e25  # its square is larger than any float32
 _HINT_ON_SUM = "Hint: over which elements do you compute the norm, and which values can the ranks add up?"
+_HINT_ON_FACTOR = "The norm is right. Hint: by which factor do you scale the gradients?"
 _HINT_ON_BOUND = "This is max_norm. Hint: do you return the norm before or after the gradients are scaled?"
 
 
@@ -30,7 +31,7 @@ class _Clipped(Causes):
         return below if self.norm <= self.plan.max_norm else super().of(*found)
 
     def otherwise(self) -> str:
-        return super().otherwise() or "The norm is right. Hint: by which factor do you scale the gradients?"
+        return _HINT_ON_FACTOR
 
 
 def clip_and_judge(attempt: Attempt, plan: Plan, probe=probe_sharded) -> dict[int, dict]:
@@ -167,20 +168,22 @@ def without_gradients_the_norm_is_zero(attempt: Attempt) -> None:
             raise Wrong({rank: evidence}, "Hint: what does clip_shards_() return for an empty list?")
 
 
-def probe_skipped(sharded, plan: Plan, seed: int, x, y) -> dict:
-    """Take a step, then discard a mean gradient, as when a norm is not finite, and then take another step."""
+def probe_skipped(sharded, plan: Plan, seed: int, x, y) -> list[tuple[dict, torch.Tensor | None]]:
+    """Take a step, then discard a mean gradient, as when a norm is not finite, and then take another step.
+
+    Returns:
+        The state after each of the two steps, and its norm.
+    """
     run = begin(sharded, plan, awkward.build(plan.model, seed).to(device_here()))
     x, y = x.to(device_here()), y.to(device_here())
     run.step(0, x, y)
-    before = awkward.state_of(run.module)
     run.backward(1, x, y)
     if plan.max_norm is not None:
         run.optimizer.clip_grad_norm_(plan.max_norm)
     elif hasattr(run.optimizer, "reduce_gradients"):  # there may be other ways to average them
         run.optimizer.reduce_gradients()
     run.step(1, awkward.other_branches(x), y)
-    norms = [step["norm"] for step in run.steps]
-    return {"before": before, "state": awkward.state_of(run.module), "norms": norms}
+    return [(step["state"], step["norm"]) for step in run.steps]
 
 
 def means_may_be_thrown_away(attempt: Attempt) -> None:
@@ -195,11 +198,16 @@ def _judge_skipped(attempt: Attempt, max_norm: float | None, what: str) -> None:
     for whose in ("optimizer", "model"):
         plan, draw = Plan("TwoBranches", "SGD", steps=2, max_norm=max_norm, zero_grad=(whose,)), Draw(attempt)
         message = f"{plan}; before step 2, {what}"
-        hint = HINT_ON_STALE if whose == "model" else "Hint: what does zero_grad() not clear?"
         found = attempt.run(probe_skipped, plan, per_rank=draw.per_rank, context=message)
         plain = alone(plan, awkward.build(plan.model, draw.seeds[0]), draw.x, draw.y).steps
-        for step_index, expected in enumerate(plain if max_norm is not None else ()):
-            norms = {rank: each["norms"][step_index] for rank, each in enumerate(found)}
-            _judge_norms(norms, expected, message, max_norm if step_index else None, max_norm)
-        states, before = ({rank: each[what] for rank, each in enumerate(found)} for what in ("state", "before"))
-        judge_states(states, plain[-1]["state"], before, message, hint=hint)
+        first = "" if max_norm is None else _HINT_ON_FACTOR
+        second = HINT_ON_STALE if whose == "model" else "Hint: what does zero_grad() not clear?"
+        before = {}
+        for step_index, (context, last_bound, hint) in enumerate(
+            ((f"{plan}, step 1", None, first), (message, max_norm, second))
+        ):
+            states, norms = ({rank: each[step_index][part] for rank, each in enumerate(found)} for part in (0, 1))
+            if max_norm is not None:
+                _judge_norms(norms, plain[step_index], context, last_bound, max_norm)
+            judge_states(states, plain[step_index]["state"], before, context, hint=hint)
+            before = states

@@ -19,6 +19,11 @@ from shared.checks.engine.subgroups import SUBGROUPS, called_alone, join_subgrou
 from shared.wire import instrumentation
 
 _HINT_ON_VALUES = "Hint: which line copies the parameters' values into flat_param?"
+_HINT_ON_ALIASES = "The model does not use flat_param. Hint: whose memory does each parameter use?"
+_HINTS_ON_CLAIMS = {
+    "shard is trainable": "Hint: how do you create shard?",
+    "flat_param is plain": "Hint: should autograd record the copy that fills it?",
+}
 
 
 @dataclass(frozen=True)
@@ -189,17 +194,15 @@ def the_model_computes_with_them(attempt: Attempt) -> None:
         for rank, result in found.items():
             for claim, otherwise in claims.items():
                 if not result[claim]:
-                    hint = "Hint: which of these calls return a view, and which return a copy?"
-                    hint = "Hint: how do you create shard?" if claim == "shard is trainable" else hint
+                    hint = _HINTS_ON_CLAIMS.get(claim, "Hint: which of these calls return a view, and which a copy?")
                     raise Wrong({rank: f"{shapes}: {otherwise}"}, hint)
             counted = (torch.arange(len(result["flat_param"])) % 100).to(shapes.dtype)
             for index, (value, expected) in enumerate(zip(values[rank], _cut(counted, shapes), strict=True)):
                 message = f"{shapes}: parameter {index}"
                 hint = "The parameters must keep their values. Hint: what is in flat_param when .data is replaced?"
                 _expect(rank, f"{message} after it was moved into flat_param", result["values"][index], value, hint)
-                hint = "The model does not use flat_param. Hint: whose memory does each parameter use?"
                 message = f"{message}, after 0, 1, 2, … were written into flat_param"
-                _expect(rank, message, result["written"][index], expected, hint)
+                _expect(rank, message, result["written"][index], expected, _HINT_ON_ALIASES)
 
 
 def every_shard_is_gathered(attempt: Attempt) -> None:
@@ -214,31 +217,37 @@ def every_shard_is_gathered(attempt: Attempt) -> None:
             message = f"{shapes}, after launch_all_gather() and wait()"
             _expect(rank, f"{message}: flat_param", result["gathered"], expected, hint)
             for index, value in enumerate(_cut(expected, shapes)):
-                _expect(rank, f"{message}: parameter {index}", result["computed with"][index], value, "")
+                parameter = result["computed with"][index]
+                _expect(rank, f"{message}: parameter {index}", parameter, value, _HINT_ON_ALIASES)
         calls = {rank: result["calls"] for rank, result in found.items()}
         judge_rounds(calls, [Flat(shapes.numbers, shapes.dtype.itemsize)], 1, f"{shapes}, launch_all_gather()")
 
 
-def probe_footprint(flat_parameter_type, shapes: Shapes, seed: int) -> int:
-    """Return the bytes of all new tensors after parameters were flattened and all-gathered."""
+def probe_footprint(flat_parameter_type, shapes: Shapes, seed: int) -> tuple[int, bool]:
+    """Flatten parameters and all-gather them.
+
+    Returns:
+        The bytes of all new tensors, and whether all parameters are views of flat_param.
+    """
     before_bytes = living_bytes()
     parameters = [nn.Parameter(each.to(device_here())) for each in shapes.values(seed)]
     flat_parameter = flat_parameter_type(parameters, None)
     flat_parameter.launch_all_gather().wait()
-    return living_bytes() - before_bytes
+    aliased = all(_lies_in(each, flat_parameter.flat_param) for each in parameters)
+    return living_bytes() - before_bytes, aliased
 
 
 def no_copy_stays(attempt: Attempt) -> None:
     shapes = Shapes(((300, 100), (70,), (200, 50)))
     per_rank = [(attempt.draw_seed(),) for _ in range(attempt.world_size)]
     most = Flat(shapes.numbers, 4).filled_bytes(attempt.world_size)
-    for rank, held_bytes in enumerate(attempt.run(probe_footprint, shapes, per_rank=per_rank)):
+    for rank, (held_bytes, aliased) in enumerate(attempt.run(probe_footprint, shapes, per_rank=per_rank)):
         if held_bytes > 1.01 * most:
             message = f"{shapes}: {held_bytes:,} bytes are held; expected {most:,}, the size of flat_param"
             hint = "Hint: which attribute still refers to the memory that the parameters used before?"
             if held_bytes - most == most // attempt.world_size:
                 hint = "It is exactly one shard too much. Hint: whose memory does `shard` use?"
-            raise Wrong({rank: message}, hint)
+            raise Wrong({rank: message}, hint if aliased else _HINT_ON_ALIASES)
 
 
 def hint_at_wait(judge: Callable[[Attempt], None]) -> Callable[[Attempt], None]:

@@ -16,11 +16,16 @@ from shared.checks.models import awkward
 
 _LIBRARIES = ("torch.distributed.optim", "torch.distributed.fsdp", "torch.distributed._composable", "deepspeed")
 HINT_ON_SHARDS = "Hint: is the gradient of this shard the mean of the same elements, in the same order?"
+HINT_ON_OWNERS = "Hint: is this element in the rank's own shard, or does the rank get it from another one?"
 HINT_ON_OPTIMIZER_STATE = "The previous steps are right. Hint: what does an optimizer keep from step to step?"
 HINT_ON_STALE = (
     "model.zero_grad() does not call reset(). Hint: in that case, which line discards the last mean, and which "
     "one the old gradients?"
 )
+_HINTS_ON_REPLACED = {
+    "the module": "Hint: is every nn.Parameter still the same object, even if its memory is replaced?",
+    "param_groups": "Hint: which line changes an entry of a param group, and who else uses the same dict?",
+}
 
 
 def begin(sharded, plan: Plan, module, group=None, loaded: dict | None = None) -> Run:
@@ -61,8 +66,9 @@ def probe_sharded(sharded, plan: Plan, seed: int, x, y) -> dict:
     theirs = {id(p) for each in run.optimizer.param_groups for p in each["params"]}
     run.train(x.to(device_here(), plan.dtype), y.to(device_here(), plan.dtype))
     dtypes = {name: p.dtype for name, p in run.module.named_parameters()}
-    kept = {id(p) for p in run.module.parameters()} == own >= theirs
-    return {"start": start, "steps": run.steps, "building": run.building, "dtypes": dtypes, "left": kept}
+    replaced = "" if {id(p) for p in run.module.parameters()} == own else "the module"
+    replaced = replaced if own >= theirs else "param_groups"
+    return {"start": start, "steps": run.steps, "building": run.building, "dtypes": dtypes, "replaced": replaced}
 
 
 def reference(plan: Plan, draw: Draw, members: list[int], samples_of: list[int] | None = None) -> Run:
@@ -115,6 +121,7 @@ def train_and_judge(attempt: Attempt, plan: Plan, probe=probe_sharded) -> dict[i
     plan = replace(plan, steps=attempt.scale.steps(plan.steps))
     draw, context = Draw(attempt), describe_plan(attempt, plan)
     found = train(attempt, plan, draw, probe)
+    _reject_replaced_parameters(found, context)
     steps = reference(plan, draw, list(found)).steps
     for step_index, expected in enumerate(steps):
         judge_step(found, expected, f"{context}, step {step_index + 1}", Causes(plan, draw, step_index))
@@ -123,10 +130,15 @@ def train_and_judge(attempt: Attempt, plan: Plan, probe=probe_sharded) -> dict[i
             message = f"{context}: step(closure) returned {losses}; expected the value that closure() returned"
             raise Wrong(message, "Hint: what happens to the result of closure()?")
     judge_evaluation(plan, draw, found, steps, context)
-    if not all(result["left"] for result in found.values()):
-        hint = "Hint: is every nn.Parameter still the same object, even if its memory is replaced?"
-        raise Wrong(f"{context}: nn.Parameter objects of the module or in param_groups were replaced", hint)
     return found
+
+
+def _reject_replaced_parameters(found: dict[int, dict], context: str) -> None:
+    wrong = {rank: result["replaced"] for rank, result in found.items() if result["replaced"]}
+    if wrong:
+        where = wrong[min(wrong)]
+        evidence = f"{context}: nn.Parameter objects in {where} were replaced"
+        raise Wrong(dict.fromkeys(wrong, evidence), _HINTS_ON_REPLACED[where])
 
 
 def _mean_is(losses: dict, expected: torch.Tensor, tolerance: float) -> bool:
@@ -271,6 +283,7 @@ def judge_states(
             continue
         rank = min(wrong)
         found = states[rank][name]
+        unchanged = before and _differs_where_unchanged(found, expected, before[rank][name], tolerance)
         if len(wrong) < len(states):
             cause = "The other ranks are right. Hint: which shards does each rank receive, and from which rank?"
         elif before and torch.equal(found, before[rank][name]):
@@ -278,4 +291,13 @@ def judge_states(
             cause = f"This step did not change it. Hint: {hint}"
         else:
             cause = causes.of(rank, found, name, members, tolerance) if causes and found.shape == expected.shape else ""
-        raise Wrong(wrong, cause or hint or HINT_ON_SHARDS)
+        raise Wrong(wrong, cause or hint or (HINT_ON_OWNERS if unchanged else HINT_ON_SHARDS))
+
+
+def _differs_where_unchanged(
+    found: torch.Tensor, expected: torch.Tensor, before: torch.Tensor, tolerance: float
+) -> bool:
+    """Return whether all elements are right except for some that still have their value from before the step."""
+    if not found.shape == expected.shape == before.shape:
+        return False
+    return close(torch.where(found == before, expected, found), expected, tolerance)
