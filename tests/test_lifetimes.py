@@ -1,5 +1,7 @@
 """When units have memory: the record, its figure, and the merged messages of a timeline."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -7,6 +9,7 @@ from shared import widgets
 from shared.memory import lifetimes
 from shared.plots import lifetimes as lifetime_plots
 from shared.timeline import Span, Timeline
+from shared.timeline.blocks import with_block_numbers, zero3_step
 from shared.timeline.bundles import bundled
 
 
@@ -49,6 +52,15 @@ def test_backward_is_distinguished_from_the_operators_around_it():
     began, ended = life.backward
     second = life.spans["block"][3]
     assert began <= second.began < second.ended <= ended < life.operators
+
+
+def test_units_are_looked_at_by_their_flat_parameters():
+    flat = SimpleNamespace(state="UNSHARDED", flat_param=torch.ones(3))
+    look = lifetimes.states_of({"block 0": flat})
+    assert look() == {"block 0": ("UNSHARDED", 12)}
+    flat.state = "SHARDED"
+    flat.flat_param.untyped_storage().resize_(0)
+    assert look() == {"block 0": ("SHARDED", 0)}
 
 
 def test_a_block_without_operators_is_empty():
@@ -118,3 +130,30 @@ def test_messages_of_one_collective_become_one_span():
     assert [span.name for span in bundled(line, 2, ["AG 0", "RS 0"]).spans] == ["AG 0", "block", "RS 0"]
     with pytest.raises(ValueError, match="zip"):
         bundled(line, 2, ["AG 0"])
+
+
+@pytest.mark.parametrize(
+    ("prefetched", "all_gathers", "reduce_scatters"),
+    [
+        (False, {"root": 0, "0": 1, "1": 2, "2": 3, "2 again": 4, "1 again": 6, "0 again": 8}, [5, 7, 9, 10]),
+        (True, {"root": 0, "0": 1, "1": 2, "2": 3, "2 again": 4, "1 again": 5, "0 again": 7}, [6, 8, 9, 10]),
+    ],
+)
+def test_the_collectives_of_a_sharded_step_are_named_by_their_blocks(prefetched, all_gathers, reduce_scatters):
+    began_s = [float(number) for number in range(11) for _ in range(2)]  # of a send and a receive for each collective
+    messages = [Span("communication", "send to 1", began, began + 0.5) for began in began_s]
+    line = Timeline(0, [*messages, Span("backward", "blocks.2", 4.5, 6.0)], began_s=0.0, ended_s=11.0)
+    step = zero3_step(line, blocks=3, ranks=2, prefetched=prefetched)
+    found = {lane: [(s.name, s.began_s) for s in step.spans if s.lane == lane] for lane in ("all-gather", "backward")}
+    assert found["all-gather"] == [(name.split()[0], began) for name, began in all_gathers.items()]
+    assert found["backward"] == [("2", 4.5)]
+    scattered = [(span.name, span.began_s) for span in step.spans if span.lane == "reduce-scatter"]
+    assert scattered == list(zip(("2", "1", "0", "root"), reduce_scatters, strict=True))
+    assert step.communication_ms == line.communication_ms and step.exposed_ms == line.exposed_ms
+    with pytest.raises(ValueError, match="zip"):
+        zero3_step(line, blocks=4, ranks=2, prefetched=prefetched)
+
+
+def test_only_the_names_of_blocks_become_numbers():
+    line = Timeline(0, [Span("forward", "blocks.10", 0.0, 1.0), Span("forward", "norm", 1.0, 2.0)])
+    assert [span.name for span in with_block_numbers(line).spans] == ["10", "norm"]

@@ -1,6 +1,6 @@
 """Records when the parameters of each unit have memory, after every operator of a step.
 
-    with lifetimes.follow(look) as life:        # look() returns {name of a unit: (state, bytes)}
+    with lifetimes.follow(lifetimes.states_of(flats)) as life:      # flats = {"block 0": …}
         model(inputs).backward()
     life.peak_bytes, life.unshards("block 0")
 
@@ -65,6 +65,15 @@ class Lifetimes:
                 spans.append(Span(state, nbytes, self.operators, self.operators))
             spans[-1].ended = self.operators + 1
         self.operators += 1
+
+
+def states_of(flats: dict) -> Look:
+    """Return a `look` for `follow`, at units that have a `state` and a `flat_param`.
+
+    Args:
+        flats: The units, by name.
+    """
+    return lambda: {name: (flat.state, flat.flat_param.untyped_storage().nbytes()) for name, flat in flats.items()}
 
 
 @contextlib.contextmanager

@@ -166,6 +166,8 @@ LANE_STYLES = {  # the color and hatch of each lane
     "backward": (COLORS[0], HATCHES[0]),
     "optimizer": (COLORS[2], HATCHES[3]),
     "communication": (COLORS[4], HATCHES[1]),
+    "all-gather": (COLORS[4], HATCHES[1]),
+    "reduce-scatter": (COLORS[3], HATCHES[2]),
 }
 _OTHER_LANE = (COLORS[3], HATCHES[2])
 

@@ -25,6 +25,8 @@ from shared.wire.clock import Clock
 
 COMPUTE_LANES = ("forward", "backward", "optimizer")
 COMMUNICATION = "communication"
+ALL_GATHER, REDUCE_SCATTER = "all-gather", "reduce-scatter"  # instead of it, in a timeline that tells them apart
+COMMUNICATION_LANES = (COMMUNICATION, ALL_GATHER, REDUCE_SCATTER)
 _recorders: dict[int, "_Recorder"] = {}  # by the id of the timeline that is being recorded
 
 
@@ -58,7 +60,7 @@ class Timeline:
     @property
     def communication_ms(self) -> float:
         """Time during which communication was in flight."""
-        return 1e3 * intervals.length_s(self.lane(COMMUNICATION))
+        return 1e3 * intervals.length_s(self.lane(*COMMUNICATION_LANES))
 
     @property
     def compute_ms(self) -> float:
@@ -68,7 +70,7 @@ class Timeline:
     @property
     def exposed_ms(self) -> float:
         """Time during which communication was in flight and this rank did not compute."""
-        return 1e3 * intervals.length_s(intervals.subtract(self.lane(COMMUNICATION), self._computing()))
+        return 1e3 * intervals.length_s(intervals.subtract(self.lane(*COMMUNICATION_LANES), self._computing()))
 
     @property
     def overlap(self) -> float:

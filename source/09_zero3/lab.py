@@ -2,26 +2,26 @@
 # jupyter:
 #   course:
 #     module: units
-#     minutes: 75
+#     minutes: 70
 # ---
 
 # %% [markdown]
 # # Lab 09 · ZeRO-3
 #
-# **75 minutes, 15 points.** In this lab, you build `PlainZeRO3`, which is the lesson's wrapper in a form that chapter
+# **70 minutes, 15 points.** In this lab, you build `PlainZeRO3`, which is the lesson's wrapper in a form that chapter
 # 10 can extend. Between steps, each rank keeps only its shard of the parameters. A unit has its full parameters only
 # while it computes. At the end, you train a GPT with it, and compare it with torch's FSDP2.
 #
 # | exercise | you build | minutes | points |
 # |---|---|---|---|
-# | 9.1 | `ShardedFlatParameter`: parameters whose memory is freed and restored | 18 | 3 |
-# | 9.2 | `Unit`: it launches all-gathers, waits for them, and remembers its state | 10 | 3 |
+# | 9.1 | `ShardedFlatParameter`: parameters whose memory is freed and restored | 16 | 3 |
+# | 9.2 | `Unit`: it launches all-gathers, waits for them, and remembers its state | 9 | 3 |
 # | 9.3 | `PlainZeRO3`: the hooks of forward | 12 | 2 |
 # | 9.4 | `PlainZeRO3`: the hooks of backward | 8 | 3 |
 # | 9.5 | `Prefetcher`: which units come next? | 10 | 2 |
 # | 9.6 | `PrefetchingZeRO3`: prefetching in a step | 4 | 2 |
 #
-# The remaining 13 minutes are for the code that is given before exercise 9.3, and for the GPT at the end.
+# The remaining 11 minutes are for the code that is given before exercise 9.3, and for the GPT at the end.
 #
 # Each exercise has a check. Its first line tries the simplest model or order, and the other lines look closer. The
 # checks never judge times. They count the bytes on the wire, and the bytes in memory at every moment of a step.
@@ -49,7 +49,7 @@ from solutions.async_collectives import launch_all_gather
 from solutions.flat import FlatParameter
 
 # %% [markdown]
-# ## Exercise 9.1 · Parameters without memory (18 min, 3 points)
+# ## Exercise 9.1 · Parameters without memory (16 min, 3 points)
 #
 # A tensor is a view of a *storage*, which owns its memory. A storage can be resized to zero bytes and back, and its
 # views stay valid:
@@ -82,8 +82,9 @@ print(view[:3].tolist())
 # same parameters. At its end, it converts `flat_param` to `compute_dtype`, the dtype that the model computes with, and
 # reshards it. Write three things:
 #
-# - The line that is missing in the constructor creates `self.shard`. It has the parameters' own dtype and their
-#   `requires_grad`, which is the same for all of them.
+# - The line that is missing in the constructor creates `self.shard`. All parameters that the constructor gets have the
+#   same dtype and the same `requires_grad`, and the shard has them, too. Your line comes before the conversion, so
+#   `flat_param` still has the parameters' dtype there.
 # - `unshard()` gives `flat_param` its memory back and launches the all-gather that fills it. It returns a handle with
 #   `wait()`, and does not wait itself. Use lab 01's `launch_all_gather(flat, shard, group)`.
 # - `reshard()` frees `flat_param`'s memory. Then the rank holds one shard, 1/N of the parameters' bytes.
@@ -161,12 +162,13 @@ class ShardedFlatParameter(FlatParameter):
 check.ShardedFlatParameter()
 
 # %% [markdown]
-# ## Exercise 9.2 · A unit and its states (10 min, 3 points)
+# ## Exercise 9.2 · A unit and its states (9 min, 3 points)
 #
 # A unit is a part of the model whose parameters are unsharded and resharded together, such as a block of a GPT. Its
 # parameters may differ in dtype, but a flat parameter has only one dtype. So a unit has a list of
-# `ShardedFlatParameter`s. At any time, the unit is in one of four states. Lab 10 uses `BACKWARD`, `Call`, `open_calls`
-# and `reshard_after_forward`; you do not need them yet.
+# `ShardedFlatParameter`s. At any time, the unit is in one of four states. You never set `BACKWARD`, but your methods
+# must treat it as the table below says. `Call`, `open_calls` and `reshard_after_forward` are for lab 10; you do not
+# need them yet.
 
 
 # %% tags=["export"]
@@ -197,7 +199,8 @@ class Call:
 # | `reshard()` | SHARDED | nothing | SHARDED |
 # | | any other | frees every flat parameter | SHARDED |
 #
-# - `unshard()` keeps the handles in `self.works`. `wait_for_unshard()` empties that list.
+# - `unshard()` keeps the handles in `self.works`. `wait_for_unshard()` empties that list, because a second wait for the
+#   same handle can hang.
 # - `reshard()` may be called while an all-gather is in flight. The all-gather is still writing into the memory, so it
 #   must complete before the memory is freed.
 # - Our solution launches `with record_function(…)`, which only gives the all-gathers a name in torch's profiler.
@@ -368,20 +371,23 @@ def shard_into_units(
 # | `pre_forward` | before a unit's forward | wait until its parameters are unsharded |
 # | `post_forward` | after a unit's forward | register `pre_backward` on the output, and reshard the unit |
 # | `pre_backward` (9.4) | when the output's gradient is complete | wait until the parameters are unsharded again |
-# | `post_backward` (9.4) | when all the unit's gradients are complete | reduce-scatter its buckets, and reshard it |
+# | `post_backward` (9.4) | when all the unit's gradients are complete | reduce-scatter its gradients, and reshard it |
 #
 # Write the first two, which the constructor registers for every unit:
 #
 # - `tensor.register_hook(function)` lets autograd call `function(gradient)` when the tensor's gradient is complete. The
 #   function must return `None`. Here, it is `self.pre_backward` for this unit.
 # - Do not reshard the root after a forward with gradients, because its last layer is the first that backward needs. But
-#   register `pre_backward` on its output, too: a forward without gradients may reshard the root before backward begins.
+#   register `pre_backward` on its output, too: an evaluation between this forward and its backward would reshard the
+#   root.
 # - Without gradients (`torch.is_grad_enabled()` is false), there will be no backward. In that case, reshard every unit
 #   after its forward, including the root, and register nothing.
 #
-# The constructor and two small methods are given below. The class is spread over several cells: a cell that begins with
-# `class Name(Name):` adds methods to the class of that name. If you change the first one, also run the cells after it
-# that continue the class or inherit from it.
+# The constructor and two small methods are given below. The constructor also lets autograd call `on_gradient` for every
+# gradient. `on_gradient` is given in exercise 9.4, and calls `post_backward`.
+#
+# The class is spread over several cells: a cell that begins with `class Name(Name):` adds methods to the class of that
+# name. If you change the first one, also run the cells after it that continue the class or inherit from it.
 #
 # The first line of the check, `plain forward`, compares the outputs with those of one process, with gradients and
 # without. The other lines look at what is unsharded after a forward, at whether backward calls `pre_backward`, and at
@@ -538,8 +544,9 @@ check.Backward()
 # - `in_forward(unit)` runs when a unit's forward begins. Add the unit to `called`. As long as `called` equals the
 #   beginning of `expected`, prefetch the units that follow in `expected`. If the order has changed, prefetch nothing.
 # - `in_backward(unit, unreached)` runs when a unit's backward begins. Backward goes through `called` from its end, so
-#   prefetch the units that were called *before* this one. Leave out those in `unreached`, because backward does not
-#   reach them. If the unit is not in `called`, prefetch nothing.
+#   prefetch the units that were called *before* this one, nearest first. Leave out those in `unreached`, because
+#   backward does not reach them. Do so before `_unshard` takes the first `units_ahead` units. If the unit is not in
+#   `called`, prefetch nothing.
 #
 # ```python
 # # with units_ahead = 1; the previous forward was a b c d, and this forward is a b c d, too
@@ -676,7 +683,7 @@ class PrefetchingZeRO3(PlainZeRO3):
 check.Prefetching()
 
 # %% [markdown]
-# ## A GPT in shards (10 min)
+# ## A GPT in shards (8 min)
 #
 # Now train a GPT on text with both of your classes, and with torch's FSDP2 for comparison. Mismatch detection (chapter
 # 00) is turned off from here on, because it adds a small all-reduce to each collective.

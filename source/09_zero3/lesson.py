@@ -2,13 +2,13 @@
 # jupyter:
 #   course:
 #     module: units
-#     minutes: 35
+#     minutes: 34
 # ---
 
 # %% [markdown]
 # # 09 · ZeRO-3
 #
-# **35 minutes.** After this lesson, you will be able to:
+# **34 minutes.** After this lesson, you will be able to:
 #
 # - unshard parameters only while a part of the model computes with them, and train a GPT that way,
 # - predict the peak memory of the parameters to the byte, and explain why the model must be divided into units,
@@ -27,11 +27,10 @@
 # Mbit/s), to show communication costs:
 
 # %% tags=["nbval-ignore-output"]
-from dataclasses import replace
-
 from shared import formulas, measure, plots, ranks, tables, widgets
 from shared.plots import diagrams
 from shared.plots import lifetimes as lifetime_plots
+from shared.timeline.blocks import with_block_numbers, zero3_step
 
 measure.start_behind_link(world_size=4, rate="250mbit", latency_ms=0.1)
 
@@ -57,18 +56,18 @@ def new_model(sleep=False):
     return model
 
 
-def compute_gradients(model, optimizer):
+def compute_gradients(model, optimizer, batch=(inputs, targets)):
     """Give each shard its mean gradient. Returns this rank's loss."""
     optimizer.zero_grad()
-    loss = model(inputs, targets)
+    loss = model(*batch)
     loss.backward()
     if hasattr(model, "finish_gradient_sync"):
         model.finish_gradient_sync()
     return loss.item()
 
 
-def step_of(model, optimizer):
-    loss = compute_gradients(model, optimizer)
+def step_of(model, optimizer, batch=(inputs, targets)):
+    loss = compute_gradients(model, optimizer, batch)
     optimizer.step()
     return loss
 
@@ -99,7 +98,7 @@ plots.memory_by_component({f"rank {n}": each.by_component() for n, each in enume
 # %% [markdown]
 # Most of what a rank holds is parameters, and all four ranks hold the same ones. When does a rank need them? The next
 # cell records forward and backward of the model alone. As in chapter 04, its blocks sleep as a stand-in for a GPU. In
-# the figure, look for block 3, which is labeled “3” in forward:
+# the figure, look for block 3, which is labeled “3”:
 
 # %%
 # %%ranks
@@ -107,15 +106,9 @@ alone = new_model(sleep=True)
 step = measure.training_step(alone, inputs, targets)
 lines = measure.recorded({"": step}, lambda: timeline.record(alone), rounds=3)[""]
 
-
 # %% tags=["nbval-ignore-output"]
-def with_short_names(line):
-    spans = [replace(span, name=span.name.replace("blocks.", "block ")) for span in line.spans]
-    return replace(line, spans=spans)
-
-
-line = with_short_names(ranks.pull("lines")[0][0])
-used_s = sum(span.ended_s - span.began_s for span in line.spans if span.name == "block 3")
+line = with_block_numbers(ranks.pull("lines")[0][0])
+used_s = sum(span.ended_s - span.began_s for span in line.spans if span.name == "3")
 print(f"Block 3 computes for {used_s / (line.ended_s - line.began_s):.0%} of the time.")
 idle = used_s < 0.5 * (line.ended_s - line.began_s)
 measure.expect(idle, "its parameters are unused for most of the step")
@@ -148,8 +141,7 @@ print("gradient of x:", x.grad.tolist())
 
 # %% [markdown]
 # Backward did not notice that the memory had been gone. It would not have noticed other values either, so it is up to
-# us to restore the right ones. Reading a freed tensor usually raises a `RuntimeError`. Some operations do not check,
-# and crash the process instead.
+# us to restore the right ones.
 
 # %% [markdown]
 # ## Unsharding one unit at a time
@@ -300,13 +292,7 @@ def losses_of(model, parameters, share, steps=100):
     for step in range(steps):
         seeded = torch.Generator().manual_seed(step)
         starts = torch.randint(len(text.tokens) - 33, (8,), generator=seeded)
-        optimizer.zero_grad()
-        loss = model(*text.windows(starts[share], length=32))
-        loss.backward()
-        if isinstance(model, Sharded):
-            model.finish_gradient_sync()
-        optimizer.step()
-        losses.append(loss.item())
+        losses.append(step_of(model, optimizer, text.windows(starts[share], length=32)))
     return losses
 
 
@@ -348,13 +334,8 @@ def followed(model, optimizer):
     """Run a step. Returns the parameters' peak, when each unit had memory, and the bytes sent."""
     flats = {f"block {index}": flat for index, flat in enumerate(model.units)}
     flats["root"] = model.root
-
-    def look():
-        storages = {name: flat.flat_param.untyped_storage() for name, flat in flats.items()}
-        return {name: (flats[name].state, each.nbytes()) for name, each in storages.items()}
-
     with memory.peak(model, optimizer) as peak, wire.ledger() as log:
-        with lifetimes.follow(look) as life:
+        with lifetimes.follow(lifetimes.states_of(flats)) as life:
             step_of(model, optimizer)
     return max(sample.held.parameters_bytes for sample in peak.samples), life, log.sent_bytes
 
@@ -389,16 +370,14 @@ lifetime_plots.lifetimes(lives, psi, expected_bytes)
 #
 # $$\frac{\Psi}{N} + \text{root} + \text{one block}.$$
 #
-# (The FSDP paper's formula, Σψᵢ/N + max ψᵢ with ψᵢ parameters in unit i, has no term for the root. Ours has one,
-# because the root and a block are unsharded at once. Zhao et al. 2023, §3.2.1.)
+# (The FSDP paper's formula has no term for the root: Zhao et al. 2023, §3.2.1.)
 #
 # On the right, the root is the only unit, and the peak is *higher* than with ZeRO-2: the rank holds its shard and, on
 # top of it, all parameters. You get the same result if you wrap a model in FSDP without naming its units. The losses
 # are right, so nothing warns you.
 #
-# Smaller units lower the peak. So why not make every layer a unit? Padding is not the reason: it adds at most N − 1
-# elements to a unit. But every unit costs three collectives per step, each with its latency α (chapter 03). A
-# transformer block is the usual choice.
+# Smaller units lower the peak. But every unit costs three collectives per step, each with its latency α (chapter 03).
+# A transformer block is the usual choice.
 
 # %% [markdown]
 # ## What a step sends
@@ -451,15 +430,15 @@ tables.Table(["in f · 4Ψ", *(f"g = {g}" for g in counts)], rows, "sent per ran
 # So far, each block waits for its own all-gather before it computes. As in chapter 04, the remedy is to launch earlier
 # and wait later. While block 2 computes in forward, the all-gather of block 3 is in flight. This is called
 # **prefetching**. In backward, the next unit is the one *before* the current one. In the diagram, follow unit 1: it is
-# already unsharding while unit 0 computes in forward, and again while unit 2 computes in backward. (Reduce-scatters
-# overlap here, as in chapter 10. Both use the same link, so the last all-gather waits for a reduce-scatter.)
+# already unsharding while unit 0 computes in forward, and again while unit 2 computes in backward. (Unlike in the code
+# below, reduce-scatters overlap in the diagram as well, as in chapter 10. Both use the same link, so the last
+# all-gather waits for a reduce-scatter.)
 
 # %%
 diagrams.unit_states()
 
 # %% [markdown]
-# `unshard()` already launches without waiting, so only two hooks have to change. (For the last block, the slice in
-# `pre_forward` is empty.)
+# `unshard()` already launches without waiting, so only two hooks have to change:
 
 
 # %%
@@ -469,8 +448,8 @@ class Prefetching(Sharded):
 
     def pre_forward(self, index, *_):
         self.units[index].wait_for_unshard()
-        for following in self.units[index + 1 : index + 2]:
-            following.unshard()
+        if index + 1 < len(self.units):
+            self.units[index + 1].unshard()
 
     def pre_backward(self, index, _gradient):
         self.units[index].wait_for_unshard()
@@ -505,8 +484,8 @@ sample = inputs[:1, :16], targets[:1, :16]
 steps = {name: measure.training_step(model, *sample) for name, (model, _) in models.items()}
 times = measure.jobs(steps, rounds=8)
 lines = []
-for name, (model, _) in list(models.items())[:2]:
-    record = partial(timeline.record, model)
+for name in ("no prefetching", "prefetching"):
+    record = partial(timeline.record, models[name][0])
     lines += measure.recorded({"": steps[name]}, record, rounds=3)[""][:1]
 
 # %% tags=["nbval-ignore-output"]
@@ -521,26 +500,14 @@ plots.bars(times.ms(), "ms per step, without the optimizer (median of 8 rounds)"
 # Ten of the twelve all-gathers can be hidden. The first one in forward and the first one in backward cannot, because no
 # earlier block launches them. (The third bar is explained below.)
 #
-# The next figure shows a step without prefetching, and one with it. Its rows are the computation, the all-gathers
-# ("communication") and the reduce-scatters, numbered by block. Those without a number belong to the root. In backward,
-# prefetched all-gathers have long bars, because a bar ends only when the rank has waited for it. Compare the waits in
-# both steps:
-
+# The next figure shows a step without prefetching, and one with it, numbered by block. Collectives without a number
+# belong to the root. In backward, prefetched all-gathers have long bars, because a bar ends only when the rank has
+# waited for it. Compare the waits in both steps:
 
 # %% tags=["nbval-ignore-output"]
-from shared.timeline.bundles import bundled
-
-forward = ["AG root", *(f"AG {index}" for index in range(6))]
-plain = [f"{kind} {index}" for index in reversed(range(6)) for kind in ("AG", "RS")]
-ahead = [name for index in range(5, 0, -1) for name in (f"AG {index - 1}", f"RS {index}")]
-launched = [[*forward, *plain, "RS root"], [*forward, "AG 5", *ahead, "RS 0", "RS root"]]
-lines = []
-for line, names in zip(ranks.pull("lines")[0], launched, strict=True):
-    print(f"{line.exposed_ms:.0f} ms exposed")
-    lines.append(with_short_names(bundled(line, 6, names)))  # three sends and three receives
-    spans = lines[-1].spans
-    spans[:] = [replace(s, lane="reduce-scatter") if "RS" in s.name else s for s in spans]
-plots.timeline(lines, ["no prefetching", "prefetching"], exposed=False)
+without, ahead = ranks.pull("lines")[0]
+lines = [zero3_step(without, blocks=6, ranks=4), zero3_step(ahead, 6, 4, prefetched=True)]
+plots.timeline(lines, ["no prefetching", "prefetching"])
 
 # %% [markdown]
 # The exposed times are from these two steps, while the saving above compares medians. Most of what stays exposed is

@@ -18,6 +18,7 @@ Prefetcher = Exercise("9.5", "Prefetcher", optional=True)
 Prefetching = Exercise("9.6", "PrefetchingZeRO3", optional=True)
 
 _OUT_OF_BOUNDS = "out of bounds for storage of size"
+_HINT_ON_GROUPS = "Hint: how many ranks does the group have, and which group does the all-gather use?"
 _HINT_ON_READERS = (
     "Hint: which unit's parameters were read while they had no memory? Is pre_backward() ever called for it?"
 )
@@ -127,11 +128,12 @@ give_hints(
     {
         "SIGSEGV": "Hint: whose memory is `shard` a view of after reshard()?",
         _OUT_OF_BOUNDS: "Hint: how many bytes does flat_param's storage have, and how many does it need?",
+        "is invalid for input of size": _HINT_ON_GROUPS,
     },
     ShardedFlatParameter,
 )
 give_hints(
     {"doesn't require gradient": "This forward runs without gradients. Hint: will there be a backward?"}, Forward
 )
-give_hints({"not in list": "In the first forward, `expected` is empty. Hint: when is the unit in it?"}, Prefetcher)
+give_hints(prefetcher.HINTS_ON_ERRORS, Prefetcher)
 give_hints({"SIGSEGV": _HINT_ON_READERS, _OUT_OF_BOUNDS: _HINT_ON_READERS}, *(Forward, Backward, Prefetching))

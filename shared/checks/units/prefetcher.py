@@ -1,8 +1,15 @@
 """Judge Prefetcher, with units that only log when unshard() is called."""
 
+import contextlib
 from dataclasses import dataclass
 
 from shared.checks.engine.framework import Attempt, Wrong
+
+_NOT_IN_LIST = "is not in list\n(This was "  # the error of list.index(), and the beginning of its note
+HINTS_ON_ERRORS = {
+    f"{_NOT_IN_LIST}in_forward": "In the first forward, `expected` is empty. Hint: when is the unit in it?",
+    f"{_NOT_IN_LIST}in_backward": "Hint: what should in_backward() do for a unit that is not in `called`?",
+}
 
 
 class LoggedUnit:  # Students see this name in error messages.
@@ -43,7 +50,8 @@ def probe_prefetcher(prefetcher_class, units_ahead: int, count: int, passes: lis
         seen = {"forward": [], "backward": [], "changes called": False}
         for unit in (units[number] for number in each.called):
             log.clear()
-            prefetcher.in_forward(unit)
+            with _noting("in_forward", unit):
+                prefetcher.in_forward(unit)
             seen["forward"].append(log[:])
         unreached = [units[number] for number in each.unreached]
         for unit in (units[number] for number in reversed(each.called)) if each.backward else ():
@@ -51,11 +59,22 @@ def probe_prefetcher(prefetcher_class, units_ahead: int, count: int, passes: lis
                 continue
             log.clear()
             called = _called(prefetcher)
-            prefetcher.in_backward(unit, *[unreached] * bool(unreached))  # the argument may be left out
+            with _noting("in_backward", unit):
+                prefetcher.in_backward(unit, *[unreached] * bool(unreached))  # the argument may be left out
             seen["backward"].append(log[:])
             seen["changes called"] |= _called(prefetcher) != called
         found.append(seen)
     return found
+
+
+@contextlib.contextmanager
+def _noting(method: str, unit: LoggedUnit):
+    """Add a note to an error: which call raised it."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"(This was {method}({unit}).)")
+        raise
 
 
 def _called(prefetcher) -> list:
@@ -143,7 +162,8 @@ def probe_earlier_forward(prefetcher_class) -> list[int]:
         for unit in called:
             prefetcher.in_forward(unit)
     log.clear()
-    prefetcher.in_backward(units[2])
+    with _noting("in_backward", units[2]):
+        prefetcher.in_backward(units[2])
     return log
 
 

@@ -3,6 +3,8 @@
 The flat parameters of these checks send nothing. They only log their calls.
 """
 
+from dataclasses import dataclass
+
 from shared.checks.engine.framework import Attempt, Wrong
 
 CALLS = ("unshard", "wait_for_unshard", "reshard", "state = BACKWARD")
@@ -39,23 +41,36 @@ class Handle:
         self.flat_parameter.log.append(("wait", self.flat_parameter.number))
 
 
-def probe_unit(unit_class, count: int, calls: list[str]) -> list[tuple[str, list[tuple]]]:
-    """Return, after each call, the state and the calls of the flat parameters."""
+@dataclass(frozen=True)
+class Found:
+    """What a call of a unit's method has left: the state, the calls of the flat parameters, and handles in `works`."""
+
+    state: str
+    log: list[tuple]
+    handles: int
+
+
+def probe_unit(unit_class, count: int, calls: list[str]) -> list[Found]:
+    """Return what was found before the first call and after each."""
     log: list[tuple] = []
     unit = unit_class([LoggedFlatParameter(number, log) for number in range(count)])
-    states, found = type(unit.state), [(unit.state.name, [])]
+    states, found = type(unit.state), [_look(unit, log)]
     for call in calls:
         log.clear()
         if call == "state = BACKWARD":
             unit.state = states["BACKWARD"]
         else:
             getattr(unit, call)()
-        found.append((unit.state.name, log[:]))
+        found.append(_look(unit, log))
     return found
 
 
-def _try(attempt: Attempt, calls: list[str]) -> list[tuple[str, list[tuple]]]:
-    """Return, before the first call and after each, the state and the calls of the flat parameters."""
+def _look(unit, log: list[tuple]) -> Found:
+    return Found(unit.state.name, log[:], len(getattr(unit, "works", None) or ()))  # a unit may keep them elsewhere
+
+
+def _try(attempt: Attempt, calls: list[str]) -> list[Found]:
+    """Call the methods of a unit. Return what was found before the first call and after each."""
     # A unit of one flat parameter cannot show in which order several are gathered, so CERTAIN never draws one.
     count = attempt.random.randint(2 if calls in CERTAIN else 1, 3)
     context = f"a unit of {count} flat parameter{'s' if count > 1 else ''}: {_describe_calls(calls)}"
@@ -99,33 +114,40 @@ def states_follow_the_table(attempt: Attempt) -> None:
         _judge_states(calls, _try(attempt, calls))
 
 
-def _judge_states(calls: list[str], found: list[tuple[str, list[tuple]]]) -> None:
+def _judge_states(calls: list[str], found: list[Found]) -> None:
     state = "SHARDED"
-    for number, (call, (actual, _)) in enumerate(zip(calls, found[1:], strict=True), 1):
+    for number, (call, after) in enumerate(zip(calls, found[1:], strict=True), 1):
         state = _after(call, state)
-        if actual != state:
-            evidence = f"after {_describe_calls(calls[:number])}: the state is {actual}; expected {state}"
+        if after.state != state:
+            evidence = f"after {_describe_calls(calls[:number])}: the state is {after.state}; expected {state}"
             raise Wrong(evidence, _HINT_ON_STATES)
 
 
 def work_is_done_once(attempt: Attempt) -> None:
-    """Require that all-gathers are launched together, waited for once before computing or freeing, and freed once."""
+    """Require that all-gathers are launched together, waited for once before computing or freeing, and freed once.
+
+    A handle that has been waited for must not be kept.
+    """
     for calls in _sequences(attempt):
         _judge_work(calls, _try(attempt, calls))
 
 
-def _judge_work(calls: list[str], found: list[tuple[str, list[tuple]]]) -> None:
+def _judge_work(calls: list[str], found: list[Found]) -> None:
     state, in_flight = "SHARDED", False
-    for number, (call, (_, log)) in enumerate(zip(calls, found[1:], strict=True), 1):
+    for number, (call, after) in enumerate(zip(calls, found[1:], strict=True), 1):
         when = f"after {_describe_calls(calls[: number - 1])}" if number > 1 else "on a new unit"
-        context = f"{when}: {_describe_calls([call])} did {_describe_log(log)}"
+        context = f"{when}: {_describe_calls([call])} did {_describe_log(after.log)}"
         launches = call in ("unshard", "wait_for_unshard") and state == "SHARDED"
         waits = (in_flight or launches) and call in ("wait_for_unshard", "reshard")
         frees = call == "reshard" and state != "SHARDED"
         due = {"unshard": launches, "wait": waits, "reshard": frees}
-        _judge_log(log, due, frees or call != "reshard", context)
+        _judge_log(after.log, due, frees or call != "reshard", context)
         in_flight = (in_flight or launches) and not waits
         state = _after(call, state)
+        if after.handles and not in_flight:
+            evidence = f"after {_describe_calls(calls[:number])}: all all-gathers are complete, but self.works holds"
+            evidence = f"{evidence} {after.handles} handle{'s' if after.handles > 1 else ''}; expected none"
+            raise Wrong(evidence, _HINT_ON_HANDLES)
 
 
 _HINT_ON_STATES = "Hint: which row of the table describes this call?"
@@ -134,6 +156,7 @@ _HINTS = {
     "wait": "Hint: what is still in flight, and which method must not continue before it is complete?",
     "reshard": "Hint: when do the flat parameters have memory that can be freed?",
 }
+_HINT_ON_HANDLES = "A second wait for the same handle can hang. Hint: from when on is a handle no longer needed?"
 _HINT_ON_EXTRA_WAITS = "Hint: which methods wait, and which handles are still in self.works at this moment?"
 
 

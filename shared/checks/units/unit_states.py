@@ -100,15 +100,17 @@ def judge_in_use(attempt: Attempt, trains: bool) -> None:
 def probe_hooks(wrapper, plan: UnitPlan, seed: int, x, y) -> dict | None:
     """Run forward and backward with a pre_backward() that only notes its calls.
 
-    Return whether it was called for each unit, and the types of other things that it was called with.
+    Return whether it was called for each unit, and always with a gradient, and the types of other things that it was
+    called with instead of a unit.
     """
-    called: list = []
+    called, gradients = [], []
     if not hasattr(wrapper, "pre_backward"):
         return None
 
     class Noting(wrapper):
-        def pre_backward(self, unit, *_) -> None:
+        def pre_backward(self, unit, gradient=None) -> None:
             called.append(unit)
+            gradients.append(gradient)
 
         def on_gradient(self, *_) -> None:
             pass
@@ -121,11 +123,15 @@ def probe_hooks(wrapper, plan: UnitPlan, seed: int, x, y) -> dict | None:
         unit.wait_for_unshard()  # nothing else does that in this backward
     loss.backward()
     others = {type(each).__name__ for each in called if not any(each is unit for unit in units)}
-    return {"called": [any(each is unit for each in called) for unit in units], "others": sorted(others)}
+    return {
+        "called": [any(each is unit for each in called) for unit in units],
+        "others": sorted(others),
+        "with gradients": all(isinstance(each, torch.Tensor) for each in gradients),
+    }
 
 
 def backward_will_find_its_hooks(attempt: Attempt) -> None:
-    """Check that post_forward() registers pre_backward() for every unit."""
+    """Check that post_forward() registers pre_backward() for every unit, and passes the gradient on."""
     for rank, result in enumerate(attempt.run(probe_hooks, _PLAN, per_rank=Draw(attempt).per_rank)):
         if result and result["others"]:
             evidence = f"{_PLAN}: backward calls pre_backward() with a {' and a '.join(result['others'])}"
@@ -139,3 +145,7 @@ def backward_will_find_its_hooks(attempt: Attempt) -> None:
             if missing == _NAMES[-1:]:
                 hint = "Hint: for which units does post_forward() register it?"
             raise Wrong({rank: evidence}, hint)
+        if result and not result["with gradients"]:
+            evidence = f"{_PLAN}: backward calls pre_backward() without the gradient"
+            evidence = f"{evidence}; expected the Unit and the gradient"
+            raise Wrong({rank: evidence}, "Hint: what does autograd pass to the function that you register?")
