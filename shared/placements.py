@@ -40,7 +40,7 @@ Placements = tuple[Placement, ...]  # one for each axis of the mesh
 
 
 def as_placements(placements: Placement | Sequence[Placement], dims: int) -> Placements:
-    """Return a tensor's placements as a tuple, in which a dimension that was counted from the end is not negative.
+    """Return a tensor's placements as a tuple, in which no dimension is negative, that is, counted from the end.
 
     Args:
         placements: One for each axis. On a mesh with a single axis, the placement itself will do.

@@ -1,15 +1,15 @@
-"""Reads what a program does that is split over a mesh: its collectives, and the placements of its tensors.
+"""Reads the collectives of a program that is split over a mesh, and the placements of its tensors.
 
     devices = spmd.virtual_devices(32)
     spmd.of_program(jax.jit(step).lower(weights, batch).compile(), mesh)     # read from the compiled program
     spmd.of_ledger(log, {"dp": dp, "tp": tp})                                # recorded by `wire.ledger()`
 
 Both return a list of Collectives, so that they can be compared. `observed.py` finds out which tensors of a model are
-replicated, sharded or partial. A collective is described as in `wire`: its *payload*
-is the size of the full buffer, and *sent* is what one rank has to send for it under the ring algorithm.
+replicated, sharded or partial. A collective is described as in `wire`: its *payload* is the size of the full buffer,
+and *sent* is what one rank has to send for it under the ring algorithm.
 
 A JAX program runs in the notebook's kernel, which never forks: ranks are children of the fork server, which is started
-as a new program. So JAX's threads and the ranks do not know about each other (`tests/test_spmd.py`).
+as a new program. So JAX's threads and the ranks do not affect each other (`tests/test_spmd.py`).
 """
 
 from collections import Counter

@@ -2,7 +2,7 @@
 
 
 def virtual_devices(count: int) -> list:
-    """Make JAX treat this machine's CPU as so many devices, and return them.
+    """Make JAX treat this machine's CPU as `count` devices, and return them.
 
     Raises:
         RuntimeError: If JAX has already started with another number of devices.

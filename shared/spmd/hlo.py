@@ -39,7 +39,7 @@ class Instruction:
 
 
 def collectives(program: str, devices: int) -> list[Instruction]:
-    """Return the collectives of a program that was compiled for so many devices.
+    """Return the collectives of a program that was compiled for a given number of devices.
 
     Raises:
         ValueError: If an instruction has a form that this module does not know.
@@ -68,7 +68,7 @@ def _groups(line: str, devices: int) -> list[list[int]]:
     """Return the groups of devices that take part in an instruction. For a permutation, each is a sender and receiver.
 
     Raises:
-        ValueError: If they are written in another way than the three that this module knows.
+        ValueError: If they are written in none of the three ways that this module knows.
     """
     if found := _AS_LISTS.search(line):
         lists = [[int(number) for number in each.split(",")] for each in re.findall(r"\{([\d,]+)\}", found[1])]

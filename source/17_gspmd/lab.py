@@ -88,7 +88,7 @@ from solutions.collectives import ring_all_gather, ring_all_reduce, ring_reduce_
 # | `Replicate()` | the whole tensor | what any rank holds |
 # | `Partial()` | one term of a sum | the sum of all |
 #
-# Write both directions, without communication:
+# Write a function for each direction, without communication:
 #
 # - `local_part(tensor, placement, index, size)` returns what rank `index` of `size` ranks holds. For `Partial`, rank 0
 #   keeps the tensor, and the others hold zeros of the same shape. (There are many ways to write a tensor as a sum. This
@@ -150,7 +150,7 @@ check.local_part()
 # ## Exercise 17.2 · Sharded inputs that need no communication (10 min, 2 points)
 #
 # An operation is written as in `torch.einsum`, with a letter for each dimension: `ij,jk->ik` is a matrix product.
-# Letters with the same name have the same length, and j does not appear in the result, so the operation sums over it.
+# A letter has the same length in every tensor. Here, j does not appear in the result, so the operation sums over it.
 #
 # Suppose that every input is sharded along the *same letter*, if it has that letter, and replicated if it does not.
 # Then each rank can compute with its own shards. What does it get? For the matrix product, there are three letters:
@@ -169,7 +169,7 @@ check.local_part()
 # - `shard_rules(equation)` returns a list: first the rule in which everything is replicated, then one for each letter.
 # - A letter that is not in the result makes the result `Partial()` if the operation is a sum over it. Two operations
 #   can drop a letter, and only one of them computes a sum: compare `equation.operation` with `EINSUM` and `MAX`. In
-#   `max: ij->i`, each rank's own maximum is no term of a sum, so there is no rule for j.
+#   `max: ij->i`, each rank's own maximum is not a term of a sum, so there is no rule for j.
 #
 # The first check asks for the four rules above. The second computes with the rules for many other equations, such as
 # `ij->i`, `bij,bjk->bik` and `add: ij,j->ij`, and compares the results with those of one process.
@@ -221,15 +221,16 @@ check.shard_rules()
 # A `Partial` input is a sum over the ranks: x = x₀ + x₁. May each rank apply the operation to its own term, so that
 # the result is `Partial`, too? That is right if f(x₀) + f(x₁) = f(x₀ + x₁), and wrong otherwise:
 #
-# - `neg` satisfies this. `relu`, `exp`, `square`, `plus_one` and `max` do not: 1 would be added once per rank.
+# - `neg` satisfies this. `relu`, `exp`, `square`, `plus_one` and `max` do not. For example, `plus_one` would add 1 once
+#   per rank.
 # - `add` satisfies it if *all* its inputs are `Partial`. With x `Partial` and y `Replicate`, y would be added once per
 #   rank.
 # - An einsum multiplies its inputs. (x₀ + x₁) y = x₀y + x₁y, so *one* input may be `Partial`, if the others are
 #   replicated. But x₀y₀ + x₁y₁ is not (x₀ + x₁)(y₀ + y₁).
 #
 # `partial_rules(equation)` returns these rules. For an einsum, there is one rule for each input.
-# `equation.operation` is the operation's name, `LINEAR` contains those of the first two kinds (`neg`, `add`, and
-# `reshape`), and `EINSUM` is the third.
+# `equation.operation` is the operation's name. `LINEAR` contains the names of the operations in the first two bullets
+# that may have `Partial` inputs, and `reshape`. `EINSUM` is the name of an einsum.
 #
 # The first check asks for the rules of a matrix product. The second computes with your rules for all operations.
 #
@@ -265,8 +266,8 @@ check.partial_rules()
 # %% [markdown]
 # ## Exercise 17.4 · From one placement to another (9 min, 1 point)
 #
-# If the inputs match no rule, their placements have to change. Along one axis, each change is one operation. A
-# **slice** and **keep_one** are local: each rank already has everything that it needs.
+# If the inputs match no rule, their placements have to change. Along one axis, each change is one operation. Two of the
+# operations are local, because each rank already has everything that it needs:
 #
 # | from | to | operation | why |
 # |---|---|---|---|
@@ -283,8 +284,7 @@ check.partial_rules()
 #   latency α, and the bytes that one rank sends. `buffer_bytes` is S, the bytes of the tensor that N = `size` ranks
 #   hold *together*. Local operations take 0 rounds and send 0 bytes.
 # - For the ring algorithms, you know both from chapter 01. An all-to-all takes N − 1 rounds. In each round, a rank
-#   sends another one the piece that it needs. How large is a piece, if a rank holds S/N bytes and cuts them for N
-#   ranks?
+#   sends one piece to one other rank. How large is a piece, if a rank holds S/N bytes and cuts them into N pieces?
 #
 # The first check tries every change of placement. The second compares your costs with the formulas of chapter 01, for
 # up to 64 ranks.
@@ -344,26 +344,26 @@ check.operation_for()
 #
 # There is one catch. A `Partial` result costs nothing now, but later somebody has to compute the sum. If that did not
 # count, the partitioner would choose `Partial` too often. So a rule with a `Partial` result also costs what a
-# reduce-scatter of the result would take.
+# reduce-scatter of the result would cost.
 #
 # Everything around the choice is given. A `Step` changes the placement of one operand. `Layouts` finds the steps, and
 # the rules:
 #
 # - `layouts.routes(operand)` is a dictionary: for all placements that the operand can get, the cheapest steps.
 # - `layouts.rules()` yields `(inputs, output)` for every rule. `inputs[operand]` is a key of that operand's routes.
-# - `step.seconds(mesh)` is how long a step takes, α · rounds + β · bytes, and `layouts.seconds_to_finish(output)` how
-#   long the reduce-scatter of a `Partial` result would take. It is 0 for other results.
+# - `step.seconds(mesh)` is how long a step takes: α · rounds + β · bytes.
+# - `layouts.seconds_to_finish(output)` is how long the reduce-scatter of a `Partial` result would take. For other
+#   results, it is 0.
 #
-# A placement is a tuple with one entry for each axis of the mesh, such as `(Shard(0),)`. `Mesh((4,))` has one axis. You
-# need not read `Layouts` before exercise 17.8.
+# The placements of a tensor are a tuple with one entry for each axis of the mesh, such as `(Shard(0),)`. `Mesh((4,))`
+# has one axis. You need not read `Layouts` before exercise 17.8.
 
 
 # %% tags=["export"]
 # %%ranks
 ELEMENT_BYTES = 4  # The costs are those of float32.
-UNSTATED_LENGTH = (
-    1024  # per rank of the mesh: the length of a letter if the equation does not state it
-)
+# The length of a letter, per rank of the mesh, if the equation does not state it.
+UNSTATED_LENGTH = 1024
 
 
 def axis_rules(equation: Equation) -> list[Rule]:
@@ -514,13 +514,13 @@ def changed(placements: Placements, step: Step) -> Placements:
 # %% [markdown]
 # Write `plan_for`: build a `Plan` for every rule, and return the best one.
 #
-# - `Plan(steps, output, seconds)` has the steps of all operands, in the order of the operands, and the seconds of all
-#   steps, plus `layouts.seconds_to_finish(output)`.
+# - `Plan(steps, output, seconds)` has the steps of all operands, in the order of the operands, and the output of the
+#   rule. `seconds` are those of all steps, plus `layouts.seconds_to_finish(output)`.
 # - The best plan is the one with the fewest seconds. Among equals, it has the fewest collectives, then the fewest
 #   steps, and then it comes from the first rule. `plan.cost` is a tuple that compares in this order.
 #
 # `propagate` is given. It returns the placement of the result, and the collectives. It takes an equation as text, which
-# may state lengths: `ij,jk->ik, i=4096, k=8`. (Other letters count as equally long.)
+# may state lengths: `ij,jk->ik, i=4096, k=8`. (All other letters get the same length.)
 #
 # The first check tries matrix products on one axis. The second draws equations, lengths, links and placements, and
 # compares the seconds of your plan with those of every other way.
@@ -588,8 +588,9 @@ def propagate(equation: str, placements: Sequence, mesh: Mesh) -> tuple:
 check.propagate()
 
 # %% [markdown]
-# The next cell shows the five cases of the lesson, and how the choice depends on lengths. In the last two lines, the
-# activations (i × j) and the weight (j × k) are both sharded along their first dimension, as in ZeRO-3.
+# The first five lines of the next cell's output are cases 2, 1 and 3 of the lesson, a new case, and case 4. The last
+# two show how the choice depends on lengths: there, the activations (i × j) and the weight (j × k) are both sharded
+# along their first dimension, as in ZeRO-3.
 
 
 # %%
@@ -608,8 +609,8 @@ for lengths in ("i=16384, j=1024, k=1024", "i=16, j=1024, k=1024"):
     print(f"{lengths}: → {output}", [str(step) for step in collectives])
 
 # %% [markdown]
-# With many rows of activations, the weight moves, which is what ZeRO-3 does. With few, the activations move to where
-# the weight is, as in tensor parallelism.
+# With many rows of activations, the weight is gathered, as in ZeRO-3. With few, the activations are sent to where the
+# weight is, as in tensor parallelism.
 
 # %% [markdown]
 # ## Exercise 17.6 · Redistribute on real ranks (11 min, 3 points)
@@ -628,8 +629,8 @@ for lengths in ("i=16384, j=1024, k=1024", "i=16, j=1024, k=1024"):
 #   group=group)` with `received = torch.empty_like(stacked)`. Then rank r's piece is `received[r]`.
 # - If N does not divide a dimension, raise the error of `local_part`.
 #
-# The first check tries each operation on two ranks, and dimension 0. The others try up to four ranks, other dimensions,
-# groups, and count the bytes.
+# The first check tries each operation on two ranks. The others try up to four ranks, more dimensions, and groups. They
+# also count the bytes.
 #
 # <details><summary>Hint 1</summary>
 #
@@ -844,7 +845,7 @@ check.execute()
 # | `add` | `Shard(0)`, `Shard(1)` | all-to-all, gives `Shard(0)` | all-gather, gives `Shard(0)` |
 #
 # In the first two lines, DTensor does not count what its `Partial` result costs later. In the third, it keeps the
-# result whole on every rank. In the fourth, it replaces the all-to-all by an all-gather, as it does on every CPU.
+# result whole on every rank. In the fourth, it replaces the all-to-all by an all-gather, as it always does on a CPU.
 
 # %% [markdown]
 # ## Exercise 17.8 · Two axes (8 min, 3 points)
@@ -859,9 +860,9 @@ check.execute()
 #    in each, in increasing order.
 # 2. **May one axis change alone?** With `(Shard(0), Shard(0))`, axis 0 first divides the rows into two halves, and axis
 #    1 divides each half again. Rank 0 holds the first quarter, rank 1 the second, and so on. If axis 0 were gathered
-#    first, ranks 0 and 2 would hold quarters 1 and 3, which is no placement at all. So a later axis must let go of a
-#    dimension before an earlier axis may. The same holds in the other direction: axis 0 may not slice a dimension that
-#    axis 1 has already divided.
+#    first, ranks 0 and 2 would both hold quarters 1 and 3, which no placement describes. So an axis may not gather a
+#    dimension that a later axis still divides. For the same reason, axis 0 may not slice a dimension that axis 1 has
+#    already divided.
 #
 # `may_change(placements, axis, after)` returns False if a *later* axis shards a dimension that this change would gather
 # or slice: the dimension of `placements[axis]`, or that of `after`. In all other cases, it returns True.
@@ -907,16 +908,16 @@ check.propagate_on_two_axes()
 # ## Exercise 17.9 · Stretch: reshapes (10 min, 1 point)
 #
 # Attention splits a dimension into heads: `reshape: b(hd)->bhd, h=4, d=8` turns 32 columns into 4 heads of 8. A
-# dimension of two letters, such as `hd`, is stored head by head. So its first shard contains whole heads, if N divides
-# the number of heads. In this way, sharding `(hd)` is the same as sharding h. But a shard of d consists of columns
-# from every head, which is no shard of `(hd)`.
+# dimension of two letters, such as `hd`, is stored head by head. So if N divides the number of heads, its shards
+# contain whole heads, and sharding `(hd)` is the same as sharding h. But a shard of d consists of columns from every
+# head, so it is not a shard of `(hd)`.
 #
 # - `reshape_rules(equation)` returns the same rules as `shard_rules`, but only for letters that *begin* a dimension in
 #   the input and in the output. `dim_of(letter, term)` is None if a letter does not begin a dimension. (If N does not
 #   divide h, `Layouts` leaves out the rule.)
 # - `local_shape(equation, shape)` returns the shape of the result on this rank. `shape` is that of the rank's own
-#   tensor. Its lengths are shorter than those of the equation wherever the tensor is sharded, and only the first letter
-#   of a dimension can be: `equation.lengths` has the right lengths of all the others.
+#   tensor. Where the tensor is sharded, its lengths are shorter than those of the equation. Only the first letter of a
+#   dimension can be sharded, so `equation.lengths` is right for all other letters.
 #
 # The first check splits columns into heads. The second draws reshapes in both directions, with lengths that do not
 # divide.
@@ -959,8 +960,8 @@ check.reshape_rules()
 # %% [markdown]
 # ## Break it: three mistakes that raise no error (5 min)
 #
-# Each rank holds a term of a matrix x, as after a matrix product whose inputs were sharded along j. The three functions
-# below forget that. All of them have been found in real code.
+# Each rank holds a term of a matrix x, as after a matrix product whose inputs were sharded along j, or some columns of
+# x. The three functions below ignore that. Such mistakes have been found in real code.
 #
 # - `adds_a_constant` adds 10⁻⁶ to a `Partial` tensor (pytorch/pytorch issue 149768).
 # - `relu_too_early` computes relu before the sum.
@@ -1009,9 +1010,10 @@ for name, right_sum in measured.items():
     print(f"{name}: you predicted {my_prediction[name]}, measured {right_sum}")
 
 # %% [markdown]
-# With four ranks, the first adds 4 · 10⁻⁶, because every rank adds the constant to its own term. The second counts the
-# positive terms of a sum that may be negative. The third has all the right elements, in the wrong order, so a check of
-# sums, means or norms does not find it. Your partitioner makes none of these mistakes: there are no rules for them.
+# With four ranks, the first adds 4 · 10⁻⁶, because every rank adds the constant to its own term. The second drops
+# all negative terms, so its sums are too large. The third has all the right elements, in the wrong order, so a check of
+# sums, means or norms does not find it. Your partitioner makes none of these mistakes, because it has no rules for
+# them.
 
 # %%
 ranks.stop()

@@ -15,7 +15,8 @@
 # - explain where your own ZeRO-3 and TP, DTensor and XLA differ, collective by collective,
 # - find a tensor that still has to be added up over the ranks.
 #
-# You need ZeRO-3 (chapter 10), device meshes (chapter 11) and tensor parallelism (chapter 13). f is (N−1)/N on N ranks.
+# You need `ZeRO3` (chapter 10), device meshes (chapter 11) and tensor parallelism (chapter 13). f is (N−1)/N on N
+# ranks.
 
 # %% [markdown]
 # ## Where we are
@@ -51,15 +52,16 @@ assert len(lines) > 80
 # %% [markdown]
 # ## The idea: say where tensors are
 #
-# In **GSPMD**, you write the program for one device, and say for some of its tensors how they lie on a mesh. The
-# compiler decides the rest, and inserts the collectives (Xu et al. 2021). Its result is one program that all devices
-# run on their own shards, which is called **SPMD** (single program, multiple data).
+# In **GSPMD**, you write the program for one device, and add *annotations*, which state the *layout* of some tensors:
+# how they lie on a mesh. The compiler chooses all other layouts, and inserts the collectives (Xu et al. 2021). The
+# result is **SPMD** (single program, multiple data): all devices run one program, on their own shards.
 #
-# JAX programs are compiled this way, by a compiler called XLA. The next cell makes JAX treat this computer as 32
-# devices, and tiles a weight over them:
+# JAX, a library for computing with arrays, has such a compiler, called XLA. The next cell makes JAX treat this computer
+# as 32 devices, and tiles a weight over them:
 
 # %%
 spmd.virtual_devices(32)
+# Auto: along these axes, the compiler may choose layouts. The other types of axes come later.
 mesh = jax.make_mesh((4, 8), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
 layout = NamedSharding(mesh, P("x", "y"))
 weight = jax.device_put(np.ones((2048, 4096), np.float32), layout)
@@ -68,9 +70,9 @@ print(f"{len(tiles)} devices, each with a tile of {tiles[0]}")
 assert tiles == [(512, 512)] * 32
 
 # %% [markdown]
-# A **partition spec** `P(…)` has one entry per dimension of the tensor: the axis of the mesh along which it is split,
-# or `None`. Along an axis that it does not mention, the tensor is replicated. In the figure, look at what the colored
-# device holds:
+# An *axis* is a dimension of a mesh. A **partition spec** `P(…)` has one entry per dimension of the tensor: the axis
+# along which it is split, or `None`, which may be left out at the end. Along an axis that the spec does not mention,
+# the tensor is replicated. In the figure, look at what the colored device holds:
 
 # %%
 diagrams.tiled_weight()
@@ -78,7 +80,8 @@ diagrams.tiled_weight()
 # %% [markdown]
 # ## Five products
 #
-# Now we multiply x (256 × 2048) by A (2048 × 4096), in five layouts. What does a device need that it does not have?
+# Now we multiply a matrix x (256 × 2048) by A (2048 × 4096), in five layouts. The compiler may choose the layout of the
+# result. What does a device need that it does not have?
 #
 # | case | x | A |
 # |---|---|---|
@@ -102,6 +105,7 @@ def array(mesh, shape, *axes):
 
 
 def compiled(function, *arrays):
+    # The function is compiled for arrays of these shapes and layouts, but not run.
     return jax.jit(function).lower(*arrays).compile()
 
 
@@ -121,7 +125,8 @@ print(*(each.split(", metadata")[0] for each in instructions if "all-reduce(" in
 
 # %% [markdown]
 # This line is an instruction of case 3, in HLO, XLA's language. It states the shape of the result, and the groups of
-# devices: here, the 8 devices of each row of the mesh. `spmd.of_program` reads such lines from a program:
+# devices: here, the 8 devices of each row of the mesh. `spmd.of_program` reads such lines, and computes what a device
+# sends in a ring:
 
 # %%
 rows, found = [], {}
@@ -137,13 +142,13 @@ assert sent[5] == 4 * sent[3] == 16 * sent[4]
 tables.Table(["case", "predicted", "compiled", "elements", "MB sent"], rows)
 
 # %% [markdown]
-# It is often said that XLA inserts an all-gather when a sharded matrix meets a replicated one. That depends:
+# A common claim is that XLA inserts an all-gather when a sharded matrix meets a replicated one. That is not always so:
 #
-# - In cases 1 and 2, a device has all it needs for its own columns or rows of the result. They are column parallelism
-#   and data parallelism.
-# - In case 3, both have only a part of the **contracted** dimension, over which the product sums. Each device computes
-#   a term of the result, and an all-reduce adds up the terms: row parallelism.
-# - In cases 4 and 5, only one of them is split along the contracted dimension, and XLA gathers it.
+# - In cases 1 and 2, a device has all it needs for its own columns or rows of the result. Case 1 is column parallelism,
+#   and case 2 is data parallelism.
+# - In case 3, both matrices are split along the **contracted** dimension, over which the product sums. Each device
+#   computes a term of the result, and an all-reduce adds up the terms. This is row parallelism.
+# - In cases 4 and 5, only one matrix is split along the contracted dimension, and XLA gathers it.
 #
 # XLA's choice is not always the best one. In case 5, each device could multiply its rows of A by the matching columns
 # of x, which it already has. That is case 3, which sends a quarter of the bytes.
@@ -151,7 +156,7 @@ tables.Table(["case", "predicted", "compiled", "elements", "MB sent"], rows)
 # %% [markdown]
 # ## FSDP as an annotation
 #
-# In the next cell, eight devices split the batch and the rows of a weight along the same axis. The code does not
+# In the next cell, eight devices split the batch and the rows of a weight along the same axis. `loss` and `step` do not
 # mention devices:
 
 
@@ -161,6 +166,7 @@ def loss(w, x):
 
 
 def step(w, x):
+    # jax.grad(loss) is a function. It returns the gradient of the loss with respect to w.
     return w - 0.1 * jax.grad(loss)(w, x)
 
 
@@ -169,9 +175,9 @@ shapes = (512, 512), (1024, 512)
 annotated = compiled(step, *(array(line, shape, "d") for shape in shapes))
 
 # %% [markdown]
-# **Predict.** Your ZeRO-3 would all-gather the weight and reduce-scatter its gradient, which is 2f times the weight's
-# bytes. (Backward does not need this weight, because x needs no gradient.) How many times f does this program send? 2
-# would mean: as much as ZeRO-3.
+# **Predict.** Your ZeRO-3 would all-gather the weight and reduce-scatter its gradient, which sends 2f times the
+# weight's bytes. (Backward does not need this weight, because x needs no gradient.) How many times f does this
+# program send? 2 would mean as much as ZeRO-3.
 
 # %%
 my_multiple = 0.0
@@ -182,11 +188,13 @@ def shard_step(shard, x):
     """Take the same step, with what one device holds, and with collectives by hand."""
 
     def own_loss(shard):
+        # Tiled: the shards are concatenated. The loss is the mean over 8 devices.
         return loss(jax.lax.all_gather(shard, "d", tiled=True), x) / 8
 
     return shard - 0.1 * jax.grad(own_loss)(shard)
 
 
+# shard_map runs shard_step on each device's own shards.
 manual = jax.shard_map(shard_step, mesh=line, in_specs=P("d"), out_specs=P("d"))
 by_hand = compiled(manual, *(array(line, shape, "d") for shape in shapes))
 columns = {
@@ -202,12 +210,12 @@ spmd.side_by_side(columns)
 
 # %% [markdown]
 # On a CPU, XLA all-reduces the gradient, and then each device cuts out its own shard. The weights are right, but the
-# step sends 3f instead of 2f. XLA's compiler for GPUs has a pass that turns an all-reduce followed by a slice into a
-# reduce-scatter (`ReduceScatterCreator`; XLA pull request 31030). So read what *your* compiler has made.
+# step sends 3f instead of 2f. For GPUs, XLA has a pass that turns an all-reduce followed by a slice into a
+# reduce-scatter (`ReduceScatterCreator`; XLA pull request 31030). So read what *your* compiler has inserted.
 #
-# The second column is from `shard_map`. It runs a function on each device's own shards, and there you write the
-# collectives yourself. The gradient of an all-gather is a reduce-scatter, as in chapter 13. Both steps give the same
-# weights as one device:
+# The second column is from `shard_map`. In a function that runs on each device's own shards, you write the collectives
+# yourself. The gradient of an all-gather is a reduce-scatter, as in chapter 13. Both steps give the same weights as one
+# device:
 
 # %%
 rng = np.random.default_rng(0)
@@ -219,8 +227,8 @@ assert all(np.allclose(step(w, x), each, atol=1e-5) for each in updated)
 # %% [markdown]
 # ## When the compiler needs help
 #
-# The next cell compiles the gradients of an MLP of two layers in three ways: with the annotations of FSDP, with one
-# more of them in the middle, and with those of TP.
+# Next, we compile the gradients of an MLP with respect to A, B and x in three ways: with the annotations of FSDP, with
+# one more for the inner activations, and with those of TP.
 #
 # **Predict.** With TP, how many all-reduces are in forward and backward together?
 
@@ -234,6 +242,7 @@ def mlp(a, b, x, keep=lambda inner: inner):
 
 
 def constrained(a, b, x):
+    # The additional annotation: the inner activations are split like x.
     by_sample = NamedSharding(line, P("d"))
     return mlp(a, b, x, keep=lambda inner: jax.lax.with_sharding_constraint(inner, by_sample))
 
@@ -252,10 +261,10 @@ assert len(columns["FSDP"]) > 2 * len(columns["FSDP, constrained"]) == 6
 spmd.side_by_side(columns)
 
 # %% [markdown]
-# TP needs no more than chapter 13's pair: one all-reduce in forward, one in backward. But with FSDP, the compiler has
-# to decide whether the inner activations are split by sample, like x, or by element, like the rows of B. It mixed both,
-# and sends activations around. One constraint on one tensor settles it: two all-gathers, and an all-reduce of both
-# gradients together. (JAX users also find such collectives: see JAX issue 20683.)
+# TP gets the same as a pair in chapter 13: one all-reduce in forward, and one in backward. But with FSDP, the compiler
+# has to decide whether the inner activations are split by rows, like x, or by columns, to match the rows of B. It mixed
+# both, and sends activations back and forth. With one more annotation, there are only two all-gathers, and an
+# all-reduce of both gradients together. (JAX users find them, too: issue 20683.)
 
 # %% [markdown]
 # ## Auto, explicit and manual axes
@@ -268,7 +277,7 @@ spmd.side_by_side(columns)
 # | explicit | you: each array's type states its layout, and unclear ones raise an error | the compiler |
 # | manual | you, in `shard_map` | you |
 #
-# The next cell multiplies case 3 with explicit axes:
+# The next cell computes case 3 with explicit axes and smaller matrices:
 
 # %%
 typed = jax.make_mesh((4, 8), ("x", "y"), axis_types=(AxisType.Explicit,) * 2)
@@ -287,21 +296,21 @@ assert "U:y" in str(jax.typeof(terms))
 
 # %% [markdown]
 # JAX does not guess what should happen to the terms. You can ask for the sum, or keep the terms: `{U:y}` says that this
-# array is *unreduced* along y.
+# array is *unreduced* along "y".
 
 # %% [markdown]
 # ## Placements in torch
 #
-# torch has the same three possibilities for each axis of a mesh. They are called **placements**. A `DTensor` is a
-# shard with its mesh and its placements:
+# Along an axis, an array is split, replicated or unreduced. torch has the same three possibilities, called
+# **placements**. A `DTensor` is a shard with its mesh, and a placement for each axis:
 
 # %%
 diagrams.placements()
 
 # %% [markdown]
-# `Shard(dim)` and `Replicate()` are known from chapter 11. `Partial()` is what row parallelism leaves: each rank has a
-# term, and the tensor is their sum. DTensor has no compiler. It decides when an operation runs, and
-# `redistribute` changes a placement.
+# `Shard(dim)` splits dimension `dim`. `Partial()` is what row parallelism leaves: each rank has a term, and the tensor
+# is their sum. DTensor has no compiler. It decides what to send when an operation runs, and `redistribute` changes a
+# placement.
 #
 # **Predict.** In how many of the five cases is the result a `Partial()`?
 
@@ -345,8 +354,8 @@ tables.Table(["case", "XLA", "DTensor's result", "its collectives"], rows)
 
 # %% [markdown]
 # No case communicates. In cases 4 and 5, each rank uses its part of the replicated tensor, so the result is partial. An
-# all-reduce has to follow when an operation needs the sum. In case 5, that sends less than XLA's all-gather. In case 4,
-# with the sizes above, it sends four times as much. What does `redistribute` send?
+# all-reduce has to follow when an operation needs the sum. With the sizes above, it sends a quarter of XLA's all-gather
+# in case 5, but four times as much in case 4. What does `redistribute` send?
 
 # %%
 # %%ranks
@@ -367,15 +376,15 @@ assert ops[4] == "no communication"
 tables.Table(["from", "to", "collectives"], [list(row) for row in sent])
 
 # %% [markdown]
-# These are the arrows of the diagram. (From `Shard(0)` to `Shard(1)`, an all-to-all would do. On a CPU, DTensor
+# All but one are arrows in the diagram. (From `Shard(0)` to `Shard(1)`, an all-to-all would do. On a CPU, DTensor
 # all-gathers instead.)
 
 # %% [markdown]
 # ## Three ways to run one step
 #
-# Now one training step of a TinyGPT block, on a mesh of 2 × 2 ranks: FSDP along "dp", TP along "tp". First, with your
-# own `ZeRO3` and your layers of chapter 13. (On gloo, the functions of chapter 01 send shards one by one.
-# `exchanges_directly` turns that off here, so that the ledger shows collectives.)
+# Next, we run one training step of a TinyGPT block on a mesh of 2 × 2 ranks, with FSDP along "dp" and TP along "tp".
+# The first version uses your own `ZeRO3`, and your layers of chapter 13. (On gloo, your all-gathers send shards one by
+# one. We turn that off, so that the ledger shows collectives.)
 
 
 # %%
@@ -384,6 +393,7 @@ from solutions import async_collectives
 from solutions.tensor_parallel import ColumnParallelLinear, ParallelAttention, RowParallelLinear
 from solutions.zero3 import ZeRO3
 
+# False: use the backend's own collectives.
 async_collectives.exchanges_directly = lambda *_: False
 mesh = init_device_mesh(device.type, (2, 2), mesh_dim_names=("dp", "tp"))
 groups = {name: mesh.get_group(name) for name in ("dp", "tp")}
@@ -405,9 +415,9 @@ in_ours = spmd.of_ledger(log, groups)
 up = ours.full_state_dict()["0.up.weight"]
 
 # %% [markdown]
-# Second, as DTensors. Each weight has a placement per axis. `unshard` gathers the weights along "dp" before they are
-# used, and `keep` says that activations outside of a pair of layers are laid out like x. (`local_map` is torch's
-# `shard_map`: DTensor has no rule for fused attention on a CPU.)
+# The second version uses DTensors. Each weight has a placement per axis. `unshard` gathers the weights along "dp"
+# before they are used, and `keep` lays out the activations outside of a pair of layers like x. (`local_map` is torch's
+# `shard_map`. DTensor has no rule for fused attention on a CPU.)
 
 
 # %%
@@ -446,6 +456,7 @@ def dtensor_step(keep):
     samples = distribute_tensor(x.to(device), mesh, [Shard(0), R])
     with wire.ledger() as log:
         block_of(own, samples, keep).square().mean().backward()
+        # No gradient stays Partial: each gets the placements of its weight.
         for each in own:
             each.grad = each.grad.redistribute(placements=each.placements)
     torch.optim.SGD(own, lr=1.0).step()
@@ -458,7 +469,7 @@ own_rows = updated[6].full_tensor().chunk(2)[dist.get_rank(tp)]
 assert torch.allclose(up, own_rows, atol=1e-5)
 
 # %% [markdown]
-# Third, as a JAX program, with one partition spec per weight and nothing else:
+# The third version is a JAX program. Its only annotations are the partition specs of the weights and of the batch:
 
 
 # %%
@@ -467,6 +478,7 @@ def jax_block(weights, x):
         return jax.nn.standardize(x, epsilon=1e-5) * gain + bias
 
     gain_1, bias_1, query_key_value, project, gain_2, bias_2, up, down = weights
+    # c: query, key or value; h: the head; k: the element in a head
     split = jnp.einsum("btd,chkd->cbthk", norm(x, gain_1, bias_1), query_key_value)
     mixed = jax.nn.dot_product_attention(*split, is_causal=True)
     x = x + mixed.reshape(x.shape) @ project.T
@@ -493,8 +505,8 @@ program = compiled(jax_step, arrays, samples)
 in_xla = spmd.of_program(program, square)
 
 # %% [markdown]
-# **Predict.** All three give the same weights. Do they also send the same along "tp"? And along "dp", which of them
-# sends least: "ours", "DTensor" or "XLA"?
+# **Predict.** All three give the same weights. Do they also send the same along "tp" ("yes" or "no")? And which of them
+# sends least along "dp": "ours", "DTensor" or "XLA"?
 
 # %%
 my_answer = ("", "")
@@ -520,24 +532,25 @@ spmd.side_by_side(columns)
 # Along "tp", all three run the same four all-reduces. Along "dp", they differ in three ways:
 #
 # - **Gathering.** Your `ZeRO3` gathers a unit's flat parameter in forward, and again in backward. The other two gather
-#   each weight once, and keep it for backward (`reshard_after_forward=False`). That saves bytes and costs memory.
+#   each weight once, and keep it for backward, like `reshard_after_forward=False`. That saves bytes and costs memory.
 # - **Reducing.** You and DTensor reduce-scatter. XLA on a CPU all-reduces, which sends twice as much: 3f in total,
 #   like yours.
 # - **Packing.** You pack a unit into one flat tensor. XLA combined all gradients into one all-reduce, as a bucket
-#   does. DTensor sends tensor by tensor, also the four small gradients of the norms.
+#   does. DTensor sends each tensor separately, even the four small gradients of the norms.
 #
-# DTensor decides for one operation at a time. Without `keep`, it prefers what is cheapest for the next operation, and
+# DTensor decides about one operation at a time. Without `keep`, it prefers what is cheapest for the next operation, and
 # sends activations back and forth along "tp". XLA sees the whole program, and needed no such help here.
 
 # %% [markdown]
-# ## Break it: add to a Partial
+# ## Break it: adding to a Partial
 #
 # Whatever is added to a Partial before the sum is added once per rank. In torch, that happened to `total_norm + 1e-6`
-# in gradient clipping (PyTorch issue 149768). In the next cell, we add 1 to the terms by hand, and then let DTensor do
+# in gradient clipping (PyTorch issue 149768). Next, we add 1 to the terms of case 5 by hand, and then let DTensor do
 # it:
 
 # %%
 # %%ranks
+# product is the result of case 5.
 by_hand = DTensor.from_local(product.to_local() + 1, line, [Partial()])
 with wire.ledger() as log:
     by_dtensor = product + 1
@@ -546,8 +559,8 @@ print(f"by hand: {added[0]:.3f}, by DTensor: {added[1]:.3f}, which sent: {log.su
 assert abs(added[0] - 4) < 1e-3 and abs(added[1] - 1) < 1e-3 and log.ops == {"all_reduce": 1}
 
 # %% [markdown]
-# By hand, we added 4 instead of 1. DTensor of torch 2.13 adds up the terms first, so a harmless `+ 1` is an all-reduce.
-# JAX's explicit axes reject the addition:
+# By hand, we added 4 instead of 1. DTensor of torch 2.13 adds up the terms first, so a harmless `+ 1` costs an
+# all-reduce. JAX's explicit axes reject the addition:
 
 # %%
 try:
@@ -558,7 +571,7 @@ except Exception as error:
     assert "unreduced" in str(error)
 
 # %% [markdown]
-# ## Break it: view across a sharded dimension
+# ## Break it: viewing across a sharded dimension
 #
 # A tensor of 12 × 8 is split by columns, and is viewed as 16 × 6. The elements of a new row come from several ranks.
 # DTensor once returned the wrong elements, labeled `Shard(0)` (PyTorch issue 179502). We do the same by hand:
@@ -575,14 +588,14 @@ print(f"right by hand: {same[0]}, by DTensor: {same[1]}, {viewed.placements}, {l
 assert same == [False, True]
 
 # %% [markdown]
-# DTensor of torch 2.13 is right, at the price of an all-gather that nobody asked for. A fused `query_key_value` is the
-# same trap: its rows must be split by head, so both programs above keep it in the shape (3, H, D/H, D).
+# DTensor of torch 2.13 is right, at the price of an all-gather. A fused `query_key_value` is the same trap. Its rows
+# must be split by head, so DTensor and JAX got it in the shape (3, H, D/H, D).
 
 # %% [markdown]
 # ## Break it: a gradient that is still Partial
 #
 # With sequence parallelism, each rank's gradient of a norm is a term of a sum. In Megatron-LM, a user found that these
-# gradients differed between ranks just before the optimizer step (issue 1446). With DTensor, one wrong label is enough:
+# gradients differed between ranks just before the optimizer step (issue 1446). With DTensor, a missing label is enough:
 
 # %%
 # %%ranks
@@ -599,12 +612,13 @@ assert gradients == {"not labeled": 4, "labeled": 1}
 
 # %% [markdown]
 # Without a label, DTensor assumes that the gradient is placed like the parameter: replicated. Nothing is sent, and the
-# ranks drift apart. JAX has the opposite surprise: `shard_map` adds up the gradient of a replicated array by itself,
-# even where you want each sample's own (JAX issue 36886). In the output, the first two columns are right, and the last
-# two are from `shard_map`:
+# ranks drift apart. JAX has the opposite surprise: `shard_map` adds up the gradient of a replicated array over the
+# devices, even where you want each sample's own (JAX issue 36886). The last two columns of the output are from
+# `shard_map`:
 
 # %%
 samples = jnp.array([[0.0, 1.0], [1.0, 1.0], [1.0, 0.0], [0.0, 0.0]])
+# jax.vmap runs a function for each sample. The gradient of dot(array, sample) is the sample.
 gradient_of = jax.vmap(lambda sample: jax.grad(jnp.dot)(jnp.array([1.0, 2.0]), sample))
 pair = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Auto,))
 on_two = jax.shard_map(gradient_of, mesh=pair, in_specs=P("d"), out_specs=P("d"))
@@ -616,11 +630,11 @@ assert np.array_equal(right, samples) and np.array_equal(surprising, np.ones((4,
 # %% [markdown]
 # ## Seeing placements
 #
-# Your own model of chapter 13 has no labels. But you can find its placements by running it. `spmd.observe` runs a
-# step, lets one rank change its shard of one parameter, and runs it again. `spmd.compare` compares every rank's
-# tensors with those of one process: equal on all ranks, concatenated, or added up.
+# Your own model of chapter 13 has no labels, but you can find its placements by running it. `spmd.observe` runs a step,
+# lets one rank change its shard of one parameter, and runs it again. `spmd.compare` finds out how the ranks' tensors
+# match those of one process: as they are, concatenated, or added up.
 #
-# The next cell does that to TP with sequence parallelism, and once more without the last all-reduce, which adds up the
+# The next cells do that to TP with sequence parallelism, and once more without the last all-reduce, which adds up the
 # gradients of replicated parameters. In which rows do the two differ? In JupyterLab, you can choose another parameter
 # or rank, and both models run again.
 
@@ -634,6 +648,7 @@ batch = CharTokens().windows([0, 500], 64)
 
 
 def observe(parameter, on_rank, is_broken):
+    # With has_copies, the gradients of replicated parameters are not added up.
     gpt = parallelize(TinyGPT(GPTConfig(layers=1)).double(), sequence_parallel=True)
     return spmd.observe(
         gpt, lambda gpt: gpt(*batch, has_copies=is_broken).backward(), parameter, on_rank
@@ -657,9 +672,9 @@ parameters = [f"blocks.0.{layer}.weight" for layer in ("up", "down", "attention.
 widgets.placement_chooser(draw, parameters, 4, "blocks.0.up.weight", rank=1)
 
 # %% [markdown]
-# Before `up`, nothing changes. The output of `up` changes on rank 1 only, and after the next collective, on all ranks.
-# A replicated gradient changes equally on all ranks. A partial one does not, although every rank has all of its
-# elements:
+# Before `up`, nothing changes. The output of `up` changes on rank 1 only. After the next collective, the outputs of all
+# ranks change. (*Strided*: the shard consists of a rank's queries, keys and values.) A replicated gradient changes
+# equally on all ranks. A partial one does not, although it has the full shape on every rank:
 
 # %%
 right, broken = (spmd.still_partial(each) for each in seen.values())
@@ -691,23 +706,23 @@ assert right == [] and len(broken) == 7
 # | What does the compiler insert? | what XLA does for a CPU | on GPUs also reduce-scatters: read the program |
 # | Which axis is within a host? | all | the last axis of the mesh: give it to TP |
 # | What hides the collectives? | nothing | XLA starts them early, and waits later (`all-gather-start`, `-done`) |
-# | From `Shard(0)` to `Shard(1)`? | all-gather | all-to-all |
+# | What turns `Shard(0)` into `Shard(1)`? | all-gather | all-to-all |
 
 # %% [markdown]
 # ## Recap
 #
-# One step of a block of ψ parameters. Norms, which are small, are left out.
+# The table is for one step of a block with ψ parameters, without its small norms.
 #
 # | | memory: gathered weights are kept | wire along "dp" | overlap |
 # |---|---|---|---|
-# | your `ZeRO3` | for one unit | 3fψ elements | prefetching |
+# | your `ZeRO3` | while a unit computes | 3fψ elements | prefetching |
 # | DTensor | until backward | 2fψ | none |
 # | XLA on a CPU | until backward | 3fψ | none |
 #
 # **Terms**
 #
 # - **SPMD**: single program, multiple data: all devices run one program, each on its own shards.
-# - **GSPMD**: programs are written for one device, with layouts for some tensors. The compiler inserts collectives.
+# - **GSPMD**: programs are written for one device, with annotations of layouts. The compiler inserts collectives.
 # - **partition spec**: for each dimension of a tensor, the axis of the mesh along which it is split, or none.
 # - **contracted**: the dimension over which a product of matrices sums.
 # - **placement**: how a tensor lies along one axis of a mesh: replicated, sharded, or partial (a term on each rank).

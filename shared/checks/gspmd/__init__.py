@@ -61,8 +61,8 @@ reshape_rules.check("local shape", world_sizes=(1,))(rules.shapes_of_shards)
 
 give_hints(
     {
-        "index out of range": "Hint: how many shards are there, if the ranks do not divide the length?",
-        "size of tensor": "Hint: which placement do the shards have that are multiplied here?",
+        "index out of range": "Hint: how many shards are there if the number of ranks does not divide the length?",
+        "size of tensor": "Hint: which placements do the shards in this operation have?",
         "KeyError: 'whole_from'": "Hint: have you run the cell that defines whole_from?",
     },
     *(value for value in list(globals().values()) if isinstance(value, Exercise)),

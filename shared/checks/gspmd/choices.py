@@ -102,7 +102,9 @@ def propagated(attempt: Attempt, cases: Sequence[Case]) -> list[tuple[Placements
     for case, (output, collectives) in zip(cases, found, strict=True):
         placements = as_placements(output, len(case.parsed.output))
         if len(placements) != len(case.mesh.sizes):
-            raise Wrong(f"{case}: the result has {len(placements)} placements, expected {len(case.mesh.sizes)}")
+            raise Wrong(
+                f"{case}: the number of the result's placements is {len(placements)}, expected {len(case.mesh.sizes)}"
+            )
         if unknown := [each[0] for each in collectives if each[0] not in COLLECTIVES]:
             message = f"{case}: {unknown[0]!r} is in the list of collectives"
             raise Wrong(message, "Hint: does this step send anything?")

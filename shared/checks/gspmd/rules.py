@@ -129,7 +129,7 @@ def shapes_of_shards(attempt: Attempt) -> None:
     found = attempt.run(probe_shapes, [(text, shape) for text, shape, _ in asked])[0]
     for (text, shape, expected), shape_found in zip(asked, found, strict=True):
         if shape_found != expected:
-            hint = "Hint: which lengths of the equation are those of this rank's tensor, too?"
+            hint = "Hint: which of the equation's lengths are also right for this rank's tensor?"
             raise Wrong(
                 f"{text} of a local tensor {list(shape)}: the shape is {shape_found}, expected {expected}", hint
             )

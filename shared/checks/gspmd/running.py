@@ -203,7 +203,7 @@ def _judge_values(
         raise Wrong(f"{where}, but {error}", _hint_on(placements)) from None
     if not np.allclose(whole, expected, rtol=1e-10, atol=1e-10):
         difference = first_difference(torch.tensor(whole), torch.tensor(expected))
-        raise Wrong(f"{where}, but made whole, {difference}", _hint_on(placements))
+        raise Wrong(f"{where}, but if the ranks' results are joined, {difference}", _hint_on(placements))
 
 
 def _hint_on(placements: Placements) -> str:
@@ -324,7 +324,7 @@ def lengths_that_do_not_divide(attempt: Attempt) -> None:
                 shapes = " and ".join(str(list(each.shape)) for each in tensors)
                 raise Wrong(
                     {rank: f"{case}: local tensors {shapes} were accepted, without a ValueError"},
-                    "Hint: what do the lines that are given above your own ones check?",
+                    "Hint: what do the given lines above yours check?",
                 )
 
 
@@ -358,7 +358,7 @@ def as_dtensor_does(attempt: Attempt) -> None:
                 )
                 raise Wrong({rank: message}, "Hint: does the check of propagate() pass?")
             if mine["sent_bytes"] != dtensor["sent_bytes"]:
-                sent = f"this rank sends {mine['sent_bytes']:,.0f} bytes, with DTensor {dtensor['sent_bytes']:,.0f}"
+                sent = f"this rank sends {mine['sent_bytes']:,.0f} bytes; DTensor sends {dtensor['sent_bytes']:,.0f}"
                 raise Wrong({rank: f"{case}: {sent}"}, _HINT_ON_EXTRA)
 
 
@@ -408,7 +408,7 @@ def _judge_case(case: Case, tensors: Tensors, results: dict[int, dict]) -> None:
         if partial and case.parsed.operation not in (EINSUM, *LINEAR):
             wrong.hint = "The input is Partial. Hint: is this operation linear, and when is the sum computed?"
         elif partial and _computes_alone(case, tensors, results):
-            wrong.hint = "Each rank has only applied the operation to its own term. Hint: which steps has the plan?"
+            wrong.hint = "Each rank only applied the operation to its own term. Hint: which steps does the plan have?"
         raise
     for rank, each in results.items():
         if not each["kept"]:
@@ -432,7 +432,7 @@ def _judge_bytes(case: Case, results: dict[int, dict]) -> None:
         expected = sum(_bytes_of(collective, case.mesh) for collective in each["collectives"])
         if abs(each["sent_bytes"] - expected) > 1e-6:
             message = f"{case}: this rank sends {each['sent_bytes']:,.0f} bytes; with the collectives of propagate(), "
-            raise Wrong({rank: f"{message}it would be {expected:,.0f}"}, _HINT_ON_EXTRA)
+            raise Wrong({rank: f"{message}it would send {expected:,.0f}"}, _HINT_ON_EXTRA)
 
 
 def _bytes_of(collective: Collective, mesh: Mesh) -> float:
