@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared import schedules
+from shared.data import published_schedules
 from shared.schedules import Action
 from solutions.pipeline_schedules import gpipe, interleaved, one_f_one_b, zero_bubble
 
@@ -81,3 +82,24 @@ def test_postponed_weights_leave_a_third_of_the_bubble(stages, micro_batches):
     if micro_batches >= stages:
         simulated = schedules.simulate(schedule, forward=1, backward=2, weights=1)
         assert simulated.total - simulated.ideal == pytest.approx(stages - 1)
+
+
+@given(st.integers(1, 6), st.integers(1, 4), st.integers(1, 4))
+def test_the_closed_forms_give_the_same_orders(stages, sets, chunks):
+    micro_batches = stages * sets
+    assert published_schedules.interleaved(stages, micro_batches, chunks) == interleaved(stages, micro_batches, chunks)
+
+
+@given(*NUMBERS)
+def test_the_closed_form_of_zero_bubble_gives_the_same_order(stages, micro_batches):
+    assert published_schedules.zero_bubble(stages, micro_batches) == zero_bubble(stages, micro_batches)
+
+
+def test_the_texts_are_those_of_the_closed_forms():
+    assert schedules.parse(published_schedules.INTERLEAVED) == published_schedules.interleaved(4, 8, 2)
+    assert schedules.parse(published_schedules.ZERO_BUBBLE) == published_schedules.zero_bubble(4, 8)
+
+
+def test_too_few_micro_batches_for_the_closed_form_are_rejected():
+    with pytest.raises(ValueError, match="the number of micro-batches must be a multiple of 4, got 6"):
+        published_schedules.interleaved(4, 6, 2)
