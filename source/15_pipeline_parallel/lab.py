@@ -375,8 +375,8 @@ check.Neighbors()
 #   gradient. The model's first chunk is an exception (`self.is_first`): no stage needs the gradients of its inputs, and
 #   tokens are integers, which cannot require one.
 # - `run_backward(micro_batch, gradient)` runs backward from the output. `gradient` is the gradient of the output, or
-#   None for a loss. Return the gradient of the input (None in the first chunk), and remove everything that it keeps for
-#   this micro-batch.
+#   None for a loss. Return the gradient of the input (None in the first chunk), and remove the micro-batch from
+#   `self.kept`.
 # - If the output requires no gradient, because the first chunk's layers are frozen, there is no backward to run.
 #
 # The first check runs a plain chunk. The others run several micro-batches, and look at what the chunk keeps.
@@ -500,6 +500,8 @@ check.Chunk()
 #
 # The first check trains a plain model on two stages with GPipe. The others try all schedules, one to four stages, and
 # several steps. They also count messages, measure memory, and find out whether a stage waits although it could compute.
+# One of them uses a schedule that computes all weight gradients at the end. The given cells can do that already, and
+# exercise 15.9 explains it.
 #
 # <details><summary>Hint</summary>
 #
