@@ -32,10 +32,10 @@ from shared.wire import instrumentation
 from solutions import pipeline_schedules
 from solutions.pipeline import Pipeline
 
-ROUNDS, BUBBLE_ROUNDS, TIMEOUT_S = 20, 5, 900.0
+ROUNDS, BUBBLE_ROUNDS, TIMEOUT_S = 20, 3, 900.0
 WORLD_SIZES = (2, 4)
 MICRO_BATCHES, SAMPLES, WIDTH, LAYERS = 8, 512, 512, 8
-SLEEPS_S = 0.64, 1.28  # all forwards of a stage, and all its backwards
+SLEEPS_S = 1.92, 3.84  # all forwards of a stage, and all its backwards: long, because a message takes half a ms
 MOST_TIME = 1.0  # of torch's
 MOST_EXCESS = 1.05  # of the bubble that the formula gives
 TORCHS = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B"}

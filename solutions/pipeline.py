@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.nn import functional as F  # noqa: N812
-from torch.profiler import record_function
 
 from shared.schedules import Action, check_schedule, chunks_of, micro_batches_of
 from solutions.async_collectives import InFlight
@@ -101,15 +100,16 @@ class PostponeWeight(torch.autograd.Function):
     def backward(ctx, gradient: Tensor):
         x, weight = ctx.saved_tensors
         ctx.terms.append((weight, x.detach(), gradient))
-        return gradient @ weight, None, None
+        return gradient @ weight if ctx.needs_input_grad[0] else None, None, None
 
 
 class Chunk(nn.Module):
     """Consecutive layers of a model, and what backward needs of every micro-batch in flight."""
 
-    def __init__(self, layers: Sequence[nn.Module], postpones: bool = False):
+    def __init__(self, layers: Sequence[nn.Module], is_first: bool = False, postpones: bool = False):
         super().__init__()
         self.layers = nn.ModuleList(layers)
+        self.is_first = is_first  # in the whole model, so nobody needs the gradients of its inputs
         self.kept: dict[int, tuple[Tensor, Tensor]] = {}  # input and output, by micro-batch
         self.micro_batch = 0  # the one that is being computed
         self.terms: dict[int, list] = {}  # what run_weights() multiplies, by micro-batch
@@ -139,7 +139,7 @@ class Chunk(nn.Module):
 
     def run_forward(self, micro_batch: int, x: Tensor, loss_of: Callable | None = None) -> Tensor:
         """Compute the layers' output, or the loss if loss_of is given."""
-        x = x.detach().requires_grad_(x.is_floating_point())
+        x = x.detach().requires_grad_(not self.is_first)
         output = self(x) if loss_of is None else loss_of(self(x))
         self.kept[micro_batch] = x, output
         return output.detach()
@@ -282,7 +282,9 @@ class Pipeline:
         parts = split_evenly(len(layers), positions)
         postpones = any(action.kind == "W" for action in self.actions)
         own = [[layers[index] for index in part] for part in parts[self.stage :: self.stages]]
-        self.chunks = [Chunk([layer for _, layer in part], postpones) for part in own]
+        self.chunks = [
+            Chunk([layer for _, layer in part], self.stage == index == 0, postpones) for index, part in enumerate(own)
+        ]
         self.own = own_parameters(layers, own)
         self.tied = tied_parameters(layers, parts, self.stage, self.stages)
 
@@ -353,11 +355,10 @@ class Pipeline:
         for action in self.actions:
             chunk = self.chunks[action.chunk]
             chunk.micro_batch = action.micro_batch
-            with record_function(f"Pipeline::{action}"):
-                if action.kind == "W":
-                    chunk.run_weights(action.micro_batch)
-                else:
-                    self.run(action, *parts)
+            if action.kind == "W":
+                chunk.run_weights(action.micro_batch)
+            else:
+                self.run(action, *parts)
         self.neighbors.finish()
         if self.tied:
             self.sum_tied_gradients()

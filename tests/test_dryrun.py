@@ -153,12 +153,13 @@ def test_stages_hold_and_send_what_the_formulas_say(tied):
 from dataclasses import replace
 from shared import dryrun
 from shared.planner.shapes import gpt
+from shared.planner.stages import stage_parameters
 shape = replace(gpt("small", 5, 32, 4, context=16), vocabulary=48, tied={tied})
 for ranks in (1, 3, 7):
     for rank in range(ranks):
         run = dryrun.dry_run(shape, "pp", ranks, rank=rank)
         print(run.sent_bytes, dryrun.expected_stage_sent_bytes(run))
-        print(run.own_parameters_bytes, 2 * dryrun.expected_stage_parameters(shape, ranks, rank))
+        print(run.own_parameters_bytes, 2 * stage_parameters(shape, ranks, rank))
 """
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)

@@ -4,7 +4,7 @@ import pytest
 
 from shared import formulas, planner, widgets
 from shared.models import GPTConfig, TinyGPT
-from shared.planner import layers
+from shared.planner import layers, stages
 from shared.planner.links import REAL_LINKS
 from shared.planner.shapes import SHAPES
 from shared.plots import memory_plan as planner_plots
@@ -182,6 +182,78 @@ def test_the_table_of_a_layer_has_the_times_per_sequence():
     for link, row in zip(links, table.rows, strict=True):
         assert row[:2] == [link.name, f"{1e3 * layers.tensor_parallel_s(shape, link, 8, 1):.1f}"]
         assert row[3] == f"{1e3 * layers.zero3_s(shape, link, 8, 32) / 32:.1f}"
+
+
+# -- stages of a pipeline
+
+
+@pytest.mark.parametrize("name", ["GPT-2 124M", "Llama-3 8B"])
+@pytest.mark.parametrize(("count", "chunks"), [(1, 1), (2, 1), (5, 1), (14, 1), (2, 3)])
+def test_stages_have_all_parameters_and_a_copy_of_a_tied_weight(name, count, chunks):
+    shape = SHAPES[name]
+    total = sum(stages.stage_parameters(shape, count, stage, chunks) for stage in range(count))
+    assert total - shape.parameters == (shape.vocabulary * shape.hidden if shape.tied and count > 1 else 0)
+
+
+def test_a_single_stage_holds_what_one_rank_does():
+    for name in ("GPT-2 124M", "Llama-2 7B"):
+        for how in planner.CHECKPOINTING:
+            plan = stages.plan_stage(SHAPES[name], stages=1, stage=0, micro_batches=1, checkpointing=how)
+            whole = planner.plan(SHAPES[name], ranks=1, stage=0, checkpointing=how)
+            assert plan.by_component() == pytest.approx(whole.by_component())
+
+
+def test_activations_of_a_stage_are_those_of_the_micro_batches_in_flight():
+    """96 layers, with the embedding and the output, are 14 links for each of 7 stages."""
+    shape, per_layer = SHAPES["GPT-3 175B"], 2048 * 12288 * 34
+    own = {"stages": 7, "micro_batches": 28, "attention": "fused"}
+
+    def layers_kept(stage, **how):
+        activations = stages.plan_stage(shape, stage=stage, **own, **how).activations
+        return activations / per_layer
+
+    assert layers_kept(1) == pytest.approx(6 * 14) and layers_kept(5) == pytest.approx(2 * 14)
+    assert layers_kept(1, schedule="gpipe") == pytest.approx(28 * 14)
+    assert layers_kept(5, schedule="zero_bubble") == pytest.approx(7 * 14)
+    assert layers_kept(1, schedule="interleaved", chunks=2) == pytest.approx((2 * 5 + 7 + 1) / 2 * 14)
+    logits = 4 * 2048 * 50257 / per_layer
+    assert layers_kept(6) == pytest.approx(13 + logits)
+    assert layers_kept(6, schedule="gpipe") == pytest.approx(28 * (13 + logits))
+
+
+def test_bytes_of_a_boundary_are_those_of_lesson_15():
+    shape = SHAPES["Llama-2 70B"]
+    assert stages.boundary_bytes(shape, sequence=4096) == 2 * 4096 * 8192
+    messages = [stages.messages_of_stage(8, stage, 8) for stage in range(8)]
+    assert messages == [8, *[16] * 6, 8] and stages.messages_of_stage(1, 0, 8) == 0
+    assert [stages.messages_of_stage(2, stage, 4, chunks=3) for stage in range(2)] == [20, 20]
+    assert 16 * stages.boundary_bytes(shape) / GB == pytest.approx(1.07, rel=0.01)
+
+
+def test_the_table_of_stages_has_a_row_per_stage_and_the_bubble():
+    table = stages.stage_table("Llama-2 70B", stages=16, micro_batches=64, checkpointing="full")
+    plan = stages.plan_stage(SHAPES["Llama-2 70B"], stages=16, stage=3, micro_batches=64, checkpointing="full")
+    assert len(table.rows) == 16 and table.rows[3][0] == "3"
+    assert table.rows[3][3] == f"{plan.total_bytes / GB:,.1f}"
+    assert "The bubble is 23.4% of the ideal time, and 19.0% of the total time. A message has 67 MB." in table.note
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"schedule": "fast"}, "schedule must be one of 'gpipe', '1f1b', 'interleaved', 'zero_bubble', got 'fast'"),
+        ({"micro_batches": 0}, "stages, micro_batches and chunks must be positive, got 4, 0, 1"),
+        ({"schedule": "interleaved", "micro_batches": 6}, "needs a multiple of 4 micro-batches, got 6"),
+        ({"chunks": 2}, "only an interleaved schedule has several chunks per stage, got chunks=2"),
+        ({"stages": 15}, "14 layers, with embedding and output, cannot be split into 15 chunks"),
+        ({"stage": 4}, "stage must be at least 0 and less than 4, got 4"),
+        ({"precision": "int4"}, "precision must be one of .*, got 'int4'"),
+        ({"attention": "flat"}, "flat"),
+    ],
+)
+def test_a_stage_that_cannot_be_planned_is_rejected_in_one_sentence(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        stages.plan_stage(SHAPES["GPT-2 124M"], **({"stages": 4, "stage": 1, "micro_batches": 8} | wrong))
 
 
 # -- figures

@@ -4,7 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared import schedules
+from shared import schedules, widgets
+from shared.data import published_schedules
+from shared.plots import pipeline as pipeline_plots
+from shared.ranks import magic
 from shared.schedules import Action
 from solutions.pipeline_schedules import gpipe, interleaved, one_f_one_b, zero_bubble
 
@@ -81,3 +84,67 @@ def test_postponed_weights_leave_a_third_of_the_bubble(stages, micro_batches):
     if micro_batches >= stages:
         simulated = schedules.simulate(schedule, forward=1, backward=2, weights=1)
         assert simulated.total - simulated.ideal == pytest.approx(stages - 1)
+
+
+@given(st.integers(1, 6), st.integers(1, 4), st.integers(1, 4))
+def test_the_closed_forms_give_the_same_orders(stages, sets, chunks):
+    micro_batches = stages * sets
+    assert published_schedules.interleaved(stages, micro_batches, chunks) == interleaved(stages, micro_batches, chunks)
+
+
+@given(*NUMBERS)
+def test_the_closed_form_of_zero_bubble_gives_the_same_order(stages, micro_batches):
+    assert published_schedules.zero_bubble(stages, micro_batches) == zero_bubble(stages, micro_batches)
+
+
+def test_the_texts_are_those_of_the_closed_forms():
+    assert schedules.parse(published_schedules.INTERLEAVED) == published_schedules.interleaved(4, 8, 2)
+    assert schedules.parse(published_schedules.ZERO_BUBBLE) == published_schedules.zero_bubble(4, 8)
+
+
+def test_too_few_micro_batches_for_the_closed_form_are_rejected():
+    with pytest.raises(ValueError, match="the number of micro-batches must be a multiple of 4, got 6"):
+        published_schedules.interleaved(4, 6, 2)
+
+
+# -- the figure with dropdowns
+
+BUILDERS = {
+    "GPipe": lambda p, m, v: gpipe(p, m),
+    "1F1B": lambda p, m, v: one_f_one_b(p, m),
+    "interleaved": published_schedules.interleaved,
+    "zero bubble": lambda p, m, v: published_schedules.zero_bubble(p, m),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "bubble", "messages", "activations"),
+    [
+        ("GPipe", "27.3% of the total time, 37.5%", 48, "8, 8, 8, 8"),
+        ("1F1B", "27.3% of the total time, 37.5%", 48, "4, 3, 2, 1"),
+        ("interleaved", "15.8% of the total time, 18.8%", 112, "5.5, 4.5, 3.5, 2.5"),
+        ("zero bubble", "11.1% of the total time, 12.5%", 48, "4, 4, 4, 4"),
+    ],
+)
+def test_the_figure_of_a_choice_says_its_bubble_messages_and_activations(name, bubble, messages, activations):
+    text = widgets.schedule_chooser(BUILDERS, name)._supxlabel.get_text()
+    assert f"Bubble: {bubble} of the ideal time. Messages: {messages} per step." in text
+    assert f"Activations at the peak: {activations} (" in text
+
+
+def test_dropdowns_choose_a_schedule_and_say_why_one_does_not_exist(monkeypatch):
+    shown = []
+    monkeypatch.setattr(widgets, "display", shown.append)
+    figure = widgets.schedule_chooser(BUILDERS, "1F1B")
+    assert shown == []
+    monkeypatch.setattr(magic, "in_jupyterlab", lambda: True)
+    widgets.schedule_chooser(BUILDERS, "1F1B")
+    [box] = shown
+    dropdowns, picture = {dropdown.description: dropdown for dropdown in box.children[0].children}, box.children[1]
+    assert list(dropdowns) == ["schedule", "stages", "micro-batches", "chunks"]
+    assert dropdowns["schedule"].options == tuple(BUILDERS) and picture.value == widgets.as_png(figure)
+    dropdowns["schedule"].value, dropdowns["micro-batches"].value = "interleaved", 6
+    why = "the number of micro-batches must be a multiple of 4, got 6"
+    assert picture.value == widgets.as_png(pipeline_plots.impossible("interleaved", why))
+    with pytest.raises(ValueError, match="stages must be one of 1, 2, 3, 4, 6, 8, got 5"):
+        widgets.schedule_chooser(BUILDERS, "1F1B", stages=5)

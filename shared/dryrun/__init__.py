@@ -34,6 +34,7 @@ from shared import formulas, memory, tables, wire
 from shared.dryrun.decoder import Decoder
 from shared.memory import Held, Sample, storages
 from shared.planner.shapes import SHAPES, ModelShape
+from shared.planner.stages import stage_parameters
 
 GB = 1e9
 WRAPPERS = "solutions"  # the package whose strategies run, unless another is named
@@ -185,7 +186,7 @@ def table(run: DryRun) -> tables.Table:
     def state_bytes(**kind: int) -> float:
         only = formulas.BytesPerParameter(**{"parameter": 0, "gradient": 0, "optimizer": 0, **kind})
         if run.is_pipelined:
-            return sum(kind.values()) * expected_stage_parameters(run.shape, run.world_size, run.rank)
+            return sum(kind.values()) * stage_parameters(run.shape, run.world_size, run.rank)
         if run.splits_layers:
             return sum(kind.values()) * expected_split_parameters(run.shape, run.world_size)
         return formulas.model_state_bytes(run.shape.parameters, run.world_size, run.stage, only)
@@ -250,17 +251,6 @@ def expected_split_sent_bytes(run: DryRun) -> float:
     loss = formulas.all_reduce_sent_bytes(3 * 4 * run.tokens, run.world_size)
     gradients = formulas.all_reduce_sent_bytes(2 * _replicated_parameters(run.shape) * by_tokens, run.world_size)
     return times * formulas.all_reduce_sent_bytes(2 * run.tokens * run.shape.hidden, run.world_size) + loss + gradients
-
-
-def expected_stage_parameters(shape: ModelShape, stages: int, stage: int) -> int:
-    """Return how many parameters a stage has if embedding, layers and output are split evenly by depth."""
-    chain = [shape.embedding_parameters, *[shape.layer_parameters] * shape.layers]
-    norm = (2 if shape.biases else 1) * shape.hidden
-    output = shape.vocabulary * shape.hidden
-    first, last = (len(chain) + 1) * stage // stages, (len(chain) + 1) * (stage + 1) // stages
-    is_counted_already = shape.tied and first == 0 and last > len(chain)
-    chain.append(norm + (0 if is_counted_already else output))
-    return sum(chain[first:last])
 
 
 def expected_stage_sent_bytes(run: DryRun) -> float:

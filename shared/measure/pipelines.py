@@ -9,12 +9,13 @@ from shared.schedules import Action, Schedule, chunks_of, micro_batches_of
 
 MESSAGE = torch.Size([1])
 TAGS_PER_KIND = 1 << 20
+STEPS = {"F": 1, "B": -1, "W": 0}  # from the chunk that runs an action to the one that waits for it
 
 
 def sleeping_pipeline(
     schedule: Schedule,
-    forward_s: float = 0.32,
-    backward_s: float = 0.64,
+    forward_s: float = 0.64,
+    backward_s: float = 1.28,
     slowdown: float = 1.0,
     group: dist.ProcessGroup | None = None,
 ) -> list[tuple[Action, float, float]]:
@@ -22,6 +23,9 @@ def sleeping_pipeline(
 
     Ranks that share cores cannot compute at the same time, as GPUs do. But they can sleep at the same time. The
     messages are real, but small. They are on the CPU, even if the ranks have GPUs.
+
+    A message takes a fraction of a millisecond, and some of them delay the last action. With longer sleeps, this delay
+    is a smaller part of the bubble.
 
     Args:
         schedule: The actions of each stage; see `shared.schedules`.
@@ -41,22 +45,28 @@ def sleeping_pipeline(
     halves = 2 if any(action.kind == "W" for action in actions) else 1
     length_s = {"F": forward_s * part_s, "B": backward_s * part_s / halves, "W": backward_s * part_s / halves}
     spans, sent = [], []
+    arriving = {}  # received from the start: gloo would otherwise send only once the receiver has asked for it
+    for action in actions:
+        position = action.chunk * stages + stage
+        step = STEPS[action.kind]
+        if step and 0 <= position - step <= last:
+            buffer, tag = torch.empty(MESSAGE), _tag(action, position)
+            work = dist.irecv(buffer, group=group, group_src=(position - step) % stages, tag=tag)
+            arriving[action] = work, buffer
     dist.barrier(group)
     start_s = time.perf_counter()
     for action in actions:
         position = action.chunk * stages + stage
-        step = {"F": 1, "B": -1, "W": 0}[action.kind]
-        if step and 0 <= position - step <= last:
-            tag = _tag(action, position)
-            dist.recv(torch.empty(MESSAGE), group=group, group_src=(position - step) % stages, tag=tag)
+        step = STEPS[action.kind]
+        if action in arriving:
+            work, _ = arriving.pop(action)
+            work.wait()
         began_s = time.perf_counter()
         time.sleep(length_s[action.kind])
         spans.append((action, began_s - start_s, time.perf_counter() - start_s))
         if step and 0 <= position + step <= last:
-            tag = _tag(action, position + step)
-            work = dist.isend(
-                message := torch.zeros(MESSAGE), group=group, group_dst=(position + step) % stages, tag=tag
-            )
+            message, tag = torch.zeros(MESSAGE), _tag(action, position + step)
+            work = dist.isend(message, group=group, group_dst=(position + step) % stages, tag=tag)
             sent.append((work, message))
     for work, _ in sent:
         work.wait()

@@ -83,6 +83,8 @@ def schedule(runs: dict[str, Simulated], unit: str = "ms") -> Figure:
     longest = max(run.total for run in runs.values())
     for name, run in runs.items():
         axes.text(0, y - 0.25, name, ha="left", va="bottom", weight="bold")
+        every = [span for spans in run.stages for span in spans]
+        shortest = {kind: min((s.ended - s.began for s in every if s.action.kind == kind), default=0) for kind in "FBW"}
         for stage, spans in enumerate(run.stages):
             ticks.append((y + 0.4, f"stage {stage}"))
             for span in spans:
@@ -93,7 +95,7 @@ def schedule(runs: dict[str, Simulated], unit: str = "ms") -> Figure:
                 axes.broken_barh([(span.began, length)], (y, 0.8), **_STYLES[kind] | (_LIGHTER[kind] if later else {}))
                 if length > longest / 90:
                     ink = "white" if kind == "B" and not later else "black"
-                    size = "small" if length > longest / 45 else "xx-small"
+                    size = "small" if shortest[kind] > longest / 45 else "xx-small"  # alike in all bars of a kind
                     middle = span.began + length / 2
                     label = f"{span.action.micro_batch}"
                     axes.text(middle, y + 0.4, label, ha="center", va="center", color=ink, fontsize=size)

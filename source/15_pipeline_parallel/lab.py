@@ -271,7 +271,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.nn import functional as F  # noqa: N812
-from torch.profiler import record_function
 
 from shared.schedules import Action, check_schedule, chunks_of, micro_batches_of
 from solutions.async_collectives import InFlight
@@ -373,12 +372,12 @@ check.Neighbors()
 #   its output is the loss: `loss_of` of what the layers return. Store the input and the output in
 #   `self.kept[micro_batch]`, and return the output, detached.
 # - The input comes from another rank, so autograd does not know how it was computed. Make it a leaf that requires a
-#   gradient. Tokens are integers, which cannot require one.
+#   gradient. The model's first chunk is an exception (`self.is_first`): no stage needs the gradients of its inputs, and
+#   tokens are integers, which cannot require one.
 # - `run_backward(micro_batch, gradient)` runs backward from the output. `gradient` is the gradient of the output, or
-#   None for a loss. Return the gradient of the input (None for tokens), and remove everything that it keeps for this
-#   micro-batch.
-# - If the output requires no gradient, because the layers are frozen and the inputs are tokens, there is no backward to
-#   run.
+#   None for a loss. Return the gradient of the input (None in the first chunk), and remove the micro-batch from
+#   `self.kept`.
+# - If the output requires no gradient, because the first chunk's layers are frozen, there is no backward to run.
 #
 # The first check runs a plain chunk. The others run several micro-batches, and look at what the chunk keeps.
 #
@@ -404,7 +403,7 @@ class PostponeWeight(torch.autograd.Function):
     def backward(ctx, gradient: Tensor):
         x, weight = ctx.saved_tensors
         ctx.terms.append((weight, x.detach(), gradient))
-        return gradient @ weight, None, None
+        return gradient @ weight if ctx.needs_input_grad[0] else None, None, None
 
 
 # %% tags=["export"]
@@ -412,9 +411,12 @@ class PostponeWeight(torch.autograd.Function):
 class Chunk(nn.Module):
     """Consecutive layers of a model, and what backward needs of every micro-batch in flight."""
 
-    def __init__(self, layers: Sequence[nn.Module], postpones: bool = False):
+    def __init__(
+        self, layers: Sequence[nn.Module], is_first: bool = False, postpones: bool = False
+    ):
         super().__init__()
         self.layers = nn.ModuleList(layers)
+        self.is_first = is_first  # in the whole model, so nobody needs the gradients of its inputs
         self.kept: dict[int, tuple[Tensor, Tensor]] = {}  # input and output, by micro-batch
         self.micro_batch = 0  # the one that is being computed
         self.terms: dict[int, list] = {}  # what run_weights() multiplies, by micro-batch
@@ -449,7 +451,7 @@ class Chunk(Chunk):
     def run_forward(self, micro_batch: int, x: Tensor, loss_of: Callable | None = None) -> Tensor:
         """Compute the layers' output, or the loss if loss_of is given."""
         ### BEGIN SOLUTION
-        x = x.detach().requires_grad_(x.is_floating_point())
+        x = x.detach().requires_grad_(not self.is_first)
         output = self(x) if loss_of is None else loss_of(self(x))
         self.kept[micro_batch] = x, output
         return output.detach()
@@ -498,6 +500,8 @@ check.Chunk()
 #
 # The first check trains a plain model on two stages with GPipe. The others try all schedules, one to four stages, and
 # several steps. They also count messages, measure memory, and find out whether a stage waits although it could compute.
+# One of them uses a schedule that computes all weight gradients at the end. The given cells can do that already, and
+# exercise 15.9 explains it.
 #
 # <details><summary>Hint</summary>
 #
@@ -662,7 +666,10 @@ class Pipeline(Pipeline):
         parts = split_evenly(len(layers), positions)
         postpones = any(action.kind == "W" for action in self.actions)
         own = [[layers[index] for index in part] for part in parts[self.stage :: self.stages]]
-        self.chunks = [Chunk([layer for _, layer in part], postpones) for part in own]
+        self.chunks = [
+            Chunk([layer for _, layer in part], self.stage == index == 0, postpones)
+            for index, part in enumerate(own)
+        ]
         self.own = own_parameters(layers, own)
         self.tied = tied_parameters(layers, parts, self.stage, self.stages)
 
@@ -754,11 +761,10 @@ class Pipeline(Pipeline):
         for action in self.actions:
             chunk = self.chunks[action.chunk]
             chunk.micro_batch = action.micro_batch
-            with record_function(f"Pipeline::{action}"):
-                if action.kind == "W":
-                    chunk.run_weights(action.micro_batch)
-                else:
-                    self.run(action, *parts)
+            if action.kind == "W":
+                chunk.run_weights(action.micro_batch)
+            else:
+                self.run(action, *parts)
         self.neighbors.finish()
         if self.tied:
             self.sum_tied_gradients()

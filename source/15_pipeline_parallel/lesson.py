@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 15 · Pipeline parallelism
 #
-# **28 minutes.** After this lesson, you will be able to:
+# **29 minutes.** After this lesson, you will be able to:
 #
 # - compute the bubble of a schedule, and measure it,
 # - choose a schedule by its bubble, memory and communication,
@@ -249,7 +249,8 @@ tables.Table(["activations at the peak, in tensors", *stages], rows)
 # ideal time (Qi et al. 2023, §2, schedule ZB-H1). The stage must keep x and g until the postponed `W` has run.
 #
 # You will write functions for the interleaved and the zero-bubble schedule in the lab. Here, we read both as text. The
-# next cell times all four schedules on ranks that only sleep. B and W take half of the 640 ms each, as long as F.
+# next cell times all four schedules on ranks that only sleep. They sleep twice as long as before, so that messages
+# matter less: 640 ms for the forwards, and 1,280 ms for the backwards. B and W take half of that each, as long as F.
 #
 # **Predict.** With p = 4, m = 8 and v = 2, what fraction of the *total* time is the bubble of each new schedule? (A
 # fraction b of the ideal time is b/(1 + b) of the total time.)
@@ -308,12 +309,17 @@ tables.Table(["in flight at most", *stages, "messages"], rows)
 # activations of 1F1B.
 # ZB-V needs no more than 1F1B, but sends twice as many messages (Qi et al. 2023 and 2024). We have not run these two.
 #
-# In the next figure, choose p, m and one of your first two schedules. With 1F1B and four stages, which of the offered m
-# is the first with a bubble below 5% of the total time?
+# In the next figure, choose p, m, v and the schedule. With 1F1B and four stages, which of the offered m is the first
+# with a bubble below 5% of the total time? And with the interleaved schedule and v = 4? (Only that one depends on v.)
 
 # %% tags=["nbval-ignore-output"]
-builders = {"GPipe": lambda p, m, v: gpipe(p, m), "1F1B": lambda p, m, v: one_f_one_b(p, m)}
-widgets.schedule_chooser(builders, schedule="1F1B", stages=4, micro_batches=8, chunks=1)
+builders = {
+    "GPipe": lambda p, m, v: gpipe(p, m),
+    "1F1B": lambda p, m, v: one_f_one_b(p, m),
+    "interleaved": published_schedules.interleaved,
+    "zero bubble": lambda p, m, v: published_schedules.zero_bubble(p, m),
+}
+widgets.schedule_chooser(builders, schedule="1F1B", stages=4, micro_batches=8, chunks=2)
 
 # %% [markdown]
 # ## A schedule of your own

@@ -53,6 +53,7 @@ def a_plain_model_trains_on_two_stages(attempt: Attempt) -> None:
 
 
 Pipeline.check("schedules")(training.every_schedule_trains)
+Pipeline.check("postponed weights", world_sizes=(2, 3))(training.postponed_weights_train)
 Pipeline.check("no waiting", world_sizes=(2,))(training.the_first_stage_does_not_wait)
 Pipeline.check("wire", world_sizes=(2, 3, 4))(training.messages_are_as_the_formula_says)
 Pipeline.check("bf16", world_sizes=(2, 3))(training.bf16_stays_bf16)

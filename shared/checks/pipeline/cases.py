@@ -7,20 +7,29 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.model_parallel.case import Case, Collective, Shard
 from shared.models import GPTConfig, TinyGPT, gpt_layers
+from shared.schedules import Action
 
 WIDTH, TOKENS, VOCABULARY = 6, 4, 11
+WEIGHTS_LAST = "postponed weights"  # a schedule that no pipeline knows by name, so it is given as actions
 
 
 def parts_of(count: int, parts: int) -> list[range]:
     """Return the layers of each chunk, as the lab's split_evenly() does."""
     bounds = [count * part // parts for part in range(parts + 1)]
     return [range(first, end) for first, end in pairwise(bounds)]
+
+
+def weights_last(stages: int, micro_batches: int) -> list[list[Action]]:
+    """Schedule all forwards, all backwards, and then all weight gradients."""
+    actions = [Action(kind, index) for kind in "FBW" for index in range(micro_batches)]
+    return [actions for _ in range(stages)]
 
 
 def seeded(seed: int, build, dtype: torch.dtype) -> nn.Module:
@@ -34,7 +43,7 @@ class Stack(Case):
     """A stack of linear layers with tanh between them, trained in a pipeline.
 
     Attributes:
-        schedule: The name of a schedule.
+        schedule: The name of a schedule, or WEIGHTS_LAST.
         micro_batches: How many parts a batch has.
         samples: How many samples a micro-batch has.
         layers: How many layers the stack has.
@@ -89,7 +98,10 @@ class Stack(Case):
 
     def split(self, piece, module: nn.Module, group):
         chunks = {"chunks": self.chunks} if self.schedule == "interleaved" else {}
-        pipeline = piece(module, self.schedule, self.micro_batches, self.loss_of, group, **chunks)
+        schedule = self.schedule
+        if schedule == WEIGHTS_LAST:
+            schedule = weights_last(dist.get_world_size(group), self.micro_batches)
+        pipeline = piece(module, schedule, self.micro_batches, self.loss_of, group, **chunks)
         if self.warm:
             pipeline.step(*(each.to(device_here()) for each in self.draw_batch(torch.Generator())))
         return pipeline

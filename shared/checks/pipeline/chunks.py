@@ -36,10 +36,10 @@ def squares(output: torch.Tensor) -> torch.Tensor:
     return output.square().mean()
 
 
-def probe_chunk(chunk_cls, seed: int, count: int, of_tokens: bool, is_last: bool) -> dict:
+def probe_chunk(chunk_cls, seed: int, count: int, of_tokens: bool, is_first: bool, is_last: bool) -> dict:
     """Run forwards in order and backwards in reverse, the first one early. Returns everything that came out."""
     layers = build_layers(seed, of_tokens).to(device_here())
-    chunk = chunk_cls(list(layers))
+    chunk = chunk_cls(list(layers), is_first=is_first)
     inputs, gradients = ([each.to(device_here()) for each in group] for group in draw_inputs(seed, count, of_tokens))
     found = {"outputs": [], "inputs": {}, "attached": [], "kept": 0, "alive": 0}
     outputs = []
@@ -58,23 +58,26 @@ def probe_chunk(chunk_cls, seed: int, count: int, of_tokens: bool, is_last: bool
     return found
 
 
-def _judge_chunk(attempt: Attempt, count: int, of_tokens: bool = False, is_last: bool = False) -> None:
+def _judge_chunk(
+    attempt: Attempt, count: int, of_tokens: bool = False, is_first: bool = False, is_last: bool = False
+) -> None:
     seed = attempt.draw_seed()
-    found = attempt.run(probe_chunk, seed, count, of_tokens, is_last)[0]
+    found = attempt.run(probe_chunk, seed, count, of_tokens, is_first, is_last)[0]
     layers, (inputs, gradients) = build_layers(seed, of_tokens), draw_inputs(seed, count, of_tokens)
     what = "1 micro-batch" if count == 1 else f"{count} micro-batches"
-    what += (" of tokens" if of_tokens else "") + (", the last chunk" if is_last else "")
+    what += (" of tokens" if of_tokens else "") + (", the first chunk" if is_first else "")
+    what += ", the last chunk" if is_last else ""
     for index, x in enumerate(inputs):
-        x.requires_grad_(not of_tokens)
+        x.requires_grad_(not is_first)
         output = squares(layers(x)) if is_last else layers(x)
         output.backward(None if is_last else gradients[index])
         if not close(found["outputs"][index], output.detach()):
             message = f"{what}: the output of micro-batch {index}: {first_difference(found['outputs'][index], output)}"
             raise Wrong(message, "Hint: is it the output of the layers, or of loss_of?")
         gradient = found["inputs"][index]
-        if of_tokens:
+        if is_first:
             if gradient is not None:
-                raise Wrong(f"{what}: run_backward returns a tensor for tokens, expected None")
+                raise Wrong(f"{what}: run_backward returns a tensor, expected None", "Hint: who needs this gradient?")
         elif gradient is None or not close(gradient, x.grad):
             found_it = "it is None" if gradient is None else first_difference(gradient, x.grad)
             hint = "Hint: which tensor's gradient does the previous stage need, and is that tensor a leaf?"
@@ -101,15 +104,17 @@ def many_micro_batches(attempt: Attempt) -> None:
 
 
 def the_first_and_the_last_chunk(attempt: Attempt) -> None:
-    _judge_chunk(attempt, 2, of_tokens=True)
+    _judge_chunk(attempt, 2, of_tokens=True, is_first=True)
+    _judge_chunk(attempt, 2, is_first=True)
     _judge_chunk(attempt, 3, is_last=True)
-    _judge_chunk(attempt, 2, of_tokens=True, is_last=True)
+    _judge_chunk(attempt, 2, of_tokens=True, is_first=True, is_last=True)
 
 
 def probe_frozen(chunk_cls, seed: int) -> tuple[bool, int]:
     """Run a frozen chunk on tokens. Returns whether run_backward returned None, and what is kept."""
     layers = build_layers(seed, of_tokens=True).to(device_here()).requires_grad_(False)
-    chunk, (tokens, *_), (gradient, *_) = chunk_cls(list(layers)), *draw_inputs(seed, 1, of_tokens=True)
+    chunk = chunk_cls(list(layers), is_first=True)
+    (tokens, *_), (gradient, *_) = draw_inputs(seed, 1, of_tokens=True)
     chunk.run_forward(0, tokens.to(device_here()))
     return chunk.run_backward(0, gradient.to(device_here())) is None, len(chunk.kept)
 

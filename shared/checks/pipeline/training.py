@@ -11,7 +11,7 @@ from shared.checks.engine.compare import close, describe_calls, first_difference
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.late_ranks import PATIENCE_S, Meeting, launches_unasked, rehearsed
 from shared.checks.engine.model_parallel.judges import Trained, judge_layout, judge_traffic, judge_training, train
-from shared.checks.pipeline.cases import Stack, Text
+from shared.checks.pipeline.cases import WEIGHTS_LAST, Stack, Text
 from shared.wire import instrumentation
 
 STEPS = 5
@@ -274,5 +274,6 @@ def bf16_stays_bf16(attempt: Attempt) -> None:
 
 
 def postponed_weights_train(attempt: Attempt) -> None:
-    judge_all(attempt, drawn(attempt, "zero_bubble", Stack()))
-    judge_all(attempt, drawn(attempt, "zero_bubble", Text()))
+    """Train with a schedule that is not one of the lab's, because exercise 15.9 comes later."""
+    judge_all(attempt, drawn(attempt, WEIGHTS_LAST, Stack()))
+    judge_all(attempt, drawn(attempt, WEIGHTS_LAST, Text(tied=False)))

@@ -8,7 +8,7 @@ from solutions import pipeline as right
 
 class Chunk(right.Chunk):
     def run_forward(self, micro_batch, x, loss_of=None):
-        if x.is_floating_point():
+        if not self.is_first:
             x.requires_grad_()
         output = self(x) if loss_of is None else loss_of(self(x))
         self.kept[micro_batch] = x, output

@@ -93,7 +93,7 @@ class Neighbors(ours.Neighbors):
 
 class Chunk(ours.Chunk):
     def run_forward(self, micro_batch, x, loss_of=None):
-        leaf = x.clone() if not x.is_floating_point() else x.detach().clone().requires_grad_()
+        leaf = x.clone() if self.is_first else x.detach().clone().requires_grad_()
         output = self(leaf)
         if loss_of is not None:
             output = loss_of(output)

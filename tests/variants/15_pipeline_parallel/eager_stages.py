@@ -79,7 +79,7 @@ class Chunk(ours.Chunk):
     def run_forward(self, micro_batch, x, loss_of=None):
         with torch.enable_grad():
             x = x.detach()
-            if x.dtype.is_floating_point:
+            if not self.is_first:
                 x.requires_grad_(True)
             output = self(x)
             output = output if loss_of is None else loss_of(output)
