@@ -170,6 +170,7 @@ class Grading:
             "cells": [piece | {"exercise": numbers.get(piece["grade_id"])} for piece in pieces],
             "others": submissions.other_cells(self.cells),
             "forbidden": self.course.withheld,
+            "ready_made": self.course.ready_made,
             "tasks": [{"name": task.name, "cells": task.cells} for task in tasks],
         }
 

@@ -7,6 +7,8 @@ import ast
 import builtins
 import re
 
+from instructor.grade.tripwire import TABOO
+
 _MAGIC_LINE = re.compile(r"^([ \t]*)[%!].*$", re.MULTILINE)
 FORBIDDEN = ("shared.checks", "instructor", "labs")  # labs/ has scripts that show parts of exercises.
 UNUSUAL = ("ctypes", "gc", "importlib", "inspect", "mmap", "multiprocessing", "os", "pickle", "signal", "socket")
@@ -124,17 +126,34 @@ def _stored_and_loaded(source: str) -> tuple[set[str], set[str]]:
     return stored, loaded
 
 
-def forbidden(source: str, withheld: tuple[str, ...]) -> list[str]:
-    """Return where an exercise uses the checks, the grader, or solutions that students do not have yet.
+def forbidden(source: str, withheld: tuple[str, ...], allowed: tuple[str, ...] = ()) -> list[str]:
+    """Return where an exercise uses the checks, the grader, what measures it, or code that it should not have.
 
     Args:
         withheld: The modules of solutions/ that students have not been given.
+        allowed: The ready-made code that the lab itself uses.
     """
     found = []
     for name, line in _module_names(source):
-        modules = [module for module in (*FORBIDDEN, *withheld) if f"{name}.".startswith(f"{module}.")]
-        found += [f"line {line} uses {module}" for module in modules]
-    return list(dict.fromkeys(found))
+        modules = [module for module in (*FORBIDDEN, *MEASURING, *withheld) if f"{name}.".startswith(f"{module}.")]
+        found += [(line, module) for module in modules]
+    refused = TABOO | set(READY_MADE) - set(allowed)
+    for node in ast.walk(ast.parse(source)):
+        found += [(node.lineno, name) for name in _names_in(node) if name in refused]
+    return [f"line {line} uses {name}" for line, name in dict.fromkeys(sorted(found))]
+
+
+def _names_in(node: ast.AST) -> list[str]:
+    """Return the names of attributes, of variables and of what is imported that a part of the code itself uses."""
+    if isinstance(node, ast.Attribute):
+        return [node.attr]
+    if isinstance(node, ast.Name):
+        return [node.id]
+    if isinstance(node, ast.alias):
+        return [node.name.split(".")[-1]]
+    if isinstance(node, ast.MatchClass):
+        return node.kwd_attrs
+    return []
 
 
 def notices(source: str, given: str = "") -> list[str]:
