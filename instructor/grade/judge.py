@@ -254,11 +254,15 @@ class Judge:
             found = {"the inspection of the ranks itself"}
         refused = [what for each in self.gates for what in each.refused]
         tripped = tripped or self.tripwires.new()
-        if not found and not self.rejected and not refused and not tripped:
+        connected = self.meter is not None and self.meter.found_others
+        if not found and not self.rejected and not refused and not tripped and not connected:
             return ""
         ranks.current().restart()
         if tripped:
             return f"void: {tripped}"
+        if connected:
+            self.meter.found_others = False
+            return "void: the code made connections between ranks that belong to no process group"
         if refused:
             for each in self.gates:
                 each.refused.clear()

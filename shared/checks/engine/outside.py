@@ -89,6 +89,7 @@ class Meter:
 
     def __init__(self, ranks, announced_ports=lambda: None):
         self._ranks, self._announced_ports = ranks, announced_ports
+        self.found_others = False  # whether the ranks ever had connections that belong to no process group
         self.begin()
 
     def begin(self) -> None:
@@ -106,6 +107,7 @@ class Meter:
             reports: What each rank says about itself; see `reported`.
         """
         if others := self._others():
+            self.found_others = True
             return f"the ranks have {len(others)} connections that belong to no process group"
         between_bytes = self.between_ranks()
         sent_bytes, scattered_bytes, calls = map(sum, zip(*reports, strict=True))
@@ -128,7 +130,8 @@ class Meter:
         users = {ends: sent.user for ends, sent in now.by_end.items()}
         # A rank may connect to itself, as IPython does.
         between = [ends for ends, user in users.items() if users.get(ends[::-1]) != user]
-        return [ends for ends in (*between, *now.ended) if known.isdisjoint(ends)]
+        before = self._began.ended | self._began.by_end.keys()
+        return [ends for ends in {*between, *now.ended - before} if known.isdisjoint(ends)]
 
     def between_ranks(self) -> int:
         """Return the bytes that ranks have sent to each other since `begin`."""
