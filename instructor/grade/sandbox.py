@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
@@ -91,7 +91,9 @@ def require() -> None:
         )
 
 
-def run(module: str, job: dict, course: Path, limits: Limits, handed_in: int | None = None) -> Ended:
+def run(
+    module: str, job: dict, course: Path, limits: Limits, handed_in: int | None = None, time_scale: float | None = None
+) -> Ended:
     """Run `python -m module JOB FD` in a sandbox where `course` is the working directory.
 
     The program is killed if it reports nothing for limits.seconds_each, uses too much memory, or starts too many
@@ -99,7 +101,10 @@ def run(module: str, job: dict, course: Path, limits: Limits, handed_in: int | N
 
     Args:
         handed_in: A file descriptor that the program may read. The job tells it the number.
+        time_scale: By how much to multiply the program's own deadlines; by default, as COURSE_TIME_SCALE says.
     """
+    time_scale = time_scale or deadlines.time_scale()
+    limits = replace(limits, seconds_each=limits.seconds_each * time_scale / deadlines.time_scale())
     user = FIRST_USER + USERS_EACH * random.SystemRandom().randrange(USERS // USERS_EACH)
     users = [*range(user, user + USERS_EACH)]  # of the judge and of each rank
     with tempfile.TemporaryDirectory(prefix="grade-") as temporary:
@@ -113,7 +118,7 @@ def run(module: str, job: dict, course: Path, limits: Limits, handed_in: int | N
         os.chmod(folder, 0o755)
         reads, writes = os.pipe()
         program = [sys.executable, "-m", module, str(job_file), str(writes)]
-        environment = _environment(scratch)
+        environment = _environment(scratch, time_scale)
         if in_container():
             os.chmod(scratch, 0o777)  # for the judge, which is another user and makes it its own
             command = program
@@ -182,7 +187,7 @@ def _shown(files: list[Path]) -> list[str]:
     return options
 
 
-def _environment(scratch: Path) -> dict[str, str]:
+def _environment(scratch: Path, time_scale: float) -> dict[str, str]:
     """Return all environment variables of the program."""
     return {
         "PATH": f"{Path(sys.prefix) / 'bin'}:/usr/bin:/bin",
@@ -197,7 +202,7 @@ def _environment(scratch: Path) -> dict[str, str]:
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONWARNINGS": "ignore",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
-        deadlines.SCALE: f"{deadlines.time_scale():g}",
+        deadlines.SCALE: f"{time_scale:g}",
     }
 
 
