@@ -34,7 +34,8 @@ def test_no_solution_uses_anything_forbidden_or_noticed(tmp_path):
         withheld = WITHHELD[list(CHAPTERS).index(name) :]
         pieces = pieces_of(hand_in(tmp_path, "anna", name))
         own = [piece["source"] for piece in pieces if piece["grade_id"]]
-        assert [screen.forbidden(source, withheld) for source in own] == [[]] * len(own)
+        ready_made = course.ready_made_in(CHAPTERS[name])
+        assert [screen.forbidden(source, withheld, ready_made) for source in own] == [[]] * len(own)
         given = "\n\n".join(piece["source"] for piece in pieces if not piece["grade_id"])
         assert not [notice for source in own for notice in screen.notices(source, given)]
 
@@ -51,6 +52,10 @@ WITHHELD = tuple(f"solutions.{module}" for chapter in CHAPTERS.values() for modu
         ("import importlib\nimportlib.import_module('instructor.grade.judge')", "line 2 uses instructor"),
         ("from shared import checks", "line 1 uses shared.checks"),
         ("def f():\n    from labs.simple_ddp import by_hand", "line 2 uses labs"),
+        ("from shared.wire import instrumentation as i", "line 1 uses shared.wire.instrumentation"),
+        ("from torch.nn.parallel import DistributedDataParallel as D", "line 1 uses DistributedDataParallel"),
+        ("match f:\n    case object(__globals__=found): pass", "line 2 uses __globals__"),
+        ("error.__traceback__.tb_frame", "line 1 uses tb_frame"),
     ],
 )
 def test_forbidden_uses_are_named(source, use):

@@ -105,6 +105,17 @@ def _mount(folder: str, kind: str, options: str) -> None:
         raise OSError(ctypes.get_errno(), f"cannot mount {kind} at {folder}")
 
 
+def is_complete() -> bool:
+    """Return whether this system lets ranks be separated completely. This process has to be root."""
+    if platform.machine() not in _MACHINES:
+        return False
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if has_own_mounts() else 1)
+    _, status = os.waitpid(child, 0)
+    return status == 0
+
+
 def close_side_ways() -> None:
     """Refuse this process's system calls that reach other processes past the network: local sockets, locks, keys."""
     machine = platform.machine()

@@ -66,12 +66,16 @@ def unpacked(chapter: Chapter) -> Iterator[Course]:
         for path in (folder, *folder.rglob("*")):
             path.chmod(0o755 if path.is_dir() else 0o644)
         digest = _digest(chapter, files, tasks)
-        yield Course(chapter, folder, digest, tasks, withheld, _ready_made(chapter), stubs, ours)
+        yield Course(chapter, folder, digest, tasks, withheld, ready_made_in(chapter), stubs, ours)
 
 
-def _ready_made(chapter: Chapter) -> tuple[str, ...]:
+def ready_made_in(chapter: Chapter) -> tuple[str, ...]:
     """Return which ready-made code a lab's exercises may use: what our own code for them, or the given code, uses."""
-    cells = [cell for cell in chapter.read("lab").cells if {"export", "exercise", "given"} & set(cell.metadata.get("tags", []))]
+    cells = [
+        cell
+        for cell in chapter.read("lab").cells
+        if {"export", "exercise", "given"} & set(cell.metadata.get("tags", []))
+    ]
     words = {word for cell in cells for word in re.findall(r"\w+", cell.source)}
     return tuple(name for name in screen.READY_MADE if name in words)
 

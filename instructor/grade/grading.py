@@ -162,7 +162,13 @@ class Grading:
         answers: dict[str, Answer] = {}
         left = list(tasks)
         while left and time.monotonic() < self.deadline:
-            ended = sandbox.run("instructor.grade.judge", self._job(left, pieces), self.course.folder, self.limits, time_scale=self.time_scale)
+            ended = sandbox.run(
+                "instructor.grade.judge",
+                self._job(left, pieces),
+                self.course.folder,
+                self.limits,
+                time_scale=self.time_scale,
+            )
             _check_started(ended)
             if not ended.bounded:
                 self._note({"notes": [cgroup.MISSING]})

@@ -19,12 +19,13 @@ import os
 import re
 import sys
 import tempfile
+from collections import Counter
 from dataclasses import replace
 from itertools import accumulate
 from operator import itemgetter
 from pathlib import Path
 
-from instructor.grade import fingerprints, gate, guard, screen, tripwire
+from instructor.grade import alone, fingerprints, gate, guard, screen, tripwire
 from instructor.grade.limits import Limits, become, bound
 from shared import ranks
 from shared.checks.engine import candidate, framework, outside
@@ -33,7 +34,8 @@ from shared.deadlines import scaled
 from shared.ranks import launchers, processes
 
 NOT_MEASURED = "this system did not let us measure from outside how many bytes the ranks sent"
-SAME_USER = "the grader was not root, so the ranks belonged to the same user as their judge"
+SAME_USER = "the grader was not root, so the ranks and their judge were one user and could share files"
+SHARED_MEMORY = "this system did not give each rank memory and folders of its own"
 NOT_ALLOWED = (
     "Exercises must not use the checks, what measures them, the grader, the scripts of labs/, ready-made code for what "
     "they should build, or solutions that students do not have yet"
@@ -56,6 +58,8 @@ def main(job_file: str, results: str) -> None:
     missing = []
     if os.getuid() != 0:
         missing.append(SAME_USER)
+    elif not alone.is_complete():
+        missing.append(SHARED_MEMORY)
     server = _start_fork_server(job)
     if not job["own_network"] or not outside.available():
         missing.append(NOT_MEASURED)
@@ -99,17 +103,19 @@ class Tripwires:
 
     def __init__(self, server: launchers.ForkServer):
         self._server, self._known = server, set()
+        self._told: Counter = Counter()  # the lines in the logs that were known at the last call
 
     def new(self) -> str:
         """Return what the code did for which a tripwire has ended a rank since the last call, or ""."""
-        ended = [pid for pid, status in self._server.ended.items() if status == tripwire.TRIPPED]
-        fresh = [pid for pid in ended if pid not in self._known]
-        self._known.update(fresh)
-        if not fresh:
+        pids = {pid for pid, status in self._server.ended.items() if status == tripwire.TRIPPED}
+        if pids <= self._known:
             return ""
-        logs = [path.read_text(errors="replace") for path in Path(self._server.run_dir).glob("rank-*.log")]
+        self._known |= pids
+        logs = [path.read_text(errors="replace") for path in sorted(Path(self._server.run_dir).glob("rank-*.log"))]
         lines = [line for log in logs for line in log.splitlines() if line.startswith(tripwire.MARK)]
-        return max(lines, default="the code ended its rank").removeprefix(tripwire.MARK)[:MOST_REASON]
+        told = Counter(lines) - self._told
+        self._told = Counter(lines)
+        return min(told, default="the code ended its rank").removeprefix(tripwire.MARK)[:MOST_REASON]
 
 
 class Judge:

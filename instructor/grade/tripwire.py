@@ -31,11 +31,11 @@ INSPECTING = tuple(f"{folder}inspect.py" for folder in STANDARD)
 WALKS = ("walk_tb", "walk_stack")  # generators of traceback.py that hand out frames
 
 # Names that lead from any object to the interpreter's insides, or to the record
-TABOO = {"__globals__", "__closure__", "__builtins__", "__getattribute__", "__subclasses__", "__code__", "cell_contents"}
-TABOO |= {"tb_frame", "gi_frame", "cr_frame", "ag_frame", "f_back", "f_globals", "f_locals", "f_builtins", "_getframe"}
-TABOO |= {"_listeners", "before_launch", "work_wrappers", "_get_backend", "_get_default_store"}
-TABOO |= {"settrace", "setprofile", "addaudithook", "_current_frames", "get_referrers", "get_objects"}
-TABOO |= {"get_referents", "__setstate__", "__reduce_ex__", "__mro__", "__base__", "__bases__"}
+TABOO = {"__globals__", "__closure__", "__builtins__", "__getattribute__", "__subclasses__", "__code__"}
+TABOO |= {"cell_contents", "__mro__", "__base__", "__bases__", "tb_frame", "gi_frame", "cr_frame", "ag_frame", "f_back"}
+TABOO |= {"f_globals", "f_locals", "f_builtins", "_getframe", "_current_frames", "settrace", "setprofile"}
+TABOO |= {"addaudithook", "get_referrers", "get_referents", "get_objects", "_get_backend", "_get_default_store"}
+TABOO |= {"_listeners", "before_launch", "work_wrappers"}
 
 GUARDED = ("shared.checks", "shared.ranks", "shared.wire", "instructor")
 FREE = ("shared.wire", "shared.ranks", "shared.wire.clock", "shared.wire.sizes")  # students' own code may use these

@@ -236,10 +236,9 @@ def wait_for_registration(client, n: int, server: ForkServer, timeout_s: float, 
         on_progress(len(ids))
         ended = [rank for rank, pid in server.pids.items() if pid in server.ended]
         if ended:
-            log = Path(server.run_dir, f"rank-{ended[0]}.log")
-            raise RuntimeError(
-                f"Rank {ended[0]} exited with status {server.ended[server.pids[ended[0]]]} while it was starting.\n{log.read_text(errors='replace')[-2000:]}"
-            )
+            status = server.ended[server.pids[ended[0]]]
+            log = Path(server.run_dir, f"rank-{ended[0]}.log").read_text(errors="replace")
+            raise RuntimeError(f"Rank {ended[0]} exited with status {status} while it was starting.\n{log[-2000:]}")
         if time.monotonic() > deadline:
             raise RuntimeError(f"Only {len(ids)} of {n} ranks answered within {timeout_s:.0f} s. {server.end_of_log()}")
         time.sleep(0.01)
