@@ -122,33 +122,18 @@ ATTACKS = {
         """,
         "connections that belong to no process group",
     ),
-    "a mode that lies about sizes": (
-        """
-        class Lies(torch.overrides.TorchFunctionMode):
-            def __torch_function__(self, function, types, args=(), kwargs=None):
-                if function is torch.Tensor.nbytes.__get__:
-                    return parameter.numel() * parameter.element_size()
-                return function(*args, **(kwargs or {}))
-
-        three = torch.cat([parameter.grad.reshape(-1)] * 3)
-        with Lies():
-            dist.all_reduce(three, group=group)
-        parameter.grad.copy_(three[: parameter.numel()].view(parameter.shape) / world_size)
-        """,
-        "but the network carried",
-    ),
     "other code in a function of torch": (
         "setattr(dist.all_reduce, '__co' + 'de__', (lambda tensor, **_: None).__class__)",
         "void: the code uses __code__",
     ),
-    "code that it writes": ("exec('import gc')", "void: the code uses exec"),
+    "code that it writes": ("exec('import gc')", "void: the code uses compile"),
     "code under the name of a library": ("compile('1', torch.__file__, 'exec')", "void: the code uses compile"),
     "a module that it writes": (
         f"""
         with open(f"{{os.environ['TMPDIR']}}/reaching.py", "w") as file:
             file.write('import sys\\ndef reach(): return {RECORD.replace('"', chr(92) + chr(39))}._listeners')
         sys.path.insert(0, os.environ["TMPDIR"])
-        os.closerange(3, 1000)
+        os.close(2)
         __import__("reaching").reach()
         """,
         "void: ",
@@ -212,3 +197,28 @@ def test_an_attack_earns_nothing_and_harms_nobody(tmp_path, judged_with, name):
     assert honest.points == honest.max_points, unharmed
     assert reason in evidence and evidence.strip()
     assert not left_over()
+
+
+LIES = """
+class Small(torch.Tensor):
+    @property
+    def nbytes(self):
+        return super().nbytes // 3
+
+def average_gradients(module, group=None):
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            three = torch.cat([own.reshape(-1)] * 3).as_subclass(Small)
+            dist.all_reduce(three, group=group)
+            mean = three.as_subclass(torch.Tensor)[: parameter.numel()] / dist.get_world_size(group)
+            parameter.grad = mean.view(parameter.shape)
+"""
+
+
+def test_a_tensor_that_lies_about_its_size_pays_for_all_its_bytes(tmp_path, judged_with):
+    submission = hand_in(tmp_path, "eve", LAB, writes(average_gradients=f"%%ranks\n{LIES}"))
+    record = grading.grade(submission, replace(judged_with, tasks=judged_with.tasks[:1]), Limits())
+    (answer,) = record.answers
+    assert [verdict.check for verdict in answer.verdicts if not verdict.passed] == ["wire"], answer
+    assert any("expected at most" in verdict.evidence for verdict in answer.verdicts)
