@@ -5,12 +5,17 @@ files. test_grade.py has lab 00. test_mutants.py checks for all right solutions 
 takes less time than a sandbox.
 """
 
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+
 import pytest
 
 from instructor.build import module_names
 from instructor.grade import course, grading, judge, screen
 from instructor.grade.limits import Limits
-from tests.handed_in import CHAPTERS, cells_of, hand_in, need_sandbox, pieces_of
+from instructor.grade.tasks import module_of
+from tests.handed_in import CHAPTERS, cells_of, hand_in, need_sandbox, pieces_of, writes
 
 pytestmark = pytest.mark.slow
 
@@ -27,6 +32,34 @@ def test_our_own_solution_gets_every_point(tmp_path, lab):
     assert record.points == record.max_points == sum(task.points for task in judged_with.tasks) > 0
     assert record.notices == record.notes == []
     assert all(answer.verdicts for answer in record.answers)
+
+
+def of_other_authors() -> list[tuple[str, Path]]:
+    """Return right solutions that are written differently: of lab 02 all, and one of each other lab."""
+    found = {lab: sorted((Path(__file__).parent / "variants" / lab).glob("*.py")) for lab in CHAPTERS}
+    return [(lab, path) for lab, paths in found.items() for path in (paths if lab == "02_manual_ddp" else paths[:1])]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("lab", "path"), of_other_authors(), ids=lambda each: getattr(each, "stem", each))
+def test_a_right_solution_written_differently_gets_every_point(tmp_path, lab, path):
+    """All of it is in the first exercise's cell."""
+    need_sandbox()
+    with course.unpacked(CHAPTERS[lab]) as unpacked:
+        names = {name.replace("-", "_"): "pass" for name in unpacked.ours}
+        submission = hand_in(tmp_path, "anna", lab, writes(**names | {next(iter(names)): path.read_text()}))
+        pieces = {
+            getattr(import_module(f"shared.checks.{module_of(CHAPTERS[lab])}"), t.name).piece: t for t in unpacked.tasks
+        }
+        defined = tuple(task for piece, task in pieces.items() if piece in screen.lends(path.read_text()))
+        record = grading.grade(submission, replace(unpacked, tasks=defined), Limits())
+    assert defined and record.why == "all checks passed"
+    assert record.points == record.max_points
+
+
+@pytest.mark.parametrize(("lab", "path"), of_other_authors(), ids=lambda each: getattr(each, "stem", each))
+def test_a_right_solution_written_differently_is_not_rejected(lab, path):
+    assert screen.forbidden(path.read_text(), (), course.ready_made_in(CHAPTERS[lab])) == []
 
 
 def test_no_solution_uses_anything_forbidden_or_noticed(tmp_path):
