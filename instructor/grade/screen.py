@@ -163,12 +163,11 @@ def notices(source: str, given: str = "") -> list[str]:
     Args:
         given: The lab's own code. Names that it uses are not reported.
     """
+    library = (*READY_MADE, *SHARDING)
     found = [
         (line, f"uses {name}")
         for name, line in _module_names(source)
-        if name.split(".")[0] in UNUSUAL
-        or name in (*MEASURING, *FILES)
-        or name.split(".")[-1] in (*READY_MADE, *SHARDING)
+        if name.split(".")[0] in UNUSUAL or name in (*MEASURING, *FILES) or name.split(".")[-1] in library
     ]
     tree = ast.parse(source)
     full_names = _full_names(tree)
