@@ -29,6 +29,7 @@ _QUIET_S, _QUIET_BYTES, _MOST_READS = 0.01, 2_000, 20
 # Source of the following numbers: linux/netlink.h, linux/inet_diag.h and the struct tcp_info in linux/tcp.h
 _REQUEST, _DUMP, _ERROR, _DONE = 20, 0x301, 2, 3
 _INFO, _SOCKET_BYTES, _SENT_AT, _TCP_INFO_BYTES = 2, 72, 200, 216
+_USER_AT, _ENDED = 64, 6  # the state TIME_WAIT
 
 
 def reported(calls: Sequence[instrumentation.Call]) -> tuple[float, float, int]:
@@ -49,6 +50,7 @@ class Sent(NamedTuple):
 
     all_bytes: int
     again_bytes: int
+    user: int | None = None  # who owns this end; None for a connection that has ended
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ class Carried:
 
     payload_bytes: int
     by_end: dict[tuple[int, int], Sent]
+    ended: frozenset[tuple[int, int]] = frozenset()  # ends of connections that have closed in the last minute
 
     def between_others(self, began: "Carried", ports: set[int]) -> int:
         """Return how many bytes have been carried since then, except to or from these ports.
@@ -81,10 +84,12 @@ class Meter:
 
     Args:
         ranks: Returns the set of ranks, which knows the ports of its control traffic and its store.
+        announced_ports: Returns the ports that the ranks' groups announced; None if nobody knows them.
     """
 
-    def __init__(self, ranks):
-        self._ranks = ranks
+    def __init__(self, ranks, announced_ports=lambda: None):
+        self._ranks, self._announced_ports = ranks, announced_ports
+        self.found_others = False  # whether the ranks ever had connections that belong to no process group
         self.begin()
 
     def begin(self) -> None:
@@ -101,6 +106,9 @@ class Meter:
         Args:
             reports: What each rank says about itself; see `reported`.
         """
+        if others := self._others():
+            self.found_others = True
+            return f"the ranks have {len(others)} connections that belong to no process group"
         between_bytes = self.between_ranks()
         sent_bytes, scattered_bytes, calls = map(sum, zip(*reports, strict=True))
         most_bytes = sent_bytes + min(scattered_bytes, sent_bytes) + min(calls * CALL_BYTES, MOST_EXTRA_BYTES)
@@ -111,6 +119,19 @@ class Meter:
             f"the ranks report {sent_bytes / 1e6:.2f} MB that they sent in collectives, "
             f"but the network carried {only}{between_bytes / 1e6:.2f} MB between them"
         )
+
+    def _others(self) -> list[tuple[int, int]]:
+        """Return the ends of connections between ranks that no part of the course has made."""
+        announced = self._announced_ports()
+        if announced is None:
+            return []
+        ranks, now = self._ranks(), read()
+        known = {*ranks.control_ports, *ranks.store_ports, *announced}
+        users = {ends: sent.user for ends, sent in now.by_end.items()}
+        # A rank may connect to itself, as IPython does.
+        between = [ends for ends, user in users.items() if users.get(ends[::-1]) != user]
+        before = self._began.ended | self._began.by_end.keys()
+        return [ends for ends in {*between, *now.ended - before} if known.isdisjoint(ends)]
 
     def between_ranks(self) -> int:
         """Return the bytes that ranks have sent to each other since `begin`."""
@@ -135,10 +156,10 @@ def read() -> Carried:
         OSError: if this system does not count them.
     """
     for _ in range(_MOST_READS):
-        before, by_end, after = _interface(), _by_end(), _interface()
+        before, (by_end, ended), after = _interface(), _by_end(), _interface()
         if before == after:  # Otherwise, the two are not from the same moment.
             break
-    return Carried(after, by_end)
+    return Carried(after, by_end, ended)
 
 
 def _interface() -> int:
@@ -147,19 +168,23 @@ def _interface() -> int:
     return loopback.bytes_sent - _HEADER_BYTES * loopback.packets_sent
 
 
-def _by_end() -> dict[tuple[int, int], Sent]:
-    """Return what each end of each connection has sent."""
+def _by_end() -> tuple[dict[tuple[int, int], Sent], frozenset[tuple[int, int]]]:
+    """Return what each end of each connection has sent, and the ends of those that have ended."""
     found: dict[tuple[int, int], Sent] = {}
+    ended: set[tuple[int, int]] = set()
     for family in (socket.AF_INET, socket.AF_INET6):
         for answer in _connections(family):
             ends = struct.unpack_from(">HH", answer, 4)
+            (user,) = struct.unpack_from("=I", answer, _USER_AT)
             at = _SOCKET_BYTES
+            if answer[1] == _ENDED:
+                ended.add(ends)
             while at + 4 <= len(answer):
                 length, kind = struct.unpack_from("=HH", answer, at)
                 if kind == _INFO and length >= 4 + _TCP_INFO_BYTES and ends[1]:
-                    found[ends] = Sent(*struct.unpack_from("=QQ", answer, at + 4 + _SENT_AT))
+                    found[ends] = Sent(*struct.unpack_from("=QQ", answer, at + 4 + _SENT_AT), user)
                 at += max(4, length + 3 & ~3)
-    return found
+    return found, frozenset(ended)
 
 
 def _connections(family: int):
