@@ -135,7 +135,8 @@ def rounds_and_bytes(operation: str, buffer_bytes: float, size: int) -> tuple[in
 
 
 ELEMENT_BYTES = 4  # The costs are those of float32.
-UNSTATED_LENGTH = 1024  # per rank of the mesh: the length of a letter if the equation does not state it
+# The length of a letter, per rank of the mesh, if the equation does not state it.
+UNSTATED_LENGTH = 1024
 
 
 def axis_rules(equation: Equation) -> list[Rule]:

@@ -107,7 +107,7 @@ def test_too_few_micro_batches_for_the_closed_form_are_rejected():
         published_schedules.interleaved(4, 6, 2)
 
 
-# -- the figure with dropdowns
+# -- the figure that a dropdown changes
 
 BUILDERS = {
     "GPipe": lambda p, m, v: gpipe(p, m),
