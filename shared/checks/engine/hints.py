@@ -61,6 +61,29 @@ def begin_at(first: Judge, name: str) -> Callable[[Judge], Judge]:
     return decorate
 
 
+def where_only_this_fails(first: Judge, hints: dict[str, str]) -> Callable[[Judge], Judge]:
+    """Replace hints where a more basic check passes, so that the cause is what only this check tries.
+
+    Args:
+        first: The judge of the more basic check.
+        hints: The new hints, by the ones that they replace.
+    """
+
+    def decorate(judge: Judge) -> Judge:
+        @functools.wraps(judge)
+        def judged(attempt: Attempt) -> None:
+            try:
+                judge(attempt)
+            except Wrong as wrong:
+                if wrong.hint in hints and not _fails(first, attempt):
+                    wrong.hint = hints[wrong.hint]
+                raise
+
+        return judged
+
+    return decorate
+
+
 def _fails(judge: Judge, attempt: Attempt) -> bool:
     try:
         judge(attempt)

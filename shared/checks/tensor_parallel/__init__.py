@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from shared.checks.engine.compare import close
 from shared.checks.engine.framework import Attempt, Exercise, Wrong
-from shared.checks.engine.hints import give_hints, where_it_raises
+from shared.checks.engine.hints import begin_at, give_hints, where_it_raises, where_only_this_fails
 from shared.checks.engine.model_parallel.case import Case
 from shared.checks.engine.model_parallel.judges import (
     Trained,
@@ -111,6 +111,7 @@ scatter_tokens.check("memory", world_sizes=(2, 4))(activations.only_own_tokens_s
 
 HINT_ON_OPERATORS = "Hint: which operators does this layer get, and which lines have to use them?"
 HINT_ON_NONE = {"NoneType": "Hint: what is None here? Does every linear layer have a bias?"}
+HINTS_IN_GROUPS = {Embedding.hint_on_output: "Hint: whose rank does `dist.get_rank` return here?"}
 HINT_ON_COLLECTIVES = "Hint: which line calls a collective directly, so that autograd does not record it?"
 
 
@@ -142,6 +143,7 @@ def check_layer(exercise: Exercise, plain: str, cases: tuple[Layer, ...], tokens
             judge_traffic(trained)
 
     @exercise.check("group", world_sizes=(3, 4))
+    @where_only_this_fails(lambda attempt: judge_plainly(attempt, cases[-1]), HINTS_IN_GROUPS)
     def groups_work_side_by_side(attempt: Attempt) -> None:
         judge_in_groups(attempt, cases[-1])
 
@@ -308,12 +310,22 @@ parallelize.check("rejections", world_sizes=(2, 3))(rejections.a_gpt_that_does_n
 clip_grad_norm_.check("plain norm", world_sizes=(2,))(norms.a_plain_norm_is_clipped)
 clip_grad_norm_.check("clipping")(norms.clipping_equals_one_process)
 clip_grad_norm_.check("one element", world_sizes=(2, 3))(norms.clipping_sends_one_element)
-clip_grad_norm_.check("bf16 norm", world_sizes=(2,))(norms.a_norm_of_bf16_gradients_is_exact)
+clip_grad_norm_.check("bf16 norm", world_sizes=(2,))(
+    begin_at(norms.a_plain_norm_is_clipped, "plain norm")(norms.a_norm_of_bf16_gradients_is_exact)
+)
 
 give_hints(HINT_ON_NONE, ColumnParallelLinear, RowParallelLinear, ParallelAttention)
 give_hints(
-    {"must match the size of tensor": "Hint: which layers get `enter`, and which `leave`? Does the embedding get one?"},
+    {
+        "must match the size of tensor": (
+            "Hint: which layers get `enter`, and which `leave`? Does the embedding get one?"
+        ),
+        "Size does not match at dimension": (
+            "Hint: the logits have T/N tokens. Which layer has to gather them, and with which operator?"
+        ),
+    },
     parallelize,
+    clip_grad_norm_,
 )
 give_hints(
     {
