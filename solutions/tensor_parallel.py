@@ -39,10 +39,8 @@ class ColumnParallelLinear(nn.Module):
     Communication: one all-reduce of the inputs' size in backward. With gather_output, one all-gather in forward.
     """
 
-    sharded = (
-        "weight",
-        "bias",
-    )  # the parameters that are split; all others are the same on every rank
+    # The parameters that are split. All others are the same on every rank.
+    sharded = ("weight", "bias")
 
     def __init__(
         self,
@@ -161,9 +159,8 @@ class ParallelAttention(nn.Module):
             ValueError: if N does not divide the number of heads.
         """
 
-        def own_rows(
-            rows: Tensor,
-        ) -> Tensor:  # the rows of this rank's heads, of a weight or a bias
+        # The rows of this rank's heads, of a weight or a bias.
+        def own_rows(rows: Tensor) -> Tensor:
             by_head = rows.unflatten(0, (3, attention.heads, -1))
             return own_shard(by_head, 1, group, "the heads of attention").flatten(0, 2)
 
@@ -198,6 +195,7 @@ class ParallelGPT(TinyGPT):
     def forward(self, tokens: Tensor, targets: Tensor | None = None, has_copies: bool = False):
         """Return whole logits (B, T, V), or the mean loss if targets are given."""
         if self.sequence_parallel and not has_copies:
+            # Call forward again, with copies in place of the replicated parameters.
             return functional_call(self, self.replicated_copies(), (tokens, targets, True))
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         if self.sequence_parallel:
