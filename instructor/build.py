@@ -14,7 +14,6 @@ source say what to do with a cell:
     check                  grade it                                           (grade_id="...", points=3)
     nbval-ignore-output    do not compare its output in tests, because it differs from run to run
     raises-exception       let it fail, and show the error
-    needs-solution         let it fail in a bundle that lacks the lab's module, because it shows what the lab builds
 
 The head of a script has these keys below `course:`
 

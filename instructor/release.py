@@ -3,9 +3,6 @@
 The bundle is a folder and a zip in build/release/. It contains the lessons and labs up to the chapter, shared/, and the
 solutions of earlier chapters, so everything in it runs. It contains no answers: if several consecutive lines of a later
 solution are found in it, the bundle is not written. Two bundles of one commit are identical, bit for bit.
-
-A lesson may show what only the finished lab can do, in cells tagged `needs-solution`. In a bundle, these cells keep the
-outputs of the course's own run. They fail, because only later bundles contain the lab's module, but the lesson goes on.
 """
 
 import argparse
@@ -68,8 +65,7 @@ def bundle(number: int) -> dict[str, bytes]:
     for other, chapter in sorted(known.items()):
         lesson, lab, solution = (contents.notebook(kind, chapter.name) for kind in ("chapters", "labs", "solutions"))
         if other <= number:
-            files[lesson] = _lesson(ROOT / lesson, finished=other < number)
-            files[lab] = (ROOT / lab).read_bytes()
+            files[lesson], files[lab] = (ROOT / lesson).read_bytes(), (ROOT / lab).read_bytes()
         if other < number:
             files[solution] = (ROOT / solution).read_bytes()
     files |= _linked(files)
@@ -149,20 +145,6 @@ def _imports(name: str) -> set[str]:
     tree = ast.parse((ROOT / "solutions" / name).read_text())
     froms = [node.module for node in tree.body if isinstance(node, ast.ImportFrom) and node.module]
     return {f"{module.split('.')[1]}.py" for module in froms if module.startswith("solutions.")}
-
-
-def _lesson(path: Path, finished: bool) -> bytes:
-    """Return a built lesson. While its lab is not finished, cells that need the solution may fail."""
-    notebook = nbformat.read(path, as_version=4)
-    for cell in notebook.cells if not finished else ():
-        tags = cell.metadata.get("tags", [])
-        if "needs-solution" in tags:
-            cell.metadata["tags"] = [*tags, "raises-exception"]
-            cell.source = (
-                "# This cell needs the finished module of this chapter's lab, which you get with the next chapter.\n"
-                "# The output below is from our run.\n" + cell.source
-            )
-    return (nbformat.writes(notebook) + "\n").encode()
 
 
 # -- answers

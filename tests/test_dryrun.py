@@ -3,6 +3,8 @@
 The functions without `test_` run on the ranks.
 """
 
+import importlib.util
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +14,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from shared import dryrun, formulas, memory, ranks, wire
+from shared.dryrun import peaks
 from shared.dryrun.decoder import Decoder
 from shared.planner.shapes import SHAPES, gpt, llama
 from solutions.strategies import STRATEGIES, mixed_precision
@@ -234,3 +237,15 @@ def test_bad_arguments_are_rejected_in_one_sentence(monkeypatch, capsys, argumen
 def test_torchs_names_stand_for_the_courses_counterparts():
     names = {name: strategy.name for name, strategy in dryrun.strategies().items() if name != strategy.name}
     assert names == {"ddp": "overlapped_ddp", "zero_redundancy": "zero1", "deepspeed2": "zero2", "fsdp2": "zero3"}
+
+
+def test_the_recorded_peaks_are_those_of_a_dry_run():
+    assert peaks.counted_again() == json.loads(peaks.RECORDED.read_text())
+
+
+def test_without_the_strategys_module_the_recorded_peaks_are_shown(monkeypatch, capsys):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    (held,) = peaks.peaks_of("llama-70b", "zero3", [(1024, 0)])
+    assert tuple(held) == peaks.PARTS and held["peak"] > 10e9
+    said = capsys.readouterr().out
+    assert said.startswith("The bytes are recorded from our run: strategy zero3 needs") and said.count("\n") == 1

@@ -2,26 +2,26 @@
 # jupyter:
 #   course:
 #     module: zero3
-#     minutes: 75
+#     minutes: 73
 # ---
 
 # %% [markdown]
 # # Lab 10 · FSDP
 #
-# **75 minutes, 17 points.** Lab 09's `PlainZeRO3` trains only plain models. Now you build `ZeRO3`, which also trains
+# **73 minutes, 17 points.** Lab 09's `PlainZeRO3` trains only plain models. Now you build `ZeRO3`, which also trains
 # models with frozen, tied and unused parameters, nested units, activation checkpointing, micro-batches and bf16. It
 # also clips gradients, and can be saved on four ranks and loaded on two. PyTorch calls ZeRO-3 *fully sharded data
 # parallelism* (FSDP), and the methods here have the same names as in torch's `fully_shard`. Exercise 10.6 is a stretch
-# exercise, which the 75 minutes do not include. There, you create a model that no rank ever holds in full.
+# exercise, which the 73 minutes do not include. There, you create a model that no rank ever holds in full.
 #
 # | exercise | you build | minutes | points |
 # |---|---|---|---|
 # | 10.1 | `GradientReducer`: pack now, reduce later | 13 | 2 |
 # | 10.2 | `ZeRO3`: the hooks of forward | 15 | 3 |
-# | 10.3 | `ZeRO3`: the hooks of backward | 20 | 5 |
+# | 10.3 | `ZeRO3`: the hooks of backward | 18 | 5 |
 # | 10.4 | a full state dict | 17 | 2 |
 # | 10.5 | a sharded state dict | 10 | 2 |
-# | 10.6 | stretch: `Materializer`, outside the 75 minutes | 13 | 3 |
+# | 10.6 | stretch: `Materializer`, outside the 73 minutes | 13 | 3 |
 #
 # You begin with a small object that `ZeRO3` uses. Each exercise has a check. Its first line is a plain case, which
 # passes when the main idea is right. The other lines try awkward models, and count bytes. After the exercises, you run
@@ -119,9 +119,8 @@ print(f"rank 1: you wrote {my_rank_1!r}; it launches the all-gather of block 0")
 #
 # <details><summary>Hint</summary>
 #
-# After a bucket is launched, `self.missing[bucket]` must be empty. Otherwise, a gradient that comes too late would be
-# packed into a bucket that is in flight. What should happen instead? And what must be true again when the next backward
-# begins?
+# Suppose that rank 0 has packed all gradients of a bucket, and rank 1 none of them. Which lines of your `reduce` run on
+# both ranks, and which ones only on rank 1?
 #
 # </details>
 
@@ -301,7 +300,7 @@ def expect_no_full_parameters(wrapper: nn.Module, keys) -> None:
 # | `unit.reshard()` | frees the parameters |
 # | `unit.state` | a `UnitState`. `pre_backward` sets it to `UnitState.BACKWARD` |
 # | `unit.reshard_after_forward` | False for the root, and for all units if the user chooses that |
-# | `unit.open_calls` | a set of `Call`s, with `add`, `discard` and `clear` |
+# | `unit.open_calls` | a set of `Call`s, with `add`, `discard` and `clear`. It is false when empty, like any set |
 
 
 # %% tags=["export"]
@@ -420,6 +419,8 @@ class ZeRO3(ZeRO3):
 # %% [markdown]
 # ## Exercise 10.2 · The hooks of forward (15 min, 3 points)
 #
+# In state BACKWARD, both hooks do nothing. Otherwise:
+#
 # | | if `torch.is_grad_enabled()` | otherwise |
 # |---|---|---|
 # | `pre_forward` | call `unit.wait_for_unshard()`, prefetch, return `_watch_inputs(…)` | the same, but return `None` |
@@ -430,8 +431,8 @@ class ZeRO3(ZeRO3):
 # - `self._watch_inputs(unit, inputs, kwargs)` returns the new inputs of the unit.
 # - Call `self._watch_outputs(unit, output)` for every unit, including the root. The root's `reshard_after_forward` is
 #   False.
-# - If the unit is in state BACKWARD, activation checkpointing is running its forward again, in the middle of its
-#   backward. Then both hooks do nothing, because the unit is unsharded already and must stay so.
+# - A unit is in state BACKWARD when activation checkpointing runs its forward again, in the middle of its backward. It
+#   is unsharded already, and must stay so.
 #
 # The two `_watch` methods are given below the exercise, and you don't need to read them. They let autograd call the
 # hooks of backward: `post_backward` through `AfterBackward` on the inputs, and `pre_backward` when the gradient of an
@@ -509,11 +510,14 @@ class ZeRO3(ZeRO3):
 check.Forward()
 
 # %% [markdown]
-# ## Exercise 10.3 · The hooks of backward (20 min, 5 points)
+# ## Exercise 10.3 · The hooks of backward (18 min, 5 points)
 #
 # A unit can be called more than once: twice in one forward, or in two forwards that share one backward. Then backward
 # also reaches it more than once, and the unit must not be reduced before the last time. So each call of a unit in
 # forward gets a `Call` object, and `unit.open_calls` holds the calls that backward has not finished.
+#
+# (The lesson's short version may reduce after each call: autograd completes a gradient only after the last one, so what
+# is reduced earlier is zeros. But your `GradientReducer` then rejects the gradient when it comes.)
 #
 # ```text
 # pre_backward(unit, call):             # the gradient of one of the unit's outputs is complete
@@ -548,8 +552,8 @@ check.Forward()
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# If nobody uses the output of a forward, backward never reaches its calls, and they stay open. `open_calls` is a weak
-# set, so they drop out when their graph is freed, unless something else keeps them alive. Does your code?
+# `open_calls` is a weak set, so a call drops out of it when its graph is freed. But suppose that the user keeps the
+# output of a forward, and never calls backward for it. Which of your methods closes the calls of that forward?
 #
 # </details>
 
@@ -858,6 +862,7 @@ check.ShardedState()
 # - The shard is on `self.device`. It has the shape `layout.shard_shape` and the dtype of the parameters. Its padding is
 #   zeros.
 # - Call `value_of` only for parameters that lie at least partly in the shard.
+# - A parameter may be non-contiguous: use `reshape(-1)`, because `view(-1)` fails then.
 # - Before you draw the next parameter, the values of the last one must be gone. A variable that still refers to them,
 #   or to a slice of them, keeps them alive.
 #

@@ -327,9 +327,12 @@ for name, found in differ.items():
     assert max(found) < 1e-10
 
 # %% [markdown]
-# All four models train as they would in one process. Their token embedding is **tied** to the output layer: both use
-# the same parameter. That works because both lie in the root. If they were in two units, neither unit could reshard the
-# parameter alone, so lab 09's `owned_parameters` gives such a parameter to the root.
+# All four models train as they would in one process. In backward, we reduce block 0 after each call, but autograd
+# completes its gradients only after both, so the first reduce-scatter contains zeros.
+#
+# The models' token embedding is **tied** to the output layer: both use the same parameter. That works because both lie
+# in the root. If they were in two units, neither unit could reshard the parameter alone, so lab 09's `owned_parameters`
+# gives such a parameter to the root.
 #
 # We did not try the last model with FSDP2. By default, FSDP2 reduces only the gradients that a rank has. For such
 # models, this course's version of torch has `set_reduce_scatter_unused_params(True)`, which does what our code does.
@@ -402,7 +405,7 @@ tables.Table(["", "all-gathers", "reduce-scatters", "sent, MB", "parameters' pea
 # - **Frozen layers** are all-gathered, but have no gradients to reduce.
 # - **Activation checkpointing** adds no collectives. A block's forward runs again while backward has it unsharded.
 # - **A block that is called twice** is all-gathered for each call by FSDP2. It is reduced once, after both calls. In
-#   backward, your `ZeRO3` keeps it unsharded between the calls, and all-gathers it only once.
+#   backward, the `ZeRO3` of the lab keeps it unsharded between the calls, and all-gathers it only once.
 # - **bf16** halves the bytes that are sent and the memory of unsharded parameters. The shards stay fp32. The ranks'
 #   gradients are also added up in bf16, unless you ask for `MixedPrecisionPolicy(reduce_dtype=torch.float32)`.
 
@@ -593,22 +596,20 @@ plots.loss_curves({"one process, whole": alone, "4 ranks, never whole": together
 # nothing, and counts the bytes.
 
 # %%
-from shared import dryrun
+from shared.dryrun import MODELS, peaks
 
 
-def held_by(rank, n, model="llama-70b"):
-    """Return what one of n ranks holds at its peak, in GB."""
-    shape = dryrun.MODELS[model]
-    run = dryrun.dry_run(shape, "zero3", n, rank=rank)
-    peak, formula_bytes = run.at_peak, formulas.model_state_bytes(shape.parameters, n, stage=3)
-    shards_bytes = run.own_parameters_bytes + peak.optimizer_bytes
-    gradients_bytes = peak.gradients_bytes + peak.buckets_bytes
-    parts = formula_bytes, shards_bytes, run.gathered_bytes, gradients_bytes, peak.activations_bytes
-    sizes = [f"{size / 1e9:.2f}" for size in (*parts, peak.total_bytes)]
-    return [shape.name, f"{n:,}", f"{rank:,}", *sizes]
+def held_at_peak(model, ranks):
+    """Return a row for each (N, rank): what this rank of N holds at its peak, in GB."""
+    shape, rows = MODELS[model], []
+    for (n, rank), parts in zip(ranks, peaks.peaks_of(model, "zero3", ranks), strict=True):
+        formula_bytes = formulas.model_state_bytes(shape.parameters, n, stage=3)
+        sizes = [f"{size / 1e9:.2f}" for size in (formula_bytes, *parts.values())]
+        rows.append([shape.name, f"{n:,}", f"{rank:,}", *sizes])
+    return rows
 
 
-header = ["", "N", "rank", "16Ψ/N", "shards", "unsharded", "gradients", "activations", "peak"]
+header = ["", "N", "rank", "16Ψ/N", *peaks.PARTS]
 
 # %% [markdown]
 # **Predict.** How many GB does rank 0 hold at its peak on 1,024 GPUs, where 16Ψ/N is 1.1 GB? Each of the 80 layers has
@@ -617,8 +618,8 @@ header = ["", "N", "rank", "16Ψ/N", "shards", "unsharded", "gradients", "activa
 # %%
 my_prediction_gb = 0.0
 
-# %% tags=["needs-solution"]
-rows = [held_by(0, n) for n in (8, 64, 1024)]
+# %%
+rows = held_at_peak("llama-70b", [(8, 0), (64, 0), (1024, 0)])
 print(f"predicted {my_prediction_gb:g} GB, counted {rows[-1][-1]} GB")
 assert float(rows[0][-1]) > 80 > float(rows[1][-1]) and float(rows[2][-1]) > 10 * float(rows[2][3])
 note = "GB. Shards: without gradients. The peak also has temporary tensors."
@@ -633,8 +634,8 @@ tables.Table(header, rows, note)
 #
 # Do all ranks hold the same? Here are the first and the last of 16,384 ranks, with Llama 3 405B:
 
-# %% tags=["needs-solution"]
-tables.Table(header, [held_by(rank, 16_384, "llama-3-405b") for rank in (0, 16_383)], note)
+# %%
+tables.Table(header, held_at_peak("llama-3-405b", [(16_384, 0), (16_384, 16_383)]), note)
 
 # %% [markdown]
 # They do, because padding makes all shards of a unit equally long. Over 50 GB remain, because the layers are large.

@@ -44,6 +44,7 @@ _HINT_ON_UNREACHED = (
 _HINT_ON_SETS = (
     "Hint: which line changes a set while a loop iterates over it? Could that wait until the loop has ended?"
 )
+_HINT_ON_STRIDES = "This parameter is not contiguous. Hint: which method flattens such a tensor, too?"
 _HINT_ON_SECOND = "Hint: has backward finished with all calls of this unit when its gradients are reduced?"
 
 # -- 10.1: a small object
@@ -108,14 +109,19 @@ Backward.check("second backward", world_sizes=(1, 2))(backward.a_second_backward
 
 
 @Backward.check("wire", world_sizes=(2, 4))
-@where_it_raises({"finish_gradient_sync": _HINT_ON_PENDING})
 def parameters_are_sent_twice_and_gradients_once(attempt: Attempt) -> None:
     kept = NO_PREFETCH | {"reshard_after_forward": False}
     plans = [UnitPlan(model, steps=2, options=NO_PREFETCH) for model in ("Blocks", "Frozen", "Mixed")]
     plans += [UnitPlan(model, steps=1, options=NO_PREFETCH) for model in ("Few", "Whole", "Tied", "Twice")]
     plans.append(UnitPlan("Blocks", steps=1, options=kept))
-    plans.append(UnitPlan("Blocks", steps=1, options=NO_PREFETCH, micro_batches=2, finish_each=False))
     unit_wire.judge_unit_traffic(attempt, plans)
+    each_micro_batch_sends_as_much(attempt)
+
+
+@where_it_raises({"finish_gradient_sync": _HINT_ON_PENDING})
+def each_micro_batch_sends_as_much(attempt: Attempt) -> None:
+    plan = UnitPlan("Blocks", steps=1, options=NO_PREFETCH, micro_batches=2, finish_each=False)
+    unit_wire.judge_unit_traffic(attempt, [plan])
 
 
 Backward.check("after backward", world_sizes=(1, 2))(backward.nothing_stays_unsharded)
@@ -221,6 +227,7 @@ Materializer.check("awkward models", world_sizes=(2,))(deferred.awkward_models_a
 Materializer.check("memory", world_sizes=(4,))(deferred.one_parameter_exists_at_a_time)
 
 give_hints({"'int' object has no attribute": _HINT_ON_VALUES}, ShardedState)
+give_hints({"view size is not compatible": _HINT_ON_STRIDES}, Materializer)
 give_hints({"Set changed size during iteration": _HINT_ON_SETS}, GradientReducer)
 give_hints(
     {

@@ -284,16 +284,23 @@ def probe_memory(materializer_class, seed: int, most_bytes: float) -> dict:
 def one_parameter_exists_at_a_time(attempt: Attempt) -> None:
     """Allow two parameters in full, because flatten() may copy one."""
     sizes = [parameter.nbytes for parameter in _build(_LARGE, "meta").parameters()]
-    shard_bytes = sum(sizes) / attempt.world_size
-    most = {"peak": SLACK * (shard_bytes + 2 * max(sizes)) + 10_000, "afterwards": SLACK * shard_bytes + 10_000}
+    for_shard = {"the shard": sum(sizes) / attempt.world_size}
+    needed = {"peak": for_shard | {"the largest parameter and a copy": 2 * max(sizes)}, "afterwards": for_shard}
+    most = {moment: SLACK * sum(parts.values()) + 10_000 for moment, parts in needed.items()}
     found = attempt.run(probe_memory, attempt.draw_seed(), most["afterwards"])
     for rank, result in enumerate(found):
         name, nbytes = max(result["besides"].items(), key=lambda item: item[1])
         if nbytes > most["afterwards"]:
             evidence = f"{_describe(_LARGE)}: while {name} is drawn, {nbytes:,} bytes are held besides it"
-            raise Wrong({rank: f"{evidence}; expected at most {shard_bytes:,.0f}, for the shard"}, _HINT_ON_LAST)
+            raise Wrong({rank: f"{evidence}; {_allowed(most['afterwards'], for_shard)}"}, _HINT_ON_LAST)
         for moment, said in (("peak", "are held at once"), ("afterwards", "are still held after shard_of()")):
             if result[moment] > most[moment]:
-                evidence = f"{_describe(_LARGE)}: {result[moment]:,} bytes {said}; expected at most {most[moment]:,.0f}"
-                shares = f"{shard_bytes:,.0f} for the shard, {max(sizes):,} for the largest parameter"
-                raise Wrong({rank: f"{evidence} ({shares})"}, _HINT_ON_MEMORY)
+                evidence = f"{_describe(_LARGE)}: {result[moment]:,} bytes {said}"
+                raise Wrong({rank: f"{evidence}; {_allowed(most[moment], needed[moment])}"}, _HINT_ON_MEMORY)
+
+
+def _allowed(most_bytes: float, needed_bytes: dict[str, float]) -> str:
+    """Say how many bytes are accepted: those that are needed, by name, and an allowance for everything small."""
+    parts = [f"{nbytes:,.0f} for {name}" for name, nbytes in needed_bytes.items()]
+    allowance = f"{most_bytes - sum(needed_bytes.values()):,.0f} as an allowance"
+    return f"expected at most {most_bytes:,.0f} ({', '.join([*parts, allowance])})"
