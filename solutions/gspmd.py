@@ -121,8 +121,6 @@ def operation_for(before: Placement, after: Placement) -> str | None:
 def rounds_and_bytes(operation: str, buffer_bytes: float, size: int) -> tuple[int, float]:
     """Return how many rounds an operation takes, and how many bytes each rank sends.
 
-    Communication: N − 1 rounds of S/N bytes for an all-gather or a reduce-scatter, twice that for an all-reduce, and
-        N − 1 rounds of S/N² bytes for an all-to-all.
     Source: nccl-tests, PERFORMANCE.md.
     """
     rounds, sent_bytes = size - 1, (size - 1) / size * buffer_bytes
@@ -319,19 +317,30 @@ def propagate(equation: str, placements: Sequence, mesh: Mesh) -> tuple:
     return plan.output if len(plan.output) > 1 else plan.output[0], plan.collectives
 
 
+def all_to_all(shard: Tensor, before: Shard, after: Shard, group: ProcessGroup | None = None) -> Tensor:
+    """Turn shards of one dimension into shards of another one."""
+    size = dist.get_world_size(group)
+    pieces = torch.stack([local_part(shard, after, index, size) for index in range(size)])
+    received = torch.empty_like(pieces)
+    dist.all_to_all_single(received, pieces, group=group)  # received[r] is the piece of rank r
+    return whole_from(list(received), before)
+
+
 @torch.no_grad()
 def redistribute(shard: Tensor, before: Placement, after: Placement, group: ProcessGroup | None = None) -> Tensor:
     """Change the placement of a tensor over the ranks of a group.
 
     Raises:
-        ValueError: if the ranks cannot get equal shards.
+        ValueError: if the ranks cannot get equal shards, or no operation makes this change.
 
     Communication: what rounds_and_bytes() says.
     """
     rank, size = dist.get_rank(group), dist.get_world_size(group)
+    if before == after:
+        return shard
     operation = operation_for(before, after)
     if operation is None:
-        return shard
+        raise ValueError(f"no single operation turns {before} into {after}")
     if operation in ("slice", "keep_one"):
         return local_part(shard, after, rank, size)
     if operation == "all_reduce":
@@ -341,12 +350,10 @@ def redistribute(shard: Tensor, before: Placement, after: Placement, group: Proc
     if operation == "all_gather":
         gathered = ring_all_gather(shard, group).view(size, *shard.shape)
         return whole_from(list(gathered), before)
+    if operation == "all_to_all":
+        return all_to_all(shard, before, after, group)
     pieces = torch.stack([local_part(shard, after, index, size) for index in range(size)])
-    if operation == "reduce_scatter":
-        return ring_reduce_scatter(pieces, group).view(pieces.shape[1:])
-    received = torch.empty_like(pieces)
-    dist.all_to_all_single(received, pieces, group=group)
-    return whole_from(list(received), before)
+    return ring_reduce_scatter(pieces, group).view(pieces.shape[1:])
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,17 @@
 #
 # | exercise | you build | minutes | points |
 # |---|---|---|---|
-# | 17.1 | `local_part` and `whole_from`: what each rank holds | 7 | 2 |
+# | | This page, and starting the ranks | 3 | |
+# | 17.1 | `local_part` and `whole_from`: what each rank holds | 6 | 2 |
 # | 17.2 | `shard_rules`: sharded inputs that need no communication | 10 | 2 |
-# | 17.3 | `partial_rules`: operations on sums that are not computed yet | 8 | 2 |
-# | 17.4 | `operation_for` and `rounds_and_bytes`: from one placement to another | 9 | 1 |
-# | 17.5 | `propagate`: the cheapest way | 12 | 3 |
-# | 17.6 | `redistribute`: on real ranks | 11 | 3 |
-# | 17.7 | `execute`: the whole operation | 5 | 1 |
-# | 17.8 | `ranks_along` and `may_change`: two axes | 8 | 3 |
+# | 17.3 | `partial_rules`: operations on sums that are not computed yet | 6 | 2 |
+# | 17.4 | `rounds_and_bytes`: what a change of placement costs | 4 | 1 |
+# | 17.5 | `plan_for`: the cheapest way | 14 | 3 |
+# | | The choices for the lesson's five products | 1 | |
+# | 17.6 | `redistribute`: on real ranks | 9 | 3 |
+# | 17.7 | `execute`: the whole operation | 6 | 1 |
+# | | Where DTensor chooses differently | 2 | |
+# | 17.8 | `ranks_along` and `may_change`: two axes | 9 | 3 |
 # | 17.9 | stretch: reshapes, outside the 75 minutes | 10 | 1 |
 # | | Break it: three mistakes that raise no error | 5 | |
 #
@@ -78,7 +81,7 @@ from shared.placements import (
 from solutions.collectives import ring_all_gather, ring_all_reduce, ring_reduce_scatter
 
 # %% [markdown]
-# ## Exercise 17.1 · What each rank holds (7 min, 2 points)
+# ## Exercise 17.1 · What each rank holds (6 min, 2 points)
 #
 # A placement says how N ranks hold a tensor. There are three, and `shared/placements.py` has a class for each:
 #
@@ -216,7 +219,7 @@ def shard_rules(equation: Equation) -> list[Rule]:
 check.shard_rules()
 
 # %% [markdown]
-# ## Exercise 17.3 · Operations on a sum that is not computed yet (8 min, 2 points)
+# ## Exercise 17.3 · Operations on a sum that is not computed yet (6 min, 2 points)
 #
 # A `Partial` input is a sum over the ranks: x = x₀ + x₁. May each rank apply the operation to its own term, so that
 # the result is `Partial`, too? That is right if f(x₀) + f(x₁) = f(x₀ + x₁), and wrong otherwise:
@@ -264,7 +267,7 @@ def partial_rules(equation: Equation) -> list[Rule]:
 check.partial_rules()
 
 # %% [markdown]
-# ## Exercise 17.4 · From one placement to another (9 min, 1 point)
+# ## Exercise 17.4 · What a change of placement costs (4 min, 1 point)
 #
 # If the inputs match no rule, their placements have to change. Along one axis, each change is one operation. Two of the
 # operations are local, because each rank already has everything that it needs:
@@ -278,16 +281,17 @@ check.partial_rules()
 # exchanges shards: every rank sends each other rank a different piece. So it can turn shards of one dimension into
 # shards of another one, and it sends much less than an all-gather.
 #
-# - `operation_for(before, after)` returns the name of the operation, or None if nothing changes, or if no single
-#   operation does it (`Shard` to `Partial`).
+# `operation_for(before, after)` is given in the next cell. It returns the name of the operation, or None if nothing
+# changes. It also returns None for `Shard` to `Partial`, which no single operation does. You write what the operations
+# cost:
+#
 # - `rounds_and_bytes(operation, buffer_bytes, size)` returns a tuple: the number of rounds, each of which costs the
 #   latency α, and the bytes that one rank sends. `buffer_bytes` is S, the bytes of the tensor that N = `size` ranks
 #   hold *together*. Local operations take 0 rounds and send 0 bytes.
 # - For the ring algorithms, you know both from chapter 01. An all-to-all takes N − 1 rounds. In each round, a rank
 #   sends one piece to one other rank. How large is a piece, if a rank holds S/N bytes and cuts them into N pieces?
 #
-# The first check tries every change of placement. The second compares your costs with the formulas of chapter 01, for
-# up to 64 ranks.
+# The check compares your costs with the formulas of chapter 01, for up to 64 ranks.
 #
 # <details><summary>Hint</summary>
 #
@@ -296,11 +300,10 @@ check.partial_rules()
 # </details>
 
 
-# %% tags=["exercise", "export"] grade_id="operation-for"
+# %% tags=["export"]
 # %%ranks
 def operation_for(before: Placement, after: Placement) -> str | None:
     """Return the operation that changes one placement into another, or None if there is none."""
-    ### BEGIN SOLUTION
     if before == after:
         return None
     operations = {
@@ -312,14 +315,13 @@ def operation_for(before: Placement, after: Placement) -> str | None:
         (Replicate, Partial): "keep_one",
     }
     return operations.get((type(before), type(after)))
-    ### END SOLUTION
 
 
+# %% tags=["exercise", "export"] grade_id="rounds-and-bytes"
+# %%ranks
 def rounds_and_bytes(operation: str, buffer_bytes: float, size: int) -> tuple[int, float]:
     """Return how many rounds an operation takes, and how many bytes each rank sends.
 
-    Communication: N − 1 rounds of S/N bytes for an all-gather or a reduce-scatter, twice that for an all-reduce, and
-        N − 1 rounds of S/N² bytes for an all-to-all.
     Source: nccl-tests, PERFORMANCE.md.
     """
     ### BEGIN SOLUTION
@@ -333,11 +335,11 @@ def rounds_and_bytes(operation: str, buffer_bytes: float, size: int) -> tuple[in
     ### END SOLUTION
 
 
-# %% tags=["check"] grade_id="check-operation-for" points=1
-check.operation_for()
+# %% tags=["check"] grade_id="check-rounds-and-bytes" points=1
+check.rounds_and_bytes()
 
 # %% [markdown]
-# ## Exercise 17.5 · The cheapest way (12 min, 3 points)
+# ## Exercise 17.5 · The cheapest way (14 min, 3 points)
 #
 # Now the partitioner can choose. For every rule, it knows which placements the inputs must have. For every input, it
 # knows the **route** there: the steps that change its placements. A rule costs what its routes cost.
@@ -520,7 +522,8 @@ def changed(placements: Placements, step: Step) -> Placements:
 #   steps, and then it comes from the first rule. `plan.cost` is a tuple that compares in this order.
 #
 # `propagate` is given. It returns the placement of the result, and the collectives. It takes an equation as text, which
-# may state lengths: `ij,jk->ik, i=4096, k=8`. (All other letters get the same length.)
+# may state lengths: `ij,jk->ik, i=4096, k=8`. All other letters get the same length, and are not cut further than they
+# are in some input, because more ranks might not divide them.
 #
 # The first check tries matrix products on one axis. The second draws equations, lengths, links and placements, and
 # compares the seconds of your plan with those of every other way.
@@ -588,62 +591,74 @@ def propagate(equation: str, placements: Sequence, mesh: Mesh) -> tuple:
 check.propagate()
 
 # %% [markdown]
-# The first five lines of the next cell's output are cases 2, 1 and 3 of the lesson, a new case, and case 4. The last
-# two show how the choice depends on lengths: there, the activations (i × j) and the weight (j × k) are both sharded
-# along their first dimension, as in ZeRO-3.
+# The next cell lets your partitioner choose for the lesson's five products: first without lengths, and then with those
+# that the lesson compiled. In the last two lines, the activations (i × j) and the weight (j × k) are both sharded along
+# their first dimension, as in ZeRO-3.
 
 
 # %%
 # %%ranks 0
-for inputs in (
-    [Shard(0), Replicate()],
-    [Replicate(), Shard(1)],
-    [Shard(1), Shard(0)],
-    [Shard(0), Shard(1)],
-    [Shard(1), Replicate()],
-):
-    output, collectives = propagate("ij,jk->ik", inputs, Mesh((4,)))
-    print(inputs, "→", output, [str(step) for step in collectives])
-for lengths in ("i=16384, j=1024, k=1024", "i=16, j=1024, k=1024"):
-    output, collectives = propagate(f"ij,jk->ik, {lengths}", [Shard(0), Shard(0)], Mesh((4,)))
-    print(f"{lengths}: → {output}", [str(step) for step in collectives])
+def show(equation, inputs):
+    output, collectives = propagate(equation, inputs, Mesh((4,)))
+    print("  ", *inputs, "→", output, [str(step) for step in collectives])
+
+
+R = Replicate()
+products = [(R, Shard(1)), (Shard(0), R), (Shard(1), Shard(0)), (Shard(1), R), (R, Shard(0))]
+for equation in ("ij,jk->ik", "ij,jk->ik, i=256, j=2048, k=4096"):
+    print(equation)
+    for inputs in products:
+        show(equation, inputs)
+for equation in ("ij,jk->ik, i=16384, j=1024, k=1024", "ij,jk->ik, i=16, j=1024, k=1024"):
+    print(equation)
+    show(equation, (Shard(0), Shard(0)))
 
 # %% [markdown]
+# Without lengths, you choose as DTensor did in the lesson. With them, case 4 becomes an all-to-all: your partitioner
+# knows that 4 ranks can divide i, and moving the small x costs less than reducing the large result later. In case 5,
+# A is too large for that.
+#
 # With many rows of activations, the weight is gathered, as in ZeRO-3. With few, the activations are sent to where the
 # weight is, as in tensor parallelism.
 
 # %% [markdown]
-# ## Exercise 17.6 · Redistribute on real ranks (11 min, 3 points)
+# ## Exercise 17.6 · Redistribute on real ranks (9 min, 3 points)
 #
 # `redistribute(shard, before, after, group)` changes the placement of a tensor along one axis. Each rank passes what it
-# holds, and gets what it holds afterwards. `operation_for(before, after)` says which operation to use. If it is None,
-# nothing changes.
+# holds, and gets what it holds afterwards. `operation_for(before, after)` says which operation to use.
 #
+# - If `before == after`, return the shard. If there is no operation (`Shard` to `Partial`), raise a `ValueError`.
 # - `"slice"` and `"keep_one"`: you have already written a function that does both.
 # - `ring_all_gather(shard, group)` and `ring_reduce_scatter(tensor, group)` work on *flat* tensors, in the order of the
 #   ranks. A shard of dimension 1 is not contiguous in the whole tensor. So, for a reduce-scatter, first stack the
 #   pieces for each rank along a new dimension 0. After an all-gather, view the result as a stack, and concatenate its
 #   parts.
 # - `ring_all_reduce(tensor, group)` works in place. Do not change the argument: clone it.
-# - For an all-to-all, stack the pieces in the same way, and call `dist.all_to_all_single(received, stacked,
-#   group=group)` with `received = torch.empty_like(stacked)`. Then rank r's piece is `received[r]`.
+# - `"all_to_all"`: `all_to_all(shard, before, after, group)` is given. It stacks pieces, too, so read it first.
 # - If N does not divide a dimension, raise the error of `local_part`.
 #
 # The first check tries each operation on two ranks. The others try up to four ranks, more dimensions, and groups. They
 # also count the bytes.
 #
-# <details><summary>Hint 1</summary>
+# <details><summary>Hint</summary>
 #
 # `torch.stack([local_part(tensor, after, index, size) for index in range(size)])` has what each rank should get. What
 # does `ring_reduce_scatter` return for it on rank r, and which shape must that get?
 #
 # </details>
-# <details><summary>Hint 2</summary>
-#
-# After an all-to-all from `Shard(0)` to `Shard(1)`, along which of the two dimensions do the received pieces belong
-# together?
-#
-# </details>
+
+
+# %% tags=["export"]
+# %%ranks
+def all_to_all(
+    shard: Tensor, before: Shard, after: Shard, group: ProcessGroup | None = None
+) -> Tensor:
+    """Turn shards of one dimension into shards of another one."""
+    size = dist.get_world_size(group)
+    pieces = torch.stack([local_part(shard, after, index, size) for index in range(size)])
+    received = torch.empty_like(pieces)
+    dist.all_to_all_single(received, pieces, group=group)  # received[r] is the piece of rank r
+    return whole_from(list(received), before)
 
 
 # %% tags=["exercise", "export"] grade_id="redistribute"
@@ -655,15 +670,17 @@ def redistribute(
     """Change the placement of a tensor over the ranks of a group.
 
     Raises:
-        ValueError: if the ranks cannot get equal shards.
+        ValueError: if the ranks cannot get equal shards, or no operation makes this change.
 
     Communication: what rounds_and_bytes() says.
     """
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     ### BEGIN SOLUTION
+    if before == after:
+        return shard
     operation = operation_for(before, after)
     if operation is None:
-        return shard
+        raise ValueError(f"no single operation turns {before} into {after}")
     if operation in ("slice", "keep_one"):
         return local_part(shard, after, rank, size)
     if operation == "all_reduce":
@@ -673,12 +690,10 @@ def redistribute(
     if operation == "all_gather":
         gathered = ring_all_gather(shard, group).view(size, *shard.shape)
         return whole_from(list(gathered), before)
+    if operation == "all_to_all":
+        return all_to_all(shard, before, after, group)
     pieces = torch.stack([local_part(shard, after, index, size) for index in range(size)])
-    if operation == "reduce_scatter":
-        return ring_reduce_scatter(pieces, group).view(pieces.shape[1:])
-    received = torch.empty_like(pieces)
-    dist.all_to_all_single(received, pieces, group=group)
-    return whole_from(list(received), before)
+    return ring_reduce_scatter(pieces, group).view(pieces.shape[1:])
     ### END SOLUTION
 
 
@@ -686,7 +701,7 @@ def redistribute(
 check.redistribute()
 
 # %% [markdown]
-# ## Exercise 17.7 · The whole operation (5 min, 1 point)
+# ## Exercise 17.7 · The whole operation (6 min, 1 point)
 #
 # `execute(equation, shards, placements, mesh_group)` runs an operation. Each rank passes what it holds of each input,
 # and gets what it holds of the result, placed as `propagate` says for the same equation, placements and mesh.
@@ -694,8 +709,8 @@ check.redistribute()
 # `mesh_group` is a `MeshGroup`: a mesh, and for each of its axes the process group of the ranks along it. With one
 # axis, a process group will do, or None for all ranks. `compute` is given. It runs an operation on local tensors.
 #
-# - Make a plan. Take its steps in order, and replace the shard of the step's operand by the redistributed one. The
-#   group of the step's axis is `mesh_group.groups[step.axis]`.
+# - Make a plan. Take its steps in order. In a list of your own, replace the shard of the step's operand by the
+#   redistributed one. The group of the step's axis is `mesh_group.groups[step.axis]`.
 # - Then compute with what you have, and return the result.
 #
 # The first check multiplies matrices on two ranks. The others draw equations, shapes and placements, count the bytes,
@@ -848,7 +863,7 @@ check.execute()
 # result whole on every rank. In the fourth, it replaces the all-to-all by an all-gather, as it always does on a CPU.
 
 # %% [markdown]
-# ## Exercise 17.8 · Two axes (8 min, 3 points)
+# ## Exercise 17.8 · Two axes (9 min, 3 points)
 #
 # On a mesh of 2 × 2 ranks, a tensor has two placements, such as `(Shard(0), Shard(1))`: axis 0 divides the rows, and
 # axis 1 the columns. Your rules apply to each axis separately, and `Layouts` already combines them. Two things are
@@ -867,8 +882,9 @@ check.execute()
 # `may_change(placements, axis, after)` returns False if a *later* axis shards a dimension that this change would gather
 # or slice: the dimension of `placements[axis]`, or that of `after`. In all other cases, it returns True.
 #
-# Three checks follow. The first tries both functions alone. The second runs operations on meshes of 2 × 2, 1 × 4, 4 × 1
-# and 2 × 1 ranks, and counts the bytes. The third compares the seconds of your plans with those of every other way.
+# Three checks follow, named 17.8a to 17.8c. 17.8a tries both functions alone. 17.8b runs operations on meshes of 2 × 2,
+# 1 × 4, 4 × 1 and 2 × 1 ranks, and counts the bytes. 17.8c compares the seconds of your plans with those of every other
+# way.
 #
 # <details><summary>Hint</summary>
 #
@@ -963,16 +979,16 @@ check.reshape_rules()
 # Each rank holds a term of a matrix x, as after a matrix product whose inputs were sharded along j, or some columns of
 # x. The three functions below ignore that. Such mistakes have been found in real code.
 #
-# - `adds_a_constant` adds 10⁻⁶ to a `Partial` tensor (pytorch/pytorch issue 149768).
+# - `steps_with_a_term` updates a replicated weight, whose gradient x is still `Partial` (as in Megatron-LM issue 1446).
 # - `relu_too_early` computes relu before the sum.
 # - `flattens_shards` flattens a matrix of which each rank holds some columns, as if the result were sharded, too. (A
 #   similar mistake is pytorch/pytorch issue 179502.)
 #
 # **Predict.** Each result is made whole again, and compared with that of one process. Which of them has the right sum
-# over all elements? Set those to True.
+# over all elements? Set those to True, and the others to False.
 
 # %%
-my_prediction = {"adds_a_constant": False, "relu_too_early": False, "flattens_shards": False}
+my_prediction = {"steps_with_a_term": None, "relu_too_early": None, "flattens_shards": None}
 
 # %%
 # %%ranks
@@ -982,8 +998,9 @@ x = terms.sum(0)
 columns = local_part(x, Shard(1), rank, world_size)
 
 
-def adds_a_constant():
-    return redistribute(terms[rank] + 1e-6, Partial(), Replicate()), x + 1e-6
+def steps_with_a_term():
+    weight = torch.ones_like(x)
+    return weight - 0.1 * terms[rank], weight - 0.1 * x
 
 
 def relu_too_early():
@@ -995,7 +1012,7 @@ def flattens_shards():
 
 
 measured = {}
-for mistake in (adds_a_constant, relu_too_early, flattens_shards):
+for mistake in (steps_with_a_term, relu_too_early, flattens_shards):
     found, expected = mistake()
     right_sum = bool((found.sum() - expected.sum()).abs() < 1e-9)
     measured[mistake.__name__] = right_sum
@@ -1005,13 +1022,13 @@ if rank == 0:
 
 # %%
 measured = ranks.pull("measured")[0]
-assert measured == {"adds_a_constant": False, "relu_too_early": False, "flattens_shards": True}
+assert measured == {"steps_with_a_term": False, "relu_too_early": False, "flattens_shards": True}
 for name, right_sum in measured.items():
     print(f"{name}: you predicted {my_prediction[name]}, measured {right_sum}")
 
 # %% [markdown]
-# With four ranks, the first adds 4 · 10⁻⁶, because every rank adds the constant to its own term. The second drops
-# all negative terms, so its sums are too large. The third has all the right elements, in the wrong order, so a check of
+# In the first, each rank subtracts only its own term, so from now on, the ranks' weights differ. The second drops all
+# negative terms, so its sums are too large. The third has all the right elements, in the wrong order, so a check of
 # sums, means or norms does not find it. Your partitioner makes none of these mistakes, because it has no rules for
 # them.
 

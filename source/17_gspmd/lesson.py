@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 17 · GSPMD
 #
-# **35 minutes.** After this lesson, you will be able to:
+# **33 minutes.** After this lesson, you will be able to:
 #
 # - describe how a tensor lies on a mesh of devices, in JAX and in torch,
 # - predict which collective an operation needs, and read from a compiled program which one it got,
@@ -21,11 +21,11 @@
 # %% [markdown]
 # ## Where we are
 #
-# In chapter 13, you split a GPT by hand. How much of that code is about communication?
+# In chapter 13, you split a GPT by hand. Dozens of lines of that code mention a group of ranks. Every one of them could
+# contain a mistake like those at the end of that chapter. And if you want to split the model in another way, you have
+# to write most of them again.
 
 # %% tags=["nbval-ignore-output"]
-import inspect
-
 import jax
 import numpy as np
 import torch
@@ -38,16 +38,6 @@ from shared.data import CharTokens
 from shared.models import Block, GPTConfig, TinyGPT
 from shared.plots import diagrams
 from shared.plots.placements import placements
-from solutions import tensor_operators, tensor_parallel, vocabulary
-
-sources = map(inspect.getsource, (tensor_operators, tensor_parallel, vocabulary))
-lines = [line for source in sources for line in source.splitlines() if "group" in line]
-print(f"{len(lines)} lines mention a group of ranks")
-assert len(lines) > 80
-
-# %% [markdown]
-# Every one of them could contain a mistake like those at the end of chapter 13. And if you want to split the model in
-# another way, you have to write most of them again.
 
 # %% [markdown]
 # ## The idea: say where tensors are
@@ -229,11 +219,6 @@ assert all(np.allclose(step(w, x), each, atol=1e-5) for each in updated)
 #
 # Next, we compile the gradients of an MLP with respect to A, B and x in three ways: with the annotations of FSDP, with
 # one more for the inner activations, and with those of TP.
-#
-# **Predict.** With TP, how many all-reduces are in forward and backward together?
-
-# %%
-my_all_reduces = 0
 
 
 # %%
@@ -255,7 +240,6 @@ for name, (function, specs) in ways.items():
     arrays = [array(line, size, *spec) for size, spec in zip(sizes, specs, strict=True)]
     gradients = compiled(jax.grad(function, argnums=(0, 1, 2)), *arrays)
     columns[name] = spmd.of_program(gradients, line)
-print(f"predicted {my_all_reduces}, compiled {len(columns['TP'])}")
 assert [each.op for each in columns["TP"]] == ["all_reduce"] * 2
 assert len(columns["FSDP"]) > 2 * len(columns["FSDP, constrained"]) == 6
 spmd.side_by_side(columns)
@@ -289,14 +273,13 @@ with jax.set_mesh(typed):
         x @ a
     except Exception as error:
         print(f"{type(error).__name__}: {error}")
-    summed = jnp.einsum("ij,jk->ik", x, a, out_sharding=P())
     terms = jnp.einsum("ij,jk->ik", x, a, out_sharding=P(unreduced={"y"}))
-print(f"added up: {jax.typeof(summed)}, not yet: {jax.typeof(terms)}")
+print(f"not added up: {jax.typeof(terms)}")
 assert "U:y" in str(jax.typeof(terms))
 
 # %% [markdown]
-# JAX does not guess what should happen to the terms. You can ask for the sum, or keep the terms: `{U:y}` says that this
-# array is *unreduced* along "y".
+# JAX does not guess what should happen to the terms. `out_sharding=P()` would ask for the sum. We keep the terms:
+# `{U:y}` says that this array is *unreduced* along "y".
 
 # %% [markdown]
 # ## Placements in torch
@@ -354,8 +337,9 @@ tables.Table(["case", "XLA", "DTensor's result", "its collectives"], rows)
 
 # %% [markdown]
 # No case communicates. In cases 4 and 5, each rank uses its part of the replicated tensor, so the result is partial. An
-# all-reduce has to follow when an operation needs the sum. With the sizes above, it sends a quarter of XLA's all-gather
-# in case 5, but four times as much in case 4. What does `redistribute` send?
+# all-reduce has to follow when an operation needs the sum. With the sizes of the JAX program (x: 256 × 2048, A: 2048 ×
+# 4096), it would send a quarter of XLA's all-gather in case 5, but four times as much in case 4. What does
+# `redistribute` send?
 
 # %%
 # %%ranks
@@ -416,7 +400,7 @@ up = ours.full_state_dict()["0.up.weight"]
 
 # %% [markdown]
 # The second version uses DTensors. Each weight has a placement per axis. `unshard` gathers the weights along "dp"
-# before they are used, and `keep` lays out the activations outside of a pair of layers like x. (`local_map` is torch's
+# before they are used. `keep` lays out the activations outside of a pair of layers like x. (`local_map` is torch's
 # `shard_map`. DTensor has no rule for fused attention on a CPU.)
 
 
@@ -433,7 +417,11 @@ def unshard(weight):
     return weight.redistribute(placements=[R, weight.placements[1]])
 
 
-def block_of(weights, x, keep):
+def keep(y):
+    return y.redistribute(placements=[Shard(0), R])
+
+
+def block_of(weights, x):
     gain_1, bias_1, query_key_value, project, gain_2, bias_2, up, down = map(unshard, weights)
     y = keep(layer_norm(x, (64,), gain_1, bias_1))
     split = linear(y, query_key_value.flatten(0, 2)).unflatten(-1, (3, 4, 16))
@@ -447,25 +435,17 @@ def block_of(weights, x, keep):
 # %%ranks
 whole, layout = [R, R], [Shard(0), Shard(1)]
 places = [whole, whole, [Shard(3), Shard(1)], layout, whole, whole, [Shard(1), Shard(0)], layout]
-
-
-def dtensor_step(keep):
-    """Take a step. Returns the collectives and the new weights."""
-    pairs = zip(weights, places, strict=True)
-    own = [nn.Parameter(distribute_tensor(each.to(device), mesh, place)) for each, place in pairs]
-    samples = distribute_tensor(x.to(device), mesh, [Shard(0), R])
-    with wire.ledger() as log:
-        block_of(own, samples, keep).square().mean().backward()
-        # No gradient stays Partial: each gets the placements of its weight.
-        for each in own:
-            each.grad = each.grad.redistribute(placements=each.placements)
-    torch.optim.SGD(own, lr=1.0).step()
-    return spmd.of_ledger(log, groups), own
-
-
-in_dtensor, updated = dtensor_step(lambda y: y.redistribute(placements=[Shard(0), R]))
-without_keep, _ = dtensor_step(lambda y: y)
-own_rows = updated[6].full_tensor().chunk(2)[dist.get_rank(tp)]
+pairs = zip(weights, places, strict=True)
+own = [nn.Parameter(distribute_tensor(each.to(device), mesh, place)) for each, place in pairs]
+samples = distribute_tensor(x.to(device), mesh, [Shard(0), R])
+with wire.ledger() as log:
+    block_of(own, samples).square().mean().backward()
+    # No gradient stays Partial: each gets the placements of its weight.
+    for each in own:
+        each.grad = each.grad.redistribute(placements=each.placements)
+torch.optim.SGD(own, lr=1.0).step()
+in_dtensor = spmd.of_ledger(log, groups)
+own_rows = own[6].full_tensor().chunk(2)[dist.get_rank(tp)]
 assert torch.allclose(up, own_rows, atol=1e-5)
 
 # %% [markdown]
@@ -522,10 +502,6 @@ assert len(set(bytes_along["tp"])) == 1
 assert bytes_along["dp"][1] < bytes_along["dp"][2] < bytes_along["dp"][0]
 own_rows = np.split(np.asarray(program(arrays, samples)[6]), 2)[0]
 assert np.allclose(ranks.pull("up")[0].cpu(), own_rows, atol=1e-5)
-without_keep = ranks.pull("without_keep")[0]
-along_tp = sum(each.axes == "tp" for each in without_keep)
-print(f"DTensor without `keep`: {along_tp} collectives along tp")
-assert along_tp > 8
 spmd.side_by_side(columns)
 
 # %% [markdown]
@@ -538,8 +514,8 @@ spmd.side_by_side(columns)
 # - **Packing.** You pack a unit into one flat tensor. XLA combined all gradients into one all-reduce, as a bucket
 #   does. DTensor sends each tensor separately, even the four small gradients of the norms.
 #
-# DTensor decides about one operation at a time. Without `keep`, it prefers what is cheapest for the next operation, and
-# sends activations back and forth along "tp". XLA sees the whole program, and needed no such help here.
+# DTensor needs `keep`, because it decides about one operation at a time. XLA sees the whole program, and needed no such
+# help here.
 
 # %% [markdown]
 # ## Break it: adding to a Partial
@@ -612,20 +588,8 @@ assert gradients == {"not labeled": 4, "labeled": 1}
 
 # %% [markdown]
 # Without a label, DTensor assumes that the gradient is placed like the parameter: replicated. Nothing is sent, and the
-# ranks drift apart. JAX has the opposite surprise: `shard_map` adds up the gradient of a replicated array over the
-# devices, even where you want each sample's own (JAX issue 36886). The last two columns of the output are from
-# `shard_map`:
-
-# %%
-samples = jnp.array([[0.0, 1.0], [1.0, 1.0], [1.0, 0.0], [0.0, 0.0]])
-# jax.vmap runs a function for each sample. The gradient of dot(array, sample) is the sample.
-gradient_of = jax.vmap(lambda sample: jax.grad(jnp.dot)(jnp.array([1.0, 2.0]), sample))
-pair = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Auto,))
-on_two = jax.shard_map(gradient_of, mesh=pair, in_specs=P("d"), out_specs=P("d"))
-with jax.set_mesh(pair):
-    right, surprising = gradient_of(samples), jax.jit(on_two)(samples)
-print(np.hstack([right, surprising]))
-assert np.array_equal(right, samples) and np.array_equal(surprising, np.ones((4, 2)))
+# ranks drift apart. JAX has the opposite surprise. If you compute a gradient for each sample in a `shard_map`, with
+# respect to a replicated array, each device adds the other devices' gradients to its own (JAX issue 36886).
 
 # %% [markdown]
 # ## Seeing placements
@@ -648,7 +612,8 @@ batch = CharTokens().windows([0, 500], 64)
 
 
 def observe(parameter, on_rank, is_broken):
-    # With has_copies, the gradients of replicated parameters are not added up.
+    # has_copies=True claims that the replicated parameters are already copies whose gradients are added up. They are
+    # not, so no all-reduce adds them up.
     gpt = parallelize(TinyGPT(GPTConfig(layers=1)).double(), sequence_parallel=True)
     return spmd.observe(
         gpt, lambda gpt: gpt(*batch, has_copies=is_broken).backward(), parameter, on_rank
@@ -673,7 +638,8 @@ widgets.placement_chooser(draw, parameters, 4, "blocks.0.up.weight", rank=1)
 
 # %% [markdown]
 # Before `up`, nothing changes. The output of `up` changes on rank 1 only. After the next collective, the outputs of all
-# ranks change. (*Strided*: the shard consists of a rank's queries, keys and values.) A replicated gradient changes
+# ranks change. (*Strided*: the shard is not one block of rows, but has some rows of the queries, some of the keys, and
+# some of the values.) A replicated gradient changes
 # equally on all ranks. A partial one does not, although it has the full shape on every rank:
 
 # %%

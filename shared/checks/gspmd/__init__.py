@@ -11,7 +11,7 @@ from shared.checks.gspmd import choices, parts, rules, running
 local_part = Exercise("17.1", "local_part", optional=True)
 shard_rules = Exercise("17.2", "shard_rules", optional=True, first="matrix product")
 partial_rules = Exercise("17.3", "partial_rules", optional=True, first="matrix product")
-operation_for = Exercise("17.4", "operation_for", optional=True)
+rounds_and_bytes = Exercise("17.4", "rounds_and_bytes", optional=True)
 propagate = Exercise("17.5", "propagate", first="plain products")
 redistribute = Exercise("17.6", "redistribute", optional=True, first="plain changes")
 execute = Exercise("17.7", "execute", first="plain product")
@@ -29,8 +29,7 @@ shard_rules.check("other operations", world_sizes=(1,))(rules.other_operations_b
 partial_rules.check("matrix product", world_sizes=(1,))(rules.a_matrix_product_of_terms)
 partial_rules.check("other operations", world_sizes=(1,))(rules.other_operations_of_terms)
 
-operation_for.check("operations", world_sizes=(1,))(choices.every_change_has_its_operation)
-operation_for.check("cost", world_sizes=(1,))(choices.every_operation_has_its_cost)
+rounds_and_bytes.check("cost", world_sizes=(1,))(choices.every_operation_has_its_cost)
 
 propagate.check("plain products", world_sizes=(1,))(choices.plain_products)
 propagate.check("cheapest", world_sizes=(1,))(choices.the_cheapest_way_along_one_axis)
@@ -38,7 +37,7 @@ propagate.check("cheapest", world_sizes=(1,))(choices.the_cheapest_way_along_one
 redistribute.check("plain changes", world_sizes=(2,))(running.plain_changes)
 redistribute.check("dimensions")(running.changes_of_all_dimensions)
 redistribute.check("group", world_sizes=(3, 4))(running.changes_in_groups)
-redistribute.check("rejections", world_sizes=(2, 4))(running.changes_that_do_not_divide)
+redistribute.check("rejections", world_sizes=(2, 4))(running.changes_that_are_rejected)
 
 execute.check("plain product", world_sizes=(2,))(running.plain_product)
 execute.check("operations")(running.drawn_operations)

@@ -1,6 +1,5 @@
-"""Check exercises 17.4 and 17.5: which operations change placements, what they cost, and the cheapest way."""
+"""Check exercises 17.4 and 17.5: what the operations cost that change placements, and the cheapest way."""
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 
@@ -9,7 +8,6 @@ from shared.checks.gspmd.cases import (
     EQUATIONS,
     MATMUL,
     Case,
-    beside,
     describe,
     describe_mesh,
     draw_case,
@@ -19,8 +17,6 @@ from shared.checks.gspmd.cases import (
 from shared.checks.gspmd.trying import (
     Way,
     Ways,
-    every_placement,
-    operation_of,
     rounds_of,
     seconds_of,
     sent_bytes_of,
@@ -33,27 +29,14 @@ _EXACT = 1e-9  # relative
 # -- 17.4
 
 
-def probe_operations(operation_for, pairs: list[tuple], asked: list[tuple]) -> tuple[list, list]:
-    rounds_and_bytes = beside(operation_for, "rounds_and_bytes")
-    return [operation_for(*pair) for pair in pairs], [tuple(rounds_and_bytes(*each)) for each in asked]
-
-
-def every_change_has_its_operation(attempt: Attempt) -> None:
-    pairs = list(itertools.product(every_placement(3), repeat=2))
-    found, _ = attempt.run(probe_operations, pairs, [])[0]
-    for (before, after), operation in zip(pairs, found, strict=True):
-        expected = operation_of(before, after)
-        if operation != expected:
-            message = f"operation_for({describe(before)}, {describe(after)}) is {operation!r}"
-            if before == after:
-                raise Wrong(message, "Hint: does anything have to change here?")
-            raise Wrong(message, "Hint: what should each rank hold afterwards, and which ranks have it now?")
+def probe_costs(rounds_and_bytes, asked: list[tuple]) -> list[tuple]:
+    return [tuple(rounds_and_bytes(*each)) for each in asked]
 
 
 def every_operation_has_its_cost(attempt: Attempt) -> None:
     sizes, number = (1, 2, 3, 4, 8, 64), attempt.random.randint
     asked = [(each, 64 * number(1, 10**6), size) for each in (*COLLECTIVES, "slice", "keep_one") for size in sizes]
-    _, found = attempt.run(probe_operations, [], asked)[0]
+    found = attempt.run(probe_costs, asked)[0]
     for (operation, buffer_bytes, size), (rounds, sent_bytes) in zip(asked, found, strict=True):
         tried = f"{operation} of {buffer_bytes:,} bytes on {describe_mesh(Mesh((size,)))}"
         if rounds != (expected := rounds_of(operation, size)):
@@ -119,11 +102,25 @@ def plain_products(attempt: Attempt) -> None:
         for case, (_, output, expected), (output_found, collectives) in zip(cases, _PRODUCTS, found, strict=True):
             called = [(operation, operand) for operation, operand, _, _ in collectives]
             if called != expected:
-                hint = "Hint: which rule needs the least here, and what would a Partial result cost later?"
-                raise Wrong(f"{case}: {_listed(collectives)}; expected {_number(len(expected))}", hint)
+                wanted = f"expected {describe(output)} after {_listed(expected)}"
+                message = f"{case}: the result is {describe(output_found)} after {_listed(called)}; {wanted}"
+                raise Wrong(message, _hint_on_product(case, output_found, collectives))
             if output_found != (output,):
                 hint = "Hint: which output belongs to the rule that you have chosen?"
                 raise Wrong(f"{case}: the result is {describe(output_found)}, expected {describe(output)}", hint)
+
+
+def _hint_on_product(case: Case, output: Placements, collectives: list[Collective]) -> str:
+    ways = Ways(case.parsed, case.placements, case.mesh)
+    if math.isclose(_total_s(ways, output, collectives), ways.best()[0].total_s, rel_tol=_EXACT, abs_tol=1e-13):
+        return "Both take the same seconds. Hint: which plan is the best among equals?"
+    return "Hint: which rule needs the least here, and what would a Partial result cost later?"
+
+
+def _total_s(ways: Ways, output: Placements, collectives: list[Collective]) -> float:
+    """Return the seconds of the collectives, and of the reduction of a Partial result."""
+    seconds = sum(seconds_of(operation, size, ways.mesh, axis) for operation, _, axis, size in collectives)
+    return seconds + ways.later_s(output)
 
 
 def the_cheapest_way_along_one_axis(attempt: Attempt) -> None:
@@ -162,8 +159,8 @@ def judge_choices(attempt: Attempt, cases: list[Case]) -> None:
         ways = Ways(case.parsed, case.placements, case.mesh)
         seconds = sum(seconds_of(operation, size, case.mesh, axis) for operation, _, axis, size in collectives)
         total_s, every = seconds + ways.later_s(output), list(ways.every())
-        best = ways.best()
-        found = f"{case}: the result is {describe(output)} after {_listed(collectives)}"
+        best, called = ways.best(), [(operation, operand) for operation, operand, _, _ in collectives]
+        found = f"{case}: the result is {describe(output)} after {_listed(called)}"
         if not any(way.output == output for way in every):
             raise Wrong(f"{found}; no rule has this result", "Hint: which output belongs to the rule that you chose?")
         if all(way.seconds > seconds + 1e-12 for way in every if way.output == output):
@@ -185,14 +182,11 @@ def _hint_on_cost(every: list[Way], seconds: float, output: Placements) -> str:
     return "Hint: what do you add up for each plan, and do you take the smallest?"
 
 
-def _listed(collectives: list[Collective]) -> str:
-    if not collectives:
+def _listed(called: Sequence[tuple[str, int]]) -> str:
+    """Describe collectives, of which each is an operation and its operand."""
+    if not called:
         return "no collective"
-    return ", ".join(f"{operation} of input {operand}" for operation, operand, _, _ in collectives)
-
-
-def _number(count: int) -> str:
-    return {0: "no collective", 1: "one collective"}.get(count, f"{count} collectives")
+    return ", ".join(f"{operation} of input {operand}" for operation, operand in called)
 
 
 def _time(seconds: float) -> str:

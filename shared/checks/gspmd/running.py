@@ -47,6 +47,7 @@ from shared.wire import instrumentation
 
 _FLOAT64 = 8  # bytes
 _HINT_IN_PLACE = "Hint: what works in place here?"
+_HINT_ON_LIST = "Hint: whose list do you assign to?"
 _HINT_ON_BYTES = "Hint: which collective does this change of placement need, and what does your code call?"
 
 # -- 17.6
@@ -123,7 +124,8 @@ def changes_in_groups(attempt: Attempt) -> None:
     _judge_changes(attempt, [Change(a, b, (12, 24)) for a in every for b in every], in_subgroup=True)
 
 
-def changes_that_do_not_divide(attempt: Attempt) -> None:
+def changes_that_are_rejected(attempt: Attempt) -> None:
+    """Try lengths that the ranks do not divide, and a change for which there is no operation."""
     changes = [
         Change(Replicate(), Shard(1), (2, 7)),
         Change(Partial(), Shard(0), (7, 3)),
@@ -137,6 +139,12 @@ def changes_that_do_not_divide(attempt: Attempt) -> None:
                 raise Wrong({rank: f"{tried}: no ValueError was raised"}, "Hint: which function already checks this?")
             if "7" not in message or str(attempt.world_size) not in message:
                 raise Wrong({rank: f"{tried}: the message is {message!r}"}, "Hint: does it name both numbers?")
+    change = Change(Shard(0), Partial(), (4, 2))
+    for rank, (message,) in enumerate(attempt.run(probe_rejected_changes, [change])):
+        if not message:
+            tried = f"{describe(change.before)} → {describe(change.after)}"
+            hint = "Hint: what does operation_for return here, and when is a shard right as it is?"
+            raise Wrong({rank: f"{tried}: no ValueError was raised"}, hint)
 
 
 def _lengths(attempt: Attempt, dims: int, size: int) -> tuple[int, ...]:
@@ -412,7 +420,7 @@ def _judge_case(case: Case, tensors: Tensors, results: dict[int, dict]) -> None:
         raise
     for rank, each in results.items():
         if not each["kept"]:
-            raise Wrong({rank: f"{case}: your code has changed the shards that it got"}, _HINT_IN_PLACE)
+            raise Wrong({rank: f"{case}: your code has changed the shards that it got"}, _HINT_ON_LIST)
 
 
 def _computes_alone(case: Case, tensors: Tensors, results: dict[int, dict]) -> bool:
@@ -487,7 +495,8 @@ def one_axis_changes_alone(attempt: Attempt) -> None:
         for (placements, axis, after), answer in zip(asked, found, strict=True):
             expected = (axis, after) in changes_of(dims, (2,) * axes, placements)
             if answer != expected:
-                message = f"may_change({describe(placements)}, {axis}, {describe(after)}) is {answer}"
+                call = f"may_change({describe(placements)}, {axis}, {describe(after)})"
+                message = f"{call} is {answer}, expected {expected}"
                 if expected:
                     hint = "It could change. Hint: which axes divide this axis's shards again, and which do not?"
                 else:

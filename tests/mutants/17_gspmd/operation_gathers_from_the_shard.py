@@ -1,23 +1,7 @@
 """Takes the buffer for one rank's shard.
 
-caught by: operation_for · cost
+caught by: rounds_and_bytes · cost
 """
-
-from shared.placements import Partial, Placement, Replicate, Shard
-
-
-def operation_for(before: Placement, after: Placement) -> str | None:
-    if before == after:
-        return None
-    operations = {
-        (Shard, Replicate): "all_gather",
-        (Partial, Replicate): "all_reduce",
-        (Partial, Shard): "reduce_scatter",
-        (Shard, Shard): "all_to_all",
-        (Replicate, Shard): "slice",
-        (Replicate, Partial): "keep_one",
-    }
-    return operations.get((type(before), type(after)))
 
 
 def rounds_and_bytes(operation: str, buffer_bytes: float, size: int) -> tuple[int, float]:

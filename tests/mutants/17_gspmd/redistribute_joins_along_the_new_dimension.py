@@ -16,9 +16,11 @@ from solutions.gspmd import local_part, operation_for, whole_from
 @torch.no_grad()
 def redistribute(shard: Tensor, before: Placement, after: Placement, group: ProcessGroup | None = None) -> Tensor:
     rank, size = dist.get_rank(group), dist.get_world_size(group)
+    if before == after:
+        return shard
     operation = operation_for(before, after)
     if operation is None:
-        return shard
+        raise ValueError(f"no single operation turns {before} into {after}")
     if operation in ("slice", "keep_one"):
         return local_part(shard, after, rank, size)
     if operation == "all_reduce":

@@ -99,8 +99,10 @@ def propagate(equation, placements, mesh):
 
 def redistribute(shard, before, after, group=None):
     size, operation = dist.get_world_size(group), operation_for(before, after)
-    if operation is None:
+    if before == after:
         return shard
+    if operation is None:
+        raise ValueError(f"{before} cannot become {after}")
     if operation == "keep_one":  # DTensor lets only its own code do this
         return local_part(shard, after, dist.get_rank(group), size)
     if isinstance(after, Shard) and (shard.shape[after.dim] % size):

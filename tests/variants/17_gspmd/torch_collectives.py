@@ -124,6 +124,8 @@ def redistribute(shard, before, after, group=None):
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     if before == after:
         return shard
+    if isinstance(before, Shard) and isinstance(after, Partial):
+        raise ValueError("an all-gather, and then zeros on all ranks but one")
     if isinstance(before, Replicate):
         return local_part(shard, after, rank, size).clone()
     if isinstance(after, Replicate) and isinstance(before, Partial):
