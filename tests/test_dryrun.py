@@ -239,6 +239,7 @@ def test_torchs_names_stand_for_the_courses_counterparts():
     assert names == {"ddp": "overlapped_ddp", "zero_redundancy": "zero1", "deepspeed2": "zero2", "fsdp2": "zero3"}
 
 
+@pytest.mark.exhaustive
 def test_the_recorded_peaks_are_those_of_a_dry_run():
     assert peaks.counted_again() == json.loads(peaks.RECORDED.read_text())
 
