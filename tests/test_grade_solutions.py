@@ -129,7 +129,7 @@ def test_what_is_wrong_before_a_cell_runs_is_placed_in_the_students_cell():
     ]
     said = {}
     job = {"module": "first_collectives", "cells": cells, "others": [], "forbidden": []}
-    judge.Judge(job, lambda **line: said.update(line), [], [], [judge.NOT_MEASURED])._screen()
+    judge.Judge(job, lambda **line: said.update(line), [], [], [judge.NOT_MEASURED], None)._screen()
     assert said["screened"]["cell-0"].startswith("the cell does not compile: exercise 0.0, line 3: SyntaxError: ")
     assert said["screened"]["cell-1"].startswith("rejected: exercise 0.1, line 3 uses shared.checks. ")
     assert said["notices"] == ["exercise 0.2, line 3 uses gc"]
