@@ -3,6 +3,7 @@
 The equations are drawn letter by letter. The decisions are tried on meshes of up to three axes, without any ranks.
 """
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -14,7 +15,16 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from shared import ranks, wire
-from shared.checks.gspmd.trying import Ways, cut, every_placement, join, result_of, rules_of, sent_bytes_of
+from shared.checks.gspmd.trying import (
+    Ways,
+    cut,
+    every_placement,
+    join,
+    operation_of,
+    result_of,
+    rules_of,
+    sent_bytes_of,
+)
 from shared.placements import (
     ADD,
     EINSUM,
@@ -35,6 +45,7 @@ from solutions.gspmd import (
     execute,
     local_part,
     make_mesh_group,
+    operation_for,
     plan_for,
     propagate,
     ranks_along,
@@ -285,3 +296,11 @@ def test_dtensor_chooses_differently(four_ranks, equation, inputs, ours, theirs)
     name, placement = theirs
     expected = [name] if name else [], f"{type(placement).__name__}({getattr(placement, 'dim', '')})"
     assert ranks.run(run_by_dtensor, equation, inputs) == [expected] * 4
+
+
+# -- what the lab gives
+
+
+@pytest.mark.parametrize(("before", "after"), [*itertools.product(every_placement(3), repeat=2)])
+def test_the_given_operation_fits_the_change(before, after):
+    assert operation_for(before, after) == operation_of(before, after)
