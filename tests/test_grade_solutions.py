@@ -128,7 +128,7 @@ def test_what_is_wrong_before_a_cell_runs_is_placed_in_the_students_cell():
         for index, source in enumerate(sources)
     ]
     said = {}
-    job = {"module": "first_collectives", "cells": cells, "others": [], "forbidden": []}
+    job = {"module": "first_collectives", "cells": cells, "others": [], "forbidden": [], "ready_made": []}
     judge.Judge(job, lambda **line: said.update(line), [], [], [judge.NOT_MEASURED], None)._screen()
     assert said["screened"]["cell-0"].startswith("the cell does not compile: exercise 0.0, line 3: SyntaxError: ")
     assert said["screened"]["cell-1"].startswith("rejected: exercise 0.1, line 3 uses shared.checks. ")
