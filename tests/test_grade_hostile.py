@@ -55,13 +55,13 @@ def explanation(record) -> str:
 
 # As root, the grader gives the ranks a user of their own, who cannot signal the processes that judge them.
 AS_ROOT = (
-    ("PermissionError", "died: its process") if os.getuid() == 0 else ("has died", "killed from inside the sandbox")
+    ("PermissionError", "rank 1 │ returned") if os.getuid() == 0 else ("has died", "killed from inside the sandbox")
 )
 HOSTILE = {
     "sys.exit": ("import sys; sys.exit(0)", "SystemExit"),
     "os._exit": ("import os; os._exit(0)", "exited with status 0"),
     "kills its parent": ("import os; os.kill(os.getppid(), 9)", AS_ROOT[0]),
-    # Alone in its group, rank 0 may return its number before the judge sees that the idle ranks are dead.
+    # As root, the grader gives each rank a user of its own, so that this kills no other rank.
     "kills all it can": ("import os; os.kill(-1, 9); return float(number)", AS_ROOT[1]),
     "10 GB": ("import torch; torch.ones(10 * 2**30, dtype=torch.uint8)", "ran out of memory"),
     "1 GB printed": ("for _ in range(1000): print('x' * 10**6)", "returned None"),
