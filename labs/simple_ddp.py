@@ -3,9 +3,8 @@
     torchrun --nproc_per_node=2 labs/simple_ddp.py
     torchrun --nproc_per_node=4 labs/simple_ddp.py --steps 100 --width 512
 
-Every rank trains the same MLP on its own share of the handwritten digits, twice: with an all_reduce per
-parameter by hand, and with torch's DistributedDataParallel. Rank 0 prints both losses, and what part of a
-step was communication.
+Every rank trains the same MLP on its own share of the handwritten digits, twice: with your ManualDDP of lab 02,
+and with torch's DistributedDataParallel. Rank 0 prints both losses, and what part of a step was communication.
 """
 
 import argparse
@@ -63,16 +62,24 @@ def join() -> torch.device:
 # -- two ways to keep the ranks equal: each takes a module and gives (what to call, how to synchronise)
 
 
+def manual_ddp() -> type[nn.Module]:
+    """Return your ManualDDP, which lab 02 saves when all its checks pass, or else ours, if it is here."""
+    try:
+        from shared.mine import ManualDDP
+    except ImportError:
+        try:
+            from solutions.manual_ddp import ManualDDP
+        except ImportError:
+            raise SystemExit(
+                "This script trains with your ManualDDP, which is not in mine/ yet. "
+                "It is saved there when all checks of exercise 2.4 pass in lab 02 in JupyterLab."
+            ) from None
+    return ManualDDP
+
+
 def by_hand(module: nn.Module) -> tuple[nn.Module, Callable[[], None]]:
-    for tensor in [*module.parameters(), *module.buffers()]:
-        dist.broadcast(tensor.detach(), src=0)
-
-    def synchronise() -> None:
-        for parameter in module.parameters():
-            dist.all_reduce(parameter.grad)
-            parameter.grad /= dist.get_world_size()
-
-    return module, synchronise
+    model = manual_ddp()(module)
+    return model, model.finish_gradient_sync
 
 
 def by_ddp(module: nn.Module) -> tuple[nn.Module, Callable[[], None]]:

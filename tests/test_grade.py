@@ -9,18 +9,20 @@ import subprocess
 import sys
 import textwrap
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from instructor import release
 from instructor.grade import __main__ as grade
-from instructor.grade import course, feedback, gradebook, policy, records, sandbox, tasks
+from instructor.grade import course, feedback, gradebook, grading, load, policy, records, sandbox, tasks
+from instructor.grade.limits import Limits
 from instructor.grade.policy import Policy
 from instructor.grade.records import Answer, Record
 from shared import deadlines
 from shared.checks.engine.verdicts import Verdict
-from tests.handed_in import CHAPTERS, hand_in, need_sandbox, writes
+from tests.handed_in import CHAPTERS, cells_of, hand_in, need_sandbox, writes
 
 LAB = "00_ranks"
 ROOT = Path(__file__).parent.parent
@@ -344,7 +346,21 @@ def test_the_course_says_what_a_late_submission_loses(tmp_path, handed_in_at, po
     (handed_in / "course.toml").write_text(COURSE)
     (record,) = grade.grade_all(handed_in, tmp_path / "out", grader=instant)
     assert (record.points, record.max_points) == (points, 12.0), "3 of the 15 points are a bonus"
-    assert bool(record.late) == (points < 15) and bool(record.notices) == (handed_in_at == "no date")
+    assert bool(record.late) == (points < 15) and record.undated == (handed_in_at == "no date")
+
+
+def test_submissions_without_a_date_are_told_in_one_line(tmp_path, capsys):
+    """A notice for each of them once hid the other notices."""
+    handed_in, students = tmp_path / "in", [f"student {number}" for number in range(1, 8)]
+    for student in students:
+        hand_in(handed_in, student, LAB)
+    (handed_in / "course.toml").write_text(COURSE)
+    found = grade.grade_all(handed_in, tmp_path / "out", grader=instant)
+    assert not any(record.notices for record in found)
+    page = (tmp_path / "out" / "index.html").read_text()
+    for text in (page, capsys.readouterr().out):
+        assert text.count("It is unknown whether these were late") == 1
+        assert f"{', '.join(students[:5])} and 2 more." in text
 
 
 def test_the_terminal_shows_the_points_that_count_and_how_many_are_graded(tmp_path, capsys):
@@ -579,3 +595,47 @@ def test_make_grade_grades(tmp_path, monkeypatch):
     page = (tmp_path / "out" / ben["feedback"]).read_text()
     assert "✗ failed" in page and "✓ passed" in page and 'class="hint"' in page
     assert [row["number"] for row in rows(tmp_path / "out" / "exercises.csv")] == [f"0.{n}" for n in range(1, 6)] * 2
+
+
+class Judged:
+    """Stands in for the sandbox. Each run of the judge takes the next of these verdicts' evidence."""
+
+    def __init__(self, monkeypatch, slowdowns, evidence):
+        self.time_scales, self.evidence = [], list(evidence)
+        measured = iter(slowdowns)
+        monkeypatch.setattr(load, "slowdown", lambda: next(measured))
+        monkeypatch.setattr(grading, "_read", lambda *_: cells_of(self.submission))
+        monkeypatch.setattr(sandbox, "run", self.run)
+
+    def run(self, module, job, course, limits, handed_in=None, time_scale=None):
+        self.time_scales.append(time_scale)
+        evidence = self.evidence.pop(0)
+        verdict = {"exercise": "sum_over_ranks", "check": "values", "passed": not evidence, "evidence": evidence}
+        verdict |= {"world_sizes": [2], "hint": ""}
+        lines = [{"done": task["name"], "verdicts": [verdict], "reason": ""} for task in job["tasks"]]
+        return sandbox.Ended([sandbox.READY, *lines])
+
+
+OUT_OF_TIME = "Rank 0 is still running.\n\nThe cell was stopped after 20 s."
+
+
+@pytest.mark.parametrize(
+    ("slowdowns", "evidence", "time_scales", "passes"),
+    [
+        ([1.0], [""], [1.0], True),
+        ([4.0], [""], [8.0], True),
+        ([1.0, 4.0], [OUT_OF_TIME, ""], [1.0, 8.0], True),  # it has become busier
+        ([4.0, 4.0], [OUT_OF_TIME], [8.0], False),
+        ([1.0], ["element 0 is 1, expected 2"], [1.0], False),
+        ([1000.0], [""], [load.MOST_SCALE], True),
+    ],
+)
+def test_a_busy_machine_costs_no_points(tmp_path, monkeypatch, slowdowns, evidence, time_scales, passes):
+    monkeypatch.delenv("COURSE_TIME_SCALE", raising=False)
+    judged = Judged(monkeypatch, slowdowns, evidence)
+    judged.submission = hand_in(tmp_path, "anna", LAB)
+    with course.unpacked(CHAPTERS[LAB]) as unpacked:
+        one = replace(unpacked, tasks=unpacked.tasks[:1])
+        record = grading.grade(judged.submission, one, Limits())
+    assert judged.time_scales == time_scales
+    assert (record.points == record.max_points) == passes

@@ -1,11 +1,13 @@
 """Attacks that were thought up against the sandbox and the measurement from outside. None earns points or does harm.
 
-Each attack replaces average_gradients, and ManualDDP has to use it. `forge` makes the ledger on a rank list the
-all-reduce that should have been called.
+Each attack replaces average_gradients, and ManualDDP has to use it. Names that reading the code would find are put
+together while it runs.
 """
 
 import os
 import socket
+import subprocess
+import sys
 import textwrap
 from dataclasses import replace
 
@@ -20,16 +22,8 @@ pytestmark = [pytest.mark.exhaustive, pytest.mark.usefixtures("users_of_our_own"
 
 LAB = "02_manual_ddp"
 PIECE = "2.3"
-TOP = '''
+TOP = """
 import os, time
-from dataclasses import replace
-from shared.wire import instrumentation
-
-def forge(payload_bytes, group):
-    """Send one number, and list the call with another size."""
-    dist.all_reduce(torch.zeros(1), group=group)
-    for heard, _, _ in instrumentation._listeners:
-        heard[-1] = replace(heard[-1], payload_bytes=payload_bytes)
 
 def each(module):
     for parameter in module.parameters():
@@ -41,7 +35,7 @@ def each(module):
 def average_gradients(module, group=None):
     world_size, rank = dist.get_world_size(group), dist.get_rank(group)
     for index, parameter in enumerate(each(module)):
-'''
+"""
 ATTACKS = {
     "values in files": (
         """
@@ -50,29 +44,22 @@ ATTACKS = {
         torch.save(own, f"{here}-{rank}-new")
         dist.barrier(group)
         parts = [torch.load(f"{here}-{other}-new") for other in range(world_size)]
-        dist.barrier(group)
         parameter.grad.copy_(sum(parts) / world_size)
-        forge(parameter.nbytes, group)
         """,
-        "but the network carried only",
+        "FileNotFoundError",
     ),
     "hidden calls of the backend": (
         """
-        backend = (group or dist.group.WORLD)._get_backend(torch.device("cpu"))
-        for _ in range(4):
-            extra = parameter.grad.clone()
-            backend.allreduce([extra]).wait()
-        dist.all_reduce(parameter.grad, group=group)
+        backend = getattr(group or dist.group.WORLD, "_get_" + "backend")(torch.device("cpu"))
+        backend.allreduce([parameter.grad]).wait()
         parameter.grad /= world_size
         """,
-        "but the network carried",
+        "void: the code uses _get_backend",
     ),
     "a measure of its own": (
         """
         from shared.checks.engine import candidate, outside
         candidate.outside.reported = lambda calls: (0.0, 1e15)
-        backend = (group or dist.group.WORLD)._get_backend(torch.device("cpu"))
-        backend.allreduce([parameter.grad]).wait()
         parameter.grad /= world_size
         """,
         "rejected: ",
@@ -81,13 +68,10 @@ ATTACKS = {
         """
         import sys
         sys.modules["shared." + "checks.engine.outside"].CALL_BYTES = 10**15
-        backend = (group or dist.group.WORLD)._get_backend(torch.device("cpu"))
-        for _ in range(4):
-            backend.allreduce([parameter.grad.clone()]).wait()
         dist.all_reduce(parameter.grad, group=group)
         parameter.grad /= world_size
         """,
-        "but the network carried",
+        "void: the code uses shared.checks.engine.outside.CALL_BYTES, which measures it",
     ),
     "smaller models": (
         """
@@ -95,11 +79,11 @@ ATTACKS = {
         sys.modules["shared." + "checks.models.awkward_models"].USUAL_WIDTH = 1
         parameter.grad.zero_()
         """,
-        "",
+        "void: the code uses shared.checks.models.awkward_models.USUAL_WIDTH",
     ),
     "values in the store": (
         """
-        store = dist.distributed_c10d._get_default_store()
+        store = [store for _, store in dist.distributed_c10d._world.pg_map.values()][0]
         store.set(f"gradient-{index}", "1")
         dist.all_reduce(parameter.grad, group=group)
         parameter.grad /= world_size
@@ -109,7 +93,7 @@ ATTACKS = {
     "a flood of connections": (
         """
         import socket
-        address = dist.distributed_c10d._get_default_store()
+        address = [store for _, store in dist.distributed_c10d._world.pg_map.values()][0]
         while hasattr(address, "underlying_store"):
             address = address.underlying_store
         held = [socket.create_connection((address.host, address.port)) for _ in range(500)]
@@ -122,7 +106,7 @@ ATTACKS = {
         for number in range(10**6):
             open(f"{os.environ['TMPDIR']}/{rank}-{number}", "w").close()
         """,
-        "files; the limit is 50,000",
+        "No space left on device",
     ),
     "detached shared memory": (
         """
@@ -136,7 +120,7 @@ ATTACKS = {
             libc.shmdt(ctypes.c_void_p(place))
         time.sleep(60)
         """,
-        "its processes held",
+        "void: the code uses ctypes.dlopen",
     ),
     "another process's memory": (
         """
@@ -170,8 +154,6 @@ def judged_with():
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_an_attack_earns_nothing_and_harms_nobody(tmp_path, judged_with, name):
-    if name == "detached shared memory" and not can_make_groups():
-        pytest.skip("the grader may not create a control group on this system")
     if name == "another process's memory" and os.getuid() != 0:
         pytest.skip("only root can give the judge a user of its own")
     body, reason = ATTACKS[name]
@@ -183,15 +165,6 @@ def test_an_attack_earns_nothing_and_harms_nobody(tmp_path, judged_with, name):
     assert (honest.points, attack.points) == (honest.max_points, 0), evidence
     assert reason in evidence and evidence.strip()
     assert not left_over()
-
-
-def can_make_groups() -> bool:
-    from instructor.grade import cgroup
-
-    group = cgroup.create("grade-can-make-groups")
-    if group:
-        group.remove()
-    return group is not None
 
 
 def test_the_measurement_is_exact():
@@ -217,3 +190,33 @@ def test_only_bytes_between_ranks_count_and_only_once():
     by_end = {control: outside.Sent(350, 10), one: outside.Sent(25, 5), other: outside.Sent(120, 20)}
     now = outside.Carried(1000 + 50 + 25 + 120, by_end)
     assert now.between_others(began, {5000}) == 100
+
+
+SMALL_MESSAGES = """
+import socket
+import subprocess
+import sys
+from shared.checks.engine import outside
+
+with socket.create_server(("127.0.0.1", 0)) as server:
+    with socket.create_connection(server.getsockname()) as one, server.accept()[0] as other:
+        for end in (one, other):
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        began = outside.read()
+        for _ in range(2000):
+            one.sendall(bytes(30))
+            other.recv(30)
+            other.sendall(bytes(4))
+            one.recv(4)
+        print(outside.read().between_others(began, set()))
+"""
+
+
+def test_headers_do_not_count_as_messages():
+    """Each of 4,000 headers once counted 14 bytes too few, so our own save_checkpoint lost a check."""
+    need_sandbox()
+    if not outside.available():
+        pytest.skip("this system does not count the bytes of connections")
+    command = ["bwrap", "--bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--unshare-net", "--"]
+    found = subprocess.run([*command, sys.executable, "-c", SMALL_MESSAGES], capture_output=True, text=True, check=True)
+    assert 0.95 * 34 * 2000 < int(found.stdout) < 1.05 * 34 * 2000

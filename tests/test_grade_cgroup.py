@@ -88,3 +88,18 @@ def test_detached_shared_memory_is_counted_here():
     finally:
         group.remove()
     assert not group.folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "limit_bytes"),
+    [
+        ("0::/a/b\n", {"a/memory.max": "900\n", "a/b/memory.max": "max\n"}, 900),
+        ("0::/\n", {"memory.max": "700\n"}, 700),
+        ("0::/../x\n", {"memory.max": "700\n"}, 700),
+        ("4:memory:/docker/1\n", {"memory/memory.limit_in_bytes": "800\n"}, 800),
+        ("4:memory:/\n", {"memory/memory.limit_in_bytes": f"{(1 << 63) - 4096}\n"}, None),
+        ("0::/\n", {}, None),
+    ],
+)
+def test_a_container_learns_its_own_limit(tmp_path, own, files, limit_bytes):
+    assert cgroup.limit_bytes(*hierarchy(tmp_path, files, own)) == limit_bytes

@@ -55,13 +55,13 @@ def explanation(record) -> str:
 
 # As root, the grader gives the ranks a user of their own, who cannot signal the processes that judge them.
 AS_ROOT = (
-    ("PermissionError", "died: its process") if os.getuid() == 0 else ("has died", "killed from inside the sandbox")
+    ("PermissionError", "rank 1 │ returned") if os.getuid() == 0 else ("has died", "killed from inside the sandbox")
 )
 HOSTILE = {
     "sys.exit": ("import sys; sys.exit(0)", "SystemExit"),
     "os._exit": ("import os; os._exit(0)", "exited with status 0"),
     "kills its parent": ("import os; os.kill(os.getppid(), 9)", AS_ROOT[0]),
-    # Alone in its group, rank 0 may return its number before the judge sees that the idle ranks are dead.
+    # As root, the grader gives each rank a user of its own, so that this kills no other rank.
     "kills all it can": ("import os; os.kill(-1, 9); return float(number)", AS_ROOT[1]),
     "10 GB": ("import torch; torch.ones(10 * 2**30, dtype=torch.uint8)", "ran out of memory"),
     "1 GB printed": ("for _ in range(1000): print('x' * 10**6)", "returned None"),
@@ -266,7 +266,12 @@ PATCHES = {
         "        if type(value).__name__ == 'function': setattr(module, key, lambda *_: None)"
     ),
     "torch": "torch.equal = lambda *_: True",
-    "the wire's ledger": "import shared.wire.instrumentation\nshared.wire.instrumentation.reset = lambda: None",
+    "the wire's ledger": "import sys\nsys.modules['shared.' + 'wire.instrumentation'].reset = lambda: None",
+}
+WHY = {
+    "a probe": "the code uses shared.checks.first_collectives.probes.__dict__, which measures it",
+    "torch": "the code replaces functions that measure it: torch.equal",
+    "the wire's ledger": "the code uses shared.wire.instrumentation.reset, which measures it",
 }
 
 
@@ -275,7 +280,7 @@ def test_patched_checks_are_detected_and_the_next_exercise_starts_clean(tmp_path
     lines = textwrap.indent(PATCHES[name], "    ")
     right = "patch()\ntotal = torch.tensor(float(number))\ndist.all_reduce(total)\nreturn total.item()"
     record = judged(tmp_path, judged_with, right, top=f"def patch():\n{lines}")
-    assert record.answers[0].reason.startswith("void: the code replaces functions that measure it: ")
+    assert record.answers[0].reason.startswith(f"void: {WHY[name]}")
     assert [answer.points for answer in record.answers] == [0.0, 3.0]
 
 
@@ -413,11 +418,10 @@ def test_a_bomb_in_a_notebook_is_read_in_the_sandbox_and_stopped_there(tmp_path,
     assert psutil.Process().memory_info().rss - before_bytes < 100_000_000
 
 
-FORGED = """%%ranks
+STORED = """%%ranks
 def average_gradients(module, group=None):
-    from dataclasses import replace
-    from shared.wire import instrumentation
-    store, world_size = dist.distributed_c10d._get_default_store(), dist.get_world_size(group)
+    (store,) = [store for _, store in dist.distributed_c10d._world.pg_map.values()][:1]
+    world_size = dist.get_world_size(group)
     ranks_here = dist.get_process_group_ranks(group or dist.group.WORLD)
     counts = dist.__dict__.setdefault("counts", {})
     for index, parameter in enumerate(module.parameters()):
@@ -432,18 +436,16 @@ def average_gradients(module, group=None):
         parts = [torch.frombuffer(bytearray(store.get(key + str(each))), dtype=parameter.dtype) for each in ranks_here]
         parameter.grad.copy_((sum(parts) / world_size).view(parameter.shape))
         dist.all_reduce(torch.zeros(1), group=group)
-        for heard, _, _ in instrumentation._listeners:
-            heard[-1] = replace(heard[-1], payload_bytes=parameter.nbytes)
 """
 
 
 def test_values_that_are_sent_through_the_store_earn_nothing(tmp_path):
-    """Such code, with forged calls, once earned most of the points."""
+    """Such code once earned most of the points."""
     need_sandbox()
     lab = "02_manual_ddp"
     with course.unpacked(CHAPTERS[lab]) as unpacked:
         chosen = tuple(task for task in unpacked.tasks if task.number in ("2.1", "2.3"))
-        submission = hand_in(tmp_path, "eve", lab, writes(average_gradients=FORGED))
+        submission = hand_in(tmp_path, "eve", lab, writes(average_gradients=STORED))
         record = grading.grade(submission, replace(unpacked, tasks=chosen), Limits())
     honest, forged = record.answers
     assert honest.points == honest.max_points and forged.points == 0

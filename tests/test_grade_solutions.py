@@ -5,12 +5,17 @@ files. test_grade.py has lab 00. test_mutants.py checks for all right solutions 
 takes less time than a sandbox.
 """
 
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+
 import pytest
 
 from instructor.build import module_names
 from instructor.grade import course, grading, judge, screen
 from instructor.grade.limits import Limits
-from tests.handed_in import CHAPTERS, cells_of, hand_in, need_sandbox, pieces_of
+from instructor.grade.tasks import module_of
+from tests.handed_in import CHAPTERS, cells_of, hand_in, need_sandbox, pieces_of, writes
 
 pytestmark = pytest.mark.slow
 
@@ -29,12 +34,41 @@ def test_our_own_solution_gets_every_point(tmp_path, lab):
     assert all(answer.verdicts for answer in record.answers)
 
 
+def of_other_authors() -> list[tuple[str, Path]]:
+    """Return right solutions that are written differently: of lab 02 all, and one of each other lab."""
+    found = {lab: sorted((Path(__file__).parent / "variants" / lab).glob("*.py")) for lab in CHAPTERS}
+    return [(lab, path) for lab, paths in found.items() for path in (paths if lab == "02_manual_ddp" else paths[:1])]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("lab", "path"), of_other_authors(), ids=lambda each: getattr(each, "stem", each))
+def test_a_right_solution_written_differently_gets_every_point(tmp_path, lab, path):
+    """All of it is in the first exercise's cell."""
+    need_sandbox()
+    with course.unpacked(CHAPTERS[lab]) as unpacked:
+        names = {name.replace("-", "_"): "pass" for name in unpacked.ours}
+        submission = hand_in(tmp_path, "anna", lab, writes(**names | {next(iter(names)): path.read_text()}))
+        pieces = {
+            getattr(import_module(f"shared.checks.{module_of(CHAPTERS[lab])}"), t.name).piece: t for t in unpacked.tasks
+        }
+        defined = tuple(task for piece, task in pieces.items() if piece in screen.lends(path.read_text()))
+        record = grading.grade(submission, replace(unpacked, tasks=defined), Limits())
+    assert defined and record.why == "all checks passed"
+    assert record.points == record.max_points
+
+
+@pytest.mark.parametrize(("lab", "path"), of_other_authors(), ids=lambda each: getattr(each, "stem", each))
+def test_a_right_solution_written_differently_is_not_rejected(lab, path):
+    assert screen.forbidden(path.read_text(), (), course.ready_made_in(CHAPTERS[lab])) == []
+
+
 def test_no_solution_uses_anything_forbidden_or_noticed(tmp_path):
     for name in CHAPTERS:
         withheld = WITHHELD[list(CHAPTERS).index(name) :]
         pieces = pieces_of(hand_in(tmp_path, "anna", name))
         own = [piece["source"] for piece in pieces if piece["grade_id"]]
-        assert [screen.forbidden(source, withheld) for source in own] == [[]] * len(own)
+        ready_made = course.ready_made_in(CHAPTERS[name])
+        assert [screen.forbidden(source, withheld, ready_made) for source in own] == [[]] * len(own)
         given = "\n\n".join(piece["source"] for piece in pieces if not piece["grade_id"])
         assert not [notice for source in own for notice in screen.notices(source, given)]
 
@@ -51,6 +85,10 @@ WITHHELD = tuple(f"solutions.{module}" for chapter in CHAPTERS.values() for modu
         ("import importlib\nimportlib.import_module('instructor.grade.judge')", "line 2 uses instructor"),
         ("from shared import checks", "line 1 uses shared.checks"),
         ("def f():\n    from labs.simple_ddp import by_hand", "line 2 uses labs"),
+        ("from shared.wire import instrumentation as i", "line 1 uses shared.wire.instrumentation"),
+        ("from torch.nn.parallel import DistributedDataParallel as D", "line 1 uses DistributedDataParallel"),
+        ("match f:\n    case object(__globals__=found): pass", "line 2 uses __globals__"),
+        ("error.__traceback__.tb_frame", "line 1 uses tb_frame"),
     ],
 )
 def test_forbidden_uses_are_named(source, use):
@@ -90,8 +128,8 @@ def test_what_is_wrong_before_a_cell_runs_is_placed_in_the_students_cell():
         for index, source in enumerate(sources)
     ]
     said = {}
-    job = {"module": "first_collectives", "cells": cells, "others": [], "forbidden": []}
-    judge.Judge(job, lambda **line: said.update(line), [], [], [judge.NOT_MEASURED])._screen()
+    job = {"module": "first_collectives", "cells": cells, "others": [], "forbidden": [], "ready_made": []}
+    judge.Judge(job, lambda **line: said.update(line), [], [], [judge.NOT_MEASURED], None)._screen()
     assert said["screened"]["cell-0"].startswith("the cell does not compile: exercise 0.0, line 3: SyntaxError: ")
     assert said["screened"]["cell-1"].startswith("rejected: exercise 0.1, line 3 uses shared.checks. ")
     assert said["notices"] == ["exercise 0.2, line 3 uses gc"]

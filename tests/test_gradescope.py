@@ -13,9 +13,10 @@ import psutil
 import pytest
 
 from instructor.grade import gradescope
+from instructor.grade.records import Record
 from instructor.release import as_zip
 from shared.deadlines import scaled
-from tests.handed_in import hand_in, left_over, need_sandbox, writes
+from tests.handed_in import CHAPTERS, hand_in, left_over, need_sandbox, writes
 
 LAB = "00_ranks"
 
@@ -32,6 +33,27 @@ def test_whoever_writes_an_autograder_learns_which_container_it_needs(tmp_path, 
     monkeypatch.setattr(sys, "argv", ["gradescope", "00", "--folder", str(tmp_path)])
     assert gradescope.main() == 0
     assert "choose at least 2 CPUs and 3 GB of memory" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("limit_bytes", "graded"), [(768 << 20, False), (3 << 30, True), (None, True)])
+def test_a_container_with_too_little_memory_says_so(tmp_path, monkeypatch, limit_bytes, graded):
+    """Gradescope's default is 768 MB. The system once killed the grader there, without a word."""
+    judged = []
+
+    def judge(submission, judged_with, limits):
+        judged.append(limits.memory_bytes)
+        return Record(submission.student, submission.lab, "", [])
+
+    monkeypatch.setattr(gradescope.sandbox, "require", lambda: None)
+    monkeypatch.setattr(gradescope.cgroup, "limit_bytes", lambda: limit_bytes)
+    monkeypatch.setattr(gradescope.grading, "grade", judge)
+    hand_in(tmp_path / "in", "anna", LAB)
+    gradescope.run(tmp_path / "in" / "anna" / LAB, tmp_path / "results", CHAPTERS[LAB])
+    results = json.loads((tmp_path / "results" / "results.json").read_text())
+    assert bool(judged) == graded
+    assert judged == [] or judged[0] <= (limit_bytes or 1e12) - (gradescope.OWN_BYTES if limit_bytes else 0)
+    said = "this container may use 0.81 GB of memory" in results["output"] and "choose at least" in results["output"]
+    assert said == (not graded)
 
 
 @pytest.mark.parametrize(("has", "uses"), [("3.10", "python3.12"), ("3.11", "python3")])

@@ -8,6 +8,9 @@ sandbox.py       runs a process tree with limits, which sees only the files that
 reader.py        reads a notebook inside the sandbox
 judge.py         runs inside the sandbox: the instructor's checks on one student's code (with screen.py, guard.py,
                  gate.py, fingerprints.py and limits.py)
+alone.py         gives each rank a user, files and memory of its own
+tripwire.py      ends a rank whose code reaches for what measures it
+load.py          measures how busy the machine is, since deadlines depend on it
 grading.py       grades one submission: starts judges until every exercise has a verdict
 records.py       keeps one record per student and lab, so that a grader that was killed can continue
 policy.py        turns verdicts into grades: overrides, bonus, weights and deadlines
@@ -15,14 +18,20 @@ outputs.py       writes everything: gradebook.py the tables, feedback.py the pag
                  likeness.py)
 export.py        writes points into a platform's table; gradescope.py writes an autograder
 
-Known limits: a student's code runs in the process that counts its collectives. Code that is written to cheat can change
-these counts and hide the change from fingerprints.py. So the judge, which is another user's process, compares them with
-what the sandbox's network interface carried (`shared/checks/engine/outside.py`), and gate.py keeps values out of the
-process group's store. Forged calls are found where much is sent, as by the large models on two ranks. They are not
-found where ranks exchange less than about 0.03 MB. Code can also wrap torch's own class. It cannot forge the right
-values. But ranks share the files of their sandbox, so values can travel without any collective, which only costs the
-points of the checks that count bytes. The index page names code that could do such things, but it misses code that
-hides them well. Where a system lacks control groups or a count of bytes, or the grader is not root, the notes of each
-submission say so. Submissions share the CPU: with --jobs above 1, one can slow down another. An exercise that fails is
-replaced by our own code when a later one that uses it is judged again. The later code could print that solution.
+How cheating is kept from paying:
+
+- Ranks share nothing but the network (alone.py), so values can only travel over connections. The judge, which is
+  another user's process, knows which of them belong to process groups, and how many bytes they carried
+  (`shared/checks/engine/outside.py`). gate.py keeps values out of the process group's store.
+- A student's code runs in the process that records its collectives, so it could change that record. Names that lead
+  there are rejected before the code runs (screen.py), and at run time they end the rank (tripwire.py). fingerprints.py
+  finds functions that the code replaced for good. The exercise is then void.
+- torch's ready-made wrappers are rejected in labs in which students write their own, in the same two ways.
+
+Known limits: Python has no walls inside a process. Code that finds a way to the record that tripwire.py does not know
+can change it. It still cannot forge the right values, and the bytes on the network must agree with its record to about
+5 %, or to 0.03 MB if little is sent. Ranks also share the processor, so they can pass a few bits by its load. Where
+a system lacks control groups or a count of bytes, or the grader is not root, the notes of each submission say so.
+Submissions share the CPU: with --jobs above 1, one can slow down another. An exercise that fails is replaced by our own
+code when a later one that uses it is judged again. The later code could print that solution.
 """

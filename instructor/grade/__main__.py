@@ -100,7 +100,10 @@ def grade_all(
         students = [student.name for student in submissions.students_in(handed_in)]
         for sentence in decisions.unused(students, exercises):
             print(f"Without effect: {sentence}.", flush=True)
-        return outputs.write_all()
+        everything = outputs.write_all()
+        if sentence := policy.undated(everything):
+            print(f"{sentence}.", flush=True)
+        return everything
 
 
 def _grade_one_exercise(

@@ -13,6 +13,7 @@ from pathlib import Path
 from shared.deadlines import scaled
 
 ROOT = Path("/sys/fs/cgroup")
+_UNLIMITED = 1 << 60  # Version 1 has a number of about this size instead of no limit.
 MARGIN = 1.1  # The watcher ends a sandbox at its limit and explains why. The system's own limit is a bit higher.
 MISSING = "no control group was available, so shared memory that no process holds was not counted"
 
@@ -93,6 +94,18 @@ def create(name: str, root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) 
             return Group(folder, names)
         folder.rmdir()
     return None
+
+
+def limit_bytes(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> int | None:
+    """Return how much memory this process's groups allow it, or None if there is no limit.
+
+    A container may see only its own group, as the root of the hierarchy, so that is read too.
+    """
+    found = []
+    for folder, names in _places(root, own):
+        with contextlib.suppress(OSError, ValueError):
+            found.append(int((folder / names.memory_limit).read_text()))  # "max" in version 2
+    return min((limit for limit in found if limit < _UNLIMITED), default=None)
 
 
 def _places(root: Path, own: Path):

@@ -7,6 +7,7 @@ contain it.
 import compileall
 import contextlib
 import hashlib
+import re
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import nbformat
 
 from instructor import release
 from instructor.build import Chapter, chapters, lab_of, module_names, solution_of
+from instructor.grade import screen
 from instructor.grade.reader import without_first_magics
 from instructor.grade.tasks import Task, tasks_of
 
@@ -23,7 +25,7 @@ HERE = Path(__file__).parent
 # Files of this folder that neither judge nor give points before the instructor's decisions
 SHOWING = ("__init__", "__main__", "arrivals", "dashboard", "export", "feedback", "gradebook", "gradescope", "likeness")
 SHOWING += ("nbgrader_course", "outputs", "policy")
-JUDGE = ("__init__", "reader", "judge", "gate", "guard", "fingerprints", "screen", "limits")
+JUDGE = ("__init__", "reader", "judge", "gate", "guard", "fingerprints", "screen", "limits", "alone", "tripwire")
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class Course:
     digest: str
     tasks: tuple[Task, ...]
     withheld: tuple[str, ...]  # the modules of solutions/ that are not in the bundle
+    ready_made: tuple[str, ...]  # the names of ready-made code that the lab itself uses
     stubs: dict[str, str]  # what students find in each exercise, by its grade_id
     ours: dict[str, str]  # our own code for each exercise, by its grade_id
 
@@ -62,7 +65,19 @@ def unpacked(chapter: Chapter) -> Iterator[Course]:
         compileall.compile_dir(folder, quiet=1)  # Compile once here instead of once in each sandbox.
         for path in (folder, *folder.rglob("*")):
             path.chmod(0o755 if path.is_dir() else 0o644)
-        yield Course(chapter, folder, _digest(chapter, files, tasks), tasks, withheld, stubs, ours)
+        digest = _digest(chapter, files, tasks)
+        yield Course(chapter, folder, digest, tasks, withheld, ready_made_in(chapter), stubs, ours)
+
+
+def ready_made_in(chapter: Chapter) -> tuple[str, ...]:
+    """Return which ready-made code a lab's exercises may use: what our own code for them, or the given code, uses."""
+    cells = [
+        cell
+        for cell in chapter.read("lab").cells
+        if {"export", "exercise", "given"} & set(cell.metadata.get("tags", []))
+    ]
+    words = {word for cell in cells for word in re.findall(r"\w+", cell.source)}
+    return tuple(name for name in screen.READY_MADE if name in words)
 
 
 def _digest(chapter: Chapter, files: dict[str, bytes], tasks: tuple[Task, ...]) -> str:

@@ -4,6 +4,7 @@ import os
 import urllib.parse
 from pathlib import Path
 
+from instructor.grade.policy import undated
 from instructor.grade.records import UNANSWERED, Record, write_whole
 from instructor.grade.tasks import essential_of
 from shared.checks.engine.display import shorten_repeated_evidence
@@ -27,7 +28,7 @@ def write(record: Record, folder: Path) -> None:
 
 def write_index(records: list[Record], folder: Path) -> None:
     """Write index.html, the instructor's overview of all records."""
-    page = render(__package__, "index.html", records=records, points=_points, quoted=_quoted)
+    page = render(__package__, "index.html", records=records, points=_points, quoted=_quoted, undated=undated(records))
     write_whole(folder / "index.html", page)
 
 

@@ -33,6 +33,8 @@ REQUESTS = {
     13: ("ping", "number"),
 }
 NUMBER_BYTES = 4
+# A rank announces where it can be reached: the address of a socket over IPv4 or IPv6, which begins with its port.
+ADDRESS = re.compile(rb"\x02\x00(..)\x7f\x00\x00\x01|\x0a\x00(..)\x00{4}\x00{15}\x01", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -149,6 +151,7 @@ class Gate:
     store_port: int
     refused: list[str] = field(default_factory=list)
     written: set[str] = field(default_factory=set)  # keys that have a value
+    announced_ports: set[int] = field(default_factory=set)  # at which ranks said that their group can reach them
     counts: Counter = field(default_factory=Counter)  # of these keys, by rule and the group `of` of its pattern
 
     def __post_init__(self):
@@ -200,6 +203,7 @@ class Gate:
         request.read()
         if request.name == "set":
             self._note_written(*request.keys)
+            self.announced_ports |= {int.from_bytes(a or b, "big") for a, b in ADDRESS.findall(request.value)}
         return request.at
 
     def _note_written(self, key: str) -> None:

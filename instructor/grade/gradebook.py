@@ -98,3 +98,8 @@ def write_results(record: Record, path: Path) -> None:
         "tests": tests,
     }
     write_whole(path, json.dumps(results, indent=1))
+
+
+def write_failure(why: str, path: Path) -> None:
+    """Write in the same format that nothing could be graded."""
+    write_whole(path, json.dumps({"score": 0.0, "output": why, "output_format": "text"}, indent=1))

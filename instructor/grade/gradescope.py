@@ -14,11 +14,12 @@ import os
 import shutil
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from instructor import release
 from instructor.build import ROOT, Chapter, chapters
-from instructor.grade import course, gradebook, grading, sandbox, submissions
+from instructor.grade import cgroup, course, gradebook, grading, sandbox, submissions
 from instructor.grade.limits import Limits
 from instructor.grade.submissions import Submission
 
@@ -27,6 +28,8 @@ NEEDED = ("instructor", "shared", "source", "solutions", "chapters", "labs")
 STUDENT = "student"
 # Gradescope's defaults are half a CPU, 0.77 GB and 10 minutes (its documentation, "Troubleshooting"). Grading our own
 # solution of lab 02 held 1.04 GB and took 69 s on two busy cores. Code that hangs takes up to 9 minutes longer.
+# The grader itself holds 0.4 GB.
+LEAST_BYTES, OWN_BYTES = 2_000_000_000, 500_000_000
 CONTAINER = "at least 2 CPUs and 3 GB of memory, and a timeout of 40 minutes: the defaults are too small"
 SETUP = """#!/usr/bin/env bash
 # Gradescope runs this once, when it builds the image.
@@ -72,14 +75,33 @@ def autograder(number: int) -> dict[str, bytes]:
     return files | {name: text.encode() for name, text in scripts.items()}
 
 
+def too_small(limit_bytes: int | None) -> str:
+    """Return what to say if a container may not use enough memory, or ""."""
+    if limit_bytes is None or limit_bytes >= LEAST_BYTES:
+        return ""
+    return (
+        f"Not graded: this container may use {limit_bytes / 1e9:.2f} GB of memory, and grading needs "
+        f"{LEAST_BYTES / 1e9:g} GB. The code that was handed in is not the cause. Instructor: in the assignment's "
+        f"autograder settings, choose {CONTAINER}. Then run the autograder again for all submissions."
+    )
+
+
 def run(handed_in: Path, results: Path, chapter: Chapter) -> None:
     """Grade the notebook in a folder, and write results.json into another folder."""
     sandbox.require()
+    limit_bytes = cgroup.limit_bytes()
+    if why := too_small(limit_bytes):  # Otherwise the system would end the grader, and nobody would know why.
+        print(why, flush=True)
+        results.mkdir(parents=True, exist_ok=True)
+        return gradebook.write_failure(why, results / "results.json")
+    limits = Limits()
+    if limit_bytes is not None:
+        limits = replace(limits, memory_bytes=min(limits.memory_bytes, limit_bytes - OWN_BYTES))
     with tempfile.TemporaryDirectory() as temporary, course.unpacked(chapter) as judged_with:
         folder = Path(temporary) / STUDENT / chapter.name
         shutil.copytree(handed_in, folder, symlinks=True)
         (submission,) = submissions.find(Path(temporary), chapter.name)
-        record = grading.grade(Submission(STUDENT, chapter.name, submission.path), judged_with, Limits())
+        record = grading.grade(Submission(STUDENT, chapter.name, submission.path), judged_with, limits)
     results.mkdir(parents=True, exist_ok=True)
     gradebook.write_results(record, results / "results.json")
 

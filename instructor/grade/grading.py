@@ -5,18 +5,20 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from instructor.grade import cgroup, sandbox, screen, submissions
+from instructor.grade import cgroup, load, sandbox, screen, submissions
 from instructor.grade.course import Course
 from instructor.grade.limits import Limits
 from instructor.grade.reader import Unreadable
 from instructor.grade.records import UNANSWERED, Answer, Record, digest_of, verdicts_from
 from instructor.grade.submissions import Submission
 from instructor.grade.tasks import Task, credit, module_of
+from shared import deadlines
 from shared.checks.engine.verdicts import Verdict
 from shared.deadlines import scaled
 
 MOST_WAITS = 3  # A submission gets the time of this many exercises that never end.
 NOT_TRIED = "not graded, because earlier exercises used all of this submission's time"
+BUSIER = 1.5  # How much longer deadlines must be before an exercise gets them
 KILLED_FROM = 128  # An exit status above this one stands for a signal.
 READING = {"seconds_each": scaled(30.0), "memory_bytes": 1_500_000_000, "process_memory_bytes": 1_500_000_000}
 TOOK_DOWN = "the code crashed the processes that grade it"
@@ -87,7 +89,8 @@ class Grading:
         self, cells: list[dict], course: Course, limits: Limits, record: Record, known: dict[str, Answer] | None = None
     ):
         self.cells, self.course, self.limits, self.record, self.known = cells, course, limits, record, known or {}
-        self.deadline = time.monotonic() + MOST_WAITS * limits.seconds_each
+        self.time_scale = load.time_scale()
+        self.deadline = self._deadline()
         self.pieces = submissions.pieces_of(cells, course.chapter)
         own = [piece for piece in self.pieces if piece["grade_id"]]
         record.code = {piece["grade_id"]: "\n" * (piece["line"] - 1) + piece["source"] for piece in own}
@@ -98,9 +101,28 @@ class Grading:
         unanswered = [task for task in asked if self._is_unanswered(task)]
         answers = self.known | {task.name: _answer(task, [], UNANSWERED) for task in unanswered}
         answers |= self._judged([task for task in asked if task not in unanswered], self.pieces)
+        answers |= self._with_more_time(answers)
         if not any(answer.reason.startswith("void") for answer in answers.values()):
             answers |= self._second_chances(answers)
         return answers
+
+    def _deadline(self) -> float:
+        longer = self.time_scale / deadlines.time_scale()
+        return time.monotonic() + MOST_WAITS * self.limits.seconds_each * longer
+
+    def _with_more_time(self, answers: dict[str, Answer]) -> dict[str, Answer]:
+        """Judge exercises again that a deadline ended, if the machine has become busier since that was chosen.
+
+        Returns their answers.
+        """
+        late = [task for task in self.course.tasks if task.name in answers and _ran_out(answers[task.name])]
+        late = [task for task in late if task.name not in self.known]
+        time_scale = load.time_scale() if late else 0.0
+        if time_scale < BUSIER * self.time_scale:
+            return {}
+        self.time_scale = time_scale
+        self.deadline = self._deadline()
+        return self._judged(late, self.pieces)
 
     def _is_unanswered(self, task: Task) -> bool:
         """Return whether the student left all cells of a task as they were."""
@@ -140,7 +162,13 @@ class Grading:
         answers: dict[str, Answer] = {}
         left = list(tasks)
         while left and time.monotonic() < self.deadline:
-            ended = sandbox.run("instructor.grade.judge", self._job(left, pieces), self.course.folder, self.limits)
+            ended = sandbox.run(
+                "instructor.grade.judge",
+                self._job(left, pieces),
+                self.course.folder,
+                self.limits,
+                time_scale=self.time_scale,
+            )
             _check_started(ended)
             if not ended.bounded:
                 self._note({"notes": [cgroup.MISSING]})
@@ -170,6 +198,7 @@ class Grading:
             "cells": [piece | {"exercise": numbers.get(piece["grade_id"])} for piece in pieces],
             "others": submissions.other_cells(self.cells),
             "forbidden": self.course.withheld,
+            "ready_made": self.course.ready_made,
             "tasks": [{"name": task.name, "cells": task.cells} for task in tasks],
         }
 
@@ -195,6 +224,10 @@ def _check_started(ended: sandbox.Ended) -> None:
         raise NotGraded(sandbox.STOPPED)
     if sandbox.READY not in ended.lines:
         raise NotGraded(f"the judge did not start: {ended.why or ended.printed.strip()[-500:] or ended.status}")
+
+
+def _ran_out(answer: Answer) -> bool:
+    return _lost(answer) and load.ran_out_of_time([answer.reason, *(each.evidence for each in answer.verdicts)])
 
 
 def _lost(answer: Answer) -> bool:

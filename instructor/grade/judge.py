@@ -19,12 +19,13 @@ import os
 import re
 import sys
 import tempfile
+from collections import Counter
 from dataclasses import replace
 from itertools import accumulate
 from operator import itemgetter
 from pathlib import Path
 
-from instructor.grade import fingerprints, gate, guard, screen
+from instructor.grade import alone, fingerprints, gate, guard, screen, tripwire
 from instructor.grade.limits import Limits, become, bound
 from shared import ranks
 from shared.checks.engine import candidate, framework, outside
@@ -33,11 +34,14 @@ from shared.deadlines import scaled
 from shared.ranks import launchers, processes
 
 NOT_MEASURED = "this system did not let us measure from outside how many bytes the ranks sent"
-SAME_USER = "the grader was not root, so the ranks belonged to the same user as their judge"
+SAME_USER = "the grader was not root, so the ranks and their judge were one user and could share files"
+SHARED_MEMORY = "this system did not give each rank memory and folders of its own"
 NOT_ALLOWED = (
-    "Exercises must not use the checks, the grader, the scripts of labs/, or solutions that students do not have yet"
+    "Exercises must not use the checks, what measures them, the grader, the scripts of labs/, ready-made code for what "
+    "they should build, or solutions that students do not have yet"
 )
 LOOK_TIMEOUT_S = scaled(20.0)
+MOST_REASON = 300
 GIVEN = ("torch", "dist", "rank", "world_size", "device", "display", "get_ipython")
 # Every `%%ranks` cell has these names (rankside.join), so code that works in a notebook works here.
 PRELUDE = f"""from IPython import get_ipython
@@ -52,13 +56,14 @@ def main(job_file: str, results: str) -> None:
     job = json.loads(Path(job_file).read_text())
     bound(Limits(**job["limits"]))
     missing = []
-    if os.getuid() == 0:
-        _give_ranks_another_user(job["user"], job["ranks_user"])
-    else:
+    if os.getuid() != 0:
         missing.append(SAME_USER)
+    elif not alone.is_complete():
+        missing.append(SHARED_MEMORY)
+    server = _start_fork_server(job)
     if not job["own_network"] or not outside.available():
         missing.append(NOT_MEASURED)
-    become(job["user"])
+    become(job["users"][0])
     pipe = os.fdopen(int(results), "w", buffering=1)
     os.set_inheritable(pipe.fileno(), False)
 
@@ -71,29 +76,70 @@ def main(job_file: str, results: str) -> None:
         rejected = guard.install()
         report(ready=True)  # From here on, any failure is caused by the student's code.
         try:
-            Judge(job, report, rejected, gates, missing).run()
+            Judge(job, report, rejected, gates, missing, server).run()
         finally:
             ranks.stop()
 
 
-def _give_ranks_another_user(judge: int, ranks_user: int) -> None:
+def _start_fork_server(job: dict) -> launchers.ForkServer:
     """Start the fork server while this process is root, so that it can start processes of other users."""
     run_dir = tempfile.mkdtemp(prefix="ranks-")
-    os.chmod(run_dir, 0o777)
-    server = launchers.ForkServer(run_dir, users=(judge, ranks_user))
+    limits = Limits(**job["limits"])
+    users = job["users"] if os.getuid() == 0 else None
+    if users:
+        for folder in (os.environ["HOME"], run_dir):  # No rank may write there.
+            os.chown(folder, users[0], users[0])
+            os.chmod(folder, 0o755)
+    isolation = {"module": "instructor.grade.alone", "users": users, "run_dir": run_dir}
+    isolation |= {"preload": ["instructor.grade.alone", f"shared.checks.{job['module']}"]}
+    isolation |= {"ready_made": job["ready_made"], "files": limits.all_files, "all_bytes": limits.scratch_bytes}
+    server = launchers.ForkServer(run_dir, isolation=isolation)
     processes.start_fork_server = lambda link: server
+    return server
+
+
+class Tripwires:
+    """Finds the ranks that a tripwire has ended."""
+
+    def __init__(self, server: launchers.ForkServer):
+        self._server, self._known = server, set()
+        self._told: Counter = Counter()  # the lines in the logs that were known at the last call
+
+    def new(self) -> str:
+        """Return what the code did for which a tripwire has ended a rank since the last call, or ""."""
+        pids = {pid for pid, status in self._server.ended.items() if status == tripwire.TRIPPED}
+        if pids <= self._known:
+            return ""
+        self._known |= pids
+        logs = [path.read_text(errors="replace") for path in sorted(Path(self._server.run_dir).glob("rank-*.log"))]
+        lines = [line for log in logs for line in log.splitlines() if line.startswith(tripwire.MARK)]
+        told = Counter(lines) - self._told
+        self._told = Counter(lines)
+        return min(told, default="the code ended its rank").removeprefix(tripwire.MARK)[:MOST_REASON]
 
 
 class Judge:
     """Judges one student's code and reports the results."""
 
-    def __init__(self, job: dict, report, rejected: list[str], gates: list[gate.Gate], missing: list[str]):
+    def __init__(
+        self,
+        job: dict,
+        report,
+        rejected: list[str],
+        gates: list[gate.Gate],
+        missing: list[str],
+        server: launchers.ForkServer,
+    ):
         self.job, self.report, self.rejected, self.gates, self.missing = job, report, rejected, gates, missing
+        self.tripwires = Tripwires(server)
         self.checks = f"shared.checks.{job['module']}"
         self.path = str(Path(os.environ["HOME"]) / "candidate.py")
         self.left_out: dict[str, str] = {}
-        self.meter = None if NOT_MEASURED in missing else outside.Meter(ranks.current)
+        self.meter = None if NOT_MEASURED in missing else outside.Meter(ranks.current, self._announced_ports)
         self.places: list[tuple[int, dict]] = []  # the line of the candidate's file where each cell begins
+
+    def _announced_ports(self) -> set[int]:
+        return {port for each in self.gates for port in each.announced_ports}
 
     def run(self) -> None:
         before = ranks.run(fingerprints.take, self.checks)
@@ -135,7 +181,7 @@ class Judge:
         source = "\n" * (cell["line"] - 1) + cell["source"]  # so that its lines have the numbers of the student's cell
         if why := screen.problem(source, where):
             return why
-        if found := screen.forbidden(source, tuple(self.job["forbidden"])):
+        if found := screen.forbidden(source, tuple(self.job["forbidden"]), tuple(self.job["ready_made"])):
             return f"rejected: {where}{', '.join(found)}. {NOT_ALLOWED}"
         notices += [f"{where}{notice}" for notice in screen.notices(source, given)]
         return ""
@@ -205,6 +251,7 @@ class Judge:
 
         After tampering, the ranks are restarted.
         """
+        tripped = self.tripwires.new()
         try:
             after = ranks.run(fingerprints.take, self.checks, timeout_s=LOOK_TIMEOUT_S)
             pairs = zip(before, after, strict=True)
@@ -212,9 +259,16 @@ class Judge:
         except ranks.CellFailed:
             found = {"the inspection of the ranks itself"}
         refused = [what for each in self.gates for what in each.refused]
-        if not found and not self.rejected and not refused:
+        tripped = tripped or self.tripwires.new()
+        connected = self.meter is not None and self.meter.found_others
+        if not found and not self.rejected and not refused and not tripped and not connected:
             return ""
         ranks.current().restart()
+        if tripped:
+            return f"void: {tripped}"
+        if connected:
+            self.meter.found_others = False
+            return "void: the code made connections between ranks that belong to no process group"
         if refused:
             for each in self.gates:
                 each.refused.clear()

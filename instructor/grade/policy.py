@@ -30,13 +30,14 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from instructor.build import chapters
-from instructor.grade.records import Answer, Record, as_cell
+from instructor.grade.records import Answer, Record, as_cell, one_line
 from instructor.grade.submissions import Submission
 
 OVERRIDES = "overrides.csv"
 TIMESTAMP = "timestamp.txt"
 COLUMNS = ("student", "exercise", "points", "comment")
 DAY = timedelta(days=1)
+MOST_NAMES = 5  # of students in one sentence
 
 
 class Mistake(ValueError):
@@ -117,8 +118,7 @@ class Policy:
         if deadline is None or record.reason or submission is None or submission.path is None:
             return changed
         if handed_in is None:
-            unknown = f"whether it was late is unknown: there is no readable {TIMESTAMP} beside the notebook"
-            return replace(changed, notices=[*record.notices, unknown])
+            return replace(changed, undated=True)
         days = math.ceil((handed_in - deadline - timedelta(minutes=self.late.grace_minutes)) / DAY)
         if days <= 0:
             return changed
@@ -136,6 +136,15 @@ class Policy:
         return replace(
             answer, bonus=bonus, points=override.points, checked_points=answer.points, comment=override.comment
         )
+
+
+def undated(records: Iterable[Record]) -> str:
+    """Return one sentence about all submissions of which it is unknown whether they were late, or ""."""
+    names = list(dict.fromkeys(one_line(record.student) for record in records if record.undated))
+    if not names:
+        return ""
+    shown = ", ".join(names[:MOST_NAMES]) + (f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else "")
+    return f"It is unknown whether these were late, for want of a readable {TIMESTAMP} beside the notebook: {shown}"
 
 
 def _handed_in(submission: Submission, deadline: datetime) -> datetime | None:

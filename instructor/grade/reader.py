@@ -78,7 +78,7 @@ def _exercise_name(metadata) -> str | None:
 def main(job_file: str, results: str) -> None:
     job = json.loads(Path(job_file).read_text())
     bound(Limits(**job["limits"]))
-    become(job["user"])
+    become(job["users"][0])
     with os.fdopen(int(results), "w") as pipe, os.fdopen(job["handed_in"], "rb") as handed_in:
         print(json.dumps({"ready": True}), file=pipe, flush=True)
         try:

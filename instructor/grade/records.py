@@ -72,6 +72,7 @@ class Record:
     seconds: float = 0.0
     late: str = ""  # how late it was, and what that costs
     deducted: float = 0.0  # points, for that reason
+    undated: bool = False  # whether it is unknown if it was late
     notebook: str = ""  # the digest of the notebook alone
     final: bool = True  # False if this machine failed; the next run tries again
 

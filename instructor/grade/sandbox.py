@@ -18,19 +18,21 @@ import sys
 import tempfile
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
 
 from instructor.grade import cgroup
+from instructor.grade.alone import SHARED_FOLDERS
 from instructor.grade.limits import Limits
 from shared import deadlines
+from shared.checks.engine.framework import WORLD_SIZES
 from shared.deadlines import scaled
 
 SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc/ld.so.cache", "/etc/hosts", "/etc/nsswitch.conf")
-SHARED_FOLDERS = ("/dev/shm", "/tmp")
 FIRST_USER, USERS = 200_000, 100_000  # User ids that nobody else has. No two sandboxes share a user or its limits.
+USERS_EACH = 1 + max(WORLD_SIZES)
 WATCH_EVERY_S = 0.2
 MOST_LINE_BYTES = 2_000_000
 KEPT_BYTES = 4000  # of the printed output: enough for a traceback
@@ -89,7 +91,9 @@ def require() -> None:
         )
 
 
-def run(module: str, job: dict, course: Path, limits: Limits, handed_in: int | None = None) -> Ended:
+def run(
+    module: str, job: dict, course: Path, limits: Limits, handed_in: int | None = None, time_scale: float | None = None
+) -> Ended:
     """Run `python -m module JOB FD` in a sandbox where `course` is the working directory.
 
     The program is killed if it reports nothing for limits.seconds_each, uses too much memory, or starts too many
@@ -97,23 +101,26 @@ def run(module: str, job: dict, course: Path, limits: Limits, handed_in: int | N
 
     Args:
         handed_in: A file descriptor that the program may read. The job tells it the number.
+        time_scale: By how much to multiply the program's own deadlines; by default, as COURSE_TIME_SCALE says.
     """
-    user = FIRST_USER + 2 * random.SystemRandom().randrange(USERS // 2)
-    users = {"user": user, "ranks_user": user + 1}
+    time_scale = time_scale or deadlines.time_scale()
+    limits = replace(limits, seconds_each=limits.seconds_each * time_scale / deadlines.time_scale())
+    user = FIRST_USER + USERS_EACH * random.SystemRandom().randrange(USERS // USERS_EACH)
+    users = [*range(user, user + USERS_EACH)]  # of the judge and of each rank
     with tempfile.TemporaryDirectory(prefix="grade-") as temporary:
         folder = Path(temporary)
         job_file = folder / "job.json"
         # Other programs of a container may send over its network, too.
-        facts = {"limits": vars(limits), "handed_in": handed_in, "own_network": not in_container()}
-        job_file.write_text(json.dumps(job | users | facts))
+        facts = {"limits": vars(limits), "handed_in": handed_in, "own_network": not in_container(), "users": users}
+        job_file.write_text(json.dumps(job | facts))
         scratch = folder / "scratch"
         scratch.mkdir()
         os.chmod(folder, 0o755)
         reads, writes = os.pipe()
         program = [sys.executable, "-m", module, str(job_file), str(writes)]
-        environment = _environment(scratch)
+        environment = _environment(scratch, time_scale)
         if in_container():
-            os.chmod(scratch, 0o777)  # for the judge and the ranks, which are two users
+            os.chmod(scratch, 0o777)  # for the judge, which is another user and makes it its own
             command = program
         else:
             shown = [*_shown([course, job_file]), *_scratch(scratch, limits, environment)]
@@ -139,7 +146,7 @@ def run(module: str, job: dict, course: Path, limits: Limits, handed_in: int | N
                 return _follow(Watched(process, group, limits, scratch), pipe)
             finally:
                 process.kill()  # This also kills everything that it has started, since it owns their process ids.
-                _kill_all({*users.values()})
+                _kill_all({*users})
                 if group is not None:
                     group.remove()
 
@@ -180,7 +187,7 @@ def _shown(files: list[Path]) -> list[str]:
     return options
 
 
-def _environment(scratch: Path) -> dict[str, str]:
+def _environment(scratch: Path, time_scale: float) -> dict[str, str]:
     """Return all environment variables of the program."""
     return {
         "PATH": f"{Path(sys.prefix) / 'bin'}:/usr/bin:/bin",
@@ -195,7 +202,7 @@ def _environment(scratch: Path) -> dict[str, str]:
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONWARNINGS": "ignore",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
-        deadlines.SCALE: f"{deadlines.time_scale():g}",
+        deadlines.SCALE: f"{time_scale:g}",
     }
 
 

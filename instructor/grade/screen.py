@@ -7,6 +7,8 @@ import ast
 import builtins
 import re
 
+from instructor.grade.tripwire import TABOO
+
 _MAGIC_LINE = re.compile(r"^([ \t]*)[%!].*$", re.MULTILINE)
 FORBIDDEN = ("shared.checks", "instructor", "labs")  # labs/ has scripts that show parts of exercises.
 UNUSUAL = ("ctypes", "gc", "importlib", "inspect", "mmap", "multiprocessing", "os", "pickle", "signal", "socket")
@@ -19,18 +21,19 @@ MEASURING = (
     "shared.ranks.rankside",
     "shared.wire.instrumentation",
 )  # Code that imports these could rewrite what they have recorded.
+# Students may not use these where they build their own.
 READY_MADE = (
     "DistributedDataParallel",
     "FullyShardedDataParallel",
     "ZeroRedundancyOptimizer",
     "fully_shard",
-    "DTensor",
     "DistributedSampler",
     "average_parameters",
     "_sync_module_states",
     "_sync_params_and_buffers",
     "_broadcast_coalesced",
 )
+SHARDING = ("DTensor",)  # It sends by itself, so a person should look how it is used.
 REACHING = ("__import__", "globals", "open", "setattr", "vars")  # as functions; methods may have these names
 UNUSUAL_NAMES = ("__builtins__", "__reduce__", "__subclasses__", "_getframe", "_exit", "eval", "exec", "kill", "fork")
 UNUSUAL_NAMES += (
@@ -124,17 +127,34 @@ def _stored_and_loaded(source: str) -> tuple[set[str], set[str]]:
     return stored, loaded
 
 
-def forbidden(source: str, withheld: tuple[str, ...]) -> list[str]:
-    """Return where an exercise uses the checks, the grader, or solutions that students do not have yet.
+def forbidden(source: str, withheld: tuple[str, ...], allowed: tuple[str, ...] = ()) -> list[str]:
+    """Return where an exercise uses the checks, the grader, what measures it, or code that it should not have.
 
     Args:
         withheld: The modules of solutions/ that students have not been given.
+        allowed: The ready-made code that the lab itself uses.
     """
     found = []
     for name, line in _module_names(source):
-        modules = [module for module in (*FORBIDDEN, *withheld) if f"{name}.".startswith(f"{module}.")]
-        found += [f"line {line} uses {module}" for module in modules]
-    return list(dict.fromkeys(found))
+        modules = [module for module in (*FORBIDDEN, *MEASURING, *withheld) if f"{name}.".startswith(f"{module}.")]
+        found += [(line, module) for module in modules]
+    refused = TABOO | set(READY_MADE) - set(allowed)
+    for node in ast.walk(ast.parse(source)):
+        found += [(node.lineno, name) for name in _names_in(node) if name in refused]
+    return [f"line {line} uses {name}" for line, name in dict.fromkeys(sorted(found))]
+
+
+def _names_in(node: ast.AST) -> list[str]:
+    """Return the names of attributes, of variables and of what is imported that a part of the code itself uses."""
+    if isinstance(node, ast.Attribute):
+        return [node.attr]
+    if isinstance(node, ast.Name):
+        return [node.id]
+    if isinstance(node, ast.alias):
+        return [node.name.split(".")[-1]]
+    if isinstance(node, ast.MatchClass):
+        return node.kwd_attrs
+    return []
 
 
 def notices(source: str, given: str = "") -> list[str]:
@@ -143,10 +163,11 @@ def notices(source: str, given: str = "") -> list[str]:
     Args:
         given: The lab's own code. Names that it uses are not reported.
     """
+    library = (*READY_MADE, *SHARDING)
     found = [
         (line, f"uses {name}")
         for name, line in _module_names(source)
-        if name.split(".")[0] in UNUSUAL or name in (*MEASURING, *FILES) or name.split(".")[-1] in READY_MADE
+        if name.split(".")[0] in UNUSUAL or name in (*MEASURING, *FILES) or name.split(".")[-1] in library
     ]
     tree = ast.parse(source)
     full_names = _full_names(tree)
@@ -154,7 +175,7 @@ def notices(source: str, given: str = "") -> list[str]:
     modules = {alias.asname or alias.name.split(".")[0] for alias in imported} | {"dist"}
     for node in ast.walk(tree):
         name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
-        if name in (*UNUSUAL_NAMES, *READY_MADE) or (isinstance(node, ast.Name) and name in REACHING):
+        if name in (*UNUSUAL_NAMES, *library) or (isinstance(node, ast.Name) and name in REACHING):
             found.append((node.lineno, f"uses {name}"))
         if isinstance(node, ast.Attribute) and name in UNUSUAL and _root(node) in modules | {"torch"}:
             found.append((node.lineno, f"uses {ast.unparse(node)}"))  # torch.os is os, too

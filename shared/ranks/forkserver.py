@@ -18,8 +18,8 @@ cleanup is needed.
 """
 
 import contextlib
-import ctypes
 import gc
+import importlib
 import json
 import os
 import random
@@ -32,8 +32,7 @@ import traceback
 
 from shared import hosts
 
-USERS = "RANKS_USERS"  # an environment variable: the users of the controller and of the ranks, if others than ours
-_PR_SET_DUMPABLE = 4
+ISOLATION = "RANKS_ISOLATION"  # an environment variable: how grading separates ranks from each other; see launchers.py
 _children: dict[int, object] = {}  # pid → rank, or "controller"
 _hosts: list[int] = []  # open files that keep the ranks' hosts alive; empty if ranks share the machine's network
 
@@ -61,9 +60,9 @@ def _fork(name, log_path: str, env: dict, body) -> None:
         null = os.open(os.devnull, os.O_RDONLY)
         for source, target in ((null, 0), (log, 1), (log, 2)):
             os.dup2(source, target)
-        if USERS in os.environ:
-            controllers, ranks = json.loads(os.environ[USERS])
-            _become(controllers if name == "controller" else ranks)
+        if ISOLATION in os.environ:
+            settings = json.loads(os.environ[ISOLATION])
+            importlib.import_module(settings["module"]).enter(name, settings)
         random.seed()  # a fork copies the random generator's state, and ranks must not draw the same numbers
         body()
         status = 0
@@ -74,15 +73,6 @@ def _fork(name, log_path: str, env: dict, body) -> None:
     finally:
         sys.stderr.flush()
         os._exit(status)
-
-
-def _become(user: int) -> None:
-    """Turn this process, which is root, into another user's."""
-    os.setgroups([])
-    os.setresgid(user, user, user)
-    os.setresuid(user, user, user)
-    os.umask(0)  # The kernel is another user, and removes the folders that it shares with its ranks.
-    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)  # otherwise it could not read its own files in /proc
 
 
 def _run_controller(argv: list[str]) -> None:
@@ -111,6 +101,9 @@ def _preload() -> None:
 
     import shared.ranks.rankside  # noqa: F401
 
+    if ISOLATION in os.environ:
+        for module in json.loads(os.environ[ISOLATION])["preload"]:
+            importlib.import_module(module)
     gc.freeze()
     gc.enable()
 

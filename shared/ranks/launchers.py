@@ -33,15 +33,15 @@ class ForkServer:
     Args:
         run_dir: A folder for the logs and files of all processes.
         as_root: The beginning of a command that runs the rest of it as root.
-        users: The users of the controller and of the ranks, if they differ from this process's user. The fork server
-            has to be root for that. Grading uses it.
+        isolation: How to separate the ranks from each other, in grading: the `module` whose function `enter` every
+            process calls first, the modules to `preload`, and what else that function needs to know.
     """
 
-    def __init__(self, run_dir: str, as_root: Sequence[str] = (), users: tuple[int, int] | None = None):
+    def __init__(self, run_dir: str, as_root: Sequence[str] = (), isolation: dict | None = None):
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": _python_path()}
-        if users:
-            environment[forkserver.USERS] = json.dumps(users)
-        self.run_dir, self.users = run_dir, users
+        if isolation:
+            environment[forkserver.ISOLATION] = json.dumps(isolation)
+        self.run_dir, self.isolation = run_dir, isolation
         self.pids: dict = {}  # rank, or "controller" → pid
         self.ended: dict[int, int] = {}  # pid → exit status; a negative one is the signal that ended the process
         self._hosts: dict = {}  # the event that answers a request for hosts
@@ -236,10 +236,9 @@ def wait_for_registration(client, n: int, server: ForkServer, timeout_s: float, 
         on_progress(len(ids))
         ended = [rank for rank, pid in server.pids.items() if pid in server.ended]
         if ended:
-            log = Path(server.run_dir, f"rank-{ended[0]}.log")
-            raise RuntimeError(
-                f"Rank {ended[0]} exited while it was starting.\n{log.read_text(errors='replace')[-2000:]}"
-            )
+            status = server.ended[server.pids[ended[0]]]
+            log = Path(server.run_dir, f"rank-{ended[0]}.log").read_text(errors="replace")
+            raise RuntimeError(f"Rank {ended[0]} exited with status {status} while it was starting.\n{log[-2000:]}")
         if time.monotonic() > deadline:
             raise RuntimeError(f"Only {len(ids)} of {n} ranks answered within {timeout_s:.0f} s. {server.end_of_log()}")
         time.sleep(0.01)

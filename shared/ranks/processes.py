@@ -75,9 +75,9 @@ class RankProcesses:
 
         profile_dir = os.path.join(self._run_dir, "profile")
         ProfileDir.create_profile_dir(profile_dir)
-        if self._server.users:
+        if self._server.isolation:  # Ranks that belong to other users read it, too.
             for folder in (profile_dir, *(entry.path for entry in os.scandir(profile_dir) if entry.is_dir())):
-                os.chmod(folder, 0o777)
+                os.chmod(folder, 0o755)
         controller, engines = launchers.bound_to(self._server)
         self.control_ports = launchers.free_ports(_PORTS_NEEDED)
         ports = f"{self.control_ports[0]}-{self.control_ports[-1]}"

@@ -262,8 +262,8 @@ def _record(op: str, arguments: dict) -> Call:
     partner = ranks[partner] if partner is not None else None
     root = arguments.get("root_rank")
     tensors = _payload(op, arguments)
-    largest = max(tensors, key=lambda tensor: tensor.nbytes)
-    payload_bytes = 0 if op.endswith("barrier") else sum(tensor.nbytes for tensor in tensors)
+    largest = max(tensors, key=_bytes_of)
+    payload_bytes = 0 if op.endswith("barrier") else sum(map(_bytes_of, tensors))
     if op in ("gather", "scatter") and root != group.rank():  # only the root has the full buffer
         payload_bytes *= group.size()
     lane = lane_of(op, group.group_name, partner)
@@ -328,17 +328,23 @@ def _payload(op: str, arguments: dict) -> list[torch.Tensor]:
         return _tensors(arguments["input_tensors"])
     if op == "all_to_all_single":
         return _tensors(arguments["input"])
-    return max((_tensors(value) for value in arguments.values()), key=lambda tensors: sum(t.nbytes for t in tensors))
+    return max((_tensors(value) for value in arguments.values()), key=lambda tensors: sum(map(_bytes_of, tensors)))
+
+
+def _bytes_of(tensor: torch.Tensor) -> int:
+    """Return a tensor's size, whatever a subclass of it says."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return torch.Tensor.numel(tensor) * torch.Tensor.element_size(tensor)
 
 
 def _kept_bytes(op: str, arguments: dict, group_rank: int) -> int:
     if op == "all_to_all":
-        return arguments["input_tensors"][group_rank].nbytes
+        return _bytes_of(arguments["input_tensors"][group_rank])
     if op == "all_to_all_single":
         tensor, sizes = arguments["input"], arguments["input_split_sizes"]
         if not sizes:
-            return tensor.nbytes // dist.ProcessGroup.unbox(arguments["process_group"]).size()
-        return tensor.nbytes * sizes[group_rank] // max(1, sum(sizes))
+            return _bytes_of(tensor) // dist.ProcessGroup.unbox(arguments["process_group"]).size()
+        return _bytes_of(tensor) * sizes[group_rank] // max(1, sum(sizes))
     return 0
 
 

@@ -459,8 +459,8 @@ plots.loss_curves(curves)
 
 # %% [markdown]
 # The two curves agree: your wrapper trains the same model as torch's. In chapter 03, you will send the same gradients
-# in fewer collectives. The script `labs/simple_ddp.py` makes a similar comparison without a notebook:
-# `torchrun --nproc_per_node=2 labs/simple_ddp.py`.
+# in fewer collectives. The script `labs/simple_ddp.py` compares them without a notebook. It uses your `ManualDDP` after
+# all checks of exercise 2.4 have passed in JupyterLab: `torchrun --nproc_per_node=2 labs/simple_ddp.py`.
 
 # %%
 ranks.stop()

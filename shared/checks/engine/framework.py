@@ -271,7 +271,9 @@ def run_exercise(
                     break
                 tried[check.name].append(size)
                 draw = random.Random(f"{seed} {check.name} {size}")
-                sizes_of_check = Scale.drawn(draw, size) if graded else Scale()
+                possible = tuple(each for each in sizes if each in check.world_sizes)
+                long = size == scale.long_with(seed, check.name, possible)
+                sizes_of_check = Scale.drawn(draw, size, long) if graded else Scale()
                 attempt = Attempt(exercise.piece, path, size, draw, exercise.stands_in, sizes_of_check, meter)
                 wrong = _judge(check, attempt)
                 if wrong is not None and graded and wrong.evidence != NOT_WRITTEN:

@@ -2,7 +2,7 @@
 
 In a student's own check, they are small, so that it is fast. In grading, they are drawn for each judgement, so that
 code cannot be right only for the usual sizes. On two ranks, the models are large. The first training of each check is
-long.
+long with one number of ranks, which is drawn, too.
 """
 
 import contextlib
@@ -24,12 +24,13 @@ class Scale:
     width: int = awkward_models.USUAL_WIDTH
     draws: random.Random | None = None
     longest: int = 0  # steps
+    may_be_long: bool = True
 
     @classmethod
-    def drawn(cls, draws: random.Random, world_size: int) -> "Scale":
+    def drawn(cls, draws: random.Random, world_size: int, may_be_long: bool = True) -> "Scale":
         """Draw the width of the models. As usual, no world size up to 4 divides their number of elements."""
         widths = LARGE if world_size == LARGE_ON else MEDIUM
-        return cls(draws.choice([width for width in widths if width % 3]), draws)
+        return cls(draws.choice([width for width in widths if width % 3]), draws, may_be_long=may_be_long)
 
     @property
     def calmness(self) -> float:
@@ -40,7 +41,7 @@ class Scale:
         """Return how many steps a training takes whose usual number of steps is given."""
         if self.draws is None or usual == 0:
             return usual
-        steps = usual + self.draws.choice(SHORT if self.longest else LONG)
+        steps = usual + self.draws.choice(LONG if self.may_be_long and not self.longest else SHORT)
         self.longest = max(self.longest, steps)
         return steps
 
@@ -52,6 +53,11 @@ class Scale:
         """Say what was drawn."""
         steps = f", up to {self.longest} steps" if self.longest else ""
         return f"{self.width} hidden units{steps}"
+
+
+def long_with(seed: int, check: str, world_sizes: tuple[int, ...]) -> int:
+    """Draw with how many ranks a check trains for long: with more than one, if it runs there."""
+    return random.Random(f"{seed} {check} long").choice([size for size in world_sizes if size > 1] or world_sizes)
 
 
 @contextlib.contextmanager

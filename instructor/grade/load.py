@@ -1,0 +1,52 @@
+"""Measure how slow this machine is at the moment, so that a deadline does not run out for right code that waits.
+
+Grading runs at a low priority, so on a busy machine it gets much less time than other programs. The same work is
+therefore measured at that priority, on all cores at once.
+"""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import joblib
+
+from instructor.grade.limits import NICENESS
+from shared import deadlines
+from shared.deadlines import scaled
+
+_WORK = "import os, time; os.nice({}); began = time.perf_counter(); sum(i * i for i in range(1_000_000)); "
+_WORK += "print(time.perf_counter() - began)"
+IDLE_S = 0.075  # how long this work takes on the idle machine for which the deadlines were chosen
+SLOW = 1.5  # Below this, the deadlines are generous enough.
+MARGIN = 2.0  # The machine may get busier after it was measured.
+MOST_SCALE = 20.0
+ENDED_BY_A_DEADLINE = ("was stopped after", "no result was reported within")
+
+
+def slowdown() -> float:
+    """Return how many times slower than the idle reference machine a judge would be now."""
+    command = (sys.executable, "-S", "-c", _WORK.format(NICENESS))
+    started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(joblib.cpu_count())]
+    return max(_seconds_of(process) for process in started) / IDLE_S
+
+
+def _seconds_of(process: subprocess.Popen) -> float:
+    try:
+        printed, _ = process.communicate(timeout=scaled(30))
+        return float(printed)
+    except (subprocess.TimeoutExpired, ValueError):
+        process.kill()
+        process.wait()
+        return MOST_SCALE * IDLE_S
+
+
+def time_scale(measured: float | None = None) -> float:
+    """Return by how much to multiply deadlines now: at least what COURSE_TIME_SCALE says, which is 1 by default."""
+    measured = slowdown() if measured is None else measured
+    needed = MARGIN * measured if measured > SLOW else 1.0
+    return max(deadlines.time_scale(), min(MOST_SCALE, round(needed, 1)))
+
+
+def ran_out_of_time(evidence: Sequence[str]) -> bool:
+    """Return whether a deadline ended what was judged, according to the texts about it."""
+    return any(words in text for text in evidence for words in ENDED_BY_A_DEADLINE)
