@@ -35,7 +35,7 @@ from shared.ranks import launchers, processes
 
 NOT_MEASURED = "this system did not let us measure from outside how many bytes the ranks sent"
 SAME_USER = "the grader was not root, so the ranks and their judge were one user and could share files"
-SHARED_MEMORY = "this system did not give each rank memory and folders of its own"
+SHARED_MEMORY = "this system did not give each rank memory and folders of its own, so ranks could share files"
 NOT_ALLOWED = (
     "Exercises must not use the checks, what measures them, the grader, the scripts of labs/, ready-made code for what "
     "they should build, or solutions that students do not have yet"
@@ -58,7 +58,7 @@ def main(job_file: str, results: str) -> None:
     missing = []
     if os.getuid() != 0:
         missing.append(SAME_USER)
-    elif not alone.is_complete():
+    elif not job["own_network"] or not alone.is_complete():  # All users of a container can write to its /tmp.
         missing.append(SHARED_MEMORY)
     server = _start_fork_server(job)
     if not job["own_network"] or not outside.available():

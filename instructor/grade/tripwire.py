@@ -4,7 +4,7 @@ A student's code runs in the process that records its collectives. It cannot be 
 process that has ended cannot take anything back: its exit status reaches the judge, who makes the exercise void. What
 is watched:
 
-- the interpreter's audit events, which no code can switch off: frames, the garbage collector, other code objects, C
+- the interpreter's audit events, which no code can switch off: frames, the garbage collector, code that it writes, C
 - modules of the course that measure, and the names in `TABOO`, also if they are put together while the code runs
 - torch's ready-made wrappers in labs in which students build their own
 - collectives of a backend, which bypass the dispatcher and so the record. These are removed, since torch needs none

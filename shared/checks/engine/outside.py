@@ -170,7 +170,7 @@ def read() -> Carried:
 
 
 def _interface() -> int:
-    """Return how many bytes the loopback interface has carried, without headers. psutil takes ten times as long."""
+    """Return how many bytes the loopback interface has carried, without headers. Parsing one line is faster than a library."""
     with open("/proc/net/dev") as file:
         fields = next(line for line in file if line.lstrip().startswith("lo:")).split(":")[1].split()
     return int(fields[_SENT_BYTES]) - _HEADER_BYTES * int(fields[_SENT_PACKETS])
