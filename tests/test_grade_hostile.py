@@ -55,14 +55,12 @@ def explanation(record) -> str:
 
 # As root, the grader gives the ranks a user of their own, who cannot signal the processes that judge them.
 # Each rank is a user of its own, so there is nothing that it could kill, and its code continues.
-KILLS_ALL = "returned" if os.getuid() == 0 else "the code crashed the processes that grade it"
-AS_ROOT = (
-    ("PermissionError", "died: its process") if os.getuid() == 0 else ("has died", "killed from inside the sandbox")
-)
+KILLS_ALL = "returned" if os.getuid() == 0 else "killed from inside the sandbox"
+KILLS_PARENT = "PermissionError" if os.getuid() == 0 else "has died"
 HOSTILE = {
     "sys.exit": ("import sys; sys.exit(0)", "SystemExit"),
     "os._exit": ("import os; os._exit(0)", "exited with status 0"),
-    "kills its parent": ("import os; os.kill(os.getppid(), 9)", AS_ROOT[0]),
+    "kills its parent": ("import os; os.kill(os.getppid(), 9)", KILLS_PARENT),
     # Alone in its group, rank 0 may return its number before the judge sees that the idle ranks are dead.
     "kills all it can": ("import os; os.kill(-1, 9); return float(number)", KILLS_ALL),
     "10 GB": ("import torch; torch.ones(10 * 2**30, dtype=torch.uint8)", "ran out of memory"),
