@@ -54,15 +54,15 @@ def explanation(record) -> str:
 
 
 # As root, the grader gives the ranks a user of their own, who cannot signal the processes that judge them.
-AS_ROOT = (
-    ("PermissionError", "rank 1 │ returned") if os.getuid() == 0 else ("has died", "killed from inside the sandbox")
-)
+# Each rank is a user of its own, so there is nothing that it could kill, and its code continues.
+KILLS_ALL = "returned" if os.getuid() == 0 else "killed from inside the sandbox"
+KILLS_PARENT = "PermissionError" if os.getuid() == 0 else "has died"
 HOSTILE = {
     "sys.exit": ("import sys; sys.exit(0)", "SystemExit"),
     "os._exit": ("import os; os._exit(0)", "exited with status 0"),
-    "kills its parent": ("import os; os.kill(os.getppid(), 9)", AS_ROOT[0]),
-    # As root, the grader gives each rank a user of its own, so that this kills no other rank.
-    "kills all it can": ("import os; os.kill(-1, 9); return float(number)", AS_ROOT[1]),
+    "kills its parent": ("import os; os.kill(os.getppid(), 9)", KILLS_PARENT),
+    # Alone in its group, rank 0 may return its number before the judge sees that the idle ranks are dead.
+    "kills all it can": ("import os; os.kill(-1, 9); return float(number)", KILLS_ALL),
     "10 GB": ("import torch; torch.ones(10 * 2**30, dtype=torch.uint8)", "ran out of memory"),
     "1 GB printed": ("for _ in range(1000): print('x' * 10**6)", "returned None"),
     "waits for nobody": (
@@ -199,7 +199,7 @@ def test_a_sandbox_shows_only_what_the_judge_needs(tmp_path, judged_with):
     secret.write_text("kept")
     with socket.create_server(("127.0.0.1", 0)) as outside:
         body = f"""
-            import os, pathlib, socket, sys
+            import os, pathlib, subprocess, sys
             hidden = ({str(secret)!r}, {str(tmp_path)!r}, "/home", "/etc/passwd")
             seen = [path for path in hidden if os.path.exists(path)]
             for path in ("/usr/x", os.path.join(os.getcwd(), "x"), os.path.join(sys.prefix, "x"), "/work", "/x"):
@@ -213,11 +213,9 @@ def test_a_sandbox_shows_only_what_the_judge_needs(tmp_path, judged_with):
                 seen.append("removed")
             except OSError:
                 pass
-            try:
-                socket.create_connection(("127.0.0.1", {outside.getsockname()[1]}), timeout=1)
+            connect = "import socket; socket.create_connection(('127.0.0.1', {outside.getsockname()[1]}), timeout=1)"
+            if subprocess.run([sys.executable, "-c", connect], capture_output=True).returncode == 0:
                 seen.append("connected")
-            except OSError:
-                pass
             others = [pid for pid in os.listdir("/proc") if pid.isdigit()]
             secrets = [name for name in os.environ if "TOKEN" in name or "SECRET" in name]
             raise AssertionError(("seen", seen, secrets, os.getuid() != 0, len(others) < 20))
@@ -297,7 +295,7 @@ def test_a_cell_that_fails_to_load_is_left_out(tmp_path, judged_with):
 
 def test_a_cell_that_kills_all_it_can_while_it_is_loaded_costs_its_own_points(tmp_path, judged_with):
     record = judged(tmp_path, judged_with, "pass", top="import os\nos.kill(-1, 9)")
-    assert record.answers[0].points == 0 and record.answers[0].reason
+    assert record.answers[0].points == 0 and explanation(record)
     assert record.points == (3 if os.getuid() == 0 else 0)
     assert not left_over()
 

@@ -126,8 +126,11 @@ ATTACKS = {
         "setattr(dist.all_reduce, '__co' + 'de__', (lambda tensor, **_: None).__class__)",
         "void: the code uses __code__",
     ),
-    "code that it writes": ("exec('import gc')", "void: the code uses compile"),
-    "code under the name of a library": ("compile('1', torch.__file__, 'exec')", "void: the code uses compile"),
+    "code that it writes": ("exec('import gc')", "void: the code uses exec"),
+    "code under the name of a library": (
+        "import code\ncode.InteractiveInterpreter().runcode(compile('1', torch.__file__, 'exec'))",
+        "void: the code uses exec",
+    ),
     "a module that it writes": (
         f"""
         with open(f"{{os.environ['TMPDIR']}}/reaching.py", "w") as file:

@@ -69,7 +69,8 @@ def _take_room(rank: int, settings: dict) -> None:
     os.makedirs(folder, exist_ok=True)
     if has_own_mounts():
         limits = f"size={settings['all_bytes']},nr_inodes={settings['files']},mode=0700,uid={user},gid={user}"
-        for own in (folder, *filter(os.path.ismount, SHARED_FOLDERS)):
+        mounted = [path for path in SHARED_FOLDERS if os.path.ismount(path)]
+        for own in (folder, *(path for path in mounted if not folder.startswith(path + os.sep))):
             _mount(own, "tmpfs", limits)
         _mount("/proc", "proc", "hidepid=invisible")  # Any process may set its name, which others could read.
     os.chown(folder, user, user)

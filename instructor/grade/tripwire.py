@@ -4,7 +4,7 @@ A student's code runs in the process that records its collectives. It cannot be 
 process that has ended cannot take anything back: its exit status reaches the judge, who makes the exercise void. What
 is watched:
 
-- the interpreter's audit events, which no code can switch off: frames, the garbage collector, other code objects, C
+- the interpreter's audit events, which no code can switch off: frames, the garbage collector, code that it writes, C
 - modules of the course that measure, and the names in `TABOO`, also if they are put together while the code runs
 - torch's ready-made wrappers in labs in which students build their own
 - collectives of a backend, which bypass the dispatcher and so the record. These are removed, since torch needs none
@@ -27,6 +27,9 @@ COURSE = str(Path(__file__).resolve().parents[2]) + os.sep
 STANDARD = tuple(sysconfig.get_paths()[key] + os.sep for key in ("stdlib", "platstdlib"))
 PACKAGES = tuple(sysconfig.get_paths()[key] + os.sep for key in ("purelib", "platlib"))
 TRUSTED = (COURSE, *STANDARD, *PACKAGES, "<frozen ")
+# These run code that they write, for whoever defines a data class or a named tuple. Other modules run what they get.
+WRITING = ("dataclasses.py", "collections/__init__.py", "typing.py", "enum.py")
+WRITERS = tuple(f"{folder}{name}" for folder in STANDARD for name in WRITING)
 INSPECTING = tuple(f"{folder}inspect.py" for folder in STANDARD)
 WALKS = ("walk_tb", "walk_stack")  # generators of traceback.py that hand out frames
 
@@ -63,7 +66,7 @@ BY_ANYBODY_BUT_THE_LIBRARY = (
     *("ctypes.dlopen", "ctypes.dlsym", "ctypes.addressof", "ctypes.cdata", "ctypes.string_at", "ctypes.call_function"),
     *("socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg"),
 )
-BY_THE_CODE_ITSELF = ("sys._getframe", "exec", "compile", "code.__new__", "function.__new__")
+BY_THE_CODE_ITSELF = ("sys._getframe", "code.__new__", "function.__new__")
 FRAMES = ("tb_frame", "gi_frame", "cr_frame", "ag_frame")
 CODE = ("__code__", "__defaults__", "__kwdefaults__")
 _getframe, _exit, _write = sys._getframe, os._exit, os.write
@@ -196,7 +199,14 @@ def _remove_collectives_of_backends() -> None:
 def _hook():
     """Return the function that the interpreter calls at each audit event. Nothing else refers to it."""
     busy = threading.local()
-    names = {*BY_ANYBODY_BUT_THE_LIBRARY, *BY_THE_CODE_ITSELF, "object.__getattr__", "object.__setattr__", "open"}
+    names = {
+        *BY_ANYBODY_BUT_THE_LIBRARY,
+        *BY_THE_CODE_ITSELF,
+        "object.__getattr__",
+        "object.__setattr__",
+        "open",
+        "exec",
+    }
 
     def reason(event: str, args: tuple) -> str:
         if event in BY_ANYBODY_BUT_THE_LIBRARY:
@@ -205,6 +215,9 @@ def _hook():
             return ""
         if event in BY_THE_CODE_ITSELF:
             return f"the code uses {event}" if _is_students(_caller(INSPECTING)) else ""
+        if event == "exec":
+            writes = _caller(()).startswith(WRITERS)
+            return "the code uses exec" if not writes and _is_students(_caller(STANDARD)) else ""
         if event == "open":
             inside = isinstance(args[0], (str, bytes)) and str(args[0]).strip("b'").startswith("/proc/")
             memory = inside and str(args[0]).strip("b'").endswith(("/mem", "/maps"))

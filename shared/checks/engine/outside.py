@@ -24,7 +24,7 @@ MOST_EXTRA_BYTES = 2_000_000
 SURE, SLACK_BYTES = 0.95, 30_000
 
 _HEADER_BYTES = 52  # of a segment over loopback: IP, and TCP with a timestamp. Linux does not count Ethernet there.
-_QUIET_S, _QUIET_BYTES, _MOST_READS = 0.01, 2_000, 20
+_QUIET_S, _QUIET_BYTES, _MOST_READS = 0.003, 2_000, 20
 # Source of the following numbers: linux/netlink.h, linux/inet_diag.h and the struct tcp_info in linux/tcp.h
 _REQUEST, _DUMP, _ERROR, _DONE = 20, 0x301, 2, 3
 _INFO, _SOCKET_BYTES, _SENT_AT, _TCP_INFO_BYTES = 2, 72, 200, 216
@@ -90,12 +90,14 @@ class Meter:
     def __init__(self, ranks, announced_ports=lambda: None):
         self._ranks, self._announced_ports = ranks, announced_ports
         self.found_others = False  # whether the ranks ever had connections that belong to no process group
+        self._quiet = False  # whether the last measurement ended, which it does when the interface is quiet
         self.begin()
 
     def begin(self) -> None:
         """Begin a measurement."""
-        _settle()
-        self._began = read()
+        if not self._quiet:
+            _settle()
+        self._began, self._quiet = read(), False
 
     def contradicts(self, reports: Sequence[tuple[float, float, int]]) -> str:
         """Return what is wrong if the network has carried less or more between the ranks than they report, or "".
@@ -140,6 +142,7 @@ class Meter:
 
     def _now(self) -> Carried:
         _settle()
+        self._quiet = True
         return read()
 
     def _between(self, now: Carried) -> int:
