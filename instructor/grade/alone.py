@@ -16,7 +16,7 @@ from instructor.grade import tripwire
 from shared.checks.engine import candidate
 
 _NEW_MOUNTS, _NEW_IPC = 0x20000, 0x8000000  # Source: linux/sched.h
-_RECURSIVE, _PRIVATE, _NO_SUID, _NO_DEVICES = 0x4000, 0x40000, 2, 4  # Source: sys/mount.h
+_RECURSIVE, _PRIVATE, _NO_SUID, _NO_DEVICES, _NO_PROGRAMS = 0x4000, 0x40000, 2, 4, 8  # Source: sys/mount.h
 _MOST_DESCRIPTORS = 4096
 _SET_DUMPABLE = 4
 SHARED_FOLDERS = ("/dev/shm", "/tmp")
@@ -55,8 +55,11 @@ def enter(name: int | str, settings: dict) -> None:
         return
     os.closerange(3, _MOST_DESCRIPTORS)  # The fork server's pipes would connect all ranks.
     if users:
+        os.fchown(1, users[0], users[0])  # Its log, which other ranks could read
+        os.fchmod(1, 0o600)
         _take_room(name, settings)
         _become(users[1 + name])
+        ctypes.CDLL(None).prctl(_SET_DUMPABLE, 0, 0, 0, 0)  # It cannot open its own memory in /proc.
     close_side_ways()
     candidate.given["__builtins__"] = tripwire.builtins_for_students()
     tripwire.install(tuple(settings["ready_made"]))
@@ -101,7 +104,7 @@ def has_own_mounts() -> bool:
 
 def _mount(folder: str, kind: str, options: str) -> None:
     system = ctypes.CDLL(None, use_errno=True)
-    flags = _NO_SUID | _NO_DEVICES
+    flags = _NO_SUID | _NO_DEVICES | _NO_PROGRAMS  # No library of its own can be loaded from there, either.
     if system.mount(kind.encode(), folder.encode(), kind.encode(), flags, options.encode()):
         raise OSError(ctypes.get_errno(), f"cannot mount {kind} at {folder}")
 

@@ -25,7 +25,8 @@ HERE = Path(__file__).parent
 # Files of this folder that neither judge nor give points before the instructor's decisions
 SHOWING = ("__init__", "__main__", "arrivals", "dashboard", "export", "feedback", "gradebook", "gradescope", "likeness")
 SHOWING += ("nbgrader_course", "outputs", "policy")
-JUDGE = ("__init__", "reader", "judge", "gate", "guard", "fingerprints", "screen", "limits", "alone", "tripwire")
+JUDGE = ("__init__", "reader", "judge", "gate", "guard", "fingerprints", "screen", "limits", "alone", "attribution")
+JUDGE += ("tripwire",)
 
 
 @dataclass(frozen=True)

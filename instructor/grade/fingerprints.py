@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 COURSE = ("shared", "instructor")
 WATCHED = ("torch", "torch.distributed", "torch.distributed.distributed_c10d", "torch.testing", "builtins", "time")
 CLASSES = (("torch", "Tensor"),)
+CLASS = "class"  # stands for the digest of a class of the course
 # Torch wraps the step() of an optimizer class when its first instance is created. That is not tampering.
 STEP_WRAPPERS = [code for code in Optimizer.profile_hook_step.__code__.co_consts if isinstance(code, CodeType)]
 
@@ -30,7 +31,7 @@ def take(module: str) -> dict[str, str]:
     for name in sorted(names):
         for attribute, value in list(vars(sys.modules[name]).items()):
             if issubclass(type(value), type) and value.__module__.split(".")[0] in COURSE:
-                found |= _methods(f"{name}.{attribute}", value)
+                found |= {f"{name}.{attribute}": CLASS} | _methods(f"{name}.{attribute}", value)
             elif digest := _digest(value):
                 found[f"{name}.{attribute}"] = digest
     for name, attribute in CLASSES:
@@ -39,8 +40,10 @@ def take(module: str) -> dict[str, str]:
 
 
 def replaced(before: dict[str, str], after: dict[str, str]) -> list[str]:
-    """Return the names whose function has changed or is gone."""
-    return sorted(name for name, digest in before.items() if after.get(name) != digest)
+    """Return the names whose function has changed, is gone, or is new in a class of the course."""
+    changed = {name for name, digest in before.items() if after.get(name) != digest}
+    added = {name for name in after.keys() - before.keys() if before.get(name.rpartition(".")[0]) == CLASS}
+    return sorted(changed | added)
 
 
 def _methods(name: str, owner: type) -> dict[str, str]:

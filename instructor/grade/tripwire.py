@@ -5,33 +5,36 @@ process that has ended cannot take anything back: its exit status reaches the ju
 is watched:
 
 - the interpreter's audit events, which no code can switch off: frames, the garbage collector, code that it writes, C
-- modules of the course that measure, and the names in `TABOO`, also if they are put together while the code runs
+- modules of the course that measure, the globals of their functions, and the names in `TABOO`, also if they are put
+  together while the code runs
 - torch's ready-made wrappers in labs in which students build their own
-- collectives of a backend, which bypass the dispatcher and so the record. These are removed, since torch needs none
+- ways past the dispatcher, and so past the record. The collectives of a backend are removed, since torch needs none
+
+Libraries do much of this, too. They may, unless a student's code made them do it: by passing them a function or a code
+object, or by starting a thread. A library's function that acts on its own contains the name of what it does.
 """
 
 import _operator
+import _thread
 import builtins
+import ctypes
+import gc
 import operator
 import os
 import sys
-import sysconfig
 import threading
-from functools import wraps
-from pathlib import Path
-from types import ModuleType
+from types import CodeType, FrameType, FunctionType, ModuleType
+
+from instructor.grade import attribution
+from instructor.grade.attribution import STANDARD, by_student, is_students, through_student
 
 TRIPPED = 117  # the exit status of such a rank
 MARK = "VOID: "  # begins the line in its log that says why
-COURSE = str(Path(__file__).resolve().parents[2]) + os.sep
-STANDARD = tuple(sysconfig.get_paths()[key] + os.sep for key in ("stdlib", "platstdlib"))
-PACKAGES = tuple(sysconfig.get_paths()[key] + os.sep for key in ("purelib", "platlib"))
-TRUSTED = (COURSE, *STANDARD, *PACKAGES, "<frozen ")
-# These run code that they write, for whoever defines a data class or a named tuple. Other modules run what they get.
+IMPORTER = "<frozen importlib._bootstrap>"
+# These run code that they write, for whoever defines a data class or a named tuple.
 WRITING = ("dataclasses.py", "collections/__init__.py", "typing.py", "enum.py")
 WRITERS = tuple(f"{folder}{name}" for folder in STANDARD for name in WRITING)
-INSPECTING = tuple(f"{folder}inspect.py" for folder in STANDARD)
-WALKS = ("walk_tb", "walk_stack")  # generators of traceback.py that hand out frames
+TRACEBACKS = tuple(f"{folder}traceback.py" for folder in STANDARD)
 
 # Names that lead from any object to the interpreter's insides, or to the record
 TABOO = {"__globals__", "__closure__", "__builtins__", "__getattribute__", "__subclasses__", "__code__"}
@@ -41,6 +44,7 @@ TABOO |= {"addaudithook", "get_referrers", "get_referents", "get_objects", "_get
 TABOO |= {"_listeners", "before_launch", "work_wrappers"}
 
 GUARDED = ("shared.checks", "shared.ranks", "shared.wire", "instructor")
+MEMORY = ("ctypes", "_ctypes")
 FREE = ("shared.wire", "shared.ranks", "shared.wire.clock", "shared.wire.sizes")  # students' own code may use these
 IMPORTING = ("__spec__", "__path__", "__name__", "__file__", "__loader__", "__package__", "__doc__", "__class__")
 
@@ -59,17 +63,32 @@ READY_MADE = {
     "init_rpc": ("torch.distributed.rpc", "TensorPipeAgent"),
 }
 
-# Events that only code of these kinds causes, and where the first frame counts that is not of the given files
-BY_ANYBODY_BUT_THE_LIBRARY = (
+# Names of torch._C that lead past the record: no collective is recorded while its key is excluded.
+PAST_THE_RECORD = ("_ExcludeDispatchKeyGuard", "_IncludeDispatchKeyGuard", "_ForceDispatchKeyGuard")
+PAST_THE_RECORD += ("_dispatch_tls_set_dispatch_key_excluded", "_dispatch_tls_set_dispatch_key_included")
+PAST_THE_RECORD += ("_dispatch_library", "_jit_get_operation", "_get_operation_overload")
+# Modules in C that reach into the interpreter, or that call C
+INSIDES = ("_cffi_backend", "_testcapi", "_testinternalcapi", "_xxsubinterpreters", "_ctypes_test")
+
+NEVER = (
     *("sys.settrace", "sys.setprofile", "sys.monitoring.register_callback", "sys.addaudithook"),
     *("gc.get_objects", "gc.get_referrers", "gc.get_referents", "sys._current_frames", "sys._current_exceptions"),
-    *("ctypes.dlopen", "ctypes.dlsym", "ctypes.addressof", "ctypes.cdata", "ctypes.string_at", "ctypes.call_function"),
+    *("ctypes.addressof", "ctypes.cdata", "ctypes.string_at", "ctypes.call_function"),
     *("socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg"),
 )
-BY_THE_CODE_ITSELF = ("sys._getframe", "code.__new__", "function.__new__")
+# Events, and the names that a library's function contains which causes one of them on its own
+NAMED = {
+    "sys._getframe": ("_getframe",),
+    "code.__new__": ("CodeType", "replace"),
+    "function.__new__": ("FunctionType",),
+}
+STARTING = ("start_new_thread", "start_new", "start_joinable_thread")
 FRAMES = ("tb_frame", "gi_frame", "cr_frame", "ag_frame")
 CODE = ("__code__", "__defaults__", "__kwdefaults__")
+PROTECTED = ((FunctionType, "__globals__"), (FunctionType, "__closure__"))
+PROTECTED += ((FrameType, "f_globals"), (FrameType, "f_locals"))
 _getframe, _exit, _write = sys._getframe, os._exit, os.write
+_globals_of = {FunctionType: FunctionType.__dict__["__globals__"], FrameType: FrameType.__dict__["f_globals"]}
 _log = 2  # the file descriptor of this rank's log
 
 
@@ -86,18 +105,15 @@ def install(allowed: tuple[str, ...]) -> None:
         found = getattr(sys.modules.get(module), attribute, None)
         if name not in allowed and found is not None:
             found.__init__ = _refusing(found.__init__, name)
-    for name, module in list(sys.modules.items()):
-        if name not in FREE and any(f"{name}.".startswith(f"{guarded}.") for guarded in GUARDED):
-            module.__class__ = Guarded
+    _close_ways_past_the_record()
+    _guard_modules()
     for name in ("attrgetter", "methodcaller"):
         operator.__dict__[name] = _operator.__dict__[name] = _checking_parts(operator.__dict__[name])
+    _note_threads()
+    for owner, name in PROTECTED:
+        _protect(owner, name)
+    builtins.__class__ = Builtins
     sys.addaudithook(_hook())
-
-
-def builtins_for_students() -> dict:
-    """Return the built-in names for a student's module. With these, no name in TABOO can be put together."""
-    guarded = {name: _checking(getattr(builtins, name)) for name in ("getattr", "hasattr", "setattr", "delattr")}
-    return vars(builtins) | guarded
 
 
 def void(what: str) -> None:
@@ -114,77 +130,206 @@ def _place() -> str:
 
 
 class Guarded(ModuleType):
-    """A module of the course that the ranks' own code uses, and no student's code."""
+    """Stands in for a module of the course that measures.
+
+    Its own dictionary is empty, so nothing can be read past `__getattribute__`. The course's own modules refer to the
+    real ones.
+    """
 
     def __getattribute__(self, name):
-        value = ModuleType.__getattribute__(self, name)
+        if name == "__class__":
+            return Guarded
         if name not in IMPORTING:
             _reached(self, name)
-        return value
+        content = _content[id(self)]
+        if name == "__dict__":
+            return content
+        if name in content:
+            return content[name]
+        if "__getattr__" in content:
+            return content["__getattr__"](name)
+        raise AttributeError(f"module {content['__name__']!r} has no attribute {name!r}")
 
     def __setattr__(self, name, value):
         _reached(self, name)
-        ModuleType.__setattr__(self, name, value)
+        _content[id(self)][name] = value
 
     def __delattr__(self, name):
         _reached(self, name)
-        ModuleType.__delattr__(self, name)
+        del _content[id(self)][name]
+
+
+_content: dict[int, dict] = {}  # what the real modules contain, by the id of what stands in for them
+
+
+def is_guarded(name) -> bool:
+    """Return whether a module measures, or gives its users the memory of this process."""
+    return isinstance(name, str) and any(f"{name}.".startswith(f"{guarded}.") for guarded in (*GUARDED, *MEMORY))
+
+
+def _guard_modules() -> None:
+    """Let all modules that do not measure see the ones that do only through a Guarded."""
+    stand_ins = {}
+    for name, module in list(sys.modules.items()):
+        if name not in FREE and is_guarded(name) and isinstance(module, ModuleType):
+            stand_in = ModuleType(name)
+            vars(stand_in).clear()
+            _content[id(stand_in)] = vars(module)
+            stand_ins[id(module)] = (module, stand_in)  # This keeps the ids.
+            sys.modules[name] = stand_in
+    for name, module in list(sys.modules.items()):
+        if isinstance(module, ModuleType) and (name in FREE or not is_guarded(name)):
+            content = vars(module)
+            content |= {key: stand_ins[id(value)][1] for key, value in content.items() if id(value) in stand_ins}
+    for _, stand_in in stand_ins.values():
+        stand_in.__class__ = Guarded
 
 
 def _reached(module: ModuleType, name: str) -> None:
-    if _is_students(_caller(STANDARD)):
-        void(f"the code uses {ModuleType.__getattribute__(module, '__name__')}.{name}, which measures it")
+    frame = attribution.innermost(attribution.is_standard)
+    file = attribution.file_of(frame) if frame else ""
+    ours = file.startswith(attribution.COURSE) and not file.startswith(attribution.SOLUTIONS)
+    owner = _content[id(module)]["__name__"]
+    own_use = owner in MEMORY and frame is not None and name in frame.f_code.co_names and not is_students(frame)
+    if not ours and not own_use and through_student(frame):
+        void(f"the code uses {owner}.{name}" + ", which measures it" * (owner not in MEMORY))
 
 
-def _is_students(filename: str) -> bool:
-    return not filename.startswith(TRUSTED)
-
-
-def _caller(passed: tuple[str, ...]) -> str:
-    """Return the file of the innermost frame that is not of this module or of the files to be passed over."""
-    frame = _getframe(1)
-    while frame.f_back is not None:
-        file = frame.f_code.co_filename
-        library = file.startswith(passed) and not file.startswith(PACKAGES)
-        if file != __file__ and not library:
-            break
-        frame = frame.f_back
-    return frame.f_code.co_filename
+def _like(function, checked):
+    """Give a function the name of another one, but unlike functools.wraps no way to it."""
+    checked.__name__, checked.__qualname__, checked.__doc__ = function.__name__, function.__name__, function.__doc__
+    return checked
 
 
 def _checking(function):
     """Return a built-in function that refuses names in TABOO."""
 
-    @wraps(function)
     def checked(owner, *names):
         if names and isinstance(names[0], str) and str.__str__(names[0]) in TABOO:
             void(f"the code uses {str.__str__(names[0])}")
         return function(owner, *names)
 
-    return checked
+    return _like(function, checked)
+
+
+CHECKED = {name: _checking(getattr(builtins, name)) for name in ("getattr", "hasattr", "setattr", "delattr")}
+_given = vars(builtins) | CHECKED
+
+
+def builtins_for_students() -> dict:
+    """Return the built-in names for a student's module. With these, no name in TABOO can be put together."""
+    return _given
+
+
+class Builtins(ModuleType):
+    """The module `builtins`, whose functions refuse names in TABOO when a student's code takes them from it.
+
+    What compiled code finds without a module is not affected.
+    """
+
+    def __getattribute__(self, name):
+        if (name in CHECKED or name == "__dict__") and through_student():
+            return _given if name == "__dict__" else CHECKED[name]
+        return ModuleType.__getattribute__(self, name)
+
+
+class Protected:
+    """Stands in for an attribute of a type that leads into a module, such as a function's globals."""
+
+    def __init__(self, owner: type, name: str):
+        self.__name__, self.__objclass__, self.__doc__ = name, owner, None
+
+    def __get__(self, each, kind=None):
+        if each is None:
+            return self
+        name = _globals_of[self.__objclass__].__get__(each).get("__name__")
+        if is_guarded(name) and through_student():
+            frame = attribution.innermost()
+            shows = frame is not None and attribution.file_of(frame).startswith(TRACEBACKS)
+            if not shows or self.__name__ != "f_globals":
+                void(f"the code uses {self.__name__} of {name}, which measures it")
+        return _originals[self.__objclass__, self.__name__].__get__(each)
+
+    def __set__(self, each, value):
+        raise AttributeError("readonly attribute")
+
+
+_originals = {(owner, name): owner.__dict__[name] for owner, name in PROTECTED}
+
+
+def _protect(owner: type, name: str) -> None:
+    """Replace an attribute of one of the interpreter's own types, which Python does not let us set."""
+    (content,) = gc.get_referents(owner.__dict__)
+    content[name] = Protected(owner, name)
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(owner))
 
 
 def _checking_parts(function):
     """Return attrgetter or methodcaller, which refuses names in TABOO."""
 
-    @wraps(function)
     def checked(*names, **options):
         parts = {part for name in names if isinstance(name, str) for part in str.__str__(name).split(".")}
-        if parts & TABOO and _is_students(_caller(())):
+        if parts & TABOO and by_student():
             void(f"the code uses {min(parts & TABOO)}")
         return function(*names, **options)
 
-    return checked
+    return _like(function, checked)
 
 
 def _refusing(construct, name: str):
-    @wraps(construct)
+    """Return the constructor of ready-made code, which no student's code may use in any way."""
+
     def constructed(self, *args, **kwargs):
-        if _is_students(_caller(PACKAGES + STANDARD)):
+        if through_student():
             void(f"the code uses {name}, which the lab does not ask for")
         construct(self, *args, **kwargs)
 
-    return constructed
+    return _like(construct, constructed)
+
+
+def _refusing_by_name(function, name: str):
+    """Return a function of torch that only libraries may call that name it."""
+
+    def called(*args, **kwargs):
+        if by_student(name):
+            void(f"the code uses {name}, which leads past the record of collectives")
+        return function(*args, **kwargs)
+
+    return _like(function, called)
+
+
+def _close_ways_past_the_record() -> None:
+    """Keep students' code from calling collectives below the dispatcher's key that records them, or replacing it."""
+    import torch
+
+    for name in PAST_THE_RECORD:
+        found = getattr(torch._C, name, None)
+        if isinstance(found, type):
+            found.__init__ = _refusing_by_name(found.__init__, name)
+        elif found is not None:
+            setattr(torch._C, name, _refusing_by_name(found, name))
+    torch.library.Library.__init__ = _refusing_by_name(torch.library.Library.__init__, "Library")
+    handle = type(torch.ops.c10d.allreduce_.default._handle)
+    for owner, name in ((torch._ops.OpOverload, "redispatch"), (handle, "redispatch_boxed")):
+        setattr(owner, name, _refusing_by_name(getattr(owner, name), name))
+
+
+def _note_threads() -> None:
+    """Note which threads a student's code starts. Most versions of Python have no audit event for that."""
+
+    def noting(start):
+        def started(function, *args, **kwargs):
+            if through_student() and not attribution.note_thread(function):
+                void("the code starts a thread without the class Thread")
+            return start(function, *args, **kwargs)
+
+        return _like(start, started)
+
+    for name in STARTING:
+        if start := getattr(_thread, name, None):
+            setattr(_thread, name, noting(start))
+        if start := getattr(threading, f"_{name}", None):
+            setattr(threading, f"_{name}", noting(start))
 
 
 def _remove_collectives_of_backends() -> None:
@@ -199,54 +344,63 @@ def _remove_collectives_of_backends() -> None:
 def _hook():
     """Return the function that the interpreter calls at each audit event. Nothing else refers to it."""
     busy = threading.local()
-    names = {
-        *BY_ANYBODY_BUT_THE_LIBRARY,
-        *BY_THE_CODE_ITSELF,
-        "object.__getattr__",
-        "object.__setattr__",
-        "open",
-        "exec",
-    }
-
-    def reason(event: str, args: tuple) -> str:
-        if event in BY_ANYBODY_BUT_THE_LIBRARY:
-            return f"the code uses {event}" if _is_students(_caller(STANDARD)) else ""
-        if event == "sys._getframe" and _getframe(2).f_code.co_filename == __file__:
-            return ""
-        if event in BY_THE_CODE_ITSELF:
-            return f"the code uses {event}" if _is_students(_caller(INSPECTING)) else ""
-        if event == "exec":
-            writes = _caller(()).startswith(WRITERS)
-            return "the code uses exec" if not writes and _is_students(_caller(STANDARD)) else ""
-        if event == "open":
-            inside = isinstance(args[0], (str, bytes)) and str(args[0]).strip("b'").startswith("/proc/")
-            memory = inside and str(args[0]).strip("b'").endswith(("/mem", "/maps"))
-            return "the code opens its own memory" if memory and _is_students(_caller(STANDARD)) else ""
-        owner, name = args[0], args[1]
-        if event == "object.__getattr__":
-            handed = name in FRAMES and (_is_students(_caller(INSPECTING)) or _is_walked())
-            return f"the code uses {name}" if handed else ""
-        if (name in CODE or isinstance(owner, Guarded)) and _is_students(_caller(STANDARD)):
-            return f"the code sets {name}"
-        return ""
+    reasons = dict.fromkeys(NEVER, _reason_for_never) | dict.fromkeys(NAMED, _reason_for_named)
+    reasons |= {"exec": _reason_for_exec, "import": _reason_for_import}
+    reasons |= {"object.__getattr__": _reason_for_reading, "object.__setattr__": _reason_for_writing}
 
     def hook(event: str, args: tuple) -> None:
-        if event not in names or getattr(busy, "on", False):
+        if event not in reasons or getattr(busy, "on", False):
             return
         busy.on = True
         try:
-            why = reason(event, args)
+            why = reasons[event](event, args)
             if why:
-                void(why)
+                void(f"the code {why}")
         finally:
             busy.on = False
 
     return hook
 
 
-def _is_walked() -> bool:
-    """Return whether the student's code itself takes frames from a generator of traceback.py."""
-    frame = _getframe(0)
-    while frame is not None and frame.f_code.co_name not in WALKS:
-        frame = frame.f_back
-    return frame is not None and frame.f_back is not None and _is_students(frame.f_back.f_code.co_filename)
+def _reason_for_never(event: str, args: tuple) -> str:
+    return f"uses {event}" if through_student() else ""
+
+
+def _reason_for_named(event: str, args: tuple) -> str:
+    if _getframe(2).f_code.co_filename in attribution.OWN:
+        return ""
+    return f"uses {event}" if by_student(*NAMED[event]) else ""
+
+
+def _reason_for_exec(event: str, args: tuple) -> str:
+    """Refuse code under the name of a library's file, and code that a student's code runs itself."""
+    name = args[0].co_filename if isinstance(args[0], CodeType) else ""
+    if name.startswith(attribution.TRUSTED):
+        frame = attribution.innermost()
+        imports = frame is not None and attribution.file_of(frame) == IMPORTER
+        return "" if imports and attribution.is_genuine(args[0]) else f"runs code under the name {name}"
+    frame = attribution.innermost(attribution.is_standard)
+    writes = attribution.innermost()
+    if writes is not None and attribution.file_of(writes).startswith(WRITERS):
+        return ""
+    itself = frame is None or is_students(frame)
+    return "uses exec" if itself or (name == attribution.WRITTEN and through_student(frame)) else ""
+
+
+def _reason_for_import(event: str, args: tuple) -> str:
+    """Refuse modules in C that lead out of Python. `args[1]` is the file of a module in C, and None for all others."""
+    name, file = args[0], args[1]
+    known = file is None or attribution.is_library(str(file))
+    return f"imports {name}" if (not known or name in INSIDES) and through_student() else ""
+
+
+def _reason_for_reading(event: str, args: tuple) -> str:
+    name = args[1]
+    return f"uses {name}" if name in FRAMES and by_student(name) else ""
+
+
+def _reason_for_writing(event: str, args: tuple) -> str:
+    owner, name = args[0], args[1]
+    if name in CODE or isinstance(owner, Guarded):
+        return f"sets {name}" if by_student(name) else ""
+    return ""
