@@ -53,8 +53,7 @@ def explanation(record) -> str:
     return "\n".join([first.reason, *(verdict.evidence for verdict in first.verdicts)])
 
 
-# As root, the grader gives the ranks a user of their own, who cannot signal the processes that judge them.
-# Each rank is a user of its own, so there is nothing that it could kill, and its code continues.
+# As root, the grader gives each rank a user of its own, so there is nothing that it could kill, and its code continues.
 KILLS_ALL = "returned" if os.getuid() == 0 else "killed from inside the sandbox"
 KILLS_PARENT = "PermissionError" if os.getuid() == 0 else "has died"
 HOSTILE = {

@@ -61,6 +61,42 @@ ATTACKS = {
         """,
         "only its own files",
     ),
+    "the log of another rank": (
+        """
+        own = os.path.dirname(os.environ["HOME"])
+        for file in range(1, 20):
+            try:
+                os.write(file, b"value")
+            except OSError:
+                pass
+        dist.barrier(group)
+        reached = [name for name in os.listdir(own) if name.startswith("rank-") and os.access(f"{own}/{name}", os.R_OK)]
+        raise AssertionError(("reached", reached))
+        """,
+        "('reached', [])",
+    ),
+    "terminals": ("os.openpty()", "FileNotFoundError"),
+    "its priority": ("os.setpriority(os.PRIO_PROCESS, 0, 15)", "PermissionError"),
+    "its own memory": ("open('/proc/self/' + 'mem', 'rb')", "PermissionError"),
+    "a library of its own": (
+        """
+        import _heapq, importlib.util, shutil
+        own = shutil.copy(_heapq.__file__, os.environ["TMPDIR"])
+        importlib.util.module_from_spec(importlib.util.spec_from_file_location("_heapq", own))
+        """,
+        "void: the code imports _heapq",
+    ),
+    "another client of the controller": (
+        f"""
+        import glob, ipyparallel
+        folder = os.path.join(os.path.dirname(os.environ["HOME"]), "profile", "security")
+        found = glob.glob(f"{{folder}}/*client.json")
+        kept = dist.__dict__.setdefault("kept", [])
+        kept += [ipyparallel.Client(found[0], timeout=5)] * (not kept)
+        {textwrap.indent(RIGHT, "        ").strip()}
+        """,
+        "",
+    ),
     "files in folders of the course": (
         """
         reached = []

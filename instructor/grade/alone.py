@@ -20,6 +20,7 @@ _RECURSIVE, _PRIVATE, _NO_SUID, _NO_DEVICES, _NO_PROGRAMS = 0x4000, 0x40000, 2, 
 _MOST_DESCRIPTORS = 4096
 _SET_DUMPABLE = 4
 SHARED_FOLDERS = ("/dev/shm", "/tmp")
+TERMINALS = "/dev/pts"  # A rank could open a terminal there for all others.
 # Source: linux/prctl.h, linux/seccomp.h, linux/bpf_common.h, linux/audit.h and the system's tables of calls
 _NO_NEW_PRIVILEGES, _SET_FILTER, _FILTER = 38, 22, 2
 _ALLOW, _REFUSE = 0x7FFF0000, 0x50000 | 1  # with EPERM
@@ -31,9 +32,14 @@ _SOCKET = {"x86_64": 41, "aarch64": 198}
 _FCNTL = {"x86_64": 72, "aarch64": 25}
 _REFUSED = {
     "x86_64": {"flock": 73, "add_key": 248, "request_key": 249, "keyctl": 250, "process_vm_readv": 310, "ptrace": 101}
-    | {"process_vm_writev": 311, "io_uring_setup": 425, "pidfd_getfd": 438, "memfd_secret": 447},
+    | {"process_vm_writev": 311, "io_uring_setup": 425, "pidfd_getfd": 438, "memfd_secret": 447}
+    # what other processes can ask about this one
+    | {"setpgid": 109, "setsid": 112, "setpriority": 141, "sched_setparam": 142}
+    | {"sched_setaffinity": 203, "ioprio_set": 251, "sched_setattr": 314},
     "aarch64": {"flock": 32, "add_key": 217, "request_key": 218, "keyctl": 219, "process_vm_readv": 270, "ptrace": 117}
-    | {"process_vm_writev": 271, "io_uring_setup": 425, "pidfd_getfd": 438, "memfd_secret": 447},
+    | {"process_vm_writev": 271, "io_uring_setup": 425, "pidfd_getfd": 438, "memfd_secret": 447}
+    | {"setpgid": 154, "setsid": 157, "setpriority": 140, "sched_setparam": 118}
+    | {"sched_setaffinity": 122, "ioprio_set": 30, "sched_setattr": 274},
 }
 _INTERNET, _STREAM, _TYPE_BITS = (2, 10), 1, 0xF  # families IPv4 and IPv6, and only TCP, whose bytes are counted
 _NETLINK, _ROUTES = 16, 0  # no process may send messages to another one over it
@@ -72,7 +78,7 @@ def _take_room(rank: int, settings: dict) -> None:
     os.makedirs(folder, exist_ok=True)
     if has_own_mounts():
         limits = f"size={settings['all_bytes']},nr_inodes={settings['files']},mode=0700,uid={user},gid={user}"
-        mounted = [path for path in SHARED_FOLDERS if os.path.ismount(path)]
+        mounted = [path for path in (*SHARED_FOLDERS, TERMINALS) if os.path.ismount(path)]
         for own in (folder, *(path for path in mounted if not folder.startswith(path + os.sep))):
             _mount(own, "tmpfs", limits)
         _mount("/proc", "proc", "hidepid=invisible")  # Any process may set its name, which others could read.

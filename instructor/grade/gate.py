@@ -152,6 +152,7 @@ class Gate:
     refused: list[str] = field(default_factory=list)
     written: set[str] = field(default_factory=set)  # keys that have a value
     announced_ports: set[int] = field(default_factory=set)  # at which ranks said that their group can reach them
+    own_ports: set[int] = field(default_factory=set)  # from which this gate connects to the store
     counts: Counter = field(default_factory=Counter)  # of these keys, by rule and the group `of` of its pattern
 
     def __post_init__(self):
@@ -176,6 +177,7 @@ class Gate:
             return rank.close()
         store = socket.create_connection(("127.0.0.1", self.store_port), timeout=scaled(10))
         store.settimeout(None)
+        self.own_ports.add(store.getsockname()[1])
         for side in (Side(rank, store, True), Side(store, rank, False)):
             side.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._selector.register(side.connection, selectors.EVENT_READ, side)

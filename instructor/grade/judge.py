@@ -137,10 +137,12 @@ class Judge:
         self.places: list[tuple[int, dict]] = []  # the line of the candidate's file where each cell begins
 
     def _announced_ports(self) -> set[int]:
-        return {port for each in self.gates for port in each.announced_ports}
+        return {port for each in self.gates for port in each.announced_ports | each.own_ports}
 
     def run(self) -> None:
         before = ranks.run(fingerprints.take, self.checks)
+        if self.meter is not None:
+            self.meter.note_control()
         defined = self._load(self._screen())
         for task in self.job["tasks"]:
             self.report(begin=task["name"])

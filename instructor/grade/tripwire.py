@@ -44,7 +44,7 @@ TABOO |= {"addaudithook", "get_referrers", "get_referents", "get_objects", "_get
 TABOO |= {"_listeners", "before_launch", "work_wrappers"}
 
 GUARDED = ("shared.checks", "shared.ranks", "shared.wire", "instructor")
-MEMORY = ("ctypes", "_ctypes")
+RAW = ("ctypes", "_ctypes", "zmq.backend")  # give their users memory, or sockets
 FREE = ("shared.wire", "shared.ranks", "shared.wire.clock", "shared.wire.sizes")  # students' own code may use these
 IMPORTING = ("__spec__", "__path__", "__name__", "__file__", "__loader__", "__package__", "__doc__", "__class__")
 
@@ -106,6 +106,7 @@ def install(allowed: tuple[str, ...]) -> None:
         if name not in allowed and found is not None:
             found.__init__ = _refusing(found.__init__, name)
     _close_ways_past_the_record()
+    _close_library_sockets()
     _guard_modules()
     for name in ("attrgetter", "methodcaller"):
         operator.__dict__[name] = _operator.__dict__[name] = _checking_parts(operator.__dict__[name])
@@ -163,8 +164,8 @@ _content: dict[int, dict] = {}  # what the real modules contain, by the id of wh
 
 
 def is_guarded(name) -> bool:
-    """Return whether a module measures, or gives its users the memory of this process."""
-    return isinstance(name, str) and any(f"{name}.".startswith(f"{guarded}.") for guarded in (*GUARDED, *MEMORY))
+    """Return whether a module measures, or is one of RAW."""
+    return isinstance(name, str) and any(f"{name}.".startswith(f"{guarded}.") for guarded in (*GUARDED, *RAW))
 
 
 def _guard_modules() -> None:
@@ -190,9 +191,9 @@ def _reached(module: ModuleType, name: str) -> None:
     file = attribution.file_of(frame) if frame else ""
     ours = file.startswith(attribution.COURSE) and not file.startswith(attribution.SOLUTIONS)
     owner = _content[id(module)]["__name__"]
-    own_use = owner in MEMORY and frame is not None and name in frame.f_code.co_names and not is_students(frame)
+    own_use = owner in RAW and frame is not None and name in frame.f_code.co_names and not is_students(frame)
     if not ours and not own_use and through_student(frame):
-        void(f"the code uses {owner}.{name}" + ", which measures it" * (owner not in MEMORY))
+        void(f"the code uses {owner}.{name}" + ", which measures it" * (owner not in RAW))
 
 
 def _like(function, checked):
@@ -287,12 +288,12 @@ def _refusing(construct, name: str):
     return _like(construct, constructed)
 
 
-def _refusing_by_name(function, name: str):
-    """Return a function of torch that only libraries may call that name it."""
+def _refusing_by_name(function, name: str, passed=lambda file: False):
+    """Return a function that only libraries may call that name it."""
 
     def called(*args, **kwargs):
-        if by_student(name):
-            void(f"the code uses {name}, which leads past the record of collectives")
+        if by_student(name, passed=passed):
+            void(f"the code uses {name}, which leads past what measures it")
         return function(*args, **kwargs)
 
     return _like(function, called)
@@ -312,6 +313,19 @@ def _close_ways_past_the_record() -> None:
     handle = type(torch.ops.c10d.allreduce_.default._handle)
     for owner, name in ((torch._ops.OpOverload, "redispatch"), (handle, "redispatch_boxed")):
         setattr(owner, name, _refusing_by_name(getattr(owner, name), name))
+
+
+def _close_library_sockets() -> None:
+    """Keep students' code from using the sockets of IPython's library, which audit events do not tell."""
+    import zmq
+
+    folder = os.path.dirname(zmq.__file__) + os.sep
+
+    def own(file: str) -> bool:
+        return file.startswith(folder)
+
+    for name in ("bind", "connect"):
+        setattr(zmq.Socket, name, _refusing_by_name(getattr(zmq.Socket, name), name, own))
 
 
 def _note_threads() -> None:
@@ -345,7 +359,7 @@ def _hook():
     """Return the function that the interpreter calls at each audit event. Nothing else refers to it."""
     busy = threading.local()
     reasons = dict.fromkeys(NEVER, _reason_for_never) | dict.fromkeys(NAMED, _reason_for_named)
-    reasons |= {"exec": _reason_for_exec, "import": _reason_for_import}
+    reasons |= {"exec": _reason_for_exec, "import": _reason_for_import, "ctypes.dlopen": _reason_for_loading}
     reasons |= {"object.__getattr__": _reason_for_reading, "object.__setattr__": _reason_for_writing}
 
     def hook(event: str, args: tuple) -> None:
@@ -379,12 +393,14 @@ def _reason_for_exec(event: str, args: tuple) -> str:
         frame = attribution.innermost()
         imports = frame is not None and attribution.file_of(frame) == IMPORTER
         return "" if imports and attribution.is_genuine(args[0]) else f"runs code under the name {name}"
-    frame = attribution.innermost(attribution.is_standard)
-    writes = attribution.innermost()
-    if writes is not None and attribution.file_of(writes).startswith(WRITERS):
+    runs, user = attribution.innermost(), attribution.innermost(attribution.is_standard)
+    if runs is not None and attribution.file_of(runs).startswith(WRITERS):
         return ""
-    itself = frame is None or is_students(frame)
-    return "uses exec" if itself or (name == attribution.WRITTEN and through_student(frame)) else ""
+    if runs is None or user is None:
+        return "uses exec"
+    passed_on = attribution.file_of(runs) != IMPORTER and not {"exec", "eval"} & {*runs.f_code.co_names}
+    as_library = name == attribution.WRITTEN and through_student(user)
+    return "uses exec" if is_students(user) or passed_on or as_library else ""
 
 
 def _reason_for_import(event: str, args: tuple) -> str:
@@ -392,6 +408,13 @@ def _reason_for_import(event: str, args: tuple) -> str:
     name, file = args[0], args[1]
     known = file is None or attribution.is_library(str(file))
     return f"imports {name}" if (not known or name in INSIDES) and through_student() else ""
+
+
+def _reason_for_loading(event: str, args: tuple) -> str:
+    """Refuse libraries that do not belong to Python or to a package. The system's own ones have no folder."""
+    path = str(args[0] or "")
+    known = os.sep not in path or attribution.is_library(path)
+    return "" if known or not through_student() else f"loads {path}"
 
 
 def _reason_for_reading(event: str, args: tuple) -> str:

@@ -6,9 +6,11 @@ knows the ports of the last two, and the system counts the bytes of every connec
 rank.
 """
 
+import os
 import socket
 import struct
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -84,11 +86,13 @@ class Meter:
 
     Args:
         ranks: Returns the set of ranks, which knows the ports of its control traffic and its store.
-        announced_ports: Returns the ports that the ranks' groups announced; None if nobody knows them.
+        announced_ports: Returns the ports that the ranks' groups announced, and those from which others pass on what
+            ranks ask the store; None if nobody knows them.
     """
 
     def __init__(self, ranks, announced_ports=lambda: None):
         self._ranks, self._announced_ports = ranks, announced_ports
+        self._most_controlling: int | None = None  # how many connections a rank has to the control ports
         self.found_others = False  # whether the ranks ever had connections that belong to no process group
         self._quiet = False  # whether the last measurement ended, which it does when the interface is quiet
         self.begin()
@@ -98,6 +102,16 @@ class Meter:
         if not self._quiet:
             _settle()
         self._began, self._quiet = read(), False
+
+    def note_control(self) -> None:
+        """Note how many connections to the controller a rank has, before a student's code could make others."""
+        self._most_controlling = max(self._controlling(read()).values(), default=0)
+
+    def _controlling(self, now: Carried) -> Counter:
+        """Return how many connections to the control ports each user has, except this process's."""
+        control, own = {*self._ranks().control_ports}, os.getuid()
+        users = [sent.user for (_, other), sent in now.by_end.items() if other in control]
+        return Counter(user for user in users if user != own)
 
     def contradicts(self, reports: Sequence[tuple[float, float, int]]) -> str:
         """Return what is wrong if the network has carried less or more between the ranks than they report, or "".
@@ -129,12 +143,21 @@ class Meter:
         if announced is None:
             return []
         ranks = self._ranks()
-        known = {*ranks.control_ports, *ranks.store_ports, *announced}
+        control, known = {*ranks.control_ports}, {ranks.store_ports[-1], *announced}
         users = {ends: sent.user for ends, sent in now.by_end.items()}
-        # A rank may connect to itself, as IPython does.
-        between = [ends for ends, user in users.items() if users.get(ends[::-1]) != user]
+        # A rank may connect to itself, as IPython does. Only the judge, which is one user, knows the store's own port.
+        between = {ends for ends, user in users.items() if users.get(ends[::-1]) != user and control.isdisjoint(ends)}
         before = self._began.ended | self._began.by_end.keys()
-        return [ends for ends in {*between, *now.ended - before} if known.isdisjoint(ends)]
+        found = [ends for ends in between | (now.ended - before) if known.isdisjoint(ends)]
+        return found + self._too_many_controlling(now)
+
+    def _too_many_controlling(self, now: Carried) -> list[tuple[int, int]]:
+        """Return the connections to the controller of ranks that have more of them than when they started."""
+        if self._most_controlling is None:
+            return []
+        counts, control = self._controlling(now), self._ranks().control_ports
+        many = {user for user, count in counts.items() if count > self._most_controlling}
+        return [ends for ends, sent in now.by_end.items() if sent.user in many and ends[1] in control]
 
     def between_ranks(self) -> int:
         """Return the bytes that ranks have sent to each other since `begin`."""
