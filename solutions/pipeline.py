@@ -93,13 +93,16 @@ class PostponeWeight(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, terms: list) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.terms = terms
+        ctx.parameter, ctx.terms = (
+            weight,
+            terms,
+        )  # under activation checkpointing, the saved weight is another tensor
         return F.linear(x, weight)
 
     @staticmethod
     def backward(ctx, gradient: Tensor):
         x, weight = ctx.saved_tensors
-        ctx.terms.append((weight, x.detach(), gradient))
+        ctx.terms.append((ctx.parameter, x.detach(), gradient))
         return gradient @ weight if ctx.needs_input_grad[0] else None, None, None
 
 

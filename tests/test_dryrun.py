@@ -151,23 +151,26 @@ def test_heads_that_do_not_divide_are_rejected_in_one_sentence():
 
 @pytest.mark.chapter("pipeline_parallel")
 @pytest.mark.parametrize("tied", [True, False])
-def test_stages_hold_and_send_what_the_formulas_say(tied):
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zero_bubble"])
+def test_stages_hold_and_send_what_the_formulas_say(schedule, tied):
+    layers = 12 if schedule == "interleaved" else 5  # at least one link of the chain for each of 14 chunks
     script = f"""
 from dataclasses import replace
 from shared import dryrun
 from shared.planner.shapes import gpt
 from shared.planner.stages import stage_parameters
-shape = replace(gpt("small", 5, 32, 4, context=16), vocabulary=48, tied={tied})
+shape = replace(gpt("small", {layers}, 32, 4, context=16), vocabulary=48, tied={tied})
 for ranks in (1, 3, 7):
     for rank in range(ranks):
-        run = dryrun.dry_run(shape, "pp", ranks, rank=rank)
+        run = dryrun.dry_run(shape, "pp", ranks, rank=rank, schedule="{schedule}", micro_batches=ranks)
         print(run.sent_bytes, dryrun.expected_stage_sent_bytes(run))
-        print(run.own_parameters_bytes, 2 * stage_parameters(shape, ranks, rank))
+        print(run.own_parameters_bytes, 2 * stage_parameters(shape, ranks, rank, run.chunks))
+        print(run.most_bytes("optimizer"), 12 * stage_parameters(shape, ranks, rank, run.chunks))
 """
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
     lines = [tuple(map(float, line.split())) for line in done.stdout.splitlines()]
-    assert len(lines) == 22
+    assert len(lines) == 33
     assert all(found == pytest.approx(expected) for found, expected in lines), lines
 
 
@@ -224,6 +227,7 @@ def test_70b_on_1024_ranks_fits_into_this_process():
         (("--world-size", "0"), "must be at least 1"),
         (("--rank", "8", "--world-size", "8"), "--rank must be at least 0 and less than 8"),
         (("--strategy", "zero9"), "there is no strategy 'zero9' for a dry run: choose one of manual_ddp, "),
+        (("--strategy", "pp", "--schedule", "fast"), "there is no schedule 'fast': choose one of gpipe, 1f1b, "),
         (("--wrappers", "nowhere"), "--wrappers nowhere: No module named 'nowhere'"),
     ],
 )

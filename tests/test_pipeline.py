@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from shared import ranks
 from shared.models import GPTConfig, gpt_layers
@@ -52,6 +53,38 @@ def differences(schedule: str, frozen: tuple[str, ...], steps: int) -> dict[str,
 def test_steps_add_up_as_in_one_process(four_ranks, schedule, frozen, world_size):
     with ranks.world(world_size):
         for found in ranks.run(differences, schedule, frozen or ("none",), 2):
+            assert max(found.values()) < 1e-12, found
+
+
+class Checkpointed(nn.Module):
+    """Computes another module, and recomputes it in backward."""
+
+    def __init__(self, inner: nn.Module):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return checkpoint(self.inner, x, use_reentrant=False)
+
+
+def checkpointed_differences(schedule: str) -> dict[str, float]:
+    """Return by how much each gradient differs from one process if the layers in the middle are checkpointed."""
+    torch.manual_seed(0)
+    middle = [Checkpointed(nn.Sequential(nn.Linear(6, 6), nn.GELU(), nn.Linear(6, 6))) for _ in range(3)]
+    whole = nn.Sequential(nn.Linear(6, 6), *middle, nn.Linear(6, 6)).double()
+    pipeline = Pipeline(copy.deepcopy(whole), schedule, 4)
+    inputs, targets = torch.randn(2, 8, 6, dtype=torch.float64)
+    F.mse_loss(whole(inputs), targets).backward()
+    pipeline.step(inputs, targets)
+    expected = dict(whole.named_parameters())
+    found = pipeline.stage_parameters()
+    return {name: (found[name].grad - expected[name].grad).abs().max().item() for name in found}
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
+def test_checkpointed_layers_get_the_same_gradients(four_ranks, schedule):
+    with ranks.world(2):
+        for found in ranks.run(checkpointed_differences, schedule):
             assert max(found.values()) < 1e-12, found
 
 

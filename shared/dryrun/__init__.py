@@ -18,9 +18,12 @@ Tensor parallelism splits the layers over all ranks, so that the world size is i
 Pipeline parallelism splits the model by depth. Each rank is a stage, and a step has a batch of eight micro-batches:
 
     python -m shared.dryrun --strategy pp --model llama-70b --world-size 16 --rank 0
+
+--schedule and --micro-batches choose another schedule than 1F1B, and another number of micro-batches than eight.
 """
 
 import argparse
+import dataclasses
 import importlib
 import resource
 import time
@@ -59,6 +62,7 @@ class DryRun:
     recompute: bool
     splits_layers: bool
     is_pipelined: bool
+    chunks: int  # of a pipeline's stage
 
     @property
     def at_peak(self) -> Held:
@@ -114,8 +118,12 @@ def dry_run(
     recompute: bool = True,
     package: str = WRAPPERS,
     rank: int = 0,
+    **pipeline: object,
 ) -> DryRun:
     """Take two steps on meta as one rank of world_size, and count during the second.
+
+    Args:
+        pipeline: Options for a pipeline, such as schedule="gpipe" and micro_batches=16. Other strategies ignore them.
 
     Raises:
         KeyError: If the registry does not have the strategy.
@@ -126,6 +134,7 @@ def dry_run(
 
     chosen = strategies(package)[strategy]
     dtype, options = _registry(package).mixed_precision(chosen, torch.optim.AdamW)
+    options = dataclasses.replace(options, **pipeline)
     join_fake_group(rank, world_size)
     try:
         with torch.device("meta"):
@@ -145,7 +154,8 @@ def dry_run(
         setting = (shape, chosen.name, chosen.stage, rank, world_size)
         counted = (peak.samples, own_bytes, log.messages, log.sent_bytes)
         splits_layers = getattr(chosen, "splits_layers", False)
-        return DryRun(*setting, *counted, tokens.numel(), recompute, splits_layers, is_pipelined)
+        chunks = len(model.pipeline.chunks) if is_pipelined else 1
+        return DryRun(*setting, *counted, tokens.numel(), recompute, splits_layers, is_pipelined, chunks)
     finally:
         dist.destroy_process_group()
 
@@ -186,7 +196,7 @@ def table(run: DryRun) -> tables.Table:
     def state_bytes(**kind: int) -> float:
         only = formulas.BytesPerParameter(**{"parameter": 0, "gradient": 0, "optimizer": 0, **kind})
         if run.is_pipelined:
-            return sum(kind.values()) * stage_parameters(run.shape, run.world_size, run.rank)
+            return sum(kind.values()) * stage_parameters(run.shape, run.world_size, run.rank, run.chunks)
         if run.splits_layers:
             return sum(kind.values()) * expected_split_parameters(run.shape, run.world_size)
         return formulas.model_state_bytes(run.shape.parameters, run.world_size, run.stage, only)
@@ -254,9 +264,9 @@ def expected_split_sent_bytes(run: DryRun) -> float:
 
 
 def expected_stage_sent_bytes(run: DryRun) -> float:
-    """Bytes that a stage sends: outputs up, gradients down, and those of tied weights to the other end."""
+    """Bytes that a stage sends: each chunk's outputs and gradients, and those of tied weights to the other end."""
     is_first, is_last = run.rank == 0, run.rank == run.world_size - 1
-    directions = 2 - is_first - is_last
+    directions = 2 * run.chunks - is_first - is_last if run.world_size > 1 else 0
     tied = run.shape.tied and is_first != is_last
     loss = 8 * (run.world_size > 1 and run.rank != run.world_size - 2)  # the last one in the ring passes nothing on
     activations = 2 * run.tokens * run.shape.hidden
@@ -282,6 +292,10 @@ def main() -> int:
         default=2048,
         metavar="T",
         help="tokens per sequence, limited to the model's context length (default: 2048)",
+    )
+    parser.add_argument("--schedule", metavar="NAME", help="schedule of a pipeline, such as gpipe (default: 1f1b)")
+    parser.add_argument(
+        "--micro-batches", type=int, metavar="M", help="micro-batches of a pipeline's step (default: 8)"
     )
     parser.add_argument(
         "--wrappers",
@@ -310,6 +324,8 @@ def main() -> int:
     began_s = time.monotonic()
     shape, sizes = MODELS[options.model], (options.world_size, options.micro_batch, options.sequence)
     others = {"recompute": not options.keep_activations, "package": options.wrappers, "rank": options.rank}
+    pipeline = {"schedule": options.schedule, "micro_batches": options.micro_batches}
+    others |= {name: value for name, value in pipeline.items() if value is not None}
     try:
         run = dry_run(shape, options.strategy, *sizes, **others)
     except ValueError as error:  # such as heads that the ranks cannot share
