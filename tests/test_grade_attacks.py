@@ -120,7 +120,7 @@ ATTACKS = {
             libc.shmdt(ctypes.c_void_p(place))
         time.sleep(60)
         """,
-        "void: the code uses ctypes.dlopen",
+        "void: the code uses ctypes.CDLL",
     ),
     "another process's memory": (
         """

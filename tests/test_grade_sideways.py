@@ -152,7 +152,8 @@ ATTACKS = {
         if not kept:
             kept.append(zmq.Context())
             kept.append(kept[0].socket(zmq.PUSH if rank else zmq.PULL))
-            kept[1].bind("tcp://127.0.0.1:45678") if rank == 0 else kept[1].connect("tcp://127.0.0.1:45678")
+            below = super(zmq.Socket, kept[1])  # The tripwire is in zmq.Socket.
+            below.bind("tcp://127.0.0.1:45678") if rank == 0 else below.connect("tcp://127.0.0.1:45678")
             kept[1].send(bytes(1000)) if rank else kept[1].recv()
         {textwrap.indent(RIGHT, "        ").strip()}
         """,
@@ -165,7 +166,7 @@ ATTACKS = {
     "code that it writes": ("exec('import gc')", "void: the code uses exec"),
     "code under the name of a library": (
         "import code\ncode.InteractiveInterpreter().runcode(compile('1', torch.__file__, 'exec'))",
-        "void: the code uses exec",
+        "void: the code runs code under the name",
     ),
     "a module that it writes": (
         f"""
@@ -189,7 +190,7 @@ ATTACKS = {
     ),
     "frames of inspect": ("import inspect\ninspect.currentframe()", "void: the code uses sys._getframe"),
     "all objects": ("import gc\nvars(gc)['get_' + 'objects']()", "void: the code uses gc.get_objects"),
-    "C": ("import ctypes\nctypes.CDLL(None)", "void: the code uses ctypes.dlopen"),
+    "C": ("import ctypes\nctypes.CDLL(None)", "void: the code uses ctypes.CDLL"),
     "backends": (
         """
         backend = [each for each in dist.ProcessGroup.__dict__.values() if "_get_" + "backend" in str(each)][0]
