@@ -76,7 +76,11 @@ ATTACKS = {
         "spec.loader.exec_module(u.module_from_spec(spec))",
         "runs code under the name",
     ),
-    "code in a library's module": ("import numpy.testing\nnumpy.testing.runstring('x = 1', vars(torch))", "uses exec"),
+    "code in a library's module": (
+        "import numpy.testing\n"
+        "numpy.testing.runstring('x = sys.modules[\"shared.wire.instrumentation\"]._listeners', {'sys': sys})",
+        "uses shared.wire.instrumentation._listeners",
+    ),
     "C through cffi": ("import cffi\ncffi.FFI().dlopen(None)", "imports _cffi_backend"),
     "the interpreter's tests": ("import _testcapi", "imports _testcapi"),
     "memory": ("import ctypes\nctypes.cast(id(run), ctypes.POINTER(ctypes.c_long))", "uses ctypes.cast"),
@@ -144,6 +148,9 @@ HONEST = {
             module(torch.ones(1, 3)).sum().backward()
         torch.fx.symbolic_trace(module)(torch.ones(1, 3))
         torch.optim.AdamW(module.parameters()).step()
+        # FSDP uses this, too. It once ended the ranks of a right load_checkpoint, because it evaluates strings.
+        from torch.fx.operator_schemas import get_signature_for_torch_op
+        assert get_signature_for_torch_op(torch.ops.aten.add.Tensor)
         from torch.utils.checkpoint import checkpoint
         checkpoint(module, torch.ones(1, 3, requires_grad=True), use_reentrant=False).sum().backward()
         """,

@@ -58,7 +58,7 @@ def file_of(frame: FrameType) -> str:
 def is_students(frame: FrameType) -> bool:
     """Return whether a frame runs a student's code.
 
-    Only libraries run code that they compile from a string, such as the methods of data classes: see tripwire.py.
+    Only libraries may run code that is compiled from a string, such as the methods of data classes: see tripwire.py.
     """
     return not file_of(frame).startswith((*TRUSTED, WRITTEN))
 
@@ -72,6 +72,8 @@ def through_student(frame: FrameType | None = None) -> bool:
         if is_students(frame):
             return True
         bottom, frame = frame, _before(frame)
+    if file_of(bottom) == WRITTEN:  # Nothing of ours has called it.
+        return True
     return bottom.f_code.co_filename in THREADS and _locals_of(bottom).get("self") in _threads
 
 
@@ -88,7 +90,8 @@ def by_student(*names: str, passed=lambda file: False) -> bool:
             return False  # The library uses its own function.
     if frame is None or is_students(frame):
         return True
-    return not {*names} & {*frame.f_code.co_names} and through_student(frame)
+    itself = file_of(frame) != WRITTEN and not {*names}.isdisjoint(frame.f_code.co_names)
+    return not itself and through_student(frame)
 
 
 def note_thread(function) -> bool:

@@ -399,8 +399,7 @@ def _reason_for_exec(event: str, args: tuple) -> str:
     if runs is None or user is None:
         return "uses exec"
     passed_on = attribution.file_of(runs) != IMPORTER and not {"exec", "eval"} & {*runs.f_code.co_names}
-    as_library = name == attribution.WRITTEN and through_student(user)
-    return "uses exec" if is_students(user) or passed_on or as_library else ""
+    return "uses exec" if is_students(user) or passed_on else ""
 
 
 def _reason_for_import(event: str, args: tuple) -> str:
