@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 17 · GSPMD
 #
-# **33 minutes.** After this lesson, you will be able to:
+# **34 minutes.** After this lesson, you will be able to:
 #
 # - describe how a tensor lies on a mesh of devices, in JAX and in torch,
 # - predict which collective an operation needs, and read from a compiled program which one it got,
@@ -70,8 +70,8 @@ diagrams.tiled_weight()
 # %% [markdown]
 # ## Five products
 #
-# Now we multiply a matrix x (256 × 2048) by A (2048 × 4096), in five layouts. The compiler may choose the layout of the
-# result. What does a device need that it does not have?
+# Now we multiply a matrix x (256 × 2048) by A (2048 × 4096), in five layouts. (The matrix x has nothing to do with the
+# axis "x".) The compiler may choose the layout of the result. What does a device need that it does not have?
 #
 # | case | x | A |
 # |---|---|---|
@@ -99,6 +99,7 @@ def compiled(function, *arrays):
     return jax.jit(function).lower(*arrays).compile()
 
 
+# %%
 layouts = {
     1: ((), (None, "y")),
     2: (("x",), ()),
@@ -184,6 +185,7 @@ def shard_step(shard, x):
     return shard - 0.1 * jax.grad(own_loss)(shard)
 
 
+# %%
 # shard_map runs shard_step on each device's own shards.
 manual = jax.shard_map(shard_step, mesh=line, in_specs=P("d"), out_specs=P("d"))
 by_hand = compiled(manual, *(array(line, shape, "d") for shape in shapes))
@@ -232,6 +234,7 @@ def constrained(a, b, x):
     return mlp(a, b, x, keep=lambda inner: jax.lax.with_sharding_constraint(inner, by_sample))
 
 
+# %%
 fsdp, tp = [("d",)] * 3, [(None, "d"), ("d",), ()]  # of a, b and x
 ways = {"FSDP": (mlp, fsdp), "FSDP, constrained": (constrained, fsdp), "TP": (mlp, tp)}
 columns = {}
@@ -247,8 +250,9 @@ spmd.side_by_side(columns)
 # %% [markdown]
 # TP gets the same as a pair in chapter 13: one all-reduce in forward, and one in backward. But with FSDP, the compiler
 # has to decide whether the inner activations are split by rows, like x, or by columns, to match the rows of B. It mixed
-# both, and sends activations back and forth. With one more annotation, there are only two all-gathers, and an
-# all-reduce of both gradients together. (JAX users find them, too: issue 20683.)
+# both: only the all-gathers of 4,194,304 bytes are weights. The other three all-gathers, and each all-to-all, send
+# activations and their gradients back and forth. With one more annotation, there are only two all-gathers, and an
+# all-reduce of both gradients together. (JAX users find such exchanges, too: issue 20683.)
 
 # %% [markdown]
 # ## Auto, explicit and manual axes
@@ -315,6 +319,8 @@ from torch.nn.functional import gelu, layer_norm, linear, scaled_dot_product_att
 from shared import spmd, wire
 from shared.models import Block, GPTConfig, TinyGPT
 
+# %%
+# %%ranks
 line, R = init_device_mesh(device.type, (4,), mesh_dim_names=("d",)), Replicate()
 torch.manual_seed(0)
 x, a = torch.randn(256, 512, device=device), torch.randn(512, 256, device=device)
@@ -338,8 +344,8 @@ tables.Table(["case", "XLA", "DTensor's result", "its collectives"], rows)
 # %% [markdown]
 # No case communicates. In cases 4 and 5, each rank uses its part of the replicated tensor, so the result is partial. An
 # all-reduce has to follow when an operation needs the sum. With the sizes of the JAX program (x: 256 × 2048, A: 2048 ×
-# 4096), it would send a quarter of XLA's all-gather in case 5, but four times as much in case 4. What does
-# `redistribute` send?
+# 4096), it would send a quarter of XLA's all-gather in case 5, but four times as much in case 4 (7.3 MB against 29.4 or
+# 1.8). What does `redistribute` send?
 
 # %%
 # %%ranks
@@ -377,6 +383,8 @@ from solutions import async_collectives
 from solutions.tensor_parallel import ColumnParallelLinear, ParallelAttention, RowParallelLinear
 from solutions.zero3 import ZeRO3
 
+# %%
+# %%ranks
 # False: use the backend's own collectives.
 async_collectives.exchanges_directly = lambda *_: False
 mesh = init_device_mesh(device.type, (2, 2), mesh_dim_names=("dp", "tp"))
@@ -391,6 +399,9 @@ block.attention = ParallelAttention.from_attention(block.attention, tp)
 block.up = ColumnParallelLinear.from_linear(block.up, tp)
 block.down = RowParallelLinear.from_linear(block.down, tp)
 ours = ZeRO3(nn.Sequential(block.to(device)), group=dp)
+
+# %%
+# %%ranks
 with wire.ledger() as log:
     ours(x.chunk(2)[dist.get_rank(dp)].to(device)).square().mean().backward()
     ours.finish_gradient_sync()
@@ -471,6 +482,7 @@ def jax_step(weights, x):
     return [weight - gradient for weight, gradient in zip(weights, gradients, strict=True)]
 
 
+# %%
 square = jax.make_mesh((2, 2), ("dp", "tp"), axis_types=(AxisType.Auto,) * 2)
 specs = [P(), P(), P(None, "tp", None, "dp"), P("dp", "tp")]
 specs += [P(), P(), P("tp", "dp"), P("dp", "tp")]
@@ -509,8 +521,9 @@ spmd.side_by_side(columns)
 #
 # - **Gathering.** Your `ZeRO3` gathers a unit's flat parameter in forward, and again in backward. The other two gather
 #   each weight once, and keep it for backward, like `reshard_after_forward=False`. That saves bytes and costs memory.
-# - **Reducing.** You and DTensor reduce-scatter. XLA on a CPU all-reduces, which sends twice as much: 3f in total,
-#   like yours.
+# - **Reducing.** You and DTensor reduce-scatter. XLA on a CPU all-reduces, which sends twice as much as a
+#   reduce-scatter. With one all-gather, that is 3f. Yours is also 3f: two all-gathers and a reduce-scatter. (XLA sends
+#   512 bytes less, because it does not gather the norms.)
 # - **Packing.** You pack a unit into one flat tensor. XLA combined all gradients into one all-reduce, as a bucket
 #   does. DTensor sends each tensor separately, even the four small gradients of the norms.
 #
@@ -589,7 +602,8 @@ assert gradients == {"not labeled": 4, "labeled": 1}
 # %% [markdown]
 # Without a label, DTensor assumes that the gradient is placed like the parameter: replicated. Nothing is sent, and the
 # ranks drift apart. JAX has the opposite surprise. If you compute a gradient for each sample in a `shard_map`, with
-# respect to a replicated array, each device adds the other devices' gradients to its own (JAX issue 36886).
+# respect to a replicated array, each device adds the other devices' gradients to its own, because the gradient of
+# copying the array to every device is a sum over them (JAX issue 36886).
 
 # %% [markdown]
 # ## Seeing placements
@@ -612,8 +626,7 @@ batch = CharTokens().windows([0, 500], 64)
 
 
 def observe(parameter, on_rank, is_broken):
-    # has_copies=True claims that the replicated parameters are already copies whose gradients are added up. They are
-    # not, so no all-reduce adds them up.
+    # has_copies=True skips the last all-reduce.
     gpt = parallelize(TinyGPT(GPTConfig(layers=1)).double(), sequence_parallel=True)
     return spmd.observe(
         gpt, lambda gpt: gpt(*batch, has_copies=is_broken).backward(), parameter, on_rank
@@ -639,8 +652,8 @@ widgets.placement_chooser(draw, parameters, 4, "blocks.0.up.weight", rank=1)
 # %% [markdown]
 # Before `up`, nothing changes. The output of `up` changes on rank 1 only. After the next collective, the outputs of all
 # ranks change. (*Strided*: the shard is not one block of rows, but has some rows of the queries, some of the keys, and
-# some of the values.) A replicated gradient changes
-# equally on all ranks. A partial one does not, although it has the full shape on every rank:
+# some of the values.) A replicated gradient changes equally on all ranks. A partial one does not, although it has the
+# full shape on every rank:
 
 # %%
 right, broken = (spmd.still_partial(each) for each in seen.values())
