@@ -1,4 +1,4 @@
-"""Coordinates by strides, one all-reduce per gradient, and norms that are added up axis by axis, on the first copies."""
+"""Coordinates by strides, one all-reduce per gradient, and norms that are added up axis by axis, on first copies."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Gradients averaged by BucketedDDP in a hook of the optimizer's, weighted squares, and layouts sorted by preference."""
+"""Gradients averaged by BucketedDDP, squares that are divided by their copies, and layouts sorted by preference."""
 
 from functools import reduce
 from itertools import product
