@@ -361,7 +361,7 @@ def zero_1_trains(attempt: Attempt) -> None:
 
 def awkward_models_train(attempt: Attempt) -> None:
     """Try models without a tie, with biases, and with frozen parameters, and gradients of two batches."""
-    for model, frozen in ((Model(tied=False, biases=True), ""), (Model(), "norm"), (Model(), "token_embedding")):
+    for model, frozen in ((Model(tied=False, biases=True), ""), (Model(), "norm"), (Model(), "position")):
         sizes = attempt.random.choice([each for each in layouts(attempt.world_size) if each["dp"] < 4])
         plan = drawn(attempt, Plan(**sizes, model=model, frozen=frozen, batches=2, steps=2))
         judge_training(train(attempt, replace(plan, zero_stage=attempt.random.choice((0, 1)))))
@@ -544,7 +544,7 @@ def awkward_norms(attempt: Attempt) -> None:
     cases = (
         (Model(biases=True, tied=False), "", CLIPS),
         (Model(tied=False, alike=True), "norm", CLIPS),
-        (Model(), "token_embedding", CLIPS),
+        (Model(), "position", CLIPS),
         (Model(), "", LEAVES),
     )
     for model, frozen, max_norm in cases:
