@@ -286,7 +286,7 @@ check.leaving_bytes()
 my_factor = 1.0
 
 # %%
-# %%ranks 0
+# %%ranks
 from itertools import permutations
 
 from shared.planner.shapes import SHAPES
@@ -787,7 +787,7 @@ def choose_layout(shape: ModelShape, cluster: Cluster, sequences: int) -> Layout
 check.choose_layout()
 
 # %%
-# %%ranks 0
+# %%ranks
 chosen = [choose_layout(*situation) for situation in meshes.SITUATIONS.values()]
 
 
