@@ -483,12 +483,14 @@ def _hint_on_axis(axis: str) -> str:
 
 
 def each_axis_sends_what_it_has_to(attempt: Attempt) -> None:
+    """Count on every mesh of two ranks, and on those of four ranks that have two axes."""
     for sizes in layouts(attempt.world_size):
-        plan = replace(drawn(attempt, Plan(**sizes, steps=2)), micro_batches=attempt.random.randint(2, 4))
+        if max(sizes.values()) > 2:
+            continue
+        plan = replace(drawn(attempt, Plan(**sizes, steps=1)), micro_batches=attempt.random.randint(2, 3))
         judge_traffic(train(attempt, plan))
-        if sizes["dp"] > 1:
-            tp_multiple = replace(plan.model, vocabulary=12 * attempt.random.randint(2, 4))
-            judge_traffic(train(attempt, replace(plan, model=tp_multiple, zero_stage=1, max_norm=CLIPS)))
+        if sizes["dp"] > 1 and sizes["pp"] == 1:
+            judge_traffic(train(attempt, replace(plan, zero_stage=1, max_norm=CLIPS)))
 
 
 # -- memory
