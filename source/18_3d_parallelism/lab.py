@@ -585,9 +585,7 @@ assert found["pp × tp"]["tp"] > 3 * found["pp × tp"]["pp"] > 0
 tables.Table(["rank 0, KB per step", "dp", "pp", "tp"], rows)
 
 # %% [markdown]
-# The gradients of this model are small compared with its activations, because it has only 16 sequences of 32 tokens
-# but sends each token's vector four times per layer. A large model has more parameters per token, so that dp sends
-# more than pp there.
+# Even on this small model, tp sends the most, and pp the least. That is the order in which the axes want fast links.
 
 # %% [markdown]
 # ## Exercise 18.6 · A norm over three axes (12 min, 3 points)
@@ -812,8 +810,8 @@ tables.Table(["", "predicted (dp, pp, tp, ZeRO stage)", "computed"], rows)
 
 # %% [markdown]
 # The 7B model fits on one GPU, except for its optimizer state, so ZeRO-1 alone is enough. On 32 GPUs, the 70B model
-# leaves no room for a second replica. (TP 8 × DP 4 is a common claim for this cluster. It needs twice the memory of a
-# GPU, even with ZeRO-1.) For the 175B model on a fast network, tp = 4 is better than a whole host.
+# leaves no room for a second replica. (TP 8 × DP 4 is a common claim for this cluster. It needs 216% of a GPU's memory,
+# and 119% with ZeRO-1.) For the 175B model on a fast network, tp = 4 is better than a whole host.
 
 # %% [markdown]
 # ## Break it: four mistakes that raise no error (5 min)
