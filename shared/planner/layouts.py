@@ -4,8 +4,8 @@
     layout = Layout(dp=4, tp=8, pp=1, zero_stage=1, checkpointing="full")
     memory(job, layout).total_bytes, step_time(job, layout, cluster).total_s
 
-The order of the ranks is fixed: tensor parallelism innermost, then the pipeline, and data parallelism outermost. A group
-stays inside a host if it fits, and leaves it otherwise.
+The order of the ranks is fixed: tensor parallelism innermost, then the pipeline, and data parallelism outermost. A
+group stays inside a host if it fits, and leaves it otherwise.
 
 Memory is what `planner` counts, for the fullest of the first two stages and the last one: the model state, which the
 ZeRO stage shards over dp, the units that ZeRO-3 unshards, the activations of the micro-batches in flight, one layer
@@ -36,7 +36,7 @@ from shared.planner.links import RealLink
 from shared.planner.shapes import ModelShape
 
 # The only constants that were fitted, to six published runs. `scores` repeats the fit, and tests it on the other runs.
-A100_EFFICIENCY, H100_EFFICIENCY = 0.66, 0.575
+A100_EFFICIENCY, H100_EFFICIENCY = 0.66, 0.54
 ACTIVATION_PASSES = 6.5  # how often each byte of activations moves to or from the GPU's memory in a step
 
 
@@ -62,7 +62,7 @@ H100 = Gpu("H100", 80e9, 989e12, 3.35e12, H100_EFFICIENCY)
 
 @dataclass(frozen=True)
 class Cluster:
-    """Hosts of identical GPUs. Inside a host, each GPU has a link of its own; between hosts, GPUs share the adapters."""
+    """Hosts of identical GPUs. Inside a host, each GPU has a link of its own. Between hosts, they share adapters."""
 
     hosts: int
     gpu: Gpu
@@ -146,9 +146,21 @@ class Layout:
         return self.dp * self.tp * self.pp
 
     def __str__(self) -> str:
-        schedule = "" if self.pp == 1 else f", {self.schedule}" + (f" with v = {self.chunks}" if self.chunks > 1 else "")
-        how = f"{planner.STAGES[self.zero_stage]}, micro-batch {self.micro_batch}, checkpointing {self.checkpointing}"
-        return f"DP {self.dp} × PP {self.pp} × TP {self.tp}, {how}{schedule}"
+        return ", ".join([self.sizes, *self.options])
+
+    def in_lines(self) -> str:
+        """Return the same in short lines for a figure."""
+        return "\n".join([self.sizes, ", ".join(self.options[:2]), ", ".join(self.options[2:])])
+
+    @property
+    def sizes(self) -> str:
+        return f"DP {self.dp} × PP {self.pp} × TP {self.tp}"
+
+    @property
+    def options(self) -> list[str]:
+        zero = [planner.STAGES[self.zero_stage]] if self.dp > 1 else []
+        schedule = [self.schedule + (f", v = {self.chunks}" if self.chunks > 1 else "")] if self.pp > 1 else []
+        return [*zero, f"micro-batch {self.micro_batch}", f"checkpointing {self.checkpointing}", *schedule]
 
 
 def micro_batches(job: Job, layout: Layout) -> int:
@@ -162,8 +174,9 @@ def micro_batches(job: Job, layout: Layout) -> int:
         raise ValueError(f"{job.sequences} sequences cannot be divided into {parts} equal micro-batches")
     if shape.heads % layout.tp:
         raise ValueError(f"{shape.heads} heads cannot be divided among {layout.tp} ranks")
-    if layout.pp * layout.chunks > shape.layers:
-        raise ValueError(f"{shape.layers} layers cannot be divided into {layout.pp * layout.chunks} chunks")
+    if layout.pp * layout.chunks > shape.layers + 2 or layout.pp > shape.layers:
+        chunks = f"{layout.pp * layout.chunks} chunks"
+        raise ValueError(f"{shape.layers} layers, with embedding and output, cannot be divided into {chunks}")
     count = job.sequences // parts
     stages.check_pipeline(layout.schedule, layout.pp, count, layout.chunks)
     return count
@@ -331,7 +344,7 @@ def _stage_tensor_s(job: Job, layout: Layout, stage: int, cluster: Cluster) -> f
 
 
 def _ring_all_reduce_s(nbytes: float, ranks: int, stride: int, cluster: Cluster) -> float:
-    """Estimate an all-reduce of ranks that are `stride` apart. As many rings as a host has room for share its adapters."""
+    """Estimate an all-reduce of ranks that are `stride` apart. The rings of a host share its adapters."""
     on_host = min(ranks, max(1, cluster.gpus_per_host // stride))
     if on_host == ranks:
         link = cluster.inside
@@ -343,7 +356,7 @@ def _ring_all_reduce_s(nbytes: float, ranks: int, stride: int, cluster: Cluster)
 
 
 def _messages_s(job: Job, layout: Layout, cluster: Cluster) -> float:
-    """Estimate one micro-batch's messages: per chunk an output and a gradient, of which each rank sends its own part."""
+    """Estimate one micro-batch's messages: an output and a gradient per chunk. Each rank of a TP group sends a part."""
     if layout.pp == 1:
         return 0.0
     nbytes = 2 * layout.micro_batch * job.length * job.shape.hidden / layout.tp
@@ -360,7 +373,8 @@ def _data_s(job: Job, layout: Layout, cluster: Cluster, count: int, micro_batch_
         return 0.0
     bytes_each = planner.PRECISIONS[job.precision].compute_bytes
     nbytes = bytes_each * max(stage_parameters(job.shape, layout, stage) for stage in {0, layout.pp - 1})
-    all_reduce_s = _ring_all_reduce_s(nbytes, layout.dp, layout.tp * layout.pp, cluster)
+    units = layers_of_stage(job.shape, layout.pp, layout.pp // 2) if layout.zero_stage == 3 else 1
+    all_reduce_s = units * _ring_all_reduce_s(nbytes / units, layout.dp, layout.tp * layout.pp, cluster)
     # Stages 0 and 1 communicate once per step, stage 2 half as much after each backward and half of it once, stage 3
     # one and a half times as much in each micro-batch.
     per_micro_batch_s = {2: 0.5, 3: 1.5}.get(layout.zero_stage, 0.0) * all_reduce_s

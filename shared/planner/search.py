@@ -8,7 +8,7 @@ has only thousands of layouts. `layouts` computes the memory and the time of eac
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from shared import planner
@@ -19,7 +19,7 @@ from shared.tables import Table
 GB = 1e9
 USABLE = 0.9  # the part of a GPU's memory that a plan may fill
 MICRO_BATCHES = (1, 2, 4, 8)
-SCHEDULES = ("1f1b", "interleaved")
+SCHEDULES = ("1f1b", "interleaved")  # those that Megatron-LM has
 CHUNKS = (2, 3, 4, 5, 6, 7, 8)
 _SAME = 1.001  # two layouts whose times differ by less are equally fast: the simpler one wins
 
@@ -44,7 +44,22 @@ class Found:
 
     job: Job
     cluster: Cluster
-    candidates: list[Candidate]
+    usable_bytes: float
+    candidates: list[Candidate] = field(default_factory=list)
+
+    def candidate(self, layout: Layout) -> Candidate:
+        """Compute what a layout needs, even if the search has not tried it.
+
+        Raises:
+            ValueError: If the layout does not divide the model or the batch, or does not use all GPUs.
+        """
+        plan, time = layouts.memory(self.job, layout), layouts.step_time(self.job, layout, self.cluster)
+        return Candidate(layout, plan, time, plan.total_bytes <= self.usable_bytes)
+
+    def verdict(self, candidate: Candidate) -> str:
+        """Say in a few words whether a layout fits, and how well it uses the GPUs."""
+        utilization = layouts.mfu(self.job, candidate.time.total_s, self.cluster)
+        return f"MFU {utilization:.0%}" + ("" if candidate.fits else ", if it fitted")
 
     @cached_property
     def best(self) -> Candidate | None:
@@ -63,56 +78,51 @@ class Found:
         fastest_s = min(each.time.total_s for each in fitting)
         return min((each for each in fitting if each.time.total_s < _SAME * fastest_s), key=_complexity)
 
-    def smallest_of(self, wanted: Callable[[Layout], bool]) -> Candidate | None:
-        """Return the layout that needs the least memory, of those that are wanted."""
-        return min((each for each in self.candidates if wanted(each.layout)), key=lambda each: each.gb, default=None)
-
     def why(self) -> str:
-        """Say in a sentence what ruled out the neighbors of the best layout."""
+        """Say in a sentence what rules out the neighbors of the best layout, each of which differs in one thing."""
         if self.best is None:
-            least = self.smallest_of(lambda layout: True)
-            return f"Nothing fits: the smallest layout ({least.layout}) needs {least.gb:.0f} GB per GPU."
-        reasons = "; ".join(f"{name} {reason}" for name, reason in self.neighbors().items())
-        return f"{self.best.layout}: {reasons}."
+            least = self.smallest
+            return f"Nothing fits: even {least.layout} needs {least.gb:.0f} GB per GPU."
+        reasons = [f"{name} {self.against(other)}" for name, other in self.neighbors().items()]
+        return f"{self.best.layout}. With one change: {'; '.join(reasons)}."
 
-    def neighbors(self) -> dict[str, str]:
-        """Say what is wrong with the nearest other choices, each with everything else chosen anew."""
-        best, reasons = self.best.layout, {}
-        choices = {f"TP {value}": ("tp", value) for value in (best.tp // 2, 2 * best.tp)}
-        choices |= {f"PP {value}": ("pp", value) for value in self._next_sizes(best.pp)}
-        choices |= {planner.STAGES[stage]: ("zero_stage", stage) for stage in range(4) if stage != best.zero_stage}
-        choices |= {f"checkpointing {how}": ("checkpointing", how) for how in ("none", "full") if how != best.checkpointing}
-        choices |= {f"micro-batch {value}": ("micro_batch", value) for value in (best.micro_batch // 2, 2 * best.micro_batch)}
-        for name, (field, value) in choices.items():
-            reason = self._against(field, value)
-            if reason:
-                reasons[name] = reason
-        return reasons
+    @property
+    def smallest(self) -> Candidate:
+        """Return the layout that needs the least memory."""
+        return min(self.candidates, key=lambda each: each.gb)
 
-    def _next_sizes(self, pp: int) -> list[int]:
-        """Return the next smaller and the next larger number of stages that the search has tried."""
-        sizes = sorted({each.layout.pp for each in self.candidates})
-        index = sizes.index(pp)
-        return sizes[max(0, index - 1) : index] + sizes[index + 1 : index + 2]
+    def neighbors(self) -> dict[str, Candidate]:
+        """Return the possible layouts that differ from the best one in one thing. DP makes up for other sizes."""
+        best, gpus = self.best.layout, self.cluster.gpus
+        changes = {f"TP {tp}": {"tp": tp} for tp in (best.tp // 2, 2 * best.tp)}
+        changes |= {f"PP {pp}": {"pp": pp} for pp in (best.pp // 2, 2 * best.pp)}
+        changes |= {
+            f"micro-batch {size}": {"micro_batch": size} for size in (best.micro_batch // 2, 2 * best.micro_batch)
+        }
+        changes |= {f"checkpointing {how}": {"checkpointing": how} for how in ("none", "full")}
+        changes |= {planner.STAGES[stage]: {"zero_stage": stage} for stage in range(4) if best.dp > 1}
+        found = {}
+        for name, change in changes.items():
+            if any(value in (0, getattr(best, field)) for field, value in change.items() if field != "zero_stage"):
+                continue
+            layout = replace(best, **change)
+            layout = replace(layout, dp=gpus // (layout.tp * layout.pp))
+            if layout.pp == 1:
+                layout = replace(layout, schedule="1f1b", chunks=1)
+            if layout != best and layout.ranks == gpus and _divides(self.job, layout):
+                found[name] = self.candidate(layout)
+        return found
 
-    def _against(self, field: str, value: object) -> str | None:
-        """Say why no layout with this value is better than the best one, or None if there is none."""
-
-        def has_it(layout: Layout) -> bool:
-            return getattr(layout, field) == value
-
-        least, other = self.smallest_of(has_it), self.best_of(has_it)
-        if least is None:
-            return None
-        if other is None:
-            return f"needs at least {least.gb:.0f} GB per GPU"
+    def against(self, other: Candidate) -> str:
+        """Say what is wrong with another layout: it does not fit, or what makes it slower."""
+        if not other.fits:
+            return f"needs {other.gb:.0f} GB"
         slower = other.time.total_s / self.best.time.total_s - 1
-        if slower < _SAME - 1:
+        if abs(slower) < _SAME - 1:
             return "is as fast"
         mine, theirs = self.best.time.by_part(), other.time.by_part()
         grown = max(mine, key=lambda part: theirs[part] - mine[part])
-        shares = f"{mine[grown]:.3g} s become {theirs[grown]:.3g} s"
-        return f"is {slower:.1%} slower ({grown}: {shares})"
+        return f"is {slower:.1%} slower ({grown}: {theirs[grown] - mine[grown]:+.2g} s)"
 
     def table(self, count: int = 5) -> Table:
         """Show the fastest layouts that fit, at most one per dp × pp × tp."""
@@ -140,29 +150,35 @@ def _complexity(candidate: Candidate) -> tuple:
     return split, layout.zero_stage, layout.chunks, layout.checkpointing == "full", candidate.gb
 
 
-def search(job: Job, cluster: Cluster, usable: float = USABLE, schedules: tuple[str, ...] = SCHEDULES) -> Found:
+def search(
+    job: Job,
+    cluster: Cluster,
+    usable: float = USABLE,
+    zero_stages: tuple[int, ...] = (0, 1, 2, 3),
+    schedules: tuple[str, ...] = SCHEDULES,
+) -> Found:
     """Compute the memory and the time of every layout that divides the model, the batch and the cluster.
 
     Args:
         usable: The part of a GPU's memory that a plan may fill.
+        zero_stages: Those to try. With a single replica, there is nothing to shard, and stage 0 is the only one.
     """
-    candidates = []
-    for layout in possible(job, cluster, schedules):
-        plan = layouts.memory(job, layout)
-        fits = plan.total_bytes <= usable * cluster.gpu.memory_bytes
-        candidates.append(Candidate(layout, plan, layouts.step_time(job, layout, cluster), fits))
-    return Found(job, cluster, candidates)
+    found = Found(job, cluster, usable * cluster.gpu.memory_bytes)
+    found.candidates.extend(map(found.candidate, possible(job, cluster, zero_stages, schedules)))
+    return found
 
 
-def possible(job: Job, cluster: Cluster, schedules: tuple[str, ...] = SCHEDULES) -> Iterator[Layout]:
+def possible(job: Job, cluster: Cluster, zero_stages: tuple[int, ...], schedules: tuple[str, ...]) -> Iterator[Layout]:
     """Yield every layout to try. Tensor parallelism may extend to two hosts."""
-    how = ("none", "full") if job.attention == "fused" else planner.CHECKPOINTING  # fused attention is recomputed anyway
+    how = (
+        ("none", "full") if job.attention == "fused" else planner.CHECKPOINTING
+    )  # fused attention is recomputed anyway
     for tp in _powers_of_two(2 * cluster.gpus_per_host):
         if cluster.gpus % tp:
             continue
         for pp in (size for size in range(1, job.shape.layers + 1) if cluster.gpus // tp % size == 0):
             dp = cluster.gpus // tp // pp
-            for zero_stage in range(4) if dp > 1 else (0,):
+            for zero_stage in zero_stages if dp > 1 else (0,):
                 for micro_batch in MICRO_BATCHES:
                     for checkpointing in how:
                         for schedule, chunks in _schedules(job, pp, schedules):

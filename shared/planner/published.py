@@ -11,7 +11,7 @@ Sources:
                  (arXiv 2205.05198), tables 3 and 5, and §6.3 for the run with data parallelism
     MegaScale    Jiang et al. 2024, "MegaScale: Scaling Large Language Model Training to More Than 10,000 GPUs"
                  (arXiv 2402.15627), tables 1 and 2, the rows of its baseline, Megatron-LM
-    Llama 3      Grattafiori et al. 2024, "The Llama 3 Herd of Models" (arXiv 2407.21783), table 4
+    Llama 3      Grattafiori et al. 2024, "The Llama 3 Herd of Models" (arXiv 2407.21783), table 4 and §3.3.2
     torchtitan   github.com/pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, tables 1 and 3
 """
 
@@ -100,7 +100,9 @@ _TABLE_1 = [
 ]
 _TABLE_2 = [
     _megatron_2(2, "174.6B", _interleaved(dp, 8, 12, 2), 1536, tflops) for dp, tflops in ((4, 153), (8, 149), (16, 141))
-] + [_megatron_2(2, "529.6B", _interleaved(dp, 8, 35, 3), 2240, tflops) for dp, tflops in ((2, 171), (4, 167), (8, 159))]
+] + [
+    _megatron_2(2, "529.6B", _interleaved(dp, 8, 35, 3), 2240, tflops) for dp, tflops in ((2, 171), (4, 167), (8, 159))
+]
 
 
 def _zero_3(model: str, gpus: int, sequences: int, micro_batch: int, tflops: float) -> Published:
@@ -122,13 +124,14 @@ _ZERO_3 = [
 ]
 
 
-def _megatron_3(
-    model: str, pp: int, chunks: int, sequences: int, full_s: float, selective_s: float
-) -> list[Published]:
+def _megatron_3(model: str, pp: int, chunks: int, sequences: int, full_s: float, selective_s: float) -> list[Published]:
     job = Job(_MODELS[model], sequences, attention="materialized")
     layout = replace(_interleaved(1, 8, pp, chunks, 4 if pp == 1 else 1), overlaps=False)
     assumed = "two chunks per stage" if model == "1008B" else ""
-    runs = {"full recomputation": replace(layout, checkpointing="full", sequence_parallel=False), "SP, selective": layout}
+    runs = {
+        "full recomputation": replace(layout, checkpointing="full", sequence_parallel=False),
+        "SP, selective": layout,
+    }
     return [
         Published("Megatron-3, table 5", f"{model}, {how}", job, of_run, a100_hosts(pp), step_s, assumed=assumed)
         for (how, of_run), step_s in zip(runs.items(), (full_s, selective_s), strict=True)
@@ -175,9 +178,10 @@ _MEGASCALE = [
 
 def _llama_3(dp: int, tflops: float, *, fits: bool = False) -> Published:
     job = Job(SHAPES["Llama-3 405B"], 2048)
-    layout = Layout(dp, 8, 16, 1, checkpointing="none", schedule="interleaved", chunks=4)
+    # §3.3.2: interleaved, and the first chunk of the first stage has only the embedding, so a chunk is a single layer.
+    layout = Layout(dp, 8, 16, 1, checkpointing="none", schedule="interleaved", chunks=8)
     step_s = job.model_flops / (layout.ranks * tflops * 1e12)
-    assumed = "micro-batch of 1, four chunks per stage, no checkpointing, FLOPs that include attention"
+    assumed = "micro-batch of 1, FLOPs that include attention"
     return Published("Llama 3, table 4", "405B", job, layout, h100_hosts(layout.ranks // 8), step_s, fits, assumed)
 
 
