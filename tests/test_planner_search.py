@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared import formulas, planner, widgets
-from shared.planner.published import RUNS
 from shared.planner import layouts, scores, stages
 from shared.planner.layouts import Job, Layout, a100_hosts, h100_hosts
+from shared.planner.published import RUNS
 from shared.planner.search import search
 from shared.planner.shapes import SHAPES
 from shared.plots import layouts as layout_plots

@@ -14,9 +14,9 @@ from dataclasses import replace
 
 from matplotlib.figure import Figure
 
-from shared.planner.published import RUNS, Published
 from shared.planner import layouts
 from shared.planner.layouts import Gpu
+from shared.planner.published import RUNS, Published
 from shared.plots import layouts as layout_plots
 from shared.tables import Table
 
