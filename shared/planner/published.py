@@ -9,6 +9,8 @@ Sources:
                  Megatron-LM" (arXiv 2104.04473), tables 1 and 2, and equation 3 for the FLOPs per step
     Megatron-3   Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models"
                  (arXiv 2205.05198), tables 3 and 5, and §6.3 for the run with data parallelism
+    MT-NLG       Smith et al. 2022, "Using DeepSpeed and Megatron to Train Megatron-Turing NLG 530B" (arXiv 2201.11990),
+                 §2.2 and §2.4; read in transcriptions of these passages that agree
     MegaScale    Jiang et al. 2024, "MegaScale: Scaling Large Language Model Training to More Than 10,000 GPUs"
                  (arXiv 2402.15627), tables 1 and 2, the rows of its baseline, Megatron-LM
     Llama 3      Grattafiori et al. 2024, "The Llama 3 Herd of Models" (arXiv 2407.21783), table 4 and §3.3.2
@@ -47,7 +49,7 @@ def _model(name: str, layers: int, hidden: int, heads: int, vocabulary: int = 51
     return replace(gpt(name, layers, hidden, heads, context=2048), vocabulary=vocabulary)
 
 
-_MODELS = {
+MODELS = {
     "1.7B": _model("1.7B", 24, 2304, 24),
     "3.6B": _model("3.6B", 30, 3072, 32),
     "7.5B": _model("7.5B", 36, 4096, 32),
@@ -73,7 +75,7 @@ def _flops_with_recomputation(job: Job) -> float:
 def _megatron_2(
     table: int, model: str, layout: Layout, sequences: int, tflops: float, *, fits: bool = False
 ) -> Published:
-    job = Job(_MODELS[model], sequences, attention="materialized")
+    job = Job(MODELS[model], sequences, attention="materialized")
     layout = replace(layout, checkpointing="full", sequence_parallel=False, overlaps=False)
     step_s = _flops_with_recomputation(job) / (layout.ranks * tflops * 1e12)
     cluster = a100_hosts(layout.ranks // 8)
@@ -106,7 +108,7 @@ _TABLE_2 = [
 
 
 def _zero_3(model: str, gpus: int, sequences: int, micro_batch: int, tflops: float) -> Published:
-    job = Job(_MODELS[model], sequences, attention="materialized")
+    job = Job(MODELS[model], sequences, attention="materialized")
     layout = Layout(gpus, 1, 1, 3, micro_batch, "full")
     step_s = _flops_with_recomputation(job) / (gpus * tflops * 1e12)
     assumed = "that ZeRO-3's communication overlaps"
@@ -125,7 +127,7 @@ _ZERO_3 = [
 
 
 def _megatron_3(model: str, pp: int, chunks: int, sequences: int, full_s: float, selective_s: float) -> list[Published]:
-    job = Job(_MODELS[model], sequences, attention="materialized")
+    job = Job(MODELS[model], sequences, attention="materialized")
     layout = replace(_interleaved(1, 8, pp, chunks, 4 if pp == 1 else 1), overlaps=False)
     assumed = "two chunks per stage" if model == "1008B" else ""
     runs = {
@@ -152,6 +154,16 @@ _WITH_DATA_PARALLELISM = replace(
     cluster=a100_hosts(280),
     step_s=39.15,
 )
+
+
+def _mt_nlg(hosts: int, step_s: float) -> Published:
+    job = Job(MODELS["529.6B"], 1920, attention="materialized")
+    layout = Layout(hosts * 8 // 280, 8, 35, checkpointing="full", sequence_parallel=False, overlaps=False)
+    assumed = "micro-batch of 1, 1F1B, full recomputation"
+    return Published("MT-NLG, §2.4", "530B", job, layout, a100_hosts(hosts), step_s, assumed=assumed)
+
+
+_MT_NLG = [_mt_nlg(280, 60.1), _mt_nlg(350, 50.2), _mt_nlg(420, 44.4)]
 
 
 def _megascale(gpus: int, sequences: int, step_s: float) -> Published:
@@ -210,6 +222,7 @@ RUNS: list[Published] = [
     *_ZERO_3,
     *_TABLE_5,
     _WITH_DATA_PARALLELISM,
+    *_MT_NLG,
     *_MEGASCALE,
     *_LLAMA_3,
     *_TORCHTITAN,
