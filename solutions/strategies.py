@@ -31,9 +31,9 @@ Built = tuple[nn.Module, torch.optim.Optimizer]  # the model to call and the opt
 class Options:
     """How to build a strategy.
 
-    A strategy without buckets, units, prefetching or a schedule ignores the options that tune them. Three options,
-    compute_dtype, group and param_groups, change the result of the training or the ranks that take part. So a strategy
-    accepts one of them only if `supports` lists it.
+    A strategy without buckets, units, prefetching, a schedule or a mesh ignores the options that tune them. Three
+    options, compute_dtype, group and param_groups, change the result of the training or the ranks that take part. So a
+    strategy accepts one of them only if `supports` lists it.
     """
 
     optimizer_cls: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW
@@ -47,6 +47,10 @@ class Options:
     param_groups: Callable[[nn.Module], list[dict]] | None = None  # builds the optimizer's parameter groups
     schedule: str = "1f1b"  # of a pipeline
     micro_batches: int = 8  # of a pipeline's batch
+    dp: int = 1  # replicas on a mesh
+    pp: int = 0  # stages of a pipeline on a mesh; 0: as many as dp and tp leave ranks for
+    tp: int = 1  # ranks that share each layer on a mesh
+    zero_stage: int = 0  # over the replicas of a mesh: 0 or 1
 
     @property
     def bucket_options(self) -> dict[str, float]:
@@ -78,7 +82,9 @@ class Strategy:
     provider: str  # course, torch or deepspeed
     stage: int  # ZeRO stage. 0: nothing is sharded, 1: the optimizer state, 2: gradients too, 3: parameters too
     wrap: Callable[[nn.Module, Options], Built]
-    supports: frozenset[str] = frozenset()  # names of options; "accumulation" of micro-batches; "float64" throughout
+    supports: frozenset[str] = (
+        frozenset()
+    )  # names of options; "accumulation" of micro-batches; "float64" throughout; a "mesh"
     needs: str | None = None  # a module that a lab exports
     chapter: int | None = None  # the chapter of that lab
     counterpart: str | None = None  # the strategy of another provider that does the same
@@ -191,6 +197,18 @@ def pp(module: nn.Module, options: Options) -> Built:
     return model, options.build_optimizer(model)
 
 
+def three_d(module: nn.Module, options: Options) -> Built:
+    from solutions.manual_ddp import broadcast_state
+    from solutions.parallel_3d import Parallel3D, make_mesh
+
+    stages = options.pp or dist.get_world_size() // (options.dp * options.tp)
+    mesh = make_mesh(options.dp, stages, options.tp)
+    broadcast_state(module)
+    how = {name: getattr(options, name) for name in ("schedule", "micro_batches", "zero_stage")}
+    model = Parallel3D(module, mesh, options.optimizer_cls, **how, **options.defaults)
+    return model, model.optimizer
+
+
 def loss_of_tokens(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Compute the mean cross-entropy over all tokens."""
     return nn.functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
@@ -279,6 +297,11 @@ def _pipeline_parallel() -> Strategy:
     return Strategy("pp", "pipeline parallelism", "course", 0, pp, frozenset({"float64", "group"}), needs, **options)
 
 
+def _three_d() -> Strategy:
+    needs, options = "solutions.parallel_3d", {"chapter": 18, "splits_layers": True, "is_pipelined": True}
+    return Strategy("3d", "3D parallelism", "course", 0, three_d, frozenset({"float64", "mesh"}), needs, **options)
+
+
 def _deepspeed(stage: int) -> Strategy:
     wrap = functools.partial(deepspeed, stage=stage)
     return Strategy(f"deepspeed{stage}", f"DeepSpeed {stage}", "deepspeed", stage, wrap)
@@ -301,6 +324,7 @@ STRATEGIES: dict[str, Strategy] = {
         _tensor_parallel("tp", "tensor parallelism", sequence_parallel=False),
         _tensor_parallel("tp+sp", "tensor and sequence parallelism", sequence_parallel=True),
         _pipeline_parallel(),
+        _three_d(),
     )
 }
 

@@ -1,6 +1,7 @@
 """Train with any strategy of the registry: the course's own, torch's or DeepSpeed's.
 
     torchrun --nproc_per_node=2 -m solutions.train --strategy overlapped_ddp --model gpt --steps 100
+    torchrun --nproc_per_node=8 -m solutions.train --model gpt --strategy 3d --dp 2 --pp 2 --tp 2 --zero-stage 1
     python -m solutions.train                                    # one process trains on the full batch
     torchrun --nnodes=2 --nproc_per_node=4 --rdzv_backend=c10d --rdzv_endpoint=HOST:29500 -m solutions.train
     ranks.run(train, Settings(strategy="bucketed_ddp"))          # in a notebook, on its running ranks
@@ -54,14 +55,18 @@ class Settings:
     seed: int = 0
     bf16: bool = False
     double: bool = False
-    pp: int = 0  # stages of a pipeline; 0: as many as there are ranks
+    dp: int = 1  # replicas on a mesh
+    pp: int = 0  # stages of a pipeline; 0: as many as there are ranks, or as dp and tp leave ranks for
+    tp: int = 1  # ranks that share each layer on a mesh
+    zero_stage: int = 0  # over the replicas of a mesh: 0 or 1
     schedule: str = "1f1b"  # of a pipeline
-    micro_batches: int = 8  # of a pipeline's batch
+    micro_batches: int = 8  # of a pipeline's batch, or of that of each replica on a mesh
 
     @property
     def options(self) -> Options:
         """Return the options to build the strategy with."""
-        chosen = {"schedule": self.schedule, "micro_batches": self.micro_batches}
+        names = ("schedule", "micro_batches", "dp", "pp", "tp", "zero_stage")
+        chosen = {name: getattr(self, name) for name in names}
         return Options(OPTIMIZERS[self.optimizer], {"lr": self.learning_rate}, self.bucket_cap_mb, **chosen)
 
     def check(self, world_size: int) -> None:
@@ -95,6 +100,8 @@ class Settings:
                 f"global_batch must be a positive multiple of {micro_batches}, {shares}accumulate ({self.accumulate}), "
                 f"got {self.global_batch}"
             )
+        if "mesh" not in strategy.supports and (self.dp, self.tp, self.zero_stage) != (1, 1, 0):
+            raise ValueError(f"strategy {self.strategy} has no mesh: dp, tp and zero_stage are for strategy 3d")
         if self.bf16 and self.double:
             raise ValueError("bf16 and double cannot be combined: choose one of them")
         if strategy.is_pipelined:
@@ -106,15 +113,33 @@ class Settings:
         Raises:
             ValueError: If they cannot be used. The message is one sentence.
         """
-        if self.pp not in (0, world_size):
+        if "mesh" in STRATEGIES[self.strategy].supports:
+            self.check_mesh(world_size)
+        elif self.pp not in (0, world_size):
             raise ValueError(f"pp must be the number of ranks ({world_size}), got {self.pp}")
-        if self.micro_batches < 1 or self.global_batch % self.micro_batches:
+        if self.micro_batches < 1 or self.global_batch % (self.dp * self.micro_batches):
+            times = f"dp ({self.dp}) times " if self.dp > 1 else ""
             raise ValueError(
-                f"global_batch must be a positive multiple of micro_batches ({self.micro_batches}), "
+                f"global_batch must be a positive multiple of {times}micro_batches ({self.micro_batches}), "
                 f"got {self.global_batch}"
             )
         if self.bf16:
             raise ValueError(f"strategy {self.strategy} computes in the dtype of its weights: it cannot use bf16")
+
+    def check_mesh(self, world_size: int) -> None:
+        """Check the sizes of a mesh.
+
+        Raises:
+            ValueError: If they cannot be used. The message is one sentence.
+        """
+        if min(self.dp, self.tp) < 1 or self.pp < 0:
+            raise ValueError(f"dp, pp and tp must be positive, got dp={self.dp}, pp={self.pp}, tp={self.tp}")
+        pp = self.pp or max(1, world_size // (self.dp * self.tp))
+        if self.dp * pp * self.tp != world_size:
+            product = f"dp ({self.dp}) times pp ({pp}) times tp ({self.tp})"
+            raise ValueError(f"{product} must be the number of ranks, which is {world_size}")
+        if self.zero_stage not in (0, 1):
+            raise ValueError(f"zero_stage must be 0 or 1, got {self.zero_stage}")
 
 
 @dataclass(frozen=True)

@@ -1,65 +1,74 @@
-"""Checks for chapter 18 (3d_parallelism)."""
+"""Checks for chapter 18: layouts of ranks in a mesh, and a GPT that is trained on a mesh of dp × pp × tp ranks.
 
-import torch
+Every rank sees the same global batch. The checks compare losses, gradients, norms and parameters with those of one
+process, in float64, and count the bytes that each rank sends along each axis.
+"""
 
-from shared.checks.engine.candidate import device_here
-from shared.checks.engine.compare import describe_calls
-from shared.checks.engine.framework import Attempt, Exercise, Wrong
-from shared.checks.engine.subgroups import join_subgroup
-from shared.checks.models import awkward
-from shared.wire import instrumentation
+from shared.checks.engine.framework import Exercise
+from shared.checks.engine.hints import give_hints
+from shared.checks.parallel_3d import choices, traffic, training
+from shared.checks.parallel_3d import coordinates as places
 
-gradient_norm = Exercise("18.1", "gradient_norm")
+# A file of parallel_3d may leave these out, because they belong to the module layouts.
+coordinates = Exercise("18.1a", "coordinates", optional=True)
+ranks_along = Exercise("18.1b", "ranks_along", optional=True)
+make_mesh = Exercise("18.2", "make_mesh")
+step_bytes = Exercise("18.3a", "step_bytes", optional=True)
+leaving_bytes = Exercise("18.3b", "leaving_bytes", optional=True)
+split_model = Exercise("18.4", "split_model", first="plain split")
+Parallel3D = Exercise("18.5", "Parallel3D", first="plain replicas")
+clip_grad_norm_ = Exercise("18.6", "Parallel3D", first="plain norm")
+choose_layout = Exercise("18.7", "choose_layout", optional=True)
 
+coordinates.check("the table", world_sizes=(1,))(places.the_table_comes_out)
+coordinates.check("meshes", world_sizes=(1,))(places.drawn_meshes)
+ranks_along.check("the table's groups", world_sizes=(1,))(places.groups_of_the_table)
+ranks_along.check("groups", world_sizes=(1,))(places.groups_of_drawn_meshes)
 
-# -- on a rank, beside the student's code
+make_mesh.check("mesh", world_sizes=(1, 2, 4))(places.meshes_have_tp_innermost)
+make_mesh.check("rejections", world_sizes=(2, 3, 4))(places.other_sizes_are_rejected)
 
+step_bytes.check("small meshes", world_sizes=(1,))(traffic.small_meshes)
+step_bytes.check("step", world_sizes=(1,))(traffic.drawn_meshes)
+leaving_bytes.check("plain hosts", world_sizes=(1,))(traffic.plain_hosts)
+leaving_bytes.check("hosts", world_sizes=(1,))(traffic.drawn_hosts)
 
-def probe_norm(gradient_norm, model: str, in_subgroup: bool, seed: int, has_gradients: bool) -> dict:
-    """Run backward on this rank's own model, then the student's function."""
-    group, is_member = join_subgroup(in_subgroup)
-    module = awkward.build(model, seed).to(device_here())
-    if has_gradients:
-        x = torch.ones(2, awkward.INPUTS, dtype=torch.float64, device=device_here())
-        module(x).square().sum().backward()
-    squares = sum(p.grad.square().sum().item() for p in module.parameters() if p.grad is not None)
-    norm = None
-    with instrumentation.listening() as calls:
-        if is_member:
-            norm = gradient_norm(module, group) if in_subgroup else gradient_norm(module)
-    return {"is_member": is_member, "squares": squares, "norm": norm, "calls": calls}
+split_model.check("plain split", world_sizes=(2,))(training.plain_splits)
+split_model.check("both axes", world_sizes=(1, 2, 4))(training.splits_combine)
+split_model.check("schedules and models", world_sizes=(2, 4))(training.schedules_and_models)
 
+Parallel3D.check("plain replicas", world_sizes=(2,))(training.plain_replicas)
+Parallel3D.check("every mesh", world_sizes=(1, 2, 4))(training.every_mesh_trains)
+Parallel3D.check("ZeRO-1", world_sizes=(1, 2, 4))(training.zero_1_trains)
+Parallel3D.check("awkward models", world_sizes=(2, 3, 4))(training.awkward_models_train)
+Parallel3D.check("same bits", world_sizes=(2, 4))(training.replicas_stay_equal)
+Parallel3D.check("wire", world_sizes=(2, 4))(training.each_axis_sends_what_it_has_to)
+Parallel3D.check("memory", world_sizes=(4,))(training.each_rank_holds_its_part)
+Parallel3D.check("rejections", world_sizes=(2, 3))(training.uneven_batches_are_rejected)
 
-# -- 18.1
+clip_grad_norm_.check("plain norm", world_sizes=(2,))(training.plain_norms)
+clip_grad_norm_.check("every mesh's norm", world_sizes=(1, 2, 4))(training.norms_on_every_mesh)
+clip_grad_norm_.check("ZeRO-1's norm", world_sizes=(1, 2, 4))(training.norms_with_zero_1)
+clip_grad_norm_.check("awkward norms", world_sizes=(2, 3, 4))(training.awkward_norms)
+clip_grad_norm_.check("one element", world_sizes=(2, 4))(training.clipping_sends_one_element)
 
+choose_layout.check("situations", world_sizes=(1,))(choices.the_three_situations)
+choose_layout.check("clusters", world_sizes=(1,))(choices.drawn_clusters)
+choose_layout.check("nothing fits", world_sizes=(1,))(choices.nothing_may_fit)
 
-@gradient_norm.check("plain model", world_sizes=(2,))
-def a_plain_model_on_two_ranks(attempt: Attempt) -> None:
-    _judge_norm(attempt, "Plain")
-
-
-@gradient_norm.check("awkward models")
-def groups_and_missing_gradients(attempt: Attempt) -> None:
-    for model in ("Frozen", "Unused", "Tied"):
-        _judge_norm(attempt, model)
-    _judge_norm(attempt, "Plain", idle_rank=attempt.random.randrange(attempt.world_size))
-    if attempt.world_size > 2:
-        _judge_norm(attempt, "Plain", in_subgroup=True)
-
-
-def _judge_norm(attempt: Attempt, model: str, in_subgroup: bool = False, idle_rank: int | None = None) -> None:
-    own = [(attempt.draw_seed(), rank != idle_rank) for rank in range(attempt.world_size)]
-    tried = awkward.describe(model) + (", called by a subgroup" if in_subgroup else "")
-    tried += "" if idle_rank is None else f", no gradient on rank {idle_rank}"
-    found = attempt.run(probe_norm, model, in_subgroup, per_rank=own, context=tried)
-    members = {rank: result for rank, result in enumerate(found) if result["is_member"]}
-    expected = sum(result["squares"] for result in members.values()) ** 0.5
-    for rank, result in members.items():
-        norm, calls = result["norm"], result["calls"]
-        if not isinstance(norm, torch.Tensor) or norm.shape != () or norm.dtype != torch.float64:
-            raise Wrong({rank: f"{tried}: expected a float64 tensor without dimensions, got {norm!r}"})
-        if abs(norm.item() - expected) > 1e-10 * max(1.0, expected):
-            hint = "Hint: what can be added up over ranks, norms or their squares?"
-            raise Wrong({rank: f"{tried}: the norm is {norm.item():.6g}, expected {expected:.6g}"}, hint)
-        if [(call.op, call.payload_bytes) for call in calls] != [("all_reduce", 8)]:
-            raise Wrong({rank: f"{tried}: {describe_calls(calls)}; expected 1 all_reduce of 8 bytes"})
+give_hints(
+    {
+        "no attribute 'clip_grad_norm_'": "Hint: is the method in the last class named Parallel3D?",
+        "got a second gradient for this parameter": (
+            "Hint: each micro-batch has a backward of its own. Inside which context manager should they all run?"
+        ),
+        "does not match the number of": "Hint: is each group that of the right axis?",
+    },
+    split_model,
+    Parallel3D,
+    clip_grad_norm_,
+)
+give_hints(
+    {name: "Hint: what does your search return if nothing fits?" for name in ("empty sequence", "empty iterable")},
+    choose_layout,
+)
