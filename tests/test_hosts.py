@@ -326,7 +326,7 @@ def two_per_host():
 
 
 def all_reduces_in_pairs(inside: bool, nbytes: int) -> tuple[float, int]:
-    """All-reduce in two pairs at once, each inside a host or between hosts. Returns the seconds and the host's bytes."""
+    """All-reduce in two pairs at once, each inside a host or between hosts. Returns seconds and the host's bytes."""
     pairs = [[0, 1], [2, 3]] if inside else [[0, 2], [1, 3]]
     group, data = dist.new_subgroups_by_enumeration(pairs)[0], torch.ones(nbytes // 4)
     dist.all_reduce(data, group=group)

@@ -203,8 +203,9 @@ def test_the_figure_has_a_mark_for_each_run():
 def test_named_runs_are_as_their_papers_say():
     claimed, computed = ({row[0]: row[index] for row in named.table().rows} for index in (1, 3))
     assert named.LLAMA_65B.parameters / 1e9 == pytest.approx(65.2, abs=0.1)
-    assert 1.4e12 / (380 * 2048) / 86400 == pytest.approx(20.8, abs=0.05)
-    assert 16 * 35 * 8 == 4480 and "4,480" in claimed["MT-NLG 530B"]
+    days = named.days(Job(named.LLAMA_65B, 2048), 2048**2 / (380 * 2048), 1.4e12)
+    assert days == pytest.approx(20.8, abs=0.05)
+    assert f"{16 * 35 * 8:,}" in claimed["MT-NLG 530B"]
     assert "1,024 A100 as 16 × 8 × 8 would take 32" in computed["GPT-3 175B"]  # Megatron-2 estimates 34
 
 

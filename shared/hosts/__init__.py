@@ -7,8 +7,7 @@
 A network namespace and its interfaces disappear when no process is in it and no open file refers to it. These
 namespaces have no names, because a name would keep them alive. Instead, the fork server holds their files open, and the
 ranks move into them. No matter how these processes end, nothing is left behind. Every set of ranks has its own switch,
-so two notebooks can use the same addresses. Ranks that share a host communicate over its loopback interface, at the speed
-of this machine's memory.
+so two notebooks can use the same addresses. Ranks that share a host communicate over its loopback interface.
 """
 
 import contextlib

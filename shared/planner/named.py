@@ -72,9 +72,7 @@ def mt_nlg() -> str:
 def llama_3_405b() -> str:
     job = Job(SHAPES["Llama-3 405B"], 2048)
     how = {"checkpointing": "none", "schedule": "interleaved", "chunks": 8, "zero_stage": 2}
-    (gb, first_s), (_, second_s) = (
-        _needs(job, Layout(dp, 8, 16, **how), h100_hosts(16 * dp)) for dp in (64, 128)
-    )
+    (gb, first_s), (_, second_s) = (_needs(job, Layout(dp, 8, 16, **how), h100_hosts(16 * dp)) for dp in (64, 128))
     tflops = [job.model_flops / step_s / gpus / 1e12 for step_s, gpus in ((first_s, 8192), (second_s, 16384))]
     return f"{tflops[0]:.0f} and {tflops[1]:.0f} TFLOP/s, but {gb:.0f} GB per GPU: too pessimistic about activations."
 

@@ -29,9 +29,8 @@
 
 # %% tags=["nbval-ignore-output"]
 import math
-from dataclasses import replace
 
-from shared import measure, plots, ranks, schedules, tables, widgets
+from shared import formulas, measure, plots, ranks, tables, widgets
 from shared.planner import layouts, named, scores
 from shared.planner.layouts import Job, Layout, a100_hosts
 from shared.planner.search import search
@@ -45,7 +44,7 @@ measure.start_behind_link(world_size=8, rate="25mbit", ranks_per_host=4)
 from functools import partial
 
 from torch.distributed.device_mesh import init_device_mesh
-from torch.nn import functional as F
+from torch.nn.functional import cross_entropy
 
 from shared import measure, wire
 from shared.data import CharTokens
@@ -80,7 +79,7 @@ def bytes_that_leave(log):
 
 
 def mean_loss(logits, targets):
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    return cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 def with_dp():
@@ -115,7 +114,7 @@ for name in costs[0]:
     most = max(of_rank[name][0] for of_rank in costs)
     leaves = sum(of_rank[name][1] for of_rank in costs[:4]) / 1e6
     held[name] = 100 * most / whole
-    idle = 7 / 15 if name == "PP 8" else 0  # (p − 1)/(m + p − 1), with p = m = 8
+    idle = formulas.bubble_over_total(stages=8, micro_batches=8) if name == "PP 8" else 0
     rows.append([name, f"{held[name]:.0f}%", f"{leaves:.1f}", f"{idle:.0%}"])
 leaving_mb = [float(row[2]) for row in rows]
 assert held["DP 8"] > 4 * held["TP 8"] and leaving_mb[2] > leaving_mb[0] > 3 * leaving_mb[1]
@@ -131,7 +130,9 @@ plots.bars(dict(zip(held, leaving_mb, strict=True)), "MB that leave host 0 per s
 # - With DP, every rank keeps the whole model.
 # - With TP, most bytes leave the host, because each layer's all-reduces cross the slow link.
 # - With PP, little leaves the host, but ranks are idle for half of the time, and a model has only so many layers.
-#   (Our ranks have unequal stages: the largest one has a block, which is more than an eighth.)
+#
+# (TP and PP leave more than an eighth to a rank: with TP, norms and positions are replicated, and with PP, a stage has
+# at least one whole layer.)
 
 # %% [markdown]
 # ## The idea: a mesh with three axes
@@ -225,15 +226,16 @@ for dp, pp, tp, zero in ((2, 2, 2, False), (2, 2, 2, True), (4, 1, 2, True), (1,
     with wire.ledger() as log:
         losses.append(trainer.step(*batch_of(5)))
     off = max(abs(ours - theirs) for ours, theirs in zip(losses, alone, strict=True))
-    found[dp, pp, tp, zero] = off, len(trainer.parameters), sent_along(log, trainer.mesh)
+    found[dp, pp, tp, zero] = off, sent_along(log, trainer.mesh)
 
 # %%
 found, rows = ranks.pull("found")[0], []
-for (dp, pp, tp, zero), (off, _, sent) in found.items():
+for (dp, pp, tp, zero), (off, sent) in found.items():
     assert off < 1e-12
     name = f"DP {dp} × PP {pp} × TP {tp}" + (", ZeRO-1" if zero else "")
-    rows.append([name, f"{off:.0e}", *(f"{sent[axis]:.2f}" for axis in ("dp", "pp", "tp"))])
-header = ["mesh", "largest difference of the losses", "MB along dp", "along pp", "along tp"]
+    mb = [f"{sent[axis]:.2f}" for axis in ("dp", "pp", "tp")]
+    rows.append([name, "less than 1e-12" if off < 1e-12 else f"{off:.0e}", *mb])
+header = ["mesh", "difference of the losses", "MB along dp", "along pp", "along tp"]
 tables.Table(header, rows, "MB that rank 0 sent in one step, in float64.")
 
 # %% [markdown]
@@ -246,8 +248,8 @@ tables.Table(header, rows, "MB that rank 0 sent in one step, in float64.")
 # dp, pp or tp as the outermost axis, so that this axis has to cross the slow link. Each rank has three blocks, and its
 # replica has four sequences.
 #
-# **Predict.** How many times as many bytes leave a host if tp is outermost, instead of dp? (1 would mean that the
-# order does not matter.)
+# **Predict.** How many times as many bytes leave a host if tp is outermost, instead of dp? (1 would mean that the order
+# does not matter.)
 
 # %%
 my_prediction = 1.0
@@ -347,11 +349,15 @@ tables.Table(["parameters", "GB per GPU on 4 hosts", "hosts for the model state"
 # | messages, bubble | those of the schedule |
 # | dp | gradients (and with ZeRO-3 parameters), as far as they do not hide behind computation |
 #
-# Which layout would train the 70B model on our 32 GPUs, with 256 sequences per step?
+# **Predict.** Which tp does the search choose for the 70B model on our 32 GPUs, with 256 sequences per step? (1 would
+# mean no tensor parallelism, and 8 the whole host.)
+
+# %%
+my_tp = 0
 
 # %%
 found = search(job, cluster)
-print(found.why())
+print(f"predicted TP {my_tp}\n{found.why()}")
 assert found.best.fits and found.best.layout.tp < 8
 found.table()
 
@@ -374,8 +380,10 @@ assert rows[0][-1] == "does not fit" and float(rows[0][3]) > 137
 tables.Table(["GPUs", "parameters per GPU", "best layout", "GB per GPU", "MFU"], rows)
 
 # %% [markdown]
-# On eight GPUs, nothing fits: 16Ψ/8 bytes are 138 GB, however they are divided. From 16 GPUs on, 70B can be trained.
-# More GPUs do not need more splitting, but less: with many replicas, ZeRO-3 alone divides the state.
+# On 8 GPUs, nothing fits: 16Ψ/8 bytes are 138 GB, however they are divided. On 16, half of that is left, but
+# activations need more than the 3 GB between 69 and the 72 GB that we allow. So you need more GPUs, or have to move the
+# optimizer state to the CPU (chapter 11). With more GPUs, the search splits the model *less*: when there are many
+# replicas, ZeRO-3 divides the state.
 
 # %% [markdown]
 # ## How far can we trust the planner?
@@ -397,13 +405,26 @@ scores.table()
 # the planner is too optimistic, and each time it shows what it leaves out:
 #
 # - **ZeRO-3 in 2021.** These steps took 1.3 to 4.3 times as long as predicted. With 768 and with 1,536 GPUs, they took
-#   equally long, so they waited for the network, at about 16 GB/s per GPU. The planner assumes rings that use all
-#   adapters of a host. So do not take its preference for ZeRO-3 over hundreds of GPUs at face value.
+#   equally long, 67 s, so they waited for the network. Three times 349 GB of parameters in 67 s are 16 GB/s. The
+#   planner assumes rings that use all eight adapters of a host, which have 192 GB/s.
 # - **Thousands of GPUs.** In MegaScale, the error grows with the cluster. The authors found stragglers there.
 # - **Other software and hardware.** MT-NLG used DeepSpeed's pipeline. torchtitan's H100s had a power limit of 500 W
 #   instead of 700 W, and half of those runs were not compiled.
 #
-# Before you trust an estimate, measure one configuration on your own cluster. Try some layouts:
+# So do not take the preference for ZeRO-3 over hundreds of GPUs at face value. What would the search choose on 1,024
+# GPUs without it, as Megatron does?
+
+# %%
+found = search(Job(llama, 1024), a100_hosts(128), zero_stages=(0, 1))
+print(f"{found.why()}\nMFU {found.mfu:.0%}")
+assert found.best.layout.pp > 1 and found.best.layout.tp <= 8
+
+# %% [markdown]
+# Now it needs a pipeline, and the estimate is a little slower. If the real network is slower than assumed, this one is
+# the safer choice. Before you trust an estimate, measure one configuration on your own cluster.
+#
+# In the next figure, you can choose a layout yourself. The fastest one is shown below it. Does TP 8 × PP 4 fit, and
+# what makes it slower?
 
 # %% tags=["nbval-ignore-output"]
 widgets.layout_chooser("Llama-2 70B", gpus=32, tp=8, pp=1, zero_stage=1, checkpointing="full")
@@ -411,8 +432,8 @@ widgets.layout_chooser("Llama-2 70B", gpus=32, tp=8, pp=1, zero_stage=1, checkpo
 # %% [markdown]
 # ## Four well-known runs
 #
-# The next table compares what is commonly claimed about four runs with what their papers say
-# (`shared/planner/named.py` has the sections), and with the planner:
+# The next table compares what is commonly claimed about four runs with what their papers say (`shared/planner/named.py`
+# has the sections), and with the planner:
 
 # %%
 named.table()
@@ -425,8 +446,8 @@ named.table()
 # %% [markdown]
 # ## Two mistakes that raise no error
 #
-# **A norm over the mesh.** To clip gradients, we need the norm of the whole gradient. Adding up the squares of all ranks
-# of a replica seems right. But norms and positions are replicated along tp, so they count tp times. And a tied
+# **A norm over the mesh.** To clip gradients, we need the norm of the whole gradient. Adding up the squares of all
+# ranks of a replica seems right. But norms and positions are replicated along tp, so they count tp times. And a tied
 # embedding is on the first *and* on the last stage. The next cell compares both sums with one process:
 
 
@@ -469,34 +490,73 @@ assert math.isclose(right, expected, rel_tol=1e-9) and wrong > 1.1 * expected
 
 # %%
 # %%ranks --timeout 300
-def losses_with(sizes, group_of):
-    trainer = Train3D(TinyGPT(config), sizes)
+def losses_with(dp, group_of):
+    trainer = Train3D(TinyGPT(config), {"dp": dp, "pp": 1, "tp": 4})
     trainer.average_over = group_of(trainer.mesh)
     return [trainer.step(*batch_of(2 * step)) for step in range(40)]
 
 
 curves = {
-    "right": losses_with({"dp": 2, "pp": 1, "tp": 4}, lambda mesh: mesh.get_group("dp")),
-    "averaged over tp": losses_with({"dp": 2, "pp": 1, "tp": 4}, lambda mesh: mesh.get_group("tp")),
-    "None, with dp = 1": losses_with({"dp": 1, "pp": 1, "tp": 8}, lambda mesh: None),
+    "right": losses_with(2, lambda mesh: mesh.get_group("dp")),
+    "averaged over tp": losses_with(2, lambda mesh: mesh.get_group("tp")),
 }
 
-# %%
+# %% tags=["nbval-ignore-output"]
 curves = ranks.pull("curves")[0]
+with ranks.world(4):
+    broken = ranks.run(lambda: losses_with(1, lambda mesh: None), timeout_s=200)
+curves["None, with dp = 1"] = broken[0]
 last = {name: sum(losses[-5:]) / 5 for name, losses in curves.items()}
 print({name: round(loss, 3) for name, loss in last.items()})
 assert min(last["averaged over tp"], last["None, with dp = 1"]) > 1.02 * last["right"]
 plots.loss_curves(curves)
 
 # %% [markdown]
-# All three train. But in both broken runs, ranks of a tp group average gradients of *different* heads, so all heads get
-# the same update. In the first one, the replicas also drift apart. The same check finds both: compare the losses with
-# those of one process, on every axis alone and on all of them together.
+# All three begin with the same loss, and fall. But in both broken runs, the ranks of a tp group average gradients of
+# *different* shards, so all shards get the same update. In the first one, the replicas also drift apart. One check
+# finds both mistakes: compare the losses with those of one process, with every axis alone and with all of them
+# together.
 
 # %% [markdown]
 # ## The production version
 #
-# torchtitan composes the same pieces of torch, in the same order:
+# torch composes the same pieces on a mesh: `parallelize_module` along tp (chapter 13), and `fully_shard` along dp
+# (chapter 10). Each parameter becomes a DTensor, which knows its placement on both axes. So torch's `clip_grad_norm_`
+# counts everything once. The next cell compares it with one process:
+
+# %%
+# %%ranks
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import parallel as styles
+
+
+def mlp():
+    block = TinyGPT(config).blocks[0]
+    return nn.Sequential(block.up, nn.GELU(), block.down)
+
+
+mesh = init_device_mesh(device.type, (2, 4), mesh_dim_names=("dp", "tp"))
+plan = {"0": styles.ColwiseParallel(), "2": styles.RowwiseParallel()}
+torchs, alone = styles.parallelize_module(mlp(), mesh["tp"], plan), mlp()
+fully_shard(torchs, mesh=mesh["dp"])
+x = torch.randn(16, 64, generator=torch.Generator().manual_seed(0))
+alone(x).square().mean().backward()
+torchs(x.chunk(2)[mesh.get_local_rank("dp")]).square().mean().backward()
+norms = [
+    torch.nn.utils.clip_grad_norm_(torchs.parameters(), 1.0).full_tensor().item(),
+    torch.nn.utils.clip_grad_norm_(alone.parameters(), 1.0).item(),
+]
+print(f"placements of the weight of up, along dp and tp: {torchs[0].weight.placements}")
+
+# %%
+norms = ranks.pull("norms")[0]
+print(f"norm with torch {norms[0]:.6f}, in one process {norms[1]:.6f}")
+assert math.isclose(*norms, rel_tol=1e-5)
+
+# %% [markdown]
+# (The strided placement says that tp has split the rows first, and dp the rest.) Here is how torchtitan and Megatron
+# name what you have used:
 #
 # | here | torchtitan | Megatron-LM |
 # |---|---|---|
@@ -505,7 +565,7 @@ plots.loss_curves(curves)
 # | `Pipeline` | `torch.distributed.pipelining` | `--pipeline-model-parallel-size` |
 # | `mean_over_ranks_`, `ZeRO1` | `fully_shard` over dp | `--use-distributed-optimizer` |
 # | dp follows from the rest | `data_parallel_shard_degree = -1` | world size / (tp · pp) |
-# | norm with each parameter once | DTensor knows placements; a further sum over pp | `clip_grads.py` |
+# | norm with each parameter once | DTensors, and a sum over pp | `optimizer/clip_grads.py` |
 #
 # All of them have a fourth axis for long sequences, context parallelism (cp), and one for experts.
 
@@ -518,7 +578,7 @@ plots.loss_curves(curves)
 # | What limits tp? | the ranks of a host | NVLink: usually the 8 GPUs of a host |
 # | Who needs which batch? | every rank has it all | only the first and the last stage; all tp ranks get the same |
 # | What hides dp? | nothing | buckets during the last backward |
-# | What is pp for? | fewer bytes between hosts | models that do not fit with tp and ZeRO, or batches with few sequences |
+# | What is pp for? | fewer bytes between hosts | models that do not fit with tp and ZeRO, or small batches |
 
 # %% [markdown]
 # ## Recap

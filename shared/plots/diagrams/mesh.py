@@ -15,7 +15,9 @@ def mesh_3d() -> Figure:
     lefts, top = (0.25, 5.05), 1.2
     for replica, left in enumerate(lefts):
         drawing.box(left, top, *box_in, facecolor="none", edgecolor="black", linewidth=1.4, linestyle="--")
-        drawing.text(left + 0.1, top + 0.22, f"host {replica}: replica {replica} (dp = {replica})", weight="bold", ha="left")
+        drawing.text(
+            left + 0.1, top + 0.22, f"host {replica}: replica {replica} (dp = {replica})", weight="bold", ha="left"
+        )
         for stage in (0, 1):
             y = top + 0.55 + stage * (_RANK_IN[1] + _GAP_IN[1])
             for part in (0, 1):
