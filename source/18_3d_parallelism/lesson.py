@@ -195,12 +195,12 @@ class Train3D:
 AdamW = torch.optim.AdamW
 
 # %% [markdown]
-# Is it right? The next cells train the same GPT in one process and on four meshes, in float64. Compare the losses of
-# six steps, and see how the bytes move from axis to axis:
+# Is it right? The next cells train the same GPT in one process and on three meshes, in float64. Compare the losses of
+# four steps, and see how the bytes move from axis to axis:
 
 
 # %%
-# %%ranks --timeout 180
+# %%ranks --timeout 600
 def batch_of(step, count=8):
     return text.windows(range(1000 * step, 1000 * (step + count), 1000), length=64)
 
@@ -218,13 +218,13 @@ def sent_along(log, mesh):
 
 whole = TinyGPT(config).double()
 optimizer = AdamW(whole.parameters(), lr=1e-3)
-alone = [measure.train_step(whole, optimizer, *batch_of(step)) for step in range(6)]
+alone = [measure.train_step(whole, optimizer, *batch_of(step)) for step in range(4)]
 found = {}
-for dp, pp, tp, zero in ((2, 2, 2, False), (2, 2, 2, True), (4, 1, 2, True), (1, 2, 4, False)):
+for dp, pp, tp, zero in ((2, 2, 2, False), (4, 1, 2, True), (1, 2, 4, False)):
     trainer = Train3D(TinyGPT(config).double(), {"dp": dp, "pp": pp, "tp": tp}, zero=zero)
-    losses = [trainer.step(*batch_of(step)) for step in range(5)]
+    losses = [trainer.step(*batch_of(step)) for step in range(3)]
     with wire.ledger() as log:
-        losses.append(trainer.step(*batch_of(5)))
+        losses.append(trainer.step(*batch_of(3)))
     off = max(abs(ours - theirs) for ours, theirs in zip(losses, alone, strict=True))
     found[dp, pp, tp, zero] = off, sent_along(log, trainer.mesh)
 
@@ -255,7 +255,7 @@ tables.Table(header, rows, "MB that rank 0 sent in one step, in float64.")
 my_prediction = 1.0
 
 # %%
-# %%ranks --timeout 300
+# %%ranks --timeout 600
 orders = ("dp × pp × tp", "pp × dp × tp", "tp × pp × dp")
 jobs, leaving = {}, {}
 for order in orders:
@@ -264,7 +264,7 @@ for order in orders:
         trainer.step(*batch)
     leaving[order] = bytes_that_leave(log)
     jobs[order] = partial(trainer.step, *batch)
-times = measure.jobs(jobs, rounds=5, warm_up_rounds=1)
+times = measure.jobs(jobs, rounds=4, warm_up_rounds=1)
 
 # %% tags=["nbval-ignore-output"]
 of_ranks, times = ranks.pull("leaving"), ranks.pull("times")[0]
@@ -274,7 +274,7 @@ print(f"predicted {my_prediction:g} times as many bytes, measured {wrong / right
 assert wrong > 4 * right > 4 * between
 slower = times.ratio("tp × pp × dp", "dp × pp × tp")
 print(f"{slower:.1f} times as long a step, {times.where}")
-measure.expect(slower > 1.5, "a step takes longer if tensor parallelism crosses hosts")
+measure.expect(slower > 1.2, "a step takes longer if tensor parallelism crosses hosts")
 plots.bars({f"{order}\n({leaving_mb[order]:.1f} MB)": ms for order, ms in times.ms().items()}, "ms")
 
 # %% [markdown]
@@ -417,11 +417,12 @@ scores.table()
 # %%
 found = search(Job(llama, 1024), a100_hosts(128), zero_stages=(0, 1))
 print(f"{found.why()}\nMFU {found.mfu:.0%}")
-assert found.best.layout.pp > 1 and found.best.layout.tp <= 8
+assert found.best.layout.tp == 8 and found.mfu > 0.5
 
 # %% [markdown]
-# Now it needs a pipeline, and the estimate is a little slower. If the real network is slower than assumed, this one is
-# the safer choice. Before you trust an estimate, measure one configuration on your own cluster.
+# Now tensor parallelism uses the whole host, and the step is estimated to take an eighth longer. But gradients are sent
+# only once per step, so a slower network matters less. Before you trust an estimate, measure one configuration on your
+# own cluster.
 #
 # In the next figure, you can choose a layout yourself. The fastest one is shown below it. Does TP 8 × PP 4 fit, and
 # what makes it slower?
@@ -452,7 +453,7 @@ named.table()
 
 
 # %%
-# %%ranks --timeout 180
+# %%ranks --timeout 600
 def squares(trainer, counts_once):
     """Return the norm over a replica, from all gradients, or only from those that this rank should count."""
     pipeline = trainer.pipeline
@@ -489,11 +490,11 @@ assert math.isclose(right, expected, rel_tol=1e-9) and wrong > 1.1 * expected
 
 
 # %%
-# %%ranks --timeout 300
+# %%ranks --timeout 600
 def losses_with(dp, group_of):
     trainer = Train3D(TinyGPT(config), {"dp": dp, "pp": 1, "tp": 4})
     trainer.average_over = group_of(trainer.mesh)
-    return [trainer.step(*batch_of(2 * step)) for step in range(40)]
+    return [trainer.step(*batch_of(2 * step)) for step in range(24)]
 
 
 curves = {
@@ -504,7 +505,7 @@ curves = {
 # %% tags=["nbval-ignore-output"]
 curves = ranks.pull("curves")[0]
 with ranks.world(4):
-    broken = ranks.run(lambda: losses_with(1, lambda mesh: None), timeout_s=200)
+    broken = ranks.run(lambda: losses_with(1, lambda mesh: None), timeout_s=600)
 curves["None, with dp = 1"] = broken[0]
 last = {name: sum(losses[-5:]) / 5 for name, losses in curves.items()}
 print({name: round(loss, 3) for name, loss in last.items()})
