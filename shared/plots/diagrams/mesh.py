@@ -9,10 +9,10 @@ _RANK_IN, _GAP_IN = (1.0, 0.5), (1.1, 0.8)  # the size of a rank, and the gap be
 
 def mesh_3d() -> Figure:
     """Draw a mesh of 2 × 2 × 2 ranks on two hosts. Each host has a replica: two stages of two tensor-parallel ranks."""
-    drawing = Drawing(9.2, 5.0, "A mesh of dp × pp × tp = 2 × 2 × 2: tp innermost, dp outermost")
+    drawing = Drawing(9.0, 5.0, "A mesh of dp × pp × tp = 2 × 2 × 2: tp innermost, dp outermost")
     drawing.code(0.15, 0.62, 'init_device_mesh("cuda", (2, 2, 2), mesh_dim_names=("dp", "pp", "tp"))', ha="left")
     box_in = (3.9, 2.55)
-    lefts, top = (0.25, 5.05), 1.2
+    lefts, top = (0.2, 4.9), 1.2
     for replica, left in enumerate(lefts):
         drawing.box(left, top, *box_in, facecolor="none", edgecolor="black", linewidth=1.4, linestyle="--")
         drawing.text(
@@ -44,7 +44,7 @@ def mesh_3d() -> Figure:
         y = top + box_in[1] + 0.4 + 0.33 * index
         drawing.text(0.3, y, axis, weight="bold", ha="left")
         drawing.text(0.75, y, what, ha="left")
-        drawing.code(8.95, y, groups, ha="right")
+        drawing.code(8.8, y, groups, ha="right")
     return drawing.finish()
 
 
