@@ -101,7 +101,8 @@ class Parallel3D(nn.Module):
     ):
         super().__init__()
         self.dp_group, self.zero_stage = mesh.get_group("dp"), zero_stage
-        self.replicas, self.tp_size = mesh["dp"].size(), mesh["tp"].size()
+        self.replicas = dist.get_world_size(self.dp_group)
+        self.tp_size = dist.get_world_size(mesh.get_group("tp"))
         self.pipeline = split_model(model, mesh, schedule, micro_batches)
         self.stage = nn.ModuleList(self.pipeline.chunks)
         names = sharded_names(self.stage)

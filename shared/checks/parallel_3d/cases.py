@@ -3,6 +3,7 @@
 The ranks import this module.
 """
 
+import math
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -43,7 +44,7 @@ class Plan:
     tp: int = 1
     zero_stage: int = 0
     schedule: str = "1f1b"
-    micro_batches: int = 2
+    micro_batches: int = 3
     samples: int = 1
     model: Model = PLAIN
     frozen: str = ""
@@ -116,10 +117,19 @@ class Plan:
         own = [p for index in self.layers_of(self.on(rank)["pp"]) for p in chain[index].parameters()]
         return {names[parameter]: parameter for parameter in own}
 
+    @staticmethod
+    def is_padded(name: str) -> bool:
+        """Tell whether a parameter has a row per token, so that its shards are padded to the same size."""
+        return "token_embedding" in name or ".output." in name
+
+    def shape_of(self, name: str, whole: torch.Tensor, rank: int) -> list[int]:
+        """Return the shape of a rank's shard, with padding."""
+        return list(self.shard_of(name, whole, 0 if self.is_padded(name) else rank).shape)  # rank 0 has the most rows
+
     def shard_of(self, name: str, whole: torch.Tensor, rank: int) -> torch.Tensor:
         """Return a rank's shard of a parameter or its gradient, without padding."""
         index, heads = self.on(rank)["tp"], self.model.heads
-        if "token_embedding" in name or ".output." in name:
+        if self.is_padded(name):
             rows = -(-len(whole) // self.tp)
             return whole[index * rows : (index + 1) * rows]
         if ".query_key_value." in name:
@@ -130,12 +140,8 @@ class Plan:
 
     def held_bytes(self, rank: int) -> int:
         """Return the bytes of a rank's parameters, with the padding of the vocabulary."""
-        total = 0
-        for name, whole in self.names_on(rank, gpt_layers(self.build_model(0))).items():
-            padded = "token_embedding" in name or ".output." in name
-            shard = self.shard_of(name, whole, 0 if padded else rank)  # rank 0 has the most rows
-            total += shard.nbytes
-        return total
+        parameters = self.names_on(rank, gpt_layers(self.build_model(0)))
+        return sum(p.itemsize * math.prod(self.shape_of(name, p, rank)) for name, p in parameters.items())
 
 
 def mesh_of(plan: Plan) -> DeviceMesh:

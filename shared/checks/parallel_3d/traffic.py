@@ -79,9 +79,9 @@ def _hint_on_bytes(axis: str, found: float, expected: float, sizes: dict[str, in
 
 
 def small_meshes(attempt: Attempt) -> None:
-    shape = draw_shape(attempt, 4)
-    plain = [{"dp": 2, "pp": 1, "tp": 1}, {"dp": 1, "pp": 2, "tp": 1}, {"dp": 1, "pp": 1, "tp": 2}]
-    judge_step_bytes(attempt, [(shape, sizes, 4) for sizes in plain])
+    shape = draw_shape(attempt, 3)
+    plain = [{"dp": 3, "pp": 1, "tp": 1}, {"dp": 1, "pp": 3, "tp": 1}, {"dp": 1, "pp": 1, "tp": 3}]
+    judge_step_bytes(attempt, [(shape, sizes, 6) for sizes in plain])
 
 
 def drawn_meshes(attempt: Attempt) -> None:
@@ -128,13 +128,14 @@ def judge_leaving_bytes(attempt: Attempt, asked: list[tuple]) -> None:
             if own is None or not math.isclose(own, expected[axis], rel_tol=_EXACT, abs_tol=_EXACT):
                 shown = "nothing" if own is None else f"{own:,.0f} bytes"
                 message = f"{context}: {shown} along {axis}, expected {expected[axis]:,.0f} bytes"
-                raise Wrong(message, _hint_on_leaving(case, ranks_per_host, host, axis, own))
+                raise Wrong(message, _hint_on_leaving(case, ranks_per_host, host, axis, found))
 
 
-def _hint_on_leaving(case: tuple, ranks_per_host: int, host: int, axis: str, own: float | None) -> str:
-    if own is not None and host and math.isclose(own, leaving_of(case, ranks_per_host, 0)[axis], rel_tol=_EXACT):
+def _hint_on_leaving(case: tuple, ranks_per_host: int, host: int, axis: str, found: dict[str, float]) -> str:
+    of_host_0 = leaving_of(case, ranks_per_host, 0)
+    if host and all(math.isclose(found.get(each, -1), of_host_0[each], rel_tol=_EXACT) for each in AXES):
         return "That is what leaves host 0. Hint: which ranks does this host have?"
-    if own and not leaving_of(case, ranks_per_host, host)[axis]:
+    if found.get(axis) and not leaving_of(case, ranks_per_host, host)[axis]:
         return "Nothing leaves the host along this axis. Hint: on which host is each destination?"
     return "Hint: do you count a rank once for each destination on another host, and no other destination?"
 
@@ -152,6 +153,8 @@ def drawn_hosts(attempt: Attempt) -> None:
         count = math.prod(case[1].values())
         ranks_per_host = attempt.random.choice([each for each in range(1, count + 1) if count % each == 0])
         asked.append((case, ranks_per_host, attempt.random.randrange(count // ranks_per_host)))
+    middle = draw_shape(attempt, 4), {"dp": 2, "pp": 4, "tp": 1}, 8
+    asked.append((middle, 1, 1))  # both neighbors of this host's stage are on other hosts
     large = replace(SHAPES["Llama-2 70B"], context=512)
     asked.append(((large, {"dp": 2, "pp": 2, "tp": 8}, 64), 8, attempt.random.randrange(4)))
     judge_leaving_bytes(attempt, asked)
