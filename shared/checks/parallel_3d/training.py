@@ -490,7 +490,7 @@ def each_axis_sends_what_it_has_to(attempt: Attempt) -> None:
         plan = replace(drawn(attempt, Plan(**sizes, steps=1)), micro_batches=attempt.random.randint(2, 3))
         judge_traffic(train(attempt, plan))
         if sizes["dp"] > 1 and sizes["pp"] == 1:
-            judge_traffic(train(attempt, replace(plan, zero_stage=1, max_norm=CLIPS)))
+            judge_traffic(train(attempt, replace(plan, zero_stage=1)))
 
 
 # -- memory
@@ -575,3 +575,5 @@ def clipping_sends_one_element(attempt: Attempt) -> None:
             if sent > 3 * 8:
                 message = f"{trained.plan}: clip_grad_norm_() sends {sent:,} bytes, expected one element"
                 raise Wrong({rank: message}, "Hint: what can a rank add up before it sends?")
+    zero_1 = Plan(dp=2, tp=attempt.world_size // 2, zero_stage=1, max_norm=CLIPS, steps=1)
+    judge_traffic(train(attempt, drawn(attempt, zero_1)))  # the gradients are averaged in clipping, and only there
