@@ -36,6 +36,7 @@ OF_ONE_SIZE = {
     "training_memory": diagrams.training_memory,
     "unit_states": diagrams.unit_states,
     "hybrid_mesh": diagrams.hybrid_mesh,
+    "mesh_3d": diagrams.mesh_3d,
     "atomic_save": diagrams.atomic_save,
     "background_save": diagrams.background_save,
     "split_matrix": diagrams.split_matrix,

@@ -12,6 +12,7 @@ from shared.plots.diagrams.collectives import collective, tree_broadcast
 from shared.plots.diagrams.hosts import hybrid_mesh
 from shared.plots.diagrams.layouts import placements, tiled_weight
 from shared.plots.diagrams.memory import deferred_init, training_memory
+from shared.plots.diagrams.mesh import mesh_3d
 from shared.plots.diagrams.ranks import data_parallelism, processes
 from shared.plots.diagrams.sharding import bucket_owners, zero1_step
 from shared.plots.diagrams.tensor import conjugate_operators, sequence_parallel, split_matrix
@@ -29,6 +30,7 @@ __all__ = [
     "exposed_communication",
     "hooks",
     "hybrid_mesh",
+    "mesh_3d",
     "placements",
     "processes",
     "sequence_parallel",
