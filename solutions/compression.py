@@ -140,7 +140,7 @@ class Int8(Compressor):
         own = unsent[rank * numel : (rank + 1) * numel]
         own += (total - dequantize(*unpack(shard)))[: len(own)]
         gathered = torch.empty_like(message)
-        yield launch_all_gather(gathered, shard, bucket.group)
+        yield launch_all_gather(gathered.view(-1), shard, bucket.group)
 
         bucket.flat.copy_(dequantize(*unpack(gathered)).view(-1)[: unsent.numel()])
 
@@ -163,8 +163,8 @@ class TopK(Compressor):
         unsent[indices] = 0
         all_values = values.new_empty(world_size, count)
         all_indices = indices.new_empty(world_size, count, dtype=torch.int32)
-        first = launch_all_gather(all_values, values, bucket.group)
-        second = launch_all_gather(all_indices, indices.int(), bucket.group)
+        first = launch_all_gather(all_values.view(-1), values, bucket.group)
+        second = launch_all_gather(all_indices.view(-1), indices.int(), bucket.group)
         yield first
         yield second
 

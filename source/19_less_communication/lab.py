@@ -15,8 +15,8 @@
 # - `TopK` sends only the largest elements (19.4),
 # - `PowerSGD` sends two thin matrices instead of a large one (19.5).
 #
-# All of them use **error feedback**, which you write in 19.2: a rank keeps whatever it has not sent, and adds it to the
-# gradients of the next step.
+# All of them use **error feedback**, which you write in 19.2: a rank keeps whatever it has not sent, and adds it to
+# the gradients of the next step.
 #
 # Each exercise has a check. No check judges how long anything takes.
 
@@ -170,8 +170,8 @@ def unpack(message: Tensor) -> tuple[Tensor, Tensor]:
 # So nothing is ever lost: all gradients so far equal everything that was applied so far, plus what is still unsent.
 #
 # A compressor may need several collectives, and has to wait for one before it can launch the next. So its method
-# `exchange(bucket)` is a *generator*. It launches a collective, and yields its handle. When you continue the generator,
-# it expects that this collective is complete.
+# `exchange(bucket)` is a *generator*. It launches a collective, and yields its handle. When you continue the
+# generator, it expects that this collective is complete.
 #
 # ```python
 # def exchange(self, bucket):
@@ -279,7 +279,8 @@ class Compressor:
 # 7. Dequantize all N sums, and copy them into `flat`, without the padding.
 #
 # - In steps 3 and 6, send integers and scales in one message: `pack(*quantize(…))` and `dequantize(*unpack(…))`.
-# - `all_to_all(rows, group)` and `launch_all_gather(flat, shard, group)` (lab 01) launch the collectives.
+# - `all_to_all(rows, group)` and `launch_all_gather(flat, shard, group)` (lab 01) launch the collectives. `flat` has
+#   one dimension: if `gathered` has a row per rank, pass `gathered.view(-1)`.
 # - Every rank must end up with the same bits, also in the shard that it has added up itself.
 # - `Bucket.pack` has divided the gradients by N already, so the sum is the mean.
 #
@@ -344,7 +345,7 @@ class Int8(Compressor):
         own = unsent[rank * numel : (rank + 1) * numel]
         own += (total - dequantize(*unpack(shard)))[: len(own)]
         gathered = torch.empty_like(message)
-        yield launch_all_gather(gathered, shard, bucket.group)
+        yield launch_all_gather(gathered.view(-1), shard, bucket.group)
 
         bucket.flat.copy_(dequantize(*unpack(gathered)).view(-1)[: unsent.numel()])
         ### END SOLUTION
@@ -356,8 +357,8 @@ check.Int8()
 # %% [markdown]
 # ## Exercise 19.4 · The largest elements (10 min, 3 points)
 #
-# `TopK(ratio)` sends only the elements of `unsent` with the largest absolute values, for example 1% of them. All others
-# stay unsent, so they add up until they are among the largest.
+# `TopK(ratio)` sends only the elements of `unsent` with the largest absolute values, for example 1% of them. All
+# others stay unsent, so they add up until they are among the largest.
 #
 # Each rank chooses its own elements, so it has to send their indices, too. And because the indices differ, the values
 # cannot be all-reduced. Each rank gathers all values and all indices instead.
@@ -366,14 +367,15 @@ check.Int8()
 # - Set them to zero in `unsent`, before the first `yield`.
 # - Launch two all-gathers, of the values (in the dtype of `unsent`) and of the indices (in int32), with
 #   `launch_all_gather(flat, shard, group)`. Both may be in flight together.
-# - Add up what you got from the ranks *in the order of the ranks*, so that every rank gets the same bits. Two ranks may
-#   have sent the same index.
+# - Add up what you got from the ranks *in the order of the ranks*, so that every rank gets the same bits. Two ranks
+#   may have sent the same index.
 #
 # Target: (N−1) · 8 bytes for each element that is sent, if the gradients are in float32.
 #
 # <details><summary>Hint 1: how do I find the indices?</summary>
 #
-# `tensor.topk(k).indices` has the indices of the k largest elements, in int64. Of which tensor do you want the largest?
+# `tensor.topk(k).indices` has the indices of the k largest elements, in int64. Of which tensor do you want the
+# largest?
 # </details>
 # <details><summary>Hint 2: how do I add values at indices?</summary>
 #
@@ -403,8 +405,8 @@ class TopK(Compressor):
         unsent[indices] = 0
         all_values = values.new_empty(world_size, count)
         all_indices = indices.new_empty(world_size, count, dtype=torch.int32)
-        first = launch_all_gather(all_values, values, bucket.group)
-        second = launch_all_gather(all_indices, indices.int(), bucket.group)
+        first = launch_all_gather(all_values.view(-1), values, bucket.group)
+        second = launch_all_gather(all_indices.view(-1), indices.int(), bucket.group)
         yield first
         yield second
 

@@ -27,6 +27,6 @@ class Int8(right.Compressor):
         total = dequantized(received).sum(0)
         shard = right.pack(*right.quantize(total))
         gathered = torch.empty_like(message)
-        yield right.launch_all_gather(gathered, shard, bucket.group)
+        yield right.launch_all_gather(gathered.view(-1), shard, bucket.group)
 
         bucket.flat.copy_(dequantized(gathered).view(-1)[: unsent.numel()])

@@ -16,5 +16,5 @@ class Int8(right.Compressor):
         message = right.pack(*right.quantize(nn.functional.pad(unsent, (0, numel - unsent.numel()))))
         unsent -= right.dequantize(*right.unpack(message))[: unsent.numel()]
         gathered = message.new_empty(world_size, len(message))
-        yield right.launch_all_gather(gathered, message, bucket.group)
+        yield right.launch_all_gather(gathered.view(-1), message, bucket.group)
         bucket.flat.copy_(right.dequantize(*right.unpack(gathered)).sum(0)[: unsent.numel()])

@@ -28,6 +28,6 @@ class Int8(right.Compressor):
         own = unsent[rank * numel : (rank + 1) * numel]
         own += (total - dequantized(shard))[: len(own)]
         gathered = total.new_empty(world_size, numel)
-        yield right.launch_all_gather(gathered, dequantized(shard), bucket.group)
+        yield right.launch_all_gather(gathered.view(-1), dequantized(shard), bucket.group)
 
         bucket.flat.copy_(gathered.view(-1)[: unsent.numel()])

@@ -29,7 +29,7 @@ class Int8(right.Compressor):
         own = unsent[rank * numel : (rank + 1) * numel]
         own += (total - dequantized(shard))[: len(own)]
         gathered = torch.empty_like(message)
-        yield right.launch_all_gather(gathered, shard, bucket.group)
+        yield right.launch_all_gather(gathered.view(-1), shard, bucket.group)
 
         result = dequantized(gathered)
         result[rank] = total

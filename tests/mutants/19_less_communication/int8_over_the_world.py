@@ -29,6 +29,6 @@ class Int8(right.Compressor):
         own = unsent[rank * numel : (rank + 1) * numel]
         own += (total - dequantized(shard))[: len(own)]
         gathered = torch.empty_like(message)
-        yield right.launch_all_gather(gathered, shard, bucket.group)
+        yield right.launch_all_gather(gathered.view(-1), shard, bucket.group)
 
         bucket.flat.copy_(dequantized(gathered).view(-1)[: unsent.numel()])

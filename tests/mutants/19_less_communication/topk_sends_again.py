@@ -20,8 +20,8 @@ class TopK(right.Compressor):
         values = unsent[indices]
         all_values = values.new_empty(world_size, count)
         all_indices = indices.new_empty(world_size, count, dtype=torch.int32)
-        first = right.launch_all_gather(all_values, values, bucket.group)
-        second = right.launch_all_gather(all_indices, indices.int(), bucket.group)
+        first = right.launch_all_gather(all_values.view(-1), values, bucket.group)
+        second = right.launch_all_gather(all_indices.view(-1), indices.int(), bucket.group)
         yield first
         yield second
 
