@@ -284,7 +284,7 @@ class Compressor:
 # - Every rank must end up with the same bits, also in the shard that it has added up itself.
 # - `Bucket.pack` has divided the gradients by N already, so the sum is the mean.
 #
-# Target: a rank sends 2(N−1)/N · (1 + 4/256) bytes per element. That is 3.94 times less than with float32.
+# Target: a rank sends 2(N−1)/N · (1 + 4/256) bytes per element. That is 3.94 times fewer than with float32.
 #
 # The first check runs one bucket on two ranks. The others try outliers, gradients that would overflow, and what is
 # still unsent after many steps.
@@ -372,6 +372,8 @@ check.Int8()
 #
 # Target: (N−1) · 8 bytes for each element that is sent, if the gradients are in float32.
 #
+# The checks compare every element with one process that does the same, in one step, and then over many steps.
+#
 # <details><summary>Hint 1: how do I find the indices?</summary>
 #
 # `tensor.topk(k).indices` has the indices of the k largest elements, in int64. Of which tensor do you want the
@@ -457,7 +459,10 @@ check.TopK()
 # - Keep the Q for the next step in `bucket.memory`.
 # - What is not compressed is sent completely, so nothing of it stays in `unsent`.
 #
-# Target: an all-reduce of r(n + m) elements for each matrix, and of the other elements.
+# Target: all-reduces of r(n + m) elements for each matrix, and of the other elements.
+#
+# In the first step of each check, ΣM has the rank r, although the ranks' own matrices do not. So P·Qᵀ must be equal to
+# ΣM, whatever the first Q was. After that, every step is compared with one process.
 #
 # <details><summary>Hint 1: what do I subtract from M?</summary>
 #

@@ -34,10 +34,14 @@ def sum_of(owner: int) -> list[float]:
     return [sum(each) for each in zip(*received, strict=True)]
 
 
+def _number(value: float, form: str = "g") -> str:
+    return f"{value:{form}}".replace("-", "−")
+
+
 def quantized_all_reduce() -> Figure:
     """Draw an all-reduce of int8: an all-to-all, a sum in float32, and an all-gather."""
-    drawing = Drawing(8.8, 6.1, "An all-reduce that sends only 8-bit integers and their scales")
-    tops = (0.6, 1.5, 2.75, 3.55, 4.75)
+    drawing = Drawing(8.8, 6.5, "An all-reduce that sends only 8-bit integers and their scales")
+    tops = (1.0, 1.9, 3.15, 3.95, 5.15)
     titles = ("gradients and unsent", "rounded", "received", "sum, rounded again", "result")
     notes = (
         "float32",
@@ -49,28 +53,28 @@ def quantized_all_reduce() -> Figure:
     drawing.name_rows(*[(top + 0.05, title, note) for top, title, note in zip(tops, titles, notes, strict=True)])
     for rank in range(RANKS):
         left = 2.6 + 3.15 * rank
-        drawing.rank_label(left + 1.05, 0.12, rank, height=0.3)
+        drawing.rank_label(left + 0.88, 0.5, rank)
         for index, value in enumerate(GRADIENTS[rank]):
-            drawing.cell(left + _CELL[0] * index, tops[0], f"{value:g}", (rank,), _CELL)
+            drawing.cell(left + _CELL[0] * index, tops[0], _number(value), (rank,), _CELL)
         _draw_shards(drawing, left, tops[1], shards_of(rank), [(rank,)] * RANKS)
         for peer in range(RANKS):
             integers, scale = shards_of(peer)[rank]
             for index, integer in enumerate(integers):
                 at = left + _CELL[0] * (index + 2 * peer)
-                drawing.cell(at, tops[2], f"{integer}", (peer,), _CELL)
+                drawing.cell(at, tops[2], _number(integer), (peer,), _CELL)
             drawing.text(left + _CELL[0] * (2 * peer + 1), tops[2] + 0.5, f"· {scale:.3f}", "note")
         owned = quantized(sum_of(rank))
         for index, integer in enumerate(owned[0]):
-            drawing.cell(left + _CELL[0] * (index + 1), tops[3], f"{integer}", (0, 1), _CELL)
+            drawing.cell(left + _CELL[0] * (index + 1), tops[3], _number(integer), (0, 1), _CELL)
         drawing.text(left + _CELL[0] * 2, tops[3] + 0.5, f"· {owned[1]:.3f}", "note")
         result = [value for owner in range(RANKS) for value in values_of(quantized(sum_of(owner)))]
         for index, value in enumerate(result):
-            drawing.cell(left + _CELL[0] * index, tops[4], f"{value:.2f}", (0, 1), _CELL)
-    drawing.collective(2.6, 2.3, 5.63, "all-to-all: rank r gets every rank's r-th shard", 0.32)
-    drawing.collective(2.6, 4.3, 5.63, "all-gather", 0.32)
+            drawing.cell(left + _CELL[0] * index, tops[4], _number(value, ".2f"), (0, 1), _CELL)
+    drawing.collective(2.6, 2.7, 5.63, "all-to-all: rank r gets every rank's r-th shard", 0.32)
+    drawing.collective(2.6, 4.7, 5.63, "all-gather", 0.32)
     drawing.text(
         0.15,
-        5.5,
+        5.9,
         "What rounding has changed stays unsent: the first error on the rank that has rounded its "
         "gradients,\nthe second one on the rank that has added up the shard.",
         "note",
@@ -83,7 +87,7 @@ def quantized_all_reduce() -> Figure:
 def _draw_shards(drawing: Drawing, left: float, top: float, shards: list[Quantized], ranks: list[tuple]) -> None:
     for number, ((integers, scale), owners) in enumerate(zip(shards, ranks, strict=True)):
         for index, integer in enumerate(integers):
-            drawing.cell(left + _CELL[0] * (index + 2 * number), top, f"{integer}", owners, _CELL)
+            drawing.cell(left + _CELL[0] * (index + 2 * number), top, _number(integer), owners, _CELL)
         drawing.text(left + _CELL[0] * (2 * number + 1), top + 0.5, f"· {scale:.3f}", "note")
 
 
@@ -113,22 +117,22 @@ def top_k() -> Figure:
         top = 0.65 + 0.5 * rank
         drawing.rank_label(left - 0.8, top, rank, height=size[1])
         for index, value in enumerate(values):
-            drawing.cell(left + size[0] * index, top, f"{value}", (rank,) if index in largest(rank) else (), size)
+            drawing.cell(left + size[0] * index, top, _number(value), (rank,) if index in largest(rank) else (), size)
     drawing.collective(left, 1.85, size[0] * 8, "", 0.5)
     at = left + 0.12
     for rank in range(RANKS):
         for index in largest(rank):
-            drawing.cell(at, 1.92, f"[{index}] {UNSENT[rank][index]}", (rank,), (1.05, size[1]))
+            drawing.cell(at, 1.92, f"[{index}] {_number(UNSENT[rank][index])}", (rank,), (1.05, size[1]))
             at += 1.2
     for index in range(len(UNSENT[0])):
         senders = tuple(rank for rank in range(RANKS) if index in largest(rank))
         total = sum(UNSENT[rank][index] for rank in senders)
-        drawing.cell(left + size[0] * index, 2.72, f"{total}", senders, size)
+        drawing.cell(left + size[0] * index, 2.72, _number(total), senders, size)
     for rank, values in enumerate(UNSENT):
         top = 3.4 + 0.5 * rank
         drawing.rank_label(left - 0.8, top, rank, height=size[1])
         for index, value in enumerate(values):
-            drawing.cell(left + size[0] * index, top, "0" if index in largest(rank) else f"{value}", (), size)
+            drawing.cell(left + size[0] * index, top, "0" if index in largest(rank) else _number(value), (), size)
     return drawing.finish()
 
 
@@ -196,7 +200,7 @@ STEPS = 8
 def local_sgd(inner_steps: int = 4) -> Figure:
     """Draw two ranks that exchange gradients in every step, and two that exchange parameters every few steps."""
     drawing = Drawing(8.8, 4.0, f"Exchanging in every step, or every {inner_steps} steps")
-    left, width, gap = 2.45, 0.52, 0.23
+    left, width, gap = 2.6, 0.5, 0.23
     for top, name, note, every in (
         (0.65, "Data parallelism", "exchanges gradients", 1),
         (2.25, "Local SGD", "exchanges parameters", inner_steps),
@@ -204,7 +208,7 @@ def local_sgd(inner_steps: int = 4) -> Figure:
         drawing.name_rows((top + 0.15, name, note))
         for rank in range(RANKS):
             y, x = top + 0.6 * rank, left
-            drawing.rank_label(1.65 + 0.02, y, rank, width=0.7, height=0.42)
+            drawing.rank_label(1.82, y, rank, width=0.7, height=0.42)
             for step in range(STEPS):
                 drawing.span(x, y, width, 0.42, "step", facecolor=COMPUTE)
                 x += width
@@ -213,11 +217,11 @@ def local_sgd(inner_steps: int = 4) -> Figure:
                     if rank == 0:
                         drawing.box(x + 0.03, top - 0.05, gap - 0.06, 1.12, **style)
                     x += gap
-    drawing.box(2.45, 3.6, 0.17, 0.26, facecolor="white", edgecolor=MESSAGE, linewidth=1.8, zorder=1)
+    drawing.box(left, 3.6, 0.17, 0.26, facecolor="white", edgecolor=MESSAGE, linewidth=1.8, zorder=1)
     drawing.text(
-        2.75,
+        2.9,
         3.73,
-        "an all-reduce of Ψ elements. Between two of them, the ranks of the lower half have different parameters.",
+        "an all-reduce of Ψ elements. Between them, parameters differ in local SGD.",
         "note",
         ha="left",
     )
