@@ -17,8 +17,10 @@ def loss_against_bytes(runs: dict[str, tuple[float, Sequence[float]]]) -> Figure
         runs: For each name, the bytes that a rank sends per step, and the loss of each step.
     """
     figure, axes = new_axes(6.4, 3.6)
+    highest = 0.0
     for index, (name, (step_bytes, losses)) in enumerate(runs.items()):
         means = [sum(losses[at : at + MEAN_OF]) / MEAN_OF for at in range(0, len(losses) - MEAN_OF + 1, MEAN_OF)]
+        highest = max(highest, 1.1 * means[0])  # the loss of a run that diverges leaves the figure
         sent_mb = [(at + 1) * MEAN_OF * step_bytes / 1e6 for at in range(len(means))]
         axes.plot(
             sent_mb,
@@ -29,7 +31,7 @@ def loss_against_bytes(runs: dict[str, tuple[float, Sequence[float]]]) -> Figure
             markevery=max(1, len(means) // 6),
             label=name,
         )
-    axes.set(xscale="log", xlabel="MB sent by a rank so far", ylabel=f"loss, mean of {MEAN_OF} steps")
+    axes.set(xscale="log", ylim=(0, highest), xlabel="MB sent by a rank so far", ylabel=f"loss, mean of {MEAN_OF} steps")
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_formatter(NullFormatter())

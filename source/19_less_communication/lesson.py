@@ -354,12 +354,21 @@ def split_like(message, tensors):
 # %% [markdown]
 # ## What the loss costs in bytes
 #
-# Does it train? We train a small GPT with each method, and with top-k without error feedback.
+# Does it train? We train a small network on digits, with SGD and momentum. One of the runs is top-k without error
+# feedback.
 
 
 # %%
 # %%ranks --timeout 300
-small = GPTConfig(vocab_size=text.vocab_size)
+from shared.data import digits
+from shared.models import MLP
+
+images, labels = digits()
+
+
+class Classifier(MLP):
+    def forward(self, images, labels):
+        return nn.functional.cross_entropy(super().forward(images), labels)
 
 
 def forgetful(bucket, exchange):
@@ -370,12 +379,13 @@ def forgetful(bucket, exchange):
 def batches(steps):
     draws = torch.Generator().manual_seed(rank)
     for _ in range(steps):
-        yield text.windows(torch.randint(len(text.tokens) - 65, (4,), generator=draws), 64)
+        picked = torch.randint(len(images), (24,), generator=draws)
+        yield images[picked], labels[picked]
 
 
-def trained(model, steps=150):
+def trained(model, steps=200):
     """Return the bytes that a rank has sent per step, and the mean loss of each step."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     with wire.ledger() as log:
         losses = [measure.train_step(model, optimizer, *batch) for batch in batches(steps)]
     return log.sent_bytes / steps, mean_over_ranks(losses)
@@ -397,12 +407,12 @@ exchanges = {
     "PowerSGD, r = 2": partial(power_sgd, r=2),
 }
 runs = {
-    name: trained(OverlappedDDP(TinyGPT(small), compressor=Compressor(exchange)))
+    name: trained(OverlappedDDP(Classifier(), compressor=Compressor(exchange)))
     for name, exchange in exchanges.items()
 }
 
 # %% [markdown]
-# In the figure, all lines end after 150 steps. How far to the left of fp32 does each of them end, and how much higher?
+# In the figure, all lines end after 200 steps. How far to the left of fp32 does each of them end, and how much higher?
 
 # %% tags=["nbval-ignore-output"]
 runs = ranks.pull("runs")[0]
@@ -413,25 +423,26 @@ rows = [
 ]
 print(tables.Table(["", "kB sent per step", "times fewer", "last loss"], rows))
 assert max(last[name] for name in ("bf16", "INT8")) < last["fp32"] + 0.05
-assert last["top 1%"] < last["top 1%, no feedback"] - 0.1
+assert last["top 1%"] < last["top 1%, no feedback"]
 compression_plots.loss_against_bytes(runs)
 
 # %% [markdown]
-# bf16 and INT8 reach the loss of fp32. With 1% of the elements, training is slower, and without error feedback, much
-# slower: most elements are never sent. How much compression a model tolerates has to be tried.
+# bf16 and INT8 reach the loss of fp32. With 1% of the elements, training is slower, and without error feedback, it is
+# slower still. How much compression a model tolerates has to be tried, and so has the optimizer: the theory of error
+# feedback is about SGD. Adam divides each element by its recent size, so an element that is sent rarely, but with all
+# that has added up, is scaled wrongly. 1-bit Adam therefore begins without compression, and then keeps Adam's variance
+# fixed (Tang et al. 2021).
 
 # %% [markdown]
 # ## When compression makes a step slower
 #
-# Fewer bytes save time only if communication is exposed, and rounding, sorting and multiplying take less time than
-# they save. The next cell times a step of the large GPT behind the link of 1 Gbit/s, and without a link, over
-# loopback.
+# Fewer bytes save time only if communication is exposed, and if rounding, sorting and multiplying take less time than
+# they save. The next cell times a step of the large GPT behind links of 0.2 and 1 Gbit/s, and over loopback.
 #
-# **Predict.** By what factor does INT8 change the time of a step, on the link and over loopback? 1 would mean not at
-# all.
+# **Predict.** By what factor does INT8 change the time of a step, on each of them? 1 would mean not at all.
 
 # %%
-my_prediction = {"link": 1.0, "loopback": 1.0}
+my_prediction = {"0.2 Gbit/s": 1.0, "1 Gbit/s": 1.0, "loopback": 1.0}
 
 # %%
 # %%ranks --timeout 300
@@ -442,27 +453,29 @@ for name in ("fp32", "bf16", "INT8", "top 1%", "PowerSGD, r = 2"):
         model(*sample).backward()
         model.finish_gradient_sync()
     sent_mb[name] = log.sent_bytes / 1e6
-over_loopback = measure.jobs(jobs, rounds=7)
-with measure.behind_link("1gbit", latency_ms=0.1):
-    on_link = measure.jobs(jobs, rounds=7)
+times = {}
+for name, rate in {"0.2 Gbit/s": "200mbit", "1 Gbit/s": "1gbit"}.items():
+    with measure.behind_link(rate, latency_ms=0.1):
+        times[name] = measure.jobs(jobs, rounds=5)
+times["loopback"] = measure.jobs(jobs, rounds=5)
 
 # %% tags=["nbval-ignore-output"]
-on_link, over_loopback, sent_mb = (
-    ranks.pull(n)[0] for n in ("on_link", "over_loopback", "sent_mb")
-)
+times, sent_mb = ranks.pull("times")[0], ranks.pull("sent_mb")[0]
 rows = [
-    [name, f"{mb:.2f}", *(f"{times.ms()[name]:.0f}" for times in (on_link, over_loopback))]
+    [name, f"{mb:.2f}", *(f"{measured.ms()[name]:.0f}" for measured in times.values())]
     for name, mb in sent_mb.items()
 ]
-factors = [times.ratio("INT8", "fp32") for times in (on_link, over_loopback)]
-print(f"INT8: predicted {my_prediction}, measured {factors[0]:.2f} and {factors[1]:.2f}")
-measure.expect(factors[0] < 0.95, "INT8 is faster on the link")
-measure.expect(factors[1] > 1.0, "INT8 is slower over loopback")
-tables.Table(["", "MB sent", "step on the link, ms", "step over loopback, ms"], rows)
+for where, predicted in my_prediction.items():
+    factor = times[where].ratio("INT8", "fp32")
+    print(f"INT8, {where}: predicted {predicted:g}, measured {factor:.2f}")
+slowest = max(times["loopback"].ratio(name, "fp32") for name in sent_mb)
+measure.expect(times["0.2 Gbit/s"].ratio("INT8", "fp32") < 0.8, "INT8 is faster on a slow link")
+measure.expect(slowest > 1.05, "some compression makes a step slower over loopback")
+tables.Table(["", "MB sent", *(f"step, ms: {where}" for where in times)], rows)
 
 # %% [markdown]
-# On the slow link, a step gets faster, but by less than the bytes suggest, because a part of the communication was
-# hidden anyway. Over loopback, compression costs more than it saves. Here, the ranks also share cores, but the same
+# On the slowest link, a step gets faster, but by less than the bytes suggest, because a part of the communication was
+# hidden anyway. Over loopback, compression can cost more than it saves. Here, the ranks also share cores, but the same
 # happens on clusters: of more than 200 setups in a data center, compression made only 6 faster than optimized data
 # parallelism (Agarwal et al., MLSys 2022). A user of torch's hook for PowerSGD on 4 hosts with V100 reached a speedup
 # of 5.46 on 8 GPUs, and blamed its two all-reduces, which have to wait for each other (pytorch issue 74148).
@@ -490,10 +503,10 @@ diagrams.local_sgd()
 
 # %%
 # %%ranks --timeout 300
-def local_steps(inner_steps=10, steps=150, sign=1, in_place=True, **outer_options):
+def local_steps(inner_steps=10, steps=200, sign=1, in_place=True, **outer_options):
     """Return the bytes sent per step, the mean losses, and a sum that tells this rank's parameters from others."""
-    model = TinyGPT(small)
-    inner = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    model = Classifier()
+    inner = torch.optim.AdamW(model.parameters(), lr=1e-3)
     shared = [nn.Parameter(p.detach().clone()) for p in model.parameters()]
     outer, losses = torch.optim.SGD(shared, **outer_options), []
     with wire.ledger() as log:
@@ -529,7 +542,9 @@ assert sum(curves["wrong sign"][1][-20:]) > 1.2 * sum(curves["DiLoCo"][1][-20:])
 compression_plots.loss_against_bytes(curves)
 
 # %% [markdown]
-# With H = 10, a rank sends 10 times fewer bytes. The paper reports as good a model as without, with 500 times fewer.
+# With H = 10, a rank sends 10 times fewer bytes. This run has only 20 outer steps, in which the momentum overshoots,
+# so local SGD is ahead. The paper reports as good a model as without, with 500 times fewer bytes.
+#
 # The wrong sign is easy to see. The discarded result is not: the loss falls, because each rank trains a model of its
 # own. Only comparing the ranks' parameters shows it.
 
@@ -550,7 +565,7 @@ try:
     power.PowerSGDState(None, start_powerSGD_iter=1)
 except ValueError as error:
     print(error)
-ddp = DistributedDataParallel(TinyGPT(small))
+ddp = DistributedDataParallel(Classifier())
 state = power.PowerSGDState(None, 2, start_powerSGD_iter=2, min_compression_rate=1)
 ddp.register_comm_hook(state, power.powerSGD_hook)
 torchs = trained(ddp)
