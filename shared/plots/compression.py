@@ -31,7 +31,9 @@ def loss_against_bytes(runs: dict[str, tuple[float, Sequence[float]]]) -> Figure
             markevery=max(1, len(means) // 6),
             label=name,
         )
-    axes.set(xscale="log", ylim=(0, highest), xlabel="MB sent by a rank so far", ylabel=f"loss, mean of {MEAN_OF} steps")
+    axes.set(
+        xscale="log", ylim=(0, highest), xlabel="MB sent by a rank so far", ylabel=f"loss, mean of {MEAN_OF} steps"
+    )
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_formatter(NullFormatter())
