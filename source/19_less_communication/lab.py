@@ -271,7 +271,7 @@ class Compressor:
 # 1. Copy `unsent` into N rows, one per rank, and quantize them. Row r is the shard that rank r will add up. Each row
 #    has `shard_numel(bucket)` elements, which is a multiple of `BLOCK`. The rows are padded with zeros.
 # 2. Subtract the *dequantized* values from `unsent`, because these are what you send.
-# 3. Launch an **all-to-all**: rank r gets row r of every rank. Yield its handle.
+# 3. Launch an all-to-all: rank r gets row r of every rank. Yield its handle.
 # 4. Dequantize the N rows that you got, and add them up in float32. Quantize the sum.
 # 5. Rounding the sum has caused a second error, on this rank only. Add sum − dequantized sum to *this rank's shard* of
 #    `unsent`. So it will be sent in the next step.

@@ -179,7 +179,7 @@ assert ratios == [3.94, 1.97]
 diagrams.quantized_all_reduce()
 
 # %% [markdown]
-# With an **all-to-all**, each rank gets its own shard from all ranks. It adds the shards up in fp32, quantizes the
+# With an all-to-all, each rank gets its own shard from all ranks. It adds the shards up in fp32, quantizes the
 # sum, and all-gathers it. ZeRO++ replaces its reduce-scatter in this way, even with 4 bits (Wang et al. 2023).
 
 # %% [markdown]
@@ -618,7 +618,6 @@ assert abs(sum(torchs[1][-20:]) / 20 - last["PowerSGD, r = 2"]) < 0.15
 # - **quantize**: to round to few values. A quantized element is an integer times a scale.
 # - **scale**: the number that the integers of a quantized block are multiplied by.
 # - **error feedback**: adding what a rank has not sent in one step to its gradients of the next.
-# - **all-to-all**: a collective in which rank r gets the r-th part of every rank's tensor.
 # - **top-k**: compression that sends the k elements with the largest absolute values, and their indices.
 # - **PowerSGD**: compression of a matrix to a product of two thin ones, which can be all-reduced.
 # - **local SGD**: training in which ranks average their parameters every H optimizer steps.
