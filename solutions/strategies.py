@@ -31,9 +31,9 @@ Built = tuple[nn.Module, torch.optim.Optimizer]  # the model to call and the opt
 class Options:
     """How to build a strategy.
 
-    A strategy without buckets, units, prefetching, a schedule or a mesh ignores the options that tune them. Three
-    options, compute_dtype, group and param_groups, change the result of the training or the ranks that take part. So a
-    strategy accepts one of them only if `supports` lists it.
+    A strategy without buckets, units, prefetching, a schedule or a mesh ignores the options that tune them. Four
+    options, compute_dtype, group, param_groups and compressor, change the result of the training or the ranks that take
+    part. So a strategy accepts one of them only if `supports` lists it.
     """
 
     optimizer_cls: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW
@@ -51,6 +51,7 @@ class Options:
     pp: int = 0  # stages of a pipeline on a mesh; 0: as many as dp and tp leave ranks for
     tp: int = 1  # ranks that share each layer on a mesh
     zero_stage: int = 0  # over the replicas of a mesh: 0 or 1
+    compressor: object | None = None  # of the gradients, such as chapter 19's Int8()
 
     @property
     def bucket_options(self) -> dict[str, float]:
@@ -113,7 +114,7 @@ class Strategy:
         if reason := self.why_not():
             raise RuntimeError(reason)
         options = options or Options()
-        for name in ("compute_dtype", "group", "param_groups"):
+        for name in ("compute_dtype", "group", "param_groups", "compressor"):
             if getattr(options, name) is not None and name not in self.supports:
                 raise ValueError(f"strategy {self.name} does not support the option {name}")
         return self.wrap(module, options)
@@ -137,7 +138,9 @@ def bucketed_ddp(module: nn.Module, options: Options) -> Built:
 def overlapped_ddp(module: nn.Module, options: Options) -> Built:
     from solutions.overlapped_ddp import OverlappedDDP
 
-    return OverlappedDDP(module, group=options.group, **options.bucket_options), options.build_optimizer(module)
+    further = {} if options.compressor is None else {"compressor": options.compressor}
+    model = OverlappedDDP(module, group=options.group, **options.bucket_options, **further)
+    return model, options.build_optimizer(module)
 
 
 def zero1(module: nn.Module, options: Options) -> Built:
@@ -275,6 +278,7 @@ def deepspeed(module: nn.Module, options: Options, stage: int) -> Built:
 TRAINING_LOOP = frozenset({"accumulation", "float64"})
 WITH_GROUP = TRAINING_LOOP | {"group"}
 WITH_PARAM_GROUPS = WITH_GROUP | {"param_groups"}
+WITH_COMPRESSOR = WITH_PARAM_GROUPS | {"compressor"}
 
 
 def _course(wrap: Callable, title: str, chapter: int, stage: int, supports: frozenset, counterpart=None) -> Strategy:
@@ -313,7 +317,7 @@ STRATEGIES: dict[str, Strategy] = {
         _torch(ddp, "DDP, bucket view", stage=0),
         _course(manual_ddp, "ManualDDP", 2, stage=0, supports=WITH_PARAM_GROUPS),
         _course(bucketed_ddp, "BucketedDDP", 3, stage=0, supports=WITH_PARAM_GROUPS),
-        _course(overlapped_ddp, "OverlappedDDP", 4, stage=0, supports=WITH_PARAM_GROUPS, counterpart="ddp"),
+        _course(overlapped_ddp, "OverlappedDDP", 4, stage=0, supports=WITH_COMPRESSOR, counterpart="ddp"),
         _course(zero1, "ZeRO1", 7, stage=1, supports=WITH_PARAM_GROUPS, counterpart="zero_redundancy"),
         _course(zero2, "ZeRO2", 8, stage=2, supports=WITH_GROUP, counterpart="deepspeed2"),
         _course(zero3, "ZeRO3", 10, stage=3, supports=WITH_GROUP | {"compute_dtype"}, counterpart="fsdp2"),

@@ -2,6 +2,7 @@
 
     torchrun --nproc_per_node=2 -m solutions.train --strategy overlapped_ddp --model gpt --steps 100
     torchrun --nproc_per_node=8 -m solutions.train --model gpt --strategy 3d --dp 2 --pp 2 --tp 2 --zero-stage 1
+    torchrun --nproc_per_node=2 -m solutions.train --compress int8
     python -m solutions.train                                    # one process trains on the full batch
     torchrun --nnodes=2 --nproc_per_node=4 --rdzv_backend=c10d --rdzv_endpoint=HOST:29500 -m solutions.train
     ranks.run(train, Settings(strategy="bucketed_ddp"))          # in a notebook, on its running ranks
@@ -13,6 +14,7 @@ number of ranks.
 import argparse
 import contextlib
 import functools
+import importlib.util
 import json
 import os
 import statistics
@@ -30,14 +32,21 @@ from shared import memory, wire
 from shared.data.tasks import TASKS, Task
 from shared.wire.clock import Clock
 from solutions.process_group import UnequalHosts, join_process_group
-from solutions.strategies import STRATEGIES, Options
+from solutions.strategies import STRATEGIES, Options, Strategy
 
 # Measure only later steps: steps 0 and 1 allocate the optimizer state and the buckets, which DDP rebuilds after the
 # first backward.
 LEDGER_STEP, MEMORY_STEP, FIRST_TIMED_STEP = 2, 3, 4
 OPTIMIZERS = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble")
-CHOICES = {"strategy": STRATEGIES, "model": TASKS, "optimizer": OPTIMIZERS, "schedule": SCHEDULES}
+COMPRESSIONS = ("none", "int8", "topk", "powersgd")
+CHOICES = {
+    "strategy": STRATEGIES,
+    "model": TASKS,
+    "optimizer": OPTIMIZERS,
+    "schedule": SCHEDULES,
+    "compress": COMPRESSIONS,
+}
 
 
 @dataclass(frozen=True)
@@ -61,13 +70,22 @@ class Settings:
     zero_stage: int = 0  # over the replicas of a mesh: 0 or 1
     schedule: str = "1f1b"  # of a pipeline
     micro_batches: int = 8  # of a pipeline's batch, or of that of each replica on a mesh
+    compress: str = "none"  # how OverlappedDDP compresses gradients
 
     @property
     def options(self) -> Options:
         """Return the options to build the strategy with."""
         names = ("schedule", "micro_batches", "dp", "pp", "tp", "zero_stage")
-        chosen = {name: getattr(self, name) for name in names}
+        chosen = {name: getattr(self, name) for name in names} | {"compressor": self.compressor()}
         return Options(OPTIMIZERS[self.optimizer], {"lr": self.learning_rate}, self.bucket_cap_mb, **chosen)
+
+    def compressor(self):
+        """Return a new compressor, or None if gradients are sent as they are."""
+        if self.compress == "none":
+            return None
+        from solutions.compression import Int8, PowerSGD, TopK
+
+        return {"int8": Int8, "topk": lambda: TopK(ratio=0.05), "powersgd": lambda: PowerSGD(rank=4)}[self.compress]()
 
     def check(self, world_size: int) -> None:
         """Check that these settings can be trained with on world_size ranks.
@@ -83,6 +101,8 @@ class Settings:
             raise ValueError(reason)
         if self.accumulate > 1 and "accumulation" not in strategy.supports:
             raise ValueError(f"strategy {self.strategy} takes one micro-batch per step, got {self.accumulate}")
+        if self.compress != "none":
+            self.check_compression(strategy)
         if self.double and "float64" not in strategy.supports:
             raise ValueError(f"strategy {self.strategy} keeps its weights in fp32: it cannot train in double precision")
         if self.steps <= FIRST_TIMED_STEP:
@@ -106,6 +126,19 @@ class Settings:
             raise ValueError("bf16 and double cannot be combined: choose one of them")
         if strategy.is_pipelined:
             self.check_pipeline(world_size)
+
+    def check_compression(self, strategy: Strategy) -> None:
+        """Check that this strategy's gradients can be compressed.
+
+        Raises:
+            ValueError: If they cannot. The message is one sentence.
+        """
+        if "compressor" not in strategy.supports:
+            names = ", ".join(name for name, each in STRATEGIES.items() if "compressor" in each.supports)
+            raise ValueError(f"strategy {self.strategy} cannot compress gradients: use compress with {names}")
+        if importlib.util.find_spec("solutions.compression") is None:
+            needed = "solutions.compression, the finished module of lab 19"
+            raise ValueError(f"compress={self.compress} needs {needed}")
 
     def check_pipeline(self, world_size: int) -> None:
         """Check the settings of a pipeline.

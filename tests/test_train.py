@@ -196,6 +196,16 @@ def test_a_step_sends_each_gradient_once_however_many_micro_batches_it_has(four_
         assert (summary.world_size, summary.parameters) == (4, sum(each.numel() for each in parameters))
 
 
+@pytest.mark.chapter("less_communication")
+@pytest.mark.parametrize("compress", ["int8", "topk", "powersgd"])
+def test_compressed_gradients_train_and_send_less(four_ranks, compress):
+    settings = Settings(steps=40, compress=compress)
+    plain = ranks.run(trained, replace(settings, compress="none"))[0][0]
+    for summary, _ in ranks.run(trained, settings):
+        assert summary.sent_mb_per_step < 0.3 * plain.sent_mb_per_step
+        assert summary.loss_last < 0.5 * summary.loss_first and summary.losses != plain.losses
+
+
 @pytest.mark.parametrize(("strategy", "passes"), SHARDING.items())
 def test_sharding_sends_what_the_formula_says(four_ranks, strategy, passes):
     """Allow one percent, because shards are padded to equal lengths."""
@@ -247,6 +257,8 @@ def test_bf16_learns_and_keeps_float32_weights(four_ranks, strategy):
         ),
         (Settings(strategy="3d", model="gpt", bf16=True), "it cannot use bf16"),
         (Settings(strategy="tp", model="gpt", tp=2), "strategy tp has no mesh: dp, tp and zero_stage are for"),
+        (Settings(compress="int9"), "there is no compress 'int9': choose one of none, int8, topk, powersgd"),
+        (Settings(strategy="zero1", compress="int8"), "zero1 cannot compress .* use compress with overlapped_ddp"),
         (Settings(bf16=True, double=True), "bf16 and double cannot be combined"),
         (Settings(strategy="deepspeed2", accumulate=2), "strategy deepspeed2 takes one micro-batch per step, got 2"),
         (Settings(strategy="deepspeed2", double=True), "it cannot train in double precision"),

@@ -9,6 +9,7 @@ mechanism: what a rank holds after a collective, and the time at which a bucket 
 from shared.plots.diagrams.backward import buckets, exposed_communication, hooks
 from shared.plots.diagrams.checkpoints import atomic_save, background_save
 from shared.plots.diagrams.collectives import collective, tree_broadcast
+from shared.plots.diagrams.compression import local_sgd, low_rank, quantized_all_reduce, top_k
 from shared.plots.diagrams.hosts import hybrid_mesh
 from shared.plots.diagrams.layouts import placements, tiled_weight
 from shared.plots.diagrams.memory import deferred_init, training_memory
@@ -30,12 +31,16 @@ __all__ = [
     "exposed_communication",
     "hooks",
     "hybrid_mesh",
+    "local_sgd",
+    "low_rank",
     "mesh_3d",
     "placements",
     "processes",
+    "quantized_all_reduce",
     "sequence_parallel",
     "split_matrix",
     "tiled_weight",
+    "top_k",
     "training_memory",
     "tree_broadcast",
     "unit",
