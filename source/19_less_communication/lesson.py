@@ -359,7 +359,7 @@ def split_like(message, tensors):
 
 
 # %%
-# %%ranks --timeout 300
+# %%ranks
 from shared.data import digits
 from shared.models import MLP
 
@@ -397,6 +397,8 @@ def mean_over_ranks(losses):
     return (total / world_size).tolist()
 
 
+# %%
+# %%ranks --timeout 300
 one_percent = partial(top_k, share=0.01)
 exchanges = {
     "fp32": fp32,

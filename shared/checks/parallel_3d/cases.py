@@ -13,13 +13,12 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.framework import Attempt
-from shared.checks.tensor_parallel.cases import TOKENS
-from shared.checks.tensor_parallel.models import Model
+from shared.checks.models.small_gpts import TOKENS, SmallGPT
 from shared.models import TinyGPT, gpt_layers
 
 AXES = ("dp", "pp", "tp")
 STEPS = 3
-PLAIN = Model()
+PLAIN = SmallGPT()
 _ADAM = {"lr": 1e-2, "eps": 1e-3}  # with a larger eps, a gradient near 0 does not become a step of size lr
 _SGD = {"lr": 0.5}
 
@@ -46,7 +45,7 @@ class Plan:
     schedule: str = "1f1b"
     micro_batches: int = 3
     samples: int = 1
-    model: Model = PLAIN
+    model: SmallGPT = PLAIN
     frozen: str = ""
     adam: bool = False
     max_norm: float | None = None

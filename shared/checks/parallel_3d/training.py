@@ -11,9 +11,8 @@ from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import close, first_difference
 from shared.checks.engine.footprint import living_bytes, settled_bytes
 from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.models.small_gpts import TOKENS, SmallGPT
 from shared.checks.parallel_3d.cases import AXES, STEPS, Plan, Step, drawn, layouts, mesh_of, one_process
-from shared.checks.tensor_parallel.cases import TOKENS
-from shared.checks.tensor_parallel.models import Model
 from shared.models import gpt_layers
 from shared.wire import instrumentation
 from shared.wire.instrumentation import Call
@@ -345,7 +344,7 @@ def schedules_and_models(attempt: Attempt) -> None:
     for sizes in layouts(attempt.world_size):
         if sizes["dp"] == 1:
             schedule = attempt.random.choice(("gpipe", "zero_bubble"))
-            model = attempt.random.choice((Model(tied=False, alike=True), Model(biases=True)))
+            model = attempt.random.choice((SmallGPT(tied=False, alike=True), SmallGPT(biases=True)))
             judge_training(train_alone(attempt, drawn(attempt, Plan(**sizes, schedule=schedule, model=model, steps=2))))
 
 
@@ -371,7 +370,7 @@ def zero_1_trains(attempt: Attempt) -> None:
 
 def awkward_models_train(attempt: Attempt) -> None:
     """Try models without a tie, with biases, and with frozen parameters, and gradients of two batches."""
-    cases = (Model(tied=False, biases=True), ""), (Model(), "norm"), (Model(), "position")
+    cases = (SmallGPT(tied=False, biases=True), ""), (SmallGPT(), "norm"), (SmallGPT(), "position")
     for index, (model, frozen) in enumerate(cases):
         sizes = attempt.random.choice([each for each in layouts(attempt.world_size) if each["dp"] < 4])
         plan = drawn(attempt, Plan(**sizes, model=model, frozen=frozen, batches=2, steps=2))
@@ -509,7 +508,7 @@ def probe_memory(parallel_cls, plan: Plan, most_bytes: int, seed: int, batches: 
 
 def each_rank_holds_its_part(attempt: Attempt) -> None:
     """Measure parameters, gradients and optimizer state: 4 numbers per own parameter, or 2 + 2/dp with ZeRO-1."""
-    model = Model(layers=2, head_width=6, vocabulary=12 * attempt.random.randint(15, 20))
+    model = SmallGPT(layers=2, head_width=6, vocabulary=12 * attempt.random.randint(15, 20))
     for sizes, zero_stage in (
         ({"dp": 2, "tp": 2}, 0),
         ({"dp": 2, "tp": 2}, 1),
@@ -555,10 +554,10 @@ def norms_with_zero_1(attempt: Attempt) -> None:
 def awkward_norms(attempt: Attempt) -> None:
     """Try biases that tp ranks share, frozen parameters, gradients that need no clipping, and no tie."""
     cases = (
-        (Model(biases=True, tied=False), "", CLIPS),
-        (Model(tied=False, alike=True), "norm", CLIPS),
-        (Model(), "position", CLIPS),
-        (Model(), "", LEAVES),
+        (SmallGPT(biases=True, tied=False), "", CLIPS),
+        (SmallGPT(tied=False, alike=True), "norm", CLIPS),
+        (SmallGPT(), "position", CLIPS),
+        (SmallGPT(), "", LEAVES),
     )
     for index, (model, frozen, max_norm) in enumerate(cases):
         sizes = attempt.random.choice([each for each in layouts(attempt.world_size) if each["tp"] > 1])
