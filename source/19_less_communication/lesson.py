@@ -476,12 +476,12 @@ measure.expect(slowest > 1.05, "some compression makes a step slower over loopba
 tables.Table(["", "MB sent", *(f"step, ms: {where}" for where in times)], rows)
 
 # %% [markdown]
-# On the slowest link, bf16 saves time, because rounding to it costs almost nothing. INT8, top-k and PowerSGD send
-# fewer bytes, but they compute more, on cores that the four ranks share. With faster links, this costs more than it
-# saves. The same happens on clusters: of more than 200 setups in a data center, compression made only 6 faster than
-# optimized data parallelism (Agarwal et al., MLSys 2022). A user of torch's hook for PowerSGD on 4 hosts with V100
-# reached a speedup of 5.46 on 8 GPUs, and blamed its two all-reduces, which have to wait for each other (pytorch issue
-# 74148).
+# In our run, everything saved time on the slowest link. bf16 also did at 1 Gbit/s, because rounding to it costs almost
+# nothing. INT8, top-k and PowerSGD send fewer bytes, but they compute more, on cores that the four ranks share. With
+# faster links, this costs more than it saves. The same happens on clusters: of more than 200 setups in a data center,
+# compression made only 6 faster than optimized data parallelism (Agarwal et al., MLSys 2022). A user of torch's hook
+# for PowerSGD on 4 hosts with V100 reached a speedup of 5.46 on 8 GPUs, and blamed its two all-reduces, which have to
+# wait for each other (pytorch issue 74148).
 
 # %% [markdown]
 # ## Sending less often
