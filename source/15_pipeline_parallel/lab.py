@@ -3,7 +3,6 @@
 #   course:
 #     module: pipeline
 #     minutes: 70
-#     draft: true
 # ---
 
 # %% [markdown]

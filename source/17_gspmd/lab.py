@@ -3,7 +3,6 @@
 #   course:
 #     module: gspmd
 #     minutes: 75
-#     draft: true
 # ---
 
 # %% [markdown]
