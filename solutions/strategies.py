@@ -143,6 +143,15 @@ def overlapped_ddp(module: nn.Module, options: Options) -> Built:
     return model, options.build_optimizer(module)
 
 
+def build_compressor(name: str):
+    """Build a compressor of chapter 19 by its name on the command line, or return None for "none"."""
+    if name == "none":
+        return None
+    from solutions.compression import Int8, PowerSGD, TopK
+
+    return {"int8": Int8, "topk": lambda: TopK(ratio=0.05), "powersgd": lambda: PowerSGD(rank=4)}[name]()
+
+
 def zero1(module: nn.Module, options: Options) -> Built:
     from solutions.manual_ddp import broadcast_state
     from solutions.zero1 import ZeRO1

@@ -32,7 +32,7 @@ from shared import memory, wire
 from shared.data.tasks import TASKS, Task
 from shared.wire.clock import Clock
 from solutions.process_group import UnequalHosts, join_process_group
-from solutions.strategies import STRATEGIES, Options, Strategy
+from solutions.strategies import STRATEGIES, Options, Strategy, build_compressor
 
 # Measure only later steps: steps 0 and 1 allocate the optimizer state and the buckets, which DDP rebuilds after the
 # first backward.
@@ -76,16 +76,8 @@ class Settings:
     def options(self) -> Options:
         """Return the options to build the strategy with."""
         names = ("schedule", "micro_batches", "dp", "pp", "tp", "zero_stage")
-        chosen = {name: getattr(self, name) for name in names} | {"compressor": self.compressor()}
+        chosen = {name: getattr(self, name) for name in names} | {"compressor": build_compressor(self.compress)}
         return Options(OPTIMIZERS[self.optimizer], {"lr": self.learning_rate}, self.bucket_cap_mb, **chosen)
-
-    def compressor(self):
-        """Return a new compressor, or None if gradients are sent as they are."""
-        if self.compress == "none":
-            return None
-        from solutions.compression import Int8, PowerSGD, TopK
-
-        return {"int8": Int8, "topk": lambda: TopK(ratio=0.05), "powersgd": lambda: PowerSGD(rank=4)}[self.compress]()
 
     def check(self, world_size: int) -> None:
         """Check that these settings can be trained with on world_size ranks.
