@@ -176,7 +176,7 @@ def zero3(module: nn.Module, options: Options) -> Built:
     return model, options.build_optimizer(model)
 
 
-def tp(module: nn.Module, options: Options, sequence_parallel: bool = False) -> Built:
+def tensor_parallel(module: nn.Module, options: Options, sequence_parallel: bool = False) -> Built:
     from shared.dryrun.decoder import Decoder
     from solutions.manual_ddp import broadcast_state
     from solutions.parallel_decoder import parallelize_decoder
@@ -197,7 +197,7 @@ class PipelinedModel(nn.Module):
         self.step = pipeline.step
 
 
-def pp(module: nn.Module, options: Options) -> Built:
+def pipeline_parallel(module: nn.Module, options: Options) -> Built:
     from shared.dryrun.decoder import Decoder, decoder_layers
     from shared.models import gpt_layers
     from solutions.manual_ddp import broadcast_state
@@ -300,14 +300,16 @@ def _torch(wrap: Callable, title: str, stage: int, needs: str | None = None, cha
 
 
 def _tensor_parallel(name: str, title: str, sequence_parallel: bool) -> Strategy:
-    wrap = functools.partial(tp, sequence_parallel=sequence_parallel)
+    wrap = functools.partial(tensor_parallel, sequence_parallel=sequence_parallel)
     needs = "solutions.tensor_parallel"
     return Strategy(name, title, "course", 0, wrap, WITH_PARAM_GROUPS, needs, chapter=13, splits_layers=True)
 
 
 def _pipeline_parallel() -> Strategy:
     needs, options = "solutions.pipeline", {"chapter": 15, "splits_layers": True, "is_pipelined": True}
-    return Strategy("pp", "pipeline parallelism", "course", 0, pp, frozenset({"float64", "group"}), needs, **options)
+    return Strategy(
+        "pp", "pipeline parallelism", "course", 0, pipeline_parallel, frozenset({"float64", "group"}), needs, **options
+    )
 
 
 def _three_d() -> Strategy:

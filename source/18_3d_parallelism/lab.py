@@ -98,6 +98,12 @@ def coordinates(rank: int, sizes: dict[str, int]) -> dict[str, int]:
     ### END SOLUTION
 
 
+# %% tags=["check"] grade_id="check-coordinates" points=1
+check.coordinates()
+
+
+# %% tags=["exercise", "export"] grade_id="ranks_along" module="layouts"
+# %%ranks
 def ranks_along(axis: str, rank: int, sizes: dict[str, int]) -> list[int]:
     """Return the ranks of the process group that a rank belongs to along an axis, in increasing order."""
 
@@ -110,8 +116,7 @@ def ranks_along(axis: str, rank: int, sizes: dict[str, int]) -> list[int]:
     ### END SOLUTION
 
 
-# %% tags=["check"] grade_id="check-coordinates" points=2
-check.coordinates()
+# %% tags=["check"] grade_id="check-ranks_along" points=1
 check.ranks_along()
 
 # %% [markdown]
@@ -242,7 +247,7 @@ def destinations(axis: str, rank: int, sizes: dict[str, int]) -> list[int]:
     return [group[(index + 1) % len(group)]] if len(group) > 1 else []
 
 
-# %% tags=["exercise", "export"] grade_id="leaving-bytes" module="layouts"
+# %% tags=["exercise", "export"] grade_id="step-bytes" module="layouts"
 # %%ranks
 def step_bytes(shape: ModelShape, sizes: dict[str, int], sequences: int) -> dict[str, float]:
     """Estimate what a rank of a middle stage sends in a step along each axis, to each destination."""
@@ -258,6 +263,12 @@ def step_bytes(shape: ModelShape, sizes: dict[str, int], sequences: int) -> dict
     ### END SOLUTION
 
 
+# %% tags=["check"] grade_id="check-step-bytes" points=1
+check.step_bytes()
+
+
+# %% tags=["exercise", "export"] grade_id="leaving-bytes" module="layouts"
+# %%ranks
 def leaving_bytes(
     shape: ModelShape, sizes: dict[str, int], sequences: int, ranks_per_host: int, host: int = 0
 ) -> dict[str, float]:
@@ -273,8 +284,7 @@ def leaving_bytes(
     ### END SOLUTION
 
 
-# %% tags=["check"] grade_id="check-leaving-bytes" points=3
-check.step_bytes()
+# %% tags=["check"] grade_id="check-leaving-bytes" points=2
 check.leaving_bytes()
 
 # %% [markdown]

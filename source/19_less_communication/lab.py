@@ -103,6 +103,12 @@ def quantize(values: Tensor) -> tuple[Tensor, Tensor]:
     ### END SOLUTION
 
 
+# %% tags=["check"] grade_id="check-quantize" points=1
+check.quantize()
+
+
+# %% tags=["exercise", "export"] grade_id="dequantize"
+# %%ranks
 def dequantize(integers: Tensor, scales: Tensor) -> Tensor:
     """Return the values that quantize() has rounded to, in float32.
 
@@ -125,9 +131,6 @@ for name, values in {"without": block, "with": with_outlier}.items():
     integers, scales = quantize(values)
     error = (dequantize(integers, scales) - values).abs().mean()
     print(f"{name} an outlier: scale {scales.item():.6f}, mean error {error:.6f}")
-
-# %% tags=["check"] grade_id="check-quantize" points=1
-check.quantize()
 
 # %% tags=["check"] grade_id="check-dequantize" points=1
 check.dequantize()
