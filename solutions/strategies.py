@@ -83,9 +83,8 @@ class Strategy:
     provider: str  # course, torch or deepspeed
     stage: int  # ZeRO stage. 0: nothing is sharded, 1: the optimizer state, 2: gradients too, 3: parameters too
     wrap: Callable[[nn.Module, Options], Built]
-    supports: frozenset[str] = (
-        frozenset()
-    )  # names of options; "accumulation" of micro-batches; "float64" throughout; a "mesh"
+    # Names of options; "accumulation" of micro-batches; "float64" throughout; a "mesh".
+    supports: frozenset[str] = frozenset()
     needs: str | None = None  # a module that a lab exports
     chapter: int | None = None  # the chapter of that lab
     counterpart: str | None = None  # the strategy of another provider that does the same
