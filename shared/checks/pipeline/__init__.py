@@ -83,8 +83,10 @@ sum_tied_gradients.check("AdamW", world_sizes=(2, 4))(training.adamw_equals_one_
 clip_grad_norm_.check("plain norm", world_sizes=(2,))(training.a_plain_norm_is_clipped)
 clip_grad_norm_.check("clipping")(training.clipping_equals_one_process)
 clip_grad_norm_.check("clipping many ties", world_sizes=(3, 4))(training.many_ties_are_counted_once)
-clip_grad_norm_.check("clipping group", world_sizes=(3, 4))(training.clipping_stays_in_its_group)
 clip_grad_norm_.check("one element", world_sizes=(2, 3))(training.clipping_sends_one_element)
+# The last one, because NCCL's pipelines form groups. torch names a group after the number of groups that a rank has, so
+# ranks of which only some have formed groups could not form the next one together.
+clip_grad_norm_.check("clipping group", world_sizes=(3, 4))(training.clipping_stays_in_its_group)
 
 zero_bubble.check("bubble and memory", world_sizes=(1,))(orders.weights_come_late)
 
