@@ -15,6 +15,9 @@ source say what to do with a cell:
     nbval-ignore-output    do not compare its output in tests, because it differs from run to run
     raises-exception       let it fail, and show the error
 
+JupyterLab folds the source of a cell that has `jupyter={"source_hidden": true}` beside its tags: given code that
+students need not read.
+
 The head of a script has these keys below `course:`
 
     module     the module that the lab builds; exported cells go into it by default

@@ -25,6 +25,9 @@ class Shard(Placement):
 
     dim: int
 
+    def __repr__(self) -> str:
+        return f"Shard({self.dim})"
+
 
 @dataclass(frozen=True)
 class Replicate(Placement):

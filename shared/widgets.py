@@ -11,7 +11,7 @@ it.)
 
 import io
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 
 import ipywidgets
 from IPython.display import display
@@ -19,8 +19,11 @@ from matplotlib.figure import Figure
 
 from shared import planner
 from shared.memory.lifetimes import Lifetimes
+from shared.planner.layouts import Job, Layout, a100_hosts
+from shared.planner.search import Found, search
 from shared.planner.shapes import SHAPES
 from shared.plots import buckets as bucket_plots
+from shared.plots import layouts as layout_plots
 from shared.plots import lifetimes as lifetime_plots
 from shared.plots import memory_plan as planner_plots
 from shared.plots import pipeline as pipeline_plots
@@ -142,6 +145,72 @@ def schedule_chooser(
     if magic.in_jupyterlab():
         display(chooser(draw, offered, given))
     return draw(**given)
+
+
+def layout_chooser(
+    model: str = "Llama-2 70B",
+    gpus: int = 32,
+    tp: int = 8,
+    pp: int = 1,
+    zero_stage: int = 1,
+    micro_batch: int = 1,
+    checkpointing: str = "full",
+    schedule: str = "1f1b",
+    sequences: int = 256,
+) -> Figure:
+    """Choose how to share a model among A100s, and see memory and time. Returns a figure of the given choice.
+
+    Below the choice, the figure shows the fastest layout that fits. An interleaved schedule has two chunks per stage.
+
+    Args:
+        gpus: The number of GPUs, in hosts of 8. The ranks that tp and pp leave over are replicas.
+        sequences: Per step, on all GPUs together.
+
+    Raises:
+        ValueError: If a choice is not offered.
+    """
+    offered = {
+        "model": [name for name, shape in SHAPES.items() if shape.parameters > 5e9],
+        "gpus": [8, 16, 32, 64, 128, 256, 512, 1024],
+        "tp": [1, 2, 4, 8, 16],
+        "pp": [1, 2, 4, 8, 16, 32],
+        "zero_stage": list(planner.STAGES),
+        "micro_batch": [1, 2, 4, 8],
+        "checkpointing": ["none", "full"],
+        "schedule": ["1f1b", "interleaved"],
+    }
+    values = (model, gpus, tp, pp, zero_stage, micro_batch, checkpointing, schedule)
+    given = dict(zip(offered, values, strict=True))
+    _check_offered(offered, given)
+    found = cache(lambda model, gpus: search(Job(SHAPES[model], sequences), a100_hosts(gpus // 8)))
+
+    def draw(*, model: str, gpus: int, tp: int, pp: int, schedule: str, **how) -> Figure:
+        layout = Layout(max(1, gpus // (tp * pp)), tp, pp, schedule=schedule, chunks=1 + (schedule != "1f1b"), **how)
+        try:
+            return compared(found(model, gpus), {"your choice": layout})
+        except ValueError as error:
+            return layout_plots.impossible(str(layout), str(error))
+
+    if magic.in_jupyterlab():
+        display(chooser(draw, offered, given))
+    return draw(**given)
+
+
+def compared(found: Found, named: dict[str, Layout]) -> Figure:
+    """Draw what some layouts need, and below them the fastest one that fits.
+
+    Raises:
+        ValueError: If a layout does not divide the model, the batch or the cluster.
+    """
+    candidates = {name: found.candidate(layout) for name, layout in named.items()}
+    title = f"{found.job.shape.name} on {found.cluster.gpus:,} {found.cluster.gpu.name}"
+    if found.best:
+        candidates["fastest that fits"] = found.best
+    rows = {
+        f"{name}:\n{each.layout.in_lines()}": (each.plan.by_component(), each.time.by_part(), found.verdict(each))
+        for name, each in candidates.items()
+    }
+    return layout_plots.needs(rows, found.cluster.gpu.memory_bytes / 1e9, found.usable_bytes / 1e9, title)
 
 
 def placement_chooser(

@@ -131,17 +131,27 @@ class OverlappedDDP(nn.Module):
 
     Call finish_gradient_sync() after backward() and before the optimizer's step. `.module` is the module itself.
 
+    A compressor (chapter 19) makes buckets that send less. Without one, gradients are sent as they are.
+
     Communication: when built, one broadcast per parameter and buffer; per step, one all-reduce per bucket.
     Raises:
         RuntimeError: in backward(), for a second gradient before finish_gradient_sync().
     """
 
-    def __init__(self, module: nn.Module, bucket_cap_mb: float = 25.0, group: dist.ProcessGroup | None = None):
+    def __init__(
+        self,
+        module: nn.Module,
+        bucket_cap_mb: float = 25.0,
+        group: dist.ProcessGroup | None = None,
+        *,
+        compressor=None,
+    ):
         super().__init__()
         self.module = module
+        new_bucket = Bucket if compressor is None else compressor.new_bucket
         broadcast_state(module, group)
         assigned = assign_buckets(module.parameters(), bucket_cap_mb)
-        self.buckets = [Bucket(parameters, group) for parameters in assigned]
+        self.buckets = [new_bucket(parameters, group) for parameters in assigned]
         self.sync = GradientSync(self.buckets)
 
     def forward(self, *inputs, **kwargs):

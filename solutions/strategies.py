@@ -31,9 +31,9 @@ Built = tuple[nn.Module, torch.optim.Optimizer]  # the model to call and the opt
 class Options:
     """How to build a strategy.
 
-    A strategy without buckets, units, prefetching or a schedule ignores the options that tune them. Three options,
-    compute_dtype, group and param_groups, change the result of the training or the ranks that take part. So a strategy
-    accepts one of them only if `supports` lists it.
+    A strategy without buckets, units, prefetching, a schedule or a mesh ignores the options that tune them. Four
+    options, compute_dtype, group, param_groups and compressor, change the result of the training or the ranks that take
+    part. So a strategy accepts one of them only if `supports` lists it.
     """
 
     optimizer_cls: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW
@@ -47,6 +47,11 @@ class Options:
     param_groups: Callable[[nn.Module], list[dict]] | None = None  # builds the optimizer's parameter groups
     schedule: str = "1f1b"  # of a pipeline
     micro_batches: int = 8  # of a pipeline's batch
+    dp: int = 1  # replicas on a mesh
+    pp: int = 0  # stages of a pipeline on a mesh; 0: as many as dp and tp leave ranks for
+    tp: int = 1  # ranks that share each layer on a mesh
+    zero_stage: int = 0  # over the replicas of a mesh: 0 or 1
+    compressor: object | None = None  # of the gradients, such as chapter 19's Int8()
 
     @property
     def bucket_options(self) -> dict[str, float]:
@@ -78,7 +83,8 @@ class Strategy:
     provider: str  # course, torch or deepspeed
     stage: int  # ZeRO stage. 0: nothing is sharded, 1: the optimizer state, 2: gradients too, 3: parameters too
     wrap: Callable[[nn.Module, Options], Built]
-    supports: frozenset[str] = frozenset()  # names of options; "accumulation" of micro-batches; "float64" throughout
+    # Names of options; "accumulation" of micro-batches; "float64" throughout; a "mesh".
+    supports: frozenset[str] = frozenset()
     needs: str | None = None  # a module that a lab exports
     chapter: int | None = None  # the chapter of that lab
     counterpart: str | None = None  # the strategy of another provider that does the same
@@ -107,7 +113,7 @@ class Strategy:
         if reason := self.why_not():
             raise RuntimeError(reason)
         options = options or Options()
-        for name in ("compute_dtype", "group", "param_groups"):
+        for name in ("compute_dtype", "group", "param_groups", "compressor"):
             if getattr(options, name) is not None and name not in self.supports:
                 raise ValueError(f"strategy {self.name} does not support the option {name}")
         return self.wrap(module, options)
@@ -131,7 +137,18 @@ def bucketed_ddp(module: nn.Module, options: Options) -> Built:
 def overlapped_ddp(module: nn.Module, options: Options) -> Built:
     from solutions.overlapped_ddp import OverlappedDDP
 
-    return OverlappedDDP(module, group=options.group, **options.bucket_options), options.build_optimizer(module)
+    further = {} if options.compressor is None else {"compressor": options.compressor}
+    model = OverlappedDDP(module, group=options.group, **options.bucket_options, **further)
+    return model, options.build_optimizer(module)
+
+
+def build_compressor(name: str):
+    """Build a compressor of chapter 19 by its name on the command line, or return None for "none"."""
+    if name == "none":
+        return None
+    from solutions.compression import Int8, PowerSGD, TopK
+
+    return {"int8": Int8, "topk": lambda: TopK(ratio=0.05), "powersgd": lambda: PowerSGD(rank=4)}[name]()
 
 
 def zero1(module: nn.Module, options: Options) -> Built:
@@ -158,7 +175,7 @@ def zero3(module: nn.Module, options: Options) -> Built:
     return model, options.build_optimizer(model)
 
 
-def tp(module: nn.Module, options: Options, sequence_parallel: bool = False) -> Built:
+def tensor_parallel(module: nn.Module, options: Options, sequence_parallel: bool = False) -> Built:
     from shared.dryrun.decoder import Decoder
     from solutions.manual_ddp import broadcast_state
     from solutions.parallel_decoder import parallelize_decoder
@@ -179,7 +196,7 @@ class PipelinedModel(nn.Module):
         self.step = pipeline.step
 
 
-def pp(module: nn.Module, options: Options) -> Built:
+def pipeline_parallel(module: nn.Module, options: Options) -> Built:
     from shared.dryrun.decoder import Decoder, decoder_layers
     from shared.models import gpt_layers
     from solutions.manual_ddp import broadcast_state
@@ -189,6 +206,18 @@ def pp(module: nn.Module, options: Options) -> Built:
     layers = decoder_layers(module) if isinstance(module, Decoder) else gpt_layers(module)
     model = PipelinedModel(Pipeline(layers, options.schedule, options.micro_batches, loss_of_tokens, options.group))
     return model, options.build_optimizer(model)
+
+
+def three_d(module: nn.Module, options: Options) -> Built:
+    from solutions.manual_ddp import broadcast_state
+    from solutions.parallel_3d import Parallel3D, make_mesh
+
+    stages = options.pp or dist.get_world_size() // (options.dp * options.tp)
+    mesh = make_mesh(options.dp, stages, options.tp)
+    broadcast_state(module)
+    how = {name: getattr(options, name) for name in ("schedule", "micro_batches", "zero_stage")}
+    model = Parallel3D(module, mesh, options.optimizer_cls, **how, **options.defaults)
+    return model, model.optimizer
 
 
 def loss_of_tokens(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -257,6 +286,7 @@ def deepspeed(module: nn.Module, options: Options, stage: int) -> Built:
 TRAINING_LOOP = frozenset({"accumulation", "float64"})
 WITH_GROUP = TRAINING_LOOP | {"group"}
 WITH_PARAM_GROUPS = WITH_GROUP | {"param_groups"}
+WITH_COMPRESSOR = WITH_PARAM_GROUPS | {"compressor"}
 
 
 def _course(wrap: Callable, title: str, chapter: int, stage: int, supports: frozenset, counterpart=None) -> Strategy:
@@ -269,14 +299,21 @@ def _torch(wrap: Callable, title: str, stage: int, needs: str | None = None, cha
 
 
 def _tensor_parallel(name: str, title: str, sequence_parallel: bool) -> Strategy:
-    wrap = functools.partial(tp, sequence_parallel=sequence_parallel)
+    wrap = functools.partial(tensor_parallel, sequence_parallel=sequence_parallel)
     needs = "solutions.tensor_parallel"
     return Strategy(name, title, "course", 0, wrap, WITH_PARAM_GROUPS, needs, chapter=13, splits_layers=True)
 
 
 def _pipeline_parallel() -> Strategy:
     needs, options = "solutions.pipeline", {"chapter": 15, "splits_layers": True, "is_pipelined": True}
-    return Strategy("pp", "pipeline parallelism", "course", 0, pp, frozenset({"float64", "group"}), needs, **options)
+    return Strategy(
+        "pp", "pipeline parallelism", "course", 0, pipeline_parallel, frozenset({"float64", "group"}), needs, **options
+    )
+
+
+def _three_d() -> Strategy:
+    needs, options = "solutions.parallel_3d", {"chapter": 18, "splits_layers": True, "is_pipelined": True}
+    return Strategy("3d", "3D parallelism", "course", 0, three_d, frozenset({"float64", "mesh"}), needs, **options)
 
 
 def _deepspeed(stage: int) -> Strategy:
@@ -290,7 +327,7 @@ STRATEGIES: dict[str, Strategy] = {
         _torch(ddp, "DDP, bucket view", stage=0),
         _course(manual_ddp, "ManualDDP", 2, stage=0, supports=WITH_PARAM_GROUPS),
         _course(bucketed_ddp, "BucketedDDP", 3, stage=0, supports=WITH_PARAM_GROUPS),
-        _course(overlapped_ddp, "OverlappedDDP", 4, stage=0, supports=WITH_PARAM_GROUPS, counterpart="ddp"),
+        _course(overlapped_ddp, "OverlappedDDP", 4, stage=0, supports=WITH_COMPRESSOR, counterpart="ddp"),
         _course(zero1, "ZeRO1", 7, stage=1, supports=WITH_PARAM_GROUPS, counterpart="zero_redundancy"),
         _course(zero2, "ZeRO2", 8, stage=2, supports=WITH_GROUP, counterpart="deepspeed2"),
         _course(zero3, "ZeRO3", 10, stage=3, supports=WITH_GROUP | {"compute_dtype"}, counterpart="fsdp2"),
@@ -301,6 +338,7 @@ STRATEGIES: dict[str, Strategy] = {
         _tensor_parallel("tp", "tensor parallelism", sequence_parallel=False),
         _tensor_parallel("tp+sp", "tensor and sequence parallelism", sequence_parallel=True),
         _pipeline_parallel(),
+        _three_d(),
     )
 }
 

@@ -1,6 +1,8 @@
 """Train with any strategy of the registry: the course's own, torch's or DeepSpeed's.
 
     torchrun --nproc_per_node=2 -m solutions.train --strategy overlapped_ddp --model gpt --steps 100
+    torchrun --nproc_per_node=8 -m solutions.train --model gpt --strategy 3d --dp 2 --pp 2 --tp 2 --zero-stage 1
+    torchrun --nproc_per_node=2 -m solutions.train --compress int8
     python -m solutions.train                                    # one process trains on the full batch
     torchrun --nnodes=2 --nproc_per_node=4 --rdzv_backend=c10d --rdzv_endpoint=HOST:29500 -m solutions.train
     ranks.run(train, Settings(strategy="bucketed_ddp"))          # in a notebook, on its running ranks
@@ -12,6 +14,7 @@ number of ranks.
 import argparse
 import contextlib
 import functools
+import importlib.util
 import json
 import os
 import statistics
@@ -29,14 +32,21 @@ from shared import memory, wire
 from shared.data.tasks import TASKS, Task
 from shared.wire.clock import Clock
 from solutions.process_group import UnequalHosts, join_process_group
-from solutions.strategies import STRATEGIES, Options
+from solutions.strategies import STRATEGIES, Options, Strategy, build_compressor
 
 # Measure only later steps: steps 0 and 1 allocate the optimizer state and the buckets, which DDP rebuilds after the
 # first backward.
 LEDGER_STEP, MEMORY_STEP, FIRST_TIMED_STEP = 2, 3, 4
 OPTIMIZERS = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble")
-CHOICES = {"strategy": STRATEGIES, "model": TASKS, "optimizer": OPTIMIZERS, "schedule": SCHEDULES}
+COMPRESSIONS = ("none", "int8", "topk", "powersgd")
+CHOICES = {
+    "strategy": STRATEGIES,
+    "model": TASKS,
+    "optimizer": OPTIMIZERS,
+    "schedule": SCHEDULES,
+    "compress": COMPRESSIONS,
+}
 
 
 @dataclass(frozen=True)
@@ -54,14 +64,19 @@ class Settings:
     seed: int = 0
     bf16: bool = False
     double: bool = False
-    pp: int = 0  # stages of a pipeline; 0: as many as there are ranks
+    dp: int = 1  # replicas on a mesh
+    pp: int = 0  # stages of a pipeline; 0: as many as there are ranks, or as dp and tp leave ranks for
+    tp: int = 1  # ranks that share each layer on a mesh
+    zero_stage: int = 0  # over the replicas of a mesh: 0 or 1
     schedule: str = "1f1b"  # of a pipeline
-    micro_batches: int = 8  # of a pipeline's batch
+    micro_batches: int = 8  # of a pipeline's batch, or of that of each replica on a mesh
+    compress: str = "none"  # how OverlappedDDP compresses gradients
 
     @property
     def options(self) -> Options:
         """Return the options to build the strategy with."""
-        chosen = {"schedule": self.schedule, "micro_batches": self.micro_batches}
+        names = ("schedule", "micro_batches", "dp", "pp", "tp", "zero_stage")
+        chosen = {name: getattr(self, name) for name in names} | {"compressor": build_compressor(self.compress)}
         return Options(OPTIMIZERS[self.optimizer], {"lr": self.learning_rate}, self.bucket_cap_mb, **chosen)
 
     def check(self, world_size: int) -> None:
@@ -78,6 +93,8 @@ class Settings:
             raise ValueError(reason)
         if self.accumulate > 1 and "accumulation" not in strategy.supports:
             raise ValueError(f"strategy {self.strategy} takes one micro-batch per step, got {self.accumulate}")
+        if self.compress != "none":
+            self.check_compression(strategy)
         if self.double and "float64" not in strategy.supports:
             raise ValueError(f"strategy {self.strategy} keeps its weights in fp32: it cannot train in double precision")
         if self.steps <= FIRST_TIMED_STEP:
@@ -95,10 +112,25 @@ class Settings:
                 f"global_batch must be a positive multiple of {micro_batches}, {shares}accumulate ({self.accumulate}), "
                 f"got {self.global_batch}"
             )
+        if "mesh" not in strategy.supports and (self.dp, self.tp, self.zero_stage) != (1, 1, 0):
+            raise ValueError(f"strategy {self.strategy} has no mesh: dp, tp and zero_stage are for strategy 3d")
         if self.bf16 and self.double:
             raise ValueError("bf16 and double cannot be combined: choose one of them")
         if strategy.is_pipelined:
             self.check_pipeline(world_size)
+
+    def check_compression(self, strategy: Strategy) -> None:
+        """Check that this strategy's gradients can be compressed.
+
+        Raises:
+            ValueError: If they cannot. The message is one sentence.
+        """
+        if "compressor" not in strategy.supports:
+            names = ", ".join(name for name, each in STRATEGIES.items() if "compressor" in each.supports)
+            raise ValueError(f"strategy {self.strategy} cannot compress gradients: use compress with {names}")
+        if importlib.util.find_spec("solutions.compression") is None:
+            needed = "solutions.compression, the finished module of lab 19"
+            raise ValueError(f"compress={self.compress} needs {needed}")
 
     def check_pipeline(self, world_size: int) -> None:
         """Check the settings of a pipeline.
@@ -106,15 +138,33 @@ class Settings:
         Raises:
             ValueError: If they cannot be used. The message is one sentence.
         """
-        if self.pp not in (0, world_size):
+        if "mesh" in STRATEGIES[self.strategy].supports:
+            self.check_mesh(world_size)
+        elif self.pp not in (0, world_size):
             raise ValueError(f"pp must be the number of ranks ({world_size}), got {self.pp}")
-        if self.micro_batches < 1 or self.global_batch % self.micro_batches:
+        if self.micro_batches < 1 or self.global_batch % (self.dp * self.micro_batches):
+            times = f"dp ({self.dp}) times " if self.dp > 1 else ""
             raise ValueError(
-                f"global_batch must be a positive multiple of micro_batches ({self.micro_batches}), "
+                f"global_batch must be a positive multiple of {times}micro_batches ({self.micro_batches}), "
                 f"got {self.global_batch}"
             )
         if self.bf16:
             raise ValueError(f"strategy {self.strategy} computes in the dtype of its weights: it cannot use bf16")
+
+    def check_mesh(self, world_size: int) -> None:
+        """Check the sizes of a mesh.
+
+        Raises:
+            ValueError: If they cannot be used. The message is one sentence.
+        """
+        if min(self.dp, self.tp) < 1 or self.pp < 0:
+            raise ValueError(f"dp, pp and tp must be positive, got dp={self.dp}, pp={self.pp}, tp={self.tp}")
+        pp = self.pp or max(1, world_size // (self.dp * self.tp))
+        if self.dp * pp * self.tp != world_size:
+            product = f"dp ({self.dp}) times pp ({pp}) times tp ({self.tp})"
+            raise ValueError(f"{product} must be the number of ranks, which is {world_size}")
+        if self.zero_stage not in (0, 1):
+            raise ValueError(f"zero_stage must be 0 or 1, got {self.zero_stage}")
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ OF_ONE_SIZE = {
     "training_memory": diagrams.training_memory,
     "unit_states": diagrams.unit_states,
     "hybrid_mesh": diagrams.hybrid_mesh,
+    "mesh_3d": diagrams.mesh_3d,
     "atomic_save": diagrams.atomic_save,
     "background_save": diagrams.background_save,
     "split_matrix": diagrams.split_matrix,
@@ -43,6 +44,10 @@ OF_ONE_SIZE = {
     "sequence_parallel": diagrams.sequence_parallel,
     "tiled_weight": diagrams.tiled_weight,
     "placements": diagrams.placements,
+    "quantized_all_reduce": diagrams.quantized_all_reduce,
+    "top_k": diagrams.top_k,
+    "low_rank": diagrams.low_rank,
+    "local_sgd": diagrams.local_sgd,
 }
 CASES = [(name, size) for name in DIAGRAMS for size in WORLD_SIZES] + [("tree_broadcast", size) for size in (5, 7, 8)]
 CASES += [(name, None) for name in OF_ONE_SIZE]

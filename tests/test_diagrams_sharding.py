@@ -164,6 +164,14 @@ def test_the_mesh_has_two_copies_of_each_shard():
     assert words.count("shard 0") == words.count("shard 1") == words.count("reduce-scatter of gradients") == 2
 
 
+def test_the_groups_of_the_mesh_with_three_axes_are_those_of_its_ranks():
+    ranks = torch.arange(8).view(2, 2, 2)
+    words = words_in(diagrams.mesh_3d())
+    for dim in range(3):
+        groups = ranks.movedim(dim, -1).reshape(-1, 2).tolist()
+        assert " | ".join(f"{first} {second}" for first, second in groups) in words
+
+
 @pytest.mark.parametrize("killed_ms", [0.0, 56.0, 79.0, 85.0, 90.0, 110.0])
 def test_a_run_resumes_from_what_newest_checkpoint_finds(killed_ms, tmp_path):
     folders = checkpoints.left_by_a_kill(killed_ms)

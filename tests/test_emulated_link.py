@@ -41,6 +41,25 @@ def timed(launch) -> float:
         return time.perf_counter() - began_s
 
 
+# -- hosts that several ranks share
+
+
+@pytest.mark.parametrize(
+    ("op", "group_ranks", "partner", "share"),
+    [
+        ("all_reduce", (0, 1), None, 0.0),
+        ("all_reduce", (0, 2), None, 0.5),
+        ("all_reduce", (0, 1, 2, 3), None, 1.0),
+        ("send", (0, 1, 2, 3), 1, 0.0),
+        ("send", (0, 1, 2, 3), 3, 0.5),
+        ("all_reduce", (0,), None, 0.5),
+    ],
+)
+def test_a_ring_gets_the_share_of_the_link_that_its_ranks_have_on_the_host(op, group_ranks, partner, share):
+    a_call = call(op, 800, group_ranks=group_ranks, partner=partner)
+    assert emulated.share_of_link(a_call, rank=0, ranks_per_host=2) == share
+
+
 # -- how long
 
 

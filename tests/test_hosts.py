@@ -313,6 +313,46 @@ def test_two_sets_of_hosts_are_independent(behind_a_link):
     assert all(now - was < MIB for now, was in zip([s for _, s in ranks.run(host_of_this_rank)], before, strict=True))
 
 
+@pytest.fixture(scope="module")
+def two_per_host():
+    """Start four ranks on two hosts behind 200 Mbit/s. Yields the output of start."""
+    if WHY_NOT:
+        pytest.skip(WHY_NOT)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        ranks.start(4, link="200mbit", ranks_per_host=2, detect_mismatch=False)
+    yield printed.getvalue()
+    ranks.stop()
+
+
+def all_reduces_in_pairs(inside: bool, nbytes: int) -> tuple[float, int]:
+    """All-reduce in two pairs at once, each inside a host or between hosts. Returns seconds and the host's bytes."""
+    pairs = [[0, 1], [2, 3]] if inside else [[0, 2], [1, 3]]
+    group, data = dist.new_subgroups_by_enumeration(pairs)[0], torch.ones(nbytes // 4)
+    dist.all_reduce(data, group=group)
+    return measured(lambda: dist.all_reduce(data, group=group))[:2]
+
+
+def test_ranks_that_share_a_host_share_its_namespace(two_per_host):
+    first, second, third, fourth = (name for name, _ in ranks.run(host_of_this_rank))
+    assert first == second != third == fourth
+    for rank in range(4):
+        assert f"{rank}     host{rank // 2}" in two_per_host
+    assert "2 ranks share each host, behind a 0.2 Gbit/s link" in two_per_host
+
+
+def test_communication_inside_a_host_does_not_use_its_link(two_per_host):
+    inside_s, inside_bytes = ranks.run(all_reduces_in_pairs, True, 4 * MIB)[0]
+    between_s, between_bytes = ranks.run(all_reduces_in_pairs, False, 4 * MIB)[0]
+    assert inside_bytes < MIB / 2 and 8 * MIB < between_bytes < 1.05 * 8 * MIB  # both pairs share the link
+    assert between_s >= min_time_s(8 * MIB) > 2 * inside_s
+
+
+def test_ranks_per_host_must_divide_the_ranks():
+    with pytest.raises(ValueError, match="ranks_per_host must divide the 4 ranks, got 3"):
+        ranks.start(4, link="200mbit", ranks_per_host=3)
+
+
 # -- nothing is left behind
 
 PROGRAM = """

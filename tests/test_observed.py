@@ -135,6 +135,11 @@ def test_the_figure_frames_what_is_wrong():
     )
 
 
+def test_small_changes_that_differ_do_not_look_equal():
+    (axes,) = figure_of({"mine": [Seen("norm.bias.grad", "Partial()", [0.0012, 0.0009])]}).axes
+    assert {"0.12", "0.09"} <= {text.get_text() for text in axes.texts}
+
+
 def test_a_placement_that_is_unknown_is_framed_also_for_an_output():
     (axes,) = figure_of({"mine": [Seen("up", "none of these", [0.0, 0.0])]}).axes
     assert [text.get_text() for text in axes.texts if text.get_bbox_patch() is not None] == ["none of these"]

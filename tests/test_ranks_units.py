@@ -38,22 +38,27 @@ def position(rank: int, launched: int, *, waits="yes", op="all_reduce", members=
         "lane": list(GROUP),
         "group": list(range(members)),
         "partner": None,
+        "tag": None,
         "line": f"cell, line {launched}: dist.{op}(x)",
     }
     return position_with(rank, call if launched else None, [[list(GROUP), launched]] if launched else [], waits)
 
 
-def point_to_point(rank: int, op: str, partner: int, waits="yes") -> dict:
+def point_to_point(rank: int, op: str, partner: int, waits="yes", tag=0) -> dict:
     """Return the position of a rank whose last call is its first send to, or receive from, a partner."""
     lane = ["default", op, partner]
     preposition = "to" if op == "send" else "from"
     text = f"{op} #1 {preposition} rank {partner} (float32, 1 element)"
-    call = {"op": op, "number": 1, "text": text, "lane": lane, "group": [0, 1, 2, 3], "partner": partner, "line": None}
-    return position_with(rank, call, [[lane, 1]], waits) | {"nccl": False}
+    call = {"op": op, "number": 1, "text": text, "lane": lane, "group": [0, 1, 2, 3], "partner": partner, "tag": tag}
+    return position_with(rank, call | {"line": None}, [[lane, 1]], waits) | {
+        "nccl": False,
+        "tag_counts": [[lane, tag, 1]],
+    }
 
 
 def position_with(rank: int, call: dict | None, counts: list, waits: str) -> dict:
     here = {"rank": rank, "busy": True, "counts": counts, "call": call, "ahead": [], "dropped": [], "printed": ""}
+    here["tag_counts"] = []
     return here | {"line": f"cell, line 9: work({rank})", "waits": waits, "forms_group": False}
 
 
@@ -152,6 +157,20 @@ def test_collective_that_all_have_launched_is_no_deadlock():
 def test_transfer_that_both_ranks_have_launched_is_not_called_a_collective():
     cell = cell_of(point_to_point(0, "send", 1), point_to_point(1, "recv", 0))
     assert "Both ranks have launched the most recent transfer, send #1 to rank 1" in diagnosis.explain(cell)
+
+
+def test_transfer_whose_ends_have_different_tags_is_a_deadlock():
+    cell = cell_of(point_to_point(0, "recv", 1, tag=0), point_to_point(1, "recv", 0, tag=7))
+    for rank, tag in ((0, 7), (1, 3)):
+        sent = ["default", "send", 1 - rank]
+        cell.positions[rank]["counts"].append([sent, 1])
+        cell.positions[rank]["tag_counts"].append([sent, tag, 1])
+    assert not diagnosis.absent(cell.positions[1], cell), "rank 0 has sent with the tag 7"
+    assert not diagnosis.is_deadlocked(cell)
+    assert "Rank 0 waits in recv #1 from rank 1 (float32, 1 element)." in diagnosis.explain(cell)
+    assert "This is recv number 1 with tag 0, but of rank 1's sends to rank 0, none had this" in diagnosis.explain(cell)
+    assert "The others had tag 3." in diagnosis.explain(cell)
+    assert diagnosis.is_deadlocked(cell_of(cell.positions[0], done(cell.positions[1])))
 
 
 def test_backward_may_compute_so_only_a_finished_rank_proves_the_deadlock():

@@ -173,6 +173,19 @@ def test_pipelines_train_as_one_process(four_ranks, world_size, schedule):
             assert summary.losses == pytest.approx(losses, rel=0, abs=SGD_TOLERANCE)
 
 
+@pytest.mark.chapter("3d_parallelism")
+@pytest.mark.parametrize("zero_stage", [0, 1])
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 1, 1), (4, 1, 1), (2, 1, 2), (2, 2, 1), (1, 2, 2)])
+def test_meshes_train_as_one_process(four_ranks, sizes, zero_stage):
+    dp, pp, tp = sizes
+    mesh = {"dp": dp, "pp": pp, "tp": tp, "zero_stage": zero_stage}
+    settings = replace(EXACT, strategy="3d", model="gpt", micro_batches=3, **mesh)
+    losses = losses_of_one_process(settings, gpt(settings.seed, torch.float64, SIX_CHUNKS))
+    with ranks.world(dp * pp * tp):
+        for summary in ranks.run(train_deep_gpt, settings):
+            assert summary.losses == pytest.approx(losses, rel=0, abs=SGD_TOLERANCE)
+
+
 @pytest.mark.parametrize("strategy", AVERAGING)
 def test_a_step_sends_each_gradient_once_however_many_micro_batches_it_has(four_ranks, strategy):
     for summary, parameters in ranks.run(trained, replace(EXACT, strategy=strategy, accumulate=3)):
@@ -181,6 +194,16 @@ def test_a_step_sends_each_gradient_once_however_many_micro_batches_it_has(four_
         assert summary.messages_per_step == (len(parameters) if strategy == "manual_ddp" else 1)
         assert summary.peak_mb > 2 * sum(parameter.nbytes for parameter in parameters) / 1e6
         assert (summary.world_size, summary.parameters) == (4, sum(each.numel() for each in parameters))
+
+
+@pytest.mark.chapter("less_communication")
+@pytest.mark.parametrize("compress", ["int8", "topk", "powersgd"])
+def test_compressed_gradients_train_and_send_less(four_ranks, compress):
+    settings = Settings(steps=40, compress=compress)
+    plain = ranks.run(trained, replace(settings, compress="none"))[0][0]
+    for summary, _ in ranks.run(trained, settings):
+        assert summary.sent_mb_per_step < 0.3 * plain.sent_mb_per_step
+        assert summary.loss_last < 0.5 * summary.loss_first and summary.losses != plain.losses
 
 
 @pytest.mark.parametrize(("strategy", "passes"), SHARDING.items())
@@ -224,6 +247,18 @@ def test_bf16_learns_and_keeps_float32_weights(four_ranks, strategy):
         (Settings(strategy="pp", model="gpt", bf16=True), "it cannot use bf16"),
         (Settings(strategy="pp", model="gpt", accumulate=2), "strategy pp takes one micro-batch per step, got 2"),
         (Settings(strategy="pp", model="gpt", schedule="2f"), "there is no schedule '2f': choose one of gpipe, 1f1b"),
+        (Settings(strategy="3d", model="gpt", dp=2, pp=2), "dp .2. times pp .2. times tp .1. must be .* which is 2"),
+        (Settings(strategy="3d", model="gpt", tp=4), "dp .1. times pp .1. times tp .4. must be .* which is 2"),
+        (Settings(strategy="3d", model="gpt", dp=0), "dp, pp and tp must be positive, got dp=0, pp=0, tp=1"),
+        (Settings(strategy="3d", model="gpt", dp=2, zero_stage=2), "zero_stage must be 0 or 1, got 2"),
+        (
+            Settings(strategy="3d", model="gpt", dp=2, global_batch=24),
+            "multiple of dp .2. times micro_batches .8., got",
+        ),
+        (Settings(strategy="3d", model="gpt", bf16=True), "it cannot use bf16"),
+        (Settings(strategy="tp", model="gpt", tp=2), "strategy tp has no mesh: dp, tp and zero_stage are for"),
+        (Settings(compress="int9"), "there is no compress 'int9': choose one of none, int8, topk, powersgd"),
+        (Settings(strategy="zero1", compress="int8"), "zero1 cannot compress .* use compress with overlapped_ddp"),
         (Settings(bf16=True, double=True), "bf16 and double cannot be combined"),
         (Settings(strategy="deepspeed2", accumulate=2), "strategy deepspeed2 takes one micro-batch per step, got 2"),
         (Settings(strategy="deepspeed2", double=True), "it cannot train in double precision"),
@@ -266,6 +301,20 @@ def test_the_script_under_torchrun_trains_as_one_process():
     assert done.returncode == 0, done.stderr[-2000:]
     summary = json.loads(done.stdout)
     assert (summary["world_size"], summary["strategy"], summary["steps"]) == (2, "overlapped_ddp", 6)
+    assert summary["losses"] == pytest.approx(one_process(SCRIPT, small=False)[0], rel=0, abs=ADAM_TOLERANCE)
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+@pytest.mark.chapter("3d_parallelism")
+def test_the_script_trains_on_a_mesh_of_eight_ranks():
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=8", "-m", "solutions.train"]
+    mesh = ["--strategy", "3d", "--dp", "2", "--pp", "2", "--tp", "2", "--zero-stage", "1", "--micro-batches", "2"]
+    command = [sys.executable, *launcher, *ARGUMENTS, *mesh, "--json", "-"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-2000:]
+    summary = json.loads(done.stdout)
+    assert (summary["world_size"], summary["strategy"]) == (8, "3d")
     assert summary["losses"] == pytest.approx(one_process(SCRIPT, small=False)[0], rel=0, abs=ADAM_TOLERANCE)
 
 

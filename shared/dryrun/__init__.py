@@ -98,8 +98,13 @@ def strategies(package: str = WRAPPERS) -> dict[str, object]:
         package: A package with a registry: a module `strategies` with STRATEGIES and mixed_precision().
     """
     registered = _registry(package).STRATEGIES.values()
-    ours = {strategy.name: strategy for strategy in registered if strategy.provider == "course"}
+    ours = {each.name: each for each in registered if each.provider == "course" and not _needs_a_mesh(each)}
     return ours | {strategy.counterpart: strategy for strategy in ours.values() if strategy.counterpart}
+
+
+def _needs_a_mesh(strategy) -> bool:
+    """Tell whether a strategy splits a model over a mesh, whose sizes a dry run does not know."""
+    return "mesh" in getattr(strategy, "supports", ())
 
 
 def _registry(package: str):

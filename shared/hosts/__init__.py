@@ -1,4 +1,4 @@
-"""Put each rank on its own host: a network namespace behind a link whose rate the kernel enforces.
+"""Put each rank on its own host, or several on one: a network namespace behind a link whose rate the kernel enforces.
 
     host0: eth0 ── link ── port0 ┐
     host1: eth0 ── link ── port1 ┤ switch
@@ -7,7 +7,7 @@
 A network namespace and its interfaces disappear when no process is in it and no open file refers to it. These
 namespaces have no names, because a name would keep them alive. Instead, the fork server holds their files open, and the
 ranks move into them. No matter how these processes end, nothing is left behind. Every set of ranks has its own switch,
-so two notebooks can use the same addresses.
+so two notebooks can use the same addresses. Ranks that share a host communicate over its loopback interface.
 """
 
 import contextlib
@@ -26,6 +26,7 @@ from shared.deadlines import scaled
 INTERFACE = "eth0"  # of every host: interface names are local to a namespace
 # Environment variables of a rank: the open file that refers to its host, and the rate of the link in front of it.
 HOST_FILE, HOST_BITS_PER_S = "RANKS_HOST_FILE", "RANKS_HOST_BITS_PER_S"
+RANKS_PER_HOST = "RANKS_PER_HOST"  # how many consecutive ranks share a host, and its link
 _CLONE_NEWNET = 0x40000000
 _NEEDED_CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}
 _SYSTEM_PATH = ":/usr/sbin:/sbin"  # on many systems only on root's PATH

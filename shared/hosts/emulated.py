@@ -33,16 +33,18 @@ _kept: deque = deque(maxlen=10_000)
 
 
 @contextlib.contextmanager
-def link(rate: str, latency_ms: float = 0.0):
+def link(rate: str, latency_ms: float = 0.0, ranks_per_host: int = 1):
     """Complete each operation that this rank launches inside the block no earlier than a link of this rate would.
 
     Args:
         latency_ms: The fixed cost α of each message of a collective, in addition to the time for its bytes.
+        ranks_per_host: How many consecutive ranks share a host and its link. Operations inside a host are not delayed.
+            All others get a constant share of the link, as if all ranks of the host communicated at the same time.
 
     Raises:
         ValueError: If rate is not a rate, or the backend is NCCL, whose waits happen on the GPU.
     """
-    emulated_link = _Link(bits_per_s(rate), latency_ms)
+    emulated_link = _Link(bits_per_s(rate), latency_ms, ranks_per_host)
     if dist.is_initialized() and "nccl" in str(dist.get_backend_config()):
         raise ValueError("a link can be emulated for gloo only: start the ranks with backend='gloo'")
     instrumentation.install()
@@ -76,20 +78,35 @@ def _bytes(call: instrumentation.Call, rank: int) -> float:
     return wire.sent_bytes_of(call, rank)
 
 
+def share_of_link(call: instrumentation.Call, rank: int, ranks_per_host: int) -> float:
+    """Return the share of its host's link that a call of this rank gets; 0 if it stays inside the host.
+
+    A ring leaves each host once, however many of its ranks are there. So if k of the n ranks of a host are in a group,
+    there may be n/k such groups, and each of their rings gets k/n of the link.
+    """
+    if call.partner is not None:
+        return 0.0 if call.partner // ranks_per_host == rank // ranks_per_host else 1 / ranks_per_host
+    on_host = sum(other // ranks_per_host == rank // ranks_per_host for other in call.group_ranks)
+    return 0.0 if on_host == len(call.group_ranks) > 1 else on_host / ranks_per_host
+
+
 class _Link:
     """Keeps track of when each direction of a rank's link is free again."""
 
-    def __init__(self, rate_bits_per_s: float, latency_ms: float):
+    def __init__(self, rate_bits_per_s: float, latency_ms: float, ranks_per_host: int = 1):
         if latency_ms < 0:
             raise ValueError(f"latency_ms must be 0 or more, got {latency_ms}")
-        self.bits_per_s, self._latency_ms = rate_bits_per_s, latency_ms
+        self.bits_per_s, self._latency_ms, self._ranks_per_host = rate_bits_per_s, latency_ms, ranks_per_host
         self._free_s = {"out": 0.0, "in": 0.0}
 
     def occupy(self, call: instrumentation.Call, rank: int) -> float:
         """Occupy the link for a call, after earlier calls. Returns the time.perf_counter() of its completion."""
+        share = share_of_link(call, rank, self._ranks_per_host)
+        if not share:
+            return call.launched_s
         directions = {"send": ["out"], "recv": ["in"]}.get(call.op, ["out", "in"])
         begins_s = max([call.launched_s, *(self._free_s[direction] for direction in directions)])
-        due_s = begins_s + link_s(call, self.bits_per_s, self._latency_ms, rank)
+        due_s = begins_s + link_s(call, share * self.bits_per_s, self._latency_ms, rank)
         self._free_s.update(dict.fromkeys(directions, due_s))
         return due_s
 

@@ -49,7 +49,9 @@ class BehindLink(contextlib.AbstractContextManager):
         return self.where
 
 
-def behind_link(rate: str = DEFAULT_RATE, latency_ms: float = DEFAULT_LATENCY_MS) -> BehindLink:
+def behind_link(
+    rate: str = DEFAULT_RATE, latency_ms: float = DEFAULT_LATENCY_MS, ranks_per_host: int = 1
+) -> BehindLink:
     """Put this rank behind a link from now on. All ranks call this together. `where` says which link it is.
 
     A rank that has a host of its own is behind a shaped link already. With NCCL, the ranks use their own links.
@@ -58,6 +60,7 @@ def behind_link(rate: str = DEFAULT_RATE, latency_ms: float = DEFAULT_LATENCY_MS
     Args:
         rate: Such as "1gbit".
         latency_ms: α of an emulated link. A shaped link has the latency of this machine.
+        ranks_per_host: How many consecutive ranks share an emulated link.
 
     Raises:
         ValueError: If rate is not a rate, or not the rate of the link that this rank is behind.
@@ -70,7 +73,7 @@ def behind_link(rate: str = DEFAULT_RATE, latency_ms: float = DEFAULT_LATENCY_MS
         if bits_per_s != float(os.environ[hosts.HOST_BITS_PER_S]):
             raise ValueError(f"this rank is {where()} already: start the ranks with link={rate!r}")
     elif not _uses_nccl():
-        _emulation.enter_context(emulated.link(rate, latency_ms))
+        _emulation.enter_context(emulated.link(rate, latency_ms, ranks_per_host))
         _emulated = f"behind an emulated link of {bits_per_s / 1e9:g} Gbit/s and {latency_ms:g} ms per message"
     return BehindLink()
 
@@ -81,6 +84,7 @@ def start_behind_link(
     latency_ms: float = DEFAULT_LATENCY_MS,
     *,
     emulate: bool = False,
+    ranks_per_host: int = 1,
 ) -> None:
     """Start ranks on the CPU, each behind a link of this rate, and print which kind of link it is.
 
@@ -90,12 +94,15 @@ def start_behind_link(
     Args:
         emulate: Emulate the link even where it could be real. It then has the given latency, which a real link of this
             machine cannot have.
+        ranks_per_host: How many consecutive ranks share a host and its link. Inside a host, communication is as fast as
+            this machine's loopback.
     """
     why_not = "The links are emulated." if emulate else hosts.why_not()
-    ranks.start(world_size, backend="gloo:cpu", detect_mismatch=False, link=None if why_not else rate)
-    kinds = ranks.run(_behind_link, rate, latency_ms)
+    link = None if why_not else rate
+    ranks.start(world_size, backend="gloo:cpu", detect_mismatch=False, link=link, ranks_per_host=ranks_per_host)
+    kinds = ranks.run(_behind_link, rate, latency_ms, ranks_per_host)
     print(f"{why_not or 'The links are real: the kernel keeps their rate.'} Times are measured {kinds[0]}.")
 
 
-def _behind_link(rate: str, latency_ms: float) -> str:
-    return behind_link(rate, latency_ms).where
+def _behind_link(rate: str, latency_ms: float, ranks_per_host: int) -> str:
+    return behind_link(rate, latency_ms, ranks_per_host).where

@@ -43,12 +43,17 @@ def placements(models: dict[str, Sequence[Seen]], title: str = "Change of each t
 def _cells(drawing: Drawing, left: float, y: float, seen: Seen) -> None:
     for rank, change in enumerate(seen.changes):
         owner = (rank,) if change >= 0.0005 else ()
-        drawing.cell(left + rank * _CELL_IN[0], y, f"{100 * change:.1f}" if owner else "0", owner, _CELL_IN)
+        drawing.cell(left + rank * _CELL_IN[0], y, _percent(change) if owner else "0", owner, _CELL_IN)
     is_wrong = seen.placement == UNKNOWN or (seen.is_gradient and seen.placement == PARTIAL)
     frame = {"facecolor": "white", "edgecolor": COLORS[1], "boxstyle": "round,pad=0.1", "linewidth": 1.4}
     style = {"weight": "bold", "bbox": frame} if is_wrong else {}
     x = left + len(seen.changes) * _CELL_IN[0] + 0.15
     drawing.text(x, y + _CELL_IN[1] / 2, seen.placement, "note", ha="left", size=9, **style)
+
+
+def _percent(change: float) -> str:
+    # Small changes get another digit, so that the cells of a partial tensor do not look equal.
+    return f"{100 * change:.1f}" if change >= 0.01 else f"{100 * change:.2f}"
 
 
 def _short(name: str) -> str:

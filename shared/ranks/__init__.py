@@ -28,6 +28,7 @@ def start(
     detect_mismatch: bool = True,
     link: str | None = None,
     simulate: str | None = None,
+    ranks_per_host: int = 1,
 ) -> None:
     """Start world_size ranks, and show where each one runs and what can be measured there.
 
@@ -43,9 +44,12 @@ def start(
             directions. A host can reach only the other hosts, so download any data beforehand. See `shared/hosts`.
         simulate: "nccl" to make gloo behave toward the host as NCCL does, so that bugs that gloo hides are reported.
             See `shared/wire/simulated_nccl`. The default is the environment variable RANKS_SIMULATE.
+        ranks_per_host: How many consecutive ranks share a host and its link, if there is a link. Inside a host, they
+            communicate over loopback.
 
     Raises:
-        ValueError: If this machine cannot run that world size, backend or link.
+        ValueError: If this machine cannot run that world size, backend or link, or if ranks_per_host does not divide
+            the ranks.
         RanksError: If the ranks do not start.
     """
     # Imported here because ranks and the fork server import this package without IPython and ipyparallel.
@@ -53,7 +57,9 @@ def start(
     from shared.ranks.rankset import RankSet
 
     check_world_size(world_size)
-    options = (world_size, backend, detect_mismatch, link, simulate)
+    if ranks_per_host < 1 or world_size % ranks_per_host:
+        raise ValueError(f"ranks_per_host must divide the {world_size} ranks, got {ranks_per_host}")
+    options = (world_size, backend, detect_mismatch, link, simulate, ranks_per_host)
     before = running.find()
     if before is not None and before.whole and before.options == options:
         magic.show_table(before, note="These ranks were already running, and their variables are kept.")

@@ -46,7 +46,7 @@ def check_world_size(world_size: int) -> None:
     if world_size > limit and world_size > min(gpu_count(), fit_in_memory):
         raise ValueError(
             f"world_size={world_size} is too large for this machine ({cores} cores, {free_gb:.0f} GB free): "
-            f"start at most {limit} ranks. No lesson needs more than 4."
+            f"start at most {limit} ranks. Only lesson 18 needs more than 4, and it needs 8."
         )
 
 
@@ -125,7 +125,7 @@ def _on_shared_gpus(gpus: int, world_size: int, link: str | None) -> Placement:
     shared = f"{world_size} ranks share {_name_gpus(gpus)}"
     valid = f"You can trust values, bytes and memory here, but not communication times: {shared}."
     if link:
-        valid = f"{_valid_behind(link)} {shared}."
+        valid = f"{valid_behind(link)} {shared}."
     return Placement(
         "gloo", devices, f"{valid} gloo can run collectives on GPU tensors, but it cannot send or receive them."
     )
@@ -136,7 +136,7 @@ def _on_the_cpu(world_size: int, link: str | None, why: str) -> Placement:
     valid = "You can trust values, bytes and memory here, and compare times within one run"
     valid += f": {world_size} ranks share {cores} cores." if cores < world_size else "."
     if link:
-        valid = _valid_behind(link)
+        valid = valid_behind(link)
         valid += f" The ranks compute on {cores} cores." if cores < world_size else ""
     return Placement("gloo", ("cpu",) * world_size, f"{why} {valid}".strip())
 
@@ -156,9 +156,10 @@ def _name_gpus(count: int) -> str:
     return f"{count} GPU" + ("s" if count != 1 else "")
 
 
-def _valid_behind(link: str) -> str:
+def valid_behind(link: str, ranks_per_host: int = 1) -> str:
     gbit_per_s = hosts.bits_per_s(link) / 1e9
+    own = "Each rank runs on its own host" if ranks_per_host == 1 else f"{ranks_per_host} ranks share each host,"
     return (
-        f"Each rank runs on its own host behind a {gbit_per_s:g} Gbit/s link, shaped by the kernel in both directions. "
+        f"{own} behind a {gbit_per_s:g} Gbit/s link, shaped by the kernel in both directions. "
         "You can trust values, bytes, memory, and communication times on such links."
     )

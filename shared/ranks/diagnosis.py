@@ -91,14 +91,29 @@ def absent(position: dict, cell: CellState) -> list[int]:
     if call["partner"] is None:
         lanes = {rank: tuple(call["lane"]) for rank in call["group"]}
     else:  # point-to-point: the partner must launch the matching operation
-        opposite = "recv" if call["op"] == "send" else "send"
-        lanes = {call["partner"]: (call["lane"][0], opposite, position["rank"])}
+        lanes = {call["partner"]: _opposite_lane(position)}
     missing = []
     for rank, lane in lanes.items():
         other = cell.positions.get(rank)
         if rank in cell.deaths or (other and rank != position["rank"] and _count(other, lane) < call["number"]):
             missing.append(rank)
-    return missing
+    return missing or ([call["partner"]] if tags_differ(position, cell) else [])
+
+
+def _opposite_lane(position: dict) -> tuple:
+    """Return the lane of the operations that match the transfer of a rank at this position."""
+    call = position["call"]
+    return call["lane"][0], "recv" if call["op"] == "send" else "send", position["rank"]
+
+
+def tags_differ(position: dict, cell: CellState) -> bool:
+    """Return whether the partner of a transfer has launched enough matching ones, but too few of them with its tag."""
+    call = position["call"]
+    other = cell.positions.get(call["partner"]) if call and call["partner"] is not None else None
+    if call is None or call["tag"] is None or not other:
+        return False
+    lane, launched = _opposite_lane(position), _count(position, tuple(call["lane"]), call["tag"])
+    return _count(other, lane) >= call["number"] and _count(other, lane, call["tag"]) < launched
 
 
 def _where_gpus_wait(cell: CellState) -> CellState:
@@ -119,8 +134,15 @@ def _put_back(position: dict, cell: CellState) -> dict:
     return position | {"call": call, "line": position["line"] or call["line"]}
 
 
-def _count(position: dict, lane: tuple) -> int:
+def _count(position: dict, lane: tuple, tag: int | None = None) -> int:
+    """Return how many operations of a lane a rank has launched: all of them, or those with a tag."""
+    if tag is not None:
+        return next((count for of, its, count in position["tag_counts"] if (tuple(of), its) == (lane, tag)), 0)
     return next((count for counted_lane, count in position["counts"] if tuple(counted_lane) == lane), 0)
+
+
+def _tags(position: dict, lane: tuple) -> list[int]:
+    return sorted(tag for of, tag, _ in position["tag_counts"] if tuple(of) == lane)
 
 
 def explain(cell: CellState) -> str:
@@ -289,6 +311,7 @@ def _waits(cell: CellState) -> list[str]:
             continue
         for_whom = f" for {name_ranks(missing)}" if group[0]["call"]["partner"] is None else ""
         sentences.append(f"{who[0].upper()}{who[1:]} {verb} in {text}{for_whom}.")
+        sentences += [_about_tags(position, cell) for position in group if tags_differ(position, cell)]
         described = {*cell.deaths, *_still_running(cell), *(waiting_ranks - forming)}  # in sentences of their own
         sentences += [_why_absent(rank, group[0]["call"], cell) for rank in missing if rank not in described]
     everyone_waits = waiting_ranks >= set(cell.targets) - set(cell.outcomes) - set(cell.deaths)
@@ -301,6 +324,18 @@ def _waits(cell: CellState) -> list[str]:
             sentences.append(_ONE_AFTER_THE_OTHER)
     sentences += _forming(cell)
     return list(dict.fromkeys(sentences))
+
+
+def _about_tags(position: dict, cell: CellState) -> str:
+    call, lane = position["call"], _opposite_lane(position)
+    tag, other = call["tag"], cell.positions[call["partner"]]
+    number, launched = _count(position, tuple(call["lane"]), tag), _count(other, lane, tag)
+    whose = f"{lane[1]}s {'from' if lane[1] == 'recv' else 'to'} rank {position['rank']}"
+    different = ", ".join(str(each) for each in _tags(other, lane) if each != tag)
+    return (
+        f"    This is {call['op']} number {number} with tag {tag}, but of rank {call['partner']}'s {whose}, "
+        f"{launched or 'none'} had this tag. The others had tag {different}."
+    )
 
 
 def _forming(cell: CellState) -> list[str]:

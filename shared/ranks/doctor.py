@@ -127,6 +127,7 @@ def position(rank: int, main_thread: int | None) -> dict:
         "rank": rank,
         "busy": _work["busy"],
         "counts": [[list(lane), count] for lane, count in instrumentation.counts.items()],
+        "tag_counts": [[list(lane), tag, count] for (lane, tag), count in instrumentation.tag_counts.items()],
         "call": call and _as_json(call),
         "ahead": [_as_json(each) for each in ahead],
         "dropped": [_as_json(each) for each in handles.dropped[-_DROPPED_SHOWN:]],
@@ -192,6 +193,7 @@ def _as_json(call: instrumentation.Call) -> dict:
         "lane": list(call.lane),
         "group": list(call.group_ranks),
         "partner": call.partner,
+        "tag": call.tag,
         "line": frames.where(*call.called_from) if call.called_from else None,
     }
 

@@ -7,7 +7,7 @@ The notebook's kernel starts this process with a pipe on stdin. Requests arrive 
 are written as lines of JSON to stdout:
 
     → {"do": "controller", "argv": [...], "env": {}, "log": path}         ← {"started": "controller", "pid": 12}
-    → {"do": "hosts", "n": 4, "bits_per_s": 1e9}                          ← {"hosts": 4} or {"no_hosts": "why"}
+    → {"do": "hosts", "n": 4, "bits_per_s": 1e9, "ranks_per_host": 1}     ← {"hosts": 4} or {"no_hosts": "why"}
     → {"do": "ranks", "n": 4, "argv": [...], "env": {}, "log_dir": path}
                                                                ← {"started": 0, "pid": 13} ...
                                                                ← {"ended": 0, "pid": 13, "status": -9}
@@ -115,7 +115,8 @@ def _handle(request: dict) -> None:
     elif request["do"] == "hosts":
         try:
             _hosts.extend(hosts.build(request["n"], request["bits_per_s"]))
-            os.environ[hosts.HOST_BITS_PER_S] = str(request["bits_per_s"])  # ranks inherit it
+            os.environ[hosts.HOST_BITS_PER_S] = str(request["bits_per_s"])  # ranks inherit these
+            os.environ[hosts.RANKS_PER_HOST] = str(request["ranks_per_host"])
             _send(hosts=request["n"])
         except (OSError, subprocess.TimeoutExpired) as error:
             _send(no_hosts=str(error))
@@ -127,7 +128,7 @@ def _handle(request: dict) -> None:
         for rank in range(request["n"]):
             env = {**request["env"], "RANKS_RANK": str(rank)}
             if _hosts:
-                env[hosts.HOST_FILE] = str(_hosts[rank])
+                env[hosts.HOST_FILE] = str(_hosts[rank // int(os.environ[hosts.RANKS_PER_HOST])])
             log = os.path.join(request["log_dir"], f"rank-{rank}.log")
             _fork(rank, log, env, lambda: _run_rank(request["argv"]))
 

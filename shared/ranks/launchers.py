@@ -72,13 +72,13 @@ class ForkServer:
             except PermissionError:  # another user's process, which only the fork server may signal
                 self.request(do="signal", pid=pid, number=number, group=group)
 
-    def make_hosts(self, n: int, bits_per_s: float) -> None:
-        """Create a host for each rank that will be started.
+    def make_hosts(self, ranks: int, bits_per_s: float, ranks_per_host: int = 1) -> None:
+        """Create the hosts of the ranks that will be started.
 
         Raises:
             RuntimeError: If the hosts cannot be created.
         """
-        self.request(do="hosts", n=n, bits_per_s=bits_per_s)
+        self.request(do="hosts", n=ranks // ranks_per_host, bits_per_s=bits_per_s, ranks_per_host=ranks_per_host)
         if not self.wait_for(lambda server: server._hosts, START_TIMEOUT_S):
             raise RuntimeError(f"The ranks' hosts were not ready within {START_TIMEOUT_S:g} s. {self.end_of_log()}")
         if "no_hosts" in self._hosts:

@@ -170,7 +170,7 @@ def show_table(running, note: str = "") -> None:
     backend = f"{placement.backend}, simulates NCCL" if placement.simulates else placement.backend
     shared_host = None if running.link else "this machine"
     rows = [
-        [str(rank), shared_host or f"host{rank}", str(pid), device, backend]
+        [str(rank), shared_host or f"host{rank // running.ranks_per_host}", str(pid), device, backend]
         for rank, (pid, device) in enumerate(zip(running.pids, running.placement.devices, strict=True))
     ]
     notes = [running.placement.valid] + ([note] if note else [])

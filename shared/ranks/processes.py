@@ -5,12 +5,13 @@ import json
 import os
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from shared import hosts
 from shared.deadlines import scaled
 from shared.ranks import launchers
-from shared.ranks.devices import place
+from shared.ranks.devices import Placement, place, valid_behind
 from shared.ranks.diagnosis import CellState, explain
 from shared.ranks.errors import RanksError
 from shared.ranks.launchers import START_TIMEOUT_S
@@ -44,10 +45,17 @@ class RankProcesses:
     """
 
     def __init__(
-        self, world_size: int, backend: str | None, link: str | None, simulate: str | None, report=lambda done: None
+        self,
+        world_size: int,
+        backend: str | None,
+        link: str | None,
+        simulate: str | None,
+        ranks_per_host: int = 1,
+        report=lambda done: None,
     ):
         self.world_size, self._backend, self._simulate = world_size, backend, simulate
-        self.link = link  # the rate of the link in front of each rank; None if all ranks share one machine
+        self.link = link  # the rate of the link in front of each host; None if all ranks share one machine
+        self.ranks_per_host = ranks_per_host
         self.starts = 1  # how many times the processes were started; variables do not survive a restart
         self._questions = 0
         self._report = report
@@ -56,9 +64,9 @@ class RankProcesses:
         try:
             self._start_cluster()
             # Imports torch, in parallel with the fork server.
-            self.placement = place(world_size, backend, link, simulate)
+            self.placement = self._place()
             if link:
-                self._server.make_hosts(world_size, hosts.bits_per_s(link))
+                self._server.make_hosts(world_size, hosts.bits_per_s(link), ranks_per_host)
             self._host_store()
             self._start_ranks()
         except BaseException as error:
@@ -139,11 +147,17 @@ class RankProcesses:
                     raise RuntimeError(f"{error}\n{log[-2000:]}") from error
                 self._start_cluster()
 
+    def _place(self) -> Placement:
+        placement = place(self.world_size, self._backend, self.link, self._simulate)
+        if self.link and self.ranks_per_host > 1:
+            return replace(placement, valid=valid_behind(self.link, self.ranks_per_host))
+        return placement
+
     def restart(self) -> None:
         """Replace every rank with a new process. Their variables are lost."""
         self.starts += 1
         # Choose devices again, because a GPU may have been lost.
-        self.placement = place(self.world_size, self._backend, self.link, self._simulate)
+        self.placement = self._place()
         self._cluster.stop_engines_sync()
         deadline = time.monotonic() + START_TIMEOUT_S
         while self._client.ids and time.monotonic() < deadline:

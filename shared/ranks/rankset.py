@@ -24,16 +24,23 @@ class RankSet(RankProcesses):
     """A set of world_size processes in one process group. Students use `shared.ranks`, which holds one of these."""
 
     def __init__(
-        self, world_size: int, backend=None, detect_mismatch=True, link=None, simulate=None, report=lambda done: None
+        self,
+        world_size: int,
+        backend=None,
+        detect_mismatch=True,
+        link=None,
+        simulate=None,
+        ranks_per_host=1,
+        report=lambda done: None,
     ):
-        self.options = (world_size, backend, detect_mismatch, link, simulate)
+        self.options = (world_size, backend, detect_mismatch, link, simulate, ranks_per_host)
         self.detect_mismatch = detect_mismatch
         self.alive = False
         self.members = list(range(world_size))  # the ranks in the process group; the others are idle
         self.definitions = Definitions()
         self.after_restart = ""  # sentences that say what is left on the ranks after the last restart
         self._generation = 0
-        super().__init__(world_size, backend, link, simulate, report)
+        super().__init__(world_size, backend, link, simulate, ranks_per_host, report)
 
     # -- the process group
 

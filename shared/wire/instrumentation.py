@@ -70,6 +70,7 @@ class Call:
     in_backward: bool
     launched_s: float
     called_from: tuple[str, int, str] | None  # the student's file, line and function; None in autograd's threads
+    tag: int | None = None  # of a send or receive whose partner must use the same one, which NCCL does not ask for
 
     @property
     def lane(self) -> tuple:
@@ -90,6 +91,7 @@ def lane_of(op: str, group_name: str, partner: int | None) -> tuple:
 
 
 counts: Counter = Counter()  # lane → operations launched since the process group was formed
+tag_counts: Counter = Counter()  # (lane, tag) → those of them that have this tag
 last_call: Call | None = None
 recent_calls: deque = deque(maxlen=50)  # the latest launches; the doctor empties it when a cell begins
 before_launch: list = []  # functions called with each Call before its launch, which may reject it by raising
@@ -118,6 +120,7 @@ def reset() -> None:
     """Reset the counts, because a new process group starts its own sequence."""
     global last_call
     counts.clear()
+    tag_counts.clear()
     recent_calls.clear()
     last_call = None
     if recorder is not None:
@@ -270,6 +273,9 @@ def _record(op: str, arguments: dict) -> Call:
     # On a GPU, DDP launches from a thread of autograd, where nothing in Python has called the hook.
     caller = frames.innermost_student_frame(sys._getframe(1).f_back)
     counts[lane] += 1
+    tag = arguments["tag"] if op in POINT_TO_POINT and _compares_tags(arguments["tensors"][0].device) else None
+    if tag is not None:
+        tag_counts[lane, tag] += 1
     # A thread that saves a checkpoint may launch a call at the same time, and replace `last_call`.
     last_call = call = Call(
         op=op,
@@ -286,6 +292,7 @@ def _record(op: str, arguments: dict) -> Call:
         in_backward=torch._C._current_graph_task_id() != -1,
         launched_s=time.perf_counter(),
         called_from=(caller.f_code.co_filename, caller.f_lineno, caller.f_code.co_name) if caller else None,
+        tag=tag,
     )
     for check in before_launch:
         check(call)
@@ -310,6 +317,11 @@ def _check_device(op: str, device: torch.device, group: dist.ProcessGroup) -> No
             f"gloo cannot {op} a tensor on {device}, although its collectives can use one. Start the ranks with "
             "backend='gloo:cpu', or with NCCL and one GPU per rank."
         )
+
+
+def _compares_tags(device: torch.device) -> bool:
+    """Return whether a receive of a tensor on this device only takes a message with its own tag, as over gloo."""
+    return device.type == "cpu" and simulation is None
 
 
 def _check_self(op: str, group: dist.ProcessGroup) -> None:

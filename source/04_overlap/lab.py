@@ -376,8 +376,10 @@ check.GradientSync()
 # `OverlappedDDP(module, bucket_cap_mb=25.0, group=None)` is used like `BucketedDDP`. You have all of its pieces:
 #
 # - `__init__` broadcasts the state of `module` with `broadcast_state`, and splits its parameters with
-#   `assign_buckets`. It makes a `Bucket` from each list of parameters, stores these buckets in `self.buckets`, and
-#   stores one `GradientSync` for all of them in `self.sync`. Pass `group` to `broadcast_state` and to each `Bucket`.
+#   `assign_buckets`. It makes a bucket from each list of parameters with `new_bucket(parameters, group)`, stores these
+#   buckets in `self.buckets`, and stores one `GradientSync` for all of them in `self.sync`. Pass `group` to
+#   `broadcast_state`, too. (`new_bucket` is your `Bucket`. In lab 19, a `compressor` will replace it with a bucket that
+#   sends fewer bytes.)
 # - `finish_gradient_sync()` returns when every gradient is the mean over the ranks. The given `with record_function(…)`
 #   labels this phase in a profiler's trace.
 #
@@ -406,20 +408,28 @@ class OverlappedDDP(nn.Module):
 
     Call finish_gradient_sync() after backward() and before the optimizer's step. `.module` is the module itself.
 
+    A compressor (chapter 19) makes buckets that send less. Without one, gradients are sent as they are.
+
     Communication: when built, one broadcast per parameter and buffer; per step, one all-reduce per bucket.
     Raises:
         RuntimeError: in backward(), for a second gradient before finish_gradient_sync().
     """
 
     def __init__(
-        self, module: nn.Module, bucket_cap_mb: float = 25.0, group: dist.ProcessGroup | None = None
+        self,
+        module: nn.Module,
+        bucket_cap_mb: float = 25.0,
+        group: dist.ProcessGroup | None = None,
+        *,
+        compressor=None,
     ):
         super().__init__()
         self.module = module
+        new_bucket = Bucket if compressor is None else compressor.new_bucket
         ### BEGIN SOLUTION
         broadcast_state(module, group)
         assigned = assign_buckets(module.parameters(), bucket_cap_mb)
-        self.buckets = [Bucket(parameters, group) for parameters in assigned]
+        self.buckets = [new_bucket(parameters, group) for parameters in assigned]
         self.sync = GradientSync(self.buckets)
         ### END SOLUTION
 

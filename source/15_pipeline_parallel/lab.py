@@ -2,28 +2,27 @@
 # jupyter:
 #   course:
 #     module: pipeline
-#     minutes: 75
-#     draft: true
+#     minutes: 70
 # ---
 
 # %% [markdown]
 # # Lab 15 · Pipeline parallelism
 #
-# **75 minutes, 18 points.** (The stretch exercise takes 9 more minutes.) In this lab, you split a model by depth: each
+# **70 minutes, 18 points.** (The stretch exercise takes 7 more minutes.) In this lab, you split a model by depth: each
 # rank computes a few of its layers, for one micro-batch after another. At the end, `Pipeline(layers)` trains any list
 # of layers exactly as one process does, with the schedule that you choose.
 #
 # | exercise | you build | minutes | points |
 # |---|---|---|---|
 # | 15.1 | `gpipe`: all forwards, then all backwards | 3 | 1 |
-# | 15.2 | `one_f_one_b`: at most p micro-batches in flight | 10 | 2 |
+# | 15.2 | `one_f_one_b`: at most p micro-batches in flight | 7 | 2 |
 # | 15.3 | `interleaved`: several chunks of layers per stage | 9 | 2 |
 # | 15.4 | `Neighbors`: messages that never make the sender wait | 11 | 2 |
 # | 15.5 | `Chunk`: forward and backward of one micro-batch | 11 | 3 |
 # | 15.6 | `Pipeline.step`: run the actions of a schedule | 11 | 3 |
 # | 15.7 | `sum_tied_gradients`: one parameter on two stages | 7 | 2 |
 # | 15.8 | `clip_grad_norm_` over all stages | 6 | 1 |
-# | 15.9 | Stretch: `zero_bubble`, a third of the bubble | 9 | 2 |
+# | 15.9 | Stretch: `zero_bubble`, a third of the bubble | 7 | 2 |
 # | | Break it: two mistakes that raise no error | 6 | |
 #
 # Each exercise has a check. The checks of schedules need no messages. The others start with a plain model on two
@@ -85,7 +84,7 @@ def gpipe(stages: int, micro_batches: int) -> list[list[Action]]:
 check.gpipe()
 
 # %% [markdown]
-# ## Exercise 15.2 · One forward, one backward (10 min, 2 points)
+# ## Exercise 15.2 · One forward, one backward (7 min, 2 points)
 #
 # With GPipe, a stage holds the activations of all m micro-batches before its first backward frees any. The schedule
 # 1F1B frees them earlier. Stage s starts with p − s − 1 forwards, the **warm-up**. Then it alternates: one forward, one
@@ -153,16 +152,15 @@ check.one_f_one_b()
 # layers: with 2 stages and 2 chunks, stage 0 has layers 0 and 2, and stage 1 has layers 1 and 3. The third field of an
 # `Action` is the index of its chunk.
 #
-# A stage works on p micro-batches at a time, because it cannot run chunk 1 of a micro-batch before stage p − 1 has run
-# chunk 0 of it. So its forwards are: chunk 0 of the first p micro-batches, chunk 1 of the same ones, and so on, up to
-# chunk v − 1. Then come the next p micro-batches. The backwards are in the same order, but with the chunks from the
-# last to the first. For p = 2, m = 4 and v = 2 (`F0.1` is `Action("F", 0, 1)`):
+# A stage cannot run chunk 1 of a micro-batch before stage p − 1 has run chunk 0 of it. In that time, it can run p
+# forwards, so it works on p micro-batches at a time. Its forwards are: chunk 0 of the first p micro-batches, chunk 1 of
+# the same ones, and so on, up to chunk v − 1. Then come the next p micro-batches. The backwards are in the same order,
+# but with the chunks from the last to the first. For p = 2, m = 4 and v = 2 (`F0.1` is `Action("F", 0, 1)`):
 #
 # - forwards: `F0 F1 F0.1 F1.1 F2 F3 F2.1 F3.1`
 # - backwards: `B0.1 B1.1 B0 B1 B2.1 B3.1 B2 B3`
 #
-# Alternate them as before. Stage s runs 2(p − s − 1) + (v − 1)p forwards before its first pair. (If messages took no
-# time, p − s − 1 would do instead of 2(p − s − 1). The other forwards give a stage work while messages are in flight.)
+# Alternate them as before. Stage s runs 2(p − s − 1) + (v − 1)p forwards before its first pair.
 #
 # m must be a multiple of p. The lines that check it are given.
 #
@@ -207,7 +205,9 @@ check.interleaved()
 
 # %% [markdown]
 # The next cell simulates the three schedules. A backward takes twice as long as a forward, and messages take no time.
-# In the last column, a micro-batch of one of two chunks counts one half.
+# In the last column, a micro-batch of one of two chunks counts one half. (The warm-up of the interleaved schedule
+# contains 2(p − s − 1) forwards, where p − s − 1 would have the same bubble here. On a network, the additional forwards
+# give a stage work while messages are in flight.)
 
 # %% tags=["nbval-ignore-output"]
 # %%ranks 0
@@ -241,8 +241,8 @@ for name, schedule in built.items():
 #   `group_dst=…`, and `tag=TAGS[kind]`, which keeps outputs and gradients apart. A message must be contiguous.
 # - `receive(kind, like)`: receive into `received`, which is given, and return it. Pass `group=…`, `group_src=…`, and
 #   the same tag as the sender. If `kind` is `"B"` and `in_flight["F"]` is not empty, remove its oldest entry, and call
-#   `work.wait()`. The gradient proves that this output has been received, so this returns at once. Otherwise, the
-#   outputs of all m micro-batches would stay in memory.
+#   `work.wait()`. This returns at once, because the next stage has received at least one output for each gradient that
+#   it has sent, the oldest output first. If you kept the entries, all m outputs would stay in memory.
 #
 # With a single stage, a message goes to the rank itself, which gloo cannot send. The lines for this case are
 # given.
@@ -371,15 +371,17 @@ check.Neighbors()
 # - `run_forward(micro_batch, x, loss_of)` computes the layers. Only the last chunk of the model gets a `loss_of`, and
 #   its output is the loss: `loss_of` of what the layers return. Store the input and the output in
 #   `self.kept[micro_batch]`, and return the output, detached.
-# - The input comes from another rank, so autograd does not know how it was computed. Make it a leaf that requires a
-#   gradient. The model's first chunk is an exception (`self.is_first`): no stage needs the gradients of its inputs, and
-#   tokens are integers, which cannot require one.
+# - The input comes from another rank, so autograd does not know how it was computed. Make a *new* leaf of it, which
+#   requires a gradient, and leave `x` itself as it is. The model's first chunk is an exception (`self.is_first`): no
+#   stage needs the gradients of its inputs, and tokens are integers, which cannot require one.
 # - `run_backward(micro_batch, gradient)` runs backward from the output. `gradient` is the gradient of the output, or
 #   None for a loss. Return the gradient of the input (None in the first chunk), and remove the micro-batch from
 #   `self.kept`.
 # - If the output requires no gradient, because the first chunk's layers are frozen, there is no backward to run.
 #
-# The first check runs a plain chunk. The others run several micro-batches, and look at what the chunk keeps.
+# The next two cells are given. You need not read `PostponeWeight`, `postponing` and `run_weights` until 15.9.
+# (`Pipeline.step` sets `micro_batch` for them.) The first check runs a plain chunk. The others run several
+# micro-batches, and look at what the chunk keeps.
 #
 # <details><summary>Hint</summary>
 #
@@ -899,11 +901,11 @@ class Pipeline(Pipeline):
 check.clip_grad_norm_()
 
 # %% [markdown]
-# ## Exercise 15.9 · Stretch: a third of the bubble (9 min, 2 points)
+# ## Exercise 15.9 · Stretch: a third of the bubble (7 min, 2 points)
 #
-# The previous stage waits only for the gradient of its *output*. Nothing needs the gradients of the weights before the
-# optimizer step. A **zero-bubble** schedule splits the backward in two: `"B"` computes the gradient of the input, and
-# `"W"` computes those of the weights, when the stage would otherwise wait.
+# The previous stage waits only for the gradient of this stage's *input*. Nothing needs the gradients of the weights
+# before the optimizer step. A **zero-bubble** schedule splits the backward in two: `"B"` computes the gradient of the
+# input, and `"W"` computes those of the weights, when the stage would otherwise wait.
 #
 # `Chunk` can do this already: with a schedule that has `"W"`, the backward of its linear layers keeps their inputs and
 # the gradients of their outputs, and `run_weights` multiplies them later. (Parameters of other layers get their
@@ -963,14 +965,15 @@ check.zero_bubble()
 # reports by 8, and look only at how it trains.
 #
 # **Predict.** In each of the four cases, will at least one of the first five losses differ from the right one by more
-# than 1%: True or False? (AdamW divides each gradient by an average of its size.)
+# than 1%: True or False? (AdamW divides each gradient by an average of its size, but SGD uses it as it is. And the norm
+# of one stage is smaller than the norm of all, so a stage that is clipped by its own norm keeps more of its gradient.)
 
 # %%
 my_prediction = {
-    "forgets to divide, AdamW": False,
-    "clips per stage, AdamW": False,
-    "forgets to divide, SGD": False,
-    "clips per stage, SGD": False,
+    "forgets to divide, AdamW": None,
+    "clips per stage, AdamW": None,
+    "forgets to divide, SGD": None,
+    "clips per stage, SGD": None,
 }
 
 # %%
@@ -1041,8 +1044,9 @@ plots.loss_curves({"right": right, "forgets to divide, SGD": broken})
 
 # %% [markdown]
 # AdamW hides both mistakes, because it divides out the size of a gradient. SGD does not: without the division by m, its
-# steps are 8 times too large. (In our run, its loss was nan after a few more steps.) So to test a pipeline, compare its
-# gradients, or a step of SGD, with one process. Never rely on the losses of AdamW.
+# steps are 8 times too large. (In our run, its loss was nan after a few more steps.) With clipping per stage, the steps
+# of each stage are too large by a factor of its own. So to test a pipeline, compare its gradients, or a step of SGD,
+# with one process. Never rely on the losses of AdamW.
 
 # %%
 ranks.stop()

@@ -216,9 +216,9 @@ tables.Table(["activations at the peak, in tensors", *stages], rows)
 # %% [markdown]
 # With micro-batches of a fixed size, the activations of GPipe grow with m, and those of 1F1B do not. So you can choose
 # a large m for a small bubble. (On stages 1 and 2, a micro-batch keeps three tensors: the outputs of both linear
-# layers, and of the first GELU. The table leaves out messages, which `run_stage` keeps until the end. Stage 0 also
-# keeps its inputs, and stage 3 its outputs, which are no messages there. At the moment of the peak, a backward is
-# running and has freed some tensors already.)
+# layers, and of the first GELU. With GPipe, these are 24 tensors, of which backward has freed 4 at the moment of the
+# peak. The table leaves out messages, which `run_stage` keeps until the end. Stage 0 also keeps its inputs, and stage 3
+# its outputs, which are no messages there.)
 
 # %% [markdown]
 # ## Interleaved stages
@@ -306,8 +306,8 @@ tables.Table(["in flight at most", *stages, "messages"], rows)
 # stage 0, but it postpones s `W`. (For these, a linear layer keeps its input and the gradient of its output.)
 #
 # If F, B and W take the same time, some schedules have no bubble before the optimizer's step. ZB-H2 needs twice the
-# activations of 1F1B.
-# ZB-V needs no more than 1F1B, but sends twice as many messages (Qi et al. 2023 and 2024). We have not run these two.
+# activations of 1F1B. ZB-V needs no more than 1F1B, but sends twice as many messages (Qi et al. 2023 and 2024). We have
+# not run these two.
 #
 # In the next figure, choose p, m, v and the schedule. With 1F1B and four stages, which of the offered m is the first
 # with a bubble below 5% of the total time? And with the interleaved schedule and v = 4? (Only that one depends on v.)

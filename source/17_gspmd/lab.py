@@ -3,7 +3,6 @@
 #   course:
 #     module: gspmd
 #     minutes: 75
-#     draft: true
 # ---
 
 # %% [markdown]
@@ -101,7 +100,8 @@ from solutions.collectives import ring_all_gather, ring_all_reduce, ring_reduce_
 # - `whole_from(parts, placement)` returns the whole tensor. `parts` has one tensor for each rank, in order.
 # - `isinstance(placement, Shard)` tells you the kind of a placement, and `placement.dim` its dimension.
 #
-# The first check uses two ranks. The second tries up to four, more dimensions, and lengths that do not divide.
+# The first check uses two ranks. The second tries up to four ranks and more dimensions, the third lengths that do not
+# divide.
 #
 # <details><summary>Hint</summary>
 #
@@ -169,10 +169,11 @@ check.local_part()
 # `(("i", "j"), ("j", "k"))`, `equation.output` is `("i", "k")`, and `equation.letters` is `["i", "j", "k"]`.
 # `dim_of("j", ("i", "j"))` is 1, and `dim_of("k", ("i", "j"))` is None.
 #
-# - `shard_rules(equation)` returns a list: first the rule in which everything is replicated, then one for each letter.
-# - A letter that is not in the result makes the result `Partial()` if the operation is a sum over it. Two operations
-#   can drop a letter, and only one of them computes a sum: compare `equation.operation` with `EINSUM` and `MAX`. In
-#   `max: ij->i`, each rank's own maximum is not a term of a sum, so there is no rule for j.
+# - `shard_rules(equation)` returns a list: first the rule in which everything is replicated, then one for each letter,
+#   in the order of `equation.letters`.
+# - Only an einsum and `max` can drop a letter. (`equation.operation` is then `EINSUM` or `MAX`.) An einsum sums over
+#   this letter, so the result is `Partial()`. In `max: ij->i`, each rank's own maximum is not a term of a sum, so there
+#   is no rule for j.
 #
 # The first check asks for the four rules above. The second computes with the rules for many other equations, such as
 # `ij->i`, `bij,bjk->bik` and `add: ij,j->ij`, and compares the results with those of one process.
@@ -232,8 +233,8 @@ check.shard_rules()
 #   replicated. But x₀y₀ + x₁y₁ is not (x₀ + x₁)(y₀ + y₁).
 #
 # `partial_rules(equation)` returns these rules. For an einsum, there is one rule for each input.
-# `equation.operation` is the operation's name. `LINEAR` contains the names of the operations in the first two bullets
-# that may have `Partial` inputs, and `reshape`. `EINSUM` is the name of an einsum.
+# `equation.operation` is the operation's name. `LINEAR` contains `neg`, `add` and `reshape`, but not einsum, whose name
+# is `EINSUM`.
 #
 # The first check asks for the rules of a matrix product. The second computes with your rules for all operations.
 #
@@ -358,7 +359,8 @@ check.rounds_and_bytes()
 #   results, it is 0.
 #
 # The placements of a tensor are a tuple with one entry for each axis of the mesh, such as `(Shard(0),)`. `Mesh((4,))`
-# has one axis. You need not read `Layouts` before exercise 17.8.
+# has one axis. You need not read `Layouts`, so JupyterLab shows its three cells folded; 17.8 supplies its missing part,
+# `may_change`.
 
 
 # %% tags=["export"]
@@ -402,7 +404,7 @@ class Step:
         return link.alpha_s * rounds + link.beta_s_per_byte * sent_bytes
 
 
-# %% tags=["export"]
+# %% tags=["export"] jupyter={"source_hidden": true}
 # %%ranks
 class Layouts:
     """The placements that the tensors of an equation can have on a mesh.
@@ -439,7 +441,7 @@ class Layouts:
         return math.prod(self.lengths[letter] for letter in letters)
 
 
-# %% tags=["export"]
+# %% tags=["export"] jupyter={"source_hidden": true}
 # %%ranks
 class Layouts(Layouts):
     def fits(self, term: Term, placements: Placements) -> bool:
@@ -476,7 +478,7 @@ class Layouts(Layouts):
         )
 
 
-# %% tags=["export"]
+# %% tags=["export"] jupyter={"source_hidden": true}
 # %%ranks
 class Layouts(Layouts):
     def steps_from(self, operand: int, placements: Placements) -> Iterator[Step]:
@@ -519,14 +521,15 @@ def changed(placements: Placements, step: Step) -> Placements:
 # - `Plan(steps, output, seconds)` has the steps of all operands, in the order of the operands, and the output of the
 #   rule. `seconds` are those of all steps, plus `layouts.seconds_to_finish(output)`.
 # - The best plan is the one with the fewest seconds. Among equals, it has the fewest collectives, then the fewest
-#   steps, and then it comes from the first rule. `plan.cost` is a tuple that compares in this order.
+#   steps. `plan.cost` is a tuple that compares in this order. Among plans of equal cost, `min` keeps the first, and so
+#   should you.
 #
 # `propagate` is given. It returns the placement of the result, and the collectives. It takes an equation as text, which
 # may state lengths: `ij,jk->ik, i=4096, k=8`. All other letters get the same length, and are not cut further than they
 # are in some input, because more ranks might not divide them.
 #
 # The first check tries matrix products on one axis. The second draws equations, lengths, links and placements, and
-# compares the seconds of your plan with those of every other way.
+# compares the seconds of your plan with those of every other way. The third tries plans of equal cost.
 #
 # <details><summary>Hint</summary>
 #
@@ -637,8 +640,8 @@ for equation in ("ij,jk->ik, i=16384, j=1024, k=1024", "ij,jk->ik, i=16, j=1024,
 # - `"all_to_all"`: `all_to_all(shard, before, after, group)` is given. It stacks pieces, too, so read it first.
 # - If N does not divide a dimension, raise the error of `local_part`.
 #
-# The first check tries each operation on two ranks. The others try up to four ranks, more dimensions, and groups. They
-# also count the bytes.
+# The first check tries each operation on two ranks. The next two try up to four ranks, more dimensions, and groups. All
+# three count the bytes. The last one tries lengths that do not divide, and `Shard` to `Partial`.
 #
 # <details><summary>Hint</summary>
 #
@@ -707,7 +710,8 @@ check.redistribute()
 # and gets what it holds of the result, placed as `propagate` says for the same equation, placements and mesh.
 #
 # `mesh_group` is a `MeshGroup`: a mesh, and for each of its axes the process group of the ranks along it. With one
-# axis, a process group will do, or None for all ranks. `compute` is given. It runs an operation on local tensors.
+# axis, a process group will do, or None for all ranks. `compute` is given. It runs an operation on local tensors. You
+# need not read it or `check_lengths`, so these two cells are folded.
 #
 # - Make a plan. Take its steps in order. In a list of your own, replace the shard of the step's operand by the
 #   redistributed one. The group of the step's axis is `mesh_group.groups[step.axis]`.
@@ -754,7 +758,7 @@ def make_mesh_group(mesh: Mesh) -> MeshGroup:
     return MeshGroup(mesh, tuple(groups))
 
 
-# %% tags=["export"]
+# %% tags=["export"] jupyter={"source_hidden": true}
 # %%ranks
 FUNCTIONS = {
     "neg": torch.neg,
@@ -790,7 +794,7 @@ def compute(equation: Equation, tensors: Sequence[Tensor]) -> Tensor:
     return aligned(FUNCTIONS[operation](tensor), term, output)
 
 
-# %% tags=["export"]
+# %% tags=["export"] jupyter={"source_hidden": true}
 # %%ranks
 def check_lengths(
     equation: Equation, shards: Sequence[Tensor], placements: Sequence, mesh: Mesh
@@ -871,8 +875,8 @@ check.execute()
 #
 # 1. **Who is along an axis?** `ranks_along(sizes, axis)` returns the lists of ranks that form a process group along an
 #    axis. Ranks are numbered along the last axis first, so `(2, 2)` is the grid `[[0, 1], [2, 3]]`. Along axis 0, the
-#    groups are `[0, 2]` and `[1, 3]`; along axis 1, they are `[0, 1]` and `[2, 3]`. Return the groups, and the ranks
-#    in each, in increasing order.
+#    groups are `[0, 2]` and `[1, 3]`; along axis 1, they are `[0, 1]` and `[2, 3]`. In each group, the ranks are in
+#    increasing order. The groups are in the order of their first ranks.
 # 2. **May one axis change alone?** With `(Shard(0), Shard(0))`, axis 0 first divides the rows into two halves, and axis
 #    1 divides each half again. Rank 0 holds the first quarter, rank 1 the second, and so on. If axis 0 were gathered
 #    first, ranks 0 and 2 would both hold quarters 1 and 3, which no placement describes. So an axis may not gather a
@@ -984,8 +988,8 @@ check.reshape_rules()
 # - `flattens_shards` flattens a matrix of which each rank holds some columns, as if the result were sharded, too. (A
 #   similar mistake is pytorch/pytorch issue 179502.)
 #
-# **Predict.** Each result is made whole again, and compared with that of one process. Which of them has the right sum
-# over all elements? Set those to True, and the others to False.
+# **Predict.** Each result is compared with that of one process. The first is compared on each rank; the other two are
+# made whole first. Which of them has the right sum over all elements? Set those to True, and the others to False.
 
 # %%
 my_prediction = {"steps_with_a_term": None, "relu_too_early": None, "flattens_shards": None}

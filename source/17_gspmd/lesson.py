@@ -7,9 +7,9 @@
 # %% [markdown]
 # # 17 · GSPMD
 #
-# **33 minutes.** After this lesson, you will be able to:
+# **35 minutes.** After this lesson, you will be able to:
 #
-# - describe how a tensor lies on a mesh of devices, in JAX and in torch,
+# - describe how a tensor is distributed over a mesh of devices, in JAX and in torch,
 # - predict which collective an operation needs, and read from a compiled program which one it got,
 # - get FSDP and tensor parallelism from annotations, and say when the compiler needs more of them,
 # - explain where your own ZeRO-3 and TP, DTensor and XLA differ, collective by collective,
@@ -43,8 +43,8 @@ from shared.plots.placements import placements
 # ## The idea: say where tensors are
 #
 # In **GSPMD**, you write the program for one device, and add *annotations*, which state the *layout* of some tensors:
-# how they lie on a mesh. The compiler chooses all other layouts, and inserts the collectives (Xu et al. 2021). The
-# result is **SPMD** (single program, multiple data): all devices run one program, on their own shards.
+# how they are distributed over a mesh. The compiler chooses all other layouts, and inserts the collectives (Xu et al.
+# 2021). The result is **SPMD** (single program, multiple data): all devices run one program, on their own shards.
 #
 # JAX, a library for computing with arrays, has such a compiler, called XLA. The next cell makes JAX treat this computer
 # as 32 devices, and tiles a weight over them:
@@ -70,8 +70,8 @@ diagrams.tiled_weight()
 # %% [markdown]
 # ## Five products
 #
-# Now we multiply a matrix x (256 × 2048) by A (2048 × 4096), in five layouts. The compiler may choose the layout of the
-# result. What does a device need that it does not have?
+# Now we multiply a matrix x (256 × 2048) by A (2048 × 4096), in five layouts. (The matrix x has nothing to do with the
+# axis "x".) The compiler may choose the layout of the result. What does a device need that it does not have?
 #
 # | case | x | A |
 # |---|---|---|
@@ -99,6 +99,7 @@ def compiled(function, *arrays):
     return jax.jit(function).lower(*arrays).compile()
 
 
+# %%
 layouts = {
     1: ((), (None, "y")),
     2: (("x",), ()),
@@ -165,9 +166,9 @@ shapes = (512, 512), (1024, 512)
 annotated = compiled(step, *(array(line, shape, "d") for shape in shapes))
 
 # %% [markdown]
-# **Predict.** Your ZeRO-3 would all-gather the weight and reduce-scatter its gradient, which sends 2f times the
-# weight's bytes. (Backward does not need this weight, because x needs no gradient.) How many times f does this
-# program send? 2 would mean as much as ZeRO-3.
+# **Predict.** This step needs an all-gather of the weight, and a reduce-scatter of its gradient. Each sends f times the
+# weight's bytes. (Backward does not need this weight, because x needs no gradient. Your `ZeRO3` would gather it again
+# anyway.) The program sends m·f times the weight's bytes. What is m? 2 would mean no more than the step needs.
 
 # %%
 my_multiple = 0.0
@@ -184,6 +185,7 @@ def shard_step(shard, x):
     return shard - 0.1 * jax.grad(own_loss)(shard)
 
 
+# %%
 # shard_map runs shard_step on each device's own shards.
 manual = jax.shard_map(shard_step, mesh=line, in_specs=P("d"), out_specs=P("d"))
 by_hand = compiled(manual, *(array(line, shape, "d") for shape in shapes))
@@ -199,9 +201,9 @@ assert [each.op for each in columns["shard_map"]] == ["all_gather", "reduce_scat
 spmd.side_by_side(columns)
 
 # %% [markdown]
-# On a CPU, XLA all-reduces the gradient, and then each device cuts out its own shard. The weights are right, but the
-# step sends 3f instead of 2f. For GPUs, XLA has a pass that turns an all-reduce followed by a slice into a
-# reduce-scatter (`ReduceScatterCreator`; XLA pull request 31030). So read what *your* compiler has inserted.
+# On a CPU, XLA all-reduces the gradient, and then each device cuts out its own shard. The weights are right, but m is 3
+# instead of 2. For GPUs, XLA has a pass that turns an all-reduce followed by a slice into a reduce-scatter
+# (`ReduceScatterCreator`; XLA pull request 31030). So read what *your* compiler has inserted.
 #
 # The second column is from `shard_map`. In a function that runs on each device's own shards, you write the collectives
 # yourself. The gradient of an all-gather is a reduce-scatter, as in chapter 13. Both steps give the same weights as one
@@ -232,6 +234,7 @@ def constrained(a, b, x):
     return mlp(a, b, x, keep=lambda inner: jax.lax.with_sharding_constraint(inner, by_sample))
 
 
+# %%
 fsdp, tp = [("d",)] * 3, [(None, "d"), ("d",), ()]  # of a, b and x
 ways = {"FSDP": (mlp, fsdp), "FSDP, constrained": (constrained, fsdp), "TP": (mlp, tp)}
 columns = {}
@@ -245,10 +248,12 @@ assert len(columns["FSDP"]) > 2 * len(columns["FSDP, constrained"]) == 6
 spmd.side_by_side(columns)
 
 # %% [markdown]
-# TP gets the same as a pair in chapter 13: one all-reduce in forward, and one in backward. But with FSDP, the compiler
-# has to decide whether the inner activations are split by rows, like x, or by columns, to match the rows of B. It mixed
-# both, and sends activations back and forth. With one more annotation, there are only two all-gathers, and an
-# all-reduce of both gradients together. (JAX users find them, too: issue 20683.)
+# TP gets the same collectives as a pair of layers in chapter 13: one all-reduce in forward, and one in backward. But
+# with FSDP, the compiler has to decide whether the inner activations are split by rows, like x, or by columns, to match
+# the rows of B. It mixed both: only the all-gathers of 4,194,304 bytes are weights. The other three all-gathers, and
+# each all-to-all, send x, activations, or their gradients back and forth. With one more annotation, there are only two
+# all-gathers, and an all-reduce of both gradients together. (A JAX user reports another unexpected all-gather in issue
+# 20381.)
 
 # %% [markdown]
 # ## Auto, explicit and manual axes
@@ -315,6 +320,8 @@ from torch.nn.functional import gelu, layer_norm, linear, scaled_dot_product_att
 from shared import spmd, wire
 from shared.models import Block, GPTConfig, TinyGPT
 
+# %%
+# %%ranks
 line, R = init_device_mesh(device.type, (4,), mesh_dim_names=("d",)), Replicate()
 torch.manual_seed(0)
 x, a = torch.randn(256, 512, device=device), torch.randn(512, 256, device=device)
@@ -338,8 +345,8 @@ tables.Table(["case", "XLA", "DTensor's result", "its collectives"], rows)
 # %% [markdown]
 # No case communicates. In cases 4 and 5, each rank uses its part of the replicated tensor, so the result is partial. An
 # all-reduce has to follow when an operation needs the sum. With the sizes of the JAX program (x: 256 × 2048, A: 2048 ×
-# 4096), it would send a quarter of XLA's all-gather in case 5, but four times as much in case 4. What does
-# `redistribute` send?
+# 4096), it would send a quarter of XLA's all-gather in case 5, but four times as much in case 4 (7.3 MB against 29.4 or
+# 1.8). What does `redistribute` send?
 
 # %%
 # %%ranks
@@ -367,8 +374,8 @@ tables.Table(["from", "to", "collectives"], [list(row) for row in sent])
 # ## Three ways to run one step
 #
 # Next, we run one training step of a TinyGPT block on a mesh of 2 × 2 ranks, with FSDP along "dp" and TP along "tp".
-# The first version uses your own `ZeRO3`, and your layers of chapter 13. (On gloo, your all-gathers send shards one by
-# one. We turn that off, so that the ledger shows collectives.)
+# The first version uses your own `ZeRO3`, and your layers of chapter 13. (On gloo, your all-gathers and
+# reduce-scatters send shards directly from rank to rank. We turn that off, so that the ledger shows collectives.)
 
 
 # %%
@@ -377,6 +384,8 @@ from solutions import async_collectives
 from solutions.tensor_parallel import ColumnParallelLinear, ParallelAttention, RowParallelLinear
 from solutions.zero3 import ZeRO3
 
+# %%
+# %%ranks
 # False: use the backend's own collectives.
 async_collectives.exchanges_directly = lambda *_: False
 mesh = init_device_mesh(device.type, (2, 2), mesh_dim_names=("dp", "tp"))
@@ -391,6 +400,9 @@ block.attention = ParallelAttention.from_attention(block.attention, tp)
 block.up = ColumnParallelLinear.from_linear(block.up, tp)
 block.down = RowParallelLinear.from_linear(block.down, tp)
 ours = ZeRO3(nn.Sequential(block.to(device)), group=dp)
+
+# %%
+# %%ranks
 with wire.ledger() as log:
     ours(x.chunk(2)[dist.get_rank(dp)].to(device)).square().mean().backward()
     ours.finish_gradient_sync()
@@ -400,8 +412,8 @@ up = ours.full_state_dict()["0.up.weight"]
 
 # %% [markdown]
 # The second version uses DTensors. Each weight has a placement per axis. `unshard` gathers the weights along "dp"
-# before they are used. `keep` lays out the activations outside of a pair of layers like x. (`local_map` is torch's
-# `shard_map`. DTensor has no rule for fused attention on a CPU.)
+# before they are used. `keep` gives the activations outside of a pair of layers the layout of x. (`local_map` is
+# torch's `shard_map`. DTensor has no rule for fused attention on a CPU.) We run the step with and without `keep`.
 
 
 # %%
@@ -421,7 +433,7 @@ def keep(y):
     return y.redistribute(placements=[Shard(0), R])
 
 
-def block_of(weights, x):
+def block_of(weights, x, keep):
     gain_1, bias_1, query_key_value, project, gain_2, bias_2, up, down = map(unshard, weights)
     y = keep(layer_norm(x, (64,), gain_1, bias_1))
     split = linear(y, query_key_value.flatten(0, 2)).unflatten(-1, (3, 4, 16))
@@ -435,18 +447,25 @@ def block_of(weights, x):
 # %%ranks
 whole, layout = [R, R], [Shard(0), Shard(1)]
 places = [whole, whole, [Shard(3), Shard(1)], layout, whole, whole, [Shard(1), Shard(0)], layout]
-pairs = zip(weights, places, strict=True)
-own = [nn.Parameter(distribute_tensor(each.to(device), mesh, place)) for each, place in pairs]
 samples = distribute_tensor(x.to(device), mesh, [Shard(0), R])
-with wire.ledger() as log:
-    block_of(own, samples).square().mean().backward()
-    # No gradient stays Partial: each gets the placements of its weight.
-    for each in own:
-        each.grad = each.grad.redistribute(placements=each.placements)
-torch.optim.SGD(own, lr=1.0).step()
-in_dtensor = spmd.of_ledger(log, groups)
-own_rows = own[6].full_tensor().chunk(2)[dist.get_rank(tp)]
-assert torch.allclose(up, own_rows, atol=1e-5)
+
+
+def dtensor_step(keep):
+    copies = [each.to(device, copy=True) for each in weights]
+    pairs = zip(copies, places, strict=True)
+    own = [nn.Parameter(distribute_tensor(each, mesh, place)) for each, place in pairs]
+    with wire.ledger() as log:
+        block_of(own, samples, keep).square().mean().backward()
+        # No gradient stays Partial: each gets the placements of its weight.
+        for each in own:
+            each.grad = each.grad.redistribute(placements=each.placements)
+    torch.optim.SGD(own, lr=1.0).step()
+    own_rows = own[6].full_tensor().chunk(2)[dist.get_rank(tp)]
+    assert torch.allclose(up, own_rows, atol=1e-5)
+    return spmd.of_ledger(log, groups)
+
+
+in_dtensor, without_keep = dtensor_step(keep), dtensor_step(lambda y: y)
 
 # %% [markdown]
 # The third version is a JAX program. Its only annotations are the partition specs of the weights and of the batch:
@@ -471,6 +490,7 @@ def jax_step(weights, x):
     return [weight - gradient for weight, gradient in zip(weights, gradients, strict=True)]
 
 
+# %%
 square = jax.make_mesh((2, 2), ("dp", "tp"), axis_types=(AxisType.Auto,) * 2)
 specs = [P(), P(), P(None, "tp", None, "dp"), P("dp", "tp")]
 specs += [P(), P(), P("tp", "dp"), P("dp", "tp")]
@@ -500,6 +520,9 @@ bytes_along = {
 print(f"predicted {my_answer}; sent along dp: {bytes_along['dp']}, along tp: {bytes_along['tp']}")
 assert len(set(bytes_along["tp"])) == 1
 assert bytes_along["dp"][1] < bytes_along["dp"][2] < bytes_along["dp"][0]
+more = spmd.total(ranks.pull("without_keep")[0]) / spmd.total(columns["DTensor"])
+print(f"without keep, DTensor sends {more:.2f} times as much")
+assert more > 1.3
 own_rows = np.split(np.asarray(program(arrays, samples)[6]), 2)[0]
 assert np.allclose(ranks.pull("up")[0].cpu(), own_rows, atol=1e-5)
 spmd.side_by_side(columns)
@@ -509,20 +532,21 @@ spmd.side_by_side(columns)
 #
 # - **Gathering.** Your `ZeRO3` gathers a unit's flat parameter in forward, and again in backward. The other two gather
 #   each weight once, and keep it for backward, like `reshard_after_forward=False`. That saves bytes and costs memory.
-# - **Reducing.** You and DTensor reduce-scatter. XLA on a CPU all-reduces, which sends twice as much: 3f in total,
-#   like yours.
+# - **Reducing.** You and DTensor reduce-scatter. XLA on a CPU all-reduces, which sends twice as much as a
+#   reduce-scatter. With one all-gather, that is 3f. Yours is also 3f: two all-gathers and a reduce-scatter. (XLA sends
+#   512 bytes less, because its norms are replicated, and cost 2f.)
 # - **Packing.** You pack a unit into one flat tensor. XLA combined all gradients into one all-reduce, as a bucket
 #   does. DTensor sends each tensor separately, even the four small gradients of the norms.
 #
-# DTensor needs `keep`, because it decides about one operation at a time. XLA sees the whole program, and needed no such
-# help here.
+# Without `keep`, DTensor gets the same weights, but sends 39% more, because it decides about one operation at a time.
+# XLA sees the whole program, and needed no such help here.
 
 # %% [markdown]
 # ## Break it: adding to a Partial
 #
-# Whatever is added to a Partial before the sum is added once per rank. In torch, that happened to `total_norm + 1e-6`
-# in gradient clipping (PyTorch issue 149768). Next, we add 1 to the terms of case 5 by hand, and then let DTensor do
-# it:
+# If you add something to a Partial before the sum is computed, every rank adds it. In torch, that happened to
+# `total_norm + 1e-6` in gradient clipping (PyTorch issue 149768). Next, we add 1 to the terms of case 5 by hand, and
+# then let DTensor do it:
 
 # %%
 # %%ranks
@@ -589,7 +613,8 @@ assert gradients == {"not labeled": 4, "labeled": 1}
 # %% [markdown]
 # Without a label, DTensor assumes that the gradient is placed like the parameter: replicated. Nothing is sent, and the
 # ranks drift apart. JAX has the opposite surprise. If you compute a gradient for each sample in a `shard_map`, with
-# respect to a replicated array, each device adds the other devices' gradients to its own (JAX issue 36886).
+# respect to a replicated array, each device adds the other devices' gradients to its own, because the gradient of
+# copying the array to every device is a sum over them (JAX issue 36886).
 
 # %% [markdown]
 # ## Seeing placements
@@ -612,8 +637,7 @@ batch = CharTokens().windows([0, 500], 64)
 
 
 def observe(parameter, on_rank, is_broken):
-    # has_copies=True claims that the replicated parameters are already copies whose gradients are added up. They are
-    # not, so no all-reduce adds them up.
+    # has_copies=True skips the last all-reduce.
     gpt = parallelize(TinyGPT(GPTConfig(layers=1)).double(), sequence_parallel=True)
     return spmd.observe(
         gpt, lambda gpt: gpt(*batch, has_copies=is_broken).backward(), parameter, on_rank
@@ -638,9 +662,9 @@ widgets.placement_chooser(draw, parameters, 4, "blocks.0.up.weight", rank=1)
 
 # %% [markdown]
 # Before `up`, nothing changes. The output of `up` changes on rank 1 only. After the next collective, the outputs of all
-# ranks change. (*Strided*: the shard is not one block of rows, but has some rows of the queries, some of the keys, and
-# some of the values.) A replicated gradient changes
-# equally on all ranks. A partial one does not, although it has the full shape on every rank:
+# ranks change. (*Strided*: the shard is not one block, but has a part of the queries, a part of the keys, and a part
+# of the values.) A replicated gradient changes equally on all ranks. A partial one does not, although it has the full
+# shape on every rank:
 
 # %%
 right, broken = (spmd.still_partial(each) for each in seen.values())
@@ -671,13 +695,14 @@ assert right == [] and len(broken) == 7
 # |---|---|---|
 # | What does the compiler insert? | what XLA does for a CPU | on GPUs also reduce-scatters: read the program |
 # | Which axis is within a host? | all | the last axis of the mesh: give it to TP |
-# | What hides the collectives? | nothing | XLA starts them early, and waits later (`all-gather-start`, `-done`) |
+# | What hides XLA's collectives? | nothing | XLA starts them early, and waits later (`all-gather-start`, `-done`) |
 # | What turns `Shard(0)` into `Shard(1)`? | all-gather | all-to-all |
 
 # %% [markdown]
 # ## Recap
 #
-# The table is for one step of a block with ψ parameters, without its small norms.
+# The table is for one step of a block, without its small norms. ψ is the number of parameters that all ranks with the
+# same index along "tp" hold together.
 #
 # | | memory: gathered weights are kept | wire along "dp" | overlap |
 # |---|---|---|---|
@@ -691,12 +716,14 @@ assert right == [] and len(broken) == 7
 # - **GSPMD**: programs are written for one device, with annotations of layouts. The compiler inserts collectives.
 # - **partition spec**: for each dimension of a tensor, the axis of the mesh along which it is split, or none.
 # - **contracted**: the dimension over which a product of matrices sums.
-# - **placement**: how a tensor lies along one axis of a mesh: replicated, sharded, or partial (a term on each rank).
+# - **placement**: how a tensor is distributed along one axis of a mesh: replicated, sharded, or partial (a term on each
+#   rank).
 #
 # ## Further reading
 #
 # - Xu et al., [GSPMD](https://arxiv.org/abs/2105.04663), 2021, §3: annotations, and how layouts propagate.
-# - [Distributed arrays](https://docs.jax.dev/en/latest/parallel.html) in JAX's documentation: the three types of axes.
+# - [Distributed arrays](https://docs.jax.dev/en/latest/201/sharding.html) in JAX's documentation: auto, explicit and
+#   manual axes.
 # - [torch.distributed.tensor](https://docs.pytorch.org/docs/stable/distributed.tensor.html) in PyTorch's documentation.
 # - [How to Scale Your Model](https://jax-ml.github.io/scaling-book/), the chapter on sharded matrices.
 

@@ -23,7 +23,15 @@ from shared.checks.engine.scale import Scale
 from shared.checks.engine.verdicts import SAME_AS, Verdict
 from shared.deadlines import scaled
 from shared.ranks import rankside
-from shared.ranks.diagnosis import CellState, absent, dropped_handles, name_ranks, own_errors, receives_too_small
+from shared.ranks.diagnosis import (
+    CellState,
+    absent,
+    dropped_handles,
+    name_ranks,
+    own_errors,
+    receives_too_small,
+    tags_differ,
+)
 from shared.ranks.errors import CellFailed, RanksError
 
 PROBE_TIMEOUT_S = scaled(20.0)  # for one run of a probe, or for loading a file
@@ -38,6 +46,9 @@ _HINT_ON_GROUP_RANKS = (
 )
 _HINT_ON_WAITING = "Hint: which call would end this wait, and what keeps the other rank from reaching it?"
 _HINT_ON_PARTNERS = "Hint: from which rank does each rank receive, and does that rank send to it?"
+_HINT_ON_TAGS = (
+    "Hint: from which rank does this line receive, and with which tag? Does that rank send to it with the same tag?"
+)
 _HINT_ON_SIZES = "Hint: what are the shape and dtype of the tensor that is sent to this rank?"
 _HINT_ON_ITSELF = "Hint: for which ranks should this line not run?"
 _LEFT_IN_FLIGHT = "your code left a transfer in flight that nothing waits for, and the ranks had to be restarted"
@@ -444,10 +455,12 @@ def is_a_transfer_to_itself(text: str) -> bool:
 
 
 def _hint_on_transfers(cell: CellState, running: list[dict]) -> str:
-    """Hint at a rank that has returned without its side of a transfer, or else at partners or at the order.
+    """Hint at tags, at a rank that has returned without its side of a transfer, or else at partners or at the order.
 
     If each rank has launched as many sends as receives, their order does not matter.
     """
+    if any(position["waits"] != "no" and tags_differ(position, cell) for position in running):
+        return _HINT_ON_TAGS
     for position in running:
         missing = absent(position, cell)
         returned = [rank for rank in missing if rank in cell.outcomes or _in_our_barrier(cell.positions.get(rank))]

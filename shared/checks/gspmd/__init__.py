@@ -33,6 +33,7 @@ rounds_and_bytes.check("cost", world_sizes=(1,))(choices.every_operation_has_its
 
 propagate.check("plain products", world_sizes=(1,))(choices.plain_products)
 propagate.check("cheapest", world_sizes=(1,))(choices.the_cheapest_way_along_one_axis)
+propagate.check("equal plans", world_sizes=(1,))(choices.the_first_of_equal_plans)
 
 redistribute.check("plain changes", world_sizes=(2,))(running.plain_changes)
 redistribute.check("dimensions")(running.changes_of_all_dimensions)
@@ -60,9 +61,12 @@ reshape_rules.check("local shape", world_sizes=(1,))(rules.shapes_of_shards)
 
 give_hints(
     {
-        "index out of range": "Hint: how many shards are there if the number of ranks does not divide the length?",
+        "index out of range": (
+            "Hint: how many shards does your call return here? Is its argument the number of shards, or their length?"
+        ),
         "size of tensor": "Hint: which placements do the shards in this operation have?",
         "KeyError: 'whole_from'": "Hint: have you run the cell that defines whole_from?",
+        "'NoneType' object has no attribute 'output'": "Hint: does plan_for return the plan?",
     },
     *(value for value in list(globals().values()) if isinstance(value, Exercise)),
 )

@@ -12,7 +12,7 @@ import torch
 from shared.checks.engine.candidate import PieceMissing
 from shared.checks.engine.framework import Attempt
 from shared.checks.gspmd.trying import cut, every_placement, result_of
-from shared.placements import Equation, Link, Mesh, Placement, Placements, Shard
+from shared.placements import Equation, Link, Mesh, Placement, Placements
 
 MATMUL = "ij,jk->ik"
 EINSUMS = (
@@ -62,12 +62,21 @@ def describe(placements: Placement | Placements) -> str:
     if isinstance(placements, tuple):
         inside = ", ".join(map(describe, placements))
         return inside if len(placements) == 1 else f"({inside})"
-    return f"Shard({placements.dim})" if isinstance(placements, Shard) else f"{type(placements).__name__}()"
+    return repr(placements)
 
 
 def describe_mesh(mesh: Mesh) -> str:
     sizes = " × ".join(map(str, mesh.sizes))
     return f"{sizes} rank{'' if mesh.ranks == 1 else 's'}"
+
+
+def describe_bytes(*counts: float) -> list[str]:
+    """Write different numbers of bytes, with as many decimals as tell them apart."""
+    for decimals in range(9):
+        texts = [f"{count:,.{decimals}f}" for count in counts]
+        if len(set(texts)) == len(set(counts)):
+            return texts
+    return list(map(str, counts))
 
 
 def beside(piece: Callable, name: str) -> Callable:

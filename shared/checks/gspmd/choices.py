@@ -9,6 +9,7 @@ from shared.checks.gspmd.cases import (
     MATMUL,
     Case,
     describe,
+    describe_bytes,
     describe_mesh,
     draw_case,
     draw_links,
@@ -44,7 +45,8 @@ def every_operation_has_its_cost(attempt: Attempt) -> None:
             raise Wrong(f"{tried}: the number of rounds is {rounds}, expected {expected}", hint)
         if not math.isclose(sent_bytes, expected := sent_bytes_of(operation, buffer_bytes, size), rel_tol=_EXACT):
             hint = "Hint: S is the size of the tensor that all ranks hold together. How much of it does one rank send?"
-            raise Wrong(f"{tried}: each rank sends {sent_bytes:,.0f} bytes, expected {expected:,.0f}", hint)
+            found_bytes, expected_bytes = describe_bytes(sent_bytes, expected)
+            raise Wrong(f"{tried}: each rank sends {found_bytes} bytes, expected {expected_bytes}", hint)
 
 
 # -- 17.5
@@ -129,6 +131,25 @@ def the_cheapest_way_along_one_axis(attempt: Attempt) -> None:
 
 def the_cheapest_way_on_a_mesh(attempt: Attempt) -> None:
     judge_choices(attempt, _drawn(attempt, ((2, 2), (2, 4), (4, 2), (1, 3)), 45))
+
+
+# Operations for which the rules of i and j give plans of equal cost. The rule of i comes first.
+_TIES = (
+    ("add: ij,ij->ij", (Shard(0), Shard(1))),
+    ("ij,ij->ij", (Shard(1), Shard(0))),
+    ("relu: ij->ij", (Partial(),)),
+)
+
+
+def the_first_of_equal_plans(attempt: Attempt) -> None:
+    for size in (2, 4):
+        cases = [Case(f"{equation}, i=64, j=64", on_one_axis(*inputs), Mesh((size,))) for equation, inputs in _TIES]
+        judge_choices(attempt, cases)
+        for case, (output, _) in zip(cases, propagated(attempt, cases), strict=True):
+            if output != (Shard(0),):
+                hint = "Hint: which of the equal plans do you take, and in which order are the rules of shard_rules?"
+                message = f"{case}: the result is {describe(output)}, but Shard(0) costs the same and comes first"
+                raise Wrong(message, hint)
 
 
 def _drawn(attempt: Attempt, meshes: Sequence[tuple[int, ...]], count: int) -> list[Case]:

@@ -4,9 +4,9 @@ import torch
 
 from shared.checks.engine.compare import first_difference
 from shared.checks.engine.framework import Attempt, Wrong
-from shared.checks.gspmd.cases import beside, describe
+from shared.checks.gspmd.cases import beside, describe, describe_mesh
 from shared.checks.gspmd.trying import every_placement
-from shared.placements import Partial, Placement, Replicate, Shard
+from shared.placements import Mesh, Partial, Placement, Replicate, Shard
 
 _HINTS = {
     Shard: "Hint: along which dimension is the tensor divided, and which shard belongs to this rank?",
@@ -24,8 +24,10 @@ def probe_parts(local_part, size: int, placements: list[Placement], tensor: torc
     return {"parts": parts, "wholes": wholes, "changed": not torch.equal(tensor, untouched)}
 
 
-def probe_terms(local_part, terms: list[torch.Tensor]) -> torch.Tensor:
-    return beside(local_part, "whole_from")(terms, Partial())
+def probe_terms(local_part, terms: list[torch.Tensor]) -> dict:
+    own = [term.clone() for term in terms]
+    whole = beside(local_part, "whole_from")(own, Partial())
+    return {"whole": whole, "changed": not all(map(torch.equal, own, terms))}
 
 
 def probe_rejections(local_part, asked: list[tuple]) -> list[str]:
@@ -51,17 +53,17 @@ def many_ranks_hold_tensors(attempt: Attempt) -> None:
             _judge(attempt, size, shape, every_placement(len(shape)))
     terms = [torch.randn(3, 2, dtype=torch.float64) for _ in range(3)]
     found = attempt.run(probe_terms, terms, context="whole_from() of three terms")[0]
-    if not _same(found, sum(terms)):
+    if not _same(found["whole"], sum(terms)):
         raise Wrong("whole_from() of three terms of a Partial is not their sum", _HINTS[Partial])
+    if found["changed"]:
+        raise Wrong("whole_from() of three terms changes its argument", "Hint: which line writes to one of `parts`?")
 
 
 def lengths_that_do_not_divide(attempt: Attempt) -> None:
     asked = [((6, 4), Shard(0), 4), ((4, 5), Shard(1), 2), ((2, 3), Shard(0), 3), ((2, 9, 4), Shard(1), 4)]
     for (shape, placement, size), said in zip(asked, attempt.run(probe_rejections, asked)[0], strict=True):
-        length, tried = (
-            shape[placement.dim],
-            f"{describe(placement)} of a tensor of shape {list(shape)} on {size} ranks",
-        )
+        length, where = shape[placement.dim], describe_mesh(Mesh((size,)))
+        tried = f"{describe(placement)} of a tensor of shape {list(shape)} on {where}"
         if not said:
             raise Wrong(f"{tried}: no ValueError was raised", "Hint: which ranks would get less than the others?")
         if str(length) not in said or str(size) not in said:
@@ -71,7 +73,7 @@ def lengths_that_do_not_divide(attempt: Attempt) -> None:
 def _judge(attempt: Attempt, size: int, shape: tuple[int, ...], placements: list[Placement]) -> None:
     draw = torch.Generator().manual_seed(attempt.draw_seed())
     tensor = torch.randn(shape, generator=draw, dtype=torch.float64)
-    tried = f"a tensor of shape {list(shape)} on {size} ranks"
+    tried = f"a tensor of shape {list(shape)} on {describe_mesh(Mesh((size,)))}"
     found = attempt.run(probe_parts, size, placements, tensor, context=tried)[0]
     if found["changed"]:
         raise Wrong(f"{tried}: your function has changed its argument", "Hint: which line writes to `tensor`?")

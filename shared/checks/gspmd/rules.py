@@ -8,13 +8,11 @@ from collections.abc import Callable
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.gspmd.cases import EINSUMS, EQUATIONS, MATMUL, beside, describe
 from shared.checks.gspmd.trying import rules_of
-from shared.placements import Equation, Partial, Placement
+from shared.placements import Equation, Partial, Placement, Replicate, Shard, Term, dim_of
 
 Found = tuple[tuple[Placement, ...], Placement]
-_HINT_ON_WRONG = {
-    True: "Hint: each rank applies the operation to its own term. What is the sum of the results?",
-    False: "Hint: if each rank computes with its shards alone, what does its result contain?",
-}
+_HINT_ON_TERMS = "Hint: each rank applies the operation to its own term. What is the sum of the results?"
+_HINT_ON_SHARDS = "Hint: if each rank computes with its shards alone, what does its result contain?"
 _RESHAPES = ("b(hd)->bhd, h=4, d=8", "bhd->b(hd), h=4, d=6", "(ab)c->abc, a=8, b=2", "a(bcd)->abcd, b=4, c=2, d=6")
 _RESHAPES += ("ab(cd)->abcd, c=8, d=4", "(ab)(cd)->abcd, a=4, b=6, c=8, d=2", "abcd->(ab)(cd), a=4, b=6, c=8, d=2")
 
@@ -26,7 +24,14 @@ def probe_rules(rules: Callable, equations: list[str]) -> list[list[Found]]:
 
 
 def a_matrix_product_by_letters(attempt: Attempt) -> None:
-    _judge(attempt, [MATMUL], partial=False)
+    found = _judge(attempt, [MATMUL], partial=False)[0]
+    # Which of two equal plans exercise 17.5 finds first depends on the order of the rules.
+    equation = Equation.parse(MATMUL)
+    order = ["".join(_letters_of(rule, equation)) for rule in found]
+    if order != ["", *equation.letters]:
+        names = ", ".join(letter or "everything replicated" for letter in order)
+        message = f"{MATMUL}: all rules are right, but they are in this order: {names}"
+        raise Wrong(message, "Hint: in which order does `equation.letters` have the letters, and which rule is first?")
 
 
 def other_operations_by_letters(attempt: Attempt) -> None:
@@ -57,8 +62,8 @@ def _shuffled(attempt: Attempt) -> list[str]:
     return equations + [each.translate(renamed) for each in EINSUMS]
 
 
-def _judge(attempt: Attempt, equations: list[str], partial: bool) -> None:
-    """Compare the rules of each equation with those that work.
+def _judge(attempt: Attempt, equations: list[str], partial: bool) -> list[list[Found]]:
+    """Compare the rules of each equation with those that work. Returns the rules.
 
     Args:
         attempt: The attempt.
@@ -72,14 +77,42 @@ def _judge(attempt: Attempt, equations: list[str], partial: bool) -> None:
             if rule in right:
                 continue
             if rule not in rules_of(text):
-                raise Wrong(
-                    f"{text}: the rule {_named(rule)} gives wrong results", _HINT_ON_WRONG[Partial() in rule[0]]
-                )
+                raise Wrong(f"{text}: the rule {_named(rule)} gives wrong results", _hint_on_wrong(text, rule))
             raise Wrong(f"{text}: the rule {_named(rule)} is right, but it belongs to the other exercise")
         if len(found) != len(set(found)):
             raise Wrong(f"{text}: there are two equal rules", "Hint: how many rules does each letter have?")
         if missing := right - set(found):
             raise Wrong(f"{text}: {_count(missing)} missing", _hint_on_missing(text, missing, partial))
+    return every
+
+
+def _hint_on_wrong(text: str, rule: Found) -> str:
+    """Point at the inputs if they do not belong to one letter, and otherwise at the output."""
+    equation, (inputs, output) = Equation.parse(text), rule
+    if len(inputs) != len(equation.inputs):
+        return "Hint: how many inputs does the equation have?"
+    if Partial() in inputs:
+        return _HINT_ON_TERMS
+    letters = _letters_of(rule, equation) or _sharded(equation.output, output)
+    if len(letters) > 1:
+        return f"The inputs are sharded along {' and '.join(letters)}. Hint: how many letters does one rule have?"
+    for letter in letters:
+        dims = [dim_of(letter, term) for term in equation.inputs]
+        if inputs != tuple(Replicate() if dim is None else Shard(dim) for dim in dims):
+            return f"Hint: which inputs have the letter {letter}, and in which dimension? (0 is a dimension, too.)"
+    return _HINT_ON_SHARDS
+
+
+def _letters_of(rule: Found, equation: Equation) -> list[str]:
+    """Return the letters along which a rule shards the inputs, sorted."""
+    pairs = zip(equation.inputs, rule[0], strict=True)
+    return sorted({letter for term, placement in pairs for letter in _sharded(term, placement)})
+
+
+def _sharded(term: Term, placement: Placement) -> list[str]:
+    """Return the letter along which a placement shards a tensor, in a list that is empty if it does not."""
+    dim = getattr(placement, "dim", None)
+    return [letters[0] for each, letters in enumerate(term) if each == dim]
 
 
 def _count(missing: set) -> str:
@@ -90,18 +123,13 @@ def _hint_on_missing(text: str, missing: set[Found], partial: bool) -> str:
     equation = Equation.parse(text)
     if partial:
         return f"Hint: which inputs of {equation.operation} may be Partial, and how many of them at the same time?"
-    inputs, output = min(missing, key=str)
-    if isinstance(output, Partial):
+    rule = min(missing, key=str)
+    if isinstance(rule[1], Partial):
         return "Hint: what does the result become if the letter is not in it?"
-    letters = {
-        letters
-        for term, placement in zip(equation.inputs, inputs, strict=True)
-        for dim, letters in enumerate(term)
-        if getattr(placement, "dim", None) == dim
-    }
+    letters = _letters_of(rule, equation)
     if not letters:
         return "Hint: which rule has no shards at all?"
-    return f"Hint: can the inputs be sharded along {min(letters)}, and which inputs have this letter?"
+    return f"Hint: can the inputs be sharded along {letters[0]}, and which inputs have this letter?"
 
 
 def _named(rule: Found) -> str:

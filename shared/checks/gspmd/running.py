@@ -24,6 +24,8 @@ from shared.checks.gspmd.cases import (
     Tensors,
     beside,
     describe,
+    describe_bytes,
+    describe_mesh,
     draw_case,
     lengths_for,
     on_one_axis,
@@ -81,12 +83,19 @@ def probe_redistribute(
         kept = torch.equal(shard.cpu(), values)
         found.append(
             {
-                "result": result.detach().cpu().clone(memory_format=torch.contiguous_format),
+                "result": _copied(result),
                 "sent_bytes": sent_bytes,
                 "kept": kept,
             }
         )
     return found
+
+
+def _copied(result) -> torch.Tensor | str:
+    """Return a copy of a result on the CPU, or the name of its type if it is no tensor."""
+    if not isinstance(result, torch.Tensor):
+        return "None" if result is None else type(result).__name__
+    return result.detach().cpu().clone(memory_format=torch.contiguous_format)
 
 
 def probe_rejected_changes(redistribute: Callable, changes: list[Change]) -> list[str]:
@@ -166,15 +175,23 @@ def _judge_changes(attempt: Attempt, changes: list[Change], in_subgroup: bool = 
     found = attempt.run(probe_redistribute, changes, in_subgroup, members, per_rank=own, context=context)
     for index, (change, whole) in enumerate(zip(changes, wholes, strict=True)):
         results = {rank: found[rank][index] for rank in members}
-        tried = f"{change} over {len(members)} ranks"
+        tried = f"{change} on {describe_mesh(mesh)}"
+        _expect_tensors(tried, results, "redistribute", "Hint: what does a collective that works in place return?")
         _judge_values(tried, {rank: each["result"] for rank, each in results.items()}, whole, (change.after,), mesh)
         expected = _bytes_of_change(change, len(members))
         for rank, result in results.items():
             if not result["kept"]:
                 raise Wrong({rank: f"{tried}: your function has changed its argument"}, _HINT_IN_PLACE)
             if abs(result["sent_bytes"] - expected) > 1e-6:
-                message = f"{tried}: this rank sends {result['sent_bytes']:,.0f} bytes, expected {expected:,.0f}"
+                sent_bytes, expected_bytes = describe_bytes(result["sent_bytes"], expected)
+                message = f"{tried}: this rank sends {sent_bytes} bytes, expected {expected_bytes}"
                 raise Wrong({rank: message}, _HINT_ON_BYTES)
+
+
+def _expect_tensors(tried: str, results: dict[int, dict], piece: str, hint: str) -> None:
+    for rank, each in results.items():
+        if not isinstance(each["result"], torch.Tensor):
+            raise Wrong({rank: f"{tried}: {piece} returned {each['result']}, expected a tensor"}, hint)
 
 
 def _bytes_of_change(change: Change, size: int) -> float:
@@ -244,7 +261,7 @@ def probe_execute(
             result = execute(case.equation, shards, placements, group if bare else mesh_groups[case.mesh.sizes])
         found.append(
             {
-                "result": result.detach().cpu().clone(memory_format=torch.contiguous_format),
+                "result": _copied(result),
                 "output": as_placements(output, len(case.parsed.output)),
                 "collectives": [(each.operation, each.operand, each.axis, each.buffer_bytes) for each in collectives],
                 "sent_bytes": sum(wire.sent_bytes_of(call, dist.get_rank()) for call in calls),
@@ -366,7 +383,8 @@ def as_dtensor_does(attempt: Attempt) -> None:
                 )
                 raise Wrong({rank: message}, "Hint: does the check of propagate() pass?")
             if mine["sent_bytes"] != dtensor["sent_bytes"]:
-                sent = f"this rank sends {mine['sent_bytes']:,.0f} bytes; DTensor sends {dtensor['sent_bytes']:,.0f}"
+                own_bytes, dtensor_bytes = describe_bytes(mine["sent_bytes"], dtensor["sent_bytes"])
+                sent = f"this rank sends {own_bytes} bytes; DTensor sends {dtensor_bytes}"
                 raise Wrong({rank: f"{case}: {sent}"}, _HINT_ON_EXTRA)
 
 
@@ -398,6 +416,7 @@ def _run_and_judge(
     found = attempt.run(probe_execute, cases, in_subgroup, members, per_rank=own, context=context)
     for index, (case, tensor) in enumerate(zip(cases, tensors, strict=True)):
         results = {rank: found[rank][index] for rank in members}
+        _expect_tensors(str(case), results, "execute", "Hint: which line returns the result?")
         _judge_case(case, tensor, results)
         if judges_bytes:
             _judge_bytes(case, results)
@@ -439,8 +458,9 @@ def _judge_bytes(case: Case, results: dict[int, dict]) -> None:
     for rank, each in results.items():
         expected = sum(_bytes_of(collective, case.mesh) for collective in each["collectives"])
         if abs(each["sent_bytes"] - expected) > 1e-6:
-            message = f"{case}: this rank sends {each['sent_bytes']:,.0f} bytes; with the collectives of propagate(), "
-            raise Wrong({rank: f"{message}it would send {expected:,.0f}"}, _HINT_ON_EXTRA)
+            sent_bytes, expected_bytes = describe_bytes(each["sent_bytes"], expected)
+            message = f"{case}: this rank sends {sent_bytes} bytes; with the collectives of propagate(), "
+            raise Wrong({rank: f"{message}it would send {expected_bytes}"}, _HINT_ON_EXTRA)
 
 
 def _bytes_of(collective: Collective, mesh: Mesh) -> float:

@@ -56,6 +56,7 @@ Pipeline.check("schedules")(training.every_schedule_trains)
 Pipeline.check("postponed weights", world_sizes=(2, 3))(training.postponed_weights_train)
 Pipeline.check("no waiting", world_sizes=(2,))(training.the_first_stage_does_not_wait)
 Pipeline.check("wire", world_sizes=(2, 3, 4))(training.messages_are_as_the_formula_says)
+Pipeline.check("one forward", world_sizes=(1, 2))(training.each_layer_computes_once)
 Pipeline.check("bf16", world_sizes=(2, 3))(training.bf16_stays_bf16)
 
 
@@ -73,6 +74,7 @@ def a_tied_gpt_trains_on_two_stages(attempt: Attempt) -> None:
 
 
 sum_tied_gradients.check("models")(training.tied_models_train)
+sum_tied_gradients.check("many ties", world_sizes=(3, 4))(training.many_ties_train)
 sum_tied_gradients.check("same bits", world_sizes=(3, 4))(training.copies_stay_equal)
 sum_tied_gradients.check("tied wire", world_sizes=(2, 4))(training.only_holders_exchange)
 sum_tied_gradients.check("group", world_sizes=(3, 4))(training.groups_work_side_by_side)
@@ -80,13 +82,17 @@ sum_tied_gradients.check("AdamW", world_sizes=(2, 4))(training.adamw_equals_one_
 
 clip_grad_norm_.check("plain norm", world_sizes=(2,))(training.a_plain_norm_is_clipped)
 clip_grad_norm_.check("clipping")(training.clipping_equals_one_process)
+clip_grad_norm_.check("clipping many ties", world_sizes=(3, 4))(training.many_ties_are_counted_once)
 clip_grad_norm_.check("one element", world_sizes=(2, 3))(training.clipping_sends_one_element)
+# The last one, because NCCL's pipelines form groups. torch names a group after the number of groups that a rank has, so
+# ranks of which only some have formed groups could not form the next one together.
+clip_grad_norm_.check("clipping group", world_sizes=(3, 4))(training.clipping_stays_in_its_group)
 
 zero_bubble.check("bubble and memory", world_sizes=(1,))(orders.weights_come_late)
 
 give_hints(
     {
-        "tensor has to be contiguous": "Hint: is the buffer contiguous, even if the tensor that it is like is not?",
+        "tensor has to be contiguous": "Hint: is the tensor that this line sends or fills always contiguous?",
         "no attribute 'clip_grad_norm_'": "Hint: is the method in the last class named Pipeline?",
         "element 0 of tensors does not require grad": "Hint: is there anything for backward to compute here?",
     },

@@ -49,6 +49,8 @@ class Stack(Case):
         layers: How many layers the stack has.
         tied: Whether the first and the last linear layer share their weight.
         all_tied: Whether all linear layers do.
+        woven: Whether every second linear layer shares one weight, and the others another.
+        frozen: Whether the first bias is frozen, so that it has no gradient.
         chunks: How many chunks each stage has, if the schedule is interleaved.
         narrows: Whether each linear layer is narrower than the one before, so that no two messages are alike.
         warm: Whether a step is run first, so that every stage knows the shapes of what arrives.
@@ -60,6 +62,8 @@ class Stack(Case):
     layers: int = 9
     tied: bool = False
     all_tied: bool = False
+    woven: bool = False
+    frozen: bool = False
     chunks: int = 2
     width: int = WIDTH
     narrows: bool = False
@@ -67,7 +71,9 @@ class Stack(Case):
     differentiates_inputs: bool = False
 
     def __str__(self) -> str:
-        return f"{self.schedule}, {self.micro_batches} micro-batches, {self.layers} layers"
+        ties = ", all of which share one weight" if self.all_tied else ", which take turns with two weights"
+        shown = ties if self.all_tied or self.woven else ""
+        return f"{self.schedule}, {self.micro_batches} micro-batches, {self.layers} layers{shown}"
 
     def positions(self, stages: int) -> int:
         return stages * (self.chunks if self.schedule == "interleaved" else 1)
@@ -85,6 +91,10 @@ class Stack(Case):
         if self.all_tied:
             for layer in layers[::2]:
                 layer.weight = layers[0].weight
+        if self.woven:
+            for index, layer in enumerate(layers[::2]):
+                layer.weight = layers[2 * (index % 2)].weight
+        layers[0].bias.requires_grad_(not self.frozen)
         return nn.Sequential(*layers)
 
     def width_of(self, linear: int) -> int:

@@ -41,11 +41,12 @@ def probe_chunk(chunk_cls, seed: int, count: int, of_tokens: bool, is_first: boo
     layers = build_layers(seed, of_tokens).to(device_here())
     chunk = chunk_cls(list(layers), is_first=is_first)
     inputs, gradients = ([each.to(device_here()) for each in group] for group in draw_inputs(seed, count, of_tokens))
-    found = {"outputs": [], "inputs": {}, "attached": [], "kept": 0, "alive": 0}
+    found = {"outputs": [], "inputs": {}, "marked": False, "attached": False, "kept": 0, "alive": 0}
     outputs = []
     for index, x in enumerate(inputs):
         output = chunk.run_forward(index, x, squares) if is_last else chunk.run_forward(index, x)
-        found["attached"].append(output.requires_grad or x.requires_grad)
+        found["marked"] |= x.requires_grad
+        found["attached"] |= output.requires_grad
         found["outputs"].append(output.detach().cpu().clone())
         outputs.append(weakref.ref(chunk.kept[index][1]) if index in chunk.kept else lambda: None)
         del output
@@ -87,9 +88,12 @@ def _judge_chunk(
         if own is None or not close(own, parameter.grad):
             found_it = "it is None" if own is None else first_difference(own, parameter.grad)
             raise Wrong(f"{what}: the gradient of {name}: {found_it}", "Hint: does each micro-batch add to it?")
-    if any(found["attached"]):
+    if found["marked"]:
+        message = f"{what}: after run_forward, the tensor that was given as x requires a gradient"
+        raise Wrong(message, "Hint: is your leaf a new tensor, or the one that run_forward was given?")
+    if found["attached"]:
         hint = "Hint: what would the message to the next stage keep alive?"
-        raise Wrong(f"{what}: the input or the returned output requires a gradient", hint)
+        raise Wrong(f"{what}: the returned output requires a gradient", hint)
     if found["kept"] or found["alive"]:
         message = f"{what}: after all backwards, {max(found['kept'], found['alive'])} outputs are still alive"
         raise Wrong(message, "Hint: what still refers to the tensors of a micro-batch after its backward?")

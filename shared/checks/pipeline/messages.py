@@ -7,7 +7,7 @@ from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import first_difference
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.late_ranks import PATIENCE_S, Meeting, launches_unasked, rehearsed
-from shared.checks.engine.subgroups import join_subgroup, members_of, staying_inside
+from shared.checks.engine.subgroups import called_alone, join_subgroup, members_of, staying_inside
 from shared.deadlines import scaled
 
 ROUNDS = 3
@@ -45,7 +45,8 @@ def probe_messages(neighbors, in_subgroup: bool, seed: int, equal: bool) -> dict
 
 def _judge_messages(attempt: Attempt, in_subgroup: bool = False, equal: bool = False) -> None:
     seed, members = attempt.draw_seed() % 10_000, members_of(attempt, in_subgroup)
-    results = attempt.run(probe_messages, in_subgroup, seed, equal)
+    context = called_alone(attempt) if in_subgroup else ""
+    results = attempt.run(probe_messages, in_subgroup, seed, equal, context=context)
     for index, rank in enumerate(members):
         for kind, step in (("F", -1), ("B", 1)):
             source = (index + step) % len(members)
@@ -110,17 +111,17 @@ def in_flight(own) -> int:
     return sum(len(messages) for messages in own.in_flight.values())
 
 
-def probe_kept(neighbors) -> list[int]:
-    """Send outputs and receive gradients, as in 1F1B. Returns how many outputs are kept after each gradient."""
+def probe_kept(neighbors) -> list[list[int]]:
+    """Send outputs and receive gradients, as in 1F1B. Returns which outputs are kept after each gradient."""
     own, kept = neighbors(None), []
-    message = torch.ones(8, device=device_here())
     for number in range(6):
+        message = torch.full((8,), number, device=device_here())
         own.send("F", message)
         own.receive("F", message)
         if number > 1:
             own.send("B", message)
             own.receive("B", message)
-            kept.append(len(own.in_flight["F"]))
+            kept.append([int(tensor[0]) for _, tensor in own.in_flight["F"]])
     own.finish()
     return kept
 
@@ -135,12 +136,18 @@ def probe_early_gradient(neighbors) -> None:
 
 def what_has_arrived_is_freed(attempt: Attempt) -> None:
     for rank, kept in enumerate(attempt.run(probe_kept)):
-        if max(kept) > 2:
-            message = f"after {len(kept)} gradients have arrived, in_flight keeps {kept[-1]} of 6 outputs; expected 2"
+        counts = [len(outputs) for outputs in kept]
+        if max(counts) > 2:
+            message = f"after {len(kept)} gradients have arrived, in_flight keeps {counts[-1]} of 6 outputs; expected 2"
             raise Wrong({rank: message}, "Hint: what does the gradient of an output prove about that output?")
-        if min(kept) < 2:
-            message = f"3 outputs were sent, 1 gradient has arrived, and in_flight keeps {kept[0]} outputs; expected 2"
+        if min(counts) < 2:
+            message = (
+                f"3 outputs were sent, 1 gradient has arrived, and in_flight keeps {counts[0]} outputs; expected 2"
+            )
             raise Wrong({rank: message}, "Hint: which kind of message proves that an output has been received?")
+        if sorted(kept[-1]) != [4, 5]:
+            message = f"outputs 0 to 5 were sent, 4 gradients have arrived, and in_flight keeps outputs {kept[-1]}; "
+            raise Wrong({rank: message + "expected 4 and 5"}, "Hint: at which end of in_flight is the oldest entry?")
     attempt.run(probe_early_gradient, context="a gradient arrives while no output is in flight")
 
 

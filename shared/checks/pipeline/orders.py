@@ -105,7 +105,8 @@ def judge_in_flight(asked: Asked, schedule: list[list[Action]], most: Callable[[
     for stage, actions in enumerate(schedule):
         found, allowed = schedules.most_in_flight(actions), most(stage)
         if found > allowed:
-            message = f"{asked}: stage {stage} has up to {found} micro-batches in flight; expected at most {allowed}"
+            unit = "micro-batches" if asked.chunks is None else "chunks of micro-batches"
+            message = f"{asked}: stage {stage} has up to {found} {unit} in flight; expected at most {allowed}"
             raise Wrong(message, "Hint: how many forwards come before the first backward?")
 
 
@@ -117,9 +118,12 @@ def judge_warm_up(asked: Asked, schedule: list[list[Action]], wanted: Callable[[
     """
     for stage, actions in enumerate(schedule):
         found = [action.kind for action in actions].index("B")
-        expected = min(wanted(stage) + 1, asked.micro_batches * (asked.chunks or 1))
-        if found < expected:
-            message = f"{asked}: stage {stage} runs {found} forwards before its first backward; expected {expected}"
+        warm_up, every = wanted(stage), asked.micro_batches * (asked.chunks or 1)
+        if found < min(warm_up + 1, every):
+            more = (
+                f"{warm_up + 1}: {warm_up} before the first pair, and one in it" if warm_up < every else f"all {every}"
+            )
+            message = f"{asked}: stage {stage} runs {found} forwards before its first backward; expected {more}"
             raise Wrong(message, "Hint: how many more forwards does each stage run first than the stage after it?")
 
 
@@ -153,15 +157,20 @@ def the_example_comes_out(attempt: Attempt) -> None:
         own = [[action for action in actions if action.kind == kind] for actions in schedule]
         hint = "Hint: after the first p actions, which chunk of which micro-batch comes next?"
         judge_order(asked, own, schedules.parse(order) * 2, hint)
-    judge_bubble(asked, schedule, 1.5)
+    judge_interleaved(asked, schedule)
 
 
 def chunks_shrink_the_bubble(attempt: Attempt) -> None:
     for asked in draw(attempt, with_chunks=True):
-        schedule, (p, v) = built(attempt, asked), (asked.stages, asked.chunks)
-        judge_warm_up(asked, schedule, lambda s, p=p, v=v: 2 * (p - s - 1) + (v - 1) * p)
-        judge_in_flight(asked, schedule, lambda s, p=p, v=v: 2 * (p - s - 1) + (v - 1) * p + 1)
-        judge_bubble(asked, schedule, 3.0 * (p - 1) / v)
+        judge_interleaved(asked, built(attempt, asked))
+
+
+def judge_interleaved(asked: Asked, schedule: list[list[Action]]) -> None:
+    p, v = asked.stages, asked.chunks
+    warm_ups = [2 * (p - stage - 1) + (v - 1) * p for stage in range(p)]
+    judge_warm_up(asked, schedule, lambda stage: warm_ups[stage])
+    judge_in_flight(asked, schedule, lambda stage: warm_ups[stage] + 1)
+    judge_bubble(asked, schedule, 3.0 * (p - 1) / v)
 
 
 def what_does_not_divide_is_rejected(attempt: Attempt) -> None:

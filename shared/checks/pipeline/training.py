@@ -1,5 +1,6 @@
 """Judge Pipeline in training: all schedules, tied weights, AdamW, clipping, bf16, and stages that must not wait."""
 
+from collections import Counter
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,6 +12,7 @@ from shared.checks.engine.compare import close, describe_calls, first_difference
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.late_ranks import PATIENCE_S, Meeting, launches_unasked, rehearsed
 from shared.checks.engine.model_parallel.judges import Trained, judge_layout, judge_traffic, judge_training, train
+from shared.checks.engine.subgroups import called_alone, join_subgroup, members_of, staying_inside
 from shared.checks.pipeline.cases import WEIGHTS_LAST, Stack, Text
 from shared.wire import instrumentation
 
@@ -73,6 +75,7 @@ class Loop:
 
     case: Stack
     max_norm: float | None = None
+    in_subgroup: bool = False
 
     def __str__(self) -> str:
         how = "AdamW" if self.max_norm is None else f"SGD, max_norm {self.max_norm:g}"
@@ -94,7 +97,14 @@ class Loop:
 
 def probe_loop(pipeline, loop: Loop, seed: int, batches: list) -> dict:
     """Train on this rank. Returns losses, norms, the calls of clipping, and the parameters at the end."""
-    split = loop.case.split(pipeline, loop.case.build_model(seed).to(device_here()), None)
+    group, is_member = join_subgroup(loop.in_subgroup)
+    if not is_member:
+        return {}
+    with staying_inside(dist.get_process_group_ranks(group) if loop.in_subgroup else None):
+        return run_loop(loop.case.split(pipeline, loop.case.build_model(seed).to(device_here()), group), loop, batches)
+
+
+def run_loop(split, loop: Loop, batches: list) -> dict:
     parameters = list({id(p): p for p in split.stage_parameters().values()}.values())
     optimizer, found = loop.optimizer(parameters), {"losses": [], "norms": [], "calls": []}
     for x, y in batches:
@@ -111,14 +121,19 @@ def probe_loop(pipeline, loop: Loop, seed: int, batches: list) -> dict:
     return found | {"parameters": {name: p.detach().cpu().clone() for name, p in split.stage_parameters().items()}}
 
 
-def train_loop_and_judge(attempt: Attempt, loop: Loop) -> list[dict]:
+def train_loop_and_judge(attempt: Attempt, loop: Loop) -> dict[int, dict]:
     """Train as one process does, with a plain optimizer.
+
+    Returns:
+        The results of probe_loop, by global rank.
 
     Raises:
         Wrong: If a loss, a norm or a parameter differs.
     """
     seed, batches = attempt.draw_seed(), loop.batches(attempt.draw_seed())
-    results = attempt.run(probe_loop, loop, seed, batches, context=str(loop))
+    context = str(loop) + (f", {called_alone(attempt)}" if loop.in_subgroup else "")
+    by_rank = attempt.run(probe_loop, loop, seed, batches, context=context)
+    results = {rank: by_rank[rank] for rank in members_of(attempt, loop.in_subgroup)}
     model = loop.case.build_model(seed)
     optimizer = loop.optimizer(list(model.parameters()))
     for index, (x, y) in enumerate(batches):
@@ -129,12 +144,12 @@ def train_loop_and_judge(attempt: Attempt, loop: Loop) -> list[dict]:
             norm = nn.utils.clip_grad_norm_(model.parameters(), loop.max_norm)
             _judge_norms(results, norm, loop, index)
         optimizer.step()
-        for rank, found in enumerate(results):
+        for rank, found in results.items():
             if not close(found["losses"][index], loss.detach(), loop.tolerance):
                 message = f"{loop}, step {index + 1}: the loss is {found['losses'][index]:.8g}, expected {loss:.8g}"
                 raise Wrong({rank: message}, "Hint: which parameters have an incomplete gradient?")
     whole = dict(model.named_parameters())
-    for rank, found in enumerate(results):
+    for rank, found in results.items():
         for name, parameter in found["parameters"].items():
             if not close(parameter, whole[name].detach(), loop.tolerance):
                 difference = first_difference(parameter, whole[name].detach(), loop.tolerance)
@@ -142,8 +157,8 @@ def train_loop_and_judge(attempt: Attempt, loop: Loop) -> list[dict]:
     return results
 
 
-def _judge_norms(results: list[dict], expected: torch.Tensor, loop: Loop, index: int) -> None:
-    for rank, found in enumerate(results):
+def _judge_norms(results: dict[int, dict], expected: torch.Tensor, loop: Loop, index: int) -> None:
+    for rank, found in results.items():
         norm = found["norms"][index]
         if norm.shape != ():
             message = f"{loop}: the norm has the shape {list(norm.shape)}, expected a tensor without dimensions"
@@ -164,10 +179,21 @@ def a_plain_norm_is_clipped(attempt: Attempt) -> None:
 def clipping_equals_one_process(attempt: Attempt) -> None:
     for max_norm in (CLIPS, 1000.0):
         train_loop_and_judge(attempt, Loop(drawn(attempt, "1f1b", Text()), max_norm))
+    train_loop_and_judge(attempt, Loop(drawn(attempt, "interleaved", Stack(frozen=True)), CLIPS))
+
+
+def many_ties_are_counted_once(attempt: Attempt) -> None:
+    """Clip where more than two stages share a weight, or where the first stage is not among them."""
+    for case in (Stack("1f1b", all_tied=True), Stack("1f1b", woven=True)):
+        train_loop_and_judge(attempt, Loop(case, CLIPS))
+
+
+def clipping_stays_in_its_group(attempt: Attempt) -> None:
+    train_loop_and_judge(attempt, Loop(Stack(layers=5), CLIPS, in_subgroup=True))
 
 
 def clipping_sends_one_element(attempt: Attempt) -> None:
-    for rank, found in enumerate(train_loop_and_judge(attempt, Loop(Stack(layers=5, tied=True), CLIPS))):
+    for rank, found in train_loop_and_judge(attempt, Loop(Stack(layers=5, tied=True), CLIPS)).items():
         for calls in found["calls"]:
             if [(call.op, call.payload_bytes) for call in calls] != [("all_reduce", 8)]:
                 message = f"clip_grad_norm_: {describe_calls(calls)}; expected 1 all_reduce of 8 bytes"
@@ -178,6 +204,12 @@ def tied_models_train(attempt: Attempt) -> None:
     judge_all(attempt, drawn(attempt, "gpipe", Stack(tied=True)))
     judge_all(attempt, drawn(attempt, "1f1b", Text()))
     judge_all(attempt, drawn(attempt, "interleaved", Text()))
+
+
+def many_ties_train(attempt: Attempt) -> None:
+    """Train where more than two stages share a weight, and where a stage shares two weights."""
+    for case in (Stack("1f1b", all_tied=True), Stack("1f1b", woven=True)):
+        judge_all(attempt, case)
 
 
 def probe_equal(pipeline, case: Stack, seed: int, batches: list) -> list[torch.Tensor]:
@@ -244,6 +276,25 @@ def the_first_stage_does_not_wait(attempt: Attempt) -> None:
     if attempt.run(probe_late, case, token, 1, attempt.draw_seed(), batch)[1]:
         evidence = f"while stage 1 was late, stage 0 did not run its 6 forwards within {PATIENCE_S:g} s"
         raise Wrong({0: evidence}, "Hint: does stage 0 wait for a message although its next action needs none?")
+
+
+def probe_forwards(pipeline, case: Stack, seed: int, batch: tuple) -> dict[str, int]:
+    """Run a step on this rank. Returns how often each layer has computed."""
+    model, runs = case.build_model(seed).to(device_here()), Counter()
+    for name, layer in model.named_children():
+        layer.register_forward_hook(lambda *_, name=name: runs.update([name]))
+    case.split(pipeline, model, None).step(*(each.to(device_here()) for each in batch))
+    return dict(runs)
+
+
+def each_layer_computes_once(attempt: Attempt) -> None:
+    case = Stack("1f1b", layers=6)
+    batch = case.draw_batch(torch.Generator().manual_seed(attempt.draw_seed()))
+    for rank, runs in enumerate(attempt.run(probe_forwards, case, attempt.draw_seed(), batch)):
+        for name, found in runs.items():
+            if found > case.micro_batches:
+                message = f"layer {name} computed {found} forwards for {case.micro_batches} micro-batches"
+                raise Wrong({rank: message}, "Hint: how often does run() call run_forward for the same micro-batch?")
 
 
 def probe_bf16(pipeline, case: Stack, seed: int, batch: tuple) -> dict:

@@ -12,21 +12,15 @@ from torch import nn
 
 from shared.c10d import all_gather_single, reduce_scatter_single
 from shared.checks.engine.model_parallel.case import Case, Collective, Shard, split_bytes
+from shared.checks.models.small_gpts import TOKENS, seeded
 
-BATCH, TOKENS = 2, 12
+BATCH = 2
 
 
 def own_part(length: int, group) -> range:
     """Return the indices of this rank's part of a length that the ranks of the group divide evenly."""
     size, index = dist.get_world_size(group), dist.get_rank(group)
     return range(index * length // size, (index + 1) * length // size)
-
-
-def seeded(seed: int, build):
-    """Build a module in float64 from a seed, without changing the student's random numbers."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return build().double()
 
 
 def draw_normal(generator: torch.Generator, width: int, outputs: int) -> tuple[torch.Tensor, torch.Tensor]:

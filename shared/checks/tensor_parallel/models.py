@@ -7,6 +7,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from shared.checks.engine.model_parallel.case import Case, Collective, Shard
+from shared.checks.models.small_gpts import SmallGPT
 from shared.checks.tensor_parallel.cases import (
     BATCH,
     TOKENS,
@@ -14,9 +15,8 @@ from shared.checks.tensor_parallel.cases import (
     loss_traffic,
     own_part,
     own_tokens,
-    seeded,
 )
-from shared.models import GPTConfig, TinyGPT
+from shared.models import TinyGPT
 
 
 @dataclass(frozen=True)
@@ -52,30 +52,12 @@ class Model(Case):
     def width(self) -> int:
         return self.heads * self.head_width
 
-    def build_model(self, seed: int) -> TinyGPT:
-        return seeded(seed, lambda: self._build(seed))
+    @property
+    def gpt(self) -> SmallGPT:
+        return SmallGPT(self.layers, self.heads, self.head_width, self.vocabulary, self.tied, self.alike, self.biases)
 
-    def _build(self, seed: int) -> TinyGPT:
-        # Sequences are shorter than the longest that the model takes.
-        config = GPTConfig(self.vocabulary, 2 * TOKENS, self.layers, self.heads, self.width)
-        model = TinyGPT(config, seed)
-        if self.biases:
-            for block in model.blocks:
-                for owner, name in (
-                    (block, "up"),
-                    (block, "down"),
-                    (block.attention, "query_key_value"),
-                    (block.attention, "project"),
-                ):
-                    whole = getattr(owner, name)
-                    setattr(owner, name, nn.Linear(whole.in_features, whole.out_features))
-        if not self.tied:
-            model.output = nn.Linear(self.width, self.vocabulary, bias=self.biases)
-        for parameter in model.parameters():
-            nn.init.normal_(parameter, std=0.3)
-        if self.alike:
-            model.output.weight.data.copy_(model.token_embedding.weight)
-        return model
+    def build_model(self, seed: int) -> TinyGPT:
+        return self.gpt.build_model(seed)
 
     def draw_batch(self, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
         tokens, targets = torch.randint(self.vocabulary, (2, BATCH, TOKENS), generator=generator)

@@ -9,9 +9,11 @@ mechanism: what a rank holds after a collective, and the time at which a bucket 
 from shared.plots.diagrams.backward import buckets, exposed_communication, hooks
 from shared.plots.diagrams.checkpoints import atomic_save, background_save
 from shared.plots.diagrams.collectives import collective, tree_broadcast
+from shared.plots.diagrams.compression import local_sgd, low_rank, quantized_all_reduce, top_k
 from shared.plots.diagrams.hosts import hybrid_mesh
 from shared.plots.diagrams.layouts import placements, tiled_weight
 from shared.plots.diagrams.memory import deferred_init, training_memory
+from shared.plots.diagrams.mesh import mesh_3d
 from shared.plots.diagrams.ranks import data_parallelism, processes
 from shared.plots.diagrams.sharding import bucket_owners, zero1_step
 from shared.plots.diagrams.tensor import conjugate_operators, sequence_parallel, split_matrix
@@ -29,11 +31,16 @@ __all__ = [
     "exposed_communication",
     "hooks",
     "hybrid_mesh",
+    "local_sgd",
+    "low_rank",
+    "mesh_3d",
     "placements",
     "processes",
+    "quantized_all_reduce",
     "sequence_parallel",
     "split_matrix",
     "tiled_weight",
+    "top_k",
     "training_memory",
     "tree_broadcast",
     "unit",

@@ -1,0 +1,186 @@
+"""Checks for chapter 19: gradient compressors for OverlappedDDP.
+
+A check draws the gradients that each rank has in each step, so it knows what every rank should get: exactly for TopK
+and PowerSGD, and for Int8 up to the rounding that its scales allow. Only one check of a compressor trains a network.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from shared.checks.compression import feedback, quantizing, references, training
+from shared.checks.compression.feeding import Setting
+from shared.checks.compression.judging import (
+    draw_steps,
+    feed,
+    judge_frozen,
+    judge_nothing_lost,
+    judge_result,
+    judge_same_bits,
+    judge_two_models,
+    judge_wire,
+    without_gradients,
+)
+from shared.checks.compression.references import Method
+from shared.checks.engine.framework import Attempt, Exercise, Wrong
+
+quantize = Exercise("19.1a", "quantize", optional=True)
+dequantize = Exercise("19.1b", "dequantize", optional=True)
+CompressedBucket = Exercise("19.2", "CompressedBucket", optional=True)
+Int8 = Exercise("19.3", "Int8", first="one bucket")
+TopK = Exercise("19.4", "TopK", first="one bucket")
+PowerSGD = Exercise("19.5", "PowerSGD", first="one bucket")
+
+KIB = 2**10 / 2**20  # in MB
+
+
+# -- 19.1 and 19.2
+
+quantize.check("random values", world_sizes=(1,))(quantizing.random_values_are_quantized)
+quantize.check("awkward blocks", world_sizes=(1,))(quantizing.awkward_blocks_are_quantized)
+dequantize.check("values", world_sizes=(1,))(quantizing.values_are_dequantized)
+CompressedBucket.check("order", world_sizes=(1,))(feedback.handles_are_waited_for_in_order)
+CompressedBucket.check("unsent", world_sizes=(2,))(feedback.what_is_unsent_is_sent_later)
+CompressedBucket.check("buckets", world_sizes=(2, 3))(feedback.several_buckets_and_groups)
+
+
+# -- 19.3 to 19.5
+
+
+def plain(attempt: Attempt, method: Method) -> Setting:
+    """Return one bucket with two matrices and their biases."""
+    width = attempt.scale.number(23, range(12, 400))
+    return Setting(((width, 17), (width,), (19, width), (19,)), method.arguments)
+
+
+def awkward(attempt: Attempt, method: Method, **options) -> Setting:
+    """Return parameters of all kinds in several buckets: scalars, vectors, matrices, and one of four dimensions."""
+    width = attempt.scale.number(14, range(12, 200))
+    shapes = ((width, 31), (), (7, 1), (width, 11), (1, 9), (12, 3, 2, 3), (40,), (1,), (width, 13), (9, 10))
+    return Setting(shapes, method.arguments, cap_mb=4 * KIB, **options)
+
+
+def register(exercise: Exercise, usual: Method, draw_method: Callable[[Attempt], Method]) -> None:
+    """Register the checks that all compressors must pass.
+
+    Args:
+        exercise: The exercise.
+        usual: The compressor that the first checks try. It is one with which most mistakes show.
+        draw_method: Draws another one.
+    """
+
+    @exercise.check("one bucket", world_sizes=(2,))
+    def one_bucket_is_right(attempt: Attempt) -> None:
+        setting = plain(attempt, usual)
+        judge_result(feed(attempt, usual, setting, draw_steps(attempt, usual, setting, 1)))
+
+    @exercise.check("same bits", world_sizes=(2, 3, 4))
+    def all_ranks_get_the_same_bits(attempt: Attempt) -> None:
+        for dtype in (torch.float32, torch.bfloat16):
+            setting = replace(plain(attempt, usual), dtype=dtype)
+            judge_same_bits(feed(attempt, usual, setting, draw_steps(attempt, usual, setting, 3)))
+
+    @exercise.check("steps")
+    def several_steps_are_right(attempt: Attempt) -> None:
+        for method in {usual, draw_method(attempt)}:
+            setting = plain(attempt, method)
+            count = attempt.scale.steps(12)
+            judge_result(feed(attempt, method, setting, draw_steps(attempt, method, setting, count)))
+
+    @exercise.check("nothing is lost", world_sizes=(2, 3, 4))
+    def what_is_unsent_comes_later(attempt: Attempt) -> None:
+        method = draw_method(attempt)
+        setting = awkward(attempt, method)
+        steps = draw_steps(attempt, method, setting, began := 4)
+        steps += without_gradients(setting, attempt.world_size, method.drains_within(setting))
+        judge_nothing_lost(feed(attempt, method, setting, steps), began)
+
+    @exercise.check("wire")
+    def the_bytes_are_what_the_formula_says(attempt: Attempt) -> None:
+        method = draw_method(attempt)
+        for setting in (plain(attempt, method), awkward(attempt, method, dtype=torch.float32)):
+            judge_wire(feed(attempt, method, setting, draw_steps(attempt, method, setting, 2, micro_batches=2)))
+
+    @exercise.check("parameters", world_sizes=(2, 4))
+    def parameters_of_all_kinds(attempt: Attempt) -> None:
+        """Try frozen parameters, and some that a rank, or all ranks, use only in some steps, and accumulation."""
+        method = draw_method(attempt)
+        for set_to_none in (True, False):
+            setting = awkward(attempt, method, frozen=(3, 6), set_to_none=set_to_none, said="some of them unused")
+            steps = draw_steps(attempt, method, setting, 5, 1 + 2 * set_to_none, _unused)
+            tried = feed(attempt, method, setting, steps)
+            judge_frozen(tried)
+            judge_same_bits(tried)
+            judge_result(tried)
+
+    @exercise.check("group", world_sizes=(3, 4))
+    def it_stays_inside_its_group(attempt: Attempt) -> None:
+        method = draw_method(attempt)
+        setting = awkward(attempt, method, in_subgroup=True)
+        tried = feed(attempt, method, setting, draw_steps(attempt, method, setting, 3))
+        judge_same_bits(tried)
+        judge_result(tried)
+
+    @exercise.check("dtypes", world_sizes=(2,))
+    def float32_and_bfloat16(attempt: Attempt) -> None:
+        method = draw_method(attempt)
+        setting = awkward(attempt, method, dtype=torch.float32)
+        judge_result(feed(attempt, method, setting, draw_steps(attempt, method, setting, 6)))
+        setting = awkward(attempt, method, dtype=torch.bfloat16)
+        steps = draw_steps(attempt, method, setting, 12)
+        steps += without_gradients(setting, attempt.world_size, method.drains_within(setting))
+        judge_nothing_lost(feed(attempt, method, setting, steps), 12)
+
+    @exercise.check("two models", world_sizes=(2,))
+    def a_compressor_may_serve_two_models(attempt: Attempt) -> None:
+        method = draw_method(attempt)
+        judge_two_models(attempt, method, awkward(attempt, method))
+
+    @exercise.check("training", world_sizes=(2,))
+    def a_network_learns_as_well(attempt: Attempt) -> None:
+        training.judge_learning(attempt, usual)
+
+
+def _unused(step: int, rank: int, index: int) -> bool:
+    """Leave out parameter 0 on rank 1 from step 1 on, 8 in step 2, 5 in steps 2 and 3, and 7 and 9 in every step."""
+    return ((index, rank) == (0, 1) and step > 0) or (index, step) in ((8, 2), (5, 2), (5, 3)) or index in (7, 9)
+
+
+register(Int8, references.Int8(), lambda attempt: references.Int8())
+register(TopK, references.TopK(0.25), lambda attempt: references.TopK(attempt.random.choice((0.02, 0.1))))
+register(PowerSGD, references.PowerSGD(2), lambda attempt: references.PowerSGD(attempt.random.choice((1, 3))))
+
+
+@Int8.check("outliers", world_sizes=(2, 3))
+def blocks_have_scales_of_their_own(attempt: Attempt) -> None:
+    """Let neighboring blocks differ by a factor of a million, and let all ranks have equal, large values."""
+    method = references.Int8()
+    setting = Setting(((8 * quantizing.BLOCK,),), said="blocks of very different sizes")
+    generator = torch.Generator().manual_seed(attempt.draw_seed())
+    steps = []
+    for _ in range(30):
+        sizes = 10.0 ** torch.tensor([3, -3, 0, 2, -2, 1, -1, 3]).repeat_interleave(quantizing.BLOCK)
+        same = 1 + 0.01 * torch.rand(8 * quantizing.BLOCK, generator=generator, dtype=torch.float64)
+        steps.append([[[(rank + 1) ** 2 * sizes * same]] for rank in range(attempt.world_size)])
+    judge_result(feed(attempt, method, setting, steps))
+
+
+@TopK.check("large bucket", world_sizes=(2,))
+def indices_may_be_large(attempt: Attempt) -> None:
+    """Try a bucket with more elements than int16 has values."""
+    method = references.TopK(0.01)
+    setting = Setting(((70_000,),), method.arguments, dtype=torch.float32)
+    judge_result(feed(attempt, method, setting, draw_steps(attempt, method, setting, 2)))
+
+
+@PowerSGD.check("messages", world_sizes=(2,))
+def two_messages_per_bucket(attempt: Attempt) -> None:
+    """Try a bucket with and one without a matrix that is worth compressing."""
+    method = references.PowerSGD(2)
+    for setting, most in ((plain(attempt, method), 2), (Setting(((5,), (3, 2)), method.arguments), 1)):
+        tried = feed(attempt, method, setting, draw_steps(attempt, method, setting, 1))
+        for rank, (step,) in tried.found.items():
+            if step["messages"] != most:
+                evidence = f"{tried.context}: {step['messages']} collectives in a step, expected {most}"
+                raise Wrong({rank: evidence}, "Hint: which tensors can be sent together, because all are known?")

@@ -1,0 +1,160 @@
+"""Judge CompressedBucket with compressors of the check's own."""
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from shared.checks.compression.feeding import Setting, run_steps
+from shared.checks.compression.judging import Steps, draw_steps, feed, judge_same_bits, judge_steps
+from shared.checks.compression.references import Reference
+from shared.checks.engine.candidate import device_here
+from shared.checks.engine.framework import Attempt, Wrong
+
+# -- on a rank
+
+
+class Handle:
+    """A handle that notes when it is waited for."""
+
+    def __init__(self, name: str, events: list[str]):
+        self.name, self.events = name, events
+
+    def wait(self) -> None:
+        self.events.append(f"wait for {self.name}")
+
+
+class Noting:
+    """A compressor that sends nothing, and notes when it is run."""
+
+    def __init__(self, events: list[str], handles: int):
+        self.events, self.handles = events, handles
+
+    def exchange(self, bucket):
+        for number in range(self.handles):
+            self.events.append(f"launch {number}")
+            yield Handle(str(number), self.events)
+        self.events.append("finish")
+
+
+def probe_order(bucket_cls, handles: int, rounds: int) -> list[list[str]]:
+    """Launch and wait. Returns the events of launch() and of wait(), in turn."""
+    events: list[str] = []
+    parameter = nn.Parameter(torch.zeros(3, device=device_here()))
+    bucket, found = bucket_cls([parameter], None, Noting(events, handles)), []
+    for _ in range(rounds):
+        for step in (bucket.launch, bucket.wait):
+            step()
+            found.append(events[:])
+            events.clear()
+    return found
+
+
+class InTurn:
+    """A compressor that sends every second element, or every n-th, and other ones in the next step."""
+
+    def __init__(self, bucket_cls, every: int = 2):
+        self.bucket_cls, self.every = bucket_cls, every
+
+    def new_bucket(self, parameters, group=None):
+        return self.bucket_cls(parameters, group, self)
+
+    def exchange(self, bucket):
+        turn = bucket.memory["turn"] = (bucket.memory.get("turn", -1) + 1) % self.every
+        sent = bucket.unsent[turn :: self.every].clone()
+        bucket.unsent[turn :: self.every] = 0
+        count = torch.ones(1, device=sent.device)
+        if sent.numel():
+            yield dist.all_reduce(sent, group=bucket.group, async_op=True)
+        yield dist.all_reduce(count, group=bucket.group, async_op=True)
+        if count.item() != dist.get_world_size(bucket.group):
+            raise AssertionError("a collective is not complete when the generator continues: wait for its handle first")
+        bucket.flat.zero_()
+        bucket.flat[turn :: self.every] = sent.to(bucket.flat)
+
+
+def probe_in_turn(bucket_cls, setting: Setting, steps: list) -> list[dict]:
+    return run_steps(InTurn(bucket_cls, *setting.arguments), setting, steps)
+
+
+# -- in the kernel
+
+
+@dataclass
+class InTurnReference(Reference):
+    turns: dict[int, int] = field(default_factory=dict)  # by the index of the bucket
+
+    def exchange(self, number: int, bucket: list[int]) -> torch.Tensor:
+        turn = self.turns.get(number, 0)
+        self.turns[number] = (turn + 1) % self.method.every
+        total = torch.zeros_like(self.unsent[number][0])
+        for unsent in self.unsent[number]:
+            total[turn :: self.method.every] += unsent[turn :: self.method.every]
+            unsent[turn :: self.method.every] = 0
+        return total
+
+
+@dataclass(frozen=True)
+class InTurnMethod:
+    every: int = 2
+    low_rank: int = 0
+
+    @property
+    def said(self) -> str:
+        return f"a compressor that sends every {'second' if self.every == 2 else f'{self.every}th'} element"
+
+    def reference(self, setting: Setting) -> InTurnReference:
+        return InTurnReference(setting, self)
+
+
+def handles_are_waited_for_in_order(attempt: Attempt) -> None:
+    for handles in (1, 2, 3):
+        found = attempt.run(probe_order, handles, 2)[0]
+        launched = ["launch 0"]
+        rest = ["wait for 0"]
+        for number in range(1, handles):
+            rest += [f"launch {number}", f"wait for {number}"]
+        for index, events in enumerate(found):
+            expected, method = ([*rest, "finish"], "wait()") if index % 2 else (launched, "launch()")
+            if events != expected:
+                said = "in the second step, " if index > 1 else ""
+                raise Wrong(
+                    f"a compressor with {handles} collectives: {said}{method} did {_listed(events)}, "
+                    f"expected {_listed(expected)}",
+                    "Hint: how far does launch() run the generator, and what must be true before it continues?",
+                )
+
+
+def _listed(events: list[str]) -> str:
+    return ", ".join(events) or "nothing"
+
+
+def what_is_unsent_is_sent_later(attempt: Attempt) -> None:
+    width = attempt.scale.number(9, range(5, 400))
+    setting = Setting(((width, 3), (5,)))
+    _judge(attempt, setting, draw_steps(attempt, InTurnMethod(), setting, 5))
+
+
+def several_buckets_and_groups(attempt: Attempt) -> None:
+    width = attempt.scale.number(9, range(5, 400))
+    shapes = ((width, 3), (), (5,), (1,), (width, 2))
+    setting = Setting(shapes, cap_mb=200 / 2**20, frozen=(2,), set_to_none=attempt.random.random() < 0.5)
+    steps = draw_steps(
+        attempt, InTurnMethod(), setting, 4, 3, lambda step, rank, index: index == 4 and rank == step % 2
+    )
+    _judge(attempt, setting, steps)
+    # In bf16, a sum of 32 of these would be wrong by 1%.
+    in_bf16 = Setting(((100,),), (32,), dtype=torch.bfloat16, said="in bfloat16")
+    _judge(attempt, in_bf16, [[[[torch.full((100,), 1.09375)]]] * attempt.world_size] * 32, InTurnMethod(32))
+
+
+def _judge(attempt: Attempt, setting: Setting, steps: Steps, method: InTurnMethod | None = None) -> None:
+    tried = feed(attempt, method or InTurnMethod(), setting, steps, probe_in_turn)
+    judge_same_bits(tried)
+    judge_steps(tried)
+    for rank, found in tried.found.items():
+        for number, step in enumerate(found, 1):
+            if step["waits"]:
+                evidence = f"{tried.context}, step {number}: backward() waited {step['waits']} times, expected 0"
+                raise Wrong({rank: evidence}, "Hint: launch() must return at once. Which line waits?")

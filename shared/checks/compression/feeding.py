@@ -1,0 +1,136 @@
+"""Feed drawn gradients to OverlappedDDP with a student's compressor, and record what comes out.
+
+The parameters belong to a module whose gradients are exactly the tensors that the check has drawn. So a check can
+choose each rank's gradient in each step, and knows all of them.
+"""
+
+import contextlib
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from shared import wire
+from shared.checks.engine.buckets import plan
+from shared.checks.engine.candidate import device_here, earlier_piece
+from shared.checks.engine.overlap_probes import Waits
+from shared.checks.engine.subgroups import join_subgroup
+from shared.wire import completion, instrumentation
+
+MB = 2**20
+Gradients = list[torch.Tensor | None]  # one per parameter; None if the rank does not use it
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The parameters, and the compressor to try."""
+
+    shapes: tuple[tuple[int, ...], ...]
+    arguments: tuple = ()  # of the compressor's constructor
+    dtype: torch.dtype = torch.float64
+    cap_mb: float = 25.0
+    frozen: tuple[int, ...] = ()  # the indices of frozen parameters
+    set_to_none: bool = True
+    in_subgroup: bool = False
+    said: str = field(default="", compare=False)  # what is special about it
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Build the parameters, all zeros."""
+        built = [nn.Parameter(torch.zeros(shape, dtype=self.dtype)) for shape in self.shapes]
+        for index in self.frozen:
+            built[index].requires_grad_(False)
+        return built
+
+    def buckets(self) -> list[list[int]]:
+        """Return the indices of the parameters in each bucket, in the order in which buckets are launched."""
+        parameters = self.parameters()
+        index_of = {id(parameter): index for index, parameter in enumerate(parameters)}
+        return [[index_of[id(each)] for each in bucket] for bucket in plan(parameters, self.cap_mb)]
+
+    def __str__(self) -> str:
+        numel = sum(torch.Size(shape).numel() for shape in self.shapes)
+        count = len(self.buckets())
+        buckets = "1 bucket" if count == 1 else f"{count} buckets"
+        return f"{len(self.shapes)} parameters with {numel} elements in {buckets}" + (self.said and f", {self.said}")
+
+
+# -- on a rank
+
+
+class Fed(nn.Module):
+    """A module whose parameters get given gradients."""
+
+    def __init__(self, parameters: list[nn.Parameter]):
+        super().__init__()
+        self.each = nn.ParameterList(parameters)
+
+    def forward(self, gradients: Gradients) -> torch.Tensor:
+        used = [(p, g) for p, g in zip(self.each, gradients, strict=True) if g is not None and p.requires_grad]
+        nothing = torch.zeros((), device=device_here(), requires_grad=True)  # a rank may use no parameter at all
+        return sum(((p * g.to(p)).sum() for p, g in used), nothing)
+
+
+def probe_feeding(piece, setting: Setting, steps: list[list[Gradients]]) -> list[dict]:
+    """Run one step for each list of micro-batches, with the student's compressor."""
+    return run_steps(piece(*setting.arguments), setting, steps)
+
+
+def run_steps(compressor, setting: Setting, steps: list[list[Gradients]]) -> list[dict]:
+    """Run one step for each list of micro-batches.
+
+    Returns:
+        For each step, the gradients after it, the bytes that this rank has sent, how many collectives were launched in
+        backward(), how often backward() has waited, and how many collectives were launched inside no_sync().
+    """
+    group, is_member = join_subgroup(setting.in_subgroup)
+    if not is_member:
+        return []
+    wrapper = earlier_piece("overlapped_ddp", "OverlappedDDP")
+    further = {"group": group} if setting.in_subgroup else {}
+    model = wrapper(
+        Fed(setting.parameters()).to(device_here()),
+        bucket_cap_mb=setting.cap_mb,
+        compressor=compressor,
+        **further,
+    )
+    return [_step(model, micro_batches, setting.set_to_none) for micro_batches in steps]
+
+
+def _step(model, micro_batches: list[Gradients], set_to_none: bool) -> dict:
+    model.zero_grad(set_to_none)
+    *silent, last = micro_batches
+    with instrumentation.listening() as quiet, model.no_sync() if silent else contextlib.nullcontext():
+        for gradients in silent:
+            model(gradients).backward()
+    waits = Waits()
+    with completion.watching(waits), instrumentation.listening() as calls:
+        model(last).backward()
+        launched = len(calls)
+        blocking = sum(not call.is_async for call in calls)
+        model.finish_gradient_sync()
+    return {
+        "gradients": [None if p.grad is None else p.grad.detach().cpu().clone() for p in model.module.each],
+        "sent_bytes": sum(wire.sent_bytes_of(call, dist.get_rank()) for call in calls),
+        "ops": sorted({call.op for call in calls}),
+        "dtypes": sorted({call.dtype for call in calls}),
+        "messages": len(calls),
+        "launched": launched,
+        "waits": waits.in_backward + blocking,
+        "quiet": len(quiet),
+    }
+
+
+def probe_two_models(piece, setting: Setting, steps: list[list[Gradients]], others: list[list[Gradients]]) -> list:
+    """Train two models in turn with one compressor. Returns the gradients of the first one after each step."""
+    wrapper = earlier_piece("overlapped_ddp", "OverlappedDDP")
+    compressor = piece(*setting.arguments)
+    models = [
+        wrapper(Fed(setting.parameters()).to(device_here()), bucket_cap_mb=setting.cap_mb, compressor=compressor)
+        for _ in range(2)
+    ]
+    found = []
+    for own, other in zip(steps, others, strict=True):
+        found.append(_step(models[0], own, True))
+        _step(models[1], other, True)
+    return found

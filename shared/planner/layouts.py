@@ -1,0 +1,397 @@
+"""What a layout (dp × tp × pp ranks, and how they train) needs: the memory of its fullest rank, and the time of a step.
+
+    job = Job(SHAPES["Llama-2 70B"], sequences=1024)
+    layout = Layout(dp=4, tp=8, pp=1, zero_stage=1, checkpointing="full")
+    memory(job, layout).total_bytes, step_time(job, layout, cluster).total_s
+
+The order of the ranks is fixed: tensor parallelism innermost, then the pipeline, and data parallelism outermost. A
+group stays inside a host if it fits, and leaves it otherwise.
+
+Memory is what `planner` counts, for the fullest of the first two stages and the last one: the model state, which the
+ZeRO stage shards over dp, the units that ZeRO-3 unshards, the activations of the micro-batches in flight, one layer
+that is being recomputed, and the logits. Layers are divided evenly. The first stage also has the embedding and the last
+one the output, so these two get the smaller shares if the layers do not divide.
+
+The time of a step is a sum:
+
+    computing   the FLOPs of the matmuls, at a fixed fraction of the peak (Gpu.efficiency), and the activations of all
+                other operations, moved activation_passes times at the bandwidth of the GPU's memory
+    tensor      four all-reduces of the activations per layer and micro-batch, or six with full checkpointing
+    messages    those between stages
+    bubble      (p − 1)/v micro-batches, a third of that with a zero-bubble schedule
+    data        the gradients, and with ZeRO-3 the parameters
+
+Collectives are rings with the α and bandwidth of `links`. With `overlaps`, messages between stages hide except in the
+bubble, and gradients hide behind the last backward, as far as possible. Without it, both are exposed.
+
+The model knows nothing about kernels that get slower for small matrices, NCCL's other algorithms, stragglers, data
+loading, the optimizer's step, or unequal routes through a network.
+"""
+
+from dataclasses import asdict, dataclass, replace
+
+from shared import formulas, planner
+from shared.planner import links, stages
+from shared.planner.links import RealLink
+from shared.planner.shapes import ModelShape
+
+# The only constants that were fitted, to six published runs. `scores` repeats the fit, and tests it on the other runs.
+A100_EFFICIENCY, H100_EFFICIENCY = 0.66, 0.54
+ACTIVATION_PASSES = 6.5  # how often each byte of activations moves to or from the GPU's memory in a step
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A kind of GPU. The rates are those of its data sheet, except that programs reach only a part of peak_flops."""
+
+    name: str
+    memory_bytes: float
+    peak_flops: float  # dense bf16
+    memory_bytes_per_s: float
+    efficiency: float  # the fraction of peak_flops that matmuls reach; fitted
+    activation_passes: float = ACTIVATION_PASSES
+
+    @property
+    def flops(self) -> float:
+        return self.efficiency * self.peak_flops
+
+
+A100 = Gpu("A100", 80e9, 312e12, 2.039e12, A100_EFFICIENCY)
+H100 = Gpu("H100", 80e9, 989e12, 3.35e12, H100_EFFICIENCY)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Hosts of identical GPUs. Inside a host, each GPU has a link of its own. Between hosts, they share adapters."""
+
+    hosts: int
+    gpu: Gpu
+    inside: RealLink
+    adapter: RealLink
+    adapters: int  # per host
+    gpus_per_host: int = 8
+
+    @property
+    def gpus(self) -> int:
+        return self.hosts * self.gpus_per_host
+
+    @property
+    def adapter_bytes_per_s(self) -> float:
+        """Return the bytes per second that leave a host, through all its adapters."""
+        return self.adapters * self.adapter.bus_bytes_per_s
+
+
+_NVLINK_4, _NVLINK_3, _IB_400, _IB_200, _IB_100 = (links.REAL_LINKS[index] for index in (0, 1, 4, 5, 6))
+
+
+def a100_hosts(hosts: int, adapters: int = 8) -> Cluster:
+    """Return hosts of 8 A100 with 200 Gbit/s adapters, as in NVIDIA's Selene."""
+    return Cluster(hosts, A100, _NVLINK_3, _IB_200, adapters)
+
+
+def h100_hosts(hosts: int, adapters: int = 8) -> Cluster:
+    """Return hosts of 8 H100 with 400 Gbit/s adapters."""
+    return Cluster(hosts, H100, _NVLINK_4, _IB_400, adapters)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to train: a model, on this many sequences per step.
+
+    Attributes:
+        sequence: The length of a sequence. None means the model's own context length.
+    """
+
+    shape: ModelShape
+    sequences: int
+    sequence: int | None = None
+    attention: str = "fused"
+    precision: str = stages.DEFAULT_PRECISION
+
+    @property
+    def length(self) -> int:
+        return self.sequence or self.shape.context
+
+    @property
+    def tokens(self) -> int:
+        return self.sequences * self.length
+
+    @property
+    def model_flops(self) -> float:
+        """The FLOPs of a step without recomputation. Attention counts as if it were not causal, as in both sources.
+
+        Source: Narayanan et al. 2021, appendix; Chowdhery et al. 2022 (PaLM), appendix B.
+        """
+        forward = self.shape.layers * layer_flops(self, self.tokens) + output_flops(self, self.tokens)
+        return 3 * forward
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the ranks share the work."""
+
+    dp: int
+    tp: int
+    pp: int
+    zero_stage: int = 0
+    micro_batch: int = 1
+    checkpointing: str = "selective"
+    schedule: str = "1f1b"
+    chunks: int = 1
+    sequence_parallel: bool = True
+    overlaps: bool = True
+
+    @property
+    def ranks(self) -> int:
+        return self.dp * self.tp * self.pp
+
+    def __str__(self) -> str:
+        return ", ".join([self.sizes, *self.options])
+
+    def in_lines(self) -> str:
+        """Return the same in short lines for a figure."""
+        return "\n".join([self.sizes, ", ".join(self.options[:2]), ", ".join(self.options[2:])])
+
+    @property
+    def sizes(self) -> str:
+        return f"DP {self.dp} × PP {self.pp} × TP {self.tp}"
+
+    @property
+    def options(self) -> list[str]:
+        zero = [planner.STAGES[self.zero_stage]] if self.dp > 1 else []
+        schedule = [self.schedule + (f", v = {self.chunks}" if self.chunks > 1 else "")] if self.pp > 1 else []
+        return [*zero, f"micro-batch {self.micro_batch}", f"checkpointing {self.checkpointing}", *schedule]
+
+
+def micro_batches(job: Job, layout: Layout) -> int:
+    """Return m, the number of micro-batches of each replica.
+
+    Raises:
+        ValueError: If the layout does not divide the model or the batch. The message is one sentence.
+    """
+    shape, parts = job.shape, layout.dp * layout.micro_batch
+    if job.sequences % parts:
+        raise ValueError(f"{job.sequences} sequences cannot be divided into {parts} equal micro-batches")
+    if shape.heads % layout.tp:
+        raise ValueError(f"{shape.heads} heads cannot be divided among {layout.tp} ranks")
+    if layout.pp * layout.chunks > shape.layers + 2 or layout.pp > shape.layers:
+        chunks = f"{layout.pp * layout.chunks} chunks"
+        raise ValueError(f"{shape.layers} layers, with embedding and output, cannot be divided into {chunks}")
+    count = job.sequences // parts
+    stages.check_pipeline(layout.schedule, layout.pp, count, layout.chunks)
+    return count
+
+
+def layers_of_stage(shape: ModelShape, pp: int, stage: int) -> int:
+    """Return how many layers a stage has. If they do not divide evenly, the stages in the middle have one more."""
+    share, more = divmod(shape.layers, pp)
+    first = (pp - more + 1) // 2
+    return share + (first <= stage < first + more)
+
+
+# -- memory
+
+
+def memory(job: Job, layout: Layout) -> planner.Plan:
+    """Plan the bytes on the fullest rank.
+
+    Raises:
+        ValueError: If the layout does not divide the model or the batch.
+    """
+    count = micro_batches(job, layout)
+    some = {0, min(1, layout.pp - 1), layout.pp - 1}
+    return max((_stage_memory(job, layout, stage, count) for stage in some), key=lambda plan: plan.total_bytes)
+
+
+def stage_parameters(shape: ModelShape, layout: Layout, stage: int) -> float:
+    """Count the parameters of a rank of a stage. Norms and learned positions are not divided by tensor parallelism."""
+    layers, is_first, is_last = layers_of_stage(shape, layout.pp, stage), stage == 0, stage == layout.pp - 1
+    own = layers * shape.layer_parameters + is_first * shape.embedding_parameters
+    replicated = 2 * layers * shape.norm_parameters + is_last * shape.norm_parameters
+    if is_first and shape.learned_positions:
+        replicated += shape.context * shape.hidden
+    if is_last:  # with a tied weight, the last stage has a copy, unless it is also the first one
+        own += shape.norm_parameters
+        own += shape.vocabulary * shape.hidden if layout.pp > 1 or not shape.tied else 0
+    return replicated + (own - replicated) / layout.tp
+
+
+def _stage_memory(job: Job, layout: Layout, stage: int, count: int) -> planner.Plan:
+    shape, precision = job.shape, planner.PRECISIONS[job.precision]
+    parameters, is_last = stage_parameters(shape, layout, stage), stage == layout.pp - 1
+    options = {"attention": job.attention, "bytes_each": precision.compute_bytes, "tensor_ranks": layout.tp}
+    options |= {"sequence_parallel": layout.sequence_parallel and layout.tp > 1}
+
+    def layer_bytes(how: str) -> float:
+        size = (job.length, layout.micro_batch, shape.hidden, shape.heads)
+        return formulas.activation_bytes(*size, checkpointing=how, **options)
+
+    def held_bytes(**kind: int) -> float:
+        only = formulas.BytesPerParameter(**{"parameter": 0, "gradient": 0, "optimizer": 0, **kind})
+        return formulas.model_state_bytes(parameters, layout.dp, layout.zero_stage, only)
+
+    held = stages.in_flight(layout.schedule, layout.pp, stage, count, layout.chunks)
+    kept = count if layout.schedule == "gpipe" else 1
+    logits_bytes = is_last * kept * formulas.logits_bytes(job.length, layout.micro_batch, shape.vocabulary) / layout.tp
+    activations = held * layers_of_stage(shape, layout.pp, stage) * layer_bytes(layout.checkpointing) + logits_bytes
+    activations += layer_bytes("none") - layer_bytes(layout.checkpointing)  # one layer is recomputed at a time
+    units = 2 * shape.layer_parameters if layout.zero_stage == 3 else 0  # one computes, one is prefetched
+    return planner.Plan(
+        parameters=held_bytes(parameter=precision.state.parameter),
+        gradients=held_bytes(gradient=precision.state.gradient),
+        optimizer=held_bytes(optimizer=precision.state.optimizer),
+        gathered=precision.compute_bytes * units / layout.tp * (layout.dp > 1),
+        activations=activations,
+    )
+
+
+# -- time
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """The seconds of a step, by what a rank of the slowest stage spends them on."""
+
+    computing_s: float
+    tensor_s: float
+    messages_s: float
+    bubble_s: float
+    data_s: float
+
+    @property
+    def total_s(self) -> float:
+        return sum(asdict(self).values())
+
+    def by_part(self) -> dict[str, float]:
+        """Return the seconds of each part, by the name that a sentence uses for it."""
+        return {
+            "computing": self.computing_s,
+            "tensor parallelism's all-reduces": self.tensor_s,
+            "messages between stages": self.messages_s,
+            "the bubble": self.bubble_s,
+            "exposed communication of data parallelism": self.data_s,
+        }
+
+
+def layer_flops(job: Job, tokens: float) -> float:
+    """FLOPs of a layer's forward: two per parameter of a matrix and token, and those of attention."""
+    matrices = job.shape.attention_parameters + job.shape.mlp_parameters
+    return 2 * tokens * matrices + attention_flops(job, tokens)
+
+
+def attention_flops(job: Job, tokens: float) -> float:
+    """FLOPs of multiplying queries by keys and scores by values: 4s²bh."""
+    return 4 * tokens * job.length * job.shape.hidden
+
+
+def output_flops(job: Job, tokens: float) -> float:
+    return 2 * tokens * job.shape.hidden * job.shape.vocabulary
+
+
+def step_time(job: Job, layout: Layout, cluster: Cluster) -> StepTime:
+    """Estimate the time of a step. The module's docstring says what is in it.
+
+    Raises:
+        ValueError: If the layout does not divide the model or the batch, or does not use all GPUs of the cluster.
+    """
+    if layout.ranks != cluster.gpus:
+        raise ValueError(f"the layout has {layout.ranks} ranks, and the cluster {cluster.gpus} GPUs")
+    count, pp = micro_batches(job, layout), layout.pp
+    computing = [_stage_computing_s(job, layout, stage, cluster.gpu) for stage in range(pp)]
+    tensor = [_stage_tensor_s(job, layout, stage, cluster) for stage in range(pp)]
+    message_s = _messages_s(job, layout, cluster)
+    busy = [one + other + message_s * (not layout.overlaps) for one, other in zip(computing, tensor, strict=True)]
+    slowest = max(range(pp), key=busy.__getitem__)
+    waits_s = sum(busy) - busy[slowest] + (pp - 1) * message_s * layout.overlaps
+    part = {"interleaved": 1 / layout.chunks, "zero_bubble": 1 / 3}.get(layout.schedule, 1)
+    return StepTime(
+        computing_s=count * computing[slowest],
+        tensor_s=count * tensor[slowest],
+        messages_s=count * message_s * (not layout.overlaps),
+        bubble_s=part * waits_s,
+        data_s=_data_s(job, layout, cluster, count, busy[slowest]),
+    )
+
+
+def _stage_computing_s(job: Job, layout: Layout, stage: int, gpu: Gpu) -> float:
+    """Estimate how long a stage computes for one micro-batch, forward and backward."""
+    shape, tokens = job.shape, layout.micro_batch * job.length
+    recomputed = {"none": 0.0, "selective": 0.0, "full": layer_flops(job, tokens)}[layout.checkpointing]
+    if layout.checkpointing == "selective" and job.attention == "materialized":
+        recomputed = attention_flops(job, tokens)
+    flops = layers_of_stage(shape, layout.pp, stage) * (3 * layer_flops(job, tokens) + recomputed)
+    flops += 3 * output_flops(job, tokens) * (stage == layout.pp - 1)
+    moved_bytes = formulas.activation_bytes(
+        job.length,
+        layout.micro_batch,
+        shape.hidden,
+        shape.heads,
+        tensor_ranks=layout.tp,
+        sequence_parallel=layout.sequence_parallel and layout.tp > 1,
+        attention=job.attention,
+    )
+    passes = gpu.activation_passes * (4 / 3 if layout.checkpointing == "full" else 1)
+    moving_s = layers_of_stage(shape, layout.pp, stage) * passes * moved_bytes / gpu.memory_bytes_per_s
+    return flops / layout.tp / gpu.flops + moving_s
+
+
+def _stage_tensor_s(job: Job, layout: Layout, stage: int, cluster: Cluster) -> float:
+    """Estimate the all-reduces of one micro-batch: two per layer and forward, two per layer and backward."""
+    per_layer = 6 if layout.checkpointing == "full" else 4
+    nbytes = 2 * layout.micro_batch * job.length * job.shape.hidden
+    one_s = _ring_all_reduce_s(nbytes, layout.tp, 1, cluster)
+    return per_layer * layers_of_stage(job.shape, layout.pp, stage) * one_s
+
+
+def _ring_all_reduce_s(nbytes: float, ranks: int, stride: int, cluster: Cluster) -> float:
+    """Estimate an all-reduce of ranks that are `stride` apart. The rings of a host share its adapters."""
+    on_host = min(ranks, max(1, cluster.gpus_per_host // stride))
+    if on_host == ranks:
+        link = cluster.inside
+        return formulas.ring_all_reduce_s(nbytes, ranks, link.alpha_s, link.beta_s_per_byte)
+    own_bytes_per_s = cluster.adapter_bytes_per_s * on_host / cluster.gpus_per_host
+    slowest = min(own_bytes_per_s, cluster.inside.bus_bytes_per_s)
+    alpha_s = (cluster.adapter.alpha_s + (on_host - 1) * cluster.inside.alpha_s) / on_host
+    return formulas.ring_all_reduce_s(nbytes, ranks, alpha_s, 1 / slowest)
+
+
+def _messages_s(job: Job, layout: Layout, cluster: Cluster) -> float:
+    """Estimate one micro-batch's messages: an output and a gradient per chunk. Each rank of a TP group sends a part."""
+    if layout.pp == 1:
+        return 0.0
+    nbytes = 2 * layout.micro_batch * job.length * job.shape.hidden / layout.tp
+    if layout.tp * layout.pp <= cluster.gpus_per_host:
+        alpha_s, bytes_per_s = cluster.inside.alpha_s, cluster.inside.bus_bytes_per_s
+    else:
+        alpha_s, bytes_per_s = cluster.adapter.alpha_s, cluster.adapter_bytes_per_s / cluster.gpus_per_host
+    return 2 * layout.chunks * (alpha_s + nbytes / bytes_per_s)
+
+
+def _data_s(job: Job, layout: Layout, cluster: Cluster, count: int, micro_batch_s: float) -> float:
+    """Estimate the exposed communication of data parallelism, which runs over ranks that are tp · pp apart."""
+    if layout.dp == 1:
+        return 0.0
+    bytes_each = planner.PRECISIONS[job.precision].compute_bytes
+    nbytes = bytes_each * max(stage_parameters(job.shape, layout, stage) for stage in {0, layout.pp - 1})
+    units = layers_of_stage(job.shape, layout.pp, layout.pp // 2) if layout.zero_stage == 3 else 1
+    all_reduce_s = units * _ring_all_reduce_s(nbytes / units, layout.dp, layout.tp * layout.pp, cluster)
+    # Stages 0 and 1 communicate once per step, stage 2 half as much after each backward and half of it once, stage 3
+    # one and a half times as much in each micro-batch.
+    per_micro_batch_s = {2: 0.5, 3: 1.5}.get(layout.zero_stage, 0.0) * all_reduce_s
+    once_s = {2: 0.5, 3: 0.0}.get(layout.zero_stage, 1.0) * all_reduce_s
+    if not layout.overlaps:
+        return count * per_micro_batch_s + once_s
+    hides_s = micro_batch_s if layout.zero_stage == 3 else micro_batch_s * 2 / 3  # all of it, or its backward
+    left_s = max(0.0, per_micro_batch_s - hides_s)
+    return count * left_s + max(0.0, once_s - hides_s * (layout.zero_stage < 2))
+
+
+def mfu(job: Job, total_s: float, cluster: Cluster) -> float:
+    """Return the model FLOPs utilization of a step that takes so long."""
+    return job.model_flops / (total_s * cluster.gpus * cluster.gpu.peak_flops)
+
+
+def with_all_gpus(cluster: Cluster, gpus: int) -> Cluster:
+    """Return a cluster of the same kind with this many GPUs; fewer than a host's are on one host."""
+    per_host = min(gpus, cluster.gpus_per_host)
+    return replace(cluster, hosts=gpus // per_host, gpus_per_host=per_host)

@@ -1,0 +1,620 @@
+# ---
+# jupyter:
+#   course:
+#     module: parallel_3d
+# ---
+
+# %% [markdown]
+# # 18 · 3D parallelism
+#
+# **30 minutes.** After this lesson, you will be able to:
+#
+# - combine data, pipeline and tensor parallelism on a mesh of ranks, and show that the result is right,
+# - order the axes of a mesh by the links between its ranks,
+# - compute which layouts of a large model fit on a cluster, and estimate how fast they are,
+# - say how far such an estimate can be trusted, and check claims about well-known runs,
+# - recognize two mistakes on a mesh that raise no error.
+#
+# You need tensor parallelism (chapter 13), pipelines (chapter 15), ZeRO-1 (chapter 07) and device meshes (chapter 11).
+
+# %% [markdown]
+# ## Where we are
+#
+# You have split training along three **axes**: data parallelism (dp) splits the batch, pipeline parallelism (pp) splits
+# the model by depth, and tensor parallelism (tp) splits every layer. So far, you have used one axis at a time.
+#
+# This lesson needs a small data center. The next cell starts eight ranks on two hosts. The four ranks of a host
+# communicate through this machine's memory. Between the hosts, there is a link of 10 Mbit/s, which the ranks of a host
+# share. It is slow because our model is small.
+
+# %% tags=["nbval-ignore-output"]
+import math
+
+from shared import formulas, measure, plots, ranks, tables, widgets
+from shared.planner import layouts, named, scores
+from shared.planner.layouts import Job, Layout, a100_hosts
+from shared.planner.search import search
+from shared.planner.shapes import SHAPES
+from shared.plots import diagrams
+
+measure.start_behind_link(world_size=8, rate="10mbit", ranks_per_host=4)
+
+# %%
+# %%ranks
+from functools import partial
+
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.functional import cross_entropy
+
+from shared import measure, wire
+from shared.data import CharTokens
+from shared.models import GPTConfig, TinyGPT, gpt_layers
+from solutions.manual_ddp import ManualDDP, mean_over_ranks_
+from solutions.pipeline import Pipeline
+from solutions.tensor_parallel import parallelize, sharded_names
+from solutions.vocabulary import vocab_parallel_cross_entropy
+from solutions.zero1 import ZeRO1
+
+text = CharTokens()
+config = GPTConfig(vocab_size=128, context=128, layers=6, heads=8, width=64)
+batch = text.windows(range(0, 8000, 1000), length=128)
+
+# %% [markdown]
+# ## What is wasted
+#
+# The next cells take a step with each axis alone, over all eight ranks. We count the parameters of a rank, and the
+# bytes that leave a host. In a ring, a rank sends to the next rank of its group, and in a pipeline to its neighbors.
+
+
+# %%
+# %%ranks
+def bytes_that_leave(log):
+    """Return the bytes that this rank sent to the other host."""
+    sent_bytes = 0
+    for entry in log.entries:
+        ring = entry.group_ranks
+        to = entry.partner if entry.op == "send" else ring[(ring.index(rank) + 1) % len(ring)]
+        sent_bytes += entry.sent_bytes if to // 4 != rank // 4 else 0
+    return sent_bytes
+
+
+def mean_loss(logits, targets):
+    return cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def with_dp():
+    replica = ManualDDP(TinyGPT(config))
+    replica(*[tensor[rank : rank + 1] for tensor in batch]).backward()
+    replica.finish_gradient_sync()
+    return replica.parameters()
+
+
+def with_pp():
+    pipeline = Pipeline(gpt_layers(config), loss_fn=mean_loss)
+    pipeline.step(*batch)
+    return pipeline.stage_parameters().values()
+
+
+def with_tp():
+    model = parallelize(TinyGPT(config))
+    model(*batch).backward()
+    return model.parameters()
+
+
+costs = {}
+for name, step in {"DP 8": with_dp, "PP 8": with_pp, "TP 8": with_tp}.items():
+    with wire.ledger() as log:
+        own = list(step())
+    costs[name] = sum(parameter.numel() for parameter in own), bytes_that_leave(log)
+
+# %%
+costs, rows, held = ranks.pull("costs"), [], {}
+whole = costs[0]["DP 8"][0]
+for name in costs[0]:
+    most = max(of_rank[name][0] for of_rank in costs)
+    leaves = sum(of_rank[name][1] for of_rank in costs[:4]) / 1e6
+    held[name] = 100 * most / whole
+    idle = formulas.bubble_over_total(stages=8, micro_batches=8) if name == "PP 8" else 0
+    rows.append([name, f"{held[name]:.0f}%", f"{leaves:.1f}", f"{idle:.0%}"])
+leaving_mb = [float(row[2]) for row in rows]
+assert held["DP 8"] > 4 * held["TP 8"] and leaving_mb[2] > leaving_mb[0] > 3 * leaving_mb[1]
+header = ["", "parameters of a rank", "MB that leave host 0 per step", "bubble, of the total time"]
+tables.Table(header, rows)
+
+# %%
+plots.bars(dict(zip(held, leaving_mb, strict=True)), "MB that leave host 0 per step")
+
+# %% [markdown]
+# Each axis wastes something else:
+#
+# - With DP, every rank keeps the whole model.
+# - With TP, most bytes leave the host, because each layer's all-reduces cross the slow link.
+# - With PP, little leaves the host, but ranks are idle for half of the time, and a model has only so many layers.
+#
+# (TP and PP leave more than an eighth to a rank: with TP, norms and positions are replicated, and with PP, a stage has
+# at least one whole layer.)
+
+# %% [markdown]
+# ## The idea: a mesh with three axes
+#
+# The costs differ in *when* they arise, so each axis should get the links that suit it. In **3D parallelism**, the
+# ranks form a mesh of dp × pp × tp. The ranks that differ in only one coordinate form a group along that axis. A
+# replica (chapter 02) is no longer a single rank: pp · tp ranks hold one copy of the model together.
+
+# %%
+diagrams.mesh_3d()
+
+# %% [markdown]
+# Consecutive ranks share a host, and differ in the innermost axis. So tp is innermost, because it communicates in every
+# layer, and its groups must not leave a host. dp and pp may.
+
+# %% [markdown]
+# ## The short version
+#
+# Nothing is new on any axis. tp splits the layers (chapter 13), pp distributes them (chapter 15), and dp averages the
+# gradients of replicas, which `ZeRO1` does together with the optimizer's step (chapter 07). We only have to give each
+# of them the right group. `sizes` lists the axes from the outermost to the innermost.
+
+
+# %%
+# %%ranks
+class Train3D:
+    """Trains a GPT on a mesh. Every rank passes the whole model and the whole batch."""
+
+    def __init__(self, gpt, sizes, micro_batches=2, zero=False):
+        axes = tuple(sizes)
+        self.mesh = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=axes)
+        self.dp, pp, self.tp = (self.mesh.get_group(axis) for axis in ("dp", "pp", "tp"))
+        layers = gpt_layers(parallelize(gpt, self.tp))
+        self.sharded = sharded_names(layers)
+        loss_of = partial(vocab_parallel_cross_entropy, group=self.tp)
+        self.pipeline = Pipeline(layers, "1f1b", micro_batches, loss_of, pp)
+        self.parameters = list(self.pipeline.stage_parameters().values())
+        self.zero, self.average_over = zero, self.dp
+        if zero:
+            self.optimizer = ZeRO1(self.parameters, AdamW, group=self.dp, lr=1e-3)
+        else:
+            self.optimizer = AdamW(self.parameters, lr=1e-3)
+
+    def gradients_of(self, tokens, targets):
+        """Compute the gradients of this replica's part of the batch. Returns its mean loss."""
+        replicas, own = dist.get_world_size(self.dp), dist.get_rank(self.dp)
+        self.optimizer.zero_grad()
+        return self.pipeline.step(tokens.chunk(replicas)[own], targets.chunk(replicas)[own])
+
+    def step(self, *batch):
+        loss = self.gradients_of(*batch)
+        if not self.zero:  # ZeRO1 averages gradients itself
+            for parameter in self.parameters:
+                mean_over_ranks_(parameter.grad, self.average_over)
+        self.optimizer.step()
+        mean_over_ranks_(loss, self.dp)
+        return loss.item()
+
+
+AdamW = torch.optim.AdamW
+
+# %% [markdown]
+# Is it right? The next cells train the same GPT in one process and on three meshes, in float64. Compare the losses of
+# four steps, and see how the bytes move from axis to axis:
+
+
+# %%
+# %%ranks --timeout 600
+def batch_of(step, count=8):
+    return text.windows(range(1000 * step, 1000 * (step + count), 1000), length=64)
+
+
+def sent_along(log, mesh):
+    """Return the MB that this rank sent along each axis."""
+    sent = dict.fromkeys(mesh.mesh_dim_names, 0.0)
+    for entry in log.entries:
+        for axis in sent:
+            members = dist.get_process_group_ranks(mesh.get_group(axis))
+            if len(members) > 1 and list(entry.group_ranks) == members:
+                sent[axis] += entry.sent_bytes / 1e6
+    return sent
+
+
+whole = TinyGPT(config).double()
+optimizer = AdamW(whole.parameters(), lr=1e-3)
+alone = [measure.train_step(whole, optimizer, *batch_of(step)) for step in range(4)]
+found = {}
+for dp, pp, tp, zero in ((2, 2, 2, False), (4, 1, 2, True), (1, 2, 4, False)):
+    trainer = Train3D(TinyGPT(config).double(), {"dp": dp, "pp": pp, "tp": tp}, zero=zero)
+    losses = [trainer.step(*batch_of(step)) for step in range(3)]
+    with wire.ledger() as log:
+        losses.append(trainer.step(*batch_of(3)))
+    off = max(abs(ours - theirs) for ours, theirs in zip(losses, alone, strict=True))
+    found[dp, pp, tp, zero] = off, sent_along(log, trainer.mesh)
+
+# %%
+found, rows = ranks.pull("found")[0], []
+for (dp, pp, tp, zero), (off, sent) in found.items():
+    assert off < 1e-12
+    name = f"DP {dp} × PP {pp} × TP {tp}" + (", ZeRO-1" if zero else "")
+    mb = [f"{sent[axis]:.2f}" for axis in ("dp", "pp", "tp")]
+    rows.append([name, "less than 1e-12" if off < 1e-12 else f"{off:.0e}", *mb])
+header = ["mesh", "difference of the losses", "MB along dp", "along pp", "along tp"]
+tables.Table(header, rows, "MB that rank 0 sent in one step, in float64.")
+
+# %% [markdown]
+# All meshes train exactly as one process does. (ZeRO-1 sends as much as an all-reduce of the gradients.)
+
+# %% [markdown]
+# ## A data center on a laptop
+#
+# So the layout does not change the result. But does the *order* of the axes matter? We train on 2 × 2 × 2 ranks with
+# dp, pp or tp as the outermost axis, so that this axis has to cross the slow link. Each rank has three blocks, and its
+# replica has four sequences.
+#
+# **Predict.** How many times as many bytes leave a host if tp is outermost, instead of dp? (1 would mean that the order
+# does not matter.)
+
+# %%
+my_prediction = 1.0
+
+# %%
+# %%ranks --timeout 600
+orders = ("dp × pp × tp", "pp × dp × tp", "tp × pp × dp")
+jobs, leaving = {}, {}
+for order in orders:
+    trainer = Train3D(TinyGPT(config), dict.fromkeys(order.split(" × "), 2))
+    with wire.ledger() as log:
+        trainer.step(*batch)
+    leaving[order] = bytes_that_leave(log)
+    jobs[order] = partial(trainer.step, *batch)
+times = measure.jobs(jobs, rounds=3, warm_up_rounds=1)
+
+# %% tags=["nbval-ignore-output"]
+of_ranks, times = ranks.pull("leaving"), ranks.pull("times")[0]
+leaving_mb = {order: sum(each[order] for each in of_ranks[:4]) / 1e6 for order in of_ranks[0]}
+right, between, wrong = leaving_mb.values()
+print(f"predicted {my_prediction:g} times as many bytes, measured {wrong / right:.1f}")
+assert wrong > 4 * right > 4 * between
+slower = times.ratio("tp × pp × dp", "dp × pp × tp")
+print(f"{slower:.1f} times as long a step, {times.where}")
+measure.expect(slower > 1.2, "a step takes longer if tensor parallelism crosses hosts")
+plots.bars({f"{order}\n({leaving_mb[order]:.1f} MB)": ms for order, ms in times.ms().items()}, "ms")
+
+# %% [markdown]
+# If tp crosses hosts, every all-reduce of every layer waits for the slow link. In the other two orders, tp stays inside
+# a host. What crosses the link is either the gradients (dp), or one layer's outputs and their gradients (pp).
+#
+# Here, pp sends the least. Real layouts still put dp outermost. A pipeline's messages are needed in the middle of a
+# step, once per micro-batch. Gradients are sent once per step, and can hide behind backward. In Llama 3, dp was
+# outermost because it "can tolerate longer network latency" (Grattafiori et al. 2024, §3.3.2).
+
+# %% [markdown]
+# ## Scenario A: 70B on 32 GPUs
+#
+# The rest of this lesson is about GPUs that we do not have: hosts of eight A100 with 80 GB each. Two claims about four
+# such hosts are widely quoted. The first one: a Llama of 70B "fits one node", so it trains on 32 GPUs with TP 8 × DP 4.
+#
+# **Predict.** With mixed precision, Adam and plain data parallelism, how many GB of model state does each GPU hold?
+
+# %%
+my_gb = 0.0
+
+# %%
+llama, cluster = SHAPES["Llama-2 70B"], a100_hosts(4)
+job, rows = Job(llama, sequences=256), []
+for stage, name in enumerate(("plain", "ZeRO-1", "ZeRO-2", "ZeRO-3")):
+    plan = layouts.memory(job, Layout(dp=4, tp=8, pp=1, zero_stage=stage, checkpointing="full"))
+    state_gb = (plan.parameters + plan.gradients + plan.optimizer) / 1e9
+    rows.append([name, f"{state_gb:.0f}", f"{plan.total_bytes / 1e9:.0f}"])
+print(f"predicted {my_gb:g} GB, computed {rows[0][1]} GB")
+assert [int(row[2]) <= 72 for row in rows] == [False, True, True, True]
+header = ["TP 8 × DP 4", "model state, GB", "with activations, GB"]
+tables.Table(header, rows, "Full checkpointing, one sequence of 4,096 tokens per micro-batch.")
+
+# %% [markdown]
+# Each GPU has 16Ψ/8 bytes of model state: 138 GB (exactly, this model has 69.0 billion parameters). So the claim is
+# wrong as it stands: tensor parallelism over the GPUs of one host is not enough, and plain data parallelism divides
+# nothing. With any ZeRO stage over the four replicas, the model fits.
+
+# %% [markdown]
+# ## Scenario B: a "GPT-4-scale" model on 32 GPUs
+#
+# The second claim is that TP 8 × PP 4 × DP 1 trains a model "of GPT-4's scale" on the same cluster. That size was never
+# published. But with a single replica, ZeRO has nothing to shard, so we can compute what fits. 32 · 80 GB at 16 bytes
+# per parameter are 160 billion parameters, even if activations needed nothing. For three published sizes:
+
+# %%
+from shared.planner.published import MODELS
+
+rows = []
+for shape in (SHAPES["GPT-3 175B"], MODELS["529.6B"], MODELS["1008B"]):
+    plan = layouts.memory(Job(shape, 256), Layout(dp=1, pp=4, tp=8, checkpointing="full"))
+    least = math.ceil(16 * shape.parameters / 72e9 / 8)
+    rows.append([f"{shape.parameters / 1e9:,.0f}B", f"{plan.total_bytes / 1e9:,.0f}", f"{least}"])
+    assert plan.total_bytes > 80e9
+tables.Table(["parameters", "GB per GPU on 4 hosts", "hosts for the model state"], rows)
+
+# %% [markdown]
+# Not even GPT-3's size fits. The last column is a lower limit: hosts whose GPUs together hold the model state, if a
+# tenth of their memory stays free.
+
+# %% [markdown]
+# ## Searching all layouts
+#
+# A layout has many knobs: dp, tp, pp, the ZeRO stage, the size of a micro-batch, checkpointing, and the schedule. There
+# are only a few thousand combinations, so we can try all of them. `search` computes the memory of each one by the
+# formulas that you know, and estimates the time of a step as a sum (`shared/planner/layouts.py`):
+#
+# | part | estimate |
+# |---|---|
+# | computing | FLOPs at a fixed fraction of the peak, and activations at the bandwidth of the GPU's memory |
+# | tp | four all-reduces per layer and micro-batch, six with full checkpointing: α and β of NVLink, or of the network |
+# | messages, bubble | those of the schedule |
+# | dp | gradients (and with ZeRO-3 parameters), as far as they do not hide behind computation |
+#
+# **Predict.** Which tp does the search choose for the 70B model on our 32 GPUs, with 256 sequences per step? (1 would
+# mean no tensor parallelism, and 8 the whole host.)
+
+# %%
+my_tp = 0
+
+# %%
+found = search(job, cluster)
+print(f"predicted TP {my_tp}\n{found.why()}")
+assert found.best.fits and found.best.layout.tp < 8
+found.table()
+
+# %% [markdown]
+# The search says what rules out the neighbors of its choice, each with a single change: it does not fit, or something
+# takes longer. Layouts of very different shapes are nearly as fast. What all of them have in common is that no
+# activations are recomputed: memory that sharding saves is spent on avoiding recomputation.
+#
+# Now we vary the number of GPUs, with eight sequences per GPU up to 64 GPUs, and 1,024 in total on 1,024:
+
+# %%
+rows = []
+for hosts, sequences in ((1, 64), (2, 128), (4, 256), (8, 512), (128, 1024)):
+    found = search(Job(llama, sequences), a100_hosts(hosts))
+    best = found.best or found.smallest
+    verdict = f"{found.mfu:.0%}" if found.best else "does not fit"
+    each = llama.parameters / (8 * hosts) / 1e9
+    rows.append([f"{8 * hosts:,}", f"{each:.2f}B", str(best.layout), f"{best.gb:.0f}", verdict])
+assert rows[0][-1] == "does not fit" and float(rows[0][3]) > 137
+tables.Table(["GPUs", "parameters per GPU", "best layout", "GB per GPU", "MFU"], rows)
+
+# %% [markdown]
+# On 8 GPUs, nothing fits: 16Ψ/8 bytes are 138 GB, however they are divided. On 16, half of that is left, but
+# activations need more than the 3 GB between 69 and the 72 GB that we allow. So you need more GPUs, or have to move the
+# optimizer state to the CPU (chapter 11). With more GPUs, the search splits the model *less*: when there are many
+# replicas, ZeRO-3 divides the state.
+
+# %% [markdown]
+# ## How far can we trust the planner?
+#
+# Three constants of the time model are fitted: the fraction of the peak that matmuls reach on an A100 and on an H100,
+# and how often activations move through memory. They are fitted to six published runs. We test the planner on 42 other
+# ones, from 8 to 16,384 GPUs. (The papers' names are those of `shared/planner/published.py`, which lists what each
+# source leaves open.)
+
+# %%
+assert scores.table().rows[1][0] == "Megatron-2"
+scores.figure()
+
+# %%
+scores.table()
+
+# %% [markdown]
+# For Megatron's and Llama 3's runs, the error is below 11%. That is enough to compare layouts of this kind. Elsewhere,
+# the planner is too optimistic, and each time it shows what it leaves out:
+#
+# - **ZeRO-3 in 2021.** These steps took 1.3 to 4.3 times as long as predicted. With 768 and with 1,536 GPUs, they took
+#   equally long, 67 s, so they waited for the network. Three times 349 GB of parameters in 67 s are 16 GB/s. The
+#   planner assumes rings that use all eight adapters of a host, which have 192 GB/s.
+# - **Thousands of GPUs.** In MegaScale, the error grows with the cluster. The authors found stragglers there.
+# - **Other software and hardware.** MT-NLG used DeepSpeed's pipeline. torchtitan's H100s had a power limit of 500 W
+#   instead of 700 W, and half of those runs were not compiled.
+#
+# So do not take the preference for ZeRO-3 over hundreds of GPUs at face value. What would the search choose on 1,024
+# GPUs without it, as Megatron does?
+
+# %%
+found = search(Job(llama, 1024), a100_hosts(128), zero_stages=(0, 1))
+print(f"{found.why()}\nMFU {found.mfu:.0%}")
+assert found.best.layout.tp == 8 and found.mfu > 0.5
+
+# %% [markdown]
+# Now tensor parallelism uses the whole host, and the step is estimated to take an eighth longer. But gradients are sent
+# only once per step, so a slower network matters less. Before you trust an estimate, measure one configuration on your
+# own cluster.
+#
+# In the next figure, you can choose a layout yourself. The fastest one is shown below it. Does TP 8 × PP 4 fit, and
+# what makes it slower?
+
+# %% tags=["nbval-ignore-output"]
+widgets.layout_chooser("Llama-2 70B", gpus=32, tp=8, pp=1, zero_stage=1, checkpointing="full")
+
+# %% [markdown]
+# ## Four well-known runs
+#
+# The next table compares what is commonly claimed about four runs with what their papers say (`shared/planner/named.py`
+# has the sections), and with the planner:
+
+# %%
+named.table()
+
+# %% [markdown]
+# Two claims name GPUs or a parallelism that the papers do not. The arithmetic 16 · 35 · 8 = 4,480 is right, but it is
+# not a reported run. And the planner would have ruled out Llama 3's own layout, because it overestimates the
+# activations. So use a planner to find candidates, and measure those.
+
+# %% [markdown]
+# ## Two mistakes that raise no error
+#
+# **A norm over the mesh.** To clip gradients, we need the norm of the whole gradient. Adding up the squares of all
+# ranks of a replica seems right. But norms and positions are replicated along tp, so they count tp times. And a tied
+# embedding is on the first *and* on the last stage. The next cell compares both sums with one process:
+
+
+# %%
+# %%ranks --timeout 600
+def squares(trainer, counts_once):
+    """Return the norm over a replica, from all gradients, or only from those that this rank should count."""
+    pipeline = trainer.pipeline
+    copies = {id(parameter) for parameter, stages in pipeline.tied if stages[0] != pipeline.stage}
+    total = torch.zeros((), dtype=torch.float64)
+    for name, parameter in pipeline.stage_parameters().items():
+        is_first_owner = name in trainer.sharded or dist.get_rank(trainer.tp) == 0
+        if not counts_once or (is_first_owner and id(parameter) not in copies):
+            total += parameter.grad.square().sum()
+    for axis in ("pp", "tp"):
+        dist.all_reduce(total, group=trainer.mesh.get_group(axis))
+    return total.sqrt().item()
+
+
+whole = TinyGPT(config).double()
+whole(*batch_of(0)).backward()
+expected = torch.nn.utils.get_total_norm([each.grad for each in whole.parameters()]).item()
+trainer = Train3D(TinyGPT(config).double(), {"dp": 1, "pp": 2, "tp": 4})
+trainer.gradients_of(*batch_of(0))
+norms = {"one process": expected}
+norms |= {"each parameter once": squares(trainer, True), "all gradients": squares(trainer, False)}
+
+# %%
+expected, right, wrong = ranks.pull("norms")[0].values()
+print(f"one process {expected:.4f}, each parameter once {right:.4f}, all gradients {wrong:.4f}")
+assert math.isclose(right, expected, rel_tol=1e-9) and wrong > 1.1 * expected
+
+# %% [markdown]
+# Nothing fails: the gradients are just clipped too much. (ROCm's TransformerEngine had this mistake. Its pull request
+# 715 measured a norm that was 1.36 times too large, for six layers of DeepSeek-V3 with TP 8.)
+#
+# **A wrong group.** What if the gradients are averaged over the wrong axis? And what if a group has only one rank, and
+# somebody writes `group = mesh.get_group("dp") if dp > 1 else None`? For torch, None means *all* ranks. We train on
+# four ranks of one host, with DP 2 × TP 2, or DP 1 × TP 4:
+
+
+# %%
+# %%ranks --timeout 600
+def losses_with(dp, group_of):
+    trainer = Train3D(TinyGPT(config), {"dp": dp, "pp": 1, "tp": world_size // dp})
+    trainer.average_over = group_of(trainer.mesh)
+    return [trainer.step(*batch_of(2 * step)) for step in range(24)]
+
+
+def all_curves():
+    return {
+        "right": losses_with(2, lambda mesh: mesh.get_group("dp")),
+        "averaged over tp": losses_with(2, lambda mesh: mesh.get_group("tp")),
+        "None, with dp = 1": losses_with(1, lambda mesh: None),
+    }
+
+
+# %% tags=["nbval-ignore-output"]
+with ranks.world(4):
+    curves = ranks.run(lambda: all_curves(), timeout_s=600)[0]
+last = {name: sum(losses[-5:]) / 5 for name, losses in curves.items()}
+print({name: round(loss, 3) for name, loss in last.items()})
+assert min(last["averaged over tp"], last["None, with dp = 1"]) > 1.02 * last["right"]
+plots.loss_curves(curves)
+
+# %% [markdown]
+# All three begin with the same loss, and fall. But in both broken runs, the ranks of a tp group average gradients of
+# *different* shards, so all shards get the same update. In the first one, the replicas also drift apart. One check
+# finds both mistakes: compare the losses with those of one process, with every axis alone and with all of them
+# together.
+
+# %% [markdown]
+# ## The production version
+#
+# torch composes the same pieces on a mesh: `parallelize_module` along tp (chapter 13), and `fully_shard` along dp
+# (chapter 10). Each parameter becomes a DTensor, which knows its placement on both axes. So torch's `clip_grad_norm_`
+# counts everything once. The next cell compares it with one process:
+
+# %%
+# %%ranks
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import parallel as styles
+
+
+def mlp():
+    block = TinyGPT(config).blocks[0]
+    return nn.Sequential(block.up, nn.GELU(), block.down, nn.GELU())
+
+
+mesh = init_device_mesh(device.type, (2, 4), mesh_dim_names=("dp", "tp"))
+plan = {"0": styles.ColwiseParallel(), "2": styles.RowwiseParallel()}
+torchs, alone = styles.parallelize_module(mlp(), mesh["tp"], plan), mlp()
+fully_shard(torchs, mesh=mesh["dp"])
+x = torch.randn(16, 64, generator=torch.Generator().manual_seed(0))
+alone(x).square().mean().backward()
+torchs(x.chunk(2)[mesh.get_local_rank("dp")]).square().mean().backward()
+norms = [
+    torch.nn.utils.clip_grad_norm_(torchs.parameters(), 1.0).full_tensor().item(),
+    torch.nn.utils.clip_grad_norm_(alone.parameters(), 1.0).item(),
+]
+print(f"placements of the weight of up, along dp and tp: {torchs[0].weight.placements}")
+
+# %%
+norms = ranks.pull("norms")[0]
+print(f"norm with torch {norms[0]:.6f}, in one process {norms[1]:.6f}")
+assert math.isclose(*norms, rel_tol=1e-5)
+
+# %% [markdown]
+# (The strided placement says that tp has split the rows first, and dp the rest.) Here is how torchtitan and Megatron
+# name what you have used:
+#
+# | here | torchtitan | Megatron-LM |
+# |---|---|---|
+# | mesh of dp × pp × tp | `ParallelDims`, which builds a `DeviceMesh` | `initialize_model_parallel` |
+# | `parallelize` | `parallelize_module` | `--tensor-model-parallel-size` |
+# | `Pipeline` | `torch.distributed.pipelining` | `--pipeline-model-parallel-size` |
+# | `mean_over_ranks_`, `ZeRO1` | `fully_shard` over dp | `--use-distributed-optimizer` |
+# | dp follows from the rest | `data_parallel_shard_degree = -1` | world size / (tp · pp) |
+# | norm with each parameter once | DTensors, and a sum over pp | `optimizer/clip_grads.py` |
+#
+# All of them have a fourth axis for long sequences, context parallelism (cp), and one for experts.
+
+# %% [markdown]
+# ## On a cluster
+#
+# | question | here | with NCCL and many hosts |
+# |---|---|---|
+# | Which ranks share a host? | four, consecutive ones | the eight that `torchrun` starts there |
+# | What limits tp? | the ranks of a host | NVLink: usually the 8 GPUs of a host |
+# | Who needs which batch? | every rank has it all | only the first and the last stage; all tp ranks get the same |
+# | What hides dp? | nothing | buckets during the last backward |
+# | What is pp for? | fewer bytes between hosts | models that do not fit with tp and ZeRO, or small batches |
+
+# %% [markdown]
+# ## Recap
+#
+# A model with L layers of ψ parameters, sbh elements of activations per micro-batch, m micro-batches.
+#
+# | axis | memory: divides | wire: sends per rank and step | overlap | where |
+# |---|---|---|---|---|
+# | tp | model state, activations (with SP) | 8f · sbh · m · L/pp elements | none, or ring steps | in a host |
+# | pp | model state | up to 2sbh · m elements | next micro-batch; a bubble | between hosts |
+# | dp | the batch; with ZeRO the state | 2f · Lψ/(pp · tp) elements | last backward | outermost |
+#
+# **Terms**
+#
+# - **axis**: a dimension of a mesh. The ranks that differ in this coordinate only form a group.
+# - **3D parallelism**: data, pipeline and tensor parallelism together, on a mesh with three axes.
+#
+# ## Further reading
+#
+# - Narayanan et al., [Megatron-LM](https://arxiv.org/abs/2104.04473), 2021, §3 and §5: how the axes interact, and most
+#   of the runs on which we tested the planner.
+# - Grattafiori et al., [The Llama 3 Herd of Models](https://arxiv.org/abs/2407.21783), 2024, §3.3: a real cluster, and
+#   why its axes have this order.
+# - Jiang et al., [MegaScale](https://arxiv.org/abs/2402.15627), 2024, §6: what goes wrong on 12,288 GPUs.
+# - torchtitan, [Composability](https://github.com/pytorch/torchtitan/blob/main/docs/composability.md): how torch
+#   combines the pieces.
+
+# %% [markdown]
+# ## What is still wasted
+#
+# Along dp, all gradients still cross the slow link in every step. With less bandwidth than in a data center, that
+# dominates. Chapter 19 sends fewer bits. In the lab, you build the mesh, the training on it, and a norm that is right
+# on every mesh.
+
+# %%
+ranks.stop()

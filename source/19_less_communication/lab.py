@@ -1,0 +1,616 @@
+# ---
+# jupyter:
+#   course:
+#     module: compression
+#     minutes: 75
+#     draft: true
+# ---
+
+# %% [markdown]
+# # Lab 19 · Less communication
+#
+# **75 minutes, 15 points.** You build three gradient compressors for chapter 04's `OverlappedDDP`:
+#
+# - `Int8` sends 8-bit integers, with a scale for every 256 of them (19.1 and 19.3),
+# - `TopK` sends only the largest elements (19.4),
+# - `PowerSGD` sends two thin matrices instead of a large one (19.5).
+#
+# All of them use **error feedback**, which you write in 19.2: a rank keeps whatever it has not sent, and adds it to
+# the gradients of the next step.
+#
+# Each exercise has a check. No check judges how long anything takes.
+
+# %% tags=["nbval-ignore-output"]
+from shared import ranks
+from shared.checks import compression as check
+
+ranks.start(world_size=4)
+
+# %% tags=["export"]
+# %%ranks
+"""Gradient compression: OverlappedDDP(module, compressor=Int8()) sends fewer bytes than an all-reduce.
+
+A compressor does not send everything. What it leaves out stays in the bucket, and is added to later gradients.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from solutions.async_collectives import launch_all_gather
+from solutions.bucketed_ddp import Bucket
+
+BLOCK = 256  # elements that share a scale
+
+# %% [markdown]
+# ## Exercise 19.1 · Quantize (10 min, 2 points)
+#
+# To **quantize** means to round to few values. Here, each element becomes an integer from −127 to 127 and needs one
+# byte instead of four. 256 elements, a *block*, share a **scale**: the element is about `integer · scale`.
+#
+# `quantize(values)` gets a tensor whose last dimension is a multiple of `BLOCK`. It returns two tensors:
+#
+# - `integers` has the shape of `values`, and the dtype int8,
+# - `scales` has one float32 element per block. If `values` has the shape `[4, 512]`, `scales` has the shape `[4, 2]`.
+#
+# In pseudocode, for each block:
+#
+# ```
+# scale    = largest absolute value / 127, in float32, but at least TINY
+# integers = values / scale, rounded to the nearest integer, in int8
+# ```
+#
+# `TINY` is the smallest normal float32. Without it, a block of zeros would be divided by zero.
+#
+# `dequantize(integers, scales)` returns `integer · scale` for each element, in float32.
+#
+# Target: no element changes by more than half of its block's scale.
+#
+# The checks are called 19.1a and 19.1b. The first one tries random values, and then blocks that contain zeros, very
+# small values or an **outlier**, a value that is much larger than the others.
+#
+# <details><summary>Hint 1: how do I get at the blocks?</summary>
+#
+# `values.unflatten(-1, (-1, BLOCK))` has one more dimension, of length `BLOCK`. `flatten(-2)` removes it again. Over
+# which dimension do you take the maximum, and why is `keepdim=True` useful?
+# </details>
+# <details><summary>Hint 2: the error is larger than half a scale</summary>
+#
+# Conversion to int8 cuts off the digits behind the point. Which method rounds to the nearest integer first?
+# </details>
+
+
+# %% tags=["exercise", "export"] grade_id="quantize"
+# %%ranks
+TINY = torch.finfo(torch.float32).tiny
+
+
+def quantize(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Round each block to multiples of its scale, the block's largest absolute value / 127.
+
+    Returns:
+        The multiples, in int8, and the scales, in float32.
+
+    Shape: values [..., n]; the multiples [..., n], the scales [..., n / BLOCK].
+    """
+    ### BEGIN SOLUTION
+    blocks = values.unflatten(-1, (-1, BLOCK))
+    scales = (blocks.abs().amax(-1, keepdim=True) / 127).float().clamp(min=TINY)
+    integers = (blocks / scales).round().to(torch.int8)
+    return integers.flatten(-2), scales.squeeze(-1)
+    ### END SOLUTION
+
+
+# %% tags=["check"] grade_id="check-quantize" points=1
+check.quantize()
+
+
+# %% tags=["exercise", "export"] grade_id="dequantize"
+# %%ranks
+def dequantize(integers: Tensor, scales: Tensor) -> Tensor:
+    """Return the values that quantize() has rounded to, in float32.
+
+    Shape: integers [..., n], scales [..., n / BLOCK]; returns [..., n].
+    """
+    ### BEGIN SOLUTION
+    return (integers.unflatten(-1, (-1, BLOCK)) * scales.unsqueeze(-1)).flatten(-2)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# The next cell quantizes a block of small values, and the same block with an outlier. The error should be much larger
+# in the second case. That is why a scale is shared by 256 elements only, and not by a whole bucket.
+
+# %%
+# %%ranks 0
+torch.manual_seed(0)
+block = 0.01 * torch.randn(BLOCK)
+with_outlier = block.index_fill(0, torch.tensor([0]), 100.0)
+for name, values in {"without": block, "with": with_outlier}.items():
+    integers, scales = quantize(values)
+    error = (dequantize(integers, scales) - values).abs().mean()
+    print(f"{name} an outlier: scale {scales.item():.6f}, mean error {error:.6f}")
+
+# %% tags=["check"] grade_id="check-dequantize" points=1
+check.dequantize()
+
+# %% [markdown]
+# To send integers and scales in *one* message, we put them side by side into one tensor of bytes. The next cell gives
+# you the functions for this.
+
+
+# %% tags=["export"]
+# %%ranks
+def pack(integers: Tensor, scales: Tensor) -> Tensor:
+    """Put integers and scales into one int8 tensor: a scale is 4 of its elements.
+
+    Shape: integers [..., n], scales [..., m]; returns [..., n + 4m].
+    """
+    return torch.cat([integers, scales.contiguous().view(torch.int8)], dim=-1)
+
+
+def unpack(message: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the integers and the scales of a packed message, or of several."""
+    numel = message.shape[-1] * BLOCK // (BLOCK + 4)
+    return message[..., :numel], message[..., numel:].view(torch.float32)
+
+
+# %% [markdown]
+# ## Exercise 19.2 · Error feedback (10 min, 3 points)
+#
+# `CompressedBucket` is a `Bucket` that does not launch an all-reduce. Instead, a compressor decides what to send.
+#
+# It has a tensor `unsent`, as long as the bucket's `flat`, which holds whatever this rank has not sent yet. After a
+# step, this is the error of the compression. In the next step, the bucket adds its gradients to it:
+#
+# ```
+# launch():   unsent += flat
+#             the compressor sends a part of unsent, and subtracts from unsent what it has sent
+# wait():     the compressor has put the sum of what all ranks have sent into flat
+# ```
+#
+# So nothing is ever lost: all gradients so far equal everything that was applied so far, plus what is still unsent.
+#
+# A compressor may need several collectives, and has to wait for one before it can launch the next. So its method
+# `exchange(bucket)` is a *generator*. It launches a collective, and yields its handle. When you continue the
+# generator, it expects that this collective is complete.
+#
+# ```python
+# def exchange(self, bucket):
+#     ...                                                     # subtracts from bucket.unsent what it sends
+#     yield dist.all_reduce(first, async_op=True)             # launch() comes here
+#     yield dist.all_reduce(second, async_op=True)            # wait() comes here, when first is complete
+#     bucket.flat.copy_(...)                                  # then second is complete, too
+# ```
+#
+# - `launch()` adds `flat` to `unsent`, makes the generator with `self.compressor.exchange(self)`, and stores it in
+#   `self.stages`. It runs the generator up to the first handle, which it stores in `self.handle`. It does not wait.
+# - `wait()` waits for `self.handle`, and then continues the generator until it ends. It waits for each handle that the
+#   generator yields. At the end, it sets `self.handle` to None.
+#
+# The check uses a compressor that sends one half of the elements in one step, and the other half in the next one.
+#
+# <details><summary>Hint 1: how do I run a generator?</summary>
+#
+# `next(stages)` runs it up to the next `yield`, and returns the yielded handle. A `for` loop over the same generator
+# continues from there, and stops when the generator ends.
+# </details>
+# <details><summary>Hint 2: when does the generator go on?</summary>
+#
+# A `for` loop continues the generator when its body is done. So what belongs into the body?
+# </details>
+
+
+# %% tags=["exercise", "export"] grade_id="compressed-bucket"
+# %%ranks
+class CompressedBucket(Bucket):
+    """A bucket that sends what its compressor chooses, and keeps the rest in `unsent`.
+
+    `memory` is for the compressor: it can keep there what it needs in the next step.
+
+    Memory: `unsent` is as large as the gradients, in float32 if they are in bf16.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter], group, compressor: "Compressor"):
+        super().__init__(parameters, group)
+        self.compressor, self.stages, self.memory = compressor, None, {}
+        # bf16 would round away what is small compared to the rest.
+        dtype = torch.promote_types(self.flat.dtype, torch.float32)
+        self.unsent = torch.zeros_like(self.flat, dtype=dtype)
+
+    def launch(self) -> None:
+        """Add the gradients to what is unsent, launch the compressor's first collective, and return at once."""
+        ### BEGIN SOLUTION
+        self.unsent += self.flat
+        self.stages = self.compressor.exchange(self)
+        self.handle = next(self.stages)
+        ### END SOLUTION
+
+    def wait(self) -> None:
+        """Wait until the flat tensor is the sum of what all ranks have sent."""
+        if self.handle is None:
+            raise RuntimeError("nothing is in flight: call launch() before wait()")
+        ### BEGIN SOLUTION
+        self.handle.wait()
+        for handle in self.stages:
+            handle.wait()
+        self.handle = self.stages = None
+        ### END SOLUTION
+
+
+# %% tags=["check"] grade_id="check-compressed-bucket" points=3
+check.CompressedBucket()
+
+# %% [markdown]
+# All compressors make their buckets in the same way. `OverlappedDDP` calls `new_bucket` instead of `Bucket` (lab 04).
+
+
+# %% tags=["export"]
+# %%ranks
+class Compressor:
+    """Decides what the buckets of OverlappedDDP send. Pass it as `compressor=`."""
+
+    def new_bucket(self, parameters: list[nn.Parameter], group=None) -> CompressedBucket:
+        """Make a bucket that uses this compressor."""
+        return CompressedBucket(parameters, group, self)
+
+    def exchange(self, bucket: CompressedBucket) -> Iterator:
+        """Send a part of bucket.unsent, subtract it there, and put the sum over the ranks into bucket.flat.
+
+        A generator: it yields the handle of each collective, and continues when this collective is complete.
+        """
+        raise NotImplementedError
+
+
+# %% [markdown]
+# ## Exercise 19.3 · INT8 (20 min, 4 points)
+#
+# Why can't we just all-reduce int8 integers? There are two reasons. Their sum does not fit into int8: 127 + 127 is −2
+# there. And each rank has scales of its own.
+#
+# So `Int8.exchange` builds the all-reduce from its two halves, and only sends quantized values:
+#
+# 1. Copy `unsent` into N rows, one per rank, and quantize them. Row r is the shard that rank r will add up. Each row
+#    has `shard_numel(bucket)` elements, which is a multiple of `BLOCK`. The rows are padded with zeros.
+# 2. Subtract the *dequantized* values from `unsent`, because these are what you send.
+# 3. Launch an all-to-all: rank r gets row r of every rank. Yield its handle.
+# 4. Dequantize the N rows that you got, and add them up in float32. Quantize the sum.
+# 5. Rounding the sum has caused a second error, on this rank only. Add sum − dequantized sum to *this rank's shard* of
+#    `unsent`. So it will be sent in the next step.
+# 6. Launch an all-gather of the quantized sums. Yield its handle.
+# 7. Dequantize all N sums, and copy them into `flat`, without the padding.
+#
+# - In steps 3 and 6, send integers and scales in one message: `pack(*quantize(…))` and `dequantize(*unpack(…))`.
+# - `all_to_all(rows, group)` and `launch_all_gather(flat, shard, group)` (lab 01) launch the collectives. `flat` has
+#   one dimension: if `gathered` has a row per rank, pass `gathered.view(-1)`.
+# - Every rank must end up with the same bits, also in the shard that it has added up itself.
+# - `Bucket.pack` has divided the gradients by N already, so the sum is the mean.
+#
+# Target: a rank sends 2(N−1)/N · (1 + 4/256) bytes per element. That is 3.94 times fewer than with float32.
+#
+# The first check runs one bucket on two ranks. The others try outliers, gradients that would overflow, and what is
+# still unsent after many steps.
+#
+# <details><summary>Hint 1: which elements are this rank's shard?</summary>
+#
+# Rank r has the elements from `r * numel` to `(r + 1) * numel`. In the last shard, a part of them is padding, which
+# `unsent` does not have. How long is `unsent[start:end]` there?
+# </details>
+# <details><summary>Hint 2: ranks have different bits in one shard</summary>
+#
+# The other ranks have only the *dequantized* sum of your shard. What do you have?
+# </details>
+
+
+# %% tags=["export"]
+# %%ranks
+def shard_numel(bucket: Bucket) -> int:
+    """Return how many elements a rank adds up, padded to whole blocks."""
+    blocks = max(1, -(-bucket.flat.numel() // BLOCK))
+    return -(-blocks // dist.get_world_size(bucket.group)) * BLOCK
+
+
+def all_to_all(rows: Tensor, group: dist.ProcessGroup | None) -> tuple[Tensor, dist.Work]:
+    """Launch an all-to-all: rank r gets row r of every rank.
+
+    Returns:
+        The tensor that will hold the rows received, in the order of the ranks, and a handle.
+    """
+    received = torch.empty_like(rows)
+    return received, dist.all_to_all_single(received, rows, group=group, async_op=True)
+
+
+# %% tags=["exercise", "export"] grade_id="int8"
+# %%ranks
+class Int8(Compressor):
+    """Sends 8-bit integers and a scale per block. Sums are computed in float32, and quantized again.
+
+    Communication: an all-to-all in backward, and an all-gather afterwards. Each rank sends 2(N−1)/N · (1 + 4/BLOCK)
+        bytes per element.
+    Source: ZeRO++ (Wang et al. 2023) averages int4 gradients by all-to-all; 1-bit Adam (Tang et al. 2021) keeps both
+        errors.
+    """
+
+    def exchange(self, bucket: CompressedBucket) -> Iterator:
+        rank, world_size = dist.get_rank(bucket.group), dist.get_world_size(bucket.group)
+        unsent, numel = bucket.unsent, shard_numel(bucket)
+        ### BEGIN SOLUTION
+        rows = unsent.new_zeros(world_size, numel)
+        rows.view(-1)[: unsent.numel()] = unsent
+        message = pack(*quantize(rows))
+        unsent -= dequantize(*unpack(message)).view(-1)[: unsent.numel()]
+        received, handle = all_to_all(message, bucket.group)
+        yield handle
+
+        total = dequantize(*unpack(received)).sum(0)
+        shard = pack(*quantize(total))
+        own = unsent[rank * numel : (rank + 1) * numel]
+        own += (total - dequantize(*unpack(shard)))[: len(own)]
+        gathered = torch.empty_like(message)
+        yield launch_all_gather(gathered.view(-1), shard, bucket.group)
+
+        bucket.flat.copy_(dequantize(*unpack(gathered)).view(-1)[: unsent.numel()])
+        ### END SOLUTION
+
+
+# %% tags=["check"] grade_id="check-int8" points=4
+check.Int8()
+
+# %% [markdown]
+# ## Exercise 19.4 · The largest elements (10 min, 3 points)
+#
+# `TopK(ratio)` sends only the elements of `unsent` with the largest absolute values, for example 1% of them. All
+# others stay unsent, so they add up until they are among the largest.
+#
+# Each rank chooses its own elements, so it has to send their indices, too. And because the indices differ, the values
+# cannot be all-reduced. Each rank gathers all values and all indices instead.
+#
+# - Send `max(1, round(ratio · n))` of the n elements of a bucket.
+# - Set them to zero in `unsent`, before the first `yield`.
+# - Launch two all-gathers, of the values (in the dtype of `unsent`) and of the indices (in int32), with
+#   `launch_all_gather(flat, shard, group)`. Both may be in flight together.
+# - Add up what you got from the ranks *in the order of the ranks*, so that every rank gets the same bits. Two ranks
+#   may have sent the same index.
+#
+# Target: (N−1) · 8 bytes for each element that is sent, if the gradients are in float32.
+#
+# The checks compare every element with one process that does the same, in one step, and then over many steps.
+#
+# <details><summary>Hint 1: how do I find the indices?</summary>
+#
+# `tensor.topk(k).indices` has the indices of the k largest elements, in int64. Of which tensor do you want the
+# largest?
+# </details>
+# <details><summary>Hint 2: how do I add values at indices?</summary>
+#
+# `total[indices] += values` is right if no index occurs twice. When is that so: for one rank, or for all ranks
+# together?
+# </details>
+
+
+# %% tags=["exercise", "export"] grade_id="top-k"
+# %%ranks
+class TopK(Compressor):
+    """Sends the elements with the largest absolute values: `ratio` of each bucket, but at least one.
+
+    Communication: two all-gathers in backward. Each rank sends (N−1)(w + 4) bytes per chosen element of w bytes.
+    Source: Aji and Heafield 2017, and Stich et al. 2018 for the error feedback.
+    """
+
+    def __init__(self, ratio: float):
+        self.ratio = ratio
+
+    def exchange(self, bucket: CompressedBucket) -> Iterator:
+        ### BEGIN SOLUTION
+        unsent, world_size = bucket.unsent, dist.get_world_size(bucket.group)
+        count = max(1, round(self.ratio * unsent.numel()))
+        indices = unsent.abs().topk(count).indices
+        values = unsent[indices]
+        unsent[indices] = 0
+        all_values = values.new_empty(world_size, count)
+        all_indices = indices.new_empty(world_size, count, dtype=torch.int32)
+        first = launch_all_gather(all_values.view(-1), values, bucket.group)
+        second = launch_all_gather(all_indices.view(-1), indices.int(), bucket.group)
+        yield first
+        yield second
+
+        total = torch.zeros_like(unsent)
+        for values, indices in zip(all_values, all_indices.long(), strict=True):
+            total[indices] += values
+        bucket.flat.copy_(total)
+        ### END SOLUTION
+
+
+# %% tags=["check"] grade_id="check-top-k" points=3
+check.TopK()
+
+# %% [markdown]
+# ## Exercise 19.5 · PowerSGD (20 min, 3 points)
+#
+# The gradient of a linear layer is a matrix M of n rows and m columns. `PowerSGD(rank)` approximates it by a product
+# P·Qᵀ, where P has only r columns (r is `rank`) and n rows, and Q has r columns and m rows. P and Q together have
+# r(n + m) elements instead of nm. Unlike indices, they can be all-reduced.
+#
+# In the formulas, M is a matrix in `unsent`, Q is what is left of the step before, and Σ is a sum over the ranks:
+#
+# ```
+# P  = Σ M·Q            all-reduce
+# P  = orthogonalize(P)
+# Q  = Σ Mᵀ·P           all-reduce, but keep this rank's own Mᵀ·P, too
+# the mean gradient is P·Qᵀ
+# this rank has sent P·(Mᵀ·P)ᵀ, so it subtracts that from M
+# ```
+#
+# If P's columns are orthonormal, P·Pᵀ·ΣM is the closest matrix to ΣM whose columns are combinations of those of P. To
+# start with the Q of the step before is called a **warm start**: over the steps, it turns towards the most important
+# directions.
+#
+# The next cell gives you four functions:
+#
+# - `split_views(flat, bucket, rank)` returns two lists of views of a flat tensor: the matrices that are worth
+#   compressing, and all others, such as biases. Use it for `unsent`, and again for `flat`, into which you write the
+#   results.
+# - `first_qs(matrices, rank)` makes the Q of the first step, the same on every rank.
+# - `orthogonalize(p)` makes the columns of P orthonormal.
+# - `shaped(message, shapes)` splits a one-dimensional tensor into tensors of these shapes.
+#
+# What you have to do:
+#
+# - All-reduce the P of all matrices *and* the views that are not compressed in one message, then all Q in another one.
+#   `torch.cat` joins flattened tensors. Without any matrix, there is no second message.
+# - Keep the Q for the next step in `bucket.memory`.
+# - What is not compressed is sent completely, so nothing of it stays in `unsent`.
+#
+# Target: all-reduces of r(n + m) elements for each matrix, and of the other elements.
+#
+# In the first step of each check, ΣM has the rank r, although the ranks' own matrices do not. So P·Qᵀ must be equal to
+# ΣM, whatever the first Q was. After that, every step is compared with one process.
+#
+# <details><summary>Hint 1: what do I subtract from M?</summary>
+#
+# `unsent` is this rank's own. Did this rank send the summed Q, or its own part of it?
+# </details>
+# <details><summary>Hint 2: does orthogonalize come before or after the all-reduce?</summary>
+#
+# All ranks must have the same P. Is the sum of matrices with orthonormal columns orthonormal, too?
+# </details>
+
+
+# %% tags=["export"]
+# %%ranks
+def split_views(flat: Tensor, bucket: Bucket, rank: int) -> tuple[list[Tensor], list[Tensor]]:
+    """View the slices of a flat tensor: as matrices where P and Q have fewer elements, and all others as they are."""
+    matrices, others = [], []
+    slices = flat.split([parameter.numel() for parameter in bucket.parameters])
+    for each, parameter in zip(slices, bucket.parameters, strict=True):
+        rows = len(parameter) if parameter.dim() > 1 else 1
+        columns = parameter.numel() // max(1, rows)
+        is_worth_it = rank * (rows + columns) < rows * columns
+        (matrices if is_worth_it else others).append(
+            each.view(rows, columns) if is_worth_it else each
+        )
+    return matrices, others
+
+
+def first_qs(matrices: Sequence[Tensor], rank: int) -> list[Tensor]:
+    """Draw a random Q for each matrix, the same on every rank, without using torch's global random numbers."""
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(m.shape[1], rank, generator=generator).to(m) for m in matrices]
+
+
+def orthogonalize(p: Tensor) -> Tensor:
+    """Return a matrix with orthonormal columns that span those of p, even if p is zero."""
+    return torch.linalg.qr(p).Q
+
+
+def shaped(message: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+    """Split a one-dimensional tensor into tensors of these shapes."""
+    sizes = [torch.Size(shape) for shape in shapes]
+    parts = message.split([size.numel() for size in sizes])
+    return [part.view(size) for part, size in zip(parts, sizes, strict=True)]
+
+
+# %% tags=["exercise", "export"] grade_id="power-sgd"
+# %%ranks
+class PowerSGD(Compressor):
+    """Approximates each matrix by P·Qᵀ with `rank` columns, and sends P and Q.
+
+    Communication: an all-reduce in backward, of all P and of what is not compressed, and one of all Q afterwards.
+    Memory: the Q of each matrix stay until the next step.
+    Source: Vogels et al., NeurIPS 2019 (arXiv 1905.13727), algorithms 1 and 2.
+    """
+
+    def __init__(self, rank: int):
+        self.rank = rank
+
+    def exchange(self, bucket: CompressedBucket) -> Iterator:
+        ### BEGIN SOLUTION
+        matrices, others = split_views(bucket.unsent, bucket, self.rank)
+        qs = bucket.memory.get("qs") or first_qs(matrices, self.rank)
+        ps = [m @ q for m, q in zip(matrices, qs, strict=True)]
+        message = torch.cat([each.flatten() for each in (*ps, *others)])
+        yield dist.all_reduce(message, group=bucket.group, async_op=True)
+
+        sums = shaped(message, [each.shape for each in (*ps, *others)])
+        ps = [orthogonalize(p) for p in sums[: len(ps)]]
+        own_qs = [m.T @ p for m, p in zip(matrices, ps, strict=True)]
+        if matrices:
+            message = torch.cat([q.flatten() for q in own_qs])
+            yield dist.all_reduce(message, group=bucket.group, async_op=True)
+            qs = bucket.memory["qs"] = shaped(message, [q.shape for q in own_qs])
+
+        for m, p, q in zip(matrices, ps, own_qs, strict=True):
+            m -= p @ q.T
+        for each in others:
+            each.zero_()
+        results = split_views(bucket.flat, bucket, self.rank)
+        totals = [p @ q.T for p, q in zip(ps, qs, strict=True)] + sums[len(ps) :]
+        for result, total in zip(results[0] + results[1], totals, strict=True):
+            result.copy_(total)
+        ### END SOLUTION
+
+
+# %% tags=["check"] grade_id="check-power-sgd" points=3
+check.PowerSGD()
+
+# %% [markdown]
+# ## Your figure (5 min)
+#
+# How much do your compressors save, and do they still train? The next cell trains a small network on digits, on four
+# ranks, with each of them and without any.
+
+
+# %%
+# %%ranks --timeout 180
+from shared import wire
+from shared.data import digits
+from shared.models import MLP
+from solutions.overlapped_ddp import OverlappedDDP
+
+images, labels = (each.to(device) for each in digits())
+
+
+def trained(compressor, steps=200):
+    """Train with SGD. Returns the bytes that this rank sends per step, and each step's mean loss over the ranks."""
+    model = OverlappedDDP(MLP().to(device), compressor=compressor)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    draws, losses = torch.Generator().manual_seed(rank), torch.zeros(steps, device=device)
+    with wire.ledger() as log:
+        for step in range(steps):
+            picked = torch.randint(len(images), (24,), generator=draws)
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(images[picked]), labels[picked])
+            loss.backward()
+            model.finish_gradient_sync()
+            optimizer.step()
+            losses[step] = loss.detach()
+    dist.all_reduce(losses)
+    return log.sent_bytes / steps, (losses / world_size).tolist()
+
+
+compressors = {
+    "float32": None,
+    "Int8()": Int8(),
+    "TopK(0.02)": TopK(0.02),
+    "PowerSGD(2)": PowerSGD(2),
+}
+runs = {name: trained(compressor) for name, compressor in compressors.items()}
+
+# %% [markdown]
+# Each point in the figure is the mean loss of ten steps. Follow one line to its end, which is at 200 steps for all of
+# them. How far to the left of `float32` does it end, and how much higher?
+
+# %% tags=["nbval-ignore-output"]
+from shared.plots import compression as compression_plots
+
+runs = ranks.pull("runs")[0]
+for name, (step_bytes, losses) in runs.items():
+    times = runs["float32"][0] / step_bytes
+    print(f"{name:12} {times:5.1f} × fewer bytes, last loss {sum(losses[-10:]) / 10:.3f}")
+    assert sum(losses[-10:]) < 0.35 * sum(losses[:10]), f"{name} should learn"
+compression_plots.loss_against_bytes(runs)
+
+# %%
+ranks.stop()

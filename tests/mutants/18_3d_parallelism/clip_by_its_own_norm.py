@@ -1,0 +1,21 @@
+"""Clips each rank by the norm of its own gradients.
+
+caught by: Parallel3D · plain norm
+"""
+
+import torch
+
+from solutions import parallel_3d as right
+
+
+class Parallel3D(right.Parallel3D):
+    @torch.no_grad()
+    def clip_grad_norm_(self, max_norm):
+        gradients = self.gradients()
+        total = torch.zeros((), dtype=torch.float64, device=self.pipeline.device)
+        for parameter, gradient in gradients:
+            total += gradient.double().square().sum() / self.copies_of(parameter)
+        norm = total.sqrt()
+        for _, gradient in gradients:
+            gradient *= (max_norm / (norm + 1e-6)).clamp(max=1)
+        return norm

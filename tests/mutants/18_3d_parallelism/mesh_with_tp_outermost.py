@@ -1,0 +1,16 @@
+"""Makes tp the outermost axis, so that tensor parallelism crosses hosts.
+
+caught by: make_mesh · mesh
+"""
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+
+def make_mesh(dp, pp, tp):
+    if dp * pp * tp != dist.get_world_size():
+        raise ValueError(f"a mesh of {dp} × {pp} × {tp} does not fit {dist.get_world_size()} ranks")
+    device_type = "cuda" if torch.cuda.is_initialized() else "cpu"
+    ranks = torch.arange(dp * pp * tp).view(tp, pp, dp).permute(2, 1, 0)
+    return DeviceMesh(device_type, ranks, mesh_dim_names=("dp", "pp", "tp"))

@@ -1,0 +1,18 @@
+"""Lets all ranks form a single pipeline.
+
+caught by: split_model · plain split
+"""
+
+from functools import partial
+
+from shared.models import gpt_layers
+from solutions.parallel_3d import token_loss
+from solutions.pipeline import Pipeline
+from solutions.tensor_parallel import parallelize
+
+
+def split_model(model, mesh, schedule="1f1b", micro_batches=8):
+    tp_group = mesh.get_group("tp")
+    parallelize(model, tp_group)
+    loss_fn = partial(token_loss, vocab_size=model.config.vocab_size, group=tp_group)
+    return Pipeline(gpt_layers(model), schedule, micro_batches, loss_fn)

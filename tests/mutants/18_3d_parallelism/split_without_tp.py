@@ -1,0 +1,16 @@
+"""Forgets to split the layers.
+
+caught by: split_model · plain split
+"""
+
+from functools import partial
+
+from shared.models import gpt_layers
+from solutions.parallel_3d import token_loss
+from solutions.pipeline import Pipeline
+
+
+def split_model(model, mesh, schedule="1f1b", micro_batches=8):
+    tp_group, pp_group = mesh.get_group("tp"), mesh.get_group("pp")
+    loss_fn = partial(token_loss, vocab_size=model.config.vocab_size, group=tp_group)
+    return Pipeline(gpt_layers(model), schedule, micro_batches, loss_fn, pp_group)

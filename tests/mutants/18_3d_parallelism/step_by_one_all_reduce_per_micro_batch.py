@@ -1,0 +1,23 @@
+"""Sends the gradients again after the average, as often as there are micro-batches.
+
+caught by: Parallel3D · wire
+"""
+
+import torch.distributed as dist
+
+from solutions import parallel_3d as right
+
+
+class Parallel3D(right.Parallel3D):
+    def step(self, inputs, targets):
+        own = self.own_part(inputs), self.own_part(targets)
+        if self.zero_stage == 0:
+            with self.replica.no_sync():
+                loss = self.pipeline.step(*own)
+            self.replica.finish_gradient_sync()
+            for _ in range(self.pipeline.micro_batches - 1):
+                self.replica.finish_gradient_sync()
+        else:
+            loss = self.pipeline.step(*own)
+        dist.all_reduce(loss, group=self.dp_group)
+        return loss / self.replicas

@@ -1,0 +1,17 @@
+"""Runs the generator to its end in launch(), and waits for the handles afterwards.
+
+caught by: CompressedBucket · order
+"""
+
+from solutions import compression as right
+
+
+class CompressedBucket(right.CompressedBucket):
+    def launch(self):
+        self.unsent += self.flat
+        self.handle = list(self.compressor.exchange(self))
+
+    def wait(self):
+        for handle in self.handle:
+            handle.wait()
+        self.handle = None

@@ -1,0 +1,16 @@
+"""Waits for two collectives, and never for a third.
+
+caught by: CompressedBucket · order
+"""
+
+from solutions import compression as right
+
+
+class CompressedBucket(right.CompressedBucket):
+    def wait(self):
+        self.handle.wait()
+        for handle in self.stages:
+            handle.wait()
+            next(self.stages, None)
+            break
+        self.handle = self.stages = None
