@@ -19,7 +19,7 @@ from tests.handed_in import CHAPTERS, cells_of, hand_in, need_sandbox, pieces_of
 
 pytestmark = pytest.mark.slow
 
-LABS = ("07_zero1", "09_zero3", "10_fsdp", "12_checkpoints")
+LABS = ("07_zero1", "09_zero3", "10_fsdp", "12_checkpoints", "13_tensor_parallel", "15_pipeline_parallel", "17_gspmd")
 
 
 READY_MADE = tuple(screen.READY_MADE)
@@ -139,7 +139,7 @@ def test_what_is_wrong_before_a_cell_runs_is_placed_in_the_students_cell():
     ]
     said = {}
     job = {"module": "first_collectives", "cells": cells, "others": [], "forbidden": [], "ready_made": []}
-    judge.Judge(job, lambda **line: said.update(line), [], [], [judge.NOT_MEASURED], None)._screen()
+    judge.Judge(job, lambda **line: said.update(line), [], [], [judge.NOT_MEASURED])._screen()
     assert said["screened"]["cell-0"].startswith("the cell does not compile: exercise 0.0, line 3: SyntaxError: ")
     assert said["screened"]["cell-1"].startswith("rejected: exercise 0.1, line 3 uses shared.checks. ")
     assert said["notices"] == ["exercise 0.2, line 3 uses gc"]

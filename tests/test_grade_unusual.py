@@ -137,7 +137,7 @@ def test_places_are_lines_of_the_students_cells(tmp_path, monkeypatch):
     given = {"grade_id": None, "exercise": None, "source": "import os", "line": 1}
     own = {"grade_id": "f", "exercise": "0.1", "source": "def f():\n    return 1", "line": 3}
     job = {"module": "first_collectives", "cells": [given, own]}
-    judge_here = judge.Judge(job, None, [], [], [judge.NOT_MEASURED], None)
+    judge_here = judge.Judge(job, None, [], [], [judge.NOT_MEASURED])
     judge_here._write([given, own])
     lines = (tmp_path / "candidate.py").read_text().splitlines()
     for text, place in (("    return 1", "exercise 0.1, line 4"), ("import os", "the lab's own code")):

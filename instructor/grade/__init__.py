@@ -9,8 +9,6 @@ reader.py        reads a notebook inside the sandbox
 judge.py         runs inside the sandbox: the instructor's checks on one student's code (with screen.py, guard.py,
                  gate.py, fingerprints.py and limits.py)
 alone.py         gives each rank a user, files and memory of its own
-tripwire.py      ends a rank whose code reaches for what measures it (with attribution.py, which finds out whose code
-                 that was)
 load.py          measures how busy the machine is, since deadlines depend on it
 grading.py       grades one submission: starts judges until every exercise has a verdict
 records.py       keeps one record per student and lab, so that a grader that was killed can continue
@@ -19,21 +17,25 @@ outputs.py       writes everything: gradebook.py the tables, feedback.py the pag
                  likeness.py)
 export.py        writes points into a platform's table; gradescope.py writes an autograder
 
-How cheating is kept from paying:
+What keeps cheating from paying:
 
+- The judge computes the right values, and no rank has enough data to compute them alone.
 - Ranks share nothing but the network (alone.py), so values can only travel over connections. The judge, which is
   another user's process, knows which of them belong to process groups, and how many bytes they carried
   (`shared/checks/engine/outside.py`). gate.py keeps values out of the process group's store.
-- A student's code runs in the process that records its collectives, so it could change that record. Names that lead
-  there are rejected before the code runs (screen.py). At run time they end the rank, even if a library is made to use
-  them (tripwire.py). fingerprints.py finds functions that the code replaced for good. The exercise is then void.
-- torch's ready-made wrappers are rejected in labs in which students write their own, in the same two ways.
+- screen.py reads the code before it runs. It rejects names that lead to the checks or to the record of collectives, and
+  torch's ready-made wrappers in labs in which students write their own. It reports other names that a person should
+  look at.
+- fingerprints.py finds functions of the course and of torch that the code has replaced for good. The exercise is then
+  void.
 
-Known limits: Python has no walls inside a process. numpy, for example, can write to any of its memory, and code that
-finds a way to the record that tripwire.py does not know can change it. It still cannot forge the right values, and the
-bytes on the network must agree with its record to about 5 %, or to 0.03 MB if little is sent. Ranks also share the
-processor, process ids and the numbers of ports, so they can pass a few bits by these. Where a system lacks control
-groups or a count of bytes, or the grader is not root, the notes of each submission say so.
+Known limits: Python has no walls inside a process. A student's code runs in the process that records its collectives,
+and screen.py misses names that are put together while the code runs. Code that reaches the record can change it: which
+collectives there were, in which order and when, and how much memory was used. It still cannot forge the right values,
+and the bytes on the network must agree with the record to about 5 %, or to 0.03 MB if little is sent. In the same way,
+code can use a ready-made wrapper. Ranks also share the processor, process ids and the numbers of ports, so they can
+pass a few bits by these. Where a system lacks control groups or a count of bytes, or the grader is not root, the notes
+of each submission say so.
 Submissions share the CPU: with --jobs above 1, one can slow down another. An exercise that fails is replaced by our own
 code when a later one that uses it is judged again. The later code could print that solution.
 """

@@ -25,8 +25,7 @@ HERE = Path(__file__).parent
 # Files of this folder that neither judge nor give points before the instructor's decisions
 SHOWING = ("__init__", "__main__", "arrivals", "dashboard", "export", "feedback", "gradebook", "gradescope", "likeness")
 SHOWING += ("nbgrader_course", "outputs", "policy")
-JUDGE = ("__init__", "reader", "judge", "gate", "guard", "fingerprints", "screen", "limits", "alone", "attribution")
-JUDGE += ("tripwire",)
+JUDGE = ("__init__", "reader", "judge", "gate", "guard", "fingerprints", "screen", "limits", "alone")
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,12 @@ import os
 import re
 import sys
 import tempfile
-from collections import Counter
 from dataclasses import replace
 from itertools import accumulate
 from operator import itemgetter
 from pathlib import Path
 
-from instructor.grade import alone, fingerprints, gate, guard, screen, tripwire
+from instructor.grade import alone, fingerprints, gate, guard, screen
 from instructor.grade.limits import Limits, become, bound
 from shared import ranks
 from shared.checks.engine import candidate, framework, outside
@@ -41,7 +40,6 @@ NOT_ALLOWED = (
     "they should build, or solutions that students do not have yet"
 )
 LOOK_TIMEOUT_S = scaled(20.0)
-MOST_REASON = 300
 GIVEN = ("torch", "dist", "rank", "world_size", "device", "display", "get_ipython")
 # Every `%%ranks` cell has these names (rankside.join), so code that works in a notebook works here.
 PRELUDE = f"""from IPython import get_ipython
@@ -60,7 +58,7 @@ def main(job_file: str, results: str) -> None:
         missing.append(SAME_USER)
     elif not job["own_network"] or not alone.is_complete():  # All users of a container can write to its /tmp.
         missing.append(SHARED_MEMORY)
-    server = _start_fork_server(job)
+    _start_fork_server(job)
     if not job["own_network"] or not outside.available():
         missing.append(NOT_MEASURED)
     become(job["users"][0])
@@ -75,11 +73,11 @@ def main(job_file: str, results: str) -> None:
         ranks.start(max(framework.WORLD_SIZES), detect_mismatch=False)
         rejected = guard.install()
         report(ready=True)  # From here on, any failure is caused by the student's code.
-        Judge(job, report, rejected, gates, missing, server).run()
+        Judge(job, report, rejected, gates, missing).run()
     os._exit(0)  # The sandbox ends all processes at once. To stop the ranks one by one would take a second.
 
 
-def _start_fork_server(job: dict) -> launchers.ForkServer:
+def _start_fork_server(job: dict) -> None:
     """Start the fork server while this process is root, so that it can start processes of other users."""
     run_dir = tempfile.mkdtemp(prefix="ranks-")
     limits = Limits(**job["limits"])
@@ -89,47 +87,16 @@ def _start_fork_server(job: dict) -> launchers.ForkServer:
             os.chown(folder, users[0], users[0])
             os.chmod(folder, 0o755)
     isolation = {"module": "instructor.grade.alone", "users": users, "run_dir": run_dir}
-    isolation |= {"preload": ["instructor.grade.alone", f"shared.checks.{job['module']}"]}
-    isolation |= {"ready_made": job["ready_made"], "files": limits.all_files, "all_bytes": limits.scratch_bytes}
+    isolation |= {"files": limits.all_files, "all_bytes": limits.scratch_bytes}
     server = launchers.ForkServer(run_dir, isolation=isolation)
     processes.start_fork_server = lambda link: server
-    return server
-
-
-class Tripwires:
-    """Finds the ranks that a tripwire has ended."""
-
-    def __init__(self, server: launchers.ForkServer):
-        self._server, self._known = server, set()
-        self._told: Counter = Counter()  # the lines in the logs that were known at the last call
-
-    def new(self) -> str:
-        """Return what the code did for which a tripwire has ended a rank since the last call, or ""."""
-        pids = {pid for pid, status in self._server.ended.items() if status == tripwire.TRIPPED}
-        if pids <= self._known:
-            return ""
-        self._known |= pids
-        logs = [path.read_text(errors="replace") for path in sorted(Path(self._server.run_dir).glob("rank-*.log"))]
-        lines = [line for log in logs for line in log.splitlines() if line.startswith(tripwire.MARK)]
-        told = Counter(lines) - self._told
-        self._told = Counter(lines)
-        return min(told, default="the code ended its rank").removeprefix(tripwire.MARK)[:MOST_REASON]
 
 
 class Judge:
     """Judges one student's code and reports the results."""
 
-    def __init__(
-        self,
-        job: dict,
-        report,
-        rejected: list[str],
-        gates: list[gate.Gate],
-        missing: list[str],
-        server: launchers.ForkServer,
-    ):
+    def __init__(self, job: dict, report, rejected: list[str], gates: list[gate.Gate], missing: list[str]):
         self.job, self.report, self.rejected, self.gates, self.missing = job, report, rejected, gates, missing
-        self.tripwires = Tripwires(server)
         self.checks = f"shared.checks.{job['module']}"
         self.path = str(Path(os.environ["HOME"]) / "candidate.py")
         self.left_out: dict[str, str] = {}
@@ -251,7 +218,6 @@ class Judge:
 
         After tampering, the ranks are restarted.
         """
-        tripped = self.tripwires.new()
         try:
             after = ranks.run(fingerprints.take, self.checks, timeout_s=LOOK_TIMEOUT_S)
             pairs = zip(before, after, strict=True)
@@ -259,13 +225,10 @@ class Judge:
         except ranks.CellFailed:
             found = {"the inspection of the ranks itself"}
         refused = [what for each in self.gates for what in each.refused]
-        tripped = tripped or self.tripwires.new()
         connected = self.meter is not None and self.meter.found_others
-        if not found and not self.rejected and not refused and not tripped and not connected:
+        if not found and not self.rejected and not refused and not connected:
             return ""
         ranks.current().restart()
-        if tripped:
-            return f"void: {tripped}"
         if connected:
             self.meter.found_others = False
             return "void: the code made connections between ranks that belong to no process group"

@@ -7,8 +7,6 @@ import ast
 import builtins
 import re
 
-from instructor.grade.tripwire import TABOO
-
 _MAGIC_LINE = re.compile(r"^([ \t]*)[%!].*$", re.MULTILINE)
 FORBIDDEN = ("shared.checks", "instructor", "labs")  # labs/ has scripts that show parts of exercises.
 UNUSUAL = ("ctypes", "gc", "importlib", "inspect", "mmap", "multiprocessing", "os", "pickle", "signal", "socket")
@@ -33,6 +31,11 @@ READY_MADE = (
     "_sync_params_and_buffers",
     "_broadcast_coalesced",
 )
+# Names that lead from any object to the interpreter's insides, or past the record. No exercise needs them.
+TABOO = {"__globals__", "__closure__", "__builtins__", "__getattribute__", "__subclasses__", "__code__"}
+TABOO |= {"cell_contents", "__mro__", "__base__", "__bases__", "tb_frame", "gi_frame", "cr_frame", "ag_frame", "f_back"}
+TABOO |= {"f_globals", "f_locals", "f_builtins", "_getframe", "_current_frames", "settrace", "setprofile"}
+TABOO |= {"addaudithook", "get_referrers", "get_referents", "get_objects", "_get_backend", "_get_default_store"}
 SHARDING = ("DTensor",)  # It sends by itself, so a person should look how it is used.
 REACHING = ("__import__", "globals", "open", "setattr", "vars")  # as functions; methods may have these names
 UNUSUAL_NAMES = ("__builtins__", "__reduce__", "__subclasses__", "_getframe", "_exit", "eval", "exec", "kill", "fork")
@@ -51,7 +54,10 @@ UNUSUAL_NAMES += (
     "from_file",
     "fromfile",
     "tofile",
-)
+    "_listeners",
+    "before_launch",
+    "work_wrappers",
+)  # A person should look at these. The last three change the record, but students may use such names, too.
 
 
 def problem(source: str, where: str = "") -> str:
@@ -154,6 +160,8 @@ def _names_in(node: ast.AST) -> list[str]:
         return [node.name.split(".")[-1]]
     if isinstance(node, ast.MatchClass):
         return node.kwd_attrs
+    if isinstance(node, ast.Constant) and node.value in TABOO:  # as in getattr(function, "__globals__")
+        return [node.value]
     return []
 
 

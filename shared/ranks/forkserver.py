@@ -101,9 +101,6 @@ def _preload() -> None:
 
     import shared.ranks.rankside  # noqa: F401
 
-    if ISOLATION in os.environ:
-        for module in json.loads(os.environ[ISOLATION])["preload"]:
-            importlib.import_module(module)
     gc.freeze()
     gc.enable()
 

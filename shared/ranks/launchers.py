@@ -34,7 +34,7 @@ class ForkServer:
         run_dir: A folder for the logs and files of all processes.
         as_root: The beginning of a command that runs the rest of it as root.
         isolation: How to separate the ranks from each other, in grading: the `module` whose function `enter` every
-            process calls first, the modules to `preload`, and what else that function needs to know.
+            process calls first, and what else that function needs to know.
     """
 
     def __init__(self, run_dir: str, as_root: Sequence[str] = (), isolation: dict | None = None):
