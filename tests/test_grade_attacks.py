@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import pytest
 
-from instructor.grade import course, grading
+from instructor.grade import cgroup, course, grading
 from instructor.grade.limits import Limits
 from shared.checks.engine import outside
 from tests.handed_in import CHAPTERS, hand_in, left_over, need_sandbox, writes
@@ -54,7 +54,7 @@ ATTACKS = {
         backend.allreduce([parameter.grad]).wait()
         parameter.grad /= world_size
         """,
-        "void: the code uses _get_backend",
+        "the ranks report 0.00 MB that they sent in collectives, but the network carried",
     ),
     "a measure of its own": (
         """
@@ -67,11 +67,11 @@ ATTACKS = {
     "the same, by another name": (
         """
         import sys
-        sys.modules["shared." + "checks.engine.outside"].CALL_BYTES = 10**15
+        sys.modules["shared." + "checks.engine.outside"].reported = lambda calls: (0.0, 1e15, 0)
         dist.all_reduce(parameter.grad, group=group)
         parameter.grad /= world_size
         """,
-        "void: the code uses shared.checks.engine.outside.CALL_BYTES, which measures it",
+        "void: the code replaces functions that measure it: shared.checks.engine.outside.reported",
     ),
     "smaller models": (
         """
@@ -79,7 +79,7 @@ ATTACKS = {
         sys.modules["shared." + "checks.models.awkward_models"].USUAL_WIDTH = 1
         parameter.grad.zero_()
         """,
-        "void: the code uses shared.checks.models.awkward_models.USUAL_WIDTH",
+        "expected",
     ),
     "values in the store": (
         """
@@ -120,7 +120,7 @@ ATTACKS = {
             libc.shmdt(ctypes.c_void_p(place))
         time.sleep(60)
         """,
-        "void: the code uses ctypes.CDLL",
+        "its processes held",
     ),
     "another process's memory": (
         """
@@ -154,6 +154,8 @@ def judged_with():
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_an_attack_earns_nothing_and_harms_nobody(tmp_path, judged_with, name):
+    if name == "detached shared memory" and not can_make_groups():
+        pytest.skip("the grader may not create a control group on this system")
     if name == "another process's memory" and os.getuid() != 0:
         pytest.skip("only root can give the judge a user of its own")
     body, reason = ATTACKS[name]
@@ -165,6 +167,13 @@ def test_an_attack_earns_nothing_and_harms_nobody(tmp_path, judged_with, name):
     assert (honest.points, attack.points) == (honest.max_points, 0), evidence
     assert reason in evidence and evidence.strip()
     assert not left_over()
+
+
+def can_make_groups() -> bool:
+    group = cgroup.create("grade-can-make-groups")
+    if group:
+        group.remove()
+    return group is not None
 
 
 def test_the_measurement_is_exact():

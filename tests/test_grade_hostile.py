@@ -19,7 +19,18 @@ import pytest
 import torch
 
 from instructor.grade import __main__ as grade
-from instructor.grade import cgroup, course, gradebook, grading, guard, judge, sandbox, screen, submissions
+from instructor.grade import (
+    cgroup,
+    course,
+    fingerprints,
+    gradebook,
+    grading,
+    guard,
+    judge,
+    sandbox,
+    screen,
+    submissions,
+)
 from instructor.grade.limits import Limits
 from instructor.grade.policy import Policy
 from instructor.grade.records import Answer, Record, one_line
@@ -266,9 +277,9 @@ PATCHES = {
     "the wire's ledger": "import sys\nsys.modules['shared.' + 'wire.instrumentation'].reset = lambda: None",
 }
 WHY = {
-    "a probe": "the code uses shared.checks.first_collectives.probes.__dict__, which measures it",
+    "a probe": "the code replaces functions that measure it: shared.checks.first_collectives.probes.",
     "torch": "the code replaces functions that measure it: torch.equal",
-    "the wire's ledger": "the code uses shared.wire.instrumentation.reset, which measures it",
+    "the wire's ledger": "the code replaces functions that measure it: shared.wire.instrumentation.reset",
 }
 
 
@@ -347,6 +358,13 @@ def test_a_pickle_cannot_change_a_class_of_the_judge(monkeypatch):
     found = pickle.loads(parcel.pack(sent))
     assert found["call"] == sent["call"] and torch.equal(found["tensor"], sent["tensor"])
     assert (found["counts"], found["size"], len(rejected)) == (sent["counts"], sent["size"], 4)
+
+
+def test_a_property_in_a_class_of_the_course_is_found():
+    """`payload_bytes` of a call is an attribute of its instances, which a property of the class would hide."""
+    before = {"shared.x.Call": fingerprints.CLASS, "shared.x.Call.lane": "1"}
+    after = before | {"shared.x.Call.payload_bytes": "2", "shared.y.new": "3"}
+    assert fingerprints.replaced(before, after) == ["shared.x.Call.payload_bytes"]
 
 
 UNPREVENTED = {  # A process cannot prevent these in itself, so a person has to look.

@@ -1,7 +1,9 @@
-"""Attacks on what connects ranks besides their process group, and on the record of their calls. None earns points.
+"""Attacks on what connects ranks besides their process group, and on the record of their calls.
 
 Each one replaces average_gradients. `body` runs for each gradient, and then the names `world_size`, `rank`, `index` and
-`parameter` are known. Names that reading the code would find are put together while it runs.
+`parameter` are known. Names that reading the code would find are put together while it runs. The attacks in ATTACKS
+earn nothing. Those in LIMITS earn points, because Python has no walls inside a process. The notices name what a person
+should look at.
 """
 
 import textwrap
@@ -29,7 +31,8 @@ def average_gradients(module, group=None):
 """
 RIGHT = "\ndist.all_reduce(parameter.grad, group=group)\nparameter.grad /= world_size\n"
 RECORD = 'sys.modules["shared." + "wire.instrumentation"]'
-# by name: the code, the reason or evidence, and whether a tripwire ended the ranks
+HIDDEN = "the ranks report 0.00 MB that they sent in collectives, but the network carried"
+# by name: the code, and a part of the reason or of the evidence
 ATTACKS = {
     "listeners that are hidden": (
         f"""
@@ -39,16 +42,56 @@ ATTACKS = {
         heard[:] = hidden
         parameter.grad /= world_size
         """,
-        "void: the code uses shared.wire.instrumentation.__dict__",
+        HIDDEN,
     ),
     "listeners, named": ("from shared.wire import instrumentation", "rejected: exercise 2.3, line 12 uses shared.wire"),
-    "listeners through a function": (
-        "reached = getattr(dist.ProcessGroup.send, '__glo' + 'bals__')",
-        "void: the code uses __globals__",
+    "globals, named in a text": (
+        "getattr(dist.all_reduce, '__globals__')",
+        "rejected: exercise 2.3, line 12 uses __globals__",
     ),
-    "listeners through operator": (
-        "import operator\noperator.attrgetter('__glo' + 'bals__')(dist.ProcessGroup.send)",
-        "void: the code uses __globals__",
+    "calls that were never made": (
+        f"""
+        heard = {RECORD}.__dict__["_lis" + "teners"]
+        dist.all_reduce(torch.zeros(1), group=group)
+        for calls, _, _ in heard:
+            vars(calls[-1])["payload_bytes"] = parameter.grad.nbytes
+        parameter.grad /= world_size
+        """,
+        "but the network carried only",
+    ),
+    "a key that is excluded": (
+        """
+        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.BackendSelect)):
+            dist.all_reduce(parameter.grad, group=group)
+        parameter.grad /= world_size
+        """,
+        HIDDEN,
+    ),
+    "a record of fewer bytes": (
+        f"""
+        copies = torch.cat([parameter.grad.reshape(-1)] * 4)
+        dist.all_reduce(copies, group=group)
+        for calls, _, _ in {RECORD}.__dict__["_lis" + "teners"]:
+            vars(calls[-1])["payload_bytes"] = parameter.grad.nbytes
+        parameter.grad.copy_(copies[: parameter.numel()].view(parameter.shape) / world_size)
+        """,
+        "but the network carried",
+    ),
+    "other code in a function of torch": (
+        f"""
+        name = "__co" + "de__"
+        setattr(dist.broadcast, name, getattr(lambda *_, **__: name, name))
+        {textwrap.indent(RIGHT, "        ").strip()}
+        """,
+        "void: the code replaces functions that measure it: torch.distributed.broadcast",
+    ),
+    "a property in the record": (
+        f"""
+        kind = vars({RECORD})["Ca" + "ll"]
+        kind.payload_bytes = property(lambda call: parameter.grad.nbytes, lambda *_: None)
+        {textwrap.indent(RIGHT, "        ").strip()}
+        """,
+        "void: the code replaces functions that measure it: shared.wire.instrumentation.Call.payload_bytes",
     ),
     "files of another rank": (
         """
@@ -77,15 +120,6 @@ ATTACKS = {
     ),
     "terminals": ("os.openpty()", "FileNotFoundError"),
     "its priority": ("os.setpriority(os.PRIO_PROCESS, 0, 15)", "PermissionError"),
-    "its own memory": ("open('/proc/self/' + 'mem', 'rb')", "PermissionError"),
-    "a library of its own": (
-        """
-        import _heapq, importlib.util, shutil
-        own = shutil.copy(_heapq.__file__, os.environ["TMPDIR"])
-        importlib.util.module_from_spec(importlib.util.spec_from_file_location("_heapq", own))
-        """,
-        "void: the code imports _heapq",
-    ),
     "another client of the controller": (
         f"""
         import glob, ipyparallel
@@ -115,8 +149,44 @@ ATTACKS = {
         "PermissionError",
     ),
     "sockets of its own": (
-        "import socket\nsocket.create_server(('127.0.0.1', 0))",
-        "void: the code uses socket.bind",
+        f"""
+        import socket
+        kept = dist.__dict__.setdefault("kept", [])
+        if world_size == 2 and not kept:
+            if rank == 0:
+                server = socket.create_server(("127.0.0.1", 45678))
+            dist.barrier(group)
+            kept.append(server.accept()[0] if rank == 0 else socket.create_connection(("127.0.0.1", 45678)))
+        {textwrap.indent(RIGHT, "        ").strip()}
+        """,
+        "connections that belong to no process group",
+    ),
+    "sockets that leave no trace": (
+        """
+        import socket, struct
+        if world_size > 1:
+            own = parameter.grad.contiguous().numpy().tobytes()
+            server = socket.socket()
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            server.bind(("127.0.0.1", 45000 + rank))
+            server.listen()
+            dist.barrier(group)
+            to = socket.create_connection(("127.0.0.1", 45000 + (rank + 1) % world_size))
+            other, _ = server.accept()
+            to.sendall(own)
+            received = b""
+            while len(received) < len(own):
+                received += other.recv(1 << 20)
+            dist.barrier(group)
+            for end in (to, other):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                end.close()  # This resets the connection, so the system forgets it at once.
+            server.close()
+            dist.barrier(group)
+            values = torch.frombuffer(bytearray(received), dtype=parameter.dtype).view(parameter.shape)
+            parameter.grad.add_(values).div_(2)
+        """,
+        HIDDEN,
     ),
     "datagrams": ("import socket\nsocket.socket(type=socket.SOCK_DGRAM)", "PermissionError"),
     "locks": ("import fcntl\nfcntl.lockf(open(os.__file__), fcntl.LOCK_SH, 1000 + index, rank)", "PermissionError"),
@@ -149,55 +219,14 @@ ATTACKS = {
         f"""
         import zmq
         kept = dist.__dict__.setdefault("kept", [])
-        if not kept:
+        if world_size == 2 and not kept:
             kept.append(zmq.Context())
             kept.append(kept[0].socket(zmq.PUSH if rank else zmq.PULL))
-            below = super(zmq.Socket, kept[1])  # The tripwire is in zmq.Socket.
-            below.bind("tcp://127.0.0.1:45678") if rank == 0 else below.connect("tcp://127.0.0.1:45678")
+            kept[1].connect("tcp://127.0.0.1:45678") if rank else kept[1].bind("tcp://127.0.0.1:45678")
             kept[1].send(bytes(1000)) if rank else kept[1].recv()
         {textwrap.indent(RIGHT, "        ").strip()}
         """,
         "connections that belong to no process group",
-    ),
-    "other code in a function of torch": (
-        "setattr(dist.all_reduce, '__co' + 'de__', (lambda tensor, **_: None).__class__)",
-        "void: the code uses __code__",
-    ),
-    "code that it writes": ("exec('import gc')", "void: the code uses exec"),
-    "code under the name of a library": (
-        "import code\ncode.InteractiveInterpreter().runcode(compile('1', torch.__file__, 'exec'))",
-        "void: the code runs code under the name",
-    ),
-    "a module that it writes": (
-        f"""
-        with open(f"{{os.environ['TMPDIR']}}/reaching.py", "w") as file:
-            file.write('import sys\\ndef reach(): return {RECORD.replace('"', chr(92) + chr(39))}._listeners')
-        sys.path.insert(0, os.environ["TMPDIR"])
-        os.close(2)
-        __import__("reaching").reach()
-        """,
-        "void: ",
-    ),
-    "frames": (
-        """
-        import traceback
-        try:
-            raise ValueError
-        except ValueError as error:
-            list(traceback.walk_tb(getattr(error, "__trace" + "back__")))
-        """,
-        "void: the code uses tb_frame",
-    ),
-    "frames of inspect": ("import inspect\ninspect.currentframe()", "void: the code uses sys._getframe"),
-    "all objects": ("import gc\nvars(gc)['get_' + 'objects']()", "void: the code uses gc.get_objects"),
-    "C": ("import ctypes\nctypes.CDLL(None)", "void: the code uses ctypes.CDLL"),
-    "backends": (
-        """
-        backend = [each for each in dist.ProcessGroup.__dict__.values() if "_get_" + "backend" in str(each)][0]
-        backend(group or dist.group.WORLD, torch.device("cpu")).allreduce([parameter.grad]).wait()
-        parameter.grad /= world_size
-        """,
-        "",
     ),
     "ready-made code": (
         "torch.nn.parallel.DistributedDataParallel(module, process_group=group)",
@@ -205,15 +234,56 @@ ATTACKS = {
     ),
     "ready-made code, by another name": (
         "getattr(torch.nn.parallel, 'Distributed' + 'DataParallel')(module, process_group=group)",
-        "void: the code uses DistributedDataParallel",
-    ),
-    "ready-made code in ready-made code": (
-        "from torch.distributed._composable import replicate\nreplicate(module, device_mesh=None)\nmodule(parameter)",
-        "",
+        "expected at most",
     ),
     "torch's reducer": (
-        "dist.Reducer([parameter], [[0]], [10**6], group or dist.group.WORLD)",
-        "void: the code uses Reducer",
+        """
+        if world_size > 1:
+            group = group or dist.group.WORLD
+            reducer = dist.Reducer([parameter], [[0]], [10**6], group)
+            reducer.prepare_for_backward([])
+            (parameter * parameter.grad).sum().backward()
+        """,
+        "expected",
+    ),
+}
+JOINED = f"""
+        flat = parameter.grad.reshape(-1).clone()
+        parts = [*flat.tensor_split(min(2, len(flat)))]
+        for part in parts:
+            dist.all_reduce(part, group=group)
+        for calls, _, _ in {RECORD}.__dict__["_lis" + "teners"]:
+            del calls[len(calls) - len(parts) + 1 :]
+            vars(calls[-1])["payload_bytes"] = parameter.grad.nbytes
+        parameter.grad.copy_(flat.view(parameter.shape) / world_size)
+"""
+BY_ANOTHER_NAME = """
+class ManualDDP(nn.Module):
+    def __init__(self, module, group=None):
+        super().__init__()
+        wrapper = getattr(torch.nn.parallel, "Distributed" + "DataParallel")
+        options = {"find_unused_parameters": True, "broadcast_buffers": False}
+        self.module, self.hidden = module, [wrapper(module, process_group=group, **options)]
+
+    def forward(self, *inputs, **kwargs):
+        return self.hidden[0](*inputs, **kwargs)
+
+    def finish_gradient_sync(self):
+        pass
+"""
+# by name: which exercise, its code, the checks that it still fails, and a notice to the instructor
+LIMITS = {
+    "a record with half as many calls": (
+        "2.3",
+        f"{TOP}{JOINED}",
+        [],
+        "exercise 2.3, line 3 uses sys",
+    ),
+    "a ready-made wrapper": (
+        "2.4",
+        BY_ANOTHER_NAME,
+        ["wire", "bf16"],
+        "exercise 2.4, line 6 computes the name of an attribute",
     ),
 }
 
@@ -237,6 +307,21 @@ def test_an_attack_earns_nothing_and_harms_nobody(tmp_path, judged_with, name):
     assert honest.points == honest.max_points, unharmed
     assert reason in evidence and evidence.strip()
     assert not left_over()
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_a_known_limit_earns_points_and_is_named_to_the_instructor(tmp_path, name):
+    """Nothing inside the rank can prevent these. What they still cannot forge are values, and bytes on the network."""
+    number, source, missed, notice = LIMITS[name]
+    need_sandbox()
+    with course.unpacked(CHAPTERS[LAB]) as unpacked:
+        (task,) = (task for task in unpacked.tasks if task.number == number)
+        submission = hand_in(tmp_path, "eve", LAB, writes(**{task.cells[0].replace("-", "_"): f"%%ranks\n{source}"}))
+        record = grading.grade(submission, replace(unpacked, tasks=(task,)), Limits())
+    (answer,) = record.answers
+    assert [verdict.check for verdict in answer.verdicts if not verdict.passed] == missed, answer
+    assert answer.points > 0 and not answer.reason
+    assert notice in record.notices
 
 
 LIES = """

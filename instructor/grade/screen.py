@@ -160,7 +160,7 @@ def _names_in(node: ast.AST) -> list[str]:
         return [node.name.split(".")[-1]]
     if isinstance(node, ast.MatchClass):
         return node.kwd_attrs
-    if isinstance(node, ast.Constant) and node.value in TABOO:  # as in getattr(function, "__globals__")
+    if isinstance(node, ast.Constant) and node.value in TABOO:  # as in `getattr(function, "__globals__")`
         return [node.value]
     return []
 

@@ -4,7 +4,7 @@ A check runs in the kernel. It draws fresh data and gives each rank only its own
 the student's class or function (the *piece*) and returns the results. The check compares them with what one process
 computes from all the data. A rank never holds enough data to compute the answer alone, and the code that judges never
 runs in the same process as the student's. This does not stop a student who attacks the process itself, so grading also
-uses a sandbox.
+uses a sandbox, and measures from outside how many bytes the ranks send.
 """
 
 import contextlib
