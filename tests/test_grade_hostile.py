@@ -186,6 +186,11 @@ def test_only_folders_with_a_limit_can_be_written(judged_with):
     assert found.stdout == "True\n", found.stderr
 
 
+def test_files_of_this_machine_are_not_counted_before_a_process_is_isolated(tmp_path):
+    """On a busy machine, a right submission once got no grade, because the machine had a million files."""
+    assert sandbox._files([psutil.Process()], tmp_path) == 0
+
+
 def test_code_that_stops_all_processes_it_can_costs_only_its_own_points(tmp_path, judged_with):
     stop_all = "import os, signal; os.kill(-1, signal.SIGSTOP)"
     record = judged(tmp_path, judged_with, stop_all, limits=Limits(seconds_each=scaled(40)))

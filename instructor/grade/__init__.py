@@ -32,10 +32,10 @@ What keeps cheating from paying:
 Known limits: Python has no walls inside a process. A student's code runs in the process that records its collectives,
 and screen.py misses names that are put together while the code runs. Code that reaches the record can change it: which
 collectives there were, in which order and when, and how much memory was used. It still cannot forge the right values,
-and the bytes on the network must agree with the record to about 5 %, or to 0.03 MB if little is sent. In the same way,
-code can use a ready-made wrapper. Ranks also share the processor, process ids and the numbers of ports, so they can
-pass a few bits by these. Where a system lacks control groups or a count of bytes, or the grader is not root, the notes
-of each submission say so.
+and the bytes on the network must agree with the record to about 5 %, or to 0.03 MB if little is sent. Each call sends
+about 1 kB of headers, too. Code can also hide a ready-made wrapper. Ranks share the processor, process ids and the
+numbers of ports, so they can pass a few bits by these. Where a system lacks control groups or a count of bytes, or the
+grader is not root, the notes of each submission say so.
 Submissions share the CPU: with --jobs above 1, one can slow down another. An exercise that fails is replaced by our own
 code when a later one that uses it is judged again. The later code could print that solution.
 """

@@ -305,8 +305,11 @@ def _held_bytes(family: list[psutil.Process]) -> int:
 def _files(family: list[psutil.Process], scratch: Path) -> int:
     """Return how many files there are in the folders that the processes can write to; 0 if they cannot be read."""
     for member in reversed(family):  # The first ones belong to bubblewrap, and see other folders.
+        root = f"/proc/{member.pid}/root"
         with contextlib.suppress(OSError):
-            seen = [os.statvfs(f"/proc/{member.pid}/root{folder}") for folder in (scratch, *SHARED_FOLDERS)]
+            if os.path.samestat(os.stat(f"{root}{scratch}"), os.stat(scratch)):
+                continue  # Bubblewrap has not isolated it yet, so it sees the folders of this machine.
+            seen = [os.statvfs(f"{root}{folder}") for folder in (scratch, *SHARED_FOLDERS)]
             return sum(status.f_files - status.f_ffree for status in seen)
     return 0
 

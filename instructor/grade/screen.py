@@ -54,6 +54,7 @@ UNUSUAL_NAMES += (
     "from_file",
     "fromfile",
     "tofile",
+    "_C",
     "_listeners",
     "before_launch",
     "work_wrappers",
