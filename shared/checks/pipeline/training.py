@@ -162,7 +162,7 @@ def _judge_norms(results: dict[int, dict], expected: torch.Tensor, loop: Loop, i
         norm = found["norms"][index]
         if norm.shape != ():
             message = f"{loop}: the norm has the shape {list(norm.shape)}, expected a tensor without dimensions"
-            raise Wrong({rank: message}, "Hint: which shape has the tensor to which you add the squares?")
+            raise Wrong({rank: message}, "Hint: what is the shape of the tensor to which you add the squares?")
         if not close(norm.double(), expected.double(), loop.tolerance):
             message = f"{loop}, step {index + 1}: the norm is {norm.tolist()}, expected {expected.item():.8g}"
             raise Wrong({rank: message}, "Hint: which gradients does the sum contain, and how often?")
