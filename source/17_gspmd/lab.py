@@ -180,7 +180,7 @@ check.local_part()
 #
 # <details><summary>Hint</summary>
 #
-# In `ij,jk->ik` and for the letter i, which input lacks the letter, and what does `dim_of` return for it?
+# Which input of `ij,jk->ik` lacks the letter i, and what does `dim_of` return for it?
 #
 # </details>
 
@@ -886,9 +886,8 @@ check.execute()
 # `may_change(placements, axis, after)` returns False if a *later* axis shards a dimension that this change would gather
 # or slice: the dimension of `placements[axis]`, or that of `after`. In all other cases, it returns True.
 #
-# Three checks follow, named 17.8a to 17.8c. 17.8a tries both functions alone. 17.8b runs operations on meshes of 2 × 2,
-# 1 × 4, 4 × 1 and 2 × 1 ranks, and counts the bytes. 17.8c compares the seconds of your plans with those of every other
-# way.
+# Three checks follow. 17.8a tries both functions alone. 17.8b runs operations on meshes of 2 × 2, 1 × 4, 4 × 1 and 2
+# × 1 ranks, and counts the bytes. 17.8c compares the seconds of your plans with those of every other way.
 #
 # <details><summary>Hint</summary>
 #
