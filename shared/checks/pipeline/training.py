@@ -20,6 +20,7 @@ STEPS = 5
 CLIPS = 0.05
 _ADAM = {"lr": 1e-2, "eps": 1e-3}  # with a larger eps, a gradient near 0 does not become a step of size lr
 _ADAM_TOLERANCE = 1e-9
+_SGD_LR = 0.1  # with 1.0, the steps amplify a permitted difference of 1e-6 beyond the tolerance
 _CLIP_TOLERANCE = 1e-6  # torch adds 1e-6 to a norm before it divides by it, which need not be imitated
 SCHEDULES = ("gpipe", "1f1b", "interleaved")
 
@@ -88,7 +89,7 @@ class Loop:
     def optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer | None:
         if not parameters:
             return None
-        return torch.optim.AdamW(parameters, **_ADAM) if self.max_norm is None else torch.optim.SGD(parameters, lr=1.0)
+        return torch.optim.AdamW(parameters, **_ADAM) if self.max_norm is None else torch.optim.SGD(parameters, _SGD_LR)
 
     def batches(self, seed: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         generator = torch.Generator().manual_seed(seed)
