@@ -32,7 +32,7 @@ import math
 
 from shared import formulas, measure, plots, ranks, tables, widgets
 from shared.planner import layouts, named, scores
-from shared.planner.layouts import Job, Layout, a100_hosts
+from shared.planner.layouts import Job, TrainingLayout, a100_hosts
 from shared.planner.search import search
 from shared.planner.shapes import SHAPES
 from shared.plots import diagrams
@@ -300,7 +300,7 @@ my_gb = 0.0
 llama, cluster = SHAPES["Llama-2 70B"], a100_hosts(4)
 job, rows = Job(llama, sequences=256), []
 for stage, name in enumerate(("plain", "ZeRO-1", "ZeRO-2", "ZeRO-3")):
-    plan = layouts.memory(job, Layout(dp=4, tp=8, pp=1, zero_stage=stage, checkpointing="full"))
+    plan = layouts.memory(job, TrainingLayout(dp=4, pp=1, tp=8, zero_stage=stage, checkpointing="full"))
     state_gb = (plan.parameters + plan.gradients + plan.optimizer) / 1e9
     rows.append([name, f"{state_gb:.0f}", f"{plan.total_bytes / 1e9:.0f}"])
 print(f"predicted {my_gb:g} GB, computed {rows[0][1]} GB")
@@ -325,7 +325,7 @@ from shared.planner.published import MODELS
 
 rows = []
 for shape in (SHAPES["GPT-3 175B"], MODELS["529.6B"], MODELS["1008B"]):
-    plan = layouts.memory(Job(shape, 256), Layout(dp=1, pp=4, tp=8, checkpointing="full"))
+    plan = layouts.memory(Job(shape, 256), TrainingLayout(dp=1, pp=4, tp=8, checkpointing="full"))
     least = math.ceil(16 * shape.parameters / 72e9 / 8)
     rows.append([f"{shape.parameters / 1e9:,.0f}B", f"{plan.total_bytes / 1e9:,.0f}", f"{least}"])
     assert plan.total_bytes > 80e9
