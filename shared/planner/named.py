@@ -90,7 +90,7 @@ RUNS = (
     NamedRun(
         "LLaMA 65B",
         "70B, 2,048 A100, FSDP, 21 days",
-        "65B, 1.4T tokens, 380 tokens/s on each of 2,048 A100, which is 20.8 days. It cites model and sequence "
+        "65B, 1.4T tokens, 380 tokens/s on each of 2,048 A100, which is 20.8 days. It uses model and sequence "
         "parallelism; the layout is not published.",
         llama_65b,
     ),

@@ -14,7 +14,8 @@ Sources:
     MegaScale    Jiang et al. 2024, "MegaScale: Scaling Large Language Model Training to More Than 10,000 GPUs"
                  (arXiv 2402.15627), tables 1 and 2, the rows of its baseline, Megatron-LM
     Llama 3      Grattafiori et al. 2024, "The Llama 3 Herd of Models" (arXiv 2407.21783), table 4 and §3.3.2
-    torchtitan   github.com/pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, tables 1 and 3
+    torchtitan   github.com/pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, tables 1 and 3. By default,
+                 its selective checkpointing recomputes every second matmul (_apply_ac_to_transformer_block).
 """
 
 from dataclasses import dataclass, replace
@@ -205,7 +206,7 @@ def _torchtitan(table: int, gpus: int, how: str, tokens_per_s: float) -> Publish
     layout = TrainingLayout(gpus, 1, 1, 3, micro_batch=2)
     cluster, step_s = h100_hosts(gpus // 8), 2 * job.length / tokens_per_s
     cluster = replace(cluster, gpu=replace(cluster.gpu, memory_bytes=96 * 2**30, memory_bytes_per_s=2.4e12))
-    assumed = "the peak of an H100 with 700 W; these had a limit of 500 W"
+    assumed = "the peak of an H100 with 700 W, although these had a limit of 500 W, and no recomputation of matmuls"
     return Published(f"torchtitan, table {table}", f"8B{how}", job, layout, cluster, step_s, assumed=assumed)
 
 
