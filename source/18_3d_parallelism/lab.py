@@ -325,7 +325,7 @@ tables.Table(["from the outermost axis", "dp, GB", "pp, GB", "tp, GB", "total, G
 
 # %% [markdown]
 # Tensor parallelism sends by far the most, because it exchanges the activations of every layer. So tp is the innermost
-# axis, and stays inside a host. What leaves the host with this order is only gradients, once per step, or the outputs
+# axis, and stays inside a host. What leaves the host with this order is only gradients, once per step, and the outputs
 # of one layer.
 
 # %% [markdown]
@@ -820,8 +820,9 @@ tables.Table(["", "predicted (dp, pp, tp, ZeRO stage)", "computed"], rows)
 
 # %% [markdown]
 # The 7B model fits on one GPU, except for its optimizer state, so ZeRO-1 alone is enough. On 32 GPUs, the 70B model
-# leaves no room for a second replica. (TP 8 × DP 4 is a common claim for this cluster. It needs 216% of a GPU's memory,
-# and 119% with ZeRO-1.) For the 175B model on a fast network, tp = 4 is better than a whole host.
+# leaves no room for a second replica. (TP 8 × DP 4 is a common claim for this cluster. If no layer is recomputed, it
+# needs 216% of a GPU's memory, and 119% with ZeRO-1.) For the 175B model on a fast network, tp = 4 is better than a
+# whole host.
 
 # %% [markdown]
 # ## Break it: four mistakes that raise no error (5 min)
