@@ -156,8 +156,9 @@ def quantize(values):
 
 def dequantize(message):
     numel = message.shape[-1] * BLOCK // (BLOCK + 4)
-    integers, scales = message[..., :numel], message[..., numel:].view(torch.float32)
-    return (integers.unflatten(-1, (-1, BLOCK)) * scales.unsqueeze(-1)).flatten(-2)
+    blocks = message[..., :numel].unflatten(-1, (-1, BLOCK))
+    scales = message[..., numel:].view(torch.float32)
+    return (blocks * scales.unsqueeze(-1)).flatten(-2)
 
 
 fp32 = torch.randn(100 * BLOCK)
