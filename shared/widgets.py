@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 
 from shared import planner
 from shared.memory.lifetimes import Lifetimes
-from shared.planner.layouts import Job, Layout, a100_hosts
+from shared.planner.layouts import Job, TrainingLayout, a100_hosts
 from shared.planner.search import Found, search
 from shared.planner.shapes import SHAPES
 from shared.plots import buckets as bucket_plots
@@ -185,7 +185,9 @@ def layout_chooser(
     found = cache(lambda model, gpus: search(Job(SHAPES[model], sequences), a100_hosts(gpus // 8)))
 
     def draw(*, model: str, gpus: int, tp: int, pp: int, schedule: str, **how) -> Figure:
-        layout = Layout(max(1, gpus // (tp * pp)), tp, pp, schedule=schedule, chunks=1 + (schedule != "1f1b"), **how)
+        layout = TrainingLayout(
+            max(1, gpus // (tp * pp)), pp, tp, schedule=schedule, chunks=1 + (schedule != "1f1b"), **how
+        )
         try:
             return compared(found(model, gpus), {"your choice": layout})
         except ValueError as error:
@@ -196,7 +198,7 @@ def layout_chooser(
     return draw(**given)
 
 
-def compared(found: Found, named: dict[str, Layout]) -> Figure:
+def compared(found: Found, named: dict[str, TrainingLayout]) -> Figure:
     """Draw what some layouts need, and below them the fastest one that fits.
 
     Raises:

@@ -76,7 +76,7 @@ class Rule:
 
 
 def shard_rules(equation: Equation) -> list[Rule]:
-    """Return the rule in which all is replicated, and one for each letter along which the inputs can be sharded.
+    """Return the rule in which everything is replicated, and one for each letter along which the inputs can be sharded.
 
     Source: GSPMD, §3.2 and §4.2; DTensor's gen_einsum_strategies.
     """
@@ -174,8 +174,8 @@ class Step:
 class Layouts:
     """The placements that the tensors of an equation can have on a mesh.
 
-    A partitioner decides before any tensor exists. So it knows the lengths that the equation states. Of other letters,
-    it only knows that the shards of the inputs divide them.
+    A partitioner decides before any tensor exists. So it knows the lengths that the equation states. About other
+    letters, it only knows that the shards of the inputs divide them.
     """
 
     def __init__(self, equation: Equation, placements: Sequence, mesh: Mesh):
@@ -311,7 +311,7 @@ def propagate(equation: str, placements: Sequence, mesh: Mesh) -> tuple:
         mesh: A Mesh, or the sizes of its axes.
 
     Returns:
-        The placement of the result, and the list of collectives. With one axis, the placement is no tuple.
+        The placement of the result, and the list of collectives. With one axis, the placement is not a tuple.
     """
     plan = plan_for(Equation.parse(equation), placements, Mesh.of(mesh))
     return plan.output if len(plan.output) > 1 else plan.output[0], plan.collectives
@@ -365,7 +365,7 @@ class MeshGroup:
 
     @classmethod
     def of(cls, mesh_group) -> "MeshGroup":
-        """Return a MeshGroup for one, a DeviceMesh, a group for each axis, or one group (None: all ranks)."""
+        """Make a MeshGroup from a MeshGroup, a DeviceMesh, a group for each axis, or one group (None: all ranks)."""
         if isinstance(mesh_group, cls):
             return mesh_group
         if hasattr(mesh_group, "get_all_groups"):
@@ -423,7 +423,7 @@ def check_lengths(equation: Equation, shards: Sequence[Tensor], placements: Sequ
     """Check that a letter has the same length in all inputs, and the one that the equation states.
 
     Raises:
-        ValueError: if not. That is also what happens if the ranks hold shards of unequal size.
+        ValueError: if not, and also if the ranks hold shards of unequal size.
     """
     lengths = dict(equation.lengths)
     for operand, (shard, term) in enumerate(zip(shards, equation.inputs, strict=True)):

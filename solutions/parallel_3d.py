@@ -85,6 +85,8 @@ class Parallel3D(nn.Module):
         by dp.
     Communication: per step, that of chapters 13 and 15 along tp and pp. Along dp, one all-reduce per bucket of the
         stage's gradients, or with ZeRO-1 one reduce-scatter and one all-gather; and one all-reduce of the loss.
+    Raises:
+        ValueError: if the ZeRO stage is not 0 or 1.
     Source: Narayanan et al. 2021, "Megatron-LM", §3; Smith et al. 2022, "Megatron-Turing NLG 530B", §3.
     """
 
@@ -100,6 +102,8 @@ class Parallel3D(nn.Module):
         **defaults,
     ):
         super().__init__()
+        if zero_stage not in (0, 1):
+            raise ValueError(f"zero_stage must be 0 or 1, got {zero_stage}")
         self.dp_group, self.zero_stage = mesh.get_group("dp"), zero_stage
         self.replicas = dist.get_world_size(self.dp_group)
         self.tp_size = dist.get_world_size(mesh.get_group("tp"))
@@ -110,13 +114,7 @@ class Parallel3D(nn.Module):
         self.add_data_parallelism(optimizer_cls, defaults)
 
     def add_data_parallelism(self, optimizer_cls: Callable, defaults: dict) -> None:
-        """Build the optimizer, and what averages gradients over dp.
-
-        Raises:
-            ValueError: if the ZeRO stage is not 0 or 1.
-        """
-        if self.zero_stage not in (0, 1):
-            raise ValueError(f"zero_stage must be 0 or 1, got {self.zero_stage}")
+        """Build the optimizer, and what averages gradients over dp."""
         parameters = self.stage.parameters()
         if self.zero_stage == 0:
             self.replica = OverlappedDDP(self.stage, group=self.dp_group)

@@ -1,7 +1,7 @@
 # Built by `make notebooks` from source/15_pipeline_parallel/lab.py: edit that, not this.
 """Pipeline parallelism: each rank of a group computes some of the layers, for one micro-batch after another.
 
-p is the number of stages, which are the ranks of the group, m that of micro-batches, and v that of chunks per stage.
+p is the number of stages (the ranks of the group), m that of micro-batches, and v that of chunks per stage.
 """
 
 from collections import deque
@@ -52,7 +52,7 @@ class Neighbors:
                 dist.recv(first, group=group, group_src=peer)
 
     def route(self, kind: str, sends: bool = True) -> tuple[ProcessGroup | None, int]:
-        """Return the group in which messages of a kind travel, and the stage they go to, or else come from."""
+        """Return the group for messages of a kind, and the stage that they go to (or come from, if sends is False)."""
         peer = (self.stage + (1 if (kind == "F") == sends else -1)) % self.stages
         sender = self.stage if sends else peer
         return self.groups[kind, sender % 2], peer
@@ -88,7 +88,7 @@ class Neighbors:
 
 
 class PostponeWeight(torch.autograd.Function):
-    """x Wᵀ, whose backward computes the gradient of x, and only keeps what that of W is computed from."""
+    """Compute x Wᵀ. Backward computes the gradient of x, and only keeps the factors of W's gradient."""
 
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, terms: list) -> Tensor:
@@ -130,7 +130,7 @@ class Chunk(nn.Module):
         return output if layer.bias is None else output + layer.bias
 
     def run_weights(self, micro_batch: int) -> None:
-        """Add what the backward of a micro-batch has postponed to the weights' gradients."""
+        """Compute the weight gradients that a micro-batch's backward has postponed, and add them."""
         for weight, x, gradient in self.terms.pop(micro_batch, []):
             product = gradient.flatten(0, -2).T @ x.flatten(0, -2)
             weight.grad = product if weight.grad is None else weight.grad + product
@@ -274,8 +274,8 @@ class Pipeline:
         self.keep_own_layers(list(named_layers(layers)))
         self.losses: list[Tensor] = []
         self.shape: torch.Size | None = None  # of the last inputs
-        self.expected: dict[int, Tensor] = {}  # by chunk: a tensor like those that arrive
-        self.announced: set[int] = set()  # the chunks whose next one knows what arrives
+        self.expected: dict[int, Tensor] = {}  # by chunk: a tensor like those that it receives
+        self.announced: set[int] = set()  # the chunks that have sent the next one a header
 
     def keep_own_layers(self, layers: Sequence[tuple[str, nn.Module]]) -> None:
         """Build the chunks of this stage, and look for parameters that other stages have, too."""
@@ -296,18 +296,18 @@ class Pipeline:
         return self.own
 
     def position_of(self, action: Action) -> int:
-        """Return the place of an action's chunk in the chain of all chunks."""
+        """Return the index of an action's chunk in the chain of all chunks."""
         return action.chunk * self.stages + self.stage
 
     def input_of(self, action: Action) -> Tensor:
-        """Receive the output of the chunk before, and what it looks like, if that is not known yet."""
+        """Receive the output of the previous chunk. Before the first one, receive a header that describes it."""
         if action.chunk not in self.expected:
             header = self.neighbors.receive("F", torch.empty(HEADER, dtype=torch.int64, device=self.device))
             self.expected[action.chunk] = tensor_like(header)
         return self.neighbors.receive("F", self.expected[action.chunk])
 
     def send_output(self, action: Action, output: Tensor) -> None:
-        """Send an output to the next chunk. The first one is announced by what it looks like."""
+        """Send an output to the next chunk. Before the first one, send a header that describes it."""
         if action.chunk not in self.announced:
             self.neighbors.send("F", header_of(output))
             self.announced.add(action.chunk)

@@ -242,11 +242,12 @@ class ParallelGPT(TinyGPT):
 
 
 def parallelize(model: TinyGPT, group: ProcessGroup | None = None, sequence_parallel: bool = False) -> ParallelGPT:
-    """Split a TinyGPT in place. It must be the same on every rank.
+    """Split a TinyGPT in place. It must be the same on every rank. Frozen parameters stay frozen.
 
     Raises:
         ValueError: if N does not divide the number of heads.
     """
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     enter, leave = (gather_tokens, scatter_tokens) if sequence_parallel else (copy_to_ranks, sum_over_ranks)
     embedding, output = model.token_embedding, model.output
     output_bias = None if output.bias is None else vocabulary_shard(output.bias, group)
@@ -259,6 +260,8 @@ def parallelize(model: TinyGPT, group: ProcessGroup | None = None, sequence_para
     model.output = ColumnParallelLinear(output_weight, output_bias, group, enter=enter)
     if output.weight is embedding.weight:
         model.output.weight = model.token_embedding.weight
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name not in frozen)
     model.group, model.sequence_parallel = group, sequence_parallel
     model.__class__ = ParallelGPT
     return model

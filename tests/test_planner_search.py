@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from shared import formulas, planner, widgets
 from shared.planner import layouts, named, scores, stages
-from shared.planner.layouts import Job, Layout, a100_hosts, h100_hosts
+from shared.planner.layouts import Job, TrainingLayout, a100_hosts, h100_hosts
 from shared.planner.published import RUNS
 from shared.planner.search import search
 from shared.planner.shapes import SHAPES
@@ -26,7 +26,7 @@ GB = 1e9
 @pytest.mark.parametrize("tensor_ranks", [1, 8])
 def test_without_a_pipeline_the_memory_is_that_of_the_planner(stage, tensor_ranks):
     options = {"micro_batch": 2, "checkpointing": "full"}
-    layout = Layout(4, tensor_ranks, 1, stage, sequence_parallel=False, **options)
+    layout = TrainingLayout(4, 1, tensor_ranks, stage, sequence_parallel=False, **options)
     ours = layouts.memory(Job(LLAMA, 64, attention="materialized"), layout)
     plan = planner.plan(LLAMA, ranks=4 * tensor_ranks, tensor_ranks=tensor_ranks, stage=stage, **options)
     for name, nbytes in plan.by_component().items():
@@ -36,7 +36,7 @@ def test_without_a_pipeline_the_memory_is_that_of_the_planner(stage, tensor_rank
 def test_without_tensor_parallelism_a_stage_needs_what_chapter_15_plans():
     """Both planners divide GPT-3's layers differently: here, the first and the last stage have no fewer of them."""
     job = Job(GPT_3, 16, attention="materialized")
-    ours = layouts.memory(job, Layout(1, 1, 16, checkpointing="full"))
+    ours = layouts.memory(job, TrainingLayout(1, 16, 1, checkpointing="full"))
     first, last = (
         stages.plan_stage(GPT_3, stages=16, stage=stage, micro_batches=16, checkpointing="full") for stage in (0, 15)
     )
@@ -62,7 +62,7 @@ def test_llama_3s_first_and_last_stage_have_a_layer_less():
 def test_the_ranks_of_a_replica_hold_the_whole_model(name, tp, pp):
     """Except that a tied weight has two copies, and that norms and positions are replicated."""
     shape = SHAPES[name]
-    layout = Layout(1, tp, pp)
+    layout = TrainingLayout(1, pp, tp)
     held = tp * sum(layouts.stage_parameters(shape, layout, stage) for stage in range(pp))
     copies = shape.vocabulary * shape.hidden * (shape.tied and pp > 1)
     replicated = (2 * shape.layers + 1) * shape.norm_parameters
@@ -75,7 +75,7 @@ def test_the_ranks_of_a_replica_hold_the_whole_model(name, tp, pp):
 
 def test_one_gpu_only_computes():
     job = Job(SHAPES["Llama-2 7B"], 4)
-    time = layouts.step_time(job, Layout(1, 1, 1), replace(a100_hosts(1), gpus_per_host=1))
+    time = layouts.step_time(job, TrainingLayout(1, 1, 1), replace(a100_hosts(1), gpus_per_host=1))
     assert time.total_s == time.computing_s > job.model_flops / (0.66 * 312e12)
 
 
@@ -83,7 +83,7 @@ def test_the_bubble_is_that_of_the_formula():
     job = Job(GPT_3, 64)
     no_output = replace(job, shape=replace(GPT_3, vocabulary=1))
     for schedule, chunks in (("1f1b", 1), ("interleaved", 3), ("zero_bubble", 1)):
-        time = layouts.step_time(no_output, Layout(1, 8, 8, 0, 1, "none", schedule, chunks), a100_hosts(8))
+        time = layouts.step_time(no_output, TrainingLayout(1, 8, 8, 0, 1, "none", schedule, chunks), a100_hosts(8))
         ideal_s = time.computing_s + time.tensor_s
         assert time.bubble_s / ideal_s == pytest.approx(stages.bubble_of_ideal(schedule, 8, 64, chunks), rel=0.03)
 
@@ -91,28 +91,28 @@ def test_the_bubble_is_that_of_the_formula():
 def test_tensor_parallelism_inside_a_host_takes_four_ring_all_reduces_per_layer():
     cluster, job = a100_hosts(1), Job(LLAMA, 8)
     one_s = cluster.inside.all_reduce_s(2 * LLAMA.context * LLAMA.hidden, 8)
-    time = layouts.step_time(job, Layout(1, 8, 1), cluster)
+    time = layouts.step_time(job, TrainingLayout(1, 1, 8), cluster)
     assert time.tensor_s == pytest.approx(8 * 80 * 4 * one_s)
-    full = layouts.step_time(job, Layout(1, 8, 1, checkpointing="full"), cluster)
+    full = layouts.step_time(job, TrainingLayout(1, 1, 8, checkpointing="full"), cluster)
     assert full.tensor_s == pytest.approx(1.5 * time.tensor_s)
 
 
 def test_a_ring_that_leaves_its_host_is_as_fast_as_its_share_of_the_adapters():
     """With one adapter per host, eight rings of two hosts each get an eighth of it."""
     job, gpus = Job(LLAMA, 64), 16
-    exposed = Layout(2, 8, 1, overlaps=False)
+    exposed = TrainingLayout(2, 1, 8, overlaps=False)
     one = layouts.step_time(job, exposed, a100_hosts(2, adapters=1))
     eight = layouts.step_time(job, exposed, a100_hosts(2, adapters=8))
     nbytes = 2 * layouts.stage_parameters(LLAMA, exposed, 0)
     assert one.data_s == pytest.approx(formulas.ring_all_reduce_s(nbytes, 2, 14e-6, 8 / 24e9))
     assert one.data_s == pytest.approx(8 * eight.data_s, rel=0.01)
-    assert layouts.step_time(job, Layout(1, gpus, 1), a100_hosts(2, 1)).tensor_s > 5 * one.tensor_s
+    assert layouts.step_time(job, TrainingLayout(1, 1, gpus), a100_hosts(2, 1)).tensor_s > 5 * one.tensor_s
 
 
 def test_zero_3_sends_one_and_a_half_times_as_much_and_in_each_micro_batch():
     job, cluster = Job(LLAMA, 64), a100_hosts(2)
     plain, once, thrice = (
-        layouts.step_time(job, Layout(16, 1, 1, stage, size, overlaps=False), cluster).data_s
+        layouts.step_time(job, TrainingLayout(16, 1, 1, stage, size, overlaps=False), cluster).data_s
         for stage, size in ((1, 1), (3, 4), (3, 1))
     )
     assert once == pytest.approx(1.5 * plain, rel=0.03) and thrice == pytest.approx(4 * once)
@@ -121,7 +121,7 @@ def test_zero_3_sends_one_and_a_half_times_as_much_and_in_each_micro_batch():
 def test_gradients_hide_behind_the_last_backward():
     job, cluster = Job(LLAMA, 64), a100_hosts(2)
     hidden, exposed = (
-        layouts.step_time(job, Layout(16, 1, 1, 1, overlaps=each), cluster).data_s for each in (True, False)
+        layouts.step_time(job, TrainingLayout(16, 1, 1, 1, overlaps=each), cluster).data_s for each in (True, False)
     )
     assert hidden < exposed
 
@@ -129,10 +129,10 @@ def test_gradients_hide_behind_the_last_backward():
 @pytest.mark.parametrize(
     ("layout", "message"),
     [
-        (Layout(3, 1, 1), "64 sequences cannot be divided into 3 equal micro-batches"),
-        (Layout(1, 3, 1), "64 heads cannot be divided among 3 ranks"),
-        (Layout(1, 1, 81), "80 layers, with embedding and output, cannot be divided into 81 chunks"),
-        (Layout(32, 1, 4, schedule="interleaved", chunks=2), "needs a multiple of 4 micro-batches"),
+        (TrainingLayout(3, 1, 1), "64 sequences cannot be divided into 3 equal micro-batches"),
+        (TrainingLayout(1, 1, 3), "64 heads cannot be divided among 3 ranks"),
+        (TrainingLayout(1, 81, 1), "80 layers, with embedding and output, cannot be divided into 81 chunks"),
+        (TrainingLayout(32, 4, 1, schedule="interleaved", chunks=2), "needs a multiple of 4 micro-batches"),
     ],
 )
 def test_a_layout_that_divides_nothing_is_explained(layout, message):
@@ -142,7 +142,7 @@ def test_a_layout_that_divides_nothing_is_explained(layout, message):
 
 def test_a_layout_uses_all_gpus():
     with pytest.raises(ValueError, match="the layout has 8 ranks, and the cluster 16 GPUs"):
-        layouts.step_time(Job(LLAMA, 64), Layout(1, 8, 1), a100_hosts(2))
+        layouts.step_time(Job(LLAMA, 64), TrainingLayout(1, 1, 8), a100_hosts(2))
 
 
 # -- published runs
@@ -264,7 +264,7 @@ def test_the_table_has_each_division_of_the_ranks_once(found):
 
 
 def test_h100s_are_faster():
-    job, layout = Job(LLAMA, 256), Layout(4, 8, 1, 3)
+    job, layout = Job(LLAMA, 256), TrainingLayout(4, 1, 8, 3)
     assert layouts.step_time(job, layout, h100_hosts(4)).total_s < layouts.step_time(job, layout, a100_hosts(4)).total_s
 
 

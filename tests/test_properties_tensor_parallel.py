@@ -258,3 +258,25 @@ def test_heads_that_do_not_divide_are_rejected(four_ranks, size, drawn):
     drawn = replace(drawn, heads_per_rank=drawn.heads_per_rank * size + 1)
     for message in World(size, None).run(rejected, drawn):
         assert f"{drawn.heads_per_rank} is not divisible by {size}" in message
+
+
+FROZEN = {"token_embedding.weight", "blocks.0.attention.query_key_value.weight", "blocks.0.up.weight", "norm.weight"}
+
+
+def without_gradients(group, sequence_parallel: bool) -> tuple[set[str], set[str]]:
+    """Return the parameters of a split model that are frozen, and those that backward gives no gradient."""
+    model = TinyGPT(GPTConfig(vocab_size=7, context=4, layers=2, heads=2, width=8))
+    for name in FROZEN:
+        model.get_parameter(name).requires_grad_(False)
+    model = parallelize(model, group, sequence_parallel)
+    tokens = torch.arange(4).view(1, 4)
+    model(tokens, tokens).backward()
+    parameters = dict(model.named_parameters()).items()
+    frozen = {name for name, parameter in parameters if not parameter.requires_grad}
+    return frozen, {name for name, parameter in parameters if parameter.grad is None}
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_frozen_parameters_stay_frozen(four_ranks, sequence_parallel):
+    for frozen, without in World(2, None).run(without_gradients, sequence_parallel):
+        assert frozen == without == FROZEN

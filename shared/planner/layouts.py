@@ -1,7 +1,7 @@
-"""What a layout (dp × tp × pp ranks, and how they train) needs: the memory of its fullest rank, and the time of a step.
+"""What a layout (dp × pp × tp ranks, and how they train) needs: the memory of its fullest rank, and the time of a step.
 
     job = Job(SHAPES["Llama-2 70B"], sequences=1024)
-    layout = Layout(dp=4, tp=8, pp=1, zero_stage=1, checkpointing="full")
+    layout = TrainingLayout(dp=4, pp=1, tp=8, zero_stage=1, checkpointing="full")
     memory(job, layout).total_bytes, step_time(job, layout, cluster).total_s
 
 The order of the ranks is fixed: tensor parallelism innermost, then the pipeline, and data parallelism outermost. A
@@ -28,7 +28,7 @@ The model knows nothing about kernels that get slower for small matrices, NCCL's
 loading, the optimizer's step, or unequal routes through a network.
 """
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 from shared import formulas, planner
 from shared.planner import links, stages
@@ -81,7 +81,7 @@ class Cluster:
         return self.adapters * self.adapter.bus_bytes_per_s
 
 
-_NVLINK_4, _NVLINK_3, _IB_400, _IB_200, _IB_100 = (links.REAL_LINKS[index] for index in (0, 1, 4, 5, 6))
+_NVLINK_4, _NVLINK_3, _IB_400, _IB_200 = (links.REAL_LINKS[index] for index in (0, 1, 4, 5))
 
 
 def a100_hosts(hosts: int, adapters: int = 8) -> Cluster:
@@ -127,12 +127,12 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Layout:
-    """How the ranks share the work."""
+class TrainingLayout:
+    """How dp · pp · tp ranks share the work, and how they train."""
 
     dp: int
-    tp: int
     pp: int
+    tp: int
     zero_stage: int = 0
     micro_batch: int = 1
     checkpointing: str = "selective"
@@ -143,7 +143,7 @@ class Layout:
 
     @property
     def ranks(self) -> int:
-        return self.dp * self.tp * self.pp
+        return self.dp * self.pp * self.tp
 
     def __str__(self) -> str:
         return ", ".join([self.sizes, *self.options])
@@ -163,7 +163,7 @@ class Layout:
         return [*zero, f"micro-batch {self.micro_batch}", f"checkpointing {self.checkpointing}", *schedule]
 
 
-def micro_batches(job: Job, layout: Layout) -> int:
+def micro_batches(job: Job, layout: TrainingLayout) -> int:
     """Return m, the number of micro-batches of each replica.
 
     Raises:
@@ -192,7 +192,7 @@ def layers_of_stage(shape: ModelShape, pp: int, stage: int) -> int:
 # -- memory
 
 
-def memory(job: Job, layout: Layout) -> planner.Plan:
+def memory(job: Job, layout: TrainingLayout) -> planner.Plan:
     """Plan the bytes on the fullest rank.
 
     Raises:
@@ -203,7 +203,7 @@ def memory(job: Job, layout: Layout) -> planner.Plan:
     return max((_stage_memory(job, layout, stage, count) for stage in some), key=lambda plan: plan.total_bytes)
 
 
-def stage_parameters(shape: ModelShape, layout: Layout, stage: int) -> float:
+def stage_parameters(shape: ModelShape, layout: TrainingLayout, stage: int) -> float:
     """Count the parameters of a rank of a stage. Norms and learned positions are not divided by tensor parallelism."""
     layers, is_first, is_last = layers_of_stage(shape, layout.pp, stage), stage == 0, stage == layout.pp - 1
     own = layers * shape.layer_parameters + is_first * shape.embedding_parameters
@@ -216,7 +216,7 @@ def stage_parameters(shape: ModelShape, layout: Layout, stage: int) -> float:
     return replicated + (own - replicated) / layout.tp
 
 
-def _stage_memory(job: Job, layout: Layout, stage: int, count: int) -> planner.Plan:
+def _stage_memory(job: Job, layout: TrainingLayout, stage: int, count: int) -> planner.Plan:
     shape, precision = job.shape, planner.PRECISIONS[job.precision]
     parameters, is_last = stage_parameters(shape, layout, stage), stage == layout.pp - 1
     options = {"attention": job.attention, "bytes_each": precision.compute_bytes, "tensor_ranks": layout.tp}
@@ -288,7 +288,7 @@ def output_flops(job: Job, tokens: float) -> float:
     return 2 * tokens * job.shape.hidden * job.shape.vocabulary
 
 
-def step_time(job: Job, layout: Layout, cluster: Cluster) -> StepTime:
+def step_time(job: Job, layout: TrainingLayout, cluster: Cluster) -> StepTime:
     """Estimate the time of a step. The module's docstring says what is in it.
 
     Raises:
@@ -313,7 +313,7 @@ def step_time(job: Job, layout: Layout, cluster: Cluster) -> StepTime:
     )
 
 
-def _stage_computing_s(job: Job, layout: Layout, stage: int, gpu: Gpu) -> float:
+def _stage_computing_s(job: Job, layout: TrainingLayout, stage: int, gpu: Gpu) -> float:
     """Estimate how long a stage computes for one micro-batch, forward and backward."""
     shape, tokens = job.shape, layout.micro_batch * job.length
     recomputed = {"none": 0.0, "selective": 0.0, "full": layer_flops(job, tokens)}[layout.checkpointing]
@@ -335,7 +335,7 @@ def _stage_computing_s(job: Job, layout: Layout, stage: int, gpu: Gpu) -> float:
     return flops / layout.tp / gpu.flops + moving_s
 
 
-def _stage_tensor_s(job: Job, layout: Layout, stage: int, cluster: Cluster) -> float:
+def _stage_tensor_s(job: Job, layout: TrainingLayout, stage: int, cluster: Cluster) -> float:
     """Estimate the all-reduces of one micro-batch: two per layer and forward, two per layer and backward."""
     per_layer = 6 if layout.checkpointing == "full" else 4
     nbytes = 2 * layout.micro_batch * job.length * job.shape.hidden
@@ -355,7 +355,7 @@ def _ring_all_reduce_s(nbytes: float, ranks: int, stride: int, cluster: Cluster)
     return formulas.ring_all_reduce_s(nbytes, ranks, alpha_s, 1 / slowest)
 
 
-def _messages_s(job: Job, layout: Layout, cluster: Cluster) -> float:
+def _messages_s(job: Job, layout: TrainingLayout, cluster: Cluster) -> float:
     """Estimate one micro-batch's messages: an output and a gradient per chunk. Each rank of a TP group sends a part."""
     if layout.pp == 1:
         return 0.0
@@ -367,7 +367,7 @@ def _messages_s(job: Job, layout: Layout, cluster: Cluster) -> float:
     return 2 * layout.chunks * (alpha_s + nbytes / bytes_per_s)
 
 
-def _data_s(job: Job, layout: Layout, cluster: Cluster, count: int, micro_batch_s: float) -> float:
+def _data_s(job: Job, layout: TrainingLayout, cluster: Cluster, count: int, micro_batch_s: float) -> float:
     """Estimate the exposed communication of data parallelism, which runs over ranks that are tp · pp apart."""
     if layout.dp == 1:
         return 0.0
@@ -389,9 +389,3 @@ def _data_s(job: Job, layout: Layout, cluster: Cluster, count: int, micro_batch_
 def mfu(job: Job, total_s: float, cluster: Cluster) -> float:
     """Return the model FLOPs utilization of a step that takes so long."""
     return job.model_flops / (total_s * cluster.gpus * cluster.gpu.peak_flops)
-
-
-def with_all_gpus(cluster: Cluster, gpus: int) -> Cluster:
-    """Return a cluster of the same kind with this many GPUs; fewer than a host's are on one host."""
-    per_host = min(gpus, cluster.gpus_per_host)
-    return replace(cluster, hosts=gpus // per_host, gpus_per_host=per_host)

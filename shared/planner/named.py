@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from shared.planner import layouts
-from shared.planner.layouts import Cluster, Job, Layout, a100_hosts, h100_hosts
+from shared.planner.layouts import Cluster, Job, TrainingLayout, a100_hosts, h100_hosts
 from shared.planner.published import MODELS
 from shared.planner.search import search
 from shared.planner.shapes import SHAPES, llama
@@ -37,7 +37,7 @@ def days(job: Job, step_s: float, tokens: float) -> float:
     return step_s * tokens / job.tokens / DAY_S
 
 
-def _needs(job: Job, layout: Layout, cluster: Cluster) -> tuple[float, float]:
+def _needs(job: Job, layout: TrainingLayout, cluster: Cluster) -> tuple[float, float]:
     """Return the GB per GPU and the seconds per step of a layout."""
     return layouts.memory(job, layout).total_bytes / GB, layouts.step_time(job, layout, cluster).total_s
 
@@ -46,8 +46,8 @@ def gpt_3() -> str:
     job = Job(SHAPES["GPT-3 175B"], 1536, attention="materialized")
     how = {"checkpointing": "full", "sequence_parallel": False, "overlaps": False}
     interleaved = {"schedule": "interleaved", "chunks": 2, **how}
-    gb, claimed_s = _needs(job, Layout(64, 8, 8, **interleaved), a100_hosts(512))
-    _, estimated_s = _needs(job, Layout(16, 8, 8, **interleaved), a100_hosts(128))
+    gb, claimed_s = _needs(job, TrainingLayout(64, 8, 8, **interleaved), a100_hosts(512))
+    _, estimated_s = _needs(job, TrainingLayout(16, 8, 8, **interleaved), a100_hosts(128))
     return (
         f"The claimed layout would fit ({gb:.0f} GB) and take {days(job, claimed_s, 300e9):.0f} days. "
         f"1,024 A100 as 16 × 8 × 8 would take {days(job, estimated_s, 300e9):.0f}."
@@ -64,7 +64,7 @@ def llama_65b() -> str:
 def mt_nlg() -> str:
     job = Job(MODELS["529.6B"], 1920, attention="materialized")
     how = {"checkpointing": "full", "sequence_parallel": False, "overlaps": False}
-    times = [_needs(job, Layout(dp, 8, 35, **how), a100_hosts(35 * dp)) for dp in (8, 10, 12)]
+    times = [_needs(job, TrainingLayout(dp, 35, 8, **how), a100_hosts(35 * dp)) for dp in (8, 10, 12)]
     steps = ", ".join(f"{step_s:.1f}" for _, step_s in times)
     return f"{times[0][0]:.0f} GB per GPU, and {steps} s per step."
 
@@ -72,7 +72,9 @@ def mt_nlg() -> str:
 def llama_3_405b() -> str:
     job = Job(SHAPES["Llama-3 405B"], 2048)
     how = {"checkpointing": "none", "schedule": "interleaved", "chunks": 8, "zero_stage": 2}
-    (gb, first_s), (_, second_s) = (_needs(job, Layout(dp, 8, 16, **how), h100_hosts(16 * dp)) for dp in (64, 128))
+    (gb, first_s), (_, second_s) = (
+        _needs(job, TrainingLayout(dp, 16, 8, **how), h100_hosts(16 * dp)) for dp in (64, 128)
+    )
     tflops = [job.model_flops / step_s / gpus / 1e12 for step_s, gpus in ((first_s, 8192), (second_s, 16384))]
     return f"{tflops[0]:.0f} and {tflops[1]:.0f} TFLOP/s, but {gb:.0f} GB per GPU: too pessimistic about activations."
 
@@ -88,7 +90,7 @@ RUNS = (
     NamedRun(
         "LLaMA 65B",
         "70B, 2,048 A100, FSDP, 21 days",
-        "65B, 1.4T tokens, 380 tokens/s on each of 2,048 A100, which is 20.8 days. It cites model and sequence "
+        "65B, 1.4T tokens, 380 tokens/s on each of 2,048 A100, which is 20.8 days. It uses model and sequence "
         "parallelism; the layout is not published.",
         llama_65b,
     ),

@@ -14,12 +14,13 @@ Sources:
     MegaScale    Jiang et al. 2024, "MegaScale: Scaling Large Language Model Training to More Than 10,000 GPUs"
                  (arXiv 2402.15627), tables 1 and 2, the rows of its baseline, Megatron-LM
     Llama 3      Grattafiori et al. 2024, "The Llama 3 Herd of Models" (arXiv 2407.21783), table 4 and §3.3.2
-    torchtitan   github.com/pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, tables 1 and 3
+    torchtitan   github.com/pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, tables 1 and 3. By default,
+                 its selective checkpointing recomputes every second matmul (_apply_ac_to_transformer_block).
 """
 
 from dataclasses import dataclass, replace
 
-from shared.planner.layouts import Cluster, Job, Layout, a100_hosts, h100_hosts
+from shared.planner.layouts import Cluster, Job, TrainingLayout, a100_hosts, h100_hosts
 from shared.planner.shapes import SHAPES, ModelShape, gpt
 
 
@@ -35,7 +36,7 @@ class Published:
     source: str
     name: str
     job: Job
-    layout: Layout
+    layout: TrainingLayout
     cluster: Cluster
     step_s: float
     fits: bool = False
@@ -73,7 +74,7 @@ def _flops_with_recomputation(job: Job) -> float:
 
 
 def _megatron_2(
-    table: int, model: str, layout: Layout, sequences: int, tflops: float, *, fits: bool = False
+    table: int, model: str, layout: TrainingLayout, sequences: int, tflops: float, *, fits: bool = False
 ) -> Published:
     job = Job(MODELS[model], sequences, attention="materialized")
     layout = replace(layout, checkpointing="full", sequence_parallel=False, overlaps=False)
@@ -83,33 +84,33 @@ def _megatron_2(
     return Published(f"Megatron-2, table {table}", model, job, layout, cluster, step_s, fits, assumed)
 
 
-def _interleaved(dp: int, tp: int, pp: int, chunks: int, micro_batch: int = 1) -> Layout:
+def _interleaved(dp: int, pp: int, tp: int, chunks: int, micro_batch: int = 1) -> TrainingLayout:
     schedule = "interleaved" if chunks > 1 else "1f1b"
-    return Layout(dp, tp, pp, micro_batch=micro_batch, schedule=schedule, chunks=chunks)
+    return TrainingLayout(dp, pp, tp, micro_batch=micro_batch, schedule=schedule, chunks=chunks)
 
 
 _TABLE_1 = [
     _megatron_2(1, "1.7B", _interleaved(32, 1, 1, 1), 512, 137, fits=True),
-    _megatron_2(1, "3.6B", _interleaved(32, 2, 1, 1), 512, 138),
-    _megatron_2(1, "7.5B", _interleaved(32, 4, 1, 1), 512, 142, fits=True),
-    _megatron_2(1, "18.4B", _interleaved(32, 8, 1, 1), 1024, 135),
-    _megatron_2(1, "39.1B", _interleaved(32, 8, 2, 2), 1536, 138, fits=True),
-    _megatron_2(1, "76.1B", _interleaved(32, 8, 4, 3), 1792, 140),
+    _megatron_2(1, "3.6B", _interleaved(32, 1, 2, 1), 512, 138),
+    _megatron_2(1, "7.5B", _interleaved(32, 1, 4, 1), 512, 142, fits=True),
+    _megatron_2(1, "18.4B", _interleaved(32, 1, 8, 1), 1024, 135),
+    _megatron_2(1, "39.1B", _interleaved(32, 2, 8, 2), 1536, 138, fits=True),
+    _megatron_2(1, "76.1B", _interleaved(32, 4, 8, 3), 1792, 140),
     _megatron_2(1, "145.6B", _interleaved(24, 8, 8, 2), 2304, 148, fits=True),
-    _megatron_2(1, "310.1B", _interleaved(15, 8, 16, 2), 2160, 155),
-    _megatron_2(1, "529.6B", _interleaved(9, 8, 35, 3), 2520, 163, fits=True),
-    _megatron_2(1, "1008B", _interleaved(6, 8, 64, 2), 3072, 163),
+    _megatron_2(1, "310.1B", _interleaved(15, 16, 8, 2), 2160, 155),
+    _megatron_2(1, "529.6B", _interleaved(9, 35, 8, 3), 2520, 163, fits=True),
+    _megatron_2(1, "1008B", _interleaved(6, 64, 8, 2), 3072, 163),
 ]
 _TABLE_2 = [
-    _megatron_2(2, "174.6B", _interleaved(dp, 8, 12, 2), 1536, tflops) for dp, tflops in ((4, 153), (8, 149), (16, 141))
+    _megatron_2(2, "174.6B", _interleaved(dp, 12, 8, 2), 1536, tflops) for dp, tflops in ((4, 153), (8, 149), (16, 141))
 ] + [
-    _megatron_2(2, "529.6B", _interleaved(dp, 8, 35, 3), 2240, tflops) for dp, tflops in ((2, 171), (4, 167), (8, 159))
+    _megatron_2(2, "529.6B", _interleaved(dp, 35, 8, 3), 2240, tflops) for dp, tflops in ((2, 171), (4, 167), (8, 159))
 ]
 
 
 def _zero_3(model: str, gpus: int, sequences: int, micro_batch: int, tflops: float) -> Published:
     job = Job(MODELS[model], sequences, attention="materialized")
-    layout = Layout(gpus, 1, 1, 3, micro_batch, "full")
+    layout = TrainingLayout(gpus, 1, 1, 3, micro_batch, "full")
     step_s = _flops_with_recomputation(job) / (gpus * tflops * 1e12)
     assumed = "that ZeRO-3's communication overlaps"
     name = f"{model}, ZeRO-3"
@@ -128,7 +129,7 @@ _ZERO_3 = [
 
 def _megatron_3(model: str, pp: int, chunks: int, sequences: int, full_s: float, selective_s: float) -> list[Published]:
     job = Job(MODELS[model], sequences, attention="materialized")
-    layout = replace(_interleaved(1, 8, pp, chunks, 4 if pp == 1 else 1), overlaps=False)
+    layout = replace(_interleaved(1, pp, 8, chunks, 4 if pp == 1 else 1), overlaps=False)
     assumed = "two chunks per stage" if model == "1008B" else ""
     runs = {
         "full recomputation": replace(layout, checkpointing="full", sequence_parallel=False),
@@ -158,7 +159,7 @@ _WITH_DATA_PARALLELISM = replace(
 
 def _mt_nlg(hosts: int, step_s: float) -> Published:
     job = Job(MODELS["529.6B"], 1920, attention="materialized")
-    layout = Layout(hosts * 8 // 280, 8, 35, checkpointing="full", sequence_parallel=False, overlaps=False)
+    layout = TrainingLayout(hosts * 8 // 280, 35, 8, checkpointing="full", sequence_parallel=False, overlaps=False)
     assumed = "micro-batch of 1, 1F1B, full recomputation"
     return Published("MT-NLG, §2.4", "530B", job, layout, a100_hosts(hosts), step_s, assumed=assumed)
 
@@ -191,7 +192,7 @@ _MEGASCALE = [
 def _llama_3(dp: int, tflops: float, *, fits: bool = False) -> Published:
     job = Job(SHAPES["Llama-3 405B"], 2048)
     # §3.3.2: interleaved, and the first chunk of the first stage has only the embedding, so a chunk is a single layer.
-    layout = Layout(dp, 8, 16, 1, checkpointing="none", schedule="interleaved", chunks=8)
+    layout = TrainingLayout(dp, 16, 8, 1, checkpointing="none", schedule="interleaved", chunks=8)
     step_s = job.model_flops / (layout.ranks * tflops * 1e12)
     assumed = "micro-batch of 1, FLOPs that include attention"
     return Published("Llama 3, table 4", "405B", job, layout, h100_hosts(layout.ranks // 8), step_s, fits, assumed)
@@ -202,10 +203,10 @@ _LLAMA_3 = [_llama_3(64, 430, fits=True), _llama_3(128, 400)]
 
 def _torchtitan(table: int, gpus: int, how: str, tokens_per_s: float) -> Published:
     job = Job(SHAPES["Llama-3 8B"], 2 * gpus)
-    layout = Layout(gpus, 1, 1, 3, micro_batch=2)
+    layout = TrainingLayout(gpus, 1, 1, 3, micro_batch=2)
     cluster, step_s = h100_hosts(gpus // 8), 2 * job.length / tokens_per_s
     cluster = replace(cluster, gpu=replace(cluster.gpu, memory_bytes=96 * 2**30, memory_bytes_per_s=2.4e12))
-    assumed = "the peak of an H100 with 700 W; these had a limit of 500 W"
+    assumed = "the peak of an H100 with 700 W, although these had a limit of 500 W, and no recomputation of matmuls"
     return Published(f"torchtitan, table {table}", f"8B{how}", job, layout, cluster, step_s, assumed=assumed)
 
 

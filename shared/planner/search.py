@@ -3,17 +3,18 @@
     found = search(Job(SHAPES["Llama-2 70B"], sequences=1024), layouts.a100_hosts(4))
     found.best.layout, found.best.time.total_s, found.why()
 
-The space is dp × tp × pp × ZeRO stage × micro-batch × checkpointing × schedule. The search tries all of it, because it
+The space is dp × pp × tp × ZeRO stage × micro-batch × checkpointing × schedule. The search tries all of it, because it
 has only thousands of layouts. `layouts` computes the memory and the time of each one, and says what that leaves out.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import product
 
 from shared import planner
 from shared.planner import layouts
-from shared.planner.layouts import Cluster, Job, Layout, StepTime
+from shared.planner.layouts import Cluster, Job, StepTime, TrainingLayout
 from shared.tables import Table
 
 GB = 1e9
@@ -28,7 +29,7 @@ _SAME = 1.001  # two layouts whose times differ by less are equally fast: the si
 class Candidate:
     """A layout, what it needs, and whether that is available."""
 
-    layout: Layout
+    layout: TrainingLayout
     plan: planner.Plan
     time: StepTime
     fits: bool
@@ -47,7 +48,7 @@ class Found:
     usable_bytes: float
     candidates: list[Candidate] = field(default_factory=list)
 
-    def candidate(self, layout: Layout) -> Candidate:
+    def candidate(self, layout: TrainingLayout) -> Candidate:
         """Compute what a layout needs, even if the search has not tried it.
 
         Raises:
@@ -70,7 +71,7 @@ class Found:
     def mfu(self) -> float:
         return layouts.mfu(self.job, self.best.time.total_s, self.cluster)
 
-    def best_of(self, wanted: Callable[[Layout], bool]) -> Candidate | None:
+    def best_of(self, wanted: Callable[[TrainingLayout], bool]) -> Candidate | None:
         """Return the fastest layout that fits, of those that are wanted. Of equally fast ones, it is the simplest."""
         fitting = [each for each in self.candidates if each.fits and wanted(each.layout)]
         if not fitting:
@@ -103,7 +104,7 @@ class Found:
         changes |= {planner.STAGES[stage]: {"zero_stage": stage} for stage in range(4) if best.dp > 1}
         found = {}
         for name, change in changes.items():
-            if any(value in (0, getattr(best, field)) for field, value in change.items() if field != "zero_stage"):
+            if any(value in (0, getattr(best, size)) for size, value in change.items() if size != "zero_stage"):
                 continue
             layout = replace(best, **change)
             layout = replace(layout, dp=gpus // (layout.tp * layout.pp))
@@ -168,23 +169,22 @@ def search(
     return found
 
 
-def possible(job: Job, cluster: Cluster, zero_stages: tuple[int, ...], schedules: tuple[str, ...]) -> Iterator[Layout]:
+def possible(
+    job: Job, cluster: Cluster, zero_stages: tuple[int, ...], schedules: tuple[str, ...]
+) -> Iterator[TrainingLayout]:
     """Yield every layout to try. Tensor parallelism may extend to two hosts."""
-    how = (
-        ("none", "full") if job.attention == "fused" else planner.CHECKPOINTING
-    )  # fused attention is recomputed anyway
+    # Fused attention is recomputed anyway, so selective checkpointing would change nothing.
+    how = ("none", "full") if job.attention == "fused" else planner.CHECKPOINTING
     for tp in _powers_of_two(2 * cluster.gpus_per_host):
         if cluster.gpus % tp:
             continue
         for pp in (size for size in range(1, job.shape.layers + 1) if cluster.gpus // tp % size == 0):
             dp = cluster.gpus // tp // pp
-            for zero_stage in zero_stages if dp > 1 else (0,):
-                for micro_batch in MICRO_BATCHES:
-                    for checkpointing in how:
-                        for schedule, chunks in _schedules(job, pp, schedules):
-                            layout = Layout(dp, tp, pp, zero_stage, micro_batch, checkpointing, schedule, chunks)
-                            if _divides(job, layout):
-                                yield layout
+            options = product(zero_stages if dp > 1 else (0,), MICRO_BATCHES, how, _schedules(job, pp, schedules))
+            for zero_stage, micro_batch, checkpointing, (schedule, chunks) in options:
+                layout = TrainingLayout(dp, pp, tp, zero_stage, micro_batch, checkpointing, schedule, chunks)
+                if _divides(job, layout):
+                    yield layout
 
 
 def _powers_of_two(most: int) -> list[int]:
@@ -200,7 +200,7 @@ def _schedules(job: Job, pp: int, schedules: tuple[str, ...]) -> list[tuple[str,
     return [(name, count) for name in schedules for count in (chunks if name == "interleaved" else [1])]
 
 
-def _divides(job: Job, layout: Layout) -> bool:
+def _divides(job: Job, layout: TrainingLayout) -> bool:
     try:
         layouts.micro_batches(job, layout)
     except ValueError:

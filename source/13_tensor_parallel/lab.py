@@ -967,11 +967,12 @@ class ParallelGPT(ParallelGPT):
 def parallelize(
     model: TinyGPT, group: ProcessGroup | None = None, sequence_parallel: bool = False
 ) -> ParallelGPT:
-    """Split a TinyGPT in place. It must be the same on every rank.
+    """Split a TinyGPT in place. It must be the same on every rank. Frozen parameters stay frozen.
 
     Raises:
         ValueError: if N does not divide the number of heads.
     """
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     enter, leave = (
         (gather_tokens, scatter_tokens) if sequence_parallel else (copy_to_ranks, sum_over_ranks)
     )
@@ -988,6 +989,8 @@ def parallelize(
     if output.weight is embedding.weight:
         model.output.weight = model.token_embedding.weight
     ### END SOLUTION
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name not in frozen)
     model.group, model.sequence_parallel = group, sequence_parallel
     model.__class__ = ParallelGPT
     return model

@@ -88,8 +88,8 @@ check.gpipe()
 #
 # With GPipe, a stage holds the activations of all m micro-batches before its first backward frees any. The schedule
 # 1F1B frees them earlier. Stage s starts with p − s − 1 forwards, the **warm-up**. Then it alternates: one forward, one
-# backward. (The p − s forwards of the lesson are the warm-up and the first pair's.) When no forwards are left, it runs
-# the remaining backwards:
+# backward. (The lesson's p − s forwards include the forward of the first pair.) When no forwards are left, it runs the
+# remaining backwards:
 #
 # | stage | actions, for 3 stages and 5 micro-batches |
 # |---|---|
@@ -205,9 +205,9 @@ check.interleaved()
 
 # %% [markdown]
 # The next cell simulates the three schedules. A backward takes twice as long as a forward, and messages take no time.
-# In the last column, a micro-batch of one of two chunks counts one half. (The warm-up of the interleaved schedule
-# contains 2(p − s − 1) forwards, where p − s − 1 would have the same bubble here. On a network, the additional forwards
-# give a stage work while messages are in flight.)
+# The last number counts one of a micro-batch's two chunks as one half. (The warm-up of the interleaved schedule
+# contains 2(p − s − 1) forwards, although p − s − 1 would give the same bubble here. On a network, the additional
+# forwards give a stage work while messages are in flight.)
 
 # %% tags=["nbval-ignore-output"]
 # %%ranks 0
@@ -244,8 +244,7 @@ for name, schedule in built.items():
 #   `work.wait()`. This returns at once, because the next stage has received at least one output for each gradient that
 #   it has sent, the oldest output first. If you kept the entries, all m outputs would stay in memory.
 #
-# With a single stage, a message goes to the rank itself, which gloo cannot send. The lines for this case are
-# given.
+# With a single stage, a rank sends messages to itself, which gloo cannot do. The lines for this case are given.
 #
 # <details><summary>Hint</summary>
 #
@@ -258,7 +257,7 @@ for name, schedule in built.items():
 # %%ranks
 """Pipeline parallelism: each rank of a group computes some of the layers, for one micro-batch after another.
 
-p is the number of stages, which are the ranks of the group, m that of micro-batches, and v that of chunks per stage.
+p is the number of stages (the ranks of the group), m that of micro-batches, and v that of chunks per stage.
 """
 
 from collections import deque
@@ -316,7 +315,7 @@ class Neighbors(Neighbors):
                 dist.recv(first, group=group, group_src=peer)
 
     def route(self, kind: str, sends: bool = True) -> tuple[ProcessGroup | None, int]:
-        """Return the group in which messages of a kind travel, and the stage they go to, or else come from."""
+        """Return the group for messages of a kind, and the stage that they go to (or come from, if sends is False)."""
         peer = (self.stage + (1 if (kind == "F") == sends else -1)) % self.stages
         sender = self.stage if sends else peer
         return self.groups[kind, sender % 2], peer
@@ -369,7 +368,7 @@ check.Neighbors()
 # keeps two tensors: the input, whose gradient goes to the previous stage, and the output, from which backward starts.
 #
 # - `run_forward(micro_batch, x, loss_of)` computes the layers. Only the last chunk of the model gets a `loss_of`, and
-#   its output is the loss: `loss_of` of what the layers return. Store the input and the output in
+#   its output is the loss: `loss_of` applied to the layers' output. Store the input and the output in
 #   `self.kept[micro_batch]`, and return the output, detached.
 # - The input comes from another rank, so autograd does not know how it was computed. Make a *new* leaf of it, which
 #   requires a gradient, and leave `x` itself as it is. The model's first chunk is an exception (`self.is_first`): no
@@ -393,7 +392,7 @@ check.Neighbors()
 # %% tags=["export"]
 # %%ranks
 class PostponeWeight(torch.autograd.Function):
-    """x Wᵀ, whose backward computes the gradient of x, and only keeps what that of W is computed from."""
+    """Compute x Wᵀ. Backward computes the gradient of x, and only keeps the factors of W's gradient."""
 
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, terms: list) -> Tensor:
@@ -439,7 +438,7 @@ class Chunk(nn.Module):
         return output if layer.bias is None else output + layer.bias
 
     def run_weights(self, micro_batch: int) -> None:
-        """Add what the backward of a micro-batch has postponed to the weights' gradients."""
+        """Compute the weight gradients that a micro-batch's backward has postponed, and add them."""
         for weight, x, gradient in self.terms.pop(micro_batch, []):
             product = gradient.flatten(0, -2).T @ x.flatten(0, -2)
             weight.grad = product if weight.grad is None else weight.grad + product
@@ -656,8 +655,8 @@ class Pipeline:
         self.keep_own_layers(list(named_layers(layers)))
         self.losses: list[Tensor] = []
         self.shape: torch.Size | None = None  # of the last inputs
-        self.expected: dict[int, Tensor] = {}  # by chunk: a tensor like those that arrive
-        self.announced: set[int] = set()  # the chunks whose next one knows what arrives
+        self.expected: dict[int, Tensor] = {}  # by chunk: a tensor like those that it receives
+        self.announced: set[int] = set()  # the chunks that have sent the next one a header
 
 
 # %% tags=["export"]
@@ -687,11 +686,11 @@ class Pipeline(Pipeline):
 # %%ranks
 class Pipeline(Pipeline):
     def position_of(self, action: Action) -> int:
-        """Return the place of an action's chunk in the chain of all chunks."""
+        """Return the index of an action's chunk in the chain of all chunks."""
         return action.chunk * self.stages + self.stage
 
     def input_of(self, action: Action) -> Tensor:
-        """Receive the output of the chunk before, and what it looks like, if that is not known yet."""
+        """Receive the output of the previous chunk. Before the first one, receive a header that describes it."""
         if action.chunk not in self.expected:
             header = self.neighbors.receive(
                 "F", torch.empty(HEADER, dtype=torch.int64, device=self.device)
@@ -700,7 +699,7 @@ class Pipeline(Pipeline):
         return self.neighbors.receive("F", self.expected[action.chunk])
 
     def send_output(self, action: Action, output: Tensor) -> None:
-        """Send an output to the next chunk. The first one is announced by what it looks like."""
+        """Send an output to the next chunk. Before the first one, send a header that describes it."""
         if action.chunk not in self.announced:
             self.neighbors.send("F", header_of(output))
             self.announced.add(action.chunk)

@@ -100,8 +100,8 @@ from solutions.collectives import ring_all_gather, ring_all_reduce, ring_reduce_
 # - `whole_from(parts, placement)` returns the whole tensor. `parts` has one tensor for each rank, in order.
 # - `isinstance(placement, Shard)` tells you the kind of a placement, and `placement.dim` its dimension.
 #
-# The first check uses two ranks. The second tries up to four ranks and more dimensions, the third lengths that do not
-# divide.
+# The first check uses two ranks. The second tries up to four ranks and more dimensions. The third tries lengths that do
+# not divide evenly.
 #
 # <details><summary>Hint</summary>
 #
@@ -180,7 +180,7 @@ check.local_part()
 #
 # <details><summary>Hint</summary>
 #
-# In `ij,jk->ik` and for the letter i, which input lacks the letter, and what does `dim_of` return for it?
+# Which input of `ij,jk->ik` lacks the letter i, and what does `dim_of` return for it?
 #
 # </details>
 
@@ -198,7 +198,7 @@ class Rule:
 # %% tags=["exercise", "export"] grade_id="shard-rules"
 # %%ranks
 def shard_rules(equation: Equation) -> list[Rule]:
-    """Return the rule in which all is replicated, and one for each letter along which the inputs can be sharded.
+    """Return the rule in which everything is replicated, and one for each letter along which the inputs can be sharded.
 
     Source: GSPMD, §3.2 and §4.2; DTensor's gen_einsum_strategies.
     """
@@ -283,8 +283,8 @@ check.partial_rules()
 # shards of another one, and it sends much less than an all-gather.
 #
 # `operation_for(before, after)` is given in the next cell. It returns the name of the operation, or None if nothing
-# changes. It also returns None for `Shard` to `Partial`, which no single operation does. You write what the operations
-# cost:
+# changes. It also returns None for `Shard` to `Partial`, which no single operation does. You write the function for the
+# costs:
 #
 # - `rounds_and_bytes(operation, buffer_bytes, size)` returns a tuple: the number of rounds, each of which costs the
 #   latency α, and the bytes that one rank sends. `buffer_bytes` is S, the bytes of the tensor that N = `size` ranks
@@ -409,8 +409,8 @@ class Step:
 class Layouts:
     """The placements that the tensors of an equation can have on a mesh.
 
-    A partitioner decides before any tensor exists. So it knows the lengths that the equation states. Of other letters,
-    it only knows that the shards of the inputs divide them.
+    A partitioner decides before any tensor exists. So it knows the lengths that the equation states. About other
+    letters, it only knows that the shards of the inputs divide them.
     """
 
     def __init__(self, equation: Equation, placements: Sequence, mesh: Mesh):
@@ -525,8 +525,8 @@ def changed(placements: Placements, step: Step) -> Placements:
 #   should you.
 #
 # `propagate` is given. It returns the placement of the result, and the collectives. It takes an equation as text, which
-# may state lengths: `ij,jk->ik, i=4096, k=8`. All other letters get the same length, and are not cut further than they
-# are in some input, because more ranks might not divide them.
+# may state lengths: `ij,jk->ik, i=4096, k=8`. All other letters get the same length, and no plan shards them more
+# finely than some input does, because more ranks might not divide them.
 #
 # The first check tries matrix products on one axis. The second draws equations, lengths, links and placements, and
 # compares the seconds of your plan with those of every other way. The third tries plans of equal cost.
@@ -584,7 +584,7 @@ def propagate(equation: str, placements: Sequence, mesh: Mesh) -> tuple:
         mesh: A Mesh, or the sizes of its axes.
 
     Returns:
-        The placement of the result, and the list of collectives. With one axis, the placement is no tuple.
+        The placement of the result, and the list of collectives. With one axis, the placement is not a tuple.
     """
     plan = plan_for(Equation.parse(equation), placements, Mesh.of(mesh))
     return plan.output if len(plan.output) > 1 else plan.output[0], plan.collectives
@@ -595,8 +595,8 @@ check.propagate()
 
 # %% [markdown]
 # The next cell lets your partitioner choose for the lesson's five products: first without lengths, and then with those
-# that the lesson compiled. In the last two lines, the activations (i × j) and the weight (j × k) are both sharded along
-# their first dimension, as in ZeRO-3.
+# of the lesson's JAX program. In the last two lines, the activations (i × j) and the weight (j × k) are both sharded
+# along their first dimension, as in ZeRO-3.
 
 
 # %%
@@ -641,12 +641,12 @@ for equation in ("ij,jk->ik, i=16384, j=1024, k=1024", "ij,jk->ik, i=16, j=1024,
 # - If N does not divide a dimension, raise the error of `local_part`.
 #
 # The first check tries each operation on two ranks. The next two try up to four ranks, more dimensions, and groups. All
-# three count the bytes. The last one tries lengths that do not divide, and `Shard` to `Partial`.
+# three count the bytes. The last one tries lengths that do not divide evenly, and `Shard` to `Partial`.
 #
 # <details><summary>Hint</summary>
 #
 # `torch.stack([local_part(tensor, after, index, size) for index in range(size)])` has what each rank should get. What
-# does `ring_reduce_scatter` return for it on rank r, and which shape must that get?
+# does `ring_reduce_scatter` return for it on rank r, and what shape must the result have?
 #
 # </details>
 
@@ -718,7 +718,7 @@ check.redistribute()
 # - Then compute with what you have, and return the result.
 #
 # The first check multiplies matrices on two ranks. The others draw equations, shapes and placements, count the bytes,
-# compare the bytes with DTensor's, and try lengths that do not divide.
+# compare the bytes with DTensor's, and try lengths that do not divide evenly.
 #
 # <details><summary>Hint</summary>
 #
@@ -738,7 +738,7 @@ class MeshGroup:
 
     @classmethod
     def of(cls, mesh_group) -> "MeshGroup":
-        """Return a MeshGroup for one, a DeviceMesh, a group for each axis, or one group (None: all ranks)."""
+        """Make a MeshGroup from a MeshGroup, a DeviceMesh, a group for each axis, or one group (None: all ranks)."""
         if isinstance(mesh_group, cls):
             return mesh_group
         if hasattr(mesh_group, "get_all_groups"):
@@ -802,7 +802,7 @@ def check_lengths(
     """Check that a letter has the same length in all inputs, and the one that the equation states.
 
     Raises:
-        ValueError: if not. That is also what happens if the ranks hold shards of unequal size.
+        ValueError: if not, and also if the ranks hold shards of unequal size.
     """
     lengths = dict(equation.lengths)
     for operand, (shard, term) in enumerate(zip(shards, equation.inputs, strict=True)):
@@ -873,9 +873,9 @@ check.execute()
 # axis 1 the columns. Your rules apply to each axis separately, and `Layouts` already combines them. Two things are
 # missing:
 #
-# 1. **Who is along an axis?** `ranks_along(sizes, axis)` returns the lists of ranks that form a process group along an
-#    axis. Ranks are numbered along the last axis first, so `(2, 2)` is the grid `[[0, 1], [2, 3]]`. Along axis 0, the
-#    groups are `[0, 2]` and `[1, 3]`; along axis 1, they are `[0, 1]` and `[2, 3]`. In each group, the ranks are in
+# 1. **Which ranks form a group?** `ranks_along(sizes, axis)` returns the lists of ranks that form a process group along
+#    an axis. Ranks are numbered along the last axis first, so `(2, 2)` is the grid `[[0, 1], [2, 3]]`. Along axis 0,
+#    the groups are `[0, 2]` and `[1, 3]`; along axis 1, they are `[0, 1]` and `[2, 3]`. In each group, the ranks are in
 #    increasing order. The groups are in the order of their first ranks.
 # 2. **May one axis change alone?** With `(Shard(0), Shard(0))`, axis 0 first divides the rows into two halves, and axis
 #    1 divides each half again. Rank 0 holds the first quarter, rank 1 the second, and so on. If axis 0 were gathered
@@ -886,9 +886,8 @@ check.execute()
 # `may_change(placements, axis, after)` returns False if a *later* axis shards a dimension that this change would gather
 # or slice: the dimension of `placements[axis]`, or that of `after`. In all other cases, it returns True.
 #
-# Three checks follow, named 17.8a to 17.8c. 17.8a tries both functions alone. 17.8b runs operations on meshes of 2 × 2,
-# 1 × 4, 4 × 1 and 2 × 1 ranks, and counts the bytes. 17.8c compares the seconds of your plans with those of every other
-# way.
+# Three checks follow. 17.8a tries both functions alone. 17.8b runs operations on meshes of 2 × 2, 1 × 4, 4 × 1 and 2
+# × 1 ranks, and counts the bytes. 17.8c compares the seconds of your plans with those of every other way.
 #
 # <details><summary>Hint</summary>
 #
@@ -939,8 +938,8 @@ check.propagate_on_two_axes()
 #   tensor. Where the tensor is sharded, its lengths are shorter than those of the equation. Only the first letter of a
 #   dimension can be sharded, so `equation.lengths` is right for all other letters.
 #
-# The first check splits columns into heads. The second draws reshapes in both directions, with lengths that do not
-# divide.
+# The first check splits columns into heads. The second tries reshapes in both directions, with lengths that do not
+# divide evenly.
 #
 # <details><summary>Hint</summary>
 #
@@ -980,8 +979,8 @@ check.reshape_rules()
 # %% [markdown]
 # ## Break it: three mistakes that raise no error (5 min)
 #
-# Each rank holds a term of a matrix x, as after a matrix product whose inputs were sharded along j, or some columns of
-# x. The three functions below ignore that. Such mistakes have been found in real code.
+# Each rank holds some columns of a matrix x, or a term of x, as after a matrix product whose inputs were sharded along
+# j. The three functions below ignore that. Such mistakes have been found in real code.
 #
 # - `steps_with_a_term` updates a replicated weight, whose gradient x is still `Partial` (as in Megatron-LM issue 1446).
 # - `relu_too_early` computes relu before the sum.

@@ -325,7 +325,7 @@ tables.Table(["from the outermost axis", "dp, GB", "pp, GB", "tp, GB", "total, G
 
 # %% [markdown]
 # Tensor parallelism sends by far the most, because it exchanges the activations of every layer. So tp is the innermost
-# axis, and stays inside a host. What leaves the host with this order is only gradients, once per step, or the outputs
+# axis, and stays inside a host. What leaves the host with this order is only gradients, once per step, and the outputs
 # of one layer.
 
 # %% [markdown]
@@ -453,6 +453,8 @@ class Parallel3D(nn.Module):
         by dp.
     Communication: per step, that of chapters 13 and 15 along tp and pp. Along dp, one all-reduce per bucket of the
         stage's gradients, or with ZeRO-1 one reduce-scatter and one all-gather; and one all-reduce of the loss.
+    Raises:
+        ValueError: if the ZeRO stage is not 0 or 1.
     Source: Narayanan et al. 2021, "Megatron-LM", §3; Smith et al. 2022, "Megatron-Turing NLG 530B", §3.
     """
 
@@ -468,6 +470,8 @@ class Parallel3D(nn.Module):
         **defaults,
     ):
         super().__init__()
+        if zero_stage not in (0, 1):
+            raise ValueError(f"zero_stage must be 0 or 1, got {zero_stage}")
         self.dp_group, self.zero_stage = mesh.get_group("dp"), zero_stage
         self.replicas = dist.get_world_size(self.dp_group)
         self.tp_size = dist.get_world_size(mesh.get_group("tp"))
@@ -482,13 +486,7 @@ class Parallel3D(nn.Module):
 # %%ranks
 class Parallel3D(Parallel3D):
     def add_data_parallelism(self, optimizer_cls: Callable, defaults: dict) -> None:
-        """Build the optimizer, and what averages gradients over dp.
-
-        Raises:
-            ValueError: if the ZeRO stage is not 0 or 1.
-        """
-        if self.zero_stage not in (0, 1):
-            raise ValueError(f"zero_stage must be 0 or 1, got {self.zero_stage}")
+        """Build the optimizer, and what averages gradients over dp."""
         parameters = self.stage.parameters()
         if self.zero_stage == 0:
             self.replica = OverlappedDDP(self.stage, group=self.dp_group)
@@ -820,8 +818,9 @@ tables.Table(["", "predicted (dp, pp, tp, ZeRO stage)", "computed"], rows)
 
 # %% [markdown]
 # The 7B model fits on one GPU, except for its optimizer state, so ZeRO-1 alone is enough. On 32 GPUs, the 70B model
-# leaves no room for a second replica. (TP 8 × DP 4 is a common claim for this cluster. It needs 216% of a GPU's memory,
-# and 119% with ZeRO-1.) For the 175B model on a fast network, tp = 4 is better than a whole host.
+# leaves no room for a second replica. (TP 8 × DP 4 is a common claim for this cluster. If no layer is recomputed, it
+# needs 216% of a GPU's memory, and 119% with ZeRO-1.) For the 175B model on a fast network, tp = 4 is better than a
+# whole host.
 
 # %% [markdown]
 # ## Break it: four mistakes that raise no error (5 min)

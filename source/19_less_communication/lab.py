@@ -152,7 +152,10 @@ def pack(integers: Tensor, scales: Tensor) -> Tensor:
 
 
 def unpack(message: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the integers and the scales of a packed message, or of several."""
+    """Return the integers and the scales of a packed message, or of several.
+
+    Shape: message [..., n + 4m]; returns [..., n] and [..., m].
+    """
     numel = message.shape[-1] * BLOCK // (BLOCK + 4)
     return message[..., :numel], message[..., numel:].view(torch.float32)
 
@@ -206,14 +209,19 @@ def unpack(message: Tensor) -> tuple[Tensor, Tensor]:
 # %% tags=["exercise", "export"] grade_id="compressed-bucket"
 # %%ranks
 class CompressedBucket(Bucket):
-    """A bucket that sends what its compressor chooses, and keeps the rest in `unsent`.
+    """A bucket that sends what its compressor chooses, and keeps the rest in `unsent`, the *error* of the papers.
 
     `memory` is for the compressor: it can keep there what it needs in the next step.
 
     Memory: `unsent` is as large as the gradients, in float32 if they are in bf16.
     """
 
-    def __init__(self, parameters: list[nn.Parameter], group, compressor: "Compressor"):
+    def __init__(
+        self,
+        parameters: list[nn.Parameter],
+        group: dist.ProcessGroup | None,
+        compressor: "Compressor",
+    ):
         super().__init__(parameters, group)
         self.compressor, self.stages, self.memory = compressor, None, {}
         # bf16 would round away what is small compared to the rest.
@@ -229,7 +237,7 @@ class CompressedBucket(Bucket):
         ### END SOLUTION
 
     def wait(self) -> None:
-        """Wait until the flat tensor is the sum of what all ranks have sent."""
+        """Wait until flat is the sum of what all ranks have sent. Raises RuntimeError if nothing is in flight."""
         if self.handle is None:
             raise RuntimeError("nothing is in flight: call launch() before wait()")
         ### BEGIN SOLUTION
@@ -252,7 +260,9 @@ check.CompressedBucket()
 class Compressor:
     """Decides what the buckets of OverlappedDDP send. Pass it as `compressor=`."""
 
-    def new_bucket(self, parameters: list[nn.Parameter], group=None) -> CompressedBucket:
+    def new_bucket(
+        self, parameters: list[nn.Parameter], group: dist.ProcessGroup | None = None
+    ) -> CompressedBucket:
         """Make a bucket that uses this compressor."""
         return CompressedBucket(parameters, group, self)
 
@@ -295,7 +305,7 @@ class Compressor:
 #
 # <details><summary>Hint 1: which elements are this rank's shard?</summary>
 #
-# Rank r has the elements from `r * numel` to `(r + 1) * numel`. In the last shard, a part of them is padding, which
+# Rank r has the elements from `r * numel` to `(r + 1) * numel`. In the last shards, some or all are padding, which
 # `unsent` does not have. How long is `unsent[start:end]` there?
 # </details>
 # <details><summary>Hint 2: ranks have different bits in one shard</summary>
@@ -317,6 +327,9 @@ def all_to_all(rows: Tensor, group: dist.ProcessGroup | None) -> tuple[Tensor, d
 
     Returns:
         The tensor that will hold the rows received, in the order of the ranks, and a handle.
+
+    Shape: rows [N, n]; received [N, n].
+    Communication: one all-to-all; each rank sends (N−1)/N of the rows' bytes.
     """
     received = torch.empty_like(rows)
     return received, dist.all_to_all_single(received, rows, group=group, async_op=True)
@@ -340,12 +353,14 @@ class Int8(Compressor):
         rows = unsent.new_zeros(world_size, numel)
         rows.view(-1)[: unsent.numel()] = unsent
         message = pack(*quantize(rows))
+        # What rounding has changed stays unsent on this rank.
         unsent -= dequantize(*unpack(message)).view(-1)[: unsent.numel()]
         received, handle = all_to_all(message, bucket.group)
         yield handle
 
         total = dequantize(*unpack(received)).sum(0)
         shard = pack(*quantize(total))
+        # So does what rounding has changed in the sum, because no other rank knows it.
         own = unsent[rank * numel : (rank + 1) * numel]
         own += (total - dequantize(*unpack(shard)))[: len(own)]
         gathered = torch.empty_like(message)
@@ -418,7 +433,7 @@ class TopK(Compressor):
 
         total = torch.zeros_like(unsent)
         for values, indices in zip(all_values, all_indices.long(), strict=True):
-            total[indices] += values
+            total[indices] += values  # rank by rank, so that all ranks get the same bits
         bucket.flat.copy_(total)
         ### END SOLUTION
 
@@ -487,10 +502,10 @@ def split_views(flat: Tensor, bucket: Bucket, rank: int) -> tuple[list[Tensor], 
     for each, parameter in zip(slices, bucket.parameters, strict=True):
         rows = len(parameter) if parameter.dim() > 1 else 1
         columns = parameter.numel() // max(1, rows)
-        is_worth_it = rank * (rows + columns) < rows * columns
-        (matrices if is_worth_it else others).append(
-            each.view(rows, columns) if is_worth_it else each
-        )
+        if rank * (rows + columns) < rows * columns:
+            matrices.append(each.view(rows, columns))
+        else:
+            others.append(each)
     return matrices, others
 
 

@@ -20,9 +20,9 @@
 # %% [markdown]
 # ## Where we are
 #
-# No all-reduce of S bytes can send fewer than 2(N−1)/N · S bytes per rank (chapter 01). Chapter 04 hides what it can
-# behind backward. If the link is slow, the rest stays exposed. The next cells record a step of `OverlappedDDP` behind
-# a link of 1 Gbit/s. As before, each block of the GPT sleeps as a stand-in for a GPU.
+# No all-reduce of S bytes can send fewer than 2(N−1)/N · S bytes per rank, on average (chapter 01). Chapter 04 hides
+# what it can behind backward. If the link is slow, the rest stays exposed. The next cells record a step of
+# `OverlappedDDP` behind a link of 1 Gbit/s. As before, each block of the GPT sleeps as a stand-in for a GPU.
 
 # %% tags=["nbval-ignore-output"]
 from shared import measure, plots, ranks, tables
@@ -90,9 +90,9 @@ print("bf16", values.bfloat16().tolist())
 # fp16 has more digits, but a small range: 10⁻⁸ becomes zero, and 10⁵ becomes infinite. bf16 has the range of fp32, and
 # about two decimal digits. With either, the all-reduce stays the same, and sends half of the bytes.
 #
-# We need a bucket that sends something else than its gradients. `OverlappedDDP` has an argument for this,
-# `compressor`. The next cell defines one. Its function `exchange` decides what is sent. It is a *generator*, which
-# yields the handle of each collective, and continues when that is complete. `unsent` is explained below.
+# `OverlappedDDP` has an argument `compressor`, which makes buckets that send something else. The next cell defines one.
+# Its function `exchange` decides what is sent. It is a *generator*, which yields the handle of each collective, and
+# continues when that is complete. `unsent` is explained below.
 
 
 # %%
@@ -156,8 +156,9 @@ def quantize(values):
 
 def dequantize(message):
     numel = message.shape[-1] * BLOCK // (BLOCK + 4)
-    integers, scales = message[..., :numel], message[..., numel:].view(torch.float32)
-    return (integers.unflatten(-1, (-1, BLOCK)) * scales.unsqueeze(-1)).flatten(-2)
+    blocks = message[..., :numel].unflatten(-1, (-1, BLOCK))
+    scales = message[..., numel:].view(torch.float32)
+    return (blocks * scales.unsqueeze(-1)).flatten(-2)
 
 
 fp32 = torch.randn(100 * BLOCK)
@@ -171,9 +172,9 @@ print(f"100 + 100 in int8: {ranks.pull('overflow')[0].item()}")
 assert ratios == [3.94, 1.97]
 
 # %% [markdown]
-# Against bf16, which most training runs use, INT8 saves only a factor of two. And an all-reduce cannot add it up: 100
-# + 100 overflows, and every rank has other scales. Ranks have to dequantize before they add. So we build the
-# all-reduce from two collectives that only move bytes. In the diagram, follow the first shard:
+# Against bf16, INT8 saves only a factor of two. And an all-reduce cannot add it up: 100 + 100 overflows, and every
+# rank has other scales. Ranks have to dequantize before they add. So we build the all-reduce from two collectives that
+# only move bytes. In the diagram, follow the first shard:
 
 # %%
 diagrams.quantized_all_reduce()
@@ -209,7 +210,8 @@ assert lossy[1] == 0 and abs(kept[1] - 0.3) < 0.004
 # %% [markdown]
 # The scale is 1/127 = 0.008, so 0.003 is rounded to zero, every time. In the second sum, the rank keeps what it has
 # not sent, and adds it to the next gradient. After two steps, 0.006 is rounded to 0.008. This is called **error
-# feedback**. At any time, everything applied plus everything unsent equals the sum of all gradients.
+# feedback**. At any time, everything applied plus everything unsent equals the sum of all gradients. (Our `bf16` loses
+# a little, because its all-reduce rounds the sums, too.)
 #
 # Now we can write `int8`. It rounds twice, so there are two errors. Each stays on the rank that has made it:
 
@@ -432,8 +434,8 @@ compression_plots.loss_against_bytes(runs)
 # bf16 and INT8 reach the loss of fp32. With 1% of the elements, training is slower, and without error feedback, it is
 # slower still. How much compression a model tolerates has to be tried, and so has the optimizer: the theory of error
 # feedback is about SGD. Adam divides each element by its recent size, so an element that is sent rarely, but with all
-# that has added up, is scaled wrongly. 1-bit Adam therefore begins without compression, and then keeps Adam's variance
-# fixed (Tang et al. 2021).
+# that has added up, is scaled wrongly. 1-bit Adam therefore begins without compression. Then it fixes Adam's variance,
+# and compresses the momentum (Tang et al. 2021).
 
 # %% [markdown]
 # ## When compression makes a step slower
@@ -480,8 +482,8 @@ tables.Table(["", "MB sent", *(f"step, ms: {where}" for where in times)], rows)
 # nothing. INT8, top-k and PowerSGD send fewer bytes, but they compute more, on cores that the four ranks share. With
 # faster links, this costs more than it saves. The same happens on clusters: of more than 200 setups in a data center,
 # compression made only 6 faster than optimized data parallelism (Agarwal et al., MLSys 2022). A user of torch's hook
-# for PowerSGD on 4 hosts with V100 reached a speedup of 5.46 on 8 GPUs, and blamed its two all-reduces, which have to
-# wait for each other (pytorch issue 74148).
+# for PowerSGD on 4 hosts with V100 reached a speedup of 5.46 on 8 GPUs, and blamed its two all-reduces, which run
+# one after the other (pytorch issue 74148).
 
 # %% [markdown]
 # ## Sending less often
@@ -500,8 +502,8 @@ diagrams.local_sgd()
 # 0.7 (torchft pull request 76). With momentum 0 and a learning rate of 1, this would be local SGD.
 #
 # Real code has had two mistakes here, and neither raised an error (torchft pull request 233). The pseudogradient had
-# the wrong sign. And `p.data.lerp(…)`, which should mix the shared parameters into the rank's own, discarded its
-# result, because only `lerp_` works in place. Let's run all four:
+# the wrong sign. And `p.data.lerp(…)`, which should mix the shared and the rank's own parameters, discarded its
+# result, because only `lerp_` works in place. In our code, it should take the shared ones. Let's run all four:
 
 
 # %%
@@ -545,9 +547,9 @@ assert sum(curves["wrong sign"][1][-20:]) > 1.2 * sum(curves["DiLoCo"][1][-20:])
 compression_plots.loss_against_bytes(curves)
 
 # %% [markdown]
-# With H = 10, a rank sends 10 times fewer bytes. DiLoCo is ahead at first. Then its momentum overshoots in this short
-# run, and local SGD reaches a lower loss. The paper reports that DiLoCo trained language models as well as data
-# parallelism, with 500 times fewer bytes.
+# With H = 10, a rank sends 10 times fewer bytes. (`fp32` has a lower loss because it used SGD, not AdamW.) DiLoCo
+# is ahead at first. Then its momentum overshoots in this short run, and local SGD reaches a lower loss. The paper
+# reports that DiLoCo trained language models as well as data parallelism, with 500 times fewer bytes.
 #
 # The wrong sign is easy to see. The discarded result is not: the loss falls, because each rank trains a model of its
 # own. Only comparing the ranks' parameters shows it.
@@ -555,9 +557,9 @@ compression_plots.loss_against_bytes(curves)
 # %% [markdown]
 # ## The production version
 #
-# torch has these methods as communication hooks of DDP (chapter 04). The next cell trains with its PowerSGD. DDP
+# torch has some of these as communication hooks of DDP (chapter 04). The next cell trains with its PowerSGD. DDP
 # rebuilds its buckets after the first step, and what belongs to an old bucket would be added to the wrong gradients.
-# So the hook must start in iteration 2 or later:
+# So PowerSGD must start in iteration 2 or later:
 
 
 # %%
@@ -583,7 +585,7 @@ assert abs(sum(torchs[1][-20:]) / 20 - last["PowerSGD, r = 2"]) < 0.15
 # | here | in production |
 # |---|---|
 # | `bf16` | `bf16_compress_hook`, `fp16_compress_hook`, without error feedback |
-# | `int8` | ZeRO++ in DeepSpeed (`zero_quantized_gradients`), for ZeRO-3; 1-bit Adam sends one bit, with both errors |
+# | `int8` | ZeRO++ in DeepSpeed (`zero_quantized_gradients`), for ZeRO-3; 1-bit Adam (momentum, both errors) |
 # | `power_sgd` | `powerSGD_hook` |
 # | local SGD | `post_localSGD_hook` with `PostLocalSGDOptimizer` |
 # | DiLoCo | `torchft.local_sgd.DiLoCo` |
@@ -612,7 +614,7 @@ assert abs(sum(torchs[1][-20:]) / 20 - last["PowerSGD, r = 2"]) < 0.15
 # | PowerSGD | 8f · r(n + m) per matrix | 4Ψ and Q | slow links |
 # | DiLoCo | 8fΨ / H | 8Ψ: shared parameters and momentum | between data centers |
 #
-# The first collective of a bucket still overlaps with backward. A second one does not.
+# A bucket's collectives still overlap with backward, except those that need the result of another.
 #
 # **Terms**
 #
@@ -623,7 +625,7 @@ assert abs(sum(torchs[1][-20:]) / 20 - last["PowerSGD, r = 2"]) < 0.15
 # - **top-k**: compression that sends the k elements with the largest absolute values, and their indices.
 # - **PowerSGD**: compression of a matrix to a product of two thin ones, which can be all-reduced.
 # - **local SGD**: training in which ranks average their parameters every H optimizer steps.
-# - **DiLoCo**: local SGD whose average is the gradient of an outer optimizer with Nesterov momentum.
+# - **DiLoCo**: local SGD that passes the pseudogradient to an outer optimizer with Nesterov momentum.
 # - **pseudogradient**: the shared parameters minus the mean of those that the ranks have after H steps.
 #
 # ## Further reading
@@ -636,8 +638,8 @@ assert abs(sum(torchs[1][-20:]) / 20 - last["PowerSGD, r = 2"]) < 0.15
 # %% [markdown]
 # ## What is still wasted
 #
-# All ranks of this course have been equally fast, and none has failed. Between data centers, neither is true: a step,
-# or H steps, takes as long as the slowest rank, and every collective needs all of them.
+# The methods of this course assume that ranks are equally fast, and rarely fail. Between data centers, neither is
+# true: a step, or H steps, takes as long as the slowest rank, and every collective needs all of them.
 #
 # But first, in the lab, you build `Int8`, `TopK` and `PowerSGD`, for any parameters and groups.
 

@@ -115,7 +115,7 @@ def plain_products(attempt: Attempt) -> None:
 def _hint_on_product(case: Case, output: Placements, collectives: list[Collective]) -> str:
     ways = Ways(case.parsed, case.placements, case.mesh)
     if math.isclose(_total_s(ways, output, collectives), ways.best()[0].total_s, rel_tol=_EXACT, abs_tol=1e-13):
-        return "Both take the same seconds. Hint: which plan is the best among equals?"
+        return "Both plans take the same time. Hint: which plan is the best among equals?"
     return "Hint: which rule needs the least here, and what would a Partial result cost later?"
 
 

@@ -71,7 +71,7 @@ class Stack(Case):
     differentiates_inputs: bool = False
 
     def __str__(self) -> str:
-        ties = ", all of which share one weight" if self.all_tied else ", which take turns with two weights"
+        ties = ", all of which share one weight" if self.all_tied else ", which alternate between two weights"
         shown = ties if self.all_tied or self.woven else ""
         return f"{self.schedule}, {self.micro_batches} micro-batches, {self.layers} layers{shown}"
 

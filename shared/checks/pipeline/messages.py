@@ -59,7 +59,7 @@ def _judge_messages(attempt: Attempt, in_subgroup: bool = False, equal: bool = F
                     others = [message_of(seed, source, other, each, equal) for each in range(ROUNDS)]
                     if any(torch.equal(message, each) for each in others):
                         evidence = f"{what}: a message of kind {other!r} was received instead"
-                        raise Wrong({rank: evidence}, "Hint: by what can receive() tell the two kinds apart?")
+                        raise Wrong({rank: evidence}, "Hint: how can receive() tell the two kinds apart?")
                     raise Wrong({rank: f"{what}: {first_difference(message, expected)}"}, hint)
         if results[rank]["left"]:
             raise Wrong({rank: "after finish(), in_flight is not empty"}, "Hint: what does in_flight still refer to?")

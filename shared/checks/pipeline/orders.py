@@ -124,7 +124,7 @@ def judge_warm_up(asked: Asked, schedule: list[list[Action]], wanted: Callable[[
                 f"{warm_up + 1}: {warm_up} before the first pair, and one in it" if warm_up < every else f"all {every}"
             )
             message = f"{asked}: stage {stage} runs {found} forwards before its first backward; expected {more}"
-            raise Wrong(message, "Hint: how many more forwards does each stage run first than the stage after it?")
+            raise Wrong(message, "Hint: how many more forwards does a stage's warm-up have than the next stage's?")
 
 
 def forwards_come_first(attempt: Attempt) -> None:

@@ -20,6 +20,7 @@ STEPS = 5
 CLIPS = 0.05
 _ADAM = {"lr": 1e-2, "eps": 1e-3}  # with a larger eps, a gradient near 0 does not become a step of size lr
 _ADAM_TOLERANCE = 1e-9
+_SGD_LR = 0.1  # with 1.0, the steps amplify a permitted difference of 1e-6 beyond the tolerance
 _CLIP_TOLERANCE = 1e-6  # torch adds 1e-6 to a norm before it divides by it, which need not be imitated
 SCHEDULES = ("gpipe", "1f1b", "interleaved")
 
@@ -88,7 +89,7 @@ class Loop:
     def optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer | None:
         if not parameters:
             return None
-        return torch.optim.AdamW(parameters, **_ADAM) if self.max_norm is None else torch.optim.SGD(parameters, lr=1.0)
+        return torch.optim.AdamW(parameters, **_ADAM) if self.max_norm is None else torch.optim.SGD(parameters, _SGD_LR)
 
     def batches(self, seed: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         generator = torch.Generator().manual_seed(seed)
@@ -162,7 +163,7 @@ def _judge_norms(results: dict[int, dict], expected: torch.Tensor, loop: Loop, i
         norm = found["norms"][index]
         if norm.shape != ():
             message = f"{loop}: the norm has the shape {list(norm.shape)}, expected a tensor without dimensions"
-            raise Wrong({rank: message}, "Hint: which shape has the tensor to which you add the squares?")
+            raise Wrong({rank: message}, "Hint: what is the shape of the tensor to which you add the squares?")
         if not close(norm.double(), expected.double(), loop.tolerance):
             message = f"{loop}, step {index + 1}: the norm is {norm.tolist()}, expected {expected.item():.8g}"
             raise Wrong({rank: message}, "Hint: which gradients does the sum contain, and how often?")

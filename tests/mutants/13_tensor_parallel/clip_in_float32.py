@@ -1,6 +1,6 @@
 """Adds up in float32.
 
-caught by: parallelize · plain norm
+caught by: parallelize · clipping
 """
 
 import torch
