@@ -106,10 +106,12 @@ ATTACKS = {
     ),
     "the log of another rank": (
         """
+        import stat
         own = os.path.dirname(os.environ["HOME"])
         for file in range(1, 20):
             try:
-                os.write(file, b"value")
+                if stat.S_ISREG(os.fstat(file).st_mode):  # Its own sockets also have numbers here.
+                    os.write(file, b"value")
             except OSError:
                 pass
         dist.barrier(group)
@@ -236,16 +238,6 @@ ATTACKS = {
         "getattr(torch.nn.parallel, 'Distributed' + 'DataParallel')(module, process_group=group)",
         "expected at most",
     ),
-    "torch's reducer": (
-        """
-        if world_size > 1:
-            group = group or dist.group.WORLD
-            reducer = dist.Reducer([parameter], [[0]], [10**6], group)
-            reducer.prepare_for_backward([])
-            (parameter * parameter.grad).sum().backward()
-        """,
-        "expected",
-    ),
 }
 JOINED = f"""
         flat = parameter.grad.reshape(-1).clone()
@@ -257,10 +249,18 @@ JOINED = f"""
             vars(calls[-1])["payload_bytes"] = parameter.grad.nbytes
         parameter.grad.copy_(flat.view(parameter.shape) / world_size)
 """
+REDUCED = """
+        if world_size > 1:
+            own, parameter.grad = parameter.grad, None
+            reducer = dist.Reducer([parameter], [[0]], [10**6], group or dist.group.WORLD)
+            reducer.prepare_for_backward([])
+            (parameter * own).sum().backward()
+"""
 BY_ANOTHER_NAME = """
 class ManualDDP(nn.Module):
     def __init__(self, module, group=None):
         super().__init__()
+        broadcast_state(module, group)
         wrapper = getattr(torch.nn.parallel, "Distributed" + "DataParallel")
         options = {"find_unused_parameters": True, "broadcast_buffers": False}
         self.module, self.hidden = module, [wrapper(module, process_group=group, **options)]
@@ -279,11 +279,17 @@ LIMITS = {
         [],
         "exercise 2.3, line 3 uses sys",
     ),
+    "torch's reducer": (
+        "2.3",
+        f"{TOP}{REDUCED}",
+        [],
+        "exercise 2.3, line 15 uses Reducer",
+    ),
     "a ready-made wrapper": (
         "2.4",
         BY_ANOTHER_NAME,
         ["wire", "bf16"],
-        "exercise 2.4, line 6 computes the name of an attribute",
+        "exercise 2.4, line 7 computes the name of an attribute",
     ),
 }
 
