@@ -123,7 +123,7 @@ class Meter:
             reports: What each rank says about itself; see `reported`.
         """
         now = self._now()
-        if others := self._others(now):
+        if others := self._others_that_stay(now):
             self.found_others = True
             return f"the ranks have {len(others)} connections that belong to no process group"
         between_bytes = self._between(now)
@@ -136,6 +136,14 @@ class Meter:
             f"the ranks report {sent_bytes / 1e6:.2f} MB that they sent in collectives, "
             f"but the network carried {only}{between_bytes / 1e6:.2f} MB between them"
         )
+
+    def _others_that_stay(self, now: Carried) -> list[tuple[int, int]]:
+        """Return the ends of such connections as `_others`, except those of earlier ranks that are still ending."""
+        others, deadline = self._others(now), time.monotonic() + scaled(5.0)
+        while others and self._began.by_end.keys() >= {*others} and time.monotonic() < deadline:
+            time.sleep(0.1)
+            others = self._others(read())
+        return others
 
     def _others(self, now: Carried) -> list[tuple[int, int]]:
         """Return the ends of connections between ranks that no part of the course has made."""
