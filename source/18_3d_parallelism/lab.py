@@ -11,8 +11,8 @@
 #
 # **75 minutes, 17 points.** In this lab, you arrange ranks in a mesh of dp × pp × tp, and train a GPT on it. Nothing
 # is new on any single axis: you combine your tensor parallelism (lab 13), your pipeline (lab 15), your `OverlappedDDP`
-# (lab 04, in place of the lesson's simpler `ManualDDP`) and your `ZeRO1` (lab 07). At the end, `Parallel3D` trains exactly as one process does, and you compute which mesh a
-# large model needs on a given cluster.
+# (lab 04, in place of the lesson's simpler `ManualDDP`) and your `ZeRO1` (lab 07). At the end, `Parallel3D` trains
+# exactly as one process does, and you compute which mesh a large model needs on a given cluster.
 #
 # | exercise | you build | minutes | points |
 # |---|---|---|---|
@@ -199,9 +199,9 @@ check.make_mesh()
 # slow link.
 #
 # First, how much does a rank send in one step? `step_bytes(shape, sizes, sequences)` returns a dictionary with one
-# entry per axis of `sizes`: the bytes for one destination. `shape` is a `ModelShape` of the planner, and `sequences` the
-# number of sequences in the global batch, each of `shape.context` tokens. Every element has 2 bytes. There are at least
-# two stages, and each has `shape.layers / pp` layers.
+# entry per axis of `sizes`: the bytes for one destination. `shape` is a `ModelShape` of the planner, and `sequences`
+# the number of sequences in the global batch, each of `shape.context` tokens. Every element has 2 bytes. There are at
+# least two stages, and each has `shape.layers / pp` layers.
 #
 # - `"tp"`: what `formulas.tensor_parallel_sent_bytes` says for the layers of this stage, and for the tokens of this
 #   replica. (Each of the dp replicas gets an equal part of the sequences.)
@@ -314,7 +314,8 @@ rows = [
     for order, found in leaving.items()
 ]
 total = {order: sum(found.values()) for order, found in leaving.items()}
-assert min(total, key=total.get).endswith("tp") and total["tp × pp × dp"] > 10 * total["dp × pp × tp"]
+assert min(total, key=total.get).endswith("tp")
+assert total["tp × pp × dp"] > 10 * total["dp × pp × tp"]
 tables.Table(["from the outermost axis", "dp, GB", "pp, GB", "tp, GB", "total, GB"], rows)
 
 # %% [markdown]
@@ -812,12 +813,13 @@ tables.Table(["", "predicted (dp, pp, tp, ZeRO stage)", "computed"], rows)
 
 # %% [markdown]
 # The 7B model fits on one GPU, except for its optimizer state, so ZeRO-1 alone is enough. For the 70B model on 32 GPUs,
-# a single replica is the fastest. Two of them fit, too: with ZeRO-1, DP 2 × PP 4 × TP 4 needs 81% of a GPU's memory. But
-# its gradients have to cross the slow link, so a step takes 15% longer. TP 8 × DP 4, the common claim of the lesson,
-# needs 186%, and 89% with ZeRO-1. So it fits with ZeRO-1, but takes 52% longer.
+# a single replica is the fastest. Two replicas fit, too: DP 2 × PP 4 × TP 4 with ZeRO-1 needs 81% of a GPU's memory.
+# But their gradients cross the slow link, so a step takes 15% longer. TP 8 × DP 4 is the common claim from the lesson.
+# It needs 186%, and 89% with ZeRO-1. So it fits with ZeRO-1, but a step takes 52% longer.
 #
-# The 175B model has a fast network and 512 micro-batches. Many stages then cost less than a large tp, which would take
-# 9% longer with a whole host. Memory sets the limit: without ZeRO-1, this layout needs 103%.
+# On a fast network, the 175B model has so many micro-batches (512 per replica) that the bubble of 32 stages is small. So
+# tp can be small: with a whole host (tp = 8), the fastest layout takes 9% longer. Without ZeRO-1, this mesh would need
+# 103% of a GPU's memory.
 
 # %% [markdown]
 # ## Break it: four mistakes that raise no error (5 min)

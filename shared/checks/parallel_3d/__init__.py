@@ -61,7 +61,7 @@ give_hints(
         "no attribute 'clip_grad_norm_'": "Hint: is the method in the last class named Parallel3D?",
         **{
             f"'Parallel3D' object has no attribute '{name}'": (
-                "Hint: have you run the cell of the constructor again? Then run the later cells of Parallel3D again, too."
+                "Hint: have you run the cell of the constructor again? Then run the cells of Parallel3D after it, too."
             )
             for name in ("add_data_parallelism", "own_part", "gradients", "copies_of")
         },

@@ -98,10 +98,6 @@ RULES: dict[str, tuple[Rule, str]] = {
         lambda ways, _: fastest([way for way in ways if not way.layout.zero_stage]),
         "which ZeRO stages do you try?",
     ),
-    "always shards": (
-        lambda ways, _: fastest([way for way in ways if way.layout.zero_stage]),
-        "which ZeRO stages do you try?",
-    ),
     "prefers ZeRO-1": (
         lambda ways, _: fastest(ways, key=lambda way: (way.step_s, -way.layout.zero_stage)),
         "if two layouts take equally long, which one is preferred?",

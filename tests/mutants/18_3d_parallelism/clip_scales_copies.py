@@ -19,5 +19,5 @@ class Parallel3D(right.Parallel3D):
         dist.all_reduce(total)
         norm = total.sqrt()
         for _, gradient in gradients:
-            gradient = gradient * (max_norm / (norm + 1e-6)).clamp(max=1)  # noqa: PLW2901
+            gradient = gradient * (max_norm / (norm + 1e-6)).clamp(max=1)
         return norm
