@@ -817,9 +817,9 @@ tables.Table(["", "predicted (dp, pp, tp, ZeRO stage)", "computed"], rows)
 # But their gradients cross the slow link, so a step takes 15% longer. TP 8 × DP 4 is the common claim from the lesson.
 # It needs 186%, and 89% with ZeRO-1. So it fits with ZeRO-1, but a step takes 52% longer.
 #
-# On a fast network, the 175B model has so many micro-batches (512 per replica) that the bubble of 32 stages is small. So
-# tp can be small: with a whole host (tp = 8), the fastest layout takes 9% longer. Without ZeRO-1, this mesh would need
-# 103% of a GPU's memory.
+# The 175B model has so many micro-batches (512 per replica) that the bubble of 32 stages is small. So tp can be small:
+# with a whole host (tp = 8), the fastest layout takes 9% longer. Without ZeRO-1, this mesh would need 103% of a GPU's
+# memory.
 
 # %% [markdown]
 # ## Break it: four mistakes that raise no error (5 min)
