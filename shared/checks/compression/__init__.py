@@ -10,9 +10,8 @@ from dataclasses import replace
 import torch
 
 from shared.checks.compression import feedback, quantizing, references, training
-from shared.checks.compression.feeding import Setting
+from shared.checks.compression.feeding import Setting, counted
 from shared.checks.compression.judging import (
-    counted,
     draw_steps,
     feed,
     judge_frozen,

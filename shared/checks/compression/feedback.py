@@ -6,8 +6,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from shared.checks.compression.feeding import Setting, run_steps
-from shared.checks.compression.judging import Steps, counted, draw_steps, feed, judge_same_bits, judge_steps
+from shared.checks.compression.feeding import Setting, counted, run_steps
+from shared.checks.compression.judging import Steps, draw_steps, feed, judge_same_bits, judge_steps
 from shared.checks.compression.references import Reference
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.framework import Attempt, Wrong
@@ -133,12 +133,11 @@ def handles_are_waited_for_in_order(attempt: Attempt) -> None:
                     f"{_listed(events)}; expected: {_listed(expected)}",
                     "Hint: how far does launch() run the generator, and what must be true before it continues?",
                 )
-        if error != "RuntimeError":
-            raise Wrong(
-                f"a compressor with {counted(handles, 'collective')}: a second wait(), without a launch() before it, "
-                f"raises {error or 'nothing'}, expected RuntimeError",
-                "Hint: how does wait() know that nothing is in flight?",
-            )
+    if error != "RuntimeError":
+        raise Wrong(
+            f"a second wait(), without a launch() before it, raises {error or 'nothing'}, expected RuntimeError",
+            "Hint: how does wait() know that nothing is in flight?",
+        )
 
 
 def _listed(events: list[str]) -> str:

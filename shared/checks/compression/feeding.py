@@ -50,9 +50,13 @@ class Setting:
 
     def __str__(self) -> str:
         numel = sum(torch.Size(shape).numel() for shape in self.shapes)
-        count = len(self.buckets())
-        buckets = "1 bucket" if count == 1 else f"{count} buckets"
-        return f"{len(self.shapes)} parameters with {numel} elements in {buckets}" + (self.said and f", {self.said}")
+        buckets = counted(len(self.buckets()), "bucket")
+        described = f"{counted(len(self.shapes), 'parameter')} with {numel} elements in {buckets}"
+        return described + (self.said and f", {self.said}")
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 # -- on a rank

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from shared.checks.compression import hints
-from shared.checks.compression.feeding import Gradients, Setting, probe_feeding, probe_two_models
+from shared.checks.compression.feeding import Gradients, Setting, counted, probe_feeding, probe_two_models
 from shared.checks.compression.quantizing import BLOCK, LEVELS
 from shared.checks.compression.references import Method, matrix_of, numel_of
 from shared.checks.engine.compare import first_difference
@@ -342,10 +342,6 @@ def _judge_form(tried: Tried, rank: int, step: int, index: int, result: torch.Te
         raise Wrong(
             {rank: f"{tried.context}: the gradient of parameter {index} is {result.dtype}, expected {setting.dtype}"}
         )
-
-
-def counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _flat(tensors: Sequence[torch.Tensor], bucket: list[int]) -> torch.Tensor:
