@@ -69,7 +69,8 @@ BLOCK = 256  # elements that share a scale
 # Target: no element changes by more than half of its block's scale.
 #
 # The checks are called 19.1a and 19.1b. The first one tries random values, and then blocks that contain zeros, very
-# small values or an **outlier**, a value that is much larger than the others.
+# small values or an **outlier**, a value that is much larger than the others. It also tries values in float64 and
+# bfloat16.
 #
 # <details><summary>Hint 1: how do I get at the blocks?</summary>
 #
@@ -174,7 +175,8 @@ def unpack(message: Tensor) -> tuple[Tensor, Tensor]:
 # wait():     the compressor has put the sum of what all ranks have sent into flat
 # ```
 #
-# So nothing is ever lost: all gradients so far equal everything that was applied so far, plus what is still unsent.
+# So nothing is lost: all gradients so far equal everything that was applied so far, plus what is still unsent. (In
+# bf16, `flat` rounds each sum once more. That error is lost.)
 #
 # A compressor may need several collectives, and has to wait for one before it can launch the next. So its method
 # `exchange(bucket)` is a *generator*. It launches a collective, and yields its handle. When you continue the
@@ -383,11 +385,12 @@ check.Int8()
 # cannot be all-reduced. Each rank gathers all values and all indices instead.
 #
 # - Send `max(1, round(ratio · n))` of the n elements of a bucket.
-# - Set them to zero in `unsent`, before the first `yield`.
+# - Set them to zero in `unsent`.
 # - Launch two all-gathers, of the values (in the dtype of `unsent`) and of the indices (in int32), with
-#   `launch_all_gather(flat, shard, group)`. Both may be in flight together.
+#   `launch_all_gather(flat, shard, group)`. Both may be in flight together. Yield both handles.
 # - Add up what you got from the ranks *in the order of the ranks*, so that every rank gets the same bits. Two ranks
 #   may have sent the same index.
+# - Add up in the dtype of `unsent`. `flat` may be in bf16, which would round after each rank.
 #
 # Target: (N−1) · 8 bytes for each element that is sent, if the gradients are in float32.
 #
@@ -445,29 +448,29 @@ check.TopK()
 # ## Exercise 19.5 · PowerSGD (20 min, 3 points)
 #
 # The gradient of a linear layer is a matrix M of n rows and m columns. `PowerSGD(rank)` approximates it by a product
-# P·Qᵀ, where P has only r columns (r is `rank`) and n rows, and Q has r columns and m rows. P and Q together have
-# r(n + m) elements instead of nm. Unlike indices, they can be all-reduced.
+# P·Qᵀ, where P has only r columns (r is the argument `rank`) and n rows, and Q has r columns and m rows. P and Q
+# together have r(n + m) elements instead of nm. Unlike indices, they can be all-reduced.
 #
-# In the formulas, M is a matrix in `unsent`, Q is what is left of the step before, and Σ is a sum over the ranks:
+# In the formulas, M is a matrix in `unsent`. At first, Q is the summed Q of the step before. Σ is a sum over the ranks:
 #
 # ```
 # P  = Σ M·Q            all-reduce
 # P  = orthogonalize(P)
-# Q  = Σ Mᵀ·P           all-reduce, but keep this rank's own Mᵀ·P, too
+# Q  = Σ Mᵀ·P           all-reduce
 # the mean gradient is P·Qᵀ
-# this rank has sent P·(Mᵀ·P)ᵀ, so it subtracts that from M
+# this rank has sent P·(Mᵀ·P)ᵀ, with its own Mᵀ·P, so it subtracts that from M
 # ```
 #
 # If P's columns are orthonormal, P·Pᵀ·ΣM is the closest matrix to ΣM whose columns are combinations of those of P. To
-# start with the Q of the step before is called a **warm start**: over the steps, it turns towards the most important
-# directions.
+# start with the summed Q of the step before is called a **warm start**: over the steps, it turns towards the most
+# important directions.
 #
 # The next cell gives you four functions:
 #
-# - `split_views(flat, bucket, rank)` returns two lists of views of a flat tensor: the matrices that are worth
+# - `split_views(flat, bucket, r)` returns two lists of views of a flat tensor: the matrices that are worth
 #   compressing, and all others, such as biases. Use it for `unsent`, and again for `flat`, into which you write the
 #   results.
-# - `first_qs(matrices, rank)` makes the Q of the first step, the same on every rank.
+# - `first_qs(matrices, r)` makes the Q of the first step, the same on every rank.
 # - `orthogonalize(p)` makes the columns of P orthonormal.
 # - `shaped(message, shapes)` splits a one-dimensional tensor into tensors of these shapes.
 #
@@ -475,7 +478,7 @@ check.TopK()
 #
 # - All-reduce the P of all matrices *and* the views that are not compressed in one message, then all Q in another one.
 #   `torch.cat` joins flattened tensors. Without any matrix, there is no second message.
-# - Keep the Q for the next step in `bucket.memory`.
+# - Keep the summed Q for the next step in `bucket.memory`.
 # - What is not compressed is sent completely, so nothing of it stays in `unsent`.
 #
 # Target: all-reduces of r(n + m) elements for each matrix, and of the other elements.
@@ -495,24 +498,24 @@ check.TopK()
 
 # %% tags=["export"]
 # %%ranks
-def split_views(flat: Tensor, bucket: Bucket, rank: int) -> tuple[list[Tensor], list[Tensor]]:
+def split_views(flat: Tensor, bucket: Bucket, r: int) -> tuple[list[Tensor], list[Tensor]]:
     """View the slices of a flat tensor: as matrices where P and Q have fewer elements, and all others as they are."""
     matrices, others = [], []
     slices = flat.split([parameter.numel() for parameter in bucket.parameters])
     for each, parameter in zip(slices, bucket.parameters, strict=True):
         rows = len(parameter) if parameter.dim() > 1 else 1
         columns = parameter.numel() // max(1, rows)
-        if rank * (rows + columns) < rows * columns:
+        if r * (rows + columns) < rows * columns:
             matrices.append(each.view(rows, columns))
         else:
             others.append(each)
     return matrices, others
 
 
-def first_qs(matrices: Sequence[Tensor], rank: int) -> list[Tensor]:
+def first_qs(matrices: Sequence[Tensor], r: int) -> list[Tensor]:
     """Draw a random Q for each matrix, the same on every rank, without using torch's global random numbers."""
     generator = torch.Generator().manual_seed(0)
-    return [torch.randn(m.shape[1], rank, generator=generator).to(m) for m in matrices]
+    return [torch.randn(m.shape[1], r, generator=generator).to(m) for m in matrices]
 
 
 def orthogonalize(p: Tensor) -> Tensor:
@@ -538,12 +541,12 @@ class PowerSGD(Compressor):
     """
 
     def __init__(self, rank: int):
-        self.rank = rank
+        self.r = rank
 
     def exchange(self, bucket: CompressedBucket) -> Iterator:
         ### BEGIN SOLUTION
-        matrices, others = split_views(bucket.unsent, bucket, self.rank)
-        qs = bucket.memory.get("qs") or first_qs(matrices, self.rank)
+        matrices, others = split_views(bucket.unsent, bucket, self.r)
+        qs = bucket.memory.get("qs") or first_qs(matrices, self.r)
         ps = [m @ q for m, q in zip(matrices, qs, strict=True)]
         message = torch.cat([each.flatten() for each in (*ps, *others)])
         yield dist.all_reduce(message, group=bucket.group, async_op=True)
@@ -560,7 +563,7 @@ class PowerSGD(Compressor):
             m -= p @ q.T
         for each in others:
             each.zero_()
-        results = split_views(bucket.flat, bucket, self.rank)
+        results = split_views(bucket.flat, bucket, self.r)
         totals = [p @ q.T for p, q in zip(ps, qs, strict=True)] + sums[len(ps) :]
         for result, total in zip(results[0] + results[1], totals, strict=True):
             result.copy_(total)
