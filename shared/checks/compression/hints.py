@@ -47,9 +47,13 @@ def on_steps(tried: "Tried", step: int, rank: int, index: int) -> str:
 
 def _on_chosen_elements(tried: "Tried", rank: int, expected: list[torch.Tensor]) -> str:
     """Return a hint about the first step of TopK, or "" if the mistake is not a common one."""
-    flat = [torch.cat([each.flatten() for each in tensors]).double() for tensors in (expected, *tried.shares(0))]
-    right, shares = flat[0], flat[1:]
-    found = torch.cat([each.flatten() for each in tried.results(rank, 0)]).double()
+    results = tried.results(rank, 0)
+    if any(results[index] is None for index in tried.trained()):
+        return ""
+    found, right, *shares = (
+        torch.cat([tensors[index].flatten() for index in tried.trained()]).double()
+        for tensors in (results, expected, *tried.shares(0))
+    )
     if _equal(found, right + shares[tried.members.index(rank)]):
         return "This rank's own gradients are added to it. Hint: what does `flat` hold before you write into it?"
     if found.max() > 0 and found.min() >= 0 > right.min():
