@@ -67,10 +67,10 @@ from shared.planner.shapes import ModelShape
 # the number of ranks along each axis. Its first axis is the outermost one, and its last axis the innermost.
 #
 # - `coordinates(rank, sizes)` returns a dictionary with the rank's coordinate on each axis, in the order of `sizes`.
-# - `ranks_along(axis, rank, sizes)` returns the ranks that differ from this rank in the coordinate on `axis` only, and
-#   the rank itself, in increasing order. They form one process group. In the table, rank 5 is in the groups [1, 5]
-#   along dp, [5, 7] along pp, and [4, 5] along tp.
-# - The order of the axes may be any, and so may their number and their names.
+# - `ranks_along(axis, rank, sizes)` returns the ranks that differ from this rank only in the coordinate on `axis`,
+#   and the rank itself, in increasing order. They form one process group. In the table, rank 5 is in the groups
+#   [1, 5] along dp, [5, 7] along pp, and [4, 5] along tp.
+# - There may be any number of axes, in any order and with any names.
 #
 # The first check tries the table. The second one draws meshes of up to 64 ranks.
 #
@@ -203,8 +203,8 @@ check.make_mesh()
 # the number of sequences in the global batch, each of `shape.context` tokens. Every element has 2 bytes. There are at
 # least two stages, and each has `shape.layers / pp` layers.
 #
-# - `"tp"`: what `formulas.tensor_parallel_sent_bytes` says for the layers of this stage, and for the tokens of this
-#   replica. (Each of the dp replicas gets an equal part of the sequences.)
+# - `"tp"`: the result of `formulas.tensor_parallel_sent_bytes` for the layers of this stage, and for the tokens of
+#   this replica. (Each of the dp replicas gets an equal part of the sequences.)
 # - `"pp"`: the stage's outputs, which go to the *next* stage. There is one vector of `shape.hidden` elements for
 #   each token of this replica. Each tp rank sends all of it, because all of them have the same outputs. The gradients
 #   that it sends to the *previous* stage have the same size, but count only one direction here.
@@ -319,9 +319,9 @@ assert total["tp × pp × dp"] > 10 * total["dp × pp × tp"]
 tables.Table(["from the outermost axis", "dp, GB", "pp, GB", "tp, GB", "total, GB"], rows)
 
 # %% [markdown]
-# Tensor parallelism sends by far the most, because it exchanges the activations of every layer. So tp is the innermost
-# axis, and stays inside a host. What leaves the host with this order is only gradients, once per step, and the outputs
-# of one layer.
+# Tensor parallelism sends by far the most, because it exchanges the activations of every layer. So tp is the
+# innermost axis, and stays inside a host. With this order, only the gradients, once per step, and the outputs of one
+# layer leave the host.
 
 # %% [markdown]
 # ## Exercise 18.4 · Tensor parallelism inside a pipeline (8 min, 2 points)
@@ -392,7 +392,8 @@ check.split_model()
 # `Parallel3D(model, mesh, optimizer_cls)` puts data parallelism around this pipeline. The constructor is given. It
 # sets these attributes:
 #
-# - `pipeline`: the result of `split_model`, and `stage`, a module with the layers of this rank's stage.
+# - `pipeline`: the result of `split_model`.
+# - `stage`: a module with the layers of this rank's stage.
 # - `dp_group`: the group of this rank along dp.
 # - `optimizer`: a plain optimizer for the stage's parameters with `zero_stage=0`, or a `ZeRO1` over `dp_group` with
 #   `zero_stage=1`.
@@ -537,8 +538,8 @@ class Parallel3D(Parallel3D):
 check.Parallel3D()
 
 # %% [markdown]
-# The next cells train for a step on two meshes, and sort what rank 0 sends by axis. Each collective runs in the group
-# of one axis.
+# The next cells train on three meshes, and sort what rank 0 sends in one step by axis. Each collective runs in the
+# group of one axis.
 
 # %%
 # %%ranks
@@ -584,7 +585,7 @@ assert found["pp × tp"]["tp"] > 3 * found["pp × tp"]["pp"] > 0
 tables.Table(["rank 0, KB per step", "dp", "pp", "tp"], rows)
 
 # %% [markdown]
-# Even on this small model, tp sends the most, and pp the least. That is the order in which the axes want fast links.
+# Even on this small model, tp sends the most, and pp the least. They need fast links in the same order.
 
 # %% [markdown]
 # ## Exercise 18.6 · A norm over three axes (12 min, 3 points)
@@ -711,7 +712,7 @@ check.clip_grad_norm_()
 #   pp the layers, or tp the heads.
 # - `cluster.gpus` is the number of GPUs on all hosts, and `cluster.gpu_bytes` the memory of one.
 #
-# **Predict.** Which layout is the fastest for each of the three situations below, in this order?
+# **Predict.** Which layout is the fastest for each of the three situations below? List them in the same order.
 
 # %%
 from shared.planner import meshes

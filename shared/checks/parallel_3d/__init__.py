@@ -70,7 +70,7 @@ give_hints(
         "got a second gradient for this parameter": (
             "Hint: each micro-batch has a backward of its own. Inside which context manager should they all run?"
         ),
-        "does not match the number of": "Hint: is each group that of the right axis?",
+        "does not match the number of": "Hint: does each group belong to the right axis?",
     },
     split_model,
     Parallel3D,

@@ -70,11 +70,11 @@ def _hint_on_bytes(axis: str, found: float, expected: float, sizes: dict[str, in
         if size > 1 and expected and math.isclose(found, expected * size, rel_tol=_EXACT):
             return f"It is {size} times too large, and {other} has {size} ranks. Hint: what do they divide?"
     if math.isclose(found, 2 * expected, rel_tol=_EXACT):
-        return "It is twice as large. Hint: how many bytes has an element, and how many directions count here?"
+        return "It is 2 times too large. Hint: how many bytes does an element have, and how many directions count?"
     return {
         "tp": "Hint: how many tokens and layers does one rank process in a step?",
         "pp": "Hint: how large is one stage's output, for all tokens of a replica?",
-        "dp": "Hint: how many parameters does one rank have, and how many bytes has a gradient?",
+        "dp": "Hint: how many parameters does one rank have, and how many bytes does each gradient have?",
     }[axis]
 
 

@@ -208,7 +208,7 @@ def _hint_on_loss(trained: Trained, step: int, loss: torch.Tensor, expected: tor
         if close(loss * times, expected, 1e-6):
             return f"It is exactly {times} times too small, and there are {times} {why}. Hint: what is divided twice?"
     if step:
-        return "The losses before were right. Hint: which parameters were updated with a wrong gradient?"
+        return "The earlier losses were right. Hint: which parameters were updated with a wrong gradient?"
     if plan.dp > 1 and close(torch.stack([every[0], every[-1]]).mean(), expected, 1e-6):
         return "The mean of the replicas' losses would be right. Hint: do all ranks return the same loss?"
     if plan.dp > 1:
@@ -261,7 +261,7 @@ def _hint_on_gradient(trained: Trained, rank: int, step: int, name: str, found, 
         if close(found * times, expected, 1e-8):
             return f"It is exactly {times} times too small, and there are {times} {why}. {_HINT_ON_AVERAGE}"
     if close(found, 2 * expected, 1e-8):
-        return "It is exactly twice as large. Hint: is a gradient added to itself, where a group has a single rank?"
+        return "It is exactly 2 times too large. Hint: is a gradient added to itself, where a group has a single rank?"
     return "Hint: between which ranks must this gradient be averaged, and do they have the same shard?"
 
 
@@ -326,7 +326,7 @@ def _norms_of(trained: Trained, step: int) -> list[torch.Tensor]:
         if norm.shape != () or norm.dtype != torch.float64:
             kind = f"a tensor of shape {list(norm.shape)} and dtype {norm.dtype}"
             message = f"{trained.plan}: the norm is {kind}, expected no dimensions, and float64"
-            raise Wrong({rank: message}, "Hint: which shape and dtype has the tensor to which you add the squares?")
+            raise Wrong({rank: message}, "Hint: which shape and dtype does your sum of squares have?")
     return norms
 
 
