@@ -7,8 +7,9 @@ import torch.distributed as dist
 from torch import nn
 
 from shared.checks.compression.feeding import Setting, counted, run_steps
-from shared.checks.compression.judging import Steps, draw_steps, feed, judge_same_bits, judge_steps
+from shared.checks.compression.judging import draw_steps, feed, judge_same_bits, judge_steps
 from shared.checks.compression.references import Reference
+from shared.checks.compression.tried import Steps
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.framework import Attempt, Wrong
 

@@ -3,14 +3,10 @@
 A mistake is only named if the values cannot come from another one.
 """
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from shared.checks.compression.references import Int8, PowerSGD, TopK
-
-if TYPE_CHECKING:
-    from shared.checks.compression.judging import Tried
+from shared.checks.compression.tried import Tried
 
 ON_WHAT_IS_SENT = "Hint: what exactly has this rank sent, and is exactly that subtracted from what is unsent?"
 ON_TRAINING = {
@@ -25,7 +21,7 @@ _ON_LATER_STEPS = {
 _ON_DIVISION = "Hint: which line divides by zero, or by something very small?"
 
 
-def on_steps(tried: "Tried", step: int, rank: int, index: int) -> str:
+def on_steps(tried: Tried, step: int, rank: int, index: int) -> str:
     """Return a hint about a parameter's wrong gradient, if a reference tells all values."""
     count, mean, result = len(tried.members), tried.means(step)[index], tried.results(rank, step)[index]
     reference = tried.method.reference(tried.setting)
@@ -45,7 +41,7 @@ def on_steps(tried: "Tried", step: int, rank: int, index: int) -> str:
     return "Hint: which tensors do you send, and are they complete when you read what was received?"
 
 
-def _on_chosen_elements(tried: "Tried", rank: int, expected: list[torch.Tensor]) -> str:
+def _on_chosen_elements(tried: Tried, rank: int, expected: list[torch.Tensor]) -> str:
     """Return a hint about the first step of TopK, or "" if the mistake is not a common one."""
     results = tried.results(rank, 0)
     if any(results[index] is None for index in tried.trained()):
