@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 18 · 3D parallelism
 #
-# **30 minutes.** After this lesson, you will be able to:
+# **31 minutes.** After this lesson, you will be able to:
 #
 # - combine data, pipeline and tensor parallelism on a mesh of ranks, and show that the result is right,
 # - order the axes of a mesh by the links between its ranks,
@@ -146,7 +146,8 @@ diagrams.mesh_3d()
 
 # %% [markdown]
 # Consecutive ranks share a host, and differ in the innermost axis. So tp is innermost, because it communicates in every
-# layer, and its groups must not leave a host. dp and pp may.
+# layer, and its groups must not leave a host. Those of dp and pp may. These two axes can also be swapped. We measure
+# both orders below.
 
 # %% [markdown]
 # ## The short version
@@ -442,9 +443,10 @@ widgets.layout_chooser("Llama-2 70B", gpus=32, tp=8, pp=1, zero_stage=1, checkpo
 named.table()
 
 # %% [markdown]
-# Two claims name GPUs or a parallelism that the papers do not. The arithmetic 16 · 35 · 8 = 4,480 is right, but it is
-# not a reported run. And the planner would have ruled out Llama 3's own layout, because it overestimates the
-# activations. So use a planner to find candidates, and measure those.
+# The claim about GPT-3 names GPUs and a layout that its paper does not, and the one about LLaMA a different kind of
+# parallelism. For MT-NLG, the arithmetic 16 · 35 · 8 = 4,480 is right, but it is not a reported run. And the planner
+# would have ruled out Llama 3's own layout, because it overestimates the activations. So use a planner to find
+# candidates, and measure those.
 
 # %% [markdown]
 # ## Two mistakes that raise no error
@@ -588,7 +590,8 @@ assert math.isclose(*norms, rel_tol=1e-5)
 # %% [markdown]
 # ## Recap
 #
-# A model with L layers of ψ parameters, sbh elements of activations per micro-batch, m micro-batches.
+# A model has L layers of ψ parameters. There are m micro-batches, each with sbh elements of activations. For an axis of
+# n ranks, f = (n−1)/n.
 #
 # | axis | memory: divides | wire: sends per rank and step | overlap | where |
 # |---|---|---|---|---|

@@ -16,7 +16,6 @@ from shared.checks.engine.subgroups import called_alone, members_of
 
 _SLACK = 1.1  # of the bound on rounding errors
 
-
 # -- drawing
 
 

@@ -1,4 +1,4 @@
-"""What a check has fed to a compressor, and what came out."""
+"""What a student's compressor was fed with, and what every rank got."""
 
 from dataclasses import dataclass
 
