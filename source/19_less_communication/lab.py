@@ -180,7 +180,7 @@ def unpack(message: Tensor) -> tuple[Tensor, Tensor]:
 #
 # A compressor may need several collectives, and has to wait for one before it can launch the next. So its method
 # `exchange(bucket)` is a *generator*. It launches a collective, and yields its handle. When you continue the
-# generator, it expects that this collective is complete.
+# generator, it expects this collective to be complete.
 #
 # ```python
 # def exchange(self, bucket):
@@ -290,7 +290,7 @@ class Compressor:
 # 3. Launch an all-to-all: rank r gets row r of every rank. Yield its handle.
 # 4. Dequantize the N rows that you got, and add them up in float32. Quantize the sum.
 # 5. Rounding the sum has caused a second error, on this rank only. Add sum − dequantized sum to *this rank's shard* of
-#    `unsent`. So it will be sent in the next step.
+#    `unsent`. It will then be sent in the next step.
 # 6. Launch an all-gather of the quantized sums. Yield its handle.
 # 7. Dequantize all N sums, and copy them into `flat`, without the padding.
 #

@@ -215,7 +215,7 @@ assert lossy[1] == 0 and abs(kept[1] - 0.3) < 0.004
 # feedback**. At any time, everything applied plus everything unsent equals the sum of all gradients. (Our `bf16` loses
 # a little, because its all-reduce rounds the sums, too.)
 #
-# Now we can write `int8`. It rounds twice, so there are two errors. Each stays on the rank that has made it:
+# Now we can write `int8`. It rounds twice, so there are two errors. Each stays on the rank that made it:
 
 
 # %%
@@ -448,7 +448,7 @@ compression_plots.loss_against_bytes(runs)
 # Fewer bytes save time only if communication is exposed, and if rounding, sorting and multiplying take less time than
 # they save. The next cell times a step of the large GPT behind links of 0.2 and 1 Gbit/s, and over loopback.
 #
-# **Predict.** By what factor does INT8 change the time of a step, on each of them? 1 would mean not at all.
+# **Predict.** By what factor does INT8 change the time of a step, on each of them? 1 would mean no change.
 
 # %%
 my_prediction = {"0.2 Gbit/s": 1.0, "1 Gbit/s": 1.0, "loopback": 1.0}
@@ -608,7 +608,7 @@ assert abs(sum(torchs[1][-20:]) / 20 - last["PowerSGD, r = 2"]) < 0.15
 #
 # | question | with NCCL and many hosts |
 # |---|---|
-# | Is it worth it? | Measure the exposed time first. Without any, compression can only cost. |
+# | Is it worth it? | Measure the exposed time first. Without any, compression only costs time. |
 # | Where should it be used? | On the slow link: between hosts or data centers, not over NVLink. |
 # | What about mixed precision? | If a loss scaler skips a step because of an infinite gradient, reset `unsent`. |
 # | What about checkpoints? | `unsent` and Q belong to the training state of each rank. |
