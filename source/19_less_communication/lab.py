@@ -47,8 +47,8 @@ BLOCK = 256  # elements that share a scale
 # %% [markdown]
 # ## Exercise 19.1 · Quantize (10 min, 2 points)
 #
-# To **quantize** means to round to few values. Here, each element becomes an integer from −127 to 127 and needs one
-# byte instead of four. 256 elements, a *block*, share a **scale**: the element is about `integer · scale`.
+# To **quantize** means to round to a few values. Here, each element becomes an integer from −127 to 127 and needs one
+# byte instead of four. A *block* of 256 elements shares a **scale**: each element is about `integer · scale`.
 #
 # `quantize(values)` gets a tensor whose last dimension is a multiple of `BLOCK`. It returns two tensors:
 #
@@ -79,7 +79,7 @@ BLOCK = 256  # elements that share a scale
 # </details>
 # <details><summary>Hint 2: the error is larger than half a scale</summary>
 #
-# Conversion to int8 cuts off the digits behind the point. Which method rounds to the nearest integer first?
+# Conversion to int8 cuts off the digits after the decimal point. Which method rounds to the nearest integer first?
 # </details>
 
 
@@ -175,12 +175,12 @@ def unpack(message: Tensor) -> tuple[Tensor, Tensor]:
 # wait():     the compressor has put the sum of what all ranks have sent into flat
 # ```
 #
-# So nothing is lost: all gradients so far equal everything that was applied so far, plus what is still unsent. (In
-# bf16, `flat` rounds each sum once more. That error is lost.)
+# So nothing is lost: the sum of all gradients equals everything applied so far, plus everything still unsent. (In bf16,
+# `flat` rounds each sum once more. That error is lost.)
 #
 # A compressor may need several collectives, and has to wait for one before it can launch the next. So its method
 # `exchange(bucket)` is a *generator*. It launches a collective, and yields its handle. When you continue the
-# generator, it expects that this collective is complete.
+# generator, it expects this collective to be complete.
 #
 # ```python
 # def exchange(self, bucket):
@@ -204,7 +204,7 @@ def unpack(message: Tensor) -> tuple[Tensor, Tensor]:
 # </details>
 # <details><summary>Hint 2: when does the generator go on?</summary>
 #
-# A `for` loop continues the generator when its body is done. So what belongs into the body?
+# A `for` loop continues the generator when its body is done. So what belongs in the body?
 # </details>
 
 
@@ -290,14 +290,14 @@ class Compressor:
 # 3. Launch an all-to-all: rank r gets row r of every rank. Yield its handle.
 # 4. Dequantize the N rows that you got, and add them up in float32. Quantize the sum.
 # 5. Rounding the sum has caused a second error, on this rank only. Add sum − dequantized sum to *this rank's shard* of
-#    `unsent`. So it will be sent in the next step.
+#    `unsent`. It will then be sent in the next step.
 # 6. Launch an all-gather of the quantized sums. Yield its handle.
 # 7. Dequantize all N sums, and copy them into `flat`, without the padding.
 #
 # - In steps 3 and 6, send integers and scales in one message: `pack(*quantize(…))` and `dequantize(*unpack(…))`.
 # - `all_to_all(rows, group)` and `launch_all_gather(flat, shard, group)` (lab 01) launch the collectives. `flat` has
 #   one dimension: if `gathered` has a row per rank, pass `gathered.view(-1)`.
-# - Every rank must end up with the same bits, also in the shard that it has added up itself.
+# - Every rank must end up with the same bits, even in the shard that it has added up itself.
 # - `Bucket.pack` has divided the gradients by N already, so the sum is the mean.
 #
 # Target: a rank sends 2(N−1)/N · (1 + 4/256) bytes per element. That is 3.94 times fewer than with float32.
@@ -394,7 +394,7 @@ check.Int8()
 #
 # Target: (N−1) · 8 bytes for each element that is sent, if the gradients are in float32.
 #
-# The checks compare every element with one process that does the same, in one step, and then over many steps.
+# The checks compare every element with one process that does the same, first after one step and then after many.
 #
 # <details><summary>Hint 1: how do I find the indices?</summary>
 #
@@ -403,8 +403,7 @@ check.Int8()
 # </details>
 # <details><summary>Hint 2: how do I add values at indices?</summary>
 #
-# `total[indices] += values` is right if no index occurs twice. When is that so: for one rank, or for all ranks
-# together?
+# `total[indices] += values` is right if no index occurs twice. Is that true for one rank, or for all ranks together?
 # </details>
 
 
@@ -451,7 +450,8 @@ check.TopK()
 # P·Qᵀ, where P has only r columns (r is the argument `rank`) and n rows, and Q has r columns and m rows. P and Q
 # together have r(n + m) elements instead of nm. Unlike indices, they can be all-reduced.
 #
-# In the formulas, M is a matrix in `unsent`. At first, Q is the summed Q of the step before. Σ is a sum over the ranks:
+# In the formulas, M is a matrix in `unsent`. At first, Q is the summed Q of the previous step. Σ is a sum over the
+# ranks:
 #
 # ```
 # P  = Σ M·Q            all-reduce
@@ -461,8 +461,8 @@ check.TopK()
 # this rank has sent P·(Mᵀ·P)ᵀ, with its own Mᵀ·P, so it subtracts that from M
 # ```
 #
-# If P's columns are orthonormal, P·Pᵀ·ΣM is the closest matrix to ΣM whose columns are combinations of those of P. To
-# start with the summed Q of the step before is called a **warm start**: over the steps, it turns towards the most
+# If P's columns are orthonormal, P·Pᵀ·ΣM is the closest matrix to ΣM whose columns are combinations of those of P.
+# Starting with the summed Q of the previous step is called a **warm start**: over the steps, Q turns toward the most
 # important directions.
 #
 # The next cell gives you four functions:
@@ -474,21 +474,21 @@ check.TopK()
 # - `orthogonalize(p)` makes the columns of P orthonormal.
 # - `shaped(message, shapes)` splits a one-dimensional tensor into tensors of these shapes.
 #
-# What you have to do:
+# Follow these rules:
 #
 # - All-reduce the P of all matrices *and* the views that are not compressed in one message, then all Q in another one.
 #   `torch.cat` joins flattened tensors. Without any matrix, there is no second message.
 # - Keep the summed Q for the next step in `bucket.memory`.
-# - What is not compressed is sent completely, so nothing of it stays in `unsent`.
+# - Elements that are not compressed are sent completely, so none of them stays in `unsent`.
 #
-# Target: all-reduces of r(n + m) elements for each matrix, and of the other elements.
+# Target: together, the all-reduces have r(n + m) elements for each matrix, plus the elements that are not compressed.
 #
-# In the first step of each check, ΣM has the rank r, although the ranks' own matrices do not. So P·Qᵀ must be equal to
-# ΣM, whatever the first Q was. After that, every step is compared with one process.
+# In the first step of each check, ΣM has rank r, although the ranks' own matrices do not. So P·Qᵀ must be equal to ΣM,
+# whatever the first Q was. After that, every step is compared with one process.
 #
 # <details><summary>Hint 1: what do I subtract from M?</summary>
 #
-# `unsent` is this rank's own. Did this rank send the summed Q, or its own part of it?
+# `unsent` belongs to this rank. Did this rank send the summed Q, or its own part of it?
 # </details>
 # <details><summary>Hint 2: does orthogonalize come before or after the all-reduce?</summary>
 #
@@ -576,8 +576,8 @@ check.PowerSGD()
 # %% [markdown]
 # ## Your figure (5 min)
 #
-# How much do your compressors save, and do they still train? The next cell trains a small network on digits, on four
-# ranks, with each of them and without any.
+# How much do your compressors save, and does a network still learn? The next cell trains a small network on digits, on
+# four ranks, with each of them and without any.
 
 
 # %%

@@ -109,7 +109,7 @@ def register(exercise: Exercise, usual: Method, draw_method: Callable[[Attempt],
         """Try frozen parameters, and some that a rank, or all ranks, use only in some steps, and accumulation."""
         method = draw_method(attempt)
         for set_to_none in (True, False):
-            setting = awkward(attempt, method, frozen=(3, 6), set_to_none=set_to_none, said="some of them unused")
+            setting = awkward(attempt, method, frozen=(3, 6), set_to_none=set_to_none, said="some parameters unused")
             steps = draw_steps(attempt, method, setting, 5, 1 + 2 * set_to_none, _unused)
             tried = feed(attempt, method, setting, steps)
             judge_frozen(tried)
@@ -191,4 +191,7 @@ def two_messages_per_bucket(attempt: Attempt) -> None:
             if step["messages"] != most:
                 found = counted(step["messages"], "collective")
                 evidence = f"{tried.context}: {found} in a step, expected {most}"
-                raise Wrong({rank: evidence}, "Hint: which tensors can be sent together, because all are known?")
+                raise Wrong(
+                    {rank: evidence},
+                    "Hint: which tensors are known at the same time, so that they can be sent together?",
+                )

@@ -130,7 +130,7 @@ def handles_are_waited_for_in_order(attempt: Attempt) -> None:
             if events != expected:
                 said = "in the second step, " if index > 1 else ""
                 raise Wrong(
-                    f"a compressor with {counted(handles, 'collective')}: {said}what happens in {method} is: "
+                    f"a compressor with {counted(handles, 'collective')}: {said}the events in {method} are: "
                     f"{_listed(events)}; expected: {_listed(expected)}",
                     "Hint: how far does launch() run the generator, and what must be true before it continues?",
                 )

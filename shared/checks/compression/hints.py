@@ -10,7 +10,7 @@ from shared.checks.compression.tried import Tried
 
 ON_WHAT_IS_SENT = "Hint: what exactly has this rank sent, and is exactly that subtracted from what is unsent?"
 ON_TRAINING = {
-    Int8: "Hint: what happens to what rounding has changed, in the first message and in the second one?",
+    Int8: "Hint: what happens to the rounding error of the first message, and to that of the second one?",
     TopK: "Hint: what happens to the part of a gradient that is never among what you send?",
     PowerSGD: "Hint: what happens to the part of a matrix that P·Qᵀ leaves out?",
 }

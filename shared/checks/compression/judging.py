@@ -165,7 +165,7 @@ def judge_rounding(tried: Tried) -> None:
                     raise Wrong(
                         {
                             rank: f"{tried.context}: element {at} of bucket {number}: {what} is {found:.6g}, expected "
-                            f"{right:.6g}, and at most {most[at].item():.2g} more or less"
+                            f"{right:.6g} with an error of at most {most[at].item():.2g}"
                         },
                         hints.on_rounding(step, found, right, count),
                     )
@@ -238,7 +238,7 @@ def judge_two_models(attempt: Attempt, method: Method, setting: Setting) -> None
         judge_result(tried)
     except Wrong as wrong:
         judge_result(feed(attempt, method, setting, steps))  # raises if it is wrong for one model, too
-        hint = "With one model, this is right. Hint: to which bucket does what you keep between steps belong?"
+        hint = "With one model, this is right. Hint: you keep something between steps. Which bucket does it belong to?"
         raise Wrong(f"one compressor for two models in turn: {wrong.evidence}", hint) from None
 
 
@@ -252,7 +252,7 @@ def judge_within_group(attempt: Attempt, method: Method, setting: Setting) -> No
     except Wrong as wrong:
         # This raises if it is wrong among all ranks, too.
         judge_result(feed(attempt, method, setting, draw_steps(attempt, method, setting, 3)))
-        hint = "Among all ranks, this is right. Hint: which rank is that, the one in the group or the one among all?"
+        hint = "Among all ranks, this is right. Hint: which rank do you use, the one in the group or the one among all?"
         raise Wrong(wrong.evidence, hint) from None
 
 
