@@ -5,7 +5,7 @@
     pp   pipeline parallelism: each stage has some of the layers (chapter 15)
     tp   tensor parallelism: each rank has a shard of every matrix of its stage (chapter 13)
 
-The ranks that differ in one coordinate only form a process group along that axis.
+The ranks that differ only in one coordinate form a process group along that axis.
 """
 
 from collections.abc import Callable, Iterator
