@@ -3,7 +3,6 @@
 #   course:
 #     module: parallel_3d
 #     minutes: 75
-#     draft: true
 # ---
 
 # %% [markdown]

@@ -3,7 +3,6 @@
 #   course:
 #     module: compression
 #     minutes: 75
-#     draft: true
 # ---
 
 # %% [markdown]
