@@ -187,24 +187,24 @@ class TopK(Compressor):
         bucket.flat.copy_(total)
 
 
-def split_views(flat: Tensor, bucket: Bucket, rank: int) -> tuple[list[Tensor], list[Tensor]]:
+def split_views(flat: Tensor, bucket: Bucket, r: int) -> tuple[list[Tensor], list[Tensor]]:
     """View the slices of a flat tensor: as matrices where P and Q have fewer elements, and all others as they are."""
     matrices, others = [], []
     slices = flat.split([parameter.numel() for parameter in bucket.parameters])
     for each, parameter in zip(slices, bucket.parameters, strict=True):
         rows = len(parameter) if parameter.dim() > 1 else 1
         columns = parameter.numel() // max(1, rows)
-        if rank * (rows + columns) < rows * columns:
+        if r * (rows + columns) < rows * columns:
             matrices.append(each.view(rows, columns))
         else:
             others.append(each)
     return matrices, others
 
 
-def first_qs(matrices: Sequence[Tensor], rank: int) -> list[Tensor]:
+def first_qs(matrices: Sequence[Tensor], r: int) -> list[Tensor]:
     """Draw a random Q for each matrix, the same on every rank, without using torch's global random numbers."""
     generator = torch.Generator().manual_seed(0)
-    return [torch.randn(m.shape[1], rank, generator=generator).to(m) for m in matrices]
+    return [torch.randn(m.shape[1], r, generator=generator).to(m) for m in matrices]
 
 
 def orthogonalize(p: Tensor) -> Tensor:
@@ -228,11 +228,11 @@ class PowerSGD(Compressor):
     """
 
     def __init__(self, rank: int):
-        self.rank = rank
+        self.r = rank
 
     def exchange(self, bucket: CompressedBucket) -> Iterator:
-        matrices, others = split_views(bucket.unsent, bucket, self.rank)
-        qs = bucket.memory.get("qs") or first_qs(matrices, self.rank)
+        matrices, others = split_views(bucket.unsent, bucket, self.r)
+        qs = bucket.memory.get("qs") or first_qs(matrices, self.r)
         ps = [m @ q for m, q in zip(matrices, qs, strict=True)]
         message = torch.cat([each.flatten() for each in (*ps, *others)])
         yield dist.all_reduce(message, group=bucket.group, async_op=True)
@@ -249,7 +249,7 @@ class PowerSGD(Compressor):
             m -= p @ q.T
         for each in others:
             each.zero_()
-        results = split_views(bucket.flat, bucket, self.rank)
+        results = split_views(bucket.flat, bucket, self.r)
         totals = [p @ q.T for p, q in zip(ps, qs, strict=True)] + sums[len(ps) :]
         for result, total in zip(results[0] + results[1], totals, strict=True):
             result.copy_(total)

@@ -89,6 +89,6 @@ def choose_layout(shape: ModelShape, cluster: Cluster, sequences: int) -> Layout
 
     def preference(layout: Layout) -> tuple:
         step_s = meshes.step_s(shape, cluster, layout, sequences)
-        return step_s, layout.zero_stage, layout.tp, layout.pp
+        return step_s, layout.zero_stage
 
     return min(fitting, key=preference, default=None)

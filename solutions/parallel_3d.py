@@ -5,7 +5,7 @@
     pp   pipeline parallelism: each stage has some of the layers (chapter 15)
     tp   tensor parallelism: each rank has a shard of every matrix of its stage (chapter 13)
 
-The ranks that differ in one coordinate only form a process group along that axis.
+The ranks that differ only in one coordinate form a process group along that axis.
 """
 
 from collections.abc import Callable, Iterator
@@ -78,15 +78,12 @@ class Parallel3D(nn.Module):
         optimizer_cls: The class of the optimizer that updates the stage's parameters.
         schedule: The schedule of the pipeline.
         micro_batches: The number of micro-batches of each replica.
-        zero_stage: 0 keeps the whole state of the stage's optimizer on each replica, 1 shards it over dp.
+        zero_stage: 0 keeps the optimizer state on each replica, 1 shards it over dp. Others raise a ValueError.
         defaults: Keyword arguments of the optimizer.
 
-    Memory: about 1 / (pp · tp) of the parameters and gradients, and of the optimizer state, which ZeRO-1 also divides
-        by dp.
+    Memory: about 1 / (pp · tp) of the model state. ZeRO-1 also divides the optimizer state by dp.
     Communication: per step, that of chapters 13 and 15 along tp and pp. Along dp, one all-reduce per bucket of the
         stage's gradients, or with ZeRO-1 one reduce-scatter and one all-gather; and one all-reduce of the loss.
-    Raises:
-        ValueError: if the ZeRO stage is not 0 or 1.
     Source: Narayanan et al. 2021, "Megatron-LM", §3; Smith et al. 2022, "Megatron-Turing NLG 530B", §3.
     """
 
@@ -105,8 +102,7 @@ class Parallel3D(nn.Module):
         if zero_stage not in (0, 1):
             raise ValueError(f"zero_stage must be 0 or 1, got {zero_stage}")
         self.dp_group, self.zero_stage = mesh.get_group("dp"), zero_stage
-        self.replicas = dist.get_world_size(self.dp_group)
-        self.tp_size = dist.get_world_size(mesh.get_group("tp"))
+        self.replicas, self.tp_size = mesh["dp"].size(), mesh["tp"].size()
         self.pipeline = split_model(model, mesh, schedule, micro_batches)
         self.stage = nn.ModuleList(self.pipeline.chunks)
         names = sharded_names(self.stage)

@@ -5,11 +5,11 @@ at a time, as the micro-batches of a pipeline with the schedule 1F1B:
 
     memory          the model state (16 bytes per parameter, of which ZeRO-1 divides the 12 of the optimizer by dp), and
                     the activations of min(pp, m) micro-batches of one sequence in flight. Attention is recomputed
-                    (selective checkpointing), and the logits are in fp32. The parameters, and what `formulas` says of
-                    activations, are divided evenly over pp · tp GPUs.
+                    (selective checkpointing), there is no dropout, and the logits are in fp32. Everything is divided
+                    evenly over pp · tp GPUs: tensor parallelism includes sequence parallelism.
     computation     6 FLOPs per parameter and token, and (p−1)/m times as long for the bubble
-    tp              the all-reduces of all layers, which nothing hides. They are part of each micro-batch, so the bubble
-                    lengthens them, too.
+    tp              the all-reduces of all layers, or as many bytes with sequence parallelism. Nothing hides them. They
+                    are part of each micro-batch, so the bubble lengthens them, too.
     pp              the outputs and gradients of one micro-batch on its way through all stages. Those of the other
                     micro-batches hide behind computation.
     dp              the all-reduce of the gradients after the last micro-batch. ZeRO-1 sends as many bytes.
@@ -67,9 +67,9 @@ def held_bytes(shape: ModelShape, layout: Layout, sequences: int) -> float:
     check_layout(shape, layout, sequences)
     dp, pp, tp, zero_stage = layout
     in_flight = min(pp, sequences // dp)
-    layer_bytes = formulas.activation_bytes(
-        shape.context, 1, shape.hidden, shape.heads, tensor_ranks=tp, checkpointing="selective"
-    )
+    size = shape.context, 1, shape.hidden, shape.heads
+    options = {"tensor_ranks": tp, "sequence_parallel": tp > 1, "dropout": False}
+    layer_bytes = formulas.activation_bytes(*size, checkpointing="selective", **options)
     activations = in_flight * shape.layers / pp * layer_bytes
     logits = formulas.logits_bytes(shape.context, 1, shape.vocabulary) / tp
     return formulas.model_state_bytes(shape.parameters / (pp * tp), dp, zero_stage) + activations + logits
@@ -112,9 +112,9 @@ def _h100(hosts: int, between_gb_per_s: float) -> Cluster:
 SITUATIONS: dict[str, tuple[ModelShape, Cluster, int]] = {
     "7B on 1 host of 8 × 80 GB, 64 sequences": (SHAPES["Llama-2 7B"], _h100(1, 47), 64),
     "70B on 4 hosts of 8 × 80 GB, 400 Gbit/s between hosts, 64 sequences": (SHAPES["Llama-2 70B"], _h100(4, 47), 64),
-    "175B on 32 hosts of 8 × 80 GB, 8 × 400 Gbit/s between hosts, 512 sequences": (
+    "175B on 16 hosts of 8 × 80 GB, 8 × 400 Gbit/s between hosts, 1,024 sequences": (
         SHAPES["GPT-3 175B"],
-        _h100(32, 370),
-        512,
+        _h100(16, 370),
+        1024,
     ),
 }

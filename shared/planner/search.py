@@ -80,12 +80,12 @@ class Found:
         return min((each for each in fitting if each.time.total_s < _SAME * fastest_s), key=_complexity)
 
     def why(self) -> str:
-        """Say in a sentence what rules out the neighbors of the best layout, each of which differs in one thing."""
+        """Say what rules out the neighbors of the best layout, each of which differs in one thing, in a line each."""
         if self.best is None:
             least = self.smallest
             return f"Nothing fits: even {least.layout} needs {least.gb:.0f} GB per GPU."
-        reasons = [f"{name} {self.against(other)}" for name, other in self.neighbors().items()]
-        return f"{self.best.layout}. With one change: {'; '.join(reasons)}."
+        reasons = [f"- {name} {self.against(other)}" for name, other in self.neighbors().items()]
+        return "\n".join([f"{self.best.layout}. With one change:", *reasons])
 
     @property
     def smallest(self) -> Candidate:

@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 18 · 3D parallelism
 #
-# **30 minutes.** After this lesson, you will be able to:
+# **31 minutes.** After this lesson, you will be able to:
 #
 # - combine data, pipeline and tensor parallelism on a mesh of ranks, and show that the result is right,
 # - order the axes of a mesh by the links between its ranks,
@@ -24,8 +24,8 @@
 # the model by depth, and tensor parallelism (tp) splits every layer. So far, you have used one axis at a time.
 #
 # This lesson needs a small data center. The next cell starts eight ranks on two hosts. The four ranks of a host
-# communicate through this machine's memory. Between the hosts, there is a link of 10 Mbit/s, which the ranks of a host
-# share. It is slow because our model is small.
+# communicate through this machine's memory. Between the hosts, there is a link of 10 Mbit/s, which the ranks of a
+# host share. We chose a slow link because our model is small.
 
 # %% tags=["nbval-ignore-output"]
 import math
@@ -125,14 +125,14 @@ tables.Table(header, rows)
 plots.bars(dict(zip(held, leaving_mb, strict=True)), "MB that leave host 0 per step")
 
 # %% [markdown]
-# Each axis wastes something else:
+# Each axis wastes something different:
 #
 # - With DP, every rank keeps the whole model.
-# - With TP, most bytes leave the host, because each layer's all-reduces cross the slow link.
+# - With TP, the most bytes leave the host, because each layer's all-reduces cross the slow link.
 # - With PP, little leaves the host, but ranks are idle for half of the time, and a model has only so many layers.
 #
-# (TP and PP leave more than an eighth to a rank: with TP, norms and positions are replicated, and with PP, a stage has
-# at least one whole layer.)
+# (A rank holds more than an eighth with TP, because norms and positions are replicated, and with PP, because a stage
+# has at least one whole layer.)
 
 # %% [markdown]
 # ## The idea: a mesh with three axes
@@ -146,7 +146,8 @@ diagrams.mesh_3d()
 
 # %% [markdown]
 # Consecutive ranks share a host, and differ in the innermost axis. So tp is innermost, because it communicates in every
-# layer, and its groups must not leave a host. dp and pp may.
+# layer, and its groups must not leave a host. Those of dp and pp may. These two axes can also be swapped. We measure
+# both orders below.
 
 # %% [markdown]
 # ## The short version
@@ -288,8 +289,9 @@ plots.bars({f"{order}\n({leaving_mb[order]:.1f} MB)": ms for order, ms in times.
 # %% [markdown]
 # ## Scenario A: 70B on 32 GPUs
 #
-# The rest of this lesson is about GPUs that we do not have: hosts of eight A100 with 80 GB each. Two claims about four
-# such hosts are widely quoted. The first one: a Llama of 70B "fits one node", so it trains on 32 GPUs with TP 8 × DP 4.
+# The rest of this lesson is about GPUs that we do not have: hosts of eight A100s with 80 GB each. Two claims about
+# four such hosts are widely quoted. The first is that a 70B Llama "fits one node", so it trains on 32 GPUs with
+# TP 8 × DP 4.
 #
 # **Predict.** With mixed precision, Adam and plain data parallelism, how many GB of model state does each GPU hold?
 
@@ -311,16 +313,17 @@ header = ["TP 8 × DP 4", "model state, GB", "with activations, GB"]
 tables.Table(header, rows, "Full checkpointing, one sequence of 4,096 tokens per micro-batch.")
 
 # %% [markdown]
-# Each GPU has 16Ψ/8 bytes of model state: 138 GB (exactly, this model has 69.0 billion parameters). So the claim is
-# wrong as it stands: tensor parallelism over the GPUs of one host is not enough, and plain data parallelism divides
-# nothing. With any ZeRO stage over the four replicas, the model fits.
+# Each GPU has 16Ψ/8 bytes of model state: 138 GB (to be exact, this model has 69.0 billion parameters). So the claim
+# is wrong as it stands: tensor parallelism over the GPUs of one host is not enough, and plain data parallelism
+# divides nothing. With any ZeRO stage over the four replicas, the model fits.
 
 # %% [markdown]
 # ## Scenario B: a "GPT-4-scale" model on 32 GPUs
 #
-# The second claim is that TP 8 × PP 4 × DP 1 trains a model "of GPT-4's scale" on the same cluster. That size was never
-# published. But with a single replica, ZeRO has nothing to shard, so we can compute what fits. 32 · 80 GB at 16 bytes
-# per parameter are 160 billion parameters, even if activations needed nothing. For three published sizes:
+# The second claim is that TP 8 × PP 4 × DP 1 trains a model "of GPT-4's scale" on the same cluster. That size was
+# never published. But with a single replica, ZeRO has nothing to shard, so we can compute what fits. At 16 bytes per
+# parameter, 32 · 80 GB hold only 160 billion parameters, even if activations needed nothing. We compute three
+# published sizes:
 
 # %%
 from shared.planner.published import MODELS
@@ -334,8 +337,8 @@ for shape in (SHAPES["GPT-3 175B"], MODELS["529.6B"], MODELS["1008B"]):
 tables.Table(["parameters", "GB per GPU on 4 hosts", "hosts for the model state"], rows)
 
 # %% [markdown]
-# Not even GPT-3's size fits. The last column is a lower limit: hosts whose GPUs together hold the model state, if a
-# tenth of their memory stays free.
+# Not even GPT-3's size fits. The last column is a lower limit: the hosts needed for the model state alone, if a tenth
+# of their memory stays free.
 
 # %% [markdown]
 # ## Searching all layouts
@@ -364,11 +367,11 @@ assert found.best.fits and found.best.layout.tp < 8
 found.table()
 
 # %% [markdown]
-# The search says what rules out the neighbors of its choice, each with a single change: it does not fit, or something
-# takes longer. Layouts of very different shapes are nearly as fast. What all of them have in common is that no
-# activations are recomputed: memory that sharding saves is spent on avoiding recomputation.
+# The search says what rules out each layout that differs from its choice in one thing: it does not fit, or something
+# takes longer. Layouts of very different shapes are nearly as fast. None of them recomputes activations: memory that
+# sharding saves is spent on avoiding recomputation.
 #
-# Now we vary the number of GPUs, with eight sequences per GPU up to 64 GPUs, and 1,024 in total on 1,024:
+# Now we vary the number of GPUs, with eight sequences per GPU up to 64 GPUs, and 1,024 sequences on 1,024 GPUs:
 
 # %%
 rows = []
@@ -382,17 +385,17 @@ assert rows[0][-1] == "does not fit" and float(rows[0][3]) > 137
 tables.Table(["GPUs", "parameters per GPU", "best layout", "GB per GPU", "MFU"], rows)
 
 # %% [markdown]
-# On 8 GPUs, nothing fits: 16Ψ/8 bytes are 138 GB, however they are divided. On 16, half of that is left, but
-# activations need more than the 3 GB between 69 and the 72 GB that we allow. So you need more GPUs, or have to move the
-# optimizer state to the CPU (chapter 11). With more GPUs, the search splits the model *less*: when there are many
+# On 8 GPUs, nothing fits: 16Ψ/8 bytes are 138 GB, however they are divided. On 16, it is half of that, but
+# activations need more than the 3 GB between 69 and the 72 GB that we allow. So you need more GPUs, or have to move
+# the optimizer state to the CPU (chapter 11). With more GPUs, the search splits the model *less*: when there are many
 # replicas, ZeRO-3 divides the state.
 
 # %% [markdown]
 # ## How far can we trust the planner?
 #
 # Three constants of the time model are fitted: the fraction of the peak that matmuls reach on an A100 and on an H100,
-# and how often activations move through memory. They are fitted to six published runs. We test the planner on 42 other
-# ones, from 8 to 16,384 GPUs. (The papers' names are those of `shared/planner/published.py`, which lists what each
+# and how often activations move through memory. They are fitted to six published runs. We test the planner on 42
+# others, from 8 to 16,384 GPUs. (The papers' names are those of `shared/planner/published.py`, which lists what each
 # source leaves open.)
 
 # %%
@@ -404,7 +407,7 @@ scores.table()
 
 # %% [markdown]
 # For Megatron-2, Megatron-3 and Llama 3, the error is below 11%. That is enough to compare layouts of this kind.
-# Elsewhere, the planner is too optimistic, and each time it shows what it leaves out:
+# Elsewhere, the planner is too optimistic, and each case shows what it leaves out:
 #
 # - **ZeRO-3 in 2021.** These steps took 1.3 to 4.3 times as long as predicted. With 768 and with 1,536 GPUs, they took
 #   equally long, 67 s, so they waited for the network. Three times 349 GB of parameters in 67 s are 16 GB/s. The
@@ -442,9 +445,10 @@ widgets.layout_chooser("Llama-2 70B", gpus=32, tp=8, pp=1, zero_stage=1, checkpo
 named.table()
 
 # %% [markdown]
-# Two claims name GPUs or a parallelism that the papers do not. The arithmetic 16 · 35 · 8 = 4,480 is right, but it is
-# not a reported run. And the planner would have ruled out Llama 3's own layout, because it overestimates the
-# activations. So use a planner to find candidates, and measure those.
+# The claim about GPT-3 names GPUs and a layout that its paper does not, and the one about LLaMA names a different
+# kind of parallelism. For MT-NLG, the arithmetic 16 · 35 · 8 = 4,480 is right, but it is not a reported run. And the
+# planner would have ruled out Llama 3's own layout, because it overestimates the activations. So use a planner to
+# find candidates, and measure those.
 
 # %% [markdown]
 # ## Two mistakes that raise no error
@@ -588,7 +592,8 @@ assert math.isclose(*norms, rel_tol=1e-5)
 # %% [markdown]
 # ## Recap
 #
-# A model with L layers of ψ parameters, sbh elements of activations per micro-batch, m micro-batches.
+# A model has L layers of ψ parameters. There are m micro-batches, each with sbh elements of activations. For an axis of
+# n ranks, f = (n−1)/n.
 #
 # | axis | memory: divides | wire: sends per rank and step | overlap | where |
 # |---|---|---|---|---|
@@ -598,7 +603,7 @@ assert math.isclose(*norms, rel_tol=1e-5)
 #
 # **Terms**
 #
-# - **axis**: a dimension of a mesh. The ranks that differ in this coordinate only form a group.
+# - **axis**: a dimension of a mesh. The ranks that differ only in this coordinate form a group.
 # - **3D parallelism**: data, pipeline and tensor parallelism together, on a mesh with three axes.
 #
 # ## Further reading
@@ -615,8 +620,8 @@ assert math.isclose(*norms, rel_tol=1e-5)
 # ## What is still wasted
 #
 # Along dp, all gradients still cross the slow link in every step. With less bandwidth than in a data center, that
-# dominates. Chapter 19 sends fewer bits. In the lab, you build the mesh, the training on it, and a norm that is right
-# on every mesh.
+# dominates a step. Chapter 19 sends fewer bits. In the lab, you build the mesh, the training on it, and a norm that
+# is right on every mesh.
 
 # %%
 ranks.stop()

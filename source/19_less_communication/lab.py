@@ -3,7 +3,6 @@
 #   course:
 #     module: compression
 #     minutes: 75
-#     draft: true
 # ---
 
 # %% [markdown]
@@ -47,8 +46,8 @@ BLOCK = 256  # elements that share a scale
 # %% [markdown]
 # ## Exercise 19.1 · Quantize (10 min, 2 points)
 #
-# To **quantize** means to round to few values. Here, each element becomes an integer from −127 to 127 and needs one
-# byte instead of four. 256 elements, a *block*, share a **scale**: the element is about `integer · scale`.
+# To **quantize** means to round to a few values. Here, each element becomes an integer from −127 to 127 and needs one
+# byte instead of four. A *block* of 256 elements shares a **scale**: each element is about `integer · scale`.
 #
 # `quantize(values)` gets a tensor whose last dimension is a multiple of `BLOCK`. It returns two tensors:
 #
@@ -69,7 +68,8 @@ BLOCK = 256  # elements that share a scale
 # Target: no element changes by more than half of its block's scale.
 #
 # The checks are called 19.1a and 19.1b. The first one tries random values, and then blocks that contain zeros, very
-# small values or an **outlier**, a value that is much larger than the others.
+# small values or an **outlier**, a value that is much larger than the others. It also tries values in float64 and
+# bfloat16.
 #
 # <details><summary>Hint 1: how do I get at the blocks?</summary>
 #
@@ -78,7 +78,7 @@ BLOCK = 256  # elements that share a scale
 # </details>
 # <details><summary>Hint 2: the error is larger than half a scale</summary>
 #
-# Conversion to int8 cuts off the digits behind the point. Which method rounds to the nearest integer first?
+# Conversion to int8 cuts off the digits after the decimal point. Which method rounds to the nearest integer first?
 # </details>
 
 
@@ -174,11 +174,12 @@ def unpack(message: Tensor) -> tuple[Tensor, Tensor]:
 # wait():     the compressor has put the sum of what all ranks have sent into flat
 # ```
 #
-# So nothing is ever lost: all gradients so far equal everything that was applied so far, plus what is still unsent.
+# So nothing is lost: the sum of all gradients equals everything applied so far, plus everything still unsent. (In bf16,
+# `flat` rounds each sum once more. That error is lost.)
 #
 # A compressor may need several collectives, and has to wait for one before it can launch the next. So its method
 # `exchange(bucket)` is a *generator*. It launches a collective, and yields its handle. When you continue the
-# generator, it expects that this collective is complete.
+# generator, it expects this collective to be complete.
 #
 # ```python
 # def exchange(self, bucket):
@@ -202,7 +203,7 @@ def unpack(message: Tensor) -> tuple[Tensor, Tensor]:
 # </details>
 # <details><summary>Hint 2: when does the generator go on?</summary>
 #
-# A `for` loop continues the generator when its body is done. So what belongs into the body?
+# A `for` loop continues the generator when its body is done. So what belongs in the body?
 # </details>
 
 
@@ -288,14 +289,14 @@ class Compressor:
 # 3. Launch an all-to-all: rank r gets row r of every rank. Yield its handle.
 # 4. Dequantize the N rows that you got, and add them up in float32. Quantize the sum.
 # 5. Rounding the sum has caused a second error, on this rank only. Add sum − dequantized sum to *this rank's shard* of
-#    `unsent`. So it will be sent in the next step.
+#    `unsent`. It will then be sent in the next step.
 # 6. Launch an all-gather of the quantized sums. Yield its handle.
 # 7. Dequantize all N sums, and copy them into `flat`, without the padding.
 #
 # - In steps 3 and 6, send integers and scales in one message: `pack(*quantize(…))` and `dequantize(*unpack(…))`.
 # - `all_to_all(rows, group)` and `launch_all_gather(flat, shard, group)` (lab 01) launch the collectives. `flat` has
 #   one dimension: if `gathered` has a row per rank, pass `gathered.view(-1)`.
-# - Every rank must end up with the same bits, also in the shard that it has added up itself.
+# - Every rank must end up with the same bits, even in the shard that it has added up itself.
 # - `Bucket.pack` has divided the gradients by N already, so the sum is the mean.
 #
 # Target: a rank sends 2(N−1)/N · (1 + 4/256) bytes per element. That is 3.94 times fewer than with float32.
@@ -383,15 +384,16 @@ check.Int8()
 # cannot be all-reduced. Each rank gathers all values and all indices instead.
 #
 # - Send `max(1, round(ratio · n))` of the n elements of a bucket.
-# - Set them to zero in `unsent`, before the first `yield`.
+# - Set them to zero in `unsent`.
 # - Launch two all-gathers, of the values (in the dtype of `unsent`) and of the indices (in int32), with
-#   `launch_all_gather(flat, shard, group)`. Both may be in flight together.
+#   `launch_all_gather(flat, shard, group)`. Both may be in flight together. Yield both handles.
 # - Add up what you got from the ranks *in the order of the ranks*, so that every rank gets the same bits. Two ranks
 #   may have sent the same index.
+# - Add up in the dtype of `unsent`. `flat` may be in bf16, which would round after each rank.
 #
 # Target: (N−1) · 8 bytes for each element that is sent, if the gradients are in float32.
 #
-# The checks compare every element with one process that does the same, in one step, and then over many steps.
+# The checks compare every element with one process that does the same, first after one step and then after many.
 #
 # <details><summary>Hint 1: how do I find the indices?</summary>
 #
@@ -400,8 +402,7 @@ check.Int8()
 # </details>
 # <details><summary>Hint 2: how do I add values at indices?</summary>
 #
-# `total[indices] += values` is right if no index occurs twice. When is that so: for one rank, or for all ranks
-# together?
+# `total[indices] += values` is right if no index occurs twice. Is that true for one rank, or for all ranks together?
 # </details>
 
 
@@ -445,47 +446,48 @@ check.TopK()
 # ## Exercise 19.5 · PowerSGD (20 min, 3 points)
 #
 # The gradient of a linear layer is a matrix M of n rows and m columns. `PowerSGD(rank)` approximates it by a product
-# P·Qᵀ, where P has only r columns (r is `rank`) and n rows, and Q has r columns and m rows. P and Q together have
-# r(n + m) elements instead of nm. Unlike indices, they can be all-reduced.
+# P·Qᵀ, where P has only r columns (r is the argument `rank`) and n rows, and Q has r columns and m rows. P and Q
+# together have r(n + m) elements instead of nm. Unlike indices, they can be all-reduced.
 #
-# In the formulas, M is a matrix in `unsent`, Q is what is left of the step before, and Σ is a sum over the ranks:
+# In the formulas, M is a matrix in `unsent`. At first, Q is the summed Q of the previous step. Σ is a sum over the
+# ranks:
 #
 # ```
 # P  = Σ M·Q            all-reduce
 # P  = orthogonalize(P)
-# Q  = Σ Mᵀ·P           all-reduce, but keep this rank's own Mᵀ·P, too
+# Q  = Σ Mᵀ·P           all-reduce
 # the mean gradient is P·Qᵀ
-# this rank has sent P·(Mᵀ·P)ᵀ, so it subtracts that from M
+# this rank has sent P·(Mᵀ·P)ᵀ, with its own Mᵀ·P, so it subtracts that from M
 # ```
 #
-# If P's columns are orthonormal, P·Pᵀ·ΣM is the closest matrix to ΣM whose columns are combinations of those of P. To
-# start with the Q of the step before is called a **warm start**: over the steps, it turns towards the most important
-# directions.
+# If P's columns are orthonormal, P·Pᵀ·ΣM is the closest matrix to ΣM whose columns are combinations of those of P.
+# Starting with the summed Q of the previous step is called a **warm start**: over the steps, Q turns toward the most
+# important directions.
 #
 # The next cell gives you four functions:
 #
-# - `split_views(flat, bucket, rank)` returns two lists of views of a flat tensor: the matrices that are worth
+# - `split_views(flat, bucket, r)` returns two lists of views of a flat tensor: the matrices that are worth
 #   compressing, and all others, such as biases. Use it for `unsent`, and again for `flat`, into which you write the
 #   results.
-# - `first_qs(matrices, rank)` makes the Q of the first step, the same on every rank.
+# - `first_qs(matrices, r)` makes the Q of the first step, the same on every rank.
 # - `orthogonalize(p)` makes the columns of P orthonormal.
 # - `shaped(message, shapes)` splits a one-dimensional tensor into tensors of these shapes.
 #
-# What you have to do:
+# Follow these rules:
 #
 # - All-reduce the P of all matrices *and* the views that are not compressed in one message, then all Q in another one.
 #   `torch.cat` joins flattened tensors. Without any matrix, there is no second message.
-# - Keep the Q for the next step in `bucket.memory`.
-# - What is not compressed is sent completely, so nothing of it stays in `unsent`.
+# - Keep the summed Q for the next step in `bucket.memory`.
+# - Elements that are not compressed are sent completely, so none of them stays in `unsent`.
 #
-# Target: all-reduces of r(n + m) elements for each matrix, and of the other elements.
+# Target: together, the all-reduces have r(n + m) elements for each matrix, plus the elements that are not compressed.
 #
-# In the first step of each check, ΣM has the rank r, although the ranks' own matrices do not. So P·Qᵀ must be equal to
-# ΣM, whatever the first Q was. After that, every step is compared with one process.
+# In the first step of each check, ΣM has rank r, although the ranks' own matrices do not. So P·Qᵀ must be equal to ΣM,
+# whatever the first Q was. After that, every step is compared with one process.
 #
 # <details><summary>Hint 1: what do I subtract from M?</summary>
 #
-# `unsent` is this rank's own. Did this rank send the summed Q, or its own part of it?
+# `unsent` belongs to this rank. Did this rank send the summed Q, or its own part of it?
 # </details>
 # <details><summary>Hint 2: does orthogonalize come before or after the all-reduce?</summary>
 #
@@ -495,24 +497,24 @@ check.TopK()
 
 # %% tags=["export"]
 # %%ranks
-def split_views(flat: Tensor, bucket: Bucket, rank: int) -> tuple[list[Tensor], list[Tensor]]:
+def split_views(flat: Tensor, bucket: Bucket, r: int) -> tuple[list[Tensor], list[Tensor]]:
     """View the slices of a flat tensor: as matrices where P and Q have fewer elements, and all others as they are."""
     matrices, others = [], []
     slices = flat.split([parameter.numel() for parameter in bucket.parameters])
     for each, parameter in zip(slices, bucket.parameters, strict=True):
         rows = len(parameter) if parameter.dim() > 1 else 1
         columns = parameter.numel() // max(1, rows)
-        if rank * (rows + columns) < rows * columns:
+        if r * (rows + columns) < rows * columns:
             matrices.append(each.view(rows, columns))
         else:
             others.append(each)
     return matrices, others
 
 
-def first_qs(matrices: Sequence[Tensor], rank: int) -> list[Tensor]:
+def first_qs(matrices: Sequence[Tensor], r: int) -> list[Tensor]:
     """Draw a random Q for each matrix, the same on every rank, without using torch's global random numbers."""
     generator = torch.Generator().manual_seed(0)
-    return [torch.randn(m.shape[1], rank, generator=generator).to(m) for m in matrices]
+    return [torch.randn(m.shape[1], r, generator=generator).to(m) for m in matrices]
 
 
 def orthogonalize(p: Tensor) -> Tensor:
@@ -538,12 +540,12 @@ class PowerSGD(Compressor):
     """
 
     def __init__(self, rank: int):
-        self.rank = rank
+        self.r = rank
 
     def exchange(self, bucket: CompressedBucket) -> Iterator:
         ### BEGIN SOLUTION
-        matrices, others = split_views(bucket.unsent, bucket, self.rank)
-        qs = bucket.memory.get("qs") or first_qs(matrices, self.rank)
+        matrices, others = split_views(bucket.unsent, bucket, self.r)
+        qs = bucket.memory.get("qs") or first_qs(matrices, self.r)
         ps = [m @ q for m, q in zip(matrices, qs, strict=True)]
         message = torch.cat([each.flatten() for each in (*ps, *others)])
         yield dist.all_reduce(message, group=bucket.group, async_op=True)
@@ -560,7 +562,7 @@ class PowerSGD(Compressor):
             m -= p @ q.T
         for each in others:
             each.zero_()
-        results = split_views(bucket.flat, bucket, self.rank)
+        results = split_views(bucket.flat, bucket, self.r)
         totals = [p @ q.T for p, q in zip(ps, qs, strict=True)] + sums[len(ps) :]
         for result, total in zip(results[0] + results[1], totals, strict=True):
             result.copy_(total)
@@ -573,8 +575,8 @@ check.PowerSGD()
 # %% [markdown]
 # ## Your figure (5 min)
 #
-# How much do your compressors save, and do they still train? The next cell trains a small network on digits, on four
-# ranks, with each of them and without any.
+# How much do your compressors save, and does a network still learn? The next cell trains a small network on digits, on
+# four ranks, with each of them and without any.
 
 
 # %%

@@ -10,16 +10,18 @@ from dataclasses import replace
 import torch
 
 from shared.checks.compression import feedback, quantizing, references, training
-from shared.checks.compression.feeding import Setting
+from shared.checks.compression.feeding import Setting, counted
 from shared.checks.compression.judging import (
     draw_steps,
     feed,
     judge_frozen,
     judge_nothing_lost,
     judge_result,
+    judge_rounded_once,
     judge_same_bits,
     judge_two_models,
     judge_wire,
+    judge_within_group,
     without_gradients,
 )
 from shared.checks.compression.references import Method
@@ -107,7 +109,7 @@ def register(exercise: Exercise, usual: Method, draw_method: Callable[[Attempt],
         """Try frozen parameters, and some that a rank, or all ranks, use only in some steps, and accumulation."""
         method = draw_method(attempt)
         for set_to_none in (True, False):
-            setting = awkward(attempt, method, frozen=(3, 6), set_to_none=set_to_none, said="some of them unused")
+            setting = awkward(attempt, method, frozen=(3, 6), set_to_none=set_to_none, said="some parameters unused")
             steps = draw_steps(attempt, method, setting, 5, 1 + 2 * set_to_none, _unused)
             tried = feed(attempt, method, setting, steps)
             judge_frozen(tried)
@@ -117,10 +119,7 @@ def register(exercise: Exercise, usual: Method, draw_method: Callable[[Attempt],
     @exercise.check("group", world_sizes=(3, 4))
     def it_stays_inside_its_group(attempt: Attempt) -> None:
         method = draw_method(attempt)
-        setting = awkward(attempt, method, in_subgroup=True)
-        tried = feed(attempt, method, setting, draw_steps(attempt, method, setting, 3))
-        judge_same_bits(tried)
-        judge_result(tried)
+        judge_within_group(attempt, method, awkward(attempt, method))
 
     @exercise.check("dtypes", world_sizes=(2,))
     def float32_and_bfloat16(attempt: Attempt) -> None:
@@ -174,6 +173,14 @@ def indices_may_be_large(attempt: Attempt) -> None:
     judge_result(feed(attempt, method, setting, draw_steps(attempt, method, setting, 2)))
 
 
+@TopK.check("sums", world_sizes=(3, 4))
+def sums_are_rounded_once(attempt: Attempt) -> None:
+    """Send all elements in bf16, so that a sum that is rounded after each rank's values differs."""
+    method = references.TopK(1.0)
+    setting = Setting(((600,),), method.arguments, dtype=torch.bfloat16, said="in bfloat16")
+    judge_rounded_once(feed(attempt, method, setting, draw_steps(attempt, method, setting, 1)))
+
+
 @PowerSGD.check("messages", world_sizes=(2,))
 def two_messages_per_bucket(attempt: Attempt) -> None:
     """Try a bucket with and one without a matrix that is worth compressing."""
@@ -182,5 +189,9 @@ def two_messages_per_bucket(attempt: Attempt) -> None:
         tried = feed(attempt, method, setting, draw_steps(attempt, method, setting, 1))
         for rank, (step,) in tried.found.items():
             if step["messages"] != most:
-                evidence = f"{tried.context}: {step['messages']} collectives in a step, expected {most}"
-                raise Wrong({rank: evidence}, "Hint: which tensors can be sent together, because all are known?")
+                found = counted(step["messages"], "collective")
+                evidence = f"{tried.context}: {found} in a step, expected {most}"
+                raise Wrong(
+                    {rank: evidence},
+                    "Hint: which tensors are known at the same time, so that they can be sent together?",
+                )

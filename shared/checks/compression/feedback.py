@@ -6,9 +6,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from shared.checks.compression.feeding import Setting, run_steps
-from shared.checks.compression.judging import Steps, draw_steps, feed, judge_same_bits, judge_steps
+from shared.checks.compression.feeding import Setting, counted, run_steps
+from shared.checks.compression.judging import draw_steps, feed, judge_same_bits, judge_steps
 from shared.checks.compression.references import Reference
+from shared.checks.compression.tried import Steps
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.framework import Attempt, Wrong
 
@@ -38,8 +39,12 @@ class Noting:
         self.events.append("finish")
 
 
-def probe_order(bucket_cls, handles: int, rounds: int) -> list[list[str]]:
-    """Launch and wait. Returns the events of launch() and of wait(), in turn."""
+def probe_order(bucket_cls, handles: int, rounds: int) -> tuple[list[list[str]], str]:
+    """Launch and wait, and then wait again.
+
+    Returns:
+        The events of launch() and of wait(), in turn, and the name of the error that the second wait() raises, or "".
+    """
     events: list[str] = []
     parameter = nn.Parameter(torch.zeros(3, device=device_here()))
     bucket, found = bucket_cls([parameter], None, Noting(events, handles)), []
@@ -48,7 +53,11 @@ def probe_order(bucket_cls, handles: int, rounds: int) -> list[list[str]]:
             step()
             found.append(events[:])
             events.clear()
-    return found
+    try:
+        bucket.wait()
+    except Exception as error:
+        return found, type(error).__name__
+    return found, ""
 
 
 class InTurn:
@@ -102,7 +111,8 @@ class InTurnMethod:
 
     @property
     def said(self) -> str:
-        return f"a compressor that sends every {'second' if self.every == 2 else f'{self.every}th'} element"
+        share = "half of the" if self.every == 2 else f"one in {self.every}"
+        return f"a compressor that sends {share} elements"
 
     def reference(self, setting: Setting) -> InTurnReference:
         return InTurnReference(setting, self)
@@ -110,7 +120,7 @@ class InTurnMethod:
 
 def handles_are_waited_for_in_order(attempt: Attempt) -> None:
     for handles in (1, 2, 3):
-        found = attempt.run(probe_order, handles, 2)[0]
+        found, error = attempt.run(probe_order, handles, 2)[0]
         launched = ["launch 0"]
         rest = ["wait for 0"]
         for number in range(1, handles):
@@ -120,10 +130,15 @@ def handles_are_waited_for_in_order(attempt: Attempt) -> None:
             if events != expected:
                 said = "in the second step, " if index > 1 else ""
                 raise Wrong(
-                    f"a compressor with {handles} collectives: {said}{method} did {_listed(events)}, "
-                    f"expected {_listed(expected)}",
+                    f"a compressor with {counted(handles, 'collective')}: {said}the events in {method} are: "
+                    f"{_listed(events)}; expected: {_listed(expected)}",
                     "Hint: how far does launch() run the generator, and what must be true before it continues?",
                 )
+    if error != "RuntimeError":
+        raise Wrong(
+            f"a second wait(), without a launch() before it, raises {error or 'nothing'}, expected RuntimeError",
+            "Hint: how does wait() know that nothing is in flight?",
+        )
 
 
 def _listed(events: list[str]) -> str:
@@ -156,5 +171,6 @@ def _judge(attempt: Attempt, setting: Setting, steps: Steps, method: InTurnMetho
     for rank, found in tried.found.items():
         for number, step in enumerate(found, 1):
             if step["waits"]:
-                evidence = f"{tried.context}, step {number}: backward() waited {step['waits']} times, expected 0"
+                waited = counted(step["waits"], "time")
+                evidence = f"{tried.context}, step {number}: backward() waited {waited}, expected 0"
                 raise Wrong({rank: evidence}, "Hint: launch() must return at once. Which line waits?")

@@ -50,12 +50,32 @@ class Setting:
 
     def __str__(self) -> str:
         numel = sum(torch.Size(shape).numel() for shape in self.shapes)
-        count = len(self.buckets())
-        buckets = "1 bucket" if count == 1 else f"{count} buckets"
-        return f"{len(self.shapes)} parameters with {numel} elements in {buckets}" + (self.said and f", {self.said}")
+        buckets = counted(len(self.buckets()), "bucket")
+        described = f"{counted(len(self.shapes), 'parameter')} with {numel} elements in {buckets}"
+        return described + (self.said and f", {self.said}")
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 # -- on a rank
+
+
+class WaitsByWork(Waits):
+    """Also remembers for which asynchronous operations nothing has waited yet."""
+
+    def __init__(self):
+        super().__init__()
+        self.not_waited_for: dict[int, tuple] = {}  # id of a Work → (the Work, kept alive; what it does)
+
+    def launched(self, call, work, tensors) -> None:
+        if call.is_async:
+            self.not_waited_for[id(work)] = (work, str(call))
+
+    def waited(self, work_id, began) -> None:
+        self.not_waited_for.pop(work_id, None)
+        super().waited(work_id, began)
 
 
 class Fed(nn.Module):
@@ -81,7 +101,8 @@ def run_steps(compressor, setting: Setting, steps: list[list[Gradients]]) -> lis
 
     Returns:
         For each step, the gradients after it, the bytes that this rank has sent, how many collectives were launched in
-        backward(), how often backward() has waited, and how many collectives were launched inside no_sync().
+        backward(), how often backward() has waited, how many collectives were launched inside no_sync(), and the
+        operations for which nothing has waited.
     """
     group, is_member = join_subgroup(setting.in_subgroup)
     if not is_member:
@@ -103,8 +124,8 @@ def _step(model, micro_batches: list[Gradients], set_to_none: bool) -> dict:
     with instrumentation.listening() as quiet, model.no_sync() if silent else contextlib.nullcontext():
         for gradients in silent:
             model(gradients).backward()
-    waits = Waits()
-    with completion.watching(waits), instrumentation.listening() as calls:
+    waits = WaitsByWork()
+    with completion.watching(waits), instrumentation.listening(waits.launched) as calls:
         model(last).backward()
         launched = len(calls)
         blocking = sum(not call.is_async for call in calls)
@@ -118,6 +139,7 @@ def _step(model, micro_batches: list[Gradients], set_to_none: bool) -> dict:
         "launched": launched,
         "waits": waits.in_backward + blocking,
         "quiet": len(quiet),
+        "not_waited_for": [operation for _, operation in waits.not_waited_for.values()],
     }
 
 

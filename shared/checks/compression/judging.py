@@ -1,61 +1,20 @@
 """Draw gradients for every rank and step, feed them to a student's compressor, and judge what every rank gets."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 import torch
 
-from shared.checks.compression.feeding import Gradients, Setting, probe_feeding, probe_two_models
+from shared.checks.compression import hints
+from shared.checks.compression.feeding import Gradients, Setting, counted, probe_feeding, probe_two_models
 from shared.checks.compression.quantizing import BLOCK, LEVELS
 from shared.checks.compression.references import Method, matrix_of, numel_of
+from shared.checks.compression.tried import Steps, Tried
 from shared.checks.engine.compare import first_difference
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.subgroups import called_alone, members_of
 
-Steps = list[list[list[Gradients]]]  # by step, rank and micro-batch
 _SLACK = 1.1  # of the bound on rounding errors
-
-
-@dataclass(frozen=True)
-class Tried:
-    """A compressor that has been fed."""
-
-    method: Method
-    setting: Setting
-    steps: Steps
-    members: list[int]
-    found: dict[int, list[dict]]  # by global rank, for each step
-
-    @property
-    def context(self) -> str:
-        return f"{self.method.said}, {self.setting}"
-
-    def results(self, rank: int, step: int) -> Gradients:
-        return self.found[rank][step]["gradients"]
-
-    def means(self, step: int) -> list[torch.Tensor]:
-        """Return the mean gradients of a step, in float64."""
-        return [sum(share.double() for share in each) for each in zip(*self.shares(step), strict=True)]
-
-    def shares(self, step: int) -> list[list[torch.Tensor]]:
-        """Return each member's gradients of a step, divided by the number of members as the bucket does it.
-
-        They have the dtype of what is unsent: float32 for bf16 parameters, so that a comparison chooses alike.
-        """
-        dtype, count = self.setting.dtype, len(self.members)
-        kept_in = torch.promote_types(dtype, torch.float32)
-        shares = []
-        for micro_batches in self.steps[step]:
-            totals = [torch.zeros(shape, dtype=dtype) for shape in self.setting.shapes]
-            for gradients in micro_batches:
-                for total, gradient in zip(totals, gradients, strict=True):
-                    total += 0 if gradient is None else gradient.to(dtype)
-            shares.append([(total / count).to(kept_in) for total in totals])
-        return shares
-
-    def trained(self) -> list[int]:
-        return [index for index in range(len(self.setting.shapes)) if index not in self.setting.frozen]
-
 
 # -- drawing
 
@@ -169,24 +128,7 @@ def judge_steps(tried: Tried) -> None:
                 if not _close(result, expected[index], tolerance * scale):
                     difference = _difference(result, expected[index], tolerance * scale)
                     context = f"{tried.context}: in step {step + 1}, the gradient of parameter {index} is wrong"
-                    raise Wrong({rank: f"{context}: {difference}"}, _hint_on_steps(tried, step, index, result))
-
-
-def _hint_on_steps(tried: Tried, step: int, index: int, result: torch.Tensor) -> str:
-    """Recognize common mistakes from the values."""
-    count, mean = len(tried.members), tried.means(step)[index]
-    reference = tried.method.reference(tried.setting)
-    for earlier in range(step + 1):
-        expected = reference.step(tried.shares(earlier))[index]
-    if count > 1 and _close(result, expected / count, 1e-4 * (1e-9 + expected.abs().max().item())):
-        return f"It is exactly {count} times too small. Hint: what has pack() divided by already?"
-    if not result.isfinite().all():
-        return "Hint: which line divides by zero, or by something very small?"
-    if step and _close(result, mean, 1e-4 * (1e-9 + mean.abs().max().item())):
-        return "It is the mean of this step only. Hint: what has the step before left unsent?"
-    if step:
-        return "The first step is right. Hint: what must a rank keep from one step to the next?"
-    return "Hint: which tensors do you send, and are they complete when you read what was received?"
+                    raise Wrong({rank: f"{context}: {difference}"}, hints.on_steps(tried, step, rank, index))
 
 
 def judge_rounding(tried: Tried) -> None:
@@ -223,23 +165,10 @@ def judge_rounding(tried: Tried) -> None:
                     raise Wrong(
                         {
                             rank: f"{tried.context}: element {at} of bucket {number}: {what} is {found:.6g}, expected "
-                            f"{right:.6g}, and at most {most[at].item():.2g} more or less"
+                            f"{right:.6g} with an error of at most {most[at].item():.2g}"
                         },
-                        _hint_on_rounding(tried, step, found, right, count),
+                        hints.on_rounding(step, found, right, count),
                     )
-
-
-def _hint_on_rounding(tried: Tried, step: int, found: float, right: float, count: int) -> str:
-    if found != found or abs(found) == float("inf"):
-        return "Hint: which line divides by zero, or by something very small?"
-    if count > 1 and abs(found * count - right) < 0.05 * abs(right):
-        return f"It is {count} times too small. Hint: what has pack() divided by already?"
-    if step:
-        return (
-            "The first step is right, so an error adds up from step to step. "
-            "Hint: an element is rounded twice, by two ranks. Where does each of these errors stay?"
-        )
-    return "Hint: which scales belong to which integers, and in which dtype do you add up?"
 
 
 def judge_nothing_lost(tried: Tried, began: int) -> None:
@@ -264,8 +193,7 @@ def judge_nothing_lost(tried: Tried, began: int) -> None:
                 difference = _difference(applied, total, most)
                 raise Wrong(
                     {rank: f"{tried.context}: {after}, {what}: {difference}"},
-                    "Some of it was lost or sent twice. Hint: what exactly has this rank sent, and is exactly that "
-                    "subtracted from what is unsent?",
+                    f"Some of it was lost or sent twice. {hints.ON_WHAT_IS_SENT}",
                 )
 
 
@@ -278,7 +206,8 @@ def judge_wire(tried: Tried) -> None:
         for number, step in enumerate(tried.found[rank], 1):
             context = f"{tried.context}, step {number}"
             if step["quiet"]:
-                raise Wrong({rank: f"{context}: {step['quiet']} collectives were launched inside no_sync()"})
+                quiet = counted(step["quiet"], "collective")
+                raise Wrong({rank: f"{context}: launched {quiet} inside no_sync(), expected none"})
             if abs(step["sent_bytes"] - expected) > 0.5:
                 sent = f"sent {step['sent_bytes']:,.0f} bytes ({', '.join(step['ops'])}; {', '.join(step['dtypes'])})"
                 raise Wrong(
@@ -286,13 +215,14 @@ def judge_wire(tried: Tried) -> None:
                     "Hint: which tensors are sent, of which lengths and dtypes?",
                 )
             if count > 1 and step["launched"] < len(buckets):
+                launched = counted(step["launched"], "collective")
                 raise Wrong(
-                    {rank: f"{context}: backward() launched {step['launched']} collectives for {len(buckets)} buckets"},
+                    {rank: f"{context}: backward() launched {launched} for {counted(len(buckets), 'bucket')}"},
                     "Hint: what happens before the first yield?",
                 )
             if step["waits"]:
                 raise Wrong(
-                    {rank: f"{context}: backward() waited {step['waits']} times; expected 0"},
+                    {rank: f"{context}: backward() waited {counted(step['waits'], 'time')}, expected 0"},
                     "Hint: launch() must return at once. Which line waits before the first yield?",
                 )
 
@@ -307,12 +237,58 @@ def judge_two_models(attempt: Attempt, method: Method, setting: Setting) -> None
     try:
         judge_result(tried)
     except Wrong as wrong:
-        hint = "With one model, this may be right. Hint: to which bucket does what you keep between steps belong?"
+        judge_result(feed(attempt, method, setting, steps))  # raises if it is wrong for one model, too
+        hint = "With one model, this is right. Hint: you keep something between steps. Which bucket does it belong to?"
         raise Wrong(f"one compressor for two models in turn: {wrong.evidence}", hint) from None
+
+
+def judge_within_group(attempt: Attempt, method: Method, setting: Setting) -> None:
+    """Let only the ranks of a subgroup use the compressor."""
+    inside = replace(setting, in_subgroup=True)
+    tried = feed(attempt, method, inside, draw_steps(attempt, method, inside, 3))
+    try:
+        judge_same_bits(tried)
+        judge_result(tried)
+    except Wrong as wrong:
+        # This raises if it is wrong among all ranks, too.
+        judge_result(feed(attempt, method, setting, draw_steps(attempt, method, setting, 3)))
+        hint = "Among all ranks, this is right. Hint: which rank do you use, the one in the group or the one among all?"
+        raise Wrong(wrong.evidence, hint) from None
+
+
+def judge_rounded_once(tried: Tried) -> None:
+    """Check the results of one step in bf16 in which everything is sent: sums in float32, which are rounded once."""
+    shares = tried.shares(0)
+    for index, mean in enumerate(tried.means(0)):
+        largest = torch.stack([own[index] for own in shares]).abs().amax(0).double()
+        most = 1.001 * (2**-8 * mean.abs() + 1e-6 * largest)  # half of the distance between two bf16 numbers
+        for rank in tried.members:
+            result = tried.results(rank, 0)[index]
+            _judge_form(tried, rank, 0, index, result)
+            off = ((result.double() - mean).abs() > most).flatten()
+            if off.any():
+                at = int(off.nonzero()[0])
+                found, right = result.flatten()[at].item(), mean.flatten()[at].item()
+                raise Wrong(
+                    {rank: f"{tried.context}: element {at} is {found:.6g}, but the sum is {right:.6g} before rounding"},
+                    "Hint: in which dtype do you add up, and how often is the sum rounded?",
+                )
+
+
+def judge_waited(tried: Tried) -> None:
+    """Check that every operation has been waited for before the result is used."""
+    for rank in tried.members:
+        for number, step in enumerate(tried.found[rank], 1):
+            if operations := step["not_waited_for"]:
+                raise Wrong(
+                    {rank: f"{tried.context}: in step {number}, nothing waits for {', '.join(operations)}"},
+                    "Its result may not be complete when you use it. Hint: which handles have you yielded?",
+                )
 
 
 def judge_result(tried: Tried) -> None:
     """Judge the values of every step, as exactly as the method allows."""
+    judge_waited(tried)
     judge_rounding(tried) if tried.method.reference(tried.setting) is None else judge_steps(tried)
 
 

@@ -77,7 +77,9 @@ def _judge_quantized(attempt: Attempt, values: torch.Tensor, context: str) -> No
         raise Wrong(
             f"{context}: the scale of block {index} is {scales.flatten()[index].item():.6g}, "
             f"expected {expected.flatten()[index].item():.6g}",
-            "Hint: which element of the block should become 127 or −127?",
+            "Hint: this block holds only zeros or very small values. What is TINY for?"
+            if expected.flatten()[index] == TINY
+            else "Hint: which element of the block should become 127 or −127?",
         )
     error = (integers.double().unflatten(-1, (-1, BLOCK)) * scales.double().unsqueeze(-1) - blocks).abs()
     # A value in the middle between two multiples may be rounded to either of them.

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
+from shared.checks.compression import hints
 from shared.checks.compression.references import Method
 from shared.checks.engine.candidate import device_here, earlier_piece
 from shared.checks.engine.framework import Attempt, Wrong
@@ -77,5 +78,5 @@ def judge_learning(attempt: Attempt, method: Method) -> None:
         raise Wrong(
             f"{context}: the loss falls from {alone[0]:.3f} to {last:.4f}; without compression, it falls to "
             f"{alone[-1]:.4f}, and at most {most:.4f} is accepted",
-            "Hint: what happens to the part of a gradient that is never among what you send?",
+            hints.ON_TRAINING[type(method)],
         )

@@ -58,11 +58,19 @@ choose_layout.check("nothing fits", world_sizes=(1,))(choices.nothing_may_fit)
 
 give_hints(
     {
-        "no attribute 'clip_grad_norm_'": "Hint: is the method in the last class named Parallel3D?",
+        "no attribute 'clip_grad_norm_'": (
+            "Hint: is the method in the last class named Parallel3D? And have you run a cell of 18.5 again after it?"
+        ),
+        **{
+            f"'Parallel3D' object has no attribute '{name}'": (
+                "Hint: have you run the cell of the constructor again? Then run the cells of Parallel3D after it, too."
+            )
+            for name in ("add_data_parallelism", "own_part", "gradients", "copies_of")
+        },
         "got a second gradient for this parameter": (
             "Hint: each micro-batch has a backward of its own. Inside which context manager should they all run?"
         ),
-        "does not match the number of": "Hint: is each group that of the right axis?",
+        "does not match the number of": "Hint: does each group belong to the right axis?",
     },
     split_model,
     Parallel3D,

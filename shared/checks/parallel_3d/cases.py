@@ -36,6 +36,7 @@ class Plan:
         max_norm: The norm to which gradients are clipped, or None.
         batches: How many global batches add up their gradients before the optimizer steps.
         calmness: A factor for the learning rate.
+        dtype: The dtype of the parameters.
     """
 
     dp: int = 1
@@ -52,6 +53,7 @@ class Plan:
     batches: int = 1
     steps: int = STEPS
     calmness: float = 1.0
+    dtype: torch.dtype = torch.float64
 
     def __str__(self) -> str:
         zero = f", ZeRO-{self.zero_stage}" if self.zero_stage else ""
@@ -77,8 +79,8 @@ class Plan:
         return settings | {"lr": settings["lr"] * self.calmness}
 
     def build_model(self, seed: int) -> TinyGPT:
-        """Build the whole model in float64. Runs in the kernel, too."""
-        model = self.model.build_model(seed)
+        """Build the whole model. Runs in the kernel, too."""
+        model = self.model.build_model(seed).to(self.dtype)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(not (self.frozen and self.frozen in name))
         return model
@@ -172,11 +174,12 @@ def drawn(attempt: Attempt, plan: Plan) -> Plan:
 
 @dataclass(frozen=True)
 class Step:
-    """What one process computes in one step: losses of its batches, gradients before clipping, the norm, parameters."""
+    """What one process computes in one step: losses, gradients, their norm, clipped gradients, and parameters."""
 
     losses: list[torch.Tensor]
     gradients: dict[str, torch.Tensor | None]
     norm: torch.Tensor | None
+    clipped: dict[str, torch.Tensor | None]
     after: dict[str, torch.Tensor]
     of_replicas: list[dict[str, torch.Tensor]]  # by replica: the gradients of its own samples
 
@@ -193,12 +196,18 @@ def one_process(plan: Plan, seed: int, batches: list[tuple[torch.Tensor, torch.T
         optimizer.zero_grad()
         losses = [model(x, y) for x, y in of_step]
         sum(losses).backward()
-        gradients = {name: None if p.grad is None else p.grad.clone() for name, p in chain.named_parameters()}
+        gradients = copied_gradients(chain)
         norm = None if plan.max_norm is None else nn.utils.clip_grad_norm_(trained, plan.max_norm)
+        clipped = copied_gradients(chain)
         optimizer.step()
         after = {name: p.detach().clone() for name, p in chain.named_parameters()}
-        steps.append(Step([loss.detach() for loss in losses], gradients, norm, after, of_replicas))
+        steps.append(Step([loss.detach() for loss in losses], gradients, norm, clipped, after, of_replicas))
     return steps
+
+
+def copied_gradients(chain: nn.Sequential) -> dict[str, torch.Tensor | None]:
+    """Copy the gradients of all parameters, by their names."""
+    return {name: None if p.grad is None else p.grad.clone() for name, p in chain.named_parameters()}
 
 
 def _gradients(plan: Plan, model, chain, batches: list, replica: int) -> dict[str, torch.Tensor]:

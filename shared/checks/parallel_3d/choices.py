@@ -30,8 +30,8 @@ class Way:
 
     @property
     def order(self) -> tuple:
-        """Compare equally fast ways by this."""
-        return self.layout.zero_stage, self.layout.tp, self.layout.pp
+        """The fastest way comes first. Of two equally fast ones, it is the one that shards less."""
+        return self.step_s, self.layout.zero_stage
 
 
 @dataclass(frozen=True)
@@ -61,12 +61,12 @@ class Case:
 
     def is_clear(self, ways: list[Way]) -> bool:
         """Return whether no choice depends on a rounding."""
-        steps = sorted({way.step_s for way in ways})
+        steps = sorted(way.step_s for way in ways if way.layout.zero_stage == 0)  # ZeRO-1 takes as long
         apart = all(later - step > _MARGIN * step for step, later in itertools.pairwise(steps))
         return apart and all(abs(way.share - meshes.ROOM) > _MARGIN for way in ways)
 
 
-def fastest(ways: list[Way], room: float = meshes.ROOM, key=lambda way: (way.step_s, *way.order)) -> Way | None:
+def fastest(ways: list[Way], room: float = meshes.ROOM, key=lambda way: way.order) -> Way | None:
     return min((way for way in ways if way.share <= room), key=key, default=None)
 
 
@@ -91,20 +91,16 @@ RULES: dict[str, tuple[Rule, str]] = {
     "fills the GPU": (lambda ways, _: fastest(ways, room=1.0), "how much of a GPU's memory may be used?"),
     "ignores memory": (lambda ways, _: fastest(ways, room=math.inf), "which of the layouts fit at all?"),
     "holds the least": (
-        lambda ways, _: fastest(ways, key=lambda way: (way.share, way.step_s, *way.order)),
+        lambda ways, _: fastest(ways, key=lambda way: (way.share, *way.order)),
         "of the layouts that fit, should you choose the smallest or the fastest?",
     ),
     "never shards": (
         lambda ways, _: fastest([way for way in ways if not way.layout.zero_stage]),
         "which ZeRO stages do you try?",
     ),
-    "always shards": (
-        lambda ways, _: fastest([way for way in ways if way.layout.zero_stage]),
-        "which ZeRO stages do you try?",
-    ),
     "prefers ZeRO-1": (
-        lambda ways, _: fastest(ways, key=lambda way: (way.step_s, -way.layout.zero_stage, *way.order)),
-        "if two stages are equally fast, which one shards less?",
+        lambda ways, _: fastest(ways, key=lambda way: (way.step_s, -way.layout.zero_stage)),
+        "if two layouts take equally long, which one is preferred?",
     ),
     "without a pipeline": (
         lambda ways, _: fastest([way for way in ways if way.layout.pp == 1]),
@@ -119,7 +115,7 @@ RULES: dict[str, tuple[Rule, str]] = {
         "do you leave out layouts that could be tried?",
     ),
     "as many replicas as possible": (
-        lambda ways, _: fastest(ways, key=lambda way: (-way.layout.dp, way.step_s, *way.order)),
+        lambda ways, _: fastest(ways, key=lambda way: (-way.layout.dp, *way.order)),
         "should you choose the layout with the most replicas, or the fastest one?",
     ),
     "powers of two": (
@@ -175,7 +171,7 @@ def _hint(cases, every: list[list[Way]], chosen: list, found: tuple | None, ways
     if own.share > meshes.ROOM:
         return "Hint: how much of a GPU's memory may be used?"
     if own.step_s == fastest(ways).step_s:
-        return "Both take the same time. Hint: what decides between equally fast layouts, and in which order?"
+        return "Hint: if two layouts take equally long, which one is preferred?"
     return "Hint: do you try every layout, and compare the times of their steps?"
 
 

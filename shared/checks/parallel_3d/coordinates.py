@@ -154,7 +154,7 @@ def other_sizes_are_rejected(attempt: Attempt) -> None:
         context = "make_mesh({}) on {} ranks".format(", ".join(f"{axis}={n}" for axis, n in sizes.items()), size)
         for rank, error in enumerate(attempt.run(probe_rejected_mesh, sizes, context=context)):
             if not error:
-                hint = "Hint: how many ranks would be left out of this mesh, or missing in it?"
+                hint = "Hint: how many ranks would be left out of this mesh, or missing from it?"
                 raise Wrong({rank: f"{context} is accepted; expected a ValueError"}, hint)
             kind, _, message = error.partition(": ")
             missing = [str(number) for number in (*sizes.values(), size) if str(number) not in message]

@@ -21,8 +21,8 @@ def draw_shape(attempt: Attempt, layers_multiple: int) -> ModelShape:
 
 
 def draw_case(attempt: Attempt, shuffled: bool) -> tuple[ModelShape, dict[str, int], int]:
-    """Draw a model, a mesh and a number of sequences. At most one axis has a single rank."""
-    sizes = {axis: attempt.random.choice((1, 2, 2, 3, 4)) for axis in AXES}
+    """Draw a model, a mesh with several stages, and a number of sequences."""
+    sizes = {axis: attempt.random.choice((2, 2, 3, 4) if axis == "pp" else (1, 2, 2, 3, 4)) for axis in AXES}
     order = attempt.random.sample(AXES, 3) if shuffled else AXES
     sizes = {axis: sizes[axis] for axis in order}
     return draw_shape(attempt, sizes["pp"]), sizes, sizes["dp"] * attempt.random.randint(1, 9)
@@ -70,17 +70,17 @@ def _hint_on_bytes(axis: str, found: float, expected: float, sizes: dict[str, in
         if size > 1 and expected and math.isclose(found, expected * size, rel_tol=_EXACT):
             return f"It is {size} times too large, and {other} has {size} ranks. Hint: what do they divide?"
     if math.isclose(found, 2 * expected, rel_tol=_EXACT):
-        return "It is twice as large. Hint: how many bytes has an element, and how many directions count here?"
+        return "It is 2 times too large. Hint: how many bytes does an element have, and how many directions count?"
     return {
         "tp": "Hint: how many tokens and layers does one rank process in a step?",
         "pp": "Hint: how large is one stage's output, for all tokens of a replica?",
-        "dp": "Hint: how many parameters does one rank have, and how many bytes has a gradient?",
+        "dp": "Hint: how many parameters does one rank have, and how many bytes does each gradient have?",
     }[axis]
 
 
 def small_meshes(attempt: Attempt) -> None:
-    shape = draw_shape(attempt, 3)
-    plain = [{"dp": 3, "pp": 1, "tp": 1}, {"dp": 1, "pp": 3, "tp": 1}, {"dp": 1, "pp": 1, "tp": 3}]
+    shape = draw_shape(attempt, 6)
+    plain = [{"dp": 3, "pp": 2, "tp": 1}, {"dp": 1, "pp": 3, "tp": 1}, {"dp": 1, "pp": 2, "tp": 3}]
     judge_step_bytes(attempt, [(shape, sizes, 6) for sizes in plain])
 
 
@@ -92,15 +92,20 @@ def drawn_meshes(attempt: Attempt) -> None:
 # -- hosts
 
 
-def leaving_of(case: tuple, ranks_per_host: int, host: int) -> dict[str, float]:
-    """Return what leaves a host, by axis, from the coordinates of all pairs of ranks."""
+def leaving_of(case: tuple, ranks_per_host: int, host: int, senders: int | None = None) -> dict[str, float]:
+    """Return what leaves a host, by axis, from the coordinates of all pairs of ranks.
+
+    Args:
+        senders: The host whose ranks are asked what they send to other hosts than `host`, if it is another one.
+    """
+    senders = host if senders is None else senders
     _, sizes, _ = case
     places, sent = coordinates_of(sizes), bytes_of(*case)
     found = dict.fromkeys(sizes, 0.0)
     for rank, place in enumerate(places):
         for other, there in enumerate(places):
             axes = [axis for axis in sizes if place[axis] != there[axis]]
-            if len(axes) != 1 or rank // ranks_per_host != host or other // ranks_per_host == host:
+            if len(axes) != 1 or rank // ranks_per_host != senders or other // ranks_per_host == host:
                 continue
             (axis,) = axes
             step = there[axis] - place[axis]
@@ -132,12 +137,16 @@ def judge_leaving_bytes(attempt: Attempt, asked: list[tuple]) -> None:
 
 
 def _hint_on_leaving(case: tuple, ranks_per_host: int, host: int, axis: str, found: dict[str, float]) -> str:
-    of_host_0 = leaving_of(case, ranks_per_host, 0)
-    if host and all(math.isclose(found.get(each, -1), of_host_0[each], rel_tol=_EXACT) for each in AXES):
-        return "That is what leaves host 0. Hint: which ranks does this host have?"
+    of_host_0 = leaving_of(case, ranks_per_host, 0), leaving_of(case, ranks_per_host, host, senders=0)
+    if host and any(_is_equal(found, each) for each in of_host_0):
+        return f"That is what the ranks of host 0 send. Hint: which ranks are on host {host}?"
     if found.get(axis) and not leaving_of(case, ranks_per_host, host)[axis]:
         return "Nothing leaves the host along this axis. Hint: on which host is each destination?"
     return "Hint: do you count a rank once for each destination on another host, and no other destination?"
+
+
+def _is_equal(found: dict[str, float], expected: dict[str, float]) -> bool:
+    return all(math.isclose(found.get(axis, -1), expected[axis], rel_tol=_EXACT) for axis in AXES)
 
 
 def plain_hosts(attempt: Attempt) -> None:

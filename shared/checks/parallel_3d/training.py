@@ -1,5 +1,6 @@
 """Judge models on a mesh in training: losses, gradients, norms, parameters, bytes per axis, and memory."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -17,6 +18,7 @@ from shared.models import gpt_layers
 from shared.wire import instrumentation
 from shared.wire.instrumentation import Call
 
+_FLOAT64_TOLERANCE = 1e-11  # for what is added up in float64, and not in float32
 _ADAM_TOLERANCE = 1e-9
 _CLIP_TOLERANCE = 1e-6  # torch adds 1e-6 to a norm before it divides by it, which need not be imitated
 _SLACK_BYTES = 256  # a few numbers per axis and step, such as losses and norms
@@ -24,6 +26,8 @@ _MOST_SLACK = 1.1  # a rank may keep a few small tensors besides its parameters
 CLIPS, LEAVES = 0.05, 1000.0
 _HINT_ON_SAMPLES = "Hint: which ranks need the same samples, and by which number do you choose them?"
 _HINT_ON_AVERAGE = "Hint: which line averages gradients over dp, and how often does it run in a step?"
+_HINT_ON_NO_SYNC = "Hint: which line averages gradients over dp, and is no_sync() still active there?"
+_HINT_ON_ROOM = "The norm is less than max_norm. Hint: should anything be scaled?"
 
 
 class Alone(nn.Module):
@@ -74,6 +78,8 @@ def _step(trained, plan: Plan, batches: list) -> dict:
     with instrumentation.listening() as calls["clip_grad_norm_"]:
         if plan.max_norm is not None:
             done["norm"] = torch.as_tensor(trained.clip_grad_norm_(plan.max_norm)).detach().cpu().clone()
+    clipped = {name: p.grad for name, p in trained.stage_parameters().items()}
+    done["clipped"] = _copied(clipped) if plan.zero_stage == 0 and plan.max_norm is not None else {}
     with instrumentation.listening() as calls["the optimizer's step"]:
         trained.optimizer.step()
     return done | {"after": _copied(trained.stage_parameters()), "calls": calls}
@@ -114,9 +120,23 @@ def train_alone(attempt: Attempt, plan: Plan) -> Trained:
     seed, alone = attempt.draw_seed(), replace(plan, dp=1)
     drawn_batches = [alone.draw_batches(attempt) for _ in range(plan.dp)]
     per_rank = [(drawn_batches[plan.on(rank)["dp"]],) for rank in range(attempt.world_size)]
-    found = attempt.run(probe_training, build_alone, plan, seed, per_rank=per_rank, context=str(plan))
+    try:
+        found = attempt.run(probe_training, build_alone, plan, seed, per_rank=per_rank, context=str(plan))
+    except Wrong as wrong:
+        if wrong.hangs:
+            wrong.hint = _hint_on_wait(plan, wrong.evidence) or wrong.hint
+        raise
     per_replica = [one_process(alone, seed, batches) for batches in drawn_batches]
     return Trained(plan, found, per_replica[0], _start(plan, seed), per_replica)
+
+
+def _hint_on_wait(plan: Plan, evidence: str) -> str:
+    """Recognize a call along an axis on which no rank has another one to wait for."""
+    if plan.pp == 1 and re.search(r"waits? in recv", evidence):
+        return "With pp = 1, no rank has to receive anything. Hint: which group does the pipeline get?"
+    if plan.tp == 1 and re.search(r"waits? in all_reduce", evidence):
+        return "With tp = 1, no rank has to wait in an all-reduce. Hint: which groups do the layers and the loss get?"
+    return ""
 
 
 def _start(plan: Plan, seed: int) -> dict[str, torch.Tensor]:
@@ -178,18 +198,23 @@ def _tolerance(plan: Plan) -> float:
 def _hint_on_loss(trained: Trained, step: int, loss: torch.Tensor, expected: torch.Tensor) -> str:
     plan = trained.plan
     every = [found["steps"][step]["losses"][0] for found in trained.found]
+    same = plan.pp * plan.tp if trained.per_replica is None else 1  # ranks that have the loss of the same replica
+    for times in (same, plan.dp * same):
+        if same > 1 and close(loss, times * expected, 1e-6):
+            return f"It is exactly {times} times too large. Hint: over which group is it summed?"
     for times, why in _factors(plan):
         if close(loss, times * expected, 1e-6):
             return f"It is exactly {times} times too large, and there are {times} {why}. Hint: is it a sum or a mean?"
         if close(loss * times, expected, 1e-6):
             return f"It is exactly {times} times too small, and there are {times} {why}. Hint: what is divided twice?"
     if step:
-        return "The losses before were right. Hint: which parameters were updated with a wrong gradient?"
+        return "The earlier losses were right. Hint: which parameters were updated with a wrong gradient?"
     if plan.dp > 1 and close(torch.stack([every[0], every[-1]]).mean(), expected, 1e-6):
         return "The mean of the replicas' losses would be right. Hint: do all ranks return the same loss?"
     if plan.dp > 1:
         return _HINT_ON_SAMPLES
-    return "Hint: which group does each part need, and what happens to the logits of padding?"
+    padding = ", and what happens to the logits of padding" if plan.model.vocabulary % plan.tp else ""
+    return f"Hint: which group does each part need{padding}?"
 
 
 def _factors(plan: Plan) -> list[tuple[int, str]]:
@@ -228,14 +253,15 @@ def _hint_on_gradient(trained: Trained, rank: int, step: int, name: str, found, 
     if plan.dp > 1 and trained.per_replica is None:
         own = trained.expected[step].of_replicas[plan.on(rank)["dp"]][name]
         if close(found, plan.shard_of(name, own, rank), 1e-8):
-            return f"It is the gradient of this replica's own samples. {_HINT_ON_AVERAGE}"
+            hint = _HINT_ON_AVERAGE if plan.zero_stage else _HINT_ON_NO_SYNC
+            return f"It is the gradient of this replica's own samples. {hint}"
     for times, why in _factors(plan):
         if close(found, times * expected, 1e-8):
             return f"It is exactly {times} times too large, and there are {times} {why}. {_HINT_ON_AVERAGE}"
         if close(found * times, expected, 1e-8):
             return f"It is exactly {times} times too small, and there are {times} {why}. {_HINT_ON_AVERAGE}"
     if close(found, 2 * expected, 1e-8):
-        return "It is exactly twice as large. Hint: is a gradient added to itself, where a group has a single rank?"
+        return "It is exactly 2 times too large. Hint: is a gradient added to itself, where a group has a single rank?"
     return "Hint: between which ranks must this gradient be averaged, and do they have the same shard?"
 
 
@@ -252,6 +278,7 @@ def judge_training(trained: Trained) -> None:
         judge_gradients(trained, step)
         if plan.max_norm is not None:
             judge_norms(trained, step)
+            judge_clipped(trained, step)
         for rank, found in enumerate(trained.found):
             after = trained.expected_on(rank, step).after
             for name, parameter in found["steps"][step]["after"].items():
@@ -259,10 +286,16 @@ def judge_training(trained: Trained) -> None:
                 rows, tolerance = parameter[: len(expected)], _tolerance(plan)
                 if not close(rows, expected, tolerance):
                     difference = first_difference(rows, expected, tolerance)
-                    raise Wrong({rank: f"{trained.at(step)}, {name} after it: {difference}"}, _hint_on_update(plan))
+                    evidence = f"{trained.at(step)}, {name} after it: {difference}"
+                    raise Wrong({rank: evidence}, _hint_on_update(trained, step))
 
 
-def _hint_on_update(plan: Plan) -> str:
+def _hint_on_update(trained: Trained, step: int) -> str:
+    plan = trained.plan
+    if plan.zero_stage and plan.max_norm is not None:
+        if trained.expected[step].norm <= plan.max_norm:
+            return _HINT_ON_ROOM
+        return "Hint: which gradients does ZeRO1 use for its update, and are these scaled in place?"
     if plan.zero_stage and plan.dp > 1:
         return "Hint: over which group does ZeRO1 average the gradients and shard the optimizer state?"
     return "Hint: which code updates this parameter, and how often does it run in a step?"
@@ -276,15 +309,66 @@ def judge_norms(trained: Trained, step: int = 0) -> None:
     """
     expected = trained.expected[step].norm
     tolerance = _CLIP_TOLERANCE if step else _ADAM_TOLERANCE  # nothing has been scaled before the first norm
-    for rank, found in enumerate(trained.found):
-        norm = found["steps"][step]["norm"]
-        if norm.shape != () or norm.dtype != torch.float64:
-            kind = f"a tensor of shape {list(norm.shape)} and dtype {norm.dtype}"
-            message = f"{trained.plan}: the norm is {kind}, expected no dimensions, and float64"
-            raise Wrong({rank: message}, "Hint: which shape and dtype has the tensor to which you add the squares?")
+    for rank, norm in enumerate(_norms_of(trained, step)):
         if not close(norm, expected.double(), tolerance):
             message = f"{trained.at(step)}: the norm is {norm.item():.8g}, expected {expected.item():.8g}"
             raise Wrong({rank: message}, _hint_on_norm(trained, step, norm.item()))
+
+
+def _norms_of(trained: Trained, step: int) -> list[torch.Tensor]:
+    """Return the norm of each rank.
+
+    Raises:
+        Wrong: If one has dimensions, or another dtype than float64.
+    """
+    norms = [found["steps"][step]["norm"] for found in trained.found]
+    for rank, norm in enumerate(norms):
+        if norm.shape != () or norm.dtype != torch.float64:
+            kind = f"a tensor of shape {list(norm.shape)} and dtype {norm.dtype}"
+            message = f"{trained.plan}: the norm is {kind}, expected no dimensions, and float64"
+            raise Wrong({rank: message}, "Hint: which shape and dtype does your sum of squares have?")
+    return norms
+
+
+def judge_clipped(trained: Trained, step: int) -> None:
+    """Compare the gradients after clipping, on every rank, if they are not sharded.
+
+    Raises:
+        Wrong: If they differ from those of one process.
+    """
+    for rank, found in enumerate(trained.found):
+        expected = trained.expected_on(rank, step)
+        for name, gradient in found["steps"][step]["clipped"].items():
+            if expected.clipped[name] is None or gradient is None:
+                continue
+            own = trained.plan.shard_of(name, expected.clipped[name], rank)
+            rows, before = gradient[: len(own)], found["steps"][step]["gradients"][name][: len(own)]
+            if not close(rows, own, _CLIP_TOLERANCE):
+                difference = first_difference(rows, own, _CLIP_TOLERANCE)
+                message = f"{trained.at(step)}: after clipping, the gradient of {name}: {difference}"
+                hint = "Hint: by which factor is each gradient scaled, and how often?"
+                if expected.norm <= trained.plan.max_norm:
+                    hint = _HINT_ON_ROOM
+                elif close(rows, before, _CLIP_TOLERANCE):
+                    hint = "It is the same as before. Hint: are the gradients scaled in place?"
+                raise Wrong({rank: message}, hint)
+
+
+def judge_precision(trained: Trained) -> None:
+    """Compare the first norm with the squares of the ranks' own gradients. Each parameter is on one stage.
+
+    Raises:
+        Wrong: If they were not added up in float64.
+    """
+    total = 0.0
+    for rank, found in enumerate(trained.found):
+        for name, gradient in found["steps"][0]["gradients"].items():
+            is_copy = _is_replicated(trained.plan, name, trained.start[name]) and rank > 0
+            total += 0.0 if is_copy or gradient is None else gradient.double().square().sum().item()
+    for rank, norm in enumerate(_norms_of(trained, 0)):
+        if abs(norm.item() - total**0.5) > _FLOAT64_TOLERANCE * total**0.5:
+            message = f"{trained.plan}, a model in float32: the norm is {norm.item():.13g}, expected {total**0.5:.13g}"
+            raise Wrong({rank: message}, "Hint: in which dtype are the squares computed and added up?")
 
 
 def _hint_on_norm(trained: Trained, step: int, norm: float) -> str:
@@ -552,7 +636,7 @@ def norms_with_zero_1(attempt: Attempt) -> None:
 
 
 def awkward_norms(attempt: Attempt) -> None:
-    """Try biases that tp ranks share, frozen parameters, gradients that need no clipping, and no tie."""
+    """Try biases that tp ranks share, frozen parameters, gradients that need no clipping, no tie, and float32."""
     cases = (
         (SmallGPT(biases=True, tied=False), "", CLIPS),
         (SmallGPT(tied=False, alike=True), "norm", CLIPS),
@@ -563,6 +647,8 @@ def awkward_norms(attempt: Attempt) -> None:
         sizes = attempt.random.choice([each for each in layouts(attempt.world_size) if each["tp"] > 1])
         plan = drawn(attempt, Plan(**sizes, model=model, frozen=frozen, max_norm=max_norm, steps=2))
         judge_training(train(attempt, replace(plan, zero_stage=(index + attempt.world_size // 2) % 2)))
+    in_float32 = Plan(tp=attempt.world_size, max_norm=CLIPS, steps=1, dtype=torch.float32)
+    judge_precision(train(attempt, drawn(attempt, in_float32)))
 
 
 def clipping_sends_one_element(attempt: Attempt) -> None:

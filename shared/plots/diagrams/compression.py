@@ -187,7 +187,8 @@ def low_rank() -> Figure:
     drawing.text(
         0.35,
         3.98,
-        "Each rank subtracts P · (Mᵀ · P)ᵀ, what it has sent itself, from its own M. The next step starts with this Q.",
+        "Each rank subtracts P · (Mᵀ · P)ᵀ, what it has sent itself, from its own M. "
+        "The next step starts with the summed Q.",
         "note",
         ha="left",
     )

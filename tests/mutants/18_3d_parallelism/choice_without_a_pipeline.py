@@ -22,6 +22,6 @@ def choose_layout(shape, cluster, sequences):
 
     def preference(layout):
         step_s = meshes.step_s(shape, cluster, layout, sequences)
-        return step_s, layout.zero_stage, layout.tp, layout.pp
+        return step_s, layout.zero_stage
 
     return min(fitting, key=preference, default=None)

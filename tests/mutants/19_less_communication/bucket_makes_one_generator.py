@@ -13,6 +13,8 @@ class CompressedBucket(right.CompressedBucket):
         self.handle = next(self.stages)
 
     def wait(self):
+        if self.handle is None:
+            raise RuntimeError("nothing is in flight")
         self.handle.wait()
         for handle in self.stages:
             handle.wait()

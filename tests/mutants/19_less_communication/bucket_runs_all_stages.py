@@ -12,6 +12,8 @@ class CompressedBucket(right.CompressedBucket):
         self.handle = list(self.compressor.exchange(self))
 
     def wait(self):
+        if self.handle is None:
+            raise RuntimeError("nothing is in flight")
         for handle in self.handle:
             handle.wait()
         self.handle = None

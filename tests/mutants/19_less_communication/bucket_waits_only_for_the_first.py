@@ -8,6 +8,8 @@ from solutions import compression as right
 
 class CompressedBucket(right.CompressedBucket):
     def wait(self):
+        if self.handle is None:
+            raise RuntimeError("nothing is in flight")
         self.handle.wait()
         for _ in self.stages:
             pass
