@@ -19,7 +19,17 @@ from tests.handed_in import CHAPTERS, cells_of, hand_in, need_sandbox, pieces_of
 
 pytestmark = pytest.mark.slow
 
-LABS = ("07_zero1", "09_zero3", "10_fsdp", "12_checkpoints", "13_tensor_parallel", "15_pipeline_parallel", "17_gspmd")
+LABS = (
+    "07_zero1",
+    "09_zero3",
+    "10_fsdp",
+    "12_checkpoints",
+    "13_tensor_parallel",
+    "15_pipeline_parallel",
+    "17_gspmd",
+    "18_3d_parallelism",
+    "19_less_communication",
+)
 
 
 READY_MADE = tuple(screen.READY_MADE)
