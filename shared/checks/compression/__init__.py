@@ -103,7 +103,7 @@ def register(exercise: Exercise, usual: Method, draw_method: Callable[[Attempt],
     def the_bytes_are_what_the_formula_says(attempt: Attempt) -> None:
         method = draw_method(attempt)
         in_bf16 = replace(plain(attempt, method), dtype=torch.bfloat16, said="in bfloat16")
-        for setting in (in_bf16, awkward(attempt, method, dtype=torch.float32)):
+        for setting in (plain(attempt, method), in_bf16, awkward(attempt, method, dtype=torch.float32)):
             judge_wire(feed(attempt, method, setting, draw_steps(attempt, method, setting, 2, micro_batches=2)))
 
     @exercise.check("parameters", world_sizes=(2, 4))
