@@ -505,7 +505,9 @@ class Layouts(Layouts):
             for step in self.steps_from(operand, placements):
                 longer = (*steps, step)
                 seconds = rounded(sum(each.seconds(self.mesh) for each in longer))
-                heapq.heappush(queue, (seconds, len(longer), next(order), changed(placements, step), longer))
+                heapq.heappush(
+                    queue, (seconds, len(longer), next(order), changed(placements, step), longer)
+                )
         return found
 
 

@@ -235,5 +235,7 @@ def two_messages_per_bucket(attempt: Attempt) -> None:
                 evidence = f"{tried.context}: {found} in a step, expected {most}"
                 raise Wrong(
                     {rank: evidence},
-                    "Hint: which tensors are known at the same time, so that they can be sent together?",
+                    "Hint: which tensors are known at the same time, so that they can be sent together?"
+                    if most == 2
+                    else "There is no matrix here. Hint: what would a second message contain?",
                 )

@@ -274,7 +274,7 @@ def judge_within_group(attempt: Attempt, method: Method, setting: Setting) -> No
     except Wrong as wrong:
         # This raises if it is wrong among all ranks, too.
         judge_result(feed(attempt, method, setting, draw_steps(attempt, method, setting, 3)))
-        hint = "Among all ranks, this is right. Hint: which rank do you use, the one in the group or the one among all?"
+        hint = "Among all ranks, three such steps are right. Hint: do you use the rank in the group, or among all?"
         raise Wrong(wrong.evidence, hint) from None
 
 

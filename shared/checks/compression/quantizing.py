@@ -67,7 +67,9 @@ def _judge_quantized(attempt: Attempt, values: torch.Tensor, context: str) -> No
             raise Wrong(
                 f"{context}: for values of shape {list(values.shape)}, the {name} have the shape {list(tensor.shape)}, "
                 f"expected {list(shape)}",
-                "Hint: how many elements share a scale?",
+                "Hint: how many elements share a scale?"
+                if tensor.numel() != shape.numel()
+                else "Hint: the number of elements is right. Which dimension should be gone?",
             )
     if not found["untouched"]:
         raise Wrong(f"{context}: quantize() has changed its argument", "Hint: which operation works in place?")
@@ -79,7 +81,7 @@ def _judge_quantized(attempt: Attempt, values: torch.Tensor, context: str) -> No
             f"{context}: the scale of block {index} is {scales.flatten()[index].item():.6g}, "
             f"expected {expected.flatten()[index].item():.6g}",
             "Hint: this block holds only zeros or very small values. What is TINY for?"
-            if expected.flatten()[index] == TINY
+            if expected.flatten()[index] == TINY and scales.flatten()[index] < TINY
             else "Hint: which element of the block should become 127 or −127?",
         )
     error = (integers.double().unflatten(-1, (-1, BLOCK)) * scales.double().unsqueeze(-1) - blocks).abs()
