@@ -76,6 +76,9 @@ give_hints(
     Parallel3D,
     clip_grad_norm_,
 )
+give_hints({"got <class 'int'> instead": "Hint: what is your sum on a rank without gradients?"}, clip_grad_norm_)
+give_hints({"`sizes` was": "Hint: which line changes the caller's dictionary?"}, coordinates, ranks_along)
+give_hints({"not a parameter of the model": "Hint: which model does parallelize() get?"}, split_model)
 give_hints(
     {name: "Hint: what does your search return if nothing fits?" for name in ("empty sequence", "empty iterable")},
     choose_layout,
