@@ -579,6 +579,38 @@ def each_axis_sends_what_it_has_to(attempt: Attempt) -> None:
 # -- memory
 
 
+def probe_split(split_model, plan: Plan, most_bytes: int, seed: int) -> int:
+    """Split a model, and drop it. Returns the bytes that this rank then holds."""
+    before_bytes = living_bytes()
+    pipeline = _split_in_place(split_model, plan, seed)
+    held_bytes = settled_bytes(most_bytes, before_bytes)
+    del pipeline  # has been held until here
+    return held_bytes
+
+
+def _split_in_place(split_model, plan: Plan, seed: int):
+    model = plan.build_model(seed).to(device_here())
+    pipeline = split_model(model, mesh_of(plan), plan.schedule, plan.micro_batches)
+    every = set(model.parameters())
+    if copied := [name for name, each in pipeline.stage_parameters().items() if each not in every]:
+        message = f"{copied[0]} of the pipeline is not a parameter of the model"
+        raise AssertionError(f"{message}: expected split_model() to split the model in place, and not a copy of it")
+    return pipeline
+
+
+def each_stage_holds_its_layers(attempt: Attempt) -> None:
+    """Measure what is left of the model when nothing but the pipeline refers to it."""
+    model = SmallGPT(layers=2, head_width=6, vocabulary=12 * attempt.random.randint(15, 20))
+    for sizes in ({"pp": 2, "tp": 2}, {"pp": 4}):
+        plan, seed = Plan(**sizes, model=model), attempt.draw_seed()
+        own = [plan.held_bytes(rank) for rank in range(attempt.world_size)]
+        per_rank = [(int(_MOST_SLACK * nbytes), seed) for nbytes in own]
+        for rank, held in enumerate(attempt.run(probe_split, plan, per_rank=per_rank, context=str(plan))):
+            if held > per_rank[rank][0]:
+                message = f"{plan}: this rank holds {held:,} bytes, expected {own[rank]:,}, those of its own layers"
+                raise Wrong({rank: message}, "Hint: does loss_fn, or anything else, still refer to the whole model?")
+
+
 def probe_memory(parallel_cls, plan: Plan, most_bytes: int, seed: int, batches: list) -> int:
     """Train two steps, without recording anything. Returns the bytes that this rank then holds."""
     before_bytes = living_bytes()
