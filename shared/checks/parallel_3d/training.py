@@ -183,8 +183,9 @@ def judge_losses(trained: Trained, step: int = 0) -> None:
     for rank, found in enumerate(trained.found):
         losses = trained.expected_on(rank, step).losses
         for loss, expected in zip(found["steps"][step]["losses"], losses, strict=True):
-            if loss.shape != ():
-                message = f"{trained.at(step)}: the loss has the shape {list(loss.shape)}, expected no dimensions"
+            if loss.shape != () or loss.dtype != torch.float64:
+                kind = f"a tensor of shape {list(loss.shape)} and dtype {loss.dtype}"
+                message = f"{trained.at(step)}: the loss is {kind}, expected no dimensions, and float64"
                 raise Wrong({rank: message}, "Hint: what does the pipeline's step return?")
             if not close(loss, expected, _tolerance(plan)):
                 message = f"{trained.at(step)}: the loss is {loss.item():.8g}, expected {expected.item():.8g}"
