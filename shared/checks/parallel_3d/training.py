@@ -527,11 +527,14 @@ def judge_traffic(trained: Trained) -> None:
     """Compare the bytes that each rank sends along each axis in the last step with what it has to send.
 
     Raises:
-        Wrong: If a rank sends more along an axis, or all ranks together less.
+        Wrong: If a rank sends more along an axis, or all ranks together less, or if there is a barrier.
     """
     plan, sent = trained.plan, []
     for rank, found in enumerate(trained.found):
         calls = [call for of_phase in found["steps"][-1]["calls"].values() for call in of_phase]
+        if any(call.op.endswith("barrier") for call in calls):
+            message = f"{trained.at(plan.steps - 1)}: a barrier makes ranks wait for each other, and sends nothing"
+            raise Wrong({rank: message}, "Hint: which result would be wrong without it?")
         sent.append(_sent_by_axis(plan, rank, calls))
         expected = traffic_of(plan, rank)
         for axis, nbytes in sent[rank].items():
