@@ -237,6 +237,9 @@ def judge_gradients(trained: Trained, step: int = 0) -> None:
             whole = expected.gradients[name]
             what = f"{trained.at(step)}: the gradient of {name}"
             if whole is None:
+                if gradient is not None:
+                    message = f"{what} is a tensor, expected None, because the parameter is frozen"
+                    raise Wrong({rank: message}, "Hint: which parameters have a gradient to average?")
                 continue
             if gradient is None:
                 raise Wrong({rank: f"{what} is None"}, "Hint: does backward run on every stage?")
