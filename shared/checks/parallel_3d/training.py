@@ -686,6 +686,8 @@ def awkward_norms(attempt: Attempt) -> None:
         sizes = attempt.random.choice([each for each in layouts(attempt.world_size) if each["tp"] > 1])
         plan = drawn(attempt, Plan(**sizes, model=model, frozen=frozen, max_norm=max_norm, steps=2))
         judge_training(train(attempt, replace(plan, zero_stage=(index + attempt.world_size // 2) % 2)))
+    if attempt.world_size == 4:  # two stages have no gradients
+        judge_training(train(attempt, Plan(pp=4, frozen="blocks", max_norm=CLIPS, steps=1)))
     in_float32 = Plan(tp=attempt.world_size, max_norm=CLIPS, steps=1, dtype=torch.float32)
     judge_precision(train(attempt, drawn(attempt, in_float32)))
 
