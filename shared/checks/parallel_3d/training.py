@@ -650,6 +650,11 @@ def each_rank_holds_its_part(attempt: Attempt) -> None:
                     f"{plan}: after two steps, this rank holds {held:,} bytes, {held / own:.1f} times its parameters"
                 )
                 hint = "Hint: does anything still refer to the whole model, or is the optimizer's state not sharded?"
+                if zero_stage == 0:
+                    hint = (
+                        "Hint: does anything still refer to the whole model? And does finish_gradient_sync() run even "
+                        "with one replica, so that the gradients lie in its buckets?"
+                    )
                 raise Wrong({rank: f"{message}; expected {numbers:g} times"}, hint)
 
 
