@@ -266,6 +266,8 @@ def _hint_on_gradient(trained: Trained, rank: int, step: int, name: str, found, 
             return f"It is exactly {times} times too small, and there are {times} {why}. {_HINT_ON_AVERAGE}"
     if close(found, 2 * expected, 1e-8):
         return "It is exactly 2 times too large. Hint: is a gradient added to itself, where a group has a single rank?"
+    if plan.dp > 1 and plan.pp > 1 and plan.model.tied and "token_embedding" in name:
+        return "Two stages have this gradient. Hint: is it averaged over dp after they have added up their parts?"
     return "Hint: between which ranks must this gradient be averaged, and do they have the same shard?"
 
 
@@ -463,6 +465,8 @@ def awkward_models_train(attempt: Attempt) -> None:
         sizes = attempt.random.choice([each for each in layouts(attempt.world_size) if each["dp"] < 4])
         plan = drawn(attempt, Plan(**sizes, model=model, frozen=frozen, batches=2, steps=2))
         judge_training(train(attempt, replace(plan, zero_stage=(index + attempt.world_size // 2) % 2)))
+    if attempt.world_size == 4:  # the stages add up the tied gradients after backward, so it must not average them
+        judge_training(train(attempt, Plan(dp=2, pp=2, micro_batches=1, steps=1)))
 
 
 def replicas_stay_equal(attempt: Attempt) -> None:
