@@ -24,6 +24,7 @@ _CLIP_TOLERANCE = 1e-6  # torch adds 1e-6 to a norm before it divides by it, whi
 _SLACK_BYTES = 256  # a few numbers per axis and step, such as losses and norms
 _MOST_SLACK = 1.1  # a rank may keep a few small tensors besides its parameters
 CLIPS, LEAVES = 0.05, 1000.0
+_HINT_ON_PARTS = "Hint: is each part contiguous, does replica 0 get the first one, and is the average left to ZeRO1?"
 _HINT_ON_SAMPLES = "Hint: which ranks need the same samples, and by which number do you choose them?"
 _HINT_ON_AVERAGE = "Hint: which line averages gradients over dp, and how often does it run in a step?"
 _HINT_ON_NO_SYNC = "Hint: which line averages gradients over dp, and is no_sync() still active there?"
@@ -67,14 +68,14 @@ def probe_training(piece, build: Callable, plan: Plan, seed: int, batches: list)
 
 
 def _step(trained, plan: Plan, batches: list) -> dict:
-    calls, done = {}, {"losses": [], "norm": None}
+    calls, done = {}, {"losses": [], "norm": None, "gradients": {}, "own gradients": {}}
     trained.optimizer.zero_grad()
     with instrumentation.listening() as calls["step"]:
         for x, y in batches:
             loss = torch.as_tensor(trained.step(x.to(device_here()), y.to(device_here())))
             done["losses"].append(loss.detach().cpu().clone())
     gradients = {name: p.grad for name, p in trained.stage_parameters().items()}
-    done["gradients"] = _copied(gradients) if plan.zero_stage == 0 else {}
+    done["gradients" if plan.zero_stage == 0 else "own gradients"] = _copied(gradients)
     with instrumentation.listening() as calls["clip_grad_norm_"]:
         if plan.max_norm is not None:
             done["norm"] = torch.as_tensor(trained.clip_grad_norm_(plan.max_norm)).detach().cpu().clone()
@@ -250,6 +251,25 @@ def judge_gradients(trained: Trained, step: int = 0) -> None:
                 raise Wrong({rank: message}, _hint_on_gradient(trained, rank, step, name, rows, own))
 
 
+def judge_own_gradients(trained: Trained, step: int = 0) -> None:
+    """With ZeRO-1, compare each replica's gradients, which its step() averages later, with those of its samples.
+
+    Raises:
+        Wrong: If they are those of other samples.
+    """
+    plan = trained.plan
+    for rank, found in enumerate(trained.found):
+        replica = plan.on(rank)["dp"]
+        expected = trained.expected_on(rank, step).of_replicas[replica]
+        for name, gradient in reversed(found["steps"][step]["own gradients"].items()):
+            own = plan.shard_of(name, expected[name], rank) if name in expected else None
+            if own is None or gradient is None or close(gradient[: len(own)], own, _tolerance(plan)):
+                continue
+            message = f"{trained.at(step)}: after step(), the gradient of {name} is not that of part {replica + 1}"
+            message += f" of the {plan.dp} parts of the global batch"
+            raise Wrong({rank: message}, _HINT_ON_PARTS)
+
+
 def _hint_on_gradient(trained: Trained, rank: int, step: int, name: str, found, expected) -> str:
     plan = trained.plan
     if found.shape != expected.shape:
@@ -282,6 +302,8 @@ def judge_training(trained: Trained) -> None:
     for step in range(plan.steps):
         judge_losses(trained, step)
         judge_gradients(trained, step)
+        if plan.zero_stage:
+            judge_own_gradients(trained, step)
         if plan.max_norm is not None:
             judge_norms(trained, step)
             judge_clipped(trained, step)
