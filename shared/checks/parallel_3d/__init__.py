@@ -36,6 +36,7 @@ leaving_bytes.check("hosts", world_sizes=(1,))(traffic.drawn_hosts)
 split_model.check("plain split", world_sizes=(2,))(training.plain_splits)
 split_model.check("both axes", world_sizes=(1, 2, 4))(training.splits_combine)
 split_model.check("schedules and models", world_sizes=(2, 4))(training.schedules_and_models)
+split_model.check("wire", world_sizes=(2, 4))(training.split_layers_send_what_they_have_to)
 split_model.check("memory", world_sizes=(4,))(training.each_stage_holds_its_layers)
 
 Parallel3D.check("plain replicas", world_sizes=(2,))(training.plain_replicas)

@@ -609,6 +609,14 @@ def each_axis_sends_what_it_has_to(attempt: Attempt) -> None:
             judge_traffic(train(attempt, replace(plan, zero_stage=1)))
 
 
+def split_layers_send_what_they_have_to(attempt: Attempt) -> None:
+    """Count without data parallelism, so that nothing else is sent."""
+    for sizes in layouts(attempt.world_size):
+        if sizes["dp"] == 1 and max(sizes.values()) <= 2:
+            plan = replace(drawn(attempt, Plan(**sizes, steps=1)), micro_batches=attempt.random.randint(2, 3))
+            judge_traffic(train_alone(attempt, plan))
+
+
 # -- memory
 
 
