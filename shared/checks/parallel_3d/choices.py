@@ -27,6 +27,7 @@ class Way:
     layout: Layout
     share: float  # of a GPU's memory
     step_s: float
+    micro_batches: int  # of each replica
 
     @property
     def order(self) -> tuple:
@@ -56,7 +57,7 @@ class Case:
                 layout = Layout(dp, pp, tp, zero_stage)
                 share = meshes.held_bytes(self.shape, layout, self.sequences) / self.cluster.gpu_bytes
                 step_s = meshes.step_s(self.shape, self.cluster, layout, self.sequences)
-                found.append(Way(layout, share, step_s))
+                found.append(Way(layout, share, step_s, self.sequences // dp))
         return found
 
     def is_clear(self, ways: list[Way]) -> bool:
@@ -117,6 +118,10 @@ RULES: dict[str, tuple[Rule, str]] = {
     "as many replicas as possible": (
         lambda ways, _: fastest(ways, key=lambda way: (-way.layout.dp, *way.order)),
         "should you choose the layout with the most replicas, or the fastest one?",
+    ),
+    "as many micro-batches as stages": (
+        lambda ways, _: fastest([way for way in ways if way.micro_batches >= way.layout.pp]),
+        "do you leave out layouts with fewer micro-batches than stages?",
     ),
     "powers of two": (
         lambda ways, _: fastest([way for way in ways if all(n & (n - 1) == 0 for n in way.layout[:3])]),
