@@ -412,6 +412,8 @@ def _hint_on_norm(trained: Trained, step: int, norm: float) -> str:
     def is_norm_of(square: float) -> bool:
         return abs(norm - square**0.5) <= 1e-6 * norm
 
+    if abs(norm - plan.max_norm) <= 1e-4 * norm:
+        return "It is max_norm. Hint: is the norm that is returned the one before scaling?"
     if max(norms) - min(norms) > 1e-9 * max(norms):
         return "The ranks have different norms. Hint: over which ranks is the sum of the squares added up?"
     if plan.tp > 1 and is_norm_of(total + (plan.tp - 1) * replicated):
@@ -722,7 +724,8 @@ def awkward_norms(attempt: Attempt) -> None:
         (SmallGPT(), "", LEAVES),
     )
     for index, (model, frozen, max_norm) in enumerate(cases):
-        sizes = attempt.random.choice([each for each in layouts(attempt.world_size) if each["tp"] > 1])
+        axis = "pp" if model.alike else "tp"  # the ends of the pipeline may be alike without being tied
+        sizes = attempt.random.choice([each for each in layouts(attempt.world_size) if each[axis] > 1])
         plan = drawn(attempt, Plan(**sizes, model=model, frozen=frozen, max_norm=max_norm, steps=2))
         judge_training(train(attempt, replace(plan, zero_stage=(index + attempt.world_size // 2) % 2)))
     if attempt.world_size == 4:  # two stages have no gradients
