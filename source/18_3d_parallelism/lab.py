@@ -916,9 +916,9 @@ assert [each["only the norm"] for each in measured.values()] == [False, True, Tr
 # %% [markdown]
 # In the first mistake, two ranks of one replica see different samples, and still add up their partial sums. The other
 # three have the right loss at first, because forward is right. Only the norm of the gradients gives them away. The last
-# two only get a wrong scale. Clipping and AdamW hide it, so their losses stay right. With `NeverAverages`, the replicas
-# slowly drift apart. The checks of this lab compare every gradient and every norm with those of one process, so they
-# find all four in the first step.
+# two only get a wrong scale. Clipping and AdamW hide it, so their losses stay almost right. With `NeverAverages`, the
+# replicas slowly drift apart. The checks of this lab compare every gradient and every norm with those of one process,
+# so they find all four in the first step.
 #
 # With the finished module, the training script has this as a strategy: `torchrun --nproc_per_node=4 -m solutions.train
 # --model gpt --strategy 3d --dp 2 --pp 1 --tp 2 --zero-stage 1`.
