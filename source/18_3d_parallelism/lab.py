@@ -319,7 +319,7 @@ tables.Table(["from the outermost axis", "dp, GB", "pp, GB", "tp, GB", "total, G
 
 # %% [markdown]
 # Tensor parallelism sends by far the most, because it exchanges the activations of every layer. So tp is the
-# innermost axis, and stays inside a host. Then only the gradients, once per step, and the outputs of one layer leave
+# innermost axis, and stays inside a host. Then only the gradients (once per step) and the outputs of one layer leave
 # the host.
 
 # %% [markdown]
@@ -916,7 +916,7 @@ assert [each["only the norm"] for each in measured.values()] == [False, True, Tr
 # %% [markdown]
 # In the first mistake, two ranks of one replica see different samples, and still add up their partial sums. The other
 # three have the right loss at first, because forward is right. Only the norm of the gradients gives them away. The last
-# two only get a wrong scale. Clipping and AdamW hide it, so their losses stay almost right. With `NeverAverages`, the
+# two only cause a wrong scale. Clipping and AdamW hide it, so their losses stay almost right. With `NeverAverages`, the
 # replicas slowly drift apart. The checks of this lab compare every gradient and every norm with those of one process,
 # so they find all four in the first step.
 #

@@ -369,8 +369,8 @@ found.table()
 
 # %% [markdown]
 # The search says what rules out each layout that differs from its choice in one thing: it does not fit, or something
-# takes longer. Why do TP 8 and PP 2 need more time for *data* parallelism? With them, a replica has twice as many
-# GPUs, and so twice as many micro-batches. ZeRO-3 gathers the parameters for each, and not all of it is hidden.
+# takes longer. Why do TP 8 and PP 2 need more time for *data* parallelism? With either, a replica has twice as many
+# GPUs, and so twice as many micro-batches. ZeRO-3 all-gathers the parameters for each one, and cannot hide all of this.
 #
 # Layouts of very different shapes are nearly as fast. None of them recomputes activations: memory that sharding saves
 # is spent on avoiding recomputation.
@@ -414,9 +414,9 @@ scores.table()
 # Elsewhere, the planner is too optimistic, and each case shows what it leaves out:
 #
 # - **ZeRO-3 in 2021.** These steps took 1.3 to 4.3 times as long as predicted. With 768 and with 1,536 GPUs, they took
-#   equally long, 67 s, so they waited for the network. ZeRO-3 gathers all parameters twice, 349 GB in bf16, and reduces
-#   as many bytes of gradients. In 67 s, these are 16 GB/s for each host. The planner assumes rings that use all eight
-#   adapters of a host, which have 192 GB/s.
+#   equally long, 67 s, so they waited for the network. ZeRO-3 all-gathers the bf16 parameters (349 GB) twice, and
+#   reduce-scatters the gradients (349 GB) once. In 67 s, that is 16 GB/s per host. The planner assumes rings that use
+#   all eight adapters of a host, which have 192 GB/s.
 # - **Thousands of GPUs.** In MegaScale, the error is 2% on 256 GPUs and 17% on 12,288. The authors found stragglers.
 # - **Other software and hardware.** MT-NLG used DeepSpeed's pipeline. torchtitan recomputed every second matmul, on
 #   H100s with a limit of 500 W instead of 700 W. Half of its runs were not compiled.
@@ -440,7 +440,7 @@ assert found.best.layout.tp == 8 and found.mfu > 0.5
 # <details><summary>Answer</summary>
 #
 # It fits, even without checkpointing (46 GB). Recomputation costs the most: without it, a step takes 86 s instead of
-# 116 s. Most of the remaining difference to the fastest layout (78 s) comes from all-reduces over 8 ranks instead of 4.
+# 116 s. Most of the remaining gap to the fastest layout (78 s) comes from all-reduces over 8 ranks instead of 4.
 #
 # </details>
 

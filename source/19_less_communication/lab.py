@@ -618,8 +618,8 @@ compressors = {
 runs = {name: trained(compressor) for name, compressor in compressors.items()}
 
 # %% [markdown]
-# The figure shows the mean loss of ten steps at a time. Follow one line to its end, which is at 200 steps for all of
-# them. How far to the left of `float32` does it end, and how much higher?
+# The figure shows the loss, averaged over ten steps at a time. Follow one line to its end, which is at 200 steps for
+# all of them. How far to the left of `float32` does it end, and how much higher?
 
 # %% tags=["nbval-ignore-output"]
 from shared.plots import compression as compression_plots

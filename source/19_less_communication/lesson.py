@@ -439,8 +439,8 @@ compression_plots.loss_against_bytes(runs)
 # %% [markdown]
 # bf16 and INT8 reach the loss of fp32. With 1% of the elements, training is slower, and without error feedback, it is
 # slower still. You have to try how much compression a model tolerates, and with which optimizer: the theory of error
-# feedback is about SGD. Adam divides each element by its recent size. So it gives the wrong size to an element that is
-# 0 in nine steps, and in the tenth the sum of all ten. 1-bit Adam therefore begins without compression. Then it fixes
+# feedback is about SGD. Adam divides each element by its recent size. So it wrongly scales an element that is 0 for
+# nine steps and then holds the sum of ten gradients. 1-bit Adam therefore begins without compression. Then it fixes
 # Adam's variance, and compresses the momentum (Tang et al. 2021).
 
 # %% [markdown]

@@ -149,10 +149,10 @@ def register(exercise: Exercise, usual: Method, draw_method: Callable[[Attempt],
 
 
 def _unused(step: int, rank: int, index: int) -> bool:
-    """Leave out some parameters.
+    """Return whether a rank leaves out a parameter in a step.
 
-    On rank 1, these are 5 in step 0, and 0 from step 1 on. On all ranks, they are 8 in step 2, 5 in steps 2 and 3, and
-    7 and 9 in every step.
+    Rank 1 does not use parameter 5 in step 0, and parameter 0 from step 1 on. No rank uses parameter 8 in step 2, or
+    parameter 5 in steps 2 and 3. Parameters 7 and 9 are never used.
     """
     on_one_rank = (index, rank, step) == (5, 1, 0) or ((index, rank) == (0, 1) and step > 0)
     return on_one_rank or (index, step) in ((8, 2), (5, 2), (5, 3)) or index in (7, 9)
@@ -204,7 +204,7 @@ def indices_may_be_large(attempt: Attempt) -> None:
 
 @TopK.check("ties", world_sizes=(2,))
 def elements_may_have_the_same_size(attempt: Attempt) -> None:
-    """Let all elements be 1 or −1, so that more elements than can be sent are as large as those that are sent."""
+    """Let all elements be 1 or −1, so that all of them are equally large, but only some can be sent."""
     method = references.TopK(0.1)
     setting = Setting(((200,),), method.arguments, said="all of the same size")
     generator = torch.Generator().manual_seed(attempt.draw_seed())

@@ -19,7 +19,7 @@ _ON_LATER_STEPS = {
     PowerSGD: "Hint: what exactly has this rank sent, and with which Q does the next step start?",
 }
 _ON_FIRST_STEP = {
-    PowerSGD: "Hint: here, P·Qᵀ must equal ΣM. Do all ranks multiply with the same P, and are its columns orthonormal?",
+    PowerSGD: "Hint: here, P·Qᵀ must equal ΣM. Do all ranks multiply by the same P, and are its columns orthonormal?",
 }
 _ON_DIVISION = "Hint: which line divides by zero, or by something very small?"
 

@@ -228,7 +228,7 @@ def judge_wire(tried: Tried) -> None:
             if barriers := [op for op in step["ops"] if "barrier" in op]:
                 raise Wrong(
                     {rank: f"{context}: launched a {barriers[0]}, expected none"},
-                    "All ranks wait for the slowest one there. Hint: which handle do you yield instead?",
+                    "A barrier makes all ranks wait for the slowest one. Hint: which handle should you yield instead?",
                 )
             if step["waits"]:
                 raise Wrong(
@@ -274,7 +274,7 @@ def judge_within_group(attempt: Attempt, method: Method, setting: Setting) -> No
     except Wrong as wrong:
         # This raises if it is wrong among all ranks, too.
         judge_result(feed(attempt, method, setting, draw_steps(attempt, method, setting, 3)))
-        hint = "Among all ranks, three such steps are right. Hint: do you use the rank in the group, or among all?"
+        hint = "Among all ranks, three such steps are right. Hint: do you use the rank in the group, or the global one?"
         raise Wrong(wrong.evidence, hint) from None
 
 

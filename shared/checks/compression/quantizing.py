@@ -40,7 +40,7 @@ def random_values_are_quantized(attempt: Attempt) -> None:
     count = attempt.scale.number(3, range(1, 40))
     _judge_quantized(attempt, blocks_of(attempt, (), count), "random values")
     _judge_quantized(attempt, blocks_of(attempt, (4,), count), "random values in 4 rows")
-    _judge_quantized(attempt, blocks_of(attempt, (2, 3), count), "random values in 2 times 3 rows")
+    _judge_quantized(attempt, blocks_of(attempt, (2, 3), count), "random values in 2 × 3 rows")
 
 
 def awkward_blocks_are_quantized(attempt: Attempt) -> None:
@@ -69,7 +69,7 @@ def _judge_quantized(attempt: Attempt, values: torch.Tensor, context: str) -> No
                 f"expected {list(shape)}",
                 "Hint: how many elements share a scale?"
                 if tensor.numel() != shape.numel()
-                else "Hint: the number of elements is right. Which dimension should be gone?",
+                else "Hint: the number of elements is right. Which line gives them the wrong dimensions?",
             )
     if not found["untouched"]:
         raise Wrong(f"{context}: quantize() has changed its argument", "Hint: which operation works in place?")

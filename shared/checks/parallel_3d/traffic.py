@@ -147,7 +147,7 @@ def judge_leaving_bytes(attempt: Attempt, asked: list[tuple]) -> None:
 
 def _hint_on_leaving(case: tuple, ranks_per_host: int, host: int, axis: str, found: dict[str, float]) -> str:
     if _is_equal(found, leaving_of(case, ranks_per_host, host, once=True)):
-        return "Some ranks have two destinations along pp. Hint: how many of them are on other hosts?"
+        return "Some ranks have two destinations along pp. Hint: how many of the two are on other hosts?"
     of_host_0 = leaving_of(case, ranks_per_host, 0), leaving_of(case, ranks_per_host, host, senders=0)
     if host and any(_is_equal(found, each) for each in of_host_0):
         return f"That is what the ranks of host 0 send. Hint: which ranks are on host {host}?"

@@ -252,7 +252,7 @@ def judge_gradients(trained: Trained, step: int = 0) -> None:
 
 
 def judge_own_gradients(trained: Trained, step: int = 0) -> None:
-    """With ZeRO-1, compare each replica's gradients, which its step() averages later, with those of its samples.
+    """With ZeRO-1, compare each replica's gradients, before ZeRO1 averages them, with those of its samples.
 
     Raises:
         Wrong: If they are those of other samples.
@@ -413,7 +413,7 @@ def _hint_on_norm(trained: Trained, step: int, norm: float) -> str:
         return abs(norm - square**0.5) <= 1e-6 * norm
 
     if abs(norm - plan.max_norm) <= 1e-4 * norm:
-        return "It is max_norm. Hint: is the norm that is returned the one before scaling?"
+        return "It is max_norm. Hint: do you return the norm from before or from after scaling?"
     if max(norms) - min(norms) > 1e-9 * max(norms):
         return "The ranks have different norms. Hint: over which ranks is the sum of the squares added up?"
     if plan.tp > 1 and is_norm_of(total + (plan.tp - 1) * replicated):
@@ -489,7 +489,7 @@ def awkward_models_train(attempt: Attempt) -> None:
         sizes = attempt.random.choice([each for each in layouts(attempt.world_size) if each["dp"] < 4])
         plan = drawn(attempt, Plan(**sizes, model=model, frozen=frozen, batches=2, steps=2))
         judge_training(train(attempt, replace(plan, zero_stage=(index + attempt.world_size // 2) % 2)))
-    if attempt.world_size == 4:  # the stages add up the tied gradients after backward, so it must not average them
+    if attempt.world_size == 4:  # the stages add up tied gradients after backward, so backward must not average them
         judge_training(train(attempt, Plan(dp=2, pp=2, micro_batches=1, steps=1)))
 
 
@@ -650,7 +650,7 @@ def each_stage_holds_its_layers(attempt: Attempt) -> None:
         per_rank = [(int(_MOST_SLACK * nbytes), seed) for nbytes in own]
         for rank, held in enumerate(attempt.run(probe_split, plan, per_rank=per_rank, context=str(plan))):
             if held > per_rank[rank][0]:
-                message = f"{plan}: this rank holds {held:,} bytes, expected {own[rank]:,}, those of its own layers"
+                message = f"{plan}: this rank holds {held:,} bytes, expected {own[rank]:,} for its own layers"
                 raise Wrong({rank: message}, "Hint: does loss_fn, or anything else, still refer to the whole model?")
 
 
