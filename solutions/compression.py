@@ -58,7 +58,7 @@ def unpack(message: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class CompressedBucket(Bucket):
-    """A bucket that sends what its compressor chooses, and keeps the rest in `unsent`, the *error* of the papers.
+    """A bucket that sends what its compressor chooses, and keeps the rest in `unsent`, which papers call the *error*.
 
     `memory` is for the compressor: it can keep there what it needs in the next step.
 

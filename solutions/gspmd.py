@@ -255,16 +255,20 @@ class Layouts:
         found, order = {}, itertools.count()  # of two equal routes, the queue returns the older one
         queue = [(0.0, 0, next(order), self.starts[operand], ())]
         while queue:
-            seconds, _, _, placements, steps = heapq.heappop(queue)
+            _, _, _, placements, steps = heapq.heappop(queue)
             if placements in found:
                 continue
             found[placements] = steps
             for step in self.steps_from(operand, placements):
-                # Rounded, so that routes of the same cost compare as equal.
-                total = round(seconds + step.seconds(self.mesh), 15)
-                entry = (total, len(steps) + 1, next(order), changed(placements, step))
-                heapq.heappush(queue, (*entry, (*steps, step)))
+                longer = (*steps, step)
+                seconds = rounded(sum(each.seconds(self.mesh) for each in longer))
+                heapq.heappush(queue, (seconds, len(longer), next(order), changed(placements, step), longer))
         return found
+
+
+def rounded(seconds: float) -> float:
+    """Keep ten digits, so that equal costs compare as equal, in whatever order they were added up."""
+    return float(f"{seconds:.10g}")
 
 
 def changed(placements: Placements, step: Step) -> Placements:
@@ -286,7 +290,7 @@ class Plan:
 
     @property
     def cost(self) -> tuple[float, int, int]:
-        return round(self.seconds, 15), len(self.collectives), len(self.steps)
+        return rounded(self.seconds), len(self.collectives), len(self.steps)
 
 
 def plan_for(equation: Equation, placements: Sequence, mesh: Mesh) -> Plan:

@@ -199,8 +199,8 @@ check.make_mesh()
 #
 # First, how much does a rank send in one step? `step_bytes(shape, sizes, sequences)` returns a dictionary with one
 # entry per axis of `sizes`: the bytes for one destination. `shape` is a `ModelShape` of the planner, and `sequences`
-# the number of sequences in the global batch, each of `shape.context` tokens. Every element has 2 bytes. There are at
-# least two stages, and each has `shape.layers / pp` layers.
+# the number of sequences in the global batch, each of `shape.context` tokens. Every element has 2 bytes. You may assume
+# that there are at least two stages. Each has `shape.layers / pp` layers.
 #
 # - `"tp"`: the result of `formulas.tensor_parallel_sent_bytes` for the layers of this stage, and for the tokens of
 #   this replica. (Each of the dp replicas gets an equal part of the sequences.)
@@ -319,8 +319,8 @@ tables.Table(["from the outermost axis", "dp, GB", "pp, GB", "tp, GB", "total, G
 
 # %% [markdown]
 # Tensor parallelism sends by far the most, because it exchanges the activations of every layer. So tp is the
-# innermost axis, and stays inside a host. With this order, only the gradients, once per step, and the outputs of one
-# layer leave the host.
+# innermost axis, and stays inside a host. Then only the gradients (once per step) and the outputs of one layer leave
+# the host.
 
 # %% [markdown]
 # ## Exercise 18.4 · Tensor parallelism inside a pipeline (8 min, 2 points)
@@ -331,9 +331,9 @@ tables.Table(["from the outermost axis", "dp, GB", "pp, GB", "tp, GB", "total, G
 # `token_loss` is given. It computes the loss from the logits of this rank's part of the vocabulary, as `ParallelGPT`
 # does in lab 13: the logits of padding do not take part.
 #
-# - Split the model with `parallelize(model, group)`, which changes it in place.
-# - Return a `Pipeline` of `gpt_layers(model)` with the schedule and the number of micro-batches. Its `loss_fn` takes
-#   only the logits and the targets, so fix the other arguments of `token_loss` with `partial`.
+# - Split the model with `parallelize(model, group)`, which changes it in place, and also returns it.
+# - Return `Pipeline(layers, schedule, micro_batches, loss_fn, group)` with the layers of `gpt_layers(model)`. `loss_fn`
+#   takes only the logits and the targets, so fix the other arguments of `token_loss` with `partial`.
 # - Each of the three calls needs a group. Think about which axis it belongs to.
 #
 # The first check trains a small GPT with tp = 2, and then with pp = 2. The others combine the two, and try tied
@@ -394,6 +394,7 @@ check.split_model()
 # - `pipeline`: the result of `split_model`.
 # - `stage`: a module with the layers of this rank's stage.
 # - `dp_group`: the group of this rank along dp.
+# - `replicas`: the number of replicas, which is dp.
 # - `optimizer`: a plain optimizer for the stage's parameters with `zero_stage=0`, or a `ZeRO1` over `dp_group` with
 #   `zero_stage=1`.
 # - `replica`: only with `zero_stage=0`. It is an `OverlappedDDP` of the stage, over `dp_group`.
@@ -711,13 +712,16 @@ check.clip_grad_norm_()
 #   pp the layers, or tp the heads.
 # - `cluster.gpus` is the number of GPUs on all hosts, and `cluster.gpu_bytes` the memory of one.
 #
+# This planner is simpler than the lesson's: it has neither ZeRO-3 nor full checkpointing. So it may choose other
+# layouts.
+#
 # **Predict.** Which layout is the fastest for each of the three situations below? List them in the same order.
 
 # %%
 from shared.planner import meshes
 
-for name in meshes.SITUATIONS:
-    print(name)
+for name, (_, cluster, _) in meshes.SITUATIONS.items():
+    print(f"{name}: {cluster.gpus} GPUs")
 
 # %%
 my_layouts = [meshes.Layout(8, 1, 1, 0), meshes.Layout(32, 1, 1, 0), meshes.Layout(128, 1, 1, 0)]
@@ -791,6 +795,8 @@ chosen = [choose_layout(*situation) for situation in meshes.SITUATIONS.values()]
 def describe(situation, layout):
     """Describe a layout, the share of a GPU's memory that it needs, and the time of its step."""
     shape, cluster, sequences = situation
+    if layout.gpus != cluster.gpus:
+        return f"{tuple(layout)}: needs {layout.gpus:,} GPUs, but there are {cluster.gpus}"
     try:
         share = meshes.held_bytes(shape, layout, sequences) / cluster.gpu_bytes
         step_s = meshes.step_s(shape, cluster, layout, sequences)
@@ -909,9 +915,10 @@ assert [each["only the norm"] for each in measured.values()] == [False, True, Tr
 
 # %% [markdown]
 # In the first mistake, two ranks of one replica see different samples, and still add up their partial sums. The other
-# three have the right loss at first, because forward is right. Only the norm of the gradients gives them away. AdamW
-# hides a wrong scale, as in lab 15, so their losses stay close to the right ones for a while. The checks of this lab
-# compare every gradient and every norm with those of one process, so they find all four in the first step.
+# three have the right loss at first, because forward is right. Only the norm of the gradients gives them away. The last
+# two only cause a wrong scale. Clipping and AdamW hide it, so their losses stay almost right. With `NeverAverages`, the
+# replicas slowly drift apart. The checks of this lab compare every gradient and every norm with those of one process,
+# so they find all four in the first step.
 #
 # With the finished module, the training script has this as a strategy: `torchrun --nproc_per_node=4 -m solutions.train
 # --model gpt --strategy 3d --dp 2 --pp 1 --tp 2 --zero-stage 1`.

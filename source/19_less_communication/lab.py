@@ -2,13 +2,13 @@
 # jupyter:
 #   course:
 #     module: compression
-#     minutes: 75
+#     minutes: 65
 # ---
 
 # %% [markdown]
 # # Lab 19 · Less communication
 #
-# **75 minutes, 15 points.** You build three gradient compressors for chapter 04's `OverlappedDDP`:
+# **65 minutes, 15 points.** You build three gradient compressors for chapter 04's `OverlappedDDP`:
 #
 # - `Int8` sends 8-bit integers, with a scale for every 256 of them (19.1 and 19.3),
 # - `TopK` sends only the largest elements (19.4),
@@ -119,6 +119,9 @@ def dequantize(integers: Tensor, scales: Tensor) -> Tensor:
     ### END SOLUTION
 
 
+# %% tags=["check"] grade_id="check-dequantize" points=1
+check.dequantize()
+
 # %% [markdown]
 # The next cell quantizes a block of small values, and the same block with an outlier. The error should be much larger
 # in the second case. That is why a scale is shared by 256 elements only, and not by a whole bucket.
@@ -132,9 +135,6 @@ for name, values in {"without": block, "with": with_outlier}.items():
     integers, scales = quantize(values)
     error = (dequantize(integers, scales) - values).abs().mean()
     print(f"{name} an outlier: scale {scales.item():.6f}, mean error {error:.6f}")
-
-# %% tags=["check"] grade_id="check-dequantize" points=1
-check.dequantize()
 
 # %% [markdown]
 # To send integers and scales in *one* message, we put them side by side into one tensor of bytes. The next cell gives
@@ -174,8 +174,8 @@ def unpack(message: Tensor) -> tuple[Tensor, Tensor]:
 # wait():     the compressor has put the sum of what all ranks have sent into flat
 # ```
 #
-# So nothing is lost: the sum of all gradients equals everything applied so far, plus everything still unsent. (In bf16,
-# `flat` rounds each sum once more. That error is lost.)
+# So nothing is lost in float32: the sum of all gradients equals everything applied so far, plus everything still
+# unsent. (In bf16, `flat` rounds each sum once more, and that error is lost.)
 #
 # A compressor may need several collectives, and has to wait for one before it can launch the next. So its method
 # `exchange(bucket)` is a *generator*. It launches a collective, and yields its handle. When you continue the
@@ -210,7 +210,7 @@ def unpack(message: Tensor) -> tuple[Tensor, Tensor]:
 # %% tags=["exercise", "export"] grade_id="compressed-bucket"
 # %%ranks
 class CompressedBucket(Bucket):
-    """A bucket that sends what its compressor chooses, and keeps the rest in `unsent`, the *error* of the papers.
+    """A bucket that sends what its compressor chooses, and keeps the rest in `unsent`, which papers call the *error*.
 
     `memory` is for the compressor: it can keep there what it needs in the next step.
 
@@ -276,7 +276,7 @@ class Compressor:
 
 
 # %% [markdown]
-# ## Exercise 19.3 · INT8 (20 min, 4 points)
+# ## Exercise 19.3 · INT8 (15 min, 4 points)
 #
 # Why can't we just all-reduce int8 integers? There are two reasons. Their sum does not fit into int8: 127 + 127 is −2
 # there. And each rank has scales of its own.
@@ -293,7 +293,8 @@ class Compressor:
 # 6. Launch an all-gather of the quantized sums. Yield its handle.
 # 7. Dequantize all N sums, and copy them into `flat`, without the padding.
 #
-# - In steps 3 and 6, send integers and scales in one message: `pack(*quantize(…))` and `dequantize(*unpack(…))`.
+# - In steps 3 and 6, `pack(*quantize(…))` puts integers and scales into one message, and `dequantize(*unpack(…))` reads
+#   it. (Two messages would also be right, but each costs its own latency.)
 # - `all_to_all(rows, group)` and `launch_all_gather(flat, shard, group)` (lab 01) launch the collectives. `flat` has
 #   one dimension: if `gathered` has a row per rank, pass `gathered.view(-1)`.
 # - Every rank must end up with the same bits, even in the shard that it has added up itself.
@@ -385,7 +386,7 @@ check.Int8()
 #
 # - Send `max(1, round(ratio · n))` of the n elements of a bucket.
 # - Set them to zero in `unsent`.
-# - Launch two all-gathers, of the values (in the dtype of `unsent`) and of the indices (in int32), with
+# - Launch two all-gathers, of the values (in the dtype of `unsent`) and of the indices (int32 is enough), with
 #   `launch_all_gather(flat, shard, group)`. Both may be in flight together. Yield both handles.
 # - Add up what you got from the ranks *in the order of the ranks*, so that every rank gets the same bits. Two ranks
 #   may have sent the same index.
@@ -443,11 +444,12 @@ class TopK(Compressor):
 check.TopK()
 
 # %% [markdown]
-# ## Exercise 19.5 · PowerSGD (20 min, 3 points)
+# ## Exercise 19.5 · PowerSGD (15 min, 3 points)
 #
 # The gradient of a linear layer is a matrix M of n rows and m columns. `PowerSGD(rank)` approximates it by a product
-# P·Qᵀ, where P has only r columns (r is the argument `rank`) and n rows, and Q has r columns and m rows. P and Q
-# together have r(n + m) elements instead of nm. Unlike indices, they can be all-reduced.
+# P·Qᵀ, where P has only r columns and n rows, and Q has r columns and m rows. (r is the argument `rank`, because P·Qᵀ
+# is a matrix of rank r. This has nothing to do with ranks that communicate.) P and Q together have r(n + m) elements
+# instead of nm. Unlike indices, they can be all-reduced.
 #
 # In the formulas, M is a matrix in `unsent`. At first, Q is the summed Q of the previous step. Σ is a sum over the
 # ranks:
@@ -482,8 +484,8 @@ check.TopK()
 #
 # Target: together, the all-reduces have r(n + m) elements for each matrix, plus the elements that are not compressed.
 #
-# In the first step of each check, ΣM has rank r, although the ranks' own matrices do not. So P·Qᵀ must be equal to ΣM,
-# whatever the first Q was. After that, every step is compared with one process.
+# In the first step of each check, ΣM is a product of two matrices with r columns, although the M of each rank is not.
+# So P·Qᵀ must be equal to ΣM, whatever the first Q was. After that, every step is compared with one process.
 #
 # <details><summary>Hint 1: what do I subtract from M?</summary>
 #
@@ -616,8 +618,8 @@ compressors = {
 runs = {name: trained(compressor) for name, compressor in compressors.items()}
 
 # %% [markdown]
-# Each point in the figure is the mean loss of ten steps. Follow one line to its end, which is at 200 steps for all of
-# them. How far to the left of `float32` does it end, and how much higher?
+# The figure shows the loss, averaged over ten steps at a time. Follow one line to its end, which is at 200 steps for
+# all of them. How far to the left of `float32` does it end, and how much higher?
 
 # %% tags=["nbval-ignore-output"]
 from shared.plots import compression as compression_plots

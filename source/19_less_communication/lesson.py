@@ -15,7 +15,7 @@
 # - train with local SGD and with DiLoCo, and recognize two mistakes that raise no error.
 #
 # You need the all-to-all and the ring (chapter 01), `OverlappedDDP` (chapter 04), and α and β (chapter 05). N is the
-# number of ranks, Ψ the number of parameters, and n the number of elements in a bucket.
+# number of ranks, and Ψ the number of parameters.
 
 # %% [markdown]
 # ## Where we are
@@ -318,7 +318,8 @@ diagrams.low_rank()
 # %% [markdown]
 # P is linear in M, so it can be all-reduced, and so can Q afterwards. In between, P's columns are made orthonormal, so
 # that P·Qᵀ is the closest matrix to ΣM that they can form. An n × m matrix costs r(n + m) elements. Biases are sent as
-# they are. This is the code for matrices (`others` are all parameters not worth compressing):
+# they are. In the code, `others` are the parameters that are not worth compressing. (A bucket without any matrix sends
+# a zero in place of Q. In the lab, you leave out this message.)
 
 
 # %%
@@ -438,9 +439,9 @@ compression_plots.loss_against_bytes(runs)
 # %% [markdown]
 # bf16 and INT8 reach the loss of fp32. With 1% of the elements, training is slower, and without error feedback, it is
 # slower still. You have to try how much compression a model tolerates, and with which optimizer: the theory of error
-# feedback is about SGD. Adam divides each element by its recent size, so it wrongly scales an element that has
-# accumulated over many steps before it is sent. 1-bit Adam therefore begins without compression. Then it fixes Adam's
-# variance, and compresses the momentum (Tang et al. 2021).
+# feedback is about SGD. Adam divides each element by its recent size. So it wrongly scales an element that is 0 for
+# nine steps and then holds the sum of ten gradients. 1-bit Adam therefore begins without compression. Then it fixes
+# Adam's variance, and compresses the momentum (Tang et al. 2021).
 
 # %% [markdown]
 # ## When compression makes a step slower
@@ -508,7 +509,7 @@ diagrams.local_sgd()
 #
 # Real code has had two mistakes here, and neither raised an error (torchft pull request 233). The pseudogradient had
 # the wrong sign. And `p.data.lerp(…)`, which should mix the shared and the rank's own parameters, discarded its result,
-# because only `lerp_` works in place. In our code, it should copy the shared ones.
+# because only `lerp_` works in place. In our code, the weight of the shared parameters is 1, so `lerp_` copies them.
 #
 # We run local SGD, DiLoCo, and DiLoCo with each of the mistakes. `every_step` is data parallelism with the same inner
 # optimizer, for comparison:
@@ -623,11 +624,11 @@ assert abs(sum(torchs[1][-20:]) / 20 - last["PowerSGD, r = 2"]) < 0.15
 # | fp32 | 8fΨ | | |
 # | bf16 | 4fΨ | (4Ψ with feedback) | everywhere |
 # | INT8 | 2fΨ · (1 + 4/256) | 4Ψ | slow links |
-# | top-k | 8(N−1) k | 4Ψ | few ranks, k below Ψ/N |
+# | top-k | 8(N−1) K, for K elements in all buckets | 4Ψ | few ranks, K below Ψ/N |
 # | PowerSGD | 8f · r(n + m) per matrix | 4Ψ and Q | slow links |
 # | DiLoCo | 8fΨ / H | 8Ψ: shared parameters and momentum | between data centers |
 #
-# A bucket's collectives still overlap with backward, except those that need the result of another.
+# A bucket's first collectives still overlap with backward. One that needs their result is launched in `wait()`.
 #
 # **Terms**
 #

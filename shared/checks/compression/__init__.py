@@ -14,6 +14,7 @@ from shared.checks.compression.feeding import Setting, counted
 from shared.checks.compression.judging import (
     draw_steps,
     feed,
+    judge_equal_buckets,
     judge_frozen,
     judge_nothing_lost,
     judge_result,
@@ -101,7 +102,8 @@ def register(exercise: Exercise, usual: Method, draw_method: Callable[[Attempt],
     @exercise.check("wire")
     def the_bytes_are_what_the_formula_says(attempt: Attempt) -> None:
         method = draw_method(attempt)
-        for setting in (plain(attempt, method), awkward(attempt, method, dtype=torch.float32)):
+        in_bf16 = replace(plain(attempt, method), dtype=torch.bfloat16, said="in bfloat16")
+        for setting in (plain(attempt, method), in_bf16, awkward(attempt, method, dtype=torch.float32)):
             judge_wire(feed(attempt, method, setting, draw_steps(attempt, method, setting, 2, micro_batches=2)))
 
     @exercise.check("parameters", world_sizes=(2, 4))
@@ -136,14 +138,24 @@ def register(exercise: Exercise, usual: Method, draw_method: Callable[[Attempt],
         method = draw_method(attempt)
         judge_two_models(attempt, method, awkward(attempt, method))
 
+    @exercise.check("equal buckets", world_sizes=(2,))
+    def buckets_of_the_same_size_stay_apart(attempt: Attempt) -> None:
+        width = attempt.scale.number(16, range(12, 100))
+        judge_equal_buckets(attempt, draw_method(attempt), (width, 17))
+
     @exercise.check("training", world_sizes=(2,))
     def a_network_learns_as_well(attempt: Attempt) -> None:
         training.judge_learning(attempt, usual)
 
 
 def _unused(step: int, rank: int, index: int) -> bool:
-    """Leave out parameter 0 on rank 1 from step 1 on, 8 in step 2, 5 in steps 2 and 3, and 7 and 9 in every step."""
-    return ((index, rank) == (0, 1) and step > 0) or (index, step) in ((8, 2), (5, 2), (5, 3)) or index in (7, 9)
+    """Return whether a rank leaves out a parameter in a step.
+
+    Rank 1 does not use parameter 5 in step 0, and parameter 0 from step 1 on. No rank uses parameter 8 in step 2, or
+    parameter 5 in steps 2 and 3. Parameters 7 and 9 are never used.
+    """
+    on_one_rank = (index, rank, step) == (5, 1, 0) or ((index, rank) == (0, 1) and step > 0)
+    return on_one_rank or (index, step) in ((8, 2), (5, 2), (5, 3)) or index in (7, 9)
 
 
 register(Int8, references.Int8(), lambda attempt: references.Int8())
@@ -165,12 +177,42 @@ def blocks_have_scales_of_their_own(attempt: Attempt) -> None:
     judge_result(feed(attempt, method, setting, steps))
 
 
+@Int8.check("sums", world_sizes=(4,))
+def sums_are_not_rounded_to_bfloat16(attempt: Attempt) -> None:
+    """Let all ranks send whole numbers whose sums need more bits than bf16 has.
+
+    All scales are whole numbers, too. So in the first step, only the sums are rounded, to a multiple of 4.
+    """
+    method = references.Int8()
+    setting = Setting(((2 * quantizing.BLOCK,),), method.arguments, dtype=torch.bfloat16, said="in bfloat16")
+    generator = torch.Generator().manual_seed(attempt.draw_seed())
+    shares = torch.randint(1, 100, (attempt.world_size, 2 * quantizing.BLOCK), generator=generator).double()
+    shares[:, :: quantizing.BLOCK] = quantizing.LEVELS
+    steps = [[[[attempt.world_size * share]] for share in shares]]
+    steps += without_gradients(setting, attempt.world_size, method.drains_within(setting))
+    hint = "Hint: in which dtype do you add up what the ranks have sent?"
+    judge_nothing_lost(feed(attempt, method, setting, steps), 1, tolerance=1e-3, hint=hint)
+
+
 @TopK.check("large bucket", world_sizes=(2,))
 def indices_may_be_large(attempt: Attempt) -> None:
     """Try a bucket with more elements than int16 has values."""
     method = references.TopK(0.01)
     setting = Setting(((70_000,),), method.arguments, dtype=torch.float32)
     judge_result(feed(attempt, method, setting, draw_steps(attempt, method, setting, 2)))
+
+
+@TopK.check("ties", world_sizes=(2,))
+def elements_may_have_the_same_size(attempt: Attempt) -> None:
+    """Let all elements be 1 or −1, so that all of them are equally large, but only some can be sent."""
+    method = references.TopK(0.1)
+    setting = Setting(((200,),), method.arguments, said="all of the same size")
+    generator = torch.Generator().manual_seed(attempt.draw_seed())
+    signs = torch.randint(2, (attempt.world_size, 200), generator=generator).double() * 2 - 1
+    steps = [[[[own]] for own in signs]]
+    steps += without_gradients(setting, attempt.world_size, method.drains_within(setting))
+    hint = "Hint: how many elements does this rank send, and how many become zero in unsent?"
+    judge_nothing_lost(feed(attempt, method, setting, steps), 1, hint=hint)
 
 
 @TopK.check("sums", world_sizes=(3, 4))
@@ -193,5 +235,7 @@ def two_messages_per_bucket(attempt: Attempt) -> None:
                 evidence = f"{tried.context}: {found} in a step, expected {most}"
                 raise Wrong(
                     {rank: evidence},
-                    "Hint: which tensors are known at the same time, so that they can be sent together?",
+                    "Hint: which tensors are known at the same time, so that they can be sent together?"
+                    if most == 2
+                    else "There is no matrix here. Hint: what would a second message contain?",
                 )

@@ -8,7 +8,7 @@ from torch import nn
 
 from shared.checks.compression.feeding import Setting, counted, run_steps
 from shared.checks.compression.judging import draw_steps, feed, judge_same_bits, judge_steps
-from shared.checks.compression.references import Reference
+from shared.checks.compression.references import Reference, numel_of
 from shared.checks.compression.tried import Steps
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.framework import Attempt, Wrong
@@ -114,6 +114,11 @@ class InTurnMethod:
         share = "half of the" if self.every == 2 else f"one in {self.every}"
         return f"a compressor that sends {share} elements"
 
+    def collectives(self, setting: Setting, step: int) -> int:
+        """Return how many collectives the compressor launches in a step, which is 0 for the first one."""
+        turn = step % self.every
+        return sum(1 + (turn < numel_of(setting, bucket)) for bucket in setting.buckets())
+
     def reference(self, setting: Setting) -> InTurnReference:
         return InTurnReference(setting, self)
 
@@ -165,7 +170,8 @@ def several_buckets_and_groups(attempt: Attempt) -> None:
 
 
 def _judge(attempt: Attempt, setting: Setting, steps: Steps, method: InTurnMethod | None = None) -> None:
-    tried = feed(attempt, method or InTurnMethod(), setting, steps, probe_in_turn)
+    method = method or InTurnMethod()
+    tried = feed(attempt, method, setting, steps, probe_in_turn)
     judge_same_bits(tried)
     judge_steps(tried)
     for rank, found in tried.found.items():
@@ -174,3 +180,10 @@ def _judge(attempt: Attempt, setting: Setting, steps: Steps, method: InTurnMetho
                 waited = counted(step["waits"], "time")
                 evidence = f"{tried.context}, step {number}: backward() waited {waited}, expected 0"
                 raise Wrong({rank: evidence}, "Hint: launch() must return at once. Which line waits?")
+            expected = method.collectives(setting, number - 1)
+            if step["messages"] != expected:
+                evidence = (
+                    f"{tried.context}, step {number}: {counted(step['messages'], 'collective')} "
+                    f"({', '.join(step['ops'])}), but the compressor launches {expected}"
+                )
+                raise Wrong({rank: evidence}, "Hint: which line launches a collective that the compressor does not?")

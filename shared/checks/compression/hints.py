@@ -18,6 +18,9 @@ _ON_LATER_STEPS = {
     TopK: ON_WHAT_IS_SENT,
     PowerSGD: "Hint: what exactly has this rank sent, and with which Q does the next step start?",
 }
+_ON_FIRST_STEP = {
+    PowerSGD: "Hint: here, P·Qᵀ must equal ΣM. Do all ranks multiply by the same P, and are its columns orthonormal?",
+}
 _ON_DIVISION = "Hint: which line divides by zero, or by something very small?"
 
 
@@ -38,7 +41,8 @@ def on_steps(tried: Tried, step: int, rank: int, index: int) -> str:
         return f"The first step is right. {later}"
     if isinstance(tried.method, TopK) and (hint := _on_chosen_elements(tried, rank, expected)):
         return hint
-    return "Hint: which tensors do you send, and are they complete when you read what was received?"
+    general = "Hint: which tensors do you send, and are they complete when you read what was received?"
+    return _ON_FIRST_STEP.get(type(tried.method), general)
 
 
 def _on_chosen_elements(tried: Tried, rank: int, expected: list[torch.Tensor]) -> str:
@@ -59,6 +63,9 @@ def _on_chosen_elements(tried: Tried, rank: int, expected: list[torch.Tensor]) -
         nearest = torch.stack([(found - own).abs() for own in shares])[:, off].amin(0)
         if bool((nearest <= 1e-6 * right.abs().max()).all()):
             return "Where both ranks have sent an element, one of the two is missing. Hint: how do you add them up?"
+    received, due = (int((each != 0).sum()) for each in (found, right))
+    if received != due:
+        return f"{received} elements of the mean are not 0, expected {due}. Hint: how many does each rank send?"
     return ""
 
 

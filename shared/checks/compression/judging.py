@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 
 from shared.checks.compression import hints
-from shared.checks.compression.feeding import Gradients, Setting, counted, probe_feeding, probe_two_models
+from shared.checks.compression.feeding import MB, Gradients, Setting, counted, probe_feeding, probe_two_models
 from shared.checks.compression.quantizing import BLOCK, LEVELS
 from shared.checks.compression.references import Method, matrix_of, numel_of
 from shared.checks.compression.tried import Steps, Tried
@@ -171,29 +171,34 @@ def judge_rounding(tried: Tried) -> None:
                     )
 
 
-def judge_nothing_lost(tried: Tried, began: int) -> None:
+def judge_nothing_lost(
+    tried: Tried, began: int, tolerance: float | None = None, hint: str = hints.ON_WHAT_IS_SENT
+) -> None:
     """Check that after some steps without gradients the sum of what was applied is the sum of all mean gradients.
 
     Args:
         tried: What was tried. From step `began` on, all gradients are zero.
         began: The index of that step.
+        tolerance: How much may be lost, relative to the largest gradients; by default, what rounding explains.
+        hint: What to ask if more is lost.
     """
     count, means = len(tried.steps), [tried.means(step) for step in range(len(tried.steps))]
-    tolerance = 1e-5 if tried.method.reference(tried.setting) is None else 1e-9
-    if tried.setting.dtype == torch.bfloat16:
-        tolerance = 2**-7  # each result is rounded once more when it is copied into the bucket
+    if tolerance is None:
+        tolerance = 1e-5 if tried.method.reference(tried.setting) is None else 1e-9
+        if tried.setting.dtype == torch.bfloat16:
+            tolerance = 2**-7  # each result is rounded once more when it is copied into the bucket
     for bucket in tried.setting.buckets():
         most = tolerance * sum(max(mean[index].abs().max().item() for index in bucket) for mean in means)
         for rank, index in ((rank, index) for rank in tried.members for index in bucket):
             applied = sum(tried.results(rank, step)[index].double() for step in range(count))
             total = sum(mean[index] for mean in means)
             if not _close(applied, total, most):
-                after = f"after {began} steps, and {count - began} more in which all gradients were zero"
+                after = f"after {counted(began, 'step')}, and {count - began} more in which all gradients were zero"
                 what = f"everything applied to parameter {index} should add up to the sum of its mean gradients"
                 difference = _difference(applied, total, most)
                 raise Wrong(
                     {rank: f"{tried.context}: {after}, {what}: {difference}"},
-                    f"Some of it was lost or sent twice. {hints.ON_WHAT_IS_SENT}",
+                    f"Some of it was lost or sent twice. {hint}",
                 )
 
 
@@ -220,6 +225,11 @@ def judge_wire(tried: Tried) -> None:
                     {rank: f"{context}: backward() launched {launched} for {counted(len(buckets), 'bucket')}"},
                     "Hint: what happens before the first yield?",
                 )
+            if barriers := [op for op in step["ops"] if "barrier" in op]:
+                raise Wrong(
+                    {rank: f"{context}: launched a {barriers[0]}, expected none"},
+                    "A barrier makes all ranks wait for the slowest one. Hint: which handle should you yield instead?",
+                )
             if step["waits"]:
                 raise Wrong(
                     {rank: f"{context}: backward() waited {counted(step['waits'], 'time')}, expected 0"},
@@ -242,6 +252,18 @@ def judge_two_models(attempt: Attempt, method: Method, setting: Setting) -> None
         raise Wrong(f"one compressor for two models in turn: {wrong.evidence}", hint) from None
 
 
+def judge_equal_buckets(attempt: Attempt, method: Method, shape: tuple[int, int]) -> None:
+    """Let several buckets of the same size be in flight together. None may change what another one gets."""
+    setting = Setting((shape,) * 3, method.arguments, cap_mb=shape[0] * shape[1] * 8 / MB)
+    try:
+        judge_result(feed(attempt, method, setting, draw_steps(attempt, method, setting, 2)))
+    except Wrong as wrong:
+        alone = replace(setting, shapes=(shape,))
+        judge_result(feed(attempt, method, alone, draw_steps(attempt, method, alone, 2)))  # raises if it is wrong, too
+        hint = "One bucket alone is right. Hint: all buckets are in flight together. Which tensors do they share?"
+        raise Wrong(wrong.evidence, hint) from None
+
+
 def judge_within_group(attempt: Attempt, method: Method, setting: Setting) -> None:
     """Let only the ranks of a subgroup use the compressor."""
     inside = replace(setting, in_subgroup=True)
@@ -252,7 +274,7 @@ def judge_within_group(attempt: Attempt, method: Method, setting: Setting) -> No
     except Wrong as wrong:
         # This raises if it is wrong among all ranks, too.
         judge_result(feed(attempt, method, setting, draw_steps(attempt, method, setting, 3)))
-        hint = "Among all ranks, this is right. Hint: which rank do you use, the one in the group or the one among all?"
+        hint = "Among all ranks, three such steps are right. Hint: do you use the rank in the group, or the global one?"
         raise Wrong(wrong.evidence, hint) from None
 
 

@@ -40,6 +40,7 @@ def random_values_are_quantized(attempt: Attempt) -> None:
     count = attempt.scale.number(3, range(1, 40))
     _judge_quantized(attempt, blocks_of(attempt, (), count), "random values")
     _judge_quantized(attempt, blocks_of(attempt, (4,), count), "random values in 4 rows")
+    _judge_quantized(attempt, blocks_of(attempt, (2, 3), count), "random values in 2 × 3 rows")
 
 
 def awkward_blocks_are_quantized(attempt: Attempt) -> None:
@@ -66,7 +67,9 @@ def _judge_quantized(attempt: Attempt, values: torch.Tensor, context: str) -> No
             raise Wrong(
                 f"{context}: for values of shape {list(values.shape)}, the {name} have the shape {list(tensor.shape)}, "
                 f"expected {list(shape)}",
-                "Hint: how many elements share a scale?",
+                "Hint: how many elements share a scale?"
+                if tensor.numel() != shape.numel()
+                else "Hint: the number of elements is right. Which line gives them the wrong dimensions?",
             )
     if not found["untouched"]:
         raise Wrong(f"{context}: quantize() has changed its argument", "Hint: which operation works in place?")
@@ -78,25 +81,27 @@ def _judge_quantized(attempt: Attempt, values: torch.Tensor, context: str) -> No
             f"{context}: the scale of block {index} is {scales.flatten()[index].item():.6g}, "
             f"expected {expected.flatten()[index].item():.6g}",
             "Hint: this block holds only zeros or very small values. What is TINY for?"
-            if expected.flatten()[index] == TINY
+            if expected.flatten()[index] == TINY and scales.flatten()[index] < TINY
             else "Hint: which element of the block should become 127 or −127?",
         )
     error = (integers.double().unflatten(-1, (-1, BLOCK)) * scales.double().unsqueeze(-1) - blocks).abs()
     # A value in the middle between two multiples may be rounded to either of them.
-    most = scales.double().unsqueeze(-1) * (0.5 + LEVELS * max(_ROUNDING, torch.finfo(values.dtype).eps))
+    most = scales.double().unsqueeze(-1) * (0.5 + LEVELS * _ROUNDING)
     if not bool((error <= most).all()):
         index = int((error / most).nan_to_num(torch.inf).flatten().argmax())
         block, value = index // BLOCK, blocks.flatten()[index].item()
         raise Wrong(
             f"{context}: element {index} is {value:.6g}, and became the integer {integers.flatten()[index].item()} "
             f"with the scale {scales.flatten()[block].item():.6g}",
-            "Hint: to which integer is it closest, and does your conversion to int8 round to it?",
+            "Hint: to which integer is it closest, and does your conversion to int8 round to it?"
+            if values.dtype != torch.bfloat16
+            else "Hint: to which integer is it closest, and in which dtype do you divide by the scale?",
         )
 
 
 def values_are_dequantized(attempt: Attempt) -> None:
     generator = torch.Generator().manual_seed(attempt.draw_seed())
-    for rows in ((), (3,)):
+    for rows in ((), (3,), (2, 3)):
         count = attempt.scale.number(2, range(1, 40))
         integers = torch.randint(-LEVELS, LEVELS + 1, (*rows, count * BLOCK), generator=generator).to(torch.int8)
         scales = 10.0 ** torch.randint(-6, 6, (*rows, count), generator=generator).float()

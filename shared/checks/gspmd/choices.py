@@ -184,7 +184,7 @@ def judge_choices(attempt: Attempt, cases: list[Case]) -> None:
         found = f"{case}: the result is {describe(output)} after {_listed(called)}"
         if not any(way.output == output for way in every):
             raise Wrong(f"{found}; no rule has this result", "Hint: which output belongs to the rule that you chose?")
-        if all(way.seconds > seconds + 1e-12 for way in every if way.output == output):
+        if all(way.seconds > seconds * (1 + _EXACT) + 1e-13 for way in every if way.output == output):
             raise Wrong(
                 f"{found}; that is not enough for this result", "Hint: does the plan have the steps of all inputs?"
             )

@@ -319,8 +319,8 @@ class Ways:
                 operation = operation_of(placements[axis], after)
                 took_s = seconds_of(operation, self._held_bytes(term, gathered), self.mesh, axis)
                 is_collective = operation not in ("slice", "keep_one")
-                cost = round(seconds + took_s, 15), collectives + is_collective, steps + 1
-                if changed not in costs or cost < costs[changed]:
+                cost = seconds + took_s, collectives + is_collective, steps + 1
+                if changed not in costs or _comparable(*cost) < _comparable(*costs[changed]):
                     costs[changed] = cost
                     improved.append(changed)
         return costs
@@ -337,4 +337,9 @@ def _text_of(equation: Equation) -> str:
 
 
 def _order(way: Way) -> tuple[float, int, int]:
-    return round(way.total_s, 13), way.collectives, way.steps
+    return _comparable(way.total_s, way.collectives, way.steps)
+
+
+def _comparable(seconds: float, collectives: int, steps: int) -> tuple[float, int, int]:
+    """Keep ten digits, so that equal costs compare as equal, in whatever order they were added up."""
+    return float(f"{seconds:.10g}"), collectives, steps

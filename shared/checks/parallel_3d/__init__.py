@@ -36,6 +36,8 @@ leaving_bytes.check("hosts", world_sizes=(1,))(traffic.drawn_hosts)
 split_model.check("plain split", world_sizes=(2,))(training.plain_splits)
 split_model.check("both axes", world_sizes=(1, 2, 4))(training.splits_combine)
 split_model.check("schedules and models", world_sizes=(2, 4))(training.schedules_and_models)
+split_model.check("wire", world_sizes=(2, 4))(training.split_layers_send_what_they_have_to)
+split_model.check("memory", world_sizes=(4,))(training.each_stage_holds_its_layers)
 
 Parallel3D.check("plain replicas", world_sizes=(2,))(training.plain_replicas)
 Parallel3D.check("every mesh", world_sizes=(1, 2, 4))(training.every_mesh_trains)
@@ -76,6 +78,9 @@ give_hints(
     Parallel3D,
     clip_grad_norm_,
 )
+give_hints({"got <class 'int'> instead": "Hint: what is your sum on a rank without gradients?"}, clip_grad_norm_)
+give_hints({"`sizes` was": "Hint: which line changes the caller's dictionary?"}, coordinates, ranks_along)
+give_hints({"not a parameter of the model": "Hint: which model does parallelize() get?"}, split_model)
 give_hints(
     {name: "Hint: what does your search return if nothing fits?" for name in ("empty sequence", "empty iterable")},
     choose_layout,

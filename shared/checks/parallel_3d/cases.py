@@ -86,11 +86,11 @@ class Plan:
         return model
 
     def draw_batches(self, attempt: Attempt) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Draw the global batches of all steps."""
-        generator = torch.Generator().manual_seed(attempt.draw_seed())
-        shape = (2, self.global_batch, TOKENS)
-        vocabulary = self.model.vocabulary
-        return [tuple(torch.randint(vocabulary, shape, generator=generator)) for _ in range(self.steps * self.batches)]
+        """Draw the global batches of all steps. Every other one is twice as large."""
+        generator, vocabulary = torch.Generator().manual_seed(attempt.draw_seed()), self.model.vocabulary
+        sizes = [self.global_batch * (1 + number % 2) for number in range(self.steps * self.batches)]
+        shapes = [(2, size, TOKENS) for size in sizes]
+        return [tuple(torch.randint(vocabulary, shape, generator=generator)) for shape in shapes]
 
     def on(self, rank: int) -> dict[str, int]:
         """Return a rank's coordinates."""

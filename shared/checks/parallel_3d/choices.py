@@ -27,6 +27,7 @@ class Way:
     layout: Layout
     share: float  # of a GPU's memory
     step_s: float
+    micro_batches: int  # of each replica
 
     @property
     def order(self) -> tuple:
@@ -56,7 +57,7 @@ class Case:
                 layout = Layout(dp, pp, tp, zero_stage)
                 share = meshes.held_bytes(self.shape, layout, self.sequences) / self.cluster.gpu_bytes
                 step_s = meshes.step_s(self.shape, self.cluster, layout, self.sequences)
-                found.append(Way(layout, share, step_s))
+                found.append(Way(layout, share, step_s, self.sequences // dp))
         return found
 
     def is_clear(self, ways: list[Way]) -> bool:
@@ -118,6 +119,10 @@ RULES: dict[str, tuple[Rule, str]] = {
         lambda ways, _: fastest(ways, key=lambda way: (-way.layout.dp, *way.order)),
         "should you choose the layout with the most replicas, or the fastest one?",
     ),
+    "as many micro-batches as stages": (
+        lambda ways, _: fastest([way for way in ways if way.micro_batches >= way.layout.pp]),
+        "do you leave out layouts with fewer micro-batches than stages?",
+    ),
     "powers of two": (
         lambda ways, _: fastest([way for way in ways if all(n & (n - 1) == 0 for n in way.layout[:3])]),
         "which divisors of the number of GPUs do you try?",
@@ -127,6 +132,9 @@ RULES: dict[str, tuple[Rule, str]] = {
 
 def probe_choices(choose_layout: Callable, cases: list[Case]) -> list[tuple | None]:
     chosen = [choose_layout(case.shape, case.cluster, case.sequences) for case in cases]
+    for layout in chosen:
+        if not isinstance(layout, Layout | None):
+            raise AssertionError(f"choose_layout() returned {layout!r:.100}; expected a Layout or None")
     return [None if layout is None else tuple(layout) for layout in chosen]
 
 
@@ -195,12 +203,18 @@ def drawn_clusters(attempt: Attempt) -> None:
                 missing[name] -= 1
         if not any(missing.values()):
             break
-    judge(attempt, cases + [case for case in _clear_cases(attempt)])
+    judge(attempt, [*cases, *_clear_cases(attempt), _only_a_large_tp()])
 
 
 def _clear_cases(attempt: Attempt) -> list[Case]:
     drawn = (draw_case(attempt.random) for _ in range(_MOST_DRAWS))
     return list(itertools.islice((case for case in drawn if case.is_clear(case.ways())), _EXTRA_CASES))
+
+
+def _only_a_large_tp() -> Case:
+    """Return a case in which dp and pp can only be 1, so that 16 GPUs on two hosts form one tp group."""
+    cluster = Cluster(2, 8, 80 * GB, 100 * TFLOPS, 200 * GB, 20 * GB)
+    return Case(gpt("drawn", 13, 2048, 16, 1024), cluster, 9)
 
 
 def nothing_may_fit(attempt: Attempt) -> None:

@@ -36,12 +36,23 @@ def draw_sizes(attempt: Attempt) -> dict[str, int]:
 
 def probe_coordinates(coordinates: Callable, meshes: list[dict[str, int]]) -> list[list[dict]]:
     """Return the coordinates of all ranks of each mesh."""
-    return [[coordinates(rank, dict(sizes)) for rank in range(math.prod(sizes.values()))] for sizes in meshes]
+    return [[_kept(coordinates, rank, sizes) for rank in range(math.prod(sizes.values()))] for sizes in meshes]
 
 
 def probe_ranks_along(ranks_along: Callable, asked: list[tuple]) -> list[list[int]]:
     """Return the ranks of each group that is asked for."""
-    return [list(ranks_along(axis, rank, dict(sizes))) for axis, rank, sizes in asked]
+    return [list(_kept(ranks_along, axis, rank, sizes)) for axis, rank, sizes in asked]
+
+
+def _kept(piece: Callable, *arguments):
+    """Call a piece, whose last argument is `sizes`, and check that it leaves this dictionary as it is."""
+    *others, sizes = arguments
+    given = dict(sizes)
+    found = piece(*others, given)
+    if list(given.items()) != list(sizes.items()):
+        after = describe(given)
+        raise AssertionError(f"`sizes` was {describe(sizes)}, and is {after} after the call; expected no change")
+    return found
 
 
 def judge_coordinates(attempt: Attempt, meshes: list[dict[str, int]]) -> None:

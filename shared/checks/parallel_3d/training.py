@@ -24,6 +24,7 @@ _CLIP_TOLERANCE = 1e-6  # torch adds 1e-6 to a norm before it divides by it, whi
 _SLACK_BYTES = 256  # a few numbers per axis and step, such as losses and norms
 _MOST_SLACK = 1.1  # a rank may keep a few small tensors besides its parameters
 CLIPS, LEAVES = 0.05, 1000.0
+_HINT_ON_PARTS = "Hint: is each part contiguous, does replica 0 get the first one, and is the average left to ZeRO1?"
 _HINT_ON_SAMPLES = "Hint: which ranks need the same samples, and by which number do you choose them?"
 _HINT_ON_AVERAGE = "Hint: which line averages gradients over dp, and how often does it run in a step?"
 _HINT_ON_NO_SYNC = "Hint: which line averages gradients over dp, and is no_sync() still active there?"
@@ -67,14 +68,14 @@ def probe_training(piece, build: Callable, plan: Plan, seed: int, batches: list)
 
 
 def _step(trained, plan: Plan, batches: list) -> dict:
-    calls, done = {}, {"losses": [], "norm": None}
+    calls, done = {}, {"losses": [], "norm": None, "gradients": {}, "own gradients": {}}
     trained.optimizer.zero_grad()
     with instrumentation.listening() as calls["step"]:
         for x, y in batches:
             loss = torch.as_tensor(trained.step(x.to(device_here()), y.to(device_here())))
             done["losses"].append(loss.detach().cpu().clone())
     gradients = {name: p.grad for name, p in trained.stage_parameters().items()}
-    done["gradients"] = _copied(gradients) if plan.zero_stage == 0 else {}
+    done["gradients" if plan.zero_stage == 0 else "own gradients"] = _copied(gradients)
     with instrumentation.listening() as calls["clip_grad_norm_"]:
         if plan.max_norm is not None:
             done["norm"] = torch.as_tensor(trained.clip_grad_norm_(plan.max_norm)).detach().cpu().clone()
@@ -183,8 +184,9 @@ def judge_losses(trained: Trained, step: int = 0) -> None:
     for rank, found in enumerate(trained.found):
         losses = trained.expected_on(rank, step).losses
         for loss, expected in zip(found["steps"][step]["losses"], losses, strict=True):
-            if loss.shape != ():
-                message = f"{trained.at(step)}: the loss has the shape {list(loss.shape)}, expected no dimensions"
+            if loss.shape != () or loss.dtype != torch.float64:
+                kind = f"a tensor of shape {list(loss.shape)} and dtype {loss.dtype}"
+                message = f"{trained.at(step)}: the loss is {kind}, expected no dimensions, and float64"
                 raise Wrong({rank: message}, "Hint: what does the pipeline's step return?")
             if not close(loss, expected, _tolerance(plan)):
                 message = f"{trained.at(step)}: the loss is {loss.item():.8g}, expected {expected.item():.8g}"
@@ -236,6 +238,9 @@ def judge_gradients(trained: Trained, step: int = 0) -> None:
             whole = expected.gradients[name]
             what = f"{trained.at(step)}: the gradient of {name}"
             if whole is None:
+                if gradient is not None:
+                    message = f"{what} is a tensor, expected None, because the parameter is frozen"
+                    raise Wrong({rank: message}, "Hint: which parameters have a gradient to average?")
                 continue
             if gradient is None:
                 raise Wrong({rank: f"{what} is None"}, "Hint: does backward run on every stage?")
@@ -244,6 +249,25 @@ def judge_gradients(trained: Trained, step: int = 0) -> None:
             if not close(rows, own, _tolerance(trained.plan)):
                 message = f"{what}: {first_difference(rows, own, _tolerance(trained.plan))}"
                 raise Wrong({rank: message}, _hint_on_gradient(trained, rank, step, name, rows, own))
+
+
+def judge_own_gradients(trained: Trained, step: int = 0) -> None:
+    """With ZeRO-1, compare each replica's gradients, before ZeRO1 averages them, with those of its samples.
+
+    Raises:
+        Wrong: If they are those of other samples.
+    """
+    plan = trained.plan
+    for rank, found in enumerate(trained.found):
+        replica = plan.on(rank)["dp"]
+        expected = trained.expected_on(rank, step).of_replicas[replica]
+        for name, gradient in reversed(found["steps"][step]["own gradients"].items()):
+            own = plan.shard_of(name, expected[name], rank) if name in expected else None
+            if own is None or gradient is None or close(gradient[: len(own)], own, _tolerance(plan)):
+                continue
+            message = f"{trained.at(step)}: after step(), the gradient of {name} is not that of part {replica + 1}"
+            message += f" of the {plan.dp} parts of the global batch"
+            raise Wrong({rank: message}, _HINT_ON_PARTS)
 
 
 def _hint_on_gradient(trained: Trained, rank: int, step: int, name: str, found, expected) -> str:
@@ -262,6 +286,8 @@ def _hint_on_gradient(trained: Trained, rank: int, step: int, name: str, found, 
             return f"It is exactly {times} times too small, and there are {times} {why}. {_HINT_ON_AVERAGE}"
     if close(found, 2 * expected, 1e-8):
         return "It is exactly 2 times too large. Hint: is a gradient added to itself, where a group has a single rank?"
+    if plan.dp > 1 and plan.pp > 1 and plan.model.tied and "token_embedding" in name:
+        return "Two stages have this gradient. Hint: is it averaged over dp after they have added up their parts?"
     return "Hint: between which ranks must this gradient be averaged, and do they have the same shard?"
 
 
@@ -276,6 +302,8 @@ def judge_training(trained: Trained) -> None:
     for step in range(plan.steps):
         judge_losses(trained, step)
         judge_gradients(trained, step)
+        if plan.zero_stage:
+            judge_own_gradients(trained, step)
         if plan.max_norm is not None:
             judge_norms(trained, step)
             judge_clipped(trained, step)
@@ -384,6 +412,8 @@ def _hint_on_norm(trained: Trained, step: int, norm: float) -> str:
     def is_norm_of(square: float) -> bool:
         return abs(norm - square**0.5) <= 1e-6 * norm
 
+    if abs(norm - plan.max_norm) <= 1e-4 * norm:
+        return "It is max_norm. Hint: do you return the norm from before or from after scaling?"
     if max(norms) - min(norms) > 1e-9 * max(norms):
         return "The ranks have different norms. Hint: over which ranks is the sum of the squares added up?"
     if plan.tp > 1 and is_norm_of(total + (plan.tp - 1) * replicated):
@@ -459,6 +489,8 @@ def awkward_models_train(attempt: Attempt) -> None:
         sizes = attempt.random.choice([each for each in layouts(attempt.world_size) if each["dp"] < 4])
         plan = drawn(attempt, Plan(**sizes, model=model, frozen=frozen, batches=2, steps=2))
         judge_training(train(attempt, replace(plan, zero_stage=(index + attempt.world_size // 2) % 2)))
+    if attempt.world_size == 4:  # the stages add up tied gradients after backward, so backward must not average them
+        judge_training(train(attempt, Plan(dp=2, pp=2, micro_batches=1, steps=1)))
 
 
 def replicas_stay_equal(attempt: Attempt) -> None:
@@ -526,11 +558,14 @@ def judge_traffic(trained: Trained) -> None:
     """Compare the bytes that each rank sends along each axis in the last step with what it has to send.
 
     Raises:
-        Wrong: If a rank sends more along an axis, or all ranks together less.
+        Wrong: If a rank sends more along an axis, or all ranks together less, or if there is a barrier.
     """
     plan, sent = trained.plan, []
     for rank, found in enumerate(trained.found):
         calls = [call for of_phase in found["steps"][-1]["calls"].values() for call in of_phase]
+        if any(call.op.endswith("barrier") for call in calls):
+            message = f"{trained.at(plan.steps - 1)}: a barrier makes ranks wait for each other, and sends nothing"
+            raise Wrong({rank: message}, "Hint: which result would be wrong without it?")
         sent.append(_sent_by_axis(plan, rank, calls))
         expected = traffic_of(plan, rank)
         for axis, nbytes in sent[rank].items():
@@ -576,7 +611,47 @@ def each_axis_sends_what_it_has_to(attempt: Attempt) -> None:
             judge_traffic(train(attempt, replace(plan, zero_stage=1)))
 
 
+def split_layers_send_what_they_have_to(attempt: Attempt) -> None:
+    """Count without data parallelism, so that nothing else is sent."""
+    for sizes in layouts(attempt.world_size):
+        if sizes["dp"] == 1 and max(sizes.values()) <= 2:
+            plan = replace(drawn(attempt, Plan(**sizes, steps=1)), micro_batches=attempt.random.randint(2, 3))
+            judge_traffic(train_alone(attempt, plan))
+
+
 # -- memory
+
+
+def probe_split(split_model, plan: Plan, most_bytes: int, seed: int) -> int:
+    """Split a model, and drop it. Returns the bytes that this rank then holds."""
+    before_bytes = living_bytes()
+    pipeline = _split_in_place(split_model, plan, seed)
+    held_bytes = settled_bytes(most_bytes, before_bytes)
+    del pipeline  # has been held until here
+    return held_bytes
+
+
+def _split_in_place(split_model, plan: Plan, seed: int):
+    model = plan.build_model(seed).to(device_here())
+    pipeline = split_model(model, mesh_of(plan), plan.schedule, plan.micro_batches)
+    every = set(model.parameters())
+    if copied := [name for name, each in pipeline.stage_parameters().items() if each not in every]:
+        message = f"{copied[0]} of the pipeline is not a parameter of the model"
+        raise AssertionError(f"{message}: expected split_model() to split the model in place, and not a copy of it")
+    return pipeline
+
+
+def each_stage_holds_its_layers(attempt: Attempt) -> None:
+    """Measure what is left of the model when nothing but the pipeline refers to it."""
+    model = SmallGPT(layers=2, head_width=6, vocabulary=12 * attempt.random.randint(15, 20))
+    for sizes in ({"pp": 2, "tp": 2}, {"pp": 4}):
+        plan, seed = Plan(**sizes, model=model), attempt.draw_seed()
+        own = [plan.held_bytes(rank) for rank in range(attempt.world_size)]
+        per_rank = [(int(_MOST_SLACK * nbytes), seed) for nbytes in own]
+        for rank, held in enumerate(attempt.run(probe_split, plan, per_rank=per_rank, context=str(plan))):
+            if held > per_rank[rank][0]:
+                message = f"{plan}: this rank holds {held:,} bytes, expected {own[rank]:,} for its own layers"
+                raise Wrong({rank: message}, "Hint: does loss_fn, or anything else, still refer to the whole model?")
 
 
 def probe_memory(parallel_cls, plan: Plan, most_bytes: int, seed: int, batches: list) -> int:
@@ -611,6 +686,11 @@ def each_rank_holds_its_part(attempt: Attempt) -> None:
                     f"{plan}: after two steps, this rank holds {held:,} bytes, {held / own:.1f} times its parameters"
                 )
                 hint = "Hint: does anything still refer to the whole model, or is the optimizer's state not sharded?"
+                if zero_stage == 0:
+                    hint = (
+                        "Hint: does anything still refer to the whole model? And does finish_gradient_sync() run even "
+                        "with one replica, so that the gradients lie in its buckets?"
+                    )
                 raise Wrong({rank: f"{message}; expected {numbers:g} times"}, hint)
 
 
@@ -644,9 +724,12 @@ def awkward_norms(attempt: Attempt) -> None:
         (SmallGPT(), "", LEAVES),
     )
     for index, (model, frozen, max_norm) in enumerate(cases):
-        sizes = attempt.random.choice([each for each in layouts(attempt.world_size) if each["tp"] > 1])
+        axis = "pp" if model.alike else "tp"  # the ends of the pipeline may be alike without being tied
+        sizes = attempt.random.choice([each for each in layouts(attempt.world_size) if each[axis] > 1])
         plan = drawn(attempt, Plan(**sizes, model=model, frozen=frozen, max_norm=max_norm, steps=2))
         judge_training(train(attempt, replace(plan, zero_stage=(index + attempt.world_size // 2) % 2)))
+    if attempt.world_size == 4:  # two stages have no gradients
+        judge_training(train(attempt, Plan(pp=4, frozen="blocks", max_norm=CLIPS, steps=1)))
     in_float32 = Plan(tp=attempt.world_size, max_norm=CLIPS, steps=1, dtype=torch.float32)
     judge_precision(train(attempt, drawn(attempt, in_float32)))
 

@@ -84,7 +84,7 @@ class Parallel3D(nn.Module):
         self.chunks = nn.ModuleList(self.pipeline.chunks)
         if zero_stage == 0:
             self.buckets = BucketedDDP(self.chunks, bucket_cap_mb=0.001, group=self.group)
-            self.optimizer = optimizer_cls([p for p in self.parameters() if p.requires_grad], **defaults)
+            self.optimizer = optimizer_cls(self.parameters(), **defaults)  # some stages may train nothing
         else:
             self.optimizer = ZeRO1(self.parameters(), optimizer_cls, self.group, **defaults)
         counts = torch.tensor([dist.get_world_size(self.group), mesh.size(2)])

@@ -1,0 +1,15 @@
+"""Gives the first part to the last replica.
+
+caught by: Parallel3D · ZeRO-1
+"""
+
+import torch.distributed as dist
+
+from solutions import parallel_3d as right
+
+
+class Parallel3D(right.Parallel3D):
+    def own_part(self, batch):
+        if len(batch) % self.replicas:
+            raise ValueError(f"a batch of {len(batch)} samples cannot be split over {self.replicas} replicas")
+        return batch.chunk(self.replicas)[-1 - dist.get_rank(self.dp_group)]
