@@ -5,7 +5,7 @@ A mistake is only named if the values cannot come from another one.
 
 import torch
 
-from shared.checks.compression.references import Int8, PowerSGD, TopK
+from shared.checks.compression.references import Int8, PowerSGD, TopK, matrix_of
 from shared.checks.compression.tried import Tried
 
 ON_WHAT_IS_SENT = "Hint: what exactly has this rank sent, and is exactly that subtracted from what is unsent?"
@@ -17,9 +17,6 @@ ON_TRAINING = {
 _ON_LATER_STEPS = {
     TopK: ON_WHAT_IS_SENT,
     PowerSGD: "Hint: what exactly has this rank sent, and with which Q does the next step start?",
-}
-_ON_FIRST_STEP = {
-    PowerSGD: "Hint: here, P·Qᵀ must equal ΣM. Do all ranks multiply by the same P, and are its columns orthonormal?",
 }
 _ON_DIVISION = "Hint: which line divides by zero, or by something very small?"
 
@@ -41,8 +38,9 @@ def on_steps(tried: Tried, step: int, rank: int, index: int) -> str:
         return f"The first step is right. {later}"
     if isinstance(tried.method, TopK) and (hint := _on_chosen_elements(tried, rank, expected)):
         return hint
-    general = "Hint: which tensors do you send, and are they complete when you read what was received?"
-    return _ON_FIRST_STEP.get(type(tried.method), general)
+    if isinstance(tried.method, PowerSGD) and matrix_of(tried.setting.shapes[index], tried.method.rank):
+        return "Hint: here, P·Qᵀ must equal ΣM. Do all ranks multiply by the same P, and are its columns orthonormal?"
+    return "Hint: which tensors do you send, and are they complete when you read what was received?"
 
 
 def _on_chosen_elements(tried: Tried, rank: int, expected: list[torch.Tensor]) -> str:
