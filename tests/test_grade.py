@@ -11,6 +11,7 @@ import textwrap
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -614,6 +615,24 @@ class Judged:
         verdict |= {"world_sizes": [2], "hint": ""}
         lines = [{"done": task["name"], "verdicts": [verdict], "reason": ""} for task in job["tasks"]]
         return sandbox.Ended([sandbox.READY, *lines])
+
+
+def test_submissions_that_are_judged_at_once_do_not_make_each_other_wait_longer(monkeypatch):
+    monkeypatch.delenv("COURSE_TIME_SCALE", raising=False)
+    monkeypatch.setattr(load.joblib, "cpu_count", lambda: 2)
+    monkeypatch.setattr(load, "slowdown", lambda: 6.0)
+    assert load.time_scale(beside=0) == 12.0
+    assert load.time_scale(beside=1) == 1.0  # Two probes and four ranks on two cores are three times slower.
+    monkeypatch.setattr(load, "slowdown", lambda: 12.0)
+    assert load.time_scale(beside=1) == 8.0  # Something else keeps the machine busy, too.
+
+
+@pytest.mark.parametrize(("cores", "memory_gb", "jobs"), [(2, 20, 2), (2, 3, 1), (2, 1, 1), (16, 100, 16), (16, 8, 4)])
+def test_by_default_each_core_with_enough_memory_gets_a_submission(monkeypatch, cores, memory_gb, jobs):
+    monkeypatch.setattr(load.joblib, "cpu_count", lambda: cores)
+    monkeypatch.setattr(load.cgroup, "limit_bytes", lambda: None)
+    monkeypatch.setattr(load.psutil, "virtual_memory", lambda: SimpleNamespace(available=memory_gb * 10**9))
+    assert load.most_jobs() == jobs
 
 
 OUT_OF_TIME = "Rank 0 is still running.\n\nThe cell was stopped after 20 s."

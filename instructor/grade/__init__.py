@@ -9,7 +9,7 @@ reader.py        reads a notebook inside the sandbox
 judge.py         runs inside the sandbox: the instructor's checks on one student's code (with screen.py, guard.py,
                  gate.py, fingerprints.py and limits.py)
 alone.py         gives each rank a user, files and memory of its own
-load.py          measures how busy the machine is, since deadlines depend on it
+load.py          how many submissions this machine can grade at once, and how busy it is, since deadlines depend on it
 grading.py       grades one submission: starts judges until every exercise has a verdict
 records.py       keeps one record per student and lab, so that a grader that was killed can continue
 policy.py        turns verdicts into grades: overrides, bonus, weights and deadlines
@@ -36,6 +36,7 @@ and the bytes on the network must agree with the record to about 5 %, or to 0.03
 about 1 kB of headers, too. Code can also hide a ready-made wrapper. Ranks share the processor, process ids and the
 numbers of ports, so they can pass a few bits by these. Where a system lacks control groups or a count of bytes, or the
 grader is not root, the notes of each submission say so.
-Submissions share the CPU: with --jobs above 1, one can slow down another. An exercise that fails is replaced by our own
-code when a later one that uses it is judged again. The later code could print that solution.
+Submissions that are graded at once share the CPU, so one can slow down another, except with --jobs 1. An exercise that
+fails is replaced by our own code when a later one that uses it is judged again. The later code could print that
+solution.
 """

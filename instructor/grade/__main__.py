@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from instructor.build import Chapter, chapters
-from instructor.grade import course, grading, policy, records, sandbox, submissions, tasks
+from instructor.grade import course, grading, load, policy, records, sandbox, submissions, tasks
 from instructor.grade.limits import Limits
 from instructor.grade.outputs import Outputs
 from instructor.grade.records import FOLDER, Record
@@ -225,16 +225,14 @@ def main() -> int:
     parser.add_argument("--student", action="append", help="grade this student again, and nobody else; repeatable")
     parser.add_argument("--exercise", help="grade this exercise again, such as 2.4, and keep the others' verdicts")
     parser.add_argument("--anonymous", action="store_true", help="write pages and tables without names, too")
-    parser.add_argument(
-        "--jobs", type=int, default=1, help="how many submissions to grade at once; plan 2 cores for each"
-    )
+    parser.add_argument("--jobs", type=int, help="how many submissions to grade at once; default: one per core")
     parser.add_argument("--seconds", type=float, default=Limits.seconds_each, help="time limit for one exercise")
     options = parser.parse_args()
     request = Request(
         options.chapter,
         tuple(options.student) if options.student else None,
         options.exercise,
-        max(1, options.jobs),
+        load.most_jobs() if options.jobs is None else max(1, options.jobs),
         replace(Limits(), seconds_each=options.seconds),
         options.anonymous,
     )

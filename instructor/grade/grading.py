@@ -89,7 +89,7 @@ class Grading:
         self, cells: list[dict], course: Course, limits: Limits, record: Record, known: dict[str, Answer] | None = None
     ):
         self.cells, self.course, self.limits, self.record, self.known = cells, course, limits, record, known or {}
-        self.time_scale = load.time_scale()
+        self.time_scale = load.time_scale(len(sandbox.running))
         self.deadline = self._deadline()
         self.pieces = submissions.pieces_of(cells, course.chapter)
         own = [piece for piece in self.pieces if piece["grade_id"]]
@@ -117,7 +117,7 @@ class Grading:
         """
         late = [task for task in self.course.tasks if task.name in answers and _ran_out(answers[task.name])]
         late = [task for task in late if task.name not in self.known]
-        time_scale = load.time_scale() if late else 0.0
+        time_scale = load.time_scale(len(sandbox.running)) if late else 0.0
         if time_scale < BUSIER * self.time_scale:
             return {}
         self.time_scale = time_scale

@@ -1,7 +1,8 @@
-"""Measure how slow this machine is at the moment, so that a deadline does not run out for right code that waits.
+"""How much this machine can grade at once, and how slow it is at the moment.
 
-Grading runs at a low priority, so on a busy machine it gets much less time than other programs. The same work is
-therefore measured at that priority, on all cores at once.
+The second keeps a deadline from running out for right code that waits. Grading runs at a low priority, so on a busy
+machine it gets much less time than other programs. The same work is therefore measured at that priority, on all cores
+at once.
 """
 
 import subprocess
@@ -9,18 +10,32 @@ import sys
 from collections.abc import Sequence
 
 import joblib
+import psutil
 
+from instructor.grade import cgroup
 from instructor.grade.limits import NICENESS
 from shared import deadlines
+from shared.checks.engine.framework import WORLD_SIZES
 from shared.deadlines import scaled
 
 _WORK = "import os, time; os.nice({}); began = time.perf_counter(); sum(i * i for i in range(1_000_000)); "
 _WORK += "print(time.perf_counter() - began)"
 IDLE_S = 0.075  # how long this work takes on the idle machine for which the deadlines were chosen
-SLOW = 1.5  # Below this, the deadlines are generous enough.
+SLOW = 2.5  # Below this, the deadlines are generous enough.
 MARGIN = 2.0  # The machine may get busier after it was measured.
 MOST_SCALE = 20.0
+MEMORY_EACH_BYTES = 2_000_000_000  # Grading one of our solutions takes 1 GB.
 ENDED_BY_A_DEADLINE = ("was stopped after", "no result was reported within")
+
+
+def most_jobs() -> int:
+    """Return how many submissions to grade at once: one for each core that has memory for it.
+
+    A submission has up to four ranks, but these wait for each other's messages much of the time. On two cores, two
+    submissions at once took 14 s each, and one after the other 21 s (lab 02).
+    """
+    free_bytes = min(psutil.virtual_memory().available, cgroup.limit_bytes() or float("inf"))
+    return max(1, min(joblib.cpu_count(), int(free_bytes // MEMORY_EACH_BYTES)))
 
 
 def slowdown() -> float:
@@ -40,9 +55,14 @@ def _seconds_of(process: subprocess.Popen) -> float:
         return MOST_SCALE * IDLE_S
 
 
-def time_scale(measured: float | None = None) -> float:
-    """Return by how much to multiply deadlines now: at least what COURSE_TIME_SCALE says, which is 1 by default."""
-    measured = slowdown() if measured is None else measured
+def time_scale(beside: int = 0) -> float:
+    """Return by how much to multiply deadlines now: at least what COURSE_TIME_SCALE says, which is 1 by default.
+
+    Args:
+        beside: How many submissions are judged at the same moment. They compete with what measures the slowdown, but
+            deadlines leave time for them: otherwise, code that never ends would take much longer.
+    """
+    measured = slowdown() / (1 + beside * max(WORLD_SIZES) / joblib.cpu_count())
     needed = MARGIN * measured if measured > SLOW else 1.0
     return max(deadlines.time_scale(), min(MOST_SCALE, round(needed, 1)))
 

@@ -39,6 +39,7 @@ KEPT_BYTES = 4000  # of the printed output: enough for a traceback
 STOPPED = "the grader was stopped"
 READY = {"ready": True}  # the first line of every program. Until then, no student's code or data has been touched.
 stopping = threading.Event()  # Once it is set, all programs are ended.
+running: set[str] = set()  # the folders of the programs that run now
 
 
 class NoSandbox(RuntimeError):
@@ -141,10 +142,12 @@ def run(
             )
         finally:
             os.close(writes)
+        running.add(temporary)
         with process, open(reads, "rb", buffering=0) as pipe:
             try:
                 return _follow(Watched(process, group, limits, scratch), pipe)
             finally:
+                running.discard(temporary)
                 process.kill()  # This also kills everything that it has started, since it owns their process ids.
                 _kill_all({*users})
                 if group is not None:

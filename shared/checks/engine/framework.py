@@ -159,7 +159,7 @@ class Attempt:
                 wrong.hangs = MOST_HANGS
             raise wrong from None
         packed, reports = zip(*(outcome.value for outcome in outcomes), strict=True)
-        if self.meter and (what := self.meter.contradicts(reports)):
+        if self.meter and (what := self.meter.contradicts(reports, self.scale.longest)):
             raise Wrong(what, _HINT_ON_OTHER_WAYS)
         return [parcel.unpack(value) for value in packed]
 

@@ -22,7 +22,7 @@ from shared.wire import instrumentation, sent_bytes_of
 
 # Measured on our own solutions: at most 1,130 bytes per call beyond the payload, and 1.5 % or 14,000 bytes less.
 CALL_BYTES = 2_000
-MOST_EXTRA_BYTES = 2_000_000
+MOST_EXTRA_BYTES, MOST_EXTRA_BYTES_PER_STEP = 2_000_000, 500_000  # Ours send up to 250,000 per step (Parallel3D).
 SURE, SLACK_BYTES = 0.95, 30_000
 
 _HEADER_BYTES = 52  # of a segment over loopback: IP, and TCP with a timestamp. Linux does not count Ethernet there.
@@ -113,7 +113,7 @@ class Meter:
         users = [sent.user for (_, other), sent in now.by_end.items() if other in control]
         return Counter(user for user in users if user != own)
 
-    def contradicts(self, reports: Sequence[tuple[float, float, int]]) -> str:
+    def contradicts(self, reports: Sequence[tuple[float, float, int]], steps: int = 0) -> str:
         """Return what is wrong if the network has carried less or more between the ranks than they report, or "".
 
         gloo sends a message about each message, which is most of a small one. Its reduce-scatter is an all-reduce
@@ -121,6 +121,8 @@ class Meter:
 
         Args:
             reports: What each rank says about itself; see `reported`.
+            steps: The length of the training, if a check draws it. So many calls are credible only in a long training:
+                otherwise, code could make up calls in which it did not send anything, and send something else.
         """
         now = self._now()
         if others := self._others_that_stay(now):
@@ -128,7 +130,8 @@ class Meter:
             return f"the ranks have {len(others)} connections that belong to no process group"
         between_bytes = self._between(now)
         sent_bytes, scattered_bytes, calls = map(sum, zip(*reports, strict=True))
-        most_bytes = sent_bytes + min(scattered_bytes, sent_bytes) + min(calls * CALL_BYTES, MOST_EXTRA_BYTES)
+        extra_bytes = min(calls * CALL_BYTES, MOST_EXTRA_BYTES + steps * MOST_EXTRA_BYTES_PER_STEP)
+        most_bytes = sent_bytes + min(scattered_bytes, sent_bytes) + extra_bytes
         if SURE * sent_bytes - SLACK_BYTES <= between_bytes <= most_bytes / SURE + SLACK_BYTES:
             return ""
         only = "only " if between_bytes < sent_bytes else ""
