@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -201,14 +202,13 @@ def test_only_bytes_between_ranks_count_and_only_once():
     assert now.between_others(began, {5000}) == 100
 
 
-@pytest.mark.parametrize(("steps", "is_credible"), [(38, True), (0, False)])
-def test_headers_of_many_calls_are_credible_only_in_a_long_training(monkeypatch, steps, is_credible):
+@pytest.mark.parametrize(("steps", "why"), [(38, ""), (0, "but the network carried 21.49 MB between them")])
+def test_headers_of_many_calls_are_credible_only_in_a_long_training(monkeypatch, steps, why):
     """Parallel3D made so many small calls in 38 steps that our own code lost a check."""
     carried = iter([0, 21_490_000])
     monkeypatch.setattr(outside, "read", lambda: outside.Carried(next(carried), {}))
     meter = outside.Meter(lambda: SimpleNamespace(control_ports=[], store_ports=[0]))
-    why = meter.contradicts([(3_030_000.0, 0.0, 3_600)] * 4, steps)
-    assert why == "" if is_credible else "the network carried 21.49 MB" in why
+    assert meter.contradicts([(3_030_000.0, 0.0, 3_600)] * 4, steps).partition(", ")[2] == why
 
 
 SMALL_MESSAGES = """
