@@ -174,7 +174,7 @@ def test_ctrl_c_saves_what_is_graded_and_prints_no_traceback(tmp_path, times):
             return instant(submission, course, limits)
         grade.sandbox.require = lambda: None
         grade.grade_all.__defaults__ = (*grade.grade_all.__defaults__[:-1], grader)
-        sys.argv = ["grade", {str(handed_in)!r}, "--into", {str(folder)!r}]
+        sys.argv = ["grade", {str(handed_in)!r}, "--into", {str(folder)!r}, "--jobs", "1"]
         sys.exit(grade.main())
         """
     command = [sys.executable, "-c", textwrap.dedent(script)]
