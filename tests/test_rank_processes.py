@@ -153,6 +153,29 @@ def test_a_controller_that_does_not_start_is_an_error_that_quotes_its_log():
     assert "Address already in use" in done.stderr
 
 
+DEAF = """
+from ipyparallel import Client
+
+hear, clients, missed = Client._register_engine, [], []
+
+def hear_less(client, message):
+    clients.append(client)
+    if client is clients[0] and not missed:
+        missed.append(message)
+    else:
+        hear(client, message)
+
+Client._register_engine = hear_less
+"""
+
+
+def test_a_rank_of_which_the_client_has_not_heard_is_found():
+    """A client never hears of a rank that registers while it connects. On a busy machine, starting once timed out."""
+    ended = run_program(DEAF + START + "assert len(missed) == 1 and ranks.pull('rank') == [0, 1]\n")
+    assert ended.status == 0, ended.error
+    assert_nothing_left(ended)
+
+
 INTERRUPTED_IMPORT = """
 import os, signal, sys
 from shared.ranks import devices

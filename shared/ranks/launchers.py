@@ -24,6 +24,7 @@ from shared.deadlines import scaled
 from shared.ranks import forkserver
 
 START_TIMEOUT_S = scaled(60.0)
+ASK_AGAIN_AFTER_S = 3.0
 COURSE_ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -225,13 +226,19 @@ def _is_free(port: int) -> bool:
     return True
 
 
-def wait_for_registration(client, n: int, server: ForkServer, timeout_s: float, on_progress) -> list[int]:
-    """Wait until n new engines have registered. Returns the engine ids.
+def wait_for_registration(client, n: int, server: ForkServer, timeout_s: float, on_progress, connect=None):
+    """Wait until n new engines have registered. Returns a client that knows them, and their ids.
+
+    A client of ipyparallel asks the controller once which engines there are, and then listens for new ones. It never
+    hears of an engine that registers between the two. So if engines are missing for long, another client asks again.
+
+    Args:
+        connect: Returns another client. None for a client that has listened since before the engines were started.
 
     Raises:
         RuntimeError: If a rank ends first (the message quotes its log), or timeout_s passes.
     """
-    deadline = time.monotonic() + timeout_s
+    began = asked = time.monotonic()
     while len(ids := client.ids) < n:
         on_progress(len(ids))
         ended = [rank for rank, pid in server.pids.items() if pid in server.ended]
@@ -239,7 +246,10 @@ def wait_for_registration(client, n: int, server: ForkServer, timeout_s: float, 
             status = server.ended[server.pids[ended[0]]]
             log = Path(server.run_dir, f"rank-{ended[0]}.log").read_text(errors="replace")
             raise RuntimeError(f"Rank {ended[0]} exited with status {status} while it was starting.\n{log[-2000:]}")
-        if time.monotonic() > deadline:
+        if time.monotonic() > began + timeout_s:
             raise RuntimeError(f"Only {len(ids)} of {n} ranks answered within {timeout_s:.0f} s. {server.end_of_log()}")
+        if connect is not None and time.monotonic() > asked + ASK_AGAIN_AFTER_S:
+            client.close(linger=False)
+            client, asked = connect(), time.monotonic()
         time.sleep(0.01)
-    return ids
+    return client, ids
