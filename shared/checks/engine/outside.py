@@ -67,18 +67,26 @@ class Carried:
     ended: frozenset[tuple[int, int]] = frozenset()  # ends of connections that have closed in the last minute
 
     def between_others(self, began: "Carried", ports: set[int]) -> int:
-        """Return how many bytes have been carried since then, except to or from these ports.
+        """Return how many bytes have been carried since then, except to or from these ports, and to oneself.
 
         What was sent again counts once.
         """
         carried_bytes = self.payload_bytes - began.payload_bytes
         for ends, sent in self.by_end.items():
             before = began.by_end.get(ends, Sent(0, 0))
-            if ports.isdisjoint(ends):
+            if ports.isdisjoint(ends) and not self._stays_with_one_rank(ends):
                 carried_bytes -= sent.again_bytes - before.again_bytes
             else:
                 carried_bytes -= sent.all_bytes - before.all_bytes
         return max(0, carried_bytes)  # The sizes of headers are estimates, which add up if code prints a lot.
+
+    def _stays_with_one_rank(self, ends: tuple[int, int]) -> bool:
+        """Return whether both ends belong to one rank: IPython wakes its own threads so, for example to print.
+
+        If the ranks have no users of their own, nobody knows.
+        """
+        one, other = self.by_end[ends], self.by_end.get(ends[::-1])
+        return other is not None and one.user == other.user and one.user not in (None, os.getuid())
 
 
 class Meter:
