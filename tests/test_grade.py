@@ -8,11 +8,13 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from instructor import release
@@ -190,6 +192,24 @@ def test_ctrl_c_saves_what_is_graded_and_prints_no_traceback(tmp_path, times):
     assert process.returncode == 130 and "The same command continues" in rest and errors == ""
     saved = len(list((folder / "records").glob("*/*.json")))
     assert saved == len(rows(folder / "gradebook.csv")) and 1 <= saved <= 4
+
+
+@pytest.mark.exhaustive
+def test_ctrl_c_in_a_terminal_costs_no_points(tmp_path):
+    """A terminal signals all processes of a command. The sandbox once ended, and the code seemed to have crashed it."""
+    need_sandbox()
+    hand_in(tmp_path / "in", "anna", LAB)
+    command = [sys.executable, "-m", "instructor.grade", str(tmp_path / "in"), "--into", str(tmp_path / "out")]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        grader, deadline = psutil.Process(process.pid), time.monotonic() + deadlines.scaled(120)
+        while not any("forkserver" in str(each.cmdline()) for each in grader.children(recursive=True)):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGINT)
+        printed, _ = process.communicate(timeout=deadlines.scaled(300))
+    assert "1 graded so far" in printed or "1 graded." in printed, printed
+    (anna,) = rows(tmp_path / "out" / "gradebook.csv")
+    assert (anna["points"], anna["reason"]) == ("15.0", "all checks passed")
 
 
 def test_only_changed_notebooks_are_graded_again(tmp_path):

@@ -105,6 +105,7 @@ WITHHELD = tuple(f"solutions.{module}" for chapter in CHAPTERS.values() for modu
         ("import importlib\nimportlib.import_module('instructor.grade.judge')", "line 2 uses instructor"),
         ("from shared import checks", "line 1 uses shared.checks"),
         ("def f():\n    from labs.simple_ddp import by_hand", "line 2 uses labs"),
+        ("from shared.data import published_schedules", "line 1 uses shared.data.published_schedules"),
         ("from shared.wire import instrumentation as i", "line 1 uses shared.wire.instrumentation"),
         ("from torch.nn.parallel import DistributedDataParallel as D", "line 1 uses DistributedDataParallel"),
         ("match f:\n    case object(__globals__=found): pass", "line 2 uses __globals__"),

@@ -150,7 +150,7 @@ def _collect(waiting: dict[Future, Submission], outputs: Outputs) -> None:
             _save_as_completed({future: left[future] for future in left if not future.cancelled()}, outputs)
         except KeyboardInterrupt:
             sandbox.stopping.set()
-        graded = len(outputs.records)
+        graded = sum(record.final for record in outputs.records.values())
         raise Stopped(f"{graded} graded so far. The same command continues with the others.") from None
     finally:
         for future in waiting:
@@ -191,8 +191,10 @@ def _labs(handed_in: Path, request: Request) -> list[Chapter]:
 def _result(future: Future, submission: Submission) -> Record:
     try:
         return future.result()
+    except grading.NotGraded as error:
+        return records.not_graded(submission, str(error))
     except Exception as error:  # A submission that makes the grader fail must not stop the others.
-        return records.not_graded(submission, error)
+        return records.not_graded(submission, f"{type(error).__name__}: {error}")
 
 
 @contextlib.contextmanager

@@ -123,9 +123,9 @@ def write_whole(path: Path, text: str) -> None:
     os.replace(beside, path)
 
 
-def not_graded(submission: Submission, error: Exception) -> Record:
+def not_graded(submission: Submission, why: str) -> Record:
     """Return the record of a submission that this machine could not judge, so that every student has a row."""
-    reason = f"not graded, run the grader again: {' '.join(f'{type(error).__name__}: {error}'.split())}"
+    reason = f"not graded, run the grader again: {' '.join(why.split())}"
     return Record(submission.student, submission.lab, "", [], reason, final=False)
 
 

@@ -139,6 +139,7 @@ def run(
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 pass_fds=[file for file in (writes, handed_in) if file is not None],
+                start_new_session=True,  # Ctrl-C in a terminal reaches a whole session. Only the grader must react.
             )
         finally:
             os.close(writes)
