@@ -112,9 +112,12 @@ class RankProcesses:
         from shared.ranks import rankside
 
         self._start_engines()
-        connect = self._cluster.connect_client_sync if self._client is None else None
+        connect = None
+        if self._client is None:
+            connect = self._cluster.connect_client_sync
+            self._client = connect()
         self._client, ids = launchers.wait_for_registration(
-            self._client or connect(), self.world_size, self._server, START_TIMEOUT_S, self._report, connect
+            self._client, self.world_size, self._server, START_TIMEOUT_S, self._report, connect
         )
         answers = {engine: self._client[engine].apply_async(rankside.identify) for engine in ids}
         engine_of = {answer.get(timeout=START_TIMEOUT_S)["rank"]: engine for engine, answer in answers.items()}
