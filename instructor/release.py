@@ -68,9 +68,9 @@ def bundle(number: int) -> dict[str, bytes]:
             files[lesson], files[lab] = (ROOT / lesson).read_bytes(), (ROOT / lab).read_bytes()
         if other < number:
             files[solution] = (ROOT / solution).read_bytes()
-    files |= _linked(files)
     given = [known[other] for other in sorted(known) if other <= number]
     files["chapters/glossary.md"] = glossary.page(given).encode()
+    files |= _linked(files)
     files[start_page.PAGE.name] = start_page.page(given, exists=files.__contains__).encode()
     finished = [chapter for other, chapter in known.items() if other < number]
     files |= _modules(finished) | _scripts(given)

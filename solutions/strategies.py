@@ -97,7 +97,7 @@ class Strategy:
             return deepspeed_engine.why_not()
         if self.needs and importlib.util.find_spec(self.needs) is None:
             module = f"{self.needs}, the finished module of lab {self.chapter:02d}"
-            return f"strategy {self.name} needs {module}, which you get with the next chapter"
+            return f"strategy {self.name} needs {module}, which you get with the chapter after it"
         return None
 
     def build(self, module: nn.Module, options: Options | None = None) -> Built:

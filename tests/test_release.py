@@ -53,6 +53,12 @@ def code_of(name: str, content: bytes) -> list[str]:
 
 
 @pytest.mark.parametrize("number", NUMBERS)
+def test_the_notebooks_of_a_bundle_link_to_its_glossary(bundles, number):
+    notebooks = [content for name, content in bundles[number].items() if name.endswith(".ipynb")]
+    assert notebooks and all(b"glossary.md" in content for content in notebooks)
+
+
+@pytest.mark.parametrize("number", NUMBERS)
 def test_a_bundle_has_lessons_and_labs_up_to_its_chapter_and_earlier_solutions(bundles, number):
     names = set(bundles[number])
     for other, chapter in CHAPTERS.items():
