@@ -448,7 +448,7 @@ def test_pages_show_students_text_as_plain_text(tmp_path):
 
 
 def test_the_page_shows_the_code_of_failed_exercises_with_the_numbers_of_its_lines(tmp_path):
-    answers = [Answer("0.1", "piece", 0.0, 2.0, [Verdict("piece", "values", False)], cells=["piece"])]
+    answers = [Answer("0.1", "piece", 0.0, 2.0, [Verdict("piece", "values", False, (2,))], cells=["piece"])]
     answers += [Answer("0.2", "late", 1.0, 2.0, [Verdict("late", "values", True)], with_ours=["0.1"])]
     answers += [Answer("0.3", "none", 0.0, 2.0, reason=records.UNANSWERED, cells=["none"])]
     record = Record("anna", LAB, "", answers, code={"piece": "\n\ndef f():\n    return '<b>'", "none": "stub"})
@@ -484,6 +484,18 @@ def test_a_reason_is_short_and_names_every_decision_by_hand():
     first, second = record.why.split("; ")
     assert first == "0.1 piece: failed: all 4 checks"
     assert second == "0.2 other: failed: values (2 points by hand: solved on paper)"
+
+
+def test_a_check_that_did_not_run_has_a_sign_and_words_of_its_own(tmp_path):
+    """Its sign once said that it had failed, and the text below that it had not run."""
+    skipped = [Verdict("piece", name, False, (), "this check runs when “values” passes") for name in ("group", "wire")]
+    verdicts = [Verdict("piece", "values", False, (2,), "wrong"), *skipped]
+    record = Record("anna", LAB, "", [Answer("0.1", "piece", 0.0, 2.0, verdicts)])
+    feedback.write(record, tmp_path)
+    page = (tmp_path / "feedback" / "anna" / f"{LAB}.html").read_text()
+    signs = re.findall(r'<td class="sign ([\w-]+)">([^<]+)<', page)
+    assert signs == [("failed", "✗ failed"), *[("did-not-run", "– did not run")] * 2]
+    assert record.why == "0.1 piece: failed: values; did not run: group, wire"
 
 
 def test_a_long_name_in_a_notice_can_break_and_keeps_the_table_on_the_page(tmp_path):
@@ -592,7 +604,7 @@ def test_make_grade_grades(tmp_path, monkeypatch):
     assert done.returncode == 0, done.stderr
     anna, ben = rows(tmp_path / "out" / "gradebook.csv")
     assert (anna["points"], anna["reason"], anna["look_at"]) == ("15.0", "all checks passed", "")
-    assert (ben["points"], ben["reason"]) == ("13.0", "0.1 sum_over_ranks: failed: values, wire")
+    assert (ben["points"], ben["reason"]) == ("13.0", "0.1 sum_over_ranks: failed: values; did not run: wire")
     page = (tmp_path / "out" / ben["feedback"]).read_text()
     assert "✗ failed" in page and "✓ passed" in page and 'class="hint"' in page
     assert [row["number"] for row in rows(tmp_path / "out" / "exercises.csv")] == [f"0.{n}" for n in range(1, 6)] * 2

@@ -19,7 +19,10 @@ LONG = "\n".join(f"    total_{index} = reduce(values[{index}], group)" for index
 
 def record(student: str, passed: bool, code: str, reason: str = "") -> Record:
     evidence = f"rank 0 returned {len(student)}.5\n(Drawn with seed 5: 3 hidden units.)"
-    verdicts = [Verdict("piece", "values", True), Verdict("piece", "wire", passed, evidence="" if passed else evidence)]
+    verdicts = [
+        Verdict("piece", "values", True, (2,)),
+        Verdict("piece", "wire", passed, (2,), evidence="" if passed else evidence),
+    ]
     first = Answer("0.1", "piece", 2.0 if passed else 1.0, 2.0, verdicts, cells=["piece"])
     second = Answer("0.2", "late", 0.0, 1.0, reason=reason or UNANSWERED, cells=["late"])
     return Record(student, "00_ranks", "", [first, second], code={"piece": code, "late": LONG}, seconds=3.0)
@@ -115,6 +118,14 @@ def test_a_mistake_counts_once_for_a_student_however_many_checks_fail(tmp_path):
     ]
     dashboard.write([*found, Record("dora", "00_ranks", "", [], reason="there is no notebook")], tmp_path)
     assert "4 submissions, 3 of which could be graded. These earned 0.0" in (tmp_path / "dashboard.html").read_text()
+
+
+def test_a_check_that_did_not_run_was_neither_tried_nor_failed():
+    skipped = Verdict("piece", "wire", False, (), "this check runs when “values” passes")
+    verdicts = [Verdict("piece", "values", False, (1,), "wrong"), skipped]
+    found = [Record("anna", "00_ranks", "", [Answer("0.1", "piece", 0.0, 1.0, verdicts)])]
+    assert dashboard.failures(found) == [("0.1 piece", "values", 1, 1)]
+    assert dashboard.commonest(found) == [("0.1 piece", "values", "wrong", 1)]
 
 
 def test_the_page_has_a_figure_and_tables_and_no_markup_of_students(tmp_path):

@@ -17,7 +17,7 @@ from instructor.build import chapters
 from instructor.grade.course import stubs_of
 from instructor.grade.likeness import essence
 from instructor.grade.records import UNANSWERED, Answer, Record, one_line, write_whole
-from shared.checks.engine.framework import NOT_RUN, NOT_WRITTEN
+from shared.checks.engine.framework import NOT_WRITTEN
 from shared.checks.engine.verdicts import SAME_AS
 from shared.plots import COLORS, HATCHES, finish, new_axes
 from shared.tables.rendering import render
@@ -121,7 +121,7 @@ def failures(records: list[Record]) -> list[tuple[str, str, int, int]]:
     """Return for each check how many students failed it, and how many tried it. Most failures come first."""
     failed, tried = Counter(), Counter()
     for answer in (answer for record in records for answer in record.answers):
-        for verdict in answer.verdicts:
+        for verdict in (verdict for verdict in answer.verdicts if verdict.ran):
             key = (f"{answer.number} {answer.name}", verdict.check)
             tried[key] += 1
             failed[key] += not verdict.passed
@@ -151,8 +151,8 @@ def _mistakes_in(answer: Answer) -> Iterator[tuple[str, str]]:
     if answer.reason and answer.reason != UNANSWERED:
         yield "", _without_numbers(answer.reason)
     for verdict in answer.verdicts:
-        refers = verdict.evidence.startswith((SAME_AS, NOT_RUN))
-        if not verdict.passed and not refers and (verdict.hint or verdict.evidence):
+        refers = verdict.evidence.startswith(SAME_AS)
+        if verdict.ran and not verdict.passed and not refers and (verdict.hint or verdict.evidence):
             unwritten = verdict.evidence == NOT_WRITTEN
             yield verdict.check, NOT_WRITTEN if unwritten else verdict.hint or _without_numbers(verdict.evidence)
 

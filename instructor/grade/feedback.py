@@ -7,7 +7,7 @@ from pathlib import Path
 from instructor.grade.policy import undated
 from instructor.grade.records import UNANSWERED, Record, write_whole
 from instructor.grade.tasks import essential_of
-from shared.checks.engine.display import shorten_repeated_evidence
+from shared.checks.engine.display import shorten_repeated_evidence, sign
 from shared.tables.rendering import render
 
 
@@ -18,6 +18,7 @@ def write(record: Record, folder: Path) -> None:
         "feedback.html",
         record=record,
         shorten_repeated_evidence=shorten_repeated_evidence,
+        sign=sign,
         points=_points,
         numbered=_numbered,
         essential_of=essential_of,

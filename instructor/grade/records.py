@@ -48,13 +48,20 @@ class Answer:
     comment: str = ""  # the instructor's
 
     def __str__(self):
-        failed = [verdict.check for verdict in self.verdicts if not verdict.passed]
-        names = f"all {len(failed)} checks" if len(failed) == len(self.verdicts) > 3 else ", ".join(failed)
-        why = self.reason or (f"failed: {names}" if failed else "passed")
+        why = self.reason or self._checks_by_result() or "passed"
         by_hand = f"{self.points:g} points by hand{f': {self.comment}' if self.comment else ''}"
         why += f" ({by_hand})" if self.checked_points is not None else ""
         why += f" (judged with our own {' and '.join(self.with_ours)})" if self.with_ours else ""
         return f"{self.number} {self.name}: {why}"
+
+    def _checks_by_result(self) -> str:
+        """Name the checks that did not pass: those that failed, and those that did not run."""
+        parts = []
+        for result in ("failed", "did not run"):
+            names = [verdict.check for verdict in self.verdicts if not verdict.passed and verdict.result == result]
+            shown = f"all {len(names)} checks" if len(names) == len(self.verdicts) > 3 else ", ".join(names)
+            parts += [f"{result}: {shown}"] if names else []
+        return "; ".join(parts)
 
 
 @dataclass
@@ -83,6 +90,11 @@ class Record:
     @property
     def max_points(self) -> float:
         return sum((answer.max_points for answer in self.answers if not answer.bonus), 0.0)
+
+    @property
+    def is_graded(self) -> bool:
+        """Whether the points mean something: somebody has read the notebook, the grader or the instructor."""
+        return not self.reason or any(answer.checked_points is not None for answer in self.answers)
 
     @property
     def why(self) -> str:
