@@ -17,7 +17,7 @@ import pytest
 
 from instructor import release
 from instructor.grade import __main__ as grade
-from instructor.grade import course, feedback, gradebook, grading, load, policy, records, sandbox, tasks
+from instructor.grade import course, feedback, gradebook, grading, load, policy, records, sandbox, submissions, tasks
 from instructor.grade.limits import Limits
 from instructor.grade.policy import Policy
 from instructor.grade.records import Answer, Record
@@ -292,7 +292,7 @@ def test_wrong_names_are_not_ignored(tmp_path, capsys):
     (folder / "overrides.csv").write_text("student,exercise,points,comment\n" + "\n".join(rows_by_hand) + "\n")
     (handed_in / "course.toml").write_text(f'[labs.{LAB}]\nbonus = ["0.5", "5"]\n')
     hostile, anna = grade.grade_all(handed_in, folder, grader=instant)
-    assert (hostile.points, anna.points) == (13.5, 13.0) and "(1 points by hand)" in anna.why
+    assert (hostile.points, anna.points) == (13.5, 13.0) and "(1 point by hand)" in anna.why
     without_effect = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Without effect")]
     assert without_effect == [
         "Without effect: overrides.csv: there is no student 'ana'.",
@@ -496,6 +496,58 @@ def test_a_check_that_did_not_run_has_a_sign_and_words_of_its_own(tmp_path):
     signs = re.findall(r'<td class="sign ([\w-]+)">([^<]+)<', page)
     assert signs == [("failed", "✗ failed"), *[("did-not-run", "– did not run")] * 2]
     assert record.why == "0.1 piece: failed: values; did not run: group, wire"
+
+
+def test_a_decision_about_a_file_that_could_not_be_read_is_shown(tmp_path):
+    """A student got a point by hand for a PDF, and nobody could see why."""
+    record = Record("haddad", LAB, "", [Answer(f"0.{n}", "x", 0.0, 2.0, reason="it is not JSON") for n in (1, 2)])
+    record.reason = "it is not JSON"
+    decisions = Policy(overrides={("haddad", "0.1"): policy.Override(1.0, "right on paper")})
+    decided = decisions.applied(record, None)
+    feedback.write(decided, tmp_path)
+    page = (tmp_path / "feedback" / "haddad" / f"{LAB}.html").read_text()
+    for text in ("The checks gave 0 points. Your instructor decided on 1.", "right on paper", "0.1 x: 1 of 2 points"):
+        assert text in page, text
+    assert page.count("it is not JSON") == 1 and "0.2 x" not in page
+    assert decided.why == "it is not JSON; 0.1 x: 1 point by hand: right on paper"
+    assert decided.is_graded and not record.is_graded
+
+
+def test_a_student_without_a_result_reads_what_to_do_next(tmp_path):
+    advice = f"Hand in the file labs/{LAB}_lab.ipynb as JupyterLab saves it."
+    answers = [Answer("0.1", "x", 0.0, 2.0, reason=records.UNANSWERED)]
+    of_reasons = {
+        "anna": Record("anna", LAB, "", [], "there is no notebook"),
+        "ben": Record("ben", LAB, "", answers),
+        "cleo": Record("cleo", LAB, "", [], "not graded, run the grader again", final=False),
+    }
+    pages = {}
+    for student, record in of_reasons.items():
+        feedback.write(record, tmp_path)
+        pages[student] = (tmp_path / "feedback" / student / f"{LAB}.html").read_text()
+    assert f"there is no notebook. {advice}" in pages["anna"] and advice not in pages["cleo"]
+    assert f"If you wrote code there, save labs/{LAB}_lab.ipynb in JupyterLab and hand in that file." in pages["ben"]
+    gradebook.write_gradescope(of_reasons["anna"], tmp_path)
+    results = json.loads((tmp_path / "gradescope" / "anna" / LAB / "results.json").read_text())
+    assert results["output"] == f"there is no notebook\n{advice}"
+
+
+def test_the_files_that_were_handed_in_instead_of_a_notebook_are_named(tmp_path):
+    (tmp_path / "haddad" / LAB).mkdir(parents=True)
+    digest = records.digest_of(submissions.find(tmp_path, LAB)[0], "")
+    for name in (f"{LAB}/report.pdf", f"{LAB}/timestamp.txt", "notes.docx", "01_collectives.ipynb", ".hidden"):
+        (tmp_path / "haddad" / name).write_text("")
+    (submission,) = submissions.find(tmp_path, LAB)
+    with pytest.raises(submissions.Unreadable, match=f"there is no notebook for {LAB}, only report.pdf, notes.docx$"):
+        submissions.opened(submission)
+    assert records.digest_of(submission, "") != digest, "the reason has changed"
+
+
+def test_a_reason_that_several_exercises_have_is_given_once():
+    """A rejected cell that several exercises share once filled three lines of the index with the same words."""
+    answers = [Answer(f"0.{n}", name, 0.0, 2.0, reason="rejected: x.") for n, name in ((1, "a"), (2, "b"))]
+    answers.append(Answer("0.3", "c", 0.0, 2.0, reason=records.UNANSWERED))
+    assert Record("anna", LAB, "", answers).why == "0.1 a, 0.2 b: rejected: x; 0.3 c: unanswered"
 
 
 def test_a_long_name_in_a_notice_can_break_and_keeps_the_table_on_the_page(tmp_path):

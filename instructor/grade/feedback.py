@@ -5,7 +5,7 @@ import urllib.parse
 from pathlib import Path
 
 from instructor.grade.policy import undated
-from instructor.grade.records import UNANSWERED, Record, write_whole
+from instructor.grade.records import UNANSWERED, Record, counted, notebook_of, write_whole
 from instructor.grade.tasks import essential_of
 from shared.checks.engine.display import shorten_repeated_evidence, sign
 from shared.tables.rendering import render
@@ -20,6 +20,8 @@ def write(record: Record, folder: Path) -> None:
         shorten_repeated_evidence=shorten_repeated_evidence,
         sign=sign,
         points=_points,
+        counted=counted,
+        notebook_of=notebook_of,
         numbered=_numbered,
         essential_of=essential_of,
         unanswered=UNANSWERED,

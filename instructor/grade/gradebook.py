@@ -96,7 +96,7 @@ def write_results(record: Record, path: Path) -> None:
     results = {
         "score": record.points,
         "execution_time": round(record.seconds),
-        "output": "\n".join([record.why, *record.notes]),
+        "output": "\n".join([record.why, *([record.next_step] if record.next_step else []), *record.notes]),
         "output_format": "text",
         "tests": tests,
     }

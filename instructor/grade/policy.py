@@ -115,7 +115,7 @@ class Policy:
         changed = replace(record, answers=answers)
         deadline = self.lab(record.lab).deadline
         handed_in = _handed_in(submission, deadline) if submission and submission.path and deadline else None
-        if deadline is None or record.reason or submission is None or submission.path is None:
+        if deadline is None or not changed.is_graded or submission is None or submission.path is None:
             return changed
         if handed_in is None:
             return replace(changed, undated=True)

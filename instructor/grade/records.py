@@ -31,6 +31,11 @@ def as_cell(text: str) -> str:
     return f"'{line}" if line.startswith(("=", "+", "-", "@")) else line
 
 
+def counted(points: float) -> str:
+    """Return a number of points in words."""
+    return f"{points:g} point{'' if points == 1 else 's'}"
+
+
 @dataclass
 class Answer:
     """The points and verdicts of one exercise. If there are no verdicts, `reason` says why."""
@@ -47,12 +52,23 @@ class Answer:
     checked_points: float | None = None  # what the checks gave, if the instructor decided otherwise
     comment: str = ""  # the instructor's
 
-    def __str__(self):
+    @property
+    def title(self) -> str:
+        return f"{self.number} {self.name}"
+
+    @property
+    def why(self) -> str:
+        """The reason for the points."""
         why = self.reason or self._checks_by_result() or "passed"
-        by_hand = f"{self.points:g} points by hand{f': {self.comment}' if self.comment else ''}"
-        why += f" ({by_hand})" if self.checked_points is not None else ""
-        why += f" (judged with our own {' and '.join(self.with_ours)})" if self.with_ours else ""
-        return f"{self.number} {self.name}: {why}"
+        why += f" ({self.by_hand})" if self.by_hand else ""
+        return why + (f" (judged with our own {' and '.join(self.with_ours)})" if self.with_ours else "")
+
+    @property
+    def by_hand(self) -> str:
+        """What the instructor decided, or "" if only the checks did."""
+        if self.checked_points is None:
+            return ""
+        return f"{counted(self.points)} by hand{f': {self.comment}' if self.comment else ''}"
 
     def _checks_by_result(self) -> str:
         """Name the checks that did not pass: those that failed, and those that did not run."""
@@ -94,24 +110,36 @@ class Record:
     @property
     def is_graded(self) -> bool:
         """Whether the points mean something: somebody has read the notebook, the grader or the instructor."""
-        return not self.reason or any(answer.checked_points is not None for answer in self.answers)
+        return not self.reason or any(answer.by_hand for answer in self.answers)
+
+    @property
+    def next_step(self) -> str:
+        """What a student can do whose notebook could not be graded."""
+        if not self.reason or not self.final:
+            return ""
+        return f"Hand in the file {notebook_of(self.lab)} as JupyterLab saves it."
 
     @property
     def why(self) -> str:
         """The reason for these points, in one line."""
         if self.reason:
-            return one_line(self.reason)
-        short = [
-            str(answer)
-            for answer in self.answers
-            if answer.points < answer.max_points or answer.with_ours or answer.checked_points is not None
-        ]
+            return one_line("; ".join([self.reason, *(f"{a.title}: {a.by_hand}" for a in self.answers if a.by_hand)]))
+        exercises: dict[str, list[str]] = {}  # by what is said about them, so that nothing is said twice
+        for answer in self.answers:
+            if answer.points < answer.max_points or answer.with_ours or answer.by_hand:
+                exercises.setdefault(answer.why.removesuffix("."), []).append(answer.title)
+        short = [f"{', '.join(titles)}: {why}" for why, titles in exercises.items()]
         return one_line("; ".join([*([self.late] if self.late else []), *short])) or "all checks passed"
+
+
+def notebook_of(lab: str) -> str:
+    """Return the file of a lab that students hand in."""
+    return f"labs/{lab}_lab.ipynb"
 
 
 def digest_of(submission: Submission, course: str) -> str:
     """Return a digest of the notebook's bytes and of the course that judges them."""
-    handed_in = b"none"
+    handed_in = repr(submission.instead).encode(errors="surrogateescape")
     if submission.path is not None and submission.path.is_file():
         with contextlib.suppress(OSError), submission.path.open("rb") as file:
             handed_in = file.read(MOST_BYTES + 1)
