@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -22,7 +23,12 @@ from instructor.grade.limits import Limits
 from instructor.grade.policy import Policy
 from instructor.grade.records import Answer, Record
 from shared import deadlines
+from shared.checks.engine import framework, scale
+from shared.checks.engine.scale import Scale
 from shared.checks.engine.verdicts import Verdict
+from shared.checks.models import awkward
+from shared.ranks.diagnosis import CellState
+from shared.ranks.errors import CellFailed
 from tests.handed_in import CHAPTERS, cells_of, hand_in, need_sandbox, writes
 
 LAB = "00_ranks"
@@ -548,6 +554,35 @@ def test_a_reason_that_several_exercises_have_is_given_once():
     answers = [Answer(f"0.{n}", name, 0.0, 2.0, reason="rejected: x.") for n, name in ((1, "a"), (2, "b"))]
     answers.append(Answer("0.3", "c", 0.0, 2.0, reason=records.UNANSWERED))
     assert Record("anna", LAB, "", answers).why == "0.1 a, 0.2 b: rejected: x; 0.3 c: unanswered"
+
+
+@pytest.mark.parametrize(("path", "what"), [("candidate.py", "code"), (None, "cell")])
+def test_an_endless_loop_gets_a_hint_and_is_no_cell_in_grading(monkeypatch, path, what):
+    """The page once spoke of a cell, which grading does not have, and said nothing about the loop."""
+    running = {"rank": 0, "busy": True, "waits": "no", "line": "line 3: while True: pass", "call": None, "counts": []}
+    state = CellState([0], {}, {0: running})
+
+    def run(*args, **options):
+        raise CellFailed("Rank 0 is still running: line 3\n\nThe cell was stopped after 60 s.", {}, state, "", True)
+
+    monkeypatch.setattr(framework.ranks, "current", lambda: SimpleNamespace(run=run))
+    with pytest.raises(framework.Wrong) as found:
+        framework.Attempt("piece", path, 1, random.Random(0)).run(print)
+    assert f"The {what} was stopped after 60 s." in found.value.evidence
+    assert found.value.hint == "Hint: is this line in a loop? If so, what would end the loop?"
+
+
+def test_only_a_check_that_builds_models_speaks_of_their_hidden_units():
+    """A check of ranks alone once said how many hidden units had been drawn."""
+    drawn = Scale.drawn(random.Random(0), 2)
+    with scale.models_of(drawn):
+        pass
+    assert str(drawn) == ""
+    steps = drawn.steps(3)
+    assert str(drawn) == f"up to {steps} steps"
+    with scale.models_of(drawn):
+        awkward.build("Tied", 0)
+    assert str(drawn) == f"models of {drawn.width} hidden units, up to {steps} steps"
 
 
 def test_a_long_name_in_a_notice_can_break_and_keeps_the_table_on_the_page(tmp_path):

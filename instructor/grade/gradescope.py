@@ -21,7 +21,6 @@ from instructor import release
 from instructor.build import ROOT, Chapter, chapters
 from instructor.grade import cgroup, course, gradebook, grading, sandbox, submissions
 from instructor.grade.limits import Limits
-from instructor.grade.submissions import Submission
 
 FOLDER = ROOT / "build" / "gradescope"
 NEEDED = ("instructor", "shared", "source", "solutions", "chapters", "labs")
