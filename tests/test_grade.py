@@ -307,6 +307,17 @@ def test_wrong_names_are_not_ignored(tmp_path, capsys):
     ]
 
 
+def test_more_points_by_hand_than_an_exercise_has_count_and_are_reported(tmp_path, capsys):
+    handed_in, folder = tmp_path / "in", tmp_path / "out"
+    hand_in(handed_in, "anna", LAB)
+    folder.mkdir()
+    (folder / "overrides.csv").write_text("student,exercise,points,comment\nanna,0.1,5,\nanna,0.2,2,\n")
+    (record,) = grade.grade_all(handed_in, folder, grader=instant)
+    assert record.points == 15 + 3 - 1
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "overrides.csv: anna gets 5 points for exercise 0.1, which has a maximum of 2."
+
+
 def test_decisions_by_hand_survive_every_run_and_are_shown(tmp_path):
     handed_in, folder = tmp_path / "in", tmp_path / "out"
     hand_in(handed_in, "anna", LAB)
@@ -402,6 +413,7 @@ def test_totals_weigh_the_labs(tmp_path):
         ("course.toml", f"[labs.{LAB}]\ndeadline = 2026-11-30T23:59:00", "needs a time zone"),
         ("overrides.csv", "name,points\n", "first line of overrides.csv must be student,exercise,points,comment"),
         ("overrides.csv", "student,exercise,points,comment\nanna,0.1,x,\n", "line 2: 'x' is not a number"),
+        ("overrides.csv", "student,exercise,points,comment\nanna,0.1,-1,\n", "line 2: -1 is less than 0 points"),
     ],
 )
 def test_a_mistake_in_an_instructors_file_is_named(tmp_path, name, text, message):
@@ -617,6 +629,19 @@ def test_a_table_read_with_semicolons_has_no_formulas_either(tmp_path):
     with open(tmp_path / "gradebook.csv", newline="") as file:
         cells = [cell for row in csv.reader(file, delimiter=";") for cell in row]
     assert not any(cell.startswith(("=", "+", "-", "@")) for cell in cells)
+
+
+def test_semicolons_stay_in_tables(tmp_path):
+    """Commas in their place once made it impossible to tell reasons from lists of checks."""
+    failed = [Verdict("piece", check, False, (2,)) for check in ("values", "wire")]
+    answers = [Answer(f"0.{n}", "x", 0.0, 2.0, failed, checked_points=0.0, comment=f"{n}; see me") for n in (1, 2)]
+    gradebook.write([Record("anna", LAB, "", answers)], tmp_path, Policy())
+    (row,) = rows(tmp_path / "gradebook.csv")
+    by_hand = [f"0.{n} x: failed: values, wire (0 points by hand: {n}; see me)" for n in (1, 2)]
+    assert row["reason"] == "; ".join(by_hand)
+    assert [row["comment"] for row in rows(tmp_path / "exercises.csv")] == ["1; see me", "2; see me"]
+    for text in ("a; =1+1", 'a;" -1', "=1"):
+        assert records.as_cell(records.as_cell(text)) == records.as_cell(text) != text
 
 
 def test_a_name_in_an_old_encoding_stops_nobody(tmp_path):

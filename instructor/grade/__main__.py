@@ -101,7 +101,7 @@ def grade_all(
         for sentence in decisions.unused(students, exercises):
             print(f"Without effect: {sentence}.", flush=True)
         everything = outputs.write_all()
-        if sentence := policy.undated(everything):
+        for sentence in policy.remarks(everything):
             print(f"{sentence}.", flush=True)
         return everything
 

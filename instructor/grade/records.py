@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from shared.checks.engine.verdicts import Verdict
 
 FOLDER = ROOT / "build" / "grades"
 UNANSWERED = "unanswered"  # the reason of an exercise whose cells are as they were handed out
+BEFORE_FORMULA = re.compile(r';[ "]*(?=[=+\-@])')
 MOST_CHARACTERS = 2000  # of a reason in a table; a spreadsheet splits cells above 32,767 characters
 
 
@@ -25,9 +27,9 @@ def one_line(text: str) -> str:
 def as_cell(text: str) -> str:
     """Return the text as one line that no spreadsheet reads as a formula.
 
-    Some spreadsheets split cells at semicolons, whatever is quoted, so there are none.
+    Some spreadsheets split cells at semicolons, whatever is quoted, so no formula follows one either.
     """
-    line = one_line(text).replace(";", ",")
+    line = BEFORE_FORMULA.sub(r"\g<0>'", one_line(text))
     return f"'{line}" if line.startswith(("=", "+", "-", "@")) else line
 
 
