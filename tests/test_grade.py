@@ -1,6 +1,7 @@
 """Grading gives every student and lab one row, keeps finished grades, and shows students' text as plain text."""
 
 import csv
+import functools
 import json
 import os
 import random
@@ -20,6 +21,7 @@ from instructor import release
 from instructor.grade import __main__ as grade
 from instructor.grade import course, feedback, gradebook, grading, load, policy, records, sandbox, submissions, tasks
 from instructor.grade.limits import Limits
+from instructor.grade.outputs import Outputs
 from instructor.grade.policy import Policy
 from instructor.grade.records import Answer, Record
 from shared import deadlines
@@ -376,9 +378,10 @@ def test_submissions_without_a_date_are_told_in_one_line(tmp_path, capsys):
     found = grade.grade_all(handed_in, tmp_path / "out", grader=instant)
     assert not any(record.notices for record in found)
     page = (tmp_path / "out" / "index.html").read_text()
-    for text in (page, capsys.readouterr().out):
-        assert text.count("It is unknown whether these were late") == 1
-        assert f"{', '.join(students[:5])} and 2 more." in text
+    shown = {page: f"{', '.join(students)}."}
+    shown[capsys.readouterr().out] = f"{', '.join(students[:5])} and 2 more, which index.html names."
+    for text, names in shown.items():
+        assert text.count("It is unknown whether these were late, because") == 1 and f": {names}" in text
 
 
 def test_the_terminal_shows_the_points_that_count_and_how_many_are_graded(tmp_path, capsys):
@@ -391,6 +394,27 @@ def test_the_terminal_shows_the_points_that_count_and_how_many_are_graded(tmp_pa
     late = "13.5/12  1 day late, so 90% of the points count"
     lines = [f"{student}  {LAB}  {late}  (0 s, {number} of 2)" for number, student in enumerate(("anna", "ben"), 1)]
     assert capsys.readouterr().out.splitlines() == lines
+
+
+def test_a_late_submission_s_page_shows_the_points_before_the_deduction(tmp_path):
+    answers = [Answer("0.1", "x", 8.0, 10.0)]
+    record = Record("anna", LAB, "", answers, late="1 day late, so 90% of the points count", deducted=0.8)
+    feedback.write(record, tmp_path)
+    page = (tmp_path / "feedback" / "anna" / f"{LAB}.html").read_text()
+    assert "anna: 7.2 of 10 points" in page
+    assert "handed in 1 day late, so 90% of the points count: 0.8 of 8 points were deducted." in page
+
+
+def test_the_index_says_that_it_is_partial_until_all_is_graded(tmp_path):
+    """After a stopped run, it once linked to a dashboard that did not exist, and looked complete."""
+    submission = hand_in(tmp_path / "in", "anna", LAB)
+    record = Record("anna", LAB, "", [Answer("0.1", "x", 1.0, 1.0)])
+    outputs, pages = Outputs(tmp_path, Policy()), []
+    for write in (functools.partial(outputs.save, record, submission), outputs.write_all):
+        write()
+        pages.append((tmp_path / "index.html").read_text())
+        assert ("dashboard.html" in pages[-1]) == (tmp_path / "dashboard.html").exists()
+    assert ["grading has not finished yet" in page for page in pages] == [True, False]
 
 
 def test_totals_weigh_the_labs(tmp_path):

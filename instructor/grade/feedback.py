@@ -29,9 +29,17 @@ def write(record: Record, folder: Path) -> None:
     write_whole(folder / "feedback" / record.student / f"{record.lab}.html", page)
 
 
-def write_index(records: list[Record], folder: Path) -> None:
-    """Write index.html, the instructor's overview of all records."""
-    page = render(__package__, "index.html", records=records, points=_points, quoted=_quoted, undated=undated(records))
+def write_index(records: list[Record], folder: Path, complete: bool = True) -> None:
+    """Write index.html, the instructor's overview of all records. It is not complete while grading goes on."""
+    page = render(
+        __package__,
+        "index.html",
+        records=records,
+        points=_points,
+        quoted=_quoted,
+        undated=undated(records),
+        complete=complete,
+    )
     write_whole(folder / "index.html", page)
 
 

@@ -49,22 +49,26 @@ class Outputs:
             everything.append(replace(decided, notices=[*decided.notices, *alike]))
         return everything
 
-    def write_tables(self) -> list[Record]:
-        """Write the tables and the index of all records, and return the records."""
+    def write_tables(self, complete: bool = False) -> list[Record]:
+        """Write the tables and the index of all records, and return the records.
+
+        Args:
+            complete: Whether these are the records of all submissions, and there is a dashboard.
+        """
         everything = self.decided()
         gradebook.write(everything, self.folder, self.policy)
-        feedback.write_index(everything, self.folder)
+        feedback.write_index(everything, self.folder, complete)
         return everything
 
     def write_all(self) -> list[Record]:
         """Write all tables and pages again, since the instructor's decisions may have changed."""
-        everything = self.write_tables()
+        everything = self.decided()
         for record in everything:
             self._write_pages(record, self.folder)
         dashboard.write(everything, self.folder)
         if self.anonymous:
             self._write_anonymous(everything)
-        return everything
+        return self.write_tables(complete=True)
 
     def _decided(self, record: Record) -> Record:
         return self.policy.applied(record, self._handed_in.get((record.student, record.lab)))

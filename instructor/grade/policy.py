@@ -38,7 +38,7 @@ OVERRIDES = "overrides.csv"
 TIMESTAMP = "timestamp.txt"
 COLUMNS = ("student", "exercise", "points", "comment")
 DAY = timedelta(days=1)
-MOST_NAMES = 5  # of students in one sentence
+MOST_NAMES = 5  # of students in one sentence in the terminal
 
 
 class Mistake(ValueError):
@@ -141,7 +141,7 @@ class Policy:
 
 def remarks(records: list[Record]) -> list[str]:
     """Return what an instructor should know about the grades, in sentences."""
-    unknown = undated(records)
+    unknown = undated(records, MOST_NAMES)
     return ([unknown] if unknown else []) + [
         f"{OVERRIDES}: {one_line(record.student)} gets {counted(answer.points)} for exercise {answer.number}, "
         f"which has a maximum of {answer.max_points:g}"
@@ -151,13 +151,15 @@ def remarks(records: list[Record]) -> list[str]:
     ]
 
 
-def undated(records: Iterable[Record]) -> str:
+def undated(records: Iterable[Record], most_names: int | None = None) -> str:
     """Return one sentence about all submissions of which it is unknown whether they were late, or ""."""
     names = list(dict.fromkeys(one_line(record.student) for record in records if record.undated))
     if not names:
         return ""
-    shown = ", ".join(names[:MOST_NAMES]) + (f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else "")
-    return f"It is unknown whether these were late, for want of a readable {TIMESTAMP} beside the notebook: {shown}"
+    shown = ", ".join(names[:most_names])
+    if most_names is not None and len(names) > most_names:
+        shown += f" and {len(names) - most_names} more, which index.html names"
+    return f"It is unknown whether these were late, because no readable {TIMESTAMP} is beside the notebook: {shown}"
 
 
 def _handed_in(submission: Submission, deadline: datetime) -> datetime | None:

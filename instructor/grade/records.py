@@ -103,7 +103,12 @@ class Record:
 
     @property
     def points(self) -> float:
-        return round(sum((answer.points for answer in self.answers), 0.0) - self.deducted, 2)
+        return round(self.earned - self.deducted, 2)
+
+    @property
+    def earned(self) -> float:
+        """The points before anything is deducted for a late submission."""
+        return round(sum((answer.points for answer in self.answers), 0.0), 2)
 
     @property
     def max_points(self) -> float:
