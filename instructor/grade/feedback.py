@@ -35,6 +35,7 @@ def write_index(records: list[Record], folder: Path, complete: bool = True) -> N
         __package__,
         "index.html",
         records=records,
+        students=len({record.student for record in records}),
         points=_points,
         quoted=_quoted,
         undated=undated(records),

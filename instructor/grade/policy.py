@@ -159,7 +159,8 @@ def undated(records: Iterable[Record], most_names: int | None = None) -> str:
     shown = ", ".join(names[:most_names])
     if most_names is not None and len(names) > most_names:
         shown += f" and {len(names) - most_names} more, which index.html names"
-    return f"It is unknown whether these were late, because no readable {TIMESTAMP} is beside the notebook: {shown}"
+    why = f"there is no readable {TIMESTAMP} beside the notebook"
+    return f"It is unknown whether these were late, because {why}: {shown}"
 
 
 def _handed_in(submission: Submission, deadline: datetime) -> datetime | None:
