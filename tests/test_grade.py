@@ -460,6 +460,20 @@ def test_anonymous_pages_have_codes_that_stay_and_a_key(tmp_path):
     assert not any("anna" in path.read_text() or "ben<" in path.read_text() for path in written)
 
 
+def test_anonymous_pages_stay_up_to_date_and_say_what_is_not_removed(tmp_path):
+    """A later run without --anonymous once left the pages of the earlier one as they were."""
+    handed_in, folder = tmp_path / "in", tmp_path / "out"
+    hand_in(handed_in, "anna", LAB)
+    grade.grade_all(handed_in, folder, grade.Request(anonymous=True), grader=instant)
+    hand_in(handed_in, "ben", LAB)
+    grade.grade_all(handed_in, folder, grader=instant)
+    assert len(rows(folder / "anonymous" / "gradebook.csv")) == 2
+    index, plain = (path.read_text() for path in (folder / "anonymous" / "index.html", folder / "index.html"))
+    assert "error messages contain, are not removed." in index and "for you to check" not in index
+    assert "are not removed" not in plain and "for you to check" in plain
+    assert "names in students' code and error messages stay" in grade.ANONYMOUS
+
+
 def test_two_graders_cannot_write_to_one_folder(tmp_path):
     hand_in(tmp_path / "in", "anna", LAB)
     with grade._locked(tmp_path / "out"), pytest.raises(grade.Usage, match="another grader is writing to"):

@@ -29,8 +29,13 @@ def write(record: Record, folder: Path) -> None:
     write_whole(folder / "feedback" / record.student / f"{record.lab}.html", page)
 
 
-def write_index(records: list[Record], folder: Path, complete: bool = True) -> None:
-    """Write index.html, the instructor's overview of all records. It is not complete while grading goes on."""
+def write_index(records: list[Record], folder: Path, complete: bool = True, anonymous: bool = False) -> None:
+    """Write index.html, an overview of all records.
+
+    Args:
+        complete: False while grading goes on.
+        anonymous: Whether the students' names are codes. Then it lacks what only the instructor should see.
+    """
     page = render(
         __package__,
         "index.html",
@@ -40,6 +45,7 @@ def write_index(records: list[Record], folder: Path, complete: bool = True) -> N
         quoted=_quoted,
         undated=undated(records),
         complete=complete,
+        anonymous=anonymous,
     )
     write_whole(folder / "index.html", page)
 

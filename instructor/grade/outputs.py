@@ -66,7 +66,7 @@ class Outputs:
         for record in everything:
             self._write_pages(record, self.folder)
         dashboard.write(everything, self.folder)
-        if self.anonymous:
+        if self.anonymous or (self.folder / ANONYMOUS).exists():  # otherwise, an earlier run's would be out of date
             self._write_anonymous(everything)
         return self.write_tables(complete=True)
 
@@ -80,7 +80,7 @@ class Outputs:
     def _write_anonymous(self, everything: list[Record]) -> None:
         """Write pages and tables with a code for each student, which is the same in every run, and a key to the codes.
 
-        A student's code can contain the student's name in a comment, which is not removed.
+        Names in students' code and in error messages cannot be found safely, so they stay. The index says so.
         """
         salt_file = self.folder / ".salt"
         if not salt_file.exists():
@@ -94,7 +94,7 @@ class Outputs:
         for record in coded:
             feedback.write(record, folder)
         gradebook.write(coded, folder, self.policy)
-        feedback.write_index(coded, folder)
+        feedback.write_index(coded, folder, anonymous=True)
         dashboard.write(coded, folder)
         gradebook.write_table(self.folder / "anonymous-key.csv", ("code", "student"), [(codes[n], n) for n in names])
 
