@@ -106,6 +106,22 @@ def test_whoever_handed_in_no_notebook_gets_a_row_and_all_remarks_are_sentences(
     assert [record.student for record in graded_too] == ["adalovelace_1", "curiemarie_2", "noetheremmy_3"]
 
 
+def test_only_notebooks_without_a_time_are_asked_about(tmp_path):
+    """A second run once asked for a time that was there, and was silent about notebooks that had none."""
+    names = {f"{name}_LATE_{n}_1{n}_00_ranks_lab.ipynb": NOTEBOOK for n, name in enumerate(("ada", "emmy", "lise"), 1)}
+    zipped, asked = packed(tmp_path, names), []
+    for number in range(4):
+        written, remarks = arrivals.unpack(zipped, tmp_path / "in")
+        stamps = [path.parent / "timestamp.txt" for path in written]
+        late = " and ".join(map(str, stamps[number:]))
+        assert remarks == ([f"late, but Canvas does not say how late; write the time into {late}"] if late else [])
+        asked.append(arrivals.about_times(written).split(". ")[0])
+        for stamp in stamps[: number + 1]:
+            stamp.write_text("2026-12-01T22:00:00+01:00")
+    whose = ("any notebook", "those of emmy_2, lise_3", "those of lise_3")
+    assert asked == [*(f"There is no timestamp.txt beside {each}" for each in whose), ""]
+
+
 def test_a_time_stays_with_the_notebook_that_was_handed_in_then(tmp_path):
     files = {"ada_1_11_00_ranks_lab.ipynb": NOTEBOOK}
     (path,), _ = arrivals.unpack(packed(tmp_path, files), tmp_path / "in")
