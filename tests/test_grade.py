@@ -562,9 +562,9 @@ def test_a_decision_about_a_file_that_could_not_be_read_is_shown(tmp_path):
     decided = decisions.applied(record, None)
     feedback.write(decided, tmp_path)
     page = (tmp_path / "feedback" / "haddad" / f"{LAB}.html").read_text()
-    for text in ("The checks gave 0 points. Your instructor decided on 1.", "right on paper", "0.1 x: 1 of 2 points"):
+    for text in ("<p>Your instructor decided on 1 point.", "right on paper", "0.1 x: 1 of 2 points"):
         assert text in page, text
-    assert page.count("it is not JSON") == 1 and "0.2 x" not in page
+    assert page.count("It is not JSON.") == 1 and "it is not JSON" not in page and "0.2 x" not in page
     assert decided.why == "it is not JSON; 0.1 x: 1 point by hand: right on paper"
     assert decided.is_graded and not record.is_graded
 
@@ -581,7 +581,7 @@ def test_a_student_without_a_result_reads_what_to_do_next(tmp_path):
     for student, record in of_reasons.items():
         feedback.write(record, tmp_path)
         pages[student] = (tmp_path / "feedback" / student / f"{LAB}.html").read_text()
-    assert f"there is no notebook. {advice}" in pages["anna"] and advice not in pages["cleo"]
+    assert f"There is no notebook. {advice}" in pages["anna"] and advice not in pages["cleo"]
     assert f"If you wrote code there, save labs/{LAB}_lab.ipynb in JupyterLab and hand in that file." in pages["ben"]
     gradebook.write_gradescope(of_reasons["anna"], tmp_path)
     results = json.loads((tmp_path / "gradescope" / "anna" / LAB / "results.json").read_text())

@@ -151,8 +151,8 @@ def test_one_mistake_is_one_row_whichever_ranks_it_was_on():
     ]
     answers = [Answer("2.6", "a", 0.0, 1.0, verdicts)]
     answers += [Answer("2.1", "b", 0.0, 1.0, [Verdict("piece", "values", False, (3,), HANG)])]
-    typo = "Rank # failed: AttributeError: no 'itme' exercise #, line #: total.itme()"
-    hang = "Rank # is still running: exercise #, line #: loop() The code was stopped after # s."
+    typo = "Rank # failed: AttributeError: no 'itme' · exercise #, line #: total.itme()"
+    hang = "Rank # is still running: exercise #, line #: loop() · The code was stopped after # s."
     assert dashboard.commonest([Record("anna", "02_manual_ddp", "", answers)]) == [
         ("2.6 a", "values, group, wire", typo, 1),
         ("2.1 b", "values", hang, 1),

@@ -165,7 +165,7 @@ def _without_numbers(evidence: str) -> str:
     """Return what was wrong without what differs between ranks and runs, such as numbers and which ranks it were."""
     text = TABLE.sub("", GROUP.sub("", DRAWN.sub("", evidence)))
     lines = NUMBER.sub("#", RANKS.sub(r"\1 #", text)).splitlines()
-    line = one_line("\n".join(dict.fromkeys(lines)))
+    line = one_line(" · ".join(dict.fromkeys(line.strip() for line in lines if line.strip())))
     return line if len(line) <= MOST_CHARACTERS else f"{line[:MOST_CHARACTERS]} …"
 
 

@@ -151,8 +151,7 @@ def forbidden(source: str, withheld: tuple[str, ...], allowed: tuple[str, ...] =
 
 def why_forbidden(source: str, withheld: tuple[str, ...], allowed: tuple[str, ...] = ()) -> str:
     """Return a sentence for each name that an exercise must not use: what it is. The arguments are as above."""
-    names = dict.fromkeys(name for _, name in _forbidden_uses(source, withheld, allowed))
-    return " ".join(f"{name} {_what_is(name)}." for name in names)
+    return " ".join(f"{name} {_what_is(name)}." for _, name in _forbidden_uses(source, withheld, allowed))
 
 
 def _what_is(forbidden_name: str) -> str:
@@ -168,7 +167,7 @@ def _what_is(forbidden_name: str) -> str:
 
 
 def _forbidden_uses(source: str, withheld: tuple[str, ...], allowed: tuple[str, ...]) -> list[tuple[int, str]]:
-    """Return the lines and the names of what is forbidden, in the order of the lines."""
+    """Return the names of what is forbidden, each with the first line that uses it, in the order of these lines."""
     found = []
     for name, line in _module_names(source):
         modules = [module for module in (*FORBIDDEN, *MEASURING, *withheld) if f"{name}.".startswith(f"{module}.")]
@@ -176,7 +175,8 @@ def _forbidden_uses(source: str, withheld: tuple[str, ...], allowed: tuple[str, 
     refused = TABOO | set(READY_MADE) - set(allowed)
     for node in ast.walk(ast.parse(source)):
         found += [(node.lineno, name) for name in _names_in(node) if name in refused]
-    return list(dict.fromkeys(sorted(found)))
+    first = {name: line for line, name in sorted(found, reverse=True)}
+    return sorted((line, name) for name, line in first.items())
 
 
 def _names_in(node: ast.AST) -> list[str]:
