@@ -1,8 +1,10 @@
 """Grading gives every student and lab one row, keeps finished grades, and shows students' text as plain text."""
 
 import csv
+import functools
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -19,12 +21,18 @@ import pytest
 
 from instructor import release
 from instructor.grade import __main__ as grade
-from instructor.grade import course, feedback, gradebook, grading, load, policy, records, sandbox, tasks
+from instructor.grade import course, feedback, gradebook, grading, load, policy, records, sandbox, submissions, tasks
 from instructor.grade.limits import Limits
+from instructor.grade.outputs import Outputs
 from instructor.grade.policy import Policy
 from instructor.grade.records import Answer, Record
 from shared import deadlines
+from shared.checks.engine import framework, scale
+from shared.checks.engine.scale import Scale
 from shared.checks.engine.verdicts import Verdict
+from shared.checks.models import awkward
+from shared.ranks.diagnosis import CellState
+from shared.ranks.errors import CellFailed
 from tests.handed_in import CHAPTERS, cells_of, hand_in, need_sandbox, writes
 
 LAB = "00_ranks"
@@ -312,13 +320,24 @@ def test_wrong_names_are_not_ignored(tmp_path, capsys):
     (folder / "overrides.csv").write_text("student,exercise,points,comment\n" + "\n".join(rows_by_hand) + "\n")
     (handed_in / "course.toml").write_text(f'[labs.{LAB}]\nbonus = ["0.5", "5"]\n')
     hostile, anna = grade.grade_all(handed_in, folder, grader=instant)
-    assert (hostile.points, anna.points) == (13.5, 13.0) and "(1 points by hand)" in anna.why
+    assert (hostile.points, anna.points) == (13.5, 13.0) and "(1 point by hand)" in anna.why
     without_effect = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Without effect")]
     assert without_effect == [
         "Without effect: overrides.csv: there is no student 'ana'.",
         "Without effect: overrides.csv: there is no exercise '0.9'.",
         f"Without effect: bonus of {LAB}: there is no exercise '5'.",
     ]
+
+
+def test_more_points_by_hand_than_an_exercise_has_count_and_are_reported(tmp_path, capsys):
+    handed_in, folder = tmp_path / "in", tmp_path / "out"
+    hand_in(handed_in, "anna", LAB)
+    folder.mkdir()
+    (folder / "overrides.csv").write_text("student,exercise,points,comment\nanna,0.1,5,\nanna,0.2,2,\n")
+    (record,) = grade.grade_all(handed_in, folder, grader=instant)
+    assert record.points == 15 + 3 - 1
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "overrides.csv: anna gets 5 points for exercise 0.1, which has a maximum of 2."
 
 
 def test_decisions_by_hand_survive_every_run_and_are_shown(tmp_path):
@@ -379,9 +398,10 @@ def test_submissions_without_a_date_are_told_in_one_line(tmp_path, capsys):
     found = grade.grade_all(handed_in, tmp_path / "out", grader=instant)
     assert not any(record.notices for record in found)
     page = (tmp_path / "out" / "index.html").read_text()
-    for text in (page, capsys.readouterr().out):
-        assert text.count("It is unknown whether these were late") == 1
-        assert f"{', '.join(students[:5])} and 2 more." in text
+    shown = {page: f"{', '.join(students)}."}
+    shown[capsys.readouterr().out] = f"{', '.join(students[:5])} and 2 more, which index.html names."
+    for text, names in shown.items():
+        assert text.count("It is unknown whether these were late, because") == 1 and f": {names}" in text
 
 
 def test_the_terminal_shows_the_points_that_count_and_how_many_are_graded(tmp_path, capsys):
@@ -394,6 +414,27 @@ def test_the_terminal_shows_the_points_that_count_and_how_many_are_graded(tmp_pa
     late = "13.5/12  1 day late, so 90% of the points count"
     lines = [f"{student}  {LAB}  {late}  (0 s, {number} of 2)" for number, student in enumerate(("anna", "ben"), 1)]
     assert capsys.readouterr().out.splitlines() == lines
+
+
+def test_a_late_submission_s_page_shows_the_points_before_the_deduction(tmp_path):
+    answers = [Answer("0.1", "x", 8.0, 10.0)]
+    record = Record("anna", LAB, "", answers, late="1 day late, so 90% of the points count", deducted=0.8)
+    feedback.write(record, tmp_path)
+    page = (tmp_path / "feedback" / "anna" / f"{LAB}.html").read_text()
+    assert "anna: 7.2 of 10 points" in page
+    assert "handed in 1 day late, so 90% of the points count: 0.8 of 8 points were deducted." in page
+
+
+def test_the_index_says_that_it_is_partial_until_all_is_graded(tmp_path):
+    """After a stopped run, it once linked to a dashboard that did not exist, and looked complete."""
+    submission = hand_in(tmp_path / "in", "anna", LAB)
+    record = Record("anna", LAB, "", [Answer("0.1", "x", 1.0, 1.0)])
+    outputs, pages = Outputs(tmp_path, Policy()), []
+    for write in (functools.partial(outputs.save, record, submission), outputs.write_all):
+        write()
+        pages.append((tmp_path / "index.html").read_text())
+        assert ("dashboard.html" in pages[-1]) == (tmp_path / "dashboard.html").exists()
+    assert ["grading has not finished yet" in page for page in pages] == [True, False]
 
 
 def test_totals_weigh_the_labs(tmp_path):
@@ -416,6 +457,7 @@ def test_totals_weigh_the_labs(tmp_path):
         ("course.toml", f"[labs.{LAB}]\ndeadline = 2026-11-30T23:59:00", "needs a time zone"),
         ("overrides.csv", "name,points\n", "first line of overrides.csv must be student,exercise,points,comment"),
         ("overrides.csv", "student,exercise,points,comment\nanna,0.1,x,\n", "line 2: 'x' is not a number"),
+        ("overrides.csv", "student,exercise,points,comment\nanna,0.1,-1,\n", "line 2: -1 is less than 0 points"),
     ],
 )
 def test_a_mistake_in_an_instructors_file_is_named(tmp_path, name, text, message):
@@ -436,6 +478,20 @@ def test_anonymous_pages_have_codes_that_stay_and_a_key(tmp_path):
     written = [path for path in (folder / "anonymous").rglob("*") if path.is_file()]
     assert len(written) == 2 + 5 and not any("anna" in str(path.relative_to(folder)) for path in written)
     assert not any("anna" in path.read_text() or "ben<" in path.read_text() for path in written)
+
+
+def test_anonymous_pages_stay_up_to_date_and_say_what_is_not_removed(tmp_path):
+    """A later run without --anonymous once left the pages of the earlier one as they were."""
+    handed_in, folder = tmp_path / "in", tmp_path / "out"
+    hand_in(handed_in, "anna", LAB)
+    grade.grade_all(handed_in, folder, grade.Request(anonymous=True), grader=instant)
+    hand_in(handed_in, "ben", LAB)
+    grade.grade_all(handed_in, folder, grader=instant)
+    assert len(rows(folder / "anonymous" / "gradebook.csv")) == 2
+    index, plain = (path.read_text() for path in (folder / "anonymous" / "index.html", folder / "index.html"))
+    assert "error messages contain, are not removed." in index and "for you to check" not in index
+    assert "are not removed" not in plain and "for you to check" in plain
+    assert "names in students' code and error messages stay" in grade.ANONYMOUS
 
 
 def test_two_graders_cannot_write_to_one_folder(tmp_path):
@@ -468,7 +524,7 @@ def test_pages_show_students_text_as_plain_text(tmp_path):
 
 
 def test_the_page_shows_the_code_of_failed_exercises_with_the_numbers_of_its_lines(tmp_path):
-    answers = [Answer("0.1", "piece", 0.0, 2.0, [Verdict("piece", "values", False)], cells=["piece"])]
+    answers = [Answer("0.1", "piece", 0.0, 2.0, [Verdict("piece", "values", False, (2,))], cells=["piece"])]
     answers += [Answer("0.2", "late", 1.0, 2.0, [Verdict("late", "values", True)], with_ours=["0.1"])]
     answers += [Answer("0.3", "none", 0.0, 2.0, reason=records.UNANSWERED, cells=["none"])]
     record = Record("anna", LAB, "", answers, code={"piece": "\n\ndef f():\n    return '<b>'", "none": "stub"})
@@ -506,6 +562,99 @@ def test_a_reason_is_short_and_names_every_decision_by_hand():
     assert second == "0.2 other: failed: values (2 points by hand: solved on paper)"
 
 
+def test_a_check_that_did_not_run_has_a_sign_and_words_of_its_own(tmp_path):
+    """Its sign once said that it had failed, and the text below that it had not run."""
+    skipped = [Verdict("piece", name, False, (), "this check runs when “values” passes") for name in ("group", "wire")]
+    verdicts = [Verdict("piece", "values", False, (2,), "wrong"), *skipped]
+    record = Record("anna", LAB, "", [Answer("0.1", "piece", 0.0, 2.0, verdicts)])
+    feedback.write(record, tmp_path)
+    page = (tmp_path / "feedback" / "anna" / f"{LAB}.html").read_text()
+    signs = re.findall(r'<td class="sign ([\w-]+)">([^<]+)<', page)
+    assert signs == [("failed", "✗ failed"), *[("did-not-run", "– did not run")] * 2]
+    assert record.why == "0.1 piece: failed: values; did not run: group, wire"
+
+
+def test_a_decision_about_a_file_that_could_not_be_read_is_shown(tmp_path):
+    """A student got a point by hand for a PDF, and nobody could see why."""
+    record = Record("haddad", LAB, "", [Answer(f"0.{n}", "x", 0.0, 2.0, reason="it is not JSON") for n in (1, 2)])
+    record.reason = "it is not JSON"
+    decisions = Policy(overrides={("haddad", "0.1"): policy.Override(1.0, "right on paper")})
+    decided = decisions.applied(record, None)
+    feedback.write(decided, tmp_path)
+    page = (tmp_path / "feedback" / "haddad" / f"{LAB}.html").read_text()
+    for text in ("<p>Your instructor decided on 1 point.", "right on paper", "0.1 x: 1 of 2 points"):
+        assert text in page, text
+    assert page.count("It is not JSON.") == 1 and "it is not JSON" not in page and "0.2 x" not in page
+    assert decided.why == "it is not JSON; 0.1 x: 1 point by hand: right on paper"
+    assert decided.is_graded and not record.is_graded
+
+
+def test_a_student_without_a_result_reads_what_to_do_next(tmp_path):
+    advice = f"Hand in the file labs/{LAB}_lab.ipynb as JupyterLab saves it."
+    answers = [Answer("0.1", "x", 0.0, 2.0, reason=records.UNANSWERED)]
+    of_reasons = {
+        "anna": Record("anna", LAB, "", [], "there is no notebook"),
+        "ben": Record("ben", LAB, "", answers),
+        "cleo": Record("cleo", LAB, "", [], "not graded, run the grader again", final=False),
+    }
+    pages = {}
+    for student, record in of_reasons.items():
+        feedback.write(record, tmp_path)
+        pages[student] = (tmp_path / "feedback" / student / f"{LAB}.html").read_text()
+    assert f"There is no notebook. {advice}" in pages["anna"] and advice not in pages["cleo"]
+    assert f"If you wrote code there, save labs/{LAB}_lab.ipynb in JupyterLab and hand in that file." in pages["ben"]
+    gradebook.write_gradescope(of_reasons["anna"], tmp_path)
+    results = json.loads((tmp_path / "gradescope" / "anna" / LAB / "results.json").read_text())
+    assert results["output"] == f"there is no notebook\n{advice}"
+
+
+def test_the_files_that_were_handed_in_instead_of_a_notebook_are_named(tmp_path):
+    (tmp_path / "haddad" / LAB).mkdir(parents=True)
+    digest = records.digest_of(submissions.find(tmp_path, LAB)[0], "")
+    for name in (f"{LAB}/report.pdf", f"{LAB}/timestamp.txt", "notes.docx", "01_collectives.ipynb", ".hidden"):
+        (tmp_path / "haddad" / name).write_text("")
+    (submission,) = submissions.find(tmp_path, LAB)
+    with pytest.raises(submissions.Unreadable, match=f"there is no notebook for {LAB}, only report.pdf, notes.docx$"):
+        submissions.opened(submission)
+    assert records.digest_of(submission, "") != digest, "the reason has changed"
+
+
+def test_a_reason_that_several_exercises_have_is_given_once():
+    """A rejected cell that several exercises share once filled three lines of the index with the same words."""
+    answers = [Answer(f"0.{n}", name, 0.0, 2.0, reason="rejected: x.") for n, name in ((1, "a"), (2, "b"))]
+    answers.append(Answer("0.3", "c", 0.0, 2.0, reason=records.UNANSWERED))
+    assert Record("anna", LAB, "", answers).why == "0.1 a, 0.2 b: rejected: x; 0.3 c: unanswered"
+
+
+@pytest.mark.parametrize(("path", "what"), [("candidate.py", "code"), (None, "cell")])
+def test_an_endless_loop_gets_a_hint_and_is_no_cell_in_grading(monkeypatch, path, what):
+    """The page once spoke of a cell, which grading does not have, and said nothing about the loop."""
+    running = {"rank": 0, "busy": True, "waits": "no", "line": "line 3: while True: pass", "call": None, "counts": []}
+    state = CellState([0], {}, {0: running})
+
+    def run(*args, **options):
+        raise CellFailed("Rank 0 is still running: line 3\n\nThe cell was stopped after 60 s.", {}, state, "", True)
+
+    monkeypatch.setattr(framework.ranks, "current", lambda: SimpleNamespace(run=run))
+    with pytest.raises(framework.Wrong) as found:
+        framework.Attempt("piece", path, 1, random.Random(0)).run(print)
+    assert f"The {what} was stopped after 60 s." in found.value.evidence
+    assert found.value.hint == "Hint: is this line in a loop? If so, what would end the loop?"
+
+
+def test_only_a_check_that_builds_models_speaks_of_their_hidden_units():
+    """A check of ranks alone once said how many hidden units had been drawn."""
+    drawn = Scale.drawn(random.Random(0), 2)
+    with scale.models_of(drawn):
+        pass
+    assert str(drawn) == ""
+    steps = drawn.steps(3)
+    assert str(drawn) == f"up to {steps} steps"
+    with scale.models_of(drawn):
+        awkward.build("Tied", 0)
+    assert str(drawn) == f"models of {drawn.width} hidden units, up to {steps} steps"
+
+
 def test_a_long_name_in_a_notice_can_break_and_keeps_the_table_on_the_page(tmp_path):
     feedback.write_index([Record("anna", LAB, "", [], notices=["uses torch.a.very.long.name"])], tmp_path)
     page = (tmp_path / "index.html").read_text()
@@ -538,6 +687,19 @@ def test_a_table_read_with_semicolons_has_no_formulas_either(tmp_path):
     with open(tmp_path / "gradebook.csv", newline="") as file:
         cells = [cell for row in csv.reader(file, delimiter=";") for cell in row]
     assert not any(cell.startswith(("=", "+", "-", "@")) for cell in cells)
+
+
+def test_semicolons_stay_in_tables(tmp_path):
+    """Commas in their place once made it impossible to tell reasons from lists of checks."""
+    failed = [Verdict("piece", check, False, (2,)) for check in ("values", "wire")]
+    answers = [Answer(f"0.{n}", "x", 0.0, 2.0, failed, checked_points=0.0, comment=f"{n}; see me") for n in (1, 2)]
+    gradebook.write([Record("anna", LAB, "", answers)], tmp_path, Policy())
+    (row,) = rows(tmp_path / "gradebook.csv")
+    by_hand = [f"0.{n} x: failed: values, wire (0 points by hand: {n}; see me)" for n in (1, 2)]
+    assert row["reason"] == "; ".join(by_hand)
+    assert [row["comment"] for row in rows(tmp_path / "exercises.csv")] == ["1; see me", "2; see me"]
+    for text in ("a; =1+1", 'a;" -1', "=1"):
+        assert records.as_cell(records.as_cell(text)) == records.as_cell(text) != text
 
 
 def test_a_name_in_an_old_encoding_stops_nobody(tmp_path):
@@ -612,7 +774,7 @@ def test_make_grade_grades(tmp_path, monkeypatch):
     assert done.returncode == 0, done.stderr
     anna, ben = rows(tmp_path / "out" / "gradebook.csv")
     assert (anna["points"], anna["reason"], anna["look_at"]) == ("15.0", "all checks passed", "")
-    assert (ben["points"], ben["reason"]) == ("13.0", "0.1 sum_over_ranks: failed: values, wire")
+    assert (ben["points"], ben["reason"]) == ("13.0", "0.1 sum_over_ranks: failed: values; did not run: wire")
     page = (tmp_path / "out" / ben["feedback"]).read_text()
     assert "✗ failed" in page and "✓ passed" in page and 'class="hint"' in page
     assert [row["number"] for row in rows(tmp_path / "out" / "exercises.csv")] == [f"0.{n}" for n in range(1, 6)] * 2

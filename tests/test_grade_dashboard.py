@@ -19,7 +19,10 @@ LONG = "\n".join(f"    total_{index} = reduce(values[{index}], group)" for index
 
 def record(student: str, passed: bool, code: str, reason: str = "") -> Record:
     evidence = f"rank 0 returned {len(student)}.5\n(Drawn with seed 5: 3 hidden units.)"
-    verdicts = [Verdict("piece", "values", True), Verdict("piece", "wire", passed, evidence="" if passed else evidence)]
+    verdicts = [
+        Verdict("piece", "values", True, (2,)),
+        Verdict("piece", "wire", passed, (2,), evidence="" if passed else evidence),
+    ]
     first = Answer("0.1", "piece", 2.0 if passed else 1.0, 2.0, verdicts, cells=["piece"])
     second = Answer("0.2", "late", 0.0, 1.0, reason=reason or UNANSWERED, cells=["late"])
     return Record(student, "00_ranks", "", [first, second], code={"piece": code, "late": LONG}, seconds=3.0)
@@ -40,7 +43,7 @@ def test_failed_checks_and_the_commonest_mistakes_are_counted():
 
 def test_alike_code_is_found_whatever_its_comments_and_spaces():
     (pair,) = dashboard.alike(RECORDS)
-    assert (pair.students, pair.exercises) == (("anna", "ben"), ["0.1"]) and pair.percent > 99
+    assert (pair.students, pair.exercises) == (("anna", "ben"), ("0.1",)) and pair.percent > 99
 
 
 HANDED_OUT = """def weigh(values, group):
@@ -114,7 +117,59 @@ def test_a_mistake_counts_once_for_a_student_however_many_checks_fail(tmp_path):
         ("0.1 piece", "values, wire", NOT_WRITTEN, 1),
     ]
     dashboard.write([*found, Record("dora", "00_ranks", "", [], reason="there is no notebook")], tmp_path)
-    assert "4 submissions, 3 of which could be graded. These earned 0.0" in (tmp_path / "dashboard.html").read_text()
+    page = (tmp_path / "dashboard.html").read_text()
+    assert "4 students, 3 of whom handed in a notebook that could be graded. These earned 0.0" in page
+
+
+def test_a_check_that_did_not_run_was_neither_tried_nor_failed():
+    skipped = Verdict("piece", "wire", False, (), "this check runs when “values” passes")
+    verdicts = [Verdict("piece", "values", False, (1,), "wrong"), skipped]
+    found = [Record("anna", "00_ranks", "", [Answer("0.1", "piece", 0.0, 1.0, verdicts)])]
+    assert dashboard.failures(found) == [("0.1 piece", "values", 1, 1)]
+    assert dashboard.commonest(found) == [("0.1 piece", "values", "wrong", 1)]
+
+
+FAILED = (
+    "failed: AttributeError: no 'itme'\n    exercise 2.6, line {}: total.itme()\n(Drawn with seed 7: up to 9 steps.)"
+)
+HANG = """called only by ranks 1 and 2, with the group [1, 2]: Rank 1 is still running: exercise 2.1, line 7: loop()
+Rank 2 is still running: exercise 2.1, line 7: loop()
+
+rank  state    last call  at
+1     running  none       exercise 2.1, line 7: loop()
+2     running  none       exercise 2.1, line 7: loop()
+
+The code was stopped after 60 s."""
+
+
+def test_one_mistake_is_one_row_whichever_ranks_it_was_on():
+    """A typing error once filled three rows, and a hang was a table without lines that was cut off."""
+    verdicts = [
+        Verdict("piece", "values", False, (1,), f"Rank 0 {FAILED.format(9)}"),
+        Verdict("piece", "group", False, (3,), f"called only by ranks 1 and 2: Ranks 1, 2 {FAILED.format(9)}"),
+        Verdict("piece", "wire", False, (4,), f"Ranks 0–3 {FAILED.format(10)}"),
+    ]
+    answers = [Answer("2.6", "a", 0.0, 1.0, verdicts)]
+    answers += [Answer("2.1", "b", 0.0, 1.0, [Verdict("piece", "values", False, (3,), HANG)])]
+    typo = "Rank # failed: AttributeError: no 'itme' · exercise #, line #: total.itme()"
+    hang = "Rank # is still running: exercise #, line #: loop() · The code was stopped after # s."
+    assert dashboard.commonest([Record("anna", "02_manual_ddp", "", answers)]) == [
+        ("2.6 a", "values, group, wire", typo, 1),
+        ("2.1 b", "values", hang, 1),
+    ]
+
+
+def test_equal_submissions_are_one_row():
+    """Six equal submissions once filled 15 rows."""
+    equal = [record(student, True, f"def piece():\n{LONG}") for student in "abcdef"]
+    (group,) = dashboard.alike([*equal, record("z", False, "def piece(): return 1")])
+    assert (group.students, group.exercises, group.percent) == (tuple("abcdef"), ("0.1",), 100)
+
+
+def test_only_code_that_is_alike_with_everybody_else_s_is_in_a_group():
+    percents = {("a", "b"): 91.0, ("b", "c"): 95.0, ("a", "c"): 92.0, ("c", "d"): 93.0}
+    found = [(group.students, group.percent) for group in dashboard._grouped(("0.1",), percents)]
+    assert found == [(("a", "b", "c"), 95.0), (("c", "d"), 93.0)]
 
 
 def test_the_page_has_a_figure_and_tables_and_no_markup_of_students(tmp_path):
@@ -122,10 +177,10 @@ def test_the_page_has_a_figure_and_tables_and_no_markup_of_students(tmp_path):
     dashboard.write([*RECORDS, hostile], tmp_path)
     page = (tmp_path / "dashboard.html").read_text()
     assert "data:image/png;base64," in page and "<script" not in page and "<b>eve" not in page
-    for text in ("4 submissions", "anna and ben", "rank # returned #", "&lt;script&gt;"):
+    for text in ("4 students", "anna and ben", "rank # returned #", "&lt;script&gt;"):
         assert text in page
 
 
 def test_a_lab_without_any_readable_notebook_has_a_page_too(tmp_path):
     dashboard.write([Record("anna", "00_ranks", "", [], reason="there is no notebook")], tmp_path)
-    assert "1 submission," in (tmp_path / "dashboard.html").read_text()
+    assert "1 student," in (tmp_path / "dashboard.html").read_text()

@@ -3,6 +3,7 @@
 import csv
 import io
 import zipfile
+from dataclasses import replace
 
 import nbformat
 import pytest
@@ -105,6 +106,22 @@ def test_whoever_handed_in_no_notebook_gets_a_row_and_all_remarks_are_sentences(
     assert [record.student for record in graded_too] == ["adalovelace_1", "curiemarie_2", "noetheremmy_3"]
 
 
+def test_only_notebooks_without_a_time_are_asked_about(tmp_path):
+    """A second run once asked for a time that was there, and was silent about notebooks that had none."""
+    names = {f"{name}_LATE_{n}_1{n}_00_ranks_lab.ipynb": NOTEBOOK for n, name in enumerate(("ada", "emmy", "lise"), 1)}
+    zipped, asked = packed(tmp_path, names), []
+    for number in range(4):
+        written, remarks = arrivals.unpack(zipped, tmp_path / "in")
+        stamps = [path.parent / "timestamp.txt" for path in written]
+        late = " and ".join(map(str, stamps[number:]))
+        assert remarks == ([f"late, but Canvas does not say how late; write the time into {late}"] if late else [])
+        asked.append(arrivals.about_times(written).split(". ")[0])
+        for stamp in stamps[: number + 1]:
+            stamp.write_text("2026-12-01T22:00:00+01:00")
+    whose = ("any notebook", "those of emmy_2, lise_3", "those of lise_3")
+    assert asked == [*(f"There is no timestamp.txt beside {each}" for each in whose), ""]
+
+
 def test_a_time_stays_with_the_notebook_that_was_handed_in_then(tmp_path):
     files = {"ada_1_11_00_ranks_lab.ipynb": NOTEBOOK}
     (path,), _ = arrivals.unpack(packed(tmp_path, files), tmp_path / "in")
@@ -138,6 +155,9 @@ TABLES = {
 }
 
 
+WITHOUT_POINTS = "nothing was written for Noether, Emmy: there is no submission here"
+
+
 @pytest.mark.parametrize("platform", TABLES)
 def test_points_go_back_into_a_platforms_table(tmp_path, monkeypatch, platform):
     graded(tmp_path, monkeypatch, platform)
@@ -146,7 +166,46 @@ def test_points_go_back_into_a_platforms_table(tmp_path, monkeypatch, platform):
     text, missing = export.exported(LAB, tmp_path / "out", table)
     column = "Grade" if platform == "Moodle" else "00_ranks (99)"
     points = [row[column] for row in csv.DictReader(io.StringIO(text))]
-    assert points == (["15", "15"] if platform == "Moodle" else ["15", "15", "15", ""]) and missing == []
+    assert points == (["15", "15"] if platform == "Moodle" else ["15", "15", "15", ""])
+    assert missing == ([] if platform == "Moodle" else [WITHOUT_POINTS])
+
+
+def test_whoever_could_not_be_graded_or_is_locked_keeps_an_empty_cell_and_is_named(tmp_path, monkeypatch):
+    """A file that is no notebook once became 0 points on the platform, and a locked grade was lost without a word."""
+
+    def grader(submission, course, limits):
+        record = instant(submission, course, limits)
+        unreadable = submission.student.startswith("Marie")
+        answers = [replace(answer, points=0.0, reason="it was cut off") for answer in record.answers]
+        return replace(record, reason="it was cut off", answers=answers) if unreadable else record
+
+    monkeypatch.setattr(sandbox, "require", lambda: None)
+    files = {f"{name}_assignsubmission_file/00_ranks_lab.ipynb": NOTEBOOK for name in ("Ada_1", "Marie_2", "Lise_3")}
+    arrivals.unpack(packed(tmp_path, files), tmp_path / "in")
+    table = tmp_path / "export.csv"
+    table.write_text(
+        "Identifier,Full name,Grade,Maximum Grade,Grade can be changed\nParticipant 1,Ada,,15,Yes\n"
+        "Participant 2,Marie,,15,Yes\nParticipant 3,Lise,,15,No\nParticipant 4,Emmy,,15,Yes\n"
+    )
+
+    def run():
+        grade.grade_all(tmp_path / "in", tmp_path / "out", grader=grader)
+        text, remarks = export.exported(LAB, tmp_path / "out", table)
+        return [row["Grade"] for row in csv.DictReader(io.StringIO(text))], remarks
+
+    points, remarks = run()
+    assert points == ["15", "", "", ""]
+    assert remarks == [
+        "nothing was written for Marie: it was cut off",
+        "nothing was written for Lise: Moodle has locked this grade (15 points here)",
+        "nothing was written for Emmy: there is no submission here",
+    ]
+    (tmp_path / "out" / "overrides.csv").write_text("student,exercise,points,comment\nMarie_2,0.1,1,on paper\n")
+    assert run()[0] == ["15", "1", "", ""]
+
+
+def test_a_lab_is_named_by_its_number_or_in_full():
+    assert [export._lab_named(text) for text in ("2", "02", "02_manual_ddp", "77")] == [*["02_manual_ddp"] * 3, "77"]
 
 
 def test_a_maximum_that_differs_is_reported(tmp_path, monkeypatch):
@@ -154,7 +213,11 @@ def test_a_maximum_that_differs_is_reported(tmp_path, monkeypatch):
     graded(tmp_path, monkeypatch, "Moodle")
     table = tmp_path / "export.csv"
     for platform, change, remarks in (
-        ("Canvas", (",15\n", ",100.00\n"), ["the maximum is 100 in export.csv and 15 here; no points are scaled"]),
+        (
+            "Canvas",
+            (",15\n", ",100.00\n"),
+            ["the maximum is 100 in export.csv and 15 here; no points are scaled", WITHOUT_POINTS],
+        ),
         (
             "Moodle",
             ("15.00", "12,00"),

@@ -24,6 +24,7 @@ from instructor.grade.records import FOLDER, Record
 from instructor.grade.submissions import Submission
 from instructor.release import ReleaseError, number_of
 
+ANONYMOUS = "write pages and tables with codes for names, too; names in students' code and error messages stay"
 Grader = Callable[..., Record]  # of a submission, a course and limits, and perhaps of answers that are known
 
 
@@ -101,7 +102,7 @@ def grade_all(
         for sentence in decisions.unused(students, exercises):
             print(f"Without effect: {sentence}.", flush=True)
         everything = outputs.write_all()
-        if sentence := policy.undated(everything):
+        for sentence in policy.remarks(everything):
             print(f"{sentence}.", flush=True)
         return everything
 
@@ -226,7 +227,7 @@ def main() -> int:
     parser.add_argument("--into", type=Path, default=FOLDER, help="default: build/grades")
     parser.add_argument("--student", action="append", help="grade this student again, and nobody else; repeatable")
     parser.add_argument("--exercise", help="grade this exercise again, such as 2.4, and keep the others' verdicts")
-    parser.add_argument("--anonymous", action="store_true", help="write pages and tables without names, too")
+    parser.add_argument("--anonymous", action="store_true", help=ANONYMOUS)
     parser.add_argument("--jobs", type=int, help="how many submissions to grade at once; default: one per core")
     parser.add_argument("--seconds", type=float, default=Limits.seconds_each, help="time limit for one exercise")
     options = parser.parse_args()

@@ -20,7 +20,7 @@ import re
 import stat
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -96,9 +96,28 @@ def unpack(archive: Path, folder: Path, lab: Chapter | None = None) -> tuple[lis
     for student, files in _without_notebook(arrived).items():
         (folder / student).mkdir(parents=True, exist_ok=True)
         remarks.append(f"no notebook: {student} handed in {', '.join(files)}")
-    if late := [f"{path.parent / TIMESTAMP}" for path, arrival in written.items() if arrival.late]:
+    undated = _without_time(written)
+    if late := [f"{path.parent / TIMESTAMP}" for path, arrival in written.items() if arrival.late and path in undated]:
         remarks.append(f"late, but Canvas does not say how late; write the time into {' and '.join(late)}")
     return list(written), remarks
+
+
+def _without_time(written: Iterable[Path]) -> list[Path]:
+    """Return the notebooks of which it is unknown when they were handed in."""
+    return [path for path in written if not (path.parent / TIMESTAMP).exists()]
+
+
+def about_times(written: list[Path]) -> str:
+    """Return a sentence about the notebooks of which it is unknown when they were handed in, or ""."""
+    undated = _without_time(written)
+    if not undated:
+        return ""
+    named = f"those of {', '.join(path.parent.parent.name for path in undated)}"
+    whose = "any notebook" if len(undated) == len(written) else named
+    return (
+        f"There is no {TIMESTAMP} beside {whose}. If you set a deadline, write there when the notebook was handed in, "
+        "such as 2026-12-01T22:00:00+01:00."
+    )
 
 
 def _unusable(arrival: Arrival, chapter: Chapter | None) -> str:
@@ -186,11 +205,8 @@ def main() -> int:
         except NotAnArchive as error:
             parser.error(str(error))
         print(f"{archive.name}: {len(written)} notebooks in {options.into}")
-        for remark in remarks:
+        for remark in filter(None, [*remarks, about_times(written)]):
             print(f"  {remark}")
-        if not any((path.parent / TIMESTAMP).exists() for path in written):
-            print(f"  It does not say when they were handed in. If you set a deadline, write that into {TIMESTAMP}")
-            print("  beside each notebook, such as 2026-12-01T22:00:00+01:00.")
     return 0
 
 

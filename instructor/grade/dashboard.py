@@ -17,27 +17,31 @@ from instructor.build import chapters
 from instructor.grade.course import stubs_of
 from instructor.grade.likeness import essence
 from instructor.grade.records import UNANSWERED, Answer, Record, one_line, write_whole
-from shared.checks.engine.framework import NOT_RUN, NOT_WRITTEN
+from shared.checks.engine.framework import CALLED_ALONE, NOT_WRITTEN
 from shared.checks.engine.verdicts import SAME_AS
 from shared.plots import COLORS, HATCHES, finish, new_axes
 from shared.tables.rendering import render
 
 MOST_WRONG = 10  # rows of the commonest wrong values, for each lab
-MOST_PAIRS = 20
+MOST_GROUPS = 20
+MOST_CHARACTERS = 300  # of what was wrong
 ALIKE = 90.0  # percent; right solutions that are written differently are at most 77% alike (tests/variants)
 LEAST_CHARACTERS = 200  # of the code that is compared; shorter solutions are alike by chance
 STATES = ("passed", "partly passed", "failed", "unanswered")
 DRAWN = re.compile(r"\n?\(Drawn with [^)]*\)")
 NUMBER = re.compile(r"-?\d+(\.\d+)?(e[-+]?\d+)?")
+RANKS = re.compile(r"\b([Rr]ank)s? \d+(?:(?:–|, | and )\d+)*")
+GROUP = re.compile(rf"^{CALLED_ALONE}.*?: ")
+TABLE = re.compile(r"\n\nrank +state .*?(?=\n\n|\Z)", re.DOTALL)  # which rank waits where
 
 
 @dataclass(frozen=True)
-class Pair:
-    """Two students whose code for some exercises is alike."""
+class Alike:
+    """Students whose code for some exercises is alike, each with that of all others."""
 
-    students: tuple[str, str]
-    percent: float  # of the exercise that is most alike
-    exercises: list[str]
+    students: tuple[str, ...]
+    percent: float  # of the two students and the exercise that are most alike
+    exercises: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -53,8 +57,8 @@ class LabView:
     seconds: tuple[float, float]  # median and maximum of grading
     checks: list[tuple[str, str, int, int]]  # exercise, check, failed, tried
     wrong: list[tuple[str, str, str, int]]  # exercise, check, what was wrong, how many students
-    pairs: list[Pair]
-    more_pairs: int  # that are not shown
+    groups: list[Alike]
+    more_groups: int  # that are not shown
 
 
 def write(records: list[Record], folder: Path) -> None:
@@ -68,7 +72,7 @@ def write(records: list[Record], folder: Path) -> None:
 def _view(lab: str, records: list[Record]) -> LabView:
     judged = [record for record in records if not record.reason]
     seconds = [record.seconds for record in judged] or [0.0]
-    pairs = alike(judged)
+    groups = alike(judged)
     return LabView(
         lab,
         _as_png(exercises_figure(judged)) if judged else "",
@@ -79,8 +83,8 @@ def _view(lab: str, records: list[Record]) -> LabView:
         (statistics.median(seconds), max(seconds)),
         failures(judged),
         commonest(judged),
-        pairs[:MOST_PAIRS],
-        len(pairs[MOST_PAIRS:]),
+        groups[:MOST_GROUPS],
+        len(groups[MOST_GROUPS:]),
     )
 
 
@@ -121,7 +125,7 @@ def failures(records: list[Record]) -> list[tuple[str, str, int, int]]:
     """Return for each check how many students failed it, and how many tried it. Most failures come first."""
     failed, tried = Counter(), Counter()
     for answer in (answer for record in records for answer in record.answers):
-        for verdict in answer.verdicts:
+        for verdict in (verdict for verdict in answer.verdicts if verdict.ran):
             key = (f"{answer.number} {answer.name}", verdict.check)
             tried[key] += 1
             failed[key] += not verdict.passed
@@ -151,18 +155,22 @@ def _mistakes_in(answer: Answer) -> Iterator[tuple[str, str]]:
     if answer.reason and answer.reason != UNANSWERED:
         yield "", _without_numbers(answer.reason)
     for verdict in answer.verdicts:
-        refers = verdict.evidence.startswith((SAME_AS, NOT_RUN))
-        if not verdict.passed and not refers and (verdict.hint or verdict.evidence):
+        refers = verdict.evidence.startswith(SAME_AS)
+        if verdict.ran and not verdict.passed and not refers and (verdict.hint or verdict.evidence):
             unwritten = verdict.evidence == NOT_WRITTEN
             yield verdict.check, NOT_WRITTEN if unwritten else verdict.hint or _without_numbers(verdict.evidence)
 
 
 def _without_numbers(evidence: str) -> str:
-    return one_line(NUMBER.sub("#", DRAWN.sub("", evidence)))[:300]
+    """Return what was wrong without what differs between ranks and runs, such as numbers and which ranks it were."""
+    text = TABLE.sub("", GROUP.sub("", DRAWN.sub("", evidence)))
+    lines = NUMBER.sub("#", RANKS.sub(r"\1 #", text)).splitlines()
+    line = one_line(" · ".join(dict.fromkeys(line.strip() for line in lines if line.strip())))
+    return line if len(line) <= MOST_CHARACTERS else f"{line[:MOST_CHARACTERS]} …"
 
 
-def alike(records: list[Record]) -> list[Pair]:
-    """Return pairs of students with similar code, the most similar ones first. Short exercises are not compared.
+def alike(records: list[Record]) -> list[Alike]:
+    """Return groups of students with similar code, the most similar ones first. Short exercises are not compared.
 
     Names, comments and what was handed out make no difference. It is a reason to look, and no proof.
     """
@@ -176,8 +184,24 @@ def alike(records: list[Record]) -> list[Pair]:
             percent = fuzz.ratio(codes[one], codes[other], score_cutoff=ALIKE)
             if percent:
                 found.setdefault((one, other), []).append((percent, answer.number))
-    pairs = [Pair(pair, max(each)[0], [number for _, number in each]) for pair, each in found.items()]
-    return sorted(pairs, key=lambda pair: (-len(pair.exercises), -pair.percent, pair.students))
+    by_exercises: dict[tuple[str, ...], dict[tuple[str, str], float]] = {}
+    for pair, each in found.items():
+        by_exercises.setdefault(tuple(number for _, number in each), {})[pair] = max(each)[0]
+    groups = [group for exercises, percents in by_exercises.items() for group in _grouped(exercises, percents)]
+    return sorted(groups, key=lambda group: (-len(group.exercises), -group.percent, group.students))
+
+
+def _grouped(exercises: tuple[str, ...], percents: dict[tuple[str, str], float]) -> list[Alike]:
+    """Join pairs to groups in which everybody's code is like everybody else's, so that copies of copies are one row."""
+    left, groups = dict(percents), []
+    while left:
+        group = list(next(iter(left)))
+        for student in sorted({student for pair in left for student in pair} - set(group)):
+            if all(tuple(sorted((student, member))) in left for member in group):
+                group.append(student)
+        inside = [left.pop(pair) for pair in combinations(sorted(group), 2)]
+        groups.append(Alike(tuple(sorted(group)), max(inside), exercises))
+    return groups
 
 
 def _compared(record: Record, answer: Answer, stubs: dict[str, str]) -> str:

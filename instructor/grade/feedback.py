@@ -5,9 +5,9 @@ import urllib.parse
 from pathlib import Path
 
 from instructor.grade.policy import undated
-from instructor.grade.records import UNANSWERED, Record, write_whole
+from instructor.grade.records import UNANSWERED, Record, counted, notebook_of, write_whole
 from instructor.grade.tasks import essential_of
-from shared.checks.engine.display import shorten_repeated_evidence
+from shared.checks.engine.display import shorten_repeated_evidence, sign
 from shared.tables.rendering import render
 
 
@@ -18,7 +18,10 @@ def write(record: Record, folder: Path) -> None:
         "feedback.html",
         record=record,
         shorten_repeated_evidence=shorten_repeated_evidence,
+        sign=sign,
         points=_points,
+        counted=counted,
+        notebook_of=notebook_of,
         numbered=_numbered,
         essential_of=essential_of,
         unanswered=UNANSWERED,
@@ -26,9 +29,24 @@ def write(record: Record, folder: Path) -> None:
     write_whole(folder / "feedback" / record.student / f"{record.lab}.html", page)
 
 
-def write_index(records: list[Record], folder: Path) -> None:
-    """Write index.html, the instructor's overview of all records."""
-    page = render(__package__, "index.html", records=records, points=_points, quoted=_quoted, undated=undated(records))
+def write_index(records: list[Record], folder: Path, complete: bool = True, anonymous: bool = False) -> None:
+    """Write index.html, an overview of all records.
+
+    Args:
+        complete: False while grading goes on.
+        anonymous: Whether the students' names are codes. Then it lacks what only the instructor should see.
+    """
+    page = render(
+        __package__,
+        "index.html",
+        records=records,
+        students=len({record.student for record in records}),
+        points=_points,
+        quoted=_quoted,
+        undated=undated(records),
+        complete=complete,
+        anonymous=anonymous,
+    )
     write_whole(folder / "index.html", page)
 
 

@@ -9,7 +9,7 @@ from instructor.grade.policy import Policy
 from instructor.grade.records import Record, as_cell, write_whole
 from shared.checks.engine import display
 
-COLUMNS = ("student", "lab", "points", "max_points", "reason", "look_at", "feedback")
+COLUMNS = ("student", "lab", "points", "max_points", "reason", "look_at", "feedback", "graded")
 EXERCISE_COLUMNS = ("student", "lab", "number", "exercise", "points", "max_points", "checks_passed", "checks", "reason")
 EXERCISE_COLUMNS += ("comment",)
 
@@ -17,7 +17,10 @@ EXERCISE_COLUMNS += ("comment",)
 def write(records: list[Record], folder: Path, policy: Policy) -> None:
     """Write gradebook.csv, with a row per student and lab, exercises.csv, and totals.csv, with a row per student."""
     rows = [
-        (r.student, r.lab, r.points, r.max_points, r.why, "; ".join(r.notices), f"feedback/{r.student}/{r.lab}.html")
+        (
+            *(r.student, r.lab, r.points, r.max_points, r.why, "; ".join(r.notices)),
+            *(f"feedback/{r.student}/{r.lab}.html", "yes" if r.is_graded else "no"),
+        )
         for r in records
     ]
     write_table(folder / "gradebook.csv", COLUMNS, rows)
@@ -93,7 +96,7 @@ def write_results(record: Record, path: Path) -> None:
     results = {
         "score": record.points,
         "execution_time": round(record.seconds),
-        "output": "\n".join([record.why, *record.notes]),
+        "output": "\n".join([record.why, *([record.next_step] if record.next_step else []), *record.notes]),
         "output_format": "text",
         "tests": tests,
     }

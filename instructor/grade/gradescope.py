@@ -21,7 +21,6 @@ from instructor import release
 from instructor.build import ROOT, Chapter, chapters
 from instructor.grade import cgroup, course, gradebook, grading, sandbox, submissions
 from instructor.grade.limits import Limits
-from instructor.grade.submissions import Submission
 
 FOLDER = ROOT / "build" / "gradescope"
 NEEDED = ("instructor", "shared", "source", "solutions", "chapters", "labs")
@@ -101,7 +100,7 @@ def run(handed_in: Path, results: Path, chapter: Chapter) -> None:
         folder = Path(temporary) / STUDENT / chapter.name
         shutil.copytree(handed_in, folder, symlinks=True)
         (submission,) = submissions.find(Path(temporary), chapter.name)
-        record = grading.grade(Submission(STUDENT, chapter.name, submission.path), judged_with, limits)
+        record = grading.grade(submission, judged_with, limits)
     results.mkdir(parents=True, exist_ok=True)
     gradebook.write_results(record, results / "results.json")
 

@@ -35,10 +35,6 @@ from shared.ranks import launchers, processes
 NOT_MEASURED = "this system did not let us measure from outside how many bytes the ranks sent"
 SAME_USER = "the grader was not root, so the ranks and their judge were one user and could share files"
 SHARED_MEMORY = "this system did not give each rank memory and folders of its own, so ranks could share files"
-NOT_ALLOWED = (
-    "Exercises must not use the checks, what measures them, the grader, the scripts of labs/, ready-made code for what "
-    "they should build, or solutions that students do not have yet"
-)
 LOOK_TIMEOUT_S = scaled(20.0)
 GIVEN = ("torch", "dist", "rank", "world_size", "device", "display", "get_ipython")
 # Every `%%ranks` cell has these names (rankside.join), so code that works in a notebook works here.
@@ -148,8 +144,9 @@ class Judge:
         source = "\n" * (cell["line"] - 1) + cell["source"]  # so that its lines have the numbers of the student's cell
         if why := screen.problem(source, where):
             return why
-        if found := screen.forbidden(source, tuple(self.job["forbidden"]), tuple(self.job["ready_made"])):
-            return f"rejected: {where}{', '.join(found)}. {NOT_ALLOWED}"
+        names = tuple(self.job["forbidden"]), tuple(self.job["ready_made"])
+        if found := screen.forbidden(source, *names):
+            return f"rejected: {where}{', '.join(found)}. {screen.why_forbidden(source, *names)}"
         notices += [f"{where}{notice}" for notice in screen.notices(source, given)]
         return ""
 

@@ -49,22 +49,26 @@ class Outputs:
             everything.append(replace(decided, notices=[*decided.notices, *alike]))
         return everything
 
-    def write_tables(self) -> list[Record]:
-        """Write the tables and the index of all records, and return the records."""
+    def write_tables(self, complete: bool = False) -> list[Record]:
+        """Write the tables and the index of all records, and return the records.
+
+        Args:
+            complete: Whether these are the records of all submissions, and there is a dashboard.
+        """
         everything = self.decided()
         gradebook.write(everything, self.folder, self.policy)
-        feedback.write_index(everything, self.folder)
+        feedback.write_index(everything, self.folder, complete)
         return everything
 
     def write_all(self) -> list[Record]:
         """Write all tables and pages again, since the instructor's decisions may have changed."""
-        everything = self.write_tables()
+        everything = self.decided()
         for record in everything:
             self._write_pages(record, self.folder)
         dashboard.write(everything, self.folder)
-        if self.anonymous:
+        if self.anonymous or (self.folder / ANONYMOUS).exists():  # otherwise, an earlier run's would be out of date
             self._write_anonymous(everything)
-        return everything
+        return self.write_tables(complete=True)
 
     def _decided(self, record: Record) -> Record:
         return self.policy.applied(record, self._handed_in.get((record.student, record.lab)))
@@ -76,7 +80,7 @@ class Outputs:
     def _write_anonymous(self, everything: list[Record]) -> None:
         """Write pages and tables with a code for each student, which is the same in every run, and a key to the codes.
 
-        A student's code can contain the student's name in a comment, which is not removed.
+        Names in students' code and in error messages cannot be found safely, so they stay. The index says so.
         """
         salt_file = self.folder / ".salt"
         if not salt_file.exists():
@@ -90,7 +94,7 @@ class Outputs:
         for record in coded:
             feedback.write(record, folder)
         gradebook.write(coded, folder, self.policy)
-        feedback.write_index(coded, folder)
+        feedback.write_index(coded, folder, anonymous=True)
         dashboard.write(coded, folder)
         gradebook.write_table(self.folder / "anonymous-key.csv", ("code", "student"), [(codes[n], n) for n in names])
 

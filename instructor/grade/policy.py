@@ -17,8 +17,9 @@ nbgrader writes it, and `python -m instructor.grade.arrivals` does where the pla
 also write it yourself, for example to grant more time.
 
 `overrides.csv` in the folder of grades has a row per decision, with the columns student, exercise, points, comment. The
-points may be empty if there is only a comment. It is only read, so it survives every run. A row whose student or
-exercise does not exist has no effect, and the run says so.
+points may be empty if there is only a comment. They may be more than the exercise has, which the run reports, but not
+less than 0. What a late submission loses is taken from these points, too. The file is only read, so it survives every
+run. A row whose student or exercise does not exist has no effect, and the run says so.
 """
 
 import csv
@@ -30,14 +31,14 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from instructor.build import chapters
-from instructor.grade.records import Answer, Record, as_cell, one_line
+from instructor.grade.records import Answer, Record, as_cell, counted, one_line
 from instructor.grade.submissions import Submission
 
 OVERRIDES = "overrides.csv"
 TIMESTAMP = "timestamp.txt"
 COLUMNS = ("student", "exercise", "points", "comment")
 DAY = timedelta(days=1)
-MOST_NAMES = 5  # of students in one sentence
+MOST_NAMES = 5  # of students in one sentence in the terminal
 
 
 class Mistake(ValueError):
@@ -115,7 +116,7 @@ class Policy:
         changed = replace(record, answers=answers)
         deadline = self.lab(record.lab).deadline
         handed_in = _handed_in(submission, deadline) if submission and submission.path and deadline else None
-        if deadline is None or record.reason or submission is None or submission.path is None:
+        if deadline is None or not changed.is_graded or submission is None or submission.path is None:
             return changed
         if handed_in is None:
             return replace(changed, undated=True)
@@ -138,13 +139,28 @@ class Policy:
         )
 
 
-def undated(records: Iterable[Record]) -> str:
+def remarks(records: list[Record]) -> list[str]:
+    """Return what an instructor should know about the grades, in sentences."""
+    unknown = undated(records, MOST_NAMES)
+    return ([unknown] if unknown else []) + [
+        f"{OVERRIDES}: {one_line(record.student)} gets {counted(answer.points)} for exercise {answer.number}, "
+        f"which has a maximum of {answer.max_points:g}"
+        for record in records
+        for answer in record.answers
+        if answer.by_hand and answer.points > answer.max_points
+    ]
+
+
+def undated(records: Iterable[Record], most_names: int | None = None) -> str:
     """Return one sentence about all submissions of which it is unknown whether they were late, or ""."""
     names = list(dict.fromkeys(one_line(record.student) for record in records if record.undated))
     if not names:
         return ""
-    shown = ", ".join(names[:MOST_NAMES]) + (f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else "")
-    return f"It is unknown whether these were late, for want of a readable {TIMESTAMP} beside the notebook: {shown}"
+    shown = ", ".join(names[:most_names])
+    if most_names is not None and len(names) > most_names:
+        shown += f" and {len(names) - most_names} more, which index.html names"
+    why = f"there is no readable {TIMESTAMP} beside the notebook"
+    return f"It is unknown whether these were late, because {why}: {shown}"
 
 
 def _handed_in(submission: Submission, deadline: datetime) -> datetime | None:
@@ -218,6 +234,8 @@ def _overrides(path: Path) -> dict[tuple[str, str], Override]:
                 decided = math.nan
             if decided is not None and not math.isfinite(decided):
                 raise Mistake(f"{path.name}, line {table.line_num}: {points!r} is not a number of points")
+            if decided is not None and decided < 0:
+                raise Mistake(f"{path.name}, line {table.line_num}: {points} is less than 0 points")
             key = (as_cell(row["student"] or ""), (row["exercise"] or "").strip())
             found[key] = Override(decided, (row["comment"] or "").strip())
     return found

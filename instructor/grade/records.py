@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from shared.checks.engine.verdicts import Verdict
 
 FOLDER = ROOT / "build" / "grades"
 UNANSWERED = "unanswered"  # the reason of an exercise whose cells are as they were handed out
+BEFORE_FORMULA = re.compile(r';[ "]*(?=[=+\-@])')
 MOST_CHARACTERS = 2000  # of a reason in a table; a spreadsheet splits cells above 32,767 characters
 
 
@@ -25,10 +27,15 @@ def one_line(text: str) -> str:
 def as_cell(text: str) -> str:
     """Return the text as one line that no spreadsheet reads as a formula.
 
-    Some spreadsheets split cells at semicolons, whatever is quoted, so there are none.
+    Some spreadsheets split cells at semicolons, whatever is quoted, so no formula follows one either.
     """
-    line = one_line(text).replace(";", ",")
+    line = BEFORE_FORMULA.sub(r"\g<0>'", one_line(text))
     return f"'{line}" if line.startswith(("=", "+", "-", "@")) else line
+
+
+def counted(points: float) -> str:
+    """Return a number of points in words."""
+    return f"{points:g} point{'' if points == 1 else 's'}"
 
 
 @dataclass
@@ -47,14 +54,32 @@ class Answer:
     checked_points: float | None = None  # what the checks gave, if the instructor decided otherwise
     comment: str = ""  # the instructor's
 
-    def __str__(self):
-        failed = [verdict.check for verdict in self.verdicts if not verdict.passed]
-        names = f"all {len(failed)} checks" if len(failed) == len(self.verdicts) > 3 else ", ".join(failed)
-        why = self.reason or (f"failed: {names}" if failed else "passed")
-        by_hand = f"{self.points:g} points by hand{f': {self.comment}' if self.comment else ''}"
-        why += f" ({by_hand})" if self.checked_points is not None else ""
-        why += f" (judged with our own {' and '.join(self.with_ours)})" if self.with_ours else ""
-        return f"{self.number} {self.name}: {why}"
+    @property
+    def title(self) -> str:
+        return f"{self.number} {self.name}"
+
+    @property
+    def why(self) -> str:
+        """The reason for the points."""
+        why = self.reason or self._checks_by_result() or "passed"
+        why += f" ({self.by_hand})" if self.by_hand else ""
+        return why + (f" (judged with our own {' and '.join(self.with_ours)})" if self.with_ours else "")
+
+    @property
+    def by_hand(self) -> str:
+        """What the instructor decided, or "" if only the checks did."""
+        if self.checked_points is None:
+            return ""
+        return f"{counted(self.points)} by hand{f': {self.comment}' if self.comment else ''}"
+
+    def _checks_by_result(self) -> str:
+        """Name the checks that did not pass: those that failed, and those that did not run."""
+        parts = []
+        for result in ("failed", "did not run"):
+            names = [verdict.check for verdict in self.verdicts if not verdict.passed and verdict.result == result]
+            shown = f"all {len(names)} checks" if len(names) == len(self.verdicts) > 3 else ", ".join(names)
+            parts += [f"{result}: {shown}"] if names else []
+        return "; ".join(parts)
 
 
 @dataclass
@@ -78,28 +103,50 @@ class Record:
 
     @property
     def points(self) -> float:
-        return round(sum((answer.points for answer in self.answers), 0.0) - self.deducted, 2)
+        return round(self.earned - self.deducted, 2)
+
+    @property
+    def earned(self) -> float:
+        """The points before anything is deducted for a late submission."""
+        return round(sum((answer.points for answer in self.answers), 0.0), 2)
 
     @property
     def max_points(self) -> float:
         return sum((answer.max_points for answer in self.answers if not answer.bonus), 0.0)
 
     @property
+    def is_graded(self) -> bool:
+        """Whether the points mean something: somebody has read the notebook, the grader or the instructor."""
+        return not self.reason or any(answer.by_hand for answer in self.answers)
+
+    @property
+    def next_step(self) -> str:
+        """What a student can do whose notebook could not be graded."""
+        if not self.reason or not self.final:
+            return ""
+        return f"Hand in the file {notebook_of(self.lab)} as JupyterLab saves it."
+
+    @property
     def why(self) -> str:
         """The reason for these points, in one line."""
         if self.reason:
-            return one_line(self.reason)
-        short = [
-            str(answer)
-            for answer in self.answers
-            if answer.points < answer.max_points or answer.with_ours or answer.checked_points is not None
-        ]
+            return one_line("; ".join([self.reason, *(f"{a.title}: {a.by_hand}" for a in self.answers if a.by_hand)]))
+        exercises: dict[str, list[str]] = {}  # by what is said about them, so that nothing is said twice
+        for answer in self.answers:
+            if answer.points < answer.max_points or answer.with_ours or answer.by_hand:
+                exercises.setdefault(answer.why.removesuffix("."), []).append(answer.title)
+        short = [f"{', '.join(titles)}: {why}" for why, titles in exercises.items()]
         return one_line("; ".join([*([self.late] if self.late else []), *short])) or "all checks passed"
+
+
+def notebook_of(lab: str) -> str:
+    """Return the file of a lab that students hand in."""
+    return f"labs/{lab}_lab.ipynb"
 
 
 def digest_of(submission: Submission, course: str) -> str:
     """Return a digest of the notebook's bytes and of the course that judges them."""
-    handed_in = b"none"
+    handed_in = repr(submission.instead).encode(errors="surrogateescape")
     if submission.path is not None and submission.path.is_file():
         with contextlib.suppress(OSError), submission.path.open("rb") as file:
             handed_in = file.read(MOST_BYTES + 1)

@@ -8,8 +8,12 @@ import builtins
 import re
 
 _MAGIC_LINE = re.compile(r"^([ \t]*)[%!].*$", re.MULTILINE)
-# labs/ has scripts that show parts of exercises. A figure of lesson 15 needs the schedules that its lab asks for.
-FORBIDDEN = ("shared.checks", "instructor", "labs", "shared.data.published_schedules")
+FORBIDDEN = {
+    "shared.checks": "contains the checks of the exercises",
+    "instructor": "contains the grader",
+    "labs": "contains scripts that show parts of solutions",
+    "shared.data.published_schedules": "contains schedules that exercises ask for",  # for a figure of lesson 15
+}
 UNUSUAL = ("ctypes", "gc", "importlib", "inspect", "mmap", "multiprocessing", "os", "pickle", "signal", "socket")
 UNUSUAL += ("subprocess", "sys", "tempfile", "threading", "asyncio", "pathlib", "shelve", "shutil", "sqlite3")
 # Ranks can exchange values through files as well.
@@ -143,6 +147,28 @@ def forbidden(source: str, withheld: tuple[str, ...], allowed: tuple[str, ...] =
         withheld: The modules of solutions/ that students have not been given.
         allowed: The ready-made code that the lab itself uses.
     """
+    return [f"line {line} uses {name}" for line, name in _forbidden_uses(source, withheld, allowed)]
+
+
+def why_forbidden(source: str, withheld: tuple[str, ...], allowed: tuple[str, ...] = ()) -> str:
+    """Return a sentence for each name that an exercise must not use: what it is. The arguments are as above."""
+    return " ".join(f"{name} {_what_is(name)}." for _, name in _forbidden_uses(source, withheld, allowed))
+
+
+def _what_is(forbidden_name: str) -> str:
+    if forbidden_name in FORBIDDEN:
+        return FORBIDDEN[forbidden_name]
+    if forbidden_name in MEASURING:
+        return "measures what your code does, so your code must not use it"
+    if forbidden_name in READY_MADE:
+        return "is ready-made code for what this lab asks you to write"
+    if forbidden_name in TABOO:
+        return "leads to the internals of Python or of the checks, which no exercise needs"
+    return "is a solution that you do not have yet"
+
+
+def _forbidden_uses(source: str, withheld: tuple[str, ...], allowed: tuple[str, ...]) -> list[tuple[int, str]]:
+    """Return the names of what is forbidden, each with the first line that uses it, in the order of these lines."""
     found = []
     for name, line in _module_names(source):
         modules = [module for module in (*FORBIDDEN, *MEASURING, *withheld) if f"{name}.".startswith(f"{module}.")]
@@ -150,7 +176,8 @@ def forbidden(source: str, withheld: tuple[str, ...], allowed: tuple[str, ...] =
     refused = TABOO | set(READY_MADE) - set(allowed)
     for node in ast.walk(ast.parse(source)):
         found += [(node.lineno, name) for name in _names_in(node) if name in refused]
-    return [f"line {line} uses {name}" for line, name in dict.fromkeys(sorted(found))]
+    first = {name: line for line, name in sorted(found, reverse=True)}
+    return sorted((line, name) for name, line in first.items())
 
 
 def _names_in(node: ast.AST) -> list[str]:

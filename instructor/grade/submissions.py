@@ -14,21 +14,24 @@ from pathlib import Path
 from instructor.build import Chapter, chapters
 from instructor.grade.reader import Unreadable, without_first_magics
 
+MOST_NAMES = 5  # of files in one sentence
 MOST_BYTES = 20_000_000  # Only a notebook with endless output is larger.
 
 
 @dataclass(frozen=True)
 class Submission:
-    """One student's notebook for one lab. The path is None if nothing was handed in."""
+    """One student's notebook for one lab. The path is None if nothing was handed in, except perhaps for other files."""
 
     student: str
     lab: str
     path: Path | None
+    instead: tuple[str, ...] = ()  # the names of these files
 
 
 def find(folder: Path, lab: str) -> list[Submission]:
     """List every student's submission for a lab, sorted by name. Each folder is a student."""
-    return [Submission(student.name, lab, _notebook(student, lab)) for student in students_in(folder)]
+    found = [(student, _notebook(student, lab)) for student in students_in(folder)]
+    return [Submission(student.name, lab, path, () if path else _instead(student, lab)) for student, path in found]
 
 
 def students_in(folder: Path) -> list[Path]:
@@ -57,6 +60,13 @@ def _notebook(student: Path, lab: str) -> Path | None:
     return None
 
 
+def _instead(student: Path, lab: str) -> tuple[str, ...]:
+    """Return the names of the files of a student without a notebook, except for notebooks of other labs."""
+    others = {chapter.name for chapter in chapters()} - {lab}
+    files = [path for folder in (student / lab, student) for path in sorted(folder.glob("[!.]*")) if path.is_file()]
+    return tuple(path.name for path in files if path.name != "timestamp.txt" and path.stem not in others)
+
+
 def other_files(submission: Submission) -> list[str]:
     """Return the files beside the notebook. They are not used, and the student should know that."""
     if submission.path is None:
@@ -72,7 +82,8 @@ def opened(submission: Submission) -> int:
         Unreadable: if there is no notebook, or it is not the student's own regular file.
     """
     if submission.path is None:
-        raise Unreadable(f"there is no notebook for {submission.lab}")
+        shown = ", ".join(submission.instead[:MOST_NAMES]) + (", …" if len(submission.instead) > MOST_NAMES else "")
+        raise Unreadable(f"there is no notebook for {submission.lab}" + (f", only {shown}" if shown else ""))
     if not _is_own_file(submission):
         raise Unreadable("the notebook is a link or not a regular file; hand in the notebook itself")
     try:

@@ -39,7 +39,11 @@ def probe(
     instrumentation.reset()  # so that a report counts the collectives of this attempt from 1
     try:
         # What the piece prints is shown, but torch's warnings are not.
-        with scale.models_of(width), contextlib.redirect_stderr(io.StringIO()), instrumentation.listening() as calls:
+        with (
+            scale.models_of(scale.Scale(width)),
+            contextlib.redirect_stderr(io.StringIO()),
+            instrumentation.listening() as calls,
+        ):
             packed = parcel.pack(probe_fn(found, *args))
         if not torch.is_grad_enabled():
             raise AssertionError("after the call, gradients are still disabled, so nothing after it can be trained")

@@ -15,7 +15,7 @@ def as_text(verdicts: list[Verdict], headline: str = "", note: str = "") -> str:
     lines = [line for line in (headline, note) if line]
     for verdict in shorten_repeated_evidence(verdicts):
         where = f" ({_where(verdict)})" if verdict.world_sizes else ""
-        lines.append(f"{_sign(verdict)} {verdict.exercise} · {verdict.check}{where}")
+        lines.append(f"{sign(verdict)} {verdict.exercise} · {verdict.check}{where}")
         lines += [f"    {line}" for line in (verdict.evidence + "\n" + verdict.hint).strip().splitlines()]
     return "\n".join(lines)
 
@@ -46,13 +46,14 @@ def as_html(verdicts: list[Verdict], headline: str = "", note: str = "", assista
         headline=headline,
         note=note,
         verdicts=shown,
-        sign=_sign,
+        sign=sign,
         where=_where,
         assistance=assistance or Assistance(),
     )
 
 
-def _sign(verdict: Verdict) -> str:
+def sign(verdict: Verdict) -> str:
+    """Return the sign that stands for the result of a check."""
     if not verdict.ran:
         return "–"
     return "✓" if verdict.passed else "✗"

@@ -50,6 +50,7 @@ _HINT_ON_TAGS = (
     "Hint: from which rank does this line receive, and with which tag? Does that rank send to it with the same tag?"
 )
 _HINT_ON_SIZES = "Hint: what are the shape and dtype of the tensor that is sent to this rank?"
+_HINT_ON_LOOPS = "Hint: is this line in a loop? If so, what would end the loop?"
 _HINT_ON_ITSELF = "Hint: for which ranks should this line not run?"
 _LEFT_IN_FLIGHT = "your code left a transfer in flight that nothing waits for, and the ranks had to be restarted"
 NOT_WRITTEN = "it is not written yet"
@@ -149,6 +150,7 @@ class Attempt:
         except CellFailed as failure:
             wrong = _from_failure(failure)
             if self.path is not None:
+                wrong.evidence = wrong.evidence.replace("The cell was stopped", "The code was stopped")
                 wrong.hint = wrong.hint or hint_on_names(wrong.evidence)
             if CALLED_ALONE in context:
                 wrong.hint = _hint_in_a_group(wrong, failure)
@@ -288,7 +290,8 @@ def run_exercise(
                 attempt = Attempt(exercise.piece, path, size, draw, exercise.stands_in, sizes_of_check, meter)
                 wrong = _judge(check, attempt)
                 if wrong is not None and graded and wrong.evidence != NOT_WRITTEN:
-                    drawn[check.name] = f"\n(Drawn with seed {seed}: {attempt.scale}.)"
+                    sizes_drawn = f": {attempt.scale}" if str(attempt.scale) else ""
+                    drawn[check.name] = f"\n(Drawn with seed {seed}{sizes_drawn}.)"
                 if prints is not None:
                     prints.add(check.name, size, attempt.printed, failed=wrong is not None)
                 if wrong is not None:
@@ -340,7 +343,7 @@ def _one_thread():
 
 def _judge(check: Check, attempt: Attempt) -> Wrong | None:
     try:
-        with scale.models_of(attempt.scale.width):
+        with scale.models_of(attempt.scale):
             check.judge(attempt)
     except Wrong as wrong:
         return wrong
@@ -425,12 +428,18 @@ def _hint_on(failure: CellFailed) -> str:
         return ""
     found = [position for position in failure.cell.positions.values() if position]
     waiting = [each["call"] for each in found if each["busy"] and each["waits"] != "no" and not _in_our_barrier(each)]
+    if not waiting and not failure.cell.deaths and any(_runs_own_code(position) for position in found):
+        return _HINT_ON_LOOPS
     in_collectives = waiting and all(call and call["partner"] is None for call in waiting)
     uses_transfers = any(len(lane) > 1 for position in found for lane, _ in position["counts"])  # between two ranks
     if uses_transfers and not in_collectives:
         return _hint_on_transfers(failure.cell, [position for position in found if position["busy"]])
     waits = any(position["busy"] and position["waits"] != "no" for position in found)
     return _HINT_ON_COLLECTIVES if waits else ""
+
+
+def _runs_own_code(position: dict) -> bool:
+    return position["busy"] and position["waits"] == "no" and bool(position["line"])
 
 
 def _ignores_the_group(failure: CellFailed) -> bool:

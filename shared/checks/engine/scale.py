@@ -25,6 +25,7 @@ class Scale:
     draws: random.Random | None = None
     longest: int = 0  # steps
     may_be_long: bool = True
+    has_models: bool = False  # whether the check has built awkward models
 
     @classmethod
     def drawn(cls, draws: random.Random, world_size: int, may_be_long: bool = True) -> "Scale":
@@ -50,9 +51,9 @@ class Scale:
         return usual if self.draws is None else self.draws.choice(drawn)
 
     def __str__(self) -> str:
-        """Say what was drawn."""
-        steps = f", up to {self.longest} steps" if self.longest else ""
-        return f"{self.width} hidden units{steps}"
+        """Say what was drawn and used, or return "" if no size was."""
+        models = [f"models of {self.width} hidden units"] if self.has_models else []
+        return ", ".join(models + [f"up to {self.longest} steps"] * bool(self.longest))
 
 
 def long_with(seed: int, check: str, world_sizes: tuple[int, ...]) -> int:
@@ -61,10 +62,11 @@ def long_with(seed: int, check: str, world_sizes: tuple[int, ...]) -> int:
 
 
 @contextlib.contextmanager
-def models_of(width: int) -> Iterator[None]:
-    """Build awkward models of this width. The kernel and the ranks build the same models."""
-    awkward_models.WIDTH = width
+def models_of(scale: Scale) -> Iterator[None]:
+    """Build awkward models of this scale's width. The kernel and the ranks build the same models."""
+    awkward_models.WIDTH, awkward_models.built = scale.width, False
     try:
         yield
     finally:
+        scale.has_models |= awkward_models.built
         awkward_models.WIDTH = awkward_models.USUAL_WIDTH

@@ -21,6 +21,13 @@ class Verdict:
         """Whether the check ran. It does not if an earlier one showed that it could not."""
         return bool(self.world_sizes)
 
+    @property
+    def result(self) -> str:
+        """The result in words."""
+        if not self.ran:
+            return "did not run"
+        return "passed" if self.passed else "failed"
+
 
 def as_json(verdicts: list[Verdict]) -> list[dict]:
     return [asdict(verdict) for verdict in verdicts]

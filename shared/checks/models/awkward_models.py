@@ -10,6 +10,7 @@ from torch import nn
 INPUTS, OUTPUTS = 6, 3
 USUAL_WIDTH = 7
 WIDTH = USUAL_WIDTH  # hidden units; grading sets other numbers (engine/scale.py)
+built = False  # whether there is a model of this width
 
 
 def calm(hidden: torch.Tensor) -> torch.Tensor:
@@ -21,7 +22,9 @@ class Plain(nn.Module):
     """Two layers whose numbers of elements no world size divides."""
 
     def __init__(self):
+        global built
         super().__init__()
+        built = True
         self.first, self.second = nn.Linear(INPUTS, WIDTH), nn.Linear(WIDTH, OUTPUTS)
 
     def forward(self, x):
