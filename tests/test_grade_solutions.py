@@ -118,7 +118,7 @@ def test_forbidden_uses_are_named(source, use):
 
 def test_a_rejection_says_what_each_forbidden_name_is():
     """It once listed everything that is forbidden, and not what had been found."""
-    source = "from labs import x\nfrom solutions.zero1 import ZeRO1\nx.tb_frame\nfully_shard(x)\nx.tb_frame"
+    source = "from labs import x\nfrom solutions.zero1 import ZeRO1\nx.tb_frame\nfully_shard\nx.tb_frame"
     assert screen.forbidden(source, WITHHELD)[-2:] == ["line 3 uses tb_frame", "line 4 uses fully_shard"]
     assert screen.why_forbidden(source, WITHHELD) == (
         "labs contains scripts that show parts of solutions. solutions.zero1 is a solution that you do not have yet. "
