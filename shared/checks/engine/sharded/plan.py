@@ -70,6 +70,7 @@ class Plan:
     max_norm: float | None = None
     fill: bool = True  # replace a plain optimizer's missing gradients by zeros
     loss_scale: float = 1.0  # to recognize gradients that are too large or too small
+    calmness: float = 1.0  # a factor for SGD's learning rate, with which long trainings diverge
 
     def __str__(self) -> str:
         known = self.optimizer != "Hiker"
@@ -127,6 +128,8 @@ class Run:
         self, module: nn.Module, make, plan: Plan, alone: bool = True, off: int = 0, loaded: dict | None = None
     ):
         cls, settings = OPTIMIZERS[plan.optimizer]
+        if plan.optimizer == "SGD":
+            settings = settings | {"lr": settings["lr"] * plan.calmness}
         self.module, self.plan, self.alone, self.off, self.steps = module, plan, alone, off, []
         self.replicas = None  # for a module that mixes samples: one process computes each rank's samples separately
         if plan.late:  # it is not trained until it is added, so it must be the same on all ranks

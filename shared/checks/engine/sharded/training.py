@@ -118,7 +118,7 @@ def train_and_judge(attempt: Attempt, plan: Plan, probe=probe_sharded) -> dict[i
     Raises:
         Wrong: If a rank's state differs after a step from that of one process.
     """
-    plan = replace(plan, steps=attempt.scale.steps(plan.steps))
+    plan = replace(plan, steps=attempt.scale.steps(plan.steps), calmness=attempt.scale.calmness)
     draw, context = Draw(attempt), describe_plan(attempt, plan)
     found = train(attempt, plan, draw, probe)
     _reject_replaced_parameters(found, context)
