@@ -102,6 +102,8 @@ def probe_cost(communication_cost, script, between_ms: float, rounds: int | None
 def _draw_script(attempt: Attempt, rounds: int, extra_ms: int) -> tuple[list[dict[str, float]], list, list]:
     """Draw how long everything takes. Return the script, and ms per round without and with communication.
 
+    Times are multiples of 1/64 ms: sums are exact, and two different mistakes hardly ever give the same result.
+
     Args:
         attempt: The run of the check.
         rounds: How many rounds count.
@@ -110,7 +112,8 @@ def _draw_script(attempt: Attempt, rounds: int, extra_ms: int) -> tuple[list[dic
     script, alone, together = [], [], []
     for turn in range(rounds + 1):
         for times, more_ms in ((alone, 0), (together, extra_ms)):
-            step = {part: attempt.random.randint(31, 50) + more_ms + 100.0 * (turn == 0) for part in PARTS}
+            drawn_ms = {part: attempt.random.randint(31 * 64, 50 * 64) / 64 for part in PARTS}
+            step = {part: part_ms + more_ms + 100.0 * (turn == 0) for part, part_ms in drawn_ms.items()}
             script.append(step)
             times.append(sum(step.values()))
     return script, alone, together
