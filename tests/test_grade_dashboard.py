@@ -118,7 +118,7 @@ def test_a_mistake_counts_once_for_a_student_however_many_checks_fail(tmp_path):
     ]
     dashboard.write([*found, Record("dora", "00_ranks", "", [], reason="there is no notebook")], tmp_path)
     page = (tmp_path / "dashboard.html").read_text()
-    assert "4 students, 3 of whom handed in a notebook that could be graded. These earned 0.0" in page
+    assert "3 of 4 students handed in a notebook that could be graded, and earned 0.0" in page
 
 
 def test_a_check_that_did_not_run_was_neither_tried_nor_failed():

@@ -321,7 +321,7 @@ def test_a_shared_folder_of_a_student_is_not_used_and_reported(tmp_path, judged_
     (submission.path.parent / "shared").mkdir()
     (submission.path.parent / "shared" / "__init__.py").write_text("raise SystemExit")
     record = grading.grade(submission, judged_with, Limits())
-    assert record.points == 5 and record.notes == ["shared was handed in beside the notebook and was not used"]
+    assert record.points == 5 and record.notes == ["Only the notebook is graded, so shared was not used."]
 
 
 def test_a_broken_machine_gives_no_grade(tmp_path, judged_with, monkeypatch):

@@ -97,9 +97,9 @@ def test_whoever_handed_in_no_notebook_gets_a_row_and_all_remarks_are_sentences(
     assert written[0].read_text() == NOTEBOOK
     stamp = written[1].parent / "timestamp.txt"
     assert remarks == [
-        "curiemarie_LATE_2_12_00_ranks_old.ipynb counts, and not curiemarie_LATE_2_12_00_ranks_lab-1.ipynb",
-        "no notebook: noetheremmy_3 handed in noetheremmy_3_13_report.pdf",
-        f"late, but Canvas does not say how late; write the time into {stamp}",
+        "curiemarie_LATE_2_12_00_ranks_old.ipynb is graded instead of curiemarie_LATE_2_12_00_ranks_lab-1.ipynb",
+        "noetheremmy_3 handed in no notebook, but noetheremmy_3_13_report.pdf",
+        f"some are late, but Canvas does not say how late: write the time into {stamp}",
     ]
     monkeypatch.setattr(sandbox, "require", lambda: None)
     graded_too = grade.grade_all(tmp_path / "in", tmp_path / "out", grader=instant)
@@ -114,11 +114,13 @@ def test_only_notebooks_without_a_time_are_asked_about(tmp_path):
         written, remarks = arrivals.unpack(zipped, tmp_path / "in")
         stamps = [path.parent / "timestamp.txt" for path in written]
         late = " and ".join(map(str, stamps[number:]))
-        assert remarks == ([f"late, but Canvas does not say how late; write the time into {late}"] if late else [])
+        assert remarks == (
+            [f"some are late, but Canvas does not say how late: write the time into {late}"] if late else []
+        )
         asked.append(arrivals.about_times(written).split(". ")[0])
         for stamp in stamps[: number + 1]:
             stamp.write_text("2026-12-01T22:00:00+01:00")
-    whose = ("any notebook", "those of emmy_2, lise_3", "those of lise_3")
+    whose = ("any notebook", "the notebooks of emmy_2, lise_3", "the notebooks of lise_3")
     assert asked == [*(f"There is no timestamp.txt beside {each}" for each in whose), ""]
 
 
@@ -216,13 +218,13 @@ def test_a_maximum_that_differs_is_reported(tmp_path, monkeypatch):
         (
             "Canvas",
             (",15\n", ",100.00\n"),
-            ["the maximum is 100 in export.csv and 15 here; no points are scaled", WITHOUT_POINTS],
+            ["the maximum is 100 in export.csv and 15 here, and points are not scaled", WITHOUT_POINTS],
         ),
         (
             "Moodle",
             ("15.00", "12,00"),
             [
-                "the maximum is 12 in export.csv and 15 here; no points are scaled",
+                "the maximum is 12 in export.csv and 15 here, and points are not scaled",
                 "Moodle may not accept points above its maximum of 12: Ada Lovelace_12345; Marie Curie_12346",
             ],
         ),
@@ -233,7 +235,7 @@ def test_a_maximum_that_differs_is_reported(tmp_path, monkeypatch):
     table.write_text("Identifier,Grade,Maximum Grade\nParticipant 12346,,12\n")
     assert export.exported(LAB, tmp_path / "out", table)[1][1:] == [
         "Moodle may not accept points above its maximum of 12: Marie Curie_12346",
-        "not in export.csv: Ada Lovelace_12345",
+        "Ada Lovelace_12345 is not in export.csv",
     ]
 
 

@@ -174,4 +174,4 @@ def test_an_exercise_in_several_cells_is_named_as_students_know_it(tmp_path, mon
     monkeypatch.setattr(grading, "_read", lambda *_: [*cells, next(cell for cell in cells if cell["name"])])
     with course.unpacked(CHAPTERS["00_ranks"]) as judged_with:
         record = grading.grade(submission, judged_with, Limits())
-    assert record.notes == ["exercise 0.1 is in several cells, which were run one after the other"]
+    assert record.notes == ["Exercise 0.1 is in several cells, which were run one after the other."]

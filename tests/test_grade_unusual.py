@@ -111,7 +111,7 @@ def test_a_helper_in_another_cell_is_explained(tmp_path):
     record = graded(tmp_path, change)
     assert record.points == 11
     assert record.notes == [
-        "left is not defined in any exercise cell. Only these cells are graded, so define it in one of them"
+        "No exercise cell defines the name left. Only these cells are graded, so define it in one of them."
     ]
 
 
@@ -128,7 +128,7 @@ def test_an_exercise_that_needs_a_wrong_one_is_judged_with_our_own(tmp_path):
     state, ddp, sampler = record.answers
     assert (state.points, ddp.points, sampler.points) == (0, ddp.max_points, 0), ddp.verdicts
     assert ddp.with_ours == ["2.2"] and sampler.reason == "unanswered" and not state.with_ours
-    assert "2.4 ManualDDP: passed (judged with our own 2.2)" in record.why
+    assert "2.4 ManualDDP: passed (judged with the course's own 2.2)" in record.why
     assert all("candidate.py" not in verdict.evidence for verdict in state.verdicts)
 
 

@@ -24,7 +24,7 @@ from instructor.grade.records import FOLDER, Record
 from instructor.grade.submissions import Submission
 from instructor.release import ReleaseError, number_of
 
-ANONYMOUS = "write pages and tables with codes for names, too; names in students' code and error messages stay"
+ANONYMOUS = "also write pages and tables with codes instead of names; names in code and error messages stay"
 Grader = Callable[..., Record]  # of a submission, a course and limits, and perhaps of answers that are known
 
 
@@ -100,7 +100,7 @@ def grade_all(
                 _collect(waiting, outputs)
         students = [student.name for student in submissions.students_in(handed_in)]
         for sentence in decisions.unused(students, exercises):
-            print(f"Without effect: {sentence}.", flush=True)
+            print(f"{sentence}.", flush=True)
         everything = outputs.write_all()
         for sentence in policy.remarks(everything):
             print(f"{sentence}.", flush=True)
@@ -128,7 +128,7 @@ def _check_names(handed_in: Path, request: Request, exercises: dict[str, list[st
     for name in request.students or ():
         if name not in students:
             close = difflib.get_close_matches(name, students, cutoff=0.3) or students[:3]
-            raise Usage(f"{handed_in} has no student {name!r}; close names are {', '.join(map(repr, close))}")
+            raise Usage(f"{handed_in} has no student {name!r}; similar names are {', '.join(map(repr, close))}")
     numbers = [number for of_lab in exercises.values() for number in of_lab]
     if request.exercise is not None and request.exercise not in numbers:
         raise Usage(f"there is no exercise {request.exercise!r}; the exercises are {', '.join(numbers)}")
@@ -146,13 +146,13 @@ def _collect(waiting: dict[Future, Submission], outputs: Outputs) -> None:
     except KeyboardInterrupt:
         for future in waiting:
             future.cancel()
-        print("\nStopping when the submissions in progress are graded. Press Ctrl-C again to stop now.", flush=True)
+        print("\nThe submissions in progress are still graded. Press Ctrl-C again to stop now.", flush=True)
         try:
             _save_as_completed({future: left[future] for future in left if not future.cancelled()}, outputs)
         except KeyboardInterrupt:
             sandbox.stopping.set()
         graded = sum(record.final for record in outputs.records.values())
-        raise Stopped(f"{graded} graded so far. The same command continues with the others.") from None
+        raise Stopped(f"Graded so far: {graded}. Run the same command again to grade the others.") from None
     finally:
         for future in waiting:
             future.cancel()
@@ -225,7 +225,7 @@ def main() -> int:
     parser.add_argument("submissions", type=Path, help="a folder with one folder per student, and perhaps course.toml")
     parser.add_argument("--chapter", type=int, help="such as 04; default: every lab for which there is a notebook")
     parser.add_argument("--into", type=Path, default=FOLDER, help="default: build/grades")
-    parser.add_argument("--student", action="append", help="grade this student again, and nobody else; repeatable")
+    parser.add_argument("--student", action="append", help="grade only this student again; may be given several times")
     parser.add_argument("--exercise", help="grade this exercise again, such as 2.4, and keep the others' verdicts")
     parser.add_argument("--anonymous", action="store_true", help=ANONYMOUS)
     parser.add_argument("--jobs", type=int, help="how many submissions to grade at once; default: one per core")
@@ -244,10 +244,10 @@ def main() -> int:
     except (Usage, policy.Mistake, ReleaseError, sandbox.NoSandbox) as error:
         parser.error(str(error))
     except (Stopped, KeyboardInterrupt) as stopped:
-        print(stopped if str(stopped) else "Stopped. The same command continues.")
+        print(stopped if str(stopped) else "Grading was stopped. Run the same command again to continue.")
         return 130  # 128 + SIGINT, as shells expect
     pages = f"{options.into}/index.html and {options.into}/dashboard.html"
-    print(f"{len(graded)} graded. See {options.into}/gradebook.csv, {pages}.")
+    print(f"Graded submissions: {len(graded)}. See {options.into}/gradebook.csv, {pages}.")
     return 0
 
 

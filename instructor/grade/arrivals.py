@@ -1,18 +1,18 @@
 """Sort a zip file from Canvas, Moodle or Gradescope into folders: `python -m instructor.grade.arrivals ZIP`.
 
-Writes submissions/<student>/<lab>/<lab>.ipynb, which `make grade` reads, and timestamp.txt beside it where the zip file
+Writes submissions/<student>/<lab>/<lab>.ipynb, which `make grade` reads, and timestamp.txt beside it if the zip file
 says when the notebook was handed in. The platform's own number of a student is part of the folder's name, so that
-`python -m instructor.grade.export` can write the points back. Which platform it was is told from the names in the file:
+`python -m instructor.grade.export` can write the points back. The names in the zip file show which platform it is from:
 
     Canvas      <name>[_LATE]_<user>_<submission>_<file>.ipynb
     Moodle      <name>_<participant>_assignsubmission_file/<file>.ipynb
     Gradescope  .../submission_<number>/<file>.ipynb, and submission_metadata.yml
 
-Canvas and Moodle do not say when a notebook was handed in. Whoever handed in files but no notebook gets an empty
-folder, and thereby a row in the tables.
+Canvas and Moodle do not say when a notebook was handed in. A student who handed in files but no notebook gets an empty
+folder, and thus a row in the tables.
 
-Everything in the file may come from a student: paths cannot leave the folder, links are not followed, and a file that
-would be larger than a notebook may be is left out.
+Everything in the zip file may come from a student. So paths cannot leave the folder, links are not followed, and a file
+that exceeds the size limit for notebooks is left out.
 """
 
 import argparse
@@ -68,7 +68,7 @@ def unpack(archive: Path, folder: Path, lab: Chapter | None = None) -> tuple[lis
     If a student handed in several notebooks for a lab, the one that comes last in the zip file counts.
 
     Args:
-        lab: The lab that all notebooks are for. None tells it from each file's name.
+        lab: The lab that all notebooks are for. With None, each file's name tells its lab.
 
     Raises:
         NotAnArchive: if nothing in this file can be attributed to a student.
@@ -83,47 +83,47 @@ def unpack(archive: Path, folder: Path, lab: Chapter | None = None) -> tuple[lis
                     continue
                 chapter = lab or _lab_of(arrival.file)
                 if why := _unusable(arrival, chapter):
-                    remarks.append(f"left out: {arrival} {why}")
+                    remarks.append(f"{arrival} was left out, because it {why}")
                     continue
                 path = _write(opened, arrival, folder / arrival.student / chapter.name, chapter)
                 if path in written:
-                    remarks.append(f"{arrival} counts, and not {written[path]}")
+                    remarks.append(f"{arrival} is graded instead of {written[path]}")
                 written[path] = arrival
     except (zipfile.BadZipFile, OSError, yaml.YAMLError) as error:
         raise NotAnArchive(f"{archive.name} cannot be read: {error}") from None
     if not arrived:
-        raise NotAnArchive(f"{archive.name} has no notebook that is named as by Canvas, Moodle or Gradescope")
+        raise NotAnArchive(f"{archive.name} has no file that is named as Canvas, Moodle or Gradescope name them")
     for student, files in _without_notebook(arrived).items():
         (folder / student).mkdir(parents=True, exist_ok=True)
-        remarks.append(f"no notebook: {student} handed in {', '.join(files)}")
+        remarks.append(f"{student} handed in no notebook, but {', '.join(files)}")
     undated = _without_time(written)
     if late := [f"{path.parent / TIMESTAMP}" for path, arrival in written.items() if arrival.late and path in undated]:
-        remarks.append(f"late, but Canvas does not say how late; write the time into {' and '.join(late)}")
+        remarks.append(f"some are late, but Canvas does not say how late: write the time into {' and '.join(late)}")
     return list(written), remarks
 
 
 def _without_time(written: Iterable[Path]) -> list[Path]:
-    """Return the notebooks of which it is unknown when they were handed in."""
+    """Return the notebooks for which it is unknown when they were handed in."""
     return [path for path in written if not (path.parent / TIMESTAMP).exists()]
 
 
 def about_times(written: list[Path]) -> str:
-    """Return a sentence about the notebooks of which it is unknown when they were handed in, or ""."""
+    """Return a sentence about the notebooks for which it is unknown when they were handed in, or ""."""
     undated = _without_time(written)
     if not undated:
         return ""
-    named = f"those of {', '.join(path.parent.parent.name for path in undated)}"
+    named = f"the notebooks of {', '.join(path.parent.parent.name for path in undated)}"
     whose = "any notebook" if len(undated) == len(written) else named
     return (
-        f"There is no {TIMESTAMP} beside {whose}. If you set a deadline, write there when the notebook was handed in, "
-        "such as 2026-12-01T22:00:00+01:00."
+        f"There is no {TIMESTAMP} beside {whose}. If you set a deadline, write into this file when the notebook was "
+        "handed in, such as 2026-12-01T22:00:00+01:00."
     )
 
 
 def _unusable(arrival: Arrival, chapter: Chapter | None) -> str:
     """Return why a notebook cannot be used, or ""."""
     if chapter is None:
-        return "is not named like a lab; name its chapter: --chapter 04"
+        return "is not named like a lab; set its chapter with an option such as --chapter 04"
     if arrival.member.file_size > MOST_BYTES:
         return f"is larger than {MOST_BYTES // 1_000_000} MB"
     return "is a link" if stat.S_ISLNK(arrival.member.external_attr >> 16) else ""
@@ -194,7 +194,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m instructor.grade.arrivals", description=__doc__.splitlines()[0])
     parser.add_argument("zip", type=Path, nargs="+", help="what Canvas, Moodle or Gradescope offers for download")
     parser.add_argument("--into", type=Path, default=FOLDER, help="default: submissions")
-    parser.add_argument("--chapter", type=int, help="such as 04; default: each file's name says it")
+    parser.add_argument("--chapter", type=int, help="such as 04; default: what each file's name says")
     options = parser.parse_args()
     lab = next((chapter for chapter in chapters() if number_of(chapter) == options.chapter), None)
     if options.chapter is not None and lab is None:
@@ -204,7 +204,7 @@ def main() -> int:
             written, remarks = unpack(archive, options.into, lab)
         except NotAnArchive as error:
             parser.error(str(error))
-        print(f"{archive.name}: {len(written)} notebooks in {options.into}")
+        print(f"Notebooks written to {options.into} from {archive.name}: {len(written)}")
         for remark in filter(None, [*remarks, about_times(written)]):
             print(f"  {remark}")
     return 0

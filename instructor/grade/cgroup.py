@@ -15,7 +15,7 @@ from shared.deadlines import scaled
 ROOT = Path("/sys/fs/cgroup")
 _UNLIMITED = 1 << 60  # Version 1 has a number of about this size instead of no limit.
 MARGIN = 1.1  # The watcher ends a sandbox at its limit and explains why. The system's own limit is a bit higher.
-MISSING = "no control group was available, so shared memory that no process holds was not counted"
+MISSING = "No control group was available, so shared memory that no process holds was not counted."
 
 
 @dataclass(frozen=True)

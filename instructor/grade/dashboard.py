@@ -172,7 +172,7 @@ def _without_numbers(evidence: str) -> str:
 def alike(records: list[Record]) -> list[Alike]:
     """Return groups of students with similar code, the most similar ones first. Short exercises are not compared.
 
-    Names, comments and what was handed out make no difference. It is a reason to look, and no proof.
+    Names, comments and what was handed out make no difference. Similar code is a reason to look, but no proof.
     """
     found: dict[tuple[str, str], list[tuple[float, str]]] = {}
     labs = {record.lab for record in records}

@@ -2,8 +2,8 @@
 
 FILE.csv is what the platform offers for download: Canvas's gradebook, or the grading worksheet of a Moodle assignment.
 The points are written into a copy of it, which the platform can import again. Students are matched by the platform's
-number, which `python -m instructor.grade.arrivals` has put at the end of their folder's name. A student without
-points, or whose submission could not be graded, keeps what the table has, which is usually nothing.
+number, which `python -m instructor.grade.arrivals` has put at the end of their folder's name. If a student has no
+submission, or one that could not be graded, the table keeps what it has for this student, which is usually nothing.
 
 Sources: Canvas's guide "How do I import grades in the Gradebook?", Moodle's documentation "Using Assignment", offline
 grading worksheet.
@@ -78,7 +78,7 @@ def _our_rows(lab: str, grades: Path) -> dict[str, dict]:
     by_number: dict[str, dict] = {}
     for row in rows:
         if (other := by_number.setdefault(_number_of(row["student"]), row)) is not row:
-            raise NoMatch(f"{other['student']} and {row['student']} end with the same number")
+            raise NoMatch(f"the folders {other['student']} and {row['student']} end with the same number")
     return by_number
 
 
@@ -87,13 +87,13 @@ def _is_graded(row: dict) -> bool:
 
 
 def _can_be_changed(row: dict) -> bool:
-    """Return False if Moodle has locked the grade of this row, so that it ignores another one."""
+    """Return False if Moodle has locked the grade of this row, so that it would ignore a new one."""
     return (row.get("Grade can be changed") or "").strip().lower() != "no"
 
 
 def _about_students(ours: dict[str, dict], theirs: dict[str, dict], name: str) -> list[str]:
     """Return a sentence for each student whose points were not written. Both tables are by number."""
-    remarks = [f"not in {name}: {row['student']}" for number, row in ours.items() if number not in theirs]
+    remarks = [f"{row['student']} is not in {name}" for number, row in ours.items() if number not in theirs]
     for number, row in theirs.items():
         student = row.get("Full name") or row.get("Student") or row.get("Identifier")
         if number not in ours:
@@ -115,14 +115,14 @@ def _as_csv(columns: list[str], rows: list[dict]) -> str:
 
 
 def _about_maximum(theirs: list[dict], column: str, rows: list[dict], name: str) -> list[str]:
-    """Return what is wrong with the maximum that the platform has: points are written as they are."""
+    """Return what is wrong with the platform's maximum, because points are written without scaling them."""
     of_canvas = (row[column] for row in theirs if (row.get("Student") or "").strip() == "Points Possible")
     of_moodle = (row["Maximum Grade"] for row in theirs if row.get("Maximum Grade"))
     text = next(iter([*of_canvas, *of_moodle]), None) or ""
     if not rows or not re.fullmatch(r"\s*\d+([.,]\d+)?\s*", text):
         return []
     most, ours = float(text.replace(",", ".")), float(rows[0]["max_points"])
-    remarks = [f"the maximum is {most:g} in {name} and {ours:g} here; no points are scaled"] * (most != ours)
+    remarks = [f"the maximum is {most:g} in {name} and {ours:g} here, and points are not scaled"] * (most != ours)
     above = [row["student"] for row in rows if float(row["points"]) > most]
     if above and "Maximum Grade" in theirs[0]:
         remarks.append(f"Moodle may not accept points above its maximum of {most:g}: {'; '.join(above)}")

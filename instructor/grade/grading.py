@@ -45,11 +45,11 @@ def grade(submission: Submission, course: Course, limits: Limits, known: Sequenc
         cells = _read(submission, course, limits)
         grading = Grading(cells, course, limits, record, {answer.name: answer for answer in known})
         files = submissions.other_files(submission)
-        record.notes = [f"{name} was handed in beside the notebook and was not used" for name in files]
+        record.notes = [f"Only the notebook is graded, so {name} was not used." for name in files]
         repeated = submissions.repeated_exercises(cells)
         numbers = _numbers(course)
         record.notes += [
-            f"exercise {numbers.get(name, name)} is in several cells, which were run one after the other"
+            f"Exercise {numbers.get(name, name)} is in several cells, which were run one after the other."
             for name in repeated
         ]
         answers = grading.answers()

@@ -32,9 +32,9 @@ from shared.checks.engine.verdicts import Verdict, as_json
 from shared.deadlines import scaled
 from shared.ranks import launchers, processes
 
-NOT_MEASURED = "this system did not let us measure from outside how many bytes the ranks sent"
-SAME_USER = "the grader was not root, so the ranks and their judge were one user and could share files"
-SHARED_MEMORY = "this system did not give each rank memory and folders of its own, so ranks could share files"
+NOT_MEASURED = "This system did not let us measure from outside how many bytes the ranks sent."
+SAME_USER = "The grader was not root, so the ranks and their judge were one user and could share files."
+SHARED_MEMORY = "This system did not give each rank memory and folders of its own, so ranks could share files."
 LOOK_TIMEOUT_S = scaled(20.0)
 GIVEN = ("torch", "dist", "rank", "world_size", "device", "display", "get_ipython")
 # Every `%%ranks` cell has these names (rankside.join), so code that works in a notebook works here.
@@ -130,7 +130,7 @@ class Judge:
             else:
                 kept.append(cell)
         notes = [
-            f"{name} is not defined in any exercise cell. Only these cells are graded, so define it in one of them"
+            f"No exercise cell defines the name {name}. Only these cells are graded, so define it in one of them."
             for name in screen.borrowed(kept, self.job["others"])
             if name not in GIVEN
         ]
@@ -232,7 +232,7 @@ class Judge:
         if refused:
             for each in self.gates:
                 each.refused.clear()
-            return f"void: the code used the process group's store, which it must not: {refused[0]}"
+            return f"void: the code used the process group's store, which is not allowed: {refused[0]}"
         if self.rejected:
             names = ", ".join(sorted(set(self.rejected)))
             self.rejected.clear()

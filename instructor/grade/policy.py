@@ -1,10 +1,10 @@
 """Turn what the checks found into grades: overrides by hand, bonus exercises, weights, deadlines and late submissions.
 
-`course.toml` in the folder of submissions says what counts. Everything in it is optional:
+`course.toml` in the folder of submissions says how points count. Everything in it is optional:
 
     [late]
     percent_per_day = 10          # of the points that were earned, for each day that has begun
-    days = 3                      # after these, a submission earns nothing
+    days = 3                      # after this many days, a submission earns nothing
     grace_minutes = 15
 
     [labs.02_manual_ddp]
@@ -12,14 +12,14 @@
     weight = 2                    # in totals.csv; 1 by default
     bonus = ["2.6"]               # exercises whose points are not part of the maximum
 
-Whether a submission was late is known from `timestamp.txt` beside the notebook, such as 2026-12-01T22:00:00+01:00.
-nbgrader writes it, and `python -m instructor.grade.arrivals` does where the platform's zip file says the time. You can
-also write it yourself, for example to grant more time.
+The file `timestamp.txt` beside a notebook says when it was handed in, for example 2026-12-01T22:00:00+01:00. nbgrader
+writes this file, and so does `python -m instructor.grade.arrivals` if the platform's zip file contains the time. You
+can also write it yourself, for example to grant more time.
 
 `overrides.csv` in the folder of grades has a row per decision, with the columns student, exercise, points, comment. The
-points may be empty if there is only a comment. They may be more than the exercise has, which the run reports, but not
-less than 0. What a late submission loses is taken from these points, too. The file is only read, so it survives every
-run. A row whose student or exercise does not exist has no effect, and the run says so.
+points may be empty if there is only a comment. They may exceed the maximum of the exercise, which the run reports, but
+they must not be negative. The deduction for a late submission applies to these points, too. The file is only read, so
+it survives every run. A row whose student or exercise does not exist has no effect, and the run says so.
 """
 
 import csv
@@ -42,7 +42,7 @@ MOST_NAMES = 5  # of students in one sentence in the terminal
 
 
 class Mistake(ValueError):
-    """A file of the instructor's cannot be used; the message says where and why."""
+    """A file that the instructor wrote cannot be used; the message says where and why."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Policy:
 
         Args:
             students: All students.
-            exercises: The numbers of the exercises of each lab. Other labs are not looked at.
+            exercises: The numbers of the exercises of each lab. Other labs are ignored.
         """
         known, found = {as_cell(student) for student in students}, []
         of_chapter = {int(lab.split("_")[0]): numbers for lab, numbers in exercises.items()}
@@ -101,14 +101,13 @@ class Policy:
             chapter = exercise.split(".")[0]
             numbers = of_chapter.get(int(chapter), [exercise]) if chapter.isdecimal() else []
             if student not in known:
-                found.append(f"{OVERRIDES}: there is no student {student!r}")
+                found.append(f"{OVERRIDES} names the student {student!r}, who does not exist")
             elif exercise not in numbers:
-                found.append(f"{OVERRIDES}: there is no exercise {exercise!r}")
+                found.append(f"{OVERRIDES} names the exercise {exercise!r}, which does not exist")
         bonus = [(lab, number) for lab in exercises for number in self.lab(lab).bonus]
-        return [
-            *found,
-            *(f"bonus of {lab}: there is no exercise {n!r}" for lab, n in bonus if n not in exercises[lab]),
-        ]
+        wrong = [(lab, number) for lab, number in bonus if number not in exercises[lab]]
+        found += [f"The bonus exercise {number!r} of {lab} in course.toml does not exist" for lab, number in wrong]
+        return [f"{what}, so this has no effect" for what in found]
 
     def applied(self, record: Record, submission: Submission | None) -> Record:
         """Return a record with overrides, bonus exercises and the deduction for a late submission."""
@@ -152,15 +151,15 @@ def remarks(records: list[Record]) -> list[str]:
 
 
 def undated(records: Iterable[Record], most_names: int | None = None) -> str:
-    """Return one sentence about all submissions of which it is unknown whether they were late, or ""."""
+    """Return one sentence about all submissions that may have been late, because their time is unknown, or ""."""
     names = list(dict.fromkeys(one_line(record.student) for record in records if record.undated))
     if not names:
         return ""
     shown = ", ".join(names[:most_names])
     if most_names is not None and len(names) > most_names:
-        shown += f" and {len(names) - most_names} more, which index.html names"
+        shown += f" and {len(names) - most_names} more, which index.html lists"
     why = f"there is no readable {TIMESTAMP} beside the notebook"
-    return f"It is unknown whether these were late, because {why}: {shown}"
+    return f"It is unknown whether these submissions were late, because {why}: {shown}"
 
 
 def _handed_in(submission: Submission, deadline: datetime) -> datetime | None:
@@ -210,14 +209,14 @@ def _made(cls: type, values: dict, where: str):
         wrong_kind = not isinstance(value, kind) or isinstance(value, bool)
         if wrong_kind or (isinstance(value, (int, float)) and value < 0):
             wanted = {datetime: "a date with a time", list: 'a list such as ["2.6"]', int: "a whole number"}
-            raise Mistake(f"{name} in {where} must be {wanted.get(kind, 'a number, at least 0')}, got {value!r}")
+            raise Mistake(f"{name} in {where} must be {wanted.get(kind, 'a number of at least 0')}, got {value!r}")
     return cls(**{name: tuple(map(str, value)) if name == "bonus" else value for name, value in values.items()})
 
 
 def _expect(found: dict, known: Iterable[str], where: str) -> None:
     unknown = [name for name in found if name not in known]
     if unknown:
-        raise Mistake(f"{where} has the unknown name {unknown[0]!r}; it may have {', '.join(known)}")
+        raise Mistake(f"{where} has the unknown name {unknown[0]!r}; the known names are {', '.join(known)}")
 
 
 def _overrides(path: Path) -> dict[tuple[str, str], Override]:
@@ -235,7 +234,7 @@ def _overrides(path: Path) -> dict[tuple[str, str], Override]:
             if decided is not None and not math.isfinite(decided):
                 raise Mistake(f"{path.name}, line {table.line_num}: {points!r} is not a number of points")
             if decided is not None and decided < 0:
-                raise Mistake(f"{path.name}, line {table.line_num}: {points} is less than 0 points")
+                raise Mistake(f"{path.name}, line {table.line_num}: points are negative: {points}")
             key = (as_cell(row["student"] or ""), (row["exercise"] or "").strip())
             found[key] = Override(decided, (row["comment"] or "").strip())
     return found

@@ -63,7 +63,7 @@ class Answer:
         """The reason for the points."""
         why = self.reason or self._checks_by_result() or "passed"
         why += f" ({self.by_hand})" if self.by_hand else ""
-        return why + (f" (judged with our own {' and '.join(self.with_ours)})" if self.with_ours else "")
+        return why + (f" (judged with the course's own {' and '.join(self.with_ours)})" if self.with_ours else "")
 
     @property
     def by_hand(self) -> str:
@@ -116,12 +116,12 @@ class Record:
 
     @property
     def is_graded(self) -> bool:
-        """Whether the points mean something: somebody has read the notebook, the grader or the instructor."""
+        """Whether the points mean something, because the grader or the instructor has read the notebook."""
         return not self.reason or any(answer.by_hand for answer in self.answers)
 
     @property
     def next_step(self) -> str:
-        """What a student can do whose notebook could not be graded."""
+        """What a student can do if the notebook could not be graded."""
         if not self.reason or not self.final:
             return ""
         return f"Hand in the file {notebook_of(self.lab)} as JupyterLab saves it."
@@ -172,7 +172,7 @@ def write_whole(path: Path, text: str) -> None:
 
 def not_graded(submission: Submission, why: str) -> Record:
     """Return the record of a submission that this machine could not judge, so that every student has a row."""
-    reason = f"not graded, run the grader again: {' '.join(why.split())}"
+    reason = f"not graded, so run the grader again: {' '.join(why.split())}"
     return Record(submission.student, submission.lab, "", [], reason, final=False)
 
 
