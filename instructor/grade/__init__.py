@@ -9,7 +9,7 @@ reader.py        reads a notebook inside the sandbox
 judge.py         runs inside the sandbox: the instructor's checks on one student's code (with screen.py, guard.py,
                  gate.py, fingerprints.py and limits.py)
 alone.py         gives each rank a user, files and memory of its own
-load.py          how many submissions this machine can grade at once, and how busy it is, since deadlines depend on it
+load.py          finds how many submissions this machine can grade at once, and lengthens deadlines while it is busy
 grading.py       grades one submission: starts judges until every exercise has a verdict
 records.py       keeps one record per student and lab, so that a grader that was killed can continue
 policy.py        turns verdicts into grades: overrides, bonus, weights and deadlines
@@ -17,7 +17,7 @@ outputs.py       writes everything: gradebook.py the tables, feedback.py the pag
                  likeness.py)
 export.py        writes points into a platform's table; gradescope.py writes an autograder
 
-What keeps cheating from paying:
+What protects grading from cheating:
 
 - The judge computes the right values, and no rank has enough data to compute them alone.
 - Ranks share nothing but the network (alone.py), so values can only travel over connections. The judge, which is
@@ -26,17 +26,17 @@ What keeps cheating from paying:
 - screen.py reads the code before it runs. It rejects names that lead to the checks or to the record of collectives, and
   torch's ready-made wrappers in labs in which students write their own. It reports other names that a person should
   look at.
-- fingerprints.py finds functions of the course and of torch that the code has replaced for good. The exercise is then
-  void.
+- fingerprints.py finds functions of the course and of torch that the code has replaced. If it finds any, the exercise
+  is void.
 
-Known limits: Python has no walls inside a process. A student's code runs in the process that records its collectives,
-and screen.py misses names that are put together while the code runs. Code that reaches the record can change it: which
-collectives there were, in which order and when, and how much memory was used. It still cannot forge the right values,
-and the bytes on the network must agree with the record to about 5 %, or to 0.03 MB if little is sent. Each call sends
-about 1 kB of headers, too. Code can also hide a ready-made wrapper. Ranks share the processor, process ids and the
-numbers of ports, so they can pass a few bits by these. Where a system lacks control groups or a count of bytes, or the
-grader is not root, the notes of each submission say so.
-Submissions that are graded at once share the CPU, so one can slow down another, except with --jobs 1. An exercise that
-fails is replaced by our own code when a later one that uses it is judged again. The later code could print that
-solution.
+Known limits: Python cannot isolate code within a process. A student's code runs in the process that records its
+collectives, and screen.py misses names that are put together while the code runs. Code that reaches the record can
+change it: which collectives there were, in which order and when, and how much memory was used. It still cannot forge
+the right values, and the bytes on the network must agree with the record to about 5 %, or to 0.03 MB if little is sent.
+Each call sends about 1 kB of headers, too. Code can also hide a ready-made wrapper. Ranks share the processor, process
+ids and the numbers of ports, and can pass a few bits through these. If a system lacks control groups or cannot count
+the bytes, or if the grader is not root, the notes of each submission say so.
+Submissions that are graded at once share the CPU, so one can slow down another, except with --jobs 1. If an exercise
+fails, our own code replaces it when a later exercise that uses it is judged again. The code of the later exercise could
+print our solution.
 """

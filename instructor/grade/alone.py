@@ -121,7 +121,7 @@ def is_complete() -> bool:
 
 
 def close_side_ways() -> None:
-    """Refuse this process's system calls that reach other processes past the network: local sockets, locks, keys."""
+    """Block system calls with which this process could reach others without the network: local sockets, locks, keys."""
     machine = platform.machine()
     if machine not in _MACHINES:
         return

@@ -46,7 +46,7 @@ class Alike:
 
 @dataclass(frozen=True)
 class LabView:
-    """What the page shows of one lab."""
+    """What the page shows about one lab."""
 
     lab: str
     figure: str  # a PNG, base64

@@ -115,7 +115,7 @@ def _as_csv(columns: list[str], rows: list[dict]) -> str:
 
 
 def _about_maximum(theirs: list[dict], column: str, rows: list[dict], name: str) -> list[str]:
-    """Return what is wrong with the platform's maximum, because points are written without scaling them."""
+    """Return what is wrong with the platform's maximum, if anything. Points are written as they are, not scaled."""
     of_canvas = (row[column] for row in theirs if (row.get("Student") or "").strip() == "Points Possible")
     of_moodle = (row["Maximum Grade"] for row in theirs if row.get("Maximum Grade"))
     text = next(iter([*of_canvas, *of_moodle]), None) or ""

@@ -1,7 +1,7 @@
-"""Let through to the process group's store only what the groups themselves need.
+"""Pass on to the process group's store only the requests that the groups themselves need.
 
 The store holds the addresses at which ranks find each other. Code could also use it to pass values from rank to rank
-without any collective. So ranks connect to a gate, which reads their requests and refuses unknown keys, long values,
+without any collective. So ranks connect to a gate, which reads their requests and rejects unknown keys, long values,
 and requests that no process group makes.
 """
 
@@ -147,7 +147,7 @@ class Side:
 
 @dataclass
 class Gate:
-    """Passes requests on to the store at `store_port`, and collects what it has refused."""
+    """Passes requests on to the store at `store_port`, and collects what it has rejected."""
 
     store_port: int
     refused: list[str] = field(default_factory=list)

@@ -64,7 +64,7 @@ python="${{COURSE_PYTHON:-/opt/course/bin/python}}"
 
 def autograder(number: int) -> dict[str, bytes]:
     """Return the files of a chapter's autograder, by their path in the zip."""
-    release.bundle(number)  # It raises the error that a wrong chapter deserves.
+    release.bundle(number)  # This raises the error for a chapter that does not exist.
     files = {f"course/{name}": (ROOT / name).read_bytes() for name in release.TOP}
     for folder in NEEDED:
         for path in sorted((ROOT / folder).rglob("*")):

@@ -1,4 +1,4 @@
-"""Grade one student's lab: start judges until every exercise has a verdict, or a reason why it has none."""
+"""Grade one student's lab: start judges until every exercise has verdicts, or a reason why it has none."""
 
 import os
 import time

@@ -1,8 +1,8 @@
 """How much this machine can grade at once, and how slow it is at the moment.
 
-The second keeps a deadline from running out for right code that waits. Grading runs at a low priority, so on a busy
-machine it gets much less time than other programs. The same work is therefore measured at that priority, on all cores
-at once.
+On a slow machine, deadlines are longer, so that none passes while correct code waits for a core. Grading runs at a low
+priority, so on a busy machine it gets much less time than other programs. To find out how slow the machine is, a fixed
+piece of work is therefore timed at that priority, on all cores at once.
 """
 
 import subprocess
@@ -62,8 +62,8 @@ def time_scale(beside: int = 0) -> float:
     """Return by how much to multiply deadlines now: at least what COURSE_TIME_SCALE says, which is 1 by default.
 
     Args:
-        beside: How many submissions are judged at the same moment. They compete with what measures the slowdown, but
-            deadlines leave time for them: otherwise, code that never ends would take much longer.
+        beside: How many submissions are judged at the same moment. They slow down the measurement, but deadlines
+            already allow for them, so their effect is removed. Otherwise, code that never ends would take much longer.
     """
     measured = slowdown() / (1 + beside * max(WORLD_SIZES) / joblib.cpu_count())
     needed = MARGIN * measured if measured > SLOW else 1.0

@@ -77,12 +77,13 @@ def require() -> None:
         hidden = [path for path in Path(sys.base_prefix).resolve().parents if not path.stat().st_mode & stat.S_IXOTH]
         if hidden:
             raise NoSandbox(
-                f"the judge runs as another user, who cannot read this Python: {hidden[-1]} is not open to it"
+                f"the judge runs as another user, which cannot read this Python, because it cannot open {hidden[-1]}"
             )
         return
     if shutil.which("bwrap") is None:
         raise NoSandbox(
-            "grading runs students' code in a sandbox, which needs bubblewrap (Linux only): apt-get install bubblewrap"
+            "grading runs students' code in a sandbox, which needs bubblewrap (Linux only). "
+            "To install it, run: apt-get install bubblewrap"
         )
     command = ["bwrap", *_isolation(), *_shown([]), "--", "/bin/true"]
     tried = subprocess.run(command, capture_output=True, text=True, timeout=scaled(20))
@@ -272,7 +273,7 @@ class Watched:
     scratch: Path
 
     def passed_limit(self) -> str:
-        """Return which limit all processes together have exceeded, or ""."""
+        """Return a message that says which limit all processes together have exceeded, or ""."""
         try:
             family = psutil.Process(self.process.pid).children(recursive=True)
         except psutil.NoSuchProcess:

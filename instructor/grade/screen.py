@@ -41,7 +41,7 @@ TABOO = {"__globals__", "__closure__", "__builtins__", "__getattribute__", "__su
 TABOO |= {"cell_contents", "__mro__", "__base__", "__bases__", "tb_frame", "gi_frame", "cr_frame", "ag_frame", "f_back"}
 TABOO |= {"f_globals", "f_locals", "f_builtins", "_getframe", "_current_frames", "settrace", "setprofile"}
 TABOO |= {"addaudithook", "get_referrers", "get_referents", "get_objects", "_get_backend", "_get_default_store"}
-SHARDING = ("DTensor",)  # It sends by itself, so a person should look how it is used.
+SHARDING = ("DTensor",)  # It communicates by itself, so a person should check how it is used.
 REACHING = ("__import__", "globals", "open", "setattr", "vars")  # as functions; methods may have these names
 UNUSUAL_NAMES = ("__builtins__", "__reduce__", "__subclasses__", "_getframe", "_exit", "eval", "exec", "kill", "fork")
 UNUSUAL_NAMES += (
@@ -151,7 +151,7 @@ def forbidden(source: str, withheld: tuple[str, ...], allowed: tuple[str, ...] =
 
 
 def why_forbidden(source: str, withheld: tuple[str, ...], allowed: tuple[str, ...] = ()) -> str:
-    """Return a sentence for each name that an exercise must not use: what it is. The arguments are as above."""
+    """Return a sentence for each name that an exercise must not use, which says what it is. Arguments: as above."""
     return " ".join(f"{name} {_what_is(name)}." for _, name in _forbidden_uses(source, withheld, allowed))
 
 
