@@ -122,7 +122,7 @@ EXPECTED = {
     "small_shm_four_gpus": ("docker run --shm-size=1g", "about 10 MB there for each connection", "No space left"),
     "mig": (
         "MIG: enabled",
-        "1 rank uses it, and more ranks use the CPU",
+        "1 rank uses an instance, and more ranks use the CPU",
         "NCCL cannot connect instances",
         "nvidia-smi -mig 0",
     ),

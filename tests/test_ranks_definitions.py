@@ -126,7 +126,10 @@ def test_a_cell_that_cannot_run_again_is_named(fresh_ranks):
     run_cell("model = torch.ones(2)")
     run_cell("def loss(x, weight=model): ...")
     message = failure_of(CRASH)
-    assert "Running the cell that defines loss again failed, so run it yourself: NameError: name 'model'" in message
+    assert (
+        "The cell that defines loss failed when it was run again, so run it yourself: NameError: name 'model'"
+        in message
+    )
     run_cell("model = torch.ones(2)\ndef loss(x, weight=model): ...")
 
 
@@ -146,5 +149,5 @@ def test_a_check_that_had_to_restart_the_ranks_says_below_its_headline_what_is_l
 def test_a_definition_that_ends_its_process_is_not_run_a_second_time(fresh_ranks, tmp_path):
     run_cell(f"class Once:\n    import os\n    os.path.exists({str(tmp_path / 'ran')!r}) and os._exit(3)")
     os.mkdir(tmp_path / "ran")
-    assert "Running the cell that defines Once again failed, so run it yourself" in failure_of(CRASH)
+    assert "The cell that defines Once failed when it was run again, so run it yourself" in failure_of(CRASH)
     run_cell("total = torch.ones(1)\ndist.all_reduce(total)")

@@ -32,7 +32,7 @@ What protects grading from cheating:
 Known limits: Python cannot isolate code within a process. A student's code runs in the process that records its
 collectives, and screen.py misses names that are put together while the code runs. Code that reaches the record can
 change it: which collectives there were, in which order and when, and how much memory was used. It still cannot forge
-the right values, and the bytes on the network must agree with the record to about 5 %, or to 0.03 MB if little is sent.
+the right values, and the bytes on the network must agree with the record to about 5%, or to 0.03 MB if little is sent.
 Each call sends about 1 kB of headers, too. Code can also hide a ready-made wrapper. Ranks share the processor, process
 ids and the numbers of ports, and can pass a few bits through these. If a system lacks control groups or cannot count
 the bytes, or if the grader is not root, the notes of each submission say so.

@@ -11,8 +11,8 @@ _DECORATOR = "__import__('shared.ranks.continued', fromlist=['continue_class']).
 class ContinueClasses(ast.NodeTransformer):
     """Makes `class Name(Name):` continue the class instead of deriving another one from it.
 
-    So a cell can run any number of times: `super()` in its methods leads to the bases of the whole class, never to what
-    the cell has defined before. And objects that exist already have the new methods.
+    A cell can therefore run any number of times: `super()` in its methods leads to the bases of the whole class, never
+    to what the cell has defined before. Objects that already exist also get the new methods.
     """
 
     def visit_Module(self, module: ast.Module) -> ast.Module:
@@ -33,7 +33,7 @@ def continues_a_class(statement: ast.stmt) -> bool:
 def continue_class(added: type) -> type:
     """Move everything that a class defines to its base, and return the base.
 
-    A base that was imported stays as it is. Then the class is returned.
+    A base that was imported stays as it is. In that case, the class itself is returned.
     """
     (whole,) = added.__bases__
     if whole.__module__ != added.__module__:

@@ -111,7 +111,7 @@ def describe_restart(again: list[Cell], failed: list[tuple[Cell, str]], computed
         sentences.append(f"Your definitions were run again: {_list(names)}.")
     for cell, why in failed:
         defining = _list(cell.main_names)
-        sentences.append(f"Running the cell that defines {defining} again failed, so run it yourself: {why}")
+        sentences.append(f"The cell that defines {defining} failed when it was run again, so run it yourself: {why}")
     if computed:
         sentences.append(f"Computed variables are gone: {_list(computed)}. Run the cells that compute them again.")
     return " ".join(sentences)

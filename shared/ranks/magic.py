@@ -158,7 +158,7 @@ def progress(world_size: int):
 
 
 def _bar(world_size: int, done: int) -> dict:
-    """Return a bar that is animated until the first rank is ready, and then fills."""
+    """Return a bar that is animated until the first rank is ready, and fills afterwards."""
     text = f"starting {world_size} ranks … {done} ready"
     bar = render(__package__, "starting.html", world_size=world_size, ready=done, text=text)
     return {"text/plain": text, "text/html": bar}

@@ -42,7 +42,7 @@ def findings(facts: Facts) -> Iterator[Finding]:
         yield _driver(facts)
     yield from _memory(facts)
     if facts.mig:
-        yield Finding("MIG", "enabled", "Nothing to do: 1 rank uses it, and more ranks use the CPU.")
+        yield Finding("MIG", "enabled", "Nothing to do: 1 rank uses an instance, and more ranks use the CPU.")
     if facts.exclusive and facts.gpus:
         yield Finding("compute mode", "exclusive", "Nothing to do, unless you want ranks to share a GPU.")
     if len(facts.gpus) > 1:
