@@ -22,7 +22,7 @@ from instructor.grade.reader import without_first_magics
 from instructor.grade.tasks import Task, tasks_of
 
 HERE = Path(__file__).parent
-# Files of this folder that neither judge nor give points before the instructor's decisions
+# Files of this folder that affect neither verdicts nor the points before the instructor's decisions
 SHOWING = ("__init__", "__main__", "arrivals", "dashboard", "export", "feedback", "gradebook", "gradescope", "likeness")
 SHOWING += ("nbgrader_course", "outputs", "policy")
 JUDGE = ("__init__", "reader", "judge", "gate", "guard", "fingerprints", "screen", "limits", "alone")
@@ -70,7 +70,7 @@ def unpacked(chapter: Chapter) -> Iterator[Course]:
 
 
 def ready_made_in(chapter: Chapter) -> tuple[str, ...]:
-    """Return which ready-made code a lab's exercises may use: what our own code for them, or the given code, uses."""
+    """Return which ready-made code a lab's exercises may use: whatever our own solutions or the given code use."""
     cells = [
         cell
         for cell in chapter.read("lab").cells

@@ -34,7 +34,7 @@ def write_index(records: list[Record], folder: Path, complete: bool = True, anon
 
     Args:
         complete: False while grading goes on.
-        anonymous: Whether the students' names are codes. Then it lacks what only the instructor should see.
+        anonymous: Whether the students' names are codes. If so, the page lacks what only the instructor should see.
     """
     page = render(
         __package__,

@@ -42,7 +42,7 @@ def _total(student: str, of_labs: list[Record | None], labs: list[str], policy: 
 
 
 def write_table(path: Path, columns: tuple[str, ...], rows: list[tuple]) -> None:
-    """Write a table as CSV, in which no spreadsheet finds a formula."""
+    """Write a table as CSV. No spreadsheet reads any of its cells as a formula."""
     write_whole(path, _as_csv(columns, rows))
 
 

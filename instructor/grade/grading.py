@@ -18,7 +18,7 @@ from shared.deadlines import scaled
 
 MOST_WAITS = 3  # A submission gets the time of this many exercises that never end.
 NOT_TRIED = "not graded, because earlier exercises used all of this submission's time"
-BUSIER = 1.5  # How much longer deadlines must be before an exercise gets them
+BUSIER = 1.5  # An exercise gets longer deadlines only if they are at least this many times as long.
 KILLED_FROM = 128  # An exit status above this one stands for a signal.
 READING = {"seconds_each": scaled(30.0), "memory_bytes": 1_500_000_000, "process_memory_bytes": 1_500_000_000}
 TOOK_DOWN = "the code crashed the processes that grade it"

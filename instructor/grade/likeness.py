@@ -1,4 +1,4 @@
-"""Reduce code to what its author decided, so that copies are alike whatever their names, and honest work is not.
+"""Reduce code to what its author decided, so that copies look alike whatever names they use, and honest work does not.
 
 What was handed out is left out, as it is the same for everybody: lines of the exercise's cell, docstrings, annotations.
 Comments and spaces go too. Names that the code itself gives are numbered in the order in which they appear.

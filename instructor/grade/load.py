@@ -1,4 +1,4 @@
-"""How much this machine can grade at once, and how slow it is at the moment.
+"""Find out how many submissions this machine can grade at once, and how slow it is at the moment.
 
 On a slow machine, deadlines are longer, so that none passes while correct code waits for a core. Grading runs at a low
 priority, so on a busy machine it gets much less time than other programs. To find out how slow the machine is, a fixed

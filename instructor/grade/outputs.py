@@ -1,4 +1,4 @@
-"""Everything that a run writes: records, and the tables and pages that are made from them and from the policy."""
+"""Write everything that a run produces: records, and the tables and pages made from them and from the policy."""
 
 import hashlib
 import secrets

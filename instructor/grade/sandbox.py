@@ -61,8 +61,8 @@ class Ended:
 def in_container() -> bool:
     """Return whether a container is the sandbox, as GRADE_SANDBOX=container says.
 
-    Then the judge is a process of another user in this container, which must hold nothing else that a student may not
-    read, and is thrown away afterwards. The network is whatever the container allows.
+    Then the judge runs as another user in this container. The container must hold nothing else that a student may not
+    read, and it is thrown away afterwards. The network is whatever the container allows.
     """
     return os.environ.get("GRADE_SANDBOX") == "container" and os.getuid() == 0
 

@@ -48,7 +48,7 @@ def tasks_of(chapter: Chapter) -> list[Task]:
 
 
 def credit(points: float, verdicts: list[Verdict]) -> float:
-    """Divide an exercise's points evenly over its checks, rounded down to 0.01. Without right values, there are none.
+    """Divide an exercise's points evenly over its checks, rounded down to 0.01. Wrong values earn no points.
 
     Code that does nothing also sends and keeps nothing, so it would pass the checks that count bytes.
     """
