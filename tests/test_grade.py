@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from instructor import release
-from instructor.grade import __main__ as grade
+from instructor.grade import command as grade
 from instructor.grade import course, feedback, gradebook, grading, load, policy, records, sandbox, submissions, tasks
 from instructor.grade.limits import Limits
 from instructor.grade.outputs import Outputs
@@ -139,7 +139,7 @@ def test_a_grader_killed_in_the_middle_of_200_continues_where_it_was(tmp_path):
         path.write_text(str(number))
     script = f"""
         import pathlib, time
-        from instructor.grade import __main__ as grade
+        from instructor.grade import command as grade
         from tests.test_grade import instant
         def grader(submission, course, limits):
             with open({str(log)!r}, "a") as log:
@@ -175,7 +175,7 @@ def test_ctrl_c_saves_what_is_graded_and_prints_no_traceback(tmp_path, times):
         hand_in(handed_in, f"student{number:02d}", LAB)
     script = f"""
         import sys, time
-        from instructor.grade import __main__ as grade
+        from instructor.grade import command as grade
         from tests.test_grade import instant
         def grader(submission, course, limits):
             for _ in range(10):
@@ -200,6 +200,16 @@ def test_ctrl_c_saves_what_is_graded_and_prints_no_traceback(tmp_path, times):
     assert process.returncode == 130 and "Run the same command again" in rest and errors == ""
     saved = len(list((folder / "records").glob("*/*.json")))
     assert saved == len(rows(folder / "gradebook.csv")) and 1 <= saved <= 4
+
+
+def test_ctrl_c_during_the_first_seconds_prints_no_traceback(tmp_path):
+    command = [sys.executable, "-v", "-m", "instructor.grade", str(tmp_path)]  # -v prints each file that is imported.
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        while "/torch/" not in process.stderr.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        _, printed = process.communicate(timeout=deadlines.scaled(60))
+    assert process.returncode == -signal.SIGINT and "Traceback" not in printed
 
 
 @pytest.mark.exhaustive

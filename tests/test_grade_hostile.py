@@ -19,7 +19,6 @@ import psutil
 import pytest
 import torch
 
-from instructor.grade import __main__ as grade
 from instructor.grade import (
     cgroup,
     course,
@@ -32,6 +31,7 @@ from instructor.grade import (
     screen,
     submissions,
 )
+from instructor.grade import command as grade
 from instructor.grade.limits import Limits
 from instructor.grade.policy import Policy
 from instructor.grade.records import Answer, Record, one_line

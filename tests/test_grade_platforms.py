@@ -10,8 +10,8 @@ import pytest
 
 from instructor import build
 from instructor.build import ROOT
-from instructor.grade import __main__ as grade
 from instructor.grade import arrivals, export, sandbox
+from instructor.grade import command as grade
 from tests.handed_in import CHAPTERS
 from tests.test_grade import instant
 

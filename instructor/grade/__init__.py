@@ -1,5 +1,6 @@
 """Grading: `make grade SUBMISSIONS=dir`, or `python -m instructor.grade dir`.
 
+command.py       the command line (started by __main__.py): grades what has changed, and survives Ctrl-C and SIGKILL
 arrivals.py      sorts a learning platform's zip file into folders
 submissions.py   finds the students' notebooks and extracts their exercise cells
 tasks.py         lists the tasks of a lab, and computes the points of each answer

@@ -23,8 +23,8 @@ from instructor.grade.tasks import Task, tasks_of
 
 HERE = Path(__file__).parent
 # Files of this folder that affect neither verdicts nor the points before the instructor's decisions
-SHOWING = ("__init__", "__main__", "arrivals", "dashboard", "export", "feedback", "gradebook", "gradescope", "likeness")
-SHOWING += ("nbgrader_course", "outputs", "policy")
+SHOWING = ("__init__", "__main__", "arrivals", "command", "dashboard", "export", "feedback", "gradebook", "gradescope")
+SHOWING += ("likeness", "nbgrader_course", "outputs", "policy")
 JUDGE = ("__init__", "reader", "judge", "gate", "guard", "fingerprints", "screen", "limits", "alone")
 
 
