@@ -56,6 +56,21 @@ def test_a_container_with_too_little_memory_says_so(tmp_path, monkeypatch, limit
     assert said == (not graded)
 
 
+def test_a_machine_that_fails_is_named_as_the_cause_and_gives_no_points(tmp_path, monkeypatch, capsys):
+    def fail(*_):
+        raise gradescope.grading.NotGraded("the judge did not start: no room")
+
+    monkeypatch.setattr(gradescope.sandbox, "require", lambda: None)
+    monkeypatch.setattr(gradescope.grading, "grade", fail)
+    hand_in(tmp_path / "in", "anna", LAB)
+    folders = tmp_path / "in" / "anna" / LAB, tmp_path / "results"
+    monkeypatch.setattr(sys, "argv", ["gradescope", "00", "--run", *map(str, folders)])
+    assert gradescope.main() == 1
+    printed = capsys.readouterr().out
+    assert "run the autograder again" in printed and "the judge did not start: no room" in printed
+    assert not (tmp_path / "results").exists()
+
+
 @pytest.mark.parametrize(("has", "uses"), [("3.10", "python3.12"), ("3.11", "python3")])
 def test_the_setup_finds_a_python_that_is_new_enough(tmp_path, has, uses):
     """Gradescope's usual image has Python 3.10, which is too old for the course. All commands are stand-ins."""
@@ -86,13 +101,16 @@ def test_the_setup_finds_a_python_that_is_new_enough(tmp_path, has, uses):
 def container() -> list[str]:
     """Return the start of a command that runs as root, in a file system where other users can read this Python."""
     need_sandbox()
-    python = Path(sys.base_prefix).resolve()
-    hidden = [path for path in python.parents if not path.stat().st_mode & stat.S_IXOTH]
+    pythons = sorted({Path(prefix).resolve() for prefix in (sys.base_prefix, sys.prefix)})
+    parents = sorted({parent for python in pythons for parent in python.parents})
+    hidden = [path for path in parents if not path.stat().st_mode & stat.S_IXOTH]
     options = ["--bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
-    for path in reversed(python.parents):  # A folder that only root may enter is replaced by one with this Python.
+    for path in parents:  # A folder that only root may enter is replaced by one with this Python.
         if any(path.is_relative_to(folder) for folder in hidden):
             options += ["--perms", "0755", "--tmpfs" if path in hidden else "--dir", str(path)]
-    return ["bwrap", "--cap-add", "ALL", *options, "--ro-bind", str(python), str(python), "--"]
+    for python in pythons:
+        options += ["--ro-bind", str(python), str(python)]
+    return ["bwrap", "--cap-add", "ALL", *options, "--"]
 
 
 @pytest.mark.exhaustive

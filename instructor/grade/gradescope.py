@@ -116,7 +116,11 @@ def main() -> int:
         parser.error(f"the chapter must be a number such as 02, got {options.chapter!r}")
     if options.run:
         os.umask(0o022)
-        run(*options.run, chapter)
+        try:
+            run(*options.run, chapter)
+        except (grading.NotGraded, sandbox.NoSandbox) as error:  # Without results, Gradescope reports a failure.
+            print(f"Not graded, so run the autograder again. The code that was handed in is not the cause: {error}")
+            return 1
         return 0
     try:
         files = autograder(int(options.chapter))

@@ -74,7 +74,8 @@ def require() -> None:
         NoSandbox: if bubblewrap is missing, or may not create namespaces.
     """
     if in_container():
-        hidden = [path for path in Path(sys.base_prefix).resolve().parents if not path.stat().st_mode & stat.S_IXOTH]
+        parents = [*Path(sys.prefix).resolve().parents, *Path(sys.base_prefix).resolve().parents]
+        hidden = [path for path in parents if not path.stat().st_mode & stat.S_IXOTH]
         if hidden:
             raise NoSandbox(
                 f"the judge runs as another user, which cannot read this Python, because it cannot open {hidden[-1]}"
