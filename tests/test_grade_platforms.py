@@ -145,7 +145,7 @@ def test_a_file_without_submissions_is_rejected_in_one_sentence(tmp_path, text):
     path = packed(tmp_path, {"readme.txt": ""})
     if text:
         path.write_text(text)
-    with pytest.raises(arrivals.NotAnArchive, match=r"cannot be read|has no notebook"):
+    with pytest.raises(arrivals.NotAnArchive, match=r"cannot be read|has no file that is named as"):
         arrivals.unpack(path, tmp_path / "in")
 
 

@@ -435,6 +435,7 @@ def _judge_efficiency(attempt: Attempt, kind: str) -> None:
         link = _draw_link(attempt, ranks=1 if number == 0 else None)
         kinds = () if kind == "weak" and number % 2 else (kind,)
         calls.append((gradients, compute_s, 2 ** attempt.random.randint(18, 26), *link, *kinds))
+    wrong = []
     for rank, call, found in _results(attempt, calls):
         gradients, compute_s, cap_bytes, *numbers = call[:6]
         link = Link(*numbers)
@@ -446,24 +447,30 @@ def _judge_efficiency(attempt: Attempt, kind: str) -> None:
                 f"gradients {_describe(gradients)}: {shown}; expected {expected:.6g}"
             )
             unpacked = efficiency(gradients, compute_s, 0, link, kind)
-            raise Wrong({rank: evidence}, _cause_of_efficiency(found, expected, unpacked, link.ranks, kind))
+            hints = _causes_of_efficiency(found, expected, unpacked, link.ranks, kind)
+            wrong.append((rank, evidence, hints))
+    if wrong:  # Several mistakes may give the same result, so report one that has the fewest possible causes.
+        rank, evidence, hints = min(wrong, key=lambda each: len(each[2]))
+        raise Wrong({rank: evidence}, hints[0])
 
 
-def _cause_of_efficiency(found, expected: float, unpacked: float, ranks: int, kind: str) -> str:
-    if _close(found, 1.0):
-        return _ON_ONE_RANK
-    if _close(found, unpacked):
-        return "Hint: how many all-reduces does your step have, and how many would it have with this cap?"
-    if _close(found, ranks * expected):
-        return "This is the speed-up. Hint: what must you divide it by to get the efficiency?"
+def _causes_of_efficiency(found, expected: float, unpacked: float, ranks: int, kind: str) -> list[str]:
+    """Return the hints on all known mistakes that give this result, or one hint if there are none."""
+    hint_on_buckets = "Hint: how many all-reduces does your step have, and how many would it have with this cap?"
+    hint_on_speed_up = "This is the speed-up. Hint: what must you divide it by to get the efficiency?"
+    known = [(1.0, _ON_ONE_RANK), (unpacked, hint_on_buckets), (ranks * expected, hint_on_speed_up)]
+    if hints := [hint for value, hint in known if _close(found, value)]:
+        return hints
     if kind == "strong" and isinstance(found, float) and found > 1:
-        return (
+        return [
             "Hint: an efficiency above 1 would mean that N ranks do more than N times as much as one. What does each "
             "of them compute?"
-        )
+        ]
     if kind == "strong":
-        return "Hint: what does each of N ranks compute, when are its gradients ready, and how many bytes does it send?"
-    return "Hint: how long does a step take on one rank, and on N ranks that each compute as much?"
+        return [
+            "Hint: what does each of N ranks compute, when are its gradients ready, and how many bytes does it send?"
+        ]
+    return ["Hint: how long does a step take on one rank, and on N ranks that each compute as much?"]
 
 
 def weak_scaling_is_predicted(attempt: Attempt) -> None:
