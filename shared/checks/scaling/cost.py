@@ -126,7 +126,11 @@ def _run(attempt: Attempt, rounds: int | None, extra_ms: int = 20):
 
 
 def medians_are_exact(attempt: Attempt) -> None:
-    """In the last case, the steps with communication are the faster ones, as they may be where it costs little."""
+    """In the last case, the steps with communication are the faster ones, as they may be where it costs little.
+
+    If several known mistakes give the result of a case, the next case may tell which one it is.
+    """
+    unclear = None
     for rounds, extra_ms in ((5, 20), (4, 20), (1, 20), (3, -20)):
         found, alone, together = _run(attempt, rounds, extra_ms)
         compute_ms = statistics.median(alone[1:])
@@ -137,42 +141,46 @@ def medians_are_exact(attempt: Attempt) -> None:
                 evidence = (
                     f"{rounds} rounds: compute_ms, exposed_ms = {actual}; expected {expected[0]:g}, {expected[1]:g}"
                 )
-                raise Wrong({rank: evidence}, _cause(result["result"], alone, together))
+                hints = _causes(result["result"], alone, together)
+                if len(hints) == 1:
+                    raise Wrong({rank: evidence}, hints[0])
+                unclear = unclear or Wrong({rank: evidence}, hints[0])
+    if unclear:
+        raise unclear
 
 
 def _same(actual: tuple, expected: tuple) -> bool:
     return all(abs(one - other) < 1e-6 for one, other in zip(actual, expected, strict=True))
 
 
-def _cause(actual: tuple, alone: list[float], together: list[float]) -> str:
-    """Recognize common mistakes by the result that they give."""
+def _causes(actual: tuple, alone: list[float], together: list[float]) -> list[str]:
+    """Return the hints on all common mistakes that give this result, or one hint if there are none."""
     median, mean, low, high = statistics.median, statistics.fmean, statistics.median_low, statistics.median_high
     first, second = median(alone[1:]), median(together[1:])
     warm_up = "Hint: which round is only a warm-up and must not count?"
-    known = {
-        (median(alone), median(together) - median(alone)): warm_up,
-        (median(alone[:-1]), median(together[:-1]) - median(alone[:-1])): warm_up,
-        (second, second - first): "Hint: which kind of step is compute_ms the median of?",
+    mean_hint = "This is the mean. Hint: how much does one slow round change a mean?"
+    median_of_differences = median(b - a for a, b in zip(alone[1:], together[1:], strict=True))
+    known = [
+        (median(alone), median(together) - median(alone), warm_up),
+        (median(alone[:-1]), median(together[:-1]) - median(alone[:-1]), warm_up),
+        (second, second - first, "Hint: which kind of step is compute_ms the median of?"),
+        (mean(alone[1:]), mean(together[1:]) - mean(alone[1:]), mean_hint),
+        (min(alone[1:]), min(together[1:]) - min(alone[1:]), "These are the fastest steps; expected medians."),
+        (first, second, "Hint: what remains of a step's time when you subtract the time without communication?"),
+        (second - first, first, "These are exposed_ms and compute_ms. Hint: in which order do you return them?"),
         (
-            mean(alone[1:]),
-            mean(together[1:]) - mean(alone[1:]),
-        ): "This is the mean. Hint: how much does one slow round change a mean?",
-        (min(alone[1:]), min(together[1:]) - min(alone[1:])): "These are the fastest steps; expected medians.",
-        (first, second): "Hint: what remains of a step's time when you subtract the time without communication?",
-        (second - first, first): "These are exposed_ms and compute_ms. Hint: in which order do you return them?",
-        (first, median(b - a for a, b in zip(alone[1:], together[1:], strict=True))): (
-            "This is the median of the differences; expected the difference of the medians."
+            first,
+            median_of_differences,
+            "This is the median of the differences; expected the difference of the medians.",
         ),
-        # The last two, because counting the warm-up can give the same result.
-        (high(alone[1:]), high(together[1:]) - high(alone[1:])): _EVEN,
-        (low(alone[1:]), low(together[1:]) - low(alone[1:])): _EVEN,
-    }
-    for values, hint in known.items():
-        if _same(actual, values):
-            return hint
+        (high(alone[1:]), high(together[1:]) - high(alone[1:]), _EVEN),
+        (low(alone[1:]), low(together[1:]) - low(alone[1:]), _EVEN),
+    ]
+    if hints := [hint for *values, hint in known if _same(actual, values)]:
+        return list(dict.fromkeys(hints))
     if second < first and abs(actual[0] - first) < 1e-6:
-        return "Hint: what does your function return if the steps with communication are the faster ones?"
-    return "Hint: which calls are between the two readings of the clock, and which come before the first?"
+        return ["Hint: what does your function return if the steps with communication are the faster ones?"]
+    return ["Hint: which calls are between the two readings of the clock, and which come before the first?"]
 
 
 def every_step_is_measured_alike(attempt: Attempt) -> None:
