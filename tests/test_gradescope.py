@@ -71,6 +71,17 @@ def test_a_machine_that_fails_is_named_as_the_cause_and_gives_no_points(tmp_path
     assert not (tmp_path / "results").exists()
 
 
+@pytest.mark.parametrize(("hidden", "open_to_all"), [("prefix", "base_prefix"), ("base_prefix", "prefix")])
+def test_a_python_that_the_judge_cannot_reach_is_named(tmp_path, monkeypatch, hidden, open_to_all):
+    private = tmp_path / "private"
+    private.mkdir(mode=0o700)
+    monkeypatch.setattr(gradescope.sandbox, "in_container", lambda: True)
+    monkeypatch.setattr(sys, hidden, str(private / "python"))
+    monkeypatch.setattr(sys, open_to_all, "/usr")
+    with pytest.raises(gradescope.sandbox.NoSandbox, match="it cannot open "):
+        gradescope.sandbox.require()
+
+
 @pytest.mark.parametrize(("has", "uses"), [("3.10", "python3.12"), ("3.11", "python3")])
 def test_the_setup_finds_a_python_that_is_new_enough(tmp_path, has, uses):
     """Gradescope's usual image has Python 3.10, which is too old for the course. All commands are stand-ins."""

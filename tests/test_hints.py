@@ -326,3 +326,17 @@ def fully_sharded(module, *args, **options):
     assert plain.check == "plain" and "broadcast values before or after" in plain.hint
     assert {verdict.evidence for verdict in others} == {"the same as in “plain”"}
     assert as_text(verdicts).count("the same as in “plain”") == len(others)
+
+
+@pytest.mark.parametrize(
+    ("mutant", "piece", "check", "hint", "seed"),
+    [
+        ("cost_drops_the_last_round", "communication_cost", "values", "which round is only a warm-up", 102_947),
+        ("efficiency_ignores_the_cap", "efficiency", "weak", "how many all-reduces does your step have", 126_704),
+        ("fit_in_float32", "fit_alpha_beta", "values", "in which dtype", 197_975),
+    ],
+)
+def test_a_result_that_other_mistakes_explain_too_gets_the_right_hint(tmp_path, mutant, piece, check, hint, seed):
+    """With these seeds, another mistake gives the first wrong result, too, or its error is unusually large."""
+    text = (MUTANTS / "05_scaling" / f"{mutant}.py").read_text()
+    assert hint in verdict_on(tmp_path, "scaling", piece, check, text, seed).hint
