@@ -15,6 +15,7 @@ from shared.ranks.devices import Placement, place, valid_behind
 from shared.ranks.diagnosis import CellState, explain
 from shared.ranks.errors import RanksError
 from shared.ranks.launchers import START_TIMEOUT_S
+from shared.ranks.lines import Exchange
 
 _ANSWER_TIMEOUT_S = scaled(1.0)
 _CONTROLLER_ARGS = [
@@ -61,6 +62,7 @@ class RankProcesses:
         self._report = report
         self._server = start_fork_server(link)
         self._run_dir = self._server.run_dir
+        self._exchange = Exchange()
         try:
             self._start_cluster()
             # Imports torch, in parallel with the fork server.
@@ -87,13 +89,13 @@ class RankProcesses:
             for folder in (profile_dir, *(entry.path for entry in os.scandir(profile_dir) if entry.is_dir())):
                 os.chmod(folder, 0o755)
         controller, engines = launchers.bound_to(self._server)
-        self.control_ports = launchers.free_ports(_PORTS_NEEDED)
-        ports = f"{self.control_ports[0]}-{self.control_ports[-1]}"
+        free = launchers.free_ports(_PORTS_NEEDED)
+        self.control_ports = (*free, self._exchange.port)
         self._cluster = ipyparallel.Cluster(
             profile_dir=profile_dir,
             controller=controller,
             engines=engines,
-            controller_args=[*_CONTROLLER_ARGS, f"--IPController.ports={ports}"],
+            controller_args=[*_CONTROLLER_ARGS, f"--IPController.ports={free[0]}-{free[-1]}"],
             delay=0,
             load_profile=False,
             shutdown_atexit=False,  # the fork server ends everything, also at exit
@@ -126,8 +128,16 @@ class RankProcesses:
         address = ("127.0.0.1", self.store_ports[-1])
         self._store.set("asked", str(self._questions))
         self._on_all(
-            lambda rank: (rankside.settle, rank, self.placement.devices[rank], address, self._sizes_path(rank))
+            lambda rank: (
+                rankside.settle,
+                rank,
+                self.placement.devices[rank],
+                address,
+                self._sizes_path(rank),
+                self._exchange.invitation(rank),
+            )
         )
+        self._engines = self._exchange.lines(START_TIMEOUT_S)
 
     def _start_engines(self) -> None:
         """Start the ranks' processes.
@@ -172,6 +182,7 @@ class RankProcesses:
         if getattr(self, "_client", None) is not None:
             with contextlib.suppress(Exception):  # the controller may be gone already
                 self._client.close(linger=False)
+        self._exchange.close()
         self._server.close()
 
     # -- communicating with ranks

@@ -39,7 +39,7 @@ class RankSet(RankProcesses):
         self.members = list(range(world_size))  # the ranks in the process group; the others are idle
         self.definitions = Definitions()
         self.after_restart = ""  # sentences that say what is left on the ranks after the last restart
-        self._generation = 0
+        self.generation = 0  # how many process groups the ranks have formed
         super().__init__(world_size, backend, link, simulate, ranks_per_host, report)
 
     # -- the process group
@@ -118,9 +118,9 @@ class RankSet(RankProcesses):
     def _join(self, members: list[int]) -> None:
         from shared.ranks import rankside
 
-        self._generation += 1
+        self.generation += 1
         backend = self.placement.backend
-        options = (self._generation, members, backend, self.detect_mismatch, self.placement.simulates)
+        options = (self.generation, members, backend, self.detect_mismatch, self.placement.simulates)
         timeout_s = NCCL_JOIN_TIMEOUT_S if "nccl" in backend else JOIN_TIMEOUT_S
         self._on_all(lambda rank: (rankside.join, *options), timeout_s)
         self.alive = True
@@ -253,7 +253,7 @@ class RankSet(RankProcesses):
     @property
     def whole(self) -> bool:
         """True while every rank is alive and can run a cell."""
-        return self.alive and not self._deaths() and self._server.serves
+        return self.alive and not self._deaths() and self._server.serves and self._exchange.works
 
     def _check_served(self) -> None:
         """Raise RanksError if the fork server or the controller has died."""
@@ -277,7 +277,7 @@ class RankSet(RankProcesses):
 
 def _message_of(error: Exception) -> str:
     """Describe an error that was raised outside the student's code, while sending a call or its result."""
-    message = f"{error.ename}: {error.evalue}" if hasattr(error, "ename") else str(error)
+    message = str(error)
     if "pickle" in message:
         message += (
             "\n    A rank's result is pickled and sent to the notebook. Return numbers, tensors, or dicts of them."

@@ -23,7 +23,7 @@ from IPython.utils.capture import capture_output
 
 from shared import hosts
 from shared.deadlines import scaled
-from shared.ranks import doctor
+from shared.ranks import doctor, lines
 from shared.ranks.continued import ContinueClasses
 from shared.ranks.pickles import CpuPickler
 from shared.wire import handles, instrumentation, mismatch, sizes
@@ -85,8 +85,10 @@ def identify() -> dict:
     return {"rank": int(os.environ.get("RANKS_RANK", -1)), "pid": os.getpid(), "host": os.uname().nodename}
 
 
-def settle(rank: int, device: str, store_address: tuple[str, int], sizes_path: str) -> None:
-    """Connect to the kernel's store, select a device, move to a host, and start the doctor. Once per process."""
+def settle(
+    rank: int, device: str, store_address: tuple[str, int], sizes_path: str, invitation: tuple[int, bytes]
+) -> None:
+    """Connect to the kernel and its store, select a device, move to a host, and start the doctor. Once per process."""
     here.rank, here.device = rank, device
     host, port = store_address
     here.store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False)
@@ -104,6 +106,7 @@ def settle(rank: int, device: str, store_address: tuple[str, int], sizes_path: s
     instrumentation.recorder = sizes.Recorder(sizes_path)
     handles.install()
     doctors_store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False)
+    lines.answer_calls(*invitation)
     hosts.enter()
     doctor.listen(doctors_store, rank)
 

@@ -1,0 +1,145 @@
+"""Lines between the kernel and its ranks: who may connect, which answer belongs to which call, and what ends a line."""
+
+import os
+import pickle
+import socket
+import time
+from multiprocessing.connection import Connection
+
+import psutil
+import pytest
+
+from shared import ranks
+from shared.deadlines import scaled
+from shared.ranks import lines
+from shared.ranks.errors import CellFailed
+
+SOON_S = scaled(2.0)
+
+
+@pytest.fixture
+def exchange():
+    exchange = lines.Exchange()
+    yield exchange
+    exchange.close()
+
+
+def connect(exchange: lines.Exchange, token: bytes) -> Connection:
+    """Connect as a rank does."""
+    connection = Connection(socket.create_connection(("127.0.0.1", exchange.port), timeout=SOON_S).detach())
+    connection.send_bytes(token)
+    return connection
+
+
+def answer(rank: Connection, value, failed: bool = False) -> None:
+    """Answer the oldest call as a rank does."""
+    number = rank.recv_bytes()[: lines._NUMBER.size]
+    rank.send_bytes(number + pickle.dumps((failed, value)))
+
+
+def test_only_a_rank_with_its_token_gets_a_line(exchange):
+    """Any program of this machine can connect to the port, and the kernel loads the pickles that come from there."""
+    tokens = [exchange.invitation(rank)[1] for rank in range(2)]
+    strangers = [connect(exchange, b"x" * len(tokens[0])), connect(exchange, b"too long" * 100)]
+    connect(exchange, b"").close()
+    silent = Connection(socket.create_connection(("127.0.0.1", exchange.port), timeout=SOON_S).detach())
+    other_end = {rank: connect(exchange, tokens[rank]) for rank in (1, 0)}
+    found = exchange.lines(2 * SOON_S)
+    for rank, line in enumerate(found):
+        asked = line.apply_async(print)
+        answer(other_end[rank], f"from {rank}")
+        assert asked.get(timeout=SOON_S) == f"from {rank}"
+    for stranger in [*strangers, silent]:
+        with pytest.raises((EOFError, ConnectionError)):
+            stranger.recv_bytes()
+
+
+def test_the_kernel_does_not_wait_for_a_line_without_end(exchange):
+    exchange.invitation(0)
+    began = time.monotonic()
+    with pytest.raises(TimeoutError):
+        exchange.lines(timeout_s=0.1)
+    assert time.monotonic() - began < SOON_S
+
+
+def test_a_new_process_gets_a_new_token(exchange):
+    """Otherwise, a rank of an earlier start could take the place of a new one."""
+    _, old = exchange.invitation(0)
+    rank = connect(exchange, old)
+    (line,) = exchange.lines(SOON_S)
+    _, new = exchange.invitation(0)
+    connect(exchange, old)
+    rank = connect(exchange, new)
+    (again,) = exchange.lines(SOON_S)
+    assert not line.works and again.works and exchange.works
+    asked = again.apply_async(print)
+    answer(rank, "new")
+    assert asked.get(timeout=SOON_S) == "new"
+
+
+def test_a_late_answer_is_not_taken_for_that_of_the_next_call(exchange):
+    rank = connect(exchange, exchange.invitation(0)[1])
+    (line,) = exchange.lines(SOON_S)
+    line.apply_async(print)  # Nobody waits for this one any more.
+    asked = line.apply_async(print)
+    answer(rank, "late")
+    assert not asked.wait(0.2)
+    answer(rank, "right")
+    assert asked.get(timeout=SOON_S) == "right"
+
+
+def test_an_error_of_a_rank_is_raised_with_its_name(exchange):
+    rank = connect(exchange, exchange.invitation(0)[1])
+    (line,) = exchange.lines(SOON_S)
+    asked = line.apply_async(print)
+    answer(rank, "ValueError: no such rank", failed=True)
+    with pytest.raises(lines.RankError, match=r"^ValueError: no such rank$"):
+        asked.get(timeout=SOON_S)
+
+
+@pytest.mark.parametrize("half", [b"", b"\0\0\0\x10abc"], ids=["between messages", "within a message"])
+def test_a_line_that_ends_gives_no_answer_and_does_not_hang(exchange, half):
+    rank = connect(exchange, exchange.invitation(0)[1])
+    (line,) = exchange.lines(SOON_S)
+    asked = line.apply_async(print)
+    os.write(rank.fileno(), half)
+    rank.close()
+    began = time.monotonic()
+    assert not asked.wait(0.1) and not asked.ready()
+    assert time.monotonic() - began < SOON_S
+    assert not line.works and not exchange.works
+    assert not line.apply_async(print).ready()
+
+
+def test_a_rank_that_stops_in_the_middle_of_a_message_is_given_up(exchange, monkeypatch):
+    monkeypatch.setattr(lines, "_STALLED_AFTER_S", 0.2)
+    rank = connect(exchange, exchange.invitation(0)[1])
+    (line,) = exchange.lines(SOON_S)
+    asked = line.apply_async(print)
+    os.write(rank.fileno(), b"\0\0\0\x10abc")
+    began = time.monotonic()
+    assert not asked.wait(0.1)
+    assert time.monotonic() - began < SOON_S
+    assert not line.works
+
+
+def cut_the_line(port: int) -> None:
+    """Close this rank's end of its line, as code may that closes all files."""
+    for connection in psutil.Process().net_connections("tcp"):
+        if connection.raddr and connection.raddr.port == port:
+            os.close(connection.fd)
+
+
+def test_ranks_are_replaced_after_one_has_cut_its_line(four_ranks):
+    current = ranks.current()
+    starts = current.starts
+    with pytest.raises(CellFailed, match="was stopped after"):
+        ranks.run(cut_the_line, current._exchange.port, timeout_s=1.0)
+    assert current.starts == starts + 1
+    assert ranks.pull("rank") == [0, 1, 2, 3]
+
+
+def test_large_arguments_and_results_pass_through_a_line(four_ranks):
+    """They are larger than the buffers of a connection, and all ranks send at once."""
+    sent = os.urandom(20_000_000)
+    assert ranks.run(bytes, sent) == [sent] * 4
