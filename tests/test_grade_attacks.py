@@ -126,7 +126,7 @@ ATTACKS = {
     "another process's memory": (
         """
         reached = []
-        for pid in filter(str.isdigit, os.listdir("/proc")):
+        for pid in {*filter(str.isdigit, os.listdir("/proc"))} - {str(os.getpid())}:
             if b"instructor.grade.judge" in open(f"/proc/{pid}/cmdline", "rb").read():
                 for name in ("mem", "maps", "environ", "fd"):
                     try:
@@ -215,7 +215,7 @@ def test_headers_of_many_calls_are_credible_only_in_a_long_training(monkeypatch,
     """Parallel3D made so many small calls in 38 steps that our own code lost a check."""
     carried = iter([0, 21_490_000])
     monkeypatch.setattr(outside, "read", lambda: outside.Carried(next(carried), {}))
-    meter = outside.Meter(lambda: SimpleNamespace(control_ports=[], store_ports=[0]))
+    meter = outside.Meter(lambda: SimpleNamespace(control_ports=[], store_ports=[0], generation=0))
     assert meter.contradicts([(3_030_000.0, 0.0, 3_600)] * 4, steps).partition(", ")[2] == why
 
 

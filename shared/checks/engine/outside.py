@@ -31,7 +31,9 @@ _QUIET_S, _QUIET_BYTES, _MOST_READS = 0.003, 2_000, 20
 _REQUEST, _DUMP, _ERROR, _DONE = 20, 0x301, 2, 3
 _INFO, _SOCKET_BYTES, _SENT_AT, _TCP_INFO_BYTES = 2, 72, 200, 216
 _SENT_BYTES, _SENT_PACKETS = 8, 9  # columns of /proc/net/dev
-_USER_AT, _ENDED = 64, 6  # the state TIME_WAIT
+_ENDED = 6  # the state TIME_WAIT
+_MESSAGE_AT, _STATE_AT, _ENDS_AT, _USER_AT = 16, 1, 4, 64  # the last three in a message
+_LENGTH_AND_KIND, _ENDS = struct.Struct("=IH"), struct.Struct(">HH")  # The ports are in the order of the network.
 
 
 def reported(calls: Sequence[instrumentation.Call]) -> tuple[float, float, int]:
@@ -102,14 +104,16 @@ class Meter:
         self._ranks, self._announced_ports = ranks, announced_ports
         self._most_controlling: int | None = None  # how many connections a rank has to the control ports
         self.found_others = False  # whether the ranks ever had connections that belong to no process group
-        self._quiet = False  # whether the last measurement ended, which it does when the interface is quiet
+        self._ended: tuple[int, Carried] | None = None  # the generation and the end of the last measurement
         self.begin()
 
     def begin(self) -> None:
-        """Begin a measurement."""
-        if not self._quiet:
+        """Begin a measurement: where the last one ended, unless the ranks have formed another group since then."""
+        if self._ended is None:
             _settle()
-        self._began, self._quiet = read(), False
+        generation, carried = self._ended or (None, None)
+        self._began = carried if generation == self._ranks().generation else read()
+        self._ended = None
 
     def note_control(self) -> None:
         """Note how many connections to the controller a rank has, before a student's code could make others."""
@@ -184,8 +188,9 @@ class Meter:
 
     def _now(self) -> Carried:
         _settle()
-        self._quiet = True
-        return read()
+        now = read()
+        self._ended = self._ranks().generation, now
+        return now
 
     def _between(self, now: Carried) -> int:
         ranks = self._ranks()
@@ -229,38 +234,51 @@ def _by_end() -> tuple[dict[tuple[int, int], Sent], frozenset[tuple[int, int]]]:
     found: dict[tuple[int, int], Sent] = {}
     ended: set[tuple[int, int]] = set()
     for family in (socket.AF_INET, socket.AF_INET6):
-        for answer in _connections(family):
-            ends = struct.unpack_from(">HH", answer, 4)
-            (user,) = struct.unpack_from("=I", answer, _USER_AT)
-            at = _SOCKET_BYTES
-            if answer[1] == _ENDED:
-                ended.add(ends)
-            while at + 4 <= len(answer):
-                length, kind = struct.unpack_from("=HH", answer, at)
-                if kind == _INFO and length >= 4 + _TCP_INFO_BYTES and ends[1]:
-                    found[ends] = Sent(*struct.unpack_from("=QQ", answer, at + 4 + _SENT_AT), user)
-                at += max(4, length + 3 & ~3)
+        with _listing(family) as netlink:
+            while not _note(netlink.recv(1 << 18), found, ended):
+                pass
     return found, frozenset(ended)
 
 
-def _connections(family: int):
-    """Yield the system's description of every TCP connection in this network namespace."""
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, getattr(socket, "NETLINK_SOCK_DIAG", 4)) as netlink:
-        netlink.settimeout(scaled(5.0))
-        request = struct.pack("=BBBxI", family, socket.IPPROTO_TCP, 1 << _INFO - 1, 0xFFFFFFFF) + bytes(48)
-        netlink.send(struct.pack("=IHHII", 16 + len(request), _REQUEST, _DUMP, 1, 0) + request)
-        while True:
-            data, at = netlink.recv(1 << 18), 0
-            while at < len(data):
-                length, kind = struct.unpack_from("=IH", data, at)
-                if kind == _DONE:
-                    return
-                if kind == _ERROR:
-                    raise OSError(
-                        f"the system does not list connections: error {struct.unpack_from('=i', data, at + 16)[0]}"
-                    )
-                yield data[at + 16 : at + length]
-                at += length + 3 & ~3
+def _listing(family: int) -> socket.socket:
+    """Ask the system to describe every TCP connection in this network namespace. Returns where the answers come."""
+    netlink = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, getattr(socket, "NETLINK_SOCK_DIAG", 4))
+    netlink.settimeout(scaled(5.0))
+    request = struct.pack("=BBBxI", family, socket.IPPROTO_TCP, 1 << _INFO - 1, 0xFFFFFFFF) + bytes(48)
+    netlink.send(struct.pack("=IHHII", _MESSAGE_AT + len(request), _REQUEST, _DUMP, 1, 0) + request)
+    return netlink
+
+
+def _note(answers: bytes, found: dict[tuple[int, int], Sent], ended: set[tuple[int, int]]) -> bool:
+    """Add what several answers describe. Returns whether no others follow."""
+    at = 0
+    while at < len(answers):
+        length, kind = _LENGTH_AND_KIND.unpack_from(answers, at)
+        if kind == _DONE:
+            return True
+        socket_at = at + _MESSAGE_AT
+        if kind == _ERROR:
+            (number,) = struct.unpack_from("=i", answers, socket_at)
+            raise OSError(f"the system does not list connections: error {number}")
+        ends = _ENDS.unpack_from(answers, socket_at + _ENDS_AT)
+        if answers[socket_at + _STATE_AT] == _ENDED:  # There may be hundreds of them.
+            ended.add(ends)
+        elif ends[1] and (sent := _sent(answers, socket_at, at + length)):
+            found[ends] = sent
+        at += length + 3 & ~3
+    return False
+
+
+def _sent(data: bytes, socket_at: int, end: int) -> Sent | None:
+    """Return what the system says that one end has sent, or None if it does not say it."""
+    (user,) = struct.unpack_from("=I", data, socket_at + _USER_AT)
+    at = socket_at + _SOCKET_BYTES
+    while at + 4 <= end:
+        length, kind = struct.unpack_from("=HH", data, at)
+        if kind == _INFO and length >= 4 + _TCP_INFO_BYTES:
+            return Sent(*struct.unpack_from("=QQ", data, at + 4 + _SENT_AT), user)
+        at += max(4, length + 3 & ~3)
+    return None
 
 
 def _settle() -> None:
