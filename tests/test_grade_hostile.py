@@ -3,6 +3,7 @@
 Each case puts hostile code into the first exercise of lab 00, and a right answer into the second.
 """
 
+import io
 import os
 import pickle
 import re
@@ -343,12 +344,17 @@ def test_students_text_cannot_move_the_cursor_or_start_a_formula(tmp_path):
     assert one_line("x;y") == "x;y" and one_line("\ud800") == ""
 
 
-def test_a_pickle_cannot_change_a_class_of_the_judge(monkeypatch):
-    """Otherwise a rank could send a record that equals every expected value."""
+@pytest.fixture
+def rejected(monkeypatch):
+    """Install the guard for one test. Returns its list of rejected names."""
     for module in (pickle, parcel):
         for name in {"loads", "unpack"} & set(vars(module)):
             monkeypatch.setattr(module, name, getattr(module, name))  # so that it is restored after the test
-    rejected = guard.install()
+    return guard.install()
+
+
+def test_a_pickle_cannot_change_a_class_of_the_judge(rejected):
+    """Otherwise a rank could send a record that equals every expected value."""
     record = b"cshared.ranks.rankside\n_Here\n"
     for owner in (record, b"ccollections\nCounter\n", b"cshared.checks.engine.parcel\n_tensor\n"):
         with pytest.raises(guard.Rejected):
@@ -365,6 +371,35 @@ def test_a_pickle_cannot_change_a_class_of_the_judge(monkeypatch):
     found = pickle.loads(parcel.pack(sent))
     assert found["call"] == sent["call"] and torch.equal(found["tensor"], sent["tensor"])
     assert (found["counts"], found["size"], len(rejected)) == (sent["counts"], sent["size"], 4)
+
+
+def test_a_pickle_of_records_and_tensors_does_not_need_the_slow_way(rejected):
+    """They are most of what ranks send."""
+    sent = [rankside.Outcome(2, text="x"), parcel.pack({"loss": torch.arange(3.0)}), torch.float16, {"a": (1, None)}]
+    found = guard.Simple(io.BytesIO(pickle.dumps(sent))).load()
+    assert type(found[0]) is rankside.Outcome and found[0] == sent[0] and found[2:] == sent[2:]
+    assert torch.equal(guard.Simple(io.BytesIO(found[1])).load()["loss"], torch.arange(3.0))
+
+
+# Each begins with the class that stands in for a record, and tries to reach the record's own class over it.
+OVER_A_STAND_IN = {
+    "a state for the class": b"N}V__eq__\nNs\x86b.",
+    "a state for it as a plain dict": b"}V__eq__\nNsb.",
+    "an item of the class": b"V__eq__\nNs.",
+    "an item that is appended to it": b"Na.",
+    "items that are appended to it": b"(Ne.",
+    "a state for the class that makes it": b"\x85cbuiltins\ntype\nq\x000N.",
+}
+
+
+@pytest.mark.parametrize("rest", OVER_A_STAND_IN.values(), ids=OVER_A_STAND_IN)
+@pytest.mark.parametrize("name", [b"shared.ranks.rankside\n_Here", b"shared.checks.engine.parcel\n_tensor"])
+def test_a_stand_in_does_not_lead_to_the_class_behind_it(rejected, name, rest):
+    before = dict(vars(rankside._Here)), rankside._Here(rank=1), vars(guard._maker_of(rankside._Here)).keys()
+    with pytest.raises((guard.Rejected, TypeError, AttributeError)):
+        pickle.loads(b"\x80\x04c" + name + b"\n" + rest)
+    after = dict(vars(rankside._Here)), rankside._Here(rank=1), vars(guard._maker_of(rankside._Here)).keys()
+    assert after == before and rankside._Here(rank=2) != before[1]
 
 
 def test_a_property_in_a_class_of_the_course_is_found():

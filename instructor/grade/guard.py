@@ -4,7 +4,9 @@ A rank's results arrive as a pickle, and a pickle can call any function that it 
 only a few containers, tensors, and the course's own record types. Everything else is rejected.
 """
 
+import contextlib
 import dataclasses
+import functools
 import io
 import pickle
 from typing import ClassVar
@@ -53,10 +55,53 @@ def install() -> list[str]:
             return found
 
     def loads(packed, /, **_):
+        with contextlib.suppress(NotSimple):
+            return Simple(io.BytesIO(packed)).load()
         return DataOnly(io.BytesIO(packed)).load()
 
     pickle.loads = parcel.unpack = loads
     return rejected
+
+
+class Simple(pickle.Unpickler):
+    """Loads pickles of numbers, texts, lists, dicts, tensors and records, much faster than `DataOnly`.
+
+    Instead of each class or function that has a state, it gives a pickle a stand-in that has none.
+    """
+
+    def find_class(self, module: str, name: str):
+        found = _allowed(module, name, super().find_class)
+        if isinstance(found, torch.dtype):
+            return found
+        if found is parcel._tensor:
+            return MakeTensor
+        if dataclasses.is_dataclass(found) and not any("__call__" in vars(base) for base in found.__mro__):
+            return _maker_of(found)
+        raise NotSimple
+
+
+class NotSimple(pickle.UnpicklingError):
+    """A pickle contains something that `DataOnly` must load or reject."""
+
+
+class WithoutState(type):
+    """The type of classes whose attributes a pickle cannot set."""
+
+    def __setstate__(cls, state):
+        raise NotSimple
+
+
+@functools.cache
+def _maker_of(record: type) -> type:
+    """Return a class whose instances are those of a type of records."""
+    return WithoutState(record.__name__, (), {"__new__": lambda _, *args: record.__new__(record, *args)})
+
+
+class MakeTensor(metaclass=WithoutState):
+    """A class whose instances are tensors."""
+
+    def __new__(cls, memory, dtype, shape):
+        return parcel._tensor(memory, dtype, shape)
 
 
 def _allowed(module: str, name: str, find):
