@@ -220,7 +220,8 @@ def test_ctrl_c_in_a_terminal_costs_no_points(tmp_path):
     command = [sys.executable, "-m", "instructor.grade", str(tmp_path / "in"), "--into", str(tmp_path / "out")]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         grader, deadline = psutil.Process(process.pid), time.monotonic() + deadlines.scaled(120)
-        while not any("forkserver" in str(each.cmdline()) for each in grader.children(recursive=True)):
+        # They are two of bubblewrap, the judge, the fork server and the controller.
+        while len(grader.children(recursive=True)) < 5:
             assert time.monotonic() < deadline
             time.sleep(0.1)
         os.killpg(process.pid, signal.SIGINT)
@@ -821,8 +822,8 @@ def test_submissions_that_are_judged_at_once_do_not_make_each_other_wait_longer(
     assert load.time_scale(beside=1) == 8.0  # Something else keeps the machine busy, too.
 
 
-@pytest.mark.parametrize(("cores", "memory_gb", "jobs"), [(2, 20, 2), (2, 3, 1), (2, 1, 1), (16, 100, 16), (16, 8, 4)])
-def test_by_default_each_core_with_enough_memory_gets_a_submission(monkeypatch, cores, memory_gb, jobs):
+@pytest.mark.parametrize(("cores", "memory_gb", "jobs"), [(2, 20, 4), (2, 3, 1), (2, 1, 1), (16, 100, 32), (16, 8, 4)])
+def test_by_default_each_core_gets_two_submissions_if_there_is_memory(monkeypatch, cores, memory_gb, jobs):
     monkeypatch.setattr(load.joblib, "cpu_count", lambda: cores)
     monkeypatch.setattr(load.cgroup, "limit_bytes", lambda: None)
     monkeypatch.setattr(load.psutil, "virtual_memory", lambda: SimpleNamespace(available=memory_gb * 10**9))

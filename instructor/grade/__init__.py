@@ -9,6 +9,7 @@ sandbox.py       runs a process tree with limits, which sees only the files that
 reader.py        reads a notebook inside the sandbox
 judge.py         runs inside the sandbox: the instructor's checks on one student's code (with screen.py, guard.py,
                  gate.py, fingerprints.py and limits.py)
+forked.py        starts the process from which the ranks are forked
 alone.py         gives each rank a user, files and memory of its own
 load.py          finds how many submissions this machine can grade at once, and lengthens deadlines while it is busy
 grading.py       grades one submission: starts judges until every exercise has a verdict

@@ -25,7 +25,7 @@ HERE = Path(__file__).parent
 # Files of this folder that affect neither verdicts nor the points before the instructor's decisions
 SHOWING = ("__init__", "__main__", "arrivals", "command", "dashboard", "export", "feedback", "gradebook", "gradescope")
 SHOWING += ("likeness", "nbgrader_course", "outputs", "policy")
-JUDGE = ("__init__", "reader", "judge", "gate", "guard", "fingerprints", "screen", "limits", "alone")
+JUDGE = ("__init__", "reader", "judge", "gate", "guard", "fingerprints", "screen", "limits", "alone", "forked")
 
 
 @dataclass(frozen=True)

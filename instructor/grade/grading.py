@@ -15,6 +15,7 @@ from instructor.grade.tasks import Task, credit, module_of
 from shared import deadlines
 from shared.checks.engine.verdicts import Verdict
 from shared.deadlines import scaled
+from shared.ranks.diagnosis import KILLED
 
 MOST_WAITS = 3  # A submission gets the time of this many exercises that never end.
 NOT_TRIED = "not graded, because earlier exercises used all of this submission's time"
@@ -179,7 +180,9 @@ class Grading:
                 begun = line.get("begin", begun)
                 if "done" in line:
                     (task,) = (task for task in left if task.name == line["done"])
-                    answers[task.name] = _answer(task, verdicts_from(line["verdicts"]), line["reason"])
+                    verdicts = verdicts_from(line["verdicts"])
+                    reason = line["reason"] or (ended.ran_out if _lost_a_rank(verdicts) else "")
+                    answers[task.name] = _answer(task, verdicts, reason)
                     left.remove(task)
                 if "broken" in line and not ended.ran_out:
                     why = f"{TOOK_DOWN}: {line['reason']}"
@@ -228,6 +231,10 @@ def _check_started(ended: sandbox.Ended) -> None:
 
 def _ran_out(answer: Answer) -> bool:
     return _lost(answer) and load.ran_out_of_time([answer.reason, *(each.evidence for each in answer.verdicts)])
+
+
+def _lost_a_rank(verdicts: list[Verdict]) -> bool:
+    return any(KILLED in verdict.evidence for verdict in verdicts)
 
 
 def _lost(answer: Answer) -> bool:

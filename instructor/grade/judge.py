@@ -24,13 +24,13 @@ from itertools import accumulate
 from operator import itemgetter
 from pathlib import Path
 
-from instructor.grade import alone, fingerprints, gate, guard, screen
+from instructor.grade import alone, fingerprints, forked, gate, guard, screen
 from instructor.grade.limits import Limits, become, bound
 from shared import ranks
 from shared.checks.engine import candidate, framework, outside
 from shared.checks.engine.verdicts import Verdict, as_json
 from shared.deadlines import scaled
-from shared.ranks import launchers, processes
+from shared.ranks import processes
 
 NOT_MEASURED = "This system did not let us measure from outside how many bytes the ranks sent."
 SAME_USER = "The grader was not root, so the ranks and their judge were one user and could share files."
@@ -84,7 +84,7 @@ def _start_fork_server(job: dict) -> None:
             os.chmod(folder, 0o755)
     isolation = {"module": "instructor.grade.alone", "users": users, "run_dir": run_dir}
     isolation |= {"files": limits.all_files, "all_bytes": limits.scratch_bytes}
-    server = launchers.ForkServer(run_dir, isolation=isolation)
+    server = forked.ForkServer(run_dir, isolation=isolation)
     processes.start_fork_server = lambda link: server
 
 

@@ -19,6 +19,7 @@ _ONE_AFTER_THE_OTHER = (
     "NCCL runs a rank's sends and receives one after another, including isend and irecv, unless they are all in one "
     "dist.batch_isend_irecv()."
 )
+KILLED = "its process was killed (SIGKILL)"
 _FORMS_GROUP = "every rank must call it, in the same order, including ranks that will not belong to the group."
 
 
@@ -176,7 +177,7 @@ def _deaths(cell: CellState) -> list[str]:
         if too_small := receives_too_small(cell, rank):
             how = too_small[0]
         elif status == -signal.SIGKILL:
-            how = "its process was killed (SIGKILL), either by hand or by the system because memory ran out"
+            how = f"{KILLED}, either by hand or by the system because memory ran out"
         elif status == -signal.SIGABRT:
             how = (
                 "its process aborted (SIGABRT) because a C++ check failed, "
