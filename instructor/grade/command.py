@@ -227,7 +227,7 @@ def main() -> int:
     parser.add_argument("--student", action="append", help="grade only this student again; may be given several times")
     parser.add_argument("--exercise", help="grade this exercise again, such as 2.4, and keep the others' verdicts")
     parser.add_argument("--anonymous", action="store_true", help=ANONYMOUS)
-    parser.add_argument("--jobs", type=int, help="how many submissions to grade at once; default: one per core")
+    parser.add_argument("--jobs", type=int, help="how many submissions to grade at once; default: two per core")
     parser.add_argument("--seconds", type=float, default=Limits.seconds_each, help="time limit for one exercise")
     options = parser.parse_args()
     request = Request(
