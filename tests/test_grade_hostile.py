@@ -69,6 +69,19 @@ def explanation(record) -> str:
 # As root, the grader gives each rank a user of its own, so there is nothing that it could kill, and its code continues.
 KILLS_ALL = "returned" if os.getuid() == 0 else "killed from inside the sandbox"
 KILLS_PARENT = "PermissionError" if os.getuid() == 0 else "has died"
+# Sends something over the connection on which the judge expects a rank's answers. It is the one with a deadline.
+ON_THE_LINE = """
+        import os, pickle, socket, struct
+        forged = pickle.dumps((False, number))
+        for file in range(3, 200):
+            try:
+                line = socket.socket(fileno=os.dup(file))
+                if any(line.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, 16)):
+                    line.sendall({})
+            except OSError:
+                pass
+        return number
+        """
 HOSTILE = {
     "sys.exit": ("import sys; sys.exit(0)", "SystemExit"),
     "os._exit": ("import os; os._exit(0)", "exited with status 0"),
@@ -94,6 +107,14 @@ HOSTILE = {
         return Evil(1)
         """,
         "void: the code sent the grading process a pickle that would call posix.system there",
+    ),
+    "forged answers to its judge": (
+        ON_THE_LINE.format("struct.pack('!i', 8 + len(forged)) + bytes(8) + forged"),
+        "expected",
+    ),
+    "a message to its judge that is too long for any memory": (
+        ON_THE_LINE.format("struct.pack('!iQ', -1, 2**62)"),
+        "was stopped after",
     ),
     "a solution imported": (
         "from solutions.first_collectives import sum_over_ranks as s; return s(number)",

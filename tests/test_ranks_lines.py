@@ -97,7 +97,16 @@ def test_an_error_of_a_rank_is_raised_with_its_name(exchange):
         asked.get(timeout=SOON_S)
 
 
-@pytest.mark.parametrize("half", [b"", b"\0\0\0\x10abc"], ids=["between messages", "within a message"])
+HALVES = {
+    "between messages": b"",
+    "within a message": b"\0\0\0\x10abc",
+    "within a number": b"\0\0\0\x03abc",
+    "after an impossible length": b"\x80\0\0\0",
+    "after a length that no memory has": b"\xff\xff\xff\xff\x40\0\0\0\0\0\0\0",
+}
+
+
+@pytest.mark.parametrize("half", HALVES.values(), ids=HALVES)
 def test_a_line_that_ends_gives_no_answer_and_does_not_hang(exchange, half):
     rank = connect(exchange, exchange.invitation(0)[1])
     (line,) = exchange.lines(SOON_S)

@@ -114,7 +114,7 @@ class Line:
             if self.works and self.connection.poll(timeout_s):
                 received = self.connection.recv_bytes()
                 return *_NUMBER.unpack_from(received), received[_NUMBER.size :]
-        except (OSError, EOFError, struct.error):
+        except (OSError, EOFError, ValueError, MemoryError, struct.error):  # A rank may send anything.
             self.works = False
         if not self.works:
             time.sleep(timeout_s)  # The fork server soon reports that the process has ended.
