@@ -220,7 +220,7 @@ def test_ctrl_c_in_a_terminal_costs_no_points(tmp_path):
     command = [sys.executable, "-m", "instructor.grade", str(tmp_path / "in"), "--into", str(tmp_path / "out")]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         grader, deadline = psutil.Process(process.pid), time.monotonic() + deadlines.scaled(120)
-        # They are two of bubblewrap, the judge, the fork server and the controller.
+        # The children are two processes of bubblewrap, the judge, the fork server and the controller.
         while len(grader.children(recursive=True)) < 5:
             assert time.monotonic() < deadline
             time.sleep(0.1)
@@ -468,7 +468,11 @@ def test_totals_weigh_the_labs(tmp_path):
         ("course.toml", f"[labs.{LAB}]\ndeadline = 2026-11-30T23:59:00", "needs a time zone"),
         ("overrides.csv", "name,points\n", "first line of overrides.csv must be student,exercise,points,comment"),
         ("overrides.csv", "student,exercise,points,comment\nanna,0.1,x,\n", "line 2: 'x' is not a number"),
-        ("overrides.csv", "student,exercise,points,comment\nanna,0.1,-1,\n", "line 2: points are negative: -1"),
+        (
+            "overrides.csv",
+            "student,exercise,points,comment\nanna,0.1,-1,\n",
+            "the points must not be negative, got -1",
+        ),
     ],
 )
 def test_a_mistake_in_an_instructors_file_is_named(tmp_path, name, text, message):

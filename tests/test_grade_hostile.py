@@ -69,7 +69,7 @@ def explanation(record) -> str:
 # As root, the grader gives each rank a user of its own, so there is nothing that it could kill, and its code continues.
 KILLS_ALL = "returned" if os.getuid() == 0 else "killed from inside the sandbox"
 KILLS_PARENT = "PermissionError" if os.getuid() == 0 else "has died"
-# Sends something over the connection on which the judge expects a rank's answers. It is the one with a deadline.
+# Sends something over the connection on which the judge expects a rank's answers. Only this one has a deadline.
 ON_THE_LINE = """
         import os, pickle, socket, struct
         forged = pickle.dumps((False, number))
@@ -395,14 +395,14 @@ def test_a_pickle_cannot_change_a_class_of_the_judge(rejected):
 
 
 def test_a_pickle_of_records_and_tensors_does_not_need_the_slow_way(rejected):
-    """They are most of what ranks send."""
+    """Records and tensors are most of what ranks send."""
     sent = [rankside.Outcome(2, text="x"), parcel.pack({"loss": torch.arange(3.0)}), torch.float16, {"a": (1, None)}]
     found = guard.Simple(io.BytesIO(pickle.dumps(sent))).load()
     assert type(found[0]) is rankside.Outcome and found[0] == sent[0] and found[2:] == sent[2:]
     assert torch.equal(guard.Simple(io.BytesIO(found[1])).load()["loss"], torch.arange(3.0))
 
 
-# Each begins with the class that stands in for a record, and tries to reach the record's own class over it.
+# Each of these follows a stand-in for a class or a function in a pickle, and tries to reach what is behind it.
 OVER_A_STAND_IN = {
     "a state for the class": b"N}V__eq__\nNs\x86b.",
     "a state for it as a plain dict": b"}V__eq__\nNsb.",

@@ -99,7 +99,7 @@ def test_whoever_handed_in_no_notebook_gets_a_row_and_all_remarks_are_sentences(
     assert remarks == [
         "curiemarie_LATE_2_12_00_ranks_old.ipynb is graded instead of curiemarie_LATE_2_12_00_ranks_lab-1.ipynb",
         "noetheremmy_3 handed in no notebook, but noetheremmy_3_13_report.pdf",
-        f"some are late, but Canvas does not say how late: write the time into {stamp}",
+        f"some notebooks are late, but Canvas does not say how late: write the time into {stamp}",
     ]
     monkeypatch.setattr(sandbox, "require", lambda: None)
     graded_too = grade.grade_all(tmp_path / "in", tmp_path / "out", grader=instant)
@@ -115,7 +115,7 @@ def test_only_notebooks_without_a_time_are_asked_about(tmp_path):
         stamps = [path.parent / "timestamp.txt" for path in written]
         late = " and ".join(map(str, stamps[number:]))
         assert remarks == (
-            [f"some are late, but Canvas does not say how late: write the time into {late}"] if late else []
+            [f"some notebooks are late, but Canvas does not say how late: write the time into {late}"] if late else []
         )
         asked.append(arrivals.about_times(written).split(". ")[0])
         for stamp in stamps[: number + 1]:

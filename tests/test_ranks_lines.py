@@ -1,4 +1,4 @@
-"""Lines between the kernel and its ranks: who may connect, which answer belongs to which call, and what ends a line."""
+"""The lines between the kernel and its ranks: who may connect, which call an answer belongs to, what ends a line."""
 
 import os
 import pickle
@@ -38,7 +38,7 @@ def answer(rank: Connection, value, failed: bool = False) -> None:
 
 
 def test_only_a_rank_with_its_token_gets_a_line(exchange):
-    """Any program of this machine can connect to the port, and the kernel loads the pickles that come from there."""
+    """Any program on this machine can connect to the port, and the kernel loads the pickles that it receives there."""
     tokens = [exchange.invitation(rank)[1] for rank in range(2)]
     strangers = [connect(exchange, b"x" * len(tokens[0])), connect(exchange, b"too long" * 100)]
     connect(exchange, b"").close()
@@ -133,7 +133,7 @@ def test_a_rank_that_stops_in_the_middle_of_a_message_is_given_up(exchange, monk
 
 
 def cut_the_line(port: int) -> None:
-    """Close this rank's end of its line, as code may that closes all files."""
+    """Close this rank's end of its line, as code that closes all files would do."""
     for connection in psutil.Process().net_connections("tcp"):
         if connection.raddr and connection.raddr.port == port:
             os.close(connection.fd)
@@ -149,6 +149,6 @@ def test_ranks_are_replaced_after_one_has_cut_its_line(four_ranks):
 
 
 def test_large_arguments_and_results_pass_through_a_line(four_ranks):
-    """They are larger than the buffers of a connection, and all ranks send at once."""
+    """These are larger than the buffers of a connection, and all ranks send at once."""
     sent = os.urandom(20_000_000)
     assert ranks.run(bytes, sent) == [sent] * 4

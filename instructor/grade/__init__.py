@@ -7,9 +7,9 @@ tasks.py         lists the tasks of a lab, and computes the points of each answe
 course.py        unpacks the course as students of one chapter have it, for the sandbox
 sandbox.py       runs a process tree with limits, which sees only the files that it needs (with cgroup.py)
 reader.py        reads a notebook inside the sandbox
-judge.py         runs inside the sandbox: the instructor's checks on one student's code (with screen.py, guard.py,
+judge.py         runs the instructor's checks on one student's code inside the sandbox (with screen.py, guard.py,
                  gate.py, fingerprints.py and limits.py)
-forked.py        starts the process from which the ranks are forked
+forked.py        starts the fork server, from which the ranks are forked, as a fork of the judge
 alone.py         gives each rank a user, files and memory of its own
 load.py          finds how many submissions this machine can grade at once, and lengthens deadlines while it is busy
 grading.py       grades one submission: starts judges until every exercise has a verdict
@@ -22,8 +22,8 @@ export.py        writes points into a platform's table; gradescope.py writes an 
 What protects grading from cheating:
 
 - The judge computes the right values, and no rank has enough data to compute them alone.
-- Ranks share nothing but the network (alone.py), so values can only travel over connections. The judge, which is
-  another user's process, knows which of them belong to process groups, and how many bytes they carried
+- Ranks share nothing but the network (alone.py), so they can exchange values only over connections. The judge, which
+  runs as another user, knows which connections belong to process groups, and how many bytes they carried
   (`shared/checks/engine/outside.py`). gate.py keeps values out of the process group's store.
 - screen.py reads the code before it runs. It rejects names that lead to the checks or to the record of collectives, and
   torch's ready-made wrappers in labs in which students write their own. It reports other names that a person should
@@ -33,7 +33,7 @@ What protects grading from cheating:
 
 Known limits: Python cannot isolate code within a process. A student's code runs in the process that records its
 collectives, and screen.py misses names that are put together while the code runs. Code that reaches the record can
-change it: which collectives there were, in which order and when, and how much memory was used. It still cannot forge
+change what it says about the collectives, their order, their times, and the memory that was used. It still cannot forge
 the right values, and the bytes on the network must agree with the record to about 5%, or to 0.03 MB if little is sent.
 Each call sends about 1 kB of headers, too. Code can also hide a ready-made wrapper. Ranks share the processor, process
 ids and the numbers of ports, and can pass a few bits through these. If a system lacks control groups or cannot count

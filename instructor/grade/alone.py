@@ -30,7 +30,7 @@ _FCNTL = {"x86_64": 72, "aarch64": 25}
 _REFUSED = {
     "x86_64": {"flock": 73, "add_key": 248, "request_key": 249, "keyctl": 250, "process_vm_readv": 310, "ptrace": 101}
     | {"process_vm_writev": 311, "io_uring_setup": 425, "pidfd_getfd": 438, "memfd_secret": 447}
-    # what other processes can ask about this one
+    # These change something that other processes can ask about this one.
     | {"setpgid": 109, "setsid": 112, "setpriority": 141, "sched_setparam": 142}
     | {"sched_setaffinity": 203, "ioprio_set": 251, "sched_setattr": 314},
     "aarch64": {"flock": 32, "add_key": 217, "request_key": 218, "keyctl": 219, "process_vm_readv": 270, "ptrace": 117}
@@ -44,12 +44,12 @@ _LOCKS = (6, 7, 37, 38, 1024)  # F_SETLK, F_SETLKW, F_OFD_SETLK, F_OFD_SETLKW, F
 
 
 def enter(name: int | str, settings: dict) -> None:
-    """Make this process one of a sandbox: the controller, or the rank with this number.
+    """Isolate this process, which is about to become the controller or a rank.
 
     Args:
-        name: "controller", or the rank.
-        settings: `users` are the controller's and each rank's, or None if the fork server is not root. Each rank may
-            create so many `files` with so many `all_bytes`.
+        name: "controller", or the number of the rank.
+        settings: `users` are the controller's and each rank's, or None if the fork server is not root. `files` and
+            `all_bytes` limit how many files each rank may create, and their total size. `run_dir` is for its files.
     """
     users = settings["users"]
     if name == "controller":
@@ -58,7 +58,7 @@ def enter(name: int | str, settings: dict) -> None:
         return
     os.closerange(3, _MOST_DESCRIPTORS)  # The fork server's pipes would connect all ranks.
     if users:
-        os.fchown(1, users[0], users[0])  # Its log, which other ranks could read
+        os.fchown(1, users[0], users[0])  # its log, which other ranks could read otherwise
         os.fchmod(1, 0o600)
         _take_room(name, settings)
         _become(users[1 + name])
@@ -144,7 +144,7 @@ def _assembled(machine: str) -> list[bytes]:
     program += [step(_IF_AT_LEAST, _FOREIGN, 0, 1), refuse]
     for number in _REFUSED[machine].values():
         program += [step(_IF_EQUAL, number, 0, 1), refuse]
-    # fcntl: refuse locks, which ranks could set on files that all may read
+    # fcntl: reject locks, which ranks could set on files that all of them may read
     locks = [part for command in _LOCKS for part in (step(_IF_EQUAL, command, 0, 1), refuse)]
     locks = [step(_LOAD, _SECOND), *locks, step(_RETURN, _ALLOW)]
     program += [step(_IF_EQUAL, _FCNTL[machine], 0, len(locks)), *locks]

@@ -98,7 +98,8 @@ def unpack(archive: Path, folder: Path, lab: Chapter | None = None) -> tuple[lis
         remarks.append(f"{student} handed in no notebook, but {', '.join(files)}")
     undated = _without_time(written)
     if late := [f"{path.parent / TIMESTAMP}" for path, arrival in written.items() if arrival.late and path in undated]:
-        remarks.append(f"some are late, but Canvas does not say how late: write the time into {' and '.join(late)}")
+        stamps = " and ".join(late)
+        remarks.append(f"some notebooks are late, but Canvas does not say how late: write the time into {stamps}")
     return list(written), remarks
 
 

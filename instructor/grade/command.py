@@ -24,7 +24,7 @@ from instructor.grade.submissions import Submission
 from instructor.release import ReleaseError, number_of
 
 ANONYMOUS = "also write pages and tables with codes instead of names; names in code and error messages stay"
-Grader = Callable[..., Record]  # of a submission, a course and limits, and perhaps of answers that are known
+Grader = Callable[..., Record]  # takes a submission, a course, limits and, if there are any, answers to keep
 
 
 class Stopped(Exception):
@@ -41,7 +41,7 @@ class Request:
 
     Args:
         number: The chapter. None grades every lab for which anybody handed in something.
-        students: The students whose work is graded again, even if nothing changed. None: only what has changed.
+        students: The students whose work is graded again, even if it has not changed. With None, only changed work is.
         exercise: The only exercise that is graded again, such as "2.4". All others keep their verdicts.
         jobs: How many submissions are graded at once.
         anonymous: Whether to write pages and tables without names, too.
@@ -109,10 +109,10 @@ def grade_all(
 def _grade_one_exercise(
     grader: Grader, kept: Record, exercise: str, submission: Submission, judged_with: course.Course, limits: Limits
 ) -> Record:
-    """Grade one exercise again, and keep the other verdicts about the same notebook, and what is known about it all."""
+    """Grade one exercise again, and keep the other verdicts, the notices and the notes about the same notebook."""
     known = [answer for answer in kept.answers if answer.number != exercise]
     record = grader(submission, judged_with, limits, known=known) if known else grader(submission, judged_with, limits)
-    record.notices = record.notices or kept.notices  # A judge that had nothing to run found none.
+    record.notices = record.notices or kept.notices  # A judge that had nothing to run found no notices.
     record.notes = list(dict.fromkeys([*record.notes, *kept.notes]))
     return record
 
@@ -145,7 +145,7 @@ def _collect(waiting: dict[Future, Submission], outputs: Outputs) -> None:
     except KeyboardInterrupt:
         for future in waiting:
             future.cancel()
-        print("\nThe submissions in progress are still graded. Press Ctrl-C again to stop now.", flush=True)
+        print("\nThe submissions in progress are still being graded. Press Ctrl-C again to stop now.", flush=True)
         try:
             _save_as_completed({future: left[future] for future in left if not future.cancelled()}, outputs)
         except KeyboardInterrupt:
@@ -193,7 +193,7 @@ def _result(future: Future, submission: Submission) -> Record:
         return future.result()
     except grading.NotGraded as error:
         return records.not_graded(submission, str(error))
-    except Exception as error:  # A submission that makes the grader fail must not stop the others.
+    except Exception as error:  # A submission that makes the grader fail must not keep the others from being graded.
         return records.not_graded(submission, f"{type(error).__name__}: {error}")
 
 
@@ -225,7 +225,7 @@ def main() -> int:
     parser.add_argument("--chapter", type=int, help="such as 04; default: every lab for which there is a notebook")
     parser.add_argument("--into", type=Path, default=FOLDER, help="default: build/grades")
     parser.add_argument("--student", action="append", help="grade only this student again; may be given several times")
-    parser.add_argument("--exercise", help="grade this exercise again, such as 2.4, and keep the others' verdicts")
+    parser.add_argument("--exercise", help="grade this exercise again, such as 2.4, and keep the other verdicts")
     parser.add_argument("--anonymous", action="store_true", help=ANONYMOUS)
     parser.add_argument("--jobs", type=int, help="how many submissions to grade at once; default: two per core")
     parser.add_argument("--seconds", type=float, default=Limits.seconds_each, help="time limit for one exercise")

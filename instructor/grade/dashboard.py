@@ -37,7 +37,7 @@ TABLE = re.compile(r"\n\nrank +state .*?(?=\n\n|\Z)", re.DOTALL)  # which rank w
 
 @dataclass(frozen=True)
 class Alike:
-    """Students whose code for some exercises is alike, each with that of all others."""
+    """Students whose code for some exercises is similar. Each one's code is similar to that of all others."""
 
     students: tuple[str, ...]
     percent: float  # of the two students and the exercise that are most alike
@@ -172,7 +172,7 @@ def _without_numbers(evidence: str) -> str:
 def alike(records: list[Record]) -> list[Alike]:
     """Return groups of students with similar code, the most similar ones first. Short exercises are not compared.
 
-    Names, comments and what was handed out make no difference. Similar code is a reason to look, but no proof.
+    Names, comments and what was handed out make no difference. Similar code is a reason to look, but it is not proof.
     """
     found: dict[tuple[str, str], list[tuple[float, str]]] = {}
     labs = {record.lab for record in records}
@@ -192,7 +192,7 @@ def alike(records: list[Record]) -> list[Alike]:
 
 
 def _grouped(exercises: tuple[str, ...], percents: dict[tuple[str, str], float]) -> list[Alike]:
-    """Join pairs to groups in which everybody's code is like everybody else's, so that copies of copies are one row."""
+    """Join pairs into groups in which everybody's code is similar, so that the copies of one solution share a row."""
     left, groups = dict(percents), []
     while left:
         group = list(next(iter(left)))

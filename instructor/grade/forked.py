@@ -1,6 +1,6 @@
-"""Start the fork server as a fork of the judge, which has imported torch already.
+"""Start the fork server as a fork of the judge, which has already imported torch.
 
-Another import would take a second.
+A new Python process would have to import torch again, which takes more than a second of CPU time.
 """
 
 import os
@@ -19,7 +19,7 @@ _MOST_DESCRIPTORS = 4096
 
 @dataclass
 class Forked:
-    """A forked process, with the part of `Popen`'s interface that a ForkServer uses."""
+    """A forked process, with the part of the interface of `Popen` that a ForkServer uses."""
 
     pid: int
     stdin: BinaryIO
@@ -27,7 +27,7 @@ class Forked:
     _status: int | None = field(default=None, init=False)
 
     def poll(self) -> int | None:
-        """Return how the process has ended, or None while it runs. A negative number is the signal that ended it."""
+        """Return the exit status, or None while the process runs. A negative one is the signal that ended it."""
         if self._status is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             self._status = os.waitstatus_to_exitcode(status) if pid else None
@@ -52,10 +52,10 @@ class Forked:
 
 
 class ForkServer(launchers.ForkServer):
-    """A fork server that is a fork of this process, which must have only one thread when it creates this."""
+    """A fork server that is a fork of this process. Create it while this process has only one thread."""
 
     def _start(self, environment: dict[str, str], log: BinaryIO) -> Forked:
-        """Fork a process with its own session, and with no open files but the log and pipes to this process."""
+        """Fork a process in a new session. Its only open files are the log and the pipes to this process."""
         requests, to_it = os.pipe()
         from_it, events = os.pipe()
         pid = os.fork()
@@ -66,13 +66,13 @@ class ForkServer(launchers.ForkServer):
         return Forked(pid, os.fdopen(to_it, "wb"), os.fdopen(from_it, "rb"))
 
     def _serve(self, files: tuple[int, int, int], environment: dict[str, str]) -> None:
-        """Serve requests with these files as standard input, output and error, and end this process. Never returns."""
+        """Serve requests with these files as standard input, output and error, then end this process. Never returns."""
         status = 1
         try:
             os.setsid()
             for target, file in enumerate(files):
                 os.dup2(file, target)
-            os.closerange(3, _MOST_DESCRIPTORS)  # Among them is the pipe for the judge's results.
+            os.closerange(3, _MOST_DESCRIPTORS)  # This includes the pipe for the judge's results.
             os.environ.clear()
             os.environ.update(environment)
             forkserver.main(self.run_dir)

@@ -1,4 +1,4 @@
-"""Write all records as tables, with a row per lab, exercise or student, and a results.json each for Gradescope."""
+"""Write all records as tables, with a row per lab, exercise or student, and each record as JSON for Gradescope."""
 
 import csv
 import io
@@ -104,5 +104,5 @@ def write_results(record: Record, path: Path) -> None:
 
 
 def write_failure(why: str, path: Path) -> None:
-    """Write in the same format that nothing could be graded."""
+    """Write, in the same format, why nothing could be graded."""
     write_whole(path, json.dumps({"score": 0.0, "output": why, "output_format": "text"}, indent=1))

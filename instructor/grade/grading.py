@@ -17,7 +17,7 @@ from shared.checks.engine.verdicts import Verdict
 from shared.deadlines import scaled
 from shared.ranks.diagnosis import KILLED
 
-MOST_WAITS = 3  # A submission gets the time of this many exercises that never end.
+MOST_WAITS = 3  # A submission gets as much time as this many exercises that never end.
 NOT_TRIED = "not graded, because earlier exercises used all of this submission's time"
 BUSIER = 1.5  # An exercise gets longer deadlines only if they are at least this many times as long.
 KILLED_FROM = 128  # An exit status above this one stands for a signal.
@@ -112,7 +112,7 @@ class Grading:
         return time.monotonic() + MOST_WAITS * self.limits.seconds_each * longer
 
     def _with_more_time(self, answers: dict[str, Answer]) -> dict[str, Answer]:
-        """Judge exercises again that a deadline ended, if the machine has become busier since that was chosen.
+        """Judge exercises again that a deadline ended, if the machine has become busier since the deadline was chosen.
 
         Returns their answers.
         """
@@ -130,7 +130,7 @@ class Grading:
         return all(self.record.code.get(name, "").strip() == self.course.stubs[name].strip() for name in task.cells)
 
     def _second_chances(self, answers: dict[str, Answer]) -> dict[str, Answer]:
-        """Judge exercises again together with our own earlier ones, if they use earlier ones that were wrong.
+        """Judge exercises again that use earlier ones that were wrong, with our own code for the earlier ones.
 
         Returns the answers that earn more points in this way.
         """

@@ -1,7 +1,7 @@
 """Accept only data from ranks, so that a student's code on a rank cannot run anything in the judge's process.
 
-A rank's results arrive as a pickle, and a pickle can call any function that it names. Here, a pickle may therefore name
-only a few containers, tensors, and the course's own record types. Everything else is rejected.
+A rank sends its results as a pickle, and a pickle can call any function that it names. Here, a pickle may therefore
+name only a few containers, tensors, and the course's own record types. Everything else is rejected.
 """
 
 import contextlib
@@ -31,14 +31,14 @@ class Rejected(pickle.UnpicklingError):
 
 
 def install() -> list[str]:
-    """Restrict all pickles that this process reads from now on. Returns the list of rejected names, which grows."""
+    """Restrict all pickles that this process loads from now on. Returns a list to which rejected names are added."""
     rejected: list[str] = []
 
-    class DataOnly(pickle._Unpickler):  # Written in Python. The C version has no load_build to override.
+    class DataOnly(pickle._Unpickler):  # The version in C has no load_build to override.
         dispatch: ClassVar = dict(pickle._Unpickler.dispatch)
 
         def load_build(self):
-            """Reject a state for a class. It could replace the class's methods, so that a record equals anything."""
+            """Reject a state for a class. It could replace methods, so that a record is equal to everything."""
             owner = self.stack[-2]
             if isinstance(owner, type) or callable(owner):
                 rejected.append(f"setattr({getattr(owner, '__name__', type(owner).__name__)})")
@@ -64,9 +64,10 @@ def install() -> list[str]:
 
 
 class Simple(pickle.Unpickler):
-    """Loads pickles of numbers, texts, lists, dicts, tensors and records, much faster than `DataOnly`.
+    """Loads pickles of numbers, strings, lists, dicts, tensors and records, much faster than `DataOnly`.
 
-    Instead of each class or function that has a state, it gives a pickle a stand-in that has none.
+    A pickle could set attributes of a class or a function that it names. It therefore gets a stand-in for each one,
+    whose attributes it cannot set.
     """
 
     def find_class(self, module: str, name: str):
@@ -81,11 +82,11 @@ class Simple(pickle.Unpickler):
 
 
 class NotSimple(pickle.UnpicklingError):
-    """A pickle contains something that `DataOnly` must load or reject."""
+    """A pickle contains something that only `DataOnly` can load or reject."""
 
 
 class WithoutState(type):
-    """The type of classes whose attributes a pickle cannot set."""
+    """The type of stand-ins, which are classes whose attributes a pickle cannot set."""
 
     def __setstate__(cls, state):
         raise NotSimple
@@ -93,12 +94,12 @@ class WithoutState(type):
 
 @functools.cache
 def _maker_of(record: type) -> type:
-    """Return a class whose instances are those of a type of records."""
+    """Return a stand-in for a type of records. Calling it creates a record of that type."""
     return WithoutState(record.__name__, (), {"__new__": lambda _, *args: record.__new__(record, *args)})
 
 
 class MakeTensor(metaclass=WithoutState):
-    """A class whose instances are tensors."""
+    """The stand-in for `parcel._tensor`. Calling it returns a tensor."""
 
     def __new__(cls, memory, dtype, shape):
         return parcel._tensor(memory, dtype, shape)

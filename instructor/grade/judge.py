@@ -2,8 +2,8 @@
 
     python -m instructor.grade.judge JOB.json FD
 
-Results are written to the pipe FD as lines of JSON. If an exercise crashes this process, only its own verdict is
-lost:
+Results are written to the pipe FD as lines of JSON, each as soon as it is known. If an exercise crashes this process,
+only its own verdict is lost. The lines are:
 
     {"ready": true}
     {"screened": {grade_id: why it was left out}, "notices": [...], "notes": [...]}
@@ -33,7 +33,7 @@ from shared.deadlines import scaled
 from shared.ranks import processes
 
 NOT_MEASURED = "This system did not let us measure from outside how many bytes the ranks sent."
-SAME_USER = "The grader was not root, so the ranks and their judge were one user and could share files."
+SAME_USER = "The grader was not root, so the ranks and their judge ran as one user and could share files."
 SHARED_MEMORY = "This system did not give each rank memory and folders of its own, so ranks could share files."
 LOOK_TIMEOUT_S = scaled(20.0)
 GIVEN = ("torch", "dist", "rank", "world_size", "device", "display", "get_ipython")
@@ -70,7 +70,7 @@ def main(job_file: str, results: str) -> None:
         rejected = guard.install()
         report(ready=True)  # From here on, any failure is caused by the student's code.
         Judge(job, report, rejected, gates, missing).run()
-    os._exit(0)  # The sandbox ends all processes at once. To stop the ranks one by one would take a second.
+    os._exit(0)  # The sandbox ends all processes at once. Stopping the ranks one by one would take a second.
 
 
 def _start_fork_server(job: dict) -> None:
@@ -211,10 +211,7 @@ class Judge:
             return [], str(error)
 
     def _tampering(self, before: list[dict]) -> str:
-        """Return what the code has replaced, or tried to run in this process, or "" if it did neither.
-
-        After tampering, the ranks are restarted.
-        """
+        """Return how the code has tampered with grading, or "" if it has not. After tampering, restart the ranks."""
         try:
             after = ranks.run(fingerprints.take, self.checks, timeout_s=LOOK_TIMEOUT_S)
             pairs = zip(before, after, strict=True)

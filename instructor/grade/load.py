@@ -1,8 +1,8 @@
 """Find out how many submissions this machine can grade at once, and how slow it is at the moment.
 
 On a slow machine, deadlines are longer, so that none passes while correct code waits for a core. Grading runs at a low
-priority, so on a busy machine it gets much less time than other programs. To find out how slow the machine is, a fixed
-piece of work is therefore timed at that priority, on all cores at once.
+priority, so on a busy machine it gets much less CPU time than other programs. To find out how slow the machine is, a
+fixed piece of work is therefore timed at that priority, on all cores at once.
 """
 
 import subprocess
@@ -32,8 +32,8 @@ ENDED_BY_A_DEADLINE = ("was stopped after", "no result was reported within")
 def most_jobs() -> int:
     """Return how many submissions to grade at once: two for each core, if there is memory for them.
 
-    A submission has up to four ranks, but these wait for each other's messages much of the time. On two cores, four
-    submissions took 12 s each at once, and 15 s each with two at once (lab 01).
+    A submission has up to four ranks, but these wait for each other's messages much of the time. On two cores, lab 01
+    took 12 s per submission with four submissions at once, and 15 s per submission with two at once.
     """
     free_bytes = min(psutil.virtual_memory().available, cgroup.limit_bytes() or float("inf"))
     return max(1, min(JOBS_PER_CORE * joblib.cpu_count(), int(free_bytes // MEMORY_EACH_BYTES)))
@@ -60,11 +60,11 @@ def _seconds_of(process: subprocess.Popen) -> float:
 
 
 def time_scale(beside: int = 0) -> float:
-    """Return by how much to multiply deadlines now: at least what COURSE_TIME_SCALE says, which is 1 by default.
+    """Return the factor by which to multiply deadlines now. It is at least COURSE_TIME_SCALE, which is 1 by default.
 
     Args:
         beside: How many submissions are judged at the same moment. They slow down the measurement, but deadlines
-            already allow for them, so their effect is removed. Otherwise, code that never ends would take much longer.
+            already allow for them, so their effect is removed. Otherwise, code that never ends would be stopped later.
     """
     measured = slowdown() / (1 + beside * max(WORLD_SIZES) / joblib.cpu_count())
     needed = MARGIN * measured if measured > SLOW else 1.0
@@ -72,5 +72,5 @@ def time_scale(beside: int = 0) -> float:
 
 
 def ran_out_of_time(evidence: Sequence[str]) -> bool:
-    """Return whether a deadline ended what was judged, according to the texts about it."""
+    """Return whether these texts say that a deadline ended the code that was judged."""
     return any(words in text for text in evidence for words in ENDED_BY_A_DEADLINE)

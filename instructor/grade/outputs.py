@@ -28,7 +28,7 @@ class Outputs:
         self._handed_in[record.student, record.lab] = submission
 
     def save(self, record: Record, submission: Submission) -> Record:
-        """Write a new record completely, then its pages and all tables. Returns it after the instructor's decisions."""
+        """Write a new record completely, then its pages and all tables. Returns it with the instructor's decisions."""
         self.add(record, submission)
         if record.final:
             records.save(record, self.folder)
@@ -38,7 +38,7 @@ class Outputs:
         return decided
 
     def decided(self) -> list[Record]:
-        """Return all records after the instructor's decisions, sorted by student and lab."""
+        """Return all records with the instructor's decisions, sorted by student and lab."""
         students = {student for student, _ in self.records}
         everything = []
         for _, record in sorted(self.records.items()):

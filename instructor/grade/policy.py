@@ -234,7 +234,7 @@ def _overrides(path: Path) -> dict[tuple[str, str], Override]:
             if decided is not None and not math.isfinite(decided):
                 raise Mistake(f"{path.name}, line {table.line_num}: {points!r} is not a number of points")
             if decided is not None and decided < 0:
-                raise Mistake(f"{path.name}, line {table.line_num}: points are negative: {points}")
+                raise Mistake(f"{path.name}, line {table.line_num}: the points must not be negative, got {points}")
             key = (as_cell(row["student"] or ""), (row["exercise"] or "").strip())
             found[key] = Override(decided, (row["comment"] or "").strip())
     return found

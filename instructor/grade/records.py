@@ -27,7 +27,7 @@ def one_line(text: str) -> str:
 def as_cell(text: str) -> str:
     """Return the text as one line that no spreadsheet reads as a formula.
 
-    Some spreadsheets split cells at semicolons, whatever is quoted, so no formula follows one either.
+    Some spreadsheets split cells at semicolons, even inside quotes, so no formula may follow a semicolon either.
     """
     line = BEFORE_FORMULA.sub(r"\g<0>'", one_line(text))
     return f"'{line}" if line.startswith(("=", "+", "-", "@")) else line

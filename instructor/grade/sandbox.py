@@ -170,9 +170,8 @@ def _kill_all(users: set[int]) -> None:
 
 def _isolation() -> list[str]:
     options = ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
-    if (
-        os.getuid() == 0
-    ):  # The judge and its ranks become two other users: the limit on processes does not apply to root.
+    # The judge and each rank become other users, because the limit on processes does not apply to root.
+    if os.getuid() == 0:
         for capability in ("CAP_SETUID", "CAP_SETGID", "CAP_KILL"):
             options += ["--cap-add", capability]
     else:

@@ -181,7 +181,7 @@ def _forbidden_uses(source: str, withheld: tuple[str, ...], allowed: tuple[str, 
 
 
 def _names_in(node: ast.AST) -> list[str]:
-    """Return the names of attributes, of variables and of what is imported that a part of the code itself uses."""
+    """Return the names of the attribute, variable or import that a node of the syntax tree stands for, if any."""
     if isinstance(node, ast.Attribute):
         return [node.attr]
     if isinstance(node, ast.Name):

@@ -6,10 +6,10 @@
     ranks.pull("loss")               # returns a variable's value on every rank, in rank order
     ranks.stop()
 
-A rank is an ipyparallel engine: a process that keeps its variables from cell to cell. Cells reach it over a connection
-of its own (lines.py). The notebook's kernel hosts the TCPStore through which the ranks form a process group. Every wait
-has a deadline. When a cell fails, hangs or is interrupted, the doctor explains why, the ranks form a new process group,
-and the next cell works.
+A rank is an ipyparallel engine: a process that keeps its variables from cell to cell. The notebook's kernel sends cells
+to each rank over a separate connection (lines.py), and hosts the TCPStore through which the ranks form a process group.
+Every wait has a deadline. When a cell fails, hangs or is interrupted, the doctor explains why, the ranks form a new
+process group, and the next cell works.
 """
 
 import contextlib

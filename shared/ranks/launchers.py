@@ -53,7 +53,7 @@ class ForkServer:
         threading.Thread(target=self._listen, daemon=True, name="forkserver events").start()
 
     def _start(self, environment: dict[str, str], log: BinaryIO):
-        """Start the process that serves the requests on its stdin. Grading starts it in another way."""
+        """Start the process that serves the requests on its stdin. Grading overrides this to fork it from the judge."""
         return subprocess.Popen(
             [*self._as_root, sys.executable, "-m", "shared.ranks.forkserver", self.run_dir],
             stdin=subprocess.PIPE,

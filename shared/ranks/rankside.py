@@ -88,7 +88,7 @@ def identify() -> dict:
 def settle(
     rank: int, device: str, store_address: tuple[str, int], sizes_path: str, invitation: tuple[int, bytes]
 ) -> None:
-    """Connect to the kernel and its store, select a device, move to a host, and start the doctor. Once per process."""
+    """Set this process up once: connect to the kernel and its store, select a device and a host, start the doctor."""
     here.rank, here.device = rank, device
     host, port = store_address
     here.store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False)

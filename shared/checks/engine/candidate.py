@@ -141,5 +141,5 @@ def _load(path: str):
 
 @functools.lru_cache(maxsize=4)
 def _compiled(source: bytes, path: str) -> CodeType:
-    """Compile a student's file. A check loads the same one dozens of times."""
+    """Compile a student's file. The result is kept, because a check loads the same file dozens of times."""
     return compile(source, path, "exec", dont_inherit=True)

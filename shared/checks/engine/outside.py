@@ -1,9 +1,9 @@
-"""Compare what ranks say they have sent with what the network interface has carried. No rank can change the latter.
+"""Compare the bytes that ranks report with those that the network interface carried, which no rank can change.
 
 This works in a network namespace in which only the kernel and its ranks communicate, such as the sandbox of grading.
-There, whatever the interface carries is a message between ranks, control traffic, or a request to the store. The kernel
-knows the ports of the last two, and the system counts the bytes of every connection to them. The rest went from rank to
-rank.
+There, the interface carries only messages between ranks, control traffic, and requests to the store. The kernel knows
+the ports of the last two, and the system counts the bytes of every connection to them. The ranks have sent all other
+bytes to each other.
 """
 
 import os
@@ -20,24 +20,25 @@ import torch.distributed as dist
 from shared.deadlines import scaled
 from shared.wire import instrumentation, sent_bytes_of
 
-# Measured on our own solutions: at most 1,130 bytes per call beyond the payload, and 1.5 % or 14,000 bytes less.
+# With our own solutions, the network carried at most 1,130 bytes per call more than the payload, and at most 1.5% or
+# 14,000 bytes less than it.
 CALL_BYTES = 2_000
 MOST_EXTRA_BYTES, MOST_EXTRA_BYTES_PER_STEP = 2_000_000, 500_000  # Ours send up to 250,000 per step (Parallel3D).
 SURE, SLACK_BYTES = 0.95, 30_000
 
-_HEADER_BYTES = 52  # of a segment over loopback: IP, and TCP with a timestamp. Linux does not count Ethernet there.
+_HEADER_BYTES = 52  # of a segment: IP, and TCP with a timestamp. Linux counts no Ethernet header on loopback.
 _QUIET_S, _QUIET_BYTES, _MOST_READS = 0.003, 2_000, 20
 # Source of the following numbers: linux/netlink.h, linux/inet_diag.h and the struct tcp_info in linux/tcp.h
 _REQUEST, _DUMP, _ERROR, _DONE = 20, 0x301, 2, 3
 _INFO, _SOCKET_BYTES, _SENT_AT, _TCP_INFO_BYTES = 2, 72, 200, 216
 _SENT_BYTES, _SENT_PACKETS = 8, 9  # columns of /proc/net/dev
 _ENDED = 6  # the state TIME_WAIT
-_MESSAGE_AT, _STATE_AT, _ENDS_AT, _USER_AT = 16, 1, 4, 64  # the last three in a message
-_LENGTH_AND_KIND, _ENDS = struct.Struct("=IH"), struct.Struct(">HH")  # The ports are in the order of the network.
+_MESSAGE_AT, _STATE_AT, _ENDS_AT, _USER_AT = 16, 1, 4, 64  # offsets: the last three are from the message's start
+_LENGTH_AND_KIND, _ENDS = struct.Struct("=IH"), struct.Struct(">HH")  # The ports are in network byte order.
 
 
 def reported(calls: Sequence[instrumentation.Call]) -> tuple[float, float, int]:
-    """Return how many bytes this rank has sent, how many of them in reduce-scatters, and in how many calls."""
+    """Return how many bytes this rank has sent, how many of them in reduce-scatters, and how many calls it made."""
     if not dist.is_initialized():  # A rank in no group only simulates calls.
         return 0.0, 0.0, 0
     rank = dist.get_rank()
@@ -50,16 +51,16 @@ def reported(calls: Sequence[instrumentation.Call]) -> tuple[float, float, int]:
 
 
 class Sent(NamedTuple):
-    """What one end of a connection has sent so far, and how much of it was sent again, which the interface counts."""
+    """How many bytes one end of a connection has sent, with retransmitted bytes, and how many were retransmitted."""
 
     all_bytes: int
     again_bytes: int
-    user: int | None = None  # who owns this end; None for a connection that has ended
+    user: int | None = None  # the user who owns this end; None for a connection that has ended
 
 
 @dataclass(frozen=True)
 class Carried:
-    """What an interface has carried so far, without headers, and what each end of each open connection has sent.
+    """What an interface has carried, without headers, and what each end of each open connection has sent.
 
     The key of an end is its own port and the port of the other end.
     """
@@ -69,9 +70,9 @@ class Carried:
     ended: frozenset[tuple[int, int]] = frozenset()  # ends of connections that have closed in the last minute
 
     def between_others(self, began: "Carried", ports: set[int]) -> int:
-        """Return how many bytes have been carried since then, except to or from these ports, and to oneself.
+        """Return how many bytes the interface has carried since `began`. Retransmitted bytes count only once.
 
-        What was sent again counts once.
+        Bytes to or from these ports, and bytes that a rank sent to itself, do not count.
         """
         carried_bytes = self.payload_bytes - began.payload_bytes
         for ends, sent in self.by_end.items():
@@ -80,35 +81,35 @@ class Carried:
                 carried_bytes -= sent.again_bytes - before.again_bytes
             else:
                 carried_bytes -= sent.all_bytes - before.all_bytes
-        return max(0, carried_bytes)  # The sizes of headers are estimates, which add up if code prints a lot.
+        return max(0, carried_bytes)  # Header sizes are estimates. Their errors add up if code prints a lot.
 
     def _stays_with_one_rank(self, ends: tuple[int, int]) -> bool:
-        """Return whether both ends belong to one rank: IPython wakes its own threads so, for example to print.
+        """Return whether both ends belong to one rank. IPython wakes its own threads in this way, for example to print.
 
-        If the ranks have no users of their own, nobody knows.
+        If ranks do not have users of their own, this is unknown, and the result is False.
         """
         one, other = self.by_end[ends], self.by_end.get(ends[::-1])
         return other is not None and one.user == other.user and one.user not in (None, os.getuid())
 
 
 class Meter:
-    """Measures how many bytes travel between ranks, from outside of them.
+    """Measures from outside how many bytes ranks send to each other.
 
     Args:
         ranks: Returns the set of ranks, which knows the ports of its control traffic and its store.
-        announced_ports: Returns the ports that the ranks' groups announced, and those from which others pass on what
-            ranks ask the store; None if nobody knows them.
+        announced_ports: Returns the ports that the ranks' process groups announced, and those from which gates pass
+            ranks' requests on to the store. Returns None if these ports are unknown.
     """
 
     def __init__(self, ranks, announced_ports=lambda: None):
         self._ranks, self._announced_ports = ranks, announced_ports
-        self._most_controlling: int | None = None  # how many connections a rank has to the control ports
+        self._most_controlling: int | None = None  # the most control connections that a rank had at first
         self.found_others = False  # whether the ranks ever had connections that belong to no process group
-        self._ended: tuple[int, Carried] | None = None  # the generation and the end of the last measurement
+        self._ended: tuple[int, Carried] | None = None  # the generation and the counters when a measurement ended
         self.begin()
 
     def begin(self) -> None:
-        """Begin a measurement: where the last one ended, unless the ranks have formed another group since then."""
+        """Begin a measurement where the last one ended, unless the ranks have formed a new process group since then."""
         if self._ended is None:
             _settle()
         generation, carried = self._ended or (None, None)
@@ -116,7 +117,7 @@ class Meter:
         self._ended = None
 
     def note_control(self) -> None:
-        """Note how many connections to the controller a rank has, before a student's code could make others."""
+        """Note how many connections to the control ports a rank has, before a student's code could add any."""
         self._most_controlling = max(self._controlling(read()).values(), default=0)
 
     def _controlling(self, now: Carried) -> Counter:
@@ -128,13 +129,13 @@ class Meter:
     def contradicts(self, reports: Sequence[tuple[float, float, int]], steps: int = 0) -> str:
         """Return what is wrong if the network has carried less or more between the ranks than they report, or "".
 
-        gloo sends a message about each message, which is most of a small one. Its reduce-scatter is an all-reduce
-        inside, which sends twice as much.
+        With each message, gloo sends another one that describes it. For small messages, this is most of the bytes.
+        Inside, gloo's reduce-scatter is an all-reduce, which sends twice as much.
 
         Args:
-            reports: What each rank says about itself; see `reported`.
-            steps: The length of the training, if a check draws it. So many calls are credible only in a long training:
-                otherwise, code could make up calls in which it did not send anything, and send something else.
+            reports: What each rank reports about itself; see `reported`.
+            steps: The number of training steps, if a check draws it. The more steps, the more extra bytes are credible.
+                Without a limit, code could report calls that it did not make, and send other data instead.
         """
         now = self._now()
         if others := self._others_that_stay(now):
@@ -153,7 +154,7 @@ class Meter:
         )
 
     def _others_that_stay(self, now: Carried) -> list[tuple[int, int]]:
-        """Return the ends of such connections as `_others`, except those of earlier ranks that are still ending."""
+        """Return what `_others` returns, after waiting until the connections of earlier ranks have closed."""
         others, deadline = self._others(now), time.monotonic() + scaled(5.0)
         while others and self._began.by_end.keys() >= {*others} and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -161,21 +162,22 @@ class Meter:
         return others
 
     def _others(self, now: Carried) -> list[tuple[int, int]]:
-        """Return the ends of connections between ranks that no part of the course has made."""
+        """Return the ends of connections between ranks that the course has not made."""
         announced = self._announced_ports()
         if announced is None:
             return []
         ranks = self._ranks()
         control, known = {*ranks.control_ports}, {ranks.store_ports[-1], *announced}
         users = {ends: sent.user for ends, sent in now.by_end.items()}
-        # A rank may connect to itself, as IPython does. Only the judge, which is one user, knows the store's own port.
+        # A rank may connect to itself, as IPython does. Both ends of a connection to the store's own port belong to the
+        # judge, because ranks are given another port.
         between = {ends for ends, user in users.items() if users.get(ends[::-1]) != user and control.isdisjoint(ends)}
         before = self._began.ended | self._began.by_end.keys()
         found = [ends for ends in between | (now.ended - before) if known.isdisjoint(ends)]
         return found + self._too_many_controlling(now)
 
     def _too_many_controlling(self, now: Carried) -> list[tuple[int, int]]:
-        """Return the connections to the controller of ranks that have more of them than when they started."""
+        """Return the connections to the control ports, for each rank that has more of them than at its start."""
         if self._most_controlling is None:
             return []
         counts, control = self._controlling(now), self._ranks().control_ports
@@ -214,7 +216,7 @@ def read() -> Carried:
     """
     for _ in range(_MOST_READS):
         before, (by_end, ended), after = _interface(), _by_end(), _interface()
-        if before == after:  # Otherwise, the two are not from the same moment.
+        if before == after:  # Otherwise, something was sent while the connections were listed.
             break
     return Carried(after, by_end, ended)
 
@@ -222,7 +224,7 @@ def read() -> Carried:
 def _interface() -> int:
     """Return how many bytes the loopback interface has carried, without headers.
 
-    The package `psutil` takes ten times as long.
+    The package `psutil` would take ten times as long.
     """
     with open("/proc/net/dev") as file:
         fields = next(line for line in file if line.lstrip().startswith("lo:")).split(":")[1].split()
@@ -241,7 +243,7 @@ def _by_end() -> tuple[dict[tuple[int, int], Sent], frozenset[tuple[int, int]]]:
 
 
 def _listing(family: int) -> socket.socket:
-    """Ask the system to describe every TCP connection in this network namespace. Returns where the answers come."""
+    """Ask the system to describe all TCP connections in this network namespace. Returns the socket with the answers."""
     netlink = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, getattr(socket, "NETLINK_SOCK_DIAG", 4))
     netlink.settimeout(scaled(5.0))
     request = struct.pack("=BBBxI", family, socket.IPPROTO_TCP, 1 << _INFO - 1, 0xFFFFFFFF) + bytes(48)
@@ -250,7 +252,7 @@ def _listing(family: int) -> socket.socket:
 
 
 def _note(answers: bytes, found: dict[tuple[int, int], Sent], ended: set[tuple[int, int]]) -> bool:
-    """Add what several answers describe. Returns whether no others follow."""
+    """Add the connections that these answers describe to `found` and `ended`. Returns whether the list is complete."""
     at = 0
     while at < len(answers):
         length, kind = _LENGTH_AND_KIND.unpack_from(answers, at)
@@ -261,7 +263,7 @@ def _note(answers: bytes, found: dict[tuple[int, int], Sent], ended: set[tuple[i
             (number,) = struct.unpack_from("=i", answers, socket_at)
             raise OSError(f"the system does not list connections: error {number}")
         ends = _ENDS.unpack_from(answers, socket_at + _ENDS_AT)
-        if answers[socket_at + _STATE_AT] == _ENDED:  # There may be hundreds of them.
+        if answers[socket_at + _STATE_AT] == _ENDED:  # There may be hundreds of these.
             ended.add(ends)
         elif ends[1] and (sent := _sent(answers, socket_at, at + length)):
             found[ends] = sent
@@ -270,7 +272,7 @@ def _note(answers: bytes, found: dict[tuple[int, int], Sent], ended: set[tuple[i
 
 
 def _sent(data: bytes, socket_at: int, end: int) -> Sent | None:
-    """Return what the system says that one end has sent, or None if it does not say it."""
+    """Return what one end of a connection has sent, or None if the system does not say."""
     (user,) = struct.unpack_from("=I", data, socket_at + _USER_AT)
     at = socket_at + _SOCKET_BYTES
     while at + 4 <= end:
@@ -282,7 +284,7 @@ def _sent(data: bytes, socket_at: int, end: int) -> Sent | None:
 
 
 def _settle() -> None:
-    """Wait until the interface is quiet: other processes may still pass on what this one has already received."""
+    """Wait until the interface is quiet. Other processes may still be sending when this one has all answers."""
     deadline = time.monotonic() + scaled(2.0)
     carried = _interface()
     while time.monotonic() < deadline:
