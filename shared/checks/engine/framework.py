@@ -54,6 +54,7 @@ _HINT_ON_LOOPS = "Hint: is this line in a loop? If so, what would end the loop?"
 _HINT_ON_ITSELF = "Hint: for which ranks should this line not run?"
 _LEFT_IN_FLIGHT = "your code left a transfer in flight that nothing waits for, and the ranks had to be restarted"
 NOT_WRITTEN = "it is not written yet"
+ONLY_AT_FIRST = "this check has passed, but does not count, because the code is wrong in a longer training: see"
 NOT_RUN = "this check"  # begins the reason why a check did not run
 CALLED_ALONE = "called only by"  # in the context of a run in which only the ranks of a group call the piece
 OUTSIDE_THE_GROUP = "but this rank's group is"  # in the error for a call that would leave the group
@@ -253,7 +254,8 @@ def run_exercise(
         seed: Repeats the random choices of an earlier run.
         only: The name of the only check to run; "" runs all of them.
         prints: Collects what the student's code prints.
-        graded: Whether to draw the sizes of models and the lengths of trainings, as in grading.
+        graded: Whether to draw the sizes of models and the lengths of trainings, as in grading. If a check then fails
+            only in a long training, all others fail with it.
         meter: Compares what the ranks say they send with what the network carries.
     """
     seed = random.SystemRandom().randrange(2**31) if seed is None else seed
@@ -263,12 +265,26 @@ def run_exercise(
     found: dict[str, Wrong] = {}
     drawn: dict[str, str] = {}  # the sizes with which a check failed in grading
     tried: dict[str, list[int]] = {check.name: [] for check in checks}
+    trained: list[tuple[Check, int]] = []
+    right_only_at_first = ""  # the name of a check that fails in a long training only
     hangs, starts = 0, ranks.current().starts
 
     def due(size: int) -> list[Check]:
         if exercise.first in found:
             return []
         return [check for check in checks if size in check.world_sizes and check.name not in found]
+
+    def judge(check: Check, size: int, is_long: bool = False) -> tuple[Attempt, Wrong | None]:
+        draw = random.Random(f"{seed} {check.name} {size}" + " long" * is_long)
+        sizes_of_check = Scale.drawn(draw, size, is_long) if graded else Scale()
+        attempt = Attempt(exercise.piece, path, size, draw, exercise.stands_in, sizes_of_check, meter)
+        wrong = _judge(check, attempt)
+        if wrong is not None:
+            found[check.name] = wrong
+        if wrong is not None and graded and wrong.evidence != NOT_WRITTEN:
+            sizes_drawn = f": {attempt.scale}" if str(attempt.scale) else ""
+            drawn[check.name] = f"\n(Drawn with seed {seed}{sizes_drawn}.)"
+        return attempt, wrong
 
     sizes = [size for size in range(1, ranks.current().world_size + 1) if due(size)]
     with _one_thread(), ranks.world(min(sizes, default=1)):  # afterwards, all ranks are in one group again
@@ -283,23 +299,24 @@ def run_exercise(
                 if hangs >= MOST_HANGS or exercise.first in found:
                     break
                 tried[check.name].append(size)
-                draw = random.Random(f"{seed} {check.name} {size}")
-                possible = tuple(each for each in sizes if each in check.world_sizes)
-                long = size == scale.long_with(seed, check.name, possible)
-                sizes_of_check = Scale.drawn(draw, size, long) if graded else Scale()
-                attempt = Attempt(exercise.piece, path, size, draw, exercise.stands_in, sizes_of_check, meter)
-                wrong = _judge(check, attempt)
-                if wrong is not None and graded and wrong.evidence != NOT_WRITTEN:
-                    sizes_drawn = f": {attempt.scale}" if str(attempt.scale) else ""
-                    drawn[check.name] = f"\n(Drawn with seed {seed}{sizes_drawn}.)"
+                attempt, wrong = judge(check, size)
                 if prints is not None:
                     prints.add(check.name, size, attempt.printed, failed=wrong is not None)
-                if wrong is not None:
-                    found[check.name] = wrong
-                    hangs += wrong.hangs
+                hangs += wrong.hangs if wrong is not None else 0
+                if attempt.scale.longest:
+                    trained.append((check, size))
+        trained = [(check, size) for check, size in trained if check.name not in found]
+        if graded and trained:
+            check, size = _draw_long(seed, trained)
+            ranks.current().regroup(list(range(size)))
+            # Code that is wrong only now and then, such as a race, loses no more than the checks that it fails.
+            if all(judge(check, size, is_long=True)[1] is not None for _ in range(2)):
+                right_only_at_first = check.name
     if path is None and ranks.current().starts != starts and not found:
         found[checks[0].name] = Wrong(_LEFT_IN_FLIGHT, _HINT_ON_WAITS)
     _report_once(found, checks)
+    if right_only_at_first:
+        found = {each.name: Wrong(f"{ONLY_AT_FIRST} “{right_only_at_first}”") for each in checks} | found
     for name, sizes_of_check in drawn.items():
         found[name].evidence += sizes_of_check
     return [
@@ -308,6 +325,12 @@ def run_exercise(
         else _verdict(exercise, check, tried[check.name], found.get(check.name))
         for check in checks
     ]
+
+
+def _draw_long(seed: int, trained: list[tuple[Check, int]]) -> tuple[Check, int]:
+    """Draw which check runs for long, and with how many ranks: with more than one, if it runs there."""
+    on_many = [(check, size) for check, size in trained if size > 1]
+    return random.Random(f"{seed} long").choice(on_many or trained)
 
 
 def _report_once(found: dict[str, Wrong], checks: list[Check]) -> None:

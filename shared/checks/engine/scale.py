@@ -1,8 +1,8 @@
 """How large the models and how long the trainings of a check are.
 
 In a student's own check, they are small, so that it is fast. In grading, they are drawn for each judgement, so that
-code cannot be right only for the usual sizes. On two ranks, the models are large. The first training of each check is
-long with one number of ranks, which is drawn, too.
+code cannot be right only for the usual sizes. On two ranks, the models are large. Each training is a few steps longer
+than usual. At the end, one check that has passed is drawn, and runs again with a training that is much longer.
 """
 
 import contextlib
@@ -24,14 +24,14 @@ class Scale:
     width: int = awkward_models.USUAL_WIDTH
     draws: random.Random | None = None
     longest: int = 0  # steps
-    may_be_long: bool = True
+    is_long: bool = False  # whether the first training is much longer than usual
     has_models: bool = False  # whether the check has built awkward models
 
     @classmethod
-    def drawn(cls, draws: random.Random, world_size: int, may_be_long: bool = True) -> "Scale":
+    def drawn(cls, draws: random.Random, world_size: int, is_long: bool = False) -> "Scale":
         """Draw the width of the models. As usual, no world size up to 4 divides their number of elements."""
         widths = LARGE if world_size == LARGE_ON else MEDIUM
-        return cls(draws.choice([width for width in widths if width % 3]), draws, may_be_long=may_be_long)
+        return cls(draws.choice([width for width in widths if width % 3]), draws, is_long=is_long)
 
     @property
     def calmness(self) -> float:
@@ -42,7 +42,7 @@ class Scale:
         """Return how many steps a training takes whose usual number of steps is given."""
         if self.draws is None or usual == 0:
             return usual
-        steps = usual + self.draws.choice(LONG if self.may_be_long and not self.longest else SHORT)
+        steps = usual + self.draws.choice(LONG if self.is_long and not self.longest else SHORT)
         self.longest = max(self.longest, steps)
         return steps
 
@@ -54,11 +54,6 @@ class Scale:
         """Say what was drawn and used, or return "" if no size was."""
         models = [f"models of {self.width} hidden units"] if self.has_models else []
         return ", ".join(models + [f"up to {self.longest} steps"] * bool(self.longest))
-
-
-def long_with(seed: int, check: str, world_sizes: tuple[int, ...]) -> int:
-    """Draw with how many ranks a check trains for long: with more than one, if it runs there."""
-    return random.Random(f"{seed} {check} long").choice([size for size in world_sizes if size > 1] or world_sizes)
 
 
 @contextlib.contextmanager

@@ -30,6 +30,7 @@ EINSUMS = (
 OTHERS = ("add: ij,ij->ij", "add: ij,j->ij", "add: i,ij,j->ji", "neg: ij->ij", "relu: ij->ij", "exp: ij->ji")
 OTHERS += ("square: ij->ij", "plus_one: ijk->ijk", "max: ij->i", "max: ijk->kj")
 EQUATIONS = EINSUMS + OTHERS
+TIMES_AS_LONG = 8  # up to this factor, lengths are longer in grading
 
 
 @dataclass(frozen=True)
@@ -121,11 +122,12 @@ def draw_case(
         equation: The equation.
         mesh: The mesh.
         states: How often the equation states the lengths.
-        most: Lengths are up to that many times as long as the shards need.
+        most: Lengths are up to that many times as long as the shards need. In grading, a larger number is drawn.
         unit: All lengths are multiples of this.
     """
     draw, parsed = attempt.random, Equation.parse(equation)
     placements = tuple(tuple(draw.choice(every_placement(len(term))) for _ in mesh.sizes) for term in parsed.inputs)
+    most = attempt.scale.number(most, range(most, TIMES_AS_LONG * most))
     lengths = lengths_for(parsed, placements, mesh, draw, most, unit) | parsed.lengths
     text = stated(equation, lengths) if draw.random() < states else equation
     return Case(text, placements, mesh), lengths

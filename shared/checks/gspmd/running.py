@@ -20,6 +20,7 @@ from shared.checks.engine.subgroups import called_alone, join_subgroup, members_
 from shared.checks.gspmd.cases import (
     EQUATIONS,
     MATMUL,
+    TIMES_AS_LONG,
     Case,
     Tensors,
     beside,
@@ -398,7 +399,8 @@ def _product(attempt: Attempt, *inputs: Placement) -> tuple[Case, dict]:
 
 
 def _case(attempt: Attempt, equation: str, placements: Sequence[Placements], mesh: Mesh) -> tuple[Case, dict]:
-    lengths = lengths_for(Equation.parse(equation), placements, mesh, attempt.random)
+    most = attempt.scale.number(3, range(3, 3 * TIMES_AS_LONG))
+    lengths = lengths_for(Equation.parse(equation), placements, mesh, attempt.random, most)
     return Case(equation, tuple(placements), mesh), lengths
 
 

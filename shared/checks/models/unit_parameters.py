@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from shared.checks.models.awkward_models import INPUTS, SampleDropout, batch_norm
-from shared.checks.models.unit_blocks import WIDTH, Block, Blocks
+from shared.checks.models.unit_blocks import WIDTH, Block, Blocks, calm
 
 
 class TiedBlock(Block):
@@ -17,7 +17,7 @@ class TiedBlock(Block):
         self.twin.weight = self.up.weight
 
     def compute(self, x):
-        return super().compute(x) + self.down(self.twin(x))
+        return super().compute(x) + self.down(calm(self.twin(x)))
 
 
 class Tied(Blocks):

@@ -13,7 +13,7 @@ from shared.checks.engine.compare import close, first_difference
 from shared.checks.engine.footprint import living_bytes, settled_bytes
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.models.small_gpts import TOKENS, SmallGPT
-from shared.checks.parallel_3d.cases import AXES, STEPS, Plan, Step, drawn, layouts, mesh_of, one_process
+from shared.checks.parallel_3d.cases import AXES, Plan, Step, drawn, layouts, mesh_of, one_process
 from shared.models import gpt_layers
 from shared.wire import instrumentation
 from shared.wire.instrumentation import Call
@@ -442,6 +442,11 @@ def judge_first_step(trained: Trained) -> None:
     judge_gradients(trained)
 
 
+def longer(attempt: Attempt, plan: Plan) -> Plan:
+    """Return a plan with as many steps as are drawn in grading."""
+    return replace(plan, steps=attempt.scale.steps(plan.steps), calmness=attempt.scale.calmness)
+
+
 def plain_splits(attempt: Attempt) -> None:
     for sizes in ({"tp": 2}, {"pp": 2}):
         judge_first_step(train_alone(attempt, Plan(**sizes, steps=1)))
@@ -451,7 +456,7 @@ def splits_combine(attempt: Attempt) -> None:
     """Train on every mesh. Replicas do not know of each other."""
     for sizes in layouts(attempt.world_size):
         if sizes["dp"] < attempt.world_size or attempt.world_size == 1:
-            judge_training(train_alone(attempt, drawn(attempt, Plan(**sizes))))
+            judge_training(train_alone(attempt, drawn(attempt, longer(attempt, Plan(**sizes)))))
 
 
 def schedules_and_models(attempt: Attempt) -> None:
@@ -459,7 +464,8 @@ def schedules_and_models(attempt: Attempt) -> None:
         if sizes["dp"] == 1:
             schedule = attempt.random.choice(("gpipe", "zero_bubble"))
             model = attempt.random.choice((SmallGPT(tied=False, alike=True), SmallGPT(biases=True)))
-            judge_training(train_alone(attempt, drawn(attempt, Plan(**sizes, schedule=schedule, model=model, steps=2))))
+            plan = longer(attempt, Plan(**sizes, schedule=schedule, model=model, steps=2))
+            judge_training(train_alone(attempt, drawn(attempt, plan)))
 
 
 def plain_replicas(attempt: Attempt) -> None:
@@ -468,17 +474,14 @@ def plain_replicas(attempt: Attempt) -> None:
 
 
 def every_mesh_trains(attempt: Attempt) -> None:
-    steps = attempt.scale.steps(STEPS)
     for sizes in layouts(attempt.world_size):
-        plan = Plan(**sizes, adam=True, steps=steps, calmness=attempt.scale.calmness)
-        judge_training(train(attempt, drawn(attempt, plan)))
+        judge_training(train(attempt, drawn(attempt, longer(attempt, Plan(**sizes, adam=True)))))
 
 
 def zero_1_trains(attempt: Attempt) -> None:
-    steps = attempt.scale.steps(STEPS)
     for sizes in layouts(attempt.world_size):
         if sizes["dp"] > 1 or attempt.world_size == 1:
-            plan = Plan(**sizes, adam=True, zero_stage=1, steps=steps, calmness=attempt.scale.calmness)
+            plan = longer(attempt, Plan(**sizes, adam=True, zero_stage=1))
             judge_training(train(attempt, drawn(attempt, plan)))
 
 
@@ -487,7 +490,7 @@ def awkward_models_train(attempt: Attempt) -> None:
     cases = (SmallGPT(tied=False, biases=True), ""), (SmallGPT(), "norm"), (SmallGPT(), "position")
     for index, (model, frozen) in enumerate(cases):
         sizes = attempt.random.choice([each for each in layouts(attempt.world_size) if each["dp"] < 4])
-        plan = drawn(attempt, Plan(**sizes, model=model, frozen=frozen, batches=2, steps=2))
+        plan = drawn(attempt, longer(attempt, Plan(**sizes, model=model, frozen=frozen, batches=2, steps=2)))
         judge_training(train(attempt, replace(plan, zero_stage=(index + attempt.world_size // 2) % 2)))
     if attempt.world_size == 4:  # the stages add up tied gradients after backward, so backward must not average them
         judge_training(train(attempt, Plan(dp=2, pp=2, micro_batches=1, steps=1)))

@@ -75,6 +75,10 @@ class Stack(Case):
         shown = ties if self.all_tied or self.woven else ""
         return f"{self.schedule}, {self.micro_batches} micro-batches, {self.layers} layers{shown}"
 
+    @property
+    def has_usual_batches(self) -> bool:
+        return self.warm
+
     def positions(self, stages: int) -> int:
         return stages * (self.chunks if self.schedule == "interleaved" else 1)
 
@@ -135,7 +139,7 @@ class Stack(Case):
 
     def output_bytes(self, module: nn.Module, x: torch.Tensor) -> int:
         """Return the bytes of an activation between two chunks, for one micro-batch."""
-        return self.samples * x[0].numel() * x.itemsize
+        return len(x) // self.micro_batches * x[0].numel() * x.itemsize
 
     def traffic(self, module: nn.Module, x: torch.Tensor, index: int, size: int) -> dict[str, list[Collective]]:
         if size == 1:
@@ -187,4 +191,4 @@ class Text(Stack):
         return F.cross_entropy(output.flatten(0, 1), y.flatten())
 
     def output_bytes(self, module: nn.Module, x: torch.Tensor) -> int:
-        return self.samples * TOKENS * WIDTH * 8
+        return len(x) // self.micro_batches * TOKENS * WIDTH * 8

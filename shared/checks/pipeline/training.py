@@ -77,6 +77,8 @@ class Loop:
     case: Stack
     max_norm: float | None = None
     in_subgroup: bool = False
+    steps: int = STEPS
+    calmness: float = 1.0
 
     def __str__(self) -> str:
         how = "AdamW" if self.max_norm is None else f"SGD, max_norm {self.max_norm:g}"
@@ -89,11 +91,13 @@ class Loop:
     def optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer | None:
         if not parameters:
             return None
-        return torch.optim.AdamW(parameters, **_ADAM) if self.max_norm is None else torch.optim.SGD(parameters, _SGD_LR)
+        if self.max_norm is None:
+            return torch.optim.AdamW(parameters, **_ADAM)
+        return torch.optim.SGD(parameters, _SGD_LR * self.calmness)
 
     def batches(self, seed: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         generator = torch.Generator().manual_seed(seed)
-        return [self.case.draw_batch(generator) for _ in range(STEPS)]
+        return [self.case.draw_batch(generator) for _ in range(self.steps)]
 
 
 def probe_loop(pipeline, loop: Loop, seed: int, batches: list) -> dict:
@@ -131,6 +135,7 @@ def train_loop_and_judge(attempt: Attempt, loop: Loop) -> dict[int, dict]:
     Raises:
         Wrong: If a loss, a norm or a parameter differs.
     """
+    loop = replace(loop, steps=attempt.scale.steps(loop.steps), calmness=attempt.scale.calmness)
     seed, batches = attempt.draw_seed(), loop.batches(attempt.draw_seed())
     context = str(loop) + (f", {called_alone(attempt)}" if loop.in_subgroup else "")
     by_rank = attempt.run(probe_loop, loop, seed, batches, context=context)
@@ -154,7 +159,7 @@ def train_loop_and_judge(attempt: Attempt, loop: Loop) -> dict[int, dict]:
         for name, parameter in found["parameters"].items():
             if not close(parameter, whole[name].detach(), loop.tolerance):
                 difference = first_difference(parameter, whole[name].detach(), loop.tolerance)
-                raise Wrong({rank: f"{loop}, after {STEPS} steps, {name}: {difference}"})
+                raise Wrong({rank: f"{loop}, after {loop.steps} steps, {name}: {difference}"})
     return results
 
 

@@ -1,6 +1,6 @@
 """Train a model sharded by fully_shard on ranks, and compare it with one process on all the data."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -103,6 +103,7 @@ def train_and_judge(attempt: Attempt, plan: Sharding) -> list[dict]:
     Raises:
         Wrong: Unless each rank holds its rows, and every step's loss, gradients and parameters equal one process's.
     """
+    plan = replace(plan, steps=attempt.scale.steps(plan.steps), calmness=attempt.scale.calmness)
     draw = Draw(attempt)
     found = attempt.run(probe_sharded, plan, per_rank=draw.per_rank, context=str(plan))
     judge_shards(plan, [result["start"] for result in found], plan.copies)

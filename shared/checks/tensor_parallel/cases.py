@@ -277,7 +277,7 @@ class Layer(Case):
     @property
     def context(self) -> str:
         does = {"enter": "an `enter` that all-gathers tokens", "leave": "a `leave` that reduce-scatters tokens"}
-        shape = f"with inputs whose first dimension is {BATCH * TOKENS} tokens, " if self.flat else ""
+        shape = "with inputs without a dimension for samples, " if self.flat else ""
         return f"with {' and '.join(does[name] for name in self.operators)}, " if self.operators else shape
 
     def train(self, split, x, y, phase):
@@ -556,7 +556,7 @@ class Loss(Operator):
 
     @property
     def context(self) -> str:
-        shape = f"with {BATCH * TOKENS} targets in one dimension, " if self.flat else ""
+        shape = "with targets in one dimension, " if self.flat else ""
         return shape + (f"with {self.weight} times the loss, " if self.weight != 1 else "")
 
     @property
@@ -593,7 +593,7 @@ class Loss(Operator):
         return split.shard(0)
 
     def traffic(self, module: nn.Module, x: torch.Tensor, index: int, size: int) -> dict[str, list[Collective]]:
-        return {"forward": loss_traffic(BATCH * TOKENS, 8), "backward": []}
+        return {"forward": loss_traffic(x[..., 0].numel(), 8), "backward": []}
 
 
 def loss_traffic(targets: int, itemsize: int) -> list[Collective]:

@@ -49,6 +49,10 @@ class Model(Case):
         return context + ("with accumulated gradients, " if self.accumulates else "")
 
     @property
+    def has_usual_batches(self) -> bool:
+        return self.accumulates  # Each sample takes a forward and backward.
+
+    @property
     def width(self) -> int:
         return self.heads * self.head_width
 

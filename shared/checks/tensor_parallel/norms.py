@@ -1,6 +1,6 @@
 """Training with AdamW and with clipped gradients, compared with one process."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -29,6 +29,8 @@ class Loop:
     case: Model
     max_norm: float | None = None
     freezes: str = ""  # parameters with this word in their name are frozen
+    steps: int = STEPS
+    calmness: float = 1.0
 
     def __str__(self) -> str:
         name = "AdamW" if self.max_norm is None else f"SGD, max_norm {self.max_norm:g}"
@@ -49,11 +51,11 @@ class Loop:
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if self.max_norm is None:
             return torch.optim.AdamW(trained, **_ADAM)
-        return torch.optim.SGD(trained, _SGD_LR)
+        return torch.optim.SGD(trained, _SGD_LR * self.calmness)
 
     def batches(self, seed: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         generator = torch.Generator().manual_seed(seed)
-        return [self.case.draw_batch(generator) for _ in range(STEPS)]
+        return [self.case.draw_batch(generator) for _ in range(self.steps)]
 
 
 def probe_loop(parallelize, loop: Loop, groups: list[list[int]], seed: int, batches: list) -> dict:
@@ -90,6 +92,7 @@ def _train_and_judge(attempt: Attempt, loop: Loop, in_groups: bool = False) -> l
     if in_groups:
         inside = members_of(attempt, True)
         groups = [inside, [rank for rank in range(size) if rank not in inside]]
+    loop = replace(loop, steps=attempt.scale.steps(loop.steps), calmness=attempt.scale.calmness)
     drawn = [(attempt.draw_seed(), loop.batches(attempt.draw_seed())) for _ in groups]
     per_rank = [
         next(draw for draw, members in zip(drawn, groups, strict=True) if rank in members) for rank in range(size)
@@ -114,7 +117,9 @@ def _judge(loop: Loop, found: dict[int, dict], seed: int, batches: list) -> None
                 whole[name] if dim is None else whole[name].index_select(dim, torch.tensor(index, dtype=torch.long))
             )
             if not close(shard, expected, loop.tolerance):
-                message = f"{loop}, after {STEPS} steps, {name}: {first_difference(shard, expected, loop.tolerance)}"
+                message = (
+                    f"{loop}, after {loop.steps} steps, {name}: {first_difference(shard, expected, loop.tolerance)}"
+                )
                 raise Wrong({rank: message}, "Hint: is the gradient of this parameter the same as in one process?")
 
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from shared import formulas
 from shared.checks.engine.framework import Attempt
-from shared.checks.engine.training import descend
+from shared.checks.engine.training import LEARNING_RATE, descend
 
 STEPS = 3
 Phase = Callable[[str], AbstractContextManager]
@@ -74,6 +74,7 @@ class Case:
     Attributes:
         copies: The number of data-parallel copies of the split model; each trains on an equal part of the batch.
         differentiates_inputs: Whether every rank must have the whole gradient of the inputs.
+        has_usual_batches: Whether batches must have the usual number of samples in grading, too.
         context: Begins the evidence, where it has to say which case failed.
         hint_on_loss: The hint on a wrong loss, where nothing else is known about it.
         hint_on_output: The same for an output.
@@ -82,6 +83,7 @@ class Case:
 
     copies = 1
     differentiates_inputs = True
+    has_usual_batches = False
     context = ""
     hint_on_loss = "Hint: which ranks know the loss, and over how many samples is it computed?"
     hint_on_output = "Hint: which part of this output does each rank compute, and how are the parts combined?"
@@ -168,16 +170,28 @@ def split_bytes(module: nn.Module, size: int, is_split: Callable[[str], bool]) -
 
 
 class Draw:
-    """The seed of a whole model and one batch per step, for ranks that work together."""
+    """The seed of a whole model and one batch per step, for ranks that work together.
 
-    def __init__(self, attempt: Attempt, case: Case):
-        self.seed = attempt.draw_seed()
+    Args:
+        attempt: The attempt that draws.
+        case: The model.
+        steps: The number of steps.
+        times: How many times as many samples a batch has as usual.
+    """
+
+    def __init__(self, attempt: Attempt, case: Case, steps: int = STEPS, times: int = 1):
+        self.seed, self.learning_rate = attempt.draw_seed(), LEARNING_RATE * attempt.scale.calmness / times
         generator = torch.Generator().manual_seed(attempt.draw_seed())
-        self.batches = [case.draw_batch(generator) for _ in range(STEPS)]
+        self.batches = [_joined([case.draw_batch(generator) for _ in range(times)]) for _ in range(steps)]
 
     def batches_of(self, copy: int, copies: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return the part of each batch that one data-parallel copy trains on."""
         return [(x.chunk(copies)[copy], y.chunk(copies)[copy]) for x, y in self.batches]
+
+
+def _joined(batches: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
+    x, y = zip(*batches, strict=True)
+    return torch.cat(x), torch.cat(y)
 
 
 @dataclass(frozen=True)
@@ -207,7 +221,7 @@ def one_process(case: Case, draw: Draw) -> list[Step]:
         gradients = {
             name: None if p.grad is None else p.grad.div_(case.copies).clone() for name, p in module.named_parameters()
         }
-        descend(module.parameters())
+        descend(module.parameters(), draw.learning_rate)
         steps.append(
             Step(
                 [output.detach() for output in outputs],

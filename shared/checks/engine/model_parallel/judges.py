@@ -12,11 +12,22 @@ from shared import wire
 from shared.checks.engine.compare import RELATIVE_TOLERANCE, close, describe_calls, first_difference
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.model_parallel import causes
-from shared.checks.engine.model_parallel.case import Case, Collective, Draw, Shard, Step, one_process, parameters_of
+from shared.checks.engine.model_parallel.case import (
+    STEPS,
+    Case,
+    Collective,
+    Draw,
+    Shard,
+    Step,
+    one_process,
+    parameters_of,
+)
 from shared.checks.engine.model_parallel.probe import Held, probe_memory, probe_split
+from shared.checks.engine.scale import LARGE_ON
 from shared.checks.engine.subgroups import members_of
 from shared.wire.instrumentation import Call
 
+TIMES_AS_MANY = range(2, 20)  # In grading, a batch on two ranks has so many times as many samples as usual.
 _MOST_SLACK = 1.1  # a rank may keep a few small tensors besides its parameters
 
 
@@ -56,11 +67,14 @@ def train(attempt: Attempt, case: Case, in_groups: bool = False) -> list[Trained
     if in_groups:
         inside = members_of(attempt, True)
         groups = [inside, [rank for rank in range(size) if rank not in inside]]
-    draws = [Draw(attempt, case) for _ in groups]
+    steps = attempt.scale.steps(STEPS)
+    times = attempt.scale.number(1, TIMES_AS_MANY) if size == LARGE_ON and not case.has_usual_batches else 1
+    draws = [Draw(attempt, case, steps, times) for _ in groups]
     per_rank: list[tuple] = [()] * size
     for members, draw in zip(groups, draws, strict=True):
         for index, rank in enumerate(members):
-            per_rank[rank] = (draw.seed, draw.batches_of(case.copy_of(index, len(members)), case.copies))
+            batches = draw.batches_of(case.copy_of(index, len(members)), case.copies)
+            per_rank[rank] = draw.seed, draw.learning_rate, batches
     message = case.context + (f"the groups {' and '.join(map(str, groups))} side by side, " if in_groups else "")
     results = attempt.run(probe_split, case, groups, per_rank=per_rank, context=message.removesuffix(", "))
     known = dict(case.build_model(0).named_parameters())

@@ -23,7 +23,7 @@ class Held:
     gradient: torch.Tensor | None
 
 
-def probe_split(piece, case: Case, groups: list[list[int]], seed: int, batches: list) -> dict:
+def probe_split(piece, case: Case, groups: list[list[int]], seed: int, learning_rate: float, batches: list) -> dict:
     """Split the whole model and train it.
 
     Args:
@@ -31,6 +31,7 @@ def probe_split(piece, case: Case, groups: list[list[int]], seed: int, batches: 
         case: The model, and how to split it.
         groups: The groups of ranks that work together. A single group of all ranks is the world.
         seed: The seed of the whole model.
+        learning_rate: That of SGD.
         batches: This rank's inputs and targets of each step.
 
     Returns:
@@ -45,11 +46,11 @@ def probe_split(piece, case: Case, groups: list[list[int]], seed: int, batches: 
         del module
         found = {"start": _held(case, split), "splitting": splitting, "steps": []}
         for x, y in batches:
-            found["steps"].append(_step(case, split, x, y))
+            found["steps"].append(_step(case, split, x, y, learning_rate))
     return found
 
 
-def _step(case: Case, split, x, y) -> dict:
+def _step(case: Case, split, x, y, learning_rate: float) -> dict:
     x = x.to(device_here()).requires_grad_(case.differentiates_inputs)
     calls: dict[str, list[instrumentation.Call]] = defaultdict(list)
 
@@ -69,7 +70,7 @@ def _step(case: Case, split, x, y) -> dict:
         loss = _copied(torch.as_tensor(loss))
     done = {"output": output, "loss": loss, "input_gradient": _copied(x.grad)}
     done |= {"shards": _held(case, split), "calls": dict(calls)}
-    descend(_parameters(case, split))
+    descend(_parameters(case, split), learning_rate)
     return done | {"state": _held(case, split)}
 
 

@@ -83,6 +83,11 @@ class Plan:
         parts += [f"clipped to {self.max_norm}"] * (self.max_norm is not None)
         return ", ".join(parts)
 
+    def how_to_optimize(self) -> tuple[type[torch.optim.Optimizer], dict]:
+        """Return the class of the optimizer and its settings."""
+        cls, settings = OPTIMIZERS[self.optimizer]
+        return cls, settings | {"lr": settings["lr"] * self.calmness} if self.optimizer == "SGD" else settings
+
     def build(self, seed: int, dtype: torch.dtype | None = None) -> nn.Module:
         """Build the model, in the plan's dtype or in another one."""
         return awkward.build(self.model, seed, dtype or self.dtype)
@@ -127,9 +132,7 @@ class Run:
     def __init__(
         self, module: nn.Module, make, plan: Plan, alone: bool = True, off: int = 0, loaded: dict | None = None
     ):
-        cls, settings = OPTIMIZERS[plan.optimizer]
-        if plan.optimizer == "SGD":
-            settings = settings | {"lr": settings["lr"] * plan.calmness}
+        cls, settings = plan.how_to_optimize()
         self.module, self.plan, self.alone, self.off, self.steps = module, plan, alone, off, []
         self.replicas = None  # for a module that mixes samples: one process computes each rank's samples separately
         if plan.late:  # it is not trained until it is added, so it must be the same on all ranks

@@ -5,7 +5,7 @@ No probe reads a parameter that may have no memory. Its values are copied while 
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
@@ -14,7 +14,7 @@ from shared import memory
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import tolerance_of
 from shared.checks.engine.framework import Attempt, Wrong
-from shared.checks.engine.sharded.plan import OPTIMIZERS, Plan
+from shared.checks.engine.sharded.plan import Plan
 from shared.checks.engine.sharded.training import (
     Causes,
     describe_plan,
@@ -115,7 +115,7 @@ def has_memory(tensor: torch.Tensor) -> bool:
 
 
 def new_optimizer(plan: Plan, wrapped) -> torch.optim.Optimizer:
-    cls, settings = OPTIMIZERS[plan.optimizer]
+    cls, settings = plan.how_to_optimize()
     return cls(wrapped.parameters(), **settings)
 
 
@@ -180,6 +180,7 @@ def train_and_judge(attempt: Attempt, plan: UnitPlan) -> dict[int, dict]:
     Raises:
         Wrong: If a rank's state differs after a step from that of one process.
     """
+    plan = replace(plan, steps=attempt.scale.steps(plan.steps), calmness=attempt.scale.calmness)
     draw, context = Draw(attempt), describe_plan(attempt, plan)
     found = train(attempt, plan, draw, probe_units)
     members = list(found)
