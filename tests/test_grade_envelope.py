@@ -4,12 +4,13 @@ import textwrap
 
 import pytest
 
+from instructor.build import ROOT
 from shared import ranks
 from shared.checks.__main__ import run_file
 from shared.checks.engine.display import as_text
 from shared.checks.engine.framework import WORLD_SIZES
 
-pytestmark = [pytest.mark.exhaustive, pytest.mark.slow, pytest.mark.chapter("manual_ddp")]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.slow]
 
 STOPS_AFTER_STEP_3 = """
     class ManualDDP(ManualDDP):
@@ -33,11 +34,108 @@ STOPS_SHUFFLING = """
         def __init__(self, length, rank, world_size, shuffle=True, seed=0):
             super().__init__(length, rank, world_size, shuffle and length <= 60, seed)
 """
-ATTACKS = {
-    "stops after step 3": (STOPS_AFTER_STEP_3, "ManualDDP"),
-    "skips large tensors": (SKIPS_LARGE_TENSORS, "average_gradients"),
-    "stops shuffling above length 60": (STOPS_SHUFFLING, "ShardedSampler"),
+STOPS_AFTER_CALL_3 = """
+    calls = 0
+
+    def average_gradients(module, group=None):
+        global calls
+        calls += 1
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                if calls <= 3:
+                    mean_over_ranks_(parameter.grad, group)
+"""
+ZERO3_STOPS_AFTER_SYNC_16 = """
+    class ZeRO3(ZeRO3):
+        steps = 0
+
+        def finish_gradient_sync(self):
+            super().finish_gradient_sync()
+            self.steps += 1
+            for parameter in self.parameters() if self.steps > 16 else ():
+                if parameter.grad is not None:
+                    parameter.grad *= 2
+"""
+FSDP_STOPS_AFTER_STEP_8 = """
+    def fully_sharded(*args, _original=fully_sharded, **kwargs):
+        module, steps = _original(*args, **kwargs), 0
+
+        def double(module, inputs, output):
+            nonlocal steps
+            steps += 1
+            return output * 2 if steps > 8 else output
+
+        module.register_forward_hook(double)
+        return module
+"""
+ROWS_STOP_AFTER_STEP_8 = """
+    class RowParallelLinear(RowParallelLinear):
+        steps = 0
+
+        def forward(self, x):
+            self.steps += 1
+            return super().forward(x) if self.steps <= 8 else 2 * super().forward(x)
+"""
+PARALLELIZE_STOPS_AFTER_FORWARD_24 = """
+    def parallelize(*args, _original=parallelize, **kwargs):
+        model, steps = _original(*args, **kwargs), 0
+
+        def double(module, inputs, output):
+            nonlocal steps
+            steps += 1
+            return output * 2 if steps > 24 else output
+
+        model.blocks[0].register_forward_hook(double)
+        return model
+"""
+PIPELINE_STOPS_AFTER_STEP_10 = """
+    class Pipeline(Pipeline):
+        steps = 0
+
+        def step(self, inputs, targets):
+            loss = super().step(inputs, targets)
+            self.steps += 1
+            for parameter in self.stage_parameters().values() if self.steps > 10 else ():
+                if parameter.grad is not None:
+                    parameter.grad *= 2
+            return loss
+"""
+REDISTRIBUTES_SMALL_TENSORS = """
+    def redistribute(shard, before, after, group=None, _original=redistribute):
+        changed = _original(shard, before, after, group)
+        return changed if shard.numel() <= 2_000 else torch.zeros_like(changed)
+"""
+SPLIT_STOPS_AFTER_STEP_8 = """
+    def split_model(*args, _original=split_model, **kwargs):
+        pipeline = _original(*args, **kwargs)
+        run, steps = pipeline.step, 0
+
+        def step(inputs, targets):
+            nonlocal steps
+            steps += 1
+            loss = run(inputs, targets)
+            return loss if steps <= 8 else 2 * loss
+
+        pipeline.step = step
+        return pipeline
+"""
+ATTACKS = {  # the module, the piece, and the code
+    "stops after step 3": ("manual_ddp", "ManualDDP", STOPS_AFTER_STEP_3),
+    "stops after call 3": ("manual_ddp", "average_gradients", STOPS_AFTER_CALL_3),
+    "skips large tensors": ("manual_ddp", "average_gradients", SKIPS_LARGE_TENSORS),
+    "stops shuffling above length 60": ("manual_ddp", "ShardedSampler", STOPS_SHUFFLING),
+    "ZeRO-3 stops after sync 16": ("zero3", "ZeRO3", ZERO3_STOPS_AFTER_SYNC_16),
+    "FSDP stops after step 8": ("production", "fully_sharded", FSDP_STOPS_AFTER_STEP_8),
+    "rows stop after step 8": ("tensor_parallel", "RowParallelLinear", ROWS_STOP_AFTER_STEP_8),
+    "parallelize stops after forward 24": ("tensor_parallel", "parallelize", PARALLELIZE_STOPS_AFTER_FORWARD_24),
+    "a pipeline stops after step 10": ("pipeline", "Pipeline", PIPELINE_STOPS_AFTER_STEP_10),
+    "redistributes small tensors": ("gspmd", "execute", REDISTRIBUTES_SMALL_TENSORS),
+    "a split stops after step 8": ("parallel_3d", "split_model", SPLIT_STOPS_AFTER_STEP_8),
 }
+# Some exercises of ZeRO-3 need no step, and are right.
+EARNS_NOTHING = [name for name in ATTACKS if "stop" in name and "ZeRO-3" not in name and "shuffling" not in name]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -49,15 +147,15 @@ def four_ranks():
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_grading_draws_more_than_the_usual_sizes(tmp_path, name):
-    from solutions import manual_ddp
-
-    source, piece = ATTACKS[name]
-    with open(manual_ddp.__file__) as file:
-        (tmp_path / "attack.py").write_text(file.read() + textwrap.dedent(source))
-    assert all(verdict.passed for verdict in run_file("manual_ddp", tmp_path / "attack.py", only=piece))
-    verdicts = run_file("manual_ddp", tmp_path / "attack.py", only=piece, graded=True)
+    module, piece, source = ATTACKS[name]
+    path = tmp_path / "attack.py"
+    path.write_text((ROOT / "solutions" / f"{module}.py").read_text() + textwrap.dedent(source))
+    assert all(verdict.passed for verdict in run_file(module, path, only=piece))
+    verdicts = run_file(module, path, only=piece, graded=True)
     failed = [verdict for verdict in verdicts if not verdict.passed]
-    assert failed and all("Drawn with seed" in verdict.evidence for verdict in failed)
+    assert any("Drawn with seed" in verdict.evidence for verdict in failed)
+    if name in EARNS_NOTHING:
+        assert len(failed) == len(verdicts), "\n".join(each.check for each in verdicts if each.passed)
 
 
 def test_what_was_drawn_can_be_drawn_again(tmp_path):

@@ -1,6 +1,7 @@
 """Find the student's class or function on a rank and call a probe with it."""
 
 import contextlib
+import copy
 import functools
 import importlib
 import importlib.util
@@ -28,12 +29,12 @@ class PieceMissing(Exception):
 
 
 def probe(
-    names: tuple[str, ...], path: str | None, probe_fn, args: tuple, width: int
+    names: tuple[str, ...], path: str | None, probe_fn, args: tuple, width: int, times: int = 1
 ) -> tuple[bytes, tuple[float, float, int]]:
-    """Call probe_fn(piece, *args) on this rank, with models of this width.
+    """Call probe_fn(piece, *args) on this rank this many times, with models of this width.
 
     Returns:
-        Its pickled result, and what the rank itself says it has sent.
+        Its last result, pickled, and what the rank itself says it has sent.
     """
     _destroy_groups()
     found = find(names, path)
@@ -46,6 +47,8 @@ def probe(
             contextlib.redirect_stderr(io.StringIO()),
             instrumentation.listening() as calls,
         ):
+            for _ in range(times - 1):
+                probe_fn(found, *copy.deepcopy(args))
             packed = parcel.pack(probe_fn(found, *args))
         if not torch.is_grad_enabled():
             raise AssertionError("after the call, gradients are still disabled, so nothing after it can be trained")

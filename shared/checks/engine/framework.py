@@ -10,6 +10,7 @@ uses a sandbox, and measures from outside how many bytes the ranks send.
 import contextlib
 import random
 import re
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -54,7 +55,7 @@ _HINT_ON_LOOPS = "Hint: is this line in a loop? If so, what would end the loop?"
 _HINT_ON_ITSELF = "Hint: for which ranks should this line not run?"
 _LEFT_IN_FLIGHT = "your code left a transfer in flight that nothing waits for, and the ranks had to be restarted"
 NOT_WRITTEN = "it is not written yet"
-ONLY_AT_FIRST = "this check has passed, but does not count, because the code is wrong in a longer training: see"
+RIGHT_AT_FIRST = "this check has passed, but does not count, because the code is right at first and wrong later: see"
 NOT_RUN = "this check"  # begins the reason why a check did not run
 CALLED_ALONE = "called only by"  # in the context of a run in which only the ranks of a group call the piece
 OUTSIDE_THE_GROUP = "but this rank's group is"  # in the error for a call that would leave the group
@@ -109,6 +110,7 @@ class Attempt:
     scale: Scale = field(default_factory=Scale)
     meter: Meter | None = None  # measures from outside what the ranks send
     printed: dict[int, str] = field(default_factory=dict)  # by rank, in the last run in which any rank printed
+    wrong: Wrong | None = None  # once the check has judged it
 
     def draw_seed(self) -> int:
         return self.random.randrange(2**31)
@@ -137,10 +139,21 @@ class Attempt:
             Wrong: If the piece raises, hangs or kills its rank.
         """
         own = per_rank or [()] * self.world_size
+        began_s = time.monotonic()
+        results = self._run(probe, shared_args, own, context, targets)
+        if times := self.scale.times(time.monotonic() - began_s):
+            results = self._run(probe, shared_args, own, context, targets, times)
+        return results
+
+    def _run(
+        self, probe: Callable, shared_args: tuple, own: list[tuple], context: str, targets: list[int] | None, times=1
+    ) -> list:
+        """Call a probe this many times on each rank. Returns what the last call returned, in rank order."""
 
         def request_of(rank: int) -> tuple:
             arguments = (*shared_args, *own[rank]) if rank < len(own) else shared_args
-            return candidate.probe, ((self.piece, self.stands_in), self.path, probe, arguments, self.scale.width), {}
+            names = self.piece, self.stands_in
+            return candidate.probe, (names, self.path, probe, arguments, self.scale.width, times), {}
 
         if self.meter:
             self.meter.begin()
@@ -162,7 +175,7 @@ class Attempt:
                 wrong.hangs = MOST_HANGS
             raise wrong from None
         packed, reports = zip(*(outcome.value for outcome in outcomes), strict=True)
-        if self.meter and (what := self.meter.contradicts(reports, self.scale.longest)):
+        if self.meter and (what := self.meter.contradicts(reports, max(self.scale.longest, self.scale.repeats))):
             raise Wrong(what, _HINT_ON_OTHER_WAYS)
         return [parcel.unpack(value) for value in packed]
 
@@ -177,6 +190,7 @@ class Check:
     judge: Callable[[Attempt], None]
     world_sizes: tuple[int, ...]
     simulates: tuple[int, ...] = ()  # the world sizes that it simulates on ranks of smaller worlds
+    once: bool = False  # whether its probe cannot be called twice with the same arguments, because it leaves files
 
 
 @dataclass
@@ -190,11 +204,17 @@ class Exercise:
     first: str = ""  # the name of a check; as long as it fails, the other checks would only confuse and do not run
     checks: list[Check] = field(default_factory=list)
 
-    def check(self, name: str, world_sizes: tuple[int, ...] = WORLD_SIZES, simulates: tuple[int, ...] = ()):
+    def check(
+        self,
+        name: str,
+        world_sizes: tuple[int, ...] = WORLD_SIZES,
+        simulates: tuple[int, ...] = (),
+        once: bool = False,
+    ):
         """Register judge(attempt) as a check of this exercise. It raises Wrong if the check fails."""
 
         def register(judge):
-            self.checks.append(Check(name, judge, world_sizes, simulates))
+            self.checks.append(Check(name, judge, world_sizes, simulates, once))
             return judge
 
         return register
@@ -262,29 +282,14 @@ def run_exercise(
     checks = [check for check in exercise.checks if check.name == only or not only]
     if not checks:  # the check of that name belongs to another exercise for the same piece
         return []
-    found: dict[str, Wrong] = {}
-    drawn: dict[str, str] = {}  # the sizes with which a check failed in grading
-    tried: dict[str, list[int]] = {check.name: [] for check in checks}
-    trained: list[tuple[Check, int]] = []
-    right_only_at_first = ""  # the name of a check that fails in a long training only
+    run = _Run(exercise, path, seed, graded, meter)
+    found, tried = run.found, {check.name: [] for check in checks}
     hangs, starts = 0, ranks.current().starts
 
     def due(size: int) -> list[Check]:
         if exercise.first in found:
             return []
         return [check for check in checks if size in check.world_sizes and check.name not in found]
-
-    def judge(check: Check, size: int, is_long: bool = False) -> tuple[Attempt, Wrong | None]:
-        draw = random.Random(f"{seed} {check.name} {size}" + " long" * is_long)
-        sizes_of_check = Scale.drawn(draw, size, is_long) if graded else Scale()
-        attempt = Attempt(exercise.piece, path, size, draw, exercise.stands_in, sizes_of_check, meter)
-        wrong = _judge(check, attempt)
-        if wrong is not None:
-            found[check.name] = wrong
-        if wrong is not None and graded and wrong.evidence != NOT_WRITTEN:
-            sizes_drawn = f": {attempt.scale}" if str(attempt.scale) else ""
-            drawn[check.name] = f"\n(Drawn with seed {seed}{sizes_drawn}.)"
-        return attempt, wrong
 
     sizes = [size for size in range(1, ranks.current().world_size + 1) if due(size)]
     with _one_thread(), ranks.world(min(sizes, default=1)):  # afterwards, all ranks are in one group again
@@ -299,38 +304,91 @@ def run_exercise(
                 if hangs >= MOST_HANGS or exercise.first in found:
                     break
                 tried[check.name].append(size)
-                attempt, wrong = judge(check, size)
+                attempt = run.judge(check, size)
                 if prints is not None:
-                    prints.add(check.name, size, attempt.printed, failed=wrong is not None)
-                hangs += wrong.hangs if wrong is not None else 0
-                if attempt.scale.longest:
-                    trained.append((check, size))
-        trained = [(check, size) for check, size in trained if check.name not in found]
-        if graded and trained:
-            check, size = _draw_long(seed, trained)
-            ranks.current().regroup(list(range(size)))
-            # Code that is wrong only now and then, such as a race, loses no more than the checks that it fails.
-            if all(judge(check, size, is_long=True)[1] is not None for _ in range(2)):
-                right_only_at_first = check.name
+                    prints.add(check.name, size, attempt.printed, failed=attempt.wrong is not None)
+                hangs += attempt.wrong.hangs if attempt.wrong else 0
+        right_at_first = run.find_right_at_first(checks) if graded and hangs < MOST_HANGS else ""
     if path is None and ranks.current().starts != starts and not found:
         found[checks[0].name] = Wrong(_LEFT_IN_FLIGHT, _HINT_ON_WAITS)
     _report_once(found, checks)
-    if right_only_at_first:
-        found = {each.name: Wrong(f"{ONLY_AT_FIRST} “{right_only_at_first}”") for each in checks} | found
-    for name, sizes_of_check in drawn.items():
-        found[name].evidence += sizes_of_check
+    for check in checks if right_at_first else ():
+        found.setdefault(check.name, Wrong(f"{RIGHT_AT_FIRST} “{right_at_first}”"))
+    for name, sizes_drawn in run.drawn.items():
+        found[name].evidence += sizes_drawn
     return [
         _not_run(exercise, check, f"runs when “{exercise.first}” passes")
-        if exercise.first in found and check.name != exercise.first
+        if exercise.first in found and check.name != exercise.first and not right_at_first
         else _verdict(exercise, check, tried[check.name], found.get(check.name))
         for check in checks
     ]
 
 
-def _draw_long(seed: int, trained: list[tuple[Check, int]]) -> tuple[Check, int]:
-    """Draw which check runs for long, and with how many ranks: with more than one, if it runs there."""
-    on_many = [(check, size) for check, size in trained if size > 1]
-    return random.Random(f"{seed} long").choice(on_many or trained)
+@dataclass
+class _Run:
+    """One run of the checks of an exercise. It collects what is wrong."""
+
+    exercise: Exercise
+    path: str | None
+    seed: int
+    graded: bool
+    meter: Meter | None
+    found: dict[str, Wrong] = field(default_factory=dict)  # by the name of the check
+    drawn: dict[str, str] = field(default_factory=dict)  # the sizes with which a check failed in grading
+    attempts: list[tuple[Check, Attempt]] = field(default_factory=list)
+
+    def judge(self, check: Check, size: int, added: range = scale.SHORT) -> Attempt:
+        """Run a check on so many ranks, and note what is wrong.
+
+        Args:
+            check: The check.
+            size: The number of ranks.
+            added: How many steps are added to the first training in grading.
+        """
+        attempt = self._attempt(check, size, added)
+        self.attempts.append((check, attempt))
+        if attempt.wrong is not None:
+            self.found[check.name] = attempt.wrong
+            sizes = f": {attempt.scale}" if str(attempt.scale) else ""
+            if self.graded and attempt.wrong.evidence != NOT_WRITTEN:
+                self.drawn[check.name] = f"\n(Drawn with seed {self.seed}{sizes}.)"
+        return attempt
+
+    def _attempt(self, check: Check, size: int, added: range) -> Attempt:
+        draw = random.Random(f"{self.seed} {check.name} {size}" + " long" * (added == scale.LONG))
+        sizes = Scale.drawn(draw, size, added) if self.graded else Scale()
+        attempt = Attempt(self.exercise.piece, self.path, size, draw, self.exercise.stands_in, sizes, self.meter)
+        attempt.wrong = _judge(check, attempt)
+        return attempt
+
+    def find_right_at_first(self, checks: list[Check]) -> str:
+        """Look for code that is right at first, and wrong later. Returns the name of a check that shows it, or "".
+
+        Each judgement is repeated, because code that is only sometimes wrong, such as a race, loses no more than the
+        checks that it fails.
+        """
+        for check, attempt in self.attempts:
+            if attempt.scale.longest and attempt.wrong:
+                size = attempt.world_size
+                ranks.current().regroup(list(range(size)))
+                as_usual = [self._attempt(check, size, scale.NONE).wrong is None for _ in range(2)]
+                return check.name if all(as_usual) and self._attempt(check, size, scale.SHORT).wrong else ""
+        for check, size in self._draw_long(checks):
+            ranks.current().regroup(list(range(size)))
+            if all(self.judge(check, size, scale.LONG).wrong for _ in range(2)):
+                return check.name
+        return ""
+
+    def _draw_long(self, checks: list[Check]) -> list[tuple[Check, int]]:
+        """Draw which checks run for long, and on how many ranks: on more than one, if they run there."""
+        draw = random.Random(f"{self.seed} long")
+        trained = [(check, attempt.world_size) for check, attempt in self.attempts if attempt.scale.longest]
+        if trained:
+            return [draw.choice([each for each in trained if each[1] > 1] or trained)]
+        passed = [check for check in checks if check.name not in self.found and not check.once]
+        sizes = {check.name: [a.world_size for each, a in self.attempts if each is check] for check in passed}
+        several = [passed[0], draw.choice(passed)] if passed else []
+        return [(check, draw.choice([s for s in sizes[check.name] if s > 1] or sizes[check.name])) for check in several]
 
 
 def _report_once(found: dict[str, Wrong], checks: list[Check]) -> None:

@@ -2,7 +2,9 @@
 
 In a student's own check, they are small, so that it is fast. In grading, they are drawn for each judgement, so that
 code cannot be right only for the usual sizes. On two ranks, the models are large. Each training is a few steps longer
-than usual. At the end, one check that has passed is drawn, and runs again with a training that is much longer.
+than usual. At the end, one check that has passed is drawn, and runs again with a training that is much longer. If none
+of the checks trains, the first one and a drawn one run again, and their first probe runs many times, with the same
+arguments and without loading the code again.
 """
 
 import contextlib
@@ -11,10 +13,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from shared.checks.models import awkward_models
+from shared.deadlines import scaled
 
 LARGE_ON = 2  # ranks
 LARGE, MEDIUM = range(1_001, 4_000), range(8, 200)  # hidden units of the awkward models
-LONG, SHORT = range(15, 40), range(1, 5)  # steps that are added to the usual number of steps
+LONG, SHORT, NONE = range(15, 40), range(1, 5), range(1)  # steps that are added to the usual number of steps
+FEWEST_REPEATS, MOST_REPEATING_S = 4, 1.0  # Slow probes run less often.
 
 
 @dataclass
@@ -24,14 +28,15 @@ class Scale:
     width: int = awkward_models.USUAL_WIDTH
     draws: random.Random | None = None
     longest: int = 0  # steps
-    is_long: bool = False  # whether the first training is much longer than usual
+    added: range = SHORT  # the steps that are added; LONG is only for the first training
+    repeats: int = 0  # how many times the first probe of a check without a training has run
     has_models: bool = False  # whether the check has built awkward models
 
     @classmethod
-    def drawn(cls, draws: random.Random, world_size: int, is_long: bool = False) -> "Scale":
+    def drawn(cls, draws: random.Random, world_size: int, added: range = SHORT) -> "Scale":
         """Draw the width of the models. As usual, no world size up to 4 divides their number of elements."""
         widths = LARGE if world_size == LARGE_ON else MEDIUM
-        return cls(draws.choice([width for width in widths if width % 3]), draws, is_long=is_long)
+        return cls(draws.choice([width for width in widths if width % 3]), draws, added=added)
 
     @property
     def calmness(self) -> float:
@@ -42,9 +47,20 @@ class Scale:
         """Return how many steps a training takes whose usual number of steps is given."""
         if self.draws is None or usual == 0:
             return usual
-        steps = usual + self.draws.choice(LONG if self.is_long and not self.longest else SHORT)
+        steps = usual + self.draws.choice(SHORT if self.added == LONG and self.longest else self.added)
         self.longest = max(self.longest, steps)
         return steps
+
+    def times(self, seconds: float) -> int:
+        """Return how many more times a probe runs, or 0.
+
+        Args:
+            seconds: What it took.
+        """
+        if self.added != LONG or self.longest or self.repeats:
+            return 0
+        self.repeats = min(self.draws.choice(LONG), max(FEWEST_REPEATS, int(scaled(MOST_REPEATING_S) / seconds)))
+        return self.repeats
 
     def number(self, usual: int, drawn: range) -> int:
         """Return a usual number, or in grading one that is drawn."""
@@ -53,7 +69,8 @@ class Scale:
     def __str__(self) -> str:
         """Say what was drawn and used, or return "" if no size was."""
         models = [f"models of {self.width} hidden units"] if self.has_models else []
-        return ", ".join(models + [f"up to {self.longest} steps"] * bool(self.longest))
+        steps = [f"up to {self.longest} steps"] * bool(self.longest)
+        return ", ".join(models + steps + [f"called {self.repeats} times"] * bool(self.repeats))
 
 
 @contextlib.contextmanager

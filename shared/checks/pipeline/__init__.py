@@ -34,7 +34,7 @@ Neighbors.check("at once", world_sizes=(2, 3))(messages.sends_never_wait)
 Neighbors.check("ring")(messages.messages_arrive_in_a_ring)
 Neighbors.check("in flight", world_sizes=(2, 3))(messages.what_is_on_its_way_is_kept)
 Neighbors.check("freed", world_sizes=(2, 3))(messages.what_has_arrived_is_freed)
-Neighbors.check("finish", world_sizes=(2,))(messages.finish_waits)
+Neighbors.check("finish", world_sizes=(2,), once=True)(messages.finish_waits)
 Neighbors.check("group", world_sizes=(3, 4))(messages.messages_stay_in_their_group)
 
 Chunk.check("plain chunk", world_sizes=(1,))(chunks.a_plain_micro_batch)
@@ -45,7 +45,7 @@ Chunk.check("frozen", world_sizes=(1,))(chunks.frozen_layers_need_no_backward)
 
 @Pipeline.check("plain model", world_sizes=(2,))
 def a_plain_model_trains_on_two_stages(attempt: Attempt) -> None:
-    for trained in train(attempt, Stack(layers=4)):
+    for trained in train(attempt, Stack(layers=4), longer=False):
         judge_layout(trained)
         training.judge_scale(trained)
         judge_outputs(trained)
@@ -67,7 +67,7 @@ def each_stage_holds_its_layers(attempt: Attempt) -> None:
 
 @sum_tied_gradients.check("tied GPT", world_sizes=(2,))
 def a_tied_gpt_trains_on_two_stages(attempt: Attempt) -> None:
-    for trained in train(attempt, Text(layers=2)):
+    for trained in train(attempt, Text(layers=2), longer=False):
         judge_layout(trained)
         judge_outputs(trained)
         judge_gradients(trained)

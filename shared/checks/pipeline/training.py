@@ -66,7 +66,7 @@ def every_schedule_trains(attempt: Attempt) -> None:
 
 def messages_are_as_the_formula_says(attempt: Attempt) -> None:
     for schedule in SCHEDULES:
-        for trained in train(attempt, replace(drawn(attempt, schedule, Stack()), warm=True)):
+        for trained in train(attempt, replace(drawn(attempt, schedule, Stack()), warm=True), longer=False):
             judge_traffic(trained)
 
 
@@ -246,7 +246,7 @@ def copies_stay_equal(attempt: Attempt) -> None:
 
 
 def only_holders_exchange(attempt: Attempt) -> None:
-    for trained in train(attempt, Stack(tied=True, warm=True, layers=9)):
+    for trained in train(attempt, Stack(tied=True, warm=True, layers=9), longer=False):
         judge_traffic(trained)
 
 

@@ -51,7 +51,7 @@ clip_grad_norm_ = Exercise("13.10", "parallelize")
 
 def judge_plainly(attempt: Attempt, case: Case) -> None:
     """Judge what the exercise is about, on a plain case."""
-    trained = train(attempt, case)
+    trained = train(attempt, case, longer=False)
     for each in trained:
         judge_layout(each)
         judge_outputs(each)
@@ -132,7 +132,7 @@ def check_layer(exercise: Exercise, plain: str, cases: tuple[Layer, ...], tokens
     @exercise.check("wire", world_sizes=(2, 3, 4))
     def it_sends_what_the_formula_says(attempt: Attempt) -> None:
         for case in cases:
-            for trained in train(attempt, case):
+            for trained in train(attempt, case, longer=False):
                 judge_traffic(trained)
 
     @exercise.check("operators", world_sizes=(2, 3))
@@ -190,7 +190,7 @@ def the_loss_is_right_on_two_ranks(attempt: Attempt) -> None:
 
 def judge_losses(attempt: Attempt, case: Loss) -> None:
     """Judge the loss and the gradients, and recognize common mistakes in the loss."""
-    trained = train(attempt, case)
+    trained = train(attempt, case, longer=False)
     for each in trained:
         _name_the_mistake(each)
         judge_outputs(each)
@@ -287,7 +287,7 @@ def gradients_accumulate(attempt: Attempt) -> None:
 @parallelize.check("wire", world_sizes=(2, 3, 4))
 def layers_send_what_the_formula_says(attempt: Attempt) -> None:
     for sequence_parallel in (False, True):
-        for trained in train(attempt, Model(layers=3, sequence_parallel=sequence_parallel)):
+        for trained in train(attempt, Model(layers=3, sequence_parallel=sequence_parallel), longer=False):
             judge_traffic(trained)
 
 

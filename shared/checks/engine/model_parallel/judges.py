@@ -50,7 +50,7 @@ class Trained:
         return self.case.copy_of(self.members.index(rank), len(self.members))
 
 
-def train(attempt: Attempt, case: Case, in_groups: bool = False) -> list[Trained]:
+def train(attempt: Attempt, case: Case, in_groups: bool = False, longer: bool = True) -> list[Trained]:
     """Train the student's split model on fresh data.
 
     Args:
@@ -58,6 +58,7 @@ def train(attempt: Attempt, case: Case, in_groups: bool = False) -> list[Trained
         case: The model, and how to split it.
         in_groups: Whether two groups of ranks work side by side, each with a model and batches of its own. The world
             has 3 or 4 ranks then.
+        longer: Whether to draw the number of steps in grading, because the caller judges every step.
 
     Returns:
         What each group found.
@@ -67,7 +68,7 @@ def train(attempt: Attempt, case: Case, in_groups: bool = False) -> list[Trained
     if in_groups:
         inside = members_of(attempt, True)
         groups = [inside, [rank for rank in range(size) if rank not in inside]]
-    steps = attempt.scale.steps(STEPS)
+    steps = attempt.scale.steps(STEPS) if longer else STEPS
     times = attempt.scale.number(1, TIMES_AS_MANY) if size == LARGE_ON and not case.has_usual_batches else 1
     draws = [Draw(attempt, case, steps, times) for _ in groups]
     per_rank: list[tuple] = [()] * size
