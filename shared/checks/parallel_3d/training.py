@@ -394,7 +394,7 @@ def judge_precision(trained: Trained) -> None:
             is_copy = _is_replicated(trained.plan, name, trained.start[name]) and rank > 0
             total += 0.0 if is_copy or gradient is None else gradient.double().square().sum().item()
     for rank, norm in enumerate(_norms_of(trained, 0)):
-        if abs(norm.item() - total**0.5) > _FLOAT64_TOLERANCE * total**0.5:
+        if not abs(norm.item() - total**0.5) <= _FLOAT64_TOLERANCE * total**0.5:  # It may be nan.
             message = f"{trained.plan}, a model in float32: the norm is {norm.item():.13g}, expected {total**0.5:.13g}"
             raise Wrong({rank: message}, "Hint: in which dtype are the squares computed and added up?")
 
