@@ -44,8 +44,11 @@ def _draw_number(attempt: Attempt) -> float:
 
 @sum_over_ranks.check("values")
 def the_sum_is_exact_on_every_rank(attempt: Attempt) -> None:
-    """The function is called twice, because the first call must not change the result of the second."""
-    own = [(_draw_number(attempt), _draw_number(attempt)) for _ in range(attempt.world_size)]
+    """The function is called twice, because the first call must not change the result of the second.
+
+    The second numbers are negative.
+    """
+    own = [(_draw_number(attempt), -_draw_number(attempt)) for _ in range(attempt.world_size)]
     found = attempt.run(probe_numbers, per_rank=own)
     for turn in (0, 1):
         every = [values[turn] for values in own]
@@ -57,7 +60,7 @@ def the_sum_is_exact_on_every_rank(attempt: Attempt) -> None:
                 return "It is the mean. Hint: should anything be divided here?"
             if turn == 1 and (is_close(value, total + previous) or abs(value - total) >= previous / 2):
                 return "The first call was right, but the second is not. Hint: what does the first call leave behind?"
-            if abs(value - total) <= FLOAT32_TOLERANCE * total:
+            if abs(value - total) <= FLOAT32_TOLERANCE * abs(total):
                 return "Only about 7 digits are right. Hint: which dtype does torch.tensor(0.1) have?"
             return common_cause(value, every[rank], every) or (
                 "Hint: what does each rank send, and which ranks get the result?"
@@ -160,7 +163,7 @@ def rank_0_gets_the_mean(attempt: Attempt) -> None:
 
 def _draw_losses(attempt: Attempt) -> list[float]:
     """Draw numbers that float32 can hold exactly."""
-    return [attempt.random.randint(1, 999) / 256 for _ in range(attempt.world_size)]
+    return [attempt.random.randint(1, 9_999) / 256 for _ in range(attempt.world_size)]
 
 
 @log_mean_loss.check("argument")
@@ -193,7 +196,8 @@ def logging_costs_one_message(attempt: Attempt) -> None:
 @broadcast_by_hand.check("values")
 def every_rank_has_the_tensor_of_src(attempt: Attempt) -> None:
     for src in range(attempt.world_size):
-        own = draw_tensors(attempt, attempt.random.randint(1, 1000))
+        rows = attempt.random.randint(1, 500)
+        own = [tensor.reshape((rows, 2) if src % 2 else (-1,)) for tensor in draw_tensors(attempt, 2 * rows)]
         found = attempt.run(probe_broadcast, src, per_rank=[(tensor,) for tensor in own])
         tensors = [result["tensor"] for result in found]
         wrong = {

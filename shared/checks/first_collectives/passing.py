@@ -32,8 +32,8 @@ def judge_arguments(found: list[dict], own: list[torch.Tensor]) -> None:
 
 def each_rank_gets_its_left_neighbors_tensor(attempt: Attempt) -> None:
     rows, long = attempt.scale.number(10, range(2, 50)), attempt.scale.number(1_000_000, range(500_000, 2_000_000))
-    for shape, dtype in (((1,), torch.float32), ((rows, 100), torch.int64), ((long,), torch.float32)):
-        own = [tensor.to(dtype).reshape(shape) for tensor in draw_tensors(attempt, math.prod(shape))]
+    for shape, dtype, sign in (((1,), torch.float32, 1), ((rows, 100), torch.int64, -1), ((long,), torch.float32, 1)):
+        own = [sign * tensor.to(dtype).reshape(shape) for tensor in draw_tensors(attempt, math.prod(shape))]
         try:
             found = attempt.run(probe_pass, None, per_rank=[(tensor,) for tensor in own])
         except Wrong as wrong:
