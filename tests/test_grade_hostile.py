@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -528,3 +529,64 @@ def test_values_that_are_sent_through_the_store_earn_nothing(tmp_path):
     honest, forged = record.answers
     assert honest.points == honest.max_points and forged.points == 0
     assert forged.reason.startswith("void: the code used the process group's store")
+
+
+def test_a_small_pickle_is_loaded_in_a_short_time(monkeypatch):
+    """Each outcome holds a pickle, and many outcomes may hold the same bytes. A fourth level would take days."""
+    for module, name in ((pickle, "loads"), (parcel, "unpack")):
+        monkeypatch.setattr(module, name, getattr(module, name))
+    packed = pickle.dumps(None)
+    guard.install()
+    for _ in range(3):
+        outcome = b"cshared.ranks.rankside\nOutcome\n)\x81}X\x05\0\0\0valueh\1sb"
+        packed = b"\x80\4B" + len(packed).to_bytes(4, "little") + packed + b"q\0010](" + 50 * outcome + b"e."
+    began = time.monotonic()
+    with pytest.raises(pickle.UnpicklingError):
+        pickle.loads(packed)
+    assert time.monotonic() - began < scaled(1.0)
+
+
+LIES_TO_THE_INSPECTION = """
+    import pkgutil
+    prints = pkgutil.resolve_name("instructor" + ".grade.fingerprints")
+    wire = pkgutil.resolve_name("shared" + ".wire.instrumentation")
+    digest, plain = prints._digest, wire.reset
+    def reset():
+        plain()
+    prints.__dict__["_digest"] = lambda value: digest(plain if value is reset else value)
+    wire.__dict__["reset"] = reset
+    total = torch.tensor(number, dtype=torch.float64)
+    dist.all_reduce(total)
+    return total.item()
+"""
+
+
+def test_the_inspection_does_not_use_functions_that_the_code_can_replace(tmp_path, judged_with):
+    record = judged(tmp_path, judged_with, LIES_TO_THE_INSPECTION)
+    assert record.answers[0].points == 0 and record.answers[0].reason.startswith("void"), explanation(record)
+    assert record.answers[1].points == record.answers[1].max_points
+    assert any("pkgutil" in notice for notice in record.notices)
+
+
+DRIPS = """
+    import os, socket, struct, threading, time
+    def drip():
+        for file in range(3, 200):
+            try:
+                line = socket.socket(fileno=os.dup(file))
+                if any(line.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, 16)):
+                    line.sendall(struct.pack("!i", 2**30))
+                    while True:
+                        line.sendall(b"x")
+                        time.sleep(1)
+            except OSError:
+                pass
+    threading.Thread(target=drip, daemon=True).start()
+    time.sleep(3600)
+"""
+
+
+def test_a_message_that_never_ends_does_not_outlast_the_deadline_of_its_check(tmp_path, judged_with):
+    record = judged(tmp_path, judged_with, DRIPS)
+    assert record.answers[0].points == 0 and "no result was reported within" not in record.answers[0].reason
+    assert record.answers[1].points == record.answers[1].max_points

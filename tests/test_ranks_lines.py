@@ -120,16 +120,43 @@ def test_a_line_that_ends_gives_no_answer_and_does_not_hang(exchange, half):
     assert not line.apply_async(print).ready()
 
 
-def test_a_rank_that_stops_in_the_middle_of_a_message_is_given_up(exchange, monkeypatch):
-    monkeypatch.setattr(lines, "_STALLED_AFTER_S", 0.2)
+def test_a_rank_that_stops_in_the_middle_of_a_message_holds_nobody_up(exchange):
     rank = connect(exchange, exchange.invitation(0)[1])
     (line,) = exchange.lines(SOON_S)
     asked = line.apply_async(print)
-    os.write(rank.fileno(), b"\0\0\0\x10abc")
+    content = rank.recv_bytes()[: lines._NUMBER.size] + pickle.dumps((False, "late"))
+    message = len(content).to_bytes(4, "big") + content
     began = time.monotonic()
-    assert not asked.wait(0.1)
+    for byte in message[:-1]:
+        os.write(rank.fileno(), bytes([byte]))
+        assert not asked.wait(0.001)
     assert time.monotonic() - began < SOON_S
-    assert not line.works
+    os.write(rank.fileno(), message[-1:])
+    assert asked.get(timeout=SOON_S) == "late"
+
+
+def test_a_long_message_is_read_and_one_without_bounds_is_not(exchange, monkeypatch):
+    """The length of a message of 2 GiB or more has 8 bytes. A short one may be written like this, too."""
+    rank = connect(exchange, exchange.invitation(0)[1])
+    (line,) = exchange.lines(SOON_S)
+    asked = line.apply_async(print)
+    content = rank.recv_bytes()[: lines._NUMBER.size] + pickle.dumps((False, "long"))
+    os.write(rank.fileno(), b"\xff\xff\xff\xff" + len(content).to_bytes(8, "big") + content)
+    assert asked.get(timeout=SOON_S) == "long"
+    monkeypatch.setattr(lines, "_MOST_BYTES", 10)
+    asked = line.apply_async(print)
+    answer(rank, "more than 10 bytes")
+    assert not asked.wait(SOON_S) and not line.works
+
+
+def test_a_late_answer_to_an_earlier_call_does_not_end_the_wait(exchange):
+    rank = connect(exchange, exchange.invitation(0)[1])
+    (line,) = exchange.lines(SOON_S)
+    line.apply_async(print)
+    asked = line.apply_async(print)
+    for value in ("first", "second"):
+        answer(rank, value)
+    assert asked.get(timeout=SOON_S) == "second"
 
 
 def cut_the_line(port: int) -> None:

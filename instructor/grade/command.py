@@ -12,7 +12,7 @@ import fcntl
 import functools
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from instructor.build import Chapter, chapters
@@ -230,12 +230,14 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, help="how many submissions to grade at once; default: two per core")
     parser.add_argument("--seconds", type=float, default=Limits.seconds_each, help="time limit for one exercise")
     options = parser.parse_args()
+    jobs = load.most_jobs() if options.jobs is None else max(1, options.jobs)
+    memory_bytes = min(Limits.memory_bytes, load.most_memory_bytes(jobs))
     request = Request(
         options.chapter,
         tuple(options.student) if options.student else None,
         options.exercise,
-        load.most_jobs() if options.jobs is None else max(1, options.jobs),
-        replace(Limits(), seconds_each=options.seconds),
+        jobs,
+        Limits(options.seconds, memory_bytes),
         options.anonymous,
     )
     try:

@@ -19,6 +19,16 @@ CLASS = "class"  # stands for the digest of a class of the course
 STEP_WRAPPERS = [code for code in Optimizer.profile_hook_step.__code__.co_consts if isinstance(code, CodeType)]
 
 
+def take_afresh(source: str, module: str) -> dict[str, str]:
+    """Return what `take` returns, with functions that are made from this module's source for this call only.
+
+    The functions of this module on the rank may have been replaced.
+    """
+    namespace: dict = {}
+    exec(source, namespace)
+    return namespace["take"](module)
+
+
 def take(module: str) -> dict[str, str]:
     """Return a digest for each function, by name, of the course's modules and of the parts of torch that probes call.
 

@@ -94,6 +94,7 @@ class Judge:
     def __init__(self, job: dict, report, rejected: list[str], gates: list[gate.Gate], missing: list[str]):
         self.job, self.report, self.rejected, self.gates, self.missing = job, report, rejected, gates, missing
         self.checks = f"shared.checks.{job['module']}"
+        self.inspection = Path(fingerprints.__file__).read_text()
         self.path = str(Path(os.environ["HOME"]) / "candidate.py")
         self.left_out: dict[str, str] = {}
         self.meter = None if NOT_MEASURED in missing else outside.Meter(ranks.current, self._announced_ports)
@@ -103,7 +104,7 @@ class Judge:
         return {port for each in self.gates for port in each.announced_ports | each.own_ports}
 
     def run(self) -> None:
-        before = ranks.run(fingerprints.take, self.checks)
+        before = ranks.run(fingerprints.take_afresh, self.inspection, self.checks)
         if self.meter is not None:
             self.meter.note_control()
         defined = self._load(self._screen())
@@ -213,7 +214,7 @@ class Judge:
     def _tampering(self, before: list[dict]) -> str:
         """Return how the code has tampered with grading, or "" if it has not. After tampering, restart the ranks."""
         try:
-            after = ranks.run(fingerprints.take, self.checks, timeout_s=LOOK_TIMEOUT_S)
+            after = ranks.run(fingerprints.take_afresh, self.inspection, self.checks, timeout_s=LOOK_TIMEOUT_S)
             pairs = zip(before, after, strict=True)
             found = {name for earlier, now in pairs for name in fingerprints.replaced(earlier, now)}
         except ranks.CellFailed:

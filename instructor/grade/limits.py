@@ -3,10 +3,12 @@
 All child processes inherit these limits. sandbox.py watches the total memory and the time from outside.
 """
 
+import contextlib
 import ctypes
 import os
 import resource
 from dataclasses import dataclass
+from pathlib import Path
 
 from shared.deadlines import scaled
 
@@ -19,7 +21,7 @@ class Limits:
     """Limits for one student's checks. The defaults are several times what this course's solutions need."""
 
     seconds_each: float = scaled(180.0)  # wall clock time, for one exercise
-    memory_bytes: int = 8_000_000_000  # of all processes together
+    memory_bytes: int = 8_000_000_000  # of all processes together; less if the machine has less (load.py)
     process_memory_bytes: int = 4_000_000_000
     processes: int = 300  # including threads; our solutions have about 50
     file_bytes: int = 100_000_000  # of one file; all files together stay below scratch_bytes
@@ -43,6 +45,8 @@ def bound(limits: Limits) -> None:
         maximum = maximum if hard == resource.RLIM_INFINITY else min(maximum, hard)
         resource.setrlimit(resource_type, (maximum, maximum))
     os.nice(NICENESS)
+    with contextlib.suppress(OSError):  # If the machine runs out of memory, the system should not end the grader.
+        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def become(user: int) -> None:

@@ -35,8 +35,16 @@ def most_jobs() -> int:
     A submission has up to four ranks, but these wait for each other's messages much of the time. On two cores, lab 01
     took 12 s per submission with four submissions at once, and 15 s per submission with two at once.
     """
-    free_bytes = min(psutil.virtual_memory().available, cgroup.limit_bytes() or float("inf"))
-    return max(1, min(JOBS_PER_CORE * joblib.cpu_count(), int(free_bytes // MEMORY_EACH_BYTES)))
+    return max(1, min(JOBS_PER_CORE * joblib.cpu_count(), _free_bytes() // MEMORY_EACH_BYTES))
+
+
+def most_memory_bytes(jobs: int) -> int:
+    """Return how much memory each of so many submissions may hold, so that together they leave some to the grader."""
+    return max(MEMORY_EACH_BYTES, int(0.9 * _free_bytes() / jobs))
+
+
+def _free_bytes() -> int:
+    return min(psutil.virtual_memory().available, cgroup.limit_bytes() or sys.maxsize)
 
 
 def slowdown() -> float:

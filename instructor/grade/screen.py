@@ -16,6 +16,7 @@ FORBIDDEN = {
 }
 UNUSUAL = ("ctypes", "gc", "importlib", "inspect", "mmap", "multiprocessing", "os", "pickle", "signal", "socket")
 UNUSUAL += ("subprocess", "sys", "tempfile", "threading", "asyncio", "pathlib", "shelve", "shutil", "sqlite3")
+UNUSUAL += ("pkgutil", "operator", "runpy", "builtins", "io", "codecs", "atexit", "faulthandler")
 # Ranks can exchange values through files as well.
 FILES = ("torch.load", "torch.save", "numpy.load", "numpy.save", "numpy.memmap")
 MEASURING = (
@@ -43,7 +44,8 @@ TABOO |= {"f_globals", "f_locals", "f_builtins", "_getframe", "_current_frames",
 TABOO |= {"addaudithook", "get_referrers", "get_referents", "get_objects", "_get_backend", "_get_default_store"}
 SHARDING = ("DTensor",)  # It communicates by itself, so a person should check how it is used.
 REACHING = ("__import__", "globals", "open", "setattr", "vars")  # as functions; methods may have these names
-UNUSUAL_NAMES = ("__builtins__", "__reduce__", "__subclasses__", "_getframe", "_exit", "eval", "exec", "kill", "fork")
+UNUSUAL_NAMES = ("resolve_name", "attrgetter", "methodcaller", "import_module")
+UNUSUAL_NAMES += ("__builtins__", "__reduce__", "__subclasses__", "_getframe", "_exit", "eval", "exec", "kill", "fork")
 UNUSUAL_NAMES += (
     "FileStore",
     "HashStore",
@@ -215,7 +217,7 @@ def notices(source: str, given: str = "") -> list[str]:
         name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
         if name in (*UNUSUAL_NAMES, *library) or (isinstance(node, ast.Name) and name in REACHING):
             found.append((node.lineno, f"uses {name}"))
-        if isinstance(node, ast.Attribute) and name in UNUSUAL and _root(node) in modules | {"torch"}:
+        if isinstance(node, ast.Attribute) and name in (*UNUSUAL, "__dict__") and _root(node) in modules | {"torch"}:
             found.append((node.lineno, f"uses {ast.unparse(node)}"))  # torch.os is os, too
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _root(node) in modules | {"torch"}:
             found.append((node.lineno, f"sets {ast.unparse(node)}"))

@@ -8,6 +8,7 @@ Calls are packed as ipyparallel packs them, so functions that are defined in a n
 
 import asyncio
 import hmac
+import os
 import pickle
 import secrets
 import socket
@@ -21,6 +22,8 @@ _STALLED_AFTER_S = scaled(60.0)  # how long one end waits to receive the rest of
 _TOKEN_WITHIN_S = scaled(1.0)  # Each rank sends its token before the kernel waits for it.
 _NUMBER = struct.Struct("=Q")
 _TOKEN_BYTES = 32
+_SHORT, _LONG = struct.Struct("!i"), struct.Struct("!Q")  # Connection sends −1 and a long length before a long message.
+_MOST_BYTES = 4 * 2**30  # of an answer
 
 
 class RankError(Exception):
@@ -94,6 +97,7 @@ class Line:
 
     def __init__(self, connection: Connection):
         self.connection = connection
+        self._unread = bytearray()  # what has arrived of the next answer
         self.works = True  # False once the connection has ended, or a message was incomplete or invalid
 
     def apply_async(self, fn, *args) -> "Answer":
@@ -110,15 +114,43 @@ class Line:
 
     def receive(self, timeout_s: float) -> tuple[int, bytes] | None:
         """Return the next answer's number and its content, or None if there is no answer within timeout_s."""
+        deadline = time.monotonic() + timeout_s
         try:
-            if self.works and self.connection.poll(timeout_s):
-                received = self.connection.recv_bytes()
-                return *_NUMBER.unpack_from(received), received[_NUMBER.size :]
+            while self.works:
+                if (received := self._next_message()) is not None:
+                    return *_NUMBER.unpack_from(received), received[_NUMBER.size :]
+                if not self.connection.poll(max(0.0, deadline - time.monotonic())):
+                    return None
+                self._read()
         except (OSError, EOFError, ValueError, MemoryError, struct.error):  # A rank may send anything.
             self.works = False
-        if not self.works:
-            time.sleep(timeout_s)  # Otherwise, a caller that polls in a loop would keep a core busy.
+        time.sleep(max(0.0, deadline - time.monotonic()))  # Otherwise, a caller that polls would keep a core busy.
         return None
+
+    def _read(self) -> None:
+        """Read what has arrived, even if it is only a part of an answer: a rank may never send the rest."""
+        chunk = os.read(self.connection.fileno(), 2**20)
+        if not chunk:
+            raise EOFError
+        self._unread += chunk
+
+    def _next_message(self) -> bytes | None:
+        """Take the next message from what has arrived. Returns None if it is not complete."""
+        if len(self._unread) < _SHORT.size:
+            return None
+        (length,), begins = _SHORT.unpack_from(self._unread), _SHORT.size
+        if length == -1:
+            if len(self._unread) < _SHORT.size + _LONG.size:
+                return None
+            (length,), begins = _LONG.unpack_from(self._unread, begins), begins + _LONG.size
+        if not 0 <= length <= _MOST_BYTES:
+            raise ValueError(f"a message of {length} bytes")
+        if len(self._unread) < begins + length:
+            return None
+        with memoryview(self._unread) as view:
+            message = bytes(view[begins : begins + length])
+        del self._unread[: begins + length]
+        return message
 
     def close(self) -> None:
         self.works = False
@@ -133,8 +165,9 @@ class Answer:
         self._content: bytes | None = None
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait at most timeout_s for the rank's next answer. Returns whether this call's answer has been received."""
-        if self._content is None and (received := self._line.receive(timeout_s)):
+        """Wait at most timeout_s. Returns whether the answer has been received."""
+        deadline = time.monotonic() + timeout_s
+        while self._content is None and (received := self._line.receive(max(0.0, deadline - time.monotonic()))):
             number, content = received
             if number == self._number:  # Otherwise, this answers an earlier call that nobody waits for.
                 self._content = content

@@ -18,6 +18,9 @@ _KEPT = "Your variables on the ranks are kept."
 _NEW_GROUP = "A new process group is ready; your variables on the ranks are kept."
 _DEFINE_TIMEOUT_S = scaled(20.0)
 _DROPPED_S = scaled(3.0)  # how long ranks must make no progress before a dropped handle counts as the cause
+_STILL_S = scaled(
+    0.7
+)  # how long ranks must stand still before they count as deadlocked; a busy machine may stop them, too
 
 
 class RankSet(RankProcesses):
@@ -193,7 +196,7 @@ class RankSet(RankProcesses):
                 if current != previous:
                     moved_s = self._seconds
                 elif (
-                    is_deadlocked(cell)
+                    (is_deadlocked(cell) and self._seconds - moved_s > _STILL_S)
                     or (failed and self._all_wait(pending, cell))
                     or (self._seconds - moved_s > _DROPPED_S and waits_for_a_dropped_handle(cell))
                 ):
@@ -211,7 +214,10 @@ class RankSet(RankProcesses):
 
         for rank in [rank for rank, answer in pending.items() if answer.ready()]:
             try:
-                outcomes[rank] = pending.pop(rank).get()
+                outcome = pending.pop(rank).get()
+                if not isinstance(outcome, rankside.Outcome):
+                    raise TypeError(f"the rank answered with an object of type {type(outcome).__name__}")
+                outcomes[rank] = outcome
             except Exception as error:  # the result could not be sent, or the process is gone
                 described = {"kind": "Exception", "message": _message_of(error), "lines": [], "mismatch": False}
                 described |= {"others_fault": False, "out_of_memory": False, "gpu_lost": False, "batch_open": False}

@@ -385,8 +385,8 @@ class _Run:
         trained = [(check, attempt.world_size) for check, attempt in self.attempts if attempt.scale.longest]
         if trained:
             return [draw.choice([each for each in trained if each[1] > 1] or trained)]
-        passed = [check for check in checks if check.name not in self.found and not check.once]
-        sizes = {check.name: [a.world_size for each, a in self.attempts if each is check] for check in passed}
+        sizes = {check.name: [a.world_size for each, a in self.attempts if each is check] for check in checks}
+        passed = [each for each in checks if sizes[each.name] and each.name not in self.found and not each.once]
         several = [passed[0], draw.choice(passed)] if passed else []
         return [(check, draw.choice([s for s in sizes[check.name] if s > 1] or sizes[check.name])) for check in several]
 
