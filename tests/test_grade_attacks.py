@@ -202,6 +202,21 @@ def test_only_bytes_between_ranks_count_and_only_once():
     assert now.between_others(began, {5000}) == 100
 
 
+@pytest.mark.parametrize(("owner", "counted"), [(os.getuid(), 0), (200_001, 900)])
+def test_bytes_at_a_port_of_the_controller_count_if_a_rank_has_opened_it(owner, counted):
+    """Some of these ports are reserved, but not in use. Code once opened them, and nobody counted what it sent."""
+    ends = (7001, 5000)
+    by_end = {ends: outside.Sent(900, 0, 200_002), ends[::-1]: outside.Sent(0, 0, owner)}
+    assert outside.Carried(900, by_end).between_others(outside.Carried(0, {}), {5000}) == counted
+
+
+def test_packets_without_data_hide_no_bytes():
+    """A connection that is refused takes two packets, whose headers have 4 bytes less than the meter takes off."""
+    ends = (7001, 7002)
+    by_end = {ends: outside.Sent(900, 0, 1), ends[::-1]: outside.Sent(0, 0, 2)}
+    assert outside.Carried(-4_000, by_end).between_others(outside.Carried(0, {}), set()) == 900
+
+
 @pytest.mark.parametrize(("users", "counted"), [((1, 1), 0), ((1, 2), 900), ((os.getuid(),) * 2, 900)])
 def test_what_a_rank_sends_to_itself_does_not_count(users, counted):
     """IPython sent 40 kB in this way while code printed 20,000 lines, which was taken for values sent in secret."""

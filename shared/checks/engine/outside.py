@@ -72,16 +72,25 @@ class Carried:
     def between_others(self, began: "Carried", ports: set[int]) -> int:
         """Return how many bytes the interface has carried since `began`. Retransmitted bytes count only once.
 
-        Bytes to or from these ports, and bytes that a rank sent to itself, do not count.
+        Bytes to or from these ports of ours, and bytes that a rank sent to itself, do not count.
         """
-        carried_bytes = self.payload_bytes - began.payload_bytes
+        carried_bytes, over_open_bytes = self.payload_bytes - began.payload_bytes, 0
         for ends, sent in self.by_end.items():
             before = began.by_end.get(ends, Sent(0, 0))
-            if ports.isdisjoint(ends) and not self._stays_with_one_rank(ends):
-                carried_bytes -= sent.again_bytes - before.again_bytes
+            sent_bytes, again_bytes = sent.all_bytes - before.all_bytes, sent.again_bytes - before.again_bytes
+            if self.is_ours(ends, ports) or self._stays_with_one_rank(ends):
+                carried_bytes -= sent_bytes
             else:
-                carried_bytes -= sent.all_bytes - before.all_bytes
-        return max(0, carried_bytes)  # Header sizes are estimates. Their errors add up if code prints a lot.
+                carried_bytes -= again_bytes
+                over_open_bytes += sent_bytes - again_bytes
+        # Header sizes are estimates. Their errors add up if code prints a lot, or makes many packets without data.
+        return max(carried_bytes, over_open_bytes)
+
+    def is_ours(self, ends: tuple[int, int], ports: set[int]) -> bool:
+        """Return whether a connection ends at one of these ports, and no rank has opened this port for itself."""
+        at_ports = [each for each in (ends, ends[::-1]) if each[0] in ports]
+        owners = {self.by_end[each].user for each in at_ports if each in self.by_end}
+        return bool(at_ports) and owners <= {None, 0, os.getuid()}
 
     def _stays_with_one_rank(self, ends: tuple[int, int]) -> bool:
         """Return whether both ends belong to one rank. IPython wakes its own threads in this way, for example to print.
@@ -171,7 +180,9 @@ class Meter:
         users = {ends: sent.user for ends, sent in now.by_end.items()}
         # A rank may connect to itself, as IPython does. Both ends of a connection to the store's own port belong to the
         # judge, because ranks are given another port.
-        between = {ends for ends, user in users.items() if users.get(ends[::-1]) != user and control.isdisjoint(ends)}
+        between = {
+            ends for ends, user in users.items() if users.get(ends[::-1]) != user and not now.is_ours(ends, control)
+        }
         before = self._began.ended | self._began.by_end.keys()
         found = [ends for ends in between | (now.ended - before) if known.isdisjoint(ends)]
         return found + self._too_many_controlling(now)
