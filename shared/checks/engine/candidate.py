@@ -8,6 +8,7 @@ import importlib.util
 import io
 import sys
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from types import CodeType
 
@@ -26,6 +27,16 @@ _formed: list[weakref.ref] = []  # the groups that the last probe formed
 
 class PieceMissing(Exception):
     """The error for a piece that is not defined where the check looks for it."""
+
+
+def records_everything(probe_fn: Callable) -> Callable:
+    """Mark a probe whose results contain every call of a collective that the ranks make while it runs.
+
+    In grading, these calls must have as many bytes as the ranks report, and the network must agree with the report.
+    Otherwise, code could change the record that a check reads, and leave the other record as it is.
+    """
+    probe_fn.records_everything = True
+    return probe_fn
 
 
 def probe(

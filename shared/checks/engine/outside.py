@@ -50,6 +50,21 @@ def reported(calls: Sequence[instrumentation.Call]) -> tuple[float, float, int]:
     )
 
 
+def recorded_bytes(result, rank: int) -> float:
+    """Return the bytes that a rank has sent in the calls that the result of a probe contains, each counted once."""
+    calls: dict[int, instrumentation.Call] = {}
+    left = [result]
+    while left:
+        each = left.pop()
+        if isinstance(each, instrumentation.Call):
+            calls[id(each)] = each
+        elif isinstance(each, dict):
+            left += each.values()
+        elif isinstance(each, (list, tuple)):
+            left += each
+    return sum(sent_bytes_of(call, rank) for call in calls.values())
+
+
 class Sent(NamedTuple):
     """How many bytes one end of a connection has sent, with retransmitted bytes, and how many were retransmitted."""
 
