@@ -41,9 +41,9 @@ the right values, and the bytes on the network must agree with the record to abo
 Each call sends about 1 kB of headers, too. Where an exercise needs no communication, such as a formula of lab 05 or a
 rule of lab 17, code that reaches the modules of the checks can call their reference. A rank can announce a port of its
 own to the process group's store, so that a connection to it counts as the group's. Code can count how often it has been
-called, and change what it does after more calls than the checks make. It can also hide a ready-made wrapper. Ranks share the processor, process
-ids and the numbers of ports, and can pass a few bits through these. If a system lacks control groups or cannot count
-the bytes, or if the grader is not root, the notes of each submission say so.
+called, and change what it does after more calls than the checks make. It can also hide a ready-made wrapper. Ranks
+share the processor, process ids and the numbers of ports, and can pass a few bits through these. If a system lacks
+control groups or cannot count the bytes, or if the grader is not root, the notes of each submission say so.
 Submissions that are graded at once share the CPU, so one can slow down another, except with --jobs 1. If an exercise
 fails, our own code replaces it when a later exercise that uses it is judged again. The code of the later exercise could
 print our solution.
