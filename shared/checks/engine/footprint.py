@@ -6,6 +6,8 @@ Everything that Python can reach is counted, whichever attribute, closure or lis
 import contextlib
 import gc
 import time
+from array import array
+from mmap import mmap
 
 import numpy as np
 import torch
@@ -74,7 +76,7 @@ def hidden_bytes() -> int:
     seen = {each.untyped_storage()._cdata for each in here if issubclass(type(each), torch.Tensor)}
     things = {id(thing): thing for thing in gc.get_referents(*here)}.values()
     arrays = [thing.nbytes for thing in things if isinstance(thing, np.ndarray) and thing.base is None]
-    raw = [len(thing) for thing in things if isinstance(thing, bytes | bytearray)]
+    raw = [memoryview(thing).nbytes for thing in things if isinstance(thing, bytes | bytearray | array | mmap)]
     storages = [each.nbytes() for each in things if type(each) is torch.UntypedStorage and each._cdata not in seen]
     return sum(each for each in arrays + raw + storages if each > LEAST_HIDDEN_BYTES)
 
