@@ -353,22 +353,19 @@ class _Run:
     drawn: dict[str, str] = field(default_factory=dict)  # the sizes with which a check failed in grading
     attempts: list[tuple[Check, Attempt]] = field(default_factory=list)
 
-    def judge(self, check: Check, size: int, added: range = scale.SHORT) -> Attempt:
-        """Run a check on so many ranks, and note what is wrong.
-
-        Args:
-            check: The check.
-            size: The number of ranks.
-            added: How many steps are added to the first training in grading.
-        """
-        attempt = self._attempt(check, size, added)
+    def judge(self, check: Check, size: int) -> Attempt:
+        """Run a check on so many ranks, and note what is wrong."""
+        attempt = self._attempt(check, size, scale.SHORT)
         self.attempts.append((check, attempt))
+        self._note(check, attempt)
+        return attempt
+
+    def _note(self, check: Check, attempt: Attempt) -> None:
         if attempt.wrong is not None:
             self.found[check.name] = attempt.wrong
             sizes = f": {attempt.scale}" if str(attempt.scale) else ""
             if self.graded and attempt.wrong.evidence != NOT_WRITTEN:
                 self.drawn[check.name] = f"\n(Drawn with seed {self.seed}{sizes}.)"
-        return attempt
 
     def _attempt(self, check: Check, size: int, added: range) -> Attempt:
         draw = random.Random(f"{self.seed} {check.name} {size}" + " long" * (added == scale.LONG))
@@ -380,18 +377,20 @@ class _Run:
     def find_right_at_first(self, checks: list[Check]) -> str:
         """Look for code that is right at first, and wrong later. Returns the name of a check that shows it, or "".
 
-        Each judgement is repeated, because code that is only sometimes wrong, such as a race, loses no more than the
-        checks that it fails.
+        Each judgement is repeated. Code that is only sometimes wrong, such as a race, loses no more than the checks
+        that it fails, and nothing is lost if the machine is slow for a moment.
         """
         for check, attempt in self.attempts:
-            if attempt.scale.longest and attempt.wrong:
+            if attempt.scale.longest and attempt.wrong and not attempt.wrong.hangs:
                 size = attempt.world_size
                 ranks.current().regroup(list(range(size)))
                 as_usual = [self._attempt(check, size, scale.NONE).wrong is None for _ in range(2)]
                 return check.name if all(as_usual) and self._attempt(check, size, scale.SHORT).wrong else ""
         for check, size in self._draw_long(checks):
             ranks.current().regroup(list(range(size)))
-            if all(self.judge(check, size, scale.LONG).wrong for _ in range(2)):
+            attempt = self._attempt(check, size, scale.LONG)
+            if attempt.wrong and self._attempt(check, size, scale.LONG).wrong:
+                self._note(check, attempt)
                 return check.name
         return ""
 
