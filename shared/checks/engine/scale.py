@@ -1,10 +1,10 @@
 """How large the models and how long the trainings of a check are.
 
 In a student's own check, they are small, so that it is fast. In grading, they are drawn for each judgement, so that
-code cannot be right only for the usual sizes. On two ranks, the models are large. Each training is a few steps longer
-than usual. At the end, one check that has passed is drawn, and runs again with a training that is much longer. If none
-of the checks trains, the first one and a drawn one run again, and their first probe runs many times, with the same
-arguments and without loading the code again.
+code cannot be right only for the usual sizes. On two ranks, the models are large. The first training of a check is a
+few steps longer than usual. At the end, one check that has passed is drawn, and runs again with a training that is much
+longer. If none of the checks trains, the first one and a drawn one run again, and their first probe runs many times,
+with the same arguments and without loading the code again.
 """
 
 import contextlib
@@ -18,6 +18,7 @@ from shared.deadlines import scaled
 LARGE_ON = 2  # ranks
 LARGE, MEDIUM = range(1_001, 4_000), range(8, 200)  # hidden units of the awkward models
 LONG, SHORT, NONE = range(15, 40), range(1, 5), range(1)  # steps that are added to the usual number of steps
+FURTHER = range(2)  # steps that are added after the first training of a check
 FEWEST_REPEATS, MOST_REPEATING_S = 4, 1.0  # Slow probes run less often.
 
 
@@ -28,7 +29,7 @@ class Scale:
     width: int = awkward_models.USUAL_WIDTH
     draws: random.Random | None = None
     longest: int = 0  # steps
-    added: range = SHORT  # the steps that are added; LONG is only for the first training
+    added: range = SHORT  # the steps that are added to the first training
     repeats: int = 0  # how many times the first probe of a check without a training has run
     has_models: bool = False  # whether the check has built awkward models
 
@@ -47,7 +48,7 @@ class Scale:
         """Return how many steps a training takes whose usual number of steps is given."""
         if self.draws is None or usual == 0:
             return usual
-        steps = usual + self.draws.choice(SHORT if self.added == LONG and self.longest else self.added)
+        steps = usual + self.draws.choice(FURTHER if self.longest and self.added != NONE else self.added)
         self.longest = max(self.longest, steps)
         return steps
 

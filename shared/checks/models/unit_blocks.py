@@ -18,7 +18,7 @@ def widening() -> int:
 
     A block's number of elements leaves the same remainder as usual when it is divided by any world size up to 4.
     """
-    return 1 + 12 * (awkward_models.WIDTH // 500)
+    return 1 + 12 * (awkward_models.WIDTH // 1000)
 
 
 def tell(module: nn.Module) -> None:
