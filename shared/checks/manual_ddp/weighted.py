@@ -60,7 +60,7 @@ def unequal_shares_weigh_by_their_samples(attempt: Attempt) -> None:
 
 def many_samples_are_counted_exactly(attempt: Attempt) -> None:
     samples = [attempt.random.randrange(257, 512, 2) for _ in range(attempt.world_size)]
-    own = [float(attempt.random.randint(1, 9)) for _ in samples]
+    own = [float(value) for value in attempt.random.sample(range(1, 10), attempt.world_size)]  # no two are equal
     expected = sum(value * count for value, count in zip(own, samples, strict=True)) / sum(samples)
     found = attempt.run(probe_many_samples, per_rank=list(zip(own, samples, strict=True)))
     for rank, gradient in enumerate(found):
