@@ -78,14 +78,14 @@ ROWS_STOP_AFTER_STEP_8 = """
             self.steps += 1
             return super().forward(x) if self.steps <= 8 else 2 * super().forward(x)
 """
-PARALLELIZE_STOPS_AFTER_FORWARD_24 = """
+PARALLELIZE_STOPS_AFTER_FORWARD_16 = """
     def parallelize(*args, _original=parallelize, **kwargs):
         model, steps = _original(*args, **kwargs), 0
 
         def double(module, inputs, output):
             nonlocal steps
             steps += 1
-            return output * 2 if steps > 24 else output
+            return output * 2 if steps > 16 else output
 
         model.blocks[0].register_forward_hook(double)
         return model
@@ -129,7 +129,7 @@ ATTACKS = {  # the module, the piece, and the code
     "ZeRO-3 stops after sync 16": ("zero3", "ZeRO3", ZERO3_STOPS_AFTER_SYNC_16),
     "FSDP stops after step 8": ("production", "fully_sharded", FSDP_STOPS_AFTER_STEP_8),
     "rows stop after step 8": ("tensor_parallel", "RowParallelLinear", ROWS_STOP_AFTER_STEP_8),
-    "parallelize stops after forward 24": ("tensor_parallel", "parallelize", PARALLELIZE_STOPS_AFTER_FORWARD_24),
+    "parallelize stops after forward 16": ("tensor_parallel", "parallelize", PARALLELIZE_STOPS_AFTER_FORWARD_16),
     "a pipeline stops after step 10": ("pipeline", "Pipeline", PIPELINE_STOPS_AFTER_STEP_10),
     "redistributes small tensors": ("gspmd", "execute", REDISTRIBUTES_SMALL_TENSORS),
     "a split stops after step 8": ("parallel_3d", "split_model", SPLIT_STOPS_AFTER_STEP_8),
