@@ -132,6 +132,24 @@ def test_an_exercise_that_needs_a_wrong_one_is_judged_with_our_own(tmp_path):
     assert all("candidate.py" not in verdict.evidence for verdict in state.verdicts)
 
 
+def test_another_name_for_our_own_code_earns_nothing(tmp_path):
+    """1.2 does not work, so our own code may replace it. 1.7 calls it, but our solution of 1.7 does not."""
+    need_sandbox()
+    sources = {
+        "ring_reduce_scatter": "%%ranks\ndef ring_reduce_scatter(tensor, group=None):\n    pass",
+        "direct_reduce_scatter": """%%ranks
+def direct_reduce_scatter(tensor, group=None):
+    return ring_reduce_scatter(tensor, group)""",
+    }
+    lab = "01_collectives"
+    with course.unpacked(CHAPTERS[lab]) as unpacked:
+        chosen = tuple(task for task in unpacked.tasks if {*task.cells} <= {name.replace("_", "-") for name in sources})
+        assert len(chosen) == 2
+        submission = hand_in(tmp_path, "eve", lab, writes(**sources))
+        record = grading.grade(submission, replace(unpacked, tasks=chosen), Limits())
+    assert [(answer.points, answer.with_ours) for answer in record.answers] == [(0, []), (0, [])]
+
+
 def test_places_are_lines_of_the_students_cells(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     given = {"grade_id": None, "exercise": None, "source": "import os", "line": 1}

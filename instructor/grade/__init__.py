@@ -45,6 +45,6 @@ called, and change what it does after more calls than the checks make. It can al
 share the processor, process ids and the numbers of ports, and can pass a few bits through these. If a system lacks
 control groups or cannot count the bytes, or if the grader is not root, the notes of each submission say so.
 Submissions that are graded at once share the CPU, so one can slow down another, except with --jobs 1. If an exercise
-fails, our own code replaces it when a later exercise that uses it is judged again. The code of the later exercise could
-print our solution.
+fails, our own code may replace it when a later exercise is judged again, but only if our solution of the later one
+uses it, too. The code of the later exercise could print our solution.
 """

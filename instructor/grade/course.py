@@ -40,6 +40,7 @@ class Course:
     ready_made: tuple[str, ...]  # the names of ready-made code that the lab itself uses
     stubs: dict[str, str]  # what students find in each exercise, by its grade_id
     ours: dict[str, str]  # our own code for each exercise, by its grade_id
+    uses: dict[str, set[str]]  # the other exercises that our own code for each exercise uses, all by their grade_id
 
 
 @contextlib.contextmanager
@@ -66,18 +67,36 @@ def unpacked(chapter: Chapter) -> Iterator[Course]:
         for path in (folder, *folder.rglob("*")):
             path.chmod(0o755 if path.is_dir() else 0o644)
         digest = _digest(chapter, files, tasks)
-        yield Course(chapter, folder, digest, tasks, withheld, ready_made_in(chapter), stubs, ours)
+        ready_made, uses = ready_made_in(chapter), uses_in(chapter, ours)
+        yield Course(chapter, folder, digest, tasks, withheld, ready_made, stubs, ours, uses)
 
 
 def ready_made_in(chapter: Chapter) -> tuple[str, ...]:
     """Return which ready-made code a lab's exercises may use: whatever our own solutions or the given code use."""
-    cells = [
-        cell
-        for cell in chapter.read("lab").cells
-        if {"export", "exercise", "given"} & set(cell.metadata.get("tags", []))
-    ]
-    words = {word for cell in cells for word in re.findall(r"\w+", cell.source)}
+    words = {word for cell in _module_cells(chapter) for word in re.findall(r"\w+", cell.source)}
     return tuple(name for name in screen.READY_MADE if name in words)
+
+
+def uses_in(chapter: Chapter, ours: dict[str, str]) -> dict[str, set[str]]:
+    """Return the other exercises that our own code for each exercise uses, directly or through other cells."""
+    cells = [(cell.metadata.get("nbgrader", {}).get("grade_id"), cell.source) for cell in _module_cells(chapter)]
+    sources = [(name, ours.get(name) or without_first_magics(source)) for name, source in cells]
+    code = [(name, screen.lends(source), screen.used_by(source)) for name, source in sources]
+    return {name: _used_from(name, code) - {name, None} for name in ours}
+
+
+def _used_from(name: str, code: list[tuple[str | None, set[str], set[str]]]) -> set[str | None]:
+    """Return the names of all cells that a cell uses, given each cell's name, what it defines and what it uses."""
+    wanted = {used for own, _, uses in code for used in uses if own == name}
+    for _ in code:  # One more cell is followed in each round.
+        wanted |= {used for _, defines, uses in code for used in uses if defines & wanted}
+    return {own for own, defines, _ in code if defines & wanted}
+
+
+def _module_cells(chapter: Chapter) -> list[nbformat.NotebookNode]:
+    """Return the cells of a lab's module, with our own code in the exercises."""
+    tags = {"export", "exercise", "given"}
+    return [cell for cell in chapter.read("lab").cells if tags & set(cell.metadata.get("tags", []))]
 
 
 def _digest(chapter: Chapter, files: dict[str, bytes], tasks: tuple[Task, ...]) -> str:

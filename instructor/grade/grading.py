@@ -132,6 +132,8 @@ class Grading:
     def _second_chances(self, answers: dict[str, Answer]) -> dict[str, Answer]:
         """Judge exercises again that use earlier ones that were wrong, with our own code for the earlier ones.
 
+        Only the exercises that our own solution uses are replaced. Otherwise, another name for our code could pass.
+
         Returns the answers that earn more points in this way.
         """
         better: dict[str, Answer] = {}
@@ -139,24 +141,40 @@ class Grading:
         replaced: list[Task] = []
         while failed and time.monotonic() < self.deadline:
             replaced.append(failed.pop(0))
-            names = {name for task in replaced for name in task.cells}
-            ours = {name: self.course.ours[name] for name in names}
-            pieces = submissions.pieces_of(self.cells, self.course.chapter, ours)
-            again = [task for task in failed if task.name not in self.known and not names & {*task.cells}]
-            again = [task for task in again if answers[task.name].reason != UNANSWERED and self._uses(task, ours)]
-            for name, answer in (self._judged(again, pieces) if again else {}).items():
-                if answer.points > max(answers[name].points, better[name].points if name in better else 0):
-                    better[name] = replace(answer, with_ours=[task.number for task in replaced])
+            for helpers, tasks in self._by_helpers(failed, replaced, answers):
+                ours = {name: self.course.ours[name] for helper in helpers for name in helper.cells}
+                pieces = submissions.pieces_of(self.cells, self.course.chapter, ours)
+                for name, answer in self._judged(tasks, pieces).items():
+                    if answer.points > max(answers[name].points, better[name].points if name in better else 0):
+                        better[name] = replace(answer, with_ours=[helper.number for helper in helpers])
             failed = [task for task in failed if task.name not in better or _lost(better[task.name])]
         return better
 
-    def _uses(self, task: Task, ours: dict[str, str]) -> bool:
-        """Return whether a task's code uses a name that our code defines, directly or through other cells."""
+    def _by_helpers(
+        self, failed: list[Task], replaced: list[Task], answers: dict[str, Answer]
+    ) -> list[tuple[list[Task], list[Task]]]:
+        """Return which tasks need the last one that was replaced, with the replaced tasks that each group may use."""
+        groups: dict[tuple[str, ...], tuple[list[Task], list[Task]]] = {}
+        for task in failed:
+            helpers = [helper for helper in replaced if self._may_use(task, helper)]
+            last = replaced[-1:] == helpers[-1:]
+            if last and answers[task.name].reason != UNANSWERED and self._uses(task, helpers):
+                groups.setdefault(tuple(helper.name for helper in helpers), (helpers, []))[1].append(task)
+        return list(groups.values())
+
+    def _may_use(self, task: Task, helper: Task) -> bool:
+        """Return whether our own solution of a task uses another one, and the two share no cell."""
+        used = {name for own in task.cells for name in self.course.uses[own]}
+        return bool(used & {*helper.cells}) and task.name not in self.known and not {*task.cells} & {*helper.cells}
+
+    def _uses(self, task: Task, helpers: list[Task]) -> bool:
+        """Return whether a task's code uses a name that our code for others defines, directly or through other cells."""
+        ours = [self.course.ours[name] for helper in helpers for name in helper.cells]
         wanted = {name for own in task.cells for name in screen.used_by(self.record.code.get(own, ""))}
         sources = [piece["source"] for piece in self.pieces]
         for _ in sources:  # One more cell is followed in each round.
             wanted |= {name for source in sources if screen.lends(source) & wanted for name in screen.used_by(source)}
-        return any(screen.lends(source) & wanted for source in ours.values())
+        return any(screen.lends(source) & wanted for source in ours)
 
     def _judged(self, tasks: list[Task], pieces: list[dict]) -> dict[str, Answer]:
         """Return the answers of these tasks by name."""
