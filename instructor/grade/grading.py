@@ -168,7 +168,7 @@ class Grading:
         return bool(used & {*helper.cells}) and task.name not in self.known and not {*task.cells} & {*helper.cells}
 
     def _uses(self, task: Task, helpers: list[Task]) -> bool:
-        """Return whether a task's code uses a name that our code for others defines, directly or through other cells."""
+        """Return whether a task's code uses a name from our code for these helpers, directly or through other cells."""
         ours = [self.course.ours[name] for helper in helpers for name in helper.cells]
         wanted = {name for own in task.cells for name in screen.used_by(self.record.code.get(own, ""))}
         sources = [piece["source"] for piece in self.pieces]
