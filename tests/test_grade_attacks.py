@@ -204,14 +204,14 @@ def test_only_bytes_between_ranks_count_and_only_once():
 
 @pytest.mark.parametrize(("owner", "counted"), [(os.getuid(), 0), (200_001, 900)])
 def test_bytes_at_a_port_of_the_controller_count_if_a_rank_has_opened_it(owner, counted):
-    """Some of these ports are reserved, but not in use. Code once opened them, and nobody counted what it sent."""
+    """Some of these ports are reserved, but not in use. Bytes to a rank that opened one were once not counted."""
     ends = (7001, 5000)
     by_end = {ends: outside.Sent(900, 0, 200_002), ends[::-1]: outside.Sent(0, 0, owner)}
     assert outside.Carried(900, by_end).between_others(outside.Carried(0, {}), {5000}) == counted
 
 
 def test_packets_without_data_hide_no_bytes():
-    """A connection that is refused takes two packets, whose headers have 4 bytes less than the meter takes off."""
+    """The two packets of a refused connection together have 4 bytes fewer of headers than the meter subtracts."""
     ends = (7001, 7002)
     by_end = {ends: outside.Sent(900, 0, 1), ends[::-1]: outside.Sent(0, 0, 2)}
     assert outside.Carried(-4_000, by_end).between_others(outside.Carried(0, {}), set()) == 900

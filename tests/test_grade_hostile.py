@@ -403,7 +403,7 @@ def test_a_pickle_of_records_and_tensors_does_not_need_the_slow_way(rejected):
     assert torch.equal(guard.Simple(io.BytesIO(found[1])).load()["loss"], torch.arange(3.0))
 
 
-# Each of these follows a stand-in for a class or a function in a pickle, and tries to reach what is behind it.
+# In a pickle, each of these follows a stand-in for a class or a function, and tries to reach the original.
 OVER_A_STAND_IN = {
     "a state for the class": b"N}V__eq__\nNs\x86b.",
     "a state for it as a plain dict": b"}V__eq__\nNsb.",
@@ -532,7 +532,7 @@ def test_values_that_are_sent_through_the_store_earn_nothing(tmp_path):
 
 
 def test_a_small_pickle_is_loaded_in_a_short_time(monkeypatch):
-    """Each outcome holds a pickle, and many outcomes may hold the same bytes. A fourth level would take days."""
+    """Each outcome holds a pickle, and many outcomes may share its bytes, so each level multiplies the time."""
     for module, name in ((pickle, "loads"), (parcel, "unpack")):
         monkeypatch.setattr(module, name, getattr(module, name))
     packed = pickle.dumps(None)
@@ -622,4 +622,4 @@ def test_two_records_of_the_same_collectives_must_agree(tmp_path, judged_with):
         submission = hand_in(tmp_path, "eve", LAB, writes(pass_right=TWO_RECORDS))
         record = grading.grade(submission, replace(unpacked, tasks=passing), DEFAULTS)
     (answer,) = record.answers
-    assert answer.points == 0 and "in another one" in explanation(record), explanation(record)
+    assert answer.points == 0 and "another one says" in explanation(record), explanation(record)

@@ -136,7 +136,7 @@ def test_a_rank_that_stops_in_the_middle_of_a_message_holds_nobody_up(exchange):
 
 
 def test_a_long_message_is_read_and_one_without_bounds_is_not(exchange, monkeypatch):
-    """The length of a message of 2 GiB or more has 8 bytes. A short one may be written like this, too."""
+    """The length of a message of 2 GiB or more is sent as 8 bytes. A rank may send a short message like this, too."""
     rank = connect(exchange, exchange.invitation(0)[1])
     (line,) = exchange.lines(SOON_S)
     asked = line.apply_async(print)

@@ -9,7 +9,7 @@ sandbox.py       runs a process tree with limits, which sees only the files that
 reader.py        reads a notebook inside the sandbox
 judge.py         runs the instructor's checks on one student's code inside the sandbox (with screen.py, guard.py,
                  gate.py, fingerprints.py and limits.py)
-forked.py        starts the fork server, from which the ranks are forked, as a fork of the judge
+forked.py        forks the judge to start the fork server, from which the ranks are forked
 alone.py         gives each rank a user, files and memory of its own
 load.py          finds how many submissions this machine can grade at once, and lengthens deadlines while it is busy
 grading.py       grades one submission: starts judges until every exercise has a verdict
@@ -30,21 +30,22 @@ What protects grading from cheating:
   look at.
 - fingerprints.py finds functions of the course and of torch that the code has replaced. If it finds any, the exercise
   is void.
-- Most probes return the record that a check reads. The judge compares it with what the rank reports to the meter.
-- Sizes and numbers of steps are drawn. At the end, a check that has passed runs again for longer. If the code is wrong
-  only then, the exercise earns nothing (`shared/checks/engine/scale.py`).
+- Some probes return every collective that a rank has recorded. The judge compares this record with the number of bytes
+  that the rank reports to the meter (`records_everything` in `shared/checks/engine/candidate.py`).
+- Sizes and numbers of steps are drawn. At the end, one or two checks that have passed run again for longer. If one of
+  them fails this time, the exercise earns nothing (`shared/checks/engine/scale.py`).
 
 Known limits: Python cannot isolate code within a process. A student's code runs in the process that records its
 collectives, and screen.py misses names that are put together while the code runs. Code that reaches the record can
 change what it says about the collectives, their order, their times, and the memory that was used. It still cannot forge
-the right values, and the bytes on the network must agree with the record to about 5%, or to 0.03 MB if little is sent.
-Each call sends about 1 kB of headers, too. Where an exercise needs no communication, such as a formula of lab 05 or a
-rule of lab 17, code that reaches the modules of the checks can call their reference. A rank can announce a port of its
-own to the process group's store, so that a connection to it counts as the group's. Code can count how often it has been
-called, and change what it does after more calls than the checks make. It can also hide a ready-made wrapper. Ranks
-share the processor, process ids and the numbers of ports, and can pass a few bits through these. If a system lacks
+values that ranks have to exchange, and the bytes on the network must agree with the record to about 5%, or to 0.03 MB
+if little is sent. Each call may also send about 1 kB of headers. If an exercise needs no communication, such as a
+formula of lab 05 or a rule of lab 17, code that reaches the modules of the checks can call their reference. A rank can
+announce a port of its own to the process group's store, so that a connection to this port counts as one of the group's.
+Code can count its calls, and become wrong after more calls than the checks make. It can also hide a ready-made wrapper.
+Ranks share the processor, process ids and port numbers, and can pass a few bits through these. If a system lacks
 control groups or cannot count the bytes, or if the grader is not root, the notes of each submission say so.
 Submissions that are graded at once share the CPU, so one can slow down another, except with --jobs 1. If an exercise
-fails, our own code may replace it when a later exercise is judged again, but only if our solution of the later one
-uses it, too. The code of the later exercise could print our solution.
+fails, a later one that uses it is judged again with our own code for the failed one, but only if our solution of the
+later one uses it, too. The code of the later exercise could then print our solution.
 """

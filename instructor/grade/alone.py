@@ -30,7 +30,7 @@ _FCNTL = {"x86_64": 72, "aarch64": 25}
 _REFUSED = {
     "x86_64": {"flock": 73, "add_key": 248, "request_key": 249, "keyctl": 250, "process_vm_readv": 310, "ptrace": 101}
     | {"process_vm_writev": 311, "io_uring_setup": 425, "pidfd_getfd": 438, "memfd_secret": 447}
-    # These change something that other processes can ask about this one.
+    # These change properties of a process that other processes can read.
     | {"setpgid": 109, "setsid": 112, "setpriority": 141, "sched_setparam": 142}
     | {"sched_setaffinity": 203, "ioprio_set": 251, "sched_setattr": 314},
     "aarch64": {"flock": 32, "add_key": 217, "request_key": 218, "keyctl": 219, "process_vm_readv": 270, "ptrace": 117}
@@ -48,8 +48,9 @@ def enter(name: int | str, settings: dict) -> None:
 
     Args:
         name: "controller", or the number of the rank.
-        settings: `users` are the controller's and each rank's, or None if the fork server is not root. `files` and
-            `all_bytes` limit how many files each rank may create, and their total size. `run_dir` is for its files.
+        settings: `users` holds the user ids of the controller and of each rank, or is None if the fork server is not
+            root. `files` and `all_bytes` limit the number and the total size of the files that each rank may create.
+            `run_dir` is the folder for these files.
     """
     users = settings["users"]
     if name == "controller":

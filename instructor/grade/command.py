@@ -41,7 +41,7 @@ class Request:
 
     Args:
         number: The chapter. None grades every lab for which anybody handed in something.
-        students: The students whose work is graded again, even if it has not changed. With None, only changed work is.
+        students: The students whose work is graded again, even if it has not changed. None grades only changed work.
         exercise: The only exercise that is graded again, such as "2.4". All others keep their verdicts.
         jobs: How many submissions are graded at once.
         anonymous: Whether to write pages and tables without names, too.

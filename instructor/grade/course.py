@@ -40,7 +40,7 @@ class Course:
     ready_made: tuple[str, ...]  # the names of ready-made code that the lab itself uses
     stubs: dict[str, str]  # what students find in each exercise, by its grade_id
     ours: dict[str, str]  # our own code for each exercise, by its grade_id
-    uses: dict[str, set[str]]  # the other exercises that our own code for each exercise uses, all by their grade_id
+    uses: dict[str, set[str]]  # for each exercise, the others that our own code for it uses, all by their grade_id
 
 
 @contextlib.contextmanager
@@ -86,7 +86,12 @@ def uses_in(chapter: Chapter, ours: dict[str, str]) -> dict[str, set[str]]:
 
 
 def _used_from(name: str, code: list[tuple[str | None, set[str], set[str]]]) -> set[str | None]:
-    """Return the names of all cells that a cell uses, given each cell's name, what it defines and what it uses."""
+    """Return the names of the cells that a cell uses, directly or through others.
+
+    Args:
+        name: The name of the cell.
+        code: For each cell, its name, the names that it defines and the names that it uses.
+    """
     wanted = {used for own, _, uses in code for used in uses if own == name}
     for _ in code:  # One more cell is followed in each round.
         wanted |= {used for _, defines, uses in code for used in uses if defines & wanted}

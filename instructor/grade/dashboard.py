@@ -37,7 +37,7 @@ TABLE = re.compile(r"\n\nrank +state .*?(?=\n\n|\Z)", re.DOTALL)  # which rank w
 
 @dataclass(frozen=True)
 class Alike:
-    """Students whose code for some exercises is similar. Each one's code is similar to that of all others."""
+    """Students whose code for some exercises is similar. Each student's code is similar to everybody else's."""
 
     students: tuple[str, ...]
     percent: float  # of the two students and the exercise that are most alike

@@ -20,9 +20,9 @@ STEP_WRAPPERS = [code for code in Optimizer.profile_hook_step.__code__.co_consts
 
 
 def take_afresh(source: str, module: str) -> dict[str, str]:
-    """Return what `take` returns, with functions that are made from this module's source for this call only.
+    """Do what `take` does, but with functions that are created from this module's source for this call only.
 
-    The functions of this module on the rank may have been replaced.
+    A student's code may have replaced the functions of this module on the rank.
     """
     namespace: dict = {}
     exec(source, namespace)

@@ -27,7 +27,7 @@ class Forked:
     _status: int | None = field(default=None, init=False)
 
     def poll(self) -> int | None:
-        """Return the exit status, or None while the process runs. A negative one is the signal that ended it."""
+        """Return the exit status, or None while the process runs. The status −9 means that signal 9 ended it."""
         if self._status is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             self._status = os.waitstatus_to_exitcode(status) if pid else None

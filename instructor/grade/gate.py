@@ -20,9 +20,9 @@ from shared.ranks import processes
 CHUNK_BYTES = 1 << 16
 MOST_CONNECTIONS = 100  # Our solutions have about 12.
 MOST_KEY_BYTES, MOST_KEYS, MOST_VALUE_BYTES = 500, 100, 20_000
-# How many keys of one kind may be written, in a generation or overall. Otherwise their names or their values could
-# contain the gradients of a large model. Our solutions write about 300 addresses in a generation (lab 18, which forms
-# many groups), and 30 marks.
+# How many keys of one kind may be written, in a generation or overall. Without a limit, their names or their values
+# could contain the gradients of a large model. Our solutions write about 300 addresses in a generation (lab 18, which
+# forms many groups), and 30 marks.
 MOST_ADDRESSES, MOST_MARKS = 500, 500
 # Source: QueryType in TCPStoreBackend.hpp of torch 2.13. Each request is a byte, followed by the parts named here.
 REQUESTS = {

@@ -132,7 +132,8 @@ class Grading:
     def _second_chances(self, answers: dict[str, Answer]) -> dict[str, Answer]:
         """Judge exercises again that use earlier ones that were wrong, with our own code for the earlier ones.
 
-        Only the exercises that our own solution uses are replaced. Otherwise, another name for our code could pass.
+        Our code replaces an earlier exercise only if our own solution of the later one uses it, too. Otherwise, code
+        that only calls our code under another name could pass.
 
         Returns the answers that earn more points in this way.
         """
@@ -153,7 +154,10 @@ class Grading:
     def _by_helpers(
         self, failed: list[Task], replaced: list[Task], answers: dict[str, Answer]
     ) -> list[tuple[list[Task], list[Task]]]:
-        """Return which tasks need the last one that was replaced, with the replaced tasks that each group may use."""
+        """Group the failed tasks that may use the last one that was replaced, by the replaced tasks that they may use.
+
+        Returns for each group the replaced tasks, and the tasks to judge with them.
+        """
         groups: dict[tuple[str, ...], tuple[list[Task], list[Task]]] = {}
         for task in failed:
             helpers = [helper for helper in replaced if self._may_use(task, helper)]

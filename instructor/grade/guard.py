@@ -39,7 +39,7 @@ def install() -> list[str]:
         dispatch: ClassVar = dict(pickle._Unpickler.dispatch)
 
         def load_build(self):
-            """Reject a state for a class. It could replace methods, so that a record is equal to everything."""
+            """Reject a state for a class or a function. It could replace a class's methods, such as __eq__."""
             owner = self.stack[-2]
             if isinstance(owner, type) or callable(owner):
                 rejected.append(f"setattr({getattr(owner, '__name__', type(owner).__name__)})")
@@ -59,8 +59,9 @@ def install() -> list[str]:
 
     def loads(packed, /, **_):
         nonlocal depth
-        if depth == MOST_NESTED:  # Each level can hold many pickles that share their bytes, so a small one takes days.
-            rejected.append("nested pickles")
+        # Each level can hold many pickles that share their bytes, so loading a small pickle could take days.
+        if depth == MOST_NESTED:
+            rejected.append("pickle.loads recursively")
             raise Rejected(rejected[-1])
         depth += 1
         try:
@@ -77,8 +78,8 @@ def install() -> list[str]:
 class Simple(pickle.Unpickler):
     """Loads pickles of numbers, strings, lists, dicts, tensors and records, much faster than `DataOnly`.
 
-    A pickle could set attributes of a class or a function that it names. It therefore gets a stand-in for each one,
-    whose attributes it cannot set.
+    A pickle could set attributes of a class or a function that it names. To prevent this, it gets a stand-in for each
+    of them, and it cannot set the attributes of a stand-in.
     """
 
     def find_class(self, module: str, name: str):

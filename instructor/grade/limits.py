@@ -45,7 +45,7 @@ def bound(limits: Limits) -> None:
         maximum = maximum if hard == resource.RLIM_INFINITY else min(maximum, hard)
         resource.setrlimit(resource_type, (maximum, maximum))
     os.nice(NICENESS)
-    with contextlib.suppress(OSError):  # If the machine runs out of memory, the system should not end the grader.
+    with contextlib.suppress(OSError):  # If memory runs out, the system ends this process, not the grader.
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 

@@ -39,7 +39,7 @@ def most_jobs() -> int:
 
 
 def most_memory_bytes(jobs: int) -> int:
-    """Return how much memory each of so many submissions may hold, so that together they leave some to the grader."""
+    """Return how much memory each of `jobs` submissions may use: a share of what is free, but at least 2 GB."""
     return max(MEMORY_EACH_BYTES, int(0.9 * _free_bytes() / jobs))
 
 

@@ -22,7 +22,8 @@ _STALLED_AFTER_S = scaled(60.0)  # how long one end waits to receive the rest of
 _TOKEN_WITHIN_S = scaled(1.0)  # Each rank sends its token before the kernel waits for it.
 _NUMBER = struct.Struct("=Q")
 _TOKEN_BYTES = 32
-_SHORT, _LONG = struct.Struct("!i"), struct.Struct("!Q")  # Connection sends −1 and a long length before a long message.
+# Before each message, Connection sends its length. For a long message, it sends −1 and then a length of 8 bytes.
+_SHORT, _LONG = struct.Struct("!i"), struct.Struct("!Q")
 _MOST_BYTES = 4 * 2**30  # of an answer
 
 
@@ -128,14 +129,14 @@ class Line:
         return None
 
     def _read(self) -> None:
-        """Read what has arrived, even if it is only a part of an answer: a rank may never send the rest."""
+        """Read what has arrived, even if it is only a part of an answer. A rank may never send the rest."""
         chunk = os.read(self.connection.fileno(), 2**20)
         if not chunk:
             raise EOFError
         self._unread += chunk
 
     def _next_message(self) -> bytes | None:
-        """Take the next message from what has arrived. Returns None if it is not complete."""
+        """Take the next message from what has arrived. Returns None if it is not complete yet."""
         if len(self._unread) < _SHORT.size:
             return None
         (length,), begins = _SHORT.unpack_from(self._unread), _SHORT.size

@@ -18,9 +18,8 @@ _KEPT = "Your variables on the ranks are kept."
 _NEW_GROUP = "A new process group is ready; your variables on the ranks are kept."
 _DEFINE_TIMEOUT_S = scaled(20.0)
 _DROPPED_S = scaled(3.0)  # how long ranks must make no progress before a dropped handle counts as the cause
-_STILL_S = scaled(
-    0.7
-)  # how long ranks must stand still before they count as deadlocked; a busy machine may stop them, too
+# How long ranks must make no progress before they count as deadlocked. A busy machine can delay them, too.
+_STILL_S = scaled(0.7)
 
 
 class RankSet(RankProcesses):

@@ -287,7 +287,7 @@ def judge_rounded_once(tried: Tried) -> None:
         for rank in tried.members:
             result = tried.results(rank, 0)[index]
             _judge_form(tried, rank, 0, index, result)
-            off = ~((result.double() - mean).abs() <= most).flatten()  # It may be nan.
+            off = ~((result.double() - mean).abs() <= most).flatten()  # This finds nan, too.
             if off.any():
                 at = int(off.nonzero()[0])
                 found, right = result.flatten()[at].item(), mean.flatten()[at].item()

@@ -112,7 +112,7 @@ def values_are_dequantized(attempt: Attempt) -> None:
         if found.shape != integers.shape:
             raise Wrong(f"{context}: the result has the shape {list(found.shape)}, expected {list(integers.shape)}")
         expected = integers.double() * scales.double().repeat_interleave(BLOCK, -1)
-        off = ~((found.double() - expected).abs() <= 1e-6 * expected.abs())  # It may be nan.
+        off = ~((found.double() - expected).abs() <= 1e-6 * expected.abs())  # This finds nan, too.
         if off.any():
             index = int(off.flatten().nonzero()[0])
             raise Wrong(

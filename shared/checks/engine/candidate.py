@@ -32,8 +32,8 @@ class PieceMissing(Exception):
 def records_everything(probe_fn: Callable) -> Callable:
     """Mark a probe whose results contain every call of a collective that the ranks make while it runs.
 
-    In grading, these calls must have as many bytes as the ranks report, and the network must agree with the report.
-    Otherwise, code could change the record that a check reads, and leave the other record as it is.
+    In grading, each rank's calls must add up to the bytes that the rank reports, and the network must agree with this
+    report. Otherwise, code could change the record that a check reads, without changing the report.
     """
     probe_fn.records_everything = True
     return probe_fn

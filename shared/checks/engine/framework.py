@@ -56,7 +56,7 @@ _HINT_ON_LOOPS = "Hint: is this line in a loop? If so, what would end the loop?"
 _HINT_ON_ITSELF = "Hint: for which ranks should this line not run?"
 _LEFT_IN_FLIGHT = "your code left a transfer in flight that nothing waits for, and the ranks had to be restarted"
 NOT_WRITTEN = "it is not written yet"
-RIGHT_AT_FIRST = "this check has passed, but does not count, because the code is right at first and wrong later: see"
+RIGHT_AT_FIRST = "this check passed, but it does not count, because the code is right only at first: see"
 NOT_RUN = "this check"  # begins the reason why a check did not run
 CALLED_ALONE = "called only by"  # in the context of a run in which only the ranks of a group call the piece
 OUTSIDE_THE_GROUP = "but this rank's group is"  # in the error for a call that would leave the group
@@ -111,7 +111,7 @@ class Attempt:
     scale: Scale = field(default_factory=Scale)
     meter: Meter | None = None  # measures from outside what the ranks send
     printed: dict[int, str] = field(default_factory=dict)  # by rank, in the last run in which any rank printed
-    wrong: Wrong | None = None  # once the check has judged it
+    wrong: Wrong | None = None  # what the check has found wrong
 
     def draw_seed(self) -> int:
         return self.random.randrange(2**31)
@@ -187,13 +187,14 @@ class Attempt:
         """Compare the calls in what a probe returned with what the ranks report.
 
         Raises:
-            Wrong: If a rank has two different records.
+            Wrong: If the two differ on a rank.
         """
         for rank, result, (reported_bytes, _, _) in zip(members, results, reports, strict=True):
             recorded_bytes = outside.recorded_bytes(result, rank)
             if not math.isclose(recorded_bytes, reported_bytes, rel_tol=1e-6, abs_tol=1.0):
-                sent = f"{recorded_bytes:,.0f} bytes in one record of its collectives, and {reported_bytes:,.0f}"
-                raise Wrong({rank: f"this rank has sent {sent} in another one"}, _HINT_ON_OTHER_WAYS)
+                records = f"{recorded_bytes:,.0f} bytes, but another one says {reported_bytes:,.0f} bytes"
+                message = f"one record of this rank's collectives says that it sent {records}"
+                raise Wrong({rank: message}, _HINT_ON_OTHER_WAYS)
 
     def _note_prints(self, outcomes: dict, world_size: int) -> None:
         texts = {rank: outcome.text for rank, outcome in outcomes.items()}
@@ -206,7 +207,7 @@ class Check:
     judge: Callable[[Attempt], None]
     world_sizes: tuple[int, ...]
     simulates: tuple[int, ...] = ()  # the world sizes that it simulates on ranks of smaller worlds
-    once: bool = False  # whether its probe cannot be called twice with the same arguments, because it leaves files
+    once: bool = False  # whether its probe cannot be repeated with the same arguments: it leaves files or store keys
 
 
 @dataclass
@@ -291,7 +292,7 @@ def run_exercise(
         only: The name of the only check to run; "" runs all of them.
         prints: Collects what the student's code prints.
         graded: Whether to draw the sizes of models and the lengths of trainings, as in grading. If a check then fails
-            only in a long training, all others fail with it.
+            only in a longer training or after many calls, all others fail with it.
         meter: Compares what the ranks say they send with what the network carries.
     """
     seed = random.SystemRandom().randrange(2**31) if seed is None else seed
@@ -342,7 +343,7 @@ def run_exercise(
 
 @dataclass
 class _Run:
-    """One run of the checks of an exercise. It collects what is wrong."""
+    """One run of the checks of an exercise. It collects what they find wrong."""
 
     exercise: Exercise
     path: str | None
@@ -354,7 +355,7 @@ class _Run:
     attempts: list[tuple[Check, Attempt]] = field(default_factory=list)
 
     def judge(self, check: Check, size: int) -> Attempt:
-        """Run a check on so many ranks, and note what is wrong."""
+        """Run a check on `size` ranks, and note what it finds wrong."""
         attempt = self._attempt(check, size, scale.SHORT)
         self.attempts.append((check, attempt))
         self._note(check, attempt)
@@ -375,10 +376,10 @@ class _Run:
         return attempt
 
     def find_right_at_first(self, checks: list[Check]) -> str:
-        """Look for code that is right at first, and wrong later. Returns the name of a check that shows it, or "".
+        """Look for code that is right at first and wrong later. Returns the name of a check that shows this, or "".
 
-        Each judgement is repeated. Code that is only sometimes wrong, such as a race, loses no more than the checks
-        that it fails, and nothing is lost if the machine is slow for a moment.
+        A result counts only if it occurs twice. Code that is wrong at random, for example because of a race, therefore
+        loses only the checks that it fails, and a machine that is slow for a moment costs nothing.
         """
         for check, attempt in self.attempts:
             if attempt.scale.longest and attempt.wrong and not attempt.wrong.hangs:
@@ -395,7 +396,7 @@ class _Run:
         return ""
 
     def _draw_long(self, checks: list[Check]) -> list[tuple[Check, int]]:
-        """Draw which checks run for long, and on how many ranks: on more than one, if they run there."""
+        """Draw which checks run for longer, and on how many ranks: on more than one rank, if possible."""
         draw = random.Random(f"{self.seed} long")
         trained = [(check, attempt.world_size) for check, attempt in self.attempts if attempt.scale.longest]
         if trained:

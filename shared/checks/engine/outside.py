@@ -51,7 +51,7 @@ def reported(calls: Sequence[instrumentation.Call]) -> tuple[float, float, int]:
 
 
 def recorded_bytes(result, rank: int) -> float:
-    """Return the bytes that a rank has sent in the calls that the result of a probe contains, each counted once."""
+    """Return how many bytes a rank has sent in the calls that a probe's result contains. Each call counts once."""
     calls: dict[int, instrumentation.Call] = {}
     left = [result]
     while left:
@@ -66,7 +66,7 @@ def recorded_bytes(result, rank: int) -> float:
 
 
 class Sent(NamedTuple):
-    """How many bytes one end of a connection has sent, with retransmitted bytes, and how many were retransmitted."""
+    """How many bytes one end of a connection has sent, and how many of these were retransmissions."""
 
     all_bytes: int
     again_bytes: int
@@ -87,7 +87,8 @@ class Carried:
     def between_others(self, began: "Carried", ports: set[int]) -> int:
         """Return how many bytes the interface has carried since `began`. Retransmitted bytes count only once.
 
-        Bytes to or from these ports of ours, and bytes that a rank sent to itself, do not count.
+        Bytes to or from these ports do not count, unless a rank has opened the port. Bytes that a rank sent to itself
+        do not count either.
         """
         carried_bytes, over_open_bytes = self.payload_bytes - began.payload_bytes, 0
         for ends, sent in self.by_end.items():
@@ -98,11 +99,11 @@ class Carried:
             else:
                 carried_bytes -= again_bytes
                 over_open_bytes += sent_bytes - again_bytes
-        # Header sizes are estimates. Their errors add up if code prints a lot, or makes many packets without data.
+        # Header sizes are estimates. Their errors add up if code prints a lot, or sends many packets without data.
         return max(carried_bytes, over_open_bytes)
 
     def is_ours(self, ends: tuple[int, int], ports: set[int]) -> bool:
-        """Return whether a connection ends at one of these ports, and no rank has opened this port for itself."""
+        """Return whether a connection has one of these ports at an end, unless a rank has opened that port."""
         at_ports = [each for each in (ends, ends[::-1]) if each[0] in ports]
         owners = {self.by_end[each].user for each in at_ports if each in self.by_end}
         return bool(at_ports) and owners <= {None, 0, os.getuid()}
@@ -158,8 +159,9 @@ class Meter:
 
         Args:
             reports: What each rank reports about itself; see `reported`.
-            steps: The number of training steps, if a check draws it. The more steps, the more extra bytes are credible.
-                Without a limit, code could report calls that it did not make, and send other data instead.
+            steps: The number of training steps or repeated calls, if it was drawn. The more of them, the more extra
+                bytes are credible. Without a limit, code could report calls that it did not make, and send other data
+                instead.
         """
         now = self._now()
         if others := self._others_that_stay(now):
@@ -310,7 +312,7 @@ def _sent(data: bytes, socket_at: int, end: int) -> Sent | None:
 
 
 def _settle() -> None:
-    """Wait until the interface is quiet. Other processes may still be sending when this one has all answers."""
+    """Wait until the interface is quiet. Others may still be sending after this process has received all answers."""
     deadline = time.monotonic() + scaled(2.0)
     carried = _interface()
     while time.monotonic() < deadline:

@@ -2,9 +2,10 @@
 
 In a student's own check, they are small, so that it is fast. In grading, they are drawn for each judgement, so that
 code cannot be right only for the usual sizes. On two ranks, the models are large. The first training of a check is a
-few steps longer than usual. At the end, one check that has passed is drawn, and runs again with a training that is much
-longer. If none of the checks trains, the first one and a drawn one run again, and their first probe runs many times,
-with the same arguments and without loading the code again.
+few steps longer than usual. If such a check fails, it runs again with the usual number of steps, to find out whether
+the code is right only at first. Otherwise, one of the checks that train is drawn at the end, and runs again with a much
+longer training. If no check trains, the first of those that passed and a drawn one run again. Their first probe is then
+called many times, with the same arguments and without loading the code in between.
 """
 
 import contextlib
@@ -18,7 +19,7 @@ from shared.deadlines import scaled
 LARGE_ON = 2  # ranks
 LARGE, MEDIUM = range(1_001, 4_000), range(8, 200)  # hidden units of the awkward models
 LONG, SHORT, NONE = range(15, 40), range(1, 5), range(1)  # steps that are added to the usual number of steps
-FURTHER = range(2)  # steps that are added after the first training of a check
+FURTHER = range(2)  # steps that are added to the later trainings of a check
 FEWEST_REPEATS, MOST_REPEATING_S = 4, 1.0  # Slow probes run less often.
 
 
@@ -30,7 +31,7 @@ class Scale:
     draws: random.Random | None = None
     longest: int = 0  # steps
     added: range = SHORT  # the steps that are added to the first training
-    repeats: int = 0  # how many times the first probe of a check without a training has run
+    repeats: int = 0  # how many times the first probe of a check without a training was called again
     has_models: bool = False  # whether the check has built awkward models
 
     @classmethod
@@ -53,10 +54,10 @@ class Scale:
         return steps
 
     def times(self, seconds: float) -> int:
-        """Return how many more times a probe runs, or 0.
+        """Return how many more times to call a probe that has run once. It may be 0.
 
         Args:
-            seconds: What it took.
+            seconds: How long the first call took.
         """
         if self.added != LONG or self.longest or self.repeats:
             return 0
@@ -64,7 +65,7 @@ class Scale:
         return self.repeats
 
     def number(self, usual: int, drawn: range) -> int:
-        """Return a usual number, or in grading one that is drawn."""
+        """Return the usual number or, in grading, one that is drawn from a range."""
         return usual if self.draws is None else self.draws.choice(drawn)
 
     def __str__(self) -> str:

@@ -46,7 +46,7 @@ def _draw_number(attempt: Attempt) -> float:
 def the_sum_is_exact_on_every_rank(attempt: Attempt) -> None:
     """The function is called twice, because the first call must not change the result of the second.
 
-    The second numbers are negative.
+    In the second call, all numbers are negative.
     """
     own = [(_draw_number(attempt), -_draw_number(attempt)) for _ in range(attempt.world_size)]
     found = attempt.run(probe_numbers, per_rank=own)

@@ -30,7 +30,7 @@ EINSUMS = (
 OTHERS = ("add: ij,ij->ij", "add: ij,j->ij", "add: i,ij,j->ji", "neg: ij->ij", "relu: ij->ij", "exp: ij->ji")
 OTHERS += ("square: ij->ij", "plus_one: ijk->ijk", "max: ij->i", "max: ijk->kj")
 EQUATIONS = EINSUMS + OTHERS
-TIMES_AS_LONG = 8  # up to this factor, lengths are longer in grading
+TIMES_AS_LONG = 8  # In grading, the longest lengths are up to this many times as long as usual.
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,8 @@ def draw_case(
         equation: The equation.
         mesh: The mesh.
         states: How often the equation states the lengths.
-        most: Lengths are up to that many times as long as the shards need. In grading, a larger number is drawn.
+        most: Lengths are up to this many times as long as the shards need. In grading, the factor is drawn, and is at
+            least this one.
         unit: All lengths are multiples of this.
     """
     draw, parsed = attempt.random, Equation.parse(equation)

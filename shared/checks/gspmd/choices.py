@@ -188,7 +188,7 @@ def judge_choices(attempt: Attempt, cases: list[Case]) -> None:
             raise Wrong(
                 f"{found}; that is not enough for this result", "Hint: does the plan have the steps of all inputs?"
             )
-        if not total_s <= best[0].total_s * (1 + _EXACT) + 1e-13:  # It may be nan.
+        if not total_s <= best[0].total_s * (1 + _EXACT) + 1e-13:  # This finds nan, too.
             message = f"{found}, which takes {_time(total_s)}; the cheapest way takes {_time(best[0].total_s)}"
             raise Wrong(message, _hint_on_cost(every, seconds, output))
         if (len(collectives), output) not in [(way.collectives, way.output) for way in best]:

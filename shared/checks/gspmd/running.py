@@ -317,7 +317,7 @@ def drawn_operations(attempt: Attempt) -> None:
     # A Partial input of an operation that is not linear, and of one that adds something else.
     both = [("exp: ij->ij", (Partial(),)), ("plus_one: ijk->ijk", (Partial(),)), ("square: ij->ij", (Partial(),))]
     both += [("add: ij,j->ij", (Partial(), Replicate())), ("ij,ij->ij", (Partial(), Partial()))]
-    # Operations for which two inputs must change. What is drawn above often needs no more than one change.
+    # Operations for which our plan changes two inputs. The operations drawn above often need at most one change.
     both += [("i,j->ij", (Partial(), Partial())), ("ij,jk,kl->il", (Partial(), Partial(), Partial()))]
     _run_and_judge(attempt, [_case(attempt, equation, on_one_axis(*inputs), mesh) for equation, inputs in both])
 

@@ -64,7 +64,7 @@ def many_samples_are_counted_exactly(attempt: Attempt) -> None:
     expected = sum(value * count for value, count in zip(own, samples, strict=True)) / sum(samples)
     found = attempt.run(probe_many_samples, per_rank=list(zip(own, samples, strict=True)))
     for rank, gradient in enumerate(found):
-        if not abs(gradient - expected) <= 1e-5 * expected:  # It may be nan.
+        if not abs(gradient - expected) <= 1e-5 * expected:  # This finds nan, too.
             shares = ", ".join(map(str, samples))
             message = f"shares of {shares} samples, the first parameter is in bf16, the other in float64"
             hint = "Hint: by which factor do you multiply each gradient, and how many times do you divide it?"

@@ -394,7 +394,7 @@ def judge_precision(trained: Trained) -> None:
             is_copy = _is_replicated(trained.plan, name, trained.start[name]) and rank > 0
             total += 0.0 if is_copy or gradient is None else gradient.double().square().sum().item()
     for rank, norm in enumerate(_norms_of(trained, 0)):
-        if not abs(norm.item() - total**0.5) <= _FLOAT64_TOLERANCE * total**0.5:  # It may be nan.
+        if not abs(norm.item() - total**0.5) <= _FLOAT64_TOLERANCE * total**0.5:  # This finds nan, too.
             message = f"{trained.plan}, a model in float32: the norm is {norm.item():.13g}, expected {total**0.5:.13g}"
             raise Wrong({rank: message}, "Hint: in which dtype are the squares computed and added up?")
 
@@ -443,7 +443,7 @@ def judge_first_step(trained: Trained) -> None:
 
 
 def longer(attempt: Attempt, plan: Plan) -> Plan:
-    """Return a plan with as many steps as are drawn in grading."""
+    """Return the plan with a number of steps that is drawn in grading."""
     return replace(plan, steps=attempt.scale.steps(plan.steps), calmness=attempt.scale.calmness)
 
 

@@ -105,7 +105,7 @@ def train_and_judge(attempt: Attempt, plan: Sharding) -> list[dict]:
         Wrong: Unless each rank holds its rows, and every step's loss, gradients and parameters equal one process's.
     """
     is_exact = {plan.computed, plan.reduced} == {torch.float64}
-    if is_exact:  # In a long training, rounding to float32 adds up.
+    if is_exact:  # In a long training, rounding errors of float32 would add up.
         plan = replace(plan, steps=attempt.scale.steps(plan.steps), calmness=attempt.scale.calmness)
     draw = Draw(attempt)
     found = attempt.run(probe_sharded, plan, per_rank=draw.per_rank, context=str(plan))

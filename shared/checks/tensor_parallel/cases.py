@@ -277,7 +277,7 @@ class Layer(Case):
     @property
     def context(self) -> str:
         does = {"enter": "an `enter` that all-gathers tokens", "leave": "a `leave` that reduce-scatters tokens"}
-        shape = "with inputs without a dimension for samples, " if self.flat else ""
+        shape = "with inputs that have no dimension for samples, " if self.flat else ""
         return f"with {' and '.join(does[name] for name in self.operators)}, " if self.operators else shape
 
     def train(self, split, x, y, phase):

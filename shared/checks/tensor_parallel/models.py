@@ -50,7 +50,7 @@ class Model(Case):
 
     @property
     def has_usual_batches(self) -> bool:
-        return self.accumulates  # Each sample takes a forward and backward.
+        return self.accumulates  # Each sample has its own forward and backward, so more samples take longer.
 
     @property
     def width(self) -> int:

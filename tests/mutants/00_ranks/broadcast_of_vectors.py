@@ -1,4 +1,4 @@
-"""Leaves tensors with several dimensions as they are.
+"""Leaves tensors with several dimensions unchanged.
 
 caught by: broadcast_by_hand · values
 """

@@ -1,4 +1,4 @@
-"""Plans wrong collectives of nan bytes where it knows the lengths.
+"""Plans wrong collectives, whose number of bytes is nan, if it knows the lengths.
 
 caught by: propagate · cheapest
 """

@@ -74,7 +74,7 @@ class Case:
     Attributes:
         copies: The number of data-parallel copies of the split model; each trains on an equal part of the batch.
         differentiates_inputs: Whether every rank must have the whole gradient of the inputs.
-        has_usual_batches: Whether batches must have the usual number of samples in grading, too.
+        has_usual_batches: Whether batches must have the usual number of samples, even in grading.
         context: Begins the evidence, where it has to say which case failed.
         hint_on_loss: The hint on a wrong loss, where nothing else is known about it.
         hint_on_output: The same for an output.
@@ -175,8 +175,8 @@ class Draw:
     Args:
         attempt: The attempt that draws.
         case: The model.
-        steps: The number of steps.
-        times: How many times as many samples a batch has as usual.
+        steps: The number of steps, each with a batch of its own.
+        times: The factor by which batches are larger than usual.
     """
 
     def __init__(self, attempt: Attempt, case: Case, steps: int = STEPS, times: int = 1):

@@ -27,7 +27,7 @@ from shared.checks.engine.scale import LARGE_ON
 from shared.checks.engine.subgroups import members_of
 from shared.wire.instrumentation import Call
 
-TIMES_AS_MANY = range(2, 20)  # In grading, a batch on two ranks has so many times as many samples as usual.
+TIMES_AS_MANY = range(2, 20)  # In grading, batches on two ranks are larger by a factor from this range.
 _MOST_SLACK = 1.1  # a rank may keep a few small tensors besides its parameters
 
 
@@ -58,7 +58,7 @@ def train(attempt: Attempt, case: Case, in_groups: bool = False, longer: bool = 
         case: The model, and how to split it.
         in_groups: Whether two groups of ranks work side by side, each with a model and batches of its own. The world
             has 3 or 4 ranks then.
-        longer: Whether to draw the number of steps in grading, because the caller judges every step.
+        longer: Whether to draw the number of steps in grading. Useful if the caller judges the values of every step.
 
     Returns:
         What each group found.

@@ -31,7 +31,7 @@ def probe_split(piece, case: Case, groups: list[list[int]], seed: int, learning_
         case: The model, and how to split it.
         groups: The groups of ranks that work together. A single group of all ranks is the world.
         seed: The seed of the whole model.
-        learning_rate: That of SGD.
+        learning_rate: The learning rate of SGD.
         batches: This rank's inputs and targets of each step.
 
     Returns:
