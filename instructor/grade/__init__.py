@@ -7,8 +7,8 @@ tasks.py         lists the tasks of a lab, and computes the points of each answe
 course.py        unpacks the course as students of one chapter have it, for the sandbox
 sandbox.py       runs a process tree with limits, which sees only the files that it needs (with cgroup.py)
 reader.py        reads a notebook inside the sandbox
-judge.py         runs the instructor's checks on one student's code inside the sandbox (with screen.py, guard.py,
-                 gate.py, fingerprints.py and limits.py)
+judge.py         runs the instructor's checks on one student's code inside the sandbox (with assembly.py, screen.py,
+                 guard.py, gate.py, fingerprints.py and limits.py)
 forked.py        forks the judge to start the fork server, from which the ranks are forked
 alone.py         gives each rank a user, files and memory of its own
 load.py          finds how many submissions this machine can grade at once, and lengthens deadlines while it is busy

@@ -37,6 +37,7 @@ CANVAS = re.compile(r"(?P<name>[^_/]+)_(?P<late>LATE_)?(?P<id>\d+)_\d+_(?P<file>
 MOODLE = re.compile(r"(?P<name>[^_/]+)_(?P<id>\d+)_assignsubmission_\w+/(?:.*/)?(?P<file>[^/]+)$", re.IGNORECASE)
 GRADESCOPE = re.compile(r"(?P<folder>submission_(?P<id>\d+))/(?:.*/)?(?P<file>[^/]+)$", re.IGNORECASE)
 METADATA = "submission_metadata.yml"
+IGNORED = re.compile(r"(^|/)(__MACOSX(/|$)|\._|\.ipynb_checkpoints)")
 UNSAFE = re.compile(r"[^\w .,@+-]")
 
 
@@ -141,12 +142,12 @@ def _without_notebook(arrived: list[Arrival]) -> dict[str, list[str]]:
 
 def _arrivals(archive: zipfile.ZipFile) -> Iterator[Arrival]:
     """List all files that a student handed in, without those that an editor or macOS put beside them."""
-    submitters = _submitters(archive)
-    for member in archive.infolist():
-        name = member.filename.replace("\\", "/")
-        if any(part == "__MACOSX" or part.startswith(("._", ".ipynb_checkpoints")) for part in name.split("/")):
-            continue
-        if found := MOODLE.search(name):
+    members = {member: member.filename.replace("\\", "/") for member in archive.infolist()}
+    members = {member: name for member, name in members.items() if not IGNORED.search(name)}
+    metadata = _metadata_of_gradescope(members)
+    submitters = _submitters(archive, metadata) if metadata else {}
+    for member, name in members.items():
+        if metadata is None and (found := MOODLE.search(name)):
             yield Arrival(member, _folder_of(found["name"], found["id"]), found["file"])
         elif found := GRADESCOPE.search(name):
             student, when = submitters.get(found["folder"], ("student", ""))
@@ -155,12 +156,24 @@ def _arrivals(archive: zipfile.ZipFile) -> Iterator[Arrival]:
             yield Arrival(member, _folder_of(found["name"], found["id"]), found["file"], late=bool(found["late"]))
 
 
-def _submitters(archive: zipfile.ZipFile) -> dict[str, tuple[str, str]]:
+def _metadata_of_gradescope(members: dict[zipfile.ZipInfo, str]) -> zipfile.ZipInfo | None:
+    """Return the file in which Gradescope says who handed in each folder, or None if the zip file is not Gradescope's.
+
+    It is beside all folders. Students may upload files and folders with such names, too, but these are further down.
+    """
+    for member, name in members.items():
+        path = PurePosixPath(name)
+        beside = str(path.parent / "x")[:-1]
+        if path.name == METADATA and all(other.startswith(beside) for other in members.values()):
+            return member
+    return None
+
+
+def _submitters(archive: zipfile.ZipFile, metadata: zipfile.ZipInfo) -> dict[str, tuple[str, str]]:
     """Return who handed in each of Gradescope's folders, and when."""
-    named = [member for member in archive.infolist() if PurePosixPath(member.filename).name == METADATA]
-    if not named or named[0].file_size > MOST_BYTES:
+    if metadata.file_size > MOST_BYTES:
         return {}
-    content = yaml.safe_load(archive.read(named[0]))
+    content = yaml.safe_load(archive.read(metadata))
     found = {}
     for folder, about in content.items() if isinstance(content, dict) else ():
         people = about.get(":submitters") or [{}] if isinstance(about, dict) else [{}]

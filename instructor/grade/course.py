@@ -25,7 +25,8 @@ HERE = Path(__file__).parent
 # Files of this folder that affect neither verdicts nor the points before the instructor's decisions
 SHOWING = ("__init__", "__main__", "arrivals", "command", "dashboard", "export", "feedback", "gradebook", "gradescope")
 SHOWING += ("likeness", "nbgrader_course", "outputs", "policy")
-JUDGE = ("__init__", "reader", "judge", "gate", "guard", "fingerprints", "screen", "limits", "alone", "forked")
+JUDGE = ("__init__", "reader", "judge", "assembly", "gate", "guard", "fingerprints", "screen", "limits", "alone")
+JUDGE += ("forked",)
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,9 @@ def unpacked(chapter: Chapter) -> Iterator[Course]:
     files = {name: data for name, data in bundle.items() if name not in scripts}  # They show parts of exercises.
     files |= {f"instructor/grade/{name}.py": (HERE / f"{name}.py").read_bytes() for name in JUDGE}
     files["instructor/__init__.py"] = (HERE.parent / "__init__.py").read_bytes()
+    files |= {  # In a student's own folder, `shared.mine` has the student's pieces.
+        name.replace("solutions/", "mine/", 1): data for name, data in files.items() if name.startswith("solutions/")
+    }
     stubs, ours, tasks = stubs_of(chapter), _exercises_in(solution_of(chapter)), tuple(tasks_of(chapter))
     to_come = [other for other in chapters() if other.name >= chapter.name]
     withheld = tuple(f"solutions.{module}" for other in to_come for module in module_names(other))
@@ -73,8 +77,10 @@ def unpacked(chapter: Chapter) -> Iterator[Course]:
 
 def ready_made_in(chapter: Chapter) -> tuple[str, ...]:
     """Return which ready-made code a lab's exercises may use: whatever our own solutions or the given code use."""
-    words = {word for cell in _module_cells(chapter) for word in re.findall(r"\w+", cell.source)}
-    return tuple(name for name in screen.READY_MADE if name in words)
+    source = "\n".join(cell.source for cell in _module_cells(chapter))
+    words = {*re.findall(r"\w+", source)}
+    modules = [name for name in screen.READY_MADE_MODULES if name in source]
+    return (*(name for name in screen.READY_MADE if name in words), *modules)
 
 
 def uses_in(chapter: Chapter, ours: dict[str, str]) -> dict[str, set[str]]:

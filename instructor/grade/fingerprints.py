@@ -7,13 +7,16 @@ judge therefore takes a rank's fingerprints before it loads the code, and again 
 import hashlib
 import importlib
 import sys
-from types import BuiltinFunctionType, CodeType, FunctionType
+from functools import cache, partial
+from operator import itemgetter
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType
 
 from torch.optim import Optimizer
 
 COURSE = ("shared", "instructor")
 WATCHED = ("torch", "torch.distributed", "torch.distributed.distributed_c10d", "torch.testing", "builtins", "time")
 CLASSES = (("torch", "Tensor"),)
+WRAPPERS = (partial, type(cache(len)))
 CLASS = "class"  # stands for the digest of a class of the course
 # Torch wraps the step() of an optimizer class when its first instance is created. That is not tampering.
 STEP_WRAPPERS = [code for code in Optimizer.profile_hook_step.__code__.co_consts if isinstance(code, CodeType)]
@@ -72,12 +75,53 @@ def _digest(value) -> str:
     This compares type(), because isinstance() also reads the value's __class__, and some values in torch then warn.
     """
     if type(value) is FunctionType:
-        if value.__code__ in STEP_WRAPPERS:
-            return _digest(value.__wrapped__)
-        return hashlib.sha256(repr(_code_content(value.__code__)).encode()).hexdigest()[:16]
+        return hashlib.sha256(repr(_function_content(value, frozenset())).encode()).hexdigest()[:16]
+    if type(value) in WRAPPERS:
+        return _digest(_wrapped_by(value))
     if type(value) is BuiltinFunctionType:
         return f"builtin {value.__module__}.{value.__qualname__}"
     return type(value).__name__ if type(value).__name__ in ("method_descriptor", "getset_descriptor") else ""
+
+
+def _function_content(function: FunctionType, outer: frozenset[int]) -> tuple:
+    """Return what a function does: its code, its defaults, and the functions that it wraps or refers to.
+
+    Args:
+        outer: The ids of the functions that contain this one. They may refer to each other.
+    """
+    if function.__code__ in STEP_WRAPPERS:
+        function = function.__wrapped__
+    inside = outer | {id(function)}
+    defaults = function.__defaults__ or (), tuple(sorted((function.__kwdefaults__ or {}).items(), key=itemgetter(0)))
+    enclosed = [content for content in map(_content_of, function.__closure__ or ()) if _is_function(content)]
+    return _code_content(function.__code__), *(_value_content(each, inside) for each in (*defaults, tuple(enclosed)))
+
+
+def _content_of(cell: CellType):
+    """Return the value of a variable of a closure."""
+    try:
+        return cell.cell_contents
+    except ValueError:  # It is still empty.
+        return None
+
+
+def _value_content(value, outer: frozenset[int]):
+    """Return what a value is, or "" if it is neither a function nor a constant."""
+    if type(value) is tuple:
+        return [_value_content(each, outer) for each in value]
+    if type(value) in WRAPPERS:
+        return _value_content(_wrapped_by(value), outer)
+    if type(value) is FunctionType and id(value) not in outer:
+        return _function_content(value, outer)
+    return repr(value) if type(value) in (bool, int, float, str, bytes) else ""
+
+
+def _is_function(value) -> bool:
+    return type(value) is FunctionType or type(value) in WRAPPERS
+
+
+def _wrapped_by(wrapper):
+    return wrapper.func if type(wrapper) is partial else wrapper.__wrapped__
 
 
 def _code_content(code: CodeType) -> tuple:

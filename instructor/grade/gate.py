@@ -54,7 +54,7 @@ RULES = (
     Rule(re.compile(r"/answer/\d+/\d+"), ("set",), MOST_VALUE_BYTES),  # No rank may read it.
     # The address of a rank for each other rank of a group. It is written once.
     Rule(
-        re.compile(r"/generation(?P<of>\d+)/\d+//(\d+//)?cpu//\d\d?/\d\d?"),
+        re.compile(r"/generation(?P<of>\d+)/\d+//((\d+|[0-9a-f]{40})//)?cpu//\d\d?/\d\d?"),
         ("set", "get", "check", "wait"),
         400,
         most_keys=MOST_ADDRESSES,

@@ -50,8 +50,9 @@ def grade(submission: Submission, course: Course, limits: Limits, known: Sequenc
         repeated = submissions.repeated_exercises(cells)
         numbers = _numbers(course)
         record.notes += [
-            f"Exercise {numbers.get(name, name)} is in several cells, which were run one after the other."
+            f"Exercise {numbers[name]} is in several cells, which were run one after the other."
             for name in repeated
+            if name in numbers
         ]
         answers = grading.answers()
     except Unreadable as error:
@@ -93,6 +94,7 @@ class Grading:
         self.time_scale = load.time_scale(len(sandbox.running))
         self.deadline = self._deadline()
         self.pieces = submissions.pieces_of(cells, course.chapter)
+        self.names = [(screen.lends(piece["source"]), screen.used_by(piece["source"])) for piece in self.pieces]
         own = [piece for piece in self.pieces if piece["grade_id"]]
         record.code = {piece["grade_id"]: "\n" * (piece["line"] - 1) + piece["source"] for piece in own}
 
@@ -175,9 +177,8 @@ class Grading:
         """Return whether a task's code uses a name from our code for these helpers, directly or through other cells."""
         ours = [self.course.ours[name] for helper in helpers for name in helper.cells]
         wanted = {name for own in task.cells for name in screen.used_by(self.record.code.get(own, ""))}
-        sources = [piece["source"] for piece in self.pieces]
-        for _ in sources:  # One more cell is followed in each round.
-            wanted |= {name for source in sources if screen.lends(source) & wanted for name in screen.used_by(source)}
+        for _ in self.names:  # One more cell is followed in each round.
+            wanted = wanted.union(*(used for lent, used in self.names if lent & wanted))
         return any(screen.lends(source) & wanted for source in ours)
 
     def _judged(self, tasks: list[Task], pieces: list[dict]) -> dict[str, Answer]:

@@ -19,12 +19,12 @@ import os
 import re
 import sys
 import tempfile
+import time
 from dataclasses import replace
-from itertools import accumulate
 from operator import itemgetter
 from pathlib import Path
 
-from instructor.grade import alone, fingerprints, forked, gate, guard, screen
+from instructor.grade import alone, assembly, fingerprints, forked, gate, guard, screen
 from instructor.grade.limits import Limits, become, bound
 from shared import ranks
 from shared.checks.engine import candidate, framework, outside
@@ -43,7 +43,6 @@ from IPython.display import display
 locals().update({{name: get_ipython().user_ns[name] for name in {GIVEN[:5]}}})
 """
 IN_THE_FILE = re.compile(r"(?:\S*/)?candidate\.py, line (\d+)")
-FUTURE = re.compile(r"^from __future__ import .*$", re.MULTILINE)  # These move to the top of the file.
 
 
 def main(job_file: str, results: str) -> None:
@@ -88,6 +87,10 @@ def _start_fork_server(job: dict) -> None:
     processes.start_fork_server = lambda link: server
 
 
+def _count_failed(verdicts: list[Verdict]) -> int:
+    return sum(not verdict.passed for verdict in verdicts)
+
+
 class Judge:
     """Judges one student's code and reports the results."""
 
@@ -98,6 +101,7 @@ class Judge:
         self.path = str(Path(os.environ["HOME"]) / "candidate.py")
         self.left_out: dict[str, str] = {}
         self.meter = None if NOT_MEASURED in missing else outside.Meter(ranks.current, self._announced_ports)
+        self.cells: list[dict] = []  # those that can be loaded
         self.places: list[tuple[int, dict]] = []  # the line of the candidate's file where each cell begins
 
     def _announced_ports(self) -> set[int]:
@@ -156,35 +160,41 @@ class Judge:
 
         A cell that fails is left out, just as a notebook can continue after a failed cell.
         """
-        defined, why = self._try(cells)
-        if not why:
-            return defined
-        kept: list[dict] = []
-        for cell in cells:
-            names, why = self._try([*kept, cell])
+        loaded, why = self._try(cells)
+        kept: list[dict] = [] if why else cells
+        for cell in cells if why else ():
+            found, why = self._try([*kept, cell])
             if not why:
-                kept, defined = [*kept, cell], names
+                kept, loaded = [*kept, cell], found
             elif cell["grade_id"]:
                 self.left_out[cell["grade_id"]] = f"its cell failed when it was loaded: {self._placed(why)}"
-        self._write(kept)
-        return defined
+        names, calls = loaded or ([], 0)
+        self.cells = kept
+        self._leave_out_examples(calls)
+        return names
 
-    def _try(self, cells: list[dict]) -> tuple[list[str], str]:
-        """Return the names that these cells define, and the reason if they cannot be loaded."""
+    def _leave_out_examples(self, calls: int) -> None:
+        """Leave out what the cells only try, if they can be loaded without it.
+
+        Args:
+            calls: How many collectives were called while the cells were loaded.
+        """
+        shortened = assembly.without_examples(self.cells) if calls else assembly.without_asserts(self.cells)
+        if shortened != self.cells and not self._try(shortened)[1]:
+            self.cells = shortened
+        self._write(self.cells)
+
+    def _try(self, cells: list[dict]) -> tuple[tuple[list[str], int] | None, str]:
+        """Return what `candidate.load` returns for these cells, or None and the reason if they cannot be loaded."""
         self._write(cells)
         try:
-            return ranks.run(candidate.names_in, self.path, timeout_s=framework.PROBE_TIMEOUT_S)[0], ""
+            return ranks.run(candidate.load, self.path, timeout_s=framework.PROBE_TIMEOUT_S)[0], ""
         except ranks.CellFailed as failure:
-            return [], failure.explanation
+            return None, failure.explanation
 
     def _write(self, cells: list[dict]) -> None:
-        source = "\n\n\n".join(cell["source"] for cell in cells) + "\n"
-        first = "\n".join(dict.fromkeys(FUTURE.findall(source)))
-        top = f"{first}\n{PRELUDE}\n\n"
-        Path(self.path).write_text(top + FUTURE.sub("", source))
-        lines = [3 + cell["source"].count("\n") for cell in cells]
-        begins = accumulate(lines, initial=1 + top.count("\n"))
-        self.places = list(zip(begins, cells, strict=False))
+        source, self.places = assembly.assembled(cells, PRELUDE)
+        Path(self.path).write_text(source)
 
     def _placed(self, text: str) -> str:
         """Replace lines of the file, which students never see, by lines of their exercises."""
@@ -207,9 +217,31 @@ class Judge:
         if not {exercise.piece, exercise.stands_in} & set(defined):
             return [], f"{exercise.piece} is not defined; its cell is missing or empty"
         try:
-            return framework.run_exercise(exercise, self.path, graded=True, meter=self.meter), ""
+            began = time.monotonic()
+            verdicts = framework.run_exercise(exercise, self.path, graded=True, meter=self.meter)
+            has_time = time.monotonic() - began < self.job["limits"]["seconds_each"] / 4
+            if _count_failed(verdicts) and has_time and (alone := self._cells_without_later_ones(task, exercise.piece)):
+                self._write(alone)
+                again = framework.run_exercise(exercise, self.path, graded=True, meter=self.meter)
+                verdicts = min(verdicts, again, key=_count_failed)
+                self._write(self.cells)
+            return verdicts, ""
         except framework.Unusable as error:
             return [], str(error)
+
+    def _cells_without_later_ones(self, task: dict, piece: str) -> list[dict]:
+        """Return the cells up to the last one of an exercise, or [] if later ones redefine nothing that these use.
+
+        A student checks a notebook from top to bottom. So two exercises may have helpers of the same name.
+        """
+        own = [index for index, cell in enumerate(self.cells) if cell["grade_id"] in task["cells"]]
+        earlier, later = self.cells[: max(own, default=0) + 1], self.cells[max(own, default=0) + 1 :]
+        used, lent = (
+            {name for cell in cells if cell["grade_id"] for name in names(cell["source"])}
+            for cells, names in ((earlier, screen.used_by), (earlier, screen.lends))
+        )
+        redefined = {name for cell in later if cell["grade_id"] for name in screen.lends(cell["source"])}
+        return earlier if used & lent & redefined - {piece} else []
 
     def _tampering(self, before: list[dict]) -> str:
         """Return how the code has tampered with grading, or "" if it has not. After tampering, restart the ranks."""

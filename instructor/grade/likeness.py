@@ -30,11 +30,18 @@ def essence(code: str, given: str = "") -> str:
 
 
 def _plain(code: str) -> str:
-    """Return code without comments, docstrings and annotations. Code that does not compile only loses its comments."""
+    """Return code without comments, docstrings and annotations.
+
+    Code that does not compile, or is nested too deeply, only loses its comments.
+    """
     try:
-        tree = ast.parse(code)
+        return _bare(ast.parse(code))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return COMMENT.sub("", code)
+
+
+def _bare(tree: ast.AST) -> str:
+    """Return the code of a syntax tree without comments, docstrings and annotations."""
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and ast.get_docstring(node):
             node.body = node.body[1:] or [ast.Pass()]

@@ -65,10 +65,11 @@ class Outputs:
         everything = self.decided()
         for record in everything:
             self._write_pages(record, self.folder)
+        written = self.write_tables(complete=True)
         dashboard.write(everything, self.folder)
         if self.anonymous or (self.folder / ANONYMOUS).exists():  # otherwise, an earlier run's would be out of date
             self._write_anonymous(everything)
-        return self.write_tables(complete=True)
+        return written
 
     def _decided(self, record: Record) -> Record:
         return self.policy.applied(record, self._handed_in.get((record.student, record.lab)))

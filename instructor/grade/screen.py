@@ -7,7 +7,9 @@ import ast
 import builtins
 import re
 
-_MAGIC_LINE = re.compile(r"^([ \t]*)[%!].*$", re.MULTILINE)
+from IPython.core.inputtransformer2 import TransformerManager
+
+_MAGIC_LINE = re.compile(r"^([ \t]*)get_ipython\(\)\.\w+\(.*\)$", re.MULTILINE)  # after IPython has translated it
 FORBIDDEN = {
     "shared.checks": "contains the checks of the exercises",
     "instructor": "contains the grader",
@@ -36,6 +38,13 @@ READY_MADE = (
     "_sync_module_states",
     "_sync_params_and_buffers",
     "_broadcast_coalesced",
+)
+READY_MADE_MODULES = (
+    "torch.distributed._composable",
+    "torch.distributed.algorithms",
+    "torch.distributed.optim",
+    "torch.distributed.pipelining",
+    "torch.distributed.tensor.parallel",
 )
 # Names that lead from any object to the interpreter's insides, or past the record. No exercise needs them.
 TABOO = {"__globals__", "__closure__", "__builtins__", "__getattribute__", "__subclasses__", "__code__"}
@@ -82,9 +91,11 @@ def problem(source: str, where: str = "") -> str:
 
 
 def without_magics(source: str) -> str:
-    """Return the cell without lines such as `%time f()` and `!ls`, which only a notebook can run."""
-    rest = _MAGIC_LINE.sub(r"\1pass", source)
-    return rest if problem(source) and not problem(rest) else source
+    """Return the cell without lines such as `%time f()`, `!ls` and `?f`, which only a notebook can run."""
+    if not problem(source):
+        return source
+    rest = _MAGIC_LINE.sub(r"\1pass", TransformerManager().transform_cell(source)).removesuffix("\n")
+    return rest if not problem(rest) and rest.count("\n") == source.count("\n") else source
 
 
 def borrowed(cells: list[dict], others: list[str]) -> list[str]:
@@ -114,7 +125,7 @@ def lends(source: str) -> set[str]:
         if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             names.add(statement.name)
         elif not isinstance(statement, (ast.Import, ast.ImportFrom)):
-            names |= defined_by(ast.unparse(statement))
+            names |= names_of(statement)[0]
     return names
 
 
@@ -125,11 +136,15 @@ def used_by(source: str) -> set[str]:
 
 def _stored_and_loaded(source: str) -> tuple[set[str], set[str]]:
     """Return the names that some code defines and those that it uses; none if it does not compile."""
-    stored, loaded = set(), set()
     try:
-        tree = ast.parse(source)
+        return names_of(ast.parse(source))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return stored, loaded
+        return set(), set()
+
+
+def names_of(tree: ast.AST) -> tuple[set[str], set[str]]:
+    """Return the names that a part of a syntax tree defines and those that it uses."""
+    stored, loaded = set(), set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
             (loaded if isinstance(node.ctx, ast.Load) else stored).add(node.id)
@@ -162,7 +177,7 @@ def _what_is(forbidden_name: str) -> str:
         return FORBIDDEN[forbidden_name]
     if forbidden_name in MEASURING:
         return "measures what your code does, so your code must not use it"
-    if forbidden_name in READY_MADE:
+    if forbidden_name in (*READY_MADE, *READY_MADE_MODULES):
         return "is ready-made code for what this lab asks you to write"
     if forbidden_name in TABOO:
         return "leads to the internals of Python or of the checks, which no exercise needs"
@@ -171,13 +186,15 @@ def _what_is(forbidden_name: str) -> str:
 
 def _forbidden_uses(source: str, withheld: tuple[str, ...], allowed: tuple[str, ...]) -> list[tuple[int, str]]:
     """Return the names of what is forbidden, each with the first line that uses it, in the order of these lines."""
-    found = []
-    for name, line in _module_names(source):
-        modules = [module for module in (*FORBIDDEN, *MEASURING, *withheld) if f"{name}.".startswith(f"{module}.")]
-        found += [(line, module) for module in modules]
-    refused = TABOO | set(READY_MADE) - set(allowed)
-    for node in ast.walk(ast.parse(source)):
-        found += [(node.lineno, name) for name in _names_in(node) if name in refused]
+    found, tree = [], ast.parse(source)
+    full_names = _full_names(tree)
+    uses = [(_in_full(node, full_names), node.lineno) for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    ready_made = {*READY_MADE, *READY_MADE_MODULES} - {*allowed}
+    refused_modules = (*FORBIDDEN, *MEASURING, *withheld, *(name for name in ready_made if "." in name))
+    for name, line in [*_module_names(source), *uses]:
+        found += [(line, module) for module in refused_modules if f"{name}.".startswith(f"{module}.")]
+    for node in ast.walk(tree):
+        found += [(node.lineno, name) for name in _names_in(node) if name in TABOO | ready_made]
     first = {name: line for line, name in sorted(found, reverse=True)}
     return sorted((line, name) for name, line in first.items())
 
@@ -218,9 +235,9 @@ def notices(source: str, given: str = "") -> list[str]:
         if name in (*UNUSUAL_NAMES, *library) or (isinstance(node, ast.Name) and name in REACHING):
             found.append((node.lineno, f"uses {name}"))
         if isinstance(node, ast.Attribute) and name in (*UNUSUAL, "__dict__") and _root(node) in modules | {"torch"}:
-            found.append((node.lineno, f"uses {ast.unparse(node)}"))  # torch.os is os, too
+            found.append((node.lineno, f"uses {_dotted(node)}"))  # torch.os is os, too
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _root(node) in modules | {"torch"}:
-            found.append((node.lineno, f"sets {ast.unparse(node)}"))
+            found.append((node.lineno, f"sets {_dotted(node)}"))
         if isinstance(node, ast.Attribute) and (full := _in_full(node, full_names)) in (*MEASURING, *FILES):
             found.append((node.lineno, f"uses {full}"))
         if isinstance(node, ast.Call) and _computes_a_name(node):
@@ -229,16 +246,22 @@ def notices(source: str, given: str = "") -> list[str]:
     return [f"line {line} {notice}" for line, notice in dict.fromkeys(sorted(found)) if notice not in expected]
 
 
-def _root(node: ast.Attribute) -> str:
+def _dotted(node: ast.Attribute) -> str:
+    """Return an attribute's full name, such as torch.os.path, or "" if it does not begin with a variable."""
+    names: list[str] = []
     value: ast.AST = node
     while isinstance(value, ast.Attribute):
-        value = value.value
-    return value.id if isinstance(value, ast.Name) else ""
+        names, value = [value.attr, *names], value.value
+    return ".".join([value.id, *names]) if isinstance(value, ast.Name) else ""
+
+
+def _root(node: ast.Attribute) -> str:
+    return _dotted(node).partition(".")[0]
 
 
 def _full_names(tree: ast.AST) -> dict[str, str]:
     """Return the full name of everything that some code imports, by the name that it has there."""
-    found = {"torch": "torch"}
+    found = {"torch": "torch", "dist": "torch.distributed"}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.asname: alias.name for alias in node.names if alias.asname}
@@ -250,8 +273,8 @@ def _full_names(tree: ast.AST) -> dict[str, str]:
 
 def _in_full(node: ast.Attribute, full_names: dict[str, str]) -> str:
     """Return an attribute's full name, such as shared.wire.instrumentation for wire.instrumentation, or ""."""
-    root = _root(node)
-    return ast.unparse(node).replace(root, full_names[root], 1) if root in full_names else ""
+    root, _, rest = _dotted(node).partition(".")
+    return f"{full_names[root]}.{rest}" if root in full_names else ""
 
 
 def _computes_a_name(call: ast.Call) -> bool:

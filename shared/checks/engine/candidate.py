@@ -139,9 +139,11 @@ def _is_a_solution(path: str | None) -> bool:
     return path is not None and Path(path).resolve().parent in [Path(folder).resolve() for folder in folders]
 
 
-def names_in(path: str) -> list[str]:
-    """List the names that a student's file defines."""
-    return list(vars(_load(path)))
+def load(path: str) -> tuple[list[str], int]:
+    """Load a student's file. Returns the names that it defines, and how many collectives it calls meanwhile."""
+    with instrumentation.listening() as calls:
+        names = list(vars(_load(path)))
+    return names, len(calls)
 
 
 def _load(path: str):

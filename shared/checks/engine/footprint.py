@@ -5,6 +5,7 @@ Everything that Python can reach is counted, whichever attribute, closure or lis
 
 import contextlib
 import gc
+import sys
 import time
 from array import array
 from mmap import mmap
@@ -71,12 +72,16 @@ def only_what_comes():
 
 
 def hidden_bytes() -> int:
-    """Add up arrays, bytes and storages, which may hold elements without being tensors. Use it in only_what_comes()."""
+    """Add up arrays, bytes, texts, numbers, lists and storages, which may hold elements without being tensors.
+
+    Use it in only_what_comes().
+    """
     here = gc.get_objects()
     seen = {each.untyped_storage()._cdata for each in here if issubclass(type(each), torch.Tensor)}
     things = {id(thing): thing for thing in gc.get_referents(*here)}.values()
     arrays = [thing.nbytes for thing in things if isinstance(thing, np.ndarray) and thing.base is None]
     raw = [memoryview(thing).nbytes for thing in things if isinstance(thing, bytes | bytearray | array | mmap)]
+    raw += [sys.getsizeof(thing) for thing in things if type(thing) in (str, int, list, tuple)]
     storages = [each.nbytes() for each in things if type(each) is torch.UntypedStorage and each._cdata not in seen]
     return sum(each for each in arrays + raw + storages if each > LEAST_HIDDEN_BYTES)
 

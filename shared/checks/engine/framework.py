@@ -142,12 +142,21 @@ class Attempt:
         own = per_rank or [()] * self.world_size
         began_s = time.monotonic()
         results = self._run(probe, shared_args, own, context, targets)
-        if times := self.scale.times(time.monotonic() - began_s):
-            results = self._run(probe, shared_args, own, context, targets, times)
+        took_s = time.monotonic() - began_s
+        if times := self.scale.times(took_s):
+            timeout_s = PROBE_TIMEOUT_S + 2 * times * took_s
+            results = self._run(probe, shared_args, own, context, targets, times, timeout_s)
         return results
 
     def _run(
-        self, probe: Callable, shared_args: tuple, own: list[tuple], context: str, targets: list[int] | None, times=1
+        self,
+        probe: Callable,
+        shared_args: tuple,
+        own: list[tuple],
+        context: str,
+        targets: list[int] | None,
+        times: int = 1,
+        timeout_s: float = PROBE_TIMEOUT_S,
     ) -> list:
         """Call a probe this many times on each rank. Returns what the last call returned, in rank order."""
 
@@ -160,7 +169,7 @@ class Attempt:
             self.meter.begin()
         try:
             outcomes = ranks.current().run(
-                rankside.call, request_of, targets=targets, timeout_s=PROBE_TIMEOUT_S, show=self._note_prints
+                rankside.call, request_of, targets=targets, timeout_s=timeout_s, show=self._note_prints
             )
         except CellFailed as failure:
             wrong = _from_failure(failure)

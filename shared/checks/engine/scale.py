@@ -20,7 +20,7 @@ LARGE_ON = 2  # ranks
 LARGE, MEDIUM = range(1_001, 4_000), range(8, 200)  # hidden units of the awkward models
 LONG, SHORT, NONE = range(15, 40), range(1, 5), range(1)  # steps that are added to the usual number of steps
 FURTHER = range(2)  # steps that are added to the later trainings of a check
-FEWEST_REPEATS, MOST_REPEATING_S = 4, 1.0  # Slow probes run less often.
+FEWEST_REPEATS, MOST_REPEATING_S, SLOW_S = 4, 1.0, 3.0  # Slow probes run less often.
 
 
 @dataclass
@@ -61,7 +61,8 @@ class Scale:
         """
         if self.added != LONG or self.longest or self.repeats:
             return 0
-        self.repeats = min(self.draws.choice(LONG), max(FEWEST_REPEATS, int(scaled(MOST_REPEATING_S) / seconds)))
+        fewest = FEWEST_REPEATS if seconds < scaled(SLOW_S) else 1
+        self.repeats = min(self.draws.choice(LONG), max(fewest, int(scaled(MOST_REPEATING_S) / seconds)))
         return self.repeats
 
     def number(self, usual: int, drawn: range) -> int:

@@ -1,0 +1,87 @@
+"""Write a student's cells into the one file that the ranks load.
+
+In a notebook, a cell runs once, on all ranks. The ranks load the file before each probe, and in smaller worlds, too.
+Code that only tries an exercise, such as `assert sum_over_ranks(1.0) == 4.0`, must not run again there.
+"""
+
+import ast
+from itertools import accumulate
+
+from instructor.grade import screen
+
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
+
+
+def assembled(cells: list[dict], prelude: str) -> tuple[str, list[tuple[int, dict]]]:
+    """Return the file, and the line where each cell begins.
+
+    Args:
+        cells: The cells, as `submissions.pieces_of` returns them.
+        prelude: Code for the top of the file.
+    """
+    features: dict[str, None] = {}
+    sources = []
+    for cell in cells:
+        imports = [node for node in ast.parse(cell["source"]).body if _is_future(node)]
+        features |= {alias.name: None for node in imports for alias in node.names}
+        sources.append(_without(imports, cell)["source"])
+    first = f"from __future__ import {', '.join(features)}" if features else ""  # It must be the first statement.
+    top = f"{first}\n{prelude}\n\n"
+    lines = [3 + source.count("\n") for source in sources]
+    begins = accumulate(lines, initial=1 + top.count("\n"))
+    return top + "\n\n\n".join(sources) + "\n", list(zip(begins, cells, strict=False))
+
+
+def without_asserts(cells: list[dict]) -> list[dict]:
+    """Return the cells without the student's assertions outside of functions and classes."""
+    bodies = _bodies(cells)
+    return [
+        _without([node for node in body if isinstance(node, ast.Assert)], cell)
+        for cell, body in zip(cells, bodies, strict=True)
+    ]
+
+
+def without_examples(cells: list[dict]) -> list[dict]:
+    """Return the cells with only what defines the student's functions and classes, and what these use."""
+    bodies = _bodies(cells)
+    left = [node for body in bodies for node in body]
+    wanted = {name for cell in cells if not cell["grade_id"] for name in screen.used_by(cell["source"])}
+    kept: set[ast.stmt] = set()
+    while found := [node for node in left if isinstance(node, _DEFINITIONS) or _changed_by(node) & wanted]:
+        kept |= {*found}
+        left = [node for node in left if node not in kept]
+        wanted = wanted.union(*(set.union(*screen.names_of(node)) for node in found))
+    return [
+        _without([node for node in body if node not in kept], cell) for cell, body in zip(cells, bodies, strict=True)
+    ]
+
+
+def _is_future(node: ast.stmt) -> bool:
+    return isinstance(node, ast.ImportFrom) and node.module == "__future__"
+
+
+def _bodies(cells: list[dict]) -> list[list[ast.stmt]]:
+    """Return the statements of each cell of the student's, and nothing for the lab's own cells."""
+    return [ast.parse(cell["source"]).body if cell["grade_id"] else [] for cell in cells]
+
+
+def _changed_by(node: ast.stmt) -> set[str]:
+    """Return the names that a statement defines, and those of the objects in which it sets attributes or elements."""
+    names = screen.names_of(node)[0]
+    for target in ast.walk(node):
+        if isinstance(target, (ast.Attribute, ast.Subscript)) and isinstance(target.ctx, ast.Store):
+            value: ast.AST = target
+            while isinstance(value, (ast.Attribute, ast.Subscript)):
+                value = value.value
+            names |= {value.id} if isinstance(value, ast.Name) else set()
+    return names
+
+
+def _without(nodes: list[ast.stmt], cell: dict) -> dict:
+    """Return a cell in which `pass` stands for each of these statements. All lines keep their numbers."""
+    lines = [line.encode() for line in cell["source"].split("\n")]  # Columns are counted in bytes.
+    for node in reversed(nodes):
+        first, last = node.lineno - 1, node.end_lineno - 1
+        rest = lines[last][node.end_col_offset :]
+        lines[first : last + 1] = [lines[first][: node.col_offset] + b"pass" + rest, *[b""] * (last - first)]
+    return cell | {"source": b"\n".join(lines).decode()}

@@ -1,0 +1,13 @@
+"""Keeps a full copy of the parameters in one large integer for each group.
+
+caught by: ZeRO1 · memory
+"""
+
+from solutions import zero1 as right
+
+
+class ZeRO1(right.ZeRO1):
+    def step(self, closure=None):
+        loss = super().step(closure)
+        self.kept = [int.from_bytes(each.flat_param.float().cpu().numpy().tobytes(), "little") for each in self.flat_parameters]
+        return loss
