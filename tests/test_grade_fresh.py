@@ -38,7 +38,7 @@ def ours(lab: str, name: str) -> str:
 # A line of a text that looks like a __future__ import moves to the top of the file, where it runs. Nobody has read it.
 CODE_IN_A_TEXT = '''%%ranks
 NOTES = """
-from __future__ import annotations; from torch.nn.parallel import DistributedDataParallel as Wrapper; import sys, ctypes, shared.wire.instrumentation, shared.checks
+from __future__ import annotations; from torch.nn.parallel import DistributedDataParallel as Wrapper; import sys
 """
 
 class ManualDDP(nn.Module):
@@ -90,7 +90,8 @@ def _heard(ports):
         address, _, port = words[1].partition(":")
         if words[3] == "0A" and int(port, 16) in ports:
             four = bytes.fromhex(address)[::-1]
-            found.setdefault(int(words[7]), {})[four[1]] = bytes([four[2], four[3], (int(port, 16) - ports.start) % 256])
+            own = found.setdefault(int(words[7]), {})
+            own[four[1]] = bytes([four[2], four[3], (int(port, 16) - ports.start) % 256])
     return found
 
 def _exchange(data, members):
@@ -157,7 +158,8 @@ def _patch():
             for other in range(size):
                 if other != src and rank in (src, other):
                     one = object.__new__(type(each))
-                    one.__dict__.update(each.__dict__, op="send" if rank == src else "recv", partner=other if rank == src else src)
+                    op, partner = ("send", other) if rank == src else ("recv", src)
+                    one.__dict__.update(each.__dict__, op=op, partner=partner)
                     calls.append(one)
 
     _set(cell, "cell_" + "contents", told)
@@ -323,7 +325,6 @@ def sum_over_ranks(value):
 
 def test_a_long_error_does_not_delay_the_dashboard(tmp_path):
     record = graded(tmp_path, "00_ranks", ("0.1",), {"sum_over_ranks": LONG_EVIDENCE})
-    began = time.monotonic()
     signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it takes longer"))
     signal.alarm(int(scaled(20)))
     try:

@@ -48,7 +48,7 @@ def run_file(
     """
     path = str(Path(path).resolve())
     try:
-        defined = ranks.run(candidate.names_in, path, timeout_s=framework.PROBE_TIMEOUT_S)[0]
+        defined, _ = ranks.run(candidate.load, path, timeout_s=framework.PROBE_TIMEOUT_S)[0]
     except ranks.CellFailed as failure:
         report = "\n".join(filter(None, [str(failure), framework.hint_on_names(str(failure))]))
         raise framework.Unusable(f"{Path(path).name} does not load.\n{report}") from None

@@ -9,5 +9,6 @@ from solutions import zero1 as right
 class ZeRO1(right.ZeRO1):
     def step(self, closure=None):
         loss = super().step(closure)
-        self.kept = [int.from_bytes(each.flat_param.float().cpu().numpy().tobytes(), "little") for each in self.flat_parameters]
+        copies = [each.flat_param.float().cpu().numpy().tobytes() for each in self.flat_parameters]
+        self.kept = [int.from_bytes(each, "little") for each in copies]
         return loss
