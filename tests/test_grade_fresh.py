@@ -221,7 +221,7 @@ CLOSURE = "__clo" + "sure__"
 
 
 def test_a_function_that_a_decorator_has_wrapped_is_found_if_it_is_replaced():
-    """The function that contextmanager wraps is in a closure, and a cache or a partial is no function at all."""
+    """The function that a decorator wraps is in a closure, and a cache or a partial is no function at all."""
     from instructor.grade import fingerprints
     from shared.wire import instrumentation
 
