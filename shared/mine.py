@@ -3,8 +3,8 @@
     from shared.mine import broadcast_state    # instead of: from solutions.manual_ddp import broadcast_state
 
 When all checks of an exercise pass in a lab that is open in JupyterLab, its piece is saved into mine/, together with
-the definitions in your notebook that the piece uses. Later labs can import it from here. In grading,
-labs and imports from here get our pieces, so a mistake in an early lab does not cost points in a later one.
+the definitions in your notebook that the piece uses. Later labs can import it from here. In grading, imports from here
+give you our pieces, as imports from solutions do, so a mistake in an early lab does not cost points in a later one.
 """
 
 import ast

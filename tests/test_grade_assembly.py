@@ -1,4 +1,4 @@
-"""The file that the ranks load: the cells without what only tries the code, and each line with its number."""
+"""The file that the ranks load leaves out code that only tries an exercise, and lines keep their numbers."""
 
 import pytest
 
@@ -21,13 +21,13 @@ def test_imports_from_the_future_come_first():
 
 EXAMPLES = {
     "an assertion": ("def f():\n    assert True\n\nassert f(\n    1\n) == 2; y = 3", "without_asserts"),
-    "letters of two bytes": ("s = 'é'; assert s; y = 3", "without_asserts"),
-    "whatever defines nothing": ("z = 3\nprint(f(x))\nfor _ in range(3):\n    f(1)\ndef f(x):\n    return x", "both"),
+    "a letter of two bytes": ("s = 'é'; assert s; y = 3", "without_asserts"),
+    "code that defines nothing": ("z = 3\nprint(f(x))\nfor _ in range(3):\n    f(1)\ndef f(x):\n    return x", "both"),
 }
 LEFT = {
     "an assertion": "def f():\n    assert True\n\npass; y = 3\n\n",
-    "letters of two bytes": "s = 'é'; pass; y = 3",
-    "whatever defines nothing": "pass\npass\npass\n\ndef f(x):\n    return x",
+    "a letter of two bytes": "s = 'é'; pass; y = 3",
+    "code that defines nothing": "pass\npass\npass\n\ndef f(x):\n    return x",
 }
 
 

@@ -1,4 +1,4 @@
-"""Attacks, accidents and honest work that fresh eyes found after all other tests of grading were written."""
+"""Attacks, accidents and honest work that a fresh reviewer found after all other tests of grading were written."""
 
 import signal
 import time
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.exhaustive, pytest.mark.usefixtures("users_of_our_own"
 
 
 def graded(folder, lab: str, numbers: tuple[str, ...], sources: dict[str, str]):
-    """Return the record of a submission with these exercises, of which only those with these numbers are graded."""
+    """Grade the exercises with these numbers in a submission with these sources, and return its record."""
     need_sandbox()
     with course.unpacked(CHAPTERS[lab]) as unpacked:
         tasks = tuple(task for task in unpacked.tasks if task.number in numbers)
@@ -33,9 +33,10 @@ def ours(lab: str, name: str) -> str:
     return next(cell.source for cell in cells if cell.metadata["nbgrader"]["grade_id"] == name)
 
 
-# -- kind 1: points without the work, and without a notice
+# -- kind 1: cheats that earned points without a notice
 
-# A line of a text that looks like a __future__ import moves to the top of the file, where it runs. Nobody has read it.
+# A line of a string that looked like a __future__ import was once moved to the top of the file. It ran there, although
+# screen.py had read it only as a string.
 CODE_IN_A_TEXT = '''%%ranks
 NOTES = """
 from __future__ import annotations; from torch.nn.parallel import DistributedDataParallel as Wrapper; import sys
@@ -54,7 +55,7 @@ class ManualDDP(nn.Module):
     def finish_gradient_sync(self):
         pass
 '''
-# torch has a second name for DistributedDataParallel, which is not on the list.
+# replicate() uses DistributedDataParallel inside. screen.READY_MADE lacks its name, but its module is rejected.
 REPLICATE = """%%ranks
 from torch.distributed._composable.replicate import replicate
 
@@ -73,9 +74,9 @@ class ManualDDP(nn.Module):
     def finish_gradient_sync(self):
         pass
 """
-# A socket that listens has an address of 24 bits and a port, which every rank reads in /proc/net/tcp. It sends nothing,
-# so the meter counts nothing. The all-reduce, which everybody counts, sends zeros. No name is on any list, because a
-# module of torch gets another name first.
+# The address and port of a listening socket encode three bytes, which every rank can read in /proc/net/tcp. Nothing is
+# sent, so the meter counts nothing. The all-reduce, which is counted, sends only zeros. screen.py finds no name that it
+# knows, because the code renames a module of torch and puts the names of other modules together while it runs.
 LISTENING = '''%%ranks
 _core = dist.distributed_c10d
 _modules = _core.sys.modules
@@ -129,10 +130,11 @@ def mean_over_ranks_(tensor, group=None):
     own = tensor.detach().cpu().contiguous().view(-1)
     said = _exchange(bytes(own.view(torch.uint8).tolist()), members)
     every = [torch.tensor(list(each), dtype=torch.uint8).view(tensor.dtype).view(tensor.shape) for each in said]
-    dist.all_reduce(torch.zeros_like(own), group=group)  # for those who count
+    dist.all_reduce(torch.zeros_like(own), group=group)  # for the meter and the record
     tensor.copy_(torch.stack(every).mean(0))
 '''
-# The function that contextlib.contextmanager wraps is in a closure, which no fingerprint covers. Both records change.
+# The function that contextlib.contextmanager wraps is in a closure. The fingerprints did not cover closures at first,
+# so this code could change both records of the collectives.
 CLOSURE_OF_LISTENING = """%%ranks
 import contextlib as _context
 _core = dist.distributed_c10d
@@ -211,7 +213,7 @@ def test_hidden_memory_costs_points(tmp_path, way):
 
 
 def test_a_text_stays_a_text():
-    """A line in it that looks like an import for the top of the file once ran there. Nobody had read it."""
+    """A line of a string that looked like a __future__ import once ran at the top of the file, unscreened."""
     cell = {"grade_id": "x", "source": CODE_IN_A_TEXT.removeprefix("%%ranks\n"), "line": 1}
     source, _ = assembly.assembled([cell], "")
     assert source.strip() == cell["source"].strip()
@@ -221,7 +223,7 @@ CLOSURE = "__clo" + "sure__"
 
 
 def test_a_function_that_a_decorator_has_wrapped_is_found_if_it_is_replaced():
-    """The function that a decorator wraps is in a closure, and a cache or a partial is no function at all."""
+    """A decorator keeps the function that it wraps in a closure."""
     from instructor.grade import fingerprints
     from shared.wire import instrumentation
 
@@ -246,7 +248,7 @@ def test_other_defaults_of_a_function_are_found():
         candidate.probe.__defaults__ = kept
 
 
-# -- kind 2: harm
+# -- kind 2: submissions that disturb grading
 
 DEEP = "%%ranks\ndef {}(*_):\n    raise ValueError\n\n_deep = " + "-" * 900 + "1\n"
 
@@ -278,7 +280,7 @@ def record_with(code: str, student: str = "eve"):
     ],
 )
 def test_no_code_stops_the_dashboard(tmp_path, code):
-    """The dashboard is written after everything has been graded, and the tables after it."""
+    """The tables and the dashboard are written after everything has been graded."""
     found = [record_with(code), record_with("def f(x):\n    return x + 1\n" * 20, "ada")]
     dashboard.write(found, tmp_path)
     kept = outputs.Outputs(tmp_path, Policy())
@@ -288,7 +290,7 @@ def test_no_code_stops_the_dashboard(tmp_path, code):
 
 
 def test_one_submission_does_not_keep_the_tables_of_all_from_being_written(tmp_path):
-    """A right exercise with one deep expression. The whole command fails after everybody has been graded."""
+    """A right exercise with a deeply nested expression once made the command fail after everybody had been graded."""
     need_sandbox()
     hand_in(tmp_path / "in", "ada", "00_ranks")
     source = ours("00_ranks", "sum-over-ranks") + "\n\n_deep = " + "-" * 900 + "1\n"
@@ -298,7 +300,7 @@ def test_one_submission_does_not_keep_the_tables_of_all_from_being_written(tmp_p
 
 
 def test_second_chances_are_decided_in_a_short_time(tmp_path, monkeypatch):
-    """Which cells use which is found outside of the sandbox, where nothing else limits the time."""
+    """The grader finds out outside of the sandbox which cells use which others. Nothing else limits the time there."""
     lab = "13_tensor_parallel"
     many = "\n".join(f"x{i} = [sum_over_ranks, {i}]" for i in range(14_000))
     submission = hand_in(tmp_path, "eve", lab, writes(sum_over_ranks="%%ranks\n" + many))
@@ -308,7 +310,7 @@ def test_second_chances_are_decided_in_a_short_time(tmp_path, monkeypatch):
         judging = grading.Grading(cells_of(submission), unpacked, Limits(), record)
         failed = {task.name: grading._answer(task, [], "wrong") for task in unpacked.tasks}
         began = time.monotonic()
-        signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it takes longer"))
+        signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it takes too long"))
         signal.alarm(int(scaled(20)))
         try:
             judging._second_chances(failed)
@@ -325,7 +327,7 @@ def sum_over_ranks(value):
 
 def test_a_long_error_does_not_delay_the_dashboard(tmp_path):
     record = graded(tmp_path, "00_ranks", ("0.1",), {"sum_over_ranks": LONG_EVIDENCE})
-    signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it takes longer"))
+    signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it takes too long"))
     signal.alarm(int(scaled(20)))
     try:
         dashboard.write([record], tmp_path)
@@ -356,7 +358,7 @@ submission_300:
 
 
 def test_a_folder_that_eve_uploads_to_gradescope_cannot_replace_the_work_of_ada(tmp_path):
-    """Whoever submits to Gradescope may upload folders. Their names are not the platform's."""
+    """Students can upload folders to Gradescope. The grader must not read their names as Moodle's."""
     files = {
         "assignment_9_export/submission_metadata.yml": METADATA,
         "assignment_9_export/submission_300/00_ranks_lab.ipynb": "ada's",
@@ -368,7 +370,7 @@ def test_a_folder_that_eve_uploads_to_gradescope_cannot_replace_the_work_of_ada(
 
 
 def test_metadata_that_eve_uploads_to_gradescope_does_not_count(tmp_path):
-    """Sorted by name, submission_200 comes before submission_metadata.yml."""
+    """In the zip file, the files in submission_200 come before Gradescope's own submission_metadata.yml."""
     files = {
         "assignment_9_export/submission_200/00_ranks_lab.ipynb": "eve's",
         "assignment_9_export/submission_200/submission_metadata.yml": METADATA.replace("12-09", "11-01"),
@@ -380,7 +382,7 @@ def test_metadata_that_eve_uploads_to_gradescope_does_not_count(tmp_path):
 
 
 def test_a_name_that_a_student_gave_a_cell_is_shown_briefly(tmp_path):
-    """Copies of a cell are reported by the name in their metadata, which may be anything."""
+    """Copied cells were once reported by the name in their metadata, which may be any text."""
 
     def change(notebook):
         for _ in range(2):
@@ -465,12 +467,12 @@ SLOW = """%%ranks
 import time
 
 def sum_over_ranks(value):
-    time.sleep(SECONDS)  # as if the network was slow
+    time.sleep(SECONDS)  # as if the network were slow
     total = torch.tensor(value, dtype=torch.float64)
     dist.all_reduce(total)
     return total.item()
 """
-TWO_MEANINGS = (  # each exercise draws what it needs from a constant of its own
+TWO_MEANINGS = (  # Each exercise has a constant of its own, but both constants have the same name.
     """%%ranks
 SIZE = 1  # elements
 
@@ -499,7 +501,7 @@ def log_mean_loss(loss):
     _history.append(mean)  # for a plot later
     return mean.item() if dist.get_rank() == 0 else None
 """
-# A notebook has four ranks. Grading loads the file again before each probe, and on fewer ranks, too.
+# A notebook has four ranks. Grading loads the file again before each probe, sometimes on fewer ranks.
 TRIES_IT = """%%ranks
 def sum_over_ranks(value):
     total = torch.tensor(value, dtype=torch.float64)

@@ -28,17 +28,18 @@ What protects grading from cheating:
 - screen.py reads the code before it runs. It rejects names that lead to the checks or to the record of collectives, and
   torch's ready-made wrappers in labs in which students write their own. It reports other names that a person should
   look at.
-- fingerprints.py finds functions of the course and of torch that the code has replaced, and functions inside of these.
-  If it finds any, the exercise is void.
+- fingerprints.py finds functions of the course and of torch that the code has replaced. It also compares their default
+  values and the functions that they wrap. If it finds a change, the exercise is void.
 - Some probes return every collective that a rank has recorded. The judge compares this record with the number of bytes
   that the rank reports to the meter (`records_everything` in `shared/checks/engine/candidate.py`).
 - Sizes and numbers of steps are drawn. At the end, one or two checks that have passed run again for longer. If one of
   them fails this time, the exercise earns nothing (`shared/checks/engine/scale.py`).
 
-A notebook that works should lose no points. Each cell runs as a whole only once, because the ranks load the code before
-each probe, and in smaller worlds, too. assembly.py then leaves out assertions and, if loading the cells communicates,
-all other code that only tries an exercise. If an exercise fails because a later cell redefines one of its helpers, it
-is judged again without the later cells.
+A notebook that works should lose no points. The ranks load the code before each probe, even if the probe runs on fewer
+ranks, so code that only tries an exercise could fail there. Once the cells have been loaded, assembly.py therefore
+leaves out assertions. If loading the cells calls collectives, assembly.py also leaves out all other code that only
+tries an exercise. A later cell may redefine a helper of an exercise. If such an exercise fails and has used little
+time, it is judged again without the later cells, and the better result counts.
 
 Known limits: Python cannot isolate code within a process. A student's code runs in the process that records its
 collectives, and screen.py misses names that are put together while the code runs. Code that reaches the record can
@@ -48,10 +49,10 @@ if little is sent. Each call may also send about 1 kB of headers. If an exercise
 formula of lab 05 or a rule of lab 17, code that reaches the modules of the checks can call their reference. A rank can
 announce a port of its own to the process group's store, so that a connection to this port counts as one of the group's.
 Code can count its calls, and become wrong after more calls than the checks make. It can also hide a ready-made wrapper.
-Ranks share the processor, process ids and port numbers, and can pass some hundred bytes per call through these. This is
-enough for the numbers of lab 00, but not for tensors of the sizes that grading draws. If a system lacks control groups
-or cannot count the bytes, or if the grader is not root, the notes of each submission say so. Submissions that are
-graded at once share the CPU, so one can slow down another, except with --jobs 1. If an exercise fails, a later one that
-uses it is judged again with our own code for the failed one, but only if our solution of the later one uses it, too.
-The code of the later exercise could then print our solution.
+Ranks share the processor, process ids and port numbers, and can pass a few hundred bytes per call through these. This
+is enough for the numbers of lab 00, but not for the large tensors that grading draws in other checks. If a system lacks
+control groups or cannot count the bytes, or if the grader is not root, the notes of each submission say so. Submissions
+that are graded at once share the CPU, so one can slow down another, except with --jobs 1. If an exercise fails, a later
+one that uses it is judged again with our own code for the failed one, but only if our solution of the later one uses
+it, too. The code of the later exercise could then print our solution.
 """

@@ -159,7 +159,7 @@ def _arrivals(archive: zipfile.ZipFile) -> Iterator[Arrival]:
 def _metadata_of_gradescope(members: dict[zipfile.ZipInfo, str]) -> zipfile.ZipInfo | None:
     """Return the file in which Gradescope says who handed in each folder, or None if the zip file is not Gradescope's.
 
-    It is beside all folders. Students may upload files and folders with such names, too, but these are further down.
+    This file is beside the students' folders. Students can upload a file with the same name, but it is inside a folder.
     """
     for member, name in members.items():
         path = PurePosixPath(name)

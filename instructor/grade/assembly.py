@@ -1,7 +1,8 @@
 """Write a student's cells into the one file that the ranks load.
 
-In a notebook, a cell runs once, on all ranks. The ranks load the file before each probe, and in smaller worlds, too.
-Code that only tries an exercise, such as `assert sum_over_ranks(1.0) == 4.0`, must not run again there.
+In a notebook, a cell runs once, on all four ranks. In grading, the ranks load this file before each probe, even if the
+probe runs on fewer ranks. Code that only tries an exercise, such as `assert sum_over_ranks(1.0) == 4.0`, could fail
+there, so it is left out.
 """
 
 import ast
@@ -13,7 +14,7 @@ _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import,
 
 
 def assembled(cells: list[dict], prelude: str) -> tuple[str, list[tuple[int, dict]]]:
-    """Return the file, and the line where each cell begins.
+    """Return the text of the file, and each cell with the line where it begins.
 
     Args:
         cells: The cells, as `submissions.pieces_of` returns them.
@@ -33,7 +34,7 @@ def assembled(cells: list[dict], prelude: str) -> tuple[str, list[tuple[int, dic
 
 
 def without_asserts(cells: list[dict]) -> list[dict]:
-    """Return the cells without the student's assertions outside of functions and classes."""
+    """Return the cells without the assertions at the top level of the student's cells."""
     bodies = _bodies(cells)
     return [
         _without([node for node in body if isinstance(node, ast.Assert)], cell)
@@ -42,7 +43,11 @@ def without_asserts(cells: list[dict]) -> list[dict]:
 
 
 def without_examples(cells: list[dict]) -> list[dict]:
-    """Return the cells with only what defines the student's functions and classes, and what these use."""
+    """Return the cells without the student's top-level code that only tries an exercise.
+
+    Imports, functions and classes stay. Statements that assign to a variable, its attributes or its elements stay, too,
+    if the code that stays or one of the lab's own cells uses this variable.
+    """
     bodies = _bodies(cells)
     left = [node for body in bodies for node in body]
     wanted = {name for cell in cells if not cell["grade_id"] for name in screen.used_by(cell["source"])}
@@ -61,12 +66,12 @@ def _is_future(node: ast.stmt) -> bool:
 
 
 def _bodies(cells: list[dict]) -> list[list[ast.stmt]]:
-    """Return the statements of each cell of the student's, and nothing for the lab's own cells."""
+    """Return the top-level statements of each of the student's cells, and [] for each of the lab's own cells."""
     return [ast.parse(cell["source"]).body if cell["grade_id"] else [] for cell in cells]
 
 
 def _changed_by(node: ast.stmt) -> set[str]:
-    """Return the names that a statement defines, and those of the objects in which it sets attributes or elements."""
+    """Return the names that a statement defines, and the variables whose attributes or elements it sets."""
     names = screen.names_of(node)[0]
     for target in ast.walk(node):
         if isinstance(target, (ast.Attribute, ast.Subscript)) and isinstance(target.ctx, ast.Store):
@@ -78,7 +83,7 @@ def _changed_by(node: ast.stmt) -> set[str]:
 
 
 def _without(nodes: list[ast.stmt], cell: dict) -> dict:
-    """Return a cell in which `pass` stands for each of these statements. All lines keep their numbers."""
+    """Return a cell in which `pass` replaces each of these statements. The other lines keep their numbers."""
     lines = [line.encode() for line in cell["source"].split("\n")]  # Columns are counted in bytes.
     for node in reversed(nodes):
         first, last = node.lineno - 1, node.end_lineno - 1

@@ -56,7 +56,7 @@ def unpacked(chapter: Chapter) -> Iterator[Course]:
     files = {name: data for name, data in bundle.items() if name not in scripts}  # They show parts of exercises.
     files |= {f"instructor/grade/{name}.py": (HERE / f"{name}.py").read_bytes() for name in JUDGE}
     files["instructor/__init__.py"] = (HERE.parent / "__init__.py").read_bytes()
-    files |= {  # In a student's own folder, `shared.mine` has the student's pieces.
+    files |= {  # `shared.mine` imports from mine/, which has a student's own pieces in the student's folder.
         name.replace("solutions/", "mine/", 1): data for name, data in files.items() if name.startswith("solutions/")
     }
     stubs, ours, tasks = stubs_of(chapter), _exercises_in(solution_of(chapter)), tuple(tasks_of(chapter))

@@ -84,10 +84,10 @@ def _digest(value) -> str:
 
 
 def _function_content(function: FunctionType, outer: frozenset[int]) -> tuple:
-    """Return what a function does: its code, its defaults, and the functions that it wraps or refers to.
+    """Return what a function does: its code, its default values, and the functions in its closure.
 
     Args:
-        outer: The ids of the functions that contain this one. They may refer to each other.
+        outer: The ids of the functions that lead to this one. They are not followed again, since they may form a cycle.
     """
     if function.__code__ in STEP_WRAPPERS:
         function = function.__wrapped__
@@ -98,15 +98,15 @@ def _function_content(function: FunctionType, outer: frozenset[int]) -> tuple:
 
 
 def _content_of(cell: CellType):
-    """Return the value of a variable of a closure."""
+    """Return the value in a cell of a closure, or None if the cell is still empty."""
     try:
         return cell.cell_contents
-    except ValueError:  # It is still empty.
+    except ValueError:
         return None
 
 
 def _value_content(value, outer: frozenset[int]):
-    """Return what a value is, or "" if it is neither a function nor a constant."""
+    """Return the content of a function, a tuple or a constant, or "" for any other value."""
     if type(value) is tuple:
         return [_value_content(each, outer) for each in value]
     if type(value) in WRAPPERS:

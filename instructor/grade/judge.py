@@ -174,7 +174,9 @@ class Judge:
         return names
 
     def _leave_out_examples(self, calls: int) -> None:
-        """Leave out what the cells only try, if they can be loaded without it.
+        """Leave out code that only tries the exercises, if the cells can be loaded without it.
+
+        If no collectives were called, only assertions are left out.
 
         Args:
             calls: How many collectives were called while the cells were loaded.
@@ -185,7 +187,7 @@ class Judge:
         self._write(self.cells)
 
     def _try(self, cells: list[dict]) -> tuple[tuple[list[str], int] | None, str]:
-        """Return what `candidate.load` returns for these cells, or None and the reason if they cannot be loaded."""
+        """Return what `candidate.load` returns on rank 0, or None and the reason why the cells cannot be loaded."""
         self._write(cells)
         try:
             return ranks.run(candidate.load, self.path, timeout_s=framework.PROBE_TIMEOUT_S)[0], ""
@@ -230,9 +232,10 @@ class Judge:
             return [], str(error)
 
     def _cells_without_later_ones(self, task: dict, piece: str) -> list[dict]:
-        """Return the cells up to the last one of an exercise, or [] if later ones redefine nothing that these use.
+        """Return the cells up to the last one of an exercise, or [] if no later cell redefines a helper of these cells.
 
-        A student checks a notebook from top to bottom. So two exercises may have helpers of the same name.
+        Students usually run each check right after its exercise, before later cells are run. So their checks can pass
+        even if two exercises have helpers of the same name.
         """
         own = [index for index, cell in enumerate(self.cells) if cell["grade_id"] in task["cells"]]
         earlier, later = self.cells[: max(own, default=0) + 1], self.cells[max(own, default=0) + 1 :]

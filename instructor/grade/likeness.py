@@ -32,7 +32,7 @@ def essence(code: str, given: str = "") -> str:
 def _plain(code: str) -> str:
     """Return code without comments, docstrings and annotations.
 
-    Code that does not compile, or is nested too deeply, only loses its comments.
+    Code that does not compile, or that is nested too deeply, loses only its comments.
     """
     try:
         return _bare(ast.parse(code))

@@ -9,7 +9,7 @@ import re
 
 from IPython.core.inputtransformer2 import TransformerManager
 
-_MAGIC_LINE = re.compile(r"^([ \t]*)get_ipython\(\)\.\w+\(.*\)$", re.MULTILINE)  # after IPython has translated it
+_MAGIC_LINE = re.compile(r"^([ \t]*)get_ipython\(\)\.\w+\(.*\)$", re.MULTILINE)  # as IPython translates it
 FORBIDDEN = {
     "shared.checks": "contains the checks of the exercises",
     "instructor": "contains the grader",
@@ -91,7 +91,7 @@ def problem(source: str, where: str = "") -> str:
 
 
 def without_magics(source: str) -> str:
-    """Return the cell without lines such as `%time f()`, `!ls` and `?f`, which only a notebook can run."""
+    """Replace lines such as `%time f()`, `!ls` and `?f`, which only a notebook can run, with `pass`."""
     if not problem(source):
         return source
     rest = _MAGIC_LINE.sub(r"\1pass", TransformerManager().transform_cell(source)).removesuffix("\n")
@@ -143,7 +143,7 @@ def _stored_and_loaded(source: str) -> tuple[set[str], set[str]]:
 
 
 def names_of(tree: ast.AST) -> tuple[set[str], set[str]]:
-    """Return the names that a part of a syntax tree defines and those that it uses."""
+    """Return the names that some part of a syntax tree defines and those that it uses."""
     stored, loaded = set(), set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
@@ -247,7 +247,7 @@ def notices(source: str, given: str = "") -> list[str]:
 
 
 def _dotted(node: ast.Attribute) -> str:
-    """Return an attribute's full name, such as torch.os.path, or "" if it does not begin with a variable."""
+    """Return an attribute as the code names it, such as torch.os.path, or "" if it does not begin with a variable."""
     names: list[str] = []
     value: ast.AST = node
     while isinstance(value, ast.Attribute):

@@ -140,7 +140,7 @@ def _is_a_solution(path: str | None) -> bool:
 
 
 def load(path: str) -> tuple[list[str], int]:
-    """Load a student's file. Returns the names that it defines, and how many collectives it calls meanwhile."""
+    """Load a student's file. Returns the names that it defines, and how many collectives are called meanwhile."""
     with instrumentation.listening() as calls:
         names = list(vars(_load(path)))
     return names, len(calls)

@@ -72,7 +72,7 @@ def only_what_comes():
 
 
 def hidden_bytes() -> int:
-    """Add up arrays, bytes, texts, numbers, lists and storages, which may hold elements without being tensors.
+    """Add up the bytes of objects that may hold elements without being tensors, such as arrays, strings and lists.
 
     Use it in only_what_comes().
     """

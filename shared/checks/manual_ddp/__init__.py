@@ -19,7 +19,7 @@ from shared.checks.manual_ddp.weighted import gradients_of_one_process
 from shared.checks.models import awkward
 from shared.ranks.diagnosis import name_ranks
 
-MANY_ROWS = range(2_000, 8_000)  # in grading, so that no way around the network can carry them
+MANY_ROWS = range(2_000, 8_000)  # in grading; these are too many to be passed between ranks without the network
 
 mean_over_ranks_ = Exercise("2.1", "mean_over_ranks_", optional=True)
 broadcast_state = Exercise("2.2", "broadcast_state", optional=True)

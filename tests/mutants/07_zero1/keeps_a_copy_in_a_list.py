@@ -1,4 +1,4 @@
-"""Keeps a full copy of the parameters in lists of Python's own numbers.
+"""Keeps a full copy of the parameters in lists of Python floats.
 
 caught by: ZeRO1 · memory
 """

@@ -1,4 +1,4 @@
-"""Keeps a full copy of the parameters in one large integer for each group.
+"""Keeps a full copy of the parameters in one large integer for each flat parameter.
 
 caught by: ZeRO1 · memory
 """

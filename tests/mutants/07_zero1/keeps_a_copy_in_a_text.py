@@ -1,4 +1,4 @@
-"""Keeps a full copy of the parameters in Python texts.
+"""Keeps a full copy of the parameters in Python strings.
 
 caught by: ZeRO1 · memory
 """
