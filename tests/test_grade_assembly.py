@@ -22,7 +22,7 @@ def test_imports_from_the_future_come_first():
 EXAMPLES = {
     "an assertion": ("def f():\n    assert True\n\nassert f(\n    1\n) == 2; y = 3", "without_asserts"),
     "a letter of two bytes": ("s = 'é'; assert s; y = 3", "without_asserts"),
-    "code that defines nothing": ("z = 3\nprint(f(x))\nfor _ in range(3):\n    f(1)\ndef f(x):\n    return x", "both"),
+    "code that defines nothing": ("z = f(3)\nprint(z)\nfor _ in range(3):\n    f(1)\ndef f(x):\n    return x", "both"),
 }
 LEFT = {
     "an assertion": "def f():\n    assert True\n\npass; y = 3\n\n",
@@ -43,12 +43,15 @@ def test_examples_are_left_out_and_lines_keep_their_numbers(what):
 NEEDED = """
 SIZES = {}
 SIZES["x"] = 3
+torch.manual_seed(0)
+items = []
+items.append(len)
 unused = f(2)
 if True:
     half = 0.5
 
 def f(x):
-    return helper(x) * SIZES["x"] * half
+    return helper(x) * SIZES["x"] * half * len(items)
 
 f.calls = 0
 helper = lambda x: x * factor

@@ -1,5 +1,6 @@
 """Attacks, accidents and honest work that a fresh reviewer found after all other tests of grading were written."""
 
+import functools
 import signal
 import time
 import zipfile
@@ -8,10 +9,23 @@ from dataclasses import replace
 import pytest
 
 from instructor import build
-from instructor.grade import arrivals, assembly, command, course, dashboard, grading, outputs, records, submissions
+from instructor.grade import (
+    arrivals,
+    assembly,
+    command,
+    course,
+    dashboard,
+    fingerprints,
+    grading,
+    outputs,
+    records,
+    submissions,
+)
 from instructor.grade.limits import Limits
 from instructor.grade.policy import Policy
+from shared.checks.engine import candidate
 from shared.deadlines import scaled
+from shared.wire import instrumentation
 from tests.handed_in import CHAPTERS, cells_of, hand_in, left_over, need_sandbox, writes
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.usefixtures("users_of_our_own")]
@@ -224,9 +238,6 @@ CLOSURE = "__clo" + "sure__"
 
 def test_a_function_that_a_decorator_has_wrapped_is_found_if_it_is_replaced():
     """A decorator keeps the function that it wraps in a closure."""
-    from instructor.grade import fingerprints
-    from shared.wire import instrumentation
-
     cell = instrumentation.listening.__closure__[0]
     before, kept = fingerprints.take("shared.checks.first_collectives"), cell.cell_contents
     try:
@@ -236,10 +247,18 @@ def test_a_function_that_a_decorator_has_wrapped_is_found_if_it_is_replaced():
         cell.cell_contents = kept
 
 
-def test_other_defaults_of_a_function_are_found():
-    from instructor.grade import fingerprints
-    from shared.checks.engine import candidate
+def test_functions_in_a_cache_or_a_partial_are_found_if_they_are_replaced():
+    def one():
+        return 1
 
+    def two():
+        return 2
+
+    for wrap in (functools.cache, functools.partial):
+        assert fingerprints._digest(wrap(one)) != fingerprints._digest(wrap(two))
+
+
+def test_other_defaults_of_a_function_are_found():
     before, kept = fingerprints.take("shared.checks.first_collectives"), candidate.probe.__defaults__
     try:
         candidate.probe.__defaults__ = (5,)
@@ -381,7 +400,7 @@ def test_metadata_that_eve_uploads_to_gradescope_does_not_count(tmp_path):
     assert "2026-12-09" in (tmp_path / "in/Eve_200/00_ranks/timestamp.txt").read_text()
 
 
-def test_a_name_that_a_student_gave_a_cell_is_shown_briefly(tmp_path):
+def test_a_name_that_a_student_gave_a_cell_is_not_shown(tmp_path):
     """Copied cells were once reported by the name in their metadata, which may be any text."""
 
     def change(notebook):

@@ -10,7 +10,8 @@ from itertools import accumulate
 
 from instructor.grade import screen
 
-_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
+_FUNCTIONS_AND_CLASSES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_DEFINITIONS = (*_FUNCTIONS_AND_CLASSES, ast.Import, ast.ImportFrom)
 
 
 def assembled(cells: list[dict], prelude: str) -> tuple[str, list[tuple[int, dict]]]:
@@ -45,17 +46,25 @@ def without_asserts(cells: list[dict]) -> list[dict]:
 def without_examples(cells: list[dict]) -> list[dict]:
     """Return the cells without the student's top-level code that only tries an exercise.
 
-    Imports, functions and classes stay. Statements that assign to a variable, its attributes or its elements stay, too,
-    if the code that stays or one of the lab's own cells uses this variable.
+    Such code uses the student's functions, torch.distributed, or a result of these. It is left out, unless it changes
+    a variable that a function, a class or one of the lab's own cells uses.
     """
     bodies = _bodies(cells)
     left = [node for body in bodies for node in body]
     wanted = {name for cell in cells if not cell["grade_id"] for name in screen.used_by(cell["source"])}
+    variables = {name for node in left if not isinstance(node, _DEFINITIONS) for name in screen.names_of(node)[0]}
     kept: set[ast.stmt] = set()
-    while found := [node for node in left if isinstance(node, _DEFINITIONS) or _changed_by(node) & wanted]:
+    while found := [node for node in left if isinstance(node, _DEFINITIONS) or _changed_by(node, variables) & wanted]:
         kept |= {*found}
         left = [node for node in left if node not in kept]
         wanted = wanted.union(*(set.union(*screen.names_of(node)) for node in found))
+    tried = {"dist"} | {node.name for node in kept if isinstance(node, _FUNCTIONS_AND_CLASSES)}
+    for node in left:
+        stored, used = screen.names_of(node)
+        if isinstance(node, ast.Assert) or used & tried:
+            tried |= stored
+        else:
+            kept.add(node)
     return [
         _without([node for node in body if node not in kept], cell) for cell, body in zip(cells, bodies, strict=True)
     ]
@@ -70,16 +79,19 @@ def _bodies(cells: list[dict]) -> list[list[ast.stmt]]:
     return [ast.parse(cell["source"]).body if cell["grade_id"] else [] for cell in cells]
 
 
-def _changed_by(node: ast.stmt) -> set[str]:
-    """Return the names that a statement defines, and the variables whose attributes or elements it sets."""
-    names = screen.names_of(node)[0]
-    for target in ast.walk(node):
-        if isinstance(target, (ast.Attribute, ast.Subscript)) and isinstance(target.ctx, ast.Store):
-            value: ast.AST = target
-            while isinstance(value, (ast.Attribute, ast.Subscript)):
-                value = value.value
-            names |= {value.id} if isinstance(value, ast.Name) else set()
-    return names
+def _changed_by(node: ast.stmt, variables: set[str]) -> set[str]:
+    """Return the names that a statement defines, and the variables that it changes, also by calling their methods."""
+    changed = [each for each in ast.walk(node) if isinstance(getattr(each, "ctx", None), ast.Store)]
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Attribute):
+        return {_variable_of(node.value.func)} & variables
+    return screen.names_of(node)[0] | {_variable_of(each) for each in changed}
+
+
+def _variable_of(target: ast.AST) -> str:
+    """Return the variable to which an attribute or an element belongs, or ""."""
+    while isinstance(target, (ast.Attribute, ast.Subscript)):
+        target = target.value
+    return target.id if isinstance(target, ast.Name) else ""
 
 
 def _without(nodes: list[ast.stmt], cell: dict) -> dict:

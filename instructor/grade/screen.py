@@ -19,6 +19,7 @@ FORBIDDEN = {
 UNUSUAL = ("ctypes", "gc", "importlib", "inspect", "mmap", "multiprocessing", "os", "pickle", "signal", "socket")
 UNUSUAL += ("subprocess", "sys", "tempfile", "threading", "asyncio", "pathlib", "shelve", "shutil", "sqlite3")
 UNUSUAL += ("pkgutil", "operator", "runpy", "builtins", "io", "codecs", "atexit", "faulthandler")
+SYSTEM = ("ctypes", "importlib", "os", "socket", "subprocess", "sys")  # attributes of many modules
 # Ranks can exchange values through files as well.
 FILES = ("torch.load", "torch.save", "numpy.load", "numpy.save", "numpy.memmap")
 MEASURING = (
@@ -236,6 +237,8 @@ def notices(source: str, given: str = "") -> list[str]:
             found.append((node.lineno, f"uses {name}"))
         if isinstance(node, ast.Attribute) and name in (*UNUSUAL, "__dict__") and _root(node) in modules | {"torch"}:
             found.append((node.lineno, f"uses {_dotted(node)}"))  # torch.os is os, too
+        if isinstance(node, ast.Attribute) and name in SYSTEM and _root(node) not in modules | {"torch"}:
+            found.append((node.lineno, f"uses {name}"))  # A module may have another name, as in `core = dist`.
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _root(node) in modules | {"torch"}:
             found.append((node.lineno, f"sets {_dotted(node)}"))
         if isinstance(node, ast.Attribute) and (full := _in_full(node, full_names)) in (*MEASURING, *FILES):

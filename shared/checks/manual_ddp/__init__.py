@@ -53,7 +53,7 @@ def mean_is_right(attempt: Attempt) -> None:
 def mean_within_a_group(attempt: Attempt) -> None:
     count = attempt.scale.number(4, MANY_ROWS)
     own = [
-        torch.full((count,), float(attempt.random.randint(1, 99)), dtype=torch.float64)
+        torch.randn(count, dtype=torch.float64, generator=torch.Generator().manual_seed(attempt.draw_seed()))
         for _ in range(attempt.world_size)
     ]
     found = attempt.run(probe_mean, True, per_rank=[(values,) for values in own], context=called_alone(attempt))
