@@ -81,9 +81,14 @@ def hidden_bytes() -> int:
     things = {id(thing): thing for thing in gc.get_referents(*here)}.values()
     arrays = [thing.nbytes for thing in things if isinstance(thing, np.ndarray) and thing.base is None]
     raw = [memoryview(thing).nbytes for thing in things if isinstance(thing, bytes | bytearray | array | mmap)]
-    raw += [sys.getsizeof(thing) for thing in things if type(thing) in (str, int, list, tuple)]
+    raw += [sys.getsizeof(thing) for thing in things if type(thing) in (str, int) or _is_a_row_of_numbers(thing)]
     storages = [each.nbytes() for each in things if type(each) is torch.UntypedStorage and each._cdata not in seen]
     return sum(each for each in arrays + raw + storages if each > LEAST_HIDDEN_BYTES)
+
+
+def _is_a_row_of_numbers(thing) -> bool:
+    """Return whether a thing is what tolist() returns for a vector. In other lists, checks keep their records."""
+    return type(thing) in (list, tuple) and len(thing) > 0 and type(thing[0]) in (float, int)
 
 
 def settled_bytes(most_bytes: float, before_bytes: int) -> int:
