@@ -87,7 +87,7 @@ def hidden_bytes() -> int:
 
 
 def _is_a_row_of_numbers(thing) -> bool:
-    """Return whether a thing is what tolist() returns for a vector. In other lists, checks keep their records."""
+    """Return whether a thing is a vector as a list of numbers. In other lists, checks keep their records."""
     return type(thing) in (list, tuple) and len(thing) > 0 and type(thing[0]) in (float, int)
 
 
