@@ -1,6 +1,7 @@
 """Submissions for tests: our own solution of a lab, with a student's changes."""
 
 import os
+import zipfile
 from pathlib import Path
 
 import nbformat
@@ -38,6 +39,15 @@ def hand_in(folder: Path, student: str, lab: str, change=lambda notebook: None) 
     path.parent.mkdir(parents=True, exist_ok=True)
     nbformat.write(notebook, path)
     return Submission(student, lab, path)
+
+
+def packed(folder: Path, files: dict[str, str]) -> Path:
+    """Write a zip file with these names and texts, as a platform offers it for download."""
+    path = folder / "download.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+    return path
 
 
 def cell_of(notebook, name: str):

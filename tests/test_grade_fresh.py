@@ -3,7 +3,6 @@
 import functools
 import signal
 import time
-import zipfile
 from dataclasses import replace
 
 import pytest
@@ -26,7 +25,7 @@ from instructor.grade.policy import Policy
 from shared.checks.engine import candidate
 from shared.deadlines import scaled
 from shared.wire import instrumentation
-from tests.handed_in import CHAPTERS, cells_of, hand_in, left_over, need_sandbox, writes
+from tests.handed_in import CHAPTERS, cells_of, hand_in, left_over, need_sandbox, packed, writes
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.usefixtures("users_of_our_own")]
 
@@ -354,14 +353,6 @@ def test_a_long_error_does_not_delay_the_dashboard(tmp_path):
         signal.alarm(0)
 
 
-def zipped(folder, files: dict[str, str]):
-    path = folder / "arrived.zip"
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, text in files.items():
-            archive.writestr(name, text)
-    return path
-
-
 METADATA = """---
 submission_200:
   :submitters:
@@ -384,7 +375,7 @@ def test_a_folder_that_eve_uploads_to_gradescope_cannot_replace_the_work_of_ada(
         "assignment_9_export/submission_200/00_ranks_lab.ipynb": "eve's",
         "assignment_9_export/submission_400/Ada_300_assignsubmission_file_/00_ranks_lab.ipynb": "eve's",
     }
-    arrivals.unpack(zipped(tmp_path, files), tmp_path / "in")
+    arrivals.unpack(packed(tmp_path, files), tmp_path / "in")
     assert (tmp_path / "in/Ada_300/00_ranks/00_ranks.ipynb").read_text() == "ada's"
 
 
@@ -396,7 +387,7 @@ def test_metadata_that_eve_uploads_to_gradescope_does_not_count(tmp_path):
         "assignment_9_export/submission_300/00_ranks_lab.ipynb": "ada's",
         "assignment_9_export/submission_metadata.yml": METADATA,
     }
-    arrivals.unpack(zipped(tmp_path, files), tmp_path / "in")
+    arrivals.unpack(packed(tmp_path, files), tmp_path / "in")
     assert "2026-12-09" in (tmp_path / "in/Eve_200/00_ranks/timestamp.txt").read_text()
 
 
@@ -563,6 +554,11 @@ _layer(torch.ones(2)).sum().backward()
 _optimizer.step()
 """
 )
+# The first exercise fails with the helper of the second one, and is defined there once more.
+DEFINED_LATER = (
+    SAME_HELPER[0].replace("def sum_over_ranks(value):", "def _unused(value):"),
+    SAME_HELPER[1] + "\n\ndef sum_over_ranks(value):\n    return 0.0\n",
+)
 HONEST = {
     "a step of an optimizer": ("02_manual_ddp", {"average_gradients": STEPS}, ("2.3",)),
     "deterministic algorithms": ("00_ranks", {"sum_over_ranks": DETERMINISTIC}, ("0.1",)),
@@ -587,6 +583,14 @@ HONEST = {
     "a group that is formed by its members": ("02_manual_ddp", {"average_gradients": LOCAL_GROUP}, ("2.3",)),
     "slow": ("00_ranks", {"sum_over_ranks": SLOW.replace("SECONDS", str(scaled(3)))}, ("0.1",)),
 }
+
+
+def test_a_second_run_without_the_piece_changes_nothing(tmp_path):
+    """The cells up to 0.1 do not define its function, so they cannot be judged alone. Its first verdicts count."""
+    sources = dict(zip(("sum_over_ranks", "global_mean"), DEFINED_LATER, strict=True))
+    one, other = graded(tmp_path, "00_ranks", ("0.1", "0.2"), sources).answers
+    assert one.points == 0 and one.verdicts and not one.reason
+    assert other.points == other.max_points
 
 
 @pytest.mark.parametrize("name", HONEST)

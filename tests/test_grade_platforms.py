@@ -12,7 +12,7 @@ from instructor import build
 from instructor.build import ROOT
 from instructor.grade import arrivals, export, sandbox
 from instructor.grade import command as grade
-from tests.handed_in import CHAPTERS
+from tests.handed_in import CHAPTERS, packed
 from tests.test_grade import instant
 
 LAB = "00_ranks"
@@ -44,14 +44,6 @@ STUDENTS = {
     "Moodle": ["Ada Lovelace_12345", "Marie Curie_12346"],
     "Gradescope": ["Ada Lovelace_77", "student_78"],
 }
-
-
-def packed(folder, files: dict[str, str]):
-    path = folder / "download.zip"
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, text in files.items():
-            archive.writestr(name, text)
-    return path
 
 
 def graded(tmp_path, monkeypatch, platform: str):

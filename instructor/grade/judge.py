@@ -16,6 +16,7 @@ import importlib
 import io
 import json
 import os
+import random
 import re
 import sys
 import tempfile
@@ -219,17 +220,24 @@ class Judge:
         if not {exercise.piece, exercise.stands_in} & set(defined):
             return [], f"{exercise.piece} is not defined; its cell is missing or empty"
         try:
-            began = time.monotonic()
-            verdicts = framework.run_exercise(exercise, self.path, graded=True, meter=self.meter)
+            began, seed = time.monotonic(), random.SystemRandom().randrange(2**31)
+            verdicts = framework.run_exercise(exercise, self.path, seed, graded=True, meter=self.meter)
             has_time = time.monotonic() - began < self.job["limits"]["seconds_each"] / 4
             if _count_failed(verdicts) and has_time and (alone := self._cells_without_later_ones(task, exercise.piece)):
-                self._write(alone)
-                again = framework.run_exercise(exercise, self.path, graded=True, meter=self.meter)
-                verdicts = min(verdicts, again, key=_count_failed)
-                self._write(self.cells)
+                verdicts = min(verdicts, self._verdicts_with(alone, exercise, seed) or verdicts, key=_count_failed)
             return verdicts, ""
         except framework.Unusable as error:
             return [], str(error)
+
+    def _verdicts_with(self, cells: list[dict], exercise: framework.Exercise, seed: int) -> list[Verdict]:
+        """Return the verdicts with only these cells and the same random choices, or [] if they lack the exercise."""
+        self._write(cells)
+        try:
+            return framework.run_exercise(exercise, self.path, seed, graded=True, meter=self.meter)
+        except framework.Unusable:
+            return []
+        finally:
+            self._write(self.cells)
 
     def _cells_without_later_ones(self, task: dict, piece: str) -> list[dict]:
         """Return the cells up to the last one of an exercise, or [] if no later cell redefines a helper of these cells.
