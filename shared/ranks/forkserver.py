@@ -11,6 +11,7 @@ are written as lines of JSON to stdout:
     → {"do": "ranks", "n": 4, "argv": [...], "env": {}, "log_dir": path}
                                                                ← {"started": 0, "pid": 13} ...
                                                                ← {"ended": 0, "pid": 13, "status": -9}
+    → {"do": "mps"}                                                       ← {"mps": 14} or {"no_mps": "why"}
     → {"do": "signal", "pid": 13, "number": 2, "group": false}
 
 No matter how the kernel ends, the pipe closes. This process then kills every child and removes their files, so no other
@@ -29,11 +30,14 @@ import signal
 import subprocess
 import sys
 import traceback
+from pathlib import Path
 
 from shared import hosts
+from shared.ranks import mps
 
 ISOLATION = "RANKS_ISOLATION"  # an environment variable: how grading separates ranks from each other; see launchers.py
 _children: dict[int, object] = {}  # pid → rank, or "controller"
+_mps: list[mps.Mps] = []  # the daemon that lets ranks use a GPU at the same time; empty without one
 _hosts: list[int] = []  # open files that keep the ranks' hosts alive; empty if ranks share the machine's network
 
 
@@ -117,6 +121,8 @@ def _handle(request: dict) -> None:
             _send(hosts=request["n"])
         except (OSError, subprocess.TimeoutExpired) as error:
             _send(no_hosts=str(error))
+    elif request["do"] == "mps":
+        _start_mps(Path(request["folder"]))
     elif request["do"] == "signal":
         if request["pid"] in _children:
             with contextlib.suppress(ProcessLookupError):
@@ -130,12 +136,35 @@ def _handle(request: dict) -> None:
             _fork(rank, log, env, lambda: _run_rank(request["argv"]))
 
 
+def _start_mps(folder: Path) -> None:
+    """Start MPS anew: if a rank died while it used the GPU, the daemon may not serve the next one."""
+    _end_mps()
+    try:
+        daemon = mps.Mps(folder)
+    except (mps.NoMps, OSError) as reason:
+        _send(no_mps=str(reason))
+    else:
+        _mps.append(daemon)
+        os.environ.update(daemon.environment)  # ranks inherit it
+        _send(mps=daemon.pid)
+
+
+def _end_mps() -> None:
+    while _mps:
+        daemon = _mps.pop()
+        for name in daemon.environment:
+            os.environ.pop(name, None)
+        daemon.close()
+
+
 def _reap() -> None:
     """Report to the kernel which children ended, and how (a negative status is the signal that ended the child)."""
     while _children:
         pid, wait_status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
             return
+        if pid not in _children:  # the daemon of MPS
+            continue
         _kill_group(pid)  # also ends processes that the child started, such as data loader workers
         _send(ended=_children.pop(pid), pid=pid, status=os.waitstatus_to_exitcode(wait_status))
 
@@ -175,6 +204,7 @@ def main(run_dir: str) -> None:
     finally:
         for pid in _children:
             _kill_group(pid)
+        _end_mps()
         shutil.rmtree(run_dir, ignore_errors=True)
 
 

@@ -14,6 +14,7 @@ from shared.ranks.running import DEFAULT_TIMEOUT_S
 
 JOIN_TIMEOUT_S = scaled(10.0)
 NCCL_JOIN_TIMEOUT_S = scaled(90.0)  # NCCL loads its kernels and creates the communicator of all ranks
+SHARED_JOIN_TIMEOUT_S = scaled(45.0)  # for ranks that share a GPU: 2 s on an H200, or forever if it is used up
 _KEPT = "Your variables on the ranks are kept."
 _NEW_GROUP = "A new process group is ready; your variables on the ranks are kept."
 _DEFINE_TIMEOUT_S = scaled(20.0)
@@ -122,8 +123,11 @@ class RankSet(RankProcesses):
 
         self.generation += 1
         backend = self.placement.backend
-        options = (self.generation, members, backend, self.detect_mismatch, self.placement.simulates)
+        shares = self.placement.ranks_per_gpu > 1
+        options = (self.generation, members, backend, self.detect_mismatch, self.placement.simulates, shares)
         timeout_s = NCCL_JOIN_TIMEOUT_S if "nccl" in backend else JOIN_TIMEOUT_S
+        if shares:
+            timeout_s = SHARED_JOIN_TIMEOUT_S
         self._on_all(lambda rank: (rankside.join, *options), timeout_s)
         self.alive = True
 

@@ -23,7 +23,7 @@ from IPython.utils.capture import capture_output
 
 from shared import hosts
 from shared.deadlines import scaled
-from shared.ranks import doctor, lines
+from shared.ranks import doctor, lines, nccl
 from shared.ranks.continued import ContinueClasses
 from shared.ranks.pickles import CpuPickler
 from shared.wire import handles, instrumentation, mismatch, sizes
@@ -99,6 +99,8 @@ def settle(
     if device.startswith("cuda"):
         prepare_nccl()
         torch.cuda.set_device(device)
+        if (fraction := nccl.memory_fraction()) < 1:
+            torch.cuda.set_per_process_memory_fraction(fraction)
     else:
         # Otherwise, torch would initialize CUDA in Adam's first step, and fully_shard would choose a GPU by default.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -118,13 +120,21 @@ def prepare_nccl() -> None:
         os.environ.pop(name, None)
 
 
-def join(generation: int, members: list[int], backend: str, detect_mismatch: bool, simulate: str | None) -> None:
+def join(
+    generation: int,
+    members: list[int],
+    backend: str,
+    detect_mismatch: bool,
+    simulate: str | None,
+    tries_first: bool = False,
+) -> None:
     """Leave the process group of the last generation, and form a new one of `members`.
 
     A broken group cannot be repaired, only replaced. Each generation has its own keys in the store.
 
     Args:
         simulate: "nccl" to simulate NCCL over gloo.
+        tries_first: Whether to run a collective at once, because NCCL may hang in the first one.
 
     Raises:
         RuntimeError: If this rank cannot leave or join. Its process must then be replaced.
@@ -144,11 +154,21 @@ def join(generation: int, members: list[int], backend: str, detect_mismatch: boo
     )
     if dist.Backend.NCCL in backend:
         list_ranks(dist.group.WORLD)
+    if tries_first:
+        _try_a_collective()
     mismatch.watch() if detect_mismatch else mismatch.ignore()
     instrumentation.reset()
     handles.reset()
     instrumentation.simulate_nccl(simulate == "nccl")
     _define_names(dist.get_rank(), dist.get_world_size())
+
+
+def _try_a_collective() -> None:
+    """Add up a 1 of every rank on the GPU, and wait for the result."""
+    total = torch.ones(1, device=here.device)
+    dist.all_reduce(total)
+    if total.item() != dist.get_world_size():
+        raise RuntimeError(f"an all-reduce of {dist.get_world_size()} ones returned {total.item():g}")
 
 
 def list_ranks(group: dist.ProcessGroup) -> None:
