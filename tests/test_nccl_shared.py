@@ -1,4 +1,4 @@
-"""Ranks that share a GPU over NCCL, tested without a GPU: the choice, the library, MPS, and starts that fail or hang."""
+"""Ranks that share a GPU over NCCL, tested without one: the choice, the library, MPS, and starts that fail or hang."""
 
 import os
 import shutil
@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from shared import measure, ranks
@@ -144,7 +145,11 @@ def library(tmp_path):
         path = tmp_path / folder / "nvidia" / "nccl" / "lib" / "libnccl.so.2"
         path.parent.mkdir(parents=True)
         source = f"int ncclGetVersion(int *version) {{ *version = {number}; return 0; }}"
-        subprocess.run([compiler, "-shared", "-o", path, "-x", "c", "-"], input=source.encode(), check=True)
+        subprocess.run(
+            [compiler, "-shared", "-Wl,-soname,libnccl.so.2", "-o", path, "-x", "c", "-"],
+            input=source.encode(),
+            check=True,
+        )
         return str(path)
 
     return build
@@ -153,9 +158,9 @@ def library(tmp_path):
 def test_the_version_of_a_library_is_asked_in_a_child(library, tmp_path):
     path = library(22907, "torch")
     assert nccl.version_of(path) == (2, 29, 7) and path not in Path("/proc/self/maps").read_text()
-    assert nccl.version_of(str(tmp_path / "missing.so")) == (0,)
+    assert nccl.version_of(str(tmp_path / "missing.so")) == nccl.UNKNOWN
     (tmp_path / "no_library.so").write_text("text")
-    assert nccl.version_of(str(tmp_path / "no_library.so")) == (0,)
+    assert nccl.version_of(str(tmp_path / "no_library.so")) == nccl.UNKNOWN
 
 
 @pytest.mark.parametrize(("number", "version"), [(23007, (2, 30, 7)), (22907, (2, 29, 7)), (2804, (2, 8, 4))])
@@ -205,8 +210,12 @@ def test_the_fork_server_and_its_ranks_load_what_is_preloaded(library, monkeypat
     monkeypatch.setattr(nccl, "to_preload", lambda: path)
     ranks.stop()
     ranks.start(world_size=1)
-    assert ranks.run(nccl.loaded) == [path]
+    assert ranks.run(nccl.version_in_use) == [(2, 30, 7)] and ranks.run(nccl.path_for_ranks) == [path]
     ranks.stop()
+
+
+def test_a_process_without_a_library_has_no_version_in_use():
+    assert nccl.version_in_use() == nccl.UNKNOWN or torch.version.cuda
 
 
 # -- MPS

@@ -110,7 +110,7 @@ def gather() -> Facts:
         torch=torch.__version__,
         cuda_build=torch.version.cuda or "",
         nccl=nccl.named(nccl.version_for_ranks()) if has_nccl else "",
-        nccl_path=(nccl.to_preload() or nccl.loaded()) if has_nccl else "",
+        nccl_path=nccl.path_for_ranks() if has_nccl else "",
         mps=shutil.which("nvidia-cuda-mps-control") is not None,
         driver=driver,
         driver_cuda=_driver_cuda(),

@@ -8,11 +8,11 @@ such ranks has a deadline.
 Torch's own version call reports the NCCL that it was built with, which need not be the one that is loaded.
 """
 
-import contextlib
 import ctypes
 import functools
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +32,7 @@ ctypes.CDLL(sys.argv[1]).ncclGetVersion(ctypes.byref(number))
 print(number.value)"""
 
 Version = tuple[int, ...]
+UNKNOWN = (0,)
 gave_up = ""  # why ranks did not start on shared GPUs, so that this process does not try it again
 
 
@@ -40,10 +41,13 @@ gave_up = ""  # why ranks did not start on shared GPUs, so that this process doe
 
 def version_for_ranks() -> Version:
     """Return the version of the NCCL that ranks load. The caller has imported torch."""
+    if path := to_preload():
+        return version_of(path)
+    if (version := version_in_use()) != UNKNOWN:
+        return version
     import torch
 
-    path = to_preload() or loaded()
-    return version_of(path) if path else tuple(torch.cuda.nccl.version())
+    return tuple(torch.cuda.nccl.version())  # Torch contains its NCCL.
 
 
 def to_preload() -> str:
@@ -73,34 +77,33 @@ def _in_packages(folder: str | Path) -> Path:
     return Path(folder) / "nvidia" / "nccl" / "lib" / _SONAME
 
 
-def loaded() -> str:
-    """Return the path of the NCCL that this process has loaded, or "" if it is a part of torch or there is none."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/maps").read_text().splitlines():
-            path = line.split(maxsplit=5)[5:]
-            if path and "libnccl.so" in os.path.basename(path[0]):
-                return path[0]
-    return ""
+def path_for_ranks() -> str:
+    """Return the path of the NCCL that ranks load, or "" if torch contains it. The caller has imported torch."""
+    preloaded = [path for path in re.split("[ :]", os.environ.get("LD_PRELOAD", "")) if "libnccl" in path]
+    maps = Path("/proc/self/maps")
+    mapped = maps.read_text().splitlines() if maps.exists() else []
+    loaded = [line.split(maxsplit=5)[-1] for line in mapped if "libnccl.so" in line]
+    return next(iter([*filter(None, [to_preload()]), *preloaded, *loaded]), "")
 
 
 @functools.cache
 def version_of(path: str) -> Version:
-    """Return a library's version, or (0,) if it cannot be loaded. A child process asks, so this one stays as it is."""
+    """Return a library's version, or UNKNOWN if it cannot be loaded. Only a child process loads it."""
     command = [sys.executable, "-S", "-P", "-c", _ASK_VERSION, path]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_S)
         return decoded(int(answer.stdout))
     except (OSError, ValueError, subprocess.TimeoutExpired):
-        return (0,)
+        return UNKNOWN
 
 
 def version_in_use() -> Version:
-    """Return the version of the NCCL that this process has loaded, or (0,) if it has loaded none."""
+    """Return the version of the NCCL that this process has loaded. If it has loaded two, the first one is in use."""
     number = ctypes.c_int()
     try:
-        ctypes.CDLL(loaded() or None).ncclGetVersion(ctypes.byref(number))
+        ctypes.CDLL(_SONAME, mode=os.RTLD_LAZY | os.RTLD_NOLOAD).ncclGetVersion(ctypes.byref(number))
     except (OSError, AttributeError):
-        return (0,)
+        return UNKNOWN
     return decoded(number.value)
 
 
@@ -124,7 +127,7 @@ def most_ranks(gpus: int, version: Version, one_process_per_gpu: bool = False) -
 
 
 def as_version(text: str) -> Version:
-    return tuple(int(part) for part in text.split(".")) if text else (0,)
+    return tuple(int(part) for part in text.split(".")) if text else UNKNOWN
 
 
 def environment(ranks_per_gpu: int) -> dict[str, str]:

@@ -27,7 +27,7 @@ from tests.gpu import page, running, steps
 from tests.gpu.results import FAILED, NOT_RUN, PartResult, Run
 from tests.gpu.steps import nccl
 
-MOST_OF_A_RUN = 0.25  # A part that hangs takes no more of a run's time, if that is limited.
+MOST_OF_A_RUN, LEAST_S = 0.25, 60.0  # A part that hangs takes no more of a run's time, if that is limited.
 FOLDER = steps.ROOT / "build" / "gpu"
 
 
@@ -121,7 +121,7 @@ def execute(run: Run, planned: list[steps.Part], options: argparse.Namespace) ->
     log = options.folder / "log.txt"
     log.write_text("")
     deadline_s = time.monotonic() + 60 * options.minutes
-    most_s = MOST_OF_A_RUN * 60 * options.minutes
+    most_s = max(LEAST_S, MOST_OF_A_RUN * 60 * options.minutes)
     stopped = False
     for part in planned:
         result = PartResult(part.step, part.name, NOT_RUN, reason="this run was stopped")

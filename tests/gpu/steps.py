@@ -8,9 +8,7 @@ from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from instructor import contents
 from shared.deadlines import scaled
-from tests.needs_nccl import check_needs_nccl, needs_nccl
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -31,7 +29,7 @@ GRACE_S = scaled(5.0)  # after a command has ended, its processes may take this 
 GPU_GRACE_S = scaled(20.0)  # a process that has used CUDA needs longer, especially if several end at once
 DRY_CHECKS = "first_collectives"
 FIRST_CHECKS = ("collectives", "overlapped_ddp", "zero3", "pipeline")  # with them, a short run shows most
-SCRIPTS = {"chapters": "lesson.py", "solutions": "lab.py"}  # the source of the notebooks in a folder
+NOTEBOOK_FOLDERS = ("chapters", "solutions")
 
 # Packages that have another name on PyPI than in Python.
 DISTRIBUTIONS = {"IPython": "ipython", "pytest_timeout": "pytest-timeout", "sklearn": "scikit-learn"}
@@ -174,50 +172,38 @@ def checks(machine: Machine) -> Iterator[Part]:
     """Run every solution's checks, which use up to four ranks."""
     folder = ROOT / "shared" / "checks"
     names = [path.stem for path in sorted((ROOT / "solutions").glob("*.py")) if (folder / path.stem).is_dir()]
+    note, environment = place(machine)
     for name in [DRY_CHECKS] if machine.dry else names:
         source = ROOT / "solutions" / f"{name}.py"
         command = program("shared.checks", name, str(source.relative_to(ROOT)), "--json")
-        where = place(machine, needs_nccl(source.read_text()) or check_needs_nccl(name))
         worth = 0 if name in FIRST_CHECKS else 1
-        yield Part("checks", name + where.note, command, reads="checks", environment=where.environment, worth=worth)
+        yield Part("checks", name + note, command, reads="checks", environment=environment, worth=worth)
 
 
 def notebooks(machine: Machine) -> Iterator[Part]:
     """Execute the lessons and the solved labs. Outputs are not compared: devices and last digits differ on a GPU."""
-    found = sorted(path for folder in SCRIPTS for path in (ROOT / folder).glob("*.ipynb"))
+    found = sorted(path for folder in NOTEBOOK_FOLDERS for path in (ROOT / folder).glob("*.ipynb"))
+    note, environment = place(machine)
     for path in found[:1] if machine.dry else found:
-        folder = path.parent.name
-        source = ROOT / "source" / contents.folder_of(path) / SCRIPTS[folder]
-        where = place(machine, needs_nccl(source.read_text()))
         # After a cell that hung, nbval expects the others to fail. If one passes nevertheless, that is a failure.
         options = ("--nbval-lax", "--nbval-cell-timeout=300", "-o", "xfail_strict=true")
         command = pytest_command(*options, str(path.relative_to(ROOT)))
-        name = f"{folder}/{path.stem}{where.note}"
-        options = {"reads": "pytest", "packages": NOTEBOOKS, "environment": where.environment}
+        name = f"{path.parent.name}/{path.stem}{note}"
+        options = {"reads": "pytest", "packages": NOTEBOOKS, "environment": environment}
         yield Part("notebooks", name, command, **options, worth=1 if path.stem.startswith("00") else 2)
 
 
-@dataclass(frozen=True)
-class Where:
-    """Where the ranks of a part run: a note in its name, and what the environment must say."""
+def place(machine: Machine) -> tuple[str, dict[str, str]]:
+    """Let four ranks run as in a student's notebook: with NCCL where it can run four, else on the CPU.
 
-    note: str = ""
-    environment: dict[str, str] = field(default_factory=dict)
-
-
-def place(machine: Machine, only_with_nccl: bool) -> Where:
-    """Put four ranks on their own GPUs or on shared ones over NCCL.
-
-    With an NCCL that cannot share GPUs, put them on shared GPUs over gloo if they do not need NCCL, else on the CPU.
+    Returns:
+        A note for the names of parts, and what their environment must say.
     """
-    on_cpu = {"RANKS_BACKEND": "gloo:cpu"}
     if machine.dry:
-        return Where("", on_cpu)
+        return "", {"RANKS_BACKEND": "gloo:cpu"}
     if max(machine.gpus, machine.nccl_ranks) >= LESSONS_RANKS:
-        return Where()
-    if machine.exclusive or only_with_nccl:
-        return Where(" (on the CPU)", on_cpu)
-    return Where("", {"RANKS_BACKEND": "gloo"})
+        return "", {}
+    return " (on the CPU)", {"RANKS_BACKEND": "gloo:cpu"}
 
 
 def benchmark(machine: Machine) -> Iterator[Part]:
