@@ -6,6 +6,7 @@ The kernel sends these functions to the ranks (see `rankset.py`). Students never
 import ast
 import contextlib
 import io
+import logging
 import os
 import pickle
 import signal
@@ -93,6 +94,7 @@ def settle(
     host, port = store_address
     here.store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False)
     warnings.filterwarnings("ignore", "To exit: use")  # IPython's comment on sys.exit; the doctor reports it instead
+    logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # torch 2.14 logs advice on DTensor
     get_ipython().ast_transformers.append(ContinueClasses())
     get_ipython()._tee = lambda channel: contextlib.nullcontext()  # IPython 9 keeps everything that cells ever printed
     torch.set_num_threads(1)  # one thread per rank, so that all ranks compute at comparable speed
