@@ -56,7 +56,7 @@ def _fork(name, log_path: str, env: dict, body) -> None:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.environ.update(env)
-        log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        log = os.open(log_path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         null = os.open(os.devnull, os.O_RDONLY)
         for source, target in ((null, 0), (log, 1), (log, 2)):
             os.dup2(source, target)
@@ -84,7 +84,8 @@ def _run_controller(argv: list[str]) -> None:
 def _run_rank(argv: list[str]) -> None:
     from ipyparallel.engine.app import IPEngine
 
-    IPEngine.launch_instance(argv)
+    # ipykernel's own stream would put a pipe in place of descriptors 1 and 2, whose other end nobody reads.
+    IPEngine.launch_instance([*argv, "--IPEngine.out_stream_factory=shared.ranks.output.Stream"])
 
 
 def _preload() -> None:
