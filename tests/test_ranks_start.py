@@ -54,9 +54,7 @@ print(json.dumps(ranks.run(look)))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "printed", ["print('[1]', end='')", "import os; os.write(1, b'{}\\n7\\n')"]
-)
+@pytest.mark.parametrize("printed", ["print('[1]', end='')", "import os; os.write(1, b'{}\\n7\\n')"])
 def test_what_a_site_prints_while_python_starts_is_ignored(tmp_path, printed):
     (tmp_path / "labs").mkdir()
     site = tmp_path / "site"
