@@ -90,6 +90,33 @@ def test_long_output_is_shortened_as_printed_text_is(capsys):
     assert note == f"rank 0 │ … {10**6 - OUTPUT_LIMIT_CHARACTERS} more characters not shown"
 
 
+def test_a_message_of_torchs_own_code_is_shown_without_what_differs_between_ranks(capsys):
+    source = """
+import os
+message = f"[rank{rank}]:[W1127 20:05:53.69{rank}739102 Module.cpp:12{rank}] Warning: something is slow (function f)\\n"
+os.write(2, message.encode());
+"""
+    assert shown_by(source, capsys) == ["ranks 0, 1 │ Warning: something is slow (function f)"]
+
+
+def test_messages_about_connections_and_false_alarms_of_ddp_are_left_out(capsys):
+    written = """
+before
+[W1127 20:05:53.690739102 socket.cpp:752] [c10d] The client socket cannot be initialized to connect to [localhost]:1
+[rank1]:[W1127 20:05:53.690739102 ProcessGroupGloo.cpp:749] Warning: Unable to resolve hostname to a (local) address. U
+[Gloo] Rank 1 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1
+after
+"""
+    source = f"import os\nos.write(1, {written.strip().encode()!r})\nif rank == 1: print('printed')"
+    assert shown_by(source, capsys, "1") == ["rank 1 │ printed", "rank 1 │ before", "rank 1 │ after"]
+    ddp = """
+from torch.nn.parallel import DistributedDataParallel
+model = DistributedDataParallel(torch.nn.Linear(1, 1), find_unused_parameters=True)
+model(torch.ones(1)).backward()
+"""
+    assert shown_by(ddp, capsys) == []
+
+
 def test_a_cell_that_has_closed_or_moved_its_standard_output_still_ends(capsys):
     assert shown_by("import os\nkept = os.dup(1)\nos.close(1)\nprint('printed')", capsys) == ["ranks 0, 1 │ printed"]
     assert shown_by("os.open('/dev/null', os.O_WRONLY)\nos.write(1, b'hi')", capsys) == ["ranks 0, 1 │ 2"]

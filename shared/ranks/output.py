@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import io
 import os
+import re
 import stat
 import sys
 
@@ -17,6 +18,15 @@ from ipykernel.iostream import OutStream
 OUTPUT_LIMIT_LINES = 200
 OUTPUT_LIMIT_CHARACTERS = 20_000
 _CHUNK_BYTES, _MOST_READ_BYTES = 2**16, 2**26
+# What torch's C++ puts before a message. The time and the rank would make equal messages of ranks different.
+_BEFORE_MESSAGES = re.compile(r"^(?:\[rank\d+\]:)?\[[IWEF]\d{4} [\d:.]+ [^\]\n]*\] ", re.MULTILINE)
+# Messages that torch writes while it connects ranks, although nothing is wrong, and one that torch itself says may be
+# wrong: DDP prints it for models that have unused parameters only in some steps or only on some ranks.
+_NOISE = re.compile(
+    r"^.*(?: socket\.cpp:\d+\] |Unable to resolve hostname to a \(local\) address|\[Gloo\] Rank \d+ is connected to"
+    r"|find_unused_parameters=True was specified in DDP constructor, but did not find any).*\n?",
+    re.MULTILINE,
+)
 _UNBUFFERED = 2  # _IONBF, on Linux and macOS
 
 
@@ -130,7 +140,7 @@ def _file_and_size() -> tuple[tuple | None, int]:
 
 
 def read(descriptor: int, begins: int, ends: int) -> str:
-    """Return a part of a file as text, shortened as an Output is, and with a newline at its end.
+    """Return a part of a file as text, shortened as an Output is, without noise, and with a newline at its end.
 
     Reads at most _MOST_READ_BYTES of it, and never holds more than a chunk in memory.
     """
@@ -140,7 +150,8 @@ def read(descriptor: int, begins: int, ends: int) -> str:
         begins += len(chunk)
         text.write(decoder.decode(chunk))
     text.write(decoder.decode(b"", final=True))
-    return ended(text.getvalue()) + ("… and more, which was not read\n" if stops < ends else "")
+    kept = _BEFORE_MESSAGES.sub("", _NOISE.sub("", text.getvalue()))
+    return ended(kept) + ("… and more, which was not read\n" if stops < ends else "")
 
 
 def ended(text: str) -> str:
