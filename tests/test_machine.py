@@ -56,6 +56,14 @@ def test_a_missing_package_blocks_the_course_and_another_version_does_not(monkey
     assert "tested with" in found["matplotlib"].advice and found["torch"].advice == ""
 
 
+@pytest.mark.parametrize(("version", "tested"), [("2.13.0+cpu", True), ("2.14.1", True), ("2.14.0", False)])
+def test_both_tested_versions_of_torch_are_ok(monkeypatch, version, tested):
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
+    torch_row = next(finding for finding in machine.packages() if finding.name == "torch")
+    advice = "The course is tested with 2.13.0 and 2.14.1. `make lab` installs a tested version."
+    assert torch_row.advice == ("" if tested else advice)
+
+
 def test_a_closed_loopback_blocks_the_course(monkeypatch):
     def refuse(*_, **__):
         raise OSError("Operation not permitted")

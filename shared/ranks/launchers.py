@@ -58,8 +58,9 @@ class ForkServer:
 
     def _start(self, environment: dict[str, str], log: BinaryIO):
         """Start the process that serves the requests on its stdin. Grading overrides this to fork it from the judge."""
+        # With -P, Python imports nothing from the current folder, such as a student's random.py.
         return subprocess.Popen(
-            [*self._as_root, sys.executable, "-m", "shared.ranks.forkserver", self.run_dir],
+            [*self._as_root, sys.executable, "-P", "-m", "shared.ranks.forkserver", self.run_dir],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -133,7 +134,7 @@ class ForkServer:
 
     def _listen(self) -> None:
         for line in self._process.stdout:
-            event = json.loads(line)
+            event = _event_in(line)
             with self._changed:
                 if "hosts" in event or "no_hosts" in event:
                     self._hosts = event
@@ -141,9 +142,17 @@ class ForkServer:
                     self._mps = event
                 elif "started" in event:
                     self.pids[event["started"]] = event["pid"]
-                else:
+                elif "ended" in event:
                     self.ended[event["pid"]] = event["status"]
                 self._changed.notify_all()
+
+
+def _event_in(line: bytes) -> dict:
+    """Return the fork server's event in a line, or {} for what a sitecustomize.py printed while Python was starting."""
+    with contextlib.suppress(ValueError):
+        event = json.loads(line)
+        return event if isinstance(event, dict) else {}
+    return {}
 
 
 def _python_path() -> str:

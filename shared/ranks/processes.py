@@ -258,7 +258,23 @@ class RankProcesses:
         """Return the path of the file in which a rank records the sizes of its sends and receives."""
         return os.path.join(self._run_dir, f"sizes-{rank}")
 
-    def log_of(self, rank: int) -> str:
-        """Return what a rank's process wrote outside Python's streams, such as C++ warnings or a crash."""
-        path = Path(self._run_dir, f"rank-{rank}.log")
-        return path.read_text(errors="replace") if path.exists() else ""
+    def _log_path(self, rank: int) -> str:
+        return os.path.join(self._run_dir, f"rank-{rank}.log")
+
+    def log_bytes(self, rank: int) -> int:
+        """Return the size of a rank's log."""
+        with contextlib.suppress(OSError):  # a cell may have removed it
+            return os.path.getsize(self._log_path(rank))
+        return 0
+
+    def log_of(self, rank: int, begins: int = 0) -> str:
+        """Return what a rank's process wrote outside Python's streams, such as C++ warnings or a crash, shortened.
+
+        Args:
+            begins: Leave out this many bytes from the log's beginning.
+        """
+        from shared.ranks import output
+
+        with contextlib.suppress(OSError), open(self._log_path(rank), "rb") as log:
+            return output.read(log.fileno(), begins, os.fstat(log.fileno()).st_size)
+        return ""

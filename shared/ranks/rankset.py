@@ -144,16 +144,17 @@ class RankSet(RankProcesses):
         self.check_whole()
         targets = list(self.members) if targets is None else targets
         args_of = args if callable(args) else lambda rank: args
+        began_at = {rank: self.log_bytes(rank) for rank in targets}
         with interrupts.held() as interrupted:
             pending = {rank: self._engines[rank].apply_async(fn, *args_of(rank)) for rank in targets}
             cell = self._wait(pending, CellState(targets, {}), timeout_s, watch, interrupted)
             if pending or cell.interrupted or any(o.error for o in cell.outcomes.values()):
-                self._fail(cell, pending, timeout_s, show)
+                self._fail(cell, pending, timeout_s, show, began_at)
         if show:
             show(cell.outcomes, self.world_size)
         return [cell.outcomes[rank] for rank in targets]
 
-    def _fail(self, cell: CellState, pending: dict, timeout_s: float, show) -> None:
+    def _fail(self, cell: CellState, pending: dict, timeout_s: float, show, began_at: dict[int, int]) -> None:
         """Find the cause, stop what hangs, show what was printed, make the ranks usable again, and raise CellFailed."""
         hung = dict(pending)
         cell.positions = self._look()
@@ -171,7 +172,7 @@ class RankSet(RankProcesses):
                 message += f"\n\nThe cell was stopped after {timeout_s:g} s."
             self._end(pending, outcomes)
         if show:
-            show(outcomes, self.world_size)
+            show(outcomes | self._left_by(set(began_at) - set(outcomes), began_at), self.world_size)
         starts = self.starts
         recovery = self._heal(cell, hung, pending)
         raise CellFailed(message, outcomes, cell, recovery, restarted=self.starts != starts)
@@ -206,6 +207,12 @@ class RankSet(RankProcesses):
                     break
                 previous = current
         return cell
+
+    def _left_by(self, ranks: set[int], began_at: dict[int, int]) -> dict:
+        """Return Outcomes with what these ranks, which died or do not answer, wrote to their logs during the cell."""
+        from shared.ranks import rankside
+
+        return {rank: rankside.Outcome(rank, text=self.log_of(rank, began_at[rank])) for rank in ranks}
 
     @staticmethod
     def _all_wait(pending: dict, cell: CellState) -> bool:

@@ -24,13 +24,12 @@ from IPython.utils.capture import capture_output
 
 from shared import hosts
 from shared.deadlines import scaled
-from shared.ranks import doctor, lines, nccl
+from shared.ranks import doctor, forkserver, lines, nccl
 from shared.ranks.continued import ContinueClasses
+from shared.ranks.output import Output, ended, log
 from shared.ranks.pickles import CpuPickler
 from shared.wire import handles, instrumentation, mismatch, sizes
 
-OUTPUT_LIMIT_LINES = 200
-OUTPUT_LIMIT_CHARACTERS = 20_000
 GROUP_TIMEOUT = timedelta(hours=1)  # a cell's own deadline is shorter; this one applies if the kernel is gone
 _LEAVES_WITHIN_S = scaled(20.0)  # leaving an NCCL group with nothing in flight takes about a second
 # These switch off what NCCL does by itself when a collective fails or takes long. The kernel has its own deadlines and
@@ -106,6 +105,7 @@ def settle(
     else:
         # Otherwise, torch would initialize CUDA in Adam's first step, and fully_shard would choose a GPU by default.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    log.attach()
     instrumentation.install()
     instrumentation.recorder = sizes.Recorder(sizes_path)
     handles.install()
@@ -113,6 +113,7 @@ def settle(
     lines.answer_calls(*invitation)
     hosts.enter()
     doctor.listen(doctors_store, rank)
+    os.chdir(os.environ.pop(forkserver.FOLDER, "."))
 
 
 def prepare_nccl() -> None:
@@ -295,6 +296,7 @@ def _watched(body) -> Outcome:
     """Run body with its output captured, so that it can be interrupted and the doctor can see where it is."""
     outcome = Outcome(here.rank)
     output = Output()
+    log.cell_begins()
     doctor.work_begins(output)
     previous_handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -315,6 +317,8 @@ def _watched(body) -> Outcome:
         signal.signal(signal.SIGINT, previous_handler)
         doctor.work_ends()
     outcome.text = output.getvalue()
+    if outside_python := log.cell_ends():
+        outcome.text = ended(outcome.text) + outside_python
     for display_data in output.displays():
         _add_display(outcome, display_data)
     outcome.ended_s = time.time()
@@ -327,46 +331,3 @@ def _add_display(outcome: Outcome, bundle: dict) -> None:
         outcome.text += bundle.get("text/plain", "") + "\n"
     else:
         outcome.displays.append(bundle)
-
-
-class Output(io.StringIO):
-    """Collects what a cell prints and displays, until the cell is stopped.
-
-    It keeps only the first lines, because a cell that prints in an endless loop must not fill up the memory or the
-    notebook.
-    """
-
-    captured = None  # IPython's list of what the cell displays
-    omitted_characters = 0
-    omitted_lines = 0
-    _displays_kept: int | None = None  # None unless the cell was stopped
-
-    def drop_the_rest(self) -> None:
-        """Ignore what is printed and displayed from now on."""
-        self._displays_kept = len(self.captured.outputs) if self.captured else 0
-
-    def displays(self) -> list[dict]:
-        """Return what the cell displayed, as mime bundles."""
-        shown = self.captured.outputs if self.captured else []
-        return [output.data for output in shown[: self._displays_kept]]
-
-    def write(self, text: str) -> int:
-        if self._displays_kept is not None:
-            return len(text)
-        room = OUTPUT_LIMIT_CHARACTERS - self.tell()
-        if len(text) > room:
-            self.omitted_characters += len(text) - room
-            self.omitted_lines += text.count("\n", room)
-        super().write(text[:room])
-        return len(text)
-
-    def getvalue(self) -> str:
-        lines = super().getvalue().splitlines(keepends=True)
-        if self.omitted_characters and not lines[-1].endswith("\n"):  # the last line is incomplete
-            if len(lines) == 1:
-                return lines[0] + f"\n… {self.omitted_characters} more characters not shown\n"
-            lines.pop()
-        shown = lines[:OUTPUT_LIMIT_LINES]
-        omitted = len(lines) - len(shown) + max(self.omitted_lines, bool(self.omitted_characters))
-        note = f"… {omitted} more line{'s' if omitted > 1 else ''} not shown\n" if omitted else ""
-        return "".join(shown) + note
