@@ -160,6 +160,13 @@ def test_transfer_that_both_ranks_have_launched_is_not_called_a_collective():
     assert "Both ranks have launched the most recent transfer, send #1 to rank 1" in diagnosis.explain(cell)
 
 
+def test_ranks_wait_for_nobody_only_if_all_have_launched_the_same():
+    assert diagnosis.waits_for_nobody(cell_of(position(0, 2), position(1, 2)))
+    assert not diagnosis.waits_for_nobody(cell_of(position(0, 2), done(position(1, 1))))
+    assert not diagnosis.waits_for_nobody(cell_of(position(0, 2), position(1, 1)))
+    assert not diagnosis.waits_for_nobody(cell_of(done(position(0, 2)), done(position(1, 2))))
+
+
 def test_transfer_whose_ends_have_different_tags_is_a_deadlock():
     cell = cell_of(point_to_point(0, "recv", 1, tag=0), point_to_point(1, "recv", 0, tag=7))
     for rank, tag in ((0, 7), (1, 3)):
