@@ -152,6 +152,7 @@ EXPECTED = {
     "exclusive": ("nvidia-smi -c DEFAULT", "Ranks cannot share a GPU here, because the compute mode"),
     "exclusive_with_mps": ("compute mode: exclusive | \n", "2 and 4 ranks will share the GPU over NCCL."),
     "exclusive_without_mps": (
+        "NCCL: 2.30.7 in PyTorch | \n",
         "compute mode: exclusive | Ranks cannot share a GPU. `sudo nvidia-smi -c DEFAULT` changes that.",
         "2 and 4 ranks will run on the CPU with gloo, the backend for CPUs, because the compute mode lets only one",
     ),

@@ -125,13 +125,15 @@ def _nccl(facts: Facts) -> Finding:
         return Finding("NCCL", "unknown", "PyTorch could not be queried, for the same reason.")
     if facts.nccl:
         where = f" in {facts.nccl_path}" if facts.nccl_path else " in PyTorch"
-        return Finding("NCCL", f"{facts.nccl}{where}", "" if not facts.gpus or shares(facts) else _newer_nccl(facts))
+        return Finding("NCCL", f"{facts.nccl}{where}", _newer_nccl(facts))
     advice = "Install PyTorch's CUDA build." if facts.gpus or facts.listed else "Nothing to do: only GPUs need it."
     return Finding("NCCL", "not in this build of PyTorch", advice)
 
 
 def _newer_nccl(facts: Facts) -> str:
-    """Name the command that installs an NCCL with which ranks can share a GPU."""
+    """Name the command that installs an NCCL with which ranks can share a GPU, or "" if this one is new enough."""
+    if not facts.gpus or nccl.as_version(facts.nccl) >= nccl.SHARES_SINCE:
+        return ""
     cuda = facts.cuda_build.split(".")[0] or "13"
     return f"To let ranks share a GPU: `pip install 'nvidia-nccl-cu{cuda}>={nccl.ALSO_FOR_TORCH}'`."
 
@@ -152,7 +154,7 @@ def _shm(facts: Facts) -> Finding:
     found = _mib(facts.shm_bytes)
     if facts.shm_bytes >= LITTLE_SHM_BYTES:
         return Finding("/dev/shm", found)
-    if len(facts.gpus) > 1:
+    if most_ranks(facts) > 1:
         return Finding("/dev/shm", found, "Start the container with `docker run --shm-size=1g`.")
     return Finding("/dev/shm", found, "Nothing to do: gloo does not use it.")
 
@@ -309,9 +311,9 @@ def _obstacles(facts: Facts) -> Iterator[str]:
 
 def _little_shm(facts: Facts) -> Iterator[str]:
     size = _mib(facts.shm_bytes)
-    if len(facts.gpus) > 1:
+    if most_ranks(facts) > 1:
         yield (
-            f"/dev/shm has only {size}. NCCL keeps about 10 MB there for each connection between GPUs, and fails with "
+            f"/dev/shm has only {size}. NCCL keeps about 10 MB there for each connection between ranks, and fails with "
             '"No space left on device" or "unhandled system error" when it is full. Docker gives a container 64 MiB '
             "unless you start it with `--shm-size=1g`."
         )
