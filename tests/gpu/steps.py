@@ -13,6 +13,7 @@ from tests.needs_nccl import check_needs_nccl, needs_nccl
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = "{folder}"  # in a command, stands for the folder in which its results are expected
+KEPT = "{kept}"  # in a command, stands for the folder of the whole run's results, for files that are results themselves
 LESSONS_RANKS = 4
 GRACE_S = scaled(5.0)  # after a command has ended, its processes may take this long to end
 GPU_GRACE_S = scaled(20.0)  # a process that has used CUDA needs longer, especially if several end at once
@@ -28,6 +29,7 @@ NOTEBOOKS = (*TESTS, "nbval", "ipywidgets", "sklearn")
 TITLES = {
     "start": "Ranks start, run cells, report errors and leave no process",
     "nccl-semantics": "NCCL behaves towards the host as its simulation claims",
+    "traces": "One step of four strategies is recorded for a trace viewer",
     "tests": "The tests marked gpu pass",
     "checks": "Every solution passes its checks",
     "notebooks": "The lessons and the solved labs run",
@@ -70,7 +72,7 @@ class Machine:
 
 def parts(machine: Machine) -> list[Part]:
     """Return all parts of all steps, the most important ones first."""
-    found = [part for step in (start, semantics, gpu_tests, checks, notebooks, benchmark) for part in step(machine)]
+    found = [part for step in STEPS for part in step(machine)]
     assert {part.step for part in found} == set(TITLES)
     return found if machine.dry else [replace(part, grace_s=GPU_GRACE_S) for part in found]
 
@@ -131,6 +133,15 @@ def semantics(machine: Machine) -> Iterator[Part]:
     yield part("ring", "unbatched ring, communicator built at the start", 3, "--eager")
 
 
+def traces(machine: Machine) -> Iterator[Part]:
+    """Record one training step of four strategies on two ranks. The program itself finds out whether they get NCCL."""
+    command = program("tests.gpu.traces", "--result", f"{RESULT}/report.json", "--folder", KEPT)
+    dry = ("--dry", "--backend", "gloo:cpu") if machine.dry else ()
+    alone = machine.exclusive and machine.gpus < 2 and not machine.dry
+    skip = "the compute mode lets only one process at a time use a GPU" if alone else ""
+    yield Part("traces", "four strategies, 2 ranks", (*command, *dry), 300.0, skip=skip)
+
+
 def gpu_tests(machine: Machine) -> Iterator[Part]:
     """Run the tests marked gpu, one file at a time."""
     marked = re.compile(r"^(?:@|pytestmark = .*)pytest\.mark\.gpu\b", re.MULTILINE)
@@ -189,3 +200,6 @@ def benchmark(machine: Machine) -> Iterator[Part]:
     command = program("benchmarks.gpu", "--folder", RESULT, *(("--dry",) if machine.dry else ()))
     packages = (*RANKS, "matplotlib")
     yield Part("benchmark", "all strategies", command, 1800.0, reads="benchmark", packages=packages)
+
+
+STEPS = (start, semantics, traces, gpu_tests, checks, notebooks, benchmark)
