@@ -6,6 +6,7 @@
 #   make test PHASES="lint unit"                    only some of the phases
 #   make gpu GPU_ARGS="--steps start,nccl-semantics"  some steps on this machine's GPUs; --dry tries them without one
 #   make lab COURSE_VENV=/big/disk/venv             put the environment into another folder
+#   make lab COURSE_TORCH=2.14.1                    this torch instead of the one for this machine (see bootstrap.py)
 #   make lab COURSE_PYTHON=python                   use an environment of your own, such as conda's
 
 PYTHON ?= python3

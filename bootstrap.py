@@ -3,6 +3,10 @@
 The environment is .venv or the folder in COURSE_VENV. A file in it, the mark, records what the environment contains and
 which clone made it. Clones with the same pins can share an environment. A command holds a shared lock on the mark, and
 a rebuild holds an exclusive lock.
+
+There are two sets of pins: where nvidia-smi lists a GPU, constraints-gpu.txt replaces some of constraints.txt. An
+environment with either set is kept, because machines with and without a GPU may share a clone. COURSE_TORCH, a version
+of torch, chooses a set.
 """
 
 import json
@@ -25,13 +29,32 @@ FIND_COURSE = """import os, sys; sys.path += [os.path.abspath(each) for each in 
 if os.path.isdir(each + "/shared/checks")][:1]\n"""
 
 
-def wanted():
+def sets_of_pins():
+    """Return the pins without and with an NVIDIA GPU, or only those that have the torch in COURSE_TORCH."""
+    usual, forced = (ROOT / "constraints.txt").read_text(), os.environ.get("COURSE_TORCH")
+    differs = {pin.split("==")[0]: pin for pin in (ROOT / "constraints-gpu.txt").read_text().splitlines()}
+    both = [usual, "\n".join(differs.get(pin.split("==")[0], pin) for pin in usual.split("\n"))]
+    chosen = [pins for pins in both if not forced or "torch==" + forced in pins.split("\n")]
+    if not chosen:
+        versions = " or ".join(line[7:] for pins in both for line in pins.split("\n") if line.startswith("torch=="))
+        sys.exit(f"COURSE_TORCH must be {versions}, and is {forced}.")
+    return chosen
+
+
+def has_gpu():
+    """Return whether nvidia-smi lists a GPU, as it also does in WSL."""
+    try:
+        return b"GPU " in subprocess.check_output(["nvidia-smi", "-L"], stderr=subprocess.DEVNULL, timeout=30)
+    except (OSError, subprocess.SubprocessError):
+        return False
+
+
+def wanted(pins):
     """Return what this clone needs. A student's bundle has no tests and needs no tools for them."""
     import tomllib  # Python 3.10 has no such module.
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     packages = project["dependencies"] + project["optional-dependencies"]["dev"] * (ROOT / "tests").is_dir()
-    pins = (ROOT / "constraints.txt").read_text()
     return {"folder": str(VENV), "python": str(PYTHON.resolve()), "pins": pins, **dict.fromkeys(packages, "package")}
 
 
@@ -49,7 +72,8 @@ def lock(mark, how):
 def build(mark):
     """Replace the folder's contents with a new environment. pip keeps the lock while it cleans up after Ctrl-C."""
     print(f"Creating {VENV}: PyTorch is large, so this takes a minute or more", flush=True)
-    needs = wanted()
+    pins = sets_of_pins()
+    needs = wanted(pins[-1] if has_gpu() else pins[0])
     mark.truncate(0)  # It stays empty until everything is installed.
     for path in set(VENV.iterdir()) - {MARK}:
         shutil.rmtree(str(path)) if path.is_dir() and not path.is_symlink() else path.unlink()
@@ -57,7 +81,8 @@ def build(mark):
         sys.exit("This Python cannot create environments: on Debian or Ubuntu, run `sudo apt install python3-venv`.")
     next(VENV.glob("lib/python*/site-packages")).joinpath("course.pth").write_text(FIND_COURSE % str(ROOT))
     pip = [str(PYTHON), "-Im", "pip", "install", "-q", "--no-input", "--disable-pip-version-check"]
-    pip += ["-c", str(ROOT / "constraints.txt"), *(name for name, kind in needs.items() if kind == "package")]
+    VENV.joinpath("constraints.txt").write_text(needs["pins"])
+    pip += ["-c", str(VENV / "constraints.txt"), *(name for name, kind in needs.items() if kind == "package")]
     if subprocess.Popen(pip, env=dict(os.environ, PIP_USER="0"), pass_fds=[mark.fileno()]).wait():
         sys.exit("pip failed for the reason above: check the network and the free disk space (3 GB, CUDA: 9 GB).")
     MARK.write_text(json.dumps({**needs, "python": str(PYTHON.resolve()), "clone": str(ROOT)}))
@@ -72,7 +97,7 @@ def prepare():
     while True:
         lock(mark, fcntl.LOCK_SH)
         made = json.loads(MARK.read_text() or "{}")
-        if PYTHON.exists() and wanted().items() <= made.items():
+        if PYTHON.exists() and any(wanted(pins).items() <= made.items() for pins in sets_of_pins()):
             return mark
         if made.get("clone", str(ROOT)) != str(ROOT) and os.path.exists(made["clone"]):
             sys.exit(f"{VENV} has the packages of another clone, {made['clone']}: set COURSE_VENV to another folder.")

@@ -4,11 +4,13 @@
     python -m benchmarks.gpu --folder build/gpu     # also write report.json, report.md and report.png there
     python -m benchmarks.gpu --dry                  # a tiny model, even without a GPU, to see whether it runs
 
-There is one rank per GPU. A machine with several GPUs also measures one rank alone. The model is a GPT in bf16 with
-AdamW, whose state takes STATE_SHARE of a GPU's memory. Strategies therefore run one after another, and plain training
-runs before the first and after each of them: a ratio compares with the plain rounds before and after. On several GPUs,
-plain training sends nothing. The report names each strategy that fails, with the reason, and the others still run.
-It is written again after each strategy. A missed aim is reported, but is not a failure.
+There is one rank per GPU. A machine with several GPUs also measures one rank alone, and on a single GPU, two ranks
+share it if they can (see shared/ranks/nccl.py): their times can be compared only with each other.
+
+The model is a GPT in bf16 with AdamW, whose state takes STATE_SHARE of a rank's memory. Strategies therefore run one
+after another, and plain training runs before the first and after each of them: a ratio compares with the plain rounds
+before and after. Plain training sends nothing. The report names each strategy that fails, with the reason, and the
+others still run. It is written again after each strategy. A missed aim is reported, but is not a failure.
 
 MFU is (6Ψ + 12·L·D·T) FLOPs per token (Chowdhery et al. 2022, "PaLM", appendix B; causal attention not halved), times
 tokens per second, over the GPU's dense bf16 peak according to NVIDIA's data sheets.
@@ -33,6 +35,7 @@ from benchmarks.rungs import ALONE, ON_A_GPU, beside
 from shared import formulas, ranks
 from shared.formulas import BytesPerParameter
 from shared.models import GPTConfig
+from shared.ranks import devices, nccl
 from solutions.strategies import STRATEGIES
 
 PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12, "A10G": 70e12}
@@ -160,13 +163,15 @@ def mfu(training: Training, took_s: float, gpu_name: str) -> float | None:
     return flops_per_token * training.micro_batch * config.context / took_s / peak
 
 
-def sized_for(gpu_bytes: int, width: int = 4096, context: int = 1024, vocab_size: int = 32_000) -> Training:
-    """Choose a GPT whose state in bf16 takes STATE_SHARE of a GPU's memory."""
+def sized_for(
+    gpu_bytes: int, state_share: float = STATE_SHARE, width: int = 4096, context: int = 1024, vocab_size: int = 32_000
+) -> Training:
+    """Choose a GPT whose state in bf16 takes a given share of a GPU's memory."""
     if gpu_bytes < 40 * GB:
         width //= 2
     one_layer = GPTConfig(vocab_size=vocab_size, context=context, layers=1, heads=width // 128, width=width)
     two_layers = parameters_of(replace(one_layer, layers=3)) - parameters_of(one_layer)
-    room = STATE_SHARE * gpu_bytes / BF16_ADAM.total - parameters_of(one_layer)
+    room = state_share * gpu_bytes / BF16_ADAM.total - parameters_of(one_layer)
     return Training(replace(one_layer, layers=max(1, 1 + int(2 * room / two_layers))), micro_batch=4)
 
 
@@ -223,16 +228,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Measure the course's strategies on GPUs through NCCL.")
     parser.add_argument("--folder", type=Path, help="write report.json, report.md and report.png to this folder")
     parser.add_argument("--dry", action="store_true", help="train a tiny model for two rounds, even without a GPU")
+    parser.add_argument("--state-share", type=float, default=STATE_SHARE, help="what the state takes of a GPU's memory")
     options = parser.parse_args()
     gpus = torch.cuda.device_count()
+    shares = gpus == 1 and dist.is_nccl_available() and not devices.why_not_shared(gpus, 2)
     if not gpus and not options.dry:
         print("This machine has no CUDA GPU. Use --dry to see whether this benchmark runs.", file=sys.stderr)
         return 2
     gpu_name = torch.cuda.get_device_name(0) if gpus else "CPU"
     training = DRY
     if not options.dry:
-        training = sized_for(torch.cuda.get_device_properties(0).total_memory)
-    machine_info = report.machine() | {"GPU": gpu_name, "GPUs": gpus, "NCCL": ".".join(map(str, nccl_version()))}
+        room_bytes = torch.cuda.get_device_properties(0).total_memory // (2 if shares else 1)
+        training = sized_for(room_bytes, options.state_share)
+    machine_info = report.machine() | {"GPU": gpu_name, "GPUs": gpus, "NCCL": nccl_version()}
     results = Results(machine_info, training)
 
     def save() -> None:
@@ -241,7 +249,7 @@ def main() -> int:
             (options.folder / "report.md").write_text(as_markdown(results))
             (options.folder / "report.json").write_text(json.dumps(results.to_dict(), indent=1))
 
-    for world_size in sorted({1, max(1, gpus)} | ({2} if options.dry and gpus != 1 else set())):
+    for world_size in sorted({1, max(1, gpus)} | ({2} if shares or (options.dry and gpus != 1) else set())):
         measure(world_size, results, gpu_name, save)
     print(as_markdown(results))
     if options.folder and results.rows:
@@ -249,8 +257,9 @@ def main() -> int:
     return 1 if results.failed or not results.rows else 0
 
 
-def nccl_version() -> tuple:
-    return torch.cuda.nccl.version() if torch.cuda.is_available() and dist.is_nccl_available() else ("none",)
+def nccl_version() -> str:
+    has_nccl = torch.cuda.is_available() and dist.is_nccl_available()
+    return nccl.named(nccl.version_for_ranks()) if has_nccl else "none"
 
 
 if __name__ == "__main__":

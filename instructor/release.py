@@ -22,7 +22,10 @@ from instructor import contents, glossary, start_page
 from instructor.build import ROOT, Chapter, chapters, module_names
 from instructor.links import with_links
 
-ENVIRONMENT = ("Makefile", "bootstrap.py", "pyproject.toml", "constraints.txt", "environment.yml")
+ENVIRONMENT = (
+    *("Makefile", "bootstrap.py", "pyproject.toml"),
+    *("constraints.txt", "constraints-gpu.txt", "environment.yml"),
+)
 TOP = ("README.md", "LICENSE", "AGENTS.md", "CLAUDE.md", "labs/AGENTS.md", *ENVIRONMENT)
 # The first words of lines of README.md to leave out, besides its marked parts
 COURSE_ONLY = ("git clone", "cd ", "make test", "| Colab", "| Codespaces")

@@ -25,7 +25,7 @@ _MIB = 2**20
 def why_not() -> str | None:
     """Return why DeepSpeed cannot run here and what to do about it, or None if it can run."""
     if importlib.util.find_spec("deepspeed") is None:
-        return "DeepSpeed is not installed. Install it with `.venv/bin/pip install -c constraints.txt deepspeed`."
+        return "DeepSpeed is not installed. Install it with `.venv/bin/pip install -c .venv/constraints.txt deepspeed`."
     return None
 
 

@@ -22,13 +22,21 @@ CPU_BUILD_WITH_GPU = with_gpus(torch="2.13.0+cpu", cuda_build="", nccl="", liste
 OLD_DRIVER = with_gpus(driver="550.54", driver_cuda="12.4", listed=("NVIDIA L4",), problem=TOO_OLD)
 HIDDEN = with_gpus(visible="", listed=("NVIDIA L4", "NVIDIA L4"), problem="No CUDA GPUs are available")
 ONE_GPU = with_gpus(H200)
+ONE_GPU_SHARED = with_gpus(H200, nccl="2.30.7", nccl_path="/venv/libnccl.so.2", mps=True)
+ONE_GPU_IN_TURNS = with_gpus(L4, nccl="2.30.7")
+TWO_GPUS_SHARED = with_gpus(L4, L4, nccl="2.31.2", mps=True, links=("PHB",))
 TWO_WITHOUT_PEER_ACCESS = with_gpus(L4, L4, unconnected=((0, 1),), links=("PHB",))
 EIGHT_GPUS = with_gpus(*[H200] * 8, cores=192, links=("NV18",))
 SMALL_SHM = Facts(cores=4, shm_bytes=64 * MIB, torch="2.13.0+cpu")
 SMALL_SHM_FOUR_GPUS = with_gpus(*[H200] * 4, shm_bytes=64 * MIB, links=("NV18",))
 MIG = with_gpus(Gpu("NVIDIA H200 MIG 1g.18gb", 16 * GIB, 16 * GIB), listed=("NVIDIA H200",), mig=True)
 BUSY = with_gpus(H200, Gpu("NVIDIA H200", 140 * GIB, 5 * GIB), H200, links=("NV18",))
+MIG_SHARED = with_gpus(
+    Gpu("NVIDIA H200 MIG 1g.18gb", 16 * GIB, 16 * GIB), listed=("NVIDIA H200",), mig=True, nccl="2.30.7", mps=True
+)
 EXCLUSIVE = with_gpus(L4, exclusive=True)
+EXCLUSIVE_WITH_MPS = with_gpus(L4, exclusive=True, nccl="2.30.7", mps=True)
+EXCLUSIVE_WITHOUT_MPS = with_gpus(L4, exclusive=True, nccl="2.30.7")
 BROKEN = with_gpus(L4, Gpu("NVIDIA L4", 22 * GIB, 22 * GIB, "CUDA error: uncorrectable ECC error"), links=("PHB",))
 NO_ANSWER = Facts(cores=4, shm_bytes=GIB, problem="PyTorch and the GPU's driver gave no answer within 120 s")
 

@@ -1,6 +1,7 @@
 """`python -m shared.checks NAME FILE` exits with 0 if all checks pass, 1 if some fail, or 2 with a reason."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -153,4 +154,6 @@ def test_an_error_in_a_group_is_not_taken_for_a_transfer_in_flight(four_ranks, t
     text += "    dist.all_to_all_single(torch.empty_like(tensor), tensor, group=group)\n"
     path.write_text(text + "    return tensor.view(dist.get_world_size(group), -1).sum(0)\n")
     (group,) = run_file("collectives", path, only="direct_reduce_scatter", check="group")
-    assert "invalid for input of size 11" in group.evidence and "in flight" not in group.evidence
+    # torch 2.13 lets the all-to-all run and fails in view(); torch 2.14 rejects it.
+    assert re.search("invalid for input of size 11|does not divide", group.evidence), group.evidence
+    assert "in flight" not in group.evidence

@@ -22,6 +22,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from shared.deadlines import scaled
 
@@ -42,10 +43,14 @@ def project() -> dict:
 
 @pytest.fixture(scope="module")
 def constraints() -> dict[str, Requirement]:
-    lines = [line.split("#")[0].strip() for line in (ROOT / "constraints.txt").read_text().splitlines()]
+    return pins_in("constraints.txt")
+
+
+def pins_in(name: str) -> dict[str, Requirement]:
+    lines = [line.split("#")[0].strip() for line in (ROOT / name).read_text().splitlines()]
     requirements = [Requirement(line) for line in lines if line]
     by_name = {canonicalize_name(requirement.name): requirement for requirement in requirements}
-    assert len(by_name) == len(requirements), "a package is listed in constraints.txt twice"
+    assert len(by_name) == len(requirements), f"a package is listed in {name} twice"
     return by_name
 
 
@@ -82,6 +87,16 @@ def test_a_constraint_is_one_version_for_every_machine(constraints):
     exact = {name for name, [(operator, version), *more] in pins.items() if operator == "==" and not more}
     assert set(constraints) - exact == FLOATING
     assert not [name for name in exact if re.search(r"[+*]", str(constraints[name].specifier))]
+
+
+def test_pins_for_gpus_replace_pins_by_newer_versions(constraints):
+    """bootstrap.py replaces whole lines, and finds them by the name before `==`."""
+    for pin in ("torch==2.13.0", "torch==2.14.1"):
+        assert any(pin in (ROOT / name).read_text().splitlines() for name in ("constraints.txt", "constraints-gpu.txt"))
+    for name, pin in pins_in("constraints-gpu.txt").items():
+        ((usual,), (newer,)) = constraints[name].specifier, pin.specifier
+        assert usual.operator == newer.operator == "==" and Version(usual.version) < Version(newer.version)
+        assert constraints[name].name == pin.name and "+" not in newer.version
 
 
 def test_every_supported_python_can_install_every_pin(constraints):
@@ -207,12 +222,27 @@ class Clone:
         (self.root / "shared" / "checks").mkdir(parents=True)
         shutil.copy(BOOTSTRAP, self.root)
         (self.root / "constraints.txt").write_text(pins)
+        (self.root / "constraints-gpu.txt").write_text("# with a GPU\ntorch==1.5\n")
         (self.root / "pyproject.toml").write_text(
             '[project]\ndependencies = ["torch"]\noptional-dependencies.dev = ["ruff"]\n'
         )
+        self.tools = folder / "tools"
+        self.tools.mkdir(exist_ok=True)
+        self.nvidia_smi("exit 9")
         self.fake = folder / "fake_python"
         self.fake.write_text(FAKE_PYTHON)
         self.fake.chmod(0o755)
+
+    def nvidia_smi(self, script: str) -> None:
+        """Replace nvidia-smi by a shell script."""
+        path = self.tools / "nvidia-smi"
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+
+    @property
+    def pins(self) -> list[str]:
+        """Return the pins that pip was given last."""
+        return (self.venv / "constraints.txt").read_text().splitlines()
 
     def start(self, *command: str, before: str = "", stdin=subprocess.DEVNULL, **variables) -> subprocess.Popen:
         """Start bootstrap.py. `before` is Python that runs first, in the same process."""
@@ -224,7 +254,8 @@ sys.argv = [{str(script)!r}, *sys.argv[1:]]
 {before}
 runpy.run_path({str(script)!r}, run_name="__main__")
 """
-        environment = os.environ | {"COURSE_VENV": str(self.venv), "PIP_LOG": str(self.log)} | variables
+        environment = os.environ | {"COURSE_VENV": str(self.venv), "PIP_LOG": str(self.log), "COURSE_TORCH": ""}
+        environment |= {"PATH": f"{self.tools}:{environment['PATH']}"} | variables
         return subprocess.Popen(
             [sys.executable, "-c", code, *command],
             env=environment,
@@ -371,6 +402,53 @@ def test_an_old_python_hands_over_to_a_newer_one(clone, tmp_path):
     newer.chmod(0o755)
     _, printed, _ = clone.run(*PRINT, before="sys.version_info = (3, 10, 4)", PATH=f"{newer.parent}:/usr/bin:/bin")
     assert printed == f"python3.12 {clone.root}/bootstrap.py {' '.join(PRINT)}\n"
+
+
+GPU = 'echo "GPU 0: NVIDIA H200 (UUID: GPU-1)"'
+
+
+@pytest.mark.parametrize(
+    ("nvidia_smi", "pins"),
+    [
+        (f'[ "$1" = -L ] && {GPU}', ["# tested", "torch==1.5", "torchaudio==1", "b==2"]),
+        ('echo "No devices found."', ["# tested", "torch==1", "torchaudio==1", "b==2"]),
+        (f"{GPU}; exit 15", ["# tested", "torch==1", "torchaudio==1", "b==2"]),
+    ],
+    ids=["GPU", "no GPU", "broken driver"],
+)
+def test_the_pins_are_those_for_this_machine(tmp_path, nvidia_smi, pins):
+    clone = Clone(tmp_path, "course", pins="# tested\ntorch==1\ntorchaudio==1\nb==2\n")
+    clone.nvidia_smi(nvidia_smi)
+    clone.run(*PRINT)
+    assert clone.pins == pins
+    assert f"-c {clone.venv}/constraints.txt torch" in clone.log.read_text()
+
+
+def test_without_nvidia_smi_there_is_no_gpu(clone):
+    missing = "import subprocess\ndef no_such_file(*_, **__): raise FileNotFoundError\n"
+    clone.run(*PRINT, before=f"{missing}subprocess.check_output = no_such_file")
+    assert clone.pins == ["torch==1"]
+
+
+def test_an_environment_with_either_pins_is_kept_by_machines_with_and_without_gpus(clone):
+    for first, then in ((GPU, "exit 9"), ("exit 9", GPU)):
+        clone.nvidia_smi(first)
+        clone.run(*PRINT)
+        clone.nvidia_smi(then)
+        assert clone.run(*PRINT) == (0, "ran\n", "")
+        shutil.rmtree(clone.venv)
+    assert clone.installs == 2
+
+
+def test_a_version_of_torch_can_be_chosen(clone):
+    clone.run(*PRINT, COURSE_TORCH="1.5")
+    assert clone.pins == ["torch==1.5"]
+    assert clone.run(*PRINT, COURSE_TORCH="1.5") == (0, "ran\n", "")
+    clone.nvidia_smi(GPU)
+    clone.run(*PRINT, COURSE_TORCH="1")
+    assert clone.pins == ["torch==1"] and clone.installs == 2
+    assert clone.error(COURSE_TORCH="1.4") == "COURSE_TORCH must be 1 or 1.5, and is 1.4."
+    assert clone.installs == 2
 
 
 @pytest.mark.exhaustive

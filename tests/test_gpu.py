@@ -1,4 +1,4 @@
-"""Tests that need a CUDA GPU (`pytest -m gpu`): NCCL with one GPU per rank, and gloo on shared GPUs."""
+"""Tests that need a CUDA GPU (`pytest -m gpu`): NCCL with a GPU per rank and on shared GPUs, and gloo."""
 
 from pathlib import Path
 
@@ -7,7 +7,12 @@ import torch
 
 from shared import ranks
 from shared.checks.__main__ import run_file
+from shared.ranks import devices
 
+needs_sharing = pytest.mark.skipif(
+    bool(torch.cuda.device_count() and devices.why_not_shared(torch.cuda.device_count(), 2)),
+    reason="this NCCL cannot share a GPU",
+)
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")]
 
 VARIANT = Path(__file__).parent / "variants" / "02_manual_ddp" / "all_in_flight.py"
@@ -38,11 +43,59 @@ def test_with_a_gpu_per_rank_nccl_is_chosen():
     assert ranks.run(_sum_on_the_device) == [(f"cuda:{rank}", total) for rank in range(count)]
 
 
-def test_with_fewer_gpus_ranks_run_on_the_cpu():
-    size = torch.cuda.device_count() + 1
+def test_with_fewer_gpus_ranks_share_them_if_nccl_is_new_enough_and_run_on_the_cpu_otherwise():
+    count = torch.cuda.device_count()
+    size = count + 1
     ranks.start(world_size=size)
-    assert "The ranks run on the CPU, because" in ranks.current().placement.valid
-    assert ranks.run(_sum_on_the_device) == [("cpu", size * (size + 1) / 2)] * size
+    placement = ranks.current().placement
+    if why := devices.why_not_shared(count, size):
+        assert f"The ranks run on the CPU, because {why}" in placement.valid
+        expected = ["cpu"] * size
+    else:
+        assert placement.backend == devices.NCCL and "ranks share a GPU over NCCL" in placement.valid
+        expected = [f"cuda:{rank % count}" for rank in range(size)]
+    assert ranks.run(_sum_on_the_device) == [(device, size * (size + 1) / 2) for device in expected]
+
+
+def _where_and_memory_fraction() -> tuple[str, float]:
+    from shared import measure
+
+    share = torch.cuda.get_device_properties(0).total_memory
+    try:
+        torch.empty(int(0.95 * share), dtype=torch.uint8, device="cuda")
+    except torch.cuda.OutOfMemoryError:
+        return measure.where(), True
+    return measure.where(), False
+
+
+@needs_sharing
+def test_ranks_that_share_a_gpu_have_a_share_of_its_memory_and_mark_their_times():
+    ranks.start(world_size=2 * torch.cuda.device_count(), backend="nccl:shared")
+    for where, out_of_memory in ranks.run(_where_and_memory_fraction):
+        assert where.startswith("over NCCL, where 2 ranks use one GPU") and out_of_memory
+
+
+@needs_sharing
+def test_a_rank_that_is_killed_on_a_shared_gpu_is_replaced():
+    ranks.start(world_size=2 * torch.cuda.device_count(), backend="nccl:shared")
+    size = ranks.current().world_size
+
+    def dies():
+        import os
+        import signal
+
+        import torch.distributed as dist
+
+        x = torch.ones(1 << 24, device="cuda")
+        for _ in range(20):
+            dist.all_reduce(x)
+        if dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        torch.cuda.synchronize()
+
+    with pytest.raises(ranks.CellFailed, match="Rank 1"):
+        ranks.run(dies)
+    assert [total for _, total in ranks.run(_sum_on_the_device)] == [size * (size + 1) / 2] * size
 
 
 def test_ranks_share_gpus_through_gloo_on_request_for_collectives_only():
@@ -101,7 +154,9 @@ def test_out_of_memory_on_one_rank_is_reported_and_the_next_cell_works():
     assert ranks.run(_sum_on_the_device)[0][1] == 1.0
 
 
-@pytest.mark.parametrize(("size", "backend"), [(1, "nccl"), (4, "gloo")])
+@pytest.mark.parametrize(
+    ("size", "backend"), [(1, "nccl"), (4, "gloo"), pytest.param(4, "nccl:shared", marks=needs_sharing)]
+)
 def test_checks_pass_a_right_solution_and_fail_a_wrong_one_on_the_gpu(size, backend):
     ranks.start(world_size=size, backend=backend, detect_mismatch=False)
     assert all(verdict.passed for verdict in run_file("manual_ddp", VARIANT))

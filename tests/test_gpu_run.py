@@ -13,7 +13,6 @@ import psutil
 import pytest
 import torch
 
-from instructor import contents
 from shared.deadlines import scaled
 from shared.ranks import facts
 from tests import machines
@@ -21,7 +20,6 @@ from tests.gpu import __main__ as gpu
 from tests.gpu import page, steps
 from tests.gpu.results import FAILED, NOT_RUN, PASSED, SKIPPED, TIMED_OUT, Aim, Check, PartResult, Run
 from tests.gpu.steps import Machine, Part
-from tests.needs_nccl import needs_nccl
 
 ROOT = Path(__file__).parent.parent
 
@@ -49,7 +47,7 @@ MEASURED = {"rows": [ROW], "failed": [], "aims": [AIM], "placements": {"1": "ncc
 
 @pytest.mark.exhaustive
 def test_processes_that_have_used_cuda_get_more_time_to_end():
-    assert {part.grace_s for part in steps.parts(Machine(gpus=1))} == {scaled(20)}
+    assert {part.grace_s for part in steps.parts(Machine(gpus=1, nccl_ranks=1))} == {scaled(20)}
     assert {part.grace_s for part in steps.parts(Machine(gpus=0, dry=True))} == {scaled(5)}
 
 
@@ -272,53 +270,61 @@ def by_name(machine: Machine, step: str) -> dict[str, Part]:
 
 
 @pytest.mark.exhaustive
-def test_with_one_gpu_it_tries_nccl_alone_and_shares_the_gpu():
-    found = by_name(Machine(1), "start")
+def test_with_one_gpu_and_an_old_nccl_it_tries_nccl_alone_and_shares_the_gpu_over_gloo():
+    found = by_name(Machine(1, nccl_ranks=1), "start")
     assert [name for name, part in found.items() if not part.skip] == [
         *("NCCL, 1 rank", "gloo on the GPU, 2 ranks", "gloo on the CPU, 2 ranks"),
         *("gloo on the GPU, 4 ranks", "gloo on the CPU, 4 ranks"),
     ]
-    assert found["NCCL, 2 ranks"].skip == "NCCL needs one GPU per rank, and this machine has 1 GPU"
-    semantics = by_name(Machine(1), "nccl-semantics")
+    assert found["NCCL on shared GPUs, 2 ranks"].skip == "its NCCL cannot run 2 ranks on 1 GPU"
+    semantics = by_name(Machine(1, nccl_ranks=1), "nccl-semantics")
     assert [name for name, part in semantics.items() if not part.skip] == ["host and stream, 1 rank"]
     assert semantics["unbatched ring"].skip == "it needs 3 GPUs, and this machine has 1 GPU"
 
 
 @pytest.mark.exhaustive
+def test_with_one_gpu_that_ranks_can_share_nothing_is_skipped():
+    machine = Machine(1, nccl_ranks=4)
+    assert not any(part.skip for part in steps.parts(machine))
+    start = by_name(machine, "start")
+    assert start["NCCL on shared GPUs, 4 ranks"].command[-4:] == ("--backend", "nccl:shared", "--device", "cuda")
+    semantics = by_name(machine, "nccl-semantics")
+    assert semantics["host and stream, 1 rank"].environment == {}
+    assert semantics["unbatched ring"].environment == steps.nccl.environment(3)
+    assert all(not part.environment for step in ("checks", "notebooks") for part in by_name(machine, step).values())
+
+
+@pytest.mark.exhaustive
+def test_what_shows_most_runs_first():
+    found = steps.parts(Machine(1, nccl_ranks=4))
+    assert [part.worth for part in found] == sorted(part.worth for part in found)
+    first = [part for part in found if part.worth == 0]
+    assert {part.step for part in first} >= {"start", "nccl-semantics", "tests", "checks"} and len(first) < 20
+
+
+@pytest.mark.exhaustive
 def test_with_eight_gpus_every_rank_has_its_own():
-    found = by_name(Machine(8), "start")
+    found = by_name(Machine(8, nccl_ranks=8), "start")
     assert found["NCCL, 8 ranks"].command[-6:] == ("--ranks", "8", "--backend", "nccl", "--device", "cuda")
-    assert not any(part.skip for part in steps.parts(Machine(8)))
+    assert not any(part.skip for part in steps.parts(Machine(8, nccl_ranks=8)))
 
 
 @pytest.mark.exhaustive
 def test_ranks_do_not_share_a_gpu_that_only_one_process_may_use():
-    machine = Machine(1, exclusive=True)
+    machine = Machine(1, nccl_ranks=1, exclusive=True)
     assert "compute mode" in by_name(machine, "start")["gloo on the GPU, 2 ranks"].skip
     assert all(part.environment == {"RANKS_BACKEND": "gloo:cpu"} for part in by_name(machine, "checks").values())
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("gpus", [1, 4])
-def test_notebooks_that_need_nccl_stay_on_the_cpu_where_there_are_too_few_gpus(gpus):
-    found = by_name(Machine(gpus), "notebooks")
+@pytest.mark.parametrize(("gpus", "nccl_ranks"), [(1, 1), (1, 4), (4, 4)])
+def test_notebooks_and_checks_stay_on_the_cpu_where_nccl_cannot_run_four_ranks(gpus, nccl_ranks):
+    found = by_name(Machine(gpus, nccl_ranks), "notebooks")
     ran = sorted(word for part in found.values() for word in part.command if word.endswith(".ipynb"))
     assert ran == sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("[cs][ho]*s/*.ipynb"))
-    for name, part in found.items():
-        path = ROOT / f"{name.removesuffix(' (on the CPU)')}.ipynb"
-        script = ROOT / "source" / contents.folder_of(path) / steps.SCRIPTS[path.parent.name]
-        backend = "gloo:cpu" if needs_nccl(script.read_text()) else "gloo"
-        assert part.environment == ({"RANKS_BACKEND": backend} if gpus == 1 else {})
-        assert name.endswith("(on the CPU)") == (gpus == 1 and backend == "gloo:cpu")
-
-
-@pytest.mark.exhaustive
-def test_solutions_that_send_stay_on_the_cpu_where_there_are_too_few_gpus():
-    found = by_name(Machine(1), "checks")
-    assert found["collectives (on the CPU)"].environment == {"RANKS_BACKEND": "gloo:cpu"}
-    assert found["checkpoints (on the CPU)"].environment == {"RANKS_BACKEND": "gloo:cpu"}  # its checks use meshes
-    assert found["manual_ddp"].environment == {"RANKS_BACKEND": "gloo"}
-    assert not any(part.environment for part in by_name(Machine(4), "checks").values())
+    for name, part in [*found.items(), *by_name(Machine(gpus, nccl_ranks), "checks").items()]:
+        assert part.environment == ({"RANKS_BACKEND": "gloo:cpu"} if nccl_ranks < 4 else {})
+        assert name.endswith(" (on the CPU)") == (nccl_ranks < 4)
 
 
 @pytest.mark.exhaustive

@@ -348,11 +348,11 @@ def test_without_nccl_it_is_skipped_and_says_why(tmp_path):
     assert not (tmp_path / "traces").exists()
 
 
-def test_the_step_writes_into_the_folder_of_the_run_and_comes_early():
-    for machine in (Machine(1), Machine(8), Machine(0, dry=True)):
+def test_the_step_writes_into_the_folder_of_the_run_and_needs_nccl_for_two_ranks():
+    for machine in (Machine(1, nccl_ranks=4), Machine(8, nccl_ranks=8), Machine(0, dry=True)):
         (part,) = [part for part in steps.parts(machine) if part.step == "traces"]
         assert part.skip == "" and part.command[-1 - 3 * machine.dry] == steps.KEPT
-    (part,) = [part for part in steps.parts(Machine(1, exclusive=True)) if part.step == "traces"]
-    assert "compute mode" in part.skip
+    (part,) = [part for part in steps.parts(Machine(1, nccl_ranks=1)) if part.step == "traces"]
+    assert part.skip == "its NCCL cannot run 2 ranks on 1 GPU"
     order = list(steps.TITLES)
     assert order.index("traces") == order.index("nccl-semantics") + 1

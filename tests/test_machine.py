@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from shared import deepspeed_engine, hosts, ranks
-from shared.ranks import devices, facts, machine, outlook
+from shared.ranks import devices, facts, machine, nccl, outlook
 from tests import machines
 
 ROOT = Path(__file__).parent.parent
@@ -54,6 +54,14 @@ def test_a_missing_package_blocks_the_course_and_another_version_does_not(monkey
     found = {finding.name: finding for finding in machine.packages()}
     assert found["nbval"].blocks and not found["matplotlib"].blocks
     assert "tested with" in found["matplotlib"].advice and found["torch"].advice == ""
+
+
+@pytest.mark.parametrize(("version", "tested"), [("2.13.0+cpu", True), ("2.14.1", True), ("2.14.0", False)])
+def test_both_tested_versions_of_torch_are_ok(monkeypatch, version, tested):
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
+    torch_row = next(finding for finding in machine.packages() if finding.name == "torch")
+    advice = "The course is tested with 2.13.0 and 2.14.1. `make lab` installs a tested version."
+    assert torch_row.advice == ("" if tested else advice)
 
 
 def test_a_closed_loopback_blocks_the_course(monkeypatch):
@@ -104,9 +112,22 @@ EXPECTED = {
     "hidden": ("This machine has 2 GPUs, but CUDA_VISIBLE_DEVICES='' hides them.",),
     "one_gpu": (
         "1 rank will use NCCL. It has no other rank to send to",
-        "2 and 4 ranks will run on the CPU with gloo, the backend for CPUs, because NCCL needs one GPU per rank.",
+        "2 and 4 ranks will run on the CPU with gloo, the backend for CPUs, because NCCL before 2.30 needs one GPU per",
+        "NCCL: 2.28.9 in PyTorch | To let ranks share a GPU: `pip install 'nvidia-nccl-cu13>=2.30.7'`.",
+        "ranks on NCCL: 1, with one GPU per rank",
         'With `ranks.start(4, backend="gloo")`, ranks share the GPU. Only collectives work there, not send and receive',
     ),
+    "one_gpu_shared": (
+        "NCCL: 2.30.7 in /venv/libnccl.so.2 | \n",
+        "ranks on NCCL: up to 4, sharing GPUs through MPS | \n",
+        "1 rank will use NCCL. It has no other rank",
+        "2 and 4 ranks will share the GPU over NCCL. Compare their times only within one run.",
+    ),
+    "one_gpu_in_turns": (
+        "ranks on NCCL: up to 4, sharing GPUs in turns | Their times do not count.",
+        "2 and 4 ranks will share the GPU over NCCL. You can trust values, bytes and memory there, but no times",
+    ),
+    "two_gpus_shared": ("ranks on NCCL: up to 8", "1 and 2 ranks will use NCCL, with one", "4 ranks will share GPUs"),
     "two_without_peer_access": (
         "1 and 2 ranks will use NCCL",
         "4 ranks will run on the CPU with gloo",
@@ -123,11 +144,17 @@ EXPECTED = {
     "mig": (
         "MIG: enabled",
         "1 rank uses an instance, and more ranks use the CPU",
-        "NCCL cannot connect instances",
+        "this NCCL cannot connect instances",
         "nvidia-smi -mig 0",
     ),
     "busy": ("GPU 1: 5 GiB of 140 GiB free | Use only the other GPUs: CUDA_VISIBLE_DEVICES=0,2", "cannot be trusted"),
+    "mig_shared": ("MIG: enabled | Nothing to do: 1 rank uses an instance, and more ranks share it.",),
     "exclusive": ("nvidia-smi -c DEFAULT", "Ranks cannot share a GPU here, because the compute mode"),
+    "exclusive_with_mps": ("compute mode: exclusive | \n", "2 and 4 ranks will share the GPU over NCCL."),
+    "exclusive_without_mps": (
+        "compute mode: exclusive | Ranks cannot share a GPU. `sudo nvidia-smi -c DEFAULT` changes that.",
+        "2 and 4 ranks will run on the CPU with gloo, the backend for CPUs, because the compute mode lets only one",
+    ),
     "broken": (
         "Ranks on GPU 1 will fail: CUDA error: uncorrectable ECC error. Leave it out with CUDA_VISIBLE_DEVICES=0.",
     ),
@@ -145,7 +172,7 @@ def test_it_says_what_works_on_a_machine(name):
 def test_it_says_only_what_concerns_the_machine(name):
     said, facts = shown(machines.ALL[name]), machines.ALL[name]
     assert ("GPU links" in said) == ("NVLink" in said or "PCIe" in said) == (len(facts.gpus) > 1)
-    assert ("MIG" in said) == facts.mig
+    assert ("MIG" in said) == facts.mig and ("MPS" in said) == (outlook.shares(facts) and bool(facts.gpus))
     assert ("shm-size" in said) == (facts.shm_bytes < outlook.LITTLE_SHM_BYTES)
     assert ("too old" in said or "newer driver" in said) == (name == "old_driver")
     assert not re.search(r"  |\.\.|None|\(\)|\b1 (?:ranks|cores|GPUs)\b", said.replace("...", "")), said
@@ -158,7 +185,10 @@ def test_ranks_are_placed_as_it_says(monkeypatch, name, world_size):
     monkeypatch.delenv("RANKS_BACKEND", raising=False)
     monkeypatch.setattr(devices, "gpu_count", lambda: len(facts.gpus))
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: bool(facts.nccl))
+    monkeypatch.setattr(nccl, "version_for_ranks", lambda: tuple(map(int, facts.nccl.split("."))))
     placement = devices.place(world_size)
+    if facts.exclusive and not facts.mps and placement.ranks_per_gpu > 1:
+        placement = placement.fallback  # NCCL will not start there
     assert outlook.uses_nccl(facts, world_size) == ("nccl" in placement.backend)
     assert outlook.uses_nccl(facts, world_size) == placement.devices[0].startswith("cuda")
 

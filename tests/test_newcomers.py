@@ -116,6 +116,7 @@ def test_only_a_torch_older_than_tested_gives_a_warning(monkeypatch):
     for version, warns in (("2.10.0+cu128", True), ("2.11.0+cu128", False), ("2.13.0", False), ("3.0.1", False)):
         monkeypatch.setattr(colab.importlib.metadata, "version", lambda _, version=version: version)
         assert ("older than" in colab.torch_version_note()) == warns
+    assert f"torch=={colab.TORCH_TESTED[1]}" in (ROOT / "constraints-gpu.txt").read_text().splitlines()
 
 
 def test_a_package_that_cannot_be_installed_stops_with_an_error():

@@ -19,7 +19,8 @@ from shared import ranks
 from shared.deadlines import scaled
 from shared.ranks import devices, diagnosis, doctor, interrupts, magic
 from shared.ranks.diagnosis import CellState
-from shared.ranks.rankside import OUTPUT_LIMIT_CHARACTERS, OUTPUT_LIMIT_LINES, Outcome, Output
+from shared.ranks.output import OUTPUT_LIMIT_CHARACTERS, OUTPUT_LIMIT_LINES, Output
+from shared.ranks.rankside import Outcome
 from shared.ranks.running import DEFAULT_TIMEOUT_S
 from shared.wire import frames, instrumentation
 

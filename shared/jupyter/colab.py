@@ -24,7 +24,7 @@ MODULES = {  # package → the module to import
     "psutil": "psutil",
     "scikit-learn": "sklearn",
 }
-TORCH_TESTED = (2, 11), (2, 13)  # the oldest and the newest version
+TORCH_TESTED = "2.11", "2.14.1"  # the oldest and the newest version
 
 
 def missing_pins() -> list[str]:
@@ -47,12 +47,12 @@ def torch_version_note() -> str:
     """Return the installed version of torch, with advice if it is older than the tested ones."""
     version = importlib.metadata.version("torch")
     oldest, newest = TORCH_TESTED
-    if tuple(int(part) for part in version.split(".")[:2]) >= oldest:
+    if [int(part) for part in version.split(".")[:2]] >= [int(part) for part in oldest.split(".")]:
         return f"torch {version}"
     return (
-        f"torch {version} is older than the versions that the course was tested with ({oldest[0]}.{oldest[1]} to "
-        f"{newest[0]}.{newest[1]}). If a cell fails, run `!pip install torch=={newest[0]}.{newest[1]}.0`, choose "
-        "Runtime > Restart session, and start again from the first cell"
+        f"torch {version} is older than the versions that the course was tested with ({oldest} to {newest}). If a cell "
+        f"fails, run `!pip install torch=={newest}`, choose Runtime > Restart session, and start again from the first "
+        "cell"
     )
 
 

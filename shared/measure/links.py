@@ -7,6 +7,7 @@ import torch.distributed as dist
 
 from shared import hosts, ranks
 from shared.hosts import emulated
+from shared.ranks import nccl
 
 DEFAULT_RATE, DEFAULT_LATENCY_MS = "1gbit", 0.1
 
@@ -23,7 +24,7 @@ def where() -> str:
     if hosts.HOST_FILE in os.environ:
         return f"behind a shaped link of {float(os.environ[hosts.HOST_BITS_PER_S]) / 1e9:g} Gbit/s"
     if _uses_nccl():
-        return "over NCCL"
+        return nccl.where()
     return f"over loopback, on {os.cpu_count()} shared cores"
 
 

@@ -2,16 +2,19 @@
 
 import os
 from dataclasses import dataclass, replace
+from typing import Optional
 
 import psutil
 
 from shared import hosts
-from shared.ranks import interrupts
+from shared.ranks import interrupts, nccl
 
 _SIMULATED = (
     "NCCL is simulated over gloo on the CPU. You can trust values and bytes here, but no times. Code that would "
     "compute wrong values or hang on NCCL is reported."
 )
+BACKENDS = ("nccl", "nccl:shared", "gloo", "gloo:cpu")
+NCCL = "cpu:gloo,cuda:nccl"  # NCCL for tensors on a GPU, gloo for tensors on the CPU
 MEMORY_PER_RANK_GB = 0.4  # measured with torch imported and a small model, without pages shared by the fork
 
 
@@ -19,13 +22,34 @@ MEMORY_PER_RANK_GB = 0.4  # measured with torch imported and a small model, with
 class Placement:
     """A backend, one device per rank, and a sentence about which measurements are valid there.
 
-    `simulates` is "nccl" if gloo simulates NCCL (see shared/wire/simulated_nccl).
+    Attributes:
+        simulates: "nccl" if gloo simulates NCCL (see shared/wire/simulated_nccl).
+        ranks_per_gpu: How many ranks share a GPU over NCCL.
+        fallback: Where ranks run if they do not start here; None if they must run here.
     """
 
     backend: str
     devices: tuple[str, ...]
     valid: str
     simulates: str | None = None
+    ranks_per_gpu: int = 1
+    fallback: Optional["Placement"] = None
+
+    def because(self, reason: str) -> "Placement":
+        """Say why the ranks run on the CPU, although the machine has a GPU."""
+        return replace(self, valid=f"The ranks run on the CPU, because {reason}. {self.valid}")
+
+    def on_shared_gpus(self, why_no_mps: str) -> "Placement":
+        """Say what can be measured by ranks that share a GPU over NCCL, with MPS or without it."""
+        sharing = f"{self.ranks_per_gpu} ranks share a GPU over NCCL"
+        if why_no_mps:
+            valid = (
+                f"You can trust values, bytes and memory here, but no times: {sharing} and use it in turns, because "
+                f"NVIDIA's MPS is not available ({why_no_mps})."
+            )
+        else:
+            valid = f"You can trust values, bytes and memory here, and compare times within one run: {sharing}."
+        return replace(self, valid=valid)
 
 
 def check_world_size(world_size: int) -> None:
@@ -73,15 +97,15 @@ def check_link(link: str | None) -> None:
 def place(
     world_size: int, backend: str | None = None, link: str | None = None, simulate: str | None = None
 ) -> Placement:
-    """Choose NCCL if every rank can have its own GPU, and gloo on the CPU otherwise.
+    """Choose NCCL if every rank can have its own GPU or share one (see nccl.py), and gloo on the CPU otherwise.
 
-    With fewer GPUs than ranks, the ranks could share GPUs over gloo, but only collectives would work: gloo cannot send
-    or receive a tensor on a GPU, and a DeviceMesh on GPUs needs NCCL. Most chapters use a DeviceMesh or send tensors to
-    single ranks, so ranks share GPUs only on request. Ranks behind a link communicate over TCP, so they use gloo, too.
+    Ranks can also share GPUs over gloo, but only collectives work there: gloo cannot send or receive a tensor on a GPU,
+    and a DeviceMesh on GPUs needs NCCL. So they do that only on request. Ranks behind a link communicate over TCP, so
+    they use gloo, too.
 
     Args:
-        backend: "nccl", "gloo" to share GPUs, or "gloo:cpu" to use none; by default, the environment variable
-            RANKS_BACKEND.
+        backend: "nccl" for one GPU per rank, "nccl:shared" or "gloo" to share GPUs, or "gloo:cpu" to use none; by
+            default, the environment variable RANKS_BACKEND.
         simulate: "nccl" to simulate NCCL over gloo, on the CPU; by default, the environment variable RANKS_SIMULATE.
 
     Raises:
@@ -101,23 +125,61 @@ def _place(requested: str | None, world_size: int, link: str | None) -> Placemen
     gpus = gpu_count()
     import torch.distributed as dist
 
-    if requested not in (None, "nccl", "gloo", "gloo:cpu"):
-        raise ValueError(f"backend must be 'nccl', 'gloo' or 'gloo:cpu', got {requested!r}")
-    if requested == "nccl" and link:
+    if requested not in (None, *BACKENDS):
+        known = ", ".join(map(repr, BACKENDS))
+        raise ValueError(f"backend must be one of {known}, got {requested!r}")
+    over_nccl = requested in ("nccl", "nccl:shared")
+    if over_nccl and link:
         raise ValueError("ranks behind a link communicate over TCP: use backend='gloo'")
-    if requested == "nccl" and not dist.is_nccl_available():
+    if over_nccl and not dist.is_nccl_available():
         raise ValueError("this build of PyTorch has no NCCL: install a CUDA build, or use backend='gloo'")
-    if requested == "nccl" and gpus < world_size:
-        raise ValueError(
-            f"NCCL needs one GPU per rank, but world_size is {world_size} and this machine has {_name_gpus(gpus)}: "
-            "use backend='gloo:cpu'"
-        )
-    if requested == "nccl" or (requested is None and not link and gpus >= world_size and dist.is_nccl_available()):
+    has_nccl = gpus > 0 and dist.is_nccl_available() and not link
+    if requested == "nccl" or (requested is None and has_nccl and gpus >= world_size):
+        if gpus < world_size:
+            other = "'gloo:cpu'" if why_not_shared(gpus, world_size) else "'nccl:shared'"
+            raise ValueError(
+                f"backend='nccl' gives each rank a GPU of its own, but world_size is {world_size} and this machine has "
+                f"{_name_gpus(gpus)}: use backend={other}"
+            )
         devices = tuple(f"cuda:{rank}" for rank in range(world_size))
-        return Placement("cpu:gloo,cuda:nccl", devices, "You can trust values, bytes, memory and times here.")
+        return Placement(NCCL, devices, "You can trust values, bytes, memory and times here.")
+    if requested == "nccl:shared":
+        if why := why_not_shared(gpus, world_size):
+            raise ValueError(f"backend='nccl:shared' cannot be used here, because {why}")
+        return _on_gpus_shared_over_nccl(gpus, world_size)
     if gpus and requested == "gloo":
         return _on_shared_gpus(gpus, world_size, link)
-    return _on_the_cpu(world_size, link, _why_no_gpu(gpus, world_size) if requested is None and not link else "")
+    on_the_cpu = _on_the_cpu(world_size, link)
+    if requested is not None or link or gpus == 0:
+        return on_the_cpu
+    if not has_nccl:
+        return on_the_cpu.because("this build of PyTorch has no NCCL")
+    if why := nccl.gave_up or why_not_shared(gpus, world_size):
+        return on_the_cpu.because(why)
+    return replace(_on_gpus_shared_over_nccl(gpus, world_size), fallback=on_the_cpu)
+
+
+def why_not_shared(gpus: int, world_size: int) -> str:
+    """Return why this many ranks cannot share the GPUs over NCCL, as the end of a sentence, or "" if they can try."""
+    if gpus == 0:
+        return "PyTorch sees no GPU"
+    if world_size > gpus * nccl.MOST_RANKS_PER_GPU:
+        return (
+            f"at most {nccl.MOST_RANKS_PER_GPU} ranks can share a GPU, and this machine has {_name_gpus(gpus)} for "
+            f"{world_size} ranks"
+        )
+    version = nccl.version_for_ranks()
+    if version < nccl.SHARES_SINCE:
+        return (
+            f"ranks can share a GPU only with NCCL {nccl.named(nccl.SHARES_SINCE)} or later, and they would load "
+            f"{nccl.named(version)} (`make doctor` says how to get a newer one)"
+        )
+    return ""
+
+
+def _on_gpus_shared_over_nccl(gpus: int, world_size: int) -> Placement:
+    devices = tuple(f"cuda:{rank % gpus}" for rank in range(world_size))
+    return Placement(NCCL, devices, "", ranks_per_gpu=-(-world_size // gpus)).on_shared_gpus(why_no_mps="")
 
 
 def _on_shared_gpus(gpus: int, world_size: int, link: str | None) -> Placement:
@@ -131,25 +193,14 @@ def _on_shared_gpus(gpus: int, world_size: int, link: str | None) -> Placement:
     )
 
 
-def _on_the_cpu(world_size: int, link: str | None, why: str) -> Placement:
+def _on_the_cpu(world_size: int, link: str | None) -> Placement:
     cores = os.cpu_count() or 1
     valid = "You can trust values, bytes and memory here, and compare times within one run"
     valid += f": {world_size} ranks share {cores} cores." if cores < world_size else "."
     if link:
         valid = valid_behind(link)
         valid += f" The ranks compute on {cores} cores." if cores < world_size else ""
-    return Placement("gloo", ("cpu",) * world_size, f"{why} {valid}".strip())
-
-
-def _why_no_gpu(gpus: int, world_size: int) -> str:
-    """Return a sentence on why ranks run on the CPU although the machine has GPUs, or "" if it has none."""
-    if gpus == 0:
-        return ""
-    if gpus < world_size:
-        reason = f"NCCL needs one GPU per rank and this machine has {_name_gpus(gpus)}"
-    else:
-        reason = "this build of PyTorch has no NCCL"
-    return f"The ranks run on the CPU, because {reason}."
+    return Placement("gloo", ("cpu",) * world_size, valid)
 
 
 def _name_gpus(count: int) -> str:

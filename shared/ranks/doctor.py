@@ -25,6 +25,7 @@ import torch.distributed as dist
 
 from shared.deadlines import scaled
 from shared.ranks.diagnosis import name_ranks
+from shared.ranks.output import log
 from shared.wire import clock, frames, handles, instrumentation, mismatch
 
 CUT = "The cell was stopped on this rank"
@@ -89,6 +90,7 @@ def _answer(store: dist.TCPStore, rank: int, main_thread: int) -> None:
                 # A broken process group may raise anything, and this thread has to survive it.
                 with contextlib.suppress(Exception):
                     cut(_ABORTS_WITHIN_S)
+            log.limit()
             answer = json.dumps(look(rank, main_thread))
             store.set(f"answer/{index}/{rank}", answer)
         except dist.DistError:

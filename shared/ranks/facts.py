@@ -8,6 +8,7 @@ where the course's packages are missing. `outlook.py` turns facts into sentences
 """
 
 import ctypes
+import importlib.util
 import json
 import os
 import re
@@ -40,7 +41,9 @@ class Facts:
     shm_bytes: int | None = None  # the size of /dev/shm; None if there is no such folder
     torch: str = ""  # its version
     cuda_build: str = ""  # the version of CUDA that PyTorch was built for; empty for a CPU build
-    nccl: str = ""  # the version of NCCL in this build of PyTorch
+    nccl: str = ""  # the version of NCCL that ranks load; empty if this build of PyTorch has none
+    nccl_path: str = ""  # where that library is; empty if it is a part of PyTorch
+    mps: bool = False  # whether the program is there that starts NVIDIA's Multi-Process Service
     driver: str = ""  # the version of NVIDIA's driver
     driver_cuda: str = ""  # the newest version of CUDA that the driver supports
     listed: tuple[str, ...] = ()  # the names of the GPUs that `nvidia-smi` lists
@@ -100,12 +103,15 @@ def gather() -> Facts:
     gpus = tuple(_gpu(index) for index in range(count))
     pairs = [(one, other) for other in range(count) for one in range(other)]
     has_nccl = dist.is_available() and dist.is_nccl_available()
+    nccl = _beside("nccl")
     return Facts(
         cores=_cores(),
         shm_bytes=_shm_bytes(),
         torch=torch.__version__,
         cuda_build=torch.version.cuda or "",
-        nccl=".".join(map(str, torch.cuda.nccl.version())) if has_nccl else "",
+        nccl=nccl.named(nccl.version_for_ranks()) if has_nccl else "",
+        nccl_path=nccl.path_for_ranks() if has_nccl else "",
+        mps=shutil.which("nvidia-cuda-mps-control") is not None,
         driver=driver,
         driver_cuda=_driver_cuda(),
         listed=listed,
@@ -117,6 +123,14 @@ def gather() -> Facts:
         mig=mig or any(" MIG " in gpu.name for gpu in gpus),
         exclusive=exclusive,
     )
+
+
+def _beside(name: str):
+    """Load another file of this folder without its package, which needs more than Python."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _gpu(index: int) -> Gpu:

@@ -4,13 +4,14 @@ Importing torch takes about a second of CPU time, so four ranks that each import
 it is imported once, and forked ranks already have it in memory.
 
 The notebook's kernel starts this process with a pipe on stdin. Requests arrive as lines of JSON on stdin, and events
-are written as lines of JSON to stdout:
+are written as lines of JSON to the pipe that was stdout. Whatever else this process prints goes to its log:
 
     → {"do": "controller", "argv": [...], "env": {}, "log": path}         ← {"started": "controller", "pid": 12}
     → {"do": "hosts", "n": 4, "bits_per_s": 1e9, "ranks_per_host": 1}     ← {"hosts": 4} or {"no_hosts": "why"}
     → {"do": "ranks", "n": 4, "argv": [...], "env": {}, "log_dir": path}
                                                                ← {"started": 0, "pid": 13} ...
                                                                ← {"ended": 0, "pid": 13, "status": -9}
+    → {"do": "mps"}                                                       ← {"mps": 14} or {"no_mps": "why"}
     → {"do": "signal", "pid": 13, "number": 2, "group": false}
 
 No matter how the kernel ends, the pipe closes. This process then kills every child and removes their files, so no other
@@ -29,18 +30,23 @@ import signal
 import subprocess
 import sys
 import traceback
+from pathlib import Path
 
 from shared import hosts
+from shared.ranks import mps
 
+FOLDER = "RANKS_FOLDER"  # an environment variable: the folder to which a rank changes once it has started
 ISOLATION = "RANKS_ISOLATION"  # an environment variable: how grading separates ranks from each other; see launchers.py
 _children: dict[int, object] = {}  # pid → rank, or "controller"
+_mps: list[mps.Mps] = []  # the daemon that lets ranks use a GPU at the same time; empty without one
+_events = 1  # the file descriptor to which events are written
 _hosts: list[int] = []  # open files that keep the ranks' hosts alive; empty if ranks share the machine's network
 
 
 def _send(**event) -> None:
     """Write one event. If the kernel is gone, the pipe may be broken; stdin then reports end-of-file."""
     with contextlib.suppress(BrokenPipeError):
-        os.write(1, json.dumps(event).encode() + b"\n")
+        os.write(_events, json.dumps(event).encode() + b"\n")
 
 
 def _fork(name, log_path: str, env: dict, body) -> None:
@@ -56,10 +62,11 @@ def _fork(name, log_path: str, env: dict, body) -> None:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.environ.update(env)
-        log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        log = os.open(log_path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         null = os.open(os.devnull, os.O_RDONLY)
         for source, target in ((null, 0), (log, 1), (log, 2)):
             os.dup2(source, target)
+        os.close(_events)
         if ISOLATION in os.environ:
             settings = json.loads(os.environ[ISOLATION])
             importlib.import_module(settings["module"]).enter(name, settings)
@@ -84,7 +91,8 @@ def _run_controller(argv: list[str]) -> None:
 def _run_rank(argv: list[str]) -> None:
     from ipyparallel.engine.app import IPEngine
 
-    IPEngine.launch_instance(argv)
+    # ipykernel's own stream would put a pipe in place of descriptors 1 and 2, whose other end nobody reads.
+    IPEngine.launch_instance([*argv, "--IPEngine.out_stream_factory=shared.ranks.output.Stream"])
 
 
 def _preload() -> None:
@@ -117,6 +125,8 @@ def _handle(request: dict) -> None:
             _send(hosts=request["n"])
         except (OSError, subprocess.TimeoutExpired) as error:
             _send(no_hosts=str(error))
+    elif request["do"] == "mps":
+        _start_mps(Path(request["folder"]))
     elif request["do"] == "signal":
         if request["pid"] in _children:
             with contextlib.suppress(ProcessLookupError):
@@ -130,12 +140,35 @@ def _handle(request: dict) -> None:
             _fork(rank, log, env, lambda: _run_rank(request["argv"]))
 
 
+def _start_mps(folder: Path) -> None:
+    """Start MPS anew: if a rank died while it used the GPU, the daemon may not serve the next one."""
+    _end_mps()
+    try:
+        daemon = mps.Mps(folder)
+    except (mps.NoMps, OSError) as reason:
+        _send(no_mps=str(reason))
+    else:
+        _mps.append(daemon)
+        os.environ.update(daemon.environment)  # ranks inherit it
+        _send(mps=daemon.pid)
+
+
+def _end_mps() -> None:
+    while _mps:
+        daemon = _mps.pop()
+        for name in daemon.environment:
+            os.environ.pop(name, None)
+        daemon.close()
+
+
 def _reap() -> None:
     """Report to the kernel which children ended, and how (a negative status is the signal that ended the child)."""
     while _children:
         pid, wait_status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
             return
+        if pid not in _children:  # the daemon of MPS
+            continue
         _kill_group(pid)  # also ends processes that the child started, such as data loader workers
         _send(ended=_children.pop(pid), pid=pid, status=os.waitstatus_to_exitcode(wait_status))
 
@@ -145,8 +178,19 @@ def _kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
+def _keep_events_apart() -> None:
+    """Send what this process prints to its log, also what a site's own code has printed while Python was starting."""
+    global _events
+    _events = os.dup(1)
+    os.dup2(2, 1)
+    with contextlib.suppress(AttributeError, OSError):
+        sys.stdout.flush()
+    os.write(_events, b"\n")  # ends a line that was begun there
+
+
 def main(run_dir: str) -> None:
     """Serve requests until stdin closes, then end all children and remove run_dir."""
+    _keep_events_apart()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for a cell, not for this process
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_read, False)
@@ -175,8 +219,12 @@ def main(run_dir: str) -> None:
     finally:
         for pid in _children:
             _kill_group(pid)
+        _end_mps()
         shutil.rmtree(run_dir, ignore_errors=True)
 
 
 if __name__ == "__main__":
+    # ipyparallel puts the current folder first on the path, and a student may keep a random.py beside the notebook.
+    os.environ[FOLDER] = os.getcwd()
+    os.chdir(sys.argv[1])
     main(sys.argv[1])

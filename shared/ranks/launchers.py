@@ -22,7 +22,7 @@ from typing import BinaryIO
 from ipyparallel.cluster.launcher import ControllerLauncher, EngineLauncher
 
 from shared.deadlines import scaled
-from shared.ranks import forkserver
+from shared.ranks import forkserver, nccl
 
 START_TIMEOUT_S = scaled(60.0)
 ASK_AGAIN_AFTER_S = 3.0
@@ -43,10 +43,14 @@ class ForkServer:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": _python_path()}
         if isolation:
             environment[forkserver.ISOLATION] = json.dumps(isolation)
+        if library := nccl.to_preload():
+            environment["LD_PRELOAD"] = os.pathsep.join(filter(None, [library, os.environ.get("LD_PRELOAD")]))
         self.run_dir, self.isolation, self._as_root = run_dir, isolation, as_root
         self.pids: dict = {}  # rank, or "controller" → pid
         self.ended: dict[int, int] = {}  # pid → exit status; a negative one is the signal that ended the process
+        self.rank_environment: dict[str, str] = {}  # what ranks find in their environment besides the kernel's
         self._hosts: dict = {}  # the event that answers a request for hosts
+        self._mps: dict = {}  # the event that answers a request for MPS
         self._changed = threading.Condition()
         with open(os.path.join(run_dir, "forkserver.log"), "wb") as log:
             self._process = self._start(environment, log)
@@ -54,8 +58,9 @@ class ForkServer:
 
     def _start(self, environment: dict[str, str], log: BinaryIO):
         """Start the process that serves the requests on its stdin. Grading overrides this to fork it from the judge."""
+        # With -P, Python imports nothing from the current folder, such as a student's random.py.
         return subprocess.Popen(
-            [*self._as_root, sys.executable, "-m", "shared.ranks.forkserver", self.run_dir],
+            [*self._as_root, sys.executable, "-P", "-m", "shared.ranks.forkserver", self.run_dir],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -90,6 +95,14 @@ class ForkServer:
         if "no_hosts" in self._hosts:
             raise RuntimeError(f"The ranks' hosts could not be created: {self._hosts['no_hosts']}")
 
+    def start_mps(self) -> str:
+        """Let the ranks that will be started use a GPU at the same time. Returns why they cannot, or "" if they can."""
+        self._mps = {}
+        self.request(do="mps", folder=os.path.join(self.run_dir, "mps"))
+        if not self.wait_for(lambda server: server._mps, START_TIMEOUT_S):
+            raise RuntimeError(f"MPS did not answer within {START_TIMEOUT_S:g} s. {self.end_of_log()}")
+        return self._mps.get("no_mps", "")
+
     @property
     def serves(self) -> bool:
         """Whether cells can reach the ranks: False once the fork server or the controller has died."""
@@ -114,22 +127,32 @@ class ForkServer:
             self._process.kill()
             self._process.wait(timeout_s)  # otherwise a zombie process remains
         # A fork server that was killed leaves its children running.
-        for pid in set(self.pids.values()) - set(self.ended):
+        for pid in {*self.pids.values(), *filter(None, [self._mps.get("mps")])} - set(self.ended):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
         shutil.rmtree(self.run_dir, ignore_errors=True)
 
     def _listen(self) -> None:
         for line in self._process.stdout:
-            event = json.loads(line)
+            event = _event_in(line)
             with self._changed:
                 if "hosts" in event or "no_hosts" in event:
                     self._hosts = event
+                elif "mps" in event or "no_mps" in event:
+                    self._mps = event
                 elif "started" in event:
                     self.pids[event["started"]] = event["pid"]
-                else:
+                elif "ended" in event:
                     self.ended[event["pid"]] = event["status"]
                 self._changed.notify_all()
+
+
+def _event_in(line: bytes) -> dict:
+    """Return the fork server's event in a line, or {} for what a sitecustomize.py printed while Python was starting."""
+    with contextlib.suppress(ValueError):
+        event = json.loads(line)
+        return event if isinstance(event, dict) else {}
+    return {}
 
 
 def _python_path() -> str:
@@ -195,6 +218,7 @@ class ForkedRanks(_ForkedLauncher, EngineLauncher):
             self.fork_server.pids.pop(rank, None)
         argv = [*self.cluster_args, *self.engine_args, "--IPEngine.enable_nanny=False", "--log-level=WARN"]
         env = {**self.get_env(), "IPP_CONNECTION_INFO": self.environment["IPP_CONNECTION_INFO"]}
+        env |= self.fork_server.rank_environment
         self.fork_server.request(do="ranks", n=n, argv=argv, env=env, log_dir=self.fork_server.run_dir)
         if not self.fork_server.wait_for(lambda server: set(range(n)) <= set(server.pids), START_TIMEOUT_S):
             raise RuntimeError(f"The ranks did not start within {START_TIMEOUT_S:g} s. {self.fork_server.end_of_log()}")

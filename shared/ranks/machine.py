@@ -42,17 +42,18 @@ def python() -> Iterator[Finding]:
 
 
 def packages() -> Iterator[Finding]:
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
-    tested = dict(line.split("==") for line in lines if "==" in line)
+    tested: dict[str, list[str]] = {}
+    for file in ("constraints.txt", "constraints-gpu.txt"):
+        for name, pinned in (line.split("==") for line in (ROOT / file).read_text().splitlines() if "==" in line):
+            tested.setdefault(name, []).append(pinned)
     for name in PACKAGES:
         try:
             version = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             yield Finding(name, "not installed", "Run `make lab`, which installs it.", required=True)
             continue
-        same = version.split("+")[0] == tested[name]
-        advice = f"The course is tested with {tested[name]}. `make lab` installs that version."
-        yield Finding(name, version, "" if same else advice)
+        advice = f"The course is tested with {' and '.join(tested[name])}. `make lab` installs a tested version."
+        yield Finding(name, version, "" if version.split("+")[0] in tested[name] else advice)
 
 
 def loopback() -> Iterator[Finding]:

@@ -6,6 +6,7 @@ All functions are pure. They take `Facts` (see `facts.py`), so a test can ask ab
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from shared.ranks import mps, nccl
 from shared.ranks.facts import Facts
 
 GIB, MIB = 2**30, 2**20
@@ -14,6 +15,7 @@ LITTLE_SHM_BYTES = 512 * MIB
 IN_USE_BYTES = 2 * GIB  # CUDA itself takes less
 IN_USE_SHARE = 0.1
 SIMULATE = '`ranks.start(4, backend="gloo:cpu", simulate="nccl")`'
+_ALLOW_SHARING = "`sudo nvidia-smi -c DEFAULT` changes that."
 OVERRIDES = ("RANKS_BACKEND", "RANKS_SIMULATE")  # environment variables (see devices.py)
 
 
@@ -42,12 +44,15 @@ def findings(facts: Facts) -> Iterator[Finding]:
         yield _driver(facts)
     yield from _memory(facts)
     if facts.mig:
-        yield Finding("MIG", "enabled", "Nothing to do: 1 rank uses an instance, and more ranks use the CPU.")
+        others = "share it" if shares(facts) else "use the CPU"
+        yield Finding("MIG", "enabled", f"Nothing to do: 1 rank uses an instance, and more ranks {others}.")
     if facts.exclusive and facts.gpus:
-        yield Finding("compute mode", "exclusive", "Nothing to do, unless you want ranks to share a GPU.")
+        yield Finding("compute mode", "exclusive", "" if facts.mps else f"Ranks cannot share a GPU. {_ALLOW_SHARING}")
     if len(facts.gpus) > 1:
         yield _peers(facts)
     yield _nccl(facts)
+    if facts.gpus and facts.nccl:
+        yield _sharing(facts)
     if facts.shm_bytes is not None:
         yield _shm(facts)
 
@@ -119,9 +124,28 @@ def _nccl(facts: Facts) -> Finding:
     if not facts.torch:
         return Finding("NCCL", "unknown", "PyTorch could not be queried, for the same reason.")
     if facts.nccl:
-        return Finding("NCCL", facts.nccl)
+        where = f" in {facts.nccl_path}" if facts.nccl_path else " in PyTorch"
+        return Finding("NCCL", f"{facts.nccl}{where}", "" if not facts.gpus or shares(facts) else _newer_nccl(facts))
     advice = "Install PyTorch's CUDA build." if facts.gpus or facts.listed else "Nothing to do: only GPUs need it."
     return Finding("NCCL", "not in this build of PyTorch", advice)
+
+
+def _newer_nccl(facts: Facts) -> str:
+    """Name the command that installs an NCCL with which ranks can share a GPU."""
+    cuda = facts.cuda_build.split(".")[0] or "13"
+    return f"To let ranks share a GPU: `pip install 'nvidia-nccl-cu{cuda}>={nccl.ALSO_FOR_TORCH}'`."
+
+
+def _sharing(facts: Facts) -> Finding:
+    """Say how many ranks can use NCCL on this machine's GPUs."""
+    most = most_ranks(facts)
+    found = f"up to {most}" if most > 1 else "1"
+    if not shares(facts):
+        return Finding("ranks on NCCL", f"{found}, with one GPU per rank", "")
+    if facts.mps:
+        return Finding("ranks on NCCL", f"{found}, sharing GPUs through MPS")
+    advice = f"Their times do not count. With `{mps.PROGRAM}`, a part of NVIDIA's driver, they would."
+    return Finding("ranks on NCCL", f"{found}, sharing GPUs in turns", advice)
 
 
 def _shm(facts: Facts) -> Finding:
@@ -152,9 +176,20 @@ def overridden(environment: Mapping[str, str]) -> list[str]:
     return [f"{name}={environment[name]} is set. It takes precedence over what is said above." for name in names]
 
 
+def shares(facts: Facts) -> bool:
+    """Return whether several ranks can share a GPU over NCCL."""
+    return most_ranks(facts) > len(facts.gpus)
+
+
+def most_ranks(facts: Facts) -> int:
+    """Return how many ranks can use NCCL."""
+    one_process_per_gpu = facts.exclusive and not facts.mps
+    return nccl.most_ranks(len(facts.gpus), nccl.as_version(facts.nccl), one_process_per_gpu) if facts.nccl else 0
+
+
 def uses_nccl(facts: Facts, world_size: int) -> bool:
     """Return whether `devices.place` chooses NCCL for this many ranks. Otherwise it chooses gloo on the CPU."""
-    return bool(facts.nccl) and len(facts.gpus) >= world_size
+    return world_size <= most_ranks(facts)
 
 
 def _runs(facts: Facts) -> Iterator[str]:
@@ -162,21 +197,42 @@ def _runs(facts: Facts) -> Iterator[str]:
     sizes = sorted({*SIZES, max(SIZES[-1], len(facts.gpus))})
     with_nccl = [size for size in sizes if uses_nccl(facts, size)]
     on_cpu = [size for size in sizes if size > 1 and size not in with_nccl]
-    if with_nccl == [1]:
+    own = [size for size in with_nccl if size <= len(facts.gpus)]
+    shared = [size for size in with_nccl if size not in own]
+    if own == [1]:
         yield "1 rank will use NCCL. It has no other rank to send to, so its times say nothing about communication."
-    elif with_nccl:
-        many = _ranks(with_nccl)
-        yield f"{many} will use NCCL, with one GPU per rank. You can trust values, bytes, memory and times."
+    elif own:
+        yield f"{_ranks(own)} will use NCCL, with one GPU per rank. You can trust values, bytes, memory and times."
+    if shared:
+        yield _on_shared_gpus(facts, shared)
     if on_cpu:
-        reason = ", because NCCL needs one GPU per rank" if facts.gpus and facts.nccl else ""
+        reason = _why_not_nccl(facts) if facts.gpus and facts.nccl else ""
         yield (
             f"{_ranks(on_cpu)} will run on the CPU with gloo, the backend for CPUs{reason}. You can trust values, "
             "bytes and memory."
         )
         few = f", and 4 ranks share {_cores(facts.cores)} here" if facts.cores < SIZES[-1] else ""
         yield f"Times on the CPU say little about times on GPUs{few}: compare them only within one run."
-        if facts.gpus:
+        if facts.gpus and not shares(facts):
             yield _on_request(facts)
+
+
+def _on_shared_gpus(facts: Facts, sizes: list[int]) -> str:
+    gpus = "the GPU" if len(facts.gpus) == 1 else "GPUs"
+    if facts.mps:
+        return f"{_ranks(sizes)} will share {gpus} over NCCL. Compare their times only within one run."
+    return (
+        f"{_ranks(sizes)} will share {gpus} over NCCL. You can trust values, bytes and memory there, but no times, "
+        "because without MPS, ranks use a GPU in turns."
+    )
+
+
+def _why_not_nccl(facts: Facts) -> str:
+    if shares(facts):
+        return f", because at most {nccl.MOST_RANKS_PER_GPU} ranks can share a GPU"
+    if nccl.as_version(facts.nccl) >= nccl.SHARES_SINCE:
+        return ", because the compute mode lets only one process at a time use a GPU"
+    return f", because NCCL before {nccl.named(nccl.SHARES_SINCE)} needs one GPU per rank"
 
 
 def _on_request(facts: Facts) -> str:
@@ -199,10 +255,10 @@ def _limits(facts: Facts) -> Iterator[str]:
         yield f"NCCL, the backend for GPUs, will not run here. {SIMULATE} reports code that would fail on it."
     elif not facts.nccl:
         yield "No rank can use NCCL, the backend for GPUs, because this build of PyTorch does not contain it."
-    elif facts.mig and len(facts.gpus) == 1:
+    elif facts.mig and len(facts.gpus) == 1 and not shares(facts):
         yield (
-            "A process can use only one MIG instance, and NCCL cannot connect instances. So 2 or more ranks cannot use "
-            "NCCL until an administrator disables MIG (`sudo nvidia-smi -mig 0`)."
+            "A process can use only one MIG instance, and this NCCL cannot connect instances. So 2 or more ranks "
+            "cannot use NCCL until an administrator disables MIG (`sudo nvidia-smi -mig 0`)."
         )
     yield from _no_gpu_seen(facts)
     yield from _obstacles(facts)

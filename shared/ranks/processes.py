@@ -10,7 +10,7 @@ from pathlib import Path
 
 from shared import hosts
 from shared.deadlines import scaled
-from shared.ranks import launchers
+from shared.ranks import launchers, nccl
 from shared.ranks.devices import Placement, place, valid_behind
 from shared.ranks.diagnosis import CellState, explain
 from shared.ranks.errors import RanksError
@@ -37,6 +37,11 @@ def start_fork_server(link: str | None) -> launchers.ForkServer:
 def entrance(store_port: int) -> int:
     """Return the port at which ranks reach the store. Grading replaces this function by one that adds a gate."""
     return store_port
+
+
+def _in_a_line(error: Exception) -> str:
+    """Return the first line of an error's message."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")[:200]
 
 
 class RankProcesses:
@@ -70,7 +75,7 @@ class RankProcesses:
             if link:
                 self._server.make_hosts(world_size, hosts.bits_per_s(link), ranks_per_host)
             self._host_store()
-            self._start_ranks()
+            self._start_where_possible(self._start_ranks)
         except BaseException as error:
             self.close()
             if isinstance(error, (RuntimeError, TimeoutError)):
@@ -165,11 +170,34 @@ class RankProcesses:
             return replace(placement, valid=valid_behind(self.link, self.ranks_per_host))
         return placement
 
+    def _start_where_possible(self, start) -> None:
+        """Start the ranks in their placement, or, if they fail there, in its fallback."""
+        self._share_gpus()
+        try:
+            start()
+        except (RanksError, RuntimeError, TimeoutError) as error:
+            if self.placement.fallback is None:
+                raise
+            nccl.gave_up = f"NCCL did not start on a shared GPU ({_in_a_line(error)})"
+            self.placement = self._place()
+            self._share_gpus()
+            self._replace_ranks()
+
+    def _share_gpus(self) -> None:
+        """Prepare the environment of ranks that will share GPUs over NCCL, and try to start MPS for them."""
+        ranks_per_gpu = self.placement.ranks_per_gpu
+        self._server.rank_environment = nccl.environment(ranks_per_gpu) if ranks_per_gpu > 1 else {}
+        if ranks_per_gpu > 1:
+            self.placement = self.placement.on_shared_gpus(self._server.start_mps())
+
     def restart(self) -> None:
         """Replace every rank with a new process. Their variables are lost."""
         self.starts += 1
         # Choose devices again, because a GPU may have been lost.
         self.placement = self._place()
+        self._start_where_possible(self._replace_ranks)
+
+    def _replace_ranks(self) -> None:
         self._cluster.stop_engines_sync()
         deadline = time.monotonic() + START_TIMEOUT_S
         while self._client.ids and time.monotonic() < deadline:
@@ -230,7 +258,23 @@ class RankProcesses:
         """Return the path of the file in which a rank records the sizes of its sends and receives."""
         return os.path.join(self._run_dir, f"sizes-{rank}")
 
-    def log_of(self, rank: int) -> str:
-        """Return what a rank's process wrote outside Python's streams, such as C++ warnings or a crash."""
-        path = Path(self._run_dir, f"rank-{rank}.log")
-        return path.read_text(errors="replace") if path.exists() else ""
+    def _log_path(self, rank: int) -> str:
+        return os.path.join(self._run_dir, f"rank-{rank}.log")
+
+    def log_bytes(self, rank: int) -> int:
+        """Return the size of a rank's log."""
+        with contextlib.suppress(OSError):  # a cell may have removed it
+            return os.path.getsize(self._log_path(rank))
+        return 0
+
+    def log_of(self, rank: int, begins: int = 0) -> str:
+        """Return what a rank's process wrote outside Python's streams, such as C++ warnings or a crash, shortened.
+
+        Args:
+            begins: Leave out this many bytes from the log's beginning.
+        """
+        from shared.ranks import output
+
+        with contextlib.suppress(OSError), open(self._log_path(rank), "rb") as log:
+            return output.read(log.fileno(), begins, os.fstat(log.fileno()).st_size)
+        return ""

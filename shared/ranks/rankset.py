@@ -14,6 +14,7 @@ from shared.ranks.running import DEFAULT_TIMEOUT_S
 
 JOIN_TIMEOUT_S = scaled(10.0)
 NCCL_JOIN_TIMEOUT_S = scaled(90.0)  # NCCL loads its kernels and creates the communicator of all ranks
+SHARED_JOIN_TIMEOUT_S = scaled(45.0)  # for ranks that share a GPU: 2 s on an H200, or forever if it is used up
 _KEPT = "Your variables on the ranks are kept."
 _NEW_GROUP = "A new process group is ready; your variables on the ranks are kept."
 _DEFINE_TIMEOUT_S = scaled(20.0)
@@ -122,8 +123,11 @@ class RankSet(RankProcesses):
 
         self.generation += 1
         backend = self.placement.backend
-        options = (self.generation, members, backend, self.detect_mismatch, self.placement.simulates)
+        shares = self.placement.ranks_per_gpu > 1
+        options = (self.generation, members, backend, self.detect_mismatch, self.placement.simulates, shares)
         timeout_s = NCCL_JOIN_TIMEOUT_S if "nccl" in backend else JOIN_TIMEOUT_S
+        if shares:
+            timeout_s = SHARED_JOIN_TIMEOUT_S
         self._on_all(lambda rank: (rankside.join, *options), timeout_s)
         self.alive = True
 
@@ -140,16 +144,17 @@ class RankSet(RankProcesses):
         self.check_whole()
         targets = list(self.members) if targets is None else targets
         args_of = args if callable(args) else lambda rank: args
+        began_at = {rank: self.log_bytes(rank) for rank in targets}
         with interrupts.held() as interrupted:
             pending = {rank: self._engines[rank].apply_async(fn, *args_of(rank)) for rank in targets}
             cell = self._wait(pending, CellState(targets, {}), timeout_s, watch, interrupted)
             if pending or cell.interrupted or any(o.error for o in cell.outcomes.values()):
-                self._fail(cell, pending, timeout_s, show)
+                self._fail(cell, pending, timeout_s, show, began_at)
         if show:
             show(cell.outcomes, self.world_size)
         return [cell.outcomes[rank] for rank in targets]
 
-    def _fail(self, cell: CellState, pending: dict, timeout_s: float, show) -> None:
+    def _fail(self, cell: CellState, pending: dict, timeout_s: float, show, began_at: dict[int, int]) -> None:
         """Find the cause, stop what hangs, show what was printed, make the ranks usable again, and raise CellFailed."""
         hung = dict(pending)
         cell.positions = self._look()
@@ -167,7 +172,7 @@ class RankSet(RankProcesses):
                 message += f"\n\nThe cell was stopped after {timeout_s:g} s."
             self._end(pending, outcomes)
         if show:
-            show(outcomes, self.world_size)
+            show(outcomes | self._left_by(set(began_at) - set(outcomes), began_at), self.world_size)
         starts = self.starts
         recovery = self._heal(cell, hung, pending)
         raise CellFailed(message, outcomes, cell, recovery, restarted=self.starts != starts)
@@ -202,6 +207,12 @@ class RankSet(RankProcesses):
                     break
                 previous = current
         return cell
+
+    def _left_by(self, ranks: set[int], began_at: dict[int, int]) -> dict:
+        """Return Outcomes with what these ranks, which died or do not answer, wrote to their logs during the cell."""
+        from shared.ranks import rankside
+
+        return {rank: rankside.Outcome(rank, text=self.log_of(rank, began_at[rank])) for rank in ranks}
 
     @staticmethod
     def _all_wait(pending: dict, cell: CellState) -> bool:

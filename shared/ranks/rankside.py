@@ -6,6 +6,7 @@ The kernel sends these functions to the ranks (see `rankset.py`). Students never
 import ast
 import contextlib
 import io
+import logging
 import os
 import pickle
 import signal
@@ -23,13 +24,12 @@ from IPython.utils.capture import capture_output
 
 from shared import hosts
 from shared.deadlines import scaled
-from shared.ranks import doctor, lines
+from shared.ranks import doctor, forkserver, lines, nccl
 from shared.ranks.continued import ContinueClasses
+from shared.ranks.output import Output, ended, log
 from shared.ranks.pickles import CpuPickler
 from shared.wire import handles, instrumentation, mismatch, sizes
 
-OUTPUT_LIMIT_LINES = 200
-OUTPUT_LIMIT_CHARACTERS = 20_000
 GROUP_TIMEOUT = timedelta(hours=1)  # a cell's own deadline is shorter; this one applies if the kernel is gone
 _LEAVES_WITHIN_S = scaled(20.0)  # leaving an NCCL group with nothing in flight takes about a second
 # These switch off what NCCL does by itself when a collective fails or takes long. The kernel has its own deadlines and
@@ -93,15 +93,19 @@ def settle(
     host, port = store_address
     here.store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False)
     warnings.filterwarnings("ignore", "To exit: use")  # IPython's comment on sys.exit; the doctor reports it instead
+    logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # torch 2.14 logs advice on DTensor
     get_ipython().ast_transformers.append(ContinueClasses())
     get_ipython()._tee = lambda channel: contextlib.nullcontext()  # IPython 9 keeps everything that cells ever printed
     torch.set_num_threads(1)  # one thread per rank, so that all ranks compute at comparable speed
     if device.startswith("cuda"):
         prepare_nccl()
         torch.cuda.set_device(device)
+        if (fraction := nccl.memory_fraction()) < 1:
+            torch.cuda.set_per_process_memory_fraction(fraction)
     else:
         # Otherwise, torch would initialize CUDA in Adam's first step, and fully_shard would choose a GPU by default.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    log.attach()
     instrumentation.install()
     instrumentation.recorder = sizes.Recorder(sizes_path)
     handles.install()
@@ -109,6 +113,7 @@ def settle(
     lines.answer_calls(*invitation)
     hosts.enter()
     doctor.listen(doctors_store, rank)
+    os.chdir(os.environ.pop(forkserver.FOLDER, "."))
 
 
 def prepare_nccl() -> None:
@@ -118,13 +123,21 @@ def prepare_nccl() -> None:
         os.environ.pop(name, None)
 
 
-def join(generation: int, members: list[int], backend: str, detect_mismatch: bool, simulate: str | None) -> None:
+def join(
+    generation: int,
+    members: list[int],
+    backend: str,
+    detect_mismatch: bool,
+    simulate: str | None,
+    tries_first: bool = False,
+) -> None:
     """Leave the process group of the last generation, and form a new one of `members`.
 
     A broken group cannot be repaired, only replaced. Each generation has its own keys in the store.
 
     Args:
         simulate: "nccl" to simulate NCCL over gloo.
+        tries_first: Whether to run a collective at once, because NCCL may hang in the first one.
 
     Raises:
         RuntimeError: If this rank cannot leave or join. Its process must then be replaced.
@@ -144,11 +157,21 @@ def join(generation: int, members: list[int], backend: str, detect_mismatch: boo
     )
     if dist.Backend.NCCL in backend:
         list_ranks(dist.group.WORLD)
+    if tries_first:
+        _try_a_collective()
     mismatch.watch() if detect_mismatch else mismatch.ignore()
     instrumentation.reset()
     handles.reset()
     instrumentation.simulate_nccl(simulate == "nccl")
     _define_names(dist.get_rank(), dist.get_world_size())
+
+
+def _try_a_collective() -> None:
+    """Add up a 1 of every rank on the GPU, and wait for the result."""
+    total = torch.ones(1, device=here.device)
+    dist.all_reduce(total)
+    if total.item() != dist.get_world_size():
+        raise RuntimeError(f"an all-reduce of {dist.get_world_size()} ones returned {total.item():g}")
 
 
 def list_ranks(group: dist.ProcessGroup) -> None:
@@ -273,6 +296,7 @@ def _watched(body) -> Outcome:
     """Run body with its output captured, so that it can be interrupted and the doctor can see where it is."""
     outcome = Outcome(here.rank)
     output = Output()
+    log.cell_begins()
     doctor.work_begins(output)
     previous_handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -293,6 +317,8 @@ def _watched(body) -> Outcome:
         signal.signal(signal.SIGINT, previous_handler)
         doctor.work_ends()
     outcome.text = output.getvalue()
+    if outside_python := log.cell_ends():
+        outcome.text = ended(outcome.text) + outside_python
     for display_data in output.displays():
         _add_display(outcome, display_data)
     outcome.ended_s = time.time()
@@ -305,46 +331,3 @@ def _add_display(outcome: Outcome, bundle: dict) -> None:
         outcome.text += bundle.get("text/plain", "") + "\n"
     else:
         outcome.displays.append(bundle)
-
-
-class Output(io.StringIO):
-    """Collects what a cell prints and displays, until the cell is stopped.
-
-    It keeps only the first lines, because a cell that prints in an endless loop must not fill up the memory or the
-    notebook.
-    """
-
-    captured = None  # IPython's list of what the cell displays
-    omitted_characters = 0
-    omitted_lines = 0
-    _displays_kept: int | None = None  # None unless the cell was stopped
-
-    def drop_the_rest(self) -> None:
-        """Ignore what is printed and displayed from now on."""
-        self._displays_kept = len(self.captured.outputs) if self.captured else 0
-
-    def displays(self) -> list[dict]:
-        """Return what the cell displayed, as mime bundles."""
-        shown = self.captured.outputs if self.captured else []
-        return [output.data for output in shown[: self._displays_kept]]
-
-    def write(self, text: str) -> int:
-        if self._displays_kept is not None:
-            return len(text)
-        room = OUTPUT_LIMIT_CHARACTERS - self.tell()
-        if len(text) > room:
-            self.omitted_characters += len(text) - room
-            self.omitted_lines += text.count("\n", room)
-        super().write(text[:room])
-        return len(text)
-
-    def getvalue(self) -> str:
-        lines = super().getvalue().splitlines(keepends=True)
-        if self.omitted_characters and not lines[-1].endswith("\n"):  # the last line is incomplete
-            if len(lines) == 1:
-                return lines[0] + f"\n… {self.omitted_characters} more characters not shown\n"
-            lines.pop()
-        shown = lines[:OUTPUT_LIMIT_LINES]
-        omitted = len(lines) - len(shown) + max(self.omitted_lines, bool(self.omitted_characters))
-        note = f"… {omitted} more line{'s' if omitted > 1 else ''} not shown\n" if omitted else ""
-        return "".join(shown) + note

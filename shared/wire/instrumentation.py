@@ -315,7 +315,7 @@ def _check_device(op: str, device: torch.device, group: dist.ProcessGroup) -> No
     if device.type != "cpu" and dist.get_backend(group) == "gloo":
         raise RuntimeError(
             f"gloo cannot {op} a tensor on {device}, although its collectives can use one. Start the ranks with "
-            "backend='gloo:cpu', or with NCCL and one GPU per rank."
+            "backend='gloo:cpu', or with backend='nccl:shared' if NCCL is 2.30 or later."
         )
 
 

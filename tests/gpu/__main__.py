@@ -13,7 +13,6 @@ even if an aim was missed, 1 if a part failed, and 2 if nothing could be run.
 """
 
 import argparse
-import importlib.util
 import platform
 import resource
 import signal
@@ -26,7 +25,9 @@ from pathlib import Path
 
 from tests.gpu import page, running, steps
 from tests.gpu.results import FAILED, NOT_RUN, PartResult, Run
+from tests.gpu.steps import nccl
 
+MOST_OF_A_RUN, LEAST_S = 0.25, 60.0  # A part that hangs takes no more of a run's time, if that is limited.
 FOLDER = steps.ROOT / "build" / "gpu"
 
 
@@ -34,7 +35,9 @@ def main(argv: list[str] | None = None) -> int:
     options = parse(argv)
     facts = _load_facts().ask()
     gpus = len(facts.gpus) or (0 if options.dry else 1)  # without a GPU, we list what would run with one
-    planned = chosen(steps.parts(steps.Machine(gpus, facts.exclusive, options.dry)), options)
+    version = nccl.as_version(facts.nccl) if facts.gpus else nccl.SHARES_SINCE
+    nccl_ranks = nccl.most_ranks(gpus, version, facts.exclusive and not facts.mps)
+    planned = chosen(steps.parts(steps.Machine(gpus, nccl_ranks, facts.exclusive, options.dry)), options)
     if not planned:
         print("No part has a name like that. `--list` shows all parts.")
         return 2
@@ -118,13 +121,14 @@ def execute(run: Run, planned: list[steps.Part], options: argparse.Namespace) ->
     log = options.folder / "log.txt"
     log.write_text("")
     deadline_s = time.monotonic() + 60 * options.minutes
+    most_s = max(LEAST_S, MOST_OF_A_RUN * 60 * options.minutes)
     stopped = False
     for part in planned:
         result = PartResult(part.step, part.name, NOT_RUN, reason="this run was stopped")
         if not stopped:
             print(f"{part.step}: {part.name} …", end=" ", flush=True)
             try:
-                result = running.run(part, deadline_s - time.monotonic(), log)
+                result = running.run(part, min(most_s, deadline_s - time.monotonic()), log)
             except KeyboardInterrupt:
                 stopped = True
             except Exception as error:  # one step must not prevent the others
@@ -160,11 +164,7 @@ def finish(run: Run, folder: Path, stopped: bool) -> int:
 
 def _load_facts():
     """Load shared/ranks/facts.py without its package, which needs more than Python."""
-    spec = importlib.util.spec_from_file_location("facts", steps.ROOT / "shared" / "ranks" / "facts.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["facts"] = module  # `dataclass` looks there
-    spec.loader.exec_module(module)
-    return module
+    return steps.alone("facts")
 
 
 def _commit() -> str:

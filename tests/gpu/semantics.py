@@ -28,7 +28,7 @@ from tests.gpu.results import FAILED, PASSED, Check
 
 DELAY_S = scaled(0.5)  # by which the GPU, or another rank, is late
 STEP_S = scaled(60.0)  # the start of CUDA and NCCL, or a probe that does not hang
-HANG_S = scaled(20.0)  # a probe that has not ended after this long hangs
+HANG_S = scaled(20.0)  # a probe that has done nothing for this long hangs
 ABORT_S = scaled(10.0)
 
 
@@ -41,7 +41,7 @@ class Probe:
     def __init__(self, rank: int, world_size: int, port: int, folder: Path, simulate: bool, eager: bool):
         self.rank, self.world_size, self.simulate = rank, world_size, simulate
         self._file = (folder / f"rank{rank}").open("a", buffering=1)
-        self.device = torch.device("cpu" if simulate else f"cuda:{rank}")
+        self.device = torch.device("cpu" if simulate else f"cuda:{rank % max(1, torch.cuda.device_count())}")
         if not simulate:
             torch.cuda.set_device(self.device)
         store, self._store = (
@@ -230,7 +230,7 @@ def alone(probe: Probe) -> None:
     probe.calibrate()
     probe.settle()
     if probe.rank != 0:
-        time.sleep(2 * ABORT_S)  # the connection must stay open
+        time.sleep(1.5 * ABORT_S)  # the connection must stay open
         return
     x = probe.tensor()
     probe.at("a synchronous collective without partners")
@@ -332,15 +332,17 @@ def run_ranks(options, folder: Path) -> list[int]:
     command = [sys.executable, "-m", "tests.gpu.semantics", options.probe, "--ranks", str(options.ranks), *flags]
     command += ["--folder", str(folder), "--port", str(store.port)]
     ranks = [subprocess.Popen([*command, "--rank", str(rank)]) for rank in range(options.ranks)]
-    deadline_s = time.monotonic() + STEP_S + HANG_S
-    hung = []
-    for rank, process in enumerate(ranks):
-        try:
-            process.wait(max(0.0, deadline_s - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            hung.append(rank)
-            process.kill()
-            process.wait()
+    told, deadline_s = 0, time.monotonic() + STEP_S
+    while any(process.poll() is None for process in ranks) and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+        before, told = told, sum(len(read(folder / f"rank{rank}")) for rank in range(options.ranks))
+        if told > before:
+            started = all(len(read(folder / f"rank{rank}")) > 1 for rank in range(options.ranks))
+            deadline_s = time.monotonic() + (HANG_S if started else STEP_S)
+    hung = [rank for rank, process in enumerate(ranks) if process.poll() is None]
+    for rank in hung:
+        ranks[rank].kill()
+        ranks[rank].wait()
     return hung
 
 

@@ -61,7 +61,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--result", type=Path, required=True)
     parser.add_argument("--ranks", type=int, required=True)
-    parser.add_argument("--backend", choices=("nccl", "gloo", "gloo:cpu"))
+    parser.add_argument("--backend", choices=("nccl", "nccl:shared", "gloo", "gloo:cpu"))
     parser.add_argument("--device", choices=("cuda", "cpu"), required=True, help="where the ranks must run")
     parser.add_argument("--simulate", action="store_true", help="simulate NCCL over gloo")
     options = parser.parse_args()
@@ -73,6 +73,7 @@ def main() -> int:
             ranks.start(options.ranks, backend=options.backend, detect_mismatch=False, simulate=simulate)
         if report.passed:
             report.note(f"{options.ranks} ranks started in {time.monotonic() - began_s:.1f} s")
+            report.note(ranks.current().placement.valid)
             with report.check(f"their device is {options.device}"):
                 expect(cell("print(device.type)"), f"{name_ranks(range(options.ranks))} │ {options.device}\n")
             try_cells(report, options.ranks, can_send=(options.backend, options.device) != ("gloo", "cuda"))

@@ -1,5 +1,6 @@
 """The steps of `make gpu` and their parts: what runs on a machine, and what is skipped there and why."""
 
+import importlib.util
 import re
 import sys
 from collections.abc import Iterator
@@ -7,18 +8,29 @@ from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from instructor import contents
 from shared.deadlines import scaled
-from tests.needs_nccl import check_needs_nccl, needs_nccl
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def alone(name: str):
+    """Load a file of shared/ranks/ without its package, which needs more than Python."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "shared" / "ranks" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # `dataclass` looks there
+    spec.loader.exec_module(module)
+    return module
+
+
+nccl = alone("nccl")
 RESULT = "{folder}"  # in a command, stands for the folder in which its results are expected
 KEPT = "{kept}"  # in a command, stands for the folder of the whole run's results, for files that are results themselves
 LESSONS_RANKS = 4
 GRACE_S = scaled(5.0)  # after a command has ended, its processes may take this long to end
 GPU_GRACE_S = scaled(20.0)  # a process that has used CUDA needs longer, especially if several end at once
 DRY_CHECKS = "first_collectives"
-SCRIPTS = {"chapters": "lesson.py", "solutions": "lab.py"}  # the source of the notebooks in a folder
+FIRST_CHECKS = ("collectives", "overlapped_ddp", "zero3", "pipeline")  # with them, a short run shows most
+NOTEBOOK_FOLDERS = ("chapters", "solutions")
 
 # Packages that have another name on PyPI than in Python.
 DISTRIBUTIONS = {"IPython": "ipython", "pytest_timeout": "pytest-timeout", "sklearn": "scikit-learn"}
@@ -50,6 +62,7 @@ class Part:
     packages: tuple[str, ...] = RANKS
     environment: dict[str, str] = field(default_factory=dict)
     skip: str = ""
+    worth: int = 1  # parts that show more, and have a lower number, run first
 
     @property
     def missing(self) -> list[str]:
@@ -62,6 +75,7 @@ class Machine:
     """What the steps need to know about a machine."""
 
     gpus: int
+    nccl_ranks: int = 0  # how many ranks can use NCCL; more than there are GPUs if ranks can share them
     exclusive: bool = False
     dry: bool = False
 
@@ -69,11 +83,16 @@ class Machine:
     def name_gpus(self) -> str:
         return f"{self.gpus} GPU" + ("s" if self.gpus != 1 else "")
 
+    @property
+    def shares(self) -> bool:
+        return self.nccl_ranks > self.gpus
+
 
 def parts(machine: Machine) -> list[Part]:
-    """Return all parts of all steps, the most important ones first."""
+    """Return all parts of all steps, those that show most first."""
     found = [part for step in STEPS for part in step(machine)]
     assert {part.step for part in found} == set(TITLES)
+    found.sort(key=lambda part: part.worth)
     return found if machine.dry else [replace(part, grace_s=GPU_GRACE_S) for part in found]
 
 
@@ -93,23 +112,24 @@ def pytest_command(*arguments: str) -> tuple[str, ...]:
 def start(machine: Machine) -> Iterator[Part]:
     """Start ranks in every way that this machine allows."""
 
-    def part(name: str, ranks: int, device: str, *options: str, skip: str = "") -> Part:
+    def part(name: str, ranks: int, device: str, *options: str, skip: str = "", worth: int = 0) -> Part:
         command = program("tests.gpu.starting", "--result", f"{RESULT}/report.json", "--ranks", str(ranks), *options)
-        return Part("start", name, (*command, "--device", device), deadline_s=240.0, skip=skip)
+        return Part("start", name, (*command, "--device", device), deadline_s=240.0, skip=skip, worth=worth)
 
     if machine.dry:
         yield part("gloo on the CPU, 2 ranks", 2, "cpu", "--backend", "gloo:cpu")
         yield part("simulated NCCL, 2 ranks", 2, "cpu", "--simulate")
         return
     yield part("NCCL, 1 rank", 1, "cuda", "--backend", "nccl")
-    if machine.gpus == 1:
-        yield part("NCCL, 2 ranks", 2, "cuda", skip="NCCL needs one GPU per rank, and this machine has 1 GPU")
-    else:
+    if machine.gpus > 1:
         yield part(f"NCCL, {machine.gpus} ranks", machine.gpus, "cuda", "--backend", "nccl")
+    for ranks in (ranks for ranks in (2, 4) if ranks > machine.gpus):
+        skip = "" if ranks <= machine.nccl_ranks else f"its NCCL cannot run {ranks} ranks on {machine.name_gpus}"
+        yield part(f"NCCL on shared GPUs, {ranks} ranks", ranks, "cuda", "--backend", "nccl:shared", skip=skip)
     alone = "the compute mode lets only one process at a time use a GPU" if machine.exclusive else ""
     for ranks in (2, 4):
-        yield part(f"gloo on the GPU, {ranks} ranks", ranks, "cuda", "--backend", "gloo", skip=alone)
-        yield part(f"gloo on the CPU, {ranks} ranks", ranks, "cpu", "--backend", "gloo:cpu")
+        yield part(f"gloo on the GPU, {ranks} ranks", ranks, "cuda", "--backend", "gloo", skip=alone, worth=2)
+        yield part(f"gloo on the CPU, {ranks} ranks", ranks, "cpu", "--backend", "gloo:cpu", worth=2)
 
 
 def semantics(machine: Machine) -> Iterator[Part]:
@@ -117,11 +137,19 @@ def semantics(machine: Machine) -> Iterator[Part]:
 
     def part(probe: str, name: str, ranks: int, *options: str) -> Part:
         command = program("tests.gpu.semantics", probe, "--result", f"{RESULT}/report.json", "--ranks", str(ranks))
-        skip = "" if machine.dry or ranks <= machine.gpus else f"it needs {ranks} GPUs, and this machine has "
-        skip = skip and skip + machine.name_gpus
+        fits = machine.dry or ranks <= max(machine.gpus, machine.nccl_ranks)
+        skip = "" if fits else f"it needs {ranks} GPUs, and this machine has {machine.name_gpus}"
+        shares = ranks > machine.gpus and not machine.dry
+        environment = nccl.environment(-(-ranks // machine.gpus)) if shares else {}
         simulated = ("--simulate",) if machine.dry else ()
-        packages = ("torch", "psutil")
-        return Part("nccl-semantics", name, (*command, *options, *simulated), 240.0, packages=packages, skip=skip)
+        command = (*command, *options, *simulated)
+        return Part(
+            *("nccl-semantics", name, command, 240.0),
+            packages=("torch", "psutil"),
+            environment=environment,
+            skip=skip,
+            worth=("stream", "alone", "ring").index(probe),
+        )
 
     if machine.dry:
         yield part("stream", "host and stream, 2 ranks", 2)
@@ -134,11 +162,10 @@ def semantics(machine: Machine) -> Iterator[Part]:
 
 
 def traces(machine: Machine) -> Iterator[Part]:
-    """Record one training step of four strategies on two ranks. The program itself finds out whether they get NCCL."""
+    """Record one training step of four strategies on two ranks, for which ranks.start chooses the kind of NCCL."""
     command = program("tests.gpu.traces", "--result", f"{RESULT}/report.json", "--folder", KEPT)
     dry = ("--dry", "--backend", "gloo:cpu") if machine.dry else ()
-    alone = machine.exclusive and machine.gpus < 2 and not machine.dry
-    skip = "the compute mode lets only one process at a time use a GPU" if alone else ""
+    skip = "" if machine.dry or machine.nccl_ranks >= 2 else f"its NCCL cannot run 2 ranks on {machine.name_gpus}"
     yield Part("traces", "four strategies, 2 ranks", (*command, *dry), 300.0, skip=skip)
 
 
@@ -148,56 +175,50 @@ def gpu_tests(machine: Machine) -> Iterator[Part]:
     found = [path for path in sorted((ROOT / "tests").glob("test_*.py")) if marked.search(path.read_text())]
     for path in found[:1] if machine.dry else found:
         command = pytest_command("-m", "gpu", "--timeout=300", str(path.relative_to(ROOT)))
-        yield Part("tests", path.stem, command, reads="pytest", packages=TESTS)
+        yield Part("tests", path.stem, command, reads="pytest", packages=TESTS, worth=0 if "gpu" in path.stem else 1)
 
 
 def checks(machine: Machine) -> Iterator[Part]:
     """Run every solution's checks, which use up to four ranks."""
     folder = ROOT / "shared" / "checks"
     names = [path.stem for path in sorted((ROOT / "solutions").glob("*.py")) if (folder / path.stem).is_dir()]
+    note, environment = place(machine)
     for name in [DRY_CHECKS] if machine.dry else names:
         source = ROOT / "solutions" / f"{name}.py"
         command = program("shared.checks", name, str(source.relative_to(ROOT)), "--json")
-        where = place(machine, needs_nccl(source.read_text()) or check_needs_nccl(name))
-        yield Part("checks", name + where.note, command, reads="checks", environment=where.environment)
+        worth = 0 if name in FIRST_CHECKS else 1
+        yield Part("checks", name + note, command, reads="checks", environment=environment, worth=worth)
 
 
 def notebooks(machine: Machine) -> Iterator[Part]:
     """Execute the lessons and the solved labs. Outputs are not compared: devices and last digits differ on a GPU."""
-    found = sorted(path for folder in SCRIPTS for path in (ROOT / folder).glob("*.ipynb"))
+    found = sorted(path for folder in NOTEBOOK_FOLDERS for path in (ROOT / folder).glob("*.ipynb"))
+    note, environment = place(machine)
     for path in found[:1] if machine.dry else found:
-        folder = path.parent.name
-        source = ROOT / "source" / contents.folder_of(path) / SCRIPTS[folder]
-        where = place(machine, needs_nccl(source.read_text()))
         # After a cell that hung, nbval expects the others to fail. If one passes nevertheless, that is a failure.
         options = ("--nbval-lax", "--nbval-cell-timeout=300", "-o", "xfail_strict=true")
         command = pytest_command(*options, str(path.relative_to(ROOT)))
-        name = f"{folder}/{path.stem}{where.note}"
-        yield Part("notebooks", name, command, reads="pytest", packages=NOTEBOOKS, environment=where.environment)
+        name = f"{path.parent.name}/{path.stem}{note}"
+        options = {"reads": "pytest", "packages": NOTEBOOKS, "environment": environment}
+        yield Part("notebooks", name, command, **options, worth=1 if path.stem.startswith("00") else 2)
 
 
-@dataclass(frozen=True)
-class Where:
-    """Where the ranks of a part run: a note in its name, and what the environment must say."""
+def place(machine: Machine) -> tuple[str, dict[str, str]]:
+    """Let four ranks run as in a student's notebook: with NCCL where it can run four, else on the CPU.
 
-    note: str = ""
-    environment: dict[str, str] = field(default_factory=dict)
-
-
-def place(machine: Machine, only_with_nccl: bool) -> Where:
-    """Put four ranks on their own GPUs, else on shared GPUs if they do not need NCCL, else on the CPU."""
-    on_cpu = {"RANKS_BACKEND": "gloo:cpu"}
+    Returns:
+        A note for the names of parts, and what their environment must say.
+    """
     if machine.dry:
-        return Where("", on_cpu)
-    if machine.gpus >= LESSONS_RANKS:
-        return Where()
-    if machine.exclusive or only_with_nccl:
-        return Where(" (on the CPU)", on_cpu)
-    return Where("", {"RANKS_BACKEND": "gloo"})
+        return "", {"RANKS_BACKEND": "gloo:cpu"}
+    if max(machine.gpus, machine.nccl_ranks) >= LESSONS_RANKS:
+        return "", {}
+    return " (on the CPU)", {"RANKS_BACKEND": "gloo:cpu"}
 
 
 def benchmark(machine: Machine) -> Iterator[Part]:
-    command = program("benchmarks.gpu", "--folder", RESULT, *(("--dry",) if machine.dry else ()))
+    options = ("--dry",) if machine.dry else ("--state-share", "0.1")
+    command = program("benchmarks.gpu", "--folder", RESULT, *options)
     packages = (*RANKS, "matplotlib")
     yield Part("benchmark", "all strategies", command, 1800.0, reads="benchmark", packages=packages)
 
