@@ -391,6 +391,15 @@ def test_ranks_that_share_a_gpu_get_its_environment_and_mps(shares, control, dri
 
 
 @pytest.mark.slow
+def test_a_hang_without_a_cause_on_a_shared_gpu_may_be_a_gpu_that_is_used_up(shares, monkeypatch):
+    shares()
+    ranks.start(2)
+    monkeypatch.setattr(rankset, "waits_for_nobody", lambda cell: len(cell.positions) == 2)
+    with pytest.raises(ranks.CellFailed, match="They share a GPU, and if NCCL has used it up, it hangs"):
+        ranks.run(time.sleep, 60, timeout_s=scaled(2))
+
+
+@pytest.mark.slow
 def test_a_start_that_fails_falls_back_to_the_cpu_and_says_so_once(shares, capsys):
     shares("cpu:gloo,cuda:nccl", "cuda:0")
     ranks.start(2)

@@ -64,6 +64,13 @@ def is_deadlocked(cell: CellState) -> bool:
     return all(missing.get(rank) and position["waits"] == "yes" for rank, position in running.items())
 
 
+def waits_for_nobody(cell: CellState) -> bool:
+    """Return whether ranks wait although every rank has launched what they wait for."""
+    cell = _where_gpus_wait(cell)
+    waiting = [position for position in cell.positions.values() if position and position["waits"] != "no"]
+    return bool(waiting) and not disagreement(cell) and not any(absent(position, cell) for position in waiting)
+
+
 def _pending(cell: CellState) -> set[int]:
     """Return the ranks whose cell has not ended. Some of them may not have started it."""
     return set(cell.targets) - set(cell.outcomes)

@@ -35,7 +35,6 @@ from pathlib import Path
 from shared import hosts
 from shared.ranks import mps
 
-FOLDER = "RANKS_FOLDER"  # an environment variable: the folder to which a rank changes once it has started
 ISOLATION = "RANKS_ISOLATION"  # an environment variable: how grading separates ranks from each other; see launchers.py
 _children: dict[int, object] = {}  # pid → rank, or "controller"
 _mps: list[mps.Mps] = []  # the daemon that lets ranks use a GPU at the same time; empty without one
@@ -225,6 +224,6 @@ def main(run_dir: str) -> None:
 
 if __name__ == "__main__":
     # ipyparallel puts the current folder first on the path, and a student may keep a random.py beside the notebook.
-    os.environ[FOLDER] = os.getcwd()
+    os.environ["RANKS_FOLDER"] = os.getcwd()  # to which a rank changes once it has started
     os.chdir(sys.argv[1])
     main(sys.argv[1])

@@ -7,7 +7,13 @@ import time
 from shared.deadlines import scaled
 from shared.ranks import interrupts
 from shared.ranks.definitions import Definitions, describe_restart
-from shared.ranks.diagnosis import CellState, explain, is_deadlocked, waits_for_a_dropped_handle
+from shared.ranks.diagnosis import (
+    CellState,
+    explain,
+    is_deadlocked,
+    waits_for_a_dropped_handle,
+    waits_for_nobody,
+)
 from shared.ranks.errors import CellFailed, RanksError
 from shared.ranks.processes import RankProcesses
 from shared.ranks.running import DEFAULT_TIMEOUT_S
@@ -16,6 +22,10 @@ JOIN_TIMEOUT_S = scaled(10.0)
 NCCL_JOIN_TIMEOUT_S = scaled(90.0)  # NCCL loads its kernels and creates the communicator of all ranks
 SHARED_JOIN_TIMEOUT_S = scaled(45.0)  # for ranks that share a GPU: 2 s on an H200, or forever if it is used up
 _KEPT = "Your variables on the ranks are kept."
+_USED_UP = (
+    " All ranks have launched what the others wait for. They share a GPU, and if NCCL has used it up, it hangs. Start "
+    'fewer ranks, form fewer groups, or use the CPU: ranks.start(…, backend="gloo:cpu").'
+)
 _NEW_GROUP = "A new process group is ready; your variables on the ranks are kept."
 _DEFINE_TIMEOUT_S = scaled(20.0)
 _DROPPED_S = scaled(3.0)  # how long ranks must make no progress before a dropped handle counts as the cause
@@ -170,6 +180,8 @@ class RankSet(RankProcesses):
         if hung:
             if not cell.interrupted and not cell.deaths and self._seconds >= timeout_s:
                 message += f"\n\nThe cell was stopped after {timeout_s:g} s."
+                if self.placement.ranks_per_gpu > 1 and waits_for_nobody(cell):
+                    message += _USED_UP
             self._end(pending, outcomes)
         if show:
             show(outcomes | self._left_by(set(began_at) - set(outcomes), began_at), self.world_size)

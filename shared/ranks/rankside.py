@@ -24,7 +24,7 @@ from IPython.utils.capture import capture_output
 
 from shared import hosts
 from shared.deadlines import scaled
-from shared.ranks import doctor, forkserver, lines, nccl
+from shared.ranks import doctor, lines, nccl
 from shared.ranks.continued import ContinueClasses
 from shared.ranks.output import Output, ended, log
 from shared.ranks.pickles import CpuPickler
@@ -113,7 +113,7 @@ def settle(
     lines.answer_calls(*invitation)
     hosts.enter()
     doctor.listen(doctors_store, rank)
-    os.chdir(os.environ.pop(forkserver.FOLDER, "."))
+    os.chdir(os.environ.pop("RANKS_FOLDER", "."))
 
 
 def prepare_nccl() -> None:
