@@ -253,6 +253,7 @@ def test_it_needs_nothing_but_python_to_say_what_is_missing(tmp_path):
 def test_programs_need_only_the_packages_that_their_parts_name():
     known = {*steps.NOTEBOOKS, "jupyterlab", "nbclient", "nbgrader", "jupytext", "hypothesis", "xdist", "joblib"}
     modules = {"start": "tests.gpu.starting", "nccl-semantics": "tests.gpu.semantics", "benchmark": "benchmarks.gpu"}
+    modules["traces"] = "tests.gpu.traces"
     for step, module in modules.items():
         packages = next(part.packages for part in steps.parts(Machine(1)) if part.step == step)
         blocked = sorted(known - set(packages))

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.gpu.results import FAILED, NOT_RUN, PASSED, SKIPPED, TIMED_OUT, Aim, Check, PartResult
-from tests.gpu.steps import RESULT, ROOT, Part
+from tests.gpu.steps import KEPT, RESULT, ROOT, Part
 from tests.gpu.supervisor import ENDING_S, LAST_WORDS_S
 from tests.runner.results import Results
 
@@ -24,7 +24,7 @@ def run(part: Part, left_s: float, log: Path) -> PartResult:
 
     Args:
         left_s: The time that is left to this run, which may end a part before its own deadline.
-        log: The file to which its output is appended.
+        log: The file to which its output is appended, in the folder of the run's results.
     """
     result = PartResult(part.step, part.name, SKIPPED, reason=part.skip)
     if part.skip:
@@ -40,7 +40,7 @@ def run(part: Part, left_s: float, log: Path) -> PartResult:
         deadline_s = min(part.deadline_s, left_s)
         with (folder / "output").open("w+b") as output:
             try:
-                ended = _supervise(part, folder, deadline_s, output)
+                ended = _supervise(part, folder, log.parent, deadline_s, output)
             finally:
                 output.seek(0)
                 text = output.read().decode(errors="replace")
@@ -51,10 +51,15 @@ def run(part: Part, left_s: float, log: Path) -> PartResult:
     return result
 
 
-def _supervise(part: Part, folder: Path, deadline_s: float, output) -> dict:
-    """Run a part's command. Returns what its supervisor says about how it ended."""
+def _supervise(part: Part, folder: Path, kept: Path, deadline_s: float, output) -> dict:
+    """Run a part's command. Returns what its supervisor says about how it ended.
+
+    Args:
+        folder: For what the part tells this program.
+        kept: The folder of the whole run's results.
+    """
     ended = folder / "ended.json"
-    command = [word.replace(RESULT, str(folder)) for word in part.command]
+    command = [word.replace(RESULT, str(folder)).replace(KEPT, str(kept)) for word in part.command]
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.gpu.supervisor", str(ended), str(deadline_s), str(part.grace_s), *command],
         cwd=ROOT,

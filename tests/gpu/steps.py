@@ -24,6 +24,7 @@ def alone(name: str):
 
 nccl = alone("nccl")
 RESULT = "{folder}"  # in a command, stands for the folder in which its results are expected
+KEPT = "{kept}"  # in a command, stands for the folder of the whole run's results, for files that are results themselves
 LESSONS_RANKS = 4
 GRACE_S = scaled(5.0)  # after a command has ended, its processes may take this long to end
 GPU_GRACE_S = scaled(20.0)  # a process that has used CUDA needs longer, especially if several end at once
@@ -40,6 +41,7 @@ NOTEBOOKS = (*TESTS, "nbval", "ipywidgets", "sklearn")
 TITLES = {
     "start": "Ranks start, run cells, report errors and leave no process",
     "nccl-semantics": "NCCL behaves towards the host as its simulation claims",
+    "traces": "One step of four strategies is recorded for a trace viewer",
     "tests": "The tests marked gpu pass",
     "checks": "Every solution passes its checks",
     "notebooks": "The lessons and the solved labs run",
@@ -88,7 +90,7 @@ class Machine:
 
 def parts(machine: Machine) -> list[Part]:
     """Return all parts of all steps, those that show most first."""
-    found = [part for step in (start, semantics, gpu_tests, checks, notebooks, benchmark) for part in step(machine)]
+    found = [part for step in STEPS for part in step(machine)]
     assert {part.step for part in found} == set(TITLES)
     found.sort(key=lambda part: part.worth)
     return found if machine.dry else [replace(part, grace_s=GPU_GRACE_S) for part in found]
@@ -159,6 +161,14 @@ def semantics(machine: Machine) -> Iterator[Part]:
     yield part("ring", "unbatched ring, communicator built at the start", 3, "--eager")
 
 
+def traces(machine: Machine) -> Iterator[Part]:
+    """Record one training step of four strategies on two ranks, for which ranks.start chooses the kind of NCCL."""
+    command = program("tests.gpu.traces", "--result", f"{RESULT}/report.json", "--folder", KEPT)
+    dry = ("--dry", "--backend", "gloo:cpu") if machine.dry else ()
+    skip = "" if machine.dry or machine.nccl_ranks >= 2 else f"its NCCL cannot run 2 ranks on {machine.name_gpus}"
+    yield Part("traces", "four strategies, 2 ranks", (*command, *dry), 300.0, skip=skip)
+
+
 def gpu_tests(machine: Machine) -> Iterator[Part]:
     """Run the tests marked gpu, one file at a time."""
     marked = re.compile(r"^(?:@|pytestmark = .*)pytest\.mark\.gpu\b", re.MULTILINE)
@@ -211,3 +221,6 @@ def benchmark(machine: Machine) -> Iterator[Part]:
     command = program("benchmarks.gpu", "--folder", RESULT, *options)
     packages = (*RANKS, "matplotlib")
     yield Part("benchmark", "all strategies", command, 1800.0, reads="benchmark", packages=packages)
+
+
+STEPS = (start, semantics, traces, gpu_tests, checks, notebooks, benchmark)
