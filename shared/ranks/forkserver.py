@@ -32,7 +32,6 @@ import traceback
 
 from shared import hosts
 
-FOLDER = "RANKS_FOLDER"  # an environment variable: the folder to which a rank changes once it has started
 ISOLATION = "RANKS_ISOLATION"  # an environment variable: how grading separates ranks from each other; see launchers.py
 _children: dict[int, object] = {}  # pid → rank, or "controller"
 _events = 1  # the file descriptor to which events are written
@@ -87,7 +86,7 @@ def _run_controller(argv: list[str]) -> None:
 def _run_rank(argv: list[str]) -> None:
     from ipyparallel.engine.app import IPEngine
 
-    # ipykernel's own stream would put a pipe in place of descriptors 1 and 2, whose other end nobody reads.
+    # The stream of `ipykernel` would put a pipe in place of descriptors 1 and 2, whose other end nobody reads.
     IPEngine.launch_instance([*argv, "--IPEngine.out_stream_factory=shared.ranks.output.Stream"])
 
 
@@ -195,6 +194,6 @@ def main(run_dir: str) -> None:
 
 if __name__ == "__main__":
     # ipyparallel puts the current folder first on the path, and a student may keep a random.py beside the notebook.
-    os.environ[FOLDER] = os.getcwd()
+    os.environ["RANKS_FOLDER"] = os.getcwd()  # Ranks change to it once they have started.
     os.chdir(sys.argv[1])
     main(sys.argv[1])
