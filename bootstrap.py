@@ -4,7 +4,7 @@ The environment is .venv or the folder in COURSE_VENV. A file in it, the mark, r
 which clone made it. Clones with the same pins can share an environment. A command holds a shared lock on the mark, and
 a rebuild holds an exclusive lock.
 
-There are two sets of pins: where nvidia-smi lists a GPU, constraints-gpu.txt replaces some of constraints.txt. An
+There are two sets of pins: where `nvidia-smi` lists a GPU, constraints-gpu.txt replaces some of constraints.txt. An
 environment with either set is kept, because machines with and without a GPU may share a clone. COURSE_TORCH, a version
 of torch, chooses a set.
 """
@@ -42,7 +42,7 @@ def sets_of_pins():
 
 
 def has_gpu():
-    """Return whether nvidia-smi lists a GPU, as it also does in WSL."""
+    """Return whether `nvidia-smi` lists a GPU, as it also does in WSL."""
     try:
         return b"GPU " in subprocess.check_output(["nvidia-smi", "-L"], stderr=subprocess.DEVNULL, timeout=30)
     except (OSError, subprocess.SubprocessError):

@@ -234,7 +234,7 @@ class Clone:
         self.fake.chmod(0o755)
 
     def nvidia_smi(self, script: str) -> None:
-        """Replace nvidia-smi by a shell script."""
+        """Replace `nvidia-smi` by a shell script."""
         path = self.tools / "nvidia-smi"
         path.write_text(f"#!/bin/sh\n{script}\n")
         path.chmod(0o755)

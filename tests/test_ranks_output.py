@@ -162,11 +162,15 @@ def test_with_nccl_debug_the_first_cell_shows_what_was_written_while_the_group_f
 
 @pytest.mark.slow
 def test_what_a_stopped_cell_wrote_before_and_not_after_is_shown(capsys):
-    source = (
-        "import os\nos.write(1, b'before\\n')\nif rank == 0:\n    try:\n        dist.barrier()\n"
-        "    finally:\n        os.write(1, b'after\\n')"
-    )
-    assert shown_by(source, capsys) == ["ranks 0, 1 │ before"]
+    source = """
+import os, time
+os.write(1, b"before\\n")
+try:
+    time.sleep(60)
+finally:
+    os.write(1, b"after\\n")
+"""
+    assert shown_by(source, capsys, f"--timeout {scaled(1):g}") == ["ranks 0, 1 │ before"]
 
 
 @pytest.mark.slow

@@ -90,7 +90,7 @@ def _run_controller(argv: list[str]) -> None:
 def _run_rank(argv: list[str]) -> None:
     from ipyparallel.engine.app import IPEngine
 
-    # ipykernel's own stream would put a pipe in place of descriptors 1 and 2, whose other end nobody reads.
+    # The stream of `ipykernel` would put a pipe in place of descriptors 1 and 2, whose other end nobody reads.
     IPEngine.launch_instance([*argv, "--IPEngine.out_stream_factory=shared.ranks.output.Stream"])
 
 
@@ -224,6 +224,6 @@ def main(run_dir: str) -> None:
 
 if __name__ == "__main__":
     # ipyparallel puts the current folder first on the path, and a student may keep a random.py beside the notebook.
-    os.environ["RANKS_FOLDER"] = os.getcwd()  # to which a rank changes once it has started
+    os.environ["RANKS_FOLDER"] = os.getcwd()  # Ranks change to it once they have started.
     os.chdir(sys.argv[1])
     main(sys.argv[1])
