@@ -196,9 +196,11 @@ def test_a_newer_library_is_preloaded_only_if_it_is_needed(library, beside_torch
 def test_nothing_is_preloaded_without_a_driver_or_over_the_users_choice(library, beside_torch, monkeypatch):
     library(22907, "torch")
     path = library(23007, "other")
-    assert nccl.to_preload() == path
+    assert nccl.to_preload() == path and nccl.preloading() == {"LD_PRELOAD": path}
+    monkeypatch.setenv("LD_PRELOAD", "/mine/libjemalloc.so.2")
+    assert nccl.preloading() == {"LD_PRELOAD": f"{path}:/mine/libjemalloc.so.2"}
     monkeypatch.setenv("LD_PRELOAD", "/mine/libnccl.so.2")
-    assert nccl.to_preload() == ""
+    assert nccl.to_preload() == "" and nccl.preloading() == {}
     monkeypatch.delenv("LD_PRELOAD")
     monkeypatch.setattr(nccl, "_DRIVERS", ("/no/such/device",))
     assert nccl.to_preload() == ""
@@ -391,11 +393,39 @@ def test_ranks_that_share_a_gpu_get_its_environment_and_mps(shares, control, dri
 
 
 @pytest.mark.slow
+def test_mps_starts_anew_only_after_the_old_ranks_have_ended(shares, monkeypatch):
+    shares()
+    ranks.start(2)
+    old = ranks.current().pids
+    running = []
+
+    def start_mps(server: launchers.ForkServer) -> str:
+        running.append([pid for pid in old if pid not in server.ended])
+        return "there is none here"
+
+    monkeypatch.setattr(launchers.ForkServer, "start_mps", start_mps)
+    ranks.current().restart()
+    assert running == [[]] and "(there is none here)" in ranks.current().placement.valid
+
+
+@pytest.mark.slow
+def test_a_controller_that_does_not_start_is_not_blamed_on_nccl(shares, monkeypatch):
+    def fails(*_):
+        raise RuntimeError("there are no free ports")
+
+    monkeypatch.setattr("shared.ranks.processes.RankProcesses._start_engines", fails)
+    shares()
+    with pytest.raises(ranks.RanksError, match="there are no free ports"):
+        ranks.start(2)
+    assert nccl.gave_up == ""
+
+
+@pytest.mark.slow
 def test_a_hang_without_a_cause_on_a_shared_gpu_may_be_a_gpu_that_is_used_up(shares, monkeypatch):
     shares()
     ranks.start(2)
     monkeypatch.setattr(rankset, "waits_for_nobody", lambda cell: len(cell.positions) == 2)
-    with pytest.raises(ranks.CellFailed, match="They share a GPU, and if NCCL has used it up, it hangs"):
+    with pytest.raises(ranks.CellFailed, match="NCCL hangs if its process groups use up that GPU"):
         ranks.run(time.sleep, 60, timeout_s=scaled(2))
 
 

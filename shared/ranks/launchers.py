@@ -43,12 +43,11 @@ class ForkServer:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": _python_path()}
         if isolation:
             environment[forkserver.ISOLATION] = json.dumps(isolation)
-        if library := nccl.to_preload():
-            environment["LD_PRELOAD"] = os.pathsep.join(filter(None, [library, os.environ.get("LD_PRELOAD")]))
+        environment |= nccl.preloading()
         self.run_dir, self.isolation, self._as_root = run_dir, isolation, as_root
         self.pids: dict = {}  # rank, or "controller" → pid
         self.ended: dict[int, int] = {}  # pid → exit status; a negative one is the signal that ended the process
-        self.rank_environment: dict[str, str] = {}  # what ranks find in their environment besides the kernel's
+        self.rank_environment: dict[str, str] = {}  # variables that ranks get besides those of the kernel
         self._hosts: dict = {}  # the event that answers a request for hosts
         self._mps: dict = {}  # the event that answers a request for MPS
         self._changed = threading.Condition()
@@ -96,7 +95,7 @@ class ForkServer:
             raise RuntimeError(f"The ranks' hosts could not be created: {self._hosts['no_hosts']}")
 
     def start_mps(self) -> str:
-        """Let the ranks that will be started use a GPU at the same time. Returns why they cannot, or "" if they can."""
+        """Start MPS, so that the next ranks use a GPU at the same time. Returns why it did not start, or ""."""
         self._mps = {}
         self.request(do="mps", folder=os.path.join(self.run_dir, "mps"))
         if not self.wait_for(lambda server: server._mps, START_TIMEOUT_S):

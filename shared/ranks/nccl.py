@@ -22,7 +22,7 @@ MOST_RANKS_PER_GPU = 4
 RANKS_PER_GPU = "RANKS_PER_GPU"  # an environment variable of ranks that share a GPU over NCCL
 ALSO_FOR_TORCH = "2.30.7"  # the version that torch 2.14.1 brings
 _CHANNELS = 8  # of all ranks on a GPU together
-_MEMORY_SHARE = 0.9  # of a rank's part of the GPU, for its tensors; the rest is for CUDA and NCCL themselves
+_MEMORY_SHARE = 0.9  # of the GPU's memory, for the tensors of all ranks; CUDA and NCCL need the rest
 _ANSWER_S = 30.0
 _SONAME = "libnccl.so.2"
 _DRIVERS = ("/dev/nvidiactl", "/dev/dxg")  # of Linux, and of WSL
@@ -51,7 +51,7 @@ def version_for_ranks() -> Version:
 
 
 def to_preload() -> str:
-    """Return the NCCL with which ranks must be started so that they can share a GPU, or "" for the one of torch.
+    """Return the path of the NCCL that must be preloaded so that ranks can share a GPU, or "" if none has to be.
 
     Torch finds its own NCCL before any other, unless another one is preloaded.
     """
@@ -62,6 +62,13 @@ def to_preload() -> str:
         return ""
     others = [str(path) for entry in sys.path if (path := _in_packages(entry)).exists() and str(path) != own]
     return next((path for path in [*others, _SONAME] if version_of(path) >= SHARES_SINCE), "")
+
+
+def preloading() -> dict[str, str]:
+    """Return the environment variable with which a new process loads the NCCL for ranks, or {} if it does so anyway."""
+    if not (path := to_preload()):
+        return {}
+    return {"LD_PRELOAD": os.pathsep.join(filter(None, [path, os.environ.get("LD_PRELOAD")]))}
 
 
 def _beside_torch() -> str:
@@ -88,7 +95,7 @@ def path_for_ranks() -> str:
 
 @functools.cache
 def version_of(path: str) -> Version:
-    """Return a library's version, or UNKNOWN if it cannot be loaded. Only a child process loads it."""
+    """Return a library's version, or UNKNOWN if it cannot be loaded. This process does not load it."""
     command = [sys.executable, "-S", "-P", "-c", _ASK_VERSION, path]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_S)
@@ -131,7 +138,7 @@ def as_version(text: str) -> Version:
 
 
 def environment(ranks_per_gpu: int) -> dict[str, str]:
-    """Return what the environment of ranks that share a GPU must say."""
+    """Return the environment variables of ranks that share a GPU."""
     channels = str(max(1, _CHANNELS // ranks_per_gpu))
     return {
         RANKS_PER_GPU: str(ranks_per_gpu),
@@ -142,7 +149,7 @@ def environment(ranks_per_gpu: int) -> dict[str, str]:
 
 
 def memory_fraction() -> float:
-    """Return which part of its GPU's memory this rank may use for tensors."""
+    """Return the fraction of its GPU's memory that this rank may use for tensors."""
     ranks_per_gpu = _ranks_per_gpu()
     return 1.0 if ranks_per_gpu == 1 else _MEMORY_SHARE / ranks_per_gpu
 

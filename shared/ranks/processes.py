@@ -118,6 +118,7 @@ class RankProcesses:
     def _start_ranks(self) -> None:
         from shared.ranks import rankside
 
+        self._share_gpus()
         self._start_engines()
         connect = None
         if self._client is None:
@@ -172,19 +173,20 @@ class RankProcesses:
 
     def _start_where_possible(self, start) -> None:
         """Start the ranks in their placement, or, if they fail there, in its fallback."""
-        self._share_gpus()
         try:
             start()
-        except (RanksError, RuntimeError, TimeoutError) as error:
-            if self.placement.fallback is None:
+        except (RuntimeError, TimeoutError) as error:
+            if self.placement.fallback is None or self._client is None:  # without a client, no rank has started
                 raise
             nccl.gave_up = f"NCCL did not start on a shared GPU ({_in_a_line(error)})"
-            self.placement = self._place()
-            self._share_gpus()
+            self.placement = self.placement.fallback.because(nccl.gave_up)
             self._replace_ranks()
 
     def _share_gpus(self) -> None:
-        """Prepare the environment of ranks that will share GPUs over NCCL, and try to start MPS for them."""
+        """Prepare the environment of ranks that will share GPUs over NCCL, and try to start MPS for them.
+
+        No rank may be running: starting MPS ends the daemon that an earlier set of ranks has used.
+        """
         ranks_per_gpu = self.placement.ranks_per_gpu
         self._server.rank_environment = nccl.environment(ranks_per_gpu) if ranks_per_gpu > 1 else {}
         if ranks_per_gpu > 1:

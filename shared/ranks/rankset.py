@@ -20,11 +20,11 @@ from shared.ranks.running import DEFAULT_TIMEOUT_S
 
 JOIN_TIMEOUT_S = scaled(10.0)
 NCCL_JOIN_TIMEOUT_S = scaled(90.0)  # NCCL loads its kernels and creates the communicator of all ranks
-SHARED_JOIN_TIMEOUT_S = scaled(45.0)  # for ranks that share a GPU: 2 s on an H200, or forever if it is used up
+SHARED_JOIN_TIMEOUT_S = scaled(45.0)  # joining on a shared GPU takes 2 s on an H200, or forever if it is used up
 _KEPT = "Your variables on the ranks are kept."
 _USED_UP = (
-    " All ranks have launched what the others wait for. They share a GPU, and if NCCL has used it up, it hangs. Start "
-    'fewer ranks, form fewer groups, or use the CPU: ranks.start(…, backend="gloo:cpu").'
+    " All ranks have launched what the others wait for. They share a GPU, and NCCL hangs if its process groups use up "
+    'that GPU. Start fewer ranks, form fewer groups, or use the CPU: ranks.start(…, backend="gloo:cpu").'
 )
 _NEW_GROUP = "A new process group is ready; your variables on the ranks are kept."
 _DEFINE_TIMEOUT_S = scaled(20.0)
