@@ -276,29 +276,31 @@ def test_with_one_gpu_and_an_old_nccl_it_tries_nccl_alone_and_shares_the_gpu_ove
         *("NCCL, 1 rank", "gloo on the GPU, 2 ranks", "gloo on the CPU, 2 ranks"),
         *("gloo on the GPU, 4 ranks", "gloo on the CPU, 4 ranks"),
     ]
-    assert found["NCCL on shared GPUs, 2 ranks"].skip == "its NCCL cannot run 2 ranks on 1 GPU"
+    assert found["NCCL on shared GPUs, 2 ranks"].skip == "this NCCL cannot run 2 ranks on 1 GPU"
     semantics = by_name(Machine(1, nccl_ranks=1), "nccl-semantics")
     assert [name for name, part in semantics.items() if not part.skip] == ["host and stream, 1 rank"]
     assert semantics["unbatched ring"].skip == "it needs 3 GPUs, and this machine has 1 GPU"
 
 
 @pytest.mark.exhaustive
-def test_with_one_gpu_that_ranks_can_share_nothing_is_skipped():
+def test_with_one_gpu_that_ranks_can_share_nothing_is_skipped(monkeypatch):
+    monkeypatch.setattr(steps.nccl, "to_preload", lambda: "libnccl.so.2")
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
     machine = Machine(1, nccl_ranks=4)
     assert not any(part.skip for part in steps.parts(machine))
     start = by_name(machine, "start")
     assert start["NCCL on shared GPUs, 4 ranks"].command[-4:] == ("--backend", "nccl:shared", "--device", "cuda")
     semantics = by_name(machine, "nccl-semantics")
     assert semantics["host and stream, 1 rank"].environment == {}
-    assert semantics["unbatched ring"].environment == steps.nccl.environment(3)
+    assert semantics["unbatched ring"].environment == steps.nccl.environment(3) | {"LD_PRELOAD": "libnccl.so.2"}
     assert all(not part.environment for step in ("checks", "notebooks") for part in by_name(machine, step).values())
 
 
 @pytest.mark.exhaustive
 def test_what_shows_most_runs_first():
     found = steps.parts(Machine(1, nccl_ranks=4))
-    assert [part.worth for part in found] == sorted(part.worth for part in found)
-    first = [part for part in found if part.worth == 0]
+    assert [part.turn for part in found] == sorted(part.turn for part in found)
+    first = [part for part in found if part.turn == 0]
     assert {part.step for part in first} >= {"start", "nccl-semantics", "tests", "checks"} and len(first) < 20
 
 

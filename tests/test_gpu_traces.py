@@ -353,6 +353,6 @@ def test_the_step_writes_into_the_folder_of_the_run_and_needs_nccl_for_two_ranks
         (part,) = [part for part in steps.parts(machine) if part.step == "traces"]
         assert part.skip == "" and part.command[-1 - 3 * machine.dry] == steps.KEPT
     (part,) = [part for part in steps.parts(Machine(1, nccl_ranks=1)) if part.step == "traces"]
-    assert part.skip == "its NCCL cannot run 2 ranks on 1 GPU"
+    assert part.skip == "this NCCL cannot run 2 ranks on 1 GPU"
     order = list(steps.TITLES)
     assert order.index("traces") == order.index("nccl-semantics") + 1

@@ -6,10 +6,10 @@
     python -m tests.gpu --steps notebooks --only 04 --minutes 9   # some parts, for at most nine minutes
     python -m tests.gpu --steps benchmark --keep                  # keep the page's results of other parts
 
-The results are report.json, report.md and report.png in build/gpu/, and all output is in log.txt. Recorded
-steps are in traces/ there. Each part has its own deadline, and none of its processes is left running. The page names
-each part that fails or hangs, with the reason, and the other parts still run. The exit status is 0 if no part failed,
-even if an aim was missed, 1 if a part failed, and 2 if nothing could be run.
+The results are report.json, report.md and report.png in build/gpu/. The recorded steps are in traces/ there, and all
+output is in log.txt. Each part has its own deadline, and none of its processes is left running. The page names each
+part that fails or hangs, with the reason, and the other parts still run. The exit status is 0 if no part failed, even
+if an aim was missed, 1 if a part failed, and 2 if nothing could be run.
 """
 
 import argparse
@@ -27,7 +27,8 @@ from tests.gpu import page, running, steps
 from tests.gpu.results import FAILED, NOT_RUN, PartResult, Run
 from tests.gpu.steps import nccl
 
-MOST_OF_A_RUN, LEAST_S = 0.25, 60.0  # A part that hangs takes no more of a run's time, if that is limited.
+# With --minutes, a part that hangs takes at most this share of the run's time, or this many seconds if that is more.
+MOST_OF_A_RUN, LEAST_S = 0.25, 60.0
 FOLDER = steps.ROOT / "build" / "gpu"
 
 

@@ -55,7 +55,7 @@ def _supervise(part: Part, folder: Path, kept: Path, deadline_s: float, output) 
     """Run a part's command. Returns what its supervisor says about how it ended.
 
     Args:
-        folder: For what the part tells this program.
+        folder: The folder to which the part writes its own results.
         kept: The folder of the whole run's results.
     """
     ended = folder / "ended.json"

@@ -24,12 +24,12 @@ def alone(name: str):
 
 nccl = alone("nccl")
 RESULT = "{folder}"  # in a command, stands for the folder in which its results are expected
-KEPT = "{kept}"  # in a command, stands for the folder of the whole run's results, for files that are results themselves
+KEPT = "{kept}"  # in a command, stands for the folder of the whole run's results, which keeps the files
 LESSONS_RANKS = 4
 GRACE_S = scaled(5.0)  # after a command has ended, its processes may take this long to end
 GPU_GRACE_S = scaled(20.0)  # a process that has used CUDA needs longer, especially if several end at once
 DRY_CHECKS = "first_collectives"
-FIRST_CHECKS = ("collectives", "overlapped_ddp", "zero3", "pipeline")  # with them, a short run shows most
+FIRST_CHECKS = ("collectives", "overlapped_ddp", "zero3", "pipeline")  # a short run should contain these
 NOTEBOOK_FOLDERS = ("chapters", "solutions")
 
 # Packages that have another name on PyPI than in Python.
@@ -62,7 +62,7 @@ class Part:
     packages: tuple[str, ...] = RANKS
     environment: dict[str, str] = field(default_factory=dict)
     skip: str = ""
-    worth: int = 1  # parts that show more, and have a lower number, run first
+    turn: int = 1  # parts with a lower number run first, because they show more
 
     @property
     def missing(self) -> list[str]:
@@ -92,7 +92,7 @@ def parts(machine: Machine) -> list[Part]:
     """Return all parts of all steps, those that show most first."""
     found = [part for step in STEPS for part in step(machine)]
     assert {part.step for part in found} == set(TITLES)
-    found.sort(key=lambda part: part.worth)
+    found.sort(key=lambda part: part.turn)
     return found if machine.dry else [replace(part, grace_s=GPU_GRACE_S) for part in found]
 
 
@@ -112,9 +112,9 @@ def pytest_command(*arguments: str) -> tuple[str, ...]:
 def start(machine: Machine) -> Iterator[Part]:
     """Start ranks in every way that this machine allows."""
 
-    def part(name: str, ranks: int, device: str, *options: str, skip: str = "", worth: int = 0) -> Part:
+    def part(name: str, ranks: int, device: str, *options: str, skip: str = "", turn: int = 0) -> Part:
         command = program("tests.gpu.starting", "--result", f"{RESULT}/report.json", "--ranks", str(ranks), *options)
-        return Part("start", name, (*command, "--device", device), deadline_s=240.0, skip=skip, worth=worth)
+        return Part("start", name, (*command, "--device", device), deadline_s=240.0, skip=skip, turn=turn)
 
     if machine.dry:
         yield part("gloo on the CPU, 2 ranks", 2, "cpu", "--backend", "gloo:cpu")
@@ -124,12 +124,12 @@ def start(machine: Machine) -> Iterator[Part]:
     if machine.gpus > 1:
         yield part(f"NCCL, {machine.gpus} ranks", machine.gpus, "cuda", "--backend", "nccl")
     for ranks in (ranks for ranks in (2, 4) if ranks > machine.gpus):
-        skip = "" if ranks <= machine.nccl_ranks else f"its NCCL cannot run {ranks} ranks on {machine.name_gpus}"
+        skip = "" if ranks <= machine.nccl_ranks else f"this NCCL cannot run {ranks} ranks on {machine.name_gpus}"
         yield part(f"NCCL on shared GPUs, {ranks} ranks", ranks, "cuda", "--backend", "nccl:shared", skip=skip)
     alone = "the compute mode lets only one process at a time use a GPU" if machine.exclusive else ""
     for ranks in (2, 4):
-        yield part(f"gloo on the GPU, {ranks} ranks", ranks, "cuda", "--backend", "gloo", skip=alone, worth=2)
-        yield part(f"gloo on the CPU, {ranks} ranks", ranks, "cpu", "--backend", "gloo:cpu", worth=2)
+        yield part(f"gloo on the GPU, {ranks} ranks", ranks, "cuda", "--backend", "gloo", skip=alone, turn=2)
+        yield part(f"gloo on the CPU, {ranks} ranks", ranks, "cpu", "--backend", "gloo:cpu", turn=2)
 
 
 def semantics(machine: Machine) -> Iterator[Part]:
@@ -140,7 +140,7 @@ def semantics(machine: Machine) -> Iterator[Part]:
         fits = machine.dry or ranks <= max(machine.gpus, machine.nccl_ranks)
         skip = "" if fits else f"it needs {ranks} GPUs, and this machine has {machine.name_gpus}"
         shares = ranks > machine.gpus and not machine.dry
-        environment = nccl.environment(-(-ranks // machine.gpus)) if shares else {}
+        environment = nccl.environment(-(-ranks // machine.gpus)) | nccl.preloading() if shares else {}
         simulated = ("--simulate",) if machine.dry else ()
         command = (*command, *options, *simulated)
         return Part(
@@ -148,7 +148,7 @@ def semantics(machine: Machine) -> Iterator[Part]:
             packages=("torch", "psutil"),
             environment=environment,
             skip=skip,
-            worth=("stream", "alone", "ring").index(probe),
+            turn=("stream", "alone", "ring").index(probe),
         )
 
     if machine.dry:
@@ -165,7 +165,7 @@ def traces(machine: Machine) -> Iterator[Part]:
     """Record one training step of four strategies on two ranks, for which ranks.start chooses the kind of NCCL."""
     command = program("tests.gpu.traces", "--result", f"{RESULT}/report.json", "--folder", KEPT)
     dry = ("--dry", "--backend", "gloo:cpu") if machine.dry else ()
-    skip = "" if machine.dry or machine.nccl_ranks >= 2 else f"its NCCL cannot run 2 ranks on {machine.name_gpus}"
+    skip = "" if machine.dry or machine.nccl_ranks >= 2 else f"this NCCL cannot run 2 ranks on {machine.name_gpus}"
     yield Part("traces", "four strategies, 2 ranks", (*command, *dry), 300.0, skip=skip)
 
 
@@ -175,7 +175,7 @@ def gpu_tests(machine: Machine) -> Iterator[Part]:
     found = [path for path in sorted((ROOT / "tests").glob("test_*.py")) if marked.search(path.read_text())]
     for path in found[:1] if machine.dry else found:
         command = pytest_command("-m", "gpu", "--timeout=300", str(path.relative_to(ROOT)))
-        yield Part("tests", path.stem, command, reads="pytest", packages=TESTS, worth=0 if "gpu" in path.stem else 1)
+        yield Part("tests", path.stem, command, reads="pytest", packages=TESTS, turn=0 if "gpu" in path.stem else 1)
 
 
 def checks(machine: Machine) -> Iterator[Part]:
@@ -186,8 +186,8 @@ def checks(machine: Machine) -> Iterator[Part]:
     for name in [DRY_CHECKS] if machine.dry else names:
         source = ROOT / "solutions" / f"{name}.py"
         command = program("shared.checks", name, str(source.relative_to(ROOT)), "--json")
-        worth = 0 if name in FIRST_CHECKS else 1
-        yield Part("checks", name + note, command, reads="checks", environment=environment, worth=worth)
+        turn = 0 if name in FIRST_CHECKS else 1
+        yield Part("checks", name + note, command, reads="checks", environment=environment, turn=turn)
 
 
 def notebooks(machine: Machine) -> Iterator[Part]:
@@ -200,14 +200,14 @@ def notebooks(machine: Machine) -> Iterator[Part]:
         command = pytest_command(*options, str(path.relative_to(ROOT)))
         name = f"{path.parent.name}/{path.stem}{note}"
         options = {"reads": "pytest", "packages": NOTEBOOKS, "environment": environment}
-        yield Part("notebooks", name, command, **options, worth=1 if path.stem.startswith("00") else 2)
+        yield Part("notebooks", name, command, **options, turn=1 if path.stem.startswith("00") else 2)
 
 
 def place(machine: Machine) -> tuple[str, dict[str, str]]:
-    """Let four ranks run as in a student's notebook: with NCCL where it can run four, else on the CPU.
+    """Run four ranks as in a student's notebook: with NCCL where it can run four, else on the CPU.
 
     Returns:
-        A note for the names of parts, and what their environment must say.
+        A note for the names of parts, and the variables of their environment.
     """
     if machine.dry:
         return "", {"RANKS_BACKEND": "gloo:cpu"}

@@ -1,10 +1,8 @@
 """The part of `traces.py` that runs on a rank: train a small GPT with one strategy, and profile one step."""
 
-import ctypes
 import gc
 import json
 import os
-import re
 import sys
 import tempfile
 import time
@@ -17,7 +15,7 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from shared.models import GPTConfig, TinyGPT
-from shared.ranks import rankside
+from shared.ranks import nccl, rankside
 from shared.wire import instrumentation
 from solutions.strategies import STRATEGIES, Options
 from tests.gpu import reduction
@@ -138,20 +136,7 @@ def facts_of(device: torch.device) -> dict[str, str]:
     facts = {"torch": torch.__version__, "python": ".".join(map(str, sys.version_info[:3]))}
     if device.type == "cuda":
         facts |= {"device": torch.cuda.get_device_name(device), "CUDA": torch.version.cuda or ""}
-        facts |= {"NCCL": nccl_version()}
+        facts |= {"NCCL": nccl.named(nccl.version_for_ranks())}
     else:
         facts |= {"device": f"CPU with {os.cpu_count()} cores"}
     return facts
-
-
-def nccl_version() -> str:
-    """Return the version of the NCCL library that this process has loaded, which may differ from torch's own."""
-    try:
-        maps = Path("/proc/self/maps").read_text()
-        path = re.search(r"(/\S*libnccl\.so\S*)", maps)
-        number = ctypes.c_int()
-        if path is not None and ctypes.CDLL(path[1]).ncclGetVersion(ctypes.byref(number)) == 0:
-            return f"{number.value // 10000}.{number.value // 100 % 100}.{number.value % 100}"
-        return ".".join(map(str, torch.cuda.nccl.version()))
-    except (OSError, AttributeError, RuntimeError):
-        return "unknown"
