@@ -4,8 +4,8 @@
     python -m benchmarks.gpu --folder build/gpu     # also write report.json, report.md and report.png there
     python -m benchmarks.gpu --dry                  # a tiny model, even without a GPU, to see whether it runs
 
-There is one rank per GPU. A machine with several GPUs also measures one rank alone, and on a single GPU, two ranks
-share it if they can (see shared/ranks/nccl.py): their times can be compared only with each other.
+There is one rank per GPU. A machine with several GPUs also measures one rank alone. A single GPU is also shared by two
+ranks if NCCL allows it (see shared/ranks/nccl.py), and their times can be compared only with each other.
 
 The model is a GPT in bf16 with AdamW, whose state takes STATE_SHARE of a rank's memory. Strategies therefore run one
 after another, and plain training runs before the first and after each of them: a ratio compares with the plain rounds
@@ -114,6 +114,8 @@ def measure(world_size: int, results: Results, gpu_name: str, save: Callable[[],
             ranks.start(world_size, detect_mismatch=False)
         placement = ranks.current().placement
         results.placements[str(world_size)] = f"{placement.backend} on {', '.join(placement.devices)}"
+        if training != DRY and "cpu" in placement.devices:  # the CPU would need hours for this model
+            raise ranks.RanksError(placement.valid)
         for name in ON_A_GPU:
             measured = run(name)
             if name == ALONE:
@@ -228,7 +230,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Measure the course's strategies on GPUs through NCCL.")
     parser.add_argument("--folder", type=Path, help="write report.json, report.md and report.png to this folder")
     parser.add_argument("--dry", action="store_true", help="train a tiny model for two rounds, even without a GPU")
-    parser.add_argument("--state-share", type=float, default=STATE_SHARE, help="what the state takes of a GPU's memory")
+    parser.add_argument("--state-share", type=float, default=STATE_SHARE, help="of a rank's memory, for the state")
     options = parser.parse_args()
     gpus = torch.cuda.device_count()
     shares = gpus == 1 and dist.is_nccl_available() and not devices.why_not_shared(gpus, 2)

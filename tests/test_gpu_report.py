@@ -74,7 +74,8 @@ class Stub:
         pass
 
     def current(self) -> SimpleNamespace:
-        return SimpleNamespace(placement=SimpleNamespace(backend="gloo", devices=("cpu",) * self.world_size))
+        placement = {"backend": "gloo", "devices": ("cpu",) * self.world_size, "valid": "They run on the CPU."}
+        return SimpleNamespace(placement=SimpleNamespace(**placement))
 
     def run(self, fn, name: str, training: Training, timeout_s: float) -> list[Measurement]:
         if name == self.failing:
@@ -94,6 +95,15 @@ def test_a_strategy_that_fails_is_named_and_the_others_are_measured(monkeypatch,
     assert measured == [name for name in ON_A_GPU if name != failing] if failing != ALONE else measured == []
     assert len(saved) == len(ON_A_GPU), "a run that is killed later keeps what was measured"
     assert json.loads(json.dumps(saved))[0]["placements"] == {"2": "gloo on cpu, cpu"}
+
+
+def test_a_large_model_is_not_trained_on_the_cpu(monkeypatch):
+    """Ranks that fail to start on a shared GPU start on the CPU."""
+    monkeypatch.setattr(gpu, "ranks", Stub(failing=""))
+    results = gpu.Results({}, gpu.sized_for(80 * 10**9))
+    gpu.measure(2, results, "NVIDIA H100", lambda: None)
+    assert [(each.strategy, each.reason) for each in results.failed] == [("starting ranks", "They run on the CPU.")]
+    assert results.rows == []
 
 
 def test_an_aim_that_is_missed_is_in_the_report():
