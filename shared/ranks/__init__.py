@@ -36,10 +36,10 @@ def start(
     If the same number of ranks is already running with the same options, the ranks and their variables are kept.
 
     Args:
-        backend: "nccl" gives each rank a GPU of its own. "nccl:shared" lets up to four ranks share a GPU, for which
-            NCCL 2.30 is needed. "gloo:cpu" uses no GPU. With "gloo", ranks share GPUs, but can only run collectives
-            there. The default is the environment variable RANKS_BACKEND. If it is not set, the first of the first
-            three that is possible here is used.
+        backend: "nccl" gives each rank a GPU of its own. "nccl:shared" lets up to four ranks share a GPU, and needs
+            NCCL 2.30 or later. "gloo:cpu" uses no GPU. With "gloo", ranks share GPUs, but can only run collectives
+            there. The default is the environment variable RANKS_BACKEND. If it is not set, this function tries "nccl",
+            "nccl:shared" and "gloo:cpu" in this order, and uses the first one that works on this machine.
         detect_mismatch: Compare each collective's operation, shape and dtype over all ranks before it runs. This costs
             extra communication, so turn it off where a cell measures time.
         link: A rate such as "1gbit". Each rank then runs on its own host, behind a link of that rate in both

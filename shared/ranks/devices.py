@@ -25,7 +25,7 @@ class Placement:
     Attributes:
         simulates: "nccl" if gloo simulates NCCL (see shared/wire/simulated_nccl).
         ranks_per_gpu: How many ranks share a GPU over NCCL.
-        fallback: Where ranks run if they do not start here; None if they must run here.
+        fallback: The placement to use if ranks do not start in this one; None if they must use this one.
     """
 
     backend: str
@@ -100,8 +100,8 @@ def place(
     """Choose NCCL if every rank can have its own GPU or share one (see nccl.py), and gloo on the CPU otherwise.
 
     Ranks can also share GPUs over gloo, but only collectives work there: gloo cannot send or receive a tensor on a GPU,
-    and a DeviceMesh on GPUs needs NCCL. So they do that only on request. Ranks behind a link communicate over TCP, so
-    they use gloo, too.
+    and a DeviceMesh on GPUs needs NCCL. So ranks share GPUs over gloo only on request. Ranks behind a link communicate
+    over TCP, so they use gloo, too.
 
     Args:
         backend: "nccl" for one GPU per rank, "nccl:shared" or "gloo" to share GPUs, or "gloo:cpu" to use none; by

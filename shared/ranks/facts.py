@@ -43,7 +43,7 @@ class Facts:
     cuda_build: str = ""  # the version of CUDA that PyTorch was built for; empty for a CPU build
     nccl: str = ""  # the version of NCCL that ranks load; empty if this build of PyTorch has none
     nccl_path: str = ""  # where that library is; empty if it is a part of PyTorch
-    mps: bool = False  # whether the program is there that starts NVIDIA's Multi-Process Service
+    mps: bool = False  # whether the program that starts NVIDIA's Multi-Process Service is installed
     driver: str = ""  # the version of NVIDIA's driver
     driver_cuda: str = ""  # the newest version of CUDA that the driver supports
     listed: tuple[str, ...] = ()  # the names of the GPUs that `nvidia-smi` lists

@@ -11,7 +11,7 @@ are written as lines of JSON to the pipe that was stdout. Whatever else this pro
     → {"do": "ranks", "n": 4, "argv": [...], "env": {}, "log_dir": path}
                                                                ← {"started": 0, "pid": 13} ...
                                                                ← {"ended": 0, "pid": 13, "status": -9}
-    → {"do": "mps"}                                                       ← {"mps": 14} or {"no_mps": "why"}
+    → {"do": "mps", "folder": path}                                       ← {"mps": 14} or {"no_mps": "why"}
     → {"do": "signal", "pid": 13, "number": 2, "group": false}
 
 No matter how the kernel ends, the pipe closes. This process then kills every child and removes their files, so no other
@@ -90,7 +90,7 @@ def _run_controller(argv: list[str]) -> None:
 def _run_rank(argv: list[str]) -> None:
     from ipyparallel.engine.app import IPEngine
 
-    # The stream of `ipykernel` would put a pipe in place of descriptors 1 and 2, whose other end nobody reads.
+    # The stream of `ipykernel` would replace descriptors 1 and 2 by a pipe, and nobody would read from it.
     IPEngine.launch_instance([*argv, "--IPEngine.out_stream_factory=shared.ranks.output.Stream"])
 
 
@@ -166,7 +166,7 @@ def _reap() -> None:
         pid, wait_status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
             return
-        if pid not in _children:  # the daemon of MPS
+        if pid not in _children:  # MPS's daemon, which has ended by itself
             continue
         _kill_group(pid)  # also ends processes that the child started, such as data loader workers
         _send(ended=_children.pop(pid), pid=pid, status=os.waitstatus_to_exitcode(wait_status))
@@ -178,13 +178,17 @@ def _kill_group(pid: int) -> None:
 
 
 def _keep_events_apart() -> None:
-    """Send what this process prints to its log, also what a site's own code has printed while Python was starting."""
+    """Keep the pipe for events, and send everything that is printed to the log.
+
+    A site's own code may already have printed something while Python was starting. Python's buffer still has some of
+    it, and goes to the log as well. The kernel ignores what has reached the pipe (see `_event_in` in launchers.py).
+    """
     global _events
     _events = os.dup(1)
     os.dup2(2, 1)
     with contextlib.suppress(AttributeError, OSError):
         sys.stdout.flush()
-    os.write(_events, b"\n")  # ends a line that was begun there
+    os.write(_events, b"\n")  # so that the first event begins a line
 
 
 def main(run_dir: str) -> None:

@@ -1,10 +1,10 @@
-"""NVIDIA's Multi-Process Service (MPS), with which the processes that share a GPU use it at the same time.
+"""NVIDIA's Multi-Process Service (MPS), which lets processes use a GPU at the same time.
 
-Without MPS, they take turns. On an H200 that two ranks shared, an all-reduce of 1 KiB took 4.6 ms without MPS and
-0.06 ms with it (benchmarks/README.md).
+Without MPS, processes that share a GPU take turns, and a collective waits for every turn. On an H200 that two ranks
+shared, an all-reduce of 1 KiB took 4.6 ms without MPS and 0.06 ms with it (benchmarks/README.md).
 
-The fork server starts MPS's daemon for its ranks and ends it with them. The daemon has a folder of its own for its
-sockets, so it does not meet any other daemon on this machine.
+The fork server starts MPS's daemon for its ranks and ends it with them. The daemon's sockets are in a folder of its
+own, so it does not interfere with another daemon on this machine.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ PIPES, LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
 _READY_S = scaled(10.0)
 _END_S = 2.0
 _LONGEST_SOCKET = 100  # Linux allows 107 characters for the path of a socket
-# Only a process that uses a GPU can tell whether MPS serves it. CUDA's own library is enough for that.
+# Only a process that uses a GPU can tell whether MPS serves it. The driver's library is enough for that.
 _USE_A_GPU = """import ctypes, sys
 cuda, device, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), ctypes.c_void_p()
 calls = [lambda: cuda.cuInit(0), lambda: cuda.cuDeviceGet(ctypes.byref(device), 0),

@@ -131,7 +131,7 @@ def _nccl(facts: Facts) -> Finding:
 
 
 def _newer_nccl(facts: Facts) -> str:
-    """Name the command that installs an NCCL with which ranks can share a GPU, or "" if this one is new enough."""
+    """Return the command that installs an NCCL with which ranks can share a GPU, or "" if this one is new enough."""
     if not facts.gpus or nccl.as_version(facts.nccl) >= nccl.SHARES_SINCE:
         return ""
     cuda = facts.cuda_build.split(".")[0] or "13"
@@ -238,7 +238,7 @@ def _why_not_nccl(facts: Facts) -> str:
 
 
 def _on_request(facts: Facts) -> str:
-    """Say whether ranks can share the GPUs if there are more ranks than GPUs."""
+    """Say whether ranks can share the GPUs over gloo, which they do only on request."""
     if facts.exclusive:
         return (
             "Ranks cannot share a GPU here, because the compute mode lets only one process at a time use a GPU. "

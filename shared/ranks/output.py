@@ -20,8 +20,8 @@ OUTPUT_LIMIT_CHARACTERS = 20_000
 _CHUNK_BYTES, _MOST_READ_BYTES = 2**16, 2**26
 # What torch's C++ puts before a message. The time and the rank would make equal messages of ranks different.
 _BEFORE_MESSAGES = re.compile(r"^(?:\[rank\d+\]:)?\[[IWEF]\d{4} [\d:.]+ [^\]\n]*\] ", re.MULTILINE)
-# Messages that torch writes while it connects ranks, although nothing is wrong, and one that torch itself says may be
-# wrong: DDP prints it for models that have unused parameters only in some steps or only on some ranks.
+# Messages that would only worry a student. Torch writes all but the last one while it connects ranks. The last one is a
+# false alarm, as its own text admits, if parameters are unused only in some steps or only on some ranks.
 _NOISE = re.compile(
     r"^.*(?: socket\.cpp:\d+\] |Unable to resolve hostname to a \(local\) address|\[Gloo\] Rank \d+ is connected to"
     r"|find_unused_parameters=True was specified in DDP constructor, but did not find any).*\n?",
@@ -101,7 +101,7 @@ class Log:
         self._file, self._begins = _file_and_size()
 
     def cell_begins(self) -> None:
-        """Leave out what was written between two cells, unless NCCL_DEBUG is set: then somebody wants to read it."""
+        """Leave out what was written between two cells, unless NCCL_DEBUG asks for what NCCL writes there."""
         file, size = _file_and_size()
         if file != self._file or not os.environ.get("NCCL_DEBUG"):
             self._file, self._begins = file, size
@@ -112,14 +112,14 @@ class Log:
         self._ends = _file_and_size()[1]
 
     def limit(self) -> None:
-        """Delete what will not be read, so that a program that prints endlessly does not fill the disk."""
+        """Cut off what will not be read, so that a program that prints endlessly does not fill the disk."""
         file, size = _file_and_size()
         longest = self._begins + _MOST_READ_BYTES + 1  # the last byte shows that there was more
         if file is not None and file == self._file and size > longest:
             os.ftruncate(1, longest)
 
     def cell_ends(self) -> str:
-        """Return what was written since the cell began. Its last line is complete."""
+        """Return what was written since the cell began, with a newline at its end."""
         with contextlib.suppress(AttributeError, OSError, ValueError):  # it may be missing or closed
             sys.__stdout__.flush()
         file, size = _file_and_size()

@@ -138,7 +138,8 @@ def join(
 
     Args:
         simulate: "nccl" to simulate NCCL over gloo.
-        tries_first: Whether to run a collective at once, because NCCL may hang in the first one.
+        tries_first: Whether to run a collective at once. On a shared GPU, NCCL may hang in the first one, and if it
+            hangs here, the kernel can still choose another placement.
 
     Raises:
         RuntimeError: If this rank cannot leave or join. Its process must then be replaced.
@@ -168,7 +169,11 @@ def join(
 
 
 def _try_a_collective() -> None:
-    """Add up a 1 of every rank on the GPU, and wait for the result."""
+    """All-reduce a 1 from every rank, and wait for the sum.
+
+    Raises:
+        RuntimeError: If the sum is not the number of ranks.
+    """
     total = torch.ones(1, device=here.device)
     dist.all_reduce(total)
     if total.item() != dist.get_world_size():
