@@ -5,8 +5,8 @@ which clone made it. Clones with the same pins can share an environment. A comma
 a rebuild holds an exclusive lock.
 
 There are two sets of pins: where `nvidia-smi` lists a GPU, constraints-gpu.txt replaces some of constraints.txt. An
-environment with either set is kept, because machines with and without a GPU may share a clone. COURSE_TORCH, a version
-of torch, chooses a set.
+environment with either set is kept, because machines with and without a GPU may share a clone. COURSE_TORCH names a
+version of torch, and so chooses one of the sets.
 """
 
 import json
