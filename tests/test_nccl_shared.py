@@ -207,6 +207,7 @@ def test_nothing_is_preloaded_without_a_driver_or_over_the_users_choice(library,
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(torch.version.cuda is not None, reason="torch's CUDA build needs all functions of NCCL")
 def test_the_fork_server_and_its_ranks_load_what_is_preloaded(library, monkeypatch, ranks_end_with_the_module):
     path = library(23007, "other")
     monkeypatch.setattr(nccl, "to_preload", lambda: path)
