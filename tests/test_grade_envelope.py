@@ -105,7 +105,7 @@ PIPELINE_STOPS_AFTER_STEP_10 = """
 REDISTRIBUTES_SMALL_TENSORS = """
     def redistribute(shard, before, after, group=None, _original=redistribute):
         changed = _original(shard, before, after, group)
-        return changed if shard.numel() <= 2_000 else torch.zeros_like(changed)
+        return changed if shard.numel() <= 4_100 else torch.zeros_like(changed)
 """
 SPLIT_STOPS_AFTER_STEP_8 = """
     def split_model(*args, _original=split_model, **kwargs):
