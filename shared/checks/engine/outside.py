@@ -181,7 +181,7 @@ class Meter:
 
     def _others_that_stay(self, now: Carried) -> list[tuple[int, int]]:
         """Return what `_others` returns, after waiting until the connections of earlier ranks have closed."""
-        others, deadline = self._others(now), time.monotonic() + scaled(5.0)
+        others, deadline = self._others(now), time.monotonic() + scaled(30.0)
         while others and self._began.by_end.keys() >= {*others} and time.monotonic() < deadline:
             time.sleep(0.1)
             others = self._others(read())
