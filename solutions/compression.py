@@ -76,6 +76,14 @@ class CompressedBucket(Bucket):
         # bf16 would round away what is small compared to the rest.
         dtype = torch.promote_types(self.flat.dtype, torch.float32)
         self.unsent = torch.zeros_like(self.flat, dtype=dtype)
+        if self.flat.is_complex():
+            raise ValueError("complex gradients cannot be compressed: use OverlappedDDP without a compressor")
+
+    def forget_overflow(self) -> None:
+        """After inf or NaN on any rank, keep neither for later steps. All ranks do so, because flat is the same."""
+        if not self.flat.sum().isfinite():
+            self.unsent.nan_to_num_(0, 0, 0)
+            self.memory.clear()
 
     def launch(self) -> None:
         """Add the gradients to what is unsent, launch the compressor's first collective, and return at once."""
@@ -91,6 +99,7 @@ class CompressedBucket(Bucket):
         for handle in self.stages:
             handle.wait()
         self.handle = self.stages = None
+        self.forget_overflow()
 
 
 class Compressor:
