@@ -240,8 +240,9 @@ class ManualDDP(nn.Module):
     """Trains a replica of a module on each rank of the group, as one process would train it on the full batch.
 
     Call finish_gradient_sync() right after backward(), before you clip gradients and before the step. The wrapped
-    module is available as `.module`. The gradients equal those of one process if the loss is a mean over samples, every rank has equally many
-    samples, and the module processes each sample independently of the others.
+    module is available as `.module`. The gradients equal those of one process if the loss is a mean over samples, every
+    rank has equally many samples, and the module processes each sample independently of the others. If no rank has used
+    a parameter, its gradient stays None.
 
     Communication: one broadcast per parameter and buffer when built, and one all-reduce per trainable parameter in each
         step.
