@@ -310,7 +310,7 @@ def guarded(wrapper_class: type) -> type:
     build, finish = wrapper_class.__init__, wrapper_class.__dict__.get("finish_gradient_sync")
 
     @functools.wraps(build)
-    def __init__(self, module: nn.Module, *args, **kwargs):
+    def build_guarded(self, module: nn.Module, *args, **kwargs):
         given = inspect.signature(build).bind(self, module, *args, **kwargs).arguments
         guard = Guard(given.get("group"))
         guard.watch(dict(module.named_parameters()), module)
@@ -352,7 +352,7 @@ def guarded(wrapper_class: type) -> type:
         if not guard.flat_parameters:
             _keep_none(none)
 
-    wrapper_class.__init__ = __init__
+    wrapper_class.__init__ = build_guarded
     if finish is not None:
         wrapper_class.finish_gradient_sync = finish_gradient_sync
     return wrapper_class

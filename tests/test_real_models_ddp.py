@@ -692,5 +692,5 @@ def run_cases(kind: str) -> dict[str, str]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_real_models(kind, four_ranks):
     with ranks.world(2):
-        found = ranks.run(run_cases, kind, timeout=100)
+        found = ranks.run(run_cases, kind)
     assert found == [{}, {}]
