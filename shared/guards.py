@@ -365,12 +365,23 @@ def call_hook(on_gradient, parameter: nn.Parameter, *indices: int) -> None:
     if guard is None:
         return on_gradient(*indices)
     try:
-        if not sync.pending and (problem := guard.problem()):
+        if not sync.pending and (problem := _another_wrapper(sync, parameter) or guard.problem()):
             raise RuntimeError(problem)
         reject_gradient(parameter)
         on_gradient(*indices)
     except RuntimeError as error:
         guard.fail(error, functools.partial(_send_nan_from, sync))
+
+
+def _another_wrapper(sync, parameter: nn.Parameter) -> str | None:
+    owner, *_ = _clipping.get(parameter, (lambda: None,))
+    other = getattr(owner(), "sync", sync)
+    if other is not sync and any(parameter is p for bucket in other.queue.buckets for p in bucket.parameters):
+        return (
+            f"{name_of(parameter)} is in two wrappers, which would both divide its gradient: "
+            "wrap what they share only once, or delete the other wrapper"
+        )
+    return None
 
 
 def _a_mean(wrapper: nn.Module) -> torch.Tensor | None:

@@ -432,6 +432,24 @@ def copied_with_a_group(wrap):
     twin.finish_gradient_sync()
 
 
+def wrapped_twice(wrap):
+    module = net()
+    models = [wrap(module, torch.optim.SGD, lr=0.1)[0] for _ in range(2)]
+    try:
+        models[0](own(batch())).sum().backward()
+    finally:
+        for model in models:
+            model.finish_gradient_sync()
+
+
+def wrapped_again(wrap):
+    module = net()
+    model, optimizer = wrap(module, torch.optim.SGD, lr=0.1)
+    module[0].requires_grad_(False)
+    model, optimizer = wrap(module, torch.optim.SGD, lr=0.1)
+    step(model, optimizer, own(batch()))
+
+
 # 4: unused everywhere
 
 
@@ -604,6 +622,7 @@ RIGHT = {
     **{f"3 interrupted, {name}": (interrupted_step, wrap) for name, wrap in WRAPPERS.items()},
     **{f"3 kept gradients, {name}": (kept_gradients, wrap) for name, wrap in WRAPPERS.items()},
     **{f"3 two models, {name}": (alternating_models, wrap) for name, wrap in REPLICATED.items()},
+    **{f"3 wrapped again, {name}": (wrapped_again, wrap) for name, wrap in WRAPPERS.items()},
     "3 skipped, manual": (skipped_batch, manual, True),
     "3 skipped, bucketed": (skipped_batch, bucketed, False),
     "3 skipped, zero1": (skipped_batch, zero1, True),
@@ -635,6 +654,7 @@ RAISES = {
     **{f"3 GradScaler, {n}": ("GradScaler", scales_with_torch, w) for n, w in SHARDED.items()},
     "3 Adafactor": ("Adafactor does not", whole_tensor_optimizer, torch.optim.Adafactor, {"lr": 0.1}),
     "3 LBFGS": ("LBFGS cannot", whole_tensor_optimizer, torch.optim.LBFGS, {}),
+    "3 wrapped twice": ("two wrappers", wrapped_twice, overlapped),
     "3 a group for ZeRO2": ("before you wrap", group_added_to_zero2),
     "3 skipped, overlapped": ("dropped", skipped_batch, overlapped, True),
     **{
