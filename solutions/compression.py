@@ -76,8 +76,6 @@ class CompressedBucket(Bucket):
         # bf16 would round away what is small compared to the rest.
         dtype = torch.promote_types(self.flat.dtype, torch.float32)
         self.unsent = torch.zeros_like(self.flat, dtype=dtype)
-        if self.flat.is_complex():
-            raise ValueError("complex gradients cannot be compressed: use OverlappedDDP without a compressor")
 
     def forget_overflow(self) -> None:
         """After inf or NaN on any rank, keep neither for later steps. All ranks do so, because flat is the same."""
@@ -107,6 +105,8 @@ class Compressor:
 
     def new_bucket(self, parameters: list[nn.Parameter], group: dist.ProcessGroup | None = None) -> CompressedBucket:
         """Make a bucket that uses this compressor."""
+        if parameters[0].is_complex():
+            raise ValueError("complex gradients cannot be compressed: leave out the compressor")
         return CompressedBucket(parameters, group, self)
 
     def exchange(self, bucket: CompressedBucket) -> Iterator:
