@@ -448,7 +448,7 @@ def _keep_none(parameters: list[nn.Parameter]) -> None:
 def is_unused(mean: torch.Tensor) -> bool:
     """Tell whether a mean of gradients has only elements that every rank has sent as UNUSED."""
     real = torch.view_as_real(mean)[..., 0] if mean.is_complex() else mean
-    return bool((torch.signbit(real) & (real == 0)).all())
+    return mean.numel() > 0 and bool((torch.signbit(real) & (real == 0)).all())
 
 
 # Optimizers
