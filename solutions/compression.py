@@ -77,6 +77,12 @@ class CompressedBucket(Bucket):
         dtype = torch.promote_types(self.flat.dtype, torch.float32)
         self.unsent = torch.zeros_like(self.flat, dtype=dtype)
 
+    def forget_overflow(self) -> None:
+        """After inf or NaN on any rank, keep neither for later steps. All ranks do so, because flat is the same."""
+        if not self.flat.sum().isfinite():
+            self.unsent.nan_to_num_(0, 0, 0)
+            self.memory.clear()
+
     def launch(self) -> None:
         """Add the gradients to what is unsent, launch the compressor's first collective, and return at once."""
         self.unsent += self.flat
@@ -91,6 +97,7 @@ class CompressedBucket(Bucket):
         for handle in self.stages:
             handle.wait()
         self.handle = self.stages = None
+        self.forget_overflow()
 
 
 class Compressor:
@@ -98,6 +105,8 @@ class Compressor:
 
     def new_bucket(self, parameters: list[nn.Parameter], group: dist.ProcessGroup | None = None) -> CompressedBucket:
         """Make a bucket that uses this compressor."""
+        if parameters[0].is_complex():
+            raise ValueError("complex gradients cannot be compressed: leave out the compressor")
         return CompressedBucket(parameters, group, self)
 
     def exchange(self, bucket: CompressedBucket) -> Iterator:

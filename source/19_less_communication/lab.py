@@ -193,6 +193,8 @@ def unpack(message: Tensor) -> tuple[Tensor, Tensor]:
 #   `self.stages`. It runs the generator up to the first handle, which it stores in `self.handle`. It does not wait.
 # - `wait()` waits for `self.handle`, and then continues the generator until it ends. It waits for each handle that the
 #   generator yields. At the end, it sets `self.handle` to None.
+# - `forget_overflow()` is given. If a gradient is inf or NaN on any rank, that step is lost. But error feedback would
+#   add the same inf to every later step, so none of it may remain in `unsent`.
 #
 # The check uses a compressor that sends one half of the elements in one step, and the other half in the next one.
 #
@@ -229,6 +231,12 @@ class CompressedBucket(Bucket):
         dtype = torch.promote_types(self.flat.dtype, torch.float32)
         self.unsent = torch.zeros_like(self.flat, dtype=dtype)
 
+    def forget_overflow(self) -> None:
+        """After inf or NaN on any rank, keep neither for later steps. All ranks do so, because flat is the same."""
+        if not self.flat.sum().isfinite():
+            self.unsent.nan_to_num_(0, 0, 0)
+            self.memory.clear()
+
     def launch(self) -> None:
         """Add the gradients to what is unsent, launch the compressor's first collective, and return at once."""
         ### BEGIN SOLUTION
@@ -247,6 +255,7 @@ class CompressedBucket(Bucket):
             handle.wait()
         self.handle = self.stages = None
         ### END SOLUTION
+        self.forget_overflow()
 
 
 # %% tags=["check"] grade_id="check-compressed-bucket" points=3
@@ -265,6 +274,8 @@ class Compressor:
         self, parameters: list[nn.Parameter], group: dist.ProcessGroup | None = None
     ) -> CompressedBucket:
         """Make a bucket that uses this compressor."""
+        if parameters[0].is_complex():
+            raise ValueError("complex gradients cannot be compressed: leave out the compressor")
         return CompressedBucket(parameters, group, self)
 
     def exchange(self, bucket: CompressedBucket) -> Iterator:
