@@ -1,6 +1,7 @@
 # Built by `make notebooks` from source/10_fsdp/lab.py: edit that, not this.
 """State dicts of a sharded model: full ones, and sharded ones for torch.distributed.checkpoint."""
 
+import copy
 from collections.abc import Iterable
 
 import torch
@@ -26,17 +27,34 @@ def expect_no_full_parameters(wrapper: nn.Module, keys) -> None:
     keys.missing_keys[:] = [key for key in keys.missing_keys if key not in full]
 
 
+EXTRA = "_extra_state"  # what a layer's get_extra_state() returns has a name that ends like this
+
+
+def tensors_and_extra(state: dict) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
+    """Split a state dict into its tensors and the extra states of layers, which may be any objects."""
+    extra = {name: value for name, value in state.items() if name.endswith(EXTRA)}
+    return {name: value for name, value in state.items() if name not in extra}, extra
+
+
+def load_extra_state(module: nn.Module, extra: dict[str, object]) -> None:
+    """Give each layer its extra state back."""
+    for name, value in extra.items():
+        module.get_submodule(name.removesuffix(EXTRA).rstrip(".")).set_extra_state(value)
+
+
 def values_in(module: nn.Module, state_dict: dict[str, torch.Tensor]) -> dict[torch.Tensor, torch.Tensor]:
     """Return the value that a full state has for each parameter and buffer of module.
 
     Raises:
         ValueError: if the state belongs to another module.
     """
-    own = module.state_dict(keep_vars=True)
+    own, own_extra = tensors_and_extra(module.state_dict(keep_vars=True))
+    state_dict, extra = tensors_and_extra(state_dict)
     own_shapes = {name: value.shape for name, value in own.items()}
     given_shapes = {name: value.shape for name, value in state_dict.items()}
-    if own_shapes != given_shapes:
-        different = sorted({name for name, _ in own_shapes.items() ^ given_shapes.items()})
+    if own_shapes != given_shapes or own_extra.keys() != extra.keys():
+        different = {name for name, _ in own_shapes.items() ^ given_shapes.items()}
+        different = sorted(different | (own_extra.keys() ^ extra.keys()))
         raise ValueError(
             f"this state belongs to another module: {different} are not in both, or do not have the same shape in both"
         )
@@ -55,7 +73,10 @@ def gather_full_state(module: nn.Module, flat_parameters: Iterable[ShardedFlatPa
         flat = gather_shards(flat_parameter.shard, layout.group)
         full_value |= zip(layout.parameters, layout.views(flat), strict=True)
     state = module.state_dict(keep_vars=True)
-    return {name: full_value.get(value, value).detach().clone() for name, value in state.items()}
+    return {
+        name: copy.deepcopy(value) if name.endswith(EXTRA) else full_value.get(value, value).detach().clone()
+        for name, value in state.items()
+    }
 
 
 @torch.no_grad()

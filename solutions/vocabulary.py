@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from solutions.tensor_operators import own_shard, sum_over_ranks
+from solutions.tensor_operators import as_parameter, expect_plain, like, own_shard, sum_over_ranks
 
 
 def vocabulary_shard(rows: Tensor, group: ProcessGroup | None) -> Tensor:
@@ -22,7 +22,20 @@ def vocabulary_shard(rows: Tensor, group: ProcessGroup | None) -> Tensor:
     """
     padding = -len(rows) % dist.get_world_size(group)
     padded = torch.cat([rows.detach(), rows.new_zeros(padding, *rows.shape[1:])])
-    return own_shard(padded, 0, group, "the vocabulary")
+    return like(rows, own_shard(padded, 0, group, "the vocabulary"))
+
+
+def expect_in_vocabulary(tokens: Tensor, vocabulary: int, ignored: int | None = None) -> None:
+    """Raise an IndexError for a token that no rank has. On a GPU, the assertion of torch waits for nothing."""
+    if type(tokens) is not Tensor or tokens.is_meta or torch.compiler.is_compiling():
+        return
+    is_known = (tokens >= 0) & (tokens < vocabulary)
+    is_known = is_known if ignored is None else is_known | (tokens == ignored)
+    if tokens.device.type != "cpu":
+        torch._assert_async(is_known.all(), f"a token is not in the vocabulary of {vocabulary}")
+    elif not is_known.all():
+        wrong = tokens[~is_known][0].item()
+        raise IndexError(f"there is a token {wrong}, but the vocabulary has {vocabulary}, from 0 to {vocabulary - 1}")
 
 
 class VocabParallelEmbedding(nn.Module):
@@ -45,7 +58,9 @@ class VocabParallelEmbedding(nn.Module):
         leave: Callable = sum_over_ranks,
     ):
         super().__init__()
-        self.group, self.leave, self.weight = group, leave, nn.Parameter(weight)
+        self.group, self.leave, self.weight = group, leave, as_parameter(weight)
+        self.vocabulary = len(self.weight) * dist.get_world_size(group)
+        self.padding_idx: int | None = None  # among this rank's rows
 
     @classmethod
     def from_embedding(
@@ -54,20 +69,42 @@ class VocabParallelEmbedding(nn.Module):
         group: ProcessGroup | None = None,
         leave: Callable = sum_over_ranks,
     ) -> "VocabParallelEmbedding":
-        """Keep this rank's part of an embedding that is the same on every rank."""
-        return cls(vocabulary_shard(embedding.weight, group), group, leave)
+        """Keep this rank's part of an embedding that is the same on every rank.
+
+        Raises:
+            ValueError: for max_norm, scale_grad_by_freq and sparse, which are not supported.
+        """
+        expect_plain(embedding, nn.Embedding)
+        for setting in ("max_norm", "scale_grad_by_freq", "sparse"):
+            if getattr(embedding, setting):
+                raise ValueError(f"cannot split an embedding with {setting}: build it without")
+        own = cls(vocabulary_shard(embedding.weight, group), group, leave)
+        own.vocabulary = embedding.num_embeddings
+        if embedding.padding_idx is not None:
+            row = embedding.padding_idx - dist.get_rank(group) * len(own.weight)
+            own.padding_idx = row if 0 <= row < len(own.weight) else None
+        return own
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the rows of the tokens."""
+        expect_in_vocabulary(tokens, self.vocabulary)
         own_rows = len(self.weight)
         index = tokens - dist.get_rank(self.group) * own_rows
         elsewhere = (index < 0) | (index >= own_rows)
-        found = F.embedding(index.masked_fill(elsewhere, 0), self.weight)
+        found = F.embedding(index.masked_fill(elsewhere, 0), self.weight, self.padding_idx)
         return self.leave(found.masked_fill(elsewhere.unsqueeze(-1), 0), self.group)
 
 
-def vocab_parallel_cross_entropy(logits_shard: Tensor, targets: Tensor, group: ProcessGroup | None = None) -> Tensor:
+def vocab_parallel_cross_entropy(
+    logits_shard: Tensor,
+    targets: Tensor,
+    group: ProcessGroup | None = None,
+    *,
+    ignore_index: int = -100,
+) -> Tensor:
     """Return the mean cross-entropy of logits that are split over the ranks along the vocabulary.
+
+    As in F.cross_entropy, targets of ignore_index do not count.
 
     Shape: logits_shard [..., V / N]; targets [...]; returns a scalar.
     Communication: two all-reduces in forward, of one and two numbers per target; none in backward.
@@ -75,6 +112,7 @@ def vocab_parallel_cross_entropy(logits_shard: Tensor, targets: Tensor, group: P
     """
     # In float32 at least, as torch's own cross_entropy computes inside.
     logits = logits_shard.to(torch.promote_types(logits_shard.dtype, torch.float32))
+    expect_in_vocabulary(targets, logits.shape[-1] * dist.get_world_size(group), ignore_index)
     maximum = logits.detach().amax(-1)
     dist.all_reduce(maximum, op=dist.ReduceOp.MAX, group=group)
     shifted = logits - maximum.unsqueeze(-1)
@@ -85,4 +123,5 @@ def vocab_parallel_cross_entropy(logits_shard: Tensor, targets: Tensor, group: P
     picked = shifted.gather(-1, index.masked_fill(elsewhere, 0).unsqueeze(-1)).squeeze(-1)
     own_sum, own_target_logit = shifted.exp().sum(-1), picked.masked_fill(elsewhere, 0)
     total, target_logit = sum_over_ranks(torch.stack([own_sum, own_target_logit]), group)
-    return (total.log() - target_logit).mean()
+    counts = targets != ignore_index
+    return (total.log() - target_logit).masked_fill(~counts, 0).sum() / counts.sum()

@@ -111,7 +111,7 @@ def test_state_dict_holds_this_ranks_shards_and_can_be_loaded(world):
     for (one, other), names, error in ranks.run(round_trip):
         close(one, other)
         assert "module.count" in names
-        assert all(name.startswith("shards.") or name == "module.count" for name in names)
+        assert all(name.startswith("shards.") or name in ("module.count", "_extra_state") for name in names)
         assert "stranger" in error
 
 

@@ -68,13 +68,13 @@ from itertools import chain
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch import Tensor, nn
+from torch.autograd import Variable
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from solutions.clipping import clip_shards_
 from solutions.prefetching import Prefetcher
-from solutions.units import Call, Unit, UnitState, shard_into_units
-from solutions.zero2 import ShardedBucket
+from solutions.units import Call, Unit, UnitState, describe, shard_into_units
 
 # %% [markdown]
 # ## Exercise 10.1 · Reducing the gradients of a unit (13 min, 2 points)
@@ -131,8 +131,92 @@ print(f"rank 1: you wrote {my_rank_1!r}; it launches the all-gather of block 0")
 
 from collections.abc import Iterable, Sequence
 
+import torch
+import torch.distributed as dist
+from torch.utils._pytree import tree_leaves
+
 from solutions.overlapped_ddp import watch_gradients
+from solutions.units import describe
 from solutions.zero2 import ShardedBucket
+
+
+class ShardOfGradient(torch.Tensor):
+    """One rank's shard of a gradient. What needs the whole gradient communicates, or raises a RuntimeError.
+
+    It is `incomplete` from the end of backward() until finish_gradient_sync(), which adds the rest. Then, only
+    zero_grad() may use it.
+    """
+
+    group: dist.ProcessGroup | None = None
+    incomplete = False
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        name, is_attribute = function.__name__, type(function).__name__ == "method-wrapper"
+        if name.endswith(
+            "norm"
+        ):  # torch.nn.utils.clip_grad_norm_ calls _foreach_norm or linalg_vector_norm
+            raise RuntimeError(
+                "this rank has only its shard of the gradient, so its norm is not the model's: call clip_grad_norm_() "
+                "of the ZeRO3 model (or use gradient.as_subclass(torch.Tensor), if you want the shard's norm)"
+            )
+        if not is_attribute and name not in ("detach_", "requires_grad_", "as_subclass"):
+            for gradient in [
+                value for value in tree_leaves((args, kwargs)) if isinstance(value, cls)
+            ]:
+                if name in ("zero_", "_foreach_zero_"):
+                    gradient.incomplete = False
+                elif gradient.incomplete:
+                    raise RuntimeError(
+                        f"{name}() needs a gradient that is not complete: call finish_gradient_sync() after backward()"
+                    )
+        with torch._C.DisableTorchFunctionSubclass():
+            result = function(*args, **(kwargs or {}))
+            if (
+                function is torch._amp_foreach_non_finite_check_and_unscale_
+            ):  # GradScaler: all ranks skip, or none
+                dist.all_reduce(args[1], op=dist.ReduceOp.MAX, group=args[0][0].group)
+        return result
+
+
+class GradientBucket(ShardedBucket):
+    """A ShardedBucket whose shard.grad is a ShardOfGradient.
+
+    `marker` is shard.grad at the end of backward, if the bucket still has something to add to it.
+    """
+
+    marker: ShardOfGradient | None = None
+
+    def mark(self) -> None:
+        """Begin shard.grad, so that zero_grad() leaves a trace."""
+        shard = self.flat_parameter.shard
+        if self.flat is None:
+            return
+        if not isinstance(shard.grad, ShardOfGradient):
+            gradient = torch.zeros_like(shard) if shard.grad is None else shard.grad
+            shard.grad = gradient.detach().as_subclass(ShardOfGradient)
+        self.marker, shard.grad.incomplete = shard.grad, True
+
+    def wait(self) -> None:
+        """Add this rank's shard of the mean gradient to shard.grad, unless zero_grad() was called since backward()."""
+        if self.in_flight is None:
+            return
+        marker, self.marker, shard = self.marker, None, self.flat_parameter.shard
+        if marker is not None and (shard.grad is not marker or not marker.incomplete):
+            self.drop()
+            return
+        if marker is not None:
+            marker.incomplete = False
+        super().wait()
+        if not isinstance(shard.grad, ShardOfGradient):
+            shard.grad = shard.grad.as_subclass(ShardOfGradient)
+        shard.grad.group = self.layout.group
+
+    def drop(self) -> None:
+        """Drop what has not been added to shard.grad."""
+        if self.in_flight is not None:
+            self.in_flight.wait()
+        self.flat = self.views = self.in_flight = self.marker = None
 
 
 # %% tags=["export"] module="reducing"
@@ -156,6 +240,12 @@ class GradientReducer:
         self.missing = {bucket: set(range(len(bucket.parameters))) for bucket in self.buckets}
         self.launched: list[ShardedBucket] = []
 
+    def drop(self) -> None:
+        """Drop the gradients of a backward() that has not been finished."""
+        for bucket in self.buckets:
+            bucket.drop()
+        self._begin()
+
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)
         watch_gradients(self.buckets, self.on_gradient)  # deepcopy does not copy hooks
@@ -174,7 +264,14 @@ class GradientReducer(GradientReducer):
         bucket = self.buckets[bucket_index]
         if index not in self.missing[bucket]:
             raise RuntimeError(
-                "got a second gradient for this parameter: call finish_gradient_sync() after each backward()"
+                f"got a second gradient for {describe(bucket.parameters[index])}: call finish_gradient_sync() after "
+                "each backward(). If there was only one backward(), this layer is probably called twice under "
+                "reentrant checkpointing: use checkpoint(..., use_reentrant=False)"
+            )
+        if bucket.parameters[index].grad.layout is not torch.strided:
+            raise RuntimeError(
+                f"{describe(bucket.parameters[index])} has a sparse gradient, which cannot be sharded: "
+                "use nn.Embedding(..., sparse=False)"
             )
         self.missing[bucket].remove(index)
         bucket.pack(index)
@@ -228,11 +325,12 @@ def needs_gradient(value) -> bool:
 class AfterBackward(torch.autograd.Function):
     """The identity on a unit's inputs. It calls post_backward() when backward is done with this call of the unit.
 
-    Autograd computes the gradients of a unit's inputs last, so the gradients of its parameters are packed by then.
+    Autograd computes the gradients of a unit's inputs last, so the gradients of its parameters are packed by then. The
+    witness gets no gradient, but tells whether this backward is for parameters.
     """
 
     @staticmethod
-    def forward(ctx, post_backward, *inputs: torch.Tensor):
+    def forward(ctx, post_backward, witness: torch.Tensor, *inputs: torch.Tensor):
         ctx.post_backward = post_backward
         ctx.set_materialize_grads(False)  # an input without a gradient gets None, not zeros
         return inputs
@@ -240,7 +338,7 @@ class AfterBackward(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *gradients: torch.Tensor):
         ctx.post_backward()
-        return None, *gradients
+        return None, None, *gradients
 
 
 # %% [markdown]
@@ -252,6 +350,7 @@ class AfterBackward(torch.autograd.Function):
 # %%ranks
 """State dicts of a sharded model: full ones, and sharded ones for torch.distributed.checkpoint."""
 
+import copy
 from collections.abc import Iterable
 
 import torch
@@ -275,6 +374,158 @@ def expect_no_full_parameters(wrapper: nn.Module, keys) -> None:
     """Let a wrapper's load_state_dict() accept a state without the module's parameters."""
     full = {name for name, _ in wrapper.module.named_parameters("module", remove_duplicate=False)}
     keys.missing_keys[:] = [key for key in keys.missing_keys if key not in full]
+
+
+# %% [markdown]
+# The next cell is given, too, and you don't need to read it. It notices models that cannot be sharded, and changes of a
+# model that come after sharding it.
+
+
+# %% tags=["export"] module="sharded_guards"
+# %%ranks
+"""Guards of a sharded model: what cannot be sharded, and what must not change afterwards, raises an error."""
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from solutions.units import ReshardedParameter, ShardedFlatParameter, describe
+
+
+def memory_of(tensor: torch.Tensor) -> tuple[int, int, int]:
+    """Return a tensor's storage, and the first and the last byte that the tensor uses there."""
+    begin = tensor.storage_offset() * tensor.element_size()
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    span = sum((length - 1) * stride for length, stride in steps) * tensor.element_size()
+    return tensor.untyped_storage().data_ptr(), begin, begin + span
+
+
+def expect_shardable(module: nn.Module) -> None:
+    """Raise a ValueError that names a parameter or layer which cannot be sharded."""
+    for path, layer in module.named_modules():
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse:
+            raise ValueError(
+                f"the layer {path!r} has sparse gradients, which cannot be sharded: build it with sparse=False"
+            )
+    for name, parameter in module.named_parameters():
+        if isinstance(parameter, ReshardedParameter):
+            raise ValueError(f"{describe(parameter)} is sharded already: wrap a model only once")
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise ValueError(
+                f"the parameter {name!r} is uninitialized: run a forward before you wrap the model"
+            )
+        if parameter.layout is not torch.strided:
+            raise ValueError(
+                f"the parameter {name!r} is sparse, and cannot be sharded: replace it with a dense one"
+            )
+        if parameter.requires_grad and any(
+            length > 1 and stride == 0
+            for length, stride in zip(parameter.shape, parameter.stride(), strict=True)
+        ):
+            raise ValueError(
+                f"elements of the parameter {name!r} share memory: replace it with a copy, .clone()"
+            )
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    places = [
+        (*memory_of(tensor), name, tensor)
+        for name, tensor in tensors
+        if tensor.numel() and not tensor.is_meta
+    ]
+    places = sorted((place for place in places if place[0]), key=lambda place: place[:3])
+    for one, other in pairwise(places):
+        is_trained = one[-1].requires_grad or other[-1].requires_grad
+        if one[0] == other[0] and other[1] <= one[2] and is_trained:
+            raise ValueError(
+                f"{one[-2]!r} and {other[-2]!r} share memory, but are different tensors, and would be sharded apart: "
+                "tie them by using one nn.Parameter in both places, or give one of them a copy"
+            )
+
+
+@torch.no_grad()
+def broadcast_buffers(module: nn.Module, group: dist.ProcessGroup | None) -> None:
+    """Give every rank the buffers of the group's first rank, whatever their memory layout.
+
+    Communication: one broadcast per buffer.
+    """
+    for buffer in module.buffers():
+        # An expanded dimension has one element in memory.
+        own = buffer[
+            tuple(slice(0, 1) if stride == 0 else slice(None) for stride in buffer.stride())
+        ]
+        sent = own.contiguous()
+        dist.broadcast(sent, group=group, group_src=0)
+        if sent is not own:
+            own.copy_(sent)
+
+
+def tensors_in(value, seen: set[int] | None = None) -> Iterator[torch.Tensor]:
+    """Yield the tensors in a unit's output: in containers, dataclasses and other objects."""
+    seen = set() if seen is None else seen
+    if isinstance(value, torch.Tensor):
+        yield value
+        return
+    if (
+        isinstance(value, str | bytes | int | float | nn.Module | type)
+        or value is None
+        or id(value) in seen
+    ):
+        return
+    seen.add(id(value))
+    if isinstance(value, dict):
+        parts = value.values()
+    elif isinstance(value, list | tuple | set):
+        parts = value
+    elif dataclasses.is_dataclass(value):
+        parts = [getattr(value, field.name, None) for field in dataclasses.fields(value)]
+    else:
+        parts = getattr(value, "__dict__", {}).values()
+    for part in parts:
+        yield from tensors_in(part, seen)
+
+
+class UnchangedParameters:
+    """Notices a parameter that was frozen, unfrozen, replaced, moved or added after the model was sharded."""
+
+    def __init__(self, module: nn.Module, flat_parameters: Iterable[ShardedFlatParameter]):
+        flat_of = {p: flat for flat in flat_parameters for p in flat.layout.parameters}
+        self.places = []  # each layer that has a parameter, its name there and in the model, and its flat parameter
+        for path, layer in module.named_modules():
+            for key, parameter in layer.named_parameters(recurse=False):
+                name = f"{path}.{key}" if path else key
+                self.places.append((layer, key, name, parameter, flat_of[parameter]))
+                if not hasattr(parameter, "name_in_model"):
+                    parameter.name_in_model = name  # for error messages
+        self.layers = [
+            (path, layer, len(layer._parameters), len(layer._modules))
+            for path, layer in module.named_modules()
+        ]
+
+    def check(self) -> None:
+        """Raise a RuntimeError that names a parameter which is not what it was."""
+        with torch._C.DisableTorchFunctionSubclass():
+            for layer, key, name, parameter, flat in self.places:
+                change = None
+                if layer._parameters.get(key) is not parameter:
+                    change = "was replaced"
+                elif parameter.requires_grad != flat.shard.requires_grad:
+                    change = "was unfrozen" if parameter.requires_grad else "was frozen"
+                elif parameter.untyped_storage()._cdata != flat.flat_param.untyped_storage()._cdata:
+                    change = "got other memory (by assigning .data, or by .to())"
+                if change:
+                    raise RuntimeError(
+                        f"the parameter {name!r} {change} after the model was sharded, so its shards would no longer "
+                        "train it: change the model first, and wrap it again. full_state_dict() has its values"
+                    )
+        for path, layer, parameters, modules in self.layers:
+            if len(layer._parameters) != parameters or len(layer._modules) != modules:
+                raise RuntimeError(
+                    f"a parameter or layer was added to or removed from {path or 'the model'!r} after the model was "
+                    "sharded: change the model first, and wrap it again"
+                )
 
 
 # %% [markdown]
@@ -313,6 +564,11 @@ class ZeRO3(nn.Module):
     reach the same ones. As in FSDP2, a unit may not change an input that needs a gradient in place: autograd raises a
     RuntimeError.
 
+    The module's own parameters have memory only while their unit computes. Reading or changing them in between raises a
+    RuntimeError, and so does backward() if one was frozen, unfrozen, replaced or added after wrapping. A loss must
+    depend on what a unit returns, not on tensors that it has stored elsewhere. The gradient of a parameter that no rank
+    used is zeros, not None, so weight decay and momentum change it, unlike in one process.
+
     Args:
         units: submodules that are unsharded one at a time; by default, the layers of the module's ModuleLists and
             Sequentials.
@@ -348,13 +604,13 @@ class ZeRO3(ZeRO3):
         materializer=None,
     ):
         super().__init__()
+        expect_shardable(module)
         self.module, self.group = module, group
         new_flat_parameter = None  # the default, which also broadcasts the parameters
         if materializer is not None:
             materializer.fill_buffers(module)
             new_flat_parameter = partial(DeferredFlatParameter, materializer=materializer)
-        for buffer in module.buffers():
-            dist.broadcast(buffer, group=group, group_src=0)
+        broadcast_buffers(module, group)
 
         unit_of = shard_into_units(
             module, units, compute_dtype, reshard_after_forward, group, new_flat_parameter
@@ -365,12 +621,17 @@ class ZeRO3(ZeRO3):
 
         self.prefetcher = Prefetcher(prefetch)
         self.buckets_of = {
-            unit: [ShardedBucket(flat) for flat in unit.flat_parameters if flat.shard.requires_grad]
+            unit: [
+                GradientBucket(flat) for flat in unit.flat_parameters if flat.shard.requires_grad
+            ]
             for unit in self.units
         }
         self.reducer = GradientReducer(list(chain.from_iterable(self.buckets_of.values())))
         self.calls: dict[Unit, Call] = {}  # the current call of each unit whose forward is running
         self.pending = False  # whether backward has run since the last finish_gradient_sync()
+        self.backward_runs = self.is_for_inputs = False  # set by _begin_backward() and _end_call()
+        self.witness = torch.empty(0, requires_grad=True)
+        self.unchanged = UnchangedParameters(module, self.flat_parameters)
 
         self._register_hooks(unit_of)
 
@@ -380,7 +641,10 @@ class ZeRO3(ZeRO3):
 class ZeRO3(ZeRO3):
     def _register_hooks(self, unit_of: dict[nn.Module, Unit]) -> None:
         for submodule, unit in unit_of.items():
-            submodule.register_forward_pre_hook(partial(self.pre_forward, unit), with_kwargs=True)
+            # First, because other hooks may use the parameters, such as those of weight_norm.
+            submodule.register_forward_pre_hook(
+                partial(self.pre_forward, unit), prepend=True, with_kwargs=True
+            )
             submodule.register_forward_hook(partial(self.post_forward, unit))
         self.register_state_dict_post_hook(drop_full_parameters)
         self.register_load_state_dict_post_hook(expect_no_full_parameters)
@@ -401,9 +665,15 @@ class ZeRO3(ZeRO3):
         Communication: one all-gather per flat parameter. A unit has one for each dtype and device of its parameters,
             and separate ones for frozen parameters.
         """
-        # After an earlier micro-batch that was not finished, some gradients may still be in buckets.
+        is_in_backward = (
+            torch._C._current_graph_task_id() != -1
+        )  # checkpointing runs this forward again
         if self.pending:
+            if self.backward_runs and not is_in_backward:
+                self.reducer.drop()  # an error ended the last backward
+            # After an earlier micro-batch that was not finished, some gradients may still be in buckets.
             self.finish_gradient_sync()
+        self.backward_runs = self.backward_runs and is_in_backward
         self._reshard_all()  # after a forward without backward, the root still has the parameters of that time
         self.prefetcher.begin_forward()
         output = self.module(*inputs, **kwargs)
@@ -485,11 +755,15 @@ class ZeRO3(ZeRO3):
     def _watch_inputs(self, unit: Unit, inputs: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """Return the inputs, such that autograd calls post_backward() when it is done with this call of the unit."""
         call = self.calls[unit] = Call()
+        call.begins_at = torch._C._autograd._get_sequence_nr()
+        call.versions = [flat.shard._version for flat in unit.flat_parameters]
         leaves, structure = tree_flatten((inputs, kwargs))
         indices = [index for index, leaf in enumerate(leaves) if needs_gradient(leaf)]
         if indices:
             tensors = [leaves[index] for index in indices]
-            watched = AfterBackward.apply(lambda: self.post_backward(unit, call), *tensors)
+            watched = AfterBackward.apply(
+                lambda: self._end_call(unit, call), self.witness, *tensors
+            )
             for index, tensor in zip(indices, watched, strict=True):
                 leaves[index] = tensor
         return tree_unflatten(leaves, structure)
@@ -500,10 +774,57 @@ class ZeRO3(ZeRO3):
         The hooks keep the call alive: it stays in the unit's open_calls for as long as backward may reach it.
         """
         call = self.calls.pop(unit)
-        for leaf in tree_leaves(output):
-            if needs_gradient(leaf):
+
+        def hook(_gradient: Tensor) -> None:
+            self._begin_call(unit, call)
+
+        for tensor in tensors_in(output):
+            if needs_gradient(tensor):
                 unit.open_calls.add(call)
-                leaf.register_hook(lambda _gradient: self.pre_backward(unit, call))
+                tensor.register_hook(hook)
+                # If somebody changes a view in place, backward passes its base, but not the view itself.
+                node = None if tensor._base is None else tensor._base.grad_fn
+                if node is not None and node._sequence_nr() >= call.begins_at:
+                    tensor._base.register_hook(hook)
+
+    def _begin_call(self, unit: Unit, call: Call) -> None:
+        """Call pre_backward(), if this backward is possible."""
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "create_graph=True is not supported, because collectives do not record a graph: compute a gradient "
+                "penalty with the module itself, before you wrap it"
+            )
+        if call.versions != [flat.shard._version for flat in unit.flat_parameters]:
+            raise RuntimeError(
+                f"{describe(unit.flat_parameters[0].layout.parameters[0])} has changed since this forward, "
+                "for example in optimizer.step(), so its gradients would be wrong: run forward again before backward()"
+            )
+        if not self.backward_runs:
+            self.backward_runs, self.is_for_inputs = True, False
+            Variable._execution_engine.queue_callback(self._end_backward)
+        self.pre_backward(unit, call)
+
+    def _end_call(self, unit: Unit, call: Call) -> None:
+        """Call post_backward(), unless autograd.grad() needs the gradients of inputs only, and those of units later."""
+        witness = torch.autograd.graph.get_gradient_edge(self.witness).node
+        if torch._C._will_engine_execute_node(witness):
+            self.post_backward(unit, call)
+        else:
+            self.is_for_inputs = True
+
+    def _end_backward(self) -> None:
+        """Look for changes of the model, and let zero_grad() drop the gradients that are still in buckets."""
+        self.backward_runs = False
+        self.unchanged.check()
+        if self.is_for_inputs:
+            if any(bucket.flat is not None for bucket in self.reducer.buckets):
+                raise RuntimeError(
+                    "backward(inputs=...) is not supported for parameters: leave out inputs"
+                )
+            self._reshard_all()
+            self.pending = False
+        for bucket in self.reducer.buckets:
+            bucket.mark()
 
 
 # %% tags=["check"] grade_id="check-forward" points=3
@@ -612,10 +933,28 @@ class ZeRO3(ZeRO3):
         Returns:
             The norm before scaling.
         """
-        gradients = [shard.grad for shard in self.shards if shard.grad is not None]
+        if self.pending:
+            self.finish_gradient_sync()
+        shards = [shard for shard in self.shards if shard.grad is not None]
+        gradients = [
+            shard.grad.as_subclass(Tensor) for shard in shards
+        ]  # the plain tensors, in the same memory
         return clip_shards_(gradients, max_norm, self.group)
 
     # Saving, loading and copying.
+
+    def get_extra_state(self) -> Tensor:
+        """Record whose shards a state_dict() holds."""
+        return torch.tensor([dist.get_rank(self.group), dist.get_world_size(self.group)])
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Raise a RuntimeError if load_state_dict() got the shards of another rank."""
+        if not torch.equal(state.cpu(), self.get_extra_state()):
+            raise RuntimeError(
+                f"this state_dict() holds the shards of rank {state[0]} of {state[1]}, and this is rank "
+                f"{dist.get_rank(self.group)} of {dist.get_world_size(self.group)}: let each rank save and load its "
+                "own, or use full_state_dict() and load_full_state_dict()"
+            )
 
     def full_state_dict(self) -> dict[str, torch.Tensor]:
         """Gather what module.state_dict() would return without sharding. See gather_full_state()."""
@@ -623,17 +962,27 @@ class ZeRO3(ZeRO3):
 
     def load_full_state_dict(self, state_dict: dict[str, torch.Tensor]) -> None:
         """Keep this rank's shard of a full state. See load_full_state()."""
+        self._reshard_all()  # the root may still have the old values
         load_full_state(self.module, self.flat_parameters, state_dict)
+        load_extra_state(self.module, tensors_and_extra(state_dict)[1])
 
     def sharded_state_dict(self, optimizer: torch.optim.Optimizer) -> dict:
         """View this rank's shards for torch.distributed.checkpoint. See sharded_state()."""
+        if extra := tensors_and_extra(self.module.state_dict(keep_vars=True))[1]:
+            raise ValueError(
+                f"a sharded state cannot hold {sorted(extra)}: use full_state_dict(), which does"
+            )
         return sharded_state(self.module, self.flat_parameters, optimizer)
 
     def __deepcopy__(self, memo: dict) -> nn.Module:
+        self._reshard_all()
         for flat_parameter in self.flat_parameters:
             # deepcopy cannot copy a parameter without memory. These become slices of the copied flat_param.
             for parameter in flat_parameter.layout.parameters:
-                memo[id(parameter)] = nn.Parameter(parameter.detach(), parameter.requires_grad)
+                alias = parameter.detach().as_subclass(Tensor)
+                copied = memo[id(parameter)] = nn.Parameter(alias, parameter.requires_grad)
+                copied.name_in_model = parameter.name_in_model
+        memo[id(self.group)] = self.group  # the copy communicates in the same group
         copied = memo[id(self)] = self.__class__.__new__(self.__class__)
         copied.__setstate__(copy.deepcopy(self.__dict__, memo))
         return copied
@@ -684,6 +1033,21 @@ class ZeRO3(ZeRO3):
 
 # %% tags=["export"] module="model_state"
 # %%ranks
+EXTRA = "_extra_state"  # what a layer's get_extra_state() returns has a name that ends like this
+
+
+def tensors_and_extra(state: dict) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
+    """Split a state dict into its tensors and the extra states of layers, which may be any objects."""
+    extra = {name: value for name, value in state.items() if name.endswith(EXTRA)}
+    return {name: value for name, value in state.items() if name not in extra}, extra
+
+
+def load_extra_state(module: nn.Module, extra: dict[str, object]) -> None:
+    """Give each layer its extra state back."""
+    for name, value in extra.items():
+        module.get_submodule(name.removesuffix(EXTRA).rstrip(".")).set_extra_state(value)
+
+
 def values_in(
     module: nn.Module, state_dict: dict[str, torch.Tensor]
 ) -> dict[torch.Tensor, torch.Tensor]:
@@ -692,11 +1056,13 @@ def values_in(
     Raises:
         ValueError: if the state belongs to another module.
     """
-    own = module.state_dict(keep_vars=True)
+    own, own_extra = tensors_and_extra(module.state_dict(keep_vars=True))
+    state_dict, extra = tensors_and_extra(state_dict)
     own_shapes = {name: value.shape for name, value in own.items()}
     given_shapes = {name: value.shape for name, value in state_dict.items()}
-    if own_shapes != given_shapes:
-        different = sorted({name for name, _ in own_shapes.items() ^ given_shapes.items()})
+    if own_shapes != given_shapes or own_extra.keys() != extra.keys():
+        different = {name for name, _ in own_shapes.items() ^ given_shapes.items()}
+        different = sorted(different | (own_extra.keys() ^ extra.keys()))
         raise ValueError(
             "this state belongs to another module: "
             f"{different} are not in both, or do not have the same shape in both"
@@ -721,7 +1087,12 @@ def gather_full_state(
         flat = gather_shards(flat_parameter.shard, layout.group)
         full_value |= zip(layout.parameters, layout.views(flat), strict=True)
     state = module.state_dict(keep_vars=True)
-    return {name: full_value.get(value, value).detach().clone() for name, value in state.items()}
+    return {
+        name: copy.deepcopy(value)
+        if name.endswith(EXTRA)
+        else full_value.get(value, value).detach().clone()
+        for name, value in state.items()
+    }
     ### END SOLUTION
 
 
@@ -968,6 +1339,10 @@ class Materializer:
 
     def fill_buffers(self, module: nn.Module) -> None:
         """Materialize the module's buffers that are on the meta device. They stay the same objects."""
+        for layer in module.modules():
+            if isinstance(layer, nn.RNNBase):
+                # Tensors that have weak references cannot be swapped.
+                layer._flat_weight_refs = [None] * len(layer._flat_weights_names)
         for buffer in module.buffers():
             if buffer.is_meta:
                 torch.utils.swap_tensors(buffer, self.value_of(buffer))
@@ -1024,11 +1399,11 @@ class DeferredFlatParameter(ShardedFlatParameter):
     ):
         self.layout, first = FlatLayout(parameters, group), parameters[0]
         padded_numel = dist.get_world_size(group) * self.layout.shard_shape.numel()
-        dtype = compute_dtype or first.dtype
+        dtype = compute_dtype if compute_dtype and first.is_floating_point() else first.dtype
         # Neither a tensor nor a view can be created without memory, so flat_param has some until reshard().
         self.flat_param = torch.empty(padded_numel, dtype=dtype, device=materializer.device)
         views = self.layout.views(self.flat_param)
-        self.reshard()
+        self.flat_param.untyped_storage().resize_(0)
         own_shard = materializer.shard_of(self.layout)
         self.shard = nn.Parameter(own_shard, requires_grad=first.requires_grad)
         for parameter, view in zip(parameters, views, strict=True):
@@ -1036,6 +1411,7 @@ class DeferredFlatParameter(ShardedFlatParameter):
             empty = nn.Parameter(view.new_empty(0), requires_grad=parameter.requires_grad)
             torch.utils.swap_tensors(parameter, empty)
             parameter.data = view
+        self.reshard()
 
 
 # %% [markdown]

@@ -51,7 +51,7 @@ Shape legend: B batch, T tokens, D model width, N ranks of the group.
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from solutions.async_collectives import launch_all_gather, launch_reduce_scatter
@@ -201,7 +201,39 @@ def own_shard(tensor: Tensor, dim: int, group: ProcessGroup | None, what: str) -
         )
     # A copy, because a view would keep the whole tensor alive.
     shard = tensor.detach().chunk(world_size, dim)[dist.get_rank(group)]
-    return shard.clone(memory_format=torch.contiguous_format)
+    shard = shard.clone(memory_format=torch.contiguous_format)
+    return like(tensor, shard)
+
+
+def like(whole: Tensor, shard: Tensor) -> Tensor:
+    """Make the shard of a parameter a parameter, which is frozen if the whole one is."""
+    return nn.Parameter(shard, whole.requires_grad) if isinstance(whole, nn.Parameter) else shard
+
+
+def as_parameter(tensor: Tensor) -> nn.Parameter:
+    """Return a parameter as it is, and train any other tensor."""
+    return tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor)
+
+
+def expect_plain(layer: nn.Module, kind: type[nn.Module]) -> None:
+    """Raise a ValueError if a layer computes something that would be lost when its parameters are split."""
+    hooks = [
+        layer._forward_pre_hooks,
+        layer._forward_hooks,
+        layer._backward_pre_hooks,
+        layer._backward_hooks,
+    ]
+    hooks += [parameter._backward_hooks for parameter in layer.parameters()]
+    is_plain = (
+        type(layer).forward is kind.forward
+        and "forward" not in vars(layer)
+        and "weight" in layer._parameters
+    )
+    if not is_plain or layer._modules or any(hooks):
+        raise ValueError(
+            f"cannot split a {type(layer).__name__} that has hooks, a parametrization or a forward() of "
+            f"its own, because they would be lost: split a plain {kind.__name__}"
+        )
 
 
 # %% tags=["export"] module="tensor_operators"
@@ -319,8 +351,8 @@ class ColumnParallelLinear(nn.Module):
     ):
         super().__init__()
         self.group, self.gather_output, self.enter = group, gather_output, enter
-        self.weight = nn.Parameter(weight)
-        self.bias = None if bias is None else nn.Parameter(bias)
+        self.weight = as_parameter(weight)
+        self.bias = None if bias is None else as_parameter(bias)
 
 
 # %% tags=["exercise", "export"] grade_id="column-parallel-linear"
@@ -341,6 +373,7 @@ class ColumnParallelLinear(ColumnParallelLinear):
             ValueError: if N does not divide the number of outputs.
         """
         ### BEGIN SOLUTION
+        expect_plain(linear, nn.Linear)
         weight = own_shard(linear.weight, 0, group, "the outputs of a linear layer")
         bias = None if linear.bias is None else own_shard(linear.bias, 0, group, "the bias")
         ### END SOLUTION
@@ -403,8 +436,8 @@ class RowParallelLinear(nn.Module):
     ):
         super().__init__()
         self.group, self.leave = group, leave
-        self.weight = nn.Parameter(weight)
-        self.bias = None if bias is None else nn.Parameter(bias)
+        self.weight = as_parameter(weight)
+        self.bias = None if bias is None else as_parameter(bias)
 
 
 # %% tags=["exercise", "export"] grade_id="row-parallel-linear"
@@ -423,8 +456,9 @@ class RowParallelLinear(RowParallelLinear):
             ValueError: if N does not divide the number of inputs.
         """
         ### BEGIN SOLUTION
+        expect_plain(linear, nn.Linear)
         weight = own_shard(linear.weight, 1, group, "the inputs of a linear layer")
-        bias = None if linear.bias is None else linear.bias.detach().clone()
+        bias = None if linear.bias is None else like(linear.bias, linear.bias.detach().clone())
         return cls(weight, bias, group, leave)
         ### END SOLUTION
 
@@ -538,7 +572,7 @@ class ParallelAttention(ParallelAttention):
         def own_rows(rows: Tensor) -> Tensor:
             ### BEGIN SOLUTION
             by_head = rows.unflatten(0, (3, attention.heads, -1))
-            return own_shard(by_head, 1, group, "the heads of attention").flatten(0, 2)
+            return like(rows, own_shard(by_head, 1, group, "the heads of attention").flatten(0, 2))
             ### END SOLUTION
 
         whole = attention.query_key_value
@@ -601,7 +635,22 @@ def vocabulary_shard(rows: Tensor, group: ProcessGroup | None) -> Tensor:
     """
     padding = -len(rows) % dist.get_world_size(group)
     padded = torch.cat([rows.detach(), rows.new_zeros(padding, *rows.shape[1:])])
-    return own_shard(padded, 0, group, "the vocabulary")
+    return like(rows, own_shard(padded, 0, group, "the vocabulary"))
+
+
+def expect_in_vocabulary(tokens: Tensor, vocabulary: int, ignored: int | None = None) -> None:
+    """Raise an IndexError for a token that no rank has. On a GPU, the assertion of torch waits for nothing."""
+    if type(tokens) is not Tensor or tokens.is_meta or torch.compiler.is_compiling():
+        return
+    is_known = (tokens >= 0) & (tokens < vocabulary)
+    is_known = is_known if ignored is None else is_known | (tokens == ignored)
+    if tokens.device.type != "cpu":
+        torch._assert_async(is_known.all(), f"a token is not in the vocabulary of {vocabulary}")
+    elif not is_known.all():
+        wrong = tokens[~is_known][0].item()
+        raise IndexError(
+            f"there is a token {wrong}, but the vocabulary has {vocabulary}, from 0 to {vocabulary - 1}"
+        )
 
 
 # %% tags=["export"] module="vocabulary"
@@ -626,7 +675,9 @@ class VocabParallelEmbedding(nn.Module):
         leave: Callable = sum_over_ranks,
     ):
         super().__init__()
-        self.group, self.leave, self.weight = group, leave, nn.Parameter(weight)
+        self.group, self.leave, self.weight = group, leave, as_parameter(weight)
+        self.vocabulary = len(self.weight) * dist.get_world_size(group)
+        self.padding_idx: int | None = None  # among this rank's rows
 
 
 # %% tags=["exercise", "export"] grade_id="vocab-parallel-embedding" module="vocabulary"
@@ -639,16 +690,30 @@ class VocabParallelEmbedding(VocabParallelEmbedding):
         group: ProcessGroup | None = None,
         leave: Callable = sum_over_ranks,
     ) -> "VocabParallelEmbedding":
-        """Keep this rank's part of an embedding that is the same on every rank."""
-        return cls(vocabulary_shard(embedding.weight, group), group, leave)
+        """Keep this rank's part of an embedding that is the same on every rank.
+
+        Raises:
+            ValueError: for max_norm, scale_grad_by_freq and sparse, which are not supported.
+        """
+        expect_plain(embedding, nn.Embedding)
+        for setting in ("max_norm", "scale_grad_by_freq", "sparse"):
+            if getattr(embedding, setting):
+                raise ValueError(f"cannot split an embedding with {setting}: build it without")
+        own = cls(vocabulary_shard(embedding.weight, group), group, leave)
+        own.vocabulary = embedding.num_embeddings
+        if embedding.padding_idx is not None:
+            row = embedding.padding_idx - dist.get_rank(group) * len(own.weight)
+            own.padding_idx = row if 0 <= row < len(own.weight) else None
+        return own
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the rows of the tokens."""
         ### BEGIN SOLUTION
+        expect_in_vocabulary(tokens, self.vocabulary)
         own_rows = len(self.weight)
         index = tokens - dist.get_rank(self.group) * own_rows
         elsewhere = (index < 0) | (index >= own_rows)
-        found = F.embedding(index.masked_fill(elsewhere, 0), self.weight)
+        found = F.embedding(index.masked_fill(elsewhere, 0), self.weight, self.padding_idx)
         return self.leave(found.masked_fill(elsewhere.unsqueeze(-1), 0), self.group)
         ### END SOLUTION
 
@@ -697,9 +762,15 @@ check.VocabParallelEmbedding()
 # %% tags=["exercise", "export"] grade_id="vocab-parallel-cross-entropy" module="vocabulary"
 # %%ranks
 def vocab_parallel_cross_entropy(
-    logits_shard: Tensor, targets: Tensor, group: ProcessGroup | None = None
+    logits_shard: Tensor,
+    targets: Tensor,
+    group: ProcessGroup | None = None,
+    *,
+    ignore_index: int = -100,
 ) -> Tensor:
     """Return the mean cross-entropy of logits that are split over the ranks along the vocabulary.
+
+    As in F.cross_entropy, targets of ignore_index do not count.
 
     Shape: logits_shard [..., V / N]; targets [...]; returns a scalar.
     Communication: two all-reduces in forward, of one and two numbers per target; none in backward.
@@ -707,6 +778,7 @@ def vocab_parallel_cross_entropy(
     """
     # In float32 at least, as torch's own cross_entropy computes inside.
     logits = logits_shard.to(torch.promote_types(logits_shard.dtype, torch.float32))
+    expect_in_vocabulary(targets, logits.shape[-1] * dist.get_world_size(group), ignore_index)
     ### BEGIN SOLUTION
     maximum = logits.detach().amax(-1)
     dist.all_reduce(maximum, op=dist.ReduceOp.MAX, group=group)
@@ -719,7 +791,8 @@ def vocab_parallel_cross_entropy(
     own_sum, own_target_logit = shifted.exp().sum(-1), picked.masked_fill(elsewhere, 0)
     ### END SOLUTION
     total, target_logit = sum_over_ranks(torch.stack([own_sum, own_target_logit]), group)
-    return (total.log() - target_logit).mean()
+    counts = targets != ignore_index
+    return (total.log() - target_logit).masked_fill(~counts, 0).sum() / counts.sum()
 
 
 # %% tags=["check"] grade_id="check-vocab-parallel-cross-entropy" points=2

@@ -392,22 +392,26 @@ check.Neighbors()
 # %% tags=["export"]
 # %%ranks
 class PostponeWeight(torch.autograd.Function):
-    """Compute x Wᵀ. Backward computes the gradient of x, and only keeps the factors of W's gradient."""
+    """Compute x Wᵀ + b. Backward keeps the factors of W's gradient, and computes the other gradients.
+
+    W is not among the inputs that autograd sees, because its hooks must wait for its gradient. The anchor takes its
+    place: with it, the output requires a gradient in any case.
+    """
 
     @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor, terms: list) -> Tensor:
+    def forward(ctx, x: Tensor, bias: Tensor | None, anchor: Tensor, postponed: tuple) -> Tensor:
+        ctx.parameter, ctx.terms = postponed
+        weight = ctx.parameter.detach()
         ctx.save_for_backward(x, weight)
-        ctx.parameter, ctx.terms = (
-            weight,
-            terms,
-        )  # under activation checkpointing, the saved weight is another tensor
-        return F.linear(x, weight)
+        return F.linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx, gradient: Tensor):
         x, weight = ctx.saved_tensors
         ctx.terms.append((ctx.parameter, x.detach(), gradient))
-        return gradient @ weight if ctx.needs_input_grad[0] else None, None, None
+        of_x = gradient @ weight if ctx.needs_input_grad[0] else None
+        of_bias = gradient.flatten(0, -2).sum(0) if ctx.needs_input_grad[1] else None
+        return of_x, of_bias, None, None
 
 
 # %% tags=["export"]
@@ -422,30 +426,53 @@ class Chunk(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.is_first = is_first  # in the whole model, so nobody needs the gradients of its inputs
         self.kept: dict[int, tuple[Tensor, Tensor]] = {}  # input and output, by micro-batch
-        self.micro_batch = 0  # the one that is being computed
+        self.micro_batch: int | None = None  # the one that step() is computing
         self.terms: dict[int, list] = {}  # what run_weights() multiplies, by micro-batch
         if postpones:
             for layer in self.modules():
-                if isinstance(layer, nn.Linear):
+                if type(layer) is nn.Linear and "forward" not in vars(layer):
                     layer.forward = partial(self.postponing, layer)
 
-    def postponing(self, layer: nn.Linear, x: Tensor) -> Tensor:
-        """Compute a linear layer whose backward leaves the gradient of its weight to run_weights()."""
-        if not layer.weight.requires_grad:
-            return F.linear(x, layer.weight, layer.bias)
-        terms = self.terms.setdefault(self.micro_batch, [])
-        output = PostponeWeight.apply(x, layer.weight, terms)
-        return output if layer.bias is None else output + layer.bias
+    def can_postpone(self, layer: nn.Linear, x: Tensor) -> bool:
+        """Tell whether run_weights() would compute the right gradient, and nobody needs it earlier."""
+        weight = layer.weight
+        return (
+            self.micro_batch is not None  # outside of step(), nobody would call run_weights()
+            and type(layer) is nn.Linear  # a parametrization changes the class
+            and type(weight)
+            is nn.Parameter  # old weight_norm and pruning leave a tensor that is not a leaf
+            and weight.requires_grad
+            and not weight._backward_hooks
+            and not torch.is_autocast_enabled(x.device.type)
+            and not torch.compiler.is_compiling()
+            and x.dim() > 1
+        )
 
+    def postponing(self, layer: nn.Linear, x: Tensor) -> Tensor:
+        """Compute a linear layer whose backward leaves the gradient of its weight to run_weights(), where possible."""
+        if not self.can_postpone(layer, x):
+            return type(layer).forward(layer, x)
+        terms = self.terms.setdefault(self.micro_batch, [])
+        anchor = torch.empty(0, requires_grad=True)
+        return PostponeWeight.apply(x, layer.bias, anchor, (layer.weight, terms))
+
+    @torch.no_grad()
     def run_weights(self, micro_batch: int) -> None:
         """Compute the weight gradients that a micro-batch's backward has postponed, and add them."""
         for weight, x, gradient in self.terms.pop(micro_batch, []):
             product = gradient.flatten(0, -2).T @ x.flatten(0, -2)
             weight.grad = product if weight.grad is None else weight.grad + product
+            for hook in (weight._post_accumulate_grad_hooks or {}).values():
+                hook(weight)
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
             x = layer(x)
+            if not isinstance(x, Tensor):
+                raise TypeError(
+                    f"{type(layer).__name__} returns a {type(x).__name__}, but each layer of a pipeline "
+                    "must return one tensor: wrap it in a module that does"
+                )
         return x
 
 
@@ -525,6 +552,11 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 def header_of(tensor: Tensor) -> Tensor:
     """Describe a tensor in a small tensor of integers."""
+    if tensor.dtype not in DTYPES or tensor.dim() > HEADER - 2:
+        raise TypeError(
+            f"a stage cannot send an output of {tensor.dtype} in {tensor.dim()} dimensions: it may be "
+            f"of {', '.join(map(str, DTYPES))}, in at most {HEADER - 2} dimensions"
+        )
     lengths = [*tensor.shape, *[0] * (HEADER - 2 - tensor.dim())]
     return torch.tensor([DTYPES.index(tensor.dtype), tensor.dim(), *lengths], device=tensor.device)
 
@@ -622,10 +654,12 @@ class Pipeline:
     """Trains a list of layers, of which each rank of a group computes some.
 
     Args:
-        layers: All layers of the model, the same on every rank. Each takes one tensor and returns one.
+        layers: All layers of the model, the same on every rank. Each takes one tensor and returns one. A BatchNorm
+            normalizes each micro-batch by itself, unlike one process.
         schedule: "gpipe", "1f1b", "interleaved" or "zero_bubble", or the actions of each stage.
         micro_batches: The number of equal parts that a batch is divided into.
-        loss_fn: Returns the mean loss of a micro-batch, from the last layer's output and the targets.
+        loss_fn: Returns the mean loss of a micro-batch, from the last layer's output and the targets. The batch's loss
+            is the mean of these. If loss_fn ignores some targets, each micro-batch should have equally many.
         chunks: The number of chunks of layers per stage, if the schedule is "interleaved".
 
     Memory: the stage's own parameters, what backward needs of the micro-batches in flight, and until the end of a step
@@ -654,9 +688,12 @@ class Pipeline:
         self.neighbors = Neighbors(group)
         self.keep_own_layers(list(named_layers(layers)))
         self.losses: list[Tensor] = []
-        self.shape: torch.Size | None = None  # of the last inputs
+        self.circumstances: tuple = ()  # of the last step: on what the shape and dtype of outputs depend
         self.expected: dict[int, Tensor] = {}  # by chunk: a tensor like those that it receives
-        self.announced: set[int] = set()  # the chunks that have sent the next one a header
+        self.announced: dict[
+            int, tuple
+        ] = {}  # shape and dtype in the header that a chunk has sent the next one
+        self.is_running = False  # in step(), or after an error in it
 
 
 # %% tags=["export"]
@@ -702,7 +739,12 @@ class Pipeline(Pipeline):
         """Send an output to the next chunk. Before the first one, send a header that describes it."""
         if action.chunk not in self.announced:
             self.neighbors.send("F", header_of(output))
-            self.announced.add(action.chunk)
+            self.announced[action.chunk] = output.shape, output.dtype
+        if self.announced[action.chunk] != (output.shape, output.dtype):
+            raise ValueError(
+                f"micro-batch {action.micro_batch} has an output of {output.dtype}, shape {list(output.shape)}, "
+                f"but the next stage expects {self.announced[action.chunk]}: pad micro-batches to one shape"
+            )
         self.neighbors.send("F", output)
 
 
@@ -757,9 +799,21 @@ class Pipeline(Pipeline):
         if len(inputs) % self.micro_batches:
             parts = f"{self.micro_batches} equal micro-batches"
             raise ValueError(f"a batch of {len(inputs)} samples cannot be cut into {parts}")
-        if inputs.shape != self.shape:
-            self.expected, self.announced = {}, set()
-        self.shape, self.device, self.losses = inputs.shape, inputs.device, []
+        if len(targets) % self.micro_batches:
+            raise ValueError(
+                f"{len(targets)} targets cannot be cut into {self.micro_batches} equal micro-batches"
+            )
+        if self.is_running:
+            raise RuntimeError(
+                "an earlier step() ended with an error, and its messages may still be in flight: "
+                "start new ranks, and build the Pipeline from a checkpoint"
+            )
+        self.is_running, kind = True, inputs.device.type
+        autocast = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+        if self.circumstances != (inputs.shape, inputs.dtype, *autocast):
+            self.expected, self.announced = {}, {}
+        self.circumstances = inputs.shape, inputs.dtype, *autocast
+        self.device, self.losses = inputs.device, []
         parts = inputs.chunk(self.micro_batches), targets.chunk(self.micro_batches)
         earlier = self.set_tied_gradients_aside()
         for action in self.actions:
@@ -769,6 +823,7 @@ class Pipeline(Pipeline):
                 chunk.run_weights(action.micro_batch)
             else:
                 self.run(action, *parts)
+            chunk.micro_batch = None
         self.neighbors.finish()
         if self.tied:
             self.sum_tied_gradients()
@@ -777,6 +832,7 @@ class Pipeline(Pipeline):
         zero = torch.zeros((), dtype=torch.float64, device=inputs.device)
         loss = sum((each.double() for each in self.losses), zero)
         dist.broadcast(loss, group_src=self.stages - 1, group=self.group)
+        self.is_running = False
         return loss
 
 
