@@ -57,6 +57,13 @@ def unpack(message: Tensor) -> tuple[Tensor, Tensor]:
     return message[..., :numel], message[..., numel:].view(torch.float32)
 
 
+def forget_overflow(bucket: "CompressedBucket") -> None:
+    """After inf or NaN on any rank, keep neither for later steps. All ranks do so, because flat is the same."""
+    if not bucket.flat.sum().isfinite():
+        bucket.unsent.nan_to_num_(0, 0, 0)
+        bucket.memory.clear()
+
+
 class CompressedBucket(Bucket):
     """A bucket that sends what its compressor chooses, and keeps the rest in `unsent`, which papers call the *error*.
 
@@ -77,12 +84,6 @@ class CompressedBucket(Bucket):
         dtype = torch.promote_types(self.flat.dtype, torch.float32)
         self.unsent = torch.zeros_like(self.flat, dtype=dtype)
 
-    def forget_overflow(self) -> None:
-        """After inf or NaN on any rank, keep neither for later steps. All ranks do so, because flat is the same."""
-        if not self.flat.sum().isfinite():
-            self.unsent.nan_to_num_(0, 0, 0)
-            self.memory.clear()
-
     def launch(self) -> None:
         """Add the gradients to what is unsent, launch the compressor's first collective, and return at once."""
         self.unsent += self.flat
@@ -97,7 +98,7 @@ class CompressedBucket(Bucket):
         for handle in self.stages:
             handle.wait()
         self.handle = self.stages = None
-        self.forget_overflow()
+        forget_overflow(self)
 
 
 class Compressor:

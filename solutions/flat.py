@@ -96,7 +96,7 @@ class FlatGradients:
 
     def reset(self) -> None:
         """Fill the gradients with zeros, and drop the shard's mean gradient."""
-        self.flat.fill_(guards.UNUSED)  # zeros of a special kind
+        self.flat.fill_(guards.UNUSED)  # [Note: negative zeros]
         self.flat_parameter.shard.grad = None
         for parameter, view in zip(self.layout.parameters, self.views, strict=True):
             parameter.grad = view
@@ -110,7 +110,7 @@ class FlatGradients:
             return
         for parameter, view in zip(self.layout.parameters, self.views, strict=True):
             if parameter.grad is None:
-                view.fill_(guards.UNUSED)  # zeros of a special kind
+                view.fill_(guards.UNUSED)  # [Note: negative zeros]
             elif parameter.grad is not view:
                 view.copy_(parameter.grad)
             parameter.grad = view
@@ -118,9 +118,8 @@ class FlatGradients:
         self.flat_parameter.shard.grad = shard.div_(dist.get_world_size(self.layout.group))
         self.reduced_version = self.views[0]._version  # torch counts the views' changes
 
-    @torch.no_grad()
     def send_nan(self) -> None:
-        """Take part in reduce() on a rank that is about to raise an error (see shared/guards.py)."""
+        """Take part in reduce() on a rank that is about to raise an error (see shared/guards/alarms.py)."""
         reduce_scatter_(self.flat.fill_(torch.nan), self.layout.group)
 
     def holds_gradients(self) -> bool:

@@ -41,11 +41,11 @@ def average_gradients(module: nn.Module, group: dist.ProcessGroup | None = None)
         if not parameter.requires_grad:
             continue
         if parameter.grad is None:
-            parameter.grad = torch.full_like(parameter, guards.UNUSED)  # zeros of a special kind
+            parameter.grad = torch.full_like(parameter, guards.UNUSED)  # [Note: negative zeros]
         mean_over_ranks_(parameter.grad, group)
 
 
-@guards.guarded
+@guards.guarded(guards.PerParameter)
 class ManualDDP(nn.Module):
     """Trains a replica of a module on each rank of the group, as one process would train it on the full batch.
 

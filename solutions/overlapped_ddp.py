@@ -6,7 +6,6 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-import torch.distributed as dist
 from torch import nn
 from torch.profiler import record_function
 
@@ -127,7 +126,7 @@ class GradientSync:
         watch_gradients(self.queue.buckets, self.on_gradient)  # deepcopy does not copy hooks
 
 
-@guards.guarded
+@guards.guarded(guards.Overlapped)
 class OverlappedDDP(nn.Module):
     """Train a replica of module on each rank of the group, and average gradients while backward computes.
 
@@ -142,14 +141,7 @@ class OverlappedDDP(nn.Module):
         RuntimeError: in backward(), for a second gradient before finish_gradient_sync().
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        bucket_cap_mb: float = 25.0,
-        group: dist.ProcessGroup | None = None,
-        *,
-        compressor=None,
-    ):
+    def __init__(self, module: nn.Module, bucket_cap_mb: float = 25.0, group=None, *, compressor=None):
         super().__init__()
         self.module = module
         new_bucket = Bucket if compressor is None else compressor.new_bucket

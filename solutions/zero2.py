@@ -43,7 +43,7 @@ class ShardedBucket:
         parameter = self.parameters[index]
         gradient, parameter.grad = parameter.grad, None
         if gradient is None:
-            self.views[index].fill_(guards.UNUSED)  # zeros of a special kind
+            self.views[index].fill_(guards.UNUSED)  # [Note: negative zeros]
             return
         if gradient.requires_grad:
             raise RuntimeError("backward(create_graph=True) cannot be averaged: collectives do not record a graph")
@@ -81,12 +81,11 @@ def flat_parameters_of(buckets: list[ShardedBucket], parameters: list[nn.Paramet
     return [bucket.flat_parameter for bucket in buckets]
 
 
-@guards.guarded
+@guards.guarded(guards.Sharded)
 class ZeRO2(nn.Module):
     """ZeRO stage 2: gradients are reduce-scattered and freed while backward computes; the optimizer state is sharded.
 
-    `.optimizer` is the sharded optimizer, for schedulers and state dicts. A gradient of None counts as
-    zeros.
+    `.optimizer` is the sharded optimizer, for schedulers and state dicts. A gradient of None counts as zeros.
 
     Memory: with Adam in fp32, 4Ψ + 4Ψ/N + 8Ψ/N bytes for Ψ parameters on N ranks; during backward up to 3 − 1/N buckets
         more, and the gradient being computed. Inside no_sync(), full gradients of 4Ψ bytes.

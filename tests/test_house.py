@@ -20,7 +20,7 @@ LESSONS_MAY_IMPORT = [
     "deepspeed_engine.py",
     "dryrun",
     "formulas.py",
-    "guards.py",
+    "guards",
     "hosts",
     "jupyter",
     "measure",

@@ -306,6 +306,46 @@ def clips_before_finishing(wrap):
         model.finish_gradient_sync()
 
 
+def steps_before_finishing(wrap, after):
+    """Forget finish_gradient_sync() in one step, after a step or a skipped batch that was right."""
+    model, optimizer = wrap(net(), torch.optim.SGD, lr=0.1)
+    if after == "a step":
+        step(model, optimizer, own(batch()))
+    elif after == "a skipped batch":
+        model(own(batch())).sum().backward()
+        model.finish_gradient_sync()
+    optimizer.zero_grad(set_to_none=after != "a step")
+    model(own(batch())).sum().backward()
+    try:
+        getattr(optimizer, "optimizer", optimizer).step()
+    finally:
+        model.finish_gradient_sync()
+
+
+def steps_of_a_copy_before_finishing(wrap):
+    model = copy.deepcopy(wrap(net()))
+    model(own(batch())).sum().backward()
+    try:
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+    finally:
+        model.finish_gradient_sync()
+
+
+def steps_of_other_models(wrap):
+    """Gradients that another optimizer does not use, and those that zero_grad() drops, stop no step."""
+    model, optimizer = wrap(net(), torch.optim.SGD, lr=0.1)
+    other = nn.Linear(3, 1).double()
+    other(model(own(batch()))).sum().backward()
+    nn.utils.clip_grad_norm_(other.parameters(), 1.0)
+    torch.optim.SGD(other.parameters(), lr=0.1).step()
+    model.finish_gradient_sync()
+    optimizer.step()
+    model(own(batch())).sum().backward()
+    model.finish_gradient_sync()
+    optimizer.zero_grad()
+    optimizer.step()
+
+
 def scales_with_torch(wrap):
     model, optimizer = wrap(net(), torch.optim.SGD, lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
@@ -505,6 +545,22 @@ def unused_is_said(wrap):
     return None if any(said) else f"nothing was said, only {texts}"
 
 
+def unused_later_is_said(wrap):
+    """Each expert is named once, in the first step in which no rank uses it."""
+    module = Experts(0)
+    del module.spare
+    model, optimizer = wrap(module, torch.optim.AdamW, **ADAMW)
+    heard = []
+    for module.use in [(0, 1, 2), (0, 1), (1, 0), (0,), (0,)]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            step(model, optimizer, own(batch()))
+        said = [None] * dist.get_world_size()
+        dist.all_gather_object(said, any("weight decay" in str(warning.message) for warning in caught))
+        heard.append(any(said))
+    return None if heard == [False, True, False, True, False] else f"heard in steps {heard}"
+
+
 # 5: values that are not finite
 
 
@@ -619,6 +675,7 @@ RIGHT = {
     },
     **{f"3 clipping, {name}": (clipping_is_right, wrap) for name, wrap in REPLICATED.items()},
     "3 clipping after unwrapping": (clipping_again_after_unwrapping,),
+    **{f"3 other optimizers, {name}": (steps_of_other_models, wrap) for name, wrap in REPLICATED.items()},
     **{f"3 interrupted, {name}": (interrupted_step, wrap) for name, wrap in WRAPPERS.items()},
     **{f"3 kept gradients, {name}": (kept_gradients, wrap) for name, wrap in WRAPPERS.items()},
     **{f"3 two models, {name}": (alternating_models, wrap) for name, wrap in REPLICATED.items()},
@@ -633,6 +690,7 @@ RIGHT = {
     **{f"4 unused everywhere, {name}": (unused_keeps_its_value, wrap) for name, wrap in REPLICATED.items()},
     **{f"4 unused on one rank, {name}": (unused_on_one_rank_is_averaged, wrap) for name, wrap in REPLICATED.items()},
     **{f"4 unused is said, {name}": (unused_is_said, wrap) for name, wrap in SHARDED.items()},
+    **{f"4 unused later is said, {name}": (unused_later_is_said, wrap) for name, wrap in SHARDED.items()},
     **{f"5 nan, {name}": (nan_everywhere_is_no_problem_of_another_rank, wrap) for name, wrap in WRAPPERS.items()},
 }
 RAISES = {
@@ -650,7 +708,24 @@ RAISES = {
     **{f"2 different sizes, {n}": ("models differ", different_sizes, w) for n, w in REPLICATED.items()},
     **{f"3 torch's clipping, {n}": ("clip_grad_norm_(max_norm)", clips_with_torch, w) for n, w in SHARDED.items()},
     "3 torch's clipping of values": ("clip_grad_norm_(max_norm)", clips_values_with_torch, zero1),
-    "3 clipping in flight": ("finish_gradient_sync()", clips_before_finishing, overlapped),
+    **{
+        f"3 clipping before it is averaged, {n}": ("finish_gradient_sync() before it", clips_before_finishing, w)
+        for n, w in REPLICATED.items()
+    },
+    **{
+        f"3 stepping before it is averaged, {n}, after {after}": (
+            "between backward() and step()",
+            steps_before_finishing,
+            w,
+            after,
+        )
+        for n, w in {**REPLICATED, "zero2": zero2}.items()
+        for after in ("nothing", "a step", "a skipped batch")
+    },
+    **{
+        f"3 stepping a copy, {w.__name__}": ("between backward() and step()", steps_of_a_copy_before_finishing, w)
+        for w in (ManualDDP, BucketedDDP, OverlappedDDP)
+    },
     **{f"3 GradScaler, {n}": ("GradScaler", scales_with_torch, w) for n, w in SHARDED.items()},
     "3 Adafactor": ("Adafactor does not", whole_tensor_optimizer, torch.optim.Adafactor, {"lr": 0.1}),
     "3 LBFGS": ("LBFGS cannot", whole_tensor_optimizer, torch.optim.LBFGS, {}),

@@ -159,7 +159,8 @@ average_existing_gradients(model)
 # - Replace the `grad` of each *trainable* parameter of `module` with its mean over the ranks of `group`. Send nothing
 #   for a frozen parameter, even if it still has a `grad` from before it was frozen.
 # - A `grad` that is None counts as zeros. Afterwards, it holds the mean, as on the other ranks. You still divide by the
-#   size of the whole group.
+#   size of the whole group. (Our solution sends −0.0 for None, so that the ranks can tell when *none* of them had a
+#   gradient. `shared/guards/unused.py` explains this trick. You can send any zeros.)
 # - Target: one `all_reduce` per trainable parameter. A tied parameter counts as one parameter.
 #
 # <details><summary>Hint 1</summary>Which property of a parameter is the same on all ranks, whatever their samples are:
@@ -183,7 +184,7 @@ def average_gradients(module: nn.Module, group: dist.ProcessGroup | None = None)
         if not parameter.requires_grad:
             continue
         if parameter.grad is None:
-            parameter.grad = torch.full_like(parameter, guards.UNUSED)  # zeros of a special kind
+            parameter.grad = torch.full_like(parameter, guards.UNUSED)  # [Note: negative zeros]
         mean_over_ranks_(parameter.grad, group)
     ### END SOLUTION
 
@@ -225,8 +226,9 @@ check.average_gradients()
 # - `forward` passes all inputs on to the module, keyword arguments included, and returns its output.
 # - `finish_gradient_sync()` averages the gradients. Nothing is sent during forward or backward.
 #
-# `@guards.guarded` is given. It raises an error on every rank if a parameter is frozen, replaced or added after
-# wrapping, even if that happens on one rank only. Otherwise, the ranks would train different models, or wait forever.
+# `@guards.guarded(…)` is given. It raises an error on every rank if a parameter is frozen, replaced or added after
+# wrapping, even if that happens on one rank only. Otherwise, the ranks would train different models, or wait forever. It
+# also notices if you forget `finish_gradient_sync()` before you clip gradients or call the optimizer's `step()`.
 #
 # <details><summary>Hint</summary>Two of the three methods call a function that you have written. Which attributes
 # must <code>__init__</code> store for the other methods? And what must an <code>nn.Module</code> call before it can
@@ -235,7 +237,7 @@ check.average_gradients()
 
 # %% tags=["exercise", "export"] grade_id="manual-ddp"
 # %%ranks
-@guards.guarded
+@guards.guarded(guards.PerParameter)
 class ManualDDP(nn.Module):
     """Trains a replica of a module on each rank of the group, as one process would train it on the full batch.
 

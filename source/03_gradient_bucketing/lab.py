@@ -274,7 +274,7 @@ class Bucket:
         ### BEGIN SOLUTION
         grad_slice = self.slices[index]
         if parameter.grad is None:
-            grad_slice.fill_(guards.UNUSED)  # zeros of a special kind
+            grad_slice.fill_(guards.UNUSED)  # [Note: negative zeros]
         else:
             torch.div(parameter.grad, self.divisor, out=grad_slice)
         parameter.grad = grad_slice
@@ -324,7 +324,7 @@ check.Bucket()
 
 # %% tags=["exercise", "export"] grade_id="bucketed-ddp"
 # %%ranks
-@guards.guarded
+@guards.guarded(guards.PerBucket)
 class BucketedDDP(nn.Module):
     """Trains a replica of a module on each rank of the group, and averages the gradients bucket by bucket.
 

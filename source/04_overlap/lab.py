@@ -34,7 +34,6 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-import torch.distributed as dist
 from torch import nn
 from torch.profiler import record_function
 
@@ -402,7 +401,7 @@ check.GradientSync()
 
 # %% tags=["exercise", "export"] grade_id="overlapped-ddp"
 # %%ranks
-@guards.guarded
+@guards.guarded(guards.Overlapped)
 class OverlappedDDP(nn.Module):
     """Train a replica of module on each rank of the group, and average gradients while backward computes.
 
@@ -418,12 +417,7 @@ class OverlappedDDP(nn.Module):
     """
 
     def __init__(
-        self,
-        module: nn.Module,
-        bucket_cap_mb: float = 25.0,
-        group: dist.ProcessGroup | None = None,
-        *,
-        compressor=None,
+        self, module: nn.Module, bucket_cap_mb: float = 25.0, group=None, *, compressor=None
     ):
         super().__init__()
         self.module = module

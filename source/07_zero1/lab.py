@@ -249,7 +249,7 @@ class FlatGradients:
 
     def reset(self) -> None:
         """Fill the gradients with zeros, and drop the shard's mean gradient."""
-        self.flat.fill_(guards.UNUSED)  # zeros of a special kind
+        self.flat.fill_(guards.UNUSED)  # [Note: negative zeros]
         self.flat_parameter.shard.grad = None
         for parameter, view in zip(self.layout.parameters, self.views, strict=True):
             parameter.grad = view
@@ -264,7 +264,7 @@ class FlatGradients:
         ### BEGIN SOLUTION
         for parameter, view in zip(self.layout.parameters, self.views, strict=True):
             if parameter.grad is None:
-                view.fill_(guards.UNUSED)  # zeros of a special kind
+                view.fill_(guards.UNUSED)  # [Note: negative zeros]
             elif parameter.grad is not view:
                 view.copy_(parameter.grad)
             parameter.grad = view
@@ -277,9 +277,8 @@ class FlatGradients:
 # %% tags=["export"] module="flat"
 # %%ranks
 class FlatGradients(FlatGradients):
-    @torch.no_grad()
     def send_nan(self) -> None:
-        """Take part in reduce() on a rank that is about to raise an error (see shared/guards.py)."""
+        """Take part in reduce() on a rank that is about to raise an error (see shared/guards/alarms.py)."""
         reduce_scatter_(self.flat.fill_(torch.nan), self.layout.group)
 
     def holds_gradients(self) -> bool:
@@ -458,7 +457,6 @@ class ShardedOptimizer(torch.optim.Optimizer):
         guards.reject_whole_tensor_updates(optimizer_cls, defaults)
         self.group, self.flatten = group, flatten
         self.flat_parameters: list[FlatParameter] = []
-        self.has_stepped = False
         # Built on an empty parameter, to learn its defaults: add_param_group() adds the real groups one by one.
         self.inner = optimizer_cls([{"params": [nn.Parameter(torch.empty(0))]}], **defaults)
         self.inner.param_groups.clear()
@@ -497,9 +495,7 @@ class ShardedOptimizer(ShardedOptimizer):
 
     def update_parameters(self) -> None:
         """Do what step() does. A subclass calls this, because super().step() would run torch's step hooks twice."""
-        if not self.has_stepped:
-            guards.warn_of_unused(self.flat_parameters)
-            self.has_stepped = True
+        guards.warn_of_unused(self.flat_parameters)
         ### BEGIN SOLUTION
         for group, inner_group in zip(self.param_groups, self.inner.param_groups, strict=True):
             inner_group.update({name: value for name, value in group.items() if name != "params"})
@@ -637,7 +633,7 @@ class ZeRO1(ShardedOptimizer):
 
     step() averages the gradients of the ranks' backward passes, updates this rank's shard, and all-gathers the
     parameters. The optimizer must update each element by itself, as SGD, Adam and AdamW do. A gradient of None counts
-    as zeros, so weight decay and momentum also change a parameter that no rank has used: the first step warns of it.
+    as zeros, so weight decay and momentum also change a parameter that no rank has used: step() warns of it.
 
     Memory: with Adam in fp32, 4Ψ + 4Ψ + 8Ψ/N bytes for Ψ parameters on N ranks.
     Communication: per step, one reduce-scatter and one all-gather per param group, dtype and device:
@@ -650,16 +646,15 @@ class ZeRO1(ShardedOptimizer):
     ):
         self.gradients: list[FlatGradients] = []
         self.used_up = False  # whether the last step() has consumed the gradients
-        self.guard = guards.Guard(group)
+        self.guard = guards.Guard(group, clip_with="this optimizer's clip_grad_norm_(max_norm)")
         super().__init__(params, optimizer_cls, self._flatten, group, **defaults)
 
     def _flatten(self, parameters: list[nn.Parameter]) -> list[FlatParameter]:
         """Flatten and broadcast parameters, and give each flat parameter its FlatGradients."""
-        self.guard.watch(guards.numbered(parameters, len(self.guard.parameters)))
+        self.guard.watch_list(parameters)
         flat_parameters = flatten_and_broadcast(parameters, self.group)
-        self.guard.flat_parameters += flat_parameters
+        self.guard.snapshot.flat_parameters += flat_parameters
         self.gradients += [FlatGradients(flat_parameter) for flat_parameter in flat_parameters]
-        guards.clip_with(parameters, self, "this optimizer's clip_grad_norm_(max_norm)")
         return flat_parameters
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -686,11 +681,10 @@ class ZeRO1(ZeRO1):
                 "step() has already used these gradients: call this optimizer's zero_grad() before backward()"
             )
         self.used_up = False
-        self.guard.check_flat_gradients(self.gradients)
-        with torch.no_grad(), record_function("ZeRO1::reduce_scatter"):
+        guarding = self.guard.synchronizing(guards.AtStep(self.gradients))
+        with guarding, torch.no_grad(), record_function("ZeRO1::reduce_scatter"):
             for gradients in self.gradients:
                 gradients.reduce()
-        self.guard.look(next((g.flat_parameter.shard.grad for g in self.gradients), None))
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """Average the gradients and clip them; the next step() does not average them again."""

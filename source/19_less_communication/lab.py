@@ -193,8 +193,9 @@ def unpack(message: Tensor) -> tuple[Tensor, Tensor]:
 #   `self.stages`. It runs the generator up to the first handle, which it stores in `self.handle`. It does not wait.
 # - `wait()` waits for `self.handle`, and then continues the generator until it ends. It waits for each handle that the
 #   generator yields. At the end, it sets `self.handle` to None.
-# - `forget_overflow()` is given. If a gradient is inf or NaN on any rank, that step is lost. But error feedback would
-#   add the same inf to every later step, so none of it may remain in `unsent`.
+# - `wait()` ends with a call of `forget_overflow`, which the next cell gives you. If a gradient is inf or NaN on any
+#   rank, that step is lost. But error feedback would add the same inf to every later step, so none of it may remain in
+#   `unsent`.
 #
 # The check uses a compressor that sends one half of the elements in one step, and the other half in the next one.
 #
@@ -207,6 +208,15 @@ def unpack(message: Tensor) -> tuple[Tensor, Tensor]:
 #
 # A `for` loop continues the generator when its body is done. So what belongs in the body?
 # </details>
+
+
+# %% tags=["export"]
+# %%ranks
+def forget_overflow(bucket: "CompressedBucket") -> None:
+    """After inf or NaN on any rank, keep neither for later steps. All ranks do so, because flat is the same."""
+    if not bucket.flat.sum().isfinite():
+        bucket.unsent.nan_to_num_(0, 0, 0)
+        bucket.memory.clear()
 
 
 # %% tags=["exercise", "export"] grade_id="compressed-bucket"
@@ -231,12 +241,6 @@ class CompressedBucket(Bucket):
         dtype = torch.promote_types(self.flat.dtype, torch.float32)
         self.unsent = torch.zeros_like(self.flat, dtype=dtype)
 
-    def forget_overflow(self) -> None:
-        """After inf or NaN on any rank, keep neither for later steps. All ranks do so, because flat is the same."""
-        if not self.flat.sum().isfinite():
-            self.unsent.nan_to_num_(0, 0, 0)
-            self.memory.clear()
-
     def launch(self) -> None:
         """Add the gradients to what is unsent, launch the compressor's first collective, and return at once."""
         ### BEGIN SOLUTION
@@ -255,7 +259,7 @@ class CompressedBucket(Bucket):
             handle.wait()
         self.handle = self.stages = None
         ### END SOLUTION
-        self.forget_overflow()
+        forget_overflow(self)
 
 
 # %% tags=["check"] grade_id="check-compressed-bucket" points=3
