@@ -18,33 +18,26 @@ import torch.distributed as dist
 
 
 class Alarm:
-    """Lets all ranks of a group raise an error.
-
-    `device` is where the parameters are. If it is not the CPU, no rank looks for problems of other ranks.
-    """
+    """Lets all ranks of a group raise an error."""
 
     def __init__(self, group: dist.ProcessGroup | None = None):
         if dist.get_rank(group) < 0:
             raise ValueError("this rank is not in the group: wrap the module only on the ranks of its group")
-        self.group, self.device, self.key = group, torch.device("cpu"), ""
+        self.group, self.device, self.key = group, torch.device("cpu"), ""  # the device and key follow in compare()
 
     @property
     def store(self) -> dist.Store | None:
         """The ranks' store, or None if there is only one process that pretends to be many."""
         return None if dist.get_backend(self.group) == "fake" else dist.distributed_c10d._get_default_store()
 
-    def compare(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Raise a ValueError on every rank if they do not have the same names, shapes, dtypes and frozen parameters.
+    def compare(self, described: list[str], device: torch.device) -> None:
+        """Raise a ValueError on every rank if their models are not described by the same lines.
 
         Communication: one all-gather of two integers, which the ledger does not see.
         """
-        self.device = next((tensor.device for tensor in tensors.values()), self.device)
+        self.device = device
         if (store := self.store) is None:
             return
-        described = [
-            f"{name}: {list(t.shape)} in {t.dtype}, {'trained' if t.requires_grad else 'frozen'}"
-            for name, t in tensors.items()
-        ] or ["no parameters"]
         text, rank = "\n".join(described), dist.get_rank(self.group)
         pairs = self._gather([zlib.crc32(text.encode()), int.from_bytes(os.urandom(6))])
         checksums, key = {checksum for checksum, _ in pairs}, f"guards/{pairs[0][1]}"

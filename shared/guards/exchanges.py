@@ -1,7 +1,6 @@
 """How wrappers exchange gradients, as far as guards must know: what to check before, and how to send NaN instead.
 
-Every exchange has the members of PerParameter. A guard makes one in each finish_gradient_sync(), from the attributes
-of a wrapper that the exchange names.
+A guard makes one in each finish_gradient_sync(), from the attributes that the exchange reads from the wrapper.
 """
 
 import contextlib
@@ -17,15 +16,13 @@ from shared.guards.guard import Guard
 from shared.guards.tensors import reject_gradient
 
 
-class PerParameter:
-    """One all-reduce for each parameter, in finish_gradient_sync(), as in chapter 02."""
+class Exchange:
+    """What all exchanges have."""
 
     is_sharded = False  # whether parameters lie in flat parameters, and ranks get shards of the mean
+    clip_with = ""  # what to call instead of torch's gradient clipping, if gradients are sharded
     has_hooks = False  # whether gradients are exchanged in backward, by hooks that call call_hook()
     is_silent = False  # whether finish_gradient_sync() does nothing, because of no_sync()
-
-    def __init__(self, wrapper: nn.Module):
-        self.guard = wrapper.guard
 
     def attach(self, guard: Guard) -> None:
         """Prepare the guard and the wrapper, once it is built."""
@@ -34,7 +31,21 @@ class PerParameter:
         """Raise a RuntimeError if the gradients cannot be exchanged."""
 
     def send_nan(self) -> None:
-        """Take part in the collectives of this step with NaN (see the note in alarms)."""
+        """Take part in the collectives of this step with NaN: see [Note: raising on every rank]."""
+        raise NotImplementedError
+
+    def mean(self) -> torch.Tensor | None:
+        """Return a mean of this step in which all ranks would find the NaN of one."""
+        raise NotImplementedError
+
+
+class PerParameter(Exchange):
+    """One all-reduce for each parameter, in finish_gradient_sync(), as in chapter 02."""
+
+    def __init__(self, wrapper: nn.Module):
+        self.guard = wrapper.guard
+
+    def send_nan(self) -> None:
         snapshot = self.guard.snapshot
         for parameter, (is_trained, dtype, device) in zip(snapshot.parameters.values(), snapshot.states, strict=True):
             if is_trained:
@@ -42,12 +53,11 @@ class PerParameter:
                 dist.all_reduce(nan, group=self.guard.alarm.group)
 
     def mean(self) -> torch.Tensor | None:
-        """Return a mean of this step in which all ranks would find the NaN of one."""
         parameters = self.guard.snapshot.parameters.values()
         return next((p.grad for p in parameters if p.requires_grad and p.numel()), None)
 
 
-class PerBucket(PerParameter):
+class PerBucket(Exchange):
     """One all-reduce for each of the wrapper's `buckets`, in finish_gradient_sync(), as in chapter 03."""
 
     def __init__(self, wrapper: nn.Module):
@@ -93,6 +103,7 @@ class Sharded(Overlapped):
     """One reduce-scatter per bucket, launched in backward by the wrapper's `sync`, as in chapter 08."""
 
     is_sharded = True
+    clip_with = "the wrapper's clip_grad_norm_(max_norm)"
 
     def attach(self, guard: Guard) -> None:
         super().attach(guard)
@@ -106,14 +117,12 @@ class Sharded(Overlapped):
         return next((mean for mean in means if mean is not None and mean.numel()), None)
 
 
-class AtStep:
+class AtStep(Exchange):
     """One reduce-scatter for each flat parameter, by an optimizer's step(), as in chapter 07.
 
     Args:
         all_gradients: the optimizer's FlatGradients.
     """
-
-    is_silent = False
 
     def __init__(self, all_gradients: Iterable):
         self.all_gradients = list(all_gradients)

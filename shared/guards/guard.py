@@ -11,7 +11,7 @@ from shared.guards import calls
 from shared.guards.alarms import Alarm
 from shared.guards.names import name_of, numbered, remember_names
 from shared.guards.snapshots import Snapshot
-from shared.guards.tensors import reject_unusual
+from shared.guards.tensors import described
 
 
 class Guard:
@@ -30,8 +30,8 @@ class Guard:
         self._register()
 
     def _register(self) -> None:
-        self.ids = set(map(id, self.snapshot.parameters.values()))
-        self.rivals: list[weakref.ref[Guard]] = []
+        self.ids = set(map(id, self.snapshot.parameters.values()))  # of what no later guard has taken over
+        self.rivals: list[weakref.ref[Guard]] = []  # guards of other wrappers with hooks on the same parameters
         calls.guard_torch()
         calls.guards.add(self)
 
@@ -57,11 +57,17 @@ class Guard:
 
     def _watch(self, parameters: dict[str, nn.Parameter], module: nn.Module | None = None) -> None:
         tensors = parameters | dict(module.named_buffers() if module else ())
-        for name, tensor in tensors.items():
-            reject_unusual(name, tensor)
-        self.alarm.compare(tensors)
+        descriptions, error = described(tensors)
+        device = next((tensor.device for tensor in tensors.values()), self.alarm.device)
+        self.alarm.compare(descriptions, device)
+        if error is not None:  # and on every rank, because they have the same tensors
+            raise error
         self.snapshot.add(parameters, module)
         self.ids |= set(map(id, parameters.values()))
+        self._take_over()
+
+    def _take_over(self) -> None:
+        """Take parameters from the guards that have watched them so far, and remember those that average them, too."""
         for other in [guard for guard in calls.guards if guard is not self and self.ids & guard.ids]:
             other.ids -= self.ids
             if self.has_hooks and other.has_hooks:

@@ -47,6 +47,20 @@ def reject_unusual(name: str, tensor: torch.Tensor) -> None:
         raise ValueError(f"parameter {name!r} is an expanded tensor, which no optimizer can update: clone() it first")
 
 
+def described(tensors: dict[str, torch.Tensor]) -> tuple[list[str], ValueError | None]:
+    """Describe each tensor in one line. Returns the lines, and an error if no wrapper can train one of the tensors."""
+    lines, error = [], None
+    for name, tensor in tensors.items():
+        kind = "trained" if tensor.requires_grad else "frozen"
+        try:
+            reject_unusual(name, tensor)
+            lines.append(f"{name}: {list(tensor.shape)} in {tensor.dtype}, {kind}")
+        except ValueError as unusual:
+            lines.append(str(unusual))
+            error = error or unusual
+    return lines or ["no parameters"], error
+
+
 def reject_shared_memory(tensors: dict[str, torch.Tensor]) -> None:
     """Raise a ValueError if two tensors share memory, which they would no longer do in a flat parameter."""
     spans = []

@@ -8,13 +8,13 @@ from itertools import chain
 
 from torch import nn
 
-from shared.guards.exchanges import PerParameter, abandon
+from shared.guards.exchanges import Exchange, abandon
 from shared.guards.guard import Guard
 from shared.guards.tensors import reject_gradient, reject_shared_memory
 from shared.guards.unused import restore_none
 
 
-def guarded(exchange_of: type[PerParameter]) -> Callable[[type], type]:
+def guarded(exchange_of: type[Exchange]) -> Callable[[type], type]:
     """Guard a class of wrappers: check the module when it is wrapped, and its parameters in finish_gradient_sync().
 
     A parameter that no rank has used keeps a gradient of None, if the wrapper sends UNUSED for None, and does not shard
@@ -30,11 +30,9 @@ def guarded(exchange_of: type[PerParameter]) -> Callable[[type], type]:
         @functools.wraps(build)
         def build_guarded(self, module: nn.Module, *args, **kwargs) -> None:
             given = inspect.signature(build).bind(self, module, *args, **kwargs).arguments
-            is_sharded, has_hooks = exchange_of.is_sharded, exchange_of.has_hooks
-            clip_with = "the wrapper's clip_grad_norm_(max_norm)" if is_sharded else ""
-            guard = Guard(given.get("group"), clip_with=clip_with, has_hooks=has_hooks)
+            guard = Guard(given.get("group"), clip_with=exchange_of.clip_with, has_hooks=exchange_of.has_hooks)
             guard.watch(module)
-            if is_sharded:
+            if exchange_of.is_sharded:
                 reject_shared_memory(dict(chain(module.named_parameters(), module.named_buffers())))
             build(self, module, *args, **kwargs)
             self.guard = guard

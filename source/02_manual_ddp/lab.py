@@ -227,8 +227,8 @@ check.average_gradients()
 # - `finish_gradient_sync()` averages the gradients. Nothing is sent during forward or backward.
 #
 # `@guards.guarded(…)` is given. It raises an error on every rank if a parameter is frozen, replaced or added after
-# wrapping, even if that happens on one rank only. Otherwise, the ranks would train different models, or wait forever. It
-# also notices if you forget `finish_gradient_sync()` before you clip gradients or call the optimizer's `step()`.
+# wrapping, even if that happens on one rank only. Otherwise, the ranks would train different models, or wait forever.
+# It also notices if you clip gradients, or call the optimizer's `step()`, before `finish_gradient_sync()`.
 #
 # <details><summary>Hint</summary>Two of the three methods call a function that you have written. Which attributes
 # must <code>__init__</code> store for the other methods? And what must an <code>nn.Module</code> call before it can
