@@ -160,6 +160,11 @@ def sparse_buffer(wrap):
     wrap(Shaped(0, lambda: torch.eye(3).to_sparse(), "buffer"), torch.optim.SGD, lr=0.1)
 
 
+def sparse_buffer_on_one_rank(wrap):
+    buffer = torch.eye(3) if dist.get_rank() else torch.eye(3).to_sparse()
+    wrap(Shaped(0, lambda: buffer, "buffer"), torch.optim.SGD, lr=0.1)
+
+
 def lazy_layer(wrap):
     wrap(nn.Sequential(nn.LazyLinear(3)), torch.optim.SGD, lr=0.1)
 
@@ -696,6 +701,10 @@ RIGHT = {
 RAISES = {
     **{f"1 expanded, {name}": ("is an expanded tensor", expanded_parameter, w) for name, w in WRAPPERS.items()},
     **{f"1 sparse buffer, {name}": ("'unusual' is torch.sparse", sparse_buffer, w) for name, w in REPLICATED.items()},
+    **{
+        f"1 sparse on one rank, {name}": ("models differ", sparse_buffer_on_one_rank, w)
+        for name, w in REPLICATED.items()
+    },
     **{f"1 lazy, {name}": ("run one forward", lazy_layer, w) for name, w in REPLICATED.items()},
     **{f"1 tied by storage, {name}": ("share memory", tied_by_storage, w) for name, w in SHARDED.items()},
     "1 buffer views a parameter": ("'seen' share memory", buffer_views_a_parameter, zero2),

@@ -159,8 +159,8 @@ average_existing_gradients(model)
 # - Replace the `grad` of each *trainable* parameter of `module` with its mean over the ranks of `group`. Send nothing
 #   for a frozen parameter, even if it still has a `grad` from before it was frozen.
 # - A `grad` that is None counts as zeros. Afterwards, it holds the mean, as on the other ranks. You still divide by the
-#   size of the whole group. (Our solution sends −0.0 for None, so that the ranks can tell when *none* of them had a
-#   gradient. `shared/guards/unused.py` explains this trick. You can send any zeros.)
+#   size of the whole group. Our solution sends −0.0 for None, so that the ranks can tell when *none* of them had a
+#   gradient: `shared/guards/unused.py` explains this trick. The check accepts any zeros.
 # - Target: one `all_reduce` per trainable parameter. A tied parameter counts as one parameter.
 #
 # <details><summary>Hint 1</summary>Which property of a parameter is the same on all ranks, whatever their samples are:
