@@ -1,7 +1,6 @@
 """What may not be called around a step: what takes this rank's gradients for the mean, or makes the mean wrong."""
 
 import functools
-import sys
 import weakref
 from collections.abc import Iterable
 
@@ -12,23 +11,16 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from shared.guards.names import name_of
 
-REENTRANT = "checkpoint(..., use_reentrant=True) runs a backward of its own in every call of a shared layer"
-
 guards = weakref.WeakSet()  # the Guard of every wrapper that is alive
 
 
 def second_gradient(parameter: nn.Parameter) -> str:
     """Say why a parameter got a second gradient before the first one was averaged, and what to do."""
-    frame, files = sys._getframe(1), set()
-    while frame is not None:
-        files.add(frame.f_code.co_filename.replace("\\", "/"))
-        frame = frame.f_back
-    if any(file.endswith("torch/utils/checkpoint.py") for file in files):
-        return f"got a second gradient for {name_of(parameter)}: {REENTRANT}, so pass use_reentrant=False"
     return (
         f"got a second gradient for {name_of(parameter)}: call finish_gradient_sync() after each backward(), also "
         "before zero_grad() if you skip a batch, or let gradients accumulate inside no_sync(). If there was only one "
-        f"backward(), {REENTRANT}: pass use_reentrant=False"
+        "backward(), checkpoint(..., use_reentrant=True) has run another one in each call of a shared layer: "
+        "pass use_reentrant=False"
     )
 
 
