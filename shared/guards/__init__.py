@@ -12,8 +12,9 @@ A wrapper of chapters 02 to 08 is guarded by the line `@guarded(…)`, and ZeRO1
 - In torch's optimizers and clipping, `calls` looks for gradients that are not the mean yet. Usually there are none,
   and that takes a microsecond.
 
-If a check fails while the others wait in a collective, the error is raised on all ranks (see the note in `alarms`). On
-GPUs, only the rank that finds a problem in a step raises it: to look for another rank's, the CPU would have to wait.
+If a check fails while other ranks wait in a collective, all ranks raise the error: see [Note: raising on every rank] in
+`alarms`. On GPUs, only the rank that finds a problem in a step raises it, and the others wait until their collective
+times out. To notice it earlier, their CPUs would have to wait for the GPU in every step.
 """
 
 from shared.guards.calls import reject_grad_scaler, second_gradient

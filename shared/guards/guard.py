@@ -11,7 +11,7 @@ from shared.guards import calls
 from shared.guards.alarms import Alarm
 from shared.guards.names import name_of, numbered, remember_names
 from shared.guards.snapshots import Snapshot
-from shared.guards.tensors import described
+from shared.guards.tensors import descriptions_of
 
 
 class Guard:
@@ -57,7 +57,7 @@ class Guard:
 
     def _watch(self, parameters: dict[str, nn.Parameter], module: nn.Module | None = None) -> None:
         tensors = parameters | dict(module.named_buffers() if module else ())
-        descriptions, error = described(tensors)
+        descriptions, error = descriptions_of(tensors)
         device = next((tensor.device for tensor in tensors.values()), self.alarm.device)
         self.alarm.compare(descriptions, device)
         if error is not None:  # and on every rank, because they have the same tensors

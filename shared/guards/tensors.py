@@ -47,7 +47,7 @@ def reject_unusual(name: str, tensor: torch.Tensor) -> None:
         raise ValueError(f"parameter {name!r} is an expanded tensor, which no optimizer can update: clone() it first")
 
 
-def described(tensors: dict[str, torch.Tensor]) -> tuple[list[str], ValueError | None]:
+def descriptions_of(tensors: dict[str, torch.Tensor]) -> tuple[list[str], ValueError | None]:
     """Describe each tensor in one line. Returns the lines, and an error if no wrapper can train one of the tensors."""
     lines, error = [], None
     for name, tensor in tensors.items():

@@ -25,7 +25,7 @@ from shared.guards.names import name_of
 
 UNUSED = -0.0  # what a rank sends for a gradient of None: see the note above
 
-_searched = weakref.WeakKeyDictionary()  # FlatParameter: the parameters that no warning has named
+_unnamed = weakref.WeakKeyDictionary()  # FlatParameter: the parameters that no warning has named
 
 
 def is_unused(mean: torch.Tensor) -> bool:
@@ -61,11 +61,11 @@ def warn_of_unused(flat_parameters: Iterable) -> None:
 def _unused_in(flat_parameter) -> list[nn.Parameter]:
     """Return parameters that no rank has used in this step, and that have not been returned before."""
     mean = flat_parameter.shard.grad
-    if mean is None or mean.is_meta or (flat_parameter in _searched and not mean.is_cpu):
+    if mean is None or mean.is_meta or (flat_parameter in _unnamed and not mean.is_cpu):
         return []
-    if flat_parameter not in _searched:
-        _searched[flat_parameter] = _own_slices(flat_parameter.layout, mean.numel())
-    slices = _searched[flat_parameter]
+    if flat_parameter not in _unnamed:
+        _unnamed[flat_parameter] = _own_slices(flat_parameter.layout, mean.numel())
+    slices = _unnamed[flat_parameter]
     first_elements = mean[[own.start for own in slices.values()]].tolist()
     unused = [
         parameter
