@@ -2,19 +2,19 @@
 """Sharded checkpoints that no crash can corrupt, and that any number of ranks can load."""
 
 import shutil
-from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
-    get_state_dict,
+    get_state_dict,  # noqa: F401, for your solution
     set_state_dict,
 )
+
+from shared.sharded.checkpoints import states_of, states_to_load
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
@@ -22,33 +22,6 @@ def newest_checkpoint(folder: Path) -> Path | None:
     suffixes = {path: path.name.removeprefix("step_") for path in folder.glob("step_*")}
     steps = {path: int(suffix) for path, suffix in suffixes.items() if suffix.isdigit()}
     return max(steps, key=steps.get, default=None)
-
-
-def states_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict, dict]:
-    """Return the states of a model and an optimizer, without changing the optimizer or the gradients."""
-    had_state, gradients = bool(optimizer.state), set_gradients_aside(optimizer)
-    model_state, optimizer_state = get_state_dict(model, optimizer)
-    if not had_state:
-        optimizer.state.clear()
-        optimizer_state["state"] = {}
-    restore_gradients(gradients)
-    return model_state, optimizer_state
-
-
-def set_gradients_aside(
-    optimizer: torch.optim.Optimizer,
-) -> list[tuple[nn.Parameter, torch.Tensor | None]]:
-    """Remove and return all gradients, because get_state_dict() creates no state for an optimizer that has some."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    gradients = [(parameter, parameter.grad) for parameter in parameters]
-    for parameter in parameters:
-        parameter.grad = None
-    return gradients
-
-
-def restore_gradients(gradients: list[tuple[nn.Parameter, torch.Tensor | None]]) -> None:
-    for parameter, gradient in gradients:
-        parameter.grad = gradient
 
 
 def begin_checkpoint(folder: Path, step: int) -> Path:
@@ -82,59 +55,18 @@ def save_checkpoint(folder: Path, step: int, model: nn.Module, optimizer: torch.
     complete_checkpoint(folder, step)
 
 
-def expected_in(saved: Iterable[str], model_state: dict, optimizer_state: dict, defaults: dict) -> list[dict]:
-    """Fit states to the names that a checkpoint has, in place.
-
-    Returns:
-        The settings of each group that the checkpoint lacks, such as those of a scheduler that is new.
-
-    Raises:
-        ValueError: if the checkpoint belongs to another model.
-    """
-    saved = set(saved)
-    own = flatten_state_dict({"model": model_state})[0]
-    strangers = {name for name in saved - own.keys() if name.startswith("model.") and "_extra_state" not in name}
-    if strangers:
-        raise ValueError(f"this checkpoint belongs to another model, which also has {sorted(strangers)}")
-    states, groups = optimizer_state["state"], optimizer_state["param_groups"]
-    known = {f"optimizer.state.{name}.{entry}" for name, entries in states.items() for entry in entries}
-    frozen = {name for name in saved - known if name.startswith("optimizer.state.")}
-    if frozen:
-        raise ValueError(
-            f"this checkpoint has {sorted(frozen)}, but the optimizer is another one, or the parameter is frozen: "
-            "unfreeze it, load, and freeze it again"
-        )
-    for name in [name for name in states if not any(f"optimizer.state.{name}.{key}" in saved for key in states[name])]:
-        del states[name]  # this parameter had no gradient before the checkpoint
-    new_settings = []
-    for index, group in enumerate(groups):
-        prefix = f"optimizer.param_groups.{index}."
-        names = {name.removeprefix(prefix) for name in saved if name.startswith(prefix)}
-        new = {key: group.pop(key) for key in group.keys() - names - defaults.keys() - {"params"}}
-        new_settings.append(new)
-        group |= dict.fromkeys(names - group.keys())  # such as initial_lr: loading replaces the None
-    return new_settings
-
-
 def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     """Load a checkpoint, which any number of ranks may have written. Returns its step."""
-    saved = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
-    gradients = set_gradients_aside(optimizer)
-    optimizer.state.clear()  # get_state_dict() then creates a state for every trained parameter
-    model_state, optimizer_state = get_state_dict(model, optimizer)
-    new_settings = expected_in(saved, model_state, optimizer_state, optimizer.defaults)
-    state = {"model": model_state, "optimizer": optimizer_state, "step": 0}
-    dcp.load(state, checkpoint_id=path)  # fills the tensors in place and replaces the step
-    set_state_dict(
-        model,
-        optimizer,
-        model_state_dict=state["model"],
-        optim_state_dict=state["optimizer"],
-        options=StateDictOptions(strict=False),  # some parameters may have no state
-    )
-    for group, new in zip(optimizer.param_groups, new_settings, strict=True):
-        group |= new
-    restore_gradients(gradients)
+    with states_to_load(path, model, optimizer) as (model_state, optimizer_state):
+        state = {"model": model_state, "optimizer": optimizer_state, "step": 0}
+        dcp.load(state, checkpoint_id=path)  # fills the tensors in place and replaces the step
+        set_state_dict(
+            model,
+            optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+            options=StateDictOptions(strict=False),  # some parameters may have no state
+        )
     return state["step"]
 
 

@@ -1,7 +1,6 @@
 # Built by `make notebooks` from source/10_fsdp/lab.py: edit that, not this.
 """State dicts of a sharded model: full ones, and sharded ones for torch.distributed.checkpoint."""
 
-import copy
 from collections.abc import Iterable
 
 import torch
@@ -10,6 +9,13 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
+from shared.sharded.states import (
+    OwnShards,
+    expect_no_extra_state,
+    extra_state_in,
+    load_extra_state,
+    without_extra_state,
+)
 from solutions.collectives import gather_shards
 from solutions.flat import FlatLayout
 from solutions.units import ShardedFlatParameter
@@ -27,19 +33,39 @@ def expect_no_full_parameters(wrapper: nn.Module, keys) -> None:
     keys.missing_keys[:] = [key for key in keys.missing_keys if key not in full]
 
 
-EXTRA = "_extra_state"  # what a layer's get_extra_state() returns has a name that ends like this
+class ShardedModule(OwnShards, nn.Module):
+    """The base of ZeRO3, which knows all about its states: those of the rank's shards, full ones, and sharded ones.
 
+    A subclass has `module`, `group`, `flat_parameters`, their `shards`, and _reshard_all().
+    """
 
-def tensors_and_extra(state: dict) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
-    """Split a state dict into its tensors and the extra states of layers, which may be any objects."""
-    extra = {name: value for name, value in state.items() if name.endswith(EXTRA)}
-    return {name: value for name, value in state.items() if name not in extra}, extra
+    def __init__(self):
+        super().__init__()
+        self.register_state_dict_post_hook(drop_full_parameters)
+        self.register_load_state_dict_post_hook(expect_no_full_parameters)
 
+    def named_parameters(self, prefix="", recurse=True, remove_duplicate=True):
+        """Name this rank's shards, for an optimizer."""
+        return self.shards.named_parameters(prefix, recurse, remove_duplicate)
 
-def load_extra_state(module: nn.Module, extra: dict[str, object]) -> None:
-    """Give each layer its extra state back."""
-    for name, value in extra.items():
-        module.get_submodule(name.removesuffix(EXTRA).rstrip(".")).set_extra_state(value)
+    def full_state_dict(self) -> dict[str, torch.Tensor]:
+        """Gather what module.state_dict() would return without sharding. See gather_full_state()."""
+        with without_extra_state(self.module) as extra:
+            return gather_full_state(self.module, self.flat_parameters) | extra
+
+    def load_full_state_dict(self, state_dict: dict[str, torch.Tensor]) -> None:
+        """Keep this rank's shard of a full state. See load_full_state()."""
+        extra = extra_state_in(state_dict, self.module)
+        tensors = {name: value for name, value in state_dict.items() if name not in extra}
+        self._reshard_all()  # the root may still have the old values
+        with without_extra_state(self.module):
+            load_full_state(self.module, self.flat_parameters, tensors)
+        load_extra_state(self.module, extra)
+
+    def sharded_state_dict(self, optimizer: torch.optim.Optimizer) -> dict:
+        """View this rank's shards for torch.distributed.checkpoint. See sharded_state()."""
+        expect_no_extra_state(self.module)
+        return sharded_state(self.module, self.flat_parameters, optimizer)
 
 
 def values_in(module: nn.Module, state_dict: dict[str, torch.Tensor]) -> dict[torch.Tensor, torch.Tensor]:
@@ -48,13 +74,11 @@ def values_in(module: nn.Module, state_dict: dict[str, torch.Tensor]) -> dict[to
     Raises:
         ValueError: if the state belongs to another module.
     """
-    own, own_extra = tensors_and_extra(module.state_dict(keep_vars=True))
-    state_dict, extra = tensors_and_extra(state_dict)
+    own = module.state_dict(keep_vars=True)
     own_shapes = {name: value.shape for name, value in own.items()}
     given_shapes = {name: value.shape for name, value in state_dict.items()}
-    if own_shapes != given_shapes or own_extra.keys() != extra.keys():
-        different = {name for name, _ in own_shapes.items() ^ given_shapes.items()}
-        different = sorted(different | (own_extra.keys() ^ extra.keys()))
+    if own_shapes != given_shapes:
+        different = sorted({name for name, _ in own_shapes.items() ^ given_shapes.items()})
         raise ValueError(
             f"this state belongs to another module: {different} are not in both, or do not have the same shape in both"
         )
@@ -73,10 +97,7 @@ def gather_full_state(module: nn.Module, flat_parameters: Iterable[ShardedFlatPa
         flat = gather_shards(flat_parameter.shard, layout.group)
         full_value |= zip(layout.parameters, layout.views(flat), strict=True)
     state = module.state_dict(keep_vars=True)
-    return {
-        name: copy.deepcopy(value) if name.endswith(EXTRA) else full_value.get(value, value).detach().clone()
-        for name, value in state.items()
-    }
+    return {name: full_value.get(value, value).detach().clone() for name, value in state.items()}
 
 
 @torch.no_grad()

@@ -18,6 +18,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shared.models import TinyGPT, gpt_layers
+from shared.sharded.layers import expect_equally_ignored
 from solutions.flat import FlatParameter
 from solutions.overlapped_ddp import OverlappedDDP
 from solutions.pipeline import Pipeline
@@ -40,18 +41,6 @@ def make_mesh(dp: int, pp: int, tp: int) -> DeviceMesh:
         )
     device_type = "cuda" if torch.cuda.is_initialized() else "cpu"
     return init_device_mesh(device_type, (dp, pp, tp), mesh_dim_names=("dp", "pp", "tp"))
-
-
-def expect_equally_ignored(targets: Tensor, micro_batches: int) -> None:
-    """Raise a ValueError if the mean over micro-batches is not that over the targets that count."""
-    if len(targets) % micro_batches or not (targets == -100).any():
-        return
-    ignored = (targets == -100).view(micro_batches, -1).sum(1)
-    if (ignored != ignored[0]).any():
-        raise ValueError(
-            f"the micro-batches have {ignored.tolist()} targets of -100, which the loss ignores, so the mean of their "
-            "losses is not the mean over all targets: let all micro-batches have equally many"
-        )
 
 
 def token_loss(logits: Tensor, targets: Tensor, *, vocab_size: int, group: ProcessGroup) -> Tensor:
@@ -157,8 +146,8 @@ class Parallel3D(nn.Module):
 
         Shape: inputs and targets (B, T).
         """
-        own = self.own_part(inputs), self.own_part(targets)
         expect_equally_ignored(targets, self.replicas * self.pipeline.micro_batches)
+        own = self.own_part(inputs), self.own_part(targets)
         if self.zero_stage == 0:
             with self.replica.no_sync():
                 loss = self.pipeline.step(*own)

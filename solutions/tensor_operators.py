@@ -8,9 +8,10 @@ Shape legend: B batch, T tokens, D model width, N ranks of the group.
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from shared.sharded.layers import like
 from solutions.async_collectives import launch_all_gather, launch_reduce_scatter
 
 
@@ -72,35 +73,7 @@ def own_shard(tensor: Tensor, dim: int, group: ProcessGroup | None, what: str) -
         raise ValueError(f"cannot split {what} evenly: {length} is not divisible by {world_size}, the number of ranks")
     # A copy, because a view would keep the whole tensor alive.
     shard = tensor.detach().chunk(world_size, dim)[dist.get_rank(group)]
-    shard = shard.clone(memory_format=torch.contiguous_format)
-    return like(tensor, shard)
-
-
-def like(whole: Tensor, shard: Tensor) -> Tensor:
-    """Make the shard of a parameter a parameter, which is frozen if the whole one is."""
-    return nn.Parameter(shard, whole.requires_grad) if isinstance(whole, nn.Parameter) else shard
-
-
-def as_parameter(tensor: Tensor) -> nn.Parameter:
-    """Return a parameter as it is, and train any other tensor."""
-    return tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor)
-
-
-def expect_plain(layer: nn.Module, kind: type[nn.Module]) -> None:
-    """Raise a ValueError if a layer computes something that would be lost when its parameters are split."""
-    hooks = [
-        layer._forward_pre_hooks,
-        layer._forward_hooks,
-        layer._backward_pre_hooks,
-        layer._backward_hooks,
-    ]
-    hooks += [parameter._backward_hooks for parameter in layer.parameters()]
-    is_plain = type(layer).forward is kind.forward and "forward" not in vars(layer) and "weight" in layer._parameters
-    if not is_plain or layer._modules or any(hooks):
-        raise ValueError(
-            f"cannot split a {type(layer).__name__} that has hooks, a parametrization or a forward() of "
-            f"its own, because they would be lost: split a plain {kind.__name__}"
-        )
+    return like(tensor, shard.clone(memory_format=torch.contiguous_format))
 
 
 @torch.no_grad()

@@ -14,14 +14,12 @@ from torch.distributed import ProcessGroup
 from torch.func import functional_call
 
 from shared.models import Attention, TinyGPT
+from shared.sharded.layers import as_parameter, expect_plain, like
 from solutions.tensor_operators import (
-    as_parameter,
     concatenate_shards,
     copy_all_to_ranks,
     copy_to_ranks,
-    expect_plain,
     gather_tokens,
-    like,
     own_shard,
     scatter_tokens,
     sum_over_ranks,

@@ -9,65 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.profiler import record_function
-from torch.utils._pytree import tree_leaves
 
+from shared.sharded.parameters import allow_reads, forbid_reads
 from solutions.async_collectives import launch_all_gather
 from solutions.flat import FlatLayout, FlatParameter
-
-
-class ReshardedParameter(nn.Parameter):
-    """The class of a parameter while its memory is freed. Whatever needs its values raises a RuntimeError.
-
-    Without it, some operations would read freed memory, and end the process. Changing a tensor's class is how torch's
-    own UninitializedParameter becomes a Parameter.
-    """
-
-    # What may be used nevertheless, because it needs no values.
-    attributes = frozenset(
-        {"shape", "dtype", "device", "ndim", "layout", "requires_grad", "grad", "grad_fn"}
-        | {"is_leaf", "is_meta", "is_cuda", "is_cpu", "is_sparse", "nbytes", "itemsize"}
-        | {"_version", "_backward_hooks", "_post_accumulate_grad_hooks"}
-    )
-    methods = frozenset(
-        {"size", "dim", "numel", "stride", "element_size", "storage_offset", "is_contiguous"}
-        | {"is_floating_point", "is_complex", "data_ptr", "untyped_storage", "requires_grad_"}
-        | {"register_hook", "register_post_accumulate_grad_hook"}
-        | {"new_zeros", "new_empty", "zeros_like", "empty_like"}
-    )
-
-    @classmethod
-    def __torch_function__(cls, function, types, args=(), kwargs=None):
-        is_attribute = type(function).__name__ == "method-wrapper"  # such as Tensor.shape.__get__
-        name = function.__self__.__name__ if is_attribute else function.__name__
-        with torch._C.DisableTorchFunctionSubclass():
-            if name == "detach" or (name == "data" and function.__name__ == "__get__"):
-                alias = function(*args).as_subclass(cls)  # it has no memory either
-                alias.name_in_model = getattr(args[0], "name_in_model", None)
-                return alias
-            if name in (cls.attributes if is_attribute else cls.methods):
-                return function(*args, **(kwargs or {}))
-        freed = next(value for value in tree_leaves((args, kwargs)) if isinstance(value, cls))
-        raise RuntimeError(f"cannot use {describe(freed)} in {name}: {cls.advice}")
-
-    advice = (
-        "it is sharded, and has memory only while forward() or backward() of its unit runs. Read it with "
-        "full_state_dict() and set it with load_full_state_dict(), or change the model before you wrap it"
-    )
-
-    def __repr__(self):
-        return f"{describe(self)}, which is sharded"
-
-    def __reduce_ex__(self, protocol):
-        raise RuntimeError(f"cannot save {describe(self)}: {self.advice}")
-
-    def __deepcopy__(self, memo):
-        raise RuntimeError(f"cannot copy {describe(self)}: {self.advice}")
-
-
-def describe(parameter: nn.Parameter) -> str:
-    """Name a parameter in an error message."""
-    name = getattr(parameter, "name_in_model", None)
-    return f"the parameter {name!r}" if name else f"a parameter of shape {list(parameter.shape)}"
 
 
 class ShardedFlatParameter(FlatParameter):
@@ -81,19 +26,18 @@ class ShardedFlatParameter(FlatParameter):
     Communication: when built, one broadcast.
     """
 
-    def __init__(self, parameters: list[nn.Parameter], group=None, compute_dtype: torch.dtype | None = None):
+    def __init__(self, parameters: list[nn.Parameter], group=None, compute_dtype=None):
         self.layout = FlatLayout(parameters, group)
         self.flat_param = self.layout.new_flat()
         for view, parameter in zip(self.layout.views(self.flat_param), parameters, strict=True):
             view.copy_(parameter.detach())
-        self._alias_parameters()
         dist.broadcast(self.flat_param, group=group, group_src=0)
         # The shard is a copy, because flat_param's memory is freed below.
         own_shard = self.layout.shard_of(self.flat_param).clone()
         self.shard = nn.Parameter(own_shard, requires_grad=parameters[0].requires_grad)
-        if self.flat_param.is_floating_point():  # not the int8 weights of a quantized layer, for example
-            self.flat_param = self.flat_param.to(compute_dtype or self.flat_param.dtype)
-        self._alias_parameters()  # they are still slices of the tensor before the conversion
+        if compute_dtype and self.flat_param.is_floating_point():  # int8 weights stay what they are
+            self.flat_param = self.flat_param.to(compute_dtype)
+        self._alias_parameters()  # from now on, the model's parameters are slices of flat_param
         self.reshard()
 
     def unshard(self):
@@ -101,23 +45,15 @@ class ShardedFlatParameter(FlatParameter):
 
         Communication: one all-gather.
         """
+        allow_reads(self.layout.parameters)
         self.flat_param.untyped_storage().resize_(self.flat_param.nbytes)
-        for parameter in self.layout.parameters:
-            parameter.__class__ = nn.Parameter
         shard = self.shard.detach().to(self.flat_param.dtype)
         return launch_all_gather(self.flat_param, shard, self.layout.group)
 
     def reshard(self) -> None:
         """Free flat_param's memory. The parameters keep their shapes, but must not be read."""
+        forbid_reads(self.layout.parameters)
         self.flat_param.untyped_storage().resize_(0)
-        for parameter in self.layout.parameters:
-            if parameter.numel():
-                parameter.__class__ = ReshardedParameter
-
-    def __setstate__(self, state: dict) -> None:
-        self.__dict__.update(state)
-        self._alias_parameters()  # after deepcopy, the copied parameters must be slices of the copied flat_param
-        self.reshard()
 
 
 class UnitState(enum.Enum):

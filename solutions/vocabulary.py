@@ -12,7 +12,16 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from solutions.tensor_operators import as_parameter, expect_plain, like, own_shard, sum_over_ranks
+from shared.sharded.layers import (
+    IGNORED,
+    as_parameter,
+    expect_in_vocabulary,
+    expect_plain_embedding,
+    like,
+    mean_without,
+    own_padding_idx,
+)
+from solutions.tensor_operators import own_shard, sum_over_ranks
 
 
 def vocabulary_shard(rows: Tensor, group: ProcessGroup | None) -> Tensor:
@@ -23,19 +32,6 @@ def vocabulary_shard(rows: Tensor, group: ProcessGroup | None) -> Tensor:
     padding = -len(rows) % dist.get_world_size(group)
     padded = torch.cat([rows.detach(), rows.new_zeros(padding, *rows.shape[1:])])
     return like(rows, own_shard(padded, 0, group, "the vocabulary"))
-
-
-def expect_in_vocabulary(tokens: Tensor, vocabulary: int, ignored: int | None = None) -> None:
-    """Raise an IndexError for a token that no rank has. On a GPU, the assertion of torch waits for nothing."""
-    if type(tokens) is not Tensor or tokens.is_meta or torch.compiler.is_compiling():
-        return
-    is_known = (tokens >= 0) & (tokens < vocabulary)
-    is_known = is_known if ignored is None else is_known | (tokens == ignored)
-    if tokens.device.type != "cpu":
-        torch._assert_async(is_known.all(), f"a token is not in the vocabulary of {vocabulary}")
-    elif not is_known.all():
-        wrong = tokens[~is_known][0].item()
-        raise IndexError(f"there is a token {wrong}, but the vocabulary has {vocabulary}, from 0 to {vocabulary - 1}")
 
 
 class VocabParallelEmbedding(nn.Module):
@@ -74,15 +70,10 @@ class VocabParallelEmbedding(nn.Module):
         Raises:
             ValueError: for max_norm, scale_grad_by_freq and sparse, which are not supported.
         """
-        expect_plain(embedding, nn.Embedding)
-        for setting in ("max_norm", "scale_grad_by_freq", "sparse"):
-            if getattr(embedding, setting):
-                raise ValueError(f"cannot split an embedding with {setting}: build it without")
+        expect_plain_embedding(embedding)
         own = cls(vocabulary_shard(embedding.weight, group), group, leave)
         own.vocabulary = embedding.num_embeddings
-        if embedding.padding_idx is not None:
-            row = embedding.padding_idx - dist.get_rank(group) * len(own.weight)
-            own.padding_idx = row if 0 <= row < len(own.weight) else None
+        own.padding_idx = own_padding_idx(embedding, len(own.weight), group)
         return own
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -100,7 +91,7 @@ def vocab_parallel_cross_entropy(
     targets: Tensor,
     group: ProcessGroup | None = None,
     *,
-    ignore_index: int = -100,
+    ignore_index: int = IGNORED,
 ) -> Tensor:
     """Return the mean cross-entropy of logits that are split over the ranks along the vocabulary.
 
@@ -123,5 +114,4 @@ def vocab_parallel_cross_entropy(
     picked = shifted.gather(-1, index.masked_fill(elsewhere, 0).unsqueeze(-1)).squeeze(-1)
     own_sum, own_target_logit = shifted.exp().sum(-1), picked.masked_fill(elsewhere, 0)
     total, target_logit = sum_over_ranks(torch.stack([own_sum, own_target_logit]), group)
-    counts = targets != ignore_index
-    return (total.log() - target_logit).masked_fill(~counts, 0).sum() / counts.sum()
+    return mean_without(total.log() - target_logit, targets == ignore_index)

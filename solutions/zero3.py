@@ -22,32 +22,24 @@ flight during the backward of the next unit, whose own launch waits for it. The 
 all-gathers of forward and of backward are not hidden.
 """
 
-import copy
 from collections.abc import Iterable
 from functools import partial
 from itertools import chain
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.autograd import Variable
+from torch import nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from shared.sharded.backward import Backward, ForwardBegin
+from shared.sharded.gradients import plain_gradients
+from shared.sharded.parameters import UnchangedParameters, broadcast_buffers, expect_shardable
 from solutions.clipping import clip_shards_
 from solutions.deferred import DeferredFlatParameter
-from solutions.model_state import (
-    drop_full_parameters,
-    expect_no_full_parameters,
-    gather_full_state,
-    load_extra_state,
-    load_full_state,
-    sharded_state,
-    tensors_and_extra,
-)
+from solutions.model_state import ShardedModule
 from solutions.prefetching import Prefetcher
-from solutions.reducing import GradientBucket, GradientReducer
-from solutions.sharded_guards import UnchangedParameters, broadcast_buffers, expect_shardable, tensors_in
-from solutions.units import Call, Unit, UnitState, describe, shard_into_units
+from solutions.reducing import GradientReducer, UnitBucket
+from solutions.units import Call, Unit, UnitState, shard_into_units
 
 
 def needs_gradient(value) -> bool:
@@ -58,12 +50,11 @@ def needs_gradient(value) -> bool:
 class AfterBackward(torch.autograd.Function):
     """The identity on a unit's inputs. It calls post_backward() when backward is done with this call of the unit.
 
-    Autograd computes the gradients of a unit's inputs last, so the gradients of its parameters are packed by then. The
-    witness gets no gradient, but tells whether this backward is for parameters.
+    Autograd computes the gradients of a unit's inputs last, so the gradients of its parameters are packed by then.
     """
 
     @staticmethod
-    def forward(ctx, post_backward, witness: torch.Tensor, *inputs: torch.Tensor):
+    def forward(ctx, post_backward, *inputs: torch.Tensor):
         ctx.post_backward = post_backward
         ctx.set_materialize_grads(False)  # an input without a gradient gets None, not zeros
         return inputs
@@ -71,10 +62,10 @@ class AfterBackward(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *gradients: torch.Tensor):
         ctx.post_backward()
-        return None, None, *gradients
+        return None, *gradients
 
 
-class ZeRO3(nn.Module):
+class ZeRO3(ShardedModule):
     """ZeRO stage 3: train module with parameters, gradients and optimizer state sharded over the ranks of the group.
 
     parameters() are this rank's shards: give them to any optimizer that updates each element by itself. Call
@@ -133,14 +124,12 @@ class ZeRO3(nn.Module):
 
         self.prefetcher = Prefetcher(prefetch)
         self.buckets_of = {
-            unit: [GradientBucket(flat) for flat in unit.flat_parameters if flat.shard.requires_grad]
-            for unit in self.units
+            unit: [UnitBucket(flat) for flat in unit.flat_parameters if flat.shard.requires_grad] for unit in self.units
         }
         self.reducer = GradientReducer(list(chain.from_iterable(self.buckets_of.values())))
         self.calls: dict[Unit, Call] = {}  # the current call of each unit whose forward is running
         self.pending = False  # whether backward has run since the last finish_gradient_sync()
-        self.backward_runs = self.is_for_inputs = False  # set by _begin_backward() and _end_call()
-        self.witness = torch.empty(0, requires_grad=True)
+        self.backward = Backward(at_end=self._end_backward)
         self.unchanged = UnchangedParameters(module, self.flat_parameters)
 
         self._register_hooks(unit_of)
@@ -150,12 +139,6 @@ class ZeRO3(nn.Module):
             # First, because other hooks may use the parameters, such as those of weight_norm.
             submodule.register_forward_pre_hook(partial(self.pre_forward, unit), prepend=True, with_kwargs=True)
             submodule.register_forward_hook(partial(self.post_forward, unit))
-        self.register_state_dict_post_hook(drop_full_parameters)
-        self.register_load_state_dict_post_hook(expect_no_full_parameters)
-
-    def named_parameters(self, prefix="", recurse=True, remove_duplicate=True):
-        """Name this rank's shards, for an optimizer."""
-        return self.shards.named_parameters(prefix, recurse, remove_duplicate)
 
     # One training step, in the order in which it happens.
 
@@ -165,13 +148,11 @@ class ZeRO3(nn.Module):
         Communication: one all-gather per flat parameter. A unit has one for each dtype and device of its parameters,
             and separate ones for frozen parameters.
         """
-        is_in_backward = torch._C._current_graph_task_id() != -1  # checkpointing runs this forward again
+        if self.backward.was_interrupted():
+            self.reducer.drop()
+        # After an earlier micro-batch that was not finished, some gradients may still be in buckets.
         if self.pending:
-            if self.backward_runs and not is_in_backward:
-                self.reducer.drop()  # an error ended the last backward
-            # After an earlier micro-batch that was not finished, some gradients may still be in buckets.
             self.finish_gradient_sync()
-        self.backward_runs = self.backward_runs and is_in_backward
         self._reshard_all()  # after a forward without backward, the root still has the parameters of that time
         self.prefetcher.begin_forward()
         output = self.module(*inputs, **kwargs)
@@ -205,14 +186,13 @@ class ZeRO3(nn.Module):
     def _watch_inputs(self, unit: Unit, inputs: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """Return the inputs, such that autograd calls post_backward() when it is done with this call of the unit."""
         call = self.calls[unit] = Call()
-        call.begins_at = torch._C._autograd._get_sequence_nr()
-        call.versions = [flat.shard._version for flat in unit.flat_parameters]
+        call.begin = ForwardBegin(unit.flat_parameters)
         leaves, structure = tree_flatten((inputs, kwargs))
         indices = [index for index, leaf in enumerate(leaves) if needs_gradient(leaf)]
         if indices:
-            tensors = [leaves[index] for index in indices]
-            watched = AfterBackward.apply(lambda: self._end_call(unit, call), self.witness, *tensors)
-            for index, tensor in zip(indices, watched, strict=True):
+            tensors = [*(leaves[index] for index in indices), self.backward.witness]
+            watched = AfterBackward.apply(lambda: self._end_call(unit, call), *tensors)
+            for index, tensor in zip(indices, watched[:-1], strict=True):
                 leaves[index] = tensor
         return tree_unflatten(leaves, structure)
 
@@ -222,49 +202,25 @@ class ZeRO3(nn.Module):
         The hooks keep the call alive: it stays in the unit's open_calls for as long as backward may reach it.
         """
         call = self.calls.pop(unit)
-
-        def hook(_gradient: Tensor) -> None:
-            self._begin_call(unit, call)
-
-        for tensor in tensors_in(output):
-            if needs_gradient(tensor):
-                unit.open_calls.add(call)
-                tensor.register_hook(hook)
-                # If somebody changes a view in place, backward passes its base, but not the view itself.
-                node = None if tensor._base is None else tensor._base.grad_fn
-                if node is not None and node._sequence_nr() >= call.begins_at:
-                    tensor._base.register_hook(hook)
+        for tensor in call.begin.tensors_of(output):
+            unit.open_calls.add(call)
+            tensor.register_hook(lambda _gradient: self._begin_call(unit, call))
 
     def _begin_call(self, unit: Unit, call: Call) -> None:
-        """Call pre_backward(), if this backward is possible."""
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "create_graph=True is not supported, because collectives do not record a graph: compute a gradient "
-                "penalty with the module itself, before you wrap it"
-            )
-        if call.versions != [flat.shard._version for flat in unit.flat_parameters]:
-            raise RuntimeError(
-                f"{describe(unit.flat_parameters[0].layout.parameters[0])} has changed since this forward, "
-                "for example in optimizer.step(), so its gradients would be wrong: run forward again before backward()"
-            )
-        if not self.backward_runs:
-            self.backward_runs, self.is_for_inputs = True, False
-            Variable._execution_engine.queue_callback(self._end_backward)
+        """Call pre_backward(), unless the gradients would be wrong."""
+        self.backward.begin()
+        call.begin.expect_same_parameters()
         self.pre_backward(unit, call)
 
     def _end_call(self, unit: Unit, call: Call) -> None:
-        """Call post_backward(), unless autograd.grad() needs the gradients of inputs only, and those of units later."""
-        witness = torch.autograd.graph.get_gradient_edge(self.witness).node
-        if torch._C._will_engine_execute_node(witness):
+        """Call post_backward(), unless autograd.grad() computes only the gradients of inputs."""
+        if self.backward.is_for_parameters():
             self.post_backward(unit, call)
-        else:
-            self.is_for_inputs = True
 
     def _end_backward(self) -> None:
         """Look for changes of the model, and let zero_grad() drop the gradients that are still in buckets."""
-        self.backward_runs = False
         self.unchanged.check()
-        if self.is_for_inputs:
+        if self.backward.is_for_inputs:
             if any(bucket.flat is not None for bucket in self.reducer.buckets):
                 raise RuntimeError("backward(inputs=...) is not supported for parameters: leave out inputs")
             self._reshard_all()
@@ -307,50 +263,4 @@ class ZeRO3(nn.Module):
         """
         if self.pending:
             self.finish_gradient_sync()
-        shards = [shard for shard in self.shards if shard.grad is not None]
-        gradients = [shard.grad.as_subclass(Tensor) for shard in shards]  # the plain tensors, in the same memory
-        return clip_shards_(gradients, max_norm, self.group)
-
-    # Saving, loading and copying.
-
-    def get_extra_state(self) -> Tensor:
-        """Record whose shards a state_dict() holds."""
-        return torch.tensor([dist.get_rank(self.group), dist.get_world_size(self.group)])
-
-    def set_extra_state(self, state: Tensor) -> None:
-        """Raise a RuntimeError if load_state_dict() got the shards of another rank."""
-        if not torch.equal(state.cpu(), self.get_extra_state()):
-            raise RuntimeError(
-                f"this state_dict() holds the shards of rank {state[0]} of {state[1]}, and this is rank "
-                f"{dist.get_rank(self.group)} of {dist.get_world_size(self.group)}: let each rank save and load its "
-                "own, or use full_state_dict() and load_full_state_dict()"
-            )
-
-    def full_state_dict(self) -> dict[str, torch.Tensor]:
-        """Gather what module.state_dict() would return without sharding. See gather_full_state()."""
-        return gather_full_state(self.module, self.flat_parameters)
-
-    def load_full_state_dict(self, state_dict: dict[str, torch.Tensor]) -> None:
-        """Keep this rank's shard of a full state. See load_full_state()."""
-        self._reshard_all()  # the root may still have the old values
-        load_full_state(self.module, self.flat_parameters, state_dict)
-        load_extra_state(self.module, tensors_and_extra(state_dict)[1])
-
-    def sharded_state_dict(self, optimizer: torch.optim.Optimizer) -> dict:
-        """View this rank's shards for torch.distributed.checkpoint. See sharded_state()."""
-        if extra := tensors_and_extra(self.module.state_dict(keep_vars=True))[1]:
-            raise ValueError(f"a sharded state cannot hold {sorted(extra)}: use full_state_dict(), which does")
-        return sharded_state(self.module, self.flat_parameters, optimizer)
-
-    def __deepcopy__(self, memo: dict) -> nn.Module:
-        self._reshard_all()
-        for flat_parameter in self.flat_parameters:
-            # deepcopy cannot copy a parameter without memory. These become slices of the copied flat_param.
-            for parameter in flat_parameter.layout.parameters:
-                alias = parameter.detach().as_subclass(Tensor)
-                copied = memo[id(parameter)] = nn.Parameter(alias, parameter.requires_grad)
-                copied.name_in_model = parameter.name_in_model
-        memo[id(self.group)] = self.group  # the copy communicates in the same group
-        copied = memo[id(self)] = self.__class__.__new__(self.__class__)
-        copied.__setstate__(copy.deepcopy(self.__dict__, memo))
-        return copied
+        return clip_shards_(plain_gradients(self.shards), max_norm, self.group)

@@ -33,6 +33,7 @@ LESSONS_MAY_IMPORT = [
     "progress",
     "ranks",
     "schedules.py",
+    "sharded",
     "spmd",
     "tables",
     "timeline",

@@ -61,20 +61,21 @@ flight during the backward of the next unit, whose own launch waits for it. The 
 all-gathers of forward and of backward are not hidden.
 """
 
-import copy
 from collections.abc import Iterable
 from functools import partial
 from itertools import chain
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.autograd import Variable
+from torch import nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from shared.sharded.backward import Backward, ForwardBegin
+from shared.sharded.gradients import plain_gradients
+from shared.sharded.parameters import UnchangedParameters, broadcast_buffers, expect_shardable
 from solutions.clipping import clip_shards_
 from solutions.prefetching import Prefetcher
-from solutions.units import Call, Unit, UnitState, describe, shard_into_units
+from solutions.units import Call, Unit, UnitState, shard_into_units
 
 # %% [markdown]
 # ## Exercise 10.1 · Reducing the gradients of a unit (13 min, 2 points)
@@ -131,92 +132,13 @@ print(f"rank 1: you wrote {my_rank_1!r}; it launches the all-gather of block 0")
 
 from collections.abc import Iterable, Sequence
 
-import torch
-import torch.distributed as dist
-from torch.utils._pytree import tree_leaves
-
+from shared.sharded.gradients import DroppedByZeroGrad, second_gradient
 from solutions.overlapped_ddp import watch_gradients
-from solutions.units import describe
 from solutions.zero2 import ShardedBucket
 
 
-class ShardOfGradient(torch.Tensor):
-    """One rank's shard of a gradient. What needs the whole gradient communicates, or raises a RuntimeError.
-
-    It is `incomplete` from the end of backward() until finish_gradient_sync(), which adds the rest. Then, only
-    zero_grad() may use it.
-    """
-
-    group: dist.ProcessGroup | None = None
-    incomplete = False
-
-    @classmethod
-    def __torch_function__(cls, function, types, args=(), kwargs=None):
-        name, is_attribute = function.__name__, type(function).__name__ == "method-wrapper"
-        if name.endswith(
-            "norm"
-        ):  # torch.nn.utils.clip_grad_norm_ calls _foreach_norm or linalg_vector_norm
-            raise RuntimeError(
-                "this rank has only its shard of the gradient, so its norm is not the model's: call clip_grad_norm_() "
-                "of the ZeRO3 model (or use gradient.as_subclass(torch.Tensor), if you want the shard's norm)"
-            )
-        if not is_attribute and name not in ("detach_", "requires_grad_", "as_subclass"):
-            for gradient in [
-                value for value in tree_leaves((args, kwargs)) if isinstance(value, cls)
-            ]:
-                if name in ("zero_", "_foreach_zero_"):
-                    gradient.incomplete = False
-                elif gradient.incomplete:
-                    raise RuntimeError(
-                        f"{name}() needs a gradient that is not complete: call finish_gradient_sync() after backward()"
-                    )
-        with torch._C.DisableTorchFunctionSubclass():
-            result = function(*args, **(kwargs or {}))
-            if (
-                function is torch._amp_foreach_non_finite_check_and_unscale_
-            ):  # GradScaler: all ranks skip, or none
-                dist.all_reduce(args[1], op=dist.ReduceOp.MAX, group=args[0][0].group)
-        return result
-
-
-class GradientBucket(ShardedBucket):
-    """A ShardedBucket whose shard.grad is a ShardOfGradient.
-
-    `marker` is shard.grad at the end of backward, if the bucket still has something to add to it.
-    """
-
-    marker: ShardOfGradient | None = None
-
-    def mark(self) -> None:
-        """Begin shard.grad, so that zero_grad() leaves a trace."""
-        shard = self.flat_parameter.shard
-        if self.flat is None:
-            return
-        if not isinstance(shard.grad, ShardOfGradient):
-            gradient = torch.zeros_like(shard) if shard.grad is None else shard.grad
-            shard.grad = gradient.detach().as_subclass(ShardOfGradient)
-        self.marker, shard.grad.incomplete = shard.grad, True
-
-    def wait(self) -> None:
-        """Add this rank's shard of the mean gradient to shard.grad, unless zero_grad() was called since backward()."""
-        if self.in_flight is None:
-            return
-        marker, self.marker, shard = self.marker, None, self.flat_parameter.shard
-        if marker is not None and (shard.grad is not marker or not marker.incomplete):
-            self.drop()
-            return
-        if marker is not None:
-            marker.incomplete = False
-        super().wait()
-        if not isinstance(shard.grad, ShardOfGradient):
-            shard.grad = shard.grad.as_subclass(ShardOfGradient)
-        shard.grad.group = self.layout.group
-
-    def drop(self) -> None:
-        """Drop what has not been added to shard.grad."""
-        if self.in_flight is not None:
-            self.in_flight.wait()
-        self.flat = self.views = self.in_flight = self.marker = None
+class UnitBucket(DroppedByZeroGrad, ShardedBucket):
+    """A ShardedBucket whose gradients zero_grad() drops, too, even before finish_gradient_sync() has added them."""
 
 
 # %% tags=["export"] module="reducing"
@@ -246,10 +168,6 @@ class GradientReducer:
             bucket.drop()
         self._begin()
 
-    def __setstate__(self, state: dict) -> None:
-        self.__dict__.update(state)
-        watch_gradients(self.buckets, self.on_gradient)  # deepcopy does not copy hooks
-
 
 # %% tags=["exercise", "export"] grade_id="gradient-reducer" module="reducing"
 # %%ranks
@@ -263,16 +181,7 @@ class GradientReducer(GradientReducer):
         ### BEGIN SOLUTION
         bucket = self.buckets[bucket_index]
         if index not in self.missing[bucket]:
-            raise RuntimeError(
-                f"got a second gradient for {describe(bucket.parameters[index])}: call finish_gradient_sync() after "
-                "each backward(). If there was only one backward(), this layer is probably called twice under "
-                "reentrant checkpointing: use checkpoint(..., use_reentrant=False)"
-            )
-        if bucket.parameters[index].grad.layout is not torch.strided:
-            raise RuntimeError(
-                f"{describe(bucket.parameters[index])} has a sparse gradient, which cannot be sharded: "
-                "use nn.Embedding(..., sparse=False)"
-            )
+            raise RuntimeError(second_gradient(bucket.parameters[index]))
         self.missing[bucket].remove(index)
         bucket.pack(index)
         ### END SOLUTION
@@ -325,12 +234,11 @@ def needs_gradient(value) -> bool:
 class AfterBackward(torch.autograd.Function):
     """The identity on a unit's inputs. It calls post_backward() when backward is done with this call of the unit.
 
-    Autograd computes the gradients of a unit's inputs last, so the gradients of its parameters are packed by then. The
-    witness gets no gradient, but tells whether this backward is for parameters.
+    Autograd computes the gradients of a unit's inputs last, so the gradients of its parameters are packed by then.
     """
 
     @staticmethod
-    def forward(ctx, post_backward, witness: torch.Tensor, *inputs: torch.Tensor):
+    def forward(ctx, post_backward, *inputs: torch.Tensor):
         ctx.post_backward = post_backward
         ctx.set_materialize_grads(False)  # an input without a gradient gets None, not zeros
         return inputs
@@ -338,11 +246,11 @@ class AfterBackward(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *gradients: torch.Tensor):
         ctx.post_backward()
-        return None, None, *gradients
+        return None, *gradients
 
 
 # %% [markdown]
-# The next cell begins the module of exercises 10.4 and 10.5. You don't need to read it now. (Its two hooks for
+# The next two cells begin the module of exercises 10.4 and 10.5. You don't need to read them now. (Two hooks for
 # `state_dict()` leave out the parameters of the model, because these have no memory between steps.)
 
 
@@ -350,7 +258,6 @@ class AfterBackward(torch.autograd.Function):
 # %%ranks
 """State dicts of a sharded model: full ones, and sharded ones for torch.distributed.checkpoint."""
 
-import copy
 from collections.abc import Iterable
 
 import torch
@@ -359,6 +266,13 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
+from shared.sharded.states import (
+    OwnShards,
+    expect_no_extra_state,
+    extra_state_in,
+    load_extra_state,
+    without_extra_state,
+)
 from solutions.collectives import gather_shards
 from solutions.flat import FlatLayout
 from solutions.units import ShardedFlatParameter
@@ -376,162 +290,47 @@ def expect_no_full_parameters(wrapper: nn.Module, keys) -> None:
     keys.missing_keys[:] = [key for key in keys.missing_keys if key not in full]
 
 
-# %% [markdown]
-# The next cell is given, too, and you don't need to read it. It notices models that cannot be sharded, and changes of a
-# model that come after sharding it.
-
-
-# %% tags=["export"] module="sharded_guards"
+# %% tags=["export"] module="model_state"
 # %%ranks
-"""Guards of a sharded model: what cannot be sharded, and what must not change afterwards, raises an error."""
+class ShardedModule(OwnShards, nn.Module):
+    """The base of ZeRO3, which knows all about its states: those of the rank's shards, full ones, and sharded ones.
 
-import dataclasses
-from collections.abc import Iterable, Iterator
-from itertools import pairwise
-
-import torch
-import torch.distributed as dist
-from torch import nn
-
-from solutions.units import ReshardedParameter, ShardedFlatParameter, describe
-
-
-def memory_of(tensor: torch.Tensor) -> tuple[int, int, int]:
-    """Return a tensor's storage, and the first and the last byte that the tensor uses there."""
-    begin = tensor.storage_offset() * tensor.element_size()
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    span = sum((length - 1) * stride for length, stride in steps) * tensor.element_size()
-    return tensor.untyped_storage().data_ptr(), begin, begin + span
-
-
-def expect_shardable(module: nn.Module) -> None:
-    """Raise a ValueError that names a parameter or layer which cannot be sharded."""
-    for path, layer in module.named_modules():
-        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse:
-            raise ValueError(
-                f"the layer {path!r} has sparse gradients, which cannot be sharded: build it with sparse=False"
-            )
-    for name, parameter in module.named_parameters():
-        if isinstance(parameter, ReshardedParameter):
-            raise ValueError(f"{describe(parameter)} is sharded already: wrap a model only once")
-        if isinstance(parameter, nn.parameter.UninitializedParameter):
-            raise ValueError(
-                f"the parameter {name!r} is uninitialized: run a forward before you wrap the model"
-            )
-        if parameter.layout is not torch.strided:
-            raise ValueError(
-                f"the parameter {name!r} is sparse, and cannot be sharded: replace it with a dense one"
-            )
-        if parameter.requires_grad and any(
-            length > 1 and stride == 0
-            for length, stride in zip(parameter.shape, parameter.stride(), strict=True)
-        ):
-            raise ValueError(
-                f"elements of the parameter {name!r} share memory: replace it with a copy, .clone()"
-            )
-    tensors = [*module.named_parameters(), *module.named_buffers()]
-    places = [
-        (*memory_of(tensor), name, tensor)
-        for name, tensor in tensors
-        if tensor.numel() and not tensor.is_meta
-    ]
-    places = sorted((place for place in places if place[0]), key=lambda place: place[:3])
-    for one, other in pairwise(places):
-        is_trained = one[-1].requires_grad or other[-1].requires_grad
-        if one[0] == other[0] and other[1] <= one[2] and is_trained:
-            raise ValueError(
-                f"{one[-2]!r} and {other[-2]!r} share memory, but are different tensors, and would be sharded apart: "
-                "tie them by using one nn.Parameter in both places, or give one of them a copy"
-            )
-
-
-@torch.no_grad()
-def broadcast_buffers(module: nn.Module, group: dist.ProcessGroup | None) -> None:
-    """Give every rank the buffers of the group's first rank, whatever their memory layout.
-
-    Communication: one broadcast per buffer.
+    A subclass has `module`, `group`, `flat_parameters`, their `shards`, and _reshard_all().
     """
-    for buffer in module.buffers():
-        # An expanded dimension has one element in memory.
-        own = buffer[
-            tuple(slice(0, 1) if stride == 0 else slice(None) for stride in buffer.stride())
-        ]
-        sent = own.contiguous()
-        dist.broadcast(sent, group=group, group_src=0)
-        if sent is not own:
-            own.copy_(sent)
 
+    def __init__(self):
+        super().__init__()
+        self.register_state_dict_post_hook(drop_full_parameters)
+        self.register_load_state_dict_post_hook(expect_no_full_parameters)
 
-def tensors_in(value, seen: set[int] | None = None) -> Iterator[torch.Tensor]:
-    """Yield the tensors in a unit's output: in containers, dataclasses and other objects."""
-    seen = set() if seen is None else seen
-    if isinstance(value, torch.Tensor):
-        yield value
-        return
-    if (
-        isinstance(value, str | bytes | int | float | nn.Module | type)
-        or value is None
-        or id(value) in seen
-    ):
-        return
-    seen.add(id(value))
-    if isinstance(value, dict):
-        parts = value.values()
-    elif isinstance(value, list | tuple | set):
-        parts = value
-    elif dataclasses.is_dataclass(value):
-        parts = [getattr(value, field.name, None) for field in dataclasses.fields(value)]
-    else:
-        parts = getattr(value, "__dict__", {}).values()
-    for part in parts:
-        yield from tensors_in(part, seen)
+    def named_parameters(self, prefix="", recurse=True, remove_duplicate=True):
+        """Name this rank's shards, for an optimizer."""
+        return self.shards.named_parameters(prefix, recurse, remove_duplicate)
 
+    def full_state_dict(self) -> dict[str, torch.Tensor]:
+        """Gather what module.state_dict() would return without sharding. See gather_full_state()."""
+        with without_extra_state(self.module) as extra:
+            return gather_full_state(self.module, self.flat_parameters) | extra
 
-class UnchangedParameters:
-    """Notices a parameter that was frozen, unfrozen, replaced, moved or added after the model was sharded."""
+    def load_full_state_dict(self, state_dict: dict[str, torch.Tensor]) -> None:
+        """Keep this rank's shard of a full state. See load_full_state()."""
+        extra = extra_state_in(state_dict, self.module)
+        tensors = {name: value for name, value in state_dict.items() if name not in extra}
+        self._reshard_all()  # the root may still have the old values
+        with without_extra_state(self.module):
+            load_full_state(self.module, self.flat_parameters, tensors)
+        load_extra_state(self.module, extra)
 
-    def __init__(self, module: nn.Module, flat_parameters: Iterable[ShardedFlatParameter]):
-        flat_of = {p: flat for flat in flat_parameters for p in flat.layout.parameters}
-        self.places = []  # each layer that has a parameter, its name there and in the model, and its flat parameter
-        for path, layer in module.named_modules():
-            for key, parameter in layer.named_parameters(recurse=False):
-                name = f"{path}.{key}" if path else key
-                self.places.append((layer, key, name, parameter, flat_of[parameter]))
-                if not hasattr(parameter, "name_in_model"):
-                    parameter.name_in_model = name  # for error messages
-        self.layers = [
-            (path, layer, len(layer._parameters), len(layer._modules))
-            for path, layer in module.named_modules()
-        ]
-
-    def check(self) -> None:
-        """Raise a RuntimeError that names a parameter which is not what it was."""
-        with torch._C.DisableTorchFunctionSubclass():
-            for layer, key, name, parameter, flat in self.places:
-                change = None
-                if layer._parameters.get(key) is not parameter:
-                    change = "was replaced"
-                elif parameter.requires_grad != flat.shard.requires_grad:
-                    change = "was unfrozen" if parameter.requires_grad else "was frozen"
-                elif parameter.untyped_storage()._cdata != flat.flat_param.untyped_storage()._cdata:
-                    change = "got other memory (by assigning .data, or by .to())"
-                if change:
-                    raise RuntimeError(
-                        f"the parameter {name!r} {change} after the model was sharded, so its shards would no longer "
-                        "train it: change the model first, and wrap it again. full_state_dict() has its values"
-                    )
-        for path, layer, parameters, modules in self.layers:
-            if len(layer._parameters) != parameters or len(layer._modules) != modules:
-                raise RuntimeError(
-                    f"a parameter or layer was added to or removed from {path or 'the model'!r} after the model was "
-                    "sharded: change the model first, and wrap it again"
-                )
+    def sharded_state_dict(self, optimizer: torch.optim.Optimizer) -> dict:
+        """View this rank's shards for torch.distributed.checkpoint. See sharded_state()."""
+        expect_no_extra_state(self.module)
+        return sharded_state(self.module, self.flat_parameters, optimizer)
 
 
 # %% [markdown]
 # ## The class
 #
-# `ZeRO3` is one class in eight cells, which follow the order of a training step. The first four are given: what the
+# `ZeRO3` is one class in nine cells, which follow the order of a training step. The first four are given: what the
 # class does, its constructor, its hooks, and `forward`. You don't need to read them. You will use these parts of the
 # class:
 #
@@ -556,7 +355,7 @@ class UnchangedParameters:
 
 # %% tags=["export"]
 # %%ranks
-class ZeRO3(nn.Module):
+class ZeRO3(ShardedModule):
     """ZeRO stage 3: train module with parameters, gradients and optimizer state sharded over the ranks of the group.
 
     parameters() are this rank's shards: give them to any optimizer that updates each element by itself. Call
@@ -621,16 +420,13 @@ class ZeRO3(ZeRO3):
 
         self.prefetcher = Prefetcher(prefetch)
         self.buckets_of = {
-            unit: [
-                GradientBucket(flat) for flat in unit.flat_parameters if flat.shard.requires_grad
-            ]
+            unit: [UnitBucket(flat) for flat in unit.flat_parameters if flat.shard.requires_grad]
             for unit in self.units
         }
         self.reducer = GradientReducer(list(chain.from_iterable(self.buckets_of.values())))
         self.calls: dict[Unit, Call] = {}  # the current call of each unit whose forward is running
         self.pending = False  # whether backward has run since the last finish_gradient_sync()
-        self.backward_runs = self.is_for_inputs = False  # set by _begin_backward() and _end_call()
-        self.witness = torch.empty(0, requires_grad=True)
+        self.backward = Backward(at_end=self._end_backward)
         self.unchanged = UnchangedParameters(module, self.flat_parameters)
 
         self._register_hooks(unit_of)
@@ -646,17 +442,11 @@ class ZeRO3(ZeRO3):
                 partial(self.pre_forward, unit), prepend=True, with_kwargs=True
             )
             submodule.register_forward_hook(partial(self.post_forward, unit))
-        self.register_state_dict_post_hook(drop_full_parameters)
-        self.register_load_state_dict_post_hook(expect_no_full_parameters)
 
 
 # %% tags=["export"]
 # %%ranks
 class ZeRO3(ZeRO3):
-    def named_parameters(self, prefix="", recurse=True, remove_duplicate=True):
-        """Name this rank's shards, for an optimizer."""
-        return self.shards.named_parameters(prefix, recurse, remove_duplicate)
-
     # One training step, in the order in which it happens.
 
     def forward(self, *inputs, **kwargs):
@@ -665,15 +455,11 @@ class ZeRO3(ZeRO3):
         Communication: one all-gather per flat parameter. A unit has one for each dtype and device of its parameters,
             and separate ones for frozen parameters.
         """
-        is_in_backward = (
-            torch._C._current_graph_task_id() != -1
-        )  # checkpointing runs this forward again
+        if self.backward.was_interrupted():
+            self.reducer.drop()
+        # After an earlier micro-batch that was not finished, some gradients may still be in buckets.
         if self.pending:
-            if self.backward_runs and not is_in_backward:
-                self.reducer.drop()  # an error ended the last backward
-            # After an earlier micro-batch that was not finished, some gradients may still be in buckets.
             self.finish_gradient_sync()
-        self.backward_runs = self.backward_runs and is_in_backward
         self._reshard_all()  # after a forward without backward, the root still has the parameters of that time
         self.prefetcher.begin_forward()
         output = self.module(*inputs, **kwargs)
@@ -755,16 +541,13 @@ class ZeRO3(ZeRO3):
     def _watch_inputs(self, unit: Unit, inputs: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """Return the inputs, such that autograd calls post_backward() when it is done with this call of the unit."""
         call = self.calls[unit] = Call()
-        call.begins_at = torch._C._autograd._get_sequence_nr()
-        call.versions = [flat.shard._version for flat in unit.flat_parameters]
+        call.begin = ForwardBegin(unit.flat_parameters)
         leaves, structure = tree_flatten((inputs, kwargs))
         indices = [index for index, leaf in enumerate(leaves) if needs_gradient(leaf)]
         if indices:
-            tensors = [leaves[index] for index in indices]
-            watched = AfterBackward.apply(
-                lambda: self._end_call(unit, call), self.witness, *tensors
-            )
-            for index, tensor in zip(indices, watched, strict=True):
+            tensors = [*(leaves[index] for index in indices), self.backward.witness]
+            watched = AfterBackward.apply(lambda: self._end_call(unit, call), *tensors)
+            for index, tensor in zip(indices, watched[:-1], strict=True):
                 leaves[index] = tensor
         return tree_unflatten(leaves, structure)
 
@@ -774,49 +557,29 @@ class ZeRO3(ZeRO3):
         The hooks keep the call alive: it stays in the unit's open_calls for as long as backward may reach it.
         """
         call = self.calls.pop(unit)
+        for tensor in call.begin.tensors_of(output):
+            unit.open_calls.add(call)
+            tensor.register_hook(lambda _gradient: self._begin_call(unit, call))
 
-        def hook(_gradient: Tensor) -> None:
-            self._begin_call(unit, call)
 
-        for tensor in tensors_in(output):
-            if needs_gradient(tensor):
-                unit.open_calls.add(call)
-                tensor.register_hook(hook)
-                # If somebody changes a view in place, backward passes its base, but not the view itself.
-                node = None if tensor._base is None else tensor._base.grad_fn
-                if node is not None and node._sequence_nr() >= call.begins_at:
-                    tensor._base.register_hook(hook)
-
+# %% tags=["export"]
+# %%ranks
+class ZeRO3(ZeRO3):
     def _begin_call(self, unit: Unit, call: Call) -> None:
-        """Call pre_backward(), if this backward is possible."""
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "create_graph=True is not supported, because collectives do not record a graph: compute a gradient "
-                "penalty with the module itself, before you wrap it"
-            )
-        if call.versions != [flat.shard._version for flat in unit.flat_parameters]:
-            raise RuntimeError(
-                f"{describe(unit.flat_parameters[0].layout.parameters[0])} has changed since this forward, "
-                "for example in optimizer.step(), so its gradients would be wrong: run forward again before backward()"
-            )
-        if not self.backward_runs:
-            self.backward_runs, self.is_for_inputs = True, False
-            Variable._execution_engine.queue_callback(self._end_backward)
+        """Call pre_backward(), unless the gradients would be wrong."""
+        self.backward.begin()
+        call.begin.expect_same_parameters()
         self.pre_backward(unit, call)
 
     def _end_call(self, unit: Unit, call: Call) -> None:
-        """Call post_backward(), unless autograd.grad() needs the gradients of inputs only, and those of units later."""
-        witness = torch.autograd.graph.get_gradient_edge(self.witness).node
-        if torch._C._will_engine_execute_node(witness):
+        """Call post_backward(), unless autograd.grad() computes only the gradients of inputs."""
+        if self.backward.is_for_parameters():
             self.post_backward(unit, call)
-        else:
-            self.is_for_inputs = True
 
     def _end_backward(self) -> None:
         """Look for changes of the model, and let zero_grad() drop the gradients that are still in buckets."""
-        self.backward_runs = False
         self.unchanged.check()
-        if self.is_for_inputs:
+        if self.backward.is_for_inputs:
             if any(bucket.flat is not None for bucket in self.reducer.buckets):
                 raise RuntimeError(
                     "backward(inputs=...) is not supported for parameters: leave out inputs"
@@ -921,7 +684,7 @@ check.Backward()
 
 # %% [markdown]
 # The rest of the class is given, and you don't need to read it. Clipping needs only the shards and one all-reduce (lab
-# 07). Saving and loading call three functions that you write next.
+# 07). Saving and loading, which `ZeRO3` inherits from `ShardedModule`, call three functions that you write next.
 
 
 # %% tags=["export"]
@@ -935,57 +698,7 @@ class ZeRO3(ZeRO3):
         """
         if self.pending:
             self.finish_gradient_sync()
-        shards = [shard for shard in self.shards if shard.grad is not None]
-        gradients = [
-            shard.grad.as_subclass(Tensor) for shard in shards
-        ]  # the plain tensors, in the same memory
-        return clip_shards_(gradients, max_norm, self.group)
-
-    # Saving, loading and copying.
-
-    def get_extra_state(self) -> Tensor:
-        """Record whose shards a state_dict() holds."""
-        return torch.tensor([dist.get_rank(self.group), dist.get_world_size(self.group)])
-
-    def set_extra_state(self, state: Tensor) -> None:
-        """Raise a RuntimeError if load_state_dict() got the shards of another rank."""
-        if not torch.equal(state.cpu(), self.get_extra_state()):
-            raise RuntimeError(
-                f"this state_dict() holds the shards of rank {state[0]} of {state[1]}, and this is rank "
-                f"{dist.get_rank(self.group)} of {dist.get_world_size(self.group)}: let each rank save and load its "
-                "own, or use full_state_dict() and load_full_state_dict()"
-            )
-
-    def full_state_dict(self) -> dict[str, torch.Tensor]:
-        """Gather what module.state_dict() would return without sharding. See gather_full_state()."""
-        return gather_full_state(self.module, self.flat_parameters)
-
-    def load_full_state_dict(self, state_dict: dict[str, torch.Tensor]) -> None:
-        """Keep this rank's shard of a full state. See load_full_state()."""
-        self._reshard_all()  # the root may still have the old values
-        load_full_state(self.module, self.flat_parameters, state_dict)
-        load_extra_state(self.module, tensors_and_extra(state_dict)[1])
-
-    def sharded_state_dict(self, optimizer: torch.optim.Optimizer) -> dict:
-        """View this rank's shards for torch.distributed.checkpoint. See sharded_state()."""
-        if extra := tensors_and_extra(self.module.state_dict(keep_vars=True))[1]:
-            raise ValueError(
-                f"a sharded state cannot hold {sorted(extra)}: use full_state_dict(), which does"
-            )
-        return sharded_state(self.module, self.flat_parameters, optimizer)
-
-    def __deepcopy__(self, memo: dict) -> nn.Module:
-        self._reshard_all()
-        for flat_parameter in self.flat_parameters:
-            # deepcopy cannot copy a parameter without memory. These become slices of the copied flat_param.
-            for parameter in flat_parameter.layout.parameters:
-                alias = parameter.detach().as_subclass(Tensor)
-                copied = memo[id(parameter)] = nn.Parameter(alias, parameter.requires_grad)
-                copied.name_in_model = parameter.name_in_model
-        memo[id(self.group)] = self.group  # the copy communicates in the same group
-        copied = memo[id(self)] = self.__class__.__new__(self.__class__)
-        copied.__setstate__(copy.deepcopy(self.__dict__, memo))
-        return copied
+        return clip_shards_(plain_gradients(self.shards), max_norm, self.group)
 
 
 # %% [markdown]
@@ -1033,21 +746,6 @@ class ZeRO3(ZeRO3):
 
 # %% tags=["export"] module="model_state"
 # %%ranks
-EXTRA = "_extra_state"  # what a layer's get_extra_state() returns has a name that ends like this
-
-
-def tensors_and_extra(state: dict) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
-    """Split a state dict into its tensors and the extra states of layers, which may be any objects."""
-    extra = {name: value for name, value in state.items() if name.endswith(EXTRA)}
-    return {name: value for name, value in state.items() if name not in extra}, extra
-
-
-def load_extra_state(module: nn.Module, extra: dict[str, object]) -> None:
-    """Give each layer its extra state back."""
-    for name, value in extra.items():
-        module.get_submodule(name.removesuffix(EXTRA).rstrip(".")).set_extra_state(value)
-
-
 def values_in(
     module: nn.Module, state_dict: dict[str, torch.Tensor]
 ) -> dict[torch.Tensor, torch.Tensor]:
@@ -1056,13 +754,11 @@ def values_in(
     Raises:
         ValueError: if the state belongs to another module.
     """
-    own, own_extra = tensors_and_extra(module.state_dict(keep_vars=True))
-    state_dict, extra = tensors_and_extra(state_dict)
+    own = module.state_dict(keep_vars=True)
     own_shapes = {name: value.shape for name, value in own.items()}
     given_shapes = {name: value.shape for name, value in state_dict.items()}
-    if own_shapes != given_shapes or own_extra.keys() != extra.keys():
-        different = {name for name, _ in own_shapes.items() ^ given_shapes.items()}
-        different = sorted(different | (own_extra.keys() ^ extra.keys()))
+    if own_shapes != given_shapes:
+        different = sorted({name for name, _ in own_shapes.items() ^ given_shapes.items()})
         raise ValueError(
             "this state belongs to another module: "
             f"{different} are not in both, or do not have the same shape in both"
@@ -1087,12 +783,7 @@ def gather_full_state(
         flat = gather_shards(flat_parameter.shard, layout.group)
         full_value |= zip(layout.parameters, layout.views(flat), strict=True)
     state = module.state_dict(keep_vars=True)
-    return {
-        name: copy.deepcopy(value)
-        if name.endswith(EXTRA)
-        else full_value.get(value, value).detach().clone()
-        for name, value in state.items()
-    }
+    return {name: full_value.get(value, value).detach().clone() for name, value in state.items()}
     ### END SOLUTION
 
 
@@ -1175,7 +866,7 @@ def begin_state(optimizer: torch.optim.Optimizer) -> None:
 # - `f"module.{name}"` is the buffer `name` of the module's `named_buffers()`.
 #
 # The first line of the check saves on four ranks, and continues the training on two. The others try what the finished
-# class can do: clipping, bf16, and copies.
+# class can do: clipping, bf16, and `state_dict()`.
 #
 # <details><summary>Hint</summary>
 #

@@ -32,19 +32,19 @@ ranks.start(world_size=4)
 """Sharded checkpoints that no crash can corrupt, and that any number of ranks can load."""
 
 import shutil
-from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
-    get_state_dict,
+    get_state_dict,  # noqa: F401, for your solution
     set_state_dict,
 )
+
+from shared.sharded.checkpoints import states_of, states_to_load
 
 # %% [markdown]
 # Sooner or later, a large run is killed during a save. What it leaves behind must not be mistaken for a checkpoint, and
@@ -113,8 +113,8 @@ check.newest_checkpoint()
 # - If a rank fails to write, `save_checkpoint` raises on all ranks, and nothing is renamed.
 # - Target: each rank writes its own shards, and no rank gathers those of the others.
 #
-# You can assume that the optimizer has taken a step. (Our solution calls `states_of` below, which does not. If the
-# optimizer has no state, `get_state_dict` lets it step with gradients of zero, and its step counts begin at 1.)
+# You can assume that the optimizer has taken a step. (Our solution calls `states_of(model, optimizer)` instead, which
+# does not assume that. Without any state, `get_state_dict` lets the optimizer step once with gradients of zero.)
 #
 # <details><summary>Hint 1: who does what, and when?</summary>Rank 0 alone can remove and rename. How do the other ranks
 # learn that it has renamed the folder? (In <code>dcp.save</code>, no rank writes before rank 0 has joined.)</details>
@@ -123,35 +123,6 @@ check.newest_checkpoint()
 # it. If you delete that folder first and are killed halfway, a part of it remains under the name of a complete
 # checkpoint. Which name could it get before you delete it? And which folders do you have to remove at the
 # beginning?</details>
-
-
-# %% tags=["export"]
-# %%ranks
-def states_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict, dict]:
-    """Return the states of a model and an optimizer, without changing the optimizer or the gradients."""
-    had_state, gradients = bool(optimizer.state), set_gradients_aside(optimizer)
-    model_state, optimizer_state = get_state_dict(model, optimizer)
-    if not had_state:
-        optimizer.state.clear()
-        optimizer_state["state"] = {}
-    restore_gradients(gradients)
-    return model_state, optimizer_state
-
-
-def set_gradients_aside(
-    optimizer: torch.optim.Optimizer,
-) -> list[tuple[nn.Parameter, torch.Tensor | None]]:
-    """Remove and return all gradients, because get_state_dict() creates no state for an optimizer that has some."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    gradients = [(parameter, parameter.grad) for parameter in parameters]
-    for parameter in parameters:
-        parameter.grad = None
-    return gradients
-
-
-def restore_gradients(gradients: list[tuple[nn.Parameter, torch.Tensor | None]]) -> None:
-    for parameter, gradient in gradients:
-        parameter.grad = gradient
 
 
 # %% tags=["exercise", "export"] grade_id="save-checkpoint"
@@ -246,63 +217,11 @@ check.save_checkpoint()
 # - The optimizer may be new. `get_state_dict` then creates its state, and loading replaces it.
 #
 # (Our solution also loads what a real run leaves: a parameter that never had a gradient has no state in the checkpoint,
-# and a learning rate scheduler adds settings to the optimizer's groups. `expected_in` below, which is given, removes
-# from a state what the checkpoint does not have, and raises an error if it belongs to another model.)
+# and a learning rate scheduler adds settings to the optimizer's groups. It loads into the states of `states_to_load`,
+# which have exactly what the checkpoint has. Yours may assume that those of `get_state_dict` do.)
 #
 # <details><summary>Hint</summary>You need a state with the right structure before you can load. Which function of
 # exercise 12.2 returns one? And which value of the dict is not a tensor?</details>
-
-
-# %% tags=["export"]
-# %%ranks
-def expected_in(
-    saved: Iterable[str], model_state: dict, optimizer_state: dict, defaults: dict
-) -> list[dict]:
-    """Fit states to the names that a checkpoint has, in place.
-
-    Returns:
-        The settings of each group that the checkpoint lacks, such as those of a scheduler that is new.
-
-    Raises:
-        ValueError: if the checkpoint belongs to another model.
-    """
-    saved = set(saved)
-    own = flatten_state_dict({"model": model_state})[0]
-    strangers = {
-        name
-        for name in saved - own.keys()
-        if name.startswith("model.") and "_extra_state" not in name
-    }
-    if strangers:
-        raise ValueError(
-            f"this checkpoint belongs to another model, which also has {sorted(strangers)}"
-        )
-    states, groups = optimizer_state["state"], optimizer_state["param_groups"]
-    known = {
-        f"optimizer.state.{name}.{entry}" for name, entries in states.items() for entry in entries
-    }
-    frozen = {name for name in saved - known if name.startswith("optimizer.state.")}
-    if frozen:
-        raise ValueError(
-            f"this checkpoint has {sorted(frozen)}, but the optimizer is another one, or the parameter is frozen: "
-            "unfreeze it, load, and freeze it again"
-        )
-    for name in [
-        name
-        for name in states
-        if not any(f"optimizer.state.{name}.{key}" in saved for key in states[name])
-    ]:
-        del states[name]  # this parameter had no gradient before the checkpoint
-    new_settings = []
-    for index, group in enumerate(groups):
-        prefix = f"optimizer.param_groups.{index}."
-        names = {name.removeprefix(prefix) for name in saved if name.startswith(prefix)}
-        new = {key: group.pop(key) for key in group.keys() - names - defaults.keys() - {"params"}}
-        new_settings.append(new)
-        group |= dict.fromkeys(
-            names - group.keys()
-        )  # such as initial_lr: loading replaces the None
-    return new_settings
 
 
 # %% tags=["exercise", "export"] grade_id="load-checkpoint"
@@ -310,23 +229,16 @@ def expected_in(
 def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     """Load a checkpoint, which any number of ranks may have written. Returns its step."""
     ### BEGIN SOLUTION
-    saved = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
-    gradients = set_gradients_aside(optimizer)
-    optimizer.state.clear()  # get_state_dict() then creates a state for every trained parameter
-    model_state, optimizer_state = get_state_dict(model, optimizer)
-    new_settings = expected_in(saved, model_state, optimizer_state, optimizer.defaults)
-    state = {"model": model_state, "optimizer": optimizer_state, "step": 0}
-    dcp.load(state, checkpoint_id=path)  # fills the tensors in place and replaces the step
-    set_state_dict(
-        model,
-        optimizer,
-        model_state_dict=state["model"],
-        optim_state_dict=state["optimizer"],
-        options=StateDictOptions(strict=False),  # some parameters may have no state
-    )
-    for group, new in zip(optimizer.param_groups, new_settings, strict=True):
-        group |= new
-    restore_gradients(gradients)
+    with states_to_load(path, model, optimizer) as (model_state, optimizer_state):
+        state = {"model": model_state, "optimizer": optimizer_state, "step": 0}
+        dcp.load(state, checkpoint_id=path)  # fills the tensors in place and replaces the step
+        set_state_dict(
+            model,
+            optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+            options=StateDictOptions(strict=False),  # some parameters may have no state
+        )
     return state["step"]
     ### END SOLUTION
 

@@ -51,9 +51,10 @@ Shape legend: B batch, T tokens, D model width, N ranks of the group.
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from shared.sharded.layers import like
 from solutions.async_collectives import launch_all_gather, launch_reduce_scatter
 
 # %% [markdown]
@@ -201,39 +202,7 @@ def own_shard(tensor: Tensor, dim: int, group: ProcessGroup | None, what: str) -
         )
     # A copy, because a view would keep the whole tensor alive.
     shard = tensor.detach().chunk(world_size, dim)[dist.get_rank(group)]
-    shard = shard.clone(memory_format=torch.contiguous_format)
-    return like(tensor, shard)
-
-
-def like(whole: Tensor, shard: Tensor) -> Tensor:
-    """Make the shard of a parameter a parameter, which is frozen if the whole one is."""
-    return nn.Parameter(shard, whole.requires_grad) if isinstance(whole, nn.Parameter) else shard
-
-
-def as_parameter(tensor: Tensor) -> nn.Parameter:
-    """Return a parameter as it is, and train any other tensor."""
-    return tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor)
-
-
-def expect_plain(layer: nn.Module, kind: type[nn.Module]) -> None:
-    """Raise a ValueError if a layer computes something that would be lost when its parameters are split."""
-    hooks = [
-        layer._forward_pre_hooks,
-        layer._forward_hooks,
-        layer._backward_pre_hooks,
-        layer._backward_hooks,
-    ]
-    hooks += [parameter._backward_hooks for parameter in layer.parameters()]
-    is_plain = (
-        type(layer).forward is kind.forward
-        and "forward" not in vars(layer)
-        and "weight" in layer._parameters
-    )
-    if not is_plain or layer._modules or any(hooks):
-        raise ValueError(
-            f"cannot split a {type(layer).__name__} that has hooks, a parametrization or a forward() of "
-            f"its own, because they would be lost: split a plain {kind.__name__}"
-        )
+    return like(tensor, shard.clone(memory_format=torch.contiguous_format))
 
 
 # %% tags=["export"] module="tensor_operators"
@@ -320,6 +289,7 @@ from torch.distributed import ProcessGroup
 from torch.func import functional_call
 
 from shared.models import Attention, TinyGPT
+from shared.sharded.layers import as_parameter, expect_plain, like
 
 
 # %% tags=["export"]
@@ -372,8 +342,8 @@ class ColumnParallelLinear(ColumnParallelLinear):
         Raises:
             ValueError: if N does not divide the number of outputs.
         """
-        ### BEGIN SOLUTION
         expect_plain(linear, nn.Linear)
+        ### BEGIN SOLUTION
         weight = own_shard(linear.weight, 0, group, "the outputs of a linear layer")
         bias = None if linear.bias is None else own_shard(linear.bias, 0, group, "the bias")
         ### END SOLUTION
@@ -455,8 +425,8 @@ class RowParallelLinear(RowParallelLinear):
         Raises:
             ValueError: if N does not divide the number of inputs.
         """
-        ### BEGIN SOLUTION
         expect_plain(linear, nn.Linear)
+        ### BEGIN SOLUTION
         weight = own_shard(linear.weight, 1, group, "the inputs of a linear layer")
         bias = None if linear.bias is None else like(linear.bias, linear.bias.detach().clone())
         return cls(weight, bias, group, leave)
@@ -625,6 +595,16 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from shared.sharded.layers import (
+    IGNORED,
+    as_parameter,
+    expect_in_vocabulary,
+    expect_plain_embedding,
+    like,
+    mean_without,
+    own_padding_idx,
+)
+
 
 # %% tags=["export"] module="vocabulary"
 # %%ranks
@@ -636,21 +616,6 @@ def vocabulary_shard(rows: Tensor, group: ProcessGroup | None) -> Tensor:
     padding = -len(rows) % dist.get_world_size(group)
     padded = torch.cat([rows.detach(), rows.new_zeros(padding, *rows.shape[1:])])
     return like(rows, own_shard(padded, 0, group, "the vocabulary"))
-
-
-def expect_in_vocabulary(tokens: Tensor, vocabulary: int, ignored: int | None = None) -> None:
-    """Raise an IndexError for a token that no rank has. On a GPU, the assertion of torch waits for nothing."""
-    if type(tokens) is not Tensor or tokens.is_meta or torch.compiler.is_compiling():
-        return
-    is_known = (tokens >= 0) & (tokens < vocabulary)
-    is_known = is_known if ignored is None else is_known | (tokens == ignored)
-    if tokens.device.type != "cpu":
-        torch._assert_async(is_known.all(), f"a token is not in the vocabulary of {vocabulary}")
-    elif not is_known.all():
-        wrong = tokens[~is_known][0].item()
-        raise IndexError(
-            f"there is a token {wrong}, but the vocabulary has {vocabulary}, from 0 to {vocabulary - 1}"
-        )
 
 
 # %% tags=["export"] module="vocabulary"
@@ -695,21 +660,16 @@ class VocabParallelEmbedding(VocabParallelEmbedding):
         Raises:
             ValueError: for max_norm, scale_grad_by_freq and sparse, which are not supported.
         """
-        expect_plain(embedding, nn.Embedding)
-        for setting in ("max_norm", "scale_grad_by_freq", "sparse"):
-            if getattr(embedding, setting):
-                raise ValueError(f"cannot split an embedding with {setting}: build it without")
+        expect_plain_embedding(embedding)
         own = cls(vocabulary_shard(embedding.weight, group), group, leave)
         own.vocabulary = embedding.num_embeddings
-        if embedding.padding_idx is not None:
-            row = embedding.padding_idx - dist.get_rank(group) * len(own.weight)
-            own.padding_idx = row if 0 <= row < len(own.weight) else None
+        own.padding_idx = own_padding_idx(embedding, len(own.weight), group)
         return own
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the rows of the tokens."""
-        ### BEGIN SOLUTION
         expect_in_vocabulary(tokens, self.vocabulary)
+        ### BEGIN SOLUTION
         own_rows = len(self.weight)
         index = tokens - dist.get_rank(self.group) * own_rows
         elsewhere = (index < 0) | (index >= own_rows)
@@ -766,7 +726,7 @@ def vocab_parallel_cross_entropy(
     targets: Tensor,
     group: ProcessGroup | None = None,
     *,
-    ignore_index: int = -100,
+    ignore_index: int = IGNORED,
 ) -> Tensor:
     """Return the mean cross-entropy of logits that are split over the ranks along the vocabulary.
 
@@ -791,8 +751,7 @@ def vocab_parallel_cross_entropy(
     own_sum, own_target_logit = shifted.exp().sum(-1), picked.masked_fill(elsewhere, 0)
     ### END SOLUTION
     total, target_logit = sum_over_ranks(torch.stack([own_sum, own_target_logit]), group)
-    counts = targets != ignore_index
-    return (total.log() - target_logit).masked_fill(~counts, 0).sum() / counts.sum()
+    return mean_without(total.log() - target_logit, targets == ignore_index)
 
 
 # %% tags=["check"] grade_id="check-vocab-parallel-cross-entropy" points=2

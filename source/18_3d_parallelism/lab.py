@@ -158,6 +158,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shared.models import TinyGPT, gpt_layers
+from shared.sharded.layers import expect_equally_ignored
 from solutions.flat import FlatParameter
 from solutions.overlapped_ddp import OverlappedDDP
 from solutions.pipeline import Pipeline
@@ -349,20 +350,6 @@ tables.Table(["from the outermost axis", "dp, GB", "pp, GB", "tp, GB", "total, G
 
 # %% tags=["export"]
 # %%ranks
-def expect_equally_ignored(targets: Tensor, micro_batches: int) -> None:
-    """Raise a ValueError if the mean over micro-batches is not that over the targets that count."""
-    if len(targets) % micro_batches or not (targets == -100).any():
-        return
-    ignored = (targets == -100).view(micro_batches, -1).sum(1)
-    if (ignored != ignored[0]).any():
-        raise ValueError(
-            f"the micro-batches have {ignored.tolist()} targets of -100, which the loss ignores, so the mean of their "
-            "losses is not the mean over all targets: let all micro-batches have equally many"
-        )
-
-
-# %% tags=["export"]
-# %%ranks
 def token_loss(logits: Tensor, targets: Tensor, *, vocab_size: int, group: ProcessGroup) -> Tensor:
     """Return the mean cross-entropy of logits that are split over the ranks of a group, without those of padding.
 
@@ -535,9 +522,9 @@ class Parallel3D(Parallel3D):
 
         Shape: inputs and targets (B, T).
         """
+        expect_equally_ignored(targets, self.replicas * self.pipeline.micro_batches)
         ### BEGIN SOLUTION
         own = self.own_part(inputs), self.own_part(targets)
-        expect_equally_ignored(targets, self.replicas * self.pipeline.micro_batches)
         if self.zero_stage == 0:
             with self.replica.no_sync():
                 loss = self.pipeline.step(*own)

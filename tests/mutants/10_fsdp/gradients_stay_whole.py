@@ -6,7 +6,7 @@ caught by: ZeRO3 · memory
 from solutions import zero3 as right
 
 
-class Bucket(right.GradientBucket):
+class Bucket(right.UnitBucket):
     def launch(self):
         super().launch()
         self.sent = self.flat
@@ -14,8 +14,8 @@ class Bucket(right.GradientBucket):
 
 class ZeRO3(right.ZeRO3):
     def __init__(self, *args, **options):
-        before, right.GradientBucket = right.GradientBucket, Bucket
+        before, right.UnitBucket = right.UnitBucket, Bucket
         try:
             super().__init__(*args, **options)
         finally:
-            right.GradientBucket = before
+            right.UnitBucket = before

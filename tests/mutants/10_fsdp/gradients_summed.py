@@ -10,7 +10,7 @@ import torch.distributed as dist
 from solutions import zero3 as right
 
 
-class Bucket(right.GradientBucket):
+class Bucket(right.UnitBucket):
     def launch(self):
         super().launch()
         in_flight, size = self.in_flight, dist.get_world_size(self.layout.group)
@@ -19,8 +19,8 @@ class Bucket(right.GradientBucket):
 
 class ZeRO3(right.ZeRO3):
     def __init__(self, *args, **options):
-        before, right.GradientBucket = right.GradientBucket, Bucket
+        before, right.UnitBucket = right.UnitBucket, Bucket
         try:
             super().__init__(*args, **options)
         finally:
-            right.GradientBucket = before
+            right.UnitBucket = before

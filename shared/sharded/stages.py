@@ -1,0 +1,131 @@
+"""The stages of a pipeline: the headers of their messages, and what a stage or a step cannot compute."""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+LENGTHS = 6  # the most dimensions of a tensor that a header describes
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+class Neighbors(Protocol):
+    """The messages between a stage and its neighbors: "F" for outputs, "B" for gradients."""
+
+    def send(self, kind: str, tensor: Tensor) -> None: ...
+
+    def receive(self, kind: str, like: Tensor) -> Tensor: ...
+
+
+class Announcements:
+    """Messages with outputs. Before the first one, a chunk announces its shape and dtype to the next chunk.
+
+    Communication: one message per output, and one header per chunk, whenever the batch has another shape or dtype.
+    """
+
+    def __init__(self, neighbors: Neighbors):
+        self.neighbors = neighbors
+        self.announced: dict[int, tuple] = {}  # by chunk: the shape and dtype that the next chunk expects
+        self.expected: dict[int, Tensor] = {}  # by chunk: a tensor like those that it receives
+        self.circumstances: tuple = ()  # of the last step: on what the shapes and dtypes depend
+
+    def begin_step(self, inputs: Tensor) -> None:
+        """Forget the shapes if this step may have others."""
+        kind = inputs.device.type
+        autocast = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+        circumstances = inputs.shape, inputs.dtype, *autocast
+        if circumstances != self.circumstances:
+            self.announced, self.expected = {}, {}
+        self.circumstances, self.device = circumstances, inputs.device
+
+    def send(self, chunk: int, output: Tensor) -> None:
+        """Send an output to the next chunk. Before the first one, send a header that describes it."""
+        shape_and_dtype = output.shape, output.dtype
+        if chunk not in self.announced:
+            self.neighbors.send("F", header_of(output))
+            self.announced[chunk] = shape_and_dtype
+        if self.announced[chunk] != shape_and_dtype:
+            raise ValueError(
+                f"a micro-batch has an output of {output.dtype}, shape {list(output.shape)}, but the next stage "
+                f"expects {self.announced[chunk]}: pad micro-batches to one shape"
+            )
+        self.neighbors.send("F", output)
+
+    def receive(self, chunk: int) -> Tensor:
+        """Receive the output of the previous chunk. Before the first one, receive a header that describes it."""
+        if chunk not in self.expected:
+            header = torch.empty(2 + LENGTHS, dtype=torch.int64, device=self.device)
+            self.expected[chunk] = tensor_like(self.neighbors.receive("F", header))
+        return self.neighbors.receive("F", self.expected[chunk])
+
+
+def header_of(tensor: Tensor) -> Tensor:
+    """Describe a tensor in integers: its dtype, the number of its dimensions, and their lengths."""
+    if tensor.dtype not in DTYPES or tensor.dim() > LENGTHS:
+        raise TypeError(
+            f"a stage cannot send an output of {tensor.dtype} in {tensor.dim()} dimensions: it may be "
+            f"of {', '.join(map(str, DTYPES))}, in at most {LENGTHS} dimensions"
+        )
+    lengths = [*tensor.shape, *[0] * (LENGTHS - tensor.dim())]
+    return torch.tensor([DTYPES.index(tensor.dtype), tensor.dim(), *lengths], device=tensor.device)
+
+
+def tensor_like(header: Tensor) -> Tensor:
+    """Allocate a tensor that a header describes."""
+    dtype, dimensions, *lengths = header.tolist()
+    return torch.empty(lengths[:dimensions], dtype=DTYPES[dtype], device=header.device)
+
+
+def expect_tensor(output, layer: nn.Module) -> Tensor:
+    """Return a layer's output. Raise a TypeError if it is not a tensor."""
+    if not isinstance(output, Tensor):
+        raise TypeError(
+            f"{type(layer).__name__} returns a {type(output).__name__}, but each layer of a pipeline "
+            "must return one tensor: wrap it in a module that does"
+        )
+    return output
+
+
+def is_plain_linear(layer: nn.Linear, x: Tensor) -> bool:
+    """Tell whether the gradient of a layer's weight is the product of two tensors, and nobody needs it early."""
+    weight = layer.weight
+    return (
+        type(layer) is nn.Linear  # a parametrization changes the class
+        and type(weight) is nn.Parameter  # old weight_norm and pruning leave a tensor that is not a leaf
+        and weight.requires_grad
+        and not weight._backward_hooks
+        and not torch.is_autocast_enabled(x.device.type)
+        and not torch.compiler.is_compiling()
+        and x.dim() > 1
+    )
+
+
+def accumulate(weight: nn.Parameter, gradient: Tensor) -> None:
+    """Add a gradient to weight.grad, and call the hooks that autograd would call then."""
+    weight.grad = gradient if weight.grad is None else weight.grad + gradient
+    for hook in (weight._post_accumulate_grad_hooks or {}).values():
+        hook(weight)
+
+
+def expect_equal_parts(inputs: Tensor, targets: Tensor, micro_batches: int) -> None:
+    """Raise a ValueError if a batch cannot be cut into equal micro-batches."""
+    for what, tensor in (("a batch of {} samples", inputs), ("{} targets", targets)):
+        if len(tensor) % micro_batches:
+            raise ValueError(f"{what.format(len(tensor))} cannot be cut into {micro_batches} equal micro-batches")
+
+
+class Uninterrupted:
+    """A with-block that cannot be entered again after an error in it."""
+
+    is_running = False
+
+    def __enter__(self):
+        if self.is_running:
+            raise RuntimeError(
+                "an earlier step() ended with an error, and its messages may still be in flight: "
+                "start new ranks, and build the Pipeline from a checkpoint"
+            )
+        self.is_running = True
+
+    def __exit__(self, error, *_):
+        self.is_running = error is not None
