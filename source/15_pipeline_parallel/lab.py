@@ -272,6 +272,14 @@ from torch.distributed import ProcessGroup
 from torch.nn import functional as F  # noqa: N812
 
 from shared.schedules import Action, check_schedule, chunks_of, micro_batches_of
+from shared.sharded.stages import (
+    Announcements,
+    Uninterrupted,
+    accumulate,
+    expect_equal_parts,
+    expect_tensor,
+    is_plain_linear,
+)
 from solutions.async_collectives import InFlight
 
 TAGS = {"F": 0, "B": 1}  # outputs of a forward, and gradients of a backward
@@ -433,24 +441,10 @@ class Chunk(nn.Module):
                 if type(layer) is nn.Linear and "forward" not in vars(layer):
                     layer.forward = partial(self.postponing, layer)
 
-    def can_postpone(self, layer: nn.Linear, x: Tensor) -> bool:
-        """Tell whether run_weights() would compute the right gradient, and nobody needs it earlier."""
-        weight = layer.weight
-        return (
-            self.micro_batch is not None  # outside of step(), nobody would call run_weights()
-            and type(layer) is nn.Linear  # a parametrization changes the class
-            and type(weight)
-            is nn.Parameter  # old weight_norm and pruning leave a tensor that is not a leaf
-            and weight.requires_grad
-            and not weight._backward_hooks
-            and not torch.is_autocast_enabled(x.device.type)
-            and not torch.compiler.is_compiling()
-            and x.dim() > 1
-        )
-
     def postponing(self, layer: nn.Linear, x: Tensor) -> Tensor:
         """Compute a linear layer whose backward leaves the gradient of its weight to run_weights(), where possible."""
-        if not self.can_postpone(layer, x):
+        # Outside of step(), nobody would call run_weights().
+        if self.micro_batch is None or not is_plain_linear(layer, x):
             return type(layer).forward(layer, x)
         terms = self.terms.setdefault(self.micro_batch, [])
         anchor = torch.empty(0, requires_grad=True)
@@ -460,19 +454,11 @@ class Chunk(nn.Module):
     def run_weights(self, micro_batch: int) -> None:
         """Compute the weight gradients that a micro-batch's backward has postponed, and add them."""
         for weight, x, gradient in self.terms.pop(micro_batch, []):
-            product = gradient.flatten(0, -2).T @ x.flatten(0, -2)
-            weight.grad = product if weight.grad is None else weight.grad + product
-            for hook in (weight._post_accumulate_grad_hooks or {}).values():
-                hook(weight)
+            accumulate(weight, gradient.flatten(0, -2).T @ x.flatten(0, -2))
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
-            x = layer(x)
-            if not isinstance(x, Tensor):
-                raise TypeError(
-                    f"{type(layer).__name__} returns a {type(x).__name__}, but each layer of a pipeline "
-                    "must return one tensor: wrap it in a module that does"
-                )
+            x = expect_tensor(layer(x), layer)
         return x
 
 
@@ -540,31 +526,6 @@ check.Chunk()
 # last chunk skip one of them.
 #
 # </details>
-
-
-# %% tags=["export"]
-# %%ranks
-HEADER = (
-    8  # integers that announce a tensor: its dtype, the number of its dimensions, and their lengths
-)
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-
-
-def header_of(tensor: Tensor) -> Tensor:
-    """Describe a tensor in a small tensor of integers."""
-    if tensor.dtype not in DTYPES or tensor.dim() > HEADER - 2:
-        raise TypeError(
-            f"a stage cannot send an output of {tensor.dtype} in {tensor.dim()} dimensions: it may be "
-            f"of {', '.join(map(str, DTYPES))}, in at most {HEADER - 2} dimensions"
-        )
-    lengths = [*tensor.shape, *[0] * (HEADER - 2 - tensor.dim())]
-    return torch.tensor([DTYPES.index(tensor.dtype), tensor.dim(), *lengths], device=tensor.device)
-
-
-def tensor_like(header: Tensor) -> Tensor:
-    """Allocate a tensor that a header describes."""
-    dtype, dimensions, *lengths = header.tolist()
-    return torch.empty(lengths[:dimensions], dtype=DTYPES[dtype], device=header.device)
 
 
 # %% tags=["export"]
@@ -688,12 +649,7 @@ class Pipeline:
         self.neighbors = Neighbors(group)
         self.keep_own_layers(list(named_layers(layers)))
         self.losses: list[Tensor] = []
-        self.circumstances: tuple = ()  # of the last step: on what the shape and dtype of outputs depend
-        self.expected: dict[int, Tensor] = {}  # by chunk: a tensor like those that it receives
-        self.announced: dict[
-            int, tuple
-        ] = {}  # shape and dtype in the header that a chunk has sent the next one
-        self.is_running = False  # in step(), or after an error in it
+        self.announcements, self.uninterrupted = Announcements(self.neighbors), Uninterrupted()
 
 
 # %% tags=["export"]
@@ -728,24 +684,11 @@ class Pipeline(Pipeline):
 
     def input_of(self, action: Action) -> Tensor:
         """Receive the output of the previous chunk. Before the first one, receive a header that describes it."""
-        if action.chunk not in self.expected:
-            header = self.neighbors.receive(
-                "F", torch.empty(HEADER, dtype=torch.int64, device=self.device)
-            )
-            self.expected[action.chunk] = tensor_like(header)
-        return self.neighbors.receive("F", self.expected[action.chunk])
+        return self.announcements.receive(action.chunk)
 
     def send_output(self, action: Action, output: Tensor) -> None:
         """Send an output to the next chunk. Before the first one, send a header that describes it."""
-        if action.chunk not in self.announced:
-            self.neighbors.send("F", header_of(output))
-            self.announced[action.chunk] = output.shape, output.dtype
-        if self.announced[action.chunk] != (output.shape, output.dtype):
-            raise ValueError(
-                f"micro-batch {action.micro_batch} has an output of {output.dtype}, shape {list(output.shape)}, "
-                f"but the next stage expects {self.announced[action.chunk]}: pad micro-batches to one shape"
-            )
-        self.neighbors.send("F", output)
+        self.announcements.send(action.chunk, output)
 
 
 # %% tags=["exercise", "export"] grade_id="pipeline-run"
@@ -796,49 +739,37 @@ class Pipeline(Pipeline):
         Raises:
             ValueError: if the batch cannot be cut into equal micro-batches.
         """
-        if len(inputs) % self.micro_batches:
-            parts = f"{self.micro_batches} equal micro-batches"
-            raise ValueError(f"a batch of {len(inputs)} samples cannot be cut into {parts}")
-        if len(targets) % self.micro_batches:
-            raise ValueError(
-                f"{len(targets)} targets cannot be cut into {self.micro_batches} equal micro-batches"
-            )
-        if self.is_running:
-            raise RuntimeError(
-                "an earlier step() ended with an error, and its messages may still be in flight: "
-                "start new ranks, and build the Pipeline from a checkpoint"
-            )
-        self.is_running, kind = True, inputs.device.type
-        autocast = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
-        if self.circumstances != (inputs.shape, inputs.dtype, *autocast):
-            self.expected, self.announced = {}, {}
-        self.circumstances = inputs.shape, inputs.dtype, *autocast
-        self.device, self.losses = inputs.device, []
-        parts = inputs.chunk(self.micro_batches), targets.chunk(self.micro_batches)
-        earlier = self.set_tied_gradients_aside()
-        for action in self.actions:
-            chunk = self.chunks[action.chunk]
-            chunk.micro_batch = action.micro_batch
-            if action.kind == "W":
-                chunk.run_weights(action.micro_batch)
-            else:
-                self.run(action, *parts)
-            chunk.micro_batch = None
-        self.neighbors.finish()
-        if self.tied:
-            self.sum_tied_gradients()
-        for parameter, gradient in earlier:
-            parameter.grad += gradient
-        zero = torch.zeros((), dtype=torch.float64, device=inputs.device)
-        loss = sum((each.double() for each in self.losses), zero)
-        dist.broadcast(loss, group_src=self.stages - 1, group=self.group)
-        self.is_running = False
+        expect_equal_parts(inputs, targets, self.micro_batches)
+        with self.uninterrupted:  # raises if an earlier step ended with an error
+            self.announcements.begin_step(inputs)
+            self.device, self.losses = inputs.device, []
+            earlier = self.set_tied_gradients_aside()
+            self.run_actions(inputs.chunk(self.micro_batches), targets.chunk(self.micro_batches))
+            self.neighbors.finish()
+            if self.tied:
+                self.sum_tied_gradients()
+            for parameter, gradient in earlier:
+                parameter.grad += gradient
+            zero = torch.zeros((), dtype=torch.float64, device=inputs.device)
+            loss = sum((each.double() for each in self.losses), zero)
+            dist.broadcast(loss, group_src=self.stages - 1, group=self.group)
         return loss
 
 
 # %% tags=["export"]
 # %%ranks
 class Pipeline(Pipeline):
+    def run_actions(self, inputs: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
+        """Run this stage's actions in order."""
+        for action in self.actions:
+            chunk = self.chunks[action.chunk]
+            chunk.micro_batch = action.micro_batch
+            if action.kind == "W":
+                chunk.run_weights(action.micro_batch)
+            else:
+                self.run(action, inputs, targets)
+            chunk.micro_batch = None
+
     def set_tied_gradients_aside(self) -> list[tuple[nn.Parameter, Tensor]]:
         """Return the gradients of tied parameters from earlier steps, which have been added up already."""
         earlier = [
