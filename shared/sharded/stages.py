@@ -31,9 +31,7 @@ class Announcements:
 
     def begin_step(self, inputs: Tensor) -> None:
         """Forget the shapes if this step may have others."""
-        kind = inputs.device.type
-        autocast = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
-        circumstances = inputs.shape, inputs.dtype, *autocast
+        circumstances = inputs.shape, inputs.dtype, autocast_dtype(inputs.device)
         if circumstances != self.circumstances:
             self.announced, self.expected = {}, {}
         self.circumstances, self.device = circumstances, inputs.device
@@ -81,6 +79,13 @@ def tensor_like(header: Tensor) -> Tensor:
     return torch.empty(lengths[:dimensions], dtype=DTYPES[dtype], device=header.device)
 
 
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """Return the dtype that layers compute in under torch.autocast, or None outside of it."""
+    kind = device.type
+    is_enabled = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    return torch.get_autocast_dtype(kind) if is_enabled else None
+
+
 def expect_tensor(output, layer: nn.Module) -> Tensor:
     """Return a layer's output. Raise a TypeError if it is not a tensor."""
     if not isinstance(output, Tensor):
@@ -99,7 +104,7 @@ def is_plain_linear(layer: nn.Linear, x: Tensor) -> bool:
         and type(weight) is nn.Parameter  # old weight_norm and pruning leave a tensor that is not a leaf
         and weight.requires_grad
         and not weight._backward_hooks
-        and not torch.is_autocast_enabled(x.device.type)
+        and autocast_dtype(x.device) is None
         and not torch.compiler.is_compiling()
         and x.dim() > 1
     )
