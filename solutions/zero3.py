@@ -42,11 +42,6 @@ from solutions.reducing import GradientReducer, UnitBucket
 from solutions.units import Call, Unit, UnitState, shard_into_units
 
 
-def needs_gradient(value) -> bool:
-    """Tell whether a value among the inputs or outputs of a unit is a tensor that autograd tracks."""
-    return isinstance(value, torch.Tensor) and value.requires_grad
-
-
 class AfterBackward(torch.autograd.Function):
     """The identity on a unit's inputs. It calls post_backward() when backward is done with this call of the unit.
 
@@ -76,7 +71,8 @@ class ZeRO3(ShardedModule):
     The module's own parameters have memory only while their unit computes. Reading or changing them in between raises a
     RuntimeError, and so does backward() if one was frozen, unfrozen, replaced or added after wrapping. A loss must
     depend on what a unit returns, not on tensors that it has stored elsewhere. The gradient of a parameter that no rank
-    used is zeros, not None, so weight decay and momentum change it, unlike in one process.
+    used is zeros, not None, so weight decay and momentum change it, unlike in one process. As in FSDP2, the model
+    cannot be copied.
 
     Args:
         units: submodules that are unsharded one at a time; by default, the layers of the module's ModuleLists and
@@ -188,7 +184,7 @@ class ZeRO3(ShardedModule):
         call = self.calls[unit] = Call()
         call.begin = ForwardBegin(unit.flat_parameters)
         leaves, structure = tree_flatten((inputs, kwargs))
-        indices = [index for index, leaf in enumerate(leaves) if needs_gradient(leaf)]
+        indices = [index for index, leaf in enumerate(leaves) if getattr(leaf, "requires_grad", False)]
         if indices:
             tensors = [*(leaves[index] for index in indices), self.backward.witness]
             watched = AfterBackward.apply(lambda: self._end_call(unit, call), *tensors)

@@ -51,8 +51,8 @@ def probe_own_state(wrapper, plan: UnitPlan, seed: int, x, y) -> dict:
     """Train, and load state_dict() into another wrapper. Train both on. Return their states by name."""
     x, y = x.to(device_here()), y.to(device_here())
     wrapped, readers, optimizers = [], [], []
-    for own_seed in (seed, seed + 1):
-        module = unit_models.build(plan.model, own_seed).to(device_here())
+    for _ in range(2):
+        module = unit_models.build(plan.model, seed).to(device_here())
         readers.append(StateReader(module))
         wrapped.append(shard(wrapper, module, plan))
         optimizers.append(new_optimizer(plan, wrapped[-1]))
