@@ -58,7 +58,10 @@ class DroppedByZeroGrad:
     marker: ShardOfGradient | None = None
 
     def pack(self, index: int) -> None:
+        """Pack a gradient. None leaves what is in the bucket: zeros, or a gradient that is packed already."""
         gradient = self.parameters[index].grad
+        if gradient is None and self.flat is not None:
+            return
         if gradient is not None and gradient.layout is not torch.strided:
             raise RuntimeError(
                 f"{describe(self.parameters[index])} has a sparse gradient, which cannot be sharded: "
