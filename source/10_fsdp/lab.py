@@ -488,7 +488,7 @@ class ZeRO3(ZeRO3):
 #
 # The two `_watch` methods are given below the exercise, and you don't need to read them. They let autograd call the
 # hooks of backward: `post_backward` through `AfterBackward` on the inputs, and `pre_backward` when the gradient of an
-# output is complete.
+# output is complete. (The cell after them raises an error where the gradients would be wrong.)
 #
 # The first line of the check, `plain forward`, needs no backward.
 #

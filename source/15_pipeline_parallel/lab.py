@@ -261,7 +261,7 @@ p is the number of stages (the ranks of the group), m that of micro-batches, and
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product
 
@@ -271,12 +271,14 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.nn import functional as F  # noqa: N812
 
-from shared.schedules import Action, check_schedule, chunks_of, micro_batches_of
+from shared.schedules import Action, chunks_of
+from shared.sharded.announcements import Announcements
+from shared.sharded.ownership import named_layers, own_parameters, split_evenly, tied_parameters
 from shared.sharded.stages import (
-    Announcements,
     Uninterrupted,
     accumulate,
     expect_equal_parts,
+    expect_schedule,
     expect_tensor,
     is_plain_linear,
 )
@@ -530,55 +532,6 @@ check.Chunk()
 
 # %% tags=["export"]
 # %%ranks
-def split_evenly(count: int, parts: int) -> list[range]:
-    """Split the indices 0 to count − 1 into consecutive ranges, whose lengths differ by 1 at most."""
-    bounds = [count * part // parts for part in range(parts + 1)]
-    return [range(bounds[part], bounds[part + 1]) for part in range(parts)]
-
-
-def named_layers(layers: Sequence[nn.Module] | nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield each layer with the name that it has, or would have in an nn.Sequential."""
-    if isinstance(layers, nn.Module):
-        yield from layers.named_children()
-    else:
-        yield from ((str(index), layer) for index, layer in enumerate(layers))
-
-
-# %% tags=["export"]
-# %%ranks
-def own_parameters(
-    layers: Sequence[tuple[str, nn.Module]], own: Sequence[Sequence[tuple[str, nn.Module]]]
-) -> dict[str, nn.Parameter]:
-    """Return the parameters of a stage's own layers. A tied one has the first of its names in the whole model."""
-    names: dict[nn.Parameter, str] = {}
-    for path, layer in layers:
-        for name, parameter in layer.named_parameters():
-            names.setdefault(parameter, f"{path}.{name}")
-    return {
-        names[parameter]: parameter
-        for part in own
-        for _, layer in part
-        for parameter in layer.parameters()
-    }
-
-
-def tied_parameters(
-    layers: Sequence[tuple[str, nn.Module]], parts: Sequence[range], stage: int, stages: int
-) -> list[tuple[nn.Parameter, list[int]]]:
-    """Return each parameter that a stage shares with others, and all stages that have it, in order."""
-    holders: dict[nn.Parameter, set[int]] = {}
-    for position, part in enumerate(parts):
-        for index in part:
-            for parameter in layers[index][1].parameters():
-                holders.setdefault(parameter, set()).add(position % stages)
-    shared_by = [(parameter, sorted(found)) for parameter, found in holders.items()]
-    return [
-        (parameter, found) for parameter, found in shared_by if len(found) > 1 and stage in found
-    ]
-
-
-# %% tags=["export"]
-# %%ranks
 def build_schedule(
     schedule: str | Sequence[Sequence[Action]], stages: int, micro_batches: int, chunks: int
 ) -> Sequence[Sequence[Action]]:
@@ -599,13 +552,7 @@ def build_schedule(
                 f"there is no schedule {schedule!r}: choose one of {', '.join(builders)}"
             )
         schedule = builders[schedule]()
-    check_schedule(schedule)
-    for what, found, expected in (
-        ("stages", len(schedule), stages),
-        ("micro-batches", micro_batches_of(schedule), micro_batches),
-    ):
-        if found != expected:
-            raise ValueError(f"the schedule is for {found} {what}, but there are {expected}")
+    expect_schedule(schedule, stages, micro_batches)
     return schedule
 
 
