@@ -73,9 +73,9 @@ def probe_own_state(wrapper, plan: UnitPlan, seed: int, x, y) -> dict:
         take_step(wrapped[index], optimizers[index], plan, x, y)
     return {
         "saved": before,
-        "loaded": loaded,
+        "after loading": loaded,
         "trained": seen(0),
-        "loaded and trained": seen(1),
+        "after loading and training": seen(1),
         "elements": (own, saved),
     }
 
@@ -92,9 +92,9 @@ def its_own_state_can_be_loaded(attempt: Attempt) -> None:
                 "shards and the buffers"
             )
             raise Wrong({rank: evidence}, "Hint: which parameters does this rank store?")
-        for one, another in (("loaded", "saved"), ("loaded and trained", "trained")):
+        for one, another in (("after loading", "saved"), ("after loading and training", "trained")):
             for name, expected in result[another].items():
                 if name not in result[one] or not torch.equal(result[one][name], expected):
-                    evidence = f"{plan}: {name} is not the same in a wrapper that has loaded state_dict(), {one}"
+                    evidence = f"{plan}: {name} of another wrapper is not that of the first, {one} its state_dict()"
                     hint = "Hint: which tensors are in state_dict(), and which wrapper do they belong to?"
                     raise Wrong({rank: evidence}, hint)
