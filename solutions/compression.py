@@ -57,6 +57,13 @@ def unpack(message: Tensor) -> tuple[Tensor, Tensor]:
     return message[..., :numel], message[..., numel:].view(torch.float32)
 
 
+def forget_overflow(bucket: "CompressedBucket") -> None:
+    """After inf or NaN on any rank, keep neither for later steps. All ranks do so, because flat is the same."""
+    if not bucket.flat.sum().isfinite():
+        bucket.unsent.nan_to_num_(0, 0, 0)
+        bucket.memory.clear()
+
+
 class CompressedBucket(Bucket):
     """A bucket that sends what its compressor chooses, and keeps the rest in `unsent`, which papers call the *error*.
 
@@ -91,6 +98,7 @@ class CompressedBucket(Bucket):
         for handle in self.stages:
             handle.wait()
         self.handle = self.stages = None
+        forget_overflow(self)
 
 
 class Compressor:
@@ -98,6 +106,8 @@ class Compressor:
 
     def new_bucket(self, parameters: list[nn.Parameter], group: dist.ProcessGroup | None = None) -> CompressedBucket:
         """Make a bucket that uses this compressor."""
+        if parameters[0].is_complex():
+            raise ValueError("complex gradients cannot be compressed: leave out the compressor")
         return CompressedBucket(parameters, group, self)
 
     def exchange(self, bucket: CompressedBucket) -> Iterator:

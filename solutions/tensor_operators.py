@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from shared.sharded.layers import like
 from solutions.async_collectives import launch_all_gather, launch_reduce_scatter
 
 
@@ -72,7 +73,7 @@ def own_shard(tensor: Tensor, dim: int, group: ProcessGroup | None, what: str) -
         raise ValueError(f"cannot split {what} evenly: {length} is not divisible by {world_size}, the number of ranks")
     # A copy, because a view would keep the whole tensor alive.
     shard = tensor.detach().chunk(world_size, dim)[dist.get_rank(group)]
-    return shard.clone(memory_format=torch.contiguous_format)
+    return like(tensor, shard.clone(memory_format=torch.contiguous_format))
 
 
 @torch.no_grad()

@@ -44,6 +44,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.profiler import record_function
 
+from shared import guards
 from solutions.async_collectives import launch_reduce_scatter
 from solutions.bucketed_ddp import assign_buckets
 from solutions.flat import FlatParameter
@@ -112,6 +113,7 @@ class ShardedBucket:
         parameter = self.parameters[index]
         gradient, parameter.grad = parameter.grad, None
         if gradient is None:
+            self.views[index].fill_(guards.UNUSED)  # [Note: negative zeros]
             return
         if gradient.requires_grad:
             raise RuntimeError(
@@ -237,15 +239,19 @@ def flat_parameters_of(
     buckets: list[ShardedBucket], parameters: list[nn.Parameter]
 ) -> list[FlatParameter]:
     """Return the flat parameters of the buckets, which hold all parameters of ZeRO2's only param group."""
+    bucketed = {id(parameter) for bucket in buckets for parameter in bucket.parameters}
+    if bucketed != {id(parameter) for parameter in parameters if parameter.requires_grad}:
+        raise ValueError("ZeRO2 trains the parameters of its module: add them before you wrap it")
     return [bucket.flat_parameter for bucket in buckets]
 
 
 # %% tags=["exercise", "export"] grade_id="zero2"
 # %%ranks
+@guards.guarded(guards.Sharded)
 class ZeRO2(nn.Module):
     """ZeRO stage 2: gradients are reduce-scattered and freed while backward computes; the optimizer state is sharded.
 
-    `.optimizer` is the sharded optimizer, for schedulers and state dicts.
+    `.optimizer` is the sharded optimizer, for schedulers and state dicts. A gradient of None counts as zeros.
 
     Memory: with Adam in fp32, 4Ψ + 4Ψ/N + 8Ψ/N bytes for Ψ parameters on N ranks; during backward up to 3 − 1/N buckets
         more, and the gradient being computed. Inside no_sync(), full gradients of 4Ψ bytes.
@@ -273,6 +279,8 @@ class ZeRO2(nn.Module):
         )
         # Whether the gradients have been synchronized since the last zero_grad() or step().
         self.synced = False
+
+    _step_supports_amp_scaling = property(guards.reject_grad_scaler)
 
     def forward(self, *inputs, **kwargs):
         return self.module(*inputs, **kwargs)

@@ -193,6 +193,9 @@ def unpack(message: Tensor) -> tuple[Tensor, Tensor]:
 #   `self.stages`. It runs the generator up to the first handle, which it stores in `self.handle`. It does not wait.
 # - `wait()` waits for `self.handle`, and then continues the generator until it ends. It waits for each handle that the
 #   generator yields. At the end, it sets `self.handle` to None.
+# - `wait()` ends with a call of `forget_overflow`, which the next cell gives you. If a gradient is inf or NaN on any
+#   rank, that step is lost. But error feedback would add the same inf to every later step, so none of it may remain in
+#   `unsent`.
 #
 # The check uses a compressor that sends one half of the elements in one step, and the other half in the next one.
 #
@@ -205,6 +208,15 @@ def unpack(message: Tensor) -> tuple[Tensor, Tensor]:
 #
 # A `for` loop continues the generator when its body is done. So what belongs in the body?
 # </details>
+
+
+# %% tags=["export"]
+# %%ranks
+def forget_overflow(bucket: "CompressedBucket") -> None:
+    """After inf or NaN on any rank, keep neither for later steps. All ranks do so, because flat is the same."""
+    if not bucket.flat.sum().isfinite():
+        bucket.unsent.nan_to_num_(0, 0, 0)
+        bucket.memory.clear()
 
 
 # %% tags=["exercise", "export"] grade_id="compressed-bucket"
@@ -247,6 +259,7 @@ class CompressedBucket(Bucket):
             handle.wait()
         self.handle = self.stages = None
         ### END SOLUTION
+        forget_overflow(self)
 
 
 # %% tags=["check"] grade_id="check-compressed-bucket" points=3
@@ -265,6 +278,8 @@ class Compressor:
         self, parameters: list[nn.Parameter], group: dist.ProcessGroup | None = None
     ) -> CompressedBucket:
         """Make a bucket that uses this compressor."""
+        if parameters[0].is_complex():
+            raise ValueError("complex gradients cannot be compressed: leave out the compressor")
         return CompressedBucket(parameters, group, self)
 
     def exchange(self, bucket: CompressedBucket) -> Iterator:

@@ -112,7 +112,7 @@ def find(names: tuple[str, ...], path: str | None):
     found = namespace[piece]
     origin = getattr(found, "__module__", "") or ""
     package = origin.split(".")[0]
-    if package == "torch" or (package == SOLUTIONS and not _is_a_solution(path)):
+    if package == "torch" or (package == SOLUTIONS and not is_a_solution(path)):
         raise AssertionError(f"{piece} is imported from {origin}: write it by hand")
     return found
 
@@ -132,7 +132,7 @@ def earlier_piece(module: str, name: str):
     return getattr(importlib.import_module(f"{SOLUTIONS}.{module}"), name)
 
 
-def _is_a_solution(path: str | None) -> bool:
+def is_a_solution(path: str | None) -> bool:
     """Return whether a file is one of our solutions, which may import a piece from another module of the same lab."""
     spec = importlib.util.find_spec(SOLUTIONS)
     folders = spec.submodule_search_locations if spec else []

@@ -1,0 +1,43 @@
+"""Which layers and parameters of a model belong to which stage of a pipeline."""
+
+from collections.abc import Iterator, Sequence
+
+from torch import nn
+
+NamedLayers = Sequence[tuple[str, nn.Module]]
+
+
+def split_evenly(count: int, parts: int) -> list[range]:
+    """Split the indices 0 to count − 1 into consecutive ranges, whose lengths differ by 1 at most."""
+    bounds = [count * part // parts for part in range(parts + 1)]
+    return [range(bounds[part], bounds[part + 1]) for part in range(parts)]
+
+
+def named_layers(layers: Sequence[nn.Module] | nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield each layer with the name that it has, or would have in an nn.Sequential."""
+    if isinstance(layers, nn.Module):
+        yield from layers.named_children()
+    else:
+        yield from ((str(index), layer) for index, layer in enumerate(layers))
+
+
+def own_parameters(layers: NamedLayers, own: Sequence[NamedLayers]) -> dict[str, nn.Parameter]:
+    """Return the parameters of a stage's own layers. A tied one has the first of its names in the whole model."""
+    names: dict[nn.Parameter, str] = {}
+    for path, layer in layers:
+        for name, parameter in layer.named_parameters():
+            names.setdefault(parameter, f"{path}.{name}")
+    return {names[parameter]: parameter for part in own for _, layer in part for parameter in layer.parameters()}
+
+
+def tied_parameters(
+    layers: NamedLayers, parts: Sequence[range], stage: int, stages: int
+) -> list[tuple[nn.Parameter, list[int]]]:
+    """Return each parameter that a stage shares with others, and all stages that have it, in order."""
+    holders: dict[nn.Parameter, set[int]] = {}
+    for position, part in enumerate(parts):
+        for index in part:
+            for parameter in layers[index][1].parameters():
+                holders.setdefault(parameter, set()).add(position % stages)
+    shared_by = [(parameter, sorted(found)) for parameter, found in holders.items()]
+    return [(parameter, found) for parameter, found in shared_by if len(found) > 1 and stage in found]
