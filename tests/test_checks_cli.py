@@ -101,6 +101,12 @@ def test_a_piece_imported_from_the_solutions_fails(four_ranks, tmp_path):
     assert "write it by hand" in verdicts[0].evidence
 
 
+def test_a_piece_imported_from_the_solutions_is_skipped_if_the_file_builds_others(four_ranks, tmp_path):
+    path = tmp_path / "candidate.py"
+    path.write_text("from solutions.manual_ddp import ManualDDP, broadcast_state\n\n" + SUMMED.read_text())
+    assert {verdict.exercise for verdict in run_file("manual_ddp", path)} == {"mean_over_ranks_"}
+
+
 def test_our_own_solution_may_consist_of_several_modules(four_ranks):
     (verdict,) = run_file("zero3", ROOT / "solutions" / "zero3.py", only="GradientReducer", check="plain backward")
     assert verdict.passed, verdict.evidence
