@@ -66,7 +66,10 @@ class RankProcesses:
         self.starts = 1  # how many times the processes were started; variables do not survive a restart
         self._questions = 0
         self._report = report
-        self._server = start_fork_server(link)
+        try:
+            self._server = start_fork_server(link)
+        except OSError as error:
+            raise RanksError(f"The ranks did not start, because the system did not allow it: {error}") from error
         self._run_dir = self._server.run_dir
         self._exchange = Exchange()
         try:

@@ -24,7 +24,7 @@ from IPython.utils.capture import capture_output
 
 from shared import hosts
 from shared.deadlines import scaled
-from shared.ranks import doctor, lines, nccl
+from shared.ranks import doctor, interactive, lines, nccl
 from shared.ranks.continued import ContinueClasses
 from shared.ranks.output import Output, ended, log
 from shared.ranks.pickles import CpuPickler
@@ -97,6 +97,7 @@ def settle(
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # torch 2.14 logs advice on DTensor
     get_ipython().ast_transformers.append(ContinueClasses())
     get_ipython()._tee = lambda channel: contextlib.nullcontext()  # IPython 9 keeps everything that cells ever printed
+    interactive.prepare(get_ipython())
     torch.set_num_threads(1)  # one thread per rank, so that all ranks compute at comparable speed
     if device.startswith("cuda"):
         prepare_nccl()
