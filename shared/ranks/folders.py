@@ -1,15 +1,23 @@
-"""The folder of the notebook, and the folder with the logs and files of a set of ranks."""
+"""The folder of the notebook, and the folder with the logs and files of a set of ranks.
+
+When this module is imported, the notebook's folder moves to the end of Python's path (see `search_last`).
+"""
 
 import contextlib
 import fcntl
+import importlib.util
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
+from shared.ranks.errors import RanksError
+
 COURSE_ROOT = Path(__file__).resolve().parents[2]
+_PACKAGES = ("torch", "numpy", "sympy", "psutil", "IPython", "ipykernel", "ipyparallel", "zmq", "tornado", "traitlets")
 _PREFIX = "ranks-"
-_IN_USE = "in-use"  # Every process of the set holds a lock on this file, so that nobody takes its folder for a stale one.
+_IN_USE = "in-use"  # A file that all processes of the set hold a lock on, so that nobody takes its folder for stale.
 
 
 def current() -> str:
@@ -28,6 +36,43 @@ def python_path() -> str:
     inherited = [os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     here = current()
     return os.pathsep.join([str(COURSE_ROOT), *(entry for entry in inherited if entry != here)])
+
+
+def search_last() -> None:
+    """Let this process import from the folders of the notebook and of the script only what is nowhere else.
+
+    A student may keep a torch.py or a folder named numpy there, which would be imported instead of the package.
+
+    Raises:
+        RanksError: If such a file was imported already.
+    """
+    own = _own_folders()
+    sys.path.sort(key=lambda entry: os.path.abspath(entry) in own)
+    for name in (*_PACKAGES, *sys.stdlib_module_names):
+        file = getattr(sys.modules.get(name), "__file__", None) or ""
+        folder = os.path.dirname(file.removesuffix(os.path.join(name, "__init__.py")) or os.curdir)
+        if file and os.path.abspath(folder) in own:
+            raise RanksError(f"{file} was imported in place of the module {name}: rename it, then restart the kernel.")
+
+
+def check_installed(*packages: str) -> None:
+    """Check that this process's Python has these packages. It may be the kernel of another environment.
+
+    Raises:
+        RanksError: If one is missing.
+    """
+    missing = [name for name in packages if name not in sys.modules and importlib.util.find_spec(name) is None]
+    if missing:
+        raise RanksError(
+            f"The Python of this kernel, {sys.executable}, does not have {' and '.join(missing)}: choose the course's "
+            "own kernel, which `make lab` starts."
+        )
+
+
+def _own_folders() -> set[str]:
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    folders = {current(), os.path.dirname(os.path.abspath(script)) if script else ""}
+    return folders - {"", str(COURSE_ROOT)}
 
 
 def create() -> tuple[str, int]:
@@ -64,3 +109,7 @@ def _is_stale(entry: os.DirEntry) -> bool:
         finally:
             os.close(held)
     return False
+
+
+search_last()
+check_installed("psutil")

@@ -1,4 +1,4 @@
-"""What a cell does interactively: `await` works on a rank, and whatever reads from a keyboard says what to do instead."""
+"""What a cell does interactively: `await` works on a rank, and what needs a keyboard says what to do instead."""
 
 import asyncio
 import builtins

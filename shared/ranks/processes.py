@@ -9,7 +9,7 @@ from dataclasses import replace
 from shared import hosts
 from shared.deadlines import scaled
 from shared.ranks import folders, launchers, nccl
-from shared.ranks.devices import Placement, place, valid_behind
+from shared.ranks.devices import ONE_PROCESS_PER_GPU, Placement, place, valid_behind
 from shared.ranks.diagnosis import CellState, explain
 from shared.ranks.errors import RanksError
 from shared.ranks.launchers import START_TIMEOUT_S
@@ -249,6 +249,8 @@ class RankProcesses:
                     why = explain(CellState([], {}, deaths=self._deaths())) or error
                     if isinstance(error, TimeoutError) and not self._deaths():
                         why = f"it has not answered within {timeout_s:g} s."
+                    if "busy or unavailable" in str(error):
+                        why = f"{_in_a_line(error)}. {ONE_PROCESS_PER_GPU}"
                     raise RanksError(f"Rank {rank} did not become ready: {why}") from error
 
     def _deaths(self) -> dict[int, int]:
