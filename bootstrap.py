@@ -93,7 +93,7 @@ def prepare():
     VENV.mkdir(parents=True, exist_ok=True)
     if any(VENV.iterdir()) and not MARK.exists():
         sys.exit(f"{VENV} was not made by this bootstrap.py: move it away, or set COURSE_VENV to another folder.")
-    mark = MARK.open("a")
+    mark = MARK.open("r" if MARK.exists() and not os.access(str(MARK), os.W_OK) else "a")
     while True:
         lock(mark, fcntl.LOCK_SH)
         made = json.loads(MARK.read_text() or "{}")
@@ -112,9 +112,13 @@ def main():
         for other in filter(shutil.which, ("python3.14", "python3.13", "python3.12", "python3.11")):
             os.execvp(other, [other, *sys.argv])
         sys.exit("The course needs Python 3.11 to 3.14, but this is {}.{}: install one.".format(*sys.version_info))
+    if os.pathsep in "{}{}".format(ROOT, VENV):
+        sys.exit("A folder in {} or {} has a colon in its name: rename it.".format(ROOT, VENV))
     try:
         mark = prepare()
     except (OSError, ValueError, KeyboardInterrupt) as error:
+        if not os.access(str(VENV if VENV.exists() else VENV.parent), os.W_OK):
+            sys.exit(f"{VENV} cannot be created or changed here: set COURSE_VENV to a folder of your own.")
         sys.exit(f"The environment is not finished ({error!r}): run this again.")
     command = sys.argv[1:] or ["-c", "import sys; print('The environment is ready:', sys.prefix)"]
     os.environ.update(PATH=f"{VENV}/bin:{os.environ['PATH']}", PYTHONPATH=str(ROOT))

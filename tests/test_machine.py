@@ -113,7 +113,7 @@ EXPECTED = {
     "one_gpu": (
         "1 rank will use NCCL. It has no other rank to send to",
         "2 and 4 ranks will run on the CPU with gloo, the backend for CPUs, because NCCL before 2.30 needs one GPU per",
-        "NCCL: 2.28.9 in PyTorch | To let ranks share a GPU: `pip install 'nvidia-nccl-cu13>=2.30.7'`.",
+        "NCCL: 2.28.9 in PyTorch | `make lab COURSE_TORCH=2.14.1` installs one with which ranks can share a GPU.",
         "ranks on NCCL: 1, with one GPU per rank",
         'With `ranks.start(4, backend="gloo")`, ranks share the GPU. Only collectives work there, not send and receive',
     ),

@@ -20,7 +20,6 @@ NCCL = "cpu:gloo,cuda:nccl"  # NCCL for tensors on a GPU, gloo for tensors on th
 ONE_PROCESS_PER_GPU = (
     "The compute mode probably lets only one process at a time use a GPU. `sudo nvidia-smi -c DEFAULT` changes that."
 )
-OPEN_FILES, OPEN_FILES_PER_RANK = 100, 5  # of the controller, which has more than a rank or the kernel
 MEMORY_PER_RANK_GB = 0.4  # measured with torch imported and a small model, without pages shared by the fork
 
 
@@ -114,13 +113,18 @@ def check_container() -> None:
         )
 
 
+def open_files(world_size: int) -> int:
+    """Return how many files the controller opens. The kernel and the ranks open fewer."""
+    return 100 + 5 * world_size
+
+
 def check_open_files(world_size: int) -> None:
     """Let this process and its children open as many files as they need, if the system allows it.
 
     Raises:
         RanksError: If it does not.
     """
-    needed = OPEN_FILES + OPEN_FILES_PER_RANK * world_size
+    needed = open_files(world_size)
     allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if allowed >= needed or allowed == resource.RLIM_INFINITY:
         return

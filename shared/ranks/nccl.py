@@ -20,7 +20,7 @@ from pathlib import Path
 SHARES_SINCE = (2, 30)
 MOST_RANKS_PER_GPU = 4
 RANKS_PER_GPU = "RANKS_PER_GPU"  # an environment variable of ranks that share a GPU over NCCL
-ALSO_FOR_TORCH = "2.30.7"  # the version that torch 2.14.1 brings
+TORCH_THAT_SHARES = "2.14.1"  # the version of torch in constraints-gpu.txt, which brings NCCL 2.30.7
 _CHANNELS = 8  # of all ranks on a GPU together
 _MEMORY_SHARE = 0.9  # of the GPU's memory, for the tensors of all ranks; CUDA and NCCL need the rest
 _ANSWER_S = 30.0

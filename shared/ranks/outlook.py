@@ -134,8 +134,7 @@ def _newer_nccl(facts: Facts) -> str:
     """Return the command that installs an NCCL with which ranks can share a GPU, or "" if this one is new enough."""
     if not facts.gpus or nccl.as_version(facts.nccl) >= nccl.SHARES_SINCE:
         return ""
-    cuda = facts.cuda_build.split(".")[0] or "13"
-    return f"To let ranks share a GPU: `pip install 'nvidia-nccl-cu{cuda}>={nccl.ALSO_FOR_TORCH}'`."
+    return f"`make lab COURSE_TORCH={nccl.TORCH_THAT_SHARES}` installs one with which ranks can share a GPU."
 
 
 def _sharing(facts: Facts) -> Finding:
