@@ -216,6 +216,8 @@ class Grading:
             for line in ended.lines:
                 self._note(line)
                 begun = line.get("begin", begun)
+                if "failed" in line:
+                    raise NotGraded(line["failed"])
                 if "done" in line:
                     (task,) = (task for task in left if task.name == line["done"])
                     verdicts = verdicts_from(line["verdicts"])

@@ -9,6 +9,7 @@ only its own verdict is lost. The lines are:
     {"notices": [...], "notes": [...], "added": {"ManualDDP": {"definition 3": its code, ...}}}
     {"begin": "ManualDDP"}
     {"done": "ManualDDP", "verdicts": [...], "reason": ""}     or {"broken": "ManualDDP", "reason": ...} as the last one
+    {"failed": why}     as the last one, if this machine failed and not the student's code
 """
 
 import contextlib
@@ -28,7 +29,7 @@ from pathlib import Path
 from instructor.grade import alone, assembly, fingerprints, forked, gate, guard, screen
 from instructor.grade.limits import Limits, become, bound
 from shared import ranks
-from shared.checks.engine import candidate, framework, outside
+from shared.checks.engine import candidate, folders, framework, outside
 from shared.checks.engine.verdicts import Verdict, as_json
 from shared.deadlines import scaled
 from shared.ranks import processes
@@ -68,8 +69,17 @@ def main(job_file: str, results: str) -> None:
         gates = gate.install()
         ranks.start(max(framework.WORLD_SIZES), detect_mismatch=False)
         rejected = guard.install()
-        report(ready=True)  # From here on, any failure is caused by the student's code.
-        Judge(job, report, rejected, gates, missing).run()
+        judge = Judge(job, report, rejected, gates, missing)
+        before = judge.prepare()
+        report(
+            ready=True
+        )  # From here on, any failure is caused by the student's code, except for the judge's own files.
+        try:
+            judge.run(before)
+        except (folders.NoFolder, OSError) as error:
+            if isinstance(error, OSError) and error.errno not in folders.OF_THE_MACHINE:
+                raise
+            report(failed=str(error))
     os._exit(0)  # The sandbox ends all processes at once. Stopping the ranks one by one would take a second.
 
 
@@ -114,16 +124,28 @@ class Judge:
     def _announced_ports(self) -> set[int]:
         return {port for each in self.gates for port in each.announced_ports | each.own_ports}
 
-    def run(self) -> None:
+    def prepare(self) -> list[dict]:
+        """Try everything without the student's code. Returns the fingerprints of each rank.
+
+        Raises:
+            RuntimeError: if the ranks cannot load the judge's own file.
+        """
         before = ranks.run(fingerprints.take_afresh, self.inspection, self.checks)
         if self.meter is not None:
             self.meter.note_control()
+        if why := self._try([])[1]:
+            raise RuntimeError(f"the ranks cannot load an empty file: {why}")
+        return before
+
+    def run(self, before: list[dict]) -> None:
         defined = self._load(self._screen())
         for task in self.job["tasks"]:
             self.report(begin=task["name"])
             try:
                 verdicts, reason = self._judge(task, defined)
                 reason = self._tampering(before) or reason
+            except folders.NoFolder:
+                raise
             except ranks.RanksError as error:
                 self.report(broken=task["name"], reason=str(error).split(". ")[0])
                 return  # Ranks are missing. The grader starts another judge for the remaining exercises.
@@ -165,8 +187,8 @@ class Judge:
         notices += [f"{where}{notice}" for notice in screen.notices(source, given)]
         return ""
 
-    def _load(self, cells: list[dict]) -> list[str]:
-        """Write the cells into one file and return the names that it defines.
+    def _load(self, cells: list[dict]) -> dict[str, str]:
+        """Write the cells into one file and return the names that it defines, as `candidate.load` does.
 
         A cell that fails is left out, just as a notebook can continue after a failed cell.
         """
@@ -181,7 +203,7 @@ class Judge:
                 self.report(notes=[f"The definition of {', '.join(sorted(cell['lends'].names))} in {failed}"])
             elif cell["grade_id"]:
                 self.left_out[cell["grade_id"]] = f"its cell failed when it was loaded: {self._placed(why)}"
-        names, calls = loaded or ([], 0)
+        names, calls = loaded or ({}, 0)
         self.cells = kept
         self._leave_out_examples(calls)
         return names
@@ -199,7 +221,7 @@ class Judge:
             self.cells = shortened
         self._write(self.cells)
 
-    def _try(self, cells: list[dict]) -> tuple[tuple[list[str], int] | None, str]:
+    def _try(self, cells: list[dict]) -> tuple[tuple[dict[str, str], int] | None, str]:
         """Return what `candidate.load` returns on rank 0, or None and the reason why the cells cannot be loaded."""
         self._write(cells)
         try:
@@ -223,7 +245,7 @@ class Judge:
 
         return IN_THE_FILE.sub(place, text)
 
-    def _judge(self, task: dict, defined: list[str]) -> tuple[list[Verdict], str]:
+    def _judge(self, task: dict, defined: dict[str, str]) -> tuple[list[Verdict], str]:
         """Return the verdicts, or the reason why there are none."""
         exercise = getattr(importlib.import_module(self.checks), task["name"])
         names = [*task["cells"], *(cell["grade_id"] for cell in self._added_for(task))]
