@@ -144,7 +144,7 @@ def _names_beside(definition: Definition, own: set[str]) -> frozenset[str]:
         return frozenset("*")
     if isinstance(definition.statement, ast.Import) and any("." in name for name in definition.names):
         return definition.names  # `import torch.fx` adds to `torch`, which the lab's own cells import.
-    return definition.new_names - own
+    return definition.names - own if definition.new_names - own else frozenset()
 
 
 def _without(nodes: list[ast.stmt], cell: dict) -> dict:
