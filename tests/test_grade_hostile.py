@@ -22,6 +22,7 @@ import pytest
 import torch
 
 from instructor.grade import (
+    assembly,
     cgroup,
     course,
     fingerprints,
@@ -415,7 +416,9 @@ OVER_A_STAND_IN = {
 
 
 @pytest.mark.parametrize("rest", OVER_A_STAND_IN.values(), ids=OVER_A_STAND_IN)
-@pytest.mark.parametrize("name", [b"shared.ranks.rankside\n_Here", b"shared.checks.engine.parcel\n_tensor"])
+@pytest.mark.parametrize(
+    "name", [b"shared.ranks.rankside\n_Here", *(b"shared.checks.engine.parcel\n_" + n for n in (b"tensor", b"plain"))]
+)
 def test_a_stand_in_does_not_lead_to_the_class_behind_it(rejected, name, rest):
     before = dict(vars(rankside._Here)), rankside._Here(rank=1), vars(guard._maker_of(rankside._Here)).keys()
     with pytest.raises((guard.Rejected, TypeError, AttributeError)):
@@ -484,7 +487,8 @@ def test_honest_work_gets_no_notices(tmp_path, lab):
     cells = pieces_of(submission)
     given = "\n".join(cell["source"] for cell in cells if not cell["grade_id"])
     assert [notice for cell in cells for notice in screen.notices(cell["source"], given) if cell["grade_id"]] == []
-    assert set(screen.borrowed(cells, submissions.other_cells(cells_of(submission)))) <= set(judge.GIVEN)
+    others = submissions.other_cells(cells_of(submission))
+    assert assembly.from_other_cells(cells, others, [], judge.GIVEN) == []
 
 
 def test_a_bomb_in_a_notebook_is_read_in_the_sandbox_and_stopped_there(tmp_path, judged_with):

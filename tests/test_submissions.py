@@ -165,7 +165,7 @@ def test_other_files_beside_a_notebook_are_named(tmp_path):
 def test_a_notebook_of_format_3_is_read():
     cell = {"cell_type": "code", "input": ["%%ranks\n", "x = 1"], "metadata": {}, "language": "python"}
     text = json.dumps({"nbformat": 3, "worksheets": [{"cells": [cell]}]})
-    assert reader.code_cells_in(text.encode()) == [{"name": None, "source": "\nx = 1"}]
+    assert reader.code_cells_in(text.encode()) == [{"name": None, "source": "\nx = 1", "on_ranks": True}]
 
 
 @pytest.mark.parametrize(("count", "source"), [(2001, "x"), (1, "x" * 500_001)])

@@ -141,6 +141,7 @@ def run(
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 pass_fds=[file for file in (writes, handed_in) if file is not None],
+                umask=0o022,  # Several users share the judge's files, also if the grader's own files are private.
                 start_new_session=True,  # Ctrl-C in a terminal reaches a whole session. Only the grader must react.
             )
         finally:

@@ -1,7 +1,7 @@
 """Find submitted notebooks, `<folder>/<student>/<lab>/<notebook>.ipynb` as in nbgrader, and extract their exercises.
 
-Only the exercise cells of a notebook count, identified by their grade_id. The given code and the checks come from the
-instructor's source, and other files beside the notebook are not read.
+The exercise cells of a notebook count, identified by their grade_id, and what they use from other cells (assembly.py).
+The given code and the checks come from the instructor's source, and other files beside the notebook are not read.
 
 Nothing here reads a notebook or runs a student's code. The reader and the judge do that inside the sandbox.
 """
@@ -108,8 +108,9 @@ def _is_own_file(submission: Submission) -> bool:
 def pieces_of(cells: list[dict], chapter: Chapter, ours: dict[str, str] | None = None) -> list[dict]:
     """Return the cells of the lab's module: given cells as the instructor wrote them, exercises as the student did.
 
-    Each piece is {"grade_id": the exercise's name, or None for the instructor's code, "source": its code, "line": the
-    number of the cell's line with which the code begins}. They are in the lab's order. A missing exercise is left out.
+    Each piece is {"cell": the name of its cell in the lab, or None, "grade_id": the same, but None for the instructor's
+    code, "source": its code, "line": the number of the cell's line with which the code begins}. They are in the lab's
+    order. A missing exercise is left out.
 
     Args:
         cells: The notebook's code cells, as `reader.code_cells_in` returns them.
@@ -132,7 +133,7 @@ def pieces_of(cells: list[dict], chapter: Chapter, ours: dict[str, str] | None =
             source = theirs.get(name, "") if by_student else ours.get(name, without_first_magics(cell.source))
             code = source.strip()
             line = 1 + source[: source.find(code)].count("\n")
-            pieces.append({"grade_id": name if by_student else None, "source": code, "line": line})
+            pieces.append({"cell": name, "grade_id": name if by_student else None, "source": code, "line": line})
     return [piece for piece in pieces if piece["source"]]
 
 
@@ -148,9 +149,17 @@ def _exercises_in(cells: list[dict]) -> dict[str, str]:
     return {name: "\n\n".join(dict.fromkeys(sources)) for name, sources in found.items()}
 
 
-def other_cells(cells: list[dict]) -> list[str]:
-    """Return the code of the cells that are not exercises. It is not graded, but may define what an exercise lacks."""
-    return [cell["source"] for cell in cells if not cell["name"]]
+def other_cells(cells: list[dict]) -> list[dict]:
+    """Return the cells of the ranks that are not exercises. They may define what an exercise uses, or be its answer.
+
+    Each is {"source": its code, "before": the name of the exercise that follows it, or None after the last one}.
+    """
+    found, following = [], None
+    for cell in reversed(cells):
+        following = cell["name"] or following
+        if not cell["name"] and cell["on_ranks"]:
+            found.append({"source": cell["source"], "before": following})
+    return found[::-1]
 
 
 def repeated_exercises(cells: list[dict]) -> list[str]:
