@@ -21,7 +21,19 @@ import pytest
 
 from instructor import release
 from instructor.grade import command as grade
-from instructor.grade import course, feedback, gradebook, grading, load, policy, records, sandbox, submissions, tasks
+from instructor.grade import (
+    course,
+    feedback,
+    finding,
+    gradebook,
+    grading,
+    load,
+    policy,
+    records,
+    sandbox,
+    submissions,
+    tasks,
+)
 from instructor.grade.limits import Limits
 from instructor.grade.outputs import Outputs
 from instructor.grade.policy import Policy
@@ -47,7 +59,7 @@ def graders_without_a_sandbox(monkeypatch):
 
 
 def rows(path: Path) -> list[dict]:
-    return list(csv.DictReader(path.open(encoding="utf-8")))
+    return list(csv.DictReader(path.open(encoding="utf-8-sig")))
 
 
 def instant(submission, course, limits) -> Record:
@@ -627,10 +639,10 @@ def test_a_student_without_a_result_reads_what_to_do_next(tmp_path):
 
 def test_the_files_that_were_handed_in_instead_of_a_notebook_are_named(tmp_path):
     (tmp_path / "haddad" / LAB).mkdir(parents=True)
-    digest = records.digest_of(submissions.find(tmp_path, LAB)[0], "")
+    digest = records.digest_of(finding.find(tmp_path, LAB)[0], "")
     for name in (f"{LAB}/report.pdf", f"{LAB}/timestamp.txt", "notes.docx", "01_collectives.ipynb", ".hidden"):
         (tmp_path / "haddad" / name).write_text("")
-    (submission,) = submissions.find(tmp_path, LAB)
+    (submission,) = finding.find(tmp_path, LAB)
     with pytest.raises(submissions.Unreadable, match=f"there is no notebook for {LAB}, only report.pdf, notes.docx$"):
         submissions.opened(submission)
     assert records.digest_of(submission, "") != digest, "the reason has changed"

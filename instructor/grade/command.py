@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from instructor.build import Chapter, chapters
-from instructor.grade import course, grading, load, policy, records, sandbox, submissions, tasks
+from instructor.grade import course, finding, grading, load, policy, records, sandbox, tasks
 from instructor.grade.limits import Limits
 from instructor.grade.outputs import Outputs
 from instructor.grade.records import FOLDER, Record
@@ -77,14 +77,15 @@ def grade_all(
     labs = _labs(handed_in, request)
     exercises = {lab.name: [task.number for task in tasks.tasks_of(lab)] for lab in labs}
     _check_names(handed_in, request, exercises)
-    decisions = policy.load(handed_in / "course.toml", folder / policy.OVERRIDES)
+    students = [student.name for student in finding.students_in(handed_in)]
+    decisions = policy.load(handed_in / "course.toml", folder / policy.OVERRIDES, students)
     sandbox.require()
     outputs = Outputs(folder, decisions, request.anonymous)
     with _locked(folder), ThreadPoolExecutor(request.jobs) as workers:
         for lab in labs:
             with course.unpacked(lab) as judged_with:
                 waiting: dict[Future, Submission] = {}
-                for submission in submissions.find(handed_in, lab.name):
+                for submission in finding.find(handed_in, lab.name):
                     kept = records.load(folder, submission.student, lab.name)
                     unchanged = kept and kept.digest == records.digest_of(submission, judged_with.digest)
                     again = request.asks_for(submission.student, exercises[lab.name])
@@ -97,7 +98,6 @@ def grade_all(
                     grades = one if request.exercise and same else grader
                     waiting[workers.submit(grades, submission, judged_with, request.limits)] = submission
                 _collect(waiting, outputs)
-        students = [student.name for student in submissions.students_in(handed_in)]
         for sentence in decisions.unused(students, exercises):
             print(f"{sentence}.", flush=True)
         everything = outputs.write_all()
@@ -123,7 +123,7 @@ def _check_names(handed_in: Path, request: Request, exercises: dict[str, list[st
     Raises:
         Usage: if one of them does not.
     """
-    students = [student.name for student in submissions.students_in(handed_in)]
+    students = [student.name for student in finding.students_in(handed_in)]
     for name in request.students or ():
         if name not in students:
             close = difflib.get_close_matches(name, students, cutoff=0.3) or students[:3]
@@ -171,14 +171,14 @@ def _labs(handed_in: Path, request: Request) -> list[Chapter]:
         raise Usage(
             f"there is no folder {handed_in}; SUBMISSIONS must name a folder that contains one folder per student"
         )
-    if not submissions.students_in(handed_in):
+    if not finding.students_in(handed_in):
         raise Usage(f"{handed_in} has no folders; each student's work must be in a folder with the student's name")
     by_number = {number_of(chapter): chapter for chapter in chapters()}
     if number is not None and number not in by_number:
         raise Usage(
             f"there is no chapter {number:02d}; the chapters are {', '.join(f'{known:02d}' for known in by_number)}"
         )
-    labs = [by_number[number]] if number is not None else submissions.labs_in(handed_in)
+    labs = [by_number[number]] if number is not None else finding.labs_in(handed_in)
     if not labs:
         names = ", ".join(chapter.name for chapter in by_number.values())
         raise Usage(

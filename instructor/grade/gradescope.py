@@ -19,7 +19,7 @@ from pathlib import Path
 
 from instructor import release
 from instructor.build import ROOT, Chapter, chapters
-from instructor.grade import cgroup, course, gradebook, grading, sandbox, submissions
+from instructor.grade import cgroup, course, finding, gradebook, grading, sandbox
 from instructor.grade.limits import Limits
 
 FOLDER = ROOT / "build" / "gradescope"
@@ -99,7 +99,7 @@ def run(handed_in: Path, results: Path, chapter: Chapter) -> None:
     with tempfile.TemporaryDirectory() as temporary, course.unpacked(chapter) as judged_with:
         folder = Path(temporary) / STUDENT / chapter.name
         shutil.copytree(handed_in, folder, symlinks=True)
-        (submission,) = submissions.find(Path(temporary), chapter.name)
+        (submission,) = finding.find(Path(temporary), chapter.name)
         record = grading.grade(submission, judged_with, limits)
     results.mkdir(parents=True, exist_ok=True)
     gradebook.write_results(record, results / "results.json")

@@ -100,6 +100,7 @@ class Record:
     undated: bool = False  # whether it is unknown if it was late
     notebook: str = ""  # the digest of the notebook alone
     final: bool = True  # False if this machine failed; the next run tries again
+    name: str = ""  # the student's, if the instructor has a table of names
 
     @property
     def points(self) -> float:
