@@ -21,6 +21,7 @@ import nbformat
 from instructor import contents, glossary, start_page
 from instructor.build import ROOT, Chapter, chapters, module_names
 from instructor.links import with_links
+from instructor.terminal import show_anything
 
 ENVIRONMENT = (
     *("Makefile", "bootstrap.py", "pyproject.toml"),
@@ -138,14 +139,14 @@ def _modules(finished: list[Chapter]) -> dict[str, bytes]:
 def _scripts(given: list[Chapter]) -> dict[str, bytes]:
     """Return the scripts of labs/ that these chapters mention. They show no more than the chapters' lessons do."""
     notebooks = [contents.notebook(kind, chapter.name) for kind in ("chapters", "labs") for chapter in given]
-    named = "\n".join((ROOT / notebook).read_text() for notebook in notebooks)
+    named = "\n".join((ROOT / notebook).read_text(encoding="utf-8") for notebook in notebooks)
     scripts = sorted((ROOT / "labs").glob("*.py"))
     return {f"labs/{path.name}": path.read_bytes() for path in scripts if f"labs/{path.name}" in named}
 
 
 def _imports(name: str) -> set[str]:
     """Return the files of solutions/ that a module imports at its top level. Its functions may import others later."""
-    tree = ast.parse((ROOT / "solutions" / name).read_text())
+    tree = ast.parse((ROOT / "solutions" / name).read_text(encoding="utf-8"))
     froms = [node.module for node in tree.body if isinstance(node, ast.ImportFrom) and node.module]
     return {f"{module.split('.')[1]}.py" for module in froms if module.startswith("solutions.")}
 
@@ -219,6 +220,7 @@ def write(number: int, folder: Path = FOLDER) -> Path:
 
 
 def main() -> int:
+    show_anything()
     parser = argparse.ArgumentParser(prog="python -m instructor.release", description=__doc__.splitlines()[0])
     parser.add_argument("chapter", help="the chapter's number, such as 04")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="default: build/release")

@@ -29,6 +29,7 @@ from instructor.grade.platforms import Arrival
 from instructor.grade.records import one_line
 from instructor.grade.submissions import ANONYMOUS, TIMESTAMP
 from instructor.release import number_of
+from instructor.terminal import show_anything
 
 FOLDER = ROOT / "submissions"
 
@@ -169,6 +170,7 @@ def _lab_of(file: str, data: bytes, lab: Chapter | None) -> Chapter | None:
 
 
 def main() -> int:
+    show_anything()
     parser = argparse.ArgumentParser(prog="python -m instructor.grade.arrivals", description=__doc__.splitlines()[0])
     parser.add_argument("zip", type=Path, nargs="+", help="what Canvas, Moodle or Gradescope offers for download")
     parser.add_argument("--into", type=Path, default=FOLDER, help="default: submissions")

@@ -22,6 +22,7 @@ from instructor.grade.outputs import Outputs
 from instructor.grade.records import FOLDER, Record
 from instructor.grade.submissions import Submission
 from instructor.release import ReleaseError, number_of
+from instructor.terminal import show_anything
 
 ANONYMOUS = "also write pages and tables with codes instead of names; names in code and error messages stay"
 Grader = Callable[..., Record]  # takes a submission, a course, limits and, if there are any, answers to keep
@@ -205,7 +206,7 @@ def _locked(folder: Path) -> Iterator[None]:
         Usage: if another grader is writing there.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".lock", "w") as lock:
+    with open(folder / ".lock", "w", encoding="utf-8") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -220,6 +221,7 @@ def _line(record: Record, how_many: str) -> str:
 
 
 def main() -> int:
+    show_anything()
     parser = argparse.ArgumentParser(prog="python -m instructor.grade", description=__doc__.splitlines()[0])
     parser.add_argument("submissions", type=Path, help="a folder with one folder per student, and perhaps course.toml")
     parser.add_argument("--chapter", type=int, help="such as 04; default: every lab for which there is a notebook")

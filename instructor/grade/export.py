@@ -23,6 +23,7 @@ from instructor.grade.records import FOLDER, write_whole
 from instructor.grade.submissions import ANONYMOUS
 from instructor.grade.tables import Table
 from instructor.release import number_of
+from instructor.terminal import show_anything
 
 PARTICIPANT = re.compile(r"(\d+)\s*$")
 NUMBER = re.compile(r"\s*-?\d+([.,]\d+)?\s*")
@@ -223,6 +224,7 @@ def _lab_named(text: str) -> str:
 
 
 def main() -> int:
+    show_anything()
     parser = argparse.ArgumentParser(prog="python -m instructor.grade.export", description=__doc__.splitlines()[0])
     parser.add_argument("lab", type=_lab_named, help="such as 02 or 02_manual_ddp")
     parser.add_argument("table", type=Path, help="the CSV file that Canvas or Moodle offers for download")

@@ -21,6 +21,7 @@ from instructor import release
 from instructor.build import ROOT, Chapter, chapters
 from instructor.grade import cgroup, course, finding, gradebook, grading, sandbox
 from instructor.grade.limits import Limits
+from instructor.terminal import show_anything
 
 FOLDER = ROOT / "build" / "gradescope"
 NEEDED = ("instructor", "shared", "source", "solutions", "chapters", "labs")
@@ -106,6 +107,7 @@ def run(handed_in: Path, results: Path, chapter: Chapter) -> None:
 
 
 def main() -> int:
+    show_anything()
     parser = argparse.ArgumentParser(prog="python -m instructor.grade.gradescope", description=__doc__.splitlines()[0])
     parser.add_argument("chapter", help="the chapter's number, such as 02")
     parser.add_argument("--run", nargs=2, type=Path, metavar=("SUBMISSION", "RESULTS"), help="what run_autograder does")

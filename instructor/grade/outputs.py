@@ -86,7 +86,7 @@ class Outputs:
         salt_file = self.folder / ".salt"
         if not salt_file.exists():
             records.write_whole(salt_file, secrets.token_hex(16))
-        salt = salt_file.read_text()
+        salt = salt_file.read_text(encoding="utf-8")
         names = sorted({record.student for record in everything})
         codes = {name: f"student-{_digest(salt + name)}" for name in names}
         folder = self.folder / ANONYMOUS

@@ -114,7 +114,7 @@ class ForkServer:
 
     def end_of_log(self) -> str:
         log = Path(self.run_dir, "forkserver.log")
-        return log.read_text(errors="replace")[-2000:] if log.exists() else ""
+        return log.read_text(errors="replace", encoding="utf-8")[-2000:] if log.exists() else ""
 
     def close(self, timeout_s: float = scaled(5.0)) -> None:
         """End every child by closing stdin, which also happens when the kernel dies."""
@@ -272,7 +272,7 @@ def wait_for_registration(client, n: int, server: ForkServer, timeout_s: float, 
         ended = [rank for rank, pid in server.pids.items() if pid in server.ended]
         if ended:
             status = server.ended[server.pids[ended[0]]]
-            log = Path(server.run_dir, f"rank-{ended[0]}.log").read_text(errors="replace")
+            log = Path(server.run_dir, f"rank-{ended[0]}.log").read_text(errors="replace", encoding="utf-8")
             raise RuntimeError(f"Rank {ended[0]} exited with status {status} while it was starting.\n{log[-2000:]}")
         if time.monotonic() > began + timeout_s:
             raise RuntimeError(f"Only {len(ids)} of {n} ranks answered within {timeout_s:.0f} s. {server.end_of_log()}")

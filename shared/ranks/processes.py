@@ -161,7 +161,7 @@ class RankProcesses:
                 if self._server.serves or self._client is not None:
                     raise
                 if not tries_left:
-                    log = Path(self._run_dir, "controller.log").read_text(errors="replace")
+                    log = Path(self._run_dir, "controller.log").read_text(errors="replace", encoding="utf-8")
                     raise RuntimeError(f"{error}\n{log[-2000:]}") from error
                 self._start_cluster()
 
