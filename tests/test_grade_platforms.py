@@ -199,7 +199,7 @@ def test_whoever_could_not_be_graded_or_is_locked_keeps_an_empty_cell_and_is_nam
 
 
 def test_a_lab_is_named_by_its_number_or_in_full():
-    assert [export._lab_named(text) for text in ("2", "02", "02_manual_ddp", "77")] == [*["02_manual_ddp"] * 3, "77"]
+    assert [export.lab_named(text) for text in ("2", "02", "02_manual_ddp", "77")] == [*["02_manual_ddp"] * 3, "77"]
 
 
 def test_a_maximum_that_differs_is_reported(tmp_path, monkeypatch):

@@ -218,7 +218,7 @@ def _column_of(lab: str, columns: list[str]) -> str:
     return named[0]
 
 
-def _lab_named(text: str) -> str:
+def lab_named(text: str) -> str:
     """Return the full name of a lab, which may be given by its number alone."""
     return next((lab.name for lab in chapters() if text.isdecimal() and number_of(lab) == int(text)), text)
 
@@ -226,7 +226,7 @@ def _lab_named(text: str) -> str:
 def main() -> int:
     show_anything()
     parser = argparse.ArgumentParser(prog="python -m instructor.grade.export", description=__doc__.splitlines()[0])
-    parser.add_argument("lab", type=_lab_named, help="such as 02 or 02_manual_ddp")
+    parser.add_argument("lab", type=lab_named, help="such as 02 or 02_manual_ddp")
     parser.add_argument("table", type=Path, help="the CSV file that Canvas or Moodle offers for download")
     parser.add_argument("--grades", type=Path, default=FOLDER, help="default: build/grades")
     parser.add_argument("--column", help="of Canvas's gradebook; default: the one that contains the lab's name")

@@ -57,8 +57,10 @@ class Arrival:
 
 def looks_like_a_download(folder: Path) -> bool:
     """Return whether a folder has the names that a platform gives, and so has not been sorted yet."""
-    names = [f"{path.name}/x" if path.is_dir() else path.name for path in folder.iterdir()]
-    return any(MOODLE.search(name) or GRADESCOPE.search(name) or _of_canvas(name) for name in names)
+    inside = list(folder.iterdir())
+    names = [f"{path.name}/x" if path.is_dir() else path.name for path in inside]
+    of_canvas = any(_of_canvas(path.name) for path in inside if path.suffix.lower() == ".ipynb")
+    return of_canvas or any(MOODLE.search(name) or GRADESCOPE.search(name) for name in names)
 
 
 def arrivals_in(members: list[Member], remarks: list[str]) -> Iterator[Arrival]:
