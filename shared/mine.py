@@ -84,10 +84,11 @@ def save(module: str, piece: str, cells: list) -> None:
     """
     needed = _saved_with(piece, [definition for cell in cells for definition in _of_cell(cell)])
     path = ROOT / "mine" / f"{module}.py"
-    earlier = definitions_in(path.read_text())[_HEADER_STATEMENTS:] if path.exists() else []
+    earlier = definitions_in(path.read_text(encoding="utf-8"))[_HEADER_STATEMENTS:] if path.exists() else []
     path.parent.mkdir(exist_ok=True)
     beside = path.with_suffix(".new")
-    beside.write_text("\n\n".join([_HEADER, *(definition.source for definition in _merged(earlier, needed))]) + "\n")
+    sources = [_HEADER, *(definition.source for definition in _merged(earlier, needed))]
+    beside.write_text("\n\n".join(sources) + "\n", encoding="utf-8")
     beside.replace(path)
 
 
@@ -212,7 +213,7 @@ def __getattr__(name: str):
         raise AttributeError(name)
     files = sorted((ROOT / "mine").glob("*.py"), key=lambda path: path.stat().st_mtime, reverse=True)
     for path in files:
-        if any(name in each.names and not each.is_import for each in definitions_in(path.read_text())):
+        if any(name in each.names and not each.is_import for each in definitions_in(path.read_text(encoding="utf-8"))):
             return getattr(_load(path), name)
     raise ImportError(
         f"There is no {name} in mine/. It is saved there when all checks of its exercise pass in a lab in JupyterLab. "

@@ -21,7 +21,20 @@ import pytest
 
 from instructor import release
 from instructor.grade import command as grade
-from instructor.grade import course, feedback, gradebook, grading, load, policy, records, sandbox, submissions, tasks
+from instructor.grade import (
+    course,
+    feedback,
+    finding,
+    gradebook,
+    grading,
+    load,
+    policy,
+    records,
+    sandbox,
+    submissions,
+    tasks,
+    unchanged,
+)
 from instructor.grade.limits import Limits
 from instructor.grade.outputs import Outputs
 from instructor.grade.policy import Policy
@@ -47,7 +60,7 @@ def graders_without_a_sandbox(monkeypatch):
 
 
 def rows(path: Path) -> list[dict]:
-    return list(csv.DictReader(path.open(encoding="utf-8")))
+    return list(csv.DictReader(path.open(encoding="utf-8-sig")))
 
 
 def instant(submission, course, limits) -> Record:
@@ -506,7 +519,7 @@ def test_anonymous_pages_stay_up_to_date_and_say_what_is_not_removed(tmp_path):
     index, plain = (path.read_text() for path in (folder / "anonymous" / "index.html", folder / "index.html"))
     assert "error messages contain, are not removed." in index and "for you to check" not in index
     assert "are not removed" not in plain and "for you to check" in plain
-    assert "names in code and error messages stay" in grade.ANONYMOUS
+    assert "names in code and error messages stay" in unchanged.ANONYMOUS
 
 
 def test_two_graders_cannot_write_to_one_folder(tmp_path):
@@ -627,10 +640,10 @@ def test_a_student_without_a_result_reads_what_to_do_next(tmp_path):
 
 def test_the_files_that_were_handed_in_instead_of_a_notebook_are_named(tmp_path):
     (tmp_path / "haddad" / LAB).mkdir(parents=True)
-    digest = records.digest_of(submissions.find(tmp_path, LAB)[0], "")
+    digest = records.digest_of(finding.find(tmp_path, LAB)[0], "")
     for name in (f"{LAB}/report.pdf", f"{LAB}/timestamp.txt", "notes.docx", "01_collectives.ipynb", ".hidden"):
         (tmp_path / "haddad" / name).write_text("")
-    (submission,) = submissions.find(tmp_path, LAB)
+    (submission,) = finding.find(tmp_path, LAB)
     with pytest.raises(submissions.Unreadable, match=f"there is no notebook for {LAB}, only report.pdf, notes.docx$"):
         submissions.opened(submission)
     assert records.digest_of(submission, "") != digest, "the reason has changed"

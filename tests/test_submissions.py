@@ -8,9 +8,10 @@ import nbformat
 import pytest
 
 from instructor import build
-from instructor.grade import reader, submissions
+from instructor.grade import finding, reader, submissions
+from instructor.grade.finding import find
 from instructor.grade.reader import Unreadable
-from instructor.grade.submissions import Submission, find
+from instructor.grade.submissions import Submission
 from tests.handed_in import CHAPTERS, cell_of, cells_of, hand_in, pieces_of
 
 LAB = "02_manual_ddp"
@@ -46,7 +47,7 @@ def test_every_folder_is_a_student_with_or_without_a_notebook(tmp_path):
         ("dora", None),
         ("emma", f"{LAB} (1).ipynb"),
     ]
-    assert [lab.name for lab in submissions.labs_in(tmp_path)] == [LAB, "03_gradient_bucketing"]
+    assert [lab.name for lab in finding.labs_in(tmp_path)] == [LAB, "03_gradient_bucketing"]
 
 
 def test_our_own_solution_becomes_our_own_module(tmp_path):

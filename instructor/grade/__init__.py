@@ -1,8 +1,10 @@
 """Grading: `make grade SUBMISSIONS=dir`, or `python -m instructor.grade dir`.
 
 command.py       the command line (started by __main__.py): grades what has changed, and survives Ctrl-C and SIGKILL
-arrivals.py      sorts a learning platform's zip file into folders
-submissions.py   finds the students' notebooks and extracts their exercise cells
+unchanged.py     notices that a run would change nothing
+arrivals.py      sorts a learning platform's download into folders (with archives.py and platforms.py)
+finding.py       finds the students' notebooks; choice.py chooses which of several is graded
+submissions.py   opens a notebook and extracts its exercise cells
 tasks.py         lists the tasks of a lab, and computes the points of each answer
 course.py        unpacks the course as students of one chapter have it, for the sandbox
 sandbox.py       runs a process tree with limits, which sees only the files that it needs (with cgroup.py)
@@ -17,7 +19,8 @@ records.py       keeps one record per student and lab, so that a grader that was
 policy.py        turns verdicts into grades: overrides, bonus, weights and deadlines
 outputs.py       writes everything: gradebook.py the tables, feedback.py the pages, dashboard.py the overview (with
                  likeness.py)
-export.py        writes points into a platform's table; gradescope.py writes an autograder
+export.py        writes points into a platform's table (tables.py); returns.py packs feedback pages for a platform
+gradescope.py    writes an autograder
 
 What protects grading from cheating:
 

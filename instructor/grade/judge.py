@@ -48,7 +48,7 @@ IN_THE_FILE = re.compile(r"(?:\S*/)?candidate\.py, line (\d+)")
 
 
 def main(job_file: str, results: str) -> None:
-    job = json.loads(Path(job_file).read_text())
+    job = json.loads(Path(job_file).read_text(encoding="utf-8"))
     bound(Limits(**job["limits"]))
     missing = []
     if os.getuid() != 0:
@@ -59,7 +59,7 @@ def main(job_file: str, results: str) -> None:
     if not job["own_network"] or not outside.available():
         missing.append(NOT_MEASURED)
     become(job["users"][0])
-    pipe = os.fdopen(int(results), "w", buffering=1)
+    pipe = os.fdopen(int(results), "w", buffering=1, encoding="utf-8")
     os.set_inheritable(pipe.fileno(), False)
 
     def report(**line) -> None:
@@ -113,7 +113,7 @@ class Judge:
     def __init__(self, job: dict, report, rejected: list[str], gates: list[gate.Gate], missing: list[str]):
         self.job, self.report, self.rejected, self.gates, self.missing = job, report, rejected, gates, missing
         self.checks = f"shared.checks.{job['module']}"
-        self.inspection = Path(fingerprints.__file__).read_text()
+        self.inspection = Path(fingerprints.__file__).read_text(encoding="utf-8")
         self.path = str(Path(os.environ["HOME"]) / "candidate.py")
         self.left_out: dict[str, str] = {}
         self.meter = None if NOT_MEASURED in missing else outside.Meter(ranks.current, self._announced_ports)
@@ -231,7 +231,7 @@ class Judge:
 
     def _write(self, cells: list[dict]) -> None:
         source, self.places = assembly.assembled(cells, PRELUDE)
-        Path(self.path).write_text(source)
+        Path(self.path).write_text(source, encoding="utf-8")
 
     def _placed(self, text: str) -> str:
         """Replace lines of the file, which students never see, by lines of their exercises."""

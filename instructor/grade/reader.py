@@ -79,10 +79,10 @@ def _exercise_name(metadata) -> str | None:
 
 
 def main(job_file: str, results: str) -> None:
-    job = json.loads(Path(job_file).read_text())
+    job = json.loads(Path(job_file).read_text(encoding="utf-8"))
     bound(Limits(**job["limits"]))
     become(job["users"][0])
-    with os.fdopen(int(results), "w") as pipe, os.fdopen(job["handed_in"], "rb") as handed_in:
+    with os.fdopen(int(results), "w", encoding="utf-8") as pipe, os.fdopen(job["handed_in"], "rb") as handed_in:
         print(json.dumps({"ready": True}), file=pipe, flush=True)
         try:
             line = {"cells": code_cells_in(handed_in.read())}

@@ -1,4 +1,4 @@
-"""Find submitted notebooks, `<folder>/<student>/<lab>/<notebook>.ipynb` as in nbgrader, and extract their exercises.
+"""Open a submitted notebook, and extract its exercises.
 
 The exercise cells of a notebook count, identified by their grade_id, and what they use from other cells (assembly.py).
 The given code and the checks come from the instructor's source, and other files beside the notebook are not read.
@@ -11,10 +11,13 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from instructor.build import Chapter, chapters
+from instructor.build import Chapter
 from instructor.grade.reader import Unreadable, without_first_magics
 
 MOST_NAMES = 5  # of files in one sentence
+ANONYMOUS = "anonymous "  # how a folder's name begins if the platform hides the student's number
+TIMESTAMP, ARRIVAL = "timestamp.txt", "arrival.json"
+NOT_HANDED_IN = (TIMESTAMP, ARRIVAL, ".ipynb_checkpoints")
 MOST_BYTES = 20_000_000  # Only a notebook with endless output is larger.
 
 
@@ -26,53 +29,18 @@ class Submission:
     lab: str
     path: Path | None
     instead: tuple[str, ...] = ()  # the names of these files
-
-
-def find(folder: Path, lab: str) -> list[Submission]:
-    """List every student's submission for a lab, sorted by name. Each folder is a student."""
-    found = [(student, _notebook(student, lab)) for student in students_in(folder)]
-    return [Submission(student.name, lab, path, () if path else _instead(student, lab)) for student, path in found]
-
-
-def students_in(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-
-
-def labs_in(folder: Path) -> list[Chapter]:
-    """List the labs for which anybody handed in something."""
-    return [
-        chapter
-        for chapter in chapters()
-        if any((student / chapter.name).is_dir() or _notebook(student, chapter.name) for student in students_in(folder))
-    ]
-
-
-def _notebook(student: Path, lab: str) -> Path | None:
-    """Find a student's notebook: the one with the lab's name, else "<lab> (1)", else one without a lab's name."""
-    others = {chapter.name for chapter in chapters()} - {lab}
-    for folder in (student / lab, student):
-        notebooks = [path for path in sorted(folder.glob("*.ipynb")) if path.stem not in others]
-        named = [path for path in notebooks if path.stem == lab]
-        named += [path for path in notebooks if path.stem.startswith(lab) and path.stem != lab]
-        named += notebooks if folder != student else []
-        if named:
-            return named[0]
-    return None
-
-
-def _instead(student: Path, lab: str) -> tuple[str, ...]:
-    """Return the names of the files of a student without a notebook, except for notebooks of other labs."""
-    others = {chapter.name for chapter in chapters()} - {lab}
-    files = [path for folder in (student / lab, student) for path in sorted(folder.glob("[!.]*")) if path.is_file()]
-    return tuple(path.name for path in files if path.name != "timestamp.txt" and path.stem not in others)
+    choice: str = ""  # which of several notebooks this is, and why the others are not graded
 
 
 def other_files(submission: Submission) -> list[str]:
-    """Return the files beside the notebook. They are not used, and the student should know that."""
+    """Return the files beside the notebook. They are not used, and the student should know that.
+
+    The choice among several notebooks names the others.
+    """
     if submission.path is None:
         return []
-    expected = {submission.path.name, "timestamp.txt", ".ipynb_checkpoints"}
-    return sorted(path.name for path in submission.path.parent.iterdir() if path.name not in expected)
+    beside = [path for path in submission.path.parent.iterdir() if path.name not in NOT_HANDED_IN]
+    return sorted(path.name for path in beside if path.suffix.lower() != ".ipynb" or path.is_dir())
 
 
 def opened(submission: Submission) -> int:

@@ -160,7 +160,7 @@ class ForkServer:
     def end_of_log(self, name: str = "forkserver") -> str:
         """Return the end of a process's log: its last words, if it has died."""
         log = Path(self.run_dir, f"{name}.log")
-        return log.read_text(errors="replace")[-_QUOTED_CHARACTERS:] if log.exists() else ""
+        return log.read_text(errors="replace", encoding="utf-8")[-_QUOTED_CHARACTERS:] if log.exists() else ""
 
     def close(self, timeout_s: float = scaled(5.0)) -> None:
         """End every child by closing stdin, which also happens when the kernel dies."""

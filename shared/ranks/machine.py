@@ -55,7 +55,9 @@ def python() -> Iterator[Finding]:
 def packages() -> Iterator[Finding]:
     tested: dict[str, list[str]] = {}
     for file in ("constraints.txt", "constraints-gpu.txt"):
-        for name, pinned in (line.split("==") for line in (ROOT / file).read_text().splitlines() if "==" in line):
+        for name, pinned in (
+            line.split("==") for line in (ROOT / file).read_text(encoding="utf-8").splitlines() if "==" in line
+        ):
             tested.setdefault(name, []).append(pinned)
     for name in PACKAGES:
         try:
