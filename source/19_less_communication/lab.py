@@ -197,8 +197,8 @@ def unpack(message: Tensor) -> tuple[Tensor, Tensor]:
 # - `wait()` waits for `self.handle`, and then continues the generator until it ends. It waits for each handle that the
 #   generator yields. At the end, it sets `self.handle` to None.
 # - `wait()` ends with a call of `forget_overflow`, which the next cell gives you, too. If a gradient is inf or NaN on
-#   any rank, that step is lost. But error feedback would add the same inf to every later step, so none of it may remain in
-#   `unsent`.
+#   any rank, that step is lost. But error feedback would add the same inf to every later step, so none of it may remain
+#   in `unsent`.
 #
 # The check uses a compressor that sends one half of the elements in one step, and the other half in the next one.
 #
