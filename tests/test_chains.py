@@ -28,7 +28,7 @@ STYLES = {
         "07_zero1/vectors_and_chunks",
         "08_zero2/around_a_ring",
         "09_zero3/match_and_counters",
-        "13_tensor_parallel/dtensor",
+        "13_tensor_parallel/contexts_and_indices",
         "15_pipeline_parallel/deques_and_priorities",
     ),
     "clever": (

@@ -1,5 +1,6 @@
 """Looks transitions up in a table, keeps handles in a generator, and prefetches with takewhile() and islice()."""
 
+from functools import partial
 from itertools import filterfalse, islice
 
 import torch
@@ -7,7 +8,9 @@ from torch import nn
 
 from solutions import units as right
 from solutions.async_collectives import launch_all_gather
+from solutions.overlapped_ddp import watch_gradients
 from solutions.units import UnitState
+from solutions.zero2 import ShardedBucket
 
 
 class ShardedFlatParameter(right.ShardedFlatParameter):
@@ -82,3 +85,58 @@ class Prefetcher:
     def _launch(self, units):
         for unit in islice(units, self.units_ahead):
             unit.unshard()
+
+
+class PrefetchingZeRO3(nn.Module):
+    """Stands alone, and counts a unit's missing gradients down."""
+
+    def __init__(self, module, units=None, prefetch=1, group=None):
+        super().__init__()
+        self.module, self.prefetcher, self.units, buckets = module, Prefetcher(prefetch), [], []
+        chosen = right.default_units(module) if units is None else units
+        for owner, parameters in right.owned_parameters(module, chosen).items():
+            unit = Unit([ShardedFlatParameter(parameters, group)] if parameters else [])
+            unit.is_root, unit.buckets = owner is module, [ShardedBucket(each) for each in unit.flat_parameters]
+            unit.numel = unit.missing = len(parameters)
+            self.units.append(unit)
+            buckets += [(unit, bucket) for bucket in unit.buckets]
+            owner.register_forward_pre_hook(partial(self._begin, unit))
+            owner.register_forward_hook(partial(self._end, unit))
+        self.owners = buckets
+        self.shards = nn.ParameterList(bucket.flat_parameter.shard for _, bucket in buckets)
+        watch_gradients([bucket for _, bucket in buckets], self.on_gradient)
+
+    def forward(self, *inputs):
+        self.prefetcher.begin_forward()
+        return self.module(*inputs)
+
+    def named_parameters(self, *options, **named):
+        return self.shards.named_parameters(*options, **named)
+
+    def _begin(self, unit, *_):
+        unit.wait_for_unshard()
+        if not unit.is_root:
+            self.prefetcher.in_forward(unit)
+
+    def _end(self, unit, _, inputs, output):
+        if torch.is_grad_enabled():
+            output.register_hook(partial(self._again, unit))
+        if not (unit.is_root and torch.is_grad_enabled()):
+            unit.reshard()
+
+    def _again(self, unit, _):
+        unit.wait_for_unshard()
+        self.prefetcher.in_backward(unit)
+
+    def on_gradient(self, bucket_index, index):
+        unit, bucket = self.owners[bucket_index]
+        bucket.pack(index)
+        unit.missing -= 1
+        if not unit.missing:
+            unit.missing = unit.numel
+            for step in ("launch", "wait"):
+                [getattr(each, step)() for each in unit.buckets]
+            unit.reshard()
+
+    def finish_gradient_sync(self):
+        [unit.reshard() for unit in self.units]

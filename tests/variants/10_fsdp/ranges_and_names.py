@@ -1,12 +1,14 @@
-"""Intersects ranges with accumulate(), and rebuilds the sets of missing gradients in each call."""
+"""Intersects ranges with accumulate(), rebuilds sets in each call, and lets one hook serve all outputs of a unit."""
 
 from itertools import accumulate
 
 import torch
 import torch.distributed as dist
+from torch.utils._pytree import tree_map
 
 from solutions import deferred, reducing
-from solutions.zero3 import ZeRO3  # noqa: F401
+from solutions import zero3 as right
+from solutions.units import UnitState
 
 
 class GradientReducer(reducing.GradientReducer):
@@ -50,3 +52,56 @@ class Materializer(deferred.Materializer):
 
     def _fill(self, into, parameter, first):
         into.copy_(self.value_of(parameter).reshape(-1).narrow(0, first, len(into)))
+
+
+class ZeRO3(right.ZeRO3):
+    def pre_forward(self, unit, submodule, inputs, kwargs):
+        if unit.state is not UnitState.BACKWARD:
+            unit.unshard()
+            unit.wait_for_unshard()
+            if unit != self.root:
+                self.prefetcher.in_forward(unit)
+            if torch.is_grad_enabled():
+                return self._watch_inputs(unit, inputs, kwargs)
+
+    def post_forward(self, unit, submodule, inputs, output):
+        if unit.state is UnitState.BACKWARD:
+            return
+        records = torch.is_grad_enabled()
+        if records:
+            self._watch_outputs(unit, output)
+        if not records or unit.reshard_after_forward:
+            unit.reshard()
+
+    def _watch_inputs(self, unit, inputs, kwargs):
+        call = self.calls[unit] = right.Call()
+        call.begin = right.ForwardBegin(unit.flat_parameters)
+        found = []
+        tree_map(lambda each: found.append(each) if getattr(each, "requires_grad", False) else None, (inputs, kwargs))
+        if not found:
+            return inputs, kwargs
+        done = right.AfterBackward.apply(lambda: self._end_call(unit, call), *found, self.backward.witness)
+        watched = iter(done)
+        return tree_map(lambda each: next(watched) if getattr(each, "requires_grad", False) else each, (inputs, kwargs))
+
+    def _watch_outputs(self, unit, output):
+        call = self.calls.pop(unit)
+
+        def begin(_):
+            self._begin_call(unit, call)
+
+        for tensor in list(call.begin.tensors_of(output)):
+            tensor.register_hook(begin)
+            unit.open_calls |= {call}
+
+    def pre_backward(self, unit, call):
+        unit.wait_for_unshard()
+        self.pending, unit.state = True, UnitState.BACKWARD
+        self.prefetcher.in_backward(unit, [each for each in self.units if len(each.open_calls) == 0])
+
+    def post_backward(self, unit, call):
+        unit.open_calls -= {call}
+        if unit.open_calls:
+            return
+        self.reducer.reduce(self.buckets_of[unit])
+        unit.reshard()

@@ -8,7 +8,6 @@ from shared.sharded.layers import expect_in_vocabulary, expect_plain, expect_pla
 from solutions import tensor_parallel as right
 from solutions import vocabulary
 from solutions.tensor_operators import all_gather, check_divisible, concatenate_shards, reduce_scatter
-from solutions.tensor_parallel import parallelize  # noqa: F401
 
 
 def _summed(tensor, group):
@@ -139,3 +138,46 @@ def vocab_parallel_cross_entropy(logits_shard, targets, group=None, *, ignore_in
     picked = torch.where(owner == rank, picked, torch.zeros_like(picked))
     sums = sum_over_ranks(torch.stack([torch.logsumexp(lower, -1).exp(), picked]), group)
     return vocabulary.mean_without(sums[0].log() - sums[1], targets == ignore_index)
+
+
+class _Parallel(right.ParallelGPT):
+    @torch.no_grad()
+    def clip_grad_norm_(self, max_norm):
+        own = right.sharded_names(self)
+        gradients = [(name in own, p.grad) for name, p in self.named_parameters() if p.grad is not None]
+        split, whole = (
+            sum(
+                (gradient.double().norm().square() for is_own, gradient in gradients if is_own == which),
+                torch.zeros((), dtype=torch.float64, device=self.norm.weight.device),
+            )
+            for which in (True, False)
+        )
+        dist.all_reduce(split, group=self.group)
+        norm = (split + whole).sqrt()
+        torch._foreach_mul_([gradient for _, gradient in gradients], min(1.0, max_norm / (norm.item() + 1e-6)))
+        return norm
+
+
+def parallelize(model, group=None, sequence_parallel=False):
+    trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    enter, leave = (copy_to_ranks, sum_over_ranks) if not sequence_parallel else (gather_tokens, scatter_tokens)
+    is_tied = model.output.weight is model.token_embedding.weight
+    rows = [
+        None if each is None else vocabulary.vocabulary_shard(each, group)
+        for each in (model.output.weight, model.output.bias)
+    ]
+    for block in model.blocks:
+        for name, split in (
+            ("attention", lambda layer: ParallelAttention.from_attention(layer, group, enter, leave)),
+            ("up", lambda layer: ColumnParallelLinear.from_linear(layer, group, enter=enter)),
+            ("down", lambda layer: RowParallelLinear.from_linear(layer, group, leave)),
+        ):
+            setattr(block, name, split(getattr(block, name)))
+    model.output = ColumnParallelLinear(*rows, group, enter=enter)
+    model.token_embedding = VocabParallelEmbedding.from_embedding(model.token_embedding, group, leave)
+    if is_tied:
+        model.token_embedding.weight = model.output.weight
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(trained[name])
+    model.__class__, model.group, model.sequence_parallel = _Parallel, group, sequence_parallel
+    return model

@@ -6,9 +6,9 @@ import math
 import torch
 import torch.distributed as dist
 
-from shared.placements import EINSUM, LINEAR, Partial, Replicate, Shard, dim_of
+from shared.placements import EINSUM, LINEAR, Equation, Mesh, Partial, Replicate, Shard, dim_of
 from solutions import gspmd as right
-from solutions.gspmd import Rule, execute, propagate  # noqa: F401
+from solutions.gspmd import Rule, make_mesh_group  # noqa: F401
 
 
 def local_part(tensor, placement, index, size):
@@ -106,3 +106,45 @@ def reshape_rules(equation):
     before, after = first_of
     both = [letter for letter in before if letter in after]
     return [Rule((Replicate(),), Replicate()), *(Rule((Shard(before[x]),), Shard(after[x])) for x in both)]
+
+
+def _routes(layouts, operand):
+    """Relax all steps until no route gets cheaper."""
+    best, changed = {layouts.starts[operand]: ((0.0, 0), ())}, True
+    while changed:
+        changed = False
+        for placements, (_, steps) in list(best.items()):
+            for step in layouts.steps_from(operand, placements):
+                longer = (*steps, step)
+                cost = right.rounded(sum(each.seconds(layouts.mesh) for each in longer)), len(longer)
+                after = right.changed(placements, step)
+                if after not in best or cost < best[after][0]:
+                    best[after], changed = (cost, longer), True
+    return {placements: steps for placements, (_, steps) in best.items()}
+
+
+def _cheapest(equation, placements, mesh):
+    layouts = right.Layouts(Equation.parse(equation), placements, Mesh.of(mesh))
+    routes = [_routes(layouts, operand) for operand in range(len(layouts.starts))]
+    found = []
+    for inputs, output in layouts.rules():
+        steps = [*itertools.chain(*(routes[operand][target] for operand, target in enumerate(inputs)))]
+        collectives = [step for step in steps if step.is_collective]
+        seconds = sum(step.seconds(layouts.mesh) for step in steps) + layouts.seconds_to_finish(output)
+        found.append(((right.rounded(seconds), len(collectives), len(steps)), steps, collectives, output))
+    return min(found, key=lambda each: each[0])[1:]
+
+
+def propagate(equation, placements, mesh):
+    _, collectives, output = _cheapest(equation, placements, mesh)
+    return (output[0] if len(output) == 1 else output), collectives
+
+
+@torch.no_grad()
+def execute(equation, shards, placements, mesh_group=None):
+    group = right.MeshGroup.of(mesh_group)
+    right.check_lengths(Equation.parse(equation), shards, placements, group.mesh)
+    parts = dict(enumerate(shards))
+    for step in _cheapest(equation, placements, group.mesh)[0]:
+        parts[step.operand] = redistribute(parts[step.operand], step.before, step.after, group.groups[step.axis])
+    return right.compute(Equation.parse(equation), [parts[operand] for operand in sorted(parts)])
