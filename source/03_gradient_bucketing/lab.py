@@ -208,8 +208,8 @@ for step in range(2):
 # There is no error, but from step 1 on, every rank trains with its own gradient instead of the mean. What does
 # `zero_grad()` leave in `.grad`, and where does the next `backward()` put the gradient?
 #
-# Write a `Bucket` that still works after `zero_grad()`. Its constructor allocates the flat tensor and its slices, once,
-# and changes no `.grad`. In every step, `pack` is called for each index, then `launch`, and then `wait`:
+# Write a `Bucket` that still works after `zero_grad()`. Its constructor allocates the flat tensor, `self.flat`, and its
+# slices, once, and changes no `.grad`. In every step, `pack` is called for each index, then `launch`, and then `wait`:
 #
 # - `pack(index)` fills the slice of `parameters[index]`, and makes the slice the parameter's `.grad`:
 #     - The slice gets the gradient, divided by the number of ranks in the group, so that the all-reduce gives the mean.
@@ -306,7 +306,8 @@ check.Bucket()
 #
 # - The constructor makes the module available as `.module`. It broadcasts the module's state with
 #   `broadcast_state(module, group)`, which is imported from chapter 02. Then it creates one `Bucket` for each bucket
-#   that `assign_buckets` returns.
+#   that `assign_buckets` returns, and stores them in the list `self.buckets`.
+# - `@guards.guarded(…)` is given, as in lab 02. It reads `self.buckets`, and `parameters` and `flat` of each bucket.
 # - All steps use the same buckets. So after `zero_grad(set_to_none=False)`, every `.grad` is still its slice, and no
 #   gradient is held twice.
 # - `forward` passes all its arguments to the module, and returns the module's output.

@@ -87,7 +87,8 @@ print(view[:3].tolist())
 #   same dtype and the same `requires_grad`, and the shard has them, too. Your line comes before the conversion, so
 #   `flat_param` still has the parameters' dtype there.
 # - `unshard()` gives `flat_param` its memory back and launches the all-gather that fills it. It returns a handle with
-#   `wait()`, and does not wait itself. Use lab 01's `launch_all_gather(flat, shard, group)`.
+#   `wait()`, and does not wait itself. Use lab 01's `launch_all_gather(flat, shard, group)`. Autograd must not record
+#   it, so `flat_param` never requires a gradient.
 # - `reshard()` frees `flat_param`'s memory. Then the rank holds one shard, 1/N of the parameters' bytes.
 #
 # The two tensors of the all-gather must have the same dtype, because NCCL rejects an all-gather of two dtypes.

@@ -925,6 +925,7 @@ check.ShardedState()
 # - A parameter may be non-contiguous: use `reshape(-1)`, because `view(-1)` fails then.
 # - Before you draw the next parameter, the values of the last one must be gone. A variable that still refers to them,
 #   or to a slice of them, keeps them alive.
+# - At the peak, a rank holds at most its shard and one parameter, each of them twice. So you may make one copy.
 #
 # ```text
 # parameters:  a a a a a b b b c c c     11 elements
@@ -1066,7 +1067,9 @@ check.Materializer()
 
 # %% [markdown]
 # `DeferredFlatParameter` is given. It is the lesson's class, except that its shard comes from your `Materializer`.
-# `ZeRO3` uses it if it gets a `materializer`.
+# `ZeRO3` uses it if it gets a `materializer`. It does not call the constructor of `ShardedFlatParameter`, which would
+# need memory for all parameters. If you import your own class from lab 09, its methods find `layout`, `flat_param`,
+# `shard` and the constructor's arguments in `self`, but no other attributes.
 
 
 # %% tags=["export"] module="deferred"
@@ -1086,6 +1089,7 @@ class DeferredFlatParameter(ShardedFlatParameter):
         *,
         materializer: Materializer,
     ):
+        self.parameters, self.group, self.compute_dtype = parameters, group, compute_dtype
         self.layout, first = FlatLayout(parameters, group), parameters[0]
         padded_numel = dist.get_world_size(group) * self.layout.shard_shape.numel()
         dtype = compute_dtype if compute_dtype and first.is_floating_point() else first.dtype

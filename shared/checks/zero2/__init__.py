@@ -19,7 +19,7 @@ ShardedBucket = Exercise("8.1", "ShardedBucket", optional=True)
 ZeRO2 = Exercise("8.2", "ZeRO2")
 every_loop = Exercise("8.3", "ZeRO2")
 
-AWKWARD = ("Tied", "Frozen", "Unused", "TwoBranches", "Scalar", "Buffered", "Strided", "Mixed", "Crowd")
+AWKWARD = ("Tied", "Frozen", "Unused", "TwoBranches", "Scalar", "Buffered", "Mixed", "Crowd")
 AWKWARD += awkward.HAVE_MODES
 _HINT_ON_KEPT = (
     "Hint: where are the gradients of the micro-batches inside no_sync() when the last backward adds its own?"
