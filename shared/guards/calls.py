@@ -24,15 +24,20 @@ def second_gradient(parameter: nn.Parameter) -> str:
     )
 
 
+def dropped(parameter: nn.Parameter) -> str:
+    """Say that a gradient was dropped too early, and what to do."""
+    return (
+        f"the gradient of {name_of(parameter)} was dropped after backward() had put it into a bucket: "
+        "call finish_gradient_sync() before zero_grad(), also if you skip the batch"
+    )
+
+
 def reject_dropped(queue) -> None:
     """Raise a RuntimeError if a gradient in a bucket of a LaunchQueue has been set to None since."""
     for bucket, missing in zip(queue.buckets, queue.missing, strict=True):
         for index, parameter in enumerate(bucket.parameters):
             if parameter.grad is None and parameter.requires_grad and index not in missing:
-                raise RuntimeError(
-                    f"the gradient of {name_of(parameter)} was dropped after backward() had put it into a bucket: "
-                    "call finish_gradient_sync() before zero_grad(), also if you skip the batch"
-                )
+                raise RuntimeError(dropped(parameter))
 
 
 def reject_grad_scaler(optimizer) -> bool:

@@ -26,6 +26,7 @@ class Guard:
         self.alarm, self.snapshot = Alarm(group), Snapshot()
         self.clip_with, self.has_hooks = clip_with, has_hooks
         self.awaits_finish = False  # whether finish_gradient_sync() resets `pending`
+        self.awaits_zero_grad = False  # whether step() has dropped gradients that one process would add to
         self.pending = False  # whether a parameter has a gradient that is not the mean yet
         self._register()
 
@@ -80,6 +81,14 @@ class Guard:
             raise RuntimeError(
                 f"{name_of(parameter)} is in two wrappers, which would both divide its gradient: "
                 "wrap what they share only once, or delete the other wrapper"
+            )
+
+    def reject_used_gradients(self) -> None:
+        """Raise a RuntimeError if a sharded wrapper's zero_grad() was not called since its last step()."""
+        if self.awaits_zero_grad:
+            raise RuntimeError(
+                "step() has used the gradients and dropped them, but in one process, backward() would add to them: "
+                "call the wrapper's zero_grad() between step() and backward()"
             )
 
     def own(self, parameters: Iterable[nn.Parameter]) -> Iterator[nn.Parameter]:
