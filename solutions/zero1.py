@@ -65,6 +65,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self.inner.param_groups.clear()
         self.pieces = guards.Pieces(self.inner)  # skips parameters that no rank has used
         super().__init__(guards.unshared(params), self.inner.defaults)
+        self.pieces.watch(self.flat_parameters)
 
     def add_param_group(self, param_group: dict) -> None:
         """Flatten and shard more parameters.
@@ -81,6 +82,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients of parameters and shards."""
         super().zero_grad(set_to_none)
+        self.pieces.zero_grad(set_to_none)
         self.pieces.end_step(self.flat_parameters)
 
     def step(self) -> None:
@@ -185,7 +187,7 @@ class ZeRO1(ShardedOptimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Fill the gradients with zeros. They keep their memory, whatever set_to_none says: the collective needs it."""
-        self.pieces.forget()
+        self.pieces.zero_grad(set_to_none)
         self.used_up = False
         for gradients in self.gradients:
             gradients.reset()

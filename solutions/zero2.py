@@ -141,7 +141,7 @@ class ZeRO2(nn.Module):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop all gradients."""
         self.synced = False
-        self.optimizer.zero_grad()
+        self.optimizer.zero_grad(set_to_none)
 
     def _finish_unless_synced(self) -> None:
         # A rank that ran no backward() since zero_grad() must take part, too: do not decide by its gradients.

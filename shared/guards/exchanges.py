@@ -83,7 +83,7 @@ class Overlapped(PerBucket):
 
     def __init__(self, wrapper: nn.Module):
         super().__init__(wrapper)
-        self.sync = wrapper.sync
+        self.sync, self.guard = wrapper.sync, wrapper.guard
 
     def attach(self, guard: Guard) -> None:
         self.sync.guard = guard  # for its hooks
@@ -94,6 +94,7 @@ class Overlapped(PerBucket):
 
     def check(self) -> None:
         reject_dropped(self.sync.queue)
+        self.guard.reject_changed(self.buckets)
 
     def send_nan(self) -> None:
         abandon(self.sync)

@@ -31,19 +31,25 @@ class Pieces:
         self._begin()
 
     def _begin(self) -> None:
-        self.used: set[int] = set()  # the ids of parameters that have got a gradient on this rank since the last step
+        self.used: set[int] = set()  # the ids of parameters whose .grad would not be None in one process
         self.slices_of: dict[object, dict[int, slice]] = {}  # where parameters lie in this rank's shard
 
     # Steps
 
-    def forget(self) -> None:
-        """Forget all gradients, for zero_grad()."""
-        self.used.clear()
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget which parameters have gradients. Without set_to_none, these are zeros now, and a step uses them."""
+        if set_to_none:
+            self.used.clear()
 
     def forget_dropped(self, flat_parameters: Iterable) -> None:
         """Forget gradients that have been set to None, for example by model.zero_grad()."""
         parameters = (parameter for flat_parameter in flat_parameters for parameter in flat_parameter.layout.parameters)
         self.used -= {id(parameter) for parameter in parameters if parameter.grad is None}
+
+    def watch(self, flat_parameters: Iterable) -> None:
+        """Notice from now on which parameters get a gradient."""
+        for flat_parameter in flat_parameters:
+            self._slices(flat_parameter)
 
     def begin_step(self, flat_parameters: Iterable) -> None:
         """Give the pieces their gradients, or None. Every shard.grad must be a mean.
@@ -51,7 +57,10 @@ class Pieces:
         This reads the mean only where parameters got no gradient on this rank. On a GPU, the CPU then waits for it.
         """
         for flat_parameter in flat_parameters:
+            parameters = flat_parameter.layout.parameters
+            torch.autograd.graph.increment_version(parameters)  # of a graph from before this step, backward() raises
             mean, unused = flat_parameter.shard.grad, self._unused_in(flat_parameter)
+            self.used |= {id(parameters[index]) for index in self.slices_of[flat_parameter].keys() - unused}
             if unused:
                 self._cut(flat_parameter)
             for index, piece in self.pieces_of.get(flat_parameter, {}).items():
@@ -61,10 +70,8 @@ class Pieces:
     def end_step(self, flat_parameters: Iterable) -> None:
         """Drop all gradients of shards and pieces."""
         for flat_parameter in flat_parameters:
-            flat_parameter.shard.grad = None
-            for piece in self.pieces_of.get(flat_parameter, {}).values():
-                piece.grad = None
-        self.forget()
+            for tensor in (flat_parameter.shard, *self.pieces_of.get(flat_parameter, {}).values()):
+                tensor.grad = None
 
     def _unused_in(self, flat_parameter) -> set[int]:
         """Return the indices of parameters that no rank has used: see [Note: negative zeros] in `unused`."""

@@ -72,6 +72,8 @@ def _guard_zero_grad(wrapper_class: type, exchange_of: type[Exchange]) -> None:
 
     @functools.wraps(step)
     def step_guarded(self, *args, **kwargs):
+        if self.guard is not None:
+            self.guard.reject_added_gradients()
         result = step(self, *args, **kwargs)
         if self.guard is not None:
             self.guard.awaits_zero_grad = type(self).zero_grad is zero_grad_guarded
@@ -80,7 +82,7 @@ def _guard_zero_grad(wrapper_class: type, exchange_of: type[Exchange]) -> None:
     @functools.wraps(zero_grad)
     def zero_grad_guarded(self, *args, **kwargs) -> None:
         if self.guard is not None:
-            self.guard.awaits_zero_grad = False
+            self.guard.awaits_zero_grad = self.guard.adds_to_used = False
             exchange = exchange_of(self)
             try:
                 exchange.check_before_zero_grad()
@@ -112,10 +114,13 @@ def call_hook(on_gradient: Callable, parameter: nn.Parameter, *indices: int) -> 
     try:
         if not sync.pending:  # the first gradient of a step
             guard.reject_rivals(parameter)
-            guard.reject_used_gradients()
+            guard.adds_to_used = guard.awaits_zero_grad
+            guard.versions.clear()
             guard.check_unchanged()
         reject_gradient(parameter)
         guard.mark()
+        queue, launched = sync.queue, sync.queue.launched
         on_gradient(*indices)
+        guard.note_versions([queue.buckets[indices[0]], *queue.buckets[launched : queue.launched]])
     except RuntimeError as error:
         guard.alarm.ring(error, functools.partial(abandon, sync))

@@ -462,6 +462,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self.inner.param_groups.clear()
         self.pieces = guards.Pieces(self.inner)  # skips parameters that no rank has used
         super().__init__(guards.unshared(params), self.inner.defaults)
+        self.pieces.watch(self.flat_parameters)
 
 
 # %% tags=["exercise", "export"] grade_id="sharded-optimizer"
@@ -484,6 +485,7 @@ class ShardedOptimizer(ShardedOptimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients of parameters and shards."""
         super().zero_grad(set_to_none)
+        self.pieces.zero_grad(set_to_none)
         self.pieces.end_step(self.flat_parameters)
 
     def step(self) -> None:
@@ -662,7 +664,7 @@ class ZeRO1(ShardedOptimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Fill the gradients with zeros. They keep their memory, whatever set_to_none says: the collective needs it."""
-        self.pieces.forget()
+        self.pieces.zero_grad(set_to_none)
         ### BEGIN SOLUTION
         self.used_up = False
         for gradients in self.gradients:
