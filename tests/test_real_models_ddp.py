@@ -307,11 +307,6 @@ def rebuild_buffer(module):
     module.register_buffer("seen", torch.zeros(2))
 
 
-def swap_contents(module):
-    parameter = module[0].weight
-    torch.utils.swap_tensors(parameter, nn.Parameter(parameter.detach().clone().half()))
-
-
 def tie(module):
     module[1].register_parameter("shift", module[0].bias)
 
@@ -333,7 +328,6 @@ CHANGES = (
     to_float,
     tie,
     prune,
-    swap_contents,
 )
 
 
@@ -1060,7 +1054,7 @@ RIGHT = {
     **{
         f"2 {change.__name__} {where}, {name}": (changes_are_noticed, wrap, change, where == "everywhere")
         for name, wrap in SHARDED.items()
-        for change in (freeze, unfreeze, rebind, rebind_scaled, to_float, swap_contents)
+        for change in (freeze, unfreeze, rebind, rebind_scaled, to_float)
         for where in ("everywhere", "on one rank")
     },
     **{
