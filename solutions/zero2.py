@@ -38,13 +38,12 @@ class ShardedBucket:
             RuntimeError: for a gradient that is itself differentiable.
         """
         if self.flat is None:
-            self.flat = self.layout.new_flat()
+            self.flat = self.layout.new_flat().fill_(guards.UNUSED)  # [Note: negative zeros]
             self.views = self.layout.views(self.flat)
         parameter = self.parameters[index]
         gradient, parameter.grad = parameter.grad, None
         if gradient is None:
-            self.views[index].fill_(guards.UNUSED)  # [Note: negative zeros]
-            return
+            return  # it may be packed already
         if gradient.requires_grad:
             raise RuntimeError("backward(create_graph=True) cannot be averaged: collectives do not record a graph")
         torch.div(gradient, dist.get_world_size(self.layout.group), out=self.views[index])
@@ -85,7 +84,8 @@ def flat_parameters_of(buckets: list[ShardedBucket], parameters: list[nn.Paramet
 class ZeRO2(nn.Module):
     """ZeRO stage 2: gradients are reduce-scattered and freed while backward computes; the optimizer state is sharded.
 
-    `.optimizer` is the sharded optimizer, for schedulers and state dicts. A gradient of None counts as zeros.
+    `.optimizer` is the sharded optimizer, for schedulers and state dicts. A gradient of None counts as zeros if
+    another rank has one. Parameters that no rank has used stay as they are.
 
     Memory: with Adam in fp32, 4Ψ + 4Ψ/N + 8Ψ/N bytes for Ψ parameters on N ranks; during backward up to 3 − 1/N buckets
         more, and the gradient being computed. Inside no_sync(), full gradients of 4Ψ bytes.
@@ -141,7 +141,7 @@ class ZeRO2(nn.Module):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop all gradients."""
         self.synced = False
-        self.optimizer.zero_grad()
+        self.optimizer.zero_grad(set_to_none)
 
     def _finish_unless_synced(self) -> None:
         # A rank that ran no backward() since zero_grad() must take part, too: do not decide by its gradients.

@@ -4,6 +4,7 @@ Each case runs on the ranks. It returns None if everything was right, or says wh
 the words that the error has to contain.
 """
 
+import contextlib
 import copy
 import warnings
 
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.utils import parametrizations
+from torch.nn.utils.prune import l1_unstructured
 from torch.utils.checkpoint import checkpoint
 
 from shared import ranks
@@ -77,7 +79,7 @@ def step(model, optimizer, rows, before_step=lambda: None, after_forward=lambda:
     optimizer.step()
 
 
-def differs_from_one_process(wrap, build, train, optimizer_cls=torch.optim.AdamW, settings=ADAMW):
+def differs_from_one_process(wrap, build, train, optimizer_cls=torch.optim.AdamW, settings=ADAMW, tolerance=1e-9):
     """Train on the ranks and in one process. Returns what differs, or None."""
     alone = build(0)
     train(alone, alone, optimizer_cls(alone.parameters(), **settings), lambda rows: rows)
@@ -85,7 +87,7 @@ def differs_from_one_process(wrap, build, train, optimizer_cls=torch.optim.AdamW
     model, optimizer = wrap(module, optimizer_cls, **settings)
     train(model, module, optimizer, own)
     for name, value in alone.state_dict().items():
-        if not torch.allclose(module.state_dict()[name], value, atol=1e-9):
+        if not torch.allclose(module.state_dict()[name], value, atol=tolerance):
             return f"{name} differs by {(module.state_dict()[name] - value).abs().max():.4f}"
     return None
 
@@ -121,17 +123,25 @@ LOOKS = {
     "empty": lambda: draw(0, 3),
     "scalar": lambda: draw(1)[0],
     "complex": lambda: torch.randn(3, 2, dtype=torch.complex128),
+    "conjugated": lambda: torch.randn(3, 2, dtype=torch.complex128).conj(),
+    "negative view": lambda: torch.randn(3, 2, dtype=torch.complex128).conj().imag,
+    "real part": lambda: torch.view_as_real(torch.randn(3, 2, dtype=torch.complex128))[..., 0],
+    "empty and strided": lambda: draw(4, 0, 6)[:, :, ::2],
     "bfloat16": lambda: draw(3, 3).bfloat16(),
 }
 BUFFERS = {
     "expanded": lambda: draw(1, 3).expand(4, 3),
     "expanded twice": lambda: draw(1, 1, 2).expand(3, 4, 2),
-    "conjugated": lambda: torch.randn(3, 2, dtype=torch.complex128).conj(),
     "float8": lambda: torch.randn(3).to(torch.float8_e4m3fn),
     "int16": lambda: torch.randint(0, 99, (3, 2), dtype=torch.int16),
     "uint32 scalar": lambda: torch.randint(0, 99, ()).to(torch.uint32),
     "bool slice": lambda: torch.rand(4, 6) > 0.5,
     "windows": lambda: draw(9).unfold(0, 4, 1),
+    "windows in two dimensions": lambda: draw(5, 4).unfold(0, 3, 1).transpose(0, 2),
+    "overlapping": lambda: draw(6).as_strided((3, 3), (1, 1)),
+    "expanded, empty": lambda: draw(1, 0).expand(4, 0),
+    "complex half": lambda: torch.randn(3, dtype=torch.complex64).to(torch.complex32),
+    "uint64 slice": lambda: torch.randint(0, 99, (4, 4)).to(torch.uint64)[:, 1:3],
 }
 
 
@@ -146,8 +156,35 @@ def unusual_tensors_start_equal():
             found, expected = (t.detach().contiguous().resolve_conj() for t in (module.unusual, expected))
             if found.dtype is torch.float8_e4m3fn:
                 found, expected = found.float(), expected.float()
+            if found.dtype is torch.complex32:
+                found, expected = torch.view_as_real(found), torch.view_as_real(expected)
             if not torch.equal(found, expected):
                 wrong.append(f"{wrap_name}: {name} as {kind}")
+    return ", ".join(wrong) or None
+
+
+class UsesUnusual(Shaped):
+    def forward(self, rows):
+        used = self.layer(rows) * self.unusual.abs().square().sum()
+        return used if self.unusual.numel() else self.layer(rows) + self.unusual.sum()
+
+
+def unusual_parameters_train(wrap):
+    wrong = []
+    for name, look in LOOKS.items():
+        if name == "conjugated":  # torch's AdamW cannot train it
+            continue
+
+        def build(seed, look=look):
+            return UsesUnusual(seed, look, "trained")
+
+        def train(model, module, optimizer, part):
+            for number in range(2):
+                step(model, optimizer, part(batch(number)))
+
+        tolerance = 0.05 if name == "bfloat16" else 1e-9
+        if problem := differs_from_one_process(wrap, build, train, tolerance=tolerance):
+            wrong.append(f"{name}: {problem}")
     return ", ".join(wrong) or None
 
 
@@ -247,7 +284,51 @@ def rebind_scaled(module):
     module[2].weight.data = 0.5 * module[2].weight.data
 
 
-CHANGES = (freeze, unfreeze, assign, add_layer, replace_layer, drop_layer, add_weight_norm, untie, to_float)
+def double(module):
+    module.double()  # it is in float64 already
+
+
+def load(module):
+    module.load_state_dict({name: 0.9 * value for name, value in module.state_dict().items()})
+
+
+def initialize(module):
+    torch.manual_seed(5)
+    module.apply(lambda layer: layer.reset_parameters() if hasattr(layer, "reset_parameters") else None)
+
+
+def average_in_place(module):
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.lerp_(torch.ones_like(parameter), 0.1)
+
+
+def rebuild_buffer(module):
+    module.register_buffer("seen", torch.zeros(2))
+
+
+def tie(module):
+    module[1].register_parameter("shift", module[0].bias)
+
+
+def prune(module):
+    l1_unstructured(module[0], "weight", 0.5)
+
+
+HARMLESS = (double, load, initialize, average_in_place, rebuild_buffer)
+CHANGES = (
+    freeze,
+    unfreeze,
+    assign,
+    add_layer,
+    replace_layer,
+    drop_layer,
+    add_weight_norm,
+    untie,
+    to_float,
+    tie,
+    prune,
+)
 
 
 def changes_are_noticed(wrap, change, everywhere):
@@ -267,7 +348,7 @@ def changes_are_noticed(wrap, change, everywhere):
     return f"{change.__name__} was not noticed"
 
 
-def rebinding_is_harmless(wrap, change):
+def is_harmless(wrap, change):
     def train(model, module, optimizer, part):
         for number in range(3):
             step(model, optimizer, part(batch(number)))
@@ -469,6 +550,177 @@ def alternating_models(wrap):
     return None
 
 
+def finish(model):
+    getattr(model, "finish_gradient_sync", lambda: None)()
+
+
+def scaled_steps(wrap):
+    """GradScaler skips the step in which one rank overflows, on all ranks, also with clipping."""
+
+    def train(model, module, optimizer, part):
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        for number in range(3):
+            rows = batch(number)
+            rows[0] *= torch.inf if number == 1 else 1
+            optimizer.zero_grad()
+            scaler.scale(model(part(rows)).square().mean()).backward()
+            finish(model)
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(module.parameters(), 0.1)
+            scaler.step(optimizer)
+            scaler.update()
+
+    return differs_from_one_process(wrap, net, train)
+
+
+def unscales_before_finishing(wrap):
+    model, optimizer = wrap(net(), torch.optim.SGD, lr=0.1)
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(model(own(batch())).sum()).backward()
+    try:
+        scaler.unscale_(optimizer)
+    finally:
+        model.finish_gradient_sync()
+
+
+def closures(wrap, optimizer_cls, settings):
+    def train(model, module, optimizer, part):
+        def closure():
+            optimizer.zero_grad()
+            loss = model(part(batch())).square().mean()
+            loss.backward()
+            finish(model)
+            return loss if part is not own else averaged(loss)
+
+        for _ in range(2):
+            optimizer.step(closure)
+
+    return differs_from_one_process(wrap, net, train, optimizer_cls, settings)
+
+
+def averaged(loss):
+    losses = [torch.empty_like(loss) for _ in range(dist.get_world_size())]
+    dist.all_gather(losses, loss.detach())
+    return sum(losses) / len(losses)
+
+
+def changes_gradients_early(wrap, change):
+    """Change gradients between backward() and finish_gradient_sync(), when buckets may be in flight."""
+
+    def train(model, module, optimizer, part):
+        for number in range(2):
+            optimizer.zero_grad()
+            model(part(batch(number))).square().mean().backward()
+            for parameter in module.parameters():
+                change(parameter.grad)
+            finish(model)
+            optimizer.step()
+
+    return differs_from_one_process(wrap, net, train)
+
+
+def graph_from_before_the_step(wrap):
+    model, optimizer = wrap(net(), torch.optim.SGD, lr=0.1)
+    before = model(own(batch(1))).square().mean()
+    step(model, optimizer, own(batch()))
+    optimizer.zero_grad()
+    before.backward()
+
+
+def clips_in_two_calls(wrap):
+    def clip():
+        norm = nn.utils.get_total_norm([p.grad for p in module.parameters() if p.grad is not None])
+        nn.utils.clip_grads_with_norm_(module.parameters(), 0.1, norm)
+
+    module = net()
+    model, optimizer = wrap(module, torch.optim.SGD, lr=0.1)
+    step(model, optimizer, own(batch()), clip)
+
+
+def forgets_zero_grad(wrap):
+    model, optimizer = wrap(net(), torch.optim.SGD, lr=0.1)
+    for number in range(2):
+        model(own(batch(number))).square().mean().backward()
+        finish(model)
+        optimizer.step()
+
+
+def interrupted_without_finishing(wrap):
+    """The loop catches an exception, does not finish, and goes on. If the wrapper refuses once, it goes on as well."""
+
+    def train(model, module, optimizer, part):
+        def interrupt(gradient):
+            raise KeyboardInterrupt
+
+        for number in range(3):
+            if number == 1 and part is own:
+                handle = module[0].weight.register_hook(interrupt)
+                try:
+                    model(part(batch(9))).square().mean().backward()
+                except KeyboardInterrupt:
+                    handle.remove()
+                try:
+                    step(model, optimizer, part(batch(8)))
+                    refused = False
+                except RuntimeError as error:
+                    refused = "finish_gradient_sync()" in str(error)
+                if refused != hasattr(model, "no_sync"):
+                    raise AssertionError("it raises if it has hooks")
+                if refused:
+                    step(model, optimizer, part(batch(8)))
+            elif number == 1:
+                step(model, optimizer, part(batch(8)))
+            step(model, optimizer, part(batch(number)))
+
+    return differs_from_one_process(wrap, net, train)
+
+
+def accumulates(wrap):
+    """Three micro-batches: one inside no_sync(), if there is any, one that is finished, and the last."""
+
+    def train(model, module, optimizer, part):
+        for _ in range(2):
+            optimizer.zero_grad()
+            with getattr(model, "no_sync", contextlib.nullcontext)():
+                model(part(batch(0))).square().mean().backward()
+                finish(model)
+            for number in (1, 2):
+                model(part(batch(number))).square().mean().backward()
+                if hasattr(model, "no_sync") or number == 2:
+                    finish(model)
+            finish(model)
+            optimizer.step()
+
+    return differs_from_one_process(wrap, net, train)
+
+
+def gradients_set_by_hand(wrap):
+    def train(model, module, optimizer, part):
+        for number in range(2):
+            optimizer.zero_grad()
+            loss = model(part(batch(number))).square().mean()
+            parameters = list(module.parameters())
+            for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+                parameter.grad = gradient
+            finish(model)
+            optimizer.step()
+
+    return differs_from_one_process(wrap, net, train)
+
+
+def averaged_weights(wrap):
+    """Evaluate an average of the weights, as in EMA and SWA."""
+
+    def train(model, module, optimizer, part):
+        average = torch.optim.swa_utils.AveragedModel(module)
+        for number in range(3):
+            step(model, optimizer, part(batch(number)))
+            average.update_parameters(module)
+        module.load_state_dict(average.module.state_dict())
+
+    return differs_from_one_process(wrap, net, train)
+
+
 def copied_with_a_group(wrap):
     group = dist.new_group()
     model = wrap(net(), group=group)
@@ -510,13 +762,133 @@ class Experts(nn.Module):
         return sum(self.experts[index](rows) for index in self.use)
 
 
-def unused_keeps_its_value(wrap):
+OPTIMIZERS = {
+    "AdamW": (torch.optim.AdamW, ADAMW),
+    "Adam": (torch.optim.Adam, {"lr": 0.05, "amsgrad": True, "weight_decay": 0.1}),
+    "SGD": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "dampening": 0.3, "weight_decay": 0.1}),
+    "RMSprop": (torch.optim.RMSprop, {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.1}),
+}
+USES = [(0,), (0, 1), (0,), (0, 1, 2), (2,)]
+
+
+def unused_keeps_its_value(wrap, optimizer_cls, settings, set_to_none=True):
     def train(model, module, optimizer, part):
-        for number, use in enumerate([(0,), (0, 1), (0,), (0, 1, 2)]):
-            module.use = use
-            step(model, optimizer, part(batch(number)))
+        for number, module.use in enumerate(USES):
+            optimizer.zero_grad(set_to_none=set_to_none)
+            model(part(batch(number))).square().mean().backward()
+            finish(model)
+            optimizer.step()
+
+    return differs_from_one_process(wrap, Experts, train, optimizer_cls, settings)
+
+
+def unused_after_a_skipped_batch(wrap, whose):
+    """The skipped batch uses an expert that the next one does not."""
+
+    def train(model, module, optimizer, part):
+        for number in range(3):
+            module.use = (0, 1)
+            model(part(batch(number))).square().mean().backward()
+            finish(model)
+            if number == 1:
+                (module if whose == "the model's" else optimizer).zero_grad()
+                module.use = (0,)
+                model(part(batch(7))).square().mean().backward()
+                finish(model)
+            optimizer.step()
+            optimizer.zero_grad()
 
     return differs_from_one_process(wrap, Experts, train)
+
+
+def unused_by_one_rank(wrap):
+    """Each rank uses other experts, and none uses the last."""
+
+    def train(model, module, optimizer, part):
+        for number in range(3):
+            optimizer.zero_grad()
+            for rank in [dist.get_rank()] if part is own else range(dist.get_world_size()):
+                module.use = (0, 1) if rank == 0 else (0,)
+                rows = batch(number)[rank :: dist.get_world_size()]
+                (model(rows).square().mean() / (1 if part is own else dist.get_world_size())).backward()
+            finish(model)
+            optimizer.step()
+
+    return differs_from_one_process(wrap, Experts, train)
+
+
+def gradients_masked_by_zero(wrap):
+    """A mask makes gradients of −0.0, which are not None: weight decay changes the parameter."""
+
+    def build(seed):
+        module = net(seed)
+        module.register_parameter("scale", nn.Parameter(torch.ones((), dtype=torch.float64)))
+        module.scale.register_hook(lambda gradient: -0.0 * gradient.abs())
+        return module
+
+    def train(model, module, optimizer, part):
+        for number in range(3):
+            optimizer.zero_grad()
+            (module.scale * model(part(batch(number))).square().mean()).backward()
+            finish(model)
+            optimizer.step()
+
+    return differs_from_one_process(wrap, build, train)
+
+
+def resumed_with_unused(wrap):
+    """Save, load into a new optimizer, and train on, twice: each parameter has its own number of steps."""
+
+    def train(model, module, optimizer, part):
+        begun = module
+        for number, use in enumerate(USES):
+            module.use = use
+            step(model, optimizer, part(batch(number)))
+            if number in (1, 3):
+                state = copy.deepcopy(getattr(optimizer, "optimizer", optimizer).state_dict())
+                values, module = module.state_dict(), Experts(7)
+                module.load_state_dict(values)
+                if part is own:
+                    model, optimizer = wrap(module, torch.optim.AdamW, **ADAMW)
+                else:
+                    model, optimizer = module, torch.optim.AdamW(module.parameters(), **ADAMW)
+                getattr(optimizer, "optimizer", optimizer).load_state_dict(state)
+        begun.load_state_dict(module.state_dict())
+
+    return differs_from_one_process(wrap, Experts, train)
+
+
+def saved_with_unused(wrap):
+    """The state is that of a plain optimizer, also of parameters that were never used."""
+    states = []
+
+    def train(model, module, optimizer, part):
+        for number, module.use in enumerate(USES[:3]):
+            step(model, optimizer, part(batch(number)))
+        states.append(getattr(optimizer, "optimizer", optimizer).state_dict()["state"])
+
+    problem = differs_from_one_process(wrap, Experts, train)
+    plain, sharded = states
+    if plain.keys() != sharded.keys():
+        return f"entries for {sorted(sharded)} instead of {sorted(plain)}"
+    for index, entries in plain.items():
+        for name, value in entries.items():
+            if not torch.allclose(sharded[index][name], value, atol=1e-9):
+                return f"{name} of {index}"
+    return problem
+
+
+def copied_with_unused():
+    """A copy trains on as the original does."""
+    model = ZeRO2(Experts(0), torch.optim.AdamW, bucket_cap_mb=1e-4, **ADAMW)
+    for number, model.module.use in enumerate(USES[:3]):
+        step(model, model, own(batch(number)))
+    twin = copy.deepcopy(model)
+    for each in (model, twin):
+        for number, each.module.use in enumerate(USES):
+            step(each, each, own(batch(number)))
+    same = [torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True)]
+    return None if all(same) else f"{same.count(False)} parameters differ"
 
 
 def unused_on_one_rank_is_averaged(wrap):
@@ -537,47 +909,21 @@ def unused_on_one_rank_is_averaged(wrap):
     return None if all(torch.equal(weights[0], weight) for weight in weights) else "the ranks differ"
 
 
-def unused_is_said(wrap):
-    module = Experts(0)
-    del module.spare
-    model, optimizer = wrap(module, torch.optim.AdamW, **ADAMW)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        step(model, optimizer, own(batch()))
-    texts = [str(warning.message) for warning in caught]
-    said = [None] * dist.get_world_size()
-    dist.all_gather_object(said, any("weight decay" in text for text in texts))
-    return None if any(said) else f"nothing was said, only {texts}"
-
-
-def unused_later_is_said(wrap):
-    """Each expert is named once, in the first step in which no rank uses it."""
-    module = Experts(0)
-    del module.spare
-    model, optimizer = wrap(module, torch.optim.AdamW, **ADAMW)
-    heard = []
-    for module.use in [(0, 1, 2), (0, 1), (1, 0), (0,), (0,)]:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            step(model, optimizer, own(batch()))
-        said = [None] * dist.get_world_size()
-        dist.all_gather_object(said, any("weight decay" in str(warning.message) for warning in caught))
-        heard.append(any(said))
-    return None if heard == [False, True, False, True, False] else f"heard in steps {heard}"
-
-
 # 5: values that are not finite
 
 
-def recovers(compressor, poison, step_of_poison=1):
+def recovers(compressor, poison, step_of_poison=1, dtype=torch.float32, everywhere=False, accumulate=False):
     torch.manual_seed(0)
-    model = OverlappedDDP(nn.Linear(64, 64), compressor=compressor)
+    model = OverlappedDDP(nn.Linear(64, 64, dtype=dtype), bucket_cap_mb=0.001, compressor=compressor)
     for number in range(4):
-        rows = torch.randn(4, 64)
-        if number == step_of_poison and dist.get_rank() == 0:
+        rows = torch.randn(4, 64).to(dtype)
+        if number == step_of_poison and (everywhere or dist.get_rank() == 0):
             rows = poison(rows)
         model.zero_grad()
-        model(rows).square().mean().backward()
+        with model.no_sync() if accumulate else contextlib.nullcontext():
+            model(rows).square().mean().backward()
+        if accumulate:
+            model(torch.randn(4, 64).to(dtype)).square().mean().backward()
         model.finish_gradient_sync()
         gradient = model.module.weight.grad.contiguous()
         finite = gradient.isfinite().all().item()
@@ -609,6 +955,43 @@ POISONS = {
     "inf and nan": lambda rows: fill(float("nan"), 1, 1)(fill(float("inf"), 0, 0)(rows)),
 }
 COMPRESSORS = {"none": lambda: None, "int8": Int8, "topk": lambda: TopK(0.05), "powersgd": lambda: PowerSGD(2)}
+
+
+RECOVERING = {
+    "the first step": {"step_of_poison": 0},
+    "bfloat16": {"dtype": torch.bfloat16},
+    "float64": {"dtype": torch.float64},
+    "everywhere": {"everywhere": True},
+    "in no_sync()": {"accumulate": True},
+}
+
+
+def skips_what_is_not_finite(wrap):
+    """Skip the step if the norm is not finite, as on one process."""
+
+    def train(model, module, optimizer, part):
+        for number in range(4):
+            rows = batch(number)
+            rows[0] *= torch.nan if number == 1 else 1
+            optimizer.zero_grad()
+            model(part(rows)).square().mean().backward()
+            finish(model)
+            clips = getattr(
+                optimizer, "clip_grad_norm_", lambda most: nn.utils.clip_grad_norm_(module.parameters(), most)
+            )
+            if clips(0.5).isfinite():
+                optimizer.step()
+
+    return differs_from_one_process(wrap, net, train)
+
+
+def empty_bucket(compressor):
+    """A bucket without elements, in a dtype of its own."""
+    module = net()
+    module.register_parameter("none", nn.Parameter(torch.empty(0, 3, dtype=torch.float32)))
+    model = OverlappedDDP(module, compressor=compressor())
+    model(own(batch())).square().mean().backward()
+    model.finish_gradient_sync()
 
 
 def nan_everywhere_is_no_problem_of_another_rank(wrap):
@@ -661,6 +1044,7 @@ def on_one_rank_only():
 
 RIGHT = {
     "1 unusual tensors": (unusual_tensors_start_equal,),
+    **{f"1 unusual parameters train, {name}": (unusual_parameters_train, wrap) for name, wrap in WRAPPERS.items()},
     **{
         f"2 {change.__name__} {where}, {name}": (changes_are_noticed, wrap, change, where == "everywhere")
         for name, wrap in REPLICATED.items()
@@ -674,10 +1058,25 @@ RIGHT = {
         for where in ("everywhere", "on one rank")
     },
     **{
-        f"2 {change.__name__} is harmless, {name}": (rebinding_is_harmless, wrap, change)
-        for name, wrap in REPLICATED.items()
-        for change in (rebind, rebind_scaled)
+        f"2 {change.__name__} everywhere, zero2": (changes_are_noticed, zero2, change, True)
+        for change in (assign, add_layer, replace_layer, drop_layer, add_weight_norm, untie, tie, prune)
     },
+    **{
+        f"2 {change.__name__} is harmless, {name}": (is_harmless, wrap, change)
+        for name, wrap in WRAPPERS.items()
+        for change in ((rebind, rebind_scaled, *HARMLESS) if name in REPLICATED else HARMLESS)
+    },
+    **{f"3 scaled, {name}": (scaled_steps, wrap) for name, wrap in REPLICATED.items()},
+    **{f"3 closure, {n}": (closures, w, torch.optim.AdamW, ADAMW) for n, w in WRAPPERS.items() if n != "zero2"},
+    **{f"3 LBFGS, {n}": (closures, w, torch.optim.LBFGS, {"max_iter": 3}) for n, w in REPLICATED.items()},
+    **{
+        f"3 gradients halved before they are averaged, {n}": (changes_gradients_early, w, lambda grad: grad.mul_(0.5))
+        for n, w in {"manual": manual, "bucketed": bucketed, "zero1": zero1}.items()
+    },
+    **{f"3 interrupted, not finished, {n}": (interrupted_without_finishing, w) for n, w in WRAPPERS.items()},
+    **{f"3 accumulates, {n}": (accumulates, w) for n, w in WRAPPERS.items()},
+    **{f"3 gradients set by hand, {n}": (gradients_set_by_hand, w) for n, w in WRAPPERS.items()},
+    **{f"3 averaged weights, {n}": (averaged_weights, w) for n, w in WRAPPERS.items()},
     **{f"3 clipping, {name}": (clipping_is_right, wrap) for name, wrap in REPLICATED.items()},
     "3 clipping after unwrapping": (clipping_again_after_unwrapping,),
     **{f"3 other optimizers, {name}": (steps_of_other_models, wrap) for name, wrap in REPLICATED.items()},
@@ -692,11 +1091,30 @@ RIGHT = {
         f"3 copied with a group, {w.__name__}": (copied_with_a_group, w)
         for w in (ManualDDP, BucketedDDP, OverlappedDDP)
     },
-    **{f"4 unused everywhere, {name}": (unused_keeps_its_value, wrap) for name, wrap in REPLICATED.items()},
+    **{
+        f"4 unused everywhere, {optimizer}, {name}": (unused_keeps_its_value, wrap, *OPTIMIZERS[optimizer])
+        for name, wrap in WRAPPERS.items()
+        for optimizer in (("AdamW",) if name in REPLICATED else OPTIMIZERS)
+    },
+    **{
+        f"4 unused everywhere, kept gradients, {name}": (unused_keeps_its_value, wrap, *OPTIMIZERS["AdamW"], False)
+        for name, wrap in WRAPPERS.items()
+    },
+    **{
+        f"4 unused after a skipped batch, {whose} zero_grad(), {name}": (unused_after_a_skipped_batch, wrap, whose)
+        for name, wrap in WRAPPERS.items()
+        for whose in ("the optimizer's", "the model's")
+        if (name, whose) != ("zero2", "the model's")
+    },
+    **{f"4 unused by one rank, {name}": (unused_by_one_rank, wrap) for name, wrap in WRAPPERS.items()},
+    **{f"4 masked, {name}": (gradients_masked_by_zero, wrap) for name, wrap in WRAPPERS.items()},
+    **{f"4 resumed, {name}": (resumed_with_unused, wrap) for name, wrap in SHARDED.items()},
+    **{f"4 saved, {name}": (saved_with_unused, wrap) for name, wrap in SHARDED.items()},
+    "4 copied, zero2": (copied_with_unused,),
     **{f"4 unused on one rank, {name}": (unused_on_one_rank_is_averaged, wrap) for name, wrap in REPLICATED.items()},
-    **{f"4 unused is said, {name}": (unused_is_said, wrap) for name, wrap in SHARDED.items()},
-    **{f"4 unused later is said, {name}": (unused_later_is_said, wrap) for name, wrap in SHARDED.items()},
     **{f"5 nan, {name}": (nan_everywhere_is_no_problem_of_another_rank, wrap) for name, wrap in WRAPPERS.items()},
+    **{f"5 skipped, {name}": (skips_what_is_not_finite, wrap) for name, wrap in WRAPPERS.items()},
+    **{f"5 empty bucket, {name}": (empty_bucket, compressor) for name, compressor in COMPRESSORS.items()},
 }
 RAISES = {
     **{f"1 expanded, {name}": ("is an expanded tensor", expanded_parameter, w) for name, w in WRAPPERS.items()},
@@ -736,6 +1154,21 @@ RAISES = {
         for w in (ManualDDP, BucketedDDP, OverlappedDDP)
     },
     **{f"3 GradScaler, {n}": ("GradScaler", scales_with_torch, w) for n, w in SHARDED.items()},
+    **{f"3 unscaling too early, {n}": ("and unscale_()", unscales_before_finishing, w) for n, w in REPLICATED.items()},
+    **{
+        f"3 gradients {what} in flight": ("before you change gradients", changes_gradients_early, overlapped, change)
+        for what, change in {"halved": lambda grad: grad.mul_(0.5), "zeroed": lambda grad: grad.zero_()}.items()
+    },
+    **{
+        f"3 graph from before the step, {n}": ("inplace operation", graph_from_before_the_step, w)
+        for n, w in WRAPPERS.items()
+    },
+    **{
+        f"3 clipping in two calls, {n}": ("clip_grad_norm_(max_norm)", clips_in_two_calls, w)
+        for n, w in SHARDED.items()
+    },
+    **{f"3 no zero_grad, {n}": ("zero_grad()", forgets_zero_grad, w) for n, w in SHARDED.items()},
+    "3 skipped, zero2": ("before zero_grad()", skipped_batch, zero2, True),
     "3 Adafactor": ("Adafactor does not", whole_tensor_optimizer, torch.optim.Adafactor, {"lr": 0.1}),
     "3 LBFGS": ("LBFGS cannot", whole_tensor_optimizer, torch.optim.LBFGS, {}),
     "3 wrapped twice": ("two wrappers", wrapped_twice, overlapped),
@@ -790,6 +1223,9 @@ def run_cases(kind: str) -> dict[str, str]:
             for poison in POISONS:
                 if problem := recovers(build(), POISONS[poison]):
                     wrong[f"5 {poison}, {compressor}"] = problem
+            for how, settings in RECOVERING.items():
+                if problem := recovers(build(), POISONS["inf and nan"], **settings):
+                    wrong[f"5 {how}, {compressor}"] = problem
     return wrong
 
 

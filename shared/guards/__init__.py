@@ -9,6 +9,7 @@ A wrapper of chapters 02 to 08 is guarded by the line `@guarded(…)`, and ZeRO1
 - When a gradient is complete, or in finish_gradient_sync(), `tensors` rejects what a bucket cannot hold.
 - At the end of finish_gradient_sync(), `alarms` reads one element of a mean, because another rank may have a problem,
   and `unused` looks at gradients that are None on this rank, because they may be None on all.
+- Before a sharded optimizer's step, `pieces` does the same, and lets the optimizer leave out what is None on all.
 - In torch's optimizers and clipping, `calls` looks for gradients that are not the mean yet. Usually there are none,
   and that takes a microsecond.
 
@@ -21,8 +22,9 @@ from shared.guards.calls import reject_grad_scaler, second_gradient
 from shared.guards.exchanges import AtStep, Overlapped, PerBucket, PerParameter, Sharded
 from shared.guards.guard import Guard
 from shared.guards.optimizers import reject_whole_tensor_updates, unshared
+from shared.guards.pieces import Pieces
 from shared.guards.tensors import contiguous
-from shared.guards.unused import UNUSED, warn_of_unused
+from shared.guards.unused import UNUSED
 from shared.guards.wrappers import call_hook, guarded
 
 __all__ = [
@@ -32,6 +34,7 @@ __all__ = [
     "Overlapped",
     "PerBucket",
     "PerParameter",
+    "Pieces",
     "Sharded",
     "call_hook",
     "contiguous",
@@ -40,5 +43,4 @@ __all__ = [
     "reject_whole_tensor_updates",
     "second_gradient",
     "unshared",
-    "warn_of_unused",
 ]

@@ -39,7 +39,7 @@ class Alarm:
         if (store := self.store) is None:
             return
         text, rank = "\n".join(described), dist.get_rank(self.group)
-        pairs = self._gather([zlib.crc32(text.encode()), int.from_bytes(os.urandom(6))])
+        pairs = self.gather([zlib.crc32(text.encode()), int.from_bytes(os.urandom(6))], device)
         checksums, key = {checksum for checksum, _ in pairs}, f"guards/{pairs[0][1]}"
         self.key = self.key or key
         if len(checksums) == 1:
@@ -54,11 +54,13 @@ class Alarm:
                     "Build and freeze the same layers on all ranks"
                 )
 
-    def _gather(self, numbers: list[int]) -> list[list[int]]:
+    def gather(self, numbers: list[int], device: torch.device) -> list[list[int]]:
         """Return every rank's integers, by a call of the backend, so that the ledger shows only a wrapper's own."""
-        mine = torch.tensor(numbers, device=self.device)
+        if self.store is None:
+            return [numbers]
+        mine = torch.tensor(numbers, device=device)
         received = [torch.empty_like(mine) for _ in range(dist.get_world_size(self.group))]
-        (self.group or dist.group.WORLD)._get_backend(self.device).allgather([received], [mine]).wait()
+        (self.group or dist.group.WORLD)._get_backend(device).allgather([received], [mine]).wait()
         return [pair.tolist() for pair in received]
 
     def ring(self, error: Exception, send_nan: Callable[[], None]) -> None:

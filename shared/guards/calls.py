@@ -24,15 +24,20 @@ def second_gradient(parameter: nn.Parameter) -> str:
     )
 
 
+def dropped(parameter: nn.Parameter) -> str:
+    """Say that a gradient was dropped too early, and what to do."""
+    return (
+        f"the gradient of {name_of(parameter)} was dropped after backward() had put it into a bucket: "
+        "call finish_gradient_sync() before zero_grad(), also if you skip the batch"
+    )
+
+
 def reject_dropped(queue) -> None:
     """Raise a RuntimeError if a gradient in a bucket of a LaunchQueue has been set to None since."""
     for bucket, missing in zip(queue.buckets, queue.missing, strict=True):
         for index, parameter in enumerate(bucket.parameters):
             if parameter.grad is None and parameter.requires_grad and index not in missing:
-                raise RuntimeError(
-                    f"the gradient of {name_of(parameter)} was dropped after backward() had put it into a bucket: "
-                    "call finish_gradient_sync() before zero_grad(), also if you skip the batch"
-                )
+                raise RuntimeError(dropped(parameter))
 
 
 def reject_grad_scaler(optimizer) -> bool:
@@ -46,23 +51,32 @@ def reject_grad_scaler(optimizer) -> bool:
 
 @functools.cache
 def guard_torch() -> None:
-    """Let torch's optimizers and gradient clipping ask the guards first. The first guard calls this.
+    """Let torch's optimizers, gradient clipping and GradScaler ask the guards first. The first guard calls this.
 
-    Both see a parameter's .grad, but not whether it is the mean yet. For optimizers, torch has hooks. For clipping, it
-    has none, so two of its functions are replaced by ones that check their arguments.
+    They see a parameter's .grad, but not whether it is the mean yet. For optimizers, torch has hooks. For clipping and
+    for GradScaler, it has none, so three of its functions are replaced by ones that check their arguments.
     """
     register_optimizer_step_pre_hook(_before_step)
-    clip_grad._clip_grads_with_norm_ = _checked(clip_grad._clip_grads_with_norm_)  # clip_grad_norm_() calls this one
+    unscale = torch.amp.GradScaler.unscale_
+
+    @functools.wraps(unscale)
+    def unscale_checked(scaler, optimizer):
+        _before_step(optimizer, call="unscale_()")
+        return unscale(scaler, optimizer)
+
+    torch.amp.GradScaler.unscale_ = unscale_checked
+    checked = _checked(clip_grad._clip_grads_with_norm_)
+    clip_grad._clip_grads_with_norm_ = nn.utils.clip_grads_with_norm_ = checked  # clip_grad_norm_() calls it, too
     clip_grad.clip_grad_value_ = nn.utils.clip_grad_value_ = _checked(clip_grad.clip_grad_value_)
 
 
-def _before_step(optimizer: torch.optim.Optimizer, *_args) -> None:
+def _before_step(optimizer: torch.optim.Optimizer, *_args, call: str = "step()") -> None:
     for guard in [guard for guard in guards if guard.pending]:  # usually none
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         if (parameter := guard.first_pending(parameters)) is not None:
             raise RuntimeError(
-                f"step() would use only this rank's gradient of {name_of(parameter)} and others: "
-                "call finish_gradient_sync() between backward() and step(), outside no_sync()"
+                f"{call} would use only this rank's gradient of {name_of(parameter)} and others: "
+                f"call finish_gradient_sync() between backward() and {call}, outside no_sync()"
             )
 
 

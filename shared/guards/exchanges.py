@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from shared.guards.calls import reject_dropped
+from shared.guards.calls import dropped, reject_dropped
 from shared.guards.guard import Guard
 from shared.guards.tensors import reject_gradient
 
@@ -83,7 +83,7 @@ class Overlapped(PerBucket):
 
     def __init__(self, wrapper: nn.Module):
         super().__init__(wrapper)
-        self.sync = wrapper.sync
+        self.sync, self.guard = wrapper.sync, wrapper.guard
 
     def attach(self, guard: Guard) -> None:
         self.sync.guard = guard  # for its hooks
@@ -94,6 +94,7 @@ class Overlapped(PerBucket):
 
     def check(self) -> None:
         reject_dropped(self.sync.queue)
+        self.guard.reject_changed(self.buckets)
 
     def send_nan(self) -> None:
         abandon(self.sync)
@@ -111,6 +112,14 @@ class Sharded(Overlapped):
 
     def check(self) -> None:
         """Raise nothing: pack() moves gradients into buckets, so a .grad of None says nothing."""
+
+    def check_before_zero_grad(self) -> None:
+        """Raise a RuntimeError if buckets hold gradients, which zero_grad() cannot drop."""
+        queue = self.sync.queue
+        for bucket, missing in zip(queue.buckets, queue.missing, strict=True):
+            for index, parameter in enumerate(bucket.parameters):
+                if index not in missing:
+                    raise RuntimeError(dropped(parameter))
 
     def mean(self) -> torch.Tensor | None:
         means = [bucket.flat_parameter.shard.grad for bucket in reversed(self.buckets)]

@@ -26,11 +26,14 @@ class Guard:
         self.alarm, self.snapshot = Alarm(group), Snapshot()
         self.clip_with, self.has_hooks = clip_with, has_hooks
         self.awaits_finish = False  # whether finish_gradient_sync() resets `pending`
+        self.awaits_zero_grad = False  # whether step() has dropped gradients that one process would keep
+        self.adds_to_used = False  # whether backward() would add to these in one process
         self.pending = False  # whether a parameter has a gradient that is not the mean yet
         self._register()
 
     def _register(self) -> None:
         self.ids = set(map(id, self.snapshot.parameters.values()))  # of what no later guard has taken over
+        self.versions: dict[int, int] = {}  # of flat tensors, by the id of their bucket
         self.rivals: list[weakref.ref[Guard]] = []  # guards of other wrappers with hooks on the same parameters
         calls.guard_torch()
         calls.guards.add(self)
@@ -82,6 +85,14 @@ class Guard:
                 "wrap what they share only once, or delete the other wrapper"
             )
 
+    def reject_added_gradients(self) -> None:
+        """Raise a RuntimeError in step() if the gradients would be other ones in one process, without zero_grad()."""
+        if self.adds_to_used:
+            raise RuntimeError(
+                "step() has used the gradients and dropped them, but in one process, backward() would add to them: "
+                "call the wrapper's zero_grad() between step() and backward()"
+            )
+
     def own(self, parameters: Iterable[nn.Parameter]) -> Iterator[nn.Parameter]:
         """Yield those of the parameters that this guard watches."""
         return (parameter for parameter in parameters if id(parameter) in self.ids)
@@ -114,6 +125,21 @@ class Guard:
     def mark(self) -> None:
         """Remember that backward() has computed a gradient."""
         self.pending = self.awaits_finish
+
+    def note_versions(self, buckets: Iterable) -> None:
+        """Remember how often the flat tensors of buckets have been changed, after backward() has packed a gradient."""
+        self.versions |= {id(bucket): bucket.flat._version for bucket in buckets if bucket.flat is not None}
+
+    def reject_changed(self, buckets: Iterable) -> None:
+        """Raise a RuntimeError if gradients in buckets have been changed since, perhaps while they were sent."""
+        for bucket in buckets:
+            version = self.versions.get(id(bucket))
+            if version not in (None, bucket.flat._version):
+                raise RuntimeError(
+                    f"the gradient of {name_of(bucket.parameters[0])} or another one in its bucket was changed after "
+                    "backward() had put it there: call finish_gradient_sync() before you change gradients, also "
+                    "before zero_grad(set_to_none=False)"
+                )
 
     def check_unchanged(self) -> None:
         """Raise a RuntimeError if the module or its parameters have changed since they were wrapped."""

@@ -57,11 +57,40 @@ def guarded(exchange_of: type[Exchange]) -> Callable[[type], type]:
         wrapper_class.__init__, wrapper_class.guard = build_guarded, None
         if finish is not None:
             wrapper_class.finish_gradient_sync = finish_guarded
+        if exchange_of.is_sharded and {"step", "zero_grad"} <= vars(wrapper_class).keys():
+            _guard_zero_grad(wrapper_class, exchange_of)
         if "__deepcopy__" not in vars(wrapper_class):
             wrapper_class.__deepcopy__ = _copy
         return wrapper_class
 
     return decorate
+
+
+def _guard_zero_grad(wrapper_class: type, exchange_of: type[Exchange]) -> None:
+    """Guard the time at which zero_grad() is called: after finish_gradient_sync(), and after each step()."""
+    step, zero_grad = wrapper_class.step, wrapper_class.zero_grad
+
+    @functools.wraps(step)
+    def step_guarded(self, *args, **kwargs):
+        if self.guard is not None:
+            self.guard.reject_added_gradients()
+        result = step(self, *args, **kwargs)
+        if self.guard is not None:
+            self.guard.awaits_zero_grad = type(self).zero_grad is zero_grad_guarded
+        return result
+
+    @functools.wraps(zero_grad)
+    def zero_grad_guarded(self, *args, **kwargs) -> None:
+        if self.guard is not None:
+            self.guard.awaits_zero_grad = self.guard.adds_to_used = False
+            exchange = exchange_of(self)
+            try:
+                exchange.check_before_zero_grad()
+            except RuntimeError as error:
+                self.guard.alarm.ring(error, exchange.send_nan)
+        zero_grad(self, *args, **kwargs)
+
+    wrapper_class.step, wrapper_class.zero_grad = step_guarded, zero_grad_guarded
 
 
 def _copy(wrapper: nn.Module, memo: dict) -> nn.Module:
@@ -85,9 +114,13 @@ def call_hook(on_gradient: Callable, parameter: nn.Parameter, *indices: int) -> 
     try:
         if not sync.pending:  # the first gradient of a step
             guard.reject_rivals(parameter)
+            guard.adds_to_used = guard.awaits_zero_grad
+            guard.versions.clear()
             guard.check_unchanged()
         reject_gradient(parameter)
         guard.mark()
+        queue, launched = sync.queue, sync.queue.launched
         on_gradient(*indices)
+        guard.note_versions([queue.buckets[indices[0]], *queue.buckets[launched : queue.launched]])
     except RuntimeError as error:
         guard.alarm.ring(error, functools.partial(abandon, sync))

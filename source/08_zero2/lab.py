@@ -72,13 +72,14 @@ from solutions.zero1 import ShardedOptimizer
 # - `in_flight`: the handle of the reduce-scatter, or None.
 #
 # Write `pack(index)` first. Its first lines are given: they allocate the flat tensor, filled with zeros, and set
-# `views` to its slices, one per parameter.
+# `views` to its slices, one per parameter. These zeros are negative, because a mean of −0.0 in every element tells the
+# optimizer that no rank had a gradient. It then leaves out the parameter, as in one process.
 #
 # - Copy the gradient of `parameters[index]` into its slice, and set the parameter's `.grad` to None, which frees the
 #   original.
 # - The reduce-scatter will add up the gradients. Divide by the size of the group, `dist.get_world_size(layout.group)`,
 #   once: either here or in `wait()`. (A group of None means all ranks.)
-# - If the gradient is None, its slice stays zero.
+# - If the gradient is None, its slice stays as it is: zero, or a gradient that is packed already.
 # - If the gradient is itself differentiable, raise a `RuntimeError` that names `create_graph`, as in lab 03.
 #
 # <details><summary>Hint</summary>After <code>.grad</code> is None, how can you still get at the gradient?
@@ -107,14 +108,13 @@ class ShardedBucket:
             RuntimeError: for a gradient that is itself differentiable.
         """
         if self.flat is None:
-            self.flat = self.layout.new_flat()
+            self.flat = self.layout.new_flat().fill_(guards.UNUSED)  # [Note: negative zeros]
             self.views = self.layout.views(self.flat)
         ### BEGIN SOLUTION
         parameter = self.parameters[index]
         gradient, parameter.grad = parameter.grad, None
         if gradient is None:
-            self.views[index].fill_(guards.UNUSED)  # [Note: negative zeros]
-            return
+            return  # it may be packed already
         if gradient.requires_grad:
             raise RuntimeError(
                 "backward(create_graph=True) cannot be averaged: collectives do not record a graph"
@@ -251,7 +251,8 @@ def flat_parameters_of(
 class ZeRO2(nn.Module):
     """ZeRO stage 2: gradients are reduce-scattered and freed while backward computes; the optimizer state is sharded.
 
-    `.optimizer` is the sharded optimizer, for schedulers and state dicts. A gradient of None counts as zeros.
+    `.optimizer` is the sharded optimizer, for schedulers and state dicts. A gradient of None counts as zeros if
+    another rank has one. Parameters that no rank has used stay as they are.
 
     Memory: with Adam in fp32, 4Ψ + 4Ψ/N + 8Ψ/N bytes for Ψ parameters on N ranks; during backward up to 3 − 1/N buckets
         more, and the gradient being computed. Inside no_sync(), full gradients of 4Ψ bytes.
@@ -324,7 +325,7 @@ class ZeRO2(ZeRO2):
         """Drop all gradients."""
         ### BEGIN SOLUTION
         self.synced = False
-        self.optimizer.zero_grad()
+        self.optimizer.zero_grad(set_to_none)
 
     def _finish_unless_synced(self) -> None:
         # A rank that ran no backward() since zero_grad() must take part, too: do not decide by its gradients.

@@ -458,7 +458,7 @@ class TopK(Compressor):
     def exchange(self, bucket: CompressedBucket) -> Iterator:
         ### BEGIN SOLUTION
         unsent, world_size = bucket.unsent, dist.get_world_size(bucket.group)
-        count = max(1, round(self.ratio * unsent.numel()))
+        count = min(unsent.numel(), max(1, round(self.ratio * unsent.numel())))
         indices = unsent.abs().topk(count).indices
         values = unsent[indices]
         unsent[indices] = 0
