@@ -17,7 +17,15 @@ from torch.nn import functional as F  # noqa: N812
 
 from shared.schedules import Action, chunks_of
 from shared.sharded.announcements import Announcements
-from shared.sharded.ownership import named_layers, own_parameters, split_evenly, tied_parameters
+from shared.sharded.ownership import (
+    expect_same_layers,
+    expect_unchanged,
+    named_layers,
+    own_parameters,
+    split_evenly,
+    tied_parameters,
+)
+from shared.sharded.parts import mark_local
 from shared.sharded.stages import (
     Uninterrupted,
     accumulate,
@@ -237,6 +245,7 @@ class Pipeline:
         positions = self.last + 1
         if len(layers) < positions:
             raise ValueError(f"{len(layers)} layers cannot be split into {positions} chunks")
+        expect_same_layers(layers, self.group)
         parts = split_evenly(len(layers), positions)
         postpones = any(action.kind == "W" for action in self.actions)
         own = [[layers[index] for index in part] for part in parts[self.stage :: self.stages]]
@@ -245,6 +254,7 @@ class Pipeline:
         ]
         self.own = own_parameters(layers, own)
         self.tied = tied_parameters(layers, parts, self.stage, self.stages)
+        mark_local(self.own.values(), self.group, "call clip_grad_norm_() of the Pipeline or Parallel3D")
 
     def stage_parameters(self) -> dict[str, nn.Parameter]:
         """Return the parameters of this stage, by their names in the whole model."""
@@ -297,6 +307,7 @@ class Pipeline:
             ValueError: if the batch cannot be cut into equal micro-batches.
         """
         expect_equal_parts(inputs, targets, self.micro_batches)
+        expect_unchanged(self.chunks, self.own)
         with self.uninterrupted:  # raises if an earlier step ended with an error
             self.announcements.begin_step(inputs)
             self.device, self.losses = inputs.device, []
