@@ -4,10 +4,8 @@
 p is the number of stages (the ranks of the group), m that of micro-batches, and v that of chunks per stage.
 """
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import product
 
 import torch
 import torch.distributed as dist
@@ -17,7 +15,15 @@ from torch.nn import functional as F  # noqa: N812
 
 from shared.schedules import Action, chunks_of
 from shared.sharded.announcements import Announcements
-from shared.sharded.ownership import named_layers, own_parameters, split_evenly, tied_parameters
+from shared.sharded.ownership import (
+    expect_same_layers,
+    expect_unchanged,
+    named_layers,
+    own_parameters,
+    split_evenly,
+    tied_parameters,
+)
+from shared.sharded.parts import mark_local
 from shared.sharded.stages import (
     Uninterrupted,
     accumulate,
@@ -27,74 +33,8 @@ from shared.sharded.stages import (
     is_plain_linear,
 )
 from solutions.async_collectives import InFlight
+from solutions.neighbors import Neighbors
 from solutions.pipeline_schedules import gpipe, interleaved, one_f_one_b, zero_bubble
-
-TAGS = {"F": 0, "B": 1}  # outputs of a forward, and gradients of a backward
-
-
-class Neighbors:
-    """The messages between this stage and its neighbors. Sends never wait.
-
-    Communication: one message per send().
-    """
-
-    def __init__(self, group: ProcessGroup | None):
-        self.stage, self.stages = dist.get_rank(group), dist.get_world_size(group)
-        self.groups = dict.fromkeys(product("FB", (0, 1)), group)
-        self.in_flight: dict[str, deque[tuple[dist.Work, Tensor]]] = {"F": deque(), "B": deque()}
-        self.to_itself = {"F": deque(), "B": deque()}
-        if self.stages > 1 and "nccl" in dist.get_backend(group):
-            self.connect(dist.get_process_group_ranks(group or dist.group.WORLD))
-
-    def connect(self, members: list[int]) -> None:
-        """Give messages of each kind and direction a group of their own, and send the first ones.
-
-        NCCL runs the messages of a group in order, so one that is sent could wait for one that is received. And the
-        first message to a rank waits until that rank receives it, so even stages send it first, and odd ones receive.
-        """
-        self.groups = {key: dist.new_group(members, use_local_synchronization=True) for key in self.groups}
-        first = torch.zeros(1, device=torch.accelerator.current_accelerator() or "cpu")
-        for kind, sends in product("FB", (self.stage % 2 == 0, self.stage % 2 == 1)):
-            group, peer = self.route(kind, sends)
-            if sends:
-                dist.send(first, group=group, group_dst=peer)
-            else:
-                dist.recv(first, group=group, group_src=peer)
-
-    def route(self, kind: str, sends: bool = True) -> tuple[ProcessGroup | None, int]:
-        """Return the group for messages of a kind, and the stage that they go to (or come from, if sends is False)."""
-        peer = (self.stage + (1 if (kind == "F") == sends else -1)) % self.stages
-        sender = self.stage if sends else peer
-        return self.groups[kind, sender % 2], peer
-
-    def send(self, kind: str, tensor: Tensor) -> None:
-        """Launch a message to the next stage ("F") or to the previous one ("B"), without waiting for it."""
-        if self.stages == 1:
-            self.to_itself[kind].append(tensor)
-            return
-        message = tensor.contiguous()
-        group, peer = self.route(kind)
-        work = dist.isend(message, group=group, group_dst=peer, tag=TAGS[kind])
-        self.in_flight[kind].append((work, message))
-
-    def receive(self, kind: str, like: Tensor) -> Tensor:
-        """Wait for the next message from the previous stage ("F") or from the next one ("B")."""
-        if self.stages == 1:
-            return self.to_itself[kind].popleft()
-        received = torch.empty(like.shape, dtype=like.dtype, device=like.device)
-        group, peer = self.route(kind, sends=False)
-        dist.recv(received, group=group, group_src=peer, tag=TAGS[kind])
-        if kind == "B" and self.in_flight["F"]:
-            work, _ = self.in_flight["F"].popleft()
-            work.wait()
-        return received
-
-    def finish(self) -> None:
-        """Wait until all messages have been received."""
-        for messages in self.in_flight.values():
-            while messages:
-                work, _ = messages.popleft()
-                work.wait()
 
 
 class PostponeWeight(torch.autograd.Function):
@@ -237,6 +177,7 @@ class Pipeline:
         positions = self.last + 1
         if len(layers) < positions:
             raise ValueError(f"{len(layers)} layers cannot be split into {positions} chunks")
+        expect_same_layers(layers, self.group)
         parts = split_evenly(len(layers), positions)
         postpones = any(action.kind == "W" for action in self.actions)
         own = [[layers[index] for index in part] for part in parts[self.stage :: self.stages]]
@@ -245,6 +186,7 @@ class Pipeline:
         ]
         self.own = own_parameters(layers, own)
         self.tied = tied_parameters(layers, parts, self.stage, self.stages)
+        mark_local(self.own.values(), self.group, "call clip_grad_norm_() of the Pipeline or Parallel3D")
 
     def stage_parameters(self) -> dict[str, nn.Parameter]:
         """Return the parameters of this stage, by their names in the whole model."""
@@ -297,6 +239,7 @@ class Pipeline:
             ValueError: if the batch cannot be cut into equal micro-batches.
         """
         expect_equal_parts(inputs, targets, self.micro_batches)
+        expect_unchanged(self.chunks, self.own)
         with self.uninterrupted:  # raises if an earlier step ended with an error
             self.announcements.begin_step(inputs)
             self.device, self.losses = inputs.device, []

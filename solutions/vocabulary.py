@@ -14,7 +14,7 @@ from torch.distributed import ProcessGroup
 
 from shared.sharded.layers import (
     IGNORED,
-    as_parameter,
+    as_shard,
     expect_in_vocabulary,
     expect_plain_embedding,
     like,
@@ -54,7 +54,7 @@ class VocabParallelEmbedding(nn.Module):
         leave: Callable = sum_over_ranks,
     ):
         super().__init__()
-        self.group, self.leave, self.weight = group, leave, as_parameter(weight)
+        self.group, self.leave, self.weight = group, leave, as_shard(weight, group)
         self.vocabulary = len(self.weight) * dist.get_world_size(group)
         self.padding_idx: int | None = None  # among this rank's rows
 
@@ -70,7 +70,7 @@ class VocabParallelEmbedding(nn.Module):
         Raises:
             ValueError: for max_norm, scale_grad_by_freq and sparse, which are not supported.
         """
-        expect_plain_embedding(embedding)
+        expect_plain_embedding(embedding, group)
         own = cls(vocabulary_shard(embedding.weight, group), group, leave)
         own.vocabulary = embedding.num_embeddings
         own.padding_idx = own_padding_idx(embedding, len(own.weight), group)

@@ -105,7 +105,7 @@ class ZeRO3(ShardedModule):
         materializer=None,
     ):
         super().__init__()
-        expect_shardable(module)
+        expect_shardable(module, group, getattr(materializer, "device", None))
         self.module, self.group = module, group
         new_flat_parameter = None  # the default, which also broadcasts the parameters
         if materializer is not None:

@@ -20,7 +20,7 @@ from solutions.checkpoints import BackgroundSaver, load_checkpoint, save_checkpo
 from solutions.parallel_3d import Parallel3D, make_mesh
 from solutions.pipeline import Pipeline
 from solutions.production import fully_sharded
-from solutions.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from solutions.tensor_parallel import ColumnParallelLinear, RowParallelLinear, parallelize
 from solutions.vocabulary import VocabParallelEmbedding, vocab_parallel_cross_entropy
 
 pytestmark = pytest.mark.chapter("pipeline_parallel", "tensor_parallel", "checkpoints", "3d_parallelism")
@@ -218,6 +218,39 @@ class Integers(nn.Module):
         return x.long()
 
 
+def tied_with_other_values(layers):
+    nn.init.constant_(layers[0].weight, dist.get_rank())
+    layers[-1].weight = layers[0].weight
+    return layers
+
+
+def frozen_on_one_rank(layers):
+    layers[0].requires_grad_(dist.get_rank() == 0)
+    return layers
+
+
+def scaled(_pipeline, optimizer):
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(torch.ones(()))
+    scaler.step(optimizer)
+
+
+def clip_a_stage(pipeline, _optimizer):
+    nn.utils.clip_grad_norm_(pipeline.stage_parameters().values(), 1.0)
+
+
+def replace_a_weight(pipeline, _optimizer):
+    pipeline.chunks[0].layers[0].weight = nn.Parameter(torch.ones(8, 8))
+
+
+BUILT_APART = {
+    "tied, with other values": tied_with_other_values,
+    "frozen on one rank": frozen_on_one_rank,
+    "another layer on one rank": lambda layers: layers + [nn.Linear(8, 8)] * dist.get_rank(),
+}
+USED = {"GradScaler": scaled, "torch's clipping": clip_a_stage, "a weight is replaced": replace_a_weight}
+
+
 def refused_by_pipeline(case: str) -> str:
     x = torch.ones(8, 8)
     layers = [nn.Linear(8, 8) for _ in range(dist.get_world_size())]
@@ -229,6 +262,16 @@ def refused_by_pipeline(case: str) -> str:
 
         def run():
             Pipeline([Several() for _ in layers], "1f1b", 4).step(x, x)
+    elif case in BUILT_APART:
+
+        def run():
+            Pipeline(BUILT_APART[case](layers), "1f1b", 4)
+    elif case in USED:
+
+        def run():
+            pipeline = Pipeline(layers, "1f1b", 4)
+            USED[case](pipeline, torch.optim.SGD(pipeline.stage_parameters().values(), lr=0.1))
+            pipeline.step(x, x)
     elif case == "after an error":
         pipeline = Pipeline(layers, "1f1b", 4)
 
@@ -251,6 +294,14 @@ PIPELINE_REFUSES = {
     "several outputs": "must return one tensor",
     "after an error": "an earlier step() ended with an error",
 }
+REFUSED_BY_TWO_STAGES = {
+    "tied, with other values": "0.weight, which several layers share",
+    "frozen on one rank": "0.weight: [8, 8] in torch.float32, frozen",
+    "another layer on one rank": "2.weight",
+    "GradScaler": "train in bfloat16",
+    "torch's clipping": "call clip_grad_norm_() of the Pipeline",
+    "a weight is replaced": "build the Pipeline again",
+}
 
 
 @pytest.mark.parametrize("case", PIPELINE_REFUSES)
@@ -260,7 +311,66 @@ def test_a_pipeline_says_what_is_wrong(four_ranks, case):
             assert PIPELINE_REFUSES[case] in message
 
 
+@pytest.mark.parametrize("case", REFUSED_BY_TWO_STAGES)
+def test_two_stages_say_what_is_wrong(four_ranks, case):
+    with ranks.world(2):
+        for message in ranks.run(refused_by_pipeline, case):
+            assert REFUSED_BY_TWO_STAGES[case] in message
+
+
 # -- tensor parallelism
+
+
+class SplitMLP(nn.Module):
+    def __init__(self, up: nn.Linear, down: nn.Linear):
+        super().__init__()
+        self.up, self.down = ColumnParallelLinear.from_linear(up), RowParallelLinear.from_linear(down)
+
+    def forward(self, x):
+        return self.down(self.up(x).tanh())
+
+
+def split_pair() -> tuple[SplitMLP, nn.Sequential]:
+    torch.manual_seed(0)
+    up, down = nn.Linear(8, 8).double(), nn.Linear(8, 8).double()
+    return SplitMLP(up, down), nn.Sequential(up, nn.Tanh(), down)
+
+
+def split_training(optimizer_cls) -> None:
+    split, alone = split_pair()
+    for model in (split, alone):
+        optimizer = optimizer_cls(model.parameters(), lr=0.01)
+        for number in range(3):
+            x = torch.randn(4, 8, generator=torch.Generator().manual_seed(number), dtype=torch.float64)
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            nn.utils.clip_grad_value_(model.parameters(), 0.01)
+            optimizer.step()
+    wanted = alone[0].weight.chunk(dist.get_world_size())[dist.get_rank()]
+    torch.testing.assert_close(split.up.weight, wanted)
+    torch.testing.assert_close(split.down.bias, alone[2].bias)
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW", "Adagrad", "NAdam", "RMSprop", "Rprop"])
+def test_split_layers_train_with_any_optimizer_of_elements(four_ranks, name):
+    with ranks.world(2):
+        ranks.run(split_training, getattr(torch.optim, name))
+
+
+def unusual_inputs() -> None:
+    split, alone = split_pair()
+    whole = torch.randn(8, 8, generator=torch.Generator().manual_seed(1))
+    for x in (whole.t()[:3], whole[:0], whole[0], whole.view(2, 4, 8), whole[:1].expand(3, 8)):
+        inputs = [x.double().requires_grad_() for _ in range(2)]
+        for model, its in zip((split, alone), inputs, strict=True):
+            model(its).square().sum().backward()
+        torch.testing.assert_close(inputs[0].grad, inputs[1].grad)
+    torch.testing.assert_close(split.up.weight.grad, alone[0].weight.grad.chunk(2)[dist.get_rank()])
+
+
+def test_split_layers_take_unusual_inputs(four_ranks):
+    with ranks.world(2):
+        ranks.run(unusual_inputs)
 
 
 def frozen_layers() -> None:
@@ -343,7 +453,44 @@ def wrong_3d():
     trainer.step(tokens, targets)
 
 
+def split_step(use, optimizer_cls=torch.optim.SGD):
+    split, _ = split_pair()
+    optimizer = optimizer_cls(split.parameters(), lr=0.1)
+    split(torch.ones(2, 8, dtype=torch.float64)).sum().backward()
+    use(split, optimizer)
+
+
+def penalty(*_):
+    split, _ = split_pair()
+    x = torch.ones(2, 8, dtype=torch.float64, requires_grad=True)
+    torch.autograd.grad(split(x).square().sum(), x, create_graph=True)[0].square().sum().backward()
+
+
+def another_seed(split):
+    torch.manual_seed(dist.get_rank())
+    split()
+
+
+def another_norm():
+    model = models.TinyGPT(models.GPTConfig(vocab_size=8, context=4, layers=1, heads=2, width=8), 0)
+    nn.init.constant_(model.norm.weight, dist.get_rank())
+    parallelize(model)
+
+
 SPLIT_REFUSES = {
+    "torch's clipping": (
+        lambda: split_step(lambda split, _: nn.utils.clip_grad_norm_(split.parameters(), 1.0)),
+        "add up the squares over the ranks",
+    ),
+    "GradScaler": (lambda: split_step(scaled), "train in bfloat16"),
+    "Adafactor": (
+        lambda: split_step(lambda _, optimizer: optimizer.step(), torch.optim.Adafactor),
+        "each element by itself",
+    ),
+    "gradient penalty": (penalty, "differentiate twice"),
+    "other values": (lambda: another_seed(lambda: RowParallelLinear.from_linear(nn.Linear(8, 8))), "bias: [8]"),
+    "other embeddings": (lambda: another_seed(lambda: embed()), "weight: [6, 4]"),
+    "another norm": (another_norm, "norm.weight: [8]"),
     "weight_norm": (lambda: ColumnParallelLinear.from_linear(LAYERS["weight_norm"]()), "parametrization"),
     "old weight_norm": (lambda: RowParallelLinear.from_linear(LAYERS["old weight_norm"]()), "hooks"),
     "pruned": (lambda: RowParallelLinear.from_linear(LAYERS["pruned"]()), "hooks"),
@@ -366,7 +513,7 @@ SPLIT_REFUSES = {
 def refused_by_split(case: str) -> str:
     try:
         SPLIT_REFUSES[case][0]()
-    except (ValueError, IndexError) as error:
+    except (ValueError, IndexError, RuntimeError) as error:
         return str(error)
     return "nothing"
 

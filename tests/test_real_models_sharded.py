@@ -383,7 +383,49 @@ def lstm_on_meta() -> None:
     same(model, alone)
 
 
+def zero_grad_of_the_module(set_to_none: bool) -> None:
+    model, optimizer, alone, reference = pair()
+    for number in range(3):
+        for one, module, its, part in ((model, model.module, optimizer, own), (alone, alone, reference, lambda x: x)):
+            module.zero_grad(set_to_none)
+            one(part(batch_of(number))).square().mean().backward()
+            if one is model:
+                model.finish_gradient_sync()
+            its.step()
+    same(model, alone)
+
+
+def two_forwards_before_two_backwards() -> None:
+    model, optimizer, alone, reference = pair()
+    for number in range(3):
+        for one, its, part in ((model, optimizer, own), (alone, reference, lambda x: x)):
+            its.zero_grad()
+            losses = [one(part(batch_of(10 * number + k))).square().mean() for k in range(2)]
+            for loss in reversed(losses):
+                loss.backward()
+                if one is model:
+                    model.finish_gradient_sync()
+            its.step()
+    same(model, alone)
+
+
+def a_step_of_two_forwards() -> None:
+    model, optimizer, alone, reference = pair()
+    for number in range(3):
+        for one, its, part in ((model, optimizer, own), (alone, reference, lambda x: x)):
+            its.zero_grad()
+            (one(part(batch_of(number))) - 2 * one(part(batch_of(number + 10)))).square().mean().backward()
+            if one is model:
+                model.finish_gradient_sync()
+            its.step()
+    same(model, alone)
+
+
 HABITS = {
+    "zero_grad() of the module": functools.partial(zero_grad_of_the_module, True),
+    "zero_grad() of the module, to zeros": functools.partial(zero_grad_of_the_module, False),
+    "two forwards before two backwards": two_forwards_before_two_backwards,
+    "a loss of two forwards": a_step_of_two_forwards,
     "skipped batch": skipped_batch,
     "skipped batch, gradients set to zero": functools.partial(skipped_batch, False),
     "two models alternately": alternately,
@@ -525,6 +567,63 @@ def load_rank_0(model):
         raise RuntimeError("let each rank save its own")
 
 
+def optimizer_before(module):
+    """Build the optimizer, and then the wrapper."""
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    step(ZeRO3(module), optimizer, own(batch_of(0)))
+
+
+def without_finishing_optimizer_before(module):
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    ZeRO3(module)(own(batch_of(0))).square().mean().backward()
+    optimizer.step()
+
+
+def clip_the_module(model):
+    model(own(batch_of(0))).square().mean().backward()
+    model.finish_gradient_sync()
+    nn.utils.clip_grad_norm_(model.module.parameters(), 1.0)
+
+
+def with_optimizer(optimizer_cls):
+    return lambda module: step_with(ZeRO3(module), optimizer_cls)
+
+
+def step_with(model, optimizer_cls):
+    step(model, optimizer_cls(model.parameters(), lr=0.1), own(batch_of(0)))
+
+
+def clamped(layer, _inputs):
+    with torch.no_grad():
+        layer.weight.clamp_(-0.1, 0.1)
+
+
+class LongEmbedding(nn.Embedding):
+    def forward(self, x):
+        return super().forward(x.argmax(1))
+
+
+class Doubling(nn.Parameter):
+    """A parameter that does something else in some operations, as those of quantization libraries do."""
+
+
+def with_a_gradient(module):
+    module(batch_of(0)).sum().backward()
+    ZeRO3(module)
+
+
+def frozen_on_one_rank(module):
+    module[0].requires_grad_(dist.get_rank() == 0)
+    ZeRO3(module)
+
+
+def in_place_after_forward(model):
+    model(own(batch_of(0)))
+    with torch.no_grad():
+        model.module.weight.mul_(0.5)
+    model(own(batch_of(0)))
+
+
 def read(use):
     return with_model(lambda model: use(model.module[0].weight))
 
@@ -543,12 +642,57 @@ REFUSED = {
     "parameter added": (
         plain,
         changed(lambda m: m[0].register_parameter("gain", nn.Parameter(torch.ones(1)))),
-        ("added", "'0'"),
+        ("added", "'0.gain'"),
     ),
     "rebound in forward": (plain, changed(in_forward), ("0.weight", "other memory")),
     "rebound": (plain, changed(lambda m: setattr(m[0].weight, "data", torch.ones(6, 4))), ("0.weight", "sharded")),
     "another dtype": (plain, changed(lambda module: module.float()), ("0.weight", "sharded")),
     "another memory format": (plain, changed(lambda m: m.to(memory_format=torch.channels_last)), ("0.", "sharded")),
+    "layer replaced": (
+        plain,
+        changed(lambda m: m.__setitem__(0, nn.Linear(4, 6).double())),
+        ("0.weight", "replaced or removed"),
+    ),
+    "tied later": (
+        lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)),
+        changed(lambda m: setattr(m[1], "weight", m[0].weight)),
+        ("0.weight", "sharded"),
+    ),
+    "clamped in forward": (
+        lambda: nn.Sequential(with_clamping(nn.Linear(4, 4))),
+        with_model(lambda m: None),
+        ("0.weight", "changed in place"),
+    ),
+    "max_norm": (
+        lambda: nn.Sequential(LongEmbedding(4, 4, max_norm=0.1)),
+        with_model(lambda m: None),
+        ("0.weight", "max_norm"),
+    ),
+    "changed after forward": (
+        lambda: nn.Linear(4, 4),
+        with_model(in_place_after_forward),
+        ("weight", "changed in place"),
+    ),
+    "optimizer built before": (plain, optimizer_before, ("SGD", "after wrapping")),
+    "optimizer built before, of a root": (
+        lambda: nn.Linear(4, 4),
+        without_finishing_optimizer_before,
+        ("SGD", "after wrapping"),
+    ),
+    "torch's clipping of the module": (plain, with_model(clip_the_module), ("clip_grad_norm_() of the ZeRO3 model",)),
+    "Adafactor": (plain, with_optimizer(torch.optim.Adafactor), ("Adafactor", "each element by itself")),
+    "a subclass of Parameter": (
+        lambda: with_weight(Doubling(torch.ones(4, 4).double())),
+        ZeRO3,
+        ("weight", "Doubling"),
+    ),
+    "a gradient from before": (plain, with_a_gradient, ("0.weight", "zero_grad()")),
+    "a buffer that is trained": (
+        lambda: with_buffer(torch.ones(4, requires_grad=True)),
+        ZeRO3,
+        ("the buffer 'extra'", "detach()"),
+    ),
+    "frozen on one rank": (plain, frozen_on_one_rank, ("0.weight", "frozen", "the ranks' models differ")),
     "initialized again": (plain, changed(lambda m: nn.init.zeros_(m[0].weight)), ("0.weight", "load_full_state_dict")),
     "loaded": (plain, changed(lambda m: m.load_state_dict(plain().state_dict())), ("0.weight", "load_full_state_dict")),
     "norm": (plain, read(lambda weight: weight.norm()), ("0.weight", "full_state_dict")),
@@ -584,6 +728,23 @@ REFUSED = {
 }
 
 
+def with_clamping(layer):
+    layer.register_forward_pre_hook(clamped)
+    return layer
+
+
+def with_weight(weight):
+    layer = nn.Linear(4, 4)
+    layer.weight = weight
+    return layer
+
+
+def with_buffer(buffer):
+    layer = nn.Linear(4, 4)
+    layer.register_buffer("extra", buffer)
+    return layer
+
+
 def frozen_first():
     model = plain()
     model[0].requires_grad_(False)
@@ -603,7 +764,8 @@ def refused(name: str) -> str:
     build_module, use, _ = REFUSED[name]
     torch.manual_seed(0)
     module = build_module()
-    if name not in ("tied by storage", "a buffer is a parameter's view", "expanded", "lazy"):
+    keep = ("tied by storage", "a buffer is a parameter's view", "expanded", "lazy", "a subclass of Parameter")
+    if name not in (*keep, "a buffer that is trained"):
         module.double()
     try:
         use(module)

@@ -1,8 +1,13 @@
 """Layers that are split over ranks: what splitting them would lose, and what a whole layer would have checked."""
 
+from collections.abc import Iterable
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+
+from shared.guards.alarms import Alarm
+from shared.sharded.parts import mark_local
 
 IGNORED = -100  # the target that torch's cross_entropy ignores by default
 
@@ -17,8 +22,34 @@ def as_parameter(tensor: Tensor) -> nn.Parameter:
     return tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor)
 
 
-def expect_plain(layer: nn.Module, kind: type[nn.Module]) -> None:
-    """Raise a ValueError if a layer computes something that would be lost when its parameters are split."""
+def as_shard(tensor: Tensor, group: dist.ProcessGroup | None) -> nn.Parameter:
+    """Do what as_parameter() does for a tensor of which each rank has a shard, and tell torch's optimizers about it."""
+    shard = as_parameter(tensor)
+    clip_with = "add up the squares over the ranks, as clip_grad_norm_() of ParallelGPT and of Parallel3D does"
+    mark_local([shard], group, clip_with, is_split=True)
+    return shard
+
+
+def expect_same(named: Iterable[tuple[str, Tensor]], group: dist.ProcessGroup | None) -> None:
+    """Raise a ValueError on every rank if their tensors have other names, shapes or values.
+
+    Communication: one all-gather of two integers, which the ledger does not see.
+    """
+    tensors = {name: tensor.detach() for name, tensor in named}
+    device = next((tensor.device for tensor in tensors.values()), torch.device("cpu"))
+    if device.type != "meta":
+        lines = [
+            f"{name}: {list(t.shape)} with the sum {t.sum(dtype=torch.float64):.17g}" for name, t in tensors.items()
+        ]
+        Alarm(group).compare(lines, device)
+
+
+def expect_plain(layer: nn.Module, kind: type[nn.Module], group: dist.ProcessGroup | None) -> None:
+    """Raise a ValueError if a layer cannot be split.
+
+    It may compute something that would be lost when its parameters are split, or have other values on another rank.
+    """
+    expect_same(layer.named_parameters(), group)
     hooks = [layer._forward_pre_hooks, layer._forward_hooks, layer._backward_pre_hooks, layer._backward_hooks]
     hooks += [parameter._backward_hooks for parameter in layer.parameters()]
     has_own_forward = type(layer).forward is not kind.forward or "forward" in vars(layer)
@@ -29,9 +60,9 @@ def expect_plain(layer: nn.Module, kind: type[nn.Module]) -> None:
         )
 
 
-def expect_plain_embedding(embedding: nn.Embedding) -> None:
-    """Raise a ValueError if an embedding computes something that would be lost when its rows are split."""
-    expect_plain(embedding, nn.Embedding)
+def expect_plain_embedding(embedding: nn.Embedding, group: dist.ProcessGroup | None) -> None:
+    """Raise a ValueError if an embedding cannot be split: see expect_plain()."""
+    expect_plain(embedding, nn.Embedding, group)
     for setting in ("max_norm", "scale_grad_by_freq", "sparse"):
         if getattr(embedding, setting):
             raise ValueError(f"cannot split an embedding with {setting}: build it without")

@@ -1,8 +1,14 @@
 """Which layers and parameters of a model belong to which stage of a pipeline."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
+import torch
+import torch.distributed as dist
 from torch import nn
+
+from shared.guards.alarms import Alarm
+from shared.guards.tensors import descriptions_of
 
 NamedLayers = Sequence[tuple[str, nn.Module]]
 
@@ -41,3 +47,33 @@ def tied_parameters(
                 holders.setdefault(parameter, set()).add(position % stages)
     shared_by = [(parameter, sorted(found)) for parameter, found in holders.items()]
     return [(parameter, found) for parameter, found in shared_by if len(found) > 1 and stage in found]
+
+
+def expect_same_layers(layers: NamedLayers, group: dist.ProcessGroup | None) -> None:
+    """Raise a ValueError on every rank if they have different layers, or different values of a tied parameter.
+
+    The copies of a tied parameter get the same gradients, so they stay equal only if they begin as equal ones.
+
+    Communication: one all-gather of two integers, which the ledger does not see.
+    """
+    uses = [(f"{path}.{name}", p) for path, layer in layers for name, p in layer.named_parameters()]
+    count = Counter(parameter for _, parameter in uses)
+    lines = descriptions_of(dict(uses))[0]
+    lines += [
+        f"{name}, which several layers share, has the sum {parameter.detach().sum(dtype=torch.float64):.17g}"
+        for name, parameter in uses
+        if count[parameter] > 1 and not parameter.is_meta
+    ]
+    device = next((p.device for _, p in uses if not p.is_meta), torch.accelerator.current_accelerator())
+    Alarm(group).compare(lines, device or torch.device("cpu"))
+
+
+def expect_unchanged(chunks: Sequence[nn.Module], own: dict[str, nn.Parameter]) -> None:
+    """Raise a RuntimeError if the layers of a stage do not have the parameters that they had when it was built."""
+    now = {parameter for chunk in chunks for parameter in chunk.parameters()}
+    if different := now.symmetric_difference(own.values()):
+        names = [name for name, parameter in own.items() if parameter in different]
+        raise RuntimeError(
+            f"parameters were replaced, added or removed after the Pipeline was built, here {names or 'added'}: "
+            "change the layers first, and build the Pipeline again"
+        )

@@ -399,7 +399,7 @@ class ZeRO3(ZeRO3):
         materializer=None,
     ):
         super().__init__()
-        expect_shardable(module)
+        expect_shardable(module, group, getattr(materializer, "device", None))
         self.module, self.group = module, group
         new_flat_parameter = None  # the default, which also broadcasts the parameters
         if materializer is not None:

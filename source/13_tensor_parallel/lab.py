@@ -52,6 +52,7 @@ Shape legend: B batch, T tokens, D model width, N ranks of the group.
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
 from shared.sharded.layers import like
@@ -147,6 +148,7 @@ class CopyToRanks(torch.autograd.Function):
         ### END SOLUTION
 
     @staticmethod
+    @once_differentiable  # collectives record no graph
     def backward(ctx, gradient: Tensor):
         ### BEGIN SOLUTION
         total = gradient.clone(memory_format=torch.contiguous_format)
@@ -241,6 +243,7 @@ class ConcatenateShards(torch.autograd.Function):
         return all_gather(shard, -1, group)
 
     @staticmethod
+    @once_differentiable  # collectives record no graph
     def backward(ctx, gradient: Tensor):
         return own_shard(gradient, -1, ctx.group, "the gradient"), None
 
@@ -289,7 +292,7 @@ from torch.distributed import ProcessGroup
 from torch.func import functional_call
 
 from shared.models import Attention, TinyGPT
-from shared.sharded.layers import as_parameter, expect_plain, like
+from shared.sharded.layers import as_parameter, as_shard, expect_plain, expect_same, like
 
 
 # %% tags=["export"]
@@ -321,8 +324,8 @@ class ColumnParallelLinear(nn.Module):
     ):
         super().__init__()
         self.group, self.gather_output, self.enter = group, gather_output, enter
-        self.weight = as_parameter(weight)
-        self.bias = None if bias is None else as_parameter(bias)
+        self.weight = as_shard(weight, group)
+        self.bias = None if bias is None else as_shard(bias, group)
 
 
 # %% tags=["exercise", "export"] grade_id="column-parallel-linear"
@@ -342,7 +345,7 @@ class ColumnParallelLinear(ColumnParallelLinear):
         Raises:
             ValueError: if N does not divide the number of outputs.
         """
-        expect_plain(linear, nn.Linear)
+        expect_plain(linear, nn.Linear, group)
         ### BEGIN SOLUTION
         weight = own_shard(linear.weight, 0, group, "the outputs of a linear layer")
         bias = None if linear.bias is None else own_shard(linear.bias, 0, group, "the bias")
@@ -406,7 +409,7 @@ class RowParallelLinear(nn.Module):
     ):
         super().__init__()
         self.group, self.leave = group, leave
-        self.weight = as_parameter(weight)
+        self.weight = as_shard(weight, group)
         self.bias = None if bias is None else as_parameter(bias)
 
 
@@ -425,7 +428,7 @@ class RowParallelLinear(RowParallelLinear):
         Raises:
             ValueError: if N does not divide the number of inputs.
         """
-        expect_plain(linear, nn.Linear)
+        expect_plain(linear, nn.Linear, group)
         ### BEGIN SOLUTION
         weight = own_shard(linear.weight, 1, group, "the inputs of a linear layer")
         bias = None if linear.bias is None else like(linear.bias, linear.bias.detach().clone())
@@ -597,7 +600,7 @@ from torch.distributed import ProcessGroup
 
 from shared.sharded.layers import (
     IGNORED,
-    as_parameter,
+    as_shard,
     expect_in_vocabulary,
     expect_plain_embedding,
     like,
@@ -640,7 +643,7 @@ class VocabParallelEmbedding(nn.Module):
         leave: Callable = sum_over_ranks,
     ):
         super().__init__()
-        self.group, self.leave, self.weight = group, leave, as_parameter(weight)
+        self.group, self.leave, self.weight = group, leave, as_shard(weight, group)
         self.vocabulary = len(self.weight) * dist.get_world_size(group)
         self.padding_idx: int | None = None  # among this rank's rows
 
@@ -660,7 +663,7 @@ class VocabParallelEmbedding(VocabParallelEmbedding):
         Raises:
             ValueError: for max_norm, scale_grad_by_freq and sparse, which are not supported.
         """
-        expect_plain_embedding(embedding)
+        expect_plain_embedding(embedding, group)
         own = cls(vocabulary_shard(embedding.weight, group), group, leave)
         own.vocabulary = embedding.num_embeddings
         own.padding_idx = own_padding_idx(embedding, len(own.weight), group)
@@ -819,6 +822,7 @@ class ScatterTokens(torch.autograd.Function):
         ### END SOLUTION
 
     @staticmethod
+    @once_differentiable  # collectives record no graph
     def backward(ctx, gradient: Tensor):
         ### BEGIN SOLUTION
         return all_gather(gradient, TOKENS, ctx.group), None
@@ -857,6 +861,7 @@ class GatherTokens(torch.autograd.Function):
         ### END SOLUTION
 
     @staticmethod
+    @once_differentiable  # collectives record no graph
     def backward(ctx, gradient: Tensor):
         ### BEGIN SOLUTION
         return reduce_scatter(gradient, TOKENS, ctx.group), None
@@ -1002,8 +1007,9 @@ def parallelize(
     """Split a TinyGPT in place. It must be the same on every rank. Frozen parameters stay frozen.
 
     Raises:
-        ValueError: if N does not divide the number of heads.
+        ValueError: if N does not divide the number of heads, or if the ranks have different models.
     """
+    expect_same(model.named_parameters(), group)
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     enter, leave = (
         (gather_tokens, scatter_tokens) if sequence_parallel else (copy_to_ranks, sum_over_ranks)

@@ -253,41 +253,22 @@ for name, schedule in built.items():
 # </details>
 
 
-# %% tags=["export"]
+# %% tags=["export"] module="neighbors"
 # %%ranks
-"""Pipeline parallelism: each rank of a group computes some of the layers, for one micro-batch after another.
-
-p is the number of stages (the ranks of the group), m that of micro-batches, and v that of chunks per stage.
-"""
+"""Messages between the stages of a pipeline."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import product
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed import ProcessGroup
-from torch.nn import functional as F  # noqa: N812
-
-from shared.schedules import Action, chunks_of
-from shared.sharded.announcements import Announcements
-from shared.sharded.ownership import named_layers, own_parameters, split_evenly, tied_parameters
-from shared.sharded.stages import (
-    Uninterrupted,
-    accumulate,
-    expect_equal_parts,
-    expect_schedule,
-    expect_tensor,
-    is_plain_linear,
-)
-from solutions.async_collectives import InFlight
 
 TAGS = {"F": 0, "B": 1}  # outputs of a forward, and gradients of a backward
 
 
-# %% tags=["export"]
+# %% tags=["export"] module="neighbors"
 # %%ranks
 class Neighbors:
     """The messages between this stage and its neighbors. Sends never wait.
@@ -304,7 +285,7 @@ class Neighbors:
             self.connect(dist.get_process_group_ranks(group or dist.group.WORLD))
 
 
-# %% tags=["export"]
+# %% tags=["export"] module="neighbors"
 # %%ranks
 class Neighbors(Neighbors):
     def connect(self, members: list[int]) -> None:
@@ -331,7 +312,7 @@ class Neighbors(Neighbors):
         return self.groups[kind, sender % 2], peer
 
 
-# %% tags=["exercise", "export"] grade_id="neighbors"
+# %% tags=["exercise", "export"] grade_id="neighbors" module="neighbors"
 # %%ranks
 class Neighbors(Neighbors):
     def send(self, kind: str, tensor: Tensor) -> None:
@@ -397,6 +378,44 @@ check.Neighbors()
 # `x.detach().requires_grad_(…)` is a new leaf with the same memory. When may it require a gradient?
 #
 # </details>
+
+
+# %% tags=["export"]
+# %%ranks
+"""Pipeline parallelism: each rank of a group computes some of the layers, for one micro-batch after another.
+
+p is the number of stages (the ranks of the group), m that of micro-batches, and v that of chunks per stage.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.nn import functional as F  # noqa: N812
+
+from shared.schedules import Action, chunks_of
+from shared.sharded.announcements import Announcements
+from shared.sharded.ownership import (
+    expect_same_layers,
+    expect_unchanged,
+    named_layers,
+    own_parameters,
+    split_evenly,
+    tied_parameters,
+)
+from shared.sharded.parts import mark_local
+from shared.sharded.stages import (
+    Uninterrupted,
+    accumulate,
+    expect_equal_parts,
+    expect_schedule,
+    expect_tensor,
+    is_plain_linear,
+)
+from solutions.async_collectives import InFlight
 
 
 # %% tags=["export"]
@@ -607,6 +626,7 @@ class Pipeline(Pipeline):
         positions = self.last + 1
         if len(layers) < positions:
             raise ValueError(f"{len(layers)} layers cannot be split into {positions} chunks")
+        expect_same_layers(layers, self.group)
         parts = split_evenly(len(layers), positions)
         postpones = any(action.kind == "W" for action in self.actions)
         own = [[layers[index] for index in part] for part in parts[self.stage :: self.stages]]
@@ -616,6 +636,9 @@ class Pipeline(Pipeline):
         ]
         self.own = own_parameters(layers, own)
         self.tied = tied_parameters(layers, parts, self.stage, self.stages)
+        mark_local(
+            self.own.values(), self.group, "call clip_grad_norm_() of the Pipeline or Parallel3D"
+        )
 
     def stage_parameters(self) -> dict[str, nn.Parameter]:
         """Return the parameters of this stage, by their names in the whole model."""
@@ -687,6 +710,7 @@ class Pipeline(Pipeline):
             ValueError: if the batch cannot be cut into equal micro-batches.
         """
         expect_equal_parts(inputs, targets, self.micro_batches)
+        expect_unchanged(self.chunks, self.own)
         with self.uninterrupted:  # raises if an earlier step ended with an error
             self.announcements.begin_step(inputs)
             self.device, self.losses = inputs.device, []
@@ -929,7 +953,9 @@ class ForgetsToDivide(Pipeline):
 
 
 def clips_per_stage(pipeline, max_norm):
-    nn.utils.clip_grad_norm_(pipeline.stage_parameters().values(), max_norm)
+    parameters = list(pipeline.stage_parameters().values())
+    norm_of_stage = nn.utils.get_total_norm([parameter.grad for parameter in parameters])
+    nn.utils.clip_grads_with_norm_(parameters, max_norm, norm_of_stage)
 
 
 # %%
