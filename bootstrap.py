@@ -116,7 +116,7 @@ def main():
             os.execvp(other, [other, *sys.argv])
         sys.exit("The course needs Python 3.11 to 3.14, but this is {}.{}: install one.".format(*sys.version_info))
     if os.pathsep in str(ROOT) + str(VENV):
-        sys.exit("Python separates paths by colons: rename the folder with a colon in {} or {}.".format(ROOT, VENV))
+        sys.exit(f"Python separates paths by colons: rename the folder with a colon in {ROOT} or {VENV}.")
     try:
         mark = prepare()
     except (OSError, ValueError, KeyboardInterrupt) as error:
