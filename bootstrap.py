@@ -112,8 +112,8 @@ def main():
         for other in filter(shutil.which, ("python3.14", "python3.13", "python3.12", "python3.11")):
             os.execvp(other, [other, *sys.argv])
         sys.exit("The course needs Python 3.11 to 3.14, but this is {}.{}: install one.".format(*sys.version_info))
-    if os.pathsep in "{}{}".format(ROOT, VENV):
-        sys.exit("A folder in {} or {} has a colon in its name: rename it.".format(ROOT, VENV))
+    if os.pathsep in f"{ROOT}{VENV}":
+        sys.exit(f"A folder in {ROOT} or {VENV} has a colon in its name: rename it.")
     try:
         mark = prepare()
     except (OSError, ValueError, KeyboardInterrupt) as error:

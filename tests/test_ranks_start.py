@@ -254,9 +254,7 @@ def test_a_rank_or_controller_that_dies_is_named_with_its_last_words(tmp_path, m
     server.check(range(2))
     (tmp_path / "rank-1.log").write_text("No module named 'torch'")
     server.ended[21] = 1
-    with pytest.raises(
-        RuntimeError, match=r"Rank 1 exited with status 1 while it was starting\. No module named 'torc"
-    ):
+    with pytest.raises(RuntimeError, match=r"Rank 1 exited with status 1 while it was starting\. No module named"):
         server.check(range(2))
     (tmp_path / "controller.log").write_text("Address already in use")
     server.ended[10] = -signal.SIGTERM
