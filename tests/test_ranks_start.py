@@ -196,8 +196,9 @@ os.kill(os.getpid(), signal.SIGKILL)
         assert time.monotonic() < deadline, "a process outlives the kernel and the fork server"
         time.sleep(0.02)
     assert Path(run_dir).exists()
-    os.close(folders.create()[1])
-    assert not Path(run_dir).exists()
+    while Path(run_dir).exists():
+        assert time.monotonic() < deadline, "some other process holds the folder"
+        os.close(folders.create()[1])
 
 
 # -- processes that die
