@@ -196,8 +196,9 @@ os.kill(os.getpid(), signal.SIGKILL)
         assert time.monotonic() < deadline, "a process outlives the kernel and the fork server"
         time.sleep(0.02)
     assert Path(run_dir).exists()
-    os.close(folders.create()[1])
-    assert not Path(run_dir).exists()
+    while Path(run_dir).exists():
+        assert time.monotonic() < deadline, "some other process holds the folder"
+        os.close(folders.create()[1])
 
 
 # -- processes that die
@@ -254,9 +255,7 @@ def test_a_rank_or_controller_that_dies_is_named_with_its_last_words(tmp_path, m
     server.check(range(2))
     (tmp_path / "rank-1.log").write_text("No module named 'torch'")
     server.ended[21] = 1
-    with pytest.raises(
-        RuntimeError, match=r"Rank 1 exited with status 1 while it was starting\. No module named 'torc"
-    ):
+    with pytest.raises(RuntimeError, match=r"Rank 1 exited with status 1 while it was starting\. No module named"):
         server.check(range(2))
     (tmp_path / "controller.log").write_text("Address already in use")
     server.ended[10] = -signal.SIGTERM

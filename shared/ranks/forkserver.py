@@ -86,7 +86,7 @@ def _fork(name, log_path: str, env: dict, body) -> None:
 
 
 def _die_with_parent() -> None:
-    """Let Linux end this process when the fork server dies, even if the kernel has died and nobody else ends it."""
+    """Let Linux end this process when its parent dies, because if the kernel has died as well, nobody else does."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -94,6 +94,7 @@ def _die_with_parent() -> None:
 def _run_controller(argv: list[str]) -> None:
     from ipyparallel.controller.app import IPController
 
+    os.register_at_fork(after_in_child=_die_with_parent)  # It starts a process of its own.
     IPController.launch_instance(argv)
 
 

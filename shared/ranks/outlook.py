@@ -241,7 +241,7 @@ def _on_request(facts: Facts) -> str:
     if facts.exclusive:
         return (
             "Ranks cannot share a GPU here, because the compute mode lets only one process at a time use a GPU. "
-            "`sudo nvidia-smi -c DEFAULT` changes it."
+            f"{_ALLOW_SHARING}"
         )
     gpus = "the GPU" if len(facts.gpus) == 1 else "the GPUs"
     return (
