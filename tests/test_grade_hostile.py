@@ -8,6 +8,7 @@ import io
 import os
 import pickle
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -173,6 +174,19 @@ def test_a_fork_bomb_is_stopped_by_the_limit_on_processes(tmp_path, judged_with)
     assert record.answers[0].points == 0 and explanation(record)
     assert record.answers[1].points == 3
     assert not left_over()
+
+
+def test_a_new_rank_ends_what_an_earlier_one_has_left_behind():
+    """A forked child keeps its rank's connections, and once made the next exercise void."""
+    if os.getuid() != 0:
+        pytest.skip("only root can start processes of other users")
+    user = sandbox.FIRST_USER + sandbox.USERS  # belongs to no sandbox
+    left, other = (subprocess.Popen(["sleep", "60"], user=each) for each in (user, user + 1))
+    starts = f"from instructor.grade import alone; alone._become({user}); alone._end_earlier_processes(); print('here')"
+    done = subprocess.run([sys.executable, "-c", starts], capture_output=True, text=True)
+    assert (left.wait(scaled(10)), other.poll(), done.stdout) == (-signal.SIGKILL, None, "here\n"), done.stderr
+    other.kill()
+    other.wait()
 
 
 RIGHT_ON_TWO_RANKS = """

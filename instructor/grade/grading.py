@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from instructor.grade import cgroup, load, sandbox, screen, submissions
+from instructor.grade import assembly, cgroup, load, sandbox, screen, submissions
 from instructor.grade.course import Course
 from instructor.grade.limits import Limits
 from instructor.grade.reader import Unreadable
@@ -101,7 +101,7 @@ class Grading:
         self.added: dict[str, list[str]] = {}  # by task, the names of what it uses from other cells
         self.names = [(screen.lends(piece["source"]), screen.used_by(piece["source"])) for piece in self.pieces]
         own = [piece for piece in self.pieces if piece["grade_id"]]
-        record.code = {piece["grade_id"]: "\n" * (piece["line"] - 1) + piece["source"] for piece in own}
+        record.code = assembly.code_of(own)
         self.blank = [name for name, stub in course.stubs.items() if record.code.get(name, "").strip() == stub.strip()]
         given = [piece["source"] for piece in self.pieces if not piece["grade_id"]]
         self.given = {name for source in given for name in mine.names_in(source)}
