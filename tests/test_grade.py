@@ -1,6 +1,7 @@
 """Grading gives every student and lab one row, keeps finished grades, and shows students' text as plain text."""
 
 import csv
+import errno
 import functools
 import json
 import os
@@ -9,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from collections import Counter
@@ -40,7 +42,7 @@ from instructor.grade.outputs import Outputs
 from instructor.grade.policy import Policy
 from instructor.grade.records import Answer, Record
 from shared import deadlines
-from shared.checks.engine import framework, scale
+from shared.checks.engine import folders, framework, scale
 from shared.checks.engine.scale import Scale
 from shared.checks.engine.verdicts import Verdict
 from shared.checks.models import awkward
@@ -848,6 +850,36 @@ def test_by_default_each_core_gets_two_submissions_if_there_is_memory(monkeypatc
 
 
 OUT_OF_TIME = "Rank 0 is still running.\n\nThe cell was stopped after 20 s."
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [],  # the ranks could not load an empty file, so the judge never was ready
+        [sandbox.READY, {"failed": "[Errno 28] No space left on device: 'candidate.py'"}],
+        [sandbox.READY, {"begin": "sum_over_ranks"}, {"failed": "[Errno 13] Permission denied: 'candidate.py'"}],
+    ],
+)
+def test_a_failure_of_our_own_files_is_graded_again_and_costs_no_points(tmp_path, monkeypatch, lines):
+    read = sandbox.Ended([sandbox.READY, {"cells": cells_of(hand_in(tmp_path / "in", "anna", LAB))}])
+    judged = sandbox.Ended(lines, printed="RuntimeError: the ranks cannot load an empty file", status=1)
+    endings = iter([read, judged])
+    monkeypatch.setattr(sandbox, "run", lambda *_, **__: next(endings))
+    (record,) = grade.grade_all(tmp_path / "in", tmp_path / "out", grade.Request(number=0))
+    why = lines[-1]["failed"] if lines else "the ranks cannot load an empty file"
+    assert not record.is_graded and not record.final and not record.answers and why in record.why
+    assert records.load(tmp_path / "out", "anna", LAB) is None, "the next run judges it again"
+
+
+def test_a_check_without_room_for_its_files_says_so(monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
+    with pytest.raises(folders.NoFolder, match=r"no room for it: .*nowhere"), folders.shared_folder():
+        pass
+    monkeypatch.undo()
+    with pytest.raises(folders.NoFolder, match="No space left"), folders.shared_folder():
+        raise OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(FileNotFoundError), folders.shared_folder():  # what the student's code should have written
+        raise FileNotFoundError(errno.ENOENT, "step-3")
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,36 @@ def used_from(added: list[dict], cells: list[dict], names: Collection[str]) -> l
     return [each for each in added if each["lends"] in needed]
 
 
+def code_of(cells: list[dict]) -> dict[str, str]:
+    """Return the code of cells by their grade_ids. Its lines have the numbers that they have in the notebook."""
+    return {cell["grade_id"]: "\n" * (cell["line"] - 1) + cell["source"] for cell in cells}
+
+
+def without_later_cells(cells: list[dict], names: Collection[str], piece: str) -> list[dict]:
+    """Return the cells up to the last one of an exercise, or [] if no later cell redefines a helper of these cells.
+
+    Students usually run each check right after its exercise, before later cells are run. So their checks can pass even
+    if a later cell defines a helper of the same name, or another version of the piece, only to try something.
+
+    Args:
+        cells: The cells that are loaded.
+        names: The grade_ids of the exercise's cells.
+        piece: The function or class that the exercise asks for.
+    """
+    end = 1 + max((index for index, cell in enumerate(cells) if cell["grade_id"] in names), default=-1)
+    earlier = [cell for cell in cells[:end] if cell["grade_id"]]
+    used = {piece}.union(*(screen.used_by(cell["source"]) for cell in earlier))
+    lent = {name for cell in earlier for name in screen.lends(cell["source"])}
+    redefined = {
+        name
+        for cell in cells[end:]
+        if cell["grade_id"]
+        for name in screen.lends(cell["source"])
+        if name != piece or "lends" in cell  # A later exercise may continue a class.
+    }
+    return cells[:end] if used & lent & redefined else []
+
+
 def without_asserts(cells: list[dict]) -> list[dict]:
     """Return the cells without the assertions at the top level of the student's cells."""
     return [

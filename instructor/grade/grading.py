@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from instructor.grade import cgroup, load, sandbox, screen, submissions
+from instructor.grade import assembly, cgroup, load, sandbox, screen, submissions
 from instructor.grade.course import Course
 from instructor.grade.limits import Limits
 from instructor.grade.reader import Unreadable
@@ -101,8 +101,12 @@ class Grading:
         self.added: dict[str, list[str]] = {}  # by task, the names of what it uses from other cells
         self.names = [(screen.lends(piece["source"]), screen.used_by(piece["source"])) for piece in self.pieces]
         own = [piece for piece in self.pieces if piece["grade_id"]]
-        record.code = {piece["grade_id"]: "\n" * (piece["line"] - 1) + piece["source"] for piece in own}
+        record.code = assembly.code_of(own)
         self.blank = [name for name, stub in course.stubs.items() if record.code.get(name, "").strip() == stub.strip()]
+        given = [piece["source"] for piece in self.pieces if not piece["grade_id"]]
+        self.given = {name for source in given for name in mine.names_in(source)}
+        others = self.others if self.blank else []
+        self.elsewhere = {name for other in others for name in _defined_in(other["source"])}  # answers in other cells
 
     def answers(self) -> dict[str, Answer]:
         """Return the answers by the names of their tasks."""
@@ -137,13 +141,11 @@ class Grading:
         """Return whether the student left all cells of a task as they were, and wrote the answer in no other cell."""
         if not {*task.cells} <= {*self.blank}:
             return False
-        names = {*self._names_of(task)}
-        return not any(names & _defined_in(other["source"]) for other in self.others)
+        return not self.elsewhere.intersection(self._names_of(task))
 
     def _names_of(self, task: Task) -> list[str]:
         """Return the names that students define in a task's cells."""
-        given = {name for piece in self.pieces if not piece["grade_id"] for name in mine.names_in(piece["source"])}
-        return sorted({name for cell in task.cells for name in mine.names_in(self.course.stubs[cell])} - given)
+        return sorted({name for cell in task.cells for name in mine.names_in(self.course.stubs[cell])} - self.given)
 
     def _second_chances(self, answers: dict[str, Answer]) -> dict[str, Answer]:
         """Judge exercises again that use earlier ones that were wrong, with our own code for the earlier ones.

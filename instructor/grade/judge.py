@@ -98,11 +98,6 @@ def _start_fork_server(job: dict) -> None:
     processes.start_fork_server = lambda link: server
 
 
-def _code_of(cells: list[dict]) -> dict[str, str]:
-    """Return the code of cells by their grade_ids, with the numbers of its lines in the notebook's cells."""
-    return {cell["grade_id"]: "\n" * (cell["line"] - 1) + cell["source"] for cell in cells}
-
-
 def _count_failed(verdicts: list[Verdict]) -> int:
     return sum(not verdict.passed for verdict in verdicts)
 
@@ -167,7 +162,9 @@ class Judge:
             else:
                 self.cells.append(cell)
         added = {task["name"]: self._added_for(task) for task in self.job["tasks"]}
-        self.report(notices=notices, notes=self.missing, added={name: _code_of(cells) for name, cells in added.items()})
+        self.report(
+            notices=notices, notes=self.missing, added={name: assembly.code_of(cells) for name, cells in added.items()}
+        )
         return self.cells
 
     def _added_for(self, task: dict) -> list[dict]:
@@ -258,8 +255,12 @@ class Judge:
             began, seed = time.monotonic(), random.SystemRandom().randrange(2**31)
             verdicts = framework.run_exercise(exercise, self.path, seed, graded=True, meter=self.meter)
             has_time = time.monotonic() - began < self.job["limits"]["seconds_each"] / 4
-            if _count_failed(verdicts) and has_time and (alone := self._cells_without_later_ones(task, exercise.piece)):
-                verdicts = min(verdicts, self._verdicts_with(alone, exercise, seed) or verdicts, key=_count_failed)
+            if (
+                _count_failed(verdicts)
+                and has_time
+                and (early := assembly.without_later_cells(self.cells, task["cells"], exercise.piece))
+            ):
+                verdicts = min(verdicts, self._verdicts_with(early, exercise, seed) or verdicts, key=_count_failed)
             return verdicts, ""
         except framework.Unusable as error:
             return [], str(error)
@@ -273,27 +274,6 @@ class Judge:
             return []
         finally:
             self._write(self.cells)
-
-    def _cells_without_later_ones(self, task: dict, piece: str) -> list[dict]:
-        """Return the cells up to the last one of an exercise, or [] if no later cell redefines a helper of these cells.
-
-        Students usually run each check right after its exercise, before later cells are run. So their checks can pass
-        even if two exercises have helpers of the same name.
-        """
-        own = [index for index, cell in enumerate(self.cells) if cell["grade_id"] in task["cells"]]
-        earlier, later = self.cells[: max(own, default=0) + 1], self.cells[max(own, default=0) + 1 :]
-        used, lent = (
-            {name for cell in cells if cell["grade_id"] for name in names(cell["source"])}
-            for cells, names in ((earlier, screen.used_by), (earlier, screen.lends))
-        )
-        redefined = {
-            name
-            for cell in later
-            if cell["grade_id"]
-            for name in screen.lends(cell["source"])
-            if name != piece or "lends" in cell  # A later exercise may continue a class.
-        }
-        return earlier if (used | {piece}) & lent & redefined else []
 
     def _tampering(self, before: list[dict]) -> str:
         """Return how the code has tampered with grading, or "" if it has not. After tampering, restart the ranks."""
