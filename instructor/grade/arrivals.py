@@ -184,6 +184,8 @@ def main() -> int:
             written, remarks = unpack(archive, options.into, lab)
         except NotAnArchive as error:
             parser.error(str(error))
+        except OSError as error:
+            parser.error(f"not all notebooks were written ({error.strerror}: {error.filename or options.into})")
         print(f"Notebooks written to {options.into} from {archive.name}: {len(written)}")
         for remark in filter(None, [*remarks, about_times(written)]):
             print(f"  {remark}")

@@ -254,6 +254,10 @@ def main() -> int:
     except (Stopped, KeyboardInterrupt) as stopped:
         print(stopped if str(stopped) else "Grading was stopped. Run the same command again to continue.")
         return 130  # 128 + SIGINT, as shells expect
+    except OSError as error:
+        what = f"{error.strerror}: {error.filename or options.into}"
+        print(f"Grading was stopped ({what}). Make room or choose another folder with --into, and run this again.")
+        return 1
     pages = f"{options.into}/index.html and {options.into}/dashboard.html"
     print(f"Graded submissions: {len(graded)}. See {options.into}/gradebook.csv, {pages}.")
     if not options.student and not options.exercise and all(record.final for record in graded):
