@@ -138,7 +138,8 @@ def test_a_run_with_nothing_to_do_ends_before_torch_is_imported(graded, tmp_path
 
 
 def test_the_time_that_is_left_is_estimated():
-    assert [grade._left(60, 2, total) for total in (2, 3, 12)] == ["", ", about 30 s left", ", about 5 min left"]
+    assert [grade._left(90, 3, total) for total in (3, 4, 13)] == ["", ", about 30 s left", ", about 5 min left"]
+    assert grade._left(60, 2, 100) == "", "the first ones are the quick ones"
 
 
 @pytest.mark.parametrize("what", ["zip", "canvas", "moodle", "gradescope"])

@@ -3,8 +3,8 @@
 A folder does as well, because some browsers unpack what they download. Writes submissions/<student>/<lab>/<lab>.ipynb,
 which `make grade` reads. Beside it are arrival.json, which says what the platform said about the notebook, and
 timestamp.txt if the platform says when it was handed in. The platform's own number of a student is part of the folder's
-name, so that `python -m instructor.grade.export` can write the points back. platforms.py
-knows how the platforms name files.
+name, so that `python -m instructor.grade.export` can write the points back. platforms.py knows how the platforms name
+files.
 
 Canvas and Moodle do not say when a notebook was handed in. A student who handed in files but no notebook gets an empty
 folder, and thus a row in the tables. So does every member of a group on Gradescope.
