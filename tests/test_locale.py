@@ -13,7 +13,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 OLD = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"}
-PRINT = "from instructor.terminal import show_anything as s; s(); print('✓ José, प्रिया: 5 ≤ 6'); raise SystemExit({})"
+TEXT = ascii("✓ José, प्रिया: 5 ≤ 6")
+PRINT = f"from instructor.terminal import show_anything as s; s(); print({TEXT}); raise SystemExit({{}})"
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess:
