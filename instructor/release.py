@@ -247,6 +247,8 @@ def main() -> int:
         packed = write(int(options.chapter), options.folder)
     except ReleaseError as error:
         parser.error(str(error))
+    except OSError as error:
+        parser.error(f"the bundle was not written ({error.strerror}: {error.filename or options.folder})")
     digest = hashlib.sha256(packed.read_bytes()).hexdigest()
     print(f"Wrote {packed} ({packed.stat().st_size / 1e6:.1f} MB, sha256 {digest}).")
     return 0

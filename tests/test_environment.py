@@ -402,6 +402,7 @@ def test_an_unsuitable_machine_gets_one_message(clone):
     assert clone.error(**old) == "The course needs Python 3.11 to 3.14, but this is 3.10: install one."
     assert "On Windows, run this in WSL" in clone.error(before="sys.modules['fcntl'] = None")
     assert "`sudo apt install python3-venv`" in clone.error(NO_VENV="1")
+    assert "move the course to a folder without a colon" in clone.error(COURSE_VENV=str(clone.root / "CS:101"))
     (clone.root.parent / "file").touch()
     assert "is not finished (NotADirectoryError" in clone.error(COURSE_VENV=str(clone.root.parent / "file" / "venv"))
 

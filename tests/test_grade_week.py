@@ -73,6 +73,7 @@ def test_the_choice_among_several_notebooks_is_on_the_page_and_in_the_index(grad
 def test_copies_are_marked_in_the_index(graded, tmp_path):
     notice = "is the same as that of"
     assert notice in graded["lovelaceada_41001"]["look_at"] and notice in graded["obrienniamh_41005"]["look_at"]
+    assert "curiemarie_41002; O'Brien, Niamh" in graded["lovelaceada_41001"]["look_at"]
     assert notice not in graded["noetheremmy_41003"]["look_at"]
     assert "whose code is alike" in (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
 
@@ -138,7 +139,8 @@ def test_a_run_with_nothing_to_do_ends_before_torch_is_imported(graded, tmp_path
 
 
 def test_the_time_that_is_left_is_estimated():
-    assert [grade._left(60, 2, total) for total in (2, 3, 12)] == ["", ", about 30 s left", ", about 5 min left"]
+    assert [grade._left(90, 3, total) for total in (3, 4, 13)] == ["", ", about 30 s left", ", about 5 min left"]
+    assert grade._left(60, 2, 100) == "", "the first ones are the quick ones"
 
 
 @pytest.mark.parametrize("what", ["zip", "canvas", "moodle", "gradescope"])

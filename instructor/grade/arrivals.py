@@ -3,8 +3,8 @@
 A folder does as well, because some browsers unpack what they download. Writes submissions/<student>/<lab>/<lab>.ipynb,
 which `make grade` reads. Beside it are arrival.json, which says what the platform said about the notebook, and
 timestamp.txt if the platform says when it was handed in. The platform's own number of a student is part of the folder's
-name, so that `python -m instructor.grade.export` can write the points back. platforms.py
-knows how the platforms name files.
+name, so that `python -m instructor.grade.export` can write the points back. platforms.py knows how the platforms name
+files.
 
 Canvas and Moodle do not say when a notebook was handed in. A student who handed in files but no notebook gets an empty
 folder, and thus a row in the tables. So does every member of a group on Gradescope.
@@ -184,6 +184,8 @@ def main() -> int:
             written, remarks = unpack(archive, options.into, lab)
         except NotAnArchive as error:
             parser.error(str(error))
+        except OSError as error:
+            parser.error(f"not all notebooks were written ({error.strerror}: {error.filename or options.into})")
         print(f"Notebooks written to {options.into} from {archive.name}: {len(written)}")
         for remark in filter(None, [*remarks, about_times(written)]):
             print(f"  {remark}")

@@ -24,6 +24,7 @@ from instructor.grade.submissions import Submission
 from instructor.release import ReleaseError, number_of
 from instructor.terminal import show_anything
 
+LEAST_DONE = 3  # The first to be done are the quick ones.
 Grader = Callable[..., Record]  # takes a submission, a course, limits and, if there are any, answers to keep
 
 
@@ -167,9 +168,9 @@ def _save_as_completed(waiting: dict[Future, Submission], outputs: Outputs) -> N
 
 
 def _left(seconds: float, done: int, submitted: int) -> str:
-    """Return about how long the other submissions of a lab will take, in words."""
+    """Return about how long the other submissions of a lab will take, in words, once that can be estimated."""
     left = seconds / done * (submitted - done)
-    if not left:
+    if not left or done < LEAST_DONE:
         return ""
     return f", about {left / 60:.0f} min left" if left >= 90 else f", about {left:.0f} s left"
 
@@ -254,6 +255,10 @@ def main() -> int:
     except (Stopped, KeyboardInterrupt) as stopped:
         print(stopped if str(stopped) else "Grading was stopped. Run the same command again to continue.")
         return 130  # 128 + SIGINT, as shells expect
+    except OSError as error:
+        what = f"{error.strerror}: {error.filename or options.into}"
+        print(f"Grading was stopped ({what}). Make room or choose another folder with --into, and run this again.")
+        return 1
     pages = f"{options.into}/index.html and {options.into}/dashboard.html"
     print(f"Graded submissions: {len(graded)}. See {options.into}/gradebook.csv, {pages}.")
     if not options.student and not options.exercise and all(record.final for record in graded):

@@ -45,13 +45,17 @@ class Alike:
     percent: float  # of the two students and the exercise that are most alike
     exercises: tuple[str, ...]
 
-    def about(self, student: str) -> str:
-        """Return what the index says about a student in this group, or "" for others."""
+    def about(self, student: str, names: dict[str, str]) -> str:
+        """Return what the index says about a student in this group, or "" for others.
+
+        Args:
+            names: The students' names, if they are known.
+        """
         if student not in self.students:
             return ""
-        others = [other for other in self.students if other != student]
+        others = [names.get(other, other) for other in self.students if other != student]
         more = f" and {len(others) - MOST_OTHERS} more" if len(others) > MOST_OTHERS else ""
-        whose = ", ".join(others[:MOST_OTHERS]) + more
+        whose = "; ".join(others[:MOST_OTHERS]) + more
         same = "the same as" if self.percent >= SAME else f"{self.percent:.0f}% the same as"
         return f"the code of {', '.join(self.exercises)} is {same} that of {whose}"
 

@@ -48,7 +48,7 @@ class Outputs:
             namesakes = [student for student in others if _normalized(student) == _normalized(record.student)]
             same_name = [f"{student} has the same name except for case or Unicode form" for student in namesakes]
             decided = self._decided(record)
-            copies = [group.about(record.student) for group in self._alike.get(record.lab, [])]
+            copies = [group.about(record.student, self.policy.names) for group in self._alike.get(record.lab, [])]
             everything.append(replace(decided, notices=[*decided.notices, *same_name, *filter(None, copies)]))
         return everything
 

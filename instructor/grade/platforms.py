@@ -4,7 +4,7 @@
     Moodle      <name>_<participant>_assignsubmission_file/<file>, or _<file> instead of /<file>
     Gradescope  .../submission_<number>/<file>, and submission_metadata.yml
 
-Sources: lib/content_zipper.rb of canvas-lms, mod/assign/locallib.php of Moodle, and Gradescope's exports.
+Sources: `lib/content_zipper.rb` of Canvas, mod/assign/locallib.php of Moodle, and Gradescope's exports.
 """
 
 import re
@@ -22,7 +22,7 @@ from instructor.grade.submissions import ANONYMOUS
 
 HIDDEN = re.compile(r"(?P<late>LATE_)?anon_(?P<code>[^\W_]+)_\d+_(?P<file>.+)$")
 LATE = re.compile(r"(?P<name>.+)_LATE_(?P<id>\d+)_\d+_(?P<file>.+)$")
-TWO_NUMBERS = re.compile(r"(?=_(\d+)_(\d+)_(.+)$)")  # as a lookahead, so that matches may overlap
+TWO_NUMBERS = re.compile(r"(?=_(\d+)_(\d+)_(.+)$)")  # It consumes nothing, so matches may overlap.
 MOODLE = re.compile(r"(?P<name>[^_/]+)_(?P<id>\d+)_assignsubmission_(?:\w*?/|file_)(?P<path>.+)$", re.IGNORECASE)
 GRADESCOPE = re.compile(r"(?P<folder>submission_(?P<id>\d+))/(?P<path>.+)$", re.IGNORECASE)
 METADATA = "submission_metadata.yml"

@@ -5,7 +5,7 @@ arrival.json. In Canvas, upload the zip file with "Upload submissions" in the as
 "Upload multiple feedback files in a zip", after switching on feedback files for the assignment. Gradescope shows
 students the results of its own autograder.
 
-Sources: `infer_comment_context_from_filename` of canvas-lms, mod/assign/feedback/file/importziplib.php of Moodle.
+Sources: `infer_comment_context_from_filename` of Canvas, mod/assign/feedback/file/importziplib.php of Moodle.
 """
 
 import argparse
