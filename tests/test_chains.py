@@ -29,7 +29,7 @@ STYLES = {
         "08_zero2/around_a_ring",
         "09_zero3/match_and_counters",
         "13_tensor_parallel/contexts_and_indices",
-        "15_pipeline_parallel/deques_and_priorities",
+        "15_pipeline_parallel/priorities",
     ),
     "clever": (
         "01_collectives/no_filling_on_the_wire",

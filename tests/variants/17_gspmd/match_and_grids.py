@@ -1,4 +1,4 @@
-"""Matches placements, builds rules in dicts, and cuts by narrow() and unflatten()."""
+"""Matches placements, keeps rules in dicts, cuts by narrow(), and finds the cheapest steps by relaxation."""
 
 import itertools
 import math
