@@ -38,7 +38,7 @@ STYLES = {
         "04_overlap/pending_is_a_property",
         "07_zero1/foreach_and_halves",
         "08_zero2/adds_in_place",
-        "09_zero3/tables_and_islices",
+        "09_zero3/tables_and_iterators",
         "13_tensor_parallel/hooks_and_rings",
         "15_pipeline_parallel/batched_and_recursive",
     ),
