@@ -29,7 +29,7 @@ STYLES = {
         "08_zero2/around_a_ring",
         "09_zero3/match_and_counters",
         "13_tensor_parallel/contexts_and_indices",
-        "15_pipeline_parallel/deques_and_priorities",
+        "15_pipeline_parallel/priorities",
     ),
     "clever": (
         "01_collectives/no_filling_on_the_wire",
@@ -38,7 +38,7 @@ STYLES = {
         "04_overlap/pending_is_a_property",
         "07_zero1/foreach_and_halves",
         "08_zero2/adds_in_place",
-        "09_zero3/tables_and_islices",
+        "09_zero3/tables_and_iterators",
         "13_tensor_parallel/hooks_and_rings",
         "15_pipeline_parallel/batched_and_recursive",
     ),

@@ -42,4 +42,4 @@ def direct_reduce_scatter(tensor, group=None):
         row[: chunk.numel()] = chunk
     incoming = torch.zeros_like(outgoing)
     dist.all_to_all_single(incoming, outgoing, group=group)
-    return incoming.cumsum(0, dtype=tensor.dtype)[-1]
+    return incoming.cumsum(0, dtype=tensor.dtype)[-1].clone()

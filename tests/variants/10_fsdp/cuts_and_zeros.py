@@ -2,7 +2,6 @@
 
 import torch
 import torch.distributed as dist
-from torch.nn.functional import pad
 
 from solutions import deferred, reducing
 from solutions.zero3 import ZeRO3  # noqa: F401
@@ -41,5 +40,6 @@ class Materializer(deferred.Materializer):
             if start < stop:
                 pieces.append(self.value_of(parameter).reshape(-1)[start:stop].clone())
             offset += parameter.numel()
-        pieces = pieces or [torch.zeros(0, dtype=layout.parameters[0].dtype, device=self.device)]
-        return pad(torch.cat(pieces), (0, n - sum(map(len, pieces))))
+        filled = sum(map(len, pieces))
+        pieces.append(torch.zeros(n - filled, dtype=layout.parameters[0].dtype, device=self.device))
+        return torch.cat(pieces)

@@ -14,7 +14,9 @@ from shared.sharded.checkpoints import states_of, states_to_load
 
 
 def newest_checkpoint(folder):
-    found = [(int(match[1]), path) for path in folder.iterdir() if (match := re.fullmatch(r"step_(\d+)", path.name))]
+    found = [
+        (int(match[1]), path) for path in folder.glob("step_*") if (match := re.fullmatch(r"step_(\d+)", path.name))
+    ]
     return max(found)[1] if found else None
 
 

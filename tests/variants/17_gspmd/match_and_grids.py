@@ -1,4 +1,4 @@
-"""Matches placements, builds rules in dicts, and cuts by narrow() and unflatten()."""
+"""Matches placements, keeps rules in dicts, cuts by narrow(), and finds the cheapest steps by relaxation."""
 
 import itertools
 import math
@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from shared.placements import EINSUM, LINEAR, Equation, Mesh, Partial, Replicate, Shard, dim_of
 from solutions import gspmd as right
-from solutions.gspmd import Rule, make_mesh_group  # noqa: F401
+from solutions.gspmd import Rule, local_shape, make_mesh_group  # noqa: F401
 
 
 def local_part(tensor, placement, index, size):

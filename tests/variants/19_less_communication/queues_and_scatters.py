@@ -1,4 +1,4 @@
-"""Chunks blocks into rows, keeps the handles in a deque, adds by scatter_add_, and reads matrices out of a list."""
+"""Turns blocks into rows, keeps the handles in a queue, adds by scatter_add_, and multiplies matrices into new ones."""
 
 from collections import deque
 

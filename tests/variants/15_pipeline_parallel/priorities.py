@@ -1,4 +1,4 @@
-"""Schedules by priorities and iterators, keeps what backward needs in deques, and dispatches actions in a dict."""
+"""Schedules by priorities and iterators, adds tied gradients in the order of stages, and finds actions in a dict."""
 
 import heapq
 from collections import deque

@@ -1,4 +1,4 @@
-"""Looks transitions up in a table, keeps handles in a generator, and prefetches with takewhile() and islice()."""
+"""Looks transitions up in a table, keeps handles in a generator, and prefetches through iterators."""
 
 from functools import partial
 from itertools import filterfalse, islice
