@@ -127,11 +127,11 @@ class Guard:
         self.pending = self.awaits_finish
 
     def note_versions(self, buckets: Iterable) -> None:
-        """Remember how often the flat tensors of buckets have been changed, after backward() has packed a gradient."""
+        """Remember how often the flat tensors of buckets had been changed when backward() launched them."""
         self.versions |= {id(bucket): bucket.flat._version for bucket in buckets if bucket.flat is not None}
 
     def reject_changed(self, buckets: Iterable) -> None:
-        """Raise a RuntimeError if gradients in buckets have been changed since, perhaps while they were sent."""
+        """Raise a RuntimeError if gradients in buckets have been changed since they were launched."""
         for bucket in buckets:
             version = self.versions.get(id(bucket))
             if version not in (None, bucket.flat._version):
