@@ -202,6 +202,12 @@ def sparse_buffer_on_one_rank(wrap):
     wrap(Shaped(0, lambda: buffer, "buffer"), torch.optim.SGD, lr=0.1)
 
 
+def trained_buffer(wrap):
+    module = net()
+    module.register_buffer("seen", torch.ones(3, requires_grad=True))
+    wrap(module, torch.optim.SGD, lr=0.1)
+
+
 def lazy_layer(wrap):
     wrap(nn.Sequential(nn.LazyLinear(3)), torch.optim.SGD, lr=0.1)
 
@@ -1122,6 +1128,11 @@ RAISES = {
     **{
         f"1 sparse on one rank, {name}": ("models differ", sparse_buffer_on_one_rank, w)
         for name, w in REPLICATED.items()
+    },
+    **{
+        f"1 trained buffer, {name}": ("'seen' has a gradient", trained_buffer, w)
+        for name, w in WRAPPERS.items()
+        if name != "zero1"
     },
     **{f"1 lazy, {name}": ("run one forward", lazy_layer, w) for name, w in REPLICATED.items()},
     **{f"1 tied by storage, {name}": ("share memory", tied_by_storage, w) for name, w in SHARDED.items()},

@@ -59,8 +59,12 @@ class Guard:
         self._watch(numbered(parameters, self.snapshot.parameters))
 
     def _watch(self, parameters: dict[str, nn.Parameter], module: nn.Module | None = None) -> None:
-        tensors = parameters | dict(module.named_buffers() if module else ())
+        buffers = dict(module.named_buffers() if module else ())
+        tensors = parameters | buffers
         descriptions, error = descriptions_of(tensors)
+        for name, buffer in buffers.items():
+            if buffer.requires_grad and error is None:
+                error = ValueError(f"the buffer {name!r} has a gradient, which is not averaged: make it a parameter")
         device = next((tensor.device for tensor in tensors.values()), self.alarm.device)
         self.alarm.compare(descriptions, device)
         if error is not None:  # and on every rank, because they have the same tensors

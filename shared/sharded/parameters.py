@@ -8,6 +8,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from shared.guards.tensors import contiguous
+
 
 class ReshardedParameter(nn.Parameter):
     """The class of a parameter while its memory is freed. Whatever needs its values raises a RuntimeError.
@@ -124,12 +126,8 @@ def broadcast_buffers(module: nn.Module, group: dist.ProcessGroup | None) -> Non
     Communication: one broadcast per buffer.
     """
     for buffer in module.buffers():
-        # An expanded dimension has one element in memory.
-        own = buffer[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in buffer.stride())]
-        sent = own.contiguous()
-        dist.broadcast(sent, group=group, group_src=0)
-        if sent is not own:
-            own.copy_(sent)
+        with contiguous(buffer) as packed:
+            dist.broadcast(packed, group=group, group_src=0)
 
 
 class UnchangedParameters:
