@@ -418,8 +418,8 @@ print(trained.tolist(), frozen.tolist())
 # - Flatten the parameters with `self.flatten`, and add the results to `self.flat_parameters`.
 # - Call `self.inner.add_param_group()` with the same settings and with this rank's shards.
 #
-# `update_parameters()` expects that every `shard.grad` is the mean gradient. Its first and last lines are given. They let
-# `inner` skip parameters that no rank has used, as in one process, and discard the means again:
+# `update_parameters()` expects that every `shard.grad` is the mean gradient. Its first and last lines are given. They
+# let `inner` skip parameters that no rank has used, as in one process, and discard the means again:
 #
 # - Copy every setting of each param group to the inner param group. (A scheduler changes `self.param_groups` between
 #   steps, and does not know about `inner`.)
