@@ -991,6 +991,16 @@ def skips_what_is_not_finite(wrap):
     return differs_from_one_process(wrap, net, train)
 
 
+def a_step_without_backward(compressor):
+    """Finish a step in which no rank has a gradient, after one in which all have."""
+    model = OverlappedDDP(net(), compressor=compressor())
+    for number in range(3):
+        model.zero_grad()
+        if number != 1:
+            model(own(batch())).square().mean().backward()
+        model.finish_gradient_sync()
+
+
 def empty_bucket(compressor):
     """A bucket without elements, in a dtype of its own."""
     module = net()
@@ -1120,6 +1130,7 @@ RIGHT = {
     **{f"4 unused on one rank, {name}": (unused_on_one_rank_is_averaged, wrap) for name, wrap in REPLICATED.items()},
     **{f"5 nan, {name}": (nan_everywhere_is_no_problem_of_another_rank, wrap) for name, wrap in WRAPPERS.items()},
     **{f"5 skipped, {name}": (skips_what_is_not_finite, wrap) for name, wrap in WRAPPERS.items()},
+    **{f"5 no backward, {name}": (a_step_without_backward, compressor) for name, compressor in COMPRESSORS.items()},
     **{f"5 empty bucket, {name}": (empty_bucket, compressor) for name, compressor in COMPRESSORS.items()},
 }
 RAISES = {

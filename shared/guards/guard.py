@@ -137,7 +137,7 @@ class Guard:
     def reject_changed(self, buckets: Iterable) -> None:
         """Raise a RuntimeError if gradients in buckets have been changed since they were launched."""
         for bucket in buckets:
-            version = self.versions.get(id(bucket))
+            version = self.versions.pop(id(bucket), None)
             if version not in (None, bucket.flat._version):
                 raise RuntimeError(
                     f"the gradient of {name_of(bucket.parameters[0])} or another one in its bucket was changed after "
