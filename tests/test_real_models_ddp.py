@@ -202,6 +202,12 @@ def sparse_buffer_on_one_rank(wrap):
     wrap(Shaped(0, lambda: buffer, "buffer"), torch.optim.SGD, lr=0.1)
 
 
+def trained_buffer(wrap):
+    module = net()
+    module.register_buffer("seen", torch.ones(3, requires_grad=True))
+    wrap(module, torch.optim.SGD, lr=0.1)
+
+
 def lazy_layer(wrap):
     wrap(nn.Sequential(nn.LazyLinear(3)), torch.optim.SGD, lr=0.1)
 
@@ -985,6 +991,16 @@ def skips_what_is_not_finite(wrap):
     return differs_from_one_process(wrap, net, train)
 
 
+def a_step_without_backward(compressor):
+    """Finish a step in which no rank has a gradient, after one in which all have."""
+    model = OverlappedDDP(net(), compressor=compressor())
+    for number in range(3):
+        model.zero_grad()
+        if number != 1:
+            model(own(batch())).square().mean().backward()
+        model.finish_gradient_sync()
+
+
 def empty_bucket(compressor):
     """A bucket without elements, in a dtype of its own."""
     module = net()
@@ -1114,6 +1130,7 @@ RIGHT = {
     **{f"4 unused on one rank, {name}": (unused_on_one_rank_is_averaged, wrap) for name, wrap in REPLICATED.items()},
     **{f"5 nan, {name}": (nan_everywhere_is_no_problem_of_another_rank, wrap) for name, wrap in WRAPPERS.items()},
     **{f"5 skipped, {name}": (skips_what_is_not_finite, wrap) for name, wrap in WRAPPERS.items()},
+    **{f"5 no backward, {name}": (a_step_without_backward, compressor) for name, compressor in COMPRESSORS.items()},
     **{f"5 empty bucket, {name}": (empty_bucket, compressor) for name, compressor in COMPRESSORS.items()},
 }
 RAISES = {
@@ -1122,6 +1139,11 @@ RAISES = {
     **{
         f"1 sparse on one rank, {name}": ("models differ", sparse_buffer_on_one_rank, w)
         for name, w in REPLICATED.items()
+    },
+    **{
+        f"1 trained buffer, {name}": ("'seen' has a gradient", trained_buffer, w)
+        for name, w in WRAPPERS.items()
+        if name != "zero1"
     },
     **{f"1 lazy, {name}": ("run one forward", lazy_layer, w) for name, w in REPLICATED.items()},
     **{f"1 tied by storage, {name}": ("share memory", tied_by_storage, w) for name, w in SHARDED.items()},

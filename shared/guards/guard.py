@@ -59,8 +59,12 @@ class Guard:
         self._watch(numbered(parameters, self.snapshot.parameters))
 
     def _watch(self, parameters: dict[str, nn.Parameter], module: nn.Module | None = None) -> None:
-        tensors = parameters | dict(module.named_buffers() if module else ())
+        buffers = dict(module.named_buffers() if module else ())
+        tensors = parameters | buffers
         descriptions, error = descriptions_of(tensors)
+        for name, buffer in buffers.items():
+            if buffer.requires_grad and error is None:
+                error = ValueError(f"the buffer {name!r} has a gradient, which is not averaged: make it a parameter")
         device = next((tensor.device for tensor in tensors.values()), self.alarm.device)
         self.alarm.compare(descriptions, device)
         if error is not None:  # and on every rank, because they have the same tensors
@@ -127,13 +131,13 @@ class Guard:
         self.pending = self.awaits_finish
 
     def note_versions(self, buckets: Iterable) -> None:
-        """Remember how often the flat tensors of buckets have been changed, after backward() has packed a gradient."""
+        """Remember how often the flat tensors of buckets had been changed when backward() launched them."""
         self.versions |= {id(bucket): bucket.flat._version for bucket in buckets if bucket.flat is not None}
 
     def reject_changed(self, buckets: Iterable) -> None:
-        """Raise a RuntimeError if gradients in buckets have been changed since, perhaps while they were sent."""
+        """Raise a RuntimeError if gradients in buckets have been changed since they were launched."""
         for bucket in buckets:
-            version = self.versions.get(id(bucket))
+            version = self.versions.pop(id(bucket), None)
             if version not in (None, bucket.flat._version):
                 raise RuntimeError(
                     f"the gradient of {name_of(bucket.parameters[0])} or another one in its bucket was changed after "

@@ -121,6 +121,7 @@ def call_hook(on_gradient: Callable, parameter: nn.Parameter, *indices: int) -> 
         guard.mark()
         queue, launched = sync.queue, sync.queue.launched
         on_gradient(*indices)
-        guard.note_versions([queue.buckets[indices[0]], *queue.buckets[launched : queue.launched]])
+        if queue.launched > launched:
+            guard.note_versions(queue.buckets[launched : queue.launched])
     except RuntimeError as error:
         guard.alarm.ring(error, functools.partial(abandon, sync))

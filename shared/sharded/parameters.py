@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from shared.guards.alarms import Alarm
-from shared.guards.tensors import descriptions_of
+from shared.guards.tensors import contiguous, descriptions_of
 from shared.sharded.parts import mark
 
 
@@ -164,12 +164,8 @@ def broadcast_buffers(module: nn.Module, group: dist.ProcessGroup | None) -> Non
     Communication: one broadcast per buffer.
     """
     for buffer in module.buffers():
-        # An expanded dimension has one element in memory.
-        own = buffer[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in buffer.stride())]
-        sent = own.contiguous()
-        dist.broadcast(sent, group=group, group_src=0)
-        if sent is not own:
-            own.copy_(sent)
+        with contiguous(buffer) as packed:
+            dist.broadcast(packed, group=group, group_src=0)
 
 
 class UnchangedParameters:

@@ -418,8 +418,8 @@ print(trained.tolist(), frozen.tolist())
 # - Flatten the parameters with `self.flatten`, and add the results to `self.flat_parameters`.
 # - Call `self.inner.add_param_group()` with the same settings and with this rank's shards.
 #
-# `update_parameters()` expects that every `shard.grad` is the mean gradient. Its last lines are given, and discard the
-# means again:
+# `update_parameters()` expects that every `shard.grad` is the mean gradient. Its first and last lines are given. They
+# let `inner` skip parameters that no rank has used, as in one process, and discard the means again:
 #
 # - Copy every setting of each param group to the inner param group. (A scheduler changes `self.param_groups` between
 #   steps, and does not know about `inner`.)
@@ -546,6 +546,10 @@ class ShardedOptimizer(ShardedOptimizer):
                 state_dict["state"][index_of[parameter]] = entries
         return state_dict if to in (None, dist.get_rank(self.group)) else None
 
+
+# %% tags=["export"]
+# %%ranks
+class ShardedOptimizer(ShardedOptimizer):
     def load_state_dict(self, state_dict: dict) -> None:
         """Keep this rank's shard of a full state, which may come from any number of ranks or a plain optimizer_cls.
 
@@ -561,10 +565,6 @@ class ShardedOptimizer(ShardedOptimizer):
             ]
             self.pieces.load(flat_parameter, shard_state(layout, entries), entries)
 
-
-# %% tags=["export"]
-# %%ranks
-class ShardedOptimizer(ShardedOptimizer):
     def _index_of(self, packed_groups: list[dict]) -> dict[nn.Parameter, int]:
         """Map each parameter to its index in a state dict, whose param groups are packed_groups."""
         return {
