@@ -428,7 +428,9 @@ class PostponeWeight(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, x: Tensor, bias: Tensor | None, anchor: Tensor | None, postponed: tuple) -> Tensor:
+    def forward(
+        ctx, x: Tensor, bias: Tensor | None, anchor: Tensor | None, postponed: tuple
+    ) -> Tensor:
         ctx.parameter, ctx.terms = postponed
         weight = ctx.parameter.detach()
         ctx.save_for_backward(x, weight)
