@@ -40,12 +40,12 @@ from solutions.pipeline_schedules import gpipe, interleaved, one_f_one_b, zero_b
 class PostponeWeight(torch.autograd.Function):
     """Compute x Wᵀ + b. Backward keeps the factors of W's gradient, and computes the other gradients.
 
-    W is not among the inputs that autograd sees, because its hooks must wait for its gradient. The anchor takes its
-    place: with it, the output requires a gradient in any case.
+    W is not among the inputs that autograd sees, because its hooks must wait for its gradient. If x requires no
+    gradient, an anchor takes W's place, so that the output requires one.
     """
 
     @staticmethod
-    def forward(ctx, x: Tensor, bias: Tensor | None, anchor: Tensor, postponed: tuple) -> Tensor:
+    def forward(ctx, x: Tensor, bias: Tensor | None, anchor: Tensor | None, postponed: tuple) -> Tensor:
         ctx.parameter, ctx.terms = postponed
         weight = ctx.parameter.detach()
         ctx.save_for_backward(x, weight)
@@ -81,7 +81,7 @@ class Chunk(nn.Module):
         if self.micro_batch is None or not is_plain_linear(layer, x):
             return type(layer).forward(layer, x)
         terms = self.terms.setdefault(self.micro_batch, [])
-        anchor = torch.empty(0, requires_grad=True)
+        anchor = None if x.requires_grad else torch.empty(0, requires_grad=True)
         return PostponeWeight.apply(x, layer.bias, anchor, (layer.weight, terms))
 
     @torch.no_grad()

@@ -49,7 +49,6 @@ def expect_plain(layer: nn.Module, kind: type[nn.Module], group: dist.ProcessGro
 
     It may compute something that would be lost when its parameters are split, or have other values on another rank.
     """
-    expect_same(layer.named_parameters(), group)
     hooks = [layer._forward_pre_hooks, layer._forward_hooks, layer._backward_pre_hooks, layer._backward_hooks]
     hooks += [parameter._backward_hooks for parameter in layer.parameters()]
     has_own_forward = type(layer).forward is not kind.forward or "forward" in vars(layer)
@@ -58,14 +57,15 @@ def expect_plain(layer: nn.Module, kind: type[nn.Module], group: dist.ProcessGro
             f"cannot split a {type(layer).__name__} that has hooks, a parametrization or a forward() of its own, "
             f"because they would be lost: split a plain {kind.__name__}"
         )
+    expect_same(layer.named_parameters(), group)
 
 
 def expect_plain_embedding(embedding: nn.Embedding, group: dist.ProcessGroup | None) -> None:
     """Raise a ValueError if an embedding cannot be split: see expect_plain()."""
-    expect_plain(embedding, nn.Embedding, group)
     for setting in ("max_norm", "scale_grad_by_freq", "sparse"):
-        if getattr(embedding, setting):
+        if getattr(embedding, setting, False):
             raise ValueError(f"cannot split an embedding with {setting}: build it without")
+    expect_plain(embedding, nn.Embedding, group)
 
 
 def own_padding_idx(embedding: nn.Embedding, own_rows: int, group: dist.ProcessGroup | None) -> int | None:

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from shared.schedules import Action, check_schedule, micro_batches_of
-from shared.sharded.announcements import autocast_dtype
 
 
 def expect_tensor(output, layer: nn.Module) -> Tensor:
@@ -27,7 +26,7 @@ def is_plain_linear(layer: nn.Linear, x: Tensor) -> bool:
         and type(weight) is nn.Parameter  # old weight_norm and pruning leave a tensor that is not a leaf
         and weight.requires_grad
         and not weight._backward_hooks
-        and autocast_dtype(x.device) is None
+        and not torch._C._is_any_autocast_enabled()
         and not torch.compiler.is_compiling()
         and x.dim() > 1
     )
@@ -36,8 +35,9 @@ def is_plain_linear(layer: nn.Linear, x: Tensor) -> bool:
 def accumulate(weight: nn.Parameter, gradient: Tensor) -> None:
     """Add a gradient to weight.grad, and call the hooks that autograd would call then."""
     weight.grad = gradient if weight.grad is None else weight.grad + gradient
-    for hook in (weight._post_accumulate_grad_hooks or {}).values():
-        hook(weight)
+    if weight._post_accumulate_grad_hooks:
+        for hook in weight._post_accumulate_grad_hooks.values():
+            hook(weight)
 
 
 def expect_schedule(schedule: Sequence[Sequence[Action]], stages: int, micro_batches: int) -> None:

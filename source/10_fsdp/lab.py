@@ -359,10 +359,11 @@ class ZeRO3(ShardedModule):
     RuntimeError.
 
     The module's own parameters have memory only while their unit computes. Reading or changing them in between raises a
-    RuntimeError, and so does backward() if one was frozen, unfrozen, replaced or added after wrapping. A loss must
-    depend on what a unit returns, not on tensors that it has stored elsewhere. The gradient of a parameter that no rank
-    used is zeros, not None, so weight decay and momentum change it, unlike in one process. As in FSDP2, the model
-    cannot be copied.
+    RuntimeError, and so does backward() if one was frozen, unfrozen, replaced or added after wrapping. What forward()
+    writes into one's .data is lost. A loss must depend on what a unit returns, not on tensors that it has stored
+    elsewhere. A shard has one dimension, and holds weights and biases, so param groups cannot choose between them. The
+    gradient of a parameter that no rank used is zeros, not None, so weight decay and momentum change it, unlike in one
+    process. As in FSDP2, the model cannot be copied.
 
     Args:
         units: submodules that are unsharded one at a time; by default, the layers of the module's ModuleLists and
