@@ -101,6 +101,7 @@ class DeferredFlatParameter(ShardedFlatParameter):
         *,
         materializer: Materializer,
     ):
+        self.parameters, self.group, self.compute_dtype = parameters, group, compute_dtype
         self.layout, first = FlatLayout(parameters, group), parameters[0]
         padded_numel = dist.get_world_size(group) * self.layout.shard_shape.numel()
         dtype = compute_dtype if compute_dtype and first.is_floating_point() else first.dtype
