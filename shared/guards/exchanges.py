@@ -152,7 +152,10 @@ class AtStep(Exchange):
 def abandon(sync) -> None:
     """End a step of a GradientSync on a rank that raises: launch the remaining buckets with NaN, and begin anew."""
     queue = sync.queue
-    sync.queue, sync.pending = type(queue)(queue.buckets), False
+    sync.queue = type(queue)(queue.buckets)
+    with contextlib.suppress(AttributeError):  # In another style, `pending` is a property.
+        sync.pending = False
+    sync.guard.versions.clear()
     launch_nan(queue.buckets[queue.launched :])
     wait_for(queue.buckets)
 

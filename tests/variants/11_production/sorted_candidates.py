@@ -24,13 +24,13 @@ def _device_type(module=None):
 def fully_sharded(module, units=None, compute_dtype=None, reduce_dtype=None, reshard_after_forward=True, mesh=None):
     for tensor in [*module.parameters(), *module.buffers()]:
         dist.broadcast(tensor.data, src=0)
+    mesh = init_device_mesh(_device_type(module), (dist.get_world_size(),)) if mesh is None else mesh
     options = {"mp_policy": MixedPrecisionPolicy(compute_dtype, reduce_dtype)}
-    options["mesh"] = init_device_mesh(_device_type(module), (dist.get_world_size(),)) if mesh is None else mesh
     depth = {submodule: name.count(".") + bool(name) for name, submodule in module.named_modules()}
     chosen = dict.fromkeys(default_units(module) if units is None else units)
     for unit in sorted(chosen, key=depth.get, reverse=True):
-        fully_shard(unit, reshard_after_forward=reshard_after_forward, **options)
-    fully_shard(module, reshard_after_forward=False, **options)
+        fully_shard(unit, mesh=mesh, reshard_after_forward=reshard_after_forward, **options)
+    fully_shard(module, mesh=mesh, reshard_after_forward=False, **options)
     return module
 
 

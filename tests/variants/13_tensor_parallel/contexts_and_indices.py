@@ -72,7 +72,7 @@ def _own(tensor, dim, group):
 class ColumnParallelLinear(right.ColumnParallelLinear):
     @classmethod
     def from_linear(cls, linear, group=None, gather_output=False, *, enter=copy_to_ranks):
-        expect_plain(linear, nn.Linear)
+        expect_plain(linear, nn.Linear, group)
         bias = _own(linear.bias, 0, group) if linear.bias is not None else None
         return cls(_own(linear.weight, 0, group), bias, group, gather_output=gather_output, enter=enter)
 
@@ -88,7 +88,7 @@ class ColumnParallelLinear(right.ColumnParallelLinear):
 class RowParallelLinear(right.RowParallelLinear):
     @classmethod
     def from_linear(cls, linear, group=None, leave=sum_over_ranks):
-        expect_plain(linear, nn.Linear)
+        expect_plain(linear, nn.Linear, group)
         bias = None if linear.bias is None else like(linear.bias, linear.bias.detach() + 0)
         return cls(_own(linear.weight, 1, group), bias, group, leave)
 
@@ -111,7 +111,7 @@ class ParallelAttention(right.ParallelAttention):
 class VocabParallelEmbedding(vocabulary.VocabParallelEmbedding):
     @classmethod
     def from_embedding(cls, embedding, group=None, leave=sum_over_ranks):
-        expect_plain_embedding(embedding)
+        expect_plain_embedding(embedding, group)
         own = cls(vocabulary.vocabulary_shard(embedding.weight, group), group, leave)
         own.vocabulary = embedding.num_embeddings
         own.padding_idx = vocabulary.own_padding_idx(embedding, len(own.weight), group)
