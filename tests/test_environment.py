@@ -391,7 +391,7 @@ def test_a_folder_that_cannot_hold_an_environment_gets_one_message(clone):
     assert clone.error(before=fails).endswith(
         "cannot be created or changed here: set COURSE_VENV to a folder of your own."
     )
-    assert "has a colon in its name: rename it." in clone.error(COURSE_VENV=str(clone.venv / "a:b" / "venv"))
+    assert "rename the folder with a colon" in clone.error(COURSE_VENV=str(clone.venv / "a:b" / "venv"))
     assert clone.run(*PRINT)[0] == 0
     assert clone.run(*PRINT, before=read_only) == (0, "ran\n", "")  # A complete environment is only read.
 
@@ -402,7 +402,6 @@ def test_an_unsuitable_machine_gets_one_message(clone):
     assert clone.error(**old) == "The course needs Python 3.11 to 3.14, but this is 3.10: install one."
     assert "On Windows, run this in WSL" in clone.error(before="sys.modules['fcntl'] = None")
     assert "`sudo apt install python3-venv`" in clone.error(NO_VENV="1")
-    assert "move the course to a folder without a colon" in clone.error(COURSE_VENV=str(clone.root / "CS:101"))
     (clone.root.parent / "file").touch()
     assert "is not finished (NotADirectoryError" in clone.error(COURSE_VENV=str(clone.root.parent / "file" / "venv"))
 

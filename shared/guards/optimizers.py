@@ -26,7 +26,6 @@ def reject_whole_tensor_updates(optimizer_cls: Callable, defaults: dict) -> None
     It trains 12 elements for two steps, as one parameter and as two pieces.
     """
     name = getattr(optimizer_cls, "__name__", str(optimizer_cls))
-    values = torch.linspace(-1, 1, 12, device="cpu")
 
     def updated(pieces: list[torch.Tensor]) -> torch.Tensor:
         pieces = [nn.Parameter(piece.clone()) for piece in pieces]
@@ -38,6 +37,7 @@ def reject_whole_tensor_updates(optimizer_cls: Callable, defaults: dict) -> None
         return torch.cat([piece.detach().flatten() for piece in pieces])
 
     with torch.random.fork_rng(devices=[]), _disable_current_modes():  # No one should count what a trial allocates.
+        values = torch.linspace(-1, 1, 12, device="cpu")
         try:
             same = torch.allclose(updated([values.view(3, 4)]), updated([values[:5], values[5:]]), rtol=1e-4, atol=1e-6)
         except (TypeError, ValueError, RuntimeError) as error:

@@ -251,8 +251,7 @@ def flat_parameters_of(
 class ZeRO2(nn.Module):
     """ZeRO stage 2: gradients are reduce-scattered and freed while backward computes; the optimizer state is sharded.
 
-    `.optimizer` is the sharded optimizer, for schedulers and state dicts. A gradient of None counts as zeros if
-    another rank has one. Parameters that no rank has used stay as they are.
+    `.optimizer` is for schedulers and state dicts. None counts as zeros, unless no rank has used the parameter.
 
     Memory: with Adam in fp32, 4Ψ + 4Ψ/N + 8Ψ/N bytes for Ψ parameters on N ranks; during backward up to 3 − 1/N buckets
         more, and the gradient being computed. Inside no_sync(), full gradients of 4Ψ bytes.
