@@ -476,7 +476,7 @@ def test_totals_weigh_the_labs(tmp_path):
     ("name", "text", "message"),
     [
         ("course.toml", "[late", "course.toml is not valid TOML"),
-        ("course.toml", "[lates]", "unknown name 'lates'; the known names are late, labs"),
+        ("course.toml", "[lates]", "unknown name 'lates'; the known names are late, labs, names"),
         ("course.toml", "[labs.02_ddp]", "unknown name '02_ddp'; the known names are 00_ranks"),
         ("course.toml", "[late]\ndays = 'x'", "days in .late. in course.toml must be a whole number, got 'x'"),
         ("course.toml", f"[labs.{LAB}]\nweight = -1", "weight .* must be a number of at least 0"),
