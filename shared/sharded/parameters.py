@@ -33,6 +33,7 @@ class ReshardedParameter(nn.Parameter):
         | {"register_hook", "register_post_accumulate_grad_hook"}
         | {"new_zeros", "new_empty", "zeros_like", "empty_like"}
     )
+    shape_of_other = frozenset({"view_as", "reshape_as", "expand_as"})  # other.view_as(parameter) reads no values
     advice = (
         "it is sharded, and has memory only while forward() or backward() of its unit runs. Read it with "
         "full_state_dict() and set it with load_full_state_dict(), or change the model before you wrap it"
@@ -47,7 +48,8 @@ class ReshardedParameter(nn.Parameter):
                 alias = function(*args).as_subclass(cls)  # it has no memory either
                 alias.name_in_model = getattr(args[0], "name_in_model", None)
                 return alias
-            if name in (cls.attributes if is_attribute else cls.methods):
+            takes_shape_only = name in cls.shape_of_other and not isinstance(args[0], cls)
+            if takes_shape_only or name in (cls.attributes if is_attribute else cls.methods):
                 return function(*args, **(kwargs or {}))
         freed = next(value for value in tree_leaves((args, kwargs)) if isinstance(value, cls))
         raise RuntimeError(f"cannot use {describe(freed)} in {name}: {cls.advice}")

@@ -47,7 +47,7 @@ class Bucket:
         if parameter.grad is None:
             flat_slice.zero_()
         elif parameter.grad is not self.slices[index]:
-            flat_slice.copy_(parameter.grad.view(-1))
+            flat_slice.copy_(parameter.grad.reshape(-1))
         parameter.grad = self.slices[index]
         parameter.grad /= dist.get_world_size(self.group)
 

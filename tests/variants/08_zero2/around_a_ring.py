@@ -76,6 +76,7 @@ class ShardedBucket:
             mean = self.in_flight.wait() / dist.get_world_size(self.layout.group)
             self._reset()
             shard = self.flat_parameter.shard
+            mean = mean.to(shard.dtype)
             shard.grad = mean if shard.grad is None else shard.grad + mean
 
 

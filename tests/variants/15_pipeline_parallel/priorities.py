@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from shared.schedules import Action
+from solutions import neighbors
 from solutions import pipeline as right
 
 
@@ -53,14 +54,14 @@ def zero_bubble(stages, micro_batches):
     return schedule
 
 
-class Neighbors(right.Neighbors):
+class Neighbors(neighbors.Neighbors):
     def send(self, kind, tensor):
         if self.stages < 2:
             self.to_itself[kind].append(tensor)
         else:
             message = tensor.detach().clone(memory_format=torch.contiguous_format)
             group, peer = self.route(kind)
-            work = dist.isend(message, group=group, group_dst=peer, tag=right.TAGS[kind])
+            work = dist.isend(message, group=group, group_dst=peer, tag=neighbors.TAGS[kind])
             self.in_flight[kind].append((work, message))
 
     def receive(self, kind, like):
@@ -68,7 +69,7 @@ class Neighbors(right.Neighbors):
             return self.to_itself[kind].popleft()
         group, peer = self.route(kind, sends=False)
         received = torch.zeros(like.shape, dtype=like.dtype, device=like.device)
-        dist.irecv(received, group=group, group_src=peer, tag=right.TAGS[kind]).wait()
+        dist.irecv(received, group=group, group_src=peer, tag=neighbors.TAGS[kind]).wait()
         if kind == "B" and len(self.in_flight["F"]):
             self.in_flight["F"].popleft()[0].wait()
         return received
