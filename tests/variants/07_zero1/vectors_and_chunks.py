@@ -128,7 +128,7 @@ class ZeRO1(ShardedOptimizer):
         [gradients.reset() for gradients in self.gradients]
         self.is_stale = False
 
-    def _reduce(self):
+    def reduce_gradients(self):
         if self.is_stale and any(gradients.holds_gradients() for gradients in self.gradients):
             raise RuntimeError("these gradients are used up: call zero_grad() first")
         self.is_stale = False
@@ -138,7 +138,7 @@ class ZeRO1(ShardedOptimizer):
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm):
-        self._reduce()
+        self.reduce_gradients()
         squared = torch.zeros((), dtype=torch.float64)
         shards = [each.shard for each in self.flat_parameters]
         for shard in shards:
@@ -151,7 +151,7 @@ class ZeRO1(ShardedOptimizer):
 
     def step(self, closure=None):
         loss = None if closure is None else closure()
-        self._reduce()
+        self.reduce_gradients()
         self.update_parameters()
         self.is_stale = True
         return loss
