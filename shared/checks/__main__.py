@@ -54,7 +54,7 @@ def run_file(
         report = "\n".join(filter(None, [str(failure), framework.hint_on_names(str(failure))]))
         raise framework.Unusable(f"{Path(path).name} does not load.\n{report}") from None
     is_ours = candidate.is_a_solution(path)  # Our own solutions consist of several modules, which import each other.
-    verdicts = []
+    verdicts, judged = [], False
     for exercise in exercises_of(name):
         if only and exercise.piece != only:
             continue
@@ -64,9 +64,10 @@ def run_file(
             continue
         if {exercise.piece, exercise.stands_in} & set(defined):
             verdicts += framework.run_exercise(exercise, path, seed, check, graded=graded)
+            judged = True
         else:
             print(f"– {exercise.piece} is not in {Path(path).name}, so it is not checked")
-    if not verdicts:
+    if not judged:
         pieces = ", ".join(exercise.piece for exercise in exercises_of(name) if exercise.piece == only or not only)
         raise framework.Unusable(f"{Path(path).name} defines none of: {pieces}")
     return verdicts

@@ -46,7 +46,7 @@ def _left_in_groups(root: Path, own: Path) -> Iterator[int]:
     """
     lines = []
     with contextlib.suppress(OSError):
-        lines = [line.split(":", 2) for line in own.read_text().splitlines()]
+        lines = [line.split(":", 2) for line in own.read_text(encoding="utf-8").splitlines()]
     for _, controllers, path in lines:
         if controllers and "memory" not in controllers.split(","):
             continue
@@ -55,10 +55,12 @@ def _left_in_groups(root: Path, own: Path) -> Iterator[int]:
             if not folder.is_relative_to(hierarchy):
                 break
             with contextlib.suppress(OSError, ValueError):  # Version 2 writes "max" where there is no limit.
-                limit_bytes, used_bytes = (int((folder / name).read_text()) for name in (version.limit, version.used))
+                limit_bytes, used_bytes = (
+                    int((folder / name).read_text(encoding="utf-8")) for name in (version.limit, version.used)
+                )
                 yield max(0, limit_bytes - used_bytes + _cached_bytes(folder, version))
 
 
 def _cached_bytes(folder: Path, version: _Version) -> int:
-    pairs = (line.split() for line in (folder / "memory.stat").read_text().splitlines())
+    pairs = (line.split() for line in (folder / "memory.stat").read_text(encoding="utf-8").splitlines())
     return next((int(value) for name, value in pairs if name == version.cached), 0)

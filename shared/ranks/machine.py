@@ -146,7 +146,7 @@ def namespaces(settings: Path = Path("/proc/sys")) -> Iterator[Finding]:
         return
     for name, forbids, allows, by_whom in USER_NAMESPACES:
         setting = settings / name
-        if setting.exists() and setting.read_text().strip() == forbids:
+        if setting.exists() and setting.read_text(encoding="utf-8").strip() == forbids:
             command = f"`sudo sysctl {name.replace('/', '.')}={allows}`"
             advice = f"Needed only for grading and shaped links: {command} allows them."
             yield Finding("user namespaces", f"forbidden by {by_whom}", advice)

@@ -8,7 +8,7 @@ from torch.utils._pytree import tree_leaves
 from shared.sharded.parameters import describe
 
 KEEPS_NOTHING = ("zero_", "_foreach_zero_")  # zero_grad(set_to_none=False) calls one of these
-NEEDS_NO_VALUES = ("detach_", "requires_grad_", "as_subclass")
+NEEDS_NO_VALUES = ("detach_", "requires_grad_", "as_subclass", "untyped_storage", "data_ptr", "element_size")
 
 
 class ShardOfGradient(torch.Tensor):

@@ -1,4 +1,4 @@
-"""Works on NumPy arrays that share memory with tensors, batches sends and receives, and averages losses in float64."""
+"""Works on NumPy arrays, batches sends and receives, and averages losses in float64."""
 
 import numpy as np
 import torch
@@ -6,9 +6,9 @@ import torch.distributed as dist
 
 
 def _all_reduced(*numbers: float) -> np.ndarray:
-    array = np.asarray(numbers, dtype=np.float64)
-    dist.all_reduce(torch.from_numpy(array))
-    return array
+    tensor = torch.tensor(numbers, dtype=torch.float64)
+    dist.all_reduce(tensor)
+    return np.asarray(tensor.tolist())
 
 
 def sum_over_ranks(value: float) -> float:

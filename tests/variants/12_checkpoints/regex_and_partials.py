@@ -27,6 +27,7 @@ def _on_rank_0(*actions):
             action()
     done = torch.zeros(1, device="cuda" if dist.get_backend() == "nccl" else "cpu")
     dist.broadcast(done, src=0)
+    done.item()  # waits, because on a GPU broadcast() returns before it is done
 
 
 def _names(folder, step):
