@@ -205,7 +205,7 @@ def test_an_own_shard_that_is_overwritten_is_named(tmp_path):
 
 def test_an_index_that_is_taken_for_a_rank_is_hinted_at(tmp_path):
     text = mutants.named(CHAPTER, "tree_for_powers_of_two").code()
-    text = replaced(text, "(index + reach + root)", "(index + reach)")
+    text = replaced(text, "(index + holders + root)", "(index + holders)")
     verdict = verdict_on(tmp_path, "tree_broadcast", "values", text)
     assert verdict.hint.startswith("With src=0, it works.")
 
