@@ -25,14 +25,15 @@ ROOT = Path(__file__).resolve().parent
 VENV = (ROOT / os.path.expanduser(os.environ.get("COURSE_VENV") or ".venv")).resolve()
 PYTHON, MARK = VENV / "bin" / "python", VENV / "course-environment.json"
 # Python imports the clone in PYTHONPATH, or the one in which it is started, or the one that made the environment.
-FIND_COURSE = """import os, sys; sys.path += [os.path.abspath(each) for each in [*sys.path, ".", "..", %r] \
+FIND_COURSE = """import os, sys; sys.path += [os.path.abspath(each) for each in [*sys.path, ".", "..", %a] \
 if os.path.isdir(each + "/shared/checks")][:1]\n"""
 
 
 def sets_of_pins():
     """Return the pins without and with an NVIDIA GPU, or only those that have the torch in COURSE_TORCH."""
-    usual, forced = (ROOT / "constraints.txt").read_text(), os.environ.get("COURSE_TORCH")
-    differs = {pin.split("==")[0]: pin for pin in (ROOT / "constraints-gpu.txt").read_text().splitlines()}
+    usual, forced = (ROOT / "constraints.txt").read_text(encoding="utf-8"), os.environ.get("COURSE_TORCH")
+    for_gpu = (ROOT / "constraints-gpu.txt").read_text(encoding="utf-8").splitlines()
+    differs = {pin.split("==")[0]: pin for pin in for_gpu}
     both = [usual, "\n".join(differs.get(pin.split("==")[0], pin) for pin in usual.split("\n"))]
     chosen = [pins for pins in both if not forced or "torch==" + forced in pins.split("\n")]
     if not chosen:
@@ -53,7 +54,7 @@ def wanted(pins):
     """Return what this clone needs. A student's bundle has no tests and needs no tools for them."""
     import tomllib  # Python 3.10 has no such module.
 
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     packages = project["dependencies"] + project["optional-dependencies"]["dev"] * (ROOT / "tests").is_dir()
     return {"folder": str(VENV), "python": str(PYTHON.resolve()), "pins": pins, **dict.fromkeys(packages, "package")}
 
@@ -63,7 +64,7 @@ def lock(mark, how):
     try:
         fcntl.flock(mark, how | fcntl.LOCK_NB)
     except BlockingIOError:
-        if how == fcntl.LOCK_EX and MARK.read_text():
+        if how == fcntl.LOCK_EX and MARK.read_text(encoding="utf-8"):
             sys.exit(f"{VENV} must be rebuilt but is in use: close JupyterLab, let tests end, and run this again.")
         print("Waiting for another setup of this environment", flush=True)
         fcntl.flock(mark, how)
@@ -79,13 +80,14 @@ def build(mark):
         shutil.rmtree(str(path)) if path.is_dir() and not path.is_symlink() else path.unlink()
     if subprocess.call([sys._base_executable, "-Im", "venv", str(VENV)]):
         sys.exit("This Python cannot create environments: on Debian or Ubuntu, run `sudo apt install python3-venv`.")
-    next(VENV.glob("lib/python*/site-packages")).joinpath("course.pth").write_text(FIND_COURSE % str(ROOT))
+    packages = next(VENV.glob("lib/python*/site-packages"))
+    packages.joinpath("course.pth").write_text(FIND_COURSE % str(ROOT), encoding="ascii")
     pip = [str(PYTHON), "-Im", "pip", "install", "-q", "--no-input", "--disable-pip-version-check"]
-    VENV.joinpath("constraints.txt").write_text(needs["pins"])
+    VENV.joinpath("constraints.txt").write_text(needs["pins"], encoding="utf-8")
     pip += ["-c", str(VENV / "constraints.txt"), *(name for name, kind in needs.items() if kind == "package")]
     if subprocess.Popen(pip, env=dict(os.environ, PIP_USER="0"), pass_fds=[mark.fileno()]).wait():
         sys.exit("pip failed for the reason above: check the network and the free disk space (3 GB, CUDA: 9 GB).")
-    MARK.write_text(json.dumps({**needs, "python": str(PYTHON.resolve()), "clone": str(ROOT)}))
+    MARK.write_text(json.dumps({**needs, "python": str(PYTHON.resolve()), "clone": str(ROOT)}), encoding="utf-8")
 
 
 def prepare():
@@ -93,16 +95,17 @@ def prepare():
     VENV.mkdir(parents=True, exist_ok=True)
     if any(VENV.iterdir()) and not MARK.exists():
         sys.exit(f"{VENV} was not made by this bootstrap.py: move it away, or set COURSE_VENV to another folder.")
-    mark = MARK.open("a")
+    mark = MARK.open("r" if MARK.exists() and not os.access(str(MARK), os.W_OK) else "a", encoding="utf-8")
     while True:
         lock(mark, fcntl.LOCK_SH)
-        made = json.loads(MARK.read_text() or "{}")
+        made = json.loads(MARK.read_text(encoding="utf-8") or "{}")
         if PYTHON.exists() and any(wanted(pins).items() <= made.items() for pins in sets_of_pins()):
             return mark
         if made.get("clone", str(ROOT)) != str(ROOT) and os.path.exists(made["clone"]):
             sys.exit(f"{VENV} has the packages of another clone, {made['clone']}: set COURSE_VENV to another folder.")
         lock(mark, fcntl.LOCK_EX)
-        if json.loads(MARK.read_text() or "{}") == made:  # No other process has rebuilt it in the meantime.
+        unchanged = json.loads(MARK.read_text(encoding="utf-8") or "{}") == made
+        if unchanged:  # No other process has rebuilt it in the meantime.
             build(mark)
 
 
@@ -112,12 +115,17 @@ def main():
         for other in filter(shutil.which, ("python3.14", "python3.13", "python3.12", "python3.11")):
             os.execvp(other, [other, *sys.argv])
         sys.exit("The course needs Python 3.11 to 3.14, but this is {}.{}: install one.".format(*sys.version_info))
+    if os.pathsep in str(ROOT) + str(VENV):
+        sys.exit(f"Python separates paths by colons: rename the folder with a colon in {ROOT} or {VENV}.")
     try:
         mark = prepare()
     except (OSError, ValueError, KeyboardInterrupt) as error:
+        if not os.access(str(VENV if VENV.exists() else VENV.parent), os.W_OK):
+            sys.exit(f"{VENV} cannot be created or changed here: set COURSE_VENV to a folder of your own.")
         sys.exit(f"The environment is not finished ({error!r}): run this again.")
     command = sys.argv[1:] or ["-c", "import sys; print('The environment is ready:', sys.prefix)"]
     os.environ.update(PATH=f"{VENV}/bin:{os.environ['PATH']}", PYTHONPATH=str(ROOT))
+    os.environ.setdefault("PYTHONIOENCODING", ":replace")  # A terminal may lack characters that the course prints.
     os.set_inheritable(mark.fileno(), True)
     os.execv(str(PYTHON), [str(PYTHON), *command])
 

@@ -248,8 +248,8 @@ def main() -> int:
     def save() -> None:
         if options.folder:
             options.folder.mkdir(parents=True, exist_ok=True)
-            (options.folder / "report.md").write_text(as_markdown(results))
-            (options.folder / "report.json").write_text(json.dumps(results.to_dict(), indent=1))
+            (options.folder / "report.md").write_text(as_markdown(results), encoding="utf-8")
+            (options.folder / "report.json").write_text(json.dumps(results.to_dict(), indent=1), encoding="utf-8")
 
     for world_size in sorted({1, max(1, gpus)} | ({2} if shares or (options.dry and gpus != 1) else set())):
         measure(world_size, results, gpu_name, save)

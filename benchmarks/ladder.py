@@ -318,7 +318,7 @@ def figure(settings: list[Setting]):
 
 def save(kind: str, machine_info: dict, settings: list[Setting], rounds: int) -> None:
     """Write the results of one kind of rungs into README.md and the files that it refers to."""
-    (RESULTS / f"{kind}.json").write_text(as_json(machine_info, settings, rounds) + "\n")
+    (RESULTS / f"{kind}.json").write_text(as_json(machine_info, settings, rounds) + "\n", encoding="utf-8")
     figure(settings).savefig(RESULTS / f"{kind}.png", dpi=150)
     report.put_between(README, f"ladder {kind}", as_markdown(machine_info, settings, rounds))
 
@@ -350,7 +350,7 @@ def main() -> int:
     print("  ".join(f"{name} {value}" for name, value in machine_info.items()))
     print(as_table(settings), report.as_table(targets(settings)), sep="\n\n")
     if options.json:
-        Path(options.json).write_text(as_json(machine_info, settings, rounds) + "\n")
+        Path(options.json).write_text(as_json(machine_info, settings, rounds) + "\n", encoding="utf-8")
     for kind in rungs:
         kind_settings = [setting for setting in settings if setting.rungs == kind]
         if options.readme:

@@ -60,7 +60,13 @@ def ranks_ready_s() -> tuple[float, float]:
         The seconds from before the import, and the seconds of ranks.start alone.
     """
     done = subprocess.run(
-        [sys.executable, "-c", START_RANKS], capture_output=True, text=True, timeout=START_TIMEOUT_S, check=True
+        [sys.executable, "-c", START_RANKS],
+        capture_output=True,
+        text=True,
+        timeout=START_TIMEOUT_S,
+        check=True,
+        encoding="utf-8",
+        errors="replace",
     )
     whole_s, start_s = json.loads(done.stdout)
     return whole_s, start_s
@@ -70,11 +76,17 @@ def torchrun_ready_s() -> float:
     """Start the same number of processes with torchrun. Returns the seconds until all pass their first barrier."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "join.py")
-        script.write_text(JOIN_WITH_TORCHRUN)
+        script.write_text(JOIN_WITH_TORCHRUN, encoding="utf-8")
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={WORLD_SIZE}"]
         began_s = time.time()
         done = subprocess.run(
-            [*launcher, str(script)], capture_output=True, text=True, timeout=START_TIMEOUT_S, check=True
+            [*launcher, str(script)],
+            capture_output=True,
+            text=True,
+            timeout=START_TIMEOUT_S,
+            check=True,
+            encoding="utf-8",
+            errors="replace",
         )
     return float(done.stdout.split("ready")[1]) - began_s
 

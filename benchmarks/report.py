@@ -59,11 +59,11 @@ def put_between(path: Path, name: str, text: str) -> None:
     Raises:
         ValueError: If the file does not contain both markers.
     """
-    before, begin, rest = path.read_text().partition(f"<!-- {name} -->\n")
+    before, begin, rest = path.read_text(encoding="utf-8").partition(f"<!-- {name} -->\n")
     _, end, after = rest.partition(f"<!-- /{name} -->")
     if not begin or not end:
         raise ValueError(f"{path.name} must contain the markers <!-- {name} --> and <!-- /{name} -->")
-    path.write_text(f"{before}{begin}\n{text}\n\n{end}{after}")
+    path.write_text(f"{before}{begin}\n{text}\n\n{end}{after}", encoding="utf-8")
 
 
 def as_json(machine_info: dict[str, object], rows: list[Row]) -> str:

@@ -41,6 +41,7 @@ import nbformat
 
 from instructor import contents, folding
 from instructor.links import GLOSSARY, with_links
+from instructor.terminal import show_anything
 from shared.deadlines import scaled
 from shared.jupyter import KERNELSPEC, LANGUAGE_INFO
 
@@ -68,7 +69,7 @@ class Chapter:
 
     def read(self, script: str) -> nbformat.NotebookNode:
         """Read a script as a notebook with cell ids that do not change from build to build."""
-        notebook = copy.deepcopy(_parsed((self.folder / f"{script}.py").read_text()))
+        notebook = copy.deepcopy(_parsed((self.folder / f"{script}.py").read_text(encoding="utf-8")))
         course = notebook.metadata.get("course", {})
         notebook.metadata = nbformat.from_dict({"kernelspec": KERNELSPEC, "language_info": LANGUAGE_INFO})
         notebook.metadata["course"] = {**course, "source": f"source/{self.name}/{script}.py"}
@@ -210,7 +211,7 @@ def _formatted(source: str) -> str:
     ]
     for command in (["check", "--select", "I", "--fix", "--quiet"], ["format"]):
         ruff = [sys.executable, "-m", "ruff", *command, *settings]
-        source = subprocess.run(ruff, input=source, capture_output=True, text=True, check=True).stdout
+        source = subprocess.run(ruff, input=source, capture_output=True, text=True, check=True, encoding="utf-8").stdout
     return source
 
 
@@ -242,7 +243,9 @@ def products(chapter: Chapter) -> dict[Path, tuple[str, object]]:
 
 def is_current(path: Path, kind: str, content) -> bool:
     """Tell whether the file on disk has the source's cells in JupyterLab's form, and was executed if it should be."""
-    return has_content(path, kind, content) and (kind == "text" or path.read_text() == as_saved(_read(path)))
+    return has_content(path, kind, content) and (
+        kind == "text" or path.read_text(encoding="utf-8") == as_saved(_read(path))
+    )
 
 
 def _read(path: Path) -> nbformat.NotebookNode:
@@ -254,7 +257,7 @@ def has_content(path: Path, kind: str, content) -> bool:
     if not path.exists():
         return False
     if kind == "text":
-        return path.read_text() == content
+        return path.read_text(encoding="utf-8") == content
     built = _read(path)
     if kind == "executed" and not _was_executed(built, content):
         return False
@@ -325,12 +328,12 @@ def build(only: list[str], force: bool) -> None:
                 continue
             print(f"building {path.relative_to(ROOT)}", flush=True)
             if kind == "text":
-                path.write_text(content)
+                path.write_text(content, encoding="utf-8")
                 continue
             if kind == "executed":
                 content = _with_outputs(content, path, force)
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(as_saved(content))
+            path.write_text(as_saved(content), encoding="utf-8")
 
 
 def _with_outputs(content: nbformat.NotebookNode, path: Path, force: bool) -> nbformat.NotebookNode:
@@ -355,6 +358,7 @@ def stale() -> list[str]:
 
 
 def main() -> int:
+    show_anything()
     parser = argparse.ArgumentParser(prog="python -m instructor.build", description=__doc__.splitlines()[0])
     parser.add_argument("chapter", nargs="*", help="only these chapters, such as 02_manual_ddp")
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if anything is out of date")

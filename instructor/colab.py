@@ -13,6 +13,7 @@ import nbformat
 
 from instructor import contents
 from instructor.build import ROOT, chapters, lab_of
+from instructor.terminal import show_anything
 
 FOLDER = ROOT / "build" / "colab"
 INTRODUCTION = (
@@ -23,7 +24,7 @@ INTRODUCTION = (
 
 def address() -> str:
     """Return the address at which the course is published."""
-    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]["Repository"]
 
 
 def for_colab(notebook: nbformat.NotebookNode, folder: str, fetched_from: str) -> nbformat.NotebookNode:
@@ -52,6 +53,7 @@ def write(folder: Path = FOLDER, fetched_from: str = "") -> list[Path]:
 
 
 def main() -> int:
+    show_anything()
     parser = argparse.ArgumentParser(prog="python -m instructor.colab", description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, default=FOLDER, help="default: build/colab")
     folder = parser.parse_args().folder

@@ -19,6 +19,7 @@ import jinja2
 
 from instructor import contents, minutes
 from instructor.build import ROOT, Chapter, chapters, module_names
+from instructor.terminal import show_anything
 
 CONTENTS, README = Path("instructor/contents.py"), Path("README.md")
 TEMPLATES = Path(__file__).parent / "templates" / "chapter"
@@ -171,19 +172,20 @@ def _without(number: str, line: str) -> str:
 def begin(plan: Plan) -> list[Path]:
     """Write a chapter's files and add it to the two lists. Returns the paths of all files written."""
     files = plan.files()
-    contents_text = with_entry((ROOT / CONTENTS).read_text(), plan)
-    readme = (ROOT / README).read_text()
+    contents_text = with_entry((ROOT / CONTENTS).read_text(encoding="utf-8"), plan)
+    readme = (ROOT / README).read_text(encoding="utf-8")
     for path, text in files.items():
         (ROOT / path).parent.mkdir(parents=True, exist_ok=True)
-        (ROOT / path).write_text(text)
-    (ROOT / CONTENTS).write_text(contents_text)
+        (ROOT / path).write_text(text, encoding="utf-8")
+    (ROOT / CONTENTS).write_text(contents_text, encoding="utf-8")
     chapter = Chapter(plan.folder)
     minutes_text = f"{minutes.lesson_minutes(chapter)} + {minutes.lab_minutes(chapter)}"
-    (ROOT / README).write_text(with_row(readme, plan, minutes_text))
+    (ROOT / README).write_text(with_row(readme, plan, minutes_text), encoding="utf-8")
     return [*files, README, *([] if plan.number in contents.CHAPTERS else [CONTENTS])]
 
 
 def main() -> int:
+    show_anything()
     parser = argparse.ArgumentParser(prog="python -m instructor.new_chapter", description=__doc__.splitlines()[0])
     parser.add_argument("name", help="the chapter's number and name, such as 13_tensor_parallel")
     parser.add_argument("title", help="the title that readers see, such as 'Tensor parallelism'")

@@ -5,6 +5,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from instructor.terminal import show_anything
+
 
 class PageError(ValueError):
     """The page cannot be made, for example because two lessons define the same term."""
@@ -21,6 +23,7 @@ def main(path: Path, make: Callable[[], str], module: str, description: str) -> 
     Returns:
         The exit status: 1 if the page cannot be made, or if `--check` finds that it is out of date.
     """
+    show_anything()
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the page is out of date")
     options = parser.parse_args()
@@ -29,11 +32,11 @@ def main(path: Path, make: Callable[[], str], module: str, description: str) -> 
     except PageError as error:
         print(f"{path.name} cannot be built: {error}.", file=sys.stderr)
         return 1
-    is_current = path.exists() and path.read_text() == text
+    is_current = path.exists() and path.read_text(encoding="utf-8") == text
     if options.check:
         print(f"{path.name} is up to date." if is_current else f"out of date: {path.name}")
         return 0 if is_current else 1
     if not is_current:
         print(f"building {path.name}")
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8")
     return 0

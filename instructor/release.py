@@ -21,6 +21,7 @@ import nbformat
 from instructor import contents, glossary, start_page
 from instructor.build import ROOT, Chapter, chapters, module_names
 from instructor.links import with_links
+from instructor.terminal import show_anything
 
 ENVIRONMENT = (
     *("Makefile", "bootstrap.py", "pyproject.toml"),
@@ -30,6 +31,7 @@ TOP = ("README.md", "LICENSE", "AGENTS.md", "CLAUDE.md", "labs/AGENTS.md", *ENVI
 # The first words of lines of README.md to leave out, besides its marked parts
 COURSE_ONLY = ("git clone", "cd ", "make test", "| Colab", "| Codespaces")
 PART = re.compile(r"\| \| \*\*")  # the row of README.md that begins a part of the course
+OWN_FILE = re.compile(r"[\w-]+\.(css|gz|html|ipynb|js|json|md|npz|png|py|svg|toml|txt)(\.jinja)?")
 WINDOW_LINES = 4  # This many consecutive lines of a solution are no coincidence.
 FOLDER = ROOT / "build" / "release"
 _TIME = (1980, 1, 1, 0, 0, 0)  # The earliest time in a zip. The current time would make every bundle different.
@@ -61,9 +63,8 @@ def bundle(number: int) -> dict[str, bytes]:
     files["Makefile"] = students_makefile(files["Makefile"].decode()).encode()
     to_come = [chapter for chapter in chapters() if number_of(chapter) > number]
     later_checks = tuple(f"shared/checks/{module_names(chapter)[0]}/" for chapter in to_come)
-    for path in sorted((ROOT / "shared").rglob("*")):
-        name = path.relative_to(ROOT).as_posix()
-        if path.is_file() and path.suffix != ".pyc" and not name.startswith(later_checks):
+    for name, path in course_files("shared").items():
+        if not name.startswith(later_checks):
             files[name] = path.read_bytes()
     for other, chapter in sorted(known.items()):
         lesson, lab, solution = (contents.notebook(kind, chapter.name) for kind in ("chapters", "labs", "solutions"))
@@ -81,6 +82,22 @@ def bundle(number: int) -> dict[str, bytes]:
     if found:
         raise ReleaseError("the bundle would give answers away: " + "; ".join(found))
     return dict(sorted(files.items()))
+
+
+def course_files(*folders: str) -> dict[str, Path]:
+    """Return the course's own files in these folders, by their path in the course.
+
+    Hidden files, copies, links, and what editors, systems and Python leave behind are not the course's.
+    """
+    found = {}
+    for folder in folders:
+        for path in sorted((ROOT / folder).rglob("*")):
+            parts = path.relative_to(ROOT).parts
+            steps = [ROOT.joinpath(*parts[:end]) for end in range(1, len(parts) + 1)]
+            ours = OWN_FILE.fullmatch(path.name) and all(re.fullmatch(r"[\w-]+", name) for name in parts[:-1])
+            if ours and path.is_file() and not any(step.is_symlink() for step in steps):
+                found["/".join(parts)] = path
+    return found
 
 
 def _linked(files: dict[str, bytes]) -> dict[str, bytes]:
@@ -138,14 +155,14 @@ def _modules(finished: list[Chapter]) -> dict[str, bytes]:
 def _scripts(given: list[Chapter]) -> dict[str, bytes]:
     """Return the scripts of labs/ that these chapters mention. They show no more than the chapters' lessons do."""
     notebooks = [contents.notebook(kind, chapter.name) for kind in ("chapters", "labs") for chapter in given]
-    named = "\n".join((ROOT / notebook).read_text() for notebook in notebooks)
+    named = "\n".join((ROOT / notebook).read_text(encoding="utf-8") for notebook in notebooks)
     scripts = sorted((ROOT / "labs").glob("*.py"))
     return {f"labs/{path.name}": path.read_bytes() for path in scripts if f"labs/{path.name}" in named}
 
 
 def _imports(name: str) -> set[str]:
     """Return the files of solutions/ that a module imports at its top level. Its functions may import others later."""
-    tree = ast.parse((ROOT / "solutions" / name).read_text())
+    tree = ast.parse((ROOT / "solutions" / name).read_text(encoding="utf-8"))
     froms = [node.module for node in tree.body if isinstance(node, ast.ImportFrom) and node.module]
     return {f"{module.split('.')[1]}.py" for module in froms if module.startswith("solutions.")}
 
@@ -181,7 +198,7 @@ def answers(chapter: Chapter) -> dict[str, str]:
 
 def _code(name: str, content: bytes) -> str:
     if not name.endswith(".ipynb"):
-        return content.decode()
+        return content.decode(errors="replace")
     cells = nbformat.reads(content.decode(), as_version=4).cells
     return "\n".join(cell.source for cell in cells)
 
@@ -219,6 +236,7 @@ def write(number: int, folder: Path = FOLDER) -> Path:
 
 
 def main() -> int:
+    show_anything()
     parser = argparse.ArgumentParser(prog="python -m instructor.release", description=__doc__.splitlines()[0])
     parser.add_argument("chapter", help="the chapter's number, such as 04")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="default: build/release")
@@ -229,6 +247,8 @@ def main() -> int:
         packed = write(int(options.chapter), options.folder)
     except ReleaseError as error:
         parser.error(str(error))
+    except OSError as error:
+        parser.error(f"the bundle was not written ({error.strerror}: {error.filename or options.folder})")
     digest = hashlib.sha256(packed.read_bytes()).hexdigest()
     print(f"Wrote {packed} ({packed.stat().st_size / 1e6:.1f} MB, sha256 {digest}).")
     return 0

@@ -67,7 +67,7 @@ def _time(total_minutes: int) -> str:
 
 def builds() -> dict[str, str]:
     """Return what the lab of each chapter builds, by the chapter's number, as README.md's table says."""
-    return dict(_ROW.findall((ROOT / "README.md").read_text()))
+    return dict(_ROW.findall((ROOT / "README.md").read_text(encoding="utf-8")))
 
 
 def step_ratios() -> dict[str, str]:
@@ -76,7 +76,7 @@ def step_ratios() -> dict[str, str]:
     The numbers come from benchmarks/README.md. A grader in a container does not have it, and gets an empty dict.
     """
     page = ROOT / "benchmarks" / "README.md"
-    results = page.read_text() if page.exists() else ""
+    results = page.read_text(encoding="utf-8") if page.exists() else ""
     return dict(re.findall(r"\| TinyGPT \| loopback \| 4 \| (\w+) \| [\d.]+ \| ([\d.]+) \|", results))
 
 
@@ -95,7 +95,7 @@ def page(of: Iterable[Chapter], exists: Callable[[str], bool]) -> str:
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
-    template = environment.from_string(TEMPLATE.read_text())
+    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     return template.render(chapters=rows, parts=parts, to_come=to_come, step_ratios=step_ratios())
 
 

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from shared import guards
 from solutions.manual_ddp import broadcast_state
 
 MB = 2**20  # bytes, as in the bucket_cap_mb of torch's DDP
@@ -85,7 +86,7 @@ class Bucket:
         reject_graph(parameter.grad)
         grad_slice = self.slices[index]
         if parameter.grad is None:
-            grad_slice.zero_()
+            grad_slice.fill_(guards.UNUSED)  # [Note: negative zeros]
         else:
             torch.div(parameter.grad, self.divisor, out=grad_slice)
         parameter.grad = grad_slice
@@ -102,11 +103,12 @@ class Bucket:
         self.handle = None
 
 
+@guards.guarded(guards.PerBucket)
 class BucketedDDP(nn.Module):
     """Trains a replica of a module on each rank of the group, and averages the gradients bucket by bucket.
 
-    Call finish_gradient_sync() after backward() and before the optimizer's step. The wrapped module is available as
-    `.module`.
+    Call finish_gradient_sync() right after backward(), before you clip gradients and before the step. The
+    wrapped module is available as `.module`. If no rank has used a parameter, its gradient stays None.
 
     Communication: one broadcast per parameter and buffer when built, and one all-reduce per bucket in each step.
     """

@@ -10,8 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from shared import guards
 from solutions.async_collectives import launch_all_gather
-from solutions.bucketed_ddp import Bucket
+from solutions.bucketed_ddp import flat_and_slices, reject_graph
 
 BLOCK = 256  # elements that share a scale
 
@@ -57,7 +58,32 @@ def unpack(message: Tensor) -> tuple[Tensor, Tensor]:
     return message[..., :numel], message[..., numel:].view(torch.float32)
 
 
-class CompressedBucket(Bucket):
+class FlatBucket:
+    """Packs gradients, divided by the number of ranks, into the slices of a flat tensor, like lab 03's Bucket."""
+
+    def __init__(self, parameters: list[nn.Parameter], group: dist.ProcessGroup | None):
+        self.parameters, self.group, self.handle = parameters, group, None
+        self.flat, self.slices = flat_and_slices(parameters)
+
+    def pack(self, index: int) -> None:
+        """Fill the slice of parameters[index] with its gradient, or zeros for None, and make it the .grad."""
+        parameter, grad_slice = self.parameters[index], self.slices[index]
+        reject_graph(parameter.grad)
+        if parameter.grad is None:
+            grad_slice.fill_(guards.UNUSED)  # [Note: negative zeros]
+        else:
+            torch.div(parameter.grad, dist.get_world_size(self.group), out=grad_slice)
+        parameter.grad = grad_slice
+
+
+def forget_overflow(bucket: "CompressedBucket") -> None:
+    """After inf or NaN on any rank, keep neither for later steps. All ranks do so, because flat is the same."""
+    if not bucket.flat.sum().isfinite():
+        bucket.unsent.nan_to_num_(0, 0, 0)
+        bucket.memory.clear()
+
+
+class CompressedBucket(FlatBucket):
     """A bucket that sends what its compressor chooses, and keeps the rest in `unsent`, which papers call the *error*.
 
     `memory` is for the compressor: it can keep there what it needs in the next step.
@@ -91,6 +117,7 @@ class CompressedBucket(Bucket):
         for handle in self.stages:
             handle.wait()
         self.handle = self.stages = None
+        forget_overflow(self)
 
 
 class Compressor:
@@ -98,6 +125,8 @@ class Compressor:
 
     def new_bucket(self, parameters: list[nn.Parameter], group: dist.ProcessGroup | None = None) -> CompressedBucket:
         """Make a bucket that uses this compressor."""
+        if parameters[0].is_complex():
+            raise ValueError("complex gradients cannot be compressed: leave out the compressor")
         return CompressedBucket(parameters, group, self)
 
     def exchange(self, bucket: CompressedBucket) -> Iterator:
@@ -108,7 +137,7 @@ class Compressor:
         raise NotImplementedError
 
 
-def shard_numel(bucket: Bucket) -> int:
+def shard_numel(bucket: CompressedBucket) -> int:
     """Return how many elements a rank adds up, padded to whole blocks."""
     blocks = max(1, -(-bucket.flat.numel() // BLOCK))
     return -(-blocks // dist.get_world_size(bucket.group)) * BLOCK
@@ -170,7 +199,7 @@ class TopK(Compressor):
 
     def exchange(self, bucket: CompressedBucket) -> Iterator:
         unsent, world_size = bucket.unsent, dist.get_world_size(bucket.group)
-        count = max(1, round(self.ratio * unsent.numel()))
+        count = min(unsent.numel(), max(1, round(self.ratio * unsent.numel())))
         indices = unsent.abs().topk(count).indices
         values = unsent[indices]
         unsent[indices] = 0
@@ -187,7 +216,7 @@ class TopK(Compressor):
         bucket.flat.copy_(total)
 
 
-def split_views(flat: Tensor, bucket: Bucket, r: int) -> tuple[list[Tensor], list[Tensor]]:
+def split_views(flat: Tensor, bucket: CompressedBucket, r: int) -> tuple[list[Tensor], list[Tensor]]:
     """View the slices of a flat tensor: as matrices where P and Q have fewer elements, and all others as they are."""
     matrices, others = [], []
     slices = flat.split([parameter.numel() for parameter in bucket.parameters])

@@ -59,6 +59,10 @@ class Materializer:
 
     def fill_buffers(self, module: nn.Module) -> None:
         """Materialize the module's buffers that are on the meta device. They stay the same objects."""
+        for layer in module.modules():
+            if isinstance(layer, nn.RNNBase):
+                # Tensors that have weak references cannot be swapped.
+                layer._flat_weight_refs = [None] * len(layer._flat_weights_names)
         for buffer in module.buffers():
             if buffer.is_meta:
                 torch.utils.swap_tensors(buffer, self.value_of(buffer))
@@ -97,13 +101,14 @@ class DeferredFlatParameter(ShardedFlatParameter):
         *,
         materializer: Materializer,
     ):
+        self.parameters, self.group, self.compute_dtype = parameters, group, compute_dtype
         self.layout, first = FlatLayout(parameters, group), parameters[0]
         padded_numel = dist.get_world_size(group) * self.layout.shard_shape.numel()
-        dtype = compute_dtype or first.dtype
+        dtype = compute_dtype if compute_dtype and first.is_floating_point() else first.dtype
         # Neither a tensor nor a view can be created without memory, so flat_param has some until reshard().
         self.flat_param = torch.empty(padded_numel, dtype=dtype, device=materializer.device)
         views = self.layout.views(self.flat_param)
-        self.reshard()
+        self.flat_param.untyped_storage().resize_(0)
         own_shard = materializer.shard_of(self.layout)
         self.shard = nn.Parameter(own_shard, requires_grad=first.requires_grad)
         for parameter, view in zip(parameters, views, strict=True):
@@ -111,3 +116,4 @@ class DeferredFlatParameter(ShardedFlatParameter):
             empty = nn.Parameter(view.new_empty(0), requires_grad=parameter.requires_grad)
             torch.utils.swap_tensors(parameter, empty)
             parameter.data = view
+        self.reshard()

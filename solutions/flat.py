@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from shared import guards
 from solutions.async_collectives import launch_all_gather, reduce_scatter_
 
 
@@ -95,7 +96,7 @@ class FlatGradients:
 
     def reset(self) -> None:
         """Fill the gradients with zeros, and drop the shard's mean gradient."""
-        self.flat.zero_()
+        self.flat.fill_(guards.UNUSED)  # [Note: negative zeros]
         self.flat_parameter.shard.grad = None
         for parameter, view in zip(self.layout.parameters, self.views, strict=True):
             parameter.grad = view
@@ -109,13 +110,17 @@ class FlatGradients:
             return
         for parameter, view in zip(self.layout.parameters, self.views, strict=True):
             if parameter.grad is None:
-                view.zero_()
+                view.fill_(guards.UNUSED)  # [Note: negative zeros]
             elif parameter.grad is not view:
                 view.copy_(parameter.grad)
             parameter.grad = view
         shard = reduce_scatter_(self.flat, self.layout.group)
         self.flat_parameter.shard.grad = shard.div_(dist.get_world_size(self.layout.group))
         self.reduced_version = self.views[0]._version  # torch counts the views' changes
+
+    def send_nan(self) -> None:
+        """Take part in reduce() on a rank that is about to raise an error (see shared/guards/alarms.py)."""
+        reduce_scatter_(self.flat.fill_(torch.nan), self.layout.group)
 
     def holds_gradients(self) -> bool:
         """Tell whether any .grad is still a slice of the flat tensor. After model.zero_grad(), none is."""

@@ -352,7 +352,7 @@ def redistribute(shard: Tensor, before: Placement, after: Placement, group: Proc
         ring_all_reduce(total, group)
         return total
     if operation == "all_gather":
-        gathered = ring_all_gather(shard, group).view(size, *shard.shape)
+        gathered = ring_all_gather(shard.flatten(), group).view(size, *shard.shape)
         return whole_from(list(gathered), before)
     if operation == "all_to_all":
         return all_to_all(shard, before, after, group)

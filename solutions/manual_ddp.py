@@ -8,6 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from shared import guards
+
 
 def mean_over_ranks_(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> None:
     """Replace a tensor, in place, with its mean over the ranks of the group.
@@ -24,7 +26,8 @@ def broadcast_state(module: nn.Module, group: dist.ProcessGroup | None = None) -
     Communication: one broadcast per parameter and buffer.
     """
     for tensor in chain(module.parameters(), module.buffers()):
-        dist.broadcast(tensor.detach(), group=group, group_src=0)
+        with guards.contiguous(tensor.detach()) as packed:
+            dist.broadcast(packed, group=group, group_src=0)
 
 
 def average_gradients(module: nn.Module, group: dist.ProcessGroup | None = None) -> None:
@@ -38,16 +41,18 @@ def average_gradients(module: nn.Module, group: dist.ProcessGroup | None = None)
         if not parameter.requires_grad:
             continue
         if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
+            parameter.grad = torch.full_like(parameter, guards.UNUSED)  # [Note: negative zeros]
         mean_over_ranks_(parameter.grad, group)
 
 
+@guards.guarded(guards.PerParameter)
 class ManualDDP(nn.Module):
     """Trains a replica of a module on each rank of the group, as one process would train it on the full batch.
 
-    Call finish_gradient_sync() after backward() and before the optimizer's step. The wrapped module is available as
-    `.module`. The gradients equal those of one process if the loss is a mean over samples, every rank has equally many
-    samples, and the module processes each sample independently of the others.
+    Call finish_gradient_sync() right after backward(), before you clip gradients and before the step. The wrapped
+    module is available as `.module`. The gradients equal those of one process if the loss is a mean over samples, every
+    rank has equally many samples, and the module processes each sample independently of the others. If no rank has used
+    a parameter, its gradient stays None.
 
     Communication: one broadcast per parameter and buffer when built, and one all-reduce per trainable parameter in each
         step.

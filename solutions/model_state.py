@@ -9,6 +9,13 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
+from shared.sharded.states import (
+    OwnShards,
+    expect_no_extra_state,
+    extra_state_in,
+    load_extra_state,
+    without_extra_state,
+)
 from solutions.collectives import gather_shards
 from solutions.flat import FlatLayout
 from solutions.units import ShardedFlatParameter
@@ -24,6 +31,41 @@ def expect_no_full_parameters(wrapper: nn.Module, keys) -> None:
     """Let a wrapper's load_state_dict() accept a state without the module's parameters."""
     full = {name for name, _ in wrapper.module.named_parameters("module", remove_duplicate=False)}
     keys.missing_keys[:] = [key for key in keys.missing_keys if key not in full]
+
+
+class ShardedModule(OwnShards, nn.Module):
+    """The base of ZeRO3, which knows all about its states: those of the rank's shards, full ones, and sharded ones.
+
+    A subclass has `module`, `group`, `flat_parameters`, their `shards`, and _reshard_all().
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.register_state_dict_post_hook(drop_full_parameters)
+        self.register_load_state_dict_post_hook(expect_no_full_parameters)
+
+    def named_parameters(self, prefix="", recurse=True, remove_duplicate=True):
+        """Name this rank's shards, for an optimizer."""
+        return self.shards.named_parameters(prefix, recurse, remove_duplicate)
+
+    def full_state_dict(self) -> dict[str, torch.Tensor]:
+        """Gather what module.state_dict() would return without sharding. See gather_full_state()."""
+        with without_extra_state(self.module) as extra:
+            return gather_full_state(self.module, self.flat_parameters) | extra
+
+    def load_full_state_dict(self, state_dict: dict[str, torch.Tensor]) -> None:
+        """Keep this rank's shard of a full state. See load_full_state()."""
+        extra = extra_state_in(state_dict, self.module)
+        tensors = {name: value for name, value in state_dict.items() if name not in extra}
+        self._reshard_all()  # the root may still have the old values
+        with without_extra_state(self.module):
+            load_full_state(self.module, self.flat_parameters, tensors)
+        load_extra_state(self.module, extra)
+
+    def sharded_state_dict(self, optimizer: torch.optim.Optimizer) -> dict:
+        """View this rank's shards for torch.distributed.checkpoint. See sharded_state()."""
+        expect_no_extra_state(self.module)
+        return sharded_state(self.module, self.flat_parameters, optimizer)
 
 
 def values_in(module: nn.Module, state_dict: dict[str, torch.Tensor]) -> dict[torch.Tensor, torch.Tensor]:

@@ -18,6 +18,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shared.models import TinyGPT, gpt_layers
+from shared.sharded.layers import expect_equally_ignored
 from solutions.flat import FlatParameter
 from solutions.overlapped_ddp import OverlappedDDP
 from solutions.pipeline import Pipeline
@@ -145,6 +146,7 @@ class Parallel3D(nn.Module):
 
         Shape: inputs and targets (B, T).
         """
+        expect_equally_ignored(targets, self.replicas * self.pipeline.micro_batches)
         own = self.own_part(inputs), self.own_part(targets)
         if self.zero_stage == 0:
             with self.replica.no_sync():

@@ -4,10 +4,8 @@
 p is the number of stages (the ranks of the group), m that of micro-batches, and v that of chunks per stage.
 """
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import product
 
 import torch
 import torch.distributed as dist
@@ -15,95 +13,51 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.nn import functional as F  # noqa: N812
 
-from shared.schedules import Action, check_schedule, chunks_of, micro_batches_of
+from shared.schedules import Action, chunks_of
+from shared.sharded.announcements import Announcements
+from shared.sharded.ownership import (
+    expect_same_layers,
+    expect_unchanged,
+    named_layers,
+    own_parameters,
+    split_evenly,
+    tied_parameters,
+)
+from shared.sharded.parts import mark_local
+from shared.sharded.stages import (
+    Uninterrupted,
+    accumulate,
+    expect_equal_parts,
+    expect_schedule,
+    expect_tensor,
+    is_plain_linear,
+)
 from solutions.async_collectives import InFlight
+from solutions.neighbors import Neighbors
 from solutions.pipeline_schedules import gpipe, interleaved, one_f_one_b, zero_bubble
-
-TAGS = {"F": 0, "B": 1}  # outputs of a forward, and gradients of a backward
-
-
-class Neighbors:
-    """The messages between this stage and its neighbors. Sends never wait.
-
-    Communication: one message per send().
-    """
-
-    def __init__(self, group: ProcessGroup | None):
-        self.stage, self.stages = dist.get_rank(group), dist.get_world_size(group)
-        self.groups = dict.fromkeys(product("FB", (0, 1)), group)
-        self.in_flight: dict[str, deque[tuple[dist.Work, Tensor]]] = {"F": deque(), "B": deque()}
-        self.to_itself = {"F": deque(), "B": deque()}
-        if self.stages > 1 and "nccl" in dist.get_backend(group):
-            self.connect(dist.get_process_group_ranks(group or dist.group.WORLD))
-
-    def connect(self, members: list[int]) -> None:
-        """Give messages of each kind and direction a group of their own, and send the first ones.
-
-        NCCL runs the messages of a group in order, so one that is sent could wait for one that is received. And the
-        first message to a rank waits until that rank receives it, so even stages send it first, and odd ones receive.
-        """
-        self.groups = {key: dist.new_group(members, use_local_synchronization=True) for key in self.groups}
-        first = torch.zeros(1, device=torch.accelerator.current_accelerator() or "cpu")
-        for kind, sends in product("FB", (self.stage % 2 == 0, self.stage % 2 == 1)):
-            group, peer = self.route(kind, sends)
-            if sends:
-                dist.send(first, group=group, group_dst=peer)
-            else:
-                dist.recv(first, group=group, group_src=peer)
-
-    def route(self, kind: str, sends: bool = True) -> tuple[ProcessGroup | None, int]:
-        """Return the group for messages of a kind, and the stage that they go to (or come from, if sends is False)."""
-        peer = (self.stage + (1 if (kind == "F") == sends else -1)) % self.stages
-        sender = self.stage if sends else peer
-        return self.groups[kind, sender % 2], peer
-
-    def send(self, kind: str, tensor: Tensor) -> None:
-        """Launch a message to the next stage ("F") or to the previous one ("B"), without waiting for it."""
-        if self.stages == 1:
-            self.to_itself[kind].append(tensor)
-            return
-        message = tensor.contiguous()
-        group, peer = self.route(kind)
-        work = dist.isend(message, group=group, group_dst=peer, tag=TAGS[kind])
-        self.in_flight[kind].append((work, message))
-
-    def receive(self, kind: str, like: Tensor) -> Tensor:
-        """Wait for the next message from the previous stage ("F") or from the next one ("B")."""
-        if self.stages == 1:
-            return self.to_itself[kind].popleft()
-        received = torch.empty(like.shape, dtype=like.dtype, device=like.device)
-        group, peer = self.route(kind, sends=False)
-        dist.recv(received, group=group, group_src=peer, tag=TAGS[kind])
-        if kind == "B" and self.in_flight["F"]:
-            work, _ = self.in_flight["F"].popleft()
-            work.wait()
-        return received
-
-    def finish(self) -> None:
-        """Wait until all messages have been received."""
-        for messages in self.in_flight.values():
-            while messages:
-                work, _ = messages.popleft()
-                work.wait()
 
 
 class PostponeWeight(torch.autograd.Function):
-    """Compute x Wᵀ. Backward computes the gradient of x, and only keeps the factors of W's gradient."""
+    """Compute x Wᵀ + b. Backward keeps the factors of W's gradient, and computes the other gradients.
+
+    W is not among the inputs that autograd sees, because its hooks must wait for its gradient. If x requires no
+    gradient, an anchor takes W's place, so that the output requires one.
+    """
 
     @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor, terms: list) -> Tensor:
+    def forward(ctx, x: Tensor, bias: Tensor | None, anchor: Tensor | None, postponed: tuple) -> Tensor:
+        ctx.parameter, ctx.terms = postponed
+        weight = ctx.parameter.detach()
         ctx.save_for_backward(x, weight)
-        ctx.parameter, ctx.terms = (
-            weight,
-            terms,
-        )  # under activation checkpointing, the saved weight is another tensor
-        return F.linear(x, weight)
+        return F.linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx, gradient: Tensor):
         x, weight = ctx.saved_tensors
         ctx.terms.append((ctx.parameter, x.detach(), gradient))
-        return gradient @ weight if ctx.needs_input_grad[0] else None, None, None
+        of_x = gradient @ weight if ctx.needs_input_grad[0] else None
+        of_bias = gradient.flatten(0, -2).sum(0) if ctx.needs_input_grad[1] else None
+        return of_x, of_bias, None, None
 
 
 class Chunk(nn.Module):
@@ -114,30 +68,31 @@ class Chunk(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.is_first = is_first  # in the whole model, so nobody needs the gradients of its inputs
         self.kept: dict[int, tuple[Tensor, Tensor]] = {}  # input and output, by micro-batch
-        self.micro_batch = 0  # the one that is being computed
+        self.micro_batch: int | None = None  # the one that step() is computing
         self.terms: dict[int, list] = {}  # what run_weights() multiplies, by micro-batch
         if postpones:
             for layer in self.modules():
-                if isinstance(layer, nn.Linear):
+                if type(layer) is nn.Linear and "forward" not in vars(layer):
                     layer.forward = partial(self.postponing, layer)
 
     def postponing(self, layer: nn.Linear, x: Tensor) -> Tensor:
-        """Compute a linear layer whose backward leaves the gradient of its weight to run_weights()."""
-        if not layer.weight.requires_grad:
-            return F.linear(x, layer.weight, layer.bias)
+        """Compute a linear layer whose backward leaves the gradient of its weight to run_weights(), where possible."""
+        # Outside of step(), nobody would call run_weights().
+        if self.micro_batch is None or not is_plain_linear(layer, x):
+            return type(layer).forward(layer, x)
         terms = self.terms.setdefault(self.micro_batch, [])
-        output = PostponeWeight.apply(x, layer.weight, terms)
-        return output if layer.bias is None else output + layer.bias
+        anchor = None if x.requires_grad else torch.empty(0, requires_grad=True)
+        return PostponeWeight.apply(x, layer.bias, anchor, (layer.weight, terms))
 
+    @torch.no_grad()
     def run_weights(self, micro_batch: int) -> None:
         """Compute the weight gradients that a micro-batch's backward has postponed, and add them."""
         for weight, x, gradient in self.terms.pop(micro_batch, []):
-            product = gradient.flatten(0, -2).T @ x.flatten(0, -2)
-            weight.grad = product if weight.grad is None else weight.grad + product
+            accumulate(weight, gradient.flatten(0, -2).T @ x.flatten(0, -2))
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
-            x = layer(x)
+            x = expect_tensor(layer(x), layer)
         return x
 
     def run_forward(self, micro_batch: int, x: Tensor, loss_of: Callable | None = None) -> Tensor:
@@ -153,60 +108,6 @@ class Chunk(nn.Module):
         if output.requires_grad:
             output.backward(gradient)
         return x.grad
-
-
-HEADER = 8  # integers that announce a tensor: its dtype, the number of its dimensions, and their lengths
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-
-
-def header_of(tensor: Tensor) -> Tensor:
-    """Describe a tensor in a small tensor of integers."""
-    lengths = [*tensor.shape, *[0] * (HEADER - 2 - tensor.dim())]
-    return torch.tensor([DTYPES.index(tensor.dtype), tensor.dim(), *lengths], device=tensor.device)
-
-
-def tensor_like(header: Tensor) -> Tensor:
-    """Allocate a tensor that a header describes."""
-    dtype, dimensions, *lengths = header.tolist()
-    return torch.empty(lengths[:dimensions], dtype=DTYPES[dtype], device=header.device)
-
-
-def split_evenly(count: int, parts: int) -> list[range]:
-    """Split the indices 0 to count − 1 into consecutive ranges, whose lengths differ by 1 at most."""
-    bounds = [count * part // parts for part in range(parts + 1)]
-    return [range(bounds[part], bounds[part + 1]) for part in range(parts)]
-
-
-def named_layers(layers: Sequence[nn.Module] | nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield each layer with the name that it has, or would have in an nn.Sequential."""
-    if isinstance(layers, nn.Module):
-        yield from layers.named_children()
-    else:
-        yield from ((str(index), layer) for index, layer in enumerate(layers))
-
-
-def own_parameters(
-    layers: Sequence[tuple[str, nn.Module]], own: Sequence[Sequence[tuple[str, nn.Module]]]
-) -> dict[str, nn.Parameter]:
-    """Return the parameters of a stage's own layers. A tied one has the first of its names in the whole model."""
-    names: dict[nn.Parameter, str] = {}
-    for path, layer in layers:
-        for name, parameter in layer.named_parameters():
-            names.setdefault(parameter, f"{path}.{name}")
-    return {names[parameter]: parameter for part in own for _, layer in part for parameter in layer.parameters()}
-
-
-def tied_parameters(
-    layers: Sequence[tuple[str, nn.Module]], parts: Sequence[range], stage: int, stages: int
-) -> list[tuple[nn.Parameter, list[int]]]:
-    """Return each parameter that a stage shares with others, and all stages that have it, in order."""
-    holders: dict[nn.Parameter, set[int]] = {}
-    for position, part in enumerate(parts):
-        for index in part:
-            for parameter in layers[index][1].parameters():
-                holders.setdefault(parameter, set()).add(position % stages)
-    shared_by = [(parameter, sorted(found)) for parameter, found in holders.items()]
-    return [(parameter, found) for parameter, found in shared_by if len(found) > 1 and stage in found]
 
 
 def build_schedule(
@@ -227,13 +128,7 @@ def build_schedule(
         if schedule not in builders:
             raise ValueError(f"there is no schedule {schedule!r}: choose one of {', '.join(builders)}")
         schedule = builders[schedule]()
-    check_schedule(schedule)
-    for what, found, expected in (
-        ("stages", len(schedule), stages),
-        ("micro-batches", micro_batches_of(schedule), micro_batches),
-    ):
-        if found != expected:
-            raise ValueError(f"the schedule is for {found} {what}, but there are {expected}")
+    expect_schedule(schedule, stages, micro_batches)
     return schedule
 
 
@@ -241,10 +136,12 @@ class Pipeline:
     """Trains a list of layers, of which each rank of a group computes some.
 
     Args:
-        layers: All layers of the model, the same on every rank. Each takes one tensor and returns one.
+        layers: All layers of the model, the same on every rank. Each takes one tensor and returns one. A BatchNorm
+            normalizes each micro-batch by itself, unlike one process.
         schedule: "gpipe", "1f1b", "interleaved" or "zero_bubble", or the actions of each stage.
         micro_batches: The number of equal parts that a batch is divided into.
-        loss_fn: Returns the mean loss of a micro-batch, from the last layer's output and the targets.
+        loss_fn: Returns the mean loss of a micro-batch, from the last layer's output and the targets. The batch's loss
+            is the mean of these. If loss_fn ignores some targets, each micro-batch should have equally many.
         chunks: The number of chunks of layers per stage, if the schedule is "interleaved".
 
     Memory: the stage's own parameters, what backward needs of the micro-batches in flight, and until the end of a step
@@ -273,15 +170,14 @@ class Pipeline:
         self.neighbors = Neighbors(group)
         self.keep_own_layers(list(named_layers(layers)))
         self.losses: list[Tensor] = []
-        self.shape: torch.Size | None = None  # of the last inputs
-        self.expected: dict[int, Tensor] = {}  # by chunk: a tensor like those that it receives
-        self.announced: set[int] = set()  # the chunks that have sent the next one a header
+        self.announcements, self.uninterrupted = Announcements(self.neighbors), Uninterrupted()
 
     def keep_own_layers(self, layers: Sequence[tuple[str, nn.Module]]) -> None:
         """Build the chunks of this stage, and look for parameters that other stages have, too."""
         positions = self.last + 1
         if len(layers) < positions:
             raise ValueError(f"{len(layers)} layers cannot be split into {positions} chunks")
+        expect_same_layers(layers, self.group)
         parts = split_evenly(len(layers), positions)
         postpones = any(action.kind == "W" for action in self.actions)
         own = [[layers[index] for index in part] for part in parts[self.stage :: self.stages]]
@@ -290,6 +186,7 @@ class Pipeline:
         ]
         self.own = own_parameters(layers, own)
         self.tied = tied_parameters(layers, parts, self.stage, self.stages)
+        mark_local(self.own.values(), self.group, "call clip_grad_norm_() of the Pipeline or Parallel3D")
 
     def stage_parameters(self) -> dict[str, nn.Parameter]:
         """Return the parameters of this stage, by their names in the whole model."""
@@ -301,17 +198,11 @@ class Pipeline:
 
     def input_of(self, action: Action) -> Tensor:
         """Receive the output of the previous chunk. Before the first one, receive a header that describes it."""
-        if action.chunk not in self.expected:
-            header = self.neighbors.receive("F", torch.empty(HEADER, dtype=torch.int64, device=self.device))
-            self.expected[action.chunk] = tensor_like(header)
-        return self.neighbors.receive("F", self.expected[action.chunk])
+        return self.announcements.receive(action.chunk)
 
     def send_output(self, action: Action, output: Tensor) -> None:
         """Send an output to the next chunk. Before the first one, send a header that describes it."""
-        if action.chunk not in self.announced:
-            self.neighbors.send("F", header_of(output))
-            self.announced.add(action.chunk)
-        self.neighbors.send("F", output)
+        self.announcements.send(action.chunk, output)
 
     def run(self, action: Action, inputs: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
         """Run the forward or the backward of one micro-batch."""
@@ -347,30 +238,33 @@ class Pipeline:
         Raises:
             ValueError: if the batch cannot be cut into equal micro-batches.
         """
-        if len(inputs) % self.micro_batches:
-            parts = f"{self.micro_batches} equal micro-batches"
-            raise ValueError(f"a batch of {len(inputs)} samples cannot be cut into {parts}")
-        if inputs.shape != self.shape:
-            self.expected, self.announced = {}, set()
-        self.shape, self.device, self.losses = inputs.shape, inputs.device, []
-        parts = inputs.chunk(self.micro_batches), targets.chunk(self.micro_batches)
-        earlier = self.set_tied_gradients_aside()
+        expect_equal_parts(inputs, targets, self.micro_batches)
+        expect_unchanged(self.chunks, self.own)
+        with self.uninterrupted:  # raises if an earlier step ended with an error
+            self.announcements.begin_step(inputs)
+            self.device, self.losses = inputs.device, []
+            earlier = self.set_tied_gradients_aside()
+            self.run_actions(inputs.chunk(self.micro_batches), targets.chunk(self.micro_batches))
+            self.neighbors.finish()
+            if self.tied:
+                self.sum_tied_gradients()
+            for parameter, gradient in earlier:
+                parameter.grad += gradient
+            zero = torch.zeros((), dtype=torch.float64, device=inputs.device)
+            loss = sum((each.double() for each in self.losses), zero)
+            dist.broadcast(loss, group_src=self.stages - 1, group=self.group)
+        return loss
+
+    def run_actions(self, inputs: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
+        """Run this stage's actions in order."""
         for action in self.actions:
             chunk = self.chunks[action.chunk]
             chunk.micro_batch = action.micro_batch
             if action.kind == "W":
                 chunk.run_weights(action.micro_batch)
             else:
-                self.run(action, *parts)
-        self.neighbors.finish()
-        if self.tied:
-            self.sum_tied_gradients()
-        for parameter, gradient in earlier:
-            parameter.grad += gradient
-        zero = torch.zeros((), dtype=torch.float64, device=inputs.device)
-        loss = sum((each.double() for each in self.losses), zero)
-        dist.broadcast(loss, group_src=self.stages - 1, group=self.group)
-        return loss
+                self.run(action, inputs, targets)
+            chunk.micro_batch = None
 
     def set_tied_gradients_aside(self) -> list[tuple[nn.Parameter, Tensor]]:
         """Return the gradients of tied parameters from earlier steps, which have been added up already."""

@@ -3,8 +3,13 @@
 
 from collections.abc import Iterable, Sequence
 
+from shared.sharded.gradients import DroppedByZeroGrad, second_gradient
 from solutions.overlapped_ddp import watch_gradients
 from solutions.zero2 import ShardedBucket
+
+
+class UnitBucket(DroppedByZeroGrad, ShardedBucket):
+    """A ShardedBucket whose gradients zero_grad() drops, too, even before finish_gradient_sync() has added them."""
 
 
 class GradientReducer:
@@ -26,9 +31,11 @@ class GradientReducer:
         self.missing = {bucket: set(range(len(bucket.parameters))) for bucket in self.buckets}
         self.launched: list[ShardedBucket] = []
 
-    def __setstate__(self, state: dict) -> None:
-        self.__dict__.update(state)
-        watch_gradients(self.buckets, self.on_gradient)  # deepcopy does not copy hooks
+    def drop(self) -> None:
+        """Drop the gradients of a backward() that has not been finished."""
+        for bucket in self.buckets:
+            bucket.drop()
+        self._begin()
 
     def on_gradient(self, bucket_index: int, index: int) -> None:
         """Pack a gradient that backward() has just completed.
@@ -38,9 +45,7 @@ class GradientReducer:
         """
         bucket = self.buckets[bucket_index]
         if index not in self.missing[bucket]:
-            raise RuntimeError(
-                "got a second gradient for this parameter: call finish_gradient_sync() after each backward()"
-            )
+            raise RuntimeError(second_gradient(bucket.parameters[index]))
         self.missing[bucket].remove(index)
         bucket.pack(index)
 

@@ -9,8 +9,10 @@ Shape legend: B batch, T tokens, D model width, N ranks of the group.
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
+from shared.sharded.layers import like
 from solutions.async_collectives import launch_all_gather, launch_reduce_scatter
 
 
@@ -46,6 +48,7 @@ class CopyToRanks(torch.autograd.Function):
         return x.view_as(x)
 
     @staticmethod
+    @once_differentiable  # collectives record no graph
     def backward(ctx, gradient: Tensor):
         total = gradient.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total, group=ctx.group)
@@ -72,7 +75,7 @@ def own_shard(tensor: Tensor, dim: int, group: ProcessGroup | None, what: str) -
         raise ValueError(f"cannot split {what} evenly: {length} is not divisible by {world_size}, the number of ranks")
     # A copy, because a view would keep the whole tensor alive.
     shard = tensor.detach().chunk(world_size, dim)[dist.get_rank(group)]
-    return shard.clone(memory_format=torch.contiguous_format)
+    return like(tensor, shard.clone(memory_format=torch.contiguous_format))
 
 
 @torch.no_grad()
@@ -107,6 +110,7 @@ class ConcatenateShards(torch.autograd.Function):
         return all_gather(shard, -1, group)
 
     @staticmethod
+    @once_differentiable  # collectives record no graph
     def backward(ctx, gradient: Tensor):
         return own_shard(gradient, -1, ctx.group, "the gradient"), None
 
@@ -145,6 +149,7 @@ class ScatterTokens(torch.autograd.Function):
         return reduce_scatter(partial, TOKENS, group)
 
     @staticmethod
+    @once_differentiable  # collectives record no graph
     def backward(ctx, gradient: Tensor):
         return all_gather(gradient, TOKENS, ctx.group), None
 
@@ -171,6 +176,7 @@ class GatherTokens(torch.autograd.Function):
         return all_gather(shard, TOKENS, group)
 
     @staticmethod
+    @once_differentiable  # collectives record no graph
     def backward(ctx, gradient: Tensor):
         return reduce_scatter(gradient, TOKENS, ctx.group), None
 

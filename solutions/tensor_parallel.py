@@ -14,6 +14,7 @@ from torch.distributed import ProcessGroup
 from torch.func import functional_call
 
 from shared.models import Attention, TinyGPT
+from shared.sharded.layers import as_parameter, as_shard, expect_plain, expect_same, like
 from solutions.tensor_operators import (
     concatenate_shards,
     copy_all_to_ranks,
@@ -53,8 +54,8 @@ class ColumnParallelLinear(nn.Module):
     ):
         super().__init__()
         self.group, self.gather_output, self.enter = group, gather_output, enter
-        self.weight = nn.Parameter(weight)
-        self.bias = None if bias is None else nn.Parameter(bias)
+        self.weight = as_shard(weight, group)
+        self.bias = None if bias is None else as_shard(bias, group)
 
     @classmethod
     def from_linear(
@@ -70,6 +71,7 @@ class ColumnParallelLinear(nn.Module):
         Raises:
             ValueError: if N does not divide the number of outputs.
         """
+        expect_plain(linear, nn.Linear, group)
         weight = own_shard(linear.weight, 0, group, "the outputs of a linear layer")
         bias = None if linear.bias is None else own_shard(linear.bias, 0, group, "the bias")
         return cls(weight, bias, group, gather_output=gather_output, enter=enter)
@@ -103,8 +105,8 @@ class RowParallelLinear(nn.Module):
     ):
         super().__init__()
         self.group, self.leave = group, leave
-        self.weight = nn.Parameter(weight)
-        self.bias = None if bias is None else nn.Parameter(bias)
+        self.weight = as_shard(weight, group)
+        self.bias = None if bias is None else as_parameter(bias)
 
     @classmethod
     def from_linear(
@@ -118,8 +120,9 @@ class RowParallelLinear(nn.Module):
         Raises:
             ValueError: if N does not divide the number of inputs.
         """
+        expect_plain(linear, nn.Linear, group)
         weight = own_shard(linear.weight, 1, group, "the inputs of a linear layer")
-        bias = None if linear.bias is None else linear.bias.detach().clone()
+        bias = None if linear.bias is None else like(linear.bias, linear.bias.detach().clone())
         return cls(weight, bias, group, leave)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -162,7 +165,7 @@ class ParallelAttention(nn.Module):
         # The rows of this rank's heads, of a weight or a bias.
         def own_rows(rows: Tensor) -> Tensor:
             by_head = rows.unflatten(0, (3, attention.heads, -1))
-            return own_shard(by_head, 1, group, "the heads of attention").flatten(0, 2)
+            return like(rows, own_shard(by_head, 1, group, "the heads of attention").flatten(0, 2))
 
         whole = attention.query_key_value
         bias = None if whole.bias is None else own_rows(whole.bias)
@@ -245,8 +248,9 @@ def parallelize(model: TinyGPT, group: ProcessGroup | None = None, sequence_para
     """Split a TinyGPT in place. It must be the same on every rank. Frozen parameters stay frozen.
 
     Raises:
-        ValueError: if N does not divide the number of heads.
+        ValueError: if N does not divide the number of heads, or if the ranks have different models.
     """
+    expect_same(model.named_parameters(), group)
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     enter, leave = (gather_tokens, scatter_tokens) if sequence_parallel else (copy_to_ranks, sum_over_ranks)
     embedding, output = model.token_embedding, model.output

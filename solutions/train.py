@@ -314,7 +314,7 @@ def main() -> None:
         as_json = json.dumps(asdict(summary))
         print(as_json if json_path == "-" else summary)
         if json_path not in (None, "-"):
-            Path(json_path).write_text(as_json)
+            Path(json_path).write_text(as_json, encoding="utf-8")
     dist.destroy_process_group()
 
 

@@ -10,8 +10,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.profiler import record_function
 
+from shared.sharded.parameters import allow_reads, forbid_reads
 from solutions.async_collectives import launch_all_gather
-from solutions.flat import FlatParameter
+from solutions.flat import FlatLayout, FlatParameter
 
 
 class ShardedFlatParameter(FlatParameter):
@@ -25,14 +26,18 @@ class ShardedFlatParameter(FlatParameter):
     Communication: when built, one broadcast.
     """
 
-    def __init__(self, parameters: list[nn.Parameter], group=None, compute_dtype: torch.dtype | None = None):
-        super().__init__(parameters, group)
+    def __init__(self, parameters: list[nn.Parameter], group=None, compute_dtype=None):
+        self.layout = FlatLayout(parameters, group)
+        self.flat_param = self.layout.new_flat()
+        for view, parameter in zip(self.layout.views(self.flat_param), parameters, strict=True):
+            view.copy_(parameter.detach())
         dist.broadcast(self.flat_param, group=group, group_src=0)
         # The shard is a copy, because flat_param's memory is freed below.
         own_shard = self.layout.shard_of(self.flat_param).clone()
         self.shard = nn.Parameter(own_shard, requires_grad=parameters[0].requires_grad)
-        self.flat_param = self.flat_param.to(compute_dtype or self.flat_param.dtype)
-        self._alias_parameters()  # they are still slices of the tensor before the conversion
+        if compute_dtype and self.flat_param.is_floating_point():  # int8 weights stay what they are
+            self.flat_param = self.flat_param.to(compute_dtype)
+        self._alias_parameters()  # from now on, the model's parameters are slices of flat_param
         self.reshard()
 
     def unshard(self):
@@ -40,17 +45,15 @@ class ShardedFlatParameter(FlatParameter):
 
         Communication: one all-gather.
         """
+        allow_reads(self.layout.parameters)
         self.flat_param.untyped_storage().resize_(self.flat_param.nbytes)
         shard = self.shard.detach().to(self.flat_param.dtype)
         return launch_all_gather(self.flat_param, shard, self.layout.group)
 
     def reshard(self) -> None:
         """Free flat_param's memory. The parameters keep their shapes, but must not be read."""
+        forbid_reads(self.layout.parameters)
         self.flat_param.untyped_storage().resize_(0)
-
-    def __setstate__(self, state: dict) -> None:
-        self.__dict__.update(state)
-        self._alias_parameters()  # after deepcopy, the copied parameters must be slices of the copied flat_param
 
 
 class UnitState(enum.Enum):

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.profiler import record_function
 
+from shared import guards
 from solutions.clipping import clip_shards_
 from solutions.flat import FlatGradients, FlatParameter
 from solutions.optimizer_state import gather_state, shard_state
@@ -31,7 +32,8 @@ def flatten_and_broadcast(parameters: list[nn.Parameter], group: dist.ProcessGro
     trained = [flat_parameter.flat_param for flat_parameter in flat_parameters]
     frozen = [parameter.detach() for parameter in parameters if not parameter.requires_grad]
     for tensor in (*trained, *frozen):
-        dist.broadcast(tensor, group=group, group_src=0)
+        with guards.contiguous(tensor) as packed:
+            dist.broadcast(packed, group=group, group_src=0)
     return flat_parameters
 
 
@@ -55,12 +57,15 @@ class ShardedOptimizer(torch.optim.Optimizer):
         group: dist.ProcessGroup | None = None,
         **defaults,
     ):
+        guards.reject_whole_tensor_updates(optimizer_cls, defaults)
         self.group, self.flatten = group, flatten
         self.flat_parameters: list[FlatParameter] = []
         # Built on an empty parameter, to learn its defaults: add_param_group() adds the real groups one by one.
         self.inner = optimizer_cls([{"params": [nn.Parameter(torch.empty(0))]}], **defaults)
         self.inner.param_groups.clear()
-        super().__init__(params, self.inner.defaults)
+        self.pieces = guards.Pieces(self.inner)  # skips parameters that no rank has used
+        super().__init__(guards.unshared(params), self.inner.defaults)
+        self.pieces.watch(self.flat_parameters)
 
     def add_param_group(self, param_group: dict) -> None:
         """Flatten and shard more parameters.
@@ -77,8 +82,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients of parameters and shards."""
         super().zero_grad(set_to_none)
-        for flat_parameter in self.flat_parameters:
-            flat_parameter.shard.grad = None
+        self.pieces.zero_grad(set_to_none)
+        self.pieces.end_step(self.flat_parameters)
 
     def step(self) -> None:
         """Update this rank's shards and all-gather the others. Each shard.grad must hold the mean gradient.
@@ -89,6 +94,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def update_parameters(self) -> None:
         """Do what step() does. A subclass calls this, because super().step() would run torch's step hooks twice."""
+        self.pieces.begin_step(self.flat_parameters)
         for group, inner_group in zip(self.param_groups, self.inner.param_groups, strict=True):
             inner_group.update({name: value for name, value in group.items() if name != "params"})
         self.inner.step()
@@ -96,8 +102,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
             works = [flat_parameter.launch_all_gather() for flat_parameter in self.flat_parameters]
             for work in works:
                 work.wait()
-        for flat_parameter in self.flat_parameters:
-            flat_parameter.shard.grad = None
+        self.pieces.end_step(self.flat_parameters)
+
+    _step_supports_amp_scaling = property(guards.reject_grad_scaler)
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """Scale the mean gradient to a norm of at most max_norm, over all parameters. Returns the norm before."""
@@ -114,9 +121,13 @@ class ShardedOptimizer(torch.optim.Optimizer):
         """
         state_dict = super().state_dict()
         index_of = self._index_of(state_dict["param_groups"])
+        are_cut = self.pieces.are_cut_anywhere(self.flat_parameters, self.group)
         for flat_parameter in self.flat_parameters:
-            shard_entries = self.inner.state.get(flat_parameter.shard, {})
-            states = gather_state(flat_parameter.layout, shard_entries, to)
+            if are_cut:
+                states = self.pieces.gather(flat_parameter, gather_state, to)
+            else:
+                shard_entries = self.inner.state.get(flat_parameter.shard, {})
+                states = gather_state(flat_parameter.layout, shard_entries, to)
             for parameter, entries in states.items():
                 state_dict["state"][index_of[parameter]] = entries
         return state_dict if to in (None, dist.get_rank(self.group)) else None
@@ -132,7 +143,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         for flat_parameter in self.flat_parameters:
             layout = flat_parameter.layout
             entries = [state_dict["state"].get(index_of[parameter], {}) for parameter in layout.parameters]
-            self.inner.state[flat_parameter.shard] = shard_state(layout, entries)
+            self.pieces.load(flat_parameter, shard_state(layout, entries), entries)
 
     def _index_of(self, packed_groups: list[dict]) -> dict[nn.Parameter, int]:
         """Map each parameter to its index in a state dict, whose param groups are packed_groups."""
@@ -152,7 +163,7 @@ class ZeRO1(ShardedOptimizer):
 
     step() averages the gradients of the ranks' backward passes, updates this rank's shard, and all-gathers the
     parameters. The optimizer must update each element by itself, as SGD, Adam and AdamW do. A gradient of None counts
-    as zeros.
+    as zeros if another rank has one. Parameters that no rank has used stay as they are, and so does their state.
 
     Memory: with Adam in fp32, 4Ψ + 4Ψ + 8Ψ/N bytes for Ψ parameters on N ranks.
     Communication: per step, one reduce-scatter and one all-gather per param group, dtype and device:
@@ -163,16 +174,20 @@ class ZeRO1(ShardedOptimizer):
     def __init__(self, params, optimizer_cls: type, group: dist.ProcessGroup | None = None, **defaults):
         self.gradients: list[FlatGradients] = []
         self.used_up = False  # whether the last step() has consumed the gradients
+        self.guard = guards.Guard(group, clip_with="this optimizer's clip_grad_norm_(max_norm)")
         super().__init__(params, optimizer_cls, self._flatten, group, **defaults)
 
     def _flatten(self, parameters: list[nn.Parameter]) -> list[FlatParameter]:
         """Flatten and broadcast parameters, and give each flat parameter its FlatGradients."""
+        self.guard.watch_list(parameters)
         flat_parameters = flatten_and_broadcast(parameters, self.group)
+        self.guard.snapshot.flat_parameters += flat_parameters
         self.gradients += [FlatGradients(flat_parameter) for flat_parameter in flat_parameters]
         return flat_parameters
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Fill the gradients with zeros. They keep their memory, whatever set_to_none says: the collective needs it."""
+        self.pieces.zero_grad(set_to_none)
         self.used_up = False
         for gradients in self.gradients:
             gradients.reset()
@@ -189,7 +204,9 @@ class ZeRO1(ShardedOptimizer):
                 "step() has already used these gradients: call this optimizer's zero_grad() before backward()"
             )
         self.used_up = False
-        with torch.no_grad(), record_function("ZeRO1::reduce_scatter"):
+        self.pieces.forget_dropped(self.flat_parameters)
+        guarding = self.guard.synchronizing(guards.AtStep(self.gradients))
+        with guarding, torch.no_grad(), record_function("ZeRO1::reduce_scatter"):
             for gradients in self.gradients:
                 gradients.reduce()
 

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.profiler import record_function
 
+from shared import guards
 from solutions.async_collectives import launch_reduce_scatter
 from solutions.bucketed_ddp import assign_buckets
 from solutions.flat import FlatParameter
@@ -37,12 +38,12 @@ class ShardedBucket:
             RuntimeError: for a gradient that is itself differentiable.
         """
         if self.flat is None:
-            self.flat = self.layout.new_flat()
+            self.flat = self.layout.new_flat().fill_(guards.UNUSED)  # [Note: negative zeros]
             self.views = self.layout.views(self.flat)
         parameter = self.parameters[index]
         gradient, parameter.grad = parameter.grad, None
         if gradient is None:
-            return
+            return  # it may be packed already
         if gradient.requires_grad:
             raise RuntimeError("backward(create_graph=True) cannot be averaged: collectives do not record a graph")
         torch.div(gradient, dist.get_world_size(self.layout.group), out=self.views[index])
@@ -73,13 +74,17 @@ class ShardedBucket:
 
 def flat_parameters_of(buckets: list[ShardedBucket], parameters: list[nn.Parameter]) -> list[FlatParameter]:
     """Return the flat parameters of the buckets, which hold all parameters of ZeRO2's only param group."""
+    bucketed = {id(parameter) for bucket in buckets for parameter in bucket.parameters}
+    if bucketed != {id(parameter) for parameter in parameters if parameter.requires_grad}:
+        raise ValueError("ZeRO2 trains the parameters of its module: add them before you wrap it")
     return [bucket.flat_parameter for bucket in buckets]
 
 
+@guards.guarded(guards.Sharded)
 class ZeRO2(nn.Module):
     """ZeRO stage 2: gradients are reduce-scattered and freed while backward computes; the optimizer state is sharded.
 
-    `.optimizer` is the sharded optimizer, for schedulers and state dicts.
+    `.optimizer` is for schedulers and state dicts. None counts as zeros, unless no rank has used the parameter.
 
     Memory: with Adam in fp32, 4Ψ + 4Ψ/N + 8Ψ/N bytes for Ψ parameters on N ranks; during backward up to 3 − 1/N buckets
         more, and the gradient being computed. Inside no_sync(), full gradients of 4Ψ bytes.
@@ -101,6 +106,8 @@ class ZeRO2(nn.Module):
         self.optimizer = ShardedOptimizer(module.parameters(), optimizer_cls, flatten, group, **defaults)
         # Whether the gradients have been synchronized since the last zero_grad() or step().
         self.synced = False
+
+    _step_supports_amp_scaling = property(guards.reject_grad_scaler)
 
     def forward(self, *inputs, **kwargs):
         return self.module(*inputs, **kwargs)
@@ -133,7 +140,7 @@ class ZeRO2(nn.Module):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop all gradients."""
         self.synced = False
-        self.optimizer.zero_grad()
+        self.optimizer.zero_grad(set_to_none)
 
     def _finish_unless_synced(self) -> None:
         # A rank that ran no backward() since zero_grad() must take part, too: do not decide by its gradients.

@@ -22,7 +22,6 @@ flight during the backward of the next unit, whose own launch waits for it. The 
 all-gathers of forward and of backward are not hidden.
 """
 
-import copy
 from collections.abc import Iterable
 from functools import partial
 from itertools import chain
@@ -30,26 +29,17 @@ from itertools import chain
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from shared.sharded.backward import Backward, ForwardBegin
+from shared.sharded.gradients import plain_gradients
+from shared.sharded.parameters import UnchangedParameters, broadcast_buffers, expect_shardable
 from solutions.clipping import clip_shards_
 from solutions.deferred import DeferredFlatParameter
-from solutions.model_state import (
-    drop_full_parameters,
-    expect_no_full_parameters,
-    gather_full_state,
-    load_full_state,
-    sharded_state,
-)
+from solutions.model_state import ShardedModule
 from solutions.prefetching import Prefetcher
-from solutions.reducing import GradientReducer
+from solutions.reducing import GradientReducer, UnitBucket
 from solutions.units import Call, Unit, UnitState, shard_into_units
-from solutions.zero2 import ShardedBucket
-
-
-def needs_gradient(value) -> bool:
-    """Tell whether a value among the inputs or outputs of a unit is a tensor that autograd tracks."""
-    return isinstance(value, torch.Tensor) and value.requires_grad
 
 
 class AfterBackward(torch.autograd.Function):
@@ -70,13 +60,20 @@ class AfterBackward(torch.autograd.Function):
         return None, *gradients
 
 
-class ZeRO3(nn.Module):
+class ZeRO3(ShardedModule):
     """ZeRO stage 3: train module with parameters, gradients and optimizer state sharded over the ranks of the group.
 
     parameters() are this rank's shards: give them to any optimizer that updates each element by itself. Call
     finish_gradient_sync() after backward(). All ranks must call the same units in the same order, and backward must
     reach the same ones. As in FSDP2, a unit may not change an input that needs a gradient in place: autograd raises a
     RuntimeError.
+
+    The module's own parameters have memory only while their unit computes. Reading or changing them in between raises a
+    RuntimeError, and so does backward() if one was frozen, unfrozen, replaced or added after wrapping. What forward()
+    writes into one's .data is lost. A loss must depend on what a unit returns, not on tensors that it has stored
+    elsewhere. A shard has one dimension, and holds weights and biases, so param groups cannot choose between them. The
+    gradient of a parameter that no rank used is zeros, not None, so weight decay and momentum change it, unlike in one
+    process. As in FSDP2, the model cannot be copied.
 
     Args:
         units: submodules that are unsharded one at a time; by default, the layers of the module's ModuleLists and
@@ -109,13 +106,13 @@ class ZeRO3(nn.Module):
         materializer=None,
     ):
         super().__init__()
+        expect_shardable(module, group, getattr(materializer, "device", None))
         self.module, self.group = module, group
         new_flat_parameter = None  # the default, which also broadcasts the parameters
         if materializer is not None:
             materializer.fill_buffers(module)
             new_flat_parameter = partial(DeferredFlatParameter, materializer=materializer)
-        for buffer in module.buffers():
-            dist.broadcast(buffer, group=group, group_src=0)
+        broadcast_buffers(module, group)
 
         unit_of = shard_into_units(module, units, compute_dtype, reshard_after_forward, group, new_flat_parameter)
         self.units, self.root = list(unit_of.values()), unit_of[module]
@@ -124,25 +121,21 @@ class ZeRO3(nn.Module):
 
         self.prefetcher = Prefetcher(prefetch)
         self.buckets_of = {
-            unit: [ShardedBucket(flat) for flat in unit.flat_parameters if flat.shard.requires_grad]
-            for unit in self.units
+            unit: [UnitBucket(flat) for flat in unit.flat_parameters if flat.shard.requires_grad] for unit in self.units
         }
         self.reducer = GradientReducer(list(chain.from_iterable(self.buckets_of.values())))
         self.calls: dict[Unit, Call] = {}  # the current call of each unit whose forward is running
         self.pending = False  # whether backward has run since the last finish_gradient_sync()
+        self.backward = Backward(at_end=self._end_backward)
+        self.unchanged = UnchangedParameters(module, self.flat_parameters)
 
         self._register_hooks(unit_of)
 
     def _register_hooks(self, unit_of: dict[nn.Module, Unit]) -> None:
         for submodule, unit in unit_of.items():
-            submodule.register_forward_pre_hook(partial(self.pre_forward, unit), with_kwargs=True)
+            # First, because other hooks may use the parameters, such as those of weight_norm.
+            submodule.register_forward_pre_hook(partial(self.pre_forward, unit), prepend=True, with_kwargs=True)
             submodule.register_forward_hook(partial(self.post_forward, unit))
-        self.register_state_dict_post_hook(drop_full_parameters)
-        self.register_load_state_dict_post_hook(expect_no_full_parameters)
-
-    def named_parameters(self, prefix="", recurse=True, remove_duplicate=True):
-        """Name this rank's shards, for an optimizer."""
-        return self.shards.named_parameters(prefix, recurse, remove_duplicate)
 
     # One training step, in the order in which it happens.
 
@@ -152,6 +145,8 @@ class ZeRO3(nn.Module):
         Communication: one all-gather per flat parameter. A unit has one for each dtype and device of its parameters,
             and separate ones for frozen parameters.
         """
+        if self.backward.was_interrupted():
+            self.reducer.drop()
         # After an earlier micro-batch that was not finished, some gradients may still be in buckets.
         if self.pending:
             self.finish_gradient_sync()
@@ -188,12 +183,13 @@ class ZeRO3(nn.Module):
     def _watch_inputs(self, unit: Unit, inputs: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """Return the inputs, such that autograd calls post_backward() when it is done with this call of the unit."""
         call = self.calls[unit] = Call()
+        call.begin = ForwardBegin(unit.flat_parameters)
         leaves, structure = tree_flatten((inputs, kwargs))
-        indices = [index for index, leaf in enumerate(leaves) if needs_gradient(leaf)]
+        indices = [index for index, leaf in enumerate(leaves) if getattr(leaf, "requires_grad", False)]
         if indices:
-            tensors = [leaves[index] for index in indices]
-            watched = AfterBackward.apply(lambda: self.post_backward(unit, call), *tensors)
-            for index, tensor in zip(indices, watched, strict=True):
+            tensors = [*(leaves[index] for index in indices), self.backward.witness]
+            watched = AfterBackward.apply(lambda: self._end_call(unit, call), *tensors)
+            for index, tensor in zip(indices, watched[:-1], strict=True):
                 leaves[index] = tensor
         return tree_unflatten(leaves, structure)
 
@@ -203,10 +199,31 @@ class ZeRO3(nn.Module):
         The hooks keep the call alive: it stays in the unit's open_calls for as long as backward may reach it.
         """
         call = self.calls.pop(unit)
-        for leaf in tree_leaves(output):
-            if needs_gradient(leaf):
-                unit.open_calls.add(call)
-                leaf.register_hook(lambda _gradient: self.pre_backward(unit, call))
+        for tensor in call.begin.tensors_of(output):
+            unit.open_calls.add(call)
+            tensor.register_hook(lambda _gradient: self._begin_call(unit, call))
+
+    def _begin_call(self, unit: Unit, call: Call) -> None:
+        """Call pre_backward(), unless the gradients would be wrong."""
+        self.backward.begin()
+        call.begin.expect_same_parameters()
+        self.pre_backward(unit, call)
+
+    def _end_call(self, unit: Unit, call: Call) -> None:
+        """Call post_backward(), unless autograd.grad() computes only the gradients of inputs."""
+        if self.backward.is_for_parameters():
+            self.post_backward(unit, call)
+
+    def _end_backward(self) -> None:
+        """Look for changes of the model, and let zero_grad() drop the gradients that are still in buckets."""
+        self.unchanged.check()
+        if self.backward.is_for_inputs:
+            if any(bucket.flat is not None for bucket in self.reducer.buckets):
+                raise RuntimeError("backward(inputs=...) is not supported for parameters: leave out inputs")
+            self._reshard_all()
+            self.pending = False
+        for bucket in self.reducer.buckets:
+            bucket.mark()
 
     def pre_backward(self, unit: Unit, call: Call) -> None:
         """Unshard a unit before its backward, or wait for its all-gather, and prefetch the unit called before it."""
@@ -241,28 +258,6 @@ class ZeRO3(nn.Module):
         Returns:
             The norm before scaling.
         """
-        gradients = [shard.grad for shard in self.shards if shard.grad is not None]
-        return clip_shards_(gradients, max_norm, self.group)
-
-    # Saving, loading and copying.
-
-    def full_state_dict(self) -> dict[str, torch.Tensor]:
-        """Gather what module.state_dict() would return without sharding. See gather_full_state()."""
-        return gather_full_state(self.module, self.flat_parameters)
-
-    def load_full_state_dict(self, state_dict: dict[str, torch.Tensor]) -> None:
-        """Keep this rank's shard of a full state. See load_full_state()."""
-        load_full_state(self.module, self.flat_parameters, state_dict)
-
-    def sharded_state_dict(self, optimizer: torch.optim.Optimizer) -> dict:
-        """View this rank's shards for torch.distributed.checkpoint. See sharded_state()."""
-        return sharded_state(self.module, self.flat_parameters, optimizer)
-
-    def __deepcopy__(self, memo: dict) -> nn.Module:
-        for flat_parameter in self.flat_parameters:
-            # deepcopy cannot copy a parameter without memory. These become slices of the copied flat_param.
-            for parameter in flat_parameter.layout.parameters:
-                memo[id(parameter)] = nn.Parameter(parameter.detach(), parameter.requires_grad)
-        copied = memo[id(self)] = self.__class__.__new__(self.__class__)
-        copied.__setstate__(copy.deepcopy(self.__dict__, memo))
-        return copied
+        if self.pending:
+            self.finish_gradient_sync()
+        return clip_shards_(plain_gradients(self.shards), max_norm, self.group)

@@ -70,7 +70,7 @@ def alone(training: Training, steps: range | None = None) -> tuple[Model, torch.
         for number in range(training.accumulate):
             training.loss(model, *training.micro_batch(step, number)).backward()
         trained = [each for each in model.parameters() if each.requires_grad]
-        for each in trained:
+        for each in trained if STRATEGIES[training.wrapper].stage == 3 else ():  # its gradients of None count as zeros
             each.grad = torch.zeros_like(each) if each.grad is None else each.grad
         norm = nn.utils.clip_grad_norm_(trained, training.max_norm or float("inf"))
         norms += [norm.item()] if training.max_norm else []

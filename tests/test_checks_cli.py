@@ -46,7 +46,7 @@ def test_a_file_without_the_piece_exits_2_with_a_reason(tmp_path):
     path.write_text("x = 1\n")
     done = _check("manual_ddp", path)
     assert done.returncode == 2
-    assert done.stdout.startswith("unusable: candidate.py does not define ManualDDP")
+    assert done.stdout.startswith("unusable: candidate.py defines none of: mean_over_ranks_, broadcast_state,")
 
 
 @pytest.mark.exhaustive
@@ -99,6 +99,22 @@ def test_a_piece_imported_from_the_solutions_fails(four_ranks, tmp_path):
     verdicts = run_file("manual_ddp", path, only="ManualDDP")
     assert not any(verdict.passed for verdict in verdicts)
     assert "write it by hand" in verdicts[0].evidence
+
+
+IMPORTS = {
+    "nothing": "",
+    "by name": "from solutions.manual_ddp import ManualDDP, broadcast_state\n\n",
+    "everything, or else nothing": "try:\n    from solutions.manual_ddp import *\nexcept ImportError:\n    pass\n",
+    "the module": "import solutions.manual_ddp as ours\nManualDDP = ours.ManualDDP\n",
+}
+
+
+@pytest.mark.parametrize("how", IMPORTS)
+def test_only_what_a_file_builds_itself_is_checked(four_ranks, tmp_path, how):
+    """It may be one exercise of several. Pieces that it lacks, or imports from solutions/, are skipped."""
+    path = tmp_path / "candidate.py"
+    path.write_text(IMPORTS[how] + SUMMED.read_text())
+    assert {verdict.exercise for verdict in run_file("manual_ddp", path)} == {"mean_over_ranks_"}
 
 
 def test_our_own_solution_may_consist_of_several_modules(four_ranks):

@@ -3,8 +3,6 @@
 The functions without `test_` run on the ranks.
 """
 
-import copy
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -85,20 +83,22 @@ def test_the_initial_values_do_not_depend_on_the_number_of_ranks(four_ranks):
     assert all(equal(states[0], state) for state in states[1:])
 
 
-def copied() -> list[dict]:
-    """Train a copy of a deferred model, then the model itself. Return the full states."""
-    model = new_model("Buffered", deferred=True)
-    its_copy = copy.deepcopy(model)
-    train(its_copy)
-    untouched = model.full_state_dict()
-    train(model)
-    return [full_state(), untouched, model.full_state_dict(), its_copy.full_state_dict()]
+def loaded() -> list[dict]:
+    """Load a trained deferred model's full state into another one, and train both. Return their full states."""
+    models = [new_model("Buffered", deferred=True) for _ in range(2)]
+    train(models[0])
+    models[1].load_full_state_dict(models[0].full_state_dict())
+    states = [model.full_state_dict() for model in models]
+    for model in models:
+        train(model)
+    return [*states, *(model.full_state_dict() for model in models)]
 
 
-def test_it_can_be_copied(four_ranks):
+def test_another_model_can_load_its_full_state(four_ranks):
     with ranks.world(2):
-        for start, untouched, original, its_copy in ranks.run(copied):
-            assert equal(start, untouched) and equal(original, its_copy)
+        for saved, found, trained_on, found_trained in ranks.run(loaded):
+            assert equal(saved, found) and equal(trained_on, found_trained)
+            assert not equal(saved, trained_on)
 
 
 def peak_of_creation() -> tuple[int, int, int]:

@@ -385,6 +385,17 @@ def test_a_folder_that_is_not_an_environment_is_never_erased(clone):
     assert (clone.venv / "thesis.tex").exists()
 
 
+def test_a_folder_that_cannot_hold_an_environment_gets_one_message(clone):
+    read_only = "import os; os.access = lambda path, mode: False"
+    fails = f"{read_only}; import pathlib; pathlib.Path.mkdir = lambda *_, **__: open('/no/such/folder')"
+    assert clone.error(before=fails).endswith(
+        "cannot be created or changed here: set COURSE_VENV to a folder of your own."
+    )
+    assert "rename the folder with a colon" in clone.error(COURSE_VENV=str(clone.venv / "a:b" / "venv"))
+    assert clone.run(*PRINT)[0] == 0
+    assert clone.run(*PRINT, before=read_only) == (0, "ran\n", "")  # A complete environment is only read.
+
+
 def test_an_unsuitable_machine_gets_one_message(clone):
     ast.parse(BOOTSTRAP.read_text(), feature_version=(3, 6))
     old = {"before": "sys.version_info = (3, 10, 4)", "PATH": ""}

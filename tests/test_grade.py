@@ -1,6 +1,7 @@
 """Grading gives every student and lab one row, keeps finished grades, and shows students' text as plain text."""
 
 import csv
+import errno
 import functools
 import json
 import os
@@ -9,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from collections import Counter
@@ -21,13 +23,26 @@ import pytest
 
 from instructor import release
 from instructor.grade import command as grade
-from instructor.grade import course, feedback, gradebook, grading, load, policy, records, sandbox, submissions, tasks
+from instructor.grade import (
+    course,
+    feedback,
+    finding,
+    gradebook,
+    grading,
+    load,
+    policy,
+    records,
+    sandbox,
+    submissions,
+    tasks,
+    unchanged,
+)
 from instructor.grade.limits import Limits
 from instructor.grade.outputs import Outputs
 from instructor.grade.policy import Policy
 from instructor.grade.records import Answer, Record
 from shared import deadlines
-from shared.checks.engine import framework, scale
+from shared.checks.engine import folders, framework, scale
 from shared.checks.engine.scale import Scale
 from shared.checks.engine.verdicts import Verdict
 from shared.checks.models import awkward
@@ -47,7 +62,7 @@ def graders_without_a_sandbox(monkeypatch):
 
 
 def rows(path: Path) -> list[dict]:
-    return list(csv.DictReader(path.open(encoding="utf-8")))
+    return list(csv.DictReader(path.open(encoding="utf-8-sig")))
 
 
 def instant(submission, course, limits) -> Record:
@@ -461,7 +476,7 @@ def test_totals_weigh_the_labs(tmp_path):
     ("name", "text", "message"),
     [
         ("course.toml", "[late", "course.toml is not valid TOML"),
-        ("course.toml", "[lates]", "unknown name 'lates'; the known names are late, labs"),
+        ("course.toml", "[lates]", "unknown name 'lates'; the known names are names, late, labs"),
         ("course.toml", "[labs.02_ddp]", "unknown name '02_ddp'; the known names are 00_ranks"),
         ("course.toml", "[late]\ndays = 'x'", "days in .late. in course.toml must be a whole number, got 'x'"),
         ("course.toml", f"[labs.{LAB}]\nweight = -1", "weight .* must be a number of at least 0"),
@@ -506,7 +521,7 @@ def test_anonymous_pages_stay_up_to_date_and_say_what_is_not_removed(tmp_path):
     index, plain = (path.read_text() for path in (folder / "anonymous" / "index.html", folder / "index.html"))
     assert "error messages contain, are not removed." in index and "for you to check" not in index
     assert "are not removed" not in plain and "for you to check" in plain
-    assert "names in code and error messages stay" in grade.ANONYMOUS
+    assert "names in code and error messages stay" in unchanged.ANONYMOUS
 
 
 def test_two_graders_cannot_write_to_one_folder(tmp_path):
@@ -627,10 +642,10 @@ def test_a_student_without_a_result_reads_what_to_do_next(tmp_path):
 
 def test_the_files_that_were_handed_in_instead_of_a_notebook_are_named(tmp_path):
     (tmp_path / "haddad" / LAB).mkdir(parents=True)
-    digest = records.digest_of(submissions.find(tmp_path, LAB)[0], "")
+    digest = records.digest_of(finding.find(tmp_path, LAB)[0], "")
     for name in (f"{LAB}/report.pdf", f"{LAB}/timestamp.txt", "notes.docx", "01_collectives.ipynb", ".hidden"):
         (tmp_path / "haddad" / name).write_text("")
-    (submission,) = submissions.find(tmp_path, LAB)
+    (submission,) = finding.find(tmp_path, LAB)
     with pytest.raises(submissions.Unreadable, match=f"there is no notebook for {LAB}, only report.pdf, notes.docx$"):
         submissions.opened(submission)
     assert records.digest_of(submission, "") != digest, "the reason has changed"
@@ -790,7 +805,8 @@ def test_make_grade_grades(tmp_path, monkeypatch):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     anna, ben = rows(tmp_path / "out" / "gradebook.csv")
-    assert (anna["points"], anna["reason"], anna["look_at"]) == ("15.0", "all checks passed", "")
+    assert (anna["points"], anna["reason"]) == ("15.0", "all checks passed")
+    assert "is the same as that of ben" in anna["look_at"]  # Both have our code of 0.2 to 0.5.
     assert (ben["points"], ben["reason"]) == ("13.0", "0.1 sum_over_ranks: failed: values; did not run: wire")
     page = (tmp_path / "out" / ben["feedback"]).read_text()
     assert "✗ failed" in page and "✓ passed" in page and 'class="hint"' in page
@@ -835,6 +851,36 @@ def test_by_default_each_core_gets_two_submissions_if_there_is_memory(monkeypatc
 
 
 OUT_OF_TIME = "Rank 0 is still running.\n\nThe cell was stopped after 20 s."
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [],  # the ranks could not load an empty file, so the judge never was ready
+        [sandbox.READY, {"failed": "[Errno 28] No space left on device: 'candidate.py'"}],
+        [sandbox.READY, {"begin": "sum_over_ranks"}, {"failed": "[Errno 13] Permission denied: 'candidate.py'"}],
+    ],
+)
+def test_a_failure_of_our_own_files_is_graded_again_and_costs_no_points(tmp_path, monkeypatch, lines):
+    read = sandbox.Ended([sandbox.READY, {"cells": cells_of(hand_in(tmp_path / "in", "anna", LAB))}])
+    judged = sandbox.Ended(lines, printed="RuntimeError: the ranks cannot load an empty file", status=1)
+    endings = iter([read, judged])
+    monkeypatch.setattr(sandbox, "run", lambda *_, **__: next(endings))
+    (record,) = grade.grade_all(tmp_path / "in", tmp_path / "out", grade.Request(number=0))
+    why = lines[-1]["failed"] if lines else "the ranks cannot load an empty file"
+    assert not record.is_graded and not record.final and not record.answers and why in record.why
+    assert records.load(tmp_path / "out", "anna", LAB) is None, "the next run judges it again"
+
+
+def test_a_check_without_room_for_its_files_says_so(monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
+    with pytest.raises(folders.NoFolder, match=r"no room for it: .*nowhere"), folders.shared_folder():
+        pass
+    monkeypatch.undo()
+    with pytest.raises(folders.NoFolder, match="No space left"), folders.shared_folder():
+        raise OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(FileNotFoundError), folders.shared_folder():  # what the student's code should have written
+        raise FileNotFoundError(errno.ENOENT, "step-3")
 
 
 @pytest.mark.parametrize(

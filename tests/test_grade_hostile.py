@@ -3,25 +3,32 @@
 Each case puts hostile code into the first exercise of lab 00, and a right answer into the second.
 """
 
+import enum
 import io
 import os
 import pickle
 import re
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import textwrap
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import replace
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import psutil
 import pytest
 import torch
 
 from instructor.grade import (
+    assembly,
     cgroup,
     course,
     fingerprints,
@@ -99,13 +106,25 @@ HOSTILE = {
         """,
         "Rank 0 waits in barrier",
     ),
-    "a pickle that runs code": (
+    "a result whose pickle would run code": (
         """
         import os
         class Evil(float):
             def __reduce__(self):
                 return os.system, ("kill -9 $PPID",)
         return Evil(1)
+        """,
+        "Evil; expected a float",
+    ),
+    "a pickle that runs code": (
+        """
+        import sys
+        evil = b"cposix\\nsystem\\n(Vkill -9 $PPID\\ntR."
+        class Evil:
+            def __init__(self, stream, **_):
+                self.dump = lambda result: stream.write(evil)
+        sys.modules["shared" + ".checks.engine.parcel"]._Packer = Evil
+        return 1.0
         """,
         "void: the code sent the grading process a pickle that would call posix.system there",
     ),
@@ -155,6 +174,19 @@ def test_a_fork_bomb_is_stopped_by_the_limit_on_processes(tmp_path, judged_with)
     assert record.answers[0].points == 0 and explanation(record)
     assert record.answers[1].points == 3
     assert not left_over()
+
+
+def test_a_new_rank_ends_what_an_earlier_one_has_left_behind():
+    """A forked child keeps its rank's connections, and once made the next exercise void."""
+    if os.getuid() != 0:
+        pytest.skip("only root can start processes of other users")
+    user = sandbox.FIRST_USER + sandbox.USERS  # belongs to no sandbox
+    left, other = (subprocess.Popen(["sleep", "60"], user=each) for each in (user, user + 1))
+    starts = f"from instructor.grade import alone; alone._become({user}); alone._end_earlier_processes(); print('here')"
+    done = subprocess.run([sys.executable, "-c", starts], capture_output=True, text=True)
+    assert (left.wait(scaled(10)), other.poll(), done.stdout) == (-signal.SIGKILL, None, "here\n"), done.stderr
+    other.kill()
+    other.wait()
 
 
 RIGHT_ON_TWO_RANKS = """
@@ -403,6 +435,51 @@ def test_a_pickle_of_records_and_tensors_does_not_need_the_slow_way(rejected):
     assert torch.equal(guard.Simple(io.BytesIO(found[1])).load()["loss"], torch.arange(3.0))
 
 
+class Layout(NamedTuple):
+    rows: int
+    columns: int
+
+
+class Kind(enum.IntEnum):
+    MEAN = 3
+
+
+# What students return, and the plain data that a check gets, in a notebook and in grading
+RETURNED = [
+    (np.int64(3), 3),
+    (np.float32(0.5), 0.5),
+    (np.bool_(True), True),
+    (np.str_("a"), "a"),
+    ({np.int64(1): [np.float64(2.0)]}, {1: [2.0]}),
+    (Layout(np.int32(1), Kind.MEAN), (1, 3)),
+    (rankside.Outcome(np.int64(1), text="x"), rankside.Outcome(1, text="x")),
+    (defaultdict(lambda: 0, a=1), {"a": 1}),
+    (Counter("aab"), Counter("aab")),
+    (True, True),
+    ([Fraction(1, 3), Decimal("1.5"), 2 + 1j, {1, 2}], [Fraction(1, 3), Decimal("1.5"), 2 + 1j, {1, 2}]),
+    (torch.tensor(3), torch.tensor(3)),
+    (torch.tensor(True), torch.tensor(True)),
+    (tuple(np.flatnonzero([0, 1, 1])), (1, 2)),
+]
+
+
+def test_plain_results_are_the_same_in_a_notebook_and_in_grading(rejected):
+    for sent, expected in RETURNED:
+        packed = parcel.pack(sent)
+        for found in (pickle._loads(packed), parcel.unpack(packed)):
+            assert found == expected and type(found) is type(expected), f"{sent!r} became {found!r}"
+    array = parcel.unpack(parcel.pack(np.arange(6).reshape(2, 3)[:, 1:]))
+    assert array.tolist() == [[1, 2], [4, 5]] and rejected == []
+
+
+@pytest.mark.parametrize("thing", [object(), Layout, len, iter([1]), np.datetime64("2026"), lambda: 1])
+def test_a_result_that_cannot_travel_is_named_on_the_rank(rejected, thing):
+    """It gets the same verdict in a notebook, and nothing reaches the judge that could look like an attack."""
+    with pytest.raises((TypeError, pickle.PicklingError), match="the result contains a"):
+        parcel.pack([thing])
+    assert rejected == []
+
+
 # In a pickle, each of these follows a stand-in for a class or a function, and tries to reach the original.
 OVER_A_STAND_IN = {
     "a state for the class": b"N}V__eq__\nNs\x86b.",
@@ -415,7 +492,9 @@ OVER_A_STAND_IN = {
 
 
 @pytest.mark.parametrize("rest", OVER_A_STAND_IN.values(), ids=OVER_A_STAND_IN)
-@pytest.mark.parametrize("name", [b"shared.ranks.rankside\n_Here", b"shared.checks.engine.parcel\n_tensor"])
+@pytest.mark.parametrize(
+    "name", [b"shared.ranks.rankside\n_Here", *(b"shared.checks.engine.parcel\n_" + n for n in (b"tensor", b"plain"))]
+)
 def test_a_stand_in_does_not_lead_to_the_class_behind_it(rejected, name, rest):
     before = dict(vars(rankside._Here)), rankside._Here(rank=1), vars(guard._maker_of(rankside._Here)).keys()
     with pytest.raises((guard.Rejected, TypeError, AttributeError)):
@@ -484,7 +563,8 @@ def test_honest_work_gets_no_notices(tmp_path, lab):
     cells = pieces_of(submission)
     given = "\n".join(cell["source"] for cell in cells if not cell["grade_id"])
     assert [notice for cell in cells for notice in screen.notices(cell["source"], given) if cell["grade_id"]] == []
-    assert set(screen.borrowed(cells, submissions.other_cells(cells_of(submission)))) <= set(judge.GIVEN)
+    others = submissions.other_cells(cells_of(submission))
+    assert assembly.from_other_cells(cells, others, [], judge.GIVEN) == []
 
 
 def test_a_bomb_in_a_notebook_is_read_in_the_sandbox_and_stopped_there(tmp_path, judged_with):

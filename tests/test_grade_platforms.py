@@ -67,7 +67,7 @@ def test_nothing_in_a_zip_file_leaves_its_folder(tmp_path):
         "../../evil_1_1_00_ranks_lab.ipynb": NOTEBOOK,
         "..\\..\\.._2_2_00_ranks_lab.ipynb": NOTEBOOK,
         link: "/etc/passwd",
-        "d_4_4_homework.ipynb": NOTEBOOK,
+        "d_4_4_homework.ipynb": "{}",
     }
     written, left_out = arrivals.unpack(packed(tmp_path, files), tmp_path / "sub" / "in")
     assert all((tmp_path / "sub" / "in").resolve() in path.resolve().parents for path in written) and len(written) == 2
@@ -89,7 +89,7 @@ def test_whoever_handed_in_no_notebook_gets_a_row_and_all_remarks_are_sentences(
     assert written[0].read_text() == NOTEBOOK
     stamp = written[1].parent / "timestamp.txt"
     assert remarks == [
-        "curiemarie_LATE_2_12_00_ranks_old.ipynb is graded instead of curiemarie_LATE_2_12_00_ranks_lab-1.ipynb",
+        "curiemarie_2: 00_ranks_lab-1.ipynb is graded, and this is not: 00_ranks_old.ipynb (the same)",
         "noetheremmy_3 handed in no notebook, but noetheremmy_3_13_report.pdf",
         f"some notebooks are late, but Canvas does not say how late: write the time into {stamp}",
     ]
@@ -199,7 +199,7 @@ def test_whoever_could_not_be_graded_or_is_locked_keeps_an_empty_cell_and_is_nam
 
 
 def test_a_lab_is_named_by_its_number_or_in_full():
-    assert [export._lab_named(text) for text in ("2", "02", "02_manual_ddp", "77")] == [*["02_manual_ddp"] * 3, "77"]
+    assert [export.lab_named(text) for text in ("2", "02", "02_manual_ddp", "77")] == [*["02_manual_ddp"] * 3, "77"]
 
 
 def test_a_maximum_that_differs_is_reported(tmp_path, monkeypatch):

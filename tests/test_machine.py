@@ -3,10 +3,13 @@
 import importlib.metadata
 import os
 import re
+import resource
 import shutil
 import socket
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,13 +18,14 @@ import pytest
 import torch
 
 from shared import deepspeed_engine, hosts, ranks
-from shared.ranks import devices, facts, machine, nccl, outlook
+from shared.deadlines import scaled
+from shared.ranks import containers, devices, facts, machine, nccl, outlook
 from tests import machines
 
 ROOT = Path(__file__).parent.parent
 CHECKED = (
-    *("Python", "torch", "jupyterlab", "loopback ports", "port 8888", "cores", "free memory", "free disk", "GPUs"),
-    *("NCCL", "/dev/shm", "shaped links", "DeepSpeed", "chromium", "bubblewrap", "two ranks"),
+    *("Python", "torch", "jupyterlab", "loopback ports", "own name", "port 8888", "cores", "free memory", "free disk"),
+    *("open files", "GPUs", "NCCL", "/dev/shm", "shaped links", "DeepSpeed", "chromium", "bubblewrap", "two ranks"),
 )
 
 
@@ -113,7 +117,7 @@ EXPECTED = {
     "one_gpu": (
         "1 rank will use NCCL. It has no other rank to send to",
         "2 and 4 ranks will run on the CPU with gloo, the backend for CPUs, because NCCL before 2.30 needs one GPU per",
-        "NCCL: 2.28.9 in PyTorch | To let ranks share a GPU: `pip install 'nvidia-nccl-cu13>=2.30.7'`.",
+        "NCCL: 2.28.9 in PyTorch | `make lab COURSE_TORCH=2.14.1` installs one with which ranks can share a GPU.",
         "ranks on NCCL: 1, with one GPU per rank",
         'With `ranks.start(4, backend="gloo")`, ranks share the GPU. Only collectives work there, not send and receive',
     ),
@@ -289,6 +293,104 @@ def test_ranks_that_do_not_start_block_the_course(monkeypatch):
     monkeypatch.setattr(ranks, "start", refuse)
     (found,) = machine.two_ranks()
     assert found.blocks and found.advice == "The ranks did not start: no"
+
+
+def raises(error: Exception):
+    def function(*_, **__):
+        raise error
+
+    return function
+
+
+def test_a_name_without_an_address_concerns_only_torchrun(monkeypatch):
+    monkeypatch.setattr(socket, "gethostname", lambda: "students-laptop")
+    monkeypatch.setattr(socket, "gethostbyname", raises(socket.gaierror(-3, "Temporary failure in name resolution")))
+    (found,) = machine.own_name()
+    assert not found.blocks and "students-laptop has no address" in found.found
+    assert "Ranks do not need it" in found.advice and "/etc/hosts" in found.advice
+
+
+@pytest.mark.parametrize(
+    ("name", "found", "advice"),
+    [
+        (None, None, None),
+        ("wlan7", "wlan7, which is no interface here", "unset it, or choose one of lo, eth0."),
+        ("eth0,wlan7", "eth0,wlan7, which is no interface here", "Ranks ignore it, but torchrun does not"),
+        ("eth0", "eth0", "Nothing to do"),
+    ],
+)
+def test_the_interface_of_another_machine_is_named(monkeypatch, name, found, advice):
+    monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth0")])
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    if name:
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", name)
+    findings = list(machine.interface())
+    assert [finding.found for finding in findings] == ([found] if found else [])
+    assert all(advice in finding.advice and not finding.blocks for finding in findings)
+
+
+@pytest.mark.parametrize(("most", "blocks"), [(64, True), (119, True), (120, False), (resource.RLIM_INFINITY, False)])
+def test_too_few_open_files_block_the_course(monkeypatch, most, blocks):
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (64, most))
+    (found,) = machine.open_files()
+    assert found.blocks == blocks and ("`ulimit -Hn 120`" in found.advice) == blocks
+
+
+@pytest.mark.parametrize(
+    ("left_bytes", "advice", "blocks"),
+    [(4e9, "", False), (1e9, "docker run --memory=2g", False), (1e8, "docker run --memory=2g", True)],
+)
+def test_the_memory_of_a_container_counts(monkeypatch, left_bytes, advice, blocks):
+    monkeypatch.setattr(containers, "left_bytes", lambda: int(left_bytes))
+    _, memory, _ = machine.resources()
+    assert "in this container" in memory.found
+    assert advice in memory.advice and bool(advice) == bool(memory.advice) and memory.blocks == blocks
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no user namespaces")
+@pytest.mark.parametrize(
+    ("setting", "value", "found", "command"),
+    [
+        ("kernel/apparmor_restrict_unprivileged_userns", "1", "AppArmor", "userns=0`"),
+        ("kernel/unprivileged_userns_clone", "0", "the system", "clone=1`"),
+        ("user/max_user_namespaces", "0", "the system", "user.max_user_namespaces=10000`"),
+        ("user/max_user_namespaces", "100", "allowed", ""),
+    ],
+)
+def test_forbidden_user_namespaces_are_named(monkeypatch, tmp_path, setting, value, found, command):
+    (tmp_path / setting).parent.mkdir(parents=True)
+    (tmp_path / setting).write_text(f"{value}\n")
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    (finding,) = machine.namespaces(tmp_path)
+    assert finding.found.endswith(found) and command in finding.advice and bool(command) == bool(finding.advice)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert not list(machine.namespaces(tmp_path))
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+def test_a_check_that_hangs_is_left_behind_and_findings_are_shown_as_they_come(monkeypatch, capsys, blocks):
+    ends = threading.Event()
+    shown_before = []
+
+    def hangs():
+        yield outlook.Finding("first answer", "at once")
+        ends.wait(60)
+
+    def last():
+        shown_before.append(capsys.readouterr().out)
+        yield outlook.Finding("last", "fine")
+
+    monkeypatch.setattr(machine, "CHECKS", (hangs, last))
+    monkeypatch.setattr(machine, "DEADLINES_S", {hangs: 0.2})
+    monkeypatch.setattr(machine, "here", lambda: machines.CPU_ONLY)
+    if blocks:
+        monkeypatch.setattr(machine, "two_ranks", hangs)
+    began = time.monotonic()
+    assert machine.main() == int(blocks)
+    ends.set()
+    assert time.monotonic() - began < scaled(20)
+    assert "first answer" in shown_before[0] and "no answer within" in shown_before[0]
+    assert "fine" in capsys.readouterr().out
 
 
 def test_a_check_that_raises_is_reported_and_the_others_still_run(monkeypatch, capsys):

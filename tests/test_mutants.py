@@ -4,8 +4,10 @@ The notebooks of our own solutions run every check, so they are not tried here. 
 exercise; `make test ALL=1` tries all mutants and all variants.
 """
 
+import ast
 import pickle
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,7 @@ pytestmark = pytest.mark.slow
 TESTS = Path(__file__).parent
 MODULES = {chapter: module_names(chapter)[0] for chapter in chapters()}
 WAITS = "at once"  # a check whose mutants hang until a deadline, so another one stands for their exercise
-MIN_MUTANTS, MIN_VARIANTS = 8, 2  # of a chapter that is not a draft
+MIN_MUTANTS, MIN_VARIANTS = 8, 3  # mutants of a chapter, and variants of an exercise, unless the chapter is a draft
 
 
 def all_variants() -> list:
@@ -93,4 +95,10 @@ def test_the_named_check_catches_the_mutant(module, path, record_property):
 @pytest.mark.parametrize("chapter", chapters(), ids=lambda chapter: chapter.name)
 def test_there_are_enough_mutants_and_variants(chapter):
     assert len(list((TESTS / "mutants" / chapter.name).glob("*.py"))) >= (1 if chapter.is_draft else MIN_MUTANTS)
-    assert len(list((TESTS / "variants" / chapter.name).glob("*.py"))) >= (1 if chapter.is_draft else MIN_VARIANTS)
+    variants = [ast.parse(path.read_text()).body for path in (TESTS / "variants" / chapter.name).glob("*.py")]
+    defined = Counter(getattr(statement, "name", None) for body in variants for statement in body)
+    assert {
+        exercise.piece: defined[exercise.piece]
+        for exercise in exercises_of(MODULES[chapter])
+        if defined[exercise.piece] < (1 if chapter.is_draft else MIN_VARIANTS)
+    } == {}, "these exercises have too few variants"

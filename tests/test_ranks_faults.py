@@ -260,6 +260,62 @@ def test_wait_outside_a_collective_ends_at_the_deadline_and_shows_its_line():
     assert_recovered(failure.message, kept="variables on the ranks are kept" in failure.message)
 
 
+# -- cells that await, or that need a keyboard
+
+
+@pytest.mark.parametrize(
+    ("cell", "expected"),
+    [
+        ("import asyncio\nawait asyncio.sleep(0.01)\nx = rank", [0, 1, 2, 3]),
+        ("async def double(n):\n    return 2 * n\nx = await double(rank)", [0, 2, 4, 6]),
+        ("import asyncio\nx = sum(await asyncio.gather(*(asyncio.sleep(0, n) for n in range(4))))", [6] * 4),
+        ("async def count():\n    yield 1\n    yield 2\nx = [n async for n in count()]", [[1, 2]] * 4),
+        ("import asyncio\nasync with asyncio.timeout(9):\n    dist.barrier()\n    x = 1", [1] * 4),
+    ],
+)
+def test_a_cell_can_await(cell, expected):
+    run_cell(cell)
+    assert ranks.pull("x") == expected
+    assert_next_cell_works()
+
+
+def test_a_cell_that_awaits_for_too_long_is_shown_with_its_line():
+    failure = failure_of(
+        """
+        import asyncio
+        async def ask():
+            await asyncio.sleep(1000)
+        await ask()
+        """,
+        timeout_line(1),
+    )
+    assert "Rank 0 is still running: ask, line 4: await asyncio.sleep(1000)" in failure.message
+    run_cell("await asyncio.sleep(0)\nleft = len(asyncio.all_tasks())")
+    assert ranks.pull("left") == [1] * 4, "the earlier cell still runs"
+    assert_recovered(failure.message, kept=True)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        *(
+            "breakpoint()",
+            "import pdb; pdb.set_trace()",
+            "import pdb; pdb.run('1 + 1')",
+            "import code; code.interact()",
+        ),
+        *("input('How many? ')", "import getpass; getpass.getpass()"),
+        "from IPython.core.debugger import set_trace\nset_trace()\nprint(1)",
+    ],
+)
+def test_what_needs_a_keyboard_says_what_to_do_instead(call):
+    failure = failure_of(call)
+    assert "Ranks 0–3 failed: RuntimeError: A " in failure.message
+    assert "because nobody can type there" in failure.message and "ordinary cell" in failure.message
+    assert failure.seconds < SOON_S
+    assert_recovered(failure.message, kept=True)
+
+
 # -- ranks that never finish computing
 
 

@@ -39,6 +39,14 @@ def bundles() -> Bundles:
     return Bundles()
 
 
+def tracked() -> set[str]:
+    """Return the files that git tracks, or skip the test where there is no repository."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True)
+    if listed.returncode:
+        pytest.skip("this copy of the course has no repository")
+    return {name for name in listed.stdout.decode().split("\0") if (ROOT / name).is_file()}
+
+
 def code_of(name: str, content: bytes) -> list[str]:
     """Return the Python code of a file, cell by cell, without cells that may fail."""
     if not name.endswith(".ipynb"):
@@ -118,11 +126,11 @@ def test_a_bundle_contains_every_script_that_its_notebooks_name(bundles, number)
 
 @pytest.mark.parametrize("number", NUMBERS)
 def test_a_bundle_has_all_of_shared_but_later_checks_and_nothing_of_instructor(bundles, number):
-    shared = {path.relative_to(ROOT).as_posix() for path in (ROOT / "shared").rglob("*") if path.is_file()}
+    shared = {name for name in tracked() if name.startswith("shared/")}
     given = {chapter.name for other, chapter in CHAPTERS.items() if other <= number}
     later = [chapter for chapter in build.chapters() if chapter.name not in given]  # and drafts
-    without = (".pyc", *(f"shared/checks/{each.read('lab').metadata['course']['module']}/" for each in later))
-    shared = {name for name in shared if not name.endswith(".pyc") and not name.startswith(without)}
+    without = tuple(f"shared/checks/{each.read('lab').metadata['course']['module']}/" for each in later)
+    shared = {name for name in shared if not name.startswith(without)}
     assert {name for name in bundles[number] if name.startswith("shared/")} == shared
     assert not any(name.startswith("instructor/") for name in bundles[number])
 
@@ -250,3 +258,26 @@ def test_a_wrong_chapter_is_rejected_in_one_sentence(monkeypatch, capsys, chapte
     with pytest.raises(SystemExit, match="2"):
         release.main()
     assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_every_file_that_is_tracked_is_the_courses_own():
+    folders = ("instructor", "shared", "source", "solutions", "chapters", "labs")
+    expected = {name for name in tracked() if name.startswith(tuple(f"{folder}/" for folder in folders))}
+    assert expected <= set(release.course_files(*folders)), "add the new ending to OWN_FILE"
+
+
+LEFT_BEHIND = [".DS_Store", "._mine.py", ".mine.py.swp", "mine.py~", "#mine.py#", "mine.py.orig", "mine copy.py"]
+LEFT_BEHIND += ["Thumbs.db", "mine.py.un~", "__pycache__/mine.pyc", ".ipynb_checkpoints/mine-checkpoint.py"]
+LEFT_BEHIND += [".idea/workspace.json", "mine (1).py", "4913", "core.1234"]
+
+
+def test_what_programs_leave_behind_and_links_are_not_the_courses(tmp_path, monkeypatch):
+    monkeypatch.setattr(release, "ROOT", tmp_path)
+    for name in ("mine.py", "data/a_b-c.json", *LEFT_BEHIND):
+        (tmp_path / "shared" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "shared" / name).write_bytes(b"\xff")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "secret.py").write_text("")
+    (tmp_path / "shared" / "link.py").symlink_to(tmp_path / "elsewhere" / "secret.py")
+    (tmp_path / "shared" / "folder").symlink_to(tmp_path / "elsewhere")
+    assert list(release.course_files("shared")) == ["shared/data/a_b-c.json", "shared/mine.py"]

@@ -8,9 +8,10 @@ import nbformat
 import pytest
 
 from instructor import build
-from instructor.grade import reader, submissions
+from instructor.grade import finding, reader, submissions
+from instructor.grade.finding import find
 from instructor.grade.reader import Unreadable
-from instructor.grade.submissions import Submission, find
+from instructor.grade.submissions import Submission
 from tests.handed_in import CHAPTERS, cell_of, cells_of, hand_in, pieces_of
 
 LAB = "02_manual_ddp"
@@ -46,7 +47,7 @@ def test_every_folder_is_a_student_with_or_without_a_notebook(tmp_path):
         ("dora", None),
         ("emma", f"{LAB} (1).ipynb"),
     ]
-    assert [lab.name for lab in submissions.labs_in(tmp_path)] == [LAB, "03_gradient_bucketing"]
+    assert [lab.name for lab in finding.labs_in(tmp_path)] == [LAB, "03_gradient_bucketing"]
 
 
 def test_our_own_solution_becomes_our_own_module(tmp_path):
@@ -165,7 +166,7 @@ def test_other_files_beside_a_notebook_are_named(tmp_path):
 def test_a_notebook_of_format_3_is_read():
     cell = {"cell_type": "code", "input": ["%%ranks\n", "x = 1"], "metadata": {}, "language": "python"}
     text = json.dumps({"nbformat": 3, "worksheets": [{"cells": [cell]}]})
-    assert reader.code_cells_in(text.encode()) == [{"name": None, "source": "\nx = 1"}]
+    assert reader.code_cells_in(text.encode()) == [{"name": None, "source": "\nx = 1", "on_ranks": True}]
 
 
 @pytest.mark.parametrize(("count", "source"), [(2001, "x"), (1, "x" * 500_001)])

@@ -1,9 +1,10 @@
-"""Test owned_parameters: which unit unshards and reshards which parameter."""
+"""Test which unit owns which parameter, and what a resharded parameter may be used for."""
 
 import pytest
 import torch
 from torch import nn
 
+from shared.sharded.parameters import allow_reads, forbid_reads
 from solutions.units import owned_parameters
 
 WIDTH = 3
@@ -129,3 +130,16 @@ def test_a_unit_must_be_inside_the_module(pick):
     module = _nested()
     with pytest.raises(ValueError, match="submodules"):
         owned_parameters(module, [module.outer, pick(module)])
+
+
+@pytest.mark.parametrize("name", ["view_as", "reshape_as", "expand_as"])
+def test_a_resharded_parameter_gives_others_its_shape_but_no_values(name):
+    parameter, other = nn.Parameter(torch.ones(2, WIDTH)), torch.arange(2.0 * WIDTH).view(2, WIDTH)
+    forbid_reads([parameter])
+    assert torch.equal(getattr(other, name)(parameter), other)
+    with pytest.raises(RuntimeError, match="has memory only while"):
+        getattr(parameter, name)(other)
+    with pytest.raises(RuntimeError, match="has memory only while"):
+        other.add(parameter)
+    allow_reads([parameter])
+    assert torch.equal(getattr(parameter, name)(other), torch.ones(2, WIDTH))

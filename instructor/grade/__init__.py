@@ -1,8 +1,10 @@
 """Grading: `make grade SUBMISSIONS=dir`, or `python -m instructor.grade dir`.
 
 command.py       the command line (started by __main__.py): grades what has changed, and survives Ctrl-C and SIGKILL
-arrivals.py      sorts a learning platform's zip file into folders
-submissions.py   finds the students' notebooks and extracts their exercise cells
+unchanged.py     notices that a run would change nothing
+arrivals.py      sorts a learning platform's download into folders (with archives.py and platforms.py)
+finding.py       finds the students' notebooks; choice.py chooses which of several is graded
+submissions.py   opens a notebook and extracts its exercise cells
 tasks.py         lists the tasks of a lab, and computes the points of each answer
 course.py        unpacks the course as students of one chapter have it, for the sandbox
 sandbox.py       runs a process tree with limits, which sees only the files that it needs (with cgroup.py)
@@ -17,7 +19,8 @@ records.py       keeps one record per student and lab, so that a grader that was
 policy.py        turns verdicts into grades: overrides, bonus, weights and deadlines
 outputs.py       writes everything: gradebook.py the tables, feedback.py the pages, dashboard.py the overview (with
                  likeness.py)
-export.py        writes points into a platform's table; gradescope.py writes an autograder
+export.py        writes points into a platform's table (tables.py); returns.py packs feedback pages for a platform
+gradescope.py    writes an autograder
 
 What protects grading from cheating:
 
@@ -35,11 +38,15 @@ What protects grading from cheating:
 - Sizes and numbers of steps are drawn. At the end, one or two checks that have passed run again for longer. If one of
   them fails this time, the exercise earns nothing (`shared/checks/engine/scale.py`).
 
-A notebook that works should lose no points. The ranks load the code before each probe, even if the probe runs on fewer
-ranks, so code that only tries an exercise could fail there. Once the cells have been loaded, assembly.py therefore
-leaves out assertions. If loading the cells calls collectives, assembly.py also leaves out all other code that only
-tries an exercise. A later cell may redefine a helper of an exercise. If such an exercise fails and has used little
-time, it is judged again without the later cells, and the better result counts.
+A notebook that works should lose no points. If an exercise uses an import, a helper or a constant from another
+`%%ranks` cell, or if its answer is in another cell, assembly.py adds these definitions, by the same rules as
+`shared/mine.py`. The lab's own cells stay as the instructor wrote them. The results of a probe travel as plain data,
+in a notebook as well (`shared/checks/engine/parcel.py`), so both give the same verdict. If this machine fails, such as
+by a full disk, nothing is graded, and the next run tries again. The ranks load the code before each probe, even if the
+probe runs on fewer ranks, so code that only tries an exercise could fail there. Once the cells have been loaded,
+assembly.py therefore leaves out assertions. If loading the cells calls collectives, assembly.py also leaves out all
+other code that only tries an exercise. A later cell may redefine a helper of an exercise. If such an exercise fails
+and has used little time, it is judged again without the later cells, and the better result counts.
 
 Known limits: Python cannot isolate code within a process. A student's code runs in the process that records its
 collectives, and screen.py misses names that are put together while the code runs. Code that reaches the record can

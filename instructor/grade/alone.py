@@ -6,9 +6,11 @@ shared memory, signals, locks, or the memory of each other's processes, and no c
 The fork server calls `enter` in every rank before it runs anybody's code. It is root at that time.
 """
 
+import contextlib
 import ctypes
 import os
 import platform
+import signal
 import struct
 import tempfile
 
@@ -63,6 +65,7 @@ def enter(name: int | str, settings: dict) -> None:
         os.fchmod(1, 0o600)
         _take_room(name, settings)
         _become(users[1 + name])
+        _end_earlier_processes()
     close_side_ways()
 
 
@@ -93,6 +96,15 @@ def _become(user: int) -> None:
     os.setresuid(user, user, user)
     os.umask(0)  # The judge is another user, and removes the folders that it shares with its ranks.
     ctypes.CDLL(None).prctl(_SET_DUMPABLE, 1, 0, 0, 0)  # otherwise it could not read its own files in /proc
+
+
+def _end_earlier_processes() -> None:
+    """End all other processes of this user, who is no longer root.
+
+    If an earlier rank of this number has forked, its children still hold its connections to the other ranks.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(-1, signal.SIGKILL)
 
 
 def has_own_mounts() -> bool:

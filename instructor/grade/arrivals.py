@@ -1,107 +1,142 @@
 """Sort a zip file from Canvas, Moodle or Gradescope into folders: `python -m instructor.grade.arrivals ZIP`.
 
-Writes submissions/<student>/<lab>/<lab>.ipynb, which `make grade` reads, and timestamp.txt beside it if the zip file
-says when the notebook was handed in. The platform's own number of a student is part of the folder's name, so that
-`python -m instructor.grade.export` can write the points back. The names in the zip file show which platform it is from:
-
-    Canvas      <name>[_LATE]_<user>_<submission>_<file>.ipynb
-    Moodle      <name>_<participant>_assignsubmission_file/<file>.ipynb
-    Gradescope  .../submission_<number>/<file>.ipynb, and submission_metadata.yml
+A folder does as well, because some browsers unpack what they download. Writes submissions/<student>/<lab>/<lab>.ipynb,
+which `make grade` reads. Beside it are arrival.json, which says what the platform said about the notebook, and
+timestamp.txt if the platform says when it was handed in. The platform's own number of a student is part of the folder's
+name, so that `python -m instructor.grade.export` can write the points back. platforms.py knows how the platforms name
+files.
 
 Canvas and Moodle do not say when a notebook was handed in. A student who handed in files but no notebook gets an empty
-folder, and thus a row in the tables.
+folder, and thus a row in the tables. So does every member of a group on Gradescope.
 
 Everything in the zip file may come from a student. So paths cannot leave the folder, links are not followed, and a file
 that exceeds the size limit for notebooks is left out.
 """
 
 import argparse
-import re
-import stat
+import itertools
 import sys
-import zipfile
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-
-import yaml
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from instructor.build import ROOT, Chapter, chapters
-from instructor.grade.policy import TIMESTAMP
+from instructor.grade import archives, choice, platforms
+from instructor.grade.archives import Damaged, NotAnArchive
+from instructor.grade.choice import Kind, Notebook
+from instructor.grade.finding import Note
+from instructor.grade.platforms import Arrival
 from instructor.grade.records import one_line
-from instructor.grade.submissions import MOST_BYTES
+from instructor.grade.submissions import ANONYMOUS, TIMESTAMP
 from instructor.release import number_of
+from instructor.terminal import show_anything
 
 FOLDER = ROOT / "submissions"
-CANVAS = re.compile(r"(?P<name>[^_/]+)_(?P<late>LATE_)?(?P<id>\d+)_\d+_(?P<file>[^/]+)$", re.IGNORECASE)
-MOODLE = re.compile(r"(?P<name>[^_/]+)_(?P<id>\d+)_assignsubmission_\w+/(?:.*/)?(?P<file>[^/]+)$", re.IGNORECASE)
-GRADESCOPE = re.compile(r"(?P<folder>submission_(?P<id>\d+))/(?:.*/)?(?P<file>[^/]+)$", re.IGNORECASE)
-METADATA = "submission_metadata.yml"
-IGNORED = re.compile(r"(^|/)(__MACOSX(/|$)|\._|\.ipynb_checkpoints)")
-UNSAFE = re.compile(r"[^\w .,@+-]")
 
 
-class NotAnArchive(ValueError):
-    """A file cannot be sorted into folders; the message says why."""
+@dataclass
+class Sorted:
+    """What became of the files of one download."""
 
+    folder: Path
+    lab: Chapter | None
+    written: dict[Path, Arrival] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
 
-@dataclass(frozen=True)
-class Arrival:
-    """A file that a student handed in, in a zip file."""
+    def sort(self, student: str, own: list[Arrival]) -> None:
+        """Write a student's best notebook for each lab. Nobody gets a notebook replaced by one that nobody edited."""
+        (self.folder / student).mkdir(parents=True, exist_ok=True)
+        remarks_before = len(self.remarks)
+        of_labs: dict[str, list[tuple[Arrival, Notebook]]] = {}
+        for arrival in (arrival for arrival in own if arrival.is_notebook):
+            try:
+                data = arrival.member.read()
+            except Damaged as why:
+                self.remarks.append(f"{arrival} was left out, because it {why}")
+                continue
+            chapter = _lab_of(arrival.file, data, self.lab)
+            if chapter is not None:
+                notebook = Notebook(one_line(arrival.path), data, arrival.member.when)
+                of_labs.setdefault(chapter.name, []).append((arrival, notebook))
+            elif self.lab is None:
+                why = "is not named like a lab; set its chapter with an option such as --chapter 04"
+                self.remarks.append(f"{arrival} was left out, because it {why}")
+        if not of_labs and len(self.remarks) == remarks_before:
+            what = "notebook" if self.lab is None else f"notebook of {self.lab.name}"
+            self.remarks.append(f"{student} handed in no {what}, but {', '.join(map(str, own))}")
+        self._write_best(student, of_labs)
 
-    member: zipfile.ZipInfo
-    student: str  # the name of the folder
-    file: str
-    when: str = ""  # in the format of ISO 8601, if the zip file says it
-    late: bool = False  # according to Canvas, which does not say how late
+    def _write_best(self, student: str, of_labs: dict[str, list[tuple[Arrival, Notebook]]]) -> None:
+        chosen = {lab: choice.choose([each for _, each in found], Chapter(lab)) for lab, found in of_labs.items()}
+        worked = any(each.kind is not None and each.kind > Kind.UNTOUCHED for each in chosen.values())
+        for lab, best in chosen.items():
+            arrival = next((arrival for arrival, notebook in of_labs[lab] if notebook is best.notebook), None)
+            path = self.folder / student / lab / f"{lab}.ipynb"
+            if arrival is None:
+                continue
+            if best.kind <= Kind.UNTOUCHED and (worked or path.exists()):
+                self.remarks.append(f"{arrival} was left out, because it is {choice.LABELS[best.kind]}")
+            else:
+                self._write(arrival, best, path)
+        if of_labs and not any(each.notebook for each in chosen.values()):
+            names = ", ".join(f"{other.name} ({why})" for each in chosen.values() for other, why in each.others)
+            self.remarks.append(f"{student} handed in no lab, but {names}")
 
-    @property
-    def is_notebook(self) -> bool:
-        return self.file.lower().endswith(".ipynb")
-
-    def __str__(self):
-        return one_line(self.member.filename)
+    def _write(self, arrival: Arrival, best: choice.Choice, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        stamp = path.parent / TIMESTAMP
+        if not path.exists() or path.read_bytes() != best.notebook.data:
+            path.write_bytes(best.notebook.data)
+            stamp.unlink(missing_ok=True)  # It was an earlier notebook's.
+        if arrival.when:
+            stamp.write_text(arrival.when, encoding="utf-8")
+        Note(arrival.platform, arrival.returns, arrival.late, best.sentence).write(path.parent)
+        self.written[path] = arrival
+        if best.sentence:
+            self.remarks.append(f"{arrival.student}: {best.sentence.rstrip('.')}")
 
 
 def unpack(archive: Path, folder: Path, lab: Chapter | None = None) -> tuple[list[Path], list[str]]:
-    """Write the notebooks of a zip file into folders. Returns them, and what an instructor should know, in sentences.
-
-    If a student handed in several notebooks for a lab, the one that comes last in the zip file counts.
+    """Write the notebooks of a download into folders. Returns them, and what an instructor should know, in sentences.
 
     Args:
-        lab: The lab that all notebooks are for. With None, each file's name tells its lab.
+        lab: The lab that all notebooks are for. With None, each file's name or content tells its lab.
 
     Raises:
         NotAnArchive: if nothing in this file can be attributed to a student.
     """
-    written: dict[Path, Arrival] = {}
-    remarks: list[str] = []
-    try:
-        with zipfile.ZipFile(archive) as opened:
-            arrived = list(_arrivals(opened))
-            for arrival in arrived:
-                if not arrival.is_notebook:
-                    continue
-                chapter = lab or _lab_of(arrival.file)
-                if why := _unusable(arrival, chapter):
-                    remarks.append(f"{arrival} was left out, because it {why}")
-                    continue
-                path = _write(opened, arrival, folder / arrival.student / chapter.name, chapter)
-                if path in written:
-                    remarks.append(f"{arrival} is graded instead of {written[path]}")
-                written[path] = arrival
-    except (zipfile.BadZipFile, OSError, yaml.YAMLError) as error:
-        raise NotAnArchive(f"{archive.name} cannot be read: {error}") from None
+    found = Sorted(folder, lab)
+    with archives.opened(archive) as members:
+        arrived = list(platforms.arrivals_in(members, found.remarks))
+        for student, own in itertools.groupby(sorted(arrived, key=_student), _student):
+            _sort_with_zips(found, student, list(own))
     if not arrived:
         raise NotAnArchive(f"{archive.name} has no file that is named as Canvas, Moodle or Gradescope name them")
-    for student, files in _without_notebook(arrived).items():
-        (folder / student).mkdir(parents=True, exist_ok=True)
-        remarks.append(f"{student} handed in no notebook, but {', '.join(files)}")
-    undated = _without_time(written)
-    if late := [f"{path.parent / TIMESTAMP}" for path, arrival in written.items() if arrival.late and path in undated]:
+    anonymous = sorted({arrival.student for arrival in arrived if arrival.student.startswith(ANONYMOUS)})
+    if anonymous:
+        found.remarks.append(f"Canvas hides these students' numbers, so no points can be written back for them: "
+                             f"{', '.join(anonymous)}")  # fmt: skip
+    undated = _without_time(found.written)
+    if late := [f"{path.parent / TIMESTAMP}" for path, one in found.written.items() if one.late and path in undated]:
         stamps = " and ".join(late)
-        remarks.append(f"some notebooks are late, but Canvas does not say how late: write the time into {stamps}")
-    return list(written), remarks
+        found.remarks.append(f"some notebooks are late, but Canvas does not say how late: write the time into {stamps}")
+    return list(found.written), found.remarks
+
+
+def _student(arrival: Arrival) -> str:
+    return arrival.student
+
+
+def _sort_with_zips(found: Sorted, student: str, own: list[Arrival]) -> None:
+    """Sort a student's files. If there is no notebook among them, look into a zip file that the student handed in."""
+    zipped = [arrival for arrival in own if arrival.file.lower().endswith(".zip")]
+    if any(arrival.is_notebook for arrival in own) or not zipped:
+        return found.sort(student, own)
+    with archives.inside(zipped[-1].member) as members:
+        last = zipped[-1]
+        files = [member for member in members if not platforms.IGNORED.search(member.name)]
+        inner = [replace(last, member=member, path=member.name) for member in files]
+        found.sort(student, inner if any(arrival.is_notebook for arrival in inner) else own)
 
 
 def _without_time(written: Iterable[Path]) -> list[Path]:
@@ -122,89 +157,20 @@ def about_times(written: list[Path]) -> str:
     )
 
 
-def _unusable(arrival: Arrival, chapter: Chapter | None) -> str:
-    """Return why a notebook cannot be used, or ""."""
-    if chapter is None:
-        return "is not named like a lab; set its chapter with an option such as --chapter 04"
-    if arrival.member.file_size > MOST_BYTES:
-        return f"is larger than {MOST_BYTES // 1_000_000} MB"
-    return "is a link" if stat.S_ISLNK(arrival.member.external_attr >> 16) else ""
+def _lab_of(file: str, data: bytes, lab: Chapter | None) -> Chapter | None:
+    """Return the lab that a notebook is for, according to its name or else its exercises, or None.
 
-
-def _without_notebook(arrived: list[Arrival]) -> dict[str, list[str]]:
-    """Return the files of the students who handed in no notebook at all."""
-    files: dict[str, list[str]] = {}
-    for arrival in arrived:
-        files.setdefault(arrival.student, []).append(str(arrival))
-    with_notebook = {arrival.student for arrival in arrived if arrival.is_notebook}
-    return {student: own for student, own in files.items() if student not in with_notebook}
-
-
-def _arrivals(archive: zipfile.ZipFile) -> Iterator[Arrival]:
-    """List all files that a student handed in, without those that an editor or macOS put beside them."""
-    members = {member: member.filename.replace("\\", "/") for member in archive.infolist()}
-    members = {member: name for member, name in members.items() if not IGNORED.search(name)}
-    metadata = _metadata_of_gradescope(members)
-    submitters = _submitters(archive, metadata) if metadata else {}
-    for member, name in members.items():
-        if metadata is None and (found := MOODLE.search(name)):
-            yield Arrival(member, _folder_of(found["name"], found["id"]), found["file"])
-        elif found := GRADESCOPE.search(name):
-            student, when = submitters.get(found["folder"], ("student", ""))
-            yield Arrival(member, _folder_of(student, found["id"]), found["file"], when)
-        elif found := CANVAS.search(PurePosixPath(name).name):
-            yield Arrival(member, _folder_of(found["name"], found["id"]), found["file"], late=bool(found["late"]))
-
-
-def _metadata_of_gradescope(members: dict[zipfile.ZipInfo, str]) -> zipfile.ZipInfo | None:
-    """Return the file in which Gradescope says who handed in each folder, or None if the zip file is not Gradescope's.
-
-    This file is beside the students' folders. Students can upload a file with the same name, but it is inside a folder.
+    Args:
+        lab: The lab that all notebooks are for. Only a notebook of another lab is not for it.
     """
-    for member, name in members.items():
-        path = PurePosixPath(name)
-        beside = str(path.parent / "x")[:-1]
-        if path.name == METADATA and all(other.startswith(beside) for other in members.values()):
-            return member
-    return None
-
-
-def _submitters(archive: zipfile.ZipFile, metadata: zipfile.ZipInfo) -> dict[str, tuple[str, str]]:
-    """Return who handed in each of Gradescope's folders, and when."""
-    if metadata.file_size > MOST_BYTES:
-        return {}
-    content = yaml.safe_load(archive.read(metadata))
-    found = {}
-    for folder, about in content.items() if isinstance(content, dict) else ():
-        people = about.get(":submitters") or [{}] if isinstance(about, dict) else [{}]
-        name = str(people[0].get(":name") or people[0].get(":email") or "student")
-        found[str(folder)] = (name, str(about.get(":created_at", "")) if isinstance(about, dict) else "")
-    return found
-
-
-def _folder_of(name: str, number: str) -> str:
-    """Return a student's folder: the name without anything that has a meaning in paths, and the platform's number."""
-    return f"{UNSAFE.sub('', name).strip(' .')[:80] or 'student'}_{number}"
-
-
-def _lab_of(file: str) -> Chapter | None:
-    return next((chapter for chapter in chapters() if file.startswith(chapter.name)), None)
-
-
-def _write(archive: zipfile.ZipFile, arrival: Arrival, folder: Path, chapter: Chapter) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{chapter.name}.ipynb"
-    with archive.open(arrival.member) as packed:
-        content = packed.read(MOST_BYTES + 1)  # The size in the header could be wrong.
-    if not path.exists() or path.read_bytes() != content:
-        path.write_bytes(content)
-        (folder / TIMESTAMP).unlink(missing_ok=True)  # It was an earlier notebook's.
-    if arrival.when:
-        (folder / TIMESTAMP).write_text(arrival.when)
-    return path
+    named = next((chapter for chapter in chapters() if file.startswith(chapter.name)), None)
+    if lab is None:
+        return named or choice.lab_in(data)
+    return lab if named in (None, lab) or choice.lab_in(data) == lab else None
 
 
 def main() -> int:
+    show_anything()
     parser = argparse.ArgumentParser(prog="python -m instructor.grade.arrivals", description=__doc__.splitlines()[0])
     parser.add_argument("zip", type=Path, nargs="+", help="what Canvas, Moodle or Gradescope offers for download")
     parser.add_argument("--into", type=Path, default=FOLDER, help="default: submissions")
@@ -218,6 +184,8 @@ def main() -> int:
             written, remarks = unpack(archive, options.into, lab)
         except NotAnArchive as error:
             parser.error(str(error))
+        except OSError as error:
+            parser.error(f"not all notebooks were written ({error.strerror}: {error.filename or options.into})")
         print(f"Notebooks written to {options.into} from {archive.name}: {len(written)}")
         for remark in filter(None, [*remarks, about_times(written)]):
             print(f"  {remark}")

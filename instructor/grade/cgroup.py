@@ -50,23 +50,23 @@ class Group:
 
     def limit(self, memory_bytes: int, processes: int) -> None:
         """Set the limits. A system may lack the ones for swap and processes."""
-        (self.folder / self.names.memory_limit).write_text(str(int(MARGIN * memory_bytes)))
+        (self.folder / self.names.memory_limit).write_text(str(int(MARGIN * memory_bytes)), encoding="utf-8")
         swap_bytes = int(MARGIN * memory_bytes) if self.names is V1 else 0  # Version 1 adds memory and swap up.
         for name, value in ((self.names.swap_limit, swap_bytes), (self.names.processes_limit, 2 * processes)):
             with contextlib.suppress(OSError):
-                (self.folder / name).write_text(str(value))
+                (self.folder / name).write_text(str(value), encoding="utf-8")
 
     def held_bytes(self) -> int:
         """Return the memory that is held now. Cached files do not count, because the system can drop them."""
-        lines = (line.split() for line in (self.folder / "memory.stat").read_text().splitlines())
+        lines = (line.split() for line in (self.folder / "memory.stat").read_text(encoding="utf-8").splitlines())
         total_bytes = sum(int(value) for name, value in lines if name in self.names.counters)
         if self.names.system_bytes:
-            total_bytes += int((self.folder / self.names.system_bytes).read_text())
+            total_bytes += int((self.folder / self.names.system_bytes).read_text(encoding="utf-8"))
         return total_bytes
 
     def has_run_out(self) -> bool:
         """Return whether the system has ended a process of the group, because the group reached its memory limit."""
-        lines = (line.split() for line in (self.folder / self.names.events).read_text().splitlines())
+        lines = (line.split() for line in (self.folder / self.names.events).read_text(encoding="utf-8").splitlines())
         return any(name == "oom_kill" and int(count) > 0 for name, count in lines)
 
     def remove(self) -> None:
@@ -104,14 +104,14 @@ def limit_bytes(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> int
     found = []
     for folder, names in _places(root, own):
         with contextlib.suppress(OSError, ValueError):
-            found.append(int((folder / names.memory_limit).read_text()))  # "max" in version 2
+            found.append(int((folder / names.memory_limit).read_text(encoding="utf-8")))  # "max" in version 2
     return min((limit for limit in found if limit < _UNLIMITED), default=None)
 
 
 def _places(root: Path, own: Path):
     """Yield the folders in which a group could be created, and their version's names."""
     try:
-        lines = [line.split(":", 2) for line in own.read_text().splitlines()]
+        lines = [line.split(":", 2) for line in own.read_text(encoding="utf-8").splitlines()]
     except OSError:
         return
     for _, controllers, path in lines:

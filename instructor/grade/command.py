@@ -5,25 +5,26 @@ dashboard.html about the class, and a results.json per student for Gradescope. I
 continues from there. Only what has changed is graded again.
 """
 
-import argparse
 import contextlib
 import difflib
 import fcntl
 import functools
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from instructor.build import Chapter, chapters
-from instructor.grade import course, grading, load, policy, records, sandbox, submissions, tasks
+from instructor.grade import course, finding, grading, load, platforms, policy, records, sandbox, tasks, unchanged
 from instructor.grade.limits import Limits
 from instructor.grade.outputs import Outputs
-from instructor.grade.records import FOLDER, Record
+from instructor.grade.records import Record
 from instructor.grade.submissions import Submission
 from instructor.release import ReleaseError, number_of
+from instructor.terminal import show_anything
 
-ANONYMOUS = "also write pages and tables with codes instead of names; names in code and error messages stay"
+LEAST_DONE = 3  # The first to be done are the quick ones.
 Grader = Callable[..., Record]  # takes a submission, a course, limits and, if there are any, answers to keep
 
 
@@ -77,14 +78,15 @@ def grade_all(
     labs = _labs(handed_in, request)
     exercises = {lab.name: [task.number for task in tasks.tasks_of(lab)] for lab in labs}
     _check_names(handed_in, request, exercises)
-    decisions = policy.load(handed_in / "course.toml", folder / policy.OVERRIDES)
+    students = [student.name for student in finding.students_in(handed_in)]
+    decisions = policy.load(handed_in / "course.toml", folder / policy.OVERRIDES, students)
     sandbox.require()
     outputs = Outputs(folder, decisions, request.anonymous)
     with _locked(folder), ThreadPoolExecutor(request.jobs) as workers:
         for lab in labs:
             with course.unpacked(lab) as judged_with:
                 waiting: dict[Future, Submission] = {}
-                for submission in submissions.find(handed_in, lab.name):
+                for submission in finding.find(handed_in, lab.name):
                     kept = records.load(folder, submission.student, lab.name)
                     unchanged = kept and kept.digest == records.digest_of(submission, judged_with.digest)
                     again = request.asks_for(submission.student, exercises[lab.name])
@@ -97,7 +99,6 @@ def grade_all(
                     grades = one if request.exercise and same else grader
                     waiting[workers.submit(grades, submission, judged_with, request.limits)] = submission
                 _collect(waiting, outputs)
-        students = [student.name for student in submissions.students_in(handed_in)]
         for sentence in decisions.unused(students, exercises):
             print(f"{sentence}.", flush=True)
         everything = outputs.write_all()
@@ -123,7 +124,7 @@ def _check_names(handed_in: Path, request: Request, exercises: dict[str, list[st
     Raises:
         Usage: if one of them does not.
     """
-    students = [student.name for student in submissions.students_in(handed_in)]
+    students = [student.name for student in finding.students_in(handed_in)]
     for name in request.students or ():
         if name not in students:
             close = difflib.get_close_matches(name, students, cutoff=0.3) or students[:3]
@@ -158,27 +159,41 @@ def _collect(waiting: dict[Future, Submission], outputs: Outputs) -> None:
 
 
 def _save_as_completed(waiting: dict[Future, Submission], outputs: Outputs) -> None:
-    submitted = len(waiting)
+    submitted, began = len(waiting), time.monotonic()
     for future in as_completed(list(waiting)):
         record = outputs.save(_result(future, waiting[future]), waiting[future])
         del waiting[future]
-        print(_line(record, f"{submitted - len(waiting)} of {submitted}"), flush=True)
+        done = submitted - len(waiting)
+        print(_line(record, f"{done} of {submitted}{_left(time.monotonic() - began, done, submitted)}"), flush=True)
+
+
+def _left(seconds: float, done: int, submitted: int) -> str:
+    """Return about how long the other submissions of a lab will take, in words, once that can be estimated."""
+    left = seconds / done * (submitted - done)
+    if not left or done < LEAST_DONE:
+        return ""
+    return f", about {left / 60:.0f} min left" if left >= 90 else f", about {left:.0f} s left"
 
 
 def _labs(handed_in: Path, request: Request) -> list[Chapter]:
     number = request.number
+    if handed_in.is_file() or (handed_in.is_dir() and platforms.looks_like_a_download(handed_in)):
+        raise Usage(
+            f"{handed_in} is a platform's download; sort it into folders first: "
+            f'python -m instructor.grade.arrivals "{handed_in}"'
+        )
     if not handed_in.is_dir():
         raise Usage(
             f"there is no folder {handed_in}; SUBMISSIONS must name a folder that contains one folder per student"
         )
-    if not submissions.students_in(handed_in):
+    if not finding.students_in(handed_in):
         raise Usage(f"{handed_in} has no folders; each student's work must be in a folder with the student's name")
     by_number = {number_of(chapter): chapter for chapter in chapters()}
     if number is not None and number not in by_number:
         raise Usage(
             f"there is no chapter {number:02d}; the chapters are {', '.join(f'{known:02d}' for known in by_number)}"
         )
-    labs = [by_number[number]] if number is not None else submissions.labs_in(handed_in)
+    labs = [by_number[number]] if number is not None else finding.labs_in(handed_in)
     if not labs:
         names = ", ".join(chapter.name for chapter in by_number.values())
         raise Usage(
@@ -205,7 +220,7 @@ def _locked(folder: Path) -> Iterator[None]:
         Usage: if another grader is writing there.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".lock", "w") as lock:
+    with open(folder / ".lock", "w", encoding="utf-8") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -220,15 +235,8 @@ def _line(record: Record, how_many: str) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m instructor.grade", description=__doc__.splitlines()[0])
-    parser.add_argument("submissions", type=Path, help="a folder with one folder per student, and perhaps course.toml")
-    parser.add_argument("--chapter", type=int, help="such as 04; default: every lab for which there is a notebook")
-    parser.add_argument("--into", type=Path, default=FOLDER, help="default: build/grades")
-    parser.add_argument("--student", action="append", help="grade only this student again; may be given several times")
-    parser.add_argument("--exercise", help="grade this exercise again, such as 2.4, and keep the other verdicts")
-    parser.add_argument("--anonymous", action="store_true", help=ANONYMOUS)
-    parser.add_argument("--jobs", type=int, help="how many submissions to grade at once; default: two per core")
-    parser.add_argument("--seconds", type=float, default=Limits.seconds_each, help="time limit for one exercise")
+    show_anything()
+    parser = unchanged.parser()
     options = parser.parse_args()
     jobs = load.most_jobs() if options.jobs is None else max(1, options.jobs)
     memory_bytes = min(Limits.memory_bytes, load.most_memory_bytes(jobs))
@@ -247,6 +255,12 @@ def main() -> int:
     except (Stopped, KeyboardInterrupt) as stopped:
         print(stopped if str(stopped) else "Grading was stopped. Run the same command again to continue.")
         return 130  # 128 + SIGINT, as shells expect
+    except OSError as error:
+        what = f"{error.strerror}: {error.filename or options.into}"
+        print(f"Grading was stopped ({what}). Make room or choose another folder with --into, and run this again.")
+        return 1
     pages = f"{options.into}/index.html and {options.into}/dashboard.html"
     print(f"Graded submissions: {len(graded)}. See {options.into}/gradebook.csv, {pages}.")
+    if not options.student and not options.exercise and all(record.final for record in graded):
+        unchanged.remember(options)
     return 0

@@ -23,8 +23,9 @@ from instructor.grade.tasks import Task, tasks_of
 
 HERE = Path(__file__).parent
 # Files of this folder that affect neither verdicts nor the points before the instructor's decisions
-SHOWING = ("__init__", "__main__", "arrivals", "command", "dashboard", "export", "feedback", "gradebook", "gradescope")
-SHOWING += ("likeness", "nbgrader_course", "outputs", "policy")
+SHOWING = ("__init__", "__main__", "archives", "arrivals", "choice", "command", "dashboard", "export", "feedback")
+SHOWING += ("finding", "gradebook", "gradescope", "likeness", "nbgrader_course", "outputs", "platforms", "policy")
+SHOWING += ("returns", "tables", "unchanged")
 JUDGE = ("__init__", "reader", "judge", "assembly", "gate", "guard", "fingerprints", "screen", "limits", "alone")
 JUDGE += ("forked",)
 

@@ -25,6 +25,8 @@ from shared.tables.rendering import render
 MOST_WRONG = 10  # rows of the commonest wrong values, for each lab
 MOST_GROUPS = 20
 MOST_CHARACTERS = 300  # of what was wrong
+MOST_OTHERS = 3  # students in the index
+SAME = 99.95  # percent
 ALIKE = 90.0  # percent; right solutions that are written differently are at most 77% alike (tests/variants)
 LEAST_CHARACTERS = 200  # of the code that is compared; shorter solutions are alike by chance
 STATES = ("passed", "partly passed", "failed", "unanswered")
@@ -42,6 +44,20 @@ class Alike:
     students: tuple[str, ...]
     percent: float  # of the two students and the exercise that are most alike
     exercises: tuple[str, ...]
+
+    def about(self, student: str, names: dict[str, str]) -> str:
+        """Return what the index says about a student in this group, or "" for others.
+
+        Args:
+            names: The students' names, if they are known.
+        """
+        if student not in self.students:
+            return ""
+        others = [names.get(other, other) for other in self.students if other != student]
+        more = f" and {len(others) - MOST_OTHERS} more" if len(others) > MOST_OTHERS else ""
+        whose = "; ".join(others[:MOST_OTHERS]) + more
+        same = "the same as" if self.percent >= SAME else f"{self.percent:.0f}% the same as"
+        return f"the code of {', '.join(self.exercises)} is {same} that of {whose}"
 
 
 @dataclass(frozen=True)
@@ -61,18 +77,30 @@ class LabView:
     more_groups: int  # that are not shown
 
 
-def write(records: list[Record], folder: Path) -> None:
-    """Write dashboard.html for all labs."""
-    labs = sorted({record.lab for record in records})
-    views = [_view(lab, [record for record in records if record.lab == lab]) for lab in labs]
+def write(records: list[Record], folder: Path, groups: dict[str, list[Alike]] | None = None) -> None:
+    """Write dashboard.html for all labs.
+
+    Args:
+        groups: The students whose code is similar, by lab, if this is known already.
+    """
+    groups = alike_by_lab(records) if groups is None else groups
+    views = [_view(lab, own, groups.get(lab, [])) for lab, own in _by_lab(records).items()]
     page = render(__package__, "dashboard.html", labs=views, alike=ALIKE)
     write_whole(folder / "dashboard.html", page)
 
 
-def _view(lab: str, records: list[Record]) -> LabView:
+def alike_by_lab(records: list[Record]) -> dict[str, list[Alike]]:
+    return {lab: alike([record for record in own if not record.reason]) for lab, own in _by_lab(records).items()}
+
+
+def _by_lab(records: list[Record]) -> dict[str, list[Record]]:
+    labs = sorted({record.lab for record in records})
+    return {lab: [record for record in records if record.lab == lab] for lab in labs}
+
+
+def _view(lab: str, records: list[Record], groups: list[Alike]) -> LabView:
     judged = [record for record in records if not record.reason]
     seconds = [record.seconds for record in judged] or [0.0]
-    groups = alike(judged)
     return LabView(
         lab,
         _as_png(exercises_figure(judged)) if judged else "",

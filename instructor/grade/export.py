@@ -4,67 +4,172 @@ FILE.csv is what the platform offers for download: Canvas's gradebook, or the gr
 The points are written into a copy of it, which the platform can import again. Students are matched by the platform's
 number, which `python -m instructor.grade.arrivals` has put at the end of their folder's name. If a student has no
 submission, or one that could not be graded, the table keeps what it has for this student, which is usually nothing.
+The table may be in any language, and saved by Excel.
 
 Sources: Canvas's guide "How do I import grades in the Gradebook?", Moodle's documentation "Using Assignment", offline
 grading worksheet.
 """
 
 import argparse
-import csv
-import io
 import re
 import sys
+from collections.abc import Container, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from instructor.build import chapters
+from instructor.grade import tables
 from instructor.grade.records import FOLDER, write_whole
+from instructor.grade.submissions import ANONYMOUS
+from instructor.grade.tables import Table
 from instructor.release import number_of
+from instructor.terminal import show_anything
 
 PARTICIPANT = re.compile(r"(\d+)\s*$")
+NUMBER = re.compile(r"\s*-?\d+([.,]\d+)?\s*")
+# "no" in Moodle's column "Grade can be changed", in the languages with the most sites
+NO = {"no", "nein", "non", "não", "nee", "nej", "nei", "nie", "ne", "ei", "nem", "hayır", "нет", "ні", "いいえ", "否"}
 
 
 class NoMatch(ValueError):
     """Points cannot be written into a table; the message says why."""
 
 
-def exported(lab: str, grades: Path, table: Path, column: str | None = None) -> tuple[str, list[str]]:
+@dataclass(frozen=True)
+class Places:
+    """The columns of a platform's table, by their index."""
+
+    key: int  # with the platform's number of a student
+    points: int
+    name: int
+    maximum: int | None = None  # Moodle's; Canvas has it in a row
+    changeable: int | None = None  # Moodle's
+
+    @property
+    def is_moodles(self) -> bool:
+        return self.maximum is not None
+
+
+def exported(lab: str, grades: Path, path: Path, column: str | None = None) -> tuple[str, list[str]]:
     """Return the platform's table with the points of a lab, and what an instructor should know, in sentences.
+
+    A cell that contains a word, such as EX for a student who is excused, stays as it is.
 
     Args:
         lab: Its full name.
         grades: The folder of `make grade`.
+        path: The table that the platform offers for download.
         column: The column of Canvas's gradebook. None: the only one that contains the lab's name.
 
     Raises:
         NoMatch: if the table is not from Canvas or Moodle, has no column for this lab, or has none of its students, or
             if two students have the same number.
+        tables.Unreadable: if the table cannot be read.
     """
-    ours = _our_rows(lab, grades)
-    with table.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file)
-        columns, theirs = list(reader.fieldnames or ()), list(reader)
-    if "Identifier" in columns and "Grade" in columns:
-        key, column = "Identifier", "Grade"
-    elif {"Student", "ID"} <= set(columns):
-        key, column = "ID", column or _column_of(lab, columns)
-    else:
-        raise NoMatch(
-            f"{table.name} has neither the columns of Canvas (Student, ID) nor those of Moodle (Identifier, Grade)"
-        )
-    if column not in columns:
-        raise NoMatch(f"{table.name} has no column {column!r}")
-    by_number = {found[1]: row for row in theirs if (found := PARTICIPANT.search(row[key] or ""))}
+    ours, table = _our_rows(lab, grades), tables.read(path)
+    places = _places(table, ours, lab, column, path.name)
+    by_number = {found[1]: row for row in table.rows if (found := PARTICIPANT.search(row[places.key]))}
     if not by_number.keys() & ours.keys():
-        raise NoMatch(f"no student of {lab} is in {table.name}; their folders must end with the platform's number")
-    written = {
-        number: ours[number]
-        for number, row in by_number.items()
-        if number in ours and _is_graded(ours[number]) and _can_be_changed(row)
-    }
-    for number, row in written.items():
-        by_number[number][column] = f"{float(row['points']):g}"
-    remarks = _about_maximum(theirs, column, list(written.values()), table.name)
-    return _as_csv(columns, theirs), [*remarks, *_about_students(ours, by_number, table.name)]
+        raise NoMatch(f"no student of {lab} is in {path.name}; their folders must end with the platform's number")
+    remarks, written = [], []
+    for number, row in by_number.items():
+        points, remark = _points_for(ours.get(number), row, places)
+        remarks += [remark] if remark else []
+        if points is not None:
+            row[places.points] = points
+            written.append(ours[number])
+    missing = [f"{row['student']} is not in {path.name}" for number, row in ours.items() if number not in by_number]
+    return table.as_text(), [*_about_maximum(table, places, written, path.name), *missing, *remarks]
+
+
+def _points_for(ours: dict[str, str] | None, row: list[str], places: Places) -> tuple[str | None, str]:
+    """Return what to write for a student, if anything, and a sentence if this is not what anybody would expect."""
+    student, before = row[places.name].strip() or row[places.key], row[places.points].strip()
+    nothing = f"nothing was written for {student}"
+    if ours is None:
+        return None, f"{nothing}: there is no submission here"
+    if ours.get("graded") == "no":
+        return None, f"{nothing}: {ours['reason']}"
+    points = f"{float(ours['points']):g}"
+    if places.changeable is not None and row[places.changeable].strip().lower() in NO:
+        return None, f"{nothing}: Moodle has locked this grade ({points} points here)"
+    if before and not NUMBER.fullmatch(before):
+        return None, f"{nothing}: the cell contains {before!r} ({points} points here)"
+    changed = bool(before) and _as_number(before) != float(points)
+    return points, f"{student} had {before} points and now has {points}" if changed else ""
+
+
+def names_in(path: Path, students: Iterable[str]) -> dict[str, str]:
+    """Return the students' names in a platform's table, by their folders.
+
+    Raises:
+        tables.Unreadable: if the table cannot be read.
+        OSError: if it cannot be opened.
+    """
+    table, by_number = tables.read(path), {_number_of(student): student for student in students}
+    key = _key_of(table, by_number)
+    if key is None:
+        return {}
+    name = _name_beside(table, key)
+    found = {PARTICIPANT.search(row[key]): row[name].strip() for row in table.rows}
+    return {by_number[number[1]]: text for number, text in found.items() if number and number[1] in by_number and text}
+
+
+def _places(table: Table, ours: dict[str, dict], lab: str, column: str | None, name: str) -> Places:
+    """Find the columns by their English names or, in other languages, by what they contain.
+
+    Raises:
+        NoMatch: if they are not there.
+    """
+    columns, key = table.columns, _key_of(table, ours)
+    if key is None:
+        raise NoMatch(f"{name} has neither the columns of Canvas (Student, ID) nor those of Moodle (Identifier, Grade)")
+    if columns[key] != "Identifier" and all(row[key].strip().isdecimal() for row in table.rows if row[key].strip()):
+        points = column or _column_of(lab, columns)
+        if points not in columns:
+            raise NoMatch(f"{name} has no column {points!r}")
+        return Places(key, columns.index(points), _name_beside(table, key))
+    if "Grade" in columns:
+        points = columns.index("Grade")
+        maximum = columns.index("Maximum Grade") if "Maximum Grade" in columns else -1
+    else:
+        points = _points_before_maximum(table, key, name)
+        maximum = points + 1
+    changeable = next((at for at in range(len(columns)) if {row[at].strip().lower() for row in table.rows} & NO), None)
+    return Places(key, points, _name_beside(table, key), maximum, changeable)
+
+
+def _key_of(table: Table, numbers: Container[str]) -> int | None:
+    """Return the index of the column with the platform's numbers, or None."""
+    for named in ("Identifier", "ID"):
+        beside = "Grade" if named == "Identifier" else "Student"
+        if {named, beside} <= set(table.columns):
+            return table.columns.index(named)
+    cells = [
+        [found[1] for row in table.rows if (found := PARTICIPANT.search(row[at]))] for at in range(len(table.columns))
+    ]
+    hits = [sum(number in numbers for number in column) for column in cells]
+    return hits.index(max(hits)) if any(hits) else None
+
+
+def _points_before_maximum(table: Table, key: int, name: str) -> int:
+    """Return the index of Moodle's grades: numbers or nothing, beside a column with the same number in all rows."""
+    for at in range(key + 1, len(table.columns) - 1):
+        grades, most = ({row[beside].strip() for row in table.rows} for beside in (at, at + 1))
+        if (
+            len(most) == 1
+            and NUMBER.fullmatch(min(most))
+            and all(not text or NUMBER.fullmatch(text) for text in grades)
+        ):
+            return at
+    raise NoMatch(f"{name} has no column of grades with their maximum beside it, as Moodle's grading worksheets have")
+
+
+def _name_beside(table: Table, key: int) -> int:
+    """Return the index of the students' names: after Moodle's identifiers, before Canvas's. If there are none: key."""
+    is_text = [any(re.search(r"[^\W\d_]", row[at]) for row in table.rows) for at in range(len(table.columns))]
+    after = [at for at in (key - 1, key + 1) if 0 <= at < len(is_text) and is_text[at]]
+    return (after or [key])[-1 if is_text[key] else 0]
 
 
 def _our_rows(lab: str, grades: Path) -> dict[str, dict]:
@@ -73,8 +178,7 @@ def _our_rows(lab: str, grades: Path) -> dict[str, dict]:
     Raises:
         NoMatch: if two students have the same number.
     """
-    with (grades / "gradebook.csv").open(encoding="utf-8", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["lab"] == lab]
+    rows = [row for row in tables.read(grades / "gradebook.csv").by_column() if row["lab"] == lab]
     by_number: dict[str, dict] = {}
     for row in rows:
         if (other := by_number.setdefault(_number_of(row["student"]), row)) is not row:
@@ -82,55 +186,28 @@ def _our_rows(lab: str, grades: Path) -> dict[str, dict]:
     return by_number
 
 
-def _is_graded(row: dict) -> bool:
-    return row.get("graded") != "no"
-
-
-def _can_be_changed(row: dict) -> bool:
-    """Return False if Moodle has locked the grade of this row, so that it would ignore a new one."""
-    return (row.get("Grade can be changed") or "").strip().lower() != "no"
-
-
-def _about_students(ours: dict[str, dict], theirs: dict[str, dict], name: str) -> list[str]:
-    """Return a sentence for each student whose points were not written. Both tables are by number."""
-    remarks = [f"{row['student']} is not in {name}" for number, row in ours.items() if number not in theirs]
-    for number, row in theirs.items():
-        student = row.get("Full name") or row.get("Student") or row.get("Identifier")
-        if number not in ours:
-            remarks.append(f"nothing was written for {student}: there is no submission here")
-        elif not _is_graded(ours[number]):
-            remarks.append(f"nothing was written for {student}: {ours[number]['reason']}")
-        elif not _can_be_changed(row):
-            points = f"{float(ours[number]['points']):g}"
-            remarks.append(f"nothing was written for {student}: Moodle has locked this grade ({points} points here)")
-    return remarks
-
-
-def _as_csv(columns: list[str], rows: list[dict]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
-
-
-def _about_maximum(theirs: list[dict], column: str, rows: list[dict], name: str) -> list[str]:
+def _about_maximum(table: Table, places: Places, written: list[dict], name: str) -> list[str]:
     """Return what is wrong with the platform's maximum, if anything. Points are written as they are, not scaled."""
-    of_canvas = (row[column] for row in theirs if (row.get("Student") or "").strip() == "Points Possible")
-    of_moodle = (row["Maximum Grade"] for row in theirs if row.get("Maximum Grade"))
-    text = next(iter([*of_canvas, *of_moodle]), None) or ""
-    if not rows or not re.fullmatch(r"\s*\d+([.,]\d+)?\s*", text):
+    at, without_number = places.points, [row for row in table.rows if not row[places.key].strip()]
+    texts = [row[places.maximum] for row in table.rows] if places.is_moodles and places.maximum >= 0 else []
+    texts = texts or [row[at] for row in without_number]
+    numbers = [_as_number(text) for text in texts if NUMBER.fullmatch(text.strip())]
+    if not written or not numbers:
         return []
-    most, ours = float(text.replace(",", ".")), float(rows[0]["max_points"])
+    most, ours = numbers[0], float(written[0]["max_points"])
     remarks = [f"the maximum is {most:g} in {name} and {ours:g} here, and points are not scaled"] * (most != ours)
-    above = [row["student"] for row in rows if float(row["points"]) > most]
-    if above and "Maximum Grade" in theirs[0]:
+    above = [row["student"] for row in written if float(row["points"]) > most]
+    if above and places.is_moodles:
         remarks.append(f"Moodle may not accept points above its maximum of {most:g}: {'; '.join(above)}")
     return remarks
 
 
+def _as_number(text: str) -> float:
+    return float(text.strip().replace(",", "."))
+
+
 def _number_of(student: str) -> str:
-    found = PARTICIPANT.search(student)
+    found = None if student.startswith(ANONYMOUS) else PARTICIPANT.search(student)
     return found[1] if found else student
 
 
@@ -141,21 +218,22 @@ def _column_of(lab: str, columns: list[str]) -> str:
     return named[0]
 
 
-def _lab_named(text: str) -> str:
+def lab_named(text: str) -> str:
     """Return the full name of a lab, which may be given by its number alone."""
     return next((lab.name for lab in chapters() if text.isdecimal() and number_of(lab) == int(text)), text)
 
 
 def main() -> int:
+    show_anything()
     parser = argparse.ArgumentParser(prog="python -m instructor.grade.export", description=__doc__.splitlines()[0])
-    parser.add_argument("lab", type=_lab_named, help="such as 02 or 02_manual_ddp")
+    parser.add_argument("lab", type=lab_named, help="such as 02 or 02_manual_ddp")
     parser.add_argument("table", type=Path, help="the CSV file that Canvas or Moodle offers for download")
     parser.add_argument("--grades", type=Path, default=FOLDER, help="default: build/grades")
     parser.add_argument("--column", help="of Canvas's gradebook; default: the one that contains the lab's name")
     options = parser.parse_args()
     try:
         text, remarks = exported(options.lab, options.grades, options.table, options.column)
-    except (NoMatch, OSError) as error:
+    except (NoMatch, tables.Unreadable, OSError) as error:
         parser.error(str(error))
     path = options.grades / f"{options.table.stem}-{options.lab}.csv"
     write_whole(path, text)

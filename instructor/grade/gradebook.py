@@ -7,9 +7,10 @@ from pathlib import Path
 
 from instructor.grade.policy import Policy
 from instructor.grade.records import Record, as_cell, write_whole
+from instructor.grade.tables import BYTE_ORDER_MARK
 from shared.checks.engine import display
 
-COLUMNS = ("student", "lab", "points", "max_points", "reason", "look_at", "feedback", "graded")
+COLUMNS = ("student", "lab", "points", "max_points", "reason", "look_at", "feedback", "graded", "name")
 EXERCISE_COLUMNS = ("student", "lab", "number", "exercise", "points", "max_points", "checks_passed", "checks", "reason")
 EXERCISE_COLUMNS += ("comment",)
 
@@ -19,7 +20,7 @@ def write(records: list[Record], folder: Path, policy: Policy) -> None:
     rows = [
         (
             *(r.student, r.lab, r.points, r.max_points, r.why, "; ".join(r.notices)),
-            *(f"feedback/{r.student}/{r.lab}.html", "yes" if r.is_graded else "no"),
+            *(f"feedback/{r.student}/{r.lab}.html", "yes" if r.is_graded else "no", r.name),
         )
         for r in records
     ]
@@ -42,8 +43,8 @@ def _total(student: str, of_labs: list[Record | None], labs: list[str], policy: 
 
 
 def write_table(path: Path, columns: tuple[str, ...], rows: list[tuple]) -> None:
-    """Write a table as CSV. No spreadsheet reads any of its cells as a formula."""
-    write_whole(path, _as_csv(columns, rows))
+    """Write a table as CSV. No spreadsheet reads any of its cells as a formula, and Excel sees that it is UTF-8."""
+    write_whole(path, BYTE_ORDER_MARK + _as_csv(columns, rows))
 
 
 def _exercises(record: Record) -> list[tuple]:

@@ -19,8 +19,9 @@ from pathlib import Path
 
 from instructor import release
 from instructor.build import ROOT, Chapter, chapters
-from instructor.grade import cgroup, course, gradebook, grading, sandbox, submissions
+from instructor.grade import cgroup, course, finding, gradebook, grading, outputs, sandbox
 from instructor.grade.limits import Limits
+from instructor.terminal import show_anything
 
 FOLDER = ROOT / "build" / "gradescope"
 NEEDED = ("instructor", "shared", "source", "solutions", "chapters", "labs")
@@ -66,10 +67,7 @@ def autograder(number: int) -> dict[str, bytes]:
     """Return the files of a chapter's autograder, by their path in the zip."""
     release.bundle(number)  # This raises the error for a chapter that does not exist.
     files = {f"course/{name}": (ROOT / name).read_bytes() for name in release.TOP}
-    for folder in NEEDED:
-        for path in sorted((ROOT / folder).rglob("*")):
-            if path.is_file() and path.suffix != ".pyc" and ".ipynb_checkpoints" not in path.parts:
-                files[f"course/{path.relative_to(ROOT).as_posix()}"] = path.read_bytes()
+    files |= {f"course/{name}": path.read_bytes() for name, path in release.course_files(*NEEDED).items()}
     scripts = {"setup.sh": SETUP, "run_autograder": RUN.format(number=f"{number:02d}")}
     return files | {name: text.encode() for name, text in scripts.items()}
 
@@ -99,13 +97,14 @@ def run(handed_in: Path, results: Path, chapter: Chapter) -> None:
     with tempfile.TemporaryDirectory() as temporary, course.unpacked(chapter) as judged_with:
         folder = Path(temporary) / STUDENT / chapter.name
         shutil.copytree(handed_in, folder, symlinks=True)
-        (submission,) = submissions.find(Path(temporary), chapter.name)
-        record = grading.grade(submission, judged_with, limits)
+        (submission,) = finding.find(Path(temporary), chapter.name)
+        record = outputs.with_arrival(grading.grade(submission, judged_with, limits), submission)
     results.mkdir(parents=True, exist_ok=True)
     gradebook.write_results(record, results / "results.json")
 
 
 def main() -> int:
+    show_anything()
     parser = argparse.ArgumentParser(prog="python -m instructor.grade.gradescope", description=__doc__.splitlines()[0])
     parser.add_argument("chapter", help="the chapter's number, such as 02")
     parser.add_argument("--run", nargs=2, type=Path, metavar=("SUBMISSION", "RESULTS"), help="what run_autograder does")

@@ -1,18 +1,19 @@
 """Grade one student's lab: start judges until every exercise has verdicts, or a reason why it has none."""
 
 import os
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from instructor.grade import cgroup, load, sandbox, screen, submissions
+from instructor.grade import assembly, cgroup, load, sandbox, screen, submissions
 from instructor.grade.course import Course
 from instructor.grade.limits import Limits
 from instructor.grade.reader import Unreadable
 from instructor.grade.records import UNANSWERED, Answer, Record, digest_of, verdicts_from
 from instructor.grade.submissions import Submission
 from instructor.grade.tasks import Task, credit, module_of
-from shared import deadlines
+from shared import deadlines, mine
 from shared.checks.engine.verdicts import Verdict
 from shared.deadlines import scaled
 from shared.ranks.diagnosis import KILLED
@@ -22,6 +23,7 @@ NOT_TRIED = "not graded, because earlier exercises used all of this submission's
 BUSIER = 1.5  # An exercise gets longer deadlines only if they are at least this many times as long.
 KILLED_FROM = 128  # An exit status above this one stands for a signal.
 READING = {"seconds_each": scaled(30.0), "memory_bytes": 1_500_000_000, "process_memory_bytes": 1_500_000_000}
+_MAGIC_LINE = re.compile(r"^([ \t]*)[%!?].*", re.MULTILINE)
 TOOK_DOWN = "the code crashed the processes that grade it"
 
 
@@ -42,6 +44,7 @@ def grade(submission: Submission, course: Course, limits: Limits, known: Sequenc
     digest, notebook = digest_of(submission, course.digest), digest_of(submission, "")
     record = Record(submission.student, submission.lab, digest, [], notebook=notebook)
     answers: dict[str, Answer] = {}
+    added: dict[str, list[str]] = {}
     try:
         cells = _read(submission, course, limits)
         grading = Grading(cells, course, limits, record, {answer.name: answer for answer in known})
@@ -54,12 +57,12 @@ def grade(submission: Submission, course: Course, limits: Limits, known: Sequenc
             for name in repeated
             if name in numbers
         ]
-        answers = grading.answers()
+        answers, added = grading.answers(), grading.added
     except Unreadable as error:
         record.reason = str(error)
     for task in course.tasks:
         answer = answers.get(task.name) or _answer(task, [], record.reason or NOT_TRIED)
-        record.answers.append(replace(answer, cells=list(task.cells)))
+        record.answers.append(replace(answer, cells=[*task.cells, *added.get(task.name, ())]))
     record.seconds = round(time.monotonic() - began, 1)
     return record
 
@@ -94,9 +97,16 @@ class Grading:
         self.time_scale = load.time_scale(len(sandbox.running))
         self.deadline = self._deadline()
         self.pieces = submissions.pieces_of(cells, course.chapter)
+        self.others = submissions.other_cells(cells)
+        self.added: dict[str, list[str]] = {}  # by task, the names of what it uses from other cells
         self.names = [(screen.lends(piece["source"]), screen.used_by(piece["source"])) for piece in self.pieces]
         own = [piece for piece in self.pieces if piece["grade_id"]]
-        record.code = {piece["grade_id"]: "\n" * (piece["line"] - 1) + piece["source"] for piece in own}
+        record.code = assembly.code_of(own)
+        self.blank = [name for name, stub in course.stubs.items() if record.code.get(name, "").strip() == stub.strip()]
+        given = [piece["source"] for piece in self.pieces if not piece["grade_id"]]
+        self.given = {name for source in given for name in mine.names_in(source)}
+        others = self.others if self.blank else []
+        self.elsewhere = {name for other in others for name in _defined_in(other["source"])}  # answers in other cells
 
     def answers(self) -> dict[str, Answer]:
         """Return the answers by the names of their tasks."""
@@ -128,8 +138,14 @@ class Grading:
         return self._judged(late, self.pieces)
 
     def _is_unanswered(self, task: Task) -> bool:
-        """Return whether the student left all cells of a task as they were."""
-        return all(self.record.code.get(name, "").strip() == self.course.stubs[name].strip() for name in task.cells)
+        """Return whether the student left all cells of a task as they were, and wrote the answer in no other cell."""
+        if not {*task.cells} <= {*self.blank}:
+            return False
+        return not self.elsewhere.intersection(self._names_of(task))
+
+    def _names_of(self, task: Task) -> list[str]:
+        """Return the names that students define in a task's cells."""
+        return sorted({name for cell in task.cells for name in mine.names_in(self.course.stubs[cell])} - self.given)
 
     def _second_chances(self, answers: dict[str, Answer]) -> dict[str, Answer]:
         """Judge exercises again that use earlier ones that were wrong, with our own code for the earlier ones.
@@ -176,7 +192,8 @@ class Grading:
     def _uses(self, task: Task, helpers: list[Task]) -> bool:
         """Return whether a task's code uses a name from our code for these helpers, directly or through other cells."""
         ours = [self.course.ours[name] for helper in helpers for name in helper.cells]
-        wanted = {name for own in task.cells for name in screen.used_by(self.record.code.get(own, ""))}
+        cells = [*task.cells, *self.added.get(task.name, ())]
+        wanted = {name for own in cells for name in screen.used_by(self.record.code.get(own, ""))}
         for _ in self.names:  # One more cell is followed in each round.
             wanted = wanted.union(*(used for lent, used in self.names if lent & wanted))
         return any(screen.lends(source) & wanted for source in ours)
@@ -201,6 +218,8 @@ class Grading:
             for line in ended.lines:
                 self._note(line)
                 begun = line.get("begin", begun)
+                if "failed" in line:
+                    raise NotGraded(line["failed"])
                 if "done" in line:
                     (task,) = (task for task in left if task.name == line["done"])
                     verdicts = verdicts_from(line["verdicts"])
@@ -218,14 +237,17 @@ class Grading:
         return answers
 
     def _job(self, tasks: list[Task], pieces: list[dict]) -> dict:
-        numbers = _numbers(self.course)
+        places = {name: f"exercise {number}" for name, number in _numbers(self.course).items()}
+        after = "a cell after the last exercise"
+        beside = {name: f"a cell before {place}" for name, place in places.items()}
         return {
             "module": module_of(self.course.chapter),
-            "cells": [piece | {"exercise": numbers.get(piece["grade_id"])} for piece in pieces],
-            "others": submissions.other_cells(self.cells),
+            "cells": [piece | {"place": places.get(piece["grade_id"])} for piece in pieces],
+            "others": [other | {"place": beside.get(other["before"], after)} for other in self.others],
+            "blank": self.blank,
             "forbidden": self.course.withheld,
             "ready_made": self.course.ready_made,
-            "tasks": [{"name": task.name, "cells": task.cells} for task in tasks],
+            "tasks": [{"name": task.name, "cells": task.cells, "names": self._names_of(task)} for task in tasks],
         }
 
     def _note(self, line: dict) -> None:
@@ -233,6 +255,17 @@ class Grading:
         new = [notice for notice in line.get("notices", []) if notice not in self.record.notices]
         self.record.notices = [*self.record.notices, *new]
         self.record.notes += [note for note in line.get("notes", []) if note not in self.record.notes]
+        for name, code in line.get("added", {}).items():
+            self.added[name] = [*code]
+            self.record.code |= code
+
+
+def _defined_in(source: str) -> set[str]:
+    """Return the names that a cell defines. Its magics are not translated here, only left out."""
+    try:
+        return mine.names_in(_MAGIC_LINE.sub(r"\1pass", source))
+    except screen.NOT_CODE:
+        return set()
 
 
 def _numbers(course: Course) -> dict[str, str]:

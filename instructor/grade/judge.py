@@ -6,9 +6,10 @@ Results are written to the pipe FD as lines of JSON, each as soon as it is known
 only its own verdict is lost. The lines are:
 
     {"ready": true}
-    {"screened": {grade_id: why it was left out}, "notices": [...], "notes": [...]}
+    {"notices": [...], "notes": [...], "added": {"ManualDDP": {"definition 3": its code, ...}}}
     {"begin": "ManualDDP"}
     {"done": "ManualDDP", "verdicts": [...], "reason": ""}     or {"broken": "ManualDDP", "reason": ...} as the last one
+    {"failed": why}     as the last one, if this machine failed and not the student's code
 """
 
 import contextlib
@@ -28,7 +29,7 @@ from pathlib import Path
 from instructor.grade import alone, assembly, fingerprints, forked, gate, guard, screen
 from instructor.grade.limits import Limits, become, bound
 from shared import ranks
-from shared.checks.engine import candidate, framework, outside
+from shared.checks.engine import candidate, folders, framework, outside
 from shared.checks.engine.verdicts import Verdict, as_json
 from shared.deadlines import scaled
 from shared.ranks import processes
@@ -47,7 +48,7 @@ IN_THE_FILE = re.compile(r"(?:\S*/)?candidate\.py, line (\d+)")
 
 
 def main(job_file: str, results: str) -> None:
-    job = json.loads(Path(job_file).read_text())
+    job = json.loads(Path(job_file).read_text(encoding="utf-8"))
     bound(Limits(**job["limits"]))
     missing = []
     if os.getuid() != 0:
@@ -58,7 +59,7 @@ def main(job_file: str, results: str) -> None:
     if not job["own_network"] or not outside.available():
         missing.append(NOT_MEASURED)
     become(job["users"][0])
-    pipe = os.fdopen(int(results), "w", buffering=1)
+    pipe = os.fdopen(int(results), "w", buffering=1, encoding="utf-8")
     os.set_inheritable(pipe.fileno(), False)
 
     def report(**line) -> None:
@@ -68,8 +69,17 @@ def main(job_file: str, results: str) -> None:
         gates = gate.install()
         ranks.start(max(framework.WORLD_SIZES), detect_mismatch=False)
         rejected = guard.install()
-        report(ready=True)  # From here on, any failure is caused by the student's code.
-        Judge(job, report, rejected, gates, missing).run()
+        judge = Judge(job, report, rejected, gates, missing)
+        before = judge.prepare()
+        report(
+            ready=True
+        )  # From here on, any failure is caused by the student's code, except for the judge's own files.
+        try:
+            judge.run(before)
+        except (folders.NoFolder, OSError) as error:
+            if isinstance(error, OSError) and error.errno not in folders.OF_THE_MACHINE:
+                raise
+            report(failed=str(error))
     os._exit(0)  # The sandbox ends all processes at once. Stopping the ranks one by one would take a second.
 
 
@@ -98,26 +108,39 @@ class Judge:
     def __init__(self, job: dict, report, rejected: list[str], gates: list[gate.Gate], missing: list[str]):
         self.job, self.report, self.rejected, self.gates, self.missing = job, report, rejected, gates, missing
         self.checks = f"shared.checks.{job['module']}"
-        self.inspection = Path(fingerprints.__file__).read_text()
+        self.inspection = Path(fingerprints.__file__).read_text(encoding="utf-8")
         self.path = str(Path(os.environ["HOME"]) / "candidate.py")
         self.left_out: dict[str, str] = {}
         self.meter = None if NOT_MEASURED in missing else outside.Meter(ranks.current, self._announced_ports)
         self.cells: list[dict] = []  # those that can be loaded
+        self.added: list[dict] = []  # what they use from the notebook's other cells
         self.places: list[tuple[int, dict]] = []  # the line of the candidate's file where each cell begins
 
     def _announced_ports(self) -> set[int]:
         return {port for each in self.gates for port in each.announced_ports | each.own_ports}
 
-    def run(self) -> None:
+    def prepare(self) -> list[dict]:
+        """Try everything without the student's code. Returns the fingerprints of each rank.
+
+        Raises:
+            RuntimeError: if the ranks cannot load the judge's own file.
+        """
         before = ranks.run(fingerprints.take_afresh, self.inspection, self.checks)
         if self.meter is not None:
             self.meter.note_control()
+        if why := self._try([])[1]:
+            raise RuntimeError(f"the ranks cannot load an empty file: {why}")
+        return before
+
+    def run(self, before: list[dict]) -> None:
         defined = self._load(self._screen())
         for task in self.job["tasks"]:
             self.report(begin=task["name"])
             try:
                 verdicts, reason = self._judge(task, defined)
                 reason = self._tampering(before) or reason
+            except folders.NoFolder:
+                raise
             except ranks.RanksError as error:
                 self.report(broken=task["name"], reason=str(error).split(". ")[0])
                 return  # Ranks are missing. The grader starts another judge for the remaining exercises.
@@ -125,28 +148,33 @@ class Judge:
             self.report(done=task["name"], verdicts=as_json(verdicts), reason=self._placed(reason))
 
     def _screen(self) -> list[dict]:
-        """Return the cells that may be loaded."""
-        notices, kept = [], []
-        given = "\n".join(cell["source"] for cell in self.job["cells"] if not cell["grade_id"])
-        for cell in self.job["cells"]:
-            name = cell["grade_id"]
-            why = self._examine(cell, given, notices) if name else ""
+        """Return the cells that may be loaded, with what they use from the notebook's other cells."""
+        notices, cells = [], self.job["cells"]
+        for cell in [cell for cell in cells if cell["grade_id"]] + self.job["others"]:
+            cell["source"] = screen.without_magics(cell["source"])
+        wanted = [name for task in self.job["tasks"] for name in task["names"]]
+        self.added = assembly.from_other_cells(cells, self.job["others"], wanted, GIVEN)
+        given = "\n".join(cell["source"] for cell in cells if not cell["grade_id"])
+        for cell in assembly.inserted(cells, self.added, self.job["blank"]):
+            why = self._examine(cell, given, notices) if cell["grade_id"] else ""
             if why:
-                self.left_out[name] = why
+                self.left_out[cell["grade_id"]] = why
             else:
-                kept.append(cell)
-        notes = [
-            f"No exercise cell defines the name {name}. Only these cells are graded, so define it in one of them."
-            for name in screen.borrowed(kept, self.job["others"])
-            if name not in GIVEN
-        ]
-        self.report(screened=dict(self.left_out), notices=notices, notes=[*self.missing, *notes])
-        return kept
+                self.cells.append(cell)
+        added = {task["name"]: self._added_for(task) for task in self.job["tasks"]}
+        self.report(
+            notices=notices, notes=self.missing, added={name: assembly.code_of(cells) for name, cells in added.items()}
+        )
+        return self.cells
+
+    def _added_for(self, task: dict) -> list[dict]:
+        """Return the added cells that an exercise uses, or that answer it."""
+        own = [cell for cell in self.job["cells"] if cell["grade_id"] in task["cells"]]
+        return assembly.used_from(self.added, own, task["names"])
 
     def _examine(self, cell: dict, given: str, notices: list[str]) -> str:
         """Return why a student's cell cannot be loaded, or "". Add to the notices what an instructor should look at."""
-        cell["source"] = screen.without_magics(cell["source"])
-        where = f"exercise {cell['exercise']}, "
+        where = f"{cell['place']}, "
         source = "\n" * (cell["line"] - 1) + cell["source"]  # so that its lines have the numbers of the student's cell
         if why := screen.problem(source, where):
             return why
@@ -156,8 +184,8 @@ class Judge:
         notices += [f"{where}{notice}" for notice in screen.notices(source, given)]
         return ""
 
-    def _load(self, cells: list[dict]) -> list[str]:
-        """Write the cells into one file and return the names that it defines.
+    def _load(self, cells: list[dict]) -> dict[str, str]:
+        """Write the cells into one file and return the names that it defines, as `candidate.load` does.
 
         A cell that fails is left out, just as a notebook can continue after a failed cell.
         """
@@ -167,9 +195,12 @@ class Judge:
             found, why = self._try([*kept, cell])
             if not why:
                 kept, loaded = [*kept, cell], found
+            elif "lends" in cell:
+                failed = f"{cell['place']} could not be loaded: {self._placed(why)}"
+                self.report(notes=[f"The definition of {', '.join(sorted(cell['lends'].names))} in {failed}"])
             elif cell["grade_id"]:
                 self.left_out[cell["grade_id"]] = f"its cell failed when it was loaded: {self._placed(why)}"
-        names, calls = loaded or ([], 0)
+        names, calls = loaded or ({}, 0)
         self.cells = kept
         self._leave_out_examples(calls)
         return names
@@ -187,7 +218,7 @@ class Judge:
             self.cells = shortened
         self._write(self.cells)
 
-    def _try(self, cells: list[dict]) -> tuple[tuple[list[str], int] | None, str]:
+    def _try(self, cells: list[dict]) -> tuple[tuple[dict[str, str], int] | None, str]:
         """Return what `candidate.load` returns on rank 0, or None and the reason why the cells cannot be loaded."""
         self._write(cells)
         try:
@@ -197,7 +228,7 @@ class Judge:
 
     def _write(self, cells: list[dict]) -> None:
         source, self.places = assembly.assembled(cells, PRELUDE)
-        Path(self.path).write_text(source)
+        Path(self.path).write_text(source, encoding="utf-8")
 
     def _placed(self, text: str) -> str:
         """Replace lines of the file, which students never see, by lines of their exercises."""
@@ -205,16 +236,17 @@ class Judge:
         def place(found: re.Match) -> str:
             line = int(found[1])
             begins, cell = max((each for each in self.places if each[0] <= line), key=itemgetter(0), default=(0, None))
-            if cell is None or not cell["exercise"]:
+            if cell is None or not cell["place"]:
                 return "the lab's own code"
-            return f"exercise {cell['exercise']}, line {line - begins + cell['line']}"
+            return f"{cell['place']}, line {line - begins + cell['line']}"
 
         return IN_THE_FILE.sub(place, text)
 
-    def _judge(self, task: dict, defined: list[str]) -> tuple[list[Verdict], str]:
+    def _judge(self, task: dict, defined: dict[str, str]) -> tuple[list[Verdict], str]:
         """Return the verdicts, or the reason why there are none."""
         exercise = getattr(importlib.import_module(self.checks), task["name"])
-        left_out = [self.left_out[name] for name in task["cells"] if name in self.left_out]
+        names = [*task["cells"], *(cell["grade_id"] for cell in self._added_for(task))]
+        left_out = [self.left_out[name] for name in names if name in self.left_out]
         if left_out:
             return [], left_out[0]
         if not {exercise.piece, exercise.stands_in} & set(defined):
@@ -223,8 +255,12 @@ class Judge:
             began, seed = time.monotonic(), random.SystemRandom().randrange(2**31)
             verdicts = framework.run_exercise(exercise, self.path, seed, graded=True, meter=self.meter)
             has_time = time.monotonic() - began < self.job["limits"]["seconds_each"] / 4
-            if _count_failed(verdicts) and has_time and (alone := self._cells_without_later_ones(task, exercise.piece)):
-                verdicts = min(verdicts, self._verdicts_with(alone, exercise, seed) or verdicts, key=_count_failed)
+            if (
+                _count_failed(verdicts)
+                and has_time
+                and (early := assembly.without_later_cells(self.cells, task["cells"], exercise.piece))
+            ):
+                verdicts = min(verdicts, self._verdicts_with(early, exercise, seed) or verdicts, key=_count_failed)
             return verdicts, ""
         except framework.Unusable as error:
             return [], str(error)
@@ -238,21 +274,6 @@ class Judge:
             return []
         finally:
             self._write(self.cells)
-
-    def _cells_without_later_ones(self, task: dict, piece: str) -> list[dict]:
-        """Return the cells up to the last one of an exercise, or [] if no later cell redefines a helper of these cells.
-
-        Students usually run each check right after its exercise, before later cells are run. So their checks can pass
-        even if two exercises have helpers of the same name.
-        """
-        own = [index for index, cell in enumerate(self.cells) if cell["grade_id"] in task["cells"]]
-        earlier, later = self.cells[: max(own, default=0) + 1], self.cells[max(own, default=0) + 1 :]
-        used, lent = (
-            {name for cell in cells if cell["grade_id"] for name in names(cell["source"])}
-            for cells, names in ((earlier, screen.used_by), (earlier, screen.lends))
-        )
-        redefined = {name for cell in later if cell["grade_id"] for name in screen.lends(cell["source"])}
-        return earlier if used & lent & redefined - {piece} else []
 
     def _tampering(self, before: list[dict]) -> str:
         """Return how the code has tampered with grading, or "" if it has not. After tampering, restart the ranks."""

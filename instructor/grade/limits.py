@@ -46,7 +46,7 @@ def bound(limits: Limits) -> None:
         resource.setrlimit(resource_type, (maximum, maximum))
     os.nice(NICENESS)
     with contextlib.suppress(OSError):  # If memory runs out, the system ends this process, not the grader.
-        Path("/proc/self/oom_score_adj").write_text("1000")
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="utf-8", errors="replace")
 
 
 def become(user: int) -> None:

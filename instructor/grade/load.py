@@ -51,7 +51,9 @@ def slowdown() -> float:
     """Return how many times slower than the idle reference machine a judge would be now."""
     command = (sys.executable, "-S", "-c", _WORK.format(NICENESS))
     started = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, start_new_session=True, encoding="utf-8", errors="replace"
+        )
         for _ in range(joblib.cpu_count())
     ]
     return max(_seconds_of(process) for process in started) / IDLE_S

@@ -12,6 +12,7 @@ from pathlib import Path
 import nbformat
 
 from instructor.build import STUB, chapters
+from instructor.terminal import show_anything
 from shared.deadlines import scaled
 
 CONFIG = f"""c = get_config()  # noqa: F821 (nbgrader defines it)
@@ -31,11 +32,12 @@ def write(folder: Path) -> list[Path]:
         written.append(path)
     config = folder / "nbgrader_config.py"
     if not config.exists():
-        config.write_text(CONFIG)
+        config.write_text(CONFIG, encoding="utf-8")
     return written
 
 
 def main() -> int:
+    show_anything()
     parser = argparse.ArgumentParser(
         prog="python -m instructor.grade.nbgrader_course", description=__doc__.splitlines()[0]
     )

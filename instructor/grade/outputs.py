@@ -6,7 +6,8 @@ import unicodedata
 from dataclasses import replace
 from pathlib import Path
 
-from instructor.grade import dashboard, feedback, gradebook, records
+from instructor.grade import dashboard, feedback, finding, gradebook, records
+from instructor.grade.dashboard import Alike
 from instructor.grade.policy import Policy
 from instructor.grade.records import Record
 from instructor.grade.submissions import Submission
@@ -21,6 +22,7 @@ class Outputs:
         self.folder, self.policy, self.anonymous = folder, policy, anonymous
         self.records: dict[tuple[str, str], Record] = {}
         self._handed_in: dict[tuple[str, str], Submission] = {}
+        self._alike: dict[str, list[Alike]] = {}  # by lab, once all submissions are graded
 
     def add(self, record: Record, submission: Submission) -> None:
         """Keep a record, whose pages are up to date or are written at the end."""
@@ -44,9 +46,10 @@ class Outputs:
         for _, record in sorted(self.records.items()):
             others = sorted(students - {record.student})
             namesakes = [student for student in others if _normalized(student) == _normalized(record.student)]
-            alike = [f"{student} has the same name except for case or Unicode form" for student in namesakes]
+            same_name = [f"{student} has the same name except for case or Unicode form" for student in namesakes]
             decided = self._decided(record)
-            everything.append(replace(decided, notices=[*decided.notices, *alike]))
+            copies = [group.about(record.student, self.policy.names) for group in self._alike.get(record.lab, [])]
+            everything.append(replace(decided, notices=[*decided.notices, *same_name, *filter(None, copies)]))
         return everything
 
     def write_tables(self, complete: bool = False) -> list[Record]:
@@ -63,16 +66,18 @@ class Outputs:
     def write_all(self) -> list[Record]:
         """Write all tables and pages again, since the instructor's decisions may have changed."""
         everything = self.decided()
+        self._alike = dashboard.alike_by_lab(everything)
         for record in everything:
             self._write_pages(record, self.folder)
         written = self.write_tables(complete=True)
-        dashboard.write(everything, self.folder)
+        dashboard.write(everything, self.folder, self._alike)
         if self.anonymous or (self.folder / ANONYMOUS).exists():  # otherwise, an earlier run's would be out of date
             self._write_anonymous(everything)
         return written
 
     def _decided(self, record: Record) -> Record:
-        return self.policy.applied(record, self._handed_in.get((record.student, record.lab)))
+        submission = self._handed_in.get((record.student, record.lab))
+        return with_arrival(self.policy.applied(record, submission), submission)
 
     def _write_pages(self, record: Record, folder: Path) -> None:
         feedback.write(record, folder)
@@ -86,11 +91,11 @@ class Outputs:
         salt_file = self.folder / ".salt"
         if not salt_file.exists():
             records.write_whole(salt_file, secrets.token_hex(16))
-        salt = salt_file.read_text()
+        salt = salt_file.read_text(encoding="utf-8")
         names = sorted({record.student for record in everything})
         codes = {name: f"student-{_digest(salt + name)}" for name in names}
         folder = self.folder / ANONYMOUS
-        coded = sorted((replace(record, student=codes[record.student], notices=[]) for record in everything),
+        coded = sorted((replace(record, student=codes[record.student], name="", notices=[]) for record in everything),
                        key=lambda record: (record.student, record.lab))  # fmt: skip
         for record in coded:
             feedback.write(record, folder)
@@ -98,6 +103,16 @@ class Outputs:
         feedback.write_index(coded, folder, anonymous=True)
         dashboard.write(coded, folder)
         gradebook.write_table(self.folder / "anonymous-key.csv", ("code", "student"), [(codes[n], n) for n in names])
+
+
+def with_arrival(record: Record, submission: Submission | None) -> Record:
+    """Return a record that also says which notebook was chosen, and whether the platform calls it late."""
+    if submission is None:
+        return record
+    note = finding.note_of(submission)
+    choices = [choice for choice in (note.choice, submission.choice) if choice]
+    late = [f"{note.platform} marks this as late"] if note.late and not record.late else []
+    return replace(record, notes=[*choices, *record.notes], notices=[*late, *choices, *record.notices])
 
 
 def _digest(text: str) -> str:

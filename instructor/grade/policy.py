@@ -2,6 +2,8 @@
 
 `course.toml` in the folder of submissions says how points count. Everything in it is optional:
 
+    names = "gradebook.csv"       # a table of the platform, beside course.toml, with the names to show on pages
+
     [late]
     percent_per_day = 10          # of the points that were earned, for each day that has begun
     days = 3                      # after this many days, a submission earns nothing
@@ -22,20 +24,21 @@ they must not be negative. The deduction for a late submission applies to these 
 it survives every run. A row whose student or exercise does not exist has no effect, and the run says so.
 """
 
-import csv
 import math
+import re
 import tomllib
+import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
 from instructor.build import chapters
+from instructor.grade import export, tables
 from instructor.grade.records import Answer, Record, as_cell, counted, one_line
-from instructor.grade.submissions import Submission
+from instructor.grade.submissions import TIMESTAMP, Submission
 
 OVERRIDES = "overrides.csv"
-TIMESTAMP = "timestamp.txt"
 COLUMNS = ("student", "exercise", "points", "comment")
 DAY = timedelta(days=1)
 MOST_NAMES = 5  # of students in one sentence in the terminal
@@ -84,6 +87,7 @@ class Policy:
     labs: dict[str, Lab] = field(default_factory=dict)
     late: Late = field(default_factory=Late)
     overrides: dict[tuple[str, str], Override] = field(default_factory=dict)  # by student, as in tables, and exercise
+    names: dict[str, str] = field(default_factory=dict)  # by the students' folders
 
     def lab(self, name: str) -> Lab:
         return self.labs.get(name, Lab())
@@ -95,7 +99,7 @@ class Policy:
             students: All students.
             exercises: The numbers of the exercises of each lab. Other labs are ignored.
         """
-        known, found = {as_cell(student) for student in students}, []
+        known, found = {_key_of(student) for student in students}, []
         of_chapter = {int(lab.split("_")[0]): numbers for lab, numbers in exercises.items()}
         for student, exercise in self.overrides:
             chapter = exercise.split(".")[0]
@@ -112,7 +116,7 @@ class Policy:
     def applied(self, record: Record, submission: Submission | None) -> Record:
         """Return a record with overrides, bonus exercises and the deduction for a late submission."""
         answers = [self._applied(answer, record) for answer in record.answers]
-        changed = replace(record, answers=answers)
+        changed = replace(record, answers=answers, name=self.names.get(record.student, ""))
         deadline = self.lab(record.lab).deadline
         handed_in = _handed_in(submission, deadline) if submission and submission.path and deadline else None
         if deadline is None or not changed.is_graded or submission is None or submission.path is None:
@@ -127,7 +131,7 @@ class Policy:
         return replace(changed, late=late, deducted=round((1 - counts) * changed.points, 2))
 
     def _applied(self, answer: Answer, record: Record) -> Answer:
-        override = self.overrides.get((as_cell(record.student), answer.number))
+        override = self.overrides.get((_key_of(record.student), answer.number))
         bonus = answer.number in self.lab(record.lab).bonus
         if override is None:
             return replace(answer, bonus=bonus)
@@ -158,36 +162,44 @@ def undated(records: Iterable[Record], most_names: int | None = None) -> str:
     shown = ", ".join(names[:most_names])
     if most_names is not None and len(names) > most_names:
         shown += f" and {len(names) - most_names} more, which index.html lists"
-    why = f"there is no readable {TIMESTAMP} beside the notebook"
+    why = f"there is no {TIMESTAMP} beside the notebook, or its time is not like 2026-12-01T22:00:00+01:00"
     return f"It is unknown whether these submissions were late, because {why}: {shown}"
 
 
 def _handed_in(submission: Submission, deadline: datetime) -> datetime | None:
     """Return when a notebook was handed in, as nbgrader and `instructor.grade.arrivals` note it beside the notebook."""
     try:
-        text = (submission.path.parent / TIMESTAMP).read_text(errors="replace")[:100].strip()
-        when = datetime.fromisoformat(text.removesuffix(" UTC") + ("+00:00" if text.endswith(" UTC") else ""))
+        stamp = submission.path.parent / TIMESTAMP
+        text = stamp.read_text(encoding="utf-8-sig", errors="replace")[:100].strip()
+        when = datetime.fromisoformat(re.sub(r" ?(UTC|GMT|Z)$", "+00:00", text))
     except (OSError, ValueError):
         return None
     return when if when.tzinfo else when.replace(tzinfo=deadline.tzinfo)
 
 
-def load(course: Path, overrides: Path) -> Policy:
+def load(course: Path, overrides: Path, students: Iterable[str] = ()) -> Policy:
     """Read course.toml and overrides.csv. A file that does not exist decides nothing.
 
     Raises:
         Mistake: if one of them cannot be used.
     """
-    labs, late = _course(course) if course.exists() else ({}, Late())
-    return Policy(labs, late, _overrides(overrides) if overrides.exists() else {})
+    labs, late, names = _course(course, students) if course.exists() else ({}, Late(), {})
+    return Policy(labs, late, _overrides(overrides) if overrides.exists() else {}, names)
 
 
-def _course(path: Path) -> tuple[dict[str, Lab], Late]:
+def _names(path: Path, students: Iterable[str]) -> dict[str, str]:
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        return export.names_in(path, students)
+    except (tables.Unreadable, OSError) as error:
+        raise Mistake(f"the students' names: {error}") from None
+
+
+def _course(path: Path, students: Iterable[str]) -> tuple[dict[str, Lab], Late, dict[str, str]]:
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))  # Some editors write a byte order mark.
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise Mistake(f"{path.name} is not valid TOML: {error}") from None
-    _expect(content, ("late", "labs"), path.name)
+    _expect(content, ("names", "late", "labs"), path.name)
     known = [chapter.name for chapter in chapters()]
     _expect(content.get("labs", {}), known, f"[labs] in {path.name}")
     late = _made(Late, content.get("late", {}), f"[late] in {path.name}")
@@ -197,7 +209,7 @@ def _course(path: Path) -> tuple[dict[str, Lab], Late]:
     for name, lab in labs.items():
         if lab.deadline is not None and lab.deadline.tzinfo is None:
             raise Mistake(f"the deadline of {name} needs a time zone, such as {lab.deadline.isoformat()}+01:00")
-    return labs, late
+    return labs, late, _names(path.parent / str(content["names"]), students) if "names" in content else {}
 
 
 def _made(cls: type, values: dict, where: str):
@@ -221,20 +233,26 @@ def _expect(found: dict, known: Iterable[str], where: str) -> None:
 
 def _overrides(path: Path) -> dict[tuple[str, str], Override]:
     found: dict[tuple[str, str], Override] = {}
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        table = csv.DictReader(file)
-        if tuple(table.fieldnames or ()) != COLUMNS:
-            raise Mistake(f"the first line of {path.name} must be {','.join(COLUMNS)}")
-        for row in table:
-            points = (row["points"] or "").strip()
-            try:
-                decided = float(points) if points else None
-            except ValueError:
-                decided = math.nan
-            if decided is not None and not math.isfinite(decided):
-                raise Mistake(f"{path.name}, line {table.line_num}: {points!r} is not a number of points")
-            if decided is not None and decided < 0:
-                raise Mistake(f"{path.name}, line {table.line_num}: the points must not be negative, got {points}")
-            key = (as_cell(row["student"] or ""), (row["exercise"] or "").strip())
-            found[key] = Override(decided, (row["comment"] or "").strip())
+    try:
+        table = tables.read(path)
+    except tables.Unreadable as error:
+        raise Mistake(str(error)) from None
+    if tuple(name.lower() for name in table.columns if name) != COLUMNS:
+        raise Mistake(f"the first line of {path.name} must be {','.join(COLUMNS)}")
+    for line, (student, exercise, points, comment) in zip(table.lines, (row[:4] for row in table.rows), strict=True):
+        points = points.strip()
+        try:
+            decided = float(points.replace(",", ".")) if points else None
+        except ValueError:
+            decided = math.nan
+        if decided is not None and not math.isfinite(decided):
+            raise Mistake(f"{path.name}, line {line}: {points!r} is not a number of points")
+        if decided is not None and decided < 0:
+            raise Mistake(f"{path.name}, line {line}: the points must not be negative, got {points}")
+        found[_key_of(student), exercise.strip()] = Override(decided, comment.strip())
     return found
+
+
+def _key_of(student: str) -> str:
+    """Return a student's name as in tables. Systems write the same accents in two ways."""
+    return unicodedata.normalize("NFC", as_cell(student))

@@ -6,7 +6,8 @@ A notebook is a student's work as well: one of 20 MB can be written so that read
 file descriptor, because the sandbox shows no student's folder. Two lines of JSON are written to the pipe FD:
 
     {"ready": true}
-    {"cells": [{"name": the exercise's grade_id or null, "source": its code}, ...]}     or {"unreadable": why}
+    {"cells": [{"name": the exercise's grade_id or null, "source": its code, "on_ranks": bool}, ...]}
+                                                                                        or {"unreadable": why}
 """
 
 import json
@@ -59,7 +60,9 @@ def code_cells_in(data: bytes) -> list[dict]:
 def _code_cell(cell: dict) -> dict:
     source = cell["source"] if "source" in cell else cell["input"]  # Format 3 calls it input.
     source = source if isinstance(source, str) else "".join(source)
-    return {"name": _exercise_name(cell.get("metadata")), "source": without_first_magics(source.replace("\r\n", "\n"))}
+    source = source.replace("\r\n", "\n")
+    on_ranks = "%%ranks" in (MAGICS.match(source) or [""])[0]
+    return {"name": _exercise_name(cell.get("metadata")), "source": without_first_magics(source), "on_ranks": on_ranks}
 
 
 def without_first_magics(source: str) -> str:
@@ -76,10 +79,10 @@ def _exercise_name(metadata) -> str | None:
 
 
 def main(job_file: str, results: str) -> None:
-    job = json.loads(Path(job_file).read_text())
+    job = json.loads(Path(job_file).read_text(encoding="utf-8"))
     bound(Limits(**job["limits"]))
     become(job["users"][0])
-    with os.fdopen(int(results), "w") as pipe, os.fdopen(job["handed_in"], "rb") as handed_in:
+    with os.fdopen(int(results), "w", encoding="utf-8") as pipe, os.fdopen(job["handed_in"], "rb") as handed_in:
         print(json.dumps({"ready": True}), file=pipe, flush=True)
         try:
             line = {"cells": code_cells_in(handed_in.read())}

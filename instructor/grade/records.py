@@ -100,6 +100,7 @@ class Record:
     undated: bool = False  # whether it is unknown if it was late
     notebook: str = ""  # the digest of the notebook alone
     final: bool = True  # False if this machine failed; the next run tries again
+    name: str = ""  # the student's, if the instructor has a table of names
 
     @property
     def points(self) -> float:
@@ -179,7 +180,7 @@ def not_graded(submission: Submission, why: str) -> Record:
 def load(folder: Path, student: str, lab: str) -> Record | None:
     """Return the saved record of a student's lab, or None if it is missing or broken."""
     try:
-        kept = json.loads(path_of(folder, student, lab).read_text())
+        kept = json.loads(path_of(folder, student, lab).read_text(encoding="utf-8"))
         answers = [Answer(**(answer | {"verdicts": verdicts_from(answer["verdicts"])})) for answer in kept["answers"]]
         return Record(**(kept | {"answers": answers}))
     except (OSError, ValueError, TypeError, KeyError):

@@ -87,7 +87,9 @@ def require() -> None:
             "To install it, run: apt-get install bubblewrap"
         )
     command = ["bwrap", *_isolation(), *_shown([]), "--", "/bin/true"]
-    tried = subprocess.run(command, capture_output=True, text=True, timeout=scaled(20))
+    tried = subprocess.run(
+        command, capture_output=True, text=True, timeout=scaled(20), encoding="utf-8", errors="replace"
+    )
     if tried.returncode:
         raise NoSandbox(
             f"bubblewrap cannot create a sandbox here ({tried.stderr.strip()}); run as a user who may create namespaces"
@@ -115,7 +117,7 @@ def run(
         job_file = folder / "job.json"
         # Other programs of a container may send over its network, too.
         facts = {"limits": vars(limits), "handed_in": handed_in, "own_network": not in_container(), "users": users}
-        job_file.write_text(json.dumps(job | facts))
+        job_file.write_text(json.dumps(job | facts), encoding="utf-8")
         scratch = folder / "scratch"
         scratch.mkdir()
         os.chmod(folder, 0o755)
@@ -141,6 +143,7 @@ def run(
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 pass_fds=[file for file in (writes, handed_in) if file is not None],
+                umask=0o022,  # Several users share the judge's files, also if the grader's own files are private.
                 start_new_session=True,  # Ctrl-C in a terminal reaches a whole session. Only the grader must react.
             )
         finally:
@@ -325,7 +328,7 @@ def _shared_bytes(process: Path) -> int:
     Counts mapped shared memory and memory files that are not mapped, but not the libraries that all processes share.
     """
     mapped = re.findall(
-        r"^RssShmem:\s+(\d+) kB", (process / "status").read_text(), re.MULTILINE
+        r"^RssShmem:\s+(\d+) kB", (process / "status").read_text(encoding="utf-8", errors="replace"), re.MULTILINE
     )  # absent after the process has ended
     files = {}
     for descriptor in (process / "fd").iterdir():

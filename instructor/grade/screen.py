@@ -4,12 +4,12 @@ Nothing is executed here. This catches obvious copying. Hidden copying is caught
 """
 
 import ast
-import builtins
 import re
 
 from IPython.core.inputtransformer2 import TransformerManager
 
 _MAGIC_LINE = re.compile(r"^([ \t]*)get_ipython\(\)\.\w+\(.*\)$", re.MULTILINE)  # as IPython translates it
+NOT_CODE = (SyntaxError, ValueError, RecursionError, MemoryError)  # the errors for a text that Python cannot read
 FORBIDDEN = {
     "shared.checks": "contains the checks of the exercises",
     "instructor": "contains the grader",
@@ -84,7 +84,7 @@ def problem(source: str, where: str = "") -> str:
     try:
         source.encode()
         compile(source, "cell", "exec")
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+    except NOT_CODE as error:
         line = f"{where}line {error.lineno}: " if isinstance(error, SyntaxError) and error.lineno else ""
         message = error.msg if isinstance(error, SyntaxError) else str(error)
         return f"the cell does not compile: {line}{type(error).__name__}: {message}"
@@ -99,27 +99,11 @@ def without_magics(source: str) -> str:
     return rest if not problem(rest) and rest.count("\n") == source.count("\n") else source
 
 
-def borrowed(cells: list[dict], others: list[str]) -> list[str]:
-    """Return the names that exercises use but that only other cells define. They are missing in grading."""
-    own, used, lent = set(dir(builtins)), set(), set()
-    for cell in cells:
-        own |= defined_by(cell["source"])
-        used |= used_by(cell["source"]) if cell["grade_id"] else set()
-    for source in others:
-        lent |= defined_by(source)
-    return sorted((used - own) & lent)
-
-
-def defined_by(source: str) -> set[str]:
-    """Return the names that some code defines, inside of functions and classes too."""
-    return _stored_and_loaded(source)[0]
-
-
 def lends(source: str) -> set[str]:
     """Return the names of functions, classes and values that other cells can use after this one."""
     try:
         statements = ast.parse(source).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    except NOT_CODE:
         return set()
     names: set[str] = set()
     for statement in statements:
@@ -131,16 +115,11 @@ def lends(source: str) -> set[str]:
 
 
 def used_by(source: str) -> set[str]:
-    """Return the names that some code uses."""
-    return _stored_and_loaded(source)[1]
-
-
-def _stored_and_loaded(source: str) -> tuple[set[str], set[str]]:
-    """Return the names that some code defines and those that it uses; none if it does not compile."""
+    """Return the names that some code uses; none if it does not compile."""
     try:
-        return names_of(ast.parse(source))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return set(), set()
+        return names_of(ast.parse(source))[1]
+    except NOT_CODE:
+        return set()
 
 
 def names_of(tree: ast.AST) -> tuple[set[str], set[str]]:

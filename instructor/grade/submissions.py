@@ -1,7 +1,7 @@
-"""Find submitted notebooks, `<folder>/<student>/<lab>/<notebook>.ipynb` as in nbgrader, and extract their exercises.
+"""Open a submitted notebook, and extract its exercises.
 
-Only the exercise cells of a notebook count, identified by their grade_id. The given code and the checks come from the
-instructor's source, and other files beside the notebook are not read.
+The exercise cells of a notebook count, identified by their grade_id, and what they use from other cells (assembly.py).
+The given code and the checks come from the instructor's source, and other files beside the notebook are not read.
 
 Nothing here reads a notebook or runs a student's code. The reader and the judge do that inside the sandbox.
 """
@@ -11,10 +11,13 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from instructor.build import Chapter, chapters
+from instructor.build import Chapter
 from instructor.grade.reader import Unreadable, without_first_magics
 
 MOST_NAMES = 5  # of files in one sentence
+ANONYMOUS = "anonymous "  # how a folder's name begins if the platform hides the student's number
+TIMESTAMP, ARRIVAL = "timestamp.txt", "arrival.json"
+NOT_HANDED_IN = (TIMESTAMP, ARRIVAL, ".ipynb_checkpoints")
 MOST_BYTES = 20_000_000  # Only a notebook with endless output is larger.
 
 
@@ -26,53 +29,18 @@ class Submission:
     lab: str
     path: Path | None
     instead: tuple[str, ...] = ()  # the names of these files
-
-
-def find(folder: Path, lab: str) -> list[Submission]:
-    """List every student's submission for a lab, sorted by name. Each folder is a student."""
-    found = [(student, _notebook(student, lab)) for student in students_in(folder)]
-    return [Submission(student.name, lab, path, () if path else _instead(student, lab)) for student, path in found]
-
-
-def students_in(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-
-
-def labs_in(folder: Path) -> list[Chapter]:
-    """List the labs for which anybody handed in something."""
-    return [
-        chapter
-        for chapter in chapters()
-        if any((student / chapter.name).is_dir() or _notebook(student, chapter.name) for student in students_in(folder))
-    ]
-
-
-def _notebook(student: Path, lab: str) -> Path | None:
-    """Find a student's notebook: the one with the lab's name, else "<lab> (1)", else one without a lab's name."""
-    others = {chapter.name for chapter in chapters()} - {lab}
-    for folder in (student / lab, student):
-        notebooks = [path for path in sorted(folder.glob("*.ipynb")) if path.stem not in others]
-        named = [path for path in notebooks if path.stem == lab]
-        named += [path for path in notebooks if path.stem.startswith(lab) and path.stem != lab]
-        named += notebooks if folder != student else []
-        if named:
-            return named[0]
-    return None
-
-
-def _instead(student: Path, lab: str) -> tuple[str, ...]:
-    """Return the names of the files of a student without a notebook, except for notebooks of other labs."""
-    others = {chapter.name for chapter in chapters()} - {lab}
-    files = [path for folder in (student / lab, student) for path in sorted(folder.glob("[!.]*")) if path.is_file()]
-    return tuple(path.name for path in files if path.name != "timestamp.txt" and path.stem not in others)
+    choice: str = ""  # which of several notebooks this is, and why the others are not graded
 
 
 def other_files(submission: Submission) -> list[str]:
-    """Return the files beside the notebook. They are not used, and the student should know that."""
+    """Return the files beside the notebook. They are not used, and the student should know that.
+
+    The choice among several notebooks names the others.
+    """
     if submission.path is None:
         return []
-    expected = {submission.path.name, "timestamp.txt", ".ipynb_checkpoints"}
-    return sorted(path.name for path in submission.path.parent.iterdir() if path.name not in expected)
+    beside = [path for path in submission.path.parent.iterdir() if path.name not in NOT_HANDED_IN]
+    return sorted(path.name for path in beside if path.suffix.lower() != ".ipynb" or path.is_dir())
 
 
 def opened(submission: Submission) -> int:
@@ -108,8 +76,9 @@ def _is_own_file(submission: Submission) -> bool:
 def pieces_of(cells: list[dict], chapter: Chapter, ours: dict[str, str] | None = None) -> list[dict]:
     """Return the cells of the lab's module: given cells as the instructor wrote them, exercises as the student did.
 
-    Each piece is {"grade_id": the exercise's name, or None for the instructor's code, "source": its code, "line": the
-    number of the cell's line with which the code begins}. They are in the lab's order. A missing exercise is left out.
+    Each piece is {"cell": the name of its cell in the lab, or None, "grade_id": the same, but None for the instructor's
+    code, "source": its code, "line": the number of the cell's line with which the code begins}. They are in the lab's
+    order. A missing exercise is left out.
 
     Args:
         cells: The notebook's code cells, as `reader.code_cells_in` returns them.
@@ -132,7 +101,7 @@ def pieces_of(cells: list[dict], chapter: Chapter, ours: dict[str, str] | None =
             source = theirs.get(name, "") if by_student else ours.get(name, without_first_magics(cell.source))
             code = source.strip()
             line = 1 + source[: source.find(code)].count("\n")
-            pieces.append({"grade_id": name if by_student else None, "source": code, "line": line})
+            pieces.append({"cell": name, "grade_id": name if by_student else None, "source": code, "line": line})
     return [piece for piece in pieces if piece["source"]]
 
 
@@ -148,9 +117,17 @@ def _exercises_in(cells: list[dict]) -> dict[str, str]:
     return {name: "\n\n".join(dict.fromkeys(sources)) for name, sources in found.items()}
 
 
-def other_cells(cells: list[dict]) -> list[str]:
-    """Return the code of the cells that are not exercises. It is not graded, but may define what an exercise lacks."""
-    return [cell["source"] for cell in cells if not cell["name"]]
+def other_cells(cells: list[dict]) -> list[dict]:
+    """Return the cells of the ranks that are not exercises. They may define what an exercise uses, or be its answer.
+
+    Each is {"source": its code, "before": the name of the exercise that follows it, or None after the last one}.
+    """
+    found, following = [], None
+    for cell in reversed(cells):
+        following = cell["name"] or following
+        if not cell["name"] and cell["on_ranks"]:
+            found.append({"source": cell["source"], "before": following})
+    return found[::-1]
 
 
 def repeated_exercises(cells: list[dict]) -> list[str]:

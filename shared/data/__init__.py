@@ -26,7 +26,7 @@ def digits(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tens
 
 def text() -> str:
     """Load the text: about 214,000 ASCII characters."""
-    return _TEXT.read_text()
+    return _TEXT.read_text(encoding="utf-8")
 
 
 class CharTokens:

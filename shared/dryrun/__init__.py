@@ -176,9 +176,8 @@ def join_fake_group(rank: int, world_size: int) -> None:
 
 def announce(pipeline, tokens: torch.Tensor, activation: torch.Tensor) -> None:
     """Tell a pipeline what its neighbors will send, because a message on `meta` cannot say so."""
-    chunks = range(len(pipeline.chunks))
-    pipeline.shape, pipeline.announced = tokens.shape, set(chunks)
-    pipeline.expected = dict.fromkeys(chunks, activation)
+    pipeline.announcements.begin_step(tokens)
+    pipeline.announcements.assume(len(pipeline.chunks), activation)
 
 
 def take_step(model: nn.Module, optimizer, tokens: torch.Tensor) -> None:

@@ -24,7 +24,7 @@ def peaks_of(model: str, strategy: str, ranks: Iterable[tuple[int, int]]) -> lis
     ranks = list(ranks)
     if reason := strategies()[strategy].why_not():
         print(f"The bytes are recorded from our run: {reason}.")
-        recorded = json.loads(RECORDED.read_text())
+        recorded = json.loads(RECORDED.read_text(encoding="utf-8"))
         return [recorded[_setting(model, strategy, *each)] for each in ranks]
     return [counted(model, strategy, *each) for each in ranks]
 
@@ -42,7 +42,7 @@ def counted(model: str, strategy: str, world_size: int, rank: int) -> dict[str, 
 def counted_again() -> dict[str, dict[str, int]]:
     """Count everything that is recorded."""
     found = {}
-    for setting in json.loads(RECORDED.read_text()):
+    for setting in json.loads(RECORDED.read_text(encoding="utf-8")):
         model, strategy, world_size, rank = setting.split()
         found[setting] = counted(model, strategy, int(world_size), int(rank))
     return found
@@ -53,4 +53,4 @@ def _setting(model: str, strategy: str, world_size: int, rank: int) -> str:
 
 
 if __name__ == "__main__":
-    RECORDED.write_text(json.dumps(counted_again(), indent=2) + "\n")
+    RECORDED.write_text(json.dumps(counted_again(), indent=2) + "\n", encoding="utf-8")

@@ -68,7 +68,9 @@ def why_not() -> str | None:
         return f"This machine lacks {' and '.join(missing)}. Install the packages iproute2 and util-linux."
     course, command = Path(__file__).parents[2], [*as_root(), sys.executable, "-m", "shared.hosts"]
     try:
-        result = subprocess.run(command, cwd=course, capture_output=True, text=True, timeout=_TIMEOUT_S)
+        result = subprocess.run(
+            command, cwd=course, capture_output=True, text=True, timeout=_TIMEOUT_S, encoding="utf-8", errors="replace"
+        )
     except subprocess.TimeoutExpired:
         return f"Creating a network namespace with a shaped link took more than {_TIMEOUT_S:g} s on this machine."
     if result.returncode == 0:
@@ -79,7 +81,9 @@ def why_not() -> str | None:
 
 def as_root() -> list[str]:
     """Return the prefix of a command that makes hosts: empty if this process may make them, else a user namespace."""
-    effective = re.search(r"^CapEff:\s*(\w+)", Path("/proc/self/status").read_text(), re.MULTILINE)
+    effective = re.search(
+        r"^CapEff:\s*(\w+)", Path("/proc/self/status").read_text(encoding="utf-8", errors="replace"), re.MULTILINE
+    )
     if effective and all(int(effective[1], 16) >> bit & 1 for bit in _NEEDED_CAPABILITIES.values()):
         return []
     return ["unshare", "--user", "--map-root-user", "--"]
@@ -135,6 +139,8 @@ def _batch(program: str, lines: list[str], files: list[int] = ()) -> None:
         text=True,
         timeout=_TIMEOUT_S,
         pass_fds=files,
+        encoding="utf-8",
+        errors="replace",
     )
     if result.returncode:
         error = result.stderr.strip().splitlines()[0] if result.stderr.strip() else result.returncode

@@ -29,7 +29,7 @@ TORCH_TESTED = "2.11", "2.14.1"  # the oldest and the newest version
 
 def missing_pins() -> list[str]:
     """Return the pinned requirements that pip has to install."""
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins = {line.split("==")[0].lower(): line for line in lines if "==" in line}
     return [pins[package] for package, module in MODULES.items() if importlib.util.find_spec(module) is None]
 
@@ -37,7 +37,7 @@ def missing_pins() -> list[str]:
 def install(pins: list[str]) -> None:
     """Install the pinned requirements. Installed packages that satisfy them are kept."""
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *pins]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", errors="replace")
     if done.returncode:
         sys.exit(f"pip could not install {', '.join(pins)}. The end of its output:\n{done.stderr[-1000:]}")
     importlib.invalidate_caches()

@@ -14,8 +14,8 @@ process group, and the next cell works.
 
 import contextlib
 
-from shared.ranks import running
-from shared.ranks.devices import check_link, check_world_size, place
+from shared.ranks import folders, running  # folders comes first, because it changes the path
+from shared.ranks.devices import check_container, check_link, check_open_files, check_world_size, place
 from shared.ranks.errors import CellFailed, RanksError
 from shared.ranks.running import DEFAULT_TIMEOUT_S, current
 
@@ -54,6 +54,7 @@ def start(
             the ranks.
         RanksError: If the ranks do not start.
     """
+    folders.check_installed("torch", "ipyparallel", "jinja2")
     # Imported here because ranks and the fork server import this package without IPython and ipyparallel.
     from shared.ranks import magic
     from shared.ranks.rankset import RankSet
@@ -67,6 +68,8 @@ def start(
         magic.show_table(before, note="These ranks were already running, and their variables are kept.")
         return
     check_link(link)
+    check_container()
+    check_open_files(world_size)
     if before is not None:
         place(world_size, backend, link, simulate)  # if this raises, the running ranks are not stopped
     stop()

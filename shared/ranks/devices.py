@@ -1,13 +1,15 @@
 """Where ranks can run on this machine: how many, with which backend, on which devices."""
 
 import os
+import resource
 from dataclasses import dataclass, replace
 from typing import Optional
 
 import psutil
 
 from shared import hosts
-from shared.ranks import interrupts, nccl
+from shared.ranks import containers, interrupts, nccl
+from shared.ranks.errors import RanksError
 
 _SIMULATED = (
     "NCCL is simulated over gloo on the CPU. You can trust values and bytes here, but no times. Code that would "
@@ -15,6 +17,9 @@ _SIMULATED = (
 )
 BACKENDS = ("nccl", "nccl:shared", "gloo", "gloo:cpu")
 NCCL = "cpu:gloo,cuda:nccl"  # NCCL for tensors on a GPU, gloo for tensors on the CPU
+ONE_PROCESS_PER_GPU = (
+    "The compute mode probably lets only one process at a time use a GPU. `sudo nvidia-smi -c DEFAULT` changes that."
+)
 MEMORY_PER_RANK_GB = 0.4  # measured with torch imported and a small model, without pages shared by the fork
 
 
@@ -92,6 +97,43 @@ def check_link(link: str | None) -> None:
     hosts.bits_per_s(link)
     if why := hosts.why_not():
         raise ValueError(f"{why} Leave out the link, or emulate one in your cells with `shared.hosts.emulated.link`.")
+
+
+def check_container() -> None:
+    """Check that a container leaves enough memory for ranks.
+
+    Raises:
+        RanksError: If it does not.
+    """
+    left_bytes, needed_bytes = containers.left_bytes(), containers.needed_bytes()
+    if left_bytes is not None and left_bytes < needed_bytes:
+        raise RanksError(
+            f"This container leaves {left_bytes / 1e9:.2f} GB of memory, and ranks need {needed_bytes / 1e9:.2f} GB to "
+            "start: let it use at least 1 GB, for example with `docker run --memory=1g`."
+        )
+
+
+def open_files(world_size: int) -> int:
+    """Return how many files the controller opens. The kernel and the ranks open fewer."""
+    return 100 + 5 * world_size
+
+
+def check_open_files(world_size: int) -> None:
+    """Let this process and its children open as many files as they need, if the system allows it.
+
+    Raises:
+        RanksError: If it does not.
+    """
+    needed = open_files(world_size)
+    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if allowed >= needed or allowed == resource.RLIM_INFINITY:
+        return
+    if most < needed and most != resource.RLIM_INFINITY:
+        raise RanksError(
+            f"{world_size} ranks need {needed} open files, but this process may open only {most}: raise the limit with "
+            f"`ulimit -Hn {needed}` as root, or ask an administrator, then start the kernel again."
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, most))
 
 
 def place(

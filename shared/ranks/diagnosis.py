@@ -20,6 +20,7 @@ _ONE_AFTER_THE_OTHER = (
     "dist.batch_isend_irecv()."
 )
 KILLED = "its process was killed (SIGKILL)"
+_BY_WHOM = "either by hand or by the system because memory ran out"
 _FORMS_GROUP = "every rank must call it, in the same order, including ranks that will not belong to the group."
 
 
@@ -184,7 +185,7 @@ def _deaths(cell: CellState) -> list[str]:
         if too_small := receives_too_small(cell, rank):
             how = too_small[0]
         elif status == -signal.SIGKILL:
-            how = f"{KILLED}, either by hand or by the system because memory ran out"
+            how = f"{KILLED}, {_BY_WHOM}"
         elif status == -signal.SIGABRT:
             how = (
                 "its process aborted (SIGABRT) because a C++ check failed, "
@@ -197,6 +198,15 @@ def _deaths(cell: CellState) -> list[str]:
         line = (cell.positions.get(rank) or {}).get("line")
         sentences.append(f"Rank {rank} died: {how}." + (f" Its last line was {line}" if line else ""))
     return sentences
+
+
+def how_ended(status: int | None) -> str:
+    """Say how a process ended that runs no cells, as the end of a sentence. None stands for an unknown status."""
+    if status == -signal.SIGKILL:
+        return f"was killed (SIGKILL), {_BY_WHOM}"
+    if status is not None and status < 0:
+        return f"was ended by signal {signal.Signals(-status).name}"
+    return "has died" if status is None else f"exited with status {status}"
 
 
 def receives_too_small(cell: CellState, rank: int) -> list[str]:

@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 
 from shared.deadlines import scaled
+from shared.ranks import interactive
 from shared.ranks.diagnosis import name_ranks
 from shared.ranks.output import log
 from shared.wire import clock, frames, handles, instrumentation, mismatch
@@ -142,7 +143,7 @@ def position(rank: int, main_thread: int | None) -> dict:
     if _work["synchronizes"]:
         here["line"], here["waits"] = (None, "yes") if ahead else (_GPU_COMPUTES, "no")
     elif _work["busy"]:
-        stack = _stack(sys._current_frames().get(main_thread))
+        stack = _stack(sys._current_frames().get(main_thread)) + interactive.suspended_frames()
         index = next((i for i, frame in enumerate(stack) if frames.is_student_file(frame.f_code.co_filename)), None)
         if index is not None:
             frame = stack[index]

@@ -70,7 +70,9 @@ def ask(timeout_s: float = ANSWER_S) -> Facts:
     """Gather the facts in another process. If that fails, `problem` says why, and few other facts are known."""
     command = [sys.executable, "-P", os.path.abspath(__file__)]
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
+        answer = subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout_s, encoding="utf-8", errors="replace"
+        )
     except subprocess.TimeoutExpired:
         return _without_torch(f"PyTorch and the GPU's driver gave no answer within {timeout_s:g} s")
     lines = answer.stdout.splitlines()
@@ -175,7 +177,14 @@ SMI_FIELDS = ("name", "driver_version", "mig.mode.current", "compute_mode")
 def _nvidia_smi(*arguments: str) -> str:
     """Return what `nvidia-smi` prints, or nothing if it is missing or fails."""
     try:
-        done = subprocess.run(["nvidia-smi", *arguments], capture_output=True, text=True, timeout=_SMI_ANSWER_S)
+        done = subprocess.run(
+            ["nvidia-smi", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=_SMI_ANSWER_S,
+            encoding="utf-8",
+            errors="replace",
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout if done.returncode == 0 else ""

@@ -19,6 +19,7 @@ cleanup is needed.
 """
 
 import contextlib
+import ctypes
 import gc
 import importlib
 import json
@@ -35,7 +36,9 @@ from pathlib import Path
 from shared import hosts
 from shared.ranks import mps
 
+FOLDER = "RANKS_FOLDER"  # an environment variable: the notebook's folder, to which ranks change once they have started
 ISOLATION = "RANKS_ISOLATION"  # an environment variable: how grading separates ranks from each other; see launchers.py
+_PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 _children: dict[int, object] = {}  # pid → rank, or "controller"
 _mps: list[mps.Mps] = []  # the daemon that lets ranks use a GPU at the same time; empty without one
 _events = 1  # the file descriptor to which events are written
@@ -57,6 +60,7 @@ def _fork(name, log_path: str, env: dict, body) -> None:
         return
     status = 1
     try:
+        _die_with_parent()
         os.setsid()
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -81,9 +85,16 @@ def _fork(name, log_path: str, env: dict, body) -> None:
         os._exit(status)
 
 
+def _die_with_parent() -> None:
+    """Let Linux end this process when its parent dies, because if the kernel has died as well, nobody else does."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def _run_controller(argv: list[str]) -> None:
     from ipyparallel.controller.app import IPController
 
+    os.register_at_fork(after_in_child=_die_with_parent)  # It starts a process of its own.
     IPController.launch_instance(argv)
 
 
@@ -222,12 +233,11 @@ def main(run_dir: str) -> None:
     finally:
         for pid in _children:
             _kill_group(pid)
+        for pid in _children:
+            os.waitpid(pid, 0)  # A process that is still ending may write to run_dir.
         _end_mps()
         shutil.rmtree(run_dir, ignore_errors=True)
 
 
 if __name__ == "__main__":
-    # ipyparallel puts the current folder first on the path, and a student may keep a random.py beside the notebook.
-    os.environ["RANKS_FOLDER"] = os.getcwd()  # Ranks change to it once they have started.
-    os.chdir(sys.argv[1])
     main(sys.argv[1])

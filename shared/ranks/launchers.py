@@ -15,18 +15,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 from ipyparallel.cluster.launcher import ControllerLauncher, EngineLauncher
 
 from shared.deadlines import scaled
-from shared.ranks import forkserver, nccl
+from shared.ranks import folders, forkserver, nccl
+from shared.ranks.diagnosis import how_ended
 
 START_TIMEOUT_S = scaled(60.0)
 ASK_AGAIN_AFTER_S = 3.0
-COURSE_ROOT = Path(__file__).resolve().parents[2]
+_REAPED_WITHIN_S = scaled(1.0)  # A process closes its files a moment before its exit status is known.
+_QUOTED_CHARACTERS = 2000  # of a log
 
 
 class ForkServer:
@@ -37,34 +39,41 @@ class ForkServer:
         as_root: The beginning of a command that runs the rest of it as root.
         isolation: How to separate the ranks from each other, in grading: the `module` whose function `enter` every
             process calls first, and what else that function needs to know.
+        held: The open file with which all processes hold run_dir (see folders.py).
     """
 
-    def __init__(self, run_dir: str, as_root: Sequence[str] = (), isolation: dict | None = None):
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": _python_path()}
+    def __init__(
+        self, run_dir: str, as_root: Sequence[str] = (), isolation: dict | None = None, held: int | None = None
+    ):
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": folders.python_path()}
         if isolation:
             environment[forkserver.ISOLATION] = json.dumps(isolation)
         environment |= nccl.preloading()
         self.run_dir, self.isolation, self._as_root = run_dir, isolation, as_root
+        self._held = held
         self.pids: dict = {}  # rank, or "controller" → pid
         self.ended: dict[int, int] = {}  # pid → exit status; a negative one is the signal that ended the process
         self.rank_environment: dict[str, str] = {}  # variables that ranks get besides those of the kernel
         self._hosts: dict = {}  # the event that answers a request for hosts
         self._mps: dict = {}  # the event that answers a request for MPS
         self._changed = threading.Condition()
+        self._silent = False  # whether the pipe for events has closed, which happens only when the process ends
         with open(os.path.join(run_dir, "forkserver.log"), "wb") as log:
             self._process = self._start(environment, log)
         threading.Thread(target=self._listen, daemon=True, name="forkserver events").start()
 
     def _start(self, environment: dict[str, str], log: BinaryIO):
         """Start the process that serves the requests on its stdin. Grading overrides this to fork it from the judge."""
-        # With -P, Python imports nothing from the current folder, such as a student's random.py.
+        # With -P, Python does not begin its path with the current folder.
         return subprocess.Popen(
             [*self._as_root, sys.executable, "-P", "-m", "shared.ranks.forkserver", self.run_dir],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
-            env=environment,
+            cwd=self.run_dir,  # so that a relative entry of Python's path leads to no student's file
+            env=environment | {forkserver.FOLDER: folders.current()},
             start_new_session=True,  # Ctrl-C in a terminal should reach only the kernel
+            pass_fds=[] if self._held is None else [self._held],
         )
 
     def request(self, **request) -> None:
@@ -72,7 +81,7 @@ class ForkServer:
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            raise RuntimeError(f"The process that starts ranks has died. {self.end_of_log()}") from None
+            raise RuntimeError(self.last_words()) from None
 
     def send_signal(self, pid: int, number: int, group: bool = False) -> None:
         """Send a signal to a process, or to its whole process group. Do nothing if it has ended."""
@@ -89,8 +98,7 @@ class ForkServer:
             RuntimeError: If the hosts cannot be created.
         """
         self.request(do="hosts", n=ranks // ranks_per_host, bits_per_s=bits_per_s, ranks_per_host=ranks_per_host)
-        if not self.wait_for(lambda server: server._hosts, START_TIMEOUT_S):
-            raise RuntimeError(f"The ranks' hosts were not ready within {START_TIMEOUT_S:g} s. {self.end_of_log()}")
+        self.expect(lambda server: server._hosts, "The ranks' hosts were not ready")
         if "no_hosts" in self._hosts:
             raise RuntimeError(f"The ranks' hosts could not be created: {self._hosts['no_hosts']}")
 
@@ -98,23 +106,61 @@ class ForkServer:
         """Start MPS, so that the next ranks use a GPU at the same time. Returns why it did not start, or ""."""
         self._mps = {}
         self.request(do="mps", folder=os.path.join(self.run_dir, "mps"))
-        if not self.wait_for(lambda server: server._mps, START_TIMEOUT_S):
-            raise RuntimeError(f"MPS did not answer within {START_TIMEOUT_S:g} s. {self.end_of_log()}")
+        self.expect(lambda server: server._mps, "MPS did not answer")
         return self._mps.get("no_mps", "")
 
     @property
     def serves(self) -> bool:
         """Whether cells can reach the ranks: False once the fork server or the controller has died."""
-        return self._process.poll() is None and self.pids.get("controller") not in self.ended
+        return self.runs and self.pids.get("controller") not in self.ended
+
+    @property
+    def runs(self) -> bool:
+        """Whether the fork server has not ended."""
+        return not self._silent and self._process.poll() is None
+
+    def expect(self, happened, otherwise: str, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Wait until happened(self) is true.
+
+        Raises:
+            RuntimeError: If the fork server ends first, or timeout_s passes. The message quotes its log.
+        """
+        if not self.wait_for(happened, timeout_s):
+            late = f"{otherwise} within {timeout_s:g} s. {self.end_of_log()}"
+            raise RuntimeError(late if self.runs else self.last_words())
 
     def wait_for(self, happened, timeout_s: float) -> bool:
-        """Wait until happened(self) is true. Returns whether it became true before timeout_s passed."""
+        """Wait until happened(self) is true, or cannot become true. Returns whether it did before timeout_s passed."""
         with self._changed:
-            return self._changed.wait_for(lambda: happened(self), timeout_s)
+            self._changed.wait_for(lambda: happened(self) or self._silent, timeout_s)
+            return happened(self)
 
-    def end_of_log(self) -> str:
-        log = Path(self.run_dir, "forkserver.log")
-        return log.read_text(errors="replace")[-2000:] if log.exists() else ""
+    def last_words(self) -> str:
+        """Say how the fork server ended, or else the controller, and quote the end of its log."""
+        if not self.runs:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_REAPED_WITHIN_S)
+            return f"The process that starts ranks {how_ended(self._process.poll())}. {self.end_of_log()}"
+        status = self.ended[self.pids["controller"]]
+        return f"The process that connects ranks {how_ended(status)}. {self.end_of_log('controller')}"
+
+    def check(self, ranks: Iterable[int]) -> None:
+        """Check that the fork server, the controller and these ranks are running.
+
+        Raises:
+            RuntimeError: If one of them has ended. The message quotes its log.
+        """
+        if not self.serves:
+            raise RuntimeError(self.last_words())
+        for rank in ranks:
+            if (status := self.ended.get(self.pids[rank])) is not None:
+                words = self.end_of_log(f"rank-{rank}")
+                raise RuntimeError(f"Rank {rank} {how_ended(status)} while it was starting. {words}")
+
+    def end_of_log(self, name: str = "forkserver") -> str:
+        """Return the end of a process's log: its last words, if it has died."""
+        log = Path(self.run_dir, f"{name}.log")
+        return log.read_text(errors="replace", encoding="utf-8")[-_QUOTED_CHARACTERS:] if log.exists() else ""
 
     def close(self, timeout_s: float = scaled(5.0)) -> None:
         """End every child by closing stdin, which also happens when the kernel dies."""
@@ -130,6 +176,9 @@ class ForkServer:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
         shutil.rmtree(self.run_dir, ignore_errors=True)
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
 
     def _listen(self) -> None:
         for line in self._process.stdout:
@@ -144,6 +193,9 @@ class ForkServer:
                 elif "ended" in event:
                     self.ended[event["pid"]] = event["status"]
                 self._changed.notify_all()
+        with self._changed:
+            self._silent = True
+            self._changed.notify_all()
 
 
 def _event_in(line: bytes) -> dict:
@@ -152,12 +204,6 @@ def _event_in(line: bytes) -> dict:
         event = json.loads(line)
         return event if isinstance(event, dict) else {}
     return {}
-
-
-def _python_path() -> str:
-    """Return a PYTHONPATH with which ranks find `shared` and `solutions` from any directory."""
-    inherited = os.environ.get("PYTHONPATH")
-    return os.pathsep.join([str(COURSE_ROOT)] + ([inherited] if inherited else []))
 
 
 class _ForkedLauncher:
@@ -185,6 +231,8 @@ class _ForkedLauncher:
             self.notify_stop({"exit_code": 0, "identifier": self.identifier})
 
     def poll(self):
+        if not self.fork_server.runs:
+            return "no fork server"  # ipyparallel waits until this is not None
         ended = [self.fork_server.ended.get(pid) for pid in self._pids()]
         return next((status for status in ended if status is not None), None)
 
@@ -200,8 +248,7 @@ class ForkedController(_ForkedLauncher, ControllerLauncher):
         log = os.path.join(self.fork_server.run_dir, "controller.log")
         self.fork_server.pids.pop("controller", None)  # an earlier one may have ended while it was starting
         self.fork_server.request(do="controller", argv=argv, env=self.get_env(), log=log)
-        if not self.fork_server.wait_for(lambda server: "controller" in server.pids, 30.0):
-            raise RuntimeError(f"The controller did not start within 30 s. {self.fork_server.end_of_log()}")
+        self.fork_server.expect(lambda server: "controller" in server.pids, "The controller did not start")
         self.notify_start(self._pids()[0])
 
 
@@ -219,8 +266,7 @@ class ForkedRanks(_ForkedLauncher, EngineLauncher):
         env = {**self.get_env(), "IPP_CONNECTION_INFO": self.environment["IPP_CONNECTION_INFO"]}
         env |= self.fork_server.rank_environment
         self.fork_server.request(do="ranks", n=n, argv=argv, env=env, log_dir=self.fork_server.run_dir)
-        if not self.fork_server.wait_for(lambda server: set(range(n)) <= set(server.pids), START_TIMEOUT_S):
-            raise RuntimeError(f"The ranks did not start within {START_TIMEOUT_S:g} s. {self.fork_server.end_of_log()}")
+        self.fork_server.expect(lambda server: set(range(n)) <= set(server.pids), "The ranks did not start")
         self.notify_start(self._pids())
 
 
@@ -264,16 +310,12 @@ def wait_for_registration(client, n: int, server: ForkServer, timeout_s: float, 
         connect: Returns another client. None for a client that has listened since before the engines were started.
 
     Raises:
-        RuntimeError: If a rank ends first (the message quotes its log), or timeout_s passes.
+        RuntimeError: If a process ends first (the message quotes its log), or timeout_s passes.
     """
     began = asked = time.monotonic()
     while len(ids := client.ids) < n:
         on_progress(len(ids))
-        ended = [rank for rank, pid in server.pids.items() if pid in server.ended]
-        if ended:
-            status = server.ended[server.pids[ended[0]]]
-            log = Path(server.run_dir, f"rank-{ended[0]}.log").read_text(errors="replace")
-            raise RuntimeError(f"Rank {ended[0]} exited with status {status} while it was starting.\n{log[-2000:]}")
+        server.check(range(n))
         if time.monotonic() > began + timeout_s:
             raise RuntimeError(f"Only {len(ids)} of {n} ranks answered within {timeout_s:.0f} s. {server.end_of_log()}")
         if connect is not None and time.monotonic() > asked + ASK_AGAIN_AFTER_S:

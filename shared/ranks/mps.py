@@ -105,6 +105,6 @@ class Mps:
 
 def _last_words(folder: Path) -> str:
     with contextlib.suppress(OSError):
-        lines = (folder / "output").read_text(errors="replace").split("\n")
+        lines = (folder / "output").read_text(errors="replace", encoding="utf-8").split("\n")
         return next((f": {line.strip()[:200]}" for line in reversed(lines) if line.strip()), "")
     return ""

@@ -20,7 +20,7 @@ from pathlib import Path
 SHARES_SINCE = (2, 30)
 MOST_RANKS_PER_GPU = 4
 RANKS_PER_GPU = "RANKS_PER_GPU"  # an environment variable of ranks that share a GPU over NCCL
-ALSO_FOR_TORCH = "2.30.7"  # the version that torch 2.14.1 brings
+TORCH_THAT_SHARES = "2.14.1"  # the version of torch in constraints-gpu.txt, which brings NCCL 2.30.7
 _CHANNELS = 8  # of all ranks on a GPU together
 _MEMORY_SHARE = 0.9  # of the GPU's memory, for the tensors of all ranks; CUDA and NCCL need the rest
 _ANSWER_S = 30.0
@@ -88,7 +88,7 @@ def path_for_ranks() -> str:
     """Return the path of the NCCL that ranks load, or "" if torch contains it. The caller has imported torch."""
     preloaded = [path for path in re.split("[ :]", os.environ.get("LD_PRELOAD", "")) if "libnccl" in path]
     maps = Path("/proc/self/maps")
-    mapped = maps.read_text().splitlines() if maps.exists() else []
+    mapped = maps.read_text(encoding="utf-8").splitlines() if maps.exists() else []
     loaded = [line.split(maxsplit=5)[-1] for line in mapped if "libnccl.so" in line]
     return next(iter([*filter(None, [to_preload()]), *preloaded, *loaded]), "")
 
@@ -98,7 +98,9 @@ def version_of(path: str) -> Version:
     """Return a library's version, or UNKNOWN if it cannot be loaded. This process does not load it."""
     command = [sys.executable, "-S", "-P", "-c", _ASK_VERSION, path]
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_S)
+        answer = subprocess.run(
+            command, capture_output=True, text=True, timeout=_ANSWER_S, encoding="utf-8", errors="replace"
+        )
         return decoded(int(answer.stdout))
     except (OSError, ValueError, subprocess.TimeoutExpired):
         return UNKNOWN

@@ -134,8 +134,7 @@ def _newer_nccl(facts: Facts) -> str:
     """Return the command that installs an NCCL with which ranks can share a GPU, or "" if this one is new enough."""
     if not facts.gpus or nccl.as_version(facts.nccl) >= nccl.SHARES_SINCE:
         return ""
-    cuda = facts.cuda_build.split(".")[0] or "13"
-    return f"To let ranks share a GPU: `pip install 'nvidia-nccl-cu{cuda}>={nccl.ALSO_FOR_TORCH}'`."
+    return f"`make lab COURSE_TORCH={nccl.TORCH_THAT_SHARES}` installs one with which ranks can share a GPU."
 
 
 def _sharing(facts: Facts) -> Finding:
@@ -242,7 +241,7 @@ def _on_request(facts: Facts) -> str:
     if facts.exclusive:
         return (
             "Ranks cannot share a GPU here, because the compute mode lets only one process at a time use a GPU. "
-            "`sudo nvidia-smi -c DEFAULT` changes it."
+            f"{_ALLOW_SHARING}"
         )
     gpus = "the GPU" if len(facts.gpus) == 1 else "the GPUs"
     return (

@@ -3,24 +3,24 @@
 import contextlib
 import json
 import os
-import tempfile
 import time
 from dataclasses import replace
-from pathlib import Path
 
 from shared import hosts
 from shared.deadlines import scaled
-from shared.ranks import launchers, nccl
-from shared.ranks.devices import Placement, place, valid_behind
+from shared.ranks import folders, launchers, nccl
+from shared.ranks.devices import ONE_PROCESS_PER_GPU, Placement, place, valid_behind
 from shared.ranks.diagnosis import CellState, explain
 from shared.ranks.errors import RanksError
 from shared.ranks.launchers import START_TIMEOUT_S
 from shared.ranks.lines import Exchange
 
+_LOOKS_EVERY_S = 0.02
 _ANSWER_TIMEOUT_S = scaled(1.0)
 _CONTROLLER_ARGS = [
     "--HeartMonitor.period=60",  # an engine counts as registered after a heartbeat; the default period is 3 s
     "--HeartMonitor.max_heartmonitor_misses=200",  # an engine may be alive but slow; the fork server reports deaths
+    "--IPController.location=127.0.0.1",  # by default, its own name, which every client resolves
     "--IPController.use_threads=True",
     "--IPController.broadcast_scheduler_depth=0",
     "--log-level=WARN",
@@ -31,7 +31,8 @@ _PORTS_NEEDED = 20  # ipyparallel documents 16
 
 def start_fork_server(link: str | None) -> launchers.ForkServer:
     """Start the fork server. Grading replaces this function, because its ranks belong to another user."""
-    return launchers.ForkServer(tempfile.mkdtemp(prefix="ranks-"), as_root=hosts.as_root() if link else ())
+    run_dir, held = folders.create()
+    return launchers.ForkServer(run_dir, as_root=hosts.as_root() if link else (), held=held)
 
 
 def entrance(store_port: int) -> int:
@@ -65,7 +66,10 @@ class RankProcesses:
         self.starts = 1  # how many times the processes were started; variables do not survive a restart
         self._questions = 0
         self._report = report
-        self._server = start_fork_server(link)
+        try:
+            self._server = start_fork_server(link)
+        except OSError as error:
+            raise RanksError(f"The ranks did not start, because the system did not allow it: {error}") from error
         self._run_dir = self._server.run_dir
         self._exchange = Exchange()
         try:
@@ -128,7 +132,7 @@ class RankProcesses:
             self._client, self.world_size, self._server, START_TIMEOUT_S, self._report, connect
         )
         answers = {engine: self._client[engine].apply_async(rankside.identify) for engine in ids}
-        engine_of = {answer.get(timeout=START_TIMEOUT_S)["rank"]: engine for engine, answer in answers.items()}
+        engine_of = {self._answer_of(answer)["rank"]: engine for engine, answer in answers.items()}
         self._engines = [self._client[engine_of[rank]] for rank in range(self.world_size)]
         self.pids = [self._server.pids[rank] for rank in range(self.world_size)]
         address = ("127.0.0.1", self.store_ports[-1])
@@ -145,6 +149,15 @@ class RankProcesses:
         )
         self._engines = self._exchange.lines(START_TIMEOUT_S)
 
+    def _answer_of(self, answer):
+        """Return a new rank's answer to the first call. Raises RuntimeError if a process ends instead."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not answer.wait(_LOOKS_EVERY_S):
+            self._server.check(range(self.world_size))
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"A rank has not answered within {START_TIMEOUT_S:g} s.")
+        return answer.get()
+
     def _start_engines(self) -> None:
         """Start the ranks' processes.
 
@@ -157,12 +170,11 @@ class RankProcesses:
         for tries_left in reversed(range(_CONTROLLER_TRIES)):
             try:
                 return self._cluster.start_engines_sync(self.world_size)
-            except RuntimeError as error:
+            except RuntimeError:
                 if self._server.serves or self._client is not None:
                     raise
-                if not tries_left:
-                    log = Path(self._run_dir, "controller.log").read_text(errors="replace")
-                    raise RuntimeError(f"{error}\n{log[-2000:]}") from error
+                if not self._server.runs or not tries_left:
+                    raise RuntimeError(self._server.last_words()) from None
                 self._start_cluster()
 
     def _place(self) -> Placement:
@@ -226,13 +238,19 @@ class RankProcesses:
         waiting = {rank: engine.apply_async(*request_of_rank(rank)) for rank, engine in enumerate(self._engines)}
         deadline = time.monotonic() + timeout_s
         while waiting:
+            if not self._server.serves:
+                raise RanksError(self._server.last_words())
             ends = self._deaths() or time.monotonic() > deadline
-            next(iter(waiting.values())).wait(0.02)
+            next(iter(waiting.values())).wait(_LOOKS_EVERY_S)
             for rank in [rank for rank, answer in waiting.items() if answer.ready() or ends]:
                 try:
                     waiting.pop(rank).get(timeout=0)
                 except Exception as error:  # the others would only wait for this rank
                     why = explain(CellState([], {}, deaths=self._deaths())) or error
+                    if isinstance(error, TimeoutError) and not self._deaths():
+                        why = f"it has not answered within {timeout_s:g} s."
+                    if "busy or unavailable" in str(error):
+                        why = f"{_in_a_line(error)}. {ONE_PROCESS_PER_GPU}"
                     raise RanksError(f"Rank {rank} did not become ready: {why}") from error
 
     def _deaths(self) -> dict[int, int]:

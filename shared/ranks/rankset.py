@@ -126,6 +126,7 @@ class RankSet(RankProcesses):
             try:
                 self._join(members)
             except RanksError:  # gloo may wait forever for an operation on which nobody called wait()
+                self._check_served()
                 self.restart()
 
     def _join(self, members: list[int]) -> None:
@@ -289,8 +290,8 @@ class RankSet(RankProcesses):
             self.alive = False
             link = f', link="{self.link}"' if self.link else ""
             raise RanksError(
-                "The ranks cannot be reached, because the process that starts or connects them has died. "
-                f"Start the ranks again: ranks.start(world_size={self.world_size}{link})"
+                f"The ranks cannot be reached. Start them again: ranks.start(world_size={self.world_size}{link}). "
+                f"{self._server.last_words()}"
             )
 
     def check_whole(self) -> None:

@@ -20,4 +20,4 @@ def _environment():
 
 def _read(name: str) -> str:
     """Read a template, and remove indentation and line breaks, which are there only for its authors."""
-    return "".join(line.strip() for line in (ROOT / name).read_text().splitlines())
+    return "".join(line.strip() for line in (ROOT / name).read_text(encoding="utf-8").splitlines())

@@ -57,7 +57,7 @@ def from_trace(path: str | Path) -> Recording:
     Raises:
         ValueError: If the file is not such a trace.
     """
-    trace = json.loads(Path(path).read_text())
+    trace = json.loads(Path(path).read_text(encoding="utf-8"))
     if not isinstance(trace, dict) or "ranks" not in trace.get("otherData", {}):
         raise ValueError(f"{Path(path).name} is not a step that `make gpu` recorded")
     lines = [Timeline(rank) for rank in range(trace["otherData"]["ranks"])]

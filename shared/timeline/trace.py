@@ -22,7 +22,7 @@ def save(lines: list[Timeline], path: str | Path) -> Path:
             events.append(_metadata("thread_name", rank, row, name))
             events += [_event(span, rank, row, start_s) for span in spans]
     path = Path(path)
-    path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+    path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")
     return path
 
 

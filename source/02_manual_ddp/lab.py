@@ -33,6 +33,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from shared import guards
+
 # %% [markdown]
 # ## Exercise 2.1 · A mean over ranks (5 min, 1 point)
 #
@@ -85,6 +87,10 @@ check.mean_over_ranks_()
 # <details><summary>Hint</summary>Which two methods of a module yield its parameters and its buffers, each only once?
 # Which index does the first rank have within its group? If a later backward warns about <code>c10d::broadcast_</code>,
 # look at how the lesson avoids that warning.</details>
+#
+# **Found in the wild.** A collective sends memory, not values. For a parameter that is a slice of a larger tensor,
+# gloo broadcasts the wrong elements without an error (pytorch/pytorch#192920). Our solution therefore broadcasts a
+# contiguous copy of such a tensor, with `guards.contiguous`. The check does not ask for it.
 
 
 # %% tags=["exercise", "export"] grade_id="broadcast-state"
@@ -96,7 +102,8 @@ def broadcast_state(module: nn.Module, group: dist.ProcessGroup | None = None) -
     """
     ### BEGIN SOLUTION
     for tensor in chain(module.parameters(), module.buffers()):
-        dist.broadcast(tensor.detach(), group=group, group_src=0)
+        with guards.contiguous(tensor.detach()) as packed:
+            dist.broadcast(packed, group=group, group_src=0)
     ### END SOLUTION
 
 
@@ -152,7 +159,8 @@ average_existing_gradients(model)
 # - Replace the `grad` of each *trainable* parameter of `module` with its mean over the ranks of `group`. Send nothing
 #   for a frozen parameter, even if it still has a `grad` from before it was frozen.
 # - A `grad` that is None counts as zeros. Afterwards, it holds the mean, as on the other ranks. You still divide by the
-#   size of the whole group.
+#   size of the whole group. Our solution sends −0.0 for None, so that the ranks can tell when *none* of them had a
+#   gradient: `shared/guards/unused.py` explains this trick. The check accepts any zeros.
 # - Target: one `all_reduce` per trainable parameter. A tied parameter counts as one parameter.
 #
 # <details><summary>Hint 1</summary>Which property of a parameter is the same on all ranks, whatever their samples are:
@@ -176,7 +184,7 @@ def average_gradients(module: nn.Module, group: dist.ProcessGroup | None = None)
         if not parameter.requires_grad:
             continue
         if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
+            parameter.grad = torch.full_like(parameter, guards.UNUSED)  # [Note: negative zeros]
         mean_over_ranks_(parameter.grad, group)
     ### END SOLUTION
 
@@ -218,6 +226,10 @@ check.average_gradients()
 # - `forward` passes all inputs on to the module, keyword arguments included, and returns its output.
 # - `finish_gradient_sync()` averages the gradients. Nothing is sent during forward or backward.
 #
+# `@guards.guarded(…)` is given. It raises an error on every rank if a parameter is frozen, replaced or added after
+# wrapping, even if that happens on one rank only. Otherwise, the ranks would train different models, or wait forever.
+# It also notices if you clip gradients, or call the optimizer's `step()`, before `finish_gradient_sync()`.
+#
 # <details><summary>Hint</summary>Two of the three methods call a function that you have written. Which attributes
 # must <code>__init__</code> store for the other methods? And what must an <code>nn.Module</code> call before it can
 # store a module?</details>
@@ -225,12 +237,14 @@ check.average_gradients()
 
 # %% tags=["exercise", "export"] grade_id="manual-ddp"
 # %%ranks
+@guards.guarded(guards.PerParameter)
 class ManualDDP(nn.Module):
     """Trains a replica of a module on each rank of the group, as one process would train it on the full batch.
 
-    Call finish_gradient_sync() after backward() and before the optimizer's step. The wrapped module is available as
-    `.module`. The gradients equal those of one process if the loss is a mean over samples, every rank has equally many
-    samples, and the module processes each sample independently of the others.
+    Call finish_gradient_sync() right after backward(), before you clip gradients and before the step. The wrapped
+    module is available as `.module`. The gradients equal those of one process if the loss is a mean over samples, every
+    rank has equally many samples, and the module processes each sample independently of the others. If no rank has used
+    a parameter, its gradient stays None.
 
     Communication: one broadcast per parameter and buffer when built, and one all-reduce per trainable parameter in each
         step.

@@ -40,6 +40,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from shared import guards
 from solutions.manual_ddp import broadcast_state
 
 MB = 2**20  # bytes, as in the bucket_cap_mb of torch's DDP
@@ -207,8 +208,8 @@ for step in range(2):
 # There is no error, but from step 1 on, every rank trains with its own gradient instead of the mean. What does
 # `zero_grad()` leave in `.grad`, and where does the next `backward()` put the gradient?
 #
-# Write a `Bucket` that still works after `zero_grad()`. Its constructor allocates the flat tensor and its slices, once,
-# and changes no `.grad`. In every step, `pack` is called for each index, then `launch`, and then `wait`:
+# Write a `Bucket` that still works after `zero_grad()`. Its constructor allocates the flat tensor, `self.flat`, and its
+# slices, once, and changes no `.grad`. In every step, `pack` is called for each index, then `launch`, and then `wait`:
 #
 # - `pack(index)` fills the slice of `parameters[index]`, and makes the slice the parameter's `.grad`:
 #     - The slice gets the gradient, divided by the number of ranks in the group, so that the all-reduce gives the mean.
@@ -273,7 +274,7 @@ class Bucket:
         ### BEGIN SOLUTION
         grad_slice = self.slices[index]
         if parameter.grad is None:
-            grad_slice.zero_()
+            grad_slice.fill_(guards.UNUSED)  # [Note: negative zeros]
         else:
             torch.div(parameter.grad, self.divisor, out=grad_slice)
         parameter.grad = grad_slice
@@ -305,7 +306,8 @@ check.Bucket()
 #
 # - The constructor makes the module available as `.module`. It broadcasts the module's state with
 #   `broadcast_state(module, group)`, which is imported from chapter 02. Then it creates one `Bucket` for each bucket
-#   that `assign_buckets` returns.
+#   that `assign_buckets` returns, and stores them in the list `self.buckets`.
+# - `@guards.guarded(…)` is given, as in lab 02. It reads `self.buckets`, and `parameters` and `flat` of each bucket.
 # - All steps use the same buckets. So after `zero_grad(set_to_none=False)`, every `.grad` is still its slice, and no
 #   gradient is held twice.
 # - `forward` passes all its arguments to the module, and returns the module's output.
@@ -323,11 +325,12 @@ check.Bucket()
 
 # %% tags=["exercise", "export"] grade_id="bucketed-ddp"
 # %%ranks
+@guards.guarded(guards.PerBucket)
 class BucketedDDP(nn.Module):
     """Trains a replica of a module on each rank of the group, and averages the gradients bucket by bucket.
 
-    Call finish_gradient_sync() after backward() and before the optimizer's step. The wrapped module is available as
-    `.module`.
+    Call finish_gradient_sync() right after backward(), before you clip gradients and before the step. The
+    wrapped module is available as `.module`. If no rank has used a parameter, its gradient stays None.
 
     Communication: one broadcast per parameter and buffer when built, and one all-reduce per bucket in each step.
     """

@@ -34,10 +34,10 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-import torch.distributed as dist
 from torch import nn
 from torch.profiler import record_function
 
+from shared import guards
 from solutions.bucketed_ddp import Bucket, assign_buckets
 from solutions.manual_ddp import broadcast_state
 
@@ -274,7 +274,7 @@ def watch_gradients(
     for bucket in buckets:
         for parameter in bucket.parameters:
             handle = parameter.register_post_accumulate_grad_hook(
-                lambda completed: method()(*index_of[id(completed)])
+                lambda completed: guards.call_hook(method(), completed, *index_of[id(completed)])
             )
             hooks.callback(handle.remove)
     weakref.finalize(on_gradient.__self__, hooks.close)
@@ -334,10 +334,8 @@ class GradientSync:
         """Add to the queue a gradient that backward() has just completed. A second one raises RuntimeError."""
         ### BEGIN SOLUTION
         if index not in self.queue.missing[bucket_index]:
-            raise RuntimeError(
-                "got a second gradient for this parameter: call finish_gradient_sync() after each "
-                "backward(), or let gradients accumulate inside no_sync()"
-            )
+            parameter = self.queue.buckets[bucket_index].parameters[index]
+            raise RuntimeError(guards.second_gradient(parameter))
         self.pending = True
         if self.enabled:
             self.queue.add(bucket_index, index)
@@ -403,12 +401,15 @@ check.GradientSync()
 
 # %% tags=["exercise", "export"] grade_id="overlapped-ddp"
 # %%ranks
+@guards.guarded(guards.Overlapped)
 class OverlappedDDP(nn.Module):
     """Train a replica of module on each rank of the group, and average gradients while backward computes.
 
-    Call finish_gradient_sync() after backward() and before the optimizer's step. `.module` is the module itself.
+    Call finish_gradient_sync() right after backward(), before you clip gradients and before the step.
+    `.module` is the module itself. If no rank has used a parameter, its gradient stays None.
 
-    A compressor (chapter 19) makes buckets that send less. Without one, gradients are sent as they are.
+    A compressor (chapter 19) makes buckets that send less. Without one, gradients are sent as they are. With one, the
+    gradient of a parameter that no rank has used is zeros, so weight decay and momentum still change it.
 
     Communication: when built, one broadcast per parameter and buffer; per step, one all-reduce per bucket.
     Raises:
@@ -416,12 +417,7 @@ class OverlappedDDP(nn.Module):
     """
 
     def __init__(
-        self,
-        module: nn.Module,
-        bucket_cap_mb: float = 25.0,
-        group: dist.ProcessGroup | None = None,
-        *,
-        compressor=None,
+        self, module: nn.Module, bucket_cap_mb: float = 25.0, group=None, *, compressor=None
     ):
         super().__init__()
         self.module = module

@@ -291,7 +291,8 @@ check.efficiency()
 # exposed_ms = median(time of the same, outside) - compute_ms
 # ```
 #
-# We use medians because a single slow round hardly changes them. (As chapter 04 said, such a difference also contains
+# We use medians because a single slow round hardly changes them. The median of the rounds' differences is an equally
+# good `exposed_ms`. (As chapter 04 said, such a difference also contains
 # the work of hooks and copies, and the time that backward loses because sending uses the same cores.)
 #
 # - Alternate between the two kinds of step. In each round, the step inside `no_sync()` comes first.

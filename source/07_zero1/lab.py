@@ -65,6 +65,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from shared import guards
 from solutions.async_collectives import launch_all_gather, reduce_scatter_
 
 
@@ -248,7 +249,7 @@ class FlatGradients:
 
     def reset(self) -> None:
         """Fill the gradients with zeros, and drop the shard's mean gradient."""
-        self.flat.zero_()
+        self.flat.fill_(guards.UNUSED)  # [Note: negative zeros]
         self.flat_parameter.shard.grad = None
         for parameter, view in zip(self.layout.parameters, self.views, strict=True):
             parameter.grad = view
@@ -263,7 +264,7 @@ class FlatGradients:
         ### BEGIN SOLUTION
         for parameter, view in zip(self.layout.parameters, self.views, strict=True):
             if parameter.grad is None:
-                view.zero_()
+                view.fill_(guards.UNUSED)  # [Note: negative zeros]
             elif parameter.grad is not view:
                 view.copy_(parameter.grad)
             parameter.grad = view
@@ -276,6 +277,10 @@ class FlatGradients:
 # %% tags=["export"] module="flat"
 # %%ranks
 class FlatGradients(FlatGradients):
+    def send_nan(self) -> None:
+        """Take part in reduce() on a rank that is about to raise an error (see shared/guards/alarms.py)."""
+        reduce_scatter_(self.flat.fill_(torch.nan), self.layout.group)
+
     def holds_gradients(self) -> bool:
         """Tell whether any .grad is still a slice of the flat tensor. After model.zero_grad(), none is."""
         pairs = zip(self.layout.parameters, self.views, strict=True)
@@ -358,6 +363,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.profiler import record_function
 
+from shared import guards
+
 
 # %% tags=["export"]
 # %%ranks
@@ -384,7 +391,8 @@ def flatten_and_broadcast(
     trained = [flat_parameter.flat_param for flat_parameter in flat_parameters]
     frozen = [parameter.detach() for parameter in parameters if not parameter.requires_grad]
     for tensor in (*trained, *frozen):
-        dist.broadcast(tensor, group=group, group_src=0)
+        with guards.contiguous(tensor) as packed:
+            dist.broadcast(packed, group=group, group_src=0)
     ### END SOLUTION
     return flat_parameters
 
@@ -410,8 +418,8 @@ print(trained.tolist(), frozen.tolist())
 # - Flatten the parameters with `self.flatten`, and add the results to `self.flat_parameters`.
 # - Call `self.inner.add_param_group()` with the same settings and with this rank's shards.
 #
-# `update_parameters()` expects that every `shard.grad` is the mean gradient. Its last lines are given, and discard the
-# means again:
+# `update_parameters()` expects that every `shard.grad` is the mean gradient. Its first and last lines are given. They
+# let `inner` skip parameters that no rank has used, as in one process, and discard the means again:
 #
 # - Copy every setting of each param group to the inner param group. (A scheduler changes `self.param_groups` between
 #   steps, and does not know about `inner`.)
@@ -446,12 +454,15 @@ class ShardedOptimizer(torch.optim.Optimizer):
         group: dist.ProcessGroup | None = None,
         **defaults,
     ):
+        guards.reject_whole_tensor_updates(optimizer_cls, defaults)
         self.group, self.flatten = group, flatten
         self.flat_parameters: list[FlatParameter] = []
         # Built on an empty parameter, to learn its defaults: add_param_group() adds the real groups one by one.
         self.inner = optimizer_cls([{"params": [nn.Parameter(torch.empty(0))]}], **defaults)
         self.inner.param_groups.clear()
-        super().__init__(params, self.inner.defaults)
+        self.pieces = guards.Pieces(self.inner)  # skips parameters that no rank has used
+        super().__init__(guards.unshared(params), self.inner.defaults)
+        self.pieces.watch(self.flat_parameters)
 
 
 # %% tags=["exercise", "export"] grade_id="sharded-optimizer"
@@ -474,8 +485,8 @@ class ShardedOptimizer(ShardedOptimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients of parameters and shards."""
         super().zero_grad(set_to_none)
-        for flat_parameter in self.flat_parameters:
-            flat_parameter.shard.grad = None
+        self.pieces.zero_grad(set_to_none)
+        self.pieces.end_step(self.flat_parameters)
 
     def step(self) -> None:
         """Update this rank's shards and all-gather the others. Each shard.grad must hold the mean gradient.
@@ -486,6 +497,7 @@ class ShardedOptimizer(ShardedOptimizer):
 
     def update_parameters(self) -> None:
         """Do what step() does. A subclass calls this, because super().step() would run torch's step hooks twice."""
+        self.pieces.begin_step(self.flat_parameters)
         ### BEGIN SOLUTION
         for group, inner_group in zip(self.param_groups, self.inner.param_groups, strict=True):
             inner_group.update({name: value for name, value in group.items() if name != "params"})
@@ -495,8 +507,7 @@ class ShardedOptimizer(ShardedOptimizer):
             for work in works:
                 work.wait()
         ### END SOLUTION
-        for flat_parameter in self.flat_parameters:
-            flat_parameter.shard.grad = None
+        self.pieces.end_step(self.flat_parameters)
 
 
 # %% [markdown]
@@ -507,6 +518,8 @@ class ShardedOptimizer(ShardedOptimizer):
 # %% tags=["export"]
 # %%ranks
 class ShardedOptimizer(ShardedOptimizer):
+    _step_supports_amp_scaling = property(guards.reject_grad_scaler)
+
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """Scale the mean gradient to a norm of at most max_norm, over all parameters. Returns the norm before."""
         gradients = [flat_parameter.shard.grad for flat_parameter in self.flat_parameters]
@@ -522,13 +535,21 @@ class ShardedOptimizer(ShardedOptimizer):
         """
         state_dict = super().state_dict()
         index_of = self._index_of(state_dict["param_groups"])
+        are_cut = self.pieces.are_cut_anywhere(self.flat_parameters, self.group)
         for flat_parameter in self.flat_parameters:
-            shard_entries = self.inner.state.get(flat_parameter.shard, {})
-            states = gather_state(flat_parameter.layout, shard_entries, to)
+            if are_cut:
+                states = self.pieces.gather(flat_parameter, gather_state, to)
+            else:
+                shard_entries = self.inner.state.get(flat_parameter.shard, {})
+                states = gather_state(flat_parameter.layout, shard_entries, to)
             for parameter, entries in states.items():
                 state_dict["state"][index_of[parameter]] = entries
         return state_dict if to in (None, dist.get_rank(self.group)) else None
 
+
+# %% tags=["export"]
+# %%ranks
+class ShardedOptimizer(ShardedOptimizer):
     def load_state_dict(self, state_dict: dict) -> None:
         """Keep this rank's shard of a full state, which may come from any number of ranks or a plain optimizer_cls.
 
@@ -542,12 +563,8 @@ class ShardedOptimizer(ShardedOptimizer):
             entries = [
                 state_dict["state"].get(index_of[parameter], {}) for parameter in layout.parameters
             ]
-            self.inner.state[flat_parameter.shard] = shard_state(layout, entries)
+            self.pieces.load(flat_parameter, shard_state(layout, entries), entries)
 
-
-# %% tags=["export"]
-# %%ranks
-class ShardedOptimizer(ShardedOptimizer):
     def _index_of(self, packed_groups: list[dict]) -> dict[nn.Parameter, int]:
         """Map each parameter to its index in a state dict, whose param groups are packed_groups."""
         return {
@@ -621,7 +638,7 @@ class ZeRO1(ShardedOptimizer):
 
     step() averages the gradients of the ranks' backward passes, updates this rank's shard, and all-gathers the
     parameters. The optimizer must update each element by itself, as SGD, Adam and AdamW do. A gradient of None counts
-    as zeros.
+    as zeros if another rank has one. Parameters that no rank has used stay as they are, and so does their state.
 
     Memory: with Adam in fp32, 4Ψ + 4Ψ + 8Ψ/N bytes for Ψ parameters on N ranks.
     Communication: per step, one reduce-scatter and one all-gather per param group, dtype and device:
@@ -634,16 +651,20 @@ class ZeRO1(ShardedOptimizer):
     ):
         self.gradients: list[FlatGradients] = []
         self.used_up = False  # whether the last step() has consumed the gradients
+        self.guard = guards.Guard(group, clip_with="this optimizer's clip_grad_norm_(max_norm)")
         super().__init__(params, optimizer_cls, self._flatten, group, **defaults)
 
     def _flatten(self, parameters: list[nn.Parameter]) -> list[FlatParameter]:
         """Flatten and broadcast parameters, and give each flat parameter its FlatGradients."""
+        self.guard.watch_list(parameters)
         flat_parameters = flatten_and_broadcast(parameters, self.group)
+        self.guard.snapshot.flat_parameters += flat_parameters
         self.gradients += [FlatGradients(flat_parameter) for flat_parameter in flat_parameters]
         return flat_parameters
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Fill the gradients with zeros. They keep their memory, whatever set_to_none says: the collective needs it."""
+        self.pieces.zero_grad(set_to_none)
         ### BEGIN SOLUTION
         self.used_up = False
         for gradients in self.gradients:
@@ -666,7 +687,9 @@ class ZeRO1(ZeRO1):
                 "step() has already used these gradients: call this optimizer's zero_grad() before backward()"
             )
         self.used_up = False
-        with torch.no_grad(), record_function("ZeRO1::reduce_scatter"):
+        self.pieces.forget_dropped(self.flat_parameters)
+        guarding = self.guard.synchronizing(guards.AtStep(self.gradients))
+        with guarding, torch.no_grad(), record_function("ZeRO1::reduce_scatter"):
             for gradients in self.gradients:
                 gradients.reduce()
 
@@ -745,7 +768,8 @@ assert max(clipped) - min(clipped) < 1e-3 and abs(clipped[3] - 12 / norm_of_all)
 
 # %% [markdown]
 # The elements were 3, 6, 9 and 12, and now they are all equal. There is no error, and the loss may still fall, but the
-# update no longer has the direction of the gradient.
+# update no longer has the direction of the gradient. For the same reason, torch's own `clip_grad_norm_` raises an error
+# for the parameters of our `ZeRO1`: it would clip each rank's gradients before they are averaged.
 #
 # Write `clip_shards_(gradients, max_norm, group)`. It gets this rank's shards of the mean gradient, one for each flat
 # parameter, and does what `torch.nn.utils.clip_grad_norm_(parameters, max_norm)` does in one process:

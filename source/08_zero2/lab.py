@@ -44,6 +44,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.profiler import record_function
 
+from shared import guards
 from solutions.async_collectives import launch_reduce_scatter
 from solutions.bucketed_ddp import assign_buckets
 from solutions.flat import FlatParameter
@@ -71,13 +72,14 @@ from solutions.zero1 import ShardedOptimizer
 # - `in_flight`: the handle of the reduce-scatter, or None.
 #
 # Write `pack(index)` first. Its first lines are given: they allocate the flat tensor, filled with zeros, and set
-# `views` to its slices, one per parameter.
+# `views` to its slices, one per parameter. These zeros are negative, because a mean of −0.0 in every element tells the
+# optimizer that no rank had a gradient. It then leaves out the parameter, as in one process.
 #
 # - Copy the gradient of `parameters[index]` into its slice, and set the parameter's `.grad` to None, which frees the
 #   original.
 # - The reduce-scatter will add up the gradients. Divide by the size of the group, `dist.get_world_size(layout.group)`,
 #   once: either here or in `wait()`. (A group of None means all ranks.)
-# - If the gradient is None, its slice stays zero.
+# - If the gradient is None, its slice stays as it is: zero, or a gradient that is packed already.
 # - If the gradient is itself differentiable, raise a `RuntimeError` that names `create_graph`, as in lab 03.
 #
 # <details><summary>Hint</summary>After <code>.grad</code> is None, how can you still get at the gradient?
@@ -106,13 +108,13 @@ class ShardedBucket:
             RuntimeError: for a gradient that is itself differentiable.
         """
         if self.flat is None:
-            self.flat = self.layout.new_flat()
+            self.flat = self.layout.new_flat().fill_(guards.UNUSED)  # [Note: negative zeros]
             self.views = self.layout.views(self.flat)
         ### BEGIN SOLUTION
         parameter = self.parameters[index]
         gradient, parameter.grad = parameter.grad, None
         if gradient is None:
-            return
+            return  # it may be packed already
         if gradient.requires_grad:
             raise RuntimeError(
                 "backward(create_graph=True) cannot be averaged: collectives do not record a graph"
@@ -237,15 +239,19 @@ def flat_parameters_of(
     buckets: list[ShardedBucket], parameters: list[nn.Parameter]
 ) -> list[FlatParameter]:
     """Return the flat parameters of the buckets, which hold all parameters of ZeRO2's only param group."""
+    bucketed = {id(parameter) for bucket in buckets for parameter in bucket.parameters}
+    if bucketed != {id(parameter) for parameter in parameters if parameter.requires_grad}:
+        raise ValueError("ZeRO2 trains the parameters of its module: add them before you wrap it")
     return [bucket.flat_parameter for bucket in buckets]
 
 
 # %% tags=["exercise", "export"] grade_id="zero2"
 # %%ranks
+@guards.guarded(guards.Sharded)
 class ZeRO2(nn.Module):
     """ZeRO stage 2: gradients are reduce-scattered and freed while backward computes; the optimizer state is sharded.
 
-    `.optimizer` is the sharded optimizer, for schedulers and state dicts.
+    `.optimizer` is for schedulers and state dicts. None counts as zeros, unless no rank has used the parameter.
 
     Memory: with Adam in fp32, 4Ψ + 4Ψ/N + 8Ψ/N bytes for Ψ parameters on N ranks; during backward up to 3 − 1/N buckets
         more, and the gradient being computed. Inside no_sync(), full gradients of 4Ψ bytes.
@@ -273,6 +279,8 @@ class ZeRO2(nn.Module):
         )
         # Whether the gradients have been synchronized since the last zero_grad() or step().
         self.synced = False
+
+    _step_supports_amp_scaling = property(guards.reject_grad_scaler)
 
     def forward(self, *inputs, **kwargs):
         return self.module(*inputs, **kwargs)
@@ -316,7 +324,7 @@ class ZeRO2(ZeRO2):
         """Drop all gradients."""
         ### BEGIN SOLUTION
         self.synced = False
-        self.optimizer.zero_grad()
+        self.optimizer.zero_grad(set_to_none)
 
     def _finish_unless_synced(self) -> None:
         # A rank that ran no backward() since zero_grad() must take part, too: do not decide by its gradients.

@@ -45,8 +45,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.profiler import record_function
 
+from shared.sharded.parameters import allow_reads, forbid_reads
 from solutions.async_collectives import launch_all_gather
-from solutions.flat import FlatParameter
+from solutions.flat import FlatLayout, FlatParameter
 
 # %% [markdown]
 # ## Exercise 9.1 · Parameters without memory (16 min, 3 points)
@@ -71,7 +72,7 @@ print(view[:3].tolist())
 #
 # (Reading a freed tensor usually raises `RuntimeError: setStorage: … out of bounds for storage of size 0`. Some
 # operations do not check, and the process ends with a segmentation fault, SIGSEGV. The notebook then tells you so and
-# starts new ranks.)
+# starts new ranks. In the exercise, `allow_reads` and `forbid_reads` turn such reads of a parameter into errors.)
 #
 # `ShardedFlatParameter(parameters, group, compute_dtype)` is lab 07's `FlatParameter` with two differences:
 #
@@ -86,7 +87,8 @@ print(view[:3].tolist())
 #   same dtype and the same `requires_grad`, and the shard has them, too. Your line comes before the conversion, so
 #   `flat_param` still has the parameters' dtype there.
 # - `unshard()` gives `flat_param` its memory back and launches the all-gather that fills it. It returns a handle with
-#   `wait()`, and does not wait itself. Use lab 01's `launch_all_gather(flat, shard, group)`.
+#   `wait()`, and does not wait itself. Use lab 01's `launch_all_gather(flat, shard, group)`. Autograd must not record
+#   it, so `flat_param` never requires a gradient.
 # - `reshard()` frees `flat_param`'s memory. Then the rank holds one shard, 1/N of the parameters' bytes.
 #
 # The two tensors of the all-gather must have the same dtype, because NCCL rejects an all-gather of two dtypes.
@@ -97,8 +99,8 @@ print(view[:3].tolist())
 #
 # <details><summary>Hint 1</summary>
 #
-# After `super().__init__(…)`, `self.shard` is a view of `self.flat_param`. What happens to the shard's values when
-# `flat_param`'s memory is freed?
+# In lab 07, `self.shard` is a view of `self.flat_param`. What happens to the shard's values when `flat_param`'s memory
+# is freed?
 #
 # </details>
 # <details><summary>Hint 2</summary>
@@ -122,18 +124,20 @@ class ShardedFlatParameter(FlatParameter):
     Communication: when built, one broadcast.
     """
 
-    def __init__(
-        self, parameters: list[nn.Parameter], group=None, compute_dtype: torch.dtype | None = None
-    ):
-        super().__init__(parameters, group)
+    def __init__(self, parameters: list[nn.Parameter], group=None, compute_dtype=None):
+        self.layout = FlatLayout(parameters, group)
+        self.flat_param = self.layout.new_flat()
+        for view, parameter in zip(self.layout.views(self.flat_param), parameters, strict=True):
+            view.copy_(parameter.detach())
         dist.broadcast(self.flat_param, group=group, group_src=0)
         ### BEGIN SOLUTION
         # The shard is a copy, because flat_param's memory is freed below.
         own_shard = self.layout.shard_of(self.flat_param).clone()
         self.shard = nn.Parameter(own_shard, requires_grad=parameters[0].requires_grad)
         ### END SOLUTION
-        self.flat_param = self.flat_param.to(compute_dtype or self.flat_param.dtype)
-        self._alias_parameters()  # they are still slices of the tensor before the conversion
+        if compute_dtype and self.flat_param.is_floating_point():  # int8 weights stay what they are
+            self.flat_param = self.flat_param.to(compute_dtype)
+        self._alias_parameters()  # from now on, the model's parameters are slices of flat_param
         self.reshard()
 
     def unshard(self):
@@ -141,6 +145,7 @@ class ShardedFlatParameter(FlatParameter):
 
         Communication: one all-gather.
         """
+        allow_reads(self.layout.parameters)
         ### BEGIN SOLUTION
         self.flat_param.untyped_storage().resize_(self.flat_param.nbytes)
         shard = self.shard.detach().to(self.flat_param.dtype)
@@ -149,13 +154,10 @@ class ShardedFlatParameter(FlatParameter):
 
     def reshard(self) -> None:
         """Free flat_param's memory. The parameters keep their shapes, but must not be read."""
+        forbid_reads(self.layout.parameters)
         ### BEGIN SOLUTION
         self.flat_param.untyped_storage().resize_(0)
         ### END SOLUTION
-
-    def __setstate__(self, state: dict) -> None:
-        self.__dict__.update(state)
-        self._alias_parameters()  # after deepcopy, the copied parameters must be slices of the copied flat_param
 
 
 # %% tags=["check"] grade_id="check-sharded-flat-parameter" points=3

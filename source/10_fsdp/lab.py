@@ -61,7 +61,6 @@ flight during the backward of the next unit, whose own launch waits for it. The 
 all-gathers of forward and of backward are not hidden.
 """
 
-import copy
 from collections.abc import Iterable
 from functools import partial
 from itertools import chain
@@ -69,12 +68,14 @@ from itertools import chain
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from shared.sharded.backward import Backward, ForwardBegin
+from shared.sharded.gradients import plain_gradients
+from shared.sharded.parameters import UnchangedParameters, broadcast_buffers, expect_shardable
 from solutions.clipping import clip_shards_
 from solutions.prefetching import Prefetcher
 from solutions.units import Call, Unit, UnitState, shard_into_units
-from solutions.zero2 import ShardedBucket
 
 # %% [markdown]
 # ## Exercise 10.1 · Reducing the gradients of a unit (13 min, 2 points)
@@ -131,8 +132,13 @@ print(f"rank 1: you wrote {my_rank_1!r}; it launches the all-gather of block 0")
 
 from collections.abc import Iterable, Sequence
 
+from shared.sharded.gradients import DroppedByZeroGrad, second_gradient
 from solutions.overlapped_ddp import watch_gradients
 from solutions.zero2 import ShardedBucket
+
+
+class UnitBucket(DroppedByZeroGrad, ShardedBucket):
+    """A ShardedBucket whose gradients zero_grad() drops, too, even before finish_gradient_sync() has added them."""
 
 
 # %% tags=["export"] module="reducing"
@@ -156,9 +162,11 @@ class GradientReducer:
         self.missing = {bucket: set(range(len(bucket.parameters))) for bucket in self.buckets}
         self.launched: list[ShardedBucket] = []
 
-    def __setstate__(self, state: dict) -> None:
-        self.__dict__.update(state)
-        watch_gradients(self.buckets, self.on_gradient)  # deepcopy does not copy hooks
+    def drop(self) -> None:
+        """Drop the gradients of a backward() that has not been finished."""
+        for bucket in self.buckets:
+            bucket.drop()
+        self._begin()
 
 
 # %% tags=["exercise", "export"] grade_id="gradient-reducer" module="reducing"
@@ -173,9 +181,7 @@ class GradientReducer(GradientReducer):
         ### BEGIN SOLUTION
         bucket = self.buckets[bucket_index]
         if index not in self.missing[bucket]:
-            raise RuntimeError(
-                "got a second gradient for this parameter: call finish_gradient_sync() after each backward()"
-            )
+            raise RuntimeError(second_gradient(bucket.parameters[index]))
         self.missing[bucket].remove(index)
         bucket.pack(index)
         ### END SOLUTION
@@ -220,11 +226,6 @@ check.GradientReducer()
 
 # %% tags=["export"]
 # %%ranks
-def needs_gradient(value) -> bool:
-    """Tell whether a value among the inputs or outputs of a unit is a tensor that autograd tracks."""
-    return isinstance(value, torch.Tensor) and value.requires_grad
-
-
 class AfterBackward(torch.autograd.Function):
     """The identity on a unit's inputs. It calls post_backward() when backward is done with this call of the unit.
 
@@ -244,7 +245,7 @@ class AfterBackward(torch.autograd.Function):
 
 
 # %% [markdown]
-# The next cell begins the module of exercises 10.4 and 10.5. You don't need to read it now. (Its two hooks for
+# The next two cells begin the module of exercises 10.4 and 10.5. You don't need to read them now. (Two hooks for
 # `state_dict()` leave out the parameters of the model, because these have no memory between steps.)
 
 
@@ -260,6 +261,13 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
+from shared.sharded.states import (
+    OwnShards,
+    expect_no_extra_state,
+    extra_state_in,
+    load_extra_state,
+    without_extra_state,
+)
 from solutions.collectives import gather_shards
 from solutions.flat import FlatLayout
 from solutions.units import ShardedFlatParameter
@@ -277,10 +285,47 @@ def expect_no_full_parameters(wrapper: nn.Module, keys) -> None:
     keys.missing_keys[:] = [key for key in keys.missing_keys if key not in full]
 
 
+# %% tags=["export"] module="model_state"
+# %%ranks
+class ShardedModule(OwnShards, nn.Module):
+    """The base of ZeRO3, which knows all about its states: those of the rank's shards, full ones, and sharded ones.
+
+    A subclass has `module`, `group`, `flat_parameters`, their `shards`, and _reshard_all().
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.register_state_dict_post_hook(drop_full_parameters)
+        self.register_load_state_dict_post_hook(expect_no_full_parameters)
+
+    def named_parameters(self, prefix="", recurse=True, remove_duplicate=True):
+        """Name this rank's shards, for an optimizer."""
+        return self.shards.named_parameters(prefix, recurse, remove_duplicate)
+
+    def full_state_dict(self) -> dict[str, torch.Tensor]:
+        """Gather what module.state_dict() would return without sharding. See gather_full_state()."""
+        with without_extra_state(self.module) as extra:
+            return gather_full_state(self.module, self.flat_parameters) | extra
+
+    def load_full_state_dict(self, state_dict: dict[str, torch.Tensor]) -> None:
+        """Keep this rank's shard of a full state. See load_full_state()."""
+        extra = extra_state_in(state_dict, self.module)
+        tensors = {name: value for name, value in state_dict.items() if name not in extra}
+        self._reshard_all()  # the root may still have the old values
+        with without_extra_state(self.module):
+            load_full_state(self.module, self.flat_parameters, tensors)
+        load_extra_state(self.module, extra)
+
+    def sharded_state_dict(self, optimizer: torch.optim.Optimizer) -> dict:
+        """View this rank's shards for torch.distributed.checkpoint. See sharded_state()."""
+        expect_no_extra_state(self.module)
+        return sharded_state(self.module, self.flat_parameters, optimizer)
+
+
 # %% [markdown]
 # ## The class
 #
-# `ZeRO3` is one class in eight cells, which follow the order of a training step. The first four are given: what the
+# `ZeRO3` is one class in nine cells, which follow the order of a training step. The first four are given: what the
 # class does, its constructor, its hooks, and `forward`. You don't need to read them. You will use these parts of the
 # class:
 #
@@ -305,13 +350,20 @@ def expect_no_full_parameters(wrapper: nn.Module, keys) -> None:
 
 # %% tags=["export"]
 # %%ranks
-class ZeRO3(nn.Module):
+class ZeRO3(ShardedModule):
     """ZeRO stage 3: train module with parameters, gradients and optimizer state sharded over the ranks of the group.
 
     parameters() are this rank's shards: give them to any optimizer that updates each element by itself. Call
     finish_gradient_sync() after backward(). All ranks must call the same units in the same order, and backward must
     reach the same ones. As in FSDP2, a unit may not change an input that needs a gradient in place: autograd raises a
     RuntimeError.
+
+    The module's own parameters have memory only while their unit computes. Reading or changing them in between raises a
+    RuntimeError, and so does backward() if one was frozen, unfrozen, replaced or added after wrapping. What forward()
+    writes into one's .data is lost. A loss must depend on what a unit returns, not on tensors that it has stored
+    elsewhere. A shard has one dimension, and holds weights and biases, so param groups cannot choose between them. The
+    gradient of a parameter that no rank used is zeros, not None, so weight decay and momentum change it, unlike in one
+    process. As in FSDP2, the model cannot be copied.
 
     Args:
         units: submodules that are unsharded one at a time; by default, the layers of the module's ModuleLists and
@@ -348,13 +400,13 @@ class ZeRO3(ZeRO3):
         materializer=None,
     ):
         super().__init__()
+        expect_shardable(module, group, getattr(materializer, "device", None))
         self.module, self.group = module, group
         new_flat_parameter = None  # the default, which also broadcasts the parameters
         if materializer is not None:
             materializer.fill_buffers(module)
             new_flat_parameter = partial(DeferredFlatParameter, materializer=materializer)
-        for buffer in module.buffers():
-            dist.broadcast(buffer, group=group, group_src=0)
+        broadcast_buffers(module, group)
 
         unit_of = shard_into_units(
             module, units, compute_dtype, reshard_after_forward, group, new_flat_parameter
@@ -365,12 +417,14 @@ class ZeRO3(ZeRO3):
 
         self.prefetcher = Prefetcher(prefetch)
         self.buckets_of = {
-            unit: [ShardedBucket(flat) for flat in unit.flat_parameters if flat.shard.requires_grad]
+            unit: [UnitBucket(flat) for flat in unit.flat_parameters if flat.shard.requires_grad]
             for unit in self.units
         }
         self.reducer = GradientReducer(list(chain.from_iterable(self.buckets_of.values())))
         self.calls: dict[Unit, Call] = {}  # the current call of each unit whose forward is running
         self.pending = False  # whether backward has run since the last finish_gradient_sync()
+        self.backward = Backward(at_end=self._end_backward)
+        self.unchanged = UnchangedParameters(module, self.flat_parameters)
 
         self._register_hooks(unit_of)
 
@@ -380,19 +434,16 @@ class ZeRO3(ZeRO3):
 class ZeRO3(ZeRO3):
     def _register_hooks(self, unit_of: dict[nn.Module, Unit]) -> None:
         for submodule, unit in unit_of.items():
-            submodule.register_forward_pre_hook(partial(self.pre_forward, unit), with_kwargs=True)
+            # First, because other hooks may use the parameters, such as those of weight_norm.
+            submodule.register_forward_pre_hook(
+                partial(self.pre_forward, unit), prepend=True, with_kwargs=True
+            )
             submodule.register_forward_hook(partial(self.post_forward, unit))
-        self.register_state_dict_post_hook(drop_full_parameters)
-        self.register_load_state_dict_post_hook(expect_no_full_parameters)
 
 
 # %% tags=["export"]
 # %%ranks
 class ZeRO3(ZeRO3):
-    def named_parameters(self, prefix="", recurse=True, remove_duplicate=True):
-        """Name this rank's shards, for an optimizer."""
-        return self.shards.named_parameters(prefix, recurse, remove_duplicate)
-
     # One training step, in the order in which it happens.
 
     def forward(self, *inputs, **kwargs):
@@ -401,6 +452,8 @@ class ZeRO3(ZeRO3):
         Communication: one all-gather per flat parameter. A unit has one for each dtype and device of its parameters,
             and separate ones for frozen parameters.
         """
+        if self.backward.was_interrupted():
+            self.reducer.drop()
         # After an earlier micro-batch that was not finished, some gradients may still be in buckets.
         if self.pending:
             self.finish_gradient_sync()
@@ -436,7 +489,7 @@ class ZeRO3(ZeRO3):
 #
 # The two `_watch` methods are given below the exercise, and you don't need to read them. They let autograd call the
 # hooks of backward: `post_backward` through `AfterBackward` on the inputs, and `pre_backward` when the gradient of an
-# output is complete.
+# output is complete. (The cell after them raises an error where the gradients would be wrong.)
 #
 # The first line of the check, `plain forward`, needs no backward.
 #
@@ -485,12 +538,15 @@ class ZeRO3(ZeRO3):
     def _watch_inputs(self, unit: Unit, inputs: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """Return the inputs, such that autograd calls post_backward() when it is done with this call of the unit."""
         call = self.calls[unit] = Call()
+        call.begin = ForwardBegin(unit.flat_parameters)
         leaves, structure = tree_flatten((inputs, kwargs))
-        indices = [index for index, leaf in enumerate(leaves) if needs_gradient(leaf)]
+        indices = [
+            index for index, leaf in enumerate(leaves) if getattr(leaf, "requires_grad", False)
+        ]
         if indices:
-            tensors = [leaves[index] for index in indices]
-            watched = AfterBackward.apply(lambda: self.post_backward(unit, call), *tensors)
-            for index, tensor in zip(indices, watched, strict=True):
+            tensors = [*(leaves[index] for index in indices), self.backward.witness]
+            watched = AfterBackward.apply(lambda: self._end_call(unit, call), *tensors)
+            for index, tensor in zip(indices, watched[:-1], strict=True):
                 leaves[index] = tensor
         return tree_unflatten(leaves, structure)
 
@@ -500,10 +556,37 @@ class ZeRO3(ZeRO3):
         The hooks keep the call alive: it stays in the unit's open_calls for as long as backward may reach it.
         """
         call = self.calls.pop(unit)
-        for leaf in tree_leaves(output):
-            if needs_gradient(leaf):
-                unit.open_calls.add(call)
-                leaf.register_hook(lambda _gradient: self.pre_backward(unit, call))
+        for tensor in call.begin.tensors_of(output):
+            unit.open_calls.add(call)
+            tensor.register_hook(lambda _gradient: self._begin_call(unit, call))
+
+
+# %% tags=["export"]
+# %%ranks
+class ZeRO3(ZeRO3):
+    def _begin_call(self, unit: Unit, call: Call) -> None:
+        """Call pre_backward(), unless the gradients would be wrong."""
+        self.backward.begin()
+        call.begin.expect_same_parameters()
+        self.pre_backward(unit, call)
+
+    def _end_call(self, unit: Unit, call: Call) -> None:
+        """Call post_backward(), unless autograd.grad() computes only the gradients of inputs."""
+        if self.backward.is_for_parameters():
+            self.post_backward(unit, call)
+
+    def _end_backward(self) -> None:
+        """Look for changes of the model, and let zero_grad() drop the gradients that are still in buckets."""
+        self.unchanged.check()
+        if self.backward.is_for_inputs:
+            if any(bucket.flat is not None for bucket in self.reducer.buckets):
+                raise RuntimeError(
+                    "backward(inputs=...) is not supported for parameters: leave out inputs"
+                )
+            self._reshard_all()
+            self.pending = False
+        for bucket in self.reducer.buckets:
+            bucket.mark()
 
 
 # %% tags=["check"] grade_id="check-forward" points=3
@@ -600,7 +683,7 @@ check.Backward()
 
 # %% [markdown]
 # The rest of the class is given, and you don't need to read it. Clipping needs only the shards and one all-reduce (lab
-# 07). Saving and loading call three functions that you write next.
+# 07). Saving and loading, which `ZeRO3` inherits from `ShardedModule`, call three functions that you write next.
 
 
 # %% tags=["export"]
@@ -612,31 +695,9 @@ class ZeRO3(ZeRO3):
         Returns:
             The norm before scaling.
         """
-        gradients = [shard.grad for shard in self.shards if shard.grad is not None]
-        return clip_shards_(gradients, max_norm, self.group)
-
-    # Saving, loading and copying.
-
-    def full_state_dict(self) -> dict[str, torch.Tensor]:
-        """Gather what module.state_dict() would return without sharding. See gather_full_state()."""
-        return gather_full_state(self.module, self.flat_parameters)
-
-    def load_full_state_dict(self, state_dict: dict[str, torch.Tensor]) -> None:
-        """Keep this rank's shard of a full state. See load_full_state()."""
-        load_full_state(self.module, self.flat_parameters, state_dict)
-
-    def sharded_state_dict(self, optimizer: torch.optim.Optimizer) -> dict:
-        """View this rank's shards for torch.distributed.checkpoint. See sharded_state()."""
-        return sharded_state(self.module, self.flat_parameters, optimizer)
-
-    def __deepcopy__(self, memo: dict) -> nn.Module:
-        for flat_parameter in self.flat_parameters:
-            # deepcopy cannot copy a parameter without memory. These become slices of the copied flat_param.
-            for parameter in flat_parameter.layout.parameters:
-                memo[id(parameter)] = nn.Parameter(parameter.detach(), parameter.requires_grad)
-        copied = memo[id(self)] = self.__class__.__new__(self.__class__)
-        copied.__setstate__(copy.deepcopy(self.__dict__, memo))
-        return copied
+        if self.pending:
+            self.finish_gradient_sync()
+        return clip_shards_(plain_gradients(self.shards), max_norm, self.group)
 
 
 # %% [markdown]
@@ -804,7 +865,7 @@ def begin_state(optimizer: torch.optim.Optimizer) -> None:
 # - `f"module.{name}"` is the buffer `name` of the module's `named_buffers()`.
 #
 # The first line of the check saves on four ranks, and continues the training on two. The others try what the finished
-# class can do: clipping, bf16, and copies.
+# class can do: clipping, bf16, and `state_dict()`.
 #
 # <details><summary>Hint</summary>
 #
@@ -865,6 +926,7 @@ check.ShardedState()
 # - A parameter may be non-contiguous: use `reshape(-1)`, because `view(-1)` fails then.
 # - Before you draw the next parameter, the values of the last one must be gone. A variable that still refers to them,
 #   or to a slice of them, keeps them alive.
+# - At the peak, a rank holds at most its shard and one parameter, each of them twice. So you may make one copy.
 #
 # ```text
 # parameters:  a a a a a b b b c c c     11 elements
@@ -968,6 +1030,10 @@ class Materializer:
 
     def fill_buffers(self, module: nn.Module) -> None:
         """Materialize the module's buffers that are on the meta device. They stay the same objects."""
+        for layer in module.modules():
+            if isinstance(layer, nn.RNNBase):
+                # Tensors that have weak references cannot be swapped.
+                layer._flat_weight_refs = [None] * len(layer._flat_weights_names)
         for buffer in module.buffers():
             if buffer.is_meta:
                 torch.utils.swap_tensors(buffer, self.value_of(buffer))
@@ -1002,7 +1068,9 @@ check.Materializer()
 
 # %% [markdown]
 # `DeferredFlatParameter` is given. It is the lesson's class, except that its shard comes from your `Materializer`.
-# `ZeRO3` uses it if it gets a `materializer`.
+# `ZeRO3` uses it if it gets a `materializer`. It does not call the constructor of `ShardedFlatParameter`, which would
+# need memory for all parameters. If you import your own class from lab 09, its methods find `layout`, `flat_param`,
+# `shard` and the constructor's arguments in `self`, but no other attributes.
 
 
 # %% tags=["export"] module="deferred"
@@ -1022,13 +1090,14 @@ class DeferredFlatParameter(ShardedFlatParameter):
         *,
         materializer: Materializer,
     ):
+        self.parameters, self.group, self.compute_dtype = parameters, group, compute_dtype
         self.layout, first = FlatLayout(parameters, group), parameters[0]
         padded_numel = dist.get_world_size(group) * self.layout.shard_shape.numel()
-        dtype = compute_dtype or first.dtype
+        dtype = compute_dtype if compute_dtype and first.is_floating_point() else first.dtype
         # Neither a tensor nor a view can be created without memory, so flat_param has some until reshard().
         self.flat_param = torch.empty(padded_numel, dtype=dtype, device=materializer.device)
         views = self.layout.views(self.flat_param)
-        self.reshard()
+        self.flat_param.untyped_storage().resize_(0)
         own_shard = materializer.shard_of(self.layout)
         self.shard = nn.Parameter(own_shard, requires_grad=first.requires_grad)
         for parameter, view in zip(parameters, views, strict=True):
@@ -1036,6 +1105,7 @@ class DeferredFlatParameter(ShardedFlatParameter):
             empty = nn.Parameter(view.new_empty(0), requires_grad=parameter.requires_grad)
             torch.utils.swap_tensors(parameter, empty)
             parameter.data = view
+        self.reshard()
 
 
 # %% [markdown]

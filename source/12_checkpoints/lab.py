@@ -38,7 +38,13 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,  # noqa: F401, for your solution
+    set_state_dict,
+)
+
+from shared.sharded.checkpoints import states_of, states_to_load
 
 # %% [markdown]
 # Sooner or later, a large run is killed during a save. What it leaves behind must not be mistaken for a checkpoint, and
@@ -107,7 +113,8 @@ check.newest_checkpoint()
 # - If a rank fails to write, `save_checkpoint` raises on all ranks, and nothing is renamed.
 # - Target: each rank writes its own shards, and no rank gathers those of the others.
 #
-# You can assume that the optimizer has taken a step.
+# You can assume that the optimizer has taken a step. (Our solution calls `states_of(model, optimizer)` instead, which
+# does not assume that. Without any state, `get_state_dict` lets the optimizer step once with gradients of zero.)
 #
 # <details><summary>Hint 1: who does what, and when?</summary>Rank 0 alone can remove and rename. How do the other ranks
 # learn that it has renamed the folder? (In <code>dcp.save</code>, no rank writes before rank 0 has joined.)</details>
@@ -154,7 +161,7 @@ def save_checkpoint(
     """Write a checkpoint that gets its final name only when it is complete. To be called by all ranks."""
     ### BEGIN SOLUTION
     unfinished = begin_checkpoint(folder, step)
-    model_state, optimizer_state = get_state_dict(model, optimizer)
+    model_state, optimizer_state = states_of(model, optimizer)
     state = {"model": model_state, "optimizer": optimizer_state, "step": step}
     dcp.save(state, checkpoint_id=unfinished)  # if one rank fails, it raises on all ranks
     complete_checkpoint(folder, step)
@@ -209,6 +216,10 @@ check.save_checkpoint()
 # - It must work on any number of ranks, no matter how many saved the checkpoint, and also if nothing is sharded.
 # - The optimizer may be new. `get_state_dict` then creates its state, and loading replaces it.
 #
+# (Our solution also loads what a real run leaves: a parameter that never had a gradient has no state in the checkpoint,
+# and a learning rate scheduler adds settings to the optimizer's groups. It loads into the states of `states_to_load`,
+# which have exactly what the checkpoint has. Yours may assume that those of `get_state_dict` do.)
+#
 # <details><summary>Hint</summary>You need a state with the right structure before you can load. Which function of
 # exercise 12.2 returns one? And which value of the dict is not a tensor?</details>
 
@@ -218,12 +229,16 @@ check.save_checkpoint()
 def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     """Load a checkpoint, which any number of ranks may have written. Returns its step."""
     ### BEGIN SOLUTION
-    model_state, optimizer_state = get_state_dict(model, optimizer)
-    state = {"model": model_state, "optimizer": optimizer_state, "step": 0}
-    dcp.load(state, checkpoint_id=path)  # fills the tensors in place and replaces the step
-    set_state_dict(
-        model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
-    )
+    with states_to_load(path, model, optimizer) as (model_state, optimizer_state):
+        state = {"model": model_state, "optimizer": optimizer_state, "step": 0}
+        dcp.load(state, checkpoint_id=path)  # fills the tensors in place and replaces the step
+        set_state_dict(
+            model,
+            optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+            options=StateDictOptions(strict=False),  # some parameters may have no state
+        )
     return state["step"]
     ### END SOLUTION
 
@@ -295,7 +310,7 @@ class BackgroundSaver:
         ### BEGIN SOLUTION
         self.wait()
         unfinished = begin_checkpoint(folder, step)
-        model_state, optimizer_state = get_state_dict(model, optimizer)
+        model_state, optimizer_state = states_of(model, optimizer)
         state = {"model": model_state, "optimizer": optimizer_state, "step": step}
         future = dcp.async_save(state, checkpoint_id=unfinished, process_group=self._group)
         self._pending = future, folder, step

@@ -52,8 +52,10 @@ Shape legend: B batch, T tokens, D model width, N ranks of the group.
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
+from shared.sharded.layers import like
 from solutions.async_collectives import launch_all_gather, launch_reduce_scatter
 
 # %% [markdown]
@@ -146,6 +148,7 @@ class CopyToRanks(torch.autograd.Function):
         ### END SOLUTION
 
     @staticmethod
+    @once_differentiable  # collectives record no graph
     def backward(ctx, gradient: Tensor):
         ### BEGIN SOLUTION
         total = gradient.clone(memory_format=torch.contiguous_format)
@@ -201,7 +204,7 @@ def own_shard(tensor: Tensor, dim: int, group: ProcessGroup | None, what: str) -
         )
     # A copy, because a view would keep the whole tensor alive.
     shard = tensor.detach().chunk(world_size, dim)[dist.get_rank(group)]
-    return shard.clone(memory_format=torch.contiguous_format)
+    return like(tensor, shard.clone(memory_format=torch.contiguous_format))
 
 
 # %% tags=["export"] module="tensor_operators"
@@ -240,6 +243,7 @@ class ConcatenateShards(torch.autograd.Function):
         return all_gather(shard, -1, group)
 
     @staticmethod
+    @once_differentiable  # collectives record no graph
     def backward(ctx, gradient: Tensor):
         return own_shard(gradient, -1, ctx.group, "the gradient"), None
 
@@ -288,6 +292,7 @@ from torch.distributed import ProcessGroup
 from torch.func import functional_call
 
 from shared.models import Attention, TinyGPT
+from shared.sharded.layers import as_parameter, as_shard, expect_plain, expect_same, like
 
 
 # %% tags=["export"]
@@ -319,8 +324,8 @@ class ColumnParallelLinear(nn.Module):
     ):
         super().__init__()
         self.group, self.gather_output, self.enter = group, gather_output, enter
-        self.weight = nn.Parameter(weight)
-        self.bias = None if bias is None else nn.Parameter(bias)
+        self.weight = as_shard(weight, group)
+        self.bias = None if bias is None else as_shard(bias, group)
 
 
 # %% tags=["exercise", "export"] grade_id="column-parallel-linear"
@@ -340,6 +345,7 @@ class ColumnParallelLinear(ColumnParallelLinear):
         Raises:
             ValueError: if N does not divide the number of outputs.
         """
+        expect_plain(linear, nn.Linear, group)
         ### BEGIN SOLUTION
         weight = own_shard(linear.weight, 0, group, "the outputs of a linear layer")
         bias = None if linear.bias is None else own_shard(linear.bias, 0, group, "the bias")
@@ -403,8 +409,8 @@ class RowParallelLinear(nn.Module):
     ):
         super().__init__()
         self.group, self.leave = group, leave
-        self.weight = nn.Parameter(weight)
-        self.bias = None if bias is None else nn.Parameter(bias)
+        self.weight = as_shard(weight, group)
+        self.bias = None if bias is None else as_parameter(bias)
 
 
 # %% tags=["exercise", "export"] grade_id="row-parallel-linear"
@@ -422,9 +428,10 @@ class RowParallelLinear(RowParallelLinear):
         Raises:
             ValueError: if N does not divide the number of inputs.
         """
+        expect_plain(linear, nn.Linear, group)
         ### BEGIN SOLUTION
         weight = own_shard(linear.weight, 1, group, "the inputs of a linear layer")
-        bias = None if linear.bias is None else linear.bias.detach().clone()
+        bias = None if linear.bias is None else like(linear.bias, linear.bias.detach().clone())
         return cls(weight, bias, group, leave)
         ### END SOLUTION
 
@@ -538,7 +545,7 @@ class ParallelAttention(ParallelAttention):
         def own_rows(rows: Tensor) -> Tensor:
             ### BEGIN SOLUTION
             by_head = rows.unflatten(0, (3, attention.heads, -1))
-            return own_shard(by_head, 1, group, "the heads of attention").flatten(0, 2)
+            return like(rows, own_shard(by_head, 1, group, "the heads of attention").flatten(0, 2))
             ### END SOLUTION
 
         whole = attention.query_key_value
@@ -591,6 +598,16 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from shared.sharded.layers import (
+    IGNORED,
+    as_shard,
+    expect_in_vocabulary,
+    expect_plain_embedding,
+    like,
+    mean_without,
+    own_padding_idx,
+)
+
 
 # %% tags=["export"] module="vocabulary"
 # %%ranks
@@ -601,7 +618,7 @@ def vocabulary_shard(rows: Tensor, group: ProcessGroup | None) -> Tensor:
     """
     padding = -len(rows) % dist.get_world_size(group)
     padded = torch.cat([rows.detach(), rows.new_zeros(padding, *rows.shape[1:])])
-    return own_shard(padded, 0, group, "the vocabulary")
+    return like(rows, own_shard(padded, 0, group, "the vocabulary"))
 
 
 # %% tags=["export"] module="vocabulary"
@@ -626,7 +643,9 @@ class VocabParallelEmbedding(nn.Module):
         leave: Callable = sum_over_ranks,
     ):
         super().__init__()
-        self.group, self.leave, self.weight = group, leave, nn.Parameter(weight)
+        self.group, self.leave, self.weight = group, leave, as_shard(weight, group)
+        self.vocabulary = len(self.weight) * dist.get_world_size(group)
+        self.padding_idx: int | None = None  # among this rank's rows
 
 
 # %% tags=["exercise", "export"] grade_id="vocab-parallel-embedding" module="vocabulary"
@@ -639,16 +658,25 @@ class VocabParallelEmbedding(VocabParallelEmbedding):
         group: ProcessGroup | None = None,
         leave: Callable = sum_over_ranks,
     ) -> "VocabParallelEmbedding":
-        """Keep this rank's part of an embedding that is the same on every rank."""
-        return cls(vocabulary_shard(embedding.weight, group), group, leave)
+        """Keep this rank's part of an embedding that is the same on every rank.
+
+        Raises:
+            ValueError: for max_norm, scale_grad_by_freq and sparse, which are not supported.
+        """
+        expect_plain_embedding(embedding, group)
+        own = cls(vocabulary_shard(embedding.weight, group), group, leave)
+        own.vocabulary = embedding.num_embeddings
+        own.padding_idx = own_padding_idx(embedding, len(own.weight), group)
+        return own
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the rows of the tokens."""
+        expect_in_vocabulary(tokens, self.vocabulary)
         ### BEGIN SOLUTION
         own_rows = len(self.weight)
         index = tokens - dist.get_rank(self.group) * own_rows
         elsewhere = (index < 0) | (index >= own_rows)
-        found = F.embedding(index.masked_fill(elsewhere, 0), self.weight)
+        found = F.embedding(index.masked_fill(elsewhere, 0), self.weight, self.padding_idx)
         return self.leave(found.masked_fill(elsewhere.unsqueeze(-1), 0), self.group)
         ### END SOLUTION
 
@@ -697,9 +725,15 @@ check.VocabParallelEmbedding()
 # %% tags=["exercise", "export"] grade_id="vocab-parallel-cross-entropy" module="vocabulary"
 # %%ranks
 def vocab_parallel_cross_entropy(
-    logits_shard: Tensor, targets: Tensor, group: ProcessGroup | None = None
+    logits_shard: Tensor,
+    targets: Tensor,
+    group: ProcessGroup | None = None,
+    *,
+    ignore_index: int = IGNORED,
 ) -> Tensor:
     """Return the mean cross-entropy of logits that are split over the ranks along the vocabulary.
+
+    As in F.cross_entropy, targets of ignore_index do not count.
 
     Shape: logits_shard [..., V / N]; targets [...]; returns a scalar.
     Communication: two all-reduces in forward, of one and two numbers per target; none in backward.
@@ -707,6 +741,7 @@ def vocab_parallel_cross_entropy(
     """
     # In float32 at least, as torch's own cross_entropy computes inside.
     logits = logits_shard.to(torch.promote_types(logits_shard.dtype, torch.float32))
+    expect_in_vocabulary(targets, logits.shape[-1] * dist.get_world_size(group), ignore_index)
     ### BEGIN SOLUTION
     maximum = logits.detach().amax(-1)
     dist.all_reduce(maximum, op=dist.ReduceOp.MAX, group=group)
@@ -719,7 +754,7 @@ def vocab_parallel_cross_entropy(
     own_sum, own_target_logit = shifted.exp().sum(-1), picked.masked_fill(elsewhere, 0)
     ### END SOLUTION
     total, target_logit = sum_over_ranks(torch.stack([own_sum, own_target_logit]), group)
-    return (total.log() - target_logit).mean()
+    return mean_without(total.log() - target_logit, targets == ignore_index)
 
 
 # %% tags=["check"] grade_id="check-vocab-parallel-cross-entropy" points=2
@@ -787,6 +822,7 @@ class ScatterTokens(torch.autograd.Function):
         ### END SOLUTION
 
     @staticmethod
+    @once_differentiable  # collectives record no graph
     def backward(ctx, gradient: Tensor):
         ### BEGIN SOLUTION
         return all_gather(gradient, TOKENS, ctx.group), None
@@ -825,6 +861,7 @@ class GatherTokens(torch.autograd.Function):
         ### END SOLUTION
 
     @staticmethod
+    @once_differentiable  # collectives record no graph
     def backward(ctx, gradient: Tensor):
         ### BEGIN SOLUTION
         return reduce_scatter(gradient, TOKENS, ctx.group), None
@@ -970,8 +1007,9 @@ def parallelize(
     """Split a TinyGPT in place. It must be the same on every rank. Frozen parameters stay frozen.
 
     Raises:
-        ValueError: if N does not divide the number of heads.
+        ValueError: if N does not divide the number of heads, or if the ranks have different models.
     """
+    expect_same(model.named_parameters(), group)
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     enter, leave = (
         (gather_tokens, scatter_tokens) if sequence_parallel else (copy_to_ranks, sum_over_ranks)

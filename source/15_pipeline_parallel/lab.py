@@ -253,31 +253,22 @@ for name, schedule in built.items():
 # </details>
 
 
-# %% tags=["export"]
+# %% tags=["export"] module="neighbors"
 # %%ranks
-"""Pipeline parallelism: each rank of a group computes some of the layers, for one micro-batch after another.
-
-p is the number of stages (the ranks of the group), m that of micro-batches, and v that of chunks per stage.
-"""
+"""Messages between the stages of a pipeline."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from itertools import product
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed import ProcessGroup
-from torch.nn import functional as F  # noqa: N812
-
-from shared.schedules import Action, check_schedule, chunks_of, micro_batches_of
-from solutions.async_collectives import InFlight
 
 TAGS = {"F": 0, "B": 1}  # outputs of a forward, and gradients of a backward
 
 
-# %% tags=["export"]
+# %% tags=["export"] module="neighbors"
 # %%ranks
 class Neighbors:
     """The messages between this stage and its neighbors. Sends never wait.
@@ -294,7 +285,7 @@ class Neighbors:
             self.connect(dist.get_process_group_ranks(group or dist.group.WORLD))
 
 
-# %% tags=["export"]
+# %% tags=["export"] module="neighbors"
 # %%ranks
 class Neighbors(Neighbors):
     def connect(self, members: list[int]) -> None:
@@ -321,7 +312,7 @@ class Neighbors(Neighbors):
         return self.groups[kind, sender % 2], peer
 
 
-# %% tags=["exercise", "export"] grade_id="neighbors"
+# %% tags=["exercise", "export"] grade_id="neighbors" module="neighbors"
 # %%ranks
 class Neighbors(Neighbors):
     def send(self, kind: str, tensor: Tensor) -> None:
@@ -391,23 +382,67 @@ check.Neighbors()
 
 # %% tags=["export"]
 # %%ranks
+"""Pipeline parallelism: each rank of a group computes some of the layers, for one micro-batch after another.
+
+p is the number of stages (the ranks of the group), m that of micro-batches, and v that of chunks per stage.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.nn import functional as F  # noqa: N812
+
+from shared.schedules import Action, chunks_of
+from shared.sharded.announcements import Announcements
+from shared.sharded.ownership import (
+    expect_same_layers,
+    expect_unchanged,
+    named_layers,
+    own_parameters,
+    split_evenly,
+    tied_parameters,
+)
+from shared.sharded.parts import mark_local
+from shared.sharded.stages import (
+    Uninterrupted,
+    accumulate,
+    expect_equal_parts,
+    expect_schedule,
+    expect_tensor,
+    is_plain_linear,
+)
+from solutions.async_collectives import InFlight
+
+
+# %% tags=["export"]
+# %%ranks
 class PostponeWeight(torch.autograd.Function):
-    """Compute x Wᵀ. Backward computes the gradient of x, and only keeps the factors of W's gradient."""
+    """Compute x Wᵀ + b. Backward keeps the factors of W's gradient, and computes the other gradients.
+
+    W is not among the inputs that autograd sees, because its hooks must wait for its gradient. If x requires no
+    gradient, an anchor takes W's place, so that the output requires one.
+    """
 
     @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor, terms: list) -> Tensor:
+    def forward(
+        ctx, x: Tensor, bias: Tensor | None, anchor: Tensor | None, postponed: tuple
+    ) -> Tensor:
+        ctx.parameter, ctx.terms = postponed
+        weight = ctx.parameter.detach()
         ctx.save_for_backward(x, weight)
-        ctx.parameter, ctx.terms = (
-            weight,
-            terms,
-        )  # under activation checkpointing, the saved weight is another tensor
-        return F.linear(x, weight)
+        return F.linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx, gradient: Tensor):
         x, weight = ctx.saved_tensors
         ctx.terms.append((ctx.parameter, x.detach(), gradient))
-        return gradient @ weight if ctx.needs_input_grad[0] else None, None, None
+        of_x = gradient @ weight if ctx.needs_input_grad[0] else None
+        of_bias = gradient.flatten(0, -2).sum(0) if ctx.needs_input_grad[1] else None
+        return of_x, of_bias, None, None
 
 
 # %% tags=["export"]
@@ -422,30 +457,31 @@ class Chunk(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.is_first = is_first  # in the whole model, so nobody needs the gradients of its inputs
         self.kept: dict[int, tuple[Tensor, Tensor]] = {}  # input and output, by micro-batch
-        self.micro_batch = 0  # the one that is being computed
+        self.micro_batch: int | None = None  # the one that step() is computing
         self.terms: dict[int, list] = {}  # what run_weights() multiplies, by micro-batch
         if postpones:
             for layer in self.modules():
-                if isinstance(layer, nn.Linear):
+                if type(layer) is nn.Linear and "forward" not in vars(layer):
                     layer.forward = partial(self.postponing, layer)
 
     def postponing(self, layer: nn.Linear, x: Tensor) -> Tensor:
-        """Compute a linear layer whose backward leaves the gradient of its weight to run_weights()."""
-        if not layer.weight.requires_grad:
-            return F.linear(x, layer.weight, layer.bias)
+        """Compute a linear layer whose backward leaves the gradient of its weight to run_weights(), where possible."""
+        # Outside of step(), nobody would call run_weights().
+        if self.micro_batch is None or not is_plain_linear(layer, x):
+            return type(layer).forward(layer, x)
         terms = self.terms.setdefault(self.micro_batch, [])
-        output = PostponeWeight.apply(x, layer.weight, terms)
-        return output if layer.bias is None else output + layer.bias
+        anchor = None if x.requires_grad else torch.empty(0, requires_grad=True)
+        return PostponeWeight.apply(x, layer.bias, anchor, (layer.weight, terms))
 
+    @torch.no_grad()
     def run_weights(self, micro_batch: int) -> None:
         """Compute the weight gradients that a micro-batch's backward has postponed, and add them."""
         for weight, x, gradient in self.terms.pop(micro_batch, []):
-            product = gradient.flatten(0, -2).T @ x.flatten(0, -2)
-            weight.grad = product if weight.grad is None else weight.grad + product
+            accumulate(weight, gradient.flatten(0, -2).T @ x.flatten(0, -2))
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
-            x = layer(x)
+            x = expect_tensor(layer(x), layer)
         return x
 
 
@@ -517,75 +553,6 @@ check.Chunk()
 
 # %% tags=["export"]
 # %%ranks
-HEADER = (
-    8  # integers that announce a tensor: its dtype, the number of its dimensions, and their lengths
-)
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-
-
-def header_of(tensor: Tensor) -> Tensor:
-    """Describe a tensor in a small tensor of integers."""
-    lengths = [*tensor.shape, *[0] * (HEADER - 2 - tensor.dim())]
-    return torch.tensor([DTYPES.index(tensor.dtype), tensor.dim(), *lengths], device=tensor.device)
-
-
-def tensor_like(header: Tensor) -> Tensor:
-    """Allocate a tensor that a header describes."""
-    dtype, dimensions, *lengths = header.tolist()
-    return torch.empty(lengths[:dimensions], dtype=DTYPES[dtype], device=header.device)
-
-
-# %% tags=["export"]
-# %%ranks
-def split_evenly(count: int, parts: int) -> list[range]:
-    """Split the indices 0 to count − 1 into consecutive ranges, whose lengths differ by 1 at most."""
-    bounds = [count * part // parts for part in range(parts + 1)]
-    return [range(bounds[part], bounds[part + 1]) for part in range(parts)]
-
-
-def named_layers(layers: Sequence[nn.Module] | nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield each layer with the name that it has, or would have in an nn.Sequential."""
-    if isinstance(layers, nn.Module):
-        yield from layers.named_children()
-    else:
-        yield from ((str(index), layer) for index, layer in enumerate(layers))
-
-
-# %% tags=["export"]
-# %%ranks
-def own_parameters(
-    layers: Sequence[tuple[str, nn.Module]], own: Sequence[Sequence[tuple[str, nn.Module]]]
-) -> dict[str, nn.Parameter]:
-    """Return the parameters of a stage's own layers. A tied one has the first of its names in the whole model."""
-    names: dict[nn.Parameter, str] = {}
-    for path, layer in layers:
-        for name, parameter in layer.named_parameters():
-            names.setdefault(parameter, f"{path}.{name}")
-    return {
-        names[parameter]: parameter
-        for part in own
-        for _, layer in part
-        for parameter in layer.parameters()
-    }
-
-
-def tied_parameters(
-    layers: Sequence[tuple[str, nn.Module]], parts: Sequence[range], stage: int, stages: int
-) -> list[tuple[nn.Parameter, list[int]]]:
-    """Return each parameter that a stage shares with others, and all stages that have it, in order."""
-    holders: dict[nn.Parameter, set[int]] = {}
-    for position, part in enumerate(parts):
-        for index in part:
-            for parameter in layers[index][1].parameters():
-                holders.setdefault(parameter, set()).add(position % stages)
-    shared_by = [(parameter, sorted(found)) for parameter, found in holders.items()]
-    return [
-        (parameter, found) for parameter, found in shared_by if len(found) > 1 and stage in found
-    ]
-
-
-# %% tags=["export"]
-# %%ranks
 def build_schedule(
     schedule: str | Sequence[Sequence[Action]], stages: int, micro_batches: int, chunks: int
 ) -> Sequence[Sequence[Action]]:
@@ -606,13 +573,7 @@ def build_schedule(
                 f"there is no schedule {schedule!r}: choose one of {', '.join(builders)}"
             )
         schedule = builders[schedule]()
-    check_schedule(schedule)
-    for what, found, expected in (
-        ("stages", len(schedule), stages),
-        ("micro-batches", micro_batches_of(schedule), micro_batches),
-    ):
-        if found != expected:
-            raise ValueError(f"the schedule is for {found} {what}, but there are {expected}")
+    expect_schedule(schedule, stages, micro_batches)
     return schedule
 
 
@@ -622,10 +583,12 @@ class Pipeline:
     """Trains a list of layers, of which each rank of a group computes some.
 
     Args:
-        layers: All layers of the model, the same on every rank. Each takes one tensor and returns one.
+        layers: All layers of the model, the same on every rank. Each takes one tensor and returns one. A BatchNorm
+            normalizes each micro-batch by itself, unlike one process.
         schedule: "gpipe", "1f1b", "interleaved" or "zero_bubble", or the actions of each stage.
         micro_batches: The number of equal parts that a batch is divided into.
-        loss_fn: Returns the mean loss of a micro-batch, from the last layer's output and the targets.
+        loss_fn: Returns the mean loss of a micro-batch, from the last layer's output and the targets. The batch's loss
+            is the mean of these. If loss_fn ignores some targets, each micro-batch should have equally many.
         chunks: The number of chunks of layers per stage, if the schedule is "interleaved".
 
     Memory: the stage's own parameters, what backward needs of the micro-batches in flight, and until the end of a step
@@ -654,9 +617,7 @@ class Pipeline:
         self.neighbors = Neighbors(group)
         self.keep_own_layers(list(named_layers(layers)))
         self.losses: list[Tensor] = []
-        self.shape: torch.Size | None = None  # of the last inputs
-        self.expected: dict[int, Tensor] = {}  # by chunk: a tensor like those that it receives
-        self.announced: set[int] = set()  # the chunks that have sent the next one a header
+        self.announcements, self.uninterrupted = Announcements(self.neighbors), Uninterrupted()
 
 
 # %% tags=["export"]
@@ -667,6 +628,7 @@ class Pipeline(Pipeline):
         positions = self.last + 1
         if len(layers) < positions:
             raise ValueError(f"{len(layers)} layers cannot be split into {positions} chunks")
+        expect_same_layers(layers, self.group)
         parts = split_evenly(len(layers), positions)
         postpones = any(action.kind == "W" for action in self.actions)
         own = [[layers[index] for index in part] for part in parts[self.stage :: self.stages]]
@@ -676,6 +638,9 @@ class Pipeline(Pipeline):
         ]
         self.own = own_parameters(layers, own)
         self.tied = tied_parameters(layers, parts, self.stage, self.stages)
+        mark_local(
+            self.own.values(), self.group, "call clip_grad_norm_() of the Pipeline or Parallel3D"
+        )
 
     def stage_parameters(self) -> dict[str, nn.Parameter]:
         """Return the parameters of this stage, by their names in the whole model."""
@@ -691,19 +656,11 @@ class Pipeline(Pipeline):
 
     def input_of(self, action: Action) -> Tensor:
         """Receive the output of the previous chunk. Before the first one, receive a header that describes it."""
-        if action.chunk not in self.expected:
-            header = self.neighbors.receive(
-                "F", torch.empty(HEADER, dtype=torch.int64, device=self.device)
-            )
-            self.expected[action.chunk] = tensor_like(header)
-        return self.neighbors.receive("F", self.expected[action.chunk])
+        return self.announcements.receive(action.chunk)
 
     def send_output(self, action: Action, output: Tensor) -> None:
         """Send an output to the next chunk. Before the first one, send a header that describes it."""
-        if action.chunk not in self.announced:
-            self.neighbors.send("F", header_of(output))
-            self.announced.add(action.chunk)
-        self.neighbors.send("F", output)
+        self.announcements.send(action.chunk, output)
 
 
 # %% tags=["exercise", "export"] grade_id="pipeline-run"
@@ -754,35 +711,38 @@ class Pipeline(Pipeline):
         Raises:
             ValueError: if the batch cannot be cut into equal micro-batches.
         """
-        if len(inputs) % self.micro_batches:
-            parts = f"{self.micro_batches} equal micro-batches"
-            raise ValueError(f"a batch of {len(inputs)} samples cannot be cut into {parts}")
-        if inputs.shape != self.shape:
-            self.expected, self.announced = {}, set()
-        self.shape, self.device, self.losses = inputs.shape, inputs.device, []
-        parts = inputs.chunk(self.micro_batches), targets.chunk(self.micro_batches)
-        earlier = self.set_tied_gradients_aside()
-        for action in self.actions:
-            chunk = self.chunks[action.chunk]
-            chunk.micro_batch = action.micro_batch
-            if action.kind == "W":
-                chunk.run_weights(action.micro_batch)
-            else:
-                self.run(action, *parts)
-        self.neighbors.finish()
-        if self.tied:
-            self.sum_tied_gradients()
-        for parameter, gradient in earlier:
-            parameter.grad += gradient
-        zero = torch.zeros((), dtype=torch.float64, device=inputs.device)
-        loss = sum((each.double() for each in self.losses), zero)
-        dist.broadcast(loss, group_src=self.stages - 1, group=self.group)
+        expect_equal_parts(inputs, targets, self.micro_batches)
+        expect_unchanged(self.chunks, self.own)
+        with self.uninterrupted:  # raises if an earlier step ended with an error
+            self.announcements.begin_step(inputs)
+            self.device, self.losses = inputs.device, []
+            earlier = self.set_tied_gradients_aside()
+            self.run_actions(inputs.chunk(self.micro_batches), targets.chunk(self.micro_batches))
+            self.neighbors.finish()
+            if self.tied:
+                self.sum_tied_gradients()
+            for parameter, gradient in earlier:
+                parameter.grad += gradient
+            zero = torch.zeros((), dtype=torch.float64, device=inputs.device)
+            loss = sum((each.double() for each in self.losses), zero)
+            dist.broadcast(loss, group_src=self.stages - 1, group=self.group)
         return loss
 
 
 # %% tags=["export"]
 # %%ranks
 class Pipeline(Pipeline):
+    def run_actions(self, inputs: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
+        """Run this stage's actions in order."""
+        for action in self.actions:
+            chunk = self.chunks[action.chunk]
+            chunk.micro_batch = action.micro_batch
+            if action.kind == "W":
+                chunk.run_weights(action.micro_batch)
+            else:
+                self.run(action, inputs, targets)
+            chunk.micro_batch = None
+
     def set_tied_gradients_aside(self) -> list[tuple[nn.Parameter, Tensor]]:
         """Return the gradients of tied parameters from earlier steps, which have been added up already."""
         earlier = [
@@ -995,7 +955,9 @@ class ForgetsToDivide(Pipeline):
 
 
 def clips_per_stage(pipeline, max_norm):
-    nn.utils.clip_grad_norm_(pipeline.stage_parameters().values(), max_norm)
+    parameters = list(pipeline.stage_parameters().values())
+    norm_of_stage = nn.utils.get_total_norm([parameter.grad for parameter in parameters])
+    nn.utils.clip_grads_with_norm_(parameters, max_norm, norm_of_stage)
 
 
 # %%

@@ -38,8 +38,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from shared import guards
 from solutions.async_collectives import launch_all_gather
-from solutions.bucketed_ddp import Bucket
+from solutions.bucketed_ddp import flat_and_slices, reject_graph
 
 BLOCK = 256  # elements that share a scale
 
@@ -163,9 +164,11 @@ def unpack(message: Tensor) -> tuple[Tensor, Tensor]:
 # %% [markdown]
 # ## Exercise 19.2 · Error feedback (10 min, 3 points)
 #
-# `CompressedBucket` is a `Bucket` that does not launch an all-reduce. Instead, a compressor decides what to send.
+# `CompressedBucket` is a bucket that does not launch an all-reduce. Instead, a compressor decides what to send. The
+# next cell gives you its base class, which does not depend on your `Bucket` from lab 03: `flat` is its flat tensor, and
+# `pack` has divided each gradient by N.
 #
-# It has a tensor `unsent`, as long as the bucket's `flat`, which holds whatever this rank has not sent yet. After a
+# `CompressedBucket` has a tensor `unsent`, as long as `flat`, which holds whatever this rank has not sent yet. After a
 # step, this is the error of the compression. In the next step, the bucket adds its gradients to it:
 #
 # ```
@@ -193,6 +196,9 @@ def unpack(message: Tensor) -> tuple[Tensor, Tensor]:
 #   `self.stages`. It runs the generator up to the first handle, which it stores in `self.handle`. It does not wait.
 # - `wait()` waits for `self.handle`, and then continues the generator until it ends. It waits for each handle that the
 #   generator yields. At the end, it sets `self.handle` to None.
+# - `wait()` ends with a call of `forget_overflow`, which the next cell gives you, too. If a gradient is inf or NaN on
+#   any rank, that step is lost. But error feedback would add the same inf to every later step, so none of it may remain
+#   in `unsent`.
 #
 # The check uses a compressor that sends one half of the elements in one step, and the other half in the next one.
 #
@@ -207,9 +213,36 @@ def unpack(message: Tensor) -> tuple[Tensor, Tensor]:
 # </details>
 
 
+# %% tags=["export"]
+# %%ranks
+class FlatBucket:
+    """Packs gradients, divided by the number of ranks, into the slices of a flat tensor, like lab 03's Bucket."""
+
+    def __init__(self, parameters: list[nn.Parameter], group: dist.ProcessGroup | None):
+        self.parameters, self.group, self.handle = parameters, group, None
+        self.flat, self.slices = flat_and_slices(parameters)
+
+    def pack(self, index: int) -> None:
+        """Fill the slice of parameters[index] with its gradient, or zeros for None, and make it the .grad."""
+        parameter, grad_slice = self.parameters[index], self.slices[index]
+        reject_graph(parameter.grad)
+        if parameter.grad is None:
+            grad_slice.fill_(guards.UNUSED)  # [Note: negative zeros]
+        else:
+            torch.div(parameter.grad, dist.get_world_size(self.group), out=grad_slice)
+        parameter.grad = grad_slice
+
+
+def forget_overflow(bucket: "CompressedBucket") -> None:
+    """After inf or NaN on any rank, keep neither for later steps. All ranks do so, because flat is the same."""
+    if not bucket.flat.sum().isfinite():
+        bucket.unsent.nan_to_num_(0, 0, 0)
+        bucket.memory.clear()
+
+
 # %% tags=["exercise", "export"] grade_id="compressed-bucket"
 # %%ranks
-class CompressedBucket(Bucket):
+class CompressedBucket(FlatBucket):
     """A bucket that sends what its compressor chooses, and keeps the rest in `unsent`, which papers call the *error*.
 
     `memory` is for the compressor: it can keep there what it needs in the next step.
@@ -247,6 +280,7 @@ class CompressedBucket(Bucket):
             handle.wait()
         self.handle = self.stages = None
         ### END SOLUTION
+        forget_overflow(self)
 
 
 # %% tags=["check"] grade_id="check-compressed-bucket" points=3
@@ -265,6 +299,8 @@ class Compressor:
         self, parameters: list[nn.Parameter], group: dist.ProcessGroup | None = None
     ) -> CompressedBucket:
         """Make a bucket that uses this compressor."""
+        if parameters[0].is_complex():
+            raise ValueError("complex gradients cannot be compressed: leave out the compressor")
         return CompressedBucket(parameters, group, self)
 
     def exchange(self, bucket: CompressedBucket) -> Iterator:
@@ -298,7 +334,7 @@ class Compressor:
 # - `all_to_all(rows, group)` and `launch_all_gather(flat, shard, group)` (lab 01) launch the collectives. `flat` has
 #   one dimension: if `gathered` has a row per rank, pass `gathered.view(-1)`.
 # - Every rank must end up with the same bits, even in the shard that it has added up itself.
-# - `Bucket.pack` has divided the gradients by N already, so the sum is the mean.
+# - `pack` has divided the gradients by N already, so the sum is the mean.
 #
 # Target: a rank sends 2(N−1)/N · (1 + 4/256) bytes per element. That is 3.94 times fewer than with float32.
 #
@@ -318,7 +354,7 @@ class Compressor:
 
 # %% tags=["export"]
 # %%ranks
-def shard_numel(bucket: Bucket) -> int:
+def shard_numel(bucket: CompressedBucket) -> int:
     """Return how many elements a rank adds up, padded to whole blocks."""
     blocks = max(1, -(-bucket.flat.numel() // BLOCK))
     return -(-blocks // dist.get_world_size(bucket.group)) * BLOCK
@@ -422,7 +458,7 @@ class TopK(Compressor):
     def exchange(self, bucket: CompressedBucket) -> Iterator:
         ### BEGIN SOLUTION
         unsent, world_size = bucket.unsent, dist.get_world_size(bucket.group)
-        count = max(1, round(self.ratio * unsent.numel()))
+        count = min(unsent.numel(), max(1, round(self.ratio * unsent.numel())))
         indices = unsent.abs().topk(count).indices
         values = unsent[indices]
         unsent[indices] = 0
@@ -499,7 +535,9 @@ check.TopK()
 
 # %% tags=["export"]
 # %%ranks
-def split_views(flat: Tensor, bucket: Bucket, r: int) -> tuple[list[Tensor], list[Tensor]]:
+def split_views(
+    flat: Tensor, bucket: CompressedBucket, r: int
+) -> tuple[list[Tensor], list[Tensor]]:
     """View the slices of a flat tensor: as matrices where P and Q have fewer elements, and all others as they are."""
     matrices, others = [], []
     slices = flat.split([parameter.numel() for parameter in bucket.parameters])

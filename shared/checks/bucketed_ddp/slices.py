@@ -13,9 +13,8 @@ DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 
 
 def probe_slices(flat_and_slices, shapes: list[tuple[int, ...]], dtype: torch.dtype) -> dict:
-    """Call the function, then write into flat and into the slices. Parameters with 4 dimensions are channels_last."""
-    given = [torch.ones(shape, dtype=dtype, device=device_here()) for shape in shapes]
-    parameters = [nn.Parameter(p.to(memory_format=torch.channels_last) if p.dim() == 4 else p) for p in given]
+    """Call the function, then write into flat and into the slices."""
+    parameters = [nn.Parameter(torch.ones(shape, dtype=dtype, device=device_here())) for shape in shapes]
     with instrumentation.listening() as calls:
         result = flat_and_slices(parameters)
     flat, slices = _unpacked(result)

@@ -51,7 +51,6 @@ def probe_bucket(bucket_class, steps: Steps, rank: int, gradients: list[list[tor
     if not member:
         return []
     parameters = [nn.Parameter(torch.zeros(shape, dtype=steps.dtype, device=device_here())) for shape in SHAPES]
-    parameters[3].data = parameters[3].data.to(memory_format=torch.channels_last)
     with instrumentation.listening() as building:
         bucket = bucket_class(parameters, group) if steps.in_subgroup else bucket_class(parameters)
     tied = [name for name, parameter in zip(_names(), parameters, strict=True) if parameter.grad is not None]

@@ -17,7 +17,7 @@ def put_checkpoint(folder: Path, name: str, whole: bool = True) -> Path:
     """Create a folder that looks like a checkpoint, with its name in the file JUNK. Killed ranks leave no .metadata."""
     path = folder / name
     path.mkdir(parents=True)
-    (path / JUNK).write_text(name)
+    (path / JUNK).write_text(name, encoding="utf-8")
     if whole:
         (path / ".metadata").write_bytes(bytes(64))
     return path
@@ -62,7 +62,7 @@ def _lay_out(root: Path, draw: random.Random) -> list[tuple[Path, str | None, st
     for name in ("best", "step_last", "step_", f"old_step_{high}", f"step_{high}.bak", f"restep_{high}", f"{high}"):
         put_checkpoint(root / "other names", name)
     put_checkpoint(root / "other names" / "another run", f"step_{high}")
-    (root / "other names" / "notes.txt").write_text("7")
+    (root / "other names" / "notes.txt").write_text("7", encoding="utf-8")
     (root / "empty").mkdir()
     by_number, completeness = (
         "which part of a checkpoint's name is its step, and how does step_10 sort after step_9?",
@@ -180,7 +180,7 @@ def leftovers_are_removed_first(attempt: Attempt) -> None:
                 if path.exists() is not stays:
                     hint = "Hint: which files may be in a folder that already exists?"
                     what = f"{JUNK} in {name} is gone" if stays else f"{name} contains {JUNK}, a file of the old "
-                    raise Wrong(f"{context}: {what}{'' if stays else path.read_text()}", hint)
+                    raise Wrong(f"{context}: {what}{'' if stays else path.read_text(encoding='utf-8')}", hint)
             if any(partial):
                 evidence = f"{context} deletes the old checkpoint while it is still called step_{step}"
                 hint = "Hint: after a kill halfway through this removal, what would newest_checkpoint() return?"

@@ -5,6 +5,7 @@ messages are checked.
 """
 
 import contextlib
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -41,8 +42,10 @@ def _fake_group(rank: int, size: int):
     refusals = instrumentation.before_launch[:]
     instrumentation.before_launch.clear()  # these hooks belong to the group that this rank has left
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
+    completed = mock.patch.object(dist.Work, "is_completed", lambda work: True)  # it is False after a fake wait()
     try:
-        yield
+        with completed:
+            yield
     finally:
         dist.destroy_process_group()
         instrumentation.before_launch[:] = refusals

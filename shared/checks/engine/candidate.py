@@ -110,9 +110,9 @@ def find(names: tuple[str, ...], path: str | None):
         where = on_ranks if path is None else f"in {Path(path).name}"
         raise PieceMissing(f"{names[0]} is not defined {where}")
     found = namespace[piece]
-    origin = getattr(found, "__module__", "") or ""
+    origin = _origin_of(found)
     package = origin.split(".")[0]
-    if package == "torch" or (package == SOLUTIONS and not _is_a_solution(path)):
+    if package == "torch" or (package == SOLUTIONS and not is_a_solution(path)):
         raise AssertionError(f"{piece} is imported from {origin}: write it by hand")
     return found
 
@@ -132,18 +132,27 @@ def earlier_piece(module: str, name: str):
     return getattr(importlib.import_module(f"{SOLUTIONS}.{module}"), name)
 
 
-def _is_a_solution(path: str | None) -> bool:
+def is_a_solution(path: str | None) -> bool:
     """Return whether a file is one of our solutions, which may import a piece from another module of the same lab."""
     spec = importlib.util.find_spec(SOLUTIONS)
     folders = spec.submodule_search_locations if spec else []
     return path is not None and Path(path).resolve().parent in [Path(folder).resolve() for folder in folders]
 
 
-def load(path: str) -> tuple[list[str], int]:
-    """Load a student's file. Returns the names that it defines, and how many collectives are called meanwhile."""
+def load(path: str) -> tuple[dict[str, str], int]:
+    """Load a student's file.
+
+    Returns:
+        The names that it defines, each with the module from which its value comes, and how many collectives are called
+        meanwhile.
+    """
     with instrumentation.listening() as calls:
-        names = list(vars(_load(path)))
-    return names, len(calls)
+        namespace = vars(_load(path))
+    return {name: _origin_of(value) for name, value in namespace.items()}, len(calls)
+
+
+def _origin_of(value) -> str:
+    return str(getattr(value, "__module__", "") or "")
 
 
 def _load(path: str):

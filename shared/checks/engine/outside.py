@@ -254,7 +254,7 @@ def _interface() -> int:
 
     The package `psutil` would take ten times as long.
     """
-    with open("/proc/net/dev") as file:
+    with open("/proc/net/dev", encoding="utf-8", errors="replace") as file:
         fields = next(line for line in file if line.lstrip().startswith("lo:")).split(":")[1].split()
     return int(fields[_SENT_BYTES]) - _HEADER_BYTES * int(fields[_SENT_PACKETS])
 

@@ -33,7 +33,7 @@ OverlappedDDP = Exercise("4.3", "OverlappedDDP", first="same start")
 no_sync = Exercise("4.4", "OverlappedDDP")
 
 TINY_CAP = {"bucket_cap_mb": 200 / 2**20}  # the awkward models have about 600 bytes
-AWKWARD = ("Plain", "Tied", "Frozen", "Unused", "Scalar", "Buffered", "Strided", "Mixed", *awkward.HAVE_MODES)
+AWKWARD = ("Plain", "Tied", "Frozen", "Unused", "Scalar", "Buffered", "Mixed", *awkward.HAVE_MODES)
 
 
 # -- 4.1, 4.2, 4.4

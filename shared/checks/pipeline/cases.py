@@ -21,7 +21,7 @@ WEIGHTS_LAST = "postponed weights"  # a schedule that no pipeline knows by name,
 
 
 def parts_of(count: int, parts: int) -> list[range]:
-    """Return the layers of each chunk, as the lab's split_evenly() does."""
+    """Return the layers of each chunk, as shared.sharded.ownership.split_evenly() does."""
     bounds = [count * part // parts for part in range(parts + 1)]
     return [range(first, end) for first, end in pairwise(bounds)]
 

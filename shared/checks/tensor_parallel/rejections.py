@@ -13,6 +13,7 @@ from shared.models import GPTConfig, TinyGPT
 
 def probe_rejection(piece, what: str, size: int) -> str:
     """Let the piece split something of this size. Returns what it raised, or "" if it raised nothing."""
+    torch.manual_seed(0)  # a layer must be the same on every rank
     build = {
         "outputs": lambda: piece.from_linear(nn.Linear(4, size).to(device_here())),
         "inputs": lambda: piece.from_linear(nn.Linear(size, 4).to(device_here())),

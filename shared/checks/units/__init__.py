@@ -18,6 +18,7 @@ Prefetcher = Exercise("9.5", "Prefetcher", optional=True)
 Prefetching = Exercise("9.6", "PrefetchingZeRO3", optional=True)
 
 _OUT_OF_BOUNDS = "out of bounds for storage of size"
+_RESHARDED = "has memory only while forward()"  # what a resharded parameter says
 _HINT_ON_GROUPS = "Hint: how many ranks does the group have, and which group does the all-gather use?"
 _HINT_ON_READERS = (
     "Hint: which unit's parameters were read while they had no memory? Is pre_backward() ever called for it?"
@@ -136,4 +137,4 @@ give_hints(
     {"doesn't require gradient": "This forward runs without gradients. Hint: will there be a backward?"}, Forward
 )
 give_hints(prefetcher.HINTS_ON_ERRORS, Prefetcher)
-give_hints({"SIGSEGV": _HINT_ON_READERS, _OUT_OF_BOUNDS: _HINT_ON_READERS}, *(Forward, Backward, Prefetching))
+give_hints(dict.fromkeys(("SIGSEGV", _OUT_OF_BOUNDS, _RESHARDED), _HINT_ON_READERS), *(Forward, Backward, Prefetching))

@@ -95,6 +95,7 @@ def probe_shards(sharded, case: Case, seed: int) -> dict:
             handle, found["waits"] = _unshard(flat)
             if not hasattr(handle, "wait"):
                 return found | {"handle": False}
+        found["records"] = flat.flat_param.requires_grad
         there = all(has_memory(each) for each in parameters)
         values = [each.detach().cpu().clone() for each in parameters] if there else None
         found["unsharded"].append((found["sent"], values))
@@ -203,6 +204,8 @@ def _judge_unsharded(attempt: Attempt, case: Case) -> None:
     calls = {rank: result["calls"] for rank, result in found.items()}
     judge_rounds(calls, [Flat(case.shapes.numbers, dtype.itemsize)], 1, f"{case}, unshard()")
     for rank, result in found.items():
+        evidence = f"{case}: after unshard(), flat_param requires a gradient, because autograd has recorded it"
+        _expect(rank, evidence, not result["records"], "Hint: which tensor that you send requires a gradient?")
         evidence = f"{case}: unshard() waits for its all-gather"
         _expect(rank, evidence, not result["waits"], "Hint: who waits for the handle that unshard() returns?")
 

@@ -4,6 +4,7 @@ The flat parameters of these checks send nothing. They only log their calls.
 """
 
 from dataclasses import dataclass
+from unittest import mock
 
 from shared.checks.engine.framework import Attempt, Wrong
 
@@ -55,13 +56,16 @@ def probe_unit(unit_class, count: int, calls: list[str]) -> list[Found]:
     log: list[tuple] = []
     unit = unit_class([LoggedFlatParameter(number, log) for number in range(count)])
     states, found = type(unit.state), [_look(unit, log)]
-    for call in calls:
-        log.clear()
-        if call == "state = BACKWARD":
-            unit.state = states["BACKWARD"]
-        else:
-            getattr(unit, call)()
-        found.append(_look(unit, log))
+    logged = {"unshard": LoggedFlatParameter.unshard, "reshard": LoggedFlatParameter.reshard}
+    sharded = unit_class.reshard.__globals__.get("ShardedFlatParameter", LoggedFlatParameter)
+    with mock.patch.multiple(sharded, **logged):  # a unit may call ShardedFlatParameter.reshard(flat_parameter)
+        for call in calls:
+            log.clear()
+            if call == "state = BACKWARD":
+                unit.state = states["BACKWARD"]
+            else:
+                getattr(unit, call)()
+            found.append(_look(unit, log))
     return found
 
 

@@ -21,7 +21,7 @@ ZeRO1 = Exercise("7.4", "ZeRO1", first="values")
 clip_grad_norm_ = Exercise("7.5", "ZeRO1")
 state_dict = Exercise("7.6", "ZeRO1")
 
-AWKWARD = ("Tied", "Frozen", "Unused", "TwoBranches", "Scalar", "Strided", "Mixed", "Crowd")
+AWKWARD = ("Tied", "Frozen", "Unused", "TwoBranches", "Scalar", "Mixed", "Crowd")
 
 # -- 7.1 and 7.2
 

@@ -116,7 +116,7 @@ def _try(attempt: Attempt, how: Gradients) -> dict[int, list[dict]]:
 
 
 def gradients_are_slices_of_zeros(attempt: Attempt) -> None:
-    for model in ("Tied", "Frozen", "Strided"):
+    for model in ("Tied", "Frozen", "Scalar"):
         module = awkward.build(model, 0)
         sizes = [p.numel() for p in module.parameters() if p.requires_grad]
         for rank, rounds in _try(attempt, Gradients(model)).items():
@@ -145,7 +145,7 @@ def a_plain_model_has_its_mean(attempt: Attempt) -> None:
 
 
 def each_rank_gets_its_shard_of_the_mean(attempt: Attempt) -> None:
-    models = ("TwoBranches", "Unused", "Scalar", "Strided")
+    models = ("TwoBranches", "Unused", "Scalar")
     ways = (*WAYS, SKIPPED, SKIPPED)  # the first time the old gradients are zeros, the second time they are not
     tried = [Gradients(model, ways) for model in (models if attempt.world_size == 2 else models[:1])]
     if attempt.world_size in SUBGROUPS:

@@ -64,5 +64,5 @@ def parameters_may_join_later(attempt: Attempt, probe=probe_sharded) -> None:
 
 
 def it_stays_inside_its_group(attempt: Attempt, probe=probe_sharded) -> None:
-    train_and_judge(attempt, Plan("TwoBranches", in_subgroup=True), probe)
+    train_and_judge(attempt, Plan("Tied", in_subgroup=True), probe)
     train_and_judge(attempt, Plan("Frozen", "SGD", in_subgroup=True, split=True), probe)

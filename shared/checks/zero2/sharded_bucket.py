@@ -98,7 +98,7 @@ def a_plain_shard_gets_its_mean(attempt: Attempt) -> None:
 
 
 def each_shard_gets_its_mean(attempt: Attempt) -> None:
-    tried = [Reduced("Tied"), Reduced("Frozen"), Reduced("TwoBranches"), Reduced("Strided"), Reduced("Unused")]
+    tried = [Reduced("Tied"), Reduced("Frozen"), Reduced("TwoBranches"), Reduced("Scalar"), Reduced("Unused")]
     tried = tried if attempt.world_size == 2 else attempt.random.sample(tried, 2)
     tried += [Reduced("TwoBranches", in_subgroup=True)] if attempt.world_size in SUBGROUPS else []
     mixed = Reduced("Plain", dtype=torch.float32, flat_dtype=torch.float64)

@@ -9,7 +9,7 @@ from shared.checks.engine.sharded.unit_memory import DROPPED, FINISHED, judge_me
 from shared.checks.engine.sharded.unit_training import UnitPlan, train_and_judge
 from shared.checks.engine.subgroups import called_alone
 from shared.checks.models import awkward
-from shared.checks.zero3 import backward, copies, deferred, forward, hooks, reducer, saved, state, states
+from shared.checks.zero3 import backward, deferred, forward, hooks, reducer, saved, state, states, wrapped
 
 GradientReducer = Exercise("10.1", "GradientReducer", optional=True)
 Forward = Exercise("10.2", "ZeRO3")
@@ -97,7 +97,13 @@ def micro_batches_add_up(attempt: Attempt) -> None:
 
 
 @Backward.check("checkpoints", world_sizes=(1, 2))
-@where_it_raises({"SIGSEGV": _HINT_ON_REPEATS, "out of bounds for storage of size": _HINT_ON_REPEATS})
+@where_it_raises(
+    {
+        "SIGSEGV": _HINT_ON_REPEATS,
+        "out of bounds for storage of size": _HINT_ON_REPEATS,
+        "has memory only while forward()": _HINT_ON_REPEATS,
+    }
+)
 def blocks_may_be_recomputed(attempt: Attempt) -> None:
     for model in ("Checkpointed", "Recomputed"):
         plan = UnitPlan(model, "AdamW", options=NO_PREFETCH)
@@ -214,8 +220,8 @@ def it_computes_in_another_dtype(attempt: Attempt) -> None:
         train_and_judge(attempt, UnitPlan("Frozen", steps=3, options={"compute_dtype": torch.float32}))
 
 
-ShardedState.check("a module", world_sizes=(2,))(copies.it_is_like_its_module)
-ShardedState.check("copies", world_sizes=(1, 3))(copies.a_copy_trains_independently)
+ShardedState.check("a module", world_sizes=(2,))(wrapped.it_is_like_its_module)
+ShardedState.check("own state", world_sizes=(1, 3))(wrapped.its_own_state_can_be_loaded)
 
 
 # -- 10.6: deferred initialization
@@ -234,6 +240,7 @@ give_hints(
         "self.calls.pop(unit)": _HINT_ON_CALLS,
         "SIGSEGV": _HINT_ON_READERS,
         "out of bounds for storage of size": _HINT_ON_READERS,
+        "has memory only while forward()": _HINT_ON_READERS,  # what a resharded parameter says
         "data is not allocated yet": _HINT_ON_READERS,
         "SIGABRT": "Hint: which collective does each rank launch next?",
         "CheckpointException": "Hint: does each tensor in the state record its position in the global tensor?",

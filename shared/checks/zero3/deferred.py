@@ -282,10 +282,11 @@ def probe_memory(materializer_class, seed: int, most_bytes: float) -> dict:
 
 
 def one_parameter_exists_at_a_time(attempt: Attempt) -> None:
-    """Allow two parameters in full, because flatten() may copy one."""
+    """Allow two parameters in full, because flatten() may copy one, and the shard twice, because cat() copies it."""
     sizes = [parameter.nbytes for parameter in _build(_LARGE, "meta").parameters()]
     for_shard = {"the shard": sum(sizes) / attempt.world_size}
-    needed = {"peak": for_shard | {"the largest parameter and a copy": 2 * max(sizes)}, "afterwards": for_shard}
+    twice = {"the shard and a copy": 2 * for_shard["the shard"]}
+    needed = {"peak": twice | {"the largest parameter and a copy": 2 * max(sizes)}, "afterwards": for_shard}
     most = {moment: SLACK * sum(parts.values()) + 10_000 for moment, parts in needed.items()}
     found = attempt.run(probe_memory, attempt.draw_seed(), most["afterwards"])
     for rank, result in enumerate(found):

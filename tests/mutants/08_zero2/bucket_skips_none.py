@@ -12,5 +12,6 @@ class ShardedBucket(right.ShardedBucket):
     def pack(self, index):
         if self.flat is None and self.kept is not None:
             self.flat, self.views = self.kept
-        super().pack(index)
+        if self.flat is None or self.parameters[index].grad is not None:
+            super().pack(index)
         self.kept = self.flat, self.views

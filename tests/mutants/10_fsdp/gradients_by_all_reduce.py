@@ -10,7 +10,7 @@ import torch.distributed as dist
 from solutions import zero3 as right
 
 
-class Bucket(right.ShardedBucket):
+class Bucket(right.UnitBucket):
     def launch(self):
         dist.all_reduce(self.flat, group=self.layout.group)
         own = self.layout.shard_of(self.flat).clone()
@@ -19,8 +19,8 @@ class Bucket(right.ShardedBucket):
 
 class ZeRO3(right.ZeRO3):
     def __init__(self, *args, **options):
-        before, right.ShardedBucket = right.ShardedBucket, Bucket
+        before, right.UnitBucket = right.UnitBucket, Bucket
         try:
             super().__init__(*args, **options)
         finally:
-            right.ShardedBucket = before
+            right.UnitBucket = before

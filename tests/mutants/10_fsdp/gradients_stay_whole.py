@@ -6,7 +6,7 @@ caught by: ZeRO3 · memory
 from solutions import zero3 as right
 
 
-class Bucket(right.ShardedBucket):
+class Bucket(right.UnitBucket):
     def launch(self):
         super().launch()
         self.sent = self.flat
@@ -14,8 +14,8 @@ class Bucket(right.ShardedBucket):
 
 class ZeRO3(right.ZeRO3):
     def __init__(self, *args, **options):
-        before, right.ShardedBucket = right.ShardedBucket, Bucket
+        before, right.UnitBucket = right.UnitBucket, Bucket
         try:
             super().__init__(*args, **options)
         finally:
-            right.ShardedBucket = before
+            right.UnitBucket = before

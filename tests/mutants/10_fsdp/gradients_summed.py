@@ -10,7 +10,7 @@ import torch.distributed as dist
 from solutions import zero3 as right
 
 
-class Bucket(right.ShardedBucket):
+class Bucket(right.UnitBucket):
     def launch(self):
         super().launch()
         in_flight, size = self.in_flight, dist.get_world_size(self.layout.group)
@@ -19,8 +19,8 @@ class Bucket(right.ShardedBucket):
 
 class ZeRO3(right.ZeRO3):
     def __init__(self, *args, **options):
-        before, right.ShardedBucket = right.ShardedBucket, Bucket
+        before, right.UnitBucket = right.UnitBucket, Bucket
         try:
             super().__init__(*args, **options)
         finally:
-            right.ShardedBucket = before
+            right.UnitBucket = before

@@ -1,6 +1,6 @@
 """Includes the full parameters, whose memory is freed, in state_dict().
 
-caught by: ZeRO3 · copies
+caught by: ZeRO3 · own state
 """
 
 from solutions import zero3 as right

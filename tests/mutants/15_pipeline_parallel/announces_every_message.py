@@ -8,9 +8,9 @@ from solutions import pipeline as right
 
 class Pipeline(right.Pipeline):
     def send_output(self, action, output):
-        self.announced.clear()
+        self.announcements.announced.clear()
         super().send_output(action, output)
 
     def input_of(self, action):
-        self.expected.clear()
+        self.announcements.expected.clear()
         return super().input_of(action)

@@ -3,7 +3,7 @@
 caught by: Neighbors · plain messages
 """
 
-from solutions import pipeline as right
+from solutions import neighbors as right
 
 
 class Neighbors(right.Neighbors):

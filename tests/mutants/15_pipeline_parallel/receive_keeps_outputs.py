@@ -3,7 +3,7 @@
 caught by: Neighbors · freed
 """
 
-from solutions import pipeline as right
+from solutions import neighbors as right
 
 
 class Neighbors(right.Neighbors):

@@ -3,7 +3,7 @@
 caught by: Neighbors · in flight
 """
 
-from solutions import pipeline as right
+from solutions import neighbors as right
 
 
 class Neighbors(right.Neighbors):

@@ -42,6 +42,6 @@ class GradientSync(right.GradientSync):
 
 
 class OverlappedDDP(right.OverlappedDDP):
-    def __init__(self, module, bucket_cap_mb=25.0, group=None):
-        super().__init__(module, bucket_cap_mb, group)
+    def __init__(self, module, bucket_cap_mb=25.0, group=None, *, compressor=None):
+        super().__init__(module, bucket_cap_mb, group, compressor=compressor)
         self.sync = GradientSync(self.buckets)

@@ -21,6 +21,19 @@ def predict_step_s(buckets, compute_s, ranks, alpha_s, beta_s):
     return compute_s + formulas.exposed_s(ready_s, lasts_s, compute_s)
 
 
+def buckets_of(gradients, cap_bytes):
+    """Number the buckets first, and then add up those of equal number."""
+    numbers, filled = [], cap_bytes + 1
+    for _, size in gradients:
+        opens = filled + size > cap_bytes
+        filled = size if opens else filled + size
+        numbers.append((numbers[-1] if numbers else 0) + opens)
+    parts = {}
+    for number, gradient in zip(numbers, gradients, strict=True):
+        parts.setdefault(number, []).append(gradient)
+    return [(part[-1][0], sum(size for _, size in part)) for part in parts.values()]
+
+
 def best_cap_bytes(gradients, caps_bytes, compute_s, ranks, alpha_s, beta_s):
     steps = []
     for cap in caps_bytes:

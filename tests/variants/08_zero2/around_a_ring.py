@@ -28,7 +28,7 @@ class _Ring:
         ]
         return dist.batch_isend_irecv(ops)
 
-    def __call__(self):
+    def wait(self):
         for step in range(1, self.size):
             for work in self.works:
                 work.wait()
@@ -42,7 +42,7 @@ class ShardedBucket:
     previous = None
 
     def __init__(self, flat_parameter):
-        self.flat_parameter, self.group = flat_parameter, flat_parameter.layout.group
+        self.flat_parameter, self.layout = flat_parameter, flat_parameter.layout
         self.starts = [0]
         for parameter in self.parameters:
             self.starts.append(self.starts[-1] + parameter.numel())
@@ -53,29 +53,30 @@ class ShardedBucket:
         return self.flat_parameter.layout.parameters
 
     def _reset(self):
-        self.row = self.ring = None
+        self.flat = self.views = self.in_flight = None
 
     def pack(self, index):
-        if self.row is None:
-            self.row = torch.zeros_like(self.flat_parameter.flat_param)
+        if self.flat is None:
+            self.flat = torch.zeros_like(self.flat_parameter.flat_param)
         parameter = self.parameters[index]
         gradient, parameter.grad = parameter.grad, None
         if gradient is not None:
             if gradient.grad_fn is not None:
                 parameter.grad = gradient
                 raise RuntimeError("create_graph: gradients of gradients cannot be sent")
-            self.row[self.starts[index] : self.starts[index + 1]] = gradient.reshape(-1)
+            self.flat[self.starts[index] : self.starts[index + 1]] = gradient.reshape(-1)
 
     def launch(self):
         if self.previous:
             self.previous.wait()
-        self.ring = _Ring(self.row, self.group)
+        self.in_flight = _Ring(self.flat, self.layout.group)
 
     def wait(self):
-        if self.ring is not None:
-            mean = self.ring() / dist.get_world_size(self.group)
+        if self.in_flight is not None:
+            mean = self.in_flight.wait() / dist.get_world_size(self.layout.group)
             self._reset()
             shard = self.flat_parameter.shard
+            mean = mean.to(shard.dtype)
             shard.grad = mean if shard.grad is None else shard.grad + mean
 
 

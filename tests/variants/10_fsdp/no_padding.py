@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
+from shared.sharded.parameters import allow_reads
 from solutions import flat, units, zero3
 
 
@@ -38,6 +39,7 @@ class UnevenLayout(flat.FlatLayout):
 class UnevenParameter(units.ShardedFlatParameter):
     def unshard(self):
         self.flat_param.untyped_storage().resize_(self.flat_param.nbytes)
+        allow_reads(self.layout.parameters)
         return self.launch(self.flat_param)
 
     def launch(self, flat):
@@ -74,7 +76,7 @@ class Sum:
         return sum(self.received, self.own)
 
 
-class UnevenBucket(zero3.ShardedBucket):
+class UnevenBucket(zero3.UnitBucket):
     def launch(self):
         if self.previous is not None:
             self.previous.wait()
@@ -95,13 +97,15 @@ class GradientReducer(zero3.GradientReducer):
 
 @contextmanager
 def uneven():
-    before = flat.FlatLayout, units.ShardedFlatParameter, zero3.ShardedBucket, zero3.GradientReducer
-    flat.FlatLayout, units.ShardedFlatParameter, zero3.ShardedBucket = UnevenLayout, UnevenParameter, UnevenBucket
+    before = flat.FlatLayout, units.ShardedFlatParameter, zero3.UnitBucket, zero3.GradientReducer
+    flat.FlatLayout = units.FlatLayout = UnevenLayout
+    units.ShardedFlatParameter, zero3.UnitBucket = UnevenParameter, UnevenBucket
     zero3.GradientReducer = GradientReducer
     try:
         yield
     finally:
-        flat.FlatLayout, units.ShardedFlatParameter, zero3.ShardedBucket, zero3.GradientReducer = before
+        flat.FlatLayout, units.ShardedFlatParameter, zero3.UnitBucket, zero3.GradientReducer = before
+        units.FlatLayout = before[0]
 
 
 class ZeRO3(zero3.ZeRO3):

@@ -3,7 +3,6 @@
 Its Materializer intersects ranges of elements, and restores the state of the random generator by hand.
 """
 
-import copy
 import enum
 import weakref
 import zlib
@@ -87,10 +86,6 @@ class FlatParameter:
             mean = shard.to(self.shard.dtype) / dist.get_world_size(self.group)
             self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
             self.in_flight = self.gradients = self.pieces = None
-
-    def __setstate__(self, state):
-        self.__dict__.update(state)
-        self.alias_parameters()
 
 
 class ZeRO3(nn.Module):
@@ -294,24 +289,6 @@ class ZeRO3(nn.Module):
     def load_state_dict(self, state):
         for name, value in self.state_dict().items():
             value.copy_(state[name])
-
-    def __deepcopy__(self, memo):
-        memo[id(self.group)] = self.group
-        for flat_parameter in self._flat_parameters():
-            for p in flat_parameter.parameters:
-                memo[id(p)] = nn.Parameter(torch.empty(0, dtype=p.dtype), requires_grad=p.requires_grad)
-        mine = self.__class__.__new__(self.__class__)
-        memo[id(self)] = mine
-        mine.__dict__.update(copy.deepcopy(self.__dict__, memo))
-        for each in mine.records:  # deepcopy does not copy functions, so hooks are registered again
-            each.unit._forward_pre_hooks.clear()
-            each.unit._forward_hooks.clear()
-            each.unit.register_forward_pre_hook(lambda *_, record=each: record.owner._pre_forward(record))
-            each.unit.register_forward_hook(
-                lambda _m, _i, output, record=each: record.owner._post_forward(record, output)
-            )
-        mine._connect()
-        return mine
 
     def _flat_parameters(self):
         return [flat_parameter for record in self.records for flat_parameter in record.flat_parameters]

@@ -199,6 +199,7 @@ def vocab_parallel_cross_entropy(logits_shard, targets, group=None):
 
 def parallelize(model: TinyGPT, group=None, sequence_parallel=False):
     enter, leave = (gather_tokens, scatter_tokens) if sequence_parallel else (copy_to_ranks, sum_over_ranks)
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     is_tied = model.output.weight is model.token_embedding.weight
     weight, bias = model.output.weight, model.output.bias
     weight = part(padded(weight, group), group)
@@ -211,5 +212,7 @@ def parallelize(model: TinyGPT, group=None, sequence_parallel=False):
     model.output = ColumnParallelLinear.of(weight, bias, group, enter=enter)
     if is_tied:
         model.output.weight = model.token_embedding.weight
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name not in frozen)
     model.group, model.sequence_parallel, model.__class__ = group, sequence_parallel, ParallelGPT
     return model

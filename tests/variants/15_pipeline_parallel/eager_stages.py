@@ -148,3 +148,17 @@ class Pipeline(ours.Pipeline):
                 if parameter.grad is not None:
                     parameter.grad.mul_(max_norm / norm)
         return norm
+
+
+def zero_bubble(stages, micro_batches):
+    """Add a W after each B, as soon as more than stage backwards are without one."""
+    schedule = []
+    for stage, actions in enumerate(one_f_one_b(stages, micro_batches)):
+        due, postponed = [], []
+        for action in actions:
+            postponed.append(Action(*action))
+            due += [action[1]] if action[0] == "B" else []
+            if len(due) > stage:
+                postponed.append(Action("W", due.pop(0)))
+        schedule.append(postponed + [Action("W", index) for index in due])
+    return schedule

@@ -28,7 +28,7 @@ _HINTS_ON_CLAIMS = {
 
 @dataclass(frozen=True)
 class Shapes:
-    """The shapes of some parameters. Those with four dimensions are in channels_last, which is not row-major order."""
+    """The shapes of some parameters."""
 
     shapes: tuple[tuple[int, ...], ...]
     dtype: torch.dtype = torch.float32
@@ -36,8 +36,7 @@ class Shapes:
 
     def values(self, seed: int) -> list[torch.Tensor]:
         generator = torch.Generator().manual_seed(seed)
-        drawn = [torch.randn(shape, generator=generator).to(self.dtype) for shape in self.shapes]
-        return [each.to(memory_format=torch.channels_last) if each.dim() == 4 else each for each in drawn]
+        return [torch.randn(shape, generator=generator).to(self.dtype) for shape in self.shapes]
 
     @property
     def numbers(self) -> int:

@@ -86,6 +86,8 @@ class Plan:
     def how_to_optimize(self) -> tuple[type[torch.optim.Optimizer], dict]:
         """Return the class of the optimizer and its settings."""
         cls, settings = OPTIMIZERS[self.optimizer]
+        if self.model == "Unused" and "weight_decay" in settings:
+            settings = settings | {"weight_decay": 0.0}  # without a gradient, some optimizers decay, and others do not
         return cls, settings | {"lr": settings["lr"] * self.calmness} if self.optimizer == "SGD" else settings
 
     def build(self, seed: int, dtype: torch.dtype | None = None) -> nn.Module:

@@ -136,8 +136,7 @@ def it_is_a_plain_state(attempt: Attempt) -> None:
     plans = [Plan("Tied", "AdamW", split=True, scheduler="OneCycleLR"), Plan("Mixed", "Hiker"), Plan("Frozen", "SGD")]
     plans += [
         Plan("Crowd", "Adam"),
-        Plan("Strided", "AdamW", late=True),
-        Plan("Unused", "AdamW"),
+        Plan("Unused", "AdamW", late=True),
         Plan("Scalar", "Hiker"),
     ]
     for plan in plans if attempt.world_size == 2 else attempt.random.sample(plans, 2):

@@ -1,0 +1,85 @@
+"""Errors that every rank raises: those of models that differ, and problems that one rank has found.
+
+[Note: raising on every rank]
+A rank that finds a problem in a step cannot just raise an error, because the others would wait for it in a collective.
+So it first writes the problem to the store of the process group. Then it takes part in the collectives of this step,
+but sends NaN, and raises. A rank that finds NaN at the beginning of a mean reads the store. If a problem is there, the
+rank raises it, too. Without NaN, nobody has to ask. A NaN that was computed is passed on, as in one process.
+"""
+
+import contextlib
+import math
+import os
+import zlib
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+
+class Alarm:
+    """Lets all ranks of a group raise an error."""
+
+    def __init__(self, group: dist.ProcessGroup | None = None):
+        if dist.get_rank(group) < 0:
+            raise ValueError("this rank is not in the group: wrap the module only on the ranks of its group")
+        self.group, self.device, self.key = group, torch.device("cpu"), ""  # the device and key follow in compare()
+
+    @property
+    def store(self) -> dist.Store | None:
+        """The ranks' store, or None if there is only one process that pretends to be many."""
+        return None if dist.get_backend(self.group) == "fake" else dist.distributed_c10d._get_default_store()
+
+    def compare(self, described: list[str], device: torch.device) -> None:
+        """Raise a ValueError on every rank if their models are not described by the same lines.
+
+        Communication: one all-gather of two integers, which the ledger does not see.
+        """
+        self.device = device
+        if (store := self.store) is None:
+            return
+        text, rank = "\n".join(described), dist.get_rank(self.group)
+        pairs = self.gather([zlib.crc32(text.encode()), int.from_bytes(os.urandom(6))], device)
+        checksums, key = {checksum for checksum, _ in pairs}, f"guards/{pairs[0][1]}"
+        self.key = self.key or key
+        if len(checksums) == 1:
+            return
+        store.set(f"{key}/{rank}", text)
+        for other in range(len(pairs)):
+            others = store.get(f"{key}/{other}").decode().split("\n")
+            if others != described:
+                mine, theirs = (sorted(set(a) - set(b))[:3] for a, b in ((described, others), (others, described)))
+                raise ValueError(
+                    f"the ranks' models differ: rank {rank} has {mine}, rank {other} has {theirs}. "
+                    "Build and freeze the same layers on all ranks"
+                )
+
+    def gather(self, numbers: list[int], device: torch.device) -> list[list[int]]:
+        """Return every rank's integers, by a call of the backend, so that the ledger shows only a wrapper's own."""
+        if self.store is None:
+            return [numbers]
+        mine = torch.tensor(numbers, device=device)
+        received = [torch.empty_like(mine) for _ in range(dist.get_world_size(self.group))]
+        (self.group or dist.group.WORLD)._get_backend(device).allgather([received], [mine]).wait()
+        return [pair.tolist() for pair in received]
+
+    def ring(self, error: Exception, send_nan: Callable[[], None]) -> None:
+        """Raise an error that this rank has found, and let the others raise it.
+
+        Args:
+            send_nan: takes part in the collectives in which the other ranks wait, and sends NaN.
+        """
+        if self.device.type == "cpu" and (store := self.store) is not None:
+            store.set(self.key, f"rank {dist.get_rank(self.group)}: {error}")
+            store.get(self.key)  # set() returns before the value is there
+            with contextlib.suppress(RuntimeError), torch.no_grad():
+                send_nan()
+        raise error
+
+    def listen(self, mean: torch.Tensor | None) -> None:
+        """Raise a problem of another rank, if it is the reason why this mean begins with NaN."""
+        if mean is None or not mean.is_cpu or not mean.numel():
+            return
+        first = mean[(0,) * mean.dim()].item()
+        if math.isnan(first.real) and (store := self.store) is not None and store.check([self.key]):
+            raise RuntimeError(store.get(self.key).decode())

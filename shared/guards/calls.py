@@ -1,0 +1,100 @@
+"""What may not be called around a step: what takes this rank's gradients for the mean, or makes the mean wrong."""
+
+import functools
+import weakref
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+from torch.nn.utils import clip_grad
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from shared.guards.names import name_of
+
+guards = weakref.WeakSet()  # the Guard of every wrapper that is alive
+
+
+def second_gradient(parameter: nn.Parameter) -> str:
+    """Say why a parameter got a second gradient before the first one was averaged, and what to do."""
+    return (
+        f"got a second gradient for {name_of(parameter)}: call finish_gradient_sync() after each backward(), also "
+        "before zero_grad() if you skip a batch, or let gradients accumulate inside no_sync(). If there was only one "
+        "backward(), checkpoint(..., use_reentrant=True) has run another one in each call of a shared layer: "
+        "pass use_reentrant=False"
+    )
+
+
+def dropped(parameter: nn.Parameter) -> str:
+    """Say that a gradient was dropped too early, and what to do."""
+    return (
+        f"the gradient of {name_of(parameter)} was dropped after backward() had put it into a bucket: "
+        "call finish_gradient_sync() before zero_grad(), also if you skip the batch"
+    )
+
+
+def reject_dropped(queue) -> None:
+    """Raise a RuntimeError if a gradient in a bucket of a LaunchQueue has been set to None since."""
+    for bucket, missing in zip(queue.buckets, queue.missing, strict=True):
+        for index, parameter in enumerate(bucket.parameters):
+            if parameter.grad is None and parameter.requires_grad and index not in missing:
+                raise RuntimeError(dropped(parameter))
+
+
+def reject_grad_scaler(optimizer) -> bool:
+    """Raise if torch's GradScaler asks a sharded optimizer for `_step_supports_amp_scaling`, as its step() does."""
+    raise RuntimeError(
+        "torch's GradScaler looks for overflow only in the gradients of its own rank, so with "
+        f"{type(optimizer).__name__} some ranks would skip a step, and the others wait for them: train in bfloat16, "
+        "which needs no GradScaler"
+    )
+
+
+@functools.cache
+def guard_torch() -> None:
+    """Let torch's optimizers, gradient clipping and GradScaler ask the guards first. The first guard calls this.
+
+    They see a parameter's .grad, but not whether it is the mean yet. For optimizers, torch has hooks. For clipping and
+    for GradScaler, it has none, so three of its functions are replaced by ones that check their arguments.
+    """
+    register_optimizer_step_pre_hook(_before_step)
+    unscale = torch.amp.GradScaler.unscale_
+
+    @functools.wraps(unscale)
+    def unscale_checked(scaler, optimizer):
+        _before_step(optimizer, call="unscale_()")
+        return unscale(scaler, optimizer)
+
+    torch.amp.GradScaler.unscale_ = unscale_checked
+    checked = _checked(clip_grad._clip_grads_with_norm_)
+    clip_grad._clip_grads_with_norm_ = nn.utils.clip_grads_with_norm_ = checked  # clip_grad_norm_() calls it, too
+    clip_grad.clip_grad_value_ = nn.utils.clip_grad_value_ = _checked(clip_grad.clip_grad_value_)
+
+
+def _before_step(optimizer: torch.optim.Optimizer, *_args, call: str = "step()") -> None:
+    for guard in [guard for guard in guards if guard.pending]:  # usually none
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if (parameter := guard.first_pending(parameters)) is not None:
+            raise RuntimeError(
+                f"{call} would use only this rank's gradient of {name_of(parameter)} and others: "
+                f"call finish_gradient_sync() between backward() and {call}, outside no_sync()"
+            )
+
+
+def _checked(clip):
+    @functools.wraps(clip)
+    def clip_checked(parameters, *args, **kwargs):
+        parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        _before_clipping(parameters)
+        return clip(parameters, *args, **kwargs)
+
+    return clip_checked
+
+
+def _before_clipping(parameters: Iterable[nn.Parameter]) -> None:
+    for guard in list(guards):
+        parameter = next(guard.own(parameters), None) if guard.clip_with else guard.first_pending(parameters)
+        if parameter is not None:
+            raise RuntimeError(
+                f"torch's gradient clipping would use only the gradients that this rank holds, of {name_of(parameter)} "
+                f"and others: call {guard.clip_with or 'finish_gradient_sync() before it'}"
+            )

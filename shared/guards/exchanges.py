@@ -1,0 +1,176 @@
+"""How wrappers exchange gradients, as far as guards must know: what to check before, and how to send NaN instead.
+
+A guard makes one in each finish_gradient_sync(), from the attributes that the exchange reads from the wrapper.
+"""
+
+import contextlib
+import math
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from shared.guards.calls import dropped, reject_dropped
+from shared.guards.guard import Guard
+from shared.guards.tensors import reject_gradient
+
+
+class Exchange:
+    """What all exchanges have."""
+
+    is_sharded = False  # whether parameters lie in flat parameters, and ranks get shards of the mean
+    clip_with = ""  # what to call instead of torch's gradient clipping, if gradients are sharded
+    has_hooks = False  # whether gradients are exchanged in backward, by hooks that call call_hook()
+    is_silent = False  # whether finish_gradient_sync() does nothing, because of no_sync()
+
+    def attach(self, guard: Guard) -> None:
+        """Prepare the guard and the wrapper, once it is built."""
+
+    def check(self) -> None:
+        """Raise a RuntimeError if the gradients cannot be exchanged."""
+
+    def send_nan(self) -> None:
+        """Take part in the collectives of this step with NaN: see [Note: raising on every rank]."""
+        raise NotImplementedError
+
+    def mean(self) -> torch.Tensor | None:
+        """Return a mean of this step in which all ranks would find the NaN of one."""
+        raise NotImplementedError
+
+
+class PerParameter(Exchange):
+    """One all-reduce for each parameter, in finish_gradient_sync(), as in chapter 02."""
+
+    def __init__(self, wrapper: nn.Module):
+        self.guard = wrapper.guard
+
+    def send_nan(self) -> None:
+        snapshot = self.guard.snapshot
+        for parameter, (is_trained, dtype, device) in zip(snapshot.parameters.values(), snapshot.states, strict=True):
+            if is_trained:
+                nan = torch.full(parameter.shape, math.nan, dtype=dtype, device=device)
+                dist.all_reduce(nan, group=self.guard.alarm.group)
+
+    def mean(self) -> torch.Tensor | None:
+        parameters = self.guard.snapshot.parameters.values()
+        return next((p.grad for p in parameters if p.requires_grad and p.numel()), None)
+
+
+class PerBucket(Exchange):
+    """One all-reduce for each of the wrapper's `buckets`, in finish_gradient_sync(), as in chapter 03."""
+
+    def __init__(self, wrapper: nn.Module):
+        self.buckets = wrapper.buckets
+
+    def check(self) -> None:
+        for bucket in self.buckets:
+            for parameter in bucket.parameters:
+                reject_gradient(parameter)
+
+    def send_nan(self) -> None:
+        launch_nan(self.buckets)
+        wait_for(self.buckets)
+
+    def mean(self) -> torch.Tensor | None:
+        return next((bucket.flat for bucket in reversed(self.buckets) if bucket.flat.numel()), None)
+
+
+class Overlapped(PerBucket):
+    """One all-reduce per bucket, launched in backward by the wrapper's `sync`, a GradientSync, as in chapter 04."""
+
+    has_hooks = True
+
+    def __init__(self, wrapper: nn.Module):
+        super().__init__(wrapper)
+        self.sync, self.guard = wrapper.sync, wrapper.guard
+
+    def attach(self, guard: Guard) -> None:
+        self.sync.guard = guard  # for its hooks
+
+    @property
+    def is_silent(self) -> bool:
+        return not self.sync.enabled
+
+    def check(self) -> None:
+        reject_dropped(self.sync.queue)
+        self.guard.reject_changed(self.buckets)
+
+    def send_nan(self) -> None:
+        abandon(self.sync)
+
+
+class Sharded(Overlapped):
+    """One reduce-scatter per bucket, launched in backward by the wrapper's `sync`, as in chapter 08."""
+
+    is_sharded = True
+    clip_with = "the wrapper's clip_grad_norm_(max_norm)"
+
+    def attach(self, guard: Guard) -> None:
+        super().attach(guard)
+        guard.snapshot.flat_parameters = [bucket.flat_parameter for bucket in self.buckets]
+
+    def check(self) -> None:
+        """Raise nothing: pack() moves gradients into buckets, so a .grad of None says nothing."""
+
+    def check_before_zero_grad(self) -> None:
+        """Raise a RuntimeError if buckets hold gradients, which zero_grad() cannot drop."""
+        queue = self.sync.queue
+        for bucket, missing in zip(queue.buckets, queue.missing, strict=True):
+            for index, parameter in enumerate(bucket.parameters):
+                if index not in missing:
+                    raise RuntimeError(dropped(parameter))
+
+    def mean(self) -> torch.Tensor | None:
+        means = [bucket.flat_parameter.shard.grad for bucket in reversed(self.buckets)]
+        return next((mean for mean in means if mean is not None and mean.numel()), None)
+
+
+class AtStep(Exchange):
+    """One reduce-scatter for each flat parameter, by an optimizer's step(), as in chapter 07.
+
+    Args:
+        all_gradients: the optimizer's FlatGradients.
+    """
+
+    def __init__(self, all_gradients: Iterable):
+        self.all_gradients = list(all_gradients)
+
+    def check(self) -> None:
+        for gradients in self.all_gradients:
+            for parameter in gradients.layout.parameters:
+                reject_gradient(parameter)
+
+    def send_nan(self) -> None:
+        for gradients in self.all_gradients:
+            gradients.send_nan()
+
+    def mean(self) -> torch.Tensor | None:
+        return next((gradients.flat_parameter.shard.grad for gradients in self.all_gradients), None)
+
+
+def abandon(sync) -> None:
+    """End a step of a GradientSync on a rank that raises: launch the remaining buckets with NaN, and begin anew."""
+    queue = sync.queue
+    sync.queue = type(queue)(queue.buckets)
+    with contextlib.suppress(AttributeError):  # In another style, `pending` is a property.
+        sync.pending = False
+    sync.guard.versions.clear()
+    launch_nan(queue.buckets[queue.launched :])
+    wait_for(queue.buckets)
+
+
+def launch_nan(buckets: Iterable) -> None:
+    """Launch buckets full of NaN."""
+    for bucket in buckets:
+        if bucket.flat is None:  # Chapter 08 allocates it when the first gradient is packed.
+            bucket.flat = torch.empty_like(bucket.flat_parameter.flat_param)
+        bucket.flat.fill_(math.nan)
+        bucket.launch()
+
+
+def wait_for(buckets: Iterable) -> None:
+    """Wait for all buckets that are in flight."""
+    for bucket in buckets:
+        with contextlib.suppress(RuntimeError):  # Chapter 03 raises it if nothing is in flight.
+            bucket.wait()

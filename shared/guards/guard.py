@@ -1,0 +1,163 @@
+"""The guard of one wrapper or optimizer, which connects the checks of the other modules."""
+
+import contextlib
+import weakref
+from collections.abc import Iterable, Iterator
+
+import torch.distributed as dist
+from torch import nn
+
+from shared.guards import calls
+from shared.guards.alarms import Alarm
+from shared.guards.names import name_of, numbered, remember_names
+from shared.guards.snapshots import Snapshot
+from shared.guards.tensors import descriptions_of
+
+
+class Guard:
+    """Watches the parameters of a wrapper.
+
+    Args:
+        clip_with: what to call instead of torch's gradient clipping, if no rank has whole gradients.
+        has_hooks: whether the wrapper averages gradients by hooks, which call call_hook().
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None, *, clip_with: str = "", has_hooks: bool = False):
+        self.alarm, self.snapshot = Alarm(group), Snapshot()
+        self.clip_with, self.has_hooks = clip_with, has_hooks
+        self.awaits_finish = False  # whether finish_gradient_sync() resets `pending`
+        self.awaits_zero_grad = False  # whether step() has dropped gradients that one process would keep
+        self.adds_to_used = False  # whether backward() would add to these in one process
+        self.pending = False  # whether a parameter has a gradient that is not the mean yet
+        self._register()
+
+    def _register(self) -> None:
+        self.ids = set(map(id, self.snapshot.parameters.values()))  # of what no later guard has taken over
+        self.versions: dict[int, int] = {}  # of flat tensors, by the id of their bucket
+        self.rivals: list[weakref.ref[Guard]] = []  # guards of other wrappers with hooks on the same parameters
+        calls.guard_torch()
+        calls.guards.add(self)
+
+    def __setstate__(self, state: dict) -> None:
+        self.__dict__.update(state)  # of a copy, which has other parameters
+        self._register()
+        self.await_finish(self.awaits_finish)
+
+    # Parameters
+
+    def watch(self, module: nn.Module) -> None:
+        """Watch all parameters of a module, after checking that all ranks have the same ones.
+
+        Raises:
+            ValueError: if the ranks' parameters or buffers differ, or one of them is unusual.
+        """
+        remember_names(dict(module.named_parameters()))
+        self._watch(dict(module.named_parameters()), module)
+
+    def watch_list(self, parameters: list[nn.Parameter]) -> None:
+        """Watch more parameters, whose module is not known, after checking that all ranks have the same ones."""
+        self._watch(numbered(parameters, self.snapshot.parameters))
+
+    def _watch(self, parameters: dict[str, nn.Parameter], module: nn.Module | None = None) -> None:
+        buffers = dict(module.named_buffers() if module else ())
+        tensors = parameters | buffers
+        descriptions, error = descriptions_of(tensors)
+        for name, buffer in buffers.items():
+            if buffer.requires_grad and error is None:
+                error = ValueError(f"the buffer {name!r} has a gradient, which is not averaged: make it a parameter")
+        device = next((tensor.device for tensor in tensors.values()), self.alarm.device)
+        self.alarm.compare(descriptions, device)
+        if error is not None:  # and on every rank, because they have the same tensors
+            raise error
+        self.snapshot.add(parameters, module)
+        self.ids |= set(map(id, parameters.values()))
+        self._take_over()
+
+    def _take_over(self) -> None:
+        """Take parameters from the guards that have watched them so far, and remember those that average them, too."""
+        for other in [guard for guard in calls.guards if guard is not self and self.ids & guard.ids]:
+            other.ids -= self.ids
+            if self.has_hooks and other.has_hooks:
+                self.rivals.append(weakref.ref(other))
+                other.rivals.append(weakref.ref(self))
+
+    def reject_rivals(self, parameter: nn.Parameter) -> None:
+        """Raise a RuntimeError if another wrapper's hooks would average this parameter's gradient as well."""
+        if any(rival() is not None for rival in self.rivals):
+            raise RuntimeError(
+                f"{name_of(parameter)} is in two wrappers, which would both divide its gradient: "
+                "wrap what they share only once, or delete the other wrapper"
+            )
+
+    def reject_added_gradients(self) -> None:
+        """Raise a RuntimeError in step() if the gradients would be other ones in one process, without zero_grad()."""
+        if self.adds_to_used:
+            raise RuntimeError(
+                "step() has used the gradients and dropped them, but in one process, backward() would add to them: "
+                "call the wrapper's zero_grad() between step() and backward()"
+            )
+
+    def own(self, parameters: Iterable[nn.Parameter]) -> Iterator[nn.Parameter]:
+        """Yield those of the parameters that this guard watches."""
+        return (parameter for parameter in parameters if id(parameter) in self.ids)
+
+    def first_pending(self, parameters: Iterable[nn.Parameter]) -> nn.Parameter | None:
+        """Return the first of the parameters that has a gradient which is not the mean yet."""
+        is_pending = (p for p in self.own(parameters) if self.clip_with or p.grad is not None)
+        return next(is_pending, None) if self.pending else None
+
+    # Steps
+
+    def await_finish(self, awaits: bool) -> None:
+        """Keep `pending` up to date, if the wrapper's finish_gradient_sync() is guarded.
+
+        Without hooks of the wrapper, the guard registers some. They hold it by a weak reference.
+        """
+        self.awaits_finish = awaits
+        if not awaits or self.has_hooks:
+            return
+        reference = weakref.ref(self)
+
+        def mark(_parameter: nn.Parameter) -> None:
+            if (guard := reference()) is not None:
+                guard.mark()
+
+        trained = [parameter for parameter in self.snapshot.parameters.values() if parameter.requires_grad]
+        handles = [parameter.register_post_accumulate_grad_hook(mark) for parameter in trained]
+        weakref.finalize(self, lambda: [handle.remove() for handle in handles])
+
+    def mark(self) -> None:
+        """Remember that backward() has computed a gradient."""
+        self.pending = self.awaits_finish
+
+    def note_versions(self, buckets: Iterable) -> None:
+        """Remember how often the flat tensors of buckets had been changed when backward() launched them."""
+        self.versions |= {id(bucket): bucket.flat._version for bucket in buckets if bucket.flat is not None}
+
+    def reject_changed(self, buckets: Iterable) -> None:
+        """Raise a RuntimeError if gradients in buckets have been changed since they were launched."""
+        for bucket in buckets:
+            version = self.versions.pop(id(bucket), None)
+            if version not in (None, bucket.flat._version):
+                raise RuntimeError(
+                    f"the gradient of {name_of(bucket.parameters[0])} or another one in its bucket was changed after "
+                    "backward() had put it there: call finish_gradient_sync() before you change gradients, also "
+                    "before zero_grad(set_to_none=False)"
+                )
+
+    def check_unchanged(self) -> None:
+        """Raise a RuntimeError if the module or its parameters have changed since they were wrapped."""
+        if (change := self.snapshot.change()) is not None:
+            raise RuntimeError(change)
+
+    @contextlib.contextmanager
+    def synchronizing(self, exchange):
+        """Check gradients before the with-block exchanges them, and afterwards whether another rank has a problem."""
+        try:
+            self.check_unchanged()
+            exchange.check()
+        except RuntimeError as error:
+            self.alarm.ring(error, exchange.send_nan)
+        yield
+        self.alarm.listen(exchange.mean())
+        self.pending = self.pending and exchange.is_silent

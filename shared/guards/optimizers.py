@@ -1,0 +1,49 @@
+"""What a sharded optimizer can run on: parameters with memory of their own, and updates of each element by itself."""
+
+from collections.abc import Callable
+from itertools import chain
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+from shared.guards.names import numbered
+from shared.guards.tensors import reject_shared_memory
+
+
+def unshared(params) -> list:
+    """List an optimizer's parameters or param groups. Raises ValueError if some of them share memory."""
+    params = [{**group, "params": list(group["params"])} if isinstance(group, dict) else group for group in params]
+    flat = chain.from_iterable(group["params"] if isinstance(group, dict) else [group] for group in params)
+    tensors = [entry[1] if isinstance(entry, tuple) else entry for entry in flat]
+    reject_shared_memory(numbered({id(tensor): tensor for tensor in tensors}.values()))
+    return params
+
+
+def reject_whole_tensor_updates(optimizer_cls: Callable, defaults: dict) -> None:
+    """Raise a ValueError if an optimizer updates a shard in another way than the same elements of a whole parameter.
+
+    It trains 12 elements for two steps, as one parameter and as two pieces.
+    """
+    name = getattr(optimizer_cls, "__name__", str(optimizer_cls))
+
+    def updated(pieces: list[torch.Tensor]) -> torch.Tensor:
+        pieces = [nn.Parameter(piece.clone()) for piece in pieces]
+        optimizer = optimizer_cls(pieces, **defaults)
+        for scale in (1.0, 3.0):
+            for piece in pieces:
+                piece.grad = scale * (piece.detach().square() + 0.1)
+            optimizer.step()
+        return torch.cat([piece.detach().flatten() for piece in pieces])
+
+    with torch.random.fork_rng(devices=[]), _disable_current_modes():  # No one should count what a trial allocates.
+        values = torch.linspace(-1, 1, 12, device="cpu")
+        try:
+            same = torch.allclose(updated([values.view(3, 4)]), updated([values[:5], values[5:]]), rtol=1e-4, atol=1e-6)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ValueError(f"{name} cannot update shards of parameters: {error}") from error
+    if not same:
+        raise ValueError(
+            f"{name} does not update each element by itself, so it would do something else to a shard: "
+            "use an optimizer such as SGD or AdamW, or data parallelism without shards"
+        )

@@ -1,0 +1,94 @@
+"""What tensors may look like: parameters and buffers when they are wrapped, and gradients when they are complete.
+
+Only `contiguous` looks at values. It copies a tensor if it has to; the others read shapes, strides and addresses.
+"""
+
+import contextlib
+from itertools import pairwise
+
+import torch
+from torch import nn
+
+from shared.guards.names import name_of
+
+NOT_SENT_BY_GLOO = {"int16", "uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2"}
+
+
+@contextlib.contextmanager
+def contiguous(tensor: torch.Tensor):
+    """Yield a tensor's values without gaps in memory, for a collective that fills them, and put the result back.
+
+    A collective sends memory, not values: of a slice or a transposed tensor, gloo would send other elements. A tensor
+    without gaps is yielded itself.
+    """
+    tensor = tensor.detach()
+    for dim, stride in enumerate(tensor.stride()):
+        if stride == 0 and tensor.shape[dim] > 1:  # expanded: the same memory for every index
+            tensor = tensor.narrow(dim, 0, 1)
+    packed = tensor.contiguous().resolve_conj().resolve_neg()
+    is_rare = str(packed.dtype).removeprefix("torch.") in NOT_SENT_BY_GLOO
+    yield packed.view(-1).view(torch.uint8) if is_rare else packed
+    if packed.data_ptr() != tensor.data_ptr() or tensor.is_conj() or tensor.is_neg():
+        tensor.copy_(packed)
+
+
+def reject_unusual(name: str, tensor: torch.Tensor) -> None:
+    """Raise a ValueError for a parameter or buffer that no wrapper can broadcast or train."""
+    if nn.parameter.is_lazy(tensor):
+        raise ValueError(f"{name!r} has no shape yet: run one forward of the lazy module before you wrap it")
+    if hasattr(tensor, "device_mesh"):
+        raise ValueError(f"{name!r} is a DTensor, which is distributed already: wrap a plain module")
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        raise ValueError(
+            f"{name!r} is {tensor.layout} in {tensor.dtype}, which cannot be broadcast: make it dense first"
+        )
+    is_expanded = any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
+    if tensor.requires_grad and is_expanded:
+        raise ValueError(f"parameter {name!r} is an expanded tensor, which no optimizer can update: clone() it first")
+
+
+def descriptions_of(tensors: dict[str, torch.Tensor]) -> tuple[list[str], ValueError | None]:
+    """Describe each tensor in one line. Returns the lines, and an error if no wrapper can train one of the tensors."""
+    lines, error = [], None
+    for name, tensor in tensors.items():
+        kind = "trained" if tensor.requires_grad else "frozen"
+        try:
+            reject_unusual(name, tensor)
+            lines.append(f"{name}: {list(tensor.shape)} in {tensor.dtype}, {kind}")
+        except ValueError as unusual:
+            lines.append(str(unusual))
+            error = error or unusual
+    return lines or ["no parameters"], error
+
+
+def reject_shared_memory(tensors: dict[str, torch.Tensor]) -> None:
+    """Raise a ValueError if two tensors share memory, which they would no longer do in a flat parameter."""
+    spans = []
+    for name, tensor in tensors.items():
+        if tensor.numel() and not tensor.is_meta:
+            last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+            begin = tensor.data_ptr()
+            spans.append((begin, begin + (last + 1) * tensor.element_size(), name, tensor.requires_grad))
+    for (_, end, name, is_trained), (begin, _, other, other_is_trained) in pairwise(sorted(spans)):
+        if begin < end and (is_trained or other_is_trained):
+            raise ValueError(
+                f"{name!r} and {other!r} share memory, but a flat parameter would store them separately: "
+                "use the same nn.Parameter in both places, or clone() one of them"
+            )
+
+
+def reject_gradient(parameter: nn.Parameter) -> None:
+    """Raise a RuntimeError for a gradient that a flat tensor cannot hold."""
+    gradient = parameter.grad
+    if gradient is None:
+        return
+    if gradient.layout is not torch.strided:
+        raise RuntimeError(
+            f"{name_of(parameter)} has a sparse gradient, but buckets and flat tensors are dense: "
+            "build its embedding with sparse=False"
+        )
+    if gradient.requires_grad:
+        raise RuntimeError(
+            f"{name_of(parameter)} has a gradient that is part of a graph, but collectives do not record one: "
+            "backward(create_graph=True) is not supported; call the module itself instead of its wrapper"
+        )

@@ -1,0 +1,127 @@
+"""The decorator that guards a wrapper, and the call of its hooks."""
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable
+from itertools import chain
+
+from torch import nn
+
+from shared.guards.exchanges import Exchange, abandon
+from shared.guards.guard import Guard
+from shared.guards.tensors import reject_gradient, reject_shared_memory
+from shared.guards.unused import restore_none
+
+
+def guarded(exchange_of: type[Exchange]) -> Callable[[type], type]:
+    """Guard a class of wrappers: check the module when it is wrapped, and its parameters in finish_gradient_sync().
+
+    A parameter that no rank has used keeps a gradient of None, if the wrapper sends UNUSED for None, and does not shard
+    its gradients. A wrapper that lacks what `exchange_of` reads is checked only when it is built.
+
+    Args:
+        exchange_of: how the class exchanges gradients, one of shared.guards.exchanges.
+    """
+
+    def decorate(wrapper_class: type) -> type:
+        build, finish = wrapper_class.__init__, vars(wrapper_class).get("finish_gradient_sync")
+
+        @functools.wraps(build)
+        def build_guarded(self, module: nn.Module, *args, **kwargs) -> None:
+            given = inspect.signature(build).bind(self, module, *args, **kwargs).arguments
+            guard = Guard(given.get("group"), clip_with=exchange_of.clip_with, has_hooks=exchange_of.has_hooks)
+            guard.watch(module)
+            if exchange_of.is_sharded:
+                reject_shared_memory(dict(chain(module.named_parameters(), module.named_buffers())))
+            build(self, module, *args, **kwargs)
+            self.guard = guard
+            try:
+                exchange_of(self).attach(guard)
+            except AttributeError:  # It is built in another style.
+                self.guard = None
+            else:
+                guard.await_finish(finish is not None and type(self).finish_gradient_sync is finish_guarded)
+
+        @functools.wraps(finish or build)
+        def finish_guarded(self) -> None:
+            if (guard := self.guard) is None:
+                return finish(self)
+            exchange = exchange_of(self)
+            parameters = () if exchange.is_sharded else guard.snapshot.parameters.values()
+            without = [parameter for parameter in parameters if parameter.grad is None and parameter.requires_grad]
+            with guard.synchronizing(exchange):
+                finish(self)
+            restore_none(without)
+
+        wrapper_class.__init__, wrapper_class.guard = build_guarded, None
+        if finish is not None:
+            wrapper_class.finish_gradient_sync = finish_guarded
+        if exchange_of.is_sharded and {"step", "zero_grad"} <= vars(wrapper_class).keys():
+            _guard_zero_grad(wrapper_class, exchange_of)
+        if "__deepcopy__" not in vars(wrapper_class):
+            wrapper_class.__deepcopy__ = _copy
+        return wrapper_class
+
+    return decorate
+
+
+def _guard_zero_grad(wrapper_class: type, exchange_of: type[Exchange]) -> None:
+    """Guard the time at which zero_grad() is called: after finish_gradient_sync(), and after each step()."""
+    step, zero_grad = wrapper_class.step, wrapper_class.zero_grad
+
+    @functools.wraps(step)
+    def step_guarded(self, *args, **kwargs):
+        if self.guard is not None:
+            self.guard.reject_added_gradients()
+        result = step(self, *args, **kwargs)
+        if self.guard is not None:
+            self.guard.awaits_zero_grad = type(self).zero_grad is zero_grad_guarded
+        return result
+
+    @functools.wraps(zero_grad)
+    def zero_grad_guarded(self, *args, **kwargs) -> None:
+        if self.guard is not None:
+            self.guard.awaits_zero_grad = self.guard.adds_to_used = False
+            exchange = exchange_of(self)
+            try:
+                exchange.check_before_zero_grad()
+            except RuntimeError as error:
+                self.guard.alarm.ring(error, exchange.send_nan)
+        zero_grad(self, *args, **kwargs)
+
+    wrapper_class.step, wrapper_class.zero_grad = step_guarded, zero_grad_guarded
+
+
+def _copy(wrapper: nn.Module, memo: dict) -> nn.Module:
+    """Copy a wrapper. The copy communicates over the same group, because groups cannot be copied."""
+    copied = memo[id(wrapper)] = type(wrapper).__new__(type(wrapper))
+    if wrapper.guard is not None and (group := wrapper.guard.alarm.group) is not None:
+        memo[id(group)] = group
+    copied.__setstate__(copy.deepcopy(vars(wrapper), memo))
+    return copied
+
+
+def call_hook(on_gradient: Callable, parameter: nn.Parameter, *indices: int) -> None:
+    """Call the method on_gradient(*indices) of a GradientSync for a gradient that backward() has completed.
+
+    If it raises on this rank, all ranks raise. Without a guard, it is just called: chapter 10 has guards of its own.
+    """
+    sync = on_gradient.__self__
+    guard = getattr(sync, "guard", None)  # Overlapped.attach() sets it.
+    if guard is None:
+        return on_gradient(*indices)
+    try:
+        if not sync.pending:  # the first gradient of a step
+            guard.reject_rivals(parameter)
+            guard.adds_to_used = guard.awaits_zero_grad
+            guard.versions.clear()
+            guard.check_unchanged()
+        reject_gradient(parameter)
+        guard.mark()
+        queue, launched = sync.queue, sync.queue.launched
+        on_gradient(*indices)
+        if queue.launched > launched:
+            guard.note_versions(queue.buckets[launched : queue.launched])
+    except RuntimeError as error:
+        guard.alarm.ring(error, functools.partial(abandon, sync))

@@ -1,0 +1,108 @@
+"""Backward of a sharded model: what autograd is computing, and in which cases the result would be wrong."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+from torch.autograd import Variable
+
+from shared.sharded.parameters import describe
+
+
+class Backward:
+    """Follows autograd: when backward begins and ends, and whose gradients it computes.
+
+    Args:
+        at_end: called when backward has computed its last gradient.
+    """
+
+    def __init__(self, at_end: Callable[[], None]):
+        self.at_end = at_end
+        self.runs = False
+        self.is_for_inputs = False  # as in autograd.grad(loss, x): it needs no gradient of a parameter
+        self.witness = torch.empty(0, requires_grad=True)  # an input of each unit, which stands for its parameters
+
+    def begin(self) -> None:
+        """Note that backward has reached a unit."""
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "create_graph=True is not supported, because collectives do not record a graph: compute a gradient "
+                "penalty with the module itself, before you wrap it"
+            )
+        if not self.runs:
+            self.runs, self.is_for_inputs = True, False
+            Variable._execution_engine.queue_callback(self._end)
+
+    def is_for_parameters(self) -> bool:
+        """Tell whether this backward computes gradients of parameters. Call this in a backward only."""
+        witness = torch.autograd.graph.get_gradient_edge(self.witness).node
+        is_for_parameters = torch._C._will_engine_execute_node(witness)
+        self.is_for_inputs = self.is_for_inputs or not is_for_parameters
+        return is_for_parameters
+
+    def _end(self) -> None:
+        self.runs = False
+        self.at_end()
+
+    def was_interrupted(self) -> bool:
+        """Tell, when forward begins, whether an error has ended the last backward. A second call returns False."""
+        is_in_backward = torch._C._current_graph_task_id() != -1  # checkpointing runs a forward again
+        interrupted = self.runs and not is_in_backward
+        self.runs = self.runs and is_in_backward
+        return interrupted
+
+
+class ForwardBegin:
+    """The moment at which a unit's forward begins.
+
+    Args:
+        flat_parameters: those of the unit.
+    """
+
+    def __init__(self, flat_parameters: list):
+        self.flat_parameters = flat_parameters
+        self.versions = self._versions_now()
+        self.sequence_number = torch._C._autograd._get_sequence_nr()  # torch numbers the nodes of a graph
+
+    def _versions_now(self) -> list[int]:
+        return [flat_parameter.shard._version for flat_parameter in self.flat_parameters]
+
+    def expect_same_parameters(self) -> None:
+        """Raise a RuntimeError if the unit's parameters have changed since."""
+        if self.versions != self._versions_now():
+            raise RuntimeError(
+                f"{describe(self.flat_parameters[0].layout.parameters[0])} has changed since this forward, for example "
+                "in optimizer.step(), so its gradients would be wrong: run forward again before backward()"
+            )
+
+    def tensors_of(self, output) -> Iterator[Tensor]:
+        """Yield the tensors that autograd passes before it reaches the unit that returned this output."""
+        for tensor in tensors_in(output):
+            if tensor.requires_grad:
+                yield tensor
+                # If somebody changes a view in place, backward passes its base, but not the view itself.
+                node = None if tensor._base is None else tensor._base.grad_fn
+                if node is not None and node._sequence_nr() >= self.sequence_number:
+                    yield tensor._base
+
+
+def tensors_in(value, seen: set[int] | None = None) -> Iterator[Tensor]:
+    """Yield the tensors in a unit's output: in containers, dataclasses and other objects."""
+    seen = set() if seen is None else seen
+    if isinstance(value, Tensor):
+        yield value
+        return
+    if isinstance(value, str | bytes | int | float | torch.nn.Module | type) or value is None or id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, dict):
+        parts = value.values()
+    elif isinstance(value, list | tuple | set):
+        parts = value
+    elif dataclasses.is_dataclass(value):
+        parts = [getattr(value, field.name, None) for field in dataclasses.fields(value)]
+    else:
+        parts = getattr(value, "__dict__", {}).values()
+    for part in parts:
+        yield from tensors_in(part, seen)

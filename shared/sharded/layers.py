@@ -1,0 +1,106 @@
+"""Layers that are split over ranks: what splitting them would lose, and what a whole layer would have checked."""
+
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from shared.guards.alarms import Alarm
+from shared.sharded.parts import mark_local
+
+IGNORED = -100  # the target that torch's cross_entropy ignores by default
+
+
+def like(whole: Tensor, shard: Tensor) -> Tensor:
+    """Make the shard of a parameter a parameter, which is frozen if the whole one is."""
+    return nn.Parameter(shard, whole.requires_grad) if isinstance(whole, nn.Parameter) else shard
+
+
+def as_parameter(tensor: Tensor) -> nn.Parameter:
+    """Return a parameter as it is, and train any other tensor."""
+    return tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor)
+
+
+def as_shard(tensor: Tensor, group: dist.ProcessGroup | None) -> nn.Parameter:
+    """Do what as_parameter() does for a tensor of which each rank has a shard, and tell torch's optimizers about it."""
+    shard = as_parameter(tensor)
+    clip_with = "add up the squares over the ranks, as clip_grad_norm_() of ParallelGPT and of Parallel3D does"
+    mark_local([shard], group, clip_with, is_split=True)
+    return shard
+
+
+def expect_same(named: Iterable[tuple[str, Tensor]], group: dist.ProcessGroup | None) -> None:
+    """Raise a ValueError on every rank if their tensors have other names, shapes or values.
+
+    Communication: one all-gather of two integers, which the ledger does not see.
+    """
+    tensors = {name: tensor.detach() for name, tensor in named}
+    device = next((tensor.device for tensor in tensors.values()), torch.device("cpu"))
+    if device.type != "meta":
+        lines = [
+            f"{name}: {list(t.shape)} with the sum {t.sum(dtype=torch.float64):.17g}" for name, t in tensors.items()
+        ]
+        Alarm(group).compare(lines, device)
+
+
+def expect_plain(layer: nn.Module, kind: type[nn.Module], group: dist.ProcessGroup | None) -> None:
+    """Raise a ValueError if a layer cannot be split.
+
+    It may compute something that would be lost when its parameters are split, or have other values on another rank.
+    """
+    hooks = [layer._forward_pre_hooks, layer._forward_hooks, layer._backward_pre_hooks, layer._backward_hooks]
+    hooks += [parameter._backward_hooks for parameter in layer.parameters()]
+    has_own_forward = type(layer).forward is not kind.forward or "forward" in vars(layer)
+    if has_own_forward or "weight" not in layer._parameters or layer._modules or any(hooks):
+        raise ValueError(
+            f"cannot split a {type(layer).__name__} that has hooks, a parametrization or a forward() of its own, "
+            f"because they would be lost: split a plain {kind.__name__}"
+        )
+    expect_same(layer.named_parameters(), group)
+
+
+def expect_plain_embedding(embedding: nn.Embedding, group: dist.ProcessGroup | None) -> None:
+    """Raise a ValueError if an embedding cannot be split: see expect_plain()."""
+    for setting in ("max_norm", "scale_grad_by_freq", "sparse"):
+        if getattr(embedding, setting, False):
+            raise ValueError(f"cannot split an embedding with {setting}: build it without")
+    expect_plain(embedding, nn.Embedding, group)
+
+
+def own_padding_idx(embedding: nn.Embedding, own_rows: int, group: dist.ProcessGroup | None) -> int | None:
+    """Return the index of an embedding's padding among this rank's rows, or None if it is not there."""
+    if embedding.padding_idx is None:
+        return None
+    row = embedding.padding_idx - dist.get_rank(group) * own_rows
+    return row if 0 <= row < own_rows else None
+
+
+def expect_in_vocabulary(tokens: Tensor, vocabulary: int, ignored: int | None = None) -> None:
+    """Raise an IndexError for a token that no rank has. On a GPU, the assertion of torch waits for nothing."""
+    if type(tokens) is not Tensor or tokens.is_meta or torch.compiler.is_compiling():
+        return
+    is_known = (tokens >= 0) & (tokens < vocabulary)
+    is_known = is_known if ignored is None else is_known | (tokens == ignored)
+    if tokens.device.type != "cpu":
+        torch._assert_async(is_known.all(), f"a token is not in the vocabulary of {vocabulary}")
+    elif not is_known.all():
+        wrong = tokens[~is_known][0].item()
+        raise IndexError(f"there is a token {wrong}, but the vocabulary has {vocabulary}, from 0 to {vocabulary - 1}")
+
+
+def mean_without(losses: Tensor, is_ignored: Tensor) -> Tensor:
+    """Return the mean of the losses that count. If none does, it is nan, as in torch's cross_entropy."""
+    return losses.masked_fill(is_ignored, 0).sum() / (~is_ignored).sum()
+
+
+def expect_equally_ignored(targets: Tensor, micro_batches: int) -> None:
+    """Raise a ValueError if the mean over micro-batches is not that over the targets that count."""
+    if targets.is_meta or len(targets) % micro_batches or not (targets == IGNORED).any():
+        return
+    ignored = (targets == IGNORED).view(micro_batches, -1).sum(1)
+    if (ignored != ignored[0]).any():
+        raise ValueError(
+            f"the micro-batches have {ignored.tolist()} targets of {IGNORED}, which the loss ignores, so the mean of "
+            "their losses is not the mean over all targets: let all micro-batches have equally many"
+        )

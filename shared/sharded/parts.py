@@ -1,0 +1,103 @@
+"""Parameters that are only a part of a model: which of torch's tools would do something wrong with them.
+
+An optimizer, GradScaler and clip_grad_norm_() see parameters, but not what other ranks have. So a parameter carries a
+Part, which they are made to look at.
+"""
+
+import dataclasses
+import functools
+import inspect
+import weakref
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.utils import clip_grad
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from shared.guards.optimizers import reject_whole_tensor_updates
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """What a parameter is a part of. An advice is empty where torch's own tool is right."""
+
+    instead_of_step: str = ""  # what to do instead of giving the parameter to an optimizer
+    instead_of_clipping: str = ""  # what to do instead of calling clip_grad_norm_()
+    instead_of_scaling: str = ""  # what to do instead of using a GradScaler
+    is_split: bool = False  # whether other ranks have other elements of the same parameter
+
+
+def mark(parameters: Iterable[nn.Parameter], **changes) -> None:
+    """Tell torch's tools what these parameters are a part of, in addition to what they know already."""
+    _guard_torch()
+    for parameter in parameters:
+        parameter.part = dataclasses.replace(_part_of(parameter), **changes)
+
+
+def mark_local(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup | None, clip_with: str, **changes) -> None:
+    """Mark parameters of a model of which other ranks have other parameters, or other elements."""
+    if dist.get_world_size(group) > 1:
+        scaling = "train in bfloat16, which needs no GradScaler"
+        mark(parameters, instead_of_clipping=clip_with, instead_of_scaling=scaling, **changes)
+
+
+def _part_of(parameter: nn.Parameter) -> Part:
+    return getattr(parameter, "part", Part())
+
+
+def _parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+@functools.cache
+def _guard_torch() -> None:
+    """Look at Parts in torch's tools. Optimizers have hooks for this. The others have none, so they are replaced."""
+    checked = weakref.WeakSet()  # the optimizers that update each element by itself
+
+    def before_step(optimizer: torch.optim.Optimizer, *_args) -> None:
+        parts = [_part_of(parameter) for parameter in _parameters_of(optimizer)]
+        if advice := next((part.instead_of_step for part in parts if part.instead_of_step), ""):
+            name = type(optimizer).__name__
+            raise RuntimeError(f"this {name} has parameters of a model that is sharded now: {advice}")
+        if optimizer not in checked and any(part.is_split for part in parts):
+            reject_whole_tensors(optimizer)
+            checked.add(optimizer)
+
+    def before_clipping(parameters, *args, **kwargs):
+        parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        for part in map(_part_of, parameters):
+            if part.instead_of_clipping:
+                raise RuntimeError(
+                    "torch's clip_grad_norm_() would use the norm of what this rank has, not that of the whole model: "
+                    + part.instead_of_clipping
+                )
+        return clip(parameters, *args, **kwargs)
+
+    def before_unscaling(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
+        for part in map(_part_of, _parameters_of(optimizer)):
+            if scaler.is_enabled() and part.instead_of_scaling:
+                raise RuntimeError(
+                    "a GradScaler looks for overflow only in what its own rank has, so some ranks would skip a step "
+                    f"that others take: {part.instead_of_scaling}"
+                )
+        unscale(scaler, optimizer)
+
+    register_optimizer_step_pre_hook(before_step)
+    clip, unscale = clip_grad._clip_grads_with_norm_, torch.amp.GradScaler.unscale_
+    clip_grad._clip_grads_with_norm_ = functools.wraps(clip)(before_clipping)  # clip_grad_norm_() calls this one
+    torch.amp.GradScaler.unscale_ = functools.wraps(unscale)(before_unscaling)  # step() calls this one, too
+
+
+def reject_whole_tensors(optimizer: torch.optim.Optimizer) -> None:
+    """Raise a ValueError if an optimizer does not update each element by itself, as far as that can be tried."""
+    signature = inspect.signature(type(optimizer))
+    how_to_run = {"foreach", "fused", "capturable", "differentiable"}  # these change no result
+    settings = {name: value for name, value in optimizer.defaults.items() if name in signature.parameters}
+    settings = {name: value for name, value in settings.items() if name not in how_to_run}
+    try:
+        signature.bind([], **settings)
+    except TypeError:
+        return  # it cannot be built in the usual way
+    reject_whole_tensor_updates(type(optimizer), settings)

@@ -1,0 +1,1258 @@
+"""Models and habits that people really train with: the wrappers train as one process does, or raise on every rank.
+
+Each case runs on the ranks. It returns None if everything was right, or says what was not. A case that must raise names
+the words that the error has to contain.
+"""
+
+import contextlib
+import copy
+import warnings
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.utils import parametrizations
+from torch.nn.utils.prune import l1_unstructured
+from torch.utils.checkpoint import checkpoint
+
+from shared import ranks
+from solutions.bucketed_ddp import BucketedDDP
+from solutions.compression import Int8, PowerSGD, TopK
+from solutions.manual_ddp import ManualDDP, broadcast_state
+from solutions.overlapped_ddp import OverlappedDDP
+from solutions.zero1 import ZeRO1
+from solutions.zero2 import ZeRO2
+
+pytestmark = pytest.mark.chapter("manual_ddp", "gradient_bucketing", "overlap", "zero1", "zero2", "less_communication")
+
+ADAMW = {"lr": 0.05, "weight_decay": 0.1}
+
+
+def manual(module, optimizer_cls, **settings):
+    return ManualDDP(module), optimizer_cls(module.parameters(), **settings)
+
+
+def bucketed(module, optimizer_cls, **settings):
+    return BucketedDDP(module, bucket_cap_mb=1e-4), optimizer_cls(module.parameters(), **settings)
+
+
+def overlapped(module, optimizer_cls, **settings):
+    return OverlappedDDP(module, bucket_cap_mb=1e-4), optimizer_cls(module.parameters(), **settings)
+
+
+def zero1(module, optimizer_cls, **settings):
+    broadcast_state(module)
+    return module, ZeRO1(module.parameters(), optimizer_cls, **settings)
+
+
+def zero2(module, optimizer_cls, **settings):
+    model = ZeRO2(module, optimizer_cls, bucket_cap_mb=1e-4, **settings)
+    return model, model
+
+
+REPLICATED = {"manual": manual, "bucketed": bucketed, "overlapped": overlapped}
+SHARDED = {"zero1": zero1, "zero2": zero2}
+WRAPPERS = REPLICATED | SHARDED
+
+
+def net(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+
+
+def batch(step=0, width=4):
+    return torch.randn(8, width, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
+
+
+def own(rows):
+    return rows[dist.get_rank() :: dist.get_world_size()]
+
+
+def step(model, optimizer, rows, before_step=lambda: None, after_forward=lambda: None):
+    optimizer.zero_grad()
+    loss = model(rows).square().mean()
+    after_forward()
+    loss.backward()
+    getattr(model, "finish_gradient_sync", lambda: None)()
+    before_step()
+    optimizer.step()
+
+
+def differs_from_one_process(wrap, build, train, optimizer_cls=torch.optim.AdamW, settings=ADAMW, tolerance=1e-9):
+    """Train on the ranks and in one process. Returns what differs, or None."""
+    alone = build(0)
+    train(alone, alone, optimizer_cls(alone.parameters(), **settings), lambda rows: rows)
+    module = build(dist.get_rank())
+    model, optimizer = wrap(module, optimizer_cls, **settings)
+    train(model, module, optimizer, own)
+    for name, value in alone.state_dict().items():
+        if not torch.allclose(module.state_dict()[name], value, atol=tolerance):
+            return f"{name} differs by {(module.state_dict()[name] - value).abs().max():.4f}"
+    return None
+
+
+# 1: what a tensor can look like
+
+
+class Shaped(nn.Module):
+    """A layer beside one parameter or buffer that looks unusual in memory."""
+
+    def __init__(self, seed, tensor, kind):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.layer = nn.Linear(4, 2).double()
+        value = tensor()
+        if kind == "buffer":
+            self.register_buffer("unusual", value)
+        else:
+            self.unusual = nn.Parameter(value, requires_grad=kind == "trained")
+
+
+def draw(*shape):
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+LOOKS = {
+    "slice": lambda: draw(4, 8)[:, :3],
+    "every second": lambda: draw(6, 8)[:, ::2],
+    "transposed": lambda: draw(3, 5).t(),
+    "permuted": lambda: draw(2, 3, 4).permute(2, 0, 1),
+    "channels last": lambda: draw(2, 3, 4, 4).to(memory_format=torch.channels_last),
+    "diagonal": lambda: draw(5, 5).diagonal(),
+    "empty": lambda: draw(0, 3),
+    "scalar": lambda: draw(1)[0],
+    "complex": lambda: torch.randn(3, 2, dtype=torch.complex128),
+    "conjugated": lambda: torch.randn(3, 2, dtype=torch.complex128).conj(),
+    "negative view": lambda: torch.randn(3, 2, dtype=torch.complex128).conj().imag,
+    "real part": lambda: torch.view_as_real(torch.randn(3, 2, dtype=torch.complex128))[..., 0],
+    "empty and strided": lambda: draw(4, 0, 6)[:, :, ::2],
+    "bfloat16": lambda: draw(3, 3).bfloat16(),
+}
+BUFFERS = {
+    "expanded": lambda: draw(1, 3).expand(4, 3),
+    "expanded twice": lambda: draw(1, 1, 2).expand(3, 4, 2),
+    "float8": lambda: torch.randn(3).to(torch.float8_e4m3fn),
+    "int16": lambda: torch.randint(0, 99, (3, 2), dtype=torch.int16),
+    "uint32 scalar": lambda: torch.randint(0, 99, ()).to(torch.uint32),
+    "bool slice": lambda: torch.rand(4, 6) > 0.5,
+    "windows": lambda: draw(9).unfold(0, 4, 1),
+    "windows in two dimensions": lambda: draw(5, 4).unfold(0, 3, 1).transpose(0, 2),
+    "overlapping": lambda: draw(6).as_strided((3, 3), (1, 1)),
+    "expanded, empty": lambda: draw(1, 0).expand(4, 0),
+    "complex half": lambda: torch.randn(3, dtype=torch.complex64).to(torch.complex32),
+    "uint64 slice": lambda: torch.randint(0, 99, (4, 4)).to(torch.uint64)[:, 1:3],
+}
+
+
+def unusual_tensors_start_equal():
+    wrong = []
+    for wrap_name, wrap in WRAPPERS.items():
+        cases = [(kind, name, look) for kind in ("trained", "frozen", "buffer") for name, look in LOOKS.items()]
+        for kind, name, look in [*cases, *(("buffer", name, look) for name, look in BUFFERS.items())]:
+            module = Shaped(dist.get_rank(), look, kind)
+            wrap(module, torch.optim.SGD, lr=0.1)
+            expected = Shaped(0, look, kind).unusual
+            found, expected = (t.detach().contiguous().resolve_conj() for t in (module.unusual, expected))
+            if found.dtype is torch.float8_e4m3fn:
+                found, expected = found.float(), expected.float()
+            if found.dtype is torch.complex32:
+                found, expected = torch.view_as_real(found), torch.view_as_real(expected)
+            if not torch.equal(found, expected):
+                wrong.append(f"{wrap_name}: {name} as {kind}")
+    return ", ".join(wrong) or None
+
+
+class UsesUnusual(Shaped):
+    def forward(self, rows):
+        used = self.layer(rows) * self.unusual.abs().square().sum()
+        return used if self.unusual.numel() else self.layer(rows) + self.unusual.sum()
+
+
+def unusual_parameters_train(wrap):
+    wrong = []
+    for name, look in LOOKS.items():
+        if name == "conjugated":  # torch's AdamW cannot train it
+            continue
+
+        def build(seed, look=look):
+            return UsesUnusual(seed, look, "trained")
+
+        def train(model, module, optimizer, part):
+            for number in range(2):
+                step(model, optimizer, part(batch(number)))
+
+        tolerance = 0.05 if name == "bfloat16" else 1e-9
+        if problem := differs_from_one_process(wrap, build, train, tolerance=tolerance):
+            wrong.append(f"{name}: {problem}")
+    return ", ".join(wrong) or None
+
+
+def expanded_parameter(wrap):
+    module = Shaped(0, lambda: draw(1).expand(5), "trained")
+    wrap(module, torch.optim.SGD, lr=0.1)
+
+
+def sparse_buffer(wrap):
+    wrap(Shaped(0, lambda: torch.eye(3).to_sparse(), "buffer"), torch.optim.SGD, lr=0.1)
+
+
+def sparse_buffer_on_one_rank(wrap):
+    buffer = torch.eye(3) if dist.get_rank() else torch.eye(3).to_sparse()
+    wrap(Shaped(0, lambda: buffer, "buffer"), torch.optim.SGD, lr=0.1)
+
+
+def trained_buffer(wrap):
+    module = net()
+    module.register_buffer("seen", torch.ones(3, requires_grad=True))
+    wrap(module, torch.optim.SGD, lr=0.1)
+
+
+def lazy_layer(wrap):
+    wrap(nn.Sequential(nn.LazyLinear(3)), torch.optim.SGD, lr=0.1)
+
+
+def tied_by_storage(wrap):
+    module = net()
+    module.register_parameter("top", nn.Parameter(module[0].weight.data[:2]))
+    wrap(module, torch.optim.SGD, lr=0.1)
+
+
+def buffer_views_a_parameter(wrap):
+    module = net()
+    module.register_buffer("seen", module[0].weight.detach())
+    wrap(module, torch.optim.SGD, lr=0.1)
+
+
+def sparse_gradient(wrap):
+    module = nn.Sequential(nn.Embedding(6, 4, sparse=True), nn.Linear(4, 1))
+    model, optimizer = wrap(module, torch.optim.SGD, lr=0.1)
+    model(torch.tensor([1, 2])).sum().backward()
+    getattr(model, "finish_gradient_sync", optimizer.step)()
+
+
+def sparse_gradient_on_one_rank(wrap):
+    module = nn.ModuleDict({"words": nn.Embedding(6, 4, sparse=True), "out": nn.Linear(4, 1)})
+    model, optimizer = wrap(module, torch.optim.SGD, lr=0.1)
+    used = module["words"](torch.tensor([1, 2])) if dist.get_rank() == 0 else torch.ones(2, 4)
+    module["out"](used).sum().backward()
+    getattr(model, "finish_gradient_sync", optimizer.step)()
+
+
+def complex_and_compressed(wrap):
+    OverlappedDDP(nn.Linear(4, 4, dtype=torch.complex64), compressor=wrap)
+
+
+# 2: what changes after wrapping. Each changes a module; `rank` says where, None on all ranks.
+
+
+def freeze(module):
+    module[0].requires_grad_(False)
+
+
+def unfreeze(module):
+    module[2].bias.requires_grad_(True)
+
+
+def assign(module):
+    module.load_state_dict(copy.deepcopy(module.state_dict()), assign=True)
+
+
+def add_layer(module):
+    module.append(nn.Linear(3, 3).double())
+
+
+def replace_layer(module):
+    module[2] = nn.Linear(6, 3).double()
+
+
+def drop_layer(module):
+    del module[2]
+
+
+def add_weight_norm(module):
+    parametrizations.weight_norm(module[0])
+
+
+def untie(module):
+    module[0].weight = nn.Parameter(module[0].weight.detach().clone())
+
+
+def to_float(module):
+    module.float()
+
+
+def rebind(module):
+    module[0].weight.data = module[0].weight.data.clamp(-0.3, 0.3)
+
+
+def rebind_scaled(module):
+    module[2].weight.data = 0.5 * module[2].weight.data
+
+
+def double(module):
+    module.double()  # it is in float64 already
+
+
+def load(module):
+    module.load_state_dict({name: 0.9 * value for name, value in module.state_dict().items()})
+
+
+def initialize(module):
+    torch.manual_seed(5)
+    module.apply(lambda layer: layer.reset_parameters() if hasattr(layer, "reset_parameters") else None)
+
+
+def average_in_place(module):
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.lerp_(torch.ones_like(parameter), 0.1)
+
+
+def rebuild_buffer(module):
+    module.register_buffer("seen", torch.zeros(2))
+
+
+def tie(module):
+    module[1].register_parameter("shift", module[0].bias)
+
+
+def prune(module):
+    l1_unstructured(module[0], "weight", 0.5)
+
+
+HARMLESS = (double, load, initialize, average_in_place, rebuild_buffer)
+CHANGES = (
+    freeze,
+    unfreeze,
+    assign,
+    add_layer,
+    replace_layer,
+    drop_layer,
+    add_weight_norm,
+    untie,
+    to_float,
+    tie,
+    prune,
+)
+
+
+def changes_are_noticed(wrap, change, everywhere):
+    """Change a module after one step, on all ranks or only on the last one. Returns None if all ranks raise."""
+    module = net(dist.get_rank())
+    module[2].bias.requires_grad_(False)
+    model, optimizer = wrap(module, torch.optim.SGD, lr=0.1)
+    step(model, optimizer, own(batch()))
+    if everywhere or dist.get_rank() == dist.get_world_size() - 1:
+        change(module)
+    dtype = next(module.parameters()).dtype
+    try:
+        step(model, optimizer, own(batch(1)).to(dtype))
+    except RuntimeError as error:
+        text = str(error)
+        return None if "wrap" in text and ("parameter" in text or "submodules" in text) else f"unclear: {text}"
+    return f"{change.__name__} was not noticed"
+
+
+def is_harmless(wrap, change):
+    def train(model, module, optimizer, part):
+        for number in range(3):
+            step(model, optimizer, part(batch(number)))
+            change(module)
+
+    return differs_from_one_process(wrap, net, train)
+
+
+def frozen_differently_before_wrapping(wrap):
+    module = net()
+    module[0].requires_grad_(dist.get_rank() == 0)
+    wrap(module, torch.optim.SGD, lr=0.1)
+
+
+def different_sizes(wrap):
+    wrap(nn.Linear(4, 3 + dist.get_rank()), torch.optim.SGD, lr=0.1)
+
+
+# 3: what users call around the step
+
+
+def clips_with_torch(wrap):
+    module = net()
+    model, optimizer = wrap(module, torch.optim.SGD, lr=0.1)
+    step(model, optimizer, own(batch()), lambda: nn.utils.clip_grad_norm_(module.parameters(), 0.1))
+
+
+def clips_values_with_torch(wrap):
+    module = net()
+    model, optimizer = wrap(module, torch.optim.SGD, lr=0.1)
+    step(model, optimizer, own(batch()), lambda: nn.utils.clip_grad_value_(module.parameters(), 0.1))
+
+
+def clips_before_finishing(wrap):
+    module = net()
+    model, _ = wrap(module, torch.optim.SGD, lr=0.1)
+    model(own(batch())).square().mean().backward()
+    try:
+        nn.utils.clip_grad_norm_(module.parameters(), 0.1)
+    finally:
+        model.finish_gradient_sync()
+
+
+def steps_before_finishing(wrap, after):
+    """Forget finish_gradient_sync() in one step, after a step or a skipped batch that was right."""
+    model, optimizer = wrap(net(), torch.optim.SGD, lr=0.1)
+    if after == "a step":
+        step(model, optimizer, own(batch()))
+    elif after == "a skipped batch":
+        model(own(batch())).sum().backward()
+        model.finish_gradient_sync()
+    optimizer.zero_grad(set_to_none=after != "a step")
+    model(own(batch())).sum().backward()
+    try:
+        getattr(optimizer, "optimizer", optimizer).step()
+    finally:
+        model.finish_gradient_sync()
+
+
+def steps_of_a_copy_before_finishing(wrap):
+    model = copy.deepcopy(wrap(net()))
+    model(own(batch())).sum().backward()
+    try:
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+    finally:
+        model.finish_gradient_sync()
+
+
+def steps_of_other_models(wrap):
+    """Gradients that another optimizer does not use, and those that zero_grad() drops, stop no step."""
+    model, optimizer = wrap(net(), torch.optim.SGD, lr=0.1)
+    other = nn.Linear(3, 1).double()
+    other(model(own(batch()))).sum().backward()
+    nn.utils.clip_grad_norm_(other.parameters(), 1.0)
+    torch.optim.SGD(other.parameters(), lr=0.1).step()
+    model.finish_gradient_sync()
+    optimizer.step()
+    model(own(batch())).sum().backward()
+    model.finish_gradient_sync()
+    optimizer.zero_grad()
+    optimizer.step()
+
+
+def scales_with_torch(wrap):
+    model, optimizer = wrap(net(), torch.optim.SGD, lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler.scale(model(own(batch())).square().mean()).backward()
+    getattr(model, "finish_gradient_sync", lambda: None)()
+    scaler.step(optimizer)
+
+
+def clipping_is_right(wrap):
+    def train(model, module, optimizer, part):
+        for number in range(2):
+            step(model, optimizer, part(batch(number)), lambda: nn.utils.clip_grad_norm_(module.parameters(), 0.1))
+
+    return differs_from_one_process(wrap, net, train)
+
+
+def clipping_again_after_unwrapping():
+    module = net()
+    optimizer = ZeRO1(module.parameters(), torch.optim.SGD, lr=0.1)
+    del optimizer
+    model = BucketedDDP(module)
+    model(own(batch())).sum().backward()
+    model.finish_gradient_sync()
+    nn.utils.clip_grad_norm_(module.parameters(), 0.1)
+
+
+def whole_tensor_optimizer(optimizer_cls, settings):
+    ZeRO1(net().parameters(), optimizer_cls, **settings)
+
+
+def group_added_to_zero2():
+    model = ZeRO2(net(), torch.optim.SGD, lr=0.1)
+    model.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3))]})
+
+
+def skipped_batch(wrap, set_to_none):
+    """Skip the batch that uses the first expert. The next one uses only the second."""
+    module = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+    model, optimizer = wrap(module, torch.optim.SGD, lr=0.1)
+    module[0](own(batch()).float()).sum().backward()
+    optimizer.zero_grad(set_to_none=set_to_none)
+    module[1](own(batch()).float()).sum().backward()
+    getattr(model, "finish_gradient_sync", lambda: None)()
+    if module[0].weight.grad is not None and module[0].weight.grad.any():
+        return "the skipped batch came back"
+    return None
+
+
+def interrupted_step(wrap):
+    """An exception in the middle of backward, on all ranks. Finish, drop the gradients, and train on."""
+
+    def train(model, module, optimizer, part):
+        def interrupt(gradient):
+            raise KeyboardInterrupt
+
+        for number in range(3):
+            if number == 1 and part is own:
+                handle = module[0].weight.register_hook(interrupt)
+                try:
+                    model(part(batch(9))).square().mean().backward()
+                except KeyboardInterrupt:
+                    handle.remove()
+                getattr(model, "finish_gradient_sync", lambda: None)()
+            step(model, optimizer, part(batch(number)))
+
+    return differs_from_one_process(wrap, net, train)
+
+
+def kept_gradients(wrap):
+    """zero_grad(set_to_none=False), a scheduler, evaluation between steps, and parameters given with their names."""
+
+    def train(model, module, optimizer, part):
+        schedule = torch.optim.lr_scheduler.StepLR(getattr(optimizer, "optimizer", optimizer), 1, 0.5)
+        for number in range(3):
+            optimizer.zero_grad(set_to_none=False)
+            model(part(batch(number))).square().mean().backward()
+            getattr(model, "finish_gradient_sync", lambda: None)()
+            optimizer.step()
+            schedule.step()
+            module.eval()
+            with torch.no_grad():
+                module(batch(7))
+            module.train()
+
+    return differs_from_one_process(wrap, net, train)
+
+
+def alternating_models(wrap):
+    """A GAN: the generator's loss also reaches the discriminator, which is frozen meanwhile."""
+
+    def train(wrapped, modules, optimizers, part):
+        (generator, judge), (_, d), (g_optimizer, d_optimizer) = wrapped, modules, optimizers
+        for number in range(3):
+            fake = generator(part(batch(number))).detach()
+            step(judge, d_optimizer, fake)
+            d.requires_grad_(False)
+            g_optimizer.zero_grad()
+            d(generator(part(batch(number)))).square().mean().backward()
+            d.requires_grad_(True)
+            getattr(generator, "finish_gradient_sync", lambda: None)()
+            g_optimizer.step()
+
+    def pair(seed):
+        return net(seed), nn.Linear(3, 1).double().requires_grad_(True)
+
+    torch.manual_seed(0)
+    alone = pair(0)
+    modules = copy.deepcopy(alone)
+    train(alone, alone, [torch.optim.SGD(m.parameters(), lr=0.1) for m in alone], lambda rows: rows)
+    pairs = [wrap(module, torch.optim.SGD, lr=0.1) for module in modules]
+    train([model for model, _ in pairs], modules, [optimizer for _, optimizer in pairs], own)
+    for mine, theirs in zip(modules, alone, strict=True):
+        for a, b in zip(mine.parameters(), theirs.parameters(), strict=True):
+            if not torch.allclose(a, b, atol=1e-9):
+                return f"differs by {(a - b).abs().max():.4f}"
+    return None
+
+
+def finish(model):
+    getattr(model, "finish_gradient_sync", lambda: None)()
+
+
+def scaled_steps(wrap):
+    """GradScaler skips the step in which one rank overflows, on all ranks, also with clipping."""
+
+    def train(model, module, optimizer, part):
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        for number in range(3):
+            rows = batch(number)
+            rows[0] *= torch.inf if number == 1 else 1
+            optimizer.zero_grad()
+            scaler.scale(model(part(rows)).square().mean()).backward()
+            finish(model)
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(module.parameters(), 0.1)
+            scaler.step(optimizer)
+            scaler.update()
+
+    return differs_from_one_process(wrap, net, train)
+
+
+def unscales_before_finishing(wrap):
+    model, optimizer = wrap(net(), torch.optim.SGD, lr=0.1)
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(model(own(batch())).sum()).backward()
+    try:
+        scaler.unscale_(optimizer)
+    finally:
+        model.finish_gradient_sync()
+
+
+def closures(wrap, optimizer_cls, settings):
+    def train(model, module, optimizer, part):
+        def closure():
+            optimizer.zero_grad()
+            loss = model(part(batch())).square().mean()
+            loss.backward()
+            finish(model)
+            return loss if part is not own else averaged(loss)
+
+        for _ in range(2):
+            optimizer.step(closure)
+
+    return differs_from_one_process(wrap, net, train, optimizer_cls, settings)
+
+
+def averaged(loss):
+    losses = [torch.empty_like(loss) for _ in range(dist.get_world_size())]
+    dist.all_gather(losses, loss.detach())
+    return sum(losses) / len(losses)
+
+
+def changes_gradients_early(wrap, change):
+    """Change gradients between backward() and finish_gradient_sync(), when buckets may be in flight."""
+
+    def train(model, module, optimizer, part):
+        for number in range(2):
+            optimizer.zero_grad()
+            model(part(batch(number))).square().mean().backward()
+            for parameter in module.parameters():
+                change(parameter.grad)
+            finish(model)
+            optimizer.step()
+
+    return differs_from_one_process(wrap, net, train)
+
+
+def graph_from_before_the_step(wrap):
+    model, optimizer = wrap(net(), torch.optim.SGD, lr=0.1)
+    before = model(own(batch(1))).square().mean()
+    step(model, optimizer, own(batch()))
+    optimizer.zero_grad()
+    before.backward()
+
+
+def clips_in_two_calls(wrap):
+    def clip():
+        norm = nn.utils.get_total_norm([p.grad for p in module.parameters() if p.grad is not None])
+        nn.utils.clip_grads_with_norm_(module.parameters(), 0.1, norm)
+
+    module = net()
+    model, optimizer = wrap(module, torch.optim.SGD, lr=0.1)
+    step(model, optimizer, own(batch()), clip)
+
+
+def forgets_zero_grad(wrap):
+    model, optimizer = wrap(net(), torch.optim.SGD, lr=0.1)
+    for number in range(2):
+        model(own(batch(number))).square().mean().backward()
+        finish(model)
+        optimizer.step()
+
+
+def interrupted_without_finishing(wrap):
+    """The loop catches an exception, does not finish, and goes on. If the wrapper refuses once, it goes on as well."""
+
+    def train(model, module, optimizer, part):
+        def interrupt(gradient):
+            raise KeyboardInterrupt
+
+        for number in range(3):
+            if number == 1 and part is own:
+                handle = module[0].weight.register_hook(interrupt)
+                try:
+                    model(part(batch(9))).square().mean().backward()
+                except KeyboardInterrupt:
+                    handle.remove()
+                try:
+                    step(model, optimizer, part(batch(8)))
+                    refused = False
+                except RuntimeError as error:
+                    refused = "finish_gradient_sync()" in str(error)
+                if refused != hasattr(model, "no_sync"):
+                    raise AssertionError("it raises if it has hooks")
+                if refused:
+                    step(model, optimizer, part(batch(8)))
+            elif number == 1:
+                step(model, optimizer, part(batch(8)))
+            step(model, optimizer, part(batch(number)))
+
+    return differs_from_one_process(wrap, net, train)
+
+
+def accumulates(wrap):
+    """Three micro-batches: one inside no_sync(), if there is any, one that is finished, and the last."""
+
+    def train(model, module, optimizer, part):
+        for _ in range(2):
+            optimizer.zero_grad()
+            with getattr(model, "no_sync", contextlib.nullcontext)():
+                model(part(batch(0))).square().mean().backward()
+                finish(model)
+            for number in (1, 2):
+                model(part(batch(number))).square().mean().backward()
+                if hasattr(model, "no_sync") or number == 2:
+                    finish(model)
+            finish(model)
+            optimizer.step()
+
+    return differs_from_one_process(wrap, net, train)
+
+
+def gradients_set_by_hand(wrap):
+    def train(model, module, optimizer, part):
+        for number in range(2):
+            optimizer.zero_grad()
+            loss = model(part(batch(number))).square().mean()
+            parameters = list(module.parameters())
+            for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+                parameter.grad = gradient
+            finish(model)
+            optimizer.step()
+
+    return differs_from_one_process(wrap, net, train)
+
+
+def averaged_weights(wrap):
+    """Evaluate an average of the weights, as in EMA and SWA."""
+
+    def train(model, module, optimizer, part):
+        average = torch.optim.swa_utils.AveragedModel(module)
+        for number in range(3):
+            step(model, optimizer, part(batch(number)))
+            average.update_parameters(module)
+        module.load_state_dict(average.module.state_dict())
+
+    return differs_from_one_process(wrap, net, train)
+
+
+def copied_with_a_group(wrap):
+    group = dist.new_group()
+    model = wrap(net(), group=group)
+    twin = copy.deepcopy(model)
+    twin(own(batch())).square().mean().backward()
+    twin.finish_gradient_sync()
+
+
+def wrapped_twice(wrap):
+    module = net()
+    models = [wrap(module, torch.optim.SGD, lr=0.1)[0] for _ in range(2)]
+    try:
+        models[0](own(batch())).sum().backward()
+    finally:
+        for model in models:
+            model.finish_gradient_sync()
+
+
+def wrapped_again(wrap):
+    module = net()
+    model, optimizer = wrap(module, torch.optim.SGD, lr=0.1)
+    module[0].requires_grad_(False)
+    model, optimizer = wrap(module, torch.optim.SGD, lr=0.1)
+    step(model, optimizer, own(batch()))
+
+
+# 4: unused everywhere
+
+
+class Experts(nn.Module):
+    def __init__(self, seed):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.experts = nn.ModuleList(nn.Linear(4, 4) for _ in range(3)).double()
+        self.spare = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+        self.use: tuple = (0,)
+
+    def forward(self, rows):
+        return sum(self.experts[index](rows) for index in self.use)
+
+
+OPTIMIZERS = {
+    "AdamW": (torch.optim.AdamW, ADAMW),
+    "Adam": (torch.optim.Adam, {"lr": 0.05, "amsgrad": True, "weight_decay": 0.1}),
+    "SGD": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "dampening": 0.3, "weight_decay": 0.1}),
+    "RMSprop": (torch.optim.RMSprop, {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.1}),
+}
+USES = [(0,), (0, 1), (0,), (0, 1, 2), (2,)]
+
+
+def unused_keeps_its_value(wrap, optimizer_cls, settings, set_to_none=True):
+    def train(model, module, optimizer, part):
+        for number, module.use in enumerate(USES):
+            optimizer.zero_grad(set_to_none=set_to_none)
+            model(part(batch(number))).square().mean().backward()
+            finish(model)
+            optimizer.step()
+
+    return differs_from_one_process(wrap, Experts, train, optimizer_cls, settings)
+
+
+def unused_after_a_skipped_batch(wrap, whose):
+    """The skipped batch uses an expert that the next one does not."""
+
+    def train(model, module, optimizer, part):
+        for number in range(3):
+            module.use = (0, 1)
+            model(part(batch(number))).square().mean().backward()
+            finish(model)
+            if number == 1:
+                (module if whose == "the model's" else optimizer).zero_grad()
+                module.use = (0,)
+                model(part(batch(7))).square().mean().backward()
+                finish(model)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return differs_from_one_process(wrap, Experts, train)
+
+
+def unused_by_one_rank(wrap):
+    """Each rank uses other experts, and none uses the last."""
+
+    def train(model, module, optimizer, part):
+        for number in range(3):
+            optimizer.zero_grad()
+            for rank in [dist.get_rank()] if part is own else range(dist.get_world_size()):
+                module.use = (0, 1) if rank == 0 else (0,)
+                rows = batch(number)[rank :: dist.get_world_size()]
+                (model(rows).square().mean() / (1 if part is own else dist.get_world_size())).backward()
+            finish(model)
+            optimizer.step()
+
+    return differs_from_one_process(wrap, Experts, train)
+
+
+def gradients_masked_by_zero(wrap):
+    """A mask makes gradients of −0.0, which are not None: weight decay changes the parameter."""
+
+    def build(seed):
+        module = net(seed)
+        module.register_parameter("scale", nn.Parameter(torch.ones((), dtype=torch.float64)))
+        module.scale.register_hook(lambda gradient: -0.0 * gradient.abs())
+        return module
+
+    def train(model, module, optimizer, part):
+        for number in range(3):
+            optimizer.zero_grad()
+            (module.scale * model(part(batch(number))).square().mean()).backward()
+            finish(model)
+            optimizer.step()
+
+    return differs_from_one_process(wrap, build, train)
+
+
+def resumed_with_unused(wrap):
+    """Save, load into a new optimizer, and train on, twice: each parameter has its own number of steps."""
+
+    def train(model, module, optimizer, part):
+        begun = module
+        for number, use in enumerate(USES):
+            module.use = use
+            step(model, optimizer, part(batch(number)))
+            if number in (1, 3):
+                state = copy.deepcopy(getattr(optimizer, "optimizer", optimizer).state_dict())
+                values, module = module.state_dict(), Experts(7)
+                module.load_state_dict(values)
+                if part is own:
+                    model, optimizer = wrap(module, torch.optim.AdamW, **ADAMW)
+                else:
+                    model, optimizer = module, torch.optim.AdamW(module.parameters(), **ADAMW)
+                getattr(optimizer, "optimizer", optimizer).load_state_dict(state)
+        begun.load_state_dict(module.state_dict())
+
+    return differs_from_one_process(wrap, Experts, train)
+
+
+def saved_with_unused(wrap):
+    """The state is that of a plain optimizer, also of parameters that were never used."""
+    states = []
+
+    def train(model, module, optimizer, part):
+        for number, module.use in enumerate(USES[:3]):
+            step(model, optimizer, part(batch(number)))
+        states.append(getattr(optimizer, "optimizer", optimizer).state_dict()["state"])
+
+    problem = differs_from_one_process(wrap, Experts, train)
+    plain, sharded = states
+    if plain.keys() != sharded.keys():
+        return f"entries for {sorted(sharded)} instead of {sorted(plain)}"
+    for index, entries in plain.items():
+        for name, value in entries.items():
+            if not torch.allclose(sharded[index][name], value, atol=1e-9):
+                return f"{name} of {index}"
+    return problem
+
+
+def copied_with_unused():
+    """A copy trains on as the original does."""
+    model = ZeRO2(Experts(0), torch.optim.AdamW, bucket_cap_mb=1e-4, **ADAMW)
+    for number, model.module.use in enumerate(USES[:3]):
+        step(model, model, own(batch(number)))
+    twin = copy.deepcopy(model)
+    for each in (model, twin):
+        for number, each.module.use in enumerate(USES):
+            step(each, each, own(batch(number)))
+    same = [torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True)]
+    return None if all(same) else f"{same.count(False)} parameters differ"
+
+
+def unused_on_one_rank_is_averaged(wrap):
+    """Only rank 0 uses expert 1, in some steps with a gradient of exactly zero."""
+    module = Experts(0)
+    model, optimizer = wrap(module, torch.optim.AdamW, **ADAMW)
+    for number in range(3):
+        module.use = (0, 1) if dist.get_rank() == 0 else (0,)
+        optimizer.zero_grad()
+        rows = own(batch(number)) * (0.0 if number == 1 else 1.0)
+        model(rows).square().mean().backward()
+        model.finish_gradient_sync()
+        if module.experts[1].weight.grad is None:
+            return "a gradient of zeros became None"
+        optimizer.step()
+    weights = [torch.empty_like(module.experts[1].weight) for _ in range(dist.get_world_size())]
+    dist.all_gather(weights, module.experts[1].weight.detach())
+    return None if all(torch.equal(weights[0], weight) for weight in weights) else "the ranks differ"
+
+
+# 5: values that are not finite
+
+
+def recovers(compressor, poison, step_of_poison=1, dtype=torch.float32, everywhere=False, accumulate=False):
+    torch.manual_seed(0)
+    model = OverlappedDDP(nn.Linear(64, 64, dtype=dtype), bucket_cap_mb=0.001, compressor=compressor)
+    for number in range(4):
+        rows = torch.randn(4, 64).to(dtype)
+        if number == step_of_poison and (everywhere or dist.get_rank() == 0):
+            rows = poison(rows)
+        model.zero_grad()
+        with model.no_sync() if accumulate else contextlib.nullcontext():
+            model(rows).square().mean().backward()
+        if accumulate:
+            model(torch.randn(4, 64).to(dtype)).square().mean().backward()
+        model.finish_gradient_sync()
+        gradient = model.module.weight.grad.contiguous()
+        finite = gradient.isfinite().all().item()
+        found = [None] * dist.get_world_size()
+        dist.all_gather_object(found, (finite, gradient.nan_to_num(7, 8, 9)))
+        if not all(torch.equal(found[0][1], other) for _, other in found):
+            return f"step {number}: the ranks have different gradients"
+        if number == step_of_poison and finite:
+            return "nobody sees that this step overflowed"
+        if number > step_of_poison and not finite:
+            return f"step {number} is still poisoned"
+    return None
+
+
+def fill(value, *index):
+    def poison(rows):
+        rows[index] = value
+        return rows
+
+    return poison
+
+
+POISONS = {
+    "inf": fill(float("inf"), 0, 0),
+    "-inf": fill(float("-inf"), 1),
+    "nan": fill(float("nan"), 0, 3),
+    "all nan": fill(float("nan"), ...),
+    "overflow": lambda rows: 1e30 * rows,
+    "inf and nan": lambda rows: fill(float("nan"), 1, 1)(fill(float("inf"), 0, 0)(rows)),
+}
+COMPRESSORS = {"none": lambda: None, "int8": Int8, "topk": lambda: TopK(0.05), "powersgd": lambda: PowerSGD(2)}
+
+
+RECOVERING = {
+    "the first step": {"step_of_poison": 0},
+    "bfloat16": {"dtype": torch.bfloat16},
+    "float64": {"dtype": torch.float64},
+    "everywhere": {"everywhere": True},
+    "in no_sync()": {"accumulate": True},
+}
+
+
+def skips_what_is_not_finite(wrap):
+    """Skip the step if the norm is not finite, as on one process."""
+
+    def train(model, module, optimizer, part):
+        for number in range(4):
+            rows = batch(number)
+            rows[0] *= torch.nan if number == 1 else 1
+            optimizer.zero_grad()
+            model(part(rows)).square().mean().backward()
+            finish(model)
+            clips = getattr(
+                optimizer, "clip_grad_norm_", lambda most: nn.utils.clip_grad_norm_(module.parameters(), most)
+            )
+            if clips(0.5).isfinite():
+                optimizer.step()
+
+    return differs_from_one_process(wrap, net, train)
+
+
+def a_step_without_backward(compressor):
+    """Finish a step in which no rank has a gradient, after one in which all have."""
+    model = OverlappedDDP(net(), compressor=compressor())
+    for number in range(3):
+        model.zero_grad()
+        if number != 1:
+            model(own(batch())).square().mean().backward()
+        model.finish_gradient_sync()
+
+
+def empty_bucket(compressor):
+    """A bucket without elements, in a dtype of its own."""
+    module = net()
+    module.register_parameter("none", nn.Parameter(torch.empty(0, 3, dtype=torch.float32)))
+    model = OverlappedDDP(module, compressor=compressor())
+    model(own(batch())).square().mean().backward()
+    model.finish_gradient_sync()
+
+
+def nan_everywhere_is_no_problem_of_another_rank(wrap):
+    """A real NaN is passed on, and raises nothing."""
+    model, optimizer = wrap(net(), torch.optim.SGD, lr=0.1)
+    step(model, optimizer, own(batch()) * float("nan"))
+
+
+# 9: advice
+
+
+class Reentrant(nn.Module):
+    def __init__(self, plain_call=False):
+        super().__init__()
+        self.into, self.layer, self.plain_call = nn.Linear(4, 4).double(), nn.Linear(4, 4).double(), plain_call
+
+    def forward(self, rows):
+        rows = checkpoint(self.layer, self.into(rows), use_reentrant=True)
+        return self.layer(rows) if self.plain_call else checkpoint(self.layer, rows, use_reentrant=True)
+
+
+def reentrant(wrap, plain_call):
+    model, optimizer = wrap(Reentrant(plain_call), torch.optim.SGD, lr=0.1)
+    step(model, optimizer, own(batch()))
+
+
+def twice_without_finishing(wrap, only_rank=None):
+    model, _ = wrap(net(), torch.optim.SGD, lr=0.1)
+    model(own(batch())).sum().backward()
+    if only_rank in (None, dist.get_rank()):
+        model(own(batch())).sum().backward()
+    model.finish_gradient_sync()
+
+
+def create_graph(wrap):
+    model, _ = wrap(net(), torch.optim.SGD, lr=0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model(own(batch())).square().sum().backward(create_graph=True)
+    model.finish_gradient_sync()
+
+
+def on_one_rank_only():
+    group = dist.new_group([0])
+    if dist.get_rank() == 0:
+        ManualDDP(net(), group)
+        raise ValueError("the group has only rank 0")
+    ManualDDP(net(), group)
+
+
+RIGHT = {
+    "1 unusual tensors": (unusual_tensors_start_equal,),
+    **{f"1 unusual parameters train, {name}": (unusual_parameters_train, wrap) for name, wrap in WRAPPERS.items()},
+    **{
+        f"2 {change.__name__} {where}, {name}": (changes_are_noticed, wrap, change, where == "everywhere")
+        for name, wrap in REPLICATED.items()
+        for change in CHANGES
+        for where in ("everywhere", "on one rank")
+    },
+    **{
+        f"2 {change.__name__} {where}, {name}": (changes_are_noticed, wrap, change, where == "everywhere")
+        for name, wrap in SHARDED.items()
+        for change in (freeze, unfreeze, rebind, rebind_scaled, to_float)
+        for where in ("everywhere", "on one rank")
+    },
+    **{
+        f"2 {change.__name__} everywhere, zero2": (changes_are_noticed, zero2, change, True)
+        for change in (assign, add_layer, replace_layer, drop_layer, add_weight_norm, untie, tie, prune)
+    },
+    **{
+        f"2 {change.__name__} is harmless, {name}": (is_harmless, wrap, change)
+        for name, wrap in WRAPPERS.items()
+        for change in ((rebind, rebind_scaled, *HARMLESS) if name in REPLICATED else HARMLESS)
+    },
+    **{f"3 scaled, {name}": (scaled_steps, wrap) for name, wrap in REPLICATED.items()},
+    **{f"3 closure, {n}": (closures, w, torch.optim.AdamW, ADAMW) for n, w in WRAPPERS.items() if n != "zero2"},
+    **{f"3 LBFGS, {n}": (closures, w, torch.optim.LBFGS, {"max_iter": 3}) for n, w in REPLICATED.items()},
+    **{
+        f"3 gradients halved before they are averaged, {n}": (changes_gradients_early, w, lambda grad: grad.mul_(0.5))
+        for n, w in {"manual": manual, "bucketed": bucketed, "zero1": zero1}.items()
+    },
+    **{f"3 interrupted, not finished, {n}": (interrupted_without_finishing, w) for n, w in WRAPPERS.items()},
+    **{f"3 accumulates, {n}": (accumulates, w) for n, w in WRAPPERS.items()},
+    **{f"3 gradients set by hand, {n}": (gradients_set_by_hand, w) for n, w in WRAPPERS.items()},
+    **{f"3 averaged weights, {n}": (averaged_weights, w) for n, w in WRAPPERS.items()},
+    **{f"3 clipping, {name}": (clipping_is_right, wrap) for name, wrap in REPLICATED.items()},
+    "3 clipping after unwrapping": (clipping_again_after_unwrapping,),
+    **{f"3 other optimizers, {name}": (steps_of_other_models, wrap) for name, wrap in REPLICATED.items()},
+    **{f"3 interrupted, {name}": (interrupted_step, wrap) for name, wrap in WRAPPERS.items()},
+    **{f"3 kept gradients, {name}": (kept_gradients, wrap) for name, wrap in WRAPPERS.items()},
+    **{f"3 two models, {name}": (alternating_models, wrap) for name, wrap in REPLICATED.items()},
+    **{f"3 wrapped again, {name}": (wrapped_again, wrap) for name, wrap in WRAPPERS.items()},
+    "3 skipped, manual": (skipped_batch, manual, True),
+    "3 skipped, bucketed": (skipped_batch, bucketed, False),
+    "3 skipped, zero1": (skipped_batch, zero1, True),
+    **{
+        f"3 copied with a group, {w.__name__}": (copied_with_a_group, w)
+        for w in (ManualDDP, BucketedDDP, OverlappedDDP)
+    },
+    **{
+        f"4 unused everywhere, {optimizer}, {name}": (unused_keeps_its_value, wrap, *OPTIMIZERS[optimizer])
+        for name, wrap in WRAPPERS.items()
+        for optimizer in (("AdamW",) if name in REPLICATED else OPTIMIZERS)
+    },
+    **{
+        f"4 unused everywhere, kept gradients, {name}": (unused_keeps_its_value, wrap, *OPTIMIZERS["AdamW"], False)
+        for name, wrap in WRAPPERS.items()
+    },
+    **{
+        f"4 unused after a skipped batch, {whose} zero_grad(), {name}": (unused_after_a_skipped_batch, wrap, whose)
+        for name, wrap in WRAPPERS.items()
+        for whose in ("the optimizer's", "the model's")
+        if (name, whose) != ("zero2", "the model's")
+    },
+    **{f"4 unused by one rank, {name}": (unused_by_one_rank, wrap) for name, wrap in WRAPPERS.items()},
+    **{f"4 masked, {name}": (gradients_masked_by_zero, wrap) for name, wrap in WRAPPERS.items()},
+    **{f"4 resumed, {name}": (resumed_with_unused, wrap) for name, wrap in SHARDED.items()},
+    **{f"4 saved, {name}": (saved_with_unused, wrap) for name, wrap in SHARDED.items()},
+    "4 copied, zero2": (copied_with_unused,),
+    **{f"4 unused on one rank, {name}": (unused_on_one_rank_is_averaged, wrap) for name, wrap in REPLICATED.items()},
+    **{f"5 nan, {name}": (nan_everywhere_is_no_problem_of_another_rank, wrap) for name, wrap in WRAPPERS.items()},
+    **{f"5 skipped, {name}": (skips_what_is_not_finite, wrap) for name, wrap in WRAPPERS.items()},
+    **{f"5 no backward, {name}": (a_step_without_backward, compressor) for name, compressor in COMPRESSORS.items()},
+    **{f"5 empty bucket, {name}": (empty_bucket, compressor) for name, compressor in COMPRESSORS.items()},
+}
+RAISES = {
+    **{f"1 expanded, {name}": ("is an expanded tensor", expanded_parameter, w) for name, w in WRAPPERS.items()},
+    **{f"1 sparse buffer, {name}": ("'unusual' is torch.sparse", sparse_buffer, w) for name, w in REPLICATED.items()},
+    **{
+        f"1 sparse on one rank, {name}": ("models differ", sparse_buffer_on_one_rank, w)
+        for name, w in REPLICATED.items()
+    },
+    **{
+        f"1 trained buffer, {name}": ("'seen' has a gradient", trained_buffer, w)
+        for name, w in WRAPPERS.items()
+        if name != "zero1"
+    },
+    **{f"1 lazy, {name}": ("run one forward", lazy_layer, w) for name, w in REPLICATED.items()},
+    **{f"1 tied by storage, {name}": ("share memory", tied_by_storage, w) for name, w in SHARDED.items()},
+    "1 buffer views a parameter": ("'seen' share memory", buffer_views_a_parameter, zero2),
+    "1 complex, compressed": ("complex", complex_and_compressed, PowerSGD(1)),
+    "2 other group": ("group", on_one_rank_only),
+    **{
+        f"2 frozen differently, {n}": ("models differ", frozen_differently_before_wrapping, w)
+        for n, w in WRAPPERS.items()
+    },
+    **{f"2 different sizes, {n}": ("models differ", different_sizes, w) for n, w in REPLICATED.items()},
+    **{f"3 torch's clipping, {n}": ("clip_grad_norm_(max_norm)", clips_with_torch, w) for n, w in SHARDED.items()},
+    "3 torch's clipping of values": ("clip_grad_norm_(max_norm)", clips_values_with_torch, zero1),
+    **{
+        f"3 clipping before it is averaged, {n}": ("finish_gradient_sync() before it", clips_before_finishing, w)
+        for n, w in REPLICATED.items()
+    },
+    **{
+        f"3 stepping before it is averaged, {n}, after {after}": (
+            "between backward() and step()",
+            steps_before_finishing,
+            w,
+            after,
+        )
+        for n, w in {**REPLICATED, "zero2": zero2}.items()
+        for after in ("nothing", "a step", "a skipped batch")
+    },
+    **{
+        f"3 stepping a copy, {w.__name__}": ("between backward() and step()", steps_of_a_copy_before_finishing, w)
+        for w in (ManualDDP, BucketedDDP, OverlappedDDP)
+    },
+    **{f"3 GradScaler, {n}": ("GradScaler", scales_with_torch, w) for n, w in SHARDED.items()},
+    **{f"3 unscaling too early, {n}": ("and unscale_()", unscales_before_finishing, w) for n, w in REPLICATED.items()},
+    **{
+        f"3 gradients {what} in flight": ("before you change gradients", changes_gradients_early, overlapped, change)
+        for what, change in {"halved": lambda grad: grad.mul_(0.5), "zeroed": lambda grad: grad.zero_()}.items()
+    },
+    **{
+        f"3 graph from before the step, {n}": ("inplace operation", graph_from_before_the_step, w)
+        for n, w in WRAPPERS.items()
+    },
+    **{
+        f"3 clipping in two calls, {n}": ("clip_grad_norm_(max_norm)", clips_in_two_calls, w)
+        for n, w in SHARDED.items()
+    },
+    **{f"3 no zero_grad, {n}": ("zero_grad()", forgets_zero_grad, w) for n, w in SHARDED.items()},
+    "3 skipped, zero2": ("before zero_grad()", skipped_batch, zero2, True),
+    "3 Adafactor": ("Adafactor does not", whole_tensor_optimizer, torch.optim.Adafactor, {"lr": 0.1}),
+    "3 LBFGS": ("LBFGS cannot", whole_tensor_optimizer, torch.optim.LBFGS, {}),
+    "3 wrapped twice": ("two wrappers", wrapped_twice, overlapped),
+    "3 a group for ZeRO2": ("before you wrap", group_added_to_zero2),
+    "3 skipped, overlapped": ("dropped", skipped_batch, overlapped, True),
+    **{
+        f"9 sparse, {n}": ("'0.weight' has a sparse gradient", sparse_gradient, w)
+        for n, w in WRAPPERS.items()
+        if n not in ("manual", "zero1")
+    },
+    "9 sparse on one rank, overlapped": ("sparse", sparse_gradient_on_one_rank, overlapped),
+    "9 sparse on one rank, bucketed": ("sparse", sparse_gradient_on_one_rank, bucketed),
+    **{
+        f"9 reentrant, {n} {plain}": ("use_reentrant=False", reentrant, w, plain)
+        for n, w in {"overlapped": overlapped, "zero2": zero2}.items()
+        for plain in (False, True)
+    },
+    **{
+        f"9 second gradient, {n}": ("finish_gradient_sync() after each backward()", twice_without_finishing, w)
+        for n, w in {"overlapped": overlapped, "zero2": zero2}.items()
+    },
+    **{
+        f"9 create_graph, {n}": ("create_graph", create_graph, w)
+        for n, w in {"bucketed": bucketed, "overlapped": overlapped, "zero2": zero2}.items()
+    },
+}
+KINDS = ("1", "2", "3", "4", "5", "9")
+
+
+def run_cases(kind: str) -> dict[str, str]:
+    """Run all cases of a kind. Returns what went wrong, by case."""
+    torch.set_num_threads(1)
+    wrong = {}
+    for name, (case, *args) in RIGHT.items():
+        if name.startswith(kind):
+            try:
+                problem = case(*args)
+            except Exception as error:  # what it is does not matter: it goes into the report
+                problem = f"{type(error).__name__}: {error}"
+            if problem:
+                wrong[name] = problem
+    for name, (words, case, *args) in RAISES.items():
+        if name.startswith(kind):
+            try:
+                case(*args)
+                wrong[name] = "raised nothing"
+            except Exception as error:
+                if words not in str(error):
+                    wrong[name] = f"unclear: {error}"
+    if kind == "5":
+        for compressor, build in COMPRESSORS.items():
+            for poison in POISONS:
+                if problem := recovers(build(), POISONS[poison]):
+                    wrong[f"5 {poison}, {compressor}"] = problem
+            for how, settings in RECOVERING.items():
+                if problem := recovers(build(), POISONS["inf and nan"], **settings):
+                    wrong[f"5 {how}, {compressor}"] = problem
+    return wrong
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_real_models(kind, four_ranks):
+    with ranks.world(2):
+        found = ranks.run(run_cases, kind)
+    assert found == [{}, {}]
