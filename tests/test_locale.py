@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 OLD = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"}
 TEXT = ascii("✓ José, प्रिया: 5 ≤ 6")
-PRINT = f"from instructor.terminal import show_anything as s; s(); print({TEXT}); raise SystemExit({{}})"
+PRINT = f"from shared.terminal import show_anything as s; s(); print({TEXT}); raise SystemExit({{}})"
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess:
@@ -48,3 +48,13 @@ def test_a_bundle_is_the_same_in_every_locale(tmp_path):
     written = {path.relative_to(tmp_path / "distributed-training-00").as_posix(): path.read_bytes()
                for path in (tmp_path / "distributed-training-00").rglob("*") if path.is_file()}  # fmt: skip
     assert written == release.bundle(0)
+
+
+def test_a_file_is_checked_in_a_terminal_that_lacks_the_signs():
+    done = run("-m", "shared.checks", "manual_ddp", "solutions/manual_ddp.py", "--seed", "1")
+    assert done.returncode == 0 and done.stdout.startswith("?"), done.stderr
+
+
+def test_a_notebook_given_to_the_checks_is_refused_in_one_sentence():
+    done = run("-m", "shared.checks", "manual_ddp", "labs/02_manual_ddp_lab.ipynb")
+    assert done.returncode == 2 and done.stdout.count("\n") == 1 and "run its cells" in done.stdout

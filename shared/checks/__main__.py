@@ -16,6 +16,7 @@ from pathlib import Path
 from shared import checks, ranks
 from shared.checks.engine import candidate, display, framework
 from shared.checks.engine.verdicts import Verdict, as_json
+from shared.terminal import show_anything
 
 
 def available() -> list[str]:
@@ -74,6 +75,7 @@ def run_file(
 
 
 def main() -> int:
+    show_anything()
     parser = argparse.ArgumentParser(prog="python -m shared.checks", description=__doc__.splitlines()[0])
     parser.add_argument("name", help="the module's name in solutions/, such as manual_ddp")
     parser.add_argument("file", help="a Python file that defines your class or function")
@@ -87,6 +89,8 @@ def main() -> int:
         problem = f"there are no checks for {options.name!r}; there are for: {', '.join(available())}"
     elif not Path(options.file).is_file():
         problem = f"there is no file {options.file}"
+    elif Path(options.file).suffix == ".ipynb":
+        problem = f"{options.file} is a notebook: run its cells, whose checks are at the end of each exercise"
     else:
         try:
             with contextlib.redirect_stdout(io.StringIO() if options.json else sys.stderr):

@@ -16,9 +16,9 @@ from shared.checks.engine.wrapping import judge_wrapping
 from shared.checks.models import awkward
 from shared.wire import instrumentation
 
-flat_and_slices = Exercise("3.1", "flat_and_slices", optional=True)
-assign_buckets = Exercise("3.2", "assign_buckets", optional=True)
-Bucket = Exercise("3.3", "Bucket", optional=True)
+flat_and_slices = Exercise("3.1", "flat_and_slices")
+assign_buckets = Exercise("3.2", "assign_buckets")
+Bucket = Exercise("3.3", "Bucket")
 BucketedDDP = Exercise("3.4", "BucketedDDP", first="same start")
 
 TINY, SMALL, MIDDLE = ({"bucket_cap_mb": cap} for cap in (0.00003, 0.0002, 0.0005))  # 31, 210 and 524 bytes

@@ -4,10 +4,10 @@ from shared.checks.checkpoints import background, crash, folder, saved, shards
 from shared.checks.engine.framework import Exercise
 from shared.checks.engine.hints import give_hints
 
-newest_checkpoint = Exercise("12.1", "newest_checkpoint", optional=True)
-save_checkpoint = Exercise("12.2", "save_checkpoint", optional=True)  # needs newest_checkpoint in the same file
-load_checkpoint = Exercise("12.3", "load_checkpoint", optional=True)  # needs both others in the same file
-BackgroundSaver = Exercise("12.4", "BackgroundSaver", optional=True)  # needs the functions that find and load
+newest_checkpoint = Exercise("12.1", "newest_checkpoint")
+save_checkpoint = Exercise("12.2", "save_checkpoint")  # needs newest_checkpoint in the same file
+load_checkpoint = Exercise("12.3", "load_checkpoint")  # needs both others in the same file
+BackgroundSaver = Exercise("12.4", "BackgroundSaver")  # needs the functions that find and load
 
 _HINT_ON_NOTHING = "Hint: what does your search return if it finds nothing?"
 _HINT_ON_LOAD = "Hint: what must the dict contain before torch.distributed.checkpoint.load() can fill it?"

@@ -9,14 +9,14 @@ from shared.checks.collectives.kinds import COLLECTIVES, GIVE_BACK, RINGS, STEPS
 from shared.checks.engine.framework import Exercise
 from shared.checks.engine.hints import give_hints
 
-ring_step = Exercise("1.1", "ring_step", first="values", optional=True)
+ring_step = Exercise("1.1", "ring_step", first="values")
 ring_reduce_scatter = Exercise("1.2", "ring_reduce_scatter", first="values")
 ring_all_gather = Exercise("1.3", "ring_all_gather", first="values")
 ring_all_reduce = Exercise("1.4", "ring_all_reduce", first="values")
 tree_broadcast = Exercise("1.5", "tree_broadcast", first="values")
-ring_step_in_turns = Exercise("1.6", "ring_step_in_turns", first="values", optional=True)
-direct_reduce_scatter = Exercise("1.7", "direct_reduce_scatter", first="values", optional=True)
-launch_reduce_scatter = Exercise("1.8", "launch_reduce_scatter", first="values", optional=True)
+ring_step_in_turns = Exercise("1.6", "ring_step_in_turns", first="values")
+direct_reduce_scatter = Exercise("1.7", "direct_reduce_scatter", first="values")
+launch_reduce_scatter = Exercise("1.8", "launch_reduce_scatter", first="values")
 
 EXERCISES = {
     exercise.piece: exercise

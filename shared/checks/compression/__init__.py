@@ -28,9 +28,9 @@ from shared.checks.compression.judging import (
 from shared.checks.compression.references import Method
 from shared.checks.engine.framework import Attempt, Exercise, Wrong
 
-quantize = Exercise("19.1a", "quantize", optional=True)
-dequantize = Exercise("19.1b", "dequantize", optional=True)
-CompressedBucket = Exercise("19.2", "CompressedBucket", optional=True)
+quantize = Exercise("19.1a", "quantize")
+dequantize = Exercise("19.1b", "dequantize")
+CompressedBucket = Exercise("19.2", "CompressedBucket")
 Int8 = Exercise("19.3", "Int8", first="one bucket")
 TopK = Exercise("19.4", "TopK", first="one bucket")
 PowerSGD = Exercise("19.5", "PowerSGD", first="one bucket")

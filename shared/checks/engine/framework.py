@@ -225,7 +225,6 @@ class Exercise:
 
     number: str
     piece: str
-    optional: bool = False  # a file need not define it, because it is a step towards another piece
     stands_in: str = ""  # the finished piece, which is checked if this step is not defined
     first: str = ""  # the name of a check; as long as it fails, the other checks would only confuse and do not run
     checks: list[Check] = field(default_factory=list)

@@ -8,17 +8,17 @@ from shared.checks.engine.framework import Exercise
 from shared.checks.engine.hints import give_hints
 from shared.checks.gspmd import choices, parts, rules, running
 
-local_part = Exercise("17.1", "local_part", optional=True)
-shard_rules = Exercise("17.2", "shard_rules", optional=True, first="matrix product")
-partial_rules = Exercise("17.3", "partial_rules", optional=True, first="matrix product")
-rounds_and_bytes = Exercise("17.4", "rounds_and_bytes", optional=True)
+local_part = Exercise("17.1", "local_part")
+shard_rules = Exercise("17.2", "shard_rules", first="matrix product")
+partial_rules = Exercise("17.3", "partial_rules", first="matrix product")
+rounds_and_bytes = Exercise("17.4", "rounds_and_bytes")
 propagate = Exercise("17.5", "propagate", first="plain products")
-redistribute = Exercise("17.6", "redistribute", optional=True, first="plain changes")
+redistribute = Exercise("17.6", "redistribute", first="plain changes")
 execute = Exercise("17.7", "execute", first="plain product")
-ranks_along = Exercise("17.8a", "ranks_along", optional=True)
+ranks_along = Exercise("17.8a", "ranks_along")
 two_axes = Exercise("17.8b", "execute")
 propagate_on_two_axes = Exercise("17.8c", "propagate")
-reshape_rules = Exercise("17.9", "reshape_rules", optional=True)
+reshape_rules = Exercise("17.9", "reshape_rules")
 
 local_part.check("two ranks", world_sizes=(1,))(parts.two_ranks_hold_a_matrix)
 local_part.check("more ranks", world_sizes=(1,))(parts.many_ranks_hold_tensors)

@@ -21,12 +21,12 @@ from shared.ranks.diagnosis import name_ranks
 
 MANY_ROWS = range(2_000, 8_000)  # in grading; these are too many to be passed between ranks without the network
 
-mean_over_ranks_ = Exercise("2.1", "mean_over_ranks_", optional=True)
-broadcast_state = Exercise("2.2", "broadcast_state", optional=True)
-average_gradients = Exercise("2.3", "average_gradients", optional=True)
+mean_over_ranks_ = Exercise("2.1", "mean_over_ranks_")
+broadcast_state = Exercise("2.2", "broadcast_state")
+average_gradients = Exercise("2.3", "average_gradients")
 ManualDDP = Exercise("2.4", "ManualDDP")
-ShardedSampler = Exercise("2.5", "ShardedSampler", optional=True)
-average_gradients_weighted = Exercise("2.6", "average_gradients_weighted", optional=True)
+ShardedSampler = Exercise("2.5", "ShardedSampler")
+average_gradients_weighted = Exercise("2.6", "average_gradients_weighted")
 
 
 # -- 2.1

@@ -18,11 +18,11 @@ from shared.checks.memory_wall import (
     state_count,
 )
 
-model_state_bytes = Exercise("6.1", "model_state_bytes", optional=True)
-HoldsMasters = Exercise("6.2", "HoldsMasters", optional=True)
+model_state_bytes = Exercise("6.1", "model_state_bytes")
+HoldsMasters = Exercise("6.2", "HoldsMasters")
 MasterWeights = Exercise("6.3", "MasterWeights")
 Checkpointed = Exercise("6.4", "Checkpointed")
-activation_peak_bytes = Exercise("6.5, part 1", "activation_peak_bytes", optional=True)
+activation_peak_bytes = Exercise("6.5, part 1", "activation_peak_bytes")
 place_checkpoints = Exercise("6.5, part 2", "place_checkpoints")
 
 model_state_bytes.check("values", world_sizes=(1,))(state_count.counted_to_the_byte)

@@ -27,8 +27,8 @@ from shared.checks.models import awkward
 from shared.checks.models.overlap import draw_sizes
 from shared.checks.overlapped_ddp import accumulation, gradient_sync, launch_queue, rejections
 
-LaunchQueue = Exercise("4.1", "LaunchQueue", optional=True)
-GradientSync = Exercise("4.2", "GradientSync", optional=True)
+LaunchQueue = Exercise("4.1", "LaunchQueue")
+GradientSync = Exercise("4.2", "GradientSync")
 OverlappedDDP = Exercise("4.3", "OverlappedDDP", first="same start")
 no_sync = Exercise("4.4", "OverlappedDDP")
 

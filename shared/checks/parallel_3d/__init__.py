@@ -10,15 +10,15 @@ from shared.checks.parallel_3d import choices, traffic, training
 from shared.checks.parallel_3d import coordinates as places
 
 # A file of parallel_3d may leave these out, because they belong to the module layouts.
-coordinates = Exercise("18.1a", "coordinates", optional=True)
-ranks_along = Exercise("18.1b", "ranks_along", optional=True)
+coordinates = Exercise("18.1a", "coordinates")
+ranks_along = Exercise("18.1b", "ranks_along")
 make_mesh = Exercise("18.2", "make_mesh")
-step_bytes = Exercise("18.3a", "step_bytes", optional=True)
-leaving_bytes = Exercise("18.3b", "leaving_bytes", optional=True)
+step_bytes = Exercise("18.3a", "step_bytes")
+leaving_bytes = Exercise("18.3b", "leaving_bytes")
 split_model = Exercise("18.4", "split_model", first="plain split")
 Parallel3D = Exercise("18.5", "Parallel3D", first="plain replicas")
 clip_grad_norm_ = Exercise("18.6", "Parallel3D", first="plain norm")
-choose_layout = Exercise("18.7", "choose_layout", optional=True)
+choose_layout = Exercise("18.7", "choose_layout")
 
 coordinates.check("the table", world_sizes=(1,))(places.the_table_comes_out)
 coordinates.check("meshes", world_sizes=(1,))(places.drawn_meshes)

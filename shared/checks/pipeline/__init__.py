@@ -18,7 +18,7 @@ Chunk = Exercise("15.5", "Chunk")
 Pipeline = Exercise("15.6", "Pipeline")
 sum_tied_gradients = Exercise("15.7", "Pipeline")
 clip_grad_norm_ = Exercise("15.8", "Pipeline")
-zero_bubble = Exercise("15.9", "zero_bubble", optional=True)
+zero_bubble = Exercise("15.9", "zero_bubble")
 
 gpipe.check("order", world_sizes=(1,))(orders.forwards_come_first)
 

@@ -10,9 +10,9 @@ from shared.checks.production import mesh as production_mesh
 from shared.checks.production.training import Sharding, train_and_judge
 
 # A file may define any of these, because none builds on another.
-fully_sharded = Exercise("11.1", "fully_sharded", optional=True)
-host_mesh = Exercise("11.2", "host_mesh", optional=True)
-choose_strategy = Exercise("11.3", "choose_strategy", optional=True)
+fully_sharded = Exercise("11.1", "fully_sharded")
+host_mesh = Exercise("11.2", "host_mesh")
+choose_strategy = Exercise("11.3", "choose_strategy")
 
 # torch's fully_shard rejects ties between units, two dtypes in a unit, and scalars, and it does not work if only some
 # ranks use a parameter (torch 2.13).

@@ -10,7 +10,7 @@ from shared.checks.scaling import cost, cost_model
 
 fit_alpha_beta = Exercise("5.1", "fit_alpha_beta")
 predict_step_s = Exercise("5.2", "predict_step_s")
-buckets_of = Exercise("5.3, part 1", "buckets_of", optional=True)
+buckets_of = Exercise("5.3, part 1", "buckets_of")
 best_cap_bytes = Exercise("5.3, part 2", "best_cap_bytes")
 efficiency = Exercise("5.4", "efficiency")
 communication_cost = Exercise("5.5", "communication_cost", first="measuring")

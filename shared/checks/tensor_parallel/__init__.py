@@ -36,15 +36,15 @@ from shared.checks.tensor_parallel.cases import (
 )
 from shared.checks.tensor_parallel.models import Model
 
-sum_over_ranks = Exercise("13.1", "sum_over_ranks", optional=True)
-copy_to_ranks = Exercise("13.2", "copy_to_ranks", optional=True)
+sum_over_ranks = Exercise("13.1", "sum_over_ranks")
+copy_to_ranks = Exercise("13.2", "copy_to_ranks")
 ColumnParallelLinear = Exercise("13.3", "ColumnParallelLinear")
 RowParallelLinear = Exercise("13.4", "RowParallelLinear")
-ParallelAttention = Exercise("13.5", "ParallelAttention", optional=True)
+ParallelAttention = Exercise("13.5", "ParallelAttention")
 VocabParallelEmbedding = Exercise("13.6", "VocabParallelEmbedding")
 vocab_parallel_cross_entropy = Exercise("13.7", "vocab_parallel_cross_entropy", first="plain loss")
-scatter_tokens = Exercise("13.8a", "scatter_tokens", optional=True)
-gather_tokens = Exercise("13.8b", "gather_tokens", optional=True)
+scatter_tokens = Exercise("13.8a", "scatter_tokens")
+gather_tokens = Exercise("13.8b", "gather_tokens")
 parallelize = Exercise("13.9", "parallelize")
 clip_grad_norm_ = Exercise("13.10", "parallelize")
 

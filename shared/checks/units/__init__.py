@@ -10,12 +10,12 @@ from shared.checks.engine.sharded.unit_training import UnitPlan, train_and_judge
 from shared.checks.models import unit_models
 from shared.checks.units import prefetcher, shards, states, unit_states
 
-ShardedFlatParameter = Exercise("9.1", "ShardedFlatParameter", optional=True)
-Unit = Exercise("9.2", "Unit", optional=True)
-Forward = Exercise("9.3", "PlainZeRO3", optional=True)
-Backward = Exercise("9.4", "PlainZeRO3", optional=True)
-Prefetcher = Exercise("9.5", "Prefetcher", optional=True)
-Prefetching = Exercise("9.6", "PrefetchingZeRO3", optional=True)
+ShardedFlatParameter = Exercise("9.1", "ShardedFlatParameter")
+Unit = Exercise("9.2", "Unit")
+Forward = Exercise("9.3", "PlainZeRO3")
+Backward = Exercise("9.4", "PlainZeRO3")
+Prefetcher = Exercise("9.5", "Prefetcher")
+Prefetching = Exercise("9.6", "PrefetchingZeRO3")
 
 _OUT_OF_BOUNDS = "out of bounds for storage of size"
 _RESHARDED = "has memory only while forward()"  # what a resharded parameter says

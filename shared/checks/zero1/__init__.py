@@ -14,9 +14,9 @@ from shared.checks.zero1 import flat_gradients, loaded, trainings
 from shared.checks.zero1.memory import judge_memory
 from shared.checks.zero1.on_shards import on_shards
 
-FlatParameter = Exercise("7.1", "FlatParameter", optional=True)
-FlatGradients = Exercise("7.2", "FlatGradients", optional=True)
-ShardedOptimizer = Exercise("7.3", "ShardedOptimizer", optional=True)
+FlatParameter = Exercise("7.1", "FlatParameter")
+FlatGradients = Exercise("7.2", "FlatGradients")
+ShardedOptimizer = Exercise("7.3", "ShardedOptimizer")
 ZeRO1 = Exercise("7.4", "ZeRO1", first="values")
 clip_grad_norm_ = Exercise("7.5", "ZeRO1")
 state_dict = Exercise("7.6", "ZeRO1")

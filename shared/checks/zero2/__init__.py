@@ -15,7 +15,7 @@ from shared.checks.models import awkward
 from shared.checks.zero2 import bucket_gradients, bucket_memory, copies, loops, memory, order, sharded_bucket, wire
 from shared.checks.zero2.training import TINY_CAP_MB, WrapperPlan, probe_zero2, train_wrapper_and_judge
 
-ShardedBucket = Exercise("8.1", "ShardedBucket", optional=True)
+ShardedBucket = Exercise("8.1", "ShardedBucket")
 ZeRO2 = Exercise("8.2", "ZeRO2")
 every_loop = Exercise("8.3", "ZeRO2")
 

@@ -11,12 +11,12 @@ from shared.checks.engine.subgroups import called_alone
 from shared.checks.models import awkward
 from shared.checks.zero3 import backward, deferred, forward, hooks, reducer, saved, state, states, wrapped
 
-GradientReducer = Exercise("10.1", "GradientReducer", optional=True)
+GradientReducer = Exercise("10.1", "GradientReducer")
 Forward = Exercise("10.2", "ZeRO3")
 Backward = Exercise("10.3", "ZeRO3")
 FullState = Exercise("10.4", "ZeRO3")
 ShardedState = Exercise("10.5", "ZeRO3")
-Materializer = Exercise("10.6", "Materializer", optional=True)
+Materializer = Exercise("10.6", "Materializer")
 
 AWKWARD = ("Blocks", "Tied", "Frozen", "FrozenNorms", "Few", "Mixed", "Buffered", "Nested", "Twice", "Bundles", "Whole")
 AWKWARD += awkward.HAVE_MODES
