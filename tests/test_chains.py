@@ -64,8 +64,8 @@ def replace_pieces(variants: list[tuple[str, list[str]]]) -> list[str]:
     Returns:
         The names of the replaced pieces.
     """
-    for name in [name for name in sys.modules if name.startswith("solutions.")]:
-        del sys.modules[name]
+    for name in [name for name in sys.modules if name.split(".")[0] == "solutions"]:
+        del sys.modules[name]  # The package, too: as its attributes, it would keep the modules of an earlier chain.
     replaced = []
     for number, (path, modules) in enumerate(variants):
         spec = importlib.util.spec_from_file_location(f"style_{number}", path)
