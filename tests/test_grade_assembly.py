@@ -92,7 +92,7 @@ NOTEBOOKS = {
     "constants that are unpacked": {"": "ONE, (TWO, *REST) = 1, (2, 3)", "answer": USES + "ONE * TWO + len(REST)"},
     "two statements in a line": {"": "a = 1; b = a + 1; print(b); c = [b]", "answer": USES + "c[0] + a"},
     "a variable that changes": {"": "SIZES = []\nSIZES.append(3)\nSIZES[0] -= 1", "answer": USES + "SIZES[0] + 1"},
-    "a magic line": {"": "%matplotlib inline\nx = 3\n!ls\nx?", "answer": USES + "x"},
+    "a magic line": {"": "\n%matplotlib inline\nx = 3\n!ls\nx?\n", "answer": USES + "x"},
     "an error between two definitions": {"": "x = 2\n1 / 0\ny = 1", "answer": USES + "x + y"},
     "annotations that do not exist": {
         "": "from __future__ import annotations",

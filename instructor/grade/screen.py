@@ -95,8 +95,10 @@ def without_magics(source: str) -> str:
     """Replace lines such as `%time f()`, `!ls` and `?f`, which only a notebook can run, with `pass`."""
     if not problem(source):
         return source
-    rest = _MAGIC_LINE.sub(r"\1pass", TransformerManager().transform_cell(source)).removesuffix("\n")
-    return rest if not problem(rest) and rest.count("\n") == source.count("\n") else source
+    code = source.strip("\n")  # transform_cell changes the number of empty lines at the top and at the end.
+    rest = _MAGIC_LINE.sub(r"\1pass", TransformerManager().transform_cell(code)).removesuffix("\n")
+    kept = not problem(rest) and rest.count("\n") == code.count("\n")
+    return source.replace(code, rest) if kept else source
 
 
 def lends(source: str) -> set[str]:
