@@ -77,9 +77,22 @@ def test_several_ranks_may_set_the_same_mark(gated):
     assert client(gated).check(["renamed5/back"]) and gated[1].refused == []
 
 
+def test_a_guard_can_tell_the_other_ranks_what_is_wrong_more_than_once(gated):
+    """The guards of lab 03's wrapper once made its exercise void."""
+    rank, other = client(gated), client(gated)
+    for problem in ("models differ", "layer.weight has a graph"):
+        rank.set("generation3/0//guards/1335706440/1", problem)
+        assert other.get("generation3/0//guards/1335706440/1").decode() == problem
+    assert gated[1].refused == []
+
+
 @pytest.mark.parametrize(
     ("key", "value", "most"),
-    [("generation7/0//{}//cpu//0/1", "x", gate.MOST_ADDRESSES), ("late{}/1", "come", gate.MOST_MARKS)],
+    [
+        ("generation7/0//{}//cpu//0/1", "x", gate.MOST_ADDRESSES),
+        ("late{}/1", "come", gate.MOST_MARKS),
+        ("generation7/0//guards/{}", "x", gate.MOST_ALARMS),
+    ],
 )
 def test_keys_that_are_allowed_cannot_carry_much(gated, key, value, most):
     rank = client(gated)

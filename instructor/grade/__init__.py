@@ -27,7 +27,8 @@ What protects grading from cheating:
 - The judge computes the right values, and no rank has enough data to compute them alone.
 - Ranks share nothing but the network (alone.py), so they can exchange values only over connections. The judge, which
   runs as another user, knows which connections belong to process groups, and how many bytes they carried
-  (`shared/checks/engine/outside.py`). gate.py keeps values out of the process group's store.
+  (`shared/checks/engine/outside.py`). gate.py keeps values out of the process group's store, except for the texts of
+  guards (`shared/guards/alarms.py`).
 - screen.py reads the code before it runs. It rejects names that lead to the checks or to the record of collectives, and
   torch's ready-made wrappers in labs in which students write their own. It reports other names that a person should
   look at.

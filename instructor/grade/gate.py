@@ -23,7 +23,7 @@ MOST_KEY_BYTES, MOST_KEYS, MOST_VALUE_BYTES = 500, 100, 20_000
 # How many keys of one kind may be written, in a generation or overall. Without a limit, their names or their values
 # could contain the gradients of a large model. Our solutions write about 300 addresses in a generation (lab 18, which
 # forms many groups), and 30 marks.
-MOST_ADDRESSES, MOST_MARKS = 500, 500
+MOST_ADDRESSES, MOST_MARKS, MOST_ALARMS = 500, 500, 1000
 # Source: QueryType in TCPStoreBackend.hpp of torch 2.13. Each request is a byte, followed by the parts named here.
 REQUESTS = {
     0: ("validate", "number"),
@@ -47,6 +47,7 @@ class Rule:
     most_bytes: int = 0  # of a value
     words: tuple[bytes, ...] = ()  # the only possible values; all if empty
     most_keys: int = 10**9  # that are written, per value of the pattern's group `of`
+    again: bool = False  # whether a key may be written again, which counts as another key
 
 
 RULES = (
@@ -58,6 +59,14 @@ RULES = (
         ("set", "get", "check", "wait"),
         400,
         most_keys=MOST_ADDRESSES,
+    ),
+    # What a guard of a wrapper tells the other ranks, when their models differ or one of them has found a problem.
+    Rule(
+        re.compile(r"/generation(?P<of>\d+)/\d+//guards/\d+(/\d\d?)?"),
+        ("set", "get", "check", "wait"),
+        MOST_VALUE_BYTES,
+        most_keys=MOST_ALARMS,
+        again=True,
     ),
     # Marks of meetings, in which a check sees which ranks have arrived. Several ranks may set the same mark.
     Rule(
@@ -211,10 +220,10 @@ class Gate:
 
     def _note_written(self, key: str) -> None:
         rule = rule_for(key)
-        if key in self.written:
-            if not rule.words:
-                raise Refused(f"another set of {key!r}")
+        if key in self.written and rule.words:
             return
+        if key in self.written and not rule.again:
+            raise Refused(f"another set of {key!r}")
         kind = rule, rule.keys.fullmatch(key).groupdict().get("of")
         self.counts[kind] += 1
         if self.counts[kind] > rule.most_keys:
