@@ -149,7 +149,7 @@ def test_another_controller_starts_if_a_program_has_taken_a_port():
 def test_a_controller_that_does_not_start_is_an_error_that_quotes_its_log():
     source = TAKEN_PORTS.replace("TAKEN", "(1, 2, 3)") + START
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
-    assert "RanksError: The ranks did not start: Controller stopped with" in done.stderr
+    assert "The ranks did not start: The process that connects ranks exited with status 1" in done.stderr
     assert "Address already in use" in done.stderr
 
 

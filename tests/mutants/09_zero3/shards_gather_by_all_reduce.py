@@ -10,6 +10,7 @@ from solutions import units as right
 
 class ShardedFlatParameter(right.ShardedFlatParameter):
     def unshard(self):
+        right.allow_reads(self.layout.parameters)
         self.flat_param.untyped_storage().resize_(self.flat_param.nbytes)
         self.flat_param.zero_()
         self.layout.shard_of(self.flat_param).copy_(self.shard.detach())
