@@ -156,14 +156,16 @@ def test_what_is_wrong_before_a_cell_runs_is_placed_in_the_students_cell():
     """Pages number the lines of a cell from its magics on. Once, the reasons did not, and named no exercise."""
     sources = ["def f(:", "import shared.checks", "import gc"]
     cells = [
-        {"grade_id": f"cell-{index}", "exercise": f"0.{index}", "source": source, "line": 3}
-        for index, source in enumerate(sources)
+        {"cell": f"cell-{i}", "grade_id": f"cell-{i}", "place": f"exercise 0.{i}", "source": source, "line": 3}
+        for i, source in enumerate(sources)
     ]
-    said = {}
-    job = {"module": "first_collectives", "cells": cells, "others": [], "forbidden": [], "ready_made": []}
-    judge.Judge(job, lambda **line: said.update(line), [], [], [judge.NOT_MEASURED])._screen()
-    assert said["screened"]["cell-0"].startswith("the cell does not compile: exercise 0.0, line 3: SyntaxError: ")
-    assert said["screened"]["cell-1"].startswith("rejected: exercise 0.1, line 3 uses shared.checks. ")
+    said: dict = {}
+    job = {"module": "first_collectives", "cells": cells, "others": [], "tasks": [], "blank": []}
+    job |= {"forbidden": [], "ready_made": []}
+    judging = judge.Judge(job, lambda **line: said.update(line), [], [], [judge.NOT_MEASURED])
+    assert [cell["grade_id"] for cell in judging._screen()] == ["cell-2"]
+    assert judging.left_out["cell-0"].startswith("the cell does not compile: exercise 0.0, line 3: SyntaxError: ")
+    assert judging.left_out["cell-1"].startswith("rejected: exercise 0.1, line 3 uses shared.checks. ")
     assert said["notices"] == ["exercise 0.2, line 3 uses gc"]
 
 
