@@ -79,23 +79,21 @@ def replace_pieces(variants: list[tuple[str, list[str]]]) -> list[str]:
     return replaced
 
 
-def judge(style: str, lab: str) -> None:
+def cases() -> list:
+    """Return each style with each lab. `make test` tries some of them, `make test ALL=1` all."""
+    return [
+        pytest.param(style, lab, marks=[] if lab in ALWAYS[style] else pytest.mark.exhaustive)
+        for style in STYLES
+        for lab in LABS
+    ]
+
+
+@pytest.mark.parametrize(("style", "lab"), cases())
+def test_a_lab_works_with_pieces_of_earlier_labs_in_another_style(style, lab):
     earlier = [name for name in STYLES[style] if name.split("/")[0] < lab]
     variants = [(str(TESTS / "variants" / f"{name}.py"), MODULES[name.split("/")[0]]) for name in earlier]
     assert len(ranks.run(replace_pieces, variants)[0]) >= len(earlier), "each variant replaces a piece"
-    verdicts = run_file(MODULES[lab][0], TESTS.parent / "solutions" / f"{MODULES[lab][0]}.py")
+    with only_first_checks(MODULES[lab][0]):
+        verdicts = run_file(MODULES[lab][0], TESTS.parent / "solutions" / f"{MODULES[lab][0]}.py")
     failed = [verdict for verdict in verdicts if not verdict.passed]
     assert not failed, "\n".join(f"{v.exercise} · {v.check}: {v.evidence}" for v in failed)
-
-
-@pytest.mark.parametrize(("style", "lab"), [(style, lab) for style, labs in ALWAYS.items() for lab in labs])
-def test_a_lab_works_with_pieces_of_earlier_labs_in_another_style(style, lab):
-    with only_first_checks(MODULES[lab][0]):
-        judge(style, lab)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("lab", LABS)
-@pytest.mark.parametrize("style", STYLES)
-def test_a_lab_passes_every_check_in_another_style(style, lab):
-    judge(style, lab)
