@@ -3,7 +3,7 @@
     python -m benchmarks.pipelines                 # two tables
     python -m benchmarks.pipelines --readme        # replace them in README.md
     python -m benchmarks.pipelines --quick         # few rounds, to see whether it runs
-    python -m benchmarks.pipelines --figure source/images/schedules.png   # only the README's figure
+    python -m benchmarks.pipelines --figure source/images/schedules.png   # only the page's figure
 
 Both train the same layers on the same batch. In each round, both take one step, in an order that is shuffled in the
 same way on all ranks. A step lasts until its slowest rank is done. Ratios are computed within each round, and the table

@@ -1,7 +1,7 @@
 """Train one model at ZeRO's stages 0 to 3, and draw the memory of a rank, the bytes it sends, and the time per step.
 
     python -m benchmarks.stages                                     # a table
-    python -m benchmarks.stages --figure source/images/stages.png   # the README's figure
+    python -m benchmarks.stages --figure source/images/stages.png   # the page's figure
 
 Bytes are compared with the formulas of `shared/formulas.py`. The stages take turns, and times are ratios to stage 0 in
 the same round.

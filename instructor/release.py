@@ -27,8 +27,9 @@ ENVIRONMENT = (
     *("Makefile", "bootstrap.py", "pyproject.toml"),
     *("constraints.txt", "constraints-gpu.txt", "environment.yml"),
 )
-TOP = ("README.md", "LICENSE", "AGENTS.md", "CLAUDE.md", "labs/AGENTS.md", *ENVIRONMENT)
-# The first words of lines of README.md to leave out, besides its marked parts
+PAGES = ("README.md", "docs/running.md")
+TOP = (*PAGES, "LICENSE", "AGENTS.md", "CLAUDE.md", "labs/AGENTS.md", *ENVIRONMENT)
+# The first words of lines of these pages to leave out, besides their marked parts
 COURSE_ONLY = ("git clone", "cd ", "make test", "| Colab", "| Codespaces")
 PART = re.compile(r"\| \| \*\*")  # the row of README.md that begins a part of the course
 OWN_FILE = re.compile(r"[\w-]+\.(css|gz|html|ipynb|js|json|md|npz|png|py|svg|toml|txt)(\.jinja)?")
@@ -59,7 +60,8 @@ def bundle(number: int) -> dict[str, bytes]:
         numbers = ", ".join(f"{finished:02d}" for finished in sorted(known))
         raise ReleaseError(f"there is no chapter {number:02d}; the chapters are {numbers}")
     files = {name: (ROOT / name).read_bytes() for name in TOP}
-    files["README.md"] = students_readme(files["README.md"].decode(), number, set(drafts)).encode()
+    for page in PAGES:
+        files[page] = students_page(files[page].decode(), number, set(drafts)).encode()
     files["Makefile"] = students_makefile(files["Makefile"].decode()).encode()
     to_come = [chapter for chapter in chapters() if number_of(chapter) > number]
     later_checks = tuple(f"shared/checks/{module_names(chapter)[0]}/" for chapter in to_come)
@@ -112,8 +114,8 @@ def _linked(files: dict[str, bytes]) -> dict[str, bytes]:
     return found
 
 
-def students_readme(text: str, number: int, drafts: set[int]) -> str:
-    """Return README.md without what a bundle lacks: the course's own parts, and later chapters and solutions."""
+def students_page(text: str, number: int, drafts: set[int]) -> str:
+    """Return a page without what a bundle lacks: the course's own parts, and later chapters and solutions."""
     text = re.sub(r"<!-- course only.*?<!-- /course only -->\n+", "", text, flags=re.DOTALL)
     lines = []
     for line in text.splitlines():

@@ -16,7 +16,7 @@ from pathlib import Path
 from spellchecker import SpellChecker
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("benchmarks", "instructor", "labs", "shared", "source", "tests")
+FOLDERS = ("benchmarks", "docs", "instructor", "labs", "shared", "source", "tests")
 WORDS = ROOT / "tests" / "words.txt"
 NOT_PROSE = re.compile(
     r"^```.*?^```|\bnoqa:.*|`[^`]*`|\$\$.*?\$\$|\$[^$\n]+\$|\\[a-z]+|https?://\S+|</?[a-z][^>]*>"  # code and formulas

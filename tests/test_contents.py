@@ -7,9 +7,11 @@ import pytest
 
 from instructor.build import chapters
 from instructor.contents import CHAPTERS, wrong_references
+from tests import links
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("benchmarks", "instructor", "labs", "shared", "solutions", "source", "tests/mutants", "tests/variants")
+FOLDERS = ("benchmarks", "docs", "instructor", "labs", "shared", "solutions", "source")
+FOLDERS += ("tests/mutants", "tests/variants")
 HEADING = re.compile(r"^# ## Exercise (\d+\.\d+) · ", re.MULTILINE)
 
 
@@ -41,6 +43,12 @@ def test_the_readme_has_the_chapters_of_the_contents():
     assert [folder for _, _, folder in rows] == [chapter.name for chapter in chapters()]
     planned = [CHAPTERS[int(number)] for number, _, _ in rows]
     assert [(title, folder) for _, title, folder in rows] == [(chapter.title, chapter.folder) for chapter in planned]
+
+
+def test_no_link_of_a_page_is_broken():
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")]
+    pages = {path.relative_to(ROOT).as_posix(): path.read_text() for path in pages}
+    assert links.broken(pages, lambda target: (ROOT / target).exists()) == []
 
 
 def test_every_reference_is_right():

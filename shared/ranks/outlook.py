@@ -273,7 +273,7 @@ def _no_gpu_seen(facts: Facts) -> Iterator[str]:
         if facts.cuda_build:
             yield (
                 f"PyTorch's build for CUDA {facts.cuda_build} works without a GPU too. The CPU build is smaller, and "
-                "the README explains how to install it."
+                "docs/running.md explains how to install it."
             )
         return
     there = "a GPU" if len(facts.listed) == 1 else f"{len(facts.listed)} GPUs"
