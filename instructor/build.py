@@ -41,9 +41,9 @@ import nbformat
 
 from instructor import contents, folding
 from instructor.links import GLOSSARY, with_links
+from shared.checks.terminal import show_anything
 from shared.deadlines import scaled
 from shared.jupyter import KERNELSPEC, LANGUAGE_INFO
-from shared.terminal import show_anything
 
 ROOT = Path(__file__).resolve().parent.parent
 CELL_TIMEOUT_S = int(scaled(120))

@@ -13,7 +13,7 @@ import nbformat
 
 from instructor import contents
 from instructor.build import ROOT, chapters, lab_of
-from shared.terminal import show_anything
+from shared.checks.terminal import show_anything
 
 FOLDER = ROOT / "build" / "colab"
 INTRODUCTION = (

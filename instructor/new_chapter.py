@@ -19,7 +19,7 @@ import jinja2
 
 from instructor import contents, minutes
 from instructor.build import ROOT, Chapter, chapters, module_names
-from shared.terminal import show_anything
+from shared.checks.terminal import show_anything
 
 CONTENTS, README = Path("instructor/contents.py"), Path("README.md")
 TEMPLATES = Path(__file__).parent / "templates" / "chapter"

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from shared.terminal import show_anything
+from shared.checks.terminal import show_anything
 
 
 class PageError(ValueError):

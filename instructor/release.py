@@ -21,7 +21,7 @@ import nbformat
 from instructor import contents, glossary, start_page
 from instructor.build import ROOT, Chapter, chapters, module_names
 from instructor.links import with_links
-from shared.terminal import show_anything
+from shared.checks.terminal import show_anything
 
 ENVIRONMENT = (
     *("Makefile", "bootstrap.py", "pyproject.toml"),

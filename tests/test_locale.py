@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 OLD = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"}
 TEXT = ascii("✓ José, प्रिया: 5 ≤ 6")
-PRINT = f"from shared.terminal import show_anything as s; s(); print({TEXT}); raise SystemExit({{}})"
+PRINT = f"from shared.checks.terminal import show_anything as s; s(); print({TEXT}); raise SystemExit({{}})"
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess:

@@ -29,7 +29,7 @@ from instructor.grade.platforms import Arrival
 from instructor.grade.records import one_line
 from instructor.grade.submissions import ANONYMOUS, TIMESTAMP
 from instructor.release import number_of
-from shared.terminal import show_anything
+from shared.checks.terminal import show_anything
 
 FOLDER = ROOT / "submissions"
 

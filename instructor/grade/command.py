@@ -22,7 +22,7 @@ from instructor.grade.outputs import Outputs
 from instructor.grade.records import Record
 from instructor.grade.submissions import Submission
 from instructor.release import ReleaseError, number_of
-from shared.terminal import show_anything
+from shared.checks.terminal import show_anything
 
 LEAST_DONE = 3  # The first to be done are the quick ones.
 Grader = Callable[..., Record]  # takes a submission, a course, limits and, if there are any, answers to keep

@@ -23,7 +23,7 @@ from instructor.grade.records import FOLDER, write_whole
 from instructor.grade.submissions import ANONYMOUS
 from instructor.grade.tables import Table
 from instructor.release import number_of
-from shared.terminal import show_anything
+from shared.checks.terminal import show_anything
 
 PARTICIPANT = re.compile(r"(\d+)\s*$")
 NUMBER = re.compile(r"\s*-?\d+([.,]\d+)?\s*")

@@ -21,7 +21,7 @@ from instructor import release
 from instructor.build import ROOT, Chapter, chapters
 from instructor.grade import cgroup, course, finding, gradebook, grading, outputs, sandbox
 from instructor.grade.limits import Limits
-from shared.terminal import show_anything
+from shared.checks.terminal import show_anything
 
 FOLDER = ROOT / "build" / "gradescope"
 NEEDED = ("instructor", "shared", "source", "solutions", "chapters", "labs")

@@ -12,8 +12,8 @@ from pathlib import Path
 import nbformat
 
 from instructor.build import STUB, chapters
+from shared.checks.terminal import show_anything
 from shared.deadlines import scaled
-from shared.terminal import show_anything
 
 CONFIG = f"""c = get_config()  # noqa: F821 (nbgrader defines it)
 c.CourseDirectory.course_id = "distributed_training"

@@ -16,7 +16,7 @@ from instructor import release
 from instructor.grade import arrivals, finding
 from instructor.grade.export import lab_named
 from instructor.grade.records import FOLDER
-from shared.terminal import show_anything
+from shared.checks.terminal import show_anything
 
 
 def packed(lab: str, submissions: Path, grades: Path) -> tuple[dict[str, bytes], list[str]]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from shared import checks, ranks
 from shared.checks.engine import candidate, display, framework
 from shared.checks.engine.verdicts import Verdict, as_json
-from shared.terminal import show_anything
+from shared.checks.terminal import show_anything
 
 
 def available() -> list[str]:
