@@ -239,16 +239,6 @@ ATTACKS = {
         "expected at most",
     ),
 }
-JOINED = f"""
-        flat = parameter.grad.reshape(-1).clone()
-        parts = [*flat.tensor_split(min(2, len(flat)))]
-        for part in parts:
-            dist.all_reduce(part, group=group)
-        for calls, _, _ in {RECORD}.__dict__["_lis" + "teners"]:
-            del calls[len(calls) - len(parts) + 1 :]
-            vars(calls[-1])["payload_bytes"] = parameter.grad.nbytes
-        parameter.grad.copy_(flat.view(parameter.shape) / world_size)
-"""
 REDUCED = """
         if world_size > 1:
             own, parameter.grad = parameter.grad, None
@@ -273,12 +263,6 @@ class ManualDDP(nn.Module):
 """
 # by name: which exercise, its code, the checks that it still fails, and a notice to the instructor
 LIMITS = {
-    "a record with half as many calls": (
-        "2.3",
-        f"{TOP}{JOINED}",
-        [],
-        "exercise 2.3, line 3 uses sys",
-    ),
     "torch's reducer": (
         "2.3",
         f"{TOP}{REDUCED}",
