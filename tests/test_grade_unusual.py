@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 from dataclasses import replace
 
 import nbformat
@@ -100,6 +101,16 @@ def test_unusual_code_that_runs_in_a_notebook_gets_all_points(tmp_path):
 
     record = graded(tmp_path, change)
     assert (record.why, record.points, record.notes) == ("all checks passed", 15.0, [])
+
+
+def test_a_strict_umask_of_the_grader_costs_no_points(tmp_path):
+    """On a hardened server, root's new files are for root alone, but the judge runs as another user."""
+    before = os.umask(0o077)
+    try:
+        record = graded(tmp_path, lambda notebook: None)
+    finally:
+        os.umask(before)
+    assert (record.why, record.points) == ("all checks passed", 15.0)
 
 
 HELPERS = """%%ranks
