@@ -7,6 +7,7 @@ the words that the error has to contain.
 import contextlib
 import copy
 import warnings
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -373,7 +374,18 @@ def different_sizes(wrap):
     wrap(nn.Linear(4, 3 + dist.get_rank()), torch.optim.SGD, lr=0.1)
 
 
+def another_order(wrap):
+    names = ("one", "other") if dist.get_rank() == 0 else ("other", "one")
+    wrap(nn.Sequential(OrderedDict((name, nn.Linear(4, 4)) for name in names)), torch.optim.SGD, lr=0.1)
+
+
 # 3: what users call around the step
+
+
+def steps_twice():
+    model, optimizer = zero2(net(), torch.optim.SGD, lr=0.1, momentum=0.9)
+    step(model, optimizer, own(batch()))
+    optimizer.step()
 
 
 def clips_with_torch(wrap):
@@ -1155,6 +1167,11 @@ RAISES = {
         for n, w in WRAPPERS.items()
     },
     **{f"2 different sizes, {n}": ("models differ", different_sizes, w) for n, w in REPLICATED.items()},
+    **{
+        f"2 another order, {n}": ("in the same order", another_order, w)
+        for n, w in {**REPLICATED, "zero2": zero2}.items()
+    },
+    "3 a second step, zero2": ("this step() would use them again", steps_twice),
     **{f"3 torch's clipping, {n}": ("clip_grad_norm_(max_norm)", clips_with_torch, w) for n, w in SHARDED.items()},
     "3 torch's clipping of values": ("clip_grad_norm_(max_norm)", clips_values_with_torch, zero1),
     **{

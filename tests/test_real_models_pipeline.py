@@ -22,6 +22,9 @@ from solutions.pipeline import Pipeline
 from solutions.production import fully_sharded
 from solutions.tensor_parallel import ColumnParallelLinear, RowParallelLinear, parallelize
 from solutions.vocabulary import VocabParallelEmbedding, vocab_parallel_cross_entropy
+from solutions.zero1 import ZeRO1
+from solutions.zero2 import ZeRO2
+from solutions.zero3 import ZeRO3
 
 pytestmark = pytest.mark.chapter("pipeline_parallel", "tensor_parallel", "checkpoints", "3d_parallelism")
 
@@ -224,6 +227,11 @@ def tied_with_other_values(layers):
     return layers
 
 
+def tied_by_memory(layers):
+    layers[-1].weight = nn.Parameter(layers[0].weight.data)
+    return layers
+
+
 def frozen_on_one_rank(layers):
     layers[0].requires_grad_(dist.get_rank() == 0)
     return layers
@@ -245,6 +253,7 @@ def replace_a_weight(pipeline, _optimizer):
 
 BUILT_APART = {
     "tied, with other values": tied_with_other_values,
+    "tied by memory": tied_by_memory,
     "frozen on one rank": frozen_on_one_rank,
     "another layer on one rank": lambda layers: layers + [nn.Linear(8, 8)] * dist.get_rank(),
 }
@@ -296,6 +305,7 @@ PIPELINE_REFUSES = {
 }
 REFUSED_BY_TWO_STAGES = {
     "tied, with other values": "0.weight, which several layers share",
+    "tied by memory": "'1.weight' share memory",
     "frozen on one rank": "0.weight: [8, 8] in torch.float32, frozen",
     "another layer on one rank": "2.weight",
     "GradScaler": "train in bfloat16",
@@ -477,7 +487,14 @@ def another_norm():
     parallelize(model)
 
 
+def tied_by_memory_in_gpt():
+    model = models.TinyGPT(models.GPTConfig(vocab_size=8, context=4, layers=1, heads=2, width=8), 0)
+    model.output.weight = nn.Parameter(model.token_embedding.weight.data)
+    parallelize(model)
+
+
 SPLIT_REFUSES = {
+    "tied by memory": (tied_by_memory_in_gpt, "'token_embedding.weight' share memory"),
     "torch's clipping": (
         lambda: split_step(lambda split, _: nn.utils.clip_grad_norm_(split.parameters(), 1.0)),
         "add up the squares over the ranks",
@@ -663,6 +680,34 @@ def refused_checkpoint(folder: str, case: str) -> str:
 def test_a_checkpoint_says_what_is_wrong(four_ranks, tmp_path, case, words):
     with ranks.world(2):
         for message in ranks.run(refused_checkpoint, str(tmp_path), case):
+            assert words in message
+
+
+def refused_shards(folder: str, kind: str) -> str:
+    """Save what a sharded wrapper of the course has. torch's get_state_dict() would lose what other ranks hold."""
+    model, optimizer = Used(), None
+    if kind == "ZeRO1":
+        optimizer = ZeRO1(model.parameters(), torch.optim.AdamW, lr=0.1)
+    elif kind == "ZeRO2":
+        model = ZeRO2(model, torch.optim.AdamW, lr=0.1)
+        optimizer = model.optimizer
+    else:
+        model = ZeRO3(model)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    try:
+        save_checkpoint(Path(folder), 1, model, optimizer)
+    except ValueError as error:
+        return str(error)
+    return "nothing"
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [("ZeRO1", "optimizer.state_dict()"), ("ZeRO2", "optimizer.state_dict()"), ("ZeRO3", "full_state_dict()")],
+)
+def test_a_checkpoint_refuses_shards_that_torch_does_not_know(four_ranks, tmp_path, kind, words):
+    with ranks.world(2):
+        for message in ranks.run(refused_shards, str(tmp_path), kind):
             assert words in message
 
 

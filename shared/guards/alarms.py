@@ -12,6 +12,7 @@ import math
 import os
 import zlib
 from collections.abc import Callable
+from itertools import zip_longest
 
 import torch
 import torch.distributed as dist
@@ -48,10 +49,11 @@ class Alarm:
         for other in range(len(pairs)):
             others = store.get(f"{key}/{other}").decode().split("\n")
             if others != described:
-                mine, theirs = (sorted(set(a) - set(b))[:3] for a, b in ((described, others), (others, described)))
+                different = [pair for pair in zip_longest(described, others, fillvalue="nothing") if len({*pair}) > 1]
+                mine, theirs = map(list, zip(*different[:3], strict=True))
                 raise ValueError(
-                    f"the ranks' models differ: rank {rank} has {mine}, rank {other} has {theirs}. "
-                    "Build and freeze the same layers on all ranks"
+                    f"the ranks' models differ: rank {rank} has {mine} where rank {other} has {theirs}. "
+                    "Build and freeze the same layers on all ranks, in the same order"
                 )
 
     def gather(self, numbers: list[int], device: torch.device) -> list[list[int]]:

@@ -89,11 +89,12 @@ class Guard:
                 "wrap what they share only once, or delete the other wrapper"
             )
 
-    def reject_added_gradients(self) -> None:
+    def reject_used_gradients(self) -> None:
         """Raise a RuntimeError in step() if the gradients would be other ones in one process, without zero_grad()."""
-        if self.adds_to_used:
+        if self.awaits_zero_grad:
+            would = "backward() would add to them" if self.adds_to_used else "this step() would use them again"
             raise RuntimeError(
-                "step() has used the gradients and dropped them, but in one process, backward() would add to them: "
+                f"step() has used the gradients and dropped them, but in one process, {would}: "
                 "call the wrapper's zero_grad() between step() and backward()"
             )
 

@@ -62,7 +62,7 @@ def descriptions_of(tensors: dict[str, torch.Tensor]) -> tuple[list[str], ValueE
 
 
 def reject_shared_memory(tensors: dict[str, torch.Tensor]) -> None:
-    """Raise a ValueError if two tensors share memory, which they would no longer do in a flat parameter."""
+    """Raise a ValueError if two tensors share memory, which their shards or copies would no longer do."""
     spans = []
     for name, tensor in tensors.items():
         if tensor.numel() and not tensor.is_meta:
@@ -72,7 +72,7 @@ def reject_shared_memory(tensors: dict[str, torch.Tensor]) -> None:
     for (_, end, name, is_trained), (begin, _, other, other_is_trained) in pairwise(sorted(spans)):
         if begin < end and (is_trained or other_is_trained):
             raise ValueError(
-                f"{name!r} and {other!r} share memory, but a flat parameter would store them separately: "
+                f"{name!r} and {other!r} share memory, but ranks would store them separately: "
                 "use the same nn.Parameter in both places, or clone() one of them"
             )
 

@@ -73,7 +73,7 @@ def _guard_zero_grad(wrapper_class: type, exchange_of: type[Exchange]) -> None:
     @functools.wraps(step)
     def step_guarded(self, *args, **kwargs):
         if self.guard is not None:
-            self.guard.reject_added_gradients()
+            self.guard.reject_used_gradients()
         result = step(self, *args, **kwargs)
         if self.guard is not None:
             self.guard.awaits_zero_grad = type(self).zero_grad is zero_grad_guarded

@@ -10,12 +10,15 @@ from torch import nn
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.state_dict import get_state_dict
 
+from shared.sharded.states import OwnShards
+
 
 def states_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict, dict]:
     """Return the states of a model and an optimizer, without changing the optimizer or the gradients.
 
     get_state_dict() lets an optimizer without state step with gradients of zero, so that its step counts begin at 1.
     """
+    _expect_whole(model, optimizer)
     had_state = bool(optimizer.state)
     with gradients_aside(optimizer):
         model_state, optimizer_state = get_state_dict(model, optimizer)
@@ -35,6 +38,7 @@ def states_to_load(path: Path, model: nn.Module, optimizer: torch.optim.Optimize
     Raises:
         ValueError: if the checkpoint belongs to another model or optimizer.
     """
+    _expect_whole(model, optimizer)
     saved = set(dcp.FileSystemReader(path).read_metadata().state_dict_metadata)
     with gradients_aside(optimizer):
         optimizer.state.clear()  # get_state_dict() then creates a state for every trained parameter
@@ -48,6 +52,19 @@ def states_to_load(path: Path, model: nn.Module, optimizer: torch.optim.Optimize
         yield model_state, optimizer_state
         for group, new in zip(optimizer.param_groups, new_settings, strict=True):
             group |= new
+
+
+def _expect_whole(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Raise a ValueError for shards that get_state_dict() does not know: it would leave out what other ranks have."""
+    if (
+        sharded := next((type(part).__name__ for part in model.modules() if isinstance(part, OwnShards)), None)
+    ) is not None:
+        raise ValueError(f"a {sharded} model has a state of its own: save and load its full_state_dict()")
+    if type(optimizer).state_dict is not torch.optim.Optimizer.state_dict:
+        raise ValueError(
+            f"the state of a {type(optimizer).__name__} is in shards of its own: save optimizer.state_dict(), which "
+            "gathers them, and load it with load_state_dict()"
+        )
 
 
 @contextlib.contextmanager

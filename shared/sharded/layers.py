@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from shared.guards.alarms import Alarm
+from shared.guards.tensors import reject_shared_memory
 from shared.sharded.parts import mark_local
 
 IGNORED = -100  # the target that torch's cross_entropy ignores by default
@@ -31,11 +32,13 @@ def as_shard(tensor: Tensor, group: dist.ProcessGroup | None) -> nn.Parameter:
 
 
 def expect_same(named: Iterable[tuple[str, Tensor]], group: dist.ProcessGroup | None) -> None:
-    """Raise a ValueError on every rank if their tensors have other names, shapes or values.
+    """Raise a ValueError on every rank if their tensors have other names, shapes or values, or share memory.
 
     Communication: one all-gather of two integers, which the ledger does not see.
     """
-    tensors = {name: tensor.detach() for name, tensor in named}
+    named = dict(named)
+    reject_shared_memory(named)
+    tensors = {name: tensor.detach() for name, tensor in named.items()}
     device = next((tensor.device for tensor in tensors.values()), torch.device("cpu"))
     if device.type != "meta":
         lines = [

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from shared.guards.alarms import Alarm
-from shared.guards.tensors import descriptions_of
+from shared.guards.tensors import descriptions_of, reject_shared_memory
 
 NamedLayers = Sequence[tuple[str, nn.Module]]
 
@@ -52,12 +52,15 @@ def tied_parameters(
 def expect_same_layers(layers: NamedLayers, group: dist.ProcessGroup | None) -> None:
     """Raise a ValueError on every rank if they have different layers, or different values of a tied parameter.
 
+    Parameters that share memory without being the same object would be separate on two stages, so they are rejected.
+
     The copies of a tied parameter get the same gradients, so they stay equal only if they begin as equal ones.
 
     Communication: one all-gather of two integers, which the ledger does not see.
     """
     uses = [(f"{path}.{name}", p) for path, layer in layers for name, p in layer.named_parameters()]
     count = Counter(parameter for _, parameter in uses)
+    reject_shared_memory({name: parameter for parameter, name in {p: name for name, p in uses}.items()})
     lines = descriptions_of(dict(uses))[0]
     lines += [
         f"{name}, which several layers share, has the sum {parameter.detach().sum(dtype=torch.float64):.17g}"
