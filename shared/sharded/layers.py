@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from shared import models
 from shared.guards.alarms import Alarm
 from shared.guards.tensors import reject_shared_memory
 from shared.sharded.parts import mark_local
@@ -45,6 +46,26 @@ def expect_same(named: Iterable[tuple[str, Tensor]], group: dist.ProcessGroup | 
             f"{name}: {list(t.shape)} with the sum {t.sum(dtype=torch.float64):.17g}" for name, t in tensors.items()
         ]
         Alarm(group).compare(lines, device)
+
+
+def expect_plain_gpt(model: models.TinyGPT, group: dist.ProcessGroup | None) -> None:
+    """Raise a ValueError if a model cannot be split, or is another one on another rank.
+
+    Only the embedding and the output layer may have the same weight: other layers would split a copy each.
+    """
+    for name, layer in model.named_modules():
+        if isinstance(layer, models.Attention) and type(layer).forward is not models.Attention.forward:
+            raise ValueError(f"cannot split {name!r}, a {type(layer).__name__} with a forward() of its own")
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    for tied in names.values():
+        if len(tied) > 1 and tied != ["token_embedding.weight", "output.weight"]:
+            raise ValueError(
+                f"{tied[0]!r} and {tied[1]!r} are the same parameter, but each layer would split a copy of its own: "
+                "give each layer its own parameters"
+            )
+    expect_same(model.named_parameters(), group)
 
 
 def expect_plain(layer: nn.Module, kind: type[nn.Module], group: dist.ProcessGroup | None) -> None:

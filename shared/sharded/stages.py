@@ -18,6 +18,15 @@ def expect_tensor(output, layer: nn.Module) -> Tensor:
     return output
 
 
+def expect_message(gradient: Tensor | None) -> None:
+    """Raise a RuntimeError if a stage has no gradient for the previous one, whose parameters would then get zeros."""
+    if gradient is None:
+        raise RuntimeError(
+            "the layers of this stage have returned an output that does not depend on their input, for example because "
+            "they call detach(), so earlier stages would get no gradient: begin the pipeline behind these layers"
+        )
+
+
 def is_plain_linear(layer: nn.Linear, x: Tensor) -> bool:
     """Tell whether the gradient of a layer's weight is the product of two tensors, and nobody needs it early."""
     weight = layer.weight

@@ -292,7 +292,7 @@ from torch.distributed import ProcessGroup
 from torch.func import functional_call
 
 from shared.models import Attention, TinyGPT
-from shared.sharded.layers import as_parameter, as_shard, expect_plain, expect_same, like
+from shared.sharded.layers import as_parameter, as_shard, expect_plain, expect_plain_gpt, like
 
 
 # %% tags=["export"]
@@ -1009,7 +1009,7 @@ def parallelize(
     Raises:
         ValueError: if N does not divide the number of heads, or if the ranks have different models.
     """
-    expect_same(model.named_parameters(), group)
+    expect_plain_gpt(model, group)
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     enter, leave = (
         (gather_tokens, scatter_tokens) if sequence_parallel else (copy_to_ranks, sum_over_ranks)
