@@ -9,6 +9,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from shared.sharded.stages import expect_message
+
 TAGS = {"F": 0, "B": 1}  # outputs of a forward, and gradients of a backward
 
 
@@ -49,6 +51,7 @@ class Neighbors:
 
     def send(self, kind: str, tensor: Tensor) -> None:
         """Launch a message to the next stage ("F") or to the previous one ("B"), without waiting for it."""
+        expect_message(tensor)
         if self.stages == 1:
             self.to_itself[kind].append(tensor)
             return

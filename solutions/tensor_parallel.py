@@ -14,7 +14,7 @@ from torch.distributed import ProcessGroup
 from torch.func import functional_call
 
 from shared.models import Attention, TinyGPT
-from shared.sharded.layers import as_parameter, as_shard, expect_plain, expect_same, like
+from shared.sharded.layers import as_parameter, as_shard, expect_plain, expect_plain_gpt, like
 from solutions.tensor_operators import (
     concatenate_shards,
     copy_all_to_ranks,
@@ -250,7 +250,7 @@ def parallelize(model: TinyGPT, group: ProcessGroup | None = None, sequence_para
     Raises:
         ValueError: if N does not divide the number of heads, or if the ranks have different models.
     """
-    expect_same(model.named_parameters(), group)
+    expect_plain_gpt(model, group)
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     enter, leave = (gather_tokens, scatter_tokens) if sequence_parallel else (copy_to_ranks, sum_over_ranks)
     embedding, output = model.token_embedding, model.output

@@ -163,7 +163,8 @@ class ZeRO1(ShardedOptimizer):
 
     step() averages the gradients of the ranks' backward passes, updates this rank's shard, and all-gathers the
     parameters. The optimizer must update each element by itself, as SGD, Adam and AdamW do. A gradient of None counts
-    as zeros if another rank has one. Parameters that no rank has used stay as they are, and so does their state.
+    as zeros if another rank has one. Parameters that no rank has used stay as they are, and so does their state. All
+    ranks must pass the same parameters in the same order. Buffers, such as BatchNorm's, stay different on each rank.
 
     Memory: with Adam in fp32, 4Ψ + 4Ψ + 8Ψ/N bytes for Ψ parameters on N ranks.
     Communication: per step, one reduce-scatter and one all-gather per param group, dtype and device:
