@@ -8,6 +8,7 @@ import contextlib
 import copy
 import warnings
 from collections import OrderedDict
+from functools import partial
 
 import pytest
 import torch
@@ -464,6 +465,44 @@ def clipping_is_right(wrap):
             step(model, optimizer, part(batch(number)), lambda: nn.utils.clip_grad_norm_(module.parameters(), 0.1))
 
     return differs_from_one_process(wrap, net, train)
+
+
+class Rotating(nn.Module):
+    """A complex layer beside a real one."""
+
+    def __init__(self, seed):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.real = nn.Linear(4, 4).double()
+        self.complex = nn.Linear(4, 2, dtype=torch.complex128)
+
+    def forward(self, x):
+        return self.complex(self.real(x) + 0j).abs()
+
+
+def clips_complex_gradients(wrap):
+    def train(model, module, optimizer, part):
+        alone = part is not own
+        clip = partial(nn.utils.clip_grad_norm_, list(module.parameters())) if alone else optimizer.clip_grad_norm_
+        for number in range(3):
+            step(model, optimizer, part(batch(number)), lambda: clip(0.05))
+
+    return differs_from_one_process(wrap, Rotating, train, torch.optim.SGD, {"lr": 0.1})
+
+
+def loads_state_of_lower_precision(wrap):
+    """As torch's optimizers do, keep the state of a float64 parameter in float64."""
+
+    def train(model, module, optimizer, part):
+        step(model, optimizer, part(batch()))
+        plain = getattr(optimizer, "optimizer", optimizer)
+        state = copy.deepcopy(plain.state_dict())
+        for entries in state["state"].values():
+            entries |= {name: value.float() for name, value in entries.items()}
+        plain.load_state_dict(state)
+        step(model, optimizer, part(batch(1)))
+
+    return differs_from_one_process(wrap, net, train, tolerance=1e-6)
 
 
 def clipping_again_after_unwrapping():
@@ -1107,6 +1146,8 @@ RIGHT = {
     **{f"3 averaged weights, {n}": (averaged_weights, w) for n, w in WRAPPERS.items()},
     **{f"3 clipping, {name}": (clipping_is_right, wrap) for name, wrap in REPLICATED.items()},
     "3 clipping after unwrapping": (clipping_again_after_unwrapping,),
+    **{f"3 clipping complex gradients, {name}": (clips_complex_gradients, wrap) for name, wrap in SHARDED.items()},
+    **{f"3 loads float32, {name}": (loads_state_of_lower_precision, wrap) for name, wrap in SHARDED.items()},
     **{f"3 other optimizers, {name}": (steps_of_other_models, wrap) for name, wrap in REPLICATED.items()},
     **{f"3 interrupted, {name}": (interrupted_step, wrap) for name, wrap in WRAPPERS.items()},
     **{f"3 kept gradients, {name}": (kept_gradients, wrap) for name, wrap in WRAPPERS.items()},

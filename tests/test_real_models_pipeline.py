@@ -173,6 +173,25 @@ def test_zero_bubble_computes_the_gradients_of_one_process(four_ranks, kind):
         assert max(ranks.run(gradients_of, kind, "zero_bubble")) < 1e-12
 
 
+def changes_its_input(schedule: str) -> float:
+    """Return the largest difference from one process, if the first layer changes the batch in place."""
+    torch.manual_seed(0)
+    layers = [nn.ReLU(inplace=True), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)]
+    alone = nn.Sequential(*copy.deepcopy(layers))
+    pipeline = Pipeline(layers, schedule, 4)
+    x, y = torch.randn(2, 8, 8, generator=torch.Generator().manual_seed(0))
+    pipeline.step(x.clone(), y)
+    F.mse_loss(alone(x), y).backward()
+    expected = dict(alone.named_parameters())
+    return max((p.grad - expected[name].grad).abs().max().item() for name, p in pipeline.stage_parameters().items())
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero_bubble"])
+def test_the_first_layer_may_change_the_batch_in_place(four_ranks, schedule):
+    with ranks.world(2):
+        assert max(ranks.run(changes_its_input, schedule)) < 1e-6
+
+
 def under_autocast() -> list[dict]:
     """Return the gradients of 1F1B and zero bubble under autocast, with a step without it in between."""
     found = []
@@ -493,7 +512,14 @@ def tied_by_memory_in_gpt():
     parallelize(model)
 
 
+def position_max_norm():
+    model = models.TinyGPT(models.GPTConfig(vocab_size=8, context=4, layers=1, heads=2, width=8), 0)
+    model.position_embedding.max_norm = 1.0
+    parallelize(model)
+
+
 SPLIT_REFUSES = {
+    "max_norm of positions": (position_max_norm, "position_embedding has a max_norm"),
     "tied by memory": (tied_by_memory_in_gpt, "'token_embedding.weight' share memory"),
     "torch's clipping": (
         lambda: split_step(lambda split, _: nn.utils.clip_grad_norm_(split.parameters(), 1.0)),

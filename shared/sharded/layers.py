@@ -53,6 +53,8 @@ def expect_plain_gpt(model: models.TinyGPT, group: dist.ProcessGroup | None) -> 
 
     Only the embedding and the output layer may have the same weight: other layers would split a copy each.
     """
+    if model.position_embedding.max_norm is not None:
+        raise ValueError("cannot split a model whose position_embedding has a max_norm: build it without")
     for name, layer in model.named_modules():
         if isinstance(layer, models.Attention) and type(layer).forward is not models.Attention.forward:
             raise ValueError(f"cannot split {name!r}, a {type(layer).__name__} with a forward() of its own")

@@ -438,7 +438,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
     """Run optimizer_cls on this rank's shard of every flat parameter, then all-gather the updated parameters.
 
     Before step(), each flat parameter's shard.grad must hold the mean gradient. `inner` is the optimizer_cls that
-    updates the shards. Its param groups mirror those of this optimizer.
+    updates the shards. Its param groups mirror those of this optimizer. Settings such as lr must be the same on every
+    rank: a scheduler that reads the loss needs the mean over the ranks.
 
     Args:
         flatten: turns the parameters of one param group into flat parameters.
@@ -640,6 +641,7 @@ class ZeRO1(ShardedOptimizer):
     parameters. The optimizer must update each element by itself, as SGD, Adam and AdamW do. A gradient of None counts
     as zeros if another rank has one. Parameters that no rank has used stay as they are, and so does their state. All
     ranks must pass the same parameters in the same order. Buffers, such as BatchNorm's, stay different on each rank.
+    The next backward() overwrites each .grad: clone one to keep it. Settings such as lr must be the same on every rank.
 
     Memory: with Adam in fp32, 4Ψ + 4Ψ + 8Ψ/N bytes for Ψ parameters on N ranks.
     Communication: per step, one reduce-scatter and one all-gather per param group, dtype and device:
@@ -809,10 +811,12 @@ def clip_shards_(
     ### BEGIN SOLUTION
     if not gradients:
         return torch.zeros((), dtype=torch.float64)  # every parameter is frozen, on all ranks
-    norms = torch.stack(
-        [torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients]
-    )
-    squared_norm = norms.square().sum()
+
+    def norm_of(gradient: torch.Tensor) -> torch.Tensor:
+        dtype = torch.promote_types(gradient.dtype, torch.float64)  # complex128 for a complex one
+        return torch.linalg.vector_norm(gradient, dtype=dtype)
+
+    squared_norm = torch.stack([norm_of(gradient) for gradient in gradients]).square().sum()
     dist.all_reduce(squared_norm, group=group)
     norm = squared_norm.sqrt()
     for gradient in gradients:
@@ -984,7 +988,7 @@ def new_entry(layout: FlatLayout, name: str, dtype: torch.dtype) -> torch.Tensor
 
     These are zeros. The exception is master weights (lab 06): a parameter that was never updated is its own master.
     """
-    flat = layout.new_flat(dtype)
+    flat = layout.new_flat(torch.promote_types(dtype, layout.parameters[0].dtype))
     if name == "master":
         for view, parameter in zip(layout.views(flat), layout.parameters, strict=True):
             view.copy_(parameter.detach())

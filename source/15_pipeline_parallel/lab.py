@@ -720,7 +720,9 @@ class Pipeline(Pipeline):
             self.announcements.begin_step(inputs)
             self.device, self.losses = inputs.device, []
             earlier = self.set_tied_gradients_aside()
-            self.run_actions(inputs.chunk(self.micro_batches), targets.chunk(self.micro_batches))
+            # Unlike the views of chunk(), these let the first layer change one micro-batch in place.
+            micro_inputs = inputs.unsafe_chunk(self.micro_batches)
+            self.run_actions(micro_inputs, targets.chunk(self.micro_batches))
             self.neighbors.finish()
             if self.tied:
                 self.sum_tied_gradients()
