@@ -618,7 +618,10 @@ class Pipeline:
         self.actions, self.micro_batches = built[self.stage], micro_batches
         self.last = chunks_of(built) * self.stages - 1
         self.neighbors = Neighbors(group)
-        self.keep_own_layers(list(named_layers(layers)))
+        named = list(named_layers(layers))
+        devices = (parameter.device for _, layer in named for parameter in layer.parameters())
+        self.device = next(devices, torch.device("cpu"))
+        self.keep_own_layers(named)
         self.losses: list[Tensor] = []
         self.announcements, self.uninterrupted = Announcements(self.neighbors), Uninterrupted()
 
@@ -718,7 +721,7 @@ class Pipeline(Pipeline):
         expect_unchanged(self.chunks, self.own)
         with self.uninterrupted:  # raises if an earlier step ended with an error
             self.announcements.begin_step(inputs)
-            self.device, self.losses = inputs.device, []
+            self.losses = []
             earlier = self.set_tied_gradients_aside()
             # Unlike the views of chunk(), these let the first layer change one micro-batch in place.
             micro_inputs = inputs.unsafe_chunk(self.micro_batches)
@@ -851,7 +854,7 @@ class Pipeline(Pipeline):
         }
         for parameter in self.own.values():
             if parameter.grad is not None and parameter not in counted_elsewhere:
-                total += parameter.grad.double().square().sum()
+                total += parameter.grad.abs().double().square().sum()
         dist.all_reduce(total, group=self.group)
         ### END SOLUTION
         norm = total.sqrt()
