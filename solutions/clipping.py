@@ -18,8 +18,12 @@ def clip_shards_(
     """
     if not gradients:
         return torch.zeros((), dtype=torch.float64)  # every parameter is frozen, on all ranks
-    norms = torch.stack([torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients])
-    squared_norm = norms.square().sum()
+
+    def norm_of(gradient: torch.Tensor) -> torch.Tensor:
+        dtype = torch.promote_types(gradient.dtype, torch.float64)  # complex128 for a complex one
+        return torch.linalg.vector_norm(gradient, dtype=dtype)
+
+    squared_norm = torch.stack([norm_of(gradient) for gradient in gradients]).square().sum()
     dist.all_reduce(squared_norm, group=group)
     norm = squared_norm.sqrt()
     for gradient in gradients:

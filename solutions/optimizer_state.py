@@ -79,7 +79,7 @@ def new_entry(layout: FlatLayout, name: str, dtype: torch.dtype) -> torch.Tensor
 
     These are zeros. The exception is master weights (lab 06): a parameter that was never updated is its own master.
     """
-    flat = layout.new_flat(dtype)
+    flat = layout.new_flat(torch.promote_types(dtype, layout.parameters[0].dtype))
     if name == "master":
         for view, parameter in zip(layout.views(flat), layout.parameters, strict=True):
             view.copy_(parameter.detach())

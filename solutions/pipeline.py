@@ -168,7 +168,10 @@ class Pipeline:
         self.actions, self.micro_batches = built[self.stage], micro_batches
         self.last = chunks_of(built) * self.stages - 1
         self.neighbors = Neighbors(group)
-        self.keep_own_layers(list(named_layers(layers)))
+        named = list(named_layers(layers))
+        devices = (parameter.device for _, layer in named for parameter in layer.parameters())
+        self.device = next(devices, torch.device("cpu"))
+        self.keep_own_layers(named)
         self.losses: list[Tensor] = []
         self.announcements, self.uninterrupted = Announcements(self.neighbors), Uninterrupted()
 
@@ -242,9 +245,11 @@ class Pipeline:
         expect_unchanged(self.chunks, self.own)
         with self.uninterrupted:  # raises if an earlier step ended with an error
             self.announcements.begin_step(inputs)
-            self.device, self.losses = inputs.device, []
+            self.losses = []
             earlier = self.set_tied_gradients_aside()
-            self.run_actions(inputs.chunk(self.micro_batches), targets.chunk(self.micro_batches))
+            # Unlike the views of chunk(), these let the first layer change one micro-batch in place.
+            micro_inputs = inputs.unsafe_chunk(self.micro_batches)
+            self.run_actions(micro_inputs, targets.chunk(self.micro_batches))
             self.neighbors.finish()
             if self.tied:
                 self.sum_tied_gradients()
@@ -301,7 +306,7 @@ class Pipeline:
         counted_elsewhere = {parameter for parameter, stages in self.tied if stages[0] != self.stage}
         for parameter in self.own.values():
             if parameter.grad is not None and parameter not in counted_elsewhere:
-                total += parameter.grad.double().square().sum()
+                total += parameter.grad.abs().double().square().sum()
         dist.all_reduce(total, group=self.group)
         norm = total.sqrt()
         for parameter in self.own.values():

@@ -41,7 +41,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
     """Run optimizer_cls on this rank's shard of every flat parameter, then all-gather the updated parameters.
 
     Before step(), each flat parameter's shard.grad must hold the mean gradient. `inner` is the optimizer_cls that
-    updates the shards. Its param groups mirror those of this optimizer.
+    updates the shards. Its param groups mirror those of this optimizer. Settings such as lr must be the same on every
+    rank: a scheduler that reads the loss needs the mean over the ranks.
 
     Args:
         flatten: turns the parameters of one param group into flat parameters.
@@ -165,6 +166,7 @@ class ZeRO1(ShardedOptimizer):
     parameters. The optimizer must update each element by itself, as SGD, Adam and AdamW do. A gradient of None counts
     as zeros if another rank has one. Parameters that no rank has used stay as they are, and so does their state. All
     ranks must pass the same parameters in the same order. Buffers, such as BatchNorm's, stay different on each rank.
+    The next backward() overwrites each .grad: clone one to keep it. Settings such as lr must be the same on every rank.
 
     Memory: with Adam in fp32, 4Ψ + 4Ψ + 8Ψ/N bytes for Ψ parameters on N ranks.
     Communication: per step, one reduce-scatter and one all-gather per param group, dtype and device:

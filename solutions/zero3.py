@@ -65,8 +65,8 @@ class ZeRO3(ShardedModule):
 
     parameters() are this rank's shards: give them to any optimizer that updates each element by itself. Call
     finish_gradient_sync() after backward(). All ranks must call the same units in the same order, and backward must
-    reach the same ones. As in FSDP2, a unit may not change an input that needs a gradient in place: autograd raises a
-    RuntimeError.
+    reach the same ones, so a rank without a batch of its own needs a dummy one, with a loss of 0. As in FSDP2, a unit
+    may not change an input that needs a gradient in place: autograd raises a RuntimeError.
 
     The module's own parameters have memory only while their unit computes. Reading or changing them in between raises a
     RuntimeError, and so does backward() if one was frozen, unfrozen, replaced or added after wrapping. What forward()
