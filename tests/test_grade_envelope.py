@@ -47,29 +47,6 @@ STOPS_AFTER_CALL_3 = """
                 if calls <= 3:
                     mean_over_ranks_(parameter.grad, group)
 """
-ZERO3_STOPS_AFTER_SYNC_16 = """
-    class ZeRO3(ZeRO3):
-        steps = 0
-
-        def finish_gradient_sync(self):
-            super().finish_gradient_sync()
-            self.steps += 1
-            for parameter in self.parameters() if self.steps > 16 else ():
-                if parameter.grad is not None:
-                    parameter.grad *= 2
-"""
-FSDP_STOPS_AFTER_STEP_8 = """
-    def fully_sharded(*args, _original=fully_sharded, **kwargs):
-        module, steps = _original(*args, **kwargs), 0
-
-        def double(module, inputs, output):
-            nonlocal steps
-            steps += 1
-            return output * 2 if steps > 8 else output
-
-        module.register_forward_hook(double)
-        return module
-"""
 ROWS_STOP_AFTER_STEP_8 = """
     class RowParallelLinear(RowParallelLinear):
         steps = 0
@@ -77,18 +54,6 @@ ROWS_STOP_AFTER_STEP_8 = """
         def forward(self, x):
             self.steps += 1
             return super().forward(x) if self.steps <= 8 else 2 * super().forward(x)
-"""
-PARALLELIZE_STOPS_AFTER_FORWARD_16 = """
-    def parallelize(*args, _original=parallelize, **kwargs):
-        model, steps = _original(*args, **kwargs), 0
-
-        def double(module, inputs, output):
-            nonlocal steps
-            steps += 1
-            return output * 2 if steps > 16 else output
-
-        model.blocks[0].register_forward_hook(double)
-        return model
 """
 PIPELINE_STOPS_AFTER_STEP_10 = """
     class Pipeline(Pipeline):
@@ -126,16 +91,12 @@ ATTACKS = {  # the module, the piece, and the code
     "stops after call 3": ("manual_ddp", "average_gradients", STOPS_AFTER_CALL_3),
     "skips large tensors": ("manual_ddp", "average_gradients", SKIPS_LARGE_TENSORS),
     "stops shuffling above length 60": ("manual_ddp", "ShardedSampler", STOPS_SHUFFLING),
-    "ZeRO-3 stops after sync 16": ("zero3", "ZeRO3", ZERO3_STOPS_AFTER_SYNC_16),
-    "FSDP stops after step 8": ("production", "fully_sharded", FSDP_STOPS_AFTER_STEP_8),
     "rows stop after step 8": ("tensor_parallel", "RowParallelLinear", ROWS_STOP_AFTER_STEP_8),
-    "parallelize stops after forward 16": ("tensor_parallel", "parallelize", PARALLELIZE_STOPS_AFTER_FORWARD_16),
     "a pipeline stops after step 10": ("pipeline", "Pipeline", PIPELINE_STOPS_AFTER_STEP_10),
     "redistributes small tensors": ("gspmd", "execute", REDISTRIBUTES_SMALL_TENSORS),
     "a split stops after step 8": ("parallel_3d", "split_model", SPLIT_STOPS_AFTER_STEP_8),
 }
-# Some exercises on the class ZeRO3 train for no steps, so their checks pass.
-EARNS_NOTHING = [name for name in ATTACKS if "stop" in name and "ZeRO-3" not in name and "shuffling" not in name]
+EARNS_NOTHING = [name for name in ATTACKS if "stop" in name and "shuffling" not in name]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -217,19 +217,6 @@ ATTACKS = {
         """,
         "('reached', [])",
     ),
-    "another library's sockets": (
-        f"""
-        import zmq
-        kept = dist.__dict__.setdefault("kept", [])
-        if world_size == 2 and not kept:
-            kept.append(zmq.Context())
-            kept.append(kept[0].socket(zmq.PUSH if rank else zmq.PULL))
-            kept[1].connect("tcp://127.0.0.1:45678") if rank else kept[1].bind("tcp://127.0.0.1:45678")
-            kept[1].send(bytes(1000)) if rank else kept[1].recv()
-        {textwrap.indent(RIGHT, "        ").strip()}
-        """,
-        "connections that belong to no process group",
-    ),
     "ready-made code": (
         "torch.nn.parallel.DistributedDataParallel(module, process_group=group)",
         "rejected: exercise 2.3, line 12 uses DistributedDataParallel",
