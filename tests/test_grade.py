@@ -43,7 +43,7 @@ from instructor.grade.policy import Policy
 from instructor.grade.records import Answer, Record
 from shared import deadlines
 from shared.checks.engine import folders, framework, scale
-from shared.checks.engine.scale import Scale
+from shared.checks.engine.scale import DrawnSizes
 from shared.checks.engine.verdicts import Verdict
 from shared.checks.models import awkward
 from shared.ranks.diagnosis import CellState
@@ -555,7 +555,7 @@ def test_pages_show_students_text_as_plain_text(tmp_path):
 
 def test_the_page_shows_the_code_of_failed_exercises_with_the_numbers_of_its_lines(tmp_path):
     answers = [Answer("0.1", "piece", 0.0, 2.0, [Verdict("piece", "values", False, (2,))], cells=["piece"])]
-    answers += [Answer("0.2", "late", 1.0, 2.0, [Verdict("late", "values", True)], with_ours=["0.1"])]
+    answers += [Answer("0.2", "late", 1.0, 2.0, [Verdict("late", "values", True)], replaced_by_ours=["0.1"])]
     answers += [Answer("0.3", "none", 0.0, 2.0, reason=records.UNANSWERED, cells=["none"])]
     record = Record("anna", LAB, "", answers, code={"piece": "\n\ndef f():\n    return '<b>'", "none": "stub"})
     feedback.write(record, tmp_path)
@@ -676,7 +676,7 @@ def test_an_endless_loop_gets_a_hint_and_is_no_cell_in_grading(monkeypatch, path
 
 def test_only_a_check_that_builds_models_speaks_of_their_hidden_units():
     """A check of ranks alone once said how many hidden units had been drawn."""
-    drawn = Scale.drawn(random.Random(0), 2)
+    drawn = DrawnSizes.drawn(random.Random(0), 2)
     with scale.models_of(drawn):
         pass
     assert str(drawn) == ""

@@ -27,13 +27,13 @@ def text(value: bytes) -> bytes:
 
 
 def test_a_group_can_write_read_and_wait(gated):
-    store, entrance = gated
+    store, port_for_ranks = gated
     one, other = client(gated), client(gated)
     one.set(OWN, "an address")
     other.wait([OWN], timedelta(seconds=20))
     assert other.get(OWN) == b"an address" and store.get(OWN) == b"an address"
     assert other.check([OWN]) and not other.check(["generation1/0//cpu//1/0"])
-    assert entrance.refused == []
+    assert port_for_ranks.refused == []
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ def test_an_exercise_that_needs_a_wrong_one_is_judged_with_our_own(tmp_path):
         record = grading.grade(submission, replace(unpacked, tasks=chosen), Limits())
     state, ddp, sampler = record.answers
     assert (state.points, ddp.points, sampler.points) == (0, ddp.max_points, 0), ddp.verdicts
-    assert ddp.with_ours == ["2.2"] and sampler.reason == "unanswered" and not state.with_ours
+    assert ddp.replaced_by_ours == ["2.2"] and sampler.reason == "unanswered" and not state.replaced_by_ours
     assert "2.4 ManualDDP: passed (judged with the course's own 2.2)" in record.why
     assert all("candidate.py" not in verdict.evidence for verdict in state.verdicts)
 
@@ -174,7 +174,7 @@ def direct_reduce_scatter(tensor, group=None):
         assert len(chosen) == 2
         submission = hand_in(tmp_path, "eve", lab, writes(**sources))
         record = grading.grade(submission, replace(unpacked, tasks=chosen), Limits())
-    assert [(answer.points, answer.with_ours) for answer in record.answers] == [(0, []), (0, [])]
+    assert [(answer.points, answer.replaced_by_ours) for answer in record.answers] == [(0, []), (0, [])]
 
 
 def test_places_are_lines_of_the_students_cells(tmp_path, monkeypatch):

@@ -226,11 +226,11 @@ def test_the_checks_see_a_synchronous_call_without_a_work_as_a_launch_and_a_wait
 def test_a_rank_meets_the_others_when_its_stream_has_arrived(gpu, monkeypatch):
     """Otherwise code that waits for a late rank would seem not to, because over NCCL only its stream waits."""
     monkeypatch.setattr(rankside.here, "store", dist.HashStore())
-    meeting = late_ranks.Meeting("a meeting")
+    meeting = late_ranks.Rendezvous("a meeting")
     dist.all_reduce(torch.ones(4))
-    meeting.come(with_the_stream=False)
+    meeting.arrive(with_the_stream=False)
     assert gpu.now_s == 0
-    meeting.come()
+    meeting.arrive()
     assert gpu.now_s == 5
 
 
@@ -240,8 +240,8 @@ meetings: list[list[int]] = []
 @late_ranks.rehearsed
 def meet_rank_1(piece: str) -> str:
     """Wait for rank 1, which never comes."""
-    meeting = late_ranks.Meeting("a meeting")
-    meeting.come()
+    meeting = late_ranks.Rendezvous("a meeting")
+    meeting.arrive()
     meetings.append(meeting.missing())
     return piece
 

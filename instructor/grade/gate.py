@@ -73,7 +73,7 @@ RULES = (
         re.compile(r"/[a-z]+\d+/(\d+/)?\w+(?P<of>)"),
         ("set", "check"),
         10,
-        (b"come", b"written", b"yes"),
+        (b"arrived", b"written", b"yes"),
         most_keys=MOST_MARKS,
     ),
 )
@@ -241,9 +241,9 @@ def install() -> list[Gate]:
     """Put a gate in front of the store of all ranks that are started from now on. Returns the list of gates."""
     gates: list[Gate] = []
 
-    def entrance(store_port: int) -> int:
+    def port_for_ranks(store_port: int) -> int:
         gates.append(Gate(store_port))
         return gates[-1].port
 
-    processes.entrance = entrance
+    processes.port_for_ranks = port_for_ranks
     return gates

@@ -165,7 +165,7 @@ class Grading:
                 pieces = submissions.pieces_of(self.cells, self.course.chapter, ours)
                 for name, answer in self._judged(tasks, pieces).items():
                     if answer.points > max(answers[name].points, better[name].points if name in better else 0):
-                        better[name] = replace(answer, with_ours=[helper.number for helper in helpers])
+                        better[name] = replace(answer, replaced_by_ours=[helper.number for helper in helpers])
             failed = [task for task in failed if task.name not in better or _lost(better[task.name])]
         return better
 
@@ -232,8 +232,8 @@ class Grading:
                 break
             if begun is None:  # The cells could not be loaded, so another judge would fail in the same way.
                 return answers | {task.name: _answer(task, [], f"while the cells were loaded, {why}") for task in left}
-            guilty = left.pop(0)
-            answers[guilty.name] = _answer(guilty, [], why)
+            crashed_task = left.pop(0)
+            answers[crashed_task.name] = _answer(crashed_task, [], why)
         return answers
 
     def _job(self, tasks: list[Task], pieces: list[dict]) -> dict:

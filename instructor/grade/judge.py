@@ -249,7 +249,7 @@ class Judge:
         left_out = [self.left_out[name] for name in names if name in self.left_out]
         if left_out:
             return [], left_out[0]
-        if not {exercise.piece, exercise.stands_in} & set(defined):
+        if not {exercise.piece, exercise.fallback_name} & set(defined):
             return [], f"{exercise.piece} is not defined; its cell is missing or empty"
         try:
             began, seed = time.monotonic(), random.SystemRandom().randrange(2**31)

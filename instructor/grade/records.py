@@ -48,7 +48,7 @@ class Answer:
     max_points: float
     verdicts: list[Verdict] = field(default_factory=list)
     reason: str = ""
-    with_ours: list[str] = field(default_factory=list)  # numbers of earlier exercises that were replaced by our own
+    replaced_by_ours: list[str] = field(default_factory=list)  # numbers of earlier exercises
     cells: list[str] = field(default_factory=list)  # the grade_ids of the cells with its code
     bonus: bool = False  # Its points are not part of the maximum.
     checked_points: float | None = None  # what the checks gave, if the instructor decided otherwise
@@ -63,7 +63,9 @@ class Answer:
         """The reason for the points."""
         why = self.reason or self._checks_by_result() or "passed"
         why += f" ({self.by_hand})" if self.by_hand else ""
-        return why + (f" (judged with the course's own {' and '.join(self.with_ours)})" if self.with_ours else "")
+        return why + (
+            f" (judged with the course's own {' and '.join(self.replaced_by_ours)})" if self.replaced_by_ours else ""
+        )
 
     @property
     def by_hand(self) -> str:
@@ -134,7 +136,7 @@ class Record:
             return one_line("; ".join([self.reason, *(f"{a.title}: {a.by_hand}" for a in self.answers if a.by_hand)]))
         exercises: dict[str, list[str]] = {}  # by what is said about them, so that nothing is said twice
         for answer in self.answers:
-            if answer.points < answer.max_points or answer.with_ours or answer.by_hand:
+            if answer.points < answer.max_points or answer.replaced_by_ours or answer.by_hand:
                 exercises.setdefault(answer.why.removesuffix("."), []).append(answer.title)
         short = [f"{', '.join(titles)}: {why}" for why, titles in exercises.items()]
         return one_line("; ".join([*([self.late] if self.late else []), *short])) or "all checks passed"

@@ -63,7 +63,7 @@ def run_file(
         if imported and not only:
             print(f"– {exercise.piece} is imported from solutions, so it is not checked")
             continue
-        if {exercise.piece, exercise.stands_in} & set(defined):
+        if {exercise.piece, exercise.fallback_name} & set(defined):
             verdicts += framework.run_exercise(exercise, path, seed, check, graded=graded)
             judged = True
         else:

@@ -74,7 +74,7 @@ def start(
         place(world_size, backend, link, simulate)  # if this raises, the running ranks are not stopped
     stop()
     with magic.progress(world_size) as report:
-        running.replace_by(RankSet(*options, report))
+        running.set_current(RankSet(*options, report))
     magic.register()
     magic.show_table(current())
 
@@ -104,7 +104,7 @@ def stop() -> None:
     """Stop the ranks and every process they started. Do nothing if no ranks are running."""
     if (ranks := running.find()) is not None:
         ranks.close()
-        running.replace_by(None)
+        running.set_current(None)
 
 
 @contextlib.contextmanager

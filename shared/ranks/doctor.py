@@ -90,7 +90,7 @@ def _answer(store: dist.TCPStore, rank: int, main_thread: int) -> None:
                 _stop_work()
                 # A broken process group may raise anything, and this thread has to survive it.
                 with contextlib.suppress(Exception):
-                    cut(_ABORTS_WITHIN_S)
+                    abort_communication(_ABORTS_WITHIN_S)
             log.limit()
             answer = json.dumps(look(rank, main_thread))
             store.set(f"answer/{index}/{rank}", answer)
@@ -206,7 +206,7 @@ def _last_line(stream) -> str:
     return lines[-1][-120:]
 
 
-def cut(aborts_within_s: float) -> bool:
+def abort_communication(aborts_within_s: float) -> bool:
     """Break this rank's connections to the other ranks, so that every rank that waits on them stops waiting.
 
     This ends a hang without losing variables. Waits in gloo and NCCL cannot be interrupted, and killing the process

@@ -35,7 +35,7 @@ def start_fork_server(link: str | None) -> launchers.ForkServer:
     return launchers.ForkServer(run_dir, as_root=hosts.as_root() if link else (), held=held)
 
 
-def entrance(store_port: int) -> int:
+def port_for_ranks(store_port: int) -> int:
     """Return the port at which ranks reach the store. Grading replaces this function by one that adds a gate."""
     return store_port
 
@@ -116,7 +116,7 @@ class RankProcesses:
         import torch.distributed as dist
 
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        self.store_ports = (self._store.port, entrance(self._store.port))
+        self.store_ports = (self._store.port, port_for_ranks(self._store.port))
         self._client = None
 
     def _start_ranks(self) -> None:
@@ -139,7 +139,7 @@ class RankProcesses:
         self._store.set("asked", str(self._questions))
         self._on_all(
             lambda rank: (
-                rankside.settle,
+                rankside.initialize_rank,
                 rank,
                 self.placement.devices[rank],
                 address,

@@ -86,7 +86,7 @@ def identify() -> dict:
     return {"rank": int(os.environ.get("RANKS_RANK", -1)), "pid": os.getpid(), "host": os.uname().nodename}
 
 
-def settle(
+def initialize_rank(
     rank: int, device: str, store_address: tuple[str, int], sizes_path: str, invitation: tuple[int, bytes]
 ) -> None:
     """Set this process up once: connect to the kernel and its store, select a device and a host, start the doctor."""
@@ -215,7 +215,7 @@ def leave() -> None:
     instrumentation.simulate_nccl(False)
     if dist.is_initialized():
         # An operation on which nobody called wait() would block this rank here forever.
-        if not doctor.cut(_LEAVES_WITHIN_S):
+        if not doctor.abort_communication(_LEAVES_WITHIN_S):
             raise RuntimeError(f"NCCL has not ended its communicators within {_LEAVES_WITHIN_S:g} s")
         with contextlib.suppress(RuntimeError):  # destroying a broken group may raise
             dist.destroy_process_group()

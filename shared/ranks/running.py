@@ -12,7 +12,7 @@ def find():
     return _current
 
 
-def replace_by(new) -> None:
+def set_current(new) -> None:
     """Remember the running `RankSet`, or None after the ranks have stopped."""
     global _current
     _current = new

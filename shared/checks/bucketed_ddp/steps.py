@@ -9,9 +9,9 @@ from torch import nn
 
 from shared.checks.engine.buckets import describe_messages
 from shared.checks.engine.candidate import device_here
-from shared.checks.engine.compare import close, judge_gradients, tolerance_of
+from shared.checks.engine.compare import judge_gradients, nearly_equal, tolerance_of
 from shared.checks.engine.framework import NOT_WRITTEN, Attempt, Wrong
-from shared.checks.engine.late_ranks import PATIENCE_S, Meeting, launches_unasked, rehearsed
+from shared.checks.engine.late_ranks import PATIENCE_S, Rendezvous, launches_unasked, rehearsed
 from shared.checks.engine.steps import EventLog
 from shared.checks.engine.subgroups import called_alone, join_subgroup, members_of
 from shared.wire import completion, instrumentation
@@ -61,7 +61,7 @@ def probe_bucket(bucket_class, steps: Steps, rank: int, gradients: list[list[tor
             if gradient is not None:
                 (parameter * gradient.to(device_here())).sum().backward()
         before = _places(parameters)
-        meeting = None if steps.late is None else Meeting(f"bucket{steps.token}/{index}")
+        meeting = None if steps.late is None else Rendezvous(f"bucket{steps.token}/{index}")
         step = _pack_launch_wait(bucket, parameters, meeting, rank == steps.late)
         found.append(step | {"stayed": before == step["packed"]})
         dist.barrier(group)
@@ -76,7 +76,7 @@ def _zero_grad(parameter: nn.Parameter, set_to_none: bool) -> None:
         parameter.grad.zero_()
 
 
-def _pack_launch_wait(bucket, parameters: list, meeting: Meeting | None, is_late: bool) -> dict:
+def _pack_launch_wait(bucket, parameters: list, meeting: Rendezvous | None, is_late: bool) -> dict:
     log, missing = EventLog(("all_reduce",)), []
     unasked = launches_unasked() if meeting else contextlib.nullcontext()
     with unasked, completion.watching(log), instrumentation.listening(log.launched, log.waiting) as calls:
@@ -87,7 +87,7 @@ def _pack_launch_wait(bucket, parameters: list, meeting: Meeting | None, is_late
             missing = meeting.missing()
         bucket.launch()
         if meeting:
-            meeting.come()
+            meeting.arrive()
         waited_in_launch = any(event.kind == "wait" for event in log.events)
         bucket.wait()
         values = [None if p.grad is None else p.grad.detach().cpu().clone() for p in parameters]
@@ -183,7 +183,7 @@ def _left_over(gradients: dict[int, dict], expected: dict, before: dict[int, dic
                 (missing, "Hint: if .grad is None on a rank, is the slice set to zero there?"),
                 (len(before), "Hint: is the gradient copied into the slice or added to it?"),
             ):
-                if senders and close(tensor, expected[name] + senders * held[name], tolerance_of([tensor])):
+                if senders and nearly_equal(tensor, expected[name] + senders * held[name], tolerance_of([tensor])):
                     return f"It contains the slice's old value from the previous step. {hint}"
     return ""
 

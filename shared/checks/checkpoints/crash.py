@@ -16,7 +16,7 @@ from shared.checks.checkpoints.saved import Saving, beside, settle, train
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.folders import shared_folder
 from shared.checks.engine.framework import Attempt, Wrong
-from shared.checks.engine.late_ranks import Meeting, launches_unasked
+from shared.checks.engine.late_ranks import Rendezvous, launches_unasked
 from shared.checks.engine.training import Draw
 from shared.deadlines import scaled
 from shared.ranks import rankside
@@ -74,14 +74,14 @@ def probe_late(save_checkpoint, plan: Saving, folder: str, step: int, late: int,
     """Return, on the late rank, what is in the folder when all other ranks have written."""
     module, optimizer = settle(plan, seed)
     train(module, optimizer, range(1), x.to(device_here()), y.to(device_here()))
-    meeting, seen = Meeting(f"checkpoint{token}"), {}
+    meeting, seen = Rendezvous(f"checkpoint{token}"), {}
 
     def around(write):
         if dist.get_rank() == late and not seen:
             meeting.missing()
             seen.update(names=names_in(folder), newest=newest_in(save_checkpoint, folder))
         written = write()
-        meeting.come()
+        meeting.arrive()
         return written
 
     with launches_unasked(), writing(around):

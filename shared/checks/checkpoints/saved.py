@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 from shared.checks.engine.candidate import device_here, mesh_here
-from shared.checks.engine.compare import RELATIVE_TOLERANCE, close
+from shared.checks.engine.compare import RELATIVE_TOLERANCE, nearly_equal
 from shared.checks.engine.folders import shared_folder
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.sharded.dtensors import assembled, judge_tensors, loss_of, shard_of, shards_of
@@ -185,7 +185,7 @@ def judge(found: list[dict], alone: dict, saved: dict | None, step: int, context
             raise Wrong(wrong, _HINT_ON_STEP if all(isinstance(value, int) for value in returned.values()) else "")
     for number, expected in enumerate(alone["losses"]):
         loss = sum(result["losses"][number] for result in found) / len(found)
-        if not close(loss, expected, RELATIVE_TOLERANCE):
+        if not nearly_equal(loss, expected, RELATIVE_TOLERANCE):
             evidence = f"{context}: the loss in step {SAVED_AFTER + number + 1} is {loss:.8g}; expected {expected:.8g}"
             raise Wrong(evidence, _HINT_ON_SETTINGS if saved else _HINT_ON_SAVING)
     judge_tensors(assembled([result["end"] for result in found]), alone["end"], f"{context}: ", RELATIVE_TOLERANCE)

@@ -37,7 +37,7 @@ def right_within_a_group(attempt: Attempt) -> None:
 def it_returns_when_its_messages_are_done(attempt: Attempt) -> None:
     """A rank that does not wait for a late rank returns or sends incomplete data."""
     src, size = any_source(attempt), attempt.world_size
-    shape = (12 * attempt.scale.number(100, range(50, 2_000)),)
+    shape = (12 * attempt.scale.pick(100, range(50, 2_000)),)
     other = ((src or 0) + attempt.random.randrange(1, size)) % size
     (tries,) = try_and_judge(attempt, Setting(late=other if src is None else src, src=src), draw(attempt, shape))
     if attempt.piece == "direct_reduce_scatter":

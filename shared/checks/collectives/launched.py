@@ -6,9 +6,9 @@ import torch
 
 from shared import memory
 from shared.checks.engine.candidate import device_here
-from shared.checks.engine.compare import close, first_difference
+from shared.checks.engine.compare import first_difference, nearly_equal
 from shared.checks.engine.framework import Attempt, Wrong
-from shared.checks.engine.late_ranks import PATIENCE_S, Meeting, launches_unasked, rehearsed
+from shared.checks.engine.late_ranks import PATIENCE_S, Rendezvous, launches_unasked, rehearsed
 from shared.checks.engine.sharded.wire import Flat, judge_rounds
 from shared.checks.engine.subgroups import SUBGROUPS, called_alone, join_subgroup, members_of
 from shared.wire import instrumentation
@@ -105,7 +105,7 @@ def each_rank_gets_its_shard_of_the_sum(attempt: Attempt) -> None:
                 message = f"{sums}: shard {index} of the sum{which}"
                 if shard.dtype != sums.dtype:
                     raise Wrong({rank: f"{message} has dtype {shard.dtype}; expected {sums.dtype}"})
-                if not close(shard, total[index], tolerance):
+                if not nearly_equal(shard, total[index], tolerance):
                     difference = first_difference(shard, total[index], tolerance)
                     raise Wrong({rank: f"{message}: {difference}"}, _cause(shard, contributed, index, tolerance))
 
@@ -122,11 +122,11 @@ def _cause(shard: torch.Tensor, contributed: list[torch.Tensor], index: int, tol
     size, total = len(contributed), sum(contributed).view(len(contributed), -1)
     if shard.shape != total[index].shape:
         return "Hint: which shard of the sum belongs to this rank?"
-    if size > 1 and close(shard, total[index] / size, tolerance):
+    if size > 1 and nearly_equal(shard, total[index] / size, tolerance):
         return f"It is {size} times too small: it should be the sum, not the mean."
-    if any(close(shard, each, tolerance) for each in total):
+    if any(nearly_equal(shard, each, tolerance) for each in total):
         return "It is another rank's shard of the sum. Hint: which shard is sent to which rank?"
-    if any(close(shard, each.view(size, -1)[index], tolerance) for each in contributed):
+    if any(nearly_equal(shard, each.view(size, -1)[index], tolerance) for each in contributed):
         return (
             "It is the contribution of a single rank. Hint: which tensors do you receive into, and then add up? "
             "And is the data already in them when you add them?"
@@ -137,7 +137,7 @@ def _cause(shard: torch.Tensor, contributed: list[torch.Tensor], index: int, tol
             "Hint: does every receive write into a tensor of its own?"
         )
     without = [total[index] - each.view(size, -1)[index] for each in contributed]
-    if any(close(shard, each, tolerance) for each in without):
+    if any(nearly_equal(shard, each, tolerance) for each in without):
         return "One rank's contribution is missing. Hint: how many shards must be added up, and from which ranks?"
     return (
         "Hint: which shard is sent to which rank? Does every receive write into a tensor of its own? "
@@ -154,7 +154,11 @@ def _repeated(shard: torch.Tensor, contributed: list[torch.Tensor], index: int, 
     mine = [each.view(size, -1)[index] for each in contributed]
     ranks = (other for other in range(size) if other != index)
     return next(
-        ((other, size - 1) for other in ranks if close(shard, mine[index] + (size - 1) * mine[other], tolerance)),
+        (
+            (other, size - 1)
+            for other in ranks
+            if nearly_equal(shard, mine[index] + (size - 1) * mine[other], tolerance)
+        ),
         (),
     )
 
@@ -174,14 +178,14 @@ def probe_late(launch, token: int, late: int, rank: int, flat: torch.Tensor) -> 
         The result, how many messages were launched in the call and in wait(), and, on the late rank, the ranks whose
         call had not returned by then.
     """
-    meeting, missing = Meeting(f"sum{token}"), []
+    meeting, missing = Rendezvous(f"sum{token}"), []
     with launches_unasked():
         if rank == late:
             missing = meeting.missing()
         with instrumentation.listening() as in_call:
             handle = launch(flat.to(device_here()))
         if rank != late:
-            meeting.come()
+            meeting.arrive()
         with instrumentation.listening() as in_wait:
             result = handle.wait().detach().cpu().clone()
         return {"missing": missing, "result": result, "launched": (len(in_call), len(in_wait))}
@@ -200,7 +204,7 @@ def the_call_returns_at_once(attempt: Attempt) -> None:
         raise Wrong(wrong, "Hint: when should the messages start, so that the caller can compute meanwhile?")
     total = sum(each[0] for each in flats).view(len(members), -1)
     for rank, result in enumerate(found):
-        if not close(result["result"], total[rank]):
+        if not nearly_equal(result["result"], total[rank]):
             message = f"rank {late} launches after the others: {first_difference(result['result'], total[rank])}"
             raise Wrong({rank: message}, "Hint: what does wait() wait for before it adds up shards?")
 

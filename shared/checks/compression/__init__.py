@@ -53,13 +53,13 @@ CompressedBucket.check("buckets", world_sizes=(2, 3))(feedback.several_buckets_a
 
 def plain(attempt: Attempt, method: Method) -> Setting:
     """Return one bucket with two matrices and their biases."""
-    width = attempt.scale.number(23, range(12, 400))
+    width = attempt.scale.pick(23, range(12, 400))
     return Setting(((width, 17), (width,), (19, width), (19,)), method.arguments)
 
 
 def awkward(attempt: Attempt, method: Method, **options) -> Setting:
     """Return parameters of all kinds in several buckets: scalars, vectors, matrices, and one of four dimensions."""
-    width = attempt.scale.number(14, range(12, 200))
+    width = attempt.scale.pick(14, range(12, 200))
     shapes = ((width, 31), (), (7, 1), (width, 11), (1, 9), (12, 3, 2, 3), (40,), (1,), (width, 13), (9, 10))
     return Setting(shapes, method.arguments, cap_mb=4 * KIB, **options)
 
@@ -142,7 +142,7 @@ def register(exercise: Exercise, usual: Method, draw_method: Callable[[Attempt],
 
     @exercise.check("equal buckets", world_sizes=(2,))
     def buckets_of_the_same_size_stay_apart(attempt: Attempt) -> None:
-        width = attempt.scale.number(16, range(12, 100))
+        width = attempt.scale.pick(16, range(12, 100))
         judge_equal_buckets(attempt, draw_method(attempt), (width, 17))
 
     @exercise.check("training", world_sizes=(2,))

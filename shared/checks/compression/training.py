@@ -58,7 +58,7 @@ def probe_training(piece, arguments: tuple, seed: int, hidden: int, steps: int, 
 def judge_learning(attempt: Attempt, method: Method) -> None:
     """Compare the last loss with that of one process that sends nothing."""
     seed, size = attempt.draw_seed(), attempt.world_size
-    hidden, steps = attempt.scale.number(HIDDEN, range(30, 90)), attempt.scale.steps(STEPS)
+    hidden, steps = attempt.scale.pick(HIDDEN, range(30, 90)), attempt.scale.steps(STEPS)
     generator = torch.Generator().manual_seed(attempt.draw_seed())
     x = torch.randn(SAMPLES * size, INPUTS, generator=generator)
     y = (x @ torch.randn(INPUTS, CLASSES, generator=generator)).argmax(-1)

@@ -54,7 +54,7 @@ def probe(
     try:
         # What the piece prints is shown, but torch's warnings are not.
         with (
-            scale.models_of(scale.Scale(width)),
+            scale.models_of(scale.DrawnSizes(width)),
             contextlib.redirect_stderr(io.StringIO()),
             instrumentation.listening() as calls,
         ):

@@ -35,7 +35,7 @@ def tolerance_of(tensors) -> float:
     return 1e-5 if in_float32 else RELATIVE_TOLERANCE
 
 
-def close(found: torch.Tensor, expected: torch.Tensor, tolerance: float = RELATIVE_TOLERANCE) -> bool:
+def nearly_equal(found: torch.Tensor, expected: torch.Tensor, tolerance: float = RELATIVE_TOLERANCE) -> bool:
     if expected.dtype == torch.bool:  # a buffer
         return torch.equal(found, expected)
     scale = max(1.0, expected.abs().max().item()) if expected.numel() else 1.0
@@ -98,7 +98,9 @@ def _some_averaged(found: dict, expected: dict, own: dict, tolerance: float) -> 
     """Return whether any gradient is the mean over the ranks, and differs from this rank's own."""
     pairs = [(found[name], expected[name], own[name]) for name in expected]
     tensors = [each for each in pairs if not any(tensor is None for tensor in each)]
-    return any(close(was, mean, tolerance) and not close(alone, mean, tolerance) for was, mean, alone in tensors)
+    return any(
+        nearly_equal(was, mean, tolerance) and not nearly_equal(alone, mean, tolerance) for was, mean, alone in tensors
+    )
 
 
 def _complaint(found, expected, tolerance: float) -> str:
@@ -107,7 +109,7 @@ def _complaint(found, expected, tolerance: float) -> str:
         return "" if found is None or not found.any() else " has a gradient that is not zero, but no sample uses it"
     if found is None:
         return " has the gradient None" if expected.any() else ""
-    return "" if close(found, expected, tolerance) else f", {first_difference(found, expected, tolerance)}"
+    return "" if nearly_equal(found, expected, tolerance) else f", {first_difference(found, expected, tolerance)}"
 
 
 def _cause(found, expected, rank: int, every: dict) -> str:
@@ -133,36 +135,36 @@ def _cause(found, expected, rank: int, every: dict) -> str:
         return ""
     if world_size == 1:
         return "The mean over a single rank is that rank's own value. Hint: which line changes it?"
-    if 0 < len(missing) < world_size and close(found, expected * (world_size / (world_size - len(missing)))):
+    if 0 < len(missing) < world_size and nearly_equal(found, expected * (world_size / (world_size - len(missing)))):
         return f"Before, it was None on {name_ranks(missing)}. Hint: over how many ranks is the mean?"
-    if close(found, expected * world_size):
+    if nearly_equal(found, expected * world_size):
         return (
             f"It is exactly {world_size} times too large. "
             "Hint: is it summed or averaged? And do you divide it in place?"
         )
-    if close(found, expected / world_size):
+    if nearly_equal(found, expected / world_size):
         return f"It is exactly {world_size} times too small. Hint: how many times do you divide it?"
-    if own is not None and close(found, own):
+    if own is not None and nearly_equal(found, own):
         return _OWN_VALUE
-    if own is not None and close(found, own / world_size):
+    if own is not None and nearly_equal(found, own / world_size):
         return (
             "It is this rank's own gradient divided by the world size. "
             "Hint: which tensor is sent, and is .grad the tensor that holds the result? "
             "And is that all-reduce complete when you return?"
         )
     for other, theirs in every.items():
-        if theirs is not None and close(found, theirs):
+        if theirs is not None and nearly_equal(found, theirs):
             return f"It is rank {other}'s gradient, not the mean over the ranks."
     if found.numel() > 1:  # a single element is a multiple of any other
         for divisor in range(2, MOST_DIVISOR + 1):
-            if divisor != world_size and close(found, expected * world_size / divisor):
+            if divisor != world_size and nearly_equal(found, expected * world_size / divisor):
                 counted = f"the sum over {world_size} ranks, divided by {divisor}"
                 return f"It is {counted}. Hint: over how many ranks is the mean?"
         largest = expected.abs().argmax()
         factor = (found.flatten()[largest] / expected.flatten()[largest]).item()
-        if factor and close(found, expected * factor):
+        if factor and nearly_equal(found, expected * factor):
             return f"It is {factor:.4g} times what it should be. Hint: which number do you multiply or divide it by?"
-    if close(found, expected, 1e-5):
+    if nearly_equal(found, expected, 1e-5):
         return "It is close, but not as precise as float64. Hint: is anything converted to float32?"
     if not found.any():
         return "It is all zeros. Hint: was the gradient overwritten, or was it never filled in?"

@@ -3,7 +3,6 @@
 Everything that Python can reach is counted, whichever attribute, closure or list refers to it.
 """
 
-import contextlib
 import gc
 import sys
 import time
@@ -60,35 +59,33 @@ def living_bytes() -> int:
     return sum(found.values()) - instrumentation.simulated_bytes()
 
 
-@contextlib.contextmanager
-def only_what_comes():
-    """Exclude all objects that already exist from counts, and leave them excluded afterwards.
+def ignore_existing_objects() -> None:
+    """Exclude all objects that already exist from later counts.
 
     The ranks' server has already frozen everything that it imported. A count of those objects would take a second.
     """
     gc.collect()
     gc.freeze()
-    yield
 
 
 def hidden_bytes() -> int:
     """Add up the bytes of objects that may hold elements without being tensors, such as arrays, strings and lists.
 
-    Use it in only_what_comes().
+    Call ignore_existing_objects() before the tensors of interest are allocated.
     """
     here = gc.get_objects()
     seen = {each.untyped_storage()._cdata for each in here if issubclass(type(each), torch.Tensor)}
     things = {id(thing): thing for thing in gc.get_referents(*here)}.values()
     arrays = [thing.nbytes for thing in things if isinstance(thing, np.ndarray) and thing.base is None]
     raw = [memoryview(thing).nbytes for thing in things if isinstance(thing, bytes | bytearray | array | mmap)]
-    raw += [sys.getsizeof(thing) for thing in things if type(thing) in (str, int) or _is_a_row_of_numbers(thing)]
+    raw += [sys.getsizeof(thing) for thing in things if type(thing) in (str, int) or _is_number_list(thing)]
     storages = [each.nbytes() for each in things if type(each) is torch.UntypedStorage and each._cdata not in seen]
     return sum(each for each in arrays + raw + storages if each > LEAST_HIDDEN_BYTES)
 
 
-def _is_a_row_of_numbers(thing) -> bool:
-    """Return whether a thing is a vector as a list of numbers. In other lists, checks keep their records."""
-    return type(thing) in (list, tuple) and len(thing) > 0 and type(thing[0]) in (float, int)
+def _is_number_list(value) -> bool:
+    """Return whether a value is a vector as a list of numbers. In other lists, checks keep their records."""
+    return type(value) in (list, tuple) and len(value) > 0 and type(value[0]) in (float, int)
 
 
 def settled_bytes(most_bytes: float, before_bytes: int) -> int:

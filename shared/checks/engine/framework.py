@@ -21,7 +21,7 @@ from shared import mine, progress, ranks
 from shared.checks.engine import assistance, candidate, display, outside, parcel, scale
 from shared.checks.engine.outside import Meter
 from shared.checks.engine.prints import Prints
-from shared.checks.engine.scale import Scale
+from shared.checks.engine.scale import DrawnSizes
 from shared.checks.engine.verdicts import SAME_AS, Verdict
 from shared.deadlines import scaled
 from shared.ranks import rankside
@@ -56,7 +56,7 @@ _HINT_ON_LOOPS = "Hint: is this line in a loop? If so, what would end the loop?"
 _HINT_ON_ITSELF = "Hint: for which ranks should this line not run?"
 _LEFT_IN_FLIGHT = "your code left a transfer in flight that nothing waits for, and the ranks had to be restarted"
 NOT_WRITTEN = "it is not written yet"
-RIGHT_AT_FIRST = "this check passed, but it does not count, because the code is right only at first: see"
+RIGHT_AT_FIRST = "this check passed, but a longer training gave wrong results, so the exercise earns no points: see"
 NOT_RUN = "this check"  # begins the reason why a check did not run
 CALLED_ALONE = "called only by"  # in the context of a run in which only the ranks of a group call the piece
 OUTSIDE_THE_GROUP = "but this rank's group is"  # in the error for a call that would leave the group
@@ -107,8 +107,8 @@ class Attempt:
     path: str | None  # the candidate's file; None for the ranks' own namespace
     world_size: int
     random: random.Random
-    stands_in: str = ""
-    scale: Scale = field(default_factory=Scale)
+    fallback_name: str = ""
+    scale: DrawnSizes = field(default_factory=DrawnSizes)
     meter: Meter | None = None  # measures from outside what the ranks send
     printed: dict[int, str] = field(default_factory=dict)  # by rank, in the last run in which any rank printed
     wrong: Wrong | None = None  # what the check has found wrong
@@ -162,7 +162,7 @@ class Attempt:
 
         def request_of(rank: int) -> tuple:
             arguments = (*shared_args, *own[rank]) if rank < len(own) else shared_args
-            names = self.piece, self.stands_in
+            names = self.piece, self.fallback_name
             return candidate.probe, (names, self.path, probe, arguments, self.scale.width, times), {}
 
         if self.meter:
@@ -225,7 +225,7 @@ class Exercise:
 
     number: str
     piece: str
-    stands_in: str = ""  # the finished piece, which is checked if this step is not defined
+    fallback_name: str = ""  # the finished piece, which is checked if this step is not defined
     first: str = ""  # the name of a check; as long as it fails, the other checks would only confuse and do not run
     checks: list[Check] = field(default_factory=list)
 
@@ -333,7 +333,7 @@ def run_exercise(
                 if prints is not None:
                     prints.add(check.name, size, attempt.printed, failed=attempt.wrong is not None)
                 hangs += attempt.wrong.hangs if attempt.wrong else 0
-        right_at_first = run.find_right_at_first(checks) if graded and hangs < MOST_HANGS else ""
+        right_at_first = run.first_failure_in_a_longer_run(checks) if graded and hangs < MOST_HANGS else ""
     if path is None and ranks.current().starts != starts and not found:
         found[checks[0].name] = Wrong(_LEFT_IN_FLIGHT, _HINT_ON_WAITS)
     _report_once(found, checks)
@@ -378,12 +378,12 @@ class _Run:
 
     def _attempt(self, check: Check, size: int, added: range) -> Attempt:
         draw = random.Random(f"{self.seed} {check.name} {size}" + " long" * (added == scale.LONG))
-        sizes = Scale.drawn(draw, size, added) if self.graded else Scale()
-        attempt = Attempt(self.exercise.piece, self.path, size, draw, self.exercise.stands_in, sizes, self.meter)
+        sizes = DrawnSizes.drawn(draw, size, added) if self.graded else DrawnSizes()
+        attempt = Attempt(self.exercise.piece, self.path, size, draw, self.exercise.fallback_name, sizes, self.meter)
         attempt.wrong = _judge(check, attempt)
         return attempt
 
-    def find_right_at_first(self, checks: list[Check]) -> str:
+    def first_failure_in_a_longer_run(self, checks: list[Check]) -> str:
         """Look for code that is right at first and wrong later. Returns the name of a check that shows this, or "".
 
         A result counts only if it occurs twice. Code that is wrong at random, for example because of a race, therefore

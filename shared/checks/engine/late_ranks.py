@@ -39,7 +39,7 @@ def rehearsed(probe):
     return run
 
 
-class Meeting:
+class Rendezvous:
     """A meeting point in the store, where ranks report that they have arrived.
 
     Args:
@@ -49,7 +49,7 @@ class Meeting:
     def __init__(self, name: str):
         self.store = dist.PrefixStore(name, rankside.here.store)
 
-    def come(self, with_the_stream: bool = True) -> None:
+    def arrive(self, with_the_stream: bool = True) -> None:
         """Report that this rank has arrived.
 
         Args:
@@ -74,7 +74,7 @@ class Meeting:
         time.sleep(LATE_S)
         return missing
 
-    def has_come(self, rank: int, within_s: float) -> bool:
+    def has_arrived(self, rank: int, within_s: float) -> bool:
         """Wait for a rank that should not arrive. Returns whether it has arrived within that time."""
         ends_s = time.monotonic() + (0 if _rehearsing else within_s)
         while time.monotonic() < ends_s:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import judge_gradients
 from shared.checks.engine.framework import Attempt
-from shared.checks.engine.late_ranks import Meeting, launches_unasked, rehearsed
+from shared.checks.engine.late_ranks import Rendezvous, launches_unasked, rehearsed
 from shared.checks.engine.steps import EventLog
 from shared.checks.engine.training import Draw, descend, one_process
 from shared.checks.models import awkward
@@ -71,14 +71,14 @@ def _in_company(inside: contextlib.ExitStack, loop: Loop, rank: int, step: int) 
     if loop.late is None:
         return []
     inside.enter_context(launches_unasked())
-    meeting, launched = Meeting(f"loop{loop.token}/{step}"), []
+    meeting, launched = Rendezvous(f"loop{loop.token}/{step}"), []
     if rank == loop.late:
         return meeting.missing()
 
     def count(*_) -> None:
         launched.append(True)
         if len(launched) == loop.messages:
-            meeting.come(with_the_stream=False)
+            meeting.arrive(with_the_stream=False)
 
     inside.enter_context(instrumentation.listening(count))
     return []

@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from shared.checks.engine.candidate import device_here
-from shared.checks.engine.late_ranks import Meeting, launches_unasked, rehearsed
+from shared.checks.engine.late_ranks import Rendezvous, launches_unasked, rehearsed
+from shared.checks.engine.overlap_models import Sizes
 from shared.checks.models import awkward
-from shared.checks.models.overlap import Sizes
 from shared.deadlines import scaled
 from shared.wire import completion, instrumentation
 
@@ -99,7 +99,7 @@ def probe_late(wrapper, sizes: Sizes, token: int, late: int, seed: int, x, y) ->
         The ranks whose backward had not ended after PATIENCE_S, and the gradients of the second step.
     """
     wrapped, module = wrap(wrapper, sizes, seed)
-    meeting, missing = Meeting(f"late{token}"), []
+    meeting, missing = Rendezvous(f"late{token}"), []
 
     def stand_by(index: int) -> None:
         if index == len(module.layers):
@@ -111,7 +111,7 @@ def probe_late(wrapper, sizes: Sizes, token: int, late: int, seed: int, x, y) ->
     with launches_unasked():
         dist.barrier()
         _loss(wrapped, x, y).backward()
-        meeting.come()
+        meeting.arrive()
         wrapped.finish_gradient_sync()
         module.passed = None
         module.zero_grad()

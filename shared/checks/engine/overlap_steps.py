@@ -3,11 +3,11 @@
 import torch
 
 from shared.checks.engine.buckets import judge_messages
-from shared.checks.engine.compare import by_rank, close, describe_calls, judge_gradients
+from shared.checks.engine.compare import by_rank, describe_calls, judge_gradients, nearly_equal
 from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.overlap_models import Sizes
 from shared.checks.engine.overlap_probes import Micro, probe_steps
 from shared.checks.models import awkward
-from shared.checks.models.overlap import Sizes
 
 SAMPLES = 4
 
@@ -89,6 +89,6 @@ def _cause(gradients: dict[int, dict], sizes: Sizes, seed: int, step: list[list[
     for what, part in parts.items():
         alone = mean_of(sizes, seed, [own[part] for own in step])[0][name]
         share = len(range(longest)[part]) / longest
-        if alone is not None and all(close(each[name], alone * share) for each in gradients.values()):
+        if alone is not None and all(nearly_equal(each[name], alone * share) for each in gradients.values()):
             return f"It contains {what} only. Hint: what did .grad contain before the last backward()?"
     return ""

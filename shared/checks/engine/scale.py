@@ -24,7 +24,7 @@ FEWEST_REPEATS, MOST_REPEATING_S, SLOW_S = 4, 1.0, 3.0  # Slow probes run less o
 
 
 @dataclass
-class Scale:
+class DrawnSizes:
     """The sizes of one attempt. Without `draws`, they are the usual ones."""
 
     width: int = awkward_models.USUAL_WIDTH
@@ -35,13 +35,13 @@ class Scale:
     has_models: bool = False  # whether the check has built awkward models
 
     @classmethod
-    def drawn(cls, draws: random.Random, world_size: int, added: range = SHORT) -> "Scale":
+    def drawn(cls, draws: random.Random, world_size: int, added: range = SHORT) -> "DrawnSizes":
         """Draw the width of the models. As usual, no world size up to 4 divides their number of elements."""
         widths = LARGE if world_size == LARGE_ON else MEDIUM
         return cls(draws.choice([width for width in widths if width % 3]), draws, added=added)
 
     @property
-    def calmness(self) -> float:
+    def learning_rate_factor(self) -> float:
         """A factor for learning rates, because long trainings diverge with the usual ones."""
         return 1.0 if self.draws is None else 0.02
 
@@ -65,7 +65,7 @@ class Scale:
         self.repeats = min(self.draws.choice(LONG), max(fewest, int(scaled(MOST_REPEATING_S) / seconds)))
         return self.repeats
 
-    def number(self, usual: int, drawn: range) -> int:
+    def pick(self, usual: int, drawn: range) -> int:
         """Return the usual number or, in grading, one that is drawn from a range."""
         return usual if self.draws is None else self.draws.choice(drawn)
 
@@ -77,7 +77,7 @@ class Scale:
 
 
 @contextlib.contextmanager
-def models_of(scale: Scale) -> Iterator[None]:
+def models_of(scale: DrawnSizes) -> Iterator[None]:
     """Build awkward models of this scale's width. The kernel and the ranks build the same models."""
     awkward_models.WIDTH, awkward_models.built = scale.width, False
     try:

@@ -12,11 +12,11 @@ from torch import nn
 
 from shared.checks.engine.candidate import device_here, records_everything
 from shared.checks.engine.compare import (
-    close,
     describe_calls,
     first_difference,
     judge_gradients,
     judge_state,
+    nearly_equal,
     reject_frozen_gradients,
     tolerance_of,
 )
@@ -204,7 +204,7 @@ def train_and_judge(attempt: Attempt, how: Training) -> list[dict]:
     Raises:
         Wrong: If the training differs from that of one process.
     """
-    rate = LEARNING_RATE * attempt.scale.calmness
+    rate = LEARNING_RATE * attempt.scale.learning_rate_factor
     how, draw = replace(how, steps=attempt.scale.steps(how.steps), learning_rate=rate), Draw(attempt)
     found = train(attempt, how, draw)
     if how.dtype == torch.bfloat16:
@@ -257,7 +257,7 @@ def judge_training(attempt: Attempt, found: list[dict], how: Training, draw: Dra
     for rank, expected in zip(members, ends, strict=True):
         _judge_end(rank, found[rank], expected, context)
         evaluated = awkward.evaluate(module, expected, draw.shares[rank][0])
-        if not close(found[rank]["evaluated"], evaluated, tolerance_of(expected.values())):
+        if not nearly_equal(found[rank]["evaluated"], evaluated, tolerance_of(expected.values())):
             message = f"the output in eval mode is wrong: {first_difference(found[rank]['evaluated'], evaluated)}"
             raise Wrong({rank: f"{context}: {message}"}, awkward.HINT_ON_MODES)
     same = ends[0] if len(batches) == 1 else dict(module.named_parameters())
@@ -276,7 +276,7 @@ def _is_mean(found: dict[int, dict], local: dict[int, dict], tolerance: float) -
     means = {name: _mean([own[name] for own in local.values()]) for name in next(iter(local.values()))}
     known = {name: mean for name, mean in means.items() if mean is not None}
     pairs = [(gradients[name], mean) for gradients in found.values() for name, mean in known.items()]
-    return bool(pairs) and all(own is not None and close(own, mean, tolerance) for own, mean in pairs)
+    return bool(pairs) and all(own is not None and nearly_equal(own, mean, tolerance) for own, mean in pairs)
 
 
 def _evaluates(gradients: dict[int, dict], how: Training, draw: Draw, members: list[int]) -> bool:
@@ -284,14 +284,14 @@ def _evaluates(gradients: dict[int, dict], how: Training, draw: Draw, members: l
     module = awkward.build(how.model, draw.seeds[members[0]]).eval()
     (step,) = one_process(module, [draw.samples_of(members)], steps=1)
     pairs = [(own[name], expected) for own in gradients.values() for name, expected in step.gradients.items()]
-    return all(own is not None and close(own, expected) for own, expected in pairs)
+    return all(own is not None and nearly_equal(own, expected) for own, expected in pairs)
 
 
 def _judge_end(rank: int, result: dict, reference: dict, context: str) -> None:
     tolerance = tolerance_of(reference.values())
     for name, expected in reference.items():
         state = result["end"][name].double()
-        if not close(state, expected.double(), tolerance):
+        if not nearly_equal(state, expected.double(), tolerance):
             message = f"{context}: {name} after the last step, {first_difference(state, expected.double(), tolerance)}"
             raise Wrong({rank: message}, awkward.HINT_ON_FORWARDS if awkward.is_statistic(name) else "")
 
@@ -327,5 +327,5 @@ def judge_bf16_training(found: list[dict], how: Training) -> None:
             if gradient.dtype != torch.bfloat16:
                 raise Wrong({rank: f"the gradient of {name} is {gradient.dtype}; expected bfloat16, the parameter's"})
             tolerance = len(found) * 2**-8 * max(1.0, local.abs().max().item())
-            if not close(gradient, local.mean(0), tolerance):
+            if not nearly_equal(gradient, local.mean(0), tolerance):
                 raise Wrong({rank: f"{name}: {first_difference(gradient, local.mean(0), tolerance)}"})

@@ -128,7 +128,7 @@ def draw_case(
     """
     draw, parsed = attempt.random, Equation.parse(equation)
     placements = tuple(tuple(draw.choice(every_placement(len(term))) for _ in mesh.sizes) for term in parsed.inputs)
-    most = attempt.scale.number(most, range(most, TIMES_AS_LONG * most))
+    most = attempt.scale.pick(most, range(most, TIMES_AS_LONG * most))
     lengths = lengths_for(parsed, placements, mesh, draw, most, unit) | parsed.lengths
     text = stated(equation, lengths) if draw.random() < states else equation
     return Case(text, placements, mesh), lengths

@@ -399,7 +399,7 @@ def _product(attempt: Attempt, *inputs: Placement) -> tuple[Case, dict]:
 
 
 def _case(attempt: Attempt, equation: str, placements: Sequence[Placements], mesh: Mesh) -> tuple[Case, dict]:
-    most = attempt.scale.number(3, range(3, 3 * TIMES_AS_LONG))
+    most = attempt.scale.pick(3, range(3, 3 * TIMES_AS_LONG))
     lengths = lengths_for(Equation.parse(equation), placements, mesh, attempt.random, most)
     return Case(equation, tuple(placements), mesh), lengths
 

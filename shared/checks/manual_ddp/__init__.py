@@ -35,7 +35,7 @@ average_gradients_weighted = Exercise("2.6", "average_gradients_weighted")
 @mean_over_ranks_.check("values")
 def mean_is_right(attempt: Attempt) -> None:
     for shape, layout in (
-        ((attempt.scale.number(3, MANY_ROWS), 5), torch.contiguous_format),
+        ((attempt.scale.pick(3, MANY_ROWS), 5), torch.contiguous_format),
         ((), torch.contiguous_format),
         ((2, 3, 2, 2), torch.channels_last),
     ):
@@ -51,7 +51,7 @@ def mean_is_right(attempt: Attempt) -> None:
 
 @mean_over_ranks_.check("group", world_sizes=(3, 4))
 def mean_within_a_group(attempt: Attempt) -> None:
-    count = attempt.scale.number(4, MANY_ROWS)
+    count = attempt.scale.pick(4, MANY_ROWS)
     own = [
         torch.randn(count, dtype=torch.float64, generator=torch.Generator().manual_seed(attempt.draw_seed()))
         for _ in range(attempt.world_size)

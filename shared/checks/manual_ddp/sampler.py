@@ -71,7 +71,7 @@ def _refuse_library_samplers(sampler) -> None:
 
 def every_sample_once_and_equal_shares(attempt: Attempt) -> None:
     size = attempt.world_size
-    for length in (12, attempt.scale.number(7, LENGTHS), size, 1):
+    for length in (12, attempt.scale.pick(7, LENGTHS), size, 1):
         found = attempt.run(probe_sampler, length, attempt.draw_seed())
         share = -(-length // size)
         for rank, result in enumerate(found):
@@ -146,8 +146,8 @@ def _judge_shares(rank: int, shares: list[list], length: int, share: int) -> Non
 
 
 def epochs_and_seeds_decide_the_order(attempt: Attempt) -> None:
-    length = attempt.scale.number(60, LENGTHS)
-    epochs = (*EPOCHS, attempt.scale.number(EPOCHS[-1] + 1, LATE_EPOCHS))
+    length = attempt.scale.pick(60, LENGTHS)
+    epochs = (*EPOCHS, attempt.scale.pick(EPOCHS[-1] + 1, LATE_EPOCHS))
     for rank, result in enumerate(attempt.run(probe_sampler, length, attempt.draw_seed(), epochs)):
         if result["epoch 0"] != result["again"]:
             raise Wrong({rank: "the same epoch has two different orders"}, "Hint: how is the generator seeded?")

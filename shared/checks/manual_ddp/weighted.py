@@ -2,7 +2,7 @@
 
 import torch
 
-from shared.checks.engine.compare import by_rank, close, describe_calls, judge_gradients, reject_frozen_gradients
+from shared.checks.engine.compare import by_rank, describe_calls, judge_gradients, nearly_equal, reject_frozen_gradients
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.subgroups import called_alone, members_of
 from shared.checks.engine.training import Draw, one_process
@@ -43,7 +43,7 @@ def _refuse_plain_mean(found: list[dict], expected: dict, members: list[int], co
     local = [found[rank]["local"][name] for rank in members]
     plain = torch.stack([torch.zeros_like(expected[name]) if own is None else own for own in local]).mean(0)
     got = found[members[0]]["gradients"][name]
-    if got is not None and close(got, plain) and not close(plain, expected[name]):
+    if got is not None and nearly_equal(got, plain) and not nearly_equal(plain, expected[name]):
         raise Wrong(
             f"{context}: the gradient of {name} is the unweighted mean over the ranks",
             "Hint: how much does each sample count in that mean?",

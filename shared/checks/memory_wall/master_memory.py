@@ -8,7 +8,7 @@ from torch import nn
 
 from shared import memory
 from shared.checks.engine.candidate import device_here
-from shared.checks.engine.footprint import PADDING_BYTES, hidden_bytes, living_bytes, only_what_comes
+from shared.checks.engine.footprint import PADDING_BYTES, hidden_bytes, ignore_existing_objects, living_bytes
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.memory_wall.master_plans import with_step
 
@@ -32,13 +32,13 @@ def probe_stays(master_weights, numel: int, optimizer: str) -> int:
     """Step twice and drop the gradients. Return the bytes allocated since the optimizer was built that still live."""
     optimizer_cls, defaults, _ = STAYS[optimizer]
     parameters = [nn.Parameter(torch.randn(numel, device=device_here()).bfloat16()) for _ in range(PARAMETERS)]
-    with only_what_comes():
-        masters = with_step(master_weights)(parameters, optimizer_cls=optimizer_cls, lr=0.01, **defaults)
-        for _ in range(2):
-            _set_gradients(parameters)
-            masters.step()
-            masters.zero_grad()
-        return living_bytes() + hidden_bytes()
+    ignore_existing_objects()
+    masters = with_step(master_weights)(parameters, optimizer_cls=optimizer_cls, lr=0.01, **defaults)
+    for _ in range(2):
+        _set_gradients(parameters)
+        masters.step()
+        masters.zero_grad()
+    return living_bytes() + hidden_bytes()
 
 
 def twelve_bytes_stay(attempt: Attempt) -> None:

@@ -1,7 +1,7 @@
 """Judge when gradient hooks run: a wrapper such as OverlappedDDP sends each gradient when its hook is called."""
 
 from shared.checks.engine.candidate import device_here
-from shared.checks.engine.compare import close, first_difference
+from shared.checks.engine.compare import first_difference, nearly_equal
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.memory_wall.recompute_values import after_values
 from shared.checks.models import recompute
@@ -49,7 +49,7 @@ def _judge_round(rank: int, hook_calls: list[tuple], expected_gradients: dict, n
             evidence = f"{context}: the hook of {name} was called {names.count(name)} times; expected {expected}"
             raise Wrong({rank: evidence}, "Hint: which code writes into .grad, and how often in one backward?")
     for name, seen in hook_calls:
-        if seen is not None and not close(seen, number * expected_gradients[name]):
+        if seen is not None and not nearly_equal(seen, number * expected_gradients[name]):
             difference = first_difference(seen, number * expected_gradients[name])
             hint = "Hint: which part of the gradient is still missing when the hook is called?"
             raise Wrong({rank: f"{context}: when the hook of {name} ran, its .grad was incomplete: {difference}"}, hint)

@@ -5,7 +5,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from shared.checks.engine.candidate import device_here
-from shared.checks.engine.compare import close, first_difference
+from shared.checks.engine.compare import first_difference, nearly_equal
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.memory_wall.recompute_values import Drops, after_dropout, after_values
 
@@ -47,7 +47,7 @@ def backward_finds_its_own_forward(attempt: Attempt) -> None:
         for which, found in zip(BACKWARDS, rounds, strict=True):
             expected = [found["mask"] * found["weight"], (found["x"] * found["mask"]).sum(0)]
             for name, actual, wanted in zip(("the input", "the weight"), found["gradients"], expected, strict=True):
-                if not close(actual, wanted):
+                if not nearly_equal(actual, wanted):
                     evidence = (
                         f"{context}: batch {which + 1}, the gradient of {name} is wrong: "
                         f"{first_difference(actual, wanted)}"
@@ -129,7 +129,7 @@ def recomputation_uses_forwards_autocast(attempt: Attempt) -> None:
             if len(set(dtypes)) > 1:
                 evidence = f"{context}: forward computes in {dtypes[0]}, but the recomputation in {dtypes[1]}"
                 raise Wrong({rank: evidence}, "Hint: which autocast state was active in forward?")
-            if not close(found["gradient"], plain[rank]["gradient"], 0.02):
+            if not nearly_equal(found["gradient"], plain[rank]["gradient"], 0.02):
                 difference = first_difference(found["gradient"], plain[rank]["gradient"], 0.02)
                 raise Wrong(
                     {rank: f"{context}: the gradient of its weight is wrong: {difference}"},

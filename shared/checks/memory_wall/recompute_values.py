@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shared.checks.engine.candidate import device_here
-from shared.checks.engine.compare import close, first_difference
+from shared.checks.engine.compare import first_difference, nearly_equal
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.hints import begin_at, where_it_raises
 from shared.checks.models import recompute
@@ -126,7 +126,7 @@ def _judge_values(rank: int, found: dict, alone: dict, name: str) -> None:
                 if actual is None and key.startswith(("first.", "the input")):
                     hint = "Hint: which inputs of the recomputed block require a gradient?"
                 raise Wrong({rank: f"{evidence} is {was}; without checkpointing it is not"}, hint)
-            if actual is not None and not close(actual, expected):
+            if actual is not None and not nearly_equal(actual, expected):
                 raise Wrong(
                     {rank: f"{evidence} is wrong: {first_difference(actual, expected)}"},
                     _cause(actual, expected, number),
@@ -140,7 +140,7 @@ def _named(key: str) -> str:
 
 
 def _cause(actual: torch.Tensor, expected: torch.Tensor, number: int) -> str:
-    if close(actual, 2 * expected):
+    if nearly_equal(actual, 2 * expected):
         return (
             "It is twice as large as expected. Hint: what else adds to .grad, and to which graph do recomputed "
             "inputs belong?"

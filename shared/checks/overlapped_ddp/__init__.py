@@ -11,6 +11,7 @@ from shared.checks.engine.compare import by_rank, describe_calls, judge_gradient
 from shared.checks.engine.footprint import judge_footprint
 from shared.checks.engine.framework import Attempt, Exercise, Wrong
 from shared.checks.engine.late_ranks import PATIENCE_S
+from shared.checks.engine.overlap_models import draw_sizes
 from shared.checks.engine.overlap_probes import (
     Micro,
     probe_late,
@@ -24,7 +25,6 @@ from shared.checks.engine.training import Draw, Training, judge_start, train, tr
 from shared.checks.engine.volume import judge_state_bytes
 from shared.checks.engine.wrapping import judge_wrapping
 from shared.checks.models import awkward
-from shared.checks.models.overlap import draw_sizes
 from shared.checks.overlapped_ddp import accumulation, gradient_sync, launch_queue, rejections
 
 LaunchQueue = Exercise("4.1", "LaunchQueue")

@@ -6,11 +6,11 @@ from shared.checks.engine.buckets import judge_messages
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import describe_calls
 from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.overlap_models import Sizes, draw_sizes
 from shared.checks.engine.overlap_probes import Micro, probe_leaving
 from shared.checks.engine.overlap_steps import draw_shares, judge_steps
 from shared.checks.engine.training import Draw
 from shared.checks.models import awkward
-from shared.checks.models.overlap import Sizes, draw_sizes
 
 _HINT_ON_PENDING = "Hint: are these gradients averaged yet? Which method averages them?"
 

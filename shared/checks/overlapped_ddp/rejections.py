@@ -2,9 +2,9 @@
 
 from shared.checks.engine.compare import by_rank, judge_gradients
 from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.overlap_models import draw_sizes
 from shared.checks.engine.overlap_probes import Micro, probe_refusals
 from shared.checks.engine.overlap_steps import draw_shares, mean_of
-from shared.checks.models.overlap import draw_sizes
 
 SECOND = "a second backward() before finish_gradient_sync()"
 _HINT_ON_FLIGHT = "Hint: .grad is a slice of a bucket in flight. What has a second backward() done to it?"

@@ -36,7 +36,7 @@ class Plan:
         adam: Whether AdamW trains it, and not SGD.
         max_norm: The norm to which gradients are clipped, or None.
         batches: How many global batches add up their gradients before the optimizer steps.
-        calmness: A factor for the learning rate.
+        learning_rate_factor: A factor for the learning rate.
         dtype: The dtype of the parameters.
     """
 
@@ -53,7 +53,7 @@ class Plan:
     max_norm: float | None = None
     batches: int = 1
     steps: int = STEPS
-    calmness: float = 1.0
+    learning_rate_factor: float = 1.0
     dtype: torch.dtype = torch.float64
 
     def __str__(self) -> str:
@@ -77,7 +77,7 @@ class Plan:
     @property
     def defaults(self) -> dict[str, float]:
         settings = _ADAM if self.adam else _SGD
-        return settings | {"lr": settings["lr"] * self.calmness}
+        return settings | {"lr": settings["lr"] * self.learning_rate_factor}
 
     def build_model(self, seed: int) -> TinyGPT:
         """Build the whole model. Runs in the kernel, too."""
@@ -166,7 +166,7 @@ def drawn(attempt: Attempt, plan: Plan) -> Plan:
     number = attempt.random.randint
     layers, vocabulary = number(max(1, plan.pp - 2), max(2, plan.pp - 1)), 2 * number(6, 14) + 1
     model = replace(plan.model, layers=layers, vocabulary=vocabulary)
-    times_as_many = attempt.scale.number(1, range(2, 10)) if attempt.world_size == LARGE_ON else 1
+    times_as_many = attempt.scale.pick(1, range(2, 10)) if attempt.world_size == LARGE_ON else 1
     sizes = {"micro_batches": number(1, 3), "samples": times_as_many * number(1, 2)}
     return replace(plan, model=model, **sizes)
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from shared import wire
 from shared.checks.engine.candidate import device_here
-from shared.checks.engine.compare import close, first_difference
+from shared.checks.engine.compare import first_difference, nearly_equal
 from shared.checks.engine.footprint import living_bytes, settled_bytes
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.models.small_gpts import TOKENS, SmallGPT
@@ -169,7 +169,7 @@ def judge_layout(trained: Trained) -> None:
                 message = f"{plan}: {name} has the shape {shape}, expected {plan.shape_of(name, whole, rank)}"
                 raise Wrong({rank: message}, "Hint: over which group is each layer split, and before which call?")
             expected, rows = plan.shard_of(name, whole, rank), found["start"][name]
-            if not close(rows[: len(expected)], expected):
+            if not nearly_equal(rows[: len(expected)], expected):
                 message = f"{plan}: before the first step, {name}: {first_difference(rows[: len(expected)], expected)}"
                 raise Wrong({rank: message}, "Hint: which ranks have the same shard, and which calls send parameters?")
 
@@ -188,7 +188,7 @@ def judge_losses(trained: Trained, step: int = 0) -> None:
                 kind = f"a tensor of shape {list(loss.shape)} and dtype {loss.dtype}"
                 message = f"{trained.at(step)}: the loss is {kind}, expected no dimensions, and float64"
                 raise Wrong({rank: message}, "Hint: what does the pipeline's step return?")
-            if not close(loss, expected, _tolerance(plan)):
+            if not nearly_equal(loss, expected, _tolerance(plan)):
                 message = f"{trained.at(step)}: the loss is {loss.item():.8g}, expected {expected.item():.8g}"
                 raise Wrong({rank: message}, _hint_on_loss(trained, step, loss, expected))
 
@@ -202,16 +202,16 @@ def _hint_on_loss(trained: Trained, step: int, loss: torch.Tensor, expected: tor
     every = [found["steps"][step]["losses"][0] for found in trained.found]
     same = plan.pp * plan.tp if trained.per_replica is None else 1  # ranks that have the loss of the same replica
     for times in (same, plan.dp * same):
-        if same > 1 and close(loss, times * expected, 1e-6):
+        if same > 1 and nearly_equal(loss, times * expected, 1e-6):
             return f"It is exactly {times} times too large. Hint: over which group is it summed?"
     for times, why in _factors(plan):
-        if close(loss, times * expected, 1e-6):
+        if nearly_equal(loss, times * expected, 1e-6):
             return f"It is exactly {times} times too large, and there are {times} {why}. Hint: is it a sum or a mean?"
-        if close(loss * times, expected, 1e-6):
+        if nearly_equal(loss * times, expected, 1e-6):
             return f"It is exactly {times} times too small, and there are {times} {why}. Hint: what is divided twice?"
     if step:
         return "The earlier losses were right. Hint: which parameters were updated with a wrong gradient?"
-    if plan.dp > 1 and close(torch.stack([every[0], every[-1]]).mean(), expected, 1e-6):
+    if plan.dp > 1 and nearly_equal(torch.stack([every[0], every[-1]]).mean(), expected, 1e-6):
         return "The mean of the replicas' losses would be right. Hint: do all ranks return the same loss?"
     if plan.dp > 1:
         return _HINT_ON_SAMPLES
@@ -246,7 +246,7 @@ def judge_gradients(trained: Trained, step: int = 0) -> None:
                 raise Wrong({rank: f"{what} is None"}, "Hint: does backward run on every stage?")
             own = trained.plan.shard_of(name, whole, rank)
             rows = gradient[: len(own)]
-            if not close(rows, own, _tolerance(trained.plan)):
+            if not nearly_equal(rows, own, _tolerance(trained.plan)):
                 message = f"{what}: {first_difference(rows, own, _tolerance(trained.plan))}"
                 raise Wrong({rank: message}, _hint_on_gradient(trained, rank, step, name, rows, own))
 
@@ -263,7 +263,7 @@ def judge_own_gradients(trained: Trained, step: int = 0) -> None:
         expected = trained.expected_on(rank, step).of_replicas[replica]
         for name, gradient in reversed(found["steps"][step]["own gradients"].items()):
             own = plan.shard_of(name, expected[name], rank) if name in expected else None
-            if own is None or gradient is None or close(gradient[: len(own)], own, _tolerance(plan)):
+            if own is None or gradient is None or nearly_equal(gradient[: len(own)], own, _tolerance(plan)):
                 continue
             message = f"{trained.at(step)}: after step(), the gradient of {name} is not that of part {replica + 1}"
             message += f" of the {plan.dp} parts of the global batch"
@@ -276,15 +276,15 @@ def _hint_on_gradient(trained: Trained, rank: int, step: int, name: str, found, 
         return "Hint: over which group is each layer split?"
     if plan.dp > 1 and trained.per_replica is None:
         own = trained.expected[step].of_replicas[plan.on(rank)["dp"]][name]
-        if close(found, plan.shard_of(name, own, rank), 1e-8):
+        if nearly_equal(found, plan.shard_of(name, own, rank), 1e-8):
             hint = _HINT_ON_AVERAGE if plan.zero_stage else _HINT_ON_NO_SYNC
             return f"It is the gradient of this replica's own samples. {hint}"
     for times, why in _factors(plan):
-        if close(found, times * expected, 1e-8):
+        if nearly_equal(found, times * expected, 1e-8):
             return f"It is exactly {times} times too large, and there are {times} {why}. {_HINT_ON_AVERAGE}"
-        if close(found * times, expected, 1e-8):
+        if nearly_equal(found * times, expected, 1e-8):
             return f"It is exactly {times} times too small, and there are {times} {why}. {_HINT_ON_AVERAGE}"
-    if close(found, 2 * expected, 1e-8):
+    if nearly_equal(found, 2 * expected, 1e-8):
         return "It is exactly 2 times too large. Hint: is a gradient added to itself, where a group has a single rank?"
     if plan.dp > 1 and plan.pp > 1 and plan.model.tied and "token_embedding" in name:
         return "Two stages have this gradient. Hint: is it averaged over dp after they have added up their parts?"
@@ -312,7 +312,7 @@ def judge_training(trained: Trained) -> None:
             for name, parameter in found["steps"][step]["after"].items():
                 expected = plan.shard_of(name, after[name], rank)
                 rows, tolerance = parameter[: len(expected)], _tolerance(plan)
-                if not close(rows, expected, tolerance):
+                if not nearly_equal(rows, expected, tolerance):
                     difference = first_difference(rows, expected, tolerance)
                     evidence = f"{trained.at(step)}, {name} after it: {difference}"
                     raise Wrong({rank: evidence}, _hint_on_update(trained, step))
@@ -338,7 +338,7 @@ def judge_norms(trained: Trained, step: int = 0) -> None:
     expected = trained.expected[step].norm
     tolerance = _CLIP_TOLERANCE if step else _ADAM_TOLERANCE  # nothing has been scaled before the first norm
     for rank, norm in enumerate(_norms_of(trained, step)):
-        if not close(norm, expected.double(), tolerance):
+        if not nearly_equal(norm, expected.double(), tolerance):
             message = f"{trained.at(step)}: the norm is {norm.item():.8g}, expected {expected.item():.8g}"
             raise Wrong({rank: message}, _hint_on_norm(trained, step, norm.item()))
 
@@ -371,13 +371,13 @@ def judge_clipped(trained: Trained, step: int) -> None:
                 continue
             own = trained.plan.shard_of(name, expected.clipped[name], rank)
             rows, before = gradient[: len(own)], found["steps"][step]["gradients"][name][: len(own)]
-            if not close(rows, own, _CLIP_TOLERANCE):
+            if not nearly_equal(rows, own, _CLIP_TOLERANCE):
                 difference = first_difference(rows, own, _CLIP_TOLERANCE)
                 message = f"{trained.at(step)}: after clipping, the gradient of {name}: {difference}"
                 hint = "Hint: by which factor is each gradient scaled, and how often?"
                 if expected.norm <= trained.plan.max_norm:
                     hint = _HINT_ON_ROOM
-                elif close(rows, before, _CLIP_TOLERANCE):
+                elif nearly_equal(rows, before, _CLIP_TOLERANCE):
                     hint = "It is the same as before. Hint: are the gradients scaled in place?"
                 raise Wrong({rank: message}, hint)
 
@@ -450,7 +450,7 @@ def judge_first_step(trained: Trained) -> None:
 
 def longer(attempt: Attempt, plan: Plan) -> Plan:
     """Return the plan with a number of steps that is drawn in grading."""
-    return replace(plan, steps=attempt.scale.steps(plan.steps), calmness=attempt.scale.calmness)
+    return replace(plan, steps=attempt.scale.steps(plan.steps), learning_rate_factor=attempt.scale.learning_rate_factor)
 
 
 def plain_splits(attempt: Attempt) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from shared.checks.engine.candidate import device_here
-from shared.checks.engine.compare import close, first_difference
+from shared.checks.engine.compare import first_difference, nearly_equal
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.pipeline.cases import seeded
 
@@ -72,20 +72,20 @@ def _judge_chunk(
         x.requires_grad_(not is_first)
         output = squares(layers(x)) if is_last else layers(x)
         output.backward(None if is_last else gradients[index])
-        if not close(found["outputs"][index], output.detach()):
+        if not nearly_equal(found["outputs"][index], output.detach()):
             message = f"{what}: the output of micro-batch {index}: {first_difference(found['outputs'][index], output)}"
             raise Wrong(message, "Hint: is it the output of the layers, or of loss_of?")
         gradient = found["inputs"][index]
         if is_first:
             if gradient is not None:
                 raise Wrong(f"{what}: run_backward returns a tensor, expected None", "Hint: who needs this gradient?")
-        elif gradient is None or not close(gradient, x.grad):
+        elif gradient is None or not nearly_equal(gradient, x.grad):
             found_it = "it is None" if gradient is None else first_difference(gradient, x.grad)
             hint = "Hint: which tensor's gradient does the previous stage need, and is that tensor a leaf?"
             raise Wrong(f"{what}: the gradient of input {index}: {found_it}", hint)
     for name, parameter in layers.named_parameters():
         own = found["gradients"].get(name)
-        if own is None or not close(own, parameter.grad):
+        if own is None or not nearly_equal(own, parameter.grad):
             found_it = "it is None" if own is None else first_difference(own, parameter.grad)
             raise Wrong(f"{what}: the gradient of {name}: {found_it}", "Hint: does each micro-batch add to it?")
     if found["marked"]:

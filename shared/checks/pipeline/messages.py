@@ -6,7 +6,7 @@ import torch.distributed as dist
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import first_difference
 from shared.checks.engine.framework import Attempt, Wrong
-from shared.checks.engine.late_ranks import PATIENCE_S, Meeting, launches_unasked, rehearsed
+from shared.checks.engine.late_ranks import PATIENCE_S, Rendezvous, launches_unasked, rehearsed
 from shared.checks.engine.subgroups import called_alone, join_subgroup, members_of, staying_inside
 from shared.deadlines import scaled
 
@@ -80,7 +80,7 @@ def messages_stay_in_their_group(attempt: Attempt) -> None:
 @rehearsed
 def probe_waiting(neighbors, token: int, late: int) -> list[int]:
     """Let one rank receive late. Returns, on that rank, the ranks whose send() had not returned by then."""
-    own, meeting, missing = neighbors(None), Meeting(f"pipeline{token}"), []
+    own, meeting, missing = neighbors(None), Rendezvous(f"pipeline{token}"), []
     message = torch.ones(LARGE, device=device_here())
     rank, stages = dist.get_rank(), dist.get_world_size()
     with launches_unasked():
@@ -89,7 +89,7 @@ def probe_waiting(neighbors, token: int, late: int) -> list[int]:
         for kind in ("F", "B"):
             own.send(kind, message)
         if rank != late:
-            meeting.come()
+            meeting.arrive()
         for kind in ("F", "B"):
             own.receive(kind, message)
         own.finish()
@@ -172,15 +172,15 @@ def what_is_on_its_way_is_kept(attempt: Attempt) -> None:
 @rehearsed
 def probe_finish(neighbors, token: int) -> bool:
     """Let stage 1 receive late. Returns, on stage 1, whether stage 0 returned from finish() before that."""
-    own, meeting = neighbors(None), Meeting(f"finish{token}")
+    own, meeting = neighbors(None), Rendezvous(f"finish{token}")
     message, early = torch.ones(LARGE, device=device_here()), False
     with launches_unasked():
         if dist.get_rank() == 0:
             own.send("F", message)
             own.finish()
-            meeting.come()
+            meeting.arrive()
         else:
-            early = meeting.has_come(0, within_s=FINISH_S)
+            early = meeting.has_arrived(0, within_s=FINISH_S)
             own.receive("F", message)
     return early
 

@@ -8,9 +8,9 @@ import torch.distributed as dist
 from torch import nn
 
 from shared.checks.engine.candidate import device_here
-from shared.checks.engine.compare import close, describe_calls, first_difference
+from shared.checks.engine.compare import describe_calls, first_difference, nearly_equal
 from shared.checks.engine.framework import Attempt, Wrong
-from shared.checks.engine.late_ranks import PATIENCE_S, Meeting, launches_unasked, rehearsed
+from shared.checks.engine.late_ranks import PATIENCE_S, Rendezvous, launches_unasked, rehearsed
 from shared.checks.engine.model_parallel.judges import Trained, judge_layout, judge_traffic, judge_training, train
 from shared.checks.engine.subgroups import called_alone, join_subgroup, members_of, staying_inside
 from shared.checks.pipeline.cases import WEIGHTS_LAST, Stack, Text
@@ -52,7 +52,7 @@ def judge_scale(trained: Trained) -> None:
         if loss is None or loss.shape != expected.shape:
             continue
         message = f"{trained.at(0)}, the loss is {loss.item():.10g}, expected {expected.item():.10g}"
-        if times > 1 and close(loss, times * expected):
+        if times > 1 and nearly_equal(loss, times * expected):
             evidence = f"{message}, so it is {times} times too large, and there are {times} micro-batches"
             raise Wrong({rank: evidence}, "Hint: the losses of all micro-batches are added up. What makes that a mean?")
         if not loss:
@@ -78,7 +78,7 @@ class Loop:
     max_norm: float | None = None
     in_subgroup: bool = False
     steps: int = STEPS
-    calmness: float = 1.0
+    learning_rate_factor: float = 1.0
 
     def __str__(self) -> str:
         how = "AdamW" if self.max_norm is None else f"SGD, max_norm {self.max_norm:g}"
@@ -93,7 +93,7 @@ class Loop:
             return None
         if self.max_norm is None:
             return torch.optim.AdamW(parameters, **_ADAM)
-        return torch.optim.SGD(parameters, _SGD_LR * self.calmness)
+        return torch.optim.SGD(parameters, _SGD_LR * self.learning_rate_factor)
 
     def batches(self, seed: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         generator = torch.Generator().manual_seed(seed)
@@ -135,7 +135,7 @@ def train_loop_and_judge(attempt: Attempt, loop: Loop) -> dict[int, dict]:
     Raises:
         Wrong: If a loss, a norm or a parameter differs.
     """
-    loop = replace(loop, steps=attempt.scale.steps(loop.steps), calmness=attempt.scale.calmness)
+    loop = replace(loop, steps=attempt.scale.steps(loop.steps), learning_rate_factor=attempt.scale.learning_rate_factor)
     seed, batches = attempt.draw_seed(), loop.batches(attempt.draw_seed())
     context = str(loop) + (f", {called_alone(attempt)}" if loop.in_subgroup else "")
     by_rank = attempt.run(probe_loop, loop, seed, batches, context=context)
@@ -151,13 +151,13 @@ def train_loop_and_judge(attempt: Attempt, loop: Loop) -> dict[int, dict]:
             _judge_norms(results, norm, loop, index)
         optimizer.step()
         for rank, found in results.items():
-            if not close(found["losses"][index], loss.detach(), loop.tolerance):
+            if not nearly_equal(found["losses"][index], loss.detach(), loop.tolerance):
                 message = f"{loop}, step {index + 1}: the loss is {found['losses'][index]:.8g}, expected {loss:.8g}"
                 raise Wrong({rank: message}, "Hint: which parameters have an incomplete gradient?")
     whole = dict(model.named_parameters())
     for rank, found in results.items():
         for name, parameter in found["parameters"].items():
-            if not close(parameter, whole[name].detach(), loop.tolerance):
+            if not nearly_equal(parameter, whole[name].detach(), loop.tolerance):
                 difference = first_difference(parameter, whole[name].detach(), loop.tolerance)
                 raise Wrong({rank: f"{loop}, after {loop.steps} steps, {name}: {difference}"})
     return results
@@ -169,7 +169,7 @@ def _judge_norms(results: dict[int, dict], expected: torch.Tensor, loop: Loop, i
         if norm.shape != ():
             message = f"{loop}: the norm has the shape {list(norm.shape)}, expected a tensor without dimensions"
             raise Wrong({rank: message}, "Hint: what is the shape of the tensor to which you add the squares?")
-        if not close(norm.double(), expected.double(), loop.tolerance):
+        if not nearly_equal(norm.double(), expected.double(), loop.tolerance):
             message = f"{loop}, step {index + 1}: the norm is {norm.tolist()}, expected {expected.item():.8g}"
             raise Wrong({rank: message}, "Hint: which gradients does the sum contain, and how often?")
 
@@ -257,13 +257,13 @@ def groups_work_side_by_side(attempt: Attempt) -> None:
 @rehearsed
 def probe_late(pipeline, case: Stack, token: int, late: int, seed: int, batch: tuple) -> list[int]:
     """Let the second stage begin late. Returns, on it, the ranks that had not run all forwards by then."""
-    model, meeting, missing = case.build_model(seed).to(device_here()), Meeting(f"stage{token}"), []
+    model, meeting, missing = case.build_model(seed).to(device_here()), Rendezvous(f"stage{token}"), []
     runs = [0]
 
     def count(_layer, _inputs, _output) -> None:
         runs[0] += 1
         if runs[0] == case.micro_batches:
-            meeting.come(with_the_stream=False)
+            meeting.arrive(with_the_stream=False)
 
     split = case.split(pipeline, model, None)
     if dist.get_rank() == 0:

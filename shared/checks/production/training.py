@@ -8,7 +8,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 
 from shared.checks.engine.candidate import device_here, records_everything
-from shared.checks.engine.compare import RELATIVE_TOLERANCE, close
+from shared.checks.engine.compare import RELATIVE_TOLERANCE, nearly_equal
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.sharded.dtensors import assembled, judge_tensors, loss_of, shard_of, shards_of
 from shared.checks.engine.sharded.training import reference
@@ -106,7 +106,9 @@ def train_and_judge(attempt: Attempt, plan: Sharding) -> list[dict]:
     """
     is_exact = {plan.computed, plan.reduced} == {torch.float64}
     if is_exact:  # In a long training, rounding errors of float32 would add up.
-        plan = replace(plan, steps=attempt.scale.steps(plan.steps), calmness=attempt.scale.calmness)
+        plan = replace(
+            plan, steps=attempt.scale.steps(plan.steps), learning_rate_factor=attempt.scale.learning_rate_factor
+        )
     draw = Draw(attempt)
     found = attempt.run(probe_sharded, plan, per_rank=draw.per_rank, context=str(plan))
     judge_shards(plan, [result["start"] for result in found], plan.copies)
@@ -116,7 +118,7 @@ def train_and_judge(attempt: Attempt, plan: Sharding) -> list[dict]:
         context = f"{plan}, step {number + 1}"
         steps = [result["steps"][number] for result in found]
         loss = sum(step["loss"] for step in steps) / len(steps)
-        if not close(loss, expected["loss"], tolerance):
+        if not nearly_equal(loss, expected["loss"], tolerance):
             hint = "Hint: are the parameters and buffers that each rank computes with correct?"
             raise Wrong(f"{context}: the mean of the losses is {loss:.6g}, expected {expected['loss']:.6g}", hint)
         for what, of in (("gradients", "the gradient of "), ("state", "")):

@@ -7,7 +7,7 @@ and judge what each rank holds and sends.
 import math
 from dataclasses import replace
 
-from shared.checks.engine.compare import close
+from shared.checks.engine.compare import nearly_equal
 from shared.checks.engine.framework import Attempt, Exercise, Wrong
 from shared.checks.engine.hints import begin_at, give_hints, where_it_raises, where_only_this_fails
 from shared.checks.engine.model_parallel.case import Case
@@ -204,14 +204,14 @@ def _name_the_mistake(trained: Trained) -> None:
         hints = {
             "Hint: what does your code do with a logit that is −∞?": loss.isnan(),
             "It is not finite. Hint: how large is the largest exponent?": not loss.isfinite(),
-            f"It is too large by log {size}. Hint: which columns does a rank's sum contain?": close(
+            f"It is too large by log {size}. Hint: which columns does a rank's sum contain?": nearly_equal(
                 loss, expected + math.log(size)
             ),
-            "It is the sum over the targets. Hint: is the loss a sum or a mean?": close(
+            "It is the sum over the targets. Hint: is the loss a sum or a mean?": nearly_equal(
                 loss, expected * trained.draw.batches[0][1].numel()
             ),
             "It is close, but not as precise as float64. Hint: in which dtype is it computed?": (
-                not close(loss, expected) and close(loss, expected, 1e-5)
+                not nearly_equal(loss, expected) and nearly_equal(loss, expected, 1e-5)
             ),
         }
         for hint, applies in hints.items():

@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 
 from shared.checks.engine.candidate import device_here
-from shared.checks.engine.compare import close
+from shared.checks.engine.compare import nearly_equal
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.model_parallel.probe import join_one_of
 from shared.checks.tensor_parallel.cases import BATCH, TOKENS
@@ -29,8 +29,8 @@ def probe_calls(operator, seed: int) -> list[str]:
     gradients = torch.autograd.grad(sum(y.square().sum() for y in outputs), inputs)
     differs = []
     for index, (y, gradient, (own_y, own_gradient)) in enumerate(zip(outputs, gradients, alone, strict=True)):
-        differs += [] if close(y.detach(), own_y) else [f"the output of call {index + 1}"]
-        differs += [] if close(gradient, own_gradient) else [f"the gradient of call {index + 1}"]
+        differs += [] if nearly_equal(y.detach(), own_y) else [f"the output of call {index + 1}"]
+        differs += [] if nearly_equal(gradient, own_gradient) else [f"the gradient of call {index + 1}"]
     return differs
 
 

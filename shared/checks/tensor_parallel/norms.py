@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from shared.checks.engine.candidate import device_here
-from shared.checks.engine.compare import close, describe_calls, first_difference
+from shared.checks.engine.compare import describe_calls, first_difference, nearly_equal
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.model_parallel.probe import join_one_of
 from shared.checks.engine.subgroups import members_of, staying_inside
@@ -30,7 +30,7 @@ class Loop:
     max_norm: float | None = None
     freezes: str = ""  # parameters with this word in their name are frozen
     steps: int = STEPS
-    calmness: float = 1.0
+    learning_rate_factor: float = 1.0
 
     def __str__(self) -> str:
         name = "AdamW" if self.max_norm is None else f"SGD, max_norm {self.max_norm:g}"
@@ -51,7 +51,7 @@ class Loop:
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if self.max_norm is None:
             return torch.optim.AdamW(trained, **_ADAM)
-        return torch.optim.SGD(trained, _SGD_LR * self.calmness)
+        return torch.optim.SGD(trained, _SGD_LR * self.learning_rate_factor)
 
     def batches(self, seed: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         generator = torch.Generator().manual_seed(seed)
@@ -92,7 +92,7 @@ def _train_and_judge(attempt: Attempt, loop: Loop, in_groups: bool = False) -> l
     if in_groups:
         inside = members_of(attempt, True)
         groups = [inside, [rank for rank in range(size) if rank not in inside]]
-    loop = replace(loop, steps=attempt.scale.steps(loop.steps), calmness=attempt.scale.calmness)
+    loop = replace(loop, steps=attempt.scale.steps(loop.steps), learning_rate_factor=attempt.scale.learning_rate_factor)
     drawn = [(attempt.draw_seed(), loop.batches(attempt.draw_seed())) for _ in groups]
     per_rank = [
         next(draw for draw, members in zip(drawn, groups, strict=True) if rank in members) for rank in range(size)
@@ -109,14 +109,14 @@ def _judge(loop: Loop, found: dict[int, dict], seed: int, batches: list) -> None
         _judge_norms({rank: each["norms"][step_index] for rank, each in found.items()}, expected, loop, step_index)
     for rank, each in found.items():
         for step_index, (loss, expected) in enumerate(zip(each["losses"], losses, strict=True)):
-            if not close(loss, expected, loop.tolerance):
+            if not nearly_equal(loss, expected, loop.tolerance):
                 message = f"{loop}, step {step_index + 1}: the loss is {loss:.8g}, expected {expected:.8g}"
                 raise Wrong({rank: message}, "Hint: which parameters were updated with an incomplete gradient?")
         for name, (dim, index, shard) in each["shards"].items():
             expected = (
                 whole[name] if dim is None else whole[name].index_select(dim, torch.tensor(index, dtype=torch.long))
             )
-            if not close(shard, expected, loop.tolerance):
+            if not nearly_equal(shard, expected, loop.tolerance):
                 message = (
                     f"{loop}, after {loop.steps} steps, {name}: {first_difference(shard, expected, loop.tolerance)}"
                 )
@@ -140,7 +140,7 @@ def _one_process(loop: Loop, seed: int, batches: list) -> tuple[dict, list, list
 def _judge_norms(norms: dict[int, torch.Tensor], expected: torch.Tensor, loop: Loop, step_index: int) -> None:
     tolerance = loop.tolerance if step_index else _TOLERANCE  # nothing has been scaled before the first norm
     for rank, norm in norms.items():
-        if norm.numel() != 1 or not close(norm.reshape(()), expected.double(), tolerance):
+        if norm.numel() != 1 or not nearly_equal(norm.reshape(()), expected.double(), tolerance):
             message = f"{loop}, step {step_index + 1}: the norm is {norm.flatten()[0]:.8g}, expected {expected:.8g}"
             hint = "Hint: which parameters does every rank have, and how many times do you count them?"
             if len({each.flatten()[0].item() for each in norms.values()}) > 1:

@@ -84,7 +84,7 @@ def a_plain_model_trains(attempt: Attempt) -> None:
 def any_number_of_ranks_trains_it(attempt: Attempt) -> None:
     """Try other optimizers, a single unit, and units that are called from last to first."""
     train_and_judge(attempt, UnitPlan("Backwards", "AdamW"))
-    train_and_judge(attempt, UnitPlan("Whole", "Hiker"))
+    train_and_judge(attempt, UnitPlan("Whole", "UnknownOptimizer"))
 
 
 @Backward.check("wire", world_sizes=(2, 4))

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from shared.checks.engine.candidate import device_here
-from shared.checks.engine.compare import close, describe_calls, first_difference
+from shared.checks.engine.compare import describe_calls, first_difference, nearly_equal
 from shared.checks.engine.footprint import living_bytes, settled_bytes
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.sharded.flat_layout import Shapes, draw_shapes
@@ -251,7 +251,7 @@ def backward_finds_what_it_saved(attempt: Attempt) -> None:
             _expect(rank, evidence, result["same storage"], _HINT_ON_STORAGE)
             for number, gradient in enumerate(result.get("gradients", ())):
                 expected = 2 * result["unsharded"][1][1][number]
-                if gradient is None or not close(gradient, expected, 1e-2):
+                if gradient is None or not nearly_equal(gradient, expected, 1e-2):
                     was = "None" if gradient is None else first_difference(gradient, expected, 1e-2)
                     evidence = f"{case}: in backward, the gradient of p·p for parameter {number}: {was}"
                     raise Wrong({rank: evidence}, _HINT_ON_STORAGE)

@@ -71,7 +71,7 @@ def awkward_models_train_as_in_one_process(attempt: Attempt) -> None:
     some = {1: 2, 2: len(AWKWARD), 3: 3, 4: 3}[attempt.world_size]
     models = attempt.random.sample(AWKWARD, some)
     for number, model in enumerate(models):
-        train_and_judge(attempt, Plan(model, ("AdamW", "SGD", "Hiker")[number % 3]))
+        train_and_judge(attempt, Plan(model, ("AdamW", "SGD", "UnknownOptimizer")[number % 3]))
 
 
 ZeRO1.check("settings", world_sizes=(1, 3))(trainings.each_group_has_settings_of_its_own)

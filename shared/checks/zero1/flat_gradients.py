@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from shared.checks.engine.candidate import device_here, records_everything
-from shared.checks.engine.compare import MOST_DIVISOR, close, describe_calls, first_difference, tolerance_of
+from shared.checks.engine.compare import MOST_DIVISOR, describe_calls, first_difference, nearly_equal, tolerance_of
 from shared.checks.engine.footprint import living_bytes
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.sharded.flat_layout import flat_parameter_type_of
@@ -163,7 +163,7 @@ def _judge_means(how: Gradients, found: dict[int, list[dict]]) -> None:
         own = {rank: _flat(each["own"], how.model, len(found)) for rank, each in rounds.items()}
         mean = (sum(own.values()) / len(own)).view(len(own), -1)
         for index, (rank, each) in enumerate(rounds.items()):
-            if not close(each["mean"].flatten(), mean[index], tolerance_of([mean])):
+            if not nearly_equal(each["mean"].flatten(), mean[index], tolerance_of([mean])):
                 difference = first_difference(each["mean"].flatten(), mean[index])
                 evidence = f"{how}, gradients {way}, round {number + 1}: shard.grad is wrong: {difference}"
                 hint = _cause(each["mean"].flatten(), mean, index, own[rank], way)
@@ -213,17 +213,17 @@ def _cause(found: torch.Tensor, mean: torch.Tensor, index: int, own: torch.Tenso
     size = len(mean)
     if found.shape != mean[index].shape:
         return "Hint: which shard of the flat gradients belongs to this rank?"
-    if size > 1 and close(found, mean[index] * size):
+    if size > 1 and nearly_equal(found, mean[index] * size):
         return f"It is exactly {size} times too large. Hint: is it the sum or the mean?"
-    if size > 1 and close(found, mean[index] / size):
+    if size > 1 and nearly_equal(found, mean[index] / size):
         return f"It is exactly {size} times too small. Hint: how many times is it divided?"
-    divisor = next((n for n in range(2, MOST_DIVISOR + 1) if close(found, mean[index] * size / n)), None)
+    divisor = next((n for n in range(2, MOST_DIVISOR + 1) if nearly_equal(found, mean[index] * size / n)), None)
     if divisor and mean[index].count_nonzero() > 1:  # a single element is a multiple of any other
         return f"It is the sum over {size} ranks, divided by {divisor}. Hint: over how many ranks is the mean?"
-    other = next((rank for rank in range(size) if close(found, mean[rank])), None)
+    other = next((rank for rank in range(size) if nearly_equal(found, mean[rank])), None)
     if other is not None:
         return f"It is the shard of the group's rank {other}. Hint: which shard belongs to which rank?"
-    if close(found, own.view(size, -1)[index]):
+    if nearly_equal(found, own.view(size, -1)[index]):
         return "It is this rank's own gradient. Hint: which tensor holds the sum?"
     if not found.any():
         return "It is all zeros. Hint: which tensor did backward() write into?"

@@ -94,7 +94,7 @@ def _judge_addresses(found: dict[int, dict], model: str) -> None:
 def awkward_models_train_as_in_one_process(attempt: Attempt) -> None:
     some = {1: 2, 2: len(AWKWARD), 3: 3, 4: 3}[attempt.world_size]
     for number, model in enumerate(attempt.random.sample(AWKWARD, some)):
-        train_wrapper_and_judge(attempt, WrapperPlan(model, ("AdamW", "SGD", "Hiker")[number % 3]))
+        train_wrapper_and_judge(attempt, WrapperPlan(model, ("AdamW", "SGD", "UnknownOptimizer")[number % 3]))
 
 
 ZeRO2.check("wire", world_sizes=(2, 3, 4))(wire.each_backward_and_each_step_send_once)

@@ -3,7 +3,7 @@
 import torch
 
 from shared.checks.engine.candidate import device_here
-from shared.checks.engine.compare import close, first_difference
+from shared.checks.engine.compare import first_difference, nearly_equal
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.training import Draw
 from shared.checks.models import awkward
@@ -75,7 +75,7 @@ def no_gradient_counts_as_zeros(attempt: Attempt) -> None:
             if not each["known"]:
                 evidence = ".parameters is not the list of the layout's parameters"
                 raise Wrong({rank: evidence}, "Hint: which attribute of a bucket does lab 04's LaunchQueue read?")
-            if each["grad"] is None or not close(each["grad"], expected[rank]):
+            if each["grad"] is None or not nearly_equal(each["grad"], expected[rank]):
                 was = (
                     "is None" if each["grad"] is None else f"is wrong: {first_difference(each['grad'], expected[rank])}"
                 )

@@ -15,10 +15,10 @@ from torch import nn
 from shared import memory
 from shared.checks.engine.buckets import MB
 from shared.checks.engine.candidate import device_here
-from shared.checks.engine.footprint import hidden_bytes, living_bytes, only_what_comes
+from shared.checks.engine.footprint import hidden_bytes, ignore_existing_objects, living_bytes
 from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.overlap_models import Chain
 from shared.checks.models import awkward
-from shared.checks.models.overlap import Chain
 from shared.deadlines import scaled
 
 LAYERS, WIDTH, SAMPLES = 48, 64, 2
@@ -43,8 +43,8 @@ def probe_memory(zero2, most_bytes: dict[str, float] | None, seed: int) -> dict:
         most_bytes: The limit at each moment, or None to measure the additional bytes at each backward's peak instead.
         seed: For the samples.
     """
-    with only_what_comes():
-        return _train(zero2, most_bytes, seed)
+    ignore_existing_objects()
+    return _train(zero2, most_bytes, seed)
 
 
 def _train(zero2, most_bytes: dict[str, float] | None, seed: int) -> dict:

@@ -10,13 +10,13 @@ import torch.distributed as dist
 
 from shared.checks.engine.buckets import describe_messages
 from shared.checks.engine.candidate import device_here
-from shared.checks.engine.compare import by_rank, close, first_difference
+from shared.checks.engine.compare import by_rank, first_difference, nearly_equal
 from shared.checks.engine.framework import Attempt, Wrong
-from shared.checks.engine.late_ranks import PATIENCE_S, Meeting, launches_unasked, rehearsed
+from shared.checks.engine.late_ranks import PATIENCE_S, Rendezvous, launches_unasked, rehearsed
+from shared.checks.engine.overlap_models import Sizes, draw_sizes
 from shared.checks.engine.overlap_probes import Micro
 from shared.checks.engine.overlap_steps import draw_shares, mean_of
 from shared.checks.models import awkward
-from shared.checks.models.overlap import Sizes, draw_sizes
 from shared.wire import instrumentation
 
 LEARNING_RATE = 0.1
@@ -153,13 +153,13 @@ def probe_late(zero2, sizes: Sizes, token: int, late: int, first: int, rank: int
         On the late rank, the ranks that had not arrived by then; and the parameters after a step.
     """
     wrapped, module = wrap(zero2, sizes, seed)
-    meeting, missing, layers = Meeting(f"bucket{token}"), [], len(sizes.widths) - 1
+    meeting, missing, layers = Rendezvous(f"bucket{token}"), [], len(sizes.widths) - 1
 
     def passed(layer: int) -> None:
         if rank == late and layer == layers:
             missing[:] = meeting.missing()
         if rank != late and layer == first:
-            meeting.come()
+            meeting.arrive()
 
     module.passed = passed
     with launches_unasked():
@@ -191,7 +191,7 @@ def backward_goes_on_while_a_bucket_is_in_flight(attempt: Attempt) -> None:
     for rank, parameters in by_rank(found, "parameters").items():
         for name, gradient in mean.items():
             expected = start[name].detach() - LEARNING_RATE * gradient
-            if not close(parameters[name], expected):
+            if not nearly_equal(parameters[name], expected):
                 context = f"{sizes}, rank {late} launches a little later than the others: {name} after a step"
                 difference = first_difference(parameters[name], expected)
                 hint = "Hint: what does step() wait for before it uses gradients?"

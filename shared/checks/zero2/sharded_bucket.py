@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from shared.checks.engine.candidate import device_here, records_everything
-from shared.checks.engine.compare import close, describe_calls, first_difference, tolerance_of
+from shared.checks.engine.compare import describe_calls, first_difference, nearly_equal, tolerance_of
 from shared.checks.engine.framework import Attempt, Wrong
-from shared.checks.engine.late_ranks import PATIENCE_S, Meeting, launches_unasked, rehearsed
+from shared.checks.engine.late_ranks import PATIENCE_S, Rendezvous, launches_unasked, rehearsed
 from shared.checks.engine.sharded.flat_layout import flat_parameter_type_of
 from shared.checks.engine.sharded.wire import Flat, judge_rounds, reject_messages
 from shared.checks.engine.subgroups import SUBGROUPS, called_alone, join_subgroup, members_of
@@ -116,7 +116,9 @@ def _judge_means(attempt: Attempt, how: Reduced) -> None:
         for index, (rank, each) in enumerate(rounds.items()):
             _judge_left(rank, each, how)
             context = f"{_context(attempt, how)}, backward {number + 1}{', added to the one before' if adds_up else ''}"
-            if each["grad"] is None or not close(each["grad"].flatten(), expected[index], tolerance_of([expected])):
+            if each["grad"] is None or not nearly_equal(
+                each["grad"].flatten(), expected[index], tolerance_of([expected])
+            ):
                 was = "is None"
                 if each["grad"] is not None:
                     was = f"is wrong: {first_difference(each['grad'].flatten(), expected[index])}"
@@ -145,9 +147,9 @@ def _flat(gradients: dict, how: Reduced, size: int) -> torch.Tensor:
 
 def cause_of_scale(found: torch.Tensor, expected: torch.Tensor, size: int) -> str:
     """Return the cause if all elements are too large or too small by the number of ranks, or else ""."""
-    if size > 1 and expected.any() and close(found, expected * size):
+    if size > 1 and expected.any() and nearly_equal(found, expected * size):
         return f"It is exactly {size} times too large. Hint: is it the sum or the mean?"
-    if size > 1 and expected.any() and close(found, expected / size):
+    if size > 1 and expected.any() and nearly_equal(found, expected / size):
         return f"It is exactly {size} times too small. Hint: how many times is it divided?"
     return ""
 
@@ -157,13 +159,13 @@ def _cause(found, expected: torch.Tensor, index: int, means: list[torch.Tensor],
     if found is None or found.numel() != expected[index].numel():
         return "Hint: what does wait() do with the shard that it receives?"
     found = found.flatten()
-    if adds_up and close(found, means[-1][index]):
+    if adds_up and nearly_equal(found, means[-1][index]):
         return "It is only the mean of the last backward. Hint: what did shard.grad contain before wait()?"
     if cause := cause_of_scale(found, expected[index], size):
         return cause
-    if size < world_size and close(found, expected[index] * size / world_size):
+    if size < world_size and nearly_equal(found, expected[index] * size / world_size):
         return f"It is the sum over {size} ranks, divided by {world_size}. Hint: over how many ranks is the mean?"
-    if adds_up and size > 1 and close(found, means[-2][index] / size + means[-1][index]):
+    if adds_up and size > 1 and nearly_equal(found, means[-2][index] / size + means[-1][index]):
         return "Hint: how many times is the earlier mean divided?"
     return "Hint: where is each gradient in the flat tensor that is sent, and what is sent for a gradient of None?"
 
@@ -237,7 +239,7 @@ def probe_late(sharded_bucket, token: int, late: int, rank: int, seed: int, x, y
     """Let one rank launch late. Return, on that rank, the ranks whose launch() had not returned by then."""
     module = awkward.build("Plain", seed).to(device_here())
     flat_parameter, bucket = build(sharded_bucket, module)
-    meeting, missing = Meeting(f"bucket{token}"), []
+    meeting, missing = Rendezvous(f"bucket{token}"), []
     awkward.loss_of(module, x.to(device_here()), y.to(device_here())).backward()
     for index in range(len(flat_parameter.layout.parameters)):
         bucket.pack(index)
@@ -246,7 +248,7 @@ def probe_late(sharded_bucket, token: int, late: int, rank: int, seed: int, x, y
             missing = meeting.missing()
         bucket.launch()
         if rank != late:
-            meeting.come()
+            meeting.arrive()
         bucket.wait()
     return missing
 

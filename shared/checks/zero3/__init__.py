@@ -79,7 +79,7 @@ def training_equals_one_process(attempt: Attempt) -> None:
     some = {1: 2, 2: len(AWKWARD), 3: 2, 4: 2}[attempt.world_size]
     for number, model in enumerate(attempt.random.sample(AWKWARD, some)):
         options = NO_PREFETCH | {"reshard_after_forward": attempt.random.random() < 0.7}
-        train_and_judge(attempt, UnitPlan(model, ("AdamW", "SGD", "Hiker")[number % 3], options=options))
+        train_and_judge(attempt, UnitPlan(model, ("AdamW", "SGD", "UnknownOptimizer")[number % 3], options=options))
 
 
 @Backward.check("unused on one rank", world_sizes=(2, 4))

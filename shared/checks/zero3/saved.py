@@ -121,9 +121,9 @@ def probe_trained(wrapper, plan: UnitPlan, seed: int, x, y) -> list[str]:
 
 
 def each_state_belongs_to_its_shard(attempt: Attempt) -> None:
-    for optimizer in ("AdamW", "Hiker"):
+    for optimizer in ("AdamW", "UnknownOptimizer"):
         plan = UnitPlan("Frozen", optimizer)
-        name = "an optimizer made up for this check" if optimizer == "Hiker" else optimizer
+        name = "an optimizer made up for this check" if optimizer == "UnknownOptimizer" else optimizer
         context = f"{plan}, {name}, which gets only the shards that are trained"
         for rank, wrong in enumerate(
             attempt.run(probe_trained, plan, per_rank=Draw(attempt).per_rank, context=context)

@@ -180,7 +180,7 @@ class Draw:
     """
 
     def __init__(self, attempt: Attempt, case: Case, steps: int = STEPS, times: int = 1):
-        self.seed, self.learning_rate = attempt.draw_seed(), LEARNING_RATE * attempt.scale.calmness / times
+        self.seed, self.learning_rate = attempt.draw_seed(), LEARNING_RATE * attempt.scale.learning_rate_factor / times
         generator = torch.Generator().manual_seed(attempt.draw_seed())
         self.batches = [_joined([case.draw_batch(generator) for _ in range(times)]) for _ in range(steps)]
 

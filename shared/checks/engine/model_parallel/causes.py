@@ -2,7 +2,7 @@
 
 import torch
 
-from shared.checks.engine.compare import close
+from shared.checks.engine.compare import nearly_equal
 from shared.checks.engine.model_parallel.probe import Held
 
 HINT_ON_GRAPH = "Hint: on this rank, does the autograd graph lead from the loss back to this tensor?"
@@ -28,18 +28,18 @@ def of_an_output(
     size = len(every)
     if found.shape != expected.shape:
         return "Hint: along which dimension are the ranks' outputs concatenated?"
-    if size > 1 and close(found * size, expected):
+    if size > 1 and nearly_equal(found * size, expected):
         return f"It is exactly {size} times too small. Hint: are partial sums added or averaged?"
     if size > 1 and _add_up_to(every, expected):
         return "The ranks' outputs add up to the right one. Hint: which line adds them up, and when does it run?"
-    if close(found.flatten().sort().values, expected.flatten().sort().values):
+    if nearly_equal(found.flatten().sort().values, expected.flatten().sort().values):
         return "These are the right elements in another order. Hint: which rank holds which indices?"
     difference = found - expected
     for name, parameter in state.items():
         is_bias = size > 1 and parameter.shape == expected.shape[-1:]
-        if is_bias and close(difference, ((size - 1) * parameter).expand_as(expected)):
+        if is_bias and nearly_equal(difference, ((size - 1) * parameter).expand_as(expected)):
             return f"{name} is in the output {size} times. Hint: on how many ranks is it added before the sum?"
-    if close(found, expected, _IN_FLOAT32):
+    if nearly_equal(found, expected, _IN_FLOAT32):
         return "It is close, but not as precise as float64. Hint: is anything computed or sent in float32?"
     return otherwise
 
@@ -60,15 +60,15 @@ def of_a_gradient(
         return ""
     if not found.isfinite().all():
         return "It is not finite. Hint: which of your tensors must be a constant for autograd?"
-    if size > 1 and close(found, expected * size):
+    if size > 1 and nearly_equal(found, expected * size):
         return f"It is exactly {size} times too large. Hint: on how many ranks is it complete before you add it up?"
-    if size > 1 and close(found * size, expected):
+    if size > 1 and nearly_equal(found * size, expected):
         return f"It is exactly {size} times too small. Hint: is it a sum over the ranks or a mean?"
     if len(every) > 1 and _add_up_to(every, expected):
         return "Each rank has a part of it, and the sum of the parts is right. Hint: which line adds them up?"
     if not found.any():
         return "It is all zeros. Hint: on every rank, does the autograd graph lead from the loss back to it?"
-    if close(found, expected, _IN_FLOAT32):
+    if nearly_equal(found, expected, _IN_FLOAT32):
         return "It is close, but not as precise as float64. Hint: is anything computed or sent in float32?"
     return otherwise
 
@@ -82,4 +82,4 @@ def of_a_shard(held: Held, whole: torch.Tensor) -> str:
 
 def _add_up_to(parts: list[torch.Tensor | None], expected: torch.Tensor) -> bool:
     alike = [part for part in parts if part is not None and part.shape == expected.shape]
-    return len(alike) == len(parts) and close(sum(alike), expected)
+    return len(alike) == len(parts) and nearly_equal(sum(alike), expected)

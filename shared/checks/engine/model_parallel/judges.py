@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from shared import wire
-from shared.checks.engine.compare import RELATIVE_TOLERANCE, close, describe_calls, first_difference
+from shared.checks.engine.compare import RELATIVE_TOLERANCE, describe_calls, first_difference, nearly_equal
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.model_parallel import causes
 from shared.checks.engine.model_parallel.case import (
@@ -69,7 +69,7 @@ def train(attempt: Attempt, case: Case, in_groups: bool = False, longer: bool = 
         inside = members_of(attempt, True)
         groups = [inside, [rank for rank in range(size) if rank not in inside]]
     steps = attempt.scale.steps(STEPS) if longer else STEPS
-    times = attempt.scale.number(1, TIMES_AS_MANY) if size == LARGE_ON and not case.has_usual_batches else 1
+    times = attempt.scale.pick(1, TIMES_AS_MANY) if size == LARGE_ON and not case.has_usual_batches else 1
     draws = [Draw(attempt, case, steps, times) for _ in groups]
     per_rank: list[tuple] = [()] * size
     for members, draw in zip(groups, draws, strict=True):
@@ -123,7 +123,7 @@ def _judge_values(rank: int, held: Held, whole: torch.Tensor, context: str) -> N
     """Compare a shard with the same elements of the whole tensor."""
     expected = held.shard.slice_of(whole)
     found = held.shard.without_padding(held.shard.tensor)
-    if not close(found, expected):
+    if not nearly_equal(found, expected):
         raise Wrong({rank: f"{context}, {first_difference(found, expected)}"}, causes.of_a_shard(held, whole))
 
 
@@ -142,7 +142,7 @@ def _judge_outputs(trained: Trained, step_index: int) -> None:
     outputs = {rank: output for rank, output in outputs.items() if output is not None}
     for rank, output in outputs.items():
         expected = output.slice_of(reference.outputs[trained.copy_of(rank)])
-        if not close(output.tensor, expected):
+        if not nearly_equal(output.tensor, expected):
             message = f"{trained.at(step_index)}, the output: {first_difference(output.tensor, expected)}"
             same_copy = [outputs[each].tensor for each in outputs if trained.copy_of(each) == trained.copy_of(rank)]
             otherwise = trained.case.hint_on_output
@@ -150,7 +150,7 @@ def _judge_outputs(trained: Trained, step_index: int) -> None:
             raise Wrong({rank: message}, hint)
     for rank, result in trained.found.items():
         loss, expected = result["steps"][step_index]["loss"], reference.losses[trained.copy_of(rank)]
-        if loss is not None and not close(loss, expected):
+        if loss is not None and not nearly_equal(loss, expected):
             message = f"{trained.at(step_index)}, the loss is {loss.item():.10g}, expected {expected.item():.10g}"
             raise Wrong({rank: message}, trained.case.hint_on_loss)
 
@@ -181,7 +181,7 @@ def _judge_gradients(trained: Trained, step_index: int) -> None:
                 continue
             found = held.shard.without_padding(held.gradient)
             expected = torch.zeros_like(found) if expected is None else expected
-            if not close(found, expected):
+            if not nearly_equal(found, expected):
                 replicas = [each.gradient for each in holders.values() if each.shard.dim is None]
                 size, otherwise = len(trained.members), trained.case.hint_on_gradient
                 hint = causes.of_a_gradient(found, expected, replicas, size, otherwise)
@@ -196,7 +196,7 @@ def _judge_input_gradients(trained: Trained, reference: Step, steps: dict[int, d
         message = f"{trained.at(step_index)}, the gradient of the inputs"
         if found is None:
             raise Wrong({rank: f"{message} is None"}, causes.HINT_ON_GRAPH)
-        if not close(found, expected):
+        if not nearly_equal(found, expected):
             every = [each["input_gradient"] for each in steps.values()]
             size, otherwise = len(trained.members), trained.case.hint_on_gradient
             hint = causes.of_a_gradient(found, expected, every, size, otherwise)

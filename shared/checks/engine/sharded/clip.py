@@ -104,7 +104,7 @@ def _judge_norms(
 
 
 def clipping_equals_one_process(attempt: Attempt) -> None:
-    plans = [Plan("TwoBranches", "SGD"), Plan("Mixed", "AdamW", split=True), Plan("Unused", "Hiker")]
+    plans = [Plan("TwoBranches", "SGD"), Plan("Mixed", "AdamW", split=True), Plan("Unused", "UnknownOptimizer")]
     plans.append(Plan("Tied", "SGD", micro_batches=2, zero_grad=("model",)))
     for plan in plans if attempt.world_size in (1, 2) else attempt.random.sample(plans, 1):
         clip_and_judge(attempt, replace(plan, steps=3, max_norm=CLIPS))

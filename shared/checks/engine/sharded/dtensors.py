@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
-from shared.checks.engine.compare import close, first_difference
+from shared.checks.engine.compare import first_difference, nearly_equal
 from shared.checks.engine.framework import Wrong
 
 _ROUNDED_TO_FLOAT32 = 2e-6  # of the largest element; an average over the wrong ranks has a larger error
@@ -73,7 +73,7 @@ def judge_tensors(found: list[dict], reference: dict, context: str, tolerance: f
             if found_tensor.dtype != expected.dtype:
                 hint = "Hint: in which dtype are shards stored, and in which dtype do ranks compute?"
                 raise Wrong({rank: f"{context}{name} is {found_tensor.dtype}, expected {expected.dtype}"}, hint)
-            if not close(found_tensor, expected, tolerance):
+            if not nearly_equal(found_tensor, expected, tolerance):
                 hint = "Hint: whose parameters are trained, and between which ranks are gradients averaged?"
                 if (found_tensor - expected).abs().max() <= _ROUNDED_TO_FLOAT32 * expected.abs().max():
                     hint = "Hint: in which dtype are gradients added up if none is specified?"

@@ -13,7 +13,7 @@ from shared.checks.engine.candidate import device_here, records_everything
 from shared.checks.engine.compare import first_difference
 from shared.checks.engine.footprint import living_bytes
 from shared.checks.engine.framework import Attempt, Wrong
-from shared.checks.engine.late_ranks import Meeting, launches_unasked, rehearsed
+from shared.checks.engine.late_ranks import Rendezvous, launches_unasked, rehearsed
 from shared.checks.engine.sharded.wire import Flat, judge_rounds
 from shared.checks.engine.subgroups import SUBGROUPS, called_alone, join_subgroup, members_of
 from shared.wire import instrumentation
@@ -272,12 +272,12 @@ def probe_launch(flat_parameter_type, shapes: Shapes, late: int, token: int, see
     """Let one rank launch only after the others' call has returned. Returns, on that rank, those whose call has not."""
     parameters = [nn.Parameter(each.to(device_here())) for each in shapes.values(seed)]
     flat_parameter = flat_parameter_type(parameters, None)
-    meeting = Meeting(f"gather{token}")
+    meeting = Rendezvous(f"gather{token}")
     with launches_unasked():
         missing = meeting.missing() if dist.get_rank() == late else []
         handle = flat_parameter.launch_all_gather()
         if dist.get_rank() != late:
-            meeting.come()
+            meeting.arrive()
         handle.wait()
     return missing
 

@@ -18,23 +18,23 @@ from shared.wire import instrumentation
 LATE_NAME, LATE_STEP = "second.bias", 2
 
 
-class Hiker(torch.optim.Optimizer):
+class UnknownOptimizer(torch.optim.Optimizer):
     """An optimizer that students do not know. Its state has names of its own, and one entry is a plain Python int."""
 
-    def __init__(self, params, lr: float = 0.05, keeps: float = 0.7):
-        super().__init__(params, {"lr": lr, "keeps": keeps})
+    def __init__(self, params, lr: float = 0.05, decay: float = 0.7):
+        super().__init__(params, {"lr": lr, "decay": decay})
 
     @torch.no_grad()
     def step(self, closure=None):
         for group in self.param_groups:
             for parameter in (each for each in group["params"] if each.grad is not None):
                 state = self.state[parameter]
-                trail = state.setdefault("trail", torch.zeros_like(parameter))
-                highest = state.setdefault("highest", torch.zeros_like(parameter))
-                state["strides"] = state.get("strides", 0) + 1
-                trail.mul_(group["keeps"]).add_(parameter.grad)
-                torch.maximum(highest, trail.abs(), out=highest)
-                parameter.addcdiv_(trail, highest + 1, value=-group["lr"] / state["strides"] ** 0.5)
+                momentum = state.setdefault("momentum", torch.zeros_like(parameter))
+                largest = state.setdefault("largest", torch.zeros_like(parameter))
+                state["updates"] = state.get("updates", 0) + 1
+                momentum.mul_(group["decay"]).add_(parameter.grad)
+                torch.maximum(largest, momentum.abs(), out=largest)
+                parameter.addcdiv_(momentum, largest + 1, value=-group["lr"] / state["updates"] ** 0.5)
 
 
 # eps=1e-3, because with torch's 1e-8, a gradient that is zero except for rounding would become a step of size lr.
@@ -42,7 +42,7 @@ OPTIMIZERS = {
     "AdamW": (torch.optim.AdamW, {"lr": 0.02, "eps": 1e-3, "weight_decay": 0.1}),
     "Adam": (torch.optim.Adam, {"lr": 0.02, "eps": 1e-3, "amsgrad": True, "betas": (0.8, 0.9)}),
     "SGD": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.8, "weight_decay": 0.05}),
-    "Hiker": (Hiker, {"keeps": 0.6}),
+    "UnknownOptimizer": (UnknownOptimizer, {"decay": 0.6}),
 }
 SCHEDULERS = {
     "OneCycleLR": lambda optimizer, steps: OneCycleLR(optimizer, max_lr=0.1, total_steps=steps + 1),
@@ -70,10 +70,10 @@ class Plan:
     max_norm: float | None = None
     fill: bool = True  # replace a plain optimizer's missing gradients by zeros
     loss_scale: float = 1.0  # to recognize gradients that are too large or too small
-    calmness: float = 1.0  # a factor for SGD's learning rate, with which long trainings diverge
+    learning_rate_factor: float = 1.0  # a factor for SGD's learning rate, with which long trainings diverge
 
     def __str__(self) -> str:
-        known = self.optimizer != "Hiker"
+        known = self.optimizer != "UnknownOptimizer"
         parts = [awkward.describe(self.model), self.optimizer if known else "an optimizer made up for this check"]
         parts += ["two param groups"] * self.split + [self.scheduler] * bool(self.scheduler)
         parts += ["model.zero_grad()"] * ("model" in self.zero_grad) + ["step(closure)"] * self.closure
@@ -88,7 +88,9 @@ class Plan:
         cls, settings = OPTIMIZERS[self.optimizer]
         if self.model == "Unused" and "weight_decay" in settings:
             settings = settings | {"weight_decay": 0.0}  # without a gradient, some optimizers decay, and others do not
-        return cls, settings | {"lr": settings["lr"] * self.calmness} if self.optimizer == "SGD" else settings
+        return cls, settings | {
+            "lr": settings["lr"] * self.learning_rate_factor
+        } if self.optimizer == "SGD" else settings
 
     def build(self, seed: int, dtype: torch.dtype | None = None) -> nn.Module:
         """Build the model, in the plan's dtype or in another one."""

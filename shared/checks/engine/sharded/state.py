@@ -133,11 +133,15 @@ def _load(attempt: Attempt, plan: Plan, module_state: dict, saved: dict, context
 
 
 def it_is_a_plain_state(attempt: Attempt) -> None:
-    plans = [Plan("Tied", "AdamW", split=True, scheduler="OneCycleLR"), Plan("Mixed", "Hiker"), Plan("Frozen", "SGD")]
+    plans = [
+        Plan("Tied", "AdamW", split=True, scheduler="OneCycleLR"),
+        Plan("Mixed", "UnknownOptimizer"),
+        Plan("Frozen", "SGD"),
+    ]
     plans += [
         Plan("Crowd", "Adam"),
         Plan("Unused", "AdamW", late=True),
-        Plan("Scalar", "Hiker"),
+        Plan("Scalar", "UnknownOptimizer"),
     ]
     for plan in plans if attempt.world_size == 2 else attempt.random.sample(plans, 2):
         _save(attempt, replace(plan, steps=3))
@@ -178,7 +182,7 @@ def in_world_of(attempt: Attempt, size: int):
 
 def another_number_of_ranks_goes_on(attempt: Attempt) -> None:
     """A plain optimizer in one process must be able to continue, too, with settings that a scheduler has changed."""
-    plans = (Plan("Mixed", "AdamW", split=True, scheduler="ExponentialLR"), Plan("Frozen", "Hiker"))
+    plans = (Plan("Mixed", "AdamW", split=True, scheduler="ExponentialLR"), Plan("Frozen", "UnknownOptimizer"))
     for plan in plans:
         found, _ = _save(attempt, replace(plan, steps=3))
         module_state, saved = found[0]["module"], found[0]["saved"]

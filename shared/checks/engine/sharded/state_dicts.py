@@ -2,7 +2,7 @@
 
 import torch
 
-from shared.checks.engine.compare import close, first_difference
+from shared.checks.engine.compare import first_difference, nearly_equal
 from shared.checks.engine.framework import Wrong
 
 _HINT_ON_DTYPES = (
@@ -81,7 +81,7 @@ def _judge_value(rank: int, found, expected, tolerance: float, context: str) -> 
     if found.shape != expected.shape:
         hint = "Hint: in which shape does a plain optimizer keep it, and which slice belongs to which parameter?"
         raise Wrong({rank: f"{context} has shape {list(found.shape)}; expected {list(expected.shape)}"}, hint)
-    if found.dtype != expected.dtype or not close(found, expected, tolerance):
+    if found.dtype != expected.dtype or not nearly_equal(found, expected, tolerance):
         kind = (
             f"has dtype {found.dtype}"
             if found.dtype != expected.dtype

@@ -3,7 +3,7 @@
 import torch
 
 from shared.checks.engine.candidate import device_here
-from shared.checks.engine.compare import close, first_difference
+from shared.checks.engine.compare import first_difference, nearly_equal
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.sharded.plan import Plan, layout_of
 from shared.checks.engine.sharded.training import HINT_ON_STALE, alone, begin, judge_states, plain, probe_sharded
@@ -112,7 +112,7 @@ def judge_bf16(attempt: Attempt, plan: Plan, probe=probe_sharded) -> list[dict]:
                 raise Wrong(
                     {rank: f"{plan}: {name} differs from rank 0's"}, "Hint: which rank does each rank receive it from?"
                 )
-            if not close(state, expected, 0.03):
+            if not nearly_equal(state, expected, 0.03):
                 hint = (
                     "That is more than a rounding error. Hint: is it the mean over all ranks of this step's gradients?"
                 )

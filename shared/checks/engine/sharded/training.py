@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from shared import memory
 from shared.checks.engine.candidate import device_here
-from shared.checks.engine.compare import close, first_difference, tolerance_of
+from shared.checks.engine.compare import first_difference, nearly_equal, tolerance_of
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.sharded.plan import LATE_STEP, Plan, Run
 from shared.checks.engine.subgroups import called_alone, join_subgroup, members_of
@@ -118,7 +118,7 @@ def train_and_judge(attempt: Attempt, plan: Plan, probe=probe_sharded) -> dict[i
     Raises:
         Wrong: If a rank's state differs after a step from that of one process.
     """
-    plan = replace(plan, steps=attempt.scale.steps(plan.steps), calmness=attempt.scale.calmness)
+    plan = replace(plan, steps=attempt.scale.steps(plan.steps), learning_rate_factor=attempt.scale.learning_rate_factor)
     draw, context = Draw(attempt), describe_plan(attempt, plan)
     found = train(attempt, plan, draw, probe)
     _reject_replaced_parameters(found, context)
@@ -146,7 +146,7 @@ def _mean_is(losses: dict, expected: torch.Tensor, tolerance: float) -> bool:
     if not all(isinstance(each, torch.Tensor) and each.numel() == 1 for each in losses.values()):
         return False
     mean = sum(each.detach().cpu().double().reshape(()) for each in losses.values()) / len(losses)
-    return close(mean, expected.double().reshape(()), tolerance)
+    return nearly_equal(mean, expected.double().reshape(()), tolerance)
 
 
 def judge_step(found: dict[int, dict], reference: dict, context: str, causes: "Causes") -> None:
@@ -171,7 +171,7 @@ def judge_step(found: dict[int, dict], reference: dict, context: str, causes: "C
         states.items() if reference["buffers"] else (), reference["buffers"], strict=True
     ):
         for name, expected in buffers.items():
-            if not close(state[name], expected, tolerance_of(buffers.values())):
+            if not nearly_equal(state[name], expected, tolerance_of(buffers.values())):
                 hint = awkward.HINT_ON_FORWARDS if awkward.is_statistic(name) else ""
                 raise Wrong({rank: f"{context}: {name}, {first_difference(state[name], expected)}"}, hint)
 
@@ -189,7 +189,7 @@ def judge_evaluation(plan: Plan, draw: Draw, found: dict[int, dict], steps: list
             continue
         state = steps[-1]["state"] | (steps[-1]["buffers"][index] if steps[-1]["buffers"] else {})
         expected = awkward.evaluate(plan.build(0), state, draw.shares[rank][0])
-        if not close(result["evaluated"], expected):
+        if not nearly_equal(result["evaluated"], expected):
             message = f"{context}: after eval(), the output is wrong: {first_difference(result['evaluated'], expected)}"
             raise Wrong({rank: message}, awkward.HINT_ON_MODES)
 
@@ -240,7 +240,7 @@ class Causes:
         for other, whose, hint in others:
             if size > 1 or whose == members:
                 expected = reference(other, self.draw, members, whose).steps[self.step_index]["state"]
-                if name in expected and close(found, expected[name], tolerance):
+                if name in expected and nearly_equal(found, expected[name], tolerance):
                     return hint
         return self.otherwise()
 
@@ -277,7 +277,7 @@ def judge_states(
         wrong = {
             rank: f"{context}: {name}, {first_difference(state[name], expected, tolerance)}"
             for rank, state in states.items()
-            if not close(state[name], expected, tolerance) or not state[name].isfinite().all()
+            if not nearly_equal(state[name], expected, tolerance) or not state[name].isfinite().all()
         }
         if not wrong:
             continue
@@ -300,4 +300,4 @@ def _differs_where_unchanged(
     """Return whether all elements are right except for some that still have their value from before the step."""
     if not found.shape == expected.shape == before.shape:
         return False
-    return close(torch.where(found == before, expected, found), expected, tolerance)
+    return nearly_equal(torch.where(found == before, expected, found), expected, tolerance)

@@ -4,7 +4,7 @@ import torch
 
 from shared import memory
 from shared.checks.engine.candidate import device_here, records_everything
-from shared.checks.engine.compare import close, first_difference, tolerance_of
+from shared.checks.engine.compare import first_difference, nearly_equal, tolerance_of
 from shared.checks.engine.footprint import living_bytes, settled_bytes
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.sharded.unit_memory import ACTIVATIONS_BYTES, SAMPLES, SLACK, bytes_of
@@ -51,7 +51,7 @@ def judge_outputs(attempt: Attempt, plan: UnitPlan) -> None:
         for output, how in zip(
             result["outputs"], ("with gradients", "without gradients, after one with gradients"), strict=True
         ):
-            if not close(output, expected, tolerance_of(module.parameters())):
+            if not nearly_equal(output, expected, tolerance_of(module.parameters())):
                 evidence = f"{plan}, forward {how}: {first_difference(output, expected)}"
                 raise Wrong({rank: evidence}, _HINT_ON_CALLS)
 

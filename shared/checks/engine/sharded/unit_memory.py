@@ -10,7 +10,7 @@ import torch
 
 from shared import memory
 from shared.checks.engine.candidate import device_here
-from shared.checks.engine.footprint import hidden_bytes, living_bytes, only_what_comes, settled_bytes
+from shared.checks.engine.footprint import hidden_bytes, ignore_existing_objects, living_bytes, settled_bytes
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.sharded.unit_layout import layout_of
 from shared.checks.engine.sharded.unit_training import UnitPlan, shard
@@ -59,8 +59,8 @@ def probe_memory(wrapper, plan: UnitPlan, most: dict[str, float], skipped: str, 
     Returns:
         The bytes of all tensors by moment, the bytes of objects that are not tensors, and the samples of the peak.
     """
-    with only_what_comes():
-        return _train(wrapper, plan, most, skipped, seed, x, y)
+    ignore_existing_objects()
+    return _train(wrapper, plan, most, skipped, seed, x, y)
 
 
 def _train(wrapper, plan: UnitPlan, most: dict[str, float], skipped: str, seed: int, x, y) -> dict:

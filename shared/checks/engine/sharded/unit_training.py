@@ -180,7 +180,7 @@ def train_and_judge(attempt: Attempt, plan: UnitPlan) -> dict[int, dict]:
     Raises:
         Wrong: If a rank's state differs after a step from that of one process.
     """
-    plan = replace(plan, steps=attempt.scale.steps(plan.steps), calmness=attempt.scale.calmness)
+    plan = replace(plan, steps=attempt.scale.steps(plan.steps), learning_rate_factor=attempt.scale.learning_rate_factor)
     draw, context = Draw(attempt), describe_plan(attempt, plan)
     found = train(attempt, plan, draw, probe_units)
     members = list(found)
