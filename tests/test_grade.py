@@ -29,7 +29,7 @@ from instructor.grade import (
     finding,
     gradebook,
     grading,
-    load,
+    machine_load,
     policy,
     records,
     sandbox,
@@ -819,7 +819,7 @@ class Judged:
     def __init__(self, monkeypatch, slowdowns, evidence):
         self.time_scales, self.evidence = [], list(evidence)
         measured = iter(slowdowns)
-        monkeypatch.setattr(load, "slowdown", lambda: next(measured))
+        monkeypatch.setattr(machine_load, "slowdown", lambda: next(measured))
         monkeypatch.setattr(grading, "_read", lambda *_: cells_of(self.submission))
         monkeypatch.setattr(sandbox, "run", self.run)
 
@@ -834,20 +834,20 @@ class Judged:
 
 def test_submissions_that_are_judged_at_once_do_not_make_each_other_wait_longer(monkeypatch):
     monkeypatch.delenv("COURSE_TIME_SCALE", raising=False)
-    monkeypatch.setattr(load.joblib, "cpu_count", lambda: 2)
-    monkeypatch.setattr(load, "slowdown", lambda: 6.0)
-    assert load.time_scale(beside=0) == 12.0
-    assert load.time_scale(beside=1) == 1.0  # Two probes and four ranks on two cores are three times slower.
-    monkeypatch.setattr(load, "slowdown", lambda: 12.0)
-    assert load.time_scale(beside=1) == 8.0  # Something else keeps the machine busy, too.
+    monkeypatch.setattr(machine_load.joblib, "cpu_count", lambda: 2)
+    monkeypatch.setattr(machine_load, "slowdown", lambda: 6.0)
+    assert machine_load.time_scale(beside=0) == 12.0
+    assert machine_load.time_scale(beside=1) == 1.0  # Two probes and four ranks on two cores are three times slower.
+    monkeypatch.setattr(machine_load, "slowdown", lambda: 12.0)
+    assert machine_load.time_scale(beside=1) == 8.0  # Something else keeps the machine busy, too.
 
 
 @pytest.mark.parametrize(("cores", "memory_gb", "jobs"), [(2, 20, 4), (2, 3, 1), (2, 1, 1), (16, 100, 32), (16, 8, 4)])
 def test_by_default_each_core_gets_two_submissions_if_there_is_memory(monkeypatch, cores, memory_gb, jobs):
-    monkeypatch.setattr(load.joblib, "cpu_count", lambda: cores)
-    monkeypatch.setattr(load.cgroup, "limit_bytes", lambda: None)
-    monkeypatch.setattr(load.psutil, "virtual_memory", lambda: SimpleNamespace(available=memory_gb * 10**9))
-    assert load.most_jobs() == jobs
+    monkeypatch.setattr(machine_load.joblib, "cpu_count", lambda: cores)
+    monkeypatch.setattr(machine_load.cgroup, "limit_bytes", lambda: None)
+    monkeypatch.setattr(machine_load.psutil, "virtual_memory", lambda: SimpleNamespace(available=memory_gb * 10**9))
+    assert machine_load.most_jobs() == jobs
 
 
 OUT_OF_TIME = "Rank 0 is still running.\n\nThe cell was stopped after 20 s."
@@ -891,7 +891,7 @@ def test_a_check_without_room_for_its_files_says_so(monkeypatch):
         ([1.0, 4.0], [OUT_OF_TIME, ""], [1.0, 8.0], True),  # it has become busier
         ([4.0, 4.0], [OUT_OF_TIME], [8.0], False),
         ([1.0], ["element 0 is 1, expected 2"], [1.0], False),
-        ([1000.0], [""], [load.MOST_SCALE], True),
+        ([1000.0], [""], [machine_load.MOST_SCALE], True),
     ],
 )
 def test_a_busy_machine_costs_no_points(tmp_path, monkeypatch, slowdowns, evidence, time_scales, passes):

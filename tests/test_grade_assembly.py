@@ -2,7 +2,7 @@
 
 import pytest
 
-from instructor.grade import assembly, screen, submissions
+from instructor.grade import assembly, static_checks, submissions
 
 
 def cell(source: str, grade_id: str | None = "own") -> dict:
@@ -130,7 +130,7 @@ def test_what_works_in_a_notebook_works_in_the_file(kind):
     own = [cell("import os", grade_id=None) | {"cell": None}, *own]
     others = [other | {"place": "another cell"} for other in submissions.other_cells(cells)]
     for other in others:
-        other["source"] = screen.without_magics(other["source"])
+        other["source"] = static_checks.without_magics(other["source"])
     added = assembly.from_other_cells(own, others, ["answer"], ["dist"])
     blank = [name for name, source in notebook.items() if source == STUB]
     source, _ = assembly.assembled(assembly.inserted(own, added, blank), "")

@@ -16,7 +16,7 @@ import pytest
 
 from instructor.grade import cgroup, course, grading
 from instructor.grade.limits import Limits
-from shared.checks.engine import outside
+from shared.checks.engine import network_meter
 from tests.handed_in import CHAPTERS, hand_in, left_over, need_sandbox, writes
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.usefixtures("users_of_our_own")]
@@ -59,7 +59,7 @@ ATTACKS = {
     ),
     "a measure of its own": (
         """
-        from shared.checks.engine import candidate, outside
+        from shared.checks.engine import candidate, network_meter
         candidate.outside.reported = lambda calls: (0.0, 1e15)
         parameter.grad /= world_size
         """,
@@ -68,11 +68,11 @@ ATTACKS = {
     "the same, by another name": (
         """
         import sys
-        sys.modules["shared." + "checks.engine.outside"].reported = lambda calls: (0.0, 1e15, 0)
+        sys.modules["shared." + "checks.engine.network_meter"].reported = lambda calls: (0.0, 1e15, 0)
         dist.all_reduce(parameter.grad, group=group)
         parameter.grad /= world_size
         """,
-        "void: the code replaces functions that measure it: shared.checks.engine.outside.reported",
+        "void: the code replaces functions that measure it: shared.checks.engine.network_meter.reported",
     ),
     "smaller models": (
         """
@@ -179,26 +179,26 @@ def can_make_groups() -> bool:
 
 def test_the_measurement_is_exact():
     """Outside the sandbox, other programs use loopback too, so this looks at one connection only."""
-    if not outside.available():
+    if not network_meter.available():
         pytest.skip("this system does not count the bytes of connections")
     with socket.create_server(("127.0.0.1", 0)) as server:
         with socket.create_connection(server.getsockname()) as one, server.accept()[0] as other:
             ends = one.getsockname()[1], other.getsockname()[1]
-            before = outside.read().by_end[ends].all_bytes
+            before = network_meter.read().by_end[ends].all_bytes
             one.sendall(bytes(123_456))
             left = 123_456
             while left:
                 left -= len(other.recv(left))
-            sent = outside.read().by_end[ends]
+            sent = network_meter.read().by_end[ends]
     assert sent.all_bytes - sent.again_bytes - before == 123_456
 
 
 def test_only_bytes_between_ranks_count_and_only_once():
     """A connection that has closed since then, and bytes that were sent again, once counted as sent by ranks."""
     control, one, other = (5000, 7001), (7001, 5000), (7002, 7003)
-    began = outside.Carried(1000, {control: outside.Sent(300, 0), (5000, 7009): outside.Sent(400, 0)})
-    by_end = {control: outside.Sent(350, 10), one: outside.Sent(25, 5), other: outside.Sent(120, 20)}
-    now = outside.Carried(1000 + 50 + 25 + 120, by_end)
+    began = network_meter.Carried(1000, {control: network_meter.Sent(300, 0), (5000, 7009): network_meter.Sent(400, 0)})
+    by_end = {control: network_meter.Sent(350, 10), one: network_meter.Sent(25, 5), other: network_meter.Sent(120, 20)}
+    now = network_meter.Carried(1000 + 50 + 25 + 120, by_end)
     assert now.between_others(began, {5000}) == 100
 
 
@@ -206,31 +206,31 @@ def test_only_bytes_between_ranks_count_and_only_once():
 def test_bytes_at_a_port_of_the_controller_count_if_a_rank_has_opened_it(owner, counted):
     """Some of these ports are reserved, but not in use. Bytes to a rank that opened one were once not counted."""
     ends = (7001, 5000)
-    by_end = {ends: outside.Sent(900, 0, 200_002), ends[::-1]: outside.Sent(0, 0, owner)}
-    assert outside.Carried(900, by_end).between_others(outside.Carried(0, {}), {5000}) == counted
+    by_end = {ends: network_meter.Sent(900, 0, 200_002), ends[::-1]: network_meter.Sent(0, 0, owner)}
+    assert network_meter.Carried(900, by_end).between_others(network_meter.Carried(0, {}), {5000}) == counted
 
 
 def test_packets_without_data_hide_no_bytes():
     """The two packets of a refused connection together have 4 bytes fewer of headers than the meter subtracts."""
     ends = (7001, 7002)
-    by_end = {ends: outside.Sent(900, 0, 1), ends[::-1]: outside.Sent(0, 0, 2)}
-    assert outside.Carried(-4_000, by_end).between_others(outside.Carried(0, {}), set()) == 900
+    by_end = {ends: network_meter.Sent(900, 0, 1), ends[::-1]: network_meter.Sent(0, 0, 2)}
+    assert network_meter.Carried(-4_000, by_end).between_others(network_meter.Carried(0, {}), set()) == 900
 
 
 @pytest.mark.parametrize(("users", "counted"), [((1, 1), 0), ((1, 2), 900), ((os.getuid(),) * 2, 900)])
 def test_what_a_rank_sends_to_itself_does_not_count(users, counted):
     """IPython sent 40 kB in this way while code printed 20,000 lines, which was taken for values sent in secret."""
     ends = (7001, 7002)
-    by_end = {ends: outside.Sent(900, 0, users[0]), ends[::-1]: outside.Sent(0, 0, users[1])}
-    assert outside.Carried(900, by_end).between_others(outside.Carried(0, {}), set()) == counted
+    by_end = {ends: network_meter.Sent(900, 0, users[0]), ends[::-1]: network_meter.Sent(0, 0, users[1])}
+    assert network_meter.Carried(900, by_end).between_others(network_meter.Carried(0, {}), set()) == counted
 
 
 @pytest.mark.parametrize(("steps", "why"), [(38, ""), (0, "but the network carried 21.49 MB between them")])
 def test_headers_of_many_calls_are_credible_only_in_a_long_training(monkeypatch, steps, why):
     """Parallel3D made so many small calls in 38 steps that our own code lost a check."""
     carried = iter([0, 21_490_000])
-    monkeypatch.setattr(outside, "read", lambda: outside.Carried(next(carried), {}))
-    meter = outside.Meter(lambda: SimpleNamespace(control_ports=[], store_ports=[0], generation=0))
+    monkeypatch.setattr(network_meter, "read", lambda: network_meter.Carried(next(carried), {}))
+    meter = network_meter.Meter(lambda: SimpleNamespace(control_ports=[], store_ports=[0], generation=0))
     assert meter.contradicts([(3_030_000.0, 0.0, 3_600)] * 4, steps).partition(", ")[2] == why
 
 
@@ -238,26 +238,26 @@ SMALL_MESSAGES = """
 import socket
 import subprocess
 import sys
-from shared.checks.engine import outside
+from shared.checks.engine import network_meter
 
 with socket.create_server(("127.0.0.1", 0)) as server:
     with socket.create_connection(server.getsockname()) as one, server.accept()[0] as other:
         for end in (one, other):
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        began = outside.read()
+        began = network_meter.read()
         for _ in range(2000):
             one.sendall(bytes(30))
             other.recv(30)
             other.sendall(bytes(4))
             one.recv(4)
-        print(outside.read().between_others(began, set()))
+        print(network_meter.read().between_others(began, set()))
 """
 
 
 def test_headers_do_not_count_as_messages():
     """Each of 4,000 headers once counted 14 bytes too few, so our own save_checkpoint lost a check."""
     need_sandbox()
-    if not outside.available():
+    if not network_meter.available():
         pytest.skip("this system does not count the bytes of connections")
     command = ["bwrap", "--bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--unshare-net", "--"]
     found = subprocess.run([*command, sys.executable, "-c", SMALL_MESSAGES], capture_output=True, text=True, check=True)

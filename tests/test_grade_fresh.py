@@ -9,13 +9,13 @@ import pytest
 
 from instructor import build
 from instructor.grade import (
-    arrivals,
     assembly,
     command,
     course,
     dashboard,
     fingerprints,
     grading,
+    lms_zips,
     outputs,
     records,
     submissions,
@@ -49,7 +49,7 @@ def ours(lab: str, name: str) -> str:
 # -- kind 1: cheats that earned points without a notice
 
 # A line of a string that looked like a __future__ import was once moved to the top of the file. It ran there, although
-# screen.py had read it only as a string.
+# static_checks.py had read it only as a string.
 CODE_IN_A_TEXT = '''%%ranks
 NOTES = """
 from __future__ import annotations; from torch.nn.parallel import DistributedDataParallel as Wrapper; import sys
@@ -88,8 +88,8 @@ class ManualDDP(nn.Module):
         pass
 """
 # The address and port of a listening socket encode three bytes, which every rank can read in /proc/net/tcp. Nothing is
-# sent, so the meter counts nothing. The all-reduce, which is counted, sends only zeros. screen.py finds no name that it
-# knows, because the code renames a module of torch and puts the names of other modules together while it runs.
+# sent, so the meter counts nothing. The all-reduce, which is counted, sends only zeros. static_checks.py finds no name
+# that it knows, because the code renames a module of torch and puts the names of other modules together while it runs.
 LISTENING = '''%%ranks
 _core = dist.distributed_c10d
 _modules = _core.sys.modules
@@ -375,7 +375,7 @@ def test_a_folder_that_eve_uploads_to_gradescope_cannot_replace_the_work_of_ada(
         "assignment_9_export/submission_200/00_ranks_lab.ipynb": "eve's",
         "assignment_9_export/submission_400/Ada_300_assignsubmission_file_/00_ranks_lab.ipynb": "eve's",
     }
-    arrivals.unpack(packed(tmp_path, files), tmp_path / "in")
+    lms_zips.unpack(packed(tmp_path, files), tmp_path / "in")
     assert (tmp_path / "in/Ada_300/00_ranks/00_ranks.ipynb").read_text() == "ada's"
 
 
@@ -387,7 +387,7 @@ def test_metadata_that_eve_uploads_to_gradescope_does_not_count(tmp_path):
         "assignment_9_export/submission_300/00_ranks_lab.ipynb": "ada's",
         "assignment_9_export/submission_metadata.yml": METADATA,
     }
-    arrivals.unpack(packed(tmp_path, files), tmp_path / "in")
+    lms_zips.unpack(packed(tmp_path, files), tmp_path / "in")
     assert "2026-12-09" in (tmp_path / "in/Eve_200/00_ranks/timestamp.txt").read_text()
 
 

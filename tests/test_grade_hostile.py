@@ -34,10 +34,10 @@ from instructor.grade import (
     fingerprints,
     gradebook,
     grading,
-    guard,
     judge,
+    safe_loading,
     sandbox,
-    screen,
+    static_checks,
     submissions,
 )
 from instructor.grade import command as grade
@@ -182,7 +182,8 @@ def test_a_new_rank_ends_what_an_earlier_one_has_left_behind():
         pytest.skip("only root can start processes of other users")
     user = sandbox.FIRST_USER + sandbox.USERS  # belongs to no sandbox
     left, other = (subprocess.Popen(["sleep", "60"], user=each) for each in (user, user + 1))
-    starts = f"from instructor.grade import alone; alone._become({user}); alone._end_earlier_processes(); print('here')"
+    starts = f"from instructor.grade.isolation import _become, _end_earlier_processes; _become({user})"
+    starts += "; _end_earlier_processes(); print('here')"
     done = subprocess.run([sys.executable, "-c", starts], capture_output=True, text=True)
     assert (left.wait(scaled(10)), other.poll(), done.stdout) == (-signal.SIGKILL, None, "here\n"), done.stderr
     other.kill()
@@ -404,17 +405,17 @@ def rejected(monkeypatch):
     for module in (pickle, parcel):
         for name in {"loads", "unpack"} & set(vars(module)):
             monkeypatch.setattr(module, name, getattr(module, name))  # so that it is restored after the test
-    return guard.install()
+    return safe_loading.install()
 
 
 def test_a_pickle_cannot_change_a_class_of_the_judge(rejected):
     """Otherwise a rank could send a record that equals every expected value."""
     record = b"cshared.ranks.rankside\n_Here\n"
     for owner in (record, b"ccollections\nCounter\n", b"cshared.checks.engine.parcel\n_tensor\n"):
-        with pytest.raises(guard.Rejected):
+        with pytest.raises(safe_loading.Rejected):
             pickle.loads(owner + b"(N(V__sub__\n" + record + b"dtb" + b"0" + record + b")R.")
     assert len(rejected) == 3 and "__sub__" not in vars(rankside._Here)
-    with pytest.raises(guard.Rejected):  # the value of an Outcome is a pickle within its pickle
+    with pytest.raises(safe_loading.Rejected):  # the value of an Outcome is a pickle within its pickle
         rankside.Outcome(0).__setstate__({"value": b"cposix\ngetpid\n)R."})
     sent = {
         "call": rankside.Outcome(1, text="x"),
@@ -430,9 +431,9 @@ def test_a_pickle_cannot_change_a_class_of_the_judge(rejected):
 def test_a_pickle_of_records_and_tensors_does_not_need_the_slow_way(rejected):
     """Records and tensors are most of what ranks send."""
     sent = [rankside.Outcome(2, text="x"), parcel.pack({"loss": torch.arange(3.0)}), torch.float16, {"a": (1, None)}]
-    found = guard.Simple(io.BytesIO(pickle.dumps(sent))).load()
+    found = safe_loading.Simple(io.BytesIO(pickle.dumps(sent))).load()
     assert type(found[0]) is rankside.Outcome and found[0] == sent[0] and found[2:] == sent[2:]
-    assert torch.equal(guard.Simple(io.BytesIO(found[1])).load()["loss"], torch.arange(3.0))
+    assert torch.equal(safe_loading.Simple(io.BytesIO(found[1])).load()["loss"], torch.arange(3.0))
 
 
 class Layout(NamedTuple):
@@ -496,10 +497,10 @@ OVER_A_STAND_IN = {
     "name", [b"shared.ranks.rankside\n_Here", *(b"shared.checks.engine.parcel\n_" + n for n in (b"tensor", b"plain"))]
 )
 def test_a_stand_in_does_not_lead_to_the_class_behind_it(rejected, name, rest):
-    before = dict(vars(rankside._Here)), rankside._Here(rank=1), vars(guard._maker_of(rankside._Here)).keys()
-    with pytest.raises((guard.Rejected, TypeError, AttributeError)):
+    before = dict(vars(rankside._Here)), rankside._Here(rank=1), vars(safe_loading._maker_of(rankside._Here)).keys()
+    with pytest.raises((safe_loading.Rejected, TypeError, AttributeError)):
         pickle.loads(b"\x80\x04c" + name + b"\n" + rest)
-    after = dict(vars(rankside._Here)), rankside._Here(rank=1), vars(guard._maker_of(rankside._Here)).keys()
+    after = dict(vars(rankside._Here)), rankside._Here(rank=1), vars(safe_loading._maker_of(rankside._Here)).keys()
     assert after == before and rankside._Here(rank=2) != before[1]
 
 
@@ -548,13 +549,15 @@ FROM_THE_REVIEW = {
 
 @pytest.mark.parametrize("source", FROM_THE_REVIEW)
 def test_ways_to_reach_the_probes_are_shown_to_the_instructor(source):
-    assert screen.notices(source) == [f"line 1 uses {name}" for name in FROM_THE_REVIEW[source]]
+    assert static_checks.notices(source) == [f"line 1 uses {name}" for name in FROM_THE_REVIEW[source]]
 
 
 @pytest.mark.parametrize("source", UNPREVENTED)
 def test_uses_that_cannot_be_prevented_are_shown_to_the_instructor(source):
-    assert UNPREVENTED[source] in screen.notices(source)
-    assert screen.notices("fully_shard(model, mesh=mesh)", "from torch.distributed.fsdp import fully_shard") == []
+    assert UNPREVENTED[source] in static_checks.notices(source)
+    assert (
+        static_checks.notices("fully_shard(model, mesh=mesh)", "from torch.distributed.fsdp import fully_shard") == []
+    )
 
 
 @pytest.mark.parametrize("lab", CHAPTERS)
@@ -562,7 +565,9 @@ def test_honest_work_gets_no_notices(tmp_path, lab):
     submission = hand_in(tmp_path, "anna", lab)
     cells = pieces_of(submission)
     given = "\n".join(cell["source"] for cell in cells if not cell["grade_id"])
-    assert [notice for cell in cells for notice in screen.notices(cell["source"], given) if cell["grade_id"]] == []
+    assert [
+        notice for cell in cells for notice in static_checks.notices(cell["source"], given) if cell["grade_id"]
+    ] == []
     others = submissions.other_cells(cells_of(submission))
     assert assembly.from_other_cells(cells, others, [], judge.GIVEN) == []
 
@@ -616,7 +621,7 @@ def test_a_small_pickle_is_loaded_in_a_short_time(monkeypatch):
     for module, name in ((pickle, "loads"), (parcel, "unpack")):
         monkeypatch.setattr(module, name, getattr(module, name))
     packed = pickle.dumps(None)
-    guard.install()
+    safe_loading.install()
     for _ in range(3):
         outcome = b"cshared.ranks.rankside\nOutcome\n)\x81}X\x05\0\0\0valueh\1sb"
         packed = b"\x80\4B" + len(packed).to_bytes(4, "little") + packed + b"q\0010](" + 50 * outcome + b"e."

@@ -10,8 +10,8 @@ import pytest
 
 from instructor import build
 from instructor.build import ROOT
-from instructor.grade import arrivals, export, sandbox
 from instructor.grade import command as grade
+from instructor.grade import export, lms_zips, sandbox
 from tests.handed_in import CHAPTERS, packed
 from tests.test_grade import instant
 
@@ -48,7 +48,7 @@ STUDENTS = {
 
 def graded(tmp_path, monkeypatch, platform: str):
     monkeypatch.setattr(sandbox, "require", lambda: None)
-    arrivals.unpack(packed(tmp_path, ZIPS[platform]), tmp_path / "in")
+    lms_zips.unpack(packed(tmp_path, ZIPS[platform]), tmp_path / "in")
     return grade.grade_all(tmp_path / "in", tmp_path / "out", grader=instant)
 
 
@@ -69,7 +69,7 @@ def test_nothing_in_a_zip_file_leaves_its_folder(tmp_path):
         link: "/etc/passwd",
         "d_4_4_homework.ipynb": "{}",
     }
-    written, left_out = arrivals.unpack(packed(tmp_path, files), tmp_path / "sub" / "in")
+    written, left_out = lms_zips.unpack(packed(tmp_path, files), tmp_path / "sub" / "in")
     assert all((tmp_path / "sub" / "in").resolve() in path.resolve().parents for path in written) and len(written) == 2
     assert len(left_out) == 2 and "is a link" in left_out[0] and "not named like a lab" in left_out[1]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["download.zip", "sub"]
@@ -84,7 +84,7 @@ def test_whoever_handed_in_no_notebook_gets_a_row_and_all_remarks_are_sentences(
         "curiemarie_LATE_2_12_00_ranks_old.ipynb": NOTEBOOK,
         "noetheremmy_3_13_report.pdf": "%PDF",
     }
-    written, remarks = arrivals.unpack(packed(tmp_path, files), tmp_path / "in")
+    written, remarks = lms_zips.unpack(packed(tmp_path, files), tmp_path / "in")
     assert [path.parent.parent.name for path in written] == ["adalovelace_1", "curiemarie_2"]
     assert written[0].read_text() == NOTEBOOK
     stamp = written[1].parent / "timestamp.txt"
@@ -103,13 +103,13 @@ def test_only_notebooks_without_a_time_are_asked_about(tmp_path):
     names = {f"{name}_LATE_{n}_1{n}_00_ranks_lab.ipynb": NOTEBOOK for n, name in enumerate(("ada", "emmy", "lise"), 1)}
     zipped, asked = packed(tmp_path, names), []
     for number in range(4):
-        written, remarks = arrivals.unpack(zipped, tmp_path / "in")
+        written, remarks = lms_zips.unpack(zipped, tmp_path / "in")
         stamps = [path.parent / "timestamp.txt" for path in written]
         late = " and ".join(map(str, stamps[number:]))
         assert remarks == (
             [f"some notebooks are late, but Canvas does not say how late: write the time into {late}"] if late else []
         )
-        asked.append(arrivals.about_times(written).split(". ")[0])
+        asked.append(lms_zips.about_times(written).split(". ")[0])
         for stamp in stamps[: number + 1]:
             stamp.write_text("2026-12-01T22:00:00+01:00")
     whose = ("any notebook", "the notebooks of emmy_2, lise_3", "the notebooks of lise_3")
@@ -118,18 +118,18 @@ def test_only_notebooks_without_a_time_are_asked_about(tmp_path):
 
 def test_a_time_stays_with_the_notebook_that_was_handed_in_then(tmp_path):
     files = {"ada_1_11_00_ranks_lab.ipynb": NOTEBOOK}
-    (path,), _ = arrivals.unpack(packed(tmp_path, files), tmp_path / "in")
+    (path,), _ = lms_zips.unpack(packed(tmp_path, files), tmp_path / "in")
     stamp = path.parent / "timestamp.txt"
     stamp.write_text("2026-12-01T22:00:00+01:00")
-    arrivals.unpack(packed(tmp_path, files), tmp_path / "in")
+    lms_zips.unpack(packed(tmp_path, files), tmp_path / "in")
     assert stamp.exists()
-    arrivals.unpack(packed(tmp_path, {name: "{}" for name in files}), tmp_path / "in")
+    lms_zips.unpack(packed(tmp_path, {name: "{}" for name in files}), tmp_path / "in")
     assert not stamp.exists()
 
 
 def test_what_students_handed_in_is_not_committed():
     ignored = (ROOT / ".gitignore").read_text().splitlines()
-    assert f"/{arrivals.FOLDER.relative_to(ROOT).as_posix()}/" in ignored
+    assert f"/{lms_zips.FOLDER.relative_to(ROOT).as_posix()}/" in ignored
 
 
 @pytest.mark.parametrize("text", ["no zip", None], ids=["no zip file", "no notebook"])
@@ -137,8 +137,8 @@ def test_a_file_without_submissions_is_rejected_in_one_sentence(tmp_path, text):
     path = packed(tmp_path, {"readme.txt": ""})
     if text:
         path.write_text(text)
-    with pytest.raises(arrivals.NotAnArchive, match=r"cannot be read|has no file that is named as"):
-        arrivals.unpack(path, tmp_path / "in")
+    with pytest.raises(lms_zips.NotAnArchive, match=r"cannot be read|has no file that is named as"):
+        lms_zips.unpack(path, tmp_path / "in")
 
 
 TABLES = {
@@ -175,7 +175,7 @@ def test_whoever_could_not_be_graded_or_is_locked_keeps_an_empty_cell_and_is_nam
 
     monkeypatch.setattr(sandbox, "require", lambda: None)
     files = {f"{name}_assignsubmission_file/00_ranks_lab.ipynb": NOTEBOOK for name in ("Ada_1", "Marie_2", "Lise_3")}
-    arrivals.unpack(packed(tmp_path, files), tmp_path / "in")
+    lms_zips.unpack(packed(tmp_path, files), tmp_path / "in")
     table = tmp_path / "export.csv"
     table.write_text(
         "Identifier,Full name,Grade,Maximum Grade,Grade can be changed\nParticipant 1,Ada,,15,Yes\n"

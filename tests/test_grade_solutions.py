@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from instructor.build import module_names
-from instructor.grade import course, grading, judge, screen
+from instructor.grade import course, grading, judge, static_checks
 from instructor.grade.limits import Limits
 from instructor.grade.tasks import module_of
 from tests.handed_in import CHAPTERS, cells_of, hand_in, need_sandbox, pieces_of, writes
@@ -20,7 +20,7 @@ from tests.handed_in import CHAPTERS, cells_of, hand_in, need_sandbox, pieces_of
 pytestmark = pytest.mark.slow
 
 LABS = ("07_zero1", "18_3d_parallelism")  # of the others, variants are graded
-READY_MADE = tuple(screen.READY_MADE)
+READY_MADE = tuple(static_checks.READY_MADE)
 RELEASED = [name for name, chapter in CHAPTERS.items() if not chapter.is_draft]
 
 
@@ -44,7 +44,7 @@ def of_other_authors() -> list[tuple[str, Path]]:
     found = {lab: sorted((Path(__file__).parent / "variants" / lab).glob("*.py")) for lab in RELEASED}
     for lab, paths in found.items():
         ours = tuple(f"solutions.{module}" for module in module_names(CHAPTERS[lab]))
-        found[lab] = [path for path in paths if not screen.forbidden(path.read_text(), ours, READY_MADE)]
+        found[lab] = [path for path in paths if not static_checks.forbidden(path.read_text(), ours, READY_MADE)]
     return [(lab, path) for lab, paths in found.items() for path in (paths if lab == "02_manual_ddp" else paths[:1])]
 
 
@@ -59,7 +59,7 @@ def test_a_right_solution_written_differently_gets_every_point(tmp_path, lab, pa
         pieces = {
             getattr(import_module(f"shared.checks.{module_of(CHAPTERS[lab])}"), t.name).piece: t for t in unpacked.tasks
         }
-        defined = tuple(task for piece, task in pieces.items() if piece in screen.lends(path.read_text()))
+        defined = tuple(task for piece, task in pieces.items() if piece in static_checks.lends(path.read_text()))
         record = grading.grade(submission, replace(unpacked, tasks=defined), Limits())
     assert defined and record.why == "all checks passed"
     assert record.points == record.max_points
@@ -67,7 +67,7 @@ def test_a_right_solution_written_differently_gets_every_point(tmp_path, lab, pa
 
 @pytest.mark.parametrize(("lab", "path"), of_other_authors(), ids=lambda each: getattr(each, "stem", each))
 def test_a_right_solution_written_differently_is_not_rejected(lab, path):
-    assert screen.forbidden(path.read_text(), (), course.ready_made_in(CHAPTERS[lab])) == []
+    assert static_checks.forbidden(path.read_text(), (), course.ready_made_in(CHAPTERS[lab])) == []
 
 
 def test_no_solution_uses_anything_forbidden_or_noticed(tmp_path):
@@ -76,9 +76,9 @@ def test_no_solution_uses_anything_forbidden_or_noticed(tmp_path):
         pieces = pieces_of(hand_in(tmp_path, "anna", name))
         own = [piece["source"] for piece in pieces if piece["grade_id"]]
         ready_made = course.ready_made_in(CHAPTERS[name])
-        assert [screen.forbidden(source, withheld, ready_made) for source in own] == [[]] * len(own)
+        assert [static_checks.forbidden(source, withheld, ready_made) for source in own] == [[]] * len(own)
         given = "\n\n".join(piece["source"] for piece in pieces if not piece["grade_id"])
-        assert not [notice for source in own for notice in screen.notices(source, given)]
+        assert not [notice for source in own for notice in static_checks.notices(source, given)]
 
 
 WITHHELD = tuple(f"solutions.{module}" for chapter in CHAPTERS.values() for module in module_names(chapter))
@@ -101,14 +101,14 @@ WITHHELD = tuple(f"solutions.{module}" for chapter in CHAPTERS.values() for modu
     ],
 )
 def test_forbidden_uses_are_named(source, use):
-    assert use in screen.forbidden(source, WITHHELD)
+    assert use in static_checks.forbidden(source, WITHHELD)
 
 
 def test_a_rejection_says_what_each_forbidden_name_is():
     """It once listed everything that is forbidden, and not what had been found."""
     source = "from labs import x\nfrom solutions.zero1 import ZeRO1\nx.tb_frame\nfully_shard\nx.tb_frame"
-    assert screen.forbidden(source, WITHHELD)[-2:] == ["line 3 uses tb_frame", "line 4 uses fully_shard"]
-    assert screen.why_forbidden(source, WITHHELD) == (
+    assert static_checks.forbidden(source, WITHHELD)[-2:] == ["line 3 uses tb_frame", "line 4 uses fully_shard"]
+    assert static_checks.why_forbidden(source, WITHHELD) == (
         "labs contains scripts that show parts of solutions. solutions.zero1 is a solution that you do not have yet. "
         "tb_frame leads to the internals of Python or of the checks, which no exercise needs. "
         "fully_shard is ready-made code for what this lab asks you to write."
@@ -126,12 +126,12 @@ def test_a_rejection_says_what_each_forbidden_name_is():
     ],
 )
 def test_uses_that_a_person_should_look_at_are_named(source, notice):
-    assert notice in screen.notices(source)
+    assert notice in static_checks.notices(source)
 
 
 def test_plain_code_is_neither_forbidden_nor_noticed():
     source = "import torch\nfrom solutions.models import x\nself.queue.kind = 'solutions.zero1x'\ntensor.grad = None"
-    assert screen.forbidden(source, WITHHELD) == [] == screen.notices(source)
+    assert static_checks.forbidden(source, WITHHELD) == [] == static_checks.notices(source)
 
 
 def test_no_script_that_shows_a_part_of_an_exercise_is_in_the_sandbox():

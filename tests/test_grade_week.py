@@ -13,8 +13,8 @@ import pytest
 
 from instructor import build
 from instructor.build import ROOT
-from instructor.grade import arrivals, returns, sandbox, unchanged
 from instructor.grade import command as grade
+from instructor.grade import lms_zips, returns, sandbox, unchanged
 from instructor.release import as_zip
 from tests.handed_in import CHAPTERS, packed
 from tests.test_grade import instant, rows
@@ -46,7 +46,7 @@ def with_code(submission, course, limits):
 @pytest.fixture
 def graded(tmp_path, monkeypatch):
     monkeypatch.setattr(sandbox, "require", lambda: None)
-    arrivals.unpack(packed(tmp_path, CLASS), tmp_path / "in")
+    lms_zips.unpack(packed(tmp_path, CLASS), tmp_path / "in")
     (tmp_path / "in" / "gradebook.csv").write_text(NAMES, encoding="utf-8")
     (tmp_path / "in" / "course.toml").write_text('names = "gradebook.csv"\n', encoding="utf-8")
     grade.grade_all(tmp_path / "in", tmp_path / "out", grader=with_code)
@@ -96,7 +96,7 @@ def test_copies_are_marked_in_the_index(graded, tmp_path):
 )
 def test_feedback_is_packed_as_the_platform_expects_it(tmp_path, monkeypatch, files, names):
     monkeypatch.setattr(sandbox, "require", lambda: None)
-    arrivals.unpack(packed(tmp_path, files), tmp_path / "in")
+    lms_zips.unpack(packed(tmp_path, files), tmp_path / "in")
     grade.grade_all(tmp_path / "in", tmp_path / "out", grader=instant)
     pages, remarks = returns.packed(LAB, tmp_path / "in", tmp_path / "out")
     with zipfile.ZipFile(io.BytesIO(as_zip(pages))) as archive:

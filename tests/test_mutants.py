@@ -16,7 +16,7 @@ from unittest import mock
 import pytest
 
 from instructor.build import chapters, module_names
-from instructor.grade import fingerprints, guard
+from instructor.grade import fingerprints, safe_loading
 from shared import ranks
 from shared.checks.__main__ import exercises_of, run_file
 from shared.checks.engine import parcel
@@ -67,7 +67,7 @@ def judged_as_graded(monkeypatch):
     """Install the grader's guard, which must not find tampering in honest work."""
     monkeypatch.setattr(pickle, "loads", pickle.loads)
     monkeypatch.setattr(parcel, "unpack", parcel.unpack)
-    return guard.install()
+    return safe_loading.install()
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from itertools import accumulate
 
-from instructor.grade import screen
+from instructor.grade import static_checks
 from shared import mine
 from shared.mine import FUNCTIONS_AND_CLASSES, Definition
 from shared.ranks.definitions import bound_by
@@ -72,7 +72,7 @@ def inserted(cells: list[dict], added: list[dict], blank: Collection[str]) -> li
     An exercise that is still blank is left out if the added cells answer it.
     """
     names = {name for each in added for name in each["lends"].names}
-    answered = [cell for cell in cells if cell["grade_id"] in blank and screen.lends(cell["source"]) <= names]
+    answered = [cell for cell in cells if cell["grade_id"] in blank and static_checks.lends(cell["source"]) <= names]
     order = {cell["cell"]: index for index, cell in enumerate(cells) if cell["cell"]}
     keyed = [(order.get(each["before"], len(cells)), 0, each) for each in added]
     keyed += [(index, 1, cell) for index, cell in enumerate(cells) if cell not in answered]
@@ -104,13 +104,13 @@ def without_later_cells(cells: list[dict], names: Collection[str], piece: str) -
     """
     end = 1 + max((index for index, cell in enumerate(cells) if cell["grade_id"] in names), default=-1)
     earlier = [cell for cell in cells[:end] if cell["grade_id"]]
-    used = {piece}.union(*(screen.used_by(cell["source"]) for cell in earlier))
-    lent = {name for cell in earlier for name in screen.lends(cell["source"])}
+    used = {piece}.union(*(static_checks.used_by(cell["source"]) for cell in earlier))
+    lent = {name for cell in earlier for name in static_checks.lends(cell["source"])}
     redefined = {
         name
         for cell in cells[end:]
         if cell["grade_id"]
-        for name in screen.lends(cell["source"])
+        for name in static_checks.lends(cell["source"])
         if name != piece or "lends" in cell  # A later exercise may continue a class.
     }
     return cells[:end] if used & lent & redefined else []
@@ -158,7 +158,7 @@ def _parsed(cell: dict, variables: Collection[str] = ()) -> list[Definition]:
     """Return a cell's top-level statements, or none if it does not compile."""
     try:
         return mine.definitions_in(cell["source"], variables)
-    except screen.NOT_CODE:
+    except static_checks.NOT_CODE:
         return []
 
 

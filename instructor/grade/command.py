@@ -16,7 +16,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from instructor.build import Chapter, chapters
-from instructor.grade import course, finding, grading, load, platforms, policy, records, sandbox, tasks, unchanged
+from instructor.grade import (
+    course,
+    finding,
+    grading,
+    machine_load,
+    platforms,
+    policy,
+    records,
+    sandbox,
+    tasks,
+    unchanged,
+)
 from instructor.grade.limits import Limits
 from instructor.grade.outputs import Outputs
 from instructor.grade.records import Record
@@ -180,7 +191,7 @@ def _labs(handed_in: Path, request: Request) -> list[Chapter]:
     if handed_in.is_file() or (handed_in.is_dir() and platforms.looks_like_a_download(handed_in)):
         raise Usage(
             f"{handed_in} is a platform's download; sort it into folders first: "
-            f'python -m instructor.grade.arrivals "{handed_in}"'
+            f'python -m instructor.grade.lms_zips "{handed_in}"'
         )
     if not handed_in.is_dir():
         raise Usage(
@@ -238,8 +249,8 @@ def main() -> int:
     show_anything()
     parser = unchanged.parser()
     options = parser.parse_args()
-    jobs = load.most_jobs() if options.jobs is None else max(1, options.jobs)
-    memory_bytes = min(Limits.memory_bytes, load.most_memory_bytes(jobs))
+    jobs = machine_load.most_jobs() if options.jobs is None else max(1, options.jobs)
+    memory_bytes = min(Limits.memory_bytes, machine_load.most_memory_bytes(jobs))
     request = Request(
         options.chapter,
         tuple(options.student) if options.student else None,

@@ -17,17 +17,17 @@ import nbformat
 
 from instructor import release
 from instructor.build import Chapter, chapters, lab_of, module_names, solution_of
-from instructor.grade import screen
+from instructor.grade import static_checks
 from instructor.grade.reader import without_first_magics
 from instructor.grade.tasks import Task, tasks_of
 
 HERE = Path(__file__).parent
 # Files of this folder that affect neither verdicts nor the points before the instructor's decisions
-SHOWING = ("__init__", "__main__", "archives", "arrivals", "choice", "command", "dashboard", "export", "feedback")
-SHOWING += ("finding", "gradebook", "gradescope", "likeness", "nbgrader_course", "outputs", "platforms", "policy")
+SHOWING = ("__init__", "__main__", "archives", "lms_zips", "choice", "command", "dashboard", "export", "feedback")
+SHOWING += ("finding", "gradebook", "gradescope", "similarity", "nbgrader_course", "outputs", "platforms", "policy")
 SHOWING += ("returns", "tables", "unchanged")
-JUDGE = ("__init__", "reader", "judge", "assembly", "gate", "guard", "fingerprints", "screen", "limits", "alone")
-JUDGE += ("forked",)
+JUDGE = ("__init__", "reader", "judge", "assembly", "fingerprints", "forked_server", "isolation", "limits")
+JUDGE += ("safe_loading", "static_checks", "store_proxy")
 
 
 @dataclass(frozen=True)
@@ -80,15 +80,15 @@ def ready_made_in(chapter: Chapter) -> tuple[str, ...]:
     """Return which ready-made code a lab's exercises may use: whatever our own solutions or the given code use."""
     source = "\n".join(cell.source for cell in _module_cells(chapter))
     words = {*re.findall(r"\w+", source)}
-    modules = [name for name in screen.READY_MADE_MODULES if name in source]
-    return (*(name for name in screen.READY_MADE if name in words), *modules)
+    modules = [name for name in static_checks.READY_MADE_MODULES if name in source]
+    return (*(name for name in static_checks.READY_MADE if name in words), *modules)
 
 
 def uses_in(chapter: Chapter, ours: dict[str, str]) -> dict[str, set[str]]:
     """Return the other exercises that our own code for each exercise uses, directly or through other cells."""
     cells = [(cell.metadata.get("nbgrader", {}).get("grade_id"), cell.source) for cell in _module_cells(chapter)]
     sources = [(name, ours.get(name) or without_first_magics(source)) for name, source in cells]
-    code = [(name, screen.lends(source), screen.used_by(source)) for name, source in sources]
+    code = [(name, static_checks.lends(source), static_checks.used_by(source)) for name, source in sources]
     return {name: _used_from(name, code) - {name, None} for name in ours}
 
 

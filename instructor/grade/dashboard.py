@@ -15,8 +15,8 @@ from rapidfuzz import fuzz
 
 from instructor.build import chapters
 from instructor.grade.course import stubs_of
-from instructor.grade.likeness import essence
 from instructor.grade.records import UNANSWERED, Answer, Record, one_line, write_whole
+from instructor.grade.similarity import essence
 from shared.checks.engine.framework import CALLED_ALONE, NOT_WRITTEN
 from shared.checks.engine.verdicts import SAME_AS
 from shared.plots import COLORS, HATCHES, finish, new_axes

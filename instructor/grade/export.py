@@ -2,7 +2,7 @@
 
 FILE.csv is what the platform offers for download: Canvas's gradebook, or the grading worksheet of a Moodle assignment.
 The points are written into a copy of it, which the platform can import again. Students are matched by the platform's
-number, which `python -m instructor.grade.arrivals` has put at the end of their folder's name. If a student has no
+number, which `python -m instructor.grade.lms_zips` has put at the end of their folder's name. If a student has no
 submission, or one that could not be graded, the table keeps what it has for this student, which is usually nothing.
 The table may be in any language, and saved by Excel.
 

@@ -20,7 +20,7 @@ MOST_FOLDERS = 500  # of a student
 
 @dataclass(frozen=True)
 class Note:
-    """What a learning platform says about a notebook. `python -m instructor.grade.arrivals` writes it beside it."""
+    """What a learning platform says about a notebook. `python -m instructor.grade.lms_zips` writes it beside it."""
 
     platform: str = ""
     returns: str = ""  # how the name of a file of feedback must begin

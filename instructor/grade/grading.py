@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from instructor.grade import assembly, cgroup, load, sandbox, screen, submissions
+from instructor.grade import assembly, cgroup, machine_load, sandbox, static_checks, submissions
 from instructor.grade.course import Course
 from instructor.grade.limits import Limits
 from instructor.grade.reader import Unreadable
@@ -94,12 +94,14 @@ class Grading:
         self, cells: list[dict], course: Course, limits: Limits, record: Record, known: dict[str, Answer] | None = None
     ):
         self.cells, self.course, self.limits, self.record, self.known = cells, course, limits, record, known or {}
-        self.time_scale = load.time_scale(len(sandbox.running))
+        self.time_scale = machine_load.time_scale(len(sandbox.running))
         self.deadline = self._deadline()
         self.pieces = submissions.pieces_of(cells, course.chapter)
         self.others = submissions.other_cells(cells)
         self.added: dict[str, list[str]] = {}  # by task, the names of what it uses from other cells
-        self.names = [(screen.lends(piece["source"]), screen.used_by(piece["source"])) for piece in self.pieces]
+        self.names = [
+            (static_checks.lends(piece["source"]), static_checks.used_by(piece["source"])) for piece in self.pieces
+        ]
         own = [piece for piece in self.pieces if piece["grade_id"]]
         record.code = assembly.code_of(own)
         self.blank = [name for name, stub in course.stubs.items() if record.code.get(name, "").strip() == stub.strip()]
@@ -130,7 +132,7 @@ class Grading:
         """
         late = [task for task in self.course.tasks if task.name in answers and _ran_out(answers[task.name])]
         late = [task for task in late if task.name not in self.known]
-        time_scale = load.time_scale(len(sandbox.running)) if late else 0.0
+        time_scale = machine_load.time_scale(len(sandbox.running)) if late else 0.0
         if time_scale < BUSIER * self.time_scale:
             return {}
         self.time_scale = time_scale
@@ -193,10 +195,10 @@ class Grading:
         """Return whether a task's code uses a name from our code for these helpers, directly or through other cells."""
         ours = [self.course.ours[name] for helper in helpers for name in helper.cells]
         cells = [*task.cells, *self.added.get(task.name, ())]
-        wanted = {name for own in cells for name in screen.used_by(self.record.code.get(own, ""))}
+        wanted = {name for own in cells for name in static_checks.used_by(self.record.code.get(own, ""))}
         for _ in self.names:  # One more cell is followed in each round.
             wanted = wanted.union(*(used for lent, used in self.names if lent & wanted))
-        return any(screen.lends(source) & wanted for source in ours)
+        return any(static_checks.lends(source) & wanted for source in ours)
 
     def _judged(self, tasks: list[Task], pieces: list[dict]) -> dict[str, Answer]:
         """Return the answers of these tasks by name."""
@@ -264,7 +266,7 @@ def _defined_in(source: str) -> set[str]:
     """Return the names that a cell defines. Its magics are not translated here, only left out."""
     try:
         return mine.names_in(_MAGIC_LINE.sub(r"\1pass", source))
-    except screen.NOT_CODE:
+    except static_checks.NOT_CODE:
         return set()
 
 
@@ -286,7 +288,7 @@ def _check_started(ended: sandbox.Ended) -> None:
 
 
 def _ran_out(answer: Answer) -> bool:
-    return _lost(answer) and load.ran_out_of_time([answer.reason, *(each.evidence for each in answer.verdicts)])
+    return _lost(answer) and machine_load.ran_out_of_time([answer.reason, *(each.evidence for each in answer.verdicts)])
 
 
 def _lost_a_rank(verdicts: list[Verdict]) -> bool:

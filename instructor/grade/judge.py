@@ -26,10 +26,10 @@ from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 
-from instructor.grade import alone, assembly, fingerprints, forked, gate, guard, screen
+from instructor.grade import assembly, fingerprints, forked_server, isolation, safe_loading, static_checks, store_proxy
 from instructor.grade.limits import Limits, become, bound
 from shared import ranks
-from shared.checks.engine import candidate, folders, framework, outside
+from shared.checks.engine import candidate, folders, framework, network_meter
 from shared.checks.engine.verdicts import Verdict, as_json
 from shared.deadlines import scaled
 from shared.ranks import processes
@@ -53,10 +53,10 @@ def main(job_file: str, results: str) -> None:
     missing = []
     if os.getuid() != 0:
         missing.append(SAME_USER)
-    elif not job["own_network"] or not alone.is_complete():  # All users of a container can write to its /tmp.
+    elif not job["own_network"] or not isolation.is_complete():  # All users of a container can write to its /tmp.
         missing.append(SHARED_MEMORY)
     _start_fork_server(job)
-    if not job["own_network"] or not outside.available():
+    if not job["own_network"] or not network_meter.available():
         missing.append(NOT_MEASURED)
     become(job["users"][0])
     pipe = os.fdopen(int(results), "w", buffering=1, encoding="utf-8")
@@ -66,9 +66,9 @@ def main(job_file: str, results: str) -> None:
         print(json.dumps(line), file=pipe)
 
     with contextlib.redirect_stdout(io.StringIO()):
-        gates = gate.install()
+        gates = store_proxy.install()
         ranks.start(max(framework.WORLD_SIZES), detect_mismatch=False)
-        rejected = guard.install()
+        rejected = safe_loading.install()
         judge = Judge(job, report, rejected, gates, missing)
         before = judge.prepare()
         report(
@@ -92,9 +92,9 @@ def _start_fork_server(job: dict) -> None:
         for folder in (os.environ["HOME"], run_dir):  # No rank may write there.
             os.chown(folder, users[0], users[0])
             os.chmod(folder, 0o755)
-    isolation = {"module": "instructor.grade.alone", "users": users, "run_dir": run_dir}
+    isolation = {"module": "instructor.grade.isolation", "users": users, "run_dir": run_dir}
     isolation |= {"files": limits.all_files, "all_bytes": limits.scratch_bytes}
-    server = forked.ForkServer(run_dir, isolation=isolation)
+    server = forked_server.ForkServer(run_dir, isolation=isolation)
     processes.start_fork_server = lambda link: server
 
 
@@ -105,13 +105,13 @@ def _count_failed(verdicts: list[Verdict]) -> int:
 class Judge:
     """Judges one student's code and reports the results."""
 
-    def __init__(self, job: dict, report, rejected: list[str], gates: list[gate.Gate], missing: list[str]):
+    def __init__(self, job: dict, report, rejected: list[str], gates: list[store_proxy.Gate], missing: list[str]):
         self.job, self.report, self.rejected, self.gates, self.missing = job, report, rejected, gates, missing
         self.checks = f"shared.checks.{job['module']}"
         self.inspection = Path(fingerprints.__file__).read_text(encoding="utf-8")
         self.path = str(Path(os.environ["HOME"]) / "candidate.py")
         self.left_out: dict[str, str] = {}
-        self.meter = None if NOT_MEASURED in missing else outside.Meter(ranks.current, self._announced_ports)
+        self.meter = None if NOT_MEASURED in missing else network_meter.Meter(ranks.current, self._announced_ports)
         self.cells: list[dict] = []  # those that can be loaded
         self.added: list[dict] = []  # what they use from the notebook's other cells
         self.places: list[tuple[int, dict]] = []  # the line of the candidate's file where each cell begins
@@ -151,7 +151,7 @@ class Judge:
         """Return the cells that may be loaded, with what they use from the notebook's other cells."""
         notices, cells = [], self.job["cells"]
         for cell in [cell for cell in cells if cell["grade_id"]] + self.job["others"]:
-            cell["source"] = screen.without_magics(cell["source"])
+            cell["source"] = static_checks.without_magics(cell["source"])
         wanted = [name for task in self.job["tasks"] for name in task["names"]]
         self.added = assembly.from_other_cells(cells, self.job["others"], wanted, GIVEN)
         given = "\n".join(cell["source"] for cell in cells if not cell["grade_id"])
@@ -176,12 +176,12 @@ class Judge:
         """Return why a student's cell cannot be loaded, or "". Add to the notices what an instructor should look at."""
         where = f"{cell['place']}, "
         source = "\n" * (cell["line"] - 1) + cell["source"]  # so that its lines have the numbers of the student's cell
-        if why := screen.problem(source, where):
+        if why := static_checks.problem(source, where):
             return why
         names = tuple(self.job["forbidden"]), tuple(self.job["ready_made"])
-        if found := screen.forbidden(source, *names):
-            return f"rejected: {where}{', '.join(found)}. {screen.why_forbidden(source, *names)}"
-        notices += [f"{where}{notice}" for notice in screen.notices(source, given)]
+        if found := static_checks.forbidden(source, *names):
+            return f"rejected: {where}{', '.join(found)}. {static_checks.why_forbidden(source, *names)}"
+        notices += [f"{where}{notice}" for notice in static_checks.notices(source, given)]
         return ""
 
     def _load(self, cells: list[dict]) -> dict[str, str]:

@@ -21,7 +21,7 @@ class Limits:
     """Limits for one student's checks. The defaults are several times what this course's solutions need."""
 
     seconds_each: float = scaled(180.0)  # wall clock time, for one exercise
-    memory_bytes: int = 8_000_000_000  # of all processes together; less if the machine has less (load.py)
+    memory_bytes: int = 8_000_000_000  # of all processes together; less if the machine has less (machine_load.py)
     process_memory_bytes: int = 4_000_000_000
     processes: int = 300  # including threads; our solutions have about 50
     file_bytes: int = 100_000_000  # of one file; all files together stay below scratch_bytes

@@ -15,7 +15,7 @@
     bonus = ["2.6"]               # exercises whose points are not part of the maximum
 
 The file `timestamp.txt` beside a notebook says when it was handed in, for example 2026-12-01T22:00:00+01:00. nbgrader
-writes this file, and so does `python -m instructor.grade.arrivals` if the platform's zip file contains the time. You
+writes this file, and so does `python -m instructor.grade.lms_zips` if the platform's zip file contains the time. You
 can also write it yourself, for example to grant more time.
 
 `overrides.csv` in the folder of grades has a row per decision, with the columns student, exercise, points, comment. The
@@ -167,7 +167,7 @@ def undated(records: Iterable[Record], most_names: int | None = None) -> str:
 
 
 def _handed_in(submission: Submission, deadline: datetime) -> datetime | None:
-    """Return when a notebook was handed in, as nbgrader and `instructor.grade.arrivals` note it beside the notebook."""
+    """Return when a notebook was handed in, as nbgrader and `instructor.grade.lms_zips` note it beside the notebook."""
     try:
         stamp = submission.path.parent / TIMESTAMP
         text = stamp.read_text(encoding="utf-8-sig", errors="replace")[:100].strip()

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from instructor import release
-from instructor.grade import arrivals, finding
+from instructor.grade import finding, lms_zips
 from instructor.grade.export import lab_named
 from instructor.grade.records import FOLDER
 from shared.checks.terminal import show_anything
@@ -40,7 +40,7 @@ def main() -> int:
     show_anything()
     parser = argparse.ArgumentParser(prog="python -m instructor.grade.returns", description=__doc__.splitlines()[0])
     parser.add_argument("lab", type=lab_named, help="such as 02 or 02_manual_ddp")
-    parser.add_argument("--submissions", type=Path, default=arrivals.FOLDER, help="default: submissions")
+    parser.add_argument("--submissions", type=Path, default=lms_zips.FOLDER, help="default: submissions")
     parser.add_argument("--grades", type=Path, default=FOLDER, help="default: build/grades")
     options = parser.parse_args()
     if not options.submissions.is_dir():

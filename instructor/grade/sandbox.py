@@ -24,7 +24,7 @@ from pathlib import Path
 import psutil
 
 from instructor.grade import cgroup
-from instructor.grade.alone import SHARED_FOLDERS
+from instructor.grade.isolation import SHARED_FOLDERS
 from instructor.grade.limits import Limits
 from shared import deadlines
 from shared.checks.engine.framework import WORLD_SIZES

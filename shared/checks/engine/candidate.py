@@ -17,7 +17,7 @@ import torch.distributed as dist
 from IPython import get_ipython
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from shared.checks.engine import outside, parcel, scale
+from shared.checks.engine import network_meter, parcel, scale
 from shared.ranks import rankside
 from shared.wire import instrumentation
 
@@ -66,7 +66,7 @@ def probe(
     finally:
         torch.set_grad_enabled(True)
         _formed[:] = [weakref.ref(group) for group in _groups() if group not in before]
-    return packed, outside.reported(calls)
+    return packed, network_meter.reported(calls)
 
 
 def _groups() -> list[dist.ProcessGroup]:

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 import torch
 
 from shared import mine, progress, ranks
-from shared.checks.engine import assistance, candidate, display, outside, parcel, scale
-from shared.checks.engine.outside import Meter
+from shared.checks.engine import assistance, candidate, display, network_meter, parcel, scale
+from shared.checks.engine.network_meter import Meter
 from shared.checks.engine.prints import Prints
 from shared.checks.engine.scale import DrawnSizes
 from shared.checks.engine.verdicts import SAME_AS, Verdict
@@ -199,7 +199,7 @@ class Attempt:
             Wrong: If the two differ on a rank.
         """
         for rank, result, (reported_bytes, _, _) in zip(members, results, reports, strict=True):
-            recorded_bytes = outside.recorded_bytes(result, rank)
+            recorded_bytes = network_meter.recorded_bytes(result, rank)
             if not math.isclose(recorded_bytes, reported_bytes, rel_tol=1e-6, abs_tol=1.0):
                 records = f"{recorded_bytes:,.0f} bytes, but another one says {reported_bytes:,.0f} bytes"
                 message = f"one record of this rank's collectives says that it sent {records}"

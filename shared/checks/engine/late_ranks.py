@@ -60,7 +60,7 @@ class Rendezvous:
             return
         if with_the_stream:
             instrumentation.synchronize()
-        self.store.set(f"{dist.get_rank()}", "come")
+        self.store.set(f"{dist.get_rank()}", "arrived")
 
     def missing(self) -> list[int]:
         """Wait until all other ranks have arrived, and return those that had not arrived after PATIENCE_S."""

@@ -9,7 +9,7 @@ import pytest
 
 from instructor import build
 from instructor.build import ROOT
-from instructor.grade import arrivals, choice, export, finding, platforms
+from instructor.grade import choice, export, finding, lms_zips, platforms
 from instructor.grade.choice import Notebook
 from tests.handed_in import CHAPTERS, packed
 
@@ -106,7 +106,7 @@ def test_hidden_files_checkpoints_and_links_are_not_handed_in(tmp_path):
 
 def unpacked(tmp_path, files, chapter=None) -> tuple[dict[str, str], list[str]]:
     """Return what each student's notebooks contain, by student and lab, and the remarks but those about times."""
-    written, remarks = arrivals.unpack(packed(tmp_path, files), tmp_path / "in", chapter)
+    written, remarks = lms_zips.unpack(packed(tmp_path, files), tmp_path / "in", chapter)
     names = {path: f"{path.parent.parent.name}/{path.parent.name}" for path in written}
     return {names[path]: path.read_text(encoding="utf-8") for path in written}, remarks
 
@@ -165,7 +165,7 @@ def test_a_notebook_in_a_students_own_zip_file_and_one_with_another_name_are_fou
     ],
 )
 def test_a_platforms_names_say_who_it_was(tmp_path, name, student, late):
-    written, _ = arrivals.unpack(packed(tmp_path, {name: "x"}), tmp_path / "in")
+    written, _ = lms_zips.unpack(packed(tmp_path, {name: "x"}), tmp_path / "in")
     assert [path.name for path in (tmp_path / "in").iterdir()] == [student]
     if written:
         (found,) = finding.find(tmp_path / "in", written[0].stem)
@@ -198,7 +198,7 @@ def test_names_keep_their_letters_in_every_script(tmp_path, name, folder, flagge
             start = data.find(header)
             data = data[: start + at] + b"\0\0" + data[start + at + 2 :]
         path.write_bytes(data)
-    arrivals.unpack(path, tmp_path / "in")
+    lms_zips.unpack(path, tmp_path / "in")
     assert [each.name for each in (tmp_path / "in").iterdir()] == [f"{folder}_1"]
 
 
@@ -224,7 +224,7 @@ def patched(path, at_local: int, at_central: int, change: bytes) -> None:
 def test_a_member_that_cannot_be_read_costs_nobody_else_anything(tmp_path, damage, why):
     path = packed(tmp_path, {f"{name}_{n}_1{n}_{NAMED}": WORKED for n, name in enumerate(("ada", "ben", "cleo"), 1)})
     damage(path)
-    written, remarks = arrivals.unpack(path, tmp_path / "in")
+    written, remarks = lms_zips.unpack(path, tmp_path / "in")
     assert [each.parent.parent.name for each in written] == ["ada_1", "cleo_3"]
     assert sorted(each.name for each in (tmp_path / "in").iterdir()) == ["ada_1", "ben_2", "cleo_3"]
     (about_ben,) = [remark for remark in remarks if "ben" in remark]
@@ -252,11 +252,11 @@ def test_a_download_that_a_browser_has_unpacked_is_sorted_as_well(tmp_path):
         with zipfile.ZipFile(packed(tmp_path, own)) as archive:
             archive.extractall(tmp_path / platform)
         assert platforms.looks_like_a_download(tmp_path / platform)
-        written, _ = arrivals.unpack(tmp_path / platform, tmp_path / f"in-{platform}")
+        written, _ = lms_zips.unpack(tmp_path / platform, tmp_path / f"in-{platform}")
         assert [path.read_text(encoding="utf-8") for path in written] == [WORKED]
         assert not platforms.looks_like_a_download(tmp_path / f"in-{platform}")
-    with pytest.raises(arrivals.NotAnArchive, match="has no file that is named as"):
-        arrivals.unpack(ROOT / "labs", tmp_path / "in")
+    with pytest.raises(lms_zips.NotAnArchive, match="has no file that is named as"):
+        lms_zips.unpack(ROOT / "labs", tmp_path / "in")
 
 
 def test_of_two_exercises_with_one_name_the_lab_with_more_of_them_is_meant():

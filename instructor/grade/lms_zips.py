@@ -1,4 +1,4 @@
-"""Sort a zip file from Canvas, Moodle or Gradescope into folders: `python -m instructor.grade.arrivals ZIP`.
+"""Sort a zip file from Canvas, Moodle or Gradescope into folders: `python -m instructor.grade.lms_zips ZIP`.
 
 A folder does as well, because some browsers unpack what they download. Writes submissions/<student>/<lab>/<lab>.ipynb,
 which `make grade` reads. Beside it are arrival.json, which says what the platform said about the notebook, and
@@ -171,7 +171,7 @@ def _lab_of(file: str, data: bytes, lab: Chapter | None) -> Chapter | None:
 
 def main() -> int:
     show_anything()
-    parser = argparse.ArgumentParser(prog="python -m instructor.grade.arrivals", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m instructor.grade.lms_zips", description=__doc__.splitlines()[0])
     parser.add_argument("zip", type=Path, nargs="+", help="what Canvas, Moodle or Gradescope offers for download")
     parser.add_argument("--into", type=Path, default=FOLDER, help="default: submissions")
     parser.add_argument("--chapter", type=int, help="such as 04; default: what each file's name says")

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from instructor.grade import gate
+from instructor.grade import store_proxy
 
 OWN = "generation1/0//cpu//0/1"
 
@@ -15,7 +15,7 @@ OWN = "generation1/0//cpu//0/1"
 @pytest.fixture
 def gated():
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    return store, gate.Gate(store.port)
+    return store, store_proxy.Gate(store.port)
 
 
 def client(gated) -> dist.TCPStore:
@@ -89,9 +89,9 @@ def test_a_guard_can_tell_the_other_ranks_what_is_wrong_more_than_once(gated):
 @pytest.mark.parametrize(
     ("key", "value", "most"),
     [
-        ("generation7/0//{}//cpu//0/1", "x", gate.MOST_ADDRESSES),
-        ("late{}/1", "come", gate.MOST_MARKS),
-        ("generation7/0//guards/{}", "x", gate.MOST_ALARMS),
+        ("generation7/0//{}//cpu//0/1", "x", store_proxy.MOST_ADDRESSES),
+        ("late{}/1", "arrived", store_proxy.MOST_MARKS),
+        ("generation7/0//guards/{}", "x", store_proxy.MOST_ALARMS),
     ],
 )
 def test_keys_that_are_allowed_cannot_carry_much(gated, key, value, most):
@@ -108,14 +108,14 @@ def test_keys_that_are_allowed_cannot_carry_much(gated, key, value, most):
 def test_a_request_is_read_only_when_it_is_complete():
     whole = bytes([1]) + text(f"/{OWN}".encode()) + text(b"an address")
     for count in range(len(whole)):
-        with pytest.raises(gate.Incomplete):
-            gate.Request(whole[:count]).read()
-    request = gate.Request(whole + whole)
+        with pytest.raises(store_proxy.Incomplete):
+            store_proxy.Request(whole[:count]).read()
+    request = store_proxy.Request(whole + whole)
     request.read()
     assert (request.at, request.name, request.value) == (len(whole), "set", b"an address")
 
 
 def test_a_length_that_never_ends_is_refused():
     for request in (bytes([1]) + struct.pack("=Q", 2**60), bytes([6]) + struct.pack("=Q", 2**60)):
-        with pytest.raises(gate.Refused):
-            gate.Request(request).read()
+        with pytest.raises(store_proxy.Refused):
+            store_proxy.Request(request).read()
