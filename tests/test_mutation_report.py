@@ -11,6 +11,14 @@ from tests.runner.results import Outcome, Results
 CHAPTER = "02_manual_ddp"
 MUTANT = "tests/test_mutants.py::test_the_named_check_catches_the_mutant"
 VARIANT = "tests/test_mutants.py::test_a_right_solution_written_differently_passes"
+ROW = """
+[[mutant]]
+name = "stray"
+why = "Belongs to no chapter."
+caught_by = "mean · values"
+in = "mean"
+by = "pass"
+"""
 VALUES, WIRE = {"caught_by": "mean · values"}, {"caught_by": "mean · wire"}
 
 
@@ -75,11 +83,10 @@ def test_failed_and_skipped_ones_are_problems(tests_folder):
     ]
 
 
-def test_a_file_that_was_not_tried_is_a_problem_in_any_folder(tests_folder):
+def test_one_that_was_not_tried_is_a_problem_in_any_chapter(tests_folder):
     (tests_folder / "variants" / CHAPTER / "lost.py").touch()
-    (tests_folder / "mutants" / "no_chapter").mkdir()
-    (tests_folder / "mutants" / "no_chapter" / "stray.py").touch()
-    lost, stray = f"was not tried: variants/{CHAPTER}/lost.py", "was not tried: mutants/no_chapter/stray.py"
+    (tests_folder / "mutants" / "99_no_chapter.toml").write_text(ROW)
+    lost, stray = f"was not tried: variants/{CHAPTER}/lost", "was not tried: mutants/99_no_chapter/stray"
     assert mutation_results.problems(read(*all_passed()), (CHAPTER,), tests_folder) == [stray, lost]
 
 
