@@ -59,10 +59,11 @@ def test_no_results_give_an_empty_report():
 @pytest.fixture
 def tests_folder(tmp_path) -> Path:
     """Create a project with the files in `outcomes`, except for the chapter that has no mutant."""
-    for kind, stems in {"mutants": ("one", "other", "third"), "variants": ("way",)}.items():
-        (tmp_path / "tests" / kind / CHAPTER).mkdir(parents=True)
-        for stem in stems:
-            (tmp_path / "tests" / kind / CHAPTER / f"{stem}.py").touch()
+    (tmp_path / "tests" / "mutants").mkdir(parents=True)
+    rows = "".join(ROW.replace("stray", name) for name in ("one", "other", "third"))
+    (tmp_path / "tests" / "mutants" / f"{CHAPTER}.toml").write_text(rows)
+    (tmp_path / "tests" / "variants" / CHAPTER).mkdir(parents=True)
+    (tmp_path / "tests" / "variants" / CHAPTER / "way.py").touch()
     (tmp_path / "source" / CHAPTER).mkdir(parents=True)
     (tmp_path / "source" / CHAPTER / "lab.py").touch()
     return tmp_path / "tests"
@@ -93,8 +94,7 @@ def test_one_that_was_not_tried_is_a_problem_in_any_chapter(tests_folder):
 def test_mutants_of_other_chapters_need_not_be_tried(tests_folder):
     (tests_folder.parent / "source" / "10_new").mkdir()
     (tests_folder.parent / "source" / "10_new" / "lab.py").touch()
-    (tests_folder / "mutants" / "10_new").mkdir()
-    (tests_folder / "mutants" / "10_new" / "other.py").touch()
+    (tests_folder / "mutants" / "10_new.toml").write_text(ROW)
     assert mutation_results.problems(read(*all_passed()), (CHAPTER,), tests_folder) == []
 
 

@@ -16,8 +16,7 @@ A row of `NN_name.toml` says what a mutant changes in today's solution:
 - `in = "clipping.clip_shards_"` changes another module of solutions/, and the mutant uses the changed one.
 
 What a row cannot say, such as a function that calls the solution's, is a function of `NN_name.py`: its docstring says
-why and ends with `caught by: …`, and its body is the mutant's code, below the imports of the file. Chapters that have
-not been converted have a folder with a file for each mutant, `NN_name/name.py`, with such a docstring.
+why and ends with `caught by: …`, and its body is the mutant's code, below the imports of the file that it uses.
 """
 
 import ast
@@ -94,11 +93,11 @@ def module_of(chapter: str) -> str:
 
 def names(folder: Path = MUTANTS) -> list[str]:
     """Return the chapters that have mutants."""
-    return sorted({path.stem for path in folder.glob("[0-9]*") if path.is_file() or any(path.glob("*.py"))})
+    return sorted({path.stem for path in folder.glob("[0-9]*.*")})
 
 
 def of_chapter(chapter: str, folder: Path = MUTANTS) -> list[Mutant]:
-    """Return the mutants of a chapter: the rows of its table, the functions of its module, and the files of its folder.
+    """Return the mutants of a chapter: the rows of its table and the functions of its module.
 
     Raises:
         BadRow: If a row lacks a key or has an unknown one, or two mutants have the same name.
@@ -106,9 +105,6 @@ def of_chapter(chapter: str, folder: Path = MUTANTS) -> list[Mutant]:
     table, module = folder / f"{chapter}.toml", folder / f"{chapter}.py"
     found = _rows(chapter, tomllib.loads(table.read_text())) if table.exists() else []
     found += _functions(chapter, module.read_text()) if module.exists() else []
-    for path in sorted((folder / chapter).glob("*.py")):
-        text = path.read_text()
-        found.append(_documented(chapter, path.stem, ast.get_docstring(ast.parse(text)) or "", text))
     if twice := [name for name, count in Counter(mutant.name for mutant in found).items() if count > 1]:
         raise BadRow(f"{chapter}: two mutants are called {twice[0]}")
     return found
@@ -141,19 +137,27 @@ def _rows(chapter: str, table: dict) -> list[Mutant]:
 
 def _functions(chapter: str, source: str) -> list[Mutant]:
     lines, nodes = source.splitlines(), ast.parse(source).body
-    imports = [ast.get_source_segment(source, node) for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+    imports = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
     found = []
     for node in nodes:
         if isinstance(node, ast.FunctionDef):
             body = textwrap.dedent("\n".join(lines[node.body[0].end_lineno : node.end_lineno]))
-            text = "\n".join([*imports, body, ""])
-            found.append(_documented(chapter, node.name, ast.get_docstring(node) or "", text))
+            used = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+            text = "\n".join([*_those_used(imports, used), body, ""])
+            docstring = ast.get_docstring(node) or ""
+            why, caught_by = docstring.split("\n\n")[0], CAUGHT_BY.search(docstring)
+            found.append(Mutant(chapter, node.name, why, *(caught_by.groups() if caught_by else ("", "")), text=text))
     return found
 
 
-def _documented(chapter: str, name: str, docstring: str, text: str) -> Mutant:
-    why, caught_by = docstring.split("\n\n")[0], CAUGHT_BY.search(docstring)
-    return Mutant(chapter, name, why, *(caught_by.groups() if caught_by else ("", "")), text=text)
+def _those_used(imports: list[ast.Import | ast.ImportFrom], used: set[str]) -> list[str]:
+    """Return the imports of these names, so that a mutant imports no piece that it lacks."""
+    found = []
+    for node in imports:
+        names = [alias for alias in node.names if (alias.asname or alias.name.split(".")[0]) in used]
+        kept = ast.ImportFrom(node.module, names, 0) if isinstance(node, ast.ImportFrom) else ast.Import(names)
+        found += [ast.unparse(kept)] if names else []
+    return found
 
 
 def _changed(module: str, changes: tuple[Change, ...], solutions: Path) -> str:
