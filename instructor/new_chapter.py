@@ -59,7 +59,7 @@ class Plan:
                 "lesson.py.jinja": f"source/{self.folder}/lesson.py",
                 "lab.py.jinja": f"source/{self.folder}/lab.py",
                 "checks.py.jinja": f"shared/checks/{self.module}/__init__.py",
-                "mutant.py.jinja": f"tests/mutants/{self.folder}/sums_norms.py",
+                "mutants.toml.jinja": f"tests/mutants/{self.folder}.toml",
                 "variant.py.jinja": f"tests/variants/{self.folder}/norm_of_norms.py",
             }.items()
         }

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shared.tables import Table
+from tests import mutants
 from tests.runner.results import Outcome, Results
 
 TESTS = Path(__file__).parent
@@ -24,7 +25,7 @@ class Report:
     passed: int = 0
     seconds: float = 0.0
     problems: list[str] = field(default_factory=list)
-    tried: set[str] = field(default_factory=set)  # files in tests/
+    tried: set[str] = field(default_factory=set)  # such as mutants/02_manual_ddp/summed
 
     @property
     def caught(self) -> int:
@@ -48,7 +49,7 @@ def read(results: Results) -> dict[str, Report]:
 
 def _count(report: Report, chapter: str, kind: str, test_id: str, test: Outcome) -> None:
     report.seconds += test.seconds
-    report.tried.add(f"{kind}/{chapter}/{test_id.removeprefix(f'{chapter}-')}.py")
+    report.tried.add(f"{kind}/{chapter}/{test_id.removeprefix(f'{chapter}-')}")
     passed = test.verdict == "passed"
     if not passed:
         report.problems.append(test_id)
@@ -64,10 +65,13 @@ def _count(report: Report, chapter: str, kind: str, test_id: str, test: Outcome)
 def problems(found: dict[str, Report], chapters: tuple[str, ...], tests: Path = TESTS) -> list[str]:
     """List everything that is wrong: mutants that were not caught, and variants that did not pass.
 
-    A file that was not tried is a problem too, and so is a file in a folder that belongs to no chapter.
+    One that was not tried is a problem too, and so is one that belongs to no chapter.
     """
     messages = [f"failed: {problem}" for report in found.values() for problem in report.problems]
-    expected = {path.relative_to(tests).as_posix() for kind in KINDS.values() for path in tests.glob(f"{kind}/*/*.py")}
+    expected = {path.relative_to(tests).with_suffix("").as_posix() for path in tests.glob("variants/*/*.py")}
+    folder = tests / "mutants"
+    for chapter in mutants.names(folder):
+        expected |= {f"mutants/{chapter}/{mutant.name}" for mutant in mutants.of_chapter(chapter, folder)}
     others = set(chapter_names(tests)) - set(chapters)
     tried = set().union(*(report.tried for report in found.values()))
     missing = [path for path in sorted(expected - tried) if path.split("/")[1] not in others]

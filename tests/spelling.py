@@ -10,6 +10,7 @@ import io
 import re
 import sys
 import tokenize
+import tomllib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -57,7 +58,11 @@ def words_of(text: str) -> Iterator[tuple[int, str]]:
 def words_in(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the words of a file's prose, each with its line."""
     text, messages = path.read_text(), "tests" not in path.parts  # Tests contain code and misspelled words.
-    for began, prose in python_prose(text, messages) if path.suffix == ".py" else [(1, text)]:
+    if path.suffix == ".toml":  # a table of mutants
+        proses = [(1 + text[: text.find(row["why"])].count("\n"), row["why"]) for row in tomllib.loads(text)["mutant"]]
+    else:
+        proses = python_prose(text, messages) if path.suffix == ".py" else [(1, text)]
+    for began, prose in proses:
         for number, word in words_of(prose):
             yield began + number, word
 
@@ -79,7 +84,8 @@ def misspelled(paths: Iterable[Path], known: Iterable[str]) -> Iterator[str]:
 def prose_files() -> list[Path]:
     """Return the files that contain prose."""
     folders = [ROOT.glob("*"), *((ROOT / folder).rglob("*") for folder in FOLDERS)]
-    return sorted(path for paths in folders for path in paths if path.suffix in (".md", ".py"))
+    tables = (ROOT / "tests" / "mutants").glob("*.toml")
+    return sorted([*tables, *(path for paths in folders for path in paths if path.suffix in (".md", ".py"))])
 
 
 def main() -> int:

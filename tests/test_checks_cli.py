@@ -11,12 +11,19 @@ import pytest
 from shared import ranks
 from shared.checks.__main__ import main, run_file
 from shared.checks.engine import framework
+from tests import mutants
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent
-MUTANTS, VARIANTS = ROOT / "tests" / "mutants", ROOT / "tests" / "variants"
-SUMMED = MUTANTS / "02_manual_ddp" / "summed.py"
+VARIANTS = ROOT / "tests" / "variants"
+SUMMED = """
+import torch.distributed as dist
+
+
+def mean_over_ranks_(tensor, group=None):
+    dist.all_reduce(tensor, group=group)
+"""  # not divided by the number of ranks
 
 
 def _check(*arguments) -> subprocess.CompletedProcess:
@@ -33,8 +40,8 @@ def test_a_right_solution_exits_0_with_its_verdicts_in_json():
 
 
 @pytest.mark.exhaustive
-def test_a_wrong_solution_exits_1_with_evidence_and_a_hint():
-    done = _check("first_collectives", MUTANTS / "00_ranks" / "log_the_sum.py")
+def test_a_wrong_solution_exits_1_with_evidence_and_a_hint(tmp_path):
+    done = _check("first_collectives", mutants.named("00_ranks", "log_the_sum").write(tmp_path))
     assert done.returncode == 1
     assert "✗ log_mean_loss · values" in done.stdout
     assert "times too large" in done.stdout and "sum or the mean?" in done.stdout
@@ -82,13 +89,20 @@ def test_a_file_that_does_not_load_is_unusable_and_the_ranks_survive(four_ranks,
     assert ranks.run(int) == [0] * 4
 
 
-def test_a_seed_repeats_a_run(four_ranks):
-    first, second = (run_file("manual_ddp", SUMMED, seed=5, only="mean_over_ranks_") for _ in range(2))
+@pytest.fixture
+def summed(tmp_path) -> Path:
+    path = tmp_path / "candidate.py"
+    path.write_text(SUMMED)
+    return path
+
+
+def test_a_seed_repeats_a_run(four_ranks, summed):
+    first, second = (run_file("manual_ddp", summed, seed=5, only="mean_over_ranks_") for _ in range(2))
     assert first == second and not first[0].passed
 
 
-def test_one_check_of_one_piece_can_be_run(four_ranks):
-    (verdict,) = run_file("manual_ddp", SUMMED, only="mean_over_ranks_", check="wire")
+def test_one_check_of_one_piece_can_be_run(four_ranks, summed):
+    (verdict,) = run_file("manual_ddp", summed, only="mean_over_ranks_", check="wire")
     assert (verdict.exercise, verdict.check) == ("mean_over_ranks_", "wire")
     assert verdict.passed and verdict.world_sizes == (2, 4), "a sum sends as many bytes as a mean"
 
@@ -113,7 +127,7 @@ IMPORTS = {
 def test_only_what_a_file_builds_itself_is_checked(four_ranks, tmp_path, how):
     """It may be one exercise of several. Pieces that it lacks, or imports from solutions/, are skipped."""
     path = tmp_path / "candidate.py"
-    path.write_text(IMPORTS[how] + SUMMED.read_text())
+    path.write_text(IMPORTS[how] + SUMMED)
     assert {verdict.exercise for verdict in run_file("manual_ddp", path)} == {"mean_over_ranks_"}
 
 

@@ -7,10 +7,11 @@ import pytest
 
 from shared import ranks
 from shared.checks.__main__ import run_file
+from tests import mutants
 
 pytestmark = pytest.mark.slow
 
-MUTANTS = Path(__file__).parent / "mutants" / "01_collectives"
+CHAPTER = "01_collectives"
 STEP = """
 import torch
 import torch.distributed as dist
@@ -73,12 +74,12 @@ def ring_step_in_turns(outgoing, incoming, group=None):
 
 
 def test_a_wrong_neighbor_is_not_blamed_on_the_order(tmp_path):
-    verdict = verdict_on(tmp_path, "ring_step", "values", (MUTANTS / "step_from_the_right.py").read_text())
+    verdict = verdict_on(tmp_path, "ring_step", "values", mutants.named(CHAPTER, "step_from_the_right").code())
     assert verdict.hint == "Hint: from which rank does each rank receive, and does that rank send to it?"
 
 
 def test_sends_that_all_come_first_are_blamed_on_the_order(tmp_path):
-    verdict = verdict_on(tmp_path, "ring_step", "values", (MUTANTS / "step_all_send_first.py").read_text())
+    verdict = verdict_on(tmp_path, "ring_step", "values", mutants.named(CHAPTER, "step_all_send_first").code())
     assert "which call would end this wait, and what keeps the other rank from reaching it?" in verdict.hint
 
 
@@ -91,13 +92,13 @@ def test_sends_that_all_come_first_are_blamed_on_the_order(tmp_path):
     ],
 )
 def test_waiting_is_not_judged_where_a_collective_of_torch_is_called(tmp_path, mutant, piece):
-    verdict = verdict_on(tmp_path, piece, "waits", (MUTANTS / f"{mutant}.py").read_text())
+    verdict = verdict_on(tmp_path, piece, "waits", mutants.named(CHAPTER, mutant).code())
     assert "was called; expected only send and recv" in verdict.evidence and "which call is neither?" in verdict.hint
 
 
 def test_the_same_evidence_is_reported_once(tmp_path):
     path = tmp_path / "candidate.py"
-    path.write_text((MUTANTS / "reduce_by_torch.py").read_text())
+    path.write_text(mutants.named(CHAPTER, "reduce_by_torch").code())
     evidence = {verdict.check: verdict.evidence for verdict in run_file("collectives", path, only="ring_all_reduce")}
     assert "all_reduce was called" in evidence["waits"] and evidence["wire"] == "the same as in “waits”"
 
@@ -165,14 +166,14 @@ def test_a_name_that_is_given_to_another_tensor_is_hinted_at(tmp_path):
 
 
 def test_a_step_too_many_on_one_rank_is_hinted_at(tmp_path):
-    text = (MUTANTS / "gather_expects_equal_chunks.py").read_text()
+    text = mutants.named(CHAPTER, "gather_expects_equal_chunks").code()
     text = replaced(text, "range(world_size - 1)", "range(world_size)")
     verdict = verdict_on(tmp_path, "ring_all_gather", "values", text)
     assert "how many steps are there if N is 1?" in verdict.hint
 
 
 def test_the_barrier_of_the_check_is_named_and_no_rank_is_named_twice(tmp_path):
-    text = (MUTANTS / "turns_open_at_rank_0.py").read_text()
+    text = mutants.named(CHAPTER, "turns_open_at_rank_0").code()
     text = replaced(text, "def ring_step_in_turns(", "def ring_step_in_turns_of_all(")
     text += """
 
@@ -194,7 +195,7 @@ def test_a_group_that_is_left_out_is_reported_once(tmp_path):
 
 
 def test_an_own_shard_that_is_overwritten_is_named(tmp_path):
-    text = (MUTANTS / "gather_expects_equal_chunks.py").read_text()
+    text = mutants.named(CHAPTER, "gather_expects_equal_chunks").code()
     text = replaced(text, "(rank - step - 1) % world_size", "(rank - step - 2) % world_size")
     text = replaced(text, "(rank - step) % world_size", "(rank - step - 1) % world_size")
     verdict = verdict_on(tmp_path, "ring_all_gather", "values", text)
@@ -203,8 +204,8 @@ def test_an_own_shard_that_is_overwritten_is_named(tmp_path):
 
 
 def test_an_index_that_is_taken_for_a_rank_is_hinted_at(tmp_path):
-    text = (MUTANTS / "tree_for_powers_of_two.py").read_text()
-    text = replaced(text, "(index + reach + root)", "(index + reach)")
+    text = mutants.named(CHAPTER, "tree_for_powers_of_two").code()
+    text = replaced(text, "(index + holders + root)", "(index + holders)")
     verdict = verdict_on(tmp_path, "tree_broadcast", "values", text)
     assert verdict.hint.startswith("With src=0, it works.")
 

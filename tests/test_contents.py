@@ -16,7 +16,9 @@ HEADING = re.compile(r"^# ## Exercise (\d+\.\d+) · ", re.MULTILINE)
 
 
 def texts() -> list[Path]:
-    found = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".md")]
+    found = [
+        path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".md", ".toml")
+    ]
     return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *found]
 
 

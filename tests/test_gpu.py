@@ -8,6 +8,7 @@ import torch
 from shared import ranks
 from shared.checks.__main__ import run_file
 from shared.ranks import devices
+from tests import mutants
 
 needs_sharing = pytest.mark.skipif(
     bool(torch.cuda.device_count() and devices.why_not_shared(torch.cuda.device_count(), 2)),
@@ -16,7 +17,6 @@ needs_sharing = pytest.mark.skipif(
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")]
 
 VARIANT = Path(__file__).parent / "variants" / "02_manual_ddp" / "all_in_flight.py"
-MUTANT = Path(__file__).parent / "mutants" / "02_manual_ddp" / "divides_by_the_world.py"
 
 
 @pytest.fixture(autouse=True)
@@ -157,9 +157,10 @@ def test_out_of_memory_on_one_rank_is_reported_and_the_next_cell_works():
 @pytest.mark.parametrize(
     ("size", "backend"), [(1, "nccl"), (4, "gloo"), pytest.param(4, "nccl:shared", marks=needs_sharing)]
 )
-def test_checks_pass_a_right_solution_and_fail_a_wrong_one_on_the_gpu(size, backend):
+def test_checks_pass_a_right_solution_and_fail_a_wrong_one_on_the_gpu(tmp_path, size, backend):
     ranks.start(world_size=size, backend=backend, detect_mismatch=False)
     assert all(verdict.passed for verdict in run_file("manual_ddp", VARIANT))
     if size > 2:
-        verdicts = run_file("manual_ddp", MUTANT, only="mean_over_ranks_")
+        mutant = mutants.named("02_manual_ddp", "divides_by_the_world").write(tmp_path)
+        verdicts = run_file("manual_ddp", mutant, only="mean_over_ranks_")
         assert [verdict.check for verdict in verdicts if not verdict.passed] == ["group"]

@@ -1,16 +1,13 @@
 """The messages of the checks of chapters 00, 04, 05 and 11 point at the mistake that was made."""
 
-from pathlib import Path
-
 import pytest
 
 from shared import ranks
 from shared.checks.__main__ import run_file
 from shared.checks.engine.display import as_text
+from tests import mutants
 
 pytestmark = pytest.mark.slow
-
-MUTANTS = Path(__file__).parent / "mutants"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -79,7 +76,7 @@ def test_an_error_after_a_missing_reset_names_the_round(tmp_path):
 
 
 def test_a_state_that_is_not_reset_is_hinted_at(tmp_path):
-    text = (MUTANTS / "04_overlap" / "queue_never_begins_anew.py").read_text()
+    text = mutants.named("04_overlap", "queue_never_begins_anew").code()
     assert "must be reset" in verdict_on(tmp_path, "overlapped_ddp", "LaunchQueue", "order", text).hint
 
 
@@ -209,7 +206,7 @@ def best_cap_bytes(gradients, caps_bytes, compute_s, ranks, alpha_s, beta_s):
     ],
 )
 def test_a_mistake_in_the_cost_model_gets_its_own_hint(tmp_path, mutant, piece, check, hint):
-    text = (MUTANTS / "05_scaling" / f"{mutant}.py").read_text()
+    text = mutants.named("05_scaling", mutant).code()
     assert hint in verdict_on(tmp_path, "scaling", piece, check, text).hint
 
 
@@ -227,7 +224,7 @@ def test_a_mistake_in_the_cost_model_gets_its_own_hint(tmp_path, mutant, piece, 
     ],
 )
 def test_the_evidence_names_the_misplaced_call(tmp_path, mutant, evidence):
-    text = (MUTANTS / "05_scaling" / f"{mutant}.py").read_text()
+    text = mutants.named("05_scaling", mutant).code()
     assert evidence in verdict_on(tmp_path, "scaling", "communication_cost", "measuring", text).evidence
 
 
@@ -242,7 +239,7 @@ def test_the_evidence_names_the_misplaced_call(tmp_path, mutant, evidence):
 )
 @pytest.mark.chapter("production")
 def test_the_evidence_says_what_is_wrong_with_a_choice(tmp_path, old, new, evidence, hint):
-    text = (MUTANTS / "11_production" / "choice_rounds_times.py").read_text()
+    text = mutants.named("11_production", "choice_rounds_times").code()
     text = text.replace("round(choice.step_s, 3)", "choice.step_s")
     verdict = verdict_on(tmp_path, "production", "choose_strategy", "what fits", text.replace(old, new), seed=1)
     assert evidence in verdict.evidence and hint in verdict.hint
@@ -257,14 +254,14 @@ def test_the_evidence_says_what_is_wrong_with_a_choice(tmp_path, old, new, evide
 )
 @pytest.mark.chapter("production")
 def test_units_that_are_not_sharded_are_explained(tmp_path, line, check, hint):
-    text = (MUTANTS / "11_production" / "units_or_the_default.py").read_text()
+    text = mutants.named("11_production", "units_or_the_default").code()
     text = text.replace("    chosen = set(units or right.default_units(module))\n", line)
     assert hint in verdict_on(tmp_path, "production", "fully_sharded", check, text).hint
 
 
 @pytest.mark.chapter("production")
 def test_gradients_of_frozen_parameters_get_a_hint(tmp_path):
-    text = (MUTANTS / "11_production" / "trains_frozen_parameters.py").read_text()
+    text = mutants.named("11_production", "trains_frozen_parameters").code()
     verdict = verdict_on(tmp_path, "production", "fully_sharded", "awkward models", text)
     assert "is a tensor; expected None" in verdict.evidence and "require gradients" in verdict.hint
 
@@ -286,7 +283,7 @@ def test_gradients_of_frozen_parameters_get_a_hint(tmp_path):
 )
 @pytest.mark.chapter("production")
 def test_the_hint_on_a_choice_fits_the_mistake(tmp_path, old, new, check, evidence, hint):
-    text = (MUTANTS / "11_production" / "choice_rounds_times.py").read_text()
+    text = mutants.named("11_production", "choice_rounds_times").code()
     text = text.replace("round(choice.step_s, 3)", "choice.step_s")
     assert old in text
     for seed in (1, 2, 3):
@@ -338,5 +335,5 @@ def fully_sharded(module, *args, **options):
 )
 def test_a_result_that_other_mistakes_explain_too_gets_the_right_hint(tmp_path, mutant, piece, check, hint, seed):
     """With these seeds, another mistake gives the first wrong result, too, or its error is unusually large."""
-    text = (MUTANTS / "05_scaling" / f"{mutant}.py").read_text()
+    text = mutants.named("05_scaling", mutant).code()
     assert hint in verdict_on(tmp_path, "scaling", piece, check, text, seed).hint

@@ -7,10 +7,11 @@ import pytest
 from shared import ranks
 from shared.checks.__main__ import run_file
 from shared.checks.gspmd.cases import describe_bytes
+from tests import mutants
 
 pytestmark = [pytest.mark.slow, pytest.mark.chapter("gspmd")]
 
-MUTANTS = Path(__file__).parent / "mutants" / "17_gspmd"
+CHAPTER = "17_gspmd"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -37,17 +38,18 @@ def verdict_on(path: Path, piece: str, check: str):
         ("parts_added_in_place", "local_part", "more ranks", "writes to one of `parts`"),
     ],
 )
-def test_a_mistake_gets_its_own_hint(mutant, piece, check, hint):
-    assert hint in verdict_on(MUTANTS / f"{mutant}.py", piece, check).hint
+def test_a_mistake_gets_its_own_hint(tmp_path, mutant, piece, check, hint):
+    assert hint in verdict_on(mutants.named(CHAPTER, mutant).write(tmp_path), piece, check).hint
 
 
-def test_a_piece_that_returns_nothing_is_named():
-    verdict = verdict_on(MUTANTS / "redistribute_returns_nothing.py", "redistribute", "plain changes")
+def test_a_piece_that_returns_nothing_is_named(tmp_path):
+    path = mutants.named(CHAPTER, "redistribute_returns_nothing").write(tmp_path)
+    verdict = verdict_on(path, "redistribute", "plain changes")
     assert "redistribute returned None, expected a tensor" in verdict.evidence
 
 
 def test_shards_of_a_given_length_are_told_from_a_number_of_shards(tmp_path):
-    path, right = tmp_path / "candidate.py", (MUTANTS / "parts_replicated_is_summed.py").read_text()
+    path, right = tmp_path / "candidate.py", mutants.named(CHAPTER, "parts_replicated_is_summed").code()
     path.write_text(right.replace("tensor.chunk(", "tensor.split("))
     assert "the number of shards, or their length?" in verdict_on(path, "local_part", "two ranks").hint
 

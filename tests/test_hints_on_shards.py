@@ -1,16 +1,15 @@
 """The messages of chapter 07's checks name the mistake, and point at a more basic check that fails, too."""
 
 import re
-from pathlib import Path
 
 import pytest
 
 from shared import ranks
 from shared.checks.__main__ import run_file
+from tests import mutants
 
 pytestmark = [pytest.mark.slow, pytest.mark.chapter("zero1")]
 
-MUTANTS = Path(__file__).parent / "mutants" / "07_zero1"
 OWNERS = "is this element in the rank's own shard"
 
 
@@ -42,7 +41,7 @@ def verdict_on(tmp_path, piece: str, check: str, text: str):
     ],
 )
 def test_a_mistake_gets_its_own_hint(tmp_path, mutant, piece, check, hint):
-    assert re.search(hint, verdict_on(tmp_path, piece, check, (MUTANTS / f"{mutant}.py").read_text()).hint)
+    assert re.search(hint, verdict_on(tmp_path, piece, check, mutants.named("07_zero1", mutant).code()).hint)
 
 
 COPY = """

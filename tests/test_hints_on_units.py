@@ -6,10 +6,11 @@ import pytest
 
 from shared import ranks
 from shared.checks.__main__ import run_file
+from tests import mutants
 
 pytestmark = [pytest.mark.slow, pytest.mark.chapter("zero3")]
 
-MUTANTS = Path(__file__).parent / "mutants" / "09_zero3"
+CHAPTER = "09_zero3"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -58,16 +59,19 @@ def test_a_unit_that_is_not_in_a_list_is_hinted_at_by_method(tmp_path, method, c
     assert verdict_on(path, "Prefetcher", check).hint == hint
 
 
-def test_a_forgotten_group_is_hinted_at():
-    verdict = verdict_on(MUTANTS / "shards_forget_the_group.py", "ShardedFlatParameter", "unshard")
+def test_a_forgotten_group_is_hinted_at(tmp_path):
+    path = mutants.named(CHAPTER, "shards_forget_the_group").write(tmp_path)
+    verdict = verdict_on(path, "ShardedFlatParameter", "unshard")
     assert "invalid for input of size" in verdict.evidence and "which group does the all-gather use?" in verdict.hint
 
 
-def test_handles_that_are_kept_are_counted():
-    verdict = verdict_on(MUTANTS / "unit_keeps_its_handles.py", "Unit", "a plain forward")
+def test_handles_that_are_kept_are_counted(tmp_path):
+    path = mutants.named(CHAPTER, "unit_keeps_its_handles").write(tmp_path)
+    verdict = verdict_on(path, "Unit", "a plain forward")
     assert "wait_for_unshard(): all all-gathers are complete, but self.works holds" in verdict.evidence
 
 
-def test_a_hook_without_the_gradient_is_named():
-    verdict = verdict_on(MUTANTS / "plain_drops_the_gradient.py", "PlainZeRO3", "backward hooks")
+def test_a_hook_without_the_gradient_is_named(tmp_path):
+    path = mutants.named(CHAPTER, "plain_drops_the_gradient").write(tmp_path)
+    verdict = verdict_on(path, "PlainZeRO3", "backward hooks")
     assert "calls pre_backward() without the gradient" in verdict.evidence

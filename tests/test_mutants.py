@@ -7,7 +7,6 @@ exercise; `make test ALL=1` tries all mutants and all variants.
 import ast
 import contextlib
 import pickle
-import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from instructor.grade import fingerprints, safe_loading
 from shared import ranks
 from shared.checks.__main__ import exercises_of, run_file
 from shared.checks.engine import parcel
+from tests import mutants
 
 pytestmark = pytest.mark.slow
 
@@ -40,19 +40,13 @@ def all_variants() -> list:
 def all_mutants() -> list:
     found, tried = [], set()
     for chapter, module in MODULES.items():
-        for path in sorted((TESTS / "mutants" / chapter.name).glob("*.py")):
-            exercise = chapter.name, caught_by(path)[0]
-            stands_for_all = exercise not in tried and caught_by(path)[1] != WAITS
+        for mutant in mutants.of_chapter(chapter.name):
+            exercise = chapter.name, mutant.exercise
+            stands_for_all = exercise not in tried and mutant.check != WAITS
             marks = [] if stands_for_all else [pytest.mark.exhaustive]
             tried |= {exercise} if stands_for_all else set()
-            found.append(pytest.param(module, path, id=f"{chapter.name}-{path.stem}", marks=marks))
+            found.append(pytest.param(module, mutant, id=mutant.id, marks=marks))
     return found
-
-
-def caught_by(path: Path) -> tuple[str, str]:
-    """Return the exercise and the name of the check that must catch a mutant; both are empty if it names none."""
-    named = re.search(r"^caught by: (\S+) · (.+)$", path.read_text(), re.MULTILINE)
-    return (named[1], named[2]) if named else ("", "")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -98,22 +92,22 @@ def test_a_right_solution_written_differently_passes(module, path, judged_as_gra
     assert judged_as_graded == [], "the guard rejected a pickle"
 
 
-@pytest.mark.parametrize(("module", "path"), all_mutants())
-def test_the_named_check_catches_the_mutant(module, path, record_property):
-    exercise, check = caught_by(path)
-    assert check, f"{path.name} does not say which check must catch it"
+@pytest.mark.parametrize(("module", "mutant"), all_mutants())
+def test_the_named_check_catches_the_mutant(module, mutant, record_property, tmp_path):
+    exercise, check = mutant.exercise, mutant.check
+    assert check, f"{mutant.id} does not say which check must catch it"
     record_property("caught_by", f"{exercise} · {check}")
     known = [(each.piece, its.name) for each in exercises_of(module) for its in each.checks]
     assert (exercise, check) in known, f"there is no check {exercise} · {check}; the checks are {known}"
-    (caught,) = run_file(module, path, only=exercise, check=check)
-    assert not caught.passed, f"{path.name} passes {exercise} · {check}"
+    (caught,) = run_file(module, mutant.write(tmp_path), only=exercise, check=check)
+    assert not caught.passed, f"{mutant.id} passes {exercise} · {check}"
     assert caught.evidence, "a failed check must give evidence"
     assert "cannot be compared" not in caught.evidence, "the check itself failed, so it has not judged the mutant"
 
 
 @pytest.mark.parametrize("chapter", chapters(), ids=lambda chapter: chapter.name)
 def test_there_are_enough_mutants_and_variants(chapter):
-    assert len(list((TESTS / "mutants" / chapter.name).glob("*.py"))) >= (1 if chapter.is_draft else MIN_MUTANTS)
+    assert len(mutants.of_chapter(chapter.name)) >= (1 if chapter.is_draft else MIN_MUTANTS)
     variants = [ast.parse(path.read_text()).body for path in (TESTS / "variants" / chapter.name).glob("*.py")]
     defined = Counter(getattr(statement, "name", None) for body in variants for statement in body)
     assert {

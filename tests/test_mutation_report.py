@@ -11,6 +11,14 @@ from tests.runner.results import Outcome, Results
 CHAPTER = "02_manual_ddp"
 MUTANT = "tests/test_mutants.py::test_the_named_check_catches_the_mutant"
 VARIANT = "tests/test_mutants.py::test_a_right_solution_written_differently_passes"
+ROW = """
+[[mutant]]
+name = "stray"
+why = "Belongs to no chapter."
+caught_by = "mean · values"
+in = "mean"
+by = "pass"
+"""
 VALUES, WIRE = {"caught_by": "mean · values"}, {"caught_by": "mean · wire"}
 
 
@@ -51,10 +59,11 @@ def test_no_results_give_an_empty_report():
 @pytest.fixture
 def tests_folder(tmp_path) -> Path:
     """Create a project with the files in `outcomes`, except for the chapter that has no mutant."""
-    for kind, stems in {"mutants": ("one", "other", "third"), "variants": ("way",)}.items():
-        (tmp_path / "tests" / kind / CHAPTER).mkdir(parents=True)
-        for stem in stems:
-            (tmp_path / "tests" / kind / CHAPTER / f"{stem}.py").touch()
+    (tmp_path / "tests" / "mutants").mkdir(parents=True)
+    rows = "".join(ROW.replace("stray", name) for name in ("one", "other", "third"))
+    (tmp_path / "tests" / "mutants" / f"{CHAPTER}.toml").write_text(rows)
+    (tmp_path / "tests" / "variants" / CHAPTER).mkdir(parents=True)
+    (tmp_path / "tests" / "variants" / CHAPTER / "way.py").touch()
     (tmp_path / "source" / CHAPTER).mkdir(parents=True)
     (tmp_path / "source" / CHAPTER / "lab.py").touch()
     return tmp_path / "tests"
@@ -75,19 +84,17 @@ def test_failed_and_skipped_ones_are_problems(tests_folder):
     ]
 
 
-def test_a_file_that_was_not_tried_is_a_problem_in_any_folder(tests_folder):
+def test_one_that_was_not_tried_is_a_problem_in_any_chapter(tests_folder):
     (tests_folder / "variants" / CHAPTER / "lost.py").touch()
-    (tests_folder / "mutants" / "no_chapter").mkdir()
-    (tests_folder / "mutants" / "no_chapter" / "stray.py").touch()
-    lost, stray = f"was not tried: variants/{CHAPTER}/lost.py", "was not tried: mutants/no_chapter/stray.py"
+    (tests_folder / "mutants" / "99_no_chapter.toml").write_text(ROW)
+    lost, stray = f"was not tried: variants/{CHAPTER}/lost", "was not tried: mutants/99_no_chapter/stray"
     assert mutation_results.problems(read(*all_passed()), (CHAPTER,), tests_folder) == [stray, lost]
 
 
 def test_mutants_of_other_chapters_need_not_be_tried(tests_folder):
     (tests_folder.parent / "source" / "10_new").mkdir()
     (tests_folder.parent / "source" / "10_new" / "lab.py").touch()
-    (tests_folder / "mutants" / "10_new").mkdir()
-    (tests_folder / "mutants" / "10_new" / "other.py").touch()
+    (tests_folder / "mutants" / "10_new.toml").write_text(ROW)
     assert mutation_results.problems(read(*all_passed()), (CHAPTER,), tests_folder) == []
 
 

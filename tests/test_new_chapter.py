@@ -107,10 +107,10 @@ def test_wrong_arguments_are_rejected_in_one_sentence_and_nothing_is_written(
 
 
 def test_existing_files_are_not_overwritten(monkeypatch, tmp_path):
-    (tmp_path / "tests" / "mutants" / TOY).mkdir(parents=True)
-    (tmp_path / "tests" / "mutants" / TOY / "sums_norms.py").touch()
+    (tmp_path / "tests" / "mutants").mkdir(parents=True)
+    (tmp_path / "tests" / "mutants" / f"{TOY}.toml").touch()
     monkeypatch.setattr(new_chapter, "ROOT", tmp_path)
-    with pytest.raises(CannotBegin, match=rf"^tests/mutants/{TOY}/sums_norms\.py already exists: "):
+    with pytest.raises(CannotBegin, match=rf"^tests/mutants/{TOY}\.toml already exists: "):
         planned(TOY, "A toy")
 
 

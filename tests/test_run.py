@@ -444,8 +444,7 @@ def test_a_mutant_of_every_exercise_is_tried_by_default():
 def mutants_by_exercise() -> list[tuple[tuple[str, str], list]]:
     """Return the chapter and the exercise of every mutant, and its marks."""
     return [
-        ((mutant.values[1].parent.name, test_mutants.caught_by(mutant.values[1])[0]), list(mutant.marks))
-        for mutant in test_mutants.all_mutants()
+        ((test.values[1].chapter, test.values[1].exercise), list(test.marks)) for test in test_mutants.all_mutants()
     ]
 
 

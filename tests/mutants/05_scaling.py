@@ -1,0 +1,119 @@
+"""Mutants of this chapter that a row of its table cannot say. Each function is one: see tests/mutants."""
+
+import statistics
+
+from solutions import scaling
+
+
+def step_added_to_the_computation():
+    """Adds the end of the last bucket to the computing time, although both count from the start of the step.
+
+    caught by: predict_step_s · values
+    """
+
+    def predict_step_s(buckets, compute_s, ranks, alpha_s, beta_s):
+        return compute_s + scaling.predict_step_s(buckets, 0.0, ranks, alpha_s, beta_s)
+
+
+def buckets_small_first_one():
+    """Gives the first bucket a smaller cap, as chapter 03 does.
+
+    caught by: buckets_of · buckets
+    """
+
+    def buckets_of(gradients, cap_bytes):
+        first = scaling.buckets_of(gradients, min(cap_bytes, 2**20))[0]
+        count, total = 0, 0
+        while total < first[1]:
+            total += gradients[count][1]
+            count += 1
+        return [first, *scaling.buckets_of(gradients[count:], cap_bytes)]
+
+
+def cap_index():
+    """Returns the index of the best cap.
+
+    caught by: best_cap_bytes · best
+    """
+
+    def best_cap_bytes(gradients, caps_bytes, compute_s, ranks, alpha_s, beta_s):
+        return caps_bytes.index(scaling.best_cap_bytes(gradients, caps_bytes, compute_s, ranks, alpha_s, beta_s))
+
+
+def cap_without_latency():
+    """Ignores the latency that each bucket costs.
+
+    caught by: best_cap_bytes · best
+    """
+
+    def best_cap_bytes(gradients, caps_bytes, compute_s, ranks, alpha_s, beta_s):
+        return scaling.best_cap_bytes(gradients, sorted(caps_bytes), compute_s, ranks, 0.0, beta_s)
+
+
+def efficiency_strong_as_weak():
+    """Treats strong scaling like weak scaling.
+
+    caught by: efficiency · strong
+    """
+
+    def efficiency(gradients, compute_s, cap_bytes, ranks, alpha_s, beta_s, kind="weak"):
+        return scaling.efficiency(gradients, compute_s, cap_bytes, ranks, alpha_s, beta_s)
+
+
+def efficiency_strong_by_default():
+    """Takes strong scaling for the default.
+
+    caught by: efficiency · weak
+    """
+
+    def efficiency(gradients, compute_s, cap_bytes, ranks, alpha_s, beta_s, kind="strong"):
+        return scaling.efficiency(gradients, compute_s, cap_bytes, ranks, alpha_s, beta_s, kind)
+
+
+def efficiency_strong_in_whole_steps():
+    """Divides the step of weak scaling by the number of ranks.
+
+    caught by: efficiency · strong
+    """
+
+    def efficiency(gradients, compute_s, cap_bytes, ranks, alpha_s, beta_s, kind="weak"):
+        weak = scaling.efficiency(gradients, compute_s, cap_bytes, ranks, alpha_s, beta_s)
+        return weak if kind == "weak" else weak / ranks
+
+
+def efficiency_strong_sends_less():
+    """Assumes that in strong scaling a rank sends only 1/N of the bytes.
+
+    caught by: efficiency · strong
+    """
+
+    def efficiency(gradients, compute_s, cap_bytes, ranks, alpha_s, beta_s, kind="weak"):
+        if kind == "strong":
+            compute_s /= ranks
+            gradients = [(ready_s / ranks, size / ranks) for ready_s, size in gradients]
+        return scaling.efficiency(gradients, compute_s, cap_bytes, ranks, alpha_s, beta_s)
+
+
+def cost_as_upper_median():
+    """Takes the upper of the two middle values as the median of an even number of rounds.
+
+    caught by: communication_cost · values
+    """
+
+    def communication_cost(model, loss_of, now_ms, rounds=10):
+        exact, statistics.median = statistics.median, lambda times: sorted(times)[len(times) // 2]
+        try:
+            return scaling.communication_cost(model, loss_of, now_ms, rounds)
+        finally:
+            statistics.median = exact
+
+
+def cost_of_the_message():
+    """Returns the duration of the whole step as exposed communication, without subtracting the compute time.
+
+    caught by: communication_cost · values
+    """
+
+    def communication_cost(model, loss_of, now_ms, rounds=10):
+        compute_ms, exposed_ms = scaling.communication_cost(model, loss_of, now_ms, rounds)
+        return compute_ms, compute_ms + exposed_ms
