@@ -27,7 +27,7 @@ AUTHOR = "**Author:**"  # Notes to the author begin with this. A finished chapte
 LONGEST = 60  # characters in a name or a title, so that the templates' lines stay short enough
 NEXT_STEPS = """
 Build and test it with `make notebooks` and `make test CHAPTER={number}`. Then replace the template's contents with your
-own; CONTRIBUTING.md says how. If the spelling check does not know a word, add the word to tests/words.txt."""
+own; docs/authoring.md says how. If the spelling check does not know a word, add the word to tests/words.txt."""
 
 
 class CannotBegin(ValueError):
