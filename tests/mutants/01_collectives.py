@@ -362,3 +362,23 @@ def launched_without_a_handle():
 
     def launch_reduce_scatter(flat, group=None):
         return async_collectives.launch_reduce_scatter(flat, group).wait
+
+
+def launched_sum_is_added_up_early():
+    """Adds up the shards right after it has launched their receives, before they are complete.
+
+    caught by: launch_reduce_scatter · values
+    """
+
+    class _AddedUpEarly(async_collectives.DirectReduceScatter):
+        def __init__(self, shards, group):
+            super().__init__(shards, group)
+            for shard in self.received:
+                self.own += shard
+
+        def wait(self):
+            self.in_flight.wait()
+            return self.own
+
+    def launch_reduce_scatter(flat, group=None):
+        return _AddedUpEarly(flat.view(dist.get_world_size(group), -1), group)

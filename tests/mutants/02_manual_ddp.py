@@ -194,3 +194,29 @@ def leaves_early_without_samples():
     def average_gradients_weighted(module, samples, group=None):
         if samples > 0:
             manual_ddp.average_gradients_weighted(module, samples, group)
+
+
+def ignores_its_group():
+    """Ignores its group and communicates with all ranks.
+
+    caught by: ManualDDP · group
+    """
+
+    class ManualDDP(manual_ddp.ManualDDP):
+        def __init__(self, module, group=None):
+            super().__init__(module, None)
+
+
+def uneven_shares():
+    """Gives ranks different numbers of samples when the length is not a multiple of the number of ranks.
+
+    caught by: ShardedSampler · every sample
+    """
+
+    from solutions.manual_ddp import ManualDDP  # noqa: F401
+
+    class ShardedSampler(manual_ddp.ShardedSampler):
+        def __iter__(self):
+            whole = manual_ddp.ShardedSampler(self.length, 0, 1, self.shuffle, self.seed)
+            whole.set_epoch(self.epoch)
+            return iter(list(whole)[self.rank :: self.world_size])

@@ -299,3 +299,17 @@ def torch_inside():
 
         def finish_gradient_sync(self):
             pass
+
+
+def detaches_graphs():
+    """Silently detaches gradients that are part of a graph.
+
+    caught by: BucketedDDP · graphs
+    """
+
+    class BucketedDDP(bucketed_ddp.BucketedDDP):
+        def finish_gradient_sync(self):
+            for parameter in self.module.parameters():
+                if parameter.grad is not None:
+                    parameter.grad = parameter.grad.detach()
+            super().finish_gradient_sync()

@@ -833,3 +833,66 @@ def waits_in_the_hook():
             super().__init__(module, bucket_cap_mb, group)
             for bucket in self.buckets:
                 bucket.__class__ = _Bucket
+
+
+def inner_no_sync_ends_the_outer():
+    """Enables communication at the end of an inner no_sync(), although the outer one is still active.
+
+    caught by: OverlappedDDP · no communication
+    """
+
+    class OverlappedDDP(overlapped_ddp.OverlappedDDP):
+        @contextlib.contextmanager
+        def no_sync(self):
+            self.sync.enabled = False
+            try:
+                yield
+            finally:
+                self.sync.enabled = True
+
+
+def stays_silent_after_an_exception():
+    """Omits try and finally in no_sync(): after an exception, gradients are never averaged again.
+
+    caught by: OverlappedDDP · exceptions
+    """
+
+    class OverlappedDDP(overlapped_ddp.OverlappedDDP):
+        @contextlib.contextmanager
+        def no_sync(self):
+            enabled, self.sync.enabled = self.sync.enabled, False
+            yield
+            self.sync.enabled = enabled
+
+
+def stays_silent_after_an_interrupt():
+    """Catches only Exception in no_sync(): after a KeyboardInterrupt, gradients are never averaged again.
+
+    caught by: OverlappedDDP · exceptions
+    """
+
+    class OverlappedDDP(overlapped_ddp.OverlappedDDP):
+        @contextlib.contextmanager
+        def no_sync(self):
+            enabled, self.sync.enabled = self.sync.enabled, False
+            try:
+                yield
+            except Exception:
+                self.sync.enabled = enabled
+                raise
+            self.sync.enabled = enabled
+
+
+def zeros_for_all_that_did_not_come():
+    """Contributes zeros for parameters unused in the last micro-batch: drops the gradients of earlier micro-batches.
+
+    caught by: OverlappedDDP · accumulation
+    """
+
+    class OverlappedDDP(overlapped_ddp.OverlappedDDP):
+        def finish_gradient_sync(self):
+            if self.sync.enabled:
+                for bucket, indices in zip(self.buckets, self.sync.queue.missing, strict=True):
+                    for index in indices:
+                        bucket.parameters[index].grad = None
+            super().finish_gradient_sync()

@@ -412,3 +412,101 @@ def place_refuses_without_a_number():
             return memory_wall.place_checkpoints(saved_bytes, input_bytes, target_bytes)
         except ValueError:
             raise ValueError(f"no choice brings the peak down to {target_bytes}") from None
+
+
+def masters_drop_the_value():
+    """Calls the closure but does not return its value.
+
+    caught by: MasterWeights · closure
+    """
+
+    class MasterWeights(memory_wall.MasterWeights):
+        def step(self, closure=None):
+            super().step(closure)
+
+
+def recompute_drops_others():
+    """Does not restore the random state in backward, so dropout drops different elements.
+
+    caught by: Checkpointed · dropout
+    """
+
+    class _Recompute(memory_wall.Recompute):
+        @staticmethod
+        def backward(ctx, gradient):
+            ctx.rng_states = memory_wall.get_rng_states()
+            return memory_wall.Recompute.backward(ctx, gradient)
+
+    class Checkpointed(memory_wall.Checkpointed):
+        def forward(self, *inputs):
+            return _Recompute.apply(self.module, len(inputs), *inputs, *self.module.parameters())
+
+
+def recompute_first_input_only():
+    """Returns a gradient for the first input and None for all others.
+
+    caught by: Checkpointed · values
+    """
+
+    class _Recompute(memory_wall.Recompute):
+        @staticmethod
+        def backward(ctx, gradient):
+            found = memory_wall.Recompute.backward(ctx, gradient)
+            others = 2 + ctx.num_inputs
+            return *found[:3], *[None] * (others - 3), *found[others:]
+
+    class Checkpointed(memory_wall.Checkpointed):
+        def forward(self, *inputs):
+            return _Recompute.apply(self.module, len(inputs), *inputs, *self.module.parameters())
+
+
+def recompute_forgets_the_gradient():
+    """Differentiates the sum of the output and ignores the incoming gradient.
+
+    caught by: Checkpointed · values
+    """
+
+    class _Recompute(memory_wall.Recompute):
+        @staticmethod
+        def backward(ctx, gradient):
+            return memory_wall.Recompute.backward(ctx, torch.ones_like(gradient))
+
+    class Checkpointed(memory_wall.Checkpointed):
+        def forward(self, *inputs):
+            return _Recompute.apply(self.module, len(inputs), *inputs, *self.module.parameters())
+
+
+def recompute_once_only():
+    """Deletes its saved state in the first backward, even with retain_graph=True.
+
+    caught by: Checkpointed · order
+    """
+
+    class _Recompute(memory_wall.Recompute):
+        @staticmethod
+        def backward(ctx, gradient):
+            found = memory_wall.Recompute.backward(ctx, gradient)
+            del ctx.module
+            return found
+
+    class Checkpointed(memory_wall.Checkpointed):
+        def forward(self, *inputs):
+            return _Recompute.apply(self.module, len(inputs), *inputs, *self.module.parameters())
+
+
+def recompute_turns_time_back():
+    """Leaves the random state in backward as it was in forward, so the next step drops the same elements.
+
+    caught by: Checkpointed · dropout
+    """
+
+    class _Recompute(memory_wall.Recompute):
+        @staticmethod
+        def backward(ctx, gradient):
+            found = memory_wall.Recompute.backward(ctx, gradient)
+            memory_wall.set_rng_states(ctx.rng_states)
+            return found
+
+    class Checkpointed(memory_wall.Checkpointed):
+        def forward(self, *inputs):
+            return _Recompute.apply(self.module, len(inputs), *inputs, *self.module.parameters())

@@ -729,3 +729,53 @@ def waits_in_the_hook():
         def __init__(self, *args, **options):
             with mock.patch.object(zero2, "ShardedBucket", Bucket):
                 super().__init__(*args, **options)
+
+
+def believes_no_sync():
+    """Treats finish_gradient_sync() inside no_sync() as done although nothing was sent, so the step updates nothing.
+
+    caught by: ZeRO2 · loops
+    """
+
+    class ZeRO2(zero2.ZeRO2):
+        def finish_gradient_sync(self):
+            super().finish_gradient_sync()
+            self.synced, self.sync.pending = True, False
+
+
+def hooks_ignore_no_sync():
+    """Ignores no_sync(): buckets are launched inside it too.
+
+    caught by: ZeRO2 · micro-batches
+    """
+
+    class ZeRO2(zero2.ZeRO2):
+        @contextlib.contextmanager
+        def no_sync(self):
+            yield
+            self.finish_gradient_sync()
+
+
+def stays_synchronized_after_step():
+    """Still counts as synchronized after step(): a rank without a backward() then skips the collectives that the others
+    launch.
+
+    caught by: ZeRO2 · loops
+    """
+
+    class ZeRO2(zero2.ZeRO2):
+        def step(self):
+            self._finish_unless_synced()
+            self.optimizer.step()
+
+
+def stays_synchronized_after_zero_grad():
+    """Still counts as synchronized after zero_grad(): a rank without a backward() then skips the collectives that the
+    others launch.
+
+    caught by: ZeRO2 · loops
+    """
+
+    class ZeRO2(zero2.ZeRO2):
+        def zero_grad(self, set_to_none=True):
+            self.optimizer.zero_grad()

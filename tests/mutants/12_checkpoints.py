@@ -34,6 +34,8 @@ def loads_learning_rates_only():
     caught by: load_checkpoint · resumed
     """
 
+    from solutions.checkpoints import newest_checkpoint  # noqa: F401
+
     def get_state_dict(model, optimizer):
         model_state, optimizer_state = checkpoints.get_state_dict(model, optimizer)
         return {"model": model_state, "moments": optimizer_state["state"]}, optimizer_state["param_groups"]
@@ -67,6 +69,8 @@ def loads_one_learning_rate():
 
     caught by: load_checkpoint · resumed
     """
+
+    from solutions.checkpoints import newest_checkpoint  # noqa: F401
 
     def get_state_dict(model, optimizer):
         model_state, optimizer_state = checkpoints.get_state_dict(model, optimizer)
@@ -102,6 +106,8 @@ def saves_in_the_foreground():
     caught by: BackgroundSaver · background
     """
 
+    from solutions.checkpoints import load_checkpoint, newest_checkpoint  # noqa: F401
+
     class BackgroundSaver:
         def save(self, folder, step, model, optimizer):
             checkpoints.save_checkpoint(folder, step, model, optimizer)
@@ -116,7 +122,23 @@ def swallows_a_failure_of_the_thread():
     caught by: BackgroundSaver · failure
     """
 
+    from solutions.checkpoints import load_checkpoint, newest_checkpoint  # noqa: F401
+
     class BackgroundSaver(checkpoints.BackgroundSaver):
         def wait(self):
             with contextlib.suppress(checkpoints.dcp.CheckpointException):
                 super().wait()
+
+
+def saves_two_at_a_time():
+    """Does not wait for the save before, which is then never completed.
+
+    caught by: BackgroundSaver · one at a time
+    """
+
+    from solutions.checkpoints import load_checkpoint, newest_checkpoint  # noqa: F401
+
+    class BackgroundSaver(checkpoints.BackgroundSaver):
+        def save(self, folder, step, model, optimizer):
+            self._pending = None
+            super().save(folder, step, model, optimizer)
