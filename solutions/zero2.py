@@ -84,10 +84,7 @@ def flat_parameters_of(buckets: list[ShardedBucket], parameters: list[nn.Paramet
 class ZeRO2(nn.Module):
     """ZeRO stage 2: gradients are reduce-scattered and freed while backward computes; the optimizer state is sharded.
 
-    `.optimizer` is for schedulers and state dicts. None counts as zeros, unless no rank has used the parameter. Each
-    .grad is None from the moment it lies in a bucket, so code that scales or reads .grad after backward() does nothing:
-    use clip_grad_norm_(), scale the loss, or change gradients in a hook of the parameter. Settings such as lr must be
-    the same on every rank.
+    `.optimizer` is for schedulers and state dicts. None counts as zeros, unless no rank has used the parameter.
 
     Memory: with Adam in fp32, 4Ψ + 4Ψ/N + 8Ψ/N bytes for Ψ parameters on N ranks; during backward up to 3 − 1/N buckets
         more, and the gradient being computed. Inside no_sync(), full gradients of 4Ψ bytes.
@@ -120,7 +117,11 @@ class ZeRO2(nn.Module):
         return self.sync.no_sync()
 
     def finish_gradient_sync(self) -> None:
-        """Wait until this rank has its shard of every mean gradient; inside no_sync(), do nothing."""
+        """Wait until this rank has its shard of every mean gradient; inside no_sync(), do nothing.
+
+        Each .grad is None then, so code that reads or scales it does nothing. Use clip_grad_norm_(), scale the loss,
+        or register a hook of the parameter.
+        """
         self.sync.finish()
         if self.sync.enabled:
             self.synced = True

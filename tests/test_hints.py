@@ -248,14 +248,14 @@ def test_the_evidence_says_what_is_wrong_with_a_choice(tmp_path, old, new, evide
 @pytest.mark.parametrize(
     ("line", "check", "hint"),
     [
-        ("    chosen = set(units or right.default_units(module))\n", "wire", "An empty list is not None"),
+        ("    chosen = set(units or default_units(module))\n", "wire", "An empty list is not None"),
         ("    list(units)\n    chosen = set(units)\n", "nested", "An iterator can be read only once"),
     ],
 )
 @pytest.mark.chapter("production")
 def test_units_that_are_not_sharded_are_explained(tmp_path, line, check, hint):
     text = mutants.named("11_production", "units_or_the_default").code()
-    text = text.replace("    chosen = set(units or right.default_units(module))\n", line)
+    text = text.replace("    chosen = set(units or default_units(module))\n", line)
     assert hint in verdict_on(tmp_path, "production", "fully_sharded", check, text).hint
 
 

@@ -618,10 +618,7 @@ class Pipeline:
         self.actions, self.micro_batches = built[self.stage], micro_batches
         self.last = chunks_of(built) * self.stages - 1
         self.neighbors = Neighbors(group)
-        named = list(named_layers(layers))
-        devices = (parameter.device for _, layer in named for parameter in layer.parameters())
-        self.device = next(devices, torch.device("cpu"))
-        self.keep_own_layers(named)
+        self.keep_own_layers(list(named_layers(layers)))
         self.losses: list[Tensor] = []
         self.announcements, self.uninterrupted = Announcements(self.neighbors), Uninterrupted()
 
@@ -635,6 +632,8 @@ class Pipeline(Pipeline):
         if len(layers) < positions:
             raise ValueError(f"{len(layers)} layers cannot be split into {positions} chunks")
         expect_same_layers(layers, self.group)
+        devices = (parameter.device for _, layer in layers for parameter in layer.parameters())
+        self.device = next(devices, torch.device("cpu"))
         parts = split_evenly(len(layers), positions)
         postpones = any(action.kind == "W" for action in self.actions)
         own = [[layers[index] for index in part] for part in parts[self.stage :: self.stages]]
