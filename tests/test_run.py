@@ -1,5 +1,6 @@
 """`make test` says what is running and why something failed, and it does not hang when a test does."""
 
+import contextlib
 import io
 import json
 import re
@@ -15,7 +16,7 @@ import pytest
 
 from shared import deadlines
 from tests import mutation_results, run, test_mutants
-from tests.runner import calibration, execution, phases, progress
+from tests.runner import calibration, execution, phases, plugin, progress
 from tests.runner.execution import Result, run_command, run_phase
 from tests.runner.phases import PYTHON, ROOT, Phase, Selection
 from tests.runner.record import Record
@@ -337,6 +338,21 @@ def test_slow_work_raises_the_time_scale(monkeypatch):
     assert calibration.measure_time_scale() == calibration.MOST_SCALE
     monkeypatch.setattr(calibration, "IDLE_S", 1e6)
     assert calibration.measure_time_scale() == 1
+
+
+@pytest.mark.parametrize(("deaths", "starts"), [(0, 1), (2, 3), (3, 3)])
+def test_a_kernel_that_dies_while_it_starts_is_started_again(deaths, starts):
+    tried = []
+
+    def start(**options):
+        tried.append(options)
+        if len(tried) <= deaths:
+            raise RuntimeError("Kernel died before replying to kernel_info")
+        return "a manager and a client"
+
+    with pytest.raises(RuntimeError) if deaths == plugin.MOST_KERNEL_STARTS else contextlib.nullcontext():
+        assert plugin.with_retries(start)(cwd="here") == "a manager and a client"
+    assert tried == [{"cwd": "here"}] * starts
 
 
 def test_workers_follow_cores_and_memory(monkeypatch):

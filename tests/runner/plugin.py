@@ -4,6 +4,7 @@ It is loaded with `-p tests.runner.plugin`. With pytest-xdist, it also runs in e
 which receives the results of all workers, reports to the runner.
 """
 
+import functools
 import json
 import os
 import re
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import pytest_timeout
+from nbval import kernel
 
 from shared.deadlines import scaled
 from shared.measure.rounds import AT_MOST
@@ -21,6 +23,7 @@ OUT_OF_TIME = "from pytest-timeout"
 LONGEST_REASON = 300
 # Claims about times are not errors in tests, so a few rounds are enough. The notebooks are built with all rounds.
 ROUNDS_IN_NOTEBOOKS = "3"
+MOST_KERNEL_STARTS = 3
 
 
 def pytest_addoption(parser):
@@ -33,9 +36,28 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     if runs_notebooks(config):
         os.environ.setdefault(AT_MOST, ROUNDS_IN_NOTEBOOKS)
+        kernel.start_new_kernel = with_retries(kernel.start_new_kernel)
     is_worker = hasattr(config, "workerinput")
     if config.option.events and not is_worker:
         config.pluginmanager.register(Reporter(Path(config.option.events)))
+
+
+def with_retries(start):
+    """Return nbval's start_new_kernel(), which starts the kernel again if it died while it started.
+
+    A kernel binds the ports that were chosen for it a second later. Until then, a connection of a rank can take one.
+    """
+
+    @functools.wraps(start)
+    def start_again(**options):
+        for _ in range(MOST_KERNEL_STARTS - 1):
+            try:
+                return start(**options)
+            except RuntimeError as error:
+                print(f"started the kernel again: {error}", file=sys.stderr)
+        return start(**options)
+
+    return start_again
 
 
 # --- which tests run --------------------------------------------------------------------------------
