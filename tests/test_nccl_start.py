@@ -113,7 +113,7 @@ def test_waits_never_block_the_host(monkeypatch):
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: seen.update(os.environ))
     for attribute in ("rank", "device", "store"):
         monkeypatch.setattr(rankside.here, attribute, getattr(rankside.here, attribute))
-    rankside.settle(0, "cuda:0", ("127.0.0.1", 1), "/sizes", (2, b"token"))
+    rankside.initialize_rank(0, "cuda:0", ("127.0.0.1", 1), "/sizes", (2, b"token"))
     assert not {name for name in rankside.BLOCKING_WAIT if name in seen}
     assert {name: seen[name] for name in rankside.NCCL_ENVIRONMENT} == rankside.NCCL_ENVIRONMENT
 

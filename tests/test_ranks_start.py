@@ -287,6 +287,7 @@ def test_a_process_that_is_killed_during_the_start_ends_it_at_once(monkeypatch, 
     def kill(server) -> None:
         while (pid := server._process.pid if victim == "the fork server" else server.pids.get(victim)) is None:
             time.sleep(0.01)
+        os.kill(pid, signal.SIGSTOP)  # a quick start would be over before the kill
         time.sleep(0.3)
         os.kill(pid, signal.SIGKILL)
         killed_s.append(time.monotonic())

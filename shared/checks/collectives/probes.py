@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from shared.checks.collectives.mixture import SPOILT, UNTOUCHED
 from shared.checks.engine.candidate import device_here, records_everything
+from shared.checks.engine.late_ranks import launches_unasked
 from shared.checks.engine.steps import EventLog
 from shared.checks.engine.subgroups import staying_inside
 from shared.deadlines import scaled
@@ -143,7 +144,10 @@ def _recorded():
 
 @contextlib.contextmanager
 def _slow(setting: Setting):
-    """Let one rank receive one of its messages late. A sender that does not wait returns long before that."""
+    """Let one rank receive one of its messages late. A sender that does not wait returns long before that.
+
+    If a rank makes the whole call late, the launches of the others must not wait for it.
+    """
     slow_rank, number = setting.takes_late or (None, 0)
     launched = []
 
@@ -156,7 +160,8 @@ def _slow(setting: Setting):
     hooks = [delay] if dist.get_rank() == slow_rank else []
     instrumentation.before_launch.extend(hooks)
     try:
-        yield
+        with launches_unasked() if setting.late is not None else contextlib.nullcontext():
+            yield
     finally:
         for hook in hooks:
             instrumentation.before_launch.remove(hook)
