@@ -1,7 +1,7 @@
-"""Attacks that were thought up against the sandbox and the measurement from outside. None earns points or does harm.
+"""Attacks against the sandbox and the measurement from outside. None earns points or does harm.
 
 Each attack replaces average_gradients, and ManualDDP has to use it. Names that reading the code would find are put
-together while it runs.
+together while it runs. What code forges inside its own process is not looked for (`instructor/grade/__init__.py`).
 """
 
 import os
@@ -37,59 +37,120 @@ def average_gradients(module, group=None):
     world_size, rank = dist.get_world_size(group), dist.get_rank(group)
     for index, parameter in enumerate(each(module)):
 """
+# Every way to reach something outside its own process. The calls of torch also fill a list of what could be reached.
+REACHES = """
+reached = []
+
+def tries(name, reach):
+    try:
+        if reach():
+            reached.append(name)
+    except (OSError, ValueError) as error:
+        pass
+
+own = os.path.dirname(os.environ["HOME"])
+here = f"{os.environ['TMPDIR']}/{index}"
+torch.save(parameter.grad, f"{here}-{rank}")
+open(f"/dev/shm/{index}-{rank}", "w").close()
+if rank == 0:
+    tries("shared memory", lambda: shared_memory.SharedMemory(f"value{index}", create=True, size=100))
+dist.barrier(group)
+for folder in (os.environ["TMPDIR"], "/dev/shm", "/tmp"):
+    tries(f"files in {folder}", lambda: any(os.access(f"{folder}/{index}-{other}", 0) for other in others))
+if rank > 0:
+    tries("shared memory by name", lambda: shared_memory.SharedMemory(f"value{index}"))
+for folder in (os.getcwd(), os.path.dirname(os.__file__), own):
+    tries(f"folder {folder}", lambda: not open(f"{folder}/{rank}", "w").close())
+for file in range(1, 20):
+    tries("a log", lambda: stat.S_ISREG(os.fstat(file).st_mode) and not os.write(file, b"value"))
+for name in os.listdir(own):
+    tries(f"log {name}", lambda: name.startswith("rank-") and os.access(f"{own}/{name}", os.R_OK))
+tries("terminals", lambda: os.openpty())
+tries("its priority", lambda: os.setpriority(os.PRIO_PROCESS, 0, 15) is None)
+tries("local sockets", lambda: socket.socket(socket.AF_UNIX))
+tries("datagrams", lambda: socket.socket(type=socket.SOCK_DGRAM))
+tries("locks", lambda: fcntl.lockf(open(os.__file__), fcntl.LOCK_SH, 1000 + index, rank) is None)
+for pid in {int(pid) for pid in os.listdir("/proc") if pid.isdigit()} | set(range(2, 60)):
+    if pid in {int(thread) for thread in os.listdir("/proc/self/task")} | {os.getpid()}:
+        continue
+    tries(f"the signals of {pid}", lambda: os.kill(pid, 0) is None)
+    tries(f"the owner of {pid}", lambda: os.stat(f"/proc/{pid}").st_uid != os.getuid())
+    for name in ("mem", "maps", "environ"):
+        tries(f"{name} of {pid}", lambda: open(f"/proc/{pid}/{name}", "rb").read(1))
+    tries(f"the files of {pid}", lambda: os.listdir(f"/proc/{pid}/fd"))
+raise AssertionError(("reached", reached))
+"""
+HIDDEN = "the ranks report 0.00 MB that they sent in collectives, but the network carried"
 ATTACKS = {
-    "values in files": (
-        """
-        here = f"{os.environ['TMPDIR']}/{os.getppid()}-{id(module) % 1}-{index}"
-        own = parameter.grad.contiguous()
-        torch.save(own, f"{here}-{rank}-new")
-        dist.barrier(group)
-        parts = [torch.load(f"{here}-{other}-new") for other in range(world_size)]
-        parameter.grad.copy_(sum(parts) / world_size)
-        """,
-        "FileNotFoundError",
-    ),
     "hidden calls of the backend": (
         """
         backend = getattr(group or dist.group.WORLD, "_get_" + "backend")(torch.device("cpu"))
         backend.allreduce([parameter.grad]).wait()
         parameter.grad /= world_size
         """,
-        "the ranks report 0.00 MB that they sent in collectives, but the network carried",
+        HIDDEN,
     ),
-    "a measure of its own": (
-        """
-        from shared.checks.engine import candidate, network_meter
-        candidate.outside.reported = lambda calls: (0.0, 1e15)
-        parameter.grad /= world_size
-        """,
-        "rejected: ",
-    ),
-    "the same, by another name": (
+    "calls that were never made": (
         """
         import sys
-        sys.modules["shared." + "checks.engine.network_meter"].reported = lambda calls: (0.0, 1e15, 0)
+        heard = sys.modules["shared." + "wire.instrumentation"].__dict__["_lis" + "teners"]
+        dist.all_reduce(torch.zeros(1), group=group)
+        for calls, _, _ in heard:
+            vars(calls[-1])["payload_bytes"] = parameter.grad.nbytes
+        parameter.grad /= world_size
+        """,
+        "but the network carried only",
+    ),
+    "another client of the controller": (
+        """
+        import glob, ipyparallel
+        folder = os.path.join(os.path.dirname(os.environ["HOME"]), "profile", "security")
+        found = glob.glob(f"{folder}/*client.json")
+        kept = dist.__dict__.setdefault("kept", [])
+        kept += [ipyparallel.Client(found[0], timeout=5)] * (not kept)
+        """,
+        "",
+    ),
+    "sockets of its own": (
+        """
+        import socket
+        kept = dist.__dict__.setdefault("kept", [])
+        if world_size == 2 and not kept:
+            if rank == 0:
+                server = socket.create_server(("127.0.0.1", 45678))
+            dist.barrier(group)
+            kept.append(server.accept()[0] if rank == 0 else socket.create_connection(("127.0.0.1", 45678)))
         dist.all_reduce(parameter.grad, group=group)
         parameter.grad /= world_size
         """,
-        "void: the code replaces functions that measure it: shared.checks.engine.network_meter.reported",
+        "connections that belong to no process group",
     ),
-    "smaller models": (
+    "sockets that leave no trace": (
         """
-        import sys
-        sys.modules["shared." + "checks.models.awkward_models"].USUAL_WIDTH = 1
-        parameter.grad.zero_()
+        import socket, struct
+        if world_size > 1:
+            own = parameter.grad.contiguous().numpy().tobytes()
+            server = socket.socket()
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            server.bind(("127.0.0.1", 45000 + rank))
+            server.listen()
+            dist.barrier(group)
+            to = socket.create_connection(("127.0.0.1", 45000 + (rank + 1) % world_size))
+            other, _ = server.accept()
+            to.sendall(own)
+            received = b""
+            while len(received) < len(own):
+                received += other.recv(1 << 20)
+            dist.barrier(group)
+            for end in (to, other):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                end.close()  # This resets the connection, so the system forgets it at once.
+            server.close()
+            dist.barrier(group)
+            values = torch.frombuffer(bytearray(received), dtype=parameter.dtype).view(parameter.shape)
+            parameter.grad.add_(values).div_(2)
         """,
-        "expected",
-    ),
-    "values in the store": (
-        """
-        store = [store for _, store in dist.distributed_c10d._world.pg_map.values()][0]
-        store.set(f"gradient-{index}", "1")
-        dist.all_reduce(parameter.grad, group=group)
-        parameter.grad /= world_size
-        """,
-        "void: the code used the process group's store",
+        HIDDEN,
     ),
     "a flood of connections": (
         """
@@ -123,26 +184,6 @@ ATTACKS = {
         """,
         "its processes held",
     ),
-    "another process's memory": (
-        """
-        reached = []
-        for pid in {*filter(str.isdigit, os.listdir("/proc"))} - {str(os.getpid())}:
-            if b"instructor.grade.judge" in open(f"/proc/{pid}/cmdline", "rb").read():
-                for name in ("mem", "maps", "environ", "fd"):
-                    try:
-                        os.listdir(f"/proc/{pid}/fd") if name == "fd" else open(f"/proc/{pid}/{name}").read(1)
-                        reached.append(name)
-                    except OSError:
-                        pass
-                try:
-                    os.kill(int(pid), 9)
-                    reached.append("kill")
-                except PermissionError:
-                    pass
-        raise AssertionError(("reached", reached))
-        """,
-        "('reached', [])",
-    ),
 }
 
 
@@ -157,8 +198,6 @@ def judged_with():
 def test_an_attack_earns_nothing_and_harms_nobody(tmp_path, judged_with, name):
     if name == "detached shared memory" and not can_make_groups():
         pytest.skip("the grader may not create a control group on this system")
-    if name == "another process's memory" and os.getuid() != 0:
-        pytest.skip("only root can give the judge a user of its own")
     body, reason = ATTACKS[name]
     source = f"%%ranks\n{TOP}{textwrap.indent(textwrap.dedent(body).strip(), '        ')}"
     submission = hand_in(tmp_path, "eve", LAB, writes(average_gradients=source))
@@ -168,6 +207,28 @@ def test_an_attack_earns_nothing_and_harms_nobody(tmp_path, judged_with, name):
     assert (honest.points, attack.points) == (honest.max_points, 0), evidence
     assert reason in evidence and evidence.strip()
     assert not left_over()
+
+
+def test_a_rank_reaches_only_what_it_needs(tmp_path, judged_with):
+    if os.getuid() != 0:
+        pytest.skip("only root can give each rank a user of its own")
+    source = f"""%%ranks
+import fcntl, os, socket, stat
+from multiprocessing import shared_memory
+
+def average_gradients(module, group=None):
+    rank, index = dist.get_rank(group), 0
+    others = {{*range(dist.get_world_size(group))}} - {{rank}}
+    if not others:
+        return
+    parameter = next(module.parameters())
+    parameter.grad = torch.zeros_like(parameter)
+{textwrap.indent(REACHES.strip(), "    ")}
+"""
+    submission = hand_in(tmp_path, "eve", LAB, writes(average_gradients=source))
+    _, answer = grading.grade(submission, judged_with, Limits(memory_bytes=3_000_000_000)).answers
+    evidence = "\n".join([answer.reason, *(verdict.evidence for verdict in answer.verdicts)])
+    assert answer.points == 0 and "('reached', [])" in evidence, evidence
 
 
 def can_make_groups() -> bool:

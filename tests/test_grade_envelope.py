@@ -29,11 +29,6 @@ SKIPS_LARGE_TENSORS = """
                     parameter.grad = torch.zeros_like(parameter)
                 mean_over_ranks_(parameter.grad, group)
 """
-STOPS_SHUFFLING = """
-    class ShardedSampler(ShardedSampler):
-        def __init__(self, length, rank, world_size, shuffle=True, seed=0):
-            super().__init__(length, rank, world_size, shuffle and length <= 60, seed)
-"""
 STOPS_AFTER_CALL_3 = """
     calls = 0
 
@@ -47,56 +42,12 @@ STOPS_AFTER_CALL_3 = """
                 if calls <= 3:
                     mean_over_ranks_(parameter.grad, group)
 """
-ROWS_STOP_AFTER_STEP_8 = """
-    class RowParallelLinear(RowParallelLinear):
-        steps = 0
-
-        def forward(self, x):
-            self.steps += 1
-            return super().forward(x) if self.steps <= 8 else 2 * super().forward(x)
-"""
-PIPELINE_STOPS_AFTER_STEP_10 = """
-    class Pipeline(Pipeline):
-        steps = 0
-
-        def step(self, inputs, targets):
-            loss = super().step(inputs, targets)
-            self.steps += 1
-            for parameter in self.stage_parameters().values() if self.steps > 10 else ():
-                if parameter.grad is not None:
-                    parameter.grad *= 2
-            return loss
-"""
-REDISTRIBUTES_SMALL_TENSORS = """
-    def redistribute(shard, before, after, group=None, _original=redistribute):
-        changed = _original(shard, before, after, group)
-        return changed if shard.numel() <= 4_100 else torch.zeros_like(changed)
-"""
-SPLIT_STOPS_AFTER_STEP_8 = """
-    def split_model(*args, _original=split_model, **kwargs):
-        pipeline = _original(*args, **kwargs)
-        run, steps = pipeline.step, 0
-
-        def step(inputs, targets):
-            nonlocal steps
-            steps += 1
-            loss = run(inputs, targets)
-            return loss if steps <= 8 else 2 * loss
-
-        pipeline.step = step
-        return pipeline
-"""
 ATTACKS = {  # the module, the piece, and the code
     "stops after step 3": ("manual_ddp", "ManualDDP", STOPS_AFTER_STEP_3),
     "stops after call 3": ("manual_ddp", "average_gradients", STOPS_AFTER_CALL_3),
     "skips large tensors": ("manual_ddp", "average_gradients", SKIPS_LARGE_TENSORS),
-    "stops shuffling above length 60": ("manual_ddp", "ShardedSampler", STOPS_SHUFFLING),
-    "rows stop after step 8": ("tensor_parallel", "RowParallelLinear", ROWS_STOP_AFTER_STEP_8),
-    "a pipeline stops after step 10": ("pipeline", "Pipeline", PIPELINE_STOPS_AFTER_STEP_10),
-    "redistributes small tensors": ("gspmd", "execute", REDISTRIBUTES_SMALL_TENSORS),
-    "a split stops after step 8": ("parallel_3d", "split_model", SPLIT_STOPS_AFTER_STEP_8),
 }
-EARNS_NOTHING = [name for name in ATTACKS if "stop" in name and "shuffling" not in name]
+EARNS_NOTHING = [name for name in ATTACKS if "stop" in name]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -1,6 +1,5 @@
 """Attacks, accidents and honest work that a fresh reviewer found after all other tests of grading were written."""
 
-import functools
 import signal
 import time
 from dataclasses import replace
@@ -13,7 +12,6 @@ from instructor.grade import (
     command,
     course,
     dashboard,
-    fingerprints,
     grading,
     lms_zips,
     outputs,
@@ -22,10 +20,8 @@ from instructor.grade import (
 )
 from instructor.grade.limits import Limits
 from instructor.grade.policy import Policy
-from shared.checks.engine import candidate
 from shared.deadlines import scaled
-from shared.wire import instrumentation
-from tests.handed_in import CHAPTERS, cells_of, hand_in, left_over, need_sandbox, packed, writes
+from tests.handed_in import CHAPTERS, cells_of, hand_in, need_sandbox, packed, writes
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.usefixtures("users_of_our_own")]
 
@@ -46,10 +42,8 @@ def ours(lab: str, name: str) -> str:
     return next(cell.source for cell in cells if cell.metadata["nbgrader"]["grade_id"] == name)
 
 
-# -- kind 1: cheats that earned points without a notice
+# -- kind 1: code that once ran although the grader had not read it as code
 
-# A line of a string that looked like a __future__ import was once moved to the top of the file. It ran there, although
-# static_checks.py had read it only as a string.
 CODE_IN_A_TEXT = '''%%ranks
 NOTES = """
 from __future__ import annotations; from torch.nn.parallel import DistributedDataParallel as Wrapper; import sys
@@ -68,161 +62,6 @@ class ManualDDP(nn.Module):
     def finish_gradient_sync(self):
         pass
 '''
-# replicate() uses DistributedDataParallel inside. screen.READY_MADE lacks its name, but its module is rejected.
-REPLICATE = """%%ranks
-from torch.distributed._composable.replicate import replicate
-
-class ManualDDP(nn.Module):
-    def __init__(self, module, group=None):
-        super().__init__()
-        broadcast_state(module, group)
-        self.module = module
-        if any(p.requires_grad for p in module.parameters()):
-            mesh = {"process_group": group} if group is not None else {}
-            replicate(module, find_unused_parameters=True, broadcast_buffers=False, **mesh)
-
-    def forward(self, *inputs, **kwargs):
-        return self.module(*inputs, **kwargs)
-
-    def finish_gradient_sync(self):
-        pass
-"""
-# The address and port of a listening socket encode three bytes, which every rank can read in /proc/net/tcp. Nothing is
-# sent, so the meter counts nothing. The all-reduce, which is counted, sends only zeros. static_checks.py finds no name
-# that it knows, because the code renames a module of torch and puts the names of other modules together while it runs.
-LISTENING = '''%%ranks
-_core = dist.distributed_c10d
-_modules = _core.sys.modules
-_socket, _system, _files, _clock = (_modules[name] for name in ("soc" + "ket", "o" + "s", "i" + "o", "ti" + "me"))
-_kept = _core.__dict__.setdefault("_kept_here", {"open": []})
-
-def _heard(ports):
-    """Return what each user's sockets in this range say, in order."""
-    found = {}
-    for line in _files.open("/proc/self/net/tcp").read().splitlines()[1:]:
-        words = line.split()
-        address, _, port = words[1].partition(":")
-        if words[3] == "0A" and int(port, 16) in ports:
-            four = bytes.fromhex(address)[::-1]
-            own = found.setdefault(int(words[7]), {})
-            own[four[1]] = bytes([four[2], four[3], (int(port, 16) - ports.start) % 256])
-    return found
-
-def _exchange(data, members):
-    """Return every member's bytes. Nothing is sent."""
-    me, world = dist.get_rank(), dist.get_world_size()
-    key, turns, old = (members, world), _kept.setdefault("turns", {}), _kept["open"]
-    turn = turns[key] = turns.get(key, 0) + 1
-    keep = 1 if _kept.get("key") == key else 0
-    _kept["key"] = key
-    block = (len(members) - 1 + 4 * (world != len(members))) * 4 + turn % 4
-    ports = range(16_000 + 1024 * block, 17_024 + 1024 * block)
-    while len(old) > keep:
-        for each in old.pop(0):
-            each.close()
-    padded, mine = data + bytes(-len(data) % 3), []
-    for at in range(0, len(padded), 3):
-        one, two, three = padded[at : at + 3]
-        each = _socket.socket()
-        each.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEADDR, 1)
-        each.bind((f"127.{at // 3 + 1}.{one}.{two}", ports.start + 256 * me + three))
-        each.listen(1)
-        mine.append(each)
-    old.append(mine)
-    first, until = _system.getuid() - me, _clock.time() + 15
-    while True:
-        found = _heard(ports)
-        parts = [found.get(first + rank, {}) for rank in members]
-        if all(len(part) == len(padded) // 3 for part in parts):
-            return [b"".join(part[at] for at in sorted(part))[: len(data)] for part in parts]
-        assert _clock.time() < until, [len(part) for part in parts]
-        _clock.sleep(0.001)
-
-def mean_over_ranks_(tensor, group=None):
-    members = tuple(dist.get_process_group_ranks(group or dist.group.WORLD))
-    own = tensor.detach().cpu().contiguous().view(-1)
-    said = _exchange(bytes(own.view(torch.uint8).tolist()), members)
-    every = [torch.tensor(list(each), dtype=torch.uint8).view(tensor.dtype).view(tensor.shape) for each in said]
-    dist.all_reduce(torch.zeros_like(own), group=group)  # for the meter and the record
-    tensor.copy_(torch.stack(every).mean(0))
-'''
-# The function that contextlib.contextmanager wraps is in a closure. The fingerprints did not cover closures at first,
-# so this code could change both records of the collectives.
-CLOSURE_OF_LISTENING = """%%ranks
-import contextlib as _context
-_core = dist.distributed_c10d
-_modules = _core.sys.modules
-_get, _set = (_modules["buil" + "tins"].__dict__[name] for name in ("get" + "attr", "set" + "attr"))
-
-def _patch():
-    listening = _modules["shar" + "ed.wire.instru" + "mentation"].listening
-    cell = _get(listening, "__clo" + "sure__")[0]
-    plain = _context.contextmanager(_get(cell, "cell_" + "contents"))
-    if "_mine" in _core.__dict__:
-        return
-    _core.__dict__["_mine"] = True
-
-    def told(*args, **kwargs):
-        with plain(*args, **kwargs) as calls:
-            yield calls
-        size, rank = dist.get_world_size(), dist.get_rank()
-        done = [each for each in calls if each.op == "broadcast"]
-        calls[:] = [each for each in calls if each.op != "broadcast"]
-        for each in done:
-            src = _core.__dict__["_src"]
-            for other in range(size):
-                if other != src and rank in (src, other):
-                    one = object.__new__(type(each))
-                    op, partner = ("send", other) if rank == src else ("recv", src)
-                    one.__dict__.update(each.__dict__, op=op, partner=partner)
-                    calls.append(one)
-
-    _set(cell, "cell_" + "contents", told)
-
-def broadcast_by_hand(tensor, src):
-    _patch()
-    _core.__dict__["_src"] = src
-    dist.broadcast(tensor, src)
-"""
-HIDES = """
-
-class ZeRO1(ZeRO1):
-    def update_parameters(self, *args, **kwargs):
-        result = super().update_parameters(*args, **kwargs)
-        tensors = [tensor for group in self.param_groups for tensor in group["params"] if tensor.numel()]
-        self.kept = [_hidden(tensor.detach().clone().contiguous().view(-1)) for tensor in tensors for _ in range(4)]
-        return result
-"""
-AS_TEXT = "\n\ndef _hidden(tensor):\n    return tensor.view(torch.uint8).numpy().tobytes().decode('latin-1')\n"
-AS_SPARSE = "\n\ndef _hidden(tensor):\n    return tensor.to_sparse()\n"
-AS_GRAPH = "\n\ndef _hidden(tensor):\n    return tensor.float().requires_grad_().exp().exp().sum()\n"
-AS_TENSOR = "\n\ndef _hidden(tensor):\n    return tensor\n"  # not hidden at all
-AS_NUMBERS = (
-    "\n\ndef _hidden(tensor):\n    return int.from_bytes(tensor.view(torch.uint8).numpy().tobytes(), 'little')\n"
-)
-
-CHEATS = {
-    "code in a text": ("02_manual_ddp", "2.4", {"manual_ddp": CODE_IN_A_TEXT}),
-    "torch's replicate": ("02_manual_ddp", "2.4", {"manual_ddp": REPLICATE}),
-    "the closure of listening": ("00_ranks", "0.5", {"broadcast_by_hand": CLOSURE_OF_LISTENING}),
-    "sockets that only listen": ("02_manual_ddp", "2.1", {"mean_over_ranks": LISTENING}),
-}
-
-
-@pytest.mark.parametrize("name", CHEATS)
-def test_a_cheat_earns_nothing_or_is_named_to_the_instructor(tmp_path, name):
-    lab, number, sources = CHEATS[name]
-    record = graded(tmp_path, lab, (number,), sources)
-    (answer,) = record.answers
-    assert answer.points == 0 or record.notices, answer
-    assert not left_over()
-
-
-@pytest.mark.parametrize("way", ["AS_TENSOR", "AS_TEXT", "AS_SPARSE", "AS_GRAPH", "AS_NUMBERS"])
-def test_hidden_memory_costs_points(tmp_path, way):
-    source = ours("07_zero1", "zero1-2") + globals()[way] + HIDES
-    (answer,) = graded(tmp_path, "07_zero1", ("7.4",), {"zero1_2": source}).answers
-    assert answer.points < answer.max_points
 
 
 def test_a_text_stays_a_text():
@@ -230,40 +69,6 @@ def test_a_text_stays_a_text():
     cell = {"grade_id": "x", "source": CODE_IN_A_TEXT.removeprefix("%%ranks\n"), "line": 1}
     source, _ = assembly.assembled([cell], "")
     assert source.strip() == cell["source"].strip()
-
-
-CLOSURE = "__clo" + "sure__"
-
-
-def test_a_function_that_a_decorator_has_wrapped_is_found_if_it_is_replaced():
-    """A decorator keeps the function that it wraps in a closure."""
-    cell = instrumentation.listening.__closure__[0]
-    before, kept = fingerprints.take("shared.checks.first_collectives"), cell.cell_contents
-    try:
-        cell.cell_contents = lambda *args, **kwargs: iter([[]])
-        assert fingerprints.replaced(before, fingerprints.take("shared.checks.first_collectives"))
-    finally:
-        cell.cell_contents = kept
-
-
-def test_functions_in_a_cache_or_a_partial_are_found_if_they_are_replaced():
-    def one():
-        return 1
-
-    def two():
-        return 2
-
-    for wrap in (functools.cache, functools.partial):
-        assert fingerprints._digest(wrap(one)) != fingerprints._digest(wrap(two))
-
-
-def test_other_defaults_of_a_function_are_found():
-    before, kept = fingerprints.take("shared.checks.first_collectives"), candidate.probe.__defaults__
-    try:
-        candidate.probe.__defaults__ = (5,)
-        assert fingerprints.replaced(before, fingerprints.take("shared.checks.first_collectives"))
-    finally:
-        candidate.probe.__defaults__ = kept
 
 
 # -- kind 2: submissions that disturb grading
@@ -414,14 +219,6 @@ def test_a_name_that_a_student_gave_a_cell_is_not_shown(tmp_path):
 
 # -- kind 3: right, but unusual
 
-QUESTION = """%%ranks
-def sum_over_ranks(value):
-    total = torch.tensor(value, dtype=torch.float64)
-    dist.all_reduce(total)
-    return total.item()
-
-?dist.all_reduce
-"""
 PERCENT = """%%ranks
 def pass_right(tensor):
     size, rank = dist.get_world_size(), dist.get_rank()
@@ -470,9 +267,6 @@ def average_gradients(module, group=None):
             dist.all_reduce(p.grad, group=group)
             p.grad /= world_size
 """
-LOCAL_GROUP = A_GROUP_EACH_TIME.replace(
-    "new_group()", "new_group([*range(dist.get_world_size())], use_local_synchronization=True)"
-)
 SLOW = """%%ranks
 import time
 
@@ -532,20 +326,21 @@ print(example[0].item())
 FROM_MINE = ours("03_gradient_bucketing", "bucketed-ddp").replace(
     "%%ranks\n", "%%ranks\nfrom shared.mine import broadcast_state  # as its documentation says\n", 1
 )
+# Its own wait, a global setting of torch, and a line that asks for help
 MEASURES = (
     ours("00_ranks", "sum-over-ranks")
     + """
 
+torch.use_deterministic_algorithms(True)
 import time as clock
 began = clock.perf_counter()
-while clock.perf_counter() - began < 3:  # how many calls are there in 3 s?
+while clock.perf_counter() - began < 1:  # how many calls are there in 1 s?
     pass
+?dist.all_reduce
 """
 )
-
-DETERMINISTIC = ours("00_ranks", "sum-over-ranks") + "\n\ntorch.use_deterministic_algorithms(True)\n"
 STEPS = (
-    ours("02_manual_ddp", "average-gradients")
+    A_GROUP_EACH_TIME
     + """
 
 _layer = nn.Linear(2, 2)
@@ -554,34 +349,34 @@ _layer(torch.ones(2)).sum().backward()
 _optimizer.step()
 """
 )
+LOCAL_GROUP = A_GROUP_EACH_TIME.replace(
+    "new_group()", "new_group([*range(dist.get_world_size())], use_local_synchronization=True)"
+)
 # The first exercise fails with the helper of the second one, and is defined there once more.
 DEFINED_LATER = (
     SAME_HELPER[0].replace("def sum_over_ranks(value):", "def _unused(value):"),
     SAME_HELPER[1] + "\n\ndef sum_over_ranks(value):\n    return 0.0\n",
 )
+SEVERAL = {  # a constant with two meanings, a line that begins with %, a history, and an example with a large tensor
+    "sum_over_ranks": TWO_MEANINGS[0],
+    "global_mean": TWO_MEANINGS[1],
+    "pass_right": PERCENT,
+    "log_mean_loss": GROWS,
+    "broadcast_by_hand": TRIES_A_LARGE_ONE,
+}
 HONEST = {
-    "a step of an optimizer": ("02_manual_ddp", {"average_gradients": STEPS}, ("2.3",)),
-    "deterministic algorithms": ("00_ranks", {"sum_over_ranks": DETERMINISTIC}, ("0.1",)),
-    "two constants of the same name": (
-        "00_ranks",
-        {"sum_over_ranks": TWO_MEANINGS[0], "global_mean": TWO_MEANINGS[1]},
-        ("0.1", "0.2"),
-    ),
-    "a history": ("00_ranks", {"log_mean_loss": GROWS}, ("0.4",)),
+    "several": ("00_ranks", SEVERAL, ("0.1", "0.2", "0.3", "0.4", "0.5")),
+    "a measurement of 1 s": ("00_ranks", {"sum_over_ranks": MEASURES}, ("0.1",)),
+    "slow": ("00_ranks", {"sum_over_ranks": SLOW.replace("SECONDS", str(scaled(0.4)))}, ("0.1",)),
     "an example for four ranks": ("00_ranks", {"sum_over_ranks": TRIES_IT}, ("0.1", "0.2")),
-    "a piece from shared.mine": ("03_gradient_bucketing", {"bucketed_ddp": FROM_MINE}, ("3.4",)),
-    "a measurement of 3 s": ("00_ranks", {"sum_over_ranks": MEASURES}, ("0.1",)),
-    "an example with a large tensor": ("00_ranks", {"broadcast_by_hand": TRIES_A_LARGE_ONE}, ("0.4", "0.5")),
-    "a question mark": ("00_ranks", {"sum_over_ranks": QUESTION}, ("0.1",)),
-    "a line that begins with %": ("00_ranks", {"pass_right": PERCENT}, ("0.3",)),
     "two helpers of the same name": (
         "00_ranks",
         {"sum_over_ranks": SAME_HELPER[0], "global_mean": SAME_HELPER[1]},
         ("0.1", "0.2"),
     ),
-    "a group for each call": ("02_manual_ddp", {"average_gradients": A_GROUP_EACH_TIME}, ("2.3",)),
+    "a group for each call, and a step of an optimizer": ("02_manual_ddp", {"average_gradients": STEPS}, ("2.3",)),
     "a group that is formed by its members": ("02_manual_ddp", {"average_gradients": LOCAL_GROUP}, ("2.3",)),
-    "slow": ("00_ranks", {"sum_over_ranks": SLOW.replace("SECONDS", str(scaled(1)))}, ("0.1",)),
+    "a piece from shared.mine": ("03_gradient_bucketing", {"bucketed_ddp": FROM_MINE}, ("3.4",)),
 }
 
 

@@ -10,7 +10,7 @@ course.py         unpacks the course as students of one chapter have it, for the
 sandbox.py        runs a process tree with limits, which sees only the files that it needs (with cgroup.py)
 reader.py         reads a notebook inside the sandbox
 judge.py          runs the instructor's checks on one student's code inside the sandbox (with assembly.py,
-                  static_checks.py, safe_loading.py, store_proxy.py, fingerprints.py and limits.py)
+                  static_checks.py, safe_loading.py, store_proxy.py and limits.py)
 forked_server.py  forks the judge to start the fork server, from which the ranks are forked
 isolation.py      gives each rank a user, files and memory of its own
 machine_load.py   finds how many submissions this machine can grade at once, and lengthens deadlines while it is busy
@@ -29,13 +29,9 @@ What protects grading from cheating:
   which runs as another user, knows which connections belong to process groups, and how many bytes they carried
   (`shared/checks/engine/network_meter.py`). store_proxy.py keeps values out of the process group's store, except for
   the texts of guards (`shared/guards/alarms.py`).
-- static_checks.py reads the code before it runs. It rejects names that lead to the checks or to the record of
-  collectives, and torch's ready-made wrappers in labs in which students write their own. It reports other names that a
-  person should look at.
-- fingerprints.py finds functions of the course and of torch that the code has replaced. It also compares their default
-  values and the functions that they wrap. If it finds a change, the exercise is void.
-- Some probes return every collective that a rank has recorded. The judge compares this record with the number of bytes
-  that the rank reports to the meter (`records_everything` in `shared/checks/engine/candidate.py`).
+- static_checks.py reads the code before it runs. It rejects solutions that students do not have yet, the checks, and
+  torch's ready-made wrappers in labs in which students write their own. It reports other names that a person should
+  look at.
 - Sizes and numbers of steps are drawn. At the end, one or two checks that have passed run again for longer. If one of
   them fails this time, the exercise earns nothing (`shared/checks/engine/scale.py`).
 
@@ -49,16 +45,14 @@ assembly.py therefore leaves out assertions. If loading the cells calls collecti
 other code that only tries an exercise. A later cell may redefine a helper of an exercise. If such an exercise fails
 and has used little time, it is judged again without the later cells, and the better result counts.
 
-Known limits: Python cannot isolate code within a process. A student's code runs in the process that records its
-collectives, and static_checks.py misses names that are put together while the code runs. Code that reaches the record
-can change what it says about the collectives, their order, their times, and the memory that was used. It still cannot
-forge values that ranks have to exchange, and the bytes on the network must agree with the record to about 5%, or to
-0.03 MB if little is sent. Each call may also send about 1 kB of headers. If an exercise needs no communication, such as
-a formula of lab 05 or a rule of lab 17, code that reaches the modules of the checks can call their reference. A rank
-can announce a port of its own to the process group's store, so that a connection to this port counts as one of the
-group's. Code can count its calls, and become wrong after more calls than the checks make. It can also hide a ready-made
-wrapper. Ranks share the processor, process ids and port numbers, and can pass a few hundred bytes per call through
-these. This is enough for the numbers of lab 00, but not for the large tensors that grading draws in other checks. If a
+Known limits: Python cannot isolate code within a process. What a student's own process reports, such as the order and
+times of its collectives or the memory that was used, is believed, and nothing looks for code that forges it. Such code
+still cannot forge values that ranks have to exchange, and the bytes on the network must agree with what the ranks
+report to about 5%, or to 0.03 MB if little is sent. Each call may also send about 1 kB of headers. If an exercise needs
+no communication, such as a formula of lab 05 or a rule of lab 17, code that reaches the modules of the checks can call
+their reference. Code can hide a ready-made wrapper, or become wrong after more calls than the checks make. Ranks share
+the processor, process ids and port numbers, and can pass a few hundred bytes per call through these. This is enough for
+the numbers of lab 00, but not for the large tensors that grading draws in other checks. If a
 system lacks control groups or cannot count the bytes, or if the grader is not root, the notes of each submission say
 so. Submissions that are graded at once share the CPU, so one can slow down another, except with --jobs 1. If an
 exercise fails, a later one that uses it is judged again with our own code for the failed one, but only if our solution

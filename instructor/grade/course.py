@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 SHOWING = ("__init__", "__main__", "archives", "lms_zips", "choice", "command", "dashboard", "export", "feedback")
 SHOWING += ("finding", "gradebook", "gradescope", "similarity", "nbgrader_course", "outputs", "platforms", "policy")
 SHOWING += ("returns", "tables", "unchanged")
-JUDGE = ("__init__", "reader", "judge", "assembly", "fingerprints", "forked_server", "isolation", "limits")
+JUDGE = ("__init__", "reader", "judge", "assembly", "forked_server", "isolation", "limits")
 JUDGE += ("safe_loading", "static_checks", "store_proxy")
 
 

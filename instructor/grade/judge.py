@@ -26,18 +26,16 @@ from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 
-from instructor.grade import assembly, fingerprints, forked_server, isolation, safe_loading, static_checks, store_proxy
+from instructor.grade import assembly, forked_server, isolation, safe_loading, static_checks, store_proxy
 from instructor.grade.limits import Limits, become, bound
 from shared import ranks
 from shared.checks.engine import candidate, folders, framework, network_meter
 from shared.checks.engine.verdicts import Verdict, as_json
-from shared.deadlines import scaled
 from shared.ranks import processes
 
 NOT_MEASURED = "This system did not let us measure from outside how many bytes the ranks sent."
 SAME_USER = "The grader was not root, so the ranks and their judge ran as one user and could share files."
 SHARED_MEMORY = "This system did not give each rank memory and folders of its own, so ranks could share files."
-LOOK_TIMEOUT_S = scaled(20.0)
 GIVEN = ("torch", "dist", "rank", "world_size", "device", "display", "get_ipython")
 # Every `%%ranks` cell has these names (rankside.join), so code that works in a notebook works here.
 PRELUDE = f"""from IPython import get_ipython
@@ -70,12 +68,12 @@ def main(job_file: str, results: str) -> None:
         ranks.start(max(framework.WORLD_SIZES), detect_mismatch=False)
         rejected = safe_loading.install()
         judge = Judge(job, report, rejected, gates, missing)
-        before = judge.prepare()
+        judge.prepare()
         report(
             ready=True
         )  # From here on, any failure is caused by the student's code, except for the judge's own files.
         try:
-            judge.run(before)
+            judge.run()
         except (folders.NoFolder, OSError) as error:
             if isinstance(error, OSError) and error.errno not in folders.OF_THE_MACHINE:
                 raise
@@ -108,7 +106,6 @@ class Judge:
     def __init__(self, job: dict, report, rejected: list[str], gates: list[store_proxy.Gate], missing: list[str]):
         self.job, self.report, self.rejected, self.gates, self.missing = job, report, rejected, gates, missing
         self.checks = f"shared.checks.{job['module']}"
-        self.inspection = Path(fingerprints.__file__).read_text(encoding="utf-8")
         self.path = str(Path(os.environ["HOME"]) / "candidate.py")
         self.left_out: dict[str, str] = {}
         self.meter = None if NOT_MEASURED in missing else network_meter.Meter(ranks.current, self._announced_ports)
@@ -119,26 +116,24 @@ class Judge:
     def _announced_ports(self) -> set[int]:
         return {port for each in self.gates for port in each.announced_ports | each.own_ports}
 
-    def prepare(self) -> list[dict]:
-        """Try everything without the student's code. Returns the fingerprints of each rank.
+    def prepare(self) -> None:
+        """Try everything without the student's code.
 
         Raises:
             RuntimeError: if the ranks cannot load the judge's own file.
         """
-        before = ranks.run(fingerprints.take_afresh, self.inspection, self.checks)
         if self.meter is not None:
             self.meter.note_control()
         if why := self._try([])[1]:
             raise RuntimeError(f"the ranks cannot load an empty file: {why}")
-        return before
 
-    def run(self, before: list[dict]) -> None:
+    def run(self) -> None:
         defined = self._load(self._screen())
         for task in self.job["tasks"]:
             self.report(begin=task["name"])
             try:
                 verdicts, reason = self._judge(task, defined)
-                reason = self._tampering(before) or reason
+                reason = self._tampering() or reason
             except folders.NoFolder:
                 raise
             except ranks.RanksError as error:
@@ -275,17 +270,11 @@ class Judge:
         finally:
             self._write(self.cells)
 
-    def _tampering(self, before: list[dict]) -> str:
-        """Return how the code has tampered with grading, or "" if it has not. After tampering, restart the ranks."""
-        try:
-            after = ranks.run(fingerprints.take_afresh, self.inspection, self.checks, timeout_s=LOOK_TIMEOUT_S)
-            pairs = zip(before, after, strict=True)
-            found = {name for earlier, now in pairs for name in fingerprints.replaced(earlier, now)}
-        except ranks.CellFailed:
-            found = {"the inspection of the ranks itself"}
+    def _tampering(self) -> str:
+        """Return how the code went round the process group, or "" if it did not. If it did, restart the ranks."""
         refused = [what for each in self.gates for what in each.refused]
         connected = self.meter is not None and self.meter.found_others
-        if not found and not self.rejected and not refused and not connected:
+        if not self.rejected and not refused and not connected:
             return ""
         ranks.current().restart()
         if connected:
@@ -295,13 +284,9 @@ class Judge:
             for each in self.gates:
                 each.refused.clear()
             return f"void: the code used the process group's store, which is not allowed: {refused[0]}"
-        if self.rejected:
-            names = ", ".join(sorted(set(self.rejected)))
-            self.rejected.clear()
-            return f"void: the code sent the grading process a pickle that would call {names} there"
-        shown = sorted(found)
-        more = f" and {len(shown) - 3} more" if len(shown) > 3 else ""
-        return f"void: the code replaces functions that measure it: {', '.join(shown[:3])}{more}"
+        names = ", ".join(sorted(set(self.rejected)))
+        self.rejected.clear()
+        return f"void: the code sent the grading process a pickle that would call {names} there"
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ MEASURING = (
     "shared.ranks.doctor",
     "shared.ranks.rankside",
     "shared.wire.instrumentation",
-)  # Code that imports these could rewrite what they have recorded.
+)  # Code that imports these could rewrite what they have recorded. A person should look at it.
 # Students may not use these where they build their own.
 READY_MADE = (
     "DistributedDataParallel",
@@ -47,15 +47,11 @@ READY_MADE_MODULES = (
     "torch.distributed.pipelining",
     "torch.distributed.tensor.parallel",
 )
-# Names that lead from any object to the interpreter's insides, or past the record. No exercise needs them.
-TABOO = {"__globals__", "__closure__", "__builtins__", "__getattribute__", "__subclasses__", "__code__"}
-TABOO |= {"cell_contents", "__mro__", "__base__", "__bases__", "tb_frame", "gi_frame", "cr_frame", "ag_frame", "f_back"}
-TABOO |= {"f_globals", "f_locals", "f_builtins", "_getframe", "_current_frames", "settrace", "setprofile"}
-TABOO |= {"addaudithook", "get_referrers", "get_referents", "get_objects", "_get_backend", "_get_default_store"}
 SHARDING = ("DTensor",)  # It communicates by itself, so a person should check how it is used.
 REACHING = ("__import__", "globals", "open", "setattr", "vars")  # as functions; methods may have these names
 UNUSUAL_NAMES = ("resolve_name", "attrgetter", "methodcaller", "import_module")
 UNUSUAL_NAMES += ("__builtins__", "__reduce__", "__subclasses__", "_getframe", "_exit", "eval", "exec", "kill", "fork")
+UNUSUAL_NAMES += ("__globals__", "__closure__", "__code__", "cell_contents", "settrace", "setprofile")
 UNUSUAL_NAMES += (
     "FileStore",
     "HashStore",
@@ -140,7 +136,7 @@ def names_of(tree: ast.AST) -> tuple[set[str], set[str]]:
 
 
 def forbidden(source: str, withheld: tuple[str, ...], allowed: tuple[str, ...] = ()) -> list[str]:
-    """Return where an exercise uses the checks, the grader, what measures it, or code that it should not have.
+    """Return where an exercise uses the checks, the grader, or code that it should not have.
 
     Args:
         withheld: The modules of solutions/ that students have not been given.
@@ -157,12 +153,8 @@ def why_forbidden(source: str, withheld: tuple[str, ...], allowed: tuple[str, ..
 def _what_is(forbidden_name: str) -> str:
     if forbidden_name in FORBIDDEN:
         return FORBIDDEN[forbidden_name]
-    if forbidden_name in MEASURING:
-        return "measures what your code does, so your code must not use it"
     if forbidden_name in (*READY_MADE, *READY_MADE_MODULES):
         return "is ready-made code for what this lab asks you to write"
-    if forbidden_name in TABOO:
-        return "leads to the internals of Python or of the checks, which no exercise needs"
     return "is a solution that you do not have yet"
 
 
@@ -172,11 +164,11 @@ def _forbidden_uses(source: str, withheld: tuple[str, ...], allowed: tuple[str, 
     full_names = _full_names(tree)
     uses = [(_in_full(node, full_names), node.lineno) for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
     ready_made = {*READY_MADE, *READY_MADE_MODULES} - {*allowed}
-    refused_modules = (*FORBIDDEN, *MEASURING, *withheld, *(name for name in ready_made if "." in name))
+    refused_modules = (*FORBIDDEN, *withheld, *(name for name in ready_made if "." in name))
     for name, line in [*_module_names(source), *uses]:
         found += [(line, module) for module in refused_modules if f"{name}.".startswith(f"{module}.")]
     for node in ast.walk(tree):
-        found += [(node.lineno, name) for name in _names_in(node) if name in TABOO | ready_made]
+        found += [(node.lineno, name) for name in _names_in(node) if name in ready_made]
     first = {name: line for line, name in sorted(found, reverse=True)}
     return sorted((line, name) for name, line in first.items())
 
@@ -189,10 +181,6 @@ def _names_in(node: ast.AST) -> list[str]:
         return [node.id]
     if isinstance(node, ast.alias):
         return [node.name.split(".")[-1]]
-    if isinstance(node, ast.MatchClass):
-        return node.kwd_attrs
-    if isinstance(node, ast.Constant) and node.value in TABOO:  # as in `getattr(function, "__globals__")`
-        return [node.value]
     return []
 
 

@@ -6,7 +6,7 @@ from shared.checks.bucketed_ddp import assignment, rejections, slices
 from shared.checks.bucketed_ddp import steps as bucket_steps
 from shared.checks.bucketed_ddp.flights import judge_in_flight, judge_late_rank
 from shared.checks.engine.buckets import describe_cap, judge_messages, messages_of
-from shared.checks.engine.candidate import device_here, records_everything
+from shared.checks.engine.candidate import device_here
 from shared.checks.engine.footprint import judge_footprint
 from shared.checks.engine.framework import Attempt, Exercise, Wrong
 from shared.checks.engine.loops import Loop, describe, loop_and_judge
@@ -25,7 +25,6 @@ TINY, SMALL, MIDDLE = ({"bucket_cap_mb": cap} for cap in (0.00003, 0.0002, 0.000
 DEFAULT: dict = {}
 
 
-@records_everything
 def probe_wire(wrapper, model: str, options: dict, steps: int, seed: int, x, y) -> dict:
     """Wrap a model and run some steps.
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from shared.checks.collectives.mixture import SPOILT, UNTOUCHED
-from shared.checks.engine.candidate import device_here, records_everything
+from shared.checks.engine.candidate import device_here
 from shared.checks.engine.late_ranks import launches_unasked
 from shared.checks.engine.steps import EventLog
 from shared.checks.engine.subgroups import staying_inside
@@ -41,7 +41,6 @@ class Setting:
         return self.members or tuple(range(world_size))
 
 
-@records_everything
 def probe_step(step, setting: Setting, *mine: torch.Tensor) -> list[dict]:
     """Send each tensor to the right, into a tensor that holds other values."""
     options, takes_part = _join(setting)
@@ -59,7 +58,6 @@ def probe_step(step, setting: Setting, *mine: torch.Tensor) -> list[dict]:
     return tries
 
 
-@records_everything
 def probe_collective(collective, setting: Setting, *mine: torch.Tensor) -> list[dict]:
     """Call a collective with each tensor. As soon as a call returns, its argument and its result are overwritten.
 

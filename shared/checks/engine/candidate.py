@@ -8,7 +8,6 @@ import importlib.util
 import io
 import sys
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 from types import CodeType
 
@@ -27,16 +26,6 @@ _formed: list[weakref.ref] = []  # the groups that the last probe formed
 
 class PieceMissing(Exception):
     """The error for a piece that is not defined where the check looks for it."""
-
-
-def records_everything(probe_fn: Callable) -> Callable:
-    """Mark a probe whose results contain every call of a collective that the ranks make while it runs.
-
-    In grading, each rank's calls must add up to the bytes that the rank reports, and the network must agree with this
-    report. Otherwise, code could change the record that a check reads, without changing the report.
-    """
-    probe_fn.records_everything = True
-    return probe_fn
 
 
 def probe(

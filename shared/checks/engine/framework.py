@@ -8,17 +8,16 @@ uses a sandbox, and measures from outside how many bytes the ranks send.
 """
 
 import contextlib
-import math
 import random
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 
 from shared import mine, progress, ranks
-from shared.checks.engine import assistance, candidate, display, network_meter, parcel, scale
+from shared.checks.engine import assistance, candidate, display, parcel, scale
 from shared.checks.engine.network_meter import Meter
 from shared.checks.engine.prints import Prints
 from shared.checks.engine.scale import DrawnSizes
@@ -187,23 +186,7 @@ class Attempt:
         packed, reports = zip(*(outcome.value for outcome in outcomes), strict=True)
         if self.meter and (what := self.meter.contradicts(reports, max(self.scale.longest, self.scale.repeats))):
             raise Wrong(what, _HINT_ON_OTHER_WAYS)
-        results = [parcel.unpack(value) for value in packed]
-        if self.meter and times == 1 and getattr(probe, "records_everything", False):
-            self._compare_records(targets or [*range(len(results))], results, reports)
-        return results
-
-    def _compare_records(self, members: list[int], results: list, reports: Sequence[tuple[float, float, int]]) -> None:
-        """Compare the calls in what a probe returned with what the ranks report.
-
-        Raises:
-            Wrong: If the two differ on a rank.
-        """
-        for rank, result, (reported_bytes, _, _) in zip(members, results, reports, strict=True):
-            recorded_bytes = network_meter.recorded_bytes(result, rank)
-            if not math.isclose(recorded_bytes, reported_bytes, rel_tol=1e-6, abs_tol=1.0):
-                records = f"{recorded_bytes:,.0f} bytes, but another one says {reported_bytes:,.0f} bytes"
-                message = f"one record of this rank's collectives says that it sent {records}"
-                raise Wrong({rank: message}, _HINT_ON_OTHER_WAYS)
+        return [parcel.unpack(value) for value in packed]
 
     def _note_prints(self, outcomes: dict, world_size: int) -> None:
         texts = {rank: outcome.text for rank, outcome in outcomes.items()}

@@ -50,21 +50,6 @@ def reported(calls: Sequence[instrumentation.Call]) -> tuple[float, float, int]:
     )
 
 
-def recorded_bytes(result, rank: int) -> float:
-    """Return how many bytes a rank has sent in the calls that a probe's result contains. Each call counts once."""
-    calls: dict[int, instrumentation.Call] = {}
-    left = [result]
-    while left:
-        each = left.pop()
-        if isinstance(each, instrumentation.Call):
-            calls[id(each)] = each
-        elif isinstance(each, dict):
-            left += each.values()
-        elif isinstance(each, (list, tuple)):
-            left += each
-    return sum(sent_bytes_of(call, rank) for call in calls.values())
-
-
 class Sent(NamedTuple):
     """How many bytes one end of a connection has sent, and how many of these were retransmissions."""
 
@@ -180,9 +165,13 @@ class Meter:
         )
 
     def _others_that_stay(self, now: Carried) -> list[tuple[int, int]]:
-        """Return what `_others` returns, after waiting until the connections of earlier ranks have closed."""
+        """Return what `_others` returns, after waiting until the connections of earlier ranks have closed.
+
+        Once such connections have been found, the exercise is void, so there is nothing to wait for.
+        """
         others, deadline = self._others(now), time.monotonic() + scaled(30.0)
-        while others and self._began.by_end.keys() >= {*others} and time.monotonic() < deadline:
+        known = self._began.by_end.keys()
+        while others and not self.found_others and known >= {*others} and time.monotonic() < deadline:
             time.sleep(0.1)
             others = self._others(read())
         return others

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import nn
 
-from shared.checks.engine.candidate import device_here, records_everything
+from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import (
     describe_calls,
     first_difference,
@@ -76,7 +76,6 @@ def frozen_with_gradient(module) -> list[str]:
     return [name for name, p in module.named_parameters() if not p.requires_grad and p.grad is not None]
 
 
-@records_everything
 def probe_training(wrapper, how: Training, seed: int, x, y) -> dict:
     """Wrap a model and train it with SGD. Returns the states, the gradients and the collectives of each phase."""
     group, member = join_subgroup(how.in_subgroup)

@@ -5,7 +5,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from shared.checks.engine.candidate import device_here, records_everything
+from shared.checks.engine.candidate import device_here
 from shared.deadlines import scaled
 from shared.wire import instrumentation
 
@@ -16,7 +16,6 @@ def _on_device(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(device_here(), copy=True)
 
 
-@records_everything
 def probe_numbers(function, *values) -> dict:
     """Call a function with each value in turn. Returns the result of each call and its messages."""
     results, calls = [], []
@@ -33,14 +32,12 @@ def _described(result) -> tuple[str, object]:
     return type(result).__name__, value if isinstance(value, (torch.Tensor, float, int)) else None
 
 
-@records_everything
 def probe_mean(global_mean, values: torch.Tensor) -> dict:
     argument = _on_device(values)
     found = probe_numbers(global_mean, argument)
     return {**found, "argument": argument.cpu()}
 
 
-@records_everything
 def probe_pass(pass_right, late_rank: int | None, mine: torch.Tensor) -> dict:
     """Pass one tensor to the right. One rank may be late. The argument is overwritten as soon as the call returns."""
     argument = _on_device(mine)
@@ -56,7 +53,6 @@ def probe_pass(pass_right, late_rank: int | None, mine: torch.Tensor) -> dict:
     return {"result": _described(result), "argument": kept, "calls": calls}
 
 
-@records_everything
 def probe_loss(log_mean_loss, value: float) -> dict:
     """Log the loss of a model with one weight, and then call backward() on it, as a training step does."""
     weight = _on_device(torch.tensor(value)).requires_grad_()
@@ -68,7 +64,6 @@ def probe_loss(log_mean_loss, value: float) -> dict:
     return {"result": _described(result), "loss": kept, "gradient": weight.grad.item(), "calls": calls}
 
 
-@records_everything
 def probe_broadcast(broadcast_by_hand, src: int, mine: torch.Tensor) -> dict:
     argument = _on_device(mine)
     with instrumentation.listening() as calls:

@@ -5,14 +5,13 @@ from itertools import chain
 import torch
 from torch import nn
 
-from shared.checks.engine.candidate import device_here, records_everything
+from shared.checks.engine.candidate import device_here
 from shared.checks.engine.subgroups import join_subgroup
 from shared.checks.engine.training import frozen_with_gradient
 from shared.checks.models import awkward
 from shared.wire import instrumentation
 
 
-@records_everything
 def probe_mean(mean_over_ranks_, in_subgroup: bool, values: torch.Tensor) -> dict:
     group, member = join_subgroup(in_subgroup)
     given = values.to(device_here())
@@ -23,7 +22,6 @@ def probe_mean(mean_over_ranks_, in_subgroup: bool, values: torch.Tensor) -> dic
     return {"value": given.cpu().clone(), "calls": calls}
 
 
-@records_everything
 def probe_broadcast(broadcast_state, model: str, in_subgroup: bool, seed: int) -> dict:
     group, member = join_subgroup(in_subgroup)
     module = awkward.build(model, seed).to(device_here())
@@ -39,7 +37,6 @@ def _marks(module: nn.Module) -> list[tuple]:
     return [(id(t), t.data_ptr(), t.requires_grad) for t in chain(module.parameters(), module.buffers())]
 
 
-@records_everything
 def probe_average(
     average_gradients, model: str, in_subgroup: bool, seed: int, x, y, *extra, old_gradients: bool = False
 ) -> dict:
@@ -75,7 +72,6 @@ def probe_average(
     return {"gradients": gradients, "local": local, "calls": calls, "frozen": frozen_with_gradient(module)}
 
 
-@records_everything
 def probe_average_beside_old_gradients(average_gradients, *args) -> dict:
     return probe_average(average_gradients, *args, old_gradients=True)
 

@@ -7,7 +7,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.utils._pytree import tree_map_only
 
-from shared.checks.engine.candidate import device_here, records_everything
+from shared.checks.engine.candidate import device_here
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.hints import begin_at
 from shared.checks.engine.sharded.dtensors import loss_of
@@ -201,7 +201,6 @@ def uneven_hosts_are_rejected(attempt: Attempt) -> None:
                 raise Wrong({rank: evidence}, "Hint: which numbers would tell the user what is wrong?")
 
 
-@records_everything
 def probe_hybrid(host_mesh, ranks_per_host: int, plan: Sharding, seed: int, x, y) -> list:
     """Train one step with torch's own fully_shard on the student's mesh. Return what was sent."""
     mesh, module = host_mesh(ranks_per_host), unit_models.build(plan.model, seed).to(device_here())

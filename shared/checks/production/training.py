@@ -7,7 +7,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 
-from shared.checks.engine.candidate import device_here, records_everything
+from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import RELATIVE_TOLERANCE, nearly_equal
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.sharded.dtensors import assembled, judge_tensors, loss_of, shard_of, shards_of
@@ -76,7 +76,6 @@ def shard(fully_sharded, module: nn.Module, plan: Sharding) -> nn.Module:
     return sharded
 
 
-@records_everything
 def probe_sharded(fully_sharded, plan: Sharding, seed: int, x, y) -> dict:
     """Return this rank's initial shards, and what each step did and sent."""
     module = unit_models.build(plan.model, seed, plan.dtype).to(device_here())

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from shared.checks.engine.candidate import device_here, records_everything
+from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import MOST_DIVISOR, describe_calls, first_difference, nearly_equal, tolerance_of
 from shared.checks.engine.footprint import living_bytes
 from shared.checks.engine.framework import Attempt, Wrong
@@ -54,7 +54,6 @@ def _build(flat_gradients, how: Gradients, seed: int, group):
     return module, parameters, flat_parameter, flat_gradients(flat_parameter)
 
 
-@records_everything
 def probe_gradients(flat_gradients, how: Gradients, seed: int, x, y) -> list[dict]:
     """Return for each round this rank's own gradients, where .grad is stored, the mean, and what was sent."""
     group, member = join_subgroup(how.in_subgroup)

@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from shared.checks.engine.candidate import device_here, records_everything
+from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import describe_calls, first_difference, nearly_equal, tolerance_of
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.late_ranks import PATIENCE_S, Rendezvous, launches_unasked, rehearsed
@@ -43,7 +43,6 @@ def build(sharded_bucket, module: nn.Module, group=None):
     return flat_parameter, sharded_bucket(flat_parameter)
 
 
-@records_everything
 def probe_rounds(sharded_bucket, how: Reduced, rank: int, seed: int, x, y) -> list[dict]:
     """Return for each round this rank's own gradients, the shard's, what was sent when, and which .grad is left."""
     group, member = join_subgroup(how.in_subgroup)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from shared import memory
 from shared.checks.engine.buckets import MB, plan
-from shared.checks.engine.candidate import device_here, records_everything
+from shared.checks.engine.candidate import device_here
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.sharded.plan import SCHEDULERS, Plan, Run
 from shared.checks.engine.sharded.training import HINT_ON_OPTIMIZER_STATE, reject_libraries, train_and_judge
@@ -107,7 +107,6 @@ def begin(zero2, plan: WrapperPlan, module, group=None) -> WrapperRun:
     return run
 
 
-@records_everything
 def probe_zero2(zero2, plan: WrapperPlan, seed: int, x, y) -> dict:
     """Train. Return the state that the ranks start with, and what each step did."""
     group, member = join_subgroup(plan.in_subgroup)

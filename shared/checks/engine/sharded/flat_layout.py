@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from shared.checks.engine.candidate import device_here, records_everything
+from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import first_difference
 from shared.checks.engine.footprint import living_bytes
 from shared.checks.engine.framework import Attempt, Wrong
@@ -76,7 +76,6 @@ def defined_beside(cls: type, name: str):
     raise AssertionError(f"{name} must be defined or imported beside {cls.__name__}")
 
 
-@records_everything
 def probe_layout(flat_parameter_type, shapes: Shapes, seed: int) -> dict:
     """Flatten parameters, read every view, then write into them and all-gather. Returns everything that was read."""
     group, member = join_subgroup(shapes.in_subgroup)

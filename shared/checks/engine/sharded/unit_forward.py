@@ -3,7 +3,7 @@
 import torch
 
 from shared import memory
-from shared.checks.engine.candidate import device_here, records_everything
+from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import first_difference, nearly_equal, tolerance_of
 from shared.checks.engine.footprint import living_bytes, settled_bytes
 from shared.checks.engine.framework import Attempt, Wrong
@@ -17,7 +17,6 @@ from shared.wire import instrumentation
 _HINT_ON_CALLS = "Hint: are a unit's parameters unsharded each time the unit is called?"
 
 
-@records_everything
 def probe_forward(wrapper, plan: UnitPlan, recorded: tuple[bool, ...], seed: int, x, y) -> dict:
     """Return the state a rank computes with, the outputs and collectives, and how many elements the rank owns."""
     module = unit_models.build(plan.model, seed, plan.dtype).to(device_here())
