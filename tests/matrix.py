@@ -24,7 +24,7 @@ import torch
 
 from shared import ranks
 from shared.checks.__main__ import exercises_of, run_file
-from shared.checks.engine.framework import Unusable
+from shared.checks.engine.failures import Unusable
 from shared.deadlines import scaled
 from tests import mutants
 

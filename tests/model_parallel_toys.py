@@ -11,7 +11,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from shared.checks.engine.framework import Attempt, Exercise
+from shared.checks.engine.attempts import Attempt
+from shared.checks.engine.framework import Exercise
 from shared.checks.engine.model_parallel.case import Case, Collective, Shard, split_bytes
 from shared.checks.engine.model_parallel.judges import (
     judge_gradients,

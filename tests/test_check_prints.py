@@ -6,7 +6,8 @@ import io
 import pytest
 
 from shared import ranks
-from shared.checks.engine.framework import CheckFailed, Exercise, Unusable, Wrong
+from shared.checks.engine.failures import Unusable, Wrong
+from shared.checks.engine.framework import CheckFailed, Exercise
 from shared.checks.engine.prints import MOST_LINES, Prints
 from shared.ranks import magic
 

@@ -10,7 +10,7 @@ import pytest
 
 from shared import ranks
 from shared.checks.__main__ import main, run_file
-from shared.checks.engine import framework
+from shared.checks.engine import failures
 from tests import mutants
 
 pytestmark = pytest.mark.slow
@@ -84,7 +84,7 @@ def four_ranks():
 def test_a_file_that_does_not_load_is_unusable_and_the_ranks_survive(four_ranks, tmp_path, text, why):
     path = tmp_path / "candidate.py"
     path.write_text(text)
-    with pytest.raises(framework.Unusable, match=why):
+    with pytest.raises(failures.Unusable, match=why):
         run_file("manual_ddp", path)
     assert ranks.run(int) == [0] * 4
 
@@ -166,7 +166,7 @@ def test_a_name_that_only_cells_have_is_explained(four_ranks, tmp_path):
     assert "rank = dist.get_rank()" in values.hint
     assert others and not any(verdict.ran for verdict in others), "they run when “values” passes"
     path.write_text("x = torch.ones(1)\n")
-    with pytest.raises(framework.Unusable, match="define it yourself, for example: `import torch`"):
+    with pytest.raises(failures.Unusable, match="define it yourself, for example: `import torch`"):
         run_file("first_collectives", path)
 
 

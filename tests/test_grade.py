@@ -37,13 +37,14 @@ from instructor.grade import (
     tasks,
     unchanged,
 )
+from instructor.grade.drawing import DrawnSizes
 from instructor.grade.limits import Limits
 from instructor.grade.outputs import Outputs
 from instructor.grade.policy import Policy
 from instructor.grade.records import Answer, Record
 from shared import deadlines
-from shared.checks.engine import folders, framework, scale
-from shared.checks.engine.scale import DrawnSizes
+from shared.checks.engine import attempts, failures, folders
+from shared.checks.engine.sizes import models_of
 from shared.checks.engine.verdicts import Verdict
 from shared.checks.models import awkward
 from shared.ranks.diagnosis import CellState
@@ -667,9 +668,9 @@ def test_an_endless_loop_gets_a_hint_and_is_no_cell_in_grading(monkeypatch, path
     def run(*args, **options):
         raise CellFailed("Rank 0 is still running: line 3\n\nThe cell was stopped after 60 s.", {}, state, "", True)
 
-    monkeypatch.setattr(framework.ranks, "current", lambda: SimpleNamespace(run=run))
-    with pytest.raises(framework.Wrong) as found:
-        framework.Attempt("piece", path, 1, random.Random(0)).run(print)
+    monkeypatch.setattr(attempts.ranks, "current", lambda: SimpleNamespace(run=run))
+    with pytest.raises(failures.Wrong) as found:
+        attempts.Attempt("piece", path, 1, random.Random(0)).run(print)
     assert f"The {what} was stopped after 60 s." in found.value.evidence
     assert found.value.hint == "Hint: is this line in a loop? If so, what would end the loop?"
 
@@ -677,12 +678,12 @@ def test_an_endless_loop_gets_a_hint_and_is_no_cell_in_grading(monkeypatch, path
 def test_only_a_check_that_builds_models_speaks_of_their_hidden_units():
     """A check of ranks alone once said how many hidden units had been drawn."""
     drawn = DrawnSizes.drawn(random.Random(0), 2)
-    with scale.models_of(drawn):
+    with models_of(drawn):
         pass
     assert str(drawn) == ""
     steps = drawn.steps(3)
     assert str(drawn) == f"up to {steps} steps"
-    with scale.models_of(drawn):
+    with models_of(drawn):
         awkward.build("Tied", 0)
     assert str(drawn) == f"models of {drawn.width} hidden units, up to {steps} steps"
 

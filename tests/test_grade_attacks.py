@@ -14,9 +14,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from instructor.grade import cgroup, course, grading
+from instructor.grade import cgroup, course, grading, network_meter
 from instructor.grade.limits import Limits
-from shared.checks.engine import network_meter
 from tests.handed_in import CHAPTERS, hand_in, left_over, need_sandbox, writes
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.usefixtures("users_of_our_own")]
@@ -299,7 +298,7 @@ SMALL_MESSAGES = """
 import socket
 import subprocess
 import sys
-from shared.checks.engine import network_meter
+from instructor.grade import network_meter
 
 with socket.create_server(("127.0.0.1", 0)) as server:
     with socket.create_connection(server.getsockname()) as one, server.accept()[0] as other:

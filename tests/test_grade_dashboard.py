@@ -10,7 +10,7 @@ from instructor.grade import dashboard
 from instructor.grade.course import stubs_of
 from instructor.grade.records import UNANSWERED, Answer, Record
 from instructor.grade.similarity import essence
-from shared.checks.engine.framework import NOT_WRITTEN
+from shared.checks.engine.failures import NOT_WRITTEN
 from shared.checks.engine.verdicts import SAME_AS, Verdict
 from tests.handed_in import CHAPTERS, hand_in, pieces_of
 

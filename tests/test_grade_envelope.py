@@ -5,6 +5,7 @@ import textwrap
 import pytest
 
 from instructor.build import ROOT
+from instructor.grade.drawing import GradingRunner
 from shared import ranks
 from shared.checks.__main__ import run_file
 from shared.checks.engine.display import as_text
@@ -63,7 +64,7 @@ def test_grading_draws_more_than_the_usual_sizes(tmp_path, name):
     path = tmp_path / "attack.py"
     path.write_text((ROOT / "solutions" / f"{module}.py").read_text() + textwrap.dedent(source))
     assert all(verdict.passed for verdict in run_file(module, path, only=piece))
-    verdicts = run_file(module, path, only=piece, graded=True)
+    verdicts = run_file(module, path, only=piece, runner=GradingRunner())
     failed = [verdict for verdict in verdicts if not verdict.passed]
     assert any("Drawn with seed" in verdict.evidence for verdict in failed)
     if name in EARNS_NOTHING:
@@ -76,7 +77,8 @@ def test_what_was_drawn_can_be_drawn_again(tmp_path):
     with open(manual_ddp.__file__) as file:
         (tmp_path / "attack.py").write_text(file.read() + textwrap.dedent(STOPS_AFTER_STEP_3))
     one, other = (
-        run_file("manual_ddp", tmp_path / "attack.py", 5, "ManualDDP", "plain model", graded=True) for _ in range(2)
+        run_file("manual_ddp", tmp_path / "attack.py", 5, "ManualDDP", "plain model", runner=GradingRunner())
+        for _ in range(2)
     )
     assert one == other and not one[0].passed
 
@@ -93,7 +95,7 @@ def test_one_mistake_that_fails_many_checks_is_told_once(tmp_path):
         with open(manual_ddp.__file__) as file:
             broken = f"\nclass ManualDDP(nn.Module):\n    def __init__(self, module, group=None):\n        {body}\n"
             (tmp_path / "broken.py").write_text(file.read() + broken)
-        verdicts = run_file("manual_ddp", tmp_path / "broken.py", only="ManualDDP", graded=True)
+        verdicts = run_file("manual_ddp", tmp_path / "broken.py", only="ManualDDP", runner=GradingRunner())
         text = as_text(verdicts)
         assert [verdict.passed for verdict in verdicts] == [False] * 9
         assert text.count(evidence) == times, text  # once each on one rank, on two ranks, and in a group

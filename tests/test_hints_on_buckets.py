@@ -7,7 +7,7 @@ import pytest
 from torch import nn
 
 from shared.checks.bucketed_ddp import assignment
-from shared.checks.engine.framework import Wrong
+from shared.checks.engine.failures import Wrong
 from solutions.bucketed_ddp import MB
 
 pytestmark = pytest.mark.chapter("gradient_bucketing")

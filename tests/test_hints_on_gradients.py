@@ -5,7 +5,7 @@ import torch
 
 from shared.checks.bucketed_ddp import steps
 from shared.checks.engine.compare import judge_gradients, judge_state
-from shared.checks.engine.framework import Wrong
+from shared.checks.engine.failures import Wrong
 
 OWN = {rank: torch.tensor([1.0, -2.0, 4.0], dtype=torch.float64) * (3 * rank + 1) for rank in range(3)}
 MEAN = sum(OWN.values()) / 3

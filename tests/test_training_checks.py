@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from shared import ranks
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.attempts import Attempt
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.training import Training, train_and_judge
 from shared.checks.engine.wrapping import judge_wrapping
 from shared.checks.manual_ddp.sampler import every_sample_once_and_equal_shares

@@ -11,6 +11,7 @@ sandbox.py        runs a process tree with limits, which sees only the files tha
 reader.py         reads a notebook inside the sandbox
 judge.py          runs the instructor's checks on one student's code inside the sandbox (with assembly.py,
                   static_checks.py, safe_loading.py, store_proxy.py and limits.py)
+drawing.py        runs the checks with drawn sizes, and measures what ranks send (with network_meter.py)
 forked_server.py  forks the judge to start the fork server, from which the ranks are forked
 isolation.py      gives each rank a user, files and memory of its own
 machine_load.py   finds how many submissions this machine can grade at once, and lengthens deadlines while it is busy
@@ -27,13 +28,13 @@ What protects grading from cheating:
 - The judge computes the right values, and no rank has enough data to compute them alone.
 - Ranks share nothing but the network (isolation.py), so they can exchange values only over connections. The judge,
   which runs as another user, knows which connections belong to process groups, and how many bytes they carried
-  (`shared/checks/engine/network_meter.py`). store_proxy.py keeps values out of the process group's store, except for
+  (network_meter.py). store_proxy.py keeps values out of the process group's store, except for
   the texts of guards (`shared/guards/alarms.py`).
 - static_checks.py reads the code before it runs. It rejects solutions that students do not have yet, the checks, and
   torch's ready-made wrappers in labs in which students write their own. It reports other names that a person should
   look at.
 - Sizes and numbers of steps are drawn. At the end, one or two checks that have passed run again for longer. If one of
-  them fails this time, the exercise earns nothing (`shared/checks/engine/scale.py`).
+  them fails this time, the exercise earns nothing (drawing.py).
 
 A notebook that works should lose no points. If an exercise uses an import, a helper or a constant from another
 `%%ranks` cell, or if its answer is in another cell, assembly.py adds these definitions, by the same rules as

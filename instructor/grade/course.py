@@ -26,8 +26,8 @@ HERE = Path(__file__).parent
 SHOWING = ("__init__", "__main__", "archives", "lms_zips", "choice", "command", "dashboard", "export", "feedback")
 SHOWING += ("finding", "gradebook", "gradescope", "similarity", "nbgrader_course", "outputs", "platforms", "policy")
 SHOWING += ("returns", "tables", "unchanged")
-JUDGE = ("__init__", "reader", "judge", "assembly", "forked_server", "isolation", "limits")
-JUDGE += ("safe_loading", "static_checks", "store_proxy")
+JUDGE = ("__init__", "reader", "judge", "assembly", "drawing", "forked_server", "isolation", "limits")
+JUDGE += ("network_meter", "safe_loading", "static_checks", "store_proxy")
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from instructor.build import chapters
 from instructor.grade.course import stubs_of
 from instructor.grade.records import UNANSWERED, Answer, Record, one_line, write_whole
 from instructor.grade.similarity import essence
-from shared.checks.engine.framework import CALLED_ALONE, NOT_WRITTEN
+from shared.checks.engine.attempts import CALLED_ALONE
+from shared.checks.engine.failures import NOT_WRITTEN
 from shared.checks.engine.verdicts import SAME_AS
 from shared.plots import COLORS, HATCHES, finish, new_axes
 from shared.tables.rendering import render

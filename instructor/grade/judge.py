@@ -26,10 +26,20 @@ from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 
-from instructor.grade import assembly, forked_server, isolation, safe_loading, static_checks, store_proxy
+from instructor.grade import (
+    assembly,
+    drawing,
+    forked_server,
+    isolation,
+    network_meter,
+    safe_loading,
+    static_checks,
+    store_proxy,
+)
 from instructor.grade.limits import Limits, become, bound
 from shared import ranks
-from shared.checks.engine import candidate, folders, framework, network_meter
+from shared.checks.engine import candidate, failures, folders, framework
+from shared.checks.engine.attempts import PROBE_TIMEOUT_S
 from shared.checks.engine.verdicts import Verdict, as_json
 from shared.ranks import processes
 
@@ -93,7 +103,7 @@ def _start_fork_server(job: dict) -> None:
     isolation = {"module": "instructor.grade.isolation", "users": users, "run_dir": run_dir}
     isolation |= {"files": limits.all_files, "all_bytes": limits.scratch_bytes}
     server = forked_server.ForkServer(run_dir, isolation=isolation)
-    processes.start_fork_server = lambda link: server
+    processes.surroundings.start_fork_server = lambda link: server
 
 
 def _count_failed(verdicts: list[Verdict]) -> int:
@@ -109,6 +119,7 @@ class Judge:
         self.path = str(Path(os.environ["HOME"]) / "candidate.py")
         self.left_out: dict[str, str] = {}
         self.meter = None if NOT_MEASURED in missing else network_meter.Meter(ranks.current, self._announced_ports)
+        self.runner = drawing.GradingRunner(self.meter)
         self.cells: list[dict] = []  # those that can be loaded
         self.added: list[dict] = []  # what they use from the notebook's other cells
         self.places: list[tuple[int, dict]] = []  # the line of the candidate's file where each cell begins
@@ -217,7 +228,7 @@ class Judge:
         """Return what `candidate.load` returns on rank 0, or None and the reason why the cells cannot be loaded."""
         self._write(cells)
         try:
-            return ranks.run(candidate.load, self.path, timeout_s=framework.PROBE_TIMEOUT_S)[0], ""
+            return ranks.run(candidate.load, self.path, timeout_s=PROBE_TIMEOUT_S)[0], ""
         except ranks.CellFailed as failure:
             return None, failure.explanation
 
@@ -248,7 +259,7 @@ class Judge:
             return [], f"{exercise.piece} is not defined; its cell is missing or empty"
         try:
             began, seed = time.monotonic(), random.SystemRandom().randrange(2**31)
-            verdicts = framework.run_exercise(exercise, self.path, seed, graded=True, meter=self.meter)
+            verdicts = framework.run_exercise(exercise, self.path, seed, runner=self.runner)
             has_time = time.monotonic() - began < self.job["limits"]["seconds_each"] / 4
             if (
                 _count_failed(verdicts)
@@ -257,15 +268,15 @@ class Judge:
             ):
                 verdicts = min(verdicts, self._verdicts_with(early, exercise, seed) or verdicts, key=_count_failed)
             return verdicts, ""
-        except framework.Unusable as error:
+        except failures.Unusable as error:
             return [], str(error)
 
     def _verdicts_with(self, cells: list[dict], exercise: framework.Exercise, seed: int) -> list[Verdict]:
         """Return the verdicts with only these cells and the same random choices, or [] if they lack the exercise."""
         self._write(cells)
         try:
-            return framework.run_exercise(exercise, self.path, seed, graded=True, meter=self.meter)
-        except framework.Unusable:
+            return framework.run_exercise(exercise, self.path, seed, runner=self.runner)
+        except failures.Unusable:
             return []
         finally:
             self._write(self.cells)

@@ -245,5 +245,5 @@ def install() -> list[Gate]:
         gates.append(Gate(store_port))
         return gates[-1].port
 
-    processes.port_for_ranks = port_for_ranks
+    processes.surroundings.port_for_ranks = port_for_ranks
     return gates

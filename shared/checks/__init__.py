@@ -3,5 +3,5 @@
 from shared.checks import manual_ddp as check      # in a notebook
 check.ManualDDP()
 
-python -m shared.checks manual_ddp my_file.py      # at a terminal, in a test, by a grader
+python -m shared.checks manual_ddp my_file.py      # at a terminal, or in a test
 """

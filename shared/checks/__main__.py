@@ -14,7 +14,8 @@ import time
 from pathlib import Path
 
 from shared import checks, ranks
-from shared.checks.engine import candidate, display, framework
+from shared.checks.engine import candidate, display, failures, framework
+from shared.checks.engine.attempts import PROBE_TIMEOUT_S, Runner
 from shared.checks.engine.verdicts import Verdict, as_json
 from shared.checks.terminal import show_anything
 
@@ -32,7 +33,12 @@ def exercises_of(name: str) -> list[framework.Exercise]:
 
 
 def run_file(
-    name: str, path: str, seed: int | None = None, only: str = "", check: str = "", graded: bool = False
+    name: str,
+    path: str,
+    seed: int | None = None,
+    only: str = "",
+    check: str = "",
+    runner: Runner | None = None,
 ) -> list[Verdict]:
     """Check a student's file on the ranks that are running.
 
@@ -42,18 +48,18 @@ def run_file(
         seed: Repeats the random choices of an earlier run.
         only: The name of the only class or function ("piece") to check; "" checks all of them.
         check: The name of the only check to run; "" runs all of them.
-        graded: Whether to draw sizes and lengths, as in grading.
+        runner: Makes the attempts; see `framework.run_exercise`.
 
     Raises:
-        framework.Unusable: If the file does not load, or defines none of the pieces. Pieces that it lacks, or imports
+        failures.Unusable: If the file does not load, or defines none of the pieces. Pieces that it lacks, or imports
             from solutions/, are skipped.
     """
     path = str(Path(path).resolve())
     try:
-        defined, _ = ranks.run(candidate.load, path, timeout_s=framework.PROBE_TIMEOUT_S)[0]
+        defined, _ = ranks.run(candidate.load, path, timeout_s=PROBE_TIMEOUT_S)[0]
     except ranks.CellFailed as failure:
-        report = "\n".join(filter(None, [str(failure), framework.hint_on_names(str(failure))]))
-        raise framework.Unusable(f"{Path(path).name} does not load.\n{report}") from None
+        report = "\n".join(filter(None, [str(failure), failures.hint_on_names(str(failure))]))
+        raise failures.Unusable(f"{Path(path).name} does not load.\n{report}") from None
     is_ours = candidate.is_a_solution(path)  # Our own solutions consist of several modules, which import each other.
     verdicts, judged = [], False
     for exercise in exercises_of(name):
@@ -64,13 +70,13 @@ def run_file(
             print(f"– {exercise.piece} is imported from solutions, so it is not checked")
             continue
         if {exercise.piece, exercise.fallback_name} & set(defined):
-            verdicts += framework.run_exercise(exercise, path, seed, check, graded=graded)
+            verdicts += framework.run_exercise(exercise, path, seed, check, runner=runner)
             judged = True
         else:
             print(f"– {exercise.piece} is not in {Path(path).name}, so it is not checked")
     if not judged:
         pieces = ", ".join(exercise.piece for exercise in exercises_of(name) if exercise.piece == only or not only)
-        raise framework.Unusable(f"{Path(path).name} defines none of: {pieces}")
+        raise failures.Unusable(f"{Path(path).name} defines none of: {pieces}")
     return verdicts
 
 
@@ -81,7 +87,6 @@ def main() -> int:
     parser.add_argument("file", help="a Python file that defines your class or function")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     parser.add_argument("--seed", type=int, help="repeat the random choices of an earlier run")
-    parser.add_argument("--graded", action="store_true", help="draw sizes and lengths of trainings, as in grading")
     options = parser.parse_args()
     began = time.monotonic()
     verdicts, problem = [], None
@@ -95,7 +100,7 @@ def main() -> int:
         try:
             with contextlib.redirect_stdout(io.StringIO() if options.json else sys.stderr):
                 ranks.start(world_size=max(framework.WORLD_SIZES), detect_mismatch=False)
-                verdicts = run_file(options.name, options.file, options.seed, graded=options.graded)
+                verdicts = run_file(options.name, options.file, options.seed)
         except ranks.RanksError as error:
             problem = str(error)
         finally:

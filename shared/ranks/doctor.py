@@ -321,7 +321,7 @@ def _message_of(error: BaseException) -> str:
 
 
 def _describe_memory() -> str:
-    """Return a sentence on how much memory this process holds, and how much is free or allowed, as in grading."""
+    """Return a sentence on how much memory this process holds, and how much is free or allowed."""
     if torch.cuda.is_initialized():
         free_gb, total_gb = (nbytes / 1e9 for nbytes in torch.cuda.mem_get_info())
         held_gb = torch.cuda.memory_allocated() / 1e9

@@ -37,7 +37,7 @@ from shared import hosts
 from shared.ranks import mps
 
 FOLDER = "RANKS_FOLDER"  # an environment variable: the notebook's folder, to which ranks change once they have started
-ISOLATION = "RANKS_ISOLATION"  # an environment variable: how grading separates ranks from each other; see launchers.py
+ISOLATION = "RANKS_ISOLATION"  # an environment variable: how ranks are separated from each other; see launchers.py
 _PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 _children: dict[int, object] = {}  # pid → rank, or "controller"
 _mps: list[mps.Mps] = []  # the daemon that lets ranks use a GPU at the same time; empty without one

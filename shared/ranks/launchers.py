@@ -37,7 +37,7 @@ class ForkServer:
     Args:
         run_dir: A folder for the logs and files of all processes.
         as_root: The beginning of a command that runs the rest of it as root.
-        isolation: How to separate the ranks from each other, in grading: the `module` whose function `enter` every
+        isolation: How to separate the ranks from each other, if at all: the `module` whose function `enter` every
             process calls first, and what else that function needs to know.
         held: The open file with which all processes hold run_dir (see folders.py).
     """
@@ -63,7 +63,7 @@ class ForkServer:
         threading.Thread(target=self._listen, daemon=True, name="forkserver events").start()
 
     def _start(self, environment: dict[str, str], log: BinaryIO):
-        """Start the process that serves the requests on its stdin. Grading overrides this to fork it from the judge."""
+        """Start the process that serves the requests on its stdin. A subclass may fork it instead."""
         # With -P, Python does not begin its path with the current folder.
         return subprocess.Popen(
             [*self._as_root, sys.executable, "-P", "-m", "shared.ranks.forkserver", self.run_dir],

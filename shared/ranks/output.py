@@ -84,7 +84,7 @@ class Stream(OutStream):
 class Log:
     """The log of this process: the file to which its descriptors 1 and 2 lead.
 
-    It is read through descriptor 1, because in grading, a rank's user may not open it by its path.
+    It is read through descriptor 1, because a rank's user may not be allowed to open it by its path.
     """
 
     def __init__(self):

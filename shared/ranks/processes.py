@@ -4,7 +4,8 @@ import contextlib
 import json
 import os
 import time
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from shared import hosts
 from shared.deadlines import scaled
@@ -30,14 +31,22 @@ _PORTS_NEEDED = 20  # ipyparallel documents 16
 
 
 def start_fork_server(link: str | None) -> launchers.ForkServer:
-    """Start the fork server. Grading replaces this function, because its ranks belong to another user."""
     run_dir, held = folders.create()
     return launchers.ForkServer(run_dir, as_root=hosts.as_root() if link else (), held=held)
 
 
-def port_for_ranks(store_port: int) -> int:
-    """Return the port at which ranks reach the store. Grading replaces this function by one that adds a gate."""
-    return store_port
+@dataclass
+class Surroundings:
+    """What ranks are started from, and through which port they reach the store.
+
+    A program that does not trust the code on its ranks sets `processes.surroundings` to others.
+    """
+
+    start_fork_server: Callable[[str | None], launchers.ForkServer] = start_fork_server  # given the rate of the link
+    port_for_ranks: Callable[[int], int] = int  # given the store's own port
+
+
+surroundings = Surroundings()
 
 
 def _in_a_line(error: Exception) -> str:
@@ -67,7 +76,7 @@ class RankProcesses:
         self._questions = 0
         self._report = report
         try:
-            self._server = start_fork_server(link)
+            self._server = surroundings.start_fork_server(link)
         except OSError as error:
             raise RanksError(f"The ranks did not start, because the system did not allow it: {error}") from error
         self._run_dir = self._server.run_dir
@@ -116,7 +125,7 @@ class RankProcesses:
         import torch.distributed as dist
 
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        self.store_ports = (self._store.port, port_for_ranks(self._store.port))
+        self.store_ports = (self._store.port, surroundings.port_for_ranks(self._store.port))
         self._client = None
 
     def _start_ranks(self) -> None:

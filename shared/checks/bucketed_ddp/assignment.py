@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.buckets import FIRST_BUCKET_MB, HINT_ON_CAP, HINT_ON_ORDER, MB, bytes_of, plan
 from shared.checks.engine.compare import describe_calls
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.failures import Wrong
 from shared.wire import instrumentation
 
 F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16

@@ -1,6 +1,6 @@
 """Check that several messages are in flight at once, from a rank's launches and waits. No clock is involved."""
 
-from shared.checks.engine.framework import Wrong
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.late_ranks import PATIENCE_S
 from shared.checks.engine.steps import Event
 

@@ -3,9 +3,10 @@
 import torch
 from torch import nn
 
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import describe_calls
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.failures import Wrong
 from shared.wire import instrumentation
 
 SHAPES = [(), (1,), (7,), (3, 5), (2, 3, 2), (0, 3), (4, 1), (2, 3, 2, 2)]

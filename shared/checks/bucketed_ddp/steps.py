@@ -7,10 +7,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.buckets import describe_messages
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import judge_gradients, nearly_equal, tolerance_of
-from shared.checks.engine.framework import NOT_WRITTEN, Attempt, Wrong
+from shared.checks.engine.failures import NOT_WRITTEN, Wrong
 from shared.checks.engine.late_ranks import PATIENCE_S, Rendezvous, launches_unasked, rehearsed
 from shared.checks.engine.steps import EventLog
 from shared.checks.engine.subgroups import called_alone, join_subgroup, members_of

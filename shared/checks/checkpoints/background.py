@@ -21,9 +21,10 @@ from shared.checks.checkpoints.crash import (
 )
 from shared.checks.checkpoints.folder import names_in, put_checkpoint
 from shared.checks.checkpoints.saved import Saving, beside, remembered, settle, train
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.folders import shared_folder
-from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.late_ranks import PATIENCE_S, launches_unasked
 from shared.checks.engine.sharded.dtensors import assembled, shards_of
 from shared.checks.engine.training import Draw

@@ -13,9 +13,10 @@ from torch.distributed.checkpoint import FileSystemWriter
 
 from shared.checks.checkpoints.folder import JUNK, names_in, put_checkpoint
 from shared.checks.checkpoints.saved import Saving, beside, settle, train
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.folders import shared_folder
-from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.late_ranks import Rendezvous, launches_unasked
 from shared.checks.engine.training import Draw
 from shared.deadlines import scaled

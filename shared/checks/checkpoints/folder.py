@@ -6,8 +6,9 @@ import random
 from pathlib import Path
 
 from shared.checks.checkpoints.saved import Saving, settle, train
+from shared.checks.engine.attempts import Attempt
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.folders import shared_folder
-from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.training import Draw
 
 JUNK = "__99_0.distcp"  # a file of a rank that no longer exists

@@ -9,10 +9,11 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here, mesh_here
 from shared.checks.engine.compare import RELATIVE_TOLERANCE, nearly_equal
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.folders import shared_folder
-from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.sharded.dtensors import assembled, judge_tensors, loss_of, shard_of, shards_of
 from shared.checks.engine.sharded.plan import OPTIMIZERS
 from shared.checks.engine.sharded.state import in_world_of

@@ -7,10 +7,11 @@ from torch import nn
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.fsdp import fully_shard
 
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here, mesh_here
 from shared.checks.engine.compare import describe_calls
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.folders import shared_folder
-from shared.checks.engine.framework import Attempt, Wrong
 from shared.wire import instrumentation
 
 WIDTH, LAYERS = 256, 4  # The tensors are much larger than their metadata.

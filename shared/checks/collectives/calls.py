@@ -18,9 +18,10 @@ from shared.checks.collectives.results import (
     varied_calls,
 )
 from shared.checks.collectives.wire import budget, reject_collectives
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import first_difference
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.failures import Wrong
 from shared.wire import instrumentation
 
 _HINT_ON_ARGUMENT = "Hint: which tensors do you write to, and is one of them the caller's?"
@@ -37,7 +38,7 @@ def right_within_a_group(attempt: Attempt) -> None:
 def it_returns_when_its_messages_are_done(attempt: Attempt) -> None:
     """A rank that does not wait for a late rank returns or sends incomplete data."""
     src, size = any_source(attempt), attempt.world_size
-    shape = (12 * attempt.scale.pick(100, range(50, 2_000)),)
+    shape = (12 * attempt.sizes.pick(100, range(50, 2_000)),)
     other = ((src or 0) + attempt.random.randrange(1, size)) % size
     (tries,) = try_and_judge(attempt, Setting(late=other if src is None else src, src=src), draw(attempt, shape))
     if attempt.piece == "direct_reduce_scatter":

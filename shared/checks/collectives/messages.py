@@ -15,8 +15,9 @@ from shared.checks.collectives.wire import (
     reject_handles,
     reject_others,
 )
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.compare import describe_calls
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.steps import count_steps
 
 
@@ -79,7 +80,7 @@ def n_minus_1_messages_in_few_rounds(attempt: Attempt) -> None:
 
 
 def few_turns_with_blocking_calls(attempt: Attempt) -> None:
-    (tries,) = run(attempt, Setting(), own := draw(attempt, (attempt.scale.pick(100, range(50, 2_000)),)))
+    (tries,) = run(attempt, Setting(), own := draw(attempt, (attempt.sizes.pick(100, range(50, 2_000)),)))
     for rank, found in enumerate(tries):
         reject_handles(rank, found["calls"])
     judge_turns([found["calls"] for found in tries], describe_setting(Setting(), own[0]))

@@ -18,8 +18,9 @@ from shared.checks.collectives.probes import (
     probe_step,
     short_name,
 )
+from shared.checks.engine.attempts import CALLED_ALONE, Attempt
 from shared.checks.engine.compare import describe_calls
-from shared.checks.engine.framework import CALLED_ALONE, Attempt, Wrong, is_a_transfer_to_itself
+from shared.checks.engine.failures import Wrong, is_a_transfer_to_itself
 from shared.checks.engine.subgroups import SUBGROUPS
 from shared.wire import instrumentation
 

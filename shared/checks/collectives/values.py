@@ -4,15 +4,16 @@ import torch
 
 from shared.checks.collectives.probes import SLICED, STRIDED, TRANSPOSED, Setting, named, probe_gather_around
 from shared.checks.collectives.results import any_source, describe_setting, draw, even_shape, sources, try_and_judge
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.compare import first_difference
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.failures import Wrong
 
 HINT_ON_LENGTHS = "Hint: how long is the chunk that a rank receives, and how long is the tensor that it receives into?"
 
 
 def right_where_n_divides(attempt: Attempt) -> None:
     shapes = [even_shape(attempt), (4, 3, 4)][: 1 if attempt.piece == "ring_all_gather" else 2]  # a shard is flat
-    long = (12 * attempt.scale.pick(10_000, range(5_000, 30_000)),)  # Every world size up to 4 divides it.
+    long = (12 * attempt.sizes.pick(10_000, range(5_000, 30_000)),)  # Every world size up to 4 divides it.
     for src in sources(attempt):
         try_and_judge(attempt, Setting(src=src), *(draw(attempt, shape) for shape in [*shapes, long]))
 
@@ -24,7 +25,7 @@ def receivers_lose_their_old_values(attempt: Attempt) -> None:
 
 
 def each_rank_gets_its_left_neighbors_tensor(attempt: Attempt) -> None:
-    rows, long = attempt.scale.pick(10, range(2, 50)), attempt.scale.pick(100_000, range(50_000, 300_000))
+    rows, long = attempt.sizes.pick(10, range(2, 50)), attempt.sizes.pick(100_000, range(50_000, 300_000))
     for shape, dtype in (((rows, 100), torch.int64), ((1,), torch.bfloat16), ((long,), torch.float32)):
         try_and_judge(attempt, Setting(), draw(attempt, shape, dtype))
 

@@ -8,7 +8,7 @@ from shared import c10d
 from shared.checks.collectives.kinds import STEPS
 from shared.checks.collectives.probes import short_name
 from shared.checks.engine.compare import describe_calls
-from shared.checks.engine.framework import Wrong
+from shared.checks.engine.failures import Wrong
 from shared.wire import instrumentation
 
 _TODAYS_NAMES = {  # the hooks record these collectives under their older names

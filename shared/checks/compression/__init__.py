@@ -26,7 +26,9 @@ from shared.checks.compression.judging import (
     without_gradients,
 )
 from shared.checks.compression.references import Method
-from shared.checks.engine.framework import Attempt, Exercise, Wrong
+from shared.checks.engine.attempts import Attempt
+from shared.checks.engine.failures import Wrong
+from shared.checks.engine.framework import Exercise
 
 quantize = Exercise("19.1a", "quantize")
 dequantize = Exercise("19.1b", "dequantize")
@@ -53,13 +55,13 @@ CompressedBucket.check("buckets", world_sizes=(2, 3))(feedback.several_buckets_a
 
 def plain(attempt: Attempt, method: Method) -> Setting:
     """Return one bucket with two matrices and their biases."""
-    width = attempt.scale.pick(23, range(12, 400))
+    width = attempt.sizes.pick(23, range(12, 400))
     return Setting(((width, 17), (width,), (19, width), (19,)), method.arguments)
 
 
 def awkward(attempt: Attempt, method: Method, **options) -> Setting:
     """Return parameters of all kinds in several buckets: scalars, vectors, matrices, and one of four dimensions."""
-    width = attempt.scale.pick(14, range(12, 200))
+    width = attempt.sizes.pick(14, range(12, 200))
     shapes = ((width, 31), (), (7, 1), (width, 11), (1, 9), (12, 3, 2, 3), (40,), (1,), (width, 13), (9, 10))
     return Setting(shapes, method.arguments, cap_mb=4 * KIB, **options)
 
@@ -88,14 +90,14 @@ def register(exercise: Exercise, usual: Method, draw_method: Callable[[Attempt],
     def several_steps_are_right(attempt: Attempt) -> None:
         for method in {usual, draw_method(attempt)}:
             setting = plain(attempt, method)
-            count = attempt.scale.steps(12)
+            count = attempt.sizes.steps(12)
             judge_result(feed(attempt, method, setting, draw_steps(attempt, method, setting, count)))
 
     @exercise.check("nothing is lost", world_sizes=(2, 3, 4))
     def what_is_unsent_comes_later(attempt: Attempt) -> None:
         method = draw_method(attempt)
         if attempt.world_size == 4 and method == references.PowerSGD(1):
-            method = usual  # PowerSGD(1) would need more small messages than grading allows for
+            method = usual  # PowerSGD(1) would send mostly headers
         setting = awkward(attempt, method)
         steps = draw_steps(attempt, method, setting, began := 4)
         steps += without_gradients(setting, attempt.world_size, method.drains_within(setting))
@@ -142,7 +144,7 @@ def register(exercise: Exercise, usual: Method, draw_method: Callable[[Attempt],
 
     @exercise.check("equal buckets", world_sizes=(2,))
     def buckets_of_the_same_size_stay_apart(attempt: Attempt) -> None:
-        width = attempt.scale.pick(16, range(12, 100))
+        width = attempt.sizes.pick(16, range(12, 100))
         judge_equal_buckets(attempt, draw_method(attempt), (width, 17))
 
     @exercise.check("training", world_sizes=(2,))

@@ -10,8 +10,9 @@ from shared.checks.compression.feeding import Setting, counted, run_steps
 from shared.checks.compression.judging import draw_steps, feed, judge_same_bits, judge_steps
 from shared.checks.compression.references import Reference, numel_of
 from shared.checks.compression.tried import Steps
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.failures import Wrong
 
 # -- on a rank
 
@@ -151,13 +152,13 @@ def _listed(events: list[str]) -> str:
 
 
 def what_is_unsent_is_sent_later(attempt: Attempt) -> None:
-    width = attempt.scale.pick(9, range(5, 400))
+    width = attempt.sizes.pick(9, range(5, 400))
     setting = Setting(((width, 3), (5,)))
     _judge(attempt, setting, draw_steps(attempt, InTurnMethod(), setting, 5))
 
 
 def several_buckets_and_groups(attempt: Attempt) -> None:
-    width = attempt.scale.pick(9, range(5, 400))
+    width = attempt.sizes.pick(9, range(5, 400))
     shapes = ((width, 3), (), (5,), (1,), (width, 2))
     setting = Setting(shapes, cap_mb=200 / 2**20, frozen=(2,), set_to_none=attempt.random.random() < 0.5)
     steps = draw_steps(

@@ -10,8 +10,9 @@ from shared.checks.compression.feeding import MB, Gradients, Setting, counted, p
 from shared.checks.compression.quantizing import BLOCK, LEVELS
 from shared.checks.compression.references import Method, matrix_of, numel_of
 from shared.checks.compression.tried import Steps, Tried
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.compare import first_difference
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.subgroups import called_alone, members_of
 
 _SLACK = 1.1  # of the bound on rounding errors

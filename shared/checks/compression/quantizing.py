@@ -2,8 +2,9 @@
 
 import torch
 
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.failures import Wrong
 
 BLOCK = 256
 LEVELS = 127
@@ -37,7 +38,7 @@ def blocks_of(attempt: Attempt, rows: tuple[int, ...], count: int) -> torch.Tens
 
 
 def random_values_are_quantized(attempt: Attempt) -> None:
-    count = attempt.scale.pick(3, range(1, 40))
+    count = attempt.sizes.pick(3, range(1, 40))
     _judge_quantized(attempt, blocks_of(attempt, (), count), "random values")
     _judge_quantized(attempt, blocks_of(attempt, (4,), count), "random values in 4 rows")
     _judge_quantized(attempt, blocks_of(attempt, (2, 3), count), "random values in 2 × 3 rows")
@@ -102,7 +103,7 @@ def _judge_quantized(attempt: Attempt, values: torch.Tensor, context: str) -> No
 def values_are_dequantized(attempt: Attempt) -> None:
     generator = torch.Generator().manual_seed(attempt.draw_seed())
     for rows in ((), (3,), (2, 3)):
-        count = attempt.scale.pick(2, range(1, 40))
+        count = attempt.sizes.pick(2, range(1, 40))
         integers = torch.randint(-LEVELS, LEVELS + 1, (*rows, count * BLOCK), generator=generator).to(torch.int8)
         scales = 10.0 ** torch.randint(-6, 6, (*rows, count), generator=generator).float()
         context = f"integers of shape {list(integers.shape)}, scales of shape {list(scales.shape)}"

@@ -6,8 +6,9 @@ from torch import nn
 
 from shared.checks.compression import hints
 from shared.checks.compression.references import Method
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here, earlier_piece
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.failures import Wrong
 
 INPUTS, HIDDEN, CLASSES = 20, 48, 6
 SAMPLES = 64  # per rank
@@ -58,7 +59,7 @@ def probe_training(piece, arguments: tuple, seed: int, hidden: int, steps: int, 
 def judge_learning(attempt: Attempt, method: Method) -> None:
     """Compare the last loss with that of one process that sends nothing."""
     seed, size = attempt.draw_seed(), attempt.world_size
-    hidden, steps = attempt.scale.pick(HIDDEN, range(30, 90)), attempt.scale.steps(STEPS)
+    hidden, steps = attempt.sizes.pick(HIDDEN, range(30, 90)), attempt.sizes.steps(STEPS)
     generator = torch.Generator().manual_seed(attempt.draw_seed())
     x = torch.randn(SAMPLES * size, INPUTS, generator=generator)
     y = (x @ torch.randn(INPUTS, CLASSES, generator=generator)).argmax(-1)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from shared.checks.engine.compare import describe_calls
-from shared.checks.engine.framework import Wrong
+from shared.checks.engine.failures import Wrong
 from shared.checks.models import awkward
 from shared.wire import instrumentation
 

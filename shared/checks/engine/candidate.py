@@ -16,11 +16,15 @@ import torch.distributed as dist
 from IPython import get_ipython
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from shared.checks.engine import network_meter, parcel, scale
+from shared.checks.engine import parcel
+from shared.checks.engine.sizes import Sizes, models_of
 from shared.ranks import rankside
-from shared.wire import instrumentation
+from shared.wire import instrumentation, sent_bytes_of
 
 SOLUTIONS = "solutions"  # the package with the modules that earlier chapters built
+# What each rank says about one call of a probe: how many bytes it has sent, how many of them in reduce-scatters, and
+# how many collectives it has called.
+Report = tuple[float, float, int]
 _formed: list[weakref.ref] = []  # the groups that the last probe formed
 
 
@@ -30,7 +34,7 @@ class PieceMissing(Exception):
 
 def probe(
     names: tuple[str, ...], path: str | None, probe_fn, args: tuple, width: int, times: int = 1
-) -> tuple[bytes, tuple[float, float, int]]:
+) -> tuple[bytes, Report]:
     """Call probe_fn(piece, *args) on this rank this many times, with models of this width.
 
     Returns:
@@ -43,7 +47,7 @@ def probe(
     try:
         # What the piece prints is shown, but torch's warnings are not.
         with (
-            scale.models_of(scale.DrawnSizes(width)),
+            models_of(Sizes(width)),
             contextlib.redirect_stderr(io.StringIO()),
             instrumentation.listening() as calls,
         ):
@@ -55,7 +59,16 @@ def probe(
     finally:
         torch.set_grad_enabled(True)
         _formed[:] = [weakref.ref(group) for group in _groups() if group not in before]
-    return packed, network_meter.reported(calls)
+    return packed, _report_on(calls)
+
+
+def _report_on(calls: list[instrumentation.Call]) -> Report:
+    if not dist.is_initialized():  # A rank in no group only simulates calls.
+        return 0.0, 0.0, 0
+    rank = dist.get_rank()
+    scattered = [call for call in calls if call.op.startswith("reduce_scatter")]
+    sent_bytes, scattered_bytes = (sum(sent_bytes_of(call, rank) for call in some) for some in (calls, scattered))
+    return sent_bytes, scattered_bytes, len(calls)
 
 
 def _groups() -> list[dist.ProcessGroup]:

@@ -2,7 +2,7 @@
 
 import torch
 
-from shared.checks.engine.framework import Wrong
+from shared.checks.engine.failures import Wrong
 from shared.checks.models import awkward
 from shared.ranks.diagnosis import name_ranks
 

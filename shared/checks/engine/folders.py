@@ -18,7 +18,7 @@ class NoFolder(RanksError):
 
 @contextlib.contextmanager
 def shared_folder() -> Iterator[str]:
-    """Make a temporary folder for ranks that may belong to another user, as they do in grading.
+    """Make a temporary folder for ranks that may belong to another user.
 
     Ranks can also write in whatever this process puts into the folder meanwhile.
 

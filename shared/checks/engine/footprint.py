@@ -12,8 +12,9 @@ from mmap import mmap
 import numpy as np
 import torch
 
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.training import Draw, descend
 from shared.checks.engine.volume import trainable_bytes
 from shared.checks.models import awkward

@@ -3,7 +3,9 @@
 import functools
 from collections.abc import Callable
 
-from shared.checks.engine.framework import NOT_WRITTEN, Attempt, Exercise, Wrong
+from shared.checks.engine.attempts import Attempt
+from shared.checks.engine.failures import NOT_WRITTEN, Wrong
+from shared.checks.engine.framework import Exercise
 
 Judge = Callable[[Attempt], None]
 

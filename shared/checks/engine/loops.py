@@ -6,9 +6,9 @@ Every rank runs its wrapper through the same loop. The kernel computes each rank
 import contextlib
 from dataclasses import dataclass, field
 
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import judge_gradients
-from shared.checks.engine.framework import Attempt
 from shared.checks.engine.late_ranks import Rendezvous, launches_unasked, rehearsed
 from shared.checks.engine.steps import EventLog
 from shared.checks.engine.training import Draw, descend, one_process

@@ -6,8 +6,8 @@ from itertools import pairwise
 import torch
 from torch import nn
 
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.buckets import MB, Message, bytes_of, plan
-from shared.checks.engine.framework import Attempt
 from shared.checks.models import awkward
 
 LEAST_BUCKETS = 4

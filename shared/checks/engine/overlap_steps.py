@@ -2,9 +2,10 @@
 
 import torch
 
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.buckets import judge_messages
 from shared.checks.engine.compare import by_rank, describe_calls, judge_gradients, nearly_equal
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.overlap_models import Sizes
 from shared.checks.engine.overlap_probes import Micro, probe_steps
 from shared.checks.models import awkward

@@ -2,10 +2,9 @@
 
 torch pickles each tensor with a whole torch.save(), which takes about 0.2 ms. A probe returns hundreds of tensors.
 
-In a notebook, results could be any objects. In grading, they may contain only the types that are named here, so that a
-student's code cannot run anything in the judge's process. A result therefore travels in the same way in both: NumPy's
-scalars become Python's, and an instance of a student's own subclass of a list or a number becomes a list or a number.
-Everything else is rejected on the rank.
+A result may contain only the types that are named here, so that a program which judges the code of others can load it
+and nothing else. NumPy's scalars become Python's, and an instance of a student's own subclass of a list or a number
+becomes a list or a number. Everything else is rejected on the rank.
 """
 
 import io

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 import torch.distributed as dist
 
-from shared.checks.engine.framework import CALLED_ALONE, OUTSIDE_THE_GROUP, Attempt
+from shared.checks.engine.attempts import CALLED_ALONE, Attempt
+from shared.checks.engine.failures import OUTSIDE_THE_GROUP
 from shared.wire import instrumentation
 
 # A rank's index in the group is not its rank in the world, and neighbors in the group are not neighbors in the world.

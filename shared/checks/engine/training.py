@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import nn
 
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import (
     describe_calls,
@@ -20,7 +21,7 @@ from shared.checks.engine.compare import (
     reject_frozen_gradients,
     tolerance_of,
 )
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.subgroups import called_alone, join_subgroup, members_of
 from shared.checks.models import awkward
 from shared.wire import instrumentation
@@ -193,7 +194,7 @@ def _mean(gradients: list[torch.Tensor | None]) -> torch.Tensor | None:
 def train(attempt: Attempt, how: Training, draw: Draw) -> list[dict]:
     """Train on the ranks and return what probe_training found on each."""
     context = called_alone(attempt) if how.in_subgroup else ""
-    attempt.scale.has_models = True  # on the ranks, even if these fail before this process builds one, too
+    attempt.sizes.has_models = True  # on the ranks, even if these fail before this process builds one, too
     return attempt.run(probe_training, how, per_rank=draw.per_rank, context=context)
 
 
@@ -203,8 +204,8 @@ def train_and_judge(attempt: Attempt, how: Training) -> list[dict]:
     Raises:
         Wrong: If the training differs from that of one process.
     """
-    rate = LEARNING_RATE * attempt.scale.learning_rate_factor
-    how, draw = replace(how, steps=attempt.scale.steps(how.steps), learning_rate=rate), Draw(attempt)
+    rate = LEARNING_RATE * attempt.sizes.learning_rate_factor
+    how, draw = replace(how, steps=attempt.sizes.steps(how.steps), learning_rate=rate), Draw(attempt)
     found = train(attempt, how, draw)
     if how.dtype == torch.bfloat16:
         judge_bf16_training(found, how)

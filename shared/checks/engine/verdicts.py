@@ -1,4 +1,4 @@
-"""The result of a check, as the checks, their display, the progress page and grading share it."""
+"""The result of a check, as the checks, their display, the progress page and other programs share it."""
 
 from dataclasses import asdict, dataclass
 

@@ -1,7 +1,7 @@
 """Check what a wrapper sends: the state once when it is built, and each trainable gradient once per step."""
 
 from shared.checks.engine.compare import describe_calls
-from shared.checks.engine.framework import Wrong
+from shared.checks.engine.failures import Wrong
 from shared.checks.models import awkward
 from shared.wire import instrumentation
 

@@ -8,8 +8,10 @@ import functools
 
 import torch
 
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.compare import describe_calls, first_difference
-from shared.checks.engine.framework import Attempt, Exercise, Wrong
+from shared.checks.engine.failures import Wrong
+from shared.checks.engine.framework import Exercise
 from shared.checks.first_collectives import passing
 from shared.checks.first_collectives.causes import (
     FLOAT32_TOLERANCE,
@@ -102,7 +104,7 @@ def _draw_shares(attempt: Attempt, one_empty: bool = False) -> list[torch.Tensor
         one_empty: Whether one of several ranks holds no values.
     """
     generator = torch.Generator().manual_seed(attempt.draw_seed())
-    most = attempt.scale.pick(MOST_VALUES, range(100, 3_000))
+    most = attempt.sizes.pick(MOST_VALUES, range(100, 3_000))
     counts = attempt.random.sample(range(1, most + 1), attempt.world_size)
     if one_empty and attempt.world_size > 1:
         counts[attempt.random.randrange(attempt.world_size)] = 0
@@ -212,7 +214,7 @@ def every_rank_has_the_tensor_of_src(attempt: Attempt) -> None:
 @broadcast_by_hand.check("wire", world_sizes=(1, 2, 3, 4))
 def n_minus_1_messages_in_total(attempt: Attempt) -> None:
     src = attempt.random.randrange(attempt.world_size)
-    own = [(tensor,) for tensor in draw_tensors(attempt, attempt.scale.pick(100, LENGTHS))]
+    own = [(tensor,) for tensor in draw_tensors(attempt, attempt.sizes.pick(100, LENGTHS))]
     payload_bytes = own[src][0].nbytes
     found = [result["calls"] for result in attempt.run(probe_broadcast, src, per_rank=own)]
     calls = [call for calls_of_rank in found for call in calls_of_rank]

@@ -2,7 +2,7 @@
 
 import torch
 
-from shared.checks.engine.framework import Wrong
+from shared.checks.engine.failures import Wrong
 
 FLOAT32_TOLERANCE = 1e-6  # float32 has about 7 digits, so the error of a few additions is smaller than this
 

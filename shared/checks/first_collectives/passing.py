@@ -4,13 +4,14 @@ import math
 
 import torch
 
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.compare import first_difference
-from shared.checks.engine.framework import Attempt, Wrong, is_a_transfer_to_itself
+from shared.checks.engine.failures import Wrong, is_a_transfer_to_itself
 from shared.checks.first_collectives.causes import passing_cause, with_article
 from shared.checks.first_collectives.probes import LATE_S, probe_pass
 
 EXACT = 0.0
-LENGTHS = range(50, 20_000)  # of tensors, in grading
+LENGTHS = range(50, 20_000)  # of tensors, if they are drawn
 _NO_SUCH_RANK = "IndexError: tuple index out of range"  # from batch_isend_irecv, for a peer outside the group
 
 
@@ -31,7 +32,7 @@ def judge_arguments(found: list[dict], own: list[torch.Tensor]) -> None:
 
 
 def each_rank_gets_its_left_neighbors_tensor(attempt: Attempt) -> None:
-    rows, long = attempt.scale.pick(10, range(2, 50)), attempt.scale.pick(1_000_000, range(500_000, 2_000_000))
+    rows, long = attempt.sizes.pick(10, range(2, 50)), attempt.sizes.pick(1_000_000, range(500_000, 2_000_000))
     for shape, dtype, sign in (((1,), torch.float32, 1), ((rows, 100), torch.int64, -1), ((long,), torch.float32, 1)):
         own = [sign * tensor.to(dtype).reshape(shape) for tensor in draw_tensors(attempt, math.prod(shape))]
         try:
@@ -66,7 +67,7 @@ def _judge_passed(found: list[tuple[str, object]], own: list[torch.Tensor]) -> N
 
 def it_returns_when_both_messages_are_done(attempt: Attempt) -> None:
     """One rank is late. Its right neighbor must wait for its message, and its left neighbor until it receives."""
-    own = draw_tensors(attempt, attempt.scale.pick(1000, LENGTHS))
+    own = draw_tensors(attempt, attempt.sizes.pick(1000, LENGTHS))
     late = attempt.random.randrange(attempt.world_size)
     found = attempt.run(probe_pass, late, per_rank=[(tensor,) for tensor in own])
     try:
@@ -76,12 +77,12 @@ def it_returns_when_both_messages_are_done(attempt: Attempt) -> None:
 
 
 def the_argument_is_unchanged(attempt: Attempt) -> None:
-    own = draw_tensors(attempt, attempt.scale.pick(1000, LENGTHS))
+    own = draw_tensors(attempt, attempt.sizes.pick(1000, LENGTHS))
     judge_arguments(attempt.run(probe_pass, None, per_rank=[(tensor,) for tensor in own]), own)
 
 
 def one_message_out_and_one_in(attempt: Attempt) -> None:
-    own = draw_tensors(attempt, attempt.scale.pick(1000, LENGTHS))
+    own = draw_tensors(attempt, attempt.sizes.pick(1000, LENGTHS))
     for rank, result in enumerate(attempt.run(probe_pass, None, per_rank=[(tensor,) for tensor in own])):
         left, right = (rank - 1) % len(own), (rank + 1) % len(own)
         found = sorted((call.op, call.partner, call.payload_bytes) for call in result["calls"])

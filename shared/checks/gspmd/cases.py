@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import PieceMissing
-from shared.checks.engine.framework import Attempt
 from shared.checks.gspmd.trying import cut, every_placement, result_of
 from shared.placements import Equation, Link, Mesh, Placement, Placements
 
@@ -30,7 +30,7 @@ EINSUMS = (
 OTHERS = ("add: ij,ij->ij", "add: ij,j->ij", "add: i,ij,j->ji", "neg: ij->ij", "relu: ij->ij", "exp: ij->ji")
 OTHERS += ("square: ij->ij", "plus_one: ijk->ijk", "max: ij->i", "max: ijk->kj")
 EQUATIONS = EINSUMS + OTHERS
-TIMES_AS_LONG = 8  # In grading, the longest lengths are up to this many times as long as usual.
+TIMES_AS_LONG = 8  # Drawn lengths are up to this many times as long as usual.
 
 
 @dataclass(frozen=True)
@@ -122,13 +122,13 @@ def draw_case(
         equation: The equation.
         mesh: The mesh.
         states: How often the equation states the lengths.
-        most: Lengths are up to this many times as long as the shards need. In grading, the factor is drawn, and is at
-            least this one.
+        most: Lengths are up to this many times as long as the shards need. If sizes are drawn, the
+            factor is at least this one.
         unit: All lengths are multiples of this.
     """
     draw, parsed = attempt.random, Equation.parse(equation)
     placements = tuple(tuple(draw.choice(every_placement(len(term))) for _ in mesh.sizes) for term in parsed.inputs)
-    most = attempt.scale.pick(most, range(most, TIMES_AS_LONG * most))
+    most = attempt.sizes.pick(most, range(most, TIMES_AS_LONG * most))
     lengths = lengths_for(parsed, placements, mesh, draw, most, unit) | parsed.lengths
     text = stated(equation, lengths) if draw.random() < states else equation
     return Case(text, placements, mesh), lengths

@@ -3,7 +3,8 @@
 import math
 from collections.abc import Callable, Sequence
 
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.attempts import Attempt
+from shared.checks.engine.failures import Wrong
 from shared.checks.gspmd.cases import (
     EQUATIONS,
     MATMUL,

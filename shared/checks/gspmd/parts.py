@@ -2,8 +2,9 @@
 
 import torch
 
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.compare import first_difference
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.failures import Wrong
 from shared.checks.gspmd.cases import beside, describe, describe_mesh
 from shared.checks.gspmd.trying import every_placement
 from shared.placements import Mesh, Partial, Placement, Replicate, Shard

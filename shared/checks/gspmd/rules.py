@@ -5,7 +5,8 @@ Which rules are right is found out by trying them (see trying.py).
 
 from collections.abc import Callable
 
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.attempts import Attempt
+from shared.checks.engine.failures import Wrong
 from shared.checks.gspmd.cases import EINSUMS, EQUATIONS, MATMUL, beside, describe
 from shared.checks.gspmd.trying import rules_of
 from shared.placements import Equation, Partial, Placement, Replicate, Shard, Term, dim_of

@@ -13,9 +13,10 @@ import torch
 import torch.distributed as dist
 
 from shared import wire
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here, mesh_here
 from shared.checks.engine.compare import first_difference
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.subgroups import called_alone, join_subgroup, members_of, staying_inside
 from shared.checks.gspmd.cases import (
     EQUATIONS,
@@ -399,7 +400,7 @@ def _product(attempt: Attempt, *inputs: Placement) -> tuple[Case, dict]:
 
 
 def _case(attempt: Attempt, equation: str, placements: Sequence[Placements], mesh: Mesh) -> tuple[Case, dict]:
-    most = attempt.scale.pick(3, range(3, 3 * TIMES_AS_LONG))
+    most = attempt.sizes.pick(3, range(3, 3 * TIMES_AS_LONG))
     lengths = lengths_for(Equation.parse(equation), placements, mesh, attempt.random, most)
     return Case(equation, tuple(placements), mesh), lengths
 

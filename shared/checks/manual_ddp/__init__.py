@@ -2,8 +2,10 @@
 
 import torch
 
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.compare import by_rank, describe_calls, judge_gradients, judge_state, reject_frozen_gradients
-from shared.checks.engine.framework import Attempt, Exercise, Wrong
+from shared.checks.engine.failures import Wrong
+from shared.checks.engine.framework import Exercise
 from shared.checks.engine.subgroups import called_alone, members_of
 from shared.checks.engine.training import Draw, Training, judge_start, train, train_and_judge
 from shared.checks.engine.volume import judge_gradient_bytes, judge_state_bytes, reject_early_messages
@@ -19,7 +21,7 @@ from shared.checks.manual_ddp.weighted import gradients_of_one_process
 from shared.checks.models import awkward
 from shared.ranks.diagnosis import name_ranks
 
-MANY_ROWS = range(2_000, 8_000)  # in grading; these are too many to be passed between ranks without the network
+MANY_ROWS = range(2_000, 8_000)  # may be drawn; these are too many to be passed between ranks without the network
 
 mean_over_ranks_ = Exercise("2.1", "mean_over_ranks_")
 broadcast_state = Exercise("2.2", "broadcast_state")
@@ -35,7 +37,7 @@ average_gradients_weighted = Exercise("2.6", "average_gradients_weighted")
 @mean_over_ranks_.check("values")
 def mean_is_right(attempt: Attempt) -> None:
     for shape, layout in (
-        ((attempt.scale.pick(3, MANY_ROWS), 5), torch.contiguous_format),
+        ((attempt.sizes.pick(3, MANY_ROWS), 5), torch.contiguous_format),
         ((), torch.contiguous_format),
         ((2, 3, 2, 2), torch.channels_last),
     ):
@@ -51,7 +53,7 @@ def mean_is_right(attempt: Attempt) -> None:
 
 @mean_over_ranks_.check("group", world_sizes=(3, 4))
 def mean_within_a_group(attempt: Attempt) -> None:
-    count = attempt.scale.pick(4, MANY_ROWS)
+    count = attempt.sizes.pick(4, MANY_ROWS)
     own = [
         torch.randn(count, dtype=torch.float64, generator=torch.Generator().manual_seed(attempt.draw_seed()))
         for _ in range(attempt.world_size)

@@ -6,13 +6,14 @@ from itertools import islice, zip_longest
 import torch
 import torch.distributed as dist
 
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.compare import describe_calls
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.failures import Wrong
 from shared.wire import instrumentation
 
 EPOCHS = 1, 2, 3, 10
 PASSES = None, None, 2, None, 1, 2  # over one sampler; set_epoch() is called before those that are not None
-LENGTHS, LATE_EPOCHS = range(61, 2_000), range(12, 100_000)  # drawn in grading
+LENGTHS, LATE_EPOCHS = range(61, 2_000), range(12, 100_000)  # may be drawn
 
 
 def probe_sampler(sampler_class, length: int, seed: int, epochs: tuple[int, ...] = EPOCHS) -> dict:
@@ -71,7 +72,7 @@ def _refuse_library_samplers(sampler) -> None:
 
 def every_sample_once_and_equal_shares(attempt: Attempt) -> None:
     size = attempt.world_size
-    for length in (12, attempt.scale.pick(7, LENGTHS), size, 1):
+    for length in (12, attempt.sizes.pick(7, LENGTHS), size, 1):
         found = attempt.run(probe_sampler, length, attempt.draw_seed())
         share = -(-length // size)
         for rank, result in enumerate(found):
@@ -146,8 +147,8 @@ def _judge_shares(rank: int, shares: list[list], length: int, share: int) -> Non
 
 
 def epochs_and_seeds_decide_the_order(attempt: Attempt) -> None:
-    length = attempt.scale.pick(60, LENGTHS)
-    epochs = (*EPOCHS, attempt.scale.pick(EPOCHS[-1] + 1, LATE_EPOCHS))
+    length = attempt.sizes.pick(60, LENGTHS)
+    epochs = (*EPOCHS, attempt.sizes.pick(EPOCHS[-1] + 1, LATE_EPOCHS))
     for rank, result in enumerate(attempt.run(probe_sampler, length, attempt.draw_seed(), epochs)):
         if result["epoch 0"] != result["again"]:
             raise Wrong({rank: "the same epoch has two different orders"}, "Hint: how is the generator seeded?")

@@ -2,8 +2,9 @@
 
 import torch
 
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.compare import by_rank, describe_calls, judge_gradients, nearly_equal, reject_frozen_gradients
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.subgroups import called_alone, members_of
 from shared.checks.engine.training import Draw, one_process
 from shared.checks.engine.volume import trainable_bytes

@@ -7,9 +7,10 @@ import torch
 from torch import nn
 
 from shared import memory
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.footprint import PADDING_BYTES, hidden_bytes, ignore_existing_objects, living_bytes
-from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.memory_wall.master_plans import with_step
 
 PARAMETERS = 16  # All have the same size, so one gradient is a sixteenth of all gradients.

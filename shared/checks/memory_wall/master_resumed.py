@@ -10,8 +10,9 @@ import io
 import torch
 from torch import nn
 
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.failures import Wrong
 from shared.checks.memory_wall.master_plans import OPTIMIZERS, Data, Plan, deal, draw, with_step
 from shared.checks.memory_wall.master_values import after_groups, after_plain, after_values, judge_steps
 

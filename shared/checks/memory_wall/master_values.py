@@ -5,9 +5,10 @@ import functools
 import torch
 from torch import nn
 
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import first_difference
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.hints import begin_at, where_it_raises
 from shared.checks.memory_wall.master_plans import (
     GROUP_CHANGED,
@@ -272,7 +273,7 @@ def masters_move_where_parameters_would_not(attempt: Attempt) -> None:
     There are so many steps because a master that is rounded occasionally loses what it has accumulated since.
     """
     sign = attempt.random.choice((-1.0, 1.0))
-    count, steps = attempt.random.randint(3, 9), attempt.scale.steps(SMALL_STEPS)
+    count, steps = attempt.random.randint(3, 9), attempt.sizes.steps(SMALL_STEPS)
     ones = [torch.ones(count, dtype=torch.bfloat16)]
     data = Data(ones, [[torch.full((count,), sign, dtype=torch.bfloat16)] for _ in range(steps)])
     for rank, result in enumerate(attempt.run(probe_masters, SMALL, data)):

@@ -4,7 +4,8 @@ import re
 from functools import lru_cache
 from itertools import combinations
 
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.attempts import Attempt
+from shared.checks.engine.failures import Wrong
 
 MOST_BLOCKS = 12
 TRIES = 40

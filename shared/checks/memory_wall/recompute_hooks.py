@@ -1,8 +1,9 @@
 """Judge when gradient hooks run: a wrapper such as OverlappedDDP sends each gradient when its hook is called."""
 
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import first_difference, nearly_equal
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.failures import Wrong
 from shared.checks.memory_wall.recompute_values import after_values
 from shared.checks.models import recompute
 from shared.checks.models.recompute import MODELS, draw_inputs, loss_of, named_parameters

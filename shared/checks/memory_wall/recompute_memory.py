@@ -8,9 +8,10 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from shared import memory
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.footprint import living_bytes
-from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.memory_wall.recompute_values import after_values
 
 SAMPLES, INPUTS = 32, 256

@@ -4,9 +4,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import first_difference, nearly_equal
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.failures import Wrong
 from shared.checks.memory_wall.recompute_values import Drops, after_dropout, after_values
 
 SAMPLES, WIDTH = 2, 64

@@ -7,9 +7,10 @@ import torch.utils.checkpoint as library
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import first_difference, nearly_equal
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.hints import begin_at, where_it_raises
 from shared.checks.models import recompute
 from shared.checks.models.recompute import MODELS, blocks_of, draw_inputs, loss_of, named_parameters

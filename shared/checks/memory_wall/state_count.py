@@ -5,8 +5,9 @@ import contextlib
 import torch
 
 from shared import memory
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.hints import where_it_raises
 from shared.checks.models import awkward
 from shared.memory import storages

@@ -9,7 +9,7 @@ from torch import nn
 
 INPUTS, OUTPUTS = 6, 3
 USUAL_WIDTH = 7
-WIDTH = USUAL_WIDTH  # hidden units; grading sets other numbers (engine/scale.py)
+WIDTH = USUAL_WIDTH  # hidden units; `sizes.models_of` sets other numbers
 built = False  # whether there is a model of this width
 
 

@@ -14,7 +14,7 @@ listeners: list = []  # functions that are called with a module when its forward
 
 
 def widening() -> int:
-    """Return a factor for the inner width of blocks. It is 1, except in grading, where the awkward models are wide.
+    """Return a factor for the inner width of blocks. It is 1, except where the awkward models are wide.
 
     A block's number of elements leaves the same remainder as usual when it is divided by any world size up to 4.
     """

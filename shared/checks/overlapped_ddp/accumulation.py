@@ -2,10 +2,11 @@
 
 import contextlib
 
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.buckets import judge_messages
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import describe_calls
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.overlap_models import Sizes, draw_sizes
 from shared.checks.engine.overlap_probes import Micro, probe_leaving
 from shared.checks.engine.overlap_steps import draw_shares, judge_steps

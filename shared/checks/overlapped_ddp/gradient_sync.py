@@ -2,7 +2,8 @@
 
 import itertools
 
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.attempts import Attempt
+from shared.checks.engine.failures import Wrong
 from shared.checks.overlapped_ddp.launch_queue import (
     Bucket,
     Event,

@@ -4,7 +4,8 @@ import contextlib
 
 import torch
 
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.attempts import Attempt
+from shared.checks.engine.failures import Wrong
 
 TRIES = 6
 

@@ -1,7 +1,8 @@
 """Judge what a wrapper must reject: a second gradient for a bucket in flight, and gradients that belong to a graph."""
 
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.compare import by_rank, judge_gradients
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.overlap_models import draw_sizes
 from shared.checks.engine.overlap_probes import Micro, probe_refusals
 from shared.checks.engine.overlap_steps import draw_shares, mean_of

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
-from shared.checks.engine.framework import Attempt
-from shared.checks.engine.scale import LARGE_ON
+from shared.checks.engine.sizes import LARGE_ON
 from shared.checks.models.small_gpts import TOKENS, SmallGPT
 from shared.models import TinyGPT, gpt_layers
 
@@ -166,7 +166,7 @@ def drawn(attempt: Attempt, plan: Plan) -> Plan:
     number = attempt.random.randint
     layers, vocabulary = number(max(1, plan.pp - 2), max(2, plan.pp - 1)), 2 * number(6, 14) + 1
     model = replace(plan.model, layers=layers, vocabulary=vocabulary)
-    times_as_many = attempt.scale.pick(1, range(2, 10)) if attempt.world_size == LARGE_ON else 1
+    times_as_many = attempt.sizes.pick(1, range(2, 10)) if attempt.world_size == LARGE_ON else 1
     sizes = {"micro_batches": number(1, 3), "samples": times_as_many * number(1, 2)}
     return replace(plan, model=model, **sizes)
 

@@ -10,7 +10,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.attempts import Attempt
+from shared.checks.engine.failures import Wrong
 from shared.planner import meshes
 from shared.planner.clusters import GB, TFLOPS, Cluster
 from shared.planner.meshes import Layout

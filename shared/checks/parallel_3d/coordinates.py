@@ -6,8 +6,9 @@ from itertools import product
 
 from torch.distributed.device_mesh import DeviceMesh
 
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.failures import Wrong
 from shared.checks.parallel_3d.cases import AXES, layouts
 
 TABLE = {"dp": 2, "pp": 2, "tp": 2}

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from shared import formulas
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.attempts import Attempt
+from shared.checks.engine.failures import Wrong
 from shared.checks.parallel_3d.cases import AXES
 from shared.checks.parallel_3d.coordinates import coordinates_of, describe
 from shared.planner.shapes import SHAPES, ModelShape, llama

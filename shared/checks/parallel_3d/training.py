@@ -8,10 +8,11 @@ import torch
 from torch import nn
 
 from shared import wire
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import first_difference, nearly_equal
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.footprint import living_bytes, settled_bytes
-from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.models.small_gpts import TOKENS, SmallGPT
 from shared.checks.parallel_3d.cases import AXES, Plan, Step, drawn, layouts, mesh_of, one_process
 from shared.models import gpt_layers
@@ -449,8 +450,8 @@ def judge_first_step(trained: Trained) -> None:
 
 
 def longer(attempt: Attempt, plan: Plan) -> Plan:
-    """Return the plan with a number of steps that is drawn in grading."""
-    return replace(plan, steps=attempt.scale.steps(plan.steps), learning_rate_factor=attempt.scale.learning_rate_factor)
+    """Return the plan with a number of steps that may be drawn."""
+    return replace(plan, steps=attempt.sizes.steps(plan.steps), learning_rate_factor=attempt.sizes.learning_rate_factor)
 
 
 def plain_splits(attempt: Attempt) -> None:

@@ -4,7 +4,8 @@ Every stage sees the same batch. The checks compare losses and gradients with th
 judge what each stage holds and sends.
 """
 
-from shared.checks.engine.framework import Attempt, Exercise
+from shared.checks.engine.attempts import Attempt
+from shared.checks.engine.framework import Exercise
 from shared.checks.engine.hints import give_hints
 from shared.checks.engine.model_parallel.judges import judge_gradients, judge_layout, judge_memory, judge_outputs, train
 from shared.checks.pipeline import chunks, messages, orders, training

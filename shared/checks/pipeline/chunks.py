@@ -6,9 +6,10 @@ import weakref
 import torch
 from torch import nn
 
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import first_difference, nearly_equal
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.failures import Wrong
 from shared.checks.pipeline.cases import seeded
 
 WIDTH, SAMPLES = 5, 3

@@ -3,9 +3,10 @@
 import torch
 import torch.distributed as dist
 
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import first_difference
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.late_ranks import PATIENCE_S, Rendezvous, launches_unasked, rehearsed
 from shared.checks.engine.subgroups import called_alone, join_subgroup, members_of, staying_inside
 from shared.deadlines import scaled

@@ -7,9 +7,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import describe_calls, first_difference, nearly_equal
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.late_ranks import PATIENCE_S, Rendezvous, launches_unasked, rehearsed
 from shared.checks.engine.model_parallel.judges import Trained, judge_layout, judge_traffic, judge_training, train
 from shared.checks.engine.subgroups import called_alone, join_subgroup, members_of, staying_inside
@@ -135,7 +136,7 @@ def train_loop_and_judge(attempt: Attempt, loop: Loop) -> dict[int, dict]:
     Raises:
         Wrong: If a loss, a norm or a parameter differs.
     """
-    loop = replace(loop, steps=attempt.scale.steps(loop.steps), learning_rate_factor=attempt.scale.learning_rate_factor)
+    loop = replace(loop, steps=attempt.sizes.steps(loop.steps), learning_rate_factor=attempt.sizes.learning_rate_factor)
     seed, batches = attempt.draw_seed(), loop.batches(attempt.draw_seed())
     context = str(loop) + (f", {called_alone(attempt)}" if loop.in_subgroup else "")
     by_rank = attempt.run(probe_loop, loop, seed, batches, context=context)

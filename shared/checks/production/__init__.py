@@ -2,7 +2,8 @@
 
 import torch
 
-from shared.checks.engine.framework import Attempt, Exercise
+from shared.checks.engine.attempts import Attempt
+from shared.checks.engine.framework import Exercise
 from shared.checks.engine.hints import give_hints
 from shared.checks.models import awkward
 from shared.checks.production import choice, memory, wire

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.attempts import Attempt
+from shared.checks.engine.failures import Wrong
 from shared.checks.production.ways import MARGIN, Case, Way, draw_case, draw_close_case, fastest
 from shared.planner import clusters
 

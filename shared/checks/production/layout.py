@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from shared.checks.engine.framework import Wrong
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.sharded.unit_layout import owners
 from shared.checks.engine.sharded.unit_training import UnitPlan
 from shared.checks.models import unit_models

@@ -3,8 +3,9 @@
 import torch
 
 from shared import memory
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.sharded.dtensors import loss_of
 from shared.checks.engine.sharded.unit_training import new_optimizer
 from shared.checks.engine.training import Draw

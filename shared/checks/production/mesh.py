@@ -7,8 +7,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.utils._pytree import tree_map_only
 
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.hints import begin_at
 from shared.checks.engine.sharded.dtensors import loss_of
 from shared.checks.engine.training import Draw

@@ -7,9 +7,10 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import RELATIVE_TOLERANCE, nearly_equal
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.sharded.dtensors import assembled, judge_tensors, loss_of, shard_of, shards_of
 from shared.checks.engine.sharded.training import reference
 from shared.checks.engine.sharded.unit_training import UnitPlan, new_optimizer
@@ -106,7 +107,7 @@ def train_and_judge(attempt: Attempt, plan: Sharding) -> list[dict]:
     is_exact = {plan.computed, plan.reduced} == {torch.float64}
     if is_exact:  # In a long training, rounding errors of float32 would add up.
         plan = replace(
-            plan, steps=attempt.scale.steps(plan.steps), learning_rate_factor=attempt.scale.learning_rate_factor
+            plan, steps=attempt.sizes.steps(plan.steps), learning_rate_factor=attempt.sizes.learning_rate_factor
         )
     draw = Draw(attempt)
     found = attempt.run(probe_sharded, plan, per_rank=draw.per_rank, context=str(plan))

@@ -5,8 +5,9 @@ Each parameter is split by rows, and rows are padded to a multiple of the number
 
 import torch
 
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.compare import describe_calls
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.training import Draw
 from shared.checks.models import unit_models
 from shared.checks.production.layout import Unit, units_of

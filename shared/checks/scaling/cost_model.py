@@ -14,7 +14,8 @@ from typing import NamedTuple
 import torch
 
 from shared import formulas
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.attempts import Attempt
+from shared.checks.engine.failures import Wrong
 
 TRIES = 40
 TOLERANCE = 1e-6  # relative: the order of additions may differ

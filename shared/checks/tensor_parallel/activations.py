@@ -2,9 +2,10 @@
 
 import torch
 
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.footprint import living_bytes, settled_bytes
-from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.tensor_parallel.cases import BATCH, TOKENS
 from shared.checks.tensor_parallel.models import Model
 

@@ -3,9 +3,10 @@
 import torch
 import torch.distributed as dist
 
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import nearly_equal
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.model_parallel.probe import join_one_of
 from shared.checks.tensor_parallel.cases import BATCH, TOKENS
 

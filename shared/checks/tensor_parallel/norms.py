@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import describe_calls, first_difference, nearly_equal
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.model_parallel.probe import join_one_of
 from shared.checks.engine.subgroups import members_of, staying_inside
 from shared.checks.tensor_parallel.models import Model
@@ -92,7 +93,7 @@ def _train_and_judge(attempt: Attempt, loop: Loop, in_groups: bool = False) -> l
     if in_groups:
         inside = members_of(attempt, True)
         groups = [inside, [rank for rank in range(size) if rank not in inside]]
-    loop = replace(loop, steps=attempt.scale.steps(loop.steps), learning_rate_factor=attempt.scale.learning_rate_factor)
+    loop = replace(loop, steps=attempt.sizes.steps(loop.steps), learning_rate_factor=attempt.sizes.learning_rate_factor)
     drawn = [(attempt.draw_seed(), loop.batches(attempt.draw_seed())) for _ in groups]
     per_rank = [
         next(draw for draw, members in zip(drawn, groups, strict=True) if rank in members) for rank in range(size)

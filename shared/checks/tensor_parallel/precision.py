@@ -5,8 +5,9 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from shared import wire
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.failures import Wrong
 from shared.checks.tensor_parallel.cases import BATCH, TOKENS, loss_traffic, own_part
 from shared.checks.tensor_parallel.models import Model
 from shared.wire import instrumentation

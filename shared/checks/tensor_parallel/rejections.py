@@ -5,8 +5,9 @@ import re
 import torch
 from torch import nn
 
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.failures import Wrong
 from shared.checks.tensor_parallel.cases import build_attention
 from shared.models import GPTConfig, TinyGPT
 

@@ -3,7 +3,8 @@
 import contextlib
 from dataclasses import dataclass
 
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.attempts import Attempt
+from shared.checks.engine.failures import Wrong
 
 _NOT_IN_LIST = "is not in list\n(This was "  # the error of list.index(), and the beginning of its note
 HINTS_ON_ERRORS = {

@@ -10,10 +10,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import describe_calls, first_difference, nearly_equal
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.footprint import living_bytes, settled_bytes
-from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.sharded.flat_layout import Shapes, draw_shapes
 from shared.checks.engine.sharded.unit_training import has_memory
 from shared.checks.engine.sharded.wire import Flat, judge_rounds

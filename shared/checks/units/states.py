@@ -6,7 +6,8 @@ The flat parameters of these checks send nothing. They only log their calls.
 from dataclasses import dataclass
 from unittest import mock
 
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.attempts import Attempt
+from shared.checks.engine.failures import Wrong
 
 CALLS = ("unshard", "wait_for_unshard", "reshard", "state = BACKWARD")
 PLAIN = ["unshard", "wait_for_unshard", "reshard", "wait_for_unshard", "reshard"]

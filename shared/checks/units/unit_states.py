@@ -7,8 +7,9 @@ from functools import partial
 
 import torch
 
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.sharded.unit_training import UnitPlan, shard
 from shared.checks.engine.training import Draw
 from shared.checks.models import awkward, unit_models

@@ -2,7 +2,8 @@
 
 import torch
 
-from shared.checks.engine.framework import Attempt, Exercise
+from shared.checks.engine.attempts import Attempt
+from shared.checks.engine.framework import Exercise
 from shared.checks.engine.hints import begin_at, give_hints, where_it_raises
 from shared.checks.engine.sharded import clip, flat_layout
 from shared.checks.engine.sharded import state as sharded_state

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import MOST_DIVISOR, describe_calls, first_difference, nearly_equal, tolerance_of
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.footprint import living_bytes
-from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.sharded.flat_layout import flat_parameter_type_of
 from shared.checks.engine.sharded.wire import Flat, judge_rounds, reject_messages
 from shared.checks.engine.subgroups import SUBGROUPS, called_alone, join_subgroup, members_of

@@ -5,9 +5,10 @@ import time
 
 import torch
 
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.footprint import living_bytes
-from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.sharded.state_dicts import judge_state_dict
 from shared.checks.engine.training import Draw
 from shared.checks.models import awkward

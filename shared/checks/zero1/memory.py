@@ -12,9 +12,10 @@ import torch
 import torch.distributed as dist
 
 from shared import memory
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here, earlier_piece
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.footprint import hidden_bytes, ignore_existing_objects, living_bytes
-from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.training import Draw
 from shared.checks.models import awkward
 from shared.deadlines import scaled

@@ -9,7 +9,8 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.attempts import Attempt
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.sharded.flat_layout import defined_beside
 from shared.checks.engine.sharded.plan import Plan
 from shared.checks.engine.sharded.training import HINT_ON_OWNERS, HINT_ON_SHARDS, probe_sharded

@@ -2,8 +2,9 @@
 
 import torch
 
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.compare import describe_calls
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.sharded.plan import Plan, layout_of
 from shared.checks.engine.sharded.training import probe_sharded, train_and_judge
 from shared.checks.models import awkward

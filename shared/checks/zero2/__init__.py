@@ -5,7 +5,9 @@ The checks never use elapsed time. They judge the bytes held and sent, and which
 
 import torch
 
-from shared.checks.engine.framework import Attempt, Exercise, Wrong
+from shared.checks.engine.attempts import Attempt
+from shared.checks.engine.failures import Wrong
+from shared.checks.engine.framework import Exercise
 from shared.checks.engine.hints import where_it_raises
 from shared.checks.engine.sharded import clip
 from shared.checks.engine.sharded.steps import judge_bf16

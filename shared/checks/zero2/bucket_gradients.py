@@ -2,9 +2,10 @@
 
 import torch
 
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import first_difference, nearly_equal
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.training import Draw
 from shared.checks.models import awkward
 from shared.checks.zero2.sharded_bucket import build, cause_of_scale

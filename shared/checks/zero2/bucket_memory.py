@@ -4,9 +4,10 @@ import time
 
 import torch
 
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.footprint import living_bytes
-from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.sharded.flat_layout import flat_parameter_type_of
 from shared.checks.engine.training import Draw
 from shared.checks.models import awkward

@@ -6,9 +6,10 @@ import gc
 
 import torch
 
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import describe_calls, tolerance_of
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.sharded.state_dicts import judge_state_dict
 from shared.checks.engine.sharded.training import Causes, judge_states, on_one_batch, reference
 from shared.checks.engine.training import Draw

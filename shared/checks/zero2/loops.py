@@ -5,8 +5,9 @@ A loop is written as code, and shown as code if it fails.
 
 from dataclasses import dataclass, replace
 
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.sharded.training import judge_states, reference
 from shared.checks.engine.training import Draw
 from shared.checks.models import awkward

@@ -13,10 +13,11 @@ import torch
 from torch import nn
 
 from shared import memory
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.buckets import MB
 from shared.checks.engine.candidate import device_here
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.footprint import hidden_bytes, ignore_existing_objects, living_bytes
-from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.overlap_models import Chain
 from shared.checks.models import awkward
 from shared.deadlines import scaled

@@ -8,10 +8,11 @@ from itertools import pairwise
 import torch
 import torch.distributed as dist
 
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.buckets import describe_messages
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import by_rank, first_difference, nearly_equal
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.late_ranks import PATIENCE_S, Rendezvous, launches_unasked, rehearsed
 from shared.checks.engine.overlap_models import Sizes, draw_sizes
 from shared.checks.engine.overlap_probes import Micro

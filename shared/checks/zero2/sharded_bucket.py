@@ -6,9 +6,10 @@ from functools import partial
 import torch
 from torch import nn
 
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import describe_calls, first_difference, nearly_equal, tolerance_of
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.late_ranks import PATIENCE_S, Rendezvous, launches_unasked, rehearsed
 from shared.checks.engine.sharded.flat_layout import flat_parameter_type_of
 from shared.checks.engine.sharded.wire import Flat, judge_rounds, reject_messages

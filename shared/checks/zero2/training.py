@@ -10,9 +10,10 @@ import torch
 import torch.distributed as dist
 
 from shared import memory
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.buckets import MB, plan
 from shared.checks.engine.candidate import device_here
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.sharded.plan import SCHEDULERS, Plan, Run
 from shared.checks.engine.sharded.training import HINT_ON_OPTIMIZER_STATE, reject_libraries, train_and_judge
 from shared.checks.engine.sharded.wire import Flat

@@ -2,8 +2,9 @@
 
 from dataclasses import replace
 
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.compare import describe_calls
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.sharded.clip import CLIPS, clip_and_judge
 from shared.checks.engine.sharded.wire import judge_rounds
 from shared.checks.engine.volume import state_bytes

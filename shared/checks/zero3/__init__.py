@@ -2,7 +2,9 @@
 
 import torch
 
-from shared.checks.engine.framework import Attempt, Exercise, Wrong
+from shared.checks.engine.attempts import Attempt
+from shared.checks.engine.failures import Wrong
+from shared.checks.engine.framework import Exercise
 from shared.checks.engine.hints import give_hints, where_it_raises
 from shared.checks.engine.sharded import unit_order, unit_wire
 from shared.checks.engine.sharded.unit_memory import DROPPED, FINISHED, judge_memory

@@ -6,8 +6,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.sharded.training import judge_states, plain
 from shared.checks.engine.sharded.unit_training import (
     StateReader,

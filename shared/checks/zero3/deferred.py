@@ -12,10 +12,11 @@ import torch
 from torch import nn
 
 from shared import memory
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here, earlier_piece
 from shared.checks.engine.compare import describe_calls, first_difference
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.footprint import living_bytes, settled_bytes
-from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.sharded.flat_layout import Shapes, draw_shapes
 from shared.checks.engine.sharded.unit_memory import SLACK
 from shared.checks.engine.subgroups import SUBGROUPS, called_alone, join_subgroup, members_of

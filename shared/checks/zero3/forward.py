@@ -2,7 +2,8 @@
 
 import torch
 
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.attempts import Attempt
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.sharded import unit_forward
 from shared.checks.engine.sharded.unit_training import UnitPlan
 from shared.checks.engine.training import Draw

@@ -6,8 +6,9 @@ are judged.
 
 import torch
 
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.sharded import unit_order
 from shared.checks.engine.sharded.unit_training import UnitPlan, shard
 from shared.checks.engine.training import Draw

@@ -3,7 +3,8 @@
 import torch
 from torch import nn
 
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.attempts import Attempt
+from shared.checks.engine.failures import Wrong
 
 _HINT_ON_HOOKS = "Hint: which methods may launch a collective, and which may only pack?"
 _HINT_ON_LAUNCHES = "Hint: what must happen to a bucket before it is launched?"

@@ -4,9 +4,10 @@ import re
 
 import torch
 
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.folders import shared_folder
-from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.sharded.plan import OPTIMIZERS
 from shared.checks.engine.sharded.state import in_world_of
 from shared.checks.engine.sharded.training import judge_states, on_one_batch

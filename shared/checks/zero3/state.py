@@ -2,8 +2,9 @@
 
 import torch
 
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.sharded.state import in_world_of
 from shared.checks.engine.sharded.training import Causes, judge_states, plain
 from shared.checks.engine.sharded.unit_training import UnitPlan, new_optimizer, shard, take_step

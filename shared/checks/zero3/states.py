@@ -5,8 +5,9 @@ A ZeRO3 whose units are written differently is judged by its backward alone.
 
 import torch
 
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.sharded.unit_training import UnitPlan, has_memory, shard
 from shared.checks.engine.training import Draw
 from shared.checks.models import unit_models

@@ -4,8 +4,9 @@ import copy
 
 import torch
 
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.sharded.unit_training import StateReader, UnitPlan, new_optimizer, shard, take_step
 from shared.checks.engine.training import Draw
 from shared.checks.models import unit_models

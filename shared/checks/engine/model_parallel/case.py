@@ -13,7 +13,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from shared import formulas
-from shared.checks.engine.framework import Attempt
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.training import LEARNING_RATE, descend
 
 STEPS = 3
@@ -74,7 +74,7 @@ class Case:
     Attributes:
         copies: The number of data-parallel copies of the split model; each trains on an equal part of the batch.
         differentiates_inputs: Whether every rank must have the whole gradient of the inputs.
-        has_usual_batches: Whether batches must have the usual number of samples, even in grading.
+        has_usual_batches: Whether batches must have the usual number of samples, even if sizes are drawn.
         context: Begins the evidence, where it has to say which case failed.
         hint_on_loss: The hint on a wrong loss, where nothing else is known about it.
         hint_on_output: The same for an output.
@@ -180,7 +180,7 @@ class Draw:
     """
 
     def __init__(self, attempt: Attempt, case: Case, steps: int = STEPS, times: int = 1):
-        self.seed, self.learning_rate = attempt.draw_seed(), LEARNING_RATE * attempt.scale.learning_rate_factor / times
+        self.seed, self.learning_rate = attempt.draw_seed(), LEARNING_RATE * attempt.sizes.learning_rate_factor / times
         generator = torch.Generator().manual_seed(attempt.draw_seed())
         self.batches = [_joined([case.draw_batch(generator) for _ in range(times)]) for _ in range(steps)]
 

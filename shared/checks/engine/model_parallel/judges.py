@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import torch
 
 from shared import wire
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.compare import RELATIVE_TOLERANCE, describe_calls, first_difference, nearly_equal
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.model_parallel import causes
 from shared.checks.engine.model_parallel.case import (
     STEPS,
@@ -23,11 +24,11 @@ from shared.checks.engine.model_parallel.case import (
     parameters_of,
 )
 from shared.checks.engine.model_parallel.probe import Held, probe_memory, probe_split
-from shared.checks.engine.scale import LARGE_ON
+from shared.checks.engine.sizes import LARGE_ON
 from shared.checks.engine.subgroups import members_of
 from shared.wire.instrumentation import Call
 
-TIMES_AS_MANY = range(2, 20)  # In grading, batches on two ranks are larger by a factor from this range.
+TIMES_AS_MANY = range(2, 20)  # Drawn batches on two ranks are larger by a factor from this range.
 _MOST_SLACK = 1.1  # a rank may keep a few small tensors besides its parameters
 
 
@@ -58,7 +59,7 @@ def train(attempt: Attempt, case: Case, in_groups: bool = False, longer: bool = 
         case: The model, and how to split it.
         in_groups: Whether two groups of ranks work side by side, each with a model and batches of its own. The world
             has 3 or 4 ranks then.
-        longer: Whether to draw the number of steps in grading. Useful if the caller judges the values of every step.
+        longer: Whether the number of steps may be drawn. Useful if the caller judges the values of every step.
 
     Returns:
         What each group found.
@@ -68,8 +69,8 @@ def train(attempt: Attempt, case: Case, in_groups: bool = False, longer: bool = 
     if in_groups:
         inside = members_of(attempt, True)
         groups = [inside, [rank for rank in range(size) if rank not in inside]]
-    steps = attempt.scale.steps(STEPS) if longer else STEPS
-    times = attempt.scale.pick(1, TIMES_AS_MANY) if size == LARGE_ON and not case.has_usual_batches else 1
+    steps = attempt.sizes.steps(STEPS) if longer else STEPS
+    times = attempt.sizes.pick(1, TIMES_AS_MANY) if size == LARGE_ON and not case.has_usual_batches else 1
     draws = [Draw(attempt, case, steps, times) for _ in groups]
     per_rank: list[tuple] = [()] * size
     for members, draw in zip(groups, draws, strict=True):

@@ -4,9 +4,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import describe_calls, tolerance_of
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.hints import where_it_raises
 from shared.checks.engine.sharded.plan import Plan, layout_of
 from shared.checks.engine.sharded.training import HINT_ON_STALE, Causes, alone, begin, judge_states, probe_sharded

@@ -7,7 +7,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
 from shared.checks.engine.compare import first_difference, nearly_equal
-from shared.checks.engine.framework import Wrong
+from shared.checks.engine.failures import Wrong
 
 _ROUNDED_TO_FLOAT32 = 2e-6  # of the largest element; an average over the wrong ranks has a larger error
 

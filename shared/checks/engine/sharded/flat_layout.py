@@ -9,10 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import first_difference
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.footprint import living_bytes
-from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.late_ranks import Rendezvous, launches_unasked, rehearsed
 from shared.checks.engine.sharded.wire import Flat, judge_rounds
 from shared.checks.engine.subgroups import SUBGROUPS, called_alone, join_subgroup, members_of

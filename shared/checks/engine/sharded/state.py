@@ -7,9 +7,10 @@ from dataclasses import replace
 import torch
 
 from shared import memory, ranks, wire
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import tolerance_of
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.sharded.plan import Plan, Run
 from shared.checks.engine.sharded.state_dicts import judge_state_dict, same
 from shared.checks.engine.sharded.training import alone, begin, judge_states

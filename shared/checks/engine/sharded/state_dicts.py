@@ -3,7 +3,7 @@
 import torch
 
 from shared.checks.engine.compare import first_difference, nearly_equal
-from shared.checks.engine.framework import Wrong
+from shared.checks.engine.failures import Wrong
 
 _HINT_ON_DTYPES = (
     "Hint: what is the dtype of the entry, and what are the dtypes of the tensors that it is copied through?"

@@ -2,9 +2,10 @@
 
 import torch
 
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import first_difference, nearly_equal
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.sharded.plan import Plan, layout_of
 from shared.checks.engine.sharded.training import HINT_ON_STALE, alone, begin, judge_states, plain, probe_sharded
 from shared.checks.engine.sharded.wire import judge_rounds

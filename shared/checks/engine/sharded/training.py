@@ -6,9 +6,10 @@ import torch
 import torch.distributed as dist
 
 from shared import memory
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import first_difference, nearly_equal, tolerance_of
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.sharded.plan import LATE_STEP, Plan, Run
 from shared.checks.engine.subgroups import called_alone, join_subgroup, members_of
 from shared.checks.engine.training import Draw
@@ -118,7 +119,7 @@ def train_and_judge(attempt: Attempt, plan: Plan, probe=probe_sharded) -> dict[i
     Raises:
         Wrong: If a rank's state differs after a step from that of one process.
     """
-    plan = replace(plan, steps=attempt.scale.steps(plan.steps), learning_rate_factor=attempt.scale.learning_rate_factor)
+    plan = replace(plan, steps=attempt.sizes.steps(plan.steps), learning_rate_factor=attempt.sizes.learning_rate_factor)
     draw, context = Draw(attempt), describe_plan(attempt, plan)
     found = train(attempt, plan, draw, probe)
     _reject_replaced_parameters(found, context)

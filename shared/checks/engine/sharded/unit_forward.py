@@ -3,10 +3,11 @@
 import torch
 
 from shared import memory
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import first_difference, nearly_equal, tolerance_of
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.footprint import living_bytes, settled_bytes
-from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.sharded.unit_memory import ACTIVATIONS_BYTES, SAMPLES, SLACK, bytes_of
 from shared.checks.engine.sharded.unit_training import StateReader, UnitPlan, judge_start, shard
 from shared.checks.engine.sharded.unit_wire import judge_building, judge_sent, of_evaluation

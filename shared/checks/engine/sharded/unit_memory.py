@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import torch
 
 from shared import memory
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.footprint import hidden_bytes, ignore_existing_objects, living_bytes, settled_bytes
-from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.sharded.unit_layout import layout_of
 from shared.checks.engine.sharded.unit_training import UnitPlan, shard
 from shared.checks.engine.training import Draw

@@ -9,8 +9,9 @@ from itertools import pairwise
 
 import torch
 
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.sharded.unit_layout import layout_of
 from shared.checks.engine.sharded.unit_training import UnitPlan, shard, take_step
 from shared.checks.engine.training import Draw

@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 from shared import memory
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import tolerance_of
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.sharded.plan import Plan
 from shared.checks.engine.sharded.training import (
     Causes,
@@ -180,7 +181,7 @@ def train_and_judge(attempt: Attempt, plan: UnitPlan) -> dict[int, dict]:
     Raises:
         Wrong: If a rank's state differs after a step from that of one process.
     """
-    plan = replace(plan, steps=attempt.scale.steps(plan.steps), learning_rate_factor=attempt.scale.learning_rate_factor)
+    plan = replace(plan, steps=attempt.sizes.steps(plan.steps), learning_rate_factor=attempt.sizes.learning_rate_factor)
     draw, context = Draw(attempt), describe_plan(attempt, plan)
     found = train(attempt, plan, draw, probe_units)
     members = list(found)

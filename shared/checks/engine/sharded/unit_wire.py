@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import torch
 
+from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import describe_calls
-from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.failures import Wrong
 from shared.checks.engine.sharded.training import train
 from shared.checks.engine.sharded.unit_layout import layout_of
 from shared.checks.engine.sharded.unit_training import UnitPlan, new_optimizer, probe_units, shard, take_step

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from shared import wire
 from shared.checks.engine.compare import describe_calls
-from shared.checks.engine.framework import Wrong
+from shared.checks.engine.failures import Wrong
 from shared.wire import instrumentation
 
 _HINTS = {

@@ -15,10 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch.distributed as dist
-
+from shared.checks.engine.candidate import Report
 from shared.deadlines import scaled
-from shared.wire import instrumentation, sent_bytes_of
 
 # With our own solutions, the network carried at most 1,130 bytes per call more than the payload, and at most 1.5% or
 # 14,000 bytes less than it.
@@ -35,19 +33,6 @@ _SENT_BYTES, _SENT_PACKETS = 8, 9  # columns of /proc/net/dev
 _ENDED = 6  # the state TIME_WAIT
 _MESSAGE_AT, _STATE_AT, _ENDS_AT, _USER_AT = 16, 1, 4, 64  # offsets: the last three are from the message's start
 _LENGTH_AND_KIND, _ENDS = struct.Struct("=IH"), struct.Struct(">HH")  # The ports are in network byte order.
-
-
-def reported(calls: Sequence[instrumentation.Call]) -> tuple[float, float, int]:
-    """Return how many bytes this rank has sent, how many of them in reduce-scatters, and how many calls it made."""
-    if not dist.is_initialized():  # A rank in no group only simulates calls.
-        return 0.0, 0.0, 0
-    rank = dist.get_rank()
-    scattered = [call for call in calls if call.op.startswith("reduce_scatter")]
-    return (
-        sum(sent_bytes_of(call, rank) for call in calls),
-        sum(sent_bytes_of(call, rank) for call in scattered),
-        len(calls),
-    )
 
 
 class Sent(NamedTuple):
@@ -136,14 +121,14 @@ class Meter:
         users = [sent.user for (_, other), sent in now.by_end.items() if other in control]
         return Counter(user for user in users if user != own)
 
-    def contradicts(self, reports: Sequence[tuple[float, float, int]], steps: int = 0) -> str:
+    def contradicts(self, reports: Sequence[Report], steps: int = 0) -> str:
         """Return what is wrong if the network has carried less or more between the ranks than they report, or "".
 
         With each message, gloo sends another one that describes it. For small messages, this is most of the bytes.
         Inside, gloo's reduce-scatter is an all-reduce, which sends twice as much.
 
         Args:
-            reports: What each rank reports about itself; see `reported`.
+            reports: What each rank reports about itself.
             steps: The number of training steps or repeated calls, if it was drawn. The more of them, the more extra
                 bytes are credible. Without a limit, code could report calls that it did not make, and send other data
                 instead.
