@@ -23,7 +23,7 @@ def main() -> int:
     if unknown := sorted(set(wanted) - set(known)):
         parser.error(f"There is no chapter {', '.join(unknown)}. The chapters are {', '.join(known)}.")
     calibration.calibrate()
-    workers = calibration.workers(calibration.cores())
+    workers = calibration.workers(calibration.cores() + 1)
     names = " or ".join(f"{name}-" for name in wanted) or "mutant or right"
     command = pytest_command("tests/test_mutants.py", "-n", str(workers), "-k", names)
     phase = Phase("mutants", (command,), is_pytest=True, workers=workers, mutants_of=tuple(wanted or known))

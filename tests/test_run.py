@@ -362,8 +362,8 @@ def test_workers_follow_cores_and_memory(monkeypatch):
         monkeypatch.setattr(calibration.psutil, "virtual_memory", lambda: memory)
         return [builder(Selection()).workers for builder in (phases.unit, phases.notebooks)]
 
-    assert workers_with(cores=2, free_gb=16) == [2, 3]
-    assert workers_with(cores=16, free_gb=64) == [16, 17]
+    assert workers_with(cores=2, free_gb=16) == [3, 3]
+    assert workers_with(cores=16, free_gb=64) == [17, 17]
     assert workers_with(cores=16, free_gb=8.5) == [4, 4]
     assert workers_with(cores=1, free_gb=1) == [1, 1]
 
