@@ -45,5 +45,5 @@ def _predicts(cell) -> bool:
 def _fold(cell) -> None:
     """Fold a code cell's outputs. JupyterLab adds the older key to files that have only the newer one."""
     if cell.cell_type == "code":
-        cell.metadata["jupyter"] = nbformat.from_dict({"outputs_hidden": True})
+        cell.metadata["jupyter"] = nbformat.from_dict(cell.metadata.get("jupyter", {}) | {"outputs_hidden": True})
         cell.metadata["collapsed"] = True

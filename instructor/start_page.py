@@ -22,6 +22,7 @@ from instructor.build import ROOT, Chapter, chapters
 
 PAGE = ROOT / "START_HERE.md"
 TEMPLATE = Path(__file__).parent / "templates" / "start_page.md.jinja"
+FAST_PATH = ("00", "01", "02", "04", "07", "09")  # the numbers of the lessons that tell the story from DDP to ZeRO-3
 _ROW = re.compile(r"^\| (\d\d) \| \[.+?]\(chapters/\w+\.ipynb\) \| \[(.+?)]\(labs/", re.MULTILINE)
 
 
@@ -33,7 +34,7 @@ class Row:
     name: str  # such as "Gradient bucketing"
     part: str
     builds: str
-    lesson_minutes: int
+    lesson_minutes: minutes.Minutes
     lab_minutes: int
     lesson: str  # the paths of its notebooks
     lab: str
@@ -53,7 +54,10 @@ class Part:
 
     @property
     def lesson_time(self) -> str:
-        return _time(sum(row.lesson_minutes for row in self.chapters))
+        total = minutes.together(row.lesson_minutes for row in self.chapters)
+        return (
+            f"{total.fastest / 60:.0f} to {total.slowest / 60:.0f} hours" if total.slowest > 100 else f"{total} minutes"
+        )
 
     @property
     def lab_time(self) -> str:
@@ -96,7 +100,9 @@ def page(of: Iterable[Chapter], exists: Callable[[str], bool]) -> str:
         undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
-    return template.render(chapters=rows, parts=parts, to_come=to_come, step_ratios=step_ratios())
+    fast = Part("", [row for row in rows if row.number in FAST_PATH])
+    fast_path = fast if len(fast.chapters) == len(FAST_PATH) else None  # a bundle may lack some of them
+    return template.render(chapters=rows, parts=parts, fast_path=fast_path, to_come=to_come, step_ratios=step_ratios())
 
 
 def _row(chapter: Chapter, exists: Callable[[str], bool]) -> Row:

@@ -7,7 +7,8 @@ at a time, as the micro-batches of a pipeline with the schedule 1F1B:
                     the activations of min(pp, m) micro-batches of one sequence in flight. Attention is recomputed
                     (selective checkpointing), there is no dropout, and the logits are in fp32. Everything is divided
                     evenly over pp · tp GPUs: tensor parallelism includes sequence parallelism.
-    computation     6 FLOPs per parameter and token, and (p−1)/m times as long for the bubble
+    computation     6 FLOPs per parameter and token on the last stage, which also has the output layer and sets the
+                    pace of the others, and (p−1)/m times as long for the bubble
     tp              the all-reduces of all layers, or as many bytes with sequence parallelism. Nothing hides them. They
                     are part of each micro-batch, so the bubble lengthens them, too.
     pp              the outputs and gradients of one micro-batch on its way through all stages. Those of the other
@@ -96,7 +97,8 @@ def step_s(shape: ModelShape, cluster: Cluster, layout: Layout, sequences: int) 
     def seconds(axis: str, sent_bytes: float) -> float:
         return sent_bytes / link_bytes_per_s(cluster, layout, axis)
 
-    computing_s = 6 * shape.parameters * tokens / (pp * tp) / cluster.flops
+    of_last_stage = shape.layers / pp * shape.layer_parameters + shape.vocabulary * shape.hidden
+    computing_s = 6 * of_last_stage * tokens / tp / cluster.flops
     tp_s = seconds("tp", formulas.tensor_parallel_sent_bytes(tokens, shape.hidden, shape.layers / pp, tp))
     pp_s = seconds("pp", 2 * (pp - 1) * boundary_bytes(shape))
     dp_s = seconds("dp", formulas.all_reduce_sent_bytes(2 * shape.parameters / (pp * tp), dp))

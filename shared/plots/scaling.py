@@ -1,10 +1,10 @@
-"""Figures of time in data parallelism: when buckets are in flight, and the efficiency of more ranks. Pure functions."""
+"""Figures of time in data parallelism: when buckets are in flight, and how much they hide. Pure functions."""
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, PercentFormatter
 
-from shared.plots import COLORS, HATCHES, LINES, MARKERS
+from shared.plots import COLORS, HATCHES, MARKERS
 
 
 def schedule(
@@ -41,35 +41,28 @@ def schedule(
     return figure
 
 
-def efficiency(
-    curves: dict[str, dict[str, dict[int, float]]], marks: dict[str, dict[str, dict[int, float]]] | None = None
-) -> Figure:
-    """Draw efficiency against the number of ranks, with one panel per title and one line per name.
+def knee(line: dict[int, float], marks: dict[int, float], needed: float, where: str) -> Figure:
+    """Draw which part of a step a rank computes, against its tokens per step.
 
     Args:
-        curves: The efficiency (0 to 1) for each number of ranks, by title and name.
-        marks: The same, drawn as marks only.
+        line: By the inequality T ≥ C/W.
+        marks: Measured.
+        needed: C/W in tokens, where backward takes as long as the all-reduce.
+        where: On which link the marks were measured.
     """
-    size = (max(4.6, 3.1 * len(curves)), 3.4)  # a wider figure would be shrunk to fit the page, and so would its labels
-    figure, panels = plt.subplots(1, len(curves), figsize=size, sharey=True, layout="constrained", squeeze=False)
-    shown = {}
-    for axes, (title, lines) in zip(panels.flat, curves.items(), strict=True):
-        for index, (name, line) in enumerate(lines.items()):
-            style = {"color": COLORS[index], "linestyle": LINES[index], "linewidth": 1.8}
-            (shown[name],) = axes.plot(list(line), list(line.values()), **style)
-        for index, (name, points) in enumerate((marks or {}).get(title, {}).items()):
-            style = {"color": "black", "marker": MARKERS[index], "linestyle": "none", "markersize": 6}
-            (shown[name],) = axes.plot(list(points), list(points.values()), fillstyle="none", **style)
-        axes.set_xscale("log", base=2)
-        sizes = sorted({size for line in lines.values() for size in line})
-        axes.set(title=title, xlabel="ranks", xticks=[size for size in sizes if size in (1, 2, 4, 8, 64, 512)])
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-        axes.set(ylim=(0, 1.05))
-        axes.spines[["top", "right"]].set_visible(False)
-    panels[0, 0].set_ylabel("efficiency")
-    columns = min(len(shown), 3)
-    figure.legend(shown.values(), shown.keys(), frameon=False, ncols=columns, loc="outside upper left")
+    figure, axes = plt.subplots(figsize=(6.4, 3.2), layout="constrained")
+    axes.axvline(needed, color="black", linestyle="--", linewidth=1.2)
+    label = f"{needed:.0f} tokens: backward takes\nas long as the all-reduce"
+    axes.annotate(label, (needed * 1.05, 0.06), ha="left", va="bottom")
+    axes.plot(list(line), list(line.values()), color=COLORS[0], linewidth=1.8, label="by the inequality")
+    style = {"color": "black", "marker": MARKERS[0], "linestyle": "none", "markersize": 6, "fillstyle": "none"}
+    axes.plot(list(marks), list(marks.values()), label=f"measured {where}", **style)
+    axes.set_xscale("log", base=2)
+    axes.set(xlabel="tokens per rank and step", xticks=list(marks), ylim=(0, 1.05), ylabel="part of a step")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(frameon=False, ncols=2, loc="outside upper left")
     plt.close(figure)
     return figure

@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 00 · Ranks
 #
-# **35 minutes.** After this lesson, you will be able to:
+# **45–65 minutes.** After this lesson, you will be able to:
 #
 # - run code in four processes at once, and say what they share and what they do not,
 # - predict what each rank holds after `all_reduce`, `broadcast`, `send` and `recv`, and which rank waits for which,
@@ -125,8 +125,8 @@ assert right.double().mean() > 0.85
 # communicates while backward is still computing, as PyTorch's does. From chapter 07 on, you also split the optimizer
 # state, the gradients and the parameters, so that four GPUs together can train a model that is too large for one.
 #
-# (Are four processes faster than one? Not here, because they share the cores of one machine. Chapter 02 shows where the
-# speed-up comes from when each process has its own GPU.)
+# Are four processes faster than one? Not here: they share the cores of one machine. Chapter 02 shows where the speed-up
+# comes from when each process has its own GPU.
 
 # %% [markdown]
 # ## Why one process is not enough
@@ -221,7 +221,7 @@ print("x" in globals(), ranks.pull("x"))
 # Which value does rank 2 hold afterwards?
 
 # %%
-my_prediction = 0.0
+my_prediction = None
 
 # %%
 # %%ranks
@@ -229,8 +229,7 @@ total = torch.tensor([rank + 1.0], device=device)
 dist.all_reduce(total)
 
 # %%
-measured = ranks.pull("total")[2].item()
-print(f"predicted {my_prediction:g}, measured {measured:g}")
+print(f"rank 2 holds {ranks.pull('total')[2].item():g}")
 
 # %% [markdown]
 # Every rank has the sum, 1 + 2 + 3 + 4 = 10. In the figure, each rank holds four elements. Compare them before and
@@ -251,8 +250,8 @@ print(total.item())
 # %% [markdown]
 # Each rank contributed 10, so the sum is 40.
 #
-# An all-reduce can also take the maximum. To get the mean, divide the sum by the world size. (With NCCL, and in torch
-# 2.13 also with gloo, `ReduceOp.AVG` computes it.)
+# An all-reduce can also take the maximum. To get the mean, divide the sum by the world size. `ReduceOp.AVG` computes it
+# with NCCL, and from torch 2.13 on with gloo, too.
 
 # %%
 # %%ranks
@@ -302,7 +301,7 @@ diagrams.collective("barrier")
 # After how many seconds does rank 0 have the sum?
 
 # %%
-my_prediction_s = 0.0
+my_prediction_s = None  # seconds
 
 # %%
 # %%ranks
@@ -326,7 +325,7 @@ left_s = time.perf_counter()
 # %% tags=["nbval-ignore-output"]
 began, arrived = ranks.pull("began_s"), ranks.pull("arrived_s")
 left = ranks.pull("left_s")
-print(f"predicted {my_prediction_s:.2f} s, measured {left[0] - began[0]:.2f} s")
+print(f"rank 0 has the sum after {left[0] - began[0]:.2f} s")
 assert left[0] > arrived[2]
 plots.waiting(began, arrived, left, waits_in="all_reduce")
 
@@ -410,8 +409,8 @@ print(f"sent {mine.item()}, received {theirs.item()}")
 #
 # Sooner or later, one of your ranks will skip a collective that the others call.
 #
-# **Predict.** In the next cell, all ranks call a barrier, and then rank 1 skips the all-reduce. What do ranks 0, 2 and
-# 3 get: an error, a wrong value, or nothing?
+# **Predict.** In the next cell, all ranks call a barrier, and then rank 1 skips the all-reduce. In a plain script, what
+# would ranks 0, 2 and 3 get: an error, a wrong value, or nothing?
 
 # %%
 my_prediction_for_others = ""
@@ -423,13 +422,12 @@ if rank != 1:
     dist.all_reduce(total)
 
 # %% [markdown]
-# Without the course's help, they would get nothing, and wait in silence until a timeout. Waiting for something that
-# never happens is called a **hang**. The report above comes from the course's **doctor**, which asks every rank where
-# it is, sees that the all-reduce can never complete, and stops the cell. Read the report in this order:
+# Nothing. A script would sit there in silence, for 10 minutes with NCCL and 30 with gloo, and bill you for all of its
+# GPUs. Waiting for something that never happens is called a **hang**. Here, the course's **doctor** asks every rank
+# where it is, sees that the all-reduce can never complete, and stops the cell. Read its report in this order:
 #
 # 1. **Who waits for whom?** The first sentence names the ranks that wait, the collective they wait in, and the rank
-#    that is missing. (The number after `#` counts the collectives of the process group, of which
-#    `DistributedDataParallel` called about 300. Sends and receives are counted separately for each partner.)
+#    that is missing. The number after `#` counts the collectives. DDP made the first 300 or so in the demo above.
 # 2. **What did the missing rank do instead?** The second sentence tells you. Look for the bug there first: in this
 #    case, the ranks that wait did nothing wrong.
 # 3. **At which line?** In the table, the column `at` shows the line that a rank has reached. If the rank has left the
@@ -487,42 +485,48 @@ dist.all_reduce(total)
 # %% [markdown]
 # ## How long an all-reduce takes
 #
-# `measure.collectives` calls `all_reduce` on tensors from 400 B (100 elements) to 4 MB, 20 times for each size, and
-# reports the median. Mismatch detection is off during the measurement, because it sends messages of its own.
+# The next cells time `all_reduce` on tensors from 400 B (100 elements) to 40 MB. Only two ranks take part. Four ranks
+# on a machine with two cores would mostly wait for a core, and we want to see the communication.
 #
-# **Predict.** 4 MB is 10,000 times as many bytes as 400 B. How many times as long does the all-reduce take? 1 would
-# mean that the size does not matter, and 10,000 that nothing else matters.
+# **Predict.** 40 MB is 100,000 times as many bytes as 400 B. How many times as long does the all-reduce take? 1 would
+# mean that the size does not matter, and 100,000 that nothing else matters.
 
 # %%
-my_prediction_ratio = 0.0
+my_prediction_ratio = None
+
 
 # %%
-# %%ranks
-from shared import measure
+def time_all_reduces():
+    import torch.distributed as dist
 
-times = measure.collectives({"all_reduce": dist.all_reduce})
+    from shared import measure
+
+    sizes_bytes = [400 * 10**power for power in range(6)]
+    return measure.collectives({"all_reduce": dist.all_reduce}, sizes_bytes)
+
+
+with ranks.world(2):
+    times = ranks.run(time_all_reduces)[0]
 
 # %% [markdown]
-# The dotted line, "without latency", shows how long smaller tensors would take if the time were proportional to the
-# bytes. (It starts at the largest tensor's time, and is cut off at the bottom.) Where is the measured time far above
-# it?
+# The dotted line is what you would get if bytes were the only cost: a tenth of the bytes, a tenth of the time. Where is
+# the measured time far above it?
 
 # %% tags=["nbval-ignore-output"]
-times = ranks.pull("times")[0]
 measured = {size: of_size.time_s for size, of_size in times["all_reduce"].items()}
-ratio = measured[4_000_000] / measured[400]
-print(f"predicted {my_prediction_ratio:g}, measured {ratio:.0f} times as long")
 print(f"400 B take {1e3 * measured[400]:.2f} ms, 4 KB take {1e3 * measured[4_000]:.2f} ms")
-measure.expect(measured[4_000] < 3 * measured[400], "4 KB take about as long as 400 B")
-growth = {size: measured[10 * size] / measured[size] for size in (400, 400_000)}
-measure.expect(growth[400] < growth[400_000], "the time grows faster on the right")
+print(f"40 MB take {measured[40_000_000] / measured[400]:.0f} times as long as 400 B")
 plots.message_cost(times.sizes_bytes, times.measured_ms)
 
+# %% tags=["claims", "nbval-ignore-output"] jupyter={"source_hidden": true}
+measure.expect(measured[4_000] < 3 * measured[400], "4 KB take about as long as 400 B")
+growth = {size: measured[10 * size] / measured[size] for size in (400, 4_000_000)}
+measure.expect(growth[400] < growth[4_000_000], "the time grows faster on the right")
+
 # %% [markdown]
-# On the left, ten times the bytes take far less than ten times as long. (If a larger tensor takes less time than a
-# smaller one, that is noise.) Most of that time is **latency**: the time that a message takes no matter how small it
-# is. Toward the right, moving the bytes takes up more and more of the time. The number of bytes that move per second is
-# the **bandwidth**.
+# On the left, ten times the bytes hardly take longer. Most of that time is **latency**, the price of sending anything
+# at all. Toward the right, the bytes take over, and ten times as many take about ten times as long. How many bytes move
+# per second is the **bandwidth**.
 #
 # So one all-reduce of 4 KB is much cheaper than ten of 400 B, which pay the latency ten times. Chapter 01 turns this
 # figure into a formula, and chapter 03 uses it to make training steps faster.
@@ -531,7 +535,7 @@ plots.message_cost(times.sizes_bytes, times.measured_ms)
 #
 # | result | on a cluster |
 # |---|---|
-# | messages and bytes that your own code sends, sizes of the tensors on each rank | exactly the same |
+# | what you send: messages, bytes, shapes | identical |
 # | values | the same up to rounding, because sums are taken in another order |
 # | times | different, but you can compare times from the same run |
 # | the speed-up with more ranks | different: here it means nothing, because the ranks share cores |
@@ -600,8 +604,7 @@ plots.traffic(sent_mb)
 # %% [markdown]
 # Only the row and the column of rank 0 are filled: rank 0 is the sender or the receiver of every message. What does
 # that mean for the other ranks? In the timeline, each bar is a `send` or a `recv`, from the call until it is complete.
-# The label →3 means a send to rank 3. (The two bars of one message may end at different times.) Compare the bars
-# of rank 0 with those of rank 3.
+# The label →3 means a send to rank 3. Compare the bars of rank 0 with those of rank 3.
 
 # %% tags=["nbval-ignore-output"]
 lines = ranks.pull("line")
@@ -611,8 +614,8 @@ measure.expect(mean_bar_ms[3] > mean_bar_ms[0], "the bars of rank 3 are longer")
 plots.timeline(lines, exposed=False)
 
 # %% [markdown]
-# Rank 0 serves ranks 1, 2 and 3 one after the other. Rank 3 has only two messages, but on average their bars are longer
-# than those of rank 0, because they include the time until it is rank 3's turn.
+# Rank 0 serves ranks 1, 2 and 3 one after the other. Rank 3 sends and receives only once. Its bars are long because
+# most of each is spent queuing for rank 0.
 
 # %% [markdown]
 # ## The same in a script
@@ -656,9 +659,9 @@ done = subprocess.run(command, capture_output=True, text=True, timeout=100)
 print("\n".join(sorted(done.stdout.splitlines())))
 
 # %% [markdown]
-# With several machines, or *hosts*, you run one `torchrun` on each. A rank then has two indices:
-# `RANK` counts the ranks of all hosts, and the **local rank** counts those of one host. With four GPUs on each of two
-# hosts:
+# With several machines, or *hosts*, you run one `torchrun` on each, with the address of one of them: `torchrun --nnodes
+# 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint host0:29500 hello.py`. A rank then has two indices: `RANK`
+# counts the ranks of all hosts, and the **local rank** counts those of one host. With four GPUs on each of two hosts:
 #
 # | `RANK` | 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 |
 # |---|---|---|---|---|---|---|---|---|
@@ -668,8 +671,12 @@ print("\n".join(sorted(done.stdout.splitlines())))
 # You will find scripts that call `torch.cuda.set_device(dist.get_rank())`. In this example, rank 5 would ask for GPU 5,
 # but its host only has GPUs 0 to 3. Use `int(os.environ["LOCAL_RANK"])` instead.
 #
-# With NCCL, pass the device as well: `dist.init_process_group("nccl", device_id=device)`. All ranks then connect during
-# this call, so you learn at once if a rank is missing. Otherwise, they connect in their first collective, which hangs.
+# With NCCL, pass the device as well: `dist.init_process_group("nccl", device_id=device)`. A missing rank blocks this
+# call in any case, until a timeout. With `device_id`, NCCL also connects its GPUs here, so a wrong network interface or
+# a firewall shows now, and not in the first collective.
+#
+# A program that every process runs, each on its own data, is called **SPMD**: single program, multiple data. All of
+# this course is.
 
 # %% [markdown]
 # ## On a cluster
@@ -733,6 +740,7 @@ print("\n".join(sorted(done.stdout.splitlines())))
 # - **wire ledger**: the course's list of the messages and collectives of a rank, with their bytes.
 # - **timeline**: the course's record of when a rank computes and when it communicates.
 # - **local rank**: the index of a rank among the ranks of its host.
+# - **SPMD** (single program, multiple data): all processes run the same program, each on its own data.
 # - **flight recorder**: the part of PyTorch that keeps the last collectives of each rank in memory, to explain a hang.
 
 # %% [markdown]

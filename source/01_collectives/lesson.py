@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 01 · Collectives by hand
 #
-# **35 minutes.** After this lesson, you will be able to:
+# **50–70 minutes.** After this lesson, you will be able to:
 #
 # - build an all-reduce from a reduce-scatter and an all-gather, on a ring of ranks,
 # - compute how many bytes each rank sends for any number of ranks, and check the result in the ledger,
@@ -149,10 +149,10 @@ print(f"predicted {my_prediction:g} tensors, measured {in_turn_sent}")
 # ## A ring
 #
 # A sum does not have to be computed in one place: the ranks can compute it on the way. Arrange them in a **ring**,
-# where each rank sends only to its right neighbor, and the last one sends to rank 0. Rank 1 sends its chunk A to
-# rank 2. Rank 2 adds its own chunk A and sends the sum to rank 3. Rank 3 does the same and sends the new sum to rank 0.
-# Rank 0 adds its own chunk A. Now the sum is complete, on the rank that chunk A belongs to. At the same time, chunk B
-# starts on rank 2, chunk C on rank 3 and chunk D on rank 0, so every rank always has something to send.
+# where each rank sends only to its right neighbor, and the last one sends to rank 0. Rank 1 sends its chunk A to rank
+# 2. Rank 2 adds its own chunk A and sends the sum to rank 3. Rank 3 does the same and sends the new sum to rank 0. Rank
+# 0 adds its own chunk A. Now the sum is complete, on the rank that chunk A belongs to. At the same time, chunk B starts
+# on rank 2, chunk C on rank 3 and chunk D on rank 0, so every rank always has something to send.
 #
 # **Predict.** On a ring of three ranks with the chunks A, B and C, the reduce-scatter takes two steps. Which chunk must
 # rank 0 send first, so that the sums of A, B and C end up on ranks 0, 1 and 2? Write its letter.
@@ -163,8 +163,8 @@ my_prediction = "?"
 # %% [markdown]
 # The next cell contains the whole ring. It follows two plans, one for each half. A plan has one string per step, and
 # the letter at index *r* is the chunk that rank *r* sends. On four ranks, the first plan is `["DABC", "CDAB", "BCDA"]`:
-# in the first step, rank 0 sends D, and rank 1 sends A. In the second, rank 0 sends C, which it has just received.
-# In lab 00, you wrote the ring step, `pass_right`.
+# in the first step, rank 0 sends D, and rank 1 sends A. In the second, rank 0 sends C, which it has just received. In
+# lab 00, you wrote the ring step, `pass_right`.
 
 
 # %%
@@ -265,8 +265,9 @@ formula = formulas.all_reduce_sent_bytes(1, 1000)
 print(f"predicted {my_prediction}, the formula gives {formula:.3f} tensors")
 
 # %% [markdown]
-# A rank always sends less than two tensors, no matter how large the ring is. Unless the network itself computes sums,
-# the busiest rank sends at least as much in any algorithm (Patarasuk and Yuan 2009).
+# A rank always sends less than two tensors, no matter how large the ring is. You cannot do better: unless the switches
+# do the adding, some rank has to send 2(N−1)/N · S (Patarasuk and Yuan 2009). Keep the short form in mind: an
+# all-reduce costs about 2S divided by the bandwidth, whatever N is, as long as latency plays no part.
 #
 # ## Training with the ring
 #
@@ -373,8 +374,8 @@ with measure.behind_link("1gbit", latency_ms=5):
 
 # %% [markdown]
 # `fit` finds the α and β for which α + βS is closest to the measurements. At 1 Gbit/s, a byte takes 8 ns, so β should
-# be close to that. To show how certain α and β are, we refit them to randomly drawn rounds: 90% of these fits lie in
-# the range shown. In the figure, look for the size at which the curve starts to rise.
+# be close to that. The ranges are 90% bootstrap intervals. In the figure, look for the size at which the curve starts
+# to rise.
 
 # %% tags=["nbval-ignore-output"]
 steps = ranks.pull("steps")[0]
@@ -423,11 +424,13 @@ cost_plots.predicted_against_measured(models, on_link.measured_s, "bytes in the 
 
 # %% [markdown]
 # For 4 MB, the star takes longer than the ring, because all bytes have to go through rank 0's link. For small tensors,
-# both take 2(N−1) latencies, so the ring is no faster. (On the left, markers may lie well below or above their lines:
-# part of α is this machine's own delay, which varies. A step takes longer if all ranks need a core at once.)
+# both take 2(N−1) latencies, so the ring is no faster. On the left, expect scatter: part of α is this machine's own
+# delay, which varies.
 #
-# `dist.all_reduce` is a ring, too, but the emulated link delays it once, as a whole, and torch moves the bytes
-# during that delay. So its α is close to the link's 5 ms.
+# Our ring is measured step by step: six separately delayed messages add up to what you see. `dist.all_reduce` is
+# different. The emulated link delays it once, as a whole, *by the ring's formula*. That its markers lie on the line
+# therefore only says that we computed the same thing twice. Chapter 05 tests the formula on a link that does not know
+# it.
 #
 # ## Why loopback misleads
 #
@@ -449,10 +452,10 @@ cost_plots.side_by_side(places, "bytes in the tensor")
 #
 # ## Real links
 #
-# How fast is a link? If you divide the tensor's size S by the time t, the result depends on N, even on the same link,
-# because each rank sends 2(N−1)/N tensors. So NVIDIA's benchmark, nccl-tests, reports the **bus bandwidth**: the bytes
-# that each rank must send, divided by the time. For an all-reduce, this is 2(N−1)/N · S/t. For any N, you can compare
-# it with the rate of the link. Here is the bus bandwidth of `dist.all_reduce` on our link, which carries 125 MB/s:
+# How fast is a link? S/t is not a property of the link: with more ranks, each one sends more of the tensor. So NVIDIA's
+# benchmark, nccl-tests, reports the **bus bandwidth**: the bytes that each rank must send, divided by the time. For an
+# all-reduce, this is 2(N−1)/N · S/t, which you can compare with the rate of the link for any N. Here is the bus
+# bandwidth of `dist.all_reduce` on our emulated link, which carries 125 MB/s:
 
 # %% tags=["nbval-ignore-output"]
 torch_s = on_link.measured_s["torch"]
@@ -466,11 +469,12 @@ tables.Table(["bytes", "bus bandwidth, MB/s"], rows)
 # For small tensors, almost all of the time is latency. Even for 4 MB, six latencies of 5 ms make up more than a third
 # of the predicted time.
 #
-# In a cluster, NVLink connects the GPUs of one host; InfiniBand and Ethernet connect hosts. In the next table, α is the
-# latency of one ring step, which is higher over a network. The column "GPUs" gives the size of the ring. In the first
-# two rows, all its GPUs are in one host. In the third row, each host has eight, so α is the mean of seven NVLink steps
-# and one InfiniBand step. Together, the eight adapters are as fast as NVLink: NCCL runs several rings at once, each
-# through a different adapter. In the last six rows, each GPU is in a different host. Compare the first and last rows.
+# In the clusters of the next table, NVLink connects the GPUs of one host, and InfiniBand or Ethernet connects hosts.
+# (Newer racks extend NVLink to 72 GPUs in 18 hosts.) α is the latency of one ring step, which is higher over a network.
+# The column "GPUs" gives the size of the ring. In the first two rows, all its GPUs are in one host. In the third row,
+# each host has eight, so α is the mean of seven NVLink steps and one InfiniBand step. Together, the eight adapters are
+# as fast as NVLink: NCCL runs several rings at once, each through a different adapter. In the last six rows, each GPU
+# is in a different host. Compare the first and last rows.
 
 # %%
 from shared.planner.links import REAL_LINKS, link_table
@@ -590,8 +594,8 @@ plots.bars(times.ms(), "ms (median of 5)")
 # | all-to-all | `all_to_all_single(received, tensor)` | in `received` |
 #
 # The last three rows are new. In a **scatter**, the root gives each rank a different chunk, and a **gather** does the
-# reverse. In an **all-to-all**, every rank scatters its tensor. In these diagrams, unlike in the ring, an element's
-# letter names the rank it comes from. Its digit is its index there. In the last diagram, look at where A1 ends up:
+# reverse. In an **all-to-all**, every rank scatters its tensor. Here, A1 is element 1 of rank 0's tensor, B2 is element
+# 2 of rank 1's, and so on. In the last diagram, look at where A1 ends up:
 
 # %%
 display(diagrams.collective("scatter"), diagrams.collective("gather"))
@@ -696,8 +700,8 @@ print(f"one by one: {1e3 * one_by_one_s:.1f} ms, in one tensor: {1e3 * together_
 # %% [markdown]
 # The difference is latency. Chapter 03 removes most of it by packing gradients together.
 #
-# *Waiting.* In training, no rank computed during an all-reduce. In chapter 04, you launch all-reduces early enough
-# to change that.
+# *Waiting.* In training, no rank computed during an all-reduce. In chapter 04, you launch all-reduces early enough to
+# change that.
 #
 # In [the lab](../labs/01_collectives_lab.ipynb), you build the ring, the tree and an asynchronous reduce-scatter
 # yourself.

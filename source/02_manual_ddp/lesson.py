@@ -2,13 +2,12 @@
 # jupyter:
 #   course:
 #     module: manual_ddp
-#     minutes: 35
 # ---
 
 # %% [markdown]
 # # 02 · Data parallelism by hand
 #
-# **35 minutes.** After this lesson, you will be able to:
+# **50–75 minutes.** After this lesson, you will be able to:
 #
 # - turn gradient accumulation on one GPU into data parallelism on N ranks,
 # - say when the mean of the ranks' gradients is the gradient of the full batch, and correct it when it is not,
@@ -243,7 +242,7 @@ plots.bars(times.ms(), "ms until the gradients are ready (median of 3, blocks th
 # %% [markdown]
 # ## When the mean is not the gradient of the full batch
 #
-# Averaging was right because the loss is a mean over samples, and every rank had the same number of them. What is the
+# Averaging worked for two reasons: the loss is a mean, and every rank averaged over equally many samples. What is the
 # gradient of the full batch in general? Let $\ell_s$ be the loss of sample $s$. The loss $L$ of the global batch $B$ is
 # the mean over its $|B|$ samples. The loss $L_r$ of rank $r$ is the mean over its share $B_r$ of $|B_r|$ samples. Then
 #
@@ -420,6 +419,39 @@ print(f"epoch 1: {sample_indices(12, epoch=1).tolist()}")
 # In torch, this is `torch.utils.data.DistributedSampler`. It repeats some samples if the data set cannot be divided
 # equally, so that all ranks take the same number of steps. It cannot know when a new epoch begins, so call
 # `sampler.set_epoch(epoch)` before each one. If you forget this, every epoch silently uses the order of epoch 0.
+#
+# In a script, the sampler goes into the data loader, and the loop around it looks like this:
+#
+# ```python
+# sampler = DistributedSampler(dataset, shuffle=True, drop_last=True)
+# loader = DataLoader(dataset, batch_size=32, sampler=sampler)  # 32 samples per rank
+# for epoch in range(epochs):
+#     sampler.set_epoch(epoch)
+#     for images, labels in loader:
+#         optimizer.zero_grad()
+#         loss_of(model(images), labels).backward()
+#         model.finish_gradient_sync()
+#         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # after averaging, so that all ranks clip alike
+#         optimizer.step()
+#     if dist.get_rank() == 0:
+#         torch.save(model.module.state_dict(), "model.pt")  # once, and without the wrapper's prefix
+# ```
+
+# %% [markdown]
+# ## Which seeds agree, and which differ
+#
+# The order of the samples was the first of four random choices in a training, and they do not all want the same seed.
+#
+# | random choice | seed | otherwise |
+# |---|---|---|
+# | initial parameters | the same, or broadcast from rank 0 | four different models |
+# | order of the samples | the same, plus the epoch | samples are repeated and skipped |
+# | augmentation of a sample | different on each rank | four ranks crop and flip in lockstep |
+# | dropout masks | different on each rank | the same units are dropped in all shards of the batch |
+#
+# Nothing fails if you get the last two wrong. Training only becomes a little worse, which nobody notices. The usual
+# recipe is one seed for the model, `torch.manual_seed(seed)`, and then `torch.manual_seed(seed + rank)` before
+# training.
 
 # %% [markdown]
 # ## The short version
@@ -523,13 +555,16 @@ plots.loss_curves({"1 process": one_losses, "4 ranks": four_losses})
 
 # %% [markdown]
 # The four ranks trained *the same* model: it predicts the same digits, and the two curves coincide up to rounding.
-# (Sums are computed in a different order, so in float32, a few predictions may differ.)
 
 # %% [markdown]
 # ## Without the broadcast
 #
-# **Predict.** What happens if we forget the broadcast, so that four different models average their gradients? Write 0
-# if you expect an error, 1 if the loss does not fall, 2 if it falls, but less than before, and 3 if it falls as before.
+# **Predict.** What happens if we forget the broadcast, so that four different models average their gradients?
+#
+# - 0: an error
+# - 1: the loss does not fall
+# - 2: the loss falls, but less than before
+# - 3: the loss falls as before
 
 # %%
 my_outcome = 0
@@ -596,10 +631,10 @@ logs["by hand"][0].table(times=False)
 logs["torch's DDP"][0].table(times=False)
 
 # %% [markdown]
-# DDP sends the same elements in a single all-reduce: it packs gradients into flat tensors called buckets, and here
-# one is enough. Look at `must send` in the last row: both wrappers send the same number of bytes. Chapter 01 predicts
-# that number: to all-reduce S bytes on N ranks, a ring sends 2(N−1)/N · S bytes per rank. The next cell checks this,
-# and counts the all-reduces that each wrapper launched during backward.
+# DDP sends the same elements in a single all-reduce: it packs gradients into flat tensors called buckets, and here one
+# is enough. Look at `must send` in the last row: both wrappers send the same number of bytes. Chapter 01 predicts that
+# number: to all-reduce S bytes on N ranks, a ring sends 2(N−1)/N · S bytes per rank. The next cell checks this, and
+# counts the all-reduces that each wrapper launched during backward.
 
 # %%
 from shared import formulas
@@ -631,11 +666,12 @@ measure.expect(ratio > 1, "a step by hand takes longer")
 plots.bars(step_times.ms(), "ms per step (median of 10)")
 
 # %% [markdown]
-# Ours is slower, although both send the same bytes. It launches twenty all-reduces instead of one, and each has a
-# latency of 6 · 2 ms, because a ring on four ranks has six steps. That is 240 ms; the rest is gloo's own time. At which
-# point in a training step is that time spent? The next cell records a step of the model that sleeps, with our wrapper
-# and an optimizer. The figure shows the rank that finished backward last. Look at what it computes while communication
-# is in flight.
+# Ours is slower, although both send the same bytes. Twenty all-reduces, six ring steps each, 2 ms per step: 240 ms of
+# pure latency. The bytes take 5 ms and the computation 6, and what is left is gloo's own work. The factor belongs to
+# this slow link and this tiny model. With large tensors over loopback, it would be below 2. At which point in a
+# training step is all that time spent? The next cell records a step of the model that sleeps, with our wrapper and an
+# optimizer. The figure shows the rank that finished backward last. Look at what it computes while communication is in
+# flight.
 
 # %%
 # %%ranks
@@ -663,8 +699,7 @@ plots.timeline([last])
 
 # %% [markdown]
 # It computes nothing: all communication comes after backward and before the optimizer's step. Communication is called
-# *exposed* while the rank has nothing to compute, and *hidden* while it computes. (The exposed time excludes the
-# gaps, in which the rank divides a gradient.)
+# *exposed* while the rank has nothing to compute, and *hidden* while it computes.
 #
 # DDP differs from our short version as follows:
 #

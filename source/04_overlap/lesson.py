@@ -2,13 +2,12 @@
 # jupyter:
 #   course:
 #     module: overlapped_ddp
-#     minutes: 35
 # ---
 
 # %% [markdown]
 # # 04 · Overlap
 #
-# **35 minutes.** After this lesson, you will be able to:
+# **50–75 minutes.** After this lesson, you will be able to:
 #
 # - launch all-reduces from hooks while backward computes, and wait for them afterwards,
 # - predict how much communication stays exposed, and choose the bucket cap that leaves the least,
@@ -80,7 +79,7 @@ print(f"{gradients_bytes / 1e6:.2f} MB of gradients")
 # ## What is wasted
 #
 # Chapter 03's `BucketedDDP` with a cap of 2 MB splits these gradients into seven buckets, and all-reduces them after
-# backward. (For a cap, an MB has 2²⁰ bytes, as in torch. For data, it has 10⁶.)
+# backward. As in torch, a cap of 2 MB means 2 MiB, or 2 · 2²⁰ bytes.
 #
 # **Predict.** How many milliseconds do the seven all-reduces take in total? You know S (from the output above), N = 4,
 # α and β.
@@ -189,8 +188,8 @@ plots.timeline([blocking])
 
 # %% [markdown]
 # That is slower than before. The all-reduces now start during backward, but each one blocks backward until it
-# completes. (Only the launch time, a few percent, is hidden.) And with 52 latencies instead of seven, the
-# formula gives 258 + 52 · 6 = 570 ms. The rest is mostly the wait for the slowest rank in each all-reduce.
+# completes. (Only the launch time, a few percent, is hidden.) And with 52 latencies instead of seven, the formula gives
+# 258 + 52 · 6 = 570 ms. The rest is mostly the wait for the slowest rank in each all-reduce.
 
 # %% [markdown]
 # ## Launching now, waiting later
@@ -214,7 +213,7 @@ exposed_ms = {
 plots.bars(exposed_ms, "ms exposed")
 
 # %% [markdown]
-# Less communication is exposed than in the blocking version, but about as much as with buckets after backward. The
+# Less communication is exposed than in the blocking version, and still more than with buckets after backward. The
 # reason is latency: 52 all-reduces have 52 · 6α = 312 ms of it, compared with 7 · 6α = 42 ms for seven buckets.
 
 # %% [markdown]
@@ -288,8 +287,9 @@ plots.timeline([before, after[0]], ["after backward", "with hooks"])
 #
 # The exposed time is $\max(0,\ e_\text{last} - \text{end of backward})$.
 #
-# Let's test the formula on the last step. `HookedDDP` launched each bucket when it was full, so we know
-# $\text{full}_i$, and α and β give $t_i$.
+# Let's follow the last step with it. `HookedDDP` launched each bucket when it was full, so we know $\text{full}_i$, and
+# α and β give $t_i$. The emulated link computes with this very formula, so agreement only shows that we count what it
+# counts. Chapter 05 has a link that does not.
 
 
 # %%
@@ -384,11 +384,13 @@ costs.predicted_against_measured(curve, points, "cap, MB", **style)
 # %% [markdown]
 # With a cap of 25 MB, everything except the small first bucket waits for the end of backward. With 0.25 MB, there are
 # 31 buckets, and their latencies alone take 31 · 6α = 186 ms. The curve jumps where one more parameter fits into a
-# bucket. It is based on the times of another run, so the points need not lie on it. Between two caps that are almost
-# equally good, chance decides.
+# bucket. Expect scatter of a few milliseconds around it.
 #
-# This link is so slow that buckets wait for each other, so it matters how early the *first* one is launched. On a
-# fast link, all buckets but the last have been sent when backward ends, so only that one is exposed.
+# This link is so slow that buckets wait for each other, so it matters how early the *first* one is launched. On a fast
+# link, all buckets but the *last* have been sent when backward ends, and only that one is exposed. What is in it? The
+# parameters that forward uses first: the embedding. For Llama-3 8B, with a vocabulary of 128,256 and a width of 4,096,
+# that is 1 GB in bf16, the largest gradient of the model, and backward completes it when there is nothing left to hide
+# it.
 
 # %% [markdown]
 # ## One launch order on every rank
@@ -559,8 +561,8 @@ note = f"Launches and exposed time: rank 0. A step without communication: {alone
 tables.Table(header, rows, note)
 
 # %% [markdown]
-# These times come from different steps, so they do not add up exactly. Where "longer by" is clearly larger than
-# "exposed", part of the reason is that backward took longer: compare its two times above the table.
+# Overlap is not free: launching and copying also slow backward down, as its two times above the table show. That is why
+# "longer by" exceeds "exposed".
 #
 # Both wrappers that overlap expose less than `BucketedDDP`. As "first launch" shows, DDP's first bucket is larger than
 # ours, for two reasons. Ours holds at most 1 MB, while the `bucket_cap_mb` that you set also applies to DDP's first
@@ -605,8 +607,8 @@ assert max(ours[-10:]) < 0.7 * ours[0]
 plots.loss_curves(losses)
 
 # %% [markdown]
-# The two curves lie on top of each other. Our design is that of torch's DDP (Li et al., VLDB 2020, §3.2.3 and §4).
-# DDP does this in C++, waits at the end of backward by itself, and has more options:
+# The two curves lie on top of each other. Our design is that of torch's DDP (Li et al., VLDB 2020, §3.2.3 and §4). DDP
+# does this in C++, waits at the end of backward by itself, and has more options:
 #
 # | option | what it does |
 # |---|---|
@@ -644,8 +646,8 @@ print(f"build/{trace.save(after, folder / 'overlap.json').name}")
 #
 # The collectives of this lesson ran on the CPU, where gloo's own threads write the results into your tensors. NCCL's
 # asynchronous collectives run on a *stream* (a queue of GPU operations) of their own. Your other operations are queued
-# in the *current stream*. `launch()` only queues the collective, and `wait()` does not block your program: it
-# makes the current stream wait for the collective.
+# in the *current stream*. `launch()` only queues the collective, and `wait()` does not block your program: it makes the
+# current stream wait for the collective.
 #
 # In this cell, the call to `wait()` is missing. The `sleep` stands for the rest of backward. (`detect_mismatch=False`
 # switches off mismatch detection, so that only the collective itself runs.)
@@ -689,8 +691,8 @@ print(gradient / world_size)
 # ## Recap
 #
 # There are Ψ parameters in fp32, with S = 4Ψ bytes of gradients, and N ranks. The optimizer is Adam, so a rank holds
-# 16Ψ bytes: 4Ψ of parameters, 4Ψ of gradients and 8Ψ of optimizer state. With each wrapper, a rank sends
-# 2(N−1)/N · S bytes per step.
+# 16Ψ bytes: 4Ψ of parameters, 4Ψ of gradients and 8Ψ of optimizer state. With each wrapper, a rank sends 2(N−1)/N · S
+# bytes per step.
 #
 # | | memory per rank | all-reduces | launched |
 # |---|---|---|---|

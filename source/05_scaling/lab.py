@@ -38,8 +38,8 @@ from shared.formulas import ring_all_reduce_s
 # %% [markdown]
 # ## Exercise 5.1 · Fit α and β (15 min, 2 points)
 #
-# On N ranks, a ring all-reduce of S bytes has 2(N−1) steps. In each of them, a rank sends S/N bytes, which takes
-# α + β·S/N seconds. So the time of the all-reduce is
+# On N ranks, a ring all-reduce of S bytes has 2(N−1) steps. In each of them, a rank sends S/N bytes, which takes α +
+# β·S/N seconds. So the time of the all-reduce is
 #
 # $$t(S) = 2(N-1)\,\alpha + \frac{2(N-1)}{N}\,S\,\beta$$
 #
@@ -292,8 +292,8 @@ check.efficiency()
 # ```
 #
 # We use medians because a single slow round hardly changes them. The median of the rounds' differences is an equally
-# good `exposed_ms`. (As chapter 04 said, such a difference also contains
-# the work of hooks and copies, and the time that backward loses because sending uses the same cores.)
+# good `exposed_ms`. (As chapter 04 said, such a difference also contains the work of hooks and copies, and the time
+# that backward loses because sending uses the same cores.)
 #
 # - Alternate between the two kinds of step. In each round, the step inside `no_sync()` comes first.
 # - Measure `rounds` rounds, after one additional warm-up round, which does not count.
@@ -402,7 +402,7 @@ measure.expect(4e-9 < beta_s < 16e-9, "β is near the 8 ns per byte of 1 Gbit/s"
 # does this work while the link sends, so it costs no extra time. The formula adds it anyway, and the fit may make up
 # for that with a β that is too small.
 #
-# Next, find out when each gradient is ready. As in the lesson, we keep fractions of the computation.
+# Next, find out when each gradient is ready. We keep these times as fractions of the computation.
 # `measure.ready_fractions` runs steps inside `no_sync()`, where communication cannot delay any gradient, and returns
 # `(fraction, size_bytes)` of each. A gradient counts as ready when it is ready on *all* ranks.
 
@@ -480,8 +480,8 @@ tables.Table(["", "exposed, predicted, ms", "exposed, measured, ms"], rows)
 # %% [markdown]
 # With a cap of 25 MB, there are only two buckets here: the small first one, and one for all other gradients. The second
 # one is ready only when backward is over, so there is nothing left to hide it behind. Your cost model can predict this
-# without measuring a step with that cap. (With a cap of 2 MB, both the prediction and the measurement may change by
-# 20 ms from run to run.)
+# without measuring a step with that cap. (With a cap of 2 MB, both the prediction and the measurement may change by 20
+# ms from run to run.)
 #
 # (If your β is below 8 ns per byte, the predictions may be too low, because the link cannot send faster than that. The
 # cost model also assumes that sending needs no core, and does not know about the small first bucket. torch's DDP uses a

@@ -444,9 +444,9 @@ check.Checkpointed()
 # peak = max(held)
 # ```
 #
-# (Why does `held` add all of `saved_bytes[k]`, although the input is in memory already? In the lesson, the
+# Why does `held` add all of `saved_bytes[k]`, although the input is in memory already? In the lesson, the
 # recomputation created the other 15 of a block's 16 parts. Your `Recompute` also computes the block's output, which is
-# as large as its input. torch's `checkpoint` stops before that.)
+# as large as its input. torch's `checkpoint` stops before that.
 #
 # **Predict.** There are four equal blocks, and you may checkpoint one of them. For which one does this *not* lower the
 # peak? Write its index, from 0 to 3.

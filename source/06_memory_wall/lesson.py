@@ -2,13 +2,12 @@
 # jupyter:
 #   course:
 #     module: memory_wall
-#     minutes: 34
 # ---
 
 # %% [markdown]
 # # 06 · The memory wall
 #
-# **34 minutes.** After this lesson, you will be able to:
+# **50–70 minutes.** After this lesson, you will be able to:
 #
 # - say what a rank holds at each moment of a training step, in bytes per parameter,
 # - train in mixed precision by hand, and say what it saves and what it does not,
@@ -56,7 +55,7 @@ print(f"Ψ = {parameters:,} parameters, {4 * parameters / 1e6:.1f} MB")
 # the optimizer remembers for each parameter. Together, they are called the **model state**.
 #
 # **Predict.** In fp32, each element takes 4 bytes. How many bytes *per parameter* does the model state take, with
-# AdamW? (4 would mean that only the parameters count.)
+# AdamW? 4 means that only the parameters count.
 
 # %%
 my_prediction = 0.0
@@ -97,7 +96,7 @@ assert at_peak > 20 and peak.phase in ("forward", "backward")
 diagrams.training_memory()
 
 # %% [markdown]
-# Here is the step that you measured. (*Other* means temporary tensors.)
+# Here is the step that you measured. *Other* means temporary tensors.
 
 # %% tags=["nbval-ignore-output"]
 plots.memory_over_step(peak.samples)
@@ -141,8 +140,8 @@ step(all_low, adamw_low)
 print(" + ".join(per_parameter(all_low, adamw_low)), "bytes per parameter")
 
 # %% [markdown]
-# That works. But a bfloat16 has only 8 significant bits, so neighboring numbers are a 256th to a 128th of the weight
-# apart. An update below half of that (a 512th to a 256th) is lost, because the sum is rounded back to the old weight.
+# That works. But a bfloat16 has only 8 significant bits: near a weight w, the next one is w/256 to w/128 away. So an
+# update smaller than w/512 always rounds back to w, and one larger than w/256 never does.
 #
 # **Predict.** AdamW's first step changes each weight by about the learning rate, here 1e−5. The weights were drawn from
 # a normal distribution with a standard deviation of 0.02. What share of them has changed? 1 means all, and a rough
@@ -276,8 +275,8 @@ plots.loss_curves(curves)
 
 # %% [markdown]
 # Without master weights, the loss hardly falls, because most updates are rounded away. With them, it falls as in fp32.
-# Mixed precision does save time, because GPUs multiply matrices faster in 16 bits. With bfloat16 gradients, it halves
-# the bytes on the wire. And it halves what forward keeps.
+# Then what is mixed precision for? Speed, above all: GPUs multiply 16-bit matrices several times faster. It also halves
+# the gradient traffic and the activations.
 
 # %% [markdown]
 # ## What forward keeps
@@ -322,7 +321,8 @@ for name, bytes_each in {"fp32": 4, "bf16": 2}.items():
     assert 1 <= measured / derived < 1.1
 
 # %% [markdown]
-# The difference includes each norm's mean and standard deviation.
+# Half of the 0.25 bytes in fp32 are the mean and standard deviation of each norm. The other half is attention's: one
+# fp32 element per token and head, the log-sum-exp of a row of scores, which stays fp32 in the second line.
 #
 # A well-known formula gives the bytes of a layer's 16-bit activations (Korthikanti et al. 2022, §4), where *a* is the
 # number of attention heads:
@@ -366,7 +366,8 @@ kept = {
 
 # %% [markdown]
 # Our own block uses **fused attention**, as in FlashAttention: one kernel that never stores the scores. In backward, it
-# recomputes them piece by piece. Look at how the bytes *per token* grow with the sequence length in the two blocks:
+# recomputes them piece by piece, and the log-sum-exp gives their softmax. Look at how the bytes *per token* grow with
+# the sequence length in the two blocks:
 
 # %% tags=["nbval-ignore-output"]
 kept = ranks.pull("kept")[0]
@@ -383,7 +384,7 @@ planner_plots.activation_growth(curves, kept)
 
 # %% [markdown]
 # With materialized attention, the bytes per token grow with s, so those of a whole sequence grow with s². With fused
-# attention, they stay constant. (Its line starts lower, because our block has no dropout.)
+# attention, they stay constant.
 
 # %% [markdown]
 # ## Recomputing activations
@@ -435,8 +436,7 @@ plots.memory_over_step(peaks["checkpointed"].samples)
 
 # %% [markdown]
 # In backward, each block is recomputed, used and freed before the next one begins. The figure marks the peak of all
-# memory. The activations alone peak when backward begins. (The plain model's peak includes the output layer and the
-# loss, so the measured share is a bit smaller.)
+# memory. The activations alone peak when backward begins.
 #
 # **Predict.** Assume that backward takes twice as long as forward. How much longer do forward and backward take
 # together if all blocks are checkpointed? 0.5 means 50% longer.
@@ -463,9 +463,8 @@ plots.bars({f"{phase}, {name}": parts_ms[name][phase] for phase, name in rows}, 
 # %% [markdown]
 # Most of the extra time is in backward, which now also recomputes the forward of the blocks. One more forward would add
 # a third if backward took twice as long as forward, and half if both took equally long. What is the ratio of the plain
-# model's bars? Your result may be lower, because the output layer and the loss are not recomputed. It may be higher,
-# because `checkpoint` runs some Python code for each tensor that a block would have kept, in forward and in the
-# recomputation. That is why forward can take longer, too, although it computes the same.
+# model's bars? Expect roughly the plain model's forward, minus the output layer and the loss, plus some Python overhead
+# in `checkpoint`, which you can see even in forward.
 #
 # **Selective checkpointing** (`create_selective_checkpoint_contexts`) recomputes only what is large and cheap to
 # compute, such as materialized scores.
@@ -519,11 +518,9 @@ tables.Table(["", "GB per GPU", "fits"], rows)
 
 # %% [markdown]
 # - **A**: a thousand GPUs hold no larger model than one. This model needs GPUs of 141 GB.
-# - **B**: ZeRO-2 does not shard the 2Ψ bytes of the parameters. (On 8 GPUs and without master weights, at 2 + 2 + 8
-#   bytes per parameter, a rank holds 140 + (140 + 560)/8 = 227.5 GB. If you get 210 GB, you forgot its shard of the
-#   gradients.)
+# - **B**: ZeRO-2 does not shard the 2Ψ bytes of the parameters.
 # - **C**: the GPUs have 32 · 80 = 2,560 GB, but the four groups hold four copies of 16 · 70 = 1,120 GB. It trains only
-#   if the groups also shard, as in D. (D and E still need room for activations.)
+#   if the groups also shard, as in D.
 #
 # At most this many parameters fit:
 
@@ -535,8 +532,8 @@ for gpu_gb in planner_plots.GPUS_GB:
 tables.Table(["GPU", "data parallelism, any N", "ZeRO-1, N → ∞", "ZeRO-2, N → ∞"], rows)
 
 # %% [markdown]
-# A planner adds up activations and model state, for models whose shapes are published. In its figure,
-# *gathered* stands for the parameters that ZeRO-3 holds in full while it needs them.
+# A planner adds up activations and model state, for models whose shapes are published. In its figure, *gathered* stands
+# for the parameters that ZeRO-3 holds in full while it needs them.
 #
 # **Predict.** You train Llama-2 7B on eight GPUs of 24 GB, with sequences of 4,096 tokens and all layers checkpointed.
 # Which is the first strategy that fits: "DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3" or "none"?
@@ -550,8 +547,9 @@ widgets.memory_planner("Llama-2 7B", ranks=8)
 
 # %% [markdown]
 # Only ZeRO-3 stays below 24 GB. Leave a tenth of a GPU's memory free, because the planner does not count temporary
-# tensors in kernels, communication buffers or fragmentation. (It counts every layer as a GPT layer, so this is an
-# estimate.)
+# tensors in kernels, communication buffers or fragmentation. It counts every layer as a GPT layer with dropout masks
+# and GELU, which Llama-2 does not have. It does count the *logits*, which are in no layer: with Llama 3 8B and 8,192
+# tokens, they take 8,192 · 128,256 · 4 bytes = 4.2 GB per copy, and a plain loss makes two or three.
 #
 # That figure assumes fused attention and checkpointing. How large are the activations without checkpointing?
 
@@ -563,16 +561,17 @@ for attention in planner.ATTENTION:
     print(f"{attention} attention: {plan.activations / 1e9:.0f} GB of activations")
 
 # %% [markdown]
-# Both are more than ZeRO-3 leaves free on these GPUs. With materialized attention, the activations of one sequence
-# would not fit on a GPU of 80 GB.
+# Neither fits: next to its model state and gathered layers, ZeRO-3 leaves less than 10 GB of a 24 GB GPU. With
+# materialized attention, the activations of one sequence would not fit on a GPU of 80 GB.
 #
-# The advice "memory-bound, so use ZeRO" mixes up two things. A kernel is **memory-bound** if the *bandwidth* of the
-# GPU's memory limits it, and sharding does not change that. ZeRO helps if you lack *capacity*:
+# ZeRO helps if you lack *capacity*. A kernel is **memory-bound** if the *bandwidth* of the GPU's memory limits it, and
+# sharding does not change that:
 #
 # | you lack | symptom | what helps |
 # |---|---|---|
 # | capacity | out of memory | checkpointing, smaller micro-batches, ZeRO |
-# | memory bandwidth | small operators take long | fused kernels: `torch.compile`, FlashAttention |
+# | memory bandwidth | norms and GELU on large tensors take long | fused kernels: `torch.compile`, FlashAttention |
+# | a faster CPU | small operators leave the GPU idle between launches | CUDA graphs, larger micro-batches |
 # | network bandwidth | exposed communication | overlap, larger batches, sending less (chapters 04 and 19) |
 # | computing power | none of these | more ranks, 16-bit formats |
 

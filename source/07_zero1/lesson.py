@@ -2,17 +2,16 @@
 # jupyter:
 #   course:
 #     module: zero1
-#     minutes: 34
 # ---
 
 # %% [markdown]
 # # 07 · ZeRO-1
 #
-# **34 minutes.** After this lesson, you will be able to:
+# **50–70 minutes.** After this lesson, you will be able to:
 #
 # - shard the optimizer state over the ranks, and explain why assigning whole parameters to ranks cannot divide it
 #   equally,
-# - predict what a ZeRO-1 step sends, and check four claims about it in the ledger,
+# - predict what a ZeRO-1 step sends, and check it in the ledger,
 # - predict how many bytes per parameter it saves on N ranks,
 # - name the lines of a training loop that assume that every rank holds the full optimizer state,
 # - recognize ZeRO-1 in torch, DeepSpeed and Megatron, and say how they differ from your version.
@@ -206,8 +205,8 @@ zero_plots.ownership(modules, ways)
 # ## The short version
 #
 # In chapter 03, you made each `.grad` a view of a flat tensor. Here, we do the same to the parameters: `p.data` becomes
-# a view of the flat parameter. The shard is another view. So when AdamW updates the shard, it changes the model.
-# (All ranks build equal models here. Otherwise, rank 0 would have to broadcast the flat parameter first.)
+# a view of the flat parameter. The shard is another view. So when AdamW updates the shard, it changes the model. All
+# ranks build equal models here; otherwise, rank 0 would have to broadcast the flat parameter first.
 
 
 # %%
@@ -259,8 +258,8 @@ def by_all_reduce(gradients):
 
 
 # %% [markdown]
-# **Predict.** In a step of data parallelism, a rank sent 6.93 MB, which is 2f · 4Ψ bytes (see the first ledger of this
-# lesson). How many MB does a rank send with this version?
+# **Predict.** In a step of data parallelism, a rank sent 6.93 MB, which is 2f · 4Ψ bytes. How many MB does a rank send
+# with this version?
 
 # %%
 my_all_reduce_mb = 0.0
@@ -285,8 +284,8 @@ print(f"{log.sent_bytes / all_reduce_bytes:.2f} times data parallelism")
 
 # %% [markdown]
 # The all-reduce of the gradients sends 2f · 4Ψ bytes, and the all-gather of the parameters f · 4Ψ. Together, that is
-# 3f · 4Ψ, one and a half times as much as in data parallelism. It is commonly claimed that this is what ZeRO-1 costs.
-# But it is only what this program costs.
+# 3f · 4Ψ, one and a half times as much as in data parallelism. That is not what ZeRO-1 costs. It is what this program
+# costs.
 
 # %% [markdown]
 # ## The all-reduce, cut in two
@@ -305,8 +304,8 @@ print(f"{log.sent_bytes / all_reduce_bytes:.2f} times data parallelism")
 diagrams.zero1_step()
 
 # %% [markdown]
-# In code, only `mean_of_shard` changes. (We take the ring from chapter 01, because gloo's own reduce-scatter runs an
-# all-reduce internally, as you saw there.)
+# In code, only `mean_of_shard` changes. We take the ring from chapter 01, because gloo's own reduce-scatter runs an
+# all-reduce internally.
 
 
 # %%
@@ -345,7 +344,7 @@ log.table(times=False)
 # bytes as in data parallelism, and holds a quarter of the optimizer state.
 
 # %% [markdown]
-# ## Four common claims
+# ## Four versions, in bytes
 #
 # The next cell adds up what each of our four versions has to send, as a multiple of f · 4Ψ. The last row is what a step
 # would send if the ranks also all-gathered Adam's momentum and variance:
@@ -367,18 +366,12 @@ rows.append(["the same, if states were all-gathered", "", *with_states])
 tables.Table(["", "calls", "in f · 4Ψ", "sent per rank, MB"], rows, "Bytes that a ring must send.")
 
 # %% [markdown]
-# | commonly claimed | what is true |
-# |---|---|
-# | "Data parallelism sends Ψ elements." | It sends 2fΨ, because an all-reduce consists of two halves. |
-# | "ZeRO-1 sends 3Ψ." | It sends 3fΨ if gradients are all-reduced, and 2fΨ if they are reduce-scattered. |
-# | "Sharding always sends more." | ZeRO-1 sends what data parallelism sends. Only ZeRO-3 has to send more. ¹ |
-# | "ZeRO-1 gathers the optimizer states before the step." | It gathers *parameters*, after the step. |
+# With one micro-batch per step, ZeRO-1 sends exactly what data parallelism sends; only ZeRO-3 has to send more.
+# Chapters 08 and 09 count the other cases.
 #
-# ¹ With one micro-batch per step. Chapters 08 and 09 count the other cases.
-#
-# If the last claim were true, a step would send twice as many bytes, and each rank would need room for all states,
-# which is what we wanted to avoid. In fact, the states of a rank stay where they are. They are needed elsewhere only
-# for a checkpoint.
+# Gathering the optimizer states, as in the last row, would send twice as many bytes, and each rank would need room for
+# all states, which is what we wanted to avoid. ZeRO-1 gathers *parameters*, after the step. The states of a rank stay
+# where they are, and are needed elsewhere only for a checkpoint.
 #
 # Equal bytes do not mean equal time. `OverlappedDDP` launches its all-reduces during backward, while the short version
 # communicates after it. Chapter 08 launches the reduce-scatter during backward, too.
@@ -435,7 +428,7 @@ plots.loss_curves({"one process": alone_losses, "4 ranks, ZeRO-1": mean_losses})
 # %% [markdown]
 # ## What it saves
 #
-# It is commonly claimed that ZeRO-1 divides memory by four.
+# Figure 1 of the ZeRO paper shows almost four times less memory. How much less is it on *your* four ranks, in fp32?
 
 # %% [markdown]
 # **Predict.** Between steps, a rank holds parameters, gradients and optimizer state. In fp32 and on four ranks, by what
@@ -547,7 +540,7 @@ assert 0.24 < shard_bytes / full_bytes < 0.27
 # | weight decay for some parameters | a shard has only one setting | one flat parameter per param group (lab) |
 # | logging `p.grad` | it is this rank's own gradient, not the mean | average what you log |
 # | LAMB, Adafactor, Muon ¹ | a shard may contain only a piece of a parameter | one owner per parameter |
-# | owners of whole parameters | a rank that owns none returns early, and others wait | all ranks call each collective |
+# | owners of whole parameters | a rank that owns none skips the broadcasts, and others wait | call them on all ranks |
 #
 # ¹ These optimizers do not treat elements separately. LAMB needs the norm of each parameter, Adafactor the means of its
 # rows and columns, and Muon the whole matrix.
@@ -555,7 +548,7 @@ assert 0.24 < shard_bytes / full_bytes < 0.27
 # %% [markdown]
 # ## The production version
 #
-# torch has `ZeroRedundancyOptimizer`, which you use together with its DDP. The next cells train the GPT for four steps
+# torch's version is `ZeroRedundancyOptimizer`, meant to be used with DDP. The next cells train the GPT for four steps
 # with plain AdamW, with two settings of torch's optimizer, and with the short version.
 
 # %%
@@ -613,8 +606,8 @@ tables.Table(header, rows, "Loss of rank 0; mean of the bytes; largest optimizer
 # %% [markdown]
 # All of them train the same model. torch's optimizer works like our first version: it assigns whole parameters, the
 # largest first, and broadcasts them after the step. So the owner of the embedding holds the most, and a step sends
-# 3f · 4Ψ bytes. (DDP can hide the all-reduces behind backward.) With `parameters_as_bucket_view=True`, there is one
-# broadcast per rank instead of one per parameter. Owning whole parameters also has an advantage: it works with
+# 3f · 4Ψ bytes, of which DDP can hide the all-reduces behind backward. With `parameters_as_bucket_view=True`, there is
+# one broadcast per rank instead of one per parameter. Owning whole parameters also has an advantage: it works with
 # optimizers such as LAMB. For a checkpoint, `consolidate_state_dict()` gathers the states on one rank.
 #
 # Training libraries shard by element, as the short version does. Megatron-Core calls its version the **distributed
@@ -629,7 +622,8 @@ tables.Table(header, rows, "Loss of rank 0; mean of the bytes; largest optimizer
 # | bytes per parameter | 4 + 12/N, as in the ZeRO paper | 6 + 12/N with bf16 parameters and fp32 gradients ² |
 #
 # ¹ DeepSpeed all-reduces a bucket of gradients, and each rank keeps its shard: see `allreduce_and_scatter` in
-# `stage_1_and_2.py`, and issues 5758 and 7059. So check what it sends before you count on 2f.
+# `stage_1_and_2.py`, and issues 5758 and 7059. Set `use_multi_rank_bucket_allreduce` to false, or measure, before you
+# rely on 2f.
 #
 # ² Megatron-Core documentation, "Distributed Optimizer". In fp32, it lists 8 + 8/N, which you have just measured.
 
@@ -669,8 +663,8 @@ tables.Table(header, rows, "Loss of rank 0; mean of the bytes; largest optimizer
 #
 # **Terms**
 #
-# - **ZeRO-1**: data parallelism with a sharded optimizer state. Each rank updates its shard of the parameters, and
-#   then the ranks all-gather them.
+# - **ZeRO-1**: data parallelism with a sharded optimizer state. Each rank updates its shard of the parameters, and then
+#   the ranks all-gather them.
 # - **owner** (of a parameter or an element): the rank that holds its optimizer state and updates it.
 # - **flat parameter**: a flat tensor that holds several parameters, padded to a multiple of the number of ranks. The
 #   parameters are views of it.
@@ -688,8 +682,8 @@ tables.Table(header, rows, "Loss of rank 0; mean of the bytes; largest optimizer
 #   step with fp32 gradients and bf16 parameters, drawn with 16 elements.
 # - PyTorch, [Distributed Optimizers](https://docs.pytorch.org/docs/stable/distributed.optim.html):
 #   `ZeroRedundancyOptimizer` and its options, in particular the restrictions of `overlap_with_ddp`.
-# - [DeepSpeed issue 5758](https://github.com/deepspeedai/DeepSpeed/issues/5758): a user expects a reduce-scatter,
-#   finds an all-reduce in the log, and a developer confirms it.
+# - [DeepSpeed issue 5758](https://github.com/deepspeedai/DeepSpeed/issues/5758): a user expects a reduce-scatter, finds
+#   an all-reduce in the log, and a developer confirms it.
 
 # %% [markdown]
 # ## What is still wasted
@@ -705,8 +699,8 @@ print(f"gradients held {gradients_bytes / 1e6:.2f} MB, needed {needed_bytes / 1e
 assert gradients_bytes == world_size * needed_bytes
 
 # %% [markdown]
-# It holds the gradients of all shards, and needs those of one. On many ranks, gradients are now about half of the
-# model state. They could be freed as soon as they have been reduced. This is ZeRO-2, chapter 08.
+# It holds the gradients of all shards, and needs those of one. On many ranks, gradients are now about half of the model
+# state. They could be freed as soon as they have been reduced. This is ZeRO-2, chapter 08.
 #
 # But first, you build `ZeRO1` in the lab: a real `torch.optim.Optimizer`, without the copy of the gradients that
 # `flatten` makes in each step. It clips gradients, follows a scheduler, and writes checkpoints for any number of ranks.

@@ -560,7 +560,7 @@ assert slicing[1].sent_bytes == 1.5 * yours[1].sent_bytes
 # The version that slices has the right losses, and holds no more gradients than yours. But it sends 1.5 times as many
 # bytes. A test that looks only at values and memory would not notice. The peak of this version even seems to be 0.2 MB
 # lower, but only because gloo's all-reduce allocates its receive buffer outside of torch, where we do not see it.
-# (FSDP2 holds only its shards of the parameters between steps. You will build that in chapter 09.)
+# FSDP2 holds only its shards of the parameters between steps. You will build that in chapter 09.
 #
 # Now look at the peaks of `ZeRO1` and `ZeRO2` in the table. The activations are part of both. Chapter 06 showed how to
 # make them small: checkpoint every block.

@@ -2,13 +2,12 @@
 # jupyter:
 #   course:
 #     module: zero2
-#     minutes: 35
 # ---
 
 # %% [markdown]
 # # 08 · ZeRO-2
 #
-# **35 minutes.** After this lesson, you will be able to:
+# **55–75 minutes.** After this lesson, you will be able to:
 #
 # - reduce-scatter each bucket of gradients during backward, and free it before launching the next one,
 # - state how many bytes of gradients a rank holds at most during backward, on gloo and on NCCL, and name the wait that
@@ -87,8 +86,9 @@ plots.memory_by_component({"held": held, "needed": needed}, decimals=2)
 #
 # We want to free gradients early, so we reduce-scatter them in buckets (chapter 03). The parameters of each bucket get
 # their own `FlatParameter`, which keeps them in a flat tensor of N equal shards. So rank r owns the r-th shard of
-# *every bucket*. The diagram shows an example of the memory that rank 1 uses for gradients. When are three of a
-# bucket's four shards freed, and which shard does rank 1 keep?
+# *every bucket*. The diagram shows an example of the memory that rank 1 uses for gradients. As in the lab, a bucket
+# gets its memory with its first gradient; receive buffers are not drawn. When are three of a bucket's four shards
+# freed, and which shard does rank 1 keep?
 
 # %%
 diagrams.bucket_owners()
@@ -209,14 +209,14 @@ plots.memory_over_step(after.samples)
 
 # %% [markdown]
 # When the last gradient has been computed, a rank holds all of them, because none has been freed yet. In the figure,
-# this is the **peak** of the step, the moment at which the rank needs the most memory. (The rest of "backward" is
-# `finish_gradient_sync()`.) A GPU must have room for the peak, so freeing memory later does not help.
+# this is the **peak** of the step, the moment at which the rank needs the most memory. A GPU must have room for the
+# peak, so what `finish_gradient_sync()` frees afterwards does not help.
 
 # %% [markdown]
 # ## Reducing during backward
 #
-# A bucket can be launched as soon as it is full. Chapter 04 showed how: a hook counts the gradients that are ready. One
-# thing is new. Before a bucket is launched, the one before it has to be reduced and freed:
+# A bucket can be launched as soon as it is full. Chapter 04 showed how: a hook counts the gradients that are ready. The
+# new part is the memory bound: before launching a bucket, wait for the previous one and free it.
 
 
 # %%
@@ -248,8 +248,7 @@ class ReduceDuringBackward(ReduceAfterBackward):
 
 
 # %% [markdown]
-# (In this GPT, all ranks fill the buckets in the same order. In general, you need lab 04's queue. We use `enabled`
-# later.)
+# All ranks fill the buckets of this GPT in the same order. In general, you need lab 04's queue.
 #
 # How many bytes of gradients can a rank hold at any one moment? Its shards of the buckets that have been reduced take
 # at most 4Ψ/N bytes. In addition, there are:
@@ -262,11 +261,10 @@ class ReduceDuringBackward(ReduceAfterBackward):
 #
 # ¹ A collective writes the data that it receives to its **receive buffer**. On gloo, `launch_reduce_scatter` receives a
 # shard from each of the other ranks, and then adds them up. NCCL adds while it transfers, so it needs only an output as
-# large as one shard. This output may even be the rank's shard of the flat tensor.
+# large as one shard, which may even be a part of the flat tensor.
 #
-# So a rank never holds more than 4Ψ/N bytes plus 2 + f buckets on gloo (except for tensors that gloo frees late), and
-# 4Ψ/N bytes plus 2 + 1/N buckets on NCCL. Both are less than 4Ψ/N plus three buckets. In the figure, compare the dashed
-# line (`ReduceDuringBackward`) with this level:
+# Either way, the bound is 4Ψ/N plus three buckets. In the figure, compare the dashed line (`ReduceDuringBackward`) with
+# this level:
 
 
 # %%
@@ -297,8 +295,8 @@ levels = {"4Ψ": 4 * parameters, "4Ψ/N": parameters, "4Ψ/N + 3 buckets": bound
 zero_plots.over_backward(ranks.pull("curves")[0], levels)
 
 # %% [markdown]
-# When a bucket has been reduced and freed, the dashed line falls. With smaller buckets, the dashed line would rise less
-# above 4Ψ/N, but there would be more latency (chapter 03).
+# When a bucket is freed, the dashed line falls. Smaller buckets would keep it closer to 4Ψ/N, but cost more latency
+# (chapter 03).
 
 # %% [markdown]
 # ## The wait that enforces the bound
@@ -337,9 +335,8 @@ assert times > 1.6
 # %% [markdown]
 # ## When do gradients determine the peak?
 #
-# Above, the peak was at the end of backward, when there are the most gradients. We arranged that: our samples have only
-# 16 tokens, so the activations are small. With longer samples, activations take more memory than gradients, and they
-# take the most memory when backward *begins*. At this moment, there are hardly any gradients.
+# Above, the peak was at the end of backward. We arranged that, with samples of only 16 tokens. With longer samples,
+# activations outweigh the gradients, and they peak when backward *begins*, when there are hardly any gradients.
 
 # %% [markdown]
 # **Predict.** With samples of 64 tokens, how high is the peak with `ReduceDuringBackward`, as a fraction of the peak
@@ -380,8 +377,8 @@ plots.memory_by_component(held)
 # ## The short version
 #
 # `Bucket` and `ReduceDuringBackward` are all you need to train. The next cell trains the digits MLP twice from the same
-# weights: in one process on the full batch, and with ZeRO-2, where each rank has a quarter of each batch. There are two
-# buckets, and one of them needs padding.
+# weights: in one process on the full batch, and with ZeRO-2, where each rank has a quarter of each batch. One of the
+# two buckets needs padding.
 
 
 # %%
@@ -444,18 +441,16 @@ savings = [f"{formulas.memory_saving(n, stage=2):.2f}" for n in (2, 4, 8, 64, 10
 tables.Table(["ranks", "2", "4", "8", "64", "→ ∞"], [["mixed precision: factor", *savings]])
 
 # %% [markdown]
-# ZeRO-2 is often said to need "8 times" less memory. That is the limit for mixed precision on very many ranks, without
-# activations and buckets.
+# The "8x" of the ZeRO paper (§1) is the limit for mixed precision on very many ranks, without activations and buckets.
 
 # %% [markdown]
 # ## What a step sends
 #
-# It is commonly claimed that data parallelism sends Ψ elements per step, and ZeRO-2 moderately more, 2Ψ. In fact, data
-# parallelism sends 2fΨ elements (chapter 03).
+# Data parallelism sends 2fΨ elements per step (chapter 03). What does ZeRO-2 send?
 
 # %% [markdown]
 # **Predict.** How many bytes does our ZeRO-2 send, as a multiple of what data parallelism sends? And how many if a
-# bucket is *all-reduced*, and each rank then keeps its slice, as some published code does? 1 means equally many.
+# bucket is *all-reduced*, and each rank then keeps its slice, as DeepSpeed does by default? 1 means equally many.
 
 # %%
 my_prediction, my_prediction_slice = 0.0, 0.0
@@ -544,16 +539,20 @@ assert [len(line.lane("communication")) for line in (after, during)] == [14, 14]
 plots.timeline(list(lines.values()), list(lines))
 
 # %% [markdown]
-# With `ReduceDuringBackward`, the reduce-scatters are in flight during backward, as DDP's all-reduces are. Does the new
-# wait cost time? If a bucket is reduced before the next one is full, the wait is a thin line. Otherwise, backward waits
-# for the link or a slower rank, but it would have to do so later anyway. (Hooks that pack, launch and add up also take
-# time.)
+# With `ReduceDuringBackward`, the reduce-scatters are in flight during backward, as DDP's all-reduces are. Backward
+# itself takes longer than DDP's, because its hooks pack, launch and add up gradients.
 #
-# The bytes of a step take 58 ms on this link. The rest is time spent waiting for slower ranks, and for the cores that
-# launch all sends and receives. (DDP has fewer buckets, because it closes each only at the cap.)
+# Does the new wait cost time? Not if each bucket is reduced before the next one is full, and not if the link is busy
+# throughout. But suppose that four buckets take 2, 2, 10 and 10 ms to compute and 6 ms each to send. Without the wait,
+# the last one arrives after 30 ms. With it, backward stands still from 4 to 8 ms, and the last bucket arrives after 34
+# ms. So the wait costs time if a burst of small layers is followed by large ones.
 #
-# The all-gathers come after the optimizer's step, so they are exposed. DDP can hide both halves of its all-reduces, but
-# this version of ZeRO-2 hides only one.
+# The bytes of a step take 58 ms on this link. The rest is an artifact of this machine: four ranks share two cores, and
+# some are late. DDP has fewer buckets, because it closes each only at the cap.
+#
+# The all-gathers come after the optimizer's step, so they are exposed. DDP hides both halves of its all-reduces, and
+# this version of ZeRO-2 only one. The other half can be hidden behind the next forward, as Megatron's
+# `overlap_param_gather` does (chapter 07).
 
 # %% [markdown]
 # ## Several micro-batches
@@ -606,7 +605,8 @@ tables.Table(header, rows)
 # With g micro-batches, a step sends (g + 1) times f · 4Ψ bytes: one reduce-scatter per micro-batch, and one all-gather
 # after the optimizer's step. So if g > 1, ZeRO-2 sends more than data parallelism. If only the last micro-batch is
 # reduced, a step sends 2 times f · 4Ψ bytes, but each rank needs room for full gradients, plus the buckets. If you have
-# that room, ZeRO-1 is simpler and sends just as much, but chapter 07's version hides no communication.
+# that room, use ZeRO-1. It is simpler and sends the same bytes; you only have to launch its reduce-scatters during
+# backward, as here.
 
 # %% [markdown]
 # ## The production version
@@ -647,20 +647,22 @@ header = ["", "loss, step 4", "must send, MB", "held between steps, MB", "peak, 
 tables.Table(header, rows, "Rank 0.")
 
 # %% [markdown]
-# The losses and the bytes to send are equal. (Between steps, DDP's buckets still hold the gradients.) But FSDP2 is not
-# quite ZeRO-2:
+# The losses and the bytes to send are equal. Ours sends and holds 6Ψ bytes, a coincidence of four ranks. Between steps,
+# DDP's buckets still hold the gradients. But FSDP2 is not quite ZeRO-2:
 #
 # - **Parameters.** Between steps, FSDP2 shards the parameters, too, so it holds less. While it computes, it holds full
 #   copies next to its shards, so its peak is higher.
-# - **The wait.** FSDP2 also waits for one reduce-scatter before it copies gradients for the next one. In torch 2.13,
-#   `set_reduce_scatter_max_input_buffers` allows more in flight, at the cost of memory.
-# - **Names.** FSDP1, torch's older class, calls this mode `SHARD_GRAD_OP`, which is often described as "ZeRO-2".
+# - **The wait.** FSDP2 also waits for one reduce-scatter before it copies gradients for the next one, and can stall as
+#   in our example. In torch 2.13, `set_reduce_scatter_max_input_buffers` removes the stall: it allows more in flight,
+#   at the cost of memory.
+# - **Names.** FSDP1, torch's older class, calls this mode `SHARD_GRAD_OP`.
 #
 # Like ours, DeepSpeed's stage 2 keeps full parameters between steps, but a rank owns a contiguous range of the model.
-# It all-reduces each bucket, although its option `reduce_scatter` is on by default (version 0.19.8, `average_tensor` in
-# `stage_1_and_2.py`). Its overlap with backward is off unless you set `overlap_comm`. And its `no_sync()` raises an
-# error for stages 2 and 3 (DeepSpeed issue 6793), so every micro-batch is reduced, unless you use
-# `coalesce_grad_reduction()`.
+# It all-reduces each bucket, although its option `reduce_scatter` is on by default, because
+# `use_multi_rank_bucket_allreduce` is on, too. If you set that to false, it runs one `reduce` per owner instead, which
+# sends half as much (version 0.19.8, `average_tensor` in `stage_1_and_2.py`). Its overlap with backward is off unless
+# you set `overlap_comm`. And its `no_sync()` raises an error for stages 2 and 3 (DeepSpeed issue 6793), so every
+# micro-batch is reduced, unless you use `coalesce_grad_reduction()`.
 
 # %% [markdown]
 # ## On a cluster
@@ -668,8 +670,7 @@ tables.Table(header, rows, "Rank 0.")
 # | question | here, on gloo | with NCCL and many hosts |
 # |---|---|---|
 # | Is a reduce-scatter a real one? | ours is; gloo's is an all-reduce (chapter 01) | yes: it sends f times its bytes |
-# | Gradients during backward | 4Ψ/N + (2 + f) buckets | 4Ψ/N + (2 + 1/N) buckets |
-# | … without the wait | (1 + f) · 4Ψ | up to (1 + 1/N) · 4Ψ |
+# | Gradients without the wait | (1 + f) · 4Ψ | up to (1 + 1/N) · 4Ψ |
 # | What does `wait()` block? | the rank | only the current stream (chapter 04) |
 # | How do I see the peak? | `memory.peak` | `torch.cuda.max_memory_allocated()`, or a memory snapshot (chapter 06) |
 # | How large is a bucket? | 0.25 MB | 25 MB or more |
@@ -683,14 +684,12 @@ tables.Table(header, rows, "Rank 0.")
 # |---|---|---|---|---|
 # | DDP | 4Ψ + 8Ψ | 4Ψ | 2f · 4Ψ | both halves |
 # | ZeRO-1 | 4Ψ + 8Ψ/N | 4Ψ¹ | 2f · 4Ψ | none in chapter 07 |
-# | ZeRO-2, reduced after backward | 4Ψ + 8Ψ/N | 4Ψ and a bucket | 2f · 4Ψ | none |
 # | ZeRO-2 | 4Ψ + 8Ψ/N | 4Ψ/N and 2 + f buckets² | (g + 1)f · 4Ψ | the reduce-scatters |
 # | ZeRO-2, only the last micro-batch reduced | 4Ψ + 8Ψ/N | 4Ψ and 2 buckets³ | 2f · 4Ψ | the reduce-scatters |
 # | all-reduce, then slice | 4Ψ + 8Ψ/N | 4Ψ/N and 2 buckets | (2g + 1)f · 4Ψ | the all-reduces |
 #
-# ¹ On gloo, plus the receive buffers of two pieces (lab 01). ² With NCCL, 2 + 1/N buckets. If g > 1, the mean and its
-# sum with the old `shard.grad` add 1/N of a bucket each. ³ A receive buffer of f buckets, and the gradient that
-# backward is adding (at most about a bucket).
+# ¹ On gloo, plus the receive buffers of two pieces (lab 01). ² With NCCL, 2 + 1/N buckets. ³ A receive buffer, and the
+# gradient that backward is adding.
 #
 # **Terms**
 #

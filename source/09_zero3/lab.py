@@ -70,9 +70,9 @@ print(view[:3].tolist())
 # Autograd saves such views for backward, too. So you can free a parameter's memory after forward, and backward does not
 # notice, as long as the same values are back in *the same storage* by then.
 #
-# (Reading a freed tensor usually raises `RuntimeError: setStorage: … out of bounds for storage of size 0`. Some
+# Reading a freed tensor usually raises `RuntimeError: setStorage: … out of bounds for storage of size 0`. Some
 # operations do not check, and the process ends with a segmentation fault, SIGSEGV. The notebook then tells you so and
-# starts new ranks. In the exercise, `allow_reads` and `forbid_reads` turn such reads of a parameter into errors.)
+# starts new ranks. In the exercise, `allow_reads` and `forbid_reads` turn such reads of a parameter into errors.
 #
 # `ShardedFlatParameter(parameters, group, compute_dtype)` is lab 07's `FlatParameter` with two differences:
 #

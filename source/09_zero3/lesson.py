@@ -2,13 +2,12 @@
 # jupyter:
 #   course:
 #     module: units
-#     minutes: 34
 # ---
 
 # %% [markdown]
 # # 09 · ZeRO-3
 #
-# **34 minutes.** After this lesson, you will be able to:
+# **50–75 minutes.** After this lesson, you will be able to:
 #
 # - unshard parameters only while a part of the model computes with them, and train a GPT that way,
 # - predict the peak memory of the parameters to the byte, and explain why the model must be divided into units,
@@ -16,15 +15,13 @@
 # - predict how much time prefetching saves, and what it costs.
 #
 # You need reduce-scatter and all-gather (chapter 01), flat parameters (chapter 07), and gradients that are
-# reduce-scattered during backward (chapter 08). Ψ is the number of parameters, N the number of ranks, and
-# f = (N−1)/N.
+# reduce-scattered during backward (chapter 08). Ψ is the number of parameters, N the number of ranks, and f = (N−1)/N.
 
 # %% [markdown]
 # ## Where we are
 #
 # In chapter 08, you built ZeRO-2: each rank keeps only its shard of the gradients and of the optimizer state. But it
-# still holds all parameters. As in chapter 03, the ranks use the CPU, each behind a link. The link is slow (250
-# Mbit/s), to show communication costs:
+# still holds all parameters. Each rank is behind a slow link of 250 Mbit/s, to show communication costs:
 
 # %% tags=["nbval-ignore-output"]
 from shared import formulas, measure, plots, ranks, tables, widgets
@@ -98,7 +95,7 @@ plots.memory_by_component({f"rank {n}": each.by_component() for n, each in enume
 # %% [markdown]
 # Most of what a rank holds is parameters, and all four ranks hold the same ones. When does a rank need them? The next
 # cell records forward and backward of the model alone. As in chapter 04, its blocks sleep as a stand-in for a GPU. In
-# the figure, look for block 3, which is labeled “3”:
+# the figure, look for block 3:
 
 # %%
 # %%ranks
@@ -140,8 +137,8 @@ y.backward()
 print("gradient of x:", x.grad.tolist())
 
 # %% [markdown]
-# Backward did not notice that the memory had been gone. It would not have noticed other values either, so it is up to
-# us to restore the right ones.
+# Autograd did not notice that the memory was gone. It would not notice wrong values either: restoring the right ones is
+# our job.
 
 # %% [markdown]
 # ## Unsharding one unit at a time
@@ -278,7 +275,7 @@ class Sharded(nn.Module):
 
 # %% [markdown]
 # Does it train? The next cell trains a small GPT twice in float64, from the same initial weights: in one process on the
-# full batch of eight samples, and in shards, with two samples per rank. The optimizer gets only this rank's shards.
+# full batch of eight samples, and in shards, with two samples per rank.
 
 
 # %%
@@ -370,20 +367,20 @@ lifetime_plots.lifetimes(lives, psi, expected_bytes)
 #
 # $$\frac{\Psi}{N} + \text{root} + \text{one block}.$$
 #
-# (The FSDP paper's formula has no term for the root: Zhao et al. 2023, §3.2.1.)
+# The FSDP paper's formula has no term for the root (Zhao et al. 2023, §3.2.1).
 #
 # On the right, the root is the only unit, and the peak is *higher* than with ZeRO-2: the rank holds its shard and, on
 # top of it, all parameters. You get the same result if you wrap a model in FSDP without naming its units. The losses
 # are right, so nothing warns you.
 #
-# Smaller units lower the peak. But every unit costs three collectives per step, each with its latency α (chapter 03).
-# A transformer block is the usual choice.
+# Smaller units lower the peak, but every unit costs three collectives per step, each with its latency α (chapter 03).
+# Halving our blocks would save half a block of memory, for 18 more collectives.
 
 # %% [markdown]
 # ## What a step sends
 #
-# It is commonly claimed that ZeRO-3 sends 3 times what data parallelism sends. An all-gather of Ψ elements in fp32
-# sends f · 4Ψ bytes per rank, and so does a reduce-scatter. Data parallelism sends 2f · 4Ψ.
+# An all-gather of Ψ elements in fp32 sends f · 4Ψ bytes per rank, and so does a reduce-scatter. Data parallelism sends
+# 2f · 4Ψ.
 #
 # **Predict.** How many times as many bytes as data parallelism does one step send here? 1 would mean the same number.
 
@@ -416,13 +413,13 @@ assert all(sent[g] == g * (3 - root / psi) * half for g in counts)
 tables.Table(["in f · 4Ψ", *(f"g = {g}" for g in counts)], rows, "sent per rank and step")
 
 # %% [markdown]
-# A unit is all-gathered for forward and again for backward, and its gradients are reduce-scattered. That makes 3f · 4Ψ
-# bytes, 1.5 times what data parallelism sends (Rajbhandari et al. 2020, §7). Our version sends a little less, because
-# it all-gathers the root only once. "3 times" would be right if an all-reduce sent f · 4Ψ, but it sends twice as much.
+# A unit is all-gathered for forward and for backward, and its gradients are reduce-scattered: 3f · 4Ψ bytes, 1.5 times
+# what data parallelism sends (Rajbhandari et al. 2020, §7). Our version sends a little less, because it all-gathers the
+# root only once.
 #
-# With g micro-batches per step, ZeRO-3 sends 3g · f · 4Ψ. For each micro-batch, it has to unshard the parameters again.
-# It also has to reduce-scatter the gradients each time: if it waited for the last micro-batch, each rank would need
-# memory for full gradients. (In the table, stages 0 and 1 use `no_sync()`.)
+# With g micro-batches per step, ZeRO-3 sends 3g · f · 4Ψ. Each micro-batch has to unshard the parameters again. It also
+# has to reduce-scatter its gradients, or each rank would need memory for full ones. In the table, stages 0 and 1 use
+# `no_sync()`.
 
 # %% [markdown]
 # ## Prefetching the next unit
@@ -430,9 +427,8 @@ tables.Table(["in f · 4Ψ", *(f"g = {g}" for g in counts)], rows, "sent per ran
 # So far, each block waits for its own all-gather before it computes. As in chapter 04, the remedy is to launch earlier
 # and wait later. While block 2 computes in forward, the all-gather of block 3 is in flight. This is called
 # **prefetching**. In backward, the next unit is the one *before* the current one. In the diagram, follow unit 1: it is
-# already unsharding while unit 0 computes in forward, and again while unit 2 computes in backward. (Unlike in the code
-# below, reduce-scatters overlap in the diagram as well, as in chapter 10. Both use the same link, so the last
-# all-gather waits for a reduce-scatter.)
+# already unsharding while unit 0 computes in forward, and again while unit 2 computes in backward. The diagram also
+# overlaps the reduce-scatters, which our code does not do.
 
 # %%
 diagrams.unit_states()
@@ -497,12 +493,12 @@ measure.expect(times.ratio("no prefetching", "prefetching") > 1.05, "prefetching
 plots.bars(times.ms(), "ms per step, without the optimizer (median of 8 rounds)")
 
 # %% [markdown]
-# Ten of the twelve all-gathers can be hidden. The first one in forward and the first one in backward cannot, because no
-# earlier block launches them. (The third bar is explained below.)
+# Ten of the twelve all-gathers can be hidden. The first one in forward cannot, because no earlier block launches it.
+# What about the first one in backward?
 #
 # The next figure shows a step without prefetching, and one with it, numbered by block. Collectives without a number
 # belong to the root. In backward, prefetched all-gathers have long bars, because a bar ends only when the rank has
-# waited for it. Compare the waits in both steps:
+# waited for it. Compare the waits in both steps, and find a block that is all-gathered twice in a row:
 
 # %% tags=["nbval-ignore-output"]
 without, ahead = ranks.pull("lines")[0]
@@ -510,12 +506,22 @@ lines = [zero3_step(without, blocks=6, ranks=4), zero3_step(ahead, 6, 4, prefetc
 plots.timeline(lines, ["no prefetching", "prefetching"])
 
 # %% [markdown]
-# The exposed times are from these two steps, while the saving above compares medians. Most of what stays exposed is
-# reduce-scatters, because our `reduce_gradients()` waits for each. Chapter 10 waits later.
+# Most of what stays exposed is reduce-scatters, because our `reduce_gradients()` waits for each at once. Lab 10 and
+# FSDP2 wait one unit later, as chapter 08 did.
 #
-# If an all-gather takes longer than the previous block's computation, part of it stays exposed. Then it helps to send
-# fewer bytes (bf16, chapter 10), to send them over faster links (hybrid sharding, chapter 11), or to compute longer per
-# step (larger micro-batches).
+# The block is the last one, 5. It is resharded after its forward, and backward, which begins with it, unshards it again
+# at once. This all-gather can be removed: do not reshard the last unit after forward. The peak stays the same, because
+# no other block has memory between the two. torchtitan leaves its last unit unsharded by default
+# (`reshard_after_forward_policy`).
+#
+# When is an all-gather hidden? In forward, a block of ψ parameters computes for 2ψT/F seconds, with T tokens per rank
+# and F FLOP/s. Its all-gather in bf16 takes 2fψ/B seconds, at B bytes per second. It is hidden if
+#
+# $$T > f \cdot F / B.$$
+#
+# The size of the block cancels out. Backward computes twice as long, and also reduce-scatters, so the rule is the same.
+# An A100 that reaches 156 TFLOP/s needs about 6,000 tokens at 25 GB/s per GPU, and about 800 at 200 GB/s. With fewer,
+# take faster links (chapter 11) or larger micro-batches.
 
 # %% [markdown]
 # ## What prefetching costs
@@ -536,8 +542,8 @@ lives = {name: life for name, (_, life, _) in steps.items()}
 widgets.lifetime_stepper(lives, psi, expected_bytes, of="prefetching")
 
 # %% [markdown]
-# Keeping the parameters saves the second all-gather, so a step sends no more than data parallelism. But the peak is
-# that of a model without units. Sharding the parameters then saves memory only between steps.
+# With `reshard_after_forward=False`, you send no more than data parallelism, and save the time of the second
+# all-gathers. In exchange, you lose the peak: the parameters are sharded only between steps.
 
 # %% [markdown]
 # ## The production version
@@ -609,11 +615,10 @@ for name, (held_bytes, peak_bytes, of_step_bytes, _) in by_stage.items():
 tables.Table(["", "held, MB", "formula, MB", "peak, MB", "sent, in f · 4Ψ"], rows, "rank 0")
 
 # %% [markdown]
-# The cell asserts that all rows have the same loss, up to rounding. *Held* is measured between backward and the
-# optimizer's step. *Peak* also includes the activations, which no stage makes smaller. ZeRO-3 reaches it in backward,
-# with the root and two blocks unsharded (2 MB), so the peak falls by less than *held*. FSDP2 sends the same bytes. Its
-# peak is lower, because it reshards a block before it reduces the gradients. Without `fully_shard` for each block, you
-# get the last row.
+# *Held* is measured between backward and the optimizer's step. *Peak* also includes the activations, which no stage
+# makes smaller. ZeRO-3 reaches it in backward, with the root and two blocks unsharded (2 MB), so the peak falls by less
+# than *held*. FSDP2's peak is lower, because it reshards a block before it reduces the gradients. Without `fully_shard`
+# for each block, you get the last row.
 #
 # FSDP2 (`_fsdp_param_group.py`) uses the same names as our version, but differs in four points:
 #
@@ -625,8 +630,7 @@ tables.Table(["", "held, MB", "formula, MB", "peak, MB", "sent, in f · 4Ψ"], r
 # | Reduce-scatters | waited for immediately | waited for later |
 #
 # ¹ So parameters keep their names and shapes. But if a parameter has fewer rows than there are ranks, some ranks hold
-# no part of it. There is still only one all-gather per unit. FSDP1, torch's older wrapper, shards flat parameters, as
-# we do.
+# no part of it. FSDP1, torch's older wrapper, shards flat parameters, as we do.
 
 # %% [markdown]
 # ## On a cluster
@@ -656,8 +660,8 @@ tables.Table(["", "held, MB", "formula, MB", "peak, MB", "sent, in f · 4Ψ"], r
 # | … with prefetching | one block more | 3gf · 4Ψ ‡ | all-gathers, in forward and backward |
 # | … kept after forward | 16Ψ/N + 4Ψ † | 2gf · 4Ψ | all-gathers, in forward |
 #
-# † Plus full gradients of the units that are in backward, until they are reduce-scattered. ‡ Minus one all-gather
-# of the root per micro-batch.
+# † Plus full gradients of the units that are in backward, until they are reduce-scattered. ‡ Minus one all-gather of
+# the root per micro-batch.
 #
 # **Terms**
 #
@@ -685,8 +689,7 @@ tables.Table(["", "held, MB", "formula, MB", "peak, MB", "sent, in f · 4Ψ"], r
 #
 # The reduce-scatters are still exposed. And our wrapper works only for plain models:
 #
-# - It counts gradients. If a parameter is unused, its unit is not reduce-scattered. torch allows no gradient hook on a
-#   frozen parameter.
+# - It counts gradients. If a parameter is unused, its unit is not reduce-scattered.
 # - It takes the order of its units from a list.
 # - Every rank creates the whole model first, so the model must fit on one rank after all.
 # - The model cannot be saved, because no rank holds all of it.

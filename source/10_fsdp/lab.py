@@ -599,8 +599,8 @@ check.Forward()
 # also reaches it more than once, and the unit must not be reduced before the last time. So each call of a unit in
 # forward gets a `Call` object, and `unit.open_calls` holds the calls that backward has not finished.
 #
-# (The lesson's short version may reduce after each call: autograd completes a gradient only after the last one, so what
-# is reduced earlier is zeros. But your `GradientReducer` then rejects the gradient when it comes.)
+# The lesson's short version may reduce after each call: autograd completes a gradient only after the last one, so what
+# is reduced earlier is zeros. But your `GradientReducer` then rejects the gradient when it comes.
 #
 # ```text
 # pre_backward(unit, call):             # the gradient of one of the unit's outputs is complete
@@ -1313,9 +1313,9 @@ print(f"predicted {my_peak:g} Ψ, measured {without_units:.2f} Ψ; with units {w
 assert with_units < 1 < without_units
 
 # %% [markdown]
-# With units, a rank holds its shards, the root and two blocks: the one that computes, and the prefetched one. (In
+# With units, a rank holds its shards, the root and two blocks: the one that computes, and the prefetched one. In
 # backward, FSDP2 prefetches a block, too. Until that block computes, it lies in a buffer of the all-gather, which the
-# column of the parameters does not count.)
+# column of the parameters does not count.
 #
 # With a single unit, the values are right, and the model even sends less. But its parameters take more than Ψ at the
 # peak, and its total peak memory is above that of `ZeRO2`, which does not shard parameters at all.

@@ -2,13 +2,12 @@
 # jupyter:
 #   course:
 #     module: zero3
-#     minutes: 35
 # ---
 
 # %% [markdown]
 # # 10 · FSDP
 #
-# **35 minutes.** After this lesson, you will be able to:
+# **55–75 minutes.** After this lesson, you will be able to:
 #
 # - explain how FSDP knows when backward is done with a unit,
 # - say what micro-batches, frozen layers and checkpointed layers cost in a sharded model,
@@ -30,8 +29,8 @@
 #   unit.
 # - It shards a model that already exists, so every rank must once have had room for the whole model.
 #
-# This lesson removes both limits. How many gradients does a unit really get? The next cells count them for block 1
-# of three GPTs. In the last one, each rank uses only one of two `up` layers, as in a mixture of experts.
+# This lesson removes both limits. How many gradients does a unit really get? The next cells count them for block 1 of
+# three GPTs. In the last one, each rank uses only one of two `up` layers, as in a mixture of experts.
 
 # %% tags=["nbval-ignore-output"]
 from shared import formulas, plots, ranks, tables
@@ -170,7 +169,8 @@ assert order == "cba"
 #
 # With `Unit` (lab 09) and `ShardedBucket` (lab 08), four hooks are enough for all of these models. They have the same
 # names as in FSDP2. In `post_backward`, look at the inner loop: it packs every gradient of the unit, and a missing one
-# counts as zeros. So all ranks launch the same reduce-scatters, whichever gradients they have.
+# counts as zeros. So all ranks launch the same reduce-scatters, whichever gradients they have. It waits for each at
+# once; in the lab, you wait one unit later.
 
 
 # %%
@@ -327,8 +327,8 @@ for name, found in differ.items():
     assert max(found) < 1e-10
 
 # %% [markdown]
-# All four models train as they would in one process. In backward, we reduce block 0 after each call, but autograd
-# completes its gradients only after both, so the first reduce-scatter contains zeros.
+# All four models train as in one process. Backward passes through block 0 twice, and we reduce after each pass. The
+# gradients are complete only after the second, so the first reduce-scatter sends zeros.
 #
 # The models' token embedding is **tied** to the output layer: both use the same parameter. That works because both lie
 # in the root. If they were in two units, neither unit could reshard the parameter alone, so lab 09's `owned_parameters`
@@ -400,23 +400,22 @@ assert sent_bytes["checkpointed"] == sent_bytes["a step"] < sent_bytes["block ca
 tables.Table(["", "all-gathers", "reduce-scatters", "sent, MB", "parameters' peak, MB"], rows)
 
 # %% [markdown]
-# - **A step** all-gathers each of the six blocks twice, and the root once.
+# - **A step** all-gathers each of the six blocks twice, and the root once. The peak leaves out the block that FSDP2
+#   prefetches in backward, which lies in a buffer.
 # - **Two micro-batches** cost twice as much. Between them, a rank keeps only its shards of the gradients.
 # - **Frozen layers** are all-gathered, but have no gradients to reduce.
 # - **Activation checkpointing** adds no collectives. A block's forward runs again while backward has it unsharded.
-# - **A block that is called twice** is all-gathered for each call by FSDP2. It is reduced once, after both calls. In
-#   backward, the `ZeRO3` of the lab keeps it unsharded between the calls, and all-gathers it only once.
+# - **A block that is called twice** is all-gathered for each call by FSDP2. It is reduced once, after both calls.
 # - **bf16** halves the bytes that are sent and the memory of unsharded parameters. The shards stay fp32. The ranks'
 #   gradients are also added up in bf16, unless you ask for `MixedPrecisionPolicy(reduce_dtype=torch.float32)`.
 
 # %% [markdown]
 # ## Creating a model that is never whole
 #
-# So far, every rank had the whole model before we sharded it. A model that needs 100 GPUs cannot be created like that.
-#
-# For that, PyTorch has the **meta device**: its tensors have a shape and a dtype, but no memory and no values.
-# With **deferred initialization**, we build and shard the model there. Afterwards, we **materialize** the shards: we
-# give them memory and values. In the diagram, look at what each rank holds after each step:
+# So far, every rank once had the whole model. A model that needs 100 GPUs cannot be created like that. PyTorch's answer
+# is the **meta device**, whose tensors have a shape and a dtype, but no memory and no values. With **deferred
+# initialization**, we build and shard the model there. Afterwards, we **materialize** the shards: we give them memory
+# and values. In the diagram, look at what each rank holds after each step:
 
 # %%
 diagrams.deferred_init()
@@ -451,8 +450,8 @@ def initialize(name, parameter):
 # version below draws the values instead, so it sends nothing. It follows the diagram: it gives `flat_param` memory,
 # fills it, keeps this rank's shard, and frees the memory again.
 #
-# (In lab 09, a slice of `flat_param` replaces a parameter's data. On the meta device, that fails. So `swap_tensors`
-# first makes the parameter an empty one on the rank's device.)
+# A parameter on the meta device cannot get a slice of `flat_param` as its data, so `swap_tensors` first makes it an
+# empty one on the rank's device.
 
 
 # %%
@@ -526,8 +525,8 @@ plots.bars(multiples, "most memory while the model is created, as a multiple of 
 #
 # Are the values right? We train the model and, for comparison, one that was initialized as a whole. Both train on text
 # for 50 steps of AdamW in float64. Gradients are clipped, so we need the norm of the *whole* gradient, but each rank
-# holds only a shard of it. Squared norms can be added up, so one all-reduce of a single element is enough. Then every
-# rank scales its shards by the same factor. Lab 07's `clip_shards_` does this.
+# holds only a shard of it. Squared norms can be added up, so one all-reduce of a single element is enough. Lab 07's
+# `clip_shards_` does this.
 
 
 # %%
@@ -590,10 +589,9 @@ plots.loss_curves({"one process, whole": alone, "4 ranks, never whole": together
 # %% [markdown]
 # ## 16Ψ/N is not the peak
 #
-# It is commonly claimed that ZeRO-3 needs 16Ψ/N bytes per rank, so that any model fits on enough ranks. We test this
-# with Llama-2 70B in mixed precision, one sequence of 2,048 tokens per rank, and activation checkpointing in all
-# layers. A dry run on the meta device takes one rank through a step of `ZeRO3`, with a process group that sends
-# nothing, and counts the bytes.
+# If ZeRO-3 needed 16Ψ/N bytes per rank, any model would fit on enough ranks. We test this with Llama-2 70B in mixed
+# precision, one sequence of 2,048 tokens per rank, and activation checkpointing in all layers. A dry run on the meta
+# device takes one rank through a step of `ZeRO3`, with a process group that sends nothing, and counts the bytes.
 
 # %%
 from shared.dryrun import MODELS, peaks
@@ -626,20 +624,22 @@ note = "GB. Shards: without gradients. The peak also has temporary tensors."
 tables.Table(header, rows, note)
 
 # %% [markdown]
-# On 8 GPUs, the shards alone need more than 80 GB. On 64, everything fits. On 1,024, the shards are small. What remains
-# does *not* shrink with N: the root and two unsharded layers, gradients in buckets, and activations.
+# On 8 GPUs, the shards alone need more than 80 GB. On 64, everything fits. On 1,024, the shards are small, and what
+# remains does *not* shrink with N: the root and two unsharded layers, gradients in buckets, and activations.
 #
-# Why are there more activations on 1,024 GPUs than on 64? On 8 and 64 GPUs, the peak is at the end of backward, when a
-# rank has the shards of all gradients. On 1,024 GPUs, it is at the start, when all checkpoints are in memory.
+# The activations are larger on 1,024 GPUs, because the peak is no longer at the end of backward, when a rank has the
+# shards of all gradients, but at its start, when all checkpoints are in memory.
 #
-# Do all ranks hold the same? Here are the first and the last of 16,384 ranks, with Llama 3 405B:
+# What remains with Llama 3 405B on 16,384 ranks? Padding makes all shards of a unit equally long, so the first and the
+# last rank hold the same:
 
 # %%
 tables.Table(header, held_at_peak("llama-3-405b", [(16_384, 0), (16_384, 16_383)]), note)
 
 # %% [markdown]
-# They do, because padding makes all shards of a unit equally long. Over 50 GB remain, because the layers are large.
-# Meta also split the layers, by tensor and pipeline parallelism (Llama 3 paper, Table 4).
+# 54.5 GB remain: two layers of 6.4 GB with their gradients, the activations, and 17 GB for the embedding and the output
+# layer, which our root never reshards. torchtitan makes units of these two. Meta also split the layers, by tensor and
+# pipeline parallelism (Llama 3 paper, Table 4).
 
 # %% [markdown]
 # ## What torch calls it
@@ -655,8 +655,8 @@ tables.Table(header, held_at_peak("llama-3-405b", [(16_384, 0), (16_384, 16_383)
 #
 # A **`DTensor`** is a tensor of which each rank holds a shard, together with a description of the whole. This lets
 # FSDP2 shard a model on the meta device. Then `to_empty()` allocates only the shards. On GPUs, random operators on a
-# `DTensor` draw values that depend on N (PyTorch issue 168058). So the next cell draws each parameter in full, as
-# we did, and keeps the rank's rows:
+# `DTensor` draw values that depend on N (PyTorch issue 168058). So the next cell draws each parameter in full, as we
+# did, and keeps the rank's rows:
 
 
 # %%
@@ -680,9 +680,9 @@ assert multiples["FSDP2, deferred"] < 0.5
 plots.bars(multiples, "most memory while the model is created, as a multiple of Ψ elements")
 
 # %% [markdown]
-# For FSDP2, we drew one *parameter* at a time in full, so the peak is lower. FSDP1, torch's older wrapper,
-# materializes one unit at a time, with your function (`param_init_fn`). DeepSpeed's `zero.Init` shards each module as
-# soon as its constructor returns.
+# For FSDP2, we drew one *parameter* at a time in full, so the peak is lower. FSDP1, torch's older wrapper, materializes
+# one unit at a time, with your function (`param_init_fn`). DeepSpeed's `zero.Init` shards each module as soon as its
+# constructor returns.
 
 # %% [markdown]
 # ## On a cluster
@@ -707,8 +707,6 @@ plots.bars(multiples, "most memory while the model is created, as a multiple of 
 # | bf16 parameters, fp32 shards | unsharded units halved | halved |
 # | deferred initialization | the shards and one unit, not Ψ | nothing |
 #
-# Prefetching works as before.
-#
 # **Terms**
 #
 # - **FSDP**: fully sharded data parallelism, PyTorch's name for ZeRO stage 3.
@@ -723,8 +721,8 @@ plots.bars(multiples, "most memory while the model is created, as a multiple of 
 # %% [markdown]
 # ## Further reading
 #
-# - Zhao et al., [PyTorch FSDP](https://arxiv.org/abs/2304.11277), VLDB 2023, section 3.1: deferred initialization,
-#   one unit at a time.
+# - Zhao et al., [PyTorch FSDP](https://arxiv.org/abs/2304.11277), VLDB 2023, section 3.1: deferred initialization, one
+#   unit at a time.
 # - [Getting Started with FSDP2](https://docs.pytorch.org/tutorials/intermediate/FSDP_tutorial.html): its migration
 #   guide also covers the meta device.
 # - `torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py` in PyTorch's source: its methods `pre_forward` to

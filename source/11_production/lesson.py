@@ -2,13 +2,12 @@
 # jupyter:
 #   course:
 #     module: production
-#     minutes: 35
 # ---
 
 # %% [markdown]
 # # 11 · Production
 #
-# **35 minutes.** After this lesson, you will be able to:
+# **55–75 minutes.** After this lesson, you will be able to:
 #
 # - measure what torch's and DeepSpeed's wrappers hold and send, and compare that with your own,
 # - read a DeepSpeed config and FSDP1 code, and write the same with `fully_shard`,
@@ -122,7 +121,7 @@ assert host_bytes > 2 * size
 
 # %% [markdown]
 # More than twice the bytes of the model leave a host in each step, although its two ranks could hold the whole model
-# between them. We will come back to this.
+# between them.
 
 # %% [markdown]
 # ## One model, ten wrappers
@@ -130,8 +129,8 @@ assert host_bytes > 2 * size
 # The course keeps a registry of strategies (`solutions/strategies.py`), which has yours beside those of torch and
 # DeepSpeed. The next cells train the same GPT with ten of them on two ranks, for 20 steps each.
 #
-# **Predict.** In one step with N = 2 ranks, how many bytes does a rank send at each stage, as a multiple of S = 4Ψ? (1
-# would mean as many bytes as the parameters take.)
+# **Predict.** In one step with N = 2 ranks, how many bytes does a rank send at each stage, as a multiple of S = 4Ψ? 1
+# means as many bytes as the parameters take.
 
 # %%
 my_prediction = {0: 0.0, 1: 0.0, 2: 0.0, 3: 0.0}
@@ -188,8 +187,8 @@ assert abs(sent_by["ZeroRedundancyOptimizer"] - 1.5) < 0.05
 assert all(abs(sent_by.get(f"DeepSpeed {stage}", 1.5) - 1.5) < 0.05 for stage in (1, 2))
 
 # %% [markdown]
-# (A `send` belongs to our own collectives; `OverlappedDDP` uses torch's. “DDP, bucket view” is torch's DDP with
-# `gradient_as_bucket_view=True`.) All losses are the same. The three curves in the next figure coincide.
+# A `send` belongs to our own collectives; `OverlappedDDP` uses torch's. “DDP, bucket view” is torch's DDP with
+# `gradient_as_bucket_view=True`. All losses are the same, and the next three curves coincide.
 
 # %% tags=["nbval-ignore-output"]
 by_step = zip(*(losses for _, losses, *_ in seen.values()), strict=True)
@@ -202,8 +201,8 @@ plots.loss_curves({title: seen[title][1] for title in ("ZeRO3", "FSDP2", "DDP, b
 #
 # - torch's `ZeroRedundancyOptimizer` is used with DDP, which all-reduces the gradients (2fS). Afterwards, each rank
 #   broadcasts the parameters that it has updated (fS).
-# - DeepSpeed's stages 1 and 2 all-reduce a whole bucket and keep a shard of it (2fS). At the end, they all-gather the
-#   parameters (fS).
+# - DeepSpeed's stages 1 and 2 all-reduce a whole bucket and keep a shard of it (2fS), as long as
+#   `use_multi_rank_bucket_allreduce` is on. At the end, they all-gather the parameters (fS).
 #
 # **What they hold.** Compare the components of the bars:
 
@@ -213,9 +212,10 @@ if "DeepSpeed 1" in seen:
 plots.memory_by_component({title: held.by_component() for title, (*_, held) in seen.items()})
 
 # %% [markdown]
-# DeepSpeed also keeps fp32 master weights, even if the parameters are fp32 already. In bf16, which DeepSpeed is made
-# for, you would need them anyway. Its own buffers are shown as *other*. Even at stage 1, they hold a shard of the
-# gradients. At stage 3, they also hold a bucket and the shards of parameters and master weights.
+# DeepSpeed also keeps fp32 master weights, even if the parameters are fp32 already. What it holds in buffers of its own
+# is white in the figure: at stages 1 and 2 a shard of the gradients, and at stage 3 also a bucket and the shards of
+# parameters and master weights. Its stages 1 and 2 look alike only because we measure after backward. During backward,
+# stage 1 holds full gradients, and stage 2 frees them bucket by bucket (chapter 08).
 
 # %% [markdown]
 # ## DeepSpeed's config, key by key
@@ -226,14 +226,15 @@ plots.memory_by_component({title: held.by_component() for title, (*_, held) in s
 deepspeed_engine.config(stage=3, bucket_cap_mb=2.0)
 
 # %% [markdown]
-# You have built nearly everything that its keys stand for. (The defaults are those of DeepSpeed 0.19.8,
-# `runtime/zero/config.py` and `runtime/constants.py`.)
+# You have built nearly everything that its keys stand for. The defaults are those of DeepSpeed 0.19.8
+# (`runtime/zero/config.py` and `runtime/constants.py`).
 #
 # | key | default | in your classes |
 # |---|---|---|
 # | `stage` | 0 | `ZeRO1`, `ZeRO2`, `ZeRO3` |
 # | `reduce_bucket_size` | 500 million elements | `bucket_cap_mb` |
 # | `allgather_bucket_size` | 500 million elements | none: elements per all-gather after the step, stages 1 and 2 |
+# | `use_multi_rank_bucket_allreduce` | on | none: all-reduces a bucket, instead of one reduce per owner |
 # | `overlap_comm` | only at stage 3 | the hooks of chapter 04 |
 # | `stage3_prefetch_bucket_size` | 50 million elements | `prefetch`, which counts units |
 # | `stage3_max_reuse_distance` | 1 billion elements | `reshard_after_forward` |
@@ -291,19 +292,19 @@ if not deepspeed_engine.why_not():
 # | `NO_SHARD` | use DDP |
 # | `mixed_precision=MixedPrecision(…)` | `mp_policy=MixedPrecisionPolicy(param_dtype=…, reduce_dtype=…)` |
 # | `cpu_offload=CPUOffload(…)` | `offload_policy=CPUOffloadPolicy()` |
-# | `sync_module_states=True` | none: initialize or load the same values on all ranks |
+# | `sync_module_states=True` | `set_model_state_dict()` with `StateDictOptions(broadcast_from_rank0=True, …)` |
 # | `param_init_fn` | build on `meta`, shard, then `to_empty()` (chapter 10) |
 # | `model.clip_grad_norm_()` | `torch.nn.utils.clip_grad_norm_()` |
 # | `with model.no_sync():` | `model.set_requires_gradient_sync(False)` |
 # | `backward_prefetch`, `forward_prefetch` | `set_modules_to_backward_prefetch()`, `…_forward_prefetch()` |
 #
-# A common claim is that `SHARD_GRAD_OP` is ZeRO-2. The next section tests it.
+# Is `SHARD_GRAD_OP` the same as ZeRO-2? The next section tests it.
 
 # %% [markdown]
 # ## Tuning FSDP2
 #
 # `reshard_after_forward` may also be an integer k. After forward, a unit then also keeps 1/k of its parameters on each
-# rank, so that the all-gather in backward involves only k ranks. (DeepSpeed's ZeRO++ calls this hpZ.) With k = 2, these
+# rank, so that the all-gather in backward involves only k ranks. DeepSpeed's ZeRO++ calls this hpZ. With k = 2, these
 # are the two ranks of a host. In the table, look at what leaves a host, and at the parameters held after forward:
 
 
@@ -340,10 +341,9 @@ header = ["reshard_after_forward", "all-gathers in forward", "in backward", "lea
 tables.Table([*header, "parameters after forward, S", "after backward, S"], rows)
 
 # %% [markdown]
-# With 2, no more bytes leave a host than with False. Between forward and backward, a rank holds its shard, the root and
-# half of the parameters (1/k), not all of them. The last row is what FSDP1 calls `SHARD_GRAD_OP`. It is not ZeRO-2, as
-# the parameters are sharded again after backward: a rank holds a quarter of them while the optimizer steps, where
-# ZeRO-2 holds all.
+# `reshard_after_forward=2` sends no more bytes out of a host than keeping everything (1.50 S), and holds 0.76 S between
+# forward and backward instead of 1.25 S. The last row is what FSDP1 calls `SHARD_GRAD_OP`. It is not ZeRO-2: while the
+# optimizer steps, a rank holds a quarter of the parameters, where ZeRO-2 holds all.
 #
 # Three more things matter:
 #
@@ -394,7 +394,8 @@ assert error > 0.01
 # **Hybrid sharding** shards the model over the ranks of one host, so each host holds a full copy. The ranks form a
 # **device mesh**, an array of ranks whose dimensions have names. Here, it has one row per host. In the diagram,
 # all-gathers and reduce-scatters run along a row. After the reduce-scatter, each rank all-reduces its shard of the
-# gradients along its column. Only this all-reduce leaves a host.
+# gradients along its column. Only this all-reduce leaves a host. Ranks 0 and 2 hold the same shard, and so do ranks 1
+# and 3.
 
 # %%
 diagrams.hybrid_mesh()
@@ -417,7 +418,7 @@ for op in log.ops if rank == 0 else ():
 # **Predict.** In a ring over N ranks on H hosts, only one rank of each host sends to another host. So as many bytes
 # leave a host as one rank sends: 2S(N−1)/N with data parallelism, and 3S(N−1)/N with full sharding. With hybrid
 # sharding, each of the k = N/H ranks of a host all-reduces S/k bytes with H−1 ranks of other hosts. How many bytes
-# leave a host in total, as a multiple of S, with N = 4 and H = 2? (1 would mean the bytes of the whole model.)
+# leave a host in total, as a multiple of S, with N = 4 and H = 2? 1 means the bytes of the whole model.
 
 # %%
 my_prediction = 0.0
@@ -441,9 +442,8 @@ tables.Table(header, rows, "In S = 4Ψ bytes, on 4 ranks of 2 hosts.")
 
 # %% [markdown]
 # With hybrid sharding, 2S(H−1)/H bytes leave a host, here less than half as many as with full sharding. It stays below
-# 2S, however many hosts there are. The price is memory: the model is split over the k ranks of a host, not all N. (Only
-# DDP keeps memory for gradients between steps, in its buckets. FSDP2 all-gathers the root only once, so it sends
-# slightly less than the formula.)
+# 2S, however many hosts there are. The price is memory: the model is split over the k ranks of a host, not all N.
+# Between steps, only DDP still holds gradients, in its buckets.
 
 # %% [markdown]
 # ## Moving the optimizer state to the CPU
@@ -519,10 +519,10 @@ note = "An A100 is assumed to reach 156 TFLOP/s, half of what it has on paper."
 tables.Table(["Llama-2 7B on a host of 8 A100", "s per step"], rows, note)
 
 # %% [markdown]
-# The bottleneck here is the CPU, not PCIe. AdamW reads four fp32 tensors and writes three, so it moves at least 28
-# bytes per parameter, and the CPU does this for all eight GPUs. The third row assumes this machine's speed, and the
-# fourth one 200 GB/s, half of what 16 channels of DDR4-3200 (two sockets) have on paper. Even then, the optimizer step
-# takes nearly as long as forward and backward of one sequence. With many micro-batches per step, it matters less.
+# The bottleneck is the CPU, not PCIe. AdamW reads four fp32 tensors and writes three, so it moves at least 28 bytes per
+# parameter, and the CPU does this for all eight GPUs. The third row assumes this machine's speed, and the fourth one
+# 200 GB/s, half of what 16 channels of DDR4-3200 (two sockets) have on paper. Even then, the optimizer step takes
+# nearly as long as one sequence. With many micro-batches per step, it matters less.
 #
 # In FSDP2, `CPUOffloadPolicy` also moves the parameters, and copies them to the GPU before each all-gather. DeepSpeed
 # can also use NVMe disks (ZeRO-Infinity, Rajbhandari et al. 2021).
@@ -539,6 +539,8 @@ tables.Table(["Llama-2 7B on a host of 8 A100", "s per step"], rows, note)
 #
 # To compare GPUs of different speeds, throughput is often given as **MFU** (model FLOPs utilization): 6 × parameters ×
 # tokens per second and GPU, divided by the GPU's FLOP/s on paper (PaLM paper, appendix B, which also counts attention).
+# Ours is an assumption, not a result: a GPU that computes all the time has 50%, and with full recomputation 6/8 of
+# that.
 #
 # **Predict.** You train Llama-2 13B with sequences of 4,096 tokens on one host of eight A100s with 80 GB each. Which
 # stage has the highest throughput?
@@ -593,13 +595,13 @@ for attention in planner.ATTENTION:
 
 # %% [markdown]
 # Here, memory decides, and the *highest* stage is the fastest. Stages 0 and 1 do not fit. Stage 2 fits only if all
-# activations are recomputed, which costs a third more FLOPs. Stage 3 has room for the activations. (For Llama, the
-# formulas for activations are estimates; see chapter 06. With fused attention, the choice is the same.)
+# activations are recomputed, which costs a third more FLOPs. Stage 3 has room for the activations. The speeds differ
+# only because of this recomputation: on the fast links of one host, all communication is hidden. With fused attention,
+# the choice is the same.
 #
 # Now take Llama-2 7B on four such hosts, with a link of 100 Gbit/s (12.5 GB/s) between them. In the table, "over" is
-# the number of ranks over which the model state is sharded: with 8, it is sharded inside each host. (Stage 0 shards
-# nothing, so we write the number of all GPUs.) Compare the throughput with one sequence per GPU, and with as many as
-# fit:
+# the number of ranks over which the model state is sharded: with 8, it is sharded inside each host. Stage 0 shards
+# nothing. Compare the throughput with one sequence per GPU, and with as many as fit:
 
 # %%
 four_hosts = hosts_of_8_a100(4, between_bytes_per_s=12.5e9)
@@ -627,16 +629,13 @@ for attention in planner.ATTENTION:
 # %% [markdown]
 # With one sequence per GPU, the link decides. Stage 3 over all 32 GPUs is the slowest, and the memory that it saves is
 # not used. But that memory has room for more sequences. They take longer to compute, while the communication stays the
-# same, so soon computing takes longer than sending. In short, saving memory allows a larger batch, which hides
-# communication. Of the strategies that fit, only stage 1 (two rows) has no room for a second sequence, so it remains
+# same. Saving memory allows a larger batch, which hides communication. Over all 32 GPUs, chapter 09's rule T > f · F/B
+# asks for 12,090 tokens, and three sequences are 12,288. Stage 1 has no room for a second sequence, so it stays
 # communication-bound.
 #
 # If several strategies are equally fast, take the lowest stage: from stage 2 on, each further micro-batch costs another
 # reduce-scatter (chapter 08). And check that your training tolerates the global batch: two sequences on each of 32 GPUs
 # are 262,144 tokens per step.
-#
-# The advice "Memory-bound? Use ZeRO" mixes up two things. ZeRO helps if the memory's *capacity* is too small, but does
-# not raise the *bandwidth* that a kernel waits for.
 
 # %% [markdown]
 # ## A training script
@@ -663,8 +662,8 @@ print(done.stdout)
 # | How do I see prefetching? | wire ledger | spans in a trace of `torch.profiler` that begin with `FSDP::` |
 # | Where are offloaded tensors? | in the same memory | in pinned CPU memory, so that copies overlap with computing |
 #
-# Large runs do not always reshard after forward. For Llama 3 405B, FSDP sharded the optimizer state and the gradients,
-# but the parameters stayed unsharded until backward, to avoid the second all-gather (Llama 3 paper, §3.3.2).
+# For Llama 3 405B, FSDP sharded the optimizer state and the gradients, but the parameters stayed unsharded until
+# backward, to avoid the second all-gather (Llama 3 paper, §3.3.2).
 
 # %% [markdown]
 # ## Recap

@@ -216,9 +216,9 @@ check.save_checkpoint()
 # - It must work on any number of ranks, no matter how many saved the checkpoint, and also if nothing is sharded.
 # - The optimizer may be new. `get_state_dict` then creates its state, and loading replaces it.
 #
-# (Our solution also loads what a real run leaves: a parameter that never had a gradient has no state in the checkpoint,
+# Our solution also loads what a real run leaves: a parameter that never had a gradient has no state in the checkpoint,
 # and a learning rate scheduler adds settings to the optimizer's groups. It loads into the states of `states_to_load`,
-# which have exactly what the checkpoint has. Yours may assume that those of `get_state_dict` do.)
+# which have exactly what the checkpoint has. Yours may assume that those of `get_state_dict` do.
 #
 # <details><summary>Hint</summary>You need a state with the right structure before you can load. Which function of
 # exercise 12.2 returns one? And which value of the dict is not a tensor?</details>

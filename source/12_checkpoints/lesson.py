@@ -2,13 +2,12 @@
 # jupyter:
 #   course:
 #     module: checkpoints
-#     minutes: 35
 # ---
 
 # %% [markdown]
 # # 12 · Checkpoints
 #
-# **35 minutes.** After this lesson, you will be able to:
+# **50–75 minutes.** After this lesson, you will be able to:
 #
 # - save a model that no rank can hold as a whole, and resume on another number of ranks,
 # - say what a kill leaves behind at each moment of a save, and make sure that it is never loaded,
@@ -37,7 +36,7 @@ print(f"one interruption every {hours_between_failures:.1f} hours")
 # %% [markdown]
 # So a run saves a **checkpoint** at regular intervals: everything it needs to resume. This includes the parameters, the
 # optimizer state, the step, and whatever else changes as the run goes on. After a failure, the same script starts again
-# and loads the newest checkpoint. (This has nothing to do with the activation checkpointing of chapter 06.)
+# and loads the newest checkpoint. Activation checkpointing (chapter 06) only shares the name.
 
 # %% [markdown]
 # ## What is wasted
@@ -103,9 +102,9 @@ assert 1.9 < copies["at the peak of full_state_dict()"] - copies["between steps"
 plots.memory_by_component(held)
 
 # %% [markdown]
-# You sharded the model because no rank can hold all of it. At the peak, every rank holds *two* full copies on top of
-# its shards: the gathered flat parameters (*buckets* in the figure), and a copy of each parameter taken from them
-# (*other*). And the moments are not even saved yet.
+# We sharded the model because no rank can hold all of it. At the peak, every rank holds *two* full copies on top of its
+# shards, because lab 10's `full_state_dict()` gathers the flat parameters on all ranks (*buckets* in the figure), and
+# then copies each parameter (*other*). And the moments are not even saved yet.
 
 # %% [markdown]
 # ## Each rank saves its shard
@@ -201,8 +200,7 @@ assert len(rows) == 4
 tables.Table([f"rows of {name}", "file"], rows)
 
 # %% [markdown]
-# The entry only says where each row is. So a different number of ranks can load this checkpoint: each rank looks up the
-# rows that it needs, and reads the shards that hold them.
+# Any number of ranks can load this: each one looks up the rows that it needs, and reads only those.
 
 
 # %%
@@ -254,7 +252,7 @@ def first_column(model):
 
 # %% [markdown]
 # The run resumes from the checkpoint of step 10 and trains until step 20. Then it saves into `latest` again, but the
-# disk of rank 3 is full. (torch warns that it overwrites a checkpoint. The cell hides that warning.)
+# disk of rank 3 is full.
 
 
 # %%
@@ -326,7 +324,8 @@ diagrams.atomic_save()
 #   killed, these data still reach the disk, but in a power failure they are lost. To **flush** a file means to wait
 #   until its data are on the disk. torch's writer flushes each file (its option `sync_files`, on by default).
 #
-# Here is a short version. In the lab, you will make it robust.
+# After the rename, the parent folder has to be flushed as well (`os.fsync` on the open folder), or a power failure can
+# undo the rename. Here is a short version, which leaves this out.
 
 
 # %%
@@ -383,8 +382,9 @@ except ranks.CellFailed as failed:
     print(failed)
 
 # %% [markdown]
-# One process is gone. Ranks that had noticed the lost connection no longer waited. The others were stopped. The course
-# has started four new ranks, as a cluster would, and defined your functions there again. What is on the disk?
+# One process is gone. Ranks that noticed the broken connection failed by themselves; the course stopped those that were
+# still waiting. It has started four new ranks, as a cluster would, and defined your functions there again. What is on
+# the disk?
 
 # %%
 rows = []
@@ -401,7 +401,7 @@ tables.Table(["folder", "files with shards", ".metadata"], rows)
 #
 # torch leaves a mark, too: it writes `.metadata` last, when all ranks have reported that their shards are written. So a
 # *new* folder without `.metadata` is not complete. torchtitan, for instance, resumes from the folder with the largest
-# step that contains this file. (In the folder `latest`, the mark meant nothing, because it was from an earlier save.)
+# step that contains this file. Our overwritten folder `latest` had the mark, too, left over from step 10.
 
 # %% [markdown]
 # ## Resuming on fewer ranks
@@ -437,8 +437,8 @@ assert expected[-1] < expected[0] - 0.5
 plots.loss_curves(curves)
 
 # %% [markdown]
-# They do, apart from rounding: with a different number of ranks, sums are computed in a different order. Only the ten
-# steps since the last checkpoint had to be repeated.
+# They do, apart from rounding: with a different number of ranks, sums are computed in a different order. Only ten steps
+# had to be repeated.
 #
 # In this run, the step alone says which samples come next. A real run has more to save:
 #
@@ -570,8 +570,8 @@ def times_of_saving(path):
 
 
 # %% [markdown]
-# In the figure, compare how long training is blocked. For `async_save`, this is the time of the call plus the wait
-# for the future at the end of the round.
+# In the figure, compare how long training is blocked. For `async_save`, this is the time of the call plus the wait for
+# the future at the end of the round.
 
 # %% tags=["nbval-ignore-output"]
 times = ranks.run(lambda path: times_of_saving(path), folder / "timed", timeout_s=180)[0]
@@ -596,9 +596,9 @@ plots.bars(blocked_ms, "ms for which training is blocked (medians of 5 rounds)")
 # - **Give them a process group of their own**, as above.
 # - **Allow only one at a time.** Call `future.result()` before the next save. Otherwise, a second copy takes memory,
 #   and you do not learn that a save has failed, because its error is raised by `result()`.
-# - **Rename after `future.result()`**, not when `async_save` returns, and delete the previous checkpoint only then. In
-#   a real project, `latest` was changed too early. For about a minute, it pointed to a checkpoint of a 7B model whose
-#   files were still being written (KempnerForge issue 102).
+# - **Rename after `future.result()`**, not when `async_save` returns, and delete the previous checkpoint only then. The
+#   opposite happened in a real project: for about a minute, `latest` pointed to a 7B checkpoint that was still being
+#   written (KempnerForge issue 102).
 
 # %% [markdown]
 # ## How often to save
@@ -633,8 +633,11 @@ print(f"predicted {my_prediction_min:g} minutes, computed {best_s[60] / 60:.0f}"
 tables.Table(["a save stops training for, s", "every, minutes", "lost"], rows)
 
 # %% [markdown]
-# If only staging stops training (in the last row, for two seconds), the run can save more often, and it loses less in
-# total. The time to restart after a failure is extra, and does not depend on τ.
+# If a save blocks training for only two seconds (last row), you can save every 3.5 minutes, which the table rounds to
+# 4, and lose 2% instead of 10%.
+#
+# On N times as many GPUs, failures come N times as often, so τ falls as 1/√N: the interval hardly matters on 8 GPUs,
+# and a lot on 16,384.
 
 # %% [markdown]
 # ## The production version
@@ -652,8 +655,8 @@ tables.Table(["a save stops training for, s", "every, minutes", "lost"], rows)
 # - **Deleting old checkpoints:** torchtitan's `keep_latest_k` says how many to keep. It must not be 1, because the
 #   newest one may still be incomplete.
 # - **Your `ZeRO3`** has `sharded_state_dict(optimizer)`, which DCP can save and load.
-# - **A single file for others:** `dcp_to_torch_save` in `torch.distributed.checkpoint.format_utils` converts a
-#   sharded checkpoint. One process needs memory for the whole checkpoint, but no GPU.
+# - **A single file for others:** `dcp_to_torch_save` in `torch.distributed.checkpoint.format_utils` converts a sharded
+#   checkpoint. One process needs memory for the whole checkpoint, but no GPU.
 
 # %% [markdown]
 # ## On a cluster
@@ -709,7 +712,7 @@ for where, bytes_per_s in {"2 TB/s": 2e12, "50 GB/s": 5e10}.items():
 # - Llama Team, [The Llama 3 Herd of Models](https://arxiv.org/abs/2407.21783), §3.3: what fails on 16,384 GPUs.
 # - Young, A first order approximation to the optimum checkpoint interval, CACM 1974: the formula, on two pages.
 # - [KempnerForge issue 102](https://github.com/KempnerInstitute/KempnerForge/issues/102): a `latest` that was not
-#   complete, and what a crash would have cost.
+#   complete.
 
 # %% [markdown]
 # ## What is still wasted

@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 13 · Tensor parallelism
 #
-# **35 minutes.** After this lesson, you will be able to:
+# **55–75 minutes.** After this lesson, you will be able to:
 #
 # - split the layers and the vocabulary of a GPT over several ranks,
 # - predict what a step sends and what a rank keeps, with and without sequence parallelism,
@@ -90,21 +90,22 @@ plots.memory_by_component(held)
 # %% [markdown]
 # ## Two ways to split a matrix
 #
-# A linear layer multiplies its input by a matrix: y = xA. (torch stores the transpose, so a column of A is a row of
-# `weight`.) In the diagram, look at what each rank needs, and at what it computes:
+# A linear layer multiplies its input by a matrix: y = xA. torch stores the transpose, so a column of A is a row of
+# `weight`. In the diagram, look at what each rank needs, and at what it computes:
 
 # %%
 diagrams.split_matrix()
 
 # %% [markdown]
 # A layer is **column-parallel** if its columns are split. A rank then needs all of x, and computes some elements of y.
-# It is **row-parallel** if its rows are split. A rank then needs some elements of x, and computes one *term* of every
-# element of y. An all-reduce adds up the terms.
+# It is **row-parallel** if its rows are split. Each rank then needs only its slice of x. But what it computes is a
+# partial sum: one *term* of every element of y. An all-reduce adds up the terms.
 #
 # A column-parallel layer returns just what a row-parallel one needs, so they are used in pairs. In an MLP, gelu(xA)B,
 # we split A by columns and B by rows. Each rank applies gelu to its own elements of xA, and multiplies them by its rows
-# of B. Only the result has to be added up, so the *pair* needs one all-reduce, not two. The other order would need an
-# all-reduce before gelu, because `gelu(a + b)` is not `gelu(a) + gelu(b)`, and an all-gather at the end.
+# of B. Only the result has to be added up, so the *pair* needs one all-reduce, not two. Row-parallel first would be
+# worse: gelu(a + b) ≠ gelu(a) + gelu(b), so the terms would have to be added before gelu, and the outputs gathered at
+# the end.
 
 # %% [markdown]
 # ## Conjugate operators
@@ -167,12 +168,11 @@ def row_parallel(x, weight, group, leave=sum_over_ranks):  # weight (out, in/t)
 # %% [markdown]
 # ## Splitting attention by heads
 #
-# Heads do not depend on each other, so each rank computes H/t of the H heads. `query_key_value` is column-parallel: a
-# rank has the columns of its own heads. `project` is row-parallel.
+# Heads are independent, so each rank computes H/t of the H heads. `query_key_value` is column-parallel: a rank has the
+# columns of its own heads. `project` is row-parallel.
 #
-# It is commonly claimed that the ranks' heads are *concatenated*. Instead, they are added up, after the projection. One
-# process does concatenate its heads, but multiplying them by `project` is a sum, too: m₀P₀ + m₁P₁ for two heads, where
-# P₀ and P₁ are their rows of the projection.
+# The ranks' heads are not concatenated, but added up, after the projection. One process does concatenate its heads, but
+# multiplying them by `project` is a sum, too: m₀P₀ + m₁P₁ for two heads and their rows of the projection, P₀ and P₁.
 
 
 # %%
@@ -221,9 +221,9 @@ class SplitBlock(nn.Module):
 # The token embedding has a row for each of the V tokens of the vocabulary. It is also the weight of the output layer.
 # Each rank keeps V/t rows.
 #
-# Looking up a token is the same as multiplying a one-hot vector by the embedding, so the embedding is a row-parallel
-# layer. A rank gets zeros for tokens that it does not own, and an all-reduce adds up the results. The output layer is
-# column-parallel: a rank computes the logits of its own V/t tokens.
+# Looking up a token multiplies a one-hot vector by the embedding, so the embedding is a row-parallel layer. A rank gets
+# zeros for tokens that it does not own, and an all-reduce adds up the results. The output layer is column-parallel: a
+# rank computes the logits of its own V/t tokens.
 #
 # The loss does not need all logits on one rank. For each position, it is the logarithm of the sum of all exp(logit),
 # minus the logit of the target. So the ranks exchange three elements per position instead of V: the largest logit
@@ -251,8 +251,8 @@ def vocab_parallel_cross_entropy(logits_shard, targets, group=None):  # logits_s
 # %% [markdown]
 # ## The short version
 #
-# Now we can split a whole GPT. Our text has 94 different characters, and we pad the vocabulary to 128, so that t
-# divides it.
+# Now we can split a whole GPT. Our text has 94 different characters. We pad the vocabulary to 128, so that t divides
+# it.
 
 
 # %%
@@ -305,8 +305,8 @@ assert all(map(math.isclose, in_one_process, in_parts))
 
 # %% [markdown]
 # The losses are equal in each step. The norms and the position embedding are **replicated**: every rank keeps and
-# updates all of them. (A bias of a row-parallel layer would be, too.) Their gradients need no communication, because
-# all ranks compute the same tensors outside the pairs, in forward and backward.
+# updates all of them. Their gradients need no communication, because all ranks compute the same tensors outside the
+# pairs, in forward and backward.
 #
 # Outside the pairs, all ranks must draw the same dropout mask, but inside, each rank needs a mask of its own. So
 # Megatron has a second random number generator for the pairs, whose seed depends on the rank
@@ -339,9 +339,9 @@ log.assert_volume(ops={"all_reduce": 18 + 3}, sent_bytes=of_blocks + of_the_rest
 # elements for it. The embedding adds one in forward, and the output layer one in backward. The loss has three smaller
 # ones.
 #
-# The next layer needs each result immediately, so this communication is exposed. (In backward, Megatron hides it behind
-# the gradients of weights, see `tensor_parallel/layers.py`.) Unlike ZeRO-3's bytes, these grow with the number of
-# tokens.
+# The next layer needs each result immediately, so this communication is exposed. In backward, Megatron hides it behind
+# the gradients of weights (`tensor_parallel/layers.py`). TP's traffic grows with the number of tokens. ZeRO-3's does
+# not.
 
 # %% [markdown]
 # ## Sequence parallelism
@@ -356,8 +356,7 @@ diagrams.sequence_parallel()
 
 # %% [markdown]
 # Before a pair, an all-gather gives each rank all tokens. After it, a reduce-scatter adds up the terms for each rank's
-# own tokens. These are the two halves of an all-reduce. They are conjugate, too: each is the backward of the other. So
-# only the operators change:
+# own tokens. These are the two halves of an all-reduce. They are conjugate, too, so only the operators change:
 
 
 # %%
@@ -428,13 +427,13 @@ tables.Table(["", "kept, bytes per sbh", "formula", "collectives of a block"], r
 
 # %% [markdown]
 # The formulas are those of Korthikanti et al. (2022, §4) for our block, which has fused attention, fp32 and no dropout:
-# 16 + 48/t with TP, and 64/t with SP. (In 16 bits and with dropout, they are 10 + 24/t and 34/t.)
+# 16 + 48/t with TP, and 64/t with SP. In 16 bits and with dropout, they are 10 + 24/t and 34/t.
 #
 # With SP, a block sends the same bytes. But it keeps 22 bytes per sbh instead of 16, because backward needs the
 # *gathered* inputs of the two column-parallel layers. These are whole, so the total is 4 · (2 + 14/t) bytes. Megatron
 # keeps only the rank's own tokens of these inputs, and gathers them again in backward. The last row does that with
-# `checkpoint` (chapter 06). It reaches the formula, with two more all-gathers. Either SP sends no more than TP, or it
-# divides all activations by t.
+# `checkpoint` (chapter 06). It reaches the formula, with two more all-gathers. SP lets you choose: send what TP sends
+# and keep the gathered inputs, or send a quarter more and keep 1/t of everything.
 
 # %% [markdown]
 # SP has another price. A norm sees only the rank's own tokens, so the gradients of replicated parameters are terms of a
@@ -507,7 +506,7 @@ with torch.no_grad():
 
 # %% [markdown]
 # The ranks share this machine's cores, so the layer imitates a GPU by sleeping for 24 ms per chunk. A chunk has 2.1 MB,
-# which take 16.8 ms on this link. (In the figure, a transfer lasts until the rank has waited for it.)
+# which take 16.8 ms on this link. In the figure, a transfer's bar is longer: it ends when the rank has waited for it.
 #
 # **Predict.** How many milliseconds do the ring steps save in total? 0 would mean that no transfer is hidden.
 
@@ -530,9 +529,9 @@ plots.timeline(lines, ["gather, then multiply", "in ring steps"])
 
 # %% [markdown]
 # Each transfer hides behind a multiplication, which saves about 3 · 16.8 = 50 ms. The reduce-scatter after a pair can
-# be cut in the same way. On GPUs, this is called asynchronous TP. It gains less there, because NVLink leaves less to
-# hide, and smaller matmuls are less efficient: for Llama 3.1 70B on 256 H100, throughput rose from 829 to 876 tokens
-# per second and GPU (torchtitan, `benchmarks/llama3_h100_202412_torchtitan.md`, table 4).
+# be cut in the same way. On GPUs, this is called asynchronous TP, and gains less: NVLink leaves little to hide, and
+# cutting a matmul into pieces makes it less efficient. torchtitan measured 5.7% for Llama 3.1 70B on 256 H100
+# (`benchmarks/llama3_h100_202412_torchtitan.md`, table 4).
 
 # %% [markdown]
 # ## Tensor parallelism, ZeRO-3, or both?
@@ -572,10 +571,10 @@ tables.Table(["MB per rank", "sequences, all ranks", "held between steps", "peak
 # All four hold about a quarter of the model state, but they differ in three ways:
 #
 # - **Activations.** ZeRO-3 needs four sequences, one per rank. TP can run with one, and then its peak is half of
-#   ZeRO-3's with four. With four, TP keeps parts of all of them, which is more than ZeRO-3 keeps.
-# - **Bytes.** For a block, ZeRO-3 sends 3f · 12h² elements, however many tokens there are. (With *both*, it sends 1/t
-#   of that.) TP sends 8f · sbh. They are equal if sb = 4.5h, which is 576 tokens here. One sequence has 256, and four
-#   have 1,024.
+#   ZeRO-3's with four. With four, TP keeps parts of all of them, which is more than ZeRO-3 keeps. *Both* can run with
+#   two; with four, it has no advantage.
+# - **Bytes.** For a block, ZeRO-3 sends 3f · 12h² elements, however many tokens there are. TP sends 8f · sbh. They are
+#   equal if sb = 4.5h, which is 576 tokens here. One sequence has 256, and four have 1,024.
 # - **Overlap.** ZeRO-3 prefetches. TP's collectives are mostly exposed, unless you cut its matmuls into steps.
 #
 # The next cell estimates the time of a layer of Llama-2 70B, if ZeRO-3's communication overlaps and TP's does not:
@@ -588,8 +587,9 @@ layers.layer_table("Llama-2 70B")
 # belongs inside a host, which often means t = 8. With enough sequences, ZeRO-3 is faster, even between hosts.
 #
 # But there may be too few sequences. Llama 3 405B was trained on 16,384 GPUs with 16 million tokens per batch, in
-# sequences of 8,192 (Grattafiori et al. 2024, table 4). That is about 1,000 tokens per GPU, so GPUs shared
-# sequences: the run used TP with t = 8, and 16 pipeline stages (chapter 15).
+# sequences of 8,192 (Grattafiori et al. 2024, table 4). That is about 1,000 tokens per GPU, so GPUs shared sequences:
+# the run used TP with t = 8, and 16 pipeline stages (chapter 15). So no number of parameters decides this, but memory,
+# batch and links:
 #
 # | your situation | use |
 # |---|---|
@@ -600,7 +600,8 @@ layers.layer_table("Llama-2 70B")
 # %% [markdown]
 # ## Four mistakes that raise no error
 #
-# The next cell makes three mistakes. (The first two are from Megatron-LM issue 7452 and NeMo-RL pull request 3788.)
+# The next cell makes three mistakes, the first two of which are real (Megatron-LM issue 7452, NeMo-RL pull request
+# 3788).
 #
 # 1. Logits that were already gathered are passed to `vocab_parallel_cross_entropy`.
 # 2. For the gradient norm, the squares of *all* gradients are all-reduced, although every rank has those of the
@@ -705,7 +706,7 @@ for name, (ours, torchs) in ranks.pull("compared")[0].items():
     assert ours == torchs
 
 # %% [markdown]
-# They agree, one by one. (With SP, torch's gradients of the norm are `Partial`: the optimizer adds them up.)
+# They agree. With SP, torch's gradients of the norm are `Partial`: the optimizer adds them up.
 #
 # | here | torch | Megatron-LM |
 # |---|---|---|

@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 15 · Pipeline parallelism
 #
-# **29 minutes.** After this lesson, you will be able to:
+# **40–60 minutes.** After this lesson, you will be able to:
 #
 # - compute the bubble of a schedule, and measure it,
 # - choose a schedule by its bubble, memory and communication,
@@ -123,7 +123,7 @@ pipeline_plots.schedule(naive)
 #
 # We cut the batch into m micro-batches (chapter 02). While stage 1 computes the first one, stage 0 computes the second.
 # At the beginning and at the end, stages still wait. This idle time is the **bubble**. Every stage is idle for as long
-# as p − 1 forwards and p − 1 backwards take. For example, the last stage begins p − 1 forwards late, and is done p − 1
+# as p − 1 forwards and p − 1 backwards take. The last stage, say, begins p − 1 forwards late, and is done p − 1
 # backwards before the end.
 #
 # The *ideal* time is the time that a stage computes: m forwards and m backwards. As a fraction of it, the bubble is
@@ -132,7 +132,8 @@ pipeline_plots.schedule(naive)
 # In **GPipe**, every stage runs all forwards and then all backwards (Huang et al. 2019, §2.3). In **1F1B** (one
 # forward, one backward), stage s starts with p − s forwards, and then alternates between one backward and one forward.
 # If the next gradient has not arrived yet, the stage waits. It does not start another forward (Narayanan et al. 2021,
-# §2.2.1).
+# §2.2.1). Both are synchronous: the optimizer waits for the last backward. Asynchronous pipelines do not, and compute
+# some gradients with older weights (PipeDream, Narayanan et al. 2019).
 #
 # A micro-batch is *in flight* on a stage from its forward to its backward. Until then, the stage must hold its
 # activations.
@@ -182,9 +183,9 @@ assert in_flight == {"GPipe": [8] * 4, "1F1B": [4, 3, 2, 1]}
 pipeline_plots.schedule(runs)
 
 # %% [markdown]
-# Both schedules have the same bubble, (p − 1)/(m + p − 1) = 0.273, and the measured values are close to it. (As a
-# fraction of the ideal time, this bubble is 3/8 = 0.375. Papers use either, so always look for the denominator.) But
-# with GPipe, every stage holds all m micro-batches. With 1F1B, stage s holds at most p − s.
+# Both schedules have the same bubble, close to (p − 1)/(m + p − 1) = 0.273. As a fraction of the ideal time, this
+# bubble is 3/8 = 0.375. Papers use either, so always look for the denominator. But with GPipe, every stage holds all m
+# micro-batches. With 1F1B, stage s holds at most p − s.
 #
 # What does that mean for memory? In the next cell, a stage has two linear layers, each followed by a GELU, and a
 # micro-batch has 64 samples. In the table, the unit is one tensor of activations of one micro-batch.
@@ -215,10 +216,9 @@ tables.Table(["activations at the peak, in tensors", *stages], rows)
 
 # %% [markdown]
 # With micro-batches of a fixed size, the activations of GPipe grow with m, and those of 1F1B do not. So you can choose
-# a large m for a small bubble. (On stages 1 and 2, a micro-batch keeps three tensors: the outputs of both linear
-# layers, and of the first GELU. With GPipe, these are 24 tensors, of which backward has freed 4 at the moment of the
-# peak. The table leaves out messages, which `run_stage` keeps until the end. Stage 0 also keeps its inputs, and stage 3
-# its outputs, which are no messages there.)
+# a large m for a small bubble. GPipe as published pays with time instead: it keeps only a stage's inputs for each
+# micro-batch, and recomputes the rest (§2.3). 1F1B needs no recomputation for that. The table leaves out messages, so
+# only stage 0's inputs and stage 3's outputs count.
 
 # %% [markdown]
 # ## Interleaved stages
@@ -244,16 +244,16 @@ tables.Table(["activations at the peak, in tensors", *stages], rows)
 # - `B`: the gradient of the input, gW. The previous stage is waiting for it.
 # - `W`: the gradient of the weights, gᵀx. Nothing needs it before the optimizer step.
 #
-# So a stage can postpone `W`, and run it when it would otherwise be idle. A schedule that does this is called
-# **zero-bubble**. If F, B and W take the same time, the simplest one leaves a third of the bubble: (p − 1)/(3m) of the
-# ideal time (Qi et al. 2023, §2, schedule ZB-H1). The stage must keep x and g until the postponed `W` has run.
+# So a stage can postpone `W` until it would otherwise be idle. A schedule that does this is called **zero-bubble**. If
+# F, B and W take the same time, the simplest one leaves a third of the bubble: (p − 1)/(3m) of the ideal time (Qi et
+# al. 2023, §2, schedule ZB-H1). The stage must keep x and g until the postponed `W` has run.
 #
-# You will write functions for the interleaved and the zero-bubble schedule in the lab. Here, we read both as text. The
-# next cell times all four schedules on ranks that only sleep. They sleep twice as long as before, so that messages
-# matter less: 640 ms for the forwards, and 1,280 ms for the backwards. B and W take half of that each, as long as F.
+# In the lab, you write functions for both schedules. Here, we read them as text. The next cell times all four schedules
+# on ranks that only sleep. We double all sleeping times, so that the time of a message is negligible: 640 ms for the
+# forwards, and 1,280 ms for the backwards. B and W take half of that each, as long as F.
 #
-# **Predict.** With p = 4, m = 8 and v = 2, what fraction of the *total* time is the bubble of each new schedule? (A
-# fraction b of the ideal time is b/(1 + b) of the total time.)
+# **Predict.** With p = 4, m = 8 and v = 2, what fraction of the *total* time is the bubble of each new schedule? A
+# fraction b of the ideal time is b/(1 + b) of the total time.
 
 # %%
 my_interleaved, my_zero_bubble = 0.0, 0.0
@@ -282,7 +282,7 @@ pipeline_plots.schedule(runs)
 
 # %% [markdown]
 # What does a smaller bubble cost? The next table shows how many micro-batches each stage holds at most, and the number
-# of messages between stages. (A micro-batch of one of two chunks counts one half.)
+# of messages between stages. A micro-batch of one of two chunks counts one half.
 
 
 # %%
@@ -303,14 +303,19 @@ tables.Table(["in flight at most", *stages, "messages"], rows)
 # The interleaved schedule pays with more messages. They are tiny here, but take time on a network. It also holds more
 # than 1F1B, because a stage starts more micro-batches before its first backward. Zero bubble sends as much as 1F1B, and
 # no stage holds more micro-batches than stage 0 of 1F1B. But all four stages hold 4: stage s has s fewer in flight than
-# stage 0, but it postpones s `W`. (For these, a linear layer keeps its input and the gradient of its output.)
+# stage 0, but it postpones s `W`, for each of which a linear layer keeps its input and the gradient of its output.
 #
-# If F, B and W take the same time, some schedules have no bubble before the optimizer's step. ZB-H2 needs twice the
-# activations of 1F1B. ZB-V needs no more than 1F1B, but sends twice as many messages (Qi et al. 2023 and 2024). We have
-# not run these two.
+# Two published schedules have no bubble before the optimizer's step, if F, B and W take the same time. ZB-H2 pays with
+# twice 1F1B's activations, ZB-V with twice the messages (Qi et al. 2023 and 2024). We did not implement them.
 #
-# In the next figure, choose p, m, v and the schedule. With 1F1B and four stages, which of the offered m is the first
-# with a bubble below 5% of the total time? And with the interleaved schedule and v = 4? (Only that one depends on v.)
+# In the next figure, choose p, m, v and the schedule. With four stages, how large must m be before 1F1B's bubble falls
+# below 5% of the total time? And with the interleaved schedule and v = 4?
+#
+# <details><summary>Answer</summary>
+#
+# 3/(m + 3) is below 5% for m above 57, so 64 is the first m in the figure. With the interleaved schedule, it is 16.
+#
+# </details>
 
 # %% tags=["nbval-ignore-output"]
 builders = {
@@ -373,10 +378,10 @@ dist.recv(gradient, src=neighbor)
 
 # %% [markdown]
 # Each of them waits for the other to receive. That is why `run_stage` uses `isend`, and waits only at the end. NCCL has
-# a second trap: within a process group, the messages between two ranks run in order. A send that was launched before a
-# receive must finish first, even if it was launched with `isend`, so the two stages can still wait for each other. You
-# can launch both directions in one `batch_isend_irecv`, let neighbors take turns, or use a group for each kind of
-# message and direction, as the lab does.
+# a second trap: within a process group, it runs the messages between two ranks in launch order. So even an `isend`
+# blocks the receive launched after it, and two stages that both send first can still deadlock. You can launch both
+# directions in one `batch_isend_irecv`, let neighbors take turns, or use a group for each kind of message and
+# direction, as the lab does.
 
 # %% [markdown]
 # ## Stages of different lengths
@@ -407,9 +412,8 @@ pipeline_plots.schedule(unequal)
 
 # %% [markdown]
 # The slowest stage sets the pace. If it is the last one, a step takes m times as long as it needs for one micro-batch,
-# plus the time that each other stage needs for one. (If it is an earlier one, a step takes a little less.) So count the
-# embedding and the output layer as layers when you divide a model. (In Llama 3, the first and the last stage have one
-# layer fewer: Grattafiori et al. 2024, §3.3.2.)
+# plus the time that each other stage needs for one. So count the embedding and the output layer as layers when you
+# divide a model. In Llama 3, the first and the last stage have one layer fewer (Grattafiori et al. 2024, §3.3.2).
 
 # %% [markdown]
 # ## What else can go wrong
@@ -493,15 +497,18 @@ for name in ("GPipe", "1F1B"):
     assert largest < 1e-6
 
 # %% [markdown]
-# Like ours, torch's pipeline divides by m (`scale_grads=True`). Users have reported that torch's pipelines hang on gloo
-# (PyTorch issue 132644). With torch 2.13, neither of these two schedules has hung here.
+# Like ours, torch's pipeline divides by m (`scale_grads=True`). Users reported that torch's pipelines hang on gloo
+# (PyTorch issue 132644). With torch 2.13, these two schedules did not.
 #
 # | here | torch | Megatron-LM |
 # |---|---|---|
 # | `Pipeline(layers, …)` | `PipelineStage`, and a schedule's class | `--pipeline-model-parallel-size` |
 # | `gpipe`, `one_f_one_b` | `ScheduleGPipe`, `Schedule1F1B` | 1F1B only |
 # | `interleaved` | `ScheduleInterleaved1F1B` | `--num-layers-per-virtual-pipeline-stage` |
-# | `zero_bubble` | `ScheduleInterleavedZeroBubble` | |
+# | `zero_bubble` | no ZB-H1 | |
+#
+# With several chunks per stage, torch also has `ScheduleLoopedBFS` (like GPipe), `ScheduleInterleavedZeroBubble`,
+# `ScheduleZBVZeroBubble` and `ScheduleDualPipeV`.
 
 # %% [markdown]
 # ## On a cluster
@@ -516,7 +523,7 @@ for name in ("GPipe", "1F1B"):
 # ## Recap
 #
 # Bubbles are fractions of the ideal time. Memory is in units of the activations that one stage keeps for one
-# micro-batch. (For interleaved stages, it is the warm-up plus one, in chunks, divided by v.)
+# micro-batch. For interleaved stages, it is the warm-up plus one, in chunks, divided by v.
 #
 # | | bubble | memory: activations on stage s | wire: messages | overlap |
 # |---|---|---|---|---|

@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 17 · GSPMD
 #
-# **35 minutes.** After this lesson, you will be able to:
+# **50–75 minutes.** After this lesson, you will be able to:
 #
 # - describe how a tensor is distributed over a mesh of devices, in JAX and in torch,
 # - predict which collective an operation needs, and read from a compiled program which one it got,
@@ -22,8 +22,8 @@
 # ## Where we are
 #
 # In chapter 13, you split a GPT by hand. Dozens of lines of that code mention a group of ranks. Every one of them could
-# contain a mistake like those at the end of that chapter. And if you want to split the model in another way, you have
-# to write most of them again.
+# contain a mistake like those at the end of that chapter. To split the model in another way, you have to write most of
+# them again.
 
 # %% tags=["nbval-ignore-output"]
 import jax
@@ -44,10 +44,14 @@ from shared.plots.placements import placements
 #
 # In **GSPMD**, you write the program for one device, and add *annotations*, which state the *layout* of some tensors:
 # how they are distributed over a mesh. The compiler chooses all other layouts, and inserts the collectives (Xu et al.
-# 2021). The result is **SPMD** (single program, multiple data): all devices run one program, on their own shards.
+# 2021). The result is SPMD (single program, multiple data, chapter 00): all devices run one program, on their own
+# shards.
 #
-# JAX, a library for computing with arrays, has such a compiler, called XLA. The next cell makes JAX treat this computer
-# as 32 devices, and tiles a weight over them:
+# We use JAX, a library for computing with arrays, and its compiler, XLA. GSPMD is the paper and the idea: since JAX
+# 0.7, a newer part, Shardy, chooses the layouts by default, and XLA's partitioner inserts the collectives.
+#
+# In JAX, `weight` below is a **global array**: one object with the shape of the whole matrix, of which each device
+# stores a part. The next cell makes JAX treat this computer as 32 devices, and tiles the weight over them:
 
 # %%
 spmd.virtual_devices(32)
@@ -70,8 +74,8 @@ diagrams.tiled_weight()
 # %% [markdown]
 # ## Five products
 #
-# Now we multiply a matrix x (256 × 2048) by A (2048 × 4096), in five layouts. (The matrix x has nothing to do with the
-# axis "x".) The compiler may choose the layout of the result. What does a device need that it does not have?
+# Now we multiply a matrix x (256 × 2048) by A (2048 × 4096), in five layouts. The matrix x has nothing to do with the
+# axis "x". The compiler may choose the layout of the result. What does a device need that it does not have?
 #
 # | case | x | A |
 # |---|---|---|
@@ -115,9 +119,9 @@ instructions = programs[3].as_text().splitlines()
 print(*(each.split(", metadata")[0] for each in instructions if "all-reduce(" in each))
 
 # %% [markdown]
-# This line is an instruction of case 3, in HLO, XLA's language. It states the shape of the result, and the groups of
-# devices: here, the 8 devices of each row of the mesh. `spmd.of_program` reads such lines, and computes what a device
-# sends in a ring:
+# This line is an instruction of case 3, in HLO, XLA's language. It begins with the shape of the result. `{'axis_1'}`
+# names the axis along which the terms are added up. It has length 8, so it is our "y". `spmd.of_program` reads such
+# lines, and computes what a device sends in a ring:
 
 # %%
 rows, found = [], {}
@@ -133,7 +137,7 @@ assert sent[5] == 4 * sent[3] == 16 * sent[4]
 tables.Table(["case", "predicted", "compiled", "elements", "MB sent"], rows)
 
 # %% [markdown]
-# A common claim is that XLA inserts an all-gather when a sharded matrix meets a replicated one. That is not always so:
+# Does XLA insert an all-gather whenever a sharded matrix meets a replicated one, as is often claimed? No:
 #
 # - In cases 1 and 2, a device has all it needs for its own columns or rows of the result. Case 1 is column parallelism,
 #   and case 2 is data parallelism.
@@ -167,8 +171,8 @@ annotated = compiled(step, *(array(line, shape, "d") for shape in shapes))
 
 # %% [markdown]
 # **Predict.** This step needs an all-gather of the weight, and a reduce-scatter of its gradient. Each sends f times the
-# weight's bytes. (Backward does not need this weight, because x needs no gradient. Your `ZeRO3` would gather it again
-# anyway.) The program sends m·f times the weight's bytes. What is m? 2 would mean no more than the step needs.
+# weight's bytes. Backward does not need the weight, because x needs no gradient. How many times f · (weight bytes) does
+# the compiled program send? The step needs 2.
 
 # %%
 my_multiple = 0.0
@@ -201,8 +205,8 @@ assert [each.op for each in columns["shard_map"]] == ["all_gather", "reduce_scat
 spmd.side_by_side(columns)
 
 # %% [markdown]
-# On a CPU, XLA all-reduces the gradient, and then each device cuts out its own shard. The weights are right, but m is 3
-# instead of 2. For GPUs, XLA has a pass that turns an all-reduce followed by a slice into a reduce-scatter
+# On a CPU, XLA all-reduces the gradient, and then each device cuts out its own shard. The weights are right, but the
+# factor is 3 instead of 2. For GPUs, XLA has a pass that turns an all-reduce followed by a slice into a reduce-scatter
 # (`ReduceScatterCreator`; XLA pull request 31030). So read what *your* compiler has inserted.
 #
 # The second column is from `shard_map`. In a function that runs on each device's own shards, you write the collectives
@@ -250,10 +254,9 @@ spmd.side_by_side(columns)
 # %% [markdown]
 # TP gets the same collectives as a pair of layers in chapter 13: one all-reduce in forward, and one in backward. But
 # with FSDP, the compiler has to decide whether the inner activations are split by rows, like x, or by columns, to match
-# the rows of B. It mixed both: only the all-gathers of 4,194,304 bytes are weights. The other three all-gathers, and
-# each all-to-all, send x, activations, or their gradients back and forth. With one more annotation, there are only two
-# all-gathers, and an all-reduce of both gradients together. (A JAX user reports another unexpected all-gather in issue
-# 20381.)
+# the rows of B. It did both. Two of its all-gathers (4.2 MB each) fetch weights, as FSDP should. The other all-gathers,
+# and every all-to-all, move x, activations or their gradients between the two layouts. With one more annotation, there
+# are only two all-gathers, and an all-reduce of both gradients together.
 
 # %% [markdown]
 # ## Auto, explicit and manual axes
@@ -344,9 +347,9 @@ tables.Table(["case", "XLA", "DTensor's result", "its collectives"], rows)
 
 # %% [markdown]
 # No case communicates. In cases 4 and 5, each rank uses its part of the replicated tensor, so the result is partial. An
-# all-reduce has to follow when an operation needs the sum. With the sizes of the JAX program (x: 256 × 2048, A: 2048 ×
-# 4096), it would send a quarter of XLA's all-gather in case 5, but four times as much in case 4 (7.3 MB against 29.4 or
-# 1.8). What does `redistribute` send?
+# all-reduce has to follow when an operation needs the sum. For the JAX program's sizes, that all-reduce costs 7.3 MB.
+# In case 5, XLA's all-gather costs 29.4, so DTensor wins; in case 4 it costs 1.8, so XLA does. What does `redistribute`
+# send?
 
 # %%
 # %%ranks
@@ -367,15 +370,15 @@ assert ops[4] == "no communication"
 tables.Table(["from", "to", "collectives"], [list(row) for row in sent])
 
 # %% [markdown]
-# All but one are arrows in the diagram. (From `Shard(0)` to `Shard(1)`, an all-to-all would do. On a CPU, DTensor
-# all-gathers instead.)
+# All but one are arrows in the diagram. From `Shard(0)` to `Shard(1)`, an all-to-all would do, but on a CPU, DTensor
+# all-gathers instead.
 
 # %% [markdown]
 # ## Three ways to run one step
 #
 # Next, we run one training step of a TinyGPT block on a mesh of 2 × 2 ranks, with FSDP along "dp" and TP along "tp".
-# The first version uses your own `ZeRO3`, and your layers of chapter 13. (On gloo, your all-gathers and
-# reduce-scatters send shards directly from rank to rank. We turn that off, so that the ledger shows collectives.)
+# The first version uses your own `ZeRO3`, and your layers of chapter 13. On gloo, your all-gathers and reduce-scatters
+# send shards directly from rank to rank. We turn that off, so that the ledger shows collectives.
 
 
 # %%
@@ -412,8 +415,8 @@ up = ours.full_state_dict()["0.up.weight"]
 
 # %% [markdown]
 # The second version uses DTensors. Each weight has a placement per axis. `unshard` gathers the weights along "dp"
-# before they are used. `keep` gives the activations outside of a pair of layers the layout of x. (`local_map` is
-# torch's `shard_map`. DTensor has no rule for fused attention on a CPU.) We run the step with and without `keep`.
+# before they are used. `keep` gives the activations outside of a pair of layers the layout of x. For fused attention on
+# a CPU, DTensor has no rule, so we use `local_map`, torch's `shard_map`. We run the step with and without `keep`.
 
 
 # %%
@@ -533,13 +536,12 @@ spmd.side_by_side(columns)
 # - **Gathering.** Your `ZeRO3` gathers a unit's flat parameter in forward, and again in backward. The other two gather
 #   each weight once, and keep it for backward, like `reshard_after_forward=False`. That saves bytes and costs memory.
 # - **Reducing.** You and DTensor reduce-scatter. XLA on a CPU all-reduces, which sends twice as much as a
-#   reduce-scatter. With one all-gather, that is 3f. Yours is also 3f: two all-gathers and a reduce-scatter. (XLA sends
-#   512 bytes less, because its norms are replicated, and cost 2f.)
-# - **Packing.** You pack a unit into one flat tensor. XLA combined all gradients into one all-reduce, as a bucket
-#   does. DTensor sends each tensor separately, even the four small gradients of the norms.
+#   reduce-scatter. With one all-gather, that is 3f. Yours is also 3f: two all-gathers and a reduce-scatter.
+# - **Packing.** You pack a unit into one flat tensor. XLA combined all gradients into one all-reduce, as a bucket does.
+#   DTensor sends each tensor separately, even the four small gradients of the norms.
 #
 # Without `keep`, DTensor gets the same weights, but sends 39% more, because it decides about one operation at a time.
-# XLA sees the whole program, and needed no such help here.
+# XLA sees the whole program, and needed no help here.
 
 # %% [markdown]
 # ## Break it: adding to a Partial
@@ -612,9 +614,8 @@ assert gradients == {"not labeled": 4, "labeled": 1}
 
 # %% [markdown]
 # Without a label, DTensor assumes that the gradient is placed like the parameter: replicated. Nothing is sent, and the
-# ranks drift apart. JAX has the opposite surprise. If you compute a gradient for each sample in a `shard_map`, with
-# respect to a replicated array, each device adds the other devices' gradients to its own, because the gradient of
-# copying the array to every device is a sum over them (JAX issue 36886).
+# ranks drift apart. JAX errs on the other side. Inside `shard_map`, the gradient with respect to a replicated array is
+# summed over all devices. If you wanted each sample's own gradient, you silently get the sum (JAX issue 36886).
 
 # %% [markdown]
 # ## Seeing placements
@@ -662,9 +663,9 @@ widgets.placement_chooser(draw, parameters, 4, "blocks.0.up.weight", rank=1)
 
 # %% [markdown]
 # Before `up`, nothing changes. The output of `up` changes on rank 1 only. After the next collective, the outputs of all
-# ranks change. (*Strided*: the shard is not one block, but has a part of the queries, a part of the keys, and a part
-# of the values.) A replicated gradient changes equally on all ranks. A partial one does not, although it has the full
-# shape on every rank:
+# ranks change. A *strided* shard is not one block: it has a part of the queries, of the keys, and of the values. A
+# replicated gradient changes equally on all ranks. A partial one does not, although it has the full shape on every
+# rank:
 
 # %%
 right, broken = (spmd.still_partial(each) for each in seen.values())
@@ -685,8 +686,6 @@ assert right == [] and len(broken) == 7
 # | your TP | `parallelize_module` | partition specs |
 # | your ZeRO-3 | `fully_shard` | partition specs |
 # | who decides, and when | DTensor, for each operation | the compiler, for the whole program |
-#
-# In JAX 0.10, the part of XLA that decides the layouts is called Shardy (`jax.config.jax_use_shardy_partitioner`).
 
 # %% [markdown]
 # ## On a cluster
@@ -712,8 +711,8 @@ assert right == [] and len(broken) == 7
 #
 # **Terms**
 #
-# - **SPMD**: single program, multiple data: all devices run one program, each on its own shards.
 # - **GSPMD**: programs are written for one device, with annotations of layouts. The compiler inserts collectives.
+# - **global array**: an array with the shape of the whole, of which each device stores a part.
 # - **partition spec**: for each dimension of a tensor, the axis of the mesh along which it is split, or none.
 # - **contracted**: the dimension over which a product of matrices sums.
 # - **placement**: how a tensor is distributed along one axis of a mesh: replicated, sharded, or partial (a term on each

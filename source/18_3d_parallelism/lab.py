@@ -8,8 +8,8 @@
 # %% [markdown]
 # # Lab 18 · 3D parallelism
 #
-# **75 minutes, 17 points.** In this lab, you arrange ranks in a mesh of dp × pp × tp, and train a GPT on it. Nothing
-# is new on any single axis: you combine your tensor parallelism (lab 13), your pipeline (lab 15), your `OverlappedDDP`
+# **75 minutes, 17 points.** In this lab, you arrange ranks in a mesh of dp × pp × tp, and train a GPT on it. Nothing is
+# new on any single axis: you combine your tensor parallelism (lab 13), your pipeline (lab 15), your `OverlappedDDP`
 # (lab 04, in place of the lesson's simpler `ManualDDP`) and your `ZeRO1` (lab 07). At the end, `Parallel3D` trains
 # exactly as one process does, and you compute which mesh a large model needs on a given cluster.
 #
@@ -66,9 +66,9 @@ from shared.planner.shapes import ModelShape
 # the number of ranks along each axis. Its first axis is the outermost one, and its last axis the innermost.
 #
 # - `coordinates(rank, sizes)` returns a dictionary with the rank's coordinate on each axis, in the order of `sizes`.
-# - `ranks_along(axis, rank, sizes)` returns the ranks that differ from this rank only in the coordinate on `axis`,
-#   and the rank itself, in increasing order. They form one process group. In the table, rank 5 is in the groups
-#   [1, 5] along dp, [5, 7] along pp, and [4, 5] along tp.
+# - `ranks_along(axis, rank, sizes)` returns the ranks that differ from this rank only in the coordinate on `axis`, and
+#   the rank itself, in increasing order. They form one process group. In the table, rank 5 is in the groups [1, 5]
+#   along dp, [5, 7] along pp, and [4, 5] along tp.
 # - There may be any number of axes, in any order and with any names.
 #
 # The first check tries the table. The second one draws meshes of up to 64 ranks.
@@ -122,8 +122,8 @@ check.ranks_along()
 # ## Exercise 18.2 · The mesh (5 min, 1 point)
 #
 # torch's `DeviceMesh` does this arithmetic, and forms the process groups: `mesh.get_group("tp")` is the group of this
-# rank along tp. It does not compare the size of the mesh with the number of ranks, though. With 8 ranks and a mesh of
-# 2 × 2, torch 2.13 leaves out ranks 4 to 7, and tells nobody.
+# rank along tp. It does not compare the size of the mesh with the number of ranks, though. With 8 ranks and a mesh of 2
+# × 2, torch 2.13 leaves out ranks 4 to 7, and tells nobody.
 #
 # - `make_mesh(dp, pp, tp)` returns a `DeviceMesh` with the axes "dp", "pp" and "tp", of which tp is the innermost.
 # - If dp · pp · tp is not the number of ranks, raise a `ValueError` whose message names all four numbers.
@@ -195,33 +195,38 @@ check.make_mesh()
 # ## Exercise 18.3 · Which axis crosses hosts? (14 min, 3 points)
 #
 # The ranks of a host are consecutive. Inside a host, GPUs are connected by a fast link. Between hosts, the link is
-# often ten times slower, and the GPUs of a host share it. So the order of the axes decides which traffic takes the
-# slow link.
+# often ten times slower, and the GPUs of a host share it. So the order of the axes decides which traffic takes the slow
+# link.
 #
 # First, how much does a rank send in one step? `step_bytes(shape, sizes, sequences)` returns a dictionary with one
 # entry per axis of `sizes`: the bytes for one destination. `shape` is a `ModelShape` of the planner, and `sequences`
 # the number of sequences in the global batch, each of `shape.context` tokens. Every element has 2 bytes. You may assume
 # that there are at least two stages. Each has `shape.layers / pp` layers.
 #
-# - `"tp"`: the result of `formulas.tensor_parallel_sent_bytes` for the layers of this stage, and for the tokens of
-#   this replica. (Each of the dp replicas gets an equal part of the sequences.)
-# - `"pp"`: the stage's outputs, which go to the *next* stage. There is one vector of `shape.hidden` elements for
-#   each token of this replica. Each tp rank sends all of it, because all of them have the same outputs. The gradients
-#   that it sends to the *previous* stage have the same size, but count only one direction here.
+# - `"tp"`: the result of `formulas.tensor_parallel_sent_bytes` for the layers of this stage, and for the tokens of this
+#   replica. Each of the dp replicas gets an equal part of the sequences.
+# - `"pp"`: the stage's outputs, which go to the *next* stage. There is one vector of `shape.hidden` elements for each
+#   token of this replica. Each tp rank sends all of it, because all of them have the same outputs. The gradients that
+#   it sends to the *previous* stage have the same size, but count only one direction here, because the entry is the
+#   bytes for *one* destination.
 # - `"dp"`: an all-reduce of the gradients, as in `formulas.all_reduce_sent_bytes`. Assume that the rank has
 #   `shape.parameters / (pp · tp)` parameters.
+#
+# For example, take 4 sequences of 8 tokens, a width of 16, 2 layers, 1,000 parameters, and dp = pp = tp = 2. A replica
+# has 16 tokens, and a stage has one layer. So `step_bytes` returns 500 for dp, 512 for pp and 2,048 for tp.
 #
 # Then, who gets these bytes? `destinations(axis, rank, sizes)` is given. Along tp and dp, it returns the next rank of
 # the ring, and along pp the previous and the next stage, where they exist.
 #
-# `leaving_bytes(shape, sizes, sequences, ranks_per_host, host)` returns a dictionary with one entry per axis: the
-# bytes that leave this host in one step.
+# `leaving_bytes(shape, sizes, sequences, ranks_per_host, host)` returns a dictionary with one entry per axis: the bytes
+# that leave this host in one step.
 #
-# - Add up `step_bytes` over the ranks of the host, once for each destination that is on another host. The ranks of
-#   host h are h · ranks_per_host to (h + 1) · ranks_per_host − 1.
+# - Add up `step_bytes` over the ranks of the host, once for each destination that is on another host. The ranks of host
+#   h are h · ranks_per_host to (h + 1) · ranks_per_host − 1. In the example, with 4 ranks per host and dp outermost,
+#   only dp leaves host 0: 4 · 500 bytes. With pp outermost, only pp does: 4 · 512 bytes.
 #
-# The first check compares `step_bytes` on small meshes. The second check compares `leaving_bytes`, with the axes in
-# any order.
+# The first check compares `step_bytes` on small meshes. The second check compares `leaving_bytes`, with the axes in any
+# order.
 #
 # <details><summary>Hint 1</summary>
 #
@@ -319,9 +324,8 @@ assert total["tp × pp × dp"] > 10 * total["dp × pp × tp"]
 tables.Table(["from the outermost axis", "dp, GB", "pp, GB", "tp, GB", "total, GB"], rows)
 
 # %% [markdown]
-# Tensor parallelism sends by far the most, because it exchanges the activations of every layer. So tp is the
-# innermost axis, and stays inside a host. Then only the gradients (once per step) and the outputs of one layer leave
-# the host.
+# Tensor parallelism sends by far the most, because it exchanges the activations of every layer. So tp is the innermost
+# axis, and stays inside a host. Then only the gradients (once per step) and the outputs of one layer leave the host.
 
 # %% [markdown]
 # ## Exercise 18.4 · Tensor parallelism inside a pipeline (8 min, 2 points)
@@ -389,8 +393,8 @@ check.split_model()
 # %% [markdown]
 # ## Exercise 18.5 · Data parallelism (11 min, 3 points)
 #
-# `Parallel3D(model, mesh, optimizer_cls)` puts data parallelism around this pipeline. The constructor is given. It
-# sets these attributes:
+# `Parallel3D(model, mesh, optimizer_cls)` puts data parallelism around this pipeline. The constructor is given. It sets
+# these attributes:
 #
 # - `pipeline`: the result of `split_model`.
 # - `stage`: a module with the layers of this rank's stage.
@@ -407,9 +411,8 @@ check.split_model()
 #
 # `step(inputs, targets)` computes the gradients of a global batch:
 #
-# - Run `self.pipeline.step` on this replica's part. With `zero_stage=0`, its backward must not send gradients along
-#   dp, because each parameter gets one gradient per micro-batch. `self.replica.no_sync()` is the context manager for
-#   that.
+# - Run `self.pipeline.step` on this replica's part. With `zero_stage=0`, its backward must not send gradients along dp,
+#   because each parameter gets one gradient per micro-batch. `self.replica.no_sync()` is the context manager for that.
 # - Then average the gradients over dp, exactly once. With `zero_stage=0`, call `finish_gradient_sync()` after
 #   `no_sync()` has ended. With `zero_stage=1`, there is nothing to do: `ZeRO1` averages them in its own `step()`.
 # - Return the mean loss of the *global* batch, the same on every rank. The pipeline's loss is that of one replica.
@@ -593,8 +596,8 @@ tables.Table(["rank 0, KB per step", "dp", "pp", "tp"], rows)
 # ## Exercise 18.6 · A norm over three axes (12 min, 3 points)
 #
 # To clip gradients, all ranks need the norm of the gradient of the *whole* model. Most ranks have parts of it that
-# other ranks have, too, and each element must count once. The rule is short: if c ranks have the same gradient, each
-# of them adds its square divided by c. The sum over *all* ranks of the mesh is then right.
+# other ranks have, too, and each element must count once. The rule is short: if c ranks have the same gradient, each of
+# them adds its square divided by c. The sum over *all* ranks of the mesh is then right.
 #
 # `copies_of(parameter)` returns c, which is a product of one factor per axis:
 #
@@ -602,11 +605,11 @@ tables.Table(["rank 0, KB per step", "dp", "pp", "tp"], rows)
 #   parameters, is given.
 # - pp: the number of stages that have the parameter. For a tied one, it is in `self.pipeline.tied`, the list of pairs
 #   `(parameter, stages)` of lab 15. All others are on one stage.
-# - dp: after `step`, all replicas have the same gradients with `zero_stage=0`. With `zero_stage=1`, each replica
-#   counts its own shard only.
+# - dp: after `step`, all replicas have the same gradients with `zero_stage=0`. With `zero_stage=1`, each replica counts
+#   its own shard only.
 #
-# `gradients()` is given. It returns the pairs `(parameter, gradient)` that this rank counts. With ZeRO-1, a gradient
-# is the part of the parameter's averaged gradient that lies in this rank's shard.
+# `gradients()` is given. It returns the pairs `(parameter, gradient)` that this rank counts. With ZeRO-1, a gradient is
+# the part of the parameter's averaged gradient that lies in this rank's shard.
 #
 # `clip_grad_norm_(max_norm)` returns the norm before scaling, as a tensor without dimensions in float64, the same on
 # every rank:
@@ -818,12 +821,13 @@ tables.Table(["", "predicted (dp, pp, tp, ZeRO stage)", "computed"], rows)
 # %% [markdown]
 # The 7B model fits on one GPU, except for its optimizer state, so ZeRO-1 alone is enough. For the 70B model on 32 GPUs,
 # a single replica is the fastest. Two replicas fit, too: DP 2 × PP 4 × TP 4 with ZeRO-1 needs 81% of a GPU's memory.
-# But their gradients cross the slow link, so a step takes 15% longer. TP 8 × DP 4 is the common claim from the lesson.
-# It needs 186%, and 89% with ZeRO-1. So it fits with ZeRO-1, but a step takes 52% longer.
+# But their gradients cross the slow link, so a step takes 14% longer. TP 8 × DP 4 is the claim from the lesson. It
+# needs 186%, and 89% with ZeRO-1. So it fits with ZeRO-1, but a step takes 49% longer.
 #
-# The 175B model has so many micro-batches (512 per replica) that the bubble of 32 stages is small. So tp can be small:
-# with a whole host (tp = 8), the fastest layout takes 9% longer. Without ZeRO-1, this mesh would need 103% of a GPU's
-# memory.
+# For the 175B model, the first six layouts lie within 6% of each other, among them TP 8 × PP 4 and TP 2 × PP 32. That
+# is less than the planner's own error, so call it a tie, and measure. Why is PP 32 not better, although the bubble of
+# 32 stages is small with 512 micro-batches? A stage then has only three layers, and the output layer makes the last
+# stage 11% slower than the others. The slowest stage sets the pace (chapter 15).
 
 # %% [markdown]
 # ## Break it: four mistakes that raise no error (5 min)

@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 18 · 3D parallelism
 #
-# **31 minutes.** After this lesson, you will be able to:
+# **45–65 minutes.** After this lesson, you will be able to:
 #
 # - combine data, pipeline and tensor parallelism on a mesh of ranks, and show that the result is right,
 # - order the axes of a mesh by the links between its ranks,
@@ -82,29 +82,25 @@ def mean_loss(logits, targets):
     return cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
+replica = ManualDDP(TinyGPT(config))
+pipeline = Pipeline(gpt_layers(config), loss_fn=mean_loss)
+split = parallelize(TinyGPT(config))
+
+
 def with_dp():
-    replica = ManualDDP(TinyGPT(config))
     replica(*[tensor[rank : rank + 1] for tensor in batch]).backward()
     replica.finish_gradient_sync()
-    return replica.parameters()
 
 
-def with_pp():
-    pipeline = Pipeline(gpt_layers(config), loss_fn=mean_loss)
-    pipeline.step(*batch)
-    return pipeline.stage_parameters().values()
-
-
-def with_tp():
-    model = parallelize(TinyGPT(config))
-    model(*batch).backward()
-    return model.parameters()
-
-
+ways = {
+    "DP 8": (with_dp, replica.parameters()),
+    "PP 8": (lambda: pipeline.step(*batch), pipeline.stage_parameters().values()),
+    "TP 8": (lambda: split(*batch).backward(), split.parameters()),
+}
 costs = {}
-for name, step in {"DP 8": with_dp, "PP 8": with_pp, "TP 8": with_tp}.items():
-    with wire.ledger() as log:
-        own = list(step())
+for name, (step, own) in ways.items():
+    with wire.ledger() as log:  # the models exist already, so this does not count what creates them
+        step()
     costs[name] = sum(parameter.numel() for parameter in own), bytes_that_leave(log)
 
 # %%
@@ -118,6 +114,7 @@ for name in costs[0]:
     rows.append([name, f"{held[name]:.0f}%", f"{leaves:.1f}", f"{idle:.0%}"])
 leaving_mb = [float(row[2]) for row in rows]
 assert held["DP 8"] > 4 * held["TP 8"] and leaving_mb[2] > leaving_mb[0] > 3 * leaving_mb[1]
+assert leaving_mb[0] == round(formulas.all_reduce_sent_bytes(4 * whole, 8) / 1e6, 1)
 header = ["", "parameters of a rank", "MB that leave host 0 per step", "bubble, of the total time"]
 tables.Table(header, rows)
 
@@ -131,23 +128,23 @@ plots.bars(dict(zip(held, leaving_mb, strict=True)), "MB that leave host 0 per s
 # - With TP, the most bytes leave the host, because each layer's all-reduces cross the slow link.
 # - With PP, little leaves the host, but ranks are idle for half of the time, and a model has only so many layers.
 #
-# (A rank holds more than an eighth with TP, because norms and positions are replicated, and with PP, because a stage
-# has at least one whole layer.)
+# With TP and PP, a rank holds more than an eighth: TP replicates norms and positions, and a stage has at least one
+# whole layer.
 
 # %% [markdown]
 # ## The idea: a mesh with three axes
 #
-# The costs differ in *when* they arise, so each axis should get the links that suit it. In **3D parallelism**, the
-# ranks form a mesh of dp × pp × tp. The ranks that differ in only one coordinate form a group along that axis. A
-# replica (chapter 02) is no longer a single rank: pp · tp ranks hold one copy of the model together.
+# The axes communicate at different moments: tp in every layer, pp in every micro-batch, dp once per step. So they need
+# different links. In **3D parallelism**, the ranks form a mesh of dp × pp × tp. The ranks that differ in only one
+# coordinate form a group along that axis. A replica (chapter 02) is no longer a single rank: pp · tp ranks hold one
+# copy of the model together.
 
 # %%
 diagrams.mesh_3d()
 
 # %% [markdown]
-# Consecutive ranks share a host, and differ in the innermost axis. So tp is innermost, because it communicates in every
-# layer, and its groups must not leave a host. Those of dp and pp may. These two axes can also be swapped. We measure
-# both orders below.
+# Consecutive ranks share a host and differ in the innermost axis. So tp, the busiest axis, is innermost, and its groups
+# never leave a host. The groups of dp and pp may, in either order. We measure both below.
 
 # %% [markdown]
 # ## The short version
@@ -241,7 +238,7 @@ tables.Table(header, rows, "MB that rank 0 sent in one step, in float64.")
 
 # %% [markdown]
 # Up to rounding, all meshes train as one process does. Along dp, a rank sends more if pp and tp leave it more
-# parameters. (ZeRO-1 sends as much as an all-reduce of the gradients.)
+# parameters. ZeRO-1 sends as much as an all-reduce of the gradients.
 
 # %% [markdown]
 # ## A data center on a laptop
@@ -250,8 +247,8 @@ tables.Table(header, rows, "MB that rank 0 sent in one step, in float64.")
 # dp, pp or tp as the outermost axis, so that this axis has to cross the slow link. Each rank has three blocks, and its
 # replica has four sequences.
 #
-# **Predict.** How many times as many bytes leave a host if tp is outermost, instead of dp? (1 would mean that the order
-# does not matter.)
+# **Predict.** How many times as many bytes leave a host if tp is outermost, instead of dp? 1 would mean that the order
+# does not matter.
 
 # %%
 my_prediction = 1.0
@@ -314,9 +311,9 @@ header = ["TP 8 × DP 4", "model state, GB", "with activations, GB"]
 tables.Table(header, rows, "Full checkpointing, one sequence of 4,096 tokens per micro-batch.")
 
 # %% [markdown]
-# Each GPU has 16Ψ/8 bytes of model state: 138 GB (to be exact, this model has 69.0 billion parameters). So the claim
-# is wrong as it stands: tensor parallelism over the GPUs of one host is not enough, and plain data parallelism
-# divides nothing. With any ZeRO stage over the four replicas, the model fits.
+# Each GPU has 16Ψ/8 bytes of model state, which are 138 GB for this model's 69.0 billion parameters. So the claim is
+# wrong as it stands: tensor parallelism over the GPUs of one host is not enough, and plain data parallelism divides
+# nothing. With any ZeRO stage over the four replicas, the model fits.
 
 # %% [markdown]
 # ## Scenario B: a "GPT-4-scale" model on 32 GPUs
@@ -345,8 +342,8 @@ tables.Table(["parameters", "GB per GPU on 4 hosts", "hosts for the model state"
 # ## Searching all layouts
 #
 # A layout has many knobs: dp, tp, pp, the ZeRO stage, the size of a micro-batch, checkpointing, and the schedule. There
-# are only about 2,000 combinations, so we can try all of them. `search` computes the memory of each one by the
-# formulas that you know, and estimates the time of a step as a sum (`shared/planner/layouts.py`):
+# are only 1,560 combinations, so we can try all of them. `search` computes the memory of each one by the formulas that
+# you know, and estimates the time of a step as a sum (`shared/planner/layouts.py`):
 #
 # | part | estimate |
 # |---|---|
@@ -355,8 +352,8 @@ tables.Table(["parameters", "GB per GPU on 4 hosts", "hosts for the model state"
 # | messages, bubble | those of the schedule |
 # | dp | gradients (and with ZeRO-3 parameters), as far as they do not hide behind computation |
 #
-# **Predict.** Which tp does the search choose for the 70B model on our 32 GPUs, with 256 sequences per step? (1 would
-# mean no tensor parallelism, and 8 the whole host.)
+# **Predict.** Which tp does the search choose for the 70B model on our 32 GPUs, with 256 sequences per step? 1 would
+# mean no tensor parallelism, and 8 the whole host.
 
 # %%
 my_tp = 0
@@ -368,12 +365,13 @@ assert found.best.fits and found.best.layout.tp < 8
 found.table()
 
 # %% [markdown]
-# The search says what rules out each layout that differs from its choice in one thing: it does not fit, or something
-# takes longer. Why do TP 8 and PP 2 need more time for *data* parallelism? With either, a replica has twice as many
-# GPUs, and so twice as many micro-batches. ZeRO-3 all-gathers the parameters for each one, and cannot hide all of this.
+# For each knob, the search also says what happens if you turn only that one: the layout no longer fits, or it gets
+# slower, and where. Why do TP 8 and PP 2 need more time for *data* parallelism? With either, a replica has twice as
+# many GPUs, and so twice as many micro-batches. ZeRO-3 all-gathers the parameters for each one, and cannot hide all of
+# this.
 #
-# Layouts of very different shapes are nearly as fast. None of them recomputes activations: memory that sharding saves
-# is spent on avoiding recomputation.
+# The first four layouts, of very different shapes, lie within 3%. With the planner's error, that is a tie. None of them
+# recomputes activations: memory that sharding saves is spent on avoiding recomputation.
 #
 # Now we vary the number of GPUs, with eight sequences per GPU up to 64 GPUs, and 1,024 sequences on 1,024 GPUs:
 
@@ -389,18 +387,17 @@ assert rows[0][-1] == "does not fit" and float(rows[0][3]) > 137
 tables.Table(["GPUs", "parameters per GPU", "best layout", "GB per GPU", "MFU"], rows)
 
 # %% [markdown]
-# On 8 GPUs, nothing fits: 16Ψ/8 bytes are 138 GB, however they are divided. On 16, it is half of that, but
-# activations need more than the 3 GB between 69 and the 72 GB that we allow. So you need more GPUs, or have to move
-# the optimizer state to the CPU (chapter 11). With more GPUs, the search splits the model *less*: when there are many
-# replicas, ZeRO-3 divides the state.
+# On 8 GPUs, nothing fits: 16Ψ/8 bytes are 138 GB, however they are divided. On 16 GPUs, the state alone takes 69 of the
+# 72 GB that we allow, and 3 GB are too little for the activations. So you need more GPUs, or have to move the optimizer
+# state to the CPU (chapter 11). With more GPUs, the search splits the model *less*: when there are many replicas,
+# ZeRO-3 divides the state.
 
 # %% [markdown]
 # ## How far can we trust the planner?
 #
-# Three constants of the time model are fitted: the fraction of the peak that matmuls reach on an A100 and on an H100,
-# and how often activations move through memory. They are fitted to six published runs. We test the planner on 42
-# others, from 8 to 16,384 GPUs. (The papers' names are those of `shared/planner/published.py`, which lists what each
-# source leaves open.)
+# The model has three fitted constants: the matmul efficiency of an A100 and of an H100, and how often activations cross
+# the memory bus. Six published runs fix them. We test the planner on 42 others, from 8 to 16,384 GPUs.
+# `shared/planner/published.py` lists the papers, and what each leaves open.
 
 # %%
 assert scores.table().rows[1][0] == "Megatron-2"
@@ -410,8 +407,8 @@ scores.figure()
 scores.table()
 
 # %% [markdown]
-# For Megatron-2, Megatron-3 and Llama 3, the error is below 11%. That is enough to compare layouts of this kind.
-# Elsewhere, the planner is too optimistic, and each case shows what it leaves out:
+# For Megatron-2, Megatron-3 and Llama 3, the error is below 11%. Layouts of this kind that differ by more can be told
+# apart. Elsewhere, the planner is too optimistic:
 #
 # - **ZeRO-3 in 2021.** These steps took 1.3 to 4.3 times as long as predicted. With 768 and with 1,536 GPUs, they took
 #   equally long, 67 s, so they waited for the network. ZeRO-3 all-gathers the bf16 parameters (349 GB) twice, and
@@ -421,8 +418,9 @@ scores.table()
 # - **Other software and hardware.** MT-NLG used DeepSpeed's pipeline. torchtitan recomputed every second matmul, on
 #   H100s with a limit of 500 W instead of 700 W. Half of its runs were not compiled.
 #
-# So do not take the preference for ZeRO-3 over hundreds of GPUs at face value. What would the search choose on 1,024
-# GPUs without it, as Megatron does?
+# So do not take the preference for ZeRO-3 at face value, neither over hundreds of GPUs nor in our tie on 32. And 60 to
+# 63% MFU is more than Megatron-3's 51 to 56% for 175B to 1T on A100s. What would the search choose on 1,024 GPUs
+# without ZeRO-3, as Megatron does?
 
 # %%
 found = search(Job(llama, 1024), a100_hosts(128), zero_stages=(0, 1))
@@ -431,11 +429,10 @@ assert found.best.layout.tp == 8 and found.mfu > 0.5
 
 # %% [markdown]
 # Now tensor parallelism uses the whole host, and the step is estimated to take an eighth longer. But gradients are sent
-# only once per step, so a slower network matters less. Before you trust an estimate, measure one configuration on your
-# own cluster.
+# only once per step, so a slower network matters less.
 #
-# In the next figure, you can choose a layout yourself. The fastest one is shown below it. Does TP 8 × PP 4 fit, and
-# what makes it slower?
+# In the next figure, choose a layout yourself. The fastest one is shown below. Does TP 8 × PP 4 fit, and what makes it
+# slower?
 #
 # <details><summary>Answer</summary>
 #
@@ -450,17 +447,17 @@ widgets.layout_chooser("Llama-2 70B", gpus=32, tp=8, pp=1, zero_stage=1, checkpo
 # %% [markdown]
 # ## Four well-known runs
 #
-# The next table compares what is commonly claimed about four runs with what their papers say (`shared/planner/named.py`
-# has the sections), and with the planner:
+# The next table compares common claims about four runs with their papers (the sections are in
+# `shared/planner/named.py`) and with the planner:
 
 # %%
 named.table()
 
 # %% [markdown]
-# The claim about GPT-3 names GPUs and a layout that its paper does not, and the one about LLaMA names a different
-# kind of parallelism. For MT-NLG, the arithmetic 16 · 35 · 8 = 4,480 is right, but it is not a reported run. And the
-# planner would have ruled out Llama 3's own layout, because it overestimates the activations. So use a planner to
-# find candidates, and measure those.
+# The claim about GPT-3 names GPUs and a layout that its paper does not, and the one about LLaMA names a different kind
+# of parallelism. For MT-NLG, 16 × 35 × 8 is indeed 4,480, but the paper reports no run on that many GPUs. The planner
+# errs, too: it promises LLaMA a quarter more tokens per second than its paper reports, and it rules out Llama 3's own
+# layout. So use a planner to find candidates, and measure those.
 
 # %% [markdown]
 # ## Two mistakes that raise no error
@@ -500,8 +497,8 @@ print(f"one process {expected:.4f}, each parameter once {right:.4f}, all gradien
 assert math.isclose(right, expected, rel_tol=1e-9) and wrong > 1.1 * expected
 
 # %% [markdown]
-# Nothing fails: the gradients are just clipped too much. (ROCm's TransformerEngine had this mistake. Its pull request
-# 715 measured a norm that was 1.36 times too large, for six layers of DeepSeek-V3 with TP 8.)
+# Nothing fails: the gradients are just clipped too much. ROCm's TransformerEngine had this mistake. For six layers of
+# DeepSeek-V3 with TP 8, the norm was 1.36 times too large (pull request 715).
 #
 # **A wrong group.** What if the gradients are averaged over the wrong axis? And what if a group has only one rank, and
 # somebody writes `group = mesh.get_group("dp") if dp > 1 else None`? For torch, None means *all* ranks. We train on
@@ -533,10 +530,10 @@ assert min(last["averaged over tp"], last["None, with dp = 1"]) > 1.02 * last["r
 plots.loss_curves(curves)
 
 # %% [markdown]
-# All three begin with the same loss, and fall. But in both broken runs, the ranks of a tp group average gradients of
-# *different* shards, so all shards get the same update. In the first one, the replicas also drift apart. One check
-# finds both mistakes: compare the losses with those of one process, with every axis alone and with all of them
-# together.
+# All three curves begin with the same loss, and fall. But in both broken runs, the ranks of a tp group average
+# gradients of *different* shards, so all shards get the same update. In the first one, the replicas also drift apart.
+# One check finds both mistakes: compare the losses with those of one process, with every axis alone and with all of
+# them together.
 
 # %% [markdown]
 # ## The production version
@@ -576,8 +573,8 @@ print(f"norm with torch {norms[0]:.6f}, in one process {norms[1]:.6f}")
 assert math.isclose(*norms, rel_tol=1e-5)
 
 # %% [markdown]
-# (The strided placement says that tp has split the rows first, and dp the rest.) Here is how torchtitan and Megatron
-# name what you have used:
+# The strided placement says that tp has split the rows first, and dp the rest. Here is how torchtitan and Megatron name
+# what you have used:
 #
 # | here | torchtitan | Megatron-LM |
 # |---|---|---|

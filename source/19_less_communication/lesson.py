@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 19 · Less communication
 #
-# **33 minutes.** After this lesson, you will be able to:
+# **50–70 minutes.** After this lesson, you will be able to:
 #
 # - predict how many bytes a step sends with bf16, INT8, top-k and PowerSGD,
 # - explain why INT8 gradients need an all-to-all, scales and error feedback,
@@ -20,9 +20,10 @@
 # %% [markdown]
 # ## Where we are
 #
-# No all-reduce of S bytes can send fewer than 2(N−1)/N · S bytes per rank, on average (chapter 01). Chapter 04 hides
-# what it can behind backward. If the link is slow, the rest stays exposed. The next cells record a step of
-# `OverlappedDDP` behind a link of 1 Gbit/s. As before, each block of the GPT sleeps as a stand-in for a GPU.
+# Unless the switches do the adding, an all-reduce of S bytes sends at least 2(N−1)/N · S bytes per rank, on average
+# (chapter 01). Chapter 04 hides what it can behind backward. On a slow link, the rest stays exposed. The next cells
+# record a step of `OverlappedDDP` behind an emulated link of 1 Gbit/s. As before, each block of the GPT sleeps as a
+# stand-in for a GPU.
 
 # %% tags=["nbval-ignore-output"]
 from shared import measure, plots, ranks, tables
@@ -78,7 +79,7 @@ plots.timeline([line])
 # %% [markdown]
 # ## Sixteen bits
 #
-# The simplest approximation is another dtype. Two candidates have 16 bits:
+# The simplest approximation is a dtype of 16 bits. There are two:
 
 # %%
 # %%ranks 0
@@ -88,7 +89,7 @@ print("bf16", values.bfloat16().tolist())
 
 # %% [markdown]
 # fp16 has more digits, but a small range: 10⁻⁸ becomes zero, and 10⁵ becomes infinite. bf16 has the range of fp32, and
-# about two decimal digits. With either, the all-reduce stays the same, and sends half the bytes.
+# about two decimal digits. Either way it is the same all-reduce, with half the bytes.
 #
 # `OverlappedDDP` has an argument `compressor`, which makes buckets that send something else. The next cell defines one.
 # Its function `exchange` decides what is sent. It is a *generator*: it yields each collective's handle, and continues
@@ -136,8 +137,8 @@ def bf16(bucket):
 # served all gradients, a single large element would turn all small ones into zeros. So each *block* of 256 elements has
 # its own.
 #
-# **Predict.** It is commonly claimed that INT8 gradients need 4 times fewer bytes. How many times fewer are really
-# needed than with fp32, and than with bf16, if each block also sends a scale of 4 bytes?
+# **Predict.** It is commonly claimed that INT8 gradients need 4 times fewer bytes. But each block also sends a 4-byte
+# scale. By what factor does INT8 really shrink an fp32 gradient, and a bf16 one?
 
 # %%
 my_prediction = {"fp32": 0.0, "bf16": 0.0}
@@ -182,8 +183,8 @@ assert ratios == [3.94, 1.97]
 diagrams.quantized_all_reduce()
 
 # %% [markdown]
-# With an all-to-all, each rank gets its own shard from all ranks. It adds the shards up in fp32, quantizes the
-# sum, and all-gathers it. ZeRO++ replaces its reduce-scatter in this way, even with 4 bits (Wang et al. 2023).
+# In an all-to-all, each rank gets its own shard from all ranks. It adds the shards up in fp32, quantizes the sum, and
+# all-gathers it. ZeRO++ replaces its reduce-scatter in this way, even with 4 bits (Wang et al. 2023).
 
 # %% [markdown]
 # ## Keeping what was not sent
@@ -210,10 +211,10 @@ print(f"quantized gradients: {lossy[1]:.3f}, with what was not sent: {kept[1]:.3
 assert lossy[1] == 0 and abs(kept[1] - 0.3) < 0.004
 
 # %% [markdown]
-# The scale is 1/127 = 0.008, so 0.003 is rounded to zero, every time. For the second sum, the rank keeps what it has
-# not sent, and adds it to the next gradient. After two steps, 0.006 is rounded to 0.008. This is called **error
-# feedback**. At any time, everything applied plus everything unsent equals the sum of all gradients. (Our `bf16` loses
-# a little, because its all-reduce rounds the sums, too.)
+# The scale is 1/127 = 0.008, so 0.003 is always rounded to zero. For the second sum, the rank keeps what it has not
+# sent, and adds it to the next gradient. After two steps, 0.006 is rounded to 0.008. This is called **error feedback**.
+# Everything applied plus everything unsent equals the sum of all gradients. Our `bf16` loses a little, because its
+# all-reduce rounds the sums, too.
 #
 # Now we can write `int8`. It rounds twice, so there are two errors. Each stays on the rank that made it:
 
@@ -318,8 +319,8 @@ diagrams.low_rank()
 # %% [markdown]
 # P is linear in M, so it can be all-reduced, and so can Q afterwards. In between, P's columns are made orthonormal, so
 # that P·Qᵀ is the closest matrix to ΣM that they can form. An n × m matrix costs r(n + m) elements. Biases are sent as
-# they are. In the code, `others` are the parameters that are not worth compressing. (A bucket without any matrix sends
-# a zero in place of Q. In the lab, you leave out this message.)
+# they are. In the code, `others` are the parameters that are not worth compressing. A bucket without any matrix sends a
+# zero in place of Q. In the lab, you leave out this message.
 
 
 # %%
@@ -438,18 +439,19 @@ compression_plots.loss_against_bytes(runs)
 
 # %% [markdown]
 # bf16 and INT8 reach the loss of fp32. With 1% of the elements, training is slower, and without error feedback, it is
-# slower still. You have to try how much compression a model tolerates, and with which optimizer: the theory of error
-# feedback is about SGD. Adam divides each element by its recent size. So it wrongly scales an element that is 0 for
-# nine steps and then holds the sum of ten gradients. 1-bit Adam therefore begins without compression. Then it fixes
-# Adam's variance, and compresses the momentum (Tang et al. 2021).
+# slower still. How much compression a model tolerates also depends on the optimizer: the theory of error feedback is
+# about SGD. Adam divides each element by its recent size. Error feedback breaks that: an element that is 0 for nine
+# steps and then carries ten gradients at once gets the wrong scale. 1-bit Adam therefore begins without compression.
+# Then it fixes Adam's variance, and compresses the momentum (Tang et al. 2021).
 
 # %% [markdown]
 # ## When compression makes a step slower
 #
-# Fewer bytes save time only if communication is exposed, and if rounding, sorting and multiplying take less time than
-# they save. The next cell times a step of the large GPT behind links of 0.2 and 1 Gbit/s, and over loopback.
+# Compression pays if its own computing, plus the communication that stays exposed, takes less time than the
+# communication that was exposed before. The next cell times a step of the large GPT behind links of 0.2 and 1 Gbit/s,
+# and over loopback.
 #
-# **Predict.** By what factor does INT8 change the time of a step, on each of them? 1 would mean no change.
+# **Predict.** By what factor does INT8 change the time of a step on each link? 1 would mean no change.
 
 # %%
 my_prediction = {"0.2 Gbit/s": 1.0, "1 Gbit/s": 1.0, "loopback": 1.0}
@@ -486,10 +488,11 @@ measure.expect(slowest > 1.05, "some compression makes a step slower over loopba
 tables.Table(["", "MB sent", *(f"step, ms: {where}" for where in times)], rows)
 
 # %% [markdown]
-# In our run, everything saved time on the slowest link. bf16 also saved time at 1 Gbit/s, because rounding to it costs
-# almost nothing. INT8, top-k and PowerSGD send fewer bytes, but they compute more, on cores that the four ranks share.
-# On faster links, this costs more than it saves. The same happens on clusters: of more than 200 setups in a data
-# center, compression made only 6 faster than optimized data parallelism (Agarwal et al., MLSys 2022).
+# In our run, everything saved time on the slowest link, and bf16 also at 1 Gbit/s. Why did INT8 lose there? It
+# quantizes on cores that four ranks share, which costs about 50 ms over loopback. On a GPU, it would take microseconds.
+# And its second collective starts in `wait()`, where nothing hides it. In data centers, links are fast, most
+# communication is hidden already, and some methods cannot use an all-reduce: only 6 of more than 200 setups became
+# faster than optimized data parallelism (Agarwal et al., MLSys 2022).
 
 # %% [markdown]
 # ## Sending less often
@@ -502,17 +505,16 @@ tables.Table(["", "MB sent", *(f"step, ms: {where}" for where in times)], rows)
 diagrams.local_sgd()
 
 # %% [markdown]
-# **DiLoCo** (Douillard et al. 2023) does more with this average. For each parameter, the distance that the ranks have
-# moved, on average, is treated as a gradient: the **pseudogradient** is the shared parameter minus the mean of the
-# ranks' own ones. An *outer* optimizer takes a step with it: SGD with Nesterov momentum of 0.9, and a learning rate of
-# 0.7 (torchft pull request 76). With momentum 0 and a learning rate of 1, this would be local SGD.
+# **DiLoCo** treats the ranks' average movement as a gradient. This **pseudogradient** is the shared parameter minus the
+# mean of the ranks' parameters. An *outer* optimizer takes a step with it: SGD with a learning rate of 0.7 and a
+# Nesterov momentum of 0.9 (Douillard et al. 2023). With momentum 0 and a learning rate of 1, this would be local SGD.
 #
-# Real code has had two mistakes here, and neither raised an error (torchft pull request 233). The pseudogradient had
-# the wrong sign. And `p.data.lerp(…)`, which should mix the shared and the rank's own parameters, discarded its result,
-# because only `lerp_` works in place. In our code, the weight of the shared parameters is 1, so `lerp_` copies them.
+# Real code has had two silent mistakes here (torchft pull request 233). The pseudogradient had the wrong sign. And
+# `p.data.lerp(…)`, which should mix the shared and the rank's own parameters, discarded its result, because only
+# `lerp_` works in place. In our code, the weight of the shared parameters is 1, so `lerp_` copies them.
 #
 # We run local SGD, DiLoCo, and DiLoCo with each of the mistakes. `every_step` is data parallelism with the same inner
-# optimizer, for comparison:
+# optimizer:
 
 
 # %%
@@ -561,9 +563,9 @@ assert sum(curves["wrong sign"][1][-20:]) > 1.2 * sum(curves["DiLoCo"][1][-20:])
 compression_plots.loss_against_bytes(curves)
 
 # %% [markdown]
-# With H = 10, a rank sends 10 times fewer bytes than with gradients in every step, but the loss ends higher. DiLoCo
-# is ahead of local SGD at first. Then its momentum overshoots in this short run, and local SGD reaches a lower loss.
-# The paper reports that DiLoCo trained language models as well as data parallelism, with 500 times fewer bytes.
+# With H = 10, a rank sends 10 times fewer bytes than with gradients in every step, but the loss ends higher. DiLoCo is
+# ahead of local SGD at first. Then its momentum overshoots, and local SGD reaches a lower loss. But 20 outer steps are
+# too few to judge DiLoCo: in the paper, it trained language models as well as data parallelism, with H = 500.
 #
 # The wrong sign is easy to see. The discarded result is not: the loss falls, because each rank trains a model of its
 # own. Only comparing the ranks' parameters shows it.
@@ -628,7 +630,8 @@ assert abs(sum(torchs[1][-20:]) / 20 - last["PowerSGD, r = 2"]) < 0.15
 # | PowerSGD | 8f · r(n + m) per matrix | 4Ψ and Q | slow links |
 # | DiLoCo | 8fΨ / H | 8Ψ: shared parameters and momentum | between data centers |
 #
-# A bucket's first collectives still overlap with backward. One that needs their result is launched in `wait()`.
+# With INT8 and PowerSGD, only the first collective of a bucket overlaps with backward. The second needs its result, so
+# it starts in `wait()`, and nothing hides it.
 #
 # **Terms**
 #
