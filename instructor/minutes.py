@@ -17,13 +17,13 @@ _SHOWS = re.compile(r"^(?:\w*plots\.|tables\.|diagrams\.|widgets\.|\w+$)")  # th
 
 @dataclass(frozen=True)
 class Minutes:
-    """A range, printed as 45–65."""
+    """A range, printed as 45–65, or as one number if both ends are equal."""
 
     fastest: int
     slowest: int
 
     def __str__(self) -> str:
-        return f"{self.fastest}–{self.slowest}"
+        return "–".join(map(str, sorted({self.fastest, self.slowest})))
 
 
 def lesson_minutes(chapter: Chapter) -> Minutes:

@@ -54,7 +54,7 @@ def test_a_chapter_made_by_make_chapter_builds_and_passes_its_tests(course):
     printed = run(course, *make, "chapter", f"NAME={TOY}", "TITLE=A toy")
     assert f"wrote source/{TOY}/lesson.py" in printed and f"make test CHAPTER={FREE}" in printed
     lesson, readme = (course / "source" / TOY / "lesson.py").read_text(), (course / "README.md").read_text()
-    stated = re.search(r"^# \*\*(\d+) minutes\.\*\*", lesson, re.MULTILINE)[1]
+    stated = re.search(r"^# \*\*([\d–]+) minutes\.\*\*", lesson, re.MULTILINE)[1]
     assert f"(labs/{TOY}_lab.ipynb) | {stated} + " in readme
     run(course, *make, "notebooks")
     assert (course / "solutions" / "toy.py").exists()
