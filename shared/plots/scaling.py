@@ -58,7 +58,7 @@ def knee(line: dict[int, float], marks: dict[int, float], needed: float, where: 
     style = {"color": "black", "marker": MARKERS[0], "linestyle": "none", "markersize": 6, "fillstyle": "none"}
     axes.plot(list(marks), list(marks.values()), label=f"measured {where}", **style)
     axes.set_xscale("log", base=2)
-    axes.set(xlabel="tokens per rank and step", xticks=list(marks), ylim=(0, 1.05), ylabel="part of a step")
+    axes.set(xlabel="tokens per rank and step", xticks=list(marks), ylim=(0, 1.05), ylabel="computing, part of a step")
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))

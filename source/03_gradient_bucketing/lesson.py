@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 03 · Gradient bucketing
 #
-# **55–75 minutes.** After this lesson, you will be able to:
+# **55–85 minutes.** After this lesson, you will be able to:
 #
 # - measure the cost of many small all-reduces, and split their time into latency and transfer,
 # - pack gradients into a few flat buckets, and avoid holding every gradient twice,

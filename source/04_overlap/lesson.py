@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 04 · Overlap
 #
-# **50–75 minutes.** After this lesson, you will be able to:
+# **50–80 minutes.** After this lesson, you will be able to:
 #
 # - launch all-reduces from hooks while backward computes, and wait for them afterwards,
 # - predict how much communication stays exposed, and choose the bucket cap that leaves the least,
@@ -616,7 +616,7 @@ plots.loss_curves(losses)
 # | `static_graph=True` | assumes the same graph in each step (a **static graph**); finds unused parameters in step 1 |
 # | `register_comm_hook` | replaces each all-reduce with a **communication hook**, such as one that sends bfloat16 |
 # | `forward_sync_buffers` (was `broadcast_buffers`) | on by default: rank 0 broadcasts buffers before each forward |
-# | `join()` | lets ranks process unequal numbers of batches (chapter 05) |
+# | `join()` | lets ranks process unequal numbers of batches: a finished rank takes part with zeros |
 
 # %% [markdown]
 # ## On a cluster

@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 07 · ZeRO-1
 #
-# **50–70 minutes.** After this lesson, you will be able to:
+# **50–80 minutes.** After this lesson, you will be able to:
 #
 # - shard the optimizer state over the ranks, and explain why assigning whole parameters to ranks cannot divide it
 #   equally,
@@ -17,8 +17,8 @@
 # - recognize ZeRO-1 in torch, DeepSpeed and Megatron, and say how they differ from your version.
 #
 # You need reduce-scatter and all-gather (chapter 01), views of a flat tensor (chapter 03), `OverlappedDDP` (chapter 04)
-# and the 16 bytes per parameter (chapter 06). As before, Ψ is the number of parameters, N is the number of ranks, and
-# f = (N−1)/N.
+# and the 16 bytes per parameter (chapter 06). As before, Ψ is the number of parameters, N is the number of ranks, and f
+# = (N−1)/N.
 
 # %% [markdown]
 # ## Where we are
@@ -283,8 +283,8 @@ print(f"predicted {my_all_reduce_mb:g} MB, measured {log.sent_bytes / 1e6:.2f} M
 print(f"{log.sent_bytes / all_reduce_bytes:.2f} times data parallelism")
 
 # %% [markdown]
-# The all-reduce of the gradients sends 2f · 4Ψ bytes, and the all-gather of the parameters f · 4Ψ. Together, that is
-# 3f · 4Ψ, one and a half times as much as in data parallelism. That is not what ZeRO-1 costs. It is what this program
+# The all-reduce of the gradients sends 2f · 4Ψ bytes, and the all-gather of the parameters f · 4Ψ. Together, that is 3f
+# · 4Ψ, one and a half times as much as in data parallelism. That is not what ZeRO-1 costs. It is what this program
 # costs.
 
 # %% [markdown]
@@ -428,7 +428,8 @@ plots.loss_curves({"one process": alone_losses, "4 ranks, ZeRO-1": mean_losses})
 # %% [markdown]
 # ## What it saves
 #
-# Figure 1 of the ZeRO paper shows almost four times less memory. How much less is it on *your* four ranks, in fp32?
+# For ZeRO-1, figure 1 of the ZeRO paper shows almost four times less memory. How much less is it on *your* four ranks,
+# in fp32?
 
 # %% [markdown]
 # **Predict.** Between steps, a rank holds parameters, gradients and optimizer state. In fp32 and on four ranks, by what
@@ -497,8 +498,8 @@ assert rows[2][5] == "31.41"  # 31.4 GB in the paper
 tables.Table(["ranks", "1", "2", "4", "8", "64", "→ ∞"], rows)
 
 # %% [markdown]
-# So "four times" is the limit for mixed precision on infinitely many ranks. On 8 ranks it is 2.9 times. In fp32 it is
-# never more than twice.
+# So four times is only the limit for mixed precision on infinitely many ranks. On 8 ranks it is 2.9 times. In fp32 it
+# is never more than twice.
 
 # %% [markdown]
 # ## What sharding breaks
@@ -605,9 +606,9 @@ tables.Table(header, rows, "Loss of rank 0; mean of the bytes; largest optimizer
 
 # %% [markdown]
 # All of them train the same model. torch's optimizer works like our first version: it assigns whole parameters, the
-# largest first, and broadcasts them after the step. So the owner of the embedding holds the most, and a step sends
-# 3f · 4Ψ bytes, of which DDP can hide the all-reduces behind backward. With `parameters_as_bucket_view=True`, there is
-# one broadcast per rank instead of one per parameter. Owning whole parameters also has an advantage: it works with
+# largest first, and broadcasts them after the step. So the owner of the embedding holds the most, and a step sends 3f ·
+# 4Ψ bytes, of which DDP can hide the all-reduces behind backward. With `parameters_as_bucket_view=True`, there is one
+# broadcast per rank instead of one per parameter. Owning whole parameters also has an advantage: it works with
 # optimizers such as LAMB. For a checkpoint, `consolidate_state_dict()` gathers the states on one rank.
 #
 # Training libraries shard by element, as the short version does. Megatron-Core calls its version the **distributed

@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 08 · ZeRO-2
 #
-# **55–75 minutes.** After this lesson, you will be able to:
+# **55–85 minutes.** After this lesson, you will be able to:
 #
 # - reduce-scatter each bucket of gradients during backward, and free it before launching the next one,
 # - state how many bytes of gradients a rank holds at most during backward, on gloo and on NCCL, and name the wait that
@@ -545,10 +545,10 @@ plots.timeline(list(lines.values()), list(lines))
 # Does the new wait cost time? Not if each bucket is reduced before the next one is full, and not if the link is busy
 # throughout. But suppose that four buckets take 2, 2, 10 and 10 ms to compute and 6 ms each to send. Without the wait,
 # the last one arrives after 30 ms. With it, backward stands still from 4 to 8 ms, and the last bucket arrives after 34
-# ms. So the wait costs time if a burst of small layers is followed by large ones.
+# ms. So the wait costs time if buckets that fill quickly are followed by buckets that fill slowly.
 #
-# The bytes of a step take 58 ms on this link. The rest is an artifact of this machine: four ranks share two cores, and
-# some are late. DDP has fewer buckets, because it closes each only at the cap.
+# The bytes of a step take 58 ms on this link. The rest of the exposed time comes from ranks that share this machine's
+# cores, so that some are late. DDP has fewer buckets, because it closes each only at the cap.
 #
 # The all-gathers come after the optimizer's step, so they are exposed. DDP hides both halves of its all-reduces, and
 # this version of ZeRO-2 only one. The other half can be hidden behind the next forward, as Megatron's

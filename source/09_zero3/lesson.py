@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 09 · ZeRO-3
 #
-# **50–75 minutes.** After this lesson, you will be able to:
+# **50–80 minutes.** After this lesson, you will be able to:
 #
 # - unshard parameters only while a part of the model computes with them, and train a GPT that way,
 # - predict the peak memory of the parameters to the byte, and explain why the model must be divided into units,
@@ -543,7 +543,8 @@ widgets.lifetime_stepper(lives, psi, expected_bytes, of="prefetching")
 
 # %% [markdown]
 # With `reshard_after_forward=False`, you send no more than data parallelism, and save the time of the second
-# all-gathers. In exchange, you lose the peak: the parameters are sharded only between steps.
+# all-gathers. In exchange, the peak is that of a model without units, 1.25 · 4Ψ: the parameters are sharded only
+# between steps.
 
 # %% [markdown]
 # ## The production version

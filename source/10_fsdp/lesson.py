@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 10 · FSDP
 #
-# **55–75 minutes.** After this lesson, you will be able to:
+# **55–85 minutes.** After this lesson, you will be able to:
 #
 # - explain how FSDP knows when backward is done with a unit,
 # - say what micro-batches, frozen layers and checkpointed layers cost in a sharded model,
@@ -169,8 +169,8 @@ assert order == "cba"
 #
 # With `Unit` (lab 09) and `ShardedBucket` (lab 08), four hooks are enough for all of these models. They have the same
 # names as in FSDP2. In `post_backward`, look at the inner loop: it packs every gradient of the unit, and a missing one
-# counts as zeros. So all ranks launch the same reduce-scatters, whichever gradients they have. It waits for each at
-# once; in the lab, you wait one unit later.
+# counts as zeros. So all ranks launch the same reduce-scatters, whichever gradients they have. `post_backward` waits
+# for each at once; in the lab, you wait one unit later.
 
 
 # %%
@@ -327,8 +327,8 @@ for name, found in differ.items():
     assert max(found) < 1e-10
 
 # %% [markdown]
-# All four models train as in one process. Backward passes through block 0 twice, and we reduce after each pass. The
-# gradients are complete only after the second, so the first reduce-scatter sends zeros.
+# All four models train as in one process. In the third one, backward passes through block 0 twice, and we reduce after
+# each pass. The gradients are complete only after the second, so the first reduce-scatter sends zeros.
 #
 # The models' token embedding is **tied** to the output layer: both use the same parameter. That works because both lie
 # in the root. If they were in two units, neither unit could reshard the parameter alone, so lab 09's `owned_parameters`
@@ -637,9 +637,10 @@ tables.Table(header, rows, note)
 tables.Table(header, held_at_peak("llama-3-405b", [(16_384, 0), (16_384, 16_383)]), note)
 
 # %% [markdown]
-# 54.5 GB remain: two layers of 6.4 GB with their gradients, the activations, and 17 GB for the embedding and the output
-# layer, which our root never reshards. torchtitan makes units of these two. Meta also split the layers, by tensor and
-# pipeline parallelism (Llama 3 paper, Table 4).
+# Most of the 54.5 GB are two layers of 6.4 GB with as much again for their gradients, 9.9 GB of activations, and 17 GB
+# for the parameters and gradients of the embedding and the output layer, which our root keeps unsharded for the whole
+# step. torchtitan makes units of these two. Meta also split the layers, by tensor and pipeline parallelism (Llama 3
+# paper, Table 4).
 
 # %% [markdown]
 # ## What torch calls it

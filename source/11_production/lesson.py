@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 11 · Production
 #
-# **55–75 minutes.** After this lesson, you will be able to:
+# **55–85 minutes.** After this lesson, you will be able to:
 #
 # - measure what torch's and DeepSpeed's wrappers hold and send, and compare that with your own,
 # - read a DeepSpeed config and FSDP1 code, and write the same with `fully_shard`,
@@ -539,8 +539,8 @@ tables.Table(["Llama-2 7B on a host of 8 A100", "s per step"], rows, note)
 #
 # To compare GPUs of different speeds, throughput is often given as **MFU** (model FLOPs utilization): 6 × parameters ×
 # tokens per second and GPU, divided by the GPU's FLOP/s on paper (PaLM paper, appendix B, which also counts attention).
-# Ours is an assumption, not a result: a GPU that computes all the time has 50%, and with full recomputation 6/8 of
-# that.
+# In our planner, it follows from an assumption: a GPU that computes all the time has 50%, and with full recomputation
+# 6/8 of that.
 #
 # **Predict.** You train Llama-2 13B with sequences of 4,096 tokens on one host of eight A100s with 80 GB each. Which
 # stage has the highest throughput?
@@ -601,7 +601,7 @@ for attention in planner.ATTENTION:
 #
 # Now take Llama-2 7B on four such hosts, with a link of 100 Gbit/s (12.5 GB/s) between them. In the table, "over" is
 # the number of ranks over which the model state is sharded: with 8, it is sharded inside each host. Stage 0 shards
-# nothing. Compare the throughput with one sequence per GPU, and with as many as fit:
+# nothing; its 32 is the number of all GPUs. Compare the throughput with one sequence per GPU, and with as many as fit:
 
 # %%
 four_hosts = hosts_of_8_a100(4, between_bytes_per_s=12.5e9)
@@ -629,9 +629,9 @@ for attention in planner.ATTENTION:
 # %% [markdown]
 # With one sequence per GPU, the link decides. Stage 3 over all 32 GPUs is the slowest, and the memory that it saves is
 # not used. But that memory has room for more sequences. They take longer to compute, while the communication stays the
-# same. Saving memory allows a larger batch, which hides communication. Over all 32 GPUs, chapter 09's rule T > f · F/B
-# asks for 12,090 tokens, and three sequences are 12,288. Stage 1 has no room for a second sequence, so it stays
-# communication-bound.
+# same. Saving memory allows a larger batch, which hides communication. For stage 3 over all 32 GPUs, chapter 09's rule
+# T > f · F/B asks for 12,090 tokens, and three sequences are 12,288. Stage 1 has no room for a second sequence, so it
+# stays communication-bound.
 #
 # If several strategies are equally fast, take the lowest stage: from stage 2 on, each further micro-batch costs another
 # reduce-scatter (chapter 08). And check that your training tolerates the global batch: two sequences on each of 32 GPUs

@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 12 · Checkpoints
 #
-# **50–75 minutes.** After this lesson, you will be able to:
+# **50–85 minutes.** After this lesson, you will be able to:
 #
 # - save a model that no rank can hold as a whole, and resume on another number of ranks,
 # - say what a kill leaves behind at each moment of a save, and make sure that it is never loaded,
@@ -200,7 +200,7 @@ assert len(rows) == 4
 tables.Table([f"rows of {name}", "file"], rows)
 
 # %% [markdown]
-# Any number of ranks can load this: each one looks up the rows that it needs, and reads only those.
+# Any number of ranks can load this: each one looks up the rows that it needs, and reads the shards that hold them.
 
 
 # %%
@@ -705,10 +705,12 @@ for where, bytes_per_s in {"2 TB/s": 2e12, "50 GB/s": 5e10}.items():
 #
 # - [torch.distributed.checkpoint](https://docs.pytorch.org/docs/stable/distributed.checkpoint.html): `save`,
 #   `async_save`, and the functions for state dicts.
-# - [Asynchronous Saving with Distributed Checkpoint](https://docs.pytorch.org/tutorials/recipes/distributed_async_checkpoint_recipe.html):
-#   pinned memory, and why to allow only one save at a time.
-# - Mohan et al., [CheckFreq: Frequent, Fine-Grained DNN Checkpointing](https://www.usenix.org/conference/fast21/presentation/mohan),
-#   FAST 2021: staging and writing as a pipeline, and choosing the interval during the run.
+# - [Asynchronous Saving with Distributed
+#   Checkpoint](https://docs.pytorch.org/tutorials/recipes/distributed_async_checkpoint_recipe.html): pinned memory, and
+#   why to allow only one save at a time.
+# - Mohan et al., [CheckFreq: Frequent, Fine-Grained DNN
+#   Checkpointing](https://www.usenix.org/conference/fast21/presentation/mohan), FAST 2021: staging and writing as a
+#   pipeline, and choosing the interval during the run.
 # - Llama Team, [The Llama 3 Herd of Models](https://arxiv.org/abs/2407.21783), §3.3: what fails on 16,384 GPUs.
 # - Young, A first order approximation to the optimum checkpoint interval, CACM 1974: the formula, on two pages.
 # - [KempnerForge issue 102](https://github.com/KempnerInstitute/KempnerForge/issues/102): a `latest` that was not

@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 13 · Tensor parallelism
 #
-# **55–75 minutes.** After this lesson, you will be able to:
+# **55–85 minutes.** After this lesson, you will be able to:
 #
 # - split the layers and the vocabulary of a GPT over several ranks,
 # - predict what a step sends and what a rank keeps, with and without sequence parallelism,
@@ -588,8 +588,8 @@ layers.layer_table("Llama-2 70B")
 #
 # But there may be too few sequences. Llama 3 405B was trained on 16,384 GPUs with 16 million tokens per batch, in
 # sequences of 8,192 (Grattafiori et al. 2024, table 4). That is about 1,000 tokens per GPU, so GPUs shared sequences:
-# the run used TP with t = 8, and 16 pipeline stages (chapter 15). So no number of parameters decides this, but memory,
-# batch and links:
+# the run used TP with t = 8, and 16 pipeline stages (chapter 15). So what decides is not the number of parameters
+# alone, but memory, batch and links:
 #
 # | your situation | use |
 # |---|---|

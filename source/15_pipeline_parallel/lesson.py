@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 15 · Pipeline parallelism
 #
-# **40–60 minutes.** After this lesson, you will be able to:
+# **40–65 minutes.** After this lesson, you will be able to:
 #
 # - compute the bubble of a schedule, and measure it,
 # - choose a schedule by its bubble, memory and communication,
@@ -126,8 +126,8 @@ pipeline_plots.schedule(naive)
 # as p − 1 forwards and p − 1 backwards take. The last stage, say, begins p − 1 forwards late, and is done p − 1
 # backwards before the end.
 #
-# The *ideal* time is the time that a stage computes: m forwards and m backwards. As a fraction of it, the bubble is
-# (p − 1)/m. As a fraction of the *total* time, the bubble is (p − 1)/(m + p − 1).
+# The *ideal* time is the time that a stage computes: m forwards and m backwards. As a fraction of it, the bubble is (p
+# − 1)/m. As a fraction of the *total* time, the bubble is (p − 1)/(m + p − 1).
 #
 # In **GPipe**, every stage runs all forwards and then all backwards (Huang et al. 2019, §2.3). In **1F1B** (one
 # forward, one backward), stage s starts with p − s forwards, and then alternates between one backward and one forward.
@@ -218,7 +218,7 @@ tables.Table(["activations at the peak, in tensors", *stages], rows)
 # With micro-batches of a fixed size, the activations of GPipe grow with m, and those of 1F1B do not. So you can choose
 # a large m for a small bubble. GPipe as published pays with time instead: it keeps only a stage's inputs for each
 # micro-batch, and recomputes the rest (§2.3). 1F1B needs no recomputation for that. The table leaves out messages, so
-# only stage 0's inputs and stage 3's outputs count.
+# of all stages' inputs and outputs, it counts only stage 0's inputs and stage 3's outputs.
 
 # %% [markdown]
 # ## Interleaved stages

@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 17 · GSPMD
 #
-# **50–75 minutes.** After this lesson, you will be able to:
+# **50–80 minutes.** After this lesson, you will be able to:
 #
 # - describe how a tensor is distributed over a mesh of devices, in JAX and in torch,
 # - predict which collective an operation needs, and read from a compiled program which one it got,
@@ -119,9 +119,9 @@ instructions = programs[3].as_text().splitlines()
 print(*(each.split(", metadata")[0] for each in instructions if "all-reduce(" in each))
 
 # %% [markdown]
-# This line is an instruction of case 3, in HLO, XLA's language. It begins with the shape of the result. `{'axis_1'}`
-# names the axis along which the terms are added up. It has length 8, so it is our "y". `spmd.of_program` reads such
-# lines, and computes what a device sends in a ring:
+# This line is an instruction of case 3, in HLO, XLA's language. After its name comes the shape of the result.
+# `{'axis_1'}` names the axis along which the terms are added up. It has length 8, so it is our "y". `spmd.of_program`
+# reads such lines, and computes what a device sends in a ring:
 
 # %%
 rows, found = [], {}

@@ -824,10 +824,10 @@ tables.Table(["", "predicted (dp, pp, tp, ZeRO stage)", "computed"], rows)
 # But their gradients cross the slow link, so a step takes 14% longer. TP 8 × DP 4 is the claim from the lesson. It
 # needs 186%, and 89% with ZeRO-1. So it fits with ZeRO-1, but a step takes 49% longer.
 #
-# For the 175B model, the first six layouts lie within 6% of each other, among them TP 8 × PP 4 and TP 2 × PP 32. That
-# is less than the planner's own error, so call it a tie, and measure. Why is PP 32 not better, although the bubble of
-# 32 stages is small with 512 micro-batches? A stage then has only three layers, and the output layer makes the last
-# stage 11% slower than the others. The slowest stage sets the pace (chapter 15).
+# For the 175B model, the five fastest meshes lie within about 6% of each other, among them TP 8 × PP 4 and TP 2 × PP
+# 32. Even the lesson's more detailed planner is off by more, so call it a tie, and measure. Why is PP 32 not better,
+# although the bubble of 32 stages is small with 512 micro-batches? A stage then has only three layers, and the output
+# layer makes the last stage 11% slower than the others. The slowest stage sets the pace (chapter 15).
 
 # %% [markdown]
 # ## Break it: four mistakes that raise no error (5 min)

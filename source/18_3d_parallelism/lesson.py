@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 18 · 3D parallelism
 #
-# **45–65 minutes.** After this lesson, you will be able to:
+# **45–75 minutes.** After this lesson, you will be able to:
 #
 # - combine data, pipeline and tensor parallelism on a mesh of ranks, and show that the result is right,
 # - order the axes of a mesh by the links between its ranks,
@@ -24,8 +24,8 @@
 # the model by depth, and tensor parallelism (tp) splits every layer. So far, you have used one axis at a time.
 #
 # This lesson needs a small data center. The next cell starts eight ranks on two hosts. The four ranks of a host
-# communicate through this machine's memory. Between the hosts, there is a link of 10 Mbit/s, which the ranks of a
-# host share. We chose a slow link because our model is small.
+# communicate through this machine's memory. Between the hosts, there is a link of 10 Mbit/s, which the ranks of a host
+# share. We chose a slow link because our model is small.
 
 # %% tags=["nbval-ignore-output"]
 import math
@@ -287,9 +287,9 @@ plots.bars({f"{order}\n({leaving_mb[order]:.1f} MB)": ms for order, ms in times.
 # %% [markdown]
 # ## Scenario A: 70B on 32 GPUs
 #
-# The rest of this lesson is about GPUs that we do not have: hosts of eight A100s with 80 GB each. Two claims about
-# four such hosts are widely quoted. The first is that a 70B Llama "fits one node" with TP 8, so that four nodes can
-# train four replicas of it (DP 4).
+# The rest of this lesson is about GPUs that we do not have: hosts of eight A100s with 80 GB each. Two claims about four
+# such hosts are widely quoted. The first is that a 70B Llama "fits one node" with TP 8, so that four nodes can train
+# four replicas of it (DP 4).
 #
 # **Predict.** With mixed precision, Adam and plain data parallelism, how many GB of model state does each GPU hold?
 
@@ -318,10 +318,10 @@ tables.Table(header, rows, "Full checkpointing, one sequence of 4,096 tokens per
 # %% [markdown]
 # ## Scenario B: a "GPT-4-scale" model on 32 GPUs
 #
-# The second claim is that TP 8 × PP 4 × DP 1 trains a model "of GPT-4's scale" on the same cluster. That size was
-# never published. But with a single replica, ZeRO has nothing to shard, so we can compute what fits. At 16 bytes per
-# parameter, 32 · 80 GB hold only 160 billion parameters, even if activations needed nothing. We compute three
-# published sizes:
+# The second claim is that TP 8 × PP 4 × DP 1 trains a model "of GPT-4's scale" on the same cluster. That size was never
+# published. But with a single replica, ZeRO has nothing to shard, so we can compute what fits. At 16 bytes per
+# parameter, 32 · 80 GB hold only 160 billion parameters, even if activations needed nothing. We compute three published
+# sizes:
 
 # %%
 from shared.planner.published import MODELS
@@ -395,8 +395,8 @@ tables.Table(["GPUs", "parameters per GPU", "best layout", "GB per GPU", "MFU"],
 # %% [markdown]
 # ## How far can we trust the planner?
 #
-# The model has three fitted constants: the matmul efficiency of an A100 and of an H100, and how often activations cross
-# the memory bus. Six published runs fix them. We test the planner on 42 others, from 8 to 16,384 GPUs.
+# The planner has three fitted constants: the matmul efficiency of an A100 and of an H100, and how often activations
+# cross the memory bus. Six published runs fix them. We test the planner on 42 others, from 8 to 16,384 GPUs.
 # `shared/planner/published.py` lists the papers, and what each leaves open.
 
 # %%
@@ -418,7 +418,7 @@ scores.table()
 # - **Other software and hardware.** MT-NLG used DeepSpeed's pipeline. torchtitan recomputed every second matmul, on
 #   H100s with a limit of 500 W instead of 700 W. Half of its runs were not compiled.
 #
-# So do not take the preference for ZeRO-3 at face value, neither over hundreds of GPUs nor in our tie on 32. And 60 to
+# So do not take the preference for ZeRO-3 at face value, either over hundreds of GPUs or in our tie on 32. And 60 to
 # 63% MFU is more than Megatron-3's 51 to 56% for 175B to 1T on A100s. What would the search choose on 1,024 GPUs
 # without ZeRO-3, as Megatron does?
 
@@ -629,8 +629,8 @@ assert math.isclose(*norms, rel_tol=1e-5)
 # ## What is still wasted
 #
 # Along dp, all gradients still cross the slow link in every step. With less bandwidth than in a data center, that
-# dominates a step. Chapter 19 sends fewer bits. In the lab, you build the mesh, the training on it, and a norm that
-# is right on every mesh.
+# dominates a step. Chapter 19 sends fewer bits. In the lab, you build the mesh, the training on it, and a norm that is
+# right on every mesh.
 
 # %%
 ranks.stop()

@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 19 · Less communication
 #
-# **50–70 minutes.** After this lesson, you will be able to:
+# **50–80 minutes.** After this lesson, you will be able to:
 #
 # - predict how many bytes a step sends with bf16, INT8, top-k and PowerSGD,
 # - explain why INT8 gradients need an all-to-all, scales and error feedback,
@@ -189,8 +189,8 @@ diagrams.quantized_all_reduce()
 # %% [markdown]
 # ## Keeping what was not sent
 #
-# Rounding loses something in each step. Does it average out? In this cell, one element of a block is 1.0 in every
-# step, and all others are 0.003.
+# Rounding loses something in each step. Does it average out? In this cell, one element of a block is 1.0 in every step,
+# and all others are 0.003.
 #
 # **Predict.** After 100 steps, a small element should add up to 0.3. What is its sum if you quantize each gradient?
 
@@ -565,7 +565,7 @@ compression_plots.loss_against_bytes(curves)
 # %% [markdown]
 # With H = 10, a rank sends 10 times fewer bytes than with gradients in every step, but the loss ends higher. DiLoCo is
 # ahead of local SGD at first. Then its momentum overshoots, and local SGD reaches a lower loss. But 20 outer steps are
-# too few to judge DiLoCo: in the paper, it trained language models as well as data parallelism, with H = 500.
+# too few to judge DiLoCo: in the paper, it trained language models as well as data parallelism did, with H = 500.
 #
 # The wrong sign is easy to see. The discarded result is not: the loss falls, because each rank trains a model of its
 # own. Only comparing the ranks' parameters shows it.
