@@ -10,7 +10,7 @@ WORDS_PER_MINUTE = 130
 SECONDS_PER_CODE_LINE = 12
 SECONDS_PER_PICTURE = 20  # a figure or a table
 SECONDS_PER_PREDICTION = 45
-# Careful readers of lessons 00 to 05 needed 57 to 95% of what these numbers add up to.
+# Reviewers of lessons 00 to 05 estimated 57 to 95% of what these numbers add up to. Nobody has been timed yet.
 FASTEST, SLOWEST = 0.60, 0.95
 _SHOWS = re.compile(r"^(?:\w*plots\.|tables\.|diagrams\.|widgets\.|\w+$)")  # the last line of a cell with a picture
 

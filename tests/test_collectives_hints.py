@@ -212,6 +212,8 @@ def test_an_index_that_is_taken_for_a_rank_is_hinted_at(tmp_path):
 
 def test_the_dropped_handle_of_a_collective_is_named(tmp_path):
     text = """
+import time
+
 import torch
 import torch.distributed as dist
 
@@ -219,6 +221,7 @@ import torch.distributed as dist
 def direct_reduce_scatter(tensor, group=None):
     received = torch.empty_like(tensor)
     dist.all_to_all_single(received, tensor, group=group, async_op=True)
+    time.sleep(0.02)  # long enough for the collective, unless a rank is late
     return received.view(dist.get_world_size(group), -1).sum(0)
 """
     verdict = verdict_on(tmp_path, "direct_reduce_scatter", "waits", text)
