@@ -36,7 +36,7 @@ def average_gradients(module, group=None):
     world_size, rank = dist.get_world_size(group), dist.get_rank(group)
     for index, parameter in enumerate(each(module)):
 """
-# Every way to reach something outside its own process. The calls of torch also fill a list of what could be reached.
+# Tries every way to reach something outside its own process, and lists what it could reach.
 REACHES = """
 reached = []
 
@@ -44,7 +44,7 @@ def tries(name, reach):
     try:
         if reach():
             reached.append(name)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError):
         pass
 
 own = os.path.dirname(os.environ["HOME"])
