@@ -128,13 +128,16 @@ def run_cell(source: str) -> None:
 
 
 def measured(send) -> tuple[float, int, int]:
-    """Run send() on all ranks at once. Returns the seconds and this host's sent and received bytes."""
+    """Run send() on all ranks at once. Returns the seconds from the first begin to the last end of all ranks, as a rank
+    that leaves the barrier late begins when others have already sent, and this host's sent and received bytes."""
     dist.barrier()
     before, began_s = sockets.counters(), time.perf_counter()
     send()
     dist.barrier()
-    took_s, after = time.perf_counter() - began_s, sockets.counters()
-    return took_s, after.sent_bytes - before.sent_bytes, after.received_bytes - before.received_bytes
+    ended_s, after = time.perf_counter(), sockets.counters()
+    first_and_last = torch.tensor([-began_s, ended_s], dtype=torch.float64)
+    dist.all_reduce(first_and_last, dist.ReduceOp.MAX)
+    return first_and_last.sum().item(), after.sent_bytes - before.sent_bytes, after.received_bytes - before.received_bytes
 
 
 def all_reduce_of(nbytes: int):
