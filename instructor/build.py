@@ -295,6 +295,7 @@ def execute(notebook: nbformat.NotebookNode, folder: Path) -> nbformat.NotebookN
     """Run every cell in a fresh kernel. Raises an error if a cell fails that is not tagged raises-exception."""
     from nbclient import NotebookClient
 
+    from shared import reader
     from shared.measure.claims import STRICT
 
     notebook.metadata["course"]["built_from"] = _hash(notebook)
@@ -304,7 +305,7 @@ def execute(notebook: nbformat.NotebookNode, folder: Path) -> nbformat.NotebookN
         startup_timeout=CELL_TIMEOUT_S,
         resources={"metadata": {"path": str(folder)}},
     )
-    client.execute(env={**os.environ, STRICT: "1"})
+    client.execute(env={**os.environ, STRICT: "1", reader.EXECUTOR: "1"})
     notebook.metadata.pop("widgets", None)  # Notebook viewers reject a file that has only half of the widgets' state.
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)  # This contains time stamps.
@@ -313,7 +314,7 @@ def execute(notebook: nbformat.NotebookNode, folder: Path) -> nbformat.NotebookN
 
 def as_saved(notebook: nbformat.NotebookNode) -> str:
     """Return a notebook as the text that JupyterLab saves, so that opening and saving it changes nothing in git."""
-    saved = copy.deepcopy(notebook)
+    saved = folding.cover_answers(copy.deepcopy(notebook))
     saved.metadata |= nbformat.from_dict({"kernelspec": KERNELSPEC, "language_info": LANGUAGE_INFO})
     return nbformat.writes(saved) + "\n"
 

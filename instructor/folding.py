@@ -1,11 +1,14 @@
 """Fold the stored outputs that answer a prediction, so that a student does not see them before predicting.
 
-JupyterLab unfolds an output when its cell runs. Viewers that cannot fold outputs, such as GitHub's, show all of them.
+JupyterLab unfolds an output when its cell runs. In place of a folded output, it shows the first line of the first one,
+so a sentence comes before the answer. Viewers that cannot fold outputs, such as GitHub's, show all of them.
 """
 
 import re
 
 import nbformat
+
+COVER = "Predict first, then run this cell."
 
 _PREDICTS = re.compile(r"^my_\w+(?:, my_\w+)* = ", re.MULTILINE)
 _NAMES = re.compile(r"\bmy_\w+")
@@ -31,6 +34,19 @@ def fold_answers(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
         for index in range(begin + 1, last + 1):
             _fold(notebook.cells[index])
     return notebook
+
+
+def cover_answers(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """Put the sentence before all folded outputs. A notebook that has it stays as it is."""
+    for cell, hidden in zip(notebook.cells, folded(notebook), strict=True):
+        if hidden and cell.outputs and not is_cover(cell.outputs[0]):
+            cell.outputs.insert(0, nbformat.v4.new_output("display_data", {"text/plain": COVER}))
+    return notebook
+
+
+def is_cover(output) -> bool:
+    """Return whether an output is the sentence before a folded answer."""
+    return output.get("data") == {"text/plain": COVER}
 
 
 def folded(notebook: nbformat.NotebookNode) -> list[bool]:

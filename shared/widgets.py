@@ -17,7 +17,7 @@ import ipywidgets
 from IPython.display import display
 from matplotlib.figure import Figure
 
-from shared import planner
+from shared import planner, reader
 from shared.memory.lifetimes import Lifetimes
 from shared.planner.layouts import Job, TrainingLayout, a100_hosts
 from shared.planner.search import Found, search
@@ -28,7 +28,6 @@ from shared.plots import lifetimes as lifetime_plots
 from shared.plots import memory_plan as planner_plots
 from shared.plots import pipeline as pipeline_plots
 from shared.plots import ring as ring_plots
-from shared.ranks import magic
 from shared.schedules import Schedule
 
 _LABEL = {"description_width": "initial"}
@@ -39,14 +38,14 @@ def ring_stepper(logs: list) -> Figure:
 
     Shape: logs [ranks][1 + steps]; see `plots.ring.ring_step`.
     """
-    if magic.in_jupyterlab():
+    if reader.present():
         display(stepper(lambda step: ring_plots.ring_step(logs, step), last=len(logs[0]) - 1))
     return ring_plots.ring_steps(logs)
 
 
 def cap_chooser(sizes_bytes: dict[str, int], runs: list[bucket_plots.CapRun]) -> Figure:
     """Choose a cap, and see its buckets and all-reduces (`plots.buckets.cap_run`). Returns a figure of all caps."""
-    if magic.in_jupyterlab():
+    if reader.present():
         draw = partial(bucket_plots.cap_run, sizes_bytes, runs)
         display(stepper(draw, last=len(runs) - 1, description="cap"))
     return bucket_plots.cap_runs(sizes_bytes, runs)
@@ -60,7 +59,7 @@ def lifetime_stepper(lives: dict[str, Lifetimes], own_bytes: int, expected_bytes
     Args:
         of: The name of the step to go through.
     """
-    if magic.in_jupyterlab():
+    if reader.present():
         changes = lifetime_plots.moments(lives[of])
 
         def draw(index: int) -> Figure:
@@ -95,7 +94,7 @@ def memory_planner(
     }
     given = dict(zip(offered, (model, ranks, precision, micro_batch, checkpointing, attention), strict=True))
     _check_offered(offered, given)
-    if magic.in_jupyterlab():
+    if reader.present():
         display(chooser(planned, offered, given))
     return planned(**given)
 
@@ -142,7 +141,7 @@ def schedule_chooser(
             return pipeline_plots.impossible(schedule, str(error))
         return pipeline_plots.choice(schedule, built)
 
-    if magic.in_jupyterlab():
+    if reader.present():
         display(chooser(draw, offered, given))
     return draw(**given)
 
@@ -193,7 +192,7 @@ def layout_chooser(
         except ValueError as error:
             return layout_plots.impossible(str(layout), str(error))
 
-    if magic.in_jupyterlab():
+    if reader.present():
         display(chooser(draw, offered, given))
     return draw(**given)
 
@@ -230,7 +229,7 @@ def placement_chooser(
     offered = {"parameter": parameters, "rank": list(range(world_size))}
     given = {"parameter": parameter, "rank": rank}
     _check_offered(offered, given)
-    if magic.in_jupyterlab():
+    if reader.present():
         display(chooser(draw, offered, given))
     return draw(**given)
 

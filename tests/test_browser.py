@@ -10,8 +10,9 @@ import time
 
 import nbformat
 import pytest
-from playwright.sync_api import Locator
+from playwright.sync_api import Locator, expect
 
+from instructor import folding
 from shared.deadlines import scaled
 from tests import browser, lab_server
 from tests.browser import FIRST_LESSON, Course, Lab
@@ -88,6 +89,9 @@ def test_make_lab_opens_the_start_page_which_leads_to_the_first_lesson(course):
     page.screenshot(path=browser.SCREENSHOTS / "start.png")
     rendered = shown.locator(".jp-RenderedMarkdown")
     assert rendered.evaluate("element => element.scrollWidth <= element.clientWidth"), "the page scrolls sideways"
+    listed = page.locator(".jp-DirListing-itemText").all_inner_texts()
+    assert sorted(listed) == ["LICENSE", "README.md", "START_HERE.md", "chapters", "docs", "labs", "solutions"]
+    assert page.get_by_title("IPython Parallel").count() == 0  # a panel for clusters that the course does not use
     shown.get_by_role("link", name="00 · Ranks").click()
     title = page.locator(".jp-NotebookPanel h1").first
     title.wait_for()
@@ -104,6 +108,13 @@ def test_opening_and_saving_a_notebook_changes_nothing_in_it(course, name):
     assert not notebook.has_unsaved_changes()
     notebook.save()
     assert notebook.file.read_bytes() == before
+
+
+@pytest.mark.exhaustive
+def test_a_folded_answer_is_not_on_the_screen(course):
+    cell = course.open(FIRST_LESSON).cell('print(f"rank 2 holds')
+    cell.scroll_into_view_if_needed()
+    expect(cell.locator(".jp-Cell-outputWrapper")).to_have_text(folding.COVER, timeout=scaled(10) * 1000)
 
 
 @pytest.mark.exhaustive

@@ -1,9 +1,13 @@
 """Stored outputs do not answer a prediction before the student has made it."""
 
+import copy
+
 import nbformat
+import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from instructor import build, folding
+import conftest
+from instructor import build, contents, folding
 
 PREDICTION = "my_prediction = 0.0"
 
@@ -29,6 +33,24 @@ def test_a_later_prediction_begins_anew():
     cells = [PREDICTION, "print(my_prediction)", "my_prediction_ms = 0.0", "run()", "print(my_prediction_ms)", "next"]
     expected = ["print(my_prediction)", "run()", "print(my_prediction_ms)"]
     assert folded_sources(*map(new_code_cell, cells)) == expected
+
+
+def test_in_place_of_an_answer_jupyterlab_shows_a_sentence():
+    """JupyterLab shows the first line of the first output, if that is text."""
+    answer = nbformat.v4.new_output("stream", text="42")
+    run, later = (new_code_cell(source, outputs=[answer]) for source in ("run()", "later()"))
+    cells = [new_code_cell(PREDICTION), run, new_markdown_cell("Compare."), later]
+    notebook = folding.cover_answers(folding.fold_answers(new_notebook(cells=cells)))
+    assert folding.cover_answers(copy.deepcopy(notebook)) == notebook
+    assert [len(cell.outputs) for cell in notebook.cells if cell.cell_type == "code"] == [0, 2, 1]
+    assert notebook.cells[1].outputs[0].data == {"text/plain": folding.COVER} == conftest.COVER
+
+
+@pytest.mark.parametrize("chapter", build.chapters(), ids=lambda chapter: chapter.name)
+def test_no_folded_output_of_a_lesson_begins_with_its_answer(chapter):
+    built = nbformat.read(build.ROOT / contents.notebook("chapters", chapter.name), as_version=4)
+    hidden = [cell for cell, folds in zip(built.cells, folding.folded(built), strict=True) if folds and cell.outputs]
+    assert all(folding.is_cover(cell.outputs[0]) and len(cell.outputs) > 1 for cell in hidden)
 
 
 def test_every_lesson_folds_something_after_each_prediction():

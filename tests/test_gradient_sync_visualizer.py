@@ -10,10 +10,9 @@ from pathlib import Path
 import matplotlib.image
 import pytest
 
-from shared import formulas, widgets
+from shared import formulas, reader, widgets
 from shared.plots import buckets as bucket_plots
 from shared.plots import sync as sync_plots
-from shared.ranks import magic
 
 pytestmark = pytest.mark.slow
 
@@ -181,7 +180,7 @@ def test_without_jupyterlab_only_the_static_figure_is_shown(displayed):
 
 
 def test_the_slider_chooses_a_cap(displayed, monkeypatch):
-    monkeypatch.setattr(magic, "in_jupyterlab", lambda: True)
+    monkeypatch.setattr(reader, "present", lambda: True)
     widgets.cap_chooser(SIZES, RUNS)
     [box] = displayed
     (_, slider), picture = box.children[0].children, box.children[1]

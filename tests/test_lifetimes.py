@@ -98,7 +98,7 @@ def test_a_moment_names_the_state_of_each_unit():
 
 def test_the_stepper_returns_a_figure_of_all_steps(monkeypatch):
     life, shown = unsharded_twice(), []
-    monkeypatch.setattr(widgets.magic, "in_jupyterlab", lambda: True)
+    monkeypatch.setattr(widgets.reader, "present", lambda: True)
     monkeypatch.setattr(widgets, "display", shown.append)
     figure = widgets.lifetime_stepper({"run": life, "again": life}, 4, {"run": 16, "again": 16}, of="again")
     assert [axes.get_title() for axes in figure.axes[:2]] == ["run", "again"]

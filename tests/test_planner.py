@@ -2,13 +2,12 @@
 
 import pytest
 
-from shared import formulas, planner, widgets
+from shared import formulas, planner, reader, widgets
 from shared.models import GPTConfig, TinyGPT
 from shared.planner import layers, stages
 from shared.planner.links import REAL_LINKS
 from shared.planner.shapes import SHAPES
 from shared.plots import memory_plan as planner_plots
-from shared.ranks import magic
 
 EXACT = {  # parameters in the released weights; those of GPT-3 were never released
     "GPT-2 124M": 124_439_808,
@@ -321,7 +320,7 @@ def test_without_jupyterlab_only_the_figure_is_shown(displayed):
 
 
 def test_a_dropdown_redraws_what_the_pure_function_draws(displayed, monkeypatch):
-    monkeypatch.setattr(magic, "in_jupyterlab", lambda: True)
+    monkeypatch.setattr(reader, "present", lambda: True)
     figure = widgets.memory_planner("Llama-2 7B", ranks=8)
     [box] = displayed
     dropdowns, picture = {dropdown.description: dropdown for dropdown in box.children[0].children}, box.children[1]

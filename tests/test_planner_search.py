@@ -6,14 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared import formulas, planner, widgets
+from shared import formulas, planner, reader, widgets
 from shared.planner import layouts, named, scores, stages
 from shared.planner.layouts import Job, TrainingLayout, a100_hosts, h100_hosts
 from shared.planner.published import RUNS
 from shared.planner.search import search
 from shared.planner.shapes import SHAPES
 from shared.plots import layouts as layout_plots
-from shared.ranks import magic
 
 LLAMA, GPT_3 = SHAPES["Llama-2 70B"], SHAPES["GPT-3 175B"]
 GB = 1e9
@@ -296,7 +295,7 @@ def test_the_widget_offers_only_what_the_planner_knows():
 
 def test_the_widget_has_a_dropdown_for_each_choice(monkeypatch):
     shown = []
-    monkeypatch.setattr(magic, "in_jupyterlab", lambda: True)
+    monkeypatch.setattr(reader, "present", lambda: True)
     monkeypatch.setattr(widgets, "display", shown.append)
     widgets.layout_chooser()
     row, picture = shown[0].children

@@ -14,14 +14,13 @@ import pytest
 from jupyter_client.manager import start_new_kernel
 
 from instructor import build, contents, release
-from shared import progress
+from shared import progress, reader
 from shared.checks import first_collectives
 from shared.checks.engine import display
 from shared.checks.engine.verdicts import Verdict
 from shared.deadlines import scaled
 from shared.progress import labs
 from shared.progress.page import Page
-from shared.ranks import magic
 
 NAMES = (
     "sum_over_ranks",
@@ -42,7 +41,7 @@ def course(tmp_path, monkeypatch) -> Path:
             shutil.copy(build.ROOT / contents.notebook(folder, name), tmp_path / folder)
     monkeypatch.setattr(progress, "ROOT", tmp_path)
     monkeypatch.setattr(progress, "FILE", tmp_path / "progress.jsonl")
-    monkeypatch.setattr(magic, "in_jupyterlab", lambda: True)
+    monkeypatch.setattr(reader, "present", lambda: True)
     monkeypatch.setenv("JPY_SESSION_NAME", str(tmp_path / "labs" / "00_ranks_lab.ipynb"))
     return tmp_path
 
@@ -86,7 +85,7 @@ def test_a_run_anywhere_else_is_not_recorded(course, monkeypatch, notebook):
 def test_a_run_by_a_program_that_executes_the_lab_is_not_recorded(course, monkeypatch):
     check("sum_over_ranks")
     before = (course / "progress.jsonl").read_bytes()
-    monkeypatch.setattr(magic, "in_jupyterlab", lambda: False)
+    monkeypatch.setattr(reader, "present", lambda: False)
     check("global_mean")
     assert (course / "progress.jsonl").read_bytes() == before
 
@@ -212,7 +211,7 @@ def test_a_headline_tells_the_points_and_the_next_exercise_of_the_lab(course, mo
     for name in NAMES:
         check(name)
     assert progress.points_and_next(first_collectives.global_mean) == ["15 of 15 points", "you have finished this lab"]
-    monkeypatch.setattr(magic, "in_jupyterlab", lambda: False)
+    monkeypatch.setattr(reader, "present", lambda: False)
     assert progress.points_and_next(first_collectives.global_mean) == []
 
 
@@ -322,7 +321,8 @@ def sum_over_ranks(value):
     dist.all_reduce(total)
     return total.item()
 """
-JUPYTERLAB = {"deletedCells": []}
+EXECUTED = f"import os; os.environ[{reader.EXECUTOR!r}] = '1'"
+READ = f"del os.environ[{reader.EXECUTOR!r}]"
 
 
 @pytest.mark.exhaustive
@@ -334,9 +334,9 @@ def test_checks_in_the_lab_of_a_bundle_appear_on_its_start_page(tmp_path, monkey
     monkeypatch.setenv("JPY_SESSION_NAME", str(folder / "labs" / "00_ranks_lab.ipynb"))
     manager, client = start_new_kernel(startup_timeout=scaled(60), cwd=str(folder / "labs"), env=dict(os.environ))
 
-    def execute(code: str, request_metadata: dict) -> str:
+    def execute(code: str) -> str:
         content = {"code": code, "silent": False, "store_history": True, "user_expressions": {}, "allow_stdin": False}
-        request = client.session.msg("execute_request", content, metadata=request_metadata)
+        request = client.session.msg("execute_request", content)
         client.shell_channel.send(request)
         shown = ""
         while True:
@@ -347,19 +347,22 @@ def test_checks_in_the_lab_of_a_bundle_appear_on_its_start_page(tmp_path, monkey
                     return shown
 
     try:
-        execute(START, {})
-        execute(RIGHT, {})
-        assert "✓ sum_over_ranks · values" in execute("check.sum_over_ranks()", {})
+        execute(EXECUTED)
+        execute(START)
+        execute(RIGHT)
+        assert "✓ sum_over_ranks · values" in execute("check.sum_over_ranks()")
         assert not (folder / "progress.jsonl").exists()  # because a program ran the lab
-        execute(WRONG, JUPYTERLAB)
-        execute("check.sum_over_ranks()", JUPYTERLAB)
-        assert "✗ sum_over_ranks  – global_mean" in execute("progress.show()", JUPYTERLAB)
-        execute(RIGHT, JUPYTERLAB)
-        execute("check.sum_over_ranks()", JUPYTERLAB)
-        shown = execute("progress.show()", JUPYTERLAB)
+        execute(READ)
+        execute(WRONG)
+        execute("check.sum_over_ranks()")
+        assert "✗ sum_over_ranks  – global_mean" in execute("progress.show()")
+        execute(RIGHT)
+        execute("check.sum_over_ranks()")
+        shown = execute("progress.show()")
         assert shown.startswith("Next: global_mean in labs/00_ranks_lab.ipynb.") and "✓ sum_over_ranks" in shown
         assert "1 of 13 exercises" in shown  # those of the two labs in the bundle
-        assert execute("progress.show()", {}) == Page(progress.ROOT, []).as_text()
+        execute(EXECUTED)
+        assert execute("progress.show()") == Page(progress.ROOT, []).as_text()
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)

@@ -4,10 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared import schedules, widgets
+from shared import reader, schedules, widgets
 from shared.data import published_schedules
 from shared.plots import pipeline as pipeline_plots
-from shared.ranks import magic
 from shared.schedules import Action
 from solutions.pipeline_schedules import gpipe, interleaved, one_f_one_b, zero_bubble
 
@@ -137,7 +136,7 @@ def test_dropdowns_choose_a_schedule_and_say_why_one_does_not_exist(monkeypatch)
     monkeypatch.setattr(widgets, "display", shown.append)
     figure = widgets.schedule_chooser(BUILDERS, "1F1B")
     assert shown == []
-    monkeypatch.setattr(magic, "in_jupyterlab", lambda: True)
+    monkeypatch.setattr(reader, "present", lambda: True)
     widgets.schedule_chooser(BUILDERS, "1F1B")
     [box] = shown
     dropdowns, picture = {dropdown.description: dropdown for dropdown in box.children[0].children}, box.children[1]

@@ -1,16 +1,17 @@
 """The figures of chapter 01 and their stepper: what they show, and what remains in a notebook file."""
 
+import os
+
 import nbformat
 import pytest
 from jupyter_client.manager import start_new_kernel
 from matplotlib.patches import Rectangle
 
 from instructor import build
-from shared import formulas, widgets
+from shared import formulas, reader, widgets
 from shared.deadlines import scaled
 from shared.plots import costs as cost_plots
 from shared.plots import ring as ring_plots
-from shared.ranks import magic
 
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
@@ -162,7 +163,7 @@ def test_without_jupyterlab_only_the_static_figure_is_shown(displayed):
 
 
 def test_the_slider_shows_what_the_pure_function_draws(displayed, monkeypatch):
-    monkeypatch.setattr(magic, "in_jupyterlab", lambda: True)
+    monkeypatch.setattr(reader, "present", lambda: True)
     logs = ring_logs(3)
     assert widgets.as_png(widgets.ring_stepper(logs)) == widgets.as_png(ring_plots.ring_steps(logs))
     [box] = displayed
@@ -182,17 +183,17 @@ widgets.ring_stepper(log)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("request_metadata", "kinds"),
+    ("added", "kinds"),
     [
-        pytest.param({}, [["image/png", "text/plain"]], marks=pytest.mark.exhaustive),  # such as nbval
-        ({"deletedCells": []}, [[WIDGET_VIEW, "text/plain"], ["image/png", "text/plain"]]),  # JupyterLab
+        pytest.param({reader.EXECUTOR: "1"}, [["image/png", "text/plain"]], marks=pytest.mark.exhaustive),
+        ({}, [[WIDGET_VIEW, "text/plain"], ["image/png", "text/plain"]]),
     ],
 )
-def test_a_file_keeps_the_figure_and_jupyterlab_also_gets_the_widget(request_metadata, kinds):
-    manager, client = start_new_kernel(startup_timeout=scaled(60), cwd=str(build.ROOT))
+def test_a_file_keeps_the_figure_and_a_reader_also_gets_the_widget(added, kinds):
+    manager, client = start_new_kernel(startup_timeout=scaled(60), cwd=str(build.ROOT), env={**os.environ, **added})
     try:
         content = {"code": CELL, "silent": False, "store_history": True, "user_expressions": {}, "allow_stdin": False}
-        request = client.session.msg("execute_request", content, metadata=request_metadata)
+        request = client.session.msg("execute_request", content)
         client.shell_channel.send(request)
         assert reply_to(request, client)["content"]["status"] == "ok"
         assert [sorted(bundle) for bundle in bundles(request, client)] == kinds

@@ -1,7 +1,12 @@
-"""Settings of the server that `make lab` starts: JupyterLab loads our style sheet, so that figures follow its theme."""
+"""Settings of the server that `make lab` starts: figures follow JupyterLab's theme, and its file browser lists what a
+student uses. Links and terminals reach the other files."""
 
 from pathlib import Path
 
 c = get_config()  # noqa: F821 (JupyterLab defines it)
 c.LabApp.custom_css = True
 c.ServerApp.tornado_settings = {"static_custom_path": [str(Path(__file__).with_name("custom"))]}
+FOLDERS = ["benchmarks", "build", "instructor", "shared", "source", "tests", "*.egg-info"]
+FILES = ["*.toml", "*.yml", "*.cff", "constraints*.txt", "Makefile", "bootstrap.py", "conftest.py", "progress.jsonl"]
+PAGES = ["AGENTS.md", "CHANGELOG.md", "CLAUDE.md", "CONTRIBUTING.md"]
+c.ContentsManager.hide_globs.extend([*FOLDERS, *FILES, *PAGES])

@@ -4,9 +4,9 @@
 
     progress.show()    # which exercises have passed, lab by lab, and which one is next
 
-A check that somebody runs in JupyterLab, in a notebook of labs/, adds a line to progress.jsonl. Checks that a
-program runs, checks in solutions, and checks of files in a terminal add none. The file is plain text that anybody can
-edit, so it is NEVER trusted for grading, which runs every check again. Delete the file to start over.
+A check that somebody runs in a notebook of labs/ adds a line to progress.jsonl. Checks that a program runs, checks in
+solutions, and checks of files in a terminal add none. The file is plain text that anybody can edit, so it is NEVER
+trusted for grading, which runs every check again. Delete the file to start over.
 
 Lines are only appended, each with a single write. So two notebooks that run at the same time do not lose each other's
 lines, and a truncated line does not damage the others.
@@ -26,9 +26,9 @@ from pathlib import Path
 from IPython import get_ipython
 from IPython.display import display
 
+from shared import reader
 from shared.progress.page import Page
 from shared.progress.standings import Run
-from shared.ranks import magic
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "progress.jsonl"
@@ -46,7 +46,7 @@ def show() -> None:
     compares with it, is the same in every folder.
     """
     in_notebook = hasattr(get_ipython(), "kernel")
-    recorded, problem = runs() if magic.in_jupyterlab() or not in_notebook else ([], "")
+    recorded, problem = runs() if reader.present() or not in_notebook else ([], "")
     page = Page(ROOT, recorded, problem)
     if in_notebook:
         display({"text/plain": page.as_text(), "text/html": page.as_html()}, raw=True)
@@ -55,10 +55,8 @@ def show() -> None:
 
 
 def in_a_lab() -> bool:
-    """True if somebody runs this cell in JupyterLab, in a notebook of labs/."""
-    # Jupyter's server names the notebook that started the kernel.
-    notebook = Path(os.environ.get("JPY_SESSION_NAME", ""))
-    return magic.in_jupyterlab() and notebook.resolve().parent == ROOT / "labs"
+    """True if somebody runs this cell in a notebook of labs/."""
+    return reader.present() and reader.folder() == ROOT / "labs"
 
 
 def record(exercise, verdicts: list) -> None:
@@ -77,7 +75,7 @@ def record(exercise, verdicts: list) -> None:
 def points_and_next(exercise) -> list[str]:
     """Return what a headline says about the lab of an exercise, such as "2 of 15 points" and "next: Exercise 0.2".
 
-    Returns an empty list outside a lab in JupyterLab.
+    Returns an empty list outside a lab.
     """
     return Page(ROOT, runs()[0]).points_and_next(name_of(exercise)) if in_a_lab() else []
 

@@ -13,6 +13,7 @@ from IPython import get_ipython
 from IPython.core.error import UsageError
 from IPython.display import clear_output, display
 
+from shared import reader
 from shared.ranks.diagnosis import name_ranks
 from shared.ranks.running import DEFAULT_TIMEOUT_S, current
 from shared.tables import Table
@@ -78,21 +79,14 @@ def _with_first_line(line: str, source: str) -> str:
     return source if source.startswith("%%") else f"# %%ranks {line}\n{source}"
 
 
-def in_jupyterlab() -> bool:
-    """Return whether somebody runs this cell in JupyterLab, rather than a program that executes the notebook."""
-    shell = get_ipython()
-    parent = shell.get_parent() if hasattr(shell, "kernel") else {}
-    return "deletedCells" in parent.get("metadata", {})  # only JupyterLab sends this
-
-
 class _LiveLine:
-    """Shows the elapsed seconds and the last printed line while a long cell runs in JupyterLab.
+    """Shows the elapsed seconds and the last printed line while a long cell runs.
 
-    It is not shown elsewhere, because a program that executes notebooks would keep the line as output.
+    A program that executes notebooks does not get it, because it would keep the line as output.
     """
 
     def __init__(self):
-        self._enabled = in_jupyterlab()
+        self._enabled = reader.present()
         self._shown = False
 
     def watch(self, seconds: float, positions: dict) -> None:

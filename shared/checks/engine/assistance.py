@@ -7,12 +7,10 @@ The notebook itself is the source: the build stores each exercise's original cel
 """
 
 import json
-import os
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
-from IPython import get_ipython
+from shared import reader
 
 _DETAILS = re.compile(r"<details>.*?</details>", re.DOTALL)
 
@@ -30,18 +28,11 @@ def find(name: str) -> Assistance:
 
     If the notebook's file is not known or cannot be read, the result is empty.
     """
-    path = _path()
+    path = reader.path()
     try:
-        return read(json.loads(Path(path).read_bytes()), name) if path else Assistance()
+        return read(json.loads(path.read_bytes()), name) if path else Assistance()
     except (OSError, ValueError, KeyError, TypeError, AttributeError):  # the file may contain anything
         return Assistance()
-
-
-def _path() -> str:
-    """Return the path of this kernel's notebook, as Jupyter's server or VS Code names it, or ""."""
-    shell = get_ipython()
-    in_vs_code = shell.user_ns.get("__vsc_ipynb_file__", "") if shell is not None else ""
-    return os.environ.get("JPY_SESSION_NAME", "") or in_vs_code
 
 
 def read(notebook: dict, name: str) -> Assistance:
