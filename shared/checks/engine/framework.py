@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from shared import mine, progress, ranks
-from shared.checks.engine import assistance, display
+from shared import mine, progress, ranks, reader
+from shared.checks.engine import assistance, cells, display
 from shared.checks.engine.attempts import (
     MOST_HANGS,
     Check,
@@ -31,6 +31,9 @@ _LEFT_IN_FLIGHT = "your code left a transfer in flight that nothing waits for, a
 RIGHT_AT_FIRST = "this check passed, but a longer training gave wrong results, so the exercise earns no points: see"
 NOT_RUN = "this check"  # begins the reason why a check did not run
 _POSITION = re.compile(r"^ .*\bline \d+: .*$", re.MULTILINE)  # in the evidence for an error that the piece raised
+
+
+cells.listen()
 
 
 class CheckFailed(RanksError):
@@ -68,15 +71,19 @@ class Exercise:
         Raises:
             CheckFailed: If a check has failed.
         """
+        if reason := cells.nothing_new(self.piece):
+            raise CheckFailed(f"{reason} Then run this check again.")
         starts = ranks.current().starts
         prints = Prints()
         verdicts = run_exercise(self, prints=prints)
         progress.record(self, verdicts)
-        note = ranks.current().after_restart if ranks.current().starts != starts else ""
+        notes = [cells.judged(self.piece) if reader.present() else ""]
+        notes += [ranks.current().after_restart] if ranks.current().starts != starts else []
+        note = " ".join(filter(None, notes))
         missing = [verdict for verdict in verdicts if not verdict.passed]
         if not missing:
             headline = " · ".join([f"✓ Exercise {self.number} passed", *progress.points_and_next(self)])
-            display.show(verdicts, headline, self._save_for_later_labs())
+            display.show(verdicts, headline, " ".join(filter(None, [note, self._save_for_later_labs()])))
             prints.show()
             return
         failed = [verdict.check for verdict in missing if verdict.ran]

@@ -1,0 +1,92 @@
+"""Knows which cell a check judges: the one that ran last, which may not be the one on the screen.
+
+A cell with a syntax error defines nothing, and a cell that was edited but not run has not defined anything yet. In both
+cases the ranks still have an earlier version, and a verdict about that one would mislead.
+"""
+
+import ast
+import json
+import re
+import time
+from dataclasses import dataclass
+
+from IPython import get_ipython
+
+from shared import reader
+
+_FAILED = "Your last run of this cell failed, so there is nothing new to check."
+_DEFINED = re.compile(r"^(?:def|class)\s+(\w+)|^(\w+)\s*(?::[^=\n]+)?=(?!=)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class RunCell:
+    """A run of a cell that would define a name."""
+
+    number: int | None  # the number beside the cell
+    source: str
+    at: float  # seconds since 1970
+    syntax_error: str = ""  # such as "SyntaxError in line 3: '(' was never closed"
+
+
+_newest: dict[str, RunCell] = {}
+
+
+def listen() -> None:
+    """Begin to remember the cells that run in this notebook. Does nothing outside a notebook, and nothing twice."""
+    shell = get_ipython()
+    if hasattr(shell, "kernel") and _remember not in shell.events.callbacks["post_run_cell"]:
+        shell.events.register("post_run_cell", _remember)
+
+
+def nothing_new(name: str) -> str:
+    """Return why the version of a name that ran is not the one that the student sees, and what to do, or ""."""
+    run = _newest.get(name)
+    if run is None:
+        return ""
+    if run.syntax_error:
+        return f"{_FAILED} {run.syntax_error}. Mend the cell and run it."
+    if _changed_since(name, run):
+        return f"You have changed this cell since it ran as [{run.number}]. Run it first."
+    return ""
+
+
+def judged(name: str) -> str:
+    """Return which version of a name a check judges, or "" if nobody listened when it ran."""
+    run = _newest.get(name)
+    return f"Judged: the cell that ran as [{run.number}]." if run is not None else ""
+
+
+def _changed_since(name: str, run: RunCell) -> bool:
+    """Return whether the notebook was saved after the run, with other versions of the cell only."""
+    path = reader.path()
+    try:
+        if path is None or path.stat().st_mtime <= run.at:
+            return False
+        cells = json.loads(path.read_bytes())["cells"]
+        sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    except (OSError, ValueError, KeyError, TypeError):  # the file may contain anything
+        return False
+    versions = [source.strip() for source in sources if name in _names(source)]
+    return bool(versions) and run.source.strip() not in versions
+
+
+def _remember(result) -> None:
+    source = result.info.raw_cell or ""
+    run = RunCell(result.execution_count, source, time.time(), _syntax_error(source))
+    _newest.update(dict.fromkeys(_names(source), run))
+
+
+def _names(source: str) -> set[str]:
+    """Return the names that a cell defines at its top level. This also works for a cell with a syntax error."""
+    return {name for pair in _DEFINED.findall(source) for name in pair if name}
+
+
+def _syntax_error(source: str) -> str:
+    """Return what is wrong with a cell's syntax, or "". Lines have the numbers that the notebook shows."""
+    if source.startswith("%%"):
+        source = "#" + source
+    try:
+        ast.parse(get_ipython().input_transformer_manager.transform_cell(source))
+    except SyntaxError as error:
+        return f"{type(error).__name__} in line {error.lineno}: {error.msg}"
+    return ""

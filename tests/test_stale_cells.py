@@ -1,0 +1,71 @@
+"""A check does not judge a version of an exercise that is not the one on the screen."""
+
+import os
+
+import nbformat
+import pytest
+from jupyter_client.manager import start_new_kernel
+
+from instructor import build
+from shared.deadlines import scaled
+
+START = """
+from shared import ranks
+from shared.checks import first_collectives as check
+ranks.start(world_size=2)
+"""
+RIGHT = """%%ranks
+def sum_over_ranks(value):
+    total = torch.tensor(value, dtype=torch.float64)
+    dist.all_reduce(total)
+    return total.item()
+"""
+BROKEN = RIGHT.replace("all_reduce(total)", "all_reduce(total")
+CHECK = "check.sum_over_ranks()"
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory):
+    """Yields a function that runs code in a kernel and returns what it shows, and the path of its notebook."""
+    path = tmp_path_factory.mktemp("labs") / "lab.ipynb"
+    environment = {**os.environ, "JPY_SESSION_NAME": str(path)}
+    environment.pop("COURSE_EXECUTOR", None)
+    manager, client = start_new_kernel(startup_timeout=scaled(60), cwd=str(build.ROOT / "labs"), env=environment)
+
+    def run(code: str) -> str:
+        shown = []
+        client.execute_interactive(code, timeout=scaled(60), output_hook=shown.append)
+        contents = [message["content"] for message in shown]
+        texts = [str(part.get("data", {}).get("text/plain", part.get("evalue", ""))) for part in contents]
+        return " ".join(" ".join(texts).split())
+
+    try:
+        run(START)
+        yield run, path
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+
+
+def save(path, source: str) -> None:
+    cells = [nbformat.v4.new_markdown_cell("# Lab"), nbformat.v4.new_code_cell(source)]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
+    later = path.stat().st_mtime + 5  # some file systems count whole seconds
+    os.utime(path, (later, later))
+
+
+@pytest.mark.slow
+def test_a_check_names_the_cell_and_refuses_one_that_failed_or_was_edited_since(notebook):
+    run, path = notebook
+    run(RIGHT)
+    assert "✓ Exercise 0.1 passed" in (shown := run(CHECK)) and "Judged: the cell that ran as [2]" in shown
+    run(BROKEN)
+    shown = run(CHECK)
+    assert "there is nothing new to check. SyntaxError in line 4: '(' was never closed" in shown
+    assert "passed" not in shown
+    run(RIGHT)
+    save(path, RIGHT)
+    assert "✓ Exercise 0.1 passed" in run(CHECK)
+    save(path, RIGHT.replace("total.item()", "42.0"))
+    shown = run(CHECK)
+    assert "You have changed this cell since it ran as [6]. Run it first" in shown and "passed" not in shown
