@@ -205,14 +205,51 @@ def test_an_exercise_passes_when_all_checks_pass_in_one_run_and_stays_passed(cou
 
 def test_a_headline_tells_the_points_and_the_next_exercise_of_the_lab(course, monkeypatch):
     check("sum_over_ranks")
-    headline = progress.points_and_next(first_collectives.sum_over_ranks)
-    assert headline == ["2 of 15 points", f"next: {labs.labs(course)[0][0].exercises[1].heading}"]
-    assert headline[1].startswith("next: Exercise 0.2 · ") and not headline[1].endswith(")")
+    after = progress.after(first_collectives.sum_over_ranks)
+    following = labs.labs(course)[0][0].exercises[1]
+    assert (after.points, after.words) == ("2 of 15 points", f"next: {following.heading}")
+    assert after.words.startswith("next: Exercise 0.2 · ") and not after.words.endswith(")")
+    assert (str(after.link), after.link.cell_id) == ("labs/00_ranks_lab.ipynb", following.cell_id)
     for name in NAMES:
         check(name)
-    assert progress.points_and_next(first_collectives.global_mean) == ["15 of 15 points", "you have finished this lab"]
+    after = progress.after(first_collectives.global_mean)
+    assert (after.points, after.share, str(after.link)) == ("15 of 15 points", 1.0, "chapters/01_collectives.ipynb")
+    assert after.words == "you have finished this lab, next: chapters/01_collectives.ipynb"
     monkeypatch.setattr(reader, "present", lambda: False)
-    assert progress.points_and_next(first_collectives.global_mean) == []
+    assert progress.after(first_collectives.global_mean) is None
+
+
+def test_a_success_is_a_bar_with_a_link_and_our_version_to_open(course):
+    check("sum_over_ranks")
+    verdicts = [Verdict("sum_over_ranks", "values", True, (1, 2))]
+    after = progress.after(first_collectives.sum_over_ranks)
+    html = display.success_as_html(verdicts, "✓ Exercise 0.1 passed", "", after, ("if a < b: ...",))
+    assert Links(html).found == ["../labs/00_ranks_lab.ipynb#cell-id=lab-006"]
+    assert "width:13%" in html and "Compare with ours" in html and "if a &lt; b: ..." in html
+
+
+def test_looking_at_our_version_is_recorded_and_passes_nothing(course):
+    for _ in range(3):
+        check("sum_over_ranks", failed=("wire",))
+    assert progress.failures_in_a_row(first_collectives.sum_over_ranks) == 3
+    progress.record_look(first_collectives.sum_over_ranks)
+    assert "✗ sum_over_ranks (saw ours)" in page().as_text() and "0 of 15 points" in page().as_text()
+    check("sum_over_ranks")
+    assert progress.failures_in_a_row(first_collectives.sum_over_ranks) == 0
+    assert "✓ sum_over_ranks (saw ours)" in page().as_text()
+    progress.record_look(first_collectives.global_mean)
+    check("pass_right")
+    progress.record_look(first_collectives.pass_right)
+    shown = page()
+    assert "✓ pass_right (saw ours)" not in shown.as_text() and not shown.notes
+
+
+def test_what_one_mistake_causes_elsewhere_is_folded():
+    failed = [Verdict("Bucket", name, False, (2,), f"{name} is wrong") for name in ("pack", "launch", "wait")]
+    html = display.as_html([Verdict("Bucket", "made", True, (2,)), *failed], "✗")
+    shown, _, folded = html.partition("<details>")
+    assert "pack is wrong" in shown and "made" in shown and "2 more checks" in folded and "wait is wrong" in folded
+    assert "<details>" not in display.as_html(failed[:2], "✗")
 
 
 def test_a_check_that_did_not_run_has_a_sign_of_its_own():

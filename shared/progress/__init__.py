@@ -27,7 +27,7 @@ from IPython import get_ipython
 from IPython.display import display
 
 from shared import reader
-from shared.progress.page import Page
+from shared.progress.page import After, Page
 from shared.progress.standings import Run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,18 +66,37 @@ def record(exercise, verdicts: list) -> None:
         return
     passed = tuple(verdict.check for verdict in verdicts if verdict.passed)
     failed = tuple(verdict.check for verdict in verdicts if not verdict.passed)
+    _record(Run(_now(), name, passed, failed))
+
+
+def record_look(exercise) -> None:
+    """Record that somebody has looked at our version of an exercise, if this is a lab."""
+    if in_a_lab():
+        _record(Run(_now(), name_of(exercise), (), (), saw_ours=True))
+
+
+def _now() -> str:
+    return datetime.now().astimezone().isoformat(timespec="seconds")
+
+
+def _record(run: Run) -> None:
     try:
-        _append(Run(datetime.now().astimezone().isoformat(timespec="seconds"), name, passed, failed))
+        _append(run)
     except OSError as error:
         print(f"This run was not added to your progress, because {FILE.name} cannot be written ({error.strerror}).")
 
 
-def points_and_next(exercise) -> list[str]:
-    """Return what a headline says about the lab of an exercise, such as "2 of 15 points" and "next: Exercise 0.2".
+def after(exercise) -> After | None:
+    """Return the points of an exercise's lab and what comes next, or None outside a lab."""
+    return Page(ROOT, runs()[0]).after(name_of(exercise)) if in_a_lab() else None
 
-    Returns an empty list outside a lab.
-    """
-    return Page(ROOT, runs()[0]).points_and_next(name_of(exercise)) if in_a_lab() else []
+
+def failures_in_a_row(exercise) -> int:
+    """Return how often an exercise has failed since it last passed, or 0 outside a lab."""
+    name = name_of(exercise)
+    runs_of_it = [run for run in runs()[0] if run.exercise == name and not run.saw_ours] if in_a_lab() else []
+    outcomes = [run.all_passed for run in runs_of_it]
+    return outcomes[::-1].index(True) if True in outcomes else len(outcomes)
 
 
 def name_of(exercise) -> str:
@@ -120,8 +139,9 @@ def runs() -> tuple[list[Run], str]:
 def _run_of(line: bytes) -> Run | None:
     try:
         fields = json.loads(line)
-        run = Run(fields["at"], fields["exercise"], tuple(fields["passed"]), tuple(fields["failed"]))
+        checks = tuple(fields["passed"]), tuple(fields["failed"])
+        run = Run(fields["at"], fields["exercise"], *checks, fields.get("saw_ours", False) is True)
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
     texts = (run.at, run.exercise, *run.passed, *run.failed)
-    return run if all(isinstance(text, str) for text in texts) and run.passed + run.failed else None
+    return run if all(isinstance(text, str) for text in texts) and (run.passed + run.failed or run.saw_ours) else None

@@ -27,6 +27,16 @@ class Link:
         return f"{self.folder}/{self.file}"
 
 
+@dataclass(frozen=True)
+class After:
+    """What follows after an exercise has passed."""
+
+    points: str  # such as "2 of 15 points"
+    share: float  # of the lab's points
+    words: str  # such as "next: Exercise 0.2 · The global mean"
+    link: Link | None = None
+
+
 class Page:
     """A student's progress as text and as HTML. Marks and words carry the meaning, and color only helps."""
 
@@ -78,7 +88,8 @@ class Page:
         for exercise in lab.exercises:
             standing = self._standing(exercise)
             sign = _PASSED if standing.first_passed else _FAILED if standing.newest else _NOT_TRIED
-            marks.append((sign, exercise.name + " (stretch)" * exercise.stretch))
+            words = exercise.name + " (stretch)" * exercise.stretch + " (saw ours)" * standing.saw_ours
+            marks.append((sign, words))
         return marks
 
     def _failures(self, lab: Lab) -> list[str]:
@@ -103,14 +114,21 @@ class Page:
         )
         return f"{len(passed)} of {len(exercises)}", points
 
-    def points_and_next(self, key: str) -> list[str]:
-        """Return the points of an exercise's lab, and its next exercise that has not passed yet, for a headline."""
-        lab = next((lab for lab in self.labs if key in {exercise.key for exercise in lab.exercises}), None)
-        if lab is None:
-            return []
+    def after(self, key: str) -> "After | None":
+        """Return the points of an exercise's lab and what comes next: an exercise of this lab, or the next lesson."""
+        number = next((n for n, lab in enumerate(self.labs) if key in {e.key for e in lab.exercises}), None)
+        if number is None:
+            return None
+        lab = self.labs[number]
+        points = f"{self._score([lab])[1]} points"
+        share = sum(e.points for e in lab.exercises if self._passed(e)) / sum(e.points for e in lab.exercises)
         left = sorted((e for e in lab.exercises if not self._passed(e)), key=lambda exercise: exercise.stretch)
-        next_step = f"next: {left[0].heading}" if left else "you have finished this lab"
-        return [f"{self._score([lab])[1]} points", next_step]
+        if left:
+            return After(points, share, f"next: {left[0].heading}", Link("labs", lab.file, left[0].cell_id))
+        if number + 1 < len(self.labs):
+            lesson = Link("chapters", self.labs[number + 1].lesson_file)
+            return After(points, share, f"you have finished this lab, next: {lesson}", lesson)
+        return After(points, share, "you have finished this lab")
 
     # -- rendering
 

@@ -7,6 +7,7 @@ from IPython.display import display
 
 from shared.checks.engine.assistance import Assistance
 from shared.checks.engine.verdicts import SAME_AS, Verdict
+from shared.progress.page import After
 from shared.tables.rendering import render
 
 
@@ -40,16 +41,25 @@ def as_html(verdicts: list[Verdict], headline: str = "", note: str = "", assista
     Signs and words carry the meaning, so color is not needed.
     """
     shown = shorten_repeated_evidence(verdicts)
+    missing = [verdict for verdict in shown if not verdict.passed]
+    rest = missing[1:] if len(missing) > 2 else []  # One mistake is one row: what it causes elsewhere is folded.
     return render(
         __package__,
         "verdicts.html",
         headline=headline,
         note=note,
-        verdicts=shown,
+        first=[verdict for verdict in shown if verdict not in rest],
+        rest=rest,
         sign=sign,
         where=_where,
         assistance=assistance or Assistance(),
     )
+
+
+def success_as_html(verdicts: list[Verdict], headline: str, note: str, after: After, ours: tuple[str, ...]) -> str:
+    """Return the headline with the lab's points, a link to what comes next, the verdicts, and our version to open."""
+    rows = as_html(verdicts, note=note)
+    return render(__package__, "success.html", headline=headline, after=after, rows=rows, ours=ours)
 
 
 def sign(verdict: Verdict) -> str:
@@ -64,6 +74,21 @@ def _where(verdict: Verdict) -> str:
         return ""
     sizes = ", ".join(map(str, verdict.world_sizes))
     return f"{sizes} rank{'s' if verdict.world_sizes != (1,) else ''}"
+
+
+def show_success(verdicts: list[Verdict], headline: str, note: str, after: After | None, ours: tuple[str, ...]) -> None:
+    """Show that all checks have passed. Outside a lab, `after` is None, and the verdicts are shown as usual."""
+    if after is None:
+        show(verdicts, headline, note)
+        return
+    text = as_text(verdicts, " · ".join([headline, after.points, after.words]), note)
+    display({"text/plain": text, "text/html": success_as_html(verdicts, headline, note, after, ours)}, raw=True)
+
+
+def show_ours(sources: tuple[str, ...]) -> None:
+    """Show our version of an exercise."""
+    html = render(__package__, "ours.html", sources=sources)
+    display({"text/plain": "\n\n".join(sources), "text/html": html}, raw=True)
 
 
 def show(verdicts: list[Verdict], headline: str, note: str = "", assistance: Assistance | None = None) -> None:

@@ -30,6 +30,7 @@ WORLD_SIZES = (1, 2, 3, 4)
 _LEFT_IN_FLIGHT = "your code left a transfer in flight that nothing waits for, and the ranks had to be restarted"
 RIGHT_AT_FIRST = "this check passed, but a longer training gave wrong results, so the exercise earns no points: see"
 NOT_RUN = "this check"  # begins the reason why a check did not run
+FAILURES_BEFORE_OURS = 3
 _POSITION = re.compile(r"^ .*\bline \d+: .*$", re.MULTILINE)  # in the evidence for an error that the piece raised
 
 
@@ -82,18 +83,34 @@ class Exercise:
         note = " ".join(filter(None, notes))
         missing = [verdict for verdict in verdicts if not verdict.passed]
         if not missing:
-            headline = " · ".join([f"✓ Exercise {self.number} passed", *progress.points_and_next(self)])
-            display.show(verdicts, headline, " ".join(filter(None, [note, self._save_for_later_labs()])))
+            note = " ".join(filter(None, [note, self._save_for_later_labs()]))
+            found = assistance.find(progress.name_of(self))
+            display.show_success(verdicts, f"✓ Exercise {self.number} passed", note, progress.after(self), found.ours)
             prints.show()
             return
         failed = [verdict.check for verdict in missing if verdict.ran]
         first = f"begin with “{failed[0]}”" if failed else "some checks did not run"
         headline = f"✗ Exercise {self.number} has not passed yet: {first}"
-        display.show(verdicts, headline, note, assistance.find(progress.name_of(self)))
+        found = assistance.find(progress.name_of(self))
+        if found.ours and progress.failures_in_a_row(self) >= FAILURES_BEFORE_OURS:
+            note = " ".join(filter(None, [note, f"To see our version, run check.{self._name()}.show_ours()."]))
+        display.show(verdicts, headline, note, found)
         prints.show()
         skipped = [verdict.check for verdict in missing if not verdict.ran]
         counts = [_count(failed, "failed")] * bool(failed) + [_count(skipped, "did not run")] * bool(skipped)
         raise CheckFailed(f"Exercise {self.number}, {self.piece}: not there yet, {', '.join(counts)}.")
+
+    def show_ours(self) -> None:
+        """Show our version of this exercise, and record in a lab that it was seen."""
+        found = assistance.find(progress.name_of(self))
+        if not found.ours:
+            print("There is no solution of this exercise in this folder.")
+            return
+        progress.record_look(self)
+        display.show_ours(found.ours)
+
+    def _name(self) -> str:
+        return progress.name_of(self).rpartition(".")[2]
 
     def _save_for_later_labs(self) -> str:
         """Save the piece that has passed, if this is a lab. Returns a sentence if that is not possible, or ""."""
