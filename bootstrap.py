@@ -23,6 +23,8 @@ except ImportError:
 
 ROOT = Path(__file__).resolve().parent
 VENV = (ROOT / os.path.expanduser(os.environ.get("COURSE_VENV") or ".venv")).resolve()
+# Students, and bundles, which have no tests, need no tools for tests.
+TOOLS = (ROOT / "tests").is_dir() and not os.environ.get("COURSE_STUDENT")
 PYTHON, MARK = VENV / "bin" / "python", VENV / "course-environment.json"
 # Python imports the clone in PYTHONPATH, or the one in which it is started, or the one that made the environment.
 FIND_COURSE = """import os, sys; sys.path += [os.path.abspath(each) for each in [*sys.path, ".", "..", %a] \
@@ -50,12 +52,12 @@ def has_gpu():
         return False
 
 
-def wanted(pins):
-    """Return what this clone needs. A student's bundle has no tests and needs no tools for them."""
+def wanted(pins, tools=TOOLS):
+    """Return what this clone needs, with or without the tools for tests."""
     import tomllib  # Python 3.10 has no such module.
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    packages = project["dependencies"] + project["optional-dependencies"]["dev"] * (ROOT / "tests").is_dir()
+    packages = project["dependencies"] + project["optional-dependencies"]["dev"] * tools
     return {"folder": str(VENV), "python": str(PYTHON.resolve()), "pins": pins, **dict.fromkeys(packages, "package")}
 
 
@@ -70,24 +72,34 @@ def lock(mark, how):
         fcntl.flock(mark, how)
 
 
-def build(mark):
-    """Replace the folder's contents with a new environment. pip keeps the lock while it cleans up after Ctrl-C."""
-    print(f"Creating {VENV}: PyTorch is large, so this takes a minute or more", flush=True)
+def build(mark, made):
+    """Add what the environment lacks, or make a new one. pip keeps the lock while it cleans up after Ctrl-C."""
     pins = sets_of_pins()
-    needs = wanted(pins[-1] if has_gpu() else pins[0])
+    kept = [each for each in pins if PYTHON.exists() and wanted(each, tools=False).items() <= made.items()]
+    needs = wanted(kept[0] if kept else pins[-1] if has_gpu() else pins[0])
     mark.truncate(0)  # It stays empty until everything is installed.
+    if kept:
+        print(f"Adding the tools for tests to {VENV}", flush=True)
+    else:
+        print(f"Creating {VENV}: PyTorch is large, so this takes a minute or more", flush=True)
+        create()
+    pip = [str(PYTHON), "-Im", "pip", "install", "--no-input", "--disable-pip-version-check"]
+    pip += [] if sys.stdout.isatty() else ["-q"]  # In a terminal, pip shows its progress.
+    VENV.joinpath("constraints.txt").write_text(needs["pins"], encoding="utf-8")
+    pip += ["-c", str(VENV / "constraints.txt"), *(name for name, kind in needs.items() if kind == "package")]
+    if subprocess.Popen(pip, env=dict(os.environ, PIP_USER="0"), pass_fds=[mark.fileno()]).wait():
+        sys.exit("pip failed for the reason above: check the network and the free disk space (3 GB, CUDA: 9 GB).")
+    MARK.write_text(json.dumps({**needs, "python": str(PYTHON.resolve()), "clone": str(ROOT)}), encoding="utf-8")
+
+
+def create():
+    """Replace the folder's contents with an environment that is empty but finds the course."""
     for path in set(VENV.iterdir()) - {MARK}:
         shutil.rmtree(str(path)) if path.is_dir() and not path.is_symlink() else path.unlink()
     if subprocess.call([sys._base_executable, "-Im", "venv", str(VENV)]):
         sys.exit("This Python cannot create environments: on Debian or Ubuntu, run `sudo apt install python3-venv`.")
     packages = next(VENV.glob("lib/python*/site-packages"))
     packages.joinpath("course.pth").write_text(FIND_COURSE % str(ROOT), encoding="ascii")
-    pip = [str(PYTHON), "-Im", "pip", "install", "-q", "--no-input", "--disable-pip-version-check"]
-    VENV.joinpath("constraints.txt").write_text(needs["pins"], encoding="utf-8")
-    pip += ["-c", str(VENV / "constraints.txt"), *(name for name, kind in needs.items() if kind == "package")]
-    if subprocess.Popen(pip, env=dict(os.environ, PIP_USER="0"), pass_fds=[mark.fileno()]).wait():
-        sys.exit("pip failed for the reason above: check the network and the free disk space (3 GB, CUDA: 9 GB).")
-    MARK.write_text(json.dumps({**needs, "python": str(PYTHON.resolve()), "clone": str(ROOT)}), encoding="utf-8")
 
 
 def prepare():
@@ -106,7 +118,7 @@ def prepare():
         lock(mark, fcntl.LOCK_EX)
         unchanged = json.loads(MARK.read_text(encoding="utf-8") or "{}") == made
         if unchanged:  # No other process has rebuilt it in the meantime.
-            build(mark)
+            build(mark, made)
 
 
 def main():

@@ -308,6 +308,17 @@ def test_tools_for_tests_are_installed_where_there_are_tests(clone):
     assert clone.installs == 2, "the tools may stay"
 
 
+def test_a_student_gets_no_tools_and_tests_add_them_to_what_is_there(clone):
+    (clone.root / "tests").mkdir()
+    clone.run(*PRINT, COURSE_STUDENT="1")
+    assert clone.log.read_text().rstrip().endswith(" torch")
+    (clone.venv / "left_over").touch()
+    assert "Adding the tools for tests" in clone.run(*PRINT)[1]
+    assert clone.log.read_text().rstrip().endswith(" torch ruff") and (clone.venv / "left_over").exists()
+    clone.run(*PRINT, COURSE_STUDENT="1")
+    assert clone.installs == 2, "the tools may stay"
+
+
 @pytest.mark.parametrize("change", ["pins", "packages", "Python is gone", "folder"])
 def test_an_environment_that_does_not_fit_is_rebuilt(clone, change):
     clone.run(*PRINT)
