@@ -21,6 +21,7 @@
 from shared import formulas, measure, plots, ranks, tables, widgets
 from shared.plots import costs as cost_plots
 from shared.plots import diagrams
+from shared.predictions import predicted
 
 ranks.start(world_size=4, backend="gloo:cpu", detect_mismatch=False)
 
@@ -89,7 +90,7 @@ plots.bars({f"rank {rank}": count for rank, count in enumerate(star_sent)}, "ten
 # them send? (1 would mean as many bytes as its own tensor has.)
 
 # %%
-my_prediction = 0.0
+my_prediction = None
 
 # %% [markdown]
 # ## Reduce-scatter, then all-gather
@@ -140,7 +141,7 @@ sent = tensors_sent(all_reduce_in_turn)
 # %%
 in_turn_sent = ranks.pull("sent")
 assert in_turn_sent == [1.5] * 4 and sum(in_turn_sent) == sum(star_sent)
-print(f"predicted {my_prediction:g} tensors, measured {in_turn_sent}")
+print(f"{predicted(my_prediction, '{} tensors')}measured {in_turn_sent}")
 
 # %% [markdown]
 # In total, the ranks send as many bytes as before, but now each of them sends an equal share. They still take turns,
@@ -158,7 +159,7 @@ print(f"predicted {my_prediction:g} tensors, measured {in_turn_sent}")
 # rank 0 send first, so that the sums of A, B and C end up on ranks 0, 1 and 2? Write its letter.
 
 # %%
-my_prediction = "?"
+my_prediction = None
 
 # %% [markdown]
 # The next cell contains the whole ring. It follows two plans, one for each half. A plan has one string per step, and
@@ -218,7 +219,7 @@ with ranks.world(3):
     logs = ranks.run(lambda: ring_all_reduce(marked()))
 sent_by_rank_0 = [entry["sent"] for entry in logs[0][1:]]
 assert all(entry == "111" for log in logs for entry in log[-1]["holds"].values())
-print(f"predicted {my_prediction}, rank 0 sent {', '.join(sent_by_rank_0[:2])} in the")
+print(f"{predicted(my_prediction)}rank 0 sent {', '.join(sent_by_rank_0[:2])} in the")
 print(f"reduce-scatter, and then {', '.join(sent_by_rank_0[2:])} in the all-gather")
 
 # %% [markdown]
@@ -247,7 +248,7 @@ widgets.ring_stepper(ranks.pull("log"))
 # compares the formula with the ledger on 2, 3 and 4 ranks.
 
 # %%
-my_prediction = 0
+my_prediction = None
 
 # %%
 rows = []
@@ -262,7 +263,7 @@ tables.Table(["N", "star: rank 0 sends", "ring: each rank sends", "2(N−1)/N"],
 
 # %%
 formula = formulas.all_reduce_sent_bytes(1, 1000)
-print(f"predicted {my_prediction}, the formula gives {formula:.3f} tensors")
+print(f"{predicted(my_prediction)}the formula gives {formula:.3f} tensors")
 
 # %% [markdown]
 # A rank always sends less than two tensors, no matter how large the ring is. You cannot do better: unless the switches
@@ -393,7 +394,7 @@ cost_plots.predicted_against_measured(
 # **Predict.** How many milliseconds does our ring take for 4 MB on four ranks? Use the formula with the α and β above.
 
 # %%
-my_prediction_ms = 0.0
+my_prediction_ms = None
 
 # %% [markdown]
 # The next cell times our ring, the star and `dist.all_reduce`, first without the link and then behind it. The figure
@@ -413,7 +414,7 @@ link_ratio = on_link.ratio("star", "ring")[4_000_000]
 measure.expect(0.6 < ring_ms / formula_ms < 2, "the ring takes about as long as predicted")
 measure.expect(link_ratio > 1.3, "the ring is faster behind the link")
 print(
-    f"predicted {my_prediction_ms:.1f} ms, measured {ring_ms:.1f} ms; formula {formula_ms:.1f} ms"
+    f"{predicted(my_prediction_ms, '{} ms')}measured {ring_ms:.1f} ms; formula {formula_ms:.1f} ms"
 )
 print(f"the star takes {link_ratio:.1f} times as long")
 models = {
@@ -532,7 +533,7 @@ cost_plots.all_reduce_costs(algorithms, world_sizes=[4, 64, 1024])
 # take if they run at the same time?
 
 # %%
-my_prediction_ms = 0.0
+my_prediction_ms = None
 
 # %%
 # %%ranks
@@ -564,7 +565,7 @@ with measure.behind_link("1gbit", latency_ms=5):
 times = ranks.pull("times")[0]
 ratio = times.ratio("one after the other", "at the same time")
 measure.expect(ratio > 1.3, "both at the same time take less time")
-print(f"predicted {my_prediction_ms:.0f} ms, measured {times['at the same time'].time_ms:.0f} ms")
+print(f"{predicted(my_prediction_ms, '{} ms')}measured {times['at the same time'].time_ms:.0f} ms")
 plots.bars(times.ms(), "ms (median of 5)")
 
 # %% [markdown]

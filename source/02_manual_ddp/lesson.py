@@ -34,6 +34,7 @@ import torch
 from shared import plots, ranks
 from shared.data import CharTokens
 from shared.models import GPTConfig, TinyGPT
+from shared.predictions import predicted
 
 torch.set_num_threads(1)  # one process on one core, as each rank later
 text = CharTokens()
@@ -199,7 +200,7 @@ assert torch.allclose(averaged, full, atol=1e-12)
 # sleep, twice as much as before.
 
 # %%
-my_prediction = 1.0
+my_prediction = None
 
 # %%
 # %%ranks
@@ -231,7 +232,7 @@ from shared import measure
 times = ranks.pull("times")[0]
 sequence_ms, four_ms = times.ms().values()
 faster = sequence_ms / four_ms
-print(f"predicted {my_prediction:g}, measured {faster:.1f} times faster")
+print(f"{predicted(my_prediction)}measured {faster:.1f} times faster")
 measure.expect(1 < faster < 4, "four ranks are up to four times as fast")
 plots.bars(times.ms(), "ms until the gradients are ready (median of 3, blocks that sleep)")
 
@@ -278,7 +279,7 @@ def relative_error(found, expected):
 # correct gradient: 0 (no error), about 0.3, or about 1 (as large as the gradient itself)?
 
 # %%
-my_error = 0.0
+my_error = None
 
 # %% [markdown]
 # The next cell also computes a weighted mean. Each rank multiplies its loss by $N\,|B_r|/|B|$ before backward, so the
@@ -295,7 +296,7 @@ weighted = relative_error(mean_gradient(world_size * len(x) / len(inputs) * mode
 assert weighted < 1e-12 < 0.1 < plain
 
 # %% tags=["nbval-ignore-output"]
-print(f"predicted {my_error:g}; measured {ranks.pull('plain')[0]:.2f} for the plain mean")
+print(f"{predicted(my_error)}measured {ranks.pull('plain')[0]:.2f} for the plain mean")
 print(f"measured {ranks.pull('weighted')[0]:.0e} for the weighted mean")
 
 # %% [markdown]
@@ -538,7 +539,7 @@ assert accuracy > 0.9
 # that both predict the same digit for every image.
 
 # %%
-my_different_images = 100
+my_different_images = None
 
 # %%
 # %%ranks
@@ -548,7 +549,7 @@ print(f"{(predicted == test_labels).double().mean():.1%} of the test images are 
 # %%
 four_losses, four_predicted = ranks.pull("losses")[0], ranks.pull("predicted")[0]
 different = (four_predicted != one_predicted).sum().item()
-print(f"predicted {my_different_images}, measured {different}")
+print(f"{predicted(my_different_images)}measured {different}")
 assert different == 0
 assert max(abs(a - b) for a, b in zip(one_losses, four_losses, strict=True)) < 1e-6
 plots.loss_curves({"1 process": one_losses, "4 ranks": four_losses})
@@ -567,7 +568,7 @@ plots.loss_curves({"1 process": one_losses, "4 ranks": four_losses})
 # - 3: the loss falls as before
 
 # %%
-my_outcome = 0
+my_outcome = None
 
 # %%
 # %%ranks
@@ -579,7 +580,7 @@ unequal_losses = ranks.pull("unequal_losses")[0]
 answers = torch.stack(ranks.pull("unequal_predicted"))
 disagree = (answers != answers[0]).any(0).sum().item()
 last_epoch, last_epoch_unequal = sum(four_losses[-15:]) / 15, sum(unequal_losses[-15:]) / 15
-print(f"you wrote {my_outcome}; the loss of the last epoch is {last_epoch_unequal:.2f}", end=" ")
+print(f"{predicted(my_outcome)}the loss of the last epoch is {last_epoch_unequal:.2f}", end=" ")
 print(f"instead of {last_epoch:.2f}, and the ranks disagree on {disagree} test images")
 assert last_epoch < last_epoch_unequal < unequal_losses[0] and disagree > 0
 plots.loss_curves({"4 ranks": four_losses, "4 ranks, no broadcast": unequal_losses})

@@ -32,6 +32,7 @@ from shared import measure, plots, ranks, tables, widgets
 from shared.plots import buckets as bucket_plots
 from shared.plots import costs as cost_plots
 from shared.plots import diagrams
+from shared.predictions import predicted
 
 ranks.start(world_size=4, backend="gloo:cpu", detect_mismatch=False)
 
@@ -90,7 +91,7 @@ measure.expect(line.communication_ms > 5 * bytes_ms, "the bytes are a small part
 # gradients? 1 would mean the same time; 0.02 would mean a time proportional to the bytes.
 
 # %%
-my_prediction = 0.0
+my_prediction = None
 
 # %%
 # %%ranks
@@ -109,7 +110,7 @@ times = measure.jobs(ways | {"100 gradients": by_hand.finish_gradient_sync}, rou
 times = ranks.pull("times")[0]
 small_ms, gradients_ms = times.ms().values()
 fraction = small_ms / gradients_ms
-print(f"predicted {my_prediction:g}, measured {fraction:.2f}")
+print(f"{predicted(my_prediction)}measured {fraction:.2f}")
 measure.expect(fraction > 0.7, "small all-reduces take about as long")
 plots.bars(times.ms(), "ms (median of 5 rounds)")
 
@@ -248,7 +249,7 @@ plots.bars(times.ms(), "ms (median of 5 rounds)")
 # **Predict.** The gradients take 2.41 MB. How many MB do the gradients and the flat tensor take together at the peak?
 
 # %%
-my_prediction_mb = 0.0
+my_prediction_mb = None
 
 # %%
 # %%ranks
@@ -271,7 +272,7 @@ held = {
 held = ranks.pull("held")[0]
 gradient_bytes = held["100 all-reduces"]["gradients"]
 both_bytes = held["flat tensor"]["gradients"] + held["flat tensor"]["buckets"]
-print(f"predicted {my_prediction_mb:g} MB, measured {both_bytes / 1e6:.2f} MB")
+print(f"{predicted(my_prediction_mb, '{} MB')}measured {both_bytes / 1e6:.2f} MB")
 assert both_bytes == 2 * gradient_bytes
 
 # %% [markdown]
@@ -333,7 +334,7 @@ plots.memory_by_component(held)
 # registers a function that autograd calls with each parameter as soon as its gradient is complete.
 
 # %%
-my_prediction = "?"
+my_prediction = None
 
 # %%
 # %%ranks
@@ -350,7 +351,7 @@ print("last: ", completed[-3:])
 
 # %%
 completed = ranks.pull("completed")[0]
-print(f"predicted {my_prediction}, the first is {completed[0]}, the last {completed[-1]}")
+print(f"{predicted(my_prediction)}the first is {completed[0]}, the last {completed[-1]}")
 assert completed[0].startswith("norm.") and completed[-1] == "token_embedding.weight"
 
 # %% [markdown]
@@ -477,7 +478,7 @@ for cap, buckets in by_cap.items():
 # 2.41 MB. How many milliseconds do their all-reduces take, one after the other?
 
 # %%
-my_prediction_ms = 0.0
+my_prediction_ms = None
 
 
 # %%
@@ -510,7 +511,7 @@ def run_of(cap, log, names):
 logs = {cap: of_ranks[0] for cap, of_ranks in ranks.pull("logs")[0].items()}
 runs = {cap: run_of(cap, logs[cap], names) for cap, names in ranks.pull("bucket_names")[0].items()}
 took_ms = {cap: run.took_ms for cap, run in runs.items()}
-print(f"350 KiB: predicted {my_prediction_ms:.0f} ms, measured {took_ms['350 KiB']:.0f} ms")
+print(f"350 KiB: {predicted(my_prediction_ms, '{} ms')}measured {took_ms['350 KiB']:.0f} ms")
 off = sorted(run.took_ms / run.predicted_ms for run in runs.values())
 print(f"measured / formula: from {off[0]:.2f} to {off[-1]:.2f}")
 measure.expect(1 / 1.6 < off[len(off) // 2] < 1.6, "the formula comes close")

@@ -32,6 +32,7 @@
 from shared import measure, plots, ranks, tables
 from shared.plots import costs, diagrams
 from shared.plots import scaling as scaling_plots
+from shared.predictions import predicted
 
 measure.start_behind_link(world_size=4, rate="500mbit", latency_ms=1.0, emulate=True)
 
@@ -85,7 +86,7 @@ print(f"{gradients_bytes / 1e6:.2f} MB of gradients")
 # α and β.
 
 # %%
-my_prediction_ms = 0.0
+my_prediction_ms = None
 
 # %%
 # %%ranks
@@ -111,7 +112,7 @@ before = ranks.pull("lines")[0][0]  # the step as rank 0 saw it
 bytes_ms = 1e3 * 2 * (4 - 1) / 4 * ranks.pull("gradients_bytes")[0] * beta_s
 latency_ms = 1e3 * 2 * (4 - 1) * alpha_s
 print(f"formula: {bytes_ms:.0f} ms for the bytes + 7 · {latency_ms:.0f} ms for the latencies")
-print(f"predicted {my_prediction_ms:.0f} ms, measured {before.exposed_ms:.0f} ms")
+print(f"{predicted(my_prediction_ms, '{} ms')}measured {before.exposed_ms:.0f} ms")
 measure.expect(before.overlap < 0.1, "nothing overlaps")
 plots.timeline([before])
 
@@ -174,7 +175,7 @@ class PerParameterDDP(nn.Module):
 # are exposed? A prediction of 0 means that everything is hidden.
 
 # %%
-my_prediction_ms = 0.0
+my_prediction_ms = None
 
 # %%
 # %%ranks
@@ -182,7 +183,7 @@ blocking_lines = recorded_step(PerParameterDDP(new_model(), async_op=False))
 
 # %% tags=["nbval-ignore-output"]
 blocking = ranks.pull("blocking_lines")[0][0]
-print(f"predicted {my_prediction_ms:.0f} ms, measured {blocking.exposed_ms:.0f} ms")
+print(f"{predicted(my_prediction_ms, '{} ms')}measured {blocking.exposed_ms:.0f} ms")
 measure.expect(blocking.exposed_ms > before.exposed_ms, "that is slower")
 plots.timeline([blocking])
 
@@ -362,7 +363,7 @@ def predicted_s(cap_mb):
 # **Predict.** Which cap leaves the least communication exposed on this link: 0.25, 0.5, 1, 2, 4 or 25 MB?
 
 # %%
-my_prediction_cap_mb = 0.0
+my_prediction_cap_mb = None
 
 # %%
 # %%ranks --timeout 180
@@ -373,7 +374,7 @@ by_cap = {cap: recorded_step(HookedDDP(new_model(), cap))[0].exposed_ms for cap 
 by_cap = ranks.pull("by_cap")[0]
 predicted_best = min(by_cap, key=predicted_s)
 measured_best = min(by_cap, key=by_cap.get)
-print(f"your prediction: {my_prediction_cap_mb:g} MB")
+print(predicted(my_prediction_cap_mb, "{} MB", "\n"), end="")
 print(f"best of the six caps: {predicted_best:g} MB by the formula, {measured_best:g} MB measured")
 measure.expect(0.25 < predicted_best < 25, "the best cap lies in between")
 measure.expect(0.25 < measured_best < 25, "the best measured cap lies in between")
@@ -423,7 +424,7 @@ order = "ab" if rank == 0 else "ba"
 # **Predict.** Which gradients does rank 0 get from `HookedDDP`? The right averages are 1 for `a` and 10 for `b`.
 
 # %%
-my_prediction = {"a": 0.0, "b": 0.0}
+my_prediction = {"a": None, "b": None}
 
 # %%
 # %%ranks
@@ -471,7 +472,7 @@ for used in (order, "b" if rank == 3 else "ab"):
 # all-reduce, as a multiple of the bytes of the gradients? 1 would mean that it all-reduces each gradient once.
 
 # %%
-my_prediction = 0.0
+my_prediction = None
 
 # %%
 # %%ranks

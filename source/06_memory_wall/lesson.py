@@ -28,6 +28,7 @@
 from shared import formulas, measure, planner, plots, ranks, tables, widgets
 from shared.plots import diagrams
 from shared.plots import memory_plan as planner_plots
+from shared.predictions import predicted
 
 ranks.start(world_size=4, detect_mismatch=False)
 
@@ -58,7 +59,7 @@ print(f"Ψ = {parameters:,} parameters, {4 * parameters / 1e6:.1f} MB")
 # AdamW? 4 means that only the parameters count.
 
 # %%
-my_prediction = 0.0
+my_prediction = None
 
 
 # %%
@@ -80,7 +81,7 @@ peak, parameters = ranks.pull("peak")[0], ranks.pull("parameters")[0]
 end, at_peak = peak.samples[-1].held, peak.held.total_bytes / parameters
 state = (end.parameters_bytes, end.gradients_bytes, end.optimizer_bytes)
 each = [f"{nbytes / parameters:.2f}" for nbytes in state]
-print(f"predicted {my_prediction:g}, measured {' + '.join(each)} bytes per parameter")
+print(f"{predicted(my_prediction)}measured {' + '.join(each)} bytes per parameter")
 print(f"at the peak, in {peak.phase}: {at_peak:.1f} bytes per parameter")
 assert each == ["4.00", "4.00", "8.00"]
 assert at_peak > 20 and peak.phase in ("forward", "backward")
@@ -148,7 +149,7 @@ print(" + ".join(per_parameter(all_low, adamw_low)), "bytes per parameter")
 # guess is enough.
 
 # %%
-my_share = 1.0
+my_share = None
 
 # %%
 # %%ranks
@@ -158,7 +159,7 @@ shares = [some.mean().item() for some in (changed, changed[ratios < 256], change
 
 # %% tags=["nbval-ignore-output"]
 moved, of_small, of_large = ranks.pull("shares")[0]
-print(f"predicted {my_share:.0%}, measured {moved:.0%}")
+print(f"{predicted(my_share, '{:.0%}')}measured {moved:.0%}")
 print(f"{of_small:.0%} of the weights below 256 × the update changed, {of_large:.0%} above 512 ×")
 assert of_large < 0.01 < moved < 0.5 < 0.99 < of_small
 
@@ -203,7 +204,7 @@ with_masters = WithMasters(low.parameters(), lr=1e-5)
 # parameter does the model state take then?
 
 # %%
-my_prediction = 0.0
+my_prediction = None
 
 # %%
 # %%ranks
@@ -216,7 +217,7 @@ state["mixed, fp32 gradients freed"] = per_parameter(low, with_masters)
 
 # %%
 rows = [[name, *held, f"{sum(map(int, held))}"] for name, held in ranks.pull("state")[0].items()]
-print(f"predicted {my_prediction:g}, measured {rows[-1][-1]} bytes per parameter")
+print(f"{predicted(my_prediction)}measured {rows[-1][-1]} bytes per parameter")
 assert [row[-1] for row in rows] == ["16", "8", "20", "16"]
 tables.Table(["bytes per parameter", "parameters", "gradients", "optimizer", "total"], rows)
 
@@ -410,7 +411,7 @@ for block in saving.blocks:
 # left at the peak? 1 means that nothing is saved.
 
 # %%
-my_share = 1.0
+my_share = None
 
 
 # %%
@@ -430,7 +431,7 @@ assert all(torch.allclose(a.grad, b.grad, atol=1e-6) for a, b in pairs)
 peaks = ranks.pull("peaks")[0]
 most = {name: max(s.held.activations_bytes for s in peak.samples) for name, peak in peaks.items()}
 left, derived = most["checkpointed"] / most["plain"], (8 * 1 + 15) / (8 * 16)
-print(f"left: predicted {my_share:.0%}, derived {derived:.0%}, measured {left:.0%}")
+print(f"left: {predicted(my_share, '{:.0%}')}derived {derived:.0%}, measured {left:.0%}")
 assert 0.9 * derived < left < derived
 plots.memory_over_step(peaks["checkpointed"].samples)
 
@@ -442,7 +443,7 @@ plots.memory_over_step(peaks["checkpointed"].samples)
 # together if all blocks are checkpointed? 0.5 means 50% longer.
 
 # %%
-my_extra = 0.0
+my_extra = None
 
 # %%
 # %%ranks
@@ -453,7 +454,7 @@ times = measure.jobs(steps, rounds=10)
 # %% tags=["nbval-ignore-output"]
 parts_ms = ranks.pull("times")[0].parts_ms()
 extra = sum(parts_ms["checkpointed"].values()) / sum(parts_ms["plain"].values()) - 1
-print(f"predicted {my_extra:.0%}, measured {extra:.0%} longer")
+print(f"{predicted(my_extra, '{:.0%}')}measured {extra:.0%} longer")
 backward_ms = {name: parts["backward"] for name, parts in parts_ms.items()}
 measure.expect(extra > 0.05, "the checkpointed step takes longer")
 measure.expect(backward_ms["checkpointed"] > 1.1 * backward_ms["plain"], "backward takes longer")
@@ -492,7 +493,7 @@ plots.bars({f"{phase}, {name}": parts_ms[name][phase] for phase, name in rows}, 
 # - **E**: 70B, with ZeRO-3 over 32 GPUs.
 
 # %%
-my_answers = "?????"
+my_answers = None
 
 
 # %%
@@ -510,8 +511,7 @@ cases_gb = {
 }
 rows = [[name, f"{gb:.4g}", "y" if gb <= 80 else "n"] for name, gb in cases_gb.items()]
 answers = "".join(row[-1] for row in rows)
-right = sum(mine == answer for mine, answer in zip(my_answers, answers, strict=False))
-print(f"you wrote {my_answers}, computed {answers}: {right} of {len(answers)} are right")
+print(f"{predicted(my_answers)}computed {answers}")
 assert answers == "nnnyy"
 tables.Table(["", "GB per GPU", "fits"], rows)
 
@@ -538,10 +538,10 @@ tables.Table(["GPU", "data parallelism, any N", "ZeRO-1, N → ∞", "ZeRO-2, N 
 # Which is the first strategy that fits: "DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3" or "none"?
 
 # %%
-my_prediction = "ZeRO-?"
+my_prediction = None
 
 # %% tags=["nbval-ignore-output"]
-print(f"predicted {my_prediction}")
+print(predicted(my_prediction, then="\n"), end="")
 widgets.memory_planner("Llama-2 7B", ranks=8)
 
 # %% [markdown]

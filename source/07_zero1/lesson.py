@@ -34,6 +34,7 @@
 from shared import formulas, plots, ranks, tables
 from shared.plots import diagrams
 from shared.plots import zero as zero_plots
+from shared.predictions import predicted
 
 ranks.start(world_size=4, detect_mismatch=False)  # mismatch detection would add messages of its own
 
@@ -154,13 +155,13 @@ held = memory.held(owned_ddp, own_adamw)
 # the rank with the largest share hold? 1 means exactly a quarter.
 
 # %%
-my_times_ideal = 1.0
+my_times_ideal = None
 
 # %%
 held_bytes = [of_rank.optimizer_bytes for of_rank in ranks.pull("held")]
 print("optimizer state, MB:", [f"{each / 1e6:.2f}" for each in held_bytes])
 measured = max(held_bytes) / (sum(held_bytes) / 4)
-print(f"predicted {my_times_ideal:g}, measured {measured:.2f} times a quarter")
+print(f"{predicted(my_times_ideal)}measured {measured:.2f} times a quarter")
 owners, largest = ranks.pull("owners")[0], {}
 for n, owner in owners.items():
     owned = [sum(sizes[name] for name in sizes if owner[name] == rank) for rank in range(n)]
@@ -262,7 +263,7 @@ def by_all_reduce(gradients):
 # with this version?
 
 # %%
-my_all_reduce_mb = 0.0
+my_all_reduce_mb = None
 
 # %%
 # %%ranks
@@ -279,7 +280,7 @@ parameters_bytes = 4 * parameters
 all_reduce_bytes = formulas.all_reduce_sent_bytes(parameters_bytes, ranks=4)
 all_gather_bytes = formulas.all_gather_sent_bytes(parameters_bytes, ranks=4)
 log.assert_volume(sent_bytes=all_reduce_bytes + all_gather_bytes)
-print(f"predicted {my_all_reduce_mb:g} MB, measured {log.sent_bytes / 1e6:.2f} MB, ", end="")
+print(f"{predicted(my_all_reduce_mb, '{} MB')}measured {log.sent_bytes / 1e6:.2f} MB, ", end="")
 print(f"{log.sent_bytes / all_reduce_bytes:.2f} times data parallelism")
 
 # %% [markdown]
@@ -321,7 +322,7 @@ def by_reduce_scatter(gradients):
 # **Predict.** How many MB does a rank send now?
 
 # %%
-my_reduce_scatter_mb = 0.0
+my_reduce_scatter_mb = None
 
 # %%
 # %%ranks
@@ -336,7 +337,7 @@ log = ranks.pull("logs")[0]["one owner per element, reduce-scatter"]
 log.assert_volume(sent_bytes=formulas.step_sent_bytes(parameters, ranks=4, stage=1, bytes_each=4))
 assert log.sent_bytes == all_reduce_bytes
 assert log.entries[-1].op == "all_gather" and log.entries[-1].payload_bytes == parameters_bytes
-print(f"predicted {my_reduce_scatter_mb:g} MB, measured {log.sent_bytes / 1e6:.2f} MB")
+print(f"{predicted(my_reduce_scatter_mb, '{} MB')}measured {log.sent_bytes / 1e6:.2f} MB")
 log.table(times=False)
 
 # %% [markdown]
@@ -436,7 +437,7 @@ plots.loss_curves({"one process": alone_losses, "4 ranks, ZeRO-1": mean_losses})
 # factor does ZeRO-1 divide their total? 1 means that nothing is saved.
 
 # %%
-my_times_less = 1.0
+my_times_less = None
 
 
 # %%
@@ -462,7 +463,7 @@ for n in (1, 2, 4):
         assert 0 <= held.total_bytes - formula_bytes < 1000  # AdamW's step counters
 plain, _ = by_ranks[4]
 times_less = plain.total_bytes / by_ranks[4][1].total_bytes
-print(f"predicted {my_times_less:g}, measured {times_less:.2f} times")
+print(f"{predicted(my_times_less)}measured {times_less:.2f} times")
 bars = {"data parallelism": plain.by_component()}
 bars |= {f"ZeRO-1, {n} ranks": by_ranks[n][1].by_component() for n in (2, 4)}
 plots.memory_by_component(bars)

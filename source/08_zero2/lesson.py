@@ -32,6 +32,7 @@
 from shared import formulas, measure, plots, ranks, tables
 from shared.plots import diagrams
 from shared.plots import zero as zero_plots
+from shared.predictions import predicted
 
 measure.start_behind_link(world_size=4, rate="1gbit", latency_ms=0.1)
 
@@ -168,7 +169,7 @@ class ReduceAfterBackward:
 # largest fraction of the gradients that it holds at *any* moment of a step? 1 means all of them.
 
 # %%
-my_prediction = 0.0
+my_prediction = None
 
 
 # %%
@@ -203,7 +204,7 @@ after = ranks.pull("after")[0]
 kept = next(sample.held for sample in after.samples if sample.phase == "step")
 most = max(sample.held.gradients_bytes for sample in after.samples) / (4 * parameters)
 print(f"held for the optimizer's step: {kept.gradients_bytes / (4 * parameters):.2f}")
-print(f"most at any moment: predicted {my_prediction:g}, measured {most:.2f}")
+print(f"most at any moment: {predicted(my_prediction)}measured {most:.2f}")
 assert most >= 1 and after.held.gradients_bytes > 0.9 * 4 * parameters
 plots.memory_over_step(after.samples)
 
@@ -309,7 +310,7 @@ zero_plots.over_backward(ranks.pull("curves")[0], levels)
 # as a multiple of 4Ψ? 1 means as many as without sharding.
 
 # %%
-my_prediction = 0.0
+my_prediction = None
 
 
 # %%
@@ -324,7 +325,7 @@ most_bytes = max(curve_of(NeverWaits))
 
 # %%
 times = ranks.pull("most_bytes")[0] / (4 * parameters)
-print(f"predicted {my_prediction:g}, measured {times:.2f} times 4Ψ")
+print(f"{predicted(my_prediction)}measured {times:.2f} times 4Ψ")
 assert times > 1.6
 
 # %% [markdown]
@@ -344,7 +345,7 @@ assert times > 1.6
 # in chapter 06?
 
 # %%
-my_prediction, my_prediction_checkpointed = 0.0, 0.0
+my_prediction, my_prediction_checkpointed = None, None
 
 # %%
 # %%ranks
@@ -363,9 +364,9 @@ for name, kind in kinds.items():
 # %%
 held = ranks.pull("held")[0]
 after, after_checkpointed, during, checkpointed = (sum(parts.values()) for parts in held.values())
-print(f"plain: predicted {my_prediction:g}, measured {during / after:.2f}")
+print(f"plain: {predicted(my_prediction)}measured {during / after:.2f}")
 fraction = checkpointed / after_checkpointed
-print(f"checkpointed: predicted {my_prediction_checkpointed:g}, measured {fraction:.2f}")
+print(f"checkpointed: {predicted(my_prediction_checkpointed)}measured {fraction:.2f}")
 assert abs(during / after - 1) < 0.1 and fraction < 0.9
 plots.memory_by_component(held)
 
@@ -453,7 +454,7 @@ tables.Table(["ranks", "2", "4", "8", "64", "→ ∞"], [["mixed precision: fact
 # bucket is *all-reduced*, and each rank then keeps its slice, as DeepSpeed does by default? 1 means equally many.
 
 # %%
-my_prediction, my_prediction_slice = 0.0, 0.0
+my_prediction, my_prediction_slice = None, None
 
 
 # %%
@@ -483,8 +484,8 @@ log, sliced = ranks.pull("log")[0], ranks.pull("sliced")[0]
 log.assert_volume(sent_bytes=formulas.step_sent_bytes(parameters, ranks=4, stage=2, bytes_each=4))
 ddp_bytes = formulas.step_sent_bytes(parameters, ranks=4, stage=0, bytes_each=4)
 times, times_sliced = log.sent_bytes / ddp_bytes, sliced.sent_bytes / ddp_bytes
-print(f"reduce-scatter: predicted {my_prediction:g}, measured {times:.2f} times")
-print(f"all-reduce, slice: predicted {my_prediction_slice:g}, measured {times_sliced:.2f} times")
+print(f"reduce-scatter: {predicted(my_prediction)}measured {times:.2f} times")
+print(f"all-reduce, slice: {predicted(my_prediction_slice)}measured {times_sliced:.2f} times")
 assert times == 1 and times_sliced == 1.5
 
 # %% [markdown]
@@ -566,7 +567,7 @@ plots.timeline(list(lines.values()), list(lines))
 # a step send? For one micro-batch, the answer is 2.
 
 # %%
-my_prediction = 0
+my_prediction = None
 
 
 # %%
@@ -597,7 +598,7 @@ for g, last_only, sent_bytes, most_bytes in ranks.pull("results")[0]:
     assert (most_bytes > 4 * parameters) == last_only
     sent = sent_bytes / (ddp_bytes / 2)
     rows.append([f"{g}", name, f"{sent:g}", f"{most_bytes / (4 * parameters):.2f}"])
-print(f"predicted {my_prediction}, measured {rows[2][2]}")
+print(f"{predicted(my_prediction)}measured {rows[2][2]}")
 header = ["micro-batches", "reduced", "sent, in f · 4Ψ", "gradients and buckets at the peak, in 4Ψ"]
 tables.Table(header, rows)
 

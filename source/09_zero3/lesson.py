@@ -27,6 +27,7 @@
 from shared import formulas, measure, plots, ranks, tables, widgets
 from shared.plots import diagrams
 from shared.plots import lifetimes as lifetime_plots
+from shared.predictions import predicted
 from shared.timeline.blocks import with_block_numbers, zero3_step
 
 measure.start_behind_link(world_size=4, rate="250mbit", latency_ms=0.1)
@@ -319,7 +320,7 @@ plots.loss_curves({"one process": alone_losses, "four ranks, ZeRO-3": mean_losse
 # of the six blocks has 15% of Ψ, and the root has the rest.
 
 # %%
-my_peaks = {"a unit per block": 0.0, "no units": 0.0}
+my_peaks = {"a unit per block": None, "no units": None}
 
 
 # %%
@@ -356,7 +357,7 @@ steps = ranks.pull("followed_steps")[0]
 unsharded = {"a unit per block": root + block, "no units": psi}
 expected_bytes = {name: 4 * (psi / 4 + numel) for name, numel in unsharded.items()}
 for name, (peak_bytes, _, _) in steps.items():
-    print(f"{name}: predicted {my_peaks[name]:g}, measured {peak_bytes / (4 * psi):.2f}")
+    print(f"{name}: {predicted(my_peaks[name])}measured {peak_bytes / (4 * psi):.2f}")
     assert peak_bytes == expected_bytes[name]
 lives = {name: life for name, (_, life, _) in steps.items()}
 lifetime_plots.lifetimes(lives, psi, expected_bytes)
@@ -385,7 +386,7 @@ lifetime_plots.lifetimes(lives, psi, expected_bytes)
 # **Predict.** How many times as many bytes as data parallelism does one step send here? 1 would mean the same number.
 
 # %%
-my_prediction = 0.0
+my_prediction = None
 
 
 # %%
@@ -404,7 +405,7 @@ sent = {g: sent_bytes(g) for g in (1, 2, 4)}
 # %%
 sent, counts = ranks.pull("sent")[0], (1, 2, 4)
 half = formulas.all_gather_sent_bytes(4 * psi, ranks=4)  # f · 4Ψ
-print(f"predicted {my_prediction:g}, measured {sent[1] / (2 * half):.2f} times data parallelism")
+print(f"{predicted(my_prediction)}measured {sent[1] / (2 * half):.2f} times data parallelism")
 rows = [["measured here", *(f"{sent[g] / half:.2f}" for g in counts)]]
 for stage in (3, 2, 1, 0):
     by_formula = [formulas.step_sent_bytes(psi, 4, stage, 4, micro_batches=g) for g in counts]
@@ -466,7 +467,7 @@ assert all_gather_ms < 24
 # **Predict.** How many milliseconds shorter is a step with prefetching? 0 would mean that no all-gather is hidden.
 
 # %%
-my_prediction_ms = 0.0
+my_prediction_ms = None
 
 # %%
 # %%ranks --timeout 120
@@ -487,7 +488,7 @@ for name in ("no prefetching", "prefetching"):
 # %% tags=["nbval-ignore-output"]
 times = ranks.pull("times")[0]
 saved_ms = times["no prefetching"].time_ms - times["prefetching"].time_ms
-print(f"predicted {my_prediction_ms:g} ms, measured {saved_ms:.0f} ms")
+print(f"{predicted(my_prediction_ms, '{} ms')}measured {saved_ms:.0f} ms")
 print(f"The bytes of ten all-gathers take {10 * all_gather_ms:.0f} ms.")
 measure.expect(times.ratio("no prefetching", "prefetching") > 1.05, "prefetching saves time")
 plots.bars(times.ms(), "ms per step, without the optimizer (median of 8 rounds)")

@@ -35,6 +35,7 @@
 # %% tags=["nbval-ignore-output"]
 from shared import formulas, plots, ranks, tables
 from shared.plots import diagrams
+from shared.predictions import predicted
 
 ranks.start(world_size=4, detect_mismatch=False)
 
@@ -141,7 +142,7 @@ class AfterBackward(torch.autograd.Function):
 # does the next cell print its three lines? Write their letters in that order, for example "abc".
 
 # %%
-my_prediction = "?"
+my_prediction = None
 
 # %%
 # %%ranks
@@ -156,7 +157,7 @@ print("\n".join(printed))
 
 # %%
 order = "".join(line[0] for line in ranks.pull("printed")[0])
-print(f"predicted {my_prediction}, the order is {order}")
+print(f"{predicted(my_prediction)}the order is {order}")
 assert order == "cba"
 
 # %% [markdown]
@@ -349,7 +350,7 @@ for name, found in differ.items():
 # **Predict.** How many bytes does a step send with bf16, as a fraction of the bytes with fp32? 1 means just as many.
 
 # %%
-my_prediction = 1.0
+my_prediction = None
 
 
 # %%
@@ -392,7 +393,7 @@ for name, (peak_bytes, log) in cases.items():
     sent_mb, peak_mb = log.sent_bytes / 1e6, peak_bytes / 1e6
     rows.append([name, *map(str, counts), f"{sent_mb:.2f}", f"{peak_mb:.2f}"])
 sent_bytes = {name: log.sent_bytes for name, (_, log) in cases.items()}
-print(f"predicted {my_prediction:g}, measured {sent_bytes['bf16'] / sent_bytes['a step']:g}")
+print(f"{predicted(my_prediction)}measured {sent_bytes['bf16'] / sent_bytes['a step']:g}")
 assert sent_bytes["bf16"] == sent_bytes["a step"] / 2
 assert sent_bytes["two micro-batches"] > 1.9 * sent_bytes["a step"]
 assert sent_bytes["frozen layers"] < 0.95 * sent_bytes["a step"]
@@ -493,7 +494,7 @@ def deferred(of_config=config, dtype=torch.float32):
 # much as the whole model. There are four ranks, and each of the six blocks has 15% of Ψ.
 
 # %%
-my_prediction = 1.0
+my_prediction = None
 
 
 # %%
@@ -511,7 +512,7 @@ peaks_bytes = {"in full": in_full, "deferred": peak_bytes_of(deferred)}
 
 # %%
 multiples = {name: size / (4 * psi) for name, size in ranks.pull("peaks_bytes")[0].items()}
-print(f"predicted {my_prediction:g}, measured {multiples['deferred']:.2f}")
+print(f"{predicted(my_prediction)}measured {multiples['deferred']:.2f}")
 assert multiples["deferred"] < 0.5 < 1 < multiples["in full"]
 plots.bars(multiples, "most memory while the model is created, as a multiple of Ψ elements")
 
@@ -614,11 +615,11 @@ header = ["", "N", "rank", "16Ψ/N", *peaks.PARTS]
 # 1.7 GB of bf16 parameters.
 
 # %%
-my_prediction_gb = 0.0
+my_prediction_gb = None
 
 # %%
 rows = held_at_peak("llama-70b", [(8, 0), (64, 0), (1024, 0)])
-print(f"predicted {my_prediction_gb:g} GB, counted {rows[-1][-1]} GB")
+print(f"{predicted(my_prediction_gb, '{} GB')}counted {rows[-1][-1]} GB")
 assert float(rows[0][-1]) > 80 > float(rows[1][-1]) and float(rows[2][-1]) > 10 * float(rows[2][3])
 note = "GB. Shards: without gradients. The peak also has temporary tensors."
 tables.Table(header, rows, note)

@@ -36,6 +36,7 @@ from shared import deepspeed_engine, formulas, measure, memory, planner, plots, 
 from shared.planner import clusters
 from shared.planner.shapes import SHAPES
 from shared.plots import diagrams
+from shared.predictions import predicted
 
 ranks.start(world_size=4, detect_mismatch=False)
 
@@ -133,7 +134,7 @@ assert host_bytes > 2 * size
 # means as many bytes as the parameters take.
 
 # %%
-my_prediction = {0: 0.0, 1: 0.0, 2: 0.0, 3: 0.0}
+my_prediction = {0: None, 1: None, 2: None, 3: None}
 
 
 # %%
@@ -181,7 +182,9 @@ tables.Table(header, rows, note)
 sent_by = {title: log.sent_bytes / size for title, (_, _, log, _) in seen.items()}
 for stage, title in enumerate(("OverlappedDDP", "ZeRO1", "ZeRO2", "ZeRO3")):
     formula = formulas.step_sent_bytes(psi, 2, stage, 4) / size
-    print(f"stage {stage}: predicted {my_prediction[stage]:g} S, measured {sent_by[title]:.2f} S")
+    print(
+        f"stage {stage}: {predicted(my_prediction[stage], '{} S')}measured {sent_by[title]:.2f} S"
+    )
     assert abs(sent_by[title] - formula) < 0.03
 assert abs(sent_by["ZeroRedundancyOptimizer"] - 1.5) < 0.05
 assert all(abs(sent_by.get(f"DeepSpeed {stage}", 1.5) - 1.5) < 0.05 for stage in (1, 2))
@@ -421,7 +424,7 @@ for op in log.ops if rank == 0 else ():
 # leave a host in total, as a multiple of S, with N = 4 and H = 2? 1 means the bytes of the whole model.
 
 # %%
-my_prediction = 0.0
+my_prediction = None
 
 # %%
 # %%ranks
@@ -436,7 +439,7 @@ for name, formula in by_formula.items():
     in_sizes = (leaves, formula, *(each / size for each in sent[0][name][1:]))
     rows.append([name, *(f"{each:.2f}" for each in in_sizes)])
     assert abs(leaves - formula) < 0.05
-print(f"predicted {my_prediction:g} S, the formula says {by_formula['hybrid']:g} S")
+print(f"{predicted(my_prediction, '{} S')}the formula says {by_formula['hybrid']:g} S")
 header = ["", "leaves a host", "formula", "a rank sends", "a rank holds between steps"]
 tables.Table(header, rows, "In S = 4Ψ bytes, on 4 ranks of 2 hosts.")
 
@@ -491,7 +494,7 @@ assert abs(held["optimizer"] / elements - 12) < 0.1
 # gradient shard to the CPU?
 
 # %%
-my_prediction_s = 0.0
+my_prediction_s = None
 
 
 # %% tags=["nbval-ignore-output"]
@@ -512,7 +515,7 @@ lasts_s = {
     "parameters to the GPU": transfer_s,
 }
 rows = [[name, f"{each:.2f}"] for name, each in lasts_s.items()]
-print(f"predicted {my_prediction_s:g} s, computed {transfer_s:.3f} s")
+print(f"{predicted(my_prediction_s, '{} s')}computed {transfer_s:.3f} s")
 print(f"AdamW on this CPU: {1e9 * step_s / elements:.1f} ns per parameter")
 assert lasts_s["AdamW on the CPU, at 200 GB/s"] > 5 * transfer_s
 note = "An A100 is assumed to reach 156 TFLOP/s, half of what it has on paper."
@@ -546,7 +549,7 @@ tables.Table(["Llama-2 7B on a host of 8 A100", "s per step"], rows, note)
 # stage has the highest throughput?
 
 # %%
-my_prediction = 0
+my_prediction = None
 
 
 # %%
@@ -582,7 +585,7 @@ for (stage, over, how), throughput in found.items():
     mfu = 6 * llama_13b.parameters * best / 312e12
     rows.append([f"{stage}", how, f"{gb:.0f}", f"{most}", f"{best:,.0f}", f"{mfu:.0%}"])
 fastest = max(found, key=lambda strategy: max(found[strategy].values(), default=0))
-print(f"predicted stage {my_prediction}, computed stage {fastest[0]}")
+print(f"{predicted(my_prediction, 'stage {}')}computed stage {fastest[0]}")
 header = ["stage", "recomputed", "GB", "largest micro-batch", "tokens/s per GPU", "MFU"]
 tables.Table(header, rows, "GB with a micro-batch of 1. At most 72 GB of 80 may be used.")
 

@@ -26,6 +26,7 @@
 # %% tags=["nbval-ignore-output"]
 from shared import measure, plots, ranks, tables
 from shared.plots import diagrams
+from shared.predictions import predicted
 
 ranks.start(world_size=4, detect_mismatch=False)
 
@@ -49,7 +50,7 @@ print(f"one interruption every {hours_between_failures:.1f} hours")
 # `full_state_dict()`, as a multiple of 4Ψ? 1 would mean one full copy and nothing else.
 
 # %%
-my_prediction = 0.0
+my_prediction = None
 
 # %%
 # %%ranks
@@ -97,7 +98,7 @@ psi, held = ranks.run(lambda: gather_all())[0]
 copies = {name: sum(parts.values()) / (4 * psi) for name, parts in held.items()}
 print(f"Ψ = {psi:,} parameters in fp32")
 print(*(f"{name}: {count:.2f} × 4Ψ bytes" for name, count in copies.items()), sep="\n")
-print(f"your prediction: {my_prediction:g} × 4Ψ bytes")
+print(predicted(my_prediction, "{} × 4Ψ bytes", "\n"), end="")
 assert 1.9 < copies["at the peak of full_state_dict()"] - copies["between steps"] < 2.1
 plots.memory_by_component(held)
 
@@ -279,7 +280,7 @@ def save_over(path):
 # "an error", "step 10", "step 20", or something else?
 
 # %%
-my_prediction = "?"
+my_prediction = None
 
 # %%
 at_10, at_20, loaded, error = ranks.run(lambda path: save_over(path), folder / "latest")[0]
@@ -290,7 +291,7 @@ for rank in range(4):
     assert loaded[shard] == (at_20 if rank < 3 else at_10)[shard]
     step = 20 if loaded[shard] == at_20[shard] else 10
     print(f"rank {rank}'s rows of the embedding: of step {step}")
-print("your prediction:", my_prediction)
+print(predicted(my_prediction, then="\n"), end="")
 
 # %% [markdown]
 # `latest` loads without an error, but this model never existed: the shards of three ranks are from step 20, and those
@@ -370,8 +371,8 @@ def killed_while_saving(folder):
 # **Predict.** From which step will the run resume? What will its folder contain besides that checkpoint?
 
 # %%
-my_prediction_step = 0
-my_prediction_folders = "?"
+my_prediction_step = None
+my_prediction_folders = None
 
 # %% tags=["nbval-ignore-output"]
 run = folder / "run"
@@ -392,7 +393,7 @@ for path in sorted(run.iterdir()):
     shards = len(list(path.glob("*.distcp")))
     rows.append([path.name, f"{shards}", "yes" if (path / ".metadata").exists() else "no"])
 assert rows == [["step_10", "4", "yes"], ["step_20.half", "3", "no"]]
-print(f"predicted: step {my_prediction_step}, and {my_prediction_folders}")
+print(predicted((my_prediction_step, my_prediction_folders), "step {}, and {}", "\n"), end="")
 tables.Table(["folder", "files with shards", ".metadata"], rows)
 
 # %% [markdown]
@@ -511,15 +512,15 @@ def save_in_background(path):
 # a multiple of 4Ψ bytes? 1 would mean as much as one full copy of the parameters.
 
 # %%
-my_prediction_step = "?"
-my_prediction = 0.0
+my_prediction_step = None
+my_prediction = None
 
 # %%
 background = ranks.run(lambda path: save_in_background(path), folder / "background")[0]
 staged_bytes, at_10, at_20, loaded = background
 assert loaded == at_10 != at_20
-print(f"step: predicted {my_prediction_step}, loaded 10")
-print(f"bytes: predicted {my_prediction:g} × 4Ψ, measured {staged_bytes / (4 * psi):.2f} × 4Ψ")
+print(f"step: {predicted(my_prediction_step)}loaded 10")
+print(f"bytes: {predicted(my_prediction, '{} × 4Ψ')}measured {staged_bytes / (4 * psi):.2f} × 4Ψ")
 assert 0.6 < staged_bytes / (4 * psi) < 1
 
 # %% [markdown]
@@ -615,7 +616,7 @@ plots.bars(blocked_ms, "ms for which training is blocked (medians of 5 rounds)")
 # should pass between two saves?
 
 # %%
-my_prediction_min = 0.0
+my_prediction_min = None
 
 
 # %%
@@ -629,7 +630,7 @@ rows = []
 for save_s, every_s in ((60, 300), (60, best_s[60]), (60, 7200), (2, best_s[2])):
     lost = lost_share(save_s, every_s, failure_s)
     rows.append([f"{save_s}", f"{every_s / 60:.0f}", f"{lost:.1%}"])
-print(f"predicted {my_prediction_min:g} minutes, computed {best_s[60] / 60:.0f}")
+print(f"{predicted(my_prediction_min, '{} minutes')}computed {best_s[60] / 60:.0f}")
 tables.Table(["a save stops training for, s", "every, minutes", "lost"], rows)
 
 # %% [markdown]

@@ -31,6 +31,7 @@ import math
 from shared import formulas, measure, plots, ranks, tables
 from shared.planner import layers
 from shared.plots import diagrams
+from shared.predictions import predicted
 from shared.timeline.bundles import bundled
 
 measure.start_behind_link(world_size=4, rate="1gbit", latency_ms=0.1)
@@ -319,7 +320,7 @@ assert all(map(math.isclose, in_one_process, in_parts))
 # activations (s × b × h) does a step have, in forward and backward together?
 
 # %%
-my_prediction = 0
+my_prediction = None
 
 
 # %%
@@ -329,7 +330,7 @@ log = costs(SplitGPT(TinyGPT(config)), text.windows([0, 1000], 256)).log
 # %%
 log, sbh = ranks.pull("log")[0], 256 * 2 * 128
 whole = [entry.in_backward for entry in log.entries if entry.elements == sbh]
-print(f"predicted {my_prediction}, measured {len(whole)}, of which {sum(whole)} are in backward")
+print(f"{predicted(my_prediction)}measured {len(whole)}, of which {sum(whole)} are in backward")
 of_blocks = formulas.tensor_parallel_sent_bytes(256 * 2, 128, layers=4, ranks=4, bytes_each=4)
 of_the_rest = formulas.all_reduce_sent_bytes(4 * (2 * sbh + 3 * sbh / 128), ranks=4)
 log.assert_volume(ops={"all_reduce": 18 + 3}, sent_bytes=of_blocks + of_the_rest)
@@ -393,7 +394,7 @@ column_gathering_again = partial(checkpoint, column_from_tokens, use_reentrant=F
 # many with TP and SP, if t = 4? And how many bytes does a block send with SP, as a multiple of those with TP alone?
 
 # %%
-my_tp_bytes, my_sp_bytes, my_ratio = 0.0, 0.0, 0.0
+my_tp_bytes, my_sp_bytes, my_ratio = None, None, None
 
 # %%
 # %%ranks
@@ -420,7 +421,8 @@ for name, (per_sbh, log) in kept.items():
     formula = formulas.activation_bytes(256, 1, 128, 4, **options) / (256 * 128)
     rows.append([name, f"{per_sbh:.1f}", f"{formula:g}", log.summary()])
     assert abs(per_sbh - (22 if name == "TP + SP" else formula)) < 0.3
-print(f"predicted {my_tp_bytes:g} and {my_sp_bytes:g} bytes, {my_ratio:g} times as many sent")
+print(predicted((my_tp_bytes, my_sp_bytes), "{} and {} bytes", "\n"), end="")
+print(predicted(my_ratio, "{} times as many sent", "\n"), end="")
 _, *sent = [log.sent_bytes for _, log in kept.values()]
 assert sent[0] == sent[1] == 0.8 * sent[2]
 tables.Table(["", "kept, bytes per sbh", "formula", "collectives of a block"], rows)
@@ -511,7 +513,7 @@ with torch.no_grad():
 # **Predict.** How many milliseconds do the ring steps save in total? 0 would mean that no transfer is hidden.
 
 # %%
-my_prediction_ms = 0.0
+my_prediction_ms = None
 
 # %%
 # %%ranks
@@ -521,7 +523,7 @@ with torch.no_grad():
 # %% tags=["nbval-ignore-output"]
 lines = [of_ranks[0] for of_ranks in ranks.pull("lines")[0].values()]
 before_ms, after_ms = (1e3 * (line.ended_s - line.began_s) for line in lines)
-print(f"predicted {my_prediction_ms:g} ms, measured {before_ms - after_ms:.0f} ms")
+print(f"{predicted(my_prediction_ms, '{} ms')}measured {before_ms - after_ms:.0f} ms")
 measure.expect(before_ms > 1.15 * after_ms, "multiplying in ring steps is faster")
 # Draw the six messages of the all-gather as one bar, and the two of each ring step, too.
 lines = [bundled(lines[0], 6, ["all-gather"]), bundled(lines[1], 2, ["1", "2", "3"])]

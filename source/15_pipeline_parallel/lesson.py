@@ -30,6 +30,7 @@ from shared.data import published_schedules
 from shared.measure.pipelines import sleeping_pipeline
 from shared.planner.shapes import SHAPES
 from shared.plots import pipeline as pipeline_plots
+from shared.predictions import predicted
 from shared.schedules import Action
 
 ranks.start(world_size=4)
@@ -142,7 +143,7 @@ pipeline_plots.schedule(naive)
 # micro-batches does stage 0 hold at most?
 
 # %%
-my_bubble, my_in_flight = 0.0, 0
+my_bubble, my_in_flight = None, None
 
 
 # %%
@@ -175,7 +176,7 @@ for name, schedule in built.items():
         spans[rank_index][name] = [spans for spans, _ in rounds]
     in_flight[name] = [rounds[0][1] for rounds in found]
 runs = pipeline_plots.fastest(spans)
-print(f"predicted {my_bubble:.3f} and {my_in_flight}")
+print(predicted((my_bubble, my_in_flight), "{:.3f} and {}", "\n"), end="")
 for name, run in runs.items():
     print(f"{name}: bubble {run.bubble_of_total:.3f}, in flight {in_flight[name]}")
     measure.expect(abs(run.bubble_of_total - 3 / 11) < 0.02, "the bubble is as the formula says")
@@ -256,7 +257,7 @@ tables.Table(["activations at the peak, in tensors", *stages], rows)
 # fraction b of the ideal time is b/(1 + b) of the total time.
 
 # %%
-my_interleaved, my_zero_bubble = 0.0, 0.0
+my_interleaved, my_zero_bubble = None, None
 
 # %% tags=["nbval-ignore-output"]
 built["interleaved"] = schedules.parse(published_schedules.INTERLEAVED)
@@ -277,7 +278,7 @@ for name, run in runs.items():
         f"{name}: bubble {run.bubble_of_total:.3f} of the total time, by the formula {expected:.3f}"
     )
     measure.expect(abs(run.bubble_of_total - expected) < 0.02, "the bubble is as the formula says")
-print(f"predicted {my_interleaved:.3f} and {my_zero_bubble:.3f}")
+print(predicted((my_interleaved, my_zero_bubble), "{:.3f} and {:.3f}", "\n"), end="")
 pipeline_plots.schedule(runs)
 
 # %% [markdown]
@@ -393,7 +394,7 @@ dist.recv(gradient, src=neighbor)
 # **Predict.** How many times as long does a step with 1F1B take now? (1 would mean: as long as before.)
 
 # %%
-my_factor = 0.0
+my_factor = None
 
 # %% tags=["nbval-ignore-output"]
 found = ranks.run(
@@ -405,7 +406,7 @@ slow = pipeline_plots.fastest([{"stage 3 is slower": rounds} for rounds in found
 unequal = {"equal stages": runs["1F1B"], **slow}
 equal, slower = (run.total for run in unequal.values())
 print(
-    f"predicted {my_factor:.2f}, measured {slower / equal:.2f}, by the formula {(8 * 1.5 + 3) / 11:.2f}"
+    f"{predicted(my_factor)}measured {slower / equal:.2f}, by the formula {(8 * 1.5 + 3) / 11:.2f}"
 )
 measure.expect(abs(slower / equal - 15 / 11) < 0.03, "the slowest stage sets the pace")
 pipeline_plots.schedule(unequal)
@@ -439,7 +440,7 @@ pipeline_plots.schedule(unequal)
 # layers of width 8,192. How many GB does a GPU send in each of the three cases?
 
 # %%
-my_pipeline_gb, my_tensor_gb, my_zero3_gb = 0.0, 0.0, 0.0
+my_pipeline_gb, my_tensor_gb, my_zero3_gb = None, None, None
 
 # %%
 shape, sequences, gpus = SHAPES["Llama-2 70B"], 8, 8
@@ -449,7 +450,8 @@ sent_gb = {
     "tensor": 4 * shape.layers * 2 * (gpus - 1) / gpus * bsh_bytes / 1e9,
     "ZeRO-3": 3 * (gpus - 1) / gpus * 2 * shape.parameters / 1e9,
 }
-print(f"predicted {my_pipeline_gb:g}, {my_tensor_gb:g} and {my_zero3_gb:g} GB")
+mine = my_pipeline_gb, my_tensor_gb, my_zero3_gb
+print(predicted(mine, "{}, {} and {} GB", "\n"), end="")
 tables.Table(
     ["", "GB sent per GPU and step"], [[name, f"{gb:,.1f}"] for name, gb in sent_gb.items()]
 )

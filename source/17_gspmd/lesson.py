@@ -38,6 +38,7 @@ from shared.data import CharTokens
 from shared.models import Block, GPTConfig, TinyGPT
 from shared.plots import diagrams
 from shared.plots.placements import placements
+from shared.predictions import predicted
 
 # %% [markdown]
 # ## The idea: say where tensors are
@@ -89,7 +90,7 @@ diagrams.tiled_weight()
 # "reduce_scatter".
 
 # %%
-my_collectives = {1: "", 2: "", 3: "", 4: "", 5: ""}
+my_collectives = {1: None, 2: None, 3: None, 4: None, 5: None}
 
 
 # %% tags=["nbval-ignore-output"]
@@ -130,7 +131,7 @@ for case, program in programs.items():
     found[case] = inserted[0].op if inserted else "none"
     sizes = [f"{each.elements:,} along {each.axes}" for each in inserted]
     mb = f"{spmd.total(inserted) / 1e6:.1f}"
-    rows.append([str(case), my_collectives[case], found[case], *(sizes or [""]), mb])
+    rows.append([str(case), my_collectives[case] or "", found[case], *(sizes or [""]), mb])
 assert list(found.values()) == ["none", "none", "all_reduce", "all_gather", "all_gather"]
 sent = {case: spmd.total(spmd.of_program(program, mesh)) for case, program in programs.items()}
 assert sent[5] == 4 * sent[3] == 16 * sent[4]
@@ -175,7 +176,7 @@ annotated = compiled(step, *(array(line, shape, "d") for shape in shapes))
 # the compiled program send? The step needs 2.
 
 # %%
-my_multiple = 0.0
+my_multiple = None
 
 
 # %%
@@ -198,7 +199,7 @@ columns = {
     for name, program in {"annotated": annotated, "shard_map": by_hand}.items()
 }
 f_bytes = 7 / 8 * 4 * 512 * 512
-print(f"predicted {my_multiple:g}, compiled {spmd.total(columns['annotated']) / f_bytes:g}")
+print(f"{predicted(my_multiple)}compiled {spmd.total(columns['annotated']) / f_bytes:g}")
 print("the annotated program cuts out a slice:", "dynamic-slice(" in annotated.as_text())
 assert [each.op for each in columns["annotated"]] == ["all_gather", "all_reduce"]
 assert [each.op for each in columns["shard_map"]] == ["all_gather", "reduce_scatter"]
@@ -306,7 +307,7 @@ diagrams.placements()
 # **Predict.** In how many of the five cases is the result a `Partial()`?
 
 # %%
-my_count = 0
+my_count = None
 
 # %% tags=["nbval-ignore-output"]
 ranks.start(world_size=4)
@@ -340,7 +341,7 @@ for of_x, of_a in cases:
 # %%
 products = ranks.pull("products")[0]
 partial = [placement for placement, _ in products if placement == "Partial(sum)"]
-print(f"predicted {my_count}, measured {len(partial)}")
+print(f"{predicted(my_count)}measured {len(partial)}")
 assert len(partial) == 3 and {summary for _, summary in products} == {"no communication"}
 rows = [[str(case), found[case], *each] for case, each in enumerate(products, 1)]
 tables.Table(["case", "XLA", "DTensor's result", "its collectives"], rows)
@@ -512,7 +513,7 @@ in_xla = spmd.of_program(program, square)
 # sends least along "dp": "ours", "DTensor" or "XLA"?
 
 # %%
-my_answer = ("", "")
+my_answer = None
 
 # %%
 columns = {"ours": ranks.pull("in_ours")[0], "DTensor": ranks.pull("in_dtensor")[0], "XLA": in_xla}
@@ -520,7 +521,9 @@ bytes_along = {
     axis: [spmd.total(c for c in column if c.axes == axis) for column in columns.values()]
     for axis in ("dp", "tp")
 }
-print(f"predicted {my_answer}; sent along dp: {bytes_along['dp']}, along tp: {bytes_along['tp']}")
+print(
+    f"{predicted(my_answer, '{} and {}')}sent along dp: {bytes_along['dp']}, along tp: {bytes_along['tp']}"
+)
 assert len(set(bytes_along["tp"])) == 1
 assert bytes_along["dp"][1] < bytes_along["dp"][2] < bytes_along["dp"][0]
 more = spmd.total(ranks.pull("without_keep")[0]) / spmd.total(columns["DTensor"])

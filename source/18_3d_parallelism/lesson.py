@@ -36,6 +36,7 @@ from shared.planner.layouts import Job, TrainingLayout, a100_hosts
 from shared.planner.search import search
 from shared.planner.shapes import SHAPES
 from shared.plots import diagrams
+from shared.predictions import predicted
 
 measure.start_behind_link(world_size=8, rate="10mbit", ranks_per_host=4)
 
@@ -251,7 +252,7 @@ tables.Table(header, rows, "MB that rank 0 sent in one step, in float64.")
 # does not matter.
 
 # %%
-my_prediction = 1.0
+my_prediction = None
 
 # %%
 # %%ranks --timeout 600
@@ -269,7 +270,7 @@ times = measure.jobs(jobs, rounds=3, warm_up_rounds=1)
 of_ranks, times = ranks.pull("leaving"), ranks.pull("times")[0]
 leaving_mb = {order: sum(each[order] for each in of_ranks[:4]) / 1e6 for order in of_ranks[0]}
 right, between, wrong = leaving_mb.values()
-print(f"predicted {my_prediction:g} times as many bytes, measured {wrong / right:.1f}")
+print(f"{predicted(my_prediction, '{} times as many bytes')}measured {wrong / right:.1f}")
 assert wrong > 4 * right > 4 * between
 slower = times.ratio("tp × pp × dp", "dp × pp × tp")
 print(f"{slower:.1f} times as long a step, {times.where}")
@@ -294,7 +295,7 @@ plots.bars({f"{order}\n({leaving_mb[order]:.1f} MB)": ms for order, ms in times.
 # **Predict.** With mixed precision, Adam and plain data parallelism, how many GB of model state does each GPU hold?
 
 # %%
-my_gb = 0.0
+my_gb = None
 
 # %%
 llama, cluster = SHAPES["Llama-2 70B"], a100_hosts(4)
@@ -305,7 +306,7 @@ for stage, name in enumerate(("plain", "ZeRO-1", "ZeRO-2", "ZeRO-3")):
     )
     state_gb = (plan.parameters + plan.gradients + plan.optimizer) / 1e9
     rows.append([name, f"{state_gb:.0f}", f"{plan.total_bytes / 1e9:.0f}"])
-print(f"predicted {my_gb:g} GB, computed {rows[0][1]} GB")
+print(f"{predicted(my_gb, '{} GB')}computed {rows[0][1]} GB")
 assert [int(row[2]) <= 72 for row in rows] == [False, True, True, True]
 header = ["TP 8 × DP 4", "model state, GB", "with activations, GB"]
 tables.Table(header, rows, "Full checkpointing, one sequence of 4,096 tokens per micro-batch.")
@@ -356,11 +357,11 @@ tables.Table(["parameters", "GB per GPU on 4 hosts", "hosts for the model state"
 # mean no tensor parallelism, and 8 the whole host.
 
 # %%
-my_tp = 0
+my_tp = None
 
 # %%
 found = search(job, cluster)
-print(f"predicted TP {my_tp}\n{found.why()}")
+print(predicted(my_tp, "TP {}", "\n") + found.why())
 assert found.best.fits and found.best.layout.tp < 8
 found.table()
 

@@ -29,6 +29,7 @@
 from shared import measure, plots, ranks, tables
 from shared.plots import compression as compression_plots
 from shared.plots import diagrams
+from shared.predictions import predicted
 
 ranks.start(world_size=4, backend="gloo:cpu", detect_mismatch=False)
 
@@ -141,7 +142,7 @@ def bf16(bucket):
 # scale. By what factor does INT8 really shrink an fp32 gradient, and a bf16 one?
 
 # %%
-my_prediction = {"fp32": 0.0, "bf16": 0.0}
+my_prediction = {"fp32": None, "bf16": None}
 
 
 # %%
@@ -170,7 +171,7 @@ overflow = torch.tensor(100, dtype=torch.int8) + torch.tensor(100, dtype=torch.i
 
 # %%
 ratios = [round(ratio, 2) for ratio in ranks.pull("ratios")[0]]
-print(f"predicted {list(my_prediction.values())}, measured {ratios}")
+print(f"{predicted((*my_prediction.values(),), '{} and {}')}measured {ratios}")
 print(f"100 + 100 in int8: {ranks.pull('overflow')[0].item()}")
 assert ratios == [3.94, 1.97]
 
@@ -195,7 +196,7 @@ diagrams.quantized_all_reduce()
 # **Predict.** After 100 steps, a small element should add up to 0.3. What is its sum if you quantize each gradient?
 
 # %%
-my_prediction = 0.0
+my_prediction = None
 
 # %%
 # %%ranks 0
@@ -254,7 +255,7 @@ diagrams.top_k()
 # sends 2(N−1)/N · 4 bytes per element. What share of the elements can four ranks send before top-k needs *more* bytes?
 
 # %%
-my_prediction = 0.0
+my_prediction = None
 
 
 # %%
@@ -299,7 +300,7 @@ of_fp32 = sent_bytes(fp32)
 by_share, of_fp32 = ranks.pull("by_share")[0], ranks.pull("of_fp32")[0]
 for share, nbytes in by_share.items():
     print(f"{share:.0%} of the elements: {nbytes / of_fp32:.2f} × the bytes of fp32")
-print(f"predicted {my_prediction:.0%}")
+print(predicted(my_prediction, "{:.0%}", "\n"), end="")
 assert by_share[0.25] == of_fp32
 
 # %% [markdown]
@@ -454,7 +455,7 @@ compression_plots.loss_against_bytes(runs)
 # **Predict.** By what factor does INT8 change the time of a step on each link? 1 would mean no change.
 
 # %%
-my_prediction = {"0.2 Gbit/s": 1.0, "1 Gbit/s": 1.0, "loopback": 1.0}
+my_prediction = {"0.2 Gbit/s": None, "1 Gbit/s": None, "loopback": None}
 
 # %%
 # %%ranks --timeout 300
@@ -477,9 +478,9 @@ rows = [
     [name, f"{mb:.2f}", *(f"{measured.ms()[name]:.0f}" for measured in times.values())]
     for name, mb in sent_mb.items()
 ]
-for where, predicted in my_prediction.items():
+for where, mine in my_prediction.items():
     factor = times[where].ratio("INT8", "fp32")
-    print(f"INT8, {where}: predicted {predicted:g}, measured {factor:.2f}")
+    print(f"INT8, {where}: {predicted(mine)}measured {factor:.2f}")
 slowest = max(times["loopback"].ratio(name, "fp32") for name in sent_mb)
 least_saved = max(times["0.2 Gbit/s"].ratio(name, "fp32") for name in sent_mb if name != "fp32")
 measure.expect(least_saved < 1, "everything saves time on the slowest link")
