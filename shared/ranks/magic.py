@@ -14,7 +14,9 @@ from IPython.core.error import UsageError
 from IPython.display import clear_output, display
 
 from shared import reader
+from shared.ranks import two_worlds
 from shared.ranks.diagnosis import name_ranks
+from shared.ranks.errors import CellFailed
 from shared.ranks.running import DEFAULT_TIMEOUT_S, current
 from shared.tables import Table
 from shared.tables.rendering import render
@@ -25,6 +27,7 @@ def register() -> None:
     shell = get_ipython()
     if shell is not None:
         shell.register_magic_function(cell, "cell", "ranks")
+        two_worlds.explain_in_notebook()
 
 
 class _Parser(argparse.ArgumentParser):
@@ -61,14 +64,12 @@ def cell(line: str, source: str) -> None:
     source = _with_first_line(line, source)
     running.check_whole()  # a cell that cannot run defines nothing
     running.definitions.remember(source, targets)
-    running.run(
-        rankside.run_cell,
-        (source,),
-        targets=targets,
-        timeout_s=timeout_s,
-        show=live_line.replace_by,
-        watch=live_line.watch,
-    )
+    show, watch = live_line.replace_by, live_line.watch
+    try:
+        running.run(rankside.run_cell, (source,), targets=targets, timeout_s=timeout_s, show=show, watch=watch)
+    except CellFailed as failed:
+        two_worlds.explain_on_ranks(failed)
+        raise
 
 
 def _with_first_line(line: str, source: str) -> str:

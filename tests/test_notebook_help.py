@@ -1,4 +1,4 @@
-"""A check does not judge a version of an exercise that is not the one on the screen."""
+"""A check does not judge a version that is not on the screen, and names of the other process are explained."""
 
 import os
 
@@ -36,7 +36,7 @@ def notebook(tmp_path_factory):
         shown = []
         client.execute_interactive(code, timeout=scaled(60), output_hook=shown.append)
         contents = [message["content"] for message in shown]
-        texts = [str(part.get("data", {}).get("text/plain", part.get("evalue", ""))) for part in contents]
+        texts = [part.get("data", {}).get("text/plain") or "\n".join(part.get("traceback", [])) for part in contents]
         return " ".join(" ".join(texts).split())
 
     try:
@@ -69,3 +69,17 @@ def test_a_check_names_the_cell_and_refuses_one_that_failed_or_was_edited_since(
     save(path, RIGHT.replace("total.item()", "42.0"))
     shown = run(CHECK)
     assert "You have changed this cell since it ran as [6]. Run it first" in shown and "passed" not in shown
+
+
+@pytest.mark.slow
+def test_a_name_of_the_other_world_is_explained(notebook):
+    run, _ = notebook
+    run("%%ranks\ntotal = torch.ones(2)")
+    assert "`rank` exists on the ranks, and this cell runs in the notebook. Begin it with %%ranks" in run("rank + 1")
+    assert "`ranks.pull('total')` brings its values here" in run("total")
+    assert "The first cells of the notebook define `plots`. Run them first." in run("plots")
+    assert "exists" not in run("nowhere")
+    run("in_notebook = 3")
+    shown = run("%%ranks\nprint(in_notebook)")
+    assert "`in_notebook` exists in the notebook, not on the ranks. Import or define it in a %%ranks cell." in shown
+    assert "exists in" not in run("%%ranks\nprint(nowhere)")
