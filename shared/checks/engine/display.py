@@ -1,10 +1,12 @@
 """Display verdicts: as a small table in a notebook, and with the same words as plain text elsewhere."""
 
+import contextlib
 from dataclasses import replace
 
 from IPython import get_ipython
-from IPython.display import display
+from IPython.display import clear_output, display
 
+from shared import reader
 from shared.checks.engine.assistance import Assistance
 from shared.checks.engine.verdicts import SAME_AS, Verdict
 from shared.progress.page import After
@@ -74,6 +76,23 @@ def _where(verdict: Verdict) -> str:
         return ""
     sizes = ", ".join(map(str, verdict.world_sizes))
     return f"{sizes} rank{'s' if verdict.world_sizes != (1,) else ''}"
+
+
+@contextlib.contextmanager
+def live():
+    """Yield a function that shows, while a check runs, what it does. A program that executes notebooks sees nothing."""
+    shown = reader.present()
+
+    def report(text: str) -> None:
+        if shown:
+            clear_output(wait=True)
+            display({"text/plain": f"checking {text}"}, raw=True)
+
+    try:
+        yield report
+    finally:
+        if shown:
+            clear_output(wait=True)
 
 
 def show_success(verdicts: list[Verdict], headline: str, note: str, after: After | None, ours: tuple[str, ...]) -> None:

@@ -9,6 +9,7 @@ runs in the same process as the student's.
 import contextlib
 import random
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -76,7 +77,8 @@ class Exercise:
             raise CheckFailed(f"{reason} Then run this check again.")
         starts = ranks.current().starts
         prints = Prints()
-        verdicts = run_exercise(self, prints=prints)
+        with display.live() as report:
+            verdicts = run_exercise(self, prints=prints, report=report)
         progress.record(self, verdicts)
         notes = [cells.judged(self.piece) if reader.present() else ""]
         notes += [ranks.current().after_restart] if ranks.current().starts != starts else []
@@ -131,6 +133,7 @@ def run_exercise(
     only: str = "",
     prints: Prints | None = None,
     runner: Runner | None = None,
+    report: Callable[[str], None] | None = None,
 ) -> list[Verdict]:
     """Run the checks of an exercise at every world size that they ask for and that there are ranks for.
 
@@ -141,6 +144,7 @@ def run_exercise(
         only: The name of the only check to run; "" runs all of them.
         prints: Collects what the student's code prints.
         runner: Makes the attempts. By default, each is made once, with the usual sizes.
+        report: Is told what runs, such as "values · 3 ranks".
     """
     seed = random.SystemRandom().randrange(2**31) if seed is None else seed
     checks = [check for check in exercise.checks if check.name == only or not only]
@@ -168,6 +172,8 @@ def run_exercise(
                 if hangs >= MOST_HANGS or exercise.first in found:
                     break
                 tried[check.name].append(size)
+                if report is not None:
+                    report(f"{check.name} · {size} rank{'s' if size > 1 else ''}")
                 attempt = run.judge(check, size)
                 if prints is not None:
                     prints.add(check.name, size, attempt.printed, failed=attempt.wrong is not None)
