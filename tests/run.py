@@ -7,8 +7,10 @@
     python -m tests.run --quick                  no slow tests, two notebooks
     python -m tests.run --last-failed            the tests that failed the last time
 
-All phases run, even after one has failed. A phase has no time limit, but each test has a deadline. On a busy machine,
-all deadlines are longer. The last line is the total, `N passed, N failed`. The exit code is 0 if every phase passed.
+All phases run, even after one has failed. If at most three tests of a phase have failed, they run again at the end,
+alone: one unlucky test among thousands must not cost a whole run. The summary names those that pass then. A phase has
+no time limit, but each test has a deadline. On a busy machine, all deadlines are longer. The last line is the total, `N
+passed, N failed`. The exit code is 0 if every phase passed.
 The implementation is in tests/runner/.
 """
 
@@ -16,13 +18,16 @@ import argparse
 import os
 import signal
 import sys
+from dataclasses import replace
 
 from tests import mutation_results
 from tests.runner import calibration
-from tests.runner.execution import Result, run_phase
+from tests.runner.execution import Result, run_phase, settle
 from tests.runner.phases import BUILDERS, ROOT, Selection
 from tests.runner.record import Record
 from tests.runner.summary import summary
+
+MOST_AGAIN = 3
 
 
 class Usage(ValueError):
@@ -73,11 +78,22 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a canceled CI job leaves no processes behind
     try:
         results = [run(name, selection, record) for name in names]
+        results = [run_again(result, selection, record) for result in results]
     except KeyboardInterrupt:
         print("\nStopped.")
         return 130
     print("\n" + summary(results), flush=True)
     return 1 if any(result.problem for result in results) else 0
+
+
+def run_again(result: Result, selection: Selection, record: Record) -> Result:
+    """Run the failed tests of a phase again, alone, if they are few. Returns the phase's result after that."""
+    failed = [test.name for test in result.tests.failed]
+    if selection.failed is not None or not 0 < len(failed) <= MOST_AGAIN:
+        return result
+    print(f"\nAgain, alone: {', '.join(failed)}")
+    again = run(result.name, replace(selection, failed={result.name: failed}, alone=True), record)
+    return settle(result, again, BUILDERS[result.name](selection))
 
 
 def run(name: str, selection: Selection, record: Record) -> Result:

@@ -523,14 +523,15 @@ def toy_run(tmp_path, monkeypatch, no_time_scale):
     monkeypatch.setattr(run.signal, "signal", lambda *_: None)
     monkeypatch.setattr(calibration, "measure_time_scale", lambda: 1.0)
 
-    def toy_run(*arguments: str, broken: tuple[str, ...] = ()) -> tuple[int, list[str]]:
+    def toy_run(*arguments: str, broken=(), shaky=(), failures: int = 1) -> tuple[int, list[str]]:
         ran = []
 
         def fake_phase(phase, root, usual_s):
+            fails = phase.name in broken or (phase.name in shaky and phase.name not in ran)
             ran.append(phase.name)
-            outcome = "failed" if phase.name in broken else "passed"
-            problem = "1 of 1 tests failed" if phase.name in broken else None
-            return Result(phase.name, 0, problem, results_of(**{f"{phase.name}_test": outcome}))
+            outcomes = {f"{phase.name}_test{n}": "failed" if fails else "passed" for n in range(failures)}
+            problem = f"{failures} of {failures} tests failed" if fails else None
+            return Result(phase.name, 0, problem, results_of(**outcomes))
 
         monkeypatch.setattr(run, "run_phase", fake_phase)
         return run.main(list(arguments)), ran
@@ -540,9 +541,23 @@ def toy_run(tmp_path, monkeypatch, no_time_scale):
 
 @pytest.mark.parametrize(("broken", "code"), [((), 0), (("lint",), 1), (("notebooks",), 1)])
 def test_all_phases_run_and_must_pass(toy_run, capsys, broken, code):
-    assert toy_run(broken=broken) == (code, ["lint", "unit", "notebooks"])
+    assert toy_run(broken=broken) == (code, ["lint", "unit", "notebooks", *broken])
     expected = "2 passed, 1 failed" if broken else "3 passed, 0 failed"
     assert capsys.readouterr().out.splitlines()[-1] == expected
+
+
+def test_a_test_that_fails_only_once_is_named_and_costs_nothing(toy_run, capsys):
+    assert toy_run(shaky=("unit",)) == (0, ["lint", "unit", "notebooks", "unit"])
+    shown = capsys.readouterr().out
+    assert "again, alone. Find out why:\n    unit_test0" in shown and shown.endswith("3 passed, 0 failed\n")
+    assert toy_run("--last-failed") == (0, [])
+    assert toy_run("unit", shaky=("unit",), failures=4) == (1, ["unit"]), "four failures are no accident"
+    assert toy_run("--last-failed", broken=("unit",)) == (1, ["unit"]), "a second time is enough"
+
+
+def test_a_failed_test_runs_again_with_one_worker():
+    again = phases.unit(Selection(exhaustive=True, failed={"unit": ["tests/test_wire.py::test_it"]}, alone=True))
+    assert again.workers == 1 and again.only == ("tests/test_wire.py::test_it",)
 
 
 def test_chosen_phases_run_in_their_fixed_order(toy_run):

@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
@@ -70,6 +70,16 @@ def run_phase(phase: Phase, root: Path = ROOT, usual_s: dict[str, float] | None 
     if phase.mutants_of:
         problem = problem or judge_mutants(mutants, phase.mutants_of)
     return Result(phase.name, time.monotonic() - began_s, problem, results, mutants, phase.is_pytest)
+
+
+def settle(result: Result, again: Result, phase: Phase) -> Result:
+    """Return the result of a phase after its failed tests ran again, alone."""
+    result.tests.settle(again.tests)
+    if again.problem:
+        return result
+    mutants = mutation_results.read(result.tests) if phase.mutants_of else {}
+    problem = judge(result.tests, None) or (judge_mutants(mutants, phase.mutants_of) if phase.mutants_of else None)
+    return replace(result, seconds=result.seconds + again.seconds, problem=problem, mutants=mutants)
 
 
 def missing_notebooks(phase: Phase, root: Path) -> str | None:

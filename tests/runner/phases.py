@@ -51,6 +51,7 @@ class Selection:
     quick: bool = False
     exhaustive: bool = False  # with the tests that are marked `exhaustive`
     failed: dict[str, list[str]] | None = None  # tests by phase; an empty list stands for the whole phase
+    alone: bool = False  # one test at a time
 
 
 def pytest_command(*arguments: str, test_s: float = TEST_S) -> tuple[str, ...]:
@@ -66,7 +67,8 @@ def lint(selection: Selection) -> Phase:
 
 def unit(selection: Selection) -> Phase:
     only = tuple(selection.failed["unit"]) if selection.failed else ()
-    workers = calibration.workers(calibration.cores() + 1)  # A third of the time, two workers leave two cores idle.
+    # A third of the time, two workers leave two cores idle.
+    workers = 1 if selection.alone else calibration.workers(calibration.cores() + 1)
     command = pytest_command(*(files_of(only) or ["tests"]), "-n", str(workers), *BY_FILE, "-m", marks(selection))
     mutants_of: tuple[str, ...] = ()
     if selection.chapter:
@@ -93,7 +95,8 @@ def notebooks(selection: Selection) -> Phase:
         chosen = tuple(contents.notebook(folder, selection.chapter) for folder in NOTEBOOK_FOLDERS)
     elif selection.quick:
         chosen = QUICK_NOTEBOOKS
-    workers = calibration.workers(calibration.cores() + 1)  # Notebooks often wait for their ranks to start.
+    # Notebooks often wait for their ranks to start.
+    workers = 1 if selection.alone else calibration.workers(calibration.cores() + 1)
     options = [f"--nbval-cell-timeout={scaled(CELL_S):g}", f"--nbval-kernel-startup-timeout={scaled(KERNEL_START_S):g}"]
     command = pytest_command("--nbval", *options, *chosen, "-n", str(workers), *BY_FILE, *STRICT)
     return Phase("notebooks", (command,), is_pytest=True, workers=workers, notebooks=chosen)

@@ -24,6 +24,7 @@ class Results:
     collected: list[str] = field(default_factory=list)
     running: dict[str, float] = field(default_factory=dict)  # start of each running test, by time.monotonic()
     tests: dict[str, Outcome] = field(default_factory=dict)  # those that have started
+    unstable: list[Outcome] = field(default_factory=list)  # failures of those that passed when run again
 
     def take(self, line: str) -> None:
         """Process one event."""
@@ -43,6 +44,14 @@ class Results:
         test.properties |= event["properties"]
         if event["outcome"] != "passed" and test.verdict != "failed":
             test.verdict, test.reason = event["outcome"], event["reason"]
+
+    def settle(self, again: "Results") -> None:
+        """Replace failures by the outcomes of those tests that passed when they ran again."""
+        for failed in self.failed:
+            second = again.tests.get(failed.name)
+            if second is not None and second.verdict == "passed":
+                self.unstable.append(failed)
+                self.tests[failed.name] = second
 
     @property
     def done(self) -> list[Outcome]:

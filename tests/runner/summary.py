@@ -10,7 +10,8 @@ SLOWEST = 8
 
 def summary(results: list[Result]) -> str:
     """Return the phases, the slowest tests, the mutants, the skipped tests, all failures and, last, the total."""
-    parts = [phases(results), slowest(results), mutants(results), skipped(results), failures(results)]
+    parts = [phases(results), slowest(results), mutants(results), skipped(results), unstable(results)]
+    parts.append(failures(results))
     return "\n\n".join([*filter(None, parts), total(results)])
 
 
@@ -38,6 +39,11 @@ def skipped(results: list[Result]) -> str:
     )
     lines = [f"{count:>8}  {reason}" for reason, count in reasons.most_common()]
     return "\n".join(["Skipped:", *lines]) if lines else ""
+
+
+def unstable(results: list[Result]) -> str:
+    lines = [f"    {test.name}\n        {test.reason}" for result in results for test in result.tests.unstable]
+    return "\n".join(["Failed, then passed when they ran again, alone. Find out why:", *lines]) if lines else ""
 
 
 def failures(results: list[Result]) -> str:
