@@ -30,13 +30,16 @@ lab doctor: export COURSE_STUDENT := 1
 lab: export JUPYTER_PATH := $(CURDIR)/shared/jupyter$(if $(JUPYTER_PATH),:$(JUPYTER_PATH))
 
 .DEFAULT_GOAL := help
-.PHONY: help lab doctor test quick gpu mutants notebooks colab chapter bench release grade gradescope clean python
+.PHONY: help lab update doctor test quick gpu mutants notebooks colab chapter bench release grade gradescope clean python
 
 help: ## List these commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
 
 lab: python ## Open the course in JupyterLab
 	@$(COURSE_PYTHON) -m jupyterlab --ServerApp.root_dir=. $(ALLOW_ROOT) $(LAB_ARGS) $(OPEN_START_PAGE)
+
+update: ## Take a newer version of the course, and keep what you have written
+	@$(PYTHON) -m shared.update
 
 doctor: python ## Say whether the course can run here, and what to do if not
 	@$(COURSE_PYTHON) -m shared.ranks.machine

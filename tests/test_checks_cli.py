@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from shared import ranks
 from shared.checks.__main__ import main, run_file
 from shared.checks.engine import failures
+from shared.deadlines import scaled
 from tests import mutants
 
 pytestmark = pytest.mark.slow
@@ -187,3 +189,28 @@ def test_an_error_in_a_group_is_not_taken_for_a_transfer_in_flight(four_ranks, t
     # torch 2.13 lets the all-to-all run and fails in view(); torch 2.14 rejects it.
     assert re.search("invalid for input of size 11|does not divide", group.evidence), group.evidence
     assert "in flight" not in group.evidence
+
+
+@pytest.mark.exhaustive
+def test_a_watched_file_is_checked_again_when_it_is_saved(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(SUMMED)
+    command = [sys.executable, "-u", "-m", "shared.checks", "manual_ddp", str(path), "--watch"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        before = _until_it_waits(process)
+        path.write_text(SUMMED + "    tensor.div_(dist.get_world_size(group))\n")
+        after = _until_it_waits(process)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(scaled(30)) == 0  # the status of the last check
+    finally:
+        process.kill()
+    assert "✗ mean_over_ranks_ · values" in before and "✗" not in after and "✓ mean_over_ranks_ · values" in after
+
+
+def _until_it_waits(process: subprocess.Popen) -> str:
+    lines = []
+    while not lines or not lines[-1].startswith("Waiting until you save"):
+        lines.append(process.stdout.readline())
+        assert lines[-1], "it has ended"
+    return "".join(lines)

@@ -19,6 +19,8 @@ from shared.checks.engine.attempts import PROBE_TIMEOUT_S, Runner
 from shared.checks.engine.verdicts import Verdict, as_json
 from shared.checks.terminal import show_anything
 
+POLL_S = 0.3
+
 
 def available() -> list[str]:
     """List the modules that have checks."""
@@ -87,25 +89,49 @@ def main() -> int:
     parser.add_argument("file", help="a Python file that defines your class or function")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     parser.add_argument("--seed", type=int, help="repeat the random choices of an earlier run")
+    parser.add_argument("--watch", action="store_true", help="check the file each time you save it, until Ctrl+C")
     options = parser.parse_args()
-    began = time.monotonic()
-    verdicts, problem = [], None
+    problem = None
     if options.name not in available():
         problem = f"there are no checks for {options.name!r}; there are for: {', '.join(available())}"
     elif not Path(options.file).is_file():
         problem = f"there is no file {options.file}"
     elif Path(options.file).suffix == ".ipynb":
         problem = f"{options.file} is a notebook: run its cells, whose checks are at the end of each exercise"
-    else:
-        try:
-            with contextlib.redirect_stdout(io.StringIO() if options.json else sys.stderr):
-                ranks.start(world_size=max(framework.WORLD_SIZES), detect_mismatch=False)
-                verdicts = run_file(options.name, options.file, options.seed)
-        except ranks.RanksError as error:
-            problem = str(error)
-        finally:
-            ranks.stop()
+    if problem:
+        return _report(options, [], problem, 0.0)
+    try:
+        return _watch(options) if options.watch else _check(options)
+    finally:
+        ranks.stop()
+
+
+def _check(options) -> int:
+    """Check the file and report. Returns the exit status. The ranks stay."""
+    began = time.monotonic()
+    verdicts, problem = [], None
+    try:
+        with contextlib.redirect_stdout(io.StringIO() if options.json else sys.stderr):
+            ranks.start(world_size=max(framework.WORLD_SIZES), detect_mismatch=False)
+            verdicts = run_file(options.name, options.file, options.seed)
+    except ranks.RanksError as error:
+        problem = str(error)
     return _report(options, verdicts, problem, time.monotonic() - began)
+
+
+def _watch(options) -> int:
+    """Check the file now and whenever it has been saved, until Ctrl+C. Returns the last exit status."""
+    saved, status = None, 2
+    try:
+        while True:
+            with contextlib.suppress(FileNotFoundError):  # Some editors remove the file for a moment.
+                newest = Path(options.file).stat().st_mtime_ns
+                if newest != saved:
+                    saved, status = newest, _check(options)
+                    print(f"Waiting until you save {options.file}. Ctrl+C ends this.", flush=True)
+            time.sleep(POLL_S)
+    except KeyboardInterrupt:
+        return status
 
 
 def _report(options, verdicts: list[Verdict], problem: str | None, seconds: float) -> int:
