@@ -7,6 +7,8 @@ outcomes, and return text.
 import signal
 from dataclasses import dataclass, field, replace
 
+from shared.ranks import hang_table
+
 _ALL_LAUNCHED = (
     "Every rank has launched the most recent collective, {}. Either it is slow, or this line waits for another call "
     "that all ranks must make, such as dist.new_group."
@@ -175,8 +177,19 @@ def explain(cell: CellState) -> str:
     sentences += _running_lines(cell)
     if cell.interrupted and not sentences:
         sentences.append("You interrupted the cell.")
-    table = _table(cell) if _needs_table(cell) else ""
+    table = "\n\n" + hang_table.as_text(_rows(cell)) if _needs_table(cell) else ""
     return "\n".join(sentences) + table
+
+
+def table_as_html(cell: CellState) -> str:
+    """Return the table of `explain` for a notebook, or "" if it would not help."""
+    cell = _where_gpus_wait(cell)
+    return hang_table.as_html(_rows(cell)) if _needs_table(cell) else ""
+
+
+def _rows(cell: CellState) -> list[hang_table.Row]:
+    waiting = {rank: position for rank, position in cell.positions.items() if position and rank in _pending(cell)}
+    return hang_table.rows(cell, {rank: absent(position, cell) for rank, position in waiting.items()})
 
 
 def _deaths(cell: CellState) -> list[str]:
@@ -413,35 +426,3 @@ def _needs_table(cell: CellState) -> bool:
     if in_step and len(cell.outcomes) == len(cell.targets):
         return False
     return len(cell.positions) > 1 and any(position and position["call"] for position in cell.positions.values())
-
-
-def _table(cell: CellState) -> str:
-    rows = [("rank", "state", "last call", "at")]
-    for rank in sorted(set(cell.positions) | set(cell.deaths)):
-        position = cell.positions.get(rank)
-        call = position["call"] if position else None
-        line = (position["line"] if position and position["busy"] else call and call["line"]) or "–"
-        rows.append(
-            (
-                str(rank),
-                _state(rank, position, cell),
-                call["text"] if call else "none in this cell" if position else "unknown",
-                line if len(line) <= 48 else line[:47] + "…",
-            )
-        )
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n\n" + "\n".join(lines)
-
-
-def _state(rank: int, position: dict | None, cell: CellState) -> str:
-    outcome = cell.outcomes.get(rank)
-    if rank in cell.deaths:
-        return "died"
-    if rank not in cell.targets:
-        return "not asked"
-    if outcome is not None:
-        return "failed" if outcome.error else "finished"
-    if position is None:
-        return "not responding"
-    return "running" if position["waits"] == "no" else "waiting"

@@ -15,7 +15,7 @@ from IPython.display import clear_output, display
 
 from shared import reader
 from shared.ranks import two_worlds
-from shared.ranks.diagnosis import name_ranks
+from shared.ranks.diagnosis import name_ranks, table_as_html
 from shared.ranks.errors import CellFailed
 from shared.ranks.running import DEFAULT_TIMEOUT_S, current
 from shared.tables import Table
@@ -69,6 +69,8 @@ def cell(line: str, source: str) -> None:
         running.run(rankside.run_cell, (source,), targets=targets, timeout_s=timeout_s, show=show, watch=watch)
     except CellFailed as failed:
         two_worlds.explain_on_ranks(failed)
+        if reader.present() and (table := table_as_html(failed.cell)):
+            display({"text/html": table, "text/plain": ""}, raw=True)
         raise
 
 
