@@ -837,17 +837,6 @@ def test_the_table_of_a_hang_points_at_the_rank_that_is_missing():
     assert "→ <b>rank 1</b>" in html and "finished, <b>missed</b>" in html and "x &lt; y" in html
 
 
-def test_a_rank_that_forms_a_group_alone_is_named_although_nothing_was_launched():
-    cell = cell_of(forming_a_group(position(0, 0)), done(position(1, 0, members=2)))
-    assert "Rank 0 waits in dist.new_group: every rank must call it" in diagnosis.explain(cell)
-
-
-def test_the_table_of_a_hang_points_at_the_rank_that_is_missing():
-    found = [hang_table.Row(0, "waiting", "all_reduce #1", "x < y", (1,)), hang_table.Row(1, "finished", "none", "–")]
-    html = hang_table.as_html(found)
-    assert "→ <b>rank 1</b>" in html and "finished, <b>missed</b>" in html and "x &lt; y" in html
-
-
 def test_a_rank_that_forms_a_group_is_not_said_to_wait_in_its_last_collective():
     cell = cell_of(forming_a_group(position(0, 4)), *(position(rank, 5) for rank in (1, 2, 3)))
     explanation = diagnosis.explain(cell)
