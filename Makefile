@@ -38,11 +38,11 @@ help: ## List these commands
 lab: python ## Open the course in JupyterLab
 	@$(COURSE_PYTHON) -m jupyterlab --ServerApp.root_dir=. $(ALLOW_ROOT) $(LAB_ARGS) $(OPEN_START_PAGE)
 
-update: ## Take a newer version of the course, and keep what you have written
-	@$(PYTHON) -m shared.update
-
 doctor: python ## Say whether the course can run here, and what to do if not
 	@$(COURSE_PYTHON) -m shared.ranks.machine
+
+update: ## Take a newer version of the course, and keep what you have written
+	@$(PYTHON) update.py
 
 test: python ## Run the checks: lint, unit tests, all notebooks
 	@$(COURSE_PYTHON) -m tests.run $(PHASES) $(if $(ALL),--all) $(if $(CHAPTER),--chapter "$(CHAPTER)") $(if $(LAST_FAILED),--last-failed)

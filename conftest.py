@@ -6,7 +6,7 @@ COVER = {"text/plain": "Predict first, then run this cell."}  # see instructor/f
 
 
 def pytest_configure(config):
-    """Tell the kernels that a program executes their notebooks (see shared/reader.py)."""
+    """Tell the kernels that a program executes their notebooks (see shared/ranks/reader.py)."""
     if getattr(config.option, "nbval", False) or getattr(config.option, "nbval_lax", False):
         os.environ["COURSE_EXECUTOR"] = "1"
 

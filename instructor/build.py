@@ -295,8 +295,8 @@ def execute(notebook: nbformat.NotebookNode, folder: Path) -> nbformat.NotebookN
     """Run every cell in a fresh kernel. Raises an error if a cell fails that is not tagged raises-exception."""
     from nbclient import NotebookClient
 
-    from shared import reader
     from shared.measure.claims import STRICT
+    from shared.ranks import reader
 
     notebook.metadata["course"]["built_from"] = _hash(notebook)
     client = NotebookClient(

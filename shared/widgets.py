@@ -17,7 +17,7 @@ import ipywidgets
 from IPython.display import display
 from matplotlib.figure import Figure
 
-from shared import planner, reader
+from shared import planner
 from shared.memory.lifetimes import Lifetimes
 from shared.planner.layouts import Job, TrainingLayout, a100_hosts
 from shared.planner.search import Found, search
@@ -28,6 +28,7 @@ from shared.plots import lifetimes as lifetime_plots
 from shared.plots import memory_plan as planner_plots
 from shared.plots import pipeline as pipeline_plots
 from shared.plots import ring as ring_plots
+from shared.ranks import reader
 from shared.schedules import Schedule
 
 _LABEL = {"description_width": "initial"}

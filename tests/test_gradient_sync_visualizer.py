@@ -10,9 +10,10 @@ from pathlib import Path
 import matplotlib.image
 import pytest
 
-from shared import formulas, reader, widgets
+from shared import formulas, widgets
 from shared.plots import buckets as bucket_plots
 from shared.plots import sync as sync_plots
+from shared.ranks import reader
 
 pytestmark = pytest.mark.slow
 

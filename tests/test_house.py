@@ -30,6 +30,7 @@ LESSONS_MAY_IMPORT = [
     "placements.py",
     "planner",
     "plots",
+    "predictions.py",
     "progress",
     "ranks",
     "schedules.py",

@@ -7,8 +7,8 @@ import pytest
 from nbclient import NotebookClient
 
 from instructor import build, contents
-from shared import reader
 from shared.deadlines import scaled
+from shared.ranks import reader
 
 pytestmark = pytest.mark.exhaustive
 

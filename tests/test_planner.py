@@ -2,12 +2,13 @@
 
 import pytest
 
-from shared import formulas, planner, reader, widgets
+from shared import formulas, planner, widgets
 from shared.models import GPTConfig, TinyGPT
 from shared.planner import layers, stages
 from shared.planner.links import REAL_LINKS
 from shared.planner.shapes import SHAPES
 from shared.plots import memory_plan as planner_plots
+from shared.ranks import reader
 
 EXACT = {  # parameters in the released weights; those of GPT-3 were never released
     "GPT-2 124M": 124_439_808,

@@ -6,13 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared import formulas, planner, reader, widgets
+from shared import formulas, planner, widgets
 from shared.planner import layouts, named, scores, stages
 from shared.planner.layouts import Job, TrainingLayout, a100_hosts, h100_hosts
 from shared.planner.published import RUNS
 from shared.planner.search import search
 from shared.planner.shapes import SHAPES
 from shared.plots import layouts as layout_plots
+from shared.ranks import reader
 
 LLAMA, GPT_3 = SHAPES["Llama-2 70B"], SHAPES["GPT-3 175B"]
 GB = 1e9

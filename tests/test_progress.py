@@ -14,13 +14,14 @@ import pytest
 from jupyter_client.manager import start_new_kernel
 
 from instructor import build, contents, release
-from shared import progress, reader
+from shared import progress
 from shared.checks import first_collectives
 from shared.checks.engine import display
 from shared.checks.engine.verdicts import Verdict
 from shared.deadlines import scaled
 from shared.progress import labs
 from shared.progress.page import Page
+from shared.ranks import reader
 
 NAMES = (
     "sum_over_ranks",

@@ -6,12 +6,14 @@ import pytest
 from jupyter_client.manager import start_new_kernel
 
 from instructor import build
-from shared import reader
 from shared.deadlines import scaled
+from shared.ranks import reader
 
 LAB = str(build.ROOT / "labs" / "00_ranks_lab.ipynb")
 ELSEWHERE = str(build.ROOT / "chapters" / "00_ranks.ipynb")
-ASK = "from shared import progress, reader; (reader.present(), str(reader.path()), progress.in_a_lab())"
+ASK = """from shared import progress
+from shared.ranks import reader
+(reader.present(), str(reader.path()), progress.in_a_lab())"""
 
 
 def answer(setup: str, environment: dict[str, str]) -> str:

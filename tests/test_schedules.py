@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared import reader, schedules, widgets
+from shared import schedules, widgets
 from shared.data import published_schedules
 from shared.plots import pipeline as pipeline_plots
+from shared.ranks import reader
 from shared.schedules import Action
 from solutions.pipeline_schedules import gpipe, interleaved, one_f_one_b, zero_bubble
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import update
 from instructor import build
-from shared import update
 
 LAB = "labs/00_ranks_lab.ipynb"
 

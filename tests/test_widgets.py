@@ -8,10 +8,11 @@ from jupyter_client.manager import start_new_kernel
 from matplotlib.patches import Rectangle
 
 from instructor import build
-from shared import formulas, reader, widgets
+from shared import formulas, widgets
 from shared.deadlines import scaled
 from shared.plots import costs as cost_plots
 from shared.plots import ring as ring_plots
+from shared.ranks import reader
 
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 

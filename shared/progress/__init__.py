@@ -26,9 +26,9 @@ from pathlib import Path
 from IPython import get_ipython
 from IPython.display import display
 
-from shared import reader
 from shared.progress.page import After, Page
 from shared.progress.standings import Run
+from shared.ranks import reader
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "progress.jsonl"

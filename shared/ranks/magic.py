@@ -13,8 +13,7 @@ from IPython import get_ipython
 from IPython.core.error import UsageError
 from IPython.display import clear_output, display
 
-from shared import reader
-from shared.ranks import two_worlds
+from shared.ranks import reader, two_worlds
 from shared.ranks.diagnosis import name_ranks, table_as_html
 from shared.ranks.errors import CellFailed
 from shared.ranks.running import DEFAULT_TIMEOUT_S, current

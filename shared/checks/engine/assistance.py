@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared import reader
+from shared.ranks import reader
 
 _DETAILS = re.compile(r"<details>.*?</details>", re.DOTALL)
 

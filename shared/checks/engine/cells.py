@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from IPython import get_ipython
 
-from shared import reader
+from shared.ranks import reader
 
 _FAILED = "Your last run of this cell failed, so there is nothing new to check."
 _DEFINED = re.compile(r"^(?:def|class)\s+(\w+)|^(\w+)\s*(?::[^=\n]+)?=(?!=)", re.MULTILINE)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from shared import mine, progress, ranks, reader
+from shared import mine, progress, ranks
 from shared.checks.engine import assistance, cells, display
 from shared.checks.engine.attempts import (
     MOST_HANGS,
@@ -25,6 +25,7 @@ from shared.checks.engine.attempts import (
 from shared.checks.engine.failures import HINT_ON_GROUP_RANKS, HINT_ON_GROUPS, HINT_ON_WAITS, NOT_WRITTEN, Wrong
 from shared.checks.engine.prints import Prints
 from shared.checks.engine.verdicts import SAME_AS, Verdict
+from shared.ranks import reader
 from shared.ranks.errors import RanksError
 
 WORLD_SIZES = (1, 2, 3, 4)

@@ -14,7 +14,7 @@ import sys
 from datetime import datetime
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent
 KEPT = "mine"
 
 
@@ -28,7 +28,7 @@ def git(*arguments: str, root: Path) -> str:
     Raises:
         CannotUpdate: If git fails. Its message is what git says.
     """
-    done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True)
+    done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, encoding="utf-8")
     if done.returncode:
         raise CannotUpdate(f"git {arguments[0]} failed: {(done.stderr or done.stdout).strip()}")
     return done.stdout
