@@ -2,6 +2,8 @@
 
 project = "Distributed training, built by hand"
 html_title = project
+html_favicon = "static/favicon.svg"
+html_context = {"default_mode": "auto"}
 author = "the course's authors"
 language = "en"
 extensions = ["myst_nb", "sphinx_copybutton", "instructor.site.extension"]
@@ -32,6 +34,7 @@ html_last_updated_fmt = None
 html_sidebars = {"**": ["contents.html"]}
 copybutton_selector = "div.cell_input pre, div.highlight:not(.cell_output *) > pre"
 html_theme_options = {
+    "logo": {"text": "Distributed training"},
     "navbar_start": ["navbar-logo"],
     "navbar_center": [],
     "navbar_end": ["theme-switcher", "navbar-icon-links"],

@@ -10,6 +10,7 @@ import nbformat
 
 from instructor import contents, links
 from instructor.build import ROOT
+from instructor.site import figures
 from instructor.site.addresses import Repository
 
 PREDICT_FIRST = "Predict first, then open this output."
@@ -114,6 +115,9 @@ def _prepare(cell: nbformat.NotebookNode, before: str) -> None:
     tags = set(cell.metadata.get("tags", []))
     kept = {"tags": [], "mystnb": {"image": {"alt": description(before, cell.source)}}}
     cell.outputs = [_shown(output) for output in cell.outputs if not _is_empty(output)]
+    if widget := figures.used_in(cell.source):
+        place = next(i for i, output in enumerate(cell.outputs) if "image/png" in output.get("data", {}))
+        cell.outputs.insert(place, nbformat.v4.new_output("display_data", {"text/html": figures.html(widget)}))
     if hidden.get("source_hidden") or "claims" in tags:
         kept["tags"].append("hide-input")
         kept["mystnb"]["code_prompt_show"] = GIVEN_CODE

@@ -11,11 +11,13 @@ import nbformat
 from instructor import colab, contents, glossary, start_page
 from instructor.build import ROOT, Chapter, chapters
 from instructor.links import GLOSSARY, titles
+from instructor.site import figures
 from instructor.site.addresses import Repository
 from instructor.site.notebooks import Page, resolved
 
 KINDS = ("chapters", "labs", "solutions")
 DOCS = ("docs/running.md", "docs/teaching.md", "docs/authoring.md")
+_BAR = re.compile("`(█+)`")
 _COMMENT = re.compile(r"<!--.*?-->\n?", re.DOTALL)
 
 
@@ -26,7 +28,7 @@ def write(folder: Path, repository: Repository) -> None:
     notebooks = {contents.notebook(kind, chapter.name): (kind, chapter.name) for kind in KINDS for chapter in finished}
     known = {"index.md", GLOSSARY, *DOCS, *notebooks}
     texts = {
-        "index.md": start(finished, known.__contains__),
+        "index.md": start(finished, repository),
         GLOSSARY: terms(finished),
         **{page: prose(page, known.__contains__, repository) for page in DOCS},
     }
@@ -38,6 +40,8 @@ def write(folder: Path, repository: Repository) -> None:
         target = folder / "files" / "notebooks" / path
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / path, target)
+    for name in figures.OFFERED:
+        figures.offered(name).write(folder / "files")
     (folder / "files" / ".nojekyll").touch()  # Without it, GitHub leaves out folders such as _static.
     if repository.is_known:
         colab.write(folder / "files" / "colab", repository.address)
@@ -48,9 +52,12 @@ def _write(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def start(finished: list[Chapter], exists: Callable[[str], bool]) -> str:
+def start(finished: list[Chapter], repository: Repository) -> str:
     """Return the start page, followed by the site's table of contents."""
-    text = _COMMENT.sub("", start_page.page(finished, exists, is_site=True))
+    address = repository.address if repository.is_known else ""
+    text = start_page.page(finished, exists=lambda path: True, is_site=True, address=address)
+    text = _BAR.sub(lambda bar: f'<span class="memory-bar" style="width:{0.7 * len(bar[1]):.1f}em"></span>', text)
+    text = _COMMENT.sub("", text)
     parts = groupby(finished, lambda chapter: _planned(chapter).part)
     trees = [_toctree(name, [f"chapters/{chapter.name}" for chapter in members]) for name, members in parts]
     trees.append(_toctree("Reference", [GLOSSARY, *DOCS]))
