@@ -8,6 +8,18 @@ from html import escape
 
 from docutils import nodes
 from latex2mathml.converter import convert
+from pygments.lexer import bygroups
+from pygments.lexers.python import PythonLexer
+from pygments.token import Keyword, String
+
+
+class CellLexer(PythonLexer):
+    """Colors a cell as Python even below a line such as %%ranks, where IPython's lexer gives up."""
+
+    name, aliases, filenames = "Cell", ["cell"], []
+    tokens = PythonLexer.tokens | {  # noqa: RUF012
+        "root": [(r"^(%%?\w+)(.*)$", bygroups(Keyword, String)), (r"^!.*$", String), *PythonLexer.tokens["root"]]
+    }
 
 
 def visit_inline_math(translator, node) -> None:
@@ -32,6 +44,7 @@ def setup(app) -> dict:
     from myst_nb.sphinx_ import HideCodeCellNode
 
     app.setup_extension("myst_nb")
+    app.add_lexer("cell", CellLexer)
     app.add_html_math_renderer(
         "mathml", inline_renderers=(visit_inline_math, None), block_renderers=(visit_math, None)
     )

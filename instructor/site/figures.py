@@ -19,6 +19,8 @@ from shared import planner, widgets
 from shared.data import published_schedules
 from shared.plots import memory_plan, ring
 from shared.plots import pipeline as pipeline_plots
+from shared.planner.layouts import Job, TrainingLayout, a100_hosts
+from shared.planner.search import search
 from shared.planner.shapes import SHAPES
 from solutions.pipeline_schedules import gpipe, one_f_one_b
 
@@ -198,7 +200,24 @@ def schedule_chooser() -> Choices:
     return Choices("schedules", options, {"schedule": "1F1B", "micro-batches": "8"}, draw, note)
 
 
-OFFERED = {"ring_stepper": ring_stepper, "memory_planner": memory_planner, "schedule_chooser": schedule_chooser}
+# -- chapter 18
+
+
+def layout_chooser() -> Choices:
+    hosts, gpus = 4, 32
+    found = search(Job(SHAPES["Llama-2 70B"], sequences=256), a100_hosts(hosts))
+
+    def draw(tp: str, pp: str, checkpointing: str):
+        replicas = gpus // (int(tp) * int(pp))
+        layout = TrainingLayout(replicas, int(pp), int(tp), zero_stage=1, checkpointing=checkpointing)
+        return widgets.compared(found, {"your choice": layout})
+
+    options = {"tp": ["2", "4", "8"], "pp": ["1", "2", "4"], "checkpointing": ["none", "full"]}
+    note = "This page has one model on 32 GPUs, with ZeRO-1 and 1F1B. In JupyterLab, you can choose more."
+    return Choices("layouts", options, {"tp": "8", "pp": "1", "checkpointing": "full"}, draw, note)
+
+
+OFFERED = {each.__name__: each for each in (ring_stepper, memory_planner, schedule_chooser, layout_chooser)}
 
 
 @cache

@@ -45,7 +45,7 @@ class Page:
                 _prepare(cell, before)
         self._add_links(notebook)
         notebook.metadata = nbformat.from_dict({"kernelspec": notebook.metadata["kernelspec"]} | self._options())
-        notebook.metadata["language_info"] = {"name": "python", "pygments_lexer": "ipython3"}
+        notebook.metadata["language_info"] = {"name": "python", "pygments_lexer": "cell"}
         return notebook
 
     def _options(self) -> dict:

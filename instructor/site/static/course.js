@@ -28,6 +28,14 @@ function selects(widget, options, given, changed) {
   changed(chosen);
 }
 
+const FRAME_SCALE = 1.5; // A frame has this many pixels for each pixel of the page.
+
+function frame() {
+  const image = element("img", { class: "widget-frame", alt: "" });
+  image.addEventListener("load", () => (image.width = image.naturalWidth / FRAME_SCALE));
+  return image;
+}
+
 function show(image, data, chosen) {
   const indices = Object.entries(data.options).map(([name, values]) => values.indexOf(chosen[name]));
   image.src = `${data.frames}${indices.join("-")}.png`;
@@ -35,7 +43,7 @@ function show(image, data, chosen) {
 }
 
 function choices(widget, data) {
-  const image = element("img", { class: "widget-frame" });
+  const image = frame();
   selects(widget, data.options, data.given, (chosen) => show(image, data, chosen));
   widget.append(image);
   if (data.note) widget.append(element("p", { class: "widget-note" }, data.note));
@@ -46,7 +54,7 @@ function stepper(widget, data) {
   const last = values.length - 1;
   const slider = element("input", { type: "range", min: 0, max: last, value: 0, "aria-label": name });
   const text = element("output", { class: "widget-step" });
-  const image = element("img", { class: "widget-frame" });
+  const image = frame();
   let timer = 0;
   const go = (index) => {
     slider.value = Math.max(0, Math.min(last, index));
@@ -120,10 +128,11 @@ function planner(widget, data) {
   selects(widget, data.options, data.given, draw);
   const key = element("p", { class: "widget-note" });
   for (const name of names) {
-    key.append(element("span", { class: "planner-key", style: `background:${data.parts[name]}` }), `${name} `);
+    const sample = element("span", { class: "planner-key", style: `background:${data.parts[name]}` });
+    key.append(element("span", { class: "widget-pair" }, sample, name));
   }
-  const lines = ` The lines are GPUs with ${data.gpus.join(", ")} GB. All numbers are for one rank.`;
-  widget.append(chart, element("p", { class: "widget-note" }, ...key.childNodes, lines));
+  const lines = `All numbers are for one rank. The dashed lines are the memory of GPUs: ${data.gpus.join(", ")} GB.`;
+  widget.append(chart, key, element("p", { class: "widget-note" }, lines));
 }
 
 const KINDS = { choices, stepper, planner };
