@@ -28,7 +28,7 @@ lab: export JUPYTER_CONFIG_PATH := $(CURDIR)/shared/jupyter$(if $(JUPYTER_CONFIG
 lab: export JUPYTER_PATH := $(CURDIR)/shared/jupyter$(if $(JUPYTER_PATH),:$(JUPYTER_PATH))
 
 .DEFAULT_GOAL := help
-.PHONY: help lab doctor test quick gpu mutants notebooks colab chapter bench release grade gradescope clean python
+.PHONY: help lab doctor test quick gpu mutants notebooks site colab chapter bench release grade gradescope clean python
 
 help: ## List these commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -40,7 +40,7 @@ doctor: python ## Say whether the course can run here, and what to do if not
 	@$(COURSE_PYTHON) -m shared.ranks.machine
 
 test: python ## Run the checks: lint, unit tests, all notebooks
-	@$(COURSE_PYTHON) -m tests.run $(PHASES) $(if $(ALL),--all) $(if $(CHAPTER),--chapter "$(CHAPTER)") $(if $(LAST_FAILED),--last-failed)
+	@$(if $(ALL),COURSE_EXTRAS=site )$(COURSE_PYTHON) -m tests.run $(PHASES) $(if $(ALL),--all) $(if $(CHAPTER),--chapter "$(CHAPTER)") $(if $(LAST_FAILED),--last-failed)
 
 quick: python ## Run the quick checks: lint, fast unit tests, two notebooks
 	@$(COURSE_PYTHON) -m tests.run --quick
@@ -55,6 +55,9 @@ notebooks: python ## Rebuild the notebooks, the glossary and the start page from
 	@$(COURSE_PYTHON) -m instructor.build
 	@$(COURSE_PYTHON) -m instructor.glossary
 	@$(COURSE_PYTHON) -m instructor.start_page
+
+site: python ## Write the course as web pages into build/site/
+	@COURSE_EXTRAS=site $(COURSE_PYTHON) -m instructor.site $(SITE_ARGS)
 
 colab: python ## Write the lessons and labs for Colab into build/colab/
 	@$(COURSE_PYTHON) -m instructor.colab

@@ -51,11 +51,15 @@ def has_gpu():
 
 
 def wanted(pins):
-    """Return what this clone needs. A student's bundle has no tests and needs no tools for them."""
+    """Return what this clone needs. A student's bundle has no tests and needs no tools for them.
+
+    COURSE_EXTRAS names more of the extras in pyproject.toml, such as `site`.
+    """
     import tomllib  # Python 3.10 has no such module.
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    packages = project["dependencies"] + project["optional-dependencies"]["dev"] * (ROOT / "tests").is_dir()
+    extras = ["dev"] * (ROOT / "tests").is_dir() + os.environ.get("COURSE_EXTRAS", "").split()
+    packages = sum([project["optional-dependencies"].get(extra, []) for extra in extras], project["dependencies"])
     return {"folder": str(VENV), "python": str(PYTHON.resolve()), "pins": pins, **dict.fromkeys(packages, "package")}
 
 

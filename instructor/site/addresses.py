@@ -21,7 +21,7 @@ class Repository:
     @property
     def name(self) -> str:
         """Return the owner and the name, such as owner/distributed-training-course."""
-        return "/".join(self.address.rstrip("/").split("/")[-2:])
+        return "/".join(self.address.split("/")[-2:])
 
     def shows(self, path: str) -> str:
         """Return the address that shows a file, or "" if it is not known."""

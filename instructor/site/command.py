@@ -53,7 +53,8 @@ def main() -> int:
     if missing():
         print(f"The site needs {', '.join(missing())}: install the extra `site` with the pins of constraints.txt.")
         return 1
-    repository = addresses.Repository(options.repository) if options.repository else addresses.declared()
+    given = (options.repository or "").removesuffix("/").removesuffix(".git")
+    repository = addresses.Repository(given) if given else addresses.declared()
     status = build(options.folder.resolve(), repository, sys.stderr)
     print(f"Wrote {options.folder}. Open {options.folder}/index.html in a browser.")
     if not repository.is_known:

@@ -9,7 +9,6 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
-from html import escape
 from itertools import product
 from pathlib import Path
 
@@ -25,7 +24,8 @@ from shared.planner.shapes import SHAPES
 from solutions.pipeline_schedules import gpipe, one_f_one_b
 
 FOLDER = "frames"  # beside the folders of the pages
-ONLY_STORED = "In JupyterLab, you can choose what this figure shows. Here, you see what the code above has chosen."
+ALL_STEPS = "In JupyterLab, you can step through this figure. Here, you see all steps at once."
+ONE_CHOICE = "In JupyterLab, you can choose what this figure shows. Here, you see what the code above has chosen."
 RING_RANKS = 4
 STAGES = 4
 _DPI = 150  # A page shows 100 of these per inch, so that a figure is sharp on a screen with small pixels.
@@ -238,4 +238,5 @@ def widget_names() -> list[str]:
 def html(name: str) -> str:
     """Return what a page shows for a widget, before the stored figure."""
     found = offered(name)
-    return found.html() if found else f'<p class="widget-note">{escape(ONLY_STORED)}</p>'
+    sentence = ONE_CHOICE if name == "placement_chooser" else ALL_STEPS
+    return found.html() if found else f'<p class="widget-note">{sentence}</p>'
