@@ -1,7 +1,7 @@
 """A Sphinx extension: formulas become MathML, and folded cells become <details>.
 
-Browsers draw MathML with their own fonts, and screen readers can read it. MathJax would have to be downloaded, or copied
-(over 1 MB).
+Browsers draw MathML with their own fonts, and screen readers can read it. MathJax would have to be downloaded, or to
+be copied (over 1 MB).
 """
 
 from html import escape
@@ -17,7 +17,7 @@ class CellLexer(PythonLexer):
     """Colors a cell as Python even below a line such as %%ranks, where IPython's lexer gives up."""
 
     name, aliases, filenames = "Cell", ["cell"], []
-    tokens = PythonLexer.tokens | {  # noqa: RUF012
+    tokens = PythonLexer.tokens | {
         "root": [(r"^(%%?\w+)(.*)$", bygroups(Keyword, String)), (r"^!.*$", String), *PythonLexer.tokens["root"]]
     }
 
@@ -45,8 +45,6 @@ def setup(app) -> dict:
 
     app.setup_extension("myst_nb")
     app.add_lexer("cell", CellLexer)
-    app.add_html_math_renderer(
-        "mathml", inline_renderers=(visit_inline_math, None), block_renderers=(visit_math, None)
-    )
+    app.add_html_math_renderer("mathml", inline_renderers=(visit_inline_math, None), block_renderers=(visit_math, None))
     app.add_node(HideCodeCellNode, override=True, html=(visit_folded, depart_folded))
     return {"parallel_read_safe": True, "parallel_write_safe": True}

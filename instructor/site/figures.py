@@ -16,11 +16,11 @@ from PIL import Image
 
 from shared import planner, widgets
 from shared.data import published_schedules
-from shared.plots import memory_plan, ring
-from shared.plots import pipeline as pipeline_plots
 from shared.planner.layouts import Job, TrainingLayout, a100_hosts
 from shared.planner.search import search
 from shared.planner.shapes import SHAPES
+from shared.plots import memory_plan, ring
+from shared.plots import pipeline as pipeline_plots
 from solutions.pipeline_schedules import gpipe, one_f_one_b
 
 FOLDER = "frames"  # beside the folders of the pages
@@ -111,7 +111,9 @@ def ring_logs(size: int) -> list[list[dict]]:
 def ring_stepper() -> Choices:
     logs = ring_logs(RING_RANKS)
     steps = [str(step) for step in range(len(logs[0]))]
-    return Choices("ring", {"step": steps}, {"step": "0"}, lambda step: ring.ring_step(logs, int(step)), is_stepper=True)
+    return Choices(
+        "ring", {"step": steps}, {"step": "0"}, lambda step: ring.ring_step(logs, int(step)), is_stepper=True
+    )
 
 
 # -- chapter 06
@@ -120,7 +122,8 @@ def ring_stepper() -> Choices:
 def planner_numbers() -> dict:
     """Return the bytes that the planner computes, in GB: those of the model state, and those of activations.
 
-    Activations do not depend on the ranks or the stage, and the model state depends on nothing else but the precision.
+    The model state depends on the model, the ranks, the precision and the stage; activations on the model, the
+    precision, the micro-batch, checkpointing and attention.
     """
     ranks = [2**power for power in range(11)]
     micro_batches = [1, 2, 4, 8, 16]

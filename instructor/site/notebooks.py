@@ -144,7 +144,8 @@ def _shown(output):
 
 def description(before: str, source: str) -> str:
     """Return an alternative text for the figures of a cell: the sentences that introduce the cell, without markup."""
-    paragraphs = [part for part in before.split("\n\n") if part.strip() and not part.lstrip().startswith(("<", "|", "#"))]
+    parts = [part.strip() for part in before.split("\n\n")]
+    paragraphs = [part for part in parts if part and not part.startswith(("<", "|", "#", ":::"))]
     text = " ".join(paragraphs[-1].split()) if paragraphs else ""
     text = re.sub(r"\[([^\]]+)]\([^)]*\)", r"\1", text).replace("**", "").replace("`", "").replace("*", "")
     sentences = [each for each in re.split(r"(?<=[.?!:]) ", text) if each]
