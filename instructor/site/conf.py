@@ -32,7 +32,7 @@ html_show_sourcelink = False
 html_use_index = False
 html_last_updated_fmt = None
 html_sidebars = {"**": ["contents.html"]}
-copybutton_selector = "div.highlight:not(.cell_output *) > pre"  # all code, and no outputs
+copybutton_selector = "div.highlight:not(.cell_output *)>pre"  # all code, and no outputs
 html_theme_options = {
     "logo": {"text": "Distributed training"},
     "navbar_start": ["navbar-logo"],

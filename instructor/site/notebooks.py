@@ -4,7 +4,6 @@ import posixpath
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from html import escape
 
 import nbformat
 
@@ -145,9 +144,9 @@ def _shown(output):
 def description(before: str, source: str) -> str:
     """Return an alternative text for the figures of a cell: the sentences that introduce the cell, without markup."""
     parts = [part.strip() for part in before.split("\n\n")]
-    paragraphs = [part for part in parts if part and not part.startswith(("<", "|", "#", ":::"))]
+    paragraphs = [part for part in parts if part and not part.startswith(("<", "|", "#", "-", ":::"))]
     text = " ".join(paragraphs[-1].split()) if paragraphs else ""
     text = re.sub(r"\[([^\]]+)]\([^)]*\)", r"\1", text).replace("**", "").replace("`", "").replace("*", "")
-    sentences = [each for each in re.split(r"(?<=[.?!:]) ", text) if each]
+    sentences = [each for each in re.split(r"(?<=[.?!]) ", text) if each]
     told = " ".join(sentences[-2:]) or f"The figure that this cell draws: {source.splitlines()[-1]}"
-    return "Figure: " + escape(told.rstrip(":"), quote=False)
+    return "Figure: " + told.rstrip(":")
