@@ -2,6 +2,7 @@
 
 import argparse
 import importlib.util
+import shutil
 import sys
 from pathlib import Path
 
@@ -22,6 +23,7 @@ def build(folder: Path, repository: addresses.Repository, log=sys.stdout) -> int
     """Build the site into a folder. Returns 0 if there were no errors and no warnings."""
     from sphinx.application import Sphinx
 
+    _empty(folder)
     work = folder.with_name(folder.name + "-work")
     sources.write(work / "source", repository)
     settings = {
@@ -44,6 +46,17 @@ def build(folder: Path, repository: addresses.Repository, log=sys.stdout) -> int
     return app.statuscode
 
 
+def _empty(folder: Path) -> None:
+    """Remove an earlier site, because pages of chapters that are gone would stay.
+
+    Raises:
+        FileExistsError: If the folder contains something else.
+    """
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / ".buildinfo").exists():
+        raise FileExistsError(f"{folder} contains something else than a site")
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 def main() -> int:
     show_anything()
     parser = argparse.ArgumentParser(prog="python -m instructor.site", description=__doc__.splitlines()[0])
@@ -55,7 +68,10 @@ def main() -> int:
         return 1
     given = (options.repository or "").removesuffix("/").removesuffix(".git")
     repository = addresses.Repository(given) if given else addresses.declared()
-    status = build(options.folder.resolve(), repository, sys.stderr)
+    try:
+        status = build(options.folder.resolve(), repository, sys.stderr)
+    except FileExistsError as error:
+        parser.error(str(error))
     print(f"Wrote {options.folder}. Open {options.folder}/index.html in a browser.")
     if not repository.is_known:
         print("OWNER in pyproject.toml is a placeholder, so pages have no links to Colab and to their source.")

@@ -77,8 +77,13 @@ class Page:
         row += [f"[{text}]({target})" for text, target in (("Open in Colab", colab),) if target]
         row.append(f'<a href="../notebooks/{self.path}" download>Download notebook</a>')
         row += [f"[{text}]({target})" for text, target in (("Edit this page", edit),) if target]
-        items = "\n".join(f"- {item}" for item in row)
-        return f":::{{container}} page-links\n{items}\n:::"
+        return row_of_links(row)
+
+
+def row_of_links(items: list[str]) -> str:
+    """Return links as Markdown that static/course.css shows as a row."""
+    listed = "\n".join(f"- {item}" for item in items)
+    return f":::{{container}} page-links\n{listed}\n:::"
 
 
 def _behind_a_click(path: str, number: str) -> str:

@@ -13,7 +13,7 @@ from instructor.build import ROOT, Chapter, chapters
 from instructor.links import GLOSSARY, titles
 from instructor.site import figures
 from instructor.site.addresses import Repository
-from instructor.site.notebooks import Page, resolved
+from instructor.site.notebooks import Page, resolved, row_of_links
 
 KINDS = ("chapters", "labs", "solutions")
 DOCS = ("docs/running.md", "docs/teaching.md", "docs/authoring.md")
@@ -84,4 +84,7 @@ def terms(finished: list[Chapter]) -> str:
 
 def prose(page: str, exists: Callable[[str], bool], repository: Repository) -> str:
     """Return a page of docs/."""
-    return resolved(_COMMENT.sub("", (ROOT / page).read_text(encoding="utf-8")), page, exists, repository)
+    text = resolved(_COMMENT.sub("", (ROOT / page).read_text(encoding="utf-8")), page, exists, repository)
+    title, _, rest = text.partition("\n")
+    edit = repository.edits(page)
+    return f"{title}\n\n{row_of_links([f'[Edit this page]({edit})'])}\n{rest}" if edit else text
