@@ -13,6 +13,7 @@ exclude_patterns = ["_build"]
 nb_execution_mode = "off"
 nb_merge_streams = True
 nb_ipywidgets_js = {}  # Its default is a script on the network.
+nb_code_prompt_show = "{type}"  # The extension writes a sentence for each type.
 nb_render_error_lexer = "myst-ansi"  # Errors have the colors of a terminal.
 suppress_warnings = ["misc.highlighting_failure"]  # Some code blocks are sketches with … in them.
 nb_render_markdown_format = "myst"

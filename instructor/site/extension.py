@@ -12,6 +12,8 @@ from pygments.lexer import bygroups
 from pygments.lexers.python import PythonLexer
 from pygments.token import Keyword, String
 
+from instructor.site.notebooks import SUMMARIES
+
 
 class CellLexer(PythonLexer):
     """Colors a cell as Python even below a line such as %%ranks, where IPython's lexer gives up."""
@@ -33,7 +35,7 @@ def visit_math(translator, node) -> None:
 
 
 def visit_folded(translator, node) -> None:
-    translator.body.append(f'<details class="fold"><summary>{escape(node["prompt_show"])}</summary>\n')
+    translator.body.append(f'<details class="fold"><summary>{escape(SUMMARIES[node["prompt_show"]])}</summary>\n')
 
 
 def depart_folded(translator, node) -> None:

@@ -13,7 +13,8 @@ from instructor.site import figures
 from instructor.site.addresses import Repository
 
 PREDICT_FIRST = "Predict first, then open this output."
-GIVEN_CODE = "Show the code of this cell"
+# What a page says in place of what is folded, by the type that myst-nb gives it
+SUMMARIES = {"source": "Show the code of this cell", "output": PREDICT_FIRST, "outputs": PREDICT_FIRST}
 _LINK = re.compile(r"\[(?P<text>[^\]]*)]\((?!\w+:|#)(?P<path>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
 _HREF = re.compile(r"""(?<=href=['"])(?P<path>[^'":#]+)\.ipynb""")
 
@@ -124,10 +125,8 @@ def _prepare(cell: nbformat.NotebookNode, before: str) -> None:
         cell.outputs.insert(place, nbformat.v4.new_output("display_data", {"text/html": figures.html(widget)}))
     if hidden.get("source_hidden") or "claims" in tags:
         kept["tags"].append("hide-input")
-        kept["mystnb"]["code_prompt_show"] = GIVEN_CODE
     if hidden.get("outputs_hidden") and cell.outputs:
         kept["tags"].append("hide-output")
-        kept["mystnb"]["code_prompt_show"] = PREDICT_FIRST
     cell.metadata = nbformat.from_dict(kept)
 
 
