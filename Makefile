@@ -30,7 +30,7 @@ lab doctor: export COURSE_STUDENT := 1
 lab: export JUPYTER_PATH := $(CURDIR)/shared/jupyter$(if $(JUPYTER_PATH),:$(JUPYTER_PATH))
 
 .DEFAULT_GOAL := help
-.PHONY: help lab update doctor test quick gpu mutants notebooks colab chapter bench release grade gradescope clean python
+.PHONY: help lab update doctor test quick gpu mutants notebooks site colab chapter bench release grade gradescope clean python
 
 help: ## List these commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -45,7 +45,7 @@ update: ## Take a newer version of the course, and keep what you have written
 	@$(PYTHON) update.py
 
 test: python ## Run the checks: lint, unit tests, all notebooks
-	@$(COURSE_PYTHON) -m tests.run $(PHASES) $(if $(ALL),--all) $(if $(CHAPTER),--chapter "$(CHAPTER)") $(if $(LAST_FAILED),--last-failed)
+	@$(if $(ALL),COURSE_EXTRAS=site )$(COURSE_PYTHON) -m tests.run $(PHASES) $(if $(ALL),--all) $(if $(CHAPTER),--chapter "$(CHAPTER)") $(if $(LAST_FAILED),--last-failed)
 
 quick: python ## Run the quick checks: lint, fast unit tests, two notebooks
 	@$(COURSE_PYTHON) -m tests.run --quick
@@ -60,6 +60,9 @@ notebooks: python ## Rebuild the notebooks, the glossary and the start page from
 	@$(COURSE_PYTHON) -m instructor.build
 	@$(COURSE_PYTHON) -m instructor.glossary
 	@$(COURSE_PYTHON) -m instructor.start_page
+
+site: python ## Write the course as web pages into build/site/
+	@COURSE_EXTRAS=site $(COURSE_PYTHON) -m instructor.site $(SITE_ARGS)
 
 colab: python ## Write the lessons and labs for Colab into build/colab/
 	@$(COURSE_PYTHON) -m instructor.colab

@@ -23,8 +23,9 @@ except ImportError:
 
 ROOT = Path(__file__).resolve().parent
 VENV = (ROOT / os.path.expanduser(os.environ.get("COURSE_VENV") or ".venv")).resolve()
-# Students, and bundles, which have no tests, need no tools for tests.
-TOOLS = (ROOT / "tests").is_dir() and not os.environ.get("COURSE_STUDENT")
+# Students, and bundles, which have no tests, need no tools for tests. COURSE_EXTRAS names more extras, such as `site`.
+EXTRAS = ["dev"] * ((ROOT / "tests").is_dir() and not os.environ.get("COURSE_STUDENT"))
+EXTRAS += os.environ.get("COURSE_EXTRAS", "").split()
 PYTHON, MARK = VENV / "bin" / "python", VENV / "course-environment.json"
 # Python imports the clone in PYTHONPATH, or the one in which it is started, or the one that made the environment.
 FIND_COURSE = """import os, sys; sys.path += [os.path.abspath(each) for each in [*sys.path, ".", "..", %a] \
@@ -52,12 +53,12 @@ def has_gpu():
         return False
 
 
-def wanted(pins, tools=TOOLS):
-    """Return what this clone needs, with or without the tools for tests."""
+def wanted(pins, extras=EXTRAS):
+    """Return what this clone needs, with these extras of pyproject.toml."""
     import tomllib  # Python 3.10 has no such module.
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    packages = project["dependencies"] + project["optional-dependencies"]["dev"] * tools
+    packages = sum([project["optional-dependencies"].get(extra, []) for extra in extras], project["dependencies"])
     return {"folder": str(VENV), "python": str(PYTHON.resolve()), "pins": pins, **dict.fromkeys(packages, "package")}
 
 
@@ -75,11 +76,11 @@ def lock(mark, how):
 def build(mark, made):
     """Add what the environment lacks, or make a new one. pip keeps the lock while it cleans up after Ctrl-C."""
     pins = sets_of_pins()
-    kept = [each for each in pins if PYTHON.exists() and wanted(each, tools=False).items() <= made.items()]
+    kept = [each for each in pins if PYTHON.exists() and wanted(each, extras=[]).items() <= made.items()]
     needs = wanted(kept[0] if kept else pins[-1] if has_gpu() else pins[0])
     mark.truncate(0)  # It stays empty until everything is installed.
     if kept:
-        print(f"Adding the tools for tests to {VENV}", flush=True)
+        print(f"Adding tools to {VENV}", flush=True)
     else:
         print(f"Creating {VENV}: PyTorch is large, so this takes a minute or more", flush=True)
         create()

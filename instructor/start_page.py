@@ -84,12 +84,14 @@ def step_ratios() -> dict[str, str]:
     return dict(re.findall(r"\| TinyGPT \| loopback \| 4 \| (\w+) \| [\d.]+ \| ([\d.]+) \|", results))
 
 
-def page(of: Iterable[Chapter], exists: Callable[[str], bool]) -> str:
+def page(of: Iterable[Chapter], exists: Callable[[str], bool], is_site: bool = False, address: str = "") -> str:
     """Return the start page for some chapters as Markdown.
 
     Args:
         of: The chapters that the reader has.
         exists: Tells whether the reader has a file of this path, such as "solutions/04_overlap_solution.ipynb".
+        is_site: Write the page for the site, where the course can be read but not run.
+        address: From where readers of the site can clone the course, if it is known.
     """
     finished = [chapter for chapter in of if not chapter.is_draft]
     rows = [_row(chapter, exists) for chapter in finished]
@@ -102,7 +104,15 @@ def page(of: Iterable[Chapter], exists: Callable[[str], bool]) -> str:
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     fast = Part("", [row for row in rows if row.number in FAST_PATH])
     fast_path = fast if len(fast.chapters) == len(FAST_PATH) else None  # a bundle may lack some of them
-    return template.render(chapters=rows, parts=parts, fast_path=fast_path, to_come=to_come, step_ratios=step_ratios())
+    return template.render(
+        chapters=rows,
+        parts=parts,
+        fast_path=fast_path,
+        to_come=to_come,
+        step_ratios=step_ratios(),
+        is_site=is_site,
+        address=address,
+    )
 
 
 def _row(chapter: Chapter, exists: Callable[[str], bool]) -> Row:

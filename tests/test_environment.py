@@ -81,6 +81,14 @@ def test_every_package_that_is_installed_is_pinned(project, constraints):
     assert {name for name in needed if not name.startswith(PINNED_BY_TORCH)} <= set(constraints)
 
 
+def test_every_package_of_the_site_is_pinned(project, constraints):
+    pytest.importorskip("myst_nb", reason="the extra `site` is not installed here")
+    needed = closure([Requirement(line) for line in project["optional-dependencies"]["site"]])
+    assert "docutils" in needed and {name for name in needed if not name.startswith(PINNED_BY_TORCH)} <= set(
+        constraints
+    )
+
+
 def test_a_constraint_is_one_version_for_every_machine(constraints):
     """`torch==2.13.0+cpu` would not install on a machine with a GPU."""
     pins = {name: [(pin.operator, pin.version) for pin in r.specifier] for name, r in constraints.items()}
@@ -154,6 +162,13 @@ def test_targets_run_in_the_environment_of_bootstrap():
     shown = make("--dry-run", "lab", "LAB_ARGS=--no-browser --port 9999", "PYTHON=python3").stdout
     assert "python3 bootstrap.py -m jupyterlab" in shown and "--no-browser --port 9999" in shown
     assert "\nmy-python -m jupyterlab" in make("--dry-run", "lab", "COURSE_PYTHON=my-python").stdout
+
+
+def test_only_the_site_and_all_tests_need_the_packages_of_the_site():
+    shown = {
+        target: make("--dry-run", *target.split()).stdout for target in ("lab", "quick", "test", "test ALL=1", "site")
+    }
+    assert {target for target, text in shown.items() if "COURSE_EXTRAS=site" in text} == {"test ALL=1", "site"}
 
 
 def test_make_test_passes_on_its_arguments():
@@ -254,7 +269,8 @@ sys.argv = [{str(script)!r}, *sys.argv[1:]]
 {before}
 runpy.run_path({str(script)!r}, run_name="__main__")
 """
-        environment = os.environ | {"COURSE_VENV": str(self.venv), "PIP_LOG": str(self.log), "COURSE_TORCH": ""}
+        environment = os.environ | {"COURSE_VENV": str(self.venv), "PIP_LOG": str(self.log)}
+        environment |= {"COURSE_TORCH": "", "COURSE_EXTRAS": ""}
         environment |= {"PATH": f"{self.tools}:{environment['PATH']}"} | variables
         return subprocess.Popen(
             [sys.executable, "-c", code, *command],
@@ -313,10 +329,21 @@ def test_a_student_gets_no_tools_and_tests_add_them_to_what_is_there(clone):
     clone.run(*PRINT, COURSE_STUDENT="1")
     assert clone.log.read_text().rstrip().endswith(" torch")
     (clone.venv / "left_over").touch()
-    assert "Adding the tools for tests" in clone.run(*PRINT)[1]
+    assert "Adding tools" in clone.run(*PRINT)[1]
     assert clone.log.read_text().rstrip().endswith(" torch ruff") and (clone.venv / "left_over").exists()
     clone.run(*PRINT, COURSE_STUDENT="1")
     assert clone.installs == 2, "the tools may stay"
+
+
+def test_extras_are_installed_on_request_and_then_kept(clone):
+    with (clone.root / "pyproject.toml").open("a") as project:
+        project.write('optional-dependencies.site = ["sphinx"]\n')
+    clone.run(*PRINT)
+    assert clone.log.read_text().rstrip().endswith(" torch")
+    clone.run(*PRINT, COURSE_EXTRAS="site unknown")
+    assert clone.log.read_text().rstrip().endswith(" torch sphinx")
+    clone.run(*PRINT)
+    assert clone.installs == 2, "the extra may stay"
 
 
 @pytest.mark.parametrize("change", ["pins", "packages", "Python is gone", "folder"])
