@@ -1,16 +1,18 @@
-"""The two models of the course, small enough for a laptop and structured like large ones, and a stand-in for a GPU.
+"""The models of the course, small enough for a laptop and structured like large ones, and a stand-in for a GPU.
 
 Shape legend: B batch, T tokens, D model width, H heads, V vocabulary.
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 from torch import nn
+
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # of query, key and value
 
 
 class MLP(nn.Module):
@@ -74,6 +76,8 @@ class Block(nn.Module):
 class TinyGPT(nn.Module):
     """A GPT with its output layer tied to its embedding, as in GPT-2 (Radford et al. 2019)."""
 
+    block_cls = Block
+
     def __init__(self, config: GPTConfig | None = None, seed: int = 0):
         super().__init__()
         self.config = config = config or GPTConfig()
@@ -81,7 +85,7 @@ class TinyGPT(nn.Module):
             torch.manual_seed(seed)
             self.token_embedding = nn.Embedding(config.vocab_size, config.width)
             self.position_embedding = nn.Embedding(config.context, config.width)
-            self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+            self.blocks = nn.ModuleList(self.block_cls(config) for _ in range(config.layers))
             self.norm = nn.LayerNorm(config.width)
             self.output = nn.Linear(config.width, config.vocab_size, bias=False)
             self.output.weight = self.token_embedding.weight  # tied: one parameter that gets two gradients
@@ -95,6 +99,80 @@ class TinyGPT(nn.Module):
         x = self.token_embedding(tokens) + self.position_embedding(positions)  # (B, T, D)
         for block in self.blocks:
             x = block(x)
+        logits = self.output(self.norm(x))  # (B, T, V)
+        if targets is None:
+            return logits
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def rotate(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Rotate each pair of elements of a query or key by an angle that grows with the token's position.
+
+    So the product of a query and a key depends on how far apart the two tokens are.
+
+    Args:
+        x: (B, H, T, D/H), with an even last dimension.
+        positions: (T,), counted from the beginning of the sequence.
+
+    Source: Su et al. 2021, "RoFormer", §3.4.
+    """
+    pairs = x.shape[-1] // 2
+    speeds = 10_000.0 ** -(torch.arange(pairs, dtype=x.dtype, device=x.device) / pairs)
+    angles = positions[:, None].to(x.dtype) * speeds  # (T, D/2H)
+    cos, sin = angles.cos(), angles.sin()
+    first, second = x.chunk(2, -1)
+    return torch.cat([first * cos - second * sin, first * sin + second * cos], -1)
+
+
+def causal_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+
+class RotaryAttention(Attention):
+    """Attention that gets the tokens' positions, and a function that mixes the values: (B, H, T, D/H) each."""
+
+    def forward(self, x: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:  # (B, T, D)
+        split = self.query_key_value(x).unflatten(-1, (3, self.heads, -1))
+        query, key, value = split.permute(2, 0, 3, 1, 4)
+        mixed = attend(rotate(query, positions), rotate(key, positions), value)
+        return self.project(mixed.transpose(1, 2).flatten(2))
+
+
+class RotaryBlock(Block):
+    def __init__(self, config: GPTConfig):
+        super().__init__(config)
+        self.attention = RotaryAttention(config)
+
+    def forward(self, x: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:  # (B, T, D)
+        x = x + self.attention(self.norm_1(x), positions, attend)
+        return x + self.down(F.gelu(self.up(self.norm_2(x))))
+
+
+class RotaryGPT(TinyGPT):
+    """A TinyGPT that rotates queries and keys (RoPE) instead of adding a position embedding, so no length is too long.
+
+    It can also compute a part of the tokens: those of the given positions, with an attention that knows the others.
+    """
+
+    block_cls = RotaryBlock
+
+    def __init__(self, config: GPTConfig | None = None, seed: int = 0):
+        super().__init__(config, seed)
+        del self.position_embedding
+
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        targets: torch.Tensor | None = None,
+        positions: torch.Tensor | None = None,
+        attend: Attend = causal_attention,
+    ):
+        """Predict the next token. Returns logits (B, T, V), or the mean loss if targets are given."""
+        if positions is None:
+            positions = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.token_embedding(tokens)  # (B, T, D)
+        for block in self.blocks:
+            x = block(x, positions, attend)
         logits = self.output(self.norm(x))  # (B, T, V)
         if targets is None:
             return logits

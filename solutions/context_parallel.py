@@ -1,0 +1,334 @@
+# Built by `make notebooks` from source/14_context_parallel/lab.py: edit that, not this.
+"""Context parallelism: each rank has some tokens of every sequence, and attention fetches what it needs of the others.
+
+Shape legend: B batch, H heads, T tokens of a rank, D width of a head, N ranks of the group.
+"""
+
+from functools import partial
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.distributed import ProcessGroup
+
+from shared.models import RotaryGPT
+from shared.sharded.layers import IGNORED
+from shared.sharded.sequences import expect_divisible, expect_equal_shards
+from solutions.async_collectives import InFlight
+from solutions.tensor_operators import all_gather, sum_over_ranks
+
+
+def own_chunks(index: int, size: int, balanced: bool) -> tuple[int, ...]:
+    """Return the numbers of a rank's chunks: of 2N chunks in zigzag order if balanced, else of N."""
+    return (index, 2 * size - 1 - index) if balanced else (index,)
+
+
+def shard_sequence(tensor: Tensor, dim: int, group: ProcessGroup | None = None, balanced: bool = True) -> Tensor:
+    """Return this rank's part of a sequence that every rank has.
+
+    Raises:
+        ValueError: if the sequence cannot be cut into equal chunks.
+    """
+    size = dist.get_world_size(group)
+    chunks = 2 * size if balanced else size
+    expect_divisible(tensor.shape[dim], chunks, "the sequence")
+    pieces = tensor.chunk(chunks, dim)
+    return torch.cat([pieces[i] for i in own_chunks(dist.get_rank(group), size, balanced)], dim)
+
+
+def unshard_sequence(tensor: Tensor, dim: int, group: ProcessGroup | None = None, balanced: bool = True) -> Tensor:
+    """Return the whole sequence, of which each rank has its part. Autograd does not record it.
+
+    Raises:
+        ValueError: on every rank, if the ranks' shards have different shapes, or cannot be two chunks each.
+    Communication: one all-gather.
+    """
+    expect_equal_shards({"the shard": tensor}, group, dim, 2 if balanced else 1)
+    whole = all_gather(tensor, dim, group)
+    if not balanced:
+        return whole
+    pieces = whole.chunk(2 * dist.get_world_size(group), dim)
+    return torch.cat([*pieces[0::2], *reversed(pieces[1::2])], dim)
+
+
+def visible_pairs(index: int, source: int, size: int, causal: bool, balanced: bool) -> list[tuple[int, int, bool]]:
+    """List what rank `index` computes with the keys of rank `source`: (query chunk, key chunk, masked)."""
+    pairs = []
+    for query_chunk, query_number in enumerate(own_chunks(index, size, balanced)):
+        for key_chunk, key_number in enumerate(own_chunks(source, size, balanced)):
+            if not causal or key_number <= query_number:
+                pairs.append((query_chunk, key_chunk, causal and key_number == query_number))
+    return pairs
+
+
+def at_least_float32(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def scores_of(query: Tensor, key: Tensor, masked: bool) -> Tensor:
+    """Return the scaled products of queries and keys. If masked, later keys get −∞."""
+    scores = (query @ key.mT) * query.shape[-1] ** -0.5
+    if masked:
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(later, -torch.inf)
+    return scores
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, masked: bool) -> tuple[Tensor, Tensor]:
+    """Attend to some of the keys, as FlashAttention does.
+
+    Returns:
+        The output, and the log-sum-exp of the scores, both in float32 at least.
+
+    Shape: all inputs [B, H, T, D]; returns [B, H, T, D] and [B, H, T, 1].
+    """
+    query, key, value = map(at_least_float32, (query, key, value))
+    scores = scores_of(query, key, masked)
+    log_sum = scores.logsumexp(-1, keepdim=True)
+    return (scores - log_sum).exp() @ value, log_sum
+
+
+def merge(output: Tensor, log_sum: Tensor, other_output: Tensor, other_log_sum: Tensor) -> tuple[Tensor, Tensor]:
+    """Merge attention to some keys with attention to others: return the output and log-sum-exp for all of them."""
+    total = torch.logaddexp(log_sum, other_log_sum)
+    ours, theirs = (log_sum - total).exp(), (other_log_sum - total).exp()
+    return ours * output + theirs * other_output, total
+
+
+def ring_forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    group: ProcessGroup | None,
+    causal: bool,
+    balanced: bool,
+) -> tuple[Tensor, Tensor]:
+    """Attend to the keys of all ranks, which pass them around a ring.
+
+    Returns:
+        The output, and the log-sum-exp of the scores, both in float32 at least.
+
+    Shape: all inputs [B, H, T, D]; returns [B, H, T, D] and [B, H, T, 1].
+    Communication: N − 1 transfers to the right neighbor, of this size of keys and values each.
+    """
+    index, size = dist.get_rank(group), dist.get_world_size(group)
+    right, left = (index + 1) % size, (index - 1) % size
+    parts = len(own_chunks(index, size, balanced))
+    queries = query.chunk(parts, 2)
+    keys_values = torch.stack([key, value])  # (2, B, H, T, D)
+    partial_results: list[tuple[Tensor, Tensor] | None] = [None] * parts
+    for step in range(size):
+        source, is_last = (index - step) % size, step == size - 1
+        if not is_last:
+            following = torch.empty_like(keys_values)
+            in_flight = InFlight([(keys_values, right)], [(following, left)], group)
+        blocks = keys_values.chunk(parts, 3)
+        for query_chunk, key_chunk, masked in visible_pairs(index, source, size, causal, balanced):
+            result = attend(queries[query_chunk], *blocks[key_chunk], masked)
+            earlier = partial_results[query_chunk]
+            partial_results[query_chunk] = merge(*earlier, *result) if earlier else result
+        if not is_last:
+            in_flight.wait()
+            keys_values = following
+    outputs, log_sums = zip(*partial_results, strict=True)
+    return torch.cat(outputs, 2), torch.cat(log_sums, 2)
+
+
+def attend_backward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    gradient: Tensor,
+    log_sum: Tensor,
+    delta: Tensor,
+    masked: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the terms of the gradients of queries, keys and values that come from these queries and keys.
+
+    Args:
+        gradient: the gradient of the output of these queries.
+        log_sum: the log-sum-exp of their scores with all keys, on all ranks.
+        delta: the sum of output times gradient over a head's width, (B, H, T, 1).
+
+    Source: Dao et al. 2022, "FlashAttention", algorithm 4.
+    """
+    query, key, value = map(at_least_float32, (query, key, value))
+    probabilities = (scores_of(query, key, masked) - log_sum).exp()
+    score_gradient = probabilities * (gradient @ value.mT - delta) * query.shape[-1] ** -0.5
+    return score_gradient @ key, score_gradient.mT @ query, probabilities.mT @ gradient
+
+
+def ring_backward(
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    log_sum: Tensor,
+    group: ProcessGroup | None,
+    causal: bool,
+    balanced: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of this rank's queries, keys and values, in float32 at least.
+
+    Communication: N − 1 transfers of keys and values, and N of their gradients.
+    """
+    index, size = dist.get_rank(group), dist.get_world_size(group)
+    right, left = (index + 1) % size, (index - 1) % size
+    parts = len(own_chunks(index, size, balanced))
+    gradient = at_least_float32(gradient)
+    delta = (gradient * output).sum(-1, keepdim=True)
+    by_query = list(zip(*(t.chunk(parts, 2) for t in (query, gradient, log_sum, delta)), strict=True))
+    query_gradients = list(torch.zeros_like(gradient).chunk(parts, 2))
+    keys_values, arriving = torch.stack([key, value]), None
+    for step in range(size):
+        term = torch.zeros_like(keys_values, dtype=gradient.dtype)
+        source, is_last = (index - step) % size, step == size - 1
+        if not is_last:
+            following = torch.empty_like(keys_values)
+            in_flight = InFlight([(keys_values, right)], [(following, left)], group)
+        blocks, terms = keys_values.chunk(parts, 3), term.chunk(parts, 3)
+        for query_chunk, key_chunk, masked in visible_pairs(index, source, size, causal, balanced):
+            own_query, own_gradient, own_log_sum, own_delta = by_query[query_chunk]
+            of_query, of_key, of_value = attend_backward(
+                own_query, *blocks[key_chunk], own_gradient, own_log_sum, own_delta, masked
+            )
+            query_gradients[query_chunk] += of_query
+            terms[key_chunk][0].add_(of_key)
+            terms[key_chunk][1].add_(of_value)
+        if arriving is not None:
+            arriving.wait()
+            term += home
+        home = term
+        if size > 1:
+            home, sent = torch.empty_like(term), term  # sent stays alive until it has arrived
+            arriving = InFlight([(sent, right)], [(home, left)], group)
+        if not is_last:
+            in_flight.wait()
+            keys_values = following
+    if arriving is not None:
+        arriving.wait()
+    return torch.cat(query_gradients, 2), *home
+
+
+class RingAttention(torch.autograd.Function):
+    """Forward: queries meet all keys in a ring. Backward: the same, and the gradients of the keys travel along."""
+
+    @staticmethod
+    def forward(
+        ctx,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        group: ProcessGroup | None,
+        causal: bool,
+        balanced: bool,
+    ) -> Tensor:
+        output, log_sum = ring_forward(query, key, value, group, causal, balanced)
+        output = output.to(query.dtype)
+        ctx.save_for_backward(query, key, value, output, log_sum)
+        ctx.how = group, causal, balanced
+        return output
+
+    @staticmethod
+    @once_differentiable  # transfers record no graph
+    def backward(ctx, gradient: Tensor):
+        gradients = ring_backward(gradient, *ctx.saved_tensors, *ctx.how)
+        return *(each.to(gradient.dtype) for each in gradients), None, None, None
+
+
+def ring_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    group: ProcessGroup | None = None,
+    causal: bool = True,
+    balanced: bool = True,
+) -> Tensor:
+    """Attend to the whole sequence, of which each rank has a shard, in zigzag order if balanced.
+
+    Shape: all [B, H, T, D], the same on every rank; returns [B, H, T, D].
+    Memory: the keys and values of two ranks at a time.
+    Communication: N − 1 transfers of keys and values in forward. In backward, the same and N of their gradients, which
+        are in float32 at least.
+    Raises:
+        ValueError: on every rank, if the shards have different shapes or dtypes, or are not two equal chunks.
+    Source: Liu et al. 2023, "Ring Attention with Blockwise Transformers", §3.
+    """
+    expect_equal_shards({"q": q, "k": k, "v": v}, group, 2, 2 if balanced else 1)
+    return RingAttention.apply(q, k, v, group, causal, balanced)
+
+
+def swap(tensor: Tensor, split_dim: int, join_dim: int, group: ProcessGroup | None) -> Tensor:
+    """Exchange parts of one dimension for those of another: [.., s, .., j, ..] → [.., s/N, .., j·N, ..].
+
+    Communication: one all-to-all.
+    """
+    sent = torch.stack(tensor.chunk(dist.get_world_size(group), split_dim))
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(received, sent, group=group)
+    return torch.cat(received.unbind(), join_dim)
+
+
+class Swap(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, tensor: Tensor, split_dim: int, join_dim: int, group: ProcessGroup | None) -> Tensor:
+        ctx.how = split_dim, join_dim, group
+        return swap(tensor, split_dim, join_dim, group)
+
+    @staticmethod
+    @once_differentiable  # collectives record no graph
+    def backward(ctx, gradient: Tensor):
+        split_dim, join_dim, group = ctx.how
+        return swap(gradient, join_dim, split_dim, group), None, None, None
+
+
+def all_to_all_attention(
+    q: Tensor, k: Tensor, v: Tensor, group: ProcessGroup | None = None, causal: bool = True
+) -> Tensor:
+    """Attend to the whole sequence, of which rank r has the r-th part. Inside, each rank has all tokens of some heads.
+
+    Shape: all [B, H, T, D], the same on every rank; returns [B, H, T, D].
+    Communication: four all-to-alls of a rank's queries, keys, values and outputs, and as many in backward.
+    Raises:
+        ValueError: on every rank, if N does not divide H, or the shards have different shapes or dtypes.
+    Source: Jacobs et al. 2023, "DeepSpeed Ulysses", §3.
+    """
+    expect_equal_shards({"q": q, "k": k, "v": v}, group, 2, 1, heads_divide=True)
+    query, key, value = (Swap.apply(tensor, 1, 2, group) for tensor in (q, k, v))
+    mixed = F.scaled_dot_product_attention(query, key, value, is_causal=causal)
+    return Swap.apply(mixed, 2, 1, group)
+
+
+class ContextParallelGPT(nn.Module):
+    """A GPT that computes a part of every sequence on each rank. All ranks have all parameters, and the same batch.
+
+    Memory: 1/N of the activations.
+    Communication: per layer, that of ring_attention. After backward, one all-reduce of all gradients.
+    """
+
+    def __init__(self, gpt: RotaryGPT, group: ProcessGroup | None = None, balanced: bool = True):
+        super().__init__()
+        self.gpt, self.group, self.balanced = gpt, group, balanced
+        self.attend = partial(ring_attention, group=group, balanced=balanced)
+
+    @torch.no_grad()
+    def finish_gradient_sync(self) -> None:
+        """Add up the ranks' gradients, each of which comes from the rank's own tokens."""
+        gradients = [p.grad for p in self.parameters() if p.grad is not None]
+        total = torch.cat([gradient.flatten() for gradient in gradients])
+        dist.all_reduce(total, group=self.group)
+        for gradient, summed in zip(gradients, total.split([each.numel() for each in gradients]), strict=True):
+            gradient.copy_(summed.view_as(gradient))
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean loss over all targets that are not IGNORED."""
+        everywhere = torch.arange(tokens.shape[1], device=tokens.device)
+        positions = shard_sequence(everywhere, 0, self.group, self.balanced)
+        own_tokens = shard_sequence(tokens, 1, self.group, self.balanced)
+        own_targets = shard_sequence(targets, 1, self.group, self.balanced)
+        logits = self.gpt(own_tokens, positions=positions, attend=self.attend)
+        total = F.cross_entropy(logits.flatten(0, 1), own_targets.flatten(), reduction="sum", ignore_index=IGNORED)
+        return sum_over_ranks(total / (targets != IGNORED).sum(), self.group)
