@@ -222,7 +222,18 @@ for balanced in (False, True):
 # </details>
 
 
-# %% tags=["export"]
+# %% tags=["export"] module="attention_kernels"
+# %%ranks
+"""Attention to some of the keys, and how partial results become one.
+
+Shape legend: B batch, H heads, T tokens, D width of a head.
+"""
+
+import torch
+from torch import Tensor
+
+
+# %% tags=["export"] module="attention_kernels"
 # %%ranks
 def at_least_float32(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
@@ -251,7 +262,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, masked: bool) -> tuple[Ten
     return (scores - log_sum).exp() @ value, log_sum
 
 
-# %% tags=["exercise", "export"] grade_id="merge"
+# %% tags=["exercise", "export"] grade_id="merge" module="attention_kernels"
 # %%ranks
 def merge(
     output: Tensor, log_sum: Tensor, other_output: Tensor, other_log_sum: Tensor
@@ -383,7 +394,7 @@ check.ring_forward()
 # </details>
 
 
-# %% tags=["export"]
+# %% tags=["export"] module="attention_kernels"
 # %%ranks
 def attend_backward(
     query: Tensor,
@@ -678,6 +689,126 @@ class ContextParallelGPT(ContextParallelGPT):
 
 # %% tags=["check"] grade_id="check-context-parallel-gpt" points=2
 check.ContextParallelGPT()
+
+# %% [markdown]
+# ## Break it: three mistakes that the loss hides (8 min)
+#
+# Each function below breaks your model in a way that has been found in real code. The next cells train the right model
+# and the three broken ones on text, for 40 steps on four ranks, with AdamW. The last 20 of 64 targets are padding, so
+# they are `IGNORED`.
+#
+# - `restarts_positions` counts the tokens of every rank from 0 (Megatron-LM issue 560).
+# - `stops_short` leaves the gradients of keys and values one hop before home, on the left neighbor. Megatron-LM issue
+#   1464 is of this kind: forward was right, but the gradients of queries, keys and values were not.
+# - `averages_means` takes the mean over each rank's targets first, and then the mean over the ranks (torchtitan pull
+#   request 2206).
+
+
+# %%
+# %%ranks
+from shared.data import CharTokens
+from shared.models import GPTConfig
+
+text = CharTokens()
+config = GPTConfig(vocab_size=text.vocab_size, context=64, layers=2, heads=4, width=32)
+
+
+class StopsShort(RingAttention):
+    @staticmethod
+    def backward(ctx, gradient):
+        of_query, of_key, of_value = ring_backward(gradient, *ctx.saved_tensors, *ctx.how)
+        mine, theirs = torch.stack([of_key, of_value]), torch.stack([of_key, of_value])
+        InFlight([(mine, (rank - 1) % 4)], [(theirs, (rank + 1) % 4)], None).wait()
+        return of_query, *theirs, None, None, None
+
+
+def restarts_positions(model):
+    right = model.gpt.forward
+
+    def forward(tokens, positions, attend):
+        return right(tokens, positions=torch.arange(len(positions), device=device), attend=attend)
+
+    model.gpt.forward = forward
+
+
+def stops_short(model):
+    model.attend = lambda q, k, v: StopsShort.apply(q, k, v, None, True, True)
+
+
+def averages_means(model):
+    def forward(tokens, targets):
+        own_tokens, own_targets = shard_sequence(tokens, 1), shard_sequence(targets, 1)
+        positions = shard_sequence(torch.arange(64, device=device), 0)
+        logits = model.gpt(own_tokens, positions=positions, attend=model.attend)
+        mean = F.cross_entropy(logits.flatten(0, 1), own_targets.flatten(), ignore_index=IGNORED)
+        return sum_over_ranks(mean / world_size)
+
+    model.forward = forward
+
+
+# %% [markdown]
+# **Predict.** Suppose you only watch the losses of these runs, without the right one beside them. Which of the three
+# would you recognize as broken from its first loss? Which from its last loss? Set those to True.
+
+# %%
+my_prediction = {
+    "restarts_positions": {"first loss": None, "last loss": None},
+    "stops_short": {"first loss": None, "last loss": None},
+    "averages_means": {"first loss": None, "last loss": None},
+}
+
+
+# %%
+# %%ranks --timeout 240
+def history(breaks=None, steps=40):
+    """Train. Returns the losses, and the gradients of the first step."""
+    model = ContextParallelGPT(RotaryGPT(config).double().to(device))
+    if breaks:
+        breaks(model)
+    optimizer, losses, first = torch.optim.AdamW(model.parameters(), lr=3e-3), [], None
+    for step in range(steps):
+        tokens, targets = text.windows(range(1000 * step, 1000 * step + 1000, 250), 64)
+        targets[:, -20:] = IGNORED
+        optimizer.zero_grad()
+        loss = model(tokens.to(device), targets.to(device))
+        loss.backward()
+        model.finish_gradient_sync()
+        first = first or {name: p.grad.clone() for name, p in model.gpt.named_parameters()}
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, first
+
+
+runs = {"right": history()}
+runs |= {each.__name__: history(each) for each in (restarts_positions, stops_short, averages_means)}
+
+
+def error_of(name):
+    """Return how far the gradients of the first step are from the right ones, relative to those."""
+    wrong, right = (
+        torch.cat([g.flatten() for g in runs[which][1].values()]) for which in (name, "right")
+    )
+    return ((wrong - right).norm() / right.norm()).item()
+
+
+table = {name: (losses[0], losses[-1], error_of(name)) for name, (losses, _) in runs.items()}
+
+# %% tags=["nbval-ignore-output"]
+from shared import tables
+
+table = ranks.pull("table")[0]
+rows = [[name, f"{a:.4f}", f"{b:.4f}", f"{error:.1%}"] for name, (a, b, error) in table.items()]
+assert abs(table["stops_short"][0] - table["right"][0]) < 1e-9
+assert all(table[name][2] > 0.01 for name in my_prediction)
+tables.Table(["", "loss, step 1", "step 40", "error of the first gradients"], rows)
+
+# %% [markdown]
+# All three losses begin where an untrained model begins, near log 94 = 4.54, and all three fall. `stops_short` even has
+# exactly the right first loss, because its forward is right. Only the gradients give them away. That is why the checks
+# of this lab compare every gradient with that of one process, in float64, on data that has no reason to be forgiving.
+#
+# With the next chapter, the training script gets this model as a strategy: `torchrun --nproc_per_node=4 -m
+# solutions.train --model rotary-gpt --strategy cp`.
 
 # %%
 ranks.stop()

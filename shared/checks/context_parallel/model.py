@@ -69,7 +69,7 @@ def probe(wrapper, case: Training, seed: int, tokens: torch.Tensor, targets: tor
         raise AssertionError(f"forward returned {type(loss).__name__}; expected a loss, a tensor without dimensions")
     loss.backward()
     model.finish_gradient_sync()
-    dist.barrier()
+    dist.barrier(group)
     gradients = {name: None if p.grad is None else p.grad.cpu() for name, p in gpt.named_parameters()}
     collectives = [call for call in calls if call.op not in ("send", "recv")]
     return {"loss": loss.detach().cpu(), "gradients": gradients, "shapes": seen, "collectives": collectives}

@@ -115,7 +115,7 @@ def attention(piece, setting: Setting, *shards: torch.Tensor) -> dict:
     before = [each.detach().clone() for each in tensors]
     forward, backward = Phase(setting), Phase(setting)
     result = forward.run(lambda: call(piece, setting, group, tensors))
-    dist.barrier()
+    dist.barrier(group)
     found = {"forward": forward.found()}
     if setting.piece == FORWARD:
         if not isinstance(result, tuple) or len(result) != 2:
@@ -128,7 +128,7 @@ def attention(piece, setting: Setting, *shards: torch.Tensor) -> dict:
         if not result.requires_grad:
             raise AssertionError("the output does not require a gradient, although q, k and v do")
         backward.run(lambda: result.backward(gradient))
-        dist.barrier()
+        dist.barrier(group)
         found["backward"] = backward.found()
         found["gradients"] = [None if each.grad is None else each.grad.cpu() for each in tensors]
     found["kept"] = all(torch.equal(a, b.detach()) for a, b in zip(before, tensors, strict=True))

@@ -58,7 +58,7 @@ def probe(piece, case: Sequence, tensor: torch.Tensor) -> dict:
     if case.records and isinstance(result, torch.Tensor) and result.requires_grad:
         result.sum().backward()
         found["gradient"] = tensor.grad.cpu()
-    torch.distributed.barrier()
+    torch.distributed.barrier(group)
     return found
 
 
