@@ -784,11 +784,9 @@ runs |= {each.__name__: history(each) for each in (restarts_positions, stops_sho
 
 
 def error_of(name):
-    """Return how far the gradients of the first step are from the right ones, relative to those."""
-    wrong, right = (
-        torch.cat([g.flatten() for g in runs[which][1].values()]) for which in (name, "right")
-    )
-    return ((wrong - right).norm() / right.norm()).item()
+    """Return the largest relative error of a parameter's gradient in the first step."""
+    wrong, right = runs[name][1], runs["right"][1]
+    return max(((wrong[key] - right[key]).norm() / right[key].norm()).item() for key in right)
 
 
 table = {name: (losses[0], losses[-1], error_of(name)) for name, (losses, _) in runs.items()}
@@ -799,13 +797,17 @@ from shared import tables
 table = ranks.pull("table")[0]
 rows = [[name, f"{a:.4f}", f"{b:.4f}", f"{error:.1%}"] for name, (a, b, error) in table.items()]
 assert abs(table["stops_short"][0] - table["right"][0]) < 1e-9
-assert all(table[name][2] > 0.01 for name in my_prediction)
-tables.Table(["", "loss, step 1", "step 40", "error of the first gradients"], rows)
+assert all(table[name][2] > 0.005 for name in my_prediction)
+assert all(abs(table[name][1] / table["right"][1] - 1) < 0.05 for name in my_prediction)
+tables.Table(["", "loss, step 1", "step 40", "largest error of a gradient, step 1"], rows)
 
 # %% [markdown]
-# All three losses begin where an untrained model begins, near log 94 = 4.54, and all three fall. `stops_short` even has
-# exactly the right first loss, because its forward is right. Only the gradients give them away. That is why the checks
-# of this lab compare every gradient with that of one process, in float64, on data that has no reason to be forgiving.
+# None of them. All losses begin near log 94 = 4.54, where any untrained model begins, and after 40 steps they lie within
+# 1% of the right one. In our run, two of the broken models even ended *below* it. `stops_short` has exactly the right
+# first loss, because its forward is right, while one of its gradients is off by 87%. Restarted positions hardly matter
+# at first, because an untrained model attends to all tokens alike. It is the trained one that will miss them.
+#
+# So the checks of this lab compare every gradient with that of one process, in float64.
 #
 # With the next chapter, the training script gets this model as a strategy: `torchrun --nproc_per_node=4 -m
 # solutions.train --model rotary-gpt --strategy cp`.
