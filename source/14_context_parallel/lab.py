@@ -802,10 +802,11 @@ assert all(abs(table[name][1] / table["right"][1] - 1) < 0.05 for name in my_pre
 tables.Table(["", "loss, step 1", "step 40", "largest error of a gradient, step 1"], rows)
 
 # %% [markdown]
-# None of them. All losses begin near log 94 = 4.54, where any untrained model begins, and after 40 steps they lie within
-# 1% of the right one. In our run, two of the broken models even ended *below* it. `stops_short` has exactly the right
-# first loss, because its forward is right, while one of its gradients is off by 87%. Restarted positions hardly matter
-# at first, because an untrained model attends to all tokens alike. It is the trained one that will miss them.
+# None of them. All losses begin near log 94 = 4.54, where any untrained model begins, and after 40 steps they lie
+# within 1% of the right one. In our run, two of the broken models even ended *below* it. `stops_short` has exactly the
+# right first loss, because its forward is right, while one of its gradients has an error as large as the gradient.
+# Restarted positions hardly matter at first, because an untrained model attends to all tokens alike. It is the trained
+# one that misses them.
 #
 # So the checks of this lab compare every gradient with that of one process, in float64.
 #
