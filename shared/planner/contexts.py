@@ -43,12 +43,13 @@ def memory_table(model: str = "Llama-2 70B", tensor_ranks: int = 8, context_rank
         ]
         rows.append([f"{length:,}", *(f"{gb:,.1f}" for gb in kept)])
     tp = f"TP {tensor_ranks} + SP"
-    header = ["tokens", tp, "… full recomputation", f"{tp}, CP {context_ranks}", "… full recomputation"]
+    header = ["tokens", tp, "recomputed", f"CP {context_ranks}", "CP and recomputed"]
     ranks = tensor_ranks * context_ranks
     state_gb = formulas.model_state_bytes(shape.parameters, ranks, 3) / GB
     note = (
-        f"GB of activations that {shape.layers} layers keep on each GPU. With ZeRO-3 over {ranks} GPUs, the state "
-        f"of the model takes {state_gb:.0f} GB more. Estimated with a 4h MLP and fused attention; without the logits."
+        f"GB of activations that {shape.layers} layers keep on each GPU, all columns with {tp}. With ZeRO-3 over "
+        f"{ranks} GPUs, the state of the model takes {state_gb:.0f} GB more. Estimated with a 4h MLP and fused "
+        "attention, and without the logits."
     )
     return Table(header, rows, note)
 
@@ -102,8 +103,11 @@ def traffic_table(model: str = "Llama-2 70B", length: int = 131_072, ranks: int 
         ["Ulysses", f"{traffic.all_to_all / GB:.2f}", "no"],
         ["ring attention", f"{traffic.ring / GB:.2f}", "behind attention"],
     ]
-    note = f"{model}, one sequence of {length:,} tokens on {ranks} ranks, activations in 16 bits. Derived."
-    return Table(["way", "GB that a rank sends, forward of a layer", "hidden?"], rows, note)
+    note = (
+        f"What each of {ranks} ranks sends in the forward of one layer of {model}, for one sequence of {length:,} "
+        "tokens in 16 bits. Derived."
+    )
+    return Table(["way", "GB sent", "hidden?"], rows, note)
 
 
 def hiding_table(model: str = "Llama-2 70B", hosts: int = 4, gpus: int = 8) -> Table:

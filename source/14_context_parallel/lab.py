@@ -3,7 +3,6 @@
 #   course:
 #     module: context_parallel
 #     minutes: 85
-#     draft: true
 # ---
 
 # %% [markdown]
@@ -480,7 +479,8 @@ def ring_backward(
 
 
 # %% [markdown]
-# The next cell is given. It makes one differentiable function of the two:
+# The next cell is given. It makes one differentiable function of the two. From forward to backward, a rank keeps only
+# what belongs to its own tokens:
 
 
 # %% tags=["export"]

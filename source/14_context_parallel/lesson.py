@@ -145,7 +145,7 @@ def ring_without_mask(query, key, value):  # each (B, H, n, D/H)
 # ranks? 1 would mean that it sends each of its keys once.
 
 # %%
-my_prediction_times = 0.0
+my_prediction = None  # times S
 
 # %%
 # %%ranks
@@ -164,9 +164,9 @@ sent_times = log.sent_bytes / (key.nbytes + value.nbytes)
 
 # %%
 largest, sent_times = max(ranks.pull("largest_difference")), ranks.pull("sent_times")[0]
-print(f"largest difference from one process: below 1e-12 is {largest < 1e-12}")
-print(f"predicted {my_prediction_times:g} times S, measured {sent_times:g}")
 assert largest < 1e-12 and sent_times == 3
+print("The largest difference from one process is below 1e-12.")
+print(f"A rank sends {sent_times:g} times S.")
 
 # %% [markdown]
 # N − 1 = 3 times: every rank also passes on what it got from others. An all-gather sends the same bytes, but at the end
@@ -194,7 +194,7 @@ assert largest < 1e-12 and sent_times == 3
 # GB/s. With the ring between 4 hosts, from how many tokens per sequence is it hidden?
 
 # %%
-my_prediction_tokens = 0
+my_prediction = None  # tokens
 
 # %%
 contexts.hiding_table()
@@ -261,7 +261,7 @@ def ring_of_sleeps(chunks_of):
 # **Predict.** How long does the zigzag ring take, compared with the contiguous one? 1 would mean that nothing is saved.
 
 # %%
-my_prediction_share = 1.0
+my_prediction = None  # 1 means that nothing is saved
 
 # %%
 # %%ranks
@@ -275,13 +275,13 @@ for name in ("contiguous", "zigzag"):
     runs[name] = min(tries, key=lambda run: max(steps[-1][2] for steps in run))
 lasts = {name: max(steps[-1][2] for steps in run) for name, run in runs.items()}
 share = lasts["zigzag"] / lasts["contiguous"]
-print(f"predicted {my_prediction_share:g}, measured {share:.2f}")
+print(f"The zigzag ring takes {share:.2f} of the contiguous ring's time.")
 measure.expect(share < 0.65, "the zigzag order takes at most 0.65 of the time")
 attention_plots.ring_steps(runs)
 
 # %% [markdown]
-# Rank 3 needs 14 pairs in the contiguous order, and every rank needs 8 in the other: 8/14 = 0.57. The white gaps on the
-# upper lanes are GPUs that you pay for and do not use.
+# Rank 3 needs 14 pairs in the contiguous order, and every rank needs 8 in the other: 8/14 = 0.57. What is white on
+# the upper lanes is GPUs that you pay for and do not use.
 #
 # This is not only arithmetic. On 8 H800, one widely used implementation reaches 54% of FlashAttention's speed with
 # contiguous parts, and 90% with the zigzag order, forward and backward together (zhuzilin/ring-flash-attention,

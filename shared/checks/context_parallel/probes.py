@@ -8,6 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from shared.checks.engine.candidate import device_here
+from shared.checks.engine.footprint import living_bytes, settled_bytes
 from shared.checks.engine.steps import Event, EventLog
 from shared.checks.engine.subgroups import join_subgroup
 from shared.wire import completion, instrumentation
@@ -133,3 +134,22 @@ def attention(piece, setting: Setting, *shards: torch.Tensor) -> dict:
         found["gradients"] = [None if each.grad is None else each.grad.cpu() for each in tensors]
     found["kept"] = all(torch.equal(a, b.detach()) for a, b in zip(before, tensors, strict=True))
     return found
+
+
+def kept(ring_attention, most_bytes: int, *shards: torch.Tensor) -> int:
+    """Return how many bytes a forward leaves for backward, besides its arguments."""
+    tensors = [each.to(device_here()).requires_grad_() for each in shards]
+    arguments = {each.untyped_storage().data_ptr() for each in tensors}
+    saved: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    before_bytes = living_bytes()
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        output = ring_attention(*tensors)
+    held_bytes = settled_bytes(most_bytes, before_bytes)
+    saved_bytes = sum(nbytes for pointer, nbytes in saved.items() if pointer not in arguments)
+    output.sum().backward()
+    return max(held_bytes, saved_bytes)

@@ -1,5 +1,8 @@
 """Judge what attention on shards sends, in which order it launches, computes and waits, and how much it computes."""
 
+import torch
+
+from shared.checks.context_parallel import probes
 from shared.checks.context_parallel.attention import judge_results, try_it
 from shared.checks.context_parallel.probes import ALL_TO_ALL, COMPUTE, Setting
 from shared.checks.engine.attempts import Attempt
@@ -7,6 +10,7 @@ from shared.checks.engine.compare import describe_calls
 from shared.checks.engine.failures import Wrong
 from shared.wire import sent_bytes_of
 
+MOST_BLOCKS = 2.5  # an output, a more precise copy of it, and a few numbers per query
 HINT_ON_LAUNCH = "Hint: when does the transfer start, and what does this rank compute before it waits?"
 HINT_ON_WORK = "Hint: which pairs of chunks does the mask hide entirely, and are they computed anyway?"
 
@@ -109,3 +113,19 @@ def hidden_pairs_are_skipped(attempt: Attempt) -> None:
                 context = f"{setting}: with the mask, {phases_of(setting)[phase]} computes {masked / every:.0%}"
                 message = f"{context} of what it computes without; expected at most {share:.0%}"
                 raise Wrong({list(found)[index]: message}, HINT_ON_WORK)
+
+
+def only_own_blocks_are_kept(attempt: Attempt) -> None:
+    """Between forward and backward, a rank keeps its output and two numbers per query, but no keys of other ranks."""
+    generator = torch.Generator().manual_seed(attempt.draw_seed())
+    own = [
+        tuple(torch.randn(2, 2, 32, 16, generator=generator, dtype=torch.float64) for _ in range(3))
+        for _ in range(attempt.world_size)
+    ]
+    block_bytes = own[0][0].nbytes
+    most_bytes = int(MOST_BLOCKS * block_bytes)
+    for rank, kept_bytes in enumerate(attempt.run(probes.kept, most_bytes, per_rank=own)):
+        if kept_bytes > most_bytes:
+            message = f"forward leaves {kept_bytes:,} bytes for backward, besides q, k and v; expected at most"
+            message += f" {most_bytes:,}, for the output and the log-sum-exp"
+            raise Wrong({rank: message}, "Hint: whose keys does backward need, and do they come around again?")
