@@ -65,12 +65,7 @@ def visible_pairs(index: int, source: int, size: int, causal: bool, balanced: bo
 
 
 def ring_forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    group: ProcessGroup | None,
-    causal: bool,
-    balanced: bool,
+    q: Tensor, k: Tensor, v: Tensor, group: ProcessGroup | None, causal: bool, balanced: bool
 ) -> tuple[Tensor, Tensor]:
     """Attend to the keys of all ranks, which pass them around a ring.
 
@@ -83,8 +78,8 @@ def ring_forward(
     index, size = dist.get_rank(group), dist.get_world_size(group)
     right, left = (index + 1) % size, (index - 1) % size
     parts = len(own_chunks(index, size, balanced))
-    queries = query.chunk(parts, 2)
-    keys_values = torch.stack([key, value])  # (2, B, H, T, D)
+    queries = q.chunk(parts, 2)
+    keys_values = torch.stack([k, v])  # (2, B, H, T, D)
     partial_results: list[tuple[Tensor, Tensor] | None] = [None] * parts
     for step in range(size):
         source, is_last = (index - step) % size, step == size - 1
@@ -103,92 +98,85 @@ def ring_forward(
     return torch.cat(outputs, 2), torch.cat(log_sums, 2)
 
 
+def add_terms(
+    pairs: list[tuple[int, int, bool]],
+    by_query: list[tuple[Tensor, Tensor, Tensor, Tensor]],
+    keys_values: Tensor,
+    query_gradients: list[Tensor],
+    term: Tensor,
+) -> None:
+    """Add what some pairs of chunks contribute to the gradients of queries, and to those of the keys and values.
+
+    Args:
+        by_query: for each chunk of queries: the queries, the gradient of their output, their log-sum-exp, and delta.
+    """
+    blocks, terms = keys_values.chunk(len(by_query), 3), term.chunk(len(by_query), 3)
+    for query_chunk, key_chunk, masked in pairs:
+        query, *others = by_query[query_chunk]
+        gradients = attend_backward(query, *blocks[key_chunk], *others, masked)
+        query_gradients[query_chunk] += gradients[0]
+        terms[key_chunk][0].add_(gradients[1])
+        terms[key_chunk][1].add_(gradients[2])
+
+
 def ring_backward(
-    gradient: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    output: Tensor,
-    log_sum: Tensor,
-    group: ProcessGroup | None,
-    causal: bool,
-    balanced: bool,
+    gradient: Tensor, saved: tuple, group: ProcessGroup | None, causal: bool, balanced: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of this rank's queries, keys and values, in float32 at least.
 
     Communication: N − 1 transfers of keys and values, and N of their gradients.
     """
+    q, k, v, output, log_sum = saved
     index, size = dist.get_rank(group), dist.get_world_size(group)
     right, left = (index + 1) % size, (index - 1) % size
-    parts = len(own_chunks(index, size, balanced))
     gradient = at_least_float32(gradient)
     delta = (gradient * output).sum(-1, keepdim=True)
-    by_query = list(zip(*(t.chunk(parts, 2) for t in (query, gradient, log_sum, delta)), strict=True))
+    parts = len(own_chunks(index, size, balanced))
+    by_query = list(zip(*(t.chunk(parts, 2) for t in (q, gradient, log_sum, delta)), strict=True))
     query_gradients = list(torch.zeros_like(gradient).chunk(parts, 2))
-    keys_values, arriving = torch.stack([key, value]), None
+    keys_values, arriving = torch.stack([k, v]), None
     for step in range(size):
         term = torch.zeros_like(keys_values, dtype=gradient.dtype)
         source, is_last = (index - step) % size, step == size - 1
         if not is_last:
             following = torch.empty_like(keys_values)
             in_flight = InFlight([(keys_values, right)], [(following, left)], group)
-        blocks, terms = keys_values.chunk(parts, 3), term.chunk(parts, 3)
-        for query_chunk, key_chunk, masked in visible_pairs(index, source, size, causal, balanced):
-            own_query, own_gradient, own_log_sum, own_delta = by_query[query_chunk]
-            of_query, of_key, of_value = attend_backward(
-                own_query, *blocks[key_chunk], own_gradient, own_log_sum, own_delta, masked
-            )
-            query_gradients[query_chunk] += of_query
-            terms[key_chunk][0].add_(of_key)
-            terms[key_chunk][1].add_(of_value)
+        pairs = visible_pairs(index, source, size, causal, balanced)
+        add_terms(pairs, by_query, keys_values, query_gradients, term)
         if arriving is not None:
             arriving.wait()
             term += home
-        home = term
+        home, sent = torch.empty_like(term), term  # sent stays alive until it has arrived
         if size > 1:
-            home, sent = torch.empty_like(term), term  # sent stays alive until it has arrived
             arriving = InFlight([(sent, right)], [(home, left)], group)
         if not is_last:
             in_flight.wait()
             keys_values = following
-    if arriving is not None:
+    if size > 1:
         arriving.wait()
-    return torch.cat(query_gradients, 2), *home
+    return torch.cat(query_gradients, 2), *(home if size > 1 else term)
 
 
 class RingAttention(torch.autograd.Function):
     """Forward: queries meet all keys in a ring. Backward: the same, and the gradients of the keys travel along."""
 
     @staticmethod
-    def forward(
-        ctx,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        group: ProcessGroup | None,
-        causal: bool,
-        balanced: bool,
-    ) -> Tensor:
-        output, log_sum = ring_forward(query, key, value, group, causal, balanced)
-        output = output.to(query.dtype)
-        ctx.save_for_backward(query, key, value, output, log_sum)
-        ctx.how = group, causal, balanced
+    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, *how) -> Tensor:
+        output, log_sum = ring_forward(q, k, v, *how)
+        output = output.to(q.dtype)
+        ctx.save_for_backward(q, k, v, output, log_sum)
+        ctx.how = how  # the group, causal and balanced
         return output
 
     @staticmethod
     @once_differentiable  # transfers record no graph
     def backward(ctx, gradient: Tensor):
-        gradients = ring_backward(gradient, *ctx.saved_tensors, *ctx.how)
+        gradients = ring_backward(gradient, ctx.saved_tensors, *ctx.how)
         return *(each.to(gradient.dtype) for each in gradients), None, None, None
 
 
 def ring_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    group: ProcessGroup | None = None,
-    causal: bool = True,
-    balanced: bool = True,
+    q: Tensor, k: Tensor, v: Tensor, group: ProcessGroup | None = None, causal=True, balanced=True
 ) -> Tensor:
     """Attend to the whole sequence, of which each rank has a shard, in zigzag order if balanced.
 

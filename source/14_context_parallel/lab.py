@@ -110,6 +110,12 @@ def shard_sequence(
     ### END SOLUTION
 
 
+# %% tags=["check"] grade_id="check-shard-sequence" points=1
+check.shard_sequence()
+
+
+# %% tags=["exercise", "export"] grade_id="unshard-sequence"
+# %%ranks
 def unshard_sequence(
     tensor: Tensor, dim: int, group: ProcessGroup | None = None, balanced: bool = True
 ) -> Tensor:
@@ -128,9 +134,6 @@ def unshard_sequence(
     return torch.cat([*pieces[0::2], *reversed(pieces[1::2])], dim)
     ### END SOLUTION
 
-
-# %% tags=["check"] grade_id="check-shard-sequence" points=1
-check.shard_sequence()
 
 # %% tags=["check"] grade_id="check-unshard-sequence" points=1
 check.unshard_sequence()
@@ -312,12 +315,7 @@ check.merge()
 # %% tags=["exercise", "export"] grade_id="ring-forward"
 # %%ranks
 def ring_forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    group: ProcessGroup | None,
-    causal: bool,
-    balanced: bool,
+    q: Tensor, k: Tensor, v: Tensor, group: ProcessGroup | None, causal: bool, balanced: bool
 ) -> tuple[Tensor, Tensor]:
     """Attend to the keys of all ranks, which pass them around a ring.
 
@@ -330,8 +328,8 @@ def ring_forward(
     index, size = dist.get_rank(group), dist.get_world_size(group)
     right, left = (index + 1) % size, (index - 1) % size
     parts = len(own_chunks(index, size, balanced))
-    queries = query.chunk(parts, 2)
-    keys_values = torch.stack([key, value])  # (2, B, H, T, D)
+    queries = q.chunk(parts, 2)
+    keys_values = torch.stack([k, v])  # (2, B, H, T, D)
     partial_results: list[tuple[Tensor, Tensor] | None] = [None] * parts
     for step in range(size):
         ### BEGIN SOLUTION
@@ -366,17 +364,23 @@ check.ring_forward()
 # `attend_backward` (given) returns the terms of one pair of chunks. It gets the log-sum-exp over **all** keys, from
 # which it recomputes the probabilities, and `delta`, the sum of output × gradient for each query.
 #
-# Complete the loop of `ring_backward`. In a step:
+# First, write `add_terms`, which does the computation of one step and sends nothing:
+#
+# - For each of `pairs`, call `attend_backward` with the queries' four tensors in `by_query[query_chunk]`, and with the
+#   right chunk of `keys_values`.
+# - Add its first result to `query_gradients[query_chunk]`, and the other two to the right chunk of `term`, in place.
+#   `term` has the shape of `keys_values`, (2, B, H, T, D). A `chunk` of it is a view, so adding to one changes `term`.
+#
+# Then complete the loop of `ring_backward`. In a step:
 #
 # - **Launch** the transfer of `keys_values`, as before.
-# - **Compute** this rank's terms: add `attend_backward`'s first result to `query_gradients[query_chunk]`, and the other
-#   two to this rank's chunk of `term`, which has the shape of `keys_values` and is given, full of zeros.
+# - **Compute:** call `add_terms`. `term` is given, full of zeros.
 # - **Pass on the gradients.** Except in step 0, wait for `arriving`, the transfer of the last step, and add what has
 #   arrived to `term`. Then launch the transfer of `term` to the right.
 # - **Wait** for the keys and values.
 #
-# Keys make N − 1 hops. How many hops do their gradients need, until they are home? With one rank, nothing is sent. At
-# the end, `home` must be the sum of all ranks' terms for this rank's own keys and values.
+# Keys make N − 1 hops. How many hops do their gradients need, until they are home? At the end, `home` must be the sum of
+# all ranks' terms for this rank's own keys and values. With one rank, nothing is sent, and `term` is that sum.
 #
 # So the gradients of one step are in flight while the next step computes. A tensor must not change before its transfer
 # is complete.
@@ -419,33 +423,49 @@ def attend_backward(
     return score_gradient @ key, score_gradient.mT @ query, probabilities.mT @ gradient
 
 
+# %% tags=["exercise", "export"] grade_id="add-terms"
+# %%ranks
+def add_terms(
+    pairs: list[tuple[int, int, bool]],
+    by_query: list[tuple[Tensor, Tensor, Tensor, Tensor]],
+    keys_values: Tensor,
+    query_gradients: list[Tensor],
+    term: Tensor,
+) -> None:
+    """Add what some pairs of chunks contribute to the gradients of queries, and to those of the keys and values.
+
+    Args:
+        by_query: for each chunk of queries: the queries, the gradient of their output, their log-sum-exp, and delta.
+    """
+    ### BEGIN SOLUTION
+    blocks, terms = keys_values.chunk(len(by_query), 3), term.chunk(len(by_query), 3)
+    for query_chunk, key_chunk, masked in pairs:
+        query, *others = by_query[query_chunk]
+        gradients = attend_backward(query, *blocks[key_chunk], *others, masked)
+        query_gradients[query_chunk] += gradients[0]
+        terms[key_chunk][0].add_(gradients[1])
+        terms[key_chunk][1].add_(gradients[2])
+    ### END SOLUTION
+
+
 # %% tags=["exercise", "export"] grade_id="ring-backward"
 # %%ranks
 def ring_backward(
-    gradient: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    output: Tensor,
-    log_sum: Tensor,
-    group: ProcessGroup | None,
-    causal: bool,
-    balanced: bool,
+    gradient: Tensor, saved: tuple, group: ProcessGroup | None, causal: bool, balanced: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of this rank's queries, keys and values, in float32 at least.
 
     Communication: N − 1 transfers of keys and values, and N of their gradients.
     """
+    q, k, v, output, log_sum = saved
     index, size = dist.get_rank(group), dist.get_world_size(group)
     right, left = (index + 1) % size, (index - 1) % size
-    parts = len(own_chunks(index, size, balanced))
     gradient = at_least_float32(gradient)
     delta = (gradient * output).sum(-1, keepdim=True)
-    by_query = list(
-        zip(*(t.chunk(parts, 2) for t in (query, gradient, log_sum, delta)), strict=True)
-    )
+    parts = len(own_chunks(index, size, balanced))
+    by_query = list(zip(*(t.chunk(parts, 2) for t in (q, gradient, log_sum, delta)), strict=True))
     query_gradients = list(torch.zeros_like(gradient).chunk(parts, 2))
-    keys_values, arriving = torch.stack([key, value]), None
+    keys_values, arriving = torch.stack([k, v]), None
     for step in range(size):
         term = torch.zeros_like(keys_values, dtype=gradient.dtype)
         ### BEGIN SOLUTION
@@ -453,29 +473,21 @@ def ring_backward(
         if not is_last:
             following = torch.empty_like(keys_values)
             in_flight = InFlight([(keys_values, right)], [(following, left)], group)
-        blocks, terms = keys_values.chunk(parts, 3), term.chunk(parts, 3)
-        for query_chunk, key_chunk, masked in visible_pairs(index, source, size, causal, balanced):
-            own_query, own_gradient, own_log_sum, own_delta = by_query[query_chunk]
-            of_query, of_key, of_value = attend_backward(
-                own_query, *blocks[key_chunk], own_gradient, own_log_sum, own_delta, masked
-            )
-            query_gradients[query_chunk] += of_query
-            terms[key_chunk][0].add_(of_key)
-            terms[key_chunk][1].add_(of_value)
+        pairs = visible_pairs(index, source, size, causal, balanced)
+        add_terms(pairs, by_query, keys_values, query_gradients, term)
         if arriving is not None:
             arriving.wait()
             term += home
-        home = term
+        home, sent = torch.empty_like(term), term  # sent stays alive until it has arrived
         if size > 1:
-            home, sent = torch.empty_like(term), term  # sent stays alive until it has arrived
             arriving = InFlight([(sent, right)], [(home, left)], group)
         if not is_last:
             in_flight.wait()
             keys_values = following
-    if arriving is not None:
+    if size > 1:
         arriving.wait()
     ### END SOLUTION
-    return torch.cat(query_gradients, 2), *home
+    return torch.cat(query_gradients, 2), *(home if size > 1 else term)
 
 
 # %% [markdown]
@@ -489,35 +501,22 @@ class RingAttention(torch.autograd.Function):
     """Forward: queries meet all keys in a ring. Backward: the same, and the gradients of the keys travel along."""
 
     @staticmethod
-    def forward(
-        ctx,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        group: ProcessGroup | None,
-        causal: bool,
-        balanced: bool,
-    ) -> Tensor:
-        output, log_sum = ring_forward(query, key, value, group, causal, balanced)
-        output = output.to(query.dtype)
-        ctx.save_for_backward(query, key, value, output, log_sum)
-        ctx.how = group, causal, balanced
+    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, *how) -> Tensor:
+        output, log_sum = ring_forward(q, k, v, *how)
+        output = output.to(q.dtype)
+        ctx.save_for_backward(q, k, v, output, log_sum)
+        ctx.how = how  # the group, causal and balanced
         return output
 
     @staticmethod
     @once_differentiable  # transfers record no graph
     def backward(ctx, gradient: Tensor):
-        gradients = ring_backward(gradient, *ctx.saved_tensors, *ctx.how)
+        gradients = ring_backward(gradient, ctx.saved_tensors, *ctx.how)
         return *(each.to(gradient.dtype) for each in gradients), None, None, None
 
 
 def ring_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    group: ProcessGroup | None = None,
-    causal: bool = True,
-    balanced: bool = True,
+    q: Tensor, k: Tensor, v: Tensor, group: ProcessGroup | None = None, causal=True, balanced=True
 ) -> Tensor:
     """Attend to the whole sequence, of which each rank has a shard, in zigzag order if balanced.
 
@@ -560,7 +559,7 @@ check.ring_attention()
 # </details>
 
 
-# %% tags=["exercise", "export"] grade_id="all-to-all-attention"
+# %% tags=["exercise", "export"] grade_id="swap"
 # %%ranks
 def swap(tensor: Tensor, split_dim: int, join_dim: int, group: ProcessGroup | None) -> Tensor:
     """Exchange parts of one dimension for those of another: [.., s, .., j, ..] → [.., s/N, .., j·N, ..].
@@ -592,6 +591,8 @@ class Swap(torch.autograd.Function):
         ### END SOLUTION
 
 
+# %% tags=["exercise", "export"] grade_id="all-to-all-attention"
+# %%ranks
 def all_to_all_attention(
     q: Tensor, k: Tensor, v: Tensor, group: ProcessGroup | None = None, causal: bool = True
 ) -> Tensor:
@@ -716,7 +717,7 @@ config = GPTConfig(vocab_size=text.vocab_size, context=64, layers=2, heads=4, wi
 class StopsShort(RingAttention):
     @staticmethod
     def backward(ctx, gradient):
-        of_query, of_key, of_value = ring_backward(gradient, *ctx.saved_tensors, *ctx.how)
+        of_query, of_key, of_value = ring_backward(gradient, ctx.saved_tensors, *ctx.how)
         mine, theirs = torch.stack([of_key, of_value]), torch.stack([of_key, of_value])
         InFlight([(mine, (rank - 1) % 4)], [(theirs, (rank + 1) % 4)], None).wait()
         return of_query, *theirs, None, None, None
