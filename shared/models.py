@@ -40,6 +40,10 @@ class GPTConfig:
     width: int = 64
 
 
+def causal_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+
 class Attention(nn.Module):
     """Causal self-attention over H heads."""
 
@@ -49,11 +53,11 @@ class Attention(nn.Module):
         self.query_key_value = nn.Linear(config.width, 3 * config.width, bias=False)
         self.project = nn.Linear(config.width, config.width, bias=False)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:  # (B, T, D)
+    def forward(self, x: torch.Tensor, attend: Attend = causal_attention) -> torch.Tensor:  # (B, T, D)
         batch, tokens, width = x.shape
         split = self.query_key_value(x).view(batch, tokens, 3, self.heads, width // self.heads)
         query, key, value = split.permute(2, 0, 3, 1, 4)  # each (B, H, T, D/H)
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)  # (B, H, T, D/H)
+        mixed = attend(query, key, value)  # (B, H, T, D/H)
         return self.project(mixed.transpose(1, 2).reshape(batch, tokens, width))  # (B, T, D)
 
 
@@ -68,15 +72,13 @@ class Block(nn.Module):
         self.up = nn.Linear(config.width, 4 * config.width, bias=False)
         self.down = nn.Linear(4 * config.width, config.width, bias=False)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:  # (B, T, D)
-        x = x + self.attention(self.norm_1(x))
+    def forward(self, x: torch.Tensor, **attending) -> torch.Tensor:  # (B, T, D)
+        x = x + self.attention(self.norm_1(x), **attending)
         return x + self.down(F.gelu(self.up(self.norm_2(x))))
 
 
 class TinyGPT(nn.Module):
     """A GPT with its output layer tied to its embedding, as in GPT-2 (Radford et al. 2019)."""
-
-    block_cls = Block
 
     def __init__(self, config: GPTConfig | None = None, seed: int = 0):
         super().__init__()
@@ -85,7 +87,7 @@ class TinyGPT(nn.Module):
             torch.manual_seed(seed)
             self.token_embedding = nn.Embedding(config.vocab_size, config.width)
             self.position_embedding = nn.Embedding(config.context, config.width)
-            self.blocks = nn.ModuleList(self.block_cls(config) for _ in range(config.layers))
+            self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
             self.norm = nn.LayerNorm(config.width)
             self.output = nn.Linear(config.width, config.vocab_size, bias=False)
             self.output.weight = self.token_embedding.weight  # tied: one parameter that gets two gradients
@@ -93,12 +95,28 @@ class TinyGPT(nn.Module):
                 if parameter.dim() > 1:
                     nn.init.normal_(parameter, std=0.02)
 
-    def forward(self, tokens: torch.Tensor, targets: torch.Tensor | None = None):
-        """Predict the next token. Returns logits (B, T, V), or the mean loss if targets are given."""
-        positions = torch.arange(tokens.shape[1], device=tokens.device)
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        targets: torch.Tensor | None = None,
+        positions: torch.Tensor | None = None,
+        **attending,
+    ):
+        """Predict the next token. Returns logits (B, T, V), or the mean loss if targets are given.
+
+        Args:
+            positions: Where in their sequences the tokens are. By default, they are the first ones.
+            attending: With `attend`, a function of query, key and value that knows the other tokens.
+        """
+        if positions is None:
+            positions = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.token_embedding(tokens) + self.position_embedding(positions)  # (B, T, D)
+        return self.predict(x, targets, **attending)
+
+    def predict(self, x: torch.Tensor, targets: torch.Tensor | None, **attending):
+        """Compute what forward returns from the embedded tokens."""
         for block in self.blocks:
-            x = block(x)
+            x = block(x, **attending)
         logits = self.output(self.norm(x))  # (B, T, V)
         if targets is None:
             return logits
@@ -124,37 +142,8 @@ def rotate(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     return torch.cat([first * cos - second * sin, first * sin + second * cos], -1)
 
 
-def causal_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    return F.scaled_dot_product_attention(query, key, value, is_causal=True)
-
-
-class RotaryAttention(Attention):
-    """Attention that gets the tokens' positions, and a function that mixes the values: (B, H, T, D/H) each."""
-
-    def forward(self, x: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:  # (B, T, D)
-        split = self.query_key_value(x).unflatten(-1, (3, self.heads, -1))
-        query, key, value = split.permute(2, 0, 3, 1, 4)
-        mixed = attend(rotate(query, positions), rotate(key, positions), value)
-        return self.project(mixed.transpose(1, 2).flatten(2))
-
-
-class RotaryBlock(Block):
-    def __init__(self, config: GPTConfig):
-        super().__init__(config)
-        self.attention = RotaryAttention(config)
-
-    def forward(self, x: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:  # (B, T, D)
-        x = x + self.attention(self.norm_1(x), positions, attend)
-        return x + self.down(F.gelu(self.up(self.norm_2(x))))
-
-
 class RotaryGPT(TinyGPT):
-    """A TinyGPT that rotates queries and keys (RoPE) instead of adding a position embedding, so no length is too long.
-
-    It can also compute a part of the tokens: those of the given positions, with an attention that knows the others.
-    """
-
-    block_cls = RotaryBlock
+    """A TinyGPT that rotates queries and keys (RoPE) instead of adding a position embedding. No length is too long."""
 
     def __init__(self, config: GPTConfig | None = None, seed: int = 0):
         super().__init__(config, seed)
@@ -167,16 +156,14 @@ class RotaryGPT(TinyGPT):
         positions: torch.Tensor | None = None,
         attend: Attend = causal_attention,
     ):
-        """Predict the next token. Returns logits (B, T, V), or the mean loss if targets are given."""
+        """Do what TinyGPT's forward does."""
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device)
-        x = self.token_embedding(tokens)  # (B, T, D)
-        for block in self.blocks:
-            x = block(x, positions, attend)
-        logits = self.output(self.norm(x))  # (B, T, V)
-        if targets is None:
-            return logits
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+        def attend_rotated(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            return attend(rotate(query, positions), rotate(key, positions), value)
+
+        return self.predict(self.token_embedding(tokens), targets, attend=attend_rotated)
 
 
 class Embed(nn.Module):

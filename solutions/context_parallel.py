@@ -134,7 +134,7 @@ def ring_backward(
     parts = len(own_chunks(index, size, balanced))
     by_query = list(zip(*(t.chunk(parts, 2) for t in (q, gradient, log_sum, delta)), strict=True))
     query_gradients = list(torch.zeros_like(gradient).chunk(parts, 2))
-    keys_values, arriving = torch.stack([k, v]), None
+    keys_values, arriving, home = torch.stack([k, v]), None, None
     for step in range(size):
         term = torch.zeros_like(keys_values, dtype=gradient.dtype)
         source, is_last = (index - step) % size, step == size - 1
@@ -162,7 +162,8 @@ class RingAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, *how) -> Tensor:
-        output, log_sum = ring_forward(q, k, v, *how)
+        with torch.autocast(q.device.type, enabled=False):  # it would merge in 16 bits
+            output, log_sum = ring_forward(q, k, v, *how)
         output = output.to(q.dtype)
         ctx.save_for_backward(q, k, v, output, log_sum)
         ctx.how = how  # the group, causal and balanced

@@ -1,6 +1,6 @@
 """Works with indices of tokens, and lets the keys travel to the left, with isend and irecv of its own.
 
-The softmax of the parts' log-sum-exps weighs them.
+A softmax of the log-sum-exp of both parts weighs them.
 """
 
 import torch
