@@ -1,4 +1,4 @@
-"""Works with indices of tokens, and lets the keys travel to the left, with isend and irecv of its own.
+"""Works with indices of tokens, and lets the keys travel to the left, in batches of its own.
 
 A softmax of the log-sum-exp of both parts weighs them.
 """
@@ -57,11 +57,9 @@ def merge(output, log_sum, other_output, other_log_sum):
 
 def exchange(tensor, to, source, group):
     received = torch.empty_like(tensor)
-    works = [
-        dist.irecv(received, group=group, group_src=source),
-        dist.isend(tensor, group=group, group_dst=to),
-    ]
-    return received, works
+    receive = dist.P2POp(dist.irecv, received, group=group, group_peer=source)
+    send = dist.P2POp(dist.isend, tensor, group=group, group_peer=to)
+    return received, dist.batch_isend_irecv([receive, send])
 
 
 def wait(works):
