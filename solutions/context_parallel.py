@@ -15,7 +15,11 @@ from torch.distributed import ProcessGroup
 
 from shared.models import RotaryGPT
 from shared.sharded.layers import IGNORED
-from shared.sharded.sequences import expect_divisible, expect_equal_shards
+from shared.sharded.sequences import (
+    expect_divisible,
+    expect_equal_shards,
+    without_autocast,
+)
 from solutions.async_collectives import InFlight
 from solutions.attention_kernels import at_least_float32, attend, attend_backward, merge
 from solutions.tensor_operators import all_gather, sum_over_ranks
@@ -162,7 +166,7 @@ class RingAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, *how) -> Tensor:
-        with torch.autocast(q.device.type, enabled=False):  # it would merge in 16 bits
+        with without_autocast(q.device):  # it would merge in 16 bits
             output, log_sum = ring_forward(q, k, v, *how)
         output = output.to(q.dtype)
         ctx.save_for_backward(q, k, v, output, log_sum)

@@ -1,5 +1,8 @@
 """Shards of sequences: what the ranks that share them must agree on."""
 
+import contextlib
+
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -12,6 +15,12 @@ def expect_divisible(length: int, parts: int, what: str) -> None:
     """Raise a ValueError if something cannot be cut into equal parts."""
     if length % parts:
         raise ValueError(f"cannot split {what} evenly: {length} is not divisible by {parts}")
+
+
+def without_autocast(device: torch.device) -> contextlib.AbstractContextManager:
+    """Return a context in which matmuls compute in the dtype of what they get."""
+    available = torch.amp.is_autocast_available(device.type)
+    return torch.autocast(device.type, enabled=False) if available else contextlib.nullcontext()
 
 
 def expect_equal_shards(
