@@ -1,16 +1,18 @@
-"""The two models of the course, small enough for a laptop and structured like large ones, and a stand-in for a GPU.
+"""The models of the course, small enough for a laptop and structured like large ones, and a stand-in for a GPU.
 
 Shape legend: B batch, T tokens, D model width, H heads, V vocabulary.
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 from torch import nn
+
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # of query, key and value
 
 
 class MLP(nn.Module):
@@ -38,6 +40,10 @@ class GPTConfig:
     width: int = 64
 
 
+def causal_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+
 class Attention(nn.Module):
     """Causal self-attention over H heads."""
 
@@ -47,11 +53,11 @@ class Attention(nn.Module):
         self.query_key_value = nn.Linear(config.width, 3 * config.width, bias=False)
         self.project = nn.Linear(config.width, config.width, bias=False)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:  # (B, T, D)
+    def forward(self, x: torch.Tensor, attend: Attend = causal_attention) -> torch.Tensor:  # (B, T, D)
         batch, tokens, width = x.shape
         split = self.query_key_value(x).view(batch, tokens, 3, self.heads, width // self.heads)
         query, key, value = split.permute(2, 0, 3, 1, 4)  # each (B, H, T, D/H)
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)  # (B, H, T, D/H)
+        mixed = attend(query, key, value)  # (B, H, T, D/H)
         return self.project(mixed.transpose(1, 2).reshape(batch, tokens, width))  # (B, T, D)
 
 
@@ -66,8 +72,8 @@ class Block(nn.Module):
         self.up = nn.Linear(config.width, 4 * config.width, bias=False)
         self.down = nn.Linear(4 * config.width, config.width, bias=False)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:  # (B, T, D)
-        x = x + self.attention(self.norm_1(x))
+    def forward(self, x: torch.Tensor, **attending) -> torch.Tensor:  # (B, T, D)
+        x = x + self.attention(self.norm_1(x), **attending)
         return x + self.down(F.gelu(self.up(self.norm_2(x))))
 
 
@@ -89,16 +95,75 @@ class TinyGPT(nn.Module):
                 if parameter.dim() > 1:
                     nn.init.normal_(parameter, std=0.02)
 
-    def forward(self, tokens: torch.Tensor, targets: torch.Tensor | None = None):
-        """Predict the next token. Returns logits (B, T, V), or the mean loss if targets are given."""
-        positions = torch.arange(tokens.shape[1], device=tokens.device)
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        targets: torch.Tensor | None = None,
+        positions: torch.Tensor | None = None,
+        **attending,
+    ):
+        """Predict the next token. Returns logits (B, T, V), or the mean loss if targets are given.
+
+        Args:
+            positions: Where in their sequences the tokens are. By default, they are the first ones.
+            attending: With `attend`, a function of query, key and value that knows the other tokens.
+        """
+        if positions is None:
+            positions = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.token_embedding(tokens) + self.position_embedding(positions)  # (B, T, D)
+        return self.predict(x, targets, **attending)
+
+    def predict(self, x: torch.Tensor, targets: torch.Tensor | None, **attending):
+        """Compute what forward returns from the embedded tokens."""
         for block in self.blocks:
-            x = block(x)
+            x = block(x, **attending)
         logits = self.output(self.norm(x))  # (B, T, V)
         if targets is None:
             return logits
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def rotate(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Rotate each pair of elements of a query or key by an angle that grows with the token's position.
+
+    So the product of a query and a key depends on how far apart the two tokens are.
+
+    Args:
+        x: (B, H, T, D/H), with an even last dimension.
+        positions: (T,), counted from the beginning of the sequence.
+
+    Source: Su et al. 2021, "RoFormer", §3.4.
+    """
+    pairs = x.shape[-1] // 2
+    speeds = 10_000.0 ** -(torch.arange(pairs, dtype=x.dtype, device=x.device) / pairs)
+    angles = positions[:, None].to(x.dtype) * speeds  # (T, D/2H)
+    cos, sin = angles.cos(), angles.sin()
+    first, second = x.chunk(2, -1)
+    return torch.cat([first * cos - second * sin, first * sin + second * cos], -1)
+
+
+class RotaryGPT(TinyGPT):
+    """A TinyGPT that rotates queries and keys (RoPE) instead of adding a position embedding. No length is too long."""
+
+    def __init__(self, config: GPTConfig | None = None, seed: int = 0):
+        super().__init__(config, seed)
+        del self.position_embedding
+
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        targets: torch.Tensor | None = None,
+        positions: torch.Tensor | None = None,
+        attend: Attend = causal_attention,
+    ):
+        """Do what TinyGPT's forward does."""
+        if positions is None:
+            positions = torch.arange(tokens.shape[1], device=tokens.device)
+
+        def attend_rotated(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            return attend(rotate(query, positions), rotate(key, positions), value)
+
+        return self.predict(self.token_embedding(tokens), targets, attend=attend_rotated)
 
 
 class Embed(nn.Module):

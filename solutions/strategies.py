@@ -50,6 +50,7 @@ class Options:
     dp: int = 1  # replicas on a mesh
     pp: int = 0  # stages of a pipeline on a mesh; 0: as many as dp and tp leave ranks for
     tp: int = 1  # ranks that share each layer on a mesh
+    cp: int = 0  # ranks that share each sequence; 0: as many as dp leaves ranks for
     zero_stage: int = 0  # over the replicas of a mesh: 0 or 1
     compressor: object | None = None  # of the gradients, such as chapter 19's Int8()
 
@@ -187,6 +188,40 @@ def tensor_parallel(module: nn.Module, options: Options, sequence_parallel: bool
     return model, options.build_optimizer(model)
 
 
+class Replicas(nn.Module):
+    """A model on each replica. finish_gradient_sync() averages the gradients that the model itself has synchronized."""
+
+    def __init__(self, model: nn.Module, group: dist.ProcessGroup):
+        super().__init__()
+        self.model, self.group = model, group
+
+    def forward(self, *args):
+        return self.model(*args)
+
+    def finish_gradient_sync(self) -> None:
+        self.model.finish_gradient_sync()
+        gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
+        mean = torch.nn.utils.parameters_to_vector(gradients) / dist.get_world_size(self.group)
+        dist.all_reduce(mean, group=self.group)
+        torch.nn.utils.vector_to_parameters(mean, gradients)
+
+
+def context_parallel(module: nn.Module, options: Options) -> Built:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from solutions.context_parallel import ContextParallelGPT
+    from solutions.manual_ddp import broadcast_state
+
+    broadcast_state(module)
+    if options.dp == 1:
+        model = ContextParallelGPT(module)
+    else:
+        sizes = options.dp, dist.get_world_size() // options.dp
+        mesh = init_device_mesh(next(module.parameters()).device.type, sizes, mesh_dim_names=("dp", "cp"))
+        model = Replicas(ContextParallelGPT(module, mesh.get_group("cp")), mesh.get_group("dp"))
+    return model, options.build_optimizer(module)
+
+
 class PipelinedModel(nn.Module):
     """The layers of one stage. step(inputs, targets) adds up the gradients of a batch, and returns its mean loss."""
 
@@ -304,6 +339,12 @@ def _tensor_parallel(name: str, title: str, sequence_parallel: bool) -> Strategy
     return Strategy(name, title, "course", 0, wrap, WITH_PARAM_GROUPS, needs, chapter=13, splits_layers=True)
 
 
+def _context_parallel() -> Strategy:
+    needs, supports = "solutions.context_parallel", frozenset({"accumulation", "float64", "mesh"})
+    title = "context parallelism"
+    return Strategy("cp", title, "course", 0, context_parallel, supports, needs, chapter=14, splits_layers=True)
+
+
 def _pipeline_parallel() -> Strategy:
     needs, options = "solutions.pipeline", {"chapter": 15, "splits_layers": True, "is_pipelined": True}
     return Strategy(
@@ -337,6 +378,7 @@ STRATEGIES: dict[str, Strategy] = {
         *(_deepspeed(stage) for stage in (1, 2, 3)),
         _tensor_parallel("tp", "tensor parallelism", sequence_parallel=False),
         _tensor_parallel("tp+sp", "tensor and sequence parallelism", sequence_parallel=True),
+        _context_parallel(),
         _pipeline_parallel(),
         _three_d(),
     )

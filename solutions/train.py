@@ -2,6 +2,7 @@
 
     torchrun --nproc_per_node=2 -m solutions.train --strategy overlapped_ddp --model gpt --steps 100
     torchrun --nproc_per_node=8 -m solutions.train --model gpt --strategy 3d --dp 2 --pp 2 --tp 2 --zero-stage 1
+    torchrun --nproc_per_node=4 -m solutions.train --model rotary-gpt --strategy cp --dp 2 --cp 2
     torchrun --nproc_per_node=2 -m solutions.train --compress int8
     python -m solutions.train                                    # one process trains on the full batch
     torchrun --nnodes=2 --nproc_per_node=4 --rdzv_backend=c10d --rdzv_endpoint=HOST:29500 -m solutions.train
@@ -67,6 +68,7 @@ class Settings:
     dp: int = 1  # replicas on a mesh
     pp: int = 0  # stages of a pipeline; 0: as many as there are ranks, or as dp and tp leave ranks for
     tp: int = 1  # ranks that share each layer on a mesh
+    cp: int = 0  # ranks that share each sequence, with strategy cp; 0: as many as dp leaves ranks for
     zero_stage: int = 0  # over the replicas of a mesh: 0 or 1
     schedule: str = "1f1b"  # of a pipeline
     micro_batches: int = 8  # of a pipeline's batch, or of that of each replica on a mesh
@@ -75,7 +77,7 @@ class Settings:
     @property
     def options(self) -> Options:
         """Return the options to build the strategy with."""
-        names = ("schedule", "micro_batches", "dp", "pp", "tp", "zero_stage")
+        names = ("schedule", "micro_batches", "dp", "pp", "tp", "cp", "zero_stage")
         chosen = {name: getattr(self, name) for name in names} | {"compressor": build_compressor(self.compress)}
         return Options(OPTIMIZERS[self.optimizer], {"lr": self.learning_rate}, self.bucket_cap_mb, **chosen)
 
@@ -103,10 +105,11 @@ class Settings:
             )
         if self.accumulate < 1:
             raise ValueError(f"accumulate must be at least 1, got {self.accumulate}")
-        if strategy.splits_layers and self.model != "gpt":
+        models = ("gpt", "rotary-gpt") if self.strategy == "cp" else ("gpt",)
+        if strategy.splits_layers and self.model not in models:
             raise ValueError(f"strategy {self.strategy} splits a GPT's layers: choose model 'gpt', not {self.model!r}")
         shares = f"the number of ranks ({world_size}) times " if not strategy.splits_layers else ""
-        micro_batches = self.accumulate * (world_size if shares else 1)
+        micro_batches = self.accumulate * (world_size if shares else self.shares_of_batch)
         if self.global_batch < 1 or self.global_batch % micro_batches:
             raise ValueError(
                 f"global_batch must be a positive multiple of {micro_batches}, {shares}accumulate ({self.accumulate}), "
@@ -114,10 +117,31 @@ class Settings:
             )
         if "mesh" not in strategy.supports and (self.dp, self.tp, self.zero_stage) != (1, 1, 0):
             raise ValueError(f"strategy {self.strategy} has no mesh: dp, tp and zero_stage are for strategy 3d")
+        if self.strategy == "cp":
+            self.check_contexts(world_size)
+        elif self.cp:
+            raise ValueError(f"cp is for strategy cp, not for {self.strategy}")
         if self.bf16 and self.double:
             raise ValueError("bf16 and double cannot be combined: choose one of them")
         if strategy.is_pipelined:
             self.check_pipeline(world_size)
+
+    @property
+    def shares_of_batch(self) -> int:
+        """Into how many parts the batch is cut if not every rank gets a part of its own."""
+        return self.dp if self.strategy == "cp" else 1
+
+    def check_contexts(self, world_size: int) -> None:
+        """Check the sizes of a mesh of dp × cp ranks.
+
+        Raises:
+            ValueError: If they cannot be used. The message is one sentence.
+        """
+        if (self.pp, self.tp, self.zero_stage) != (0, 1, 0):
+            raise ValueError("strategy cp has a mesh of dp and cp only: pp, tp and zero_stage are for strategy 3d")
+        cp = self.cp or max(1, world_size // max(1, self.dp))
+        if self.dp < 1 or self.dp * cp != world_size:
+            raise ValueError(f"dp ({self.dp}) times cp ({cp}) must be the number of ranks, which is {world_size}")
 
     def check_compression(self, strategy: Strategy) -> None:
         """Check that this strategy's gradients can be compressed.
@@ -247,13 +271,15 @@ def train(settings: Settings, device: torch.device | str | None = None, task: Ta
 def rank_batches(task: Task, settings: Settings, device: torch.device | str) -> Iterator[list[tuple]]:
     """Yield this rank's share of each step's global batch, as micro-batches of (inputs, targets).
 
-    Ranks that split a model's layers do not share the batch: each gets all of it.
+    Ranks that split a model's layers do not share the batch: each gets all of it. So do those that share sequences,
+    which get all of their replica's part.
     """
     generator = torch.Generator().manual_seed(settings.seed)  # so that all ranks draw the same global batches
     for _ in range(settings.steps):
         global_indices = torch.randint(task.length, (settings.global_batch,), generator=generator)
         if STRATEGIES[settings.strategy].splits_layers:
-            rank_indices = global_indices
+            replica = dist.get_rank() * settings.shares_of_batch // dist.get_world_size()
+            rank_indices = global_indices[replica :: settings.shares_of_batch]
         else:
             rank_indices = global_indices[dist.get_rank() :: dist.get_world_size()]
         micro_batches = [task.pick(indices) for indices in rank_indices.chunk(settings.accumulate)]

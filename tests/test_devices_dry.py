@@ -63,9 +63,9 @@ def fake_ranks(request):
 
 def gpt_on_meta(even: bool = False) -> tuple[nn.Module, torch.Tensor]:
     """Build a GPT whose sizes are not divisible by 3, except, if `even`, those that tensor parallelism splits."""
-    width, heads, tokens = (12, 6, 6) if even else (10, 2, 8)
+    width, heads, tokens = (12, 6, 12) if even else (10, 2, 8)
     with torch.device("meta"):
-        gpt = TinyGPT(GPTConfig(vocab_size=11, context=8, width=width, heads=heads, layers=2))
+        gpt = TinyGPT(GPTConfig(vocab_size=11, context=12, width=width, heads=heads, layers=2))
         return gpt, torch.zeros(2, tokens, dtype=torch.long)
 
 

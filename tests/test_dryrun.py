@@ -105,7 +105,7 @@ def dry_runs() -> dict:
     return json.loads(done.stdout)
 
 
-SPLITTING = [name for name, each in STRATEGIES.items() if each.splits_layers and not each.is_pipelined]
+SPLITTING = [name for name, each in dryrun.strategies().items() if each.splits_layers and not each.is_pipelined]
 WHOLE = sorted({each.name for each in dryrun.strategies().values() if not each.splits_layers})
 SHAPES_TO_SPLIT = {"llama": SMALL, "gpt": replace(gpt("small", 2, 32, 4, context=16), vocabulary=48)}
 

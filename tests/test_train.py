@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from shared import ranks
-from shared.data.tasks import Task, gpt, mlp
+from shared.data.tasks import Task, gpt, mlp, rotary_gpt
 from shared.formulas import all_reduce_sent_bytes, ring_fraction
 from shared.models import GPTConfig
 from solutions.strategies import STRATEGIES
@@ -145,6 +145,23 @@ def test_split_layers_train_as_one_process(four_ranks, world_size, strategy):
             assert summary.losses == pytest.approx(losses, rel=0, abs=SGD_TOLERANCE)
 
 
+def train_rotary_gpt(settings: Settings) -> Summary:
+    return train(settings, task=rotary_gpt(settings.seed, torch.float64, SMALL_GPT))
+
+
+@pytest.mark.chapter("context_parallel")
+@pytest.mark.parametrize(
+    "sizes", [(1, 1), (1, 2), (1, 4), (2, 1), (2, 2)], ids=lambda sizes: "dp{}-cp{}".format(*sizes)
+)
+def test_sequences_on_several_ranks_train_as_in_one_process(four_ranks, sizes):
+    dp, cp = sizes
+    settings = replace(EXACT, strategy="cp", model="rotary-gpt", accumulate=2, dp=dp, cp=cp)
+    losses = losses_of_one_process(settings, rotary_gpt(settings.seed, torch.float64, SMALL_GPT))
+    with ranks.world(dp * cp):
+        for summary in ranks.run(train_rotary_gpt, settings):
+            assert summary.losses == pytest.approx(losses, rel=0, abs=SGD_TOLERANCE)
+
+
 @pytest.mark.chapter("tensor_parallel")
 @pytest.mark.parametrize("strategy", SPLITTING)
 def test_split_layers_learn_in_bf16_and_send_less(four_ranks, strategy):
@@ -257,6 +274,11 @@ def test_bf16_learns_and_keeps_float32_weights(four_ranks, strategy):
         ),
         (Settings(strategy="3d", model="gpt", bf16=True), "it cannot use bf16"),
         (Settings(strategy="tp", model="gpt", tp=2), "strategy tp has no mesh: dp, tp and zero_stage are for"),
+        (Settings(strategy="cp"), "strategy cp splits a GPT's layers: choose model 'gpt', not 'mlp'"),
+        (Settings(strategy="cp", model="gpt", dp=2, cp=2), "dp .2. times cp .2. must be the number of ranks, .* is 2"),
+        (Settings(strategy="cp", model="gpt", tp=2), "mesh of dp and cp only: pp, tp and zero_stage are for"),
+        (Settings(strategy="cp", model="gpt", dp=2, global_batch=9), "multiple of 2, accumulate .1., got 9"),
+        (Settings(strategy="tp", model="gpt", cp=2), "cp is for strategy cp, not for tp"),
         (Settings(compress="int9"), "there is no compress 'int9': choose one of none, int8, topk, powersgd"),
         (Settings(strategy="zero1", compress="int8"), "zero1 cannot compress .* use compress with overlapped_ddp"),
         (Settings(bf16=True, double=True), "bf16 and double cannot be combined"),

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from shared.data import CharTokens, digits
-from shared.models import MLP, GPTConfig, TinyGPT
+from shared.models import MLP, GPTConfig, RotaryGPT, TinyGPT
 
 
 class Task(NamedTuple):
@@ -29,12 +29,17 @@ def mlp(seed: int, dtype: torch.dtype) -> Task:
     return Task(MLP(seed=seed).to(dtype), len(images), lambda indices: (images[indices], labels[indices]))
 
 
-def gpt(seed: int, dtype: torch.dtype, config: GPTConfig | None = None) -> Task:
+def gpt(seed: int, dtype: torch.dtype, config: GPTConfig | None = None, model_cls: type[TinyGPT] = TinyGPT) -> Task:
     """Predict the next character of a text."""
     text = CharTokens()
     config = config or GPTConfig(vocab_size=text.vocab_size)
     starts = len(text.tokens) - config.context
-    return Task(TinyGPT(config, seed).to(dtype), starts, lambda indices: text.windows(indices, config.context))
+    return Task(model_cls(config, seed).to(dtype), starts, lambda indices: text.windows(indices, config.context))
 
 
-TASKS = {"mlp": mlp, "gpt": gpt}
+def rotary_gpt(seed: int, dtype: torch.dtype, config: GPTConfig | None = None) -> Task:
+    """Do what gpt() does, with a model that rotates queries and keys."""
+    return gpt(seed, dtype, config, RotaryGPT)
+
+
+TASKS = {"mlp": mlp, "gpt": gpt, "rotary-gpt": rotary_gpt}

@@ -17,6 +17,8 @@ from itertools import zip_longest
 import torch
 import torch.distributed as dist
 
+SAME_LAYERS = "Build and freeze the same layers on all ranks, in the same order"
+
 
 class Alarm:
     """Lets all ranks of a group raise an error."""
@@ -31,8 +33,16 @@ class Alarm:
         """The ranks' store, or None if there is only one process that pretends to be many."""
         return None if dist.get_backend(self.group) == "fake" else dist.distributed_c10d._get_default_store()
 
-    def compare(self, described: list[str], device: torch.device) -> None:
+    def compare(
+        self, described: list[str], device: torch.device, what: str = "models", advice: str = SAME_LAYERS
+    ) -> None:
         """Raise a ValueError on every rank if their models are not described by the same lines.
+
+        Args:
+            described: The lines.
+            device: The device of the backend that sends them.
+            what: What they describe, if it is no model.
+            advice: What to do if they differ, as a sentence without its period.
 
         Communication: one all-gather of two integers, which the ledger does not see.
         """
@@ -52,8 +62,7 @@ class Alarm:
                 different = [pair for pair in zip_longest(described, others, fillvalue="nothing") if len({*pair}) > 1]
                 mine, theirs = map(list, zip(*different[:3], strict=True))
                 raise ValueError(
-                    f"the ranks' models differ: rank {rank} has {mine} where rank {other} has {theirs}. "
-                    "Build and freeze the same layers on all ranks, in the same order"
+                    f"the ranks' {what} differ: rank {rank} has {mine} where rank {other} has {theirs}. {advice}"
                 )
 
     def gather(self, numbers: list[int], device: torch.device) -> list[list[int]]:

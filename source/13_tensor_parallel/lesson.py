@@ -763,9 +763,9 @@ for name, (ours, torchs) in ranks.pull("compared")[0].items():
 # %% [markdown]
 # ## What is still wasted
 #
-# TP needs the fast links inside a host, and cannot split a head. Larger models need a split that sends less. Chapter 15
-# gives each rank *whole layers*, so that only the activations between two layers are sent. And in attention, every rank
-# still has all tokens of a sequence.
+# TP needs the fast links inside a host, and cannot split a head. In attention, every rank still has all tokens of a
+# sequence. Chapter 14 splits those, too. And larger models need a split that sends less: chapter 15 gives each rank
+# *whole layers*, so that only the activations between two layers are sent.
 #
 # In the lab, you build these layers, and split a whole TinyGPT.
 

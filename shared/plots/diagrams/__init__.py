@@ -15,6 +15,7 @@ from shared.plots.diagrams.layouts import placements, tiled_weight
 from shared.plots.diagrams.memory import deferred_init, training_memory
 from shared.plots.diagrams.mesh import mesh_3d
 from shared.plots.diagrams.ranks import data_parallelism, processes
+from shared.plots.diagrams.sequences import causal_orders, ring_attention, tokens_for_heads
 from shared.plots.diagrams.sharding import bucket_owners, zero1_step
 from shared.plots.diagrams.tensor import conjugate_operators, sequence_parallel, split_matrix
 from shared.plots.diagrams.units import unit, unit_states
@@ -24,6 +25,7 @@ __all__ = [
     "background_save",
     "bucket_owners",
     "buckets",
+    "causal_orders",
     "collective",
     "conjugate_operators",
     "data_parallelism",
@@ -37,9 +39,11 @@ __all__ = [
     "placements",
     "processes",
     "quantized_all_reduce",
+    "ring_attention",
     "sequence_parallel",
     "split_matrix",
     "tiled_weight",
+    "tokens_for_heads",
     "top_k",
     "training_memory",
     "tree_broadcast",

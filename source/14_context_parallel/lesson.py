@@ -1,0 +1,422 @@
+# ---
+# jupyter:
+#   course:
+#     module: context_parallel
+# ---
+
+# %% [markdown]
+# # 14 · Context parallelism
+#
+# **25–40 minutes.** After this lesson, you will be able to:
+#
+# - say what a sequence of 128,000 tokens keeps on a GPU, and which technique removes which part of it,
+# - compute exact attention on a rank that never holds all keys,
+# - predict how many tokens a rank needs before the ring is hidden,
+# - explain why a causal mask leaves ranks idle, and how the zigzag order keeps them busy,
+# - choose between a ring, an all-to-all, and chapter 13's sequence parallelism.
+#
+# You need the ring (chapter 01), the activations of a layer (chapter 06), and the loss over a split vocabulary (chapter
+# 13). N is the number of ranks that share a sequence of s tokens, n = s/N is what each of them has, h is the width.
+
+# %% [markdown]
+# ## Where we are
+#
+# A team trains Llama-2 70B on 4 hosts of 8 A100, with what you built in chapter 13: tensor and sequence parallelism
+# inside each host, and ZeRO-3 across. It runs well, with sequences of 4,096 tokens. Then the lawyers among their
+# customers ask for whole contracts, and somebody changes the length to 131,072. The run dies in its first forward.
+#
+# **Predict.** The model is the same, and so is the number of tokens per batch. Which of these has grown by a factor of
+# 32 on each GPU?
+#
+# - A: the gradients of a layer
+# - B: what a layer keeps of one sequence for backward
+# - C: the parameters that are unsharded at a time
+# - D: B and C
+
+# %%
+my_prediction = None  # "A", "B", "C" or "D"
+
+# %% tags=["nbval-ignore-output"]
+from shared import measure, ranks
+from shared.planner import contexts
+from shared.plots import attention as attention_plots
+from shared.plots import diagrams
+
+ranks.start(world_size=4)
+
+# %% [markdown]
+# ## What is wasted
+#
+# It is B. The next table shows what one sequence keeps on each GPU, next to the 34 GB that the model itself takes
+# there. The last two columns are where this lesson leads:
+
+# %%
+contexts.memory_table()
+
+# %% [markdown]
+# A sequence cannot be cut into micro-batches. Full recomputation (chapter 06) helps, for a third more time, and buys
+# one factor of 16. More tensor parallelism does not help: Llama-2 70B has 8 heads of keys and values, and a host has 8
+# GPUs, so t = 8 is the end of the road.
+#
+# What is wasted, then? Sequence parallelism already splits the tokens, but only *between* the layers' matmuls. Inside
+# attention, every rank still gathers all s of them. **Context parallelism** (CP) never does: each rank keeps its n
+# tokens from the embedding to the loss.
+#
+# For nearly everything in a GPT, that costs nothing. Norms, MLPs, projections and the loss treat each token by itself.
+# There is a single place where tokens meet.
+
+# %% [markdown]
+# ## Keys that travel
+#
+# In attention, a query needs the keys and values of other tokens. It does not need them all at the same time. So let
+# the queries stay at home, and pass keys and values around a ring. In the diagram, follow K0 and V0 through the steps:
+
+# %%
+diagrams.ring_attention()
+
+# %% [markdown]
+# After N steps, all queries have met all keys, and no rank has held more than two ranks' keys: those it computes with,
+# and those that are arriving. This is **ring attention** (Liu et al. 2023).
+#
+# But a softmax divides by a sum over *all* keys, and in step 0, a rank has seen only its own. How can it begin?
+
+# %% [markdown]
+# ## A softmax in pieces
+#
+# You have solved this in chapter 13. There, each rank had some columns of the logits, and the loss needed three numbers
+# from it: the largest logit, the sum of the exponentials, and the target's logit. Attention is the same, with a vector
+# in place of the last number. For each query, we carry along
+#
+# - the **maximum** m of the scores so far,
+# - the **sum** of exp(score − m),
+# - the **value**, the sum of exp(score − m) · v.
+#
+# When new keys bring a larger maximum, the old sum and value refer to the wrong one. They are multiplied by
+# exp(m_old − m_new), and everything is as if the new maximum had been known from the beginning. At the end, we divide
+# value by sum. This is the **online softmax** that FlashAttention uses inside one GPU; here, it runs over ranks.
+
+
+# %%
+# %%ranks
+def absorb(seen, query, key, value):
+    """Add some keys to what the queries have seen: the maximum, the sum and the value so far."""
+    maximum, total, mixed = seen
+    scores = query @ key.mT / query.shape[-1] ** 0.5
+    new_maximum = torch.maximum(maximum, scores.amax(-1, keepdim=True))
+    shrink, weights = (maximum - new_maximum).exp(), (scores - new_maximum).exp()
+    return (
+        new_maximum,
+        shrink * total + weights.sum(-1, keepdim=True),
+        shrink * mixed + weights @ value,
+    )
+
+
+# %% [markdown]
+# ## The short version
+#
+# The ring itself is chapter 13's matmul in ring steps, with `absorb` in place of the matmul. While a rank computes, the
+# next keys are already in flight. This version has no causal mask, and only a forward. The lab adds both.
+
+
+# %%
+# %%ranks
+from solutions.async_collectives import InFlight
+
+
+def ring_without_mask(query, key, value):  # each (B, H, n, D/H)
+    left, right = (rank - 1) % world_size, (rank + 1) % world_size
+    keys_values = torch.stack([key, value])
+    nothing = torch.zeros_like(query[..., :1])
+    seen = nothing - torch.inf, nothing, torch.zeros_like(query)
+    for step in range(world_size):
+        following, more = torch.empty_like(keys_values), step < world_size - 1
+        in_flight = InFlight([(keys_values, right)] * more, [(following, left)] * more, None)
+        seen = absorb(seen, query, *keys_values)
+        in_flight.wait()
+        keys_values = following
+    _, total, mixed = seen
+    return mixed / total
+
+
+# %% [markdown]
+# Is it exact? And what does it send?
+#
+# **Predict.** A rank has keys and values of S bytes together. How many times S does it send in this forward, on four
+# ranks? 1 would mean that it sends each of its keys once.
+
+# %%
+my_prediction = None  # times S
+
+# %%
+# %%ranks
+from torch.nn.functional import scaled_dot_product_attention
+
+from shared import wire
+
+torch.manual_seed(0)  # all ranks draw the same whole sequence, to compare
+whole = torch.randn(3, 1, 4, 512, 16, dtype=torch.float64)
+query, key, value = whole.chunk(world_size, 3)[rank]
+with wire.ledger() as log:
+    output = ring_without_mask(query, key, value)
+expected = scaled_dot_product_attention(*whole).chunk(world_size, 2)[rank]
+largest_difference = (output - expected).abs().max().item()
+sent_times = log.sent_bytes / (key.nbytes + value.nbytes)
+
+# %%
+largest, sent_times = max(ranks.pull("largest_difference")), ranks.pull("sent_times")[0]
+assert largest < 1e-12 and sent_times == 3
+print("The largest difference from one process is below 1e-12.")
+print(f"A rank sends {sent_times:g} times S.")
+
+# %% [markdown]
+# N − 1 = 3 times: every rank also passes on what it got from others. An all-gather sends the same bytes, but at the end
+# of it, each rank holds the keys of the whole sequence.
+#
+# The result is exact. Nothing was approximated, which tells ring attention from the many methods that let a query see
+# fewer keys.
+
+# %% [markdown]
+# ## When the ring is hidden
+#
+# Each step computes with one block of keys while the next one travels. Which takes longer?
+#
+# A rank multiplies n queries with n keys, and the probabilities with n values: 4n²h operations, or half of that if the
+# mask hides half. It sends n keys and n values, 4nk bytes in 16 bits, where k is the width of keys and values. At C
+# operations and W bytes per second, the transfer is hidden if
+#
+# $$\frac{2n^2h}{C} \ge \frac{4nk}{W}, \qquad\text{so}\qquad \boxed{\;n \;\ge\; \frac{2k}{h}\cdot\frac{C}{W}\;}$$
+#
+# Computing grows with n², sending only with n. It is the condition of chapter 05, tokens per GPU against C/W, with one
+# difference: a longer sequence is *easier* to hide. In Llama-2 70B, eight queries share one key (grouped-query
+# attention), so k/h is 1/8, and that helps the ring eightfold.
+#
+# **Predict.** The 8 A100 of a host deliver C = 1.25 · 10¹⁵ operations per second, and share an adapter with W = 24
+# GB/s. With the ring between 4 hosts, from how many tokens per sequence is it hidden?
+
+# %%
+my_prediction = None  # tokens
+
+# %%
+contexts.hiding_table()
+
+# %% [markdown]
+# n must be 13,000, so s must be 52,000: the 128k sequence is fine, with time to spare, and one of 32k is not. **Context
+# parallelism pays for long sequences only.** Measurements agree. For Llama-3 8B on B200, NVIDIA reports that CP makes
+# training 1.05 times as fast at 32k tokens, 1.37 times at 256k, and 2.67 times at 512k. At 1,024k, the model does not
+# train at all without it (NeMo's documentation, "Long sequence performance").
+
+# %% [markdown]
+# ## The causal triangle
+#
+# So far, every query saw every key. A language model hides later tokens, so the first token has one key to look at, and
+# the last has all of them. In the diagram, a row is a chunk of queries, and the color says which rank has it. Compare
+# the work of rank 0 and rank 3, on the left:
+
+# %%
+diagrams.causal_orders()
+
+# %% [markdown]
+# With contiguous parts, rank 3 has seven times the work of rank 0. And since all ranks move in step, everybody waits
+# for rank 3.
+#
+# The mean is 8 pairs, though. In the **zigzag order** (on the right), rank r gets chunk r from the beginning, and chunk
+# 2N − 1 − r from the end. Cheap and expensive chunks add up to the same.
+#
+# Let's measure that. Our four ranks share a few cores, so they cannot compute at the same time, as GPUs would. Instead,
+# each rank sleeps 15 ms for each pair of chunks that its queries can see, and half of it for one on the diagonal. The
+# messages are real, but small.
+
+
+# %%
+# %%ranks
+import time
+
+PAIR_S = 0.015
+orders = {
+    "contiguous": lambda owner: (2 * owner, 2 * owner + 1),
+    "zigzag": lambda owner: (owner, 2 * world_size - 1 - owner),
+}
+
+
+def ring_of_sleeps(chunks_of):
+    """Sleep instead of computing. Returns, for each step, whose keys it used, and when it began and ended."""
+    left, right = (rank - 1) % world_size, (rank + 1) % world_size
+    block, steps = torch.zeros(1), []
+    dist.barrier()
+    began_s = time.perf_counter()
+    for step in range(world_size):
+        source, following = (rank - step) % world_size, torch.empty_like(block)
+        in_flight = InFlight([(block, right)], [(following, left)], None)
+        of_step_s = time.perf_counter() - began_s
+        for query in chunks_of(rank):
+            for key in chunks_of(source):
+                time.sleep(PAIR_S * (1 if key < query else 0.5 if key == query else 0))
+        steps.append((source, of_step_s, time.perf_counter() - began_s))
+        in_flight.wait()
+        block = following
+    return steps
+
+
+# %% [markdown]
+# **Predict.** How long does the zigzag ring take, compared with the contiguous one? 1 would mean that nothing is saved.
+
+# %%
+my_prediction = None  # 1 means that nothing is saved
+
+# %%
+# %%ranks
+rounds = {name: [ring_of_sleeps(order) for _ in range(3)] for name, order in orders.items()}
+
+# %% tags=["nbval-ignore-output"]
+rounds = ranks.pull("rounds")
+runs = {}
+for name in ("contiguous", "zigzag"):
+    tries = [[of_rank[name][number] for of_rank in rounds] for number in range(3)]
+    runs[name] = min(tries, key=lambda run: max(steps[-1][2] for steps in run))
+lasts = {name: max(steps[-1][2] for steps in run) for name, run in runs.items()}
+share = lasts["zigzag"] / lasts["contiguous"]
+print(f"The zigzag ring takes {share:.2f} of the contiguous ring's time.")
+measure.expect(share < 0.65, "the zigzag order takes at most 0.65 of the time")
+attention_plots.ring_steps(runs)
+
+# %% [markdown]
+# Rank 3 needs 14 pairs in the contiguous order, and every rank needs 8 in the other: 8/14 = 0.57. What is white on
+# the upper lanes is GPUs that you pay for and do not use.
+#
+# This is not only arithmetic. On 8 H800, one widely used implementation reaches 54% of FlashAttention's speed with
+# contiguous parts, and 90% with the zigzag order, forward and backward together (zhuzilin/ring-flash-attention,
+# README).
+
+# %% [markdown]
+# ## Swapping tokens for heads
+#
+# There is a second way, without a ring. Heads do not talk to each other, so a rank could compute *some heads* for all
+# tokens. It only has some tokens of all heads. An all-to-all turns one into the other, and a second one turns the
+# outputs back (DeepSpeed-**Ulysses**, Jacobs et al. 2023):
+
+# %%
+diagrams.tokens_for_heads()
+
+# %% [markdown]
+# In between, each rank calls any attention kernel it likes, with a plain causal mask. All ranks have equal work without
+# any zigzag. The catch: N cannot exceed the number of heads, and with grouped-query attention, that is the number of
+# heads of *keys*, unless you copy them.
+#
+# What do the three ways of sharing one sequence send? For one layer's forward, and Llama-2 70B at 128k over 4 hosts:
+
+# %%
+contexts.traffic_table()
+
+# %% [markdown]
+# Chapter 13's sequence parallelism gathers all s tokens in their full width, four times per layer. Between hosts, that
+# is hopeless. The ring sends only keys and values, which grouped-query attention has made narrow, and hides them.
+# Ulysses lies in between: it sends (N−1)/N of everything once, so per rank its bytes *fall* with N.
+#
+# | your situation | use |
+# |---|---|
+# | with TP, SP and recomputation, the sequence fits inside a host | that. Context parallelism adds code, not speed |
+# | it does not fit, and n is at least (2k/h) · C/W | the ring, in zigzag order, between hosts |
+# | fast links, enough heads, or a kernel that has no log-sum-exp | Ulysses, inside a host |
+# | both | heads inside a host, the ring between hosts (USP, Fang and Zhao 2024) |
+
+# %% [markdown]
+# ## Which technique removes which activations
+#
+# Long sequences have collected many cures, and not all of them treat the same disease. Per layer and in 16 bits, a
+# layer keeps sbh · (34 + 5as/h) bytes (Korthikanti et al. 2022), with a heads:
+#
+# | technique | what happens to these bytes |
+# |---|---|
+# | FlashAttention | removes 5as/h, the only term with s². The rest stays |
+# | TP | divides 24 of the 34, and the s² term, by t |
+# | … with SP | divides all of them by t |
+# | context parallelism | divides all of them by N, on top of t |
+# | full recomputation | leaves 2 of the 34, and computes forward twice |
+# | ZeRO, any stage | nothing. It shards what does not depend on s |
+# | mixture of experts | nothing: a token goes through k experts instead of one MLP, so its MLP keeps k times as much |
+#
+# The last two rows are worth a second look, because both are often named as a way to longer sequences. They make
+# room for them, by shrinking the model's share of the memory. The activations of one sequence stay as they are.
+
+# %% [markdown]
+# ## Two things that know where a token is
+#
+# We said that everything outside attention treats each token by itself. Two things do not, and both have caused real
+# bugs that raise no error:
+#
+# - **Positions.** If each rank counts its tokens from 0, tokens on different ranks get the same position. RoPE then
+#   rotates them alike (Megatron-LM issue 560).
+# - **The mean of the loss.** If padding sits at the end of the sequence, ranks have different numbers of targets, and
+#   the mean of their means is not the mean (torchtitan pull request 2206). This is chapter 02's weighted mean again.
+#
+# In the lab, you meet both.
+
+# %% [markdown]
+# ## The production version
+#
+# In torch, `context_parallel` in `torch.distributed.tensor.experimental` is a prototype. Inside the block, it cuts the
+# buffers that you name, the positions among them, and replaces `scaled_dot_product_attention`.
+#
+# | here | torch 2.13 | Megatron-LM |
+# |---|---|---|
+# | the ring | `set_rotate_method("alltoall")` | `--cp-comm-type p2p` |
+# | all keys on each rank | `"allgather"`, the default | `--cp-comm-type all_gather` |
+# | Ulysses | no | `--cp-comm-type a2a` |
+# | zigzag | head-tail load balancer, if the mask is causal | always, if the mask is causal |
+# | online softmax | merges outputs by log-sum-exp, in fp32 | the same |
+#
+# Why would anybody gather all keys? Llama 3 was trained that way, with N = 16 for its 128k sequences, and also in 2N
+# chunks. With 8 heads of keys, gathering them is cheap next to the attention itself, and masks between documents are
+# simpler if a rank has all keys (Grattafiori et al. 2024, §3.3).
+
+# %% [markdown]
+# ## On a cluster
+#
+# | question | here | with NCCL and many hosts |
+# |---|---|---|
+# | Which ranks share a sequence? | all four | often one GPU per host: TP needs the fast links, a ring can hide |
+# | Does a ring deadlock? | no | it does if all ranks send first: launch both, with `batch_isend_irecv` |
+# | Which ranks add up gradients? | all that share a sequence | those of dp and cp together, as one group |
+# | What limits N? | the length | the length, and the batch: more ranks per sequence need fewer sequences |
+
+# %% [markdown]
+# ## Recap
+#
+# Per layer and rank, in the forward, with n = s/N tokens per rank:
+#
+# | | activations | wire: bytes sent, 16 bits | overlap |
+# |---|---|---|---|
+# | SP over N ranks | 1/N | 8(N − 1) · nh | matmuls in ring steps |
+# | ring attention | 1/N, and one block of keys in flight | 4(N − 1) · nk | with attention, if n ≥ (2k/h) · C/W |
+# | Ulysses | 1/N | 4(N − 1)/N · n(h + k) | none |
+#
+# Three numbers to keep: **n ≥ (2k/h) · C/W** tokens per rank hide the ring. The zigzag order takes **N/(2N − 1)** of
+# the contiguous one's time. And 128k tokens of Llama-2 70B keep **344 GB** on each GPU with TP 8 and SP, 86 GB with CP
+# 4 on top.
+#
+# **Terms**
+#
+# - **context parallelism** (CP): each rank keeps a part of every sequence, in all layers, attention included.
+# - **ring attention**: exact attention in which queries stay on their rank, and keys and values move around a ring.
+# - **online softmax**: a softmax over keys that arrive in blocks, from a running maximum, sum and value.
+# - **zigzag order**: rank r has chunks r and 2N − 1 − r of a sequence, so that a causal mask costs all ranks the same.
+# - **Ulysses**: attention between two all-to-alls, which swap a part of the tokens for a part of the heads and back.
+#
+# ## Further reading
+#
+# - Liu et al., [Ring Attention](https://arxiv.org/abs/2310.01889), 2023, §3: the ring, and when it is hidden.
+# - Brandon et al., [Striped Attention](https://arxiv.org/abs/2311.09431), 2023: the triangle, and another order.
+# - Jacobs et al., [DeepSpeed Ulysses](https://arxiv.org/abs/2309.14509), 2023, §3: the all-to-alls.
+# - Fang and Zhao, [USP](https://arxiv.org/abs/2405.07719), 2024: both at once.
+# - Grattafiori et al., [The Llama 3 Herd of Models](https://arxiv.org/abs/2407.21783), 2024, §3.3: CP in a real run.
+
+# %% [markdown]
+# ## What is still wasted
+#
+# Layers are split by tensor parallelism, sequences by context parallelism. Both communicate in every layer. Chapter 15
+# splits the model by *depth*, so that only the activations between two layers travel.
+#
+# In the lab, you build the causal, balanced ring with its backward, and train a GPT with it.
+
+# %%
+ranks.stop()
