@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
@@ -195,7 +195,7 @@ class ExpertParallelMoE(MoE):
         """Divide the experts of a layer among the ranks of a group. The layer must be the same on every rank.
 
         Raises:
-            ValueError: on every rank, if N does not divide the number of experts, or if the ranks have different layers.
+            ValueError: on every rank, if N does not divide the number of experts, or if their layers differ.
         """
         experts, world_size = len(moe.experts), dist.get_world_size(group)
         if experts % world_size:

@@ -50,7 +50,7 @@ from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
@@ -435,7 +435,7 @@ class ExpertParallelMoE(MoE):
         """Divide the experts of a layer among the ranks of a group. The layer must be the same on every rank.
 
         Raises:
-            ValueError: on every rank, if N does not divide the number of experts, or if the ranks have different layers.
+            ValueError: on every rank, if N does not divide the number of experts, or if their layers differ.
         """
         experts, world_size = len(moe.experts), dist.get_world_size(group)
         if experts % world_size:
@@ -570,6 +570,190 @@ def clip_grad_norm_(
 
 # %% tags=["check"] grade_id="check-clip-grad-norm" points=1
 check.clip_grad_norm_()
+
+# %% [markdown]
+# ## Break it: five mistakes, and which of them you would notice (13 min)
+#
+# Each mistake has been found in a large code base, in some form. None of them raises an error. The next cells train a
+# small model on text for 40 steps: an embedding, your layer and an output layer, on four ranks with their own samples.
+#
+# - `keeps_the_sum`: experts keep the gradient of the sum of the losses, N times too large (PyTorch issue 160285).
+# - `constant_weights`: autograd does not see that the weights depend on the router. (Transformers issue 48687 reports a
+#   right loss and a wrong gradient of the router.)
+# - `counts_replicas`: the norm contains the parameters that every rank has N times (clipping was wrong in this or a
+#   similar way in DeepSpeed pull request 8475 and Megatron-LM pull request 5916).
+# - `own_norm`: each rank clips by the norm of what it has itself.
+# - `mixes_up_rows`: the results come back to their tokens in the reverse order.
+
+# %%
+# %%ranks
+from shared.data import CharTokens
+
+text = CharTokens()
+right_route = route
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.embedding = nn.Embedding(text.vocab_size, 32)
+            self.layer = ExpertParallelMoE.from_moe(MoE(32, 64, experts=8, top_k=2))
+            self.output = nn.Linear(32, text.vocab_size)
+        self.double().to(device)
+
+    def forward(self, tokens, targets):
+        x = self.embedding(tokens)
+        logits = self.output(x + self.layer(x))
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten()) + 0.01 * self.layer.aux_loss
+
+
+def constant_weights(logits, top_k):
+    chosen, weights, balancing = right_route(logits, top_k)
+    return chosen, weights.detach(), balancing
+
+
+def clip(experts, others, mistake, max_norm=0.3):
+    """Clip in place, right or wrong. Returns the norm."""
+
+    def squares_of(parameters):
+        return sum(parameter.grad.square().sum() for parameter in parameters)
+
+    total = squares_of(experts)
+    if mistake == "counts_replicas":
+        total = total + squares_of(others)
+    if mistake != "own_norm":
+        dist.all_reduce(total)
+    if mistake != "counts_replicas":
+        total = total + squares_of(others)
+    for parameter in experts + others:
+        parameter.grad *= (max_norm / total.sqrt()).clamp(max=1)
+    return total.sqrt()
+
+
+# %%
+# %%ranks
+def history(mistake):
+    """Train. Returns the mean loss and the norm of each step, and how far the ranks' replicas are apart at the end."""
+    global route
+    route = constant_weights if mistake == "constant_weights" else right_route
+    model = Model()
+    run_experts = model.layer.run_experts
+    if mistake == "mixes_up_rows":
+        model.layer.run_experts = lambda rows, counts: run_experts(rows, counts).flip(0)
+    experts = list(model.layer.experts.parameters())
+    others = [*model.embedding.parameters(), *model.layer.router.parameters()]
+    others += model.output.parameters()
+    optimizer, losses, norms = torch.optim.AdamW(model.parameters(), lr=3e-3), [], []
+    for step in range(40):
+        first = 1000 * step + 250 * rank
+        tokens, targets = text.windows(range(first, first + 250, 125), length=32)
+        optimizer.zero_grad()
+        loss = model(tokens.to(device), targets.to(device))
+        loss.backward()
+        average_gradients(experts, others)
+        if mistake == "keeps_the_sum":
+            for parameter in experts:
+                parameter.grad *= world_size
+        norms.append(clip(experts, others, mistake).item())
+        optimizer.step()
+        mean = loss.detach() / world_size
+        dist.all_reduce(mean)
+        losses.append(mean.item())
+    route = right_route
+    mine = model.layer.router.weight.detach().clone()
+    dist.broadcast(mine, src=0)
+    return losses, norms, (mine - model.layer.router.weight).abs().max().item()
+
+
+# %% [markdown]
+# **Predict.** Which mistakes show in the loss of the very first step? And after which ones do the ranks no longer have
+# the same router? Set those to True.
+
+# %%
+MISTAKES = ("keeps_the_sum", "constant_weights", "counts_replicas", "own_norm", "mixes_up_rows")
+my_first_loss = dict.fromkeys(MISTAKES, False)
+my_drift = dict.fromkeys(MISTAKES, False)
+
+# %% tags=["nbval-ignore-output"]
+from shared import tables
+
+found = {name: ranks.run(lambda it: history(it), name) for name in ("right", *MISTAKES)}
+rows = []
+for name, each in found.items():
+    losses, norms, _ = each[0]
+    apart = max(drift for _, _, drift in each)
+    rows.append(
+        [name, *(f"{losses[step]:.4f}" for step in (0, 1, 39)), f"{norms[0]:.4f}", f"{apart:.0e}"]
+    )
+tables.Table(["", "loss, step 1", "step 2", "step 40", "norm, step 1", "routers apart"], rows)
+
+# %%
+right = found["right"][0]
+for name in MISTAKES:
+    losses, norms, _ = found[name][0]
+    shows = abs(losses[0] - right[0][0]) > 1e-9
+    drifts = max(drift for _, _, drift in found[name]) > 1e-9
+    print(
+        f"{name}: first loss {shows} (you: {my_first_loss[name]}), drift {drifts} (you: {my_drift[name]})"
+    )
+    assert shows == (name == "mixes_up_rows") and drifts == (name == "own_norm")
+    assert abs(norms[0] - right[1][0]) > 1e-6
+
+# %% [markdown]
+# Only one mistake shows in the loss of the first step. The four others compute the right outputs, so the first loss is
+# right to the last digit. All five change the first norm. And after 40 steps, no loss curve looks broken, because AdamW
+# divides a factor of N out again and clipping scales everything alike. So log the gradient norm, and compare it with
+# that of one process once. With `own_norm`, each rank scales the same averaged gradient by another factor, so the ranks
+# end with different routers.
+#
+# The next mistake does not pass unnoticed. Rank 2 has no tokens in this batch, so someone lets it skip the layer
+# (NeMo Automodel pull request 935). What does the doctor say?
+
+# %% tags=["raises-exception"]
+# %%ranks --timeout 10
+torch.manual_seed(0)
+layer = ExpertParallelMoE.from_moe(MoE(8, 16, experts=4, top_k=1)).to(device)
+tokens = torch.randn(0 if rank == 2 else 5, 8, device=device)
+if len(tokens):
+    layer(tokens)
+
+# %% [markdown]
+# Every rank takes part in every exchange, even if it only sends zeros.
+#
+# Finally, a mistake of those who balance without a loss. DeepSeek-V3 adds a bias per expert to the scores, only to
+# *choose* experts. After each step, the bias of overloaded experts falls a little, and that of the others rises. It is
+# easy to put this update into `forward`. But a step has several micro-batches, and with activation checkpointing
+# (chapter 06), each forward runs twice. Torchtitan had to move the update behind the optimizer's step (pull request
+# 1304) and to stop counting recomputed tokens (pull request 1593).
+#
+# **Predict.** A layer has 8 experts, top-2. If the bias moves by 0.05 between forward and its recomputation, what
+# percentage of the tokens is computed by other experts in backward than in forward?
+
+# %%
+my_rerouted_percent = 0.0
+
+# %%
+import torch
+
+scores = torch.randn(4096, 8, generator=torch.Generator().manual_seed(0)) + torch.linspace(0, 1, 8)
+bias = torch.zeros(8)
+
+
+def chosen_with(bias):
+    return (scores + bias).topk(2).indices.sort().values
+
+
+before = chosen_with(bias)
+load = before.flatten().bincount(minlength=8).float()
+bias += 0.05 * (load.mean() - load).sign()  # the update, one forward too early
+rerouted = (chosen_with(bias) != before).any(1).float().mean().item()
+print(f"predicted {my_rerouted_percent:g}%, measured {100 * rerouted:.1f}%")
+
+# %% [markdown]
+# For these tokens, backward computes the gradients of experts that never contributed to the loss. The loss is right, so
+# again, nothing but a gradient tells.
 
 # %%
 ranks.stop()
