@@ -160,7 +160,7 @@ def judge_sorts(
 
 
 def a_plain_order(attempt: Attempt) -> None:
-    judge_sorts(attempt, 6, 4, 2)
+    judge_sorts(attempt, 12, 4, 2)
     judge_sorts(attempt, 40, 4, 1)
 
 
