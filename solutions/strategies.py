@@ -220,6 +220,41 @@ def three_d(module: nn.Module, options: Options) -> Built:
     return model, model.optimizer
 
 
+class ExpertParallelModel(nn.Module):
+    """A model whose experts are sharded over the ranks. Everything else is replicated, as in ManualDDP."""
+
+    def __init__(self, module: nn.Module, group: dist.ProcessGroup | None):
+        from solutions.expert_parallel import ExpertParallelMoE, MoE
+
+        super().__init__()
+        for path, layer in list(module.named_modules()):
+            if type(layer) is MoE:
+                parent = module.get_submodule(path.rpartition(".")[0])
+                setattr(parent, path.rpartition(".")[2], ExpertParallelMoE.from_moe(layer, group))
+        layers = [layer for layer in module.modules() if isinstance(layer, ExpertParallelMoE)]
+        self.module, self.group = module, group
+        self.of_experts = [parameter for layer in layers for parameter in layer.experts.parameters()]
+
+    def forward(self, *inputs):
+        return self.module(*inputs)
+
+    def finish_gradient_sync(self) -> None:
+        """Turn the gradients into those of the mean of the ranks' losses."""
+        from solutions.expert_parallel import average_gradients
+
+        sharded = set(self.of_experts)
+        others = [parameter for parameter in self.parameters() if parameter not in sharded]
+        average_gradients(self.of_experts, others, self.group)
+
+
+def expert_parallel(module: nn.Module, options: Options) -> Built:
+    from solutions.manual_ddp import broadcast_state
+
+    broadcast_state(module, options.group)
+    model = ExpertParallelModel(module, options.group)
+    return model, options.build_optimizer(model)
+
+
 def loss_of_tokens(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Compute the mean cross-entropy over all tokens."""
     return nn.functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
@@ -311,6 +346,11 @@ def _pipeline_parallel() -> Strategy:
     )
 
 
+def _expert_parallel() -> Strategy:
+    needs = "solutions.expert_parallel"
+    return Strategy("ep", "expert parallelism", "course", 0, expert_parallel, WITH_PARAM_GROUPS, needs, chapter=16)
+
+
 def _three_d() -> Strategy:
     needs, options = "solutions.parallel_3d", {"chapter": 18, "splits_layers": True, "is_pipelined": True}
     return Strategy("3d", "3D parallelism", "course", 0, three_d, frozenset({"float64", "mesh"}), needs, **options)
@@ -338,6 +378,7 @@ STRATEGIES: dict[str, Strategy] = {
         _tensor_parallel("tp", "tensor parallelism", sequence_parallel=False),
         _tensor_parallel("tp+sp", "tensor and sequence parallelism", sequence_parallel=True),
         _pipeline_parallel(),
+        _expert_parallel(),
         _three_d(),
     )
 }

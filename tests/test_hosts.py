@@ -137,7 +137,11 @@ def measured(send) -> tuple[float, int, int]:
     ended_s, after = time.perf_counter(), sockets.counters()
     first_and_last = torch.tensor([-began_s, ended_s], dtype=torch.float64)
     dist.all_reduce(first_and_last, dist.ReduceOp.MAX)
-    return first_and_last.sum().item(), after.sent_bytes - before.sent_bytes, after.received_bytes - before.received_bytes
+    return (
+        first_and_last.sum().item(),
+        after.sent_bytes - before.sent_bytes,
+        after.received_bytes - before.received_bytes,
+    )
 
 
 def all_reduce_of(nbytes: int):

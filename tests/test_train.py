@@ -21,7 +21,7 @@ from shared.data.tasks import Task, gpt, mlp
 from shared.formulas import all_reduce_sent_bytes, ring_fraction
 from shared.models import GPTConfig
 from solutions.strategies import STRATEGIES
-from solutions.train import SCHEDULES, Settings, Summary, main, train
+from solutions.train import SCHEDULES, Settings, Summary, main, moe, train
 from solutions.zero3 import ZeRO3
 
 pytestmark = pytest.mark.slow
@@ -153,6 +153,51 @@ def test_split_layers_learn_in_bf16_and_send_less(four_ranks, strategy):
     for summary in ranks.run(train_gpt, settings):
         assert summary.losses == pytest.approx(exact.losses, abs=0.1) and summary.losses != exact.losses
         assert summary.sent_mb_per_step < exact.sent_mb_per_step
+
+
+def train_moe(settings: Settings) -> Summary:
+    return train(settings, task=moe(settings.seed, torch.float64 if settings.double else torch.float32, SMALL_GPT))
+
+
+@pytest.mark.chapter("expert_parallel")
+@pytest.mark.parametrize("strategy", ["ep", "ddp", "zero1", "zero3"])
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_experts_train_as_in_one_process(four_ranks, world_size, strategy):
+    settings, losses = replace(EXACT, strategy=strategy, model="moe", accumulate=2), []
+    task, draw = moe(settings.seed, torch.float64, SMALL_GPT), torch.Generator().manual_seed(settings.seed)
+    optimizer = torch.optim.SGD(task.module.parameters(), lr=settings.learning_rate)
+    for _ in range(settings.steps):
+        x, y = task.pick(torch.randint(task.length, (settings.global_batch,), generator=draw))
+        loss = nn.functional.cross_entropy(task.module(x).flatten(0, -2), y.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    with ranks.world(world_size):
+        for summary in ranks.run(train_moe, settings):
+            assert summary.losses == pytest.approx(losses, rel=0, abs=SGD_TOLERANCE)
+
+
+@pytest.mark.chapter("expert_parallel")
+def test_sharded_experts_take_less_memory(four_ranks):
+    settings = Settings(strategy="ep", model="moe", steps=6, global_batch=8)
+    sharded, whole = (ranks.run(train, replace(settings, strategy=name))[0] for name in ("ep", "manual_ddp"))
+    assert sharded.losses == pytest.approx(whole.losses, abs=1e-3)
+    assert sharded.peak_mb < 0.7 * whole.peak_mb
+
+
+@pytest.mark.chapter("expert_parallel")
+def test_experts_that_three_ranks_cannot_share_are_rejected_on_every_rank(four_ranks):
+    def message(settings: Settings) -> str:
+        try:
+            train(settings)
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    with ranks.world(3):
+        found = ranks.run(message, Settings(strategy="ep", model="moe", steps=6, global_batch=9))
+    assert set(found) == {"cannot divide 8 experts evenly among 3 ranks: choose a multiple of 3 experts"}
 
 
 SIX_CHUNKS = replace(SMALL_GPT, layers=4)
