@@ -90,6 +90,7 @@ class Strategy:
     counterpart: str | None = None  # the strategy of another provider that does the same
     splits_layers: bool = False  # a GPT's layers: all ranks get the same batch, and model(x, y) returns the loss
     is_pipelined: bool = False  # then splits_layers, too, and model.step(x, y) also runs backward
+    shards_experts: bool = False  # a model without experts trains as with ManualDDP
 
     def why_not(self) -> str | None:
         """Return a sentence that says why the strategy cannot be built here, or None if it can."""
@@ -243,7 +244,10 @@ class ExpertParallelModel(nn.Module):
         from solutions.expert_parallel import average_gradients
 
         sharded = set(self.of_experts)
-        others = [parameter for parameter in self.parameters() if parameter not in sharded]
+        others = [each for each in self.parameters() if each.requires_grad and each not in sharded]
+        for parameter in others:
+            if parameter.grad is None:  # unused on this rank, but perhaps not on others
+                parameter.grad = torch.zeros_like(parameter)
         average_gradients(self.of_experts, others, self.group)
 
 
@@ -347,8 +351,8 @@ def _pipeline_parallel() -> Strategy:
 
 
 def _expert_parallel() -> Strategy:
-    needs = "solutions.expert_parallel"
-    return Strategy("ep", "expert parallelism", "course", 0, expert_parallel, WITH_PARAM_GROUPS, needs, chapter=16)
+    needs, options = "solutions.expert_parallel", {"chapter": 16, "shards_experts": True}
+    return Strategy("ep", "expert parallelism", "course", 0, expert_parallel, WITH_PARAM_GROUPS, needs, **options)
 
 
 def _three_d() -> Strategy:

@@ -3,7 +3,6 @@
 #   course:
 #     module: expert_parallel
 #     minutes: 75
-#     draft: true
 # ---
 
 # %% [markdown]

@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 16 · Expert parallelism
 #
-# **25–40 minutes.** After this lesson, you will be able to:
+# **30–45 minutes.** After this lesson, you will be able to:
 #
 # - say what a mixture of experts buys, and what it costs,
 # - compute the bytes of its two all-to-alls, and measure them,
@@ -223,8 +223,8 @@ measure.expect(
 expert_plots.busy_and_waiting(rows, busy_ms, max(total_ms))
 
 # %% [markdown]
-# The hatched time is lost on all ranks but one, in every layer. (We used seed 1. With the seeds from 0 to 15, the busiest
-# expert has 1.2 to 2.2 times the mean.) Three remedies are in use:
+# The hatched time is lost on all ranks but one, in every layer. This was seed 1. With seeds 0 to 15, the busiest expert
+# has 1.2 to 2.2 times the mean. Three remedies are in use:
 #
 # - **A balancing loss.** It punishes a router whose probabilities favor the experts that are already busy. You write it
 #   in the lab.

@@ -56,8 +56,7 @@ give_hints(
     {
         "must be contiguous": "Hint: which of the tensors that you send may be a view?",
         "do not require grad": "Hint: does autograd record a collective?",
-        "Split sizes doesn't match": "Hint: which list has the sizes of what is sent, and which of what is received?",
-        "Split sizes dosen't match": "Hint: which list has the sizes of what is sent, and which of what is received?",
+        "match total dim 0 size": "Hint: which list has the sizes of what is sent, and which of what is received?",
         "split_with_sizes expects": "Hint: how many rows has each local expert, from all ranks together?",
         "has been overwritten": "Hint: which operation of yours changes a tensor in place?",
     },
