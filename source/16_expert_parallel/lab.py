@@ -181,9 +181,10 @@ check.sort_by_expert()
 # %% [markdown]
 # ## The layer in one process
 #
-# The next two cells are given, and they use what you have written. Read `forward`: it gathers a row per assignment,
+# The next three cells are given, and they use what you have written. Read `forward`: it gathers a row per assignment,
 # lets the experts compute, weights the results, and adds them up per token. `run_experts` is the only method that has
-# to know where the experts are.
+# to know where the experts are. (`class MoE(MoE):` continues the class. If you run its first cell again, run the second
+# one again, too.)
 
 
 # %% tags=["export"]
@@ -244,6 +245,10 @@ class MoE(nn.Module):
         self.router = nn.Linear(dim, experts, bias=False)
         self.experts = nn.ModuleList(Expert(dim, hidden) for _ in range(experts))
 
+
+# %% tags=["export"]
+# %%ranks
+class MoE(MoE):
     def forward(self, x: Tensor) -> Tensor:  # (…, D) → (…, D)
         tokens, experts = x.reshape(-1, x.shape[-1]), self.router.out_features
         chosen, weights, self.aux_loss = route(self.router(tokens), self.top_k)
@@ -367,8 +372,8 @@ check.exchange_rows()
 # ## Exercise 16.4 · The layer with sharded experts (18 min, 5 points)
 #
 # Now put the pieces together. `ExpertParallelMoE` inherits `forward` from `MoE`. So you only have to give each rank its
-# experts, and write a `run_experts` that finds them. Every rank calls it with its own `rows` and `counts`, for *all*
-# experts, in blocks by expert.
+# experts (in the first cell), and write a `run_experts` that finds them (in the third). Every rank calls it with its
+# own `rows` and `counts`, for *all* experts, in blocks by expert.
 #
 # - In `__init__`, make `self.experts` an `nn.ModuleDict` with copies of this rank's experts. The keys are their indices
 #   among all experts, as strings, so that parameters keep their names: rank 1 of 2 has `experts.2.up.weight` and
@@ -429,6 +434,10 @@ class ExpertParallelMoE(MoE):
         advice = "call clip_grad_norm_() of chapter 16, which adds up the experts' squares over the ranks"
         mark_local(self.experts.parameters(), group, advice)
 
+
+# %% tags=["export"]
+# %%ranks
+class ExpertParallelMoE(ExpertParallelMoE):
     @classmethod
     def from_moe(cls, moe: MoE, group: ProcessGroup | None = None) -> "ExpertParallelMoE":
         """Divide the experts of a layer among the ranks of a group. The layer must be the same on every rank.
@@ -445,6 +454,10 @@ class ExpertParallelMoE(MoE):
         expect_same(moe.named_parameters(), group)
         return cls(moe, group)
 
+
+# %% tags=["exercise", "export"] grade_id="run-experts"
+# %%ranks
+class ExpertParallelMoE(ExpertParallelMoE):
     def run_experts(self, rows: Tensor, counts: Tensor) -> Tensor:
         """Compute each row with its expert, on whichever rank that is."""
         ### BEGIN SOLUTION
@@ -608,6 +621,8 @@ class Model(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten()) + 0.01 * self.layer.aux_loss
 
 
+# %%
+# %%ranks
 def constant_weights(logits, top_k):
     chosen, weights, balancing = right_route(logits, top_k)
     return chosen, weights.detach(), balancing
