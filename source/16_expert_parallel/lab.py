@@ -131,8 +131,8 @@ check.route()
 #
 # Some implementations give each expert a fixed number of rows, its **capacity**, because a tensor of a fixed shape is
 # easier to allocate and compile. If `capacity` is given, keep the first `capacity` assignments of each block and leave
-# the others out of `order` and `counts`. With a capacity of 1, the example gives `[1, 3, 0]` and `[1, 1, 1, 0]`. The
-# tokens 2, 0 and 1 then have lost one of their experts each: the layer adds nothing in its place.
+# the others out of `order` and `counts`. With a capacity of 1, the example gives `[1, 3, 0]` and `[1, 1, 1, 0]`. So
+# token 1 has lost one of its experts, and token 2 both. The layer adds nothing in their place.
 #
 # The lines of the check: the plain order, experts without tokens, and the capacity.
 #

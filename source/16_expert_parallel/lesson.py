@@ -55,7 +55,7 @@ expert_plots.parameters_and_computation(points)
 
 # %% [markdown]
 # The blue line pays for every parameter. The other one rises almost vertically: 16 experts have 16 times the parameters
-# of one, and cost 0.02% more than one, for the router.
+# of one, and cost 0.05% more than one, for the router.
 #
 # ## Routing, in a picture
 #
@@ -376,6 +376,7 @@ diagrams.hidden_exchanges()
 #
 # - Lepikhin et al., [GShard](https://arxiv.org/abs/2006.16668), 2020, §2.2: capacity, and dispatch as two all-to-alls.
 # - Fedus et al., [Switch Transformers](https://arxiv.org/abs/2101.03961), 2021, §2: top-1, and the balancing loss.
+# - Wang et al., [Auxiliary-Loss-Free Load Balancing](https://arxiv.org/abs/2408.15664), 2024: the bias per expert.
 # - DeepSeek-AI, [DeepSeek-V3](https://arxiv.org/abs/2412.19437), 2024, §2.1.2 and §3.2: balance without a loss, and
 #   DualPipe.
 # - [DeepEP](https://github.com/deepseek-ai/DeepEP): the kernels, and the measurements in the table above.
