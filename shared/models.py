@@ -166,6 +166,28 @@ class RotaryGPT(TinyGPT):
         return self.predict(self.token_embedding(tokens), targets, attend=attend_rotated)
 
 
+class ExpertBlock(nn.Module):
+    """A block of a TinyGPT in which another layer, such as a mixture of experts, takes the place of the MLP."""
+
+    def __init__(self, block: Block, experts: nn.Module):
+        super().__init__()
+        self.norm_1, self.attention, self.norm_2 = block.norm_1, block.attention, block.norm_2
+        self.experts = experts
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # (B, T, D)
+        x = x + self.attention(self.norm_1(x))
+        return x + self.experts(self.norm_2(x))
+
+
+def with_experts(gpt: TinyGPT, build: Callable[[int], nn.Module], seed: int = 0) -> TinyGPT:
+    """Replace the MLPs of a TinyGPT, in place. build(width) returns the layer for one block."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for index, block in enumerate(gpt.blocks):
+            gpt.blocks[index] = ExpertBlock(block, build(gpt.config.width))
+    return gpt
+
+
 class Embed(nn.Module):
     """The first layer of a GPT: tokens become vectors."""
 

@@ -91,6 +91,7 @@ class Strategy:
     counterpart: str | None = None  # the strategy of another provider that does the same
     splits_layers: bool = False  # a GPT's layers: all ranks get the same batch, and model(x, y) returns the loss
     is_pipelined: bool = False  # then splits_layers, too, and model.step(x, y) also runs backward
+    shards_experts: bool = False  # a model without experts trains as with ManualDDP
 
     def why_not(self) -> str | None:
         """Return a sentence that says why the strategy cannot be built here, or None if it can."""
@@ -255,6 +256,44 @@ def three_d(module: nn.Module, options: Options) -> Built:
     return model, model.optimizer
 
 
+class ExpertParallelModel(nn.Module):
+    """A model whose experts are sharded over the ranks. Everything else is replicated, as in ManualDDP."""
+
+    def __init__(self, module: nn.Module, group: dist.ProcessGroup | None):
+        from solutions.expert_parallel import ExpertParallelMoE, MoE
+
+        super().__init__()
+        for path, layer in list(module.named_modules()):
+            if type(layer) is MoE:
+                parent = module.get_submodule(path.rpartition(".")[0])
+                setattr(parent, path.rpartition(".")[2], ExpertParallelMoE.from_moe(layer, group))
+        layers = [layer for layer in module.modules() if isinstance(layer, ExpertParallelMoE)]
+        self.module, self.group = module, group
+        self.of_experts = [parameter for layer in layers for parameter in layer.experts.parameters()]
+
+    def forward(self, *inputs):
+        return self.module(*inputs)
+
+    def finish_gradient_sync(self) -> None:
+        """Turn the gradients into those of the mean of the ranks' losses."""
+        from solutions.expert_parallel import average_gradients
+
+        sharded = set(self.of_experts)
+        others = [each for each in self.parameters() if each.requires_grad and each not in sharded]
+        for parameter in others:
+            if parameter.grad is None:  # unused on this rank, but perhaps not on others
+                parameter.grad = torch.zeros_like(parameter)
+        average_gradients(self.of_experts, others, self.group)
+
+
+def expert_parallel(module: nn.Module, options: Options) -> Built:
+    from solutions.manual_ddp import broadcast_state
+
+    broadcast_state(module, options.group)
+    model = ExpertParallelModel(module, options.group)
+    return model, options.build_optimizer(model)
+
+
 def loss_of_tokens(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Compute the mean cross-entropy over all tokens."""
     return nn.functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
@@ -352,6 +391,11 @@ def _pipeline_parallel() -> Strategy:
     )
 
 
+def _expert_parallel() -> Strategy:
+    needs, options = "solutions.expert_parallel", {"chapter": 16, "shards_experts": True}
+    return Strategy("ep", "expert parallelism", "course", 0, expert_parallel, WITH_PARAM_GROUPS, needs, **options)
+
+
 def _three_d() -> Strategy:
     needs, options = "solutions.parallel_3d", {"chapter": 18, "splits_layers": True, "is_pipelined": True}
     return Strategy("3d", "3D parallelism", "course", 0, three_d, frozenset({"float64", "mesh"}), needs, **options)
@@ -380,6 +424,7 @@ STRATEGIES: dict[str, Strategy] = {
         _tensor_parallel("tp+sp", "tensor and sequence parallelism", sequence_parallel=True),
         _context_parallel(),
         _pipeline_parallel(),
+        _expert_parallel(),
         _three_d(),
     )
 }

@@ -3,6 +3,7 @@
     torchrun --nproc_per_node=2 -m solutions.train --strategy overlapped_ddp --model gpt --steps 100
     torchrun --nproc_per_node=8 -m solutions.train --model gpt --strategy 3d --dp 2 --pp 2 --tp 2 --zero-stage 1
     torchrun --nproc_per_node=4 -m solutions.train --model rotary-gpt --strategy cp --dp 2 --cp 2
+    torchrun --nproc_per_node=2 -m solutions.train --model moe --strategy ep
     torchrun --nproc_per_node=2 -m solutions.train --compress int8
     python -m solutions.train                                    # one process trains on the full batch
     torchrun --nnodes=2 --nproc_per_node=4 --rdzv_backend=c10d --rdzv_endpoint=HOST:29500 -m solutions.train
@@ -30,11 +31,28 @@ import torch.distributed.nn  # before a group exists: its default arguments woul
 from torch import nn
 
 from shared import memory, wire
-from shared.data.tasks import TASKS, Task
+from shared.data import tasks
+from shared.data.tasks import Task
+from shared.models import GPTConfig, with_experts
 from shared.wire.clock import Clock
 from solutions.process_group import UnequalHosts, join_process_group
 from solutions.strategies import STRATEGIES, Options, Strategy, build_compressor
 
+
+def moe(seed: int, dtype: torch.dtype, config: GPTConfig | None = None) -> Task:
+    """Predict the next character with a GPT whose MLPs are mixtures of experts.
+
+    There is no balancing loss: it is computed from a rank's own samples, and the mean of the ranks' balancing losses
+    is not that of the whole batch. So the losses would depend on the number of ranks.
+    """
+    from solutions.expert_parallel import MoE  # does not exist before its lab is solved
+
+    task = tasks.gpt(seed, dtype, config)
+    with_experts(task.module, lambda width: MoE(width, 2 * width, experts=8, top_k=2), seed).to(dtype)
+    return task
+
+
+TASKS = tasks.TASKS | {"moe": moe}
 # Measure only later steps: steps 0 and 1 allocate the optimizer state and the buckets, which DDP rebuilds after the
 # first backward.
 LEDGER_STEP, MEMORY_STEP, FIRST_TIMED_STEP = 2, 3, 4
@@ -93,6 +111,8 @@ class Settings:
         strategy = STRATEGIES[self.strategy]
         if reason := strategy.why_not():
             raise ValueError(reason)
+        if self.model == "moe" and importlib.util.find_spec("solutions.expert_parallel") is None:
+            raise ValueError("model moe needs solutions.expert_parallel, the finished module of lab 16")
         if self.accumulate > 1 and "accumulation" not in strategy.supports:
             raise ValueError(f"strategy {self.strategy} takes one micro-batch per step, got {self.accumulate}")
         if self.compress != "none":

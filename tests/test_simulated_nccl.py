@@ -409,7 +409,7 @@ def test_the_checks_of_right_code_find_no_violation(simulated, module, path):
 
 @pytest.fixture(scope="module")
 def losses_of_ddp(simulated) -> dict[str, list[list[float]]]:
-    return {model: ranks.run(losses_of, "ddp", model) for model in ("mlp", "gpt")}
+    return {model: ranks.run(losses_of, "ddp", model) for model in ("mlp", "gpt", "moe")}
 
 
 @pytest.mark.exhaustive

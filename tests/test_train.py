@@ -21,7 +21,7 @@ from shared.data.tasks import Task, gpt, mlp, rotary_gpt
 from shared.formulas import all_reduce_sent_bytes, ring_fraction
 from shared.models import GPTConfig
 from solutions.strategies import STRATEGIES
-from solutions.train import SCHEDULES, Settings, Summary, main, train
+from solutions.train import SCHEDULES, Settings, Summary, main, moe, train
 from solutions.zero3 import ZeRO3
 
 pytestmark = pytest.mark.slow
@@ -172,6 +172,51 @@ def test_split_layers_learn_in_bf16_and_send_less(four_ranks, strategy):
         assert summary.sent_mb_per_step < exact.sent_mb_per_step
 
 
+def train_moe(settings: Settings) -> Summary:
+    return train(settings, task=moe(settings.seed, torch.float64 if settings.double else torch.float32, SMALL_GPT))
+
+
+@pytest.mark.chapter("expert_parallel")
+@pytest.mark.parametrize("strategy", ["ep", "ddp", "zero1", "zero3"])
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_experts_train_as_in_one_process(four_ranks, world_size, strategy):
+    settings, losses = replace(EXACT, strategy=strategy, model="moe", accumulate=2), []
+    task, draw = moe(settings.seed, torch.float64, SMALL_GPT), torch.Generator().manual_seed(settings.seed)
+    optimizer = torch.optim.SGD(task.module.parameters(), lr=settings.learning_rate)
+    for _ in range(settings.steps):
+        x, y = task.pick(torch.randint(task.length, (settings.global_batch,), generator=draw))
+        loss = nn.functional.cross_entropy(task.module(x).flatten(0, -2), y.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    with ranks.world(world_size):
+        for summary in ranks.run(train_moe, settings):
+            assert summary.losses == pytest.approx(losses, rel=0, abs=SGD_TOLERANCE)
+
+
+@pytest.mark.chapter("expert_parallel")
+def test_sharded_experts_take_less_memory(four_ranks):
+    settings = Settings(strategy="ep", model="moe", steps=6, global_batch=8)
+    sharded, whole = (ranks.run(train, replace(settings, strategy=name))[0] for name in ("ep", "manual_ddp"))
+    assert sharded.losses == pytest.approx(whole.losses, abs=1e-3)
+    assert sharded.peak_mb < 0.7 * whole.peak_mb
+
+
+@pytest.mark.chapter("expert_parallel")
+def test_experts_that_three_ranks_cannot_share_are_rejected_on_every_rank(four_ranks):
+    def message(settings: Settings) -> str:
+        try:
+            train(settings)
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    with ranks.world(3):
+        found = ranks.run(message, Settings(strategy="ep", model="moe", steps=6, global_batch=9))
+    assert set(found) == {"cannot divide 8 experts evenly among 3 ranks: choose a multiple of 3 experts"}
+
+
 SIX_CHUNKS = replace(SMALL_GPT, layers=4)
 
 
@@ -208,7 +253,7 @@ def test_a_step_sends_each_gradient_once_however_many_micro_batches_it_has(four_
     for summary, parameters in ranks.run(trained, replace(EXACT, strategy=strategy, accumulate=3)):
         sent_bytes = all_reduce_sent_bytes(sum(parameter.nbytes for parameter in parameters), 4)
         assert summary.sent_mb_per_step == pytest.approx(sent_bytes / 1e6)
-        assert summary.messages_per_step == (len(parameters) if strategy == "manual_ddp" else 1)
+        assert summary.messages_per_step == (len(parameters) if strategy in ("manual_ddp", "ep") else 1)
         assert summary.peak_mb > 2 * sum(parameter.nbytes for parameter in parameters) / 1e6
         assert (summary.world_size, summary.parameters) == (4, sum(each.numel() for each in parameters))
 

@@ -38,7 +38,7 @@ def gpt(seed: int, dtype: torch.dtype, config: GPTConfig | None = None, model_cl
 
 
 def rotary_gpt(seed: int, dtype: torch.dtype, config: GPTConfig | None = None) -> Task:
-    """Do what gpt() does, with a model that rotates queries and keys."""
+    """Do what `gpt` does, with a model that rotates queries and keys."""
     return gpt(seed, dtype, config, RotaryGPT)
 
 

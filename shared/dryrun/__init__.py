@@ -92,19 +92,20 @@ class DryRun:
 def strategies(package: str = WRAPPERS) -> dict[str, object]:
     """Return the strategies that can run on `meta`, by name. These are the course's own.
 
-    Those of torch and DeepSpeed read values, so their names select the course's counterparts instead.
+    Those of torch and DeepSpeed read values, so their names select the course's counterparts instead. The models here
+    have no experts, which expert parallelism would shard.
 
     Args:
         package: A package with a registry: a module `strategies` with STRATEGIES and mixed_precision().
     """
     registered = _registry(package).STRATEGIES.values()
-    ours = {each.name: each for each in registered if each.provider == "course" and not _needs_a_mesh(each)}
+    ours = {each.name: each for each in registered if each.provider == "course" and _suits_a_dry_run(each)}
     return ours | {strategy.counterpart: strategy for strategy in ours.values() if strategy.counterpart}
 
 
-def _needs_a_mesh(strategy) -> bool:
-    """Tell whether a strategy splits a model over a mesh, whose sizes a dry run does not know."""
-    return "mesh" in getattr(strategy, "supports", ())
+def _suits_a_dry_run(strategy) -> bool:
+    """Tell whether a strategy needs neither a mesh, whose sizes a dry run does not know, nor a model with experts."""
+    return "mesh" not in getattr(strategy, "supports", ()) and not getattr(strategy, "shards_experts", False)
 
 
 def _registry(package: str):

@@ -559,8 +559,9 @@ for name in ("GPipe", "1F1B"):
 # ## What is still wasted
 #
 # Each way of splitting has its place: tensor parallelism within a host, pipelines between hosts, and data parallelism
-# on top of both. When you write them by hand, you decide where every collective goes. In chapter 17, a compiler decides
-# that for you.
+# on top of both. All of them compute every parameter for every token. Does a token need them all? In chapter 16, each
+# token chooses, and the ranks have to find out how much they send each other. After that, in chapter 17, a compiler
+# decides where every collective goes.
 
 # %%
 ranks.stop()

@@ -77,5 +77,7 @@ def losses_of(strategy: str, model: str) -> list[float]:
 
 
 def model_for(strategy: str) -> str:
-    """Return which model a strategy trains: tensor parallelism splits only a GPT."""
+    """Return which model a strategy trains: tensor parallelism splits only a GPT, expert parallelism only experts."""
+    if STRATEGIES[strategy].shards_experts:
+        return "moe"
     return "gpt" if STRATEGIES[strategy].splits_layers else "mlp"

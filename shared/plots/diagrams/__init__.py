@@ -10,6 +10,7 @@ from shared.plots.diagrams.backward import buckets, exposed_communication, hooks
 from shared.plots.diagrams.checkpoints import atomic_save, background_save
 from shared.plots.diagrams.collectives import collective, tree_broadcast
 from shared.plots.diagrams.compression import local_sgd, low_rank, quantized_all_reduce, top_k
+from shared.plots.diagrams.experts import expert_fold, hidden_exchanges, top_1_routing, two_all_to_alls
 from shared.plots.diagrams.hosts import hybrid_mesh
 from shared.plots.diagrams.layouts import placements, tiled_weight
 from shared.plots.diagrams.memory import deferred_init, training_memory
@@ -30,7 +31,9 @@ __all__ = [
     "conjugate_operators",
     "data_parallelism",
     "deferred_init",
+    "expert_fold",
     "exposed_communication",
+    "hidden_exchanges",
     "hooks",
     "hybrid_mesh",
     "local_sgd",
@@ -44,9 +47,11 @@ __all__ = [
     "split_matrix",
     "tiled_weight",
     "tokens_for_heads",
+    "top_1_routing",
     "top_k",
     "training_memory",
     "tree_broadcast",
+    "two_all_to_alls",
     "unit",
     "unit_states",
     "zero1_step",

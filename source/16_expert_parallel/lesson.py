@@ -1,0 +1,392 @@
+# ---
+# jupyter:
+#   course:
+#     module: expert_parallel
+# ---
+
+# %% [markdown]
+# # 16 · Expert parallelism
+#
+# **30–45 minutes.** After this lesson, you will be able to:
+#
+# - say what a mixture of experts buys, and what it costs,
+# - compute the bytes of its two all-to-alls, and measure them,
+# - explain why one busy expert slows down every rank, and what a capacity trades for that,
+# - say over which ranks each gradient must be averaged.
+#
+# You need the all-to-all (chapter 01), data parallelism (chapter 02) and the MLP of a transformer block (chapter 13).
+
+# %% [markdown]
+# ## Where we are
+#
+# DeepSeek-V3 has 671 billion parameters. But a token meets only 37 billion of them (DeepSeek-AI 2024, §1), so a token
+# costs as much as in a model of 37B. The other 634 billion belong to **experts** that this token did not need.
+#
+# Where are they? Not on the GPU that holds the token. So for the first time in this course, it depends on the *data*
+# which ranks talk to each other, and how much they say.
+
+# %% tags=["nbval-ignore-output"]
+from shared import measure, ranks
+from shared.plots import diagrams
+from shared.plots import experts as expert_plots
+
+ranks.start(world_size=4)
+
+# %% [markdown]
+# ## What is wasted
+#
+# In a transformer, most parameters are in the MLPs, and every token passes through every one of them. The parameters
+# and the operations per token grow together: to give an MLP eight times the parameters, you pay eight times the
+# computation, for a comma as for a hard word.
+#
+# A **mixture of experts** (MoE) separates the two. It has E MLPs, the experts, and a small linear layer, the
+# **router**, which chooses one or a few experts for each token. Let's count both for a width of 4,096 and a hidden
+# width of 16,384. Each parameter costs a multiplication and an addition per token.
+
+# %%
+WIDTH, HIDDEN = 4096, 16384
+mlp = 2 * WIDTH * HIDDEN
+sizes = (1, 2, 4, 8, 16)
+points = {
+    "one MLP, wider": [(2 * n * mlp, n * mlp, f"{n}×") for n in sizes],
+    "experts, one per token": [(2 * (mlp + WIDTH * n), n * mlp, f"E = {n}") for n in sizes[1:]],
+}
+expert_plots.parameters_and_computation(points)
+
+# %% [markdown]
+# The blue line pays for every parameter. The other one rises almost vertically: 16 experts have 16 times the parameters
+# of one, and cost 0.05% more than one, for the router.
+#
+# ## Routing, in a picture
+#
+# The router computes a score for each expert, and the token goes to the expert with the highest one. This is called
+# **top-1 routing** (Fedus et al. 2021). The result is multiplied by the score's probability, and that is how the router
+# learns: it gets a gradient only through this factor.
+
+# %%
+diagrams.top_1_routing()
+
+# %% [markdown]
+# In the next cell, four ranks look up 256 characters of a text each, and route them to four experts. Embedding, router
+# and experts are not trained. `one_process` is the plainest way to compute the layer: one expert after another, each on
+# the tokens that chose it.
+
+# %%
+# %%ranks
+from torch import nn
+
+from shared import wire
+from shared.data import CharTokens
+
+TOKENS, WIDTH = 256, 64
+text = CharTokens()
+torch.manual_seed(1)  # the same on every rank
+embedding = nn.Embedding(text.vocab_size, WIDTH).to(device)
+router = nn.Linear(WIDTH, world_size, bias=False).to(device)
+experts = [
+    nn.Sequential(nn.Linear(WIDTH, 256), nn.GELU(), nn.Linear(256, WIDTH)).to(device)
+    for _ in range(world_size)
+]
+tokens, _ = text.windows([TOKENS * rank], length=TOKENS)
+x = embedding(tokens[0].to(device)).detach()  # this rank's tokens
+
+
+def one_process(x):
+    gate, expert_of = router(x).softmax(-1).max(-1)
+    y = torch.zeros_like(x)
+    for index, expert in enumerate(experts):
+        mine = expert_of == index
+        y[mine] = gate[mine, None] * expert(x[mine])
+    return y
+
+
+# %% [markdown]
+# Now we keep one expert per rank, the one with the rank's number. That is **expert parallelism** (EP). The tokens have
+# to travel: first to their experts, which is called **dispatch**, and then back, which is called **combine**.
+
+# %%
+diagrams.two_all_to_alls()
+
+# %% [markdown]
+# ## The short version
+#
+# Look at the middle row of the figure: the ranks receive 3, 7, 4 and 2 rows. No rank knows its number in advance. The
+# first systems avoided the question with fixed places (GShard, Lepikhin et al. 2020). For every expert, each rank
+# reserves C slots, the **capacity**. Then all pieces of the all-to-all are equally long. A token that finds no free
+# slot is **dropped**: the layer adds nothing to it, and it goes on with what the residual connection carries.
+
+# %%
+# %%ranks
+
+
+def slots_of(expert_of, capacity):
+    """Give each token a slot of its expert, first come, first served. Returns who got one, and the slots."""
+    taken, kept, slots = [0] * world_size, [], []
+    for token, expert in enumerate(expert_of.tolist()):
+        if taken[expert] < capacity:
+            kept.append(token)
+            slots.append(expert * capacity + taken[expert])
+            taken[expert] += 1
+    return kept, slots
+
+
+def exchange(rows):
+    """Send the r-th of N equal pieces to rank r."""
+    received = torch.empty_like(rows)
+    dist.all_to_all_single(received, rows)
+    return received
+
+
+@torch.no_grad()
+def expert_parallel(x, capacity):
+    gate, expert_of = router(x).softmax(-1).max(-1)
+    kept, slots = slots_of(expert_of, capacity)
+    outgoing = x.new_zeros(world_size * capacity, WIDTH)
+    outgoing[slots] = x[kept]
+    arrived = exchange(outgoing)  # dispatch
+    returned = exchange(experts[rank](arrived))  # combine
+    y = torch.zeros_like(x)
+    y[kept] = gate[kept, None] * returned[slots]
+    return y, len(kept)
+
+
+# %% [markdown]
+# Usually, the capacity is given as a **capacity factor** c: C = c · T/E, where T is the number of this rank's tokens.
+# With c = 1, there are exactly as many slots as tokens.
+#
+# **Predict.** T = 256 tokens of 64 fp32 elements, E = N = 4, and c = 1.25, so C = 80. How many kB does a rank send in
+# forward, for both all-to-alls together? It keeps the slots of its own expert.
+
+# %%
+my_sent_kb = None
+
+# %%
+# %%ranks
+enough, kept = expert_parallel(x, capacity=TOKENS)
+assert kept == TOKENS and torch.allclose(enough, one_process(x), atol=1e-5)
+with wire.ledger() as log:
+    expert_parallel(x, capacity=80)
+
+# %% tags=["nbval-ignore-output"]
+sent_kb = ranks.pull("log")[0].sent_bytes / 1e3
+assert sent_kb == 2 * 3 / 4 * 4 * 80 * 64 * 4 / 1e3
+print(f"measured: {sent_kb:.1f} kB" + (f", predicted: {my_sent_kb} kB" if my_sent_kb else ""))
+ranks.pull("log")[0].table(times=False)
+
+# %% [markdown]
+# With enough capacity, the result equals that of one process. And 123 kB is what 2 · (N−1)/N · c · T · D elements of 4
+# bytes predict. Backward sends the gradients along the same way, so a step costs twice as much, in every MoE layer. The
+# bytes grow with the tokens, like those of tensor parallelism. But they grow with k, the number of experts per token,
+# and not with E: more experts are free on the wire.
+#
+# ## Imbalance: the slowest rank sets the pace
+#
+# In the picture, expert 1 has 7 of 16 rows. Real text does the same: here, a space is always embedded as the same
+# vector, so all spaces go to the same expert. Let's give every expert as many slots as it needs, and look at the time.
+# The ranks share this machine's cores, so each row sleeps 0.2 ms instead of computing on a GPU.
+#
+# **Predict.** Perfectly balanced, every expert gets 256 rows. How many times as long does the layer take with the rows
+# that it really gets? (1 would mean: as long as balanced.)
+
+# %%
+my_slowdown = None
+
+# %%
+# %%ranks
+import time
+
+
+def busy_and_total():
+    """Return the rows of this rank's expert, how long it is busy, and how long the layer takes, in ms."""
+    rows = router(x).argmax(-1).bincount(minlength=world_size)
+    dist.all_reduce(rows)
+    own = int(rows[rank])
+    dist.barrier()
+    began_s = time.perf_counter()
+    time.sleep(own * 0.2e-3)
+    busy_s = time.perf_counter() - began_s
+    dist.barrier()  # combine cannot end before the last expert has computed
+    return own, 1e3 * busy_s, 1e3 * (time.perf_counter() - began_s)
+
+
+# %% tags=["nbval-ignore-output"]
+found = ranks.run(lambda: busy_and_total())
+rows, busy_ms, total_ms = zip(*found, strict=True)
+slowdown = max(rows) / 256
+print(
+    f"the busiest expert has {slowdown:.2f} times the mean"
+    + (f", predicted {my_slowdown}" if my_slowdown else "")
+)
+measure.expect(
+    abs(max(total_ms) / (256 * 0.2) - slowdown) < 0.2, "the busiest expert sets the pace"
+)
+expert_plots.busy_and_waiting(rows, busy_ms, max(total_ms))
+
+# %% [markdown]
+# The hatched time is lost on all ranks but one, in every layer. This was seed 1. With seeds 0 to 15, the busiest expert
+# has 1.2 to 2.2 times the mean. Three remedies are in use:
+#
+# - **A balancing loss.** It punishes a router whose probabilities favor the experts that are already busy. You write it
+#   in the lab.
+# - **A bias per expert**, only for choosing. After each step, it falls for busy experts and rises for idle ones. So no
+#   second loss pulls at the router (Wang et al. 2024). DeepSeek-V3 does this, and drops no tokens.
+# - **A capacity.** It does not balance anything, but it limits how long the slowest rank takes. The price is the next
+#   question.
+#
+# ## Capacity: what fits is computed, the rest is dropped
+#
+# **Predict.** With these rows and c = 1, there are as many slots as tokens. What percentage of the tokens is dropped?
+
+# %%
+my_dropped_percent = None
+
+# %%
+# %%ranks
+factors = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0)
+capacities = [int(factor * TOKENS / world_size) for factor in factors]
+kept_tokens = [expert_parallel(x, capacity)[1] for capacity in capacities]
+
+# %%
+factors, capacities = ranks.pull("factors")[0], ranks.pull("capacities")[0]
+kept = [sum(each) / 1024 for each in zip(*ranks.pull("kept_tokens"), strict=True)]
+dropped = [1 - share for share in kept]
+empty = [1 - share * 64 / capacity for share, capacity in zip(kept, capacities, strict=True)]
+print(
+    f"dropped with c = 1: {dropped[2]:.0%}"
+    + (f", predicted {my_dropped_percent}%" if my_dropped_percent else "")
+)
+expert_plots.capacity(factors, dropped, empty)
+
+# %% [markdown]
+# There is no good place on this axis as long as the router is not balanced: a small factor drops tokens, and a large
+# one sends and computes zeros. At c = 1, both shares are equal, because every dropped token leaves a slot of another
+# expert empty. Switch Transformers trained with factors of 1 to 1.25 *and* a balancing loss (Fedus et al. 2021, §2.2).
+#
+# A **dropless** layer has no capacity. It sends exactly the rows that exist, but for that, every rank must first learn
+# how many rows it will get. That is what you build in the lab: sizes first, then tokens.
+#
+# ## EP is a fold of DP
+#
+# Every rank brings its own tokens, so for everything except the experts, expert parallelism *is* data parallelism. It
+# needs no new ranks: it regroups the data-parallel ones, and only for the experts.
+#
+# **Predict.** Eight ranks train with dp = 8 and ep = 4. Over how many ranks is the gradient of the attention layer
+# all-reduced, and over how many that of expert 0? The next figure has the answer.
+
+# %%
+my_attention_ranks, my_expert_ranks = None, None
+
+# %%
+diagrams.expert_fold()
+
+# %% [markdown]
+# Over 8 and over 2. The two kinds of parameters arrive at their all-reduce with different gradients:
+#
+# | parameters | copies | what backward leaves on a rank | who has to agree |
+# |---|---|---|---|
+# | attention, router, norms | dp | the gradient of its own loss | all dp ranks |
+# | an expert | dp/ep | the sum over the losses of ep ranks, whose tokens it got | dp/ep ranks |
+#
+# A model trains on the *mean* of the ranks' losses, and the second row does not look like the first. What has to happen
+# to each of them is a question of the lab. It is easy to get wrong: in a PyTorch issue with ep = 2, the experts'
+# gradients were exactly twice too large (issue 160285). DeepSpeed and Megatron-LM had to correct the gradient *norm*,
+# which did not count sharded experts rightly (pull requests 8475 and 5916).
+#
+# ## Where the all-to-all hides
+#
+# The gradients of data parallelism hide behind the rest of backward. An all-to-all cannot hide behind its own layer:
+# the experts cannot start before dispatch has ended, and the next layer needs what combine returns. DeepSeek-V3 spends
+# about as much time on its all-to-alls between hosts as on computing (DeepSeek-AI 2024, §3.2.1).
+#
+# But nothing connects one micro-batch to another. So while the tokens of one travel, the GPU computes the other:
+
+# %%
+diagrams.hidden_exchanges()
+
+# %% [markdown]
+# The diagram shows two forwards. DeepSeek's **DualPipe** is a pipeline schedule (chapter 15) that puts the *forward* of
+# one micro-batch beside the *backward* of another one, and feeds the pipeline from both ends, so every stage always has
+# such a pair. It pays with two copies of the parameters (DualPipe's README).
+#
+# ## What has been reported
+#
+# DeepSeek-V3 sends each token to 8 of 256 experts, but only within 4 of 8 groups of experts. So a token goes to at most
+# four hosts, and crosses the slow links at most four times. DeepEP is the library for these all-to-alls. Its README
+# reports for Hopper GPUs:
+#
+# | all-to-all | ranks | links | dispatch | combine |
+# |---|---|---|---|---|
+# | for throughput (training) | 8 | NVLink | 153 GB/s | 158 GB/s |
+# | for throughput (training) | 64 | between hosts | 51 GB/s | 50 GB/s |
+# | for latency (inference) | 8 | | 77 µs | 114 µs |
+# | for latency (inference) | 256 | | 194 µs | 360 µs |
+#
+# ## The production version
+#
+# | here | Megatron-LM | DeepSpeed's `MoE` |
+# |---|---|---|
+# | ranks that share a set of experts | `--expert-model-parallel-size` | `ep_size` |
+# | experts per token | `--moe-router-topk` | `k` |
+# | capacity factor | `--moe-expert-capacity-factor`; dropless without it | `capacity_factor` |
+# | balancing loss | `--moe-aux-loss-coeff` | the second value that forward returns |
+#
+# A rank with many small experts would run many small matmuls. Libraries run them as one **grouped matmul**, which takes
+# one matrix of rows, and the offsets at which each expert's rows begin. In torch 2.13, it is
+# `torch.nn.functional.grouped_mm`.
+#
+# ## On a cluster
+#
+# | question | here | with NCCL and many hosts |
+# |---|---|---|
+# | Who knows the sizes? | nobody has to, all pieces are equal | they are exchanged first, and the CPU waits for them |
+# | Which links carry tokens? | one machine's | NVLink within a host first, so ep is often 8; or DeepEP between hosts |
+# | What if a rank has no tokens? | it sends empty slots | it must still call every all-to-all, or all others hang |
+
+# %% [markdown]
+# ## Recap
+#
+# T tokens per rank, width D, k experts per token, N = ep ranks, elements of b bytes:
+#
+# | | memory | wire: bytes sent per layer, forward and backward | overlap |
+# |---|---|---|---|
+# | experts on every rank | E experts | none; gradients of all experts per step | with backward |
+# | EP, dropless | E/N experts | about 4 (N−1)/N · k · T · D · b, and the sizes | with another micro-batch |
+# | EP with capacity factor c | E/N experts | 4 (N−1)/N · c · k · T · D · b | with another micro-batch |
+#
+# Three numbers to keep: **4kTDb** bytes per layer and step for large N, **max/mean** rows for the time of a layer, and
+# **dp/ep** copies of each expert.
+#
+# **Terms**
+#
+# - **expert**: one of several MLPs of a layer; a token passes through only a few of them.
+# - **mixture of experts** (MoE): a layer of experts and a router.
+# - **router**: the linear layer that scores the experts for each token.
+# - **top-1 routing**: each token goes to the expert with its highest score; with top-k, to k of them.
+# - **expert parallelism** (EP): ranks hold different experts and exchange tokens.
+# - **dispatch**: the all-to-all that sends tokens to their experts.
+# - **combine**: the all-to-all that sends the results back.
+# - **capacity**: the most rows that an expert takes, usually given as a multiple of its mean, the capacity factor.
+# - **dropped token**: a token that finds its expert full, so the layer adds nothing to it.
+# - **dropless**: without a capacity; the ranks exchange sizes first.
+# - **balancing loss**: a second loss that makes the router use all experts alike.
+# - **DualPipe**: a pipeline schedule that hides the all-to-alls of one micro-batch behind computing another one.
+# - **grouped matmul**: one kernel for the matmuls of several experts, each with its own number of rows.
+#
+# ## Further reading
+#
+# - Lepikhin et al., [GShard](https://arxiv.org/abs/2006.16668), 2020, §2.2: capacity, and dispatch as two all-to-alls.
+# - Fedus et al., [Switch Transformers](https://arxiv.org/abs/2101.03961), 2021, §2: top-1, and the balancing loss.
+# - Wang et al., [Auxiliary-Loss-Free Load Balancing](https://arxiv.org/abs/2408.15664), 2024: the bias per expert.
+# - DeepSeek-AI, [DeepSeek-V3](https://arxiv.org/abs/2412.19437), 2024, §2.1.2 and §3.2: balance without a loss, and
+#   DualPipe.
+# - [DeepEP](https://github.com/deepseek-ai/DeepEP): the kernels, and the measurements in the table above.
+
+# %% [markdown]
+# ## What is still wasted
+#
+# In this chapter, data decide where tokens go, and we had to say by hand which rank sends what. You have now written
+# every collective of five kinds of parallelism yourself. In chapter 17, a compiler derives them from the layout of the
+# tensors.
+
+# %%
+ranks.stop()
