@@ -76,13 +76,13 @@ def test_a_chapter_made_by_make_chapter_builds_and_passes_its_tests(course):
         ("02_toy", "A toy", "", "Number 02 is taken by chapter 02_manual_ddp"),
         (f"{FREE}_manual_ddp", "A toy", "", "The name manual_ddp is taken by chapter 02_manual_ddp"),
         (
-            f"{FREE}_context_parallel",
+            f"{FREE}_beyond_one_machine",
             "A toy",
             "",
-            "instructor/contents.py plans the name context_parallel for chapter 14_context_parallel",
+            "instructor/contents.py plans the name beyond_one_machine for chapter 20_beyond_one_machine",
         ),
-        ("14_toy", "A toy", "", 'Chapter 14 is planned as NAME=14_context_parallel TITLE="Context parallelism"'),
-        ("14_context_parallel", "A toy", "", "Chapter 14 is planned as"),
+        ("20_toy", "A toy", "", 'Chapter 20 is planned as NAME=20_beyond_one_machine TITLE="Beyond one machine"'),
+        ("20_beyond_one_machine", "A toy", "", "Chapter 20 is planned as"),
         (TOY, "", "", "A chapter needs a title: add TITLE="),
         (TOY, "A [toy]", "", "TITLE may have at most 60 characters, and none of"),
         (TOY, "A toy\nand more", "", "TITLE may have"),
@@ -157,4 +157,4 @@ def test_the_contents_get_an_entry_unless_the_chapter_is_planned():
     exec(with_entry(text, Plan(FREE, "toy", "A toy", "toy")), names)
     assert list(names["CHAPTERS"]) == [*contents.CHAPTERS, FREE]
     assert names["CHAPTERS"][FREE].title == "A toy"
-    assert with_entry(text, Plan(14, "context_parallel", "Context parallelism", "context_parallel")) == text
+    assert with_entry(text, Plan(20, "beyond_one_machine", "Beyond one machine", "beyond_one_machine")) == text
