@@ -13,6 +13,7 @@ from pygments.lexers.python import PythonLexer
 from pygments.token import Keyword, String
 
 from instructor.site.notebooks import SUMMARIES
+from shared.tables.rendering import render
 
 
 class CellLexer(PythonLexer):
@@ -25,12 +26,13 @@ class CellLexer(PythonLexer):
 
 
 def visit_inline_math(translator, node) -> None:
-    translator.body.append(f'<span class="math">{convert(node.astext())}</span>')
+    translator.body.append(render(__package__, "math_inline.html", mathml=convert(node.astext())))
     raise nodes.SkipNode
 
 
 def visit_math(translator, node) -> None:
-    translator.body.append(f'<div class="math" tabindex="0">{convert(node.astext(), display="block")}</div>')
+    mathml = convert(node.astext(), display="block")
+    translator.body.append(render(__package__, "math_block.html", mathml=mathml))
     raise nodes.SkipNode
 
 

@@ -11,6 +11,7 @@ from instructor import contents, links
 from instructor.build import ROOT
 from instructor.site import figures
 from instructor.site.addresses import Repository
+from shared.tables.rendering import render
 
 PREDICT_FIRST = "Predict first, then open this output."
 # What a page says in place of what is folded, by the type that myst-nb gives it
@@ -141,7 +142,7 @@ def _shown(output):
     html = output.get("data", {}).get("text/html")
     if html:
         html = _HREF.sub(lambda found: f"{found['path']}.html", html)
-        output.data["text/html"] = f'<div class="html-output" tabindex="0">{html}</div>'
+        output.data["text/html"] = render(__package__, "html_output.html", html=html)
     return output
 
 

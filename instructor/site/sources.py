@@ -14,6 +14,7 @@ from instructor.links import GLOSSARY, titles
 from instructor.site import figures
 from instructor.site.addresses import Repository
 from instructor.site.notebooks import Page, resolved, row_of_links
+from shared.tables.rendering import render
 
 KINDS = ("chapters", "labs", "solutions")
 DOCS = ("docs/running.md", "docs/teaching.md", "docs/authoring.md")
@@ -56,7 +57,7 @@ def start(finished: list[Chapter], repository: Repository) -> str:
     """Return the start page, followed by the site's table of contents."""
     address = repository.address if repository.is_known else ""
     text = start_page.page(finished, exists=lambda path: True, is_site=True, address=address)
-    text = _BAR.sub(lambda bar: f'<span class="memory-bar" style="width:{0.7 * len(bar[1]):.1f}em"></span>', text)
+    text = _BAR.sub(lambda bar: render(__package__, "memory_bar.html", width_em=f"{0.7 * len(bar[1]):.1f}"), text)
     text = _COMMENT.sub("", text)
     parts = groupby(finished, lambda chapter: _planned(chapter).part)
     trees = [_toctree(name, [f"chapters/{chapter.name}" for chapter in members]) for name, members in parts]
