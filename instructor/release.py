@@ -30,7 +30,7 @@ ENVIRONMENT = (
 PAGES = ("README.md", "docs/running.md")
 TOP = (*PAGES, "LICENSE", "AGENTS.md", "CLAUDE.md", "labs/AGENTS.md", *ENVIRONMENT)
 # The first words of lines of these pages to leave out, besides their marked parts
-COURSE_ONLY = ("git clone", "cd ", "make test", "| Colab", "| Codespaces")
+COURSE_ONLY = ("git clone", "cd ", "make test", "| Colab", "| Codespaces", "| Docker")
 PART = re.compile(r"\| \| \*\*")  # the row of README.md that begins a part of the course
 OWN_FILE = re.compile(r"[\w-]+\.(css|gz|html|ipynb|js|json|md|npz|png|py|svg|toml|txt)(\.jinja)?")
 WINDOW_LINES = 4  # This many consecutive lines of a solution are no coincidence.
@@ -131,7 +131,7 @@ def students_page(text: str, number: int, drafts: set[int]) -> str:
 def students_makefile(text: str) -> str:
     """Return the Makefile without the targets whose code a bundle lacks, and without what is said about them."""
     targets = re.split(r"^(?=[a-z]+:.*## )", text, flags=re.MULTILINE)[1:]
-    lacking = [target for target in targets if re.search(r"-m (instructor|tests|benchmarks)\b", target)]
+    lacking = [target for target in targets if re.search(r"-m (instructor|tests|benchmarks)\b| update\.py", target)]
     names = [target.split(":")[0] for target in lacking]
     for target in lacking:
         text = text.replace(target, "")
