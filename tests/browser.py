@@ -91,11 +91,11 @@ class Lab:
     def cells(self) -> Locator:
         return self.page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Cell")
 
-    def cell(self, text: str) -> Locator:
-        """Return the one code cell whose source contains this text."""
+    def cell(self, text: str, before: int = 0) -> Locator:
+        """Return the one code cell whose source contains this text, or a code cell before it."""
         found = [index for index, source in enumerate(self.sources) if text in source]
         assert len(found) == 1, f"{len(found)} cells of {self.file.name} contain {text!r}, expected 1"
-        return self.page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-CodeCell").nth(found[0])
+        return self.page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-CodeCell").nth(found[0] - before)
 
     def choose(self, menu: str, *entries: str) -> None:
         self.page.locator(".lm-MenuBar-itemLabel").get_by_text(menu, exact=True).click()

@@ -6,7 +6,7 @@ from pathlib import Path
 c = get_config()  # noqa: F821 (JupyterLab defines it)
 c.LabApp.custom_css = True
 c.ServerApp.tornado_settings = {"static_custom_path": [str(Path(__file__).with_name("custom"))]}
-FOLDERS = ["benchmarks", "build", "instructor", "shared", "source", "tests", "*.egg-info"]
+FOLDERS = ["benchmarks", "build", "docker", "instructor", "shared", "source", "tests", "*.egg-info"]
 FILES = ["*.toml", "*.yml", "*.cff", "constraints*.txt", "Makefile", "progress.jsonl"]
 PROGRAMS = ["bootstrap.py", "conftest.py", "update.py"]
 PAGES = ["AGENTS.md", "CHANGELOG.md", "CLAUDE.md", "CONTRIBUTING.md"]
