@@ -23,6 +23,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from shared import deepspeed_engine
+from shared.guards.unused import UNUSED, restore_none
 
 Built = tuple[nn.Module, torch.optim.Optimizer]  # the model to call and the optimizer to step
 
@@ -280,10 +281,11 @@ class ExpertParallelModel(nn.Module):
 
         sharded = set(self.of_experts)
         others = [each for each in self.parameters() if each.requires_grad and each not in sharded]
-        for parameter in others:
-            if parameter.grad is None:  # unused on this rank, but perhaps not on others
-                parameter.grad = torch.zeros_like(parameter)
+        without = [parameter for parameter in others if parameter.grad is None]  # perhaps only on this rank
+        for parameter in without:
+            parameter.grad = torch.full_like(parameter, UNUSED)
         average_gradients(self.of_experts, others, self.group)
+        restore_none(without)
 
 
 def expert_parallel(module: nn.Module, options: Options) -> Built:

@@ -60,6 +60,8 @@ class Notebook:
                 shown.text += content["text"]
             elif message["msg_type"] == "display_data":
                 shown.text += content["data"].get("text/plain", "") + "\n"
+            elif message["msg_type"] == "clear_output":  # what a long cell showed while it ran
+                shown.text = ""
             elif message["msg_type"] == "error":
                 shown.traceback = content["traceback"]
             elif message["msg_type"] == "status" and content["execution_state"] == "idle":

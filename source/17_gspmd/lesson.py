@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 17 · GSPMD
 #
-# **50–80 minutes.** After this lesson, you will be able to:
+# **50–85 minutes.** After this lesson, you will be able to:
 #
 # - describe how a tensor is distributed over a mesh of devices, in JAX and in torch,
 # - predict which collective an operation needs, and read from a compiled program which one it got,
