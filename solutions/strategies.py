@@ -23,7 +23,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from shared import deepspeed_engine
+from shared.data import tasks
 from shared.guards.unused import UNUSED, restore_none
+from shared.models import GPTConfig, with_experts
 
 Built = tuple[nn.Module, torch.optim.Optimizer]  # the model to call and the optimizer to step
 
@@ -294,6 +296,19 @@ def expert_parallel(module: nn.Module, options: Options) -> Built:
     broadcast_state(module, options.group)
     model = ExpertParallelModel(module, options.group)
     return model, options.build_optimizer(model)
+
+
+def moe(seed: int, dtype: torch.dtype, config: GPTConfig | None = None) -> tasks.Task:
+    """Predict the next character with a GPT whose MLPs are mixtures of experts.
+
+    There is no balancing loss: it is computed from a rank's own samples, and the mean of the ranks' balancing losses
+    is not that of the whole batch. So the losses would depend on the number of ranks.
+    """
+    from solutions.expert_parallel import MoE  # does not exist before its lab is solved
+
+    task = tasks.gpt(seed, dtype, config)
+    with_experts(task.module, lambda width: MoE(width, 2 * width, experts=8, top_k=2), seed).to(dtype)
+    return task
 
 
 def loss_of_tokens(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

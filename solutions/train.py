@@ -33,24 +33,9 @@ from torch import nn
 from shared import memory, wire
 from shared.data import tasks
 from shared.data.tasks import Task
-from shared.models import GPTConfig, with_experts
 from shared.wire.clock import Clock
 from solutions.process_group import UnequalHosts, join_process_group
-from solutions.strategies import STRATEGIES, Options, Strategy, build_compressor
-
-
-def moe(seed: int, dtype: torch.dtype, config: GPTConfig | None = None) -> Task:
-    """Predict the next character with a GPT whose MLPs are mixtures of experts.
-
-    There is no balancing loss: it is computed from a rank's own samples, and the mean of the ranks' balancing losses
-    is not that of the whole batch. So the losses would depend on the number of ranks.
-    """
-    from solutions.expert_parallel import MoE  # does not exist before its lab is solved
-
-    task = tasks.gpt(seed, dtype, config)
-    with_experts(task.module, lambda width: MoE(width, 2 * width, experts=8, top_k=2), seed).to(dtype)
-    return task
-
+from solutions.strategies import STRATEGIES, Options, Strategy, build_compressor, moe
 
 TASKS = tasks.TASKS | {"moe": moe}
 # Measure only later steps: steps 0 and 1 allocate the optimizer state and the buckets, which DDP rebuilds after the
