@@ -24,7 +24,7 @@ ALLOW_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 # A newcomer should first see the start page, as text with links, and no questions about news or about updates of pinned
 # packages. These are defaults that JupyterLab's own settings override.
 lab: export JUPYTER_CONFIG_PATH := $(CURDIR)/shared/jupyter$(if $(JUPYTER_CONFIG_PATH),:$(JUPYTER_CONFIG_PATH))
-# Whoever reads the course needs no tools for tests and grading. `make test` adds them.
+# Whoever reads the course needs only the packages that its notebooks import.
 lab doctor: export COURSE_STUDENT := 1
 # Its kernels know %%ranks from the start.
 lab: export JUPYTER_PATH := $(CURDIR)/shared/jupyter$(if $(JUPYTER_PATH),:$(JUPYTER_PATH))
