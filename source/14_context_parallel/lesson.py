@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 14 · Context parallelism
 #
-# **25–40 minutes.** After this lesson, you will be able to:
+# **25–45 minutes.** After this lesson, you will be able to:
 #
 # - say what a sequence of 128,000 tokens keeps on a GPU, and which technique removes which part of it,
 # - compute exact attention on a rank that never holds all keys,
@@ -54,9 +54,10 @@ ranks.start(world_size=4)
 contexts.memory_table()
 
 # %% [markdown]
-# A sequence cannot be cut into micro-batches. Full recomputation (chapter 06) helps, for a third more time, and buys
-# one factor of 16. More tensor parallelism does not help: Llama-2 70B has 8 heads of keys and values, and a host has 8
-# GPUs, so t = 8 is the end of the road.
+# A sequence cannot be cut into micro-batches. Full recomputation (chapter 06) buys one factor of 16, for a third more
+# time. With 21.5 + 34 GB, the contracts would fit on GPUs of 80 GB again, but a sequence of a million tokens would not.
+# More tensor parallelism does not help: Llama-2 70B has 8 heads of keys and values, and a host has 8 GPUs, so t = 8 is
+# the end of the road.
 #
 # What is wasted, then? Sequence parallelism already splits the tokens, but only *between* the layers' matmuls. Inside
 # attention, every rank still gathers all s of them. **Context parallelism** (CP) never does: each rank keeps its n
@@ -186,9 +187,10 @@ print(f"A rank sends {sent_times:g} times S.")
 #
 # $$\frac{2n^2h}{C} \ge \frac{4nk}{W}, \qquad\text{so}\qquad \boxed{\;n \;\ge\; \frac{2k}{h}\cdot\frac{C}{W}\;}$$
 #
-# Computing grows with n², sending only with n. It is the condition of chapter 05, tokens per GPU against C/W, with one
-# difference: a longer sequence is *easier* to hide. In Llama-2 70B, eight queries share one key (grouped-query
-# attention), so k/h is 1/8, and that helps the ring eightfold.
+# Computing grows with n², sending only with n, so a longer sequence is *easier* to hide. It is the condition of chapter
+# 05, tokens per GPU against C/W, with one difference: only tokens of the *same* sequence count. Two sequences per batch
+# double both sides. In Llama-2 70B, eight heads of queries share one head of keys (grouped-query attention), so k/h is
+# 1/8, and that helps the ring eightfold.
 #
 # **Predict.** The 8 A100 of a host deliver C = 1.25 · 10¹⁵ operations per second, and share an adapter with W = 24
 # GB/s. With the ring between 4 hosts, from how many tokens per sequence is it hidden?
@@ -232,6 +234,7 @@ diagrams.causal_orders()
 import time
 
 PAIR_S = 0.015
+visible = torch.ones(8, 8).tril() - torch.eye(8) / 2  # 1 per pair of chunks, 1/2 on the diagonal
 orders = {
     "contiguous": lambda owner: (2 * owner, 2 * owner + 1),
     "zigzag": lambda owner: (owner, 2 * world_size - 1 - owner),
@@ -241,16 +244,15 @@ orders = {
 def ring_of_sleeps(chunks_of):
     """Sleep instead of computing. Returns, for each step, whose keys it used, and when it began and ended."""
     left, right = (rank - 1) % world_size, (rank + 1) % world_size
-    block, steps = torch.zeros(1), []
+    block, steps = torch.tensor([float(rank)]), []  # instead of keys, the rank that they belong to
     dist.barrier()
     began_s = time.perf_counter()
-    for step in range(world_size):
-        source, following = (rank - step) % world_size, torch.empty_like(block)
+    for _ in range(world_size):
+        source, following = int(block), torch.empty_like(block)
         in_flight = InFlight([(block, right)], [(following, left)], None)
         of_step_s = time.perf_counter() - began_s
-        for query in chunks_of(rank):
-            for key in chunks_of(source):
-                time.sleep(PAIR_S * (1 if key < query else 0.5 if key == query else 0))
+        pairs = visible[list(chunks_of(rank))][:, list(chunks_of(source))].sum().item()
+        time.sleep(PAIR_S * pairs)
         steps.append((source, of_step_s, time.perf_counter() - began_s))
         in_flight.wait()
         block = following
@@ -280,8 +282,8 @@ measure.expect(share < 0.65, "the zigzag order takes at most 0.65 of the time")
 attention_plots.ring_steps(runs)
 
 # %% [markdown]
-# Rank 3 needs 14 pairs in the contiguous order, and every rank needs 8 in the other: 8/14 = 0.57. What is white on
-# the upper lanes is GPUs that you pay for and do not use.
+# Rank 3 needs 14 pairs in the contiguous order, and every rank needs 8 in the other: 8/14 = 0.57. The white in the
+# upper lanes is GPU time that you pay for and do not use.
 #
 # This is not only arithmetic. On 8 H800, one widely used implementation reaches 54% of FlashAttention's speed with
 # contiguous parts, and 90% with the zigzag order, forward and backward together (zhuzilin/ring-flash-attention,
@@ -308,8 +310,9 @@ diagrams.tokens_for_heads()
 contexts.traffic_table()
 
 # %% [markdown]
-# Chapter 13's sequence parallelism gathers all s tokens in their full width, four times per layer. Between hosts, that
-# is hopeless. The ring sends only keys and values, which grouped-query attention has made narrow, and hides them.
+# In the forward of a layer, chapter 13's sequence parallelism gathers all s tokens in their full width twice, and
+# reduce-scatters them twice. Between hosts, that is hopeless. The ring sends only keys and values, which grouped-query
+# attention has made narrow, and hides them.
 # Ulysses lies in between: it sends (N−1)/N of everything once, so per rank its bytes *fall* with N.
 #
 # | your situation | use |
@@ -323,7 +326,8 @@ contexts.traffic_table()
 # ## Which technique removes which activations
 #
 # Long sequences have collected many cures, and not all of them treat the same disease. Per layer and in 16 bits, a
-# layer keeps sbh · (34 + 5as/h) bytes (Korthikanti et al. 2022), with a heads:
+# layer with a heads keeps sbh · (34 + 5as/h) bytes (Korthikanti et al. 2022). Without dropout, as in the first table of
+# this lesson, 34 becomes 32:
 #
 # | technique | what happens to these bytes |
 # |---|---|
@@ -333,19 +337,20 @@ contexts.traffic_table()
 # | context parallelism | divides all of them by N, on top of t |
 # | full recomputation | leaves 2 of the 34, and computes forward twice |
 # | ZeRO, any stage | nothing. It shards what does not depend on s |
-# | mixture of experts | nothing: a token goes through k experts instead of one MLP, so its MLP keeps k times as much |
+# | mixture of experts | nothing: with k experts per token, each as wide as the MLP, it keeps the MLP's bytes k times |
 #
-# The last two rows are worth a second look, because both are often named as a way to longer sequences. They make
-# room for them, by shrinking the model's share of the memory. The activations of one sequence stay as they are.
+# The last two rows are worth a second look. ZeRO makes room for a longer sequence, because it shrinks the model's share
+# of the memory, but the activations of the sequence stay as they are. A mixture of experts does not even make room: it
+# adds parameters.
 
 # %% [markdown]
 # ## Two things that know where a token is
 #
-# We said that everything outside attention treats each token by itself. Two things do not, and both have caused real
-# bugs that raise no error:
+# We said that everything outside attention treats each token by itself. Two things do not, and neither mistake raises
+# an error:
 #
 # - **Positions.** If each rank counts its tokens from 0, tokens on different ranks get the same position. RoPE then
-#   rotates them alike (Megatron-LM issue 560).
+#   rotates them alike. A reader of Megatron-LM's code suspected just that (issue 560).
 # - **The mean of the loss.** If padding sits at the end of the sequence, ranks have different numbers of targets, and
 #   the mean of their means is not the mean (torchtitan pull request 2206). This is chapter 02's weighted mean again.
 #
@@ -354,8 +359,8 @@ contexts.traffic_table()
 # %% [markdown]
 # ## The production version
 #
-# In torch, `context_parallel` in `torch.distributed.tensor.experimental` is a prototype. Inside the block, it cuts the
-# buffers that you name, the positions among them, and replaces `scaled_dot_product_attention`.
+# In torch, `context_parallel` in `torch.distributed.tensor.experimental` is a prototype. Inside its `with` block, the
+# buffers that you name are cut, so name the positions, too. It also replaces `scaled_dot_product_attention`.
 #
 # | here | torch 2.13 | Megatron-LM |
 # |---|---|---|
@@ -377,7 +382,7 @@ contexts.traffic_table()
 # | Which ranks share a sequence? | all four | often one GPU per host: TP needs the fast links, a ring can hide |
 # | Does a ring deadlock? | no | it does if all ranks send first: launch both, with `batch_isend_irecv` |
 # | Which ranks add up gradients? | all that share a sequence | those of dp and cp together, as one group |
-# | What limits N? | the length | the length, and the batch: more ranks per sequence need fewer sequences |
+# | What limits N? | the length | the length, and the GPUs: more ranks per sequence leave fewer for the batch |
 
 # %% [markdown]
 # ## Recap
@@ -392,7 +397,7 @@ contexts.traffic_table()
 #
 # Three numbers to keep: **n ≥ (2k/h) · C/W** tokens per rank hide the ring. The zigzag order takes **N/(2N − 1)** of
 # the contiguous one's time. And 128k tokens of Llama-2 70B keep **344 GB** on each GPU with TP 8 and SP, 86 GB with CP
-# 4 on top.
+# 4 on top, and 5.4 GB if each layer is recomputed as well.
 #
 # **Terms**
 #

@@ -111,7 +111,7 @@ diagrams.two_all_to_alls()
 # ## The short version
 #
 # Look at the middle row of the figure: the ranks receive 3, 7, 4 and 2 rows. No rank knows its number in advance. The
-# first systems avoided the question with fixed places (GShard, Lepikhin et al. 2020). For every expert, each rank
+# first systems avoided the question with fixed slots (GShard, Lepikhin et al. 2020). For every expert, each rank
 # reserves C slots, the **capacity**. Then all pieces of the all-to-all are equally long. A token that finds no free
 # slot is **dropped**: the layer adds nothing to it, and it goes on with what the residual connection carries.
 
@@ -155,7 +155,7 @@ def expert_parallel(x, capacity):
 # With c = 1, there are exactly as many slots as tokens.
 #
 # **Predict.** T = 256 tokens of 64 fp32 elements, E = N = 4, and c = 1.25, so C = 80. How many kB does a rank send in
-# forward, for both all-to-alls together? It keeps the slots of its own expert.
+# forward, for both all-to-alls together? A rank does not send the slots of its own expert.
 
 # %%
 my_sent_kb = None
@@ -176,8 +176,8 @@ ranks.pull("log")[0].table(times=False)
 # %% [markdown]
 # With enough capacity, the result equals that of one process. And 123 kB is what 2 · (N−1)/N · c · T · D elements of 4
 # bytes predict. Backward sends the gradients along the same way, so a step costs twice as much, in every MoE layer. The
-# bytes grow with the tokens, like those of tensor parallelism. But they grow with k, the number of experts per token,
-# and not with E: more experts are free on the wire.
+# bytes grow with the tokens, like those of tensor parallelism. They also grow with k, the number of experts per token,
+# but not with E: more experts are free on the wire.
 #
 # ## Imbalance: the slowest rank sets the pace
 #
@@ -186,7 +186,7 @@ ranks.pull("log")[0].table(times=False)
 # The ranks share this machine's cores, so each row sleeps 0.2 ms instead of computing on a GPU.
 #
 # **Predict.** Perfectly balanced, every expert gets 256 rows. How many times as long does the layer take with the rows
-# that it really gets? (1 would mean: as long as balanced.)
+# that it really gets? 1 would mean as long as balanced.
 
 # %%
 my_slowdown = None
@@ -229,7 +229,8 @@ expert_plots.busy_and_waiting(rows, busy_ms, max(total_ms))
 # - **A balancing loss.** It punishes a router whose probabilities favor the experts that are already busy. You write it
 #   in the lab.
 # - **A bias per expert**, only for choosing. After each step, it falls for busy experts and rises for idle ones. So no
-#   second loss pulls at the router (Wang et al. 2024). DeepSeek-V3 does this, and drops no tokens.
+#   second loss pulls at the router (Wang et al. 2024). DeepSeek-V3 does this, drops no tokens, and keeps only a very
+#   small balancing loss within each sequence (DeepSeek-AI 2024, §2.1.2).
 # - **A capacity.** It does not balance anything, but it limits how long the slowest rank takes. The price is the next
 #   question.
 #
@@ -282,15 +283,16 @@ diagrams.expert_fold()
 # %% [markdown]
 # Over 8 and over 2. The two kinds of parameters arrive at their all-reduce with different gradients:
 #
-# | parameters | copies | what backward leaves on a rank | who has to agree |
+# | parameters | copies | what backward leaves on a rank | which ranks need the same gradient |
 # |---|---|---|---|
 # | attention, router, norms | dp | the gradient of its own loss | all dp ranks |
 # | an expert | dp/ep | the sum over the losses of ep ranks, whose tokens it got | dp/ep ranks |
 #
 # A model trains on the *mean* of the ranks' losses, and the second row does not look like the first. What has to happen
 # to each of them is a question of the lab. It is easy to get wrong: in a PyTorch issue with ep = 2, the experts'
-# gradients were exactly twice too large (issue 160285). DeepSpeed and Megatron-LM had to correct the gradient *norm*,
-# which did not count sharded experts rightly (pull requests 8475 and 5916).
+# gradients were exactly twice as large as they should be (issue 160285). The gradient *norm* goes wrong as easily:
+# DeepSpeed averaged the norms of ranks that hold different experts (issue 8475), and Megatron-LM left some experts out
+# (pull request 5916).
 #
 # ## Where the all-to-all hides
 #
@@ -311,8 +313,8 @@ diagrams.hidden_exchanges()
 # ## What has been reported
 #
 # DeepSeek-V3 sends each token to 8 of 256 experts, but only within 4 of 8 groups of experts. So a token goes to at most
-# four hosts, and crosses the slow links at most four times. DeepEP is the library for these all-to-alls. Its README
-# reports for Hopper GPUs:
+# four hosts, and crosses the slow links at most four times in each direction (DeepSeek-AI 2024, §3.2.2). DeepEP is the
+# library for these all-to-alls. The README of its first version reports, for H800 GPUs:
 #
 # | all-to-all | ranks | links | dispatch | combine |
 # |---|---|---|---|---|
@@ -365,7 +367,7 @@ diagrams.hidden_exchanges()
 # - **expert parallelism** (EP): ranks hold different experts and exchange tokens.
 # - **dispatch**: the all-to-all that sends tokens to their experts.
 # - **combine**: the all-to-all that sends the results back.
-# - **capacity**: the most rows that an expert takes, usually given as a multiple of its mean, the capacity factor.
+# - **capacity**: the most rows that an expert takes from one rank: the capacity factor times their mean.
 # - **dropped token**: a token that finds its expert full, so the layer adds nothing to it.
 # - **dropless**: without a capacity; the ranks exchange sizes first.
 # - **balancing loss**: a second loss that makes the router use all experts alike.
@@ -377,9 +379,8 @@ diagrams.hidden_exchanges()
 # - Lepikhin et al., [GShard](https://arxiv.org/abs/2006.16668), 2020, §2.2: capacity, and dispatch as two all-to-alls.
 # - Fedus et al., [Switch Transformers](https://arxiv.org/abs/2101.03961), 2021, §2: top-1, and the balancing loss.
 # - Wang et al., [Auxiliary-Loss-Free Load Balancing](https://arxiv.org/abs/2408.15664), 2024: the bias per expert.
-# - DeepSeek-AI, [DeepSeek-V3](https://arxiv.org/abs/2412.19437), 2024, §2.1.2 and §3.2: balance without a loss, and
-#   DualPipe.
-# - [DeepEP](https://github.com/deepseek-ai/DeepEP): the kernels, and the measurements in the table above.
+# - DeepSeek-AI, [DeepSeek-V3](https://arxiv.org/abs/2412.19437), 2024, §2.1.2 and §3.2: the bias, and DualPipe.
+# - [DeepEP](https://github.com/deepseek-ai/DeepEP): the kernels. The table above is from the README of version 1.
 
 # %% [markdown]
 # ## What is still wasted
