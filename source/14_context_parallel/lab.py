@@ -743,6 +743,8 @@ def stops_short(model):
     model.attend = lambda q, k, v: StopsShort.apply(q, k, v, None, True, True)
 
 
+# %%
+# %%ranks
 def averages_means(model):
     right = model.forward
 
