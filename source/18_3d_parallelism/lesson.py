@@ -586,9 +586,9 @@ assert math.isclose(*norms, rel_tol=1e-5)
 # | dp follows from the rest | `data_parallel_shard_degree = -1` | world size / (tp · pp) |
 # | norm with each parameter once | DTensors, and a sum over pp | `optimizer/clip_grads.py` |
 #
-# Both have two more axes. Context parallelism (cp, chapter 14) divides each sequence. Its ranks add up gradients with the
-# dp ranks, so it takes a part of dp's place in the mesh. Expert parallelism (ep, chapter 16) needs no ranks of its own:
-# it regroups those of dp, only for the experts.
+# Both have two more axes. Context parallelism (cp, chapter 14) divides each sequence. Its ranks add up gradients with
+# the dp ranks, so it takes a part of dp's place in the mesh. Expert parallelism (ep, chapter 16) needs no ranks of its
+# own: it regroups those of dp, only for the experts.
 
 # %% [markdown]
 # ## On a cluster
