@@ -13,11 +13,13 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
+from shared import guards
 from shared.models import RotaryGPT
-from shared.sharded.layers import IGNORED
+from shared.sharded.layers import IGNORED, expect_same
 from shared.sharded.sequences import (
     expect_divisible,
     expect_equal_shards,
+    expect_same_first_batch,
     without_autocast,
 )
 from solutions.async_collectives import InFlight
@@ -238,15 +240,20 @@ def all_to_all_attention(
     return Swap.apply(mixed, 2, 1, group)
 
 
+@guards.guarded(guards.Joint)
 class ContextParallelGPT(nn.Module):
     """A GPT that computes a part of every sequence on each rank. All ranks have all parameters, and the same batch.
 
     Memory: 1/N of the activations.
     Communication: per layer, that of ring_attention. After backward, one all-reduce of all gradients.
+    Raises:
+        ValueError: on every rank, if their GPTs or their first batches differ.
     """
 
     def __init__(self, gpt: RotaryGPT, group: ProcessGroup | None = None, balanced: bool = True):
         super().__init__()
+        expect_same(gpt.named_parameters(), group)
+        expect_same_first_batch(self, group)
         self.gpt, self.group, self.balanced = gpt, group, balanced
         self.attend = partial(ring_attention, group=group, balanced=balanced)
 

@@ -22,10 +22,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from shared import deepspeed_engine
+from shared import deepspeed_engine, guards
 from shared.data import tasks
-from shared.guards.unused import UNUSED, restore_none
 from shared.models import GPTConfig, with_experts
+from shared.sharded.layers import expect_same
 
 Built = tuple[nn.Module, torch.optim.Optimizer]  # the model to call and the optimizer to step
 
@@ -259,13 +259,18 @@ def three_d(module: nn.Module, options: Options) -> Built:
     return model, model.optimizer
 
 
+@guards.guarded(guards.Joint)
 class ExpertParallelModel(nn.Module):
-    """A model whose experts are sharded over the ranks. Everything else is replicated, as in ManualDDP."""
+    """A model whose experts are sharded over the ranks. Everything else is replicated, as in ManualDDP.
+
+    The module must be the same on every rank. If no rank has used a parameter, its gradient stays None.
+    """
 
     def __init__(self, module: nn.Module, group: dist.ProcessGroup | None):
         from solutions.expert_parallel import ExpertParallelMoE, MoE
 
         super().__init__()
+        expect_same(module.named_parameters(), group)
         for path, layer in list(module.named_modules()):
             if type(layer) is MoE:
                 parent = module.get_submodule(path.rpartition(".")[0])
@@ -283,11 +288,10 @@ class ExpertParallelModel(nn.Module):
 
         sharded = set(self.of_experts)
         others = [each for each in self.parameters() if each.requires_grad and each not in sharded]
-        without = [parameter for parameter in others if parameter.grad is None]  # perhaps only on this rank
-        for parameter in without:
-            parameter.grad = torch.full_like(parameter, UNUSED)
+        for parameter in others:
+            if parameter.grad is None:  # perhaps only on this rank
+                parameter.grad = torch.full_like(parameter, guards.UNUSED)
         average_gradients(self.of_experts, others, self.group)
-        restore_none(without)
 
 
 def expert_parallel(module: nn.Module, options: Options) -> Built:

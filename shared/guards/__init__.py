@@ -19,7 +19,7 @@ times out. To notice it earlier, their CPUs would have to wait for the GPU in ev
 """
 
 from shared.guards.calls import reject_grad_scaler, second_gradient
-from shared.guards.exchanges import AtStep, Overlapped, PerBucket, PerParameter, Sharded
+from shared.guards.exchanges import AtStep, Joint, Overlapped, PerBucket, PerParameter, Sharded
 from shared.guards.guard import Guard
 from shared.guards.optimizers import reject_whole_tensor_updates, unshared
 from shared.guards.pieces import Pieces
@@ -31,6 +31,7 @@ __all__ = [
     "UNUSED",
     "AtStep",
     "Guard",
+    "Joint",
     "Overlapped",
     "PerBucket",
     "PerParameter",

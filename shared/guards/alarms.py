@@ -74,6 +74,20 @@ class Alarm:
         (self.group or dist.group.WORLD)._get_backend(device).allgather([received], [mine]).wait()
         return [pair.tolist() for pair in received]
 
+    def agree(self, error: Exception | None) -> None:
+        """Raise on every rank what one of them has found. All ranks must call this.
+
+        Communication: one all-gather of an integer, which the ledger does not see.
+        """
+        if self.device.type == "cpu" and (store := self.store) is not None:
+            if error is not None:
+                store.set(self.key, f"rank {dist.get_rank(self.group)}: {error}")
+            found = [count for (count,) in self.gather([int(error is not None)], self.device)]
+            if error is None and any(found):
+                error = RuntimeError(store.get(self.key).decode())
+        if error is not None:
+            raise error
+
     def ring(self, error: Exception, send_nan: Callable[[], None]) -> None:
         """Raise an error that this rank has found, and let the others raise it.
 

@@ -5,7 +5,9 @@ A guard makes one in each finish_gradient_sync(), from the attributes that the e
 
 import contextlib
 import math
+import weakref
 from collections.abc import Iterable
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -13,6 +15,7 @@ from torch import nn
 
 from shared.guards.calls import dropped, reject_dropped
 from shared.guards.guard import Guard
+from shared.guards.names import name_of
 from shared.guards.tensors import reject_gradient
 
 
@@ -23,6 +26,8 @@ class Exchange:
     clip_with = ""  # what to call instead of torch's gradient clipping, if gradients are sharded
     has_hooks = False  # whether gradients are exchanged in backward, by hooks that call call_hook()
     is_silent = False  # whether finish_gradient_sync() does nothing, because of no_sync()
+    asks_first = False  # whether ranks ask each other for problems first, instead of looking for NaN in a mean
+    adds_up = False  # whether gradients are added up over the ranks, so that doing it twice would be wrong
 
     def attach(self, guard: Guard) -> None:
         """Prepare the guard and the wrapper, once it is built."""
@@ -124,6 +129,45 @@ class Sharded(Overlapped):
     def mean(self) -> torch.Tensor | None:
         means = [bucket.flat_parameter.shard.grad for bucket in reversed(self.buckets)]
         return next((mean for mean in means if mean is not None and mean.numel()), None)
+
+
+class Joint(Exchange):
+    """The exchange of a model that the ranks compute together, as in chapters 14 and 16.
+
+    A mean of equal means is the mean, but a sum of equal sums is too large. So finish_gradient_sync() does nothing if
+    there is no new gradient, and backward() raises if it would add one to a sum.
+    """
+
+    asks_first, adds_up = True, True
+
+    def __init__(self, wrapper: nn.Module):
+        self.module = next(wrapper.children())
+
+    def attach(self, guard: Guard) -> None:
+        guard.watch_again(self.module)  # its experts are sharded now
+        for parameter in guard.snapshot.parameters.values():
+            if parameter.requires_grad:
+                parameter.register_hook(partial(reject_sum, weakref.ref(guard), weakref.ref(parameter)))
+
+    def check(self) -> None:
+        for parameter in self.module.parameters():
+            reject_gradient(parameter)
+
+    def mean(self) -> None:
+        """Return None: the ranks have asked already."""
+
+
+def reject_sum(guard: weakref.ref[Guard], parameter: weakref.ref[nn.Parameter], _gradient: torch.Tensor) -> None:
+    """Raise a RuntimeError if backward() is about to add a gradient to one that is the sum over the ranks."""
+    (guard, parameter) = guard(), parameter()
+    if guard is None or parameter is None or id(parameter) not in guard.summed:
+        return
+    guard.summed.discard(id(parameter))
+    if parameter.grad is not None and parameter.grad.any():
+        raise RuntimeError(
+            f"backward() would add to a gradient of {name_of(parameter)} that finish_gradient_sync() has added up over "
+            "the ranks already: call zero_grad() after each step, and finish_gradient_sync() once, after all backward()"
+        )
 
 
 class AtStep(Exchange):

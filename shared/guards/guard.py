@@ -29,6 +29,7 @@ class Guard:
         self.awaits_zero_grad = False  # whether step() has dropped gradients that one process would keep
         self.adds_to_used = False  # whether backward() would add to these in one process
         self.pending = False  # whether a parameter has a gradient that is not the mean yet
+        self.summed: set[int] = set()  # the ids of parameters whose gradients have been added up over the ranks
         self._register()
 
     def _register(self) -> None:
@@ -72,6 +73,13 @@ class Guard:
         self.snapshot.add(parameters, module)
         self.ids |= set(map(id, parameters.values()))
         self._take_over()
+
+    def watch_again(self, module: nn.Module) -> None:
+        """Watch the parameters that a module has now, whose wrapper has sharded some of them."""
+        self.snapshot, parameters = Snapshot(), dict(module.named_parameters())
+        remember_names(parameters)
+        self.snapshot.add(parameters, module)
+        self.ids = set(map(id, parameters.values()))
 
     def _take_over(self) -> None:
         """Take parameters from the guards that have watched them so far, and remember those that average them, too."""
@@ -154,11 +162,18 @@ class Guard:
     @contextlib.contextmanager
     def synchronizing(self, exchange):
         """Check gradients before the with-block exchanges them, and afterwards whether another rank has a problem."""
+        problem = None
         try:
             self.check_unchanged()
             exchange.check()
         except RuntimeError as error:
-            self.alarm.ring(error, exchange.send_nan)
+            problem = error
+        if exchange.asks_first:
+            self.alarm.agree(problem)
+        elif problem is not None:
+            self.alarm.ring(problem, exchange.send_nan)
         yield
+        if exchange.adds_up:
+            self.summed = set(self.ids)
         self.alarm.listen(exchange.mean())
         self.pending = self.pending and exchange.is_silent

@@ -51,7 +51,8 @@ def guarded(exchange_of: type[Exchange]) -> Callable[[type], type]:
             parameters = () if exchange.is_sharded else guard.snapshot.parameters.values()
             without = [parameter for parameter in parameters if parameter.grad is None and parameter.requires_grad]
             with guard.synchronizing(exchange):
-                finish(self)
+                if guard.pending or not (exchange.adds_up and guard.awaits_finish):
+                    finish(self)
             restore_none(without)
 
         wrapper_class.__init__, wrapper_class.guard = build_guarded, None

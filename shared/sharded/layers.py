@@ -10,6 +10,7 @@ from shared import models
 from shared.guards.alarms import Alarm
 from shared.guards.tensors import reject_shared_memory
 from shared.sharded.parts import mark_local
+from shared.sharded.sequences import expect_same_first_batch
 
 IGNORED = -100  # the target that torch's cross_entropy ignores by default
 
@@ -49,7 +50,7 @@ def expect_same(named: Iterable[tuple[str, Tensor]], group: dist.ProcessGroup | 
 
 
 def expect_plain_gpt(model: models.TinyGPT, group: dist.ProcessGroup | None) -> None:
-    """Raise a ValueError if a model cannot be split, or is another one on another rank.
+    """Raise a ValueError if a model cannot be split, or is another one on another rank, or gets another first batch.
 
     Only the embedding and the output layer may have the same weight: other layers would split a copy each.
     """
@@ -68,6 +69,7 @@ def expect_plain_gpt(model: models.TinyGPT, group: dist.ProcessGroup | None) -> 
                 "give each layer its own parameters"
             )
     expect_same(model.named_parameters(), group)
+    expect_same_first_batch(model, group)
 
 
 def expect_plain(layer: nn.Module, kind: type[nn.Module], group: dist.ProcessGroup | None) -> None:

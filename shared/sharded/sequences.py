@@ -1,13 +1,17 @@
-"""Shards of sequences: what the ranks that share them must agree on."""
+"""Ranks that share samples, or shards of a sequence: what they must agree on."""
 
 import contextlib
+import zlib
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from shared.guards.alarms import Alarm
 
+_SAME_BATCH = (
+    "These ranks share each sample, so give all of them the same batch, for example with a sampler for replicas only"
+)
 _SAME_SHAPES = "Cut all sequences to one length, or pad them, and give every rank an equal shard"
 
 
@@ -21,6 +25,26 @@ def without_autocast(device: torch.device) -> contextlib.AbstractContextManager:
     """Return a context in which matmuls compute in the dtype of what they get."""
     available = torch.amp.is_autocast_available(device.type)
     return torch.autocast(device.type, enabled=False) if available else contextlib.nullcontext()
+
+
+def expect_same_first_batch(model: nn.Module, group: dist.ProcessGroup | None) -> None:
+    """Raise a ValueError on every rank if they call a model for the first time, but not with the same batch.
+
+    Ranks that share a sequence or a layer need the same batch. A sampler that gives each rank other samples, as data
+    parallelism needs it, would train something without an error.
+
+    Communication: in the first call, one all-gather of two integers, which the ledger does not see.
+    """
+
+    def compare(_model: nn.Module, inputs: tuple, named: dict) -> None:
+        handle.remove()
+        tensors = [tensor for tensor in (*inputs, *named.values()) if isinstance(tensor, Tensor) and not tensor.is_meta]
+        if tensors and not torch.compiler.is_compiling():
+            checksums = [zlib.crc32(tensor.detach().cpu().contiguous().numpy().tobytes()) for tensor in tensors]
+            lines = [f"{list(t.shape)} with checksum {c:08x}" for t, c in zip(tensors, checksums, strict=True)]
+            Alarm(group).compare(lines, tensors[0].device, "batches", _SAME_BATCH)
+
+    handle = model.register_forward_pre_hook(compare, with_kwargs=True)
 
 
 def expect_equal_shards(
