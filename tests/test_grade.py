@@ -37,7 +37,7 @@ from instructor.grade import (
     tasks,
     unchanged,
 )
-from instructor.grade.drawing import DrawnSizes
+from instructor.grade.drawing import DrawnSizes, GradingRunner
 from instructor.grade.limits import Limits
 from instructor.grade.outputs import Outputs
 from instructor.grade.policy import Policy
@@ -686,6 +686,16 @@ def test_only_a_check_that_builds_models_speaks_of_their_hidden_units():
     with models_of(drawn):
         awkward.build("Tied", 0)
     assert str(drawn) == f"models of {drawn.width} hidden units, up to {steps} steps"
+
+
+def test_a_probe_of_many_small_messages_may_cost_more_headers_with_each_step():
+    """TopK(0.02) needs 50 steps to send everything. On four ranks, their headers once cost right code its points."""
+    heard = []
+    meter = SimpleNamespace(begin=lambda: None, contradicts=lambda reports, steps: heard.append(steps) or "")
+    attempt = SimpleNamespace(sizes=DrawnSizes(added=range(15, 40), draws=random.Random(0)), world_size=4)
+    attempt.sizes.fed_steps = 54
+    GradingRunner(meter=meter).probe(attempt, lambda **options: ([], []))
+    assert heard == [54, 54 * attempt.sizes.repeats]
 
 
 def test_a_long_name_in_a_notice_can_break_and_keeps_the_table_on_the_page(tmp_path):

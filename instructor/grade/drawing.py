@@ -106,7 +106,8 @@ class GradingRunner(Runner):
         if self.meter:
             self.meter.begin()
         results, reports = call()
-        steps = max(attempt.sizes.longest, attempt.sizes.repeats)
+        sizes = attempt.sizes
+        steps = max(sizes.longest, sizes.fed_steps, sizes.repeats * max(1, sizes.fed_steps))
         if self.meter and (what := self.meter.contradicts(reports, steps)):
             raise Wrong(what, _HINT_ON_OTHER_WAYS)
         return results

@@ -80,6 +80,7 @@ def without_gradients(setting: Setting, ranks: int, count: int) -> Steps:
 def feed(attempt: Attempt, method: Method, setting: Setting, steps: Steps, probe=probe_feeding) -> Tried:
     """Feed gradients to the compressor on every rank of the group."""
     members = members_of(attempt, setting.in_subgroup)
+    attempt.sizes.fed_steps = len(steps)
     per_rank = [([],) for _ in range(attempt.world_size)]
     for position, rank in enumerate(members):
         per_rank[rank] = ([step[position] for step in steps],)

@@ -18,6 +18,7 @@ class Sizes:
 
     width: int = awkward_models.USUAL_WIDTH
     has_models: bool = False  # whether the check has built awkward models
+    fed_steps: int = 0  # the steps of the last probe that was given all its gradients, so that none may be added
 
     @property
     def learning_rate_factor(self) -> float:
