@@ -40,11 +40,11 @@ def hybrid_mesh() -> Figure:
 
 def _draw_rank(drawing: Drawing, x: float, y: float, width: float, rank: int, own_shard: int) -> None:
     drawing.box(x, y, width, 1.25)
-    drawing.rank_label(x, y, rank, width)
+    drawing.text(x + width / 2, y + 0.3, f"rank {rank}", "heading", weight="bold")
     cell_in = (0.8, CELL_IN[1])
     for shard in range(_RANKS_PER_HOST):
         cell_x = x + width / 2 + cell_in[0] * (shard - _RANKS_PER_HOST / 2)
         if shard == own_shard:
-            drawing.cell(cell_x, y + 0.6, f"shard {shard}", (rank,), cell_in)
+            drawing.cell(cell_x, y + 0.6, f"shard {shard}", (shard,), cell_in)  # a color for each shard
         else:
             drawing.absent(cell_x, y + 0.6, cell_in)
