@@ -27,7 +27,7 @@ ENVIRONMENT = (
     *("Makefile", "bootstrap.py", "pyproject.toml"),
     *("constraints.txt", "constraints-gpu.txt", "environment.yml"),
 )
-PAGES = ("README.md", "docs/running.md", "docs/wrappers.md")
+PAGES = ("README.md", "docs/running.md", "docs/cluster.md", "docs/wrappers.md")
 TOP = (*PAGES, "LICENSE", "AGENTS.md", "CLAUDE.md", "labs/AGENTS.md", *ENVIRONMENT)
 # The first words of lines of these pages to leave out, besides their marked parts
 COURSE_ONLY = ("git clone", "cd ", "make test", "| Colab", "| Codespaces", "| Docker")

@@ -17,7 +17,7 @@ from instructor.site.notebooks import Page, resolved, row_of_links
 from shared.tables.rendering import render
 
 KINDS = ("chapters", "labs", "solutions")
-DOCS = ("docs/running.md", "docs/wrappers.md", "docs/teaching.md", "docs/authoring.md")
+DOCS = ("docs/running.md", "docs/cluster.md", "docs/wrappers.md", "docs/teaching.md", "docs/authoring.md")
 _BAR = re.compile("`(█+)`")
 _COMMENT = re.compile(r"<!--.*?-->\n?", re.DOTALL)
 

@@ -679,31 +679,6 @@ print("\n".join(sorted(done.stdout.splitlines())))
 # this course is.
 
 # %% [markdown]
-# ## On a cluster
-#
-# The doctor exists only in this course. With NCCL and on many hosts, other tools answer the same questions. You don't
-# need any of them yet, so come back here when a job hangs.
-#
-# | question | here | on a cluster |
-# |---|---|---|
-# | Which rank is missing from a collective? | the doctor | the flight recorder |
-# | Which rank has not reached a certain line? | the doctor | `dist.monitored_barrier()` |
-# | Do all ranks call the same collective? | mismatch detection | `TORCH_DISTRIBUTED_DEBUG=DETAIL` |
-# | At which line is a rank? | the doctor's column `at` | `py-spy dump --pid PID` |
-# | Which network does NCCL use, and why did it fail? | – | `NCCL_DEBUG=INFO` |
-# | When does a hang end? | after a few seconds | at the timeout of the process group |
-#
-# - The **flight recorder** is part of PyTorch. It keeps the last collectives of each rank in memory and, with NCCL,
-#   writes them to files when a collective times out. The command `torchfrtrace` compares the files. To make sure that
-#   it is on, set `TORCH_FR_BUFFER_SIZE=2000` and `TORCH_NCCL_DUMP_ON_TIMEOUT=1`.
-# - Put `dist.monitored_barrier()` before a line that hangs. Rank 0 then raises an error naming a rank that did not
-#   arrive in time. It needs a gloo group, which you get from `dist.new_group(backend="gloo")`.
-# - `py-spy` shows the Python stack of a running process. Run it on the host of the rank.
-# - The default timeout is 10 minutes with NCCL and 30 minutes with gloo. `init_process_group(timeout=…)` changes it.
-#
-# Names such as `NCCL_DEBUG` are environment variables. Set them before the job starts: after a hang, it is too late.
-
-# %% [markdown]
 # ## Recap
 #
 # | call | who calls it | afterwards | waits for |
@@ -741,11 +716,11 @@ print("\n".join(sorted(done.stdout.splitlines())))
 # - **timeline**: the course's record of when a rank computes and when it communicates.
 # - **local rank**: the index of a rank among the ranks of its host.
 # - **SPMD** (single program, multiple data): all processes run the same program, each on its own data.
-# - **flight recorder**: the part of PyTorch that keeps the last collectives of each rank in memory, to explain a hang.
 
 # %% [markdown]
 # ## Further reading
 #
+# - [On a real cluster](../docs/cluster.md): what takes the doctor's place when a job of many hosts hangs.
 # - [Writing Distributed Applications with PyTorch](https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html): the
 #   same first steps in plain scripts, with pictures of six collectives.
 # - [torch.distributed](https://docs.pytorch.org/docs/stable/distributed.html): the reference for every call; its

@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 02 · Data parallelism by hand
 #
-# **55–85 minutes.** After this lesson, you will be able to:
+# **50–80 minutes.** After this lesson, you will be able to:
 #
 # - turn gradient accumulation on one GPU into data parallelism on N ranks,
 # - say when the mean of the ranks' gradients is the gradient of the full batch, and correct it when it is not,
@@ -713,23 +713,6 @@ plots.timeline([last])
 # | accumulation | call `finish_gradient_sync()` once | run all but the last micro-batch inside `no_sync()` |
 
 # %% [markdown]
-# ## On a cluster
-#
-# | | here | with NCCL on many hosts |
-# |---|---|---|
-# | Who starts the ranks? | `ranks.start(4)` | `torchrun`, one process per GPU |
-# | How is a model wrapped? | `DistributedDataParallel(model)` | the same, with `device_ids=[local_rank]` |
-# | Do the replicas still agree? | pull them and compare | all-reduce a checksum with `MIN` and `MAX`: are they equal? |
-# | What if a rank runs out of samples? | the sampler prevents it | the same, or DDP's `join()` ¹ |
-# | What about BatchNorm? | each rank uses its own statistics | `SyncBatchNorm`, which does not run on CPUs |
-# | Does the global batch grow with N? | no | usually ² |
-#
-# ¹ With `join()`, the other ranks can continue. By default, they still divide the sum of gradients by the initial N, so
-# that a sample has the same weight as before (PyTorch documentation of `DistributedDataParallel.join`).
-#
-# ² Training with a larger batch usually needs a larger learning rate and a warm-up (Goyal et al. 2017, section 2).
-
-# %% [markdown]
 # ## Recap
 #
 # There are Ψ parameters in fp32, and N ranks. Each parameter takes 16 bytes: 4 for itself, 4 for its gradient, and 8
@@ -764,6 +747,7 @@ plots.timeline([last])
 # %% [markdown]
 # ## Further reading
 #
+# - [On a real cluster](../docs/cluster.md): the same with `torchrun` and NCCL.
 # - Li et al., [PyTorch Distributed: Experiences on Accelerating Data Parallel
 #   Training](https://arxiv.org/abs/2006.15704), VLDB 2020, sections 2 and 3: from the naive solution, which you have
 #   built, to DDP.

@@ -462,16 +462,6 @@ assert steps[4][1] > 0.75 * steps[4][2]
 # network, but where the optimizer has seen enough.
 
 # %% [markdown]
-# ## On a cluster
-#
-# | question | here | with NCCL and many hosts |
-# |---|---|---|
-# | What are α and W? | `measure.collectives` | `NCCL_ALGO=Ring NCCL_PROTO=Simple all_reduce_perf -b 8 -e 1G -f 2` |
-# | What does communication cost? | steps in `no_sync()` | the same, timed with CUDA events |
-# | Which rank is slow? | `plots.timeline` | the one that waits *least*: `torch.profiler`, or the flight recorder |
-# | Why is it slow? | shared cores | clocks (`nvidia-smi -q -d PERFORMANCE`), data loading, a bad cable |
-
-# %% [markdown]
 # ## Recap
 #
 # Three things worth keeping:
@@ -503,6 +493,7 @@ assert steps[4][1] > 0.75 * steps[4][2]
 # %% [markdown]
 # ## Further reading
 #
+# - [On a real cluster](../docs/cluster.md): how to measure α, W and stragglers there.
 # - Grattafiori et al., *The Llama 3 Herd of Models*, 2024 (arXiv 2407.21783). Section 3.3 is the best published account
 #   of one large training, its layouts and its failures.
 # - Li et al., *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, VLDB 2020 (arXiv 2006.15704).

@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 06 · The memory wall
 #
-# **50–80 minutes.** After this lesson, you will be able to:
+# **50–75 minutes.** After this lesson, you will be able to:
 #
 # - say what a rank holds at each moment of a training step, in bytes per parameter,
 # - train in mixed precision by hand, and say what it saves and what it does not,
@@ -613,25 +613,6 @@ plots.bars({name: nbytes / 1e6 for name, nbytes in most.items()}, "MB of activat
 # without these two limits.
 
 # %% [markdown]
-# ## On a cluster
-#
-# | question | here | with GPUs |
-# |---|---|---|
-# | What does a rank hold at its peak? | `memory.peak` | `torch.cuda.max_memory_allocated()` |
-# | Which tensor makes the peak? | `plots.memory_over_step` | a memory snapshot, see below |
-# | What else takes memory? | nothing that we count | the CUDA context, NCCL's buffers, fragmentation |
-# | Which 16-bit format? | bfloat16 | bfloat16 since the A100, before that float16 |
-# | What if one rank runs out of memory? | – | it raises `torch.OutOfMemoryError`, the others wait for it |
-#
-# A **memory snapshot** records each allocation on a GPU with the line of code that made it. Record it on one rank, and
-# drag the file onto [pytorch.org/memory_viz](https://pytorch.org/memory_viz):
-# ```python
-# torch.cuda.memory._record_memory_history()
-# train_step()
-# torch.cuda.memory._dump_snapshot("rank0.pickle")
-# ```
-
-# %% [markdown]
 # ## Recap
 #
 # | | model state per rank, bytes | activations per block, bytes | sent per rank and step, bytes | overlap |
@@ -653,11 +634,11 @@ plots.bars({name: nbytes / 1e6 for name, nbytes in most.items()}, "MB of activat
 # - **selective checkpointing**: recomputing only activations that are large and cheap to compute.
 # - **memory-bound**: a kernel is memory-bound if the bandwidth of the GPU's memory limits it.
 # - **autocast**: a context in which torch casts fp32 tensors to 16 bits for operators that gain from it.
-# - **memory snapshot**: a recording of all allocations of torch on a GPU, with the lines of code that made them.
 
 # %% [markdown]
 # ## Further reading
 #
+# - [On a real cluster](../docs/cluster.md): how to read a GPU's memory.
 # - Rajbhandari et al., *ZeRO*, 2020, §3 (arXiv 1910.02054): where the memory goes, byte by byte.
 # - Micikevicius et al., *Mixed precision training*, 2018, §3 (arXiv 1710.03740): master weights and loss scaling.
 # - Korthikanti et al., *Reducing activation recomputation in large transformer models*, 2022, §4 (arXiv 2205.05198):

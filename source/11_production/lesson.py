@@ -484,6 +484,7 @@ assert error > 0.01
 # %% [markdown]
 # ## Further reading
 #
+# - [On a real cluster](../docs/cluster.md): meshes, bandwidths and traces.
 # - [Getting Started with FSDP2](https://docs.pytorch.org/tutorials/intermediate/FSDP_tutorial.html): the whole
 #   workflow, with explicit prefetching and a migration guide for FSDP1.
 # - [FSDP1 → FSDP2](https://github.com/pytorch/torchtitan/blob/main/docs/fsdp.md) in torchtitan: why each argument of

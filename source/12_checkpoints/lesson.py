@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 12 · Checkpoints
 #
-# **55–85 minutes.** After this lesson, you will be able to:
+# **50–80 minutes.** After this lesson, you will be able to:
 #
 # - save a model that no rank can hold as a whole, and resume on another number of ranks,
 # - say what a kill leaves behind at each moment of a save, and make sure that it is never loaded,
@@ -658,20 +658,8 @@ tables.Table(["a save stops training for, s", "every, minutes", "lost"], rows)
 # - **Your `ZeRO3`** has `sharded_state_dict(optimizer)`, which DCP can save and load.
 # - **A single file for others:** `dcp_to_torch_save` in `torch.distributed.checkpoint.format_utils` converts a sharded
 #   checkpoint. One process needs memory for the whole checkpoint, but no GPU.
-
-# %% [markdown]
-# ## On a cluster
 #
-# | question | here | with NCCL and many hosts |
-# |---|---|---|
-# | Where do shards go? | this machine's disk | a file system that all hosts share |
-# | Is a rename atomic? | yes | yes on a POSIX file system; an object store cannot rename, so write a mark last² |
-# | Who restarts the ranks? | the course | `torchrun --max-restarts`; your script looks for the newest checkpoint |
-# | What does staging copy? | CPU to CPU memory | GPU to CPU memory; the copies of all ranks of a host must fit |
-# | Does a kill come with a warning? | no | before a time limit, Slurm can send a signal (`sbatch --signal`) |
-# | How long does a save take? | our sleep and some writing | its bytes divided by the storage's bandwidth, see below |
-#
-# ² Such as `.metadata`. Never write into a folder that already has one.
+# A save takes at least as long as its bytes divided by the storage's bandwidth. For Llama 3 405B, that is:
 
 # %%
 checkpoint_bytes = 405e9 * 12  # fp32 parameters and both moments
@@ -704,6 +692,7 @@ for where, bytes_per_s in {"2 TB/s": 2e12, "50 GB/s": 5e10}.items():
 # %% [markdown]
 # ## Further reading
 #
+# - [On a real cluster](../docs/cluster.md): shared file systems, warnings and restarts.
 # - [torch.distributed.checkpoint](https://docs.pytorch.org/docs/stable/distributed.checkpoint.html): `save`,
 #   `async_save`, and the functions for state dicts.
 # - [Asynchronous Saving with Distributed

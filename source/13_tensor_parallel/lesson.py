@@ -721,15 +721,6 @@ for name, (ours, torchs) in ranks.pull("compared")[0].items():
 # | ring steps | with `torch.compile` | `--tp-comm-overlap` |
 
 # %% [markdown]
-# ## On a cluster
-#
-# | question | here | with NCCL and many hosts |
-# |---|---|---|
-# | Which ranks share layers? | all four | neighbors on one host, so "tp" is the last dimension of the mesh |
-# | Which ranks get the same batch? | all four | those of a TP group: give the sampler the rank along "dp" |
-# | What limits t? | the number of heads | the GPUs per host, and often the heads of keys and values (8 in Llama 3) |
-
-# %% [markdown]
 # ## Recap
 #
 # Activations and bytes are per block, in units of sbh elements. A block has ψ parameters, in fp32, with AdamW.
@@ -754,6 +745,7 @@ for name, (ours, torchs) in ranks.pull("compared")[0].items():
 #
 # ## Further reading
 #
+# - [On a real cluster](../docs/cluster.md): which ranks share layers, and which share a batch.
 # - Shoeybi et al., [Megatron-LM](https://arxiv.org/abs/1909.08053), 2019, §3: the pairs, f and g, and the vocabulary.
 # - Korthikanti et al., [Reducing Activation Recomputation](https://arxiv.org/abs/2205.05198), 2022, §4: what a layer
 #   keeps.

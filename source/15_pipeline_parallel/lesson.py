@@ -513,15 +513,6 @@ for name in ("GPipe", "1F1B"):
 # `ScheduleZBVZeroBubble` and `ScheduleDualPipeV`.
 
 # %% [markdown]
-# ## On a cluster
-#
-# | question | here | with NCCL and many hosts |
-# |---|---|---|
-# | Which ranks are neighbors? | 0 to 3 | stages are on different hosts, and each TP group stays within one |
-# | What hides the messages? | nothing has to | computing the next micro-batch, on another stream |
-# | How are messages launched? | `isend`, with tags | in batches, or in groups of their own; NCCL has no tags |
-
-# %% [markdown]
 # ## Recap
 #
 # Bubbles are fractions of the ideal time. Memory is in units of the activations that one stage keeps for one
@@ -550,6 +541,7 @@ for name in ("GPipe", "1F1B"):
 #
 # ## Further reading
 #
+# - [On a real cluster](../docs/cluster.md): where stages lie, and what hides their messages.
 # - Huang et al., [GPipe](https://arxiv.org/abs/1811.06965), 2019, §2.3: micro-batches and the bubble.
 # - Narayanan et al., [Megatron-LM](https://arxiv.org/abs/2104.04473), 2021, §2.2: 1F1B and interleaved stages.
 # - Qi et al., [Zero Bubble Pipeline Parallelism](https://arxiv.org/abs/2401.10241), 2023, §2: B and W.

@@ -608,16 +608,6 @@ assert abs(sum(torchs[1][-20:]) / 20 - last["PowerSGD, r = 2"]) < 0.15
 # | DiLoCo | `torchft.local_sgd.DiLoCo` |
 
 # %% [markdown]
-# ## On a cluster
-#
-# | question | with NCCL and many hosts |
-# |---|---|
-# | Is it worth it? | Measure the exposed time first. Without any, compression only costs time. |
-# | Where should it be used? | On the slow link: between hosts or data centers, not over NVLink. |
-# | What about mixed precision? | If a loss scaler skips a step because of an infinite gradient, reset `unsent`. |
-# | What about checkpoints? | `unsent` and Q belong to the training state of each rank. |
-
-# %% [markdown]
 # ## Recap
 #
 # The bytes are per rank and step, for Ψ gradients in fp32. f is (N−1)/N.
@@ -648,6 +638,7 @@ assert abs(sum(torchs[1][-20:]) / 20 - last["PowerSGD, r = 2"]) < 0.15
 #
 # ## Further reading
 #
+# - [On a real cluster](../docs/cluster.md): where compression belongs.
 # - Vogels et al., *PowerSGD*, NeurIPS 2019 (arXiv 1905.13727): the algorithm, and why linearity matters.
 # - Wang et al., *ZeRO++*, 2023 (arXiv 2306.10209): all three collectives of ZeRO-3 with fewer bytes.
 # - Agarwal et al., *On the Utility of Gradient Compression*, MLSys 2022 (arXiv 2103.00543): a model of when it pays.
