@@ -211,7 +211,7 @@ def ring_attention_sent_bytes(
 def all_to_all_attention_sent_bytes(
     tokens: float, hidden: float, kv_width: float, layers: int, ranks: int, bytes_each: int = 2
 ) -> float:
-    """Bytes that one rank sends in a step of L layers with Ulysses over N ranks: 2L · fwn(2h + 2d).
+    """Bytes that one rank sends in a step of L layers with Ulysses over N ranks: 2L · f · w · n · (2h + 2d).
 
     Queries, keys, values and outputs take an all-to-all each, and so do their gradients.
 
@@ -234,7 +234,7 @@ def causal_imbalance(ranks: int, zigzag: bool = True) -> float:
 def expert_parallel_sent_bytes(
     tokens: float, hidden: float, top_k: int, layers: int, ranks: int, bytes_each: int = 2
 ) -> float:
-    """Bytes that one rank sends in a step of L layers of experts, if every expert gets as many tokens: 4L · fwnkh.
+    """Bytes that one rank sends in a step of L layers of experts, if all get as many tokens: 4L · f · w · n · k · h.
 
     Forward dispatches each token to its k experts and combines their outputs; backward does the same with gradients.
 

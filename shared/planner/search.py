@@ -98,6 +98,9 @@ class Found:
         best, gpus = self.best.layout, self.cluster.gpus
         changes = {f"TP {tp}": {"tp": tp} for tp in (best.tp // 2, 2 * best.tp)}
         changes |= {f"PP {pp}": {"pp": pp} for pp in (best.pp // 2, 2 * best.pp)}
+        for axis in ("cp", "ep"):
+            size = getattr(best, axis)
+            changes |= {f"{axis.upper()} {other}": {axis: other} for other in (size // 2, 2 * size) if size > 1}
         changes |= {
             f"micro-batch {size}": {"micro_batch": size} for size in (best.micro_batch // 2, 2 * best.micro_batch)
         }
