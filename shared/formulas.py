@@ -1,7 +1,7 @@
 """The course's formulas for memory, communication, time, pipelines and activations, each with its source.
 
 Bytes are per rank unless a name says otherwise. Times are in seconds. The symbols are those of the literature: Ψ
-parameters, N ranks, p stages, m micro-batches, v chunks, t tensor-parallel ranks.
+parameters, N ranks, p stages, m micro-batches, v chunks, t tensor-parallel ranks, k experts per token.
 
 Sources:
     ZeRO        Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models"
@@ -10,6 +10,9 @@ Sources:
     Megatron-2  Narayanan et al. 2021, arXiv 2104.04473
     Megatron-3  Korthikanti et al. 2022, arXiv 2205.05198
     GPipe       Huang et al. 2019
+    GShard      Lepikhin et al. 2020, arXiv 2006.16668
+    Ring        Liu et al. 2023, "Ring Attention with Blockwise Transformers", arXiv 2310.01889
+    Ulysses     Jacobs et al. 2023, "DeepSpeed Ulysses", arXiv 2309.14509
     nccl-tests  PERFORMANCE.md of NVIDIA's nccl-tests
 """
 
@@ -173,6 +176,77 @@ def tensor_parallel_break_even_tokens(hidden: float, layer_parameters: float | N
     return 3 * (12 * hidden**2 if layer_parameters is None else layer_parameters) / (8 * hidden)
 
 
+def ring_step_bytes(tokens: float, kv_width: float, bytes_each: int = 2) -> float:
+    """Bytes of the keys and values that a rank of a ring passes on in one step: 2wnd, for one layer.
+
+    Args:
+        tokens: n, the tokens of one rank, of all its sequences.
+        kv_width: d, the width of the keys: h, or less with grouped-query attention.
+
+    Source: Ring §3.
+    """
+    _positive(tokens=tokens, kv_width=kv_width)
+    return 2 * bytes_each * tokens * kv_width
+
+
+def ring_attention_sent_bytes(
+    tokens: float, kv_width: float, layers: int, ranks: int, bytes_each: int = 2, gradient_bytes: int = 4
+) -> float:
+    """Bytes that one rank sends in a step of L layers with ring attention over N ranks.
+
+    Forward passes the keys and values on N−1 times. Backward does so again, and each gradient of them travels through
+    all N ranks until it is home: 2(N−1) · 2wnd + N · 2gnd, with g bytes per element of such a gradient.
+
+    Args:
+        tokens: n, the tokens of one rank, of all its sequences.
+        gradient_bytes: g, 4 if the terms of these gradients are added in fp32.
+
+    Derived from Ring §3.
+    """
+    _positive(layers=layers, ranks=ranks)
+    twice = 2 * (ranks - 1) * ring_step_bytes(tokens, kv_width, bytes_each)
+    return layers * (twice + (ranks if ranks > 1 else 0) * ring_step_bytes(tokens, kv_width, gradient_bytes))
+
+
+def all_to_all_attention_sent_bytes(
+    tokens: float, hidden: float, kv_width: float, layers: int, ranks: int, bytes_each: int = 2
+) -> float:
+    """Bytes that one rank sends in a step of L layers with Ulysses over N ranks: 2L · f · w · n · (2h + 2d).
+
+    Queries, keys, values and outputs take an all-to-all each, and so do their gradients.
+
+    Source: Ulysses §3.2 for forward; derived for backward.
+    """
+    _positive(tokens=tokens, hidden=hidden, kv_width=kv_width, layers=layers)
+    return 2 * layers * ring_fraction(ranks) * bytes_each * tokens * 2 * (hidden + kv_width)
+
+
+def causal_imbalance(ranks: int, zigzag: bool = True) -> float:
+    """What the busiest of N ranks computes for causal attention, over the mean: 1 in zigzag order, else (2N−1)/N.
+
+    Without zigzag, the last of N equal parts of the sequence sees N−1 whole parts and half of its own, and the parts
+    see N/2 on average. Derived.
+    """
+    _positive(ranks=ranks)
+    return 1.0 if zigzag else (2 * ranks - 1) / ranks
+
+
+def expert_parallel_sent_bytes(
+    tokens: float, hidden: float, top_k: int, layers: int, ranks: int, bytes_each: int = 2
+) -> float:
+    """Bytes that one rank sends in a step of L layers of experts, if all get as many tokens: 4L · f · w · n · k · h.
+
+    Forward dispatches each token to its k experts and combines their outputs; backward does the same with gradients.
+
+    Args:
+        tokens: n, the tokens of one rank, of all its sequences.
+
+    Source: GShard §3.2 for forward; derived for backward.
+    """
+    _positive(tokens=tokens, hidden=hidden, top_k=top_k, layers=layers)
+    return 4 * layers * ring_fraction(ranks) * bytes_each * tokens * top_k * hidden
+
+
 # -- the α–β cost model: α seconds per message, β seconds per byte
 
 
@@ -276,6 +350,19 @@ def activation_bytes(
             unsharded, sharded = 0.0, unsharded + sharded
         per_element = unsharded + (sharded + scores) / tensor_ranks
     return sequence * batch * hidden * per_element
+
+
+def expert_activation_bytes(
+    tokens: float, hidden: float, ffn: float, top_k: int, *, gated: bool = False, bytes_each: int = 2
+) -> float:
+    """Bytes that a layer of experts keeps for backward, for n tokens: wn(h + k(3h + 2f)), or 4f with a gate.
+
+    The router keeps its input. Each of a token's k experts keeps its input, its output, which a weight multiplies, and
+    the product, which torch's index_add keeps although its gradient needs no values. In between, of width f, are both
+    sides of GELU, or with a gate both sides of SiLU, the other factor and the product. Derived.
+    """
+    _positive(tokens=tokens, hidden=hidden, ffn=ffn, top_k=top_k)
+    return bytes_each * tokens * (hidden + top_k * (3 * hidden + (4 if gated else 2) * ffn))
 
 
 def logits_bytes(sequence: int, batch: int, vocabulary: int) -> float:

@@ -17,6 +17,7 @@ from shared import guards
 from shared.models import RotaryGPT
 from shared.sharded.layers import IGNORED, expect_same
 from shared.sharded.sequences import (
+    expect_attention_shards,
     expect_divisible,
     expect_equal_shards,
     expect_same_first_batch,
@@ -192,10 +193,10 @@ def ring_attention(
     Communication: N − 1 transfers of keys and values in forward. In backward, the same and N of their gradients, which
         are in float32 at least.
     Raises:
-        ValueError: on every rank, if the shards have different shapes or dtypes, or are not two equal chunks.
+        ValueError: on every rank, if the shards or the options differ, or a shard is not two equal chunks.
     Source: Liu et al. 2023, "Ring Attention with Blockwise Transformers", §3.
     """
-    expect_equal_shards({"q": q, "k": k, "v": v}, group, 2, 2 if balanced else 1)
+    expect_attention_shards(q, k, v, group, 2 if balanced else 1, causal=causal, balanced=balanced)
     return RingAttention.apply(q, k, v, group, causal, balanced)
 
 
@@ -231,10 +232,10 @@ def all_to_all_attention(
     Shape: all [B, H, T, D], the same on every rank; returns [B, H, T, D].
     Communication: four all-to-alls of a rank's queries, keys, values and outputs, and as many in backward.
     Raises:
-        ValueError: on every rank, if N does not divide H, or the shards have different shapes or dtypes.
+        ValueError: on every rank, if N does not divide H, or the shards or the options differ.
     Source: Jacobs et al. 2023, "DeepSpeed Ulysses", §3.
     """
-    expect_equal_shards({"q": q, "k": k, "v": v}, group, 2, 1, heads_divide=True)
+    expect_attention_shards(q, k, v, group, heads_divide=True, causal=causal)
     query, key, value = (Swap.apply(tensor, 1, 2, group) for tensor in (q, k, v))
     mixed = F.scaled_dot_product_attention(query, key, value, is_causal=causal)
     return Swap.apply(mixed, 2, 1, group)

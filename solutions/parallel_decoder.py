@@ -10,7 +10,7 @@ from torch.distributed import ProcessGroup
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
-from shared.dryrun.decoder import Decoder
+from shared.dryrun.decoder import MLP, Decoder
 from solutions.tensor_operators import (
     copy_all_to_ranks,
     copy_to_ranks,
@@ -59,7 +59,8 @@ def parallelize_decoder(
     """Split a decoder in place. It must be the same on every rank.
 
     Raises:
-        ValueError: If the number of ranks does not divide the heads of keys and values, or a width.
+        ValueError: If the number of ranks does not divide the heads of keys and values, or a width, or if layers have
+            experts.
     """
     enter, leave = (gather_tokens, scatter_tokens) if sequence_parallel else (copy_to_ranks, sum_over_ranks)
     size = dist.get_world_size(group)
@@ -73,6 +74,8 @@ def parallelize_decoder(
 
     for layer in model.layers:
         attention, mlp = layer.attention, layer.mlp
+        if not isinstance(mlp, MLP):
+            raise ValueError("cannot split layers of experts: only expert parallelism, strategy ep, divides these")
         if attention.kv_heads % size:
             raise ValueError(
                 f"cannot split attention evenly: {attention.kv_heads} heads of keys and values are not divisible by "

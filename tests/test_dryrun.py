@@ -16,14 +16,16 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from shared import dryrun, formulas, memory, ranks, wire
 from shared.dryrun import peaks
-from shared.dryrun.decoder import Decoder
-from shared.planner.shapes import SHAPES, gpt, llama
+from shared.dryrun.decoder import MLP, Decoder
+from shared.planner.shapes import MIXTRAL, SHAPES, gpt, llama
 from solutions.strategies import STRATEGIES, mixed_precision
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent
 SMALL = llama("small", 4, 64, 4, 2, 96, vocabulary=50, context=32)
+WITH_EXPERTS = replace(SMALL, experts=8, top_k=2)
+SHARING = {"cp": SMALL, "ep": replace(SMALL, experts=4, top_k=4)}  # all experts for each token: evenly loaded
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=lambda shape: shape.name)
@@ -63,7 +65,8 @@ def test_recomputing_runs_forward_twice():
 def counted(strategy: str, sequences: int = 1) -> tuple[float, int]:
     """Do on a real rank what the dry run does on meta. Returns the bytes sent, and the bytes at the peak."""
     dtype, options = mixed_precision(STRATEGIES[strategy], torch.optim.AdamW)
-    module = Decoder(SMALL, recompute=True).to(dtype)
+    build_mlp = dryrun.experts_of("solutions") if strategy == "ep" else MLP
+    module = Decoder(SHARING.get(strategy, SMALL), recompute=True, build_mlp=build_mlp).to(dtype)
     tokens = torch.zeros(sequences, 32, dtype=torch.long)
     model, optimizer = STRATEGIES[strategy].build(module, options)
     dryrun.take_step(model, optimizer, tokens)
@@ -82,7 +85,7 @@ import json
 from dataclasses import replace
 from shared import dryrun
 from shared.planner.shapes import gpt
-from tests.test_dryrun import SHAPES_TO_SPLIT, SMALL, SPLITTING, WHOLE
+from tests.test_dryrun import SHAPES_TO_SPLIT, SHARING, SMALL, SPLITTING, WHOLE
 found = {}
 for strategy in (*WHOLE, *SPLITTING):
     run = dryrun.dry_run(SMALL, strategy, 2 if strategy in SPLITTING else 4)
@@ -93,6 +96,9 @@ for strategy in SPLITTING:
             run = dryrun.dry_run(shape, strategy, 2, recompute=recompute)
             own = run.own_parameters_bytes, 2 * dryrun.expected_split_parameters(run.shape, 2)
             found[f"{name} {strategy} {recompute}"] = (run.sent_bytes, dryrun.expected_split_sent_bytes(run)), own
+for strategy, shape in SHARING.items():
+    run = dryrun.dry_run(shape, strategy, 4)
+    found[strategy] = run.sent_bytes, run.at_peak.total_bytes
 found["pp"] = [dryrun.dry_run(SMALL, "pp", 2, rank=rank, sequence=32).sent_bytes for rank in range(2)]
 print(json.dumps(found))
 """
@@ -105,12 +111,17 @@ def dry_runs() -> dict:
     return json.loads(done.stdout)
 
 
-SPLITTING = [name for name, each in dryrun.strategies().items() if each.splits_layers and not each.is_pipelined]
-WHOLE = sorted({each.name for each in dryrun.strategies().values() if not each.splits_layers})
+SPLITTING = ["tp", "tp+sp"]
+WHOLE = sorted({each.name for each in dryrun.strategies().values() if not each.splits_layers} - set(SHARING))
 SHAPES_TO_SPLIT = {"llama": SMALL, "gpt": replace(gpt("small", 2, 32, 4, context=16), vocabulary=48)}
 
 
-@pytest.mark.parametrize("strategy", WHOLE)
+def test_every_strategy_is_in_one_of_these_groups():
+    named = {each.name for each in dryrun.strategies().values()}
+    assert named == {*WHOLE, *SPLITTING, *SHARING, "pp"}
+
+
+@pytest.mark.parametrize("strategy", [*WHOLE, *SHARING])
 def test_real_ranks_hold_and_send_the_same(four_ranks, dry_runs, strategy):
     """Attention on meta keeps what a GPU's kernel would, so peaks agree roughly. Bytes on the wire agree exactly."""
     sent_bytes, peak_bytes = ranks.run(counted, strategy)[0]
@@ -136,6 +147,57 @@ def test_real_ranks_that_split_layers_hold_and_send_the_same(four_ranks, dry_run
 def test_split_layers_hold_and_send_what_the_formulas_say(dry_runs, shape, strategy, recompute):
     for found, expected in dry_runs[f"{shape} {strategy} {recompute}"]:
         assert found == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+@pytest.mark.parametrize("strategy", ["cp", "ep", "zero3", "pp"])
+def test_shared_sequences_and_experts_hold_and_send_what_the_formulas_say(strategy, recompute):
+    """Models with experts also train with strategies that do not know them."""
+    script = f"""
+from shared import dryrun
+from tests.test_dryrun import SMALL, WITH_EXPERTS
+for ranks in (1, 2, 4):
+    for rank in {{0, ranks - 1}}:
+        run = dryrun.dry_run(WITH_EXPERTS, "{strategy}", ranks, recompute={recompute}, rank=rank)
+        expected = {{
+            "cp": (dryrun.expected_context_sent_bytes(run), 2 * WITH_EXPERTS.parameters),
+            "ep": (dryrun.expected_expert_sent_bytes(run), 2 * dryrun.expected_expert_parameters(WITH_EXPERTS, ranks)),
+        }}
+        found = run.sent_bytes, run.own_parameters_bytes
+        print(*found, *expected.get("{strategy}", found))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=True)
+    lines = [list(map(float, line.split())) for line in done.stdout.splitlines()]
+    assert len(lines) == 5
+    for sent_bytes, own_bytes, *expected in lines:
+        assert [sent_bytes, own_bytes] == pytest.approx(expected)
+
+
+def test_a_decoder_with_experts_has_the_published_number_of_parameters():
+    """Jiang et al. 2024, §1: each token has access to 47B parameters, but uses only 13B."""
+    with torch.device("meta"):
+        model = Decoder(MIXTRAL, build_mlp=dryrun.experts_of("solutions"))
+    assert sum(parameter.numel() for parameter in model.parameters()) == MIXTRAL.parameters
+    used = MIXTRAL.parameters - MIXTRAL.layers * (MIXTRAL.mlp_parameters - MIXTRAL.active_mlp_parameters)
+    assert [round(MIXTRAL.parameters / 1e9), round(used / 1e9)] == [47, 13]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--strategy", "ep", "--world-size", "8"), "Llama-2 70B has no experts that strategy ep could shard"),
+        (
+            ("--strategy", "ep", "--model", "mixtral-8x7b", "--world-size", "6"),
+            "cannot divide 8 experts evenly",
+        ),
+        (("--strategy", "tp", "--model", "mixtral-8x7b", "--world-size", "2"), "cannot split layers of experts"),
+        (("--strategy", "cp", "--world-size", "48"), "cannot split the sequence evenly: 2048 is not divisible by 96"),
+    ],
+)
+def test_what_cannot_be_shared_is_rejected_in_one_sentence(arguments, message):
+    command = [sys.executable, "-m", "shared.dryrun", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 2 and message in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.chapter("tensor_parallel")
@@ -181,8 +243,8 @@ def test_every_rank_holds_and_sends_the_same():
     """No size of this model is divisible by 7, so the last ranks have padding."""
     script = """
 from shared import dryrun
-from tests.test_dryrun import SMALL
-for strategy in sorted({each.name for each in dryrun.strategies().values() if not each.splits_layers}):
+from tests.test_dryrun import SMALL, WHOLE
+for strategy in WHOLE:
     runs = [dryrun.dry_run(SMALL, strategy, 7, rank=rank) for rank in (0, 5, 6)]
     sizes = {(run.sent_bytes, run.messages, run.own_parameters_bytes, run.at_peak.total_bytes) for run in runs}
     print(strategy, len(sizes), max(run.padding_elements for run in runs) if strategy == "zero3" else "")

@@ -19,10 +19,17 @@ Pipeline parallelism splits the model by depth. Each rank is a stage, and a step
 
     python -m shared.dryrun --strategy pp --model llama-70b --world-size 16 --rank 0
 
+Context parallelism divides each sequence among all ranks. Expert parallelism divides the experts of a model that has
+some, and every rank gets a batch of its own. On `meta`, a router computes no values, so all experts get as many tokens:
+
+    python -m shared.dryrun --strategy cp --model llama-3-8b --world-size 8 --sequence 8192
+    python -m shared.dryrun --strategy ep --model mixtral-8x7b --world-size 8
+
 --schedule and --micro-batches choose another schedule than 1F1B, and another number of micro-batches than eight.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import importlib
 import resource
@@ -34,15 +41,16 @@ import torch.distributed as dist
 from torch import nn
 
 from shared import formulas, memory, tables, wire
-from shared.dryrun.decoder import Decoder
+from shared.dryrun.decoder import MLP, Decoder
+from shared.dryrun.routing import balanced_routing
 from shared.memory import Held, Sample, storages
-from shared.planner.shapes import SHAPES, ModelShape
+from shared.planner.shapes import MIXTRAL, SHAPES, ModelShape
 from shared.planner.stages import stage_parameters
 
 GB = 1e9
 WRAPPERS = "solutions"  # the package whose strategies run, unless another is named
 MODELS = {name.lower().replace(" ", "-"): shape for name, shape in SHAPES.items()}
-MODELS["llama-70b"] = SHAPES["Llama-2 70B"]
+MODELS |= {"llama-70b": SHAPES["Llama-2 70B"], "mixtral-8x7b": MIXTRAL}
 
 
 @dataclass(frozen=True)
@@ -92,20 +100,19 @@ class DryRun:
 def strategies(package: str = WRAPPERS) -> dict[str, object]:
     """Return the strategies that can run on `meta`, by name. These are the course's own.
 
-    Those of torch and DeepSpeed read values, so their names select the course's counterparts instead. The models here
-    have no experts, which expert parallelism would shard.
+    Those of torch and DeepSpeed read values, so their names select the course's counterparts instead. A pipeline on a
+    mesh needs sizes that a dry run does not know.
 
     Args:
         package: A package with a registry: a module `strategies` with STRATEGIES and mixed_precision().
     """
     registered = _registry(package).STRATEGIES.values()
-    ours = {each.name: each for each in registered if each.provider == "course" and _suits_a_dry_run(each)}
+    ours = {each.name: each for each in registered if each.provider == "course" and not _has_several_axes(each)}
     return ours | {strategy.counterpart: strategy for strategy in ours.values() if strategy.counterpart}
 
 
-def _suits_a_dry_run(strategy) -> bool:
-    """Tell whether a strategy needs neither a mesh, whose sizes a dry run does not know, nor a model with experts."""
-    return "mesh" not in getattr(strategy, "supports", ()) and not getattr(strategy, "shards_experts", False)
+def _has_several_axes(strategy) -> bool:
+    return "mesh" in getattr(strategy, "supports", ()) and getattr(strategy, "is_pipelined", False)
 
 
 def _registry(package: str):
@@ -134,17 +141,20 @@ def dry_run(
     Raises:
         KeyError: If the registry does not have the strategy.
         RuntimeError: If this process already has a process group, or the strategy cannot be built here.
+        ValueError: If the ranks cannot share what the strategy divides among them.
     """
     if dist.is_initialized():
         raise RuntimeError("A dry run needs a new process, because this process already has a process group.")
 
     chosen = strategies(package)[strategy]
+    if getattr(chosen, "shards_experts", False) and not shape.experts:
+        raise ValueError(f"{shape.name} has no experts that strategy {chosen.name} could shard")
     dtype, options = _registry(package).mixed_precision(chosen, torch.optim.AdamW)
     options = dataclasses.replace(options, **pipeline)
     join_fake_group(rank, world_size)
     try:
         with torch.device("meta"):
-            module = Decoder(shape, recompute).to(dtype)
+            module = Decoder(shape, recompute, experts_of(package) if shape.experts else MLP).to(dtype)
             is_pipelined = getattr(chosen, "is_pipelined", False)
             sequences = micro_batch * (options.micro_batches if is_pipelined else 1)
             tokens = torch.zeros(sequences, min(sequence, shape.context), dtype=torch.long)
@@ -152,11 +162,12 @@ def dry_run(
         model, optimizer = chosen.build(module, options)
         if is_pipelined:
             announce(model.pipeline, tokens, activation)
-        take_step(model, optimizer, tokens)
-        with storages.counting_meta():
-            own_bytes = memory.held(model, optimizer).parameters_bytes
-            with wire.ledger() as log, memory.peak(model, optimizer) as peak:
-                take_step(model, optimizer, tokens)
+        with balanced_routing() if shape.experts else contextlib.nullcontext():
+            take_step(model, optimizer, tokens)
+            with storages.counting_meta():
+                own_bytes = memory.held(model, optimizer).parameters_bytes
+                with wire.ledger() as log, memory.peak(model, optimizer) as peak:
+                    take_step(model, optimizer, tokens)
         setting = (shape, chosen.name, chosen.stage, rank, world_size)
         counted = (peak.samples, own_bytes, log.messages, log.sent_bytes)
         splits_layers = getattr(chosen, "splits_layers", False)
@@ -164,6 +175,18 @@ def dry_run(
         return DryRun(*setting, *counted, tokens.numel(), recompute, splits_layers, is_pipelined, chunks)
     finally:
         dist.destroy_process_group()
+
+
+def experts_of(package: str):
+    """Return a function that builds a layer of experts, each of which is an MLP of a decoder."""
+
+    def build(shape: ModelShape) -> nn.Module:
+        layer = importlib.import_module(f"{package}.expert_parallel").MoE
+        moe = layer(shape.hidden, 1, shape.experts, shape.top_k)
+        moe.experts = nn.ModuleList(MLP(shape) for _ in range(shape.experts))
+        return moe
+
+    return build
 
 
 def join_fake_group(rank: int, world_size: int) -> None:
@@ -202,7 +225,9 @@ def table(run: DryRun) -> tables.Table:
         only = formulas.BytesPerParameter(**{"parameter": 0, "gradient": 0, "optimizer": 0, **kind})
         if run.is_pipelined:
             return sum(kind.values()) * stage_parameters(run.shape, run.world_size, run.rank, run.chunks)
-        if run.splits_layers:
+        if run.strategy == "ep":
+            return sum(kind.values()) * expected_expert_parameters(run.shape, run.world_size)
+        if run.splits_layers and run.strategy != "cp":
             return sum(kind.values()) * expected_split_parameters(run.shape, run.world_size)
         return formulas.model_state_bytes(run.shape.parameters, run.world_size, run.stage, only)
 
@@ -222,6 +247,10 @@ def table(run: DryRun) -> tables.Table:
     sent = formulas.step_sent_bytes(run.shape.parameters, run.world_size, run.stage, bytes_each=2)
     if run.is_pipelined:
         sent = expected_stage_sent_bytes(run)
+    elif run.strategy == "cp":
+        sent = expected_context_sent_bytes(run)
+    elif run.strategy == "ep":
+        sent = expected_expert_sent_bytes(run)
     elif run.splits_layers:
         sent = expected_split_sent_bytes(run)
     rows.append(["sent per step", _gb(run.sent_bytes), "", _gb(sent)])
@@ -266,6 +295,37 @@ def expected_split_sent_bytes(run: DryRun) -> float:
     loss = formulas.all_reduce_sent_bytes(3 * 4 * run.tokens, run.world_size)
     gradients = formulas.all_reduce_sent_bytes(2 * _replicated_parameters(run.shape) * by_tokens, run.world_size)
     return times * formulas.all_reduce_sent_bytes(2 * run.tokens * run.shape.hidden, run.world_size) + loss + gradients
+
+
+def expected_context_sent_bytes(run: DryRun) -> float:
+    """Bytes that a rank sends if all share each sequence: rings, the loss, and all gradients.
+
+    Recomputation repeats the ring of forward. Our ring has as many heads of keys and values as of queries.
+    """
+    shape, size = run.shape, run.world_size
+    sizes = run.tokens / size, shape.hidden
+    rings = formulas.ring_attention_sent_bytes(*sizes, shape.layers, size)
+    again = run.recompute * shape.layers * (size - 1) * formulas.ring_step_bytes(*sizes)
+    return rings + again + formulas.all_reduce_sent_bytes(4 + 2 * shape.parameters, size)
+
+
+def expected_expert_parameters(shape: ModelShape, ranks: int) -> float:
+    """Return how many parameters a rank has if the ranks divide the experts among themselves."""
+    experts = shape.layers * shape.expert_parameters
+    return shape.parameters - experts + experts / ranks
+
+
+def expected_expert_sent_bytes(run: DryRun) -> float:
+    """Bytes that a rank sends if the ranks divide evenly loaded experts: rows, counts, and the other gradients.
+
+    Recomputation repeats the all-to-alls of forward.
+    """
+    shape, size = run.shape, run.world_size
+    rows = formulas.expert_parallel_sent_bytes(run.tokens, shape.hidden, shape.top_k, shape.layers, size)
+    counts = formulas.ring_fraction(size) * 8 * shape.experts * shape.layers
+    gradients = 2 * (shape.parameters - shape.layers * shape.expert_parameters)
+    again = 1 + run.recompute
+    return rows * (1 + again) / 2 + counts * again + formulas.all_reduce_sent_bytes(gradients, size)
 
 
 def expected_stage_sent_bytes(run: DryRun) -> float:

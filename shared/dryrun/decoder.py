@@ -5,6 +5,8 @@ Its parameters and activations take as many bytes as those of the published mode
 Shape legend: B batch, T tokens, D model width, H heads, K heads of keys and values, V vocabulary.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 from torch import nn
@@ -12,12 +14,14 @@ from torch.utils.checkpoint import checkpoint
 
 from shared.planner.shapes import ModelShape
 
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
 
 def _norm(shape: ModelShape) -> nn.Module:
     return nn.LayerNorm(shape.hidden) if shape.biases else nn.RMSNorm(shape.hidden)
 
 
-def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+def causal_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """Causal attention that never holds the scores (B, H, T, T).
 
     On meta, F.scaled_dot_product_attention knows no fused kernel and would compute the scores, so this calls the kernel
@@ -41,7 +45,7 @@ class Attention(nn.Module):
         self.value = nn.Linear(shape.hidden, kv_width, shape.biases)
         self.project = nn.Linear(shape.hidden, shape.hidden, shape.biases)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:  # (B, T, D)
+    def forward(self, x: torch.Tensor, attend: Attend = causal_attention) -> torch.Tensor:  # (B, T, D)
         def by_head(linear: nn.Linear, heads: int) -> torch.Tensor:
             return linear(x).unflatten(-1, (heads, self.head_width)).transpose(1, 2)  # (B, heads, T, D/H)
 
@@ -50,6 +54,8 @@ class Attention(nn.Module):
             by_head(self.key, self.kv_heads),
             by_head(self.value, self.kv_heads),
         )
+        if attend is not causal_attention and self.kv_heads < self.heads:  # a ring needs equal shapes
+            key, value = (each.repeat_interleave(self.heads // self.kv_heads, 1) for each in (key, value))
         # Rotary positions would rotate queries and keys here. They have no parameters and keep no activations.
         return self.project(attend(query, key, value).transpose(1, 2).flatten(-2))
 
@@ -69,37 +75,56 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
-    def __init__(self, shape: ModelShape):
+    def __init__(self, shape: ModelShape, build_mlp: Callable[[ModelShape], nn.Module]):
         super().__init__()
         self.norm_1, self.attention = _norm(shape), Attention(shape)
-        self.norm_2, self.mlp = _norm(shape), MLP(shape)
+        self.norm_2, self.mlp = _norm(shape), build_mlp(shape)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x + self.attention(self.norm_1(x))
+    def forward(self, x: torch.Tensor, attend: Attend = causal_attention) -> torch.Tensor:
+        x = x + self.attention(self.norm_1(x), attend)
         return x + self.mlp(self.norm_2(x))
 
 
 class Decoder(nn.Module):
-    """A language model whose activations are kept or, with recompute=True, recomputed layer by layer in backward."""
+    """A language model whose activations are kept or, with recompute=True, recomputed layer by layer in backward.
 
-    def __init__(self, shape: ModelShape, recompute: bool = False):
+    Args:
+        build_mlp: Returns the second half of a layer: an MLP, or a layer of experts.
+    """
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        recompute: bool = False,
+        build_mlp: Callable[[ModelShape], nn.Module] = MLP,
+    ):
         super().__init__()
         self.recompute = recompute
         self.tokens = nn.Embedding(shape.vocabulary, shape.hidden)
         self.positions = nn.Embedding(shape.context, shape.hidden) if shape.learned_positions else None
-        self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
+        self.layers = nn.ModuleList(Layer(shape, build_mlp) for _ in range(shape.layers))
         self.norm = _norm(shape)
         self.output = nn.Linear(shape.hidden, shape.vocabulary, bias=False)
         if shape.tied:
             self.output.weight = self.tokens.weight
 
-    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        targets: torch.Tensor | None = None,
+        positions: torch.Tensor | None = None,
+        attend: Attend = causal_attention,
+    ) -> torch.Tensor:
+        """Return the mean loss, or without targets the logits."""
         x = self.tokens(tokens)  # (B, T, D)
         if self.positions is not None:
-            x = x + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+            everywhere = torch.arange(tokens.shape[1], device=tokens.device)
+            x = x + self.positions(everywhere if positions is None else positions)
         for layer in self.layers:
-            x = checkpoint(layer, x, use_reentrant=False) if self.recompute else layer(x)
+            x = checkpoint(layer, x, attend, use_reentrant=False) if self.recompute else layer(x, attend)
         logits = self.output(self.norm(x)).float()  # (B, T, V)
+        if targets is None:
+            return logits
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 

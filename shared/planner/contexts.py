@@ -67,10 +67,6 @@ class Traffic:
         return self.length / self.ranks
 
     @property
-    def kv_width(self) -> int:
-        return self.shape.hidden // self.shape.heads * self.shape.kv_heads
-
-    @property
     def sequence_parallel(self) -> float:
         """Two all-gathers and two reduce-scatters of all tokens: chapter 13's TP with SP over these ranks."""
         return 4 * formulas.all_gather_sent_bytes(BYTES * self.length * self.shape.hidden, self.ranks)
@@ -78,12 +74,13 @@ class Traffic:
     @property
     def ring(self) -> float:
         """N − 1 transfers of keys and values."""
-        return (self.ranks - 1) * 2 * BYTES * self.tokens * self.kv_width
+        return (self.ranks - 1) * formulas.ring_step_bytes(self.tokens, self.shape.kv_width, BYTES)
 
     @property
     def all_to_all(self) -> float:
         """All-to-alls of queries, keys, values and outputs."""
-        return formulas.ring_fraction(self.ranks) * 2 * BYTES * self.tokens * (self.shape.hidden + self.kv_width)
+        widths = self.shape.hidden, self.shape.kv_width
+        return formulas.all_to_all_attention_sent_bytes(self.tokens, *widths, 1, self.ranks, BYTES) / 2
 
     def step_s(self, link: RealLink, gpus: int, flops: float = A100_FLOPS) -> tuple[float, float]:
         """Return how long a step of the zigzag ring between hosts computes, and how long its transfer takes.

@@ -3,8 +3,9 @@
     found = search(Job(SHAPES["Llama-2 70B"], sequences=1024), layouts.a100_hosts(4))
     found.best.layout, found.best.time.total_s, found.why()
 
-The space is dp × pp × tp × ZeRO stage × micro-batch × checkpointing × schedule. The search tries all of it, because it
-has only thousands of layouts. `layouts` computes the memory and the time of each one, and says what that leaves out.
+The space is dp × pp × tp × ZeRO stage × micro-batch × checkpointing × schedule, and cp × ep on request. The search
+tries all of it, because it has only thousands of layouts. `layouts` computes the memory and the time of each one, and
+says what that leaves out.
 """
 
 from collections.abc import Callable, Iterator
@@ -97,17 +98,20 @@ class Found:
         best, gpus = self.best.layout, self.cluster.gpus
         changes = {f"TP {tp}": {"tp": tp} for tp in (best.tp // 2, 2 * best.tp)}
         changes |= {f"PP {pp}": {"pp": pp} for pp in (best.pp // 2, 2 * best.pp)}
+        for axis in ("cp", "ep"):
+            size = getattr(best, axis)
+            changes |= {f"{axis.upper()} {other}": {axis: other} for other in (size // 2, 2 * size) if size > 1}
         changes |= {
             f"micro-batch {size}": {"micro_batch": size} for size in (best.micro_batch // 2, 2 * best.micro_batch)
         }
         changes |= {f"checkpointing {how}": {"checkpointing": how} for how in ("none", "full")}
-        changes |= {planner.STAGES[stage]: {"zero_stage": stage} for stage in range(4) if best.dp > 1}
+        changes |= {planner.STAGES[stage]: {"zero_stage": stage} for stage in range(4) if best.replicas > 1}
         found = {}
         for name, change in changes.items():
             if any(value in (0, getattr(best, size)) for size, value in change.items() if size != "zero_stage"):
                 continue
             layout = replace(best, **change)
-            layout = replace(layout, dp=gpus // (layout.tp * layout.pp))
+            layout = replace(layout, dp=gpus // (layout.tp * layout.pp * layout.cp))
             if layout.pp == 1:
                 layout = replace(layout, schedule="1f1b", chunks=1)
             if layout != best and layout.ranks == gpus and _divides(self.job, layout):
@@ -122,16 +126,17 @@ class Found:
         if abs(slower) < _SAME - 1:
             return "is as fast"
         mine, theirs = self.best.time.by_part(), other.time.by_part()
-        grown = max(mine, key=lambda part: theirs[part] - mine[part])
-        return f"is {slower:.1%} slower ({grown}: {theirs[grown] - mine[grown]:+.2g} s)"
+        more_s = {part: theirs.get(part, 0.0) - mine.get(part, 0.0) for part in {**mine, **theirs}}
+        grown = max(more_s, key=more_s.__getitem__)
+        return f"is {slower:.1%} slower ({grown}: {more_s[grown]:+.2g} s)"
 
     def table(self, count: int = 5) -> Table:
-        """Show the fastest layouts that fit, at most one per dp × pp × tp."""
-        kinds: dict[tuple, Candidate] = {}
+        """Show the fastest layouts that fit, at most one per division of the GPUs."""
+        kinds: dict[str, Candidate] = {}
         for each in self.candidates:
-            kind = (each.layout.dp, each.layout.pp, each.layout.tp)
+            kind = each.layout.sizes
             if each.fits and kind not in kinds:
-                kinds[kind] = self.best_of(lambda layout, kind=kind: (layout.dp, layout.pp, layout.tp) == kind)
+                kinds[kind] = self.best_of(lambda layout, kind=kind: layout.sizes == kind)
         rows = []
         for each in sorted(kinds.values(), key=lambda each: each.time.total_s)[:count]:
             utilization = layouts.mfu(self.job, each.time.total_s, self.cluster)
@@ -147,7 +152,7 @@ class Found:
 def _complexity(candidate: Candidate) -> tuple:
     """Order equally fast layouts: fewer groups first, then a lower ZeRO stage, then less memory."""
     layout = candidate.layout
-    split = layout.tp * layout.pp
+    split = layout.tp * layout.pp * layout.cp * layout.ep
     return split, layout.zero_stage, layout.chunks, layout.checkpointing == "full", candidate.gb
 
 
@@ -157,32 +162,43 @@ def search(
     usable: float = USABLE,
     zero_stages: tuple[int, ...] = (0, 1, 2, 3),
     schedules: tuple[str, ...] = SCHEDULES,
+    context_ranks: tuple[int, ...] = (1,),
+    expert_ranks: tuple[int, ...] = (1,),
 ) -> Found:
     """Compute the memory and the time of every layout that divides the model, the batch and the cluster.
 
     Args:
         usable: The part of a GPU's memory that a plan may fill.
         zero_stages: Those to try. With a single replica, there is nothing to shard, and stage 0 is the only one.
+        context_ranks: The values of cp to try.
+        expert_ranks: The values of ep to try.
     """
     found = Found(job, cluster, usable * cluster.gpu.memory_bytes)
-    found.candidates.extend(map(found.candidate, possible(job, cluster, zero_stages, schedules)))
+    tried = possible(job, cluster, zero_stages, schedules, context_ranks, expert_ranks)
+    found.candidates.extend(map(found.candidate, tried))
     return found
 
 
 def possible(
-    job: Job, cluster: Cluster, zero_stages: tuple[int, ...], schedules: tuple[str, ...]
+    job: Job,
+    cluster: Cluster,
+    zero_stages: tuple[int, ...],
+    schedules: tuple[str, ...],
+    context_ranks: tuple[int, ...] = (1,),
+    expert_ranks: tuple[int, ...] = (1,),
 ) -> Iterator[TrainingLayout]:
     """Yield every layout to try. Tensor parallelism may extend to two hosts."""
     # Fused attention is recomputed anyway, so selective checkpointing would change nothing.
     how = ("none", "full") if job.attention == "fused" else planner.CHECKPOINTING
-    for tp in _powers_of_two(2 * cluster.gpus_per_host):
-        if cluster.gpus % tp:
+    for tp, cp, ep in product(_powers_of_two(2 * cluster.gpus_per_host), context_ranks, expert_ranks):
+        if cluster.gpus % (tp * cp):
             continue
-        for pp in (size for size in range(1, job.shape.layers + 1) if cluster.gpus // tp % size == 0):
-            dp = cluster.gpus // tp // pp
-            options = product(zero_stages if dp > 1 else (0,), MICRO_BATCHES, how, _schedules(job, pp, schedules))
+        shared = {"cp": cp, "ep": ep}
+        for pp in (size for size in range(1, job.shape.layers + 1) if cluster.gpus // (tp * cp) % size == 0):
+            dp = cluster.gpus // (tp * cp) // pp
+            options = product(zero_stages if dp * cp > 1 else (0,), MICRO_BATCHES, how, _schedules(job, pp, schedules))
             for zero_stage, micro_batch, checkpointing, (schedule, chunks) in options:
-                layout = TrainingLayout(dp, pp, tp, zero_stage, micro_batch, checkpointing, schedule, chunks)
+                layout = TrainingLayout(dp, pp, tp, zero_stage, micro_batch, checkpointing, schedule, chunks, **shared)
                 if _divides(job, layout):
                     yield layout
 

@@ -7,6 +7,9 @@ Each one is a decoder of identical layers: attention with `heads` heads, then an
     Llama   RMSNorm, no biases, rotary positions (which have no parameters), a gated MLP of three matrices, and an
             untied output layer; keys and values may have fewer heads than queries (grouped-query attention)
 
+A model may also have `experts`, each of which is such an MLP, and a router: a matrix that chooses top_k of them for
+each token.
+
 Sources:
     GPT-2    Radford et al. 2019, table 2, and the hparams.json released with each model (github.com/openai/gpt-2).
              The paper's own totals, 117M to 1542M, were wrong; that repository's README corrects them.
@@ -14,9 +17,10 @@ Sources:
     Llama 2  Touvron et al. 2023 (arXiv 2307.09288), §2.2 and table 1; the params.json released with each model
     Llama 3  Grattafiori et al. 2024, "The Llama 3 Herd of Models" (arXiv 2407.21783), table 3 and §3.4;
              the params.json released with each model
+    Mixtral  Jiang et al. 2024, "Mixtral of Experts" (arXiv 2401.04088), table 1 and §2.2
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -39,16 +43,41 @@ class ModelShape:
     tied: bool = True
     biases: bool = True  # on linear layers and norms
     learned_positions: bool = True
+    experts: int = 0  # of each layer; 0: an ordinary MLP
+    top_k: int = 0  # experts per token
 
     @property
     def attention_parameters(self) -> int:
         """Parameters of the query, key, value and output projections of one layer."""
-        kv_width = self.hidden // self.heads * self.kv_heads
-        matrices = 2 * self.hidden * self.hidden + 2 * self.hidden * kv_width
-        return matrices + (2 * self.hidden + 2 * kv_width if self.biases else 0)
+        matrices = 2 * self.hidden * self.hidden + 2 * self.hidden * self.kv_width
+        return matrices + (2 * self.hidden + 2 * self.kv_width if self.biases else 0)
+
+    @property
+    def kv_width(self) -> int:
+        """The width of the keys of one layer, and of its values."""
+        return self.hidden // self.heads * self.kv_heads
 
     @property
     def mlp_parameters(self) -> int:
+        """Parameters of the MLP of one layer, or of all its experts and their router."""
+        if self.experts:
+            return self.expert_parameters + self.experts * self.hidden
+        return self._one_mlp_parameters
+
+    @property
+    def expert_parameters(self) -> int:
+        """Parameters of all experts of one layer, without their router."""
+        return self.experts * self._one_mlp_parameters
+
+    @property
+    def active_mlp_parameters(self) -> int:
+        """Parameters of the MLP that one token meets: with experts, those of top_k of them and the router."""
+        if self.experts:
+            return self.top_k * self._one_mlp_parameters + self.experts * self.hidden
+        return self.mlp_parameters
+
+    @property
+    def _one_mlp_parameters(self) -> int:
         matrices = (3 if self.gated else 2) * self.hidden * self.ffn
         biases = (2 if self.gated else 1) * self.ffn + self.hidden
         return matrices + (biases if self.biases else 0)
@@ -112,3 +141,6 @@ SHAPES = {
         llama("Llama-3 405B", 126, 16384, 128, 8, 53248, vocabulary=128256, context=8192),
     )
 }
+
+# Models with experts. They are no choices of tables and widgets about models that every token passes through.
+MIXTRAL = replace(llama("Mixtral 8x7B", 32, 4096, 32, 8, 14336, vocabulary=32000, context=32768), experts=8, top_k=2)

@@ -33,8 +33,11 @@ def as_shard(tensor: Tensor, group: dist.ProcessGroup | None) -> nn.Parameter:
     return shard
 
 
-def expect_same(named: Iterable[tuple[str, Tensor]], group: dist.ProcessGroup | None) -> None:
-    """Raise a ValueError on every rank if their tensors have other names, shapes or values, or share memory.
+def expect_same(named: Iterable[tuple[str, Tensor]], group: dist.ProcessGroup | None, **settings: object) -> None:
+    """Raise a ValueError on every rank if their tensors have other names, shapes, dtypes or values, or share memory.
+
+    Args:
+        settings: What else must be the same on all ranks.
 
     Communication: one all-gather of two integers, which the ledger does not see.
     """
@@ -44,8 +47,11 @@ def expect_same(named: Iterable[tuple[str, Tensor]], group: dist.ProcessGroup | 
     device = next((tensor.device for tensor in tensors.values()), torch.device("cpu"))
     if device.type != "meta":
         lines = [
-            f"{name}: {list(t.shape)} with the sum {t.sum(dtype=torch.float64):.17g}" for name, t in tensors.items()
+            f"{name}: {list(t.shape)} in {str(t.dtype).removeprefix('torch.')} with the sum "
+            f"{t.sum(dtype=torch.float64):.17g}"
+            for name, t in tensors.items()
         ]
+        lines += [f"{name}={value}" for name, value in settings.items()]
         Alarm(group).compare(lines, device)
 
 

@@ -451,7 +451,8 @@ class ExpertParallelMoE(ExpertParallelMoE):
                 f"cannot divide {experts} experts evenly among {world_size} ranks: "
                 f"choose a multiple of {world_size} experts"
             )
-        expect_same(moe.named_parameters(), group)
+        settings = {"top_k": moe.top_k, "capacity_factor": moe.capacity_factor}
+        expect_same(moe.named_parameters(), group, **settings)
         return cls(moe, group)
 
 

@@ -132,10 +132,12 @@ for case, program in programs.items():
     sizes = [f"{each.elements:,} along {each.axes}" for each in inserted]
     mb = f"{spmd.total(inserted) / 1e6:.1f}"
     rows.append([str(case), my_collectives[case] or "", found[case], *(sizes or [""]), mb])
+tables.Table(["case", "predicted", "compiled", "elements", "MB sent"], rows)
+
+# %% tags=["claims"] jupyter={"source_hidden": true}
 assert list(found.values()) == ["none", "none", "all_reduce", "all_gather", "all_gather"]
 sent = {case: spmd.total(spmd.of_program(program, mesh)) for case, program in programs.items()}
 assert sent[5] == 4 * sent[3] == 16 * sent[4]
-tables.Table(["case", "predicted", "compiled", "elements", "MB sent"], rows)
 
 # %% [markdown]
 # Does XLA insert an all-gather whenever a sharded matrix meets a replicated one, as is often claimed? No:
@@ -201,9 +203,11 @@ columns = {
 f_bytes = 7 / 8 * 4 * 512 * 512
 print(f"{predicted(my_multiple)}compiled {spmd.total(columns['annotated']) / f_bytes:g}")
 print("the annotated program cuts out a slice:", "dynamic-slice(" in annotated.as_text())
+spmd.side_by_side(columns)
+
+# %% tags=["claims"] jupyter={"source_hidden": true}
 assert [each.op for each in columns["annotated"]] == ["all_gather", "all_reduce"]
 assert [each.op for each in columns["shard_map"]] == ["all_gather", "reduce_scatter"]
-spmd.side_by_side(columns)
 
 # %% [markdown]
 # On a CPU, XLA all-reduces the gradient, and then each device cuts out its own shard. The weights are right, but the
@@ -248,9 +252,11 @@ for name, (function, specs) in ways.items():
     arrays = [array(line, size, *spec) for size, spec in zip(sizes, specs, strict=True)]
     gradients = compiled(jax.grad(function, argnums=(0, 1, 2)), *arrays)
     columns[name] = spmd.of_program(gradients, line)
+spmd.side_by_side(columns)
+
+# %% tags=["claims"] jupyter={"source_hidden": true}
 assert [each.op for each in columns["TP"]] == ["all_reduce"] * 2
 assert len(columns["FSDP"]) > 2 * len(columns["FSDP, constrained"]) == 6
-spmd.side_by_side(columns)
 
 # %% [markdown]
 # TP gets the same collectives as a pair of layers in chapter 13: one all-reduce in forward, and one in backward. But
@@ -258,6 +264,47 @@ spmd.side_by_side(columns)
 # the rows of B. It did both. Two of its all-gathers (4.2 MB each) fetch weights, as FSDP should. The other all-gathers,
 # and every all-to-all, move x, activations or their gradients between the two layouts. With one more annotation, there
 # are only two all-gathers, and an all-reduce of both gradients together.
+
+# %% [markdown]
+# ## Experts along a sharded axis
+#
+# In chapter 16, you wrote the two all-to-alls of a mixture of experts. GShard, GSPMD's predecessor, leaves them to the
+# compiler (Lepikhin et al. 2020, §3). Each device has a group g of s tokens, and an expert e with room for c rows of
+# each group. `mask[g, s, e, c]` is 1 where token s is row c, and `weights` has the router's weight there. All arrays
+# are split along their first dimension. We compile the layer for two sizes, with and without a constraint on the rows:
+
+
+# %%
+def experts(mask, weights, x, up, down, keep=lambda rows: rows):
+    rows = keep(jnp.einsum("gsec,gsm->egcm", mask, x))  # dispatch
+    inner = jax.nn.gelu(jnp.einsum("egcm,emh->egch", rows, up))
+    outputs = jnp.einsum("egch,ehm->egcm", inner, down)
+    return jnp.einsum("gsec,egcm->gsm", weights, outputs)  # combine
+
+
+def constrained_experts(*arrays):
+    by_expert = NamedSharding(line, P("d"))
+    return experts(*arrays, keep=lambda rows: jax.lax.with_sharding_constraint(rows, by_expert))
+
+
+# %%
+columns, (g, e, m, h) = {}, (8, 8, 512, 1024)
+for s, c in ((128, 32), (1024, 256)):
+    sizes = (g, s, e, c), (g, s, e, c), (g, s, m), (e, m, h), (e, h, m)
+    arrays = [array(line, size, "d") for size in sizes]
+    for name, function in {"annotated": experts, "constrained": constrained_experts}.items():
+        columns[f"{name}, s = {s:,}"] = spmd.of_program(compiled(function, *arrays), line)
+spmd.side_by_side(columns)
+
+# %% tags=["claims"] jupyter={"source_hidden": true}
+ops = [[each.op for each in column] for column in columns.values()]
+assert ops == [["all_to_all"] * 2] * 2 + [["all_gather"] * 2, ["all_to_all"] * 2]
+assert columns["constrained, s = 1,024"][0].sent_bytes == 7 / 8 * 4 * e * 256 * m
+
+# %% [markdown]
+# With few tokens, you get your dispatch and your combine: the rows are split by g before the first all-to-all, and by e
+# after it. With more tokens, XLA leaves them in place, and gathers both matrices of all experts, which sends four times
+# as much. The constraint says that the rows belong to the experts, as GShard's annotation does.
 
 # %% [markdown]
 # ## Auto, explicit and manual axes
@@ -284,6 +331,8 @@ with jax.set_mesh(typed):
         print(f"{type(error).__name__}: {error}")
     terms = jnp.einsum("ij,jk->ik", x, a, out_sharding=P(unreduced={"y"}))
 print(f"not added up: {jax.typeof(terms)}")
+
+# %% tags=["claims"] jupyter={"source_hidden": true}
 assert "U:y" in str(jax.typeof(terms))
 
 # %% [markdown]
@@ -574,27 +623,6 @@ try:
 except Exception as error:
     print(f"{type(error).__name__}: {error}")
     assert "unreduced" in str(error)
-
-# %% [markdown]
-# ## Break it: viewing across a sharded dimension
-#
-# A tensor of 12 × 8 is split by columns, and is viewed as 16 × 6. The elements of a new row come from several ranks.
-# DTensor once returned the wrong elements, labeled `Shard(0)` (PyTorch issue 179502). We do the same by hand:
-
-# %%
-# %%ranks
-numbers = torch.arange(96.0, device=device).view(12, 8)
-split = distribute_tensor(numbers, line, [Shard(1)])
-by_hand = DTensor.from_local(split.to_local().reshape(4, 6), line, [Shard(0)])
-with wire.ledger() as log:
-    viewed = split.view(16, 6)
-same = [torch.equal(each.full_tensor(), numbers.view(16, 6)) for each in (by_hand, viewed)]
-print(f"right by hand: {same[0]}, by DTensor: {same[1]}, {viewed.placements}, {log.summary()}")
-assert same == [False, True]
-
-# %% [markdown]
-# DTensor of torch 2.13 is right, at the price of an all-gather. A fused `query_key_value` is the same trap. Its rows
-# must be split by head, so DTensor and JAX got it in the shape (3, H, D/H, D).
 
 # %% [markdown]
 # ## Break it: a gradient that is still Partial

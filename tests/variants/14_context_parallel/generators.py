@@ -12,7 +12,7 @@ from torch.distributed import P2POp, batch_isend_irecv, irecv, isend
 from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.nn import functional
 
-from shared.sharded.sequences import expect_divisible, expect_equal_shards
+from shared.sharded.sequences import expect_attention_shards, expect_divisible, expect_equal_shards
 
 
 def numbers(index, size, balanced):
@@ -148,12 +148,12 @@ class Ring(torch.autograd.Function):
 
 
 def ring_attention(q, k, v, group=None, causal=True, balanced=True):
-    expect_equal_shards({"q": q, "k": k, "v": v}, group, 2, 1 + balanced)
+    expect_attention_shards(q, k, v, group, 1 + balanced, causal=causal, balanced=balanced)
     return Ring.apply(q, k, v, group, causal, balanced)
 
 
 def all_to_all_attention(q, k, v, group=None, causal=True):
-    expect_equal_shards({"q": q, "k": k, "v": v}, group, 2, 1, heads_divide=True)
+    expect_attention_shards(q, k, v, group, heads_divide=True, causal=causal)
     size, members = dist.get_world_size(group), group or dist.group.WORLD
 
     def exchange(tensor):

@@ -8,7 +8,7 @@ import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from shared.sharded.sequences import expect_divisible, expect_equal_shards
+from shared.sharded.sequences import expect_attention_shards, expect_divisible, expect_equal_shards
 
 
 def own_indices(rank, size, length, balanced):
@@ -149,7 +149,7 @@ class LeftRing(torch.autograd.Function):
 
 
 def ring_attention(q, k, v, group=None, causal=True, balanced=True):
-    expect_equal_shards({"q": q, "k": k, "v": v}, group, 2, 1 + balanced)
+    expect_attention_shards(q, k, v, group, 1 + balanced, causal=causal, balanced=balanced)
     return LeftRing.apply(q, k, v, group, causal, balanced)
 
 
@@ -177,7 +177,7 @@ def regroup(stacked, to_heads, group):
 
 
 def all_to_all_attention(q, k, v, group=None, causal=True):
-    expect_equal_shards({"q": q, "k": k, "v": v}, group, 2, 1, heads_divide=True)
+    expect_attention_shards(q, k, v, group, heads_divide=True, causal=causal)
     query, key, value = Regroup.apply(torch.stack((q, k, v)), True, group)
     scores = scores_of(query, key, causal)
     return Regroup.apply((scores.softmax(-1) @ value)[None], False, group)[0]

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
-from shared.sharded.sequences import expect_divisible, expect_equal_shards
+from shared.sharded.sequences import expect_attention_shards, expect_divisible, expect_equal_shards
 from solutions.async_collectives import InFlight
 from solutions.tensor_operators import SumOverRanks
 
@@ -166,7 +166,7 @@ def block_gradients(query, gradient, log_sum, shift, key, value, masked):
 
 
 def ring_attention(q, k, v, group=None, causal=True, balanced=True):
-    expect_equal_shards({"q": q, "k": k, "v": v}, group, 2, 2 if balanced else 1)
+    expect_attention_shards(q, k, v, group, 2 if balanced else 1, causal=causal, balanced=balanced)
     return Attention.apply(q, k, v, group, causal, balanced)
 
 
@@ -212,7 +212,7 @@ def to_tokens(tensor, group):
 
 
 def all_to_all_attention(q, k, v, group=None, causal=True):
-    expect_equal_shards({"q": q, "k": k, "v": v}, group, 2, 1, heads_divide=True)
+    expect_attention_shards(q, k, v, group, heads_divide=True, causal=causal)
     mixed = scaled_dot_product_attention(*(ToHeads.apply(each, group) for each in (q, k, v)), is_causal=causal)
     return ToTokens.apply(mixed, group)
 

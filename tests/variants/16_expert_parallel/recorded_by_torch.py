@@ -95,7 +95,8 @@ class ExpertParallelMoE(MoE):
         experts, size = len(moe.experts), dist.get_world_size(group)
         if experts % size:
             raise ValueError(f"{experts} experts cannot be divided by {size} ranks")
-        expect_same(moe.named_parameters(), group)
+        settings = {"top_k": moe.top_k, "capacity_factor": moe.capacity_factor}
+        expect_same(moe.named_parameters(), group, **settings)
         layer = cls.__new__(cls)
         nn.Module.__init__(layer)
         layer.top_k, layer.capacity_factor, layer.aux_loss, layer.count = moe.top_k, moe.capacity_factor, None, experts
