@@ -25,7 +25,8 @@ from torch.nn.parallel import DistributedDataParallel
 from shared import deepspeed_engine, guards
 from shared.data import tasks
 from shared.models import GPTConfig, with_experts
-from shared.sharded.layers import expect_same
+from shared.sharded.layers import expect_plain_moe, expect_same
+from shared.sharded.parts import mark
 
 Built = tuple[nn.Module, torch.optim.Optimizer]  # the model to call and the optimizer to step
 
@@ -263,7 +264,10 @@ def three_d(module: nn.Module, options: Options) -> Built:
 class ExpertParallelModel(nn.Module):
     """A model whose experts are sharded over the ranks. Everything else is replicated, as in ManualDDP.
 
-    The module must be the same on every rank. If no rank has used a parameter, its gradient stays None.
+    The module must be the same on every rank, and all ranks call forward and backward equally often, also to evaluate.
+    If no rank has used a parameter, its gradient stays None. Gradients are divided by the number of ranks, so a penalty
+    on parameters that the loss adds counts only once for all ranks: use the optimizer's weight_decay. With a
+    capacity_factor, each rank drops tokens of its own batch. Each rank's optimizer state belongs to its experts.
     """
 
     def __init__(self, module: nn.Module, group: dist.ProcessGroup | None):
@@ -271,10 +275,11 @@ class ExpertParallelModel(nn.Module):
 
         super().__init__()
         expect_same(module.named_parameters(), group)
-        for path, layer in list(module.named_modules()):
-            if type(layer) is MoE:
-                parent = module.get_submodule(path.rpartition(".")[0])
-                setattr(parent, path.rpartition(".")[2], ExpertParallelMoE.from_moe(layer, group))
+        for path, layer in expect_plain_moe(module, MoE).items():
+            parent, _, name = path.rpartition(".")
+            divided = ExpertParallelMoE.from_moe(layer, group).train(layer.training)
+            setattr(module.get_submodule(parent), name, divided)
+            mark(layer.parameters(), instead_of_step="build it after wrapping, with this model's parameters()")
         layers = [layer for layer in module.modules() if isinstance(layer, ExpertParallelMoE)]
         self.module, self.group = module, group
         self.of_experts = [parameter for layer in layers for parameter in layer.experts.parameters()]

@@ -16,8 +16,13 @@ from shared import ranks
 from shared.models import GPTConfig, RotaryGPT, TinyGPT, with_experts
 from solutions.context_parallel import ContextParallelGPT
 from solutions.expert_parallel import MoE
+from solutions.manual_ddp import ManualDDP
+from solutions.overlapped_ddp import OverlappedDDP
 from solutions.strategies import ExpertParallelModel, loss_of_tokens
 from solutions.tensor_parallel import parallelize
+from solutions.zero1 import ZeRO1
+from solutions.zero2 import ZeRO2
+from solutions.zero3 import ZeRO3
 
 pytestmark = [pytest.mark.chapter("context_parallel", "expert_parallel"), pytest.mark.slow]
 
@@ -344,6 +349,110 @@ def add(module):
     module.added = nn.Linear(2, 2).double()
 
 
+# Combinations that would train something else, without an error.
+
+
+def one_layer_twice():
+    module = gpt_with_experts()
+    module.blocks.append(copy.deepcopy(module.blocks[0]))
+    module.blocks[1].experts = module.blocks[0].experts
+    Experts.wrap(module)
+
+
+def routers_that_share_a_weight():
+    module = gpt_with_experts()
+    module.blocks.append(copy.deepcopy(module.blocks[0]))
+    module.blocks[1].experts.router.weight = module.blocks[0].experts.router.weight
+    Experts.wrap(module)
+
+
+def a_hook_on_experts():
+    module = gpt_with_experts()
+    module.blocks[0].experts.register_forward_hook(lambda layer, inputs, output: 2 * output)
+    Experts.wrap(module)
+
+
+def a_parameter_beside_the_experts():
+    module = gpt_with_experts()
+    module.blocks[0].experts.scale = nn.Parameter(torch.ones(()))
+    Experts.wrap(module)
+
+
+def nothing_to_divide():
+    Experts.wrap(rotary_gpt())
+
+
+def an_optimizer_of_before(build, wrap, loss):
+    module = build()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    model = wrap(module)
+    loss(model).backward()
+    finish(model)
+    optimizer.step()
+
+
+def another_optimizer_for_zero2():
+    model = ZeRO2(nn.Linear(4, 4), torch.optim.SGD, lr=0.1)
+    model(torch.ones(2, 4)).sum().backward()
+    model.finish_gradient_sync()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+
+
+def averaged_over_the_same_ranks(wrap):
+    wrap(ContextParallelGPT(rotary_gpt()))
+
+
+def a_forgotten_sum_before_zero1():
+    model = ContextParallelGPT(rotary_gpt())
+    optimizer = ZeRO1(model.parameters(), torch.optim.SGD, lr=0.1)
+    Context.loss(model).backward()
+    optimizer.step()
+
+
+def a_split_model_over_the_same_ranks(wrap):
+    wrap(parallelize(TinyGPT(CONFIG)))
+
+
+class Smoothed(RotaryGPT):
+    def predict(self, x, targets, **attending):
+        return 2 * super().predict(x, targets, **attending)
+
+
+def a_loss_of_its_own():
+    ContextParallelGPT(Smoothed(CONFIG))
+
+
+def a_split_model_without_its_kind_of_positions():
+    parallelize(rotary_gpt())
+
+
+WRAPPERS = (ManualDDP, OverlappedDDP, ZeRO3, partial(ZeRO2, optimizer_cls=torch.optim.SGD, lr=0.1))
+COMBINATIONS = [
+    ("the same parameter", one_layer_twice),
+    ("the same parameter", routers_that_share_a_weight),
+    ("hooks", a_hook_on_experts),
+    ("parameters or layers of its own", a_parameter_beside_the_experts),
+    ("wrap the model that contains it", nothing_to_divide),
+    ("build it after wrapping", an_optimizer_of_before, gpt_with_experts, Experts.wrap, Experts.loss),
+    ("build it after splitting", an_optimizer_of_before, partial(TinyGPT, CONFIG), parallelize, lambda m: m(*batch())),
+    ("step() of ZeRO1 or ZeRO2", another_optimizer_for_zero2),
+    *[("pass group=", averaged_over_the_same_ranks, wrap) for wrap in WRAPPERS],
+    ("call finish_gradient_sync()", a_forgotten_sum_before_zero1),
+    *[("split over ranks", a_split_model_over_the_same_ranks, wrap) for wrap in WRAPPERS],
+    ("predict() is not that of RotaryGPT", a_loss_of_its_own),
+    ("forward() is not that of TinyGPT", a_split_model_without_its_kind_of_positions),
+]
+
+
+def run_combinations() -> dict[str, str]:
+    found = {}
+    for number, (words, case, *args) in enumerate(COMBINATIONS):
+        message = message_of(case, *args)
+        if words not in message:
+            found[f"{number}, {case.__name__}"] = message or "raised nothing"
+    return found
+
+
 FINISH, ONCE, WRAP = "call finish_gradient_sync()", "finish_gradient_sync() once", "after the module was wrapped"
 RAISES = {
     steps_before_finishing: FINISH,
@@ -396,3 +505,8 @@ def run_cases(kind) -> dict[str, str]:
 @pytest.mark.parametrize("kind", [Context, Experts])
 def test_joint_models(kind, four_ranks):
     assert ranks.run(run_cases, kind) == [{}] * 4
+
+
+def test_combinations_that_would_be_wrong_are_refused(four_ranks):
+    with ranks.world(2):
+        assert ranks.run(run_combinations) == [{}] * 2

@@ -1,6 +1,7 @@
 """What may not be called around a step: what takes this rank's gradients for the mean, or makes the mean wrong."""
 
 import functools
+import gc
 import weakref
 from collections.abc import Iterable
 
@@ -71,13 +72,26 @@ def guard_torch() -> None:
 
 
 def _before_step(optimizer: torch.optim.Optimizer, *_args, call: str = "step()") -> None:
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if not hasattr(optimizer, "pieces") and _first_sharded(parameters) is not None:
+        gc.collect()  # perhaps the wrapper is gone, and only a cycle keeps it alive
+        if (parameter := _first_sharded(parameters)) is not None:
+            raise RuntimeError(
+                f"{call} of this {type(optimizer).__name__} would update {name_of(parameter)} and others, whose "
+                "gradients are sharded: call step() of ZeRO1 or ZeRO2, which has an optimizer of its own"
+            )
     for guard in [guard for guard in guards if guard.pending]:  # usually none
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         if (parameter := guard.first_pending(parameters)) is not None:
             raise RuntimeError(
                 f"{call} would use only this rank's gradient of {name_of(parameter)} and others: "
                 f"call finish_gradient_sync() between backward() and {call}, outside no_sync()"
             )
+
+
+def _first_sharded(parameters: Iterable[nn.Parameter]) -> nn.Parameter | None:
+    """Return the first of the parameters whose gradients are sharded by ZeRO1 or ZeRO2."""
+    found = (next(guard.own(parameters), None) for guard in guards if guard.clip_with)
+    return next((parameter for parameter in found if parameter is not None), None)
 
 
 def _checked(clip):

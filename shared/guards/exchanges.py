@@ -144,6 +144,7 @@ class Joint(Exchange):
         self.module = next(wrapper.children())
 
     def attach(self, guard: Guard) -> None:
+        guard.is_joint = True
         guard.watch_again(self.module)  # its experts are sharded now
         for parameter in guard.snapshot.parameters.values():
             if parameter.requires_grad:

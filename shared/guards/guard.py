@@ -11,7 +11,7 @@ from shared.guards import calls
 from shared.guards.alarms import Alarm
 from shared.guards.names import name_of, numbered, remember_names
 from shared.guards.snapshots import Snapshot
-from shared.guards.tensors import descriptions_of
+from shared.guards.tensors import descriptions_of, reject_split
 
 
 class Guard:
@@ -29,7 +29,8 @@ class Guard:
         self.awaits_zero_grad = False  # whether step() has dropped gradients that one process would keep
         self.adds_to_used = False  # whether backward() would add to these in one process
         self.pending = False  # whether a parameter has a gradient that is not the mean yet
-        self.summed: set[int] = set()  # the ids of parameters whose gradients have been added up over the ranks
+        self.is_joint = False  # whether gradients are added up over the ranks, not averaged
+        self.summed: set[int] = set()  # the ids of parameters whose gradients have been added up
         self._register()
 
     def _register(self) -> None:
@@ -68,6 +69,7 @@ class Guard:
                 error = ValueError(f"the buffer {name!r} has a gradient, which is not averaged: make it a parameter")
         device = next((tensor.device for tensor in tensors.values()), self.alarm.device)
         self.alarm.compare(descriptions, device)
+        reject_split(parameters, self.alarm.group)
         if error is not None:  # and on every rank, because they have the same tensors
             raise error
         self.snapshot.add(parameters, module)
@@ -84,6 +86,8 @@ class Guard:
     def _take_over(self) -> None:
         """Take parameters from the guards that have watched them so far, and remember those that average them, too."""
         for other in [guard for guard in calls.guards if guard is not self and self.ids & guard.ids]:
+            if other.is_joint:  # its gradients must be added up first
+                continue
             other.ids -= self.ids
             if self.has_hooks and other.has_hooks:
                 self.rivals.append(weakref.ref(other))

@@ -7,6 +7,7 @@ import contextlib
 from itertools import pairwise
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from shared.guards.names import name_of
@@ -74,6 +75,18 @@ def reject_shared_memory(tensors: dict[str, torch.Tensor]) -> None:
             raise ValueError(
                 f"{name!r} and {other!r} share memory, but ranks would store them separately: "
                 "use the same nn.Parameter in both places, or clone() one of them"
+            )
+
+
+def reject_split(parameters: dict[str, nn.Parameter], group: dist.ProcessGroup | None) -> None:
+    """Raise a ValueError if ranks of a group have different shards of a parameter, which a wrapper would make equal."""
+    ranks = {*dist.get_process_group_ranks(group or dist.group.WORLD)}
+    for name, parameter in parameters.items():
+        split_over = ranks & getattr(getattr(parameter, "part", None), "ranks", frozenset())
+        if len(split_over) > 1:
+            raise ValueError(
+                f"{name!r} is split over ranks {sorted(split_over)}, which would overwrite each other's shards: "
+                "pass group=, with the ranks that have the same shard"
             )
 
 

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from itertools import chain
 
+import torch.distributed as dist
 from torch import nn
 
 from shared.guards.exchanges import Exchange, abandon
@@ -31,6 +32,7 @@ def guarded(exchange_of: type[Exchange]) -> Callable[[type], type]:
         def build_guarded(self, module: nn.Module, *args, **kwargs) -> None:
             given = inspect.signature(build).bind(self, module, *args, **kwargs).arguments
             guard = Guard(given.get("group"), clip_with=exchange_of.clip_with, has_hooks=exchange_of.has_hooks)
+            reject_joint(module, guard.alarm.group)
             guard.watch(module)
             if exchange_of.is_sharded:
                 reject_shared_memory(dict(chain(module.named_parameters(), module.named_buffers())))
@@ -65,6 +67,20 @@ def guarded(exchange_of: type[Exchange]) -> Callable[[type], type]:
         return wrapper_class
 
     return decorate
+
+
+def reject_joint(module: nn.Module, group: dist.ProcessGroup | None) -> None:
+    """Raise a ValueError if a model whose gradients are added up over ranks would be averaged over the same ranks."""
+    ranks = {*dist.get_process_group_ranks(group or dist.group.WORLD)}
+    for layer in module.modules():
+        guard = getattr(layer, "guard", None)
+        if isinstance(guard, Guard) and guard.is_joint:
+            shared = ranks & {*dist.get_process_group_ranks(guard.alarm.group or dist.group.WORLD)}
+            if len(shared) > 1:
+                raise ValueError(
+                    f"{type(layer).__name__} already adds up the gradients of ranks {sorted(shared)}, so their mean "
+                    "would be too small: pass group=, with ranks that have different batches, or do not wrap it"
+                )
 
 
 def _guard_zero_grad(wrapper_class: type, exchange_of: type[Exchange]) -> None:

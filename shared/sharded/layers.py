@@ -62,6 +62,7 @@ def expect_plain_gpt(model: models.TinyGPT, group: dist.ProcessGroup | None) -> 
     """
     if model.position_embedding.max_norm is not None:
         raise ValueError("cannot split a model whose position_embedding has a max_norm: build it without")
+    expect_methods_of(model, models.TinyGPT)
     for name, layer in model.named_modules():
         if isinstance(layer, models.Attention) and type(layer).forward is not models.Attention.forward:
             raise ValueError(f"cannot split {name!r}, a {type(layer).__name__} with a forward() of its own")
@@ -76,6 +77,51 @@ def expect_plain_gpt(model: models.TinyGPT, group: dist.ProcessGroup | None) -> 
             )
     expect_same(model.named_parameters(), group)
     expect_same_first_batch(model, group)
+
+
+def expect_methods_of(model: models.TinyGPT, kind: type[models.TinyGPT]) -> None:
+    """Raise a ValueError if a model computes something else than this kind of GPT, which would be lost."""
+    for name in ("forward", "predict"):
+        if getattr(type(model), name, None) is not getattr(kind, name) or name in vars(model):
+            raise ValueError(
+                f"cannot divide a {type(model).__name__}, whose {name}() is not that of {kind.__name__}: change its "
+                "loss or its layers in the divided model instead"
+            )
+    for block in model.blocks:
+        if type(block) is not models.Block:
+            raise ValueError(f"cannot divide a {type(block).__name__}: this takes GPTs whose blocks have a plain MLP")
+
+
+def expect_plain_moe(module: nn.Module, kind: type[nn.Module]) -> dict[str, nn.Module]:
+    """Return the mixtures of experts of a module, by name.
+
+    Raises:
+        ValueError: if there is none, or if dividing its experts would lose something.
+    """
+    layers = {path: layer for path, layer in module.named_modules(remove_duplicate=False) if isinstance(layer, kind)}
+    if not layers or "" in layers:
+        raise ValueError(
+            f"there is no {kind.__name__} inside a {type(module).__name__}: wrap the model that contains it"
+        )
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    for path, layer in layers.items():
+        for parameter in layer.parameters():
+            if len(names[parameter]) > 1:
+                one, other = names[parameter][:2]
+                raise ValueError(
+                    f"{one!r} and {other!r} are the same parameter, but each would become one of its own: "
+                    "give each layer its own parameters"
+                )
+        hooks = [layer._forward_pre_hooks, layer._forward_hooks, layer._backward_pre_hooks, layer._backward_hooks]
+        hooks += [parameter._backward_hooks for parameter in layer.parameters()]
+        if type(layer) is not kind or {*layer._modules} != {"router", "experts"} or layer._parameters or any(hooks):
+            raise ValueError(
+                f"cannot divide {path!r}, a {type(layer).__name__} with hooks, parameters or layers of its own, "
+                f"because they would be lost: use a plain {kind.__name__}"
+            )
+    return layers
 
 
 def expect_plain(layer: nn.Module, kind: type[nn.Module], group: dist.ProcessGroup | None) -> None:

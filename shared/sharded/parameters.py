@@ -10,7 +10,8 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from shared.guards.alarms import Alarm
-from shared.guards.tensors import contiguous, descriptions_of
+from shared.guards.tensors import contiguous, descriptions_of, reject_split
+from shared.guards.wrappers import reject_joint
 from shared.sharded.parts import mark
 
 
@@ -106,6 +107,8 @@ def expect_shardable(module: nn.Module, group: dist.ProcessGroup | None, device:
     if device is None:
         device = next((tensor.device for tensor in tensors.values()), torch.device("cpu"))
     Alarm(group).compare(descriptions_of(tensors)[0], device)
+    reject_split(dict(module.named_parameters()), group)
+    reject_joint(module, group)
     for path, layer in module.named_modules():
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse:
             raise ValueError(

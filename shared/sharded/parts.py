@@ -27,6 +27,7 @@ class Part:
     instead_of_clipping: str = ""  # what to do instead of calling clip_grad_norm_()
     instead_of_scaling: str = ""  # what to do instead of using a GradScaler
     is_split: bool = False  # whether other ranks have other elements of the same parameter
+    ranks: frozenset[int] = frozenset()  # those that have other elements, or other parameters in this place
 
 
 def mark(parameters: Iterable[nn.Parameter], **changes) -> None:
@@ -40,7 +41,8 @@ def mark_local(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup | No
     """Mark parameters of a model of which other ranks have other parameters, or other elements."""
     if dist.get_world_size(group) > 1:
         scaling = "train in bfloat16, which needs no GradScaler"
-        mark(parameters, instead_of_clipping=clip_with, instead_of_scaling=scaling, **changes)
+        ranks = frozenset(dist.get_process_group_ranks(group or dist.group.WORLD))
+        mark(parameters, instead_of_clipping=clip_with, instead_of_scaling=scaling, ranks=ranks, **changes)
 
 
 def _part_of(parameter: nn.Parameter) -> Part:

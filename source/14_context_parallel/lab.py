@@ -51,7 +51,7 @@ from torch.distributed import ProcessGroup
 
 from shared import guards
 from shared.models import RotaryGPT
-from shared.sharded.layers import IGNORED, expect_same
+from shared.sharded.layers import IGNORED, expect_methods_of, expect_same
 from shared.sharded.sequences import (
     expect_attention_shards,
     expect_divisible,
@@ -660,6 +660,9 @@ check.all_to_all_attention()
 class ContextParallelGPT(nn.Module):
     """A GPT that computes a part of every sequence on each rank. All ranks have all parameters, and the same batch.
 
+    All ranks call forward and backward, also to evaluate. Their gradients are added up, so a penalty on parameters in
+    the loss would count N times: use the optimizer's weight_decay.
+
     Memory: 1/N of the activations.
     Communication: per layer, that of ring_attention. After backward, one all-reduce of all gradients.
     Raises:
@@ -668,6 +671,7 @@ class ContextParallelGPT(nn.Module):
 
     def __init__(self, gpt: RotaryGPT, group: ProcessGroup | None = None, balanced: bool = True):
         super().__init__()
+        expect_methods_of(gpt, RotaryGPT)
         expect_same(gpt.named_parameters(), group)
         expect_same_first_batch(self, group)
         self.gpt, self.group, self.balanced = gpt, group, balanced
