@@ -265,9 +265,9 @@ class ExpertParallelModel(nn.Module):
     """A model whose experts are sharded over the ranks. Everything else is replicated, as in ManualDDP.
 
     The module must be the same on every rank, and all ranks call forward and backward equally often, also to evaluate.
-    If no rank has used a parameter, its gradient stays None. Gradients are divided by the number of ranks, so a penalty
-    on parameters that the loss adds counts only once for all ranks: use the optimizer's weight_decay. With a
-    capacity_factor, each rank drops tokens of its own batch. Each rank's optimizer state belongs to its experts.
+    If no rank has used a parameter, its gradient stays None. An expert's gradient is divided by N, so a penalty on its
+    parameters, which only one rank adds to its loss, would count 1/N times: use the optimizer's weight_decay. With a
+    capacity_factor, each rank drops tokens of its own batch. The optimizer state of experts belongs to their rank.
     """
 
     def __init__(self, module: nn.Module, group: dist.ProcessGroup | None):

@@ -1,5 +1,6 @@
 """Layers that are split over ranks: what splitting them would lose, and what a whole layer would have checked."""
 
+import weakref
 from collections.abc import Iterable
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from shared import models
 from shared.guards.alarms import Alarm
 from shared.guards.tensors import reject_shared_memory
-from shared.sharded.parts import mark_local
+from shared.sharded.parts import mark, mark_local
 from shared.sharded.sequences import expect_same_first_batch
 
 IGNORED = -100  # the target that torch's cross_entropy ignores by default
@@ -60,9 +61,9 @@ def expect_plain_gpt(model: models.TinyGPT, group: dist.ProcessGroup | None) -> 
 
     Only the embedding and the output layer may have the same weight: other layers would split a copy each.
     """
+    expect_methods_of(model, models.TinyGPT)
     if model.position_embedding.max_norm is not None:
         raise ValueError("cannot split a model whose position_embedding has a max_norm: build it without")
-    expect_methods_of(model, models.TinyGPT)
     for name, layer in model.named_modules():
         if isinstance(layer, models.Attention) and type(layer).forward is not models.Attention.forward:
             raise ValueError(f"cannot split {name!r}, a {type(layer).__name__} with a forward() of its own")
@@ -77,6 +78,20 @@ def expect_plain_gpt(model: models.TinyGPT, group: dist.ProcessGroup | None) -> 
             )
     expect_same(model.named_parameters(), group)
     expect_same_first_batch(model, group)
+    _mark_replaced(model)
+
+
+def _mark_replaced(model: nn.Module) -> None:
+    """Let optimizers raise that still have the parameters of before the model was split, once it has a forward."""
+    before = [weakref.ref(parameter) for parameter in model.parameters()]
+
+    def mark_those(_model: nn.Module, _inputs: tuple) -> None:
+        handle.remove()
+        now = {*model.parameters()}
+        replaced = [parameter for each in before if (parameter := each()) is not None and parameter not in now]
+        mark(replaced, instead_of_step="build it after splitting, with the parameters() that the model has then")
+
+    handle = model.register_forward_pre_hook(mark_those)
 
 
 def expect_methods_of(model: models.TinyGPT, kind: type[models.TinyGPT]) -> None:
