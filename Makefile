@@ -30,7 +30,7 @@ lab doctor finish: export COURSE_STUDENT := 1
 lab: export JUPYTER_PATH := $(CURDIR)/shared/jupyter$(if $(JUPYTER_PATH),:$(JUPYTER_PATH))
 
 .DEFAULT_GOAL := help
-.PHONY: help lab finish update doctor test quick gpu mutants notebooks site colab chapter bench release grade gradescope clean python
+.PHONY: help lab finish update doctor test quick gpu mutants notebooks site slides colab chapter bench release grade gradescope clean python
 
 help: ## List these commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -66,6 +66,9 @@ notebooks: python ## Rebuild the notebooks, the glossary and the start page from
 
 site: python ## Write the course as web pages into build/site/
 	@COURSE_EXTRAS=site $(COURSE_PYTHON) -m instructor.site $(SITE_ARGS)
+
+slides: python ## CHAPTER=04: write a lesson's slides into build/slides/
+	@COURSE_EXTRAS=site $(COURSE_PYTHON) -m instructor.slides $(CHAPTER)
 
 colab: python ## Write the lessons and labs for Colab into build/colab/
 	@$(COURSE_PYTHON) -m instructor.colab
