@@ -89,6 +89,12 @@ def test_make_lab_opens_the_start_page_which_leads_to_the_first_lesson(course):
     page.screenshot(path=browser.SCREENSHOTS / "start.png")
     rendered = shown.locator(".jp-RenderedMarkdown")
     assert rendered.evaluate("element => element.scrollWidth <= element.clientWidth"), "the page scrolls sideways"
+    pictures = rendered.locator("img")
+    pictures.last.scroll_into_view_if_needed()
+    widths = [
+        picture.evaluate("async image => (await image.decode(), image.naturalWidth)") for picture in pictures.all()
+    ]
+    assert len(widths) == 4 + len(list((course.folder / "labs").glob("*.ipynb"))) and min(widths) > 90  # bars, too
     listed = page.locator(".jp-DirListing-itemText").all_inner_texts()
     assert sorted(listed) == ["LICENSE", "README.md", "START_HERE.md", "chapters", "docs", "labs", "solutions"]
     assert page.get_by_title("IPython Parallel").count() == 0  # a panel for clusters that the course does not use
@@ -191,6 +197,20 @@ def test_a_cell_that_hangs_is_explained_and_the_next_one_runs(lab):
     after = lab.cell("def log_mean_loss(")
     lab.write(after, '%%ranks\nprint("continuing")')
     assert output(lab.run(after)).inner_text().strip() == "ranks 0–3 │ continuing"
+
+
+@pytest.mark.exhaustive
+def test_a_cell_that_was_left_says_so_when_the_notebook_is_opened_again(course, lab):
+    lab.write(lab.cell("def log_mean_loss("), "%%ranks\nimport time\ntime.sleep(14)")
+    lab.cell("def log_mean_loss(").locator(".cm-content").click()
+    lab.page.keyboard.press("Shift+Enter")
+    line = lab.page.locator(".jp-OutputArea-output", has_text="running")
+    line.wait_for()
+    assert not line.locator(".course-no-news").is_visible()
+    lab.save()
+    lab.page.close()
+    left = course.open(LAB).page.locator(".course-no-news")
+    expect(left).to_be_visible(timeout=scaled(30) * 1000)
 
 
 def choose_theme(lab: Lab, theme: str) -> None:
