@@ -310,6 +310,7 @@ def test_the_planner_reacts_to_a_choice_and_a_key(course):
 
     widget.evaluate("element => element.scrollIntoView()")
     lesson.screenshot("planner")
+    assert cell.locator(".jp-RenderedImage:visible").count() == 0  # the figure that the file keeps
     model.select_option(index=0)
     wait_for_new_picture("the model chosen")
     ranks = widget.locator("select").nth(1)
