@@ -123,7 +123,7 @@ def write(chapter: Chapter, folder: Path = FOLDER) -> Path:
     from nbconvert import SlidesExporter
 
     exporter = SlidesExporter(
-        template_file="slides.html.j2",
+        template_file="slides.html.jinja",
         extra_template_paths=[str(TEMPLATES)],
         exclude_input=True,
         exclude_input_prompt=True,
