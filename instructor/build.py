@@ -314,14 +314,8 @@ def execute(notebook: nbformat.NotebookNode, folder: Path) -> nbformat.NotebookN
 
 
 def as_saved(notebook: nbformat.NotebookNode) -> str:
-    """Return a notebook as the text that JupyterLab saves, so that opening and saving it changes nothing in git.
-
-    Cells have no numbers, so that a student sees which ones have run in this session.
-    """
+    """Return a notebook as the text that JupyterLab saves, so that opening and saving it changes nothing in git."""
     saved = folding.cover_answers(copy.deepcopy(notebook))
-    for numbered in (part for cell in _code_cells(saved) for part in (cell, *cell.outputs)):
-        if "execution_count" in numbered:
-            numbered.execution_count = None
     saved.metadata |= nbformat.from_dict({"kernelspec": KERNELSPEC, "language_info": LANGUAGE_INFO})
     return nbformat.writes(saved) + "\n"
 

@@ -89,12 +89,6 @@ def test_make_lab_opens_the_start_page_which_leads_to_the_first_lesson(course):
     page.screenshot(path=browser.SCREENSHOTS / "start.png")
     rendered = shown.locator(".jp-RenderedMarkdown")
     assert rendered.evaluate("element => element.scrollWidth <= element.clientWidth"), "the page scrolls sideways"
-    pictures = rendered.locator("img")
-    pictures.last.scroll_into_view_if_needed()
-    widths = [
-        picture.evaluate("async image => (await image.decode(), image.naturalWidth)") for picture in pictures.all()
-    ]
-    assert len(widths) == 4 + len(list((course.folder / "labs").glob("*.ipynb"))) and min(widths) > 90  # bars, too
     listed = page.locator(".jp-DirListing-itemText").all_inner_texts()
     assert sorted(listed) == ["LICENSE", "README.md", "START_HERE.md", "chapters", "docs", "labs", "solutions"]
     assert page.get_by_title("IPython Parallel").count() == 0  # a panel for clusters that the course does not use
