@@ -25,12 +25,12 @@ ALLOW_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 # packages. These are defaults that JupyterLab's own settings override.
 lab: export JUPYTER_CONFIG_PATH := $(CURDIR)/shared/jupyter$(if $(JUPYTER_CONFIG_PATH),:$(JUPYTER_CONFIG_PATH))
 # Whoever reads the course needs only the packages that its notebooks import.
-lab doctor: export COURSE_STUDENT := 1
+lab doctor finish: export COURSE_STUDENT := 1
 # Its kernels know %%ranks from the start.
 lab: export JUPYTER_PATH := $(CURDIR)/shared/jupyter$(if $(JUPYTER_PATH),:$(JUPYTER_PATH))
 
 .DEFAULT_GOAL := help
-.PHONY: help lab update doctor test quick gpu mutants notebooks site colab chapter bench release grade gradescope clean python
+.PHONY: help lab finish update doctor test quick gpu mutants notebooks site slides colab chapter bench release grade gradescope clean python
 
 help: ## List these commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -40,6 +40,9 @@ lab: python ## Open the course in JupyterLab
 
 doctor: python ## Say whether the course can run here, and what to do if not
 	@$(COURSE_PYTHON) -m shared.ranks.machine
+
+finish: python ## Write what you have built as a page that you can keep: mine/finished.html
+	@$(COURSE_PYTHON) -m shared.progress
 
 update: ## Take a newer version of the course, and keep what you have written
 	@$(PYTHON) update.py
@@ -63,6 +66,9 @@ notebooks: python ## Rebuild the notebooks, the glossary and the start page from
 
 site: python ## Write the course as web pages into build/site/
 	@COURSE_EXTRAS=site $(COURSE_PYTHON) -m instructor.site $(SITE_ARGS)
+
+slides: python ## CHAPTER=04: write a lesson's slides into build/slides/
+	@COURSE_EXTRAS=site $(COURSE_PYTHON) -m instructor.slides $(CHAPTER)
 
 colab: python ## Write the lessons and labs for Colab into build/colab/
 	@$(COURSE_PYTHON) -m instructor.colab

@@ -23,6 +23,7 @@ except ImportError:
 
 ROOT = Path(__file__).resolve().parent
 VENV = (ROOT / os.path.expanduser(os.environ.get("COURSE_VENV") or ".venv")).resolve()
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 # Students, and bundles, which have no tests, need no tools for tests. COURSE_EXTRAS names more extras, such as `site`.
 EXTRAS = ["dev"] * ((ROOT / "tests").is_dir() and not os.environ.get("COURSE_STUDENT"))
 EXTRAS += os.environ.get("COURSE_EXTRAS", "").split()
@@ -53,6 +54,19 @@ def has_gpu():
         return False
 
 
+def cpu_index():
+    """Return pip's option for the index of PyTorch's CPU builds, if it answers soon and pip has no index of its own."""
+    asks = "import sys, urllib.request as r; r.urlopen(r.Request(sys.argv[1] + '/torch/', method='HEAD'), timeout=4)"
+    try:
+        own = subprocess.check_output([str(PYTHON), "-Im", "pip", "config", "list"], timeout=30)
+        if any(word in own for word in (b"index", b"find-links")) or sys.platform != "linux":
+            return []
+        subprocess.run([str(PYTHON), "-Ic", asks, CPU_INDEX], timeout=5, stderr=subprocess.DEVNULL, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return ["--extra-index-url", CPU_INDEX]
+
+
 def wanted(pins, extras=EXTRAS):
     """Return what this clone needs, with these extras of pyproject.toml."""
     import tomllib  # Python 3.10 has no such module.
@@ -77,7 +91,8 @@ def build(mark, made):
     """Add what the environment lacks, or make a new one. pip keeps the lock while it cleans up after Ctrl-C."""
     pins = sets_of_pins()
     kept = [each for each in pins if PYTHON.exists() and wanted(each, extras=[]).items() <= made.items()]
-    needs = wanted(kept[0] if kept else pins[-1] if has_gpu() else pins[0])
+    gpu = not kept and has_gpu()
+    needs = wanted(kept[0] if kept else pins[-1] if gpu else pins[0])
     mark.truncate(0)  # It stays empty until everything is installed.
     if kept:
         print(f"Adding tools to {VENV}", flush=True)
@@ -87,6 +102,7 @@ def build(mark, made):
     pip = [str(PYTHON), "-Im", "pip", "install", "--no-input", "--disable-pip-version-check"]
     pip += [] if sys.stdout.isatty() else ["-q"]  # In a terminal, pip shows its progress.
     VENV.joinpath("constraints.txt").write_text(needs["pins"], encoding="utf-8")
+    pip += [] if kept or gpu else cpu_index()
     pip += ["-c", str(VENV / "constraints.txt"), *(name for name, kind in needs.items() if kind == "package")]
     if subprocess.Popen(pip, env=dict(os.environ, PIP_USER="0"), pass_fds=[mark.fileno()]).wait():
         sys.exit("pip failed for the reason above: check the network and the free disk space (3 GB, CUDA: 9 GB).")

@@ -75,6 +75,7 @@ class Chapter:
         notebook.metadata["course"] = {**course, "source": f"source/{self.name}/{script}.py"}
         for index, cell in enumerate(notebook.cells):
             cell.id = f"{script}-{index:03d}"
+            cell.metadata.pop("slideshow", None)  # marks for `make slides`, which reads them from the source
             _add_grading(cell)
         return notebook
 

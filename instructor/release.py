@@ -65,7 +65,7 @@ def bundle(number: int) -> dict[str, bytes]:
     files["Makefile"] = students_makefile(files["Makefile"].decode()).encode()
     to_come = [chapter for chapter in chapters() if number_of(chapter) > number]
     later_checks = tuple(f"shared/checks/{module_names(chapter)[0]}/" for chapter in to_come)
-    for name, path in course_files("shared").items():
+    for name, path in course_files("docs/images", "shared").items():
         if not name.startswith(later_checks):
             files[name] = path.read_bytes()
     for other, chapter in sorted(known.items()):

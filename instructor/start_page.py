@@ -23,6 +23,13 @@ from instructor.build import ROOT, Chapter, chapters
 PAGE = ROOT / "START_HERE.md"
 TEMPLATE = Path(__file__).parent / "templates" / "start_page.md.jinja"
 FAST_PATH = ("00", "01", "02", "04", "07", "09")  # the numbers of the lessons that tell the story from DDP to ZeRO-3
+# A diagram of the lessons for each part, saved once, and what it shows
+PICTURES = {
+    "Data parallelism": ("exposed_communication", "All-reduces that are launched during backward are partly hidden"),
+    "Sharding": ("training_memory", "Memory over one step: the optimizer state and the parameters always stay"),
+    "Splitting the model": ("mesh_3d", "Eight ranks in a mesh of 2 × 2 × 2: by data, by pipeline stage, by tensor"),
+    "Further": ("low_rank", "A matrix of gradients as a product of two thin ones, which are sent instead"),
+}
 _ROW = re.compile(r"^\| (\d\d) \| \[.+?]\(chapters/\w+\.ipynb\) \| \[(.+?)]\(labs/", re.MULTILINE)
 
 
@@ -41,6 +48,10 @@ class Row:
     solution: str  # "" where the reader does not have it
 
     @property
+    def is_fast(self) -> bool:
+        return self.number in FAST_PATH
+
+    @property
     def title(self) -> str:
         return f"{self.number} · {self.name}"
 
@@ -51,6 +62,11 @@ class Part:
 
     name: str
     chapters: list[Row]
+
+    @property
+    def picture(self) -> str:
+        name, shows = PICTURES[self.name]
+        return f'<img src="docs/images/{name}.png" alt="{shows}" width="480">'
 
     @property
     def lesson_time(self) -> str:
@@ -102,7 +118,7 @@ def page(of: Iterable[Chapter], exists: Callable[[str], bool], is_site: bool = F
         undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
-    fast = Part("", [row for row in rows if row.number in FAST_PATH])
+    fast = Part("", [row for row in rows if row.is_fast])
     fast_path = fast if len(fast.chapters) == len(FAST_PATH) else None  # a bundle may lack some of them
     return template.render(
         chapters=rows,

@@ -4,9 +4,9 @@
 
 Each function returns a static figure that shows the same as its widget. This figure is the cell's value, so it is what
 a notebook file keeps and what a reader without a kernel sees. The widget itself is displayed above it, and only if
-somebody runs the cell in JupyterLab. The reason is that a saved widget shows "Error displaying widget" when its kernel
-is gone, which must not happen in the notebooks that we build. (In a student's own copy, running the cell again fixes
-it.)
+somebody reads the notebook; JupyterLab then hides the figure (custom.css). The reason is that a saved widget shows
+"Error displaying widget" when its kernel is gone, which must not happen in the notebooks that we build. (In a student's
+own copy, running the cell again fixes it.)
 """
 
 import io

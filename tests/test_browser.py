@@ -304,6 +304,7 @@ def test_the_planner_reacts_to_a_choice_and_a_key(course):
 
     widget.evaluate("element => element.scrollIntoView()")
     lesson.screenshot("planner")
+    assert cell.locator(".jp-RenderedImage:visible").count() == 0  # the figure that the file keeps
     model.select_option(index=0)
     wait_for_new_picture("the model chosen")
     ranks = widget.locator("select").nth(1)
@@ -311,3 +312,21 @@ def test_the_planner_reacts_to_a_choice_and_a_key(course):
     ranks.press("6")  # JupyterLab handles the arrow keys itself.
     wait_for_new_picture("a key")
     assert (before, ranks.input_value()) == ("8", "64")
+
+
+@pytest.mark.exhaustive
+def test_a_cell_that_was_left_says_so_when_the_notebook_is_opened_again(course):
+    left = course.open("labs/01_collectives_lab.ipynb")
+    first, second = left.page.locator(".jp-CodeCell").nth(0), left.page.locator(".jp-CodeCell").nth(1)
+    left.write(first, "from shared import ranks\nranks.start(world_size=2)")
+    left.run(first)
+    left.write(second, "%%ranks\nimport time\ntime.sleep(15)")
+    second.locator(".cm-content").click()
+    left.page.keyboard.press("Shift+Enter")
+    line = second.locator(".jp-OutputArea-output", has_text="running")
+    line.wait_for()
+    assert not line.locator(".course-no-news").is_visible()
+    left.save()
+    left.page.close()
+    opened = course.open("labs/01_collectives_lab.ipynb").page.locator(".course-no-news")
+    expect(opened).to_be_visible(timeout=scaled(30) * 1000)

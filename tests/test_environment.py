@@ -222,8 +222,10 @@ def test_without_python_make_says_which_one_it_needs():
 FAKE_PYTHON = f"""#!/bin/sh
 case "$2" in
 venv) [ -z "$NO_VENV" ] && mkdir -p "$3/bin" "$3/lib/python3.11/site-packages" && cp "$0" "$3/bin/python" ;;
-pip) echo "$*" >> "$PIP_LOG"; sleep ${{PIP_SECONDS:-0}}; exit ${{PIP_CODE:-0}} ;;
-*) exec {sys.executable} "$@" ;;
+pip) [ "$3" = config ] && {{ echo "$PIP_CONFIGURED"; exit; }}
+  echo "$*" >> "$PIP_LOG"; sleep ${{PIP_SECONDS:-0}}; exit ${{PIP_CODE:-0}} ;;
+*) [ "$1" != -Ic ] || exec sleep ${{CPU_INDEX_SECONDS:-none}}  # asks for the index of CPU builds
+  exec {sys.executable} "$@" ;;
 esac
 """
 PRINT = ("-c", "print('ran')")
@@ -471,6 +473,26 @@ def test_the_pins_are_those_for_this_machine(tmp_path, nvidia_smi, pins):
     clone.run(*PRINT)
     assert clone.pins == pins
     assert f"-c {clone.venv}/constraints.txt torch" in clone.log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("nvidia_smi", "variables", "is_used"),
+    [
+        ("exit 9", {"CPU_INDEX_SECONDS": "0"}, True),
+        (GPU, {"CPU_INDEX_SECONDS": "0"}, False),
+        ("exit 9", {"CPU_INDEX_SECONDS": "60"}, False),
+        ("exit 9", {"CPU_INDEX_SECONDS": "no number"}, False),
+        ("exit 9", {"CPU_INDEX_SECONDS": "0", "PIP_CONFIGURED": ":env:.index-url='https://mirror'"}, False),
+        ("exit 9", {"CPU_INDEX_SECONDS": "0", "PIP_CONFIGURED": "global.find-links='/wheels'"}, False),
+    ],
+    ids=["no GPU", "GPU", "silent index", "no network", "own index", "own wheels"],
+)
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere, there is only the CPU build")
+def test_without_a_gpu_torch_comes_from_the_index_of_cpu_builds(clone, nvidia_smi, variables, is_used):
+    clone.nvidia_smi(nvidia_smi)
+    assert clone.run(*PRINT, **variables)[::2] == (0, "")
+    option = " --extra-index-url https://download.pytorch.org/whl/cpu -c "
+    assert (option in clone.log.read_text()) == is_used and clone.installs == 1
 
 
 def test_without_nvidia_smi_there_is_no_gpu(clone):

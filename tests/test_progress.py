@@ -298,6 +298,38 @@ def test_the_page_when_all_exercises_have_passed_and_without_labs(course):
     assert Page(progress.ROOT, found).as_text().startswith("There are no labs in this folder.")
 
 
+def test_a_success_rewrites_the_bars_of_the_start_page(course):
+    progress.write_bars()
+    bar = course / "build" / "progress" / "00.svg"
+    assert "0/15" in bar.read_text() and (bar.parent / "01.svg").exists()
+    check("sum_over_ranks")
+    assert "2/15" in bar.read_text() and 'width="6.0"' in bar.read_text()
+    for name in NAMES:
+        check(name)
+    assert "15/15 ✓" in bar.read_text()
+
+
+def test_the_page_to_keep_has_what_passed_when_and_after_which_help(course, capsys):
+    check("global_mean", failed=("wire",))
+    progress.finish()
+    assert "nothing to show yet" in capsys.readouterr().out and not (course / "mine").exists()
+    check("sum_over_ranks")
+    progress.record_look(first_collectives.pass_right)
+    check("pass_right")
+    lab = course / "labs" / "00_ranks_lab.ipynb"
+    notebook = json.loads(lab.read_text())
+    cell = next(cell for cell in notebook["cells"] if cell["cell_type"] == "code")
+    cell["outputs"] = [nbformat.v4.new_output("display_data", {"image/png": f"{name}\n"}) for name in ("one", "two")]
+    lab.write_text(json.dumps(notebook))
+    progress.finish()
+    html = (course / "mine" / "finished.html").read_text()
+    words, today = Links(html).words, progress.runs()[0][0].at[:10]
+    assert words.count(today) == 3 and "sum_over_ranks" in words and "global_mean" not in words
+    assert "6 of 31 points, in 1 lab, " in words and "Lab 01" not in words
+    assert words.count("with our version shown") == 1
+    assert html.count("<img") == 1 and "base64,two" in html and not re.search("https?:", html)
+
+
 class Links(HTMLParser):
     def __init__(self, text: str):
         super().__init__()

@@ -139,7 +139,7 @@ def test_a_bundle_offers_only_commands_that_it_can_run(tmp_path, bundles):
     files = bundles[0]
     (tmp_path / "Makefile").write_bytes(files["Makefile"])
     offered = subprocess.run(["make", "help"], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-    assert re.findall(r"^make (\w+)", offered, re.MULTILINE) == ["help", "lab", "doctor", "clean"]
+    assert re.findall(r"^make (\w+)", offered, re.MULTILINE) == ["help", "lab", "doctor", "finish", "clean"]
     text = files["Makefile"].decode()
     assert not re.search(r"instructor|benchmarks|tests|make test|make gpu", text)
     assert files["LICENSE"].startswith(b"MIT License")

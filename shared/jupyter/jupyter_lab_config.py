@@ -3,6 +3,9 @@ student uses. Links and terminals reach the other files."""
 
 from pathlib import Path
 
+from shared import progress
+
+progress.write_bars()
 c = get_config()  # noqa: F821 (JupyterLab defines it)
 c.LabApp.custom_css = True
 c.ServerApp.tornado_settings = {"static_custom_path": [str(Path(__file__).with_name("custom"))]}

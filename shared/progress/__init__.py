@@ -3,6 +3,7 @@
     from shared import progress
 
     progress.show()    # which exercises have passed, lab by lab, and which one is next
+    progress.finish()  # a page to keep, with everything that has passed: mine/finished.html
 
 A check that somebody runs in a notebook of labs/ adds a line to progress.jsonl. Checks that a program runs, checks in
 solutions, and checks of files in a terminal add none. The file is plain text that anybody can edit, so it is NEVER
@@ -15,6 +16,7 @@ An exercise has passed when all its checks have passed in one run, and it stays 
 working on a better version, does not take it back. If the newest run failed, the page also says so.
 """
 
+import contextlib
 import errno
 import json
 import os
@@ -26,6 +28,7 @@ from pathlib import Path
 from IPython import get_ipython
 from IPython.display import display
 
+from shared.progress import keepsake
 from shared.progress.page import After, Page
 from shared.progress.standings import Run
 from shared.ranks import reader
@@ -52,6 +55,20 @@ def show() -> None:
         display({"text/plain": page.as_text(), "text/html": page.as_html()}, raw=True)
     else:
         print(page.as_text())
+
+
+def finish() -> None:
+    """Write a page with everything that has passed, which needs no course to be read, and say where it is."""
+    if keepsake.write_finished(ROOT, Page(ROOT, runs()[0])):
+        print(f"{keepsake.FINISHED} shows what you have built. It is one file: open it in a browser, keep it, show it.")
+    else:
+        print("There is nothing to show yet: no exercise has passed its checks in a lab of this folder.")
+
+
+def write_bars() -> None:
+    """Write the bars that START_HERE.md shows."""
+    with contextlib.suppress(OSError):  # Where they cannot be written, START_HERE.md has none.
+        keepsake.write_bars(ROOT, Page(ROOT, runs()[0]))
 
 
 def in_a_lab() -> bool:
@@ -82,6 +99,8 @@ def _now() -> str:
 def _record(run: Run) -> None:
     try:
         _append(run)
+        if run.all_passed:
+            write_bars()
     except OSError as error:
         print(f"This run was not added to your progress, because {FILE.name} cannot be written ({error.strerror}).")
 

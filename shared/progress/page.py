@@ -76,7 +76,9 @@ class Page:
             return ("There are no labs in this folder.",)
         step = self.next_step()
         if step is None:
-            return ("You have passed every exercise in this folder.",)
+            return (
+                "You have passed every exercise in this folder. progress.finish() writes a page that you can keep.",
+            )
         lab, exercise = step
         if self._started(lab):
             return f"Next: {exercise.name} in ", Link("labs", lab.file, exercise.cell_id), "."
@@ -105,14 +107,20 @@ class Page:
                 lines.append(f"{exercise.name}, last run on {run.at[:10]}{since}: {checks}")
         return lines
 
+    def passed(self, lab: Lab) -> list[tuple[Exercise, Run, bool]]:
+        """Return the exercises that have passed, each with the run, and whether our version was seen before it."""
+        standings = [(exercise, self._standing(exercise)) for exercise in lab.exercises]
+        return [(exercise, each.first_passed, each.saw_ours) for exercise, each in standings if each.first_passed]
+
+    def points(self, chosen: list[Lab]) -> tuple[float, float]:
+        """Return the points of these labs' exercises that have passed, and of all their exercises."""
+        exercises = [exercise for lab in chosen for exercise in lab.exercises]
+        return sum(e.points for e in exercises if self._passed(e)), sum(e.points for e in exercises)
+
     def _score(self, chosen: list[Lab]) -> tuple[str, str]:
         """Return how many exercises of these labs have passed, and their points, as text."""
-        exercises = [exercise for lab in chosen for exercise in lab.exercises]
-        passed = [exercise for exercise in exercises if self._passed(exercise)]
-        points = (
-            f"{sum(exercise.points for exercise in passed):g} of {sum(exercise.points for exercise in exercises):g}"
-        )
-        return f"{len(passed)} of {len(exercises)}", points
+        passed, exercises = sum(len(self.passed(lab)) for lab in chosen), sum(len(lab.exercises) for lab in chosen)
+        return f"{passed} of {exercises}", "{:g} of {:g}".format(*self.points(chosen))
 
     def after(self, key: str) -> "After | None":
         """Return the points of an exercise's lab and what comes next: an exercise of this lab, or the next lesson."""
@@ -121,14 +129,14 @@ class Page:
             return None
         lab = self.labs[number]
         points = f"{self._score([lab])[1]} points"
-        share = sum(e.points for e in lab.exercises if self._passed(e)) / sum(e.points for e in lab.exercises)
+        had, of = self.points([lab])
         left = sorted((e for e in lab.exercises if not self._passed(e)), key=lambda exercise: exercise.stretch)
         if left:
-            return After(points, share, f"next: {left[0].heading}", Link("labs", lab.file, left[0].cell_id))
+            return After(points, had / of, f"next: {left[0].heading}", Link("labs", lab.file, left[0].cell_id))
         if number + 1 < len(self.labs):
             lesson = Link("chapters", self.labs[number + 1].lesson_file)
-            return After(points, share, f"you have finished this lab, next: {lesson}", lesson)
-        return After(points, share, "you have finished this lab")
+            return After(points, had / of, f"you have finished this lab, next: {lesson}", lesson)
+        return After(points, had / of, "you have finished this lab")
 
     # -- rendering
 

@@ -26,7 +26,12 @@ def register() -> None:
     shell = get_ipython()
     if shell is not None:
         shell.register_magic_function(cell, "cell", "ranks")
+        shell.register_magic_function(_misspelled, "cell", "rank")
         two_worlds.explain_in_notebook()
+
+
+def _misspelled(line: str, source: str) -> None:
+    raise UsageError("The first line is %%ranks, with an s: %%ranks 0 runs a cell on rank 0 only.")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -94,8 +99,7 @@ class _LiveLine:
     def watch(self, seconds: float, positions: dict) -> None:
         if self._enabled:
             printed = next((p["printed"] for p in positions.values() if p and p["busy"] and p["printed"]), "")
-            clear_output(wait=True)
-            display({"text/plain": f"running {seconds:.0f} s │ {printed}"}, raw=True)
+            reader.show_live(f"running {seconds:.0f} s │ {printed}")
             self._shown = True
 
     def replace_by(self, outcomes: dict, world_size: int) -> None:

@@ -9,6 +9,9 @@ import os
 from pathlib import Path
 
 from IPython import get_ipython
+from IPython.display import clear_output, display
+
+from shared.tables.rendering import render
 
 EXECUTOR = "COURSE_EXECUTOR"
 
@@ -30,3 +33,9 @@ def folder() -> Path:
     """Return the folder of this kernel's notebook. Where nobody names the notebook, kernels run in its folder."""
     named = path()
     return (named.parent if named else Path.cwd()).resolve()
+
+
+def show_live(text: str) -> None:
+    """Replace this cell's output by a line about what is running."""
+    clear_output(wait=True)
+    display({"text/plain": text, "text/html": render("shared.ranks", "live_line.html", text=text)}, raw=True)

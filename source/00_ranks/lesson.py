@@ -91,11 +91,11 @@ alone = train(MLP().double().to(device), slice(128))
 model = DistributedDataParallel(MLP().double().to(device))
 together = train(model, slice(32 * rank, 32 * rank + 32))
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "slide"}
 # Do four processes that share the work learn as well as one that does all of it? Compare the two curves in the figure.
 # For the second curve, we average the losses of the four processes in each step.
 
-# %%
+# %% slideshow={"slide_type": "-"}
 losses = {
     "one process, 128 images": ranks.pull("alone")[0],
     "four processes, 32 each": [
@@ -128,7 +128,7 @@ assert right.double().mean() > 0.85
 # Are four processes faster than one? Not here: they share the cores of one machine. Chapter 02 shows where the speed-up
 # comes from when each process has its own GPU.
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "slide"}
 # ## Why one process is not enough
 #
 # Training with Adam in mixed precision takes 16 bytes per parameter: 2 for its value, 2 for its gradient, and 12 for
@@ -138,7 +138,7 @@ assert right.double().mean() > 0.85
 # In both cases, several GPUs have to work on one model. Each GPU gets its own process. Processes share no memory, so
 # they have to send each other tensors. The figure shows what each process has to itself, and what they have in common.
 
-# %%
+# %% slideshow={"slide_type": "-"}
 diagrams.processes()
 
 # %% [markdown]
@@ -231,11 +231,11 @@ dist.all_reduce(total)
 # %%
 print(f"rank 2 holds {ranks.pull('total')[2].item():g}")
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "slide"}
 # Every rank has the sum, 1 + 2 + 3 + 4 = 10. In the figure, each rank holds four elements. Compare them before and
 # after the all-reduce.
 
-# %%
+# %% slideshow={"slide_type": "-"}
 diagrams.collective("all_reduce")
 
 # %% [markdown]
@@ -266,13 +266,13 @@ print(f"largest {largest.item()}, mean {mean.item()}")
 # %% [markdown]
 # Replace `mean` with a gradient, and you have what `DistributedDataParallel` did in each backward pass.
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "slide"}
 # ## A broadcast
 #
 # Averaging gradients only helps if all ranks start with the same parameters. A **broadcast** makes sure of that: one
 # rank, the *source*, sends its tensor to all others. In the figure, the source is rank 0.
 
-# %%
+# %% slideshow={"slide_type": "-"}
 diagrams.collective("broadcast")
 
 # %% [markdown]
@@ -322,14 +322,14 @@ left_s = time.perf_counter()
 #
 # In the figure, when do the other ranks stop waiting, and when does rank 2 stop working?
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output"] slideshow={"slide_type": "slide"}
 began, arrived = ranks.pull("began_s"), ranks.pull("arrived_s")
 left = ranks.pull("left_s")
 print(f"rank 0 has the sum after {left[0] - began[0]:.2f} s")
 assert left[0] > arrived[2]
 plots.waiting(began, arrived, left, waits_in="all_reduce")
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "-"}
 # Rank 0 cannot have the sum before rank 2 has contributed its tensor. In training, the ranks wait for each other like
 # this in every step, so the slowest rank sets the pace for all of them.
 
@@ -404,7 +404,7 @@ for handle in dist.batch_isend_irecv(swap):
     handle.wait()
 print(f"sent {mine.item()}, received {theirs.item()}")
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "slide"}
 # ## A hang, and how to read it
 #
 # Sooner or later, one of your ranks will skip a collective that the others call.
@@ -415,7 +415,7 @@ print(f"sent {mine.item()}, received {theirs.item()}")
 # %%
 my_prediction_for_others = ""
 
-# %% tags=["raises-exception"]
+# %% tags=["raises-exception"] slideshow={"slide_type": "-"}
 # %%ranks
 dist.barrier()
 if rank != 1:
@@ -512,7 +512,7 @@ with ranks.world(2):
 # The dotted line is what you would get if bytes were the only cost: a tenth of the bytes, a tenth of the time. Where is
 # the measured time far above it?
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output"] slideshow={"slide_type": "slide"}
 measured = {size: of_size.time_s for size, of_size in times["all_reduce"].items()}
 print(f"400 B take {1e3 * measured[400]:.2f} ms, 4 KB take {1e3 * measured[4_000]:.2f} ms")
 print(f"40 MB take {measured[40_000_000] / measured[400]:.0f} times as long as 400 B")
@@ -523,7 +523,7 @@ measure.expect(measured[4_000] < 3 * measured[400], "4 KB take about as long as 
 growth = {size: measured[10 * size] / measured[size] for size in (400, 4_000_000)}
 measure.expect(growth[400] < growth[4_000_000], "the time grows faster on the right")
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "-"}
 # On the left, ten times the bytes hardly take longer. Most of that time is **latency**, the price of sending anything
 # at all. Toward the right, the bytes take over, and ten times as many take about ten times as long. How many bytes move
 # per second is the **bandwidth**.
@@ -678,7 +678,7 @@ print("\n".join(sorted(done.stdout.splitlines())))
 # A program that every process runs, each on its own data, is called **SPMD**: single program, multiple data. All of
 # this course is.
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "slide"}
 # ## Recap
 #
 # | call | who calls it | afterwards | waits for |
@@ -730,7 +730,7 @@ print("\n".join(sorted(done.stdout.splitlines())))
 # - [NCCL: Collective Operations](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/collectives.html): a
 #   picture of each collective, and what may happen if ranks call it with different sizes.
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "slide"}
 # ## What is still wasted
 #
 # In the all-reduce that we built, rank 0 does all the work while the others wait. With 64 ranks, it would receive 63

@@ -25,7 +25,7 @@ from shared.predictions import predicted
 
 ranks.start(world_size=4, backend="gloo:cpu", detect_mismatch=False)
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "slide"}
 # (In this lesson, the ranks run on the CPU even if you have GPUs, because you will emulate a link between them.
 # Mismatch detection is off, because it sends messages of its own.)
 #
@@ -35,7 +35,7 @@ ranks.start(world_size=4, backend="gloo:cpu", detect_mismatch=False)
 # all messages go through one rank in the center, the **root**. It has two halves. The first half is a **reduce**: the
 # sum of all tensors ends up on the root. In the diagram, look at what rank 0 holds before and after:
 
-# %%
+# %% slideshow={"slide_type": "-"}
 diagrams.collective("reduce")
 
 # %% [markdown]
@@ -78,11 +78,11 @@ sent = tensors_sent(star_all_reduce)
 # %% [markdown]
 # How much does each rank send? Compare the bars:
 
-# %%
+# %% slideshow={"slide_type": "slide"}
 star_sent = ranks.pull("sent")
 plots.bars({f"rank {rank}": count for rank, count in enumerate(star_sent)}, "tensors sent")
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "-"}
 # Rank 0 sends three tensors, and the other ranks send one each. While rank 0 is busy, the other ranks' links are mostly
 # idle.
 #
@@ -92,20 +92,20 @@ plots.bars({f"rank {rank}": count for rank, count in enumerate(star_sent)}, "ten
 # %%
 my_prediction = None
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "slide"}
 # ## Reduce-scatter, then all-gather
 #
 # To share the work, we cut the tensor into one **chunk** per rank, and let every rank be the root of one chunk. The
 # first half is then a **reduce-scatter**: each rank ends up with a different chunk of the sum, which is called its
 # **shard**. (In the diagrams, a chunk is one element.)
 
-# %%
+# %% slideshow={"slide_type": "-"}
 diagrams.collective("reduce_scatter")
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "slide"}
 # The second half is an **all-gather**: every rank ends up with the shards of all ranks.
 
-# %%
+# %% slideshow={"slide_type": "-"}
 diagrams.collective("all_gather")
 
 # %% [markdown]
@@ -230,10 +230,10 @@ print(f"reduce-scatter, and then {', '.join(sent_by_rank_0[2:])} in the all-gath
 # %%ranks
 log = ring_all_reduce(marked())
 
-# %%
+# %% slideshow={"slide_type": "slide"}
 widgets.ring_stepper(ranks.pull("log"))
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "-"}
 # After the three steps of the reduce-scatter, each rank holds one complete sum. In the three steps of the all-gather,
 # the complete sums are copied around the ring.
 #
@@ -378,7 +378,7 @@ with measure.behind_link("1gbit", latency_ms=5):
 # be close to that. The ranges are 90% bootstrap intervals. In the figure, look for the size at which the curve starts
 # to rise.
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output"] slideshow={"slide_type": "slide"}
 steps = ranks.pull("steps")[0]
 line = steps.fit("a ring step")
 measure.expect(line.alpha_s > 5e-3 and 0.5 < line.gbit_per_s < 2, "α and β are those of the link")
@@ -387,7 +387,7 @@ cost_plots.predicted_against_measured(
     {"a ring step": line.message_s}, steps.measured_s, "bytes in a message", lines_are="fitted"
 )
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "-"}
 # The curve is flat where βS is small compared with α. The fitted α exceeds the link's 5 ms, because a step also takes
 # time on the rank: Python launches two transfers and waits for both.
 #
@@ -482,13 +482,13 @@ from shared.planner.links import REAL_LINKS, link_table
 
 link_table()
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "slide"}
 # ## Ring or tree?
 #
 # A ring of 1,000 ranks takes 1,998 latencies, even for the smallest tensor. A **tree** takes fewer: every rank that
 # already has the tensor helps to send it on, so the number of copies doubles in each round.
 
-# %%
+# %% slideshow={"slide_type": "-"}
 diagrams.tree_broadcast()
 
 # %% [markdown]
@@ -503,7 +503,7 @@ diagrams.tree_broadcast()
 # above which the ring is faster than the tree. How does it move from panel to panel?
 
 
-# %%
+# %% slideshow={"slide_type": "slide"}
 def priced(formula_s, link):
     return lambda size, world_size: formula_s(size, world_size, link.alpha_s, link.beta_s_per_byte)
 
@@ -517,7 +517,7 @@ algorithms = {
 }
 cost_plots.all_reduce_costs(algorithms, world_sizes=[4, 64, 1024])
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "-"}
 # Small tensors favor the tree, and large ones the ring. The more ranks there are, the larger a tensor has to be for the
 # ring to win. By its formula, halving and doubling is never slower than either. In a real network, however, the two
 # ranks of a pair are up to half the cluster apart, and all pairs compete for the same links.
@@ -626,7 +626,7 @@ if log.carried_bytes is not None:  # not every system counts
     print(f"carried / required = {carried_over_required:.1f}")
 log.table(times=False)
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "slide"}
 # gloo sends about twice what is required, because in torch, gloo's reduce-scatter *is* an all-reduce: every rank gets
 # the whole sum, and throws away everything but its shard. In the lab, yours will send half as much.
 #

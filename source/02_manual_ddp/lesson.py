@@ -18,7 +18,7 @@
 # You need `%%ranks`, `all_reduce`, `broadcast` and the wire ledger (chapter 00), and the bytes that a ring all-reduce
 # sends (chapter 01).
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "slide"}
 # ## Where we are
 #
 # In the first two chapters, you sent tensors between ranks. Now we use that to train one model on four ranks.
@@ -72,7 +72,7 @@ assert torch.allclose(four, full, atol=1e-12)
 # sleeps, time passes and no core is used, as if a GPU were doing the work. Look at the order of the bars (one per
 # block, and slivers for the other layers): each micro-batch runs forward and then backward.
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output"] slideshow={"slide_type": "slide"}
 from shared import measure, timeline
 from shared.models import stand_in_for_gpu
 
@@ -83,18 +83,18 @@ for handle in handles:
     handle.remove()  # the model no longer sleeps
 plots.timeline(records["accumulation"], names=["one process"], exposed=False)
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "-"}
 # Each micro-batch waits for the previous one without needing its result: all of them use the same parameters, and
 # gradients can be added up in any order. So four ranks could run them at the same time.
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "slide"}
 # ## Replicate, slice, average
 #
 # That is the idea of **data parallelism**: every rank holds a full copy of the model, called a **replica**, and
 # computes the gradient of its own samples. Then the ranks average their gradients. Read the diagram from top to bottom.
 # Its model has a single parameter w, and all values are made up.
 
-# %%
+# %% slideshow={"slide_type": "-"}
 from shared.plots import diagrams
 
 diagrams.data_parallelism()
@@ -170,12 +170,12 @@ print(f"norm of the mean gradient {averaged.norm():.3f}")
 # %% [markdown]
 # Here are 32 elements of the gradient of the last LayerNorm's weight. In each panel, compare the four rows.
 
-# %%
+# %% slideshow={"slide_type": "slide"}
 before = [gradient[:32] for gradient in ranks.pull("before")]
 after = [gradient[:32] for gradient in ranks.pull("after")]
 plots.gradients_before_and_after(before, after, "norm.weight")
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "-"}
 # Afterwards, all ranks have the same gradient. Is it the gradient that one process computed from all eight samples?
 
 # %% tags=["nbval-ignore-output"]
@@ -226,7 +226,7 @@ ways = {"in sequence, on one rank": in_sequence, "at the same time, on four": on
 jobs = {n: measure.Job({"gradients": way}, prepare=sleeping.zero_grad) for n, way in ways.items()}
 times = measure.jobs(jobs, rounds=3)
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output"] slideshow={"slide_type": "slide"}
 from shared import measure
 
 times = ranks.pull("times")[0]
@@ -236,7 +236,7 @@ print(f"{predicted(my_prediction)}measured {faster:.1f} times faster")
 measure.expect(1 < faster < 4, "four ranks are up to four times as fast")
 plots.bars(times.ms(), "ms until the gradients are ready (median of 3, blocks that sleep)")
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "-"}
 # Four ranks are faster, but not four times as fast. The micro-batches run at the same time and take about a quarter of
 # the upper bar. Most of the rest is averaging: each of the 20 all-reduces costs its latency, however small its tensor.
 
@@ -575,7 +575,7 @@ my_outcome = None
 unequal_losses, unequal_predicted = train(lambda module: ShortDDP(module, broadcast=False))
 print(f"{(unequal_predicted == test_labels).double().mean():.1%} of the test images are right")
 
-# %%
+# %% slideshow={"slide_type": "slide"}
 unequal_losses = ranks.pull("unequal_losses")[0]
 answers = torch.stack(ranks.pull("unequal_predicted"))
 disagree = (answers != answers[0]).any(0).sum().item()
@@ -585,7 +585,7 @@ print(f"instead of {last_epoch:.2f}, and the ranks disagree on {disagree} test i
 assert last_epoch < last_epoch_unequal < unequal_losses[0] and disagree > 0
 plots.loss_curves({"4 ranks": four_losses, "4 ranks, no broadcast": unequal_losses})
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "-"}
 # The answer is 2, and that is the worst kind of bug: there is no error, and the loss falls. But the mean gradient is
 # not the gradient of any of the four models, so the loss falls later and ends higher. In the end, there are still four
 # different models, and a script usually saves only rank 0's model.
@@ -692,13 +692,13 @@ one_step = {"step": measure.Job({"step": step}, prepare=by_hand.zero_grad)}
 lines = measure.recorded(one_step, lambda: timeline.record(sleeping, optimizer), rounds=5)["step"]
 link.close()
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output"] slideshow={"slide_type": "slide"}
 lines = ranks.pull("lines")[0]
 last = max(lines, key=lambda line: line.lane("communication")[0])
 assert last.overlap < 0.1
 plots.timeline([last])
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "-"}
 # It computes nothing: all communication comes after backward and before the optimizer's step. Communication is called
 # *exposed* while the rank has nothing to compute, and *hidden* while it computes.
 #
@@ -712,7 +712,7 @@ plots.timeline([last])
 # | buffers | are never sent again | rank 0 broadcasts its buffers before each forward, by default |
 # | accumulation | call `finish_gradient_sync()` once | run all but the last micro-batch inside `no_sync()` |
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "slide"}
 # ## Recap
 #
 # There are Ψ parameters in fp32, and N ranks. Each parameter takes 16 bytes: 4 for itself, 4 for its gradient, and 8
@@ -759,7 +759,7 @@ plots.timeline([last])
 # - [DistributedDataParallel](https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html)
 #   in the PyTorch documentation: its notes and warnings, such as the one about summed losses.
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "slide"}
 # ## What is still wasted
 #
 # - **Latency.** There is one all-reduce per parameter, and each costs its latency, however small the parameter. In

@@ -18,7 +18,7 @@
 # You need α, β, the ring and asynchronous collectives (chapter 01), gradient accumulation (chapter 02), and the
 # `Bucket` and `BucketedDDP` of chapter 03.
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "slide"}
 # ## Where we are
 #
 # In chapter 03, you packed many gradients into a few buckets. There are fewer all-reduces now, but all of them start
@@ -107,7 +107,7 @@ bucketed = BucketedDDP(new_model(), bucket_cap_mb=2.0)
 print(f"{len(bucketed.buckets)} buckets")
 lines = recorded_step(bucketed)
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output"] slideshow={"slide_type": "slide"}
 before = ranks.pull("lines")[0][0]  # the step as rank 0 saw it
 bytes_ms = 1e3 * 2 * (4 - 1) / 4 * ranks.pull("gradients_bytes")[0] * beta_s
 latency_ms = 1e3 * 2 * (4 - 1) * alpha_s
@@ -116,7 +116,7 @@ print(f"{predicted(my_prediction_ms, '{} ms')}measured {before.exposed_ms:.0f} m
 measure.expect(before.overlap < 0.1, "nothing overlaps")
 plots.timeline([before])
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "-"}
 # All seven all-reduces are launched when backward has ended, so their bars overlap. But the link runs them one after
 # the other, while rank 0 waits (hatched). The formula leaves out copying and the wait for slower ranks.
 #
@@ -124,10 +124,10 @@ plots.timeline([before])
 # While the rank computes, the communication is **hidden**. The text beside the timeline states both. In the next
 # figure, whose times are invented, compare the two brackets labeled "exposed".
 
-# %%
+# %% slideshow={"slide_type": "slide"}
 diagrams.exposed_communication()
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "-"}
 # The lower half shows the idea of this chapter. Backward computes the gradients of the last layer first. When they are
 # ready, most of backward is still to come, so we could launch their all-reduce right then.
 
@@ -181,13 +181,13 @@ my_prediction_ms = None
 # %%ranks
 blocking_lines = recorded_step(PerParameterDDP(new_model(), async_op=False))
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output"] slideshow={"slide_type": "slide"}
 blocking = ranks.pull("blocking_lines")[0][0]
 print(f"{predicted(my_prediction_ms, '{} ms')}measured {blocking.exposed_ms:.0f} ms")
 measure.expect(blocking.exposed_ms > before.exposed_ms, "that is slower")
 plots.timeline([blocking])
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "-"}
 # That is slower than before. The all-reduces now start during backward, but each one blocks backward until it
 # completes. (Only the launch time, a few percent, is hidden.) And with 52 latencies instead of seven, the formula gives
 # 258 + 52 · 6 = 570 ms. The rest is mostly the wait for the slowest rank in each all-reduce.
@@ -203,7 +203,7 @@ plots.timeline([blocking])
 # %%ranks
 launching_lines = recorded_step(PerParameterDDP(new_model(), async_op=True))
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output"] slideshow={"slide_type": "slide"}
 launching = ranks.pull("launching_lines")[0][0]
 measure.expect(launching.exposed_ms < blocking.exposed_ms, "less is exposed than before")
 exposed_ms = {
@@ -213,17 +213,17 @@ exposed_ms = {
 }
 plots.bars(exposed_ms, "ms exposed")
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "-"}
 # Less communication is exposed than in the blocking version, and still more than with buckets after backward. The
 # reason is latency: 52 all-reduces have 52 · 6α = 312 ms of it, compared with 7 · 6α = 42 ms for seven buckets.
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "slide"}
 # ## Hooks and buckets together
 #
 # Now we combine both ideas: a hook packs each gradient into its bucket, and a bucket is launched when it is full. In
 # the figure, follow one gradient from the layer that computes it to its bucket, and from there to the all-reduce.
 
-# %%
+# %% slideshow={"slide_type": "-"}
 diagrams.hooks()
 
 # %% [markdown]
@@ -268,13 +268,13 @@ lines = recorded_step(hooked)
 pairs = zip(bucketed.parameters(), hooked.parameters(), strict=True)
 print("same gradients:", all(torch.allclose(a.grad, b.grad, atol=1e-6) for a, b in pairs))
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output"] slideshow={"slide_type": "slide"}
 after = ranks.pull("lines")[0]
 print(f"exposed: {before.exposed_ms:.0f} ms before, {after[0].exposed_ms:.0f} ms with hooks")
 measure.expect(after[0].exposed_ms < before.exposed_ms, "hooks hide communication")
 plots.timeline([before, after[0]], ["after backward", "with hooks"])
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "-"}
 # The buckets and the gradients are the same as before, but now part of the communication is hidden. (Any difference in
 # forward is noise, because the ranks share cores.)
 
@@ -370,7 +370,7 @@ my_prediction_cap_mb = None
 caps_mb = (0.25, 0.5, 1.0, 2.0, 4.0, 25.0)
 by_cap = {cap: recorded_step(HookedDDP(new_model(), cap))[0].exposed_ms for cap in caps_mb}
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output"] slideshow={"slide_type": "slide"}
 by_cap = ranks.pull("by_cap")[0]
 predicted_best = min(by_cap, key=predicted_s)
 measured_best = min(by_cap, key=by_cap.get)
@@ -382,7 +382,7 @@ curve, points = {"exposed": predicted_s}, {"exposed": {cap: ms / 1e3 for cap, ms
 style = {"ylabel": "exposed, ms", "ticks": list(by_cap)}
 costs.predicted_against_measured(curve, points, "cap, MB", **style)
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "-"}
 # With a cap of 25 MB, everything except the small first bucket waits for the end of backward. With 0.25 MB, there are
 # 31 buckets, and their latencies alone take 31 · 6α = 186 ms. The curve jumps where one more parameter fits into a
 # bucket. Expect scatter of a few milliseconds around it.
@@ -688,7 +688,7 @@ print(gradient / world_size)
 # %% [markdown]
 # The simulation also raises an error if you change or free a tensor that a collective still uses.
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "slide"}
 # ## Recap
 #
 # There are Ψ parameters in fp32, with S = 4Ψ bytes of gradients, and N ranks. The optimizer is Adam, so a rank holds
@@ -726,7 +726,7 @@ print(gradient / world_size)
 #   optimizations, with profiles.
 # - *Introduction to Holistic Trace Analysis*, PyTorch tutorials: idle time and overlap, from traces of many ranks.
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "slide"}
 # ## What is still wasted
 #
 # Communication is now hidden where it can be, and no all-reduce could send fewer bytes (chapter 01). But each step on

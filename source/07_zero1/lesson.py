@@ -20,7 +20,7 @@
 # and the 16 bytes per parameter (chapter 06). As before, Ψ is the number of parameters, N is the number of ranks, and f
 # = (N−1)/N.
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "slide"}
 # ## Where we are
 #
 # Chapter 06 counted what a rank holds between steps. Half of it is the optimizer state: what AdamW remembers for each
@@ -84,7 +84,7 @@ print(logs["data parallelism"].summary())
 held = memory.held(ddp.module, adamw)
 sizes = {name: p.numel() for name, p in ddp.module.named_parameters()}
 
-# %%
+# %% slideshow={"slide_type": "slide"}
 held, sizes = ranks.pull("held"), ranks.pull("sizes")[0]
 parameters = sum(sizes.values())
 print(f"Ψ = {parameters:,}; embedding {sizes['token_embedding.weight'] / parameters:.0%} of it")
@@ -95,7 +95,7 @@ redundant_mb = formulas.redundant_copies(4) * optimizer_mb
 print(f"optimizer {optimizer_mb:.2f} MB on each rank, {redundant_mb:.2f} MB redundant")
 plots.memory_by_component({f"rank {r}": of_rank.by_component() for r, of_rank in enumerate(held)})
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "-"}
 # Half of each bar is optimizer state, and one copy of it would be enough for all four ranks. The work is redundant,
 # too: each rank computes the same update of the same parameters.
 #
@@ -177,7 +177,7 @@ tables.Table(["ranks", *map(str, largest)], [row])
 # There is a second problem: this takes one broadcast per parameter. You know from chapter 03 what the latency of so
 # many calls costs.
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "slide"}
 # ## One owner per element
 #
 # AdamW treats each element of a parameter separately. To AdamW, it makes no difference where one parameter ends and the
@@ -186,7 +186,7 @@ tables.Table(["ranks", *map(str, largest)], [row])
 #
 # In the figure, compare the two ways. The top row is the model, from its first parameter to its last:
 
-# %%
+# %% slideshow={"slide_type": "-"}
 modules = {}
 for name, size in sizes.items():
     label = ".".join(name.split(".")[:2]) if name.startswith("blocks") else name.split(".")[0]
@@ -288,7 +288,7 @@ print(f"{log.sent_bytes / all_reduce_bytes:.2f} times data parallelism")
 # · 4Ψ, one and a half times as much as in data parallelism. That is not what ZeRO-1 costs. It is what this program
 # costs.
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "slide"}
 # ## The all-reduce, cut in two
 #
 # Which gradients does rank r need? Only those of its own shard. After the all-reduce, it has the mean of all gradients,
@@ -301,7 +301,7 @@ print(f"{log.sent_bytes / all_reduce_bytes:.2f} times data parallelism")
 # Read the diagram from top to bottom. Each small box is a shard, and its number says which one. The two wide boxes are
 # the two halves of the all-reduce. Look at what each rank does between them:
 
-# %%
+# %% slideshow={"slide_type": "-"}
 diagrams.zero1_step()
 
 # %% [markdown]
@@ -453,7 +453,7 @@ def held_by_stage():
     return memory.held(plain, full_adamw), memory.held(sharded, zero1)
 
 
-# %%
+# %% slideshow={"slide_type": "slide"}
 by_ranks = {}
 for n in (1, 2, 4):
     with ranks.world(n):
@@ -468,14 +468,14 @@ bars = {"data parallelism": plain.by_component()}
 bars |= {f"ZeRO-1, {n} ranks": by_ranks[n][1].by_component() for n in (2, 4)}
 plots.memory_by_component(bars)
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "-"}
 # Only the optimizer state gets smaller, because every rank still holds all parameters and gradients. On N ranks, a
 # parameter takes 8 + 8/N bytes in fp32, and 4 + 12/N bytes in mixed precision, where the optimizer state includes the
 # fp32 master weights (chapter 06). AdamW also has less to compute: each rank updates only Ψ/N elements.
 #
 # In the figure, look at how fast each curve approaches its limit, the dotted line:
 
-# %%
+# %% slideshow={"slide_type": "slide"}
 counts, kinds = (1, 2, 4, 8, 16, 32, 64), {"fp32": formulas.FP32_ADAM, "mixed": formulas.MIXED_ADAM}
 formula = {
     name: {n: formulas.model_state_bytes(1, n, stage=1, bytes_per_parameter=each) for n in counts}
@@ -485,7 +485,7 @@ measured = {"fp32": {n: held[1].total_bytes / parameters for n, held in by_ranks
 limits = {name: each.parameter + each.gradient for name, each in kinds.items()}
 zero_plots.bytes_per_parameter(formula, measured, limits)
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "-"}
 # The first few ranks save the most. The table shows the same for the model in figure 1 of the ZeRO paper, which has 7.5
 # billion parameters:
 
@@ -644,7 +644,7 @@ tables.Table(header, rows, "Loss of rank 0; mean of the bytes; largest optimizer
 #
 # ² `num_distributed_optimizer_instances` in Megatron-Core. Chapter 11 does the same to parameters.
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "slide"}
 # ## Recap
 #
 # The table is for Ψ parameters in fp32, AdamW and N ranks, with f = (N−1)/N.
@@ -687,7 +687,7 @@ tables.Table(header, rows, "Loss of rank 0; mean of the bytes; largest optimizer
 # - [DeepSpeed issue 5758](https://github.com/deepspeedai/DeepSpeed/issues/5758): a user expects a reduce-scatter, finds
 #   an all-reduce in the log, and a developer confirms it.
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "slide"}
 # ## What is still wasted
 #
 # After the reduce-scatter, a rank needs the mean gradient of its own shard. What does it hold?
@@ -700,7 +700,7 @@ needed_bytes = zero1.shard.nbytes
 print(f"gradients held {gradients_bytes / 1e6:.2f} MB, needed {needed_bytes / 1e6:.2f} MB")
 assert gradients_bytes == world_size * needed_bytes
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "-"}
 # It holds the gradients of all shards, and needs those of one. On many ranks, gradients are now about half of the model
 # state. They could be freed as soon as they have been reduced. This is ZeRO-2, chapter 08.
 #

@@ -17,7 +17,7 @@
 # You need reduce-scatter and all-gather (chapter 01), flat parameters (chapter 07), and gradients that are
 # reduce-scattered during backward (chapter 08). Ψ is the number of parameters, N the number of ranks, and f = (N−1)/N.
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "slide"}
 # ## Where we are
 #
 # In chapter 08, you built ZeRO-2: each rank keeps only its shard of the gradients and of the optimizer state. But it
@@ -83,7 +83,7 @@ compute_gradients(zero2, zero2)
 held = memory.held(zero2)
 numels = {name: p.numel() for name, p in zero2.module.named_parameters()}
 
-# %%
+# %% slideshow={"slide_type": "slide"}
 numels, held = ranks.pull("numels")[0], ranks.pull("held")
 psi = sum(numels.values())
 block = sum(numels[name] for name in numels if name.startswith("blocks.0."))
@@ -93,7 +93,7 @@ print(f"Ψ = {psi:,}, and each block has {block / psi:.0%} of it. Parameters: {s
 assert share > 0.5
 plots.memory_by_component({f"rank {n}": each.by_component() for n, each in enumerate(held)})
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "-"}
 # Most of what a rank holds is parameters, and all four ranks hold the same ones. When does a rank need them? The next
 # cell records forward and backward of the model alone. As in chapter 04, its blocks sleep as a stand-in for a GPU. In
 # the figure, look for block 3:
@@ -104,7 +104,7 @@ alone = new_model(sleep=True)
 step = measure.training_step(alone, inputs, targets)
 lines = measure.recorded({"": step}, lambda: timeline.record(alone), rounds=3)[""]
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output"] slideshow={"slide_type": "slide"}
 line = with_block_numbers(ranks.pull("lines")[0][0])
 used_s = sum(span.ended_s - span.began_s for span in line.spans if span.name == "3")
 print(f"Block 3 computes for {used_s / (line.ended_s - line.began_s):.0%} of the time.")
@@ -112,7 +112,7 @@ idle = used_s < 0.5 * (line.ended_s - line.began_s)
 measure.expect(idle, "its parameters are unused for most of the step")
 plots.timeline([line], exposed=False)
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "-"}
 # A block needs its parameters only briefly, once in forward and once in backward. For the rest of the step, each rank
 # could keep a quarter of them, and get the rest from the other ranks when the block needs them. This is **ZeRO-3**:
 # parameters are sharded, like gradients and optimizer state.
@@ -141,7 +141,7 @@ print("gradient of x:", x.grad.tolist())
 # Autograd did not notice that the memory was gone. It would not notice wrong values either: restoring the right ones is
 # our job.
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "slide"}
 # ## Unsharding one unit at a time
 #
 # A **unit** is a part of the model whose parameters are unsharded and resharded together. Here, each block is a unit.
@@ -153,7 +153,7 @@ print("gradient of x:", x.grad.tolist())
 # into a flat parameter, which is padded so that all shards have the same length. In the lower half, look at the four
 # hooks, and at when the flat parameter has memory:
 
-# %%
+# %% slideshow={"slide_type": "-"}
 diagrams.unit()
 
 # %% [markdown]
@@ -352,7 +352,7 @@ followed_steps = {"a unit per block": followed(by_unit, adamw), "no units": foll
 # In the upper half of the figure, the dashed line is a formula: the shards, plus everything unsharded at the same time.
 # In the lower half, each row is a unit, and a bar means that its parameters have memory.
 
-# %%
+# %% slideshow={"slide_type": "slide"}
 steps = ranks.pull("followed_steps")[0]
 unsharded = {"a unit per block": root + block, "no units": psi}
 expected_bytes = {name: 4 * (psi / 4 + numel) for name, numel in unsharded.items()}
@@ -362,7 +362,7 @@ for name, (peak_bytes, _, _) in steps.items():
 lives = {name: life for name, (_, life, _) in steps.items()}
 lifetime_plots.lifetimes(lives, psi, expected_bytes)
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "-"}
 # The formula is right to the byte. On the left, forward unshards the blocks from first to last, and backward from last
 # to first. Two blocks are never unsharded at once, so the peak is
 #
@@ -422,7 +422,7 @@ tables.Table(["in f · 4Ψ", *(f"g = {g}" for g in counts)], rows, "sent per ran
 # has to reduce-scatter its gradients, or each rank would need memory for full ones. In the table, stages 0 and 1 use
 # `no_sync()`.
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "slide"}
 # ## Prefetching the next unit
 #
 # So far, each block waits for its own all-gather before it computes. As in chapter 04, the remedy is to launch earlier
@@ -431,7 +431,7 @@ tables.Table(["in f · 4Ψ", *(f"g = {g}" for g in counts)], rows, "sent per ran
 # already unsharding while unit 0 computes in forward, and again while unit 2 computes in backward. The diagram also
 # overlaps the reduce-scatters, which our code does not do.
 
-# %%
+# %% slideshow={"slide_type": "-"}
 diagrams.unit_states()
 
 # %% [markdown]
@@ -493,7 +493,7 @@ print(f"The bytes of ten all-gathers take {10 * all_gather_ms:.0f} ms.")
 measure.expect(times.ratio("no prefetching", "prefetching") > 1.05, "prefetching saves time")
 plots.bars(times.ms(), "ms per step, without the optimizer (median of 8 rounds)")
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "slide"}
 # Ten of the twelve all-gathers can be hidden. The first one in forward cannot, because no earlier block launches it.
 # What about the first one in backward?
 #
@@ -501,7 +501,7 @@ plots.bars(times.ms(), "ms per step, without the optimizer (median of 8 rounds)"
 # belong to the root. In backward, prefetched all-gathers have long bars, because a bar ends only when the rank has
 # waited for it. Compare the waits in both steps, and find a block that is all-gathered twice in a row:
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output"] slideshow={"slide_type": "-"}
 without, ahead = ranks.pull("lines")[0]
 lines = [zero3_step(without, blocks=6, ranks=4), zero3_step(ahead, 6, 4, prefetched=True)]
 plots.timeline(lines, ["no prefetching", "prefetching"])
@@ -531,7 +531,7 @@ plots.timeline(lines, ["no prefetching", "prefetching"])
 # of step times is another option: with **`reshard_after_forward=False`**, parameters stay unsharded from forward until
 # backward has used them. In the figure, compare the three peaks.
 
-# %%
+# %% slideshow={"slide_type": "slide"}
 steps = ranks.pull("followed_steps")[0]
 unsharded = dict(zip(steps, (root + block, root + 2 * block, psi), strict=True))
 expected_bytes = {name: 4 * (psi / 4 + numel) for name, numel in unsharded.items()}
@@ -542,7 +542,7 @@ assert steps["prefetching, kept after forward"][2] == 2 * half
 lives = {name: life for name, (_, life, _) in steps.items()}
 widgets.lifetime_stepper(lives, psi, expected_bytes, of="prefetching")
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "-"}
 # With `reshard_after_forward=False`, you send no more than data parallelism, and save the time of the second
 # all-gathers. In exchange, the peak is that of a model without units, 1.25 · 4Ψ: the parameters are sharded only
 # between steps.
@@ -647,7 +647,7 @@ tables.Table(["", "held, MB", "formula, MB", "peak, MB", "sent, in f · 4Ψ"], r
 # computing block 2, the program has already launched the all-gather of block 3. torch's documentation calls this
 # *implicit prefetching*. It fails if the program is not ahead of the GPU, for example because the blocks are too small.
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "slide"}
 # ## Recap
 #
 # Parameters are in fp32, the optimizer is AdamW, and a step has g micro-batches.
@@ -686,7 +686,7 @@ tables.Table(["", "held, MB", "formula, MB", "peak, MB", "sent, in f · 4Ψ"], r
 # - *FSDP Notes* in PyTorch's documentation (docs.pytorch.org/docs/stable/notes/fsdp.html): implicit and explicit
 #   prefetching.
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "slide"}
 # ## What is still wasted
 #
 # The reduce-scatters are still exposed. And our wrapper works only for plain models:

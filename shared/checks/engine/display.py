@@ -85,8 +85,7 @@ def live():
 
     def report(text: str) -> None:
         if shown:
-            clear_output(wait=True)
-            display({"text/plain": f"checking {text}"}, raw=True)
+            reader.show_live(f"checking {text}")
 
     try:
         yield report
