@@ -18,10 +18,10 @@ If a check fails while other ranks wait in a collective, all ranks raise the err
 times out. To notice it earlier, their CPUs would have to wait for the GPU in every step.
 """
 
-from shared.guards.calls import reject_grad_scaler, second_gradient
-from shared.guards.exchanges import AtStep, Overlapped, PerBucket, PerParameter, Sharded
+from shared.guards.calls import reject_grad_scaler, second_gradient, stale_gradient
+from shared.guards.exchanges import AtStep, InBackward, Overlapped, PerBucket, PerParameter, Sharded
 from shared.guards.guard import Guard
-from shared.guards.optimizers import reject_whole_tensor_updates, unshared
+from shared.guards.optimizers import all_parameters_of, reject_whole_tensor_updates, unshared
 from shared.guards.pieces import Pieces
 from shared.guards.tensors import contiguous
 from shared.guards.unused import UNUSED
@@ -31,16 +31,19 @@ __all__ = [
     "UNUSED",
     "AtStep",
     "Guard",
+    "InBackward",
     "Overlapped",
     "PerBucket",
     "PerParameter",
     "Pieces",
     "Sharded",
+    "all_parameters_of",
     "call_hook",
     "contiguous",
     "guarded",
     "reject_grad_scaler",
     "reject_whole_tensor_updates",
     "second_gradient",
+    "stale_gradient",
     "unshared",
 ]

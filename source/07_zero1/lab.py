@@ -328,6 +328,139 @@ print(flat_parameter.shard.grad.tolist())
 check.FlatGradients()
 
 # %% [markdown]
+# Run the next cells, too. The last section of this lab explains them.
+
+
+# %% tags=["export"] module="overlapped_flat"
+# %%ranks
+"""Flat parameters and gradients whose collectives overlap with forward and backward: buckets of chapter 07's ZeRO1."""
+
+import math
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.profiler import record_function
+
+from shared import guards
+from shared.sharded import in_flight
+from solutions.async_collectives import launch_reduce_scatter
+from solutions.bucketed_ddp import MB, assign_buckets
+
+
+# %% tags=["export"] module="overlapped_flat"
+# %%ranks
+class OverlappedFlatParameter(FlatParameter):
+    """A flat parameter whose all-gather overlaps with what follows: whoever reads a parameter waits for it."""
+
+    def launch_all_gather(self):
+        """Launch an all-gather, and let the parameters wait for it. Returns a handle whose wait() returns at once.
+
+        Communication: one all-gather.
+        """
+        parameters = self.layout.parameters
+        in_flight.wait_for(parameters)
+        if not in_flight.can_be_in_flight(parameters):
+            return super().launch_all_gather()
+        # Who reads them in another way, and does not wait, gets NaN (see shared/sharded/in_flight.py).
+        self.flat_param.index_fill_(0, self.last_elements, math.nan)
+        in_flight.AllGatherInFlight(super().launch_all_gather(), parameters)
+        return in_flight.NothingToWaitFor()
+
+    def __init__(self, parameters: list[nn.Parameter], group: dist.ProcessGroup | None = None):
+        super().__init__(parameters, group)
+        self.last_elements = in_flight.last_elements(self.layout)
+
+    def __getstate__(self) -> dict:
+        in_flight.wait_for(self.layout.parameters)
+        return self.__dict__
+
+
+def flatten_into_buckets(
+    parameters: list[nn.Parameter], group: dist.ProcessGroup | None
+) -> list[OverlappedFlatParameter]:
+    """Flatten trainable parameters, one flat parameter per bucket, with the values of the group's rank 0.
+
+    Buckets are small enough to overlap: at most an eighth of the parameters, but 1 to 25 MB.
+
+    Communication: one broadcast per parameter.
+    """
+    for parameter in parameters:
+        with guards.contiguous(parameter) as packed:
+            dist.broadcast(packed, group=group, group_src=0)
+    eighth_mb = sum(parameter.nbytes for parameter in parameters) / 8 / MB
+    buckets = assign_buckets(parameters, min(max(eighth_mb, 1.0), 25.0))
+    return [OverlappedFlatParameter(bucket, group) for bucket in buckets]
+
+
+# %% tags=["export"] module="overlapped_flat"
+# %%ranks
+class OverlappedGradients(FlatGradients):
+    """The gradients of a bucket, reduce-scattered during backward. It has the methods that a LaunchQueue calls."""
+
+    def __init__(self, flat_parameter: FlatParameter):
+        self.parameters = flat_parameter.layout.parameters
+        self.previous: OverlappedGradients | None = (
+            None  # the bucket that is launched before this one
+        )
+        self.in_flight = None  # the handle of the reduce-scatter
+        super().__init__(flat_parameter)
+        self._view_gradients()
+        self.reset()
+
+    def reset(self) -> None:
+        """Fill the gradients with zeros, and drop the shard's mean gradient."""
+        super().reset()
+        self.is_overwritten = False  # by a reduce-scatter: nothing may be added to these gradients
+
+    def reject_stale(self, index: int) -> None:
+        """Raise a RuntimeError if a gradient was added to what a reduce-scatter has left behind."""
+        if self.is_overwritten and self.parameters[index].grad is self.views[index]:
+            raise RuntimeError(guards.stale_gradient(self.parameters[index]))
+
+    def pack(self, index: int) -> None:
+        """Copy the gradient of parameters[index] into its view, if it is another tensor; None counts as zeros."""
+        self.reject_stale(index)
+        parameter, view = self.parameters[index], self.views[index]
+        with torch.no_grad():
+            if parameter.grad is None:
+                view.fill_(guards.UNUSED)  # [Note: negative zeros]
+            elif parameter.grad is not view:
+                view.copy_(parameter.grad)
+        parameter.grad = view
+
+    def launch(self) -> None:
+        """Wait for the previous bucket's reduce-scatter, whose receive buffer is free then, and launch this one's.
+
+        Communication: one reduce-scatter.
+        """
+        if self.previous is not None:
+            self.previous.wait()
+        with record_function("ZeRO1::reduce_scatter"):
+            # .data has a version of its own: the guards notice when somebody else changes the gradients.
+            self.in_flight = launch_reduce_scatter(self.flat.data, self.layout.group)
+
+    def wait(self) -> None:
+        """Set shard.grad to the mean over the ranks, if a reduce-scatter is in flight."""
+        if self.in_flight is not None:
+            shard = self.in_flight.wait()
+            self.flat_parameter.shard.grad = shard.div_(dist.get_world_size(self.layout.group))
+            self.in_flight, self.is_overwritten = None, True
+
+    def is_reduced(self) -> bool:
+        """Tell whether shard.grad is the mean of the current gradients."""
+        return self.flat_parameter.shard.grad is not None and self.holds_gradients()
+
+    def _view_gradients(self) -> None:
+        self.views = self.layout.views(self.flat)
+
+    def __setstate__(self, state: dict) -> None:
+        self.__dict__.update(state)
+        self._view_gradients()
+
+
+# %% [markdown]
 # ## Exercise 7.3 · Updating shards (20 min, 3 points)
 #
 # You build `ShardedOptimizer`, the base class of `ZeRO1`. Both are torch optimizers, and you use them like any other. A
@@ -356,7 +489,9 @@ check.FlatGradients()
 # %%ranks
 """ZeRO stage 1: every rank holds all parameters and gradients, and one shard of the optimizer state."""
 
+import contextlib
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -364,6 +499,8 @@ from torch import nn
 from torch.profiler import record_function
 
 from shared import guards
+from shared.sharded import in_flight
+from solutions.overlapped_ddp import GradientSync
 
 
 # %% tags=["export"]
@@ -483,6 +620,10 @@ class ShardedOptimizer(ShardedOptimizer):
         self.inner.add_param_group({**param_group, "params": shards})
         ### END SOLUTION
 
+    def finish_parameter_sync(self) -> None:
+        """Wait until all parameters are complete, if their all-gathers overlap with what follows step()."""
+        in_flight.wait_for(each for group in self.param_groups for each in group["params"])
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients of parameters and shards."""
         super().zero_grad(set_to_none)
@@ -576,6 +717,7 @@ class ShardedOptimizer(ShardedOptimizer):
 
     def __getstate__(self) -> dict:
         # This is for deepcopy: torch's own method drops attributes that it does not know.
+        self.finish_parameter_sync()
         return self.__dict__
 
 
@@ -650,15 +792,30 @@ class ZeRO1(ShardedOptimizer):
     """
 
     def __init__(
-        self, params, optimizer_cls: type, group: dist.ProcessGroup | None = None, **defaults
+        self,
+        params,
+        optimizer_cls: type,
+        group: dist.ProcessGroup | None = None,
+        module: nn.Module | None = None,
+        **defaults,
     ):
         self.gradients: list[FlatGradients] = []
         self.used_up = False  # whether the last step() has consumed the gradients
-        self.guard = guards.Guard(group, clip_with="this optimizer's clip_grad_norm_(max_norm)")
+        self.overlaps, self.sync = module is not None, None  # for the last section of this lab
+        self.guard = guards.Guard(
+            group, clip_with="this optimizer's clip_grad_norm_(max_norm)", has_hooks=self.overlaps
+        )
+        if module is not None:
+            params = guards.all_parameters_of(module, params)
+            self.guard.watch(module)
         super().__init__(params, optimizer_cls, self._flatten, group, **defaults)
+        if module is not None:
+            self._sync_in_backward(module)
 
     def _flatten(self, parameters: list[nn.Parameter]) -> list[FlatParameter]:
         """Flatten and broadcast parameters, and give each flat parameter its FlatGradients."""
+        if self.overlaps:
+            return self._flatten_into_buckets(parameters)
         self.guard.watch_list(parameters)
         flat_parameters = flatten_and_broadcast(parameters, self.group)
         self.guard.snapshot.flat_parameters += flat_parameters
@@ -668,6 +825,7 @@ class ZeRO1(ShardedOptimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Fill the gradients with zeros. They keep their memory, whatever set_to_none says: the collective needs it."""
         self.pieces.zero_grad(set_to_none)
+        self._complete_skipped_batch()
         ### BEGIN SOLUTION
         self.used_up = False
         for gradients in self.gradients:
@@ -685,6 +843,8 @@ class ZeRO1(ZeRO1):
         Raises:
             RuntimeError: if zero_grad() was not called since the last step(), or backward() ran after clipping.
         """
+        if self.overlaps:
+            return self._finish_gradient_sync()
         if self.used_up and any(gradients.holds_gradients() for gradients in self.gradients):
             raise RuntimeError(
                 "step() has already used these gradients: call this optimizer's zero_grad() before backward()"
@@ -714,6 +874,64 @@ class ZeRO1(ZeRO1):
         self.used_up = True
         return loss
         ### END SOLUTION
+
+
+# %% [markdown]
+# Run the next cell as well. You need not read it yet: it is for `ZeRO1(..., module=module)`, the subject of the last
+# section. Without a module, its methods do nothing.
+
+
+# %% tags=["export"]
+# %%ranks
+class ZeRO1(ZeRO1):
+    def no_sync(self):
+        """Let gradients accumulate. With a module, backward() reduces them unless it runs inside no_sync()."""
+        return contextlib.nullcontext() if self.sync is None else self.sync.no_sync()
+
+    def _flatten_into_buckets(self, parameters: list[nn.Parameter]) -> list[FlatParameter]:
+        """Flatten and broadcast parameters, bucket by bucket."""
+        if self.sync is not None:
+            raise ValueError(
+                "this ZeRO1 has all parameters of its module: add others before you build it"
+            )
+        flat_parameters = flatten_into_buckets(parameters, self.group)
+        self.guard.snapshot.flat_parameters += flat_parameters
+        self.gradients += [OverlappedGradients(each) for each in flat_parameters]
+        return flat_parameters
+
+    def _sync_in_backward(self, module: nn.Module) -> None:
+        """Reduce-scatter buckets from the last layer to the first, and all-gather them from the first to the last."""
+        index_of = {id(parameter): index for index, parameter in enumerate(module.parameters())}
+
+        def first_index(bucket: FlatParameter | FlatGradients) -> int:
+            return min(index_of[id(parameter)] for parameter in bucket.layout.parameters)
+
+        self.flat_parameters.sort(key=first_index)
+        self.gradients.sort(key=first_index, reverse=True)
+        for previous, bucket in pairwise(self.gradients):
+            bucket.previous = previous
+        self.sync = GradientSync(self.gradients)
+        guards.InBackward(self).attach(self.guard)
+
+    def _finish_gradient_sync(self) -> None:
+        """Launch the remaining reduce-scatters, and wait for all of them, unless clipping has already done so."""
+        if not self.sync.enabled:
+            raise RuntimeError(
+                "call step() and clip_grad_norm_() outside no_sync(): inside, gradients stay unreduced"
+            )
+        if not self.sync.pending and all(bucket.is_reduced() for bucket in self.gradients):
+            return
+        self.pieces.forget_dropped(self.flat_parameters)
+        with (
+            self.guard.synchronizing(guards.InBackward(self)),
+            record_function("ZeRO1::reduce_scatter"),
+        ):
+            self.sync.finish()
+
+    def _complete_skipped_batch(self) -> None:
+        """Complete the reduce-scatters of a backward() that no step() has used, because other ranks wait in them."""
+        if self.sync is not None:
+            guards.InBackward(self).complete_skipped_batch()
 
 
 # %% [markdown]

@@ -50,6 +50,7 @@ from solutions.bucketed_ddp import assign_buckets
 from solutions.flat import FlatParameter
 from solutions.manual_ddp import broadcast_state
 from solutions.overlapped_ddp import GradientSync
+from solutions.overlapped_flat import OverlappedFlatParameter
 from solutions.zero1 import ShardedOptimizer
 
 # %% [markdown]
@@ -242,7 +243,7 @@ def flat_parameters_of(
     bucketed = {id(parameter) for bucket in buckets for parameter in bucket.parameters}
     if bucketed != {id(parameter) for parameter in parameters if parameter.requires_grad}:
         raise ValueError("ZeRO2 trains the parameters of its module: add them before you wrap it")
-    return [bucket.flat_parameter for bucket in buckets]
+    return [bucket.flat_parameter for bucket in reversed(buckets)]  # in the order in which forward reads them
 
 
 # %% tags=["exercise", "export"] grade_id="zero2"
@@ -268,7 +269,9 @@ class ZeRO2(nn.Module):
         ### BEGIN SOLUTION
         broadcast_state(module, group)
         assigned = assign_buckets(module.parameters(), bucket_cap_mb)
-        self.buckets = [ShardedBucket(FlatParameter(parameters, group)) for parameters in assigned]
+        self.buckets = [
+            ShardedBucket(OverlappedFlatParameter(parameters, group)) for parameters in assigned
+        ]
         for previous, bucket in pairwise(self.buckets):
             bucket.previous = previous
         self.sync = GradientSync(self.buckets)
