@@ -3,10 +3,10 @@
     python -m benchmarks.sharded_overlap                        # 2 and 4 ranks, behind 1 Gbit/s and over loopback
     python -m benchmarks.sharded_overlap --rounds 40 --ranks 4 --links 1gbit --json sharded_overlap.json
 
-A model of six blocks sleeps for 12 ms in each block's forward and for 24 ms in its backward, and has 28 MB of gradients.
-So the cores are free for communication, as if a GPU computed, and the machine's noise is small. In each round, every
-version takes one step, in a shuffled order that is the same on all ranks, and a step lasts until its slowest rank is
-done. Ratios are computed within each round.
+A model of six blocks sleeps for 12 ms in each block's forward and for 24 ms in its backward, and has 28 MB of
+gradients. So the cores are free for communication, as if a GPU computed, and the machine's noise is small. In each
+round, every version takes a few steps, in a shuffled order that is the same on all ranks, and these last until the
+slowest rank is done. Ratios are computed within each round.
 """
 
 import argparse
@@ -72,9 +72,7 @@ def versions() -> dict[str, tuple[nn.Module, object]]:
     ddp, alone, with_module = OverlappedDDP(new_model(), CAP_MB), new_model(), new_model()
     built[DDP] = ddp, torch.optim.SGD(ddp.parameters(), **settings)
     built[ZERO1] = alone, ZeRO1(alone.parameters(), torch.optim.SGD, **settings)
-    built[ZERO1_MODULE] = with_module, ZeRO1(
-        with_module.parameters(), torch.optim.SGD, module=with_module, **settings
-    )
+    built[ZERO1_MODULE] = with_module, ZeRO1(with_module.parameters(), torch.optim.SGD, module=with_module, **settings)
     zero2 = ZeRO2(new_model(), torch.optim.SGD, CAP_MB, **settings)
     built[ZERO2] = zero2, zero2
     return built
@@ -93,7 +91,7 @@ def step_of(model: nn.Module, optimizer) -> Callable[[], None]:
 
 
 def on_a_rank(rounds: int, steps: int) -> dict[str, list[float]]:
-    """Measure every version, `steps` steps in a row per round: the next forward belongs to a step. Returns ms per step."""
+    """Measure every version, in each round for a few steps in a row. Returns the ms per step."""
     torch.set_num_threads(1)
     runs = {name: (step_of(*built), built[1]) for name, built in versions().items()}
     times_ms: dict[str, list[float]] = {name: [] for name in runs}
@@ -120,7 +118,9 @@ def measure(world_size: int, link: str, rounds: int, steps: int) -> dict[str, li
         per_rank = ranks.run(on_a_rank, rounds, steps, timeout_s=1800.0)
     finally:
         ranks.stop()
-    return {name: [max(times) for times in zip(*(each[name] for each in per_rank), strict=True)] for name in per_rank[0]}
+    return {
+        name: [max(times) for times in zip(*(each[name] for each in per_rank), strict=True)] for name in per_rank[0]
+    }
 
 
 def rows(world_size: int, link: str, times_ms: dict[str, list[float]]) -> list[report.Row]:
@@ -149,8 +149,12 @@ def main() -> int:
     measured = {}
     for link in options.links:
         for world_size in options.ranks:
-            times_ms = measured[f"{world_size} ranks, {link}"] = measure(world_size, link, options.rounds, options.steps)
-            print(f"{world_size} ranks, {link}:", {name: f"{statistics.median(t):.0f} ms" for name, t in times_ms.items()})
+            times_ms = measured[f"{world_size} ranks, {link}"] = measure(
+                world_size, link, options.rounds, options.steps
+            )
+            print(
+                f"{world_size} ranks, {link}:", {name: f"{statistics.median(t):.0f} ms" for name, t in times_ms.items()}
+            )
             for row in rows(world_size, link, times_ms):
                 low, middle, high = statistics.quantiles(row.values, n=4, method="inclusive")
                 print(f"  {row.what}: {middle:.3f} ({low:.3f}–{high:.3f}), aim {row.target}")

@@ -11,7 +11,7 @@ from torch import nn
 from torch.profiler import record_function
 
 from shared import guards
-from shared.sharded import in_flight
+from shared.guards import in_flight
 from solutions.clipping import clip_shards_
 from solutions.flat import FlatGradients, FlatParameter
 from solutions.optimizer_state import gather_state, shard_state
@@ -294,7 +294,10 @@ class ZeRO1(ShardedOptimizer):
         if not self.sync.pending and all(bucket.is_reduced() for bucket in self.gradients):
             return
         self.pieces.forget_dropped(self.flat_parameters)
-        with self.guard.synchronizing(guards.InBackward(self)), record_function("ZeRO1::reduce_scatter"):
+        with (
+            self.guard.synchronizing(guards.InBackward(self)),
+            record_function("ZeRO1::reduce_scatter"),
+        ):
             self.sync.finish()
 
     def _complete_skipped_batch(self) -> None:

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import nn
 
 from shared.guards.alarms import Alarm
+from shared.guards.in_flight import wait_for
 from shared.guards.unused import is_unused
-from shared.sharded.in_flight import wait_for
 
 
 class Pieces:

@@ -344,9 +344,11 @@ from torch import nn
 from torch.profiler import record_function
 
 from shared import guards
-from shared.sharded import in_flight
+from shared.guards import in_flight
 from solutions.async_collectives import launch_reduce_scatter
 from solutions.bucketed_ddp import MB, assign_buckets
+
+LEAST_CAP_MB = 1.0  # smaller buckets would cost more latency than they hide
 
 
 # %% tags=["export"] module="overlapped_flat"
@@ -363,7 +365,7 @@ class OverlappedFlatParameter(FlatParameter):
         in_flight.wait_for(parameters)
         if not in_flight.can_be_in_flight(parameters):
             return super().launch_all_gather()
-        # Who reads them in another way, and does not wait, gets NaN (see shared/sharded/in_flight.py).
+        # Who reads them in another way, and does not wait, gets NaN (see shared/guards/in_flight.py).
         self.flat_param.index_fill_(0, self.last_elements, math.nan)
         in_flight.AllGatherInFlight(super().launch_all_gather(), parameters)
         return in_flight.NothingToWaitFor()
@@ -382,7 +384,7 @@ def flatten_into_buckets(
 ) -> list[OverlappedFlatParameter]:
     """Flatten trainable parameters, one flat parameter per bucket, with the values of the group's rank 0.
 
-    Buckets are small enough to overlap: at most an eighth of the parameters, but 1 to 25 MB.
+    A bucket holds at most an eighth of the parameters, so that collectives overlap, but LEAST_CAP_MB to 25 MB.
 
     Communication: one broadcast per parameter.
     """
@@ -390,7 +392,7 @@ def flatten_into_buckets(
         with guards.contiguous(parameter) as packed:
             dist.broadcast(packed, group=group, group_src=0)
     eighth_mb = sum(parameter.nbytes for parameter in parameters) / 8 / MB
-    buckets = assign_buckets(parameters, min(max(eighth_mb, 1.0), 25.0))
+    buckets = assign_buckets(parameters, min(max(eighth_mb, LEAST_CAP_MB), 25.0))
     return [OverlappedFlatParameter(bucket, group) for bucket in buckets]
 
 
@@ -499,7 +501,7 @@ from torch import nn
 from torch.profiler import record_function
 
 from shared import guards
-from shared.sharded import in_flight
+from shared.guards import in_flight
 from solutions.overlapped_ddp import GradientSync
 
 

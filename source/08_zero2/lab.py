@@ -243,7 +243,9 @@ def flat_parameters_of(
     bucketed = {id(parameter) for bucket in buckets for parameter in bucket.parameters}
     if bucketed != {id(parameter) for parameter in parameters if parameter.requires_grad}:
         raise ValueError("ZeRO2 trains the parameters of its module: add them before you wrap it")
-    return [bucket.flat_parameter for bucket in reversed(buckets)]  # in the order in which forward reads them
+    return [
+        bucket.flat_parameter for bucket in reversed(buckets)
+    ]  # in the order in which forward reads them
 
 
 # %% tags=["exercise", "export"] grade_id="zero2"

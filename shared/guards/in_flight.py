@@ -21,49 +21,16 @@ from torch.profiler import record_function
 
 from shared.guards.names import name_of
 
-_READ_ONLY = ("_version", "device", "dtype", "grad_fn", "is_cpu", "is_cuda", "is_leaf", "is_meta", "is_nested")
-_READ_ONLY += (
-    "is_quantized",
-    "is_sparse",
-    "itemsize",
-    "layout",
-    "nbytes",
-    "ndim",
-    "output_nr",
-    "retains_grad",
-    "shape",
-)
-_READ_ONLY += ("_backward_hooks", "_post_accumulate_grad_hooks")
-_METHODS = (
-    "dim",
-    "element_size",
-    "get_device",
-    "is_contiguous",
-    "is_floating_point",
-    "ndimension",
-    "nelement",
-    "numel",
-)
-_METHODS += (
-    "register_hook",
-    "register_post_accumulate_grad_hook",
-    "requires_grad_",
-    "size",
-    "storage_offset",
-    "stride",
-)
+_PROPERTIES = """_backward_hooks _post_accumulate_grad_hooks _version device dtype grad grad_fn is_cpu is_cuda is_leaf
+    is_meta is_nested is_quantized is_sparse itemsize layout nbytes ndim output_nr requires_grad retains_grad shape"""
+_METHODS = """dim element_size get_device is_contiguous is_floating_point ndimension nelement numel register_hook
+    register_post_accumulate_grad_hook requires_grad_ size storage_offset stride"""
 # What needs no values. is_complex() is not among them, because collectives call it before they unpack a tensor.
 NEEDS_NO_VALUES = {
-    Tensor.grad.__get__,
-    Tensor.grad.__set__,
-    Tensor.grad.__delete__,
-    Tensor.requires_grad.__get__,
-    Tensor.requires_grad.__set__,
-    Tensor._backward_hooks.__set__,
-    Tensor._post_accumulate_grad_hooks.__set__,
-    torch.is_floating_point,
-    *(getattr(Tensor, name).__get__ for name in _READ_ONLY),
-    *(getattr(Tensor, name) for name in _METHODS),
+    *(getattr(Tensor, name) for name in _METHODS.split()),
+    *(getattr(Tensor, name).__get__ for name in _PROPERTIES.split()),
+    *(getattr(Tensor, name).__set__ for name in ("_backward_hooks", "_post_accumulate_grad_hooks", "requires_grad")),
+    *(Tensor.grad.__set__, Tensor.grad.__delete__, torch.is_floating_point),
 }
 
 
