@@ -7,6 +7,8 @@ process, and both must observe the same tensors.
 import contextlib
 import copy
 import io
+import re
+import time
 
 import pytest
 import torch
@@ -16,7 +18,8 @@ from torch.nn.utils import parameters_to_vector
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
-from shared import ranks
+from shared import ranks, wire
+from shared.guards.in_flight import InFlightParameter
 from solutions import overlapped_flat
 from solutions.zero1 import ZeRO1
 from solutions.zero2 import ZeRO2
@@ -347,3 +350,272 @@ def test_a_loop_trains_as_in_one_process(four_ranks, kind, name):
         with ranks.world(world_size):
             for found in ranks.run(observed, kind, name, optimizer):
                 torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9, check_dtype=False)
+
+
+# -- what cannot be right raises on every rank
+
+
+def backward_twice(loop):
+    loop.backward(0)
+    loop.backward(1)
+    loop.optimizer.step()
+
+
+def step_in_no_sync(loop):
+    with loop.no_sync():
+        loop.backward(0)
+        loop.optimizer.step()
+
+
+def backward_after_clipping(loop):
+    loop.backward(0)
+    loop.clip(1.0)
+    loop.backward(1)
+    loop.optimizer.step()
+
+
+def no_zero_grad(loop):
+    loop.step(0)
+    loop.backward(1)
+    loop.optimizer.step()
+
+
+def step_twice(loop):
+    loop.step(0)
+    loop.optimizer.step()
+
+
+def no_zero_grad_and_no_backward_on_rank_1(loop):
+    loop.step(0)
+    if loop.rank == 0:
+        loop.backward(1)
+    loop.optimizer.step()
+
+
+def gradients_changed(loop):
+    loop.module.uses_rare = True  # on every rank, so that backward launches all buckets
+    loop.backward(0)
+    loop.module.layers[2].weight.grad.mul_(2.0)
+    loop.optimizer.step()
+
+
+def gradients_dropped(loop):
+    loop.backward(0)
+    loop.module.zero_grad()
+    loop.optimizer.step()
+
+
+def clipped_by_torch(loop):
+    loop.backward(0)
+    nn.utils.clip_grad_norm_(loop.module.parameters(), 1.0)
+
+
+def stepped_by_another_optimizer(loop):
+    loop.backward(0)
+    torch.optim.SGD(loop.module.parameters(), lr=0.1).step()
+
+
+def scaled(loop):
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(loop.loss(0)).backward()
+    scaler.step(loop.optimizer)
+
+
+def frozen_later(loop):
+    loop.module.layers[1].weight.requires_grad_(False)
+    loop.backward(0)
+
+
+def replaced_later(loop):
+    loop.step(0)
+    loop.module.layers[1].weight = nn.Parameter(torch.zeros(WIDTH, WIDTH, dtype=torch.float64))
+    loop.backward(0)
+
+
+def more_parameters(loop):
+    loop.optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
+
+
+def part_of_the_module(loop):
+    ZeRO1(loop.module.layers[1].parameters(), torch.optim.SGD, module=loop.module, lr=0.1)
+
+
+def another_module(loop):
+    ZeRO1(loop.module.parameters(), torch.optim.SGD, module=loop.module.layers[1], lr=0.1)
+
+
+REFUSED = {  # by habit: a part of the message
+    backward_twice: "got a second gradient for parameter .* inside the optimizer's no_sync",
+    step_in_no_sync: r"call step\(\) and clip_grad_norm_\(\) outside no_sync",
+    backward_after_clipping: r"the gradient of parameter .* clip_grad_norm_\(\) after the last backward",
+    no_zero_grad: r"the gradient of parameter .* call the optimizer's zero_grad\(\) between step\(\) and backward",
+    step_twice: r"the gradient of parameter .* call the optimizer's zero_grad\(\) between step\(\) and backward",
+    no_zero_grad_and_no_backward_on_rank_1: r"call the optimizer's zero_grad\(\) between step\(\) and backward",
+    gradients_changed: r"the gradient of parameter 'layers.* was changed .* scale the loss",
+    gradients_dropped: r"the gradient of parameter .* was dropped .* call the optimizer's zero_grad\(\), on all ranks",
+    clipped_by_torch: r"this optimizer's clip_grad_norm_",
+    stepped_by_another_optimizer: r"only this rank's gradient of parameter .* the optimizer that averages them",
+    scaled: "train in bfloat16",
+    frozen_later: "parameter 'layers.1.weight' was frozen after",
+    replaced_later: "parameter 'layers.1.weight' was replaced",
+    more_parameters: "has all parameters of its module",
+    part_of_the_module: "parameter 'layers.0.weight' of the module is not in params",
+    another_module: r"parameter #0 of shape \[8, 8\] is in params, but not in the module",
+}
+
+
+def error_of(name: str) -> str:
+    loop = Loop("zero1")
+    habit = next(habit for habit in REFUSED if habit.__name__ == name)
+    try:
+        habit(loop)
+    except (RuntimeError, ValueError) as error:
+        return str(error)
+    return "nothing was raised"
+
+
+@pytest.mark.parametrize("name", [habit.__name__ for habit in REFUSED])
+def test_a_mistake_raises_on_every_rank(four_ranks, name):
+    from tests.test_overlapped_zero import error_of
+
+    expected = next(words for habit, words in REFUSED.items() if habit.__name__ == name)
+    with ranks.world(2):
+        for found in ranks.run(error_of, name, timeout_s=20.0):
+            assert re.search(expected, found), found
+
+
+# -- ranks that do different things
+
+
+def without_backward_on_rank_1(kind: str) -> list[torch.Tensor]:
+    """Train, while rank 1 has no samples in some steps. In one process, its share of the mean is zero."""
+    loop = Loop(kind)
+    for number in range(4):
+        loop.optimizer.zero_grad()
+        if kind == "alone" or loop.rank == 0 or number == 0:
+            own = slice(0, None, 2) if kind == "alone" and number else slice(None)
+            x, y = torch.randn(2, SAMPLES, WIDTH, generator=torch.Generator().manual_seed(number), dtype=torch.float64)
+            x, y = (each[own] if kind == "alone" else each[loop.rank :: 2] for each in (x, y))
+            ((loop.model(x) - y).square().mean() / (2 if kind == "alone" and number else 1)).backward()
+        loop.optimizer.step()
+    return [value.detach().clone() for value in loop.module.state_dict().values()]
+
+
+@pytest.mark.parametrize("kind", ["zero1", "zero2"])
+def test_a_rank_without_backward_takes_part(four_ranks, kind):
+    from tests.test_overlapped_zero import without_backward_on_rank_1
+
+    expected = without_backward_on_rank_1("alone")
+    with ranks.world(2):
+        for found in ranks.run(without_backward_on_rank_1, kind):
+            torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+# -- what is in flight
+
+
+def in_flight_after_each_call(kind: str) -> dict[str, list[bool]]:
+    loop, found = Loop(kind), {}
+
+    def look(when: str) -> None:
+        found[when] = [type(layer.bias) is InFlightParameter for layer in loop.module.layers]
+
+    loop.step(0)
+    look("step")
+    loop.optimizer.zero_grad()
+    look("zero_grad")
+    loop.module.layers[0].weight.sum()
+    look("read one")
+    loop.module.layers[3].bias.sum()
+    loop.module.layers[1].bias.sum()
+    loop.inner.finish_parameter_sync()
+    look("finish_parameter_sync")
+    loop.step(1)
+    loop.loss(2)
+    look("forward")
+    return found
+
+
+@pytest.mark.parametrize("kind", ["zero1", "zero2"])
+def test_parameters_are_in_flight_until_somebody_reads_them(four_ranks, kind):
+    from tests.test_overlapped_zero import in_flight_after_each_call
+
+    with ranks.world(2):
+        for found in ranks.run(in_flight_after_each_call, kind):
+            assert found["step"] == found["zero_grad"] == [True] * 4
+            assert 0 < sum(found["read one"]) <= 4
+            assert found["finish_parameter_sync"] == found["forward"] == [False] * 4
+
+
+def seen_by_an_alias() -> tuple[list[bool], list[bool]]:
+    """Read the parameters by aliases from before the step, while rank 1 is late, and again when they are complete.
+
+    Returns:
+        Whether the last element of each is NaN.
+    """
+    loop = Loop("zero1")
+    aliases = [p.data for p in loop.module.parameters() if p.requires_grad]
+    loop.optimizer.zero_grad()
+    loop.backward(0)
+    loop.optimizer.reduce_gradients()
+    if dist.get_rank() == 1:
+        time.sleep(1.0)
+    loop.optimizer.step()
+    early = [alias.isnan().any().item() for alias in aliases]
+    loop.optimizer.finish_parameter_sync()
+    return early, [alias.isnan().any().item() for alias in aliases]
+
+
+def test_a_reader_that_cannot_wait_gets_nan(four_ranks):
+    from tests.test_overlapped_zero import seen_by_an_alias
+
+    with ranks.world(2):
+        early, complete = ranks.run(seen_by_an_alias)[0]
+    assert sum(early) >= len(early) // 2, early  # Rank 0 has the others in its own shard.
+    assert not any(complete)
+
+
+def sent(with_module: bool) -> tuple[float, int]:
+    loop = Loop("alone")
+    loop.kind, loop.rank, loop.size = "zero1", dist.get_rank(), dist.get_world_size()
+    module = loop.module if with_module else None
+    loop.optimizer = ZeRO1(loop.module.parameters(), torch.optim.AdamW, module=module, lr=0.01)
+    loop.step(0)
+    with wire.ledger() as log:
+        loop.step(1)
+        loop.inner.finish_parameter_sync()
+    return log.sent_bytes, len(loop.optimizer.flat_parameters)
+
+
+def test_a_module_does_not_change_the_bytes_sent(four_ranks):
+    from tests.test_overlapped_zero import sent
+
+    with ranks.world(4):
+        (plain_bytes, _), (overlapped_bytes, buckets) = (ranks.run(sent, which)[0] for which in (False, True))
+    assert buckets > 3
+    padding_bytes = 2 * buckets * 3 * 8
+    assert plain_bytes <= overlapped_bytes <= plain_bytes + padding_bytes
+
+
+class OwnParameter(nn.Parameter):
+    """A class that the parameter must not lose."""
+
+
+def trained_with_an_own_class() -> tuple[list[torch.Tensor], bool]:
+    loop = Loop("alone")
+    loop.kind, loop.rank, loop.size = "zero1", dist.get_rank(), dist.get_world_size()
+    loop.module.layers[1].weight = OwnParameter(loop.module.layers[1].weight.detach())
+    loop.optimizer = ZeRO1(loop.module.parameters(), torch.optim.AdamW, module=loop.module, lr=0.01, weight_decay=0.1)
+    plain(loop)
+    return [p.detach().clone() for p in loop.module.parameters()], type(loop.module.layers[1].weight) is OwnParameter
+
+
+def test_a_parameter_of_an_own_class_is_complete_after_the_step(four_ranks):
+    from tests.test_overlapped_zero import trained_with_an_own_class
+
+    alone = Loop("alone")
+    plain(alone)
+    with ranks.world(2):
+        for found, kept in ranks.run(trained_with_an_own_class):
+            torch.testing.assert_close(found, list(alone.module.parameters()), rtol=1e-9, atol=1e-9)
+            assert kept

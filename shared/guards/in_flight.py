@@ -16,6 +16,7 @@ import threading
 from collections.abc import Iterable, Iterator
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.profiler import record_function
 
@@ -116,17 +117,17 @@ def can_be_in_flight(parameters: Iterable[nn.Parameter]) -> bool:
     return all(type(parameter) is nn.Parameter for parameter in parameters)
 
 
-def last_elements(layout) -> Tensor:
+def last_elements(layout) -> list[int]:
     """Return where parameters end in each shard of another rank: indices of the flat tensor of a FlatLayout."""
-    shard_numel, begin, last = layout.shard_shape.numel(), 0, set()
-    own = torch.distributed.get_rank(layout.group)
+    shard_numel, own = layout.shard_shape.numel(), dist.get_rank(layout.group)
+    begin, indices = 0, set()
     for parameter in layout.parameters:
         end = begin + parameter.numel()
-        for shard in range(begin // max(shard_numel, 1), -(-end // max(shard_numel, 1))):
-            if shard != own and begin < end:
-                last.add(min(end, (shard + 1) * shard_numel) - 1)
+        if begin < end:
+            shards = range(begin // shard_numel, (end - 1) // shard_numel + 1)
+            indices |= {min(end, (shard + 1) * shard_numel) - 1 for shard in shards if shard != own}
         begin = end
-    return torch.tensor(sorted(last), dtype=torch.long, device=layout.parameters[0].device)
+    return sorted(indices)
 
 
 class NothingToWaitFor:

@@ -366,13 +366,9 @@ class OverlappedFlatParameter(FlatParameter):
         if not in_flight.can_be_in_flight(parameters):
             return super().launch_all_gather()
         # Who reads them in another way, and does not wait, gets NaN (see shared/guards/in_flight.py).
-        self.flat_param.index_fill_(0, self.last_elements, math.nan)
+        self.flat_param[in_flight.last_elements(self.layout)] = math.nan
         in_flight.AllGatherInFlight(super().launch_all_gather(), parameters)
         return in_flight.NothingToWaitFor()
-
-    def __init__(self, parameters: list[nn.Parameter], group: dist.ProcessGroup | None = None):
-        super().__init__(parameters, group)
-        self.last_elements = in_flight.last_elements(self.layout)
 
     def __getstate__(self) -> dict:
         in_flight.wait_for(self.layout.parameters)
