@@ -178,10 +178,17 @@ class ZeRO1(ShardedOptimizer):
     ranks must pass the same parameters in the same order. Buffers, such as BatchNorm's, stay different on each rank.
     The next backward() overwrites each .grad: clone one to keep it. Settings such as lr must be the same on every rank.
 
-    Memory: with Adam in fp32, 4Ψ + 4Ψ + 8Ψ/N bytes for Ψ parameters on N ranks.
-    Communication: per step, one reduce-scatter and one all-gather per param group, dtype and device:
-        2(N−1)/N · 4Ψ bytes sent per rank.
-    Source: Rajbhandari et al. 2020, "ZeRO", §5.1 and §7.
+    Args:
+        module: The module that owns the parameters, or None. With it, collectives overlap: a bucket is reduce-scattered
+            during backward, and after step(), whoever reads a parameter waits for its all-gather. So each backward() but
+            the last before step() needs no_sync(), and all ranks skip the same batches. A tensor that shares a
+            parameter's memory, such as a `p.data` from before step(), is not complete before finish_parameter_sync().
+
+    Memory: with Adam in fp32, 4Ψ + 4Ψ + 8Ψ/N bytes for Ψ parameters on N ranks. With a module, in backward up to two
+        receive buffers of (N−1)/N of a bucket on gloo.
+    Communication: per step, one reduce-scatter and one all-gather per param group, dtype and device, or with a module
+        per bucket: 2(N−1)/N · 4Ψ bytes sent per rank.
+    Source: Rajbhandari et al. 2020, "ZeRO", §5.1 and §7. Megatron-Core's overlap_param_gather does the same.
     """
 
     def __init__(

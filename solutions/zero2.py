@@ -85,7 +85,9 @@ def flat_parameters_of(buckets: list[ShardedBucket], parameters: list[nn.Paramet
 class ZeRO2(nn.Module):
     """ZeRO stage 2: gradients are reduce-scattered and freed while backward computes; the optimizer state is sharded.
 
-    `.optimizer` is for schedulers and state dicts. None counts as zeros, unless no rank has used the parameter.
+    `.optimizer` is for schedulers and state dicts. None counts as zeros, unless no rank has used the parameter. After
+    step(), whoever reads a parameter waits for its all-gather. A tensor that shares a parameter's memory, such as a
+    `p.data` from before step(), is not complete before optimizer.finish_parameter_sync().
 
     Memory: with Adam in fp32, 4Ψ + 4Ψ/N + 8Ψ/N bytes for Ψ parameters on N ranks; during backward up to 3 − 1/N buckets
         more, and the gradient being computed. Inside no_sync(), full gradients of 4Ψ bytes.
@@ -137,7 +139,7 @@ class ZeRO2(nn.Module):
         return self.optimizer.clip_grad_norm_(max_norm)
 
     def step(self) -> None:
-        """Update this rank's shard of the parameters and all-gather the others."""
+        """Update this rank's shard of the parameters and launch the all-gathers, for which readers wait."""
         self._finish_unless_synced()
         self.optimizer.step()
         self.synced = False
