@@ -2,7 +2,6 @@
 """Flat parameters and gradients whose collectives overlap with forward and backward: buckets of chapter 07's ZeRO1."""
 
 import math
-from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist

@@ -180,9 +180,9 @@ class ZeRO1(ShardedOptimizer):
 
     Args:
         module: The module that owns the parameters, or None. With it, collectives overlap: a bucket is reduce-scattered
-            during backward, and after step(), whoever reads a parameter waits for its all-gather. So each backward() but
-            the last before step() needs no_sync(), and all ranks skip the same batches. A tensor that shares a
-            parameter's memory, such as a `p.data` from before step(), is not complete before finish_parameter_sync().
+            during backward, and after step(), whoever reads a parameter waits for its all-gather. So each backward()
+            except the last one before step() needs no_sync(), and all ranks skip the same batches. A tensor that shares
+            a parameter's memory, such as a `p.data` from before step(), is complete after finish_parameter_sync().
 
     Memory: with Adam in fp32, 4Ψ + 4Ψ + 8Ψ/N bytes for Ψ parameters on N ranks. With a module, in backward up to two
         receive buffers of (N−1)/N of a bucket on gloo.

@@ -459,8 +459,8 @@ REFUSED = {  # by habit: a part of the message
     frozen_later: "parameter 'layers.1.weight' was frozen after",
     replaced_later: "parameter 'layers.1.weight' was replaced",
     more_parameters: "has all parameters of its module",
-    part_of_the_module: "parameter 'layers.0.weight' of the module is not in params",
-    another_module: r"parameter #0 of shape \[8, 8\] is in params, but not in the module",
+    part_of_the_module: "parameter 'layers.0.weight' of the module is missing",
+    another_module: r"parameter #0 of shape \[8, 8\] is not in the module",
 }
 
 

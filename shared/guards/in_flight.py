@@ -24,7 +24,7 @@ from shared.guards.names import name_of
 
 _PROPERTIES = """_backward_hooks _post_accumulate_grad_hooks _version device dtype grad grad_fn is_cpu is_cuda is_leaf
     is_meta is_nested is_quantized is_sparse itemsize layout nbytes ndim output_nr requires_grad retains_grad shape"""
-_METHODS = """dim element_size get_device is_contiguous is_floating_point ndimension nelement numel register_hook
+_METHODS = """dim element_size get_device is_contiguous is_floating_point numel register_hook
     register_post_accumulate_grad_hook requires_grad_ size storage_offset stride"""
 # What needs no values. is_complex() is not among them, because collectives call it before they unpack a tensor.
 NEEDS_NO_VALUES = {

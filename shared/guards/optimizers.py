@@ -30,14 +30,14 @@ def all_parameters_of(module: nn.Module, params) -> list:
     for index, parameter in enumerate(given):
         if id(parameter) not in named:
             raise ValueError(
-                f"parameter #{index} of shape {list(parameter.shape)} is in params, but not in the module: "
-                "pass the module that owns all parameters in params"
+                f"parameter #{index} of shape {list(parameter.shape)} is not in the module: pass the module "
+                "that owns all parameters of the optimizer"
             )
     ids = set(map(id, given))
     for name, parameter in module.named_parameters():
         if parameter.requires_grad and id(parameter) not in ids:
             raise ValueError(
-                f"parameter {name!r} of the module is not in params: pass all trainable parameters, or freeze it first"
+                f"parameter {name!r} of the module is missing: pass all of its trainable parameters, or freeze it first"
             )
     return params
 

@@ -2,13 +2,13 @@
 # jupyter:
 #   course:
 #     module: zero1
-#     minutes: 75
+#     minutes: 80
 # ---
 
 # %% [markdown]
 # # Lab 07 · ZeRO-1
 #
-# **75 minutes, 12 points**, and another 20 minutes and 4 points for an optional exercise. You build `ZeRO1`, an
+# **80 minutes, 12 points**, and another 20 minutes and 4 points for an optional exercise. You build `ZeRO1`, an
 # optimizer whose state is sharded over N ranks. In each step, a rank gets the mean gradient of its shard, updates its
 # shard of the parameters, and all-gathers the other shards. The lesson's `ShortZeRO1` did that for one model and AdamW.
 # Yours is a real `torch.optim.Optimizer`: it works with param groups, schedulers, clipping, frozen and unused
@@ -336,7 +336,6 @@ check.FlatGradients()
 """Flat parameters and gradients whose collectives overlap with forward and backward: buckets of chapter 07's ZeRO1."""
 
 import math
-from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
@@ -785,9 +784,9 @@ class ZeRO1(ShardedOptimizer):
 
     Args:
         module: The module that owns the parameters, or None. With it, collectives overlap: a bucket is reduce-scattered
-            during backward, and after step(), whoever reads a parameter waits for its all-gather. So each backward() but
-            the last before step() needs no_sync(), and all ranks skip the same batches. A tensor that shares a
-            parameter's memory, such as a `p.data` from before step(), is not complete before finish_parameter_sync().
+            during backward, and after step(), whoever reads a parameter waits for its all-gather. So each backward()
+            except the last one before step() needs no_sync(), and all ranks skip the same batches. A tensor that shares
+            a parameter's memory, such as a `p.data` from before step(), is complete after finish_parameter_sync().
 
     Memory: with Adam in fp32, 4Ψ + 4Ψ + 8Ψ/N bytes for Ψ parameters on N ranks. With a module, in backward up to two
         receive buffers of (N−1)/N of a bucket on gloo.
@@ -1365,11 +1364,11 @@ plots.memory_by_component(held)
 # somebody reads a parameter outside forward? The two cells that you skipped do it safely, and your classes work
 # with them as they are.
 #
-# With `ZeRO1(..., module=model)`, `OverlappedGradients`, a subclass of your `FlatGradients`, has the methods of a bucket,
-# so lab 04's `GradientSync` launches the reduce-scatters during backward. And `OverlappedFlatParameter`, a subclass of
-# your `FlatParameter`, changes the class of each parameter in flight to `InFlightParameter`. torch passes every
-# function that gets such a parameter to a method of this class, which first waits for the all-gather, and then changes
-# the class back. In the next cell, compare the classes after `step()`, after `zero_grad()`, and after a read:
+# With `ZeRO1(..., module=model)`, `OverlappedGradients`, a subclass of your `FlatGradients`, has the methods of a
+# bucket, so lab 04's `GradientSync` launches the reduce-scatters during backward. And `OverlappedFlatParameter`, a
+# subclass of your `FlatParameter`, changes the class of each parameter in flight to `InFlightParameter`. torch passes
+# every function that gets such a parameter to a method of this class, which first waits for the all-gather, and then
+# changes the class back. In the next cell, compare the classes after `step()`, after `zero_grad()`, and after a read:
 
 # %%
 # %%ranks
@@ -1378,7 +1377,7 @@ optimizer = ZeRO1(model.parameters(), adamw, module=model, **settings)
 
 
 def class_of_weight():
-    return type(model.blocks[0].mlp.up.weight).__name__
+    return type(model.blocks[0].up.weight).__name__
 
 
 model(inputs, targets).backward()
@@ -1386,7 +1385,7 @@ optimizer.step()
 classes = [class_of_weight()]
 optimizer.zero_grad()
 classes.append(class_of_weight())
-model.blocks[0].mlp.up.weight.norm()
+model.blocks[0].up.weight.norm()
 print(*classes, class_of_weight())
 
 # %% [markdown]

@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 07 · ZeRO-1
 #
-# **50–85 minutes.** After this lesson, you will be able to:
+# **50–80 minutes.** After this lesson, you will be able to:
 #
 # - shard the optimizer state over the ranks, and explain why assigning whole parameters to ranks cannot divide it
 #   equally,
@@ -329,11 +329,6 @@ zero1 = ShortZeRO1(model.parameters(), by_reduce_scatter, **settings)
 with wire.ledger() as logs["one owner per element, reduce-scatter"]:
     backward(model)
     zero1.step()
-
-pairs = zip(ddp.parameters(), model.parameters(), strict=True)
-same = all(torch.allclose(one, other, atol=1e-6) for one, other in pairs)
-print("the parameters are the same as with data parallelism:", same)
-assert same
 
 # %%
 log = ranks.pull("logs")[0]["one owner per element, reduce-scatter"]
