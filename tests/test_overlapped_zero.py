@@ -619,3 +619,21 @@ def test_a_parameter_of_an_own_class_is_complete_after_the_step(four_ranks):
         for found, kept in ranks.run(trained_with_an_own_class):
             torch.testing.assert_close(found, list(alone.module.parameters()), rtol=1e-9, atol=1e-9)
             assert kept
+
+
+def reduce_scatters_in_flight() -> tuple[int, int]:
+    """Return the number of buckets, and how many of them are in flight when backward has launched all."""
+    loop = Loop("zero1")
+    loop.module.uses_rare = True
+    loop.backward(0)
+    in_flight = [bucket.in_flight is not None for bucket in loop.optimizer.gradients]
+    loop.optimizer.step()
+    return len(in_flight), sum(in_flight)
+
+
+def test_one_reduce_scatter_at_a_time_is_in_flight(four_ranks):
+    from tests.test_overlapped_zero import reduce_scatters_in_flight
+
+    with ranks.world(2):
+        for buckets, in_flight in ranks.run(reduce_scatters_in_flight):
+            assert buckets > 3 and in_flight == 1

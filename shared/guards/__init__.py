@@ -10,6 +10,7 @@ A wrapper of chapters 02 to 08 is guarded by the line `@guarded(…)`, and ZeRO1
 - At the end of finish_gradient_sync(), `alarms` reads one element of a mean, because another rank may have a problem,
   and `unused` looks at gradients that are None on this rank, because they may be None on all.
 - Before a sharded optimizer's step, `pieces` does the same, and lets the optimizer leave out what is None on all.
+- After a sharded optimizer's step, `in_flight` lets whoever reads a parameter wait until it is complete.
 - In torch's optimizers and clipping, `calls` looks for gradients that are not the mean yet. Usually there are none,
   and that takes a microsecond.
 
