@@ -428,15 +428,15 @@ class OverlappedGradients(FlatGradients):
         parameter.grad = view
 
     def launch(self) -> None:
-        """Wait for the previous bucket's reduce-scatter, whose receive buffer is free then, and launch this one's.
+        """Launch this bucket's reduce-scatter, and wait for the previous one, whose receive buffer is free then.
 
         Communication: one reduce-scatter.
         """
-        if self.previous is not None:
-            self.previous.wait()
         with record_function("ZeRO1::reduce_scatter"):
             # .data has a version of its own: the guards notice when somebody else changes the gradients.
             self.in_flight = launch_reduce_scatter(self.flat.data, self.layout.group)
+        if self.previous is not None:
+            self.previous.wait()  # Only now, so that the link has something to send while this rank adds up.
 
     def wait(self) -> None:
         """Set shard.grad to the mean over the ranks, if a reduce-scatter is in flight."""

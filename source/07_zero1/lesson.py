@@ -386,23 +386,27 @@ tables.Table(["", "calls", "in f · 4Ψ", "sent per rank, MB"], rows, "Bytes tha
 
 # %%
 # %%ranks
+from torch.optim import SGD
+
 from solutions.async_collectives import launch_all_gather, launch_reduce_scatter
 
 
 class OverlappingZeRO1(ShortZeRO1):
     """ZeRO-1 for one block. The reduce-scatter overlaps backward, and the all-gather the next forward."""
 
-    def __init__(self, block, **settings):
-        super().__init__(block.parameters(), None, **settings)
-        self.all_gather = None
+    def __init__(self, block):
+        super().__init__(block.parameters(), None)
+        self.inner, self.all_gather = SGD([self.shard]), None
         block.weight.register_post_accumulate_grad_hook(self.launch_reduce_scatter)
         block.register_forward_pre_hook(self.finish_all_gather)
 
     def launch_reduce_scatter(self, weight):
         self.reduce_scatter = launch_reduce_scatter(flatten([weight.grad]))
 
-    def step(self):
+    def finish_reduce_scatter(self):
         self.shard.grad = self.reduce_scatter.wait() / world_size
+
+    def step(self):
         self.inner.step()
         self.all_gather = launch_all_gather(self.flat_param, self.shard.data)
 
@@ -414,9 +418,9 @@ class OverlappingZeRO1(ShortZeRO1):
 
 # %% [markdown]
 # The next cell compares it with `OverlappedDDP`. Each of six blocks has 4.7 MB of gradients, and sleeps for 12 ms in
-# forward and 24 ms in backward, as a stand-in for a GPU. Both send 42 MB per rank and step, which takes 336 ms at 1
-# Gbit/s. We look at a step from one update to the next, so that the all-gathers and the forward that they overlap are
-# in the same picture.
+# forward and 24 ms in backward, as a stand-in for a GPU. Both use SGD, whose update takes little time, and both send 42
+# MB per rank and step, which takes 336 ms at 1 Gbit/s. We look at a step from one update to the next, so that the
+# all-gathers and the forward that they overlap are in the same picture.
 #
 # **Predict.** How long does ZeRO-1's step take, as a fraction of that of data parallelism? 1 means equally long.
 
@@ -430,31 +434,27 @@ from shared.models import sleeping_layers
 from shared.timeline.bundles import bundled
 
 
-def backward_of(model):
-    model.zero_grad()
-    model(torch.zeros(1, 1080)).sum().backward()
-    getattr(model, "finish_gradient_sync", lambda: None)()
-
-
-def from_update_to_update(model, optimizers):
+def from_update_to_update(model, optimizers, finish):
     for optimizer in optimizers:  # from the first block to the last
         optimizer.step()
-    backward_of(model)
+    model.zero_grad()
+    model(torch.zeros(1, 1080)).sum().backward()
+    for finish_gradients in finish:
+        finish_gradients()
 
 
 ddp_of_blocks, blocks = (sleeping_layers(6, 1080, forward_ms=12, backward_ms=24) for _ in range(2))
 ddp_of_blocks = OverlappedDDP(ddp_of_blocks, bucket_cap_mb=5)
-pairs = {
-    "data parallelism": (ddp_of_blocks, [AdamW(ddp_of_blocks.parameters(), **settings)]),
-    "ZeRO-1": (blocks, [OverlappingZeRO1(block, **settings) for block in blocks]),
+sharded = [OverlappingZeRO1(block) for block in blocks]
+sgd, finish = SGD(ddp_of_blocks.parameters()), ddp_of_blocks.finish_gradient_sync
+versions_of_step = {
+    "data parallelism": (ddp_of_blocks, [sgd], [finish]),
+    "ZeRO-1": (blocks, sharded, [each.finish_reduce_scatter for each in sharded]),
 }
-for pair in pairs.values():
-    backward_of(pair[0])  # the first update needs gradients
-
-jobs = {name: partial(from_update_to_update, *pair) for name, pair in pairs.items()}
+jobs = {name: partial(from_update_to_update, *pair) for name, pair in versions_of_step.items()}
 times, lines = measure.jobs(jobs, rounds=9), {}
 for name, operations in (("data parallelism", 1), ("ZeRO-1", 6)):  # 3 sends and 3 receives
-    record = partial(timeline.record, pairs[name][0])
+    record = partial(timeline.record, versions_of_step[name][0])
     recorded = measure.recorded({"": jobs[name]}, record, rounds=7)[""]
     lines[name] = bundled(recorded[rank], operations)
 
@@ -470,10 +470,9 @@ measure.expect(fraction < 0.97, "ZeRO-1 takes less time than data parallelism be
 plots.timeline(list(lines.values()), list(lines))
 
 # %% [markdown]
-# Data parallelism leaves the link idle during the whole forward and until the first bucket is full. ZeRO-1 uses it
-# from the update on. With the bytes of data parallelism and a quarter of its optimizer state, it takes less time. This
-# holds where communication is the bottleneck. On a link that is fast enough for data parallelism to hide its
-# all-reduces behind backward, there is nothing left to win.
+# Data parallelism leaves the link idle during the whole forward and until the first bucket is full. ZeRO-1 uses it from
+# the update on, so it takes less time for the same bytes. That is worth most where communication is the bottleneck. On
+# a link that is fast enough for data parallelism to hide its all-reduces behind backward, there is nothing left to win.
 #
 # The hook of a block is the weak point. A checkpoint, an average of the weights, or an evaluation of one layer would
 # read parameters without it, and get values that are half old and half new. So in the lab's
