@@ -177,6 +177,7 @@ def tuned(title: str) -> dict[str, Build]:
 
 # -- sharding
 
+OVERLAPPED = replace(ADAMW, overlap_parameters=True)  # ZeRO1 knows its module
 KEPT = replace(ADAMW, reshard_after_forward=False)  # parameters stay unsharded from forward to backward
 # Units with fewer parameters belong to the root. DeepSpeed's stage3_param_persistence_threshold has the same default.
 COALESCED = replace(ADAMW, min_unit_elements=100_000)
@@ -224,6 +225,7 @@ SHARDING = _without_missing(
         builds={
             ALONE: baseline(ADAMW, lambda module: module),
             **strategies(ADAMW, "ddp", "zero_redundancy", "zero1", "deepspeed1"),
+            **variants("with its module", OVERLAPPED, "zero1"),
             **tuned("DeepSpeed 1, tuned"),
             **variants("kept", KEPT, "fsdp2"),
             **strategies(ADAMW, "zero2", "deepspeed2"),

@@ -232,6 +232,14 @@ class _Sleep(torch.autograd.Function):
         return gradient, None, None
 
 
+def sleeping_layers(layers: int, width: int, forward_ms: float, backward_ms: float) -> nn.Sequential:
+    """Build linear layers of width² weights without bias, the same ones in each call, that sleep like stand-ins."""
+    torch.manual_seed(0)
+    built = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers)))
+    stand_in_for_gpu(built, forward_ms, backward_ms)
+    return built
+
+
 def stand_in_for_gpu(blocks: Iterable[nn.Module], forward_ms: float = 8.0, backward_ms: float = 16.0) -> list:
     """Let each block sleep in forward and backward, in addition to what it computes: a stand-in for a GPU.
 

@@ -43,6 +43,7 @@ class Options:
     optimizer_cls: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW
     defaults: Mapping[str, object] = field(default_factory=dict)  # keyword arguments of the optimizer, such as lr
     bucket_cap_mb: float | None = None  # None: the strategy's default, 25, with which DDP's first bucket is smaller
+    overlap_parameters: bool = False  # whether ZeRO1 gets its module, so that its collectives overlap
     prefetch: int = 1  # how many units to unshard ahead of time
     reshard_after_forward: bool = True
     min_unit_elements: int = 0  # units with fewer parameters belong to the root, which is unsharded all at once
@@ -162,8 +163,8 @@ def zero1(module: nn.Module, options: Options) -> Built:
     from solutions.zero1 import ZeRO1
 
     broadcast_state(module, options.group)  # ZeRO1 itself broadcasts parameters only, not buffers
-    parameters = options.optimizer_params(module)
-    return module, ZeRO1(parameters, options.optimizer_cls, options.group, **options.defaults)
+    parameters, owner = options.optimizer_params(module), module if options.overlap_parameters else None
+    return module, ZeRO1(parameters, options.optimizer_cls, options.group, owner, **options.defaults)
 
 
 def zero2(module: nn.Module, options: Options) -> Built:

@@ -1,7 +1,9 @@
 # Built by `make notebooks` from source/07_zero1/lab.py: edit that, not this.
 """ZeRO stage 1: every rank holds all parameters and gradients, and one shard of the optimizer state."""
 
+import contextlib
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -9,9 +11,12 @@ from torch import nn
 from torch.profiler import record_function
 
 from shared import guards
+from shared.guards import in_flight
 from solutions.clipping import clip_shards_
 from solutions.flat import FlatGradients, FlatParameter
 from solutions.optimizer_state import gather_state, shard_state
+from solutions.overlapped_ddp import GradientSync
+from solutions.overlapped_flat import OverlappedGradients, flatten_into_buckets
 
 
 def group_by_kind(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
@@ -79,6 +84,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self.flat_parameters += added
         shards = [flat_parameter.shard for flat_parameter in added]
         self.inner.add_param_group({**param_group, "params": shards})
+
+    def finish_parameter_sync(self) -> None:
+        """Wait until all parameters are complete, if their all-gathers overlap with what follows step()."""
+        in_flight.wait_for(each for group in self.param_groups for each in group["params"])
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients of parameters and shards."""
@@ -156,6 +165,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def __getstate__(self) -> dict:
         # This is for deepcopy: torch's own method drops attributes that it does not know.
+        self.finish_parameter_sync()
         return self.__dict__
 
 
@@ -168,20 +178,44 @@ class ZeRO1(ShardedOptimizer):
     ranks must pass the same parameters in the same order. Buffers, such as BatchNorm's, stay different on each rank.
     The next backward() overwrites each .grad: clone one to keep it. Settings such as lr must be the same on every rank.
 
-    Memory: with Adam in fp32, 4Ψ + 4Ψ + 8Ψ/N bytes for Ψ parameters on N ranks.
-    Communication: per step, one reduce-scatter and one all-gather per param group, dtype and device:
-        2(N−1)/N · 4Ψ bytes sent per rank.
-    Source: Rajbhandari et al. 2020, "ZeRO", §5.1 and §7.
+    Args:
+        module: The module that owns the parameters, or None. With it, collectives overlap: a bucket is reduce-scattered
+            during backward, and after step(), whoever reads a parameter waits for its all-gather. So each backward()
+            except the last one before step() needs no_sync(), and all ranks skip the same batches. A tensor that shares
+            a parameter's memory, such as a `p.data` from before step(), is complete after finish_parameter_sync().
+
+    Memory: with Adam in fp32, 4Ψ + 4Ψ + 8Ψ/N bytes for Ψ parameters on N ranks. With a module, in backward up to two
+        receive buffers of (N−1)/N of a bucket on gloo.
+    Communication: per step, one reduce-scatter and one all-gather per param group, dtype and device, or with a module
+        per bucket: 2(N−1)/N · 4Ψ bytes sent per rank.
+    Source: Rajbhandari et al. 2020, "ZeRO", §5.1 and §7. Megatron-Core's overlap_param_gather does the same.
     """
 
-    def __init__(self, params, optimizer_cls: type, group: dist.ProcessGroup | None = None, **defaults):
+    def __init__(
+        self,
+        params,
+        optimizer_cls: type,
+        group: dist.ProcessGroup | None = None,
+        module: nn.Module | None = None,
+        **defaults,
+    ):
         self.gradients: list[FlatGradients] = []
         self.used_up = False  # whether the last step() has consumed the gradients
-        self.guard = guards.Guard(group, clip_with="this optimizer's clip_grad_norm_(max_norm)")
+        self.overlaps, self.sync = module is not None, None  # for the last section of this lab
+        self.guard = guards.Guard(
+            group, clip_with="this optimizer's clip_grad_norm_(max_norm)", has_hooks=self.overlaps
+        )
+        if module is not None:
+            params = guards.all_parameters_of(module, params)
+            self.guard.watch(module)
         super().__init__(params, optimizer_cls, self._flatten, group, **defaults)
+        if module is not None:
+            self._sync_in_backward(module)
 
     def _flatten(self, parameters: list[nn.Parameter]) -> list[FlatParameter]:
         """Flatten and broadcast parameters, and give each flat parameter its FlatGradients."""
+        if self.overlaps:
+            return self._flatten_into_buckets(parameters)
         self.guard.watch_list(parameters)
         flat_parameters = flatten_and_broadcast(parameters, self.group)
         self.guard.snapshot.flat_parameters += flat_parameters
@@ -191,6 +225,7 @@ class ZeRO1(ShardedOptimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Fill the gradients with zeros. They keep their memory, whatever set_to_none says: the collective needs it."""
         self.pieces.zero_grad(set_to_none)
+        self._complete_skipped_batch()
         self.used_up = False
         for gradients in self.gradients:
             gradients.reset()
@@ -202,6 +237,8 @@ class ZeRO1(ShardedOptimizer):
         Raises:
             RuntimeError: if zero_grad() was not called since the last step(), or backward() ran after clipping.
         """
+        if self.overlaps:
+            return self._finish_gradient_sync()
         if self.used_up and any(gradients.holds_gradients() for gradients in self.gradients):
             raise RuntimeError(
                 "step() has already used these gradients: call this optimizer's zero_grad() before backward()"
@@ -229,3 +266,48 @@ class ZeRO1(ShardedOptimizer):
         self.update_parameters()
         self.used_up = True
         return loss
+
+    def no_sync(self):
+        """Let gradients accumulate. With a module, backward() reduces them unless it runs inside no_sync()."""
+        return contextlib.nullcontext() if self.sync is None else self.sync.no_sync()
+
+    def _flatten_into_buckets(self, parameters: list[nn.Parameter]) -> list[FlatParameter]:
+        """Flatten and broadcast parameters, bucket by bucket."""
+        if self.sync is not None:
+            raise ValueError("this ZeRO1 has all parameters of its module: add others before you build it")
+        flat_parameters = flatten_into_buckets(parameters, self.group)
+        self.guard.snapshot.flat_parameters += flat_parameters
+        self.gradients += [OverlappedGradients(each) for each in flat_parameters]
+        return flat_parameters
+
+    def _sync_in_backward(self, module: nn.Module) -> None:
+        """Reduce-scatter buckets from the last layer to the first, and all-gather them from the first to the last."""
+        index_of = {id(parameter): index for index, parameter in enumerate(module.parameters())}
+
+        def first_index(bucket: FlatParameter | FlatGradients) -> int:
+            return min(index_of[id(parameter)] for parameter in bucket.layout.parameters)
+
+        self.flat_parameters.sort(key=first_index)
+        self.gradients.sort(key=first_index, reverse=True)
+        for previous, bucket in pairwise(self.gradients):
+            bucket.previous = previous
+        self.sync = GradientSync(self.gradients)
+        guards.InBackward(self).attach(self.guard)
+
+    def _finish_gradient_sync(self) -> None:
+        """Launch the remaining reduce-scatters, and wait for all of them, unless clipping has already done so."""
+        if not self.sync.enabled:
+            raise RuntimeError("call step() and clip_grad_norm_() outside no_sync(): inside, gradients stay unreduced")
+        if not self.sync.pending and all(bucket.is_reduced() for bucket in self.gradients):
+            return
+        self.pieces.forget_dropped(self.flat_parameters)
+        with (
+            self.guard.synchronizing(guards.InBackward(self)),
+            record_function("ZeRO1::reduce_scatter"),
+        ):
+            self.sync.finish()
+
+    def _complete_skipped_batch(self) -> None:
+        """Complete the reduce-scatters of a backward() that no step() has used, because other ranks wait in them."""
+        if self.sync is not None:
+            guards.InBackward(self).complete_skipped_batch()

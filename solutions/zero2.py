@@ -15,6 +15,7 @@ from solutions.bucketed_ddp import assign_buckets
 from solutions.flat import FlatParameter
 from solutions.manual_ddp import broadcast_state
 from solutions.overlapped_ddp import GradientSync
+from solutions.overlapped_flat import OverlappedFlatParameter
 from solutions.zero1 import ShardedOptimizer
 
 
@@ -77,14 +78,16 @@ def flat_parameters_of(buckets: list[ShardedBucket], parameters: list[nn.Paramet
     bucketed = {id(parameter) for bucket in buckets for parameter in bucket.parameters}
     if bucketed != {id(parameter) for parameter in parameters if parameter.requires_grad}:
         raise ValueError("ZeRO2 trains the parameters of its module: add them before you wrap it")
-    return [bucket.flat_parameter for bucket in buckets]
+    return [bucket.flat_parameter for bucket in reversed(buckets)]  # in the order in which forward reads them
 
 
 @guards.guarded(guards.Sharded)
 class ZeRO2(nn.Module):
     """ZeRO stage 2: gradients are reduce-scattered and freed while backward computes; the optimizer state is sharded.
 
-    `.optimizer` is for schedulers and state dicts. None counts as zeros, unless no rank has used the parameter.
+    `.optimizer` is for schedulers and state dicts. None counts as zeros, unless no rank has used the parameter. After
+    step(), whoever reads a parameter waits for its all-gather. A tensor that shares a parameter's memory, such as a
+    `p.data` from before step(), is not complete before optimizer.finish_parameter_sync().
 
     Memory: with Adam in fp32, 4Ψ + 4Ψ/N + 8Ψ/N bytes for Ψ parameters on N ranks; during backward up to 3 − 1/N buckets
         more, and the gradient being computed. Inside no_sync(), full gradients of 4Ψ bytes.
@@ -98,7 +101,7 @@ class ZeRO2(nn.Module):
         self.module = module
         broadcast_state(module, group)
         assigned = assign_buckets(module.parameters(), bucket_cap_mb)
-        self.buckets = [ShardedBucket(FlatParameter(parameters, group)) for parameters in assigned]
+        self.buckets = [ShardedBucket(OverlappedFlatParameter(parameters, group)) for parameters in assigned]
         for previous, bucket in pairwise(self.buckets):
             bucket.previous = previous
         self.sync = GradientSync(self.buckets)
@@ -136,7 +139,7 @@ class ZeRO2(nn.Module):
         return self.optimizer.clip_grad_norm_(max_norm)
 
     def step(self) -> None:
-        """Update this rank's shard of the parameters and all-gather the others."""
+        """Update this rank's shard of the parameters and launch the all-gathers, for which readers wait."""
         self._finish_unless_synced()
         self.optimizer.step()
         self.synced = False

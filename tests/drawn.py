@@ -161,9 +161,9 @@ OPTIMIZERS = {
 def trainings(
     draw, wrappers: list[str], plain: bool = False, optimizers=tuple(OPTIMIZERS), least_steps: int = 1
 ) -> Training:
-    optimizer = draw(st.sampled_from(optimizers))
+    optimizer, wrapper = draw(st.sampled_from(optimizers)), draw(st.sampled_from(wrappers))
     return Training(
-        wrapper=draw(st.sampled_from(wrappers)),
+        wrapper=wrapper,
         net=draw(nets(plain)),
         rates=tuple(draw(st.lists(st.sampled_from([0.01, 0.05, 0.1]), min_size=least_steps, max_size=4))),
         optimizer=optimizer,
@@ -176,4 +176,5 @@ def trainings(
         set_to_none=draw(st.booleans()),
         reshard_after_forward=draw(st.booleans()),
         prefetch=draw(st.integers(0, 2)),
+        overlap=wrapper == "zero1" and draw(st.booleans()),
     )

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from solutions import overlapped_flat
 from solutions.strategies import STRATEGIES, Options
 from tests.drawn_models import INPUTS, OUTPUTS, Model, Net
 
@@ -31,6 +32,7 @@ class Training:
     set_to_none: bool = True
     reshard_after_forward: bool = True
     prefetch: int = 1
+    overlap: bool = False  # give ZeRO1 its module
 
     def micro_batch(self, step: int, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         draw = torch.Generator().manual_seed(1000 * step + number)
@@ -93,8 +95,9 @@ def options_of(training: Training, group) -> Options:
         training.optimizer_cls,
         {"lr": 0.0, **dict(training.options)},
         training.cap_mb,
-        training.prefetch,
-        training.reshard_after_forward,
+        prefetch=training.prefetch,
+        reshard_after_forward=training.reshard_after_forward,
+        overlap_parameters=training.overlap,
         group=group,
         param_groups=training.groups_of if takes_groups else None,
     )
@@ -107,6 +110,7 @@ class Rank:
         self.training, self.group = training, group
         self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
         self.module = Model(training.net, self.rank)
+        overlapped_flat.LEAST_CAP_MB = training.cap_mb
         self.model, self.optimizer = STRATEGIES[training.wrapper].build(self.module, options_of(training, group))
         self.groups = getattr(self.optimizer, "optimizer", self.optimizer)  # ZeRO2 has an inner optimizer
         self.norms: list[float] = []
@@ -118,14 +122,17 @@ class Rank:
             x, y = self.training.micro_batch(step, number)
             own = slice(self.rank, None, self.world_size)
             last = number == self.training.accumulate - 1
-            with self.model.no_sync() if self.silent and not last else contextlib.nullcontext():
+            with self.no_sync() if self.silent and not last else contextlib.nullcontext():
                 self.training.loss(self.model, x[own], y[own]).backward()
                 if self.eager or last:
                     getattr(self.model, "finish_gradient_sync", lambda: None)()
 
     @property
     def silent(self) -> bool:
-        return self.training.no_sync and hasattr(self.model, "no_sync")
+        return self.training.overlap or (self.training.no_sync and hasattr(self.model, "no_sync"))
+
+    def no_sync(self):
+        return (self.optimizer if self.training.overlap else self.model).no_sync()
 
     @property
     def eager(self) -> bool:

@@ -115,6 +115,7 @@ def measured(group, training: Training) -> Measured:
         rank.backward(1)
         if training.max_norm:
             rank.clip()
+        getattr(rank.optimizer, "reduce_gradients", lambda: None)()  # Otherwise, ZeRO-1's may still be in flight.
         held = memory.held(rank.model, rank.optimizer)
         rank.step(1)
     samples = [sample.held for sample in peak.samples]

@@ -10,6 +10,7 @@ A wrapper of chapters 02 to 08 is guarded by the line `@guarded(…)`, and ZeRO1
 - At the end of finish_gradient_sync(), `alarms` reads one element of a mean, because another rank may have a problem,
   and `unused` looks at gradients that are None on this rank, because they may be None on all.
 - Before a sharded optimizer's step, `pieces` does the same, and lets the optimizer leave out what is None on all.
+- After a sharded optimizer's step, `in_flight` lets whoever reads a parameter wait until it is complete.
 - In torch's optimizers and clipping, `calls` looks for gradients that are not the mean yet. Usually there are none,
   and that takes a microsecond.
 
@@ -18,10 +19,10 @@ If a check fails while other ranks wait in a collective, all ranks raise the err
 times out. To notice it earlier, their CPUs would have to wait for the GPU in every step.
 """
 
-from shared.guards.calls import reject_grad_scaler, second_gradient
-from shared.guards.exchanges import AtStep, Joint, Overlapped, PerBucket, PerParameter, Sharded
+from shared.guards.calls import reject_grad_scaler, second_gradient, stale_gradient
+from shared.guards.exchanges import AtStep, InBackward, Joint, Overlapped, PerBucket, PerParameter, Sharded
 from shared.guards.guard import Guard
-from shared.guards.optimizers import reject_whole_tensor_updates, unshared
+from shared.guards.optimizers import all_parameters_of, reject_whole_tensor_updates, unshared
 from shared.guards.pieces import Pieces
 from shared.guards.tensors import contiguous
 from shared.guards.unused import UNUSED
@@ -31,17 +32,20 @@ __all__ = [
     "UNUSED",
     "AtStep",
     "Guard",
+    "InBackward",
     "Joint",
     "Overlapped",
     "PerBucket",
     "PerParameter",
     "Pieces",
     "Sharded",
+    "all_parameters_of",
     "call_hook",
     "contiguous",
     "guarded",
     "reject_grad_scaler",
     "reject_whole_tensor_updates",
     "second_gradient",
+    "stale_gradient",
     "unshared",
 ]

@@ -13,20 +13,47 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from shared.guards.names import name_of
 
 guards = weakref.WeakSet()  # the Guard of every wrapper that is alive
+_REENTRANT = (
+    "checkpoint(..., use_reentrant=True) has run another one in each call of a shared layer: pass use_reentrant=False"
+)
+
+
+def syncs_at_step(parameter: nn.Parameter) -> bool:
+    """Tell whether a parameter belongs to an optimizer that launches in backward, and finishes in step()."""
+    return any(guard.syncs_at_step and id(parameter) in guard.ids for guard in guards)
 
 
 def second_gradient(parameter: nn.Parameter) -> str:
     """Say why a parameter got a second gradient before the first one was averaged, and what to do."""
+    if syncs_at_step(parameter):
+        return (
+            f"got a second gradient for {name_of(parameter)}, but backward() has already launched the reduce-scatter "
+            "of the first one: let gradients accumulate inside the optimizer's no_sync(), except in the last "
+            "backward() before step(), and call its zero_grad() if you skip a batch. If there was only one "
+            f"backward(), {_REENTRANT}"
+        )
     return (
         f"got a second gradient for {name_of(parameter)}: call finish_gradient_sync() after each backward(), also "
         "before zero_grad() if you skip a batch, or let gradients accumulate inside no_sync(). If there was only one "
-        "backward(), checkpoint(..., use_reentrant=True) has run another one in each call of a shared layer: "
-        "pass use_reentrant=False"
+        f"backward(), {_REENTRANT}"
+    )
+
+
+def stale_gradient(parameter: nn.Parameter) -> str:
+    """Say that backward() has added a gradient to what a reduce-scatter has overwritten, and what to do."""
+    return (
+        f"step() or clip_grad_norm_() has already used the gradient of {name_of(parameter)}: call the optimizer's "
+        "zero_grad() between step() and backward(), and clip_grad_norm_() after the last backward()"
     )
 
 
 def dropped(parameter: nn.Parameter) -> str:
     """Say that a gradient was dropped too early, and what to do."""
+    if syncs_at_step(parameter):
+        return (
+            f"the gradient of {name_of(parameter)} was dropped after backward() had launched its reduce-scatter: "
+            "to skip a batch, call the optimizer's zero_grad(), on all ranks"
+        )
     return (
         f"the gradient of {name_of(parameter)} was dropped after backward() had put it into a bucket: "
         "call finish_gradient_sync() before zero_grad(), also if you skip the batch"
@@ -81,10 +108,16 @@ def _before_step(optimizer: torch.optim.Optimizer, *_args, call: str = "step()")
                 "gradients are sharded: call step() of ZeRO1 or ZeRO2, which has an optimizer of its own"
             )
     for guard in [guard for guard in guards if guard.pending]:  # usually none
+        if getattr(optimizer, "guard", None) is guard:
+            continue  # it finishes in its own step()
         if (parameter := guard.first_pending(parameters)) is not None:
             raise RuntimeError(
                 f"{call} would use only this rank's gradient of {name_of(parameter)} and others: "
-                f"call finish_gradient_sync() between backward() and {call}, outside no_sync()"
+                + (
+                    f"call the step() of the optimizer that averages them instead of this {call}"
+                    if guard.syncs_at_step
+                    else f"call finish_gradient_sync() between backward() and {call}, outside no_sync()"
+                )
             )
 
 

@@ -171,6 +171,42 @@ def reject_sum(guard: weakref.ref[Guard], parameter: weakref.ref[nn.Parameter], 
         )
 
 
+class InBackward(Sharded):
+    """One reduce-scatter per bucket, launched in backward by an optimizer's `sync`, as in chapter 07 with a module.
+
+    Args:
+        optimizer: its `gradients` are the buckets.
+    """
+
+    def __init__(self, optimizer):
+        self.buckets, self.sync, self.guard = optimizer.gradients, optimizer.sync, optimizer.guard
+
+    def attach(self, guard: Guard) -> None:
+        self.sync.guard = guard  # for its hooks
+        guard.syncs_at_step = True
+        guard.await_finish(True)
+
+    def check(self) -> None:
+        reject_dropped(self.sync.queue)
+        self.guard.reject_changed(self.buckets)
+        for bucket, missing in zip(self.sync.queue.buckets, self.sync.queue.missing, strict=True):
+            for index in missing:
+                bucket.reject_stale(index)
+
+    def complete_skipped_batch(self) -> None:
+        """Launch the remaining buckets, and wait for all, if backward() has packed a gradient since the last step."""
+        queue = self.sync.queue
+        if any(
+            len(missing) < len(bucket.parameters) for bucket, missing in zip(queue.buckets, queue.missing, strict=True)
+        ):
+            queue.finish()
+            self.guard.alarm.listen(self.mean())
+        with contextlib.suppress(AttributeError):  # In another style, `pending` is a property.
+            self.sync.pending = False
+        self.guard.pending = False
+        self.guard.versions.clear()
+
+
 class AtStep(Exchange):
     """One reduce-scatter for each flat parameter, by an optimizer's step(), as in chapter 07.
 

@@ -26,6 +26,7 @@ class Guard:
         self.alarm, self.snapshot = Alarm(group), Snapshot()
         self.clip_with, self.has_hooks = clip_with, has_hooks
         self.awaits_finish = False  # whether finish_gradient_sync() resets `pending`
+        self.syncs_at_step = False  # whether there is no finish_gradient_sync(), because step() does the same
         self.awaits_zero_grad = False  # whether step() has dropped gradients that one process would keep
         self.adds_to_used = False  # whether backward() would add to these in one process
         self.pending = False  # whether a parameter has a gradient that is not the mean yet
@@ -152,10 +153,13 @@ class Guard:
         for bucket in buckets:
             version = self.versions.pop(id(bucket), None)
             if version not in (None, bucket.flat._version):
+                advice = "call finish_gradient_sync() before you change gradients, also before zero_grad("
+                advice += "set_to_none=False)"
+                if self.syncs_at_step:
+                    advice = f"scale the loss, register a hook of the parameter, or clip with {self.clip_with}"
                 raise RuntimeError(
                     f"the gradient of {name_of(bucket.parameters[0])} or another one in its bucket was changed after "
-                    "backward() had put it there: call finish_gradient_sync() before you change gradients, also "
-                    "before zero_grad(set_to_none=False)"
+                    f"backward() had put it there: {advice}"
                 )
 
     def check_unchanged(self) -> None:

@@ -14,10 +14,38 @@ from shared.guards.tensors import reject_shared_memory
 def unshared(params) -> list:
     """List an optimizer's parameters or param groups. Raises ValueError if some of them share memory."""
     params = [{**group, "params": list(group["params"])} if isinstance(group, dict) else group for group in params]
-    flat = chain.from_iterable(group["params"] if isinstance(group, dict) else [group] for group in params)
-    tensors = [entry[1] if isinstance(entry, tuple) else entry for entry in flat]
-    reject_shared_memory(numbered({id(tensor): tensor for tensor in tensors}.values()))
+    reject_shared_memory(numbered({id(tensor): tensor for tensor in tensors_of(params)}.values()))
     return params
+
+
+def all_parameters_of(module: nn.Module, params) -> list:
+    """List an optimizer's parameters or param groups.
+
+    Raises:
+        ValueError: if they are not the module's, or some of the module's trainable parameters are missing.
+    """
+    params = [{**group, "params": list(group["params"])} if isinstance(group, dict) else group for group in params]
+    named = {id(parameter): name for name, parameter in module.named_parameters()}
+    given = tensors_of(params)
+    for index, parameter in enumerate(given):
+        if id(parameter) not in named:
+            raise ValueError(
+                f"parameter #{index} of shape {list(parameter.shape)} is not in the module: pass the module "
+                "that owns all parameters of the optimizer"
+            )
+    ids = set(map(id, given))
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad and id(parameter) not in ids:
+            raise ValueError(
+                f"parameter {name!r} of the module is missing: pass all of its trainable parameters, or freeze it first"
+            )
+    return params
+
+
+def tensors_of(params: list) -> list[torch.Tensor]:
+    """Return the parameters in a list of parameters, pairs of a name and a parameter, or param groups."""
+    flat = chain.from_iterable(group["params"] if isinstance(group, dict) else [group] for group in params)
+    return [entry[1] if isinstance(entry, tuple) else entry for entry in flat]
 
 
 def reject_whole_tensor_updates(optimizer_cls: Callable, defaults: dict) -> None:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from shared.guards.alarms import Alarm
+from shared.guards.in_flight import wait_for
 from shared.guards.unused import is_unused
 
 
@@ -58,6 +59,7 @@ class Pieces:
         """
         for flat_parameter in flat_parameters:
             parameters = flat_parameter.layout.parameters
+            wait_for(parameters)  # If nobody has read them since the last step, their shards may still be in flight.
             torch.autograd.graph.increment_version(parameters)  # of a graph from before this step, backward() raises
             mean, unused = flat_parameter.shard.grad, self._unused_in(flat_parameter)
             self.used |= {id(parameters[index]) for index in self.slices_of[flat_parameter].keys() - unused}

@@ -2,13 +2,13 @@
 # jupyter:
 #   course:
 #     module: zero1
-#     minutes: 75
+#     minutes: 80
 # ---
 
 # %% [markdown]
 # # Lab 07 · ZeRO-1
 #
-# **75 minutes, 12 points**, and another 20 minutes and 4 points for an optional exercise. You build `ZeRO1`, an
+# **80 minutes, 12 points**, and another 20 minutes and 4 points for an optional exercise. You build `ZeRO1`, an
 # optimizer whose state is sharded over N ranks. In each step, a rank gets the mean gradient of its shard, updates its
 # shard of the parameters, and all-gathers the other shards. The lesson's `ShortZeRO1` did that for one model and AdamW.
 # Yours is a real `torch.optim.Optimizer`: it works with param groups, schedulers, clipping, frozen and unused
@@ -328,6 +328,136 @@ print(flat_parameter.shard.grad.tolist())
 check.FlatGradients()
 
 # %% [markdown]
+# Run the next three cells, too. You need not read them now: they are for the last section.
+
+
+# %% tags=["export"] module="overlapped_flat"
+# %%ranks
+"""Flat parameters and gradients whose collectives overlap with forward and backward: buckets of chapter 07's ZeRO1."""
+
+import math
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.profiler import record_function
+
+from shared import guards
+from shared.guards import in_flight
+from solutions.async_collectives import launch_reduce_scatter
+from solutions.bucketed_ddp import MB, assign_buckets
+
+LEAST_CAP_MB = 1.0  # smaller buckets would cost more latency than they hide
+
+
+# %% tags=["export"] module="overlapped_flat"
+# %%ranks
+class OverlappedFlatParameter(FlatParameter):
+    """A flat parameter whose all-gather overlaps with what follows: whoever reads a parameter waits for it."""
+
+    def launch_all_gather(self):
+        """Launch an all-gather, and let the parameters wait for it. Returns a handle whose wait() returns at once.
+
+        Communication: one all-gather.
+        """
+        parameters = self.layout.parameters
+        in_flight.wait_for(parameters)
+        if not in_flight.can_be_in_flight(parameters):
+            return super().launch_all_gather()
+        # Who reads them in another way, and does not wait, gets NaN (see shared/guards/in_flight.py).
+        self.flat_param[in_flight.last_elements(self.layout)] = math.nan
+        in_flight.AllGatherInFlight(super().launch_all_gather(), parameters)
+        return in_flight.NothingToWaitFor()
+
+    def __getstate__(self) -> dict:
+        in_flight.wait_for(self.layout.parameters)
+        return self.__dict__
+
+
+def flatten_into_buckets(
+    parameters: list[nn.Parameter], group: dist.ProcessGroup | None
+) -> list[OverlappedFlatParameter]:
+    """Flatten trainable parameters, one flat parameter per bucket, with the values of the group's rank 0.
+
+    A bucket holds at most an eighth of the parameters, so that collectives overlap, but LEAST_CAP_MB to 25 MB.
+
+    Communication: one broadcast per parameter.
+    """
+    for parameter in parameters:
+        with guards.contiguous(parameter) as packed:
+            dist.broadcast(packed, group=group, group_src=0)
+    eighth_mb = sum(parameter.nbytes for parameter in parameters) / 8 / MB
+    buckets = assign_buckets(parameters, min(max(eighth_mb, LEAST_CAP_MB), 25.0))
+    return [OverlappedFlatParameter(bucket, group) for bucket in buckets]
+
+
+# %% tags=["export"] module="overlapped_flat"
+# %%ranks
+class OverlappedGradients(FlatGradients):
+    """The gradients of a bucket, reduce-scattered during backward. It has the methods that a LaunchQueue calls."""
+
+    def __init__(self, flat_parameter: FlatParameter):
+        self.parameters = flat_parameter.layout.parameters
+        self.previous: OverlappedGradients | None = (
+            None  # the bucket that is launched before this one
+        )
+        self.in_flight = None  # the handle of the reduce-scatter
+        super().__init__(flat_parameter)
+        self._view_gradients()
+        self.reset()
+
+    def reset(self) -> None:
+        """Fill the gradients with zeros, and drop the shard's mean gradient."""
+        super().reset()
+        self.is_overwritten = False  # by a reduce-scatter: nothing may be added to these gradients
+
+    def reject_stale(self, index: int) -> None:
+        """Raise a RuntimeError if a gradient was added to what a reduce-scatter has left behind."""
+        if self.is_overwritten and self.parameters[index].grad is self.views[index]:
+            raise RuntimeError(guards.stale_gradient(self.parameters[index]))
+
+    def pack(self, index: int) -> None:
+        """Copy the gradient of parameters[index] into its view, if it is another tensor; None counts as zeros."""
+        self.reject_stale(index)
+        parameter, view = self.parameters[index], self.views[index]
+        with torch.no_grad():
+            if parameter.grad is None:
+                view.fill_(guards.UNUSED)  # [Note: negative zeros]
+            elif parameter.grad is not view:
+                view.copy_(parameter.grad)
+        parameter.grad = view
+
+    def launch(self) -> None:
+        """Launch this bucket's reduce-scatter, and wait for the previous one, whose receive buffer is free then.
+
+        Communication: one reduce-scatter.
+        """
+        with record_function("ZeRO1::reduce_scatter"):
+            # .data has a version of its own: the guards notice when somebody else changes the gradients.
+            self.in_flight = launch_reduce_scatter(self.flat.data, self.layout.group)
+        if self.previous is not None:
+            self.previous.wait()  # Only now, so that the link has something to send while this rank adds up.
+
+    def wait(self) -> None:
+        """Set shard.grad to the mean over the ranks, if a reduce-scatter is in flight."""
+        if self.in_flight is not None:
+            shard = self.in_flight.wait()
+            self.flat_parameter.shard.grad = shard.div_(dist.get_world_size(self.layout.group))
+            self.in_flight, self.is_overwritten = None, True
+
+    def is_reduced(self) -> bool:
+        """Tell whether shard.grad is the mean of the current gradients."""
+        return self.flat_parameter.shard.grad is not None and self.holds_gradients()
+
+    def _view_gradients(self) -> None:
+        self.views = self.layout.views(self.flat)
+
+    def __setstate__(self, state: dict) -> None:
+        self.__dict__.update(state)
+        self._view_gradients()
+
+
+# %% [markdown]
 # ## Exercise 7.3 · Updating shards (20 min, 3 points)
 #
 # You build `ShardedOptimizer`, the base class of `ZeRO1`. Both are torch optimizers, and you use them like any other. A
@@ -356,7 +486,9 @@ check.FlatGradients()
 # %%ranks
 """ZeRO stage 1: every rank holds all parameters and gradients, and one shard of the optimizer state."""
 
+import contextlib
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -364,6 +496,8 @@ from torch import nn
 from torch.profiler import record_function
 
 from shared import guards
+from shared.guards import in_flight
+from solutions.overlapped_ddp import GradientSync
 
 
 # %% tags=["export"]
@@ -483,6 +617,10 @@ class ShardedOptimizer(ShardedOptimizer):
         self.inner.add_param_group({**param_group, "params": shards})
         ### END SOLUTION
 
+    def finish_parameter_sync(self) -> None:
+        """Wait until all parameters are complete, if their all-gathers overlap with what follows step()."""
+        in_flight.wait_for(each for group in self.param_groups for each in group["params"])
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients of parameters and shards."""
         super().zero_grad(set_to_none)
@@ -576,6 +714,7 @@ class ShardedOptimizer(ShardedOptimizer):
 
     def __getstate__(self) -> dict:
         # This is for deepcopy: torch's own method drops attributes that it does not know.
+        self.finish_parameter_sync()
         return self.__dict__
 
 
@@ -643,22 +782,44 @@ class ZeRO1(ShardedOptimizer):
     ranks must pass the same parameters in the same order. Buffers, such as BatchNorm's, stay different on each rank.
     The next backward() overwrites each .grad: clone one to keep it. Settings such as lr must be the same on every rank.
 
-    Memory: with Adam in fp32, 4Ψ + 4Ψ + 8Ψ/N bytes for Ψ parameters on N ranks.
-    Communication: per step, one reduce-scatter and one all-gather per param group, dtype and device:
-        2(N−1)/N · 4Ψ bytes sent per rank.
-    Source: Rajbhandari et al. 2020, "ZeRO", §5.1 and §7.
+    Args:
+        module: The module that owns the parameters, or None. With it, collectives overlap: a bucket is reduce-scattered
+            during backward, and after step(), whoever reads a parameter waits for its all-gather. So each backward()
+            except the last one before step() needs no_sync(), and all ranks skip the same batches. A tensor that shares
+            a parameter's memory, such as a `p.data` from before step(), is complete after finish_parameter_sync().
+
+    Memory: with Adam in fp32, 4Ψ + 4Ψ + 8Ψ/N bytes for Ψ parameters on N ranks. With a module, in backward up to two
+        receive buffers of (N−1)/N of a bucket on gloo.
+    Communication: per step, one reduce-scatter and one all-gather per param group, dtype and device, or with a module
+        per bucket: 2(N−1)/N · 4Ψ bytes sent per rank.
+    Source: Rajbhandari et al. 2020, "ZeRO", §5.1 and §7. Megatron-Core's overlap_param_gather does the same.
     """
 
     def __init__(
-        self, params, optimizer_cls: type, group: dist.ProcessGroup | None = None, **defaults
+        self,
+        params,
+        optimizer_cls: type,
+        group: dist.ProcessGroup | None = None,
+        module: nn.Module | None = None,
+        **defaults,
     ):
         self.gradients: list[FlatGradients] = []
         self.used_up = False  # whether the last step() has consumed the gradients
-        self.guard = guards.Guard(group, clip_with="this optimizer's clip_grad_norm_(max_norm)")
+        self.overlaps, self.sync = module is not None, None  # for the last section of this lab
+        self.guard = guards.Guard(
+            group, clip_with="this optimizer's clip_grad_norm_(max_norm)", has_hooks=self.overlaps
+        )
+        if module is not None:
+            params = guards.all_parameters_of(module, params)
+            self.guard.watch(module)
         super().__init__(params, optimizer_cls, self._flatten, group, **defaults)
+        if module is not None:
+            self._sync_in_backward(module)
 
     def _flatten(self, parameters: list[nn.Parameter]) -> list[FlatParameter]:
         """Flatten and broadcast parameters, and give each flat parameter its FlatGradients."""
+        if self.overlaps:
+            return self._flatten_into_buckets(parameters)
         self.guard.watch_list(parameters)
         flat_parameters = flatten_and_broadcast(parameters, self.group)
         self.guard.snapshot.flat_parameters += flat_parameters
@@ -668,6 +829,7 @@ class ZeRO1(ShardedOptimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Fill the gradients with zeros. They keep their memory, whatever set_to_none says: the collective needs it."""
         self.pieces.zero_grad(set_to_none)
+        self._complete_skipped_batch()
         ### BEGIN SOLUTION
         self.used_up = False
         for gradients in self.gradients:
@@ -685,6 +847,8 @@ class ZeRO1(ZeRO1):
         Raises:
             RuntimeError: if zero_grad() was not called since the last step(), or backward() ran after clipping.
         """
+        if self.overlaps:
+            return self._finish_gradient_sync()
         if self.used_up and any(gradients.holds_gradients() for gradients in self.gradients):
             raise RuntimeError(
                 "step() has already used these gradients: call this optimizer's zero_grad() before backward()"
@@ -714,6 +878,64 @@ class ZeRO1(ZeRO1):
         self.used_up = True
         return loss
         ### END SOLUTION
+
+
+# %% [markdown]
+# Run the next cell as well. You need not read it yet: it is for `ZeRO1(..., module=module)`, the subject of the last
+# section. Without a module, its methods do nothing.
+
+
+# %% tags=["export"]
+# %%ranks
+class ZeRO1(ZeRO1):
+    def no_sync(self):
+        """Let gradients accumulate. With a module, backward() reduces them unless it runs inside no_sync()."""
+        return contextlib.nullcontext() if self.sync is None else self.sync.no_sync()
+
+    def _flatten_into_buckets(self, parameters: list[nn.Parameter]) -> list[FlatParameter]:
+        """Flatten and broadcast parameters, bucket by bucket."""
+        if self.sync is not None:
+            raise ValueError(
+                "this ZeRO1 has all parameters of its module: add others before you build it"
+            )
+        flat_parameters = flatten_into_buckets(parameters, self.group)
+        self.guard.snapshot.flat_parameters += flat_parameters
+        self.gradients += [OverlappedGradients(each) for each in flat_parameters]
+        return flat_parameters
+
+    def _sync_in_backward(self, module: nn.Module) -> None:
+        """Reduce-scatter buckets from the last layer to the first, and all-gather them from the first to the last."""
+        index_of = {id(parameter): index for index, parameter in enumerate(module.parameters())}
+
+        def first_index(bucket: FlatParameter | FlatGradients) -> int:
+            return min(index_of[id(parameter)] for parameter in bucket.layout.parameters)
+
+        self.flat_parameters.sort(key=first_index)
+        self.gradients.sort(key=first_index, reverse=True)
+        for previous, bucket in pairwise(self.gradients):
+            bucket.previous = previous
+        self.sync = GradientSync(self.gradients)
+        guards.InBackward(self).attach(self.guard)
+
+    def _finish_gradient_sync(self) -> None:
+        """Launch the remaining reduce-scatters, and wait for all of them, unless clipping has already done so."""
+        if not self.sync.enabled:
+            raise RuntimeError(
+                "call step() and clip_grad_norm_() outside no_sync(): inside, gradients stay unreduced"
+            )
+        if not self.sync.pending and all(bucket.is_reduced() for bucket in self.gradients):
+            return
+        self.pieces.forget_dropped(self.flat_parameters)
+        with (
+            self.guard.synchronizing(guards.InBackward(self)),
+            record_function("ZeRO1::reduce_scatter"),
+        ):
+            self.sync.finish()
+
+    def _complete_skipped_batch(self) -> None:
+        """Complete the reduce-scatters of a backward() that no step() has used, because other ranks wait in them."""
+        if self.sync is not None:
+            guards.InBackward(self).complete_skipped_batch()
 
 
 # %% [markdown]
@@ -1134,6 +1356,41 @@ plots.memory_by_component(held)
 # %% [markdown]
 # Your optimizer state is a quarter of AdamW's. Parameters and gradients are as large as before: all four ranks still
 # hold all gradients, although each needs only its shard after the reduce-scatter. Chapter 08 frees the rest.
+
+# %% [markdown]
+# ## The same bytes, and less time (5 min)
+#
+# The lesson overlapped the all-gathers with the next forward, and let a hook of each block wait for them. What if
+# somebody reads a parameter outside forward? The two cells that you skipped do it safely, and your classes work
+# with them as they are.
+#
+# With `ZeRO1(..., module=model)`, `OverlappedGradients`, a subclass of your `FlatGradients`, has the methods of a
+# bucket, so lab 04's `GradientSync` launches the reduce-scatters during backward. And `OverlappedFlatParameter`, a
+# subclass of your `FlatParameter`, changes the class of each parameter in flight to `InFlightParameter`. torch passes
+# every function that gets such a parameter to a method of this class, which first waits for the all-gather, and then
+# changes the class back. In the next cell, compare the classes after `step()`, after `zero_grad()`, and after a read:
+
+# %%
+# %%ranks
+model = TinyGPT(config).to(device)
+optimizer = ZeRO1(model.parameters(), adamw, module=model, **settings)
+
+
+def class_of_weight():
+    return type(model.blocks[0].up.weight).__name__
+
+
+model(inputs, targets).backward()
+optimizer.step()
+classes = [class_of_weight()]
+optimizer.zero_grad()
+classes.append(class_of_weight())
+model.blocks[0].up.weight.norm()
+print(*classes, class_of_weight())
+
+# %% [markdown]
+# `zero_grad()` needs no value, so it does not wait. The norm does. `benchmarks/sharded_overlap.py` measures what the
+# overlap is worth.
 
 # %%
 ranks.stop()

@@ -14,6 +14,7 @@
 # - predict what a ZeRO-1 step sends, and check it in the ledger,
 # - predict how many bytes per parameter it saves on N ranks,
 # - name the lines of a training loop that assume that every rank holds the full optimizer state,
+# - say why ZeRO-1 can be faster than data parallelism although it sends the same bytes,
 # - recognize ZeRO-1 in torch, DeepSpeed and Megatron, and say how they differ from your version.
 #
 # You need reduce-scatter and all-gather (chapter 01), views of a flat tensor (chapter 03), `OverlappedDDP` (chapter 04)
@@ -31,15 +32,17 @@
 # so that the embedding is a large part of the model, as in the smallest GPT-2.
 
 # %% tags=["nbval-ignore-output"]
-from shared import formulas, plots, ranks, tables
+from shared import formulas, measure, plots, ranks, tables
 from shared.plots import diagrams
 from shared.plots import zero as zero_plots
 from shared.predictions import predicted
 
-ranks.start(world_size=4, detect_mismatch=False)  # mismatch detection would add messages of its own
+measure.start_behind_link(world_size=4, rate="1gbit", latency_ms=0.1)
 
 # %%
 # %%ranks
+from functools import partial
+
 from torch import nn
 
 from shared import memory, wire
@@ -143,11 +146,6 @@ with wire.ledger() as logs["one owner per parameter"]:
     for name, p in named.items():
         dist.broadcast(p.data, src=owner[name])
 print(logs["one owner per parameter"].ops)
-
-pairs = zip(ddp.parameters(), owned_ddp.parameters(), strict=True)
-same = all(torch.allclose(one, other, atol=1e-6) for one, other in pairs)
-print("the parameters are the same as with data parallelism:", same)
-assert same
 held = memory.held(owned_ddp, own_adamw)
 
 # %% [markdown]
@@ -347,8 +345,7 @@ log.table(times=False)
 # %% [markdown]
 # ## Four versions, in bytes
 #
-# The next cell adds up what each of our four versions has to send, as a multiple of f · 4Ψ. The last row is what a step
-# would send if the ranks also all-gathered Adam's momentum and variance:
+# The next cell adds up what each of our four versions has to send, as a multiple of f · 4Ψ:
 
 
 # %%
@@ -362,69 +359,124 @@ for name in logs[0]:
     calls = sum(entry.op != "recv" for entry in logs[0][name].entries)
     rows.append([name, f"{calls}", *in_units(sent_bytes)])
 assert [row[2] for row in rows] == ["2.00", "3.00", "3.00", "2.00"]
-with_states = in_units(log.sent_bytes + 2 * all_gather_bytes)
-rows.append(["the same, if states were all-gathered", "", *with_states])
 tables.Table(["", "calls", "in f · 4Ψ", "sent per rank, MB"], rows, "Bytes that a ring must send.")
 
 # %% [markdown]
 # With one micro-batch per step, ZeRO-1 sends exactly what data parallelism sends; only ZeRO-3 has to send more.
 # Chapters 08 and 09 count the other cases.
 #
-# Gathering the optimizer states, as in the last row, would send twice as many bytes, and each rank would need room for
-# all states, which is what we wanted to avoid. ZeRO-1 gathers *parameters*, after the step. The states of a rank stay
-# where they are, and are needed elsewhere only for a checkpoint.
+# ZeRO-1 gathers *parameters*, after the step. The states of a rank stay where they are, and are needed elsewhere only
+# for a checkpoint.
 #
 # Equal bytes do not mean equal time. `OverlappedDDP` launches its all-reduces during backward, while the short version
-# communicates after it. Chapter 08 launches the reduce-scatter during backward, too.
+# communicates after it.
 
 # %% [markdown]
-# ## Training to the end
+# ## The same bytes, and less time
 #
-# Does it train the same model? We train the digits MLP for 150 steps with AdamW in float64: once in one process on the
-# full batch, and once with `ShortZeRO1` on four ranks, each with a quarter of the batch. The number of elements of this
-# model is not a multiple of 4, so its flat parameter has padding.
+# Under data parallelism, a slow link is busy in backward and idle in forward: there is nothing to send then, because
+# the parameters are complete. ZeRO-1 has something to send. It has cut the all-reduce in two, and the second half
+# carries parameters. The last block's are not needed before the next forward has computed all blocks in front of it.
+#
+# So let's launch each collective as early as possible, and wait for it as late as possible. The next cell makes one
+# `ShortZeRO1` for each block. A reduce-scatter is launched as soon as backward has computed the block's gradients, and
+# an all-gather as soon as the block's shard is updated. Who waits for the all-gather? The block, right before its next
+# forward:
 
 
 # %%
 # %%ranks
-from shared.data import digits
-from shared.models import MLP
+from torch.optim import SGD
 
-images, labels = (tensor.to(device) for tensor in digits(torch.float64))
-assert sum(p.numel() for p in MLP().parameters()) % world_size > 0
+from solutions.async_collectives import launch_all_gather, launch_reduce_scatter
 
 
-def train(new_optimizer, share, steps=150):
-    """Train on a share of each batch. Returns the losses, and the accuracy on images not seen in training."""
-    model, losses = MLP().to(device, torch.float64), []
-    optimizer = new_optimizer(model.parameters())
-    for step in range(steps):
-        batch = torch.randperm(1500, generator=torch.Generator().manual_seed(step))[:128][share]
-        model.zero_grad()
-        loss = nn.functional.cross_entropy(model(images[batch]), labels[batch])
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    accuracy = (model(images[1500:]).argmax(1) == labels[1500:]).double().mean().item()
-    return losses, accuracy
+class OverlappingZeRO1(ShortZeRO1):
+    """ZeRO-1 for one block. The reduce-scatter overlaps backward, and the all-gather the next forward."""
 
+    def __init__(self, block):
+        super().__init__(block.parameters(), None)
+        self.inner, self.all_gather = SGD([self.shard]), None
+        block.weight.register_post_accumulate_grad_hook(self.launch_reduce_scatter)
+        block.register_forward_pre_hook(self.finish_all_gather)
 
-alone = train(lambda parameters: AdamW(parameters, lr=3e-3), slice(None))
-own_share = slice(rank, None, world_size)
-together = train(lambda ps: ShortZeRO1(ps, by_reduce_scatter, lr=3e-3), own_share)
+    def launch_reduce_scatter(self, weight):
+        self.reduce_scatter = launch_reduce_scatter(flatten([weight.grad]))
 
-# %% tags=["nbval-ignore-output"]
-alone_losses, alone_accuracy = ranks.pull("alone")[0]
-of_ranks, accuracies = zip(*ranks.pull("together"), strict=True)
-mean_losses = [sum(losses) / 4 for losses in zip(*of_ranks, strict=True)]
-difference = max(abs(one - other) for one, other in zip(alone_losses, mean_losses, strict=True))
-print(f"largest difference of the losses: {difference:.0e}")
-print(f"accuracy on new digits: one process {alone_accuracy:.1%}, four ranks {accuracies[0]:.1%}")
-assert difference < 1e-6 and alone_accuracy > 0.8 and abs(accuracies[0] - alone_accuracy) < 0.01
-plots.loss_curves({"one process": alone_losses, "4 ranks, ZeRO-1": mean_losses})
+    def finish_reduce_scatter(self):
+        self.shard.grad = self.reduce_scatter.wait() / world_size
+
+    def step(self):
+        self.inner.step()
+        self.all_gather = launch_all_gather(self.flat_param, self.shard.data)
+
+    def finish_all_gather(self, _block, _inputs):
+        if self.all_gather:
+            self.all_gather.wait()
+            self.all_gather = None
+
 
 # %% [markdown]
-# The two curves coincide up to rounding. ZeRO-1 changes where the optimizer state is stored, not the result.
+# The next cell compares it with `OverlappedDDP`. Each of six blocks has 4.7 MB of gradients, and sleeps for 12 ms in
+# forward and 24 ms in backward, as a stand-in for a GPU. Both use SGD, whose update takes little time, and both send 42
+# MB per rank and step, which takes 336 ms at 1 Gbit/s. We look at a step from one update to the next, so that the
+# all-gathers and the forward that they overlap are in the same picture.
+#
+# **Predict.** How long does ZeRO-1's step take, as a fraction of that of data parallelism? 1 means equally long.
+
+# %%
+my_fraction = None
+
+# %%
+# %%ranks --timeout 120
+from shared import measure, timeline
+from shared.models import sleeping_layers
+from shared.timeline.bundles import bundled
+
+
+def from_update_to_update(model, optimizers, finish):
+    for optimizer in optimizers:  # from the first block to the last
+        optimizer.step()
+    model.zero_grad()
+    model(torch.zeros(1, 1080)).sum().backward()
+    for finish_gradients in finish:
+        finish_gradients()
+
+
+ddp_of_blocks, blocks = (sleeping_layers(6, 1080, forward_ms=12, backward_ms=24) for _ in range(2))
+ddp_of_blocks = OverlappedDDP(ddp_of_blocks, bucket_cap_mb=5)
+sharded = [OverlappingZeRO1(block) for block in blocks]
+sgd, finish = SGD(ddp_of_blocks.parameters()), ddp_of_blocks.finish_gradient_sync
+versions_of_step = {
+    "data parallelism": (ddp_of_blocks, [sgd], [finish]),
+    "ZeRO-1": (blocks, sharded, [each.finish_reduce_scatter for each in sharded]),
+}
+jobs = {name: partial(from_update_to_update, *pair) for name, pair in versions_of_step.items()}
+times, lines = measure.jobs(jobs, rounds=9), {}
+for name, operations in (("data parallelism", 1), ("ZeRO-1", 6)):  # 3 sends and 3 receives
+    record = partial(timeline.record, versions_of_step[name][0])
+    recorded = measure.recorded({"": jobs[name]}, record, rounds=7)[""]
+    lines[name] = bundled(recorded[rank], operations)
+
+# %% [markdown]
+# In the upper timeline, bars 1 to 6 are all-reduces. In the lower one, bars 1 to 6 are the all-gathers of the six
+# blocks, and bars 7 to 12 their reduce-scatters. Look at what is in flight during forward:
+
+# %% tags=["nbval-ignore-output"]
+times, lines = ranks.pull("times")[0], ranks.pull("lines")[0]
+fraction = times.ratio("ZeRO-1", "data parallelism")
+print(f"{predicted(my_fraction)}measured {fraction:.2f}, {times.where}")
+measure.expect(fraction < 0.97, "ZeRO-1 takes less time than data parallelism behind a slow link")
+plots.timeline(list(lines.values()), list(lines))
+
+# %% [markdown]
+# Data parallelism leaves the link idle during the whole forward and until the first bucket is full. ZeRO-1 uses it from
+# the update on, so it takes less time for the same bytes. That is worth most where communication is the bottleneck. On
+# a link that is fast enough for data parallelism to hide its all-reduces behind backward, there is nothing left to win.
+#
+# The hook of a block is the weak point. A checkpoint, an average of the weights, or an evaluation of one layer would
+# read parameters without it, and get values that are half old and half new. So in the lab's
+# `ZeRO1(..., module=module)`, the *parameters* wait: whoever reads one waits for it first.
 
 # %% [markdown]
 # ## What it saves
@@ -473,24 +525,12 @@ plots.memory_by_component(bars)
 # parameter takes 8 + 8/N bytes in fp32, and 4 + 12/N bytes in mixed precision, where the optimizer state includes the
 # fp32 master weights (chapter 06). AdamW also has less to compute: each rank updates only Ψ/N elements.
 #
-# In the figure, look at how fast each curve approaches its limit, the dotted line:
-
-# %% slideshow={"slide_type": "slide"}
-counts, kinds = (1, 2, 4, 8, 16, 32, 64), {"fp32": formulas.FP32_ADAM, "mixed": formulas.MIXED_ADAM}
-formula = {
-    name: {n: formulas.model_state_bytes(1, n, stage=1, bytes_per_parameter=each) for n in counts}
-    for name, each in kinds.items()
-}
-measured = {"fp32": {n: held[1].total_bytes / parameters for n, held in by_ranks.items()}}
-limits = {name: each.parameter + each.gradient for name, each in kinds.items()}
-zero_plots.bytes_per_parameter(formula, measured, limits)
-
-# %% [markdown] slideshow={"slide_type": "-"}
-# The first few ranks save the most. The table shows the same for the model in figure 1 of the ZeRO paper, which has 7.5
+# The first few ranks save the most. The table shows that for the model in figure 1 of the ZeRO paper, which has 7.5
 # billion parameters:
 
 # %%
 rows, counts = [], (1, 2, 4, 8, 64, 10**9)
+kinds = {"fp32": formulas.FP32_ADAM, "mixed": formulas.MIXED_ADAM}
 for name, each in kinds.items():
     in_gb = [formulas.model_state_bytes(7.5, n, 1, bytes_per_parameter=each) for n in counts]
     rows.append([f"{name}, GB", *(f"{gb:.4g}" for gb in in_gb)])
@@ -507,32 +547,9 @@ tables.Table(["ranks", "1", "2", "4", "8", "64", "→ ∞"], rows)
 #
 # A ZeRO-1 optimizer wraps an **inner optimizer**, the one that updates the rank's shard. Training itself is correct,
 # but some lines around it assume that every rank holds the full optimizer state. The most common one saves
-# `optimizer.state_dict()` on rank 0. What would it save here?
-
-# %%
-# %%ranks
-import io
-
-
-def saved_bytes(state):
-    file = io.BytesIO()
-    torch.save(state, file)
-    return file.tell()
-
-
-files = saved_bytes(adamw.state_dict()), saved_bytes(zero1.inner.state_dict())
-shape = list(zero1.inner.state[zero1.shard]["exp_avg"].shape)
-
-# %% tags=["nbval-ignore-output"]
-full_bytes, shard_bytes = ranks.pull("files")[0]
-print(f"data parallelism {full_bytes / 1e6:.2f} MB, ZeRO-1 {shard_bytes / 1e6:.2f} MB")
-print(f"the shape of exp_avg, the momentum, is {ranks.pull('shape')[0]}")
-assert 0.24 < shard_bytes / full_bytes < 0.27
-
-# %% [markdown]
-# The file has only a quarter of the state. The shape of the momentum is not that of any parameter, and the file fits no
-# other number of ranks. For a checkpoint, the full state of each parameter has to be gathered. Other lines fail in a
-# similar way:
+# `optimizer.state_dict()` on rank 0. Of an inner optimizer, that is a quarter of the state. The shape of the momentum
+# is that of a shard, not of any parameter, so the file fits no other number of ranks. For a checkpoint, the full state
+# of each parameter has to be gathered. Other lines fail in a similar way:
 #
 # | in the training loop | what goes wrong | remedy |
 # |---|---|---|
@@ -551,7 +568,7 @@ assert 0.24 < shard_bytes / full_bytes < 0.27
 # ## The production version
 #
 # torch's version is `ZeroRedundancyOptimizer`, meant to be used with DDP. The next cells train the GPT for four steps
-# with plain AdamW, with two settings of torch's optimizer, and with the short version.
+# with plain AdamW, with torch's optimizer, and with the short version.
 
 # %%
 # %%ranks
@@ -564,8 +581,8 @@ def in_ddp(new_optimizer):
     return model, new_optimizer(model.parameters())
 
 
-def torchs(parameters, **options):
-    return ZeroRedundancyOptimizer(parameters, AdamW, **options, **settings)
+def torchs(parameters):
+    return ZeroRedundancyOptimizer(parameters, AdamW, **settings)
 
 
 def train_4_steps(model, optimizer):
@@ -582,7 +599,6 @@ short = model, ShortZeRO1(model.parameters(), by_reduce_scatter, **settings)
 versions = {
     "AdamW": in_ddp(lambda ps: AdamW(ps, **settings)),
     "torch's ZeRO-1": in_ddp(torchs),
-    "torch's, with bucket views": in_ddp(lambda ps: torchs(ps, parameters_as_bucket_view=True)),
     "the short version": short,
 }
 results = {name: train_4_steps(*pair) for name, pair in versions.items()}
@@ -599,8 +615,8 @@ for name in results[0]:
     sent_mb = sum(log.sent_bytes for log in logs) / 4e6
     most_mb = max(of_rank.optimizer_bytes for of_rank in held) / 1e6
     rows.append([name, f"{losses[0]:.4f}", f"{calls}", f"{sent_mb:.2f}", f"{most_mb:.2f}"])
-plain, torchs, views, short = ([float(cell) for cell in row[1:]] for row in rows)
-assert torchs[2] > 1.4 * plain[2] and views[1] < torchs[1] and short[2] < 1.1 * plain[2]
+plain, torchs, short = ([float(cell) for cell in row[1:]] for row in rows)
+assert torchs[2] > 1.4 * plain[2] and short[2] < 1.1 * plain[2]
 assert short[3] < torchs[3] < plain[3]
 header = ["", "loss", "calls", "sent per rank, MB", "optimizer state, MB"]
 tables.Table(header, rows, "Loss of rank 0; mean of the bytes; largest optimizer state of a rank.")
@@ -608,9 +624,8 @@ tables.Table(header, rows, "Loss of rank 0; mean of the bytes; largest optimizer
 # %% [markdown]
 # All of them train the same model. torch's optimizer works like our first version: it assigns whole parameters, the
 # largest first, and broadcasts them after the step. So the owner of the embedding holds the most, and a step sends 3f ·
-# 4Ψ bytes, of which DDP can hide the all-reduces behind backward. With `parameters_as_bucket_view=True`, there is one
-# broadcast per rank instead of one per parameter. Owning whole parameters also has an advantage: it works with
-# optimizers such as LAMB. For a checkpoint, `consolidate_state_dict()` gathers the states on one rank.
+# 4Ψ bytes, of which DDP can hide the all-reduces behind backward. Owning whole parameters also has an advantage: it
+# works with optimizers such as LAMB. For a checkpoint, `consolidate_state_dict()` gathers the states on one rank.
 #
 # Training libraries shard by element, as the short version does. Megatron-Core calls its version the **distributed
 # optimizer**:
@@ -635,7 +650,7 @@ tables.Table(header, rows, "Loss of rank 0; mean of the bytes; largest optimizer
 # | question | here | with NCCL and many hosts |
 # |---|---|---|
 # | Which reduce-scatter? | the ring of chapter 01 | `dist.reduce_scatter_single` ¹, a real one in NCCL |
-# | How many flat parameters? | one | several buckets, so that communication overlaps with backward and forward |
+# | How many flat parameters? | one, or one per block | one per bucket, so that communication overlaps |
 # | Over which ranks is the state sharded? | all four | all data-parallel ranks, or groups of them ² |
 # | When does it pay? | from two ranks on | almost always: it sends no more bytes than data parallelism |
 # | How is it saved? | gathered (lab) | each rank writes its shard (chapter 12) |
@@ -654,14 +669,13 @@ tables.Table(header, rows, "Loss of rank 0; mean of the bytes; largest optimizer
 # | data parallelism | 4Ψ + 4Ψ + 8Ψ | 2f · 4Ψ | one per bucket | with backward |
 # | one owner per parameter | 4Ψ + 4Ψ + 8 · largest share | 3f · 4Ψ | buckets + parameters | all-reduces only |
 # | one owner per element, all-reduce | 4Ψ + 4Ψ + 8Ψ/N | 3f · 4Ψ | 2 | none here |
-# | one owner per element, reduce-scatter | 4Ψ + 4Ψ + 8Ψ/N | 2f · 4Ψ | 2 | none here ³ |
+# | one owner per element, reduce-scatter | 4Ψ + 4Ψ + 8Ψ/N | 2f · 4Ψ | 2 per bucket | with backward and forward ³ |
 #
 # ¹ Gradient accumulation does not change this, if data parallelism uses `no_sync()`.
 #
 # ² The three sends of our ring, each a call in the tables above, count as one collective.
 #
-# ³ A reduce-scatter per bucket can be launched during backward (chapter 08), and an all-gather per bucket can overlap
-# with the next forward.
+# ³ Reduce-scatters overlap backward, and all-gathers the next forward, if there is a flat parameter for each bucket.
 #
 # **Terms**
 #
@@ -684,8 +698,6 @@ tables.Table(header, rows, "Loss of rank 0; mean of the bytes; largest optimizer
 #   step with fp32 gradients and bf16 parameters, drawn with 16 elements.
 # - PyTorch, [Distributed Optimizers](https://docs.pytorch.org/docs/stable/distributed.optim.html):
 #   `ZeroRedundancyOptimizer` and its options, in particular the restrictions of `overlap_with_ddp`.
-# - [DeepSpeed issue 5758](https://github.com/deepspeedai/DeepSpeed/issues/5758): a user expects a reduce-scatter, finds
-#   an all-reduce in the log, and a developer confirms it.
 
 # %% [markdown] slideshow={"slide_type": "slide"}
 # ## What is still wasted

@@ -50,6 +50,7 @@ from solutions.bucketed_ddp import assign_buckets
 from solutions.flat import FlatParameter
 from solutions.manual_ddp import broadcast_state
 from solutions.overlapped_ddp import GradientSync
+from solutions.overlapped_flat import OverlappedFlatParameter
 from solutions.zero1 import ShardedOptimizer
 
 # %% [markdown]
@@ -207,8 +208,9 @@ check.ShardedBucket()
 # You have all the pieces. In the constructor, replace the `raise`, and leave the lines around it as they are:
 #
 # - Broadcast the module's parameters and buffers with lab 02's `broadcast_state(module, group)`.
-# - Build `self.buckets`. Lab 03's `assign_buckets` returns lists of parameters. Turn each list into a
-#   `FlatParameter(parameters, group)`, and wrap that in a `ShardedBucket`.
+# - Build `self.buckets`. Lab 03's `assign_buckets` returns lists of parameters. Turn each list into an
+#   `OverlappedFlatParameter(parameters, group)`, and wrap that in a `ShardedBucket`. (This is lab 07's `FlatParameter`,
+#   but its all-gather overlaps the next forward: whoever reads a parameter waits for it.)
 # - Set each bucket's `previous`. The buckets are launched in the order of this list.
 # - Create `self.sync`, lab 04's `GradientSync(self.buckets)`. Its hooks pack and launch the buckets. Its `finish()`
 #   launches the remaining ones and waits for all of them.
@@ -242,7 +244,9 @@ def flat_parameters_of(
     bucketed = {id(parameter) for bucket in buckets for parameter in bucket.parameters}
     if bucketed != {id(parameter) for parameter in parameters if parameter.requires_grad}:
         raise ValueError("ZeRO2 trains the parameters of its module: add them before you wrap it")
-    return [bucket.flat_parameter for bucket in buckets]
+    return [
+        bucket.flat_parameter for bucket in reversed(buckets)
+    ]  # in the order in which forward reads them
 
 
 # %% tags=["exercise", "export"] grade_id="zero2"
@@ -251,7 +255,9 @@ def flat_parameters_of(
 class ZeRO2(nn.Module):
     """ZeRO stage 2: gradients are reduce-scattered and freed while backward computes; the optimizer state is sharded.
 
-    `.optimizer` is for schedulers and state dicts. None counts as zeros, unless no rank has used the parameter.
+    `.optimizer` is for schedulers and state dicts. None counts as zeros, unless no rank has used the parameter. After
+    step(), whoever reads a parameter waits for its all-gather. A tensor that shares a parameter's memory, such as a
+    `p.data` from before step(), is not complete before optimizer.finish_parameter_sync().
 
     Memory: with Adam in fp32, 4Ψ + 4Ψ/N + 8Ψ/N bytes for Ψ parameters on N ranks; during backward up to 3 − 1/N buckets
         more, and the gradient being computed. Inside no_sync(), full gradients of 4Ψ bytes.
@@ -268,7 +274,9 @@ class ZeRO2(nn.Module):
         ### BEGIN SOLUTION
         broadcast_state(module, group)
         assigned = assign_buckets(module.parameters(), bucket_cap_mb)
-        self.buckets = [ShardedBucket(FlatParameter(parameters, group)) for parameters in assigned]
+        self.buckets = [
+            ShardedBucket(OverlappedFlatParameter(parameters, group)) for parameters in assigned
+        ]
         for previous, bucket in pairwise(self.buckets):
             bucket.previous = previous
         self.sync = GradientSync(self.buckets)
@@ -317,7 +325,7 @@ class ZeRO2(ZeRO2):
         ### END SOLUTION
 
     def step(self) -> None:
-        """Update this rank's shard of the parameters and all-gather the others."""
+        """Update this rank's shard of the parameters and launch the all-gathers, for which readers wait."""
         ### BEGIN SOLUTION
         self._finish_unless_synced()
         self.optimizer.step()

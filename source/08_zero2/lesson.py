@@ -552,8 +552,8 @@ plots.timeline(list(lines.values()), list(lines))
 # cores, so that some are late. DDP has fewer buckets, because it closes each only at the cap.
 #
 # The all-gathers come after the optimizer's step, so they are exposed. DDP hides both halves of its all-reduces, and
-# this version of ZeRO-2 only one. The other half can be hidden behind the next forward, as Megatron's
-# `overlap_param_gather` does (chapter 07).
+# this version of ZeRO-2 only one. The other half can be hidden behind the next forward (chapter 07), and the lab's
+# `ZeRO2` does that.
 
 # %% [markdown]
 # ## Several micro-batches
@@ -684,7 +684,7 @@ tables.Table(header, rows, "Rank 0.")
 # | | parameters and optimizer | gradients at the peak | sent per rank and step | overlap |
 # |---|---|---|---|---|
 # | DDP | 4Ψ + 8Ψ | 4Ψ | 2f · 4Ψ | both halves |
-# | ZeRO-1 | 4Ψ + 8Ψ/N | 4Ψ¹ | 2f · 4Ψ | none in chapter 07 |
+# | ZeRO-1 | 4Ψ + 8Ψ/N | 4Ψ¹ | 2f · 4Ψ | both halves, if it knows the module |
 # | ZeRO-2 | 4Ψ + 8Ψ/N | 4Ψ/N and 2 + f buckets² | (g + 1)f · 4Ψ | the reduce-scatters |
 # | ZeRO-2, only the last micro-batch reduced | 4Ψ + 8Ψ/N | 4Ψ and 2 buckets³ | 2f · 4Ψ | the reduce-scatters |
 # | all-reduce, then slice | 4Ψ + 8Ψ/N | 4Ψ/N and 2 buckets | (2g + 1)f · 4Ψ | the all-reduces |
