@@ -15,29 +15,11 @@ guards = weakref.WeakSet()  # the Guard of every wrapper that is alive
 
 
 def second_gradient(parameter: nn.Parameter) -> str:
-    """Say why a parameter got a second gradient before the first one was averaged, and what to do."""
+    """Say why a parameter got two gradients in one backward(), and what to do."""
     return (
-        f"got a second gradient for {name_of(parameter)}: call finish_gradient_sync() after each backward(), also "
-        "before zero_grad() if you skip a batch, or let gradients accumulate inside no_sync(). If there was only one "
-        "backward(), checkpoint(..., use_reentrant=True) has run another one in each call of a shared layer: "
-        "pass use_reentrant=False"
+        f"got a second gradient for {name_of(parameter)} in one backward(): checkpoint(..., use_reentrant=True) has "
+        "run another backward in each call of a shared layer, so pass use_reentrant=False"
     )
-
-
-def dropped(parameter: nn.Parameter) -> str:
-    """Say that a gradient was dropped too early, and what to do."""
-    return (
-        f"the gradient of {name_of(parameter)} was dropped after backward() had put it into a bucket: "
-        "call finish_gradient_sync() before zero_grad(), also if you skip the batch"
-    )
-
-
-def reject_dropped(queue) -> None:
-    """Raise a RuntimeError if a gradient in a bucket of a LaunchQueue has been set to None since."""
-    for bucket, missing in zip(queue.buckets, queue.missing, strict=True):
-        for index, parameter in enumerate(bucket.parameters):
-            if parameter.grad is None and parameter.requires_grad and index not in missing:
-                raise RuntimeError(dropped(parameter))
 
 
 def reject_grad_scaler(optimizer) -> bool:

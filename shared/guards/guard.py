@@ -12,6 +12,7 @@ from shared.guards.alarms import Alarm
 from shared.guards.names import name_of, numbered, remember_names
 from shared.guards.snapshots import Snapshot
 from shared.guards.tensors import descriptions_of
+from shared.guards.unused import restore_none
 
 
 class Guard:
@@ -25,7 +26,7 @@ class Guard:
     def __init__(self, group: dist.ProcessGroup | None = None, *, clip_with: str = "", has_hooks: bool = False):
         self.alarm, self.snapshot = Alarm(group), Snapshot()
         self.clip_with, self.has_hooks = clip_with, has_hooks
-        self.awaits_finish = False  # whether finish_gradient_sync() resets `pending`
+        self.awaits_finish = False  # whether `pending` is reset when gradients are averaged
         self.awaits_zero_grad = False  # whether step() has dropped gradients that one process would keep
         self.adds_to_used = False  # whether backward() would add to these in one process
         self.pending = False  # whether a parameter has a gradient that is not the mean yet
@@ -150,8 +151,8 @@ class Guard:
             if version not in (None, bucket.flat._version):
                 raise RuntimeError(
                     f"the gradient of {name_of(bucket.parameters[0])} or another one in its bucket was changed after "
-                    "backward() had put it there: call finish_gradient_sync() before you change gradients, also "
-                    "before zero_grad(set_to_none=False)"
+                    "backward() had put it there: if an exception ends backward(), call finish_gradient_sync() before "
+                    "you change gradients, also before zero_grad(set_to_none=False), or set them to None"
                 )
 
     def check_unchanged(self) -> None:
@@ -172,8 +173,11 @@ class Guard:
             self.alarm.agree(problem)
         elif problem is not None:
             self.alarm.ring(problem, exchange.send_nan)
+        parameters = () if exchange.is_sharded else self.snapshot.parameters.values()
+        without = [parameter for parameter in parameters if parameter.grad is None and parameter.requires_grad]
         yield
         if exchange.adds_up:
             self.summed = set(self.ids)
         self.alarm.listen(exchange.mean())
-        self.pending = self.pending and exchange.is_silent
+        self.pending = False
+        restore_none(without)

@@ -332,7 +332,7 @@ class ZeRO2(ZeRO2):
 
     def _finish_unless_synced(self) -> None:
         # A rank that ran no backward() since zero_grad() must take part, too: do not decide by its gradients.
-        if not self.synced or self.sync.pending:
+        if not self.synced or self.sync.pending or self.sync.done:
             self.finish_gradient_sync()
         ### END SOLUTION
 
