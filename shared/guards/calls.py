@@ -18,7 +18,8 @@ def second_gradient(parameter: nn.Parameter) -> str:
     """Say why a parameter got two gradients in one backward(), and what to do."""
     return (
         f"got a second gradient for {name_of(parameter)} in one backward(): checkpoint(..., use_reentrant=True) has "
-        "run another backward in each call of a shared layer, so pass use_reentrant=False"
+        "run another backward in each call of a shared layer, so pass use_reentrant=False. If an interrupt has ended "
+        "the last backward() while it waited for other ranks, run this one again"
     )
 
 

@@ -141,11 +141,11 @@ class Guard:
         self.pending = self.awaits_finish
 
     def note_versions(self, buckets: Iterable) -> None:
-        """Remember how often the flat tensors of buckets had been changed when backward() launched them."""
+        """Remember how often the flat tensors of buckets had been changed when backward() used them last."""
         self.versions |= {id(bucket): bucket.flat._version for bucket in buckets if bucket.flat is not None}
 
     def reject_changed(self, buckets: Iterable) -> None:
-        """Raise a RuntimeError if gradients in buckets have been changed since they were launched."""
+        """Raise a RuntimeError if gradients in buckets have been changed since backward() used them last."""
         for bucket in buckets:
             version = self.versions.pop(id(bucket), None)
             if version not in (None, bucket.flat._version):

@@ -89,7 +89,11 @@ def gradients_are_added_in_backward(attempt: Attempt) -> None:
     sizes = draw_sizes_of_buckets(attempt)
     every = every_gradient(sizes)
     some = attempt.random.sample(every, attempt.random.randint(1, len(every) - 1))
-    steps = [Step(every), Step(some, finishes=False), Step(every)]
+    _judge_backwards(attempt, sizes, [Step(every)])
+    _judge_backwards(attempt, sizes, [Step(every), Step(some, finishes=False), Step(every)])
+
+
+def _judge_backwards(attempt: Attempt, sizes: list[int], steps: list[Step]) -> None:
     for number, did in enumerate(attempt.run(probe_steps, sizes, steps)[0], 1):
         context = f"buckets of {sizes} gradients, step {number}"
         working, last = _split(did["backward"])
