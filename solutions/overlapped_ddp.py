@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from torch import nn
-from torch.profiler import record_function
 
 from shared import guards
+from shared.guards import at_end_of_backward
 from solutions.bucketed_ddp import Bucket, assign_buckets
 from solutions.manual_ddp import broadcast_state
 
@@ -88,29 +88,36 @@ def watch_gradients(buckets: Sequence[GradientBucket], on_gradient: Callable[[in
 
 
 class GradientSync:
-    """Launches the collectives of buckets while backward computes, and waits for them at the end.
+    """Launches the collectives of buckets while backward computes, and waits for them when it ends.
 
-    `enabled` is False inside no_sync(); `pending` is True from the first gradient until finish().
+    `enabled` is False inside no_sync(). `pending` tells whether there are gradients that are not averaged yet. `done`
+    tells whether a backward has averaged its gradients since the last finish().
     """
 
     def __init__(self, buckets: Sequence[GradientBucket]):
-        self.queue, self.enabled, self.pending = LaunchQueue(buckets), True, False
+        self.queue, self.enabled = LaunchQueue(buckets), True
+        self.pending = self.done = False
         watch_gradients(buckets, self.on_gradient)
 
     def on_gradient(self, bucket_index: int, index: int) -> None:
-        """Add to the queue a gradient that backward() has just completed. A second one raises RuntimeError."""
-        if index not in self.queue.missing[bucket_index]:
-            parameter = self.queue.buckets[bucket_index].parameters[index]
-            raise RuntimeError(guards.second_gradient(parameter))
+        """Note a gradient that backward() has just completed, and add it to the queue unless no_sync() is active."""
         self.pending = True
         if self.enabled:
+            at_end_of_backward(self.synchronize)
             self.queue.add(bucket_index, index)
 
+    @guards.synchronizes
+    def synchronize(self) -> None:
+        """Launch the remaining buckets, and wait until every gradient is averaged."""
+        self.queue.finish()
+        self.pending, self.done = False, True
+
     def finish(self) -> None:
-        """Launch the remaining buckets and wait until every gradient is averaged; inside no_sync(), do nothing."""
+        """Synchronize, unless a backward has done so since the last call; inside no_sync(), do nothing."""
         if self.enabled:
-            self.queue.finish()
-            self.pending = False
+            if self.pending or not self.done:
+                self.synchronize()
+            self.done = False
 
     @contextlib.contextmanager
     def no_sync(self):
@@ -130,15 +137,15 @@ class GradientSync:
 class OverlappedDDP(nn.Module):
     """Train a replica of module on each rank of the group, and average gradients while backward computes.
 
-    Call finish_gradient_sync() right after backward(), before you clip gradients and before the step.
-    `.module` is the module itself. If no rank has used a parameter, its gradient stays None.
+    When backward() returns, every gradient is the mean over the ranks. So all ranks must run equally many backward()
+    outside no_sync(); where one runs none, it calls finish_gradient_sync() instead. `.module` is the module itself. If
+    no rank has used a parameter, its gradient stays None.
 
     A compressor (chapter 19) makes buckets that send less. Without one, gradients are sent as they are. With one, the
     gradient of a parameter that no rank has used is zeros, so weight decay and momentum still change it.
 
-    Communication: when built, one broadcast per parameter and buffer; per step, one all-reduce per bucket.
-    Raises:
-        RuntimeError: in backward(), for a second gradient before finish_gradient_sync().
+    Communication: when built, one broadcast per parameter and buffer; per backward() outside no_sync(), one all-reduce
+        per bucket.
     """
 
     def __init__(self, module: nn.Module, bucket_cap_mb: float = 25.0, group=None, *, compressor=None):
@@ -154,9 +161,12 @@ class OverlappedDDP(nn.Module):
         return self.module(*inputs, **kwargs)
 
     def finish_gradient_sync(self) -> None:
-        """Wait until every gradient is the mean over the ranks."""
-        with record_function("OverlappedDDP::finish_gradient_sync"):
-            self.sync.finish()
+        """Average what is not averaged yet: gradients from no_sync(), or zeros on a rank that ran no backward().
+
+        After a backward() outside no_sync(), nothing is left to do. If a rank may lack a batch, or may use no trained
+        parameter, call this on all ranks after the last backward() of every step.
+        """
+        self.sync.finish()
 
     def no_sync(self):
         """Let gradients accumulate on this rank, without communication."""

@@ -107,7 +107,7 @@ class ZeRO2(nn.Module):
         self.sync = GradientSync(self.buckets)
         flatten = partial(flat_parameters_of, self.buckets)  # deepcopy copies what a partial holds
         self.optimizer = ShardedOptimizer(module.parameters(), optimizer_cls, flatten, group, **defaults)
-        # Whether the gradients have been synchronized since the last zero_grad() or step().
+        # Whether finish_gradient_sync() has synchronized since the last zero_grad() or step().
         self.synced = False
 
     _step_supports_amp_scaling = property(guards.reject_grad_scaler)
@@ -120,7 +120,7 @@ class ZeRO2(nn.Module):
         return self.sync.no_sync()
 
     def finish_gradient_sync(self) -> None:
-        """Wait until this rank has its shard of every mean gradient; inside no_sync(), do nothing.
+        """Reduce what no backward() has, as after no_sync() or without a batch; inside no_sync(), do nothing.
 
         Each .grad is None then, so code that reads or scales it does nothing. Use clip_grad_norm_(), scale the loss,
         or register a hook of the parameter.
@@ -151,5 +151,5 @@ class ZeRO2(nn.Module):
 
     def _finish_unless_synced(self) -> None:
         # A rank that ran no backward() since zero_grad() must take part, too: do not decide by its gradients.
-        if not self.synced or self.sync.pending:
+        if not self.synced or self.sync.pending or self.sync.done:
             self.finish_gradient_sync()

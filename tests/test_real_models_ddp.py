@@ -56,6 +56,8 @@ def zero2(module, optimizer_cls, **settings):
 REPLICATED = {"manual": manual, "bucketed": bucketed, "overlapped": overlapped}
 SHARDED = {"zero1": zero1, "zero2": zero2}
 WRAPPERS = REPLICATED | SHARDED
+AT_FINISH = {"manual": manual, "bucketed": bucketed}
+SELF_SYNCHRONIZING = {"overlapped": overlapped, "zero2": zero2}  # at the end of backward()
 
 
 def net(seed=0):
@@ -71,12 +73,13 @@ def own(rows):
     return rows[dist.get_rank() :: dist.get_world_size()]
 
 
-def step(model, optimizer, rows, before_step=lambda: None, after_forward=lambda: None):
+def step(model, optimizer, rows, before_step=lambda: None, after_forward=lambda: None, finishes=True):
     optimizer.zero_grad()
     loss = model(rows).square().mean()
     after_forward()
     loss.backward()
-    getattr(model, "finish_gradient_sync", lambda: None)()
+    if finishes:
+        finish(model)
     before_step()
     optimizer.step()
 
@@ -541,17 +544,10 @@ def interrupted_step(wrap):
     """An exception in the middle of backward, on all ranks. Finish, drop the gradients, and train on."""
 
     def train(model, module, optimizer, part):
-        def interrupt(gradient):
-            raise KeyboardInterrupt
-
         for number in range(3):
             if number == 1 and part is own:
-                handle = module[0].weight.register_hook(interrupt)
-                try:
-                    model(part(batch(9))).square().mean().backward()
-                except KeyboardInterrupt:
-                    handle.remove()
-                getattr(model, "finish_gradient_sync", lambda: None)()
+                interrupt(model, module)
+                finish(model)
             step(model, optimizer, part(batch(number)))
 
     return differs_from_one_process(wrap, net, train)
@@ -703,33 +699,166 @@ def forgets_zero_grad(wrap):
 
 
 def interrupted_without_finishing(wrap):
-    """The loop catches an exception, does not finish, and goes on. If the wrapper refuses once, it goes on as well."""
+    """The loop catches an exception, does not finish, and goes on."""
 
     def train(model, module, optimizer, part):
-        def interrupt(gradient):
-            raise KeyboardInterrupt
-
         for number in range(3):
             if number == 1 and part is own:
-                handle = module[0].weight.register_hook(interrupt)
-                try:
+                interrupt(model, module)
+            step(model, optimizer, part(batch(number)), finishes=not synchronizes_itself(model))
+
+    return differs_from_one_process(wrap, net, train)
+
+
+def interrupted_on_one_rank(wrap):
+    """The other ranks wait at the end of backward until this rank's next backward, or its finish or zero_grad()."""
+
+    def train(model, module, optimizer, part):
+        for number in range(3):
+            if number == 1 and part is own:
+                if dist.get_rank() == 0:
+                    interrupt(model, module)
+                else:
                     model(part(batch(9))).square().mean().backward()
-                except KeyboardInterrupt:
-                    handle.remove()
-                try:
-                    step(model, optimizer, part(batch(8)))
-                    refused = False
-                except RuntimeError as error:
-                    refused = "finish_gradient_sync()" in str(error)
-                if refused != hasattr(model, "no_sync"):
-                    raise AssertionError("it raises if it has hooks")
-                if refused:
-                    step(model, optimizer, part(batch(8)))
-            elif number == 1:
-                step(model, optimizer, part(batch(8)))
             step(model, optimizer, part(batch(number)))
 
     return differs_from_one_process(wrap, net, train)
+
+
+def interrupted_then_accumulated(wrap):
+    """After the exception, the loop continues with gradients that accumulate, and finishes."""
+
+    def train(model, module, optimizer, part):
+        for number in range(3):
+            if number == 1 and part is own:
+                interrupt(model, module)
+            optimizer.zero_grad()
+            with getattr(model, "no_sync", contextlib.nullcontext)():
+                model(part(batch(number))).square().mean().backward()
+            finish(model)
+            optimizer.step()
+
+    return differs_from_one_process(wrap, net, train)
+
+
+def interrupted_then_zeroed(wrap):
+    """zero_grad(set_to_none=False) changes gradients in flight, which come back."""
+    module = net()
+    model, optimizer = wrap(module, torch.optim.SGD, lr=0.1)
+    interrupt(model, module)
+    optimizer.zero_grad(set_to_none=False)
+    model(own(batch())).square().mean().backward()
+
+
+def interrupt(model, module):
+    def raise_interrupt(gradient):
+        raise KeyboardInterrupt
+
+    handle = module[0].weight.register_hook(raise_interrupt)
+    with contextlib.suppress(KeyboardInterrupt):
+        model(own(batch(9))).square().mean().backward()
+    handle.remove()
+
+
+def synchronizes_itself(model):
+    return hasattr(model, "no_sync")
+
+
+# Without finish_gradient_sync()
+
+
+def never_finished(wrap):
+    def train(model, module, optimizer, part):
+        for number in range(4):
+            step(model, optimizer, part(batch(number)), finishes=False)
+
+    return differs_from_one_process(wrap, net, train)
+
+
+def copy_never_finished():
+    """A copy, over a group of its own, trains as the original does."""
+    model = OverlappedDDP(net(), bucket_cap_mb=1e-4, group=dist.new_group())
+    twin = copy.deepcopy(model)
+    for each in (model, twin, model, twin):
+        optimizer = torch.optim.SGD(each.parameters(), lr=0.1)
+        step(each, optimizer, own(batch()), finishes=False)
+    same = [torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True)]
+    return None if all(same) else "the copy differs"
+
+
+def finished_now_and_then(wrap):
+    """Finish in some steps, twice in others."""
+
+    def train(model, module, optimizer, part):
+        for number in range(4):
+            step(model, optimizer, part(batch(number)), finishes=number % 2 == 1, before_step=lambda: finish(model))
+
+    return differs_from_one_process(wrap, net, train)
+
+
+def two_backwards(wrap):
+    """Both outside no_sync(): the second averages again."""
+
+    def train(model, module, optimizer, part):
+        for number in range(4):
+            optimizer.zero_grad(set_to_none=number < 2)
+            for micro in range(2):
+                model(part(batch(10 * number + micro))).square().mean().backward()
+            optimizer.step()
+
+    return differs_from_one_process(wrap, net, train)
+
+
+def accumulated_for_others(wrap, silent_last=False):
+    """The micro-batch inside no_sync() uses an expert that the other one does not."""
+
+    def train(model, module, optimizer, part):
+        for number in range(3):
+            optimizer.zero_grad()
+            for is_silent in (False, True) if silent_last else (True, False):
+                module.use = (0, 1) if is_silent else (0,)
+                with model.no_sync() if is_silent and part is own else contextlib.nullcontext():
+                    model(part(batch(number))).square().mean().backward()
+            if silent_last:
+                finish(model)
+            optimizer.step()
+
+    return differs_from_one_process(wrap, Experts, train)
+
+
+def accumulated_later_for_others(wrap):
+    return accumulated_for_others(wrap, silent_last=True)
+
+
+def uneven_batches(wrap, micro_batches):
+    """Rank 0 has fewer micro-batches in one step, or none. All ranks finish after each."""
+
+    def train(model, module, optimizer, part):
+        ranks_of_part = [dist.get_rank()] if part is own else range(dist.get_world_size())
+        for number in range(3):
+            optimizer.zero_grad()
+            for micro in range(micro_batches):
+                for rank in ranks_of_part:
+                    if number == 1 and micro == micro_batches - 1 and rank == 0:
+                        continue
+                    rows = batch(10 * number + micro)[rank :: dist.get_world_size()]
+                    (model(rows).square().mean() / (1 if part is own else dist.get_world_size())).backward()
+                finish(model)
+            optimizer.step()
+
+    return differs_from_one_process(wrap, net, train)
+
+
+def steps_inside_no_sync(wrap):
+    model, optimizer = wrap(net(), torch.optim.SGD, lr=0.1)
+    step(model, optimizer, own(batch()))
+    optimizer.zero_grad()
+    with model.no_sync():
+        model(own(batch())).sum().backward()
+    try:
+        getattr(optimizer, "optimizer", optimizer).step()
+    finally:
+        model.finish_gradient_sync()
 
 
 def accumulates(wrap):
@@ -1070,6 +1199,29 @@ def nan_everywhere_is_no_problem_of_another_rank(wrap):
 # 9: advice
 
 
+class Segments(nn.Module):
+    """Checkpointed segments, each of which runs a backward of its own. The first layers are in the last one."""
+
+    def __init__(self, seed):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(5)).double()
+
+    def forward(self, rows):
+        rows = rows.clone().requires_grad_()
+        for segment in (self.layers[:2], self.layers[2:3], self.layers[3:4]):
+            rows = checkpoint(nn.Sequential(*segment), rows, use_reentrant=True)
+        return self.layers[4](rows)
+
+
+def reentrant_segments(wrap):
+    def train(model, module, optimizer, part):
+        for number in range(3):
+            step(model, optimizer, part(batch(number)), finishes=False)
+
+    return differs_from_one_process(wrap, Segments, train)
+
+
 class Reentrant(nn.Module):
     def __init__(self, plain_call=False):
         super().__init__()
@@ -1083,14 +1235,6 @@ class Reentrant(nn.Module):
 def reentrant(wrap, plain_call):
     model, optimizer = wrap(Reentrant(plain_call), torch.optim.SGD, lr=0.1)
     step(model, optimizer, own(batch()))
-
-
-def twice_without_finishing(wrap, only_rank=None):
-    model, _ = wrap(net(), torch.optim.SGD, lr=0.1)
-    model(own(batch())).sum().backward()
-    if only_rank in (None, dist.get_rank()):
-        model(own(batch())).sum().backward()
-    model.finish_gradient_sync()
 
 
 def create_graph(wrap):
@@ -1138,8 +1282,28 @@ RIGHT = {
     **{f"3 LBFGS, {n}": (closures, w, torch.optim.LBFGS, {"max_iter": 3}) for n, w in REPLICATED.items()},
     **{
         f"3 gradients halved before they are averaged, {n}": (changes_gradients_early, w, lambda grad: grad.mul_(0.5))
-        for n, w in {"manual": manual, "bucketed": bucketed, "zero1": zero1}.items()
+        for n, w in {"manual": manual, "bucketed": bucketed, "zero1": zero1, "overlapped": overlapped}.items()
     },
+    **{
+        f"3 {case.__name__}, {n}": (case, w)
+        for case in (
+            never_finished,
+            finished_now_and_then,
+            accumulated_for_others,
+            accumulated_later_for_others,
+            two_backwards,
+            interrupted_on_one_rank,
+            interrupted_then_accumulated,
+            reentrant_segments,
+        )
+        for n, w in SELF_SYNCHRONIZING.items()
+    },
+    **{
+        f"3 uneven batches, {count}, {n}": (uneven_batches, w, count)
+        for n, w in SELF_SYNCHRONIZING.items()
+        for count in (1, 2)
+    },
+    "3 never finished, copy": (copy_never_finished,),
     **{f"3 interrupted, not finished, {n}": (interrupted_without_finishing, w) for n, w in WRAPPERS.items()},
     **{f"3 accumulates, {n}": (accumulates, w) for n, w in WRAPPERS.items()},
     **{f"3 gradients set by hand, {n}": (gradients_set_by_hand, w) for n, w in WRAPPERS.items()},
@@ -1156,6 +1320,9 @@ RIGHT = {
     "3 skipped, manual": (skipped_batch, manual, True),
     "3 skipped, bucketed": (skipped_batch, bucketed, False),
     "3 skipped, zero1": (skipped_batch, zero1, True),
+    "3 skipped, zero2": (skipped_batch, zero2, True),
+    "3 skipped, overlapped": (skipped_batch, overlapped, True),
+    "3 skipped, zeroed, overlapped": (skipped_batch, overlapped, False),
     **{
         f"3 copied with a group, {w.__name__}": (copied_with_a_group, w)
         for w in (ManualDDP, BucketedDDP, OverlappedDDP)
@@ -1217,7 +1384,7 @@ RAISES = {
     "3 torch's clipping of values": ("clip_grad_norm_(max_norm)", clips_values_with_torch, zero1),
     **{
         f"3 clipping before it is averaged, {n}": ("finish_gradient_sync() before it", clips_before_finishing, w)
-        for n, w in REPLICATED.items()
+        for n, w in AT_FINISH.items()
     },
     **{
         f"3 stepping before it is averaged, {n}, after {after}": (
@@ -1226,19 +1393,20 @@ RAISES = {
             w,
             after,
         )
-        for n, w in {**REPLICATED, "zero2": zero2}.items()
+        for n, w in AT_FINISH.items()
         for after in ("nothing", "a step", "a skipped batch")
     },
     **{
         f"3 stepping a copy, {w.__name__}": ("between backward() and step()", steps_of_a_copy_before_finishing, w)
-        for w in (ManualDDP, BucketedDDP, OverlappedDDP)
+        for w in (ManualDDP, BucketedDDP)
     },
     **{f"3 GradScaler, {n}": ("GradScaler", scales_with_torch, w) for n, w in SHARDED.items()},
-    **{f"3 unscaling too early, {n}": ("and unscale_()", unscales_before_finishing, w) for n, w in REPLICATED.items()},
+    **{f"3 unscaling too early, {n}": ("and unscale_()", unscales_before_finishing, w) for n, w in AT_FINISH.items()},
     **{
-        f"3 gradients {what} in flight": ("before you change gradients", changes_gradients_early, overlapped, change)
-        for what, change in {"halved": lambda grad: grad.mul_(0.5), "zeroed": lambda grad: grad.zero_()}.items()
+        f"3 step inside no_sync(), {n}": ("outside no_sync()", steps_inside_no_sync, w)
+        for n, w in SELF_SYNCHRONIZING.items()
     },
+    "3 interrupted, then zeroed": ("before you change gradients", interrupted_then_zeroed, overlapped),
     **{
         f"3 graph from before the step, {n}": ("inplace operation", graph_from_before_the_step, w)
         for n, w in WRAPPERS.items()
@@ -1248,12 +1416,10 @@ RAISES = {
         for n, w in SHARDED.items()
     },
     **{f"3 no zero_grad, {n}": ("zero_grad()", forgets_zero_grad, w) for n, w in SHARDED.items()},
-    "3 skipped, zero2": ("before zero_grad()", skipped_batch, zero2, True),
     "3 Adafactor": ("Adafactor does not", whole_tensor_optimizer, torch.optim.Adafactor, {"lr": 0.1}),
     "3 LBFGS": ("LBFGS cannot", whole_tensor_optimizer, torch.optim.LBFGS, {}),
     "3 wrapped twice": ("two wrappers", wrapped_twice, overlapped),
     "3 a group for ZeRO2": ("before you wrap", group_added_to_zero2),
-    "3 skipped, overlapped": ("dropped", skipped_batch, overlapped, True),
     **{
         f"9 sparse, {n}": ("'0.weight' has a sparse gradient", sparse_gradient, w)
         for n, w in WRAPPERS.items()
@@ -1263,12 +1429,8 @@ RAISES = {
     "9 sparse on one rank, bucketed": ("sparse", sparse_gradient_on_one_rank, bucketed),
     **{
         f"9 reentrant, {n} {plain}": ("use_reentrant=False", reentrant, w, plain)
-        for n, w in {"overlapped": overlapped, "zero2": zero2}.items()
+        for n, w in SELF_SYNCHRONIZING.items()
         for plain in (False, True)
-    },
-    **{
-        f"9 second gradient, {n}": ("finish_gradient_sync() after each backward()", twice_without_finishing, w)
-        for n, w in {"overlapped": overlapped, "zero2": zero2}.items()
     },
     **{
         f"9 create_graph, {n}": ("create_graph", create_graph, w)

@@ -13,59 +13,37 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from shared.guards.names import name_of
 
 guards = weakref.WeakSet()  # the Guard of every wrapper that is alive
-_REENTRANT = (
-    "checkpoint(..., use_reentrant=True) has run another one in each call of a shared layer: pass use_reentrant=False"
-)
-
-
-def syncs_at_step(parameter: nn.Parameter) -> bool:
-    """Tell whether a parameter belongs to an optimizer that launches in backward, and finishes in step()."""
-    return any(guard.syncs_at_step and id(parameter) in guard.ids for guard in guards)
 
 
 def second_gradient(parameter: nn.Parameter) -> str:
-    """Say why a parameter got a second gradient before the first one was averaged, and what to do."""
-    if syncs_at_step(parameter):
-        return (
-            f"got a second gradient for {name_of(parameter)}, but backward() has already launched the reduce-scatter "
-            "of the first one: let gradients accumulate inside the optimizer's no_sync(), except in the last "
-            "backward() before step(), and call its zero_grad() if you skip a batch. If there was only one "
-            f"backward(), {_REENTRANT}"
-        )
+    """Say why a parameter got two gradients in one backward(), and what to do."""
     return (
-        f"got a second gradient for {name_of(parameter)}: call finish_gradient_sync() after each backward(), also "
-        "before zero_grad() if you skip a batch, or let gradients accumulate inside no_sync(). If there was only one "
-        f"backward(), {_REENTRANT}"
+        f"got a second gradient for {name_of(parameter)} in one backward(): checkpoint(..., use_reentrant=True) has "
+        "run another backward in each call of a shared layer, so pass use_reentrant=False. If an interrupt has ended "
+        "the last backward() while it waited for other ranks, run this one again"
     )
 
 
 def stale_gradient(parameter: nn.Parameter) -> str:
     """Say that backward() has added a gradient to what a reduce-scatter has overwritten, and what to do."""
     return (
-        f"step() or clip_grad_norm_() has already used the gradient of {name_of(parameter)}: call the optimizer's "
-        "zero_grad() between step() and backward(), and clip_grad_norm_() after the last backward()"
+        f"an earlier backward() has reduced the gradient of {name_of(parameter)} already: let gradients accumulate "
+        "inside the optimizer's no_sync(), except in the last backward() before step(), call its zero_grad() between "
+        "step() and backward(), and clip_grad_norm_() after the last backward()"
     )
 
 
-def dropped(parameter: nn.Parameter) -> str:
-    """Say that a gradient was dropped too early, and what to do."""
-    if syncs_at_step(parameter):
-        return (
-            f"the gradient of {name_of(parameter)} was dropped after backward() had launched its reduce-scatter: "
-            "to skip a batch, call the optimizer's zero_grad(), on all ranks"
-        )
-    return (
-        f"the gradient of {name_of(parameter)} was dropped after backward() had put it into a bucket: "
-        "call finish_gradient_sync() before zero_grad(), also if you skip the batch"
-    )
-
-
-def reject_dropped(queue) -> None:
-    """Raise a RuntimeError if a gradient in a bucket of a LaunchQueue has been set to None since."""
-    for bucket, missing in zip(queue.buckets, queue.missing, strict=True):
-        for index, parameter in enumerate(bucket.parameters):
-            if parameter.grad is None and parameter.requires_grad and index not in missing:
-                raise RuntimeError(dropped(parameter))
+def reject_altered(buckets: Iterable) -> None:
+    """Raise a RuntimeError if gradients were dropped or changed after backward() had reduced them."""
+    for bucket in buckets:
+        for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
+            if parameter.grad is not view or bucket.flat._version != bucket.reduced_version:
+                what = "dropped" if parameter.grad is None else "changed"
+                raise RuntimeError(
+                    f"the gradient of {name_of(parameter)} or another one in its bucket was {what} after backward() "
+                    "had reduced it: to skip a batch, call the optimizer's zero_grad(), on all ranks. To scale "
+                    "gradients, scale the loss, or call the optimizer's clip_grad_norm_(max_norm)"
+                )
 
 
 def reject_grad_scaler(optimizer) -> bool:

@@ -1,6 +1,7 @@
 """How wrappers exchange gradients, as far as guards must know: what to check before, and how to send NaN instead.
 
-A guard makes one in each finish_gradient_sync(), from the attributes that the exchange reads from the wrapper.
+A guard makes one whenever gradients are averaged, from the attributes that the exchange reads from the wrapper, or from
+its `sync`.
 """
 
 import contextlib
@@ -13,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from shared.guards.calls import dropped, reject_dropped
+from shared.guards.backwards import forget_backward
 from shared.guards.guard import Guard
 from shared.guards.names import name_of
 from shared.guards.tensors import reject_gradient
@@ -25,7 +26,6 @@ class Exchange:
     is_sharded = False  # whether parameters lie in flat parameters, and ranks get shards of the mean
     clip_with = ""  # what to call instead of torch's gradient clipping, if gradients are sharded
     has_hooks = False  # whether gradients are exchanged in backward, by hooks that call call_hook()
-    is_silent = False  # whether finish_gradient_sync() does nothing, because of no_sync()
     asks_first = False  # whether ranks ask each other for problems first, instead of looking for NaN in a mean
     adds_up = False  # whether gradients are added up over the ranks, so that doing it twice would be wrong
 
@@ -86,19 +86,15 @@ class Overlapped(PerBucket):
 
     has_hooks = True
 
-    def __init__(self, wrapper: nn.Module):
-        super().__init__(wrapper)
-        self.sync, self.guard = wrapper.sync, wrapper.guard
+    def __init__(self, owner):
+        self.sync, self.guard = getattr(owner, "sync", owner), owner.guard
+        self.buckets = self.sync.queue.buckets
 
     def attach(self, guard: Guard) -> None:
-        self.sync.guard = guard  # for its hooks
-
-    @property
-    def is_silent(self) -> bool:
-        return not self.sync.enabled
+        guard.awaits_finish = hasattr(self.sync.synchronize, "__wrapped__")  # by @synchronizes
+        self.sync.guard, guard.exchange_of = guard, type(self)
 
     def check(self) -> None:
-        reject_dropped(self.sync.queue)
         self.guard.reject_changed(self.buckets)
 
     def send_nan(self) -> None:
@@ -116,15 +112,7 @@ class Sharded(Overlapped):
         guard.snapshot.flat_parameters = [bucket.flat_parameter for bucket in self.buckets]
 
     def check(self) -> None:
-        """Raise nothing: pack() moves gradients into buckets, so a .grad of None says nothing."""
-
-    def check_before_zero_grad(self) -> None:
-        """Raise a RuntimeError if buckets hold gradients, which zero_grad() cannot drop."""
-        queue = self.sync.queue
-        for bucket, missing in zip(queue.buckets, queue.missing, strict=True):
-            for index, parameter in enumerate(bucket.parameters):
-                if index not in missing:
-                    raise RuntimeError(dropped(parameter))
+        """Raise nothing: pack() moves gradients into buckets, where nobody changes them."""
 
     def mean(self) -> torch.Tensor | None:
         means = [bucket.flat_parameter.shard.grad for bucket in reversed(self.buckets)]
@@ -172,39 +160,16 @@ def reject_sum(guard: weakref.ref[Guard], parameter: weakref.ref[nn.Parameter], 
 
 
 class InBackward(Sharded):
-    """One reduce-scatter per bucket, launched in backward by an optimizer's `sync`, as in chapter 07 with a module.
-
-    Args:
-        optimizer: its `gradients` are the buckets.
-    """
-
-    def __init__(self, optimizer):
-        self.buckets, self.sync, self.guard = optimizer.gradients, optimizer.sync, optimizer.guard
+    """One reduce-scatter per bucket, launched in backward by an optimizer's `sync`, as in chapter 07 with a module."""
 
     def attach(self, guard: Guard) -> None:
-        self.sync.guard = guard  # for its hooks
+        super().attach(guard)
         guard.syncs_at_step = True
-        guard.await_finish(True)
 
     def check(self) -> None:
-        reject_dropped(self.sync.queue)
-        self.guard.reject_changed(self.buckets)
-        for bucket, missing in zip(self.sync.queue.buckets, self.sync.queue.missing, strict=True):
+        for bucket, missing in zip(self.buckets, self.sync.queue.missing, strict=True):
             for index in missing:
                 bucket.reject_stale(index)
-
-    def complete_skipped_batch(self) -> None:
-        """Launch the remaining buckets, and wait for all, if backward() has packed a gradient since the last step."""
-        queue = self.sync.queue
-        if any(
-            len(missing) < len(bucket.parameters) for bucket, missing in zip(queue.buckets, queue.missing, strict=True)
-        ):
-            queue.finish()
-            self.guard.alarm.listen(self.mean())
-        with contextlib.suppress(AttributeError):  # In another style, `pending` is a property.
-            self.sync.pending = False
-        self.guard.pending = False
-        self.guard.versions.clear()
 
 
 class AtStep(Exchange):
@@ -213,6 +178,8 @@ class AtStep(Exchange):
     Args:
         all_gradients: the optimizer's FlatGradients.
     """
+
+    is_sharded = True
 
     def __init__(self, all_gradients: Iterable):
         self.all_gradients = list(all_gradients)
@@ -234,9 +201,11 @@ def abandon(sync) -> None:
     """End a step of a GradientSync on a rank that raises: launch the remaining buckets with NaN, and begin anew."""
     queue = sync.queue
     sync.queue = type(queue)(queue.buckets)
-    with contextlib.suppress(AttributeError):  # In another style, `pending` is a property.
+    with contextlib.suppress(AttributeError):  # In another style, one of them is a property.
+        sync.done = True  # as on the other ranks, which raise at the end of their backward()
         sync.pending = False
     sync.guard.versions.clear()
+    forget_backward(sync)
     launch_nan(queue.buckets[queue.launched :])
     wait_for(queue.buckets)
 

@@ -12,6 +12,7 @@ from shared.guards.alarms import Alarm
 from shared.guards.names import name_of, numbered, remember_names
 from shared.guards.snapshots import Snapshot
 from shared.guards.tensors import descriptions_of, reject_split
+from shared.guards.unused import restore_none
 
 
 class Guard:
@@ -25,7 +26,7 @@ class Guard:
     def __init__(self, group: dist.ProcessGroup | None = None, *, clip_with: str = "", has_hooks: bool = False):
         self.alarm, self.snapshot = Alarm(group), Snapshot()
         self.clip_with, self.has_hooks = clip_with, has_hooks
-        self.awaits_finish = False  # whether finish_gradient_sync() resets `pending`
+        self.awaits_finish = False  # whether `pending` is reset when gradients are averaged
         self.syncs_at_step = False  # whether there is no finish_gradient_sync(), because step() does the same
         self.awaits_zero_grad = False  # whether step() has dropped gradients that one process would keep
         self.adds_to_used = False  # whether backward() would add to these in one process
@@ -145,21 +146,18 @@ class Guard:
         self.pending = self.awaits_finish
 
     def note_versions(self, buckets: Iterable) -> None:
-        """Remember how often the flat tensors of buckets had been changed when backward() launched them."""
+        """Remember how often the flat tensors of buckets had been changed when backward() used them last."""
         self.versions |= {id(bucket): bucket.flat._version for bucket in buckets if bucket.flat is not None}
 
     def reject_changed(self, buckets: Iterable) -> None:
-        """Raise a RuntimeError if gradients in buckets have been changed since they were launched."""
+        """Raise a RuntimeError if gradients in buckets have been changed since backward() used them last."""
         for bucket in buckets:
             version = self.versions.pop(id(bucket), None)
             if version not in (None, bucket.flat._version):
-                advice = "call finish_gradient_sync() before you change gradients, also before zero_grad("
-                advice += "set_to_none=False)"
-                if self.syncs_at_step:
-                    advice = f"scale the loss, register a hook of the parameter, or clip with {self.clip_with}"
                 raise RuntimeError(
                     f"the gradient of {name_of(bucket.parameters[0])} or another one in its bucket was changed after "
-                    f"backward() had put it there: {advice}"
+                    "backward() had put it there: if an exception ends backward(), call finish_gradient_sync() before "
+                    "you change gradients, also before zero_grad(set_to_none=False), or set them to None"
                 )
 
     def check_unchanged(self) -> None:
@@ -180,8 +178,11 @@ class Guard:
             self.alarm.agree(problem)
         elif problem is not None:
             self.alarm.ring(problem, exchange.send_nan)
+        parameters = () if exchange.is_sharded else self.snapshot.parameters.values()
+        without = [parameter for parameter in parameters if parameter.grad is None and parameter.requires_grad]
         yield
         if exchange.adds_up:
             self.summed = set(self.ids)
         self.alarm.listen(exchange.mean())
-        self.pending = self.pending and exchange.is_silent
+        self.pending = False
+        restore_none(without)

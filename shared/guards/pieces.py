@@ -45,7 +45,11 @@ class Pieces:
     def forget_dropped(self, flat_parameters: Iterable) -> None:
         """Forget gradients that have been set to None, for example by model.zero_grad()."""
         parameters = (parameter for flat_parameter in flat_parameters for parameter in flat_parameter.layout.parameters)
-        self.used -= {id(parameter) for parameter in parameters if parameter.grad is None}
+        self.forget(parameter for parameter in parameters if parameter.grad is None)
+
+    def forget(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Forget that these parameters have got a gradient."""
+        self.used -= set(map(id, parameters))
 
     def watch(self, flat_parameters: Iterable) -> None:
         """Notice from now on which parameters get a gradient."""

@@ -9,17 +9,19 @@ from itertools import chain
 import torch.distributed as dist
 from torch import nn
 
+from shared.guards.backwards import complete_interrupted, forget_backward
+from shared.guards.calls import second_gradient
 from shared.guards.exchanges import Exchange, abandon
 from shared.guards.guard import Guard
 from shared.guards.tensors import reject_gradient, reject_shared_memory
-from shared.guards.unused import restore_none
 
 
 def guarded(exchange_of: type[Exchange]) -> Callable[[type], type]:
-    """Guard a class of wrappers: check the module when it is wrapped, and its parameters in finish_gradient_sync().
+    """Guard a class of wrappers: check the module when it is wrapped, and its parameters when gradients are averaged.
 
-    A parameter that no rank has used keeps a gradient of None, if the wrapper sends UNUSED for None, and does not shard
-    its gradients. A wrapper that lacks what `exchange_of` reads is checked only when it is built.
+    That is in finish_gradient_sync(), or in the method of the wrapper's `sync` that @synchronizes guards. A parameter
+    that no rank has used keeps a gradient of None, if the wrapper sends UNUSED for None, and does not shard its
+    gradients. A wrapper that lacks what `exchange_of` reads is checked only when it is built.
 
     Args:
         exchange_of: how the class exchanges gradients, one of shared.guards.exchanges.
@@ -43,22 +45,20 @@ def guarded(exchange_of: type[Exchange]) -> Callable[[type], type]:
             except AttributeError:  # It is built in another style.
                 self.guard = None
             else:
-                guard.await_finish(finish is not None and type(self).finish_gradient_sync is finish_guarded)
+                if not exchange_of.has_hooks:
+                    guard.await_finish(finish is not None and type(self).finish_gradient_sync is finish_guarded)
 
         @functools.wraps(finish or build)
         def finish_guarded(self) -> None:
             if (guard := self.guard) is None:
                 return finish(self)
             exchange = exchange_of(self)
-            parameters = () if exchange.is_sharded else guard.snapshot.parameters.values()
-            without = [parameter for parameter in parameters if parameter.grad is None and parameter.requires_grad]
             with guard.synchronizing(exchange):
                 if guard.pending or not (exchange.adds_up and guard.awaits_finish):
                     finish(self)
-            restore_none(without)
 
         wrapper_class.__init__, wrapper_class.guard = build_guarded, None
-        if finish is not None:
+        if finish is not None and not exchange_of.has_hooks:
             wrapper_class.finish_gradient_sync = finish_guarded
         if exchange_of.is_sharded and {"step", "zero_grad"} <= vars(wrapper_class).keys():
             _guard_zero_grad(wrapper_class, exchange_of)
@@ -83,8 +83,25 @@ def reject_joint(module: nn.Module, group: dist.ProcessGroup | None) -> None:
                 )
 
 
+def synchronizes(average: Callable[[object], None]) -> Callable[[object], None]:
+    """Guard the method of a GradientSync that averages gradients: check them before, and listen to other ranks after.
+
+    Autograd calls the method at the end of backward(), and finish() may call it.
+    """
+
+    @functools.wraps(average)
+    def average_guarded(sync) -> None:
+        forget_backward(sync)
+        if (guard := getattr(sync, "guard", None)) is None:  # Overlapped.attach() sets it.
+            return average(sync)
+        with guard.synchronizing(guard.exchange_of(sync)):
+            average(sync)
+
+    return average_guarded
+
+
 def _guard_zero_grad(wrapper_class: type, exchange_of: type[Exchange]) -> None:
-    """Guard the time at which zero_grad() is called: after finish_gradient_sync(), and after each step()."""
+    """Guard the time at which zero_grad() is called: after each step()."""
     step, zero_grad = wrapper_class.step, wrapper_class.zero_grad
 
     @functools.wraps(step)
@@ -100,14 +117,15 @@ def _guard_zero_grad(wrapper_class: type, exchange_of: type[Exchange]) -> None:
     def zero_grad_guarded(self, *args, **kwargs) -> None:
         if self.guard is not None:
             self.guard.awaits_zero_grad = self.guard.adds_to_used = False
-            exchange = exchange_of(self)
-            try:
-                exchange.check_before_zero_grad()
-            except RuntimeError as error:
-                self.guard.alarm.ring(error, exchange.send_nan)
+            complete_interrupted_sync(self.sync)  # otherwise, its gradients would be in buckets, and come back later
         zero_grad(self, *args, **kwargs)
 
     wrapper_class.step, wrapper_class.zero_grad = step_guarded, zero_grad_guarded
+
+
+def complete_interrupted_sync(sync) -> None:
+    """Complete what a backward() has begun that an exception has ended, because other ranks may wait for it."""
+    complete_interrupted(sync, lambda: (parameter for bucket in sync.queue.buckets for parameter in bucket.parameters))
 
 
 def _copy(wrapper: nn.Module, memo: dict) -> nn.Module:
@@ -122,23 +140,25 @@ def _copy(wrapper: nn.Module, memo: dict) -> nn.Module:
 def call_hook(on_gradient: Callable, parameter: nn.Parameter, *indices: int) -> None:
     """Call the method on_gradient(*indices) of a GradientSync for a gradient that backward() has completed.
 
-    If it raises on this rank, all ranks raise. Without a guard, it is just called: chapter 10 has guards of its own.
+    If it raises on this rank, all ranks raise. Without a guard, it is just called: chapter 10 has guards of its own. If
+    an exception has ended the last backward(), what that one has begun is completed first.
     """
     sync = on_gradient.__self__
-    guard = getattr(sync, "guard", None)  # Overlapped.attach() sets it.
+    complete_interrupted_sync(sync)
+    guard = getattr(sync, "guard", None)
     if guard is None:
         return on_gradient(*indices)
     try:
         if not sync.pending:  # the first gradient of a step
             guard.reject_rivals(parameter)
             guard.adds_to_used = guard.awaits_zero_grad
-            guard.versions.clear()
             guard.check_unchanged()
         reject_gradient(parameter)
         guard.mark()
         queue, launched = sync.queue, sync.queue.launched
+        if sync.enabled and indices[1] not in queue.missing[indices[0]]:
+            raise RuntimeError(second_gradient(parameter))
         on_gradient(*indices)
-        if queue.launched > launched:
-            guard.note_versions(queue.buckets[launched : queue.launched])
+        guard.note_versions([*queue.buckets[launched : queue.launched], queue.buckets[indices[0]]])
     except RuntimeError as error:
         guard.alarm.ring(error, functools.partial(abandon, sync))

@@ -12,7 +12,7 @@
 # backward is still computing other gradients. You write three small pieces:
 #
 # - a queue that launches buckets in the same order on every rank (4.1),
-# - hooks that tell the queue which gradients are ready (4.2, and `no_sync()` in 4.4),
+# - hooks that tell the queue which gradients are ready, and when backward ends (4.2, and `no_sync()` in 4.4),
 # - the wrapper that connects them to a module (4.3).
 #
 # The second code cell imports pieces of labs 02 and 03. To use your own, import them from `shared.mine`.
@@ -35,9 +35,9 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from torch import nn
-from torch.profiler import record_function
 
 from shared import guards
+from shared.guards import at_end_of_backward
 from solutions.bucketed_ddp import Bucket, assign_buckets
 from solutions.manual_ddp import broadcast_state
 
@@ -80,8 +80,8 @@ class GradientBucket(Protocol):
 #
 # - `add(bucket_index, index)` packs gradient `index` of bucket `bucket_index`. Then it launches every bucket that is
 #   full and whose turn has come. It does not wait.
-# - `finish()` is called after backward. It packs the gradients that are still missing (`pack` puts zeros where a
-#   gradient is None), launches the remaining buckets, and then waits for all buckets. After that, the queue is ready
+# - `finish()` is called when backward has ended. It packs the gradients that are still missing (`pack` puts zeros where
+#   a gradient is None), launches the remaining buckets, and then waits for all buckets. After that, the queue is ready
 #   for the next backward.
 #
 # Target: every bucket is packed completely, launched once, in order, and waited for once.
@@ -281,72 +281,83 @@ def watch_gradients(
 
 
 # %% [markdown]
-# `GradientSync(buckets)` connects the hooks with the queue. Write `on_gradient` and `finish`. (`no_sync` is exercise
-# 4.4. `__setstate__` is given: it registers hooks for a copy made by `deepcopy`.)
+# `GradientSync(buckets)` connects the hooks with the queue. When backward ends, somebody has to finish the queue. In
+# lab 03, the training loop did it. Here, autograd does: `at_end_of_backward(method)` lets it call the method when the
+# running backward ends. It uses `queue_callback`, as in the lesson. You may call it for every gradient, because it
+# queues the method only once per backward.
 #
-# Begin with the plain case:
+# Three attributes are given:
 #
-# - `on_gradient(bucket_index, index)` is called in backward when a gradient is complete. It adds the gradient to the
-#   queue.
-# - `finish()` calls the queue's `finish`.
+# - `enabled` is False inside `no_sync()`.
+# - `pending` says whether this rank has gradients that are not averaged yet. (Lab 08 will read it.)
+# - `done` says whether a backward has averaged its gradients since the last `finish()`.
 #
-# Then handle the attribute `enabled`. While it is False, gradients only accumulate. And keep `pending` up to date: it
-# says whether there are gradients that `finish` has not averaged yet. (Lab 08 will read it.)
+# Write three methods. (`no_sync` is exercise 4.4. `__setstate__` is given: it registers hooks for a copy made by
+# `deepcopy`. The decorator of `synchronize` is given, too: it checks gradients and lets all ranks raise the same
+# error.)
 #
-# | | `enabled` is True | `enabled` is False |
-# |---|---|---|
-# | `on_gradient`, for a gradient that the queue already has | raises a `RuntimeError` | raises a `RuntimeError` |
-# | `on_gradient`, for any other gradient | adds it to the queue, and sets `pending` to True | sets `pending` to True |
-# | `finish` | calls the queue's `finish`, and sets `pending` to False | does nothing |
+# - `on_gradient(bucket_index, index)` is called by a hook when a gradient is complete. It sets `pending` to True. If
+#   `enabled` is True, it also adds the gradient to the queue, and has `synchronize` called at the end of backward.
+# - `synchronize()` finishes the queue. Then nothing is pending, and `done` is True.
+# - `finish()` is called by the training loop. Usually, backward has done everything, and `finish` has nothing left to
+#   do. But a rank without a batch runs no backward, and the other ranks wait for its buckets. So if nothing is `done`,
+#   or if something is `pending`, `finish` synchronizes. Afterwards, `done` is False. All this only holds while
+#   `enabled` is True. Otherwise, `finish` does nothing.
 #
-# A gradient is in the queue from its `add` until the next `finish` with `enabled` set to True. If another backward
-# computes the same gradient in between, `on_gradient` must raise, even inside `no_sync()`, and whether or not the
-# bucket has been launched. The reason is that a packed `.grad` is a slice of its bucket and already divided by N (lab
-# 03). The other backward has added a gradient to it that is not divided, perhaps while the bucket is in flight. The
-# error message should say what to do instead: call `finish_gradient_sync()` after each `backward()`, or use
-# `no_sync()`.
+# What if two backwards run before `finish`? The second one adds this rank's new gradient to the mean of the first, and
+# averages the sums. A mean of equal means is the mean again, so the result is right.
 #
-# Target: each gradient is added once, in the backward that completes it, and nothing waits during backward.
+# Target: each gradient is added once, in the backward that completes it, no hook waits, and the queue is finished once
+# per backward. A `finish` after it does nothing.
 #
-# <details><summary>Hint 1: how do I recognize a second gradient?</summary>
+# <details><summary>Hint 1: which class packs, launches and waits?</summary>
 #
-# The queue knows which gradients are still missing. Is this one of them?
+# It is not `GradientSync`. Two of your methods call one method of the queue each, and the third one calls none.
 # </details>
-# <details><summary>Hint 2: which class packs, launches and waits?</summary>
+# <details><summary>Hint 2: what do I ask autograd to call?</summary>
 #
-# It is not `GradientSync`. Each of your two methods calls one method of the queue.
+# A method, so pass it without parentheses. Would `finish` do as well? Which attribute would it leave behind?
 # </details>
 
 
 # %% tags=["exercise", "export"] grade_id="gradient-sync"
 # %%ranks
 class GradientSync:
-    """Launches the collectives of buckets while backward computes, and waits for them at the end.
+    """Launches the collectives of buckets while backward computes, and waits for them when it ends.
 
-    `enabled` is False inside no_sync(); `pending` is True from the first gradient until finish().
+    `enabled` is False inside no_sync(). `pending` tells whether there are gradients that are not averaged yet. `done`
+    tells whether a backward has averaged its gradients since the last finish().
     """
 
     def __init__(self, buckets: Sequence[GradientBucket]):
-        self.queue, self.enabled, self.pending = LaunchQueue(buckets), True, False
+        self.queue, self.enabled = LaunchQueue(buckets), True
+        self.pending = self.done = False
         watch_gradients(buckets, self.on_gradient)
 
     def on_gradient(self, bucket_index: int, index: int) -> None:
-        """Add to the queue a gradient that backward() has just completed. A second one raises RuntimeError."""
+        """Note a gradient that backward() has just completed, and add it to the queue unless no_sync() is active."""
         ### BEGIN SOLUTION
-        if index not in self.queue.missing[bucket_index]:
-            parameter = self.queue.buckets[bucket_index].parameters[index]
-            raise RuntimeError(guards.second_gradient(parameter))
         self.pending = True
         if self.enabled:
+            at_end_of_backward(self.synchronize)
             self.queue.add(bucket_index, index)
         ### END SOLUTION
 
+    @guards.synchronizes
+    def synchronize(self) -> None:
+        """Launch the remaining buckets, and wait until every gradient is averaged."""
+        ### BEGIN SOLUTION
+        self.queue.finish()
+        self.pending, self.done = False, True
+        ### END SOLUTION
+
     def finish(self) -> None:
-        """Launch the remaining buckets and wait until every gradient is averaged; inside no_sync(), do nothing."""
+        """Synchronize, unless a backward has done so since the last call; inside no_sync(), do nothing."""
         ### BEGIN SOLUTION
         if self.enabled:
-            self.queue.finish()
-            self.pending = False
+            if self.pending or not self.done:
+                self.synchronize()
+            self.done = False
         ### END SOLUTION
 
     @contextlib.contextmanager
@@ -378,24 +389,25 @@ check.GradientSync()
 #   buckets in `self.buckets`, and stores one `GradientSync` for all of them in `self.sync`. Pass `group` to
 #   `broadcast_state`, too. (`new_bucket` is your `Bucket`. In lab 19, a `compressor` will replace it with a bucket that
 #   sends fewer bytes.)
-# - `finish_gradient_sync()` returns when every gradient is the mean over the ranks. The given `with record_function(…)`
-#   labels this phase in a profiler's trace.
+# - `finish_gradient_sync()` calls the `finish` of that object.
 #
 # Target:
 #
 # - a full bucket whose turn has come is launched before backward continues,
-# - nothing waits inside backward,
+# - no hook waits for a collective,
+# - when `backward()` returns, every gradient is the mean over the ranks, even if nobody ever calls
+#   `finish_gradient_sync()`, and also after a second `backward()`, which averages again,
+# - on a rank that runs no `backward()`, `finish_gradient_sync()` takes part with zeros,
 # - all ranks launch all buckets in the same order, even if a parameter is unused on one rank,
 # - there is only one copy of the gradients, the one in the buckets.
 #
-# The check first compares the starting parameters of the ranks, and then trains a plain model on two ranks. After that,
-# it tries tied, frozen and unused parameters, copies made by `deepcopy`, and deleted wrappers. The code for copies and
-# deleted wrappers is given in 4.2.
+# The check first compares the starting parameters of the ranks, and then trains a plain model on two ranks, with and
+# without `finish_gradient_sync()`. After that, it tries tied, frozen and unused parameters, copies made by `deepcopy`,
+# and deleted wrappers. The code for copies and deleted wrappers is given in 4.2.
 #
 # <details><summary>Hint</summary>
 #
-# `BucketedDDP.__init__` from lab 03 is almost right. What does this wrapper need in addition to buckets, and which
-# method of that object does `finish_gradient_sync` call?
+# `BucketedDDP.__init__` from lab 03 is almost right. What does this wrapper need in addition to buckets?
 # </details>
 
 
@@ -405,15 +417,15 @@ check.GradientSync()
 class OverlappedDDP(nn.Module):
     """Train a replica of module on each rank of the group, and average gradients while backward computes.
 
-    Call finish_gradient_sync() right after backward(), before you clip gradients and before the step.
-    `.module` is the module itself. If no rank has used a parameter, its gradient stays None.
+    When backward() returns, every gradient is the mean over the ranks. So all ranks must run equally many backward()
+    outside no_sync(); where one runs none, it calls finish_gradient_sync() instead. `.module` is the module itself. If
+    no rank has used a parameter, its gradient stays None.
 
     A compressor (chapter 19) makes buckets that send less. Without one, gradients are sent as they are. With one, the
     gradient of a parameter that no rank has used is zeros, so weight decay and momentum still change it.
 
-    Communication: when built, one broadcast per parameter and buffer; per step, one all-reduce per bucket.
-    Raises:
-        RuntimeError: in backward(), for a second gradient before finish_gradient_sync().
+    Communication: when built, one broadcast per parameter and buffer; per backward() outside no_sync(), one all-reduce
+        per bucket.
     """
 
     def __init__(
@@ -433,11 +445,14 @@ class OverlappedDDP(nn.Module):
         return self.module(*inputs, **kwargs)
 
     def finish_gradient_sync(self) -> None:
-        """Wait until every gradient is the mean over the ranks."""
-        with record_function("OverlappedDDP::finish_gradient_sync"):
-            ### BEGIN SOLUTION
-            self.sync.finish()
-            ### END SOLUTION
+        """Average what is not averaged yet: gradients from no_sync(), or zeros on a rank that ran no backward().
+
+        After a backward() outside no_sync(), nothing is left to do. If a rank may lack a batch, or may use no trained
+        parameter, call this on all ranks after the last backward() of every step.
+        """
+        ### BEGIN SOLUTION
+        self.sync.finish()
+        ### END SOLUTION
 
     def no_sync(self):
         """Let gradients accumulate on this rank, without communication."""
@@ -456,13 +471,14 @@ check.OverlappedDDP()
 # with model.no_sync():
 #     for micro_batch in micro_batches[:-1]:
 #         loss_of(model, micro_batch).backward()      # accumulates, without communication
-# loss_of(model, micro_batches[-1]).backward()        # all-reduces the sum
-# model.finish_gradient_sync()
+# loss_of(model, micro_batches[-1]).backward()        # averages the sum
 # ```
 #
 # Write `GradientSync.no_sync` in the cell of exercise 4.2. Then run that cell and the cell of `OverlappedDDP` again.
 #
-# - Inside `no_sync()`, there is no communication, not even in `finish_gradient_sync()`.
+# - Inside `no_sync()`, there is no communication, not even in `finish_gradient_sync()`. Afterwards, the next
+#   `backward()` or `finish_gradient_sync()` averages all that has accumulated, also gradients of parameters that only
+#   the earlier micro-batches have used.
 # - It can be nested: when the inner block ends, communication stays disabled for the rest of the outer block.
 # - After an exception in the block, even a `KeyboardInterrupt`, communication is enabled or disabled as it was before
 #   the block.

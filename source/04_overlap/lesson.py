@@ -7,13 +7,13 @@
 # %% [markdown]
 # # 04 · Overlap
 #
-# **50–80 minutes.** After this lesson, you will be able to:
+# **55–90 minutes.** After this lesson, you will be able to:
 #
 # - launch all-reduces from hooks while backward computes, and wait for them afterwards,
 # - predict how much communication stays exposed, and choose the bucket cap that leaves the least,
 # - explain why all ranks must launch their buckets in the same order,
-# - measure what communication costs a training step, for your wrapper and for torch's DDP,
-# - find a missing `wait()` that gloo hides.
+# - let autograd end the synchronization, so that no training loop can forget it,
+# - measure what communication costs a training step, and find a missing `wait()` that gloo hides.
 #
 # You need α, β, the ring and asynchronous collectives (chapter 01), gradient accumulation (chapter 02), and the
 # `Bucket` and `BucketedDDP` of chapter 03.
@@ -457,9 +457,96 @@ for used in (order, "b" if rank == 3 else "ab"):
 
 # %% [markdown]
 # 0.75 is right: three ranks had a gradient of 1, and rank 3's counts as 0. How does a wrapper know that a parameter is
-# unused? Yours will find out in `finish_gradient_sync()`, because backward is over by then. DDP has no such call. By
-# default, it expects every gradient. With `find_unused_parameters=True`, it searches the graph for unused parameters
-# after each forward.
+# unused? Once backward is over, every gradient that is still missing belongs to an unused parameter, so yours will find
+# out then. DDP wants to know earlier. By default, it expects every gradient. With `find_unused_parameters=True`, it
+# searches the graph for unused parameters after each forward.
+
+# %% [markdown]
+# ## A call that nobody can forget
+#
+# So far, every training loop had to call `finish_gradient_sync()` before the step. What happens if one forgets it? The
+# next cell trains a single weight for ten steps without that call. Each rank fits its own target, `rank`, so together
+# they should approach the mean, 1.5. Compare the weights of the four ranks.
+
+
+# %%
+# %%ranks
+def forgetful(wrapper):
+    """Fit one weight, and never call finish_gradient_sync(). Returns the weight."""
+    model = wrapper(nn.Linear(1, 1, bias=False))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.4)
+    for _ in range(10):
+        optimizer.zero_grad()
+        (model(torch.ones(1, 1)) - rank).square().sum().backward()
+        optimizer.step()
+    return model.module.weight.item()
+
+
+weight = forgetful(HookedDDP)
+
+# %% tags=["nbval-ignore-output"]
+weights = [round(weight, 2) for weight in ranks.pull("weight")]
+assert len(set(weights)) == 4
+print("weights of ranks 0 to 3:", *weights)
+
+# %% [markdown]
+# There is no error, and the loss falls on every rank. But these are four models, and each has fitted its own target:
+# `missing` was never reset after the first step, so no bucket was launched again.
+#
+# With torch's DDP and FSDP2, this cannot happen: they have no such call, because when `backward()` returns, the
+# gradients are averaged. So autograd must have told them that backward has ended. It does so if a hook asks for it:
+# `queue_callback` takes a function, and autograd calls it when the running backward has computed all gradients.
+
+# %%
+# %%ranks 0
+from torch.autograd import Variable
+
+layer = nn.Linear(3, 2)
+
+
+def report(parameter):
+    print(f"gradient of shape {list(parameter.shape)}")
+    if parameter is layer.bias:  # ask only once
+        Variable._execution_engine.queue_callback(lambda: print("backward has ended"))
+
+
+for parameter in layer.parameters():
+    parameter.register_post_accumulate_grad_hook(report)
+layer(torch.ones(1, 3)).sum().backward()
+print("backward() has returned")
+
+# %% [markdown]
+# The engine's name begins with an underscore, so torch may change it. But torch's own wrappers need it, too: FSDP2
+# makes this very call, and DDP makes it in C++.
+#
+# With `queue_callback`, our wrapper needs four more lines. In each backward, the first gradient asks for
+# `finish_gradient_sync` at the end:
+
+
+# %%
+# %%ranks
+from torch.autograd import Variable
+
+
+class FinishingDDP(HookedDDP):
+    """Waits for its buckets when backward ends."""
+
+    def on_gradient(self, bucket, index, parameter):
+        is_first = all(bucket.missing == len(bucket.parameters) for bucket in self.buckets)
+        if self.enabled and is_first:
+            Variable._execution_engine.queue_callback(self.finish_gradient_sync)
+        super().on_gradient(bucket, index, parameter)
+
+
+weight = forgetful(FinishingDDP)
+print(f"weight {weight:.2f}")
+
+# %% [markdown]
+# Now the same training loop gives the same weight on every rank, the mean of the targets.
+#
+# One case remains. A rank that has run out of batches runs no backward, so no hook asks for anything, while the other
+# ranks wait for its buckets. This rank still has to call `finish_gradient_sync()`. In the lab, you will write it so
+# that all ranks may call it in every step: where backward has done everything, it does nothing.
 
 # %% [markdown]
 # ## Communicating for the last micro-batch only
@@ -574,8 +661,8 @@ tables.Table(header, rows, note)
 # %% [markdown]
 # ## The production version
 #
-# Does `HookedDDP` train as well as torch's DDP? The next cell trains a smaller GPT, which does not sleep, for 150 steps
-# with each.
+# Does `FinishingDDP` train as well as torch's DDP? The next cell trains a smaller GPT, which does not sleep, for 150
+# steps with each. Both now run in the same loop.
 
 
 # %%
@@ -590,15 +677,13 @@ def trained(wrapper, steps=150):
         optimizer.zero_grad()
         loss = model(*text.windows(starts, length=64))
         loss.backward()
-        if isinstance(model, HookedDDP):
-            model.finish_gradient_sync()
         optimizer.step()
         losses[step] = loss.detach()
     dist.all_reduce(losses)
     return (losses / world_size).tolist()
 
 
-losses = {"HookedDDP": trained(HookedDDP), "torch's DDP": trained(DistributedDataParallel)}
+losses = {"FinishingDDP": trained(FinishingDDP), "torch's DDP": trained(DistributedDataParallel)}
 
 # %% tags=["nbval-ignore-output"]
 losses = ranks.pull("losses")[0]
@@ -609,7 +694,7 @@ plots.loss_curves(losses)
 
 # %% [markdown]
 # The two curves lie on top of each other. Our design is that of torch's DDP (Li et al., VLDB 2020, §3.2.3 and §4). DDP
-# does this in C++, waits at the end of backward by itself, and has more options:
+# does this in C++, and has more options:
 #
 # | option | what it does |
 # |---|---|

@@ -410,6 +410,10 @@ class OverlappedGradients(FlatGradients):
         """Fill the gradients with zeros, and drop the shard's mean gradient."""
         super().reset()
         self.is_overwritten = False  # by a reduce-scatter: nothing may be added to these gradients
+        self.reduced_version = (
+            None  # how often the gradients had been changed when they were reduced
+        )
+        self.without: set[int] = set()  # the indices of parameters that had no gradient then
 
     def reject_stale(self, index: int) -> None:
         """Raise a RuntimeError if a gradient was added to what a reduce-scatter has left behind."""
@@ -423,6 +427,7 @@ class OverlappedGradients(FlatGradients):
         with torch.no_grad():
             if parameter.grad is None:
                 view.fill_(guards.UNUSED)  # [Note: negative zeros]
+                self.without.add(index)
             elif parameter.grad is not view:
                 view.copy_(parameter.grad)
         parameter.grad = view
@@ -444,10 +449,7 @@ class OverlappedGradients(FlatGradients):
             shard = self.in_flight.wait()
             self.flat_parameter.shard.grad = shard.div_(dist.get_world_size(self.layout.group))
             self.in_flight, self.is_overwritten = None, True
-
-    def is_reduced(self) -> bool:
-        """Tell whether shard.grad is the mean of the current gradients."""
-        return self.flat_parameter.shard.grad is not None and self.holds_gradients()
+            self.reduced_version = self.flat._version
 
     def _view_gradients(self) -> None:
         self.views = self.layout.views(self.flat)
@@ -455,6 +457,7 @@ class OverlappedGradients(FlatGradients):
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)
         self._view_gradients()
+        self.reduced_version = self.flat._version
 
 
 # %% [markdown]
@@ -923,19 +926,21 @@ class ZeRO1(ZeRO1):
             raise RuntimeError(
                 "call step() and clip_grad_norm_() outside no_sync(): inside, gradients stay unreduced"
             )
-        if not self.sync.pending and all(bucket.is_reduced() for bucket in self.gradients):
-            return
-        self.pieces.forget_dropped(self.flat_parameters)
-        with (
-            self.guard.synchronizing(guards.InBackward(self)),
-            record_function("ZeRO1::reduce_scatter"),
-        ):
-            self.sync.finish()
+        is_clipped = not (self.used_up or self.sync.pending or self.sync.done)
+        if not is_clipped or any(each.shard.grad is None for each in self.flat_parameters):
+            with record_function("ZeRO1::reduce_scatter"):
+                self.sync.finish()  # usually, the end of backward() has done it
+        guards.reject_altered(self.gradients)
+        without = [
+            bucket.parameters[index] for bucket in self.gradients for index in bucket.without
+        ]
+        self.pieces.forget(without)
 
     def _complete_skipped_batch(self) -> None:
-        """Complete the reduce-scatters of a backward() that no step() has used, because other ranks wait in them."""
+        """Complete what an interrupted backward() has begun, and let the next step() expect another one."""
         if self.sync is not None:
-            guards.InBackward(self).complete_skipped_batch()
+            guards.complete_interrupted_sync(self.sync)
+            self.sync.pending = self.sync.done = self.guard.pending = False
 
 
 # %% [markdown]

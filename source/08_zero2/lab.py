@@ -201,7 +201,7 @@ check.ShardedBucket()
 # ```python
 # zero2.zero_grad()
 # zero2(inputs).backward()           # buckets are reduced while backward computes
-# zero2.finish_gradient_sync()
+# zero2.finish_gradient_sync()       # has something to do only on a rank without a batch
 # zero2.step()
 # ```
 #
@@ -212,8 +212,8 @@ check.ShardedBucket()
 #   `OverlappedFlatParameter(parameters, group)`, and wrap that in a `ShardedBucket`. (This is lab 07's `FlatParameter`,
 #   but its all-gather overlaps the next forward: whoever reads a parameter waits for it.)
 # - Set each bucket's `previous`. The buckets are launched in the order of this list.
-# - Create `self.sync`, lab 04's `GradientSync(self.buckets)`. Its hooks pack and launch the buckets. Its `finish()`
-#   launches the remaining ones and waits for all of them.
+# - Create `self.sync`, lab 04's `GradientSync(self.buckets)`. Its hooks pack and launch the buckets. At the end of
+#   backward, it launches the remaining ones and waits for all of them. Its `finish()` does so if no backward has.
 #
 # `self.optimizer` is given. It is lab 07's `ShardedOptimizer`, which updates the shards of the buckets' flat
 # parameters. Its `step()` assumes that each `shard.grad` holds the mean gradient, and sets it to None afterwards.
@@ -285,7 +285,7 @@ class ZeRO2(nn.Module):
         self.optimizer = ShardedOptimizer(
             module.parameters(), optimizer_cls, flatten, group, **defaults
         )
-        # Whether the gradients have been synchronized since the last zero_grad() or step().
+        # Whether finish_gradient_sync() has synchronized since the last zero_grad() or step().
         self.synced = False
 
     _step_supports_amp_scaling = property(guards.reject_grad_scaler)
@@ -302,7 +302,7 @@ class ZeRO2(nn.Module):
 # %%ranks
 class ZeRO2(ZeRO2):
     def finish_gradient_sync(self) -> None:
-        """Wait until this rank has its shard of every mean gradient; inside no_sync(), do nothing.
+        """Reduce what no backward() has, as after no_sync() or without a batch; inside no_sync(), do nothing.
 
         Each .grad is None then, so code that reads or scales it does nothing. Use clip_grad_norm_(), scale the loss,
         or register a hook of the parameter.
@@ -340,7 +340,7 @@ class ZeRO2(ZeRO2):
 
     def _finish_unless_synced(self) -> None:
         # A rank that ran no backward() since zero_grad() must take part, too: do not decide by its gradients.
-        if not self.synced or self.sync.pending:
+        if not self.synced or self.sync.pending or self.sync.done:
             self.finish_gradient_sync()
         ### END SOLUTION
 
@@ -355,31 +355,27 @@ check.ZeRO2()
 # your class, and make it work in all of these loops:
 #
 # - `clip_grad_norm_(max_norm)` clips with the optimizer's method of the same name.
-# - `step()` and `clip_grad_norm_()` finish the synchronization themselves if necessary, that is, if it has not been
-#   done since the last `zero_grad()`, `step()` or `backward()`.
+# - `step()` and `clip_grad_norm_()` call `finish_gradient_sync()` themselves, unless it has been called since the last
+#   `zero_grad()`, `step()` or `backward()`. A second call would reduce every bucket again.
 # - Inside `no_sync()`, `finish_gradient_sync()` does nothing, so the gradients are still not synchronized afterward.
 #
-# A loop that skips a step calls `finish_gradient_sync()` before `zero_grad()`, so you need not handle gradients that
-# were packed but never reduced.
+# Three attributes help you find out whether it has been called:
 #
-# You set `self.synced` yourself, to True only if the gradients have been synchronized. Two attributes of lab 04's
-# `GradientSync` help: `self.sync.enabled` is False inside `no_sync()`, and `self.sync.pending` is True from the first
-# gradient of a backward, even inside `no_sync()`, until `finish()` has synchronized it. You may assume that no loop
-# calls `step()` or `clip_grad_norm_()` inside `no_sync()`.
+# - `self.synced` is yours. It is True only if `finish_gradient_sync()` has synchronized since the last `zero_grad()` or
+#   `step()`.
+# - Lab 04's `self.sync.done` is True if a `backward()` has synchronized since then, so the call has nothing left to do.
+#   Make it all the same, because it sets `done` to False. Otherwise, a rank without a batch would still find True there
+#   in the next step, and launch nothing.
+# - Lab 04's `self.sync.pending` is True if gradients have come since then that are not synchronized, as after
+#   `no_sync()`.
+#
+# (`self.sync.enabled` is False inside `no_sync()`. You may assume that no loop calls `step()` or `clip_grad_norm_()`
+# there.)
 #
 # One case is easy to miss: a rank may have run no `backward()` at all since `zero_grad()`. It must take part in the
 # synchronization all the same, or the other ranks wait for it forever. So `synced` must be the same on all ranks:
-# unlike `pending`, it must not depend on whether this rank has gradients. After a synchronization, you may still use
-# `pending`, because then either all ranks run another `backward()` or none does.
-#
-# | since `zero_grad()` | `synced` | `pending` | must `step()` synchronize? |
-# |---|---|---|---|
-# | no `backward()` | False | False | yes |
-# | `backward()` | False | True | yes |
-# | only `finish_gradient_sync()` inside `no_sync()` | False | False | yes |
-# | `backward()`, `finish_gradient_sync()` | True | False | no |
-# | … and another `backward()` | True | True | yes |
-# | `backward()`, `step()` | False | False | yes |
+# unlike `pending` and `done`, it must not depend on whether this rank has run a `backward()`. While `synced` is True,
+# you may use `pending` and `done`, because either all ranks run another `backward()` then or none does.
 #
 # The check also tries two ways of training on several micro-batches. In the first, full gradients accumulate inside
 # `no_sync()`, and the last backward reduces them once. In the second, each `backward()` is followed by
@@ -388,7 +384,7 @@ check.ZeRO2()
 #
 # No reduce-scatter may be repeated, and clipping may send only one additional element.
 #
-# <details><summary>Hint</summary>Write one helper method for the table, and call it in <code>step()</code> and in
+# <details><summary>Hint</summary>Write one helper method, and call it in <code>step()</code> and in
 # <code>clip_grad_norm_()</code>. Which two methods set <code>self.synced</code> to False? And may
 # <code>finish_gradient_sync()</code> set it to True inside <code>no_sync()</code>?</details>
 
@@ -497,9 +493,8 @@ def in_zero2(model, wrap=ZeRO2):
 # %%
 # %%ranks
 def finish(optimizer):
-    """Synchronize the gradients of ZeRO1 or ZeRO2. DDP and FSDP2 have done so in backward()."""
-    for name in ("reduce_gradients", "finish_gradient_sync"):
-        getattr(optimizer, name, lambda: None)()
+    """Synchronize the gradients of ZeRO1. The others have done so in backward()."""
+    getattr(optimizer, "reduce_gradients", lambda: None)()
 
 
 def steps_of(model, optimizer, steps=4):

@@ -12,45 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 from solutions import overlapped_ddp
 
 
-def sync_accepts_a_second_gradient():
-    """Ignores a second gradient, which is then added to a bucket that may be in flight.
-
-    caught by: GradientSync · second gradient
-    """
-
-    class GradientSync(overlapped_ddp.GradientSync):
-        def on_gradient(self, bucket_index, index):
-            if index in self.queue.missing[bucket_index]:
-                super().on_gradient(bucket_index, index)
-
-
-def sync_asks_whether_the_bucket_is_launched():
-    """Rejects a second gradient only if its bucket is launched, although .grad is a slice of the bucket before that,
-    too.
-
-    caught by: GradientSync · second gradient
-    """
-
-    class _Queue(overlapped_ddp.LaunchQueue):
-        def add(self, bucket_index, index):
-            self.missing[bucket_index].add(index)  # so that a second gradient raises no KeyError
-            super().add(bucket_index, index)
-
-    class GradientSync(overlapped_ddp.GradientSync):
-        def __init__(self, buckets):
-            super().__init__(buckets)
-            self.queue = _Queue(buckets)
-
-        def on_gradient(self, bucket_index, index):
-            if self.queue.launched > bucket_index:
-                raise RuntimeError("call finish_gradient_sync() after each backward(), or use no_sync()")
-            self.pending = True
-            if self.enabled:
-                self.queue.add(bucket_index, index)
-
-
-def sync_collects_until_finish():
-    """Collects the gradients of a backward and queues them in finish(), so nothing overlaps.
+def sync_collects_until_the_end():
+    """Collects the gradients of a backward and queues them when it ends, so nothing overlaps.
 
     caught by: GradientSync · backward
     """
@@ -62,19 +25,21 @@ def sync_collects_until_finish():
 
         def on_gradient(self, bucket_index, index):
             self.pending = True
-            self.complete.append((bucket_index, index))
+            if self.enabled:
+                overlapped_ddp.at_end_of_backward(self.synchronize)
+                self.complete.append((bucket_index, index))
 
-        def finish(self):
+        def synchronize(self):
             for each in self.complete:
                 self.queue.add(*each)
             self.complete = []
-            super().finish()
+            super().synchronize()
 
 
 def sync_finishes_only_what_is_pending():
     """Does not finish the queue on a rank without a backward, while the other ranks wait for its buckets.
 
-    caught by: GradientSync · backward
+    caught by: GradientSync · no backward
     """
 
     class GradientSync(overlapped_ddp.GradientSync):
@@ -97,14 +62,16 @@ def sync_forgets_what_is_pending():
 
 
 def all_at_the_end():
-    """Ignores its hooks and launches every bucket in finish_gradient_sync(), so nothing overlaps.
+    """Launches every bucket when backward ends, so nothing overlaps.
 
     caught by: OverlappedDDP · overlap
     """
 
     class _Sync(overlapped_ddp.GradientSync):
         def on_gradient(self, bucket_index, index):
-            pass
+            self.pending = True
+            if self.enabled:
+                overlapped_ddp.at_end_of_backward(self.synchronize)
 
     class OverlappedDDP(overlapped_ddp.OverlappedDDP):
         def __init__(self, module, bucket_cap_mb=25.0, group=None):
@@ -115,7 +82,7 @@ def all_at_the_end():
 def asks_until_done():
     """Polls in the hook until the bucket is complete, which is a wait in disguise.
 
-    caught by: OverlappedDDP · no waiting in backward
+    caught by: OverlappedDDP · no waiting in hooks
     """
 
     class _Bucket(overlapped_ddp.Bucket):
@@ -142,9 +109,6 @@ def averages_what_it_is_handed():
             parameter = self.queue.buckets[bucket_index].parameters[index]
             parameter.data /= dist.get_world_size()
             dist.all_reduce(parameter.data)
-
-        def finish(self):
-            pass
 
     class OverlappedDDP(overlapped_ddp.OverlappedDDP):
         def __init__(self, module, bucket_cap_mb=25.0, group=None):
@@ -179,12 +143,8 @@ def divides_by_the_world():
     class OverlappedDDP(overlapped_ddp.OverlappedDDP):
         def __init__(self, module, bucket_cap_mb=25.0, group=None):
             super().__init__(module, bucket_cap_mb, group)
-            self.group = group
-
-        def finish_gradient_sync(self):
-            super().finish_gradient_sync()
             for bucket in self.buckets:
-                bucket.flat *= dist.get_world_size(self.group) / dist.get_world_size()
+                bucket.divisor.fill_(dist.get_world_size())
 
 
 def divides_each_micro_batch():
@@ -250,7 +210,8 @@ def everybodys_hooks_end():
 
     class _Sync(overlapped_ddp.GradientSync):
         def __init__(self, buckets):
-            self.queue, self.enabled, self.pending = overlapped_ddp.LaunchQueue(buckets), True, False
+            self.queue, self.enabled = overlapped_ddp.LaunchQueue(buckets), True
+            self.pending = self.done = False
             watch_gradients(buckets, self.on_gradient)
 
     class OverlappedDDP(overlapped_ddp.OverlappedDDP):
@@ -262,7 +223,7 @@ def everybodys_hooks_end():
 def finish_does_not_wait():
     """Returns without waiting for the buckets: the optimizer may step with incomplete gradients.
 
-    caught by: OverlappedDDP · no waiting in backward
+    caught by: OverlappedDDP · no waiting in hooks
     """
 
     class _Bucket(overlapped_ddp.Bucket):
@@ -371,7 +332,8 @@ def hooks_never_end():
 
     class _Sync(overlapped_ddp.GradientSync):
         def __init__(self, buckets):
-            self.queue, self.enabled, self.pending = overlapped_ddp.LaunchQueue(buckets), True, False
+            self.queue, self.enabled = overlapped_ddp.LaunchQueue(buckets), True
+            self.pending = self.done = False
             watch_gradients(buckets, self.on_gradient)
 
     class OverlappedDDP(overlapped_ddp.OverlappedDDP):
@@ -508,7 +470,8 @@ def only_the_last_hook_ends():
 
     class _Sync(overlapped_ddp.GradientSync):
         def __init__(self, buckets):
-            self.queue, self.enabled, self.pending = overlapped_ddp.LaunchQueue(buckets), True, False
+            self.queue, self.enabled = overlapped_ddp.LaunchQueue(buckets), True
+            self.pending = self.done = False
             watch_gradients(buckets, self.on_gradient)
 
     class OverlappedDDP(overlapped_ddp.OverlappedDDP):
@@ -550,57 +513,6 @@ def runs_a_warm_up_forward():
                 with torch.no_grad():
                     self.module(*inputs, **kwargs)
             return super().forward(*inputs, **kwargs)
-
-
-def second_backward_accepted():
-    """Silently ignores a second backward(), which adds to buckets that are in flight.
-
-    caught by: OverlappedDDP · rejections
-    """
-
-    class _Sync(overlapped_ddp.GradientSync):
-        def on_gradient(self, bucket_index, index):
-            if index in self.queue.missing[bucket_index]:
-                super().on_gradient(bucket_index, index)
-
-    class OverlappedDDP(overlapped_ddp.OverlappedDDP):
-        def __init__(self, module, bucket_cap_mb=25.0, group=None):
-            super().__init__(module, bucket_cap_mb, group)
-            self.sync = _Sync(self.buckets)
-
-
-def second_backward_accepted_in_no_sync():
-    """Does not check gradients inside no_sync(), where they may be added to buckets that are in flight.
-
-    caught by: OverlappedDDP · second backward
-    """
-
-    class _Sync(overlapped_ddp.GradientSync):
-        def on_gradient(self, bucket_index, index):
-            if self.enabled:
-                super().on_gradient(bucket_index, index)
-
-    class OverlappedDDP(overlapped_ddp.OverlappedDDP):
-        def __init__(self, module, bucket_cap_mb=25.0, group=None):
-            super().__init__(module, bucket_cap_mb, group)
-            self.sync = _Sync(self.buckets)
-
-
-def second_backward_unexplained():
-    """Rejects a second backward() with a bare assertion instead of an explanation.
-
-    caught by: OverlappedDDP · rejections
-    """
-
-    class _Sync(overlapped_ddp.GradientSync):
-        def on_gradient(self, bucket_index, index):
-            assert index in self.queue.missing[bucket_index]
-            super().on_gradient(bucket_index, index)
-
-    class OverlappedDDP(overlapped_ddp.OverlappedDDP):
-        def __init__(self, module, bucket_cap_mb=25.0, group=None):
-            super().__init__(module, bucket_cap_mb, group)
-            self.sync = _Sync(self.buckets)
 
 
 def sends_the_last_micro_batch():
@@ -698,15 +610,16 @@ def summed():
     caught by: OverlappedDDP · values
     """
 
+    class _Bucket(overlapped_ddp.Bucket):
+        def wait(self):
+            super().wait()
+            self.flat *= dist.get_world_size(self.group)
+
     class OverlappedDDP(overlapped_ddp.OverlappedDDP):
         def __init__(self, module, bucket_cap_mb=25.0, group=None):
             super().__init__(module, bucket_cap_mb, group)
-            self.group = group
-
-        def finish_gradient_sync(self):
-            super().finish_gradient_sync()
             for bucket in self.buckets:
-                bucket.flat *= dist.get_world_size(self.group)
+                bucket.__class__ = _Bucket
 
 
 def tied_once():
@@ -743,7 +656,8 @@ def told_before_it_is_added():
 
     class _Sync(overlapped_ddp.GradientSync):
         def __init__(self, buckets):
-            self.queue, self.enabled, self.pending = overlapped_ddp.LaunchQueue(buckets), True, False
+            self.queue, self.enabled = overlapped_ddp.LaunchQueue(buckets), True
+            self.pending = self.done = False
             watch_gradients(buckets, self.on_gradient)
 
     class OverlappedDDP(overlapped_ddp.OverlappedDDP):
@@ -766,7 +680,8 @@ def told_of_the_gradient():
 
     class _Sync(overlapped_ddp.GradientSync):
         def __init__(self, buckets):
-            self.queue, self.enabled, self.pending = overlapped_ddp.LaunchQueue(buckets), True, False
+            self.queue, self.enabled = overlapped_ddp.LaunchQueue(buckets), True
+            self.pending = self.done = False
             watch_gradients(buckets, self.on_gradient)
 
     class OverlappedDDP(overlapped_ddp.OverlappedDDP):
@@ -889,10 +804,49 @@ def zeros_for_all_that_did_not_come():
     caught by: OverlappedDDP · accumulation
     """
 
+    class _Queue(overlapped_ddp.LaunchQueue):
+        def finish(self):
+            for bucket, indices in zip(self.buckets, self.missing, strict=True):
+                for index in indices:
+                    bucket.parameters[index].grad = None
+            super().finish()
+
     class OverlappedDDP(overlapped_ddp.OverlappedDDP):
-        def finish_gradient_sync(self):
-            if self.sync.enabled:
-                for bucket, indices in zip(self.buckets, self.sync.queue.missing, strict=True):
-                    for index in indices:
-                        bucket.parameters[index].grad = None
-            super().finish_gradient_sync()
+        def __init__(self, module, bucket_cap_mb=25.0, group=None):
+            super().__init__(module, bucket_cap_mb, group)
+            self.sync.queue = _Queue(self.buckets)
+
+
+def waits_until_it_is_told_to():
+    """Launches buckets in hooks, but leaves the rest to finish_gradient_sync(), which somebody may forget.
+
+    caught by: OverlappedDDP · without finishing
+    """
+
+    class _Sync(overlapped_ddp.GradientSync):
+        def on_gradient(self, bucket_index, index):
+            self.pending = True
+            if self.enabled and index in self.queue.missing[bucket_index]:
+                self.queue.add(bucket_index, index)
+
+    class OverlappedDDP(overlapped_ddp.OverlappedDDP):
+        def __init__(self, module, bucket_cap_mb=25.0, group=None):
+            super().__init__(module, bucket_cap_mb, group)
+            self.sync = _Sync(self.buckets)
+
+
+def averages_once_between_two_calls():
+    """Ignores gradients after the first backward until finish_gradient_sync() is called.
+
+    caught by: OverlappedDDP · without finishing
+    """
+
+    class _Sync(overlapped_ddp.GradientSync):
+        def on_gradient(self, bucket_index, index):
+            if not self.done:
+                super().on_gradient(bucket_index, index)
+
+    class OverlappedDDP(overlapped_ddp.OverlappedDDP):
+        def __init__(self, module, bucket_cap_mb=25.0, group=None):
+            super().__init__(module, bucket_cap_mb, group)
+            self.sync = _Sync(self.buckets)

@@ -182,7 +182,7 @@ def bucket_without_gradients_has_no_flat_tensor():
 
 
 def all_at_the_end():
-    """Launches no bucket during backward; all of them are launched in finish_gradient_sync().
+    """Launches no bucket during backward; all of them are launched in step().
 
     caught by: ZeRO2 · overlap
     """
@@ -604,23 +604,6 @@ def runs_forward_twice():
             return super().forward(*inputs, **kwargs)
 
 
-def second_backward_accepted():
-    """Silently ignores a second gradient for a bucket that is already in flight.
-
-    caught by: ZeRO2 · rejections
-    """
-
-    class Sync(zero2.GradientSync):
-        def on_gradient(self, bucket_index, index):
-            if index in self.queue.missing[bucket_index]:
-                super().on_gradient(bucket_index, index)
-
-    class ZeRO2(zero2.ZeRO2):
-        def __init__(self, *args, **options):
-            with mock.patch.object(zero2, "GradientSync", Sync):
-                super().__init__(*args, **options)
-
-
 def shards_nothing():
     """Cheats by using overlapped data parallelism with the whole optimizer on every rank.
 
@@ -754,19 +737,6 @@ def hooks_ignore_no_sync():
         def no_sync(self):
             yield
             self.finish_gradient_sync()
-
-
-def stays_synchronized_after_step():
-    """Still counts as synchronized after step(): a rank without a backward() then skips the collectives that the others
-    launch.
-
-    caught by: ZeRO2 · loops
-    """
-
-    class ZeRO2(zero2.ZeRO2):
-        def step(self):
-            self._finish_unless_synced()
-            self.optimizer.step()
 
 
 def stays_synchronized_after_zero_grad():

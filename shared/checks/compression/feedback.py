@@ -179,7 +179,7 @@ def _judge(attempt: Attempt, setting: Setting, steps: Steps, method: InTurnMetho
         for number, step in enumerate(found, 1):
             if step["waits"]:
                 waited = counted(step["waits"], "time")
-                evidence = f"{tried.context}, step {number}: backward() waited {waited}, expected 0"
+                evidence = f"{tried.context}, step {number}: hooks waited {waited}, expected 0"
                 raise Wrong({rank: evidence}, "Hint: launch() must return at once. Which line waits?")
             expected = method.collectives(setting, number - 1)
             if step["messages"] != expected:

@@ -68,8 +68,12 @@ class WaitsByWork(Waits):
     def __init__(self):
         super().__init__()
         self.not_waited_for: dict[int, tuple] = {}  # id of a Work → (the Work, kept alive; what it does)
+        self.launched_in_hooks = 0
 
     def launched(self, call, work, tensors) -> None:
+        is_in_hook = torch._C._current_autograd_node() is not None
+        self.launched_in_hooks += is_in_hook
+        self.in_hooks += is_in_hook and not call.is_async
         if call.is_async:
             self.not_waited_for[id(work)] = (work, str(call))
 
@@ -101,8 +105,8 @@ def run_steps(compressor, setting: Setting, steps: list[list[Gradients]]) -> lis
 
     Returns:
         For each step, the gradients after it, the bytes that this rank has sent, how many collectives were launched in
-        backward(), how often backward() has waited, how many collectives were launched inside no_sync(), and the
-        operations for which nothing has waited.
+        hooks, how often hooks have waited, how many collectives were launched inside no_sync(), and the operations for
+        which nothing has waited.
     """
     group, is_member = join_subgroup(setting.in_subgroup)
     if not is_member:
@@ -127,8 +131,6 @@ def _step(model, micro_batches: list[Gradients], set_to_none: bool) -> dict:
     waits = WaitsByWork()
     with completion.watching(waits), instrumentation.listening(waits.launched) as calls:
         model(last).backward()
-        launched = len(calls)
-        blocking = sum(not call.is_async for call in calls)
         model.finish_gradient_sync()
     return {
         "gradients": [None if p.grad is None else p.grad.detach().cpu().clone() for p in model.module.each],
@@ -136,8 +138,8 @@ def _step(model, micro_batches: list[Gradients], set_to_none: bool) -> dict:
         "ops": sorted({call.op for call in calls}),
         "dtypes": sorted({call.dtype for call in calls}),
         "messages": len(calls),
-        "launched": launched,
-        "waits": waits.in_backward + blocking,
+        "launched": waits.launched_in_hooks,
+        "waits": waits.in_hooks,
         "quiet": len(quiet),
         "not_waited_for": [operation for _, operation in waits.not_waited_for.values()],
     }

@@ -224,7 +224,7 @@ def judge_wire(tried: Tried) -> None:
             if count > 1 and step["launched"] < len(buckets):
                 launched = counted(step["launched"], "collective")
                 raise Wrong(
-                    {rank: f"{context}: backward() launched {launched} for {counted(len(buckets), 'bucket')}"},
+                    {rank: f"{context}: hooks launched {launched} for {counted(len(buckets), 'bucket')}"},
                     "Hint: what happens before the first yield?",
                 )
             if barriers := [op for op in step["ops"] if "barrier" in op]:
@@ -234,7 +234,7 @@ def judge_wire(tried: Tried) -> None:
                 )
             if step["waits"]:
                 raise Wrong(
-                    {rank: f"{context}: backward() waited {counted(step['waits'], 'time')}, expected 0"},
+                    {rank: f"{context}: hooks waited {counted(step['waits'], 'time')}, expected 0"},
                     "Hint: launch() must return at once. Which line waits before the first yield?",
                 )
 

@@ -31,12 +31,12 @@ class Micro:
 
 
 class Waits(completion.Watcher):
-    """Counts the waits that happen inside backward()."""
+    """Counts the waits that happen in hooks. At the end of backward(), autograd evaluates no node any more."""
 
-    in_backward = 0
+    in_hooks = 0
 
     def waited(self, work_id, began) -> None:
-        self.in_backward += torch._C._current_graph_task_id() != -1
+        self.in_hooks += torch._C._current_autograd_node() is not None
         super().waited(work_id, began)
 
 
@@ -71,7 +71,7 @@ def probe_progress(wrapper, sizes: Sizes, seed: int, x, y) -> list[dict]:
 
     Returns:
         For each step, how many messages were launched when backward was done with each layer, how many waits happened
-        in backward, and the calls.
+        in hooks, and the calls.
     """
     wrapped, module = wrap(wrapper, sizes, seed)
     steps = []
@@ -81,8 +81,7 @@ def probe_progress(wrapper, sizes: Sizes, seed: int, x, y) -> list[dict]:
         with launches_unasked(), completion.watching(waits), instrumentation.listening() as calls:
             module.passed = lambda index, launched=launched, calls=calls: launched.setdefault(index, len(calls))
             _loss(wrapped, x, y).backward()
-            launched[0] = len(calls)
-            found = {"launched": launched, "waits": waits.in_backward, "working": calls[:]}
+            found = {"launched": launched, "waits": waits.in_hooks, "working": calls[:]}
             wrapped.finish_gradient_sync()
         steps.append(found | {"calls": calls})
     return steps
@@ -92,11 +91,11 @@ def probe_progress(wrapper, sizes: Sizes, seed: int, x, y) -> list[dict]:
 def probe_late(wrapper, sizes: Sizes, token: int, late: int, seed: int, x, y) -> dict:
     """Run two steps with a late rank.
 
-    In the first one, rank `late` sends nothing in backward until the backward of all other ranks has ended. In the
-    second one, it is only a little late.
+    In the first one, rank `late` sends nothing in backward until the backward of all other ranks has reached the first
+    layer. In the second one, it is only a little late.
 
     Returns:
-        The ranks whose backward had not ended after PATIENCE_S, and the gradients of the second step.
+        The ranks whose backward had not come that far after PATIENCE_S, and the gradients of the second step.
     """
     wrapped, module = wrap(wrapper, sizes, seed)
     meeting, missing = Rendezvous(f"late{token}"), []
@@ -105,20 +104,20 @@ def probe_late(wrapper, sizes: Sizes, token: int, late: int, seed: int, x, y) ->
         if index == len(module.layers):
             missing[:] = meeting.missing()
 
+    def arrive(index: int) -> None:
+        if index == 1:
+            meeting.arrive()
+
     is_late = dist.get_rank() == late
-    if is_late:
-        module.passed = stand_by
+    module.passed = stand_by if is_late else arrive
     with launches_unasked():
         dist.barrier()
         _loss(wrapped, x, y).backward()
-        meeting.arrive()
-        wrapped.finish_gradient_sync()
         module.passed = None
         module.zero_grad()
         if is_late:
             time.sleep(LATE_S)
         _loss(wrapped, x, y).backward()
-        wrapped.finish_gradient_sync()
     return {"missing": missing, "gradients": awkward.gradients_of(module)}
 
 
@@ -177,38 +176,16 @@ def probe_leaving(wrapper, sizes: Sizes, seed: int, x, y) -> dict:
     return {"calls": message, "swallowed": swallowed, "pending": pending}
 
 
-def probe_refusals(wrapper, sizes: Sizes, again: bool, silent: bool, seed: int, x, y) -> dict:
-    """Do something that a wrapper must reject.
-
-    Args:
-        wrapper: The student's class.
-        sizes: The model and its buckets.
-        again: Whether to call backward() twice, and then take a valid step; otherwise backward(create_graph=True).
-        silent: Whether the second backward() is inside no_sync().
-        seed: The seed of the model.
-        x: The inputs.
-        y: The targets.
-    """
+def probe_graph(wrapper, sizes: Sizes, seed: int, x, y) -> tuple[str | None, str]:
+    """Call backward(create_graph=True). Returns the kind of its error, or None, and the message."""
     wrapped, module = wrap(wrapper, sizes, seed)
-    if again:
-        _loss(wrapped, x, y).backward()
-    with wrapped.no_sync() if silent else contextlib.nullcontext():
-        loss = _loss(wrapped, x, y)
-        try:
-            with instrumentation.violations_accepted():  # a second gradient is added to a bucket in flight
-                loss.backward(create_graph=not again)
-        except Exception as error:
-            found = {"kind": type(error).__name__, "message": str(error)}
-        else:
-            return {"kind": None}
-    if again:
-        wrapped.finish_gradient_sync()
-        module.zero_grad()
-        _loss(wrapped, x, y).backward()
-        wrapped.finish_gradient_sync()
-    found["gradients"] = awkward.gradients_of(module)
-    module.zero_grad()  # a gradient that is part of a graph keeps itself alive
-    return found
+    try:
+        _loss(wrapped, x, y).backward(create_graph=True)
+    except Exception as error:
+        return type(error).__name__, str(error)
+    finally:
+        module.zero_grad()  # a gradient that is part of a graph keeps itself alive
+    return None, ""
 
 
 def probe_memory(wrapper, sizes: Sizes, most_bytes: float, seed: int, x, y) -> dict[str, int]:
@@ -239,8 +216,6 @@ def probe_memory(wrapper, sizes: Sizes, most_bytes: float, seed: int, x, y) -> d
             module.zero_grad()
             _loss(wrapped, x, y).backward()
             found["when backward() has ended"] = settled_bytes()  # gloo's thread frees a message after its wait()
-            wrapped.finish_gradient_sync()
-            found["after finish_gradient_sync()"] = settled_bytes()
     return found
 
 

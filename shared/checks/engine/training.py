@@ -67,7 +67,8 @@ class Training:
     in_subgroup: bool = False
     dtype: torch.dtype = torch.float64
     options: dict = field(default_factory=dict)  # keyword arguments of the wrapper's constructor besides `group`
-    overlaps: bool = False  # backward() may launch collectives, so .grad is not the rank's own gradient after it
+    overlaps: bool = False  # backward() launches collectives, so .grad is not the rank's own gradient after it
+    finishes: bool = True  # finish_gradient_sync() is called in each step
 
 
 # -- on a rank
@@ -100,7 +101,8 @@ def probe_training(wrapper, how: Training, seed: int, x, y) -> dict:
             _accumulate(plain, x, y, how.micro_batches)
         local = awkward.gradients_of(plain if how.overlaps else module)
         with instrumentation.listening() as finishing:
-            wrapped.finish_gradient_sync()
+            if how.finishes:
+                wrapped.finish_gradient_sync()
         gradients = awkward.gradients_of(module)
         found["steps"].append({"local": local, "gradients": gradients, "working": working, "finishing": finishing})
         found["frozen"] = frozen_with_gradient(module)

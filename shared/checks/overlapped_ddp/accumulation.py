@@ -1,7 +1,5 @@
 """Judge no_sync(): nothing is sent inside it, and the next synchronization includes what was accumulated there."""
 
-import contextlib
-
 from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.buckets import judge_messages
 from shared.checks.engine.candidate import device_here
@@ -16,23 +14,21 @@ from shared.checks.models import awkward
 _HINT_ON_PENDING = "Hint: are these gradients averaged yet? Which method averages them?"
 
 
-def probe_pending(wrapper, silent: bool, seed: int, x, y) -> bool | None:
-    """Run a step, or if silent, only a backward inside no_sync().
+def probe_pending(wrapper, seed: int, x, y) -> bool | None:
+    """Run a backward inside no_sync().
 
     Returns:
         Whether the wrapper says afterwards that there are gradients left to average; None if it does not say.
     """
     module = awkward.build("Plain", seed).to(device_here())
     wrapped = wrapper(module)
-    with wrapped.no_sync() if silent else contextlib.nullcontext():
+    with wrapped.no_sync():
         awkward.loss_of(wrapped, x.to(device_here()), y.to(device_here())).backward()
-    if not silent:
-        wrapped.finish_gradient_sync()
     return getattr(getattr(wrapped, "sync", None), "pending", None)
 
 
 def accumulated_gradients_are_pending(attempt: Attempt) -> None:
-    for rank, pending in enumerate(attempt.run(probe_pending, True, per_rank=Draw(attempt).per_rank)):
+    for rank, pending in enumerate(attempt.run(probe_pending, per_rank=Draw(attempt).per_rank)):
         if pending is False:
             evidence = "backward() ran inside no_sync(), and sync.pending is False after the block; expected True"
             raise Wrong({rank: evidence}, _HINT_ON_PENDING)

@@ -1,6 +1,9 @@
-"""Judge how hooks feed the queue: each gradient is added when it is complete, and a second one is rejected."""
+"""Judge how hooks feed the queue, and when it is finished: when backward ends, or in finish()."""
 
 import itertools
+from dataclasses import dataclass
+
+from torch.autograd import Variable
 
 from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.failures import Wrong
@@ -16,9 +19,23 @@ from shared.checks.overlapped_ddp.launch_queue import (
 
 _HINT_ON_HOOKS = "Hint: which method of the queue adds a gradient, and which two indices does it take?"
 _HINT_ON_WAITS = "Hint: what waits here, although backward has not ended?"
+_HINT_ON_THE_END = "Hint: what do you ask at_end_of_backward() to call, and when do you ask?"
 _HINT_ON_IDLE_RANKS = "Hint: another rank may have run backward(). What does it wait for if this rank launches nothing?"
+_HINT_ON_DONE = "Hint: which attribute tells finish() that backward has averaged the gradients, and who resets it?"
 _HINT_ON_ENABLED = "Hint: which of your methods check `enabled`?"
 _HINT_ON_PENDING = "Hint: which methods change `pending`, and should they when `enabled` is False?"
+_HINT_ON_ACCUMULATED = "Hint: these gradients came after the last synchronization. Which attribute tells finish() so?"
+
+END = ("end",)  # in a log: autograd has called all hooks of a backward
+
+
+@dataclass(frozen=True)
+class Step:
+    """What happens between two calls of finish(), or without it."""
+
+    used: list[tuple[int, int]]  # the parameters that backward goes through; no backward if there are none
+    enabled: bool = True
+    finishes: bool = True
 
 
 class LoggedSync:
@@ -26,12 +43,23 @@ class LoggedSync:
 
     def __init__(self, sync_class, sizes: list[int]):
         self.diary: list[Event] = []
+        self.has_ended = True
         self.buckets = [Bucket(bucket_index, size, self.diary) for bucket_index, size in enumerate(sizes)]
         for bucket_index, index in every_gradient(sizes):
             ready = ("ready", bucket_index, index)
             parameter = self.buckets[bucket_index].parameters[index]
-            parameter.register_post_accumulate_grad_hook(lambda _, ready=ready: self.diary.append(ready))
-        self.sync = sync_class(self.buckets)
+            parameter.register_post_accumulate_grad_hook(lambda _, ready=ready: self._note(ready))
+        self.sync = sync_class(self.buckets)  # its hooks come after ours, and so does what it queues
+
+    def _note(self, ready: Event) -> None:
+        if self.has_ended:
+            self.has_ended = False
+            Variable._execution_engine.queue_callback(self._end)
+        self.diary.append(ready)
+
+    def _end(self) -> None:
+        self.has_ended = True
+        self.diary.append(END)
 
     def backward(self, used: list[tuple[int, int]]) -> list[Event]:
         """Run a backward through these parameters, if any. Returns the log, with when each gradient was complete."""
@@ -46,52 +74,66 @@ class LoggedSync:
         return self.diary[:]
 
 
-def probe_steps(sync_class, sizes: list[int], steps: list[tuple[bool, list[tuple[int, int]]]]) -> list[dict]:
-    """Take steps of (enabled, used parameters). Return what backward() and finish() did, and the attributes then."""
+def probe_steps(sync_class, sizes: list[int], steps: list[Step]) -> list[dict]:
+    """Take steps. Return what each backward() and finish() did, and the attributes then."""
     logged, found = LoggedSync(sync_class, sizes), []
-    for enabled, used in steps:
-        logged.sync.enabled = enabled
-        step = {"backward": logged.backward(used), "pending": logged.sync.pending}
-        step |= {"finish": logged.finish(), "pending at the end": logged.sync.pending}
-        found.append(step | {"enabled at the end": logged.sync.enabled})
+    for step in steps:
+        logged.sync.enabled = step.enabled
+        did = {"backward": logged.backward(step.used), "pending": logged.sync.pending}
+        did["finish"] = logged.finish() if step.finishes else []
+        found.append(did | {"pending at the end": logged.sync.pending, "enabled at the end": logged.sync.enabled})
     return found
-
-
-def probe_second(sync_class, sizes: list[int], used: list[tuple[int, int]], enabled: bool) -> str:
-    """Run backward() twice before finish(). Return the message of the second one's RuntimeError, or an empty string."""
-    logged = LoggedSync(sync_class, sizes)
-    logged.backward(used)
-    logged.sync.enabled = enabled
-    try:
-        logged.backward(used)
-    except RuntimeError as error:
-        return str(error)
-    except Exception as error:
-        error.add_note("(This was a second backward() before finish(). It should raise a RuntimeError.)")
-        raise
-    return ""
 
 
 def gradients_are_added_in_backward(attempt: Attempt) -> None:
     sizes = draw_sizes_of_buckets(attempt)
     every = every_gradient(sizes)
     some = attempt.random.sample(every, attempt.random.randint(1, len(every) - 1))
-    steps = [(True, every), (True, some), (True, []), (True, every)]
-    for number, ((_, used), step) in enumerate(zip(steps, attempt.run(probe_steps, sizes, steps)[0], strict=True), 1):
-        order = [event[1:] for event in step["backward"] if event[0] == "ready"]
-        done = [event for event in step["backward"] if event[0] != "ready"]
+    _judge_backwards(attempt, sizes, [Step(every)])
+    _judge_backwards(attempt, sizes, [Step(every), Step(some, finishes=False), Step(every)])
+
+
+def _judge_backwards(attempt: Attempt, sizes: list[int], steps: list[Step]) -> None:
+    for number, did in enumerate(attempt.run(probe_steps, sizes, steps)[0], 1):
+        context = f"buckets of {sizes} gradients, step {number}"
+        working, last = _split(did["backward"])
+        order = [event[1:] for event in working if event[0] == "ready"]
         expected = []
         for gradient, events in zip(order, events_of_add(sizes, order), strict=True):
             expected += [("ready", *gradient), *events]
-        context = f"buckets of {sizes} gradients, step {number}" + ", without a backward()" * (not used)
-        if step["backward"] != expected:
-            when, did, wanted = _first_difference(step["backward"], expected)
-            hint = _HINT_ON_WAITS if any(event[0] == "wait" for event in did) else _HINT_ON_HOOKS
-            raise Wrong(f"{context}{when}: backward() did {described(did)}; expected {described(wanted)}", hint)
-        context += f": finish() did {described(step['finish'])}"
-        if not used and not step["finish"]:
+        if working != expected:
+            when, events, wanted = _first_difference(working, expected)
+            hint = _HINT_ON_WAITS if any(event[0] == "wait" for event in events) else _HINT_ON_HOOKS
+            raise Wrong(f"{context}{when}: backward() did {described(events)}; expected {described(wanted)}", hint)
+        if not last:
+            evidence = f"{context}: nothing happened when backward() ended; expected it to launch what is left and wait"
+            raise Wrong(evidence, _HINT_ON_THE_END)
+        done = [event for event in working if event[0] != "ready"]
+        judge_finish(sizes, done, last, f"{context}: when backward() ended, it did {described(last)}")
+        if did["finish"]:
+            evidence = f"{context}: finish() did {described(did['finish'])}, although backward() had synchronized"
+            raise Wrong(f"{evidence}; expected nothing", _HINT_ON_DONE)
+
+
+def finish_takes_part_without_a_backward(attempt: Attempt) -> None:
+    """Try steps without a backward(), after one that finish() has ended."""
+    sizes = draw_sizes_of_buckets(attempt)
+    every = every_gradient(sizes)
+    steps = [Step([]), Step(every), Step([]), Step([])]
+    for number, (step, did) in enumerate(zip(steps, attempt.run(probe_steps, sizes, steps)[0], strict=True), 1):
+        if step.used:
+            continue
+        context = f"buckets of {sizes} gradients, step {number}, without a backward(): "
+        context += f"finish() did {described(did['finish'])}"
+        if not did["finish"]:
             raise Wrong(f"{context}; expected it to launch every bucket", _HINT_ON_IDLE_RANKS)
-        judge_finish(sizes, done, step["finish"], context)
+        judge_finish(sizes, [], did["finish"], context)
+
+
+def _split(diary: list[Event]) -> tuple[list[Event], list[Event]]:
+    """Split the log of a backward() into what hooks did and what was done when it ended."""
+    end = diary.index(END)
+    return diary[:end], diary[end + 1 :]
 
 
 def _first_difference(did: list[Event], expected: list[Event]) -> tuple[str, list[Event], list[Event]]:
@@ -108,38 +150,25 @@ def _first_difference(did: list[Event], expected: list[Event]) -> tuple[str, lis
 
 
 def it_does_nothing_when_disabled(attempt: Attempt) -> None:
+    """Try also gradients that accumulate after a synchronization, which finish() must average."""
     sizes = draw_sizes_of_buckets(attempt)
     every = every_gradient(sizes)
-    enabled = (True, False, False, True, True)
-    for number, step in enumerate(attempt.run(probe_steps, sizes, [(each, every) for each in enabled])[0], 1):
-        context = f"step {number}, where enabled is {enabled[number - 1]}"
-        done = [event for event in (*step["backward"], *step["finish"]) if event[0] != "ready"]
-        if done and not enabled[number - 1]:
+    steps = [Step(every), Step(every, enabled=False), Step(every, enabled=False), Step(every), Step(every)]
+    steps += [Step(every, finishes=False), Step(every, enabled=False), Step([])]
+    for number, (step, did) in enumerate(zip(steps, attempt.run(probe_steps, sizes, steps)[0], strict=True), 1):
+        context = f"step {number}, where enabled is {step.enabled}"
+        done = [event for event in (*did["backward"], *did["finish"]) if event[0] not in ("ready", "end")]
+        if done and not step.enabled:
             raise Wrong(f"{context}: {described(done)}; expected nothing", _HINT_ON_ENABLED)
-        if not done and enabled[number - 1]:
+        if not step.used and not done:
+            evidence = f"{context}: finish() did nothing, although a backward() with enabled=False came before it"
+            raise Wrong(f"{evidence}; expected it to launch every bucket", _HINT_ON_ACCUMULATED)
+        if not done and step.enabled:
             raise Wrong(f"{context}: nothing was packed or launched", _HINT_ON_ENABLED)
-        if step["pending"] is not True:
-            raise Wrong(f"{context}: pending is {step['pending']} after backward(); expected True", _HINT_ON_PENDING)
-        if step["pending at the end"] is enabled[number - 1]:
-            was, expected = step["pending at the end"], not enabled[number - 1]
-            raise Wrong(f"{context}: pending is {was} after finish(); expected {expected}", _HINT_ON_PENDING)
-        if step["enabled at the end"] is not enabled[number - 1]:
-            was = step["enabled at the end"]
+        for when, pending in {"backward()": did["pending"], "finish()": did["pending at the end"]}.items():
+            if bool(pending) is step.enabled and (step.used or when == "finish()"):
+                expected = not step.enabled
+                raise Wrong(f"{context}: pending is {pending} after {when}; expected {expected}", _HINT_ON_PENDING)
+        if did["enabled at the end"] is not step.enabled:
+            was = did["enabled at the end"]
             raise Wrong(f"{context}: enabled is {was} after finish()", "Hint: which methods may change `enabled`?")
-
-
-def a_second_gradient_is_rejected(attempt: Attempt) -> None:
-    """Try also a gradient whose bucket is not full, so that it is packed but not in flight."""
-    sizes = [*draw_sizes_of_buckets(attempt), 2]
-    one = [(len(sizes) - 1, attempt.random.randrange(2))]
-    for used, enabled in itertools.product((every_gradient(sizes), one), (True, False)):
-        message = attempt.run(probe_second, sizes, used, enabled)[0]
-        context = f"a second backward() before finish(), with enabled={enabled},"
-        if used is one:
-            context += " through a parameter whose bucket is not full,"
-        if not message:
-            hint = "Hint: .grad is already packed into its bucket. What has a second backward() done to it?"
-            raise Wrong(f"{context} is accepted; expected a RuntimeError", hint)
-        if "finish_gradient_sync" not in message and "no_sync" not in message:
-            hint = "The message should say what to do instead, because its reader may not know about hooks and buckets."
-            raise Wrong(f"{context} is rejected with {message[:80]!r}", hint)

@@ -1,6 +1,5 @@
 """Judge a ZeRO2 that is copied, deleted, saved, and used in ways that must be rejected."""
 
-import contextlib
 import copy
 import gc
 
@@ -73,54 +72,32 @@ def _all(found: list[dict], what: str) -> dict[int, dict]:
     return {rank: each[what] for rank, each in enumerate(found)}
 
 
-def probe_rejections(zero2, plan: WrapperPlan, index: int, what: str, seed: int, x, y) -> dict:
-    """Do what must be rejected, then take a normal step."""
+def probe_graph(zero2, plan: WrapperPlan, index: int, seed: int, x, y) -> tuple[str | None, str]:
+    """Call backward(create_graph=True). Return the kind of its error, or None, and the message."""
     x, y = x.to(device_here()), y.to(device_here())
     run = WrapperRun(zero2, awkward.build(plan.model, seed).to(device_here()), plan, index)
-    wrapped, found = run.optimizer, {"before": awkward.state_of(run.module), "kind": None}
-    if what != _GRAPH:
-        awkward.loss_of(wrapped, x, y).backward()
-    with wrapped.no_sync() if what == _SILENT else contextlib.nullcontext():
-        try:
-            awkward.loss_of(wrapped, x, y).backward(create_graph=what == _GRAPH)
-        except Exception as error:
-            found |= {"kind": type(error).__name__, "message": str(error)}
-    if found["kind"] is not None and what != _GRAPH:
-        wrapped.finish_gradient_sync()
-        wrapped.zero_grad()
-        run.step(0, x, y)
-        found["state"] = run.steps[-1]["state"]
-    run.module.zero_grad()  # a gradient that is part of a graph keeps itself alive
-    return found
+    try:
+        awkward.loss_of(run.optimizer, x, y).backward(create_graph=True)
+    except Exception as error:
+        return type(error).__name__, str(error)
+    finally:
+        run.module.zero_grad()  # a gradient that is part of a graph keeps itself alive
+    return None, ""
 
 
-_SECOND = "a second backward() before finish_gradient_sync()"
-_SILENT = f"{_SECOND}, inside no_sync()"
-_GRAPH = "backward(create_graph=True)"
-
-
-def what_cannot_be_right_is_rejected(attempt: Attempt) -> None:
-    plan, draw = WrapperPlan("Plain", "SGD", steps=1), Draw(attempt)
-    for what in (_SECOND, _SILENT, _GRAPH):
-        per_rank = [(rank, what, *share) for rank, share in enumerate(draw.per_rank)]
-        found = attempt.run(probe_rejections, plan, per_rank=per_rank, context=what)
-        for rank, each in enumerate(found):
-            if each["kind"] is None:
-                hint = "The gradient's bucket may already be in flight. Hint: what happens to a second gradient?"
-                hint = "Hint: can autograd differentiate through a reduce-scatter?" if what == _GRAPH else hint
-                raise Wrong({rank: f"{what} is accepted; expected a RuntimeError"}, hint)
-            if each["kind"] != "RuntimeError" or not each["message"].strip():
-                context = f"{each['kind']}({each['message'][:80]!r})"
-                raise Wrong({rank: f"{what} raises {context}; expected a RuntimeError that says why"})
-            if what == _GRAPH and "create_graph" not in each["message"]:
-                context = f"{what} raises RuntimeError({each['message'][:80]!r})"
-                hint = "Hint: does your code reject it on purpose, or does something else fail?"
-                raise Wrong({rank: f"{context}; expected a message that names create_graph"}, hint)
-        if what != _GRAPH:
-            expected = reference(plan, draw, list(range(attempt.world_size))).steps[-1]["state"]
-            states = _all(found, "state")
-            context = f"{what}; then finish_gradient_sync(), zero_grad() and a normal step"
-            judge_states(states, expected, _all(found, "before"), context)
+def a_graph_is_rejected(attempt: Attempt) -> None:
+    plan, what = WrapperPlan("Plain", "SGD", steps=1), "backward(create_graph=True)"
+    per_rank = [(rank, *share) for rank, share in enumerate(Draw(attempt).per_rank)]
+    for rank, (kind, message) in enumerate(attempt.run(probe_graph, plan, per_rank=per_rank, context=what)):
+        if kind is None:
+            hint = "Hint: can autograd differentiate through a reduce-scatter?"
+            raise Wrong({rank: f"{what} is accepted; expected a RuntimeError"}, hint)
+        context = f"{what} raises {kind}({message[:80]!r})"
+        if kind != "RuntimeError" or not message.strip():
+            raise Wrong({rank: f"{context}; expected a RuntimeError that says why"})
+        if "create_graph" not in message:
+            hint = "Hint: does your code reject it on purpose, or does something else fail?"
+            raise Wrong({rank: f"{context}; expected a message that names create_graph"}, hint)
 
 
 def probe_state(zero2, plan: WrapperPlan, index: int, seed: int, x, y) -> dict:

@@ -46,6 +46,11 @@ LOOPS = (
         backwards=2,
     ),
     Loop(
+        ("backward()", FINISH, "with zero2.no_sync(): backward()", STEP),
+        "Hint: which gradients came after the synchronization, and which attribute tells step() about them?",
+        backwards=2,
+    ),
+    Loop(
         (f"with zero2.no_sync(): backward(); {FINISH}", STEP),
         "Hint: what does finish_gradient_sync() synchronize inside no_sync()?",
     ),
@@ -120,7 +125,10 @@ SILENCES = (
         (f"with zero2.no_sync(): {FINISH}",),
         "Hint: inside no_sync(), what does finish_gradient_sync() set synced to on a rank without gradients?",
     ),
-    Silence(("backward()", FINISH, STEP), "Hint: for how many steps do synchronized gradients count?"),
+    Silence(
+        ("backward()", FINISH, "backward()", STEP, ZERO_GRAD),
+        "Hint: `sync.done` may still be True because of an earlier step. Which call sets it to False, and when?",
+    ),
 )
 
 

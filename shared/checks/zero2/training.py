@@ -147,11 +147,6 @@ def train_wrapper_and_judge(attempt: Attempt, plan: WrapperPlan) -> dict[int, di
     try:
         return train_and_judge(attempt, plan, probe_zero2)
     except Wrong as wrong:
-        if not plan.finishes and "got a second gradient" in wrong.evidence:
-            wrong.evidence = (
-                f"{plan}: step() did not synchronize this step's gradients, so the next backward() found them pending"
-            )
-            wrong.hint = "Hint: what must step() do first if the training loop has not synchronized the gradients?"
         if wrong.hint == HINT_ON_OPTIMIZER_STATE:
             wrong.hint = "The earlier steps are correct. Hint: what does a bucket keep from one backward to the next?"
         raise

@@ -23,6 +23,7 @@ class OverlappedDDP(nn.Module):
     def __init__(self, module, bucket_cap_mb=25.0, group=None):
         super().__init__()
         self.module, self.quiet, self.cap_mb, self.group = module, False, bucket_cap_mb, group
+        self.left, self.ended_itself = False, False
         for tensor in [*module.parameters(), *module.buffers()]:
             dist.broadcast(tensor.data, group_src=0, group=group)
         self.order = self._plan()
@@ -78,18 +79,24 @@ class OverlappedDDP(nn.Module):
         return self.module(*inputs, **named)
 
     def _on_gradient(self, parameter):
-        if id(parameter) in self.complete:
-            raise RuntimeError("twice in a step: use no_sync() for all but the last backward()")
         if parameter.grad.requires_grad:
             raise RuntimeError("gradients of gradients (create_graph) are not for messages")
+        self.left = True
         if not self.quiet:
+            if not self.complete:
+                torch.autograd.Variable._execution_engine.queue_callback(self._end)
             self.complete.add(id(parameter))
             next(self.sender, None)
 
     def finish_gradient_sync(self):
         if self.quiet:
             return
-        self.ended = True
+        if self.left or not self.ended_itself:
+            self._end()
+        self.ended_itself = False
+
+    def _end(self):
+        self.left, self.ended_itself, self.ended = False, True, True
         next(self.sender, None)
         for work, flat in zip(self.works, self.flat, strict=True):
             work.wait()

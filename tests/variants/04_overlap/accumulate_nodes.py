@@ -77,13 +77,13 @@ class OverlappedDDP(nn.Module):
     def _attach(self):
         cap_mb, group = self.arguments
         trainable = [p for p in self.module.parameters() if p.requires_grad]
-        self.slots, self.silence = _Slots(trainable, cap_mb, group), []
+        self.slots, self.silence, self.state = _Slots(trainable, cap_mb, group), [], "no backward yet"
         me = weakref.ref(self)
         self.end = on_gradients(trainable, lambda parameter: me() and me()._on_gradient(parameter))
         weakref.finalize(self, self.end)
 
     def __getstate__(self):
-        return {key: value for key, value in self.__dict__.items() if key not in ("slots", "end", "silence")}
+        return {key: value for key, value in self.__dict__.items() if key not in ("slots", "end", "silence", "state")}
 
     def __setstate__(self, state):
         super().__setstate__(state)
@@ -93,19 +93,26 @@ class OverlappedDDP(nn.Module):
         return self.module(*args, **kwargs)
 
     def _on_gradient(self, parameter):
-        if parameter not in self.slots.waiting_for[self.slots.slots[parameter][0]]:
-            raise RuntimeError(
-                "this gradient is being sent: finish_gradient_sync() has to come before another backward"
-            )
         if torch.is_grad_enabled():
             raise RuntimeError("create_graph=True cannot be had here")
-        if not self.silence:
-            self.slots.pack(parameter)
-            self.slots.launch(False)
+        if self.silence:
+            self.state = "accumulated"
+            return
+        if self.state != "in backward":
+            self.state = "in backward"
+            torch.autograd.Variable._execution_engine.queue_callback(self._complete)
+        self.slots.pack(parameter)
+        self.slots.launch(False)
 
     def finish_gradient_sync(self):
         if self.silence:
             return
+        if self.state != "complete":
+            self._complete()
+        self.state = "no backward yet"
+
+    def _complete(self):
+        self.state = "complete"
         self.slots.launch(True)
         for work in self.slots.works.values():
             work.wait()

@@ -5,15 +5,16 @@ import contextlib
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.autograd import Variable
 
-_ADVICE = "call finish_gradient_sync() first, or let gradients add up inside no_sync()"
+from shared import guards
 
 
 class OverlappedDDP(nn.Module):
     def __init__(self, module, bucket_cap_mb=25.0, group=None):
         super().__init__()
         self.module, self.group, self.cap = module, group, bucket_cap_mb
-        self.depth = 0
+        self.depth, self.to_average, self.averaged_in_backward = 0, 0, False
         root = dist.get_process_group_ranks(group or dist.group.WORLD)[0]
         for tensor in [*module.parameters(), *module.buffers()]:
             dist.broadcast(tensor.data, root, group)
@@ -46,14 +47,13 @@ class OverlappedDDP(nn.Module):
         return self.module(*args, **kwargs)
 
     def ready(self, parameter):
-        if self.depth:
-            if self.in_flight:
-                raise RuntimeError(_ADVICE)
-            return
-        if id(parameter) in self.complete:
-            raise RuntimeError(f"a second backward: {_ADVICE}")
         if parameter.grad.grad_fn is not None:
             raise RuntimeError("create_graph=True is not supported: messages have no derivative")
+        self.to_average += 1
+        if self.depth:
+            return
+        if not self.complete:
+            Variable._execution_engine.queue_callback(self._average)
         self.complete.add(id(parameter))
         self.left[self.bucket_index_of[id(parameter)]] -= 1
         while len(self.in_flight) < len(self.buckets) and self.left[len(self.in_flight)] == 0:
@@ -67,8 +67,13 @@ class OverlappedDDP(nn.Module):
         self.in_flight.append((dist.all_reduce(flat, group=self.group, async_op=True), flat))
 
     def finish_gradient_sync(self):
-        if self.depth:
-            return
+        if not self.depth:
+            if self.to_average or not self.averaged_in_backward:
+                self._average()
+            self.averaged_in_backward = False
+
+    def _average(self):
+        self.to_average, self.averaged_in_backward = 0, True
         while len(self.in_flight) < len(self.buckets):
             self._launch()
         for handle, flat in self.in_flight:
@@ -123,10 +128,10 @@ class LaunchQueue:
 
 
 class GradientSync:
-    """Uses its own queue and records complete gradients in a set."""
+    """Uses its own queue, and asks for the end of backward when no gradient is packed yet."""
 
     def __init__(self, buckets):
-        self.complete, self.enabled, self.pending, self.queue = set(), True, False, LaunchQueue(list(buckets))
+        self.enabled, self.pending, self.done, self.queue = True, False, False, LaunchQueue(list(buckets))
         for bucket_index, bucket in enumerate(buckets):
             for index, parameter in enumerate(bucket.parameters):
                 parameter.register_post_accumulate_grad_hook(
@@ -134,15 +139,24 @@ class GradientSync:
                 )
 
     def on_gradient(self, bucket_index, index):
-        if (bucket_index, index) in self.complete:
-            raise RuntimeError(_ADVICE)
-        self.pending = True
+        is_first, self.pending = not any(map(any, self.queue.packed)), True
         if not self.enabled:
             return
-        self.complete.add((bucket_index, index))
+        if is_first:
+            Variable._execution_engine.queue_callback(self.synchronize)
         self.queue.add(bucket_index, index)
 
+    @guards.synchronizes
+    def synchronize(self):
+        self.pending = False
+        self.done = True
+        self.queue.finish()
+
     def finish(self):
-        if self.enabled:
-            self.complete, self.pending = set(), False
-            self.queue.finish()
+        if not self.enabled:
+            return
+        if self.done and not self.pending:
+            self.done = False
+            return
+        self.synchronize()
+        self.done = False

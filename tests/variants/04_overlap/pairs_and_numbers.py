@@ -1,8 +1,9 @@
-"""Keeps one set of (bucket, index) pairs that are packed, and recognizes a second gradient by a number of its round."""
+"""Keeps one set of (bucket, index) pairs that are packed, and numbers rounds to tell which gradients are pending."""
 
 import contextlib
 from itertools import takewhile
 
+from shared import guards
 from solutions.overlapped_ddp import OverlappedDDP, watch_gradients  # noqa: F401
 
 
@@ -35,7 +36,7 @@ class LaunchQueue:
 
 class GradientSync:
     def __init__(self, buckets):
-        self.queue, self.enabled, self.round, self.added = LaunchQueue(buckets), True, 1, {}
+        self.queue, self.enabled, self.round, self.finished, self.added = LaunchQueue(buckets), True, 1, 1, {}
         watch_gradients(buckets, self.on_gradient)
 
     @property
@@ -43,17 +44,26 @@ class GradientSync:
         return self.round in self.added.values()
 
     def on_gradient(self, bucket_index, index):
-        if self.added.get((bucket_index, index)) == self.round and index not in self.queue.missing[bucket_index]:
-            raise RuntimeError("call finish_gradient_sync() after each backward(), or use no_sync()")
         self.added[bucket_index, index] = self.round
         if self.enabled:
             self.queue.add(bucket_index, index)
+            guards.at_end_of_backward(self.synchronize)
+
+    @guards.synchronizes
+    def synchronize(self):
+        self.queue.finish()
+        self.round += 1
+
+    @property
+    def done(self):
+        return self.round > self.finished
 
     def finish(self):
         if not self.enabled:
             return
-        self.queue.finish()
-        self.round += 1
+        if not self.done or self.pending:
+            self.synchronize()
+        self.finished = self.round
 
     def no_sync(self):
         stack = contextlib.ExitStack()

@@ -1,5 +1,6 @@
 """Keeps the set of gradients that are not averaged, computes `pending` from it, and writes no_sync() as a class."""
 
+from shared import guards
 from solutions import overlapped_ddp as right
 
 
@@ -16,7 +17,7 @@ class _Silent:
 
 class GradientSync(right.GradientSync):
     def __init__(self, buckets):
-        self.queue, self.enabled, self.not_averaged = right.LaunchQueue(buckets), True, set()
+        self.queue, self.enabled, self.not_averaged, self.done = right.LaunchQueue(buckets), True, set(), False
         right.watch_gradients(buckets, self.on_gradient)
 
     @property
@@ -24,18 +25,16 @@ class GradientSync(right.GradientSync):
         return bool(self.not_averaged)
 
     def on_gradient(self, bucket_index, index):
-        every = set(range(len(self.queue.buckets[bucket_index].parameters)))
-        if index in every - self.queue.missing[bucket_index]:
-            raise RuntimeError("a second backward: call finish_gradient_sync() before it")
         self.not_averaged.add((bucket_index, index))
         if self.enabled:
+            right.at_end_of_backward(self.synchronize)
             self.queue.add(bucket_index, index)
 
-    def finish(self):
-        if not self.enabled:
-            return
+    @guards.synchronizes
+    def synchronize(self):
         self.queue.finish()
         self.not_averaged.clear()
+        self.done = True
 
     def no_sync(self):
         return _Silent(self)

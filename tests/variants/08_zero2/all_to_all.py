@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from shared.guards import at_end_of_backward
 from solutions import zero2 as lab
 from solutions.overlapped_ddp import LaunchQueue, watch_gradients
 
@@ -36,7 +37,7 @@ def _flattened(buckets, parameters):
 class ZeRO2(nn.Module):
     def __init__(self, module, optimizer_cls, bucket_cap_mb=25.0, group=None, **defaults):
         super().__init__()
-        self.module, self.silent, self.finished = module, 0, False
+        self.module, self.silent, self.finished, self.by_itself = module, 0, False, False
         lab.broadcast_state(module, group)
         lists = lab.assign_buckets(module.parameters(), bucket_cap_mb)
         chain = [ShardedBucket(lab.FlatParameter(each, group)) for each in lists]
@@ -57,10 +58,13 @@ class ZeRO2(nn.Module):
 
     def on_gradient(self, bucket_index, index):
         self.finished = False
-        if index not in self.queue.missing[bucket_index]:
-            raise RuntimeError("this gradient has been sent: finish_gradient_sync() must come first")
         if not self.silent:
+            at_end_of_backward(self._end_backward)
             self.queue.add(bucket_index, index)
+
+    def _end_backward(self):
+        self.queue.finish()
+        self.finished = self.by_itself = True
 
     @contextlib.contextmanager
     def no_sync(self):
@@ -72,8 +76,9 @@ class ZeRO2(nn.Module):
 
     def finish_gradient_sync(self):
         if not self.silent:
-            self.queue.finish()
-            self.finished = True
+            if not (self.finished and self.by_itself):
+                self.queue.finish()
+            self.finished, self.by_itself = True, False
 
     def _finish(self):
         if not self.finished:
