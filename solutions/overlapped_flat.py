@@ -71,6 +71,8 @@ class OverlappedGradients(FlatGradients):
         """Fill the gradients with zeros, and drop the shard's mean gradient."""
         super().reset()
         self.is_overwritten = False  # by a reduce-scatter: nothing may be added to these gradients
+        self.reduced_version = None  # how often the gradients had been changed when they were reduced
+        self.without: set[int] = set()  # the indices of parameters that had no gradient then
 
     def reject_stale(self, index: int) -> None:
         """Raise a RuntimeError if a gradient was added to what a reduce-scatter has left behind."""
@@ -84,6 +86,7 @@ class OverlappedGradients(FlatGradients):
         with torch.no_grad():
             if parameter.grad is None:
                 view.fill_(guards.UNUSED)  # [Note: negative zeros]
+                self.without.add(index)
             elif parameter.grad is not view:
                 view.copy_(parameter.grad)
         parameter.grad = view
@@ -105,10 +108,7 @@ class OverlappedGradients(FlatGradients):
             shard = self.in_flight.wait()
             self.flat_parameter.shard.grad = shard.div_(dist.get_world_size(self.layout.group))
             self.in_flight, self.is_overwritten = None, True
-
-    def is_reduced(self) -> bool:
-        """Tell whether shard.grad is the mean of the current gradients."""
-        return self.flat_parameter.shard.grad is not None and self.holds_gradients()
+            self.reduced_version = self.flat._version
 
     def _view_gradients(self) -> None:
         self.views = self.layout.views(self.flat)
@@ -116,3 +116,4 @@ class OverlappedGradients(FlatGradients):
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)
         self._view_gradients()
+        self.reduced_version = self.flat._version

@@ -298,16 +298,16 @@ class ZeRO1(ShardedOptimizer):
         """Launch the remaining reduce-scatters, and wait for all of them, unless clipping has already done so."""
         if not self.sync.enabled:
             raise RuntimeError("call step() and clip_grad_norm_() outside no_sync(): inside, gradients stay unreduced")
-        if not self.sync.pending and all(bucket.is_reduced() for bucket in self.gradients):
-            return
-        self.pieces.forget_dropped(self.flat_parameters)
-        with (
-            self.guard.synchronizing(guards.InBackward(self)),
-            record_function("ZeRO1::reduce_scatter"),
-        ):
-            self.sync.finish()
+        is_clipped = not (self.used_up or self.sync.pending or self.sync.done)
+        if not is_clipped or any(each.shard.grad is None for each in self.flat_parameters):
+            with record_function("ZeRO1::reduce_scatter"):
+                self.sync.finish()  # usually, the end of backward() has done it
+        guards.reject_altered(self.gradients)
+        without = [bucket.parameters[index] for bucket in self.gradients for index in bucket.without]
+        self.pieces.forget(without)
 
     def _complete_skipped_batch(self) -> None:
-        """Complete the reduce-scatters of a backward() that no step() has used, because other ranks wait in them."""
+        """Complete what an interrupted backward() has begun, and let the next step() expect another one."""
         if self.sync is not None:
-            guards.InBackward(self).complete_skipped_batch()
+            guards.complete_interrupted_sync(self.sync)
+            self.sync.pending = self.sync.done = self.guard.pending = False
