@@ -449,7 +449,7 @@ sharded = [OverlappingZeRO1(block) for block in blocks]
 sgd, finish = SGD(ddp_of_blocks.parameters()), ddp_of_blocks.finish_gradient_sync
 versions_of_step = {
     "data parallelism": (ddp_of_blocks, [sgd], [finish]),
-    "ZeRO-1": (blocks, sharded, [each.finish_reduce_scatter for each in sharded]),
+    "ZeRO-1": (blocks, sharded, [each.finish_reduce_scatter for each in reversed(sharded)]),
 }
 jobs = {name: partial(from_update_to_update, *pair) for name, pair in versions_of_step.items()}
 times, lines = measure.jobs(jobs, rounds=9), {}
@@ -466,7 +466,7 @@ for name, operations in (("data parallelism", 1), ("ZeRO-1", 6)):  # 3 sends and
 times, lines = ranks.pull("times")[0], ranks.pull("lines")[0]
 fraction = times.ratio("ZeRO-1", "data parallelism")
 print(f"{predicted(my_fraction)}measured {fraction:.2f}, {times.where}")
-measure.expect(fraction < 0.97, "ZeRO-1 takes less time than data parallelism behind a slow link")
+measure.expect(fraction < 1, "ZeRO-1 takes less time than data parallelism behind a slow link")
 plots.timeline(list(lines.values()), list(lines))
 
 # %% [markdown]
