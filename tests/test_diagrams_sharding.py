@@ -152,8 +152,8 @@ def test_parameters_are_cut_by_rows_as_by_torch_and_slots_are_equally_long(world
     parameters = [torch.arange(12).view(6, 2), torch.arange(12, 18)]
     for rank, slot in enumerate(fsdp.slots(world_size)):
         chunks = [parameter.chunk(world_size) for parameter in parameters]
-        own = [chunk[rank].flatten().tolist() for chunk in chunks if rank < len(chunk)]
-        assert [element for element in slot if element is not None] == sum(own, [])
+        own = [element for chunk in chunks if rank < len(chunk) for element in chunk[rank].flatten().tolist()]
+        assert [element for element in slot if element is not None] == own
         assert len(slot) == sum(chunk[0].numel() for chunk in chunks)
     assert fsdp.row_counts(6, 4) == [2, 2, 2, 0]
     flat = [element for shard in fsdp.flat_shards(world_size) for element in shard if element is not None]

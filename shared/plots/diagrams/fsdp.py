@@ -226,7 +226,9 @@ def _draw_events(drawing: Drawing, clock: Clock, tops: dict[str, float], tasks: 
     """Draw the events for which compute waits, and those for which reduce-scatters wait."""
     for index, task in enumerate(tasks):
         if task.name == "all-gather":
-            copied_out = next(each for each in tasks[index + 1 :] if each.stream == "compute" and each.unit == task.unit)
+            copied_out = next(
+                each for each in tasks[index + 1 :] if each.stream == "compute" and each.unit == task.unit
+            )
             start = clock.x(task.ended_ms) - 0.03, tops["all-gather"] + 0.34
             drawing.arrow(start, (clock.x(copied_out.began_ms) + 0.02, tops["compute"]), linewidth=0.9)
         elif task.name == "reduce-scatter":

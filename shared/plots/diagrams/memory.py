@@ -109,7 +109,7 @@ _PARAMETERS, _PARAMETER_GB = 4, 12
 def stages(world_size: int, rank: int) -> list[set[tuple[int, int]]]:
     """Return the (parameter, shard) pairs for which a rank has memory, at each stage of creating a model.
 
-    The stages: the model is on meta, parameter 0 is drawn in full, its shards are kept, the last parameter is drawn, all
+    The stages: the model is on meta, parameter 0 is drawn, its shards are kept, the last parameter is drawn, all
     are sharded. The last stage, for comparison, is a model that was not built on meta, before it is sharded.
     """
     on_meta: set[tuple[int, int]] = set()
@@ -127,7 +127,7 @@ def deferred_init(world_size: int = 4) -> Figure:
         world_size: From 2 to 4.
     """
     check_world_size(world_size)
-    drawing = Drawing(8.8, 7.7, "Deferred initialization: one parameter at a time exists in full, and never the whole model")
+    drawing = Drawing(8.8, 7.7, "Deferred initialization: one parameter at a time, never the whole model")
     left, tops = 2.75, (1.05, 2.15, 3.25, 4.35, 5.45, 6.7)
     column = (drawing.width_in - left - 0.15) / world_size
     parameters = f"The {_PARAMETERS} parameters (rows, example)\nhave shapes, but no memory.\nThe columns are shards."
