@@ -15,7 +15,7 @@
 # - create a model that is never whole on any rank,
 # - explain why a GPU needs more than 16Ψ/N bytes.
 #
-# You need units, the root, `unshard` and `reshard` (chapter 09). Ψ is the number of parameters, and N that of ranks.
+# You need units, the root and unsharding (chapter 09). Ψ is the number of parameters, and N that of ranks.
 
 # %% [markdown]
 # ## Where we are
@@ -29,8 +29,8 @@
 # ```
 #
 # They had frozen a layer and trained a small correction beside it. But a flat parameter is *one* tensor, with one
-# `requires_grad`, one dtype and one gradient. So PyTorch replaced FSDP1 by FSDP2, which has no flat parameters (issue
-# 114299). In this lesson, we take FSDP2 apart and build a small one.
+# `requires_grad`, one dtype and one gradient. Limits like this one are why FSDP2 has no flat parameters (issue 114299).
+# In this lesson, we take it apart and build a small one.
 
 # %% tags=["nbval-ignore-output"]
 from shared import ranks, tables
@@ -101,10 +101,10 @@ def trained(model, shards=None):
 # ## Sharding each parameter by its rows
 #
 # If one flat tensor is the problem, shard each parameter by itself. FSDP2 cuts it along its first dimension with
-# `torch.chunk`, and describes the result as a **DTensor**: a tensor of which each rank holds a shard, together with a
-# description of the whole.
+# `torch.chunk`, and describes the result as a **DTensor**: a tensor of which each rank holds a shard, with a
+# description of the whole. Its *placement* is `Shard(0)`.
 #
-# Compare it with the flat parameter at the top of the picture. Where does a rank's shard begin and end?
+# Compare that with the flat parameter at the top of the picture.
 
 # %%
 diagrams.per_parameter()
@@ -158,7 +158,7 @@ print(
 assert all(shard[-1][0] == 0 for shard in found[3][4].values())
 columns = [(r, n) for n in (2, 4) for r in range(n)]
 rows = [
-    [name, str(placement), str(shape), *(str(found[r][n][name][-1]) for r, n in columns)]
+    [name, f"Shard({placement.dim})", str(shape), *(str(found[r][n][name][-1]) for r, n in columns)]
     for name, (placement, shape, _) in found[0][4].items()
 ]
 tables.Table(["", "placement", "shape", *(f"rank {r} of {n}" for r, n in columns)], rows)
@@ -184,8 +184,8 @@ for entry in ranks.pull("log")[0].entries:
 assert [entry.elements for entry in ranks.pull("log")[0].entries] == [120, 48]
 
 # %% [markdown]
-# One all-gather carries all four parameters and padding. One reduce-scatter carries the gradients of `down` and `up`
-# alone, and nobody had to ask for that.
+# One all-gather carries all four parameters and 38 elements of padding. One reduce-scatter carries the gradients of
+# `down` and `up` alone, and nobody had to ask for that.
 #
 # - **Padding** is the price. Most models have more rows than ranks. But on 16,384 ranks, a weight with 4,096 rows is
 #   padded to 16,384, so its all-gather sends four times its size. A flat parameter is padded by at most N − 1 elements.
@@ -254,14 +254,14 @@ assert order == "cbad"
 # Event c unshards the unit for its backward, a reduces its gradients and reshards it, and d does the same for units
 # without an a, such as the root.
 #
-# FSDP2 queues d in the first `pre_backward` of a step (`_fsdp_state.py`), and so does the lab's `ZeRO3`, which looks
-# for mistakes then (`Backward` in `shared/sharded/backward.py`). The catch: a rank whose loss does not depend on the
-# model runs no backward, so it has no callback, and the other ranks hang.
+# FSDP2 queues d in the first `pre_backward` of a step (`_fsdp_state.py`), so it needs no `finish_gradient_sync()`. The
+# lab's `ZeRO3` queues it, too, and looks for mistakes then (`shared/sharded/backward.py`). The catch: a rank whose loss
+# does not depend on the model has no backward and no callback, and the other ranks hang.
 
 # %% [markdown]
 # ## The short version
 #
-# These are all parts of a small FSDP2. A `SmallUnit` is what FSDP2 calls an `FSDPParamGroup`, and its hooks have the
+# Now we have all parts of a small FSDP2. A `SmallUnit` is what FSDP2 calls an `FSDPParamGroup`, and its hooks have the
 # same names. Find copy-in and copy-out in `unshard`.
 
 
@@ -397,7 +397,7 @@ diagrams.streams()
 # - The compute stream, the one that your model uses anyway, waits for the all-gather's event, copies out, and computes.
 #   After a unit's backward, it copies the gradients in.
 # - The reduce-scatter stream waits for that copy. The compute stream waits for *it* one unit later (`post_backward`),
-#   as you will in lab 10. The callback at the end waits for the last one, again by an event.
+#   as in lab 10. For the last one, it waits in the callback.
 #
 # The host never stops, unless your code makes it: `loss.item()` waits for the GPU, and meanwhile, nothing is queued.
 #
@@ -415,8 +415,9 @@ assert inspect.getsource(cpu.Stream.wait_stream).split()[-1] == "pass"
 assert len(theirs[1].entries) == 20 and not any(entry.is_async for entry in theirs[1].entries)
 
 # %% [markdown]
-# Every method is `pass`. So each of the 20 collectives returned only when it was complete, as in the lower half of the
-# drawing. Prefetching still happens, in backward. It hides nothing here, but it takes memory:
+# Every method is `pass`. The collectives are called with `async_op=False`: on a GPU, that only queues them, but with
+# gloo, each of the 20 returned when it was complete, as in the lower half of the drawing. FSDP2 still prefetches in
+# backward. That hides nothing here, but it takes memory:
 
 # %% tags=["claims"] jupyter={"source_hidden": true}
 held, block, root = theirs[2], 197_120, 110_848
@@ -429,8 +430,8 @@ assert buffers_bytes == 4 * 2 * block
 
 # %% [markdown]
 # Chapter 09 counted two blocks of parameters with prefetching, and here there is only one. That looks better than it
-# is: until copy-out, the prefetched block lies in the all-gather's buffer, beside a buffer of gradients. What our tool
-# cannot see at all are the copies inside gloo.
+# is: until copy-out, the prefetched block lies in the all-gather's buffer, beside a buffer of gradients. Copies inside
+# gloo appear nowhere.
 
 # %% [markdown]
 # ## A unit that is called twice
@@ -458,8 +459,8 @@ ops = [with_block_0_twice(), with_block_0_twice(reshard_after_forward=False)]
 # %% tags=["claims"] jupyter={"source_hidden": true}
 ops = ranks.pull("ops")[0]
 counts = [each["all_gather"] for each in ops]
-print(f"{predicted(my_counts, '{} and {}')}counted {counts[0]} and {counts[1]} all-gathers;")
-print("reduce-scatters:", " and ".join(str(each["reduce_scatter"]) for each in ops))
+print(f"{predicted(my_counts, '{} and {}')}counted {counts[0]} and {counts[1]} all-gathers,")
+print(f"and {ops[0]['reduce_scatter']} reduce-scatters in both cases")
 assert counts == [15, 8] and all(each["reduce_scatter"] == 7 for each in ops)
 
 # %% [markdown]
@@ -552,15 +553,15 @@ peaks.table("zero3", models)
 # %% [markdown]
 # On 1,024 GPUs, the shards are small, and what remains does *not* shrink with N: the root, two unsharded layers, their
 # gradients, and activations. Llama 3 still needs 54.5 GB: two layers of 6.4 GB with as much again for their gradients,
-# 9.9 GB of activations, and 17 GB for the embedding and the output layer, which our root never reshards. torchtitan
-# makes units of these two. Meta also split the layers (Llama 3 paper, Table 4).
+# 9.9 GB of activations, and 17 GB for the embedding, the output layer and their gradients, which our root never
+# reshards. torchtitan makes units of these two. Meta also split the layers (Llama 3 paper, Table 4).
 
 # %% [markdown]
 # ## Recap
 #
 # Three numbers worth keeping:
 #
-# - **⌈rows/N⌉** rows of a parameter are on each rank, until none are left. Its all-gather sends N times as many.
+# - **⌈rows/N⌉** rows of a parameter are on each rank, until none are left. An all-gather carries N times as many.
 # - **2 and 1**: all-gathers and reduce-scatters per unit and step. Each further call of a unit adds two all-gathers.
 # - **Ψ/N + the largest parameter** is what a rank needs to create a model. Training takes 16Ψ/N, *plus* the root, two
 #   units with their gradients, and activations.
