@@ -62,6 +62,8 @@ config = GPTConfig(vocab_size=800, layers=6, width=128)
 batch = [tokens.to(device) for tokens in text.windows(range(rank, 400, 100), length=32)]
 
 
+# %% tags=["claims"] jupyter={"source_hidden": true}
+# %%ranks
 def mesh_of(n):
     """Return this rank's mesh of n ranks."""
     shape, names = (world_size // n, n), ("groups", "shards")
@@ -115,7 +117,7 @@ diagrams.per_parameter()
 # the slots of all ranks.
 #
 # Here is a layer that FSDP1 rejected, in the style of LoRA (Hu et al. 2021): frozen weights, and a trained correction
-# through a bottleneck. We shard it over groups of n ranks.
+# through a bottleneck. We shard it over two ranks, and over four.
 
 
 # %%
@@ -130,10 +132,6 @@ class LoRA(nn.Module):
         return self.frozen(x) + self.up(self.down(x))
 
 
-def sharded_over(n):
-    return fully_shard(LoRA().to(device), mesh=mesh_of(n))
-
-
 # %% [markdown]
 # **Predict.** `frozen.weight` has six rows. How many of them does rank 3 of 4 hold?
 
@@ -143,12 +141,13 @@ my_rows = None
 
 # %% tags=["claims"] jupyter={"source_hidden": true}
 # %%ranks
-def shards_of(layer):
-    named = layer.named_parameters()
+def shards_over(n):
+    """Shard the layer over groups of n ranks. Returns the placement and the shapes of each parameter."""
+    named = fully_shard(LoRA().to(device), mesh=mesh_of(n)).named_parameters()
     return {name: (*p.placements, list(p.shape), list(p.to_local().shape)) for name, p in named}
 
 
-found = {n: shards_of(sharded_over(n)) for n in (2, 4)}
+found = {n: shards_over(n) for n in (2, 4)}
 
 # %% tags=["claims"] jupyter={"source_hidden": true}
 found = ranks.pull("found")
@@ -174,7 +173,7 @@ tables.Table(["", "placement", "shape", *(f"rank {r} of {n}" for r, n in columns
 
 # %%
 # %%ranks
-layer = sharded_over(4)
+layer = fully_shard(LoRA().to(device), mesh=mesh_of(4))
 with wire.ledger() as log:
     layer(torch.ones(1, 8, device=device)).sum().backward()
 
@@ -300,6 +299,10 @@ class SmallUnit:
             p.untyped_storage().resize_(0)
         self.is_unsharded = False
 
+
+# %%
+# %%ranks
+class SmallUnit(SmallUnit):
     def reduce_gradients(self):
         reduced = [p for p in self.own if p.grad is not None]
         slots = torch.cat([in_slots(p.grad) for p in reduced], dim=1)
@@ -330,6 +333,8 @@ class SmallUnit:
         self.reshard()
 
 
+# %%
+# %%ranks
 def in_small_units(model):  # returns this rank's shards, for the optimizer
     units = [SmallUnit(block, block.parameters()) for block in model.blocks]
     inside = {p for unit in units for p in unit.own}
@@ -584,8 +589,8 @@ peaks.table("zero3", models)
 #
 # - `_fsdp_param_group.py` in PyTorch's source: read `unshard` to `post_backward`.
 # - [Per-Parameter-Sharding FSDP](https://github.com/pytorch/pytorch/issues/114299): why the flat parameter had to go.
-# - Zhao et al., [PyTorch FSDP](https://arxiv.org/abs/2304.11277), VLDB 2023: FSDP1.
 # - [Getting Started with FSDP2](https://docs.pytorch.org/tutorials/intermediate/FSDP_tutorial.html): how to use it.
+# - [On a real cluster](../docs/cluster.md): random values, pretrained weights and skipped parameters.
 
 # %% [markdown]
 # ## What is still wasted
