@@ -30,11 +30,13 @@ DIAGRAMS = {name: lambda size, name=name: diagrams.collective(name, size) for na
     "zero1_step": diagrams.zero1_step,
     "bucket_owners": diagrams.bucket_owners,
     "unit": diagrams.unit,
+    "per_parameter": diagrams.per_parameter,
     "deferred_init": diagrams.deferred_init,
 }
 OF_ONE_SIZE = {
     "training_memory": diagrams.training_memory,
     "unit_states": diagrams.unit_states,
+    "streams": diagrams.streams,
     "hybrid_mesh": diagrams.hybrid_mesh,
     "mesh_3d": diagrams.mesh_3d,
     "atomic_save": diagrams.atomic_save,

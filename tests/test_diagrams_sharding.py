@@ -9,7 +9,7 @@ from torch import nn
 
 from shared import formulas
 from shared.plots import diagrams
-from shared.plots.diagrams import checkpoints, memory, sharding, tensor, units
+from shared.plots.diagrams import checkpoints, fsdp, memory, sharding, tensor, units
 from solutions.checkpoints import newest_checkpoint
 from solutions.flat import FlatLayout
 from solutions.prefetching import Prefetcher
@@ -148,6 +148,38 @@ def test_prefetching_hides_every_all_gather_but_the_first_of_forward_and_of_back
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_parameters_are_cut_by_rows_as_by_torch_and_slots_are_equally_long(world_size):
+    parameters = [torch.arange(12).view(6, 2), torch.arange(12, 18)]
+    for rank, slot in enumerate(fsdp.slots(world_size)):
+        chunks = [parameter.chunk(world_size) for parameter in parameters]
+        own = [element for chunk in chunks if rank < len(chunk) for element in chunk[rank].flatten().tolist()]
+        assert [element for element in slot if element is not None] == own
+        assert len(slot) == sum(chunk[0].numel() for chunk in chunks)
+    assert fsdp.row_counts(6, 4) == [2, 2, 2, 0]
+    flat = [element for shard in fsdp.flat_shards(world_size) for element in shard if element is not None]
+    assert flat == list(range(18))
+
+
+def test_streams_overlap_only_across_streams_and_a_collective_only_with_other_work():
+    run = fsdp.StreamsRun()
+    for stream in fsdp.STREAMS:
+        tasks = [task for task in run.tasks if task.stream == stream]
+        assert all(task.ended_ms <= following.began_ms for task, following in pairwise(tasks))
+    collectives = [task for task in run.tasks if task.stream in ("all-gather", "reduce-scatter")]
+    assert all(task.ended_ms <= following.began_ms for task, following in pairwise(collectives))
+    for task in run.tasks:
+        if task.name in ("forward", "backward"):
+            gathered = [each for each in collectives if each.unit == task.unit and each.name == "all-gather"]
+            assert gathered[task.name == "backward"].ended_ms <= task.began_ms
+
+
+def test_blocking_calls_run_one_after_the_other_and_take_longer():
+    blocking = fsdp.StreamsRun(blocking=True)
+    assert all(task.ended_ms == following.began_ms for task, following in pairwise(blocking.tasks))
+    assert blocking.ended_ms > fsdp.StreamsRun().ended_ms
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_deferred_initialization_leaves_each_shard_on_one_rank_and_no_rank_with_all(world_size):
     by_rank = [memory.stages(world_size, rank) for rank in range(world_size)]
     *deferred, whole = zip(*by_rank, strict=True)
@@ -155,7 +187,7 @@ def test_deferred_initialization_leaves_each_shard_on_one_rank_and_no_rank_with_
     assert all(len(held) < len(whole[0]) for stage in deferred for held in stage)
     words = words_in(diagrams.deferred_init(world_size))
     assert words.count("holds 0 GB") == words.count("holds 48 GB") == world_size
-    peak = max(len(held) for stage in deferred for held in stage)  # the last unit in full, and three shards
+    peak = max(len(held) for stage in deferred for held in stage)  # the last parameter in full, and three shards
     assert peak == world_size + 3 and words.count(f"holds {12 * peak / world_size:g} GB") == world_size
 
 

@@ -599,8 +599,9 @@ check.Forward()
 # also reaches it more than once, and the unit must not be reduced before the last time. So each call of a unit in
 # forward gets a `Call` object, and `unit.open_calls` holds the calls that backward has not finished.
 #
-# The lesson's short version may reduce after each call: autograd completes a gradient only after the last one, so what
-# is reduced earlier is zeros. But your `GradientReducer` then rejects the gradient when it comes.
+# In the lesson, FSDP2 reduced such a unit only once, because autograd completes a gradient only after the last call. If
+# you reduced it after an earlier call, you would send zeros, and your `GradientReducer` would reject the gradient when
+# it comes.
 #
 # ```text
 # pre_backward(unit, call):             # the gradient of one of the unit's outputs is complete
@@ -903,7 +904,7 @@ check.ShardedState()
 # ## Exercise 10.6 · Stretch: deferred initialization (13 min, 3 points)
 #
 # So far, `ZeRO3` shards a model that exists already, so each rank needs room for the whole model once. The lesson
-# builds the model on the meta device instead, and draws one unit at a time in full. But each rank still draws all
+# builds the model on the meta device instead, and draws one parameter at a time in full. But each rank still draws all
 # parameters, and keeps only 1/N of them. On 1,000 ranks, nearly all of that work is wasted.
 #
 # A `Materializer` draws only the parameters that lie in the rank's shard, one at a time. It is used like this:
@@ -1067,10 +1068,11 @@ class Materializer(Materializer):
 check.Materializer()
 
 # %% [markdown]
-# `DeferredFlatParameter` is given. It is the lesson's class, except that its shard comes from your `Materializer`.
-# `ZeRO3` uses it if it gets a `materializer`. It does not call the constructor of `ShardedFlatParameter`, which would
-# need memory for all parameters. If you import your own class from lab 09, its methods find `layout`, `flat_param`,
-# `shard` and the constructor's arguments in `self`, but no other attributes.
+# `DeferredFlatParameter` is given. Its shard comes from your `Materializer`, and `ZeRO3` uses it if it gets one. It
+# does not call the constructor of `ShardedFlatParameter`, which would need memory for all parameters. A parameter on
+# the meta device cannot get a slice of `flat_param` as its data, so `swap_tensors` first makes it an empty one on the
+# rank's device. If you import your own class from lab 09, its methods find `layout`, `flat_param`, `shard` and the
+# constructor's arguments in `self`, but no other attributes.
 
 
 # %% tags=["export"] module="deferred"

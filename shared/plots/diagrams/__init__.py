@@ -11,6 +11,7 @@ from shared.plots.diagrams.checkpoints import atomic_save, background_save
 from shared.plots.diagrams.collectives import collective, tree_broadcast
 from shared.plots.diagrams.compression import local_sgd, low_rank, quantized_all_reduce, top_k
 from shared.plots.diagrams.experts import expert_fold, hidden_exchanges, top_1_routing, two_all_to_alls
+from shared.plots.diagrams.fsdp import per_parameter, streams
 from shared.plots.diagrams.hosts import hybrid_mesh
 from shared.plots.diagrams.layouts import placements, tiled_weight
 from shared.plots.diagrams.memory import deferred_init, training_memory
@@ -39,12 +40,14 @@ __all__ = [
     "local_sgd",
     "low_rank",
     "mesh_3d",
+    "per_parameter",
     "placements",
     "processes",
     "quantized_all_reduce",
     "ring_attention",
     "sequence_parallel",
     "split_matrix",
+    "streams",
     "tiled_weight",
     "tokens_for_heads",
     "top_1_routing",

@@ -103,40 +103,40 @@ def _explain_components(drawing: Drawing, x: float, y: float) -> None:
         y += 0.74
 
 
-_UNITS, _UNIT_GB = 4, 12
+_PARAMETERS, _PARAMETER_GB = 4, 12
 
 
 def stages(world_size: int, rank: int) -> list[set[tuple[int, int]]]:
-    """Return the (unit, shard) pairs for which a rank has memory, at each stage of creating a model.
+    """Return the (parameter, shard) pairs for which a rank has memory, at each stage of creating a model.
 
-    The stages: the model is on meta, unit 0 is materialized, unit 0 is sharded, the last unit is materialized, all
-    units are sharded. The last stage, for comparison, is a model that was not built on meta, before it is sharded.
+    The stages: the model is on meta, parameter 0 is drawn, its shards are kept, the last parameter is drawn, all
+    are sharded. The last stage, for comparison, is a model that was not built on meta, before it is sharded.
     """
     on_meta: set[tuple[int, int]] = set()
     materialized = {(0, shard) for shard in range(world_size)}
-    sharded = {(unit, rank) for unit in range(_UNITS)}
-    peak = sharded | {(_UNITS - 1, shard) for shard in range(world_size)}
-    whole = {(unit, shard) for unit in range(_UNITS) for shard in range(world_size)}
+    sharded = {(parameter, rank) for parameter in range(_PARAMETERS)}
+    peak = sharded | {(_PARAMETERS - 1, shard) for shard in range(world_size)}
+    whole = {(parameter, shard) for parameter in range(_PARAMETERS) for shard in range(world_size)}
     return [on_meta, materialized, {(0, rank)}, peak, sharded, whole]
 
 
 def deferred_init(world_size: int = 4) -> Figure:
-    """Draw how to create a model that never exists in full: build it on meta, then materialize and shard it by units.
+    """Draw how to create a model that never exists in full: build it on meta, then draw one parameter at a time.
 
     Args:
         world_size: From 2 to 4.
     """
     check_world_size(world_size)
-    drawing = Drawing(8.8, 7.7, "Deferred initialization: one unit at a time exists in full, and never the whole model")
+    drawing = Drawing(8.8, 7.7, "Deferred initialization: one parameter at a time, never the whole model")
     left, tops = 2.75, (1.05, 2.15, 3.25, 4.35, 5.45, 6.7)
     column = (drawing.width_in - left - 0.15) / world_size
-    parameters = f"The {_UNITS} units (rows, example)\nhave shapes, but no memory.\nThe columns are shards."
+    parameters = f"The {_PARAMETERS} parameters (rows, example)\nhave shapes, but no memory.\nThe columns are shards."
     explanations = (
         ("1  Build on meta", parameters),
-        ("2  Materialize a unit", "Its parameters get memory\nand values."),
-        ("3  Shard the unit", "Each rank keeps its shard,\nand frees the others."),
-        ("4  Repeat", "The peak: the last unit in\nfull, and the other shards."),
-        ("5  Shard the last unit", "Each rank has its shard\nof every unit."),
+        ("2  Draw a parameter", "It gets memory and values\non every rank."),
+        ("3  Keep a shard", "Each rank keeps its own,\nand frees the others."),
+        ("4  Repeat", "The peak: the last one in\nfull, and the other shards."),
+        ("5  Keep its shard", "Each rank has its shard\nof every parameter."),
         ("Without meta", "Each rank has all parameters\nbefore it can shard them."),
     )
     drawing.name_rows(*((top, *explanation) for top, explanation in zip(tops, explanations, strict=True)))
@@ -147,14 +147,14 @@ def deferred_init(world_size: int = 4) -> Figure:
         drawing.rank_label(middle - column / 2 + 0.07, 0.5, rank, column - 0.14)
         drawing.box(middle - column / 2 + 0.07, 6.57, column - 0.14, 1.0)
         for top, held in zip(tops, stages(world_size, rank), strict=True):
-            for unit in range(_UNITS):
+            for parameter in range(_PARAMETERS):
                 for shard in range(world_size):
-                    x, y = middle + size_in[0] * (shard - world_size / 2), top + size_in[1] * unit
-                    if (unit, shard) in held:
+                    x, y = middle + size_in[0] * (shard - world_size / 2), top + size_in[1] * parameter
+                    if (parameter, shard) in held:
                         drawing.cell(x, y, "", (shard,), size_in)
                     else:
                         drawing.absent(x, y, size_in)
-            held_gb = len(held) * _UNIT_GB / world_size
+            held_gb = len(held) * _PARAMETER_GB / world_size
             drawing.text(middle, top + 0.71, f"holds {held_gb:g} GB", weight="bold" if held else "normal")
         for top in tops[1:5]:
             drawing.arrow((middle, top - 0.25), (middle, top - 0.04))
