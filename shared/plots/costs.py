@@ -119,7 +119,7 @@ def _between(smallest: float, largest: float, points: int = 400) -> list[float]:
 
 
 def roofline(lines: dict[str, tuple[Callable[[float], float], float]], tokens: tuple[int, int], title: str) -> Figure:
-    """Draw the predicted throughput against the tokens per GPU. A cross marks where the memory of a GPU ends.
+    """Draw the predicted throughput against the tokens per GPU. A mark shows where the memory of a GPU ends.
 
     Args:
         lines: By strategy: tokens per second and GPU as a function of the tokens per GPU, and how many tokens fit at
@@ -130,13 +130,17 @@ def roofline(lines: dict[str, tuple[Callable[[float], float], float]], tokens: t
     for index, (name, (throughput, most)) in enumerate(lines.items()):
         color = COLORS[index]
         sizes = [*_between(*tokens), most] if tokens[0] < most < tokens[1] else _between(*tokens)
+        width = 3.2 - 0.6 * index  # so that a line shows under another one
         for part, style in (([x for x in sizes if x <= most], "-"), ([x for x in sizes if x >= most], ":")):
-            axes.plot(sorted(part), list(map(throughput, sorted(part))), color=color, linestyle=style, linewidth=1.8)
-        end = {"marker": "X", "markersize": 9, "markeredgecolor": "white"} if most else {"linestyle": ":"}
+            axes.plot(sorted(part), list(map(throughput, sorted(part))), color=color, linestyle=style, linewidth=width)
+        end = {"marker": MARKERS[index], "markersize": 13 - 2.5 * index, "markeredgecolor": "white"}
+        end = end if most else {"linestyle": ":"}
         label = f"{name}, up to {most:,} tokens" if most else f"{name}, does not fit"
         axes.plot([most] if most else [], [throughput(most)] if most else [], color=color, label=label, **end)
-    axes.set(xlabel="tokens per GPU and step", ylabel="tokens per second and GPU", title=title, ylim=(0, None))
+    axes.set(xlabel="tokens per GPU and step", ylabel="tokens per second and GPU", title=title)
     axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.yaxis.set_major_formatter("{x:,.0f}")
     ticks = [tokens[0] * 2**power for power in range((tokens[1] // tokens[0]).bit_length())]
     axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     axes.xaxis.set_minor_formatter(NullFormatter())

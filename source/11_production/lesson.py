@@ -188,7 +188,7 @@ assert max(max(losses) - min(losses) for losses in by_step) < 5e-3
 assert all(abs(sent_by.get(f"DeepSpeed {stage}", 1.5) - 1.5) < 0.05 for stage in (1, 2))
 
 # %% [markdown]
-# The losses agree, so it is one training. The bytes do not agree. By the formulas (ZeRO paper, §7), stages 0 to 2 send
+# All ten losses agree. The bytes do not. By the formulas (ZeRO paper, §7), stages 0 to 2 send
 # 2fS, with f = (N−1)/N, and only stage 3 sends 3fS. Two well-known implementations of the lower stages send 3fS as
 # well:
 #
@@ -197,14 +197,15 @@ assert all(abs(sent_by.get(f"DeepSpeed {stage}", 1.5) - 1.5) < 0.05 for stage in
 # - DeepSpeed's stages 1 and 2 all-reduce a whole bucket and keep a shard of it (2fS), as long as
 #   `use_multi_rank_bucket_allreduce` is on. At the end, they all-gather the parameters (fS).
 #
-# DeepSpeed also holds more, because it keeps fp32 master weights even if the parameters are fp32 already. Its stages 1
-# and 2 look alike here only because we measure after backward. During backward, stage 1 holds full gradients, and stage
-# 2 frees them bucket by bucket (chapter 08).
+# At stages 2 and 3, DeepSpeed also holds more than yours, because it keeps fp32 master weights even if the parameters
+# are fp32 already. At stage 1, it frees the other ranks' gradients after backward, which pays for them with N = 2.
+# During backward, stage 1 holds full gradients, and stage 2 frees them bucket by bucket (chapter 08).
 
 # %% [markdown]
 # ## Sharding inside a host only
 #
-# **Hybrid sharding** shards the model over the ranks of one host, so each host holds a full copy. The ranks form a
+# Why send parameters between hosts at all, if one host can hold the model? **Hybrid sharding** shards it over the ranks
+# of each host, so each host holds a full copy. The ranks form a
 # **device mesh**, an array of ranks whose dimensions have names. Here, it has one row per host. In the diagram,
 # all-gathers and reduce-scatters run along a row. After the reduce-scatter, each rank all-reduces its shard of the
 # gradients along its column. Only this all-reduce leaves a host. Ranks 0 and 2 hold the same shard, and so do ranks 1
@@ -254,9 +255,9 @@ header = ["", "leaves a host", "formula", "a rank sends", "a rank holds between 
 tables.Table(header, rows, "In S = 4Ψ bytes, on 4 ranks of 2 hosts.")
 
 # %% [markdown]
-# With hybrid sharding, 2S(H−1)/H bytes leave a host, here less than half as many as with full sharding. It stays below
-# 2S, however many hosts there are. The price is memory: the model is split over the k ranks of a host, not all N.
-# Between steps, only DDP still holds gradients, in its buckets.
+# With hybrid sharding, 2S(H−1)/H bytes leave a host, here less than half as many as with full sharding. It never
+# sends more than 2S; with many hosts, the saving shrinks to a third, 2S instead of 3S. The price is memory: the model
+# is split over the k ranks of a host, not all N. Between steps, only DDP still holds gradients, in its buckets.
 
 # %% [markdown]
 # ## A middle way: reshard to a host
@@ -264,7 +265,8 @@ tables.Table(header, rows, "In S = 4Ψ bytes, on 4 ranks of 2 hosts.")
 # Hybrid sharding pays for its few bytes with memory that is held all the time. FSDP2 has a middle way:
 # `reshard_after_forward` may be an integer k. Between forward and backward, a unit then keeps 1/k of its parameters on
 # each rank, so that the all-gather in backward involves only k ranks. With k = 2, these are the two ranks of a host.
-# DeepSpeed's ZeRO++ calls this hpZ. In the table, look at what leaves a host, and at the parameters held after forward:
+# DeepSpeed's hpZ does the same, but keeps these shards until the optimizer steps. In the table, look at what leaves a
+# host, and at the parameters held after forward:
 
 
 # %%
@@ -310,13 +312,15 @@ tables.Table([*header, "parameters after forward, S", "after backward, S"], rows
 # Now you have a dozen strategies. Which is the fastest for your model on your cluster? Not the one that sends the
 # least: bytes cost nothing as long as computation hides them. So compare the two times. A step takes
 #
-# - computation: 6 FLOPs per parameter and token (8 if everything is recomputed). It grows with the tokens per GPU.
-# - communication: the bytes above. They do not depend on the tokens.
+# - computation: 6 FLOPs per parameter and token, or 8 if everything is recomputed. It grows with the tokens per GPU.
+# - communication: the bytes above, but in bf16, so S = 2Ψ. For one micro-batch, they do not depend on the tokens.
 #
-# The planner assumes that the two overlap completely, so the longer one decides (`shared/planner/clusters.py`). Drawn
-# against the tokens per GPU, throughput rises as long as communication decides, and is flat from where computation
-# does. The knee between them is at T = f · F/B with stage 3, as in chapter 09. And the line ends where the activations
-# of so many tokens no longer fit into memory. This picture is called a **roofline**.
+# The planner assumes that the two overlap completely, so the longer one decides (`shared/planner/clusters.py`). That
+# flatters stages 0 to 2 a little: their gradients can hide only behind backward. Drawn against the tokens per GPU,
+# throughput rises as long as communication decides, and is flat from where computation does. With stage 3, the knee
+# between them is at T = f · F/B, as in chapter 09, with F FLOP/s per GPU and B bytes per second on the slowest link.
+# The line ends where the activations of so many tokens no longer fit into memory. This picture is called a
+# **roofline**.
 
 
 # %%
@@ -374,12 +378,18 @@ assert not line(llama, four_hosts, 0, 32)[1] and line(llama, four_hosts, 3, 8)[1
 # With one sequence, the link decides, and the stage that saves the most memory is the slowest: stage 3 over 32 reaches
 # a third of the roof. But look at where the lines end. The memory that stage 3 saves has room for three sequences, and
 # with them it reaches the roof, because its communication is the same and the computation takes three times as long.
-# Stage 1 inside a host sends the least, and has no room for a second sequence. It never gets there. **Memory buys
-# tokens, and tokens hide communication.**
+# Sharded inside a host, stages 1 and 2 send the least between hosts, 1.5 S instead of 1.94 S. But stage 1 has no room
+# for a second sequence, so in one micro-batch it never gets there. **Memory buys tokens, and tokens hide
+# communication.**
 #
-# Three strategies reach the roof here. If several do, take the one with the fewest tokens, because a larger global
-# batch is not free (chapter 05): two sequences on each of 32 GPUs are 262,144 tokens per step. And among these, take
-# the lowest stage: from stage 2 on, each further micro-batch costs another reduce-scatter (chapter 08).
+# Three of the four reach the roof here. If several do, take the one with the fewest tokens, because a larger global
+# batch is not free (chapter 05): two sequences on each of 32 GPUs are 262,144 tokens per step. That leaves stage 2,
+# over 8 or over 32. Over 8 it has its knee at 6,695 tokens instead of 8,060, so it has slack if the links are slower
+# than promised; over 32 it leaves more memory free. The margins are thin. Fused attention needs less memory, and gives
+# stage 1 over 32 a second sequence. So compute it for your model, then measure.
+#
+# And micro-batches? Stages 0 and 1 send as much for two as for one, so accumulation is another way to more tokens. From
+# stage 2 on, each further micro-batch costs another reduce-scatter (chapter 08), and with stage 3 also its all-gathers.
 #
 # Inside one host, the links are so fast that the roof is reached with less than one sequence. Then memory alone
 # decides:
@@ -427,26 +437,27 @@ assert error > 0.01
 # %% [markdown]
 # **Clipping.** If `gradient_clipping` is missing in its config, DeepSpeed clips the norm of the gradients at 1 since
 # version 0.19.3 (pull request 8068). AdamW divides each gradient by a running mean of its size, so a constant factor
-# would cancel. But the clipping factor changes from step to step, so the losses drift apart: with this GPT on two
-# ranks, by 0.0008 in the third step and by 0.027 in the sixth. Whenever you change the wrapper, compare the losses.
+# would cancel. But the clipping factor changes from step to step, so the losses drift apart. Whenever you change
+# the wrapper, compare the losses.
 
 # %% [markdown]
 # ## Where you will meet these settings
 #
-# Most people set these flags in a framework. They are the ones that you have built:
+# You will rarely call these functions yourself. A framework does, and its flags name what you have built:
 #
-# | | FSDP2 | DeepSpeed | Accelerate | Lightning |
+# | | FSDP2 | DeepSpeed | Accelerate | Lightning (FSDP1) |
 # |---|---|---|---|---|
 # | units | `fully_shard()` each | every parameter | `fsdp_transformer_layer_cls_to_wrap` | `auto_wrap_policy` |
 # | reshard | an option of it | `stage3_max_reuse_distance` | `fsdp_reshard_after_forward` | `sharding_strategy` |
-# | hybrid | `mesh` | `zero_hpz_partition_size` | `parallelism_config` | `device_mesh` |
+# | hybrid | `mesh` | none | `parallelism_config` | `device_mesh` |
 # | dtype | `mp_policy` | `bf16` | `mixed_precision` | `precision` |
-# | clipping | `clip_grad_norm_()` | `gradient_clipping` | `clip_grad_norm_()` | `gradient_clip_val` |
-# | offload | `CPUOffloadPolicy` | `offload_optimizer` | `fsdp_cpu_offload` | `cpu_offload` |
+# | clipping | `clip_grad_norm_()` | `gradient_clipping` | `clip_grad_norm_()` | only by value |
+# | offload | `CPUOffloadPolicy` | `offload_optimizer` | `fsdp_offload_params` | `cpu_offload` |
 #
-# The Hugging Face Trainer passes its `fsdp_config` on to Accelerate, and clips at `max_grad_norm`, which is 1.0 unless
-# you set it. DeepSpeed's keys, FSDP1's arguments and what offload costs are on a page of their own:
-# [Other wrappers](../docs/wrappers.md).
+# For FSDP2, Lightning has `ModelParallelStrategy`, in which you call `fully_shard` yourself. The Hugging Face Trainer
+# passes its `fsdp_config` on to Accelerate, and clips at `max_grad_norm`, which is 1.0 unless you set it. All of them
+# take bf16 for sums, too, if you ask for bf16, unless you set another dtype. DeepSpeed's keys, FSDP1's arguments and
+# what offload costs are on a page of their own: [Other wrappers](../docs/wrappers.md).
 #
 # Llama 3 405B was trained with such a choice: FSDP sharded its optimizer state and gradients, but the parameters stayed
 # unsharded until backward, which saves the second all-gather (Llama 3 paper, §3.3.2).
@@ -463,14 +474,13 @@ assert error > 0.01
 # |---|---|---|---|---|
 # | DDP | 16Ψ | 2fS | 2fS | backward |
 # | `ZeroRedundancyOptimizer` | 8Ψ + 8Ψ/N | 3fS | 3fS | gradients only |
-# | DeepSpeed 1 and 2 | 4Ψ + 16Ψ/N | 3fS | 3fS | if `overlap_comm` |
+# | DeepSpeed 1 and 2 | 4Ψ + 16Ψ/N after backward | 3fS | 3fS | if `overlap_comm` |
 # | FSDP2 | 16Ψ/N + unsharded units | 3fS | 3fS | forward and backward |
 # | … `reshard_after_forward=False` | 16Ψ/N + 4Ψ until backward | 2fS | 2fS | the same |
 # | … hybrid sharding | 16Ψ/k + unsharded units | 3S(k−1)/k + 2S(H−1)/N | 2S(H−1)/H | the same |
 #
-# Three numbers worth keeping: 2S(H−1)/H bytes leave a host with hybrid sharding; the knee of the roofline is at T = f ·
-# F/B tokens per GPU with stage 3, and at two thirds of that with stages 0 to 2; full recomputation lowers the roof to
-# 3/4.
+# Three numbers worth keeping: 2S(H−1)/H bytes leave a host with hybrid sharding; with stage 3 in bf16, communication is
+# hidden from T = f · F/B tokens per GPU on; full recomputation lowers the roof to 3/4.
 #
 # **Terms**
 #
