@@ -112,9 +112,9 @@ def trained(model, shards=None):
 diagrams.per_parameter()
 
 # %% [markdown]
-# The slices of a flat parameter *are* the parameters. FSDP2 pays for its freedom with two copies: *copy-in* puts a
-# rank's shards side by side, so that one collective is enough for a unit, and *copy-out* collects each parameter from
-# the slots of all ranks.
+# With a flat parameter, the parameters are slices of what the all-gather returns. FSDP2 pays for its freedom with two
+# copies: *copy-in* puts a rank's shards side by side, so that one collective is enough, and *copy-out* collects each
+# parameter from the slots of all ranks.
 #
 # Here is a layer that FSDP1 rejected, in the style of LoRA (Hu et al. 2021): frozen weights, and a trained correction
 # through a bottleneck. We shard it over two ranks, and over four.
@@ -492,8 +492,8 @@ diagrams.deferred_init()
 
 # %% [markdown]
 # Which values? They should not depend on N, or you could not repeat an experiment on a larger cluster. But on GPUs,
-# those of torch's random operators on a DTensor do (PyTorch issue 168058). So each parameter gets a seed from its
-# *name*. Every rank draws it in full, and keeps its rows:
+# what torch's random operators draw for a DTensor does depend on N (PyTorch issue 168058). So each parameter gets a
+# seed from its *name*. Every rank draws it in full, and keeps its rows:
 
 
 # %%
