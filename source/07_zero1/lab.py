@@ -432,6 +432,14 @@ class OverlappedGradients(FlatGradients):
                 view.copy_(parameter.grad)
         parameter.grad = view
 
+
+# %% [markdown]
+# The rest of it launches the reduce-scatter, and waits for it.
+
+
+# %% tags=["export"] module="overlapped_flat"
+# %%ranks
+class OverlappedGradients(OverlappedGradients):
     def launch(self) -> None:
         """Launch this bucket's reduce-scatter, and wait for the previous one, whose receive buffer is free then.
 
@@ -774,7 +782,7 @@ check.ShardedOptimizer()
 # work?</details>
 
 
-# %% tags=["exercise", "export"] grade_id="zero1"
+# %% tags=["export"]
 # %%ranks
 class ZeRO1(ShardedOptimizer):
     """ZeRO stage 1: an optimizer_cls whose state is sharded over the ranks of the group.
@@ -829,6 +837,10 @@ class ZeRO1(ShardedOptimizer):
         self.gradients += [FlatGradients(flat_parameter) for flat_parameter in flat_parameters]
         return flat_parameters
 
+
+# %% tags=["exercise", "export"] grade_id="zero1"
+# %%ranks
+class ZeRO1(ZeRO1):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Fill the gradients with zeros. They keep their memory, whatever set_to_none says: the collective needs it."""
         self.pieces.zero_grad(set_to_none)
@@ -920,6 +932,10 @@ class ZeRO1(ZeRO1):
         self.sync = GradientSync(self.gradients)
         guards.InBackward(self).attach(self.guard)
 
+
+# %% tags=["export"]
+# %%ranks
+class ZeRO1(ZeRO1):
     def _finish_gradient_sync(self) -> None:
         """Launch the remaining reduce-scatters, and wait for all of them, unless clipping has already done so."""
         if not self.sync.enabled:

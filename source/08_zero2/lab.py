@@ -256,8 +256,7 @@ class ZeRO2(nn.Module):
     """ZeRO stage 2: gradients are reduce-scattered and freed while backward computes; the optimizer state is sharded.
 
     `.optimizer` is for schedulers and state dicts. None counts as zeros, unless no rank has used the parameter. After
-    step(), whoever reads a parameter waits for its all-gather. A tensor that shares a parameter's memory, such as a
-    `p.data` from before step(), is not complete before optimizer.finish_parameter_sync().
+    step(), whoever reads a parameter waits for its all-gather; before an older `p.data`, call finish_parameter_sync().
 
     Memory: with Adam in fp32, 4Ψ + 4Ψ/N + 8Ψ/N bytes for Ψ parameters on N ranks; during backward up to 3 − 1/N buckets
         more, and the gradient being computed. Inside no_sync(), full gradients of 4Ψ bytes.
@@ -274,9 +273,8 @@ class ZeRO2(nn.Module):
         ### BEGIN SOLUTION
         broadcast_state(module, group)
         assigned = assign_buckets(module.parameters(), bucket_cap_mb)
-        self.buckets = [
-            ShardedBucket(OverlappedFlatParameter(parameters, group)) for parameters in assigned
-        ]
+        flat_parameters = [OverlappedFlatParameter(parameters, group) for parameters in assigned]
+        self.buckets = [ShardedBucket(flat_parameter) for flat_parameter in flat_parameters]
         for previous, bucket in pairwise(self.buckets):
             bucket.previous = previous
         self.sync = GradientSync(self.buckets)
@@ -285,8 +283,7 @@ class ZeRO2(nn.Module):
         self.optimizer = ShardedOptimizer(
             module.parameters(), optimizer_cls, flatten, group, **defaults
         )
-        # Whether finish_gradient_sync() has synchronized since the last zero_grad() or step().
-        self.synced = False
+        self.synced = False  # whether finish_gradient_sync() has run since zero_grad() or step()
 
     _step_supports_amp_scaling = property(guards.reject_grad_scaler)
 
