@@ -323,15 +323,11 @@ def watch_gradients(
 # %% tags=["exercise", "export"] grade_id="gradient-sync"
 # %%ranks
 class GradientSync:
-    """Launches the collectives of buckets while backward computes, and waits for them when it ends.
-
-    `enabled` is False inside no_sync(). `pending` tells whether there are gradients that are not averaged yet. `done`
-    tells whether a backward has averaged its gradients since the last finish().
-    """
+    """Launches the collectives of buckets while backward computes, and waits for them when it ends."""
 
     def __init__(self, buckets: Sequence[GradientBucket]):
-        self.queue, self.enabled = LaunchQueue(buckets), True
-        self.pending = self.done = False
+        self.queue, self.enabled = LaunchQueue(buckets), True  # False inside no_sync()
+        self.pending = self.done = False  # gradients left to average? averaged since finish()?
         watch_gradients(buckets, self.on_gradient)
 
     def on_gradient(self, bucket_index: int, index: int) -> None:
