@@ -326,8 +326,7 @@ class GradientSync:
     """Launches the collectives of buckets while backward computes, and waits for them when it ends."""
 
     def __init__(self, buckets: Sequence[GradientBucket]):
-        self.queue, self.enabled = LaunchQueue(buckets), True  # False inside no_sync()
-        self.pending = self.done = False  # gradients left to average? averaged since finish()?
+        self.queue, self.enabled, self.pending, self.done = LaunchQueue(buckets), True, False, False
         watch_gradients(buckets, self.on_gradient)
 
     def on_gradient(self, bucket_index: int, index: int) -> None:
@@ -420,8 +419,7 @@ class OverlappedDDP(nn.Module):
     A compressor (chapter 19) makes buckets that send less. Without one, gradients are sent as they are. With one, the
     gradient of a parameter that no rank has used is zeros, so weight decay and momentum still change it.
 
-    Communication: when built, one broadcast per parameter and buffer; per backward() outside no_sync(), one all-reduce
-        per bucket.
+    Communication: when built, one broadcast per parameter and buffer; per backward(), one all-reduce per bucket.
     """
 
     def __init__(
