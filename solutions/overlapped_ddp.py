@@ -88,15 +88,10 @@ def watch_gradients(buckets: Sequence[GradientBucket], on_gradient: Callable[[in
 
 
 class GradientSync:
-    """Launches the collectives of buckets while backward computes, and waits for them when it ends.
-
-    `enabled` is False inside no_sync(). `pending` tells whether there are gradients that are not averaged yet. `done`
-    tells whether a backward has averaged its gradients since the last finish().
-    """
+    """Launches the collectives of buckets while backward computes, and waits for them when it ends."""
 
     def __init__(self, buckets: Sequence[GradientBucket]):
-        self.queue, self.enabled = LaunchQueue(buckets), True
-        self.pending = self.done = False
+        self.queue, self.enabled, self.pending, self.done = LaunchQueue(buckets), True, False, False
         watch_gradients(buckets, self.on_gradient)
 
     def on_gradient(self, bucket_index: int, index: int) -> None:
@@ -144,8 +139,7 @@ class OverlappedDDP(nn.Module):
     A compressor (chapter 19) makes buckets that send less. Without one, gradients are sent as they are. With one, the
     gradient of a parameter that no rank has used is zeros, so weight decay and momentum still change it.
 
-    Communication: when built, one broadcast per parameter and buffer; per backward() outside no_sync(), one all-reduce
-        per bucket.
+    Communication: when built, one broadcast per parameter and buffer; per backward(), one all-reduce per bucket.
     """
 
     def __init__(self, module: nn.Module, bucket_cap_mb: float = 25.0, group=None, *, compressor=None):
