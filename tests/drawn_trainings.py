@@ -136,7 +136,9 @@ class Rank:
 
     @property
     def eager(self) -> bool:
-        """Return whether each micro-batch sends its gradients."""
+        """Return whether each micro-batch sends its gradients. With experts, they may be averaged only once."""
+        if STRATEGIES[self.training.wrapper].shards_experts:
+            return False
         return not self.silent and (not self.training.no_sync or hasattr(self.model, "units"))
 
     def step(self, step: int) -> None:

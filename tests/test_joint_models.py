@@ -378,8 +378,9 @@ def a_parameter_beside_the_experts():
     Experts.wrap(module)
 
 
-def nothing_to_divide():
-    Experts.wrap(rotary_gpt())
+def a_mixture_by_itself():
+    torch.manual_seed(0)
+    Experts.wrap(MoE(8, 8, experts=4, top_k=2))
 
 
 def an_optimizer_of_before(build, wrap, loss):
@@ -432,7 +433,7 @@ COMBINATIONS = [
     ("the same parameter", routers_that_share_a_weight),
     ("hooks", a_hook_on_experts),
     ("parameters or layers of its own", a_parameter_beside_the_experts),
-    ("wrap the model that contains it", nothing_to_divide),
+    ("wrap the model that contains it", a_mixture_by_itself),
     ("build it after wrapping", an_optimizer_of_before, gpt_with_experts, Experts.wrap, Experts.loss),
     ("build it after splitting", an_optimizer_of_before, partial(TinyGPT, CONFIG), parallelize, lambda m: m(*batch())),
     ("step() of ZeRO1 or ZeRO2", another_optimizer_for_zero2),

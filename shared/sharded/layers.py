@@ -113,10 +113,10 @@ def expect_plain_moe(module: nn.Module, kind: type[nn.Module]) -> dict[str, nn.M
     """Return the mixtures of experts of a module, by name.
 
     Raises:
-        ValueError: if there is none, or if dividing its experts would lose something.
+        ValueError: if dividing their experts would lose something.
     """
     layers = {path: layer for path, layer in module.named_modules(remove_duplicate=False) if isinstance(layer, kind)}
-    if not layers or "" in layers:
+    if "" in layers:
         raise ValueError(
             f"there is no {kind.__name__} inside a {type(module).__name__}: wrap the model that contains it"
         )
