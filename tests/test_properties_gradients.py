@@ -16,6 +16,7 @@ from shared import formulas, wire
 from solutions.bucketed_ddp import BucketedDDP, assign_buckets
 from solutions.manual_ddp import ManualDDP, ShardedSampler, average_gradients_weighted
 from solutions.overlapped_ddp import OverlappedDDP
+from solutions.strategies import STRATEGIES
 from tests.drawn import caps_mb, nets, seeds, shapes, trainings, tried, worlds
 from tests.drawn_models import Model
 from tests.drawn_trainings import DDP, SAMPLES, Rank, Training, alone
