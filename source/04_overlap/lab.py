@@ -281,7 +281,7 @@ def watch_gradients(
 
 
 # %% [markdown]
-# `GradientSync(buckets)` connects the hooks with the queue. When backward ends, somebody has to finish the queue. In
+# `GradientSync(buckets)` connects the hooks with the queue. When backward ends, the queue has to be finished. In
 # lab 03, the training loop did it. Here, autograd does: `at_end_of_backward(method)` lets it call the method when the
 # running backward ends. It uses `queue_callback`, as in the lesson. You may call it for every gradient, because it
 # queues the method only once per backward.
@@ -299,10 +299,10 @@ def watch_gradients(
 # - `on_gradient(bucket_index, index)` is called by a hook when a gradient is complete. It sets `pending` to True. If
 #   `enabled` is True, it also adds the gradient to the queue, and has `synchronize` called at the end of backward.
 # - `synchronize()` finishes the queue. Then nothing is pending, and `done` is True.
-# - `finish()` is called by the training loop. Usually, backward has done everything, and `finish` has nothing left to
-#   do. But a rank without a batch runs no backward, and the other ranks wait for its buckets. So if nothing is `done`,
-#   or if something is `pending`, `finish` synchronizes. Afterwards, `done` is False. All this only holds while
-#   `enabled` is True. Otherwise, `finish` does nothing.
+# - `finish()` is called by the training loop, once per step on every rank, or never. Usually, backward has done
+#   everything, and `finish` has nothing left to do. But a rank without a batch runs no backward, and the other ranks
+#   wait for its buckets. So if nothing is `done`, or if something is `pending`, `finish` synchronizes. Afterwards,
+#   `done` is False. While `enabled` is False, `finish` does nothing.
 #
 # What if two backwards run before `finish`? The second one adds this rank's new gradient to the mean of the first, and
 # averages the sums. A mean of equal means is the mean again, so the result is right.
@@ -392,7 +392,8 @@ check.GradientSync()
 # - no hook waits for a collective,
 # - when `backward()` returns, every gradient is the mean over the ranks, even if nobody ever calls
 #   `finish_gradient_sync()`, and also after a second `backward()`, which averages again,
-# - on a rank that runs no `backward()`, `finish_gradient_sync()` takes part with zeros,
+# - if all ranks call `finish_gradient_sync()` once in every step, a rank that runs no `backward()` takes part with
+#   zeros,
 # - all ranks launch all buckets in the same order, even if a parameter is unused on one rank,
 # - there is only one copy of the gradients, the one in the buckets.
 #
@@ -413,8 +414,8 @@ class OverlappedDDP(nn.Module):
     """Train a replica of module on each rank of the group, and average gradients while backward computes.
 
     When backward() returns, every gradient is the mean over the ranks. So all ranks must run equally many backward()
-    outside no_sync(); where one runs none, it calls finish_gradient_sync() instead. `.module` is the module itself. If
-    no rank has used a parameter, its gradient stays None.
+    outside no_sync(). Where one may run none, all ranks call finish_gradient_sync() in every step. `.module` is the
+    module itself. If no rank has used a parameter, its gradient stays None.
 
     A compressor (chapter 19) makes buckets that send less. Without one, gradients are sent as they are. With one, the
     gradient of a parameter that no rank has used is zeros, so weight decay and momentum still change it.

@@ -490,11 +490,11 @@ assert len(set(weights)) == 4
 print("weights of ranks 0 to 3:", *weights)
 
 # %% [markdown]
-# There is no error, and the loss falls on every rank. But these are four models, and each has fitted its own target:
+# There is no error. But these are four models, and each approaches its own target:
 # `missing` was never reset after the first step, so no bucket was launched again.
 #
 # With torch's DDP and FSDP2, this cannot happen: they have no such call, because when `backward()` returns, the
-# gradients are averaged. So autograd must have told them that backward has ended. It does so if a hook asks for it:
+# gradients are averaged. So autograd must have told them that backward has ended. A hook can ask for that:
 # `queue_callback` takes a function, and autograd calls it when the running backward has computed all gradients.
 
 # %%
@@ -544,9 +544,10 @@ print(f"weight {weight:.2f}")
 # %% [markdown]
 # Now the same training loop gives the same weight on every rank, the mean of the targets.
 #
-# One case remains. A rank that has run out of batches runs no backward, so no hook asks for anything, while the other
-# ranks wait for its buckets. This rank still has to call `finish_gradient_sync()`. In the lab, you will write it so
-# that all ranks may call it in every step: where backward has done everything, it does nothing.
+# One case remains. A rank that has run out of batches, or whose batch uses no trained parameter, has no hook that asks
+# for anything, while the other ranks wait for its buckets. So if that can happen, all ranks call
+# `finish_gradient_sync()` once in every step, after backward. In the lab, you write it so that it does nothing where
+# backward has done everything.
 
 # %% [markdown]
 # ## Communicating for the last micro-batch only

@@ -424,7 +424,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 class TorchDDP(DistributedDataParallel):
     def finish_gradient_sync(self):
-        """Do nothing, because backward() of torch's DDP waits for all buckets."""
+        """Do nothing: backward() has waited for all buckets, as with OverlappedDDP."""
 
 
 def loss_of(model):

@@ -328,7 +328,7 @@ print(flat_parameter.shard.grad.tolist())
 check.FlatGradients()
 
 # %% [markdown]
-# Run the next three cells, too. You need not read them now: they are for the last section.
+# Run the next four cells, too. You need not read them now: they are for the last section.
 
 
 # %% tags=["export"] module="overlapped_flat"
@@ -778,6 +778,8 @@ check.ShardedOptimizer()
 # Target: with Adam on N ranks, a rank holds 8/N bytes of state per parameter. In each step, there is one reduce-scatter
 # and one all-gather for each flat parameter, and no new tensor is as large as all parameters together.
 #
+# The first two lines of `zero_grad()` are given.
+#
 # <details><summary>Hint</summary>Both methods are short. Which method of 7.2, and which method of 7.3, do the
 # work?</details>
 
@@ -794,13 +796,11 @@ class ZeRO1(ShardedOptimizer):
     The next backward() overwrites each .grad: clone one to keep it. Settings such as lr must be the same on every rank.
 
     Args:
-        module: The module that owns the parameters, or None. With it, collectives overlap: a bucket is reduce-scattered
-            during backward, and after step(), whoever reads a parameter waits for its all-gather. So each backward()
-            except the last one before step() needs no_sync(), and all ranks skip the same batches. A tensor that shares
-            a parameter's memory, such as a `p.data` from before step(), is complete after finish_parameter_sync().
+        module: The owner of the parameters. With it, a bucket is reduce-scattered during backward, and after step(),
+            whoever reads a parameter waits for its all-gather. So each backward() except the last one before step()
+            needs no_sync(), and all ranks skip the same batches. An older `p.data` needs finish_parameter_sync().
 
-    Memory: with Adam in fp32, 4Ψ + 4Ψ + 8Ψ/N bytes for Ψ parameters on N ranks. With a module, in backward up to two
-        receive buffers of (N−1)/N of a bucket on gloo.
+    Memory: with Adam in fp32, 4Ψ + 4Ψ + 8Ψ/N bytes for Ψ parameters on N ranks, and two receive buffers with a module.
     Communication: per step, one reduce-scatter and one all-gather per param group, dtype and device, or with a module
         per bucket: 2(N−1)/N · 4Ψ bytes sent per rank.
     Source: Rajbhandari et al. 2020, "ZeRO", §5.1 and §7. Megatron-Core's overlap_param_gather does the same.
@@ -817,9 +817,8 @@ class ZeRO1(ShardedOptimizer):
         self.gradients: list[FlatGradients] = []
         self.used_up = False  # whether the last step() has consumed the gradients
         self.overlaps, self.sync = module is not None, None  # for the last section of this lab
-        self.guard = guards.Guard(
-            group, clip_with="this optimizer's clip_grad_norm_(max_norm)", has_hooks=self.overlaps
-        )
+        clip_with = "this optimizer's clip_grad_norm_(max_norm)"
+        self.guard = guards.Guard(group, clip_with=clip_with, has_hooks=self.overlaps)
         if module is not None:
             params = guards.all_parameters_of(module, params)
             self.guard.watch(module)
@@ -827,6 +826,10 @@ class ZeRO1(ShardedOptimizer):
         if module is not None:
             self._sync_in_backward(module)
 
+
+# %% tags=["export"]
+# %%ranks
+class ZeRO1(ZeRO1):
     def _flatten(self, parameters: list[nn.Parameter]) -> list[FlatParameter]:
         """Flatten and broadcast parameters, and give each flat parameter its FlatGradients."""
         if self.overlaps:
@@ -896,8 +899,8 @@ class ZeRO1(ZeRO1):
 
 
 # %% [markdown]
-# Run the next cell as well. You need not read it yet: it is for `ZeRO1(..., module=module)`, the subject of the last
-# section. Without a module, its methods do nothing.
+# Run the next two cells as well. You need not read them yet: they are for `ZeRO1(..., module=module)`, the subject of
+# the last section. Without a module, their methods do nothing.
 
 
 # %% tags=["export"]
@@ -1382,14 +1385,16 @@ plots.memory_by_component(held)
 # ## The same bytes, and less time (5 min)
 #
 # The lesson overlapped the all-gathers with the next forward, and let a hook of each block wait for them. What if
-# somebody reads a parameter outside forward? The two cells that you skipped do it safely, and your classes work
-# with them as they are.
+# somebody reads a parameter outside forward? The cells that you skipped in 7.2 and 7.4 do it safely, and your classes
+# work with them as they are.
 #
 # With `ZeRO1(..., module=model)`, `OverlappedGradients`, a subclass of your `FlatGradients`, has the methods of a
 # bucket, so lab 04's `GradientSync` launches the reduce-scatters during backward. And `OverlappedFlatParameter`, a
 # subclass of your `FlatParameter`, changes the class of each parameter in flight to `InFlightParameter`. torch passes
-# every function that gets such a parameter to a method of this class, which first waits for the all-gather, and then
-# changes the class back. In the next cell, compare the classes after `step()`, after `zero_grad()`, and after a read:
+# every function that gets such a parameter to a method of this class. Unless the function needs no values, the method
+# first waits for the all-gather, and then changes the class back. Code that torch does not ask, such as a `p.data` from
+# before the step, finds NaN at the end of a parameter until somebody waits. In the next cell, compare the classes after
+# `step()`, after `zero_grad()`, and after a read:
 
 # %%
 # %%ranks
@@ -1410,8 +1415,8 @@ model.blocks[0].up.weight.norm()
 print(*classes, class_of_weight())
 
 # %% [markdown]
-# `zero_grad()` needs no value, so it does not wait. The norm does. `benchmarks/sharded_overlap.py` measures what the
-# overlap is worth.
+# `zero_grad()` needs no value, so it does not wait. The norm does. `python -m benchmarks.sharded_overlap` measures
+# what the overlap is worth.
 
 # %%
 ranks.stop()

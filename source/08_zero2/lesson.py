@@ -23,7 +23,7 @@
 # %% [markdown]
 # ## Where we are
 #
-# In chapter 07, you built `ZeRO1`. After backward, it reduce-scatters the gradients, so that each rank gets the mean
+# In chapter 07, you built `ZeRO1`. Its `step()` reduce-scatters the gradients, so that each rank gets the mean
 # gradient of its shard of the parameters. The rank updates this shard, and all-gathers the others.
 #
 # Each rank gets a link of 1 Gbit/s, as in chapter 03:
@@ -606,8 +606,8 @@ tables.Table(header, rows)
 # With g micro-batches, a step sends (g + 1) times f · 4Ψ bytes: one reduce-scatter per micro-batch, and one all-gather
 # after the optimizer's step. So if g > 1, ZeRO-2 sends more than data parallelism. If only the last micro-batch is
 # reduced, a step sends 2 times f · 4Ψ bytes, but each rank needs room for full gradients, plus the buckets. If you have
-# that room, use ZeRO-1. It is simpler and sends the same bytes; you only have to launch its reduce-scatters during
-# backward, as here.
+# that room, use ZeRO-1. It is simpler and sends the same bytes, and with `module=` it launches its reduce-scatters
+# during backward, too.
 
 # %% [markdown]
 # ## The production version
@@ -685,7 +685,7 @@ tables.Table(header, rows, "Rank 0.")
 # |---|---|---|---|---|
 # | DDP | 4Ψ + 8Ψ | 4Ψ | 2f · 4Ψ | both halves |
 # | ZeRO-1 | 4Ψ + 8Ψ/N | 4Ψ¹ | 2f · 4Ψ | both halves, if it knows the module |
-# | ZeRO-2 | 4Ψ + 8Ψ/N | 4Ψ/N and 2 + f buckets² | (g + 1)f · 4Ψ | the reduce-scatters |
+# | ZeRO-2 | 4Ψ + 8Ψ/N | 4Ψ/N and 2 + f buckets² | (g + 1)f · 4Ψ | the reduce-scatters; in the lab, both halves |
 # | ZeRO-2, only the last micro-batch reduced | 4Ψ + 8Ψ/N | 4Ψ and 2 buckets³ | 2f · 4Ψ | the reduce-scatters |
 # | all-reduce, then slice | 4Ψ + 8Ψ/N | 4Ψ/N and 2 buckets | (2g + 1)f · 4Ψ | the all-reduces |
 #

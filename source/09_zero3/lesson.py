@@ -655,7 +655,7 @@ tables.Table(["", "held, MB", "formula, MB", "peak, MB", "sent, in f · 4Ψ"], r
 # | | memory per rank | wire: sent per rank and step | overlap |
 # |---|---|---|---|
 # | data parallelism | 4Ψ + 4Ψ + 8Ψ | 2f · 4Ψ | in backward |
-# | ZeRO-1 | 4Ψ + 4Ψ + 8Ψ/N | 2f · 4Ψ | none in chapter 07 |
+# | ZeRO-1 | 4Ψ + 4Ψ + 8Ψ/N | 2f · 4Ψ | both halves, if it knows the module |
 # | ZeRO-2 | 4Ψ + 12Ψ/N, plus buckets | (g+1)f · 4Ψ | reduce-scatters, in backward |
 # | ZeRO-3, no units | 16Ψ/N + 4Ψ † | 2gf · 4Ψ | none |
 # | ZeRO-3 | 16Ψ/N + root + one block † | 3gf · 4Ψ ‡ | none |

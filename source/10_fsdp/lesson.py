@@ -29,8 +29,8 @@
 # ```
 #
 # They had frozen a layer and trained a small correction beside it. But a flat parameter is *one* tensor, with one
-# `requires_grad`, one dtype and one gradient. Limits like this one are why FSDP2 has no flat parameters (issue 114299).
-# In this lesson, we take it apart and build a small one.
+# `requires_grad`, one dtype and one gradient. The design of FSDP2 names two more limits, fp8 and state dicts, and drops
+# flat parameters (issue 114299). In this lesson, we take it apart and build a small one.
 
 # %% tags=["nbval-ignore-output"]
 from shared import ranks, tables
@@ -111,13 +111,12 @@ def trained(model, shards=None):
 # %%
 diagrams.per_parameter()
 
-# %% [markdown]
-# With a flat parameter, the parameters are slices of what the all-gather returns. FSDP2 pays for its freedom with two
-# copies: *copy-in* puts a rank's shards side by side, so that one collective is enough, and *copy-out* collects each
-# parameter from the slots of all ranks.
+# %% [markdown] With a flat parameter, the parameters are slices of what the all-gather returns. FSDP2 pays for its
+# freedom with two copies per all-gather, and one before each reduce-scatter: *copy-in* puts a rank's shards side by
+# side, so that one collective is enough, and *copy-out* collects each parameter from the slots of all ranks.
 #
-# Here is a layer that FSDP1 rejected, in the style of LoRA (Hu et al. 2021): frozen weights, and a trained correction
-# through a bottleneck. We shard it over two ranks, and over four.
+# Here is a layer that FSDP1 rejects by default, in the style of LoRA (Hu et al. 2021): frozen weights, and a trained
+# correction through a bottleneck. We shard it over two ranks, and over four.
 
 
 # %%
@@ -186,12 +185,14 @@ assert [entry.elements for entry in ranks.pull("log")[0].entries] == [120, 48]
 # One all-gather carries all four parameters and 38 elements of padding. One reduce-scatter carries the gradients of
 # `down` and `up` alone, and nobody had to ask for that.
 #
-# - **Padding** is the price. Most models have more rows than ranks. But on 16,384 ranks, a weight with 4,096 rows is
-#   padded to 16,384, so its all-gather sends four times its size. A flat parameter is padded by at most N − 1 elements.
+# - **Padding** is the price. Most weights have more rows than there are ranks. But on 16,384 ranks, a weight with 4,096
+#   rows is padded to 16,384, so its all-gather sends four times its size. A flat parameter is padded by at most N − 1
+#   elements.
 # - **Frozen parameters and LoRA.** Each parameter has its own `requires_grad`. `post_backward` reduces those that have
 #   a gradient (`_fsdp_param_group.py` in `torch/distributed/fsdp/_fully_shard/`).
-# - **fp8.** Scaled 8-bit weights need a scale, which a slice of a flat tensor does not have. Here, a weight can be a
-#   tensor of its own class, whose `fsdp_pre_all_gather` decides what is sent (`_fsdp_param.py`).
+# - **fp8.** An fp8 weight needs a dtype and a scale of its own, but a flat tensor has one dtype. Here, a weight can be
+#   a tensor of its own class: `fsdp_pre_all_gather` decides what is sent, and `fsdp_post_all_gather` rebuilds the
+#   weight (`_fsdp_param.py`).
 # - **State dicts.** A shard of rows has a name and a place in the whole. So `state_dict()` is already a **sharded state
 #   dict**, in which each rank has only its shards. A **full state dict**, with every parameter in full, needs room for
 #   the model. You build both in the lab.
@@ -250,18 +251,19 @@ print(f"{predicted(my_order)}the order is {order}", *events, sep="\n")
 assert order == "cbad"
 
 # %% [markdown]
-# Event c unshards the unit for its backward, a reduces its gradients and reshards it, and d does the same for units
-# without an a, such as the root.
+# In FSDP2, event c unshards the unit for its backward, a reshards it and reduces its gradients, and d does the same for
+# units without an a, such as the root.
 #
-# FSDP2 queues d in the first `pre_backward` of a step (`_fsdp_state.py`), so it needs no `finish_gradient_sync()`. The
-# lab's `ZeRO3` queues it, too, and looks for mistakes then (`shared/sharded/backward.py`). The catch: a rank whose loss
-# does not depend on the model has no backward and no callback, and the other ranks hang.
+# FSDP2 queues d in the first `pre_backward` of each `backward()` (`_fsdp_state.py`), so it needs no
+# `finish_gradient_sync()`. The lab's `ZeRO3` keeps that call, and uses the callback only to look for mistakes
+# (`shared/sharded/backward.py`). The catch: a rank whose loss does not depend on the model's output has no backward and
+# no callback, and the other ranks hang.
 
 # %% [markdown]
 # ## The short version
 #
-# Now we have all parts of a small FSDP2. A `SmallUnit` is what FSDP2 calls an `FSDPParamGroup`, and its hooks have the
-# same names. Find copy-in and copy-out in `unshard`.
+# Put the hooks together, and you have a small FSDP2. An `FSDPParamGroup` of FSDP2 is our `SmallUnit`, with the same
+# hooks. Find copy-in and copy-out in `unshard`.
 
 
 # %%
@@ -305,6 +307,8 @@ class SmallUnit:
 class SmallUnit(SmallUnit):
     def reduce_gradients(self):
         reduced = [p for p in self.own if p.grad is not None]
+        if not reduced:
+            return
         slots = torch.cat([in_slots(p.grad) for p in reduced], dim=1)
         sums = torch.empty_like(slots[0])
         reduce_scatter_single(sums, slots.flatten())
@@ -329,8 +333,8 @@ class SmallUnit(SmallUnit):
         self.unshard()
 
     def post_backward(self):
-        self.reduce_gradients()
         self.reshard()
+        self.reduce_gradients()
 
 
 # %%
@@ -370,26 +374,29 @@ assert elements[0] == elements[1]
 assert again[1].sent_bytes == theirs[1].sent_bytes == 2 * low[1].sent_bytes
 tables.Table(["", "all-gathers", "reduce-scatters", "sent, MB", "loss"], rows, "rank 0, one step")
 
-# %% [markdown]
-# The same loss, the same bytes and the same collectives: six blocks are all-gathered twice and the root once, and seven
-# units are reduced.
+# %% [markdown] The same loss, the same bytes and the same collectives. In both, the optimizer is built afterwards,
+# because the parameters are new ones. And neither broadcasts: every rank must build the same values. The bytes in
+# detail: six blocks are all-gathered twice and the root once, and seven units are reduced.
 #
 # - **Checkpointing** sends nothing more. A block's forward runs again while backward has the block unsharded.
 # - **bf16** halves the bytes. The shards stay in fp32, as master weights (chapter 06), and copy-in rounds them.
 #   Gradients are added up in bf16, too, unless you set `reduce_dtype`.
-# - **Unused parameters** remain a trap. FSDP2 reduces the gradients that a rank *has*, as we do, so the sizes differ if
-#   ranks use different experts. `set_reduce_scatter_unused_params(True)` sends zeros for the others.
+# - **Unused parameters** remain a trap. FSDP2 reduces the gradients that a rank *has*, as we do. If ranks use different
+#   experts, the sizes differ, or worse, they agree, and gradients of different experts are added up.
+#   `set_reduce_scatter_unused_params(True)` sends zeros instead. A unit that a rank does not call still hangs the
+#   others.
 
 # %% [markdown]
 # ## Streams, and events instead of waits
 #
 # One thing is missing: our version hides nothing, because `unshard()` waits for its all-gather. Chapter 09 launched the
-# next all-gather early, and waited with `handle.wait()` when the unit was needed. Why does FSDP2 not do just that?
+# next all-gather early. Why does FSDP2 not do just that?
 #
-# With a GPU, your Python program computes nothing. It queues kernels, and should always be ahead. A wait in Python lets
-# the queue run empty. So FSDP2 uses several **streams**, queues of the same GPU that run side by side, and connects
-# them with **events**: marks in one stream for which another one waits. `stream.wait_event(event)` returns at once. The
-# GPU does the waiting.
+# Because copy-in would run between two units' computations, and because it would have to know the next unit. Your
+# Python program computes nothing on a GPU: it queues kernels. So FSDP2 gives copy-in and all-gather **streams** of
+# their own, queues of the same GPU that run side by side. Now the program only has to be ahead, and queue the next
+# all-gather while the GPU computes. So it must never wait, as it did in FSDP1. FSDP2 limits all-gathers with
+# **events** instead: marks in one stream for which another one waits. `stream.wait_event(event)` returns at once.
 #
 # In the upper half of the drawing, follow unit 1 from copy-in to computation, and in backward on to its reduce-scatter.
 
@@ -397,14 +404,18 @@ tables.Table(["", "all-gathers", "reduce-scatters", "sent, MB", "loss"], rows, "
 diagrams.streams()
 
 # %% [markdown]
-# - The copy-in and all-gather streams run ahead as far as events allow: unit 0 must be copied out before unit 2 is
-#   copied in, so two buffers exist at most (`wait_for_unshard`).
+# - The copy-in and all-gather streams run ahead as far as events allow: in forward, unit 0 must be copied out
+#   before unit 2 is copied in, so two buffers exist at most. In backward, there is only one (`wait_for_unshard`).
 # - The compute stream, the one that your model uses anyway, waits for the all-gather's event, copies out, and computes.
 #   After a unit's backward, it copies the gradients in.
 # - The reduce-scatter stream waits for that copy. The compute stream waits for *it* one unit later (`post_backward`),
 #   as in lab 10. For the last one, it waits in the callback.
 #
-# The host never stops, unless your code makes it: `loss.item()` waits for the GPU, and meanwhile, nothing is queued.
+# The drawing leaves out that copy-in waits for copy-out, and computation for reduce-scatters. Although their streams
+# differ, all-gathers and reduce-scatters take turns, because by default they share one communicator.
+#
+# The host never stops, unless your code makes it: `loss.item()` waits for the GPU, as do `print` of a tensor and a mask
+# as an index, and meanwhile, nothing is queued.
 #
 # And here, with gloo? A CPU has no streams. FSDP2 runs the same lines with this one:
 
@@ -420,7 +431,7 @@ assert inspect.getsource(cpu.Stream.wait_stream).split()[-1] == "pass"
 assert len(theirs[1].entries) == 20 and not any(entry.is_async for entry in theirs[1].entries)
 
 # %% [markdown]
-# Every method is `pass`. The collectives are called with `async_op=False`: on a GPU, that only queues them, but with
+# Every method does nothing. The collectives are called with `async_op=False`: on a GPU, that only queues them, but with
 # gloo, each of the 20 returned when it was complete, as in the lower half of the drawing. FSDP2 still prefetches in
 # backward. That hides nothing here, but it takes memory:
 
@@ -433,10 +444,9 @@ print(f"buffers of collectives: {buffers_bytes / 1e6:.2f} MB at most: two blocks
 assert parameters_bytes == 4 * ((6 * block + root) / 4 + root + block)
 assert buffers_bytes == 4 * 2 * block
 
-# %% [markdown]
-# Chapter 09 counted two blocks of parameters with prefetching, and here there is only one. That looks better than it
-# is: until copy-out, the prefetched block lies in the all-gather's buffer, beside a buffer of gradients. Copies inside
-# gloo appear nowhere.
+# %% [markdown] Chapter 09 counted two blocks of parameters with prefetching, and here there is only one. That looks
+# better than it is: until copy-out, a prefetched block lies in the all-gather's buffer, beside a buffer of gradients.
+# In forward, there are two for a moment, because FSDP2 keeps the last unit's buffer until it waits for the next one.
 
 # %% [markdown]
 # ## A unit that is called twice
@@ -445,7 +455,7 @@ assert buffers_bytes == 4 * 2 * block
 # once more, at the end of our GPT.
 #
 # **Predict.** How many all-gathers does a step have then, instead of 13? And how many with
-# `reshard_after_forward=False`, which had 7?
+# `reshard_after_forward=False`, which needs 7 without sharing?
 
 # %%
 my_counts = (None, None)
@@ -512,7 +522,9 @@ def never_whole():
         model = in_fsdp2(TinyGPT(config))
     model.to_empty(device=device)  # memory for the shards alone
     for name, p in model.named_parameters():
-        p.to_local().copy_(drawn(name, p.shape).chunk(world_size)[rank])
+        own = p.to_local()
+        rows = -(-p.shape[0] // world_size)
+        own.copy_(drawn(name, p.shape)[rows * rank :][: len(own)])
 
 
 # %% [markdown]
@@ -542,12 +554,13 @@ assert 0.32 < deferred < 0.35 and 1 <= whole < 1.1
 
 # %% [markdown]
 # A quarter for the shards, and 8% for the embedding while it is drawn. But every rank draws all parameters, and throws
-# away three quarters. In the lab's last exercise, a rank draws only what lies in its shard.
+# away three quarters. In the lab's stretch exercise, a rank draws only the parameters that lie in its shard. That needs
+# flat parameters: of rows, nearly every rank has some of every parameter.
 
 # %% [markdown]
 # ## 16Ψ/N is not the peak
 #
-# If FSDP needed 16Ψ/N bytes per rank, any model would fit on enough ranks. We have taken rank 0 through a step of
+# If FSDP needed only 16Ψ/N bytes per rank, any model would fit on enough ranks. We have taken rank 0 through a step of
 # `ZeRO3` on the meta device, with 2,048 tokens, mixed precision and checkpointed layers, and counted the bytes. Compare
 # the formula with the last column:
 
@@ -564,10 +577,11 @@ peaks.table("zero3", models)
 # %% [markdown]
 # ## Recap
 #
-# Three numbers worth keeping:
+# Three rules worth keeping:
 #
 # - **⌈rows/N⌉** rows of a parameter are on each rank, until none are left. An all-gather carries N times as many.
-# - **2 and 1**: all-gathers and reduce-scatters per unit and step. Each further call of a unit adds two all-gathers.
+# - **2 and 1**: all-gathers and reduce-scatters per unit and step, but 1 and 1 for the root. Each further call of a
+#   unit adds two all-gathers.
 # - **Ψ/N + the largest parameter** is what a rank needs to create a model. Training takes 16Ψ/N, *plus* the root, two
 #   units with their gradients, and activations.
 #
@@ -600,8 +614,8 @@ peaks.table("zero3", models)
 # - **Make one layer smaller.** A rank needs room for a full unit and the activations of a sequence. Tensor parallelism
 #   splits the layer itself (chapter 13).
 # - **Keep the batch small.** Each rank brings its own tokens, so 1,024 ranks need a large batch.
-# - **Send less.** Each micro-batch sends the parameters twice and the gradients once. Chapter 11 chooses between
-#   wrappers by such numbers.
+# - **Send less without more memory.** By default, each micro-batch sends the parameters twice and the gradients once.
+#   Chapter 11 chooses between wrappers by such numbers.
 #
 # Now do lab 10. There you build `ZeRO3`, with flat parameters, for models that are less tame than ours. The next cell
 # stops the ranks.
