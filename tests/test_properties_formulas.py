@@ -199,7 +199,9 @@ def dry(shape: ModelShape, strategy: str, size: int) -> tuple[float, int, int, i
     return run.sent_bytes, run.most_bytes("optimizer"), run.at_peak.total_bytes, run.messages
 
 
-KEEPING_LAYERS = [name for name, strategy in dryrun.strategies().items() if not strategy.splits_layers]
+KEEPING_LAYERS = [
+    name for name, strategy in dryrun.strategies().items() if not strategy.splits_layers and not strategy.shards_experts
+]
 
 
 @pytest.mark.exhaustive
