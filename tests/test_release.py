@@ -89,8 +89,9 @@ def test_a_bundles_readme_describes_only_what_is_in_the_bundle(bundles, number):
     table = [line for line in texts["README.md"].splitlines() if line.startswith("| ")]
     parts = [at for at, line in enumerate(table) if line.startswith("| | **")]
     assert parts and all(re.match(r"\| \d\d \|", table[at + 1]) for at in parts), "no part is empty"
-    for word in ("course only", "git clone", "make test", "Colab", "Codespaces", "torchrun", "docs/teaching.md"):
+    for word in ("course only", "git clone", "make test", "Colab", "Codespaces", "docs/teaching.md"):
         assert not any(word in texts[page] for page in release.PAGES), word
+    assert "torchrun" not in texts["README.md"] + texts["docs/running.md"], "its scripts are not in a bundle"
 
 
 def does_without(node: ast.AST) -> bool:
