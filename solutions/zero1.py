@@ -179,13 +179,11 @@ class ZeRO1(ShardedOptimizer):
     The next backward() overwrites each .grad: clone one to keep it. Settings such as lr must be the same on every rank.
 
     Args:
-        module: The module that owns the parameters, or None. With it, collectives overlap: a bucket is reduce-scattered
-            during backward, and after step(), whoever reads a parameter waits for its all-gather. So each backward()
-            except the last one before step() needs no_sync(), and all ranks skip the same batches. A tensor that shares
-            a parameter's memory, such as a `p.data` from before step(), is complete after finish_parameter_sync().
+        module: The owner of the parameters. With it, a bucket is reduce-scattered during backward, and after step(),
+            whoever reads a parameter waits for its all-gather. So each backward() except the last one before step()
+            needs no_sync(), and all ranks skip the same batches. An older `p.data` needs finish_parameter_sync().
 
-    Memory: with Adam in fp32, 4Ψ + 4Ψ + 8Ψ/N bytes for Ψ parameters on N ranks. With a module, in backward up to two
-        receive buffers of (N−1)/N of a bucket on gloo.
+    Memory: with Adam in fp32, 4Ψ + 4Ψ + 8Ψ/N bytes for Ψ parameters on N ranks, and two receive buffers with a module.
     Communication: per step, one reduce-scatter and one all-gather per param group, dtype and device, or with a module
         per bucket: 2(N−1)/N · 4Ψ bytes sent per rank.
     Source: Rajbhandari et al. 2020, "ZeRO", §5.1 and §7. Megatron-Core's overlap_param_gather does the same.
@@ -202,9 +200,8 @@ class ZeRO1(ShardedOptimizer):
         self.gradients: list[FlatGradients] = []
         self.used_up = False  # whether the last step() has consumed the gradients
         self.overlaps, self.sync = module is not None, None  # for the last section of this lab
-        self.guard = guards.Guard(
-            group, clip_with="this optimizer's clip_grad_norm_(max_norm)", has_hooks=self.overlaps
-        )
+        clip_with = "this optimizer's clip_grad_norm_(max_norm)"
+        self.guard = guards.Guard(group, clip_with=clip_with, has_hooks=self.overlaps)
         if module is not None:
             params = guards.all_parameters_of(module, params)
             self.guard.watch(module)

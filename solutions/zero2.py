@@ -90,8 +90,8 @@ class ZeRO2(nn.Module):
 
     Memory: with Adam in fp32, 4Ψ + 4Ψ/N + 8Ψ/N bytes for Ψ parameters on N ranks; during backward up to 3 − 1/N buckets
         more, and the gradient being computed. Inside no_sync(), full gradients of 4Ψ bytes.
-    Communication: per backward outside no_sync(), one reduce-scatter per bucket; per step, one all-gather per bucket.
-        With g micro-batches, (g+1)(N−1)/N · 4Ψ bytes sent per rank; with no_sync(), 2(N−1)/N · 4Ψ.
+    Communication: per bucket, one reduce-scatter per backward outside no_sync(), and one all-gather per step. With g
+        micro-batches, (g+1)(N−1)/N · 4Ψ bytes sent per rank; with no_sync(), 2(N−1)/N · 4Ψ.
     Source: Rajbhandari et al. 2020, "ZeRO", §5.2 and §7.
     """
 
@@ -104,10 +104,9 @@ class ZeRO2(nn.Module):
         self.buckets = [ShardedBucket(flat_parameter) for flat_parameter in flat_parameters]
         for previous, bucket in pairwise(self.buckets):
             bucket.previous = previous
-        self.sync = GradientSync(self.buckets)
+        self.sync, self.synced = GradientSync(self.buckets), False
         flatten = partial(flat_parameters_of, self.buckets)  # deepcopy copies what a partial holds
         self.optimizer = ShardedOptimizer(module.parameters(), optimizer_cls, flatten, group, **defaults)
-        self.synced = False  # whether finish_gradient_sync() has run since zero_grad() or step()
 
     _step_supports_amp_scaling = property(guards.reject_grad_scaler)
 
