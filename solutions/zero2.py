@@ -97,14 +97,14 @@ class ZeRO2(nn.Module):
 
     def __init__(self, module: nn.Module, optimizer_cls, bucket_cap_mb: float = 25.0, group=None, **defaults):
         super().__init__()
-        self.module = module
+        self.module, self.synced = module, False
         broadcast_state(module, group)
         assigned = assign_buckets(module.parameters(), bucket_cap_mb)
         flat_parameters = [OverlappedFlatParameter(parameters, group) for parameters in assigned]
         self.buckets = [ShardedBucket(flat_parameter) for flat_parameter in flat_parameters]
         for previous, bucket in pairwise(self.buckets):
             bucket.previous = previous
-        self.sync, self.synced = GradientSync(self.buckets), False
+        self.sync = GradientSync(self.buckets)
         flatten = partial(flat_parameters_of, self.buckets)  # deepcopy copies what a partial holds
         self.optimizer = ShardedOptimizer(module.parameters(), optimizer_cls, flatten, group, **defaults)
 

@@ -628,10 +628,6 @@ class ShardedOptimizer(ShardedOptimizer):
         self.inner.add_param_group({**param_group, "params": shards})
         ### END SOLUTION
 
-    def finish_parameter_sync(self) -> None:
-        """Wait until all parameters are complete, if their all-gathers overlap with what follows step()."""
-        in_flight.wait_for(each for group in self.param_groups for each in group["params"])
-
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients of parameters and shards."""
         super().zero_grad(set_to_none)
@@ -722,6 +718,10 @@ class ShardedOptimizer(ShardedOptimizer):
             for group, packed in zip(self.param_groups, packed_groups, strict=True)
             for parameter, index in zip(group["params"], packed["params"], strict=True)
         }
+
+    def finish_parameter_sync(self) -> None:
+        """Wait until all parameters are complete, if their all-gathers overlap with what follows step()."""
+        in_flight.wait_for(each for group in self.param_groups for each in group["params"])
 
     def __getstate__(self) -> dict:
         # This is for deepcopy: torch's own method drops attributes that it does not know.

@@ -269,7 +269,7 @@ class ZeRO2(nn.Module):
         self, module: nn.Module, optimizer_cls, bucket_cap_mb: float = 25.0, group=None, **defaults
     ):
         super().__init__()
-        self.module = module
+        self.module, self.synced = module, False
         ### BEGIN SOLUTION
         broadcast_state(module, group)
         assigned = assign_buckets(module.parameters(), bucket_cap_mb)
@@ -277,7 +277,7 @@ class ZeRO2(nn.Module):
         self.buckets = [ShardedBucket(flat_parameter) for flat_parameter in flat_parameters]
         for previous, bucket in pairwise(self.buckets):
             bucket.previous = previous
-        self.sync, self.synced = GradientSync(self.buckets), False
+        self.sync = GradientSync(self.buckets)
         ### END SOLUTION
         flatten = partial(flat_parameters_of, self.buckets)  # deepcopy copies what a partial holds
         self.optimizer = ShardedOptimizer(
