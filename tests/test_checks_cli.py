@@ -28,6 +28,13 @@ def mean_over_ranks_(tensor, group=None):
 """  # not divided by the number of ranks
 
 
+UNDIVIDED_BUCKET = """
+class Bucket:
+    def __init__(self, parameters, group=None):
+        self.parameters, self.buffer = parameters, parameters[0].new_zeros(sum(each.numel() for each in parameters))
+"""
+
+
 def _check(*arguments) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "shared.checks", *map(str, arguments)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -131,6 +138,16 @@ def test_only_what_a_file_builds_itself_is_checked(four_ranks, tmp_path, how):
     path = tmp_path / "candidate.py"
     path.write_text(IMPORTS[how] + SUMMED)
     assert {verdict.exercise for verdict in run_file("manual_ddp", path)} == {"mean_over_ranks_"}
+
+
+def test_a_piece_of_an_earlier_lab_stands_for_ours(four_ranks, tmp_path, capsys):
+    """Lab 03 allows a Bucket that divides in wait(); a compressor that is built on it would not divide at all."""
+    source = (ROOT / "solutions" / "compression.py").read_text().replace("(FlatBucket)", "(Bucket)")
+    path = tmp_path / "candidate.py"
+    path.write_text(source.replace("class FlatBucket", f"{UNDIVIDED_BUCKET}\n\nclass FlatBucket"))
+    verdicts = run_file("compression", path, only="TopK", check="one bucket")
+    assert [verdict.passed for verdict in verdicts] == [True]
+    assert "Bucket is a piece of an earlier lab, so ours is used" in capsys.readouterr().out
 
 
 def test_our_own_solution_may_consist_of_several_modules(four_ranks):

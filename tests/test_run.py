@@ -558,6 +558,7 @@ def test_a_test_that_fails_only_once_is_named_and_costs_nothing(toy_run, capsys)
 def test_a_failed_test_runs_again_with_one_worker():
     again = phases.unit(Selection(exhaustive=True, failed={"unit": ["tests/test_wire.py::test_it"]}, alone=True))
     assert again.workers == 1 and again.only == ("tests/test_wire.py::test_it",)
+    assert again.mutants_of == (), "one test says nothing about the other mutants"
 
 
 def test_chosen_phases_run_in_their_fixed_order(toy_run):

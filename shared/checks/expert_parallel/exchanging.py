@@ -86,11 +86,16 @@ def probe_rows(exchange_rows, groups, sent: list[int], received: list[int], rows
 
 
 class Transfer:
-    """How many rows each member of a group sends to each other one, the rows, and the gradients of what arrives."""
+    """How many rows each member of a group sends to each other one, the rows, and the gradients of what arrives.
+
+    Two members never send each other equally many rows: otherwise, backward could mix up what it sends and receives.
+    """
 
     def __init__(self, attempt: Attempt, size: int, idle: tuple[int, ...] = (), deaf: tuple[int, ...] = ()):
         generator = torch.Generator().manual_seed(attempt.draw_seed())
-        self.counts = torch.randint(0, 5, (size, size), generator=generator)
+        there = torch.randint(0, 5, (size, size), generator=generator)
+        back = (there + torch.randint(1, 5, (size, size), generator=generator)) % 5
+        self.counts = there.triu() + back.T.tril(-1)
         self.counts[list(idle)] = 0
         self.counts[:, list(deaf)] = 0
 
