@@ -112,6 +112,11 @@ def wait_for(parameters: Iterable[nn.Parameter]) -> None:
             parameter.all_gather_in_flight.wait()
 
 
+def gradients_only():
+    """Return a context for code that reads no parameter's values: torch calls no Python for those in flight."""
+    return torch._C.DisableTorchFunctionSubclass()
+
+
 def can_be_in_flight(parameters: Iterable[nn.Parameter]) -> bool:
     """Tell whether parameters can change their class. Those of a class of their own keep it."""
     return all(type(parameter) is nn.Parameter for parameter in parameters)

@@ -630,7 +630,8 @@ class ShardedOptimizer(ShardedOptimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients of parameters and shards."""
-        super().zero_grad(set_to_none)
+        with in_flight.gradients_only():
+            super().zero_grad(set_to_none)
         self.pieces.zero_grad(set_to_none)
         self.pieces.end_step(self.flat_parameters)
 
