@@ -427,6 +427,31 @@ def a_split_model_without_its_kind_of_positions():
     parallelize(rotary_gpt())
 
 
+class Normalized(torch.optim.SGD):
+    """Divides each gradient by the norm of all gradients."""
+
+    def step(self, closure=None):
+        gradients = [parameter.grad for parameter in self.param_groups[0]["params"]]
+        norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
+        for gradient in gradients:
+            gradient /= norm
+        return super().step(closure)
+
+
+def an_optimizer_of_all_parameters_at_once(optimizer_cls):
+    model = Experts.wrap(Experts.build())
+    optimizer = optimizer_cls(model.parameters(), lr=0.1)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = Experts.loss(model)
+        loss.backward()
+        finish(model)
+        return loss
+
+    optimizer.step(closure)
+
+
 WRAPPERS = (ManualDDP, OverlappedDDP, ZeRO3, partial(ZeRO2, optimizer_cls=torch.optim.SGD, lr=0.1))
 COMBINATIONS = [
     ("the same parameter", one_layer_twice),
@@ -437,6 +462,7 @@ COMBINATIONS = [
     ("build it after wrapping", an_optimizer_of_before, gpt_with_experts, Experts.wrap, Experts.loss),
     ("build it after splitting", an_optimizer_of_before, partial(TinyGPT, CONFIG), parallelize, lambda m: m(*batch())),
     ("step() of ZeRO1 or ZeRO2", another_optimizer_for_zero2),
+    *[("each parameter by itself", an_optimizer_of_all_parameters_at_once, c) for c in (torch.optim.LBFGS, Normalized)],
     *[("pass group=", averaged_over_the_same_ranks, wrap) for wrap in WRAPPERS],
     ("call finish_gradient_sync()", a_forgotten_sum_before_zero1),
     *[("split over ranks", a_split_model_over_the_same_ranks, wrap) for wrap in WRAPPERS],

@@ -54,24 +54,52 @@ def reject_whole_tensor_updates(optimizer_cls: Callable, defaults: dict) -> None
     It trains 12 elements for two steps, as one parameter and as two pieces.
     """
     name = getattr(optimizer_cls, "__name__", str(optimizer_cls))
-
-    def updated(pieces: list[torch.Tensor]) -> torch.Tensor:
-        pieces = [nn.Parameter(piece.clone()) for piece in pieces]
-        optimizer = optimizer_cls(pieces, **defaults)
-        for scale in (1.0, 3.0):
-            for piece in pieces:
-                piece.grad = scale * (piece.detach().square() + 0.1)
-            optimizer.step()
-        return torch.cat([piece.detach().flatten() for piece in pieces])
-
-    with torch.random.fork_rng(devices=[]), _disable_current_modes():  # No one should count what a trial allocates.
-        values = torch.linspace(-1, 1, 12, device="cpu")
-        try:
-            same = torch.allclose(updated([values.view(3, 4)]), updated([values[:5], values[5:]]), rtol=1e-4, atol=1e-6)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise ValueError(f"{name} cannot update shards of parameters: {error}") from error
+    values = _values()
+    try:
+        same = _agree(optimizer_cls, defaults, [[values.view(3, 4)]], [[values[:5], values[5:]]])
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{name} cannot update shards of parameters: {error}") from error
     if not same:
         raise ValueError(
             f"{name} does not update each element by itself, so it would do something else to a shard: "
             "use an optimizer such as SGD or AdamW, or data parallelism without shards"
         )
+
+
+def reject_joint_updates(optimizer_cls: Callable, defaults: dict) -> None:
+    """Raise a ValueError if a parameter's update depends on other parameters, of which another rank has others.
+
+    It trains two parameters for two steps, in one optimizer and in one each.
+    """
+    name = getattr(optimizer_cls, "__name__", str(optimizer_cls))
+    values = _values()
+    try:
+        same = _agree(optimizer_cls, defaults, [[values[:5], values[5:]]], [[values[:5]], [values[5:]]])
+    except (TypeError, ValueError, RuntimeError):
+        same = False  # LBFGS, for example, needs a closure
+    if not same:
+        raise ValueError(
+            f"{name} does not update each parameter by itself, and each rank has other parameters here, so the ranks "
+            "would update those that they share differently: use an optimizer such as SGD or AdamW"
+        )
+
+
+def _values() -> torch.Tensor:
+    return torch.linspace(-1, 1, 12, device="cpu")
+
+
+def _agree(optimizer_cls: Callable, defaults: dict, *ways: list[list[torch.Tensor]]) -> bool:
+    """Train the same elements in two ways, each a list of parameters per optimizer, and compare the results."""
+
+    def trained(optimizers: list[list[torch.Tensor]]) -> torch.Tensor:
+        lists = [[nn.Parameter(piece.clone()) for piece in pieces] for pieces in optimizers]
+        for pieces in lists:
+            optimizer = optimizer_cls(pieces, **defaults)
+            for scale in (1.0, 3.0):
+                for piece in pieces:
+                    piece.grad = scale * (piece.detach().square() + 0.1)
+                optimizer.step()
+        return torch.cat([piece.detach().flatten() for pieces in lists for piece in pieces])
+
+    with torch.random.fork_rng(devices=[]), _disable_current_modes():  # No one should count what a trial allocates.
+        return torch.allclose(*map(trained, ways), rtol=1e-4, atol=1e-6)

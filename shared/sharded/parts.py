@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import inspect
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.distributed as dist
@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from shared.guards.optimizers import reject_whole_tensor_updates
+from shared.guards.optimizers import reject_joint_updates, reject_whole_tensor_updates
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,8 +63,11 @@ def _guard_torch() -> None:
         if advice := next((part.instead_of_step for part in parts if part.instead_of_step), ""):
             name = type(optimizer).__name__
             raise RuntimeError(f"this {name} has parameters of a model that is sharded now: {advice}")
-        if optimizer not in checked and any(part.is_split for part in parts):
-            reject_whole_tensors(optimizer)
+        if optimizer not in checked and any(part.ranks or part.is_split for part in parts):
+            if any(part.ranks for part in parts):
+                _try(reject_joint_updates, optimizer)
+            if any(part.is_split for part in parts):
+                _try(reject_whole_tensor_updates, optimizer)
             checked.add(optimizer)
 
     def before_clipping(parameters, *args, **kwargs):
@@ -92,8 +95,8 @@ def _guard_torch() -> None:
     torch.amp.GradScaler.unscale_ = functools.wraps(unscale)(before_unscaling)  # step() calls this one, too
 
 
-def reject_whole_tensors(optimizer: torch.optim.Optimizer) -> None:
-    """Raise a ValueError if an optimizer does not update each element by itself, as far as that can be tried."""
+def _try(reject: Callable[[type, dict], None], optimizer: torch.optim.Optimizer) -> None:
+    """Let a function judge an optimizer's class and settings, unless that cannot be built in the usual way."""
     signature = inspect.signature(type(optimizer))
     how_to_run = {"foreach", "fused", "capturable", "differentiable"}  # these change no result
     settings = {name: value for name, value in optimizer.defaults.items() if name in signature.parameters}
@@ -101,5 +104,5 @@ def reject_whole_tensors(optimizer: torch.optim.Optimizer) -> None:
     try:
         signature.bind([], **settings)
     except TypeError:
-        return  # it cannot be built in the usual way
-    reject_whole_tensor_updates(type(optimizer), settings)
+        return
+    reject(type(optimizer), settings)
