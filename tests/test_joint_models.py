@@ -423,6 +423,12 @@ def a_loss_of_its_own():
     ContextParallelGPT(Smoothed(CONFIG))
 
 
+def a_layer_that_mixes_tokens():
+    gpt = rotary_gpt()
+    gpt.blocks[0].norm_2 = nn.BatchNorm1d(16)
+    ContextParallelGPT(gpt)
+
+
 def a_split_model_without_its_kind_of_positions():
     parallelize(rotary_gpt())
 
@@ -467,6 +473,7 @@ COMBINATIONS = [
     ("call finish_gradient_sync()", a_forgotten_sum_before_zero1),
     *[("split over ranks", a_split_model_over_the_same_ranks, wrap) for wrap in WRAPPERS],
     ("predict() is not that of RotaryGPT", a_loss_of_its_own),
+    ("tokens that other ranks have", a_layer_that_mixes_tokens),
     ("forward() is not that of TinyGPT", a_split_model_without_its_kind_of_positions),
 ]
 

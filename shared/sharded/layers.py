@@ -15,6 +15,9 @@ from shared.sharded.sequences import expect_same_first_batch
 
 IGNORED = -100  # the target that torch's cross_entropy ignores by default
 
+# A GPT's attention is divided. Other layers that compute a token from its neighbors, or from the batch, are not.
+_MIX_TOKENS = (nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase, nn.RNNBase, nn.MultiheadAttention)
+
 
 def like(whole: Tensor, shard: Tensor) -> Tensor:
     """Make the shard of a parameter a parameter, which is frozen if the whole one is."""
@@ -107,6 +110,9 @@ def expect_methods_of(model: models.TinyGPT, kind: type[models.TinyGPT]) -> None
     for block in model.blocks:
         if type(block) is not models.Block:
             raise ValueError(f"cannot divide a {type(block).__name__}: this takes GPTs whose blocks have a plain MLP")
+    for name, layer in model.named_modules():
+        if isinstance(layer, _MIX_TOKENS):
+            raise ValueError(f"cannot divide {name!r}, a {type(layer).__name__}: it needs tokens that other ranks have")
 
 
 def expect_plain_moe(module: nn.Module, kind: type[nn.Module]) -> dict[str, nn.Module]:
