@@ -103,7 +103,7 @@ def _with_our_pieces(path: str, earlier: dict[str, str]) -> Iterator[str]:
         earlier: The names of the pieces, each with its module in solutions/.
     """
     try:
-        source = Path(path).read_text() if earlier else ""
+        source = Path(path).read_text(encoding="utf-8") if earlier else ""
         statements = ast.parse(source).body
     except (SyntaxError, ValueError):
         statements = []  # Loading the file reports it.
@@ -118,7 +118,7 @@ def _with_our_pieces(path: str, earlier: dict[str, str]) -> Iterator[str]:
         lines[each.lineno - 1 : each.end_lineno] = [ours, *[""] * (each.end_lineno - each.lineno)]
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder, Path(path).name)
-        copy.write_text("\n".join(lines))
+        copy.write_text("\n".join(lines), encoding="utf-8")
         yield str(copy)
 
 
