@@ -72,6 +72,16 @@ def loss_curves(curves: dict[str, list[float]]) -> Figure:
     return finish(figure)
 
 
+def loss_ratio(wrong: list[float], right: list[float], name: str, steps: int = 20) -> Figure:
+    """Draw the ratio of two losses, each averaged over the last few steps, because single batches differ more."""
+    sums = [[sum(losses[end - steps : end]) for end in range(steps, len(losses) + 1)] for losses in (wrong, right)]
+    figure, axes = new_axes(6.0, 2.8)
+    axes.axhline(1, color="black", linewidth=0.8, linestyle="--")
+    axes.plot(range(steps, len(right) + 1), [a / b for a, b in zip(*sums, strict=True)], color=COLORS[1], linewidth=2)
+    axes.set(xlabel="step", ylabel=f"loss ({name})\n/ loss (right)", title=f"means of the last {steps} steps")
+    return finish(figure)
+
+
 def gradients_before_and_after(before: list, after: list, name: str) -> Figure:
     """Draw one parameter's gradient on every rank, before and after synchronization, on a common color scale.
 
