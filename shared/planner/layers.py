@@ -76,7 +76,7 @@ def layer_table(
 
 
 def two_hosts() -> RealLink:
-    """Return the link of a ring of 16 H100 on two hosts: two of its steps cross the adapters, the others stay inside."""
+    """Return the link of a ring of 16 H100 on two hosts, of which two steps cross the adapters."""
     inside, adapter = LINKS[:2]
     return replace(adapter, gpus=16, alpha_s=(14 * inside.alpha_s + 2 * adapter.alpha_s) / 16)
 
@@ -94,6 +94,8 @@ def layer_figure(model: str) -> Figure:
     style = {"color": COLORS[1], "hatch": "///", "edgecolor": "black", "linewidth": 0.6, "label": "all-reduces"}
     drawn = axes.bar(names, sending, bottom=computing, **style)
     axes.bar_label(drawn, [f"{each:.1f}" for each in total], padding=3)
-    axes.set(ylabel="milliseconds", ylim=(0, 1.15 * max(total)), title=f"A layer of {shape.name}, one sequence (computed)")
+    axes.set(
+        ylabel="milliseconds", ylim=(0, 1.15 * max(total)), title=f"A layer of {shape.name}, one sequence (computed)"
+    )
     axes.legend(frameon=False)
     return finish(figure)

@@ -9,9 +9,7 @@ from dataclasses import replace
 from shared.timeline import COMMUNICATION, Timeline
 
 
-def bundled(
-    line: Timeline, messages: int, names: Sequence[str] = (), most_s: float = float("inf")
-) -> Timeline:
+def bundled(line: Timeline, messages: int, names: Sequence[str] = (), most_s: float = float("inf")) -> Timeline:
     """Return a copy of a timeline that starts at time 0 and has one span per `messages` consecutive operations.
 
     Args:

@@ -278,7 +278,9 @@ class SplitGPT(nn.Module):
         self.blocks = nn.ModuleList(SplitBlock(block, group, linears) for block in gpt.blocks)
 
     def forward(self, tokens, targets):
-        one_hot = is_own(tokens, len(self.token_embedding), self.group).type_as(self.token_embedding)
+        one_hot = is_own(tokens, len(self.token_embedding), self.group).type_as(
+            self.token_embedding
+        )
         x = self.row(one_hot, self.token_embedding.T, self.group) + self.positions(tokens)
         for block in self.blocks:
             x = block(x)
@@ -548,9 +550,9 @@ plots.timeline(lines, ["gather, then multiply", "in ring steps"])
 # Each transfer hides behind a multiplication. That could save 3 · 16.8 = 50 ms. The run saves less, because launching
 # the messages costs a few milliseconds per step, and the multiplications get slower, too.
 #
-# The reduce-scatter after a pair can be cut in the same way. On GPUs, this is called asynchronous TP, and gains less: NVLink leaves little to hide, and
-# cutting a matmul into pieces makes it less efficient. torchtitan measured 5.7% for Llama 3.1 70B on 256 H100
-# (`benchmarks/llama3_h100_202412_torchtitan.md`, table 4).
+# The reduce-scatter after a pair can be cut in the same way. On GPUs, this is called asynchronous TP, and gains less:
+# NVLink leaves little to hide, and cutting a matmul into pieces makes it less efficient. torchtitan measured 5.7% for
+# Llama 3.1 70B on 256 H100 (`benchmarks/llama3_h100_202412_torchtitan.md`, table 4).
 
 # %% [markdown]
 # ## Tensor parallelism, ZeRO-3, or both?
@@ -584,7 +586,9 @@ for name, (build, index, parts) in ways.items():
 by_way = ranks.pull("by_way")[0]
 assert by_way[1, "TP"][2] < by_way[4, "ZeRO-3"][2] < by_way[4, "TP"][2]
 rows = [[*map(str, way), *(f"{mb:.1f}" for mb in by_way[way])] for way in sorted(by_way)]
-tables.Table(["sequences, all ranks", "", "held between steps", "peak", "sent"], rows, "MB per rank")
+tables.Table(
+    ["sequences, all ranks", "", "held between steps", "peak", "sent"], rows, "MB per rank"
+)
 
 # %% [markdown]
 # All four hold about a quarter of the model state, but they differ in three ways:

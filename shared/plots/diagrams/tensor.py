@@ -144,7 +144,9 @@ def split_heads() -> Figure:
     drawing.text(8.19, middle, "all-\nreduce", "note")
     for rank in range(RANKS):
         drawing.rank_label(0.15 + 0.82 * rank, 2.72, rank)
-    drawing.text(1.95, 2.91, "A head needs a block of each of Q, K and V, and a block of rows of project.", "note", ha="left")
+    drawing.text(
+        1.95, 2.91, "A head needs a block of each of Q, K and V, and a block of rows of project.", "note", ha="left"
+    )
     return drawing.finish()
 
 
@@ -159,7 +161,9 @@ def loss_terms() -> list[tuple[float, float, float]]:
     for rank in range(RANKS):
         tokens = range(rank * part, (rank + 1) * part)
         total = sum(math.exp(LOGITS[token] - largest) for token in tokens)
-        found.append((max(LOGITS[token] for token in tokens), total, LOGITS[TARGET] - largest if TARGET in tokens else 0))
+        found.append(
+            (max(LOGITS[token] for token in tokens), total, LOGITS[TARGET] - largest if TARGET in tokens else 0)
+        )
     return found
 
 
