@@ -547,8 +547,8 @@ lines = [bundled(lines[0], 6, ["all-gather"]), steps]
 plots.timeline(lines, ["gather, then multiply", "in ring steps"])
 
 # %% [markdown]
-# Each transfer hides behind a multiplication. That could save 3 · 16.8 = 50 ms. The run saves less, because launching
-# the messages costs a few milliseconds per step, and the multiplications get slower, too.
+# Each transfer hides behind a multiplication. That could save 3 · 16.8 = 50 ms. The measured time differs, because
+# launching the messages takes a few milliseconds per step, and the ranks share this machine's cores.
 #
 # The reduce-scatter after a pair can be cut in the same way. On GPUs, this is called asynchronous TP, and gains less:
 # NVLink leaves little to hide, and cutting a matmul into pieces makes it less efficient. torchtitan measured 5.7% for
@@ -712,7 +712,7 @@ right, _, wrong = ranks.pull("curves")[0].values()
 early, late = (sum(wrong[part]) / sum(right[part]) - 1 for part in (slice(60), slice(150, 180)))
 print(f"The loss is {early:.1%} higher in the first 60 steps, and {late:.1%} after step 150.")
 assert abs(early) < 0.01 and late > 0.05
-plots.loss_ratio(wrong, right, "forgot an all-reduce")
+plots.loss_ratio({"forgot an all-reduce": wrong}, right)
 
 # %% [markdown]
 # The first loss is right, because forward is, and for 60 steps, the ratio stays near 1. But the gradients that leave
