@@ -1389,7 +1389,8 @@ assert all(abs(its[59][0] - right[59][0]) > 1e-6 for its in wrong.values())
 
 # %% tags=["nbval-ignore-output"]
 losses = {name: [loss for loss, _ in its] for name, its in histories.items()}
-plots.loss_ratio(losses, losses.pop("right"), steps=10)
+right_losses = losses.pop("right")
+plots.loss_ratio(losses, right_losses, steps=10)
 
 # %%
 ranks.stop()

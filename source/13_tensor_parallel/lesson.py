@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 13 · Tensor parallelism
 #
-# **55–85 minutes.** After this lesson, you will be able to:
+# **60–90 minutes.** After this lesson, you will be able to:
 #
 # - split the layers and the vocabulary of a GPT over several ranks,
 # - predict what a step sends and what a rank keeps, with and without sequence parallelism,
@@ -813,7 +813,8 @@ print("gradient of the norm with SP:", ranks.pull("norm_placements")[0])
 # sequence. Chapter 14 splits those, too. And larger models need a split that sends less: chapter 15 gives each rank
 # *whole layers*, so that only the activations between two layers are sent.
 #
-# In the lab, you build these layers, and split a whole TinyGPT.
+# In the lab, you build these layers, and split a whole TinyGPT. You also split two layers of Llama: a gated MLP, and
+# attention with fewer heads of keys and values than ranks.
 
 # %%
 ranks.stop()
