@@ -630,6 +630,9 @@ check.ParallelGatedMLP()
 #   keep the same rows. `self.sharing` is their process group. Send nothing in forward, and one all-reduce of the rank's
 #   own rows in backward, at most.
 #
+# The check's first line has one kv head on two ranks. The others have 1, 2 and 12 kv heads on one to four ranks. They
+# train, pass other operators, try groups, count bytes, and measure what a rank holds.
+#
 # <details><summary>Hint 1</summary>
 #
 # Which of your operators adds up gradients in backward, and over which group?
