@@ -61,6 +61,36 @@ class Attention(nn.Module):
         return self.project(mixed.transpose(1, 2).reshape(batch, tokens, width))  # (B, T, D)
 
 
+class GroupedAttention(nn.Module):
+    """Causal self-attention in which H heads of queries share K heads of keys and values, as in Llama-2 70B."""
+
+    def __init__(self, width: int, heads: int, kv_heads: int):
+        super().__init__()
+        self.heads, self.kv_heads = heads, kv_heads
+        self.query = nn.Linear(width, width, bias=False)
+        self.key_value = nn.Linear(width, 2 * kv_heads * width // heads, bias=False)  # all keys, then all values
+        self.project = nn.Linear(width, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # (B, T, D)
+        query = self.query(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, H, T, D/H)
+        key, value = self.key_value(x).unflatten(-1, (2, self.kv_heads, -1)).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+        return self.project(mixed.transpose(1, 2).flatten(-2))
+
+
+class GatedMLP(nn.Module):
+    """An MLP whose inner elements are multiplied by a gate, as in Llama. One matrix computes gate and elements."""
+
+    def __init__(self, width: int, inner: int):
+        super().__init__()
+        self.gate_up = nn.Linear(width, 2 * inner, bias=False)  # the rows of the gate, then the others
+        self.down = nn.Linear(inner, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # (B, T, D)
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.down(F.silu(gate) * up)
+
+
 class Block(nn.Module):
     """Attention, then a two-layer MLP, each with a residual connection."""
 

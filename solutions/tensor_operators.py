@@ -3,7 +3,7 @@
 
 Autograd does not record collectives, so each operator says what to send in forward and what in backward.
 
-Shape legend: B batch, T tokens, D model width, N ranks of the group.
+Shape legend: B batch, T tokens, D model width, t ranks of the group.
 """
 
 import torch
@@ -65,10 +65,10 @@ def copy_to_ranks(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
 
 
 def own_shard(tensor: Tensor, dim: int, group: ProcessGroup | None, what: str) -> Tensor:
-    """Copy this rank's part of a tensor: the r-th of N equal parts along dim, on rank r.
+    """Copy this rank's part of a tensor: the r-th of t equal parts along dim, on rank r.
 
     Raises:
-        ValueError: if N does not divide the length of that dimension. The message calls it `what`.
+        ValueError: if t does not divide the length of that dimension. The message calls it `what`.
     """
     length, world_size = tensor.shape[dim], dist.get_world_size(group)
     if length % world_size:
@@ -127,7 +127,7 @@ TOKENS = -2  # the dimension of the tokens in (B, T, D)
 
 
 def check_divisible(tensor: Tensor, group: ProcessGroup | None) -> None:
-    """Check that N divides the number of tokens.
+    """Check that t divides the number of tokens.
 
     Raises:
         ValueError: if it does not.
@@ -158,9 +158,9 @@ def scatter_tokens(partial: Tensor, group: ProcessGroup | None = None) -> Tensor
     """Add up the ranks' partial sums, of which each rank keeps its own tokens.
 
     Raises:
-        ValueError: if N does not divide the number of tokens.
+        ValueError: if t does not divide the number of tokens.
 
-    Shape: partial [..., T, D]; returns [..., T / N, D].
+    Shape: partial [..., T, D]; returns [..., T / t, D].
     Communication: one reduce-scatter in forward, one all-gather in backward.
     Source: Korthikanti et al. 2022, "Reducing Activation Recomputation", §4.2.2.
     """
@@ -184,7 +184,7 @@ class GatherTokens(torch.autograd.Function):
 def gather_tokens(shard: Tensor, group: ProcessGroup | None = None) -> Tensor:
     """Concatenate the ranks' tokens, so that each rank can compute something different from all of them.
 
-    Shape: shard [..., T / N, D]; returns [..., T, D].
+    Shape: shard [..., T / t, D]; returns [..., T, D].
     Communication: one all-gather in forward, one reduce-scatter in backward.
     Source: Korthikanti et al. 2022, "Reducing Activation Recomputation", §4.2.2.
     """

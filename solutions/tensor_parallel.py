@@ -1,7 +1,7 @@
 # Built by `make notebooks` from source/13_tensor_parallel/lab.py: edit that, not this.
 """Tensor parallelism: every rank of a group sees the same batch and computes with its shard of every matrix.
 
-Shape legend: B batch, T tokens, D model width, H heads, V vocabulary, N ranks of the group.
+Shape legend: B batch, T tokens, D model width, H heads, V vocabulary, t ranks of the group.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.func import functional_call
 
-from shared.models import Attention, TinyGPT
+from shared.models import Attention, GatedMLP, GroupedAttention, TinyGPT
 from shared.sharded.layers import as_parameter, as_shard, expect_plain, expect_plain_gpt, like
 from solutions.tensor_operators import (
     concatenate_shards,
@@ -31,12 +31,12 @@ class ColumnParallelLinear(nn.Module):
     """A linear layer of which each rank computes an equal part of the outputs.
 
     Args:
-        weight: this rank's rows of the weight, [outputs / N, inputs].
+        weight: this rank's rows of the weight, [outputs / t, inputs].
         bias: the same part of the bias, or None.
         gather_output: whether forward returns the outputs of all ranks.
         enter: the operator that lets each rank compute something different from the inputs.
 
-    Shape: inputs [..., inputs]; returns [..., outputs / N], or [..., outputs] with gather_output.
+    Shape: inputs [..., inputs]; returns [..., outputs / t], or [..., outputs] with gather_output.
     Communication: one all-reduce of the inputs' size in backward. With gather_output, one all-gather in forward.
     """
 
@@ -69,7 +69,7 @@ class ColumnParallelLinear(nn.Module):
         """Keep this rank's part of a layer that is the same on every rank.
 
         Raises:
-            ValueError: if N does not divide the number of outputs.
+            ValueError: if t does not divide the number of outputs.
         """
         expect_plain(linear, nn.Linear, group)
         weight = own_shard(linear.weight, 0, group, "the outputs of a linear layer")
@@ -86,11 +86,11 @@ class RowParallelLinear(nn.Module):
     """A linear layer of which each rank has an equal part of the inputs, and a partial sum of all outputs.
 
     Args:
-        weight: this rank's columns of the weight, [outputs, inputs / N].
+        weight: this rank's columns of the weight, [outputs, inputs / t].
         bias: the whole bias, or None. It is the same on every rank.
         leave: the operator that adds up the partial sums.
 
-    Shape: inputs [..., inputs / N]; returns [..., outputs].
+    Shape: inputs [..., inputs / t]; returns [..., outputs].
     Communication: one all-reduce of the outputs' size in forward.
     """
 
@@ -118,7 +118,7 @@ class RowParallelLinear(nn.Module):
         """Keep this rank's part of a layer that is the same on every rank.
 
         Raises:
-            ValueError: if N does not divide the number of inputs.
+            ValueError: if t does not divide the number of inputs.
         """
         expect_plain(linear, nn.Linear, group)
         weight = own_shard(linear.weight, 1, group, "the inputs of a linear layer")
@@ -144,7 +144,7 @@ class ParallelAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:  # (B, T, D)
         own = self.query_key_value(x).unflatten(-1, (3, self.own_heads, -1))
-        query, key, value = own.permute(2, 0, 3, 1, 4)  # each (B, H/N, T, D/H)
+        query, key, value = own.permute(2, 0, 3, 1, 4)  # each (B, H/t, T, D/H)
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         return self.project(mixed.transpose(1, 2).flatten(-2))  # (B, T, D)
 
@@ -159,7 +159,7 @@ class ParallelAttention(nn.Module):
         """Keep this rank's heads of an attention that is the same on every rank.
 
         Raises:
-            ValueError: if N does not divide the number of heads.
+            ValueError: if t does not divide the number of heads.
         """
 
         # The rows of this rank's heads, of a weight or a bias.
@@ -176,6 +176,115 @@ class ParallelAttention(nn.Module):
         )
 
 
+class ParallelGatedMLP(nn.Module):
+    """A gated MLP of which each rank has an equal part of the inner elements.
+
+    Shape: inputs and outputs [B, T, D].
+    Communication: one all-reduce of the inputs' size in forward and one in backward.
+    """
+
+    def __init__(self, gate_up: ColumnParallelLinear, down: RowParallelLinear):
+        super().__init__()
+        self.gate_up, self.down = gate_up, down
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, dim=-1)  # each (B, T, M/t)
+        return self.down(F.silu(gate) * up)
+
+    @classmethod
+    def from_mlp(
+        cls,
+        mlp: GatedMLP,
+        group: ProcessGroup | None = None,
+        enter: Callable = copy_to_ranks,
+        leave: Callable = sum_over_ranks,
+    ) -> "ParallelGatedMLP":
+        """Keep this rank's inner elements of a gated MLP that is the same on every rank.
+
+        Raises:
+            ValueError: if t does not divide the number of inner elements.
+        """
+        by_half = mlp.gate_up.weight.unflatten(0, (2, -1))
+        own_rows = own_shard(by_half, 1, group, "the inner elements of a gated MLP").flatten(0, 1)
+        gate_up = ColumnParallelLinear(own_rows, None, group, enter=enter)
+        return cls(gate_up, RowParallelLinear.from_linear(mlp.down, group, leave))
+
+
+def sharing_group(kv_heads: int, group: ProcessGroup | None) -> ProcessGroup:
+    """Return the group of the ranks that keep the same kv heads as this rank."""
+    copies = max(1, dist.get_world_size(group) // kv_heads)
+    first = dist.get_rank(group) // copies * copies
+    members = dist.get_process_group_ranks(group or dist.group.WORLD)[first : first + copies]
+    return dist.new_group(members, use_local_synchronization=True)
+
+
+class ParallelGroupedAttention(nn.Module):
+    """Grouped-query attention of which each rank computes an equal part of the query heads.
+
+    Args:
+        query: this rank's rows of the queries' weight.
+        key_value: its rows of the weight of keys and values. Other ranks may have the same ones.
+        project: the rank's part of the projection.
+        attention: the whole layer, for its sizes.
+        enter: the operator that lets each rank compute something different from the inputs.
+
+    Shape: inputs and outputs [B, T, D].
+    Communication: one all-reduce of the inputs' size in forward and one in backward, and one of the gradient of
+        key_value among the ranks that share it.
+    """
+
+    def __init__(
+        self,
+        query: Tensor,
+        key_value: Tensor,
+        project: RowParallelLinear,
+        attention: GroupedAttention,
+        group: ProcessGroup | None = None,
+        enter: Callable = copy_to_ranks,
+    ):
+        super().__init__()
+        self.query, self.key_value = as_shard(query, group), as_shard(key_value, group)
+        self.project, self.group, self.enter = project, group, enter
+        self.head_width = attention.project.in_features // attention.heads
+        self.sharing = sharing_group(attention.kv_heads, group)
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, T, D)
+        x = self.enter(x, self.group)
+        query = F.linear(x, self.query).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+        key_value = F.linear(x, self.shared_key_value()).unflatten(-1, (2, -1, self.head_width))
+        key, value = key_value.permute(2, 0, 3, 1, 4)  # each (B, own kv heads, T, D/H)
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+        return self.project(mixed.transpose(1, 2).flatten(-2))  # (B, T, D)
+
+    @classmethod
+    def from_attention(
+        cls,
+        attention: GroupedAttention,
+        group: ProcessGroup | None = None,
+        enter: Callable = copy_to_ranks,
+        leave: Callable = sum_over_ranks,
+    ) -> "ParallelGroupedAttention":
+        """Keep this rank's query heads, and the kv heads that they read, of a layer that is the same on every rank.
+
+        Raises:
+            ValueError: if t does not divide the query heads, or if neither of t and the kv heads divides the other.
+        """
+        by_head = attention.query.weight.unflatten(0, (attention.heads, -1))
+        query = own_shard(by_head, 0, group, "the heads of queries").flatten(0, 1)
+
+        by_head = attention.key_value.weight.unflatten(0, (2, attention.kv_heads, -1))
+        copies = max(1, dist.get_world_size(group) // attention.kv_heads)
+        by_head = by_head.repeat_interleave(copies, dim=1)
+        key_value = own_shard(by_head, 1, group, "the kv heads").flatten(0, 2)
+
+        project = RowParallelLinear.from_linear(attention.project, group, leave)
+        return cls(query, key_value, project, attention, group, enter)
+
+    def shared_key_value(self) -> Tensor:
+        """Return the weight of keys and values. Its gradient is the sum over the ranks that share it."""
+        return copy_to_ranks(self.key_value, self.sharing)
+
+
 def sharded_names(model: nn.Module) -> set[str]:
     """Return the names of the parameters of which each rank has its own shard."""
     return {f"{path}.{name}" for path, layer in model.named_modules() for name in getattr(layer, "sharded", ())}
@@ -186,7 +295,7 @@ class ParallelGPT(TinyGPT):
 
     With `sequence_parallel`, everything between two parallel layers is computed on this rank's tokens only.
 
-    Memory: 1/N of the matrices, and all of the position embedding and the norms.
+    Memory: 1/t of the matrices, and all of the position embedding and the norms.
     Communication: per layer, two all-reduces of B · T · D elements in forward and two in backward; with
         sequence_parallel, four all-gathers and four reduce-scatters, and one all-reduce of the replicated parameters'
         gradients. The embedding adds one collective, the output layer one, and the loss three numbers per target.
@@ -203,11 +312,11 @@ class ParallelGPT(TinyGPT):
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         if self.sequence_parallel:
             positions = own_shard(positions, 0, self.group, "the tokens")
-        # (B, T, D), or with sequence parallelism (B, T/N, D)
+        # (B, T, D), or with sequence parallelism (B, T/t, D)
         x = self.token_embedding(tokens) + self.position_embedding(positions)
         for block in self.blocks:
             x = block(x)
-        logits = self.output(self.norm(x))  # (B, T, V/N)
+        logits = self.output(self.norm(x))  # (B, T, V/t)
         if targets is None:
             return concatenate_shards(logits, self.group)[..., : self.config.vocab_size]
         columns = logits.shape[-1]
@@ -248,7 +357,7 @@ def parallelize(model: TinyGPT, group: ProcessGroup | None = None, sequence_para
     """Split a TinyGPT in place. It must be the same on every rank. Frozen parameters stay frozen.
 
     Raises:
-        ValueError: if N does not divide the number of heads, or if the ranks have different models.
+        ValueError: if t does not divide the number of heads, or if the ranks have different models.
     """
     expect_plain_gpt(model, group)
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}

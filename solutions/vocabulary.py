@@ -1,7 +1,7 @@
 # Built by `make notebooks` from source/13_tensor_parallel/lab.py: edit that, not this.
 """The vocabulary, split over the ranks: the embedding at the beginning of a model, and the loss at its end.
 
-Shape legend: D model width, V vocabulary, N ranks of the group.
+Shape legend: D model width, V vocabulary, t ranks of the group.
 """
 
 from collections.abc import Callable
@@ -25,9 +25,9 @@ from solutions.tensor_operators import own_shard, sum_over_ranks
 
 
 def vocabulary_shard(rows: Tensor, group: ProcessGroup | None) -> Tensor:
-    """Copy this rank's rows of a weight or bias that has one row per token, padded with zeros to a multiple of N.
+    """Copy this rank's rows of a weight or bias that has one row per token, padded with zeros to a multiple of t.
 
-    Shape: rows [V, ...]; returns [ceil(V / N), ...].
+    Shape: rows [V, ...]; returns [ceil(V / t), ...].
     """
     padding = -len(rows) % dist.get_world_size(group)
     padded = torch.cat([rows.detach(), rows.new_zeros(padding, *rows.shape[1:])])
@@ -97,7 +97,7 @@ def vocab_parallel_cross_entropy(
 
     As in F.cross_entropy, targets of ignore_index do not count.
 
-    Shape: logits_shard [..., V / N]; targets [...]; returns a scalar.
+    Shape: logits_shard [..., V / t]; targets [...]; returns a scalar.
     Communication: two all-reduces in forward, of one and two numbers per target; none in backward.
     Source: Shoeybi et al. 2019, "Megatron-LM", §3.
     """

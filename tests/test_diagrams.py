@@ -42,6 +42,8 @@ OF_ONE_SIZE = {
     "atomic_save": diagrams.atomic_save,
     "background_save": diagrams.background_save,
     "split_matrix": diagrams.split_matrix,
+    "split_heads": diagrams.split_heads,
+    "split_loss": diagrams.split_loss,
     "conjugate_operators": diagrams.conjugate_operators,
     "sequence_parallel": diagrams.sequence_parallel,
     "ring_attention": diagrams.ring_attention,

@@ -1,5 +1,6 @@
 """The diagrams of chapters 06 to 13 say what the solutions do: owners, states, times and names of folders."""
 
+import math
 from itertools import pairwise
 
 import pytest
@@ -254,6 +255,15 @@ def test_both_ways_to_split_a_matrix_give_the_product():
     assert [sum(of_rank) for of_rank in zip(*terms, strict=True)] == expected
     words = words_in(diagrams.split_matrix())
     assert all(words.count(f"{element}") >= 2 for element in expected)
+
+
+def test_the_terms_of_a_split_loss_add_up_to_the_cross_entropy():
+    largest, sums, targets = zip(*tensor.loss_terms(), strict=True)
+    logits = torch.tensor(tensor.LOGITS, dtype=torch.float64)
+    expected = torch.nn.functional.cross_entropy(logits, torch.tensor(tensor.TARGET)).item()
+    assert max(largest) == max(tensor.LOGITS)
+    assert math.log(sum(sums)) - sum(targets) == pytest.approx(expected)
+    assert any(f"= {expected:.2f}" in words for words in words_in(diagrams.split_loss()))
 
 
 def test_sequence_parallelism_divides_the_tokens_of_norms_and_of_nothing_else():

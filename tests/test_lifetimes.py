@@ -128,6 +128,8 @@ def test_messages_of_one_collective_become_one_span():
     assert line.spans[0].began_s == 1.0  # the original is as it was
     assert [span.name for span in short.spans] == ["1", "block", "2"]
     assert [span.name for span in bundled(line, 2, ["AG 0", "RS 0"]).spans] == ["AG 0", "block", "RS 0"]
+    ends_s = [span.ended_s for span in bundled(line, 2, most_s=1.5).spans]
+    assert ends_s == [1.5, 4.0, 5.5]  # a transfer ends when the link has sent it, computation as it was recorded
     with pytest.raises(ValueError, match="zip"):
         bundled(line, 2, ["AG 0"])
 

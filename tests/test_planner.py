@@ -175,6 +175,20 @@ def test_tensor_parallelism_is_for_links_inside_a_host_as_lesson_13_says():
     assert layers.zero3_s(shape, adapter, 8, 32) == layers.computing_s(shape, 8, 32)
 
 
+def test_sixteen_gpus_on_two_hosts_are_slower_than_eight_as_lesson_13_says():
+    shape, nvlink, adapter = SHAPES["Llama-2 70B"], REAL_LINKS[0], REAL_LINKS[4]
+    eight_s, sixteen_s = (
+        layers.tensor_parallel_s(shape, link, ranks, 1) for ranks, link in ((8, nvlink), (16, layers.two_hosts()))
+    )
+    assert eight_s < sixteen_s < 3 * eight_s
+    for link, share in ((nvlink, 0.25), (adapter, 2.0)):
+        formula = 2 / 9 * 7 * layers.H100_FLOPS / (shape.hidden * link.bus_bytes_per_s)
+        assert formula == pytest.approx(share, rel=0.02)
+        without_latency_s = 4 * 2 * 7 / 8 * 2 * 4096 * shape.hidden / link.bus_bytes_per_s
+        of_12_h_squared_s = 6 * 12 * shape.hidden**2 * 4096 / 8 / layers.H100_FLOPS
+        assert without_latency_s / of_12_h_squared_s == pytest.approx(formula)
+
+
 def test_the_table_of_a_layer_has_the_times_per_sequence():
     shape, links = SHAPES["Llama-2 70B"], REAL_LINKS[:2]
     table = layers.layer_table("Llama-2 70B", links)

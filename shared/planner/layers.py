@@ -10,10 +10,14 @@ two all-reduces of backward can overlap with computing the gradients of weights,
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
+
+from matplotlib.figure import Figure
 
 from shared import formulas
 from shared.planner.links import REAL_LINKS, RealLink
 from shared.planner.shapes import SHAPES, ModelShape
+from shared.plots import COLORS, finish, new_axes
 from shared.tables import Table
 
 LINKS = (REAL_LINKS[0], REAL_LINKS[4], REAL_LINKS[6])  # NVLink 4, and one adapter of 400 or 100 Gbit/s per host
@@ -69,3 +73,29 @@ def layer_table(
         f"Computing alone takes {computing_ms:.1f} ms."
     )
     return Table(header, rows, note)
+
+
+def two_hosts() -> RealLink:
+    """Return the link of a ring of 16 H100 on two hosts, of which two steps cross the adapters."""
+    inside, adapter = LINKS[:2]
+    return replace(adapter, gpus=16, alpha_s=(14 * inside.alpha_s + 2 * adapter.alpha_s) / 16)
+
+
+def layer_figure(model: str) -> Figure:
+    """Draw how long a layer of a model takes with one sequence if 1 to 16 H100 share it, on one host and on two."""
+    shape = SHAPES[model]
+    sizes = {1: LINKS[0], 2: LINKS[0], 4: LINKS[0], 8: LINKS[0], 16: two_hosts()}
+    names = [f"t = {ranks}" + ("\non two hosts" if ranks > 8 else "") for ranks in sizes]
+    computing = [1e3 * computing_s(shape, ranks, 1) for ranks in sizes]
+    total = [1e3 * tensor_parallel_s(shape, link, ranks, 1) for ranks, link in sizes.items()]
+    sending = [whole - part for whole, part in zip(total, computing, strict=True)]
+    figure, axes = new_axes(6.0, 3.0)
+    axes.bar(names, computing, color=COLORS[0], edgecolor="black", linewidth=0.6, label="computing")
+    style = {"color": COLORS[1], "hatch": "///", "edgecolor": "black", "linewidth": 0.6, "label": "all-reduces"}
+    drawn = axes.bar(names, sending, bottom=computing, **style)
+    axes.bar_label(drawn, [f"{each:.1f}" for each in total], padding=3)
+    axes.set(
+        ylabel="milliseconds", ylim=(0, 1.15 * max(total)), title=f"A layer of {shape.name}, one sequence (computed)"
+    )
+    axes.legend(frameon=False)
+    return finish(figure)

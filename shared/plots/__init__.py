@@ -72,6 +72,24 @@ def loss_curves(curves: dict[str, list[float]]) -> Figure:
     return finish(figure)
 
 
+def loss_ratio(wrong: dict[str, list[float]], right: list[float], steps: int = 20) -> Figure:
+    """Draw each run's loss, divided by the right one. Both are means of the last few steps, because batches differ."""
+    figure, axes = new_axes(6.0, 2.8)
+    axes.axhline(1, color="black", linewidth=0.8, linestyle=":")
+    right = _running_sums(right, steps)
+    for index, (name, losses) in enumerate(wrong.items()):
+        ratios = [a / b for a, b in zip(_running_sums(losses, steps), right, strict=True)]
+        style = {"color": COLORS[(index + 1) % len(COLORS)], "linestyle": LINES[index % len(LINES)]}
+        axes.plot(range(steps, steps + len(ratios)), ratios, linewidth=2, label=name, **style)
+    axes.set(xlabel="step", ylabel="loss / right loss", title=f"means of the last {steps} steps")
+    axes.legend(frameon=False)
+    return finish(figure)
+
+
+def _running_sums(losses: list[float], steps: int) -> list[float]:
+    return [sum(losses[end - steps : end]) for end in range(steps, len(losses) + 1)]
+
+
 def gradients_before_and_after(before: list, after: list, name: str) -> Figure:
     """Draw one parameter's gradient on every rank, before and after synchronization, on a common color scale.
 

@@ -9,11 +9,13 @@ from dataclasses import replace
 from shared.timeline import COMMUNICATION, Timeline
 
 
-def bundled(line: Timeline, messages: int, names: Sequence[str] = ()) -> Timeline:
+def bundled(line: Timeline, messages: int, names: Sequence[str] = (), most_s: float = float("inf")) -> Timeline:
     """Return a copy of a timeline that starts at time 0 and has one span per `messages` consecutive operations.
 
     Args:
         names: A name for each of these spans, in launch order. Without names, they are numbered from 1.
+        most_s: The time that the link needs for one span. A rank notices the end of a transfer only when it waits for
+            it, so a recorded span may be longer.
 
     Raises:
         ValueError: If there are not as many names as spans.
@@ -25,7 +27,7 @@ def bundled(line: Timeline, messages: int, names: Sequence[str] = ()) -> Timelin
         replace(
             spans[0],
             name=name,
-            ended_s=max(span.ended_s for span in spans),
+            ended_s=min(max(span.ended_s for span in spans), spans[0].began_s + most_s),
             payload_bytes=sum(span.payload_bytes for span in spans),
         )
         for name, spans in named

@@ -8,23 +8,22 @@
 # %% [markdown]
 # # Lab 13 · Tensor parallelism
 #
-# **75 minutes, 18 points.** In this lab, you split the layers of a GPT over the ranks. (N is the number of ranks that
-# share a layer. The lesson calls it t.) Every rank sees the same batch, and computes with its own part of every matrix.
-# At the end, `parallelize(model)` turns the course's `TinyGPT` into one that trains exactly as before, with a quarter
-# of the matrices on each of four ranks.
+# **75 minutes, 18 points.** In this lab, you split the layers of a GPT over t ranks. Every rank sees the same batch,
+# and computes with its own part of every matrix. Two of the layers are not in the lesson: a gated MLP, and attention
+# with fewer heads of keys and values than ranks, as in Llama. At the end, `parallelize(model)` turns the course's
+# `TinyGPT` into one that trains exactly as before, with a quarter of the matrices on each of four ranks.
 #
 # | exercise | you build | minutes | points |
 # |---|---|---|---|
-# | 13.1 | `sum_over_ranks`: all-reduce in forward | 5 | 1 |
-# | 13.2 | `copy_to_ranks`: all-reduce in backward | 4 | 1 |
-# | 13.3 | `ColumnParallelLinear` | 7 | 2 |
-# | 13.4 | `RowParallelLinear` | 6 | 2 |
-# | 13.5 | `ParallelAttention`: each rank has its own heads | 8 | 2 |
+# | 13.1 | `sum_over_ranks` and `copy_to_ranks`: two conjugate operators | 5 | 2 |
+# | 13.2 | `ColumnParallelLinear` | 6 | 2 |
+# | 13.3 | `RowParallelLinear` | 6 | 2 |
+# | 13.4 | `ParallelGatedMLP`: two matrices in one | 9 | 2 |
+# | 13.5 | `ParallelGroupedAttention`: fewer kv heads than ranks | 14 | 3 |
 # | 13.6 | `VocabParallelEmbedding` | 9 | 2 |
 # | 13.7 | `vocab_parallel_cross_entropy`: a loss that never gathers the logits | 10 | 2 |
-# | 13.8 | `gather_tokens` and `scatter_tokens`: sequence parallelism | 7 | 2 |
-# | 13.9 | `parallelize`: the whole model | 10 | 3 |
-# | 13.10 | stretch: `clip_grad_norm_`, outside the 75 minutes | 10 | 1 |
+# | 13.8 | `parallelize`: the whole model | 10 | 2 |
+# | 13.9 | stretch: `clip_grad_norm_`, outside the 75 minutes | 10 | 1 |
 # | | Break it: four mistakes that raise no error | 6 | |
 #
 # Each exercise has a check. Its first line tries the plain case on two ranks, in float64. The other lines try one to
@@ -46,7 +45,7 @@ ranks.start(world_size=4)
 
 Autograd does not record collectives, so each operator says what to send in forward and what in backward.
 
-Shape legend: B batch, T tokens, D model width, N ranks of the group.
+Shape legend: B batch, T tokens, D model width, t ranks of the group.
 """
 
 import torch
@@ -59,20 +58,17 @@ from shared.sharded.layers import like
 from solutions.async_collectives import launch_all_gather, launch_reduce_scatter
 
 # %% [markdown]
-# ## Exercise 13.1 · Adding up partial sums (5 min, 1 point)
+# ## Exercise 13.1 · Two conjugate operators (5 min, 2 points)
 #
-# Suppose that each rank has computed one term of a sum, and every rank needs the total. In forward, that is an
-# all-reduce. What does backward do? Every rank computes the same loss from the same total, so every rank already has
-# the complete gradient of the total. The gradient of a term is the gradient of the total. Therefore, backward passes it
-# on unchanged, without any communication.
-#
-# Autograd does not record collectives, so you tell it what to do with an `autograd.Function`. Write both methods:
+# Autograd does not record collectives, so you tell it what to do with an `autograd.Function`. First, the ranks have
+# terms of a sum, and each rank needs the total. Every rank then computes the same from the total, so it has the whole
+# gradient of the total, which is that of its own term.
 #
 # - `forward` returns the sum of `partial` over the ranks of `group`. It must not change `partial`.
-# - `backward` returns one gradient for `partial` and one for `group`, which is `None`.
+# - `backward` returns one gradient for `partial` and one for `group`, which is `None`. It sends nothing.
 #
-# The check's first line adds up terms on two ranks. The second counts what is sent, the third tries groups, and the
-# fourth tries several calls.
+# The checks of this exercise are called 13.1a and 13.1b. The first line of each is about two ranks. The others count
+# what is sent, and try groups and several calls.
 #
 # <details><summary>Hint</summary>
 #
@@ -116,17 +112,12 @@ def sum_over_ranks(partial: Tensor, group: ProcessGroup | None = None) -> Tensor
 check.sum_over_ranks()
 
 # %% [markdown]
-# ## Exercise 13.2 · Adding up gradients (4 min, 1 point)
-#
-# Now the other direction. Every rank has the same tensor `x`, and computes something different from it, with its own
-# part of a matrix. In forward, there is nothing to send. In backward, each rank computes the term of `x`'s gradient
-# that comes from its own computation. The complete gradient is the sum of these terms.
+# Now the other direction. Every rank has the same tensor `x`, and computes something different from it. So each rank
+# has only a term of x's gradient.
 #
 # - `forward` returns `x`, or a view of it.
 # - `backward` returns the sum of `gradient` over the ranks of the group. It must not change `gradient`, which may be
 #   used elsewhere.
-#
-# This operator and the last one are **conjugate**: the forward of one is the backward of the other.
 #
 # <details><summary>Hint</summary>
 #
@@ -172,15 +163,15 @@ def copy_to_ranks(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
 check.copy_to_ranks()
 
 # %% [markdown]
-# ## Exercise 13.3 · Columns (7 min, 2 points)
+# ## Exercise 13.2 · Columns (6 min, 2 points)
 #
 # A linear layer computes `y = x Wᵀ + b`. torch stores one *row* of `W` per output, so the *rows* of `weight` are
-# divided here. (They are the columns of `Wᵀ`, which give the layer its name.) Rank r computes the r-th of N equal parts
+# divided here. (They are the columns of `Wᵀ`, which give the layer its name.) Rank r computes the r-th of t equal parts
 # of the outputs. For that, it needs all inputs, and nothing from the other ranks.
 #
 # The next three cells are given. You do not need to read them, but you should know what their functions do:
 #
-# - `own_shard(tensor, dim, group, what)` copies this rank's part of a tensor along `dim`. If N does not divide that
+# - `own_shard(tensor, dim, group, what)` copies this rank's part of a tensor along `dim`. If t does not divide that
 #   dimension, it raises a `ValueError` that names both numbers. Its message calls the dimension `what`, for example
 #   `"the bias"`.
 # - `all_gather(tensor, dim, group)` and `reduce_scatter(tensor, dim, group)` use your collectives from lab 01 along any
@@ -192,10 +183,10 @@ check.copy_to_ranks()
 # %% tags=["export"] module="tensor_operators"
 # %%ranks
 def own_shard(tensor: Tensor, dim: int, group: ProcessGroup | None, what: str) -> Tensor:
-    """Copy this rank's part of a tensor: the r-th of N equal parts along dim, on rank r.
+    """Copy this rank's part of a tensor: the r-th of t equal parts along dim, on rank r.
 
     Raises:
-        ValueError: if N does not divide the length of that dimension. The message calls it `what`.
+        ValueError: if t does not divide the length of that dimension. The message calls it `what`.
     """
     length, world_size = tensor.shape[dim], dist.get_world_size(group)
     if length % world_size:
@@ -279,7 +270,7 @@ def concatenate_shards(shard: Tensor, group: ProcessGroup | None = None) -> Tens
 # %%ranks
 """Tensor parallelism: every rank of a group sees the same batch and computes with its shard of every matrix.
 
-Shape legend: B batch, T tokens, D model width, H heads, V vocabulary, N ranks of the group.
+Shape legend: B batch, T tokens, D model width, H heads, V vocabulary, t ranks of the group.
 """
 
 from collections.abc import Callable
@@ -291,7 +282,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.func import functional_call
 
-from shared.models import Attention, TinyGPT
+from shared.models import Attention, GatedMLP, GroupedAttention, TinyGPT
 from shared.sharded.layers import as_parameter, as_shard, expect_plain, expect_plain_gpt, like
 
 
@@ -301,12 +292,12 @@ class ColumnParallelLinear(nn.Module):
     """A linear layer of which each rank computes an equal part of the outputs.
 
     Args:
-        weight: this rank's rows of the weight, [outputs / N, inputs].
+        weight: this rank's rows of the weight, [outputs / t, inputs].
         bias: the same part of the bias, or None.
         gather_output: whether forward returns the outputs of all ranks.
         enter: the operator that lets each rank compute something different from the inputs.
 
-    Shape: inputs [..., inputs]; returns [..., outputs / N], or [..., outputs] with gather_output.
+    Shape: inputs [..., inputs]; returns [..., outputs / t], or [..., outputs] with gather_output.
     Communication: one all-reduce of the inputs' size in backward. With gather_output, one all-gather in forward.
     """
 
@@ -343,7 +334,7 @@ class ColumnParallelLinear(ColumnParallelLinear):
         """Keep this rank's part of a layer that is the same on every rank.
 
         Raises:
-            ValueError: if N does not divide the number of outputs.
+            ValueError: if t does not divide the number of outputs.
         """
         expect_plain(linear, nn.Linear, group)
         ### BEGIN SOLUTION
@@ -364,7 +355,7 @@ class ColumnParallelLinear(ColumnParallelLinear):
 check.ColumnParallelLinear()
 
 # %% [markdown]
-# ## Exercise 13.4 · Rows (6 min, 2 points)
+# ## Exercise 13.3 · Rows (6 min, 2 points)
 #
 # The next layer takes inputs that are already divided: rank r has the r-th part of them. It needs the weights that
 # belong to these inputs, which are *columns* of torch's `weight`. Its result is only a partial sum of the outputs, so
@@ -390,11 +381,11 @@ class RowParallelLinear(nn.Module):
     """A linear layer of which each rank has an equal part of the inputs, and a partial sum of all outputs.
 
     Args:
-        weight: this rank's columns of the weight, [outputs, inputs / N].
+        weight: this rank's columns of the weight, [outputs, inputs / t].
         bias: the whole bias, or None. It is the same on every rank.
         leave: the operator that adds up the partial sums.
 
-    Shape: inputs [..., inputs / N]; returns [..., outputs].
+    Shape: inputs [..., inputs / t]; returns [..., outputs].
     Communication: one all-reduce of the outputs' size in forward.
     """
 
@@ -426,7 +417,7 @@ class RowParallelLinear(RowParallelLinear):
         """Keep this rank's part of a layer that is the same on every rank.
 
         Raises:
-            ValueError: if N does not divide the number of inputs.
+            ValueError: if t does not divide the number of inputs.
         """
         expect_plain(linear, nn.Linear, group)
         ### BEGIN SOLUTION
@@ -467,39 +458,11 @@ assert difference < 1e-6 and log.messages == 1
 print(f"{difference < 1e-6 = }, {log.messages} all-reduce, {log.sent_bytes:,.0f} bytes sent")
 
 # %% [markdown]
-# ## Exercise 13.5 · Heads (8 min, 2 points)
+# ## Given: attention
 #
-# Each head of attention computes on its own, so rank r gets the r-th part of the heads. It needs the rows of
-# `query_key_value` that compute the queries, keys and values of its heads, and the columns of `project` that read the
-# results of these heads. The results are not concatenated over the ranks: each rank multiplies the results of its own
-# heads by its own columns, and the row-parallel layer *adds up* the products.
-#
-# Take care with `query_key_value`. Its 3·D rows are first all queries, then all keys, then all values, and each of
-# these three parts is ordered by head. So a rank's rows are not contiguous:
-#
-# | rows | 0 … D−1 | D … 2D−1 | 2D … 3D−1 |
-# |---|---|---|---|
-# | compute | queries of head 0, 1, …, H−1 | keys of head 0, 1, …, H−1 | values of head 0, 1, …, H−1 |
-#
-# `forward` is given. It computes the same as `TinyGPT`'s attention, but with this rank's heads only. Most of
-# `from_attention` is given, too. Write the function `own_rows` inside it, which takes the whole `weight` or `bias` of
-# `query_key_value`:
-#
-# - Return a copy of the rows of this rank's heads: queries first, then keys, then values.
-# - `query_key_value` and `project` may both have a bias.
-# - Use `own_shard`. If N does not divide the number of heads, its `ValueError` should name these two numbers.
-#
-# <details><summary>Hint 1</summary>
-#
-# `weight.unflatten(0, (3, heads, -1))` gives the rows three indices: query, key or value; the head; the row within the
-# head. Along which of these dimensions do you split?
-#
-# </details>
-# <details><summary>Hint 2</summary>
-#
-# Afterwards, `flatten(0, 2)` makes it a matrix again. The same two calls work for a bias.
-#
-# </details>
+# `ParallelAttention` is the lesson's: each rank has the columns of its own heads of `query_key_value`, and the rows of
+# `project` that read their results. `own_rows` splits a weight or a bias by head, in two calls. You need its idea in
+# the next two exercises.
 
 
 # %% tags=["export"]
@@ -519,12 +482,12 @@ class ParallelAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:  # (B, T, D)
         own = self.query_key_value(x).unflatten(-1, (3, self.own_heads, -1))
-        query, key, value = own.permute(2, 0, 3, 1, 4)  # each (B, H/N, T, D/H)
+        query, key, value = own.permute(2, 0, 3, 1, 4)  # each (B, H/t, T, D/H)
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         return self.project(mixed.transpose(1, 2).flatten(-2))  # (B, T, D)
 
 
-# %% tags=["exercise", "export"] grade_id="parallel-attention"
+# %% tags=["export"]
 # %%ranks
 class ParallelAttention(ParallelAttention):
     @classmethod
@@ -538,15 +501,13 @@ class ParallelAttention(ParallelAttention):
         """Keep this rank's heads of an attention that is the same on every rank.
 
         Raises:
-            ValueError: if N does not divide the number of heads.
+            ValueError: if t does not divide the number of heads.
         """
 
         # The rows of this rank's heads, of a weight or a bias.
         def own_rows(rows: Tensor) -> Tensor:
-            ### BEGIN SOLUTION
             by_head = rows.unflatten(0, (3, attention.heads, -1))
             return like(rows, own_shard(by_head, 1, group, "the heads of attention").flatten(0, 2))
-            ### END SOLUTION
 
         whole = attention.query_key_value
         bias = None if whole.bias is None else own_rows(whole.bias)
@@ -557,8 +518,234 @@ class ParallelAttention(ParallelAttention):
         )
 
 
-# %% tags=["check"] grade_id="check-parallel-attention" points=2
-check.ParallelAttention()
+# %% [markdown]
+# ## Exercise 13.4 · A gated MLP (9 min, 2 points)
+#
+# The MLP of Llama has three matrices. It multiplies the inner elements by a gate: `down(silu(gate(x)) · up(x))`. Gate
+# and up read the same inputs, so `GatedMLP` (`shared/models.py`) fuses them into one matrix, and one matmul computes
+# both. `gate_up.weight` is [2 · M, D]. Its first M rows compute the gate, and the others what it is multiplied by.
+#
+# A rank has M/t inner elements. For them it needs rows of both halves. `gate_up.weight.chunk(t, 0)` has the right
+# shape, and raises no error. But on two ranks, rank 0 would then have all of the gate, and nothing to multiply it by.
+#
+# `forward` is given. Write `from_mlp(mlp, group, enter, leave)`, which returns a `ParallelGatedMLP`:
+#
+# - `gate_up` is a `ColumnParallelLinear` that gets `enter`. Rank r keeps the r-th part of the gate's rows, then the
+#   r-th part of the other half's rows, as a copy. No layer has a bias.
+# - `down` is a `RowParallelLinear` that gets `leave`.
+# - If t does not divide M, raise a `ValueError` that names M and t. `own_shard` does that.
+#
+# The check's first line compares outputs and gradients with those of one process, on two ranks. The others train on
+# one to four ranks, count collectives, pass other operators, and measure the memory.
+#
+# <details><summary>Hint</summary>
+#
+# Give the rows two indices, as in `own_rows` of `ParallelAttention`: which half, and which inner element. Along which
+# of the two do you split?
+#
+# </details>
+
+
+# %% tags=["export"]
+# %%ranks
+class ParallelGatedMLP(nn.Module):
+    """A gated MLP of which each rank has an equal part of the inner elements.
+
+    Shape: inputs and outputs [B, T, D].
+    Communication: one all-reduce of the inputs' size in forward and one in backward.
+    """
+
+    def __init__(self, gate_up: ColumnParallelLinear, down: RowParallelLinear):
+        super().__init__()
+        self.gate_up, self.down = gate_up, down
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, dim=-1)  # each (B, T, M/t)
+        return self.down(F.silu(gate) * up)
+
+
+# %% tags=["exercise", "export"] grade_id="parallel-gated-mlp"
+# %%ranks
+class ParallelGatedMLP(ParallelGatedMLP):
+    @classmethod
+    def from_mlp(
+        cls,
+        mlp: GatedMLP,
+        group: ProcessGroup | None = None,
+        enter: Callable = copy_to_ranks,
+        leave: Callable = sum_over_ranks,
+    ) -> "ParallelGatedMLP":
+        """Keep this rank's inner elements of a gated MLP that is the same on every rank.
+
+        Raises:
+            ValueError: if t does not divide the number of inner elements.
+        """
+        ### BEGIN SOLUTION
+        by_half = mlp.gate_up.weight.unflatten(0, (2, -1))
+        own_rows = own_shard(by_half, 1, group, "the inner elements of a gated MLP").flatten(0, 1)
+        gate_up = ColumnParallelLinear(own_rows, None, group, enter=enter)
+        return cls(gate_up, RowParallelLinear.from_linear(mlp.down, group, leave))
+        ### END SOLUTION
+
+
+# %% [markdown]
+# Try it. The difference to the whole MLP should be less than 1e-6, and there should be one all-reduce:
+
+# %%
+# %%ranks
+torch.manual_seed(0)
+mlp = GatedMLP(width=16, inner=48).to(device)
+own_mlp = ParallelGatedMLP.from_mlp(mlp)
+with wire.ledger() as log, torch.no_grad():
+    difference = (own_mlp(x) - mlp(x)).abs().max().item()
+print(f"{difference < 1e-6 = }, {log.messages} all-reduce, {list(own_mlp.gate_up.weight.shape) = }")
+
+# %% tags=["check"] grade_id="check-parallel-gated-mlp" points=2
+check.ParallelGatedMLP()
+
+# %% [markdown]
+# ## Exercise 13.5 · Fewer kv heads than ranks (14 min, 3 points)
+#
+# In **grouped-query attention**, several heads of queries share one head of keys and values, a kv head. Llama-2 70B has
+# 64 heads of queries and 8 kv heads. With t = 8, each rank has one kv head. But on 16 ranks, there are not enough, so
+# two ranks keep the same one. With 2 kv heads (K = 2) on four ranks (t = 4):
+#
+# | | rank 0 | rank 1 | rank 2 | rank 3 |
+# |---|---|---|---|---|
+# | heads of queries, of H = 8 | 0, 1 | 2, 3 | 4, 5 | 6, 7 |
+# | kv head | 0 | 0 | 1 | 1 |
+#
+# Ranks 0 and 1 start with the same rows, but each has other queries. So each has only a term of these rows' gradient.
+# Without a sum over the two ranks, their copies drift apart, and nothing raises an error.
+#
+# `GroupedAttention` (`shared/models.py`) has `query.weight` [D, D], ordered by head, and `key_value.weight`
+# [2 · K · D/H, D]: all heads of keys, then all heads of values. `forward` and the constructor are given. Write:
+#
+# - `from_attention(attention, group, enter, leave)`: pass the rank's rows of `query.weight` and `key_value.weight` to
+#   the constructor, as copies, its keys before its values. `project` is a `RowParallelLinear` that gets `leave`.
+# - Rank r keeps the r-th part of the query heads. If t divides K, it keeps the r-th part of the kv heads. If K divides
+#   t, it keeps the kv head r // (t/K), and no other.
+# - Raise a `ValueError` if t does not divide H, or if neither of K and t divides the other. It names the two numbers.
+# - `shared_key_value()` returns the weight `self.key_value` so that backward adds up its gradient over the ranks that
+#   keep the same rows. `self.sharing` is their process group. Send nothing in forward, and one all-reduce of the rank's
+#   own rows in backward, at most.
+#
+# The check's first line has one kv head on two ranks. The others have 1, 2 and 12 kv heads on one to four ranks. They
+# train, pass other operators, try groups, count bytes, and measure what a rank holds.
+#
+# <details><summary>Hint 1</summary>
+#
+# Which of your operators adds up gradients in backward, and over which group?
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# If each kv head stood t/K times in a row, there would be t of them. `repeat_interleave` does that, and `own_shard`
+# knows the rest.
+#
+# </details>
+
+
+# %% tags=["export"]
+# %%ranks
+def sharing_group(kv_heads: int, group: ProcessGroup | None) -> ProcessGroup:
+    """Return the group of the ranks that keep the same kv heads as this rank."""
+    copies = max(1, dist.get_world_size(group) // kv_heads)
+    first = dist.get_rank(group) // copies * copies
+    members = dist.get_process_group_ranks(group or dist.group.WORLD)[first : first + copies]
+    return dist.new_group(members, use_local_synchronization=True)
+
+
+# %% tags=["export"]
+# %%ranks
+class ParallelGroupedAttention(nn.Module):
+    """Grouped-query attention of which each rank computes an equal part of the query heads.
+
+    Args:
+        query: this rank's rows of the queries' weight.
+        key_value: its rows of the weight of keys and values. Other ranks may have the same ones.
+        project: the rank's part of the projection.
+        attention: the whole layer, for its sizes.
+        enter: the operator that lets each rank compute something different from the inputs.
+
+    Shape: inputs and outputs [B, T, D].
+    Communication: one all-reduce of the inputs' size in forward and one in backward, and one of the gradient of
+        key_value among the ranks that share it.
+    """
+
+    def __init__(
+        self,
+        query: Tensor,
+        key_value: Tensor,
+        project: RowParallelLinear,
+        attention: GroupedAttention,
+        group: ProcessGroup | None = None,
+        enter: Callable = copy_to_ranks,
+    ):
+        super().__init__()
+        self.query, self.key_value = as_shard(query, group), as_shard(key_value, group)
+        self.project, self.group, self.enter = project, group, enter
+        self.head_width = attention.project.in_features // attention.heads
+        self.sharing = sharing_group(attention.kv_heads, group)
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, T, D)
+        x = self.enter(x, self.group)
+        query = F.linear(x, self.query).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+        key_value = F.linear(x, self.shared_key_value()).unflatten(-1, (2, -1, self.head_width))
+        key, value = key_value.permute(2, 0, 3, 1, 4)  # each (B, own kv heads, T, D/H)
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+        return self.project(mixed.transpose(1, 2).flatten(-2))  # (B, T, D)
+
+
+# %% tags=["exercise", "export"] grade_id="parallel-grouped-attention"
+# %%ranks
+class ParallelGroupedAttention(ParallelGroupedAttention):
+    @classmethod
+    def from_attention(
+        cls,
+        attention: GroupedAttention,
+        group: ProcessGroup | None = None,
+        enter: Callable = copy_to_ranks,
+        leave: Callable = sum_over_ranks,
+    ) -> "ParallelGroupedAttention":
+        """Keep this rank's query heads, and the kv heads that they read, of a layer that is the same on every rank.
+
+        Raises:
+            ValueError: if t does not divide the query heads, or if neither of t and the kv heads divides the other.
+        """
+        ### BEGIN SOLUTION
+        by_head = attention.query.weight.unflatten(0, (attention.heads, -1))
+        query = own_shard(by_head, 0, group, "the heads of queries").flatten(0, 1)
+
+        by_head = attention.key_value.weight.unflatten(0, (2, attention.kv_heads, -1))
+        copies = max(1, dist.get_world_size(group) // attention.kv_heads)
+        by_head = by_head.repeat_interleave(copies, dim=1)
+        key_value = own_shard(by_head, 1, group, "the kv heads").flatten(0, 2)
+
+        project = RowParallelLinear.from_linear(attention.project, group, leave)
+        return cls(query, key_value, project, attention, group, enter)
+        ### END SOLUTION
+
+    def shared_key_value(self) -> Tensor:
+        """Return the weight of keys and values. Its gradient is the sum over the ranks that share it."""
+        ### BEGIN SOLUTION
+        return copy_to_ranks(self.key_value, self.sharing)
+        ### END SOLUTION
+
+
+# %% [markdown]
+# Try it with two kv heads. Ranks 0 and 1 should print the same gradient, and so should ranks 2 and 3:
+
+# %%
+# %%ranks
+torch.manual_seed(0)
+attention = GroupedAttention(width=16, heads=8, kv_heads=2).to(device)
+own_attention = ParallelGroupedAttention.from_attention(attention)
+own_attention(x[None]).square().sum().backward()
+print(f"{own_attention.key_value.grad[0, 0].item():.6f}")
+
+# %% tags=["check"] grade_id="check-parallel-grouped-attention" points=3
+check.ParallelGroupedAttention()
 
 # %% [markdown]
 # ## Exercise 13.6 · The vocabulary (9 min, 2 points)
@@ -567,13 +754,14 @@ check.ParallelAttention()
 # looks up the tokens that it has, and returns zeros for the others. As each token is on exactly one rank, the *sum*
 # over the ranks is the embedding.
 #
-# The size of a vocabulary is rarely a multiple of N, so `vocabulary_shard`, which is given, pads it with rows of zeros.
+# The size of a vocabulary is rarely a multiple of t, so `vocabulary_shard`, which is given, pads it with rows of zeros.
 # They belong to no token, so they stay zero in training.
 #
 # - `from_embedding(embedding, group)` is given. It keeps `rows` rows. On rank r, the first of them belongs to token r ·
 #   rows.
 # - Write `forward(tokens)`. It returns the rows of the tokens, added up with `self.leave`. A token of another rank must
 #   not add a gradient to the row that you look up in its place.
+# - Pass `self.padding_idx` to `F.embedding`, so that the row of a padding token gets no gradient.
 #
 # <details><summary>Hint</summary>
 #
@@ -587,7 +775,7 @@ check.ParallelAttention()
 # %%ranks
 """The vocabulary, split over the ranks: the embedding at the beginning of a model, and the loss at its end.
 
-Shape legend: D model width, V vocabulary, N ranks of the group.
+Shape legend: D model width, V vocabulary, t ranks of the group.
 """
 
 from collections.abc import Callable
@@ -612,9 +800,9 @@ from shared.sharded.layers import (
 # %% tags=["export"] module="vocabulary"
 # %%ranks
 def vocabulary_shard(rows: Tensor, group: ProcessGroup | None) -> Tensor:
-    """Copy this rank's rows of a weight or bias that has one row per token, padded with zeros to a multiple of N.
+    """Copy this rank's rows of a weight or bias that has one row per token, padded with zeros to a multiple of t.
 
-    Shape: rows [V, ...]; returns [ceil(V / N), ...].
+    Shape: rows [V, ...]; returns [ceil(V / t), ...].
     """
     padding = -len(rows) % dist.get_world_size(group)
     padded = torch.cat([rows.detach(), rows.new_zeros(padding, *rows.shape[1:])])
@@ -688,7 +876,7 @@ check.VocabParallelEmbedding()
 # ## Exercise 13.7 · The loss (10 min, 2 points)
 #
 # With a vocabulary of 128,000 tokens, the logits of a single sequence of 8,192 tokens take 4 GB in fp32. The output
-# layer is column-parallel, so each rank has 1/N of them. The loss can be computed without ever gathering them.
+# layer is column-parallel, so each rank has 1/t of them. The loss can be computed without ever gathering them.
 #
 # For one token with logits z and target y, the loss is `log Σ exp(zᵢ) − z_y`. Subtracting the largest logit m from all
 # of them changes nothing, but avoids overflow:
@@ -703,7 +891,7 @@ check.VocabParallelEmbedding()
 # - Rank r has the r-th part of the logits, so its first column belongs to token r · columns.
 # - m is a constant: no gradient flows through it. Use `dist.all_reduce(…, op=dist.ReduceOp.MAX, group=group)`. Then
 #   subtract m from the logits, but not in place, because `logits` may be the caller's tensor. A logit may be −∞ (that
-#   of padding, see 13.9).
+#   of padding, see 13.8).
 # - The given call of `sum_over_ranks` adds up the terms of all ranks, with the right gradients. For a target of another
 #   rank, `own_target_logit` must not change that sum.
 #
@@ -735,7 +923,7 @@ def vocab_parallel_cross_entropy(
 
     As in F.cross_entropy, targets of ignore_index do not count.
 
-    Shape: logits_shard [..., V / N]; targets [...]; returns a scalar.
+    Shape: logits_shard [..., V / t]; targets [...]; returns a scalar.
     Communication: two all-reduces in forward, of one and two numbers per target; none in backward.
     Source: Shoeybi et al. 2019, "Megatron-LM", §3.
     """
@@ -761,33 +949,15 @@ def vocab_parallel_cross_entropy(
 check.vocab_parallel_cross_entropy()
 
 # %% [markdown]
-# ## Exercise 13.8 · Splitting the tokens in between (7 min, 2 points)
+# ## Given: sequence parallelism
 #
-# Between a row-parallel layer and the next column-parallel one, every rank has all activations, and computes the same
-# norms and residuals. **Sequence parallelism** divides this part by tokens: rank r keeps the r-th part of them. An
-# all-reduce is a reduce-scatter followed by an all-gather. Now the reduce-scatter ends the row-parallel layer, and the
-# all-gather begins the next column-parallel layer. In between, a rank holds 1/N of the activations. A block sends the
-# same bytes as before.
-#
-# Write the two operators, whose checks are called 13.8a and 13.8b. They replace `sum_over_ranks` and `copy_to_ranks`,
-# and are conjugate as well:
+# `scatter_tokens` and `gather_tokens` are the lesson's two operators of **sequence parallelism**, for tokens that are
+# the second-to-last dimension, [B, T, D]. They replace `sum_over_ranks` and `copy_to_ranks` as `leave` and `enter`:
 #
 # | operator | forward | backward |
 # |---|---|---|
 # | `scatter_tokens(partial, group)` | adds up, and keeps this rank's tokens | concatenates all tokens |
 # | `gather_tokens(shard, group)` | concatenates all tokens | adds up, and keeps this rank's tokens |
-#
-# - The tokens are the second-to-last dimension: [B, T, D].
-# - Use `all_gather(tensor, dim, group)` and `reduce_scatter(tensor, dim, group)` from above.
-# - If N does not divide the number of tokens, `scatter_tokens` raises a `ValueError` that names both numbers. Call the
-#   given `check_divisible` for that.
-#
-# <details><summary>Hint</summary>
-#
-# In the backward of `gather_tokens`, each rank has a gradient for all tokens, but this gradient has only the terms from
-# the rank's own columns. So keeping the rank's own tokens is not enough.
-#
-# </details>
 
 
 # %% tags=["export"] module="tensor_operators"
@@ -796,7 +966,7 @@ TOKENS = -2  # the dimension of the tokens in (B, T, D)
 
 
 def check_divisible(tensor: Tensor, group: ProcessGroup | None) -> None:
-    """Check that N divides the number of tokens.
+    """Check that t divides the number of tokens.
 
     Raises:
         ValueError: if it does not.
@@ -808,25 +978,21 @@ def check_divisible(tensor: Tensor, group: ProcessGroup | None) -> None:
         )
 
 
-# %% tags=["exercise", "export"] grade_id="scatter-tokens" module="tensor_operators"
+# %% tags=["export"] module="tensor_operators"
 # %%ranks
 class ScatterTokens(torch.autograd.Function):
     """Forward: reduce-scatter. Backward: all-gather."""
 
     @staticmethod
     def forward(ctx, partial: Tensor, group: ProcessGroup | None) -> Tensor:
-        ### BEGIN SOLUTION
         check_divisible(partial, group)
         ctx.group = group
         return reduce_scatter(partial, TOKENS, group)
-        ### END SOLUTION
 
     @staticmethod
     @once_differentiable  # collectives record no graph
     def backward(ctx, gradient: Tensor):
-        ### BEGIN SOLUTION
         return all_gather(gradient, TOKENS, ctx.group), None
-        ### END SOLUTION
 
 
 # %% tags=["export"] module="tensor_operators"
@@ -835,37 +1001,29 @@ def scatter_tokens(partial: Tensor, group: ProcessGroup | None = None) -> Tensor
     """Add up the ranks' partial sums, of which each rank keeps its own tokens.
 
     Raises:
-        ValueError: if N does not divide the number of tokens.
+        ValueError: if t does not divide the number of tokens.
 
-    Shape: partial [..., T, D]; returns [..., T / N, D].
+    Shape: partial [..., T, D]; returns [..., T / t, D].
     Communication: one reduce-scatter in forward, one all-gather in backward.
     Source: Korthikanti et al. 2022, "Reducing Activation Recomputation", §4.2.2.
     """
     return ScatterTokens.apply(partial, group)
 
 
-# %% tags=["check"] grade_id="check-scatter-tokens" points=1
-check.scatter_tokens()
-
-
-# %% tags=["exercise", "export"] grade_id="gather-tokens" module="tensor_operators"
+# %% tags=["export"] module="tensor_operators"
 # %%ranks
 class GatherTokens(torch.autograd.Function):
     """Forward: all-gather. Backward: reduce-scatter."""
 
     @staticmethod
     def forward(ctx, shard: Tensor, group: ProcessGroup | None) -> Tensor:
-        ### BEGIN SOLUTION
         ctx.group = group
         return all_gather(shard, TOKENS, group)
-        ### END SOLUTION
 
     @staticmethod
     @once_differentiable  # collectives record no graph
     def backward(ctx, gradient: Tensor):
-        ### BEGIN SOLUTION
         return reduce_scatter(gradient, TOKENS, ctx.group), None
-        ### END SOLUTION
 
 
 # %% tags=["export"] module="tensor_operators"
@@ -873,18 +1031,15 @@ class GatherTokens(torch.autograd.Function):
 def gather_tokens(shard: Tensor, group: ProcessGroup | None = None) -> Tensor:
     """Concatenate the ranks' tokens, so that each rank can compute something different from all of them.
 
-    Shape: shard [..., T / N, D]; returns [..., T, D].
+    Shape: shard [..., T / t, D]; returns [..., T, D].
     Communication: one all-gather in forward, one reduce-scatter in backward.
     Source: Korthikanti et al. 2022, "Reducing Activation Recomputation", §4.2.2.
     """
     return GatherTokens.apply(shard, group)
 
 
-# %% tags=["check"] grade_id="check-gather-tokens" points=1
-check.gather_tokens()
-
 # %% [markdown]
-# ## Exercise 13.9 · The whole model (10 min, 3 points)
+# ## Exercise 13.8 · The whole model (10 min, 2 points)
 #
 # `parallelize(model, group, sequence_parallel)` splits a `TinyGPT` in place. Most of the model's code stays as it is,
 # because your layers take the places of the old ones:
@@ -937,7 +1092,7 @@ class ParallelGPT(TinyGPT):
 
     With `sequence_parallel`, everything between two parallel layers is computed on this rank's tokens only.
 
-    Memory: 1/N of the matrices, and all of the position embedding and the norms.
+    Memory: 1/t of the matrices, and all of the position embedding and the norms.
     Communication: per layer, two all-reduces of B · T · D elements in forward and two in backward; with
         sequence_parallel, four all-gathers and four reduce-scatters, and one all-reduce of the replicated parameters'
         gradients. The embedding adds one collective, the output layer one, and the loss three numbers per target.
@@ -954,11 +1109,11 @@ class ParallelGPT(TinyGPT):
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         if self.sequence_parallel:
             positions = own_shard(positions, 0, self.group, "the tokens")
-        # (B, T, D), or with sequence parallelism (B, T/N, D)
+        # (B, T, D), or with sequence parallelism (B, T/t, D)
         x = self.token_embedding(tokens) + self.position_embedding(positions)
         for block in self.blocks:
             x = block(x)
-        logits = self.output(self.norm(x))  # (B, T, V/N)
+        logits = self.output(self.norm(x))  # (B, T, V/t)
         if targets is None:
             return concatenate_shards(logits, self.group)[..., : self.config.vocab_size]
         columns = logits.shape[-1]
@@ -989,7 +1144,7 @@ class ParallelGPT(ParallelGPT):
 # - Set `model.group` and `model.sequence_parallel`, change `model.__class__`, and return the model.
 #
 # The first check, `plain model`, trains a small GPT on two ranks. The other checks try sequence parallelism, one to
-# four ranks, vocabularies that need padding, separate output weights, biases, bf16, AdamW, and numbers of heads that N
+# four ranks, vocabularies that need padding, separate output weights, biases, bf16, AdamW, and numbers of heads that t
 # does not divide. They also count collectives, and measure the memory.
 #
 # <details><summary>Hint</summary>
@@ -1007,7 +1162,7 @@ def parallelize(
     """Split a TinyGPT in place. It must be the same on every rank. Frozen parameters stay frozen.
 
     Raises:
-        ValueError: if N does not divide the number of heads, or if the ranks have different models.
+        ValueError: if t does not divide the number of heads, or if the ranks have different models.
     """
     expect_plain_gpt(model, group)
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
@@ -1034,11 +1189,11 @@ def parallelize(
     return model
 
 
-# %% tags=["check"] grade_id="check-parallelize" points=3
+# %% tags=["check"] grade_id="check-parallelize" points=2
 check.parallelize()
 
 # %% [markdown]
-# ## Exercise 13.10 · Stretch: clipping (10 min, 1 point)
+# ## Exercise 13.9 · Stretch: clipping (10 min, 1 point)
 #
 # Add `clip_grad_norm_(max_norm)` to the class. It scales the gradients so that their norm, over the *whole* model, is
 # at most `max_norm`, and returns the norm before scaling, as torch's function of the same name does.
@@ -1099,7 +1254,7 @@ check.clip_grad_norm_()
 # - `adds_the_bias_everywhere` adds the bias of a row-parallel layer before the sum. (`TinyGPT` has no biases, so all
 #   models get one here.)
 # - `counts_replicas` counts replicated parameters on every rank when it clips. (The cells have their own `clip`, so you
-#   do not need exercise 13.10.)
+#   do not need exercise 13.9.)
 # - `forgets_a_sum` leaves out the all-reduce in backward before each attention.
 
 
@@ -1147,15 +1302,11 @@ def forgets_a_sum(model):
 
 # %% [markdown]
 # **Predict.** Which of them show a wrong loss in the very first step? And which have a right first loss, but a wrong
-# norm of the gradients? Set those to True.
+# norm of the gradients? Write tuples of names, such as `("forgets_a_sum",)`.
 
 # %%
-my_prediction = {
-    "forgets_the_copies": {"first loss": False, "only the norm": False},
-    "adds_the_bias_everywhere": {"first loss": False, "only the norm": False},
-    "counts_replicas": {"first loss": False, "only the norm": False},
-    "forgets_a_sum": {"first loss": False, "only the norm": False},
-}
+my_wrong_first_loss = None
+my_wrong_norm_only = None
 
 # %%
 # %%ranks --timeout 240
@@ -1196,7 +1347,8 @@ mistakes = (forgets_the_copies, adds_the_bias_everywhere, counts_replicas, forge
 histories = {"right": history(), **{each.__name__: history(each) for each in mistakes}}
 
 # %%
-from shared import tables
+from shared import plots, tables
+from shared.predictions import predicted
 
 histories = ranks.pull("histories")[0]
 rows = [
@@ -1208,16 +1360,17 @@ tables.Table(["", "loss, step 1", "step 2", "step 60", "norm, step 1"], rows)
 # %%
 right = histories["right"]
 wrong = {name: its for name, its in histories.items() if name != "right"}
-measured = {}
-for name, its in wrong.items():
-    first_loss, first_norm = (abs(a - b) > 1e-9 for a, b in zip(its[0], right[0], strict=True))
-    measured[name] = {
-        "first loss": first_loss,
-        "only the norm": first_norm and not first_loss,
-    }
-    print(f"{name}: you predicted {my_prediction[name]}, measured {measured[name]}")
-assert [each["first loss"] for each in measured.values()] == [False, True, False, False]
-assert [each["only the norm"] for each in measured.values()] == [True, False, True, True]
+wrong_loss, wrong_norm = (
+    {name for name, its in wrong.items() if abs(its[0][index] - right[0][index]) > 1e-9}
+    for index in (0, 1)
+)
+for what, prediction, names in (
+    ("wrong first loss", my_wrong_first_loss, wrong_loss),
+    ("only the norm", my_wrong_norm_only, wrong_norm - wrong_loss),
+):
+    guess = None if prediction is None else ", ".join(prediction)
+    print(f"{what}: {predicted(guess)}measured {', '.join(sorted(names))}")
+assert wrong_loss == {"adds_the_bias_everywhere"} and len(wrong_norm - wrong_loss) == 3
 assert all(abs(its[59][0] - right[59][0]) > 1e-6 for its in wrong.values())
 
 # %% [markdown]
@@ -1225,13 +1378,22 @@ assert all(abs(its[59][0] - right[59][0]) > 1e-6 for its in wrong.values())
 # the gradient norms give them away. After that, the losses drift apart, but so slowly that you could take it for noise.
 # In `forgets_the_copies` and `forgets_a_sum`, each rank even updates its norm layers with a gradient of its own, so the
 # ranks no longer have the same model. (A wrong run may even end with a lower loss than the right one, so do not judge
-# by that.) The checks of this lab compare every output and gradient, and in 13.10 the norm, with those of one process.
+# by that.) The checks of this lab compare every output and gradient, and in 13.9 the norm, with those of one process.
 # So they find all four in the first step.
 #
-# With the next chapter, the training script gets this model as two strategies: `torchrun --nproc_per_node=2 -m
-# solutions.train --model gpt --strategy tp`, and `tp+sp` with sequence parallelism. Then you can also run `python -m
-# shared.dryrun --strategy tp+sp --model llama-70b --world-size 8`. It counts what each of 8 ranks would hold and send
-# for a model of 70 billion parameters.
+# The training script has this model as two strategies: `torchrun --nproc_per_node=2 -m solutions.train --model gpt
+# --strategy tp`, and `tp+sp` with sequence parallelism. `python -m shared.dryrun --strategy tp+sp --model llama-70b
+# --world-size 8` counts what each of 8 ranks would hold and send for a model of 70 billion parameters.
+
+# %% [markdown]
+# ## Your own run
+#
+# The figure shows your runs: the loss of each broken model, divided by that of yours.
+
+# %% tags=["nbval-ignore-output"]
+losses = {name: [loss for loss, _ in its] for name, its in histories.items()}
+right_losses = losses.pop("right")
+plots.loss_ratio(losses, right_losses, steps=10)
 
 # %%
 ranks.stop()

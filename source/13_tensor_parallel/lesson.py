@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 13 · Tensor parallelism
 #
-# **55–85 minutes.** After this lesson, you will be able to:
+# **60–90 minutes.** After this lesson, you will be able to:
 #
 # - split the layers and the vocabulary of a GPT over several ranks,
 # - predict what a step sends and what a rank keeps, with and without sequence parallelism,
@@ -111,10 +111,9 @@ diagrams.split_matrix()
 # %% [markdown]
 # ## Conjugate operators
 #
-# In backward, the all-reduce is at the other end of the pair. A rank uses x for its own columns only, so it computes
-# only a term of the gradient of x, and an all-reduce has to add up these terms. At the end, all ranks have the same y
-# and compute the same loss. So every rank has the whole gradient of y, which is also the gradient of its own term,
-# because y is the sum of the terms. Nothing has to be sent.
+# In backward, the pair works the other way round. Every rank holds the whole gradient of y, and hence that of its own
+# term: nothing to send. But x was used by all ranks, each for its own columns. So each has only a term of x's gradient,
+# and an all-reduce adds the terms up.
 #
 # So a pair lies between two **conjugate operators**: each does in backward what the other one does in forward (Shoeybi
 # et al. 2019, §3).
@@ -170,10 +169,17 @@ def row_parallel(x, weight, group, leave=sum_over_ranks):  # weight (out, in/t)
 # ## Splitting attention by heads
 #
 # Heads are independent, so each rank computes H/t of the H heads. `query_key_value` is column-parallel: a rank has the
-# columns of its own heads. `project` is row-parallel.
+# columns of its own heads. `project` is row-parallel. In the diagram, look at which columns a rank has:
+
+# %%
+diagrams.split_heads()
+
+# %% [markdown]
+# A rank's columns are not contiguous: it needs a block of the queries, one of the keys and one of the values.
 #
 # The ranks' heads are not concatenated, but added up, after the projection. One process does concatenate its heads, but
-# multiplying them by `project` is a sum, too: m₀P₀ + m₁P₁ for two heads and their rows of the projection, P₀ and P₁.
+# multiplying them by `project` is a sum, too: m₀P₀ + m₁P₁ + m₂P₂ + m₃P₃, where mᵢ is what head i returns, and Pᵢ its
+# rows of the projection.
 
 
 # %%
@@ -228,7 +234,10 @@ class SplitBlock(nn.Module):
 #
 # The loss does not need all logits on one rank. For each position, it is the logarithm of the sum of all exp(logit),
 # minus the logit of the target. So the ranks exchange three elements per position instead of V: the largest logit
-# (which is subtracted, so that exp does not overflow), the sum, and the target's logit.
+# (which is subtracted, so that exp does not overflow), the sum, and the target's logit. The diagram shows one position:
+
+# %%
+diagrams.split_loss()
 
 
 # %%
@@ -269,16 +278,17 @@ class SplitGPT(nn.Module):
         self.blocks = nn.ModuleList(SplitBlock(block, group, linears) for block in gpt.blocks)
 
     def forward(self, tokens, targets):
-        # One-hot vectors. Multiplying them takes longer than looking rows up, but the code is shorter.
-        is_token = is_own(tokens, len(self.token_embedding), self.group)
-        x = self.row(is_token.type_as(self.token_embedding), self.token_embedding.T, self.group)
-        # With sequence parallelism (below), x has only the rank's own tokens.
-        first = 0 if x.shape[1] == tokens.shape[1] else dist.get_rank(self.group) * x.shape[1]
-        x = x + self.position_embedding.weight[first : first + x.shape[1]]
+        one_hot = is_own(tokens, len(self.token_embedding), self.group).type_as(
+            self.token_embedding
+        )
+        x = self.row(one_hot, self.token_embedding.T, self.group) + self.positions(tokens)
         for block in self.blocks:
             x = block(x)
         logits_shard = self.column(self.norm(x), self.token_embedding, self.group)
         return vocab_parallel_cross_entropy(logits_shard, targets, self.group)
+
+    def positions(self, tokens):
+        return self.position_embedding.weight[: tokens.shape[1]]
 
 
 # %% [markdown]
@@ -311,7 +321,8 @@ assert all(map(math.isclose, in_one_process, in_parts))
 #
 # Outside the pairs, all ranks must draw the same dropout mask, but inside, each rank needs a mask of its own. So
 # Megatron has a second random number generator for the pairs, whose seed depends on the rank
-# (`megatron/core/tensor_parallel/random.py`).
+# (`megatron/core/tensor_parallel/random.py`). With sequence parallelism, below, each rank has other tokens outside the
+# pairs, so it draws its own mask there, too.
 
 # %% [markdown]
 # ## What a step sends
@@ -445,6 +456,10 @@ tables.Table(["", "kept, bytes per sbh", "formula", "collectives of a block"], r
 # %%
 # %%ranks
 class SequenceParallelGPT(SplitGPT):
+    def positions(self, tokens):  # of the rank's own tokens
+        parts = super().positions(tokens).chunk(dist.get_world_size(self.group))
+        return parts[dist.get_rank(self.group)]
+
     def finish_gradient_sync(self):
         for name, parameter in self.named_parameters():
             if "norm" in name or "position" in name:
@@ -508,7 +523,7 @@ with torch.no_grad():
 
 # %% [markdown]
 # The ranks share this machine's cores, so the layer imitates a GPU by sleeping for 24 ms per chunk. A chunk has 2.1 MB,
-# which take 16.8 ms on this link. In the figure, a transfer's bar is longer: it ends when the rank has waited for it.
+# which take 16.8 ms on this link.
 #
 # **Predict.** How many milliseconds do the ring steps save in total? 0 would mean that no transfer is hidden.
 
@@ -525,22 +540,26 @@ lines = [of_ranks[0] for of_ranks in ranks.pull("lines")[0].values()]
 before_ms, after_ms = (1e3 * (line.ended_s - line.began_s) for line in lines)
 print(f"{predicted(my_prediction_ms, '{} ms')}measured {before_ms - after_ms:.0f} ms")
 measure.expect(before_ms > 1.15 * after_ms, "multiplying in ring steps is faster")
-# Draw the six messages of the all-gather as one bar, and the two of each ring step, too.
-lines = [bundled(lines[0], 6, ["all-gather"]), bundled(lines[1], 2, ["1", "2", "3"])]
+# Draw the six messages of the all-gather as one bar, and the two of each ring step, too. A rank notices the end of a
+# ring step's transfer only when it waits, so its bar shows how long the link needs.
+steps = bundled(lines[1], 2, ["1", "2", "3"], most_s=16.8e-3)
+lines = [bundled(lines[0], 6, ["all-gather"]), steps]
 plots.timeline(lines, ["gather, then multiply", "in ring steps"])
 
 # %% [markdown]
-# Each transfer hides behind a multiplication, which saves about 3 · 16.8 = 50 ms. The reduce-scatter after a pair can
-# be cut in the same way. On GPUs, this is called asynchronous TP, and gains less: NVLink leaves little to hide, and
-# cutting a matmul into pieces makes it less efficient. torchtitan measured 5.7% for Llama 3.1 70B on 256 H100
-# (`benchmarks/llama3_h100_202412_torchtitan.md`, table 4).
+# Each transfer hides behind a multiplication. That could save 3 · 16.8 = 50 ms. The measured time differs, because
+# launching the messages takes a few milliseconds per step, and the ranks share this machine's cores.
+#
+# The reduce-scatter after a pair can be cut in the same way. On GPUs, this is called asynchronous TP, and gains less:
+# NVLink leaves little to hide, and cutting a matmul into pieces makes it less efficient. torchtitan measured 5.7% for
+# Llama 3.1 70B on 256 H100 (`benchmarks/llama3_h100_202412_torchtitan.md`, table 4).
 
 # %% [markdown]
 # ## Tensor parallelism, ZeRO-3, or both?
 #
 # The next cells train our GPT on four ranks in four ways. *Both* uses a mesh of 2 × 2 ranks: TP splits the layers along
-# one dimension, and ZeRO-3 shards the result along the other. A step has one sequence for all ranks together, or four.
-# Compare the peaks, and the bytes sent:
+# one dimension, and ZeRO-3 shards the result along the other, here without SP. A step has one, two or four sequences
+# for all ranks together. Compare the peaks, and the bytes sent:
 
 
 # %%
@@ -557,17 +576,19 @@ ways = {  # how to build the model, and which part of the batch this rank gets, 
 }
 by_way = {}
 for name, (build, index, parts) in ways.items():
-    for count in (1, 4)[parts > 1 :]:  # each part needs a sequence
+    for count in {"ZeRO-3": (4,), "both, 2 × 2": (2, 4)}.get(name, (1, 4)):
         starts = range(1000 * index, 1000 * count, 1000 * parts)
         of_step = costs(build(), text.windows(starts, 256))
         figures = (of_step.held.total_bytes, of_step.peak.peak_bytes, of_step.log.sent_bytes)
-        by_way[name, count] = [nbytes / 1e6 for nbytes in figures]
+        by_way[count, name] = [nbytes / 1e6 for nbytes in figures]
 
 # %% tags=["nbval-ignore-output"]
 by_way = ranks.pull("by_way")[0]
-assert by_way["TP", 1][2] < by_way["ZeRO-3", 4][2] < by_way["TP", 4][2]
-rows = [[*map(str, way), *(f"{mb:.1f}" for mb in figures)] for way, figures in by_way.items()]
-tables.Table(["MB per rank", "sequences, all ranks", "held between steps", "peak", "sent"], rows)
+assert by_way[1, "TP"][2] < by_way[4, "ZeRO-3"][2] < by_way[4, "TP"][2]
+rows = [[*map(str, way), *(f"{mb:.1f}" for mb in by_way[way])] for way in sorted(by_way)]
+tables.Table(
+    ["sequences, all ranks", "", "held between steps", "peak", "sent"], rows, "MB per rank"
+)
 
 # %% [markdown]
 # All four hold about a quarter of the model state, but they differ in three ways:
@@ -579,14 +600,25 @@ tables.Table(["MB per rank", "sequences, all ranks", "held between steps", "peak
 #   equal if sb = 4.5h, which is 576 tokens here. One sequence has 256, and four have 1,024.
 # - **Overlap.** ZeRO-3 prefetches. TP's collectives are mostly exposed, unless you cut its matmuls into steps.
 #
-# The next cell estimates the time of a layer of Llama-2 70B, if ZeRO-3's communication overlaps and TP's does not:
+# How large can t be? The next cell computes the time of a layer of Llama-2 70B on H100s that reach half of their peak.
+# The 16 GPUs are on two hosts, each with one adapter of 400 Gbit/s:
+
+# %%
+layers.layer_figure("Llama-2 70B")
+
+# %% [markdown]
+# Sixteen GPUs are slower than eight. TP's all-reduces add (2/9)(t−1) · C/(hW) to the time of computing a layer of 12h²
+# parameters, where C is a GPU's FLOP/s and W its bus bandwidth. The share grows with t and shrinks with h. The number
+# of sequences cancels, so a larger batch does not help. With C = 494 TFLOP/s, h = 8,192 and t = 8, the share is 25%
+# over NVLink (370 GB/s), and 200% over one adapter (47 GB/s). **So TP belongs inside a host, which often means t = 8.**
+#
+# ZeRO-3's communication overlaps. The next cell compares it with TP on eight GPUs:
 
 # %%
 layers.layer_table("Llama-2 70B")
 
 # %% [markdown]
-# Over NVLink, TP takes a quarter longer than computing alone; over an adapter of 400 Gbit/s, three times as long. So TP
-# belongs inside a host, which often means t = 8. With enough sequences, ZeRO-3 is faster, even between hosts.
+# With enough sequences, ZeRO-3 is faster, even between hosts.
 #
 # But there may be too few sequences. Llama 3 405B was trained on 16,384 GPUs with 16 million tokens per batch, in
 # sequences of 8,192 (Grattafiori et al. 2024, table 4). That is about 1,000 tokens per GPU, so GPUs shared sequences:
@@ -598,6 +630,25 @@ layers.layer_table("Llama-2 70B")
 # | each GPU gets a whole sequence, and its activations and an unsharded unit fit | ZeRO-3 |
 # | something does not fit, or there are fewer sequences than GPUs, on one host | TP and SP |
 # | the same, on several hosts | both: TP and SP inside each host, ZeRO-3 across hosts |
+#
+# Our running example is Llama-2 70B on 4 hosts of 8 A100 with 80 GB each. With TP and SP inside each host, and 256
+# sequences per step, the planner computes:
+
+# %%
+from shared.planner.layouts import Job, TrainingLayout, a100_hosts, memory, step_time
+from shared.planner.shapes import SHAPES
+
+job = Job(SHAPES["Llama-2 70B"], sequences=256)
+for stage in (0, 1):
+    layout = TrainingLayout(dp=4, pp=1, tp=8, zero_stage=stage)
+    plan, step = memory(job, layout), step_time(job, layout, a100_hosts(4))
+    state_gb = (plan.parameters + plan.gradients + plan.optimizer) / 1e9
+    print(f"ZeRO stage {stage}: {state_gb:.0f} GB of state, ", end="")
+    print(f"{plan.activations / 1e9:.1f} GB of activations, {step.total_s:.0f} s per step")
+    assert (plan.total_bytes < 80e9) == (stage == 1)
+
+# %% [markdown]
+# TP 8 alone leaves 138 GB of state on each GPU. It fits only if the four hosts shard the optimizer's state, too.
 
 # %% [markdown]
 # ## Four mistakes that raise no error
@@ -661,10 +712,10 @@ right, _, wrong = ranks.pull("curves")[0].values()
 early, late = (sum(wrong[part]) / sum(right[part]) - 1 for part in (slice(60), slice(150, 180)))
 print(f"The loss is {early:.1%} higher in the first 60 steps, and {late:.1%} after step 150.")
 assert abs(early) < 0.01 and late > 0.05
-plots.loss_curves({"one process": right, "forgot an all-reduce": wrong})
+plots.loss_ratio({"forgot an all-reduce": wrong}, right)
 
 # %% [markdown]
-# The first loss is right, because forward is, and for 60 steps, the curves look the same. But the gradients that leave
+# The first loss is right, because forward is, and for 60 steps, the ratio stays near 1. But the gradients that leave
 # the MLPs are only terms, different on each rank, so the replicated parameters drift apart. To find this early, compare
 # *gradients* with one process, and replicated parameters between ranks.
 
@@ -700,15 +751,18 @@ for name, plan in plans.items():
     styles.parallelize_module(mlp, init_device_mesh(device.type, (world_size,)), plan)
     of_ours = collectives_of(lambda x, ours=ours: ours.feed_forward(ours.norm_2(x)))
     compared[name] = of_ours, collectives_of(mlp)
+norm_placements = str(mlp[0].weight.grad.placements)
 
 # %%
 for name, (ours, torchs) in ranks.pull("compared")[0].items():
     found = [f"{op} in {'backward' if late else 'forward'}" for op, late, _ in torchs]
     print(f"{name}:", ", ".join(found))
     assert ours == torchs
+print("gradient of the norm with SP:", ranks.pull("norm_placements")[0])
 
 # %% [markdown]
-# They agree. With SP, torch's gradients of the norm are `Partial`: the optimizer adds them up.
+# They agree. With SP, torch's gradients of the norm are `Partial`: terms that are still to be added up. That happens
+# when the optimizer needs their sum.
 #
 # | here | torch | Megatron-LM |
 # |---|---|---|
@@ -759,7 +813,8 @@ for name, (ours, torchs) in ranks.pull("compared")[0].items():
 # sequence. Chapter 14 splits those, too. And larger models need a split that sends less: chapter 15 gives each rank
 # *whole layers*, so that only the activations between two layers are sent.
 #
-# In the lab, you build these layers, and split a whole TinyGPT.
+# In the lab, you build these layers, and split a whole TinyGPT. You also split two layers of Llama: a gated MLP, and
+# attention with fewer heads of keys and values than ranks.
 
 # %%
 ranks.stop()

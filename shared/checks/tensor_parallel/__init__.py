@@ -28,27 +28,25 @@ from shared.checks.tensor_parallel.cases import (
     Columns,
     Copies,
     Embedding,
-    GathersTokens,
-    Heads,
+    Gated,
+    Grouped,
     Layer,
     Loss,
     Rows,
-    ScattersTokens,
     SumsPartials,
 )
 from shared.checks.tensor_parallel.models import Model
 
-sum_over_ranks = Exercise("13.1", "sum_over_ranks")
-copy_to_ranks = Exercise("13.2", "copy_to_ranks")
-ColumnParallelLinear = Exercise("13.3", "ColumnParallelLinear")
-RowParallelLinear = Exercise("13.4", "RowParallelLinear")
-ParallelAttention = Exercise("13.5", "ParallelAttention")
+sum_over_ranks = Exercise("13.1a", "sum_over_ranks")
+copy_to_ranks = Exercise("13.1b", "copy_to_ranks")
+ColumnParallelLinear = Exercise("13.2", "ColumnParallelLinear")
+RowParallelLinear = Exercise("13.3", "RowParallelLinear")
+ParallelGatedMLP = Exercise("13.4", "ParallelGatedMLP")
+ParallelGroupedAttention = Exercise("13.5", "ParallelGroupedAttention")
 VocabParallelEmbedding = Exercise("13.6", "VocabParallelEmbedding")
 vocab_parallel_cross_entropy = Exercise("13.7", "vocab_parallel_cross_entropy", first="plain loss")
-scatter_tokens = Exercise("13.8a", "scatter_tokens")
-gather_tokens = Exercise("13.8b", "gather_tokens")
-parallelize = Exercise("13.9", "parallelize")
-clip_grad_norm_ = Exercise("13.10", "parallelize")
+parallelize = Exercise("13.8", "parallelize")
+clip_grad_norm_ = Exercise("13.9", "parallelize")
 
 
 def judge_plainly(attempt: Attempt, case: Case) -> None:
@@ -79,7 +77,7 @@ def twelve_times(attempt: Attempt) -> int:
     return 12 * attempt.random.randint(1, 4)
 
 
-# -- 13.1, 13.2 and 13.8
+# -- 13.1
 
 
 def check_operator(exercise: Exercise, plain: str, case: type) -> None:
@@ -102,13 +100,9 @@ def check_operator(exercise: Exercise, plain: str, case: type) -> None:
 
 check_operator(sum_over_ranks, "plain sum", SumsPartials)
 check_operator(copy_to_ranks, "plain gradient", Copies)
-check_operator(scatter_tokens, "plain tokens", ScattersTokens)
-check_operator(gather_tokens, "plain tokens", GathersTokens)
-scatter_tokens.check("rejections", world_sizes=(2, 4))(rejections.tokens_that_do_not_divide)
-scatter_tokens.check("memory", world_sizes=(2, 4))(activations.only_own_tokens_stay)
 
 
-# -- 13.3 to 13.6
+# -- 13.2 to 13.6
 
 
 HINT_ON_OPERATORS = "Hint: which operators does this layer get, and which lines have to use them?"
@@ -170,7 +164,10 @@ check_layer(
 check_layer(
     RowParallelLinear, "plain rows", (Rows(), Rows(bias=False), Rows(flat=True), Rows(width=36)), Rows(bias=False)
 )
-check_layer(ParallelAttention, "plain heads", (Heads(), Heads(head_width=3), Heads(bias=True)), Heads())
+check_layer(ParallelGatedMLP, "plain gate", (Gated(), Gated(inner=24), Gated(flat=True)), Gated())
+check_layer(
+    ParallelGroupedAttention, "one kv head", (Grouped(), Grouped(kv_heads=12), Grouped(head_width=3)), Grouped()
+)
 check_layer(
     VocabParallelEmbedding,
     "plain vocabulary",
@@ -179,7 +176,16 @@ check_layer(
 )
 ColumnParallelLinear.check("rejections", world_sizes=(2, 3))(rejections.outputs_that_do_not_divide)
 RowParallelLinear.check("rejections", world_sizes=(2, 3))(rejections.inputs_that_do_not_divide)
-ParallelAttention.check("rejections", world_sizes=(2, 3))(rejections.heads_that_do_not_divide)
+ParallelGatedMLP.check("rejections", world_sizes=(2, 3))(rejections.inner_elements_that_do_not_divide)
+
+
+@ParallelGroupedAttention.check("shared kv heads", world_sizes=(4,))
+def two_ranks_share_a_kv_head(attempt: Attempt) -> None:
+    judge_everything(attempt, Grouped(kv_heads=2))
+    judge_memory(attempt, Grouped(kv_heads=2))
+
+
+ParallelGroupedAttention.check("rejections", world_sizes=(2, 3))(rejections.heads_that_do_not_divide)
 
 
 # -- 13.7
@@ -249,7 +255,7 @@ def groups_compute_losses_side_by_side(attempt: Attempt) -> None:
 vocab_parallel_cross_entropy.check("bf16", world_sizes=(2,))(precision.a_loss_of_bf16_logits_is_exact)
 
 
-# -- 13.9
+# -- 13.8 and 13.9
 
 
 @parallelize.check("plain model", world_sizes=(2,))
@@ -316,7 +322,7 @@ clip_grad_norm_.check("bf16 norm", world_sizes=(2,))(
     begin_at(norms.a_plain_norm_is_clipped, "plain norm")(norms.a_norm_of_bf16_gradients_is_exact)
 )
 
-give_hints(HINT_ON_NONE, ColumnParallelLinear, RowParallelLinear, ParallelAttention)
+give_hints(HINT_ON_NONE, ColumnParallelLinear, RowParallelLinear)
 give_hints(
     {
         "must match the size of tensor": (

@@ -5,8 +5,6 @@ import torch
 from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.failures import Wrong
-from shared.checks.engine.footprint import living_bytes, settled_bytes
-from shared.checks.tensor_parallel.cases import BATCH, TOKENS
 from shared.checks.tensor_parallel.models import Model
 
 _WIDTH = 240
@@ -15,24 +13,6 @@ _WIDTH = 240
 # ranks, that is a fraction of 0.79.
 MOST_OF_ACTIVATIONS = 0.9
 _SEQUENCES = 16
-
-
-def probe_kept(scatter_tokens, most_bytes: int) -> int:
-    """Scatter tokens, drop the argument, and return the bytes of the tensors that are left."""
-    partial = torch.ones(BATCH, TOKENS, _WIDTH, dtype=torch.float64, device=device_here())
-    before_bytes = living_bytes() - partial.nbytes
-    own = scatter_tokens(partial)
-    del partial
-    held_bytes = settled_bytes(most_bytes, before_bytes)
-    return held_bytes if own.numel() else 0
-
-
-def only_own_tokens_stay(attempt: Attempt) -> None:
-    own_bytes = BATCH * TOKENS * _WIDTH * 8 // attempt.world_size
-    for rank, held_bytes in enumerate(attempt.run(probe_kept, own_bytes)):
-        if held_bytes > 1.1 * own_bytes:
-            message = f"after scatter_tokens, this rank holds {held_bytes:,} bytes; expected {own_bytes:,}"
-            raise Wrong({rank: message}, "Hint: is the result a view of a larger tensor?")
 
 
 def probe_saved(parallelize, seed: int, tokens: torch.Tensor, targets: torch.Tensor) -> dict[bool, int]:

@@ -152,66 +152,6 @@ class Copies(Operator):
         return {"forward": [], "backward": [Collective("all_reduce", x.nbytes)]}
 
 
-@dataclass(frozen=True)
-class ScattersTokens(SumsPartials):
-    """Each rank has a part of the inputs. scatter_tokens adds up the outputs, and the rank keeps its own tokens."""
-
-    def split(self, piece, module: nn.Module, group):
-        return Summing(piece, module, group, 1)
-
-    def train(self, split, x, y, phase):
-        own = own_part(TOKENS, split.group)
-        output, _ = Case.train(self, split, x, y[:, list(own)], phase)
-        return Shard(output, 1, own), None
-
-    def traffic(self, module: nn.Module, x: torch.Tensor, index: int, size: int) -> dict[str, list[Collective]]:
-        nbytes = x[..., 0].nbytes * self.outputs
-        return {"forward": [Collective("reduce_scatter", nbytes)], "backward": [Collective("all_gather", nbytes)]}
-
-
-class GainedLinear(nn.Module):
-    """A linear layer whose inputs are multiplied by a gain per token, which lets a check see the inputs' gradient."""
-
-    def __init__(self, width: int, outputs: int):
-        super().__init__()
-        self.gain = nn.Parameter(torch.rand(TOKENS, width) + 0.5)
-        self.linear = nn.Linear(width, outputs, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.linear(x * self.gain)
-
-
-class Gathering(Scaffold):
-    def __init__(self, operator, module: GainedLinear, group):
-        super().__init__(operator, module.linear, group, 0)
-        self.tokens = own_part(TOKENS, group)
-        self.gain = nn.Parameter(own_slice(module.gain, 0, self.tokens))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.operator(x[:, list(self.tokens)] * self.gain, self.group) @ self.weight.T
-
-
-@dataclass(frozen=True)
-class GathersTokens(Operator):
-    """Each rank has a part of the tokens. gather_tokens concatenates them, and the rank computes its own outputs."""
-
-    def build_model(self, seed: int) -> nn.Module:
-        return seeded(seed, lambda: GainedLinear(self.width, self.outputs))
-
-    def split(self, piece, module: nn.Module, group):
-        return Gathering(piece, module, group)
-
-    def train(self, split, x, y, phase):
-        output, _ = super().train(split, x, y[..., list(split.own)], phase)
-        return Shard(output, 2, split.own), None
-
-    def shards(self, split) -> dict[str, Shard]:
-        return {"gain": Shard(split.gain, 0, split.tokens), "linear.weight": Shard(split.weight, 0, split.own)}
-
-    def traffic(self, module: nn.Module, x: torch.Tensor, index: int, size: int) -> dict[str, list[Collective]]:
-        return {"forward": [Collective("all_gather", x.nbytes)], "backward": [Collective("reduce_scatter", x.nbytes)]}
-
-
 # -- layers between operators
 
 
@@ -392,34 +332,88 @@ class Rows(Linear):
         return self.needs(0, x[..., 0].nbytes * self.outputs)
 
 
+@dataclass(frozen=True)
+class Gated(Layer):
+    """A gated MLP, of which each rank has a part of the inner elements."""
+
+    hint_on_output = "Hint: which rows of the gate belong to a rank's rows of the other half?"
+
+    width: int = 6
+    inner: int = 12
+
+    def build_model(self, seed: int) -> nn.Module:
+        from shared.models import GatedMLP
+
+        return seeded(seed, lambda: GatedMLP(self.width, self.inner))
+
+    def draw_batch(self, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        return flattened(self.flat, *draw_normal(generator, self.width, self.width))
+
+    def loss_of(self, output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return mean_square(output, y, BATCH * TOKENS * self.width)
+
+    def split(self, piece, module: nn.Module, group):
+        mlp = piece.from_mlp(module, group, **self.operators)
+        mlp.checked_group = group
+        return mlp
+
+    def group_of(self, split):
+        return split.checked_group
+
+    def shards(self, split) -> dict[str, Shard]:
+        own = own_part(self.inner, split.checked_group)
+        rows = [half * self.inner + index for half in range(2) for index in own]
+        return {
+            "gate_up.weight": Shard(split.gate_up.weight, 0, rows),
+            "down.weight": Shard(split.down.weight, 1, own),
+        }
+
+    def most_bytes(self, module: nn.Module, index: int, size: int) -> int:
+        return split_bytes(module, size, lambda name: True)
+
+    def traffic(self, module: nn.Module, x: torch.Tensor, index: int, size: int) -> dict[str, list[Collective]]:
+        return self.needs(x.nbytes, x.nbytes)
+
+    def larger(self) -> Case:
+        return replace(self, width=60, inner=240)
+
+
 # -- attention
 
 
-def rows_of_heads(heads: int, width: int, group) -> list[int]:
-    """Return the rows of query_key_value that compute a rank's heads."""
-    head_width = width // heads
-    return [
-        part * width + head * head_width + row
-        for part in range(3)
-        for head in own_part(heads, group)
-        for row in range(head_width)
-    ]
+@dataclass(frozen=True)
+class AmongSharers(Collective):
+    """A collective among the ranks that share a kv head."""
+
+    sharers: int = 1
+
+    def sent_bytes(self, size: int) -> float:
+        return super().sent_bytes(self.sharers)
 
 
 @dataclass(frozen=True)
-class Heads(Layer):
-    """TinyGPT's attention, of which each rank computes a part of the heads."""
+class Grouped(Layer):
+    """Grouped-query attention, of which each rank computes a part of the query heads."""
+
+    hint_on_output = "Hint: which kv head do the queries of this rank read, and which rows compute it?"
+    hint_on_gradient = "Hint: which ranks have a term of this gradient, and who adds them up?"
 
     heads: int = 12
+    kv_heads: int = 1
     head_width: int = 2
-    bias: bool = False
 
     @property
     def width(self) -> int:
         return self.heads * self.head_width
 
+    @property
+    def context(self) -> str:
+        return f"{self.heads} query heads and {self.kv_heads} kv heads, {super().context}"
+
     def build_model(self, seed: int) -> nn.Module:
-        return seeded(seed, lambda: build_attention(self.heads, self.width, self.bias))
+        from shared.models import GroupedAttention
+
+        return seeded(seed, lambda: GroupedAttention(self.width, self.heads, self.kv_heads))
 
     def draw_batch(self, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
         return draw_normal(generator, self.width, self.width)
@@ -435,17 +429,51 @@ class Heads(Layer):
     def group_of(self, split):
         return split.checked_group
 
+    def own_kv_heads(self, index: int, size: int) -> range:
+        first = index * self.kv_heads // size
+        return range(first, first + max(1, self.kv_heads // size))
+
     def shards(self, split) -> dict[str, Shard]:
-        return attention_shards(split, self.heads, self.width, split.checked_group)
+        group, head_width = split.checked_group, self.head_width
+        rows = [
+            (half * self.kv_heads + head) * head_width + row
+            for half in range(2)
+            for head in self.own_kv_heads(dist.get_rank(group), dist.get_world_size(group))
+            for row in range(head_width)
+        ]
+        own = own_part(self.width, group)
+        return {
+            "query.weight": Shard(split.query, 0, own),
+            "key_value.weight": Shard(split.key_value, 0, rows),
+            "project.weight": Shard(split.project.weight, 1, own),
+        }
 
     def most_bytes(self, module: nn.Module, index: int, size: int) -> int:
-        return split_bytes(module, size, lambda name: name != "project.bias")
+        return split_bytes(module, size, lambda name: "key_value" not in name) - (
+            module.key_value.weight.nbytes - self._key_value_bytes(module, size)
+        )
+
+    def _key_value_bytes(self, module: nn.Module, size: int) -> int:
+        return module.key_value.weight.nbytes * max(1, self.kv_heads // size) // self.kv_heads
 
     def traffic(self, module: nn.Module, x: torch.Tensor, index: int, size: int) -> dict[str, list[Collective]]:
-        return self.needs(x.nbytes, x.nbytes)
+        found, sharers = self.needs(x.nbytes, x.nbytes), max(1, size // self.kv_heads)
+        found["backward"].append(AmongSharers("all_reduce", self._key_value_bytes(module, size), sharers))
+        return found
 
     def larger(self) -> Case:
         return replace(self, head_width=16)
+
+
+def rows_of_heads(heads: int, width: int, group) -> list[int]:
+    """Return the rows of query_key_value that compute a rank's heads."""
+    head_width = width // heads
+    return [
+        part * width + head * head_width + row
+        for part in range(3)
+        for head in own_part(heads, group)
+        for row in range(head_width)
+    ]
 
 
 def build_attention(heads: int, width: int, bias: bool) -> nn.Module:

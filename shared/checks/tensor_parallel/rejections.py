@@ -8,8 +8,7 @@ from torch import nn
 from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.failures import Wrong
-from shared.checks.tensor_parallel.cases import build_attention
-from shared.models import GPTConfig, TinyGPT
+from shared.models import GatedMLP, GPTConfig, GroupedAttention, TinyGPT
 
 
 def probe_rejection(piece, what: str, size: int) -> str:
@@ -18,9 +17,10 @@ def probe_rejection(piece, what: str, size: int) -> str:
     build = {
         "outputs": lambda: piece.from_linear(nn.Linear(4, size).to(device_here())),
         "inputs": lambda: piece.from_linear(nn.Linear(size, 4).to(device_here())),
-        "heads": lambda: piece.from_attention(build_attention(size, 2 * size, bias=False).to(device_here())),
+        "inner elements": lambda: piece.from_mlp(GatedMLP(4, size).to(device_here())),
+        "query heads": lambda: piece.from_attention(GroupedAttention(2 * size, size, 1).to(device_here())),
+        "kv heads": lambda: piece.from_attention(GroupedAttention(24 * size, 12 * size, size).to(device_here())),
         "heads of a GPT": lambda: piece(TinyGPT(GPTConfig(12, 12, 1, size, 12 * size)).to(device_here())),
-        "tokens": lambda: piece(torch.ones(2, size, 3, device=device_here())),
         "tokens of a GPT": lambda: _run_tokens(piece, size),
     }
     try:
@@ -54,12 +54,13 @@ def inputs_that_do_not_divide(attempt: Attempt) -> None:
     _judge(attempt, "inputs")
 
 
+def inner_elements_that_do_not_divide(attempt: Attempt) -> None:
+    _judge(attempt, "inner elements")
+
+
 def heads_that_do_not_divide(attempt: Attempt) -> None:
-    _judge(attempt, "heads")
-
-
-def tokens_that_do_not_divide(attempt: Attempt) -> None:
-    _judge(attempt, "tokens")
+    _judge(attempt, "query heads")
+    _judge(attempt, "kv heads")
 
 
 def a_gpt_that_does_not_divide(attempt: Attempt) -> None:

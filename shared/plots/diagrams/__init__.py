@@ -19,7 +19,7 @@ from shared.plots.diagrams.mesh import mesh_3d
 from shared.plots.diagrams.ranks import data_parallelism, processes
 from shared.plots.diagrams.sequences import causal_orders, ring_attention, tokens_for_heads
 from shared.plots.diagrams.sharding import bucket_owners, zero1_step
-from shared.plots.diagrams.tensor import conjugate_operators, sequence_parallel, split_matrix
+from shared.plots.diagrams.tensor import conjugate_operators, sequence_parallel, split_heads, split_loss, split_matrix
 from shared.plots.diagrams.units import unit, unit_states
 
 __all__ = [
@@ -46,6 +46,8 @@ __all__ = [
     "quantized_all_reduce",
     "ring_attention",
     "sequence_parallel",
+    "split_heads",
+    "split_loss",
     "split_matrix",
     "streams",
     "tiled_weight",

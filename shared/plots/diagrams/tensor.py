@@ -1,4 +1,6 @@
-"""Diagrams of tensor parallelism: how a matrix is split, the two operators of a pair, and who holds which tokens."""
+"""Diagrams of tensor parallelism: how layers and the loss are split, the two operators of a pair, who holds what."""
+
+import math
 
 from matplotlib.figure import Figure
 
@@ -105,6 +107,101 @@ def conjugate_operators() -> Figure:
     drawing.arrow((4.0, 3.1), (5.4, 3.1))
     drawing.arrow((5.4, 3.85), (4.0, 3.85))
     return drawing.finish()
+
+
+HEADS = 4
+_SUBSCRIPTS = "₀₁₂₃"
+
+
+def split_heads() -> Figure:
+    """Draw the matrices of attention with four heads, split over two ranks: columns of QKV, rows of the projection."""
+    drawing = Drawing(8.8, 3.15, f"Attention with {HEADS} heads on {RANKS} ranks")
+    top, size = 0.95, (0.62, 0.42)
+    left = 1.05
+    drawing.text(left + size[0] * HEADS / 2, top - 0.3, "query_key_value", "heading", weight="bold")
+    for head in range(HEADS):
+        drawing.text(left + size[0] * (head + 0.5), top - 0.1, f"head {head}", "note")
+        for row, name in enumerate("QKV"):
+            words = f"{name}{_SUBSCRIPTS[head]}"
+            drawing.cell(left + size[0] * head, top + size[1] * row, words, (_owner(head),), size)
+    for row, name in enumerate(("queries", "keys", "values")):
+        drawing.text(left - 0.1, top + size[1] * (row + 0.5), name, "note", ha="right")
+    middle, project_left = top + 0.84, 5.0
+    drawing.arrow((3.62, middle), (project_left - 0.1, middle))
+    drawing.text(4.26, middle - 0.32, "attention\nof own heads", "note")
+    drawing.text(4.26, middle + 0.22, "m₀ … m₃", "note")
+    drawing.text(project_left + 0.55, top - 0.3, "project", "heading", weight="bold")
+    for head in range(HEADS):
+        drawing.cell(project_left, top + size[1] * head, f"P{_SUBSCRIPTS[head]}", (_owner(head),), (1.1, size[1]))
+    for rank in range(RANKS):
+        terms = " + ".join(f"m{_SUBSCRIPTS[head]}P{_SUBSCRIPTS[head]}" for head in own(rank))
+        y = top + 2 * size[1] * rank + 0.22
+        drawing.cell(6.4, y, terms, (rank,), (1.15, 0.4))
+        drawing.arrow((6.14, y + 0.2), (6.38, y + 0.2))
+        drawing.arrow((7.57, y + 0.2), (7.76, y + 0.2))
+    style = {"facecolor": "white", "edgecolor": MESSAGE, "linewidth": 1.8, "zorder": 1}
+    drawing.box(7.78, top + 0.08, 0.82, 1.52, **style)
+    drawing.text(8.19, middle, "all-\nreduce", "note")
+    for rank in range(RANKS):
+        drawing.rank_label(0.15 + 0.82 * rank, 2.72, rank)
+    drawing.text(
+        1.95, 2.91, "A head needs a block of each of Q, K and V, and a block of rows of project.", "note", ha="left"
+    )
+    return drawing.finish()
+
+
+LOGITS = (1, 3, 0, 2, 2, 1, 4, 0)  # of one position, for a vocabulary of eight tokens
+TARGET = 1
+
+
+def loss_terms() -> list[tuple[float, float, float]]:
+    """Return what each rank contributes to the loss: its largest logit, its sum and its term of the target's logit."""
+    part, largest = len(LOGITS) // RANKS, max(LOGITS)
+    found = []
+    for rank in range(RANKS):
+        tokens = range(rank * part, (rank + 1) * part)
+        total = sum(math.exp(LOGITS[token] - largest) for token in tokens)
+        found.append(
+            (max(LOGITS[token] for token in tokens), total, LOGITS[TARGET] - largest if TARGET in tokens else 0)
+        )
+    return found
+
+
+def split_loss() -> Figure:
+    """Draw the loss of one position, whose logits are split over two ranks: three numbers are all-reduced."""
+    drawing = Drawing(8.8, 3.4, f"The loss of one position: {len(LOGITS)} logits on {RANKS} ranks, target {TARGET}")
+    lanes, part, size = (0.95, 1.6), len(LOGITS) // RANKS, (0.36, 0.4)
+    columns = (2.95, 4.75, 6.55)
+    heads = ("largest logit", "sum of exp(z − m)", "target’s z − m")
+    results = [max(each[0] for each in loss_terms()), *(sum(each[i] for each in loss_terms()) for i in (1, 2))]
+    drawing.text(1.0 + size[0] * part / 2, 0.78, "logits z", "note")
+    for rank, top in enumerate(lanes):
+        drawing.rank_label(0.15, top, rank, height=size[1])
+        for index in range(part):
+            token = rank * part + index
+            drawing.cell(1.0 + size[0] * index, top, f"{LOGITS[token]}", (rank,), size)
+        for column, value in zip(columns, loss_terms()[rank], strict=True):
+            drawing.cell(column, top, _number(value), (rank,), (0.62, size[1]))
+            drawing.arrow((column + 0.64, top + 0.2), (column + 0.8, top + 0.2))
+        drawing.arrow((2.5, top + 0.2), (2.9, top + 0.2))
+    style = {"facecolor": "white", "edgecolor": MESSAGE, "linewidth": 1.8, "zorder": 1}
+    for column, head, op, name, result in zip(
+        columns, heads, ("MAX", "SUM", "SUM"), ("m", "sum", "target"), results, strict=True
+    ):
+        drawing.text(column + 0.6, 0.78, head, "note")
+        drawing.box(column + 0.82, 0.92, 0.62, 1.11, **style)
+        drawing.text(column + 1.13, 1.48, op)
+        drawing.message((column + 1.13, 2.05), (column + 1.13, 2.28))
+        drawing.cell(column + 0.82, 2.3, _number(result), tuple(range(RANKS)), (0.62, size[1]))
+        drawing.text(column + 0.76, 2.5, name, "note", ha="right")
+    loss = math.log(results[1]) - results[2]
+    words = f"loss = log(sum) − target = log {results[1]:.2f} − ({_number(results[2])}) = {loss:.2f}"
+    drawing.text(0.15, 3.08, words, "heading", ha="left", weight="bold")
+    return drawing.finish()
+
+
+def _number(value: float) -> str:
+    return f"{value:.2f}" if value % 1 else f"{value:.0f}".replace("-", "−")
 
 
 _REGIONS = (("norm", False), ("attention", True), ("norm", False), ("MLP", True))

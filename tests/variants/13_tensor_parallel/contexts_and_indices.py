@@ -108,6 +108,34 @@ class ParallelAttention(right.ParallelAttention):
         return cls(ColumnParallelLinear(*parts, group, enter=enter), project, heads // dist.get_world_size(group))
 
 
+class ParallelGatedMLP(right.ParallelGatedMLP):
+    @classmethod
+    def from_mlp(cls, mlp, group=None, enter=copy_to_ranks, leave=sum_over_ranks):
+        whole = mlp.gate_up.weight.detach()
+        own = _own(torch.arange(len(whole) // 2, device=whole.device), 0, group)
+        gate_up = ColumnParallelLinear(whole[torch.cat([own, own + len(whole) // 2])], None, group, enter=enter)
+        return cls(gate_up, RowParallelLinear.from_linear(mlp.down, group, leave))
+
+
+class ParallelGroupedAttention(right.ParallelGroupedAttention):
+    @classmethod
+    def from_attention(cls, attention, group=None, enter=copy_to_ranks, leave=sum_over_ranks):
+        size, rank, kv_heads = dist.get_world_size(group), dist.get_rank(group), attention.kv_heads
+        if attention.heads % size:
+            raise ValueError(f"{size} ranks cannot share {attention.heads} heads of queries evenly")
+        if size % kv_heads and kv_heads % size:
+            raise ValueError(f"{size} ranks cannot share {kv_heads} heads of keys and values evenly")
+        whole = attention.key_value.weight.detach()
+        rows = torch.arange(len(whole), device=whole.device).view(2, kv_heads, -1)
+        own = range(rank * kv_heads // size, max((rank + 1) * kv_heads // size, rank * kv_heads // size + 1))
+        key_value = whole.index_select(0, rows[:, list(own)].flatten())
+        project = RowParallelLinear.from_linear(attention.project, group, leave)
+        return cls(_own(attention.query.weight, 0, group), key_value, project, attention, group, enter)
+
+    def shared_key_value(self):
+        return _Copy.apply(self.key_value, self.sharing)
+
+
 class VocabParallelEmbedding(vocabulary.VocabParallelEmbedding):
     @classmethod
     def from_embedding(cls, embedding, group=None, leave=sum_over_ranks):

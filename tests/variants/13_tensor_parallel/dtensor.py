@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.func import functional_call
 
 from shared.models import TinyGPT
+from solutions.tensor_parallel import sharing_group
 
 ROWS, COLUMNS, TOKENS = Shard(0), Shard(1), Shard(-2)
 
@@ -122,6 +123,49 @@ class ParallelAttention(nn.Module):
     def forward(self, x):
         parts = self.query_key_value(x).chunk(3, -1)
         query, key, value = (part.unflatten(-1, (-1, self.head_width)).transpose(1, 2) for part in parts)
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return self.project(mixed.transpose(1, 2).flatten(2))
+
+
+class ParallelGatedMLP(nn.Module):
+    def __init__(self, gate_up, down):
+        super().__init__()
+        self.gate_up, self.down = gate_up, down
+
+    @classmethod
+    def from_mlp(cls, mlp, group=None, enter=copy_to_ranks, leave=sum_over_ranks):
+        halves = [own(half, group, ROWS).detach() for half in mlp.gate_up.weight.chunk(2)]
+        gate_up = ColumnParallelLinear(nn.Parameter(torch.cat(halves)), None, group, False, enter)
+        return cls(gate_up, RowParallelLinear.from_linear(mlp.down, group, leave))
+
+    def forward(self, x):
+        inner = self.gate_up(x).unflatten(-1, (2, -1))
+        return self.down(F.silu(inner[..., 0, :]) * inner[..., 1, :])
+
+
+class ParallelGroupedAttention(nn.Module):
+    @classmethod
+    def from_attention(cls, attention, group=None, enter=copy_to_ranks, leave=sum_over_ranks):
+        split, size, kv_heads = cls(), dist.get_world_size(group), attention.kv_heads
+        if attention.heads % size or (size % kv_heads and kv_heads % size):
+            raise ValueError(f"{size} ranks cannot divide {attention.heads} heads and {kv_heads} kv heads")
+        heads = attention.key_value.weight.detach().unflatten(0, (2, kv_heads, -1)).transpose(0, 1)
+        own_heads = heads[dist.get_rank(group) * kv_heads // size :][: max(1, kv_heads // size)]
+        split.key_value = nn.Parameter(own_heads.transpose(0, 1).flatten(0, 2).clone())
+        split.query = own(attention.query.weight, group, ROWS)
+        split.project = RowParallelLinear.from_linear(attention.project, group, leave)
+        split.head_width = attention.project.in_features // attention.heads
+        split.group, split.enter, split.sharing = group, enter, sharing_group(kv_heads, group)
+        return split
+
+    def forward(self, x):
+        x = self.enter(x, self.group)
+        weight = copy_to_ranks(self.key_value, self.sharing)
+        query, key, value = (
+            (x @ rows.T).unflatten(-1, (-1, self.head_width)).transpose(1, 2) for rows in (self.query, *weight.chunk(2))
+        )
+        copies = query.shape[1] // key.shape[1]
+        key, value = (each.repeat_interleave(copies, dim=1) for each in (key, value))
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         return self.project(mixed.transpose(1, 2).flatten(2))
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from shared.models import TinyGPT
 from solutions.collectives import ring_all_gather, ring_all_reduce, ring_reduce_scatter
-from solutions.tensor_parallel import ParallelGPT
+from solutions.tensor_parallel import ParallelGPT, sharing_group
 
 
 def ringed(tensor, group):
@@ -145,6 +145,54 @@ class ParallelAttention(nn.Module):
 def head_parts(tensor, heads):
     """Split queries, keys and values, each by head: three tensors (heads, rows of a head, ...)."""
     return [each.unflatten(0, (heads, -1)) for each in tensor.chunk(3)]
+
+
+class ParallelGatedMLP(nn.Module):
+    @classmethod
+    def from_mlp(cls, mlp, group=None, enter=copy_to_ranks, leave=sum_over_ranks):
+        own, inner = cls(), mlp.down.in_features
+        halves = mlp.gate_up.weight.detach().split(inner)
+        weight = nn.Parameter(torch.stack([part(half, group).detach() for half in halves]).flatten(0, 1))
+        own.gate_up = ColumnParallelLinear.of(weight, None, group, enter=enter)
+        own.down = RowParallelLinear.from_linear(mlp.down, group, leave)
+        return own
+
+    def forward(self, x):
+        gate, up = self.gate_up(x).tensor_split(2, -1)
+        return self.down(gate * torch.sigmoid(gate) * up)
+
+
+class ParallelGroupedAttention(nn.Module):
+    @classmethod
+    def from_attention(cls, attention, group=None, enter=copy_to_ranks, leave=sum_over_ranks):
+        own, size, kv_heads = cls(), dist.get_world_size(group), attention.kv_heads
+        copies = -(-size // kv_heads)
+        keys_and_values = [
+            torch.cat([head for head in half.chunk(kv_heads) for _ in range(copies)])
+            for half in attention.key_value.weight.detach().chunk(2)
+        ]
+        if copies * kv_heads % size or attention.heads % size:
+            raise ValueError(f"{size} ranks, {kv_heads} kv heads, and {attention.heads} heads of queries do not fit")
+        own.key_value = nn.Parameter(torch.cat([part(half, group).detach() for half in keys_and_values]))
+        own.query = part(attention.query.weight, group)
+        own.project = RowParallelLinear.from_linear(attention.project, group, leave)
+        own.head_width = attention.project.in_features // attention.heads
+        own.group, own.enter = group, enter
+        sharing = sharing_group(kv_heads, group)
+        own.key_value.register_hook(lambda gradient: ringed(gradient, sharing))
+        return own
+
+    def forward(self, x):
+        x = self.enter(x, self.group)
+        query = (x @ self.query.mT).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+        key, value = (
+            (x @ half.mT).unflatten(-1, (-1, self.head_width)).transpose(1, 2) for half in self.key_value.chunk(2)
+        )
+        grouped = query.unflatten(1, (key.shape[1], -1))  # (B, kv heads, queries of each, T, D/H)
+        scores = grouped @ key.unsqueeze(2).mT / self.head_width**0.5
+        future = torch.ones_like(scores[0, 0, 0], dtype=torch.bool).triu(1)
+        mixed = (scores.masked_fill(future, -torch.inf).softmax(-1) @ value.unsqueeze(2)).flatten(1, 2)
+        return self.project(mixed.transpose(1, 2).flatten(-2))
 
 
 def padded(rows, group):
