@@ -41,15 +41,16 @@ ranks.start(world_size=4)
 #
 # A **mixture of experts** (MoE) separates the two. It has E MLPs, the experts, and a small linear layer, the
 # **router**, which chooses one or a few experts for each token. Let's count both for a width of 4,096 and a hidden
-# width of 16,384. Each parameter costs a multiplication and an addition per token.
+# width of 16,384. Each parameter costs a multiplication and an addition per token. One such MLP has 134 million
+# parameters, and both axes of the figure count in MLPs.
 
 # %%
 WIDTH, HIDDEN = 4096, 16384
-mlp = 2 * WIDTH * HIDDEN
+mlp = 2 * WIDTH * HIDDEN  # parameters
 sizes = (1, 2, 4, 8, 16)
 points = {
-    "one MLP, wider": [(2 * n * mlp, n * mlp, f"{n}×") for n in sizes],
-    "experts, one per token": [(2 * (mlp + WIDTH * n), n * mlp, f"E = {n}") for n in sizes[1:]],
+    "one MLP, wider": [(n, n, f"{n}×") for n in sizes],
+    "experts, one per token": [(1 + WIDTH * n / mlp, n, f"E = {n}") for n in sizes],
 }
 expert_plots.parameters_and_computation(points)
 
@@ -307,9 +308,7 @@ diagrams.hidden_exchanges()
 
 # %% [markdown]
 # The diagram shows two forwards. DeepSeek's **DualPipe** is a pipeline schedule (chapter 15) that puts the *forward* of
-# one micro-batch beside the *backward* of another one, and feeds the pipeline from both ends, so every stage always has
-# such a pair. It pays with two copies of the parameters (DualPipe's README).
-#
+@@@#
 # ## What has been reported
 #
 # DeepSeek-V3 sends each token to 8 of 256 experts, but only within 4 of 8 groups of experts. So a token goes to at most
@@ -376,7 +375,7 @@ diagrams.hidden_exchanges()
 #
 # ## Further reading
 #
-# - Lepikhin et al., [GShard](https://arxiv.org/abs/2006.16668), 2020, §2.2: capacity, and dispatch as two all-to-alls.
+# - Lepikhin et al., [GShard](https://arxiv.org/abs/2006.16668), 2020: capacity, and dispatch as two all-to-alls.
 # - Fedus et al., [Switch Transformers](https://arxiv.org/abs/2101.03961), 2021, §2: top-1, and the balancing loss.
 # - Wang et al., [Auxiliary-Loss-Free Load Balancing](https://arxiv.org/abs/2408.15664), 2024: the bias per expert.
 # - DeepSeek-AI, [DeepSeek-V3](https://arxiv.org/abs/2412.19437), 2024, §2.1.2 and §3.2: the bias, and DualPipe.
