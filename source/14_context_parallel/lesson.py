@@ -115,8 +115,9 @@ def absorb(seen, query, key, value):
 # %% [markdown]
 # ## The short version
 #
-# The ring itself is chapter 13's matmul in ring steps, with `absorb` in place of the matmul. While a rank computes, the
-# next keys are already in flight. This version has no causal mask, and only a forward. The lab adds both.
+# The ring itself is chapter 13's matmul in ring steps, with `absorb` in place of the matmul. This version waits for each
+# transfer, has no causal mask, and only a forward. In the lab, the next keys are in flight while a rank computes, and you
+# add the mask and the backward.
 
 
 # %%
@@ -124,17 +125,22 @@ def absorb(seen, query, key, value):
 from solutions.async_collectives import InFlight
 
 
-def ring_without_mask(query, key, value):  # each (B, H, n, D/H)
+def pass_on(block):
+    """Send a block to the next rank, and return that of the previous one."""
+    received = torch.empty_like(block)
     left, right = (rank - 1) % world_size, (rank + 1) % world_size
+    InFlight([(block, right)], [(received, left)], None).wait()
+    return received
+
+
+def ring_without_mask(query, key, value):  # each (B, H, n, D/H)
     keys_values = torch.stack([key, value])
     nothing = torch.zeros_like(query[..., :1])
     seen = nothing - torch.inf, nothing, torch.zeros_like(query)
     for step in range(world_size):
-        following, more = torch.empty_like(keys_values), step < world_size - 1
-        in_flight = InFlight([(keys_values, right)] * more, [(following, left)] * more, None)
+        if step > 0:
+            keys_values = pass_on(keys_values)
         seen = absorb(seen, query, *keys_values)
-        in_flight.wait()
-        keys_values = following
     _, total, mixed = seen
     return mixed / total
 
@@ -247,19 +253,15 @@ orders = {
 
 def ring_of_sleeps(chunks_of):
     """Sleep instead of computing. Returns, for each step, whose keys it used, and when it began and ended."""
-    left, right = (rank - 1) % world_size, (rank + 1) % world_size
     block, steps = torch.tensor([float(rank)]), []  # instead of keys, the rank that they belong to
     dist.barrier()
     began_s = time.perf_counter()
     for _ in range(world_size):
-        source, following = int(block), torch.empty_like(block)
-        in_flight = InFlight([(block, right)], [(following, left)], None)
-        of_step_s = time.perf_counter() - began_s
+        source, of_step_s = int(block), time.perf_counter() - began_s
         pairs = visible[list(chunks_of(rank))][:, list(chunks_of(source))].sum().item()
         time.sleep(PAIR_S * pairs)
         steps.append((source, of_step_s, time.perf_counter() - began_s))
-        in_flight.wait()
-        block = following
+        block = pass_on(block)
     return steps
 
 

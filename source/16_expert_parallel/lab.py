@@ -402,8 +402,13 @@ check.exchange_rows()
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# `torch.arange(E // N).repeat(N)` names the local expert of every block that arrives. `repeat_interleave` turns that
-# into the local expert of every row. You have sorted such a list before.
+# Write down, for N = 2 and E = 4, the local expert of each block that arrives, in the order of arrival. Then write down
+# the local expert of each *row*, if the blocks have 2, 0, 1 and 3 rows. You have sorted such a list before.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# `Tensor.repeat` and `Tensor.repeat_interleave` write these two lists for any N and E.
 #
 # </details>
 
@@ -413,7 +418,8 @@ check.exchange_rows()
 class ExpertParallelMoE(MoE):
     """A mixture of experts with E/N of the experts on each rank. Each rank brings its own tokens.
 
-    Backward gives an expert the gradient of the sum of all ranks' losses, and the router that of this rank's loss.
+    Backward gives an expert the gradient of the sum of all ranks' losses, and the router that of this rank's loss. All
+    ranks call forward and backward equally often. If some run under no_grad, the others wait in their exchanges.
 
     Memory: E/N experts and the whole router.
     Communication: an all-to-all of E integers, then two all-to-alls of rows in forward and two in backward.
@@ -722,11 +728,12 @@ for name in MISTAKES:
 # %% [markdown]
 # Only `mixes_up_rows` changes the loss of the first step, and you would not notice it without the right run beside it:
 # in ours, it is 4.7552 instead of 4.7564. The four others compute the right outputs, so their first loss is right to
-# the last digit. All five change the first norm. And after 40 steps, no loss curve looks broken. AdamW divides a factor
-# of N out again, clipping scales everything alike, and with a layer that does not work, the rest of the model learns
-# all the same. So log the gradient norm, and compare it with that of one process once. With `own_norm`, each rank
-# scales the same averaged gradient by another factor, so the ranks
-# end with different routers.
+# the last digit.
+#
+# After 40 steps, no loss curve looks broken either. AdamW divides a factor of N out again, clipping scales everything
+# alike, and with a layer that does not work, the rest of the model learns all the same. What gives all five away is the
+# first *norm*. So log the gradient norm, and compare it with that of one process once. With `own_norm`, each rank scales
+# the same averaged gradient by another factor, so the ranks end with different routers.
 #
 # You will notice the next mistake. Rank 2 has no tokens in this batch, so someone lets it skip the layer. NeMo
 # Automodel hung in a similar way if nobody chose the experts of a rank (pull request 935). What does the doctor say?
@@ -771,10 +778,14 @@ bias += 0.05 * (load.mean() - load).sign()  # the update, one forward too early
 rerouted = (chosen_with(bias) != before).any(1).float().mean().item()
 guess = "" if my_rerouted_percent is None else f", predicted {my_rerouted_percent:g}%"
 print(f"measured {100 * rerouted:.1f}%{guess}")
+assert 0.04 < rerouted < 0.07
 
 # %% [markdown]
-# For these tokens, backward computes the gradients of experts that never contributed to the loss. The loss is right, so
-# again, only the gradients are wrong.
+# About one token in 19 gets another expert. For these tokens, backward computes the gradients of experts that never
+# contributed to the loss. The loss is right, so again, only the gradients are wrong.
+#
+# With the finished module, the training script has this as a strategy: `torchrun --nproc_per_node=4 -m solutions.train
+# --model moe --strategy ep`.
 
 # %%
 ranks.stop()
