@@ -40,7 +40,7 @@ def errors(by_group: dict[str, list[float]]) -> Figure:
     axes.set_yticklabels([name for _, name in ticks])
     axes.tick_params(axis="y", length=0)
     axes.xaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.set(xlabel="← predicted too fast · error of the predicted time of a step (gray: less than 10%) · too slow →")
+    axes.set(xlabel="← too fast · error of the predicted time (gray: within 10%) · too slow →")
     return finish(figure)
 
 
