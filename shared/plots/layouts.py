@@ -90,7 +90,9 @@ def _stack(axes, y: float, values: dict[str, float], styles: dict[str, tuple], w
             style = {"facecolor": color, "hatch": hatch, "edgecolor": "black", "linewidth": 0.6}
             axes.barh(y, value, left=left, height=0.6, label=name, **style)
         left += value
-    axes.text(max(left, least), y, words, va="center", size=9, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.4})
+    axes.text(
+        max(left, least), y, words, va="center", size=9, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.4}
+    )
 
 
 def impossible(title: str, sentence: str) -> Figure:

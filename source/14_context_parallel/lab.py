@@ -649,9 +649,14 @@ from shared import plots
 
 sent = ranks.pull("sent")[0]
 steps = ("forward", "backward")
-assert sent["ring"][0] == 2 * sent["all-to-all"][0] and sent["all-to-all"][0] == sent["all-to-all"][1]
+assert (
+    sent["ring"][0] == 2 * sent["all-to-all"][0] and sent["all-to-all"][0] == sent["all-to-all"][1]
+)
 assert abs(sent["ring"][1] / sent["ring"][0] - 7 / 3) < 1e-9
-plots.bars({f"{way}, {step}": mb for way in sent for step, mb in zip(steps, sent[way], strict=True)}, "MB sent")
+plots.bars(
+    {f"{way}, {step}": mb for way in sent for step, mb in zip(steps, sent[way], strict=True)},
+    "MB sent",
+)
 
 # %% [markdown]
 # Your ring passes on two tensors three times, and the all-to-all sends three quarters of four tensors once: half as

@@ -115,9 +115,9 @@ def absorb(seen, query, key, value):
 # %% [markdown]
 # ## The short version
 #
-# The ring itself is chapter 13's matmul in ring steps, with `absorb` in place of the matmul. This version waits for each
-# transfer, has no causal mask, and only a forward. In the lab, the next keys are in flight while a rank computes, and you
-# add the mask and the backward.
+# The ring itself is chapter 13's matmul in ring steps, with `absorb` in place of the matmul. This version waits for
+# each transfer, has no causal mask, and only a forward. In the lab, the next keys are in flight while a rank computes,
+# and you add the mask and the backward.
 
 
 # %%
@@ -221,8 +221,8 @@ contexts.hiding_table()
 # ## The causal triangle
 #
 # So far, every query saw every key. A language model hides later tokens, so the first token has one key to look at, and
-# the last has all of them. In the diagram, each rank has two chunks of the sequence. Compare the work of rank 0 and rank
-# 3, on the left:
+# the last has all of them. In the diagram, each rank has two chunks of the sequence. Compare the work of rank 0 and
+# rank 3, on the left:
 
 # %%
 diagrams.causal_orders()

@@ -301,9 +301,9 @@ header = ["TP 8 × DP 4", "model state, GB", "with activations, GB"]
 tables.Table(header, rows, "Full checkpointing, one sequence of 4,096 tokens per micro-batch.")
 
 # %% [markdown]
-# Each GPU has 16Ψ/8 bytes of model state, which are 138 GB for this model's 69.0 billion parameters. So this layout does
-# not fit as it stands: tensor parallelism over the GPUs of one host is not enough, and plain data parallelism divides
-# nothing. With any ZeRO stage over the four replicas, the model fits.
+# Each GPU has 16Ψ/8 bytes of model state, which are 138 GB for this model's 69.0 billion parameters. So this layout
+# does not fit as it stands: tensor parallelism over the GPUs of one host is not enough, and plain data parallelism
+# divides nothing. With any ZeRO stage over the four replicas, the model fits.
 
 # %% [markdown]
 # ## Scenario B: a "GPT-4-scale" model on 32 GPUs
@@ -425,8 +425,8 @@ scores.table()
 # on A100s, so this one is plausible. Its step is estimated to take an eighth longer than ZeRO-3's, but gradients are
 # sent only once per step, so a slower network matters less.
 #
-# In the next figure, choose a layout yourself. The fastest one is shown below it. Does TP 8 × PP 4 fit, and what makes it
-# slower?
+# In the next figure, choose a layout yourself. The fastest one is shown below it. Does TP 8 × PP 4 fit, and what makes
+# it slower?
 #
 # <details><summary>Answer</summary>
 #
@@ -449,15 +449,17 @@ named.table()
 
 # %% [markdown]
 # For GPT-3, the last column names GPUs and a layout that its paper does not, and for LLaMA a different kind of
-# parallelism. For MT-NLG, 16 × 35 × 8 is indeed 4,480, but the paper reports no run on that many GPUs. The planner errs, too: it promises LLaMA a quarter more tokens per second than its paper reports, and it rules out Llama 3's own
+# parallelism. For MT-NLG, 16 × 35 × 8 is indeed 4,480, but the paper reports no run on that many GPUs. The planner
+# errs, too: it promises LLaMA a quarter more tokens per second than its paper reports, and it rules out Llama 3's own
 # layout. So use a planner to find candidates, and measure those.
 
 # %% [markdown]
 # ## A mistake that raises no error
 #
-# Somebody writes `group = mesh.get_group("dp") if dp > 1 else None`, because a group of one rank has nothing to average.
-# But for torch, None means *all* ranks. And what if somebody gives no group at all, as with a single axis? In the next
-# cells, four ranks of one host train with DP 2 × TP 2, or DP 1 × TP 4, and average the right gradients once more:
+# Somebody writes `group = mesh.get_group("dp") if dp > 1 else None`, because a group of one rank has nothing to
+# average. But for torch, None means *all* ranks. And what if somebody gives no group at all, as with a single axis? In
+# the next cells, four ranks of one host train with DP 2 × TP 2, or DP 1 × TP 4, and average the right gradients once
+# more:
 
 
 # %%
@@ -476,7 +478,11 @@ def losses_with(dp, averages_over_all):
 
 
 def all_curves():
-    names = {"right": (2, False), "no group, with dp = 2": (2, True), "None, with dp = 1": (1, True)}
+    names = {
+        "right": (2, False),
+        "no group, with dp = 2": (2, True),
+        "None, with dp = 1": (1, True),
+    }
     return {name: losses_with(*how) for name, how in names.items()}
 
 
@@ -552,8 +558,8 @@ assert math.isclose(*norms, rel_tol=1e-5)
 #
 # torchtitan and Megatron-LM have two more axes. Context parallelism (cp, chapter 14) divides each sequence. Its ranks
 # add up gradients with the dp ranks, so it takes a part of dp's place in the mesh. Expert parallelism (ep, chapter 16)
-# needs no ranks of its own: it regroups those of dp, only for the experts. The planner counts both in this way, but none
-# of the 42 runs tests it.
+# needs no ranks of its own: it regroups those of dp, only for the experts. The planner counts both in this way, but
+# none of the 42 runs tests it.
 #
 # If sequences have 131,072 tokens instead of 4,096, dp, pp and tp alone find no layout for our four hosts. With cp:
 
@@ -569,12 +575,14 @@ for each in (long, of_chapter_14):
 
 # %% tags=["claims"] jupyter={"source_hidden": true}
 assert search(long_job, cluster).best is None and long.layout.cp == 8 and long.layout.tp == 1
-assert round(of_chapter_14.gb) == 79 and 1.04 < of_chapter_14.time.total_s / long.time.total_s < 1.06
+assert (
+    round(of_chapter_14.gb) == 79 and 1.04 < of_chapter_14.time.total_s / long.time.total_s < 1.06
+)
 
 # %% [markdown]
 # Unlike chapter 14's layout, it puts cp inside the host and drops tp, because a ring hides and tp's all-reduces do not.
-# TP 8 × CP 4 is estimated to take 5% longer, which is a tie. It needs 79 GB here, as the planner lets every tp rank keep
-# the whole input of each layer. Chapter 14 shared these inputs, too, and then it fits. The planner's ZeRO-3 is
+# TP 8 × CP 4 is estimated to take 5% longer, which is a tie. It needs 79 GB here, as the planner lets every tp rank
+# keep the whole input of each layer. Chapter 14 shared these inputs, too, and then it fits. The planner's ZeRO-3 is
 # optimistic as well, so try both.
 
 # %% [markdown]
