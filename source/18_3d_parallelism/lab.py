@@ -823,8 +823,9 @@ tables.Table(["", "predicted (dp, pp, tp, ZeRO stage)", "computed"], rows)
 # %% [markdown]
 # The 7B model fits on one GPU, except for its optimizer state, so ZeRO-1 alone is enough. For the 70B model on 32 GPUs,
 # a single replica is the fastest. Two replicas fit, too: DP 2 × PP 4 × TP 4 with ZeRO-1 needs 81% of a GPU's memory.
-# But their gradients cross the slow link, so a step takes 14% longer. TP 8 × DP 4 is the claim from the lesson. It
-# needs 186%, and 89% with ZeRO-1. So it fits with ZeRO-1, but a step takes 49% longer.
+# But their gradients cross the slow link, so a step takes 14% longer. TP 8 × DP 4 is scenario A of the lesson. It needs
+# 186%, and 89% with ZeRO-1. The lesson's planner says 179% and 83%, because it recomputes all activations. So the
+# layout fits with ZeRO-1, but a step takes 49% longer.
 #
 # For the 175B model, the five fastest meshes lie within about 6% of each other, among them TP 8 × PP 4 and TP 2 × PP
 # 32. Even the lesson's more detailed planner is off by more, so call it a tie, and measure. Why is PP 32 not better,
