@@ -14,8 +14,8 @@ def stage_of(gpu: int) -> int:
 
 def cluster_of_hosts() -> Figure:
     """Draw four hosts of eight GPUs, with the layout DP 2 × PP 4 × TP 4."""
-    drawing = Drawing(9.4, 4.75, "4 hosts × 8 A100, with DP 2 × PP 4 × TP 4. The number is a GPU's stage")
-    left, top, step_in, box_in, cell_in = 0.15, 1.2, 2.3, (2.1, 2.15), (0.46, 0.42)
+    drawing = Drawing(9.0, 4.75, "4 hosts × 8 A100, with DP 2 × PP 4 × TP 4. The number is a GPU's stage")
+    left, top, step_in, box_in, cell_in = 0.15, 1.2, 2.2, (2.02, 2.15), (0.44, 0.42)
     for host in range(HOSTS):
         x = left + host * step_in
         drawing.box(x, top, *box_in)

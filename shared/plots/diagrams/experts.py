@@ -163,14 +163,14 @@ def beside_backward(layers: int = 2) -> list[Span]:
 
 def hidden_exchanges() -> Figure:
     """Draw two layers of two micro-batches: in sequence, in turns, and a forward beside a backward."""
-    drawing = Drawing(9.2, 5.95, "Where an all-to-all hides: behind another micro-batch")
+    drawing = Drawing(9.0, 5.95, "Where an all-to-all hides: behind another micro-batch")
     ways = {
         "Two forwards, one after the other": one_after_the_other(),
         "Two forwards, in turns": in_turns(),
         "The forward of 0 beside the backward of 1, as in DualPipe": beside_backward(),
     }
     end_ms = max(span.ended_ms for spans in ways.values() for span in spans)
-    clock = Clock(1.75, 8.95, 0.0, end_ms)
+    clock = Clock(1.75, 8.75, 0.0, end_ms)
     for index, (words, spans) in enumerate(ways.items()):
         top = 0.95 + 1.45 * index
         drawing.text(clock.left_in, top - 0.2, words, "heading", ha="left", weight="bold")
@@ -187,7 +187,7 @@ def hidden_exchanges() -> Figure:
                     clock.span(drawing, y, idle_ms, "", 0.42, facecolor="0.88", **WAITS)
         busy_ms = sum(span.ended_ms - span.began_ms for span in spans if span.computes)
         share = busy_ms / max(span.ended_ms for span in spans)
-        drawing.text(8.95, top - 0.2, f"GPU busy {share:.0%}", ha="right")
+        drawing.text(8.75, top - 0.2, f"GPU busy {share:.0%}", ha="right")
     clock.axis(drawing, 5.15, [40.0 * n for n in range(int(end_ms // 40) + 1)])
     steps = "A attention, D dispatch, M experts, C combine; ′ is backward. Hatched: the GPU waits."
     drawing.text(clock.left_in, 5.55, steps, "note", ha="left")

@@ -66,7 +66,7 @@ def work_of(owner: Callable[[int], int]) -> list[float]:
 
 def causal_orders() -> Figure:
     """Draw which rank computes which part of the causal triangle, in two orders."""
-    drawing = Drawing(9.2, 5.5, f"The causal triangle on {RANKS} ranks: {CHUNKS} × {CHUNKS} pairs of chunks")
+    drawing = Drawing(9.0, 5.5, f"The causal triangle on {RANKS} ranks: {CHUNKS} × {CHUNKS} pairs of chunks")
     drawing.text(0.15, 0.6, "A cell is the work of a pair of chunks. Its color is the rank of the queries.", ha="left")
     width, height = _SMALL
     top = 1.45
