@@ -549,7 +549,7 @@ assert math.isclose(*norms, rel_tol=1e-5)
 # | mesh of dp × pp × tp | `ParallelDims`, which builds a `DeviceMesh` | `initialize_model_parallel` |
 # | `parallelize` | `parallelize_module` | `--tensor-model-parallel-size` |
 # | `Pipeline` | `torch.distributed.pipelining` | `--pipeline-model-parallel-size` |
-# | `mean_over_ranks_`, `ZeRO1` | `fully_shard` over dp | `--use-distributed-optimizer` |
+# | `OverlappedDDP`, `ZeRO1` | `fully_shard` over dp | `--use-distributed-optimizer` |
 # | dp follows from the rest | `data_parallel_shard_degree = -1` | world size / (tp · pp) |
 # | norm with each parameter once | DTensors, and a sum over pp | `optimizer/clip_grads.py` |
 
