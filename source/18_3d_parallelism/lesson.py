@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 18 · 3D parallelism
 #
-# **45–75 minutes.** After this lesson, you will be able to:
+# **50–75 minutes.** After this lesson, you will be able to:
 #
 # - combine data, pipeline and tensor parallelism on a mesh of ranks, and show that the result is right,
 # - order the axes of a mesh by the links between its ranks,
@@ -51,9 +51,10 @@ from shared import measure, wire
 from shared.data import CharTokens
 from shared.models import GPTConfig, TinyGPT, gpt_layers
 from solutions.manual_ddp import ManualDDP, mean_over_ranks_
-from solutions.parallel_3d import Parallel3D
 from solutions.pipeline import Pipeline
 from solutions.tensor_parallel import parallelize
+from solutions.vocabulary import vocab_parallel_cross_entropy
+from solutions.zero1 import ZeRO1
 
 text = CharTokens()
 config = GPTConfig(vocab_size=128, context=128, layers=6, heads=8, width=64)
@@ -147,30 +148,41 @@ diagrams.mesh_3d()
 # ## The short version
 #
 # Nothing is new on any axis. tp splits the layers (chapter 13), pp distributes them (chapter 15), and dp averages the
-# gradients of replicas (chapter 04), or ZeRO-1 does so together with the optimizer's step (chapter 07). We only have to
-# give each of them the right group. In pseudocode:
-#
-# ```
-# split each layer over the tp group             # before it is distributed: a stage then only has shards
-# distribute the layers over the pp group        # a pipeline of stages; the loss knows the tp group
-# wrap the stage in data parallelism             # over the dp group
-# in each step:
-#     take this replica's part of the batch      # by the coordinate along dp, not by the rank
-#     run the pipeline's schedule                # forward and backward of all micro-batches
-#     average the gradients over the dp group    # once, after the last micro-batch
-# ```
-#
-# You build this in the lab. Here, we use the finished class. `sizes` lists the axes from the outermost to the innermost
-# one, and every rank passes the whole model and the whole batch:
+# gradients of replicas, which `ZeRO1` does together with the optimizer's step (chapter 07). We only have to give each
+# of them the right group. `sizes` lists the axes from the outermost to the innermost.
 
 
 # %%
 # %%ranks
+class Train3D:
+    """Trains a GPT on a mesh. Every rank passes the whole model and the whole batch."""
+
+    def __init__(self, gpt, mesh, zero_stage):
+        self.dp, pp, tp = (mesh.get_group(axis) for axis in ("dp", "pp", "tp"))
+        layers = gpt_layers(parallelize(gpt, tp))
+        loss_of = partial(vocab_parallel_cross_entropy, group=tp)
+        self.pipeline = Pipeline(layers, "1f1b", 2, loss_of, pp)  # two micro-batches
+        self.parameters = list(self.pipeline.stage_parameters().values())
+        self.zero_stage = zero_stage
+        if zero_stage:
+            self.optimizer = ZeRO1(self.parameters, AdamW, group=self.dp, lr=1e-3)
+        else:
+            self.optimizer = AdamW(self.parameters, lr=1e-3)
+
+    def step(self, tokens, targets):
+        """Compute the gradients of this replica's part of the batch, and average them. Returns the mean loss."""
+        replicas, own = dist.get_world_size(self.dp), dist.get_rank(self.dp)
+        loss = self.pipeline.step(tokens.chunk(replicas)[own], targets.chunk(replicas)[own])
+        for parameter in self.parameters if self.zero_stage == 0 else ():  # ZeRO1 averages itself
+            mean_over_ranks_(parameter.grad, self.dp)
+        mean_over_ranks_(loss, self.dp)
+        return loss
+
+
 def trainer_on(sizes, gpt, zero_stage=0):
     """Return a trainer of a GPT on a mesh of these sizes, and the mesh."""
     mesh = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
-    how = {"micro_batches": 2, "zero_stage": zero_stage, "lr": 1e-3}
-    return Parallel3D(gpt, mesh, AdamW, **how), mesh
+    return Train3D(gpt, mesh, zero_stage), mesh
 
 
 def train_step(trainer, *batch):
@@ -471,7 +483,7 @@ def losses_with(dp, averages_over_all):
     for step in range(24):
         trainer.optimizer.zero_grad()
         losses.append(trainer.step(*batch_of(2 * step)).item())
-        for parameter in trainer.stage.parameters() if averages_over_all else ():
+        for parameter in trainer.parameters if averages_over_all else ():
             mean_over_ranks_(parameter.grad, None)
         trainer.optimizer.step()
     return losses
@@ -549,7 +561,7 @@ assert math.isclose(*norms, rel_tol=1e-5)
 # | mesh of dp × pp × tp | `ParallelDims`, which builds a `DeviceMesh` | `initialize_model_parallel` |
 # | `parallelize` | `parallelize_module` | `--tensor-model-parallel-size` |
 # | `Pipeline` | `torch.distributed.pipelining` | `--pipeline-model-parallel-size` |
-# | `OverlappedDDP`, `ZeRO1` | `fully_shard` over dp | `--use-distributed-optimizer` |
+# | `mean_over_ranks_`, `ZeRO1` | `fully_shard` over dp | `--use-distributed-optimizer` |
 # | dp follows from the rest | `data_parallel_shard_degree = -1` | world size / (tp · pp) |
 # | norm with each parameter once | DTensors, and a sum over pp | `optimizer/clip_grads.py` |
 
