@@ -241,7 +241,7 @@ def expert_parallel_sent_bytes(
     Args:
         tokens: n, the tokens of one rank, of all its sequences.
 
-    Source: GShard §3.2 for forward; derived for backward.
+    Source: GShard for forward; derived for backward.
     """
     _positive(tokens=tokens, hidden=hidden, top_k=top_k, layers=layers)
     return 4 * layers * ring_fraction(ranks) * bytes_each * tokens * top_k * hidden

@@ -173,7 +173,8 @@ def exchange_rows(rows: Tensor, sent: list[int], received: list[int], group: Pro
 class ExpertParallelMoE(MoE):
     """A mixture of experts with E/N of the experts on each rank. Each rank brings its own tokens.
 
-    Backward gives an expert the gradient of the sum of all ranks' losses, and the router that of this rank's loss.
+    Backward gives an expert the gradient of the sum of all ranks' losses, and the router that of this rank's loss. All
+    ranks call forward and backward equally often. If some run under no_grad, the others wait in their exchanges.
 
     Memory: E/N experts and the whole router.
     Communication: an all-to-all of E integers, then two all-to-alls of rows in forward and two in backward.
@@ -226,19 +227,25 @@ def average_gradients(
     experts: Iterable[nn.Parameter],
     others: Iterable[nn.Parameter],
     group: ProcessGroup | None = None,
+    replicas: ProcessGroup | None = None,
 ) -> None:
     """Turn the gradients into those of the mean of the ranks' losses, in place.
 
     Args:
         experts: The parameters of this rank's experts.
         others: The parameters that every rank has.
+        group: All ranks, each with a loss of its own.
+        replicas: The ranks that have a copy of this rank's experts; None if no other rank has one.
 
-    Communication: all-reduces of the gradients of others; nothing for experts.
+    Communication: all-reduces of the gradients of others over group, and of those of experts over replicas, if any.
     """
     world_size = dist.get_world_size(group)
     for parameter in experts:
         if parameter.grad is not None:
-            parameter.grad /= world_size
+            total = parameter.grad.contiguous()
+            if replicas is not None:
+                dist.all_reduce(total, group=replicas)
+            parameter.grad.copy_(total / world_size)
     for parameter in others:
         if parameter.grad is not None:
             mean = parameter.grad.contiguous()

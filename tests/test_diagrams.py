@@ -48,6 +48,7 @@ OF_ONE_SIZE = {
     "sequence_parallel": diagrams.sequence_parallel,
     "ring_attention": diagrams.ring_attention,
     "causal_orders": diagrams.causal_orders,
+    "cluster_of_hosts": diagrams.cluster_of_hosts,
     "tokens_for_heads": diagrams.tokens_for_heads,
     "tiled_weight": diagrams.tiled_weight,
     "placements": diagrams.placements,

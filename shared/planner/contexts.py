@@ -78,9 +78,11 @@ class Traffic:
 
     @property
     def all_to_all(self) -> float:
-        """All-to-alls of queries, keys, values and outputs."""
-        widths = self.shape.hidden, self.shape.kv_width
-        return formulas.all_to_all_attention_sent_bytes(self.tokens, *widths, 1, self.ranks, BYTES) / 2
+        """All-to-alls of queries and outputs, and a copy of keys and values for each other rank.
+
+        With as many tensor-parallel ranks as heads of keys, each of them has one head, which cannot be split further.
+        """
+        return 2 * formulas.ring_fraction(self.ranks) * BYTES * self.tokens * self.shape.hidden + self.ring
 
     def step_s(self, link: RealLink, gpus: int, flops: float = A100_FLOPS) -> tuple[float, float]:
         """Return how long a step of the zigzag ring between hosts computes, and how long its transfer takes.
@@ -94,15 +96,17 @@ class Traffic:
 
 def traffic_table(model: str = "Llama-2 70B", length: int = 131_072, ranks: int = 4) -> Table:
     """Compare three ways to share a sequence, for one layer's forward."""
-    traffic = Traffic(SHAPES[model], length, ranks)
+    shape = SHAPES[model]
+    traffic = Traffic(shape, length, ranks)
     rows = [
         ["TP with SP, over the hosts", f"{traffic.sequence_parallel / GB:.2f}", "no"],
-        ["Ulysses", f"{traffic.all_to_all / GB:.2f}", "no"],
+        ["Ulysses, with a copy of the keys per host", f"{traffic.all_to_all / GB:.2f}", "no"],
         ["ring attention", f"{traffic.ring / GB:.2f}", "behind attention"],
     ]
     note = (
-        f"What each of {ranks} ranks sends in the forward of one layer of {model}, for one sequence of {length:,} "
-        "tokens in 16 bits. Derived."
+        f"What each of the {ranks} hosts sends in the forward of one layer of {model}, for one sequence of {length:,} "
+        f"tokens in 16 bits. TP {shape.kv_heads} leaves one key head per GPU, so Ulysses sends a copy to each host. "
+        "Derived."
     )
     return Table(["way", "GB sent", "hidden?"], rows, note)
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, PercentFormatter
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator, PercentFormatter
 
 from shared.plots import COLORS, HATCHES, LINES, MARKERS, finish, new_axes, rank_color
 
@@ -12,9 +12,10 @@ def parameters_and_computation(lines: dict[str, list[tuple[float, float, str]]])
     """Draw layers by what they compute per token and by how many parameters they have.
 
     Args:
-        lines: For each kind of layer, points of (operations per token, parameters, label).
+        lines: For each kind of layer, points of (operations per token, parameters, label), both relative to one MLP.
     """
     figure, axes = new_axes(6.4, 3.4)
+    sizes = sorted({round(parameters) for points in lines.values() for _, parameters, _ in points})
     for index, (name, points) in enumerate(lines.items()):
         x, y, labels = zip(*points, strict=True)
         style = {"color": COLORS[index], "linestyle": LINES[index], "marker": MARKERS[index]}
@@ -22,10 +23,11 @@ def parameters_and_computation(lines: dict[str, list[tuple[float, float, str]]])
         for at_x, at_y, label in zip(x, y, labels, strict=True):
             place = {"xytext": (8, -3) if index else (-6, 7), "ha": "left" if index else "right"}
             axes.annotate(label, (at_x, at_y), textcoords="offset points", **place)
-    axes.set(xscale="log", yscale="log", xlabel="operations per token, millions", ylabel="parameters, millions")
+    axes.set(xscale="log", yscale="log", xlabel="operations per token, × one MLP", ylabel="parameters, × one MLP")
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / 1e6:g}"))
-        axis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
+        axis.set_major_locator(FixedLocator(sizes))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_minor_locator(NullLocator())
     axes.margins(0.18)
     axes.legend(frameon=False)
     return finish(figure)

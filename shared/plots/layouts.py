@@ -14,7 +14,7 @@ _PARTS = {
     "the bubble": ("white", HATCHES[4]),
     "exposed communication of data parallelism": (COLORS[1], HATCHES[3]),
 }
-_RUN_IN, _BETWEEN_RUNS = 0.11, 2.2  # the height of a run's row, and the rows between two groups
+_RUN_IN, _BETWEEN_RUNS = 0.06, 2.4  # the height of a run's row, and the rows between two groups
 
 
 def errors(by_group: dict[str, list[float]]) -> Figure:
@@ -33,14 +33,14 @@ def errors(by_group: dict[str, list[float]]) -> Figure:
         ys = [y + row for row in range(len(runs))]
         axes.hlines(ys, 0, runs, color="0.6", linewidth=1.0, zorder=1)
         marker = {"marker": "s", "markerfacecolor": "white"} if index == 0 else {"marker": "o"}
-        axes.plot(runs, ys, linestyle="none", color=COLORS[0], markersize=5.5, **marker)
+        axes.plot(runs, ys, linestyle="none", color=COLORS[0], markersize=4, **marker)
         ticks.append((sum(ys) / len(ys), f"{group} ({len(runs)})"))
         y += len(runs) + _BETWEEN_RUNS
     axes.set(ylim=(y - _BETWEEN_RUNS, -1), yticks=[each for each, _ in ticks])
     axes.set_yticklabels([name for _, name in ticks])
     axes.tick_params(axis="y", length=0)
     axes.xaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.set(xlabel="error of the predicted time of a step (gray: less than 10%)")
+    axes.set(xlabel="← too fast · error of the predicted time (gray: within 10%) · too slow →")
     return finish(figure)
 
 
@@ -56,7 +56,7 @@ def needs(
     figure, (memory, time) = plt.subplots(1, 2, figsize=(9.0, 1.9 + 0.55 * len(named)), layout="constrained")
     for y, (plan, parts, words) in enumerate(named.values()):
         held_gb = {name: nbytes / 1e9 for name, nbytes in plan.items()}
-        _stack(memory, y, held_gb, COMPONENT_STYLES, f" {sum(held_gb.values()):,.0f} GB")
+        _stack(memory, y, held_gb, COMPONENT_STYLES, f" {sum(held_gb.values()):,.0f} GB", least=gpu_gb)
         _stack(time, y, parts, _PARTS, f" {sum(parts.values()):.3g} s\n {words}")
     most_gb = max(sum(plan.values()) / 1e9 for plan, _, _ in named.values())
     memory.axvline(gpu_gb, color="black", linestyle="--", linewidth=1.3)
@@ -81,7 +81,8 @@ def needs(
     return finish(figure)
 
 
-def _stack(axes, y: float, values: dict[str, float], styles: dict[str, tuple], words: str) -> None:
+def _stack(axes, y: float, values: dict[str, float], styles: dict[str, tuple], words: str, least: float = 0.0) -> None:
+    """Draw a bar of several parts, and write words on its right, at `least` or beyond."""
     left = 0.0
     for name, value in values.items():
         if value > 0.002 * sum(values.values()):
@@ -89,7 +90,9 @@ def _stack(axes, y: float, values: dict[str, float], styles: dict[str, tuple], w
             style = {"facecolor": color, "hatch": hatch, "edgecolor": "black", "linewidth": 0.6}
             axes.barh(y, value, left=left, height=0.6, label=name, **style)
         left += value
-    axes.text(left, y, words, va="center", size=9, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.4})
+    axes.text(
+        max(left, least), y, words, va="center", size=9, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.4}
+    )
 
 
 def impossible(title: str, sentence: str) -> Figure:

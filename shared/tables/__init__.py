@@ -7,11 +7,16 @@ from shared.tables.rendering import render
 
 @dataclass(frozen=True)
 class Table:
-    """A header, rows of text, and notes below. As the last value of a cell, it displays itself."""
+    """A header, rows of text, and notes below. As the last value of a cell, it displays itself.
+
+    Attributes:
+        wraps: Whether all cells wrap, for a table of sentences. Otherwise, only very long ones do.
+    """
 
     header: list[str]
     rows: list[list[str]]
     note: str = ""
+    wraps: bool = False
 
     def __str__(self) -> str:
         lines = [self.header, *self.rows]

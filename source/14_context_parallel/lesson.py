@@ -115,8 +115,9 @@ def absorb(seen, query, key, value):
 # %% [markdown]
 # ## The short version
 #
-# The ring itself is chapter 13's matmul in ring steps, with `absorb` in place of the matmul. While a rank computes, the
-# next keys are already in flight. This version has no causal mask, and only a forward. The lab adds both.
+# The ring itself is chapter 13's matmul in ring steps, with `absorb` in place of the matmul. This version waits for
+# each transfer, has no causal mask, and only a forward. In the lab, the next keys are in flight while a rank computes,
+# and you add the mask and the backward.
 
 
 # %%
@@ -124,17 +125,22 @@ def absorb(seen, query, key, value):
 from solutions.async_collectives import InFlight
 
 
-def ring_without_mask(query, key, value):  # each (B, H, n, D/H)
+def pass_on(block):
+    """Send a block to the next rank, and return that of the previous one."""
+    received = torch.empty_like(block)
     left, right = (rank - 1) % world_size, (rank + 1) % world_size
+    InFlight([(block, right)], [(received, left)], None).wait()
+    return received
+
+
+def ring_without_mask(query, key, value):  # each (B, H, n, D/H)
     keys_values = torch.stack([key, value])
     nothing = torch.zeros_like(query[..., :1])
     seen = nothing - torch.inf, nothing, torch.zeros_like(query)
     for step in range(world_size):
-        following, more = torch.empty_like(keys_values), step < world_size - 1
-        in_flight = InFlight([(keys_values, right)] * more, [(following, left)] * more, None)
+        if step > 0:
+            keys_values = pass_on(keys_values)
         seen = absorb(seen, query, *keys_values)
-        in_flight.wait()
-        keys_values = following
     _, total, mixed = seen
     return mixed / total
 
@@ -173,17 +179,17 @@ print(f"A rank sends {sent_times:g} times S.")
 # N − 1 = 3 times: every rank also passes on what it got from others. An all-gather sends the same bytes, but at the end
 # of it, each rank holds the keys of the whole sequence.
 #
-# The result is exact. Nothing was approximated, which tells ring attention from the many methods that let a query see
-# fewer keys.
+# The result is exact. Nothing was approximated, which distinguishes ring attention from the many methods that let a
+# query see fewer keys.
 
 # %% [markdown]
 # ## When the ring is hidden
 #
 # Each step computes with one block of keys while the next one travels. Which takes longer?
 #
-# A rank multiplies n queries with n keys, and the probabilities with n values: 4n²h operations, or half of that if the
-# mask hides half. It sends n keys and n values, 4nk bytes in 16 bits, where k is the width of keys and values. At C
-# operations and W bytes per second, the transfer is hidden if
+# A rank multiplies n queries with n keys, and the probabilities with n values: 4n²h operations. With a causal mask, in
+# the order that we are about to see, half of them are needed: 2n²h. A rank sends n keys and n values, 4nk bytes in 16
+# bits, where k is the width of keys and values. At C operations and W bytes per second, the transfer is hidden if
 #
 # $$\frac{2n^2h}{C} \ge \frac{4nk}{W}, \qquad\text{so}\qquad \boxed{\;n \;\ge\; \frac{2k}{h}\cdot\frac{C}{W}\;}$$
 #
@@ -206,13 +212,17 @@ contexts.hiding_table()
 # parallelism pays for long sequences only.** Measurements agree. For Llama-3 8B on B200, NVIDIA reports that CP makes
 # training 1.05 times as fast at 32k tokens, 1.37 times at 256k, and 2.67 times at 512k. At 1,024k, the model does not
 # train at all without it (NeMo's documentation, "Long sequence performance").
+#
+# All of this was the forward. In backward, a rank computes 2.5 times as much, 5n²h operations, because attention's two
+# matmuls become five. It also sends three times the bytes: keys and values once more, and with them their gradients,
+# in fp32. Those are 12nk bytes, so backward needs n ≥ (2.4k/h) · C/W. Here, that is 15,600 tokens, a fifth more.
 
 # %% [markdown]
 # ## The causal triangle
 #
 # So far, every query saw every key. A language model hides later tokens, so the first token has one key to look at, and
-# the last has all of them. In the diagram, a row is a chunk of queries, and the color says which rank has it. Compare
-# the work of rank 0 and rank 3, on the left:
+# the last has all of them. In the diagram, each rank has two chunks of the sequence. Compare the work of rank 0 and
+# rank 3, on the left:
 
 # %%
 diagrams.causal_orders()
@@ -243,19 +253,15 @@ orders = {
 
 def ring_of_sleeps(chunks_of):
     """Sleep instead of computing. Returns, for each step, whose keys it used, and when it began and ended."""
-    left, right = (rank - 1) % world_size, (rank + 1) % world_size
     block, steps = torch.tensor([float(rank)]), []  # instead of keys, the rank that they belong to
     dist.barrier()
     began_s = time.perf_counter()
     for _ in range(world_size):
-        source, following = int(block), torch.empty_like(block)
-        in_flight = InFlight([(block, right)], [(following, left)], None)
-        of_step_s = time.perf_counter() - began_s
+        source, of_step_s = int(block), time.perf_counter() - began_s
         pairs = visible[list(chunks_of(rank))][:, list(chunks_of(source))].sum().item()
         time.sleep(PAIR_S * pairs)
         steps.append((source, of_step_s, time.perf_counter() - began_s))
-        in_flight.wait()
-        block = following
+        block = pass_on(block)
     return steps
 
 
@@ -313,12 +319,15 @@ contexts.traffic_table()
 # In the forward of a layer, chapter 13's sequence parallelism gathers all s tokens in their full width twice, and
 # reduce-scatters them twice. Between hosts, that is hopeless. The ring sends only keys and values, which grouped-query
 # attention has made narrow, and hides them.
-# Ulysses lies in between: it sends (N−1)/N of everything once, so per rank its bytes *fall* with N.
+#
+# Ulysses lies in between. It sends (N−1)/N of the queries and outputs once, so these bytes *fall* with N. Its keys do
+# not, because TP 8 has left one head of keys per GPU, and each of the other hosts needs a copy.
 #
 # | your situation | use |
 # |---|---|
 # | with TP, SP and recomputation, the sequence fits inside a host | that. Context parallelism adds code, not speed |
-# | it does not fit, and n is at least (2k/h) · C/W | the ring, in zigzag order, between hosts |
+# | it does not fit, and n is at least (2.4k/h) · C/W | the ring, in zigzag order, between hosts |
+# | it does not fit, and n is smaller | recomputation first; or gather the keys, as Llama 3 did. A ring is exposed |
 # | fast links, enough heads, or a kernel that has no log-sum-exp | Ulysses, inside a host |
 # | both | heads inside a host, the ring between hosts (USP, Fang and Zhao 2024) |
 
@@ -375,16 +384,6 @@ contexts.traffic_table()
 # simpler if a rank has all keys (Grattafiori et al. 2024, §3.3).
 
 # %% [markdown]
-# ## On a cluster
-#
-# | question | here | with NCCL and many hosts |
-# |---|---|---|
-# | Which ranks share a sequence? | all four | often one GPU per host: TP needs the fast links, a ring can hide |
-# | Does a ring deadlock? | no | it does if all ranks send first: launch both, with `batch_isend_irecv` |
-# | Which ranks add up gradients? | all that share a sequence | those of dp and cp together, as one group |
-# | What limits N? | the length | the length, and the GPUs: more ranks per sequence leave fewer for the batch |
-
-# %% [markdown]
 # ## Recap
 #
 # Per layer and rank, in the forward, with n = s/N tokens per rank:
@@ -393,11 +392,11 @@ contexts.traffic_table()
 # |---|---|---|---|
 # | SP over N ranks | 1/N | 8(N − 1) · nh | matmuls in ring steps |
 # | ring attention | 1/N, and one block of keys in flight | 4(N − 1) · nk | with attention, if n ≥ (2k/h) · C/W |
-# | Ulysses | 1/N | 4(N − 1)/N · n(h + k) | none |
+# | Ulysses | 1/N | 4(N − 1)/N · n(h + k), if N divides the key heads of a rank | none |
 #
-# Three numbers to keep: **n ≥ (2k/h) · C/W** tokens per rank hide the ring. The zigzag order takes **N/(2N − 1)** of
-# the contiguous one's time. And 128k tokens of Llama-2 70B keep **344 GB** on each GPU with TP 8 and SP, 86 GB with CP
-# 4 on top, and 5.4 GB if each layer is recomputed as well.
+# Three numbers to keep: **n ≥ (2k/h) · C/W** tokens per rank hide the ring's forward, and backward needs a fifth more.
+# The zigzag order takes **N/(2N − 1)** of the contiguous one's time. And 128k tokens of Llama-2 70B keep **344 GB** on
+# each GPU with TP 8 and SP, 86 GB with CP 4 on top, and 5.4 GB if each layer is recomputed as well.
 #
 # **Terms**
 #
@@ -414,6 +413,7 @@ contexts.traffic_table()
 # - Jacobs et al., [DeepSpeed Ulysses](https://arxiv.org/abs/2309.14509), 2023, §3: the all-to-alls.
 # - Fang and Zhao, [USP](https://arxiv.org/abs/2405.07719), 2024: both at once.
 # - Grattafiori et al., [The Llama 3 Herd of Models](https://arxiv.org/abs/2407.21783), 2024, §3.3: CP in a real run.
+# - [On a real cluster](../docs/cluster.md): which ranks share a sequence, and which add up gradients.
 
 # %% [markdown]
 # ## What is still wasted

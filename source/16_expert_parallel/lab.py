@@ -2,13 +2,13 @@
 # jupyter:
 #   course:
 #     module: expert_parallel
-#     minutes: 75
+#     minutes: 80
 # ---
 
 # %% [markdown]
 # # Lab 16 · Expert parallelism
 #
-# **75 minutes, 16 points**, and 8 minutes for the stretch exercise. In this lab, you turn a mixture of experts
+# **80 minutes, 16 points**, and 8 minutes for the stretch exercise. In this lab, you turn a mixture of experts
 # into a layer whose experts live on different ranks. Each rank brings its own tokens, sends every token to the ranks
 # of its experts, and gets the results back. At the end, the layer computes the same outputs and gradients as one
 # process that has all experts.
@@ -19,9 +19,9 @@
 # | 16.2 | `sort_by_expert`: from a table of choices to one block of rows per expert | 12 | 3 |
 # | 16.3 | `exchange_counts` and `exchange_rows`: sizes first, then tokens, and gradients on the way back | 14 | 3 |
 # | 16.4 | `ExpertParallelMoE`: the layer | 18 | 5 |
-# | 16.5 | `average_gradients`: one mean for two kinds of parameters | 7 | 2 |
+# | 16.5 | `average_gradients`: one mean for two kinds of parameters | 11 | 2 |
 # | 16.6 | Stretch: `clip_grad_norm_` with sharded experts | 8 | 1 |
-# | | Break it: five mistakes, and which of them you would notice | 13 | |
+# | | Break it: five mistakes, and which of them you would notice | 14 | |
 #
 # Each exercise has a check. Its first line tries a plain case on two ranks, in float64. The other lines try one to four
 # ranks, ranks and experts without any token, and groups of ranks. They compare every gradient with that of one process
@@ -402,8 +402,13 @@ check.exchange_rows()
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# `torch.arange(E // N).repeat(N)` names the local expert of every block that arrives. `repeat_interleave` turns that
-# into the local expert of every row. You have sorted such a list before.
+# Write down, for N = 2 and E = 4, the local expert of each block that arrives, in the order of arrival. Then write down
+# the local expert of each *row*, if the blocks have 2, 0, 1 and 3 rows. You have sorted such a list before.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# `Tensor.repeat` and `Tensor.repeat_interleave` write these two lists for any N and E.
 #
 # </details>
 
@@ -413,7 +418,8 @@ check.exchange_rows()
 class ExpertParallelMoE(MoE):
     """A mixture of experts with E/N of the experts on each rank. Each rank brings its own tokens.
 
-    Backward gives an expert the gradient of the sum of all ranks' losses, and the router that of this rank's loss.
+    Backward gives an expert the gradient of the sum of all ranks' losses, and the router that of this rank's loss. All
+    ranks call forward and backward equally often. If some run under no_grad, the others wait in their exchanges.
 
     Memory: E/N experts and the whole router.
     Communication: an all-to-all of E integers, then two all-to-alls of rows in forward and two in backward.
@@ -479,22 +485,35 @@ class ExpertParallelMoE(ExpertParallelMoE):
 check.ExpertParallelMoE()
 
 # %% [markdown]
-# ## Exercise 16.5 · Two kinds of gradients (7 min, 2 points)
+# ## Exercise 16.5 · Two kinds of gradients (11 min, 2 points)
 #
 # A model trains on the *mean* of the ranks' losses. After backward, its parameters have two kinds of gradients. An
 # expert has the gradient of the sum of all ranks' losses, because their tokens came to it. All other parameters (the
 # router, attention, embeddings) have that of this rank's loss, because every rank has a replica of them.
 #
-# Turn both into the gradients of the mean, in place:
+# In the lesson's example, with dp = 8 and ep = 4, each expert also has dp/ep = 2 copies. Then "all ranks" are only the
+# four of an ep group: each copy has the sum of *their* losses.
+#
+# Turn both into the gradients of the mean of all dp losses, in place:
 #
 # - `experts` are the parameters of this rank's experts, and `others` those that every rank has.
-# - A `.grad` that is None (on all ranks, for `others`) stays None.
+# - `group` has all dp ranks, and `replicas` those with a copy of this rank's experts. If `replicas` is None, no other
+#   rank has one.
+# - Add up the gradients of an expert's copies. Then divide by the number of all ranks, dp, and not by that of the
+#   copies.
+# - A `.grad` that is None on all ranks that share the parameter stays None.
 # - A `.grad` may be a view that is not contiguous, and an all-reduce takes only contiguous tensors.
-# - All-reduce no more bytes than the gradients of `others` have.
+# - All-reduce each gradient of `others` once, over `group`, and one of `experts` only over `replicas`.
 #
-# <details><summary>Hint</summary>
+# <details><summary>Hint 1</summary>
 #
-# An expert already has the gradient of the sum. What turns it into that of the mean? Does it take a collective?
+# Without copies, an expert already has the gradient of the sum. What turns it into that of the mean? Does it take a
+# collective?
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# With dp = 8 and ep = 4, of how many losses is a copy's gradient the sum? And of how many is it after the all-reduce?
 #
 # </details>
 
@@ -506,20 +525,26 @@ def average_gradients(
     experts: Iterable[nn.Parameter],
     others: Iterable[nn.Parameter],
     group: ProcessGroup | None = None,
+    replicas: ProcessGroup | None = None,
 ) -> None:
     """Turn the gradients into those of the mean of the ranks' losses, in place.
 
     Args:
         experts: The parameters of this rank's experts.
         others: The parameters that every rank has.
+        group: All ranks, each with a loss of its own.
+        replicas: The ranks that have a copy of this rank's experts; None if no other rank has one.
 
-    Communication: all-reduces of the gradients of others; nothing for experts.
+    Communication: all-reduces of the gradients of others over group, and of those of experts over replicas, if any.
     """
     ### BEGIN SOLUTION
     world_size = dist.get_world_size(group)
     for parameter in experts:
         if parameter.grad is not None:
-            parameter.grad /= world_size
+            total = parameter.grad.contiguous()
+            if replicas is not None:
+                dist.all_reduce(total, group=replicas)
+            parameter.grad.copy_(total / world_size)
     for parameter in others:
         if parameter.grad is not None:
             mean = parameter.grad.contiguous()
@@ -586,7 +611,7 @@ def clip_grad_norm_(
 check.clip_grad_norm_()
 
 # %% [markdown]
-# ## Break it: five mistakes, and which of them you would notice (13 min)
+# ## Break it: five mistakes, and which of them you would notice (14 min)
 #
 # The first four mistakes have been reported in large code bases, and none of the five raises an error. The next cells
 # train a small model on text for 40 steps: an embedding, your layer and an output layer, on four ranks with their own
@@ -720,13 +745,24 @@ for name in MISTAKES:
     assert abs(norms[0] - right[1][0]) > 1e-6
 
 # %% [markdown]
+# Three of your runs as curves. If they had no names, which one would you take for the right one?
+
+# %%
+from shared import plots
+
+shown = ("right", "keeps_the_sum", "mixes_up_rows")
+plots.loss_curves({name: found[name][0][0] for name in shown})
+
+# %% [markdown]
 # Only `mixes_up_rows` changes the loss of the first step, and you would not notice it without the right run beside it:
 # in ours, it is 4.7552 instead of 4.7564. The four others compute the right outputs, so their first loss is right to
-# the last digit. All five change the first norm. And after 40 steps, no loss curve looks broken. AdamW divides a factor
-# of N out again, clipping scales everything alike, and with a layer that does not work, the rest of the model learns
-# all the same. So log the gradient norm, and compare it with that of one process once. With `own_norm`, each rank
-# scales the same averaged gradient by another factor, so the ranks
-# end with different routers.
+# the last digit.
+#
+# After 40 steps, no loss curve looks broken either, and `keeps_the_sum` even ends below the right one. AdamW divides a
+# factor of N out again, clipping scales everything alike, and with a layer that does not work, the rest of the model
+# learns all the same. What gives all five away is the first *norm*. So log the gradient norm, and compare it with that
+# of one process once. With `own_norm`, each rank scales the same averaged gradient by another factor, so the ranks end
+# with different routers.
 #
 # You will notice the next mistake. Rank 2 has no tokens in this batch, so someone lets it skip the layer. NeMo
 # Automodel hung in a similar way if nobody chose the experts of a rank (pull request 935). What does the doctor say?
@@ -771,10 +807,14 @@ bias += 0.05 * (load.mean() - load).sign()  # the update, one forward too early
 rerouted = (chosen_with(bias) != before).any(1).float().mean().item()
 guess = "" if my_rerouted_percent is None else f", predicted {my_rerouted_percent:g}%"
 print(f"measured {100 * rerouted:.1f}%{guess}")
+assert 0.04 < rerouted < 0.07
 
 # %% [markdown]
-# For these tokens, backward computes the gradients of experts that never contributed to the loss. The loss is right, so
-# again, only the gradients are wrong.
+# About one token in 19 gets another expert. For these tokens, backward computes the gradients of experts that never
+# contributed to the loss. The loss is right, so again, only the gradients are wrong.
+#
+# With the finished module, the training script has this as a strategy: `torchrun --nproc_per_node=4 -m solutions.train
+# --model moe --strategy ep`.
 
 # %%
 ranks.stop()

@@ -41,15 +41,16 @@ ranks.start(world_size=4)
 #
 # A **mixture of experts** (MoE) separates the two. It has E MLPs, the experts, and a small linear layer, the
 # **router**, which chooses one or a few experts for each token. Let's count both for a width of 4,096 and a hidden
-# width of 16,384. Each parameter costs a multiplication and an addition per token.
+# width of 16,384. Each parameter costs a multiplication and an addition per token. One such MLP has 134 million
+# parameters, and both axes of the figure count in MLPs.
 
 # %%
 WIDTH, HIDDEN = 4096, 16384
-mlp = 2 * WIDTH * HIDDEN
+mlp = 2 * WIDTH * HIDDEN  # parameters
 sizes = (1, 2, 4, 8, 16)
 points = {
-    "one MLP, wider": [(2 * n * mlp, n * mlp, f"{n}×") for n in sizes],
-    "experts, one per token": [(2 * (mlp + WIDTH * n), n * mlp, f"E = {n}") for n in sizes[1:]],
+    "one MLP, wider": [(n, n, f"{n}×") for n in sizes],
+    "experts, one per token": [(1 + WIDTH * n / mlp, n, f"E = {n}") for n in sizes],
 }
 expert_plots.parameters_and_computation(points)
 
@@ -300,28 +301,38 @@ diagrams.expert_fold()
 # the experts cannot start before dispatch has ended, and the next layer needs what combine returns. DeepSeek-V3 spends
 # about as much time on its all-to-alls between hosts as on computing (DeepSeek-AI 2024, §3.2.1).
 #
-# But nothing connects one micro-batch to another. So while the tokens of one travel, the GPU computes the other:
+# But nothing connects one micro-batch to another. So while the tokens of one travel, the GPU computes the other. The
+# diagram draws computing and exchanging 1 : 1, as DeepSeek reports them. Follow micro-batch 1, which is gray:
 
 # %%
 diagrams.hidden_exchanges()
 
 # %% [markdown]
-# The diagram shows two forwards. DeepSeek's **DualPipe** is a pipeline schedule (chapter 15) that puts the *forward* of
-# one micro-batch beside the *backward* of another one, and feeds the pipeline from both ends, so every stage always has
-# such a pair. It pays with two copies of the parameters (DualPipe's README).
+# Two forwards in turns still start with an attention that nothing accompanies, and end with a combine. DeepSeek's
+# **DualPipe** pairs the *forward* of one micro-batch with the *backward* of another one. In backward, gradients go
+# through combine first, so it begins on the network exactly where the forward begins on the GPU. In the last two lanes,
+# neither ever waits.
+#
+# Where does a stage of a pipeline find such a pair? DualPipe is a schedule (chapter 15) that feeds the pipeline from
+# both ends, so each rank has a stage of either direction. Once the pipeline is full, micro-batches that go forward meet
+# others that come back, and every rank has such a pair. The price is two copies of the parameters (DualPipe's README).
 #
 # ## What has been reported
 #
 # DeepSeek-V3 sends each token to 8 of 256 experts, but only within 4 of 8 groups of experts. So a token goes to at most
 # four hosts, and crosses the slow links at most four times in each direction (DeepSeek-AI 2024, §3.2.2). DeepEP is the
-# library for these all-to-alls. The README of its first version reports, for H800 GPUs:
+# library for these all-to-alls. The README of its first version reports, on H800 GPUs, with 4,096 tokens per rank,
+# dispatched in FP8 and combined in bf16:
 #
-# | all-to-all | ranks | links | dispatch | combine |
-# |---|---|---|---|---|
-# | for throughput (training) | 8 | NVLink | 153 GB/s | 158 GB/s |
-# | for throughput (training) | 64 | between hosts | 51 GB/s | 50 GB/s |
-# | for latency (inference) | 8 | | 77 µs | 114 µs |
-# | for latency (inference) | 256 | | 194 µs | 360 µs |
+# | ranks | links | dispatch | combine |
+# |---|---|---|---|
+# | 8 | NVLink | 153 GB/s | 158 GB/s |
+# | 64 | between hosts | 51 GB/s | 50 GB/s |
+#
+# Let's put these to work. A token has 7,168 elements, which are 7,168 bytes in FP8. A rank's 4,096 tokens, sent to four
+# hosts each, are 117 MB. At 51 GB/s, a dispatch between hosts takes 2.3 ms, and a combine, with twice the bytes, 4.7
+# ms. DeepSeek-V3 has 58 such layers (§4.2), so these tokens spend 0.4 s of their forward on the network. That is the
+# time that DualPipe hides.
 #
 # ## The production version
 #
@@ -335,14 +346,6 @@ diagrams.hidden_exchanges()
 # A rank with many small experts would run many small matmuls. Libraries run them as one **grouped matmul**, which takes
 # one matrix of rows, and the offsets at which each expert's rows begin. In torch 2.13, it is
 # `torch.nn.functional.grouped_mm`.
-#
-# ## On a cluster
-#
-# | question | here | with NCCL and many hosts |
-# |---|---|---|
-# | Who knows the sizes? | nobody has to, all pieces are equal | they are exchanged first, and the CPU waits for them |
-# | Which links carry tokens? | one machine's | NVLink within a host first, so ep is often 8; or DeepEP between hosts |
-# | What if a rank has no tokens? | it sends empty slots | it must still call every all-to-all, or all others hang |
 
 # %% [markdown]
 # ## Recap
@@ -376,11 +379,12 @@ diagrams.hidden_exchanges()
 #
 # ## Further reading
 #
-# - Lepikhin et al., [GShard](https://arxiv.org/abs/2006.16668), 2020, §2.2: capacity, and dispatch as two all-to-alls.
+# - Lepikhin et al., [GShard](https://arxiv.org/abs/2006.16668), 2020: capacity, and dispatch as two all-to-alls.
 # - Fedus et al., [Switch Transformers](https://arxiv.org/abs/2101.03961), 2021, §2: top-1, and the balancing loss.
 # - Wang et al., [Auxiliary-Loss-Free Load Balancing](https://arxiv.org/abs/2408.15664), 2024: the bias per expert.
 # - DeepSeek-AI, [DeepSeek-V3](https://arxiv.org/abs/2412.19437), 2024, §2.1.2 and §3.2: the bias, and DualPipe.
 # - [DeepEP](https://github.com/deepseek-ai/DeepEP): the kernels. The table above is from the README of version 1.
+# - [On a real cluster](../docs/cluster.md): who knows the sizes, and which links carry tokens.
 
 # %% [markdown]
 # ## What is still wasted

@@ -47,6 +47,7 @@ ExpertParallelMoE.check("rejections", world_sizes=(2, 3))(judges.layers_that_do_
 average_gradients.check("plain mean", world_sizes=(2,))(gradients.plain_means)
 average_gradients.check("missing gradients")(gradients.means_of_what_there_is)
 average_gradients.check("group", world_sizes=(3, 4))(gradients.means_in_groups)
+average_gradients.check("copies of experts", world_sizes=(2, 4))(gradients.means_of_copies)
 
 clip_grad_norm_.check("plain norm", world_sizes=(2,))(gradients.a_plain_norm)
 clip_grad_norm_.check("clipping")(gradients.norms_of_what_there_is)

@@ -1,6 +1,7 @@
 """Judge what is done with the gradients of experts, which are sharded, and of the other parameters, which are not."""
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from shared import wire
@@ -77,6 +78,58 @@ def judge_means(attempt: Attempt, missing: tuple[str, ...] = (), in_groups: bool
                 expected = None if own is None else sum(every) / size
                 _judge_mean(rank, gradient, own, expected, size, f"others[{index}]")
         _judge_mean_bytes(members, results, drawn)
+
+
+def probe_copies(piece, replica_groups: list[list[int]], gradients: dict) -> dict:
+    """Let the piece average gradients of experts that have copies. Returns them, and its calls."""
+    replicas, _ = join_one_of(replica_groups)
+    parameters = {
+        kind: [_parameter(each, shape, torch.float64) for each, shape in zip(own, _SHAPES[kind], strict=True)]
+        for kind, own in gradients.items()
+    }
+    replicas = dist.group.WORLD if replicas is None else replicas
+    with uninitialized_is_nan(), instrumentation.listening() as calls:
+        piece(parameters["experts"], parameters["others"], None, replicas)
+    return {"gradients": {kind: [p.grad for p in own] for kind, own in parameters.items()}, "calls": calls}
+
+
+def means_of_copies(attempt: Attempt) -> None:
+    """Two copies of each expert: dp is the number of ranks, and ep is half of it."""
+    size = attempt.world_size
+    groups = [[rank, rank + size // 2] for rank in range(size // 2)]
+    drawn = [draw_gradients(attempt) for _ in range(size)]
+    context = f"dp = {size}, ep = {size // 2}, two copies of each expert"
+    results = attempt.run(probe_copies, groups, per_rank=[(own,) for own in drawn], context=context)
+    for members in groups:
+        for rank in members:
+            for index, gradient in enumerate(results[rank]["gradients"]["experts"]):
+                expected = sum(drawn[each]["experts"][index] for each in members) / size
+                _judge_copy(rank, gradient, drawn[rank]["experts"][index], expected, size, context, index)
+    _judge_copied_bytes(results, drawn, size)
+
+
+def _judge_copy(rank: int, found, own, expected, size: int, context: str, index: int) -> None:
+    if found is not None and nearly_equal(found, expected):
+        return
+    hint = "Hint: of how many losses is a copy's gradient the sum, before and after you add them up?"
+    if found is not None and nearly_equal(found, own / size):
+        hint = "It comes from one copy only. Hint: which tokens reached the other copy of this expert?"
+    elif found is not None and nearly_equal(found, size / 2 * expected):
+        hint = "It is divided by the number of copies. Hint: how many losses does the mean have?"
+    elif found is not None and nearly_equal(2 * found, expected):
+        hint = "It is divided twice. Hint: how many losses does the mean have?"
+    what = "None" if found is None else first_difference(found, expected)
+    raise Wrong({rank: f"{context}, the gradient of experts[{index}]: {what}"}, hint)
+
+
+def _judge_copied_bytes(results: list[dict], drawn: list[dict], size: int) -> None:
+    for rank, found in enumerate(results):
+        of_experts, of_others = (sum(each.nbytes for each in drawn[rank][kind]) for kind in ("experts", "others"))
+        expected = of_experts + 2 * (size - 1) / size * of_others  # two copies: 2 · (1/2) · bytes
+        sent = sum(wire.sent_bytes_of(call, rank) for call in found["calls"])
+        if sent > expected + 1:
+            message = f"this rank sends {sent:,.0f} bytes ({describe_calls(found['calls'])}); expected {expected:,.0f}"
+            raise Wrong({rank: message}, "Hint: which ranks need the same gradient of an expert?")
 
 
 def _judge_mean(rank: int, found, own, expected, size: int, name: str) -> None:

@@ -8,6 +8,7 @@ mechanism: what a rank holds after a collective, and the time at which a bucket 
 
 from shared.plots.diagrams.backward import buckets, exposed_communication, hooks
 from shared.plots.diagrams.checkpoints import atomic_save, background_save
+from shared.plots.diagrams.clusters import cluster_of_hosts
 from shared.plots.diagrams.collectives import collective, tree_broadcast
 from shared.plots.diagrams.compression import local_sgd, low_rank, quantized_all_reduce, top_k
 from shared.plots.diagrams.experts import expert_fold, hidden_exchanges, top_1_routing, two_all_to_alls
@@ -28,6 +29,7 @@ __all__ = [
     "bucket_owners",
     "buckets",
     "causal_orders",
+    "cluster_of_hosts",
     "collective",
     "conjugate_operators",
     "data_parallelism",

@@ -1,5 +1,6 @@
 """Diagrams of experts: how tokens are routed, what the two all-to-alls move, and which ranks share what."""
 
+from dataclasses import dataclass
 from itertools import pairwise
 
 from matplotlib.figure import Figure
@@ -102,56 +103,94 @@ def expert_fold() -> Figure:
     return drawing.finish()
 
 
-def _alone(layers: int) -> list[tuple[str, int, float, float]]:
-    """Return the spans of one micro-batch: (name, micro-batch, began, ended), one after another."""
-    found, now = [], 0.0
-    for _ in range(layers):
-        for name, ms in _STEPS:
-            found.append((name, 0, now, now + ms))
-            now += ms
+@dataclass(frozen=True)
+class Span:
+    """A step of a layer of one micro-batch. An ′ marks backward."""
+
+    step: str
+    batch: int
+    layer: int
+    began_ms: float
+    ended_ms: float
+
+    @property
+    def computes(self) -> bool:
+        return self.step[0] in "AM"
+
+    @property
+    def words(self) -> str:
+        return f"{self.step}{self.batch}{'¹²'[self.layer]}"
+
+
+def one_after_the_other(layers: int = 2) -> list[Span]:
+    """Return the spans of the forwards of two micro-batches, the second one after the first."""
+    found, now_ms = [], 0.0
+    for batch in (0, 1):
+        for layer in range(layers):
+            for step, ms in _STEPS:
+                found.append(Span(step, batch, layer, now_ms, now_ms + ms))
+                now_ms += ms
     return found
 
 
-def in_turns(layers: int) -> list[tuple[str, int, float, float]]:
-    """Return the spans of two micro-batches that share the GPU and the network: each waits until both are free."""
-    free, ready, done, found = {"gpu": 0.0, "network": 0.0}, [0.0, 0.0], [0, 0], []
-    while min(done) < layers * len(_STEPS):
-        possible = [batch for batch in (0, 1) if done[batch] < layers * len(_STEPS)]
-        name_of = {batch: _STEPS[done[batch] % len(_STEPS)] for batch in possible}
-        where = {batch: "gpu" if name_of[batch][0] in "AM" else "network" for batch in possible}
-        batch = min(possible, key=lambda each: max(ready[each], free[where[each]]))
-        name, ms = name_of[batch]
-        began = max(ready[batch], free[where[batch]])
-        ready[batch] = free[where[batch]] = began + ms
-        found.append((name, batch, began, began + ms))
+def in_turns(layers: int = 2) -> list[Span]:
+    """Return the spans of two forwards that share the GPU and the network: each step waits until its place is free."""
+    free_ms, ready_ms, done, found = {True: 0.0, False: 0.0}, [0.0, 0.0], [0, 0], []
+    every = [(step, layer, ms) for layer in range(layers) for step, ms in _STEPS]
+    while min(done) < len(every):
+        possible = [batch for batch in (0, 1) if done[batch] < len(every)]
+        on_gpu = {batch: every[done[batch]][0] in "AM" for batch in possible}
+        batch = min(possible, key=lambda each: max(ready_ms[each], free_ms[on_gpu[each]]))
+        step, layer, ms = every[done[batch]]
+        began_ms = max(ready_ms[batch], free_ms[on_gpu[batch]])
+        ready_ms[batch] = free_ms[on_gpu[batch]] = began_ms + ms
+        found.append(Span(step, batch, layer, began_ms, began_ms + ms))
         done[batch] += 1
     return found
 
 
+def beside_backward(layers: int = 2) -> list[Span]:
+    """Return the spans of DualPipe's pair: the forward of micro-batch 0, and the backward of micro-batch 1."""
+    found, now_ms = [], 0.0
+    for layer in range(layers):
+        for forward, backward in zip("ADMC", "CMDA", strict=True):
+            ends_ms = now_ms + _STEPS[0][1]
+            found.append(Span(forward, 0, layer, now_ms, ends_ms))
+            found.append(Span(f"{backward}′", 1, layers - 1 - layer, now_ms, ends_ms))
+            now_ms = ends_ms
+    return found
+
+
 def hidden_exchanges() -> Figure:
-    """Draw two layers: with one micro-batch, the GPU waits for each exchange; with two, the other one computes."""
-    drawing = Drawing(8.8, 4.35, "Where an all-to-all hides: behind another micro-batch")
-    layers, alone, turns = 2, _alone(2), in_turns(2)
-    end_ms = max(2 * alone[-1][3], turns[-1][3])
-    clock = Clock(1.75, 8.55, 0.0, end_ms)
-    twice = alone + [(name, 1, began + alone[-1][3], ended + alone[-1][3]) for name, _, began, ended in alone]
-    for top, spans, words in ((0.95, twice, "one after the other"), (2.5, turns, "in turns")):
-        drawing.text(clock.left_in, top - 0.2, f"Two micro-batches, {words}", "heading", ha="left", weight="bold")
-        for offset, names, row in ((0.0, "AM", "GPU"), (0.5, "DC", "network")):
+    """Draw two layers of two micro-batches: in sequence, in turns, and a forward beside a backward."""
+    drawing = Drawing(9.0, 5.95, "Where an all-to-all hides: behind another micro-batch")
+    ways = {
+        "Two forwards, one after the other": one_after_the_other(),
+        "Two forwards, in turns": in_turns(),
+        "The forward of 0 beside the backward of 1, as in DualPipe": beside_backward(),
+    }
+    end_ms = max(span.ended_ms for spans in ways.values() for span in spans)
+    clock = Clock(1.75, 8.75, 0.0, end_ms)
+    for index, (words, spans) in enumerate(ways.items()):
+        top = 0.95 + 1.45 * index
+        drawing.text(clock.left_in, top - 0.2, words, "heading", ha="left", weight="bold")
+        for offset, computes, row in ((0.0, True, "GPU"), (0.5, False, "network")):
             y = top + offset
             drawing.text(clock.left_in - 0.15, y + 0.21, row, ha="right")
-            its = [span for span in spans if span[0] in names]
-            for name, batch, began, ended in its:
-                fill = {"facecolor": ("white", "0.75")[batch]}
-                clock.span(drawing, y, (began, ended), f"{name}{batch}", 0.42, **fill)
-            if names == "AM":
-                for (_, _, _, idle), (_, _, again, _) in pairwise(its):
-                    if again > idle:
-                        clock.span(drawing, y, (idle, again), "", 0.42, facecolor="0.88", **WAITS)
-        busy = sum(ended - began for name, _, began, ended in spans if name in "AM")
-        share = busy / max(span[3] for span in spans)
-        drawing.text(8.55, top - 0.2, f"GPU busy {share:.0%}", ha="right")
-    clock.axis(drawing, 3.66, [0.0, *(40.0 * n for n in range(1, int(end_ms // 40) + 1))])
-    legend = f"A attention, D dispatch, M experts, C combine, over {layers} layers; the digit is the micro-batch"
-    drawing.text(clock.left_in, 4.12, legend, "note", ha="left")
+            lane = [span for span in spans if span.computes == computes]
+            for span in lane:
+                fill = {"facecolor": ("white", "0.75")[span.batch]}
+                clock.span(drawing, y, (span.began_ms, span.ended_ms), span.words, 0.42, **fill)
+            for before, after in pairwise(lane if computes else []):
+                if after.began_ms > before.ended_ms:
+                    idle_ms = before.ended_ms, after.began_ms
+                    clock.span(drawing, y, idle_ms, "", 0.42, facecolor="0.88", **WAITS)
+        busy_ms = sum(span.ended_ms - span.began_ms for span in spans if span.computes)
+        share = busy_ms / max(span.ended_ms for span in spans)
+        drawing.text(8.75, top - 0.2, f"GPU busy {share:.0%}", ha="right")
+    clock.axis(drawing, 5.15, [40.0 * n for n in range(int(end_ms // 40) + 1)])
+    steps = "A attention, D dispatch, M experts, C combine; ′ is backward. Hatched: the GPU waits."
+    drawing.text(clock.left_in, 5.55, steps, "note", ha="left")
+    numbers = "A1²: micro-batch 1, layer 2. Micro-batch 1 is gray."
+    drawing.text(clock.left_in, 5.78, numbers, "note", ha="left")
     return drawing.finish()

@@ -66,22 +66,25 @@ def work_of(owner: Callable[[int], int]) -> list[float]:
 
 def causal_orders() -> Figure:
     """Draw which rank computes which part of the causal triangle, in two orders."""
-    drawing = Drawing(
-        8.8, 5.0, f"The causal triangle on {RANKS} ranks: {CHUNKS} chunks of queries × {CHUNKS} chunks of keys"
-    )
+    drawing = Drawing(9.0, 5.5, f"The causal triangle on {RANKS} ranks: {CHUNKS} × {CHUNKS} pairs of chunks")
+    drawing.text(0.15, 0.6, "A cell is the work of a pair of chunks. Its color is the rank of the queries.", ha="left")
     width, height = _SMALL
-    for left, name, owner in ((0.6, "contiguous", contiguous), (5.0, "zigzag", zigzag)):
-        drawing.text(left + CHUNKS * width / 2, 0.66, name, "heading", weight="bold")
+    top = 1.45
+    for left, name, owner in ((0.95, "contiguous", contiguous), (5.45, "zigzag", zigzag)):
+        drawing.text(left + CHUNKS * width / 2, 0.98, name, "heading", weight="bold")
+        drawing.text(left - 0.55, top + CHUNKS * height / 2, "chunk of queries", "note", rotation=90)
+        drawing.text(left + CHUNKS * width / 2, top + CHUNKS * height + 0.4, "chunk of keys", "note")
         for query in range(CHUNKS):
-            y = 0.9 + height * query
+            y = top + height * query
             drawing.text(left - 0.2, y + height / 2, f"{query}", "note")
+            drawing.text(left + width * (query + 0.5), top + CHUNKS * height + 0.17, f"{query}", "note")
             for key in range(query + 1):
-                words = f"{owner(query)}" if key < query else "½"
+                words = "1" if key < query else "½"
                 drawing.cell(left + width * key, y, words, (owner(query),), _SMALL)
         for rank, work in enumerate(work_of(owner)):
             x = left + 0.78 * rank
-            drawing.rank_label(x, 4.1, rank, 0.7)
-            drawing.text(x + 0.35, 4.65, f"{work:g} pairs")
+            drawing.rank_label(x, 4.85, rank, 0.7, 0.32)
+            drawing.text(x + 0.35, 5.32, f"{work:g} pairs")
     return drawing.finish()
 
 

@@ -91,7 +91,7 @@ class ExpertParallelMoE(ours.ExpertParallelMoE):
 
 
 @torch.no_grad()
-def average_gradients(experts, others, group=None):
+def average_gradients(experts, others, group=None, replicas=None):
     size = dist.get_world_size(group)
     gradients = [parameter.grad for parameter in others if parameter.grad is not None]
     flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
@@ -100,7 +100,11 @@ def average_gradients(experts, others, group=None):
     for gradient, piece in zip(gradients, pieces, strict=True):
         gradient.copy_(piece.view_as(gradient))
     for parameter in experts:
-        parameter.grad = None if parameter.grad is None else parameter.grad / size
+        if parameter.grad is None:
+            continue
+        parameter.grad = parameter.grad.contiguous() / size
+        if replicas is not None:
+            dist.all_reduce(parameter.grad, group=replicas)
 
 
 @torch.no_grad()

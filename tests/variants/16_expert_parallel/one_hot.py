@@ -85,9 +85,15 @@ class ExpertParallelMoE(ours.ExpertParallelMoE):
         return torch.cat(results)
 
 
-def average_gradients(experts, others, group=None):
+def average_gradients(experts, others, group=None, replicas=None):
     with torch.no_grad():
-        torch._foreach_div_([p.grad for p in experts if p.grad is not None], dist.get_world_size(group))
+        sharded = [p.grad for p in experts if p.grad is not None]
+        if replicas:
+            flat = torch.cat([gradient.reshape(-1) for gradient in sharded])
+            dist.all_reduce(flat, dist.ReduceOp.SUM, replicas)
+            pieces = flat.split([gradient.numel() for gradient in sharded])
+            torch._foreach_copy_(sharded, [piece.view_as(own) for piece, own in zip(pieces, sharded, strict=True)])
+        torch._foreach_div_(sharded, dist.get_world_size(group))
         works = []
         for parameter in others:
             if parameter.grad is not None:

@@ -119,7 +119,7 @@ class ExpertParallelMoE(MoE):
         return exchange_rows(results, received, sent, self.group)
 
 
-def average_gradients(experts, others, group=None):
+def average_gradients(experts, others, group=None, replicas=None):
     size = dist.get_world_size(group)
     for parameter in [*others]:
         if parameter.grad is not None:
@@ -127,6 +127,10 @@ def average_gradients(experts, others, group=None):
             dist.all_reduce(mean, group=group)
             parameter.grad.data.copy_(mean).div_(size)
     for gradient in filter(lambda gradient: gradient is not None, (parameter.grad for parameter in experts)):
+        if replicas is not None and dist.get_world_size(replicas) > 1:
+            summed = gradient.detach().clone(memory_format=torch.contiguous_format)
+            dist.all_reduce(summed, group=replicas)
+            gradient.data.copy_(summed)
         gradient.data.mul_(1 / size)
 
 
