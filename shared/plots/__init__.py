@@ -128,12 +128,17 @@ def message_cost(sizes_bytes: list[int], times_ms: dict[str, list[float]]) -> Fi
     """Draw time against message size on logarithmic axes, one line per name.
 
     The dotted line shows the time without latency: it is proportional to the size, and goes through the fastest time of
-    the largest message. It begins at a fifth of the shortest time.
+    the largest message. It begins at a fifth of the shortest time. A single line has its first and last time written on it.
     """
     figure, axes = new_axes(6.0, 3.4)
     for index, (name, measured) in enumerate(times_ms.items()):
         style = {"color": COLORS[index], "linestyle": LINES[index], "marker": MARKERS[index]}
         axes.plot(sizes_bytes, measured, label=name, linewidth=1.8, **style)
+        if len(times_ms) == 1:
+            for size_bytes, time_ms in ((sizes_bytes[0], measured[0]), (sizes_bytes[-1], measured[-1])):
+                words = f"{time_ms:.2f} ms" if time_ms < 10 else f"{time_ms:.0f} ms"
+                place = {"xytext": (0, 7), "textcoords": "offset points", "ha": "center", "va": "bottom"}
+                axes.annotate(words, (size_bytes, time_ms), **place)
     fastest_ms = min(measured[-1] for measured in times_ms.values())
     lowest_ms = min(min(measured) for measured in times_ms.values()) / 5
     ends_ms = [lowest_ms, fastest_ms]
