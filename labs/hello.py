@@ -1,6 +1,6 @@
 """The same program on every rank: each contributes its index plus 1, and all get the sum.
 
-    torchrun --standalone --nproc-per-node=4 labs/hello.py
+torchrun --standalone --nproc-per-node=4 labs/hello.py
 """
 
 import os

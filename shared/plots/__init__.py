@@ -128,7 +128,8 @@ def message_cost(sizes_bytes: list[int], times_ms: dict[str, list[float]]) -> Fi
     """Draw time against message size on logarithmic axes, one line per name.
 
     The dotted line shows the time without latency: it is proportional to the size, and goes through the fastest time of
-    the largest message. It begins at a fifth of the shortest time. A single line has its first and last time written on it.
+    the largest message. It begins at a fifth of the shortest time. On a single line, the first and the last time are
+    written.
     """
     figure, axes = new_axes(6.0, 3.4)
     for index, (name, measured) in enumerate(times_ms.items()):
