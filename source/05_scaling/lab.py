@@ -541,7 +541,8 @@ def curve(cap_mb):
     """Predict the efficiency of weak scaling with a cap, on 2 to 512 ranks."""
     cap_bytes = int(cap_mb * 2**20)
     return {
-        2**n: efficiency(gradients, compute_s, cap_bytes, 2**n, alpha_s, beta_s) for n in range(1, 10)
+        2**n: efficiency(gradients, compute_s, cap_bytes, 2**n, alpha_s, beta_s)
+        for n in range(1, 10)
     }
 
 

@@ -189,11 +189,17 @@ sweep = {tokens: times_of(gpu_with(tokens)) for tokens in (64, 128, 256, 384, 51
 sweep = ranks.pull("sweep")[0]
 measured = {t: times.ratio("without communication", "step") for t, times in sweep.items()}
 line = {t: busy(t, needed) for t in range(48, 1200, 8)}
-print(f"128 tokens: with one block and no latency {busy(128, needed):.0%}, measured {measured[128]:.0%}")
+print(
+    f"128 tokens: with one block and no latency {busy(128, needed):.0%}, measured {measured[128]:.0%}"
+)
 awake_ms = sweep[64]["without communication"].time_ms - 64 * (6 / 32 + 6 / 16)
 print(f"Besides its sleep, a step computes for {awake_ms:.0f} ms.")
-rows = [[f"{t:,}", *(f"{ms:.0f}" for ms in sweep[t].ms().values()), f"{measured[t]:.0%}"] for t in sweep]
-display(tables.Table(["tokens per rank", "step, ms", "without communication, ms", "computing"], rows))
+rows = [
+    [f"{t:,}", *(f"{ms:.0f}" for ms in sweep[t].ms().values()), f"{measured[t]:.0%}"] for t in sweep
+]
+display(
+    tables.Table(["tokens per rank", "step, ms", "without communication, ms", "computing"], rows)
+)
 scaling_plots.knee(line, measured, needed, where=sweep[128].where)
 
 # %% tags=["claims", "nbval-ignore-output"] jupyter={"source_hidden": true}
