@@ -373,8 +373,8 @@ class GradientSync:
 
 
 # %% [markdown]
-# Try it on a bucket that only prints. You should see `pack`, `launch` and `wait`, and nothing more: `finish` has nothing
-# left to do.
+# Try it on a bucket that only prints. You should see `pack`, `launch` and `wait`, and nothing more: `finish` then has
+# nothing left to do.
 
 # %%
 # %%ranks 0
