@@ -556,7 +556,9 @@ measure.expect(reached[512] < reached[2], "more ranks are less efficient")
 display(tables.Table(["ranks", "best cap, MB", "efficiency, weak scaling"], rows))
 steps_ms = {name.removeprefix("OverlappedDDP, "): ms for name, ms in ranks.pull("costs")[0].items()}
 marks = {cap: {4: steps_ms[cap][0] / sum(steps_ms[cap])} for cap in ("2 MB", "25 MB")}
-scaling_plots.efficiencies(ranks.pull("curves")[0], marks, "weak scaling, emulated link of 1 Gbit/s")
+scaling_plots.efficiencies(
+    ranks.pull("curves")[0], marks, "weak scaling, emulated link of 1 Gbit/s"
+)
 
 # %% [markdown]
 # With more ranks, each bucket costs more latency, so the best cap grows. All gradients together take 10.8 MB, so a cap
