@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 00 · Ranks
 #
-# **45–75 minutes.** After this lesson, you will be able to:
+# **45–70 minutes.** After this lesson, you will be able to:
 #
 # - run code in four processes at once, and say what they share and what they do not,
 # - predict what each rank holds after `all_reduce`, `broadcast`, `send` and `recv`, and which rank waits for which,

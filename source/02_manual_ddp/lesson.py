@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 02 · Data parallelism by hand
 #
-# **50–80 minutes.** After this lesson, you will be able to:
+# **55–85 minutes.** After this lesson, you will be able to:
 #
 # - turn gradient accumulation on one GPU into data parallelism on N ranks,
 # - say when the mean of the ranks' gradients is the gradient of the full batch, and correct it when it is not,
