@@ -136,10 +136,10 @@ def message_cost(sizes_bytes: list[int], times_ms: dict[str, list[float]]) -> Fi
         style = {"color": COLORS[index], "linestyle": LINES[index], "marker": MARKERS[index]}
         axes.plot(sizes_bytes, measured, label=name, linewidth=1.8, **style)
         if len(times_ms) == 1:
-            for size_bytes, time_ms in ((sizes_bytes[0], measured[0]), (sizes_bytes[-1], measured[-1])):
-                words = f"{time_ms:.2f} ms" if time_ms < 10 else f"{time_ms:.0f} ms"
-                place = {"xytext": (0, 7), "textcoords": "offset points", "ha": "center", "va": "bottom"}
-                axes.annotate(words, (size_bytes, time_ms), **place)
+            for index, aligned in ((0, "left"), (-1, "right")):
+                words = f"{measured[index]:.2f} ms" if measured[index] < 10 else f"{measured[index]:.0f} ms"
+                place = {"xytext": (0, 7), "textcoords": "offset points", "ha": aligned, "va": "bottom"}
+                axes.annotate(words, (sizes_bytes[index], measured[index]), **place)
     fastest_ms = min(measured[-1] for measured in times_ms.values())
     lowest_ms = min(min(measured) for measured in times_ms.values()) / 5
     ends_ms = [lowest_ms, fastest_ms]
