@@ -390,8 +390,7 @@ costs.predicted_against_measured(curve, points, "cap, MB", **style)
 # %% [markdown] slideshow={"slide_type": "-"}
 # With a cap of 25 MB, everything except the small first bucket waits for the end of backward. With 0.25 MB, there are
 # 31 buckets, and their latencies alone take 31 · 6α = 186 ms. The curve jumps where one more parameter fits into a
-# bucket. The formula finds a good cap, but not the exact time, because packing and sending also need the cores that
-# backward uses.
+# bucket. The marks follow the curve, with a scatter of up to 30 ms.
 #
 # This link is so slow that buckets wait for each other, so it matters how early the *first* one is launched. On a fast
 # link, all buckets but the *last* have been sent when backward ends, and only that one is exposed. What is in it? The
