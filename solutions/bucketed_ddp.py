@@ -107,8 +107,9 @@ class Bucket:
 class BucketedDDP(nn.Module):
     """Trains a replica of a module on each rank of the group, and averages the gradients bucket by bucket.
 
-    Call finish_gradient_sync() right after backward(), before you clip gradients and before the step. The
-    wrapped module is available as `.module`. If no rank has used a parameter, its gradient stays None.
+    Call finish_gradient_sync() right after backward(), before you clip gradients and before the step. The wrapped
+    module is available as `.module`. If no rank has used a parameter, its gradient is zeros, or None if you send −0.0
+    for None (exercise 2.3).
 
     Communication: one broadcast per parameter and buffer when built, and one all-reduce per bucket in each step.
     """

@@ -52,7 +52,7 @@ class ManualDDP(nn.Module):
     Call finish_gradient_sync() right after backward(), before you clip gradients and before the step. The wrapped
     module is available as `.module`. The gradients equal those of one process if the loss is a mean over samples, every
     rank has equally many samples, and the module processes each sample independently of the others. If no rank has used
-    a parameter, its gradient stays None.
+    a parameter, its gradient is zeros, or None if you send −0.0 for None (exercise 2.3).
 
     Communication: one broadcast per parameter and buffer when built, and one all-reduce per trainable parameter in each
         step.

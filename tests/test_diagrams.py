@@ -34,6 +34,7 @@ DIAGRAMS = {name: lambda size, name=name: diagrams.collective(name, size) for na
     "deferred_init": diagrams.deferred_init,
 }
 OF_ONE_SIZE = {
+    "ring": diagrams.ring,
     "training_memory": diagrams.training_memory,
     "unit_states": diagrams.unit_states,
     "streams": diagrams.streams,

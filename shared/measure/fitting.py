@@ -55,6 +55,8 @@ class Fit(ShowsTable):
         if not self.holds:
             return f"The formula does not hold here: at {size:,} bytes, the time is {ratio:.2f} times the formula's."
         lowest, highest = min(self.measured_over_formula.values()), max(self.measured_over_formula.values())
+        if lowest > 0.99 and highest < 1.01:
+            return "The formula holds: every measured time is within 1% of the formula's."
         return f"The formula holds: every measured time is {lowest:.2f} to {highest:.2f} times the formula's."
 
     def message_s(self, size_bytes: float) -> float:

@@ -102,7 +102,8 @@ def start_behind_link(
     link = None if why_not else rate
     ranks.start(world_size, backend="gloo:cpu", detect_mismatch=False, link=link, ranks_per_host=ranks_per_host)
     kinds = ranks.run(_behind_link, rate, latency_ms, ranks_per_host)
-    print(f"{why_not or 'The links are real: the kernel keeps their rate.'} Times are measured {kinds[0]}.")
+    if not emulate:  # otherwise the emulated link has already said what it is
+        print(why_not or f"The kernel shapes the links to this rate. Times are measured {kinds[0]}.")
 
 
 def _behind_link(rate: str, latency_ms: float, ranks_per_host: int) -> str:

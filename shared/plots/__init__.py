@@ -146,12 +146,18 @@ def message_cost(sizes_bytes: list[int], times_ms: dict[str, list[float]]) -> Fi
     """Draw time against message size on logarithmic axes, one line per name.
 
     The dotted line shows the time without latency: it is proportional to the size, and goes through the fastest time of
-    the largest message. It begins at a fifth of the shortest time.
+    the largest message. It begins at a fifth of the shortest time. On a single line, the first and the last time are
+    written.
     """
     figure, axes = new_axes(6.0, 3.4)
     for index, (name, measured) in enumerate(times_ms.items()):
         style = {"color": COLORS[index], "linestyle": LINES[index], "marker": MARKERS[index]}
         axes.plot(sizes_bytes, measured, label=name, linewidth=1.8, **style)
+        if len(times_ms) == 1:
+            for index, aligned in ((0, "left"), (-1, "right")):
+                words = f"{measured[index]:.2f} ms" if measured[index] < 10 else f"{measured[index]:.0f} ms"
+                place = {"xytext": (0, 7), "textcoords": "offset points", "ha": aligned, "va": "bottom"}
+                axes.annotate(words, (sizes_bytes[index], measured[index]), **place)
     fastest_ms = min(measured[-1] for measured in times_ms.values())
     lowest_ms = min(min(measured) for measured in times_ms.values()) / 5
     ends_ms = [lowest_ms, fastest_ms]

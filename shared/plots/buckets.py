@@ -1,7 +1,7 @@
 """Figures of gradient buckets: which gradients are reduced together, and what each cap costs.
 
-Each bucket has a color, a hatch and, where there is room, its number, so the figures also work in black-and-white print
-and for color-blind readers.
+The order of the buckets is what matters, so the first one is the darkest, and the last one the lightest, of one hue.
+Where there is room, a bucket has its number. The figures also work in black-and-white print.
 """
 
 from dataclasses import dataclass
@@ -14,13 +14,20 @@ from shared.plots import COLORS, HATCHES, MARKERS
 
 # Five colors and six hatches: no combination repeats within thirty buckets. The brightness of neighbors differs.
 _FILLS = (COLORS[5], COLORS[1], COLORS[4], COLORS[0], COLORS[3])
-_MANY = 20  # the most buckets that colors and hatches can tell apart
+_MANY = 20  # the most buckets that shades can tell apart
 
 
 def bucket_style(number: int) -> dict:
-    """Return the color and hatch of a bucket. Buckets are numbered from 1."""
+    """Return the color and hatch of a bucket in a diagram. Buckets are numbered from 1."""
     color, hatch = _FILLS[(number - 1) % len(_FILLS)], HATCHES[(number - 1) % len(HATCHES)]
     return {"facecolor": color, "hatch": hatch, "edgecolor": "white"}
+
+
+def shade(number: int, of: int) -> tuple:
+    """Return the color of a bucket among all of them: dark for bucket 1, and light for the last one."""
+    lightness = 0.85 * (number - 1) / max(of - 1, 1)
+    blue = [0.75 * channel for channel in plt.matplotlib.colors.to_rgb(COLORS[0])]
+    return tuple(channel + lightness * (1 - channel) for channel in blue)
 
 
 @dataclass(frozen=True)
@@ -148,14 +155,14 @@ def _draw_bucket(axes, spans: list[tuple[float, float]], y: float, number: int, 
 
     Args:
         number: The bucket's number, or 0 for gradients that are in no bucket.
-        of: The number of buckets. Many narrow buckets are gray, because their hatches would run into each other.
+        of: The number of buckets. Many narrow buckets are gray, because their shades would look alike.
     """
     if not number:
         style = {"facecolor": "white", "edgecolor": "black"}
     elif of > _MANY:
         style = {"facecolor": ("0.45", "0.75")[number % 2], "edgecolor": "none"}
     else:
-        style = bucket_style(number)
+        style = {"facecolor": shade(number, of), "edgecolor": "white"}
     joined = _joined(spans) if of > _MANY else spans
     axes.broken_barh(joined, (y - 0.42, 0.84), linewidth=0.4, **style)
     for start, width in _joined(spans):

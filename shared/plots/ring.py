@@ -33,15 +33,19 @@ def ring_step(logs: list, step: int) -> Figure:
 
 
 def ring_steps(logs: list) -> Figure:
-    """Draw all steps of a ring side by side, each like `ring_step`, for readers without a kernel."""
+    """Draw all steps of a ring side by side, each like `ring_step`, for readers without a kernel.
+
+    Up to five steps are in one row. More of them, on four ranks, are in two.
+    """
     _check_ring(logs)
     steps = len(logs[0])
-    across = min(steps, 4)
+    across = steps if steps <= 5 else 4
     down = -(-steps // across)
-    figure, panels = plt.subplots(down, across, figsize=(2.5 * across, 2.3 * down), layout="constrained", squeeze=False)
+    size_in = (min(2.5 * across, 10.0), 2.1 * down)
+    figure, panels = plt.subplots(down, across, figsize=size_in, layout="constrained", squeeze=False)
     for step, axes in enumerate(panels.flat):
         if step < steps:
-            _draw_ring(axes, logs, step, text_size=8.5)
+            _draw_ring(axes, logs, step, text_size=9, in_a_row=True)
         else:
             axes.axis("off")
     if steps < panels.size:
@@ -56,7 +60,7 @@ def _check_ring(logs: list) -> None:
         raise ValueError(f"A ring needs one log per rank, all of the same length, but their lengths are {lengths}.")
 
 
-def _draw_ring(axes, logs: list, step: int, text_size: float) -> None:
+def _draw_ring(axes, logs: list, step: int, text_size: float, in_a_row: bool = False) -> None:
     ranks, names = len(logs), list(logs[0][0]["holds"])
     for rank in range(ranks):
         for row, name in enumerate(names):
@@ -65,11 +69,17 @@ def _draw_ring(axes, logs: list, step: int, text_size: float) -> None:
             if received:
                 _draw_arrival(axes, rank, row, ranks)
     axes.set(xlim=(-0.95, (ranks - 1) * _ACROSS + 0.95), ylim=(len(names) - 0.4, -0.6))
-    axes.set_xticks([rank * _ACROSS for rank in range(ranks)], [f"rank {rank}" for rank in range(ranks)])
-    axes.set_yticks(range(len(names)), [f"chunk {name}" if len(name) == 1 else name for name in names])
+    labels = [f"{rank}" if in_a_row else f"rank {rank}" for rank in range(ranks)]
+    axes.set_xticks([rank * _ACROSS for rank in range(ranks)], labels)
+    axes.set_yticks(range(len(names)), names if in_a_row else [f"chunk {name}" for name in names])
+    if in_a_row:
+        axes.set_xlabel("rank", size=text_size)
+        if step == 0:
+            axes.set_ylabel("chunk", size=text_size)
     axes.tick_params(length=0, labelsize=text_size)
     axes.spines[:].set_visible(False)
-    axes.set_title(_title(logs, step), size=text_size + 1)
+    title = _title(logs, step)
+    axes.set_title(title.removesuffix(" the received chunk") if in_a_row else title, size=text_size + 1)
 
 
 def _draw_cell(axes, x: float, y: float, digits: str, received: bool, text_size: float) -> None:

@@ -4,7 +4,7 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, PercentFormatter
 
-from shared.plots import COLORS, HATCHES, MARKERS
+from shared.plots import COLORS, HATCHES, LINES, MARKERS
 
 
 def schedule(
@@ -45,7 +45,7 @@ def knee(line: dict[int, float], marks: dict[int, float], needed: float, where: 
     """Draw which part of a step a rank computes, against its tokens per step.
 
     Args:
-        line: By the inequality T ≥ C/W.
+        line: If backward were one block, and an all-reduce had no latency.
         marks: Measured.
         needed: C/W in tokens, where backward takes as long as the all-reduce.
         where: On which link the marks were measured.
@@ -54,9 +54,13 @@ def knee(line: dict[int, float], marks: dict[int, float], needed: float, where: 
     axes.axvline(needed, color="black", linestyle="--", linewidth=1.2)
     label = f"{needed:.0f} tokens: backward takes\nas long as the all-reduce"
     axes.annotate(label, (needed * 1.05, 0.06), ha="left", va="bottom")
-    axes.plot(list(line), list(line.values()), color=COLORS[0], linewidth=1.8, label="by the inequality")
+    axes.plot(list(line), list(line.values()), color=COLORS[0], linewidth=1.8, label="one block, no latency")
     style = {"color": "black", "marker": MARKERS[0], "linestyle": "none", "markersize": 6, "fillstyle": "none"}
     axes.plot(list(marks), list(marks.values()), label=f"measured {where}", **style)
+    last = max(marks)
+    axes.annotate(
+        f"{marks[last]:.0%}", (last, marks[last]), xytext=(0, -8), textcoords="offset points", ha="center", va="top"
+    )
     axes.set_xscale("log", base=2)
     axes.set(xlabel="tokens per rank and step", xticks=list(marks), ylim=(0, 1.05), ylabel="computing, part of a step")
     axes.xaxis.set_major_formatter("{x:g}")
@@ -64,5 +68,31 @@ def knee(line: dict[int, float], marks: dict[int, float], needed: float, where: 
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(frameon=False, ncols=2, loc="outside upper left")
+    plt.close(figure)
+    return figure
+
+
+def efficiencies(predicted: dict[str, dict[int, float]], measured: dict[str, dict[int, float]], title: str) -> Figure:
+    """Draw the efficiency of weak scaling against the number of ranks: lines are predictions, marks are measured.
+
+    Args:
+        predicted: The efficiency by the number of ranks, by bucket cap.
+        measured: The same for some of these caps.
+    """
+    figure, axes = plt.subplots(figsize=(6.4, 3.2), layout="constrained")
+    for index, (name, curve) in enumerate(predicted.items()):
+        axes.plot(list(curve), list(curve.values()), color=COLORS[index], linestyle=LINES[index], label=name)
+        marks = measured.get(name, {})
+        style = {"color": COLORS[index], "marker": MARKERS[index], "linestyle": "none", "markersize": 7}
+        axes.plot(list(marks), list(marks.values()), label=f"{name}, measured" if marks else "", **style)
+    axes.set_xscale("log", base=2)
+    axes.set(
+        xlabel="ranks", xticks=list(next(iter(predicted.values()))), ylim=(0, 1.05), ylabel="efficiency", title=title
+    )
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(frameon=False, loc="outside right center")
     plt.close(figure)
     return figure

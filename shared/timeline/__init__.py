@@ -14,7 +14,7 @@ the time during which the GPU's stream waits for a collective (see `shared/wire/
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
@@ -76,6 +76,13 @@ class Timeline:
     def overlap(self) -> float:
         """The fraction of the communication that was hidden behind computation; 0 if there was no communication."""
         return 1 - self.exposed_ms / self.communication_ms if self.communication_ms else 0.0
+
+    def first(self, ms: float) -> "Timeline":
+        """Return the beginning of this timeline, for a closer look."""
+        end_s = self.began_s + ms / 1e3
+        spans = [replace(span, ended_s=min(span.ended_s, end_s)) for span in self.spans if span.began_s < end_s]
+        waits = [(began_s, min(ended_s, end_s)) for began_s, ended_s in self.waits if began_s < end_s]
+        return replace(self, spans=spans, waits=waits, ended_s=end_s)
 
     def _computing(self) -> intervals.Intervals:
         return intervals.subtract(self.lane(*COMPUTE_LANES), self.waits)

@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 00 · Ranks
 #
-# **45–75 minutes.** After this lesson, you will be able to:
+# **45–70 minutes.** After this lesson, you will be able to:
 #
 # - run code in four processes at once, and say what they share and what they do not,
 # - predict what each rank holds after `all_reduce`, `broadcast`, `send` and `recv`, and which rank waits for which,
@@ -621,40 +621,24 @@ plots.timeline(lines, exposed=False)
 # ## The same in a script
 #
 # In production, you train with a script instead of a notebook. `torchrun` starts it once per rank, and sets environment
-# variables that tell each process which rank it is. `init_process_group` reads them and forms the process group. The
-# next two cells write a script to a temporary folder.
+# variables that tell each process which rank it is. `init_process_group` reads them and forms the process group. Here
+# is the script `labs/hello.py`:
 
 # %%
-import os
-import subprocess
-import sys
-import tempfile
+from pathlib import Path
 
-folder = tempfile.TemporaryDirectory()
-os.chdir(folder.name)
-
-# %%
-# %%writefile hello.py
-import os
-
-import torch
-import torch.distributed as dist
-
-dist.init_process_group("gloo")  # reads RANK, WORLD_SIZE and MASTER_ADDR, among others
-total = torch.tensor([dist.get_rank() + 1.0])
-dist.all_reduce(total)
-
-names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
-environment = " ".join(f"{name}={os.environ[name]}" for name in names)
-print(f"{environment}: {total.item()}\n", end="")  # one write, so that lines do not mix
-dist.destroy_process_group()
+hello = Path(plots.__file__).parents[2] / "labs" / "hello.py"
+print(hello.read_text())
 
 # %% [markdown]
-# In a terminal, you would write `torchrun --standalone --nproc-per-node=4 hello.py`. The next cell does the same:
+# In a terminal, you would write `torchrun --standalone --nproc-per-node=4 labs/hello.py`. The next cell does the same:
 
 # %%
+import subprocess
+import sys
+
 torchrun = [sys.executable, "-m", "torch.distributed.run"]
-command = [*torchrun, "--standalone", "--nproc-per-node=4", "hello.py"]
+command = [*torchrun, "--standalone", "--nproc-per-node=4", str(hello)]
 done = subprocess.run(command, capture_output=True, text=True, timeout=100)
 print("\n".join(sorted(done.stdout.splitlines())))
 

@@ -28,6 +28,7 @@
 from shared import plots, ranks
 from shared.checks import collectives as check
 from shared.plots import costs as cost_plots
+from shared.predictions import predicted
 
 ranks.start(world_size=4)
 
@@ -248,6 +249,13 @@ def ring_all_gather(shard: Tensor, group: ProcessGroup | None = None) -> Tensor:
     return gathered.view(-1)
 
 
+# %% [markdown]
+# Try it with two elements per rank. Every rank should print `[0.0, 0.0, 1.0, 1.0, 2.0, 2.0, 3.0, 3.0]`:
+
+# %%
+# %%ranks
+print(ring_all_gather(torch.full((2,), float(rank), device=device)).tolist())
+
 # %% tags=["check"] grade_id="check-ring-all-gather" points=2
 check.ring_all_gather()
 
@@ -292,6 +300,15 @@ def ring_all_reduce(tensor: Tensor, group: ProcessGroup | None = None) -> None:
     if contiguous is not tensor:
         tensor.copy_(contiguous)
 
+
+# %% [markdown]
+# Try it on a tensor of five elements, which four ranks cannot share equally. Each element of the sum is 0 + 1 + 2 + 3:
+
+# %%
+# %%ranks
+tensor = torch.full((5,), float(rank), device=device)
+ring_all_reduce(tensor)
+print(tensor.tolist())
 
 # %% tags=["check"] grade_id="check-ring-all-reduce" points=2
 check.ring_all_reduce()
@@ -703,7 +720,7 @@ def gather_shards(
 # **Predict.** How many MB does each rank send with your `ring_all_reduce`?
 
 # %%
-my_prediction_mb = 0.0
+my_prediction_mb = None
 
 
 # %%
@@ -726,7 +743,7 @@ sent_mb, messages = sent_by(ring_all_reduce)
 
 # %%
 sent_mb, messages = ranks.pull("sent_mb"), ranks.pull("messages")
-print(f"You predicted {my_prediction_mb:g} MB. The ranks sent {[sum(row) for row in sent_mb]} MB")
+print(f"{predicted(my_prediction_mb, '{} MB')}measured {[sum(row) for row in sent_mb]} MB")
 print(f"in {messages} messages.")
 plots.traffic(sent_mb)
 

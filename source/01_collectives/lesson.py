@@ -26,8 +26,8 @@ from shared.predictions import predicted
 ranks.start(world_size=4, backend="gloo:cpu", detect_mismatch=False)
 
 # %% [markdown] slideshow={"slide_type": "slide"}
-# (In this lesson, the ranks run on the CPU even if you have GPUs, because you will emulate a link between them.
-# Mismatch detection is off, because it sends messages of its own.)
+# In this lesson, the ranks run on the CPU even if you have GPUs, because you will emulate a link between them. Mismatch
+# detection is off, because it sends messages of its own.
 #
 # ## What is wasted
 #
@@ -39,7 +39,8 @@ ranks.start(world_size=4, backend="gloo:cpu", detect_mismatch=False)
 diagrams.collective("reduce")
 
 # %% [markdown]
-# The second half is a broadcast of the sum. (You wrote `broadcast_by_hand` in lab 00.)
+# The second half is a broadcast of the sum. `broadcast_by_hand` is lab 00's stretch exercise; here we import our
+# solution.
 
 # %%
 # %%ranks
@@ -87,7 +88,7 @@ plots.bars({f"rank {rank}": count for rank, count in enumerate(star_sent)}, "ten
 # idle.
 #
 # **Predict.** The ranks send six tensors in total. If all four shared this work equally, how many tensors would each of
-# them send? (1 would mean as many bytes as its own tensor has.)
+# them send? 1 would mean as many bytes as its own tensor has.
 
 # %%
 my_prediction = None
@@ -97,7 +98,7 @@ my_prediction = None
 #
 # To share the work, we cut the tensor into one **chunk** per rank, and let every rank be the root of one chunk. The
 # first half is then a **reduce-scatter**: each rank ends up with a different chunk of the sum, which is called its
-# **shard**. (In the diagrams, a chunk is one element.)
+# **shard**. In the diagrams, a chunk is one element.
 
 # %% slideshow={"slide_type": "-"}
 diagrams.collective("reduce_scatter")
@@ -150,10 +151,19 @@ print(f"{predicted(my_prediction, '{} tensors')}measured {in_turn_sent}")
 # ## A ring
 #
 # A sum does not have to be computed in one place: the ranks can compute it on the way. Arrange them in a **ring**,
-# where each rank sends only to its right neighbor, and the last one sends to rank 0. Rank 1 sends its chunk A to rank
+# where each rank sends only to its right neighbor, and the last one sends to rank 0. Follow chunk A in the picture. It
+# starts on rank 1, every rank adds its own chunk A, and after three steps, the sum is complete on the rank that chunk A
+# belongs to:
 # 2. Rank 2 adds its own chunk A and sends the sum to rank 3. Rank 3 does the same and sends the new sum to rank 0. Rank
 # 0 adds its own chunk A. Now the sum is complete, on the rank that chunk A belongs to. At the same time, chunk B starts
 # on rank 2, chunk C on rank 3 and chunk D on rank 0, so every rank always has something to send.
+
+# %% slideshow={"slide_type": "-"}
+diagrams.ring()
+
+# %% [markdown]
+# At the same time, chunk B starts on rank 2, chunk C on rank 3 and chunk D on rank 0, so every rank always has
+# something to send.
 #
 # **Predict.** On a ring of three ranks with the chunks A, B and C, the reduce-scatter takes two steps. Which chunk must
 # rank 0 send first, so that the sums of A, B and C end up on ranks 0, 1 and 2? Write its letter.
@@ -203,9 +213,10 @@ def ring_all_reduce(tensor):
 
 
 # %% [markdown]
-# To see whose tensors a sum contains, we first use three ranks. All elements are 100 on rank 0, 10 on rank 1 and 1 on
-# rank 2. Then every digit of a complete sum is 1. `ranks.world(3)` leaves out rank 3, and `ranks.run` calls a function
-# on each rank, with the variables of that rank. What does rank 0 send first?
+# Now run it on three ranks, and follow row A from panel to panel. Each square lists the ranks whose chunks it contains,
+# an arrow is a message (dots continue at rank 0), and white digits mark a complete sum. To tell the ranks apart, every
+# rank starts with a digit of its own: 100, 10 or 1. `ranks.world(3)` leaves out rank 3, and `ranks.run` calls a
+# function on each rank, with the variables of that rank. In JupyterLab, you get a slider.
 
 
 # %%
@@ -214,28 +225,16 @@ def marked():
     return torch.full((world_size,), 10 ** (world_size - 1 - rank), device=device)
 
 
-# %%
+# %% slideshow={"slide_type": "slide"}
 with ranks.world(3):
     logs = ranks.run(lambda: ring_all_reduce(marked()))
-sent_by_rank_0 = [entry["sent"] for entry in logs[0][1:]]
 assert all(entry == "111" for log in logs for entry in log[-1]["holds"].values())
-print(f"{predicted(my_prediction)}rank 0 sent {', '.join(sent_by_rank_0[:2])} in the")
-print(f"reduce-scatter, and then {', '.join(sent_by_rank_0[2:])} in the all-gather")
-
-# %% [markdown]
-# Now follow the sums on four ranks. Each square lists the ranks whose chunks it contains, an arrow is a message, and
-# bold numbers mark a complete sum. Follow row A from step to step. (In JupyterLab, you get a slider.)
-
-# %%
-# %%ranks
-log = ring_all_reduce(marked())
-
-# %% slideshow={"slide_type": "slide"}
-widgets.ring_stepper(ranks.pull("log"))
+print(f"{predicted(my_prediction)}rank 0 first sent {logs[0][1]['sent']}")
+widgets.ring_stepper(logs)
 
 # %% [markdown] slideshow={"slide_type": "-"}
-# After the three steps of the reduce-scatter, each rank holds one complete sum. In the three steps of the all-gather,
-# the complete sums are copied around the ring.
+# After the two steps of the reduce-scatter, each rank holds one complete sum. In the two steps of the all-gather, the
+# complete sums are copied around the ring.
 #
 # ## How many bytes does a ring send?
 #
@@ -273,8 +272,8 @@ print(f"{predicted(my_prediction)}the formula gives {formula:.3f} tensors")
 # ## Training with the ring
 #
 # Below, four ranks train a small MLP to read handwritten digits. In each step, every rank computes the gradient of a
-# quarter of the batch, and the ring averages the four gradients. (Chapter 02 explains why this is right, and when it is
-# not.)
+# quarter of the batch, and the ring averages the four gradients. Chapter 02 explains why this is right, and when it is
+# not.
 #
 # The last bias has 10 elements, which cannot be cut into four equal chunks. So we append **padding**: at most N−1
 # zeros, which make its length a multiple of N.
@@ -315,16 +314,16 @@ def train(steps=200, batch=128):
 
 
 # %% [markdown]
-# Is this the same training as on one rank? If it is, the two curves in the figure coincide.
+# Is this the same training as on one rank?
 
 # %% tags=["nbval-ignore-output"]
 with ranks.world(1):
     alone_losses, alone_accuracy = ranks.run(lambda: train())[0]
 losses, accuracy = ranks.run(lambda: train())[0]
-assert max(abs(alone - four) for alone, four in zip(alone_losses, losses, strict=True)) < 1e-5
-assert accuracy == alone_accuracy > 0.9
+largest = max(abs(alone - four) for alone, four in zip(alone_losses, losses, strict=True))
+assert largest < 1e-5 and accuracy == alone_accuracy > 0.9
+print(f"largest difference of the losses: {largest:.0e}")
 print(f"accuracy on 297 other digits: {alone_accuracy:.1%} on one rank, {accuracy:.1%} on four")
-plots.loss_curves({"1 rank, whole batch": alone_losses, "4 ranks, a quarter each": losses})
 
 # %% [markdown]
 # ## A ring that hangs
@@ -360,8 +359,8 @@ dist.recv(incoming, src=(rank - 1) % world_size)
 # $$T_\text{star} = 2(N-1)\,(\alpha + \beta S) \qquad T_\text{ring} = 2(N-1)\left(\alpha + \beta\,\frac{S}{N}\right)$$
 #
 # Let's find α and β by timing ring steps of several sizes. The next cell puts each rank behind a link of 1 Gbit/s with
-# a latency of 5 ms, the time that light takes to travel through 1,000 km of fiber. (Within one building, it would be
-# far smaller, but this machine's own delays would hide it.) It is an **emulated link**: the bytes are copied within the
+# a latency of 5 ms, the time that light takes to travel through 1,000 km of fiber. Within one building, it would be far
+# smaller, but this machine's own delays would hide it. It is an **emulated link**: the bytes are copied within the
 # machine, but an operation lasts at least as long as a real link needs for its bytes. `measure` times each size in 20
 # rounds, and reports the median.
 
@@ -449,7 +448,7 @@ cost_plots.side_by_side(places, "bytes in the tensor")
 
 # %% [markdown]
 # Over loopback, the ring saves less time, or is even slower than the star. So to compare algorithms on one machine,
-# measure behind links.
+# measure behind links. The zigzags are four processes taking turns on a few cores.
 #
 # ## Real links
 #
@@ -471,7 +470,7 @@ tables.Table(["bytes", "bus bandwidth, MB/s"], rows)
 # of the predicted time.
 #
 # In the clusters of the next table, NVLink connects the GPUs of one host, and InfiniBand or Ethernet connects hosts.
-# (Newer racks extend NVLink to 72 GPUs in 18 hosts.) α is the latency of one ring step, which is higher over a network.
+# Newer racks extend NVLink to 72 GPUs in 18 hosts. α is the latency of one ring step, which is higher over a network.
 # The column "GPUs" gives the size of the ring. In the first two rows, all its GPUs are in one host. In the third row,
 # each host has eight, so α is the mean of seven NVLink steps and one InfiniBand step. Together, the eight adapters are
 # as fast as NVLink: NCCL runs several rings at once, each through a different adapter. In the last six rows, each GPU
@@ -595,12 +594,7 @@ plots.bars(times.ms(), "ms (median of 5)")
 # | all-to-all | `all_to_all_single(received, tensor)` | in `received` |
 #
 # The last three rows are new. In a **scatter**, the root gives each rank a different chunk, and a **gather** does the
-# reverse. In an **all-to-all**, every rank scatters its tensor. Here, A1 is element 1 of rank 0's tensor, B2 is element
-# 2 of rank 1's, and so on. In the last diagram, look at where A1 ends up:
-
-# %%
-display(diagrams.collective("scatter"), diagrams.collective("gather"))
-diagrams.collective("all_to_all")
+# reverse. In an **all-to-all**, every rank scatters its tensor. Chapter 16 is built on it.
 
 # %% [markdown]
 # The backend decides which algorithm a collective uses. In the ledger, `must send` is what the formula requires of one
@@ -633,15 +627,6 @@ log.table(times=False)
 # NCCL's all-reduce differs from ours in three ways. It cuts chunks into slices, and sends one slice while it receives
 # the next. It runs several rings at once, to use all links of a GPU. And it chooses between rings, trees and other
 # algorithms, depending on the size of the tensor and on the network.
-#
-# ## On a cluster
-#
-# | question | with NCCL and many hosts |
-# |---|---|
-# | How fast are the links? | `all_reduce_perf -b 8 -e 1G -f 2` (nccl-tests): compare `busbw` with the table above |
-# | Which algorithm runs? | `NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=TUNING` logs it; `NCCL_ALGO=Ring` sets it |
-# | Which links are used? | `nvidia-smi topo -m` (one host); the word after `via` in the log of `NCCL_DEBUG=INFO` |
-# | When is a handle complete? | `wait()` makes later kernels wait; `torch.cuda.synchronize()` makes Python wait |
 #
 # ## Recap
 #
@@ -676,6 +661,7 @@ log.table(times=False)
 #
 # ## Further reading
 #
+# - [On a real cluster](../docs/cluster.md): which links and which algorithm NCCL uses, and how fast they are.
 # - Patarasuk and Yuan, *Bandwidth optimal all-reduce algorithms for clusters of workstations* (2009): the ring, and the
 #   proof that no algorithm sends fewer bytes.
 # - Thakur, Rabenseifner and Gropp, *Optimization of collective communication operations in MPICH* (2005): the α–β model

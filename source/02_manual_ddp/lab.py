@@ -73,7 +73,7 @@ def mean_over_ranks_(tensor: torch.Tensor, group: dist.ProcessGroup | None = Non
 check.mean_over_ranks_()
 
 # %% [markdown]
-# ## Exercise 2.2 · A common start (10 min, 2 points)
+# ## Exercise 2.2 · A common start (10 min, 1 point)
 #
 # Give every rank of `group` the parameters and buffers of the group's *first* rank, so that all replicas are equal:
 #
@@ -107,11 +107,11 @@ def broadcast_state(module: nn.Module, group: dist.ProcessGroup | None = None) -
     ### END SOLUTION
 
 
-# %% tags=["check"] grade_id="check-broadcast-state" points=2
+# %% tags=["check"] grade_id="check-broadcast-state" points=1
 check.broadcast_state()
 
 # %% [markdown]
-# ## Exercise 2.3 · Break it, then fix it (15 min, 2 points)
+# ## Exercise 2.3 · Break it, then fix it (15 min, 4 points)
 #
 # It seems harmless to skip parameters that have no gradient. But in some models, different inputs use different
 # parameters. The model below has two *experts*, and sends each sample through one of them:
@@ -206,11 +206,11 @@ print([expert.bias.grad[0].item() for expert in model.experts])
 # In the check, look at the line `plain model` first. The other lines try tied, frozen and unused parameters and groups
 # of ranks, and count the all-reduces:
 
-# %% tags=["check"] grade_id="check-average-gradients" points=2
+# %% tags=["check"] grade_id="check-average-gradients" points=4
 check.average_gradients()
 
 # %% [markdown]
-# ## Exercise 2.4 · The wrapper (10 min, 3 points)
+# ## Exercise 2.4 · The wrapper (10 min, 2 points)
 #
 # Now put the functions together. `ManualDDP(module, group=None)` is used like this:
 # ```python
@@ -244,7 +244,7 @@ class ManualDDP(nn.Module):
     Call finish_gradient_sync() right after backward(), before you clip gradients and before the step. The wrapped
     module is available as `.module`. The gradients equal those of one process if the loss is a mean over samples, every
     rank has equally many samples, and the module processes each sample independently of the others. If no rank has used
-    a parameter, its gradient stays None.
+    a parameter, its gradient is zeros, or None if you send −0.0 for None (exercise 2.3).
 
     Communication: one broadcast per parameter and buffer when built, and one all-reduce per trainable parameter in each
         step.
@@ -288,7 +288,7 @@ print(f"weight {weight[0, 0].item():+.4f}, gradient {weight.grad[0, 0].item()}")
 # In the check, look at the lines `same start` and `plain model` first. The other lines train models with tied, frozen
 # or unused parameters, with buffers or with dropout, and try accumulation, groups and bf16:
 
-# %% tags=["check"] grade_id="check-manual-ddp" points=3
+# %% tags=["check"] grade_id="check-manual-ddp" points=2
 check.ManualDDP()
 
 # %% [markdown]
@@ -305,6 +305,7 @@ check.ManualDDP()
 # - With `shuffle`, do the same with a random order instead of 0, 1, 2, … The order depends only on `length`, `seed`
 #   and the epoch, so it is the same on all ranks and for every `world_size`.
 # - The epoch is 0 until `set_epoch(epoch)` is called. Iterating twice without this call yields the same indices.
+#   Two iterators over the same sampler do not disturb each other.
 # - Do not change the global random state of torch or of Python's `random`.
 # - The indices are plain ints, and the ranks do not communicate.
 #

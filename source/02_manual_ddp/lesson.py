@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 02 · Data parallelism by hand
 #
-# **50–80 minutes.** After this lesson, you will be able to:
+# **55–85 minutes.** After this lesson, you will be able to:
 #
 # - turn gradient accumulation on one GPU into data parallelism on N ranks,
 # - say when the mean of the ranks' gradients is the gradient of the full batch, and correct it when it is not,
@@ -196,8 +196,8 @@ assert torch.allclose(averaged, full, atol=1e-12)
 # them, and then the ranks average their gradients with 20 all-reduces. How many times faster is that? 1 means no
 # faster.
 #
-# For an estimate, look up how long a small all-reduce took in chapter 00. Each micro-batch now includes 240 ms of
-# sleep, twice as much as before.
+# For an estimate, assume 5 ms for a small all-reduce among four ranks that share two cores. Chapter 00's 0.8 ms was for
+# two ranks. Each micro-batch now includes 240 ms of sleep, twice as much as before.
 
 # %%
 my_prediction = None
@@ -233,12 +233,16 @@ times = ranks.pull("times")[0]
 sequence_ms, four_ms = times.ms().values()
 faster = sequence_ms / four_ms
 print(f"{predicted(my_prediction)}measured {faster:.1f} times faster")
+averaging_ms = (four_ms - sequence_ms / 4) / 20
+print(f"each of the 20 all-reduces adds {averaging_ms:.1f} ms")
 measure.expect(1 < faster < 4, "four ranks are up to four times as fast")
+measure.expect(2 < averaging_ms < 15, "an all-reduce among four ranks takes several ms")
 plots.bars(times.ms(), "ms until the gradients are ready (median of 3, blocks that sleep)")
 
 # %% [markdown] slideshow={"slide_type": "-"}
 # Four ranks are faster, but not four times as fast. The micro-batches run at the same time and take about a quarter of
-# the upper bar. Most of the rest is averaging: each of the 20 all-reduces costs its latency, however small its tensor.
+# the upper bar. Most of the rest is averaging: every all-reduce adds several milliseconds, however small its tensor,
+# because four processes take turns on this machine's cores.
 
 # %% [markdown]
 # ## When the mean is not the gradient of the full batch
@@ -417,9 +421,10 @@ print(f"epoch 1: {sample_indices(12, epoch=1).tolist()}")
 # %% [markdown]
 # In each epoch, every index appears on exactly one rank. A shared seed is enough, without any communication.
 #
-# In torch, this is `torch.utils.data.DistributedSampler`. It repeats some samples if the data set cannot be divided
-# equally, so that all ranks take the same number of steps. It cannot know when a new epoch begins, so call
-# `sampler.set_epoch(epoch)` before each one. If you forget this, every epoch silently uses the order of epoch 0.
+# In torch, this is `torch.utils.data.DistributedSampler`. If the data set cannot be divided equally, it repeats some
+# samples, so that all ranks take the same number of steps. With `drop_last=True`, as below, it leaves some out instead.
+# It cannot know when a new epoch begins, so call `sampler.set_epoch(epoch)` before each one. If you forget this, every
+# epoch silently uses the order of epoch 0.
 #
 # In a script, the sampler goes into the data loader, and the loop around it looks like this:
 #
@@ -562,13 +567,13 @@ plots.loss_curves({"1 process": one_losses, "4 ranks": four_losses})
 #
 # **Predict.** What happens if we forget the broadcast, so that four different models average their gradients?
 #
-# - 0: an error
-# - 1: the loss does not fall
-# - 2: the loss falls, but less than before
-# - 3: the loss falls as before
+# - A: an error
+# - B: the loss does not fall
+# - C: the loss falls, but less than before
+# - D: the loss falls as before
 
 # %%
-my_outcome = None
+my_outcome = None  # "A", "B", "C" or "D"
 
 # %%
 # %%ranks
@@ -586,7 +591,7 @@ assert last_epoch < last_epoch_unequal < unequal_losses[0] and disagree > 0
 plots.loss_curves({"4 ranks": four_losses, "4 ranks, no broadcast": unequal_losses})
 
 # %% [markdown] slideshow={"slide_type": "-"}
-# The answer is 2, and that is the worst kind of bug: there is no error, and the loss falls. But the mean gradient is
+# The answer is C, and that is the worst kind of bug: there is no error, and the loss falls. But the mean gradient is
 # not the gradient of any of the four models, so the loss falls later and ends higher. In the end, there are still four
 # different models, and a script usually saves only rank 0's model.
 
@@ -663,16 +668,22 @@ step_times = measure.jobs({"without communication": alone, **steps}, rounds=10)
 step_times = ranks.pull("step_times")[0]
 ratio = step_times["by hand"].time_ms / step_times["torch's DDP"].time_ms
 print(f"a step by hand takes {ratio:.1f} times as long as a step of DDP")
+latency_ms, bytes_ms = 20 * 6 * 2, 1e3 * 8e-9 * predicted_bytes
+alone_ms = step_times["without communication"].time_ms
+gloo_ms = step_times["by hand"].time_ms - latency_ms - bytes_ms - alone_ms
+print(f"by hand: {latency_ms} ms of latency, {bytes_ms:.0f} ms for the bytes,", end=" ")
+print(f"{alone_ms:.0f} ms of computation, {gloo_ms:.0f} ms of gloo's own work")
 measure.expect(ratio > 1, "a step by hand takes longer")
+measure.expect(bytes_ms + alone_ms < 20, "bytes and computation take only a few milliseconds")
 plots.bars(step_times.ms(), "ms per step (median of 10)")
 
 # %% [markdown]
 # Ours is slower, although both send the same bytes. Twenty all-reduces, six ring steps each, 2 ms per step: 240 ms of
-# pure latency. The bytes take 5 ms and the computation 6, and what is left is gloo's own work. The factor belongs to
-# this slow link and this tiny model. With large tensors over loopback, it would be below 2. At which point in a
-# training step is all that time spent? The next cell records a step of the model that sleeps, with our wrapper and an
-# optimizer. The figure shows the rank that finished backward last. Look at what it computes while communication is in
-# flight.
+# pure latency. The bytes and the computation take only a few milliseconds each, and what is left is gloo's own work.
+#
+# The factor belongs to this slow link and this tiny model. At which point in a training step is all that time spent?
+# The next cell records a step of the model that sleeps, with our wrapper and an optimizer. The figure shows the rank
+# that finished backward last. Look at what it computes while communication is in flight.
 
 # %%
 # %%ranks

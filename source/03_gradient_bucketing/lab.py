@@ -160,6 +160,15 @@ def assign_buckets(
     ### END SOLUTION
 
 
+# %% [markdown]
+# Try it on the example above. It should print `[[1], [4], [2, 1], [1, 1]]`:
+
+# %%
+# %%ranks 0
+parameters = [nn.Parameter(torch.zeros(n)) for n in (1, 1, 1, 2, 4, 1)]  # 4 bytes per element
+buckets = assign_buckets(parameters, 12 / MB, 12 / MB)
+print([[parameter.numel() for parameter in bucket] for bucket in buckets])
+
 # %% tags=["check"] grade_id="check-assign-buckets" points=3
 check.assign_buckets()
 
@@ -190,7 +199,7 @@ class TiedOnce:
 # r + 1. **Predict.** Which gradient does each rank's optimizer use in step 0, and which in step 1?
 
 # %%
-my_prediction = {"step 0": [0.0, 0.0, 0.0, 0.0], "step 1": [0.0, 0.0, 0.0, 0.0]}  # one per rank
+my_prediction = {"step 0": None, "step 1": None}  # a list with one gradient per rank
 
 # %%
 # %%ranks
@@ -219,8 +228,7 @@ for step in range(2):
 #       `.grad`.
 # - `launch()` starts one asynchronous all-reduce of the flat tensor over the group, and does not wait for it.
 # - `wait()` waits until this all-reduce is complete. If none is in flight, it raises a `RuntimeError`. So a second
-#   `wait()` after one `launch()` raises it, too. (An all-reduce is in flight from `launch()` until `wait()` returns,
-#   even if it is complete earlier.)
+#   `wait()` after one `launch()` raises it, too.
 #
 # In exercise 3.4, backward has finished before the first `pack`, so every gradient is still held twice at the peak.
 # Chapter 04 packs each gradient as soon as it is complete.
@@ -329,8 +337,9 @@ check.Bucket()
 class BucketedDDP(nn.Module):
     """Trains a replica of a module on each rank of the group, and averages the gradients bucket by bucket.
 
-    Call finish_gradient_sync() right after backward(), before you clip gradients and before the step. The
-    wrapped module is available as `.module`. If no rank has used a parameter, its gradient stays None.
+    Call finish_gradient_sync() right after backward(), before you clip gradients and before the step. The wrapped
+    module is available as `.module`. If no rank has used a parameter, its gradient is zeros, or None if you send −0.0
+    for None (exercise 2.3).
 
     Communication: one broadcast per parameter and buffer when built, and one all-reduce per bucket in each step.
     """

@@ -21,7 +21,17 @@
 #
 # In chapter 02, you built `ManualDDP`. After backward, it averages the gradients with one all-reduce per parameter,
 # where a parameter is one tensor, such as the weight of a layer. For a GPT of two blocks, that was twenty all-reduces.
-# The GPT below has twelve blocks.
+#
+# What does that cost for a model that people train? Here is the arithmetic for 8 H100 on NVLink, with gradients in bf16
+# and one all-reduce per tensor:
+#
+# | model | tensors | bytes | latency, 14 steps of 3.4 µs each | what bucketing can save |
+# |---|---|---|---|---|
+# | GPT-2, 124 million | 148 | 0.25 GB: 1.2 ms | 7.0 ms | most of it |
+# | Llama-2, 7 billion | 291 | 13.5 GB: 64 ms | 14 ms | at most 18% |
+#
+# Small tensors are what makes bucketing worth it. Large models have few of them, and most of their 14 ms would be
+# hidden anyway. So this lesson uses a small GPT, with twelve blocks.
 #
 # Chapter 01 showed that times over loopback are misleading, because ranks on one machine have no links of their own. So
 # this lesson puts each rank behind an emulated link of 1 Gbit/s. On this link, a byte takes 8 ns, and the latency is 2
@@ -61,8 +71,8 @@ print(log.summary())
 # %% [markdown]
 # ## What is wasted
 #
-# The next cells record a step and plot it for rank 0. Compare forward and backward with the communication that follows.
-# (The printed times leave out the gaps between the bars.)
+# The next cells record a step and plot it for rank 0, first the whole step and then its first 60 ms. Compare forward
+# and backward with the communication that follows. The printed times leave out the gaps between the bars.
 
 # %%
 # %%ranks
@@ -72,7 +82,8 @@ lines = measure.recorded({"step": step}, lambda: timeline.record(by_hand), round
 # %% tags=["nbval-ignore-output"]
 line, log = ranks.pull("lines")[0][0], ranks.pull("log")[0]
 print(f"{line.communication_ms:.0f} ms of communication, {line.compute_ms:.0f} ms of computation")
-plots.timeline([line], exposed=False)
+display(plots.timeline([line], ["all"], exposed=False))
+plots.timeline([line.first(60)], ["first 60 ms"], exposed=False)
 
 # %% [markdown]
 # Is the link too slow for that many bytes? In a ring of N ranks, each rank sends 2(N−1)/N times the bytes of the
@@ -164,7 +175,7 @@ rows = [["fitted", f"{alpha_ms:.1f}", f"{beta_ns:.1f}"], ["expected of the link"
 tables.Table(["an all-reduce", "α, ms", "β, ns per byte"], rows, fitted.where)
 
 # %% [markdown]
-# β is that of the link. The extra millisecond of α is Python: waking up and launching the next call.
+# β is that of the link. What α has beyond 12 ms is Python: waking up and launching the next call.
 #
 # Do the fitted α and β predict the time of the 100 gradients? If n all-reduces have $S_1, \dots, S_n$ bytes, and S
 # bytes in total, they take
@@ -188,18 +199,23 @@ measure.expect(1 / 1.6 < measured_ms / formula_ms < 1.6, "the formula comes clos
 # ## One flat tensor
 #
 # The simplest way to make fewer calls is to make only one. Copy all gradients into one **flat tensor**, a tensor with
-# one dimension, all-reduce it, and copy the averages back.
+# one dimension, all-reduce it, and copy the averages back. `flat_and_slices`, which you will write in the lab,
+# allocates the flat tensor and returns it with one slice per parameter.
 
 
 # %%
 # %%ranks
+from solutions.bucketed_ddp import flat_and_slices
+
+
 def average_flat(parameters):
-    flat = torch.cat([p.grad.flatten() for p in parameters])
+    flat, slices = flat_and_slices(parameters)  # of zeros
+    for p, grad_slice in zip(parameters, slices, strict=True):
+        grad_slice.copy_(p.grad)
     dist.all_reduce(flat)
     flat /= dist.get_world_size()
-    slices = flat.split([p.numel() for p in parameters])
     for p, grad_slice in zip(parameters, slices, strict=True):
-        p.grad.copy_(grad_slice.view_as(p))
+        p.grad.copy_(grad_slice)
 
 
 # %% [markdown]
@@ -299,10 +315,9 @@ print(flat.tolist())
 # %%ranks
 def grads_as_views(parameters):
     """Make each .grad a slice of one new flat tensor of zeros. Returns the flat tensor."""
-    sizes = [p.numel() for p in parameters]
-    flat = torch.zeros(sum(sizes))
-    for p, grad_slice in zip(parameters, flat.split(sizes), strict=True):
-        p.grad = grad_slice.view_as(p)
+    flat, slices = flat_and_slices(parameters)
+    for p, grad_slice in zip(parameters, slices, strict=True):
+        p.grad = grad_slice
     return flat
 
 
@@ -370,16 +385,12 @@ diagrams.buckets()
 
 # %%
 # %%ranks
+from solutions.bucketed_ddp import MB, assign_buckets
+
+
 def in_buckets(parameters, cap_bytes):
     """Group parameters from last to first, at most cap_bytes in a bucket. A larger parameter is alone in its bucket."""
-    buckets, room_bytes = [], -1  # nothing fits, so the first parameter opens a bucket
-    for p in reversed(parameters):
-        if p.nbytes > room_bytes:
-            buckets.append([])
-            room_bytes = cap_bytes
-        buckets[-1].append(p)
-        room_bytes -= p.nbytes
-    return buckets
+    return assign_buckets(parameters, bucket_cap_mb=cap_bytes / MB, first_bucket_mb=cap_bytes / MB)
 
 
 buckets = in_buckets(parameters, cap_bytes=350 * 1024)
@@ -390,7 +401,7 @@ gradient_sizes = {name: p.nbytes for p, name in names.items()}
 
 # %% [markdown]
 # In the next figure, each row is a part of the model, such as a block, and its width shows the bytes of its gradients.
-# Thin lines separate gradients. The buckets are numbered in the order in which they will be sent.
+# Thin lines separate gradients. The buckets are numbered in the order in which they will be sent, from dark to light.
 
 # %%
 gradient_sizes = ranks.pull("gradient_sizes")[0]
@@ -411,8 +422,8 @@ bucket_plots.bucket_map(gradient_sizes, ranks.pull("bucket_names")[0], "a cap of
 # %% [markdown]
 # ## The short version
 #
-# `in_buckets` and `average_flat` are enough to train a model in which every parameter gets a gradient. (`average_flat`
-# frees its flat tensor, so only one bucket's gradients are held twice at a time.) The next cell trains the MLP from
+# `in_buckets` and `average_flat` are enough to train a model in which every parameter gets a gradient. `average_flat`
+# frees its flat tensor, so only one bucket's gradients are held twice at a time. The next cell trains the MLP from
 # chapter 02 twice with the same initial weights: once on the full batch without communication, and once on a quarter of
 # each batch per rank, with two all-reduces (one per bucket) instead of six.
 
@@ -454,7 +465,6 @@ difference = max(abs(x - y) for x, y in zip(alone_losses, mean_losses, strict=Tr
 print(f"largest difference of the losses: {difference:.0e}")
 print(f"accuracy on new digits: one process {alone_accuracy:.1%}, four ranks {accuracies[0]:.1%}")
 assert difference < 1e-6 and alone_accuracy > 0.8 and abs(accuracies[0] - alone_accuracy) < 0.01
-plots.loss_curves({"one process": alone_losses, "4 ranks, 2 buckets": mean_losses})
 
 # %% [markdown]
 # Four ranks train the same model as one process. Bucketing changes only how gradients are sent.
@@ -517,8 +527,9 @@ print(f"measured / formula: from {off[0]:.2f} to {off[-1]:.2f}")
 measure.expect(1 / 1.6 < off[len(off) // 2] < 1.6, "the formula comes close")
 
 # %% [markdown]
-# In the next figure, each row is a cap. The left half shows the model, split into its buckets. (Rows with over 20
-# buckets alternate between two grays.) In the right half, compare the measured times with the predicted ones.
+# In the next figure, each row is a cap. The left half shows the model, split into its buckets. Within a row, the first
+# bucket is the darkest; rows with over 20 buckets alternate between two grays. In the right half, compare the measured
+# times with the predicted ones.
 
 # %% tags=["nbval-ignore-output"]
 first_saved_ms = took_ms["none"] - took_ms["100 KiB"]
@@ -635,21 +646,10 @@ plots.memory_by_component(held)
 # writes into the bucket.
 
 # %% [markdown]
-# ## On a cluster
+# ## Real links
 #
-# | question | here | with NCCL and many hosts |
-# |---|---|---|
-# | Where does α come from? | the emulated link | a kernel launch, and 3 to 62 µs per ring step |
-# | How do I measure α? | `measure.collectives` | nccl-tests¹, smallest size |
-# | How do I measure β? | `measure.collectives` | the same, largest size: the printed `busbw` is the 1/β of a message |
-# | How do I see the all-reduces? | wire ledger | a trace of `torch.profiler` |
-# | How do I see DDP's buckets? | wire ledger | in DDP's log, which `TORCH_DISTRIBUTED_DEBUG=INFO` turns on² |
-# | Which cap? | one bucket, until chapter 04 | whatever backward hides: the default, then measure |
-#
-# ¹ `NCCL_ALGO=Ring NCCL_PROTO=Simple all_reduce_perf`; `Simple` is NCCL's protocol for large messages. ² Together
-# with `TORCH_CPP_LOG_LEVEL=INFO`.
-#
-# For a ring of N ranks, divide the α of an all-reduce by its β. With the α and β of one message, this is
+# How large should a bucket be on a real link? For a ring of N ranks, divide the α of an all-reduce by its β. With the α
+# and β of one message, this is
 #
 # $$\frac{\alpha_\text{all-reduce}}{\beta_\text{all-reduce}}
 # = \frac{2(N-1)\,\alpha}{\frac{2(N-1)}{N}\,\beta} = N \cdot \frac{\alpha}{\beta}$$
@@ -669,20 +669,9 @@ tables.Table(["link", "GPUs", "α/β, MB", "10 α/β, MB"], rows, note)
 
 # %% [markdown]
 # This table is for buckets that nothing hides. Once communication runs behind backward (chapter 04), a latency that is
-# hidden costs nothing, and 25 MiB are enough on most of these links. With many ranks they are not: in Megatron-Core,
-# the default bucket size on N ranks is max(40 million, 1 million · N) parameters, so that collectives "do not become
-# latency-bound", and torch's developers have discussed raising DDP's default (PyTorch issue 118421).
-#
-# Does bucketing matter for a model that people train? Here is the arithmetic for 8 H100 on NVLink, with gradients in
-# bf16 and one all-reduce per tensor:
-#
-# | model | tensors | bytes | latency, 14 steps of 3.4 µs each | what bucketing can save |
-# |---|---|---|---|---|
-# | GPT-2, 124 million | 148 | 0.25 GB: 1.2 ms | 7.0 ms | most of it |
-# | Llama-2, 7 billion | 291 | 13.5 GB: 64 ms | 14 ms | at most 18% |
-#
-# Small tensors are what makes bucketing worth it. Large models have few of them, and most of their 14 ms would be
-# hidden anyway.
+# hidden costs nothing. But 25 MiB are not a good default anymore, says a developer of torch, who proposes 100 MB
+# (PyTorch issue 118421). Megatron-Core goes further: its default bucket size on N ranks is max(40 million, 1 million ·
+# N) parameters, so that collectives "do not become latency-bound".
 
 # %% [markdown]
 # ## Recap
@@ -716,6 +705,7 @@ tables.Table(["link", "GPUs", "α/β, MB", "10 α/β, MB"], rows, note)
 # %% [markdown]
 # ## Further reading
 #
+# - [On a real cluster](../docs/cluster.md): how to see buckets, and how to choose a cap there.
 # - Li et al., [PyTorch Distributed: Experiences on Accelerating Data Parallel
 #   Training](https://arxiv.org/abs/2006.15704), VLDB 2020, §3.2: the design of DDP, which starts from the same problem
 #   as this lesson.
@@ -727,8 +717,9 @@ tables.Table(["link", "GPUs", "α/β, MB", "10 α/β, MB"], rows, note)
 # %% [markdown]
 # ## What is still wasted
 #
-# Here is a step of the GPT with a cap of 350 KiB, on the rank that finished backward last. (The others waited for it in
-# their first all-reduce.) Look at when the all-reduces begin.
+# Here is a step of the GPT with a cap of 350 KiB, on the rank that finished backward last. The others waited for it in
+# their first all-reduce. It computed longer than in the first figure, because four ranks share this machine's cores.
+# Look at when the all-reduces begin.
 
 
 # %%

@@ -22,6 +22,7 @@
 # %% tags=["nbval-ignore-output"]
 from shared import measure, plots, ranks
 from shared.checks import overlapped_ddp as check
+from shared.predictions import predicted
 
 ranks.start(world_size=4)
 
@@ -72,7 +73,7 @@ class GradientBucket(Protocol):
 #
 # `LaunchQueue(buckets)` has three attributes:
 #
-# - `buckets` is the argument. (The given code of exercise 4.2 reads it.)
+# - `buckets` is the argument. The given code of exercise 4.2 reads it.
 # - `missing` is a list with one set per bucket. The set holds the indices of the gradients that are not packed yet.
 # - `launched` is the number of buckets launched so far.
 #
@@ -87,8 +88,8 @@ class GradientBucket(Protocol):
 # Target: every bucket is packed completely, launched once, in order, and waited for once.
 #
 # Begin with `__init__` and `add`, and try them in the first cell below the exercise. Then write `finish`, and try it in
-# the second one. (Run the check only when you have written all three methods, because every test in it also calls
-# `finish`.)
+# the second one. Run the check only when you have written all three methods, because every test in it also calls
+# `finish`.
 #
 # <details><summary>Hint 1: which buckets are launched in add?</summary>
 #
@@ -223,7 +224,7 @@ def hooked(register):
 # **Predict.** What is the gradient on rank 3 with each of the two hooks?
 
 # %%
-my_prediction = {"post-accumulate": 0.0, "on the tensor": 0.0}
+my_prediction = {"post-accumulate": None, "on the tensor": None}
 
 # %%
 # %%ranks
@@ -236,7 +237,7 @@ parameter, gradient = hooked("register_hook")
 print(f"hook on the tensor: parameter {parameter:.1f}, gradient {gradient:.1f}")
 
 # %%
-print(f"You predicted for rank 3: {my_prediction}")
+print(predicted(tuple(my_prediction.values()), "{} and {} for rank 3", "\n"), end="")
 
 # %% [markdown]
 # Neither hook raises an error, and both leave gradients that differ between ranks.
@@ -289,12 +290,12 @@ def watch_gradients(
 # Three attributes are given:
 #
 # - `enabled` is False inside `no_sync()`.
-# - `pending` says whether this rank has gradients that are not averaged yet. (Lab 08 will read it.)
+# - `pending` says whether this rank has gradients that are not averaged yet.
 # - `done` says whether a backward has averaged its gradients since the last `finish()`.
 #
-# Write three methods. (`no_sync` is exercise 4.4. `__setstate__` is given: it registers hooks for a copy made by
-# `deepcopy`. The decorator of `synchronize` is given, too: it checks gradients and lets all ranks raise the same
-# error.)
+# You write three methods, about ten lines. `no_sync` is exercise 4.4. `__setstate__` and the decorator are given: the
+# first registers hooks for a copy made by `deepcopy`, and the second checks gradients and lets all ranks raise the same
+# error.
 #
 # - `on_gradient(bucket_index, index)` is called by a hook when a gradient is complete. It sets `pending` to True. If
 #   `enabled` is True, it also adds the gradient to the queue, and has `synchronize` called at the end of backward.
@@ -371,6 +372,18 @@ class GradientSync:
         watch_gradients(self.queue.buckets, self.on_gradient)  # deepcopy does not copy hooks
 
 
+# %% [markdown]
+# Try it on a bucket that only prints. You should see `pack`, `launch` and `wait`, and nothing more: `finish` then has
+# nothing left to do.
+
+# %%
+# %%ranks 0
+bucket = PrintingBucket("bucket 0", 0)
+bucket.parameters = [nn.Parameter(torch.ones(1))]
+sync = GradientSync([bucket])
+bucket.parameters[0].sum().backward()
+sync.finish()
+
 # %% tags=["check"] grade_id="check-gradient-sync" points=3
 check.GradientSync()
 
@@ -415,7 +428,8 @@ class OverlappedDDP(nn.Module):
 
     When backward() returns, every gradient is the mean over the ranks. So all ranks must run equally many backward()
     outside no_sync(). Where one may run none, all ranks call finish_gradient_sync() in every step. `.module` is the
-    module itself. If no rank has used a parameter, its gradient stays None.
+    module itself. If no rank has used a parameter, its gradient is zeros, or None if you send −0.0 for None (exercise
+    2.3).
 
     A compressor (chapter 19) makes buckets that send less. Without one, gradients are sent as they are. With one, the
     gradient of a parameter that no rank has used is zeros, so weight decay and momentum still change it.
@@ -496,7 +510,7 @@ check.no_sync()
 #
 # How much communication does your wrapper hide? Measure it with the lesson's GPT, whose blocks sleep as a stand-in for
 # a GPU, behind a link of 1 Gbit/s. A real link would need new ranks, which would not know your class, so the link is
-# *emulated*. (With NCCL, the ranks use their own links, which are much faster.)
+# *emulated*. With NCCL, the ranks use their own links, which are much faster.
 
 
 # %%
@@ -534,8 +548,8 @@ lines = {wrapper.__name__: recorded_step(wrapper) for wrapper in wrappers}
 
 # %% [markdown]
 # The figure shows a step of `BucketedDDP`, and below it a step of your wrapper, with the same buckets and the same
-# bytes. `BucketedDDP` launches all of its all-reduces after backward. Compare the exposed times on the right. (The bar
-# of a small bucket can be long if another rank launched that bucket later.)
+# bytes. `BucketedDDP` launches all of its all-reduces after backward. Compare the exposed times on the right. The bar
+# of a small bucket can be long if another rank launched that bucket later.
 
 # %% tags=["nbval-ignore-output"]
 lines = ranks.pull("lines")[0]

@@ -118,7 +118,7 @@ plots.timeline([before])
 
 # %% [markdown] slideshow={"slide_type": "-"}
 # All seven all-reduces are launched when backward has ended, so their bars overlap. But the link runs them one after
-# the other, while rank 0 waits (hatched). The formula leaves out copying and the wait for slower ranks.
+# the other, while rank 0 waits (hatched).
 #
 # **Exposed communication** is the time during which a collective is in flight and the rank has nothing to compute.
 # While the rank computes, the communication is **hidden**. The text beside the timeline states both. In the next
@@ -189,8 +189,8 @@ plots.timeline([blocking])
 
 # %% [markdown] slideshow={"slide_type": "-"}
 # That is slower than before. The all-reduces now start during backward, but each one blocks backward until it
-# completes. (Only the launch time, a few percent, is hidden.) And with 52 latencies instead of seven, the formula gives
-# 258 + 52 · 6 = 570 ms. The rest is mostly the wait for the slowest rank in each all-reduce.
+# completes. Only the time of the launches is hidden. And with 52 latencies instead of seven, the formula gives 258 + 52
+# · 6 = 570 ms. The rest is mostly the wait for the slowest rank in each all-reduce.
 
 # %% [markdown]
 # ## Launching now, waiting later
@@ -275,8 +275,8 @@ measure.expect(after[0].exposed_ms < before.exposed_ms, "hooks hide communicatio
 plots.timeline([before, after[0]], ["after backward", "with hooks"])
 
 # %% [markdown] slideshow={"slide_type": "-"}
-# The buckets and the gradients are the same as before, but now part of the communication is hidden. (Any difference in
-# forward is noise, because the ranks share cores.)
+# The buckets and the gradients are the same as before, but now part of the communication is hidden. Any difference in
+# forward is noise, because the ranks share cores.
 
 # %% [markdown]
 # ## Predicting what stays exposed
@@ -330,10 +330,15 @@ scaling_plots.schedule(*in_ms[:3], 1e3 * backward_s, in_ms[3])
 # ## Which bucket cap is best?
 #
 # The formula can also predict a step that we have not run. For another bucket cap, we only need to know when its
-# buckets would be full. The asynchronous run of `PerParameterDDP` tells us, because it launched an all-reduce whenever
-# a gradient was ready. But its backward was not exactly as long as `HookedDDP`'s. So we keep its first launch time, and
-# stretch or shrink the rest of its backward so that it ends when `HookedDDP`'s does. (As in lab 03, the first bucket
-# holds at most 1 MB, or the cap if that is smaller.)
+# buckets would be full. `measure.ready_fractions` measures when each gradient is ready, as a fraction of the step,
+# while nothing is sent. Its model is torch's DDP inside `no_sync()`, which you will meet below. As in lab 03, the first
+# bucket holds at most 1 MB, or the cap if that is smaller.
+
+# %%
+# %%ranks
+from torch.nn.parallel import DistributedDataParallel
+
+fractions = measure.ready_fractions(DistributedDataParallel(new_model()), *sample)
 
 # %%
 from itertools import accumulate
@@ -341,9 +346,7 @@ from itertools import accumulate
 from shared.models import TinyGPT
 from solutions.bucketed_ddp import assign_buckets
 
-launched_s, ended_s = launches_of(launching)
-scale = (backward_s - launched_s[0]) / (ended_s - launched_s[0])
-ready_s = [launched_s[0] + scale * (launch_s - launched_s[0]) for launch_s in launched_s]
+ready_s = [fraction * backward_s for fraction, _ in ranks.pull("fractions")[0]]
 parameters = list(TinyGPT(ranks.pull("config")[0]).parameters())
 
 
@@ -379,19 +382,21 @@ print(f"best of the six caps: {predicted_best:g} MB by the formula, {measured_be
 measure.expect(0.25 < predicted_best < 25, "the best cap lies in between")
 measure.expect(0.25 < measured_best < 25, "the best measured cap lies in between")
 curve, points = {"exposed": predicted_s}, {"exposed": {cap: ms / 1e3 for cap, ms in by_cap.items()}}
-style = {"ylabel": "exposed, ms", "ticks": list(by_cap)}
+best_ms = 1e3 * predicted_s(measured_best)
+print(f"{measured_best:g} MB: predicted {best_ms:.0f} ms, measured {by_cap[measured_best]:.0f} ms")
+style = {"ylabel": "exposed, ms", "ticks": list(by_cap), "from_zero": True}
 costs.predicted_against_measured(curve, points, "cap, MB", **style)
 
 # %% [markdown] slideshow={"slide_type": "-"}
 # With a cap of 25 MB, everything except the small first bucket waits for the end of backward. With 0.25 MB, there are
 # 31 buckets, and their latencies alone take 31 · 6α = 186 ms. The curve jumps where one more parameter fits into a
-# bucket. Expect scatter of a few milliseconds around it.
+# bucket. The marks follow the curve, with a scatter of up to 30 ms.
 #
 # This link is so slow that buckets wait for each other, so it matters how early the *first* one is launched. On a fast
 # link, all buckets but the *last* have been sent when backward ends, and only that one is exposed. What is in it? The
 # parameters that forward uses first: the embedding. For Llama-3 8B, with a vocabulary of 128,256 and a width of 4,096,
-# that is 1 GB in bf16, the largest gradient of the model, and backward completes it when there is nothing left to hide
-# it.
+# that is 1 GB in bf16, the same as the output layer's. But that one is complete first, and the embedding's when nothing
+# is left to hide it.
 
 # %% [markdown]
 # ## One launch order on every rank
@@ -447,8 +452,6 @@ print(f"a {branches.module.a.grad.item():.2f}, b {branches.module.b.grad.item():
 
 # %%
 # %%ranks
-from torch.nn.parallel import DistributedDataParallel
-
 ddp = DistributedDataParallel(TwoBranches(), bucket_cap_mb=1e-6, find_unused_parameters=True)
 for used in (order, "b" if rank == 3 else "ab"):
     ddp.zero_grad()
@@ -650,8 +653,8 @@ note = f"Launches and exposed time: rank 0. A step without communication: {alone
 tables.Table(header, rows, note)
 
 # %% [markdown]
-# Overlap is not free: launching and copying also slow backward down, as its two times above the table show. That is why
-# "longer by" exceeds "exposed".
+# Overlap is not free. For `BucketedDDP`, "longer by" exceeds "exposed" by the copies after backward. `HookedDDP` copies
+# and launches during backward instead, which therefore takes longer, as its two times above the table show.
 #
 # Both wrappers that overlap expose less than `BucketedDDP`. As "first launch" shows, DDP's first bucket is larger than
 # ours, for two reasons. Ours holds at most 1 MB, while the `bucket_cap_mb` that you set also applies to DDP's first
@@ -689,13 +692,13 @@ losses = {"FinishingDDP": trained(FinishingDDP), "torch's DDP": trained(Distribu
 # %% tags=["nbval-ignore-output"]
 losses = ranks.pull("losses")[0]
 ours, torchs = losses.values()
-assert max(abs(a - b) for a, b in zip(ours, torchs, strict=True)) < 0.05
-assert max(ours[-10:]) < 0.7 * ours[0]
-plots.loss_curves(losses)
+largest = max(abs(a - b) for a, b in zip(ours, torchs, strict=True))
+assert largest < 0.05 and max(ours[-10:]) < 0.7 * ours[0]
+print(f"The loss falls from {ours[0]:.1f} to {ours[-1]:.1f}. Largest difference: {largest:.0e}")
 
 # %% [markdown]
-# The two curves lie on top of each other. Our design is that of torch's DDP (Li et al., VLDB 2020, §3.2.3 and §4). DDP
-# does this in C++, and has more options:
+# They do the same. Our design is that of torch's DDP (Li et al., VLDB 2020, §3.2.3 and §4). DDP does this in C++, and
+# has more options:
 #
 # | option | what it does |
 # |---|---|
@@ -706,18 +709,10 @@ plots.loss_curves(losses)
 # | `join()` | lets ranks process unequal numbers of batches: a finished rank takes part with zeros |
 
 # %% [markdown]
-# ## On a cluster
+# ## A trace of the step
 #
-# | question | with NCCL and many hosts |
-# |---|---|
-# | Is my communication hidden? | Open a trace of `torch.profiler` in ui.perfetto.dev; NCCL has a row of its own |
-# | How much of it, across all ranks? | Holistic Trace Analysis computes the overlap from their traces |
-# | Which buckets does DDP use? | `ddp._get_ddp_logging_data()`, a prototype, returns them in a dictionary |
-# | Which cap is best? | Try several: it depends on the model, the links and the number of hosts |
-# | Does overlap slow down backward? | It may: NCCL's kernels use some of the GPU's multiprocessors |
-# | Do ranks launch in different orders? | `TORCH_DISTRIBUTED_DEBUG=DETAIL` reports it if the buckets differ in size |
-#
-# The next cell saves the timelines of `HookedDDP` as a trace for ui.perfetto.dev.
+# [On a real cluster](../docs/cluster.md), traces answer most of this lesson's questions. The next cell saves the
+# timelines of `HookedDDP` as a trace for ui.perfetto.dev.
 
 # %%
 from pathlib import Path
@@ -736,8 +731,8 @@ print(f"build/{trace.save(after, folder / 'overlap.json').name}")
 # in the *current stream*. `launch()` only queues the collective, and `wait()` does not block your program: it makes the
 # current stream wait for the collective.
 #
-# In this cell, the call to `wait()` is missing. The `sleep` stands for the rest of backward. (`detect_mismatch=False`
-# switches off mismatch detection, so that only the collective itself runs.)
+# In this cell, the call to `wait()` is missing. The `sleep` stands for the rest of backward. `detect_mismatch=False`
+# switches off mismatch detection, so that only the collective itself runs.
 
 # %% tags=["nbval-ignore-output"]
 ranks.start(world_size=2, backend="gloo:cpu", detect_mismatch=False)
@@ -804,6 +799,7 @@ print(gradient / world_size)
 #
 # ## Further reading
 #
+# - [On a real cluster](../docs/cluster.md): how to see overlap, buckets and their order there.
 # - Li et al., *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, VLDB 2020 (arXiv 2006.15704):
 #   §3.2.3 on overlap and the order of buckets, and the evaluation of bucket sizes on NCCL and gloo.
 # - *Distributed Data Parallel*, a design note (docs.pytorch.org/docs/stable/notes/ddp.html): what DDP does when it is

@@ -20,6 +20,8 @@
 # %% tags=["nbval-ignore-output"]
 from shared import measure, ranks, tables
 from shared.checks import scaling as check
+from shared.plots import scaling as scaling_plots
+from shared.predictions import predicted
 
 ranks.start(world_size=4, backend="gloo:cpu")
 
@@ -48,10 +50,8 @@ from shared.formulas import ring_all_reduce_s
 # minimized the absolute errors, almost only the largest size would matter, and α could take almost any value.
 #
 # If you divide the formula by the measured time, each size gives one equation $u\,\alpha + v\,\beta \approx 1$ with two
-# known numbers u and v. The sum of the squares, $\sum (u\,\alpha + v\,\beta - 1)^2$, is smallest where its derivatives
-# with respect to α and β are 0:
-#
-# $$\alpha \sum u^2 + \beta \sum uv = \sum u \qquad\qquad \alpha \sum uv + \beta \sum v^2 = \sum v$$
+# known numbers u and v. So this is a linear least-squares problem: find the α and β with the smallest
+# $\sum (u\,\alpha + v\,\beta - 1)^2$. Solve it with `torch.linalg.lstsq`, or on paper.
 #
 # - `times_s` contains the measured seconds by size in bytes. There are at least two sizes. `ranks` is N.
 # - Return α in seconds and β in seconds per byte.
@@ -61,8 +61,13 @@ from shared.formulas import ring_all_reduce_s
 #
 # <details><summary>Hint</summary>
 #
-# What are u and v for one size and its measured time? First compute a list of each. Then compute five sums, and solve
-# two linear equations with two unknowns.
+# What are u and v for one size and its measured time? For `lstsq(A, B)`, they are one row of A. What is B?
+# </details>
+#
+# <details><summary>Another hint, if you solve it on paper</summary>
+#
+# The sum is smallest where both of its derivatives are 0. These are two linear equations with two unknowns. How many
+# sums over the sizes do they contain?
 # </details>
 
 
@@ -91,11 +96,19 @@ def fit_alpha_beta(times_s: dict[int, float], ranks: int) -> tuple[float, float]
     ### END SOLUTION
 
 
+# %% [markdown]
+# Try it on two sizes without noise. It should print 100 µs and 8 ns:
+
+# %%
+# %%ranks 0
+alpha_s, beta_s = fit_alpha_beta({1_000: 0.000612, 1_000_000: 0.0126}, ranks=4)
+print(f"α = {1e6 * alpha_s:.0f} µs, β = {1e9 * beta_s:.0f} ns per byte")
+
 # %% tags=["check"] grade_id="check-fit-alpha-beta" points=2
 check.fit_alpha_beta()
 
 # %% [markdown]
-# ## Exercise 5.2 · Predict a step (10 min, 3 points)
+# ## Exercise 5.2 · Predict a step (10 min, 2 points)
 #
 # A rank computes for `compute_s` seconds: forward, then backward. During backward, its buckets become ready one after
 # another. If the all-reduce of bucket i takes $t_i$, chapter 04's formula says that it completes at
@@ -141,7 +154,16 @@ def predict_step_s(
     ### END SOLUTION
 
 
-# %% tags=["check"] grade_id="check-predict-step" points=3
+# %% [markdown]
+# Try it on two buckets of 1 MB, whose all-reduces take 12.6 ms each. The first one is ready at 10 ms, the second at 20
+# ms, and backward ends at 25 ms. It should print 35.2 ms:
+
+# %%
+# %%ranks 0
+step_s = predict_step_s([(0.010, 1_000_000), (0.020, 1_000_000)], 0.025, 4, 1e-4, 8e-9)
+print(f"{1e3 * step_s:.1f} ms")
+
+# %% tags=["check"] grade_id="check-predict-step" points=2
 check.predict_step_s()
 
 # %% [markdown]
@@ -156,7 +178,7 @@ check.predict_step_s()
 # - A bucket is ready when all of its gradients are ready. Return `(ready_s, size_bytes)` of each bucket, in order.
 # - Do not change the list `gradients`, because `best_cap_bytes` will need it again for the next cap.
 #
-# (In chapter 03, the first bucket had a smaller cap. The cost model uses one cap for all buckets.)
+# In chapter 03, the first bucket had a smaller cap. The cost model uses one cap for all buckets.
 #
 # <details><summary>Hint</summary>
 #
@@ -184,6 +206,13 @@ def buckets_of(gradients: list[tuple[float, int]], cap_bytes: int) -> list[tuple
     return buckets
     ### END SOLUTION
 
+
+# %% [markdown]
+# Try it on four gradients with a cap of 8 bytes. It should print `[(2.0, 8), (3.0, 9), (4.0, 1)]`:
+
+# %%
+# %%ranks 0
+print(buckets_of([(1.0, 4), (2.0, 4), (3.0, 9), (4.0, 1)], 8))
 
 # %% tags=["check"] grade_id="check-buckets-of" points=1
 check.buckets_of()
@@ -230,7 +259,7 @@ def best_cap_bytes(
 check.best_cap_bytes()
 
 # %% [markdown]
-# ## Exercise 5.4 · Predict the efficiency (10 min, 2 points)
+# ## Exercise 5.4 · Predict the efficiency (10 min, 3 points)
 #
 # As in the lesson, the efficiency is the number of samples per second on N ranks, divided by N times the number of
 # samples per second on one rank. One rank sends nothing, so its step takes $T_1$ = `compute_s`.
@@ -274,7 +303,16 @@ def efficiency(
     ### END SOLUTION
 
 
-# %% tags=["check"] grade_id="check-efficiency" points=2
+# %% [markdown]
+# Try it on a step of 20 ms with a single gradient of 1 MB, which is ready at its end. Four ranks should reach 61% in
+# weak scaling, and 28% in strong scaling:
+
+# %%
+# %%ranks 0
+for kind in ("weak", "strong"):
+    print(f"{kind} {efficiency([(0.020, 1_000_000)], 0.020, 2**20, 4, 1e-4, 8e-9, kind):.0%}")
+
+# %% tags=["check"] grade_id="check-efficiency" points=3
 check.efficiency()
 
 # %% [markdown]
@@ -292,15 +330,15 @@ check.efficiency()
 # ```
 #
 # We use medians because a single slow round hardly changes them. The median of the rounds' differences is an equally
-# good `exposed_ms`. (As chapter 04 said, such a difference also contains the work of hooks and copies, and the time
-# that backward loses because sending uses the same cores.)
+# good `exposed_ms`. As in chapter 04, the difference also contains the work of hooks and copies, and the time that
+# backward loses because sending uses the same cores.
 #
 # - Alternate between the two kinds of step. In each round, the step inside `no_sync()` comes first.
 # - Measure `rounds` rounds, after one additional warm-up round, which does not count.
 # - Each measurement starts on all ranks at once: call `dist.barrier()` before you read the clock.
-# - All gradients are None when a measurement starts. (The model that you get may already have some.)
-# - `loss_of(model)` runs forward and returns the loss. `now_ms()` reads the clock in milliseconds. (On a GPU, it first
-#   waits until the GPU has finished.)
+# - All gradients are None when a measurement starts. The model that you get may already have some.
+# - `loss_of(model)` runs forward and returns the loss. `now_ms()` reads the clock in milliseconds. On a GPU, it first
+#   waits until the GPU has finished.
 # - Read the clock right before forward and right after `finish_gradient_sync()`, in both kinds of step.
 # - If noise makes the difference negative, return it as it is. Returning 0 would hide how large the noise is.
 #
@@ -383,7 +421,7 @@ def new_model():
 
 
 # %% [markdown]
-# First, fit α and β. (If β is far from 8 ns per byte, check that your solution to exercise 5.1 passes.)
+# First, fit α and β. If β is far from 8 ns per byte, check that your solution to exercise 5.1 passes.
 
 # %%
 # %%ranks
@@ -398,9 +436,8 @@ print(f"α = {1e6 * alpha_s:.0f} µs per step, β = {1e9 * beta_s:.2f} ns per by
 measure.expect(4e-9 < beta_s < 16e-9, "β is near the 8 ns per byte of 1 Gbit/s")
 
 # %% [markdown]
-# Your α is larger than the link's 0.1 ms, because it also contains gloo's own work in each step. For large sizes, gloo
-# does this work while the link sends, so it costs no extra time. The formula adds it anyway, and the fit may make up
-# for that with a β that is too small.
+# Your α is larger than the link's 0.1 ms, because it also contains gloo's own work in each step. gloo overlaps some of
+# that work with sending. The formula does not know that, so β comes out a little low.
 #
 # Next, find out when each gradient is ready. We keep these times as fractions of the computation.
 # `measure.ready_fractions` runs steps inside `no_sync()`, where communication cannot delay any gradient, and returns
@@ -448,11 +485,11 @@ dist.all_gather_object(of_ranks, costs)
 costs = {name: max(of_rank[name] for of_rank in of_ranks) for name in models}
 
 # %% [markdown]
-# **Predict.** How many milliseconds does communication add to a step with a cap of 25 MB? (The link needs about 130 ms
-# for all gradients.)
+# **Predict.** How many milliseconds does communication add to a step with a cap of 25 MB? The link needs about 130 ms
+# for all gradients.
 
 # %%
-my_prediction_ms = 0.0
+my_prediction_ms = None
 
 # %%
 # %%ranks
@@ -471,7 +508,8 @@ rows, predicted_ms = [], ranks.pull("predicted_ms")[0]
 measured_ms = {name: exposed_ms for name, (_, exposed_ms) in ranks.pull("costs")[0].items()}
 for name, ms in predicted_ms.items():
     rows.append([name, f"{ms:.0f}", f"{measured_ms[name]:.0f}"])
-print(f"you predicted {my_prediction_ms:.0f} ms")
+exposed_ms = measured_ms["OverlappedDDP, 25 MB"]
+print(f"25 MB: {predicted(my_prediction_ms, '{} ms')}measured {exposed_ms:.0f} ms")
 for exposed_ms in (predicted_ms, measured_ms):
     shorter = exposed_ms["OverlappedDDP, 2 MB"] < exposed_ms["OverlappedDDP, 25 MB"]
     measure.expect(shorter, "a cap of 2 MB exposes less than one of 25 MB")
@@ -480,15 +518,14 @@ tables.Table(["", "exposed, predicted, ms", "exposed, measured, ms"], rows)
 # %% [markdown]
 # With a cap of 25 MB, there are only two buckets here: the small first one, and one for all other gradients. The second
 # one is ready only when backward is over, so there is nothing left to hide it behind. Your cost model can predict this
-# without measuring a step with that cap. (With a cap of 2 MB, both the prediction and the measurement may change by 20
-# ms from run to run.)
+# without measuring a step with that cap. With a cap of 2 MB, both the prediction and the measurement may change by 20
+# ms from run to run.
 #
-# (If your β is below 8 ns per byte, the predictions may be too low, because the link cannot send faster than that. The
-# cost model also assumes that sending needs no core, and does not know about the small first bucket. torch's DDP uses a
-# slightly different rule to close its buckets, as you know from chapter 03.)
+# The cost model assumes that sending needs no core, and does not know about the small first bucket.
 #
 # Finally, use your cost model for ranks that you do not have. The next cells predict the best cap for 2 to 512 ranks
-# behind this link:
+# behind this link. In the figure, compare the marks, which you have measured on four ranks, with the lines of the same
+# cap, and follow these lines to the right.
 
 # %%
 # %%ranks
@@ -499,12 +536,29 @@ best = {
 }
 reached = {n: efficiency(gradients, compute_s, cap, n, alpha_s, beta_s) for n, cap in best.items()}
 
+
+def curve(cap_mb):
+    """Predict the efficiency of weak scaling with a cap, on 2 to 512 ranks."""
+    cap_bytes = int(cap_mb * 2**20)
+    return {
+        2**n: efficiency(gradients, compute_s, cap_bytes, 2**n, alpha_s, beta_s)
+        for n in range(1, 10)
+    }
+
+
+curves = {f"{cap_mb:g} MB": curve(cap_mb) for cap_mb in (0.25, 2, 25)}
+
 # %% tags=["nbval-ignore-output"]
 best, reached = ranks.pull("best")[0], ranks.pull("reached")[0]
 rows = [[f"{n}", f"{cap / 2**20:g}", f"{reached[n]:.0%}"] for n, cap in best.items()]
 measure.expect(best[2] < best[512], "more ranks need a larger cap")
 measure.expect(reached[512] < reached[2], "more ranks are less efficient")
-tables.Table(["ranks", "best cap, MB", "efficiency, weak scaling"], rows)
+display(tables.Table(["ranks", "best cap, MB", "efficiency, weak scaling"], rows))
+steps_ms = {name.removeprefix("OverlappedDDP, "): ms for name, ms in ranks.pull("costs")[0].items()}
+marks = {cap: {4: steps_ms[cap][0] / sum(steps_ms[cap])} for cap in ("2 MB", "25 MB")}
+scaling_plots.efficiencies(
+    ranks.pull("curves")[0], marks, "weak scaling, emulated link of 1 Gbit/s"
+)
 
 # %% [markdown]
 # With more ranks, each bucket costs more latency, so the best cap grows. All gradients together take 10.8 MB, so a cap

@@ -9,7 +9,7 @@ mechanism: what a rank holds after a collective, and the time at which a bucket 
 from shared.plots.diagrams.backward import buckets, exposed_communication, hooks
 from shared.plots.diagrams.checkpoints import atomic_save, background_save
 from shared.plots.diagrams.clusters import cluster_of_hosts
-from shared.plots.diagrams.collectives import collective, tree_broadcast
+from shared.plots.diagrams.collectives import collective, ring, tree_broadcast
 from shared.plots.diagrams.compression import local_sgd, low_rank, quantized_all_reduce, top_k
 from shared.plots.diagrams.experts import expert_fold, hidden_exchanges, top_1_routing, two_all_to_alls
 from shared.plots.diagrams.fsdp import per_parameter, streams
@@ -46,6 +46,7 @@ __all__ = [
     "placements",
     "processes",
     "quantized_all_reduce",
+    "ring",
     "ring_attention",
     "sequence_parallel",
     "split_heads",

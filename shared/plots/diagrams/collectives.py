@@ -204,6 +204,29 @@ def _barrier(world_size: int) -> Figure:
     return drawing.finish()
 
 
+def ring() -> Figure:
+    """Draw four ranks in a ring, and the way of chunk A around it, from rank 1 to rank 0."""
+    drawing = Drawing(6.4, 2.75, "A ring: every rank sends only to its right neighbor")
+    corners = [(0.5, 0.8), (4.6, 0.8), (4.6, 2.05), (0.5, 2.05)]  # of ranks 0 to 3
+    size_in = (1.3, 0.42)
+    for rank, (x, y) in enumerate(corners):
+        drawing.rank_label(x, y, rank, *size_in)
+    left, right = corners[0][0] + size_in[0] + 0.08, corners[1][0] - 0.08
+    middles = [corners[rank][0] + size_in[0] / 2 for rank in (1, 0)]
+    top, bottom = (corners[rank][1] + size_in[1] / 2 for rank in (0, 2))
+    below, above = corners[0][1] + size_in[1] + 0.06, corners[2][1] - 0.06
+    drawing.arrow((left, top), (right, top), linestyle="--", color="0.55")
+    drawing.message((middles[0], below), (middles[0], above))
+    drawing.message((right, bottom), (left, bottom))
+    drawing.message((middles[1], above), (middles[1], below))
+    between = (below + above) / 2
+    drawing.text(middles[0] - 0.12, between, "step 1: A of rank 1", "note", ha="right")
+    drawing.text((left + right) / 2, bottom + 0.22, "step 2: A of ranks 1 and 2", "note")
+    drawing.text(middles[1] + 0.12, between, "step 3: A of ranks 1, 2 and 3", "note", ha="left")
+    drawing.text((left + right) / 2, top - 0.2, "carries the other chunks", "note", color="0.35")
+    return drawing.finish()
+
+
 def tree_rounds(world_size: int) -> list[list[tuple[int, int]]]:
     """Return the messages of each round of a tree broadcast from rank 0, as (sender, receiver)."""
     rounds, holders = [], 1
