@@ -48,6 +48,7 @@ OF_ONE_SIZE = {
     "causal_orders": diagrams.causal_orders,
     "tokens_for_heads": diagrams.tokens_for_heads,
     "tiled_weight": diagrams.tiled_weight,
+    "five_products": diagrams.five_products,
     "placements": diagrams.placements,
     "top_1_routing": diagrams.top_1_routing,
     "two_all_to_alls": diagrams.two_all_to_alls,

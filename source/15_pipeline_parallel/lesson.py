@@ -43,7 +43,7 @@ ranks.start(world_size=4)
 
 # %% tags=["nbval-ignore-output"]
 one_batch = [[Action("F", 0), Action("B", 0)] for _ in range(4)]
-pipeline_plots.schedule({"one batch": schedules.simulate(one_batch)}, unit="forwards of a stage")
+pipeline_plots.schedule({"one batch": schedules.simulate(one_batch)}, unit="times of a stage's forward")
 
 # %% [markdown]
 # Only one stage works at any time, so four stages are no faster than one: each is idle for 75% of the time.
