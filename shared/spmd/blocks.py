@@ -1,4 +1,4 @@
-"""One training step of a TinyGPT block in three ways, for chapter 17: FSDP along "dp" and TP along "tp", on 2 × 2 ranks.
+"""One training step of a TinyGPT block on 2 × 2 ranks, in three ways: with FSDP along "dp" and TP along "tp".
 
     in_ours, up = blocks.our_step(mesh, solutions)        # on every rank
     in_dtensor = blocks.dtensor_step(mesh, up)            # on every rank

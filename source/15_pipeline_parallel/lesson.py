@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 15 · Pipeline parallelism
 #
-# **40–65 minutes.** After this lesson, you will be able to:
+# **45–70 minutes.** After this lesson, you will be able to:
 #
 # - compute the bubble of a schedule, and measure it,
 # - choose a schedule by its bubble, memory and communication,
@@ -43,7 +43,9 @@ ranks.start(world_size=4)
 
 # %% tags=["nbval-ignore-output"]
 one_batch = [[Action("F", 0), Action("B", 0)] for _ in range(4)]
-pipeline_plots.schedule({"one batch": schedules.simulate(one_batch)}, unit="times of a stage's forward")
+pipeline_plots.schedule(
+    {"one batch": schedules.simulate(one_batch)}, unit="times of a stage's forward"
+)
 
 # %% [markdown]
 # Only one stage works at any time, so four stages are no faster than one: each is idle for 75% of the time.

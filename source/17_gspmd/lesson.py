@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 17 · GSPMD
 #
-# **50–85 minutes.** After this lesson, you will be able to:
+# **45–70 minutes.** After this lesson, you will be able to:
 #
 # - describe how a tensor is distributed over a mesh of devices, in JAX and in torch,
 # - predict which collective an operation needs, and read from a compiled program which one it got,
@@ -28,7 +28,6 @@
 # %% tags=["nbval-ignore-output"]
 import jax
 import numpy as np
-import torch
 from jax import numpy as jnp
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -553,7 +552,7 @@ except Exception as error:
 # | who decides, and when | DTensor, for each operation | the compiler, for the whole program |
 #
 # In a large JAX program, nobody writes an axis of the mesh into every annotation. MaxText names dimensions, such as
-# "embed" or "mlp", and a table of rules gives each name an axis (`logical_axis_rules`).
+# `embed` or `mlp`, and a table of rules gives each name an axis (`logical_axis_rules`).
 #
 # XLA has no stages. GSPMD writes a pipeline as one more sharded dimension and a shift along it (§3.3). In JAX, you
 # write a pipeline in `shard_map`, with `ppermute`.
