@@ -215,26 +215,6 @@ def compared(found: Found, named: dict[str, TrainingLayout]) -> Figure:
     return layout_plots.needs(rows, found.cluster.gpu.memory_bytes / 1e9, found.usable_bytes / 1e9, title)
 
 
-def placement_chooser(
-    draw: Callable[..., Figure], parameters: list[str], world_size: int, parameter: str, rank: int
-) -> Figure:
-    """Choose a parameter and the rank that changes it, and run a model again. Returns a figure of the given choice.
-
-    Args:
-        draw: A function of `parameter` and `rank` that runs the model on the ranks, and draws the placements of its
-            tensors (`plots.placements.placements`).
-
-    Raises:
-        ValueError: If a choice is not offered.
-    """
-    offered = {"parameter": parameters, "rank": list(range(world_size))}
-    given = {"parameter": parameter, "rank": rank}
-    _check_offered(offered, given)
-    if reader.present():
-        display(chooser(draw, offered, given))
-    return draw(**given)
-
-
 def _check_offered(offered: dict[str, list], given: dict) -> None:
     for name, value in given.items():
         if value not in offered[name]:

@@ -52,6 +52,7 @@ OF_ONE_SIZE = {
     "cluster_of_hosts": diagrams.cluster_of_hosts,
     "tokens_for_heads": diagrams.tokens_for_heads,
     "tiled_weight": diagrams.tiled_weight,
+    "five_products": diagrams.five_products,
     "placements": diagrams.placements,
     "top_1_routing": diagrams.top_1_routing,
     "two_all_to_alls": diagrams.two_all_to_alls,

@@ -145,16 +145,16 @@ def test_the_number_of_devices_cannot_change(mesh):
 
 
 def test_programs_are_compared_by_axis_and_kind():
-    reduced = spmd.Collective("all_reduce", "tp", 16, 64, 64.0)
-    packed = spmd.Collective("all_reduce", "dp", 8, 32, 32.0, tensors=2)
-    gathered = spmd.Collective("all_gather", "tp", 4, 16, 8.0)
-    table = spmd.side_by_side({"a": [reduced, reduced, packed], "b": [gathered]})
+    reduced = spmd.Collective("all_reduce", "tp", 1_600, 6_400, 6_400.0)
+    packed = spmd.Collective("all_reduce", "dp", 800, 3_200, 3_200.0, tensors=2)
+    gathered = spmd.Collective("all_gather", "tp", 400, 1_600, 800.0)
+    table = spmd.side_by_side({"a": [reduced, reduced, packed], "b": [gathered]}, {6_400: "weight"})
     assert table.header == ["axis", "collective", "a", "b"]
     assert table.rows == [
-        ["tp", "all_reduce", "2 × 64", "–"],
-        ["tp", "all_gather", "–", "16"],
-        ["dp", "all_reduce", "32 (2 tensors)", "–"],
-        ["", "a rank sends", "160", "8"],
+        ["", "a rank sends, kB", "16.0", "0.8"],
+        ["tp", "all_reduce", "2 × 6.4 (weight)", "–"],
+        ["tp", "all_gather", "–", "1.6"],
+        ["dp", "all_reduce", "3.2 (2 tensors)", "–"],
     ]
 
 

@@ -26,7 +26,6 @@ from solutions.pipeline_schedules import gpipe, one_f_one_b
 
 FOLDER = "frames"  # beside the folders of the pages
 ALL_STEPS = "In JupyterLab, you can step through this figure. Here, you see all steps at once."
-ONE_CHOICE = "In JupyterLab, you can choose what this figure shows. Here, you see what the code above has chosen."
 RING_RANKS = 4
 STAGES = 4
 _DPI = 150  # A page shows 100 of these per inch, so that a figure is sharp on a screen with small pixels.
@@ -242,5 +241,4 @@ def widget_names() -> list[str]:
 def html(name: str) -> str:
     """Return what a page shows for a widget, before the stored figure."""
     found = offered(name)
-    sentence = ONE_CHOICE if name == "placement_chooser" else ALL_STEPS
-    return found.html() if found else f'<p class="widget-note">{sentence}</p>'
+    return found.html() if found else f'<p class="widget-note">{ALL_STEPS}</p>'

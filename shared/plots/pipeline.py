@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from shared.plots import COLORS, HATCHES, finish, new_axes
+from shared.plots import COLORS, finish, new_axes
 from shared.schedules import (
     Action,
     Schedule,
@@ -20,10 +20,13 @@ from shared.schedules import (
 _STYLES = {
     "F": {"facecolor": COLORS[5], "edgecolor": "black", "linewidth": 0.5},
     "B": {"facecolor": COLORS[0], "edgecolor": "black", "linewidth": 0.5},
-    "W": {"facecolor": COLORS[4], "edgecolor": "black", "linewidth": 0.5, "hatch": HATCHES[1]},
+    "W": {"facecolor": "#f6d9a0", "edgecolor": "black", "linewidth": 0.5},
 }
 _LABELS = {"F": "forward", "B": "backward", "W": "weight gradients"}
-_LIGHTER = {"F": {"facecolor": "#d3ecfa"}, "B": {"facecolor": "#8fc1e3"}, "W": {"facecolor": "#f6d9a0"}}
+_SPLIT_BACKWARD = "backward (in zero bubble, input gradients only)"
+_LIGHTER = {"F": {"facecolor": "#d3ecfa"}, "B": {"facecolor": "#8fc1e3"}, "W": {"facecolor": "#fbeed3"}}
+_AXES_PT = 580  # about the width of the time axis
+_SIZES_PT = (("small", 5.0), ("x-small", 4.2), ("xx-small", 3.5))  # of a label, and the width of one of its digits
 
 
 def measured(stages: Sequence[Sequence[tuple[tuple, float, float]]]) -> Simulated:
@@ -84,7 +87,7 @@ def schedule(runs: dict[str, Simulated], unit: str = "ms") -> Figure:
     for name, run in runs.items():
         axes.text(0, y - 0.25, name, ha="left", va="bottom", weight="bold")
         every = [span for spans in run.stages for span in spans]
-        shortest = {kind: min((s.ended - s.began for s in every if s.action.kind == kind), default=0) for kind in "FBW"}
+        sizes = {kind: _size([s for s in every if s.action.kind == kind], longest) for kind in "FBW"}
         for stage, spans in enumerate(run.stages):
             ticks.append((y + 0.4, f"stage {stage}"))
             for span in spans:
@@ -93,18 +96,27 @@ def schedule(runs: dict[str, Simulated], unit: str = "ms") -> Figure:
                 later = span.action.chunk > 0
                 has_chunks |= later
                 axes.broken_barh([(span.began, length)], (y, 0.8), **_STYLES[kind] | (_LIGHTER[kind] if later else {}))
-                if length > longest / 90:
+                if sizes[kind]:
                     ink = "white" if kind == "B" and not later else "black"
-                    size = "small" if shortest[kind] > longest / 45 else "xx-small"  # alike in all bars of a kind
                     middle = span.began + length / 2
                     label = f"{span.action.micro_batch}"
-                    axes.text(middle, y + 0.4, label, ha="center", va="center", color=ink, fontsize=size)
+                    axes.text(middle, y + 0.4, label, ha="center", va="center", color=ink, fontsize=sizes[kind])
             y += 1
         y += 0.9
     axes.set(xlabel=unit, ylim=(y - 0.7, -1.1), xlim=(0, longest))
     axes.set_yticks(*zip(*ticks, strict=True))
-    patches = [Patch(**_STYLES[kind], label=label) for kind, label in _LABELS.items() if kind in kinds]
+    labels = _LABELS | ({"B": _SPLIT_BACKWARD} if "W" in kinds else {})
+    patches = [Patch(**_STYLES[kind], label=label) for kind, label in labels.items() if kind in kinds]
     if has_chunks:
-        patches.append(Patch(**_STYLES["F"] | _LIGHTER["F"], label="lighter: a later chunk"))
+        patches.append(Patch(facecolor="none", edgecolor="none", label="pale: a later chunk"))
     axes.legend(handles=patches, frameon=False, ncols=len(patches), loc="lower right", bbox_to_anchor=(1, 1))
     return finish(figure)
+
+
+def _size(spans: Sequence[Span], longest: float) -> str | None:
+    """Return the font size of the labels in all bars of a kind: the largest one for which the shortest bar has room."""
+    if not spans:
+        return None
+    shortest_pt = min(span.ended - span.began for span in spans) / longest * _AXES_PT
+    digits = max(len(str(span.action.micro_batch)) for span in spans)
+    return next((size for size, digit_pt in _SIZES_PT if shortest_pt > 1.5 + digit_pt * digits), None)

@@ -1,4 +1,4 @@
-"""Figure of the placements of all tensors of a split model, and of how far a change on one rank spreads."""
+"""Figure of the placements of all gradients of a split model."""
 
 from collections.abc import Sequence
 
@@ -6,54 +6,40 @@ from matplotlib.figure import Figure
 
 from shared.plots import COLORS
 from shared.plots.diagrams.drawing import Drawing
-from shared.spmd.observed import PARTIAL, UNKNOWN, Seen
+from shared.spmd.observed import PARTIAL, REPLICATE, UNKNOWN, Seen
 
-_CELL_IN, _ROW_IN = (0.4, 0.22), 0.25
-_NAMES_IN, _PLACEMENT_IN = 2.75, 1.4
+_ROW_IN, _NAMES_IN, _MODEL_IN = 0.27, 2.75, 2.95
+_SYMBOLS = {REPLICATE: "=", PARTIAL: "Σ", UNKNOWN: "?"}  # a shard has the symbol |
 _SHORTER = {"attention.query_key_value": "query_key_value", "attention.project": "project"}
 
 
-def placements(models: dict[str, Sequence[Seen]], title: str = "Change of each tensor, in percent") -> Figure:
-    """Draw a row per tensor. For each model, it has one cell per rank, with the change in percent, and the placement.
+def placements(models: dict[str, Sequence[Seen]], title: str = "Placement of each gradient") -> Figure:
+    """Draw a row per gradient. For each model, it has a symbol, the placement, and whether all ranks hold the same.
 
-    A cell without a change is white. The placement is framed if it shows that something is wrong: if it is unknown, or
-    if a gradient is still partial.
+    The placement is framed if something is wrong: if it is unknown, or if a gradient is still partial.
     """
-    first = next(iter(models.values()))
-    ranks = len(first[0].changes)
-    model_in = ranks * _CELL_IN[0] + 0.15 + _PLACEMENT_IN
-    gap = len({each.is_gradient for each in first}) - 1
-    drawing = Drawing(_NAMES_IN + model_in * len(models), 1.05 + _ROW_IN * (len(first) + gap), title)
+    rows = [each.name for each in next(iter(models.values())) if each.is_gradient]
+    drawing = Drawing(_NAMES_IN + _MODEL_IN * len(models), 1.45 + _ROW_IN * len(rows), title)
+    for row, name in enumerate(rows):
+        drawing.text(_NAMES_IN - 0.1, 1.1 + _ROW_IN * row, _short(name), "note", ha="right", size=9)
     for index, (name, seen) in enumerate(models.items()):
-        left, y = _NAMES_IN + index * model_in, 1.0
+        left = _NAMES_IN + index * _MODEL_IN
         drawing.text(left, 0.58, name, "heading", ha="left", weight="bold")
-        for rank in range(ranks):
-            drawing.text(left + (rank + 0.5) * _CELL_IN[0], 0.85, f"{rank}", "note")
-        for number, each in enumerate(seen):
-            y += _ROW_IN * (number > 0 and each.is_gradient and not seen[number - 1].is_gradient)
-            if index == 0 and number == 0:
-                drawing.text(left - 0.1, 0.85, "rank", "note", ha="right")
-            if index == 0:
-                drawing.text(left - 0.1, y + _CELL_IN[1] / 2, _short(each.name), "note", ha="right", size=9)
-            _cells(drawing, left, y, each)
-            y += _ROW_IN
+        drawing.text(left + 1.75, 0.84, "equal on all ranks?", "note", ha="left", size=9)
+        gradients = [each for each in seen if each.is_gradient]
+        for row, each in enumerate(gradients):
+            _draw_row(drawing, left, 1.1 + _ROW_IN * row, each.placement)
+    legend = "= replicated   | sharded   Σ partial: the ranks' values still have to be added up"
+    drawing.text(0.15, 1.3 + _ROW_IN * len(rows), legend, "note", ha="left", size=9)
     return drawing.finish()
 
 
-def _cells(drawing: Drawing, left: float, y: float, seen: Seen) -> None:
-    for rank, change in enumerate(seen.changes):
-        owner = (rank,) if change >= 0.0005 else ()
-        drawing.cell(left + rank * _CELL_IN[0], y, _percent(change) if owner else "0", owner, _CELL_IN)
-    is_wrong = seen.placement == UNKNOWN or (seen.is_gradient and seen.placement == PARTIAL)
+def _draw_row(drawing: Drawing, left: float, y: float, placement: str) -> None:
     frame = {"facecolor": "white", "edgecolor": COLORS[1], "boxstyle": "round,pad=0.1", "linewidth": 1.4}
-    style = {"weight": "bold", "bbox": frame} if is_wrong else {}
-    x = left + len(seen.changes) * _CELL_IN[0] + 0.15
-    drawing.text(x, y + _CELL_IN[1] / 2, seen.placement, "note", ha="left", size=9, **style)
-
-
-def _percent(change: float) -> str:
-    # Small changes get another digit, so that the cells of a partial tensor do not look equal.
-    return f"{100 * change:.1f}" if change >= 0.01 else f"{100 * change:.2f}"
+    style = {"weight": "bold", "bbox": frame} if placement in (PARTIAL, UNKNOWN) else {}
+    drawing.text(left + 0.08, y, _SYMBOLS.get(placement, "|"), weight="bold")
+    drawing.text(left + 0.28, y, placement, "note", ha="left", size=9, **style)
+    drawing.text(left + 1.75, y, "yes" if placement == REPLICATE else "no", "note", ha="left", size=9)
 
 
 def _short(name: str) -> str:

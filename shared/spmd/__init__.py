@@ -104,23 +104,28 @@ def total(collectives: Iterable[Collective]) -> float:
     return sum(each.sent_bytes for each in collectives)
 
 
-def side_by_side(columns: dict[str, list[Collective]]) -> tables.Table:
-    """Compare the payloads of programs: one row per kind of collective and axis, one column per program."""
+def side_by_side(columns: dict[str, list[Collective]], names: Mapping[int, str] | None = None) -> tables.Table:
+    """Compare programs, one per column: what a rank sends, and then a row per kind of collective and axis.
+
+    Args:
+        names: What tensors of a size in bytes are, such as {4_194_304: "weight"}.
+    """
     kinds = list(dict.fromkeys((each.axes, each.op) for column in columns.values() for each in column))
     axes = list(dict.fromkeys(axes for axes, _ in kinds))
-    rows = []
+    unit, factor = ("MB", 1e6) if max(map(total, columns.values())) >= 1e6 else ("kB", 1e3)
+    rows = [["", f"a rank sends, {unit}", *(f"{total(column) / factor:.1f}" for column in columns.values())]]
     for axis, op in sorted(kinds, key=lambda kind: axes.index(kind[0])):
         same_kind = [[each for each in column if (each.axes, each.op) == (axis, op)] for column in columns.values()]
-        rows.append([axis, op, *map(_summary, same_kind)])
-    rows.append(["", "a rank sends", *(f"{total(column):,.0f}" for column in columns.values())])
-    return tables.Table(["axis", "collective", *columns], rows, note="Payload of each collective, in bytes.")
+        rows.append([axis, op, *(_summary(each, factor, names or {}) for each in same_kind)])
+    return tables.Table(["axis", "collective", *columns], rows, note=f"Payload of each collective, in {unit}.")
 
 
-def _summary(collectives: list[Collective]) -> str:
-    """Say how many bytes these collectives have, as 4 × 16,384 or 2 × 256 + 128."""
+def _summary(collectives: list[Collective], factor: float, names: Mapping[int, str]) -> str:
+    """Say how large these collectives are, as "4 × 16.4" or, with names, "2 × 4.2 (weight), 8.4 (2 tensors)"."""
     counts = Counter((each.payload_bytes, each.tensors) for each in collectives)
     texts = []
     for (payload_bytes, tensors), count in counts.items():
         times = f"{count} × " if count > 1 else ""
-        texts.append(f"{times}{payload_bytes:,}" + (f" ({tensors} tensors)" if tensors > 1 else ""))
-    return " + ".join(texts) or "–"
+        what = f"{tensors} tensors" if tensors > 1 else names.get(payload_bytes, "")
+        texts.append(f"{times}{payload_bytes / factor:.1f}" + (f" ({what})" if what else ""))
+    return ", ".join(texts) or "–"

@@ -372,8 +372,8 @@ check.Neighbors()
 #   `self.kept`.
 # - If the output requires no gradient, because the first chunk's layers are frozen, there is no backward to run.
 #
-# The next two cells are given. You need not read `PostponeWeight`, `postponing` and `run_weights` until 15.9.
-# (`Pipeline.step` sets `micro_batch` for them.) The first check runs a plain chunk. The others run several
+# The next three cells are given. `PostponeWeight`, `postponing` and `run_weights` are for the stretch exercise only, so
+# the cell of the first one is folded. The first check runs a plain chunk. The others run several
 # micro-batches, and look at what the chunk keeps.
 #
 # <details><summary>Hint</summary>
@@ -421,7 +421,7 @@ from shared.sharded.stages import (
 from solutions.async_collectives import InFlight
 
 
-# %% tags=["export"]
+# %% tags=["export"] jupyter={"source_hidden": true}
 # %%ranks
 class PostponeWeight(torch.autograd.Function):
     """Compute x Wᵀ + b. Backward keeps the factors of W's gradient, and computes the other gradients.
@@ -1002,11 +1002,12 @@ for name in optimizers:
 
 # %% tags=["nbval-ignore-output"]
 from shared import plots
+from shared.predictions import predicted
 
 curves = ranks.pull("curves")[0]
 for name, (right, broken) in curves.items():
     most = max(abs(b / r - 1) for r, b in zip(right, broken, strict=True))
-    print(f"{name}: predicted {my_prediction[name]}, measured {most > 0.01} ({most:.1%})")
+    print(f"{name}: {predicted(my_prediction[name])}measured {most > 0.01} ({most:.1%})")
 right, broken = curves["forgets to divide, SGD"]
 plots.loss_curves({"right": right, "forgets to divide, SGD": broken})
 

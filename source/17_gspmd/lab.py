@@ -10,7 +10,8 @@
 #
 # **75 minutes, 18 points.** In this lab, you build a small **partitioner**. It gets one operation of a program, such as
 # the matrix product `ij,jk->ik`, and the placements of its inputs. It decides which collectives are needed, and chooses
-# the cheapest way. Then it runs the operation on real ranks, with the collectives of chapter 01.
+# the cheapest way. Then it runs the operation on real ranks, with the collectives of chapter 01. This is how DTensor
+# decides: one operation at a time, by cost. XLA first carries layouts through the whole program (see the lesson).
 #
 # | exercise | you build | minutes | points |
 # |---|---|---|---|
@@ -1030,16 +1031,20 @@ if rank == 0:
     print(measured)
 
 # %%
+from shared.predictions import predicted
+
 measured = ranks.pull("measured")[0]
 assert measured == {"steps_with_a_term": False, "relu_too_early": False, "flattens_shards": True}
 for name, right_sum in measured.items():
-    print(f"{name}: you predicted {my_prediction[name]}, measured {right_sum}")
+    print(f"{name}: {predicted(my_prediction[name])}measured {right_sum}")
 
 # %% [markdown]
-# In the first, each rank subtracts only its own term, so from now on, the ranks' weights differ. The second drops all
-# negative terms, so its sums are too large. The third has all the right elements, in the wrong order, so a check of
-# sums, means or norms does not find it. Your partitioner makes none of these mistakes, because it has no rules for
-# them.
+# In the first, each rank subtracts only its own term, so from now on, the ranks' weights differ. In DTensor, a missing
+# label is enough: without `grad_placements`, `to_local` assumes that a gradient is placed like its parameter.
+#
+# The second drops all negative terms, so its sums are too large. The third has all the right elements, in the wrong
+# order, so a check of sums, means or norms does not find it. Your partitioner makes none of these mistakes, because it
+# has no rules for them.
 
 # %%
 ranks.stop()

@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 17 · GSPMD
 #
-# **50–85 minutes.** After this lesson, you will be able to:
+# **45–70 minutes.** After this lesson, you will be able to:
 #
 # - describe how a tensor is distributed over a mesh of devices, in JAX and in torch,
 # - predict which collective an operation needs, and read from a compiled program which one it got,
@@ -28,14 +28,13 @@
 # %% tags=["nbval-ignore-output"]
 import jax
 import numpy as np
-import torch
 from jax import numpy as jnp
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from shared import ranks, spmd, tables, widgets
+from shared import ranks, spmd, tables
 from shared.data import CharTokens
-from shared.models import Block, GPTConfig, TinyGPT
+from shared.models import GPTConfig, TinyGPT
 from shared.plots import diagrams
 from shared.plots.placements import placements
 from shared.predictions import predicted
@@ -47,6 +46,13 @@ from shared.predictions import predicted
 # how they are distributed over a mesh. The compiler chooses all other layouts, and inserts the collectives (Xu et al.
 # 2021). The result is SPMD (single program, multiple data, chapter 00): all devices run one program, on their own
 # shards.
+#
+# How does the compiler get from a few annotated tensors to all others? Each operation has a rule in letters. In
+# `ij,jk->ik`, a matrix product, a dimension with the same letter is split in the same way everywhere. The compiler
+# carries your annotations forward to results and backward to operands, until nothing changes. This is **propagation**.
+# Operations such as gelu and add go first, because only one layout suits them, and products later. Two layouts that
+# disagree are settled by such priorities, not by counting the bytes of the whole program (Xu et al. 2021, §3.5). Only
+# then, where an operation needs an operand in another layout, does the *partitioner* insert a collective.
 #
 # We use JAX, a library for computing with arrays, and its compiler, XLA. GSPMD is the paper and the idea: since JAX
 # 0.7, a newer part, Shardy, chooses the layouts by default, and XLA's partitioner inserts the collectives.
@@ -116,13 +122,10 @@ programs = {}
 for case, (of_x, of_a) in layouts.items():
     x, a = array(mesh, (256, 2048), *of_x), array(mesh, (2048, 4096), *of_a)
     programs[case] = compiled(jnp.matmul, x, a)
-instructions = programs[3].as_text().splitlines()
-print(*(each.split(", metadata")[0] for each in instructions if "all-reduce(" in each))
 
 # %% [markdown]
-# This line is an instruction of case 3, in HLO, XLA's language. After its name comes the shape of the result.
-# `{'axis_1'}` names the axis along which the terms are added up. It has length 8, so it is our "y". `spmd.of_program`
-# reads such lines, and computes what a device sends in a ring:
+# A compiled program is text in HLO, XLA's language. `spmd.of_program` finds its collectives, and computes what a device
+# sends in a ring:
 
 # %%
 rows, found = [], {}
@@ -140,12 +143,18 @@ sent = {case: spmd.total(spmd.of_program(program, mesh)) for case, program in pr
 assert sent[5] == 4 * sent[3] == 16 * sent[4]
 
 # %% [markdown]
-# Does XLA insert an all-gather whenever a sharded matrix meets a replicated one, as is often claimed? No:
+# The figure shows why, for four devices. S is the size of a whole matrix:
+
+# %%
+diagrams.five_products()
+
+# %% [markdown]
+# A sharded matrix meets a replicated one in four of these cases. XLA inserts an all-gather in two:
 #
-# - In cases 1 and 2, a device has all it needs for its own columns or rows of the result. Case 1 is column parallelism,
-#   and case 2 is data parallelism.
-# - In case 3, both matrices are split along the **contracted** dimension, over which the product sums. Each device
-#   computes a term of the result, and an all-reduce adds up the terms. This is row parallelism.
+# - In cases 1 and 2, a device has all it needs for its own part of the result. Case 1 is column parallelism, and case 2
+#   is data parallelism.
+# - In case 3, both matrices are split along the **contracted** dimension, over which the product sums. This is row
+#   parallelism.
 # - In cases 4 and 5, only one matrix is split along the contracted dimension, and XLA gathers it.
 #
 # XLA's choice is not always the best one. In case 5, each device could multiply its rows of A by the matching columns
@@ -252,18 +261,20 @@ for name, (function, specs) in ways.items():
     arrays = [array(line, size, *spec) for size, spec in zip(sizes, specs, strict=True)]
     gradients = compiled(jax.grad(function, argnums=(0, 1, 2)), *arrays)
     columns[name] = spmd.of_program(gradients, line)
-spmd.side_by_side(columns)
+mega = 1024**2
+spmd.side_by_side(columns, {2 * mega: "x or output", 4 * mega: "weight", 8 * mega: "inner"})
 
 # %% tags=["claims"] jupyter={"source_hidden": true}
 assert [each.op for each in columns["TP"]] == ["all_reduce"] * 2
 assert len(columns["FSDP"]) > 2 * len(columns["FSDP, constrained"]) == 6
 
 # %% [markdown]
-# TP gets the same collectives as a pair of layers in chapter 13: one all-reduce in forward, and one in backward. But
-# with FSDP, the compiler has to decide whether the inner activations are split by rows, like x, or by columns, to match
-# the rows of B. It did both. Two of its all-gathers (4.2 MB each) fetch weights, as FSDP should. The other all-gathers,
-# and every all-to-all, move x, activations or their gradients between the two layouts. With one more annotation, there
-# are only two all-gathers, and an all-reduce of both gradients together.
+# TP gets the same collectives as a pair of layers in chapter 13: one all-reduce in forward, and one in backward.
+#
+# With FSDP, propagation reaches the inner activations from both sides: by rows, forward from x, and by columns,
+# backward from the rows of B. Both layouts survive in some operations, and activations move between them. Only two
+# all-gathers fetch weights, as FSDP should. With one more annotation, there is nothing to disagree about: two
+# all-gathers remain, and an all-reduce of both gradients together.
 
 # %% [markdown]
 # ## Experts along a sharded axis
@@ -304,7 +315,12 @@ assert columns["constrained, s = 1,024"][0].sent_bytes == 7 / 8 * 4 * e * 256 * 
 # %% [markdown]
 # With few tokens, you get your dispatch and your combine: the rows are split by g before the first all-to-all, and by e
 # after it. With more tokens, XLA leaves them in place, and gathers both matrices of all experts, which sends four times
-# as much. The constraint says that the rows belong to the experts, as GShard's annotation does.
+# as much.
+#
+# The annotations are the same, so only sizes can make the difference. With few tokens, the rows (4.2 MB) are smaller
+# than a matrix of all experts (16.8 MB). With more, they are larger (33.6 MB), and XLA moves the matrices. It decides
+# one product at a time, although an all-to-all of rows would send less. The constraint says that the rows belong to the
+# experts, as GShard's annotation does.
 
 # %% [markdown]
 # ## Auto, explicit and manual axes
@@ -363,15 +379,11 @@ ranks.start(world_size=4)
 
 # %%
 # %%ranks
-from functools import partial
-
-from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
-from torch.nn.functional import gelu, layer_norm, linear, scaled_dot_product_attention
 
 from shared import spmd, wire
-from shared.models import Block, GPTConfig, TinyGPT
+from shared.models import GPTConfig, TinyGPT
 
 # %%
 # %%ranks
@@ -420,141 +432,41 @@ assert ops[4] == "no communication"
 tables.Table(["from", "to", "collectives"], [list(row) for row in sent])
 
 # %% [markdown]
-# All but one are arrows in the diagram. From `Shard(0)` to `Shard(1)`, an all-to-all would do, but on a CPU, DTensor
-# all-gathers instead.
+# All but one are arrows in the diagram. From `Shard(0)` to `Shard(1)`, DTensor all-gathers on a CPU. That sends N times
+# as much as an all-to-all.
 
 # %% [markdown]
 # ## Three ways to run one step
 #
-# Next, we run one training step of a TinyGPT block on a mesh of 2 × 2 ranks, with FSDP along "dp" and TP along "tp".
-# The first version uses your own `ZeRO3`, and your layers of chapter 13. On gloo, your all-gathers and reduce-scatters
-# send shards directly from rank to rank. We turn that off, so that the ledger shows collectives.
-
-
-# %%
-# %%ranks
-from solutions import async_collectives
-from solutions.tensor_parallel import ColumnParallelLinear, ParallelAttention, RowParallelLinear
-from solutions.zero3 import ZeRO3
+# Next, we run one training step of a TinyGPT block on a mesh of 2 × 2 ranks, with FSDP along "dp" and TP along "tp":
+#
+# - *ours*: your own `ZeRO3`, with your layers of chapter 13,
+# - *DTensor*: each weight has a placement per axis, and is gathered along "dp" before it is used. The activations
+#   outside of a pair of layers are given the layout of x, and once more they are not,
+# - *XLA*: a JAX program, whose only annotations are the partition specs of the weights and of the batch.
+#
+# The code is in `shared/spmd/blocks.py`.
 
 # %%
 # %%ranks
-# False: use the backend's own collectives.
-async_collectives.exchanges_directly = lambda *_: False
+from types import SimpleNamespace
+
+from shared.spmd import blocks
+from solutions import async_collectives, tensor_parallel, zero3
+
 mesh = init_device_mesh(device.type, (2, 2), mesh_dim_names=("dp", "tp"))
-groups = {name: mesh.get_group(name) for name in ("dp", "tp")}
-dp, tp = groups.values()
-
-torch.manual_seed(0)
-block, x = Block(GPTConfig()), torch.randn(8, 64, 64)
-weights = [parameter.detach().clone() for parameter in block.parameters()]
-weights[2] = weights[2].unflatten(0, (3, 4, 16))  # queries, keys and values, by head
-block.attention = ParallelAttention.from_attention(block.attention, tp)
-block.up = ColumnParallelLinear.from_linear(block.up, tp)
-block.down = RowParallelLinear.from_linear(block.down, tp)
-ours = ZeRO3(nn.Sequential(block.to(device)), group=dp)
+own = SimpleNamespace(
+    async_collectives=async_collectives, tensor_parallel=tensor_parallel, zero3=zero3
+)
+in_ours, up = blocks.our_step(mesh, own)
+in_dtensor = blocks.dtensor_step(mesh, up)
+without_layouts = blocks.dtensor_step(mesh, up, keeps=False)
 
 # %%
-# %%ranks
-with wire.ledger() as log:
-    ours(x.chunk(2)[dist.get_rank(dp)].to(device)).square().mean().backward()
-    ours.finish_gradient_sync()
-torch.optim.SGD(ours.parameters(), lr=1.0).step()
-in_ours = spmd.of_ledger(log, groups)
-up = ours.full_state_dict()["0.up.weight"]
+from shared.spmd import blocks
 
-# %% [markdown]
-# The second version uses DTensors. Each weight has a placement per axis. `unshard` gathers the weights along "dp"
-# before they are used. `keep` gives the activations outside of a pair of layers the layout of x. For fused attention on
-# a CPU, DTensor has no rule, so we use `local_map`, torch's `shard_map`. We run the step with and without `keep`.
-
-
-# %%
-# %%ranks
-from torch.distributed.tensor.experimental import local_map
-
-by_head = [Shard(0), Shard(1)]  # (B, H, T, D/H): samples along "dp", heads along "tp"
-attend = partial(scaled_dot_product_attention, is_causal=True)
-attend = local_map(attend, out_placements=(by_head,), in_placements=(by_head,) * 3)
-
-
-def unshard(weight):
-    return weight.redistribute(placements=[R, weight.placements[1]])
-
-
-def keep(y):
-    return y.redistribute(placements=[Shard(0), R])
-
-
-def block_of(weights, x, keep):
-    gain_1, bias_1, query_key_value, project, gain_2, bias_2, up, down = map(unshard, weights)
-    y = keep(layer_norm(x, (64,), gain_1, bias_1))
-    split = linear(y, query_key_value.flatten(0, 2)).unflatten(-1, (3, 4, 16))
-    mixed = attend(*split.permute(2, 0, 3, 1, 4))
-    x = x + keep(linear(mixed.transpose(1, 2).flatten(2), project))
-    y = keep(layer_norm(x, (64,), gain_2, bias_2))
-    return x + keep(linear(gelu(linear(y, up)), down))
-
-
-# %%
-# %%ranks
-whole, layout = [R, R], [Shard(0), Shard(1)]
-places = [whole, whole, [Shard(3), Shard(1)], layout, whole, whole, [Shard(1), Shard(0)], layout]
-samples = distribute_tensor(x.to(device), mesh, [Shard(0), R])
-
-
-def dtensor_step(keep):
-    copies = [each.to(device, copy=True) for each in weights]
-    pairs = zip(copies, places, strict=True)
-    own = [nn.Parameter(distribute_tensor(each, mesh, place)) for each, place in pairs]
-    with wire.ledger() as log:
-        block_of(own, samples, keep).square().mean().backward()
-        # No gradient stays Partial: each gets the placements of its weight.
-        for each in own:
-            each.grad = each.grad.redistribute(placements=each.placements)
-    torch.optim.SGD(own, lr=1.0).step()
-    own_rows = own[6].full_tensor().chunk(2)[dist.get_rank(tp)]
-    assert torch.allclose(up, own_rows, atol=1e-5)
-    return spmd.of_ledger(log, groups)
-
-
-in_dtensor, without_keep = dtensor_step(keep), dtensor_step(lambda y: y)
-
-# %% [markdown]
-# The third version is a JAX program. Its only annotations are the partition specs of the weights and of the batch:
-
-
-# %%
-def jax_block(weights, x):
-    def norm(x, gain, bias):
-        return jax.nn.standardize(x, epsilon=1e-5) * gain + bias
-
-    gain_1, bias_1, query_key_value, project, gain_2, bias_2, up, down = weights
-    # c: query, key or value; h: the head; k: the element in a head
-    split = jnp.einsum("btd,chkd->cbthk", norm(x, gain_1, bias_1), query_key_value)
-    mixed = jax.nn.dot_product_attention(*split, is_causal=True)
-    x = x + mixed.reshape(x.shape) @ project.T
-    inner = jax.nn.gelu(norm(x, gain_2, bias_2) @ up.T, approximate=False)
-    return x + inner @ down.T
-
-
-def jax_step(weights, x):
-    gradients = jax.grad(lambda weights: jnp.square(jax_block(weights, x)).mean())(weights)
-    return [weight - gradient for weight, gradient in zip(weights, gradients, strict=True)]
-
-
-# %%
 square = jax.make_mesh((2, 2), ("dp", "tp"), axis_types=(AxisType.Auto,) * 2)
-specs = [P(), P(), P(None, "tp", None, "dp"), P("dp", "tp")]
-specs += [P(), P(), P("tp", "dp"), P("dp", "tp")]
-torch.manual_seed(0)
-tensors, samples = list(Block(GPTConfig()).parameters()), torch.randn(8, 64, 64)
-arrays = [each.detach().numpy() for each in tensors]
-arrays[2] = arrays[2].reshape(3, 4, 16, 64)
-shardings = [NamedSharding(square, spec) for spec in specs]
-arrays = [jax.device_put(*each) for each in zip(arrays, shardings, strict=True)]
-samples = jax.device_put(samples.numpy(), NamedSharding(square, P("dp")))
-program = compiled(jax_step, arrays, samples)
+program, inputs = blocks.jax_program(square)
 in_xla = spmd.of_program(program, square)
 
 # %% [markdown]
@@ -575,10 +487,10 @@ print(
 )
 assert len(set(bytes_along["tp"])) == 1
 assert bytes_along["dp"][1] < bytes_along["dp"][2] < bytes_along["dp"][0]
-more = spmd.total(ranks.pull("without_keep")[0]) / spmd.total(columns["DTensor"])
-print(f"without keep, DTensor sends {more:.2f} times as much")
+more = spmd.total(ranks.pull("without_layouts")[0]) / spmd.total(columns["DTensor"])
+print(f"without layouts of activations, DTensor sends {more:.2f} times as much")
 assert more > 1.3
-own_rows = np.split(np.asarray(program(arrays, samples)[6]), 2)[0]
+own_rows = np.split(np.asarray(program(*inputs)[6]), 2)[0]
 assert np.allclose(ranks.pull("up")[0].cpu(), own_rows, atol=1e-5)
 spmd.side_by_side(columns)
 
@@ -592,8 +504,8 @@ spmd.side_by_side(columns)
 # - **Packing.** You pack a unit into one flat tensor. XLA combined all gradients into one all-reduce, as a bucket does.
 #   DTensor sends each tensor separately, even the four small gradients of the norms.
 #
-# Without `keep`, DTensor gets the same weights, but sends 39% more, because it decides about one operation at a time.
-# XLA sees the whole program, and needed no help here.
+# Without layouts of activations, DTensor gets the same weights, but sends 39% more, because it decides about one
+# operation at a time. XLA sees the whole program, and needed no help here.
 
 # %% [markdown]
 # ## Break it: adding to a Partial
@@ -625,86 +537,6 @@ except Exception as error:
     assert "unreduced" in str(error)
 
 # %% [markdown]
-# ## Break it: a gradient that is still Partial
-#
-# With sequence parallelism, each rank's gradient of a norm is a term of a sum. In Megatron-LM, a user found that these
-# gradients differed between ranks just before the optimizer step (issue 1446). With DTensor, a missing label is enough:
-
-# %%
-# %%ranks
-own_tokens = torch.randn(4, 64, device=device) + rank
-gradients = {}
-for name, label in {"not labeled": None, "labeled": [Partial()]}.items():
-    gain = nn.Parameter(distribute_tensor(torch.ones(64, device=device), line, [R]))
-    (own_tokens * gain.to_local(grad_placements=label)).square().mean().backward()
-    on_ranks = [None] * world_size
-    dist.all_gather_object(on_ranks, gain.grad.redistribute(placements=[R]).to_local()[0].item())
-    gradients[name] = len(set(on_ranks))
-print(f"different gradients on {world_size} ranks: {gradients}")
-assert gradients == {"not labeled": 4, "labeled": 1}
-
-# %% [markdown]
-# Without a label, DTensor assumes that the gradient is placed like the parameter: replicated. Nothing is sent, and the
-# ranks drift apart. JAX errs on the other side. Inside `shard_map`, the gradient with respect to a replicated array is
-# summed over all devices. If you wanted each sample's own gradient, you silently get the sum (JAX issue 36886).
-
-# %% [markdown]
-# ## Seeing placements
-#
-# Your own model of chapter 13 has no labels, but you can find its placements by running it. `spmd.observe` runs a step,
-# lets one rank change its shard of one parameter, and runs it again. `spmd.compare` finds out how the ranks' tensors
-# match those of one process: as they are, concatenated, or added up.
-#
-# The next cells do that to TP with sequence parallelism, and once more without the last all-reduce, which adds up the
-# gradients of replicated parameters. In which rows do the two differ? In JupyterLab, you can choose another parameter
-# or rank, and both models run again.
-
-
-# %%
-# %%ranks
-from shared.data import CharTokens
-from solutions.tensor_parallel import parallelize
-
-batch = CharTokens().windows([0, 500], 64)
-
-
-def observe(parameter, on_rank, is_broken):
-    # has_copies=True skips the last all-reduce.
-    gpt = parallelize(TinyGPT(GPTConfig(layers=1)).double(), sequence_parallel=True)
-    return spmd.observe(
-        gpt, lambda gpt: gpt(*batch, has_copies=is_broken).backward(), parameter, on_rank
-    )
-
-
-# %%
-batch = CharTokens().windows([0, 500], 64)
-whole = spmd.observe(TinyGPT(GPTConfig(layers=1)).double(), lambda gpt: gpt(*batch).backward())
-seen = {}
-
-
-def draw(parameter, rank):
-    for name, is_broken in {"TP + SP": False, "without the last all-reduce": True}.items():
-        on_ranks = ranks.run(lambda *which: observe(*which), parameter, rank, is_broken)
-        seen[name] = spmd.compare(on_ranks, whole)
-    return placements(seen)
-
-
-parameters = [f"blocks.0.{layer}.weight" for layer in ("up", "down", "attention.project")]
-widgets.placement_chooser(draw, parameters, 4, "blocks.0.up.weight", rank=1)
-
-# %% [markdown]
-# Before `up`, nothing changes. The output of `up` changes on rank 1 only. After the next collective, the outputs of all
-# ranks change. A *strided* shard is not one block: it has a part of the queries, of the keys, and of the values. A
-# replicated gradient changes equally on all ranks. A partial one does not, although it has the full shape on every
-# rank:
-
-# %%
-right, broken = (spmd.still_partial(each) for each in seen.values())
-for name in broken:
-    print(f"{name} is still Partial on the tp axis")
-assert right == [] and len(broken) == 7
-
-# %% [markdown]
 # ## The production version
 #
 # | what | torch | JAX |
@@ -716,17 +548,72 @@ assert right == [] and len(broken) == 7
 # | collectives by hand | `local_map` | `shard_map` |
 # | your TP | `parallelize_module` | partition specs |
 # | your ZeRO-3 | `fully_shard` | partition specs |
+# | the same layout in HLO | – | `P("x", "y")` is `sharding={devices=[4,8]<=[32]}`, `HloSharding::tile` in XLA |
 # | who decides, and when | DTensor, for each operation | the compiler, for the whole program |
+#
+# In a large JAX program, nobody writes an axis of the mesh into every annotation. MaxText names dimensions, such as
+# `embed` or `mlp`, and a table of rules gives each name an axis (`logical_axis_rules`).
+#
+# XLA has no stages. GSPMD writes a pipeline as one more sharded dimension and a shift along it (§3.3). In JAX, you
+# write a pipeline in `shard_map`, with `ppermute`.
+#
+# What hides the collectives of a compiler? On GPUs, XLA starts them early and waits later. It can also cut an
+# all-gather and its product into ring steps, as you did in chapter 13: a *collective matmul* (Wang et al. 2023). The
+# rest is in [On a real cluster](../docs/cluster.md).
 
 # %% [markdown]
-# ## On a cluster
+# ## Optional: seeing placements
 #
-# | question | here | with NCCL and many hosts |
-# |---|---|---|
-# | What does the compiler insert? | what XLA does for a CPU | on GPUs also reduce-scatters: read the program |
-# | Which axis is within a host? | all | the last axis of the mesh: give it to TP |
-# | What hides XLA's collectives? | nothing | XLA starts them early, and waits later (`all-gather-start`, `-done`) |
-# | What turns `Shard(0)` into `Shard(1)`? | all-gather | all-to-all |
+# Your own model of chapter 13 has no labels, but you can find its placements by running it. `spmd.observe` runs a step,
+# lets one rank change its shard of one parameter, and runs it again. `spmd.compare` finds out how the ranks' tensors
+# match those of one process: as they are, concatenated, or added up.
+#
+# The next cells do that to TP with sequence parallelism, and once more without the last all-reduce, which adds up the
+# gradients of replicated parameters. The figure shows all gradients. In which rows do the two differ?
+
+
+# %%
+# %%ranks
+from shared.data import CharTokens
+from solutions.tensor_parallel import parallelize
+
+batch = CharTokens().windows([0, 500], 64)
+
+
+def observe(is_broken):
+    # has_copies=True skips the last all-reduce.
+    gpt = parallelize(TinyGPT(GPTConfig(layers=1)).double(), sequence_parallel=True)
+    return spmd.observe(
+        gpt,
+        lambda gpt: gpt(*batch, has_copies=is_broken).backward(),
+        "blocks.0.up.weight",
+        on_rank=1,
+    )
+
+
+# %%
+batch = CharTokens().windows([0, 500], 64)
+whole = spmd.observe(TinyGPT(GPTConfig(layers=1)).double(), lambda gpt: gpt(*batch).backward())
+seen = {
+    name: spmd.compare(ranks.run(lambda is_broken: observe(is_broken), is_broken), whole)
+    for name, is_broken in {"TP + SP": False, "without the last all-reduce": True}.items()
+}
+placements(seen)
+
+# %% [markdown]
+# A *strided* shard is not one block: it has a part of the queries, of the keys, and of the values. Replicated gradients
+# are equal on all ranks. A partial one is not, although it has the full shape on every rank:
+
+# %%
+right, broken = (spmd.still_partial(each) for each in seen.values())
+for name in broken:
+    print(f"{name} is still Partial on the tp axis")
+assert right == [] and len(broken) == 7
+
+# %% [markdown]
+# In Megatron-LM, a user found such gradients just before the optimizer step (issue 1446). JAX errs on the other side.
+# Inside `shard_map`, the gradient with respect to a replicated array is summed over all devices. If you wanted each
+# sample's own gradient, you silently get the sum (JAX issue 36886). In the lab, you make the mistake on purpose.
 
 # %% [markdown]
 # ## Recap
@@ -746,12 +633,14 @@ assert right == [] and len(broken) == 7
 # - **global array**: an array with the shape of the whole, of which each device stores a part.
 # - **partition spec**: for each dimension of a tensor, the axis of the mesh along which it is split, or none.
 # - **contracted**: the dimension over which a product of matrices sums.
+# - **propagation**: the compiler carries annotated layouts to all other tensors.
 # - **placement**: how a tensor is distributed along one axis of a mesh: replicated, sharded, or partial (a term on each
 #   rank).
 #
 # ## Further reading
 #
 # - Xu et al., [GSPMD](https://arxiv.org/abs/2105.04663), 2021, §3: annotations, and how layouts propagate.
+# - Wang et al., [Overlap communication with dependent computation](https://doi.org/10.1145/3567955.3567959), 2023.
 # - [Distributed arrays](https://docs.jax.dev/en/latest/201/sharding.html) in JAX's documentation: auto, explicit and
 #   manual axes.
 # - [torch.distributed.tensor](https://docs.pytorch.org/docs/stable/distributed.tensor.html) in PyTorch's documentation.

@@ -14,7 +14,7 @@ from shared.plots.diagrams.compression import local_sgd, low_rank, quantized_all
 from shared.plots.diagrams.experts import expert_fold, hidden_exchanges, top_1_routing, two_all_to_alls
 from shared.plots.diagrams.fsdp import per_parameter, streams
 from shared.plots.diagrams.hosts import hybrid_mesh
-from shared.plots.diagrams.layouts import placements, tiled_weight
+from shared.plots.diagrams.layouts import five_products, placements, tiled_weight
 from shared.plots.diagrams.memory import deferred_init, training_memory
 from shared.plots.diagrams.mesh import mesh_3d
 from shared.plots.diagrams.ranks import data_parallelism, processes
@@ -36,6 +36,7 @@ __all__ = [
     "deferred_init",
     "expert_fold",
     "exposed_communication",
+    "five_products",
     "hidden_exchanges",
     "hooks",
     "hybrid_mesh",

@@ -1,7 +1,10 @@
-"""Diagrams of layouts: how a weight is tiled over a mesh of devices, and the three placements of a tensor."""
+"""Diagrams of layouts: a weight that is tiled over a mesh, products of split matrices, and placements of a tensor."""
+
+from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
+from shared.plots import rank_color
 from shared.plots.diagrams.drawing import MESSAGE, Drawing
 
 MESH = (4, 8)
@@ -52,12 +55,77 @@ def _listed(devices: list[int]) -> str:
     return "\n".join(map(str, devices))
 
 
+@dataclass(frozen=True)
+class Product:
+    """A case of x · A: the dimension along which each matrix is split (None: replicated), and what it costs.
+
+    Attributes:
+        missing: The matrix that the device has to gather, if any.
+    """
+
+    x: int | None
+    a: int | None
+    result: int | None
+    words: str
+    cost: str
+    missing: str = ""
+
+
+PRODUCTS = (
+    Product(None, 1, 1, "complete columns: no communication", "0"),
+    Product(0, None, 0, "complete rows: no communication", "0"),
+    Product(1, 0, None, "a term of every element: all-reduce", "2f · S(result)"),
+    Product(1, None, None, "columns of x are missing: all-gather", "f · S(x)", missing="x"),
+    Product(None, 0, None, "rows of A are missing: all-gather", "f · S(A)", missing="A"),
+)
+_SPLIT, _MARKED = 4, 1  # devices, and the one whose memory is drawn
+_X_IN, _A_IN, _RESULT_IN = (1.12, 0.52), (1.2, 0.72), (1.2, 0.52)
+
+
+def five_products() -> Figure:
+    """Draw what one of four devices holds of x and A in five layouts, and which collective the product needs."""
+    drawing = Drawing(8.8, 5.75, "x · A on four devices: what device 1 holds, and what it needs")
+    x_left, a_left, result_left, words_left = 0.95, 2.45, 4.05, 5.5
+    for left, size_in, name in ((x_left, _X_IN, "x"), (a_left, _A_IN, "A"), (result_left, _RESULT_IN, "result")):
+        drawing.text(left + size_in[0] / 2, 0.62, name, "heading", weight="bold")
+    for number, each in enumerate(PRODUCTS, 1):
+        middle = 1.2 + 0.92 * (number - 1)
+        drawing.text(0.15, middle, f"case {number}", "heading", ha="left", weight="bold")
+        _matrix(drawing, x_left, middle, _X_IN, each.x, each.missing == "x")
+        drawing.text((x_left + _X_IN[0] + a_left) / 2, middle, "·", size=18)
+        _matrix(drawing, a_left, middle, _A_IN, each.a, each.missing == "A")
+        drawing.text((a_left + _A_IN[0] + result_left) / 2, middle, "=", "title")
+        _matrix(drawing, result_left, middle, _RESULT_IN, each.result, False)
+        drawing.text(words_left, middle - 0.13, each.words, "note", ha="left")
+        drawing.text(words_left, middle + 0.13, f"a device sends {each.cost}", "note", ha="left")
+    legend = "Colored: device 1 holds it. White: it needs no more. Hatched: it must be gathered first."
+    drawing.text(0.15, 5.55, legend, "note", ha="left")
+    return drawing.finish()
+
+
+def _matrix(
+    drawing: Drawing, left: float, middle: float, size_in: tuple[float, float], dim: int | None, is_missing: bool
+) -> None:
+    """Draw a matrix around a height. If it is split along a dimension, only the marked device's part is colored."""
+    width, height = size_in
+    top = middle - height / 2
+    if dim is None:
+        drawing.cell(left, top, "", (_MARKED,), size_in)
+        return
+    part_in = (width, height / _SPLIT) if dim == 0 else (width / _SPLIT, height)
+    for index in range(_SPLIT):
+        x, y = left + dim * index * part_in[0], top + (1 - dim) * index * part_in[1]
+        style = {"edgecolor": "0.35", "hatch": "////"} if is_missing else {}
+        drawing.span(x, y, *part_in, **({"facecolor": rank_color(_MARKED)} if index == _MARKED else style))
+
+
 TERMS = ((2, 5), (4, 3))  # one row per rank
+MATRIX = ((1, 2), (3, 4))
 
 
 def placements() -> Figure:
     """Draw a tensor of two elements on two ranks as a partial, a sharded and a replicated one, and the ways between."""
-    drawing = Drawing(8.8, 3.6, "One tensor on two ranks: three placements")
+    drawing = Drawing(8.8, 4.95, "One tensor on two ranks: its placements")
     total = [sum(column) for column in zip(*TERMS, strict=True)]
     boxes = {"Partial()": 0.95, "Shard(0)": 3.9, "Replicate()": 6.85}
     top, height, both = 1.3, 1.25, (0, 1)
@@ -95,5 +163,22 @@ def placements() -> Figure:
     drawing.arrow((shard_x, bottom), (shard_x, top + height + 0.05))
     drawing.text((shard_x + replicate_x) / 2, bottom + 0.15, "keep a part: nothing is sent", "note")
     legend = "The orange arrows, with a name, are collectives. A cell with a band in two colors is a sum."
-    drawing.text(0.15, 3.4, legend, "note", ha="left")
+    _draw_all_to_all(drawing, 3.25, (boxes["Shard(0)"], boxes["Replicate()"]))
+    drawing.text(0.15, 4.75, legend, "note", ha="left")
     return drawing.finish()
+
+
+def _draw_all_to_all(drawing: Drawing, top: float, lefts: tuple[float, float]) -> None:
+    """Draw a tensor of 2 × 2 elements that is sharded along dimension 0, and along dimension 1."""
+    both, middle = (0, 1), top + 0.65
+    drawing.text(0.15, middle - 0.1, "A tensor of\n2 × 2 elements:", "note", ha="left")
+    for dim, left in enumerate(lefts):
+        drawing.box(left, top, 1.75, 1.25)
+        drawing.code(left + 0.875, top + 0.2, f"Shard({dim})", weight="bold")
+        for row in both:
+            for column in both:
+                owner = column if dim else row
+                drawing.cell(left + 0.38 + 0.5 * column, top + 0.38 + 0.41 * row, f"{MATRIX[row][column]}", (owner,))
+    left, right = lefts[0] + 1.8, lefts[1] - 0.05
+    drawing.message((left, middle), (right, middle), arrowstyle="<|-|>")
+    drawing.text((left + right) / 2, middle - 0.17, "all-to-all", "note")
