@@ -136,7 +136,8 @@ print(f"1 + 1000 × 0.001 = {weight.item():.3f}")
 # float32, the optimizer updates the master, and the parameter is a rounded copy of it.
 #
 # The lesson's `WithMasters` held the float32 gradients of all parameters at once, which takes 4 more bytes per
-# parameter. Your optimizer holds only *one* of them at a time. It contains another optimizer, `inner`, and lends it one
+# parameter. Real optimizers keep all of them, to update many parameters in one kernel. We save the 4 bytes here: your
+# optimizer holds only *one* of them at a time. It contains another optimizer, `inner`, and lends it one
 # master after another. You write `step_one`, which updates one parameter as follows. (Exercise 6.3 calls it for all.)
 # ```python
 # state = self.state[parameter]              # a dict: empty before the first update
@@ -269,6 +270,19 @@ class MasterWeights(HoldsMasters):
                     device = self.state[parameter][name].device
                     self.state[parameter][name] = value.to(device, copy=True)
 
+
+# %% [markdown]
+# Try it on two weights of 1, of which only the first one gets a gradient, −1. After 1000 steps of 0.001, they should be
+# 2.000 and 1.000.
+
+# %%
+# %%ranks
+weights = [nn.Parameter(torch.ones(1, dtype=torch.bfloat16, device=device)) for _ in range(2)]
+optimizer = MasterWeights(weights, torch.optim.SGD, lr=0.001)
+for _ in range(1000):
+    weights[0].grad = torch.full_like(weights[0], -1.0)
+    optimizer.step()
+print([f"{weight.item():.3f}" for weight in weights])
 
 # %% [markdown]
 # In the check, look at the line `values` first. The other lines try groups, schedulers, closures and checkpoints, and
@@ -484,6 +498,14 @@ def activation_peak_bytes(
     return peak_bytes
     ### END SOLUTION
 
+
+# %% [markdown]
+# Try it on two blocks of which the first is checkpointed. It should print 170: the second block's 160 and the first
+# one's input, or the first one's recomputed 160 and its input.
+
+# %%
+# %%ranks
+print(activation_peak_bytes([160] * 2, [10] * 2, (0,)))
 
 # %% tags=["check"] grade_id="check-activation-peak" points=1
 check.activation_peak_bytes()

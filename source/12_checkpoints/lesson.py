@@ -444,7 +444,8 @@ plots.loss_curves(curves)
 # In this run, the step alone says which samples come next. A real run has more to save:
 #
 # - the state of the learning rate schedule and of the gradient scaler,
-# - the position in the data set, or else samples are repeated or skipped,
+# - the position in the data set. Without it, samples are repeated or skipped, and nothing raises an error. torchdata's
+#   `StatefulDataLoader` has a `state_dict()` for this: put it into the same checkpoint.
 # - the state of the random number generators, for dropout and shuffling. There is one state per rank, so with a
 #   different number of ranks, you have to seed again.
 
@@ -589,8 +590,7 @@ plots.bars(blocked_ms, "ms for which training is blocked (medians of 5 rounds)")
 
 # %% [markdown]
 # If the steps last long enough, they hide the writing, and only staging is left. But the thread needs CPU cores too,
-# and can slow down the steps. So compare the printed times of a whole round, with `save` and with `async_save`: the
-# difference is the real gain.
+# and slows down the steps. What counts is a whole round: MEASURED12
 #
 # Three rules keep asynchronous saves safe:
 #
@@ -629,13 +629,12 @@ best_s = {save_s: (2 * save_s * failure_s) ** 0.5 for save_s in (60, 2)}
 rows = []
 for save_s, every_s in ((60, 300), (60, best_s[60]), (60, 7200), (2, best_s[2])):
     lost = lost_share(save_s, every_s, failure_s)
-    rows.append([f"{save_s}", f"{every_s / 60:.0f}", f"{lost:.1%}"])
+    rows.append([f"{save_s}", f"{every_s / 60:.3g}", f"{lost:.1%}"])
 print(f"{predicted(my_prediction_min, '{} minutes')}computed {best_s[60] / 60:.0f}")
 tables.Table(["a save stops training for, s", "every, minutes", "lost"], rows)
 
 # %% [markdown]
-# If a save blocks training for only two seconds (last row), you can save every 3.5 minutes, which the table rounds to
-# 4, and lose 2% instead of 10%.
+# If a save blocks training for only two seconds (last row), you can save every 3.5 minutes, and lose 2% instead of 10%.
 #
 # On N times as many GPUs, failures come N times as often, so τ falls as 1/√N: the interval hardly matters on 8 GPUs,
 # and a lot on 16,384.
