@@ -93,7 +93,7 @@ from solutions.units import Call, Unit, UnitState, shard_into_units
 my_rank_0 = "?"
 my_rank_1 = "?"
 
-# %% tags=["claims"] jupyter={"source_hidden": true}
+# %%
 print(f"rank 0: you wrote {my_rank_0!r}; it launches the reduce-scatter of block 1")
 print(f"rank 1: you wrote {my_rank_1!r}; it launches the all-gather of block 0")
 
@@ -945,7 +945,7 @@ check.ShardedState()
 # %%
 my_answer = "?"
 
-# %% tags=["claims"] jupyter={"source_hidden": true}
+# %%
 print(f"you wrote {my_answer}; the answer is 0")
 
 # %% [markdown]
