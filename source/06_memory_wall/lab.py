@@ -272,19 +272,6 @@ class MasterWeights(HoldsMasters):
 
 
 # %% [markdown]
-# Try it on two weights of 1, of which only the first one gets a gradient, −1. After 1000 steps of 0.001, they should be
-# 2.000 and 1.000.
-
-# %%
-# %%ranks
-weights = [nn.Parameter(torch.ones(1, dtype=torch.bfloat16, device=device)) for _ in range(2)]
-optimizer = MasterWeights(weights, torch.optim.SGD, lr=0.001)
-for _ in range(1000):
-    weights[0].grad = torch.full_like(weights[0], -1.0)
-    optimizer.step()
-print([f"{weight.item():.3f}" for weight in weights])
-
-# %% [markdown]
 # In the check, look at the line `values` first. The other lines try groups, schedulers, closures and checkpoints, and
 # count bytes.
 
@@ -498,14 +485,6 @@ def activation_peak_bytes(
     return peak_bytes
     ### END SOLUTION
 
-
-# %% [markdown]
-# Try it on two blocks of which the first is checkpointed. It should print 170: the second block's 160 and the first
-# one's input, or the first one's recomputed 160 and its input.
-
-# %%
-# %%ranks
-print(activation_peak_bytes([160] * 2, [10] * 2, (0,)))
 
 # %% tags=["check"] grade_id="check-activation-peak" points=1
 check.activation_peak_bytes()

@@ -2,13 +2,13 @@
 # jupyter:
 #   course:
 #     module: zero2
-#     minutes: 62
+#     minutes: 65
 # ---
 
 # %% [markdown]
 # # Lab 08 · ZeRO-2
 #
-# **62 minutes, 9 points.** In this lab, you build `ZeRO2`. It launches buckets while backward computes, as your
+# **65 minutes, 9 points.** In this lab, you build `ZeRO2`. It launches buckets while backward computes, as your
 # `OverlappedDDP` does, but it reduce-scatters them. A rank keeps its shard of the mean gradient, and frees the rest. So
 # a full gradient exists only from the moment when backward computes it until its bucket is reduced.
 #
@@ -341,21 +341,6 @@ class ZeRO2(ZeRO2):
         ### END SOLUTION
 
 
-# %% [markdown]
-# Try one step of SGD, with a learning rate of 1, on a weight of four zeros. On rank r, the gradient is r + 1, so all
-# ranks should print −2.5 four times, and then None, because the gradients are freed:
-
-# %%
-# %%ranks
-layer = nn.Linear(4, 1, bias=False).to(device)
-nn.init.zeros_(layer.weight)
-zero2 = ZeRO2(layer, torch.optim.SGD, lr=1.0)
-zero2.zero_grad()
-zero2(torch.full((1, 4), rank + 1.0, device=device)).sum().backward()
-zero2.finish_gradient_sync()
-zero2.step()
-print(layer.weight.tolist(), layer.weight.grad)
-
 # %% tags=["check"] grade_id="check-zero2" points=3
 check.ZeRO2()
 
@@ -403,10 +388,52 @@ check.ZeRO2()
 check.every_loop()
 
 # %% [markdown]
+# ## Break it: all-reduce, then slice (3 min)
+#
+# Some published code calls this ZeRO-2: all-reduce the bucket, then keep this rank's shard and free the rest. The next
+# cell builds such a version from yours:
+
+
+# %%
+# %%ranks
+class AllReduceInFlight:
+    """An all-reduce in flight. wait() returns this rank's shard of the sum."""
+
+    def __init__(self, flat, group):
+        self.own = flat.view(dist.get_world_size(group), -1)[dist.get_rank(group)]
+        self.work = dist.all_reduce(flat, group=group, async_op=True)
+
+    def wait(self):
+        self.work.wait()
+        return self.own
+
+
+class AllReducingBucket(ShardedBucket):
+    def launch(self):
+        if self.previous is not None:
+            self.previous.wait()
+        self.in_flight = AllReduceInFlight(self.flat, self.flat_parameter.layout.group)
+
+
+def all_reducing_zero2(*args, **kwargs):
+    zero2 = ZeRO2(*args, **kwargs)
+    for bucket in zero2.buckets:
+        bucket.__class__ = AllReducingBucket
+    return zero2
+
+
+# %% [markdown]
+# **Predict.** Which of these will differ from your version: the losses, the bytes that a step sends, the gradients that
+# a rank holds when the optimizer's step begins? Set each one that will differ to True.
+
+# %%
+my_prediction = {"loss": False, "bytes sent": False, "gradients held": False}
+
+# %% [markdown]
 # ## Comparing your wrapper with torch's (7 min)
 #
-# Four versions train a GPT for four steps: torch's DDP with a plain AdamW, your `ZeRO1`, your `ZeRO2`, and torch's
-# FSDP2. With `reshard_after_forward=False`, FSDP2 keeps unsharded parameters until backward has
+# Five versions train a GPT for four steps: torch's DDP with a plain AdamW, your `ZeRO1`, the version that slices, your
+# `ZeRO2`, and torch's FSDP2. With `reshard_after_forward=False`, FSDP2 keeps unsharded parameters until backward has
 # used them, which is the closest thing to ZeRO-2 in torch. Mismatch detection is turned off, because it adds a small
 # all-reduce to each collective.
 
@@ -454,8 +481,8 @@ def in_zero1(model):
     return model, ZeRO1(model.parameters(), adamw, **settings)
 
 
-def in_zero2(model):
-    wrapped = ZeRO2(model, adamw, bucket_cap_mb=0.25, **settings)
+def in_zero2(model, wrap=ZeRO2):
+    wrapped = wrap(model, adamw, bucket_cap_mb=0.25, **settings)
     return wrapped, wrapped
 
 
@@ -488,6 +515,7 @@ def steps_of(model, optimizer, steps=4):
 results = {
     "DDP, AdamW": steps_of(*in_ddp(new_model())),
     "your ZeRO1": steps_of(*in_zero1(new_model())),
+    "all-reduce, then slice": steps_of(*in_zero2(new_model(), all_reducing_zero2)),
     "your ZeRO2": steps_of(*in_zero2(new_model())),
     "FSDP2": steps_of(*in_fsdp2(new_model())),
 }
@@ -515,9 +543,23 @@ note = (
 )
 tables.Table(["", "loss", "operations", "must send", "gradients", "peak"], rows, note)
 
+# %%
+yours, slicing = results["your ZeRO2"], results["all-reduce, then slice"]
+differs = {
+    "loss": abs(yours[0] - slicing[0]) > 1e-3,
+    "bytes sent": yours[1].sent_bytes != slicing[1].sent_bytes,
+    "gradients held": yours[2].gradients_bytes != slicing[2].gradients_bytes,
+}
+for what, measured in differs.items():
+    print(f"{what}: you predicted {my_prediction[what]}, measured {measured}")
+assert differs == {"loss": False, "bytes sent": True, "gradients held": False}
+assert slicing[1].sent_bytes == 1.5 * yours[1].sent_bytes
+
 # %% [markdown]
-# `ZeRO2` sends as many bytes as DDP, and holds a quarter of the gradients when the optimizer's step begins. FSDP2 holds
-# only its shards of the parameters between steps. You will build that in chapter 09.
+# The version that slices has the right losses, and holds no more gradients than yours. But it sends 1.5 times as many
+# bytes. A test that looks only at values and memory would not notice. The peak of this version even seems to be 0.2 MB
+# lower, but only because gloo's all-reduce allocates its receive buffer outside of torch, where we do not see it.
+# FSDP2 holds only its shards of the parameters between steps. You will build that in chapter 09.
 #
 # Now look at the peaks of `ZeRO1` and `ZeRO2` in the table. The activations are part of both. Chapter 06 showed how to
 # make them small: checkpoint every block.

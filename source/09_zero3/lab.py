@@ -160,20 +160,6 @@ class ShardedFlatParameter(FlatParameter):
         ### END SOLUTION
 
 
-# %% [markdown]
-# Try it on a parameter of six ones. On four ranks, it is padded to 8 elements, so all ranks should print 32 bytes while
-# it is unsharded, the six ones, and then 0 bytes:
-
-# %%
-# %%ranks
-parameter = nn.Parameter(torch.ones(6, device=device))
-sharded_flat = ShardedFlatParameter([parameter])
-storage = sharded_flat.flat_param.untyped_storage()
-sharded_flat.unshard().wait()
-print(storage.nbytes(), "bytes", parameter.tolist())
-sharded_flat.reshard()
-print(storage.nbytes(), "bytes")
-
 # %% tags=["check"] grade_id="check-sharded-flat-parameter" points=3
 check.ShardedFlatParameter()
 

@@ -124,16 +124,6 @@ def fully_sharded(
 
 
 # %% [markdown]
-# Try it on two small layers, of which the first one is a unit. On four ranks, each rank should hold 2 of the 8 rows of
-# both weights:
-
-# %%
-# %%ranks
-layers = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 8)).to(device)
-fully_sharded(layers, units=[layers[0]])
-print([list(layer.weight.to_local().shape) for layer in layers])
-
-# %% [markdown]
 # In the check, look at the line `plain` first: it trains a plain model on two ranks, for which the four steps are
 # enough. The other lines try buffers, frozen parameters, nested units, dtypes and meshes.
 
@@ -183,13 +173,6 @@ def host_mesh(ranks_per_host: int) -> DeviceMesh:
     return init_device_mesh(device_type, shape, mesh_dim_names=("replicate", "shard"))
     ### END SOLUTION
 
-
-# %% [markdown]
-# Try it on two hosts of two ranks. It should print `[[0, 1], [2, 3]]`:
-
-# %%
-# %%ranks
-print(host_mesh(2).mesh.tolist())
 
 # %% tags=["check"] grade_id="check-host-mesh" points=2
 check.host_mesh()
@@ -293,15 +276,6 @@ def choose_strategy(shape: ModelShape, cluster: Cluster, micro_batch: int = 1) -
     ### END SOLUTION
 
 
-# %% [markdown]
-# Try it on GPT-2 with 1.5B parameters, which fits on a GPU of 80 GB without sharding. The stage should be 0:
-
-# %%
-# %%ranks
-from shared.planner import clusters
-
-print(choose_strategy(*clusters.SITUATIONS["1.5B on a host of 8 × 80 GB"]))
-
 # %% tags=["check"] grade_id="check-choose-strategy" points=5
 check.choose_strategy()
 
@@ -311,6 +285,8 @@ check.choose_strategy()
 
 # %%
 # %%ranks
+from shared.planner import clusters
+
 found = [choose_strategy(*situation) for situation in clusters.SITUATIONS.values()]
 found = [choice and (choice.stage, choice.shard_ranks, choice.checkpointing) for choice in found]
 
@@ -430,23 +406,6 @@ tables.Table(header, rows, "Rank 0, one step. Its host has ranks 0 and 1.")
 # With hybrid sharding, each rank holds half of the model between steps instead of a quarter. With N ranks on H hosts, a
 # rank sends only S(H−1)/N bytes less than with full sharding. What matters is *where* it sends them: less than half as
 # many bytes leave the host.
-#
-# ## Your figure
-#
-# What does hybrid sharding cost? In the figure, compare what a rank holds between backward and the optimizer's step:
-
-# %%
-from shared import plots
-
-held = {}
-for name, (*_, peak) in of_rank[0].items():
-    before_step = next(sample.held for sample in peak.samples if sample.phase == "step")
-    held[name] = before_step.by_component()
-assert sum(held["fully_shard, hybrid"].values()) > 1.5 * sum(held["fully_shard"].values())
-plots.memory_by_component(held, decimals=2)
-
-# %% [markdown]
-# A rank holds half of the model state instead of a quarter. If that fits, the slow links carry less than half.
 
 # %%
 ranks.stop()
