@@ -107,25 +107,6 @@ def bars(values: dict[str, float], unit: str) -> Figure:
     return finish(figure)
 
 
-def stacked_bars(parts: dict[str, dict[str, float]], unit: str) -> Figure:
-    """Draw one bar per name, with its parts one after the other and their sum at the end."""
-    figure, axes = new_axes(6.0, 1.0 + 0.42 * len(parts))
-    left = [0.0] * len(parts)
-    for index, part in enumerate(next(iter(parts.values()))):
-        values = [of_name[part] for of_name in parts.values()]
-        style = {"facecolor": COLORS[index], "hatch": HATCHES[index], "edgecolor": "black", "linewidth": 0.6}
-        drawn = axes.barh(list(parts), values, left=left, height=0.65, label=part, **style)
-        backing = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
-        axes.bar_label(drawn, [f"{value:.3g}" for value in values], label_type="center", bbox=backing)
-        left = [start + value for start, value in zip(left, values, strict=True)]
-    for row, total in enumerate(left):
-        axes.text(total, row, f"  {total:.3g}", va="center")
-    axes.invert_yaxis()
-    axes.set(xlabel=unit, xlim=(0, 1.15 * max(left)))
-    figure.legend(frameon=False, ncols=len(parts), loc="outside upper left")
-    return finish(figure)
-
-
 def waiting(began_s: list[float], arrived_s: list[float], left_s: list[float], waits_in: str) -> Figure:
     """Draw one lane per rank: its work until it reached a collective, then its wait until the collective completed."""
     figure, axes = new_axes(6.0, 0.9 + 0.35 * len(began_s))
