@@ -31,6 +31,7 @@ import copy
 import functools
 import hashlib
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -310,7 +311,15 @@ def execute(notebook: nbformat.NotebookNode, folder: Path) -> nbformat.NotebookN
     notebook.metadata.pop("widgets", None)  # Notebook viewers reject a file that has only half of the widgets' state.
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)  # This contains time stamps.
+        if cell.cell_type == "code":
+            cell.outputs = [output for output in cell.outputs if not _shows_progress(output)]
     return notebook
+
+
+def _shows_progress(output) -> bool:
+    """Tell whether an output is the progress bar of starting ranks. Its last update empties it, or comes too late."""
+    text = output.get("data", {}).get("text/plain")
+    return text is not None and (not text or re.fullmatch(r"starting \d+ ranks … \d+ ready", text) is not None)
 
 
 def as_saved(notebook: nbformat.NotebookNode) -> str:

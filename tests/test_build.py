@@ -207,3 +207,11 @@ class Circle(Shape):
 
 UNIT = Circle"""
     assert build._with_whole_classes(cells) == [cells[0], joined, cells[4]]
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=IDS)
+@pytest.mark.parametrize("script", ["lesson", "lab"])
+def test_no_text_stands_behind_the_mark_of_a_cell(script, chapter):
+    """jupytext would make it the cell's title, which no reader sees."""
+    titled = [cell.metadata["title"] for cell in chapter.read(script).cells if "title" in cell.metadata]
+    assert titled == []

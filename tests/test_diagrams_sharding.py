@@ -181,15 +181,11 @@ def test_blocking_calls_run_one_after_the_other_and_take_longer():
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_deferred_initialization_leaves_each_shard_on_one_rank_and_no_rank_with_all(world_size):
-    by_rank = [memory.stages(world_size, rank) for rank in range(world_size)]
-    *deferred, whole = zip(*by_rank, strict=True)
-    assert set.union(*deferred[-1]) == whole[0] and sum(map(len, deferred[-1])) == len(whole[0])
-    assert all(len(held) < len(whole[0]) for stage in deferred for held in stage)
+def test_deferred_initialization_holds_the_shards_and_one_parameter_at_its_peak(world_size):
+    *deferred, whole = [stage.gb(world_size) for stage in memory.STAGES]
+    assert whole == 48 and max(deferred) == pytest.approx(whole / world_size + 12) and deferred[1] < max(deferred)
     words = words_in(diagrams.deferred_init(world_size))
-    assert words.count("holds 0 GB") == words.count("holds 48 GB") == world_size
-    peak = max(len(held) for stage in deferred for held in stage)  # the last parameter in full, and three shards
-    assert peak == world_size + 3 and words.count(f"holds {12 * peak / world_size:g} GB") == world_size
+    assert [words.count(f"holds {held:g} GB") for held in (0, max(deferred), whole)] == [1, 2, 1]
 
 
 def test_the_mesh_has_two_copies_of_each_shard():

@@ -196,13 +196,15 @@ LANE_STYLES = {  # the color and hatch of each lane
 _OTHER_LANE = (COLORS[3], HATCHES[2])
 
 
-def timeline(lines: list, names: list[str] | None = None, exposed: bool = True) -> Figure:
+def timeline(lines: list, names: list[str] | None = None, exposed: bool = True, hidden: bool = True) -> Figure:
     """Draw the ranks' timelines below each other. Each has a row of computation, with the communication below it.
 
     Args:
         lines: One `timeline.Timeline` per rank.
         names: Labels for the timelines, if they are not the ranks of one run. Then each begins at 0 ms.
-        exposed: Whether to write the exposed time and the hidden share beside each timeline.
+        exposed: Whether to write the exposed time beside each timeline.
+        hidden: Whether to write the hidden share, too. Leave it out if a collective lasts until somebody waits for it:
+            its bar is then longer than its bytes take.
 
     Raises:
         ValueError: If nothing was recorded.
@@ -231,7 +233,8 @@ def timeline(lines: list, names: list[str] | None = None, exposed: bool = True) 
                 seen.setdefault("waits", _draw_waits(axes, line, y, start_s))
             ticks.append((y, line_name if name == rows[0][0] else ""))
             y += 1
-        beside = f"{line.exposed_ms:.1f} ms exposed\n{line.overlap:.0%} hidden" if line.communication_ms else ""
+        beside = f"{line.exposed_ms:.1f} ms exposed" if line.communication_ms else ""
+        beside += f"\n{line.overlap:.0%} hidden" if hidden and beside else ""
         beside += "\n(simulated)" if line.is_simulated and beside else ""
         axes.annotate(
             beside if exposed else "",
@@ -370,7 +373,7 @@ def memory_by_component(held_bytes: dict[str, dict[str, int]], decimals: int | N
     for row, total in enumerate(left):
         axes.text(total, row, f" {total:.3g}" if decimals is None else f" {total:.{decimals}f}", va="center")
     axes.invert_yaxis()
-    axes.set(xlabel=unit, xlim=(0, 1.1 * max(left) or 1.0))
+    axes.set(xlabel=unit, xlim=(0, 1.2 * max(left) or 1.0))  # with room for a total
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return finish(figure)
 
@@ -410,7 +413,7 @@ def memory_over_step(samples: list) -> Figure:
     peak = max(range(len(totals)), key=totals.__getitem__)
     axes.plot(peak, totals[peak] / scale, marker="v", color="black")
     axes.text(peak, 1.04 * totals[peak] / scale, f" peak: {totals[peak] / scale:.3g} {unit}")
-    axes.set(xlabel="operators since the start of the step", ylabel=unit)
+    axes.set(xlabel="operators since the start of the step (not time)", ylabel=unit)
     axes.set(xlim=(0, len(samples) - 1), ylim=(0, 1.2 * totals[peak] / scale or 1.0))
     handles, names = axes.get_legend_handles_labels()
     axes.legend(handles[::-1], names[::-1], frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from shared.timeline import ALL_GATHER, COMMUNICATION, REDUCE_SCATTER, Timeline
+from shared.timeline import ALL_GATHER, REDUCE_SCATTER, Timeline
 from shared.timeline.bundles import bundled
 
 ROOT = "root"
@@ -26,10 +26,8 @@ def zero3_step(line: Timeline, blocks: int, ranks: int, prefetched: bool = False
     Raises:
         ValueError: If the timeline does not have the collectives of such a step.
     """
-    launched = _launches(blocks, prefetched)
-    merged = bundled(with_block_numbers(line), 2 * (ranks - 1), [f"{lane} {name}" for lane, name in launched])
-    spans = [_in_lane_of_its_kind(span) if span.lane == COMMUNICATION else span for span in merged.spans]
-    return replace(merged, spans=spans)
+    lanes, names = zip(*_launches(blocks, prefetched), strict=True)
+    return bundled(with_block_numbers(line), 2 * (ranks - 1), names, lanes)
 
 
 def _launches(blocks: int, prefetched: bool) -> list[tuple[str, str]]:
@@ -47,8 +45,3 @@ def _launches(blocks: int, prefetched: bool) -> list[tuple[str, str]]:
         launched += [(ALL_GATHER, name) for name in gathered]
         launched.append((REDUCE_SCATTER, number))
     return [*launched, (REDUCE_SCATTER, ROOT)]
-
-
-def _in_lane_of_its_kind(span):
-    lane, name = span.name.split()
-    return replace(span, lane=lane, name=name)

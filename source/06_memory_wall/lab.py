@@ -136,7 +136,8 @@ print(f"1 + 1000 × 0.001 = {weight.item():.3f}")
 # float32, the optimizer updates the master, and the parameter is a rounded copy of it.
 #
 # The lesson's `WithMasters` held the float32 gradients of all parameters at once, which takes 4 more bytes per
-# parameter. Your optimizer holds only *one* of them at a time. It contains another optimizer, `inner`, and lends it one
+# parameter. Real optimizers keep all of them, to update many parameters in one kernel. We save the 4 bytes here: your
+# optimizer holds only *one* of them at a time. It contains another optimizer, `inner`, and lends it one
 # master after another. You write `step_one`, which updates one parameter as follows. (Exercise 6.3 calls it for all.)
 # ```python
 # state = self.state[parameter]              # a dict: empty before the first update

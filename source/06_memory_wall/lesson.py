@@ -116,8 +116,9 @@ for n in (4, 100):
     print(f"redundant copies: {formulas.redundant_copies(n)}")
 
 # %% [markdown]
-# This is the memory wall: with data parallelism, more ranks do not make room for a larger model. Before the ranks shard
-# the model state (from chapter 07 on), each rank can store elements in fewer bytes, and keep fewer of them.
+# This is the memory wall: with data parallelism, more ranks do not make room for a larger model. From chapter 07 on,
+# the ranks shard the model state. But a rank can already do two things alone: store elements in fewer bytes, and keep
+# fewer activations.
 
 # %% [markdown]
 # ## Fewer bytes per element
@@ -605,6 +606,8 @@ plots.bars({name: nbytes / 1e6 for name, nbytes in most.items()}, "MB of activat
 # %% [markdown]
 # - **autocast** saves less than our version: norms and the loss stay in fp32, and it keeps a bfloat16 copy of each
 #   linear layer's weight until backward. Its gradients are in fp32, so it saves nothing on the wire.
+# - **8-bit Adam** (Dettmers et al. 2022) stores the momentum and the variance in one byte each. The model state is then
+#   2 + 2 + 4 + 2 = 10 bytes per parameter instead of 16.
 # - **float16** has a smaller range than bfloat16, so small gradients would become zero. `torch.amp.GradScaler`
 #   multiplies the loss by a large factor before backward, and divides the gradients by it afterwards.
 # - **FSDP2** shards fp32 parameters, which are the master weights, and computes in 16 bits (chapter 11).
@@ -644,6 +647,7 @@ plots.bars({name: nbytes / 1e6 for name, nbytes in most.items()}, "MB of activat
 # - Korthikanti et al., *Reducing activation recomputation in large transformer models*, 2022, §4 (arXiv 2205.05198):
 #   the formula for activations, tensor by tensor.
 # - Dao et al., *FlashAttention*, 2022, §3.1 (arXiv 2205.14135): how a kernel avoids storing the scores.
+# - Dettmers et al., *8-bit optimizers via block-wise quantization*, 2022 (arXiv 2110.02861): Adam's state in one byte.
 # - Chen et al., *Training deep nets with sublinear memory cost*, 2016 (arXiv 1604.06174): how to place checkpoints.
 
 # %% [markdown]

@@ -51,6 +51,9 @@ ranks.start(world_size=4)
 # `FlatLayout` is given. It holds no tensor of its own, but it knows where each parameter lies in a flat tensor. Its
 # methods `views(flat)` and `shard_of(flat)` return views of any flat tensor with that layout. So you can use them for
 # parameters, for gradients and for optimizer state.
+#
+# New compared with the lesson: the layout is an object of its own that works in any process group, no second copy of
+# the parameters is allowed, and the all-gather is launched without a wait.
 
 
 # %% tags=["export"] module="flat"
@@ -209,8 +212,13 @@ check.FlatParameter()
 # exactly these gradients, and sends half as many bytes as an all-reduce.
 #
 # `FlatGradients(flat_parameter)` holds the gradients side by side, in the layout of the flat parameter. Its `flat` is a
-# flat tensor, and `views` are the parameters' slices of it. `reset()` is given. It fills the gradients with zeros, sets
-# every `.grad` to its view, as in lab 03, and discards the last mean.
+# flat tensor, and `views` are the parameters' slices of it. `reset()` is given. It fills the gradients with
+# `guards.UNUSED`, sets every `.grad` to its view, as in lab 03, and discards the last mean. `guards.UNUSED` is a
+# negative zero: a mean of −0.0 in every element tells the optimizer that no rank had a gradient. It then leaves out the
+# parameter, as in one process.
+#
+# New compared with the lesson: backward writes into the flat tensor, so there is no copy of the gradients, and the
+# gradients may also come from elsewhere or be missing.
 #
 # You write `reduce()`. It sets `flat_parameter.shard.grad` to the mean, over the ranks, of this rank's shard. Use lab
 # 01's `reduce_scatter_(flat, group)`, which returns this rank's shard of the sum, a view of `flat`. `shard.grad` may be
@@ -221,7 +229,7 @@ check.FlatParameter()
 # into the flat tensor:
 #
 # - A `.grad` that is not its view replaces the contents of its view.
-# - A `.grad` of None counts as zeros.
+# - A `.grad` of None counts as zeros: fill its view with `guards.UNUSED`.
 # - Afterwards, every `.grad` is its view again.
 #
 # The first and last lines of `reduce()` are given: a second call, such as the step's after clipping, returns at once,
@@ -482,6 +490,9 @@ class OverlappedGradients(OverlappedGradients):
 #
 # `ShardedOptimizer` does the last two; `reduce_gradients()` follows in exercise 7.4. In step 1, you move the parameters
 # into flat parameters. In step 2, you update their shards and all-gather them. Lab 08 will use both steps again.
+#
+# New compared with the lesson: several flat parameters, any inner optimizer, param groups whose settings a scheduler
+# changes, frozen parameters, and parameters that join later.
 #
 # ### Step 1: flatten the parameters
 #
@@ -756,7 +767,8 @@ check.ShardedOptimizer()
 # %% [markdown]
 # ## Exercise 7.4 · ZeRO-1 (9 min, 2 points)
 #
-# `ZeRO1` is a `ShardedOptimizer` that also has `FlatGradients`. `reduce_gradients()` is given. It calls the `reduce()`
+# `ZeRO1` is a `ShardedOptimizer` that also has `FlatGradients`. New compared with the lesson: closures, and a guard
+# against gradients that a step has already used. `reduce_gradients()` is given. It calls the `reduce()`
 # of each of them, and detects a common mistake: a `backward()` without a `zero_grad()` before it. After a step, the
 # flat gradients are *used up*, because the reduce-scatter has overwritten them, and the next backward would add to
 # these leftovers. The table shows what `step()` does in each case:
@@ -1391,10 +1403,10 @@ plots.memory_by_component(held)
 #
 # With `ZeRO1(..., module=model)`, `OverlappedGradients`, a subclass of your `FlatGradients`, has the methods of a
 # bucket, so lab 04's `GradientSync` launches the reduce-scatters during backward. And `OverlappedFlatParameter`, a
-# subclass of your `FlatParameter`, changes the class of each parameter in flight to `InFlightParameter`. torch passes
-# every function that gets such a parameter to a method of this class. Unless the function needs no values, the method
-# first waits for the all-gather, and then changes the class back. Code that torch does not ask, such as a `p.data` from
-# before the step, finds NaN at the end of a parameter until somebody waits. In the next cell, compare the classes after
+# subclass of your `FlatParameter`, launches the all-gathers. While its all-gather is in flight, a parameter's class is
+# `InFlightParameter`. Any torch function that needs its values first waits for the all-gather and restores the class.
+# Code that bypasses torch functions, such as a `p.data` taken before the step, finds NaN at the end of the parameter.
+# In the next cell, compare the classes after
 # `step()`, after `zero_grad()`, and after a read:
 
 # %%

@@ -352,18 +352,19 @@ my_prediction, my_prediction_checkpointed = None, None
 from torch.utils.checkpoint import checkpoint
 
 longer = text.windows(range(rank, 200, 100), length=64)
-held = {}
-kinds = {"reduced after": ReduceAfterBackward, "reduced during": ReduceDuringBackward}
-for name, kind in kinds.items():
-    model, optimizer = begun(kind)
-    held[f"{name} backward"] = peak_of(model, optimizer, longer).held.by_component()
+begun_kinds = {
+    "after backward": begun(ReduceAfterBackward),
+    "during backward": begun(ReduceDuringBackward),
+}
+held = {name: peak_of(*pair, longer).held.by_component() for name, pair in begun_kinds.items()}
+for name, (model, optimizer) in begun_kinds.items():
     for block in model.blocks:
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)
-    held[f"{name} backward, checkpointed"] = peak_of(model, optimizer, longer).held.by_component()
+    held[f"{name}, checkpointed"] = peak_of(model, optimizer, longer).held.by_component()
 
 # %%
 held = ranks.pull("held")[0]
-after, after_checkpointed, during, checkpointed = (sum(parts.values()) for parts in held.values())
+after, during, after_checkpointed, checkpointed = (sum(parts.values()) for parts in held.values())
 print(f"plain: {predicted(my_prediction)}measured {during / after:.2f}")
 fraction = checkpointed / after_checkpointed
 print(f"checkpointed: {predicted(my_prediction_checkpointed)}measured {fraction:.2f}")
@@ -427,7 +428,6 @@ together = [sum(of_step) / 4 for of_step in zip(*ranks.pull("together"), strict=
 difference = max(abs(x - y) for x, y in zip(alone, together, strict=True))
 print(f"largest difference of the losses: {difference:.0e}")
 assert difference < 1e-6 and max(alone[-10:]) < 0.5 * alone[0]
-plots.loss_curves({"one process": alone, "ZeRO-2, 4 ranks": together})
 
 # %% [markdown]
 # How much memory does ZeRO-2 save? Between backward and the optimizer's step, the 16 bytes per parameter of data
@@ -509,12 +509,12 @@ from shared.models import stand_in_for_gpu
 from shared.timeline.bundles import bundled
 
 
-def recorded(model, optimizer, operations):
+def recorded(model, optimizer, operations, **named):
     """Record seven steps. Returns the one of median length as this rank saw it, one span per collective."""
     stand_in_for_gpu(getattr(model, "module", model).blocks, forward_ms=6, backward_ms=12)
     step = {"": partial(one_step, model, optimizer)}
     lines = measure.recorded(step, lambda: timeline.record(model, optimizer.inner), rounds=7)[""]
-    return bundled(lines[rank], operations)
+    return bundled(lines[rank], operations, **named)
 
 
 def in_ddp():
@@ -523,21 +523,24 @@ def in_ddp():
 
 
 lines = {"DDP": recorded(*in_ddp(), operations=1)}
+buckets = [str(number) for number in range(1, 8)]
+named = {"names": 2 * buckets, "lanes": 7 * ["reduce-scatter"] + 7 * ["all-gather"]}
 for kind in (ReduceAfterBackward, ReduceDuringBackward):
     # A reduce-scatter or all-gather over gloo consists of 3 sends and 3 receives.
-    lines[kind.__name__] = recorded(*begun(kind, cap_mb=0.8), operations=6)
+    lines[kind.__name__] = recorded(*begun(kind, cap_mb=0.8), operations=6, **named)
 
 # %% [markdown]
-# In the lower two timelines, bars 1 to 7 are reduce-scatters, and bars 8 to 14 are all-gathers. The bar of a collective
-# ends when the rank has waited for the collective, even if the data arrived earlier. Compare where the reduce-scatters
-# are, and how long backward waits (hatched):
+# In the lower two timelines, the numbers are those of the buckets. The bar of a collective ends when the rank has
+# waited for the collective, even if the data arrived earlier. Compare where the reduce-scatters are, and how long
+# backward waits (hatched):
 
 # %% tags=["nbval-ignore-output"]
 lines = ranks.pull("lines")[0]
 after, during = lines["ReduceAfterBackward"], lines["ReduceDuringBackward"]
 measure.expect(during.exposed_ms < after.exposed_ms, "less is exposed during backward")
-assert [len(line.lane("communication")) for line in (after, during)] == [14, 14]
-plots.timeline(list(lines.values()), list(lines))
+for line in (after, during):
+    assert [len(line.lane(kind)) for kind in ("reduce-scatter", "all-gather")] == [7, 7]
+plots.timeline(list(lines.values()), list(lines), hidden=False)
 
 # %% [markdown]
 # With `ReduceDuringBackward`, the reduce-scatters are in flight during backward, as DDP's all-reduces are. Backward
@@ -608,6 +611,9 @@ tables.Table(header, rows)
 # reduced, a step sends 2 times f · 4Ψ bytes, but each rank needs room for full gradients, plus the buckets. If you have
 # that room, use ZeRO-1. It is simpler and sends the same bytes, and with `module=` it launches its reduce-scatters
 # during backward, too.
+#
+# With pipeline parallelism (chapter 15), which needs many micro-batches, this rules ZeRO-2 out. DeepSpeed's pipeline
+# engine rejects stages 2 and 3 (`deepspeed/runtime/pipe/engine.py`).
 
 # %% [markdown]
 # ## The production version
@@ -658,23 +664,12 @@ tables.Table(header, rows, "Rank 0.")
 #   at the cost of memory.
 # - **Names.** FSDP1, torch's older class, calls this mode `SHARD_GRAD_OP`.
 #
-# Like ours, DeepSpeed's stage 2 keeps full parameters between steps, but a rank owns a contiguous range of the model.
-# It all-reduces each bucket, although its option `reduce_scatter` is on by default, because
-# `use_multi_rank_bucket_allreduce` is on, too. If you set that to false, it runs one `reduce` per owner instead, which
-# sends half as much (version 0.19.8, `average_tensor` in `stage_1_and_2.py`). Its overlap with backward is off unless
-# you set `overlap_comm`. And its `no_sync()` raises an error for stages 2 and 3 (DeepSpeed issue 6793), so every
-# micro-batch is reduced, unless you use `coalesce_grad_reduction()`.
-
-# %% [markdown]
-# ## On a cluster
-#
-# | question | here, on gloo | with NCCL and many hosts |
-# |---|---|---|
-# | Is a reduce-scatter a real one? | ours is; gloo's is an all-reduce (chapter 01) | yes: it sends f times its bytes |
-# | Gradients without the wait | (1 + f) · 4Ψ | up to (1 + 1/N) · 4Ψ |
-# | What does `wait()` block? | the rank | only the current stream (chapter 04) |
-# | How do I see the peak? | `memory.peak` | `torch.cuda.max_memory_allocated()`, or a memory snapshot (chapter 06) |
-# | How large is a bucket? | 0.25 MB | 25 MB or more |
+# By default, DeepSpeed's stage 2 sends 3f · 4Ψ bytes per step, not 2f · 4Ψ. It all-reduces each bucket, because
+# `use_multi_rank_bucket_allreduce` is on. If you set that to false, it runs one `reduce` per owner instead, which sends
+# half as much (version 0.19.8, `average_tensor` in `stage_1_and_2.py`). There, a rank owns a contiguous range of the
+# model, the layout that we rejected above. Two more defaults cost time: `overlap_comm` is off, and because `no_sync()`
+# raises an error for stages 2 and 3 (DeepSpeed issue 6793), every micro-batch is reduced, unless you use
+# `coalesce_grad_reduction()`.
 
 # %% [markdown]
 # ## Recap
@@ -687,7 +682,6 @@ tables.Table(header, rows, "Rank 0.")
 # | ZeRO-1 | 4Ψ + 8Ψ/N | 4Ψ¹ | 2f · 4Ψ | both halves, if it knows the module |
 # | ZeRO-2 | 4Ψ + 8Ψ/N | 4Ψ/N and 2 + f buckets² | (g + 1)f · 4Ψ | the reduce-scatters; in the lab, both halves |
 # | ZeRO-2, only the last micro-batch reduced | 4Ψ + 8Ψ/N | 4Ψ and 2 buckets³ | 2f · 4Ψ | the reduce-scatters |
-# | all-reduce, then slice | 4Ψ + 8Ψ/N | 4Ψ/N and 2 buckets | (2g + 1)f · 4Ψ | the all-reduces |
 #
 # ¹ On gloo, plus the receive buffers of two pieces (lab 01). ² With NCCL, 2 + 1/N buckets. ³ A receive buffer, and the
 # gradient that backward is adding.
@@ -703,6 +697,7 @@ tables.Table(header, rows, "Rank 0.")
 # %% [markdown]
 # ## Further reading
 #
+# - [On a real cluster](../docs/cluster.md): what changes with NCCL and many hosts.
 # - Rajbhandari et al., *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models*, SC 2020 (arXiv
 #   1910.02054): §5.2 on stage 2, and §7 on what each stage sends.
 # - Zhao et al., *PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel*, VLDB 2023 (arXiv 2304.11277): §3.4

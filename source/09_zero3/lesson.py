@@ -90,8 +90,8 @@ block = sum(numels[name] for name in numels if name.startswith("blocks.0."))
 root = psi - 6 * block  # the parameters that are in no block
 share = held[0].parameters_bytes / held[0].total_bytes
 print(f"Ψ = {psi:,}, and each block has {block / psi:.0%} of it. Parameters: {share:.0%}")
-assert share > 0.5
-plots.memory_by_component({f"rank {n}": each.by_component() for n, each in enumerate(held)})
+assert share > 0.5 and all(of_rank == held[0] for of_rank in held)
+plots.memory_by_component({"each of four ranks": held[0].by_component()})
 
 # %% [markdown] slideshow={"slide_type": "-"}
 # Most of what a rank holds is parameters, and all four ranks hold the same ones. When does a rank need them? The next
@@ -305,7 +305,6 @@ mean_losses = [sum(of_step) / 4 for of_step in zip(*ranks.pull("losses"), strict
 difference = max(abs(x - y) for x, y in zip(alone_losses, mean_losses, strict=True))
 print(f"largest difference of the losses: {difference:.0e}")
 assert difference < 1e-6 and max(mean_losses[-10:]) < 0.8 * mean_losses[0]
-plots.loss_curves({"one process": alone_losses, "four ranks, ZeRO-3": mean_losses})
 
 # %% [markdown]
 # This is the same training, although no rank holds the whole model between steps.
@@ -429,7 +428,8 @@ tables.Table(["in f · 4Ψ", *(f"g = {g}" for g in counts)], rows, "sent per ran
 # and wait later. While block 2 computes in forward, the all-gather of block 3 is in flight. This is called
 # **prefetching**. In backward, the next unit is the one *before* the current one. In the diagram, follow unit 1: it is
 # already unsharding while unit 0 computes in forward, and again while unit 2 computes in backward. The diagram also
-# overlaps the reduce-scatters, which our code does not do.
+# overlaps the reduce-scatters, which our code does not do. All collectives share one link, so the last all-gather
+# queues behind a reduce-scatter.
 
 # %% slideshow={"slide_type": "-"}
 diagrams.unit_states()
@@ -504,7 +504,7 @@ plots.bars(times.ms(), "ms per step, without the optimizer (median of 8 rounds)"
 # %% tags=["nbval-ignore-output"] slideshow={"slide_type": "-"}
 without, ahead = ranks.pull("lines")[0]
 lines = [zero3_step(without, blocks=6, ranks=4), zero3_step(ahead, 6, 4, prefetched=True)]
-plots.timeline(lines, ["no prefetching", "prefetching"])
+plots.timeline(lines, ["no prefetching", "prefetching"], hidden=False)
 
 # %% [markdown]
 # Most of what stays exposed is reduce-scatters, because our `reduce_gradients()` waits for each at once. Lab 10 and
@@ -521,8 +521,9 @@ plots.timeline(lines, ["no prefetching", "prefetching"])
 # $$T > f \cdot F / B.$$
 #
 # The size of the block cancels out. Backward computes twice as long, and also reduce-scatters, so the rule is the same.
-# An A100 that reaches 156 TFLOP/s needs about 6,000 tokens at 25 GB/s per GPU, and about 800 at 200 GB/s. With fewer,
-# take faster links (chapter 11) or larger micro-batches.
+# An A100 that reaches 156 TFLOP/s needs about 6,000 tokens if its host has a single link of 25 GB/s, and about 800 if
+# each of its eight GPUs has one, because the collective can use all eight. With fewer, take faster links (chapter 11)
+# or larger micro-batches.
 
 # %% [markdown]
 # ## What prefetching costs
@@ -543,9 +544,9 @@ lives = {name: life for name, (_, life, _) in steps.items()}
 widgets.lifetime_stepper(lives, psi, expected_bytes, of="prefetching")
 
 # %% [markdown] slideshow={"slide_type": "-"}
-# With `reshard_after_forward=False`, you send no more than data parallelism, and save the time of the second
-# all-gathers. In exchange, the peak is that of a model without units, 1.25 · 4Ψ: the parameters are sharded only
-# between steps.
+# With `reshard_after_forward=False`, you send no more than data parallelism. In time, you gain only 24 ms here, because
+# prefetching had already hidden five of the six all-gathers that you save; the sixth is block 5's. In exchange, the
+# peak is that of a model without units, 1.25 · 4Ψ: the parameters are sharded only between steps.
 
 # %% [markdown]
 # ## The production version
@@ -627,25 +628,17 @@ tables.Table(["", "held, MB", "formula, MB", "peak, MB", "sent, in f · 4Ψ"], r
 # | | here | FSDP2 |
 # |---|---|---|
 # | Shards | of a flat parameter | of each parameter, along its first dimension¹ |
-# | The next unit | from a list | in backward, from the order of the forward; in forward: next section |
+# | The next unit | from a list | in backward, from the order of the forward; in forward: see below |
 # | `post_backward` runs | after the unit's last gradient | after the gradients of the unit's inputs (see chapter 10) |
 # | Reduce-scatters | waited for immediately | waited for later |
 #
 # ¹ So parameters keep their names and shapes. But if a parameter has fewer rows than there are ranks, some ranks hold
 # no part of it. FSDP1, torch's older wrapper, shards flat parameters, as we do.
-
-# %% [markdown]
-# ## On a cluster
-#
-# | question | here | with NCCL and many hosts |
-# |---|---|---|
-# | How does forward prefetch? | `pre_forward` launches the next unit | automatically, by running ahead of the GPU |
-# | How do I prefetch further ahead? | I change a hook | `set_modules_to_forward_prefetch()`, also for backward |
-# | What limits the all-gathers? | each rank's link | the links between hosts: chapter 11 keeps shards within a host |
 #
 # On a GPU, forward only queues operations, and FSDP2 queues all-gathers on a separate stream. While the GPU is still
 # computing block 2, the program has already launched the all-gather of block 3. torch's documentation calls this
-# *implicit prefetching*. It fails if the program is not ahead of the GPU, for example because the blocks are too small.
+# *implicit prefetching*. Implicit prefetching fails if the program is not ahead of the GPU, for example because the
+# blocks are too small.
 
 # %% [markdown] slideshow={"slide_type": "slide"}
 # ## Recap
@@ -665,6 +658,10 @@ tables.Table(["", "held, MB", "formula, MB", "peak, MB", "sent, in f · 4Ψ"], r
 # † Plus full gradients of the units that are in backward, until they are reduce-scattered. ‡ Minus one all-gather of
 # the root per micro-batch.
 #
+# In mixed precision, data parallelism holds 2Ψ + 2Ψ + 12Ψ bytes (chapter 06). ZeRO-1 divides the 12Ψ by N, ZeRO-2 also
+# the gradients' 2Ψ, and ZeRO-3 all 16Ψ. So with ZeRO-2, 70B parameters fit on no number of GPUs of 80 GB, because 2Ψ
+# are 140 GB. With ZeRO-3 on 32 GPUs, their model state takes 35 GB per GPU.
+#
 # **Terms**
 #
 # - **ZeRO-3**: a rank keeps only its shard of the parameters, the gradients and the optimizer state.
@@ -678,6 +675,7 @@ tables.Table(["", "held, MB", "formula, MB", "peak, MB", "sent, in f · 4Ψ"], r
 #
 # ## Further reading
 #
+# - [On a real cluster](../docs/cluster.md): what changes with NCCL and many hosts.
 # - Rajbhandari et al., *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models*, 2020 (arXiv 1910.02054):
 #   §5.3 on sharded parameters, and §7 on what each stage sends.
 # - Zhao et al., *PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel*, VLDB 2023 (arXiv 2304.11277): §3 on

@@ -111,9 +111,10 @@ def trained(model, shards=None):
 # %%
 diagrams.per_parameter()
 
-# %% [markdown] With a flat parameter, the parameters are slices of what the all-gather returns. FSDP2 pays for its
-# freedom with two copies per all-gather, and one before each reduce-scatter: *copy-in* puts a rank's shards side by
-# side, so that one collective is enough, and *copy-out* collects each parameter from the slots of all ranks.
+# %% [markdown]
+# With a flat parameter, the parameters are slices of what the all-gather returns. FSDP2 pays for its freedom with two
+# copies per all-gather, and one before each reduce-scatter: *copy-in* puts a rank's shards side by side, so that one
+# collective is enough, and *copy-out* collects each parameter from the slots of all ranks.
 #
 # Here is a layer that FSDP1 rejects by default, in the style of LoRA (Hu et al. 2021): frozen weights, and a trained
 # correction through a bottleneck. We shard it over two ranks, and over four.
@@ -132,10 +133,7 @@ class LoRA(nn.Module):
 
 
 # %% [markdown]
-# **Predict.** `frozen.weight` has six rows. How many of them does rank 3 of 4 hold?
-
-# %%
-my_rows = None
+# Look at what rank 3 of 4 holds:
 
 
 # %% tags=["claims"] jupyter={"source_hidden": true}
@@ -150,9 +148,6 @@ found = {n: shards_over(n) for n in (2, 4)}
 
 # %% tags=["claims"] jupyter={"source_hidden": true}
 found = ranks.pull("found")
-print(
-    f"{predicted(my_rows, '{} rows')}rank 3 of 4 holds {found[3][4]['frozen.weight'][-1][0]} rows"
-)
 assert all(shard[-1][0] == 0 for shard in found[3][4].values())
 columns = [(r, n) for n in (2, 4) for r in range(n)]
 rows = [
@@ -168,7 +163,11 @@ tables.Table(["", "placement", "shape", *(f"rank {r} of {n}" for r, n in columns
 #
 # ## What travels
 #
-# The layer has 82 parameters, and a flat parameter would have 84 elements. What does FSDP2 send?
+# **Predict.** The layer has 82 parameters, and a flat parameter would have 84 elements. Sharded over four ranks by
+# rows, how many elements does FSDP2's all-gather carry? Count the padding, too.
+
+# %%
+my_elements = None
 
 # %%
 # %%ranks
@@ -177,6 +176,7 @@ with wire.ledger() as log:
     layer(torch.ones(1, 8, device=device)).sum().backward()
 
 # %% tags=["claims"] jupyter={"source_hidden": true}
+print(predicted(my_elements, "{} elements", "\n"), end="")
 for entry in ranks.pull("log")[0].entries:
     print(f"{entry.op}: {entry.elements} elements")
 assert [entry.elements for entry in ranks.pull("log")[0].entries] == [120, 48]
@@ -374,9 +374,10 @@ assert elements[0] == elements[1]
 assert again[1].sent_bytes == theirs[1].sent_bytes == 2 * low[1].sent_bytes
 tables.Table(["", "all-gathers", "reduce-scatters", "sent, MB", "loss"], rows, "rank 0, one step")
 
-# %% [markdown] The same loss, the same bytes and the same collectives. In both, the optimizer is built afterwards,
-# because the parameters are new ones. And neither broadcasts: every rank must build the same values. The bytes in
-# detail: six blocks are all-gathered twice and the root once, and seven units are reduced.
+# %% [markdown]
+# The losses, the bytes and the collectives are the same. In both, the optimizer is built afterwards, because the
+# parameters are new ones. And neither broadcasts: every rank must build the same values. The bytes in detail: six
+# blocks are all-gathered twice and the root once, and seven units are reduced.
 #
 # - **Checkpointing** sends nothing more. A block's forward runs again while backward has the block unsharded.
 # - **bf16** halves the bytes. The shards stay in fp32, as master weights (chapter 06), and copy-in rounds them.
@@ -390,7 +391,7 @@ tables.Table(["", "all-gathers", "reduce-scatters", "sent, MB", "loss"], rows, "
 # ## Streams, and events instead of waits
 #
 # One thing is missing: our version hides nothing, because `unshard()` waits for its all-gather. Chapter 09 launched the
-# next all-gather early. Why does FSDP2 not do just that?
+# next all-gather early. In backward, FSDP2 does just that. Why not in forward, by default?
 #
 # Because copy-in would run between two units' computations, and because it would have to know the next unit. Your
 # Python program computes nothing on a GPU: it queues kernels. So FSDP2 gives copy-in and all-gather **streams** of
@@ -411,8 +412,9 @@ diagrams.streams()
 # - The reduce-scatter stream waits for that copy. The compute stream waits for *it* one unit later (`post_backward`),
 #   as in lab 10. For the last one, it waits in the callback.
 #
-# The drawing leaves out that copy-in waits for copy-out, and computation for reduce-scatters. Although their streams
-# differ, all-gathers and reduce-scatters take turns, because by default they share one communicator.
+# Two waits are not drawn: a copy-in's for an earlier copy-out, and the compute stream's for the previous unit's
+# reduce-scatter. Although their streams differ, all-gathers and reduce-scatters take turns, because by default they
+# share one communicator.
 #
 # The host never stops, unless your code makes it: `loss.item()` waits for the GPU, as do `print` of a tensor and a mask
 # as an index, and meanwhile, nothing is queued.
@@ -444,9 +446,10 @@ print(f"buffers of collectives: {buffers_bytes / 1e6:.2f} MB at most: two blocks
 assert parameters_bytes == 4 * ((6 * block + root) / 4 + root + block)
 assert buffers_bytes == 4 * 2 * block
 
-# %% [markdown] Chapter 09 counted two blocks of parameters with prefetching, and here there is only one. That looks
-# better than it is: until copy-out, a prefetched block lies in the all-gather's buffer, beside a buffer of gradients.
-# In forward, there are two for a moment, because FSDP2 keeps the last unit's buffer until it waits for the next one.
+# %% [markdown]
+# Chapter 09 counted two blocks of parameters with prefetching, and here there is only one. That looks better than it
+# is: until copy-out, a prefetched block lies in the all-gather's buffer, beside a buffer of gradients. In forward,
+# there are two for a moment, because FSDP2 keeps the last unit's buffer until it waits for the next one.
 
 # %% [markdown]
 # ## A unit that is called twice

@@ -198,8 +198,9 @@ assert all(abs(sent_by.get(f"DeepSpeed {stage}", 1.5) - 1.5) < 0.05 for stage in
 #   `use_multi_rank_bucket_allreduce` is on. At the end, they all-gather the parameters (fS).
 #
 # At stages 2 and 3, DeepSpeed also holds more than yours, because it keeps fp32 master weights even if the parameters
-# are fp32 already. At stage 1, it frees the other ranks' gradients after backward, which pays for them with N = 2.
-# During backward, stage 1 holds full gradients, and stage 2 frees them bucket by bucket (chapter 08).
+# are fp32 already. At stage 1, the totals happen to agree with N = 2: half an S more of master weights, and half an S
+# less of gradients, because it frees those of the other ranks after backward. During backward, stage 1 holds full
+# gradients, and stage 2 frees them bucket by bucket (chapter 08).
 
 # %% [markdown]
 # ## Sharding inside a host only
@@ -319,7 +320,7 @@ tables.Table([*header, "parameters after forward, S", "after backward, S"], rows
 # flatters stages 0 to 2 a little: their gradients can hide only behind backward. Drawn against the tokens per GPU,
 # throughput rises as long as communication decides, and is flat from where computation does. With stage 3, the knee
 # between them is at T = f · F/B, as in chapter 09, with F FLOP/s per GPU and B bytes per second on the slowest link.
-# The line ends where the activations of so many tokens no longer fit into memory. This picture is called a
+# The line turns dotted where the activations of so many tokens no longer fit into memory. This picture is called a
 # **roofline**.
 
 
@@ -372,21 +373,29 @@ assert [lines[each][1] for each in strategies] == [4096, 8192, 12288, 8192]
 best = max(throughput for throughput, _ in throughput_of.values())
 assert all(throughput_of[each][0] > 0.99 * best for each in strategies[1:])
 assert throughput_of[1, 8][0] < 0.65 * best
+token_s = 6 * llama.parameters / four_hosts.flops
+link_s = [clusters.communication_seconds(llama, four_hosts, *each) for each in strategies]
+assert [f"{each / token_s:.4g}" for each in link_s] == ["6695", "8060", "1.209e+04", "6695"]
 assert not line(llama, four_hosts, 0, 32)[1] and line(llama, four_hosts, 3, 8)[1] == 8192
 
 # %% [markdown]
-# With one sequence, the link decides, and the stage that saves the most memory is the slowest: stage 3 over 32 reaches
-# a third of the roof. But look at where the lines end. The memory that stage 3 saves has room for three sequences, and
-# with them it reaches the roof, because its communication is the same and the computation takes three times as long.
-# Sharded inside a host, stages 1 and 2 send the least between hosts, 1.5 S instead of 1.94 S. But stage 1 has no room
-# for a second sequence, so in one micro-batch it never gets there. **Memory buys tokens, and tokens hide
-# communication.**
+# With one sequence, the link decides, and the stage that saves the most memory is the slowest. But look at where the
+# lines turn dotted, and compare it with the tokens at the knee:
 #
-# Three of the four reach the roof here. If several do, take the one with the fewest tokens, because a larger global
-# batch is not free (chapter 05): two sequences on each of 32 GPUs are 262,144 tokens per step. That leaves stage 2,
-# over 8 or over 32. Over 8 it has its knee at 6,695 tokens instead of 8,060, so it has slack if the links are slower
-# than promised; over 32 it leaves more memory free. The margins are thin. Fused attention needs less memory, and gives
-# stage 1 over 32 a second sequence. So compute it for your model, then measure.
+# | | leaves a host, S | tokens at the knee | tokens that fit | reaches the roof |
+# |---|---|---|---|---|
+# | stage 1 over 8 | 1.5 | 6,695 | 4,096 | never |
+# | stage 2 over 8 | 1.5 | 6,695 | 8,192 | yes, with the most slack |
+# | stage 2 over 32 | 1.94 | 8,060 | 8,192 | just |
+# | stage 3 over 32 | 2.91 | 12,090 | 12,288 | just, with three sequences |
+#
+# Stage 3 sends the most. But the memory that it saves has room for three sequences, whose computation takes three times
+# as long, while its communication stays the same. **Memory buys tokens, and tokens hide communication.**
+#
+# If several strategies reach the roof, take the one with the fewest tokens, because a larger global batch is not free
+# (chapter 05). That leaves stage 2. Over 8, it has slack if the links are slower than promised; over 32, it leaves more
+# memory free. So compute it for your model, then measure: fused attention, for instance, gives stage 1 over 32 a second
+# sequence.
 #
 # And micro-batches? Stages 0 and 1 send as much for two as for one, so accumulation is another way to more tokens. From
 # stage 2 on, each further micro-batch costs another reduce-scatter (chapter 08), and with stage 3 also its all-gathers.
@@ -437,8 +446,8 @@ assert error > 0.01
 # %% [markdown]
 # **Clipping.** If `gradient_clipping` is missing in its config, DeepSpeed clips the norm of the gradients at 1 since
 # version 0.19.3 (pull request 8068). AdamW divides each gradient by a running mean of its size, so a constant factor
-# would cancel. But the clipping factor changes from step to step, so the losses drift apart. Whenever you change
-# the wrapper, compare the losses.
+# would cancel. But the clipping factor changes from step to step, so the losses drift apart. In the table above, our
+# config sets it to 0. Whenever you change the wrapper, compare the losses.
 
 # %% [markdown]
 # ## Where you will meet these settings
@@ -456,8 +465,9 @@ assert error > 0.01
 #
 # For FSDP2, Lightning has `ModelParallelStrategy`, in which you call `fully_shard` yourself. The Hugging Face Trainer
 # passes its `fsdp_config` on to Accelerate, and clips at `max_grad_norm`, which is 1.0 unless you set it. All of them
-# take bf16 for sums, too, if you ask for bf16, unless you set another dtype. DeepSpeed's keys, FSDP1's arguments and
-# what offload costs are on a page of their own: [Other wrappers](../docs/wrappers.md).
+# take bf16 for sums, too, if you ask for bf16, unless you set another dtype. *Offload* keeps tensors that do not fit on
+# a GPU, such as the optimizer state, in the CPU's memory. DeepSpeed's keys, FSDP1's arguments and what offload costs
+# are on a page of their own: [Other wrappers](../docs/wrappers.md).
 #
 # Llama 3 405B was trained with such a choice: FSDP sharded its optimizer state and gradients, but the parameters stayed
 # unsharded until backward, which saves the second all-gather (Llama 3 paper, §3.3.2).
@@ -485,10 +495,9 @@ assert error > 0.01
 # **Terms**
 #
 # - **roofline**: throughput against the tokens per GPU. Communication limits it left of the knee, computation right of
-#   it, and memory ends it.
+#   it, and where it is dotted, memory does not suffice.
 # - **hybrid sharding**: the model is sharded over the ranks of a host, and each host holds a full copy.
 # - **device mesh**: an array of ranks whose dimensions have names, such as hosts × ranks per host.
-# - **offload**: keeping tensors that do not fit on a GPU, such as the optimizer state, in the CPU's memory or on disk.
 # - **MFU** (model FLOPs utilization): 6 × parameters × tokens per second and GPU, divided by the GPU's FLOP/s on paper.
 
 # %% [markdown]

@@ -207,6 +207,7 @@ check.save_checkpoint()
 # ## Exercise 12.3 · Resume on any number of ranks (10 min, 2 points)
 #
 # `load_checkpoint(path, model, optimizer)` restores the state of the model and of the optimizer, and returns the step.
+# Begin with the lesson's `load`. New compared with the lesson: the step.
 #
 # - `dcp.load(state, checkpoint_id=path)` loads into the tensors of `state`, in place. `state` must have the same
 #   structure as the state that was saved. Values that are not tensors, such as the step, are replaced in the dict, so

@@ -444,7 +444,8 @@ plots.loss_curves(curves)
 # In this run, the step alone says which samples come next. A real run has more to save:
 #
 # - the state of the learning rate schedule and of the gradient scaler,
-# - the position in the data set, or else samples are repeated or skipped,
+# - the position in the data set. Without it, samples are repeated or skipped, and nothing raises an error. torchdata's
+#   `StatefulDataLoader` has a `state_dict()` for this: put it into the same checkpoint.
 # - the state of the random number generators, for dropout and shuffling. There is one state per rank, so with a
 #   different number of ranks, you have to seed again.
 
@@ -589,8 +590,8 @@ plots.bars(blocked_ms, "ms for which training is blocked (medians of 5 rounds)")
 
 # %% [markdown]
 # If the steps last long enough, they hide the writing, and only staging is left. But the thread needs CPU cores too,
-# and can slow down the steps. So compare the printed times of a whole round, with `save` and with `async_save`: the
-# difference is the real gain.
+# and slows down the steps. What counts is a whole round. In the run stored here, it takes 2,080 ms with `save` and
+# 1,574 with `async_save`, although the steps themselves slow down from 1,436 to 1,511 ms.
 #
 # Three rules keep asynchronous saves safe:
 #

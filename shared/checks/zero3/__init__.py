@@ -15,7 +15,7 @@ from shared.checks.zero3 import backward, deferred, forward, hooks, reducer, sav
 
 GradientReducer = Exercise("10.1", "GradientReducer")
 Forward = Exercise("10.2", "ZeRO3")
-Backward = Exercise("10.3", "ZeRO3")
+Backward = Exercise("10.3", "ZeRO3", first="plain model")
 FullState = Exercise("10.4", "ZeRO3")
 ShardedState = Exercise("10.5", "ZeRO3")
 Materializer = Exercise("10.6", "Materializer")

@@ -196,8 +196,9 @@ def streams() -> Figure:
     for stream, top in tops.items():
         drawing.text(0.15, top + 0.17, stream, ha="left")
     drawing.text(0.15, 0.68, "GPU, 4 streams", "heading", ha="left", weight="bold")
-    for task in on_streams.tasks:
-        _draw_task(drawing, clock, tops[task.stream], task)
+    for task, following in zip(on_streams.tasks, [*on_streams.tasks[1:], None], strict=True):
+        copies_out = task.stream == "compute" and following is not None and following.name != "reduce-scatter"
+        _draw_task(drawing, clock, tops[task.stream], task, number_below=copies_out)  # its arrow comes from above
     _draw_events(drawing, clock, tops, on_streams.tasks)
     _name_phases(drawing, clock, 0.68, on_streams.tasks)
     drawing.line((0.15, 3.3), (drawing.width_in - 0.15, 3.3), color="0.75")
@@ -211,10 +212,12 @@ def streams() -> Figure:
     return drawing.finish()
 
 
-def _draw_task(drawing: Drawing, clock: Clock, y: float, task: Task) -> None:
+def _draw_task(drawing: Drawing, clock: Clock, y: float, task: Task, number_below: bool = False) -> None:
     times_ms = task.began_ms, task.ended_ms
     if task.name == "copy":
         clock.span(drawing, y, times_ms, "", 0.34, **_COPIES)
+        middle, number_y = clock.x(sum(times_ms) / 2), y + 0.44 if number_below else y - 0.09
+        drawing.text(middle, number_y, f"{task.unit}", "note", size=9)
     elif task.name in ("all-gather", "reduce-scatter"):
         drawing.collective(clock.x(task.began_ms) + 0.015, y, clock.inch_per_ms * _FLIGHT_MS - 0.03, f"{task.unit}")
     else:

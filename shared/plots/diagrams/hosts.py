@@ -10,7 +10,7 @@ _RANKS_PER_HOST = 2
 def hybrid_mesh() -> Figure:
     """Draw a mesh of 2 × 2 ranks: each host shards the model, and the hosts hold the same shards."""
     drawing = Drawing(8.8, 5.8, "Hybrid sharding on a 2 × 2 mesh: shard inside a host, replicate across hosts")
-    drawing.code(0.15, 0.62, 'init_device_mesh("cuda", (2, 2), mesh_dim_names=("replicate", "shard"))', ha="left")
+    drawing.code(0.15, 0.62, "mesh: [[0, 1], [2, 3]]", ha="left")
     left, box_in, rank_in = 1.35, 7.3, 2.0
     tops, rank_xs = (1.5, 4.0), (left + 0.2, left + box_in - 0.2 - rank_in)
     drawing.text(left, 1.05, "shard: the ranks of a host, fast links", ha="left", weight="bold")

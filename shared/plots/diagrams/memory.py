@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
-from shared.plots.diagrams.drawing import Clock, Drawing, check_world_size
+from shared.plots.diagrams.drawing import OWN_RANK, Clock, Drawing, check_world_size
 from shared.plots.memory_plan import COMPONENT_STYLES
 
 _LAYERS, _PARAMETERS_GB, _OPTIMIZER_GB, _ACTIVATIONS_GB = 4, 4, 8, 8
@@ -106,56 +106,57 @@ def _explain_components(drawing: Drawing, x: float, y: float) -> None:
 _PARAMETERS, _PARAMETER_GB = 4, 12
 
 
-def stages(world_size: int, rank: int) -> list[set[tuple[int, int]]]:
-    """Return the (parameter, shard) pairs for which a rank has memory, at each stage of creating a model.
+@dataclass(frozen=True)
+class Created:
+    """What a rank holds at a stage of creating a model: its shards of parameters, and parameters in full."""
 
-    The stages: the model is on meta, parameter 0 is drawn, its shards are kept, the last parameter is drawn, all
-    are sharded. The last stage, for comparison, is a model that was not built on meta, before it is sharded.
-    """
-    on_meta: set[tuple[int, int]] = set()
-    materialized = {(0, shard) for shard in range(world_size)}
-    sharded = {(parameter, rank) for parameter in range(_PARAMETERS)}
-    peak = sharded | {(_PARAMETERS - 1, shard) for shard in range(world_size)}
-    whole = {(parameter, shard) for parameter in range(_PARAMETERS) for shard in range(world_size)}
-    return [on_meta, materialized, {(0, rank)}, peak, sharded, whole]
+    name: str
+    explanation: str
+    shards: tuple[int, ...] = ()
+    full: tuple[int, ...] = ()
+
+    def gb(self, world_size: int) -> float:
+        return _PARAMETER_GB * (len(self.shards) / world_size + len(self.full))
+
+
+_ALL = tuple(range(_PARAMETERS))
+STAGES = (
+    Created("1  Build on meta", "Sharded, with shapes,\nbut without memory."),
+    Created("2  Allocate the shards", "This rank's rows get\nmemory, but no values.", _ALL),
+    Created("3  Draw a parameter", "It gets memory and values,\nbeside the shards.", _ALL, _ALL[:1]),
+    Created("4  Keep its rows", "They are copied to the shard,\nand the rest is freed.", _ALL),
+    Created("5  Repeat", "The same for each parameter,\nup to the last one.", _ALL, _ALL[-1:]),
+    Created("Without meta", "All parameters are there\nbefore they are sharded.", (), _ALL),
+)
 
 
 def deferred_init(world_size: int = 4) -> Figure:
-    """Draw how to create a model that never exists in full: build it on meta, then draw one parameter at a time.
+    """Draw how a rank creates a model that never exists in full: build it on meta, then draw one parameter at a time.
 
     Args:
         world_size: From 2 to 4.
     """
     check_world_size(world_size)
-    drawing = Drawing(8.8, 7.7, "Deferred initialization: one parameter at a time, never the whole model")
-    left, tops = 2.75, (1.05, 2.15, 3.25, 4.35, 5.45, 6.7)
-    column = (drawing.width_in - left - 0.15) / world_size
-    parameters = f"The {_PARAMETERS} parameters (rows, example)\nhave shapes, but no memory.\nThe columns are shards."
-    explanations = (
-        ("1  Build on meta", parameters),
-        ("2  Draw a parameter", "It gets memory and values\non every rank."),
-        ("3  Keep a shard", "Each rank keeps its own,\nand frees the others."),
-        ("4  Repeat", "The peak: the last one in\nfull, and the other shards."),
-        ("5  Keep its shard", "Each rank has its shard\nof every parameter."),
-        ("Without meta", "Each rank has all parameters\nbefore it can shard them."),
-    )
-    drawing.name_rows(*((top, *explanation) for top, explanation in zip(tops, explanations, strict=True)))
-    size_in = (min(0.36, (column - 0.3) / world_size), 0.14)
-    for rank in range(world_size):
-        middle = left + column * (rank + 0.5)
-        drawing.box(middle - column / 2 + 0.07, 0.5, column - 0.14, 5.95)
-        drawing.rank_label(middle - column / 2 + 0.07, 0.5, rank, column - 0.14)
-        drawing.box(middle - column / 2 + 0.07, 6.57, column - 0.14, 1.0)
-        for top, held in zip(tops, stages(world_size, rank), strict=True):
-            for parameter in range(_PARAMETERS):
-                for shard in range(world_size):
-                    x, y = middle + size_in[0] * (shard - world_size / 2), top + size_in[1] * parameter
-                    if (parameter, shard) in held:
-                        drawing.cell(x, y, "", (shard,), size_in)
-                    else:
-                        drawing.absent(x, y, size_in)
-            held_gb = len(held) * _PARAMETER_GB / world_size
-            drawing.text(middle, top + 0.71, f"holds {held_gb:g} GB", weight="bold" if held else "normal")
-        for top in tops[1:5]:
-            drawing.arrow((middle, top - 0.25), (middle, top - 0.04))
+    drawing = Drawing(8.8, 7.1, "Deferred initialization on one rank: one parameter at a time, never the whole model")
+    left, width, height, column = 2.95, 0.72, 0.15, 0.87
+    full_x = left + column * _PARAMETERS + 0.3
+    drawing.text(left + column * _PARAMETERS / 2 - 0.07, 0.62, "the 4 parameters (example) by rows", "note")
+    drawing.text(full_x + width / 2, 0.62, "drawn in full", "note")
+    tops = [0.85 + 0.98 * row for row in range(len(STAGES) - 1)] + [6.0]
+    drawing.line((0.15, tops[-1] - 0.2), (drawing.width_in - 0.15, tops[-1] - 0.2), color="0.75")
+    for top, stage in zip(tops, STAGES, strict=True):
+        drawing.name_rows((top, stage.name, stage.explanation))
+        for parameter in range(_PARAMETERS):
+            for rank in range(world_size):
+                place = left + column * parameter, top + height * rank
+                held = rank == OWN_RANK if stage.shards else parameter in stage.full
+                drawing.cell(*place, "", (rank,), (width, height)) if held else drawing.absent(*place, (width, height))
+        for parameter in stage.full if stage.shards else ():
+            for rank in range(world_size):
+                drawing.cell(full_x, top + height * rank, "", (rank,), (width, height))
+            drawing.text(full_x + width / 2, top + height * world_size + 0.13, f"parameter {parameter}", "note")
+        words = f"holds {stage.gb(world_size):g} GB"
+        drawing.text(drawing.width_in - 0.15, top + 0.3, words, ha="right", weight="bold")
+    words = f"Colors are ranks. The rows of rank {OWN_RANK} are its shard; dashed rows have no memory on it."
+    drawing.text(0.15, 6.95, words, "note", ha="left")
     return drawing.finish()
