@@ -469,9 +469,8 @@ tables.Table(header, rows, f"Backward takes {backward_s:.1f} s, and forward half
 # %% [markdown]
 # ### Found here
 #
-# On the CPUs of this course, t is large: four ranks share a few cores, and to quantize a bucket takes milliseconds. On a
-# GPU, it would take well under one. The next cell times a step of the large GPT behind emulated links of 0.2 and 1
-# Gbit/s, and over loopback.
+# On the CPUs of this course, t is large: four ranks share a few cores, and to quantize a bucket takes milliseconds. The
+# next cell times a step of the large GPT behind emulated links of 0.2 and 1 Gbit/s, and over loopback.
 #
 # **Predict.** By what factor does INT8 change the time of a step on each link? 1 would mean no change.
 
