@@ -820,10 +820,10 @@ for name in MISTAKES:
 # %% [markdown]
 # Two mistakes hide from the loss. `OwnRowFirst` only changes the order of additions, so the ranks differ in the last
 # bits. They drift apart a little more in every step, and you would need to compare their parameters to notice.
-# `DropsSecondError` shows in neither column: here, the rounding of the sums averages out. With one large element among
-# small ones, as in the lesson, the small ones would never arrive. Your checks try that.
+# `DropsSecondError` shows in neither column, because this network learns well enough without the rest. What only one
+# rank sends may be rounded to zero in the sum, and is then lost for good. Your checks find that.
 #
-# The other three show in the loss. `SubtractsTheSum` subtracts N times too much, so `unsent` grows until it is NaN.
+# The other three show in the loss. `SubtractsTheSum` subtracts about N times too much, so `unsent` grows until it is NaN.
 # `KeepsInf` adds inf to every later step, so the optimizer skips all of them. In a log, that looks like a network that
 # has stopped learning.
 

@@ -560,8 +560,9 @@ def int8_between_hosts(tensor):
 
 
 # %% [markdown]
-# **Predict.** In fp32, a ring of four ranks sends 1.5 S from each host. INT8 among all four sends 1.75 · S/3.94: 1 from
-# the all-to-all, and 0.75 from the all-gather. What does INT8 between hosts send from each host, as a multiple of S?
+# **Predict.** In fp32, a ring of four ranks sends 1.5 S from each host. INT8 among all four sends 2 · S/3.94 = 0.51 S,
+# because our all-gather sends directly to each rank, too. What does INT8 between hosts send from each host, as a
+# multiple of S?
 
 # %%
 my_prediction = None
