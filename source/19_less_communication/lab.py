@@ -823,9 +823,9 @@ for name in MISTAKES:
 # `DropsSecondError` shows in neither column, because this network learns well enough without the rest. What only one
 # rank sends may be rounded to zero in the sum, and is then lost for good. Your checks find that.
 #
-# The other three show in the loss. `SubtractsTheSum` subtracts about N times too much, so `unsent` grows until it is NaN.
-# `KeepsInf` adds inf to every later step, so the optimizer skips all of them. In a log, that looks like a network that
-# has stopped learning.
+# The other three show in the loss. `SubtractsTheSum` subtracts about N times too much, so `unsent` grows without
+# bound. `KeepsInf` adds inf to every later step, so the optimizer skips all of them. In a log, that looks like a
+# network that has stopped learning.
 
 # %%
 ranks.stop()
