@@ -786,13 +786,13 @@ my_drift = dict.fromkeys(MISTAKES)
 # %%ranks --timeout 300
 right = {
     name: history(it)
-    for name, it in (("Int8", Int8()), ("TopK", TopK(0.01)), ("PowerSGD", PowerSGD(2)))
+    for name, it in (("Int8", Int8()), ("TopK", TopK(0.003)), ("PowerSGD", PowerSGD(2)))
 }
 wrong = {
-    "ForgetsTheRest": ("TopK", history(ForgetsTheRest(0.01))),
+    "ForgetsTheRest": ("TopK", history(ForgetsTheRest(0.003))),
     "DropsSecondError": ("Int8", history(DropsSecondError())),
     "SubtractsTheSum": ("PowerSGD", history(SubtractsTheSum(2))),
-    "OwnRowFirst": ("TopK", history(TopK(0.01), gather=gather_own_row_first)),
+    "OwnRowFirst": ("TopK", history(TopK(0.003), gather=gather_own_row_first)),
     "KeepsInf": ("Int8", history(Int8(), forget=lambda bucket: None)),
 }
 

@@ -116,12 +116,12 @@ assert ranks.pull("sent_in_16_bits")[0] == 300_000
 my_prediction = {"fp32": None, "bf16": None}
 
 # %% [markdown]
-# You will write `quantize` and `dequantize` in the lab. Here we import them. The first print shows one block of 256
-# elements: compare its first elements with what is left of them.
+# You will write `quantize` and `dequantize` in the lab. Here we import short versions from `labs/compressors.py`. The
+# first print shows one block of 256 elements: compare its first elements with what is left of them.
 
 # %%
 # %%ranks
-from solutions.compression import BLOCK, dequantize, pack, quantize
+from labs.compressors import BLOCK, dequantize, pack, quantize
 
 block = torch.tensor([0.5, -0.2, 3.0, 0.005]).repeat(BLOCK // 4)
 integers, scales = quantize(block)
@@ -193,7 +193,7 @@ assert lossy[1] == 0 and abs(kept[1] - 0.3) < 0.004
 
 # %%
 # %%ranks
-from solutions.compression import Compressor, Int8, PowerSGD, TopK
+from labs.compressors import Compressor, Int8, PowerSGD, TopK
 
 
 class Bf16(Compressor):
@@ -300,6 +300,8 @@ class Classifier(MLP):
         return nn.functional.cross_entropy(super().forward(images), labels)
 
 
+# %%
+# %%ranks
 class Forgetful(TopK):
     def exchange(self, bucket):
         bucket.unsent.copy_(bucket.flat)  # drops what the steps before have not sent
@@ -531,12 +533,12 @@ measure.start_behind_link(4, "200mbit", ranks_per_host=2)
 
 # %%
 # %%ranks
+from labs.compressors import Int8
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from shared import measure
 from shared.c10d import all_gather_single, reduce_scatter_single
-from solutions.compression import Int8
 
 mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("host", "inside"))
 inside, between = mesh.get_group("inside"), mesh.get_group("host")
