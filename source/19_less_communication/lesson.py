@@ -7,12 +7,12 @@
 # %% [markdown]
 # # 19 · Less communication
 #
-# **50–80 minutes.** After this lesson, you will be able to:
+# **45–75 minutes.** After this lesson, you will be able to:
 #
 # - predict how many bytes a step sends with bf16, INT8, top-k and PowerSGD,
 # - explain why INT8 gradients need an all-to-all, scales and error feedback,
-# - measure whether compression makes a step faster, or slower,
-# - train with local SGD and with DiLoCo, and recognize two mistakes that raise no error.
+# - compute on which links compression makes a step faster, and on which slower,
+# - say what local SGD and DiLoCo send, and when.
 #
 # You need the all-to-all and the ring (chapter 01), `OverlappedDDP` (chapter 04), and α and β (chapter 05). N is the
 # number of ranks, and Ψ the number of parameters.
@@ -22,8 +22,8 @@
 #
 # Unless the switches do the adding, an all-reduce of S bytes sends at least 2(N−1)/N · S bytes per rank, on average
 # (chapter 01). Chapter 04 hides what it can behind backward. On a slow link, the rest stays exposed. The next cells
-# record a step of `OverlappedDDP` behind an emulated link of 1 Gbit/s. As before, each block of the GPT sleeps as a
-# stand-in for a GPU.
+# record a step of `OverlappedDDP` behind a link of 1 Gbit/s. The link is emulated here: the ranks delay each message.
+# As before, each block of the GPT sleeps as a stand-in for a GPU.
 
 # %% tags=["nbval-ignore-output"]
 from shared import measure, plots, ranks, tables
@@ -35,15 +35,11 @@ ranks.start(world_size=4, backend="gloo:cpu", detect_mismatch=False)
 
 # %% tags=["nbval-ignore-output"]
 # %%ranks
-from functools import partial
-
 from torch import nn
 
 from shared import measure, timeline, wire
 from shared.data import CharTokens
 from shared.models import GPTConfig, TinyGPT, stand_in_for_gpu
-from solutions.async_collectives import launch_all_gather
-from solutions.bucketed_ddp import Bucket
 from solutions.overlapped_ddp import OverlappedDDP
 
 text = CharTokens()
@@ -90,45 +86,20 @@ print("bf16", values.bfloat16().tolist())
 
 # %% [markdown]
 # fp16 has more digits, but a small range: 10⁻⁸ becomes zero, and 10⁵ becomes infinite. bf16 has the range of fp32, and
-# about two decimal digits. Either way it is the same all-reduce, with half the bytes.
-#
-# `OverlappedDDP` has an argument `compressor`, which makes buckets that send something else. The next cell defines one.
-# Its function `exchange` decides what is sent. It is a *generator*: it yields each collective's handle, and continues
-# when that collective is complete. `unsent` holds what earlier steps have not sent. `memory` holds whatever else a
-# method keeps.
-
+# about two decimal digits. Either way, an all-reduce needs half the bytes, and three lines:
 
 # %%
 # %%ranks
-class Compressed(Bucket):
-    """A bucket that sends what exchange(bucket) chooses of everything that is still unsent."""
+gradient = torch.randn(100_000)
+with wire.ledger() as log:
+    sent = gradient.bfloat16()
+    dist.all_reduce(sent)
+    gradient.copy_(sent)
+sent_in_16_bits = log.sent_bytes
 
-    def __init__(self, exchange, parameters, group=None):
-        super().__init__(parameters, group)
-        self.exchange, self.unsent, self.memory = exchange, torch.zeros_like(self.flat), {}
-
-    def launch(self):
-        self.unsent += self.flat
-        self.stages = self.exchange(self)
-        self.handle = next(self.stages)  # runs the generator up to its first collective
-
-    def wait(self):
-        self.handle.wait()
-        for handle in self.stages:
-            handle.wait()
-
-
-class Compressor:
-    def __init__(self, exchange):
-        self.new_bucket = partial(Compressed, exchange)
-
-
-def bf16(bucket):
-    sent = bucket.unsent.bfloat16()
-    bucket.unsent -= sent
-    yield dist.all_reduce(sent, async_op=True)
-    bucket.flat.copy_(sent)
-
+# %%
+print(f"{ranks.pull('sent_in_16_bits')[0] / 1e3:.0f} kB sent by a rank, instead of 600 kB in fp32")
+assert ranks.pull("sent_in_16_bits")[0] == 300_000
 
 # %% [markdown]
 # ## Eight bits
@@ -138,35 +109,27 @@ def bf16(bucket):
 # served all gradients, a single large element would turn all small ones into zeros. So each *block* of 256 elements has
 # its own.
 #
-# **Predict.** It is commonly claimed that INT8 gradients need 4 times fewer bytes. But each block also sends a 4-byte
-# scale. By what factor does INT8 really shrink an fp32 gradient, and a bf16 one?
+# **Predict.** From 32 bits to 8 sounds like a factor of 4. But each block also sends a 4-byte scale. By what factor
+# does INT8 really shrink an fp32 gradient, and a bf16 one?
 
 # %%
 my_prediction = {"fp32": None, "bf16": None}
 
+# %% [markdown]
+# You will write `quantize` and `dequantize` in the lab. Here we import short versions from `labs/compressors.py`. The
+# first print shows one block of 256 elements: compare its first elements with what is left of them.
 
 # %%
 # %%ranks
-BLOCK = 256
+from labs.compressors import BLOCK, dequantize, pack, quantize
 
-
-def quantize(values):
-    """Return one tensor of bytes: an integer per element, followed by a float32 scale per block."""
-    blocks = values.unflatten(-1, (-1, BLOCK))
-    scales = (blocks.abs().amax(-1, keepdim=True) / 127).clamp(min=1e-37)
-    integers = (blocks / scales).round().to(torch.int8)
-    return torch.cat([integers.flatten(-2), scales.squeeze(-1).view(torch.int8)], -1)
-
-
-def dequantize(message):
-    numel = message.shape[-1] * BLOCK // (BLOCK + 4)
-    blocks = message[..., :numel].unflatten(-1, (-1, BLOCK))
-    scales = message[..., numel:].view(torch.float32)
-    return (blocks * scales.unsqueeze(-1)).flatten(-2)
-
-
+block = torch.tensor([0.5, -0.2, 3.0, 0.005]).repeat(BLOCK // 4)
+integers, scales = quantize(block)
+print(f"{block[:4].tolist()} → {integers[:4].tolist()}, times a scale of {scales.item():.4f}")
+torch.manual_seed(0)
 fp32 = torch.randn(100 * BLOCK)
-ratios = [nbytes / quantize(fp32).nbytes for nbytes in (fp32.nbytes, fp32.bfloat16().nbytes)]
+message = pack(*quantize(fp32))  # integers and scales in one tensor of bytes
+ratios = [nbytes / message.nbytes for nbytes in (fp32.nbytes, fp32.bfloat16().nbytes)]
 overflow = torch.tensor(100, dtype=torch.int8) + torch.tensor(100, dtype=torch.int8)
 
 # %%
@@ -203,9 +166,9 @@ my_prediction = None
 gradient = torch.full((BLOCK,), 0.003).index_fill(0, torch.tensor(0), 1.0)
 lossy, kept, unsent = torch.zeros(BLOCK), torch.zeros(BLOCK), torch.zeros(BLOCK)
 for _ in range(100):
-    lossy += dequantize(quantize(gradient))
+    lossy += dequantize(*quantize(gradient))
     unsent += gradient
-    sent = dequantize(quantize(unsent))
+    sent = dequantize(*quantize(unsent))
     unsent -= sent
     kept += sent
 print(f"quantized gradients: {lossy[1]:.3f}, with what was not sent: {kept[1]:.3f}")
@@ -214,30 +177,35 @@ assert lossy[1] == 0 and abs(kept[1] - 0.3) < 0.004
 # %% [markdown]
 # The scale is 1/127 = 0.008, so 0.003 is always rounded to zero. For the second sum, the rank keeps what it has not
 # sent, and adds it to the next gradient. After two steps, 0.006 is rounded to 0.008. This is called **error feedback**.
-# Everything applied plus everything unsent equals the sum of all gradients. Our `bf16` loses a little, because its
-# all-reduce rounds the sums, too.
+# Everything applied plus everything unsent equals the sum of all gradients.
 #
-# Now we can write `int8`. It rounds twice, so there are two errors. Each stays on the rank that made it:
+# INT8 rounds twice, so there are two errors. Each stays on the rank that made it: the first one on every rank, the
+# second one on the rank that has added up the shard.
+
+# %% [markdown]
+# ## Two collectives behind backward
+#
+# To hide all this behind backward, `OverlappedDDP` takes a `compressor`. When a bucket is full, the compressor's
+# `exchange(bucket)` launches a collective, and backward goes on. But INT8 now needs the result of the first collective
+# for the second one. So `exchange` is a *generator*: it yields the handle of each collective, and continues when that
+# one is complete. With bf16, there is only one `yield`:
 
 
 # %%
 # %%ranks
-def int8(bucket):
-    unsent, n = bucket.unsent, bucket.unsent.numel()
-    shard = -(-n // (world_size * BLOCK)) * BLOCK  # rounded up to whole blocks
-    rows = nn.functional.pad(unsent, (0, world_size * shard - n)).view(world_size, shard)
-    sent = quantize(rows)
-    unsent -= dequantize(sent).flatten()[:n]  # the first error stays
-    received = torch.empty_like(sent)
-    yield dist.all_to_all_single(received, sent, async_op=True)
+from labs.compressors import Compressor, Int8, PowerSGD, TopK
 
-    total = dequantize(received).sum(0)
-    own, gathered = quantize(total), torch.empty_like(sent)
-    kept = unsent[rank * shard : (rank + 1) * shard]
-    kept += (total - dequantize(own))[: len(kept)]  # and the second error, too
-    yield launch_all_gather(gathered.view(-1), own)
-    bucket.flat.copy_(dequantize(gathered).flatten()[:n])
 
+class Bf16(Compressor):
+    def exchange(self, bucket):
+        sent = bucket.unsent.bfloat16()  # of this step, and whatever is left of earlier ones
+        bucket.unsent -= sent
+        yield dist.all_reduce(sent, async_op=True)
+        bucket.flat.copy_(sent)  # what the optimizer will see
+
+
+# %% [markdown]
+# `Bf16` still loses a little, because its all-reduce rounds the sums, too.
 
 # %% [markdown]
 # ## The largest elements only
@@ -260,41 +228,16 @@ my_prediction = None
 
 # %%
 # %%ranks
-def top_k(bucket, share):
-    unsent = bucket.unsent
-    k = max(1, round(share * unsent.numel()))
-    indices = unsent.abs().topk(k).indices
-    values = unsent[indices]
-    unsent[indices] = 0
-    all_values = values.new_empty(world_size, k)
-    all_indices = indices.new_empty(world_size, k, dtype=torch.int32)
-    handles = (
-        launch_all_gather(all_values.view(-1), values),
-        launch_all_gather(all_indices.view(-1), indices.int()),
-    )
-    yield from handles
-    bucket.flat.zero_()
-    for values, indices in zip(all_values, all_indices.long(), strict=True):
-        bucket.flat[indices] += values  # rank by rank, so that all ranks get the same bits
-
-
-def sent_bytes(exchange):
-    """Return the bytes that a rank sends for one bucket of 100,000 elements."""
-    bucket = Compressed(exchange, [nn.Parameter(torch.zeros(100_000))])
-    bucket.flat.normal_()
+def sent_bytes(compressor=None):
+    """Return the bytes that a rank sends for the gradients of 100,000 elements."""
+    model = OverlappedDDP(nn.Linear(100_000, 1, bias=False), compressor=compressor)
     with wire.ledger() as log:
-        bucket.launch()
-        bucket.wait()
+        model(torch.randn(100_000)).sum().backward()
     return log.sent_bytes
 
 
-def fp32(bucket):
-    bucket.unsent.zero_()
-    yield dist.all_reduce(bucket.flat, async_op=True)
-
-
-by_share = {share: sent_bytes(partial(top_k, share=share)) for share in (0.01, 0.1, 0.25, 0.5)}
-of_fp32 = sent_bytes(fp32)
+by_share = {share: sent_bytes(TopK(share)) for share in (0.01, 0.1, 0.25, 0.5)}
+of_fp32 = sent_bytes()
 
 # %%
 by_share, of_fp32 = ranks.pull("by_share")[0], ranks.pull("of_fp32")[0]
@@ -318,55 +261,31 @@ assert by_share[0.25] == of_fp32
 diagrams.low_rank()
 
 # %% [markdown]
+# In the formulas, M is a rank's matrix in `unsent`, and Σ is a sum over the ranks:
+#
+# ```
+# P = Σ M·Q             all-reduce
+# P = orthogonalize(P)
+# Q = Σ Mᵀ·P            all-reduce
+# ΣM ≈ P·Qᵀ
+# M ← M − P·(Mᵀ·P)ᵀ     this rank has sent its own part of P·Qᵀ
+# ```
+#
 # P is linear in M, so it can be all-reduced, and so can Q afterwards. In between, P's columns are made orthonormal, so
 # that P·Qᵀ is the closest matrix to ΣM that they can form. An n × m matrix costs r(n + m) elements. Biases are sent as
-# they are. In the code, `others` are the parameters that are not worth compressing. A bucket without any matrix sends a
-# zero in place of Q. In the lab, you leave out this message.
-
-
-# %%
-# %%ranks
-def power_sgd(bucket, r):
-    views = bucket.unsent.split([p.numel() for p in bucket.parameters])
-    views = [view.view(p.shape) for view, p in zip(views, bucket.parameters, strict=True)]
-    matrices = [v for v in views if v.dim() == 2 and r * sum(v.shape) < v.numel()]
-    others = [v for v in views if all(v is not m for m in matrices)]
-    seeded = torch.Generator().manual_seed(0)  # the same Q on every rank
-    qs = bucket.memory.get("qs") or [torch.randn(m.shape[1], r, generator=seeded) for m in matrices]
-    parts = [m @ q for m, q in zip(matrices, qs, strict=True)] + others
-    message = torch.cat([part.flatten() for part in parts])
-    yield dist.all_reduce(message, async_op=True)
-
-    sums = split_like(message, parts)
-    ps = [torch.linalg.qr(p).Q for p in sums[: len(matrices)]]
-    own_qs = [m.T @ p for m, p in zip(matrices, ps, strict=True)]
-    message = torch.cat([q.flatten() for q in own_qs] or [torch.zeros(1)])
-    yield dist.all_reduce(message, async_op=True)
-    bucket.memory["qs"] = split_like(message, own_qs)
-
-    totals = dict(zip(map(id, others), sums[len(matrices) :], strict=True))
-    for m, p, own_q, q in zip(matrices, ps, own_qs, bucket.memory["qs"], strict=True):
-        totals[id(m)] = p @ q.T
-        m -= p @ own_q.T  # this is what this rank has sent
-    for other in others:
-        other.zero_()
-    bucket.flat.copy_(torch.cat([totals[id(view)].flatten() for view in views]))
-
-
-def split_like(message, tensors):
-    parts = message.split([tensor.numel() for tensor in tensors])[: len(tensors)]
-    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
-
+# they are.
 
 # %% [markdown]
 # ## What the loss costs in bytes
 #
-# Does a network still learn? We train a small one on digits, with SGD and momentum. One of the runs is top-k without
-# error feedback.
+# Does a network still learn? We train a small one on digits, with SGD and momentum, behind an emulated link of 0.2
+# Gbit/s. One of the runs is top-k without error feedback.
 
 
 # %%
 # %%ranks
+import time
+
 from shared.data import digits
 from shared.models import MLP
 
@@ -374,13 +293,19 @@ images, labels = digits()
 
 
 class Classifier(MLP):
+    def __init__(self):
+        super().__init__((64, 384, 384, 10))
+
     def forward(self, images, labels):
         return nn.functional.cross_entropy(super().forward(images), labels)
 
 
-def forgetful(bucket, exchange):
-    bucket.unsent.copy_(bucket.flat)  # drops what the steps before have not sent
-    return exchange(bucket)
+# %%
+# %%ranks
+class Forgetful(TopK):
+    def exchange(self, bucket):
+        bucket.unsent.copy_(bucket.flat)  # drops what the steps before have not sent
+        return super().exchange(bucket)
 
 
 def batches(steps):
@@ -390,15 +315,15 @@ def batches(steps):
         yield images[picked], labels[picked]
 
 
-sgd = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
-
-
-def trained(model, steps=200, optimizer_of=sgd):
-    """Return the bytes that a rank has sent per step, and the mean loss of each step."""
-    optimizer = optimizer_of(model.parameters())
+def trained(model, steps=200):
+    """Return the bytes that a rank has sent per step, the seconds per step, and the mean loss of each step."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    dist.barrier()
+    start = time.perf_counter()
     with wire.ledger() as log:
         losses = [measure.train_step(model, optimizer, *batch) for batch in batches(steps)]
-    return log.sent_bytes / steps, mean_over_ranks(losses)
+    seconds = time.perf_counter() - start
+    return log.sent_bytes / steps, seconds / steps, mean_over_ranks(losses)
 
 
 def mean_over_ranks(losses):
@@ -409,48 +334,145 @@ def mean_over_ranks(losses):
 
 # %%
 # %%ranks --timeout 300
-one_percent = partial(top_k, share=0.01)
-exchanges = {
-    "fp32": fp32,
-    "bf16": bf16,
-    "INT8": int8,
-    "top 1%": one_percent,
-    "top 1%, no feedback": partial(forgetful, exchange=one_percent),
-    "PowerSGD, r = 2": partial(power_sgd, r=2),
+compressors = {
+    "fp32": None,
+    "bf16": Bf16(),
+    "INT8": Int8(),
+    "top 0.3%": TopK(0.003),
+    "top 0.3%, no feedback": Forgetful(0.003),
+    "PowerSGD, r = 2": PowerSGD(2),
 }
-runs = {
-    name: trained(OverlappedDDP(Classifier(), compressor=Compressor(exchange)))
-    for name, exchange in exchanges.items()
-}
+runs = {}
+with measure.behind_link("200mbit", latency_ms=0.1):
+    for name, compressor in compressors.items():
+        runs[name] = trained(OverlappedDDP(Classifier(), compressor=compressor))
 
 # %% [markdown]
 # In the figure, all lines end after 200 steps. How far to the left of fp32 does each of them end, and how much higher?
 
 # %% tags=["nbval-ignore-output"]
 runs = ranks.pull("runs")[0]
-last = {name: sum(losses[-20:]) / 20 for name, (_, losses) in runs.items()}
+last = {name: sum(losses[-20:]) / 20 for name, (_, _, losses) in runs.items()}
 rows = [
     [name, f"{nbytes / 1e3:.1f}", f"{runs['fp32'][0] / nbytes:.1f}", f"{last[name]:.2f}"]
-    for name, (nbytes, _) in runs.items()
+    for name, (nbytes, _, _) in runs.items()
 ]
 print(tables.Table(["", "kB sent per step", "times fewer", "last loss"], rows))
-assert max(last[name] for name in ("bf16", "INT8")) < last["fp32"] + 0.05
-assert last["top 1%"] < last["top 1%, no feedback"]
-compression_plots.loss_against_bytes(runs)
+assert max(last[name] for name in ("bf16", "INT8", "PowerSGD, r = 2")) < last["fp32"] + 0.05
+assert last["top 0.3%"] < last["top 0.3%, no feedback"]
+compression_plots.loss_against_bytes({name: (run[0], run[2]) for name, run in runs.items()})
 
 # %% [markdown]
-# bf16 and INT8 reach the loss of fp32. With 1% of the elements, training is slower, and without error feedback, it is
-# slower still. How much compression a model tolerates also depends on the optimizer: the theory of error feedback is
-# about SGD. Adam divides each element by its recent size. Error feedback breaks that: an element that is 0 for nine
-# steps and then carries ten gradients at once gets the wrong scale. 1-bit Adam therefore begins without compression.
-# Then it fixes Adam's variance, and compresses the momentum (Tang et al. 2021).
+# bf16 and INT8 reach the loss of fp32. PowerSGD is the bargain here: it does, too, with 44 times fewer bytes. Top-k
+# sends half of that, and pays for it with a loss of 0.18 instead of 0.09. Without error feedback, it is worse still.
+#
+# Fewer bytes are not yet less time. In this figure, the lines end after the same 200 steps. Which one ends first?
+
+# %% tags=["nbval-ignore-output"]
+measure.expect(runs["bf16"][1] < runs["fp32"][1], "bf16 saves time on a slow link")
+compression_plots.loss_against_seconds(
+    {name: (run[1], run[2]) for name, run in runs.items()},
+    "Behind an emulated link of 0.2 Gbit/s",
+)
+
+# %% [markdown]
+# In our run, every compressor took little more than half of the time of fp32. None came near the factors of 44 and 83
+# that the bytes promise: what is left is computing, and compression adds to it.
+#
+# How much compression a model tolerates also depends on the optimizer: the theory of error feedback is about SGD. Adam
+# divides each element by its recent size. Error feedback breaks that: an element that is 0 for nine steps and then
+# carries ten gradients at once gets the wrong scale. 1-bit Adam therefore begins without compression. Then it fixes
+# Adam's variance, and compresses the momentum (Tang et al. 2021).
+
+# %% [markdown]
+# ## torch's PowerSGD
+#
+# torch has some of these as communication hooks of DDP (chapter 04). The next cell trains with its PowerSGD. DDP
+# rebuilds its buckets after the first step, and an old bucket's error would be added to the wrong gradients. So
+# PowerSGD must start in iteration 2 or later:
+
+
+# %%
+# %%ranks --timeout 180
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power
+from torch.nn.parallel import DistributedDataParallel
+
+try:
+    power.PowerSGDState(None, start_powerSGD_iter=1)
+except ValueError as error:
+    print(error)
+ddp = DistributedDataParallel(Classifier())
+state = power.PowerSGDState(None, 2, start_powerSGD_iter=2, min_compression_rate=1)
+ddp.register_comm_hook(state, power.powerSGD_hook)
+torchs = trained(ddp)
+
+# %% tags=["nbval-ignore-output"]
+torchs = sum(ranks.pull("torchs")[0][2][-20:]) / 20
+print(f"last loss: ours {last['PowerSGD, r = 2']:.2f}, torch's {torchs:.2f}")
+assert abs(torchs - last["PowerSGD, r = 2"]) < 0.15
 
 # %% [markdown]
 # ## When compression makes a step slower
 #
-# Compression pays if its own computing, plus the communication that stays exposed, takes less time than the
-# communication that was exposed before. The next cell times a step of the large GPT behind links of 0.2 and 1 Gbit/s,
-# and over loopback.
+# Backward hides an all-reduce of S bytes up to T, the time of backward itself. What stays exposed is:
+#
+# ```
+# exposed(S) = max(0, 2(N−1)α + 2fSβ − T)          f = (N−1)/N
+# ```
+#
+# Let compression take t seconds of computing, and send S′ bytes. It pays if
+#
+# ```
+# t + exposed(S′) < exposed(S)
+# ```
+#
+# So if nothing is exposed, nothing can be saved. INT8 has a second problem: its all-gather needs the sum of the
+# all-to-all. Our `Int8` launches it in `wait()`, after backward, where nothing hides it. PowerSGD's second all-reduce
+# is exposed, too, but small.
+#
+# **Predict.** A 7B model trains on 64 hosts with one A100 each, at 16k tokens per GPU. Backward takes 2.8 s, and
+# gradients are in bf16. At which rates does INT8 make a step faster: 10, 100 or 400 Gbit/s?
+
+# %%
+my_prediction = None
+
+# %% [markdown]
+# The next cell leaves out t and α. Both would only make INT8 look worse.
+
+# %%
+from shared import formulas
+from shared.planner.shapes import SHAPES
+
+psi, tokens, gpus = SHAPES["Llama-2 7B"].parameters, 16_384, 64
+flops_per_s = 156e12  # half of an A100's 312 TFLOP/s
+backward_s = 4 * psi * tokens / flops_per_s
+rows, saves = [], []
+for gbit in (10, 100, 400):
+    bf16_s = formulas.all_reduce_sent_bytes(2 * psi, gpus) / (gbit / 8 * 1e9)
+    int8_s = bf16_s * (1 + 4 / 256) / 2
+    bf16_exposed = max(0, bf16_s - backward_s)
+    int8_exposed = max(0, int8_s / 2 - backward_s) + int8_s / 2  # all-to-all, all-gather
+    computing_s = 1.5 * backward_s  # forward takes half as long as backward
+    ratio = (computing_s + int8_exposed) / (computing_s + bf16_exposed)
+    saves += [gbit] if ratio < 1 else []
+    of = (bf16_s, bf16_exposed, int8_s, int8_exposed)
+    rows.append([f"{gbit} Gbit/s", *(f"{each:.2f}" for each in of), f"{ratio:.2f}"])
+print(f"{predicted(my_prediction)}INT8 saves time at {saves} Gbit/s")
+assert saves == [10]
+header = ["", "bf16, s", "exposed, s", "INT8, s", "exposed, s", "step, INT8 / bf16"]
+tables.Table(header, rows, f"Backward takes {backward_s:.1f} s, and forward half of that.")
+
+# %% [markdown]
+# At 10 Gbit/s, INT8 almost halves a step. At 100 and 400 Gbit/s, backward already hides everything that bf16 sends, so
+# the exposed all-gather is pure loss. In data centers, links are fast, most communication is hidden already, and some
+# methods cannot use an all-reduce: only 6 of more than 200 setups became faster than optimized data parallelism
+# (Agarwal et al., MLSys 2022).
+
+# %% [markdown]
+# ### Found here
+#
+# On the CPUs of this course, t is large: four ranks share a few cores, and to quantize a bucket takes milliseconds. The
+# next cell times a step of the large GPT behind emulated links of 0.2 and 1 Gbit/s, and over loopback.
 #
 # **Predict.** By what factor does INT8 change the time of a step on each link? 1 would mean no change.
 
@@ -460,11 +482,10 @@ my_prediction = {"0.2 Gbit/s": None, "1 Gbit/s": None, "loopback": None}
 # %%
 # %%ranks --timeout 300
 jobs, sent_mb = {}, {}
-for name in ("fp32", "bf16", "INT8", "top 1%", "PowerSGD, r = 2"):
-    model, jobs[name] = step_of(Compressor(exchanges[name]))
+for name in ("fp32", "bf16", "INT8", "top 0.3%", "PowerSGD, r = 2"):
+    model, jobs[name] = step_of(compressors[name])
     with wire.ledger() as log:
         model(*sample).backward()
-        model.finish_gradient_sync()
     sent_mb[name] = log.sent_bytes / 1e6
 times = {}
 for name, rate in {"0.2 Gbit/s": "200mbit", "1 Gbit/s": "1gbit"}.items():
@@ -489,11 +510,88 @@ measure.expect(slowest > 1.05, "some compression makes a step slower over loopba
 tables.Table(["", "MB sent", *(f"step, ms: {where}" for where in times)], rows)
 
 # %% [markdown]
-# In our run, everything saved time on the slowest link, and bf16 also at 1 Gbit/s. Why did INT8 lose there? It
-# quantizes on cores that four ranks share, which costs about 50 ms over loopback. On a GPU, it would take microseconds.
-# And its second collective starts in `wait()`, where nothing hides it. In data centers, links are fast, most
-# communication is hidden already, and some methods cannot use an all-reduce: only 6 of more than 200 setups became
-# faster than optimized data parallelism (Agarwal et al., MLSys 2022).
+# In our run, everything saved time on the slowest link, and bf16 also at 1 Gbit/s. INT8 lost there: it
+# computes more, as the column of loopback shows, and its all-gather was exposed.
+
+# %% [markdown]
+# ## Compressing only between hosts
+#
+# With k GPUs per host, INT8 wastes what a ring saves. In a ring, only one rank of a host sends to the next host. In the
+# all-to-all, all k of them do, so k times as much leaves the host. With eight GPUs, that is more than compression has
+# saved. The remedy is three hops:
+#
+# 1. a reduce-scatter inside each host, on the fast links, in full precision,
+# 2. INT8 between the ranks of different hosts that have the same shard,
+# 3. an all-gather inside each host.
+#
+# ZeRO++ splits its all-to-all into two hops for this reason. We try it on two hosts of two ranks. Where the kernel
+# allows it, these links are real:
+
+# %% tags=["nbval-ignore-output"]
+ranks.stop()
+measure.start_behind_link(4, "200mbit", ranks_per_host=2)
+
+# %%
+# %%ranks
+from labs.compressors import Int8
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from shared import measure
+from shared.c10d import all_gather_single, reduce_scatter_single
+
+mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("host", "inside"))
+inside, between = mesh.get_group("inside"), mesh.get_group("host")
+torch.manual_seed(rank)
+gradient = torch.randn(1_000_000)
+
+
+def int8_all_reduce(tensor, group=None):
+    bucket = Int8().new_bucket([nn.Parameter(tensor)], group)
+    bucket.flat.copy_(tensor)
+    bucket.launch()
+    bucket.wait()
+    return bucket.flat
+
+
+def int8_between_hosts(tensor):
+    shard, total = tensor.new_empty(len(tensor) // 2), torch.empty_like(tensor)
+    reduce_scatter_single(shard, tensor, group=inside)
+    all_gather_single(total, int8_all_reduce(shard, between), group=inside)
+    return total
+
+
+# %% [markdown]
+# **Predict.** In fp32, a ring of four ranks sends 1.5 S from each host. INT8 among all four sends 2 · S/3.94 = 0.51 S,
+# because our all-gather sends directly to each rank, too. What does INT8 between hosts send from each host, as a
+# multiple of S?
+
+# %%
+my_prediction = None
+
+# %%
+# %%ranks
+exact = gradient.clone()
+dist.all_reduce(exact)
+error = ((int8_between_hosts(gradient) - exact).norm() / exact.norm()).item()
+ways = {
+    "fp32": lambda: dist.all_reduce(gradient.clone()),
+    "INT8 among all ranks": lambda: int8_all_reduce(gradient),
+    "INT8 between hosts": lambda: int8_between_hosts(gradient),
+}
+times = measure.jobs(ways, rounds=5)
+
+# %% tags=["nbval-ignore-output"]
+times = ranks.pull("times")[0]
+print(f"{predicted(my_prediction, '{} S')}by the formula 1/3.94 = {1 / 3.94:.2f} S")
+measure.expect(times.ratio("INT8 between hosts", "INT8 among all ranks") < 1, "two hops save time")
+assert max(ranks.pull("error")) < 0.02
+times
+
+# %% [markdown]
+# Each of the two ranks of a host all-reduces S/2 with one other rank, and sends half of it twice: S/2 per rank, S in
+# total, 3.94 times smaller. In our run, the four megabytes took 243 ms in fp32, 101 ms with INT8 among all ranks, and
+# 59 ms with INT8 only between hosts.
 
 # %% [markdown]
 # ## Sending less often
@@ -508,102 +606,25 @@ diagrams.local_sgd()
 # %% [markdown]
 # **DiLoCo** treats the ranks' average movement as a gradient. This **pseudogradient** is the shared parameter minus the
 # mean of the ranks' parameters. An *outer* optimizer takes a step with it: SGD with a learning rate of 0.7 and a
-# Nesterov momentum of 0.9 (Douillard et al. 2023). With momentum 0 and a learning rate of 1, this would be local SGD.
+# Nesterov momentum of 0.9. With momentum 0 and a learning rate of 1, this would be local SGD. In the paper, eight
+# replicas of a language model exchanged parameters every H = 500 steps, and reached about the perplexity of data
+# parallelism (Douillard et al. 2023).
 #
-# Real code has had two silent mistakes here (torchft pull request 233). The pseudogradient had the wrong sign. And
-# `p.data.lerp(…)`, which should mix the shared and the rank's own parameters, discarded its result, because only
-# `lerp_` works in place. In our code, the weight of the shared parameters is 1, so `lerp_` copies them.
+# ### Found in the wild
 #
-# We run local SGD, DiLoCo, and DiLoCo with each of the mistakes. `every_step` is data parallelism with the same inner
-# optimizer:
-
-
-# %%
-# %%ranks --timeout 300
-adamw = partial(torch.optim.AdamW, lr=1e-3)
-
-
-def local_steps(inner_steps=10, steps=200, sign=1, in_place=True, **outer_options):
-    """Return the bytes sent per step, the mean losses, and a sum that tells this rank's parameters from others."""
-    model = Classifier()
-    inner = adamw(model.parameters())
-    shared = [nn.Parameter(p.detach().clone()) for p in model.parameters()]
-    outer, losses = torch.optim.SGD(shared, **outer_options), []
-    with wire.ledger() as log:
-        for step, batch in enumerate(batches(steps), 1):
-            losses.append(measure.train_step(model, inner, *batch))
-            if step % inner_steps == 0:
-                for p, s in zip(model.parameters(), shared, strict=True):
-                    s.grad = sign * (s - p).detach() / world_size
-                    dist.all_reduce(s.grad)
-                outer.step()
-                for p, s in zip(model.parameters(), shared, strict=True):
-                    p.data.lerp_(s.data, 1.0) if in_place else p.data.lerp(s.data, 1.0)
-    total = sum(p.double().sum().item() for p in model.parameters())
-    return log.sent_bytes / steps, mean_over_ranks(losses), total
-
-
-every_step = trained(OverlappedDDP(Classifier()), optimizer_of=adamw)
-diloco = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
-local = {
-    "local SGD": local_steps(lr=1.0),
-    "DiLoCo": local_steps(**diloco),
-    "wrong sign": local_steps(**diloco, sign=-1),
-    "discarded lerp": local_steps(**diloco, in_place=False),
-}
-
-# %% tags=["nbval-ignore-output"]
-of_ranks, every_step = ranks.pull("local"), ranks.pull("every_step")[0]
-print(f"every step: loss {sum(every_step[1][-20:]) / 20:.2f}")
-for name in of_ranks[0]:
-    sums = {each[name][2] for each in of_ranks}
-    print(f"{name}: loss {sum(of_ranks[0][name][1][-20:]) / 20:.2f}, ranks agree: {len(sums) == 1}")
-    assert (len(sums) == 1) == (name != "discarded lerp")
-curves = {"every step": every_step, **{name: found[:2] for name, found in of_ranks[0].items()}}
-assert sum(curves["wrong sign"][1][-20:]) > 1.2 * sum(curves["DiLoCo"][1][-20:])
-compression_plots.loss_against_bytes(curves)
-
-# %% [markdown]
-# With H = 10, a rank sends 10 times fewer bytes than with gradients in every step, but the loss ends higher. DiLoCo is
-# ahead of local SGD at first. Then its momentum overshoots, and local SGD reaches a lower loss. But 20 outer steps are
-# too few to judge DiLoCo: in the paper, it trained language models as well as data parallelism did, with H = 500.
-#
-# The wrong sign is easy to see. The discarded result is not: the loss falls, because each rank trains a model of its
+# Real code has had two silent mistakes here (torchft pull request 233). The pseudogradient had the wrong sign, which
+# the loss shows soon. And `p.data.lerp(…)`, which should mix the shared and the rank's own parameters, discarded its
+# result, because only `lerp_` works in place. That one hides: the loss falls, because each rank trains a model of its
 # own. Only comparing the ranks' parameters shows it.
 
 # %% [markdown]
 # ## The production version
 #
-# torch has some of these as communication hooks of DDP (chapter 04). The next cell trains with its PowerSGD. DDP
-# rebuilds its buckets after the first step, and an old bucket's error would be added to the wrong gradients. So
-# PowerSGD must start in iteration 2 or later:
-
-
-# %%
-# %%ranks --timeout 180
-from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power
-from torch.nn.parallel import DistributedDataParallel
-
-try:
-    power.PowerSGDState(None, start_powerSGD_iter=1)
-except ValueError as error:
-    print(error)
-ddp = DistributedDataParallel(Classifier())
-state = power.PowerSGDState(None, 2, start_powerSGD_iter=2, min_compression_rate=1)
-ddp.register_comm_hook(state, power.powerSGD_hook)
-torchs = trained(ddp)
-
-# %% tags=["nbval-ignore-output"]
-torchs, ours = ranks.pull("torchs")[0], runs["PowerSGD, r = 2"]
-print(f"last loss: ours {last['PowerSGD, r = 2']:.2f}, torch's {sum(torchs[1][-20:]) / 20:.2f}")
-assert abs(sum(torchs[1][-20:]) / 20 - last["PowerSGD, r = 2"]) < 0.15
-
-# %% [markdown]
 # | here | in production |
 # |---|---|
-# | `bf16` | `bf16_compress_hook`, `fp16_compress_hook`, without error feedback |
-# | `int8` | ZeRO++ in DeepSpeed (`zero_quantized_gradients`), for ZeRO-3; 1-bit Adam (momentum, both errors) |
-# | `power_sgd` | `powerSGD_hook` |
+# | `Bf16` | `bf16_compress_hook`, `fp16_compress_hook`, without error feedback |
+# | `Int8` | ZeRO++ in DeepSpeed (`zero_quantized_gradients`), for ZeRO-3; 1-bit Adam (momentum, both errors) |
+# | `PowerSGD` | `powerSGD_hook` |
 # | local SGD | `post_localSGD_hook` with `PostLocalSGDOptimizer` |
 # | DiLoCo | `torchft.local_sgd.DiLoCo` |
 
@@ -622,7 +643,8 @@ assert abs(sum(torchs[1][-20:]) / 20 - last["PowerSGD, r = 2"]) < 0.15
 # | DiLoCo | 8fΨ / H | 8Ψ: shared parameters and momentum | between data centers |
 #
 # With INT8 and PowerSGD, only the first collective of a bucket overlaps with backward. The second needs its result, so
-# it starts in `wait()`, and nothing hides it.
+# it starts in `wait()`, and nothing hides it. Compression pays if t + exposed(S′) < exposed(S), where exposed(S) is
+# max(0, 2(N−1)α + 2fSβ − T).
 #
 # **Terms**
 #
@@ -650,7 +672,7 @@ assert abs(sum(torchs[1][-20:]) / 20 - last["PowerSGD, r = 2"]) < 0.15
 # The methods of this course assume that ranks are equally fast, and rarely fail. Between data centers, neither is true:
 # a step, or H steps, takes as long as the slowest rank, and every collective needs all ranks.
 #
-# But first, in the lab, you build `Int8`, `TopK` and `PowerSGD`, for any parameters and groups.
+# But first, in the lab, you build `Int8`, `TopK` and `PowerSGD`, for any parameters and groups. Then you break them.
 
 # %%
 ranks.stop()

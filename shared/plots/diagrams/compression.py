@@ -136,63 +136,71 @@ def top_k() -> Figure:
     return drawing.finish()
 
 
-ROWS, COLUMNS = 6, 8
+# ΣM is P · Qᵀ and a rest that neither P nor Q can see: the rest times Q is 0, and so is Pᵀ times the rest.
+COLUMN = (3, 2, 1, -1, 1, 0)  # P is a quarter of it, so that its length is 1
+ROW = (1, -1, 2, 0, 1, 0, -2, 1)  # Q is four times as large
+REST = (
+    (0, 0, 1, 0, 0, -1, 1, 0),
+    (0, 0, -1, 1, 0, 1, -1, 0),
+    (1, 1, 0, -1, 1, 1, 0, -1),
+    (1, 1, 1, 1, 0, 0, 1, 0),
+    (0, 0, 0, 0, -1, 0, 0, 1),
+    (0, 0, 0, -1, 1, 1, 0, -1),
+)
+P, Q = [each / 4 for each in COLUMN], [4 * each for each in ROW]
+_ROW_IN = 0.27
 
 
 def low_rank() -> Figure:
-    """Draw a matrix, its two thin factors, and the two all-reduces that compute them."""
-    drawing = Drawing(8.8, 4.3, "A matrix as a product of two thin ones")
-    cell, top = (0.28, 0.28), 0.95
-    left_m, left_p, left_q = 0.35, 3.75, 4.75
-    for row in range(ROWS):
-        for column in range(COLUMNS):
-            drawing.cell(left_m + cell[0] * column, top + cell[1] * row, "", (0, 1), cell)
-        drawing.cell(left_p, top + cell[1] * row, "", (0, 1), cell)
-    for column in range(COLUMNS):
-        drawing.cell(left_q + cell[0] * column, top, "", (0, 1), cell)
-    middle = top + cell[1] * ROWS / 2
-    drawing.text(left_m + cell[0] * COLUMNS / 2, top - 0.2, f"ΣM: {ROWS} × {COLUMNS} = {ROWS * COLUMNS}", "label")
-    drawing.text(3.2, middle, "≈", "title")
-    drawing.text(left_p + cell[0] / 2, top - 0.2, f"P: {ROWS}", "label")
-    drawing.text(left_p + 0.62, middle, "·", "title")
-    drawing.text(left_q + cell[0] * COLUMNS / 2, top - 0.2, f"Qᵀ: {COLUMNS}", "label")
+    """Draw a matrix, its two thin factors, their product, what stays unsent, and the two all-reduces."""
+    drawing = Drawing(8.8, 6.25, "A matrix as a product of two thin ones")
+    rows, columns = len(COLUMN), len(ROW)
+    product = [[p * q + 0 for q in Q] for p in P]  # not −0
+    matrix = [[a + b for a, b in zip(*pair, strict=True)] for pair in zip(product, REST, strict=True)]
+    left, right, above, below = 0.35, 5.15, 0.95, 3.1
+    _draw_matrix(drawing, left, above, f"ΣM: {rows} × {columns} = {rows * columns} elements", matrix)
+    drawing.text(4.05, above + _ROW_IN * rows / 2, "≈", "title")
+    _draw_matrix(drawing, 4.35, above, f"P: {rows}", [[each] for each in P], 0.54, sent=True)
+    _draw_matrix(drawing, right, above, f"Qᵀ: {columns}", [Q], sent=True)
     drawing.text(
-        left_q,
-        top + 0.6,
-        f"sent: {ROWS} + {COLUMNS} = {ROWS + COLUMNS} elements\ninstead of {ROWS * COLUMNS}",
-        "label",
+        right,
+        above + 0.5,
+        f"sent: {rows} + {columns} = {rows + columns} elements\ninstead of {rows * columns}",
         ha="left",
         va="top",
     )
-    steps = (
-        ("M · Q", False),
-        ("all-reduce", True),
-        ("orthogonalize", False),
-        ("Mᵀ · P", False),
-        ("all-reduce", True),
-        ("P · Qᵀ", False),
-    )
-    x, width = 0.35, 1.22
-    for number, (words, is_collective) in enumerate(steps):
-        if is_collective:
-            drawing.collective(x, 3.1, width, words, 0.4)
-        else:
-            drawing.box(x, 3.1, width, 0.4, facecolor=COMPUTE, zorder=1)
-            drawing.text(x + width / 2, 3.3, words)
-        if number + 1 < len(steps):
-            drawing.arrow((x + width + 0.02, 3.3), (x + width + 0.15, 3.3))
-        x += width + 0.18
-    drawing.text(0.35 + width * 1.5 + 0.18, 3.68, "of P", "note")
-    drawing.text(0.35 + width * 4.5 + 4 * 0.18, 3.68, "of Q", "note")
-    drawing.text(
-        0.35,
-        3.98,
-        "Each rank subtracts P · (Mᵀ · P)ᵀ, what it has sent itself, from its own M. "
-        "The next step starts with the summed Q.",
-        "note",
-        ha="left",
-    )
+    _draw_matrix(drawing, left, below, "P · Qᵀ: the result on all ranks", product)
+    _draw_matrix(drawing, right, below, "ΣM − P · Qᵀ: what stays unsent", REST)
+    _draw_power_step(drawing, 5.0)
+    note = "Each rank subtracts P · (Mᵀ · P)ᵀ, what it has sent itself, from its own M."
+    drawing.text(0.35, 5.95, f"{note} The next step starts with the summed Q.", "note", ha="left")
     return drawing.finish()
+
+
+def _draw_matrix(
+    drawing: Drawing, x: float, y: float, name: str, rows, width: float = 0.42, sent: bool = False
+) -> None:
+    """Draw the elements of a matrix under its name. What is sent has the band of a sum of both ranks."""
+    drawing.text(x, y - 0.17, name, ha="left")
+    for index, row in enumerate(rows):
+        for column, value in enumerate(row):
+            at = (x + width * column, y + _ROW_IN * index)
+            drawing.cell(*at, _number(value), (0, 1) if sent else (), (width, _ROW_IN))
+
+
+def _draw_power_step(drawing: Drawing, y: float) -> None:
+    x, width = 0.35, 1.22
+    steps = ("M · Q", "all-reduce", "orthogonalize", "Mᵀ · P", "all-reduce", "P · Qᵀ")
+    for number, words in enumerate(steps):
+        if words == "all-reduce":
+            drawing.collective(x, y, width, words, 0.4)
+            drawing.text(x + width / 2, y + 0.58, "of P" if number == 1 else "of Q", "note")
+        else:
+            drawing.box(x, y, width, 0.4, facecolor=COMPUTE, zorder=1)
+            drawing.text(x + width / 2, y + 0.2, words)
+        if number + 1 < len(steps):
+            drawing.arrow((x + width + 0.02, y + 0.2), (x + width + 0.15, y + 0.2))
+        x += width + 0.18
 
 
 STEPS = 8
