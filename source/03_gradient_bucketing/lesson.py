@@ -199,23 +199,18 @@ measure.expect(1 / 1.6 < measured_ms / formula_ms < 1.6, "the formula comes clos
 # ## One flat tensor
 #
 # The simplest way to make fewer calls is to make only one. Copy all gradients into one **flat tensor**, a tensor with
-# one dimension, all-reduce it, and copy the averages back. `flat_and_slices`, which you will write in the lab,
-# allocates the flat tensor and returns it with one slice per parameter.
+# one dimension, all-reduce it, and copy the averages back.
 
 
 # %%
 # %%ranks
-from solutions.bucketed_ddp import flat_and_slices
-
-
 def average_flat(parameters):
-    flat, slices = flat_and_slices(parameters)  # of zeros
-    for p, grad_slice in zip(parameters, slices, strict=True):
-        grad_slice.copy_(p.grad)
+    flat = torch.cat([p.grad.flatten() for p in parameters])
     dist.all_reduce(flat)
     flat /= dist.get_world_size()
+    slices = flat.split([p.numel() for p in parameters])
     for p, grad_slice in zip(parameters, slices, strict=True):
-        p.grad.copy_(grad_slice)
+        p.grad.copy_(grad_slice.view_as(p))
 
 
 # %% [markdown]
@@ -315,9 +310,10 @@ print(flat.tolist())
 # %%ranks
 def grads_as_views(parameters):
     """Make each .grad a slice of one new flat tensor of zeros. Returns the flat tensor."""
-    flat, slices = flat_and_slices(parameters)
-    for p, grad_slice in zip(parameters, slices, strict=True):
-        p.grad = grad_slice
+    sizes = [p.numel() for p in parameters]
+    flat = torch.zeros(sum(sizes))
+    for p, grad_slice in zip(parameters, flat.split(sizes), strict=True):
+        p.grad = grad_slice.view_as(p)
     return flat
 
 
@@ -385,12 +381,16 @@ diagrams.buckets()
 
 # %%
 # %%ranks
-from solutions.bucketed_ddp import MB, assign_buckets
-
-
 def in_buckets(parameters, cap_bytes):
     """Group parameters from last to first, at most cap_bytes in a bucket. A larger parameter is alone in its bucket."""
-    return assign_buckets(parameters, bucket_cap_mb=cap_bytes / MB, first_bucket_mb=cap_bytes / MB)
+    buckets, room_bytes = [], -1  # nothing fits, so the first parameter opens a bucket
+    for p in reversed(parameters):
+        if p.nbytes > room_bytes:
+            buckets.append([])
+            room_bytes = cap_bytes
+        buckets[-1].append(p)
+        room_bytes -= p.nbytes
+    return buckets
 
 
 buckets = in_buckets(parameters, cap_bytes=350 * 1024)

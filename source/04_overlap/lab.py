@@ -427,9 +427,8 @@ class OverlappedDDP(nn.Module):
     """Train a replica of module on each rank of the group, and average gradients while backward computes.
 
     When backward() returns, every gradient is the mean over the ranks. So all ranks must run equally many backward()
-    outside no_sync(). Where one may run none, all ranks call finish_gradient_sync() in every step. `.module` is the
-    module itself. If no rank has used a parameter, its gradient is zeros, or None if you send −0.0 for None (exercise
-    2.3).
+    outside no_sync(). Where one may run none, all ranks call finish_gradient_sync() in every step. If no rank has used
+    a parameter, its gradient is zeros, or None if you send −0.0 for None (exercise 2.3). `.module` is the module.
 
     A compressor (chapter 19) makes buckets that send less. Without one, gradients are sent as they are. With one, the
     gradient of a parameter that no rank has used is zeros, so weight decay and momentum still change it.

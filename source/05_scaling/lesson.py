@@ -505,8 +505,8 @@ assert steps[4][1] > 0.75 * steps[4][2]
 # ## Further reading
 #
 # - [On a real cluster](../docs/cluster.md): how to measure α, W and stragglers there.
-# - Austin et al., *How to Scale Your Model*, 2025, chapter 5 (jax-ml.github.io/scaling-book): the same inequality for
-#   TPUs, and for every other kind of parallelism.
+# - Austin et al., *How to Scale Your Model*, 2025 (jax-ml.github.io/scaling-book). Its part on training has the same
+#   inequality for TPUs, and for every other kind of parallelism.
 # - Grattafiori et al., *The Llama 3 Herd of Models*, 2024 (arXiv 2407.21783). Section 3.3 is the best published account
 #   of one large training, its layouts and its failures.
 # - Li et al., *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, VLDB 2020 (arXiv 2006.15704).

@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 19 · Less communication
 #
-# **45–75 minutes.** After this lesson, you will be able to:
+# **50–75 minutes.** After this lesson, you will be able to:
 #
 # - predict how many bytes a step sends with bf16, INT8, top-k and PowerSGD,
 # - explain why INT8 gradients need an all-to-all, scales and error feedback,
