@@ -10,6 +10,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from shared.guards.names import numbered
 from shared.guards.tensors import reject_shared_memory
 
+Divide = Callable[[torch.Tensor], list[list[torch.Tensor]]]  # divides elements into parameters, per optimizer
+
 
 def unshared(params) -> list:
     """List an optimizer's parameters or param groups. Raises ValueError if some of them share memory."""
@@ -54,9 +56,8 @@ def reject_whole_tensor_updates(optimizer_cls: Callable, defaults: dict) -> None
     It trains 12 elements for two steps, as one parameter and as two pieces.
     """
     name = getattr(optimizer_cls, "__name__", str(optimizer_cls))
-    values = _values()
     try:
-        same = _agree(optimizer_cls, defaults, [[values.view(3, 4)]], [[values[:5], values[5:]]])
+        same = _agree(optimizer_cls, defaults, lambda v: [[v.view(3, 4)]], lambda v: [[v[:5], v[5:]]])
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"{name} cannot update shards of parameters: {error}") from error
     if not same:
@@ -72,9 +73,8 @@ def reject_joint_updates(optimizer_cls: Callable, defaults: dict) -> None:
     It trains two parameters for two steps, in one optimizer and in one each.
     """
     name = getattr(optimizer_cls, "__name__", str(optimizer_cls))
-    values = _values()
     try:
-        same = _agree(optimizer_cls, defaults, [[values[:5], values[5:]]], [[values[:5]], [values[5:]]])
+        same = _agree(optimizer_cls, defaults, lambda v: [[v[:5], v[5:]]], lambda v: [[v[:5]], [v[5:]]])
     except (TypeError, ValueError, RuntimeError):
         same = False  # LBFGS, for example, needs a closure
     if not same:
@@ -84,15 +84,12 @@ def reject_joint_updates(optimizer_cls: Callable, defaults: dict) -> None:
         )
 
 
-def _values() -> torch.Tensor:
-    return torch.linspace(-1, 1, 12, device="cpu")
+def _agree(optimizer_cls: Callable, defaults: dict, *ways: Divide) -> bool:
+    """Train the same elements in two ways, and compare the results."""
 
-
-def _agree(optimizer_cls: Callable, defaults: dict, *ways: list[list[torch.Tensor]]) -> bool:
-    """Train the same elements in two ways, each a list of parameters per optimizer, and compare the results."""
-
-    def trained(optimizers: list[list[torch.Tensor]]) -> torch.Tensor:
-        lists = [[nn.Parameter(piece.clone()) for piece in pieces] for pieces in optimizers]
+    def trained(divide: Divide) -> torch.Tensor:
+        values = torch.linspace(-1, 1, 12, device="cpu")
+        lists = [[nn.Parameter(piece.clone()) for piece in pieces] for pieces in divide(values)]
         for pieces in lists:
             optimizer = optimizer_cls(pieces, **defaults)
             for scale in (1.0, 3.0):
