@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import jinja2
+import nbformat
 import pytest
 
 from shared.tables import Table
@@ -30,3 +31,11 @@ def test_all_html_is_in_templates():
         path.name for path in found if any(f"</{tag}>" in path.read_text() for tag in ("td", "div", "span", "b"))
     ]
     assert len(found) > 100 and by_hand == []
+
+
+def test_no_stored_output_is_empty():
+    """The template of tables was once empty, and all tables were blank."""
+    for path in [*ROOT.glob("chapters/*.ipynb"), *ROOT.glob("solutions/*.ipynb")]:
+        cells = nbformat.read(path, as_version=4).cells
+        shown = [output.data for cell in cells for output in cell.get("outputs", []) if "data" in output]
+        assert all(data.get("text/html", "-").strip() for data in shown), path.name

@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 01 · Collectives by hand
 #
-# **50–80 minutes.** After this lesson, you will be able to:
+# **50–75 minutes.** After this lesson, you will be able to:
 #
 # - build an all-reduce from a reduce-scatter and an all-gather, on a ring of ranks,
 # - compute how many bytes each rank sends for any number of ranks, and check the result in the ledger,
@@ -154,9 +154,6 @@ print(f"{predicted(my_prediction, '{} tensors')}measured {in_turn_sent}")
 # where each rank sends only to its right neighbor, and the last one sends to rank 0. Follow chunk A in the picture. It
 # starts on rank 1, every rank adds its own chunk A, and after three steps, the sum is complete on the rank that chunk A
 # belongs to:
-# 2. Rank 2 adds its own chunk A and sends the sum to rank 3. Rank 3 does the same and sends the new sum to rank 0. Rank
-# 0 adds its own chunk A. Now the sum is complete, on the rank that chunk A belongs to. At the same time, chunk B starts
-# on rank 2, chunk C on rank 3 and chunk D on rank 0, so every rank always has something to send.
 
 # %% slideshow={"slide_type": "-"}
 diagrams.ring()
@@ -428,9 +425,9 @@ cost_plots.predicted_against_measured(models, on_link.measured_s, "bytes in the 
 # delay, which varies.
 #
 # Our ring is measured step by step: six separately delayed messages add up to what you see. `dist.all_reduce` is
-# different. The emulated link delays it once, as a whole, *by the ring's formula*. That its markers lie on the line
-# therefore only says that we computed the same thing twice. Chapter 05 tests the formula on a link that does not know
-# it.
+# different. The emulated link delays it once, as a whole, *by the ring's formula*. That its markers follow the line
+# therefore only says that we computed the same thing twice. They lie a little below it, because our α also contains the
+# time that Python takes to send a message.
 #
 # ## Why loopback misleads
 #

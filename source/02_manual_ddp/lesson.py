@@ -196,8 +196,8 @@ assert torch.allclose(averaged, full, atol=1e-12)
 # them, and then the ranks average their gradients with 20 all-reduces. How many times faster is that? 1 means no
 # faster.
 #
-# For an estimate, assume 5 ms for a small all-reduce among four ranks that share two cores. Chapter 00's 0.8 ms was for
-# two ranks. Each micro-batch now includes 240 ms of sleep, twice as much as before.
+# For an estimate, assume 5 ms for a small all-reduce among four ranks that share two cores: they wait for a core, too.
+# Each micro-batch now includes 240 ms of sleep, twice as much as before.
 
 # %%
 my_prediction = None
@@ -446,7 +446,7 @@ print(f"epoch 1: {sample_indices(12, epoch=1).tolist()}")
 # %% [markdown]
 # ## Which seeds agree, and which differ
 #
-# The order of the samples was the first of four random choices in a training, and they do not all want the same seed.
+# The order of the samples is one of four random choices in a training, and they do not all want the same seed.
 #
 # | random choice | seed | otherwise |
 # |---|---|---|

@@ -31,7 +31,8 @@
 # | Llama-2, 7 billion | 291 | 13.5 GB: 64 ms | 14 ms | at most 18% |
 #
 # Small tensors are what makes bucketing worth it. Large models have few of them, and most of their 14 ms would be
-# hidden anyway. So this lesson uses a small GPT, with twelve blocks.
+# hidden anyway (chapter 04). At 7 billion parameters, bucketing is housekeeping. So this lesson uses a small GPT, with
+# twelve blocks.
 #
 # Chapter 01 showed that times over loopback are misleading, because ranks on one machine have no links of their own. So
 # this lesson puts each rank behind an emulated link of 1 Gbit/s. On this link, a byte takes 8 ns, and the latency is 2
@@ -141,7 +142,7 @@ plots.bars(times.ms(), "ms (median of 5 rounds)")
 # also times the 100 gradients again, for later.
 #
 # One warning before you admire the fit: our emulated link delays each all-reduce by exactly this formula. What the next
-# cells test is our bookkeeping, such as the number of calls. Chapter 05 measures on a link that knows no formula.
+# cells test is our bookkeeping, such as the number of calls.
 
 # %%
 # %%ranks
@@ -718,8 +719,7 @@ tables.Table(["link", "GPUs", "α/β, MB", "10 α/β, MB"], rows, note)
 # ## What is still wasted
 #
 # Here is a step of the GPT with a cap of 350 KiB, on the rank that finished backward last. The others waited for it in
-# their first all-reduce. It computed longer than in the first figure, because four ranks share this machine's cores.
-# Look at when the all-reduces begin.
+# their first all-reduce. Look at when the all-reduces begin.
 
 
 # %%

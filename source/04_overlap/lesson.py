@@ -290,7 +290,7 @@ plots.timeline([before, after[0]], ["after backward", "with hooks"])
 #
 # Let's follow the last step with it. `HookedDDP` launched each bucket when it was full, so we know $\text{full}_i$, and
 # α and β give $t_i$. The emulated link computes with this very formula, so agreement only shows that we count what it
-# counts. Chapter 05 has a link that does not.
+# counts.
 
 
 # %%

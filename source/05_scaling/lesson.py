@@ -39,7 +39,7 @@ measure.start_behind_link(world_size=4, rate="1gbit", latency_ms=0.1)
 # %% [markdown]
 # The cell says whether the link is *shaped* (the kernel of this machine slows the packets down) or *emulated* (our own
 # code delays each collective by the ring's formula). On an emulated link, the measurements below only test our
-# bookkeeping. On a shaped link, they test the formula.
+# bookkeeping. On a shaped link, the times are real.
 
 # %% [markdown]
 # ## What has to hide behind what
@@ -48,8 +48,8 @@ measure.start_behind_link(world_size=4, rate="1gbit", latency_ms=0.1)
 # two takes longer.
 #
 # Training takes about 6 operations per parameter and token, and two thirds of them belong to backward (Kaplan et al.,
-# 2020). Let P be the number of parameters, T the tokens that a GPU processes per step, and C the operations that it
-# really computes per second. Then backward lasts
+# 2020). Let P be the number of parameters, T the tokens of one backward on a GPU, and C the operations that it really
+# computes per second. Then backward lasts
 #
 # $$t_\text{backward} = \frac{4\,P\,T}{C}.$$
 #
@@ -63,10 +63,11 @@ measure.start_behind_link(world_size=4, rate="1gbit", latency_ms=0.1)
 # $$\frac{4\,P\,T}{C} \ge \frac{4\,P}{W} \qquad\Longleftrightarrow\qquad \boxed{\;T \ge \frac{C}{W}\;}$$
 #
 # Neither the size of the model nor the number of GPUs is left. In this simple picture, **data parallelism is free once
-# every GPU has C/W tokens per step.** A larger model computes longer and sends more, in the same proportion.
+# every backward has C/W tokens per GPU.** A larger model computes longer and sends more, in the same proportion.
 #
 # **Predict.** An H100 can compute 989 · 10¹² operations per second in bf16 (NVIDIA's data sheet), and a good training
-# uses about 40% of that. How many tokens per step does it need behind an adapter of 400 Gbit/s, which reaches 47 GB/s?
+# uses about 40% of that. How many tokens per backward does it need behind an adapter of 400 Gbit/s, which reaches 47
+# GB/s?
 
 # %%
 my_prediction = None  # tokens
@@ -93,7 +94,8 @@ tables.Table(["link of an H100", "bus bandwidth W", "tokens per GPU, C/W"], rows
 # of the whole *copy*: 131,072, sixteen times what one adapter of 400 Gbit/s per GPU needs. Even if nothing hid it, the
 # all-reduce would make the step only 4% longer.
 #
-# In float32, a gradient has 4 bytes, and you need twice as many tokens.
+# In float32, a gradient has 4 bytes, and you need twice as many tokens. That is what Llama 3 did when it reduced
+# gradients (Grattafiori et al., 2024, section 3.3.2), so "sixteen times" becomes eight, and 4% becomes 9%.
 #
 # **Predict.** With 4,096 tokens per GPU behind one adapter of 400 Gbit/s, backward takes only half as long as the
 # all-reduce. You may either double the batch or accumulate gradients over two micro-batches (chapter 02). Which one
@@ -305,7 +307,8 @@ tables.Table(["hosts", "ring", "logarithmic"], rows, note)
 
 # %% [markdown]
 # On 64 hosts, the latency of the ring exceeds backward, and on 512, it is thirteen times as long. Two things help. With
-# logarithmic latency, 25 ms are left on 512 hosts. And fewer, larger buckets divide the whole table, so the best cap
+# logarithmic latency, 25 ms are left on 512 hosts. But the bytes alone fill backward there, so these 25 ms are exposed,
+# too. And fewer, larger buckets divide the whole table, so the best cap
 # grows with the number of hosts.
 #
 # How well does it work in practice? Goyal et al. (2017) kept about 90% of the efficiency from 8 to 256 GPUs, in weak
@@ -349,7 +352,8 @@ measure.expect(
 )
 
 # %% [markdown]
-# With fewer cores than ranks, they can, and four ranks may even be slower than one. Somebody who only looks at
+# With fewer cores than ranks, they can, and four ranks may even be slower than one. Even two ranks on two cores lose,
+# because they share memory, and the notebook and gloo need cores, too. Somebody who only looks at
 # $T_1/T_N$ buys a faster network. But even a perfect one would leave the efficiency at what the column "computation"
 # says. GPUs have no such cores to share, but data loaders, file systems and a hot rack do the same to them. **Always
 # compare with the same step without communication, on the same number of ranks.**

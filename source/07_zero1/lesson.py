@@ -472,8 +472,9 @@ plots.timeline(list(lines.values()), list(lines), hidden=False)
 # Data parallelism leaves the link idle during the whole forward and until the first bucket is full. ZeRO-1 uses it from
 # the update on, and leaves it idle only until backward has computed the last block. By arithmetic, without latency,
 # data parallelism needs at least 72 + 24 + 336 = 432 ms, and ZeRO-1 168 + 12 + 24 + 168 = 372 ms, or 0.86 times as
-# long. Measured is 0.96: in the lower timeline, backward takes about 25 ms longer than in the upper one, because
-# packing and the rings' Python run on the same two cores. The link itself is used as planned.
+# long. The median of all rounds is 0.96: backward takes about 25 ms longer in the lower timeline than in the upper one,
+# because packing and the rings' Python run on the same two cores. And it delivers a block only every 30 ms, so the link
+# waits between reduce-scatters.
 #
 # The saving is worth most where communication is the bottleneck. On a link that is fast enough to hide every all-reduce
 # but the last behind backward, there is nothing left to win: ZeRO-1 exposes the two halves of that last one instead.
@@ -561,7 +562,7 @@ tables.Table(["ranks", "1", "2", "4", "8", "64", "→ ∞"], rows)
 # | gradient clipping | each rank clips by a norm of its own, without an error | one norm over all shards (lab) |
 # | a learning rate scheduler | it changes only the outer optimizer's settings | copy them before each step (lab) |
 # | weight decay for some parameters | a shard has only one setting | one flat parameter per param group (lab) |
-# | logging `p.grad` | it is this rank's own gradient, not the mean | average what you log |
+# | logging `p.grad` | it is this rank's own gradient, or what a reduce-scatter left there | average what you log |
 # | LAMB, Adafactor, Muon ¹ | a shard may contain only a piece of a parameter | one owner per parameter |
 # | owners of whole parameters | a rank that owns none skips the broadcasts, and others wait | call them on all ranks |
 #

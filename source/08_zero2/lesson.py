@@ -551,8 +551,10 @@ plots.timeline(list(lines.values()), list(lines), hidden=False)
 # the last one arrives after 30 ms. With it, backward stands still from 4 to 8 ms, and the last bucket arrives after 34
 # ms. So the wait costs time if buckets that fill quickly are followed by buckets that fill slowly.
 #
-# The bytes of a step take 58 ms on this link. The rest of the exposed time comes from ranks that share this machine's
-# cores, so that some are late. DDP has fewer buckets, because it closes each only at the cap.
+# The bytes of a step take 58 ms on this link, and half of them are reduce-scatters that backward can hide. The rest of
+# the exposed time comes from ranks that share this machine's cores, so that some are late, and backward takes longer:
+# it also packs the gradients, which a GPU would do in microseconds. DDP has fewer buckets, because it closes each only
+# at the cap.
 #
 # The all-gathers come after the optimizer's step, so they are exposed. DDP hides both halves of its all-reduces, and
 # this version of ZeRO-2 only one. The other half can be hidden behind the next forward (chapter 07), and the lab's
@@ -612,8 +614,8 @@ tables.Table(header, rows)
 # that room, use ZeRO-1. It is simpler and sends the same bytes, and with `module=` it launches its reduce-scatters
 # during backward, too.
 #
-# With pipeline parallelism (chapter 15), which needs many micro-batches, this rules ZeRO-2 out. DeepSpeed's pipeline
-# engine rejects stages 2 and 3 (`deepspeed/runtime/pipe/engine.py`).
+# Pipeline parallelism needs many micro-batches, so it usually comes with ZeRO-1 (chapter 15). DeepSpeed's pipeline
+# engine even rejects stages 2 and 3 (`deepspeed/runtime/pipe/engine.py`).
 
 # %% [markdown]
 # ## The production version

@@ -511,9 +511,9 @@ plots.timeline(lines, ["no prefetching", "prefetching"], hidden=False)
 # FSDP2 wait one unit later, as chapter 08 did.
 #
 # The block is the last one, 5. It is resharded after its forward, and backward, which begins with it, unshards it again
-# at once. This all-gather can be removed: do not reshard the last unit after forward. The peak stays the same, because
-# no other block has memory between the two. torchtitan leaves its last unit unsharded by default
-# (`reshard_after_forward_policy`).
+# at once. This all-gather can be removed: do not reshard the last unit after forward. The parameters' peak stays the
+# same, because no other block has memory between the two. But the logits are alive at that time, and now one block
+# more is, too. torchtitan leaves its last unit unsharded by default (`reshard_after_forward_policy`).
 #
 # When is an all-gather hidden? In forward, a block of ψ parameters computes for 2ψT/F seconds, with T tokens per rank
 # and F FLOP/s. Its all-gather in bf16 takes 2fψ/B seconds, at B bytes per second. It is hidden if
@@ -521,9 +521,9 @@ plots.timeline(lines, ["no prefetching", "prefetching"], hidden=False)
 # $$T > f \cdot F / B.$$
 #
 # The size of the block cancels out. Backward computes twice as long, and also reduce-scatters, so the rule is the same.
-# An A100 that reaches 156 TFLOP/s needs about 6,000 tokens if its host has a single link of 25 GB/s, and about 800 if
-# each of its eight GPUs has one, because the collective can use all eight. With fewer, take faster links (chapter 11)
-# or larger micro-batches.
+# With full recomputation, backward computes three times as long, so only forward decides. An A100 that reaches 156
+# TFLOP/s needs about 6,000 tokens if its host has a single link of 25 GB/s, and about 800 if each of its eight GPUs has
+# one, because the collective can use all eight. With fewer, take faster links (chapter 11) or larger micro-batches.
 
 # %% [markdown]
 # ## What prefetching costs

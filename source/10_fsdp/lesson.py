@@ -393,11 +393,13 @@ tables.Table(["", "all-gathers", "reduce-scatters", "sent, MB", "loss"], rows, "
 # One thing is missing: our version hides nothing, because `unshard()` waits for its all-gather. Chapter 09 launched the
 # next all-gather early. In backward, FSDP2 does just that. Why not in forward, by default?
 #
-# Because copy-in would run between two units' computations, and because it would have to know the next unit. Your
-# Python program computes nothing on a GPU: it queues kernels. So FSDP2 gives copy-in and all-gather **streams** of
-# their own, queues of the same GPU that run side by side. Now the program only has to be ahead, and queue the next
-# all-gather while the GPU computes. So it must never wait, as it did in FSDP1. FSDP2 limits all-gathers with
-# **events** instead: marks in one stream for which another one waits. `stream.wait_event(event)` returns at once.
+# Because it does not have to. In backward, each unit also reduce-scatters, on the same queue of collectives. An
+# all-gather that is launched late would stand behind it, so FSDP2 launches it earlier. In forward, nothing stands
+# between two all-gathers. Your Python program computes nothing on a GPU: it queues kernels. So FSDP2 gives copy-in and
+# all-gather **streams** of their own, queues of the same GPU that run side by side. Now the program only has to be
+# ahead, and queue the next all-gather while the GPU computes. So it must never wait, as it did in FSDP1. FSDP2 limits
+# all-gathers with **events** instead: marks in one stream for which another one waits. `stream.wait_event(event)`
+# returns at once.
 #
 # In the upper half of the drawing, follow unit 1 from copy-in to computation, and in backward on to its reduce-scatter.
 
@@ -573,9 +575,10 @@ peaks.table("zero3", models)
 
 # %% [markdown]
 # On 1,024 GPUs, the shards are small, and what remains does *not* shrink with N: the root, two unsharded layers, their
-# gradients, and activations. Llama 3 still needs 54.5 GB: two layers of 6.4 GB with as much again for their gradients,
-# 9.9 GB of activations, and 17 GB for the embedding, the output layer and their gradients, which our root never
-# reshards. torchtitan makes units of these two. Meta also split the layers (Llama 3 paper, Table 4).
+# gradients, and activations. (The table shows the parts at the peak, which is at another time of the step with other
+# N.) Llama 3 still needs 54.5 GB: two layers of 6.4 GB with as much again for their gradients, 9.9 GB of activations,
+# and 17 GB for the embedding, the output layer and their gradients, which our root never reshards. torchtitan makes
+# units of these two. Meta also split the layers (Llama 3 paper, Table 4).
 
 # %% [markdown]
 # ## Recap

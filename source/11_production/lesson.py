@@ -384,7 +384,7 @@ assert not line(llama, four_hosts, 0, 32)[1] and line(llama, four_hosts, 3, 8)[1
 #
 # | | leaves a host, S | tokens at the knee | tokens that fit | reaches the roof |
 # |---|---|---|---|---|
-# | stage 1 over 8 | 1.5 | 6,695 | 4,096 | never |
+# | stage 1 over 8 | 1.5 | 6,695 | 4,096 | only with two micro-batches |
 # | stage 2 over 8 | 1.5 | 6,695 | 8,192 | yes, with the most slack |
 # | stage 2 over 32 | 1.94 | 8,060 | 8,192 | just |
 # | stage 3 over 32 | 2.91 | 12,090 | 12,288 | just, with three sequences |
@@ -393,7 +393,8 @@ assert not line(llama, four_hosts, 0, 32)[1] and line(llama, four_hosts, 3, 8)[1
 # as long, while its communication stays the same. **Memory buys tokens, and tokens hide communication.**
 #
 # If several strategies reach the roof, take the one with the fewest tokens, because a larger global batch is not free
-# (chapter 05). That leaves stage 2. Over 8, it has slack if the links are slower than promised; over 32, it leaves more
+# (chapter 05). That leaves stage 2, and stage 1 with two micro-batches, of which only the last backward hides what it
+# sends. Over 8, it has slack if the links are slower than promised; over 32, it leaves more
 # memory free. So compute it for your model, then measure: fused attention, for instance, gives stage 1 over 32 a second
 # sequence.
 #
@@ -458,7 +459,7 @@ assert error > 0.01
 # |---|---|---|---|---|
 # | units | `fully_shard()` each | every parameter | `fsdp_transformer_layer_cls_to_wrap` | `auto_wrap_policy` |
 # | reshard | an option of it | `stage3_max_reuse_distance` | `fsdp_reshard_after_forward` | `sharding_strategy` |
-# | hybrid | `mesh` | none | `parallelism_config` | `device_mesh` |
+# | hybrid | `mesh` | hpZ, in backward | `parallelism_config` | `device_mesh` |
 # | dtype | `mp_policy` | `bf16` | `mixed_precision` | `precision` |
 # | clipping | `clip_grad_norm_()` | `gradient_clipping` | `clip_grad_norm_()` | only by value |
 # | offload | `CPUOffloadPolicy` | `offload_optimizer` | `fsdp_offload_params` | `cpu_offload` |

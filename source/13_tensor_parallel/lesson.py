@@ -607,10 +607,13 @@ tables.Table(
 layers.layer_figure("Llama-2 70B")
 
 # %% [markdown]
-# Sixteen GPUs are slower than eight. TP's all-reduces add (2/9)(t−1) · C/(hW) to the time of computing a layer of 12h²
-# parameters, where C is a GPU's FLOP/s and W its bus bandwidth. The share grows with t and shrinks with h. The number
-# of sequences cancels, so a larger batch does not help. With C = 494 TFLOP/s, h = 8,192 and t = 8, the share is 25%
-# over NVLink (370 GB/s), and 200% over one adapter (47 GB/s). **So TP belongs inside a host, which often means t = 8.**
+# Sixteen GPUs are slower than eight, because each host has a single adapter. TP's all-reduces add (2/9)(t−1) · C/(hW)
+# to the time of computing a layer of 12h² parameters, where C is a GPU's FLOP/s and W its bus bandwidth. The share
+# grows with t and shrinks with h. The number of sequences cancels, so a larger batch does not help. With C = 494
+# TFLOP/s, h = 8,192 and t = 8, the share is 25% over NVLink (370 GB/s), and 200% over one adapter (47 GB/s). With eight
+# adapters per host, the bandwidth would be the same as inside, and sixteen GPUs would be faster than eight. But they
+# would wait for all-reduces for about two fifths of the time, and as two replicas they would do more. **So TP usually
+# stays inside a host, which often means t = 8.**
 #
 # ZeRO-3's communication overlaps. The next cell compares it with TP on eight GPUs:
 

@@ -10,7 +10,8 @@
 #
 # **85 minutes, 18 points.** In this lab, you split *sequences* over the ranks, attention included. The lesson's ring
 # computes a forward without a causal mask. Yours gets the mask, the zigzag order that keeps all ranks busy, and a
-# backward of its own. At the end, a GPT trains on sequences that no single rank ever holds.
+# backward of its own. At the end, a GPT trains on sequences whose activations no
+# single rank ever holds.
 #
 # | exercise | you build | minutes | points |
 # |---|---|---|---|
@@ -21,7 +22,7 @@
 # | 14.5 | `ring_backward`: the gradients travel, too | 18 | 4 |
 # | 14.6 | `all_to_all_attention`: swap tokens for heads | 12 | 3 |
 # | 14.7 | `ContextParallelGPT`: positions, and a mean over all tokens | 9 | 2 |
-# | | Break it: three mistakes that the loss hides | 8 | |
+# | | Break it: three mistakes | 8 | |
 #
 # Each exercise has a check. Its first line tries the plain case on two ranks (or one), in float64. The other lines try
 # one to four ranks, both orders, with and without the mask, and groups of ranks. They compare results and gradients
@@ -557,7 +558,7 @@ check.ring_attention()
 # - `all_to_all_attention` swaps queries, keys and values, calls `F.scaled_dot_product_attention`, and swaps the result
 #   back. Heads are dimension 1, tokens are dimension 2.
 #
-# If N does not divide the number of heads, `expect_equal_shards` raises a `ValueError` on every rank.
+# If N does not divide the number of heads, `expect_attention_shards` raises a `ValueError` on every rank.
 #
 # <details><summary>Hint</summary>
 #
@@ -750,7 +751,7 @@ class ContextParallelGPT(ContextParallelGPT):
 check.ContextParallelGPT()
 
 # %% [markdown]
-# ## Break it: three mistakes that the loss hides (8 min)
+# ## Break it: three mistakes (8 min)
 #
 # Each function below breaks your model in a way that has been reported or suspected in real code. The next cells train
 # the right model and the three broken ones on text, for 40 steps on four ranks, with AdamW. The last 20 of 64 targets

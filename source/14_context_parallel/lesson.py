@@ -59,9 +59,10 @@ contexts.memory_table()
 # More tensor parallelism does not help: Llama-2 70B has 8 heads of keys and values, and a host has 8 GPUs, so t = 8 is
 # the end of the road.
 #
-# What is wasted, then? Sequence parallelism already splits the tokens, but only *between* the layers' matmuls. Inside
-# attention, every rank still gathers all s of them. **Context parallelism** (CP) never does: each rank keeps its n
-# tokens from the embedding to the loss.
+# What is wasted, then? Sequence parallelism already splits the tokens, but only *between* the layers' matmuls. For each
+# of these, every rank gathers all s tokens, which is too much for the links between hosts. **Context parallelism** (CP)
+# never does: each rank keeps its n tokens from the embedding to the loss. The parameters stay: for them, the ranks of a
+# sequence are like those of data parallelism, so their gradients are added up, and ZeRO can shard over them.
 #
 # For nearly everything in a GPT, that costs nothing. Norms, MLPs, projections and the loss treat each token by itself.
 # There is a single place where tokens meet.
@@ -208,10 +209,14 @@ my_prediction = None  # tokens
 contexts.hiding_table()
 
 # %% [markdown]
-# n must be 13,000, so s must be 52,000: the 128k sequence is fine, with time to spare, and one of 32k is not. **Context
-# parallelism pays for long sequences only.** Measurements agree. For Llama-3 8B on B200, NVIDIA reports that CP makes
-# training 1.05 times as fast at 32k tokens, 1.37 times at 256k, and 2.67 times at 512k. At 1,024k, the model does not
-# train at all without it (NeMo's documentation, "Long sequence performance").
+# n must be 13,000, so s must be 52,000: the 128k sequence is fine, with time to spare, and one of 32k is not. **On a
+# slow network, context parallelism pays for long sequences only.** If each GPU has an adapter of its own, W is eight
+# times as large, and 6,500 tokens are enough.
+#
+# What does it replace? Without it, longer sequences need more tensor parallelism or recomputation. For Llama-3 8B on
+# B200, NVIDIA reports that training with CP is 1.05 times as fast as with those at 32k tokens, 1.37 times at 256k, and
+# 2.67 times at 512k. At 1,024k, the model does not train at all without it (NeMo's documentation, "Long sequence
+# performance").
 #
 # All of this was the forward. In backward, a rank computes 2.5 times as much, 5n²h operations, because attention's two
 # matmuls become five. It also sends three times the bytes: keys and values once more, and with them their gradients,
@@ -325,9 +330,11 @@ contexts.traffic_table()
 #
 # | your situation | use |
 # |---|---|
-# | with TP, SP and recomputation, the sequence fits inside a host | that. Context parallelism adds code, not speed |
-# | it does not fit, and n is at least (2.4k/h) · C/W | the ring, in zigzag order, between hosts |
-# | it does not fit, and n is smaller | recomputation first; or gather the keys, as Llama 3 did. A ring is exposed |
+# | the sequence fits inside a host, with TP and SP, without recomputation | no context parallelism |
+# | it fits only with recomputation | try the ring: it may cost less than the recomputation that it replaces |
+# | n is at least (2.4k/h) · C/W | the ring, in zigzag order, between hosts |
+# | n is smaller | fewer hosts per sequence, so that n grows; a faster network; or a ring of which a part is exposed |
+# | masks between documents, or short sequences | gather the keys, as Llama 3 did: simpler, with all of it exposed |
 # | fast links, enough heads, or a kernel that has no log-sum-exp | Ulysses, inside a host |
 # | both | heads inside a host, the ring between hosts (USP, Fang and Zhao 2024) |
 

@@ -810,8 +810,10 @@ print(f"measured {100 * rerouted:.1f}%{guess}")
 assert 0.04 < rerouted < 0.07
 
 # %% [markdown]
-# About one token in 19 gets another expert. For these tokens, backward computes the gradients of experts that never
-# contributed to the loss. The loss is right, so again, only the gradients are wrong.
+# About one token in 19 gets another expert. (DeepSeek's bias moves by 0.001, so there, it would be fewer.) For these
+# tokens, backward computes the gradients of experts that never contributed to the loss. With a fixed capacity, only the
+# gradients are wrong. Without one, an expert gets another number of tokens, and torch compares shapes: it raises a
+# `CheckpointError`, unless you pass `use_reentrant=True`.
 #
 # With the finished module, the training script has this as a strategy: `torchrun --nproc_per_node=4 -m solutions.train
 # --model moe --strategy ep`.

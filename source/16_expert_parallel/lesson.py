@@ -178,7 +178,7 @@ ranks.pull("log")[0].table(times=False)
 # With enough capacity, the result equals that of one process. And 123 kB is what 2 · (N−1)/N · c · T · D elements of 4
 # bytes predict. Backward sends the gradients along the same way, so a step costs twice as much, in every MoE layer. The
 # bytes grow with the tokens, like those of tensor parallelism. They also grow with k, the number of experts per token,
-# but not with E: more experts are free on the wire.
+# but not with E: on the same ranks, more experts are free on the wire.
 #
 # ## Imbalance: the slowest rank sets the pace
 #
@@ -297,9 +297,11 @@ diagrams.expert_fold()
 #
 # ## Where the all-to-all hides
 #
-# The gradients of data parallelism hide behind the rest of backward. An all-to-all cannot hide behind its own layer:
-# the experts cannot start before dispatch has ended, and the next layer needs what combine returns. DeepSeek-V3 spends
-# about as much time on its all-to-alls between hosts as on computing (DeepSeek-AI 2024, §3.2.1).
+# The gradients of data parallelism hide behind the rest of backward. Behind its own layer, an all-to-all can hide only
+# a little: an expert needs the tokens that dispatch brings, and the next layer needs what combine returns. Some models
+# have a **shared expert**, which sees every token at home, so it can compute meanwhile. DeepSeek-V3 has one.
+# Nevertheless, it would spend about as much time on all-to-alls between hosts as on computing (DeepSeek-AI 2024,
+# §3.2.1).
 #
 # But nothing connects one micro-batch to another. So while the tokens of one travel, the GPU computes the other. The
 # diagram draws computing and exchanging 1 : 1, as DeepSeek reports them. Follow micro-batch 1, which is gray:
@@ -311,7 +313,8 @@ diagrams.hidden_exchanges()
 # Two forwards in turns still start with an attention that nothing accompanies, and end with a combine. DeepSeek's
 # **DualPipe** pairs the *forward* of one micro-batch with the *backward* of another one. In backward, gradients go
 # through combine first, so it begins on the network exactly where the forward begins on the GPU. In the last two lanes,
-# neither ever waits.
+# neither ever waits. The drawing flatters: it draws backward as long as forward, and DeepSeek's exchanges also occupy
+# 20 of a GPU's 132 processors (§3.2.2).
 #
 # Where does a stage of a pipeline find such a pair? DualPipe is a schedule (chapter 15) that feeds the pipeline from
 # both ends, so each rank has a stage of either direction. Once the pipeline is full, micro-batches that go forward meet

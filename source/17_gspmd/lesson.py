@@ -318,9 +318,9 @@ assert columns["constrained, s = 1,024"][0].sent_bytes == 7 / 8 * 4 * e * 256 * 
 # as much.
 #
 # The annotations are the same, so only sizes can make the difference. With few tokens, the rows (4.2 MB) are smaller
-# than a matrix of all experts (16.8 MB). With more, they are larger (33.6 MB), and XLA moves the matrices. It decides
-# one product at a time, although an all-to-all of rows would send less. The constraint says that the rows belong to the
-# experts, as GShard's annotation does.
+# than a matrix of all experts (16.8 MB). With more, they are larger (33.6 MB), and XLA moves the matrices. Layouts are
+# known by then, and the partitioner decides one product at a time, although an all-to-all of rows would send less. The
+# constraint says that the rows belong to the experts, as GShard's annotation does.
 
 # %% [markdown]
 # ## Auto, explicit and manual axes
@@ -505,7 +505,7 @@ spmd.side_by_side(columns)
 #   DTensor sends each tensor separately, even the four small gradients of the norms.
 #
 # Without layouts of activations, DTensor gets the same weights, but sends 39% more, because it decides about one
-# operation at a time. XLA sees the whole program, and needed no help here.
+# operation at a time. XLA's propagation sees the whole program, and needed no help here.
 
 # %% [markdown]
 # ## Break it: adding to a Partial
@@ -549,7 +549,7 @@ except Exception as error:
 # | your TP | `parallelize_module` | partition specs |
 # | your ZeRO-3 | `fully_shard` | partition specs |
 # | the same layout in HLO | – | `P("x", "y")` is `sharding={devices=[4,8]<=[32]}`, `HloSharding::tile` in XLA |
-# | who decides, and when | DTensor, for each operation | the compiler, for the whole program |
+# | who decides, and when | DTensor, for each operation | the compiler: first all layouts, then collectives for each operation |
 #
 # In a large JAX program, nobody writes an axis of the mesh into every annotation. MaxText names dimensions, such as
 # `embed` or `mlp`, and a table of rules gives each name an axis (`logical_axis_rules`).

@@ -717,8 +717,8 @@ check.clip_grad_norm_()
 #   pp the layers, or tp the heads.
 # - `cluster.gpus` is the number of GPUs on all hosts, and `cluster.gpu_bytes` the memory of one.
 #
-# This planner is simpler than the lesson's: it has neither ZeRO-3 nor full checkpointing. So it may choose other
-# layouts.
+# This planner is simpler than the lesson's, and its situations are others: hosts of H100s that share one adapter of 400
+# Gbit/s, and smaller batches. So it may choose other layouts.
 #
 # **Predict.** Which layout is the fastest for each of the three situations below? List them in the same order.
 

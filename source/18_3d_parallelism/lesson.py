@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 18 · 3D parallelism
 #
-# **50–75 minutes.** After this lesson, you will be able to:
+# **50–80 minutes.** After this lesson, you will be able to:
 #
 # - combine data, pipeline and tensor parallelism on a mesh of ranks, and show that the result is right,
 # - order the axes of a mesh by the links between its ranks,
@@ -397,7 +397,12 @@ for hosts, sequences in ((1, 64), (2, 128), (4, 256), (8, 512), (128, 1024)):
     rows.append(row)
 assert [row[2] == "does not fit" for row in rows] == [True, True, False, False, False]
 assert rows[-1][2] == "DP 128 × PP 1 × TP 8, 56%"
-header = ["GPUs", "GB of state per GPU", "best with ZeRO-1, MFU", "best with ZeRO-3, MFU"]
+header = [
+    "GPUs",
+    "GB of state per GPU",
+    "best without ZeRO-2 and 3, MFU",
+    "best with any stage, MFU",
+]
 tables.Table(header, rows, "The state is 16Ψ / GPUs. Trust neither column before the next section.")
 
 # %% [markdown]
@@ -610,7 +615,7 @@ diagrams.cluster_of_hosts()
 # Five steps lead to a layout, for this cluster or another one:
 #
 # 1. **Does it fit?** 16Ψ/GPUs and at least 10 GB of activations have to fit into 90% of a GPU's memory, here 72 GB. If
-#    not, you need more GPUs, however you divide the model.
+#    not, you need more GPUs, or have to move state to the CPU.
 # 2. **Is the batch large enough?** The global batch has at least dp · micro-batch sequences. This bounds dp from above,
 #    and what is left of the GPUs goes to tp, pp or cp.
 # 3. **Tensor parallelism, up to the host, and only as far as needed.** Each doubling makes its all-reduces dearer.
@@ -618,8 +623,9 @@ diagrams.cluster_of_hosts()
 #    fast links, take ZeRO. For sequences that are too long for a host, add CP.
 # 5. **Measure** every layout that the planner puts within 20% of the best.
 #
-# The model's size alone does not decide. There is no threshold such as 100B above which a model needs 3D parallelism:
-# 70B do not fit on 16 GPUs, and GPT-3's 175B do not fit on 32. What did others choose?
+# The model's size alone does not decide, so there is no threshold such as 100B above which a model needs 3D
+# parallelism. By the planner, the same 70B do well with PP 4 × TP 4 on 32 GPUs, and on 1,024 with TP 8 and no pipeline.
+# What did others choose?
 #
 # | run | GPUs | layout | result |
 # |---|---|---|---|
