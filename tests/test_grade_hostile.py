@@ -165,7 +165,7 @@ def test_a_fork_bomb_is_stopped_by_the_limit_on_processes(tmp_path, judged_with)
     )  # Lower than the defaults, because other tests run at the same time.
     record = judged(tmp_path, judged_with, "import os\nwhile True: os.fork()", limits=limits)
     assert record.answers[0].points == 0 and explanation(record)
-    assert record.answers[1].points == 3, record.answers[1]
+    assert record.answers[1].points == 3, [verdict.evidence for verdict in record.answers[1].verdicts]
     assert not left_over()
 
 
