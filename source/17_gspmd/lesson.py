@@ -549,7 +549,7 @@ except Exception as error:
 # | your TP | `parallelize_module` | partition specs |
 # | your ZeRO-3 | `fully_shard` | partition specs |
 # | the same layout in HLO | – | `P("x", "y")` is `sharding={devices=[4,8]<=[32]}`, `HloSharding::tile` in XLA |
-# | who decides, and when | DTensor, for each operation | the compiler: first all layouts, then collectives for each operation |
+# | who decides, and when | DTensor, for each operation | the compiler: all layouts, then each collective |
 #
 # In a large JAX program, nobody writes an axis of the mesh into every annotation. MaxText names dimensions, such as
 # `embed` or `mlp`, and a table of rules gives each name an axis (`logical_axis_rules`).
