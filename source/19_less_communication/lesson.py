@@ -512,7 +512,7 @@ tables.Table(["", "MB sent", *(f"step, ms: {where}" for where in times)], rows)
 
 # %% [markdown]
 # In our run, everything saved time on the slowest link. At 1 Gbit/s, only bf16 did. Top-k sent 85 times fewer bytes
-# than fp32 there, and its step was longer: what compression computes has to hide, too.
+# than fp32 there, and its step was no shorter: what compression computes has to hide, too.
 
 # %% [markdown]
 # ## Compressing only between hosts
