@@ -376,9 +376,9 @@ compression_plots.loss_against_seconds(
 )
 
 # %% [markdown]
-# In our run, bf16 and PowerSGD took a little more than half of the time of fp32, INT8 less than half, and top-k about a
-# third. None came near the factors of 44 and 83 that the bytes promise: what is left is computing, and compression adds
-# to it. PowerSGD sends a tenth of INT8's bytes, but takes longer: its products and its orthogonal columns cost time.
+# In our run, bf16 and PowerSGD took about half of the time of fp32, INT8 less than half, and top-k about a third. None
+# came near the factors of 44 and 83 that the bytes promise: what is left is computing, and compression adds to it.
+# PowerSGD sends a tenth of INT8's bytes, but takes longer: its products and its orthogonal columns cost time.
 #
 # How much compression a model tolerates also depends on the optimizer: the theory of error feedback is about SGD. Adam
 # divides each element by its recent size. Error feedback breaks that: an element that is 0 for nine steps and then
