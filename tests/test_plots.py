@@ -79,11 +79,11 @@ def test_a_component_too_small_to_see_is_not_in_the_legend():
     assert names == ["parameters"]
 
 
-@pytest.mark.parametrize(("count", "hatched"), [(20, True), (21, False)])
-def test_many_buckets_are_two_grays_without_hatches(count, hatched):
+@pytest.mark.parametrize(("count", "shades"), [(20, 20), (21, 2)])
+def test_buckets_are_shades_of_one_hue_and_many_are_two_grays(count, shades):
     sizes_bytes = {f"blocks.{number}.weight": 100 for number in range(count)}
     axes = bucket_plots.bucket_map(sizes_bytes, [[name] for name in sizes_bytes]).axes[0]
-    assert any(bars.get_hatch() for bars in axes.collections) == hatched
+    assert not any(bars.get_hatch() for bars in axes.collections)
     colors = [tuple(bars.get_facecolor()[0]) for bars in axes.collections]
-    assert len(set(colors)) == (5 if hatched else 2)
+    assert len(set(colors)) == shades
     assert all(color != next_color for color, next_color in pairwise(colors))

@@ -155,7 +155,7 @@ print(f"{predicted(my_prediction, '{} tensors')}measured {in_turn_sent}")
 # starts on rank 1, every rank adds its own chunk A, and after three steps, the sum is complete on the rank that chunk A
 # belongs to:
 
-# %% slideshow={"slide_type": "-"}
+# %% slideshow={"slide_type": "slide"}
 diagrams.ring()
 
 # %% [markdown]
