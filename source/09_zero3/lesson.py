@@ -658,10 +658,6 @@ tables.Table(["", "held, MB", "formula, MB", "peak, MB", "sent, in f · 4Ψ"], r
 # † Plus full gradients of the units that are in backward, until they are reduce-scattered. ‡ Minus one all-gather of
 # the root per micro-batch.
 #
-# In mixed precision, data parallelism holds 2Ψ + 2Ψ + 12Ψ bytes (chapter 06). ZeRO-1 divides the 12Ψ by N, ZeRO-2 also
-# the gradients' 2Ψ, and ZeRO-3 all 16Ψ. So with ZeRO-2, 70B parameters fit on no number of GPUs of 80 GB, because 2Ψ
-# are 140 GB. With ZeRO-3 on 32 GPUs, their model state takes 35 GB per GPU.
-#
 # **Terms**
 #
 # - **ZeRO-3**: a rank keeps only its shard of the parameters, the gradients and the optimizer state.
