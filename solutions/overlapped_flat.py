@@ -15,6 +15,7 @@ from solutions.bucketed_ddp import MB, assign_buckets
 from solutions.flat import FlatGradients, FlatParameter
 
 LEAST_CAP_MB = 1.0  # smaller buckets would cost more latency than they hide
+LEAST_IN_FLIGHT_MB = 0.5  # a smaller all-gather takes less time than letting the parameters wait for it
 
 
 class OverlappedFlatParameter(FlatParameter):
@@ -27,7 +28,8 @@ class OverlappedFlatParameter(FlatParameter):
         """
         parameters = self.layout.parameters
         in_flight.wait_for(parameters)
-        if not in_flight.can_be_in_flight(parameters):
+        is_small = self.flat_param.nbytes < LEAST_IN_FLIGHT_MB * MB
+        if is_small or not in_flight.can_be_in_flight(parameters):
             return super().launch_all_gather()
         # Who reads them in another way, and does not wait, gets NaN (see shared/guards/in_flight.py).
         self.flat_param[in_flight.last_elements(self.layout)] = math.nan

@@ -111,6 +111,7 @@ class Rank:
         self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
         self.module = Model(training.net, self.rank)
         overlapped_flat.LEAST_CAP_MB = training.cap_mb
+        overlapped_flat.LEAST_IN_FLIGHT_MB = 0.0
         self.model, self.optimizer = STRATEGIES[training.wrapper].build(self.module, options_of(training, group))
         self.groups = getattr(self.optimizer, "optimizer", self.optimizer)  # ZeRO2 has an inner optimizer
         self.norms: list[float] = []

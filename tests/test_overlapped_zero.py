@@ -60,6 +60,7 @@ class Loop:
         settings = {"lr": 0.01, "weight_decay": 0.1} | ({"momentum": 0.9} if optimizer == "SGD" else {})
         optimizer_cls = getattr(torch.optim, optimizer)
         overlapped_flat.LEAST_CAP_MB = SMALL_MB
+        overlapped_flat.LEAST_IN_FLIGHT_MB = 0.0
         self.model = self.module
         if kind == "alone":
             self.optimizer = optimizer_cls(self.module.parameters(), **settings)

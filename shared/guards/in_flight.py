@@ -122,7 +122,7 @@ def can_be_in_flight(parameters: Iterable[nn.Parameter]) -> bool:
     return all(type(parameter) is nn.Parameter for parameter in parameters)
 
 
-def last_elements(layout) -> list[int]:
+def last_elements(layout) -> Tensor:
     """Return where parameters end in each shard of another rank: indices of the flat tensor of a FlatLayout."""
     shard_numel, own = layout.shard_shape.numel(), dist.get_rank(layout.group)
     begin, indices = 0, set()
@@ -132,7 +132,7 @@ def last_elements(layout) -> list[int]:
             shards = range(begin // shard_numel, (end - 1) // shard_numel + 1)
             indices |= {min(end, (shard + 1) * shard_numel) - 1 for shard in shards if shard != own}
         begin = end
-    return sorted(indices)
+    return torch.tensor(sorted(indices), dtype=torch.long, device=layout.parameters[0].device)
 
 
 class NothingToWaitFor:
