@@ -15,7 +15,7 @@ from solutions.bucketed_ddp import MB, assign_buckets
 from solutions.flat import FlatGradients, FlatParameter
 
 LEAST_CAP_MB = 1.0  # smaller buckets would cost more latency than they hide
-LEAST_IN_FLIGHT_MB = 0.5  # a smaller all-gather takes less time than letting the parameters wait for it
+LEAST_IN_FLIGHT_MB = 0.5  # a smaller all-gather takes less than letting the parameters wait
 
 
 class OverlappedFlatParameter(FlatParameter):
