@@ -5,7 +5,7 @@ single sequence, activations in 16 bits, an attention kernel that keeps no score
 layer are those of the formula in `formulas.activation_bytes`, whose MLP has the width 4h.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shared import formulas
 from shared.planner.links import REAL_LINKS, RealLink
@@ -49,7 +49,7 @@ def memory_table(model: str = "Llama-2 70B", tensor_ranks: int = 8, context_rank
     note = (
         f"GB of activations that {shape.layers} layers keep on each GPU, all columns with {tp}. With ZeRO-3 over "
         f"{ranks} GPUs, the state of the model takes {state_gb:.0f} GB more. Estimated with a 4h MLP and fused "
-        "attention, and without the logits."
+        "attention, without the logits and the layer that is being recomputed."
     )
     return Table(header, rows, note)
 
@@ -111,17 +111,24 @@ def traffic_table(model: str = "Llama-2 70B", length: int = 131_072, ranks: int 
     return Table(["way", "GB sent", "hidden?"], rows, note)
 
 
-def hiding_table(model: str = "Llama-2 70B", hosts: int = 4, gpus: int = 8) -> Table:
-    """Compare a ring step's computation with its transfer, by the length of the sequence."""
-    rows = []
-    for length in LENGTHS:
-        traffic = Traffic(SHAPES[model], length, hosts)
-        computes_s, transfer_s = traffic.step_s(BETWEEN_HOSTS, gpus)
-        hidden = "yes" if computes_s >= transfer_s else "no"
-        row = [f"{length:,}", f"{traffic.tokens:,.0f}", f"{1e3 * computes_s:.2f}", f"{1e3 * transfer_s:.2f}", hidden]
-        rows.append(row)
-    note = (
-        f"One step of a zigzag ring between {hosts} hosts of {gpus} A100, which share the heads and deliver half of "
-        f"their peak, for a layer of {model}. Link: {BETWEEN_HOSTS.name}. Derived."
+@dataclass(frozen=True)
+class StepTimes:
+    """A ring step's computation and transfer in seconds, for several numbers of tokens per rank."""
+
+    tokens: list[float]  # per rank
+    computes_s: list[float]
+    transfers_s: dict[str, list[float]]  # by the name of the link
+
+
+def step_times(model: str = "Llama-2 70B", hosts: int = 4, gpus: int = 8) -> StepTimes:
+    """Compute both times for 512 to 262,144 tokens per rank, with one adapter per host, and with one per GPU."""
+    traffics = [Traffic(SHAPES[model], hosts * 512 * 2 ** (power / 8), hosts) for power in range(73)]
+    links = {
+        "transfer, one adapter per host": BETWEEN_HOSTS,
+        "transfer, one adapter per GPU": replace(BETWEEN_HOSTS, bus_bytes_per_s=gpus * BETWEEN_HOSTS.bus_bytes_per_s),
+    }
+    return StepTimes(
+        [traffic.tokens for traffic in traffics],
+        [traffic.step_s(BETWEEN_HOSTS, gpus)[0] for traffic in traffics],
+        {name: [traffic.step_s(link, gpus)[1] for traffic in traffics] for name, link in links.items()},
     )
-    return Table(["tokens", "n", "computing, ms", "transfer, ms", "hidden?"], rows, note)

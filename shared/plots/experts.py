@@ -33,22 +33,22 @@ def parameters_and_computation(lines: dict[str, list[tuple[float, float, str]]])
     return finish(figure)
 
 
-def busy_and_waiting(rows: Sequence[int], busy_ms: Sequence[float], layer_ms: float) -> Figure:
+def busy_and_waiting(rows: Sequence[int], busy_ms: Sequence[float]) -> Figure:
     """Draw how long each rank's expert computes, and how long the rank then waits for the slowest one.
 
     Args:
         rows: How many rows each rank's expert gets.
         busy_ms: How long it computes.
-        layer_ms: How long the layer takes.
     """
     figure, axes = new_axes(7.0, 2.6)
+    layer_ms = max(busy_ms)
     for rank, (count, ms) in enumerate(zip(rows, busy_ms, strict=True)):
         axes.barh(rank, ms, color=rank_color(rank), edgecolor="black", linewidth=0.5)
         waits = {"facecolor": "white", "edgecolor": "0.4", "hatch": HATCHES[1], "linewidth": 0.5}
         axes.barh(rank, layer_ms - ms, left=ms, label="waits" if rank == 0 else None, **waits)
         axes.text(layer_ms * 1.01, rank, f"{count} rows", va="center")
     mean_ms = sum(busy_ms) / len(busy_ms)
-    axes.axvline(mean_ms, color="black", linestyle="--", linewidth=1.2, label=f"mean, {mean_ms:.0f} ms")
+    axes.axvline(mean_ms, color="black", linestyle="--", linewidth=1.2, label=f"balanced, {mean_ms:.0f} ms")
     axes.set(xlabel="ms (emulated: each row takes the same time)", xlim=(0, 1.12 * layer_ms))
     axes.set_yticks(range(len(rows)), [f"expert {rank}" for rank in range(len(rows))])
     axes.invert_yaxis()
@@ -63,6 +63,10 @@ def capacity(factors: Sequence[float], dropped: Sequence[float], empty: Sequence
     for index, (name, shares) in enumerate(curves.items()):
         style = {"color": COLORS[index], "linestyle": LINES[index], "marker": MARKERS[index]}
         axes.plot(factors, shares, label=name, **style)
+    if 1.0 in factors:
+        at_1 = dropped[factors.index(1.0)]
+        axes.axvline(1.0, color="gray", linewidth=0.8, linestyle=":")
+        axes.text(1.0, 0.95, f" c = 1: {at_1:.0%} of both", transform=axes.get_xaxis_transform(), va="top")
     axes.set(xlabel="capacity factor", ylim=(0, None))
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.legend(frameon=False)

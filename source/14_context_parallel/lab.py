@@ -2,26 +2,26 @@
 # jupyter:
 #   course:
 #     module: context_parallel
-#     minutes: 85
+#     minutes: 95
 # ---
 
 # %% [markdown]
 # # Lab 14 · Context parallelism
 #
-# **85 minutes, 18 points.** In this lab, you split *sequences* over the ranks, attention included. The lesson's ring
+# **95 minutes, 18 points.** In this lab, you split *sequences* over the ranks, attention included. The lesson's ring
 # computes a forward without a causal mask. Yours gets the mask, the zigzag order that keeps all ranks busy, and a
 # backward of its own. At the end, a GPT trains on sequences whose activations no
 # single rank ever holds.
 #
 # | exercise | you build | minutes | points |
 # |---|---|---|---|
-# | 14.1 | `shard_sequence` and `unshard_sequence`: the zigzag order | 8 | 2 |
-# | 14.2 | `visible_pairs`: which chunks a rank has to compute | 7 | 2 |
+# | 14.1 | `shard_sequence` and `unshard_sequence`: the zigzag order | 9 | 2 |
+# | 14.2 | `visible_pairs`: which chunks a rank has to compute | 8 | 2 |
 # | 14.3 | `merge`: two partial results of attention become one | 8 | 2 |
-# | 14.4 | `ring_forward`: keys and values travel, queries stay | 15 | 3 |
-# | 14.5 | `ring_backward`: the gradients travel, too | 18 | 4 |
+# | 14.4 | `ring_forward`: keys and values travel, queries stay | 16 | 3 |
+# | 14.5 | `ring_backward`: the gradients travel, too | 24 | 4 |
 # | 14.6 | `all_to_all_attention`: swap tokens for heads | 12 | 3 |
-# | 14.7 | `ContextParallelGPT`: positions, and a mean over all tokens | 9 | 2 |
+# | 14.7 | `ContextParallelGPT`: positions, and a mean over all tokens | 10 | 2 |
 # | | Break it: three mistakes | 8 | |
 #
 # Each exercise has a check. Its first line tries the plain case on two ranks (or one), in float64. The other lines try
@@ -64,7 +64,7 @@ from solutions.async_collectives import InFlight
 from solutions.tensor_operators import all_gather, sum_over_ranks
 
 # %% [markdown]
-# ## Exercise 14.1 · The zigzag order (8 min, 2 points)
+# ## Exercise 14.1 · The zigzag order (9 min, 2 points)
 #
 # With a causal mask, a token looks only at earlier tokens, so the last tokens of a sequence cost the most. If rank r
 # simply got the r-th of N equal parts, rank 0 would have almost nothing to do, and the last rank almost everything. In
@@ -147,7 +147,7 @@ def unshard_sequence(
 check.unshard_sequence()
 
 # %% [markdown]
-# ## Exercise 14.2 · Which pairs of chunks? (7 min, 2 points)
+# ## Exercise 14.2 · Which pairs of chunks? (8 min, 2 points)
 #
 # In the ring, this rank meets the keys of one rank after another. `visible_pairs` tells what it has to compute with the
 # keys of rank `source`. The chunks of a rank count from 0, so with two chunks per rank, there are four pairs of a chunk
@@ -289,7 +289,7 @@ def merge(
 check.merge()
 
 # %% [markdown]
-# ## Exercise 14.4 · The ring (15 min, 3 points)
+# ## Exercise 14.4 · The ring (16 min, 3 points)
 #
 # Now the forward. Each rank keeps its queries. Keys and values start at home and travel to the right, one rank per
 # step, so after N steps, all queries have met all keys. While a rank computes with the keys that it has, the next ones
@@ -362,7 +362,7 @@ def ring_forward(
 check.ring_forward()
 
 # %% [markdown]
-# ## Exercise 14.5 · Backward (18 min, 4 points)
+# ## Exercise 14.5 · Backward (24 min, 4 points)
 #
 # Autograd would have to keep the keys of all ranks, which is just what we wanted to avoid, and it does not record
 # transfers. So backward runs around the ring once more. The gradient of a *query* is a sum over all keys, and stays at
@@ -375,11 +375,11 @@ check.ring_forward()
 # First, write `add_terms`, which does the computation of one step and sends nothing:
 #
 # - For each of `pairs`, call `attend_backward` with the queries' four tensors in `by_query[query_chunk]`, and with the
-#   right chunk of `keys_values`.
+#   right chunk of `keys_values`. Mind the order: keys and values come second, `query, key, value, gradient, …`.
 # - Add its first result to `query_gradients[query_chunk]`, and the other two to the right chunk of `term`, in place.
 #   `term` has the shape of `keys_values`, (2, B, H, T, D). A `chunk` of it is a view, so adding to one changes `term`.
 #
-# Then complete the loop of `ring_backward`. In a step:
+# A cell below tries it. Then complete the loop of `ring_backward`, and add what has to come after it. In a step:
 #
 # - **Launch** the transfer of `keys_values`, as before.
 # - **Compute:** call `add_terms`. `term` is given, full of zeros.
@@ -454,6 +454,27 @@ def add_terms(
         terms[key_chunk][0].add_(gradients[1])
         terms[key_chunk][1].add_(gradients[2])
     ### END SOLUTION
+
+
+# %% [markdown]
+# Try it without a ring: two chunks of one sequence on each rank, compared with autograd. The difference should be below
+# 1e-14:
+
+# %%
+# %%ranks
+torch.manual_seed(0)
+q, k, v, gradient = torch.randn(4, 1, 2, 6, 4, dtype=torch.float64, device=device)
+q, k, v = (each.requires_grad_() for each in (q, k, v))
+scores = scores_of(q, k, masked=True)
+output = scores.softmax(-1) @ v
+expected = torch.autograd.grad(output, (q, k, v), gradient)
+log_sum, delta = scores.logsumexp(-1, keepdim=True), (gradient * output).sum(-1, keepdim=True)
+by_query = list(zip(*(t.detach().chunk(2, 2) for t in (q, gradient, log_sum, delta)), strict=True))
+query_gradients, term = list(torch.zeros_like(q).chunk(2, 2)), torch.zeros(2, *k.shape).to(k)
+pairs = [(0, 0, True), (1, 0, False), (1, 1, True)]
+add_terms(pairs, by_query, torch.stack([k, v]).detach(), query_gradients, term)
+found = torch.cat(query_gradients, 2), *term
+print(max((a - b).abs().max().item() for a, b in zip(found, expected, strict=True)))
 
 
 # %% tags=["exercise", "export"] grade_id="ring-backward"
@@ -664,7 +685,7 @@ plots.bars(
 # that it hides, and that grouped-query attention makes it cheaper.
 
 # %% [markdown]
-# ## Exercise 14.7 · A GPT on shards (9 min, 2 points)
+# ## Exercise 14.7 · A GPT on shards (10 min, 2 points)
 #
 # Everything in a GPT except attention treats each token separately, with two exceptions that are easy to forget.
 #

@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 14 · Context parallelism
 #
-# **25–45 minutes.** After this lesson, you will be able to:
+# **30–45 minutes.** After this lesson, you will be able to:
 #
 # - say what a sequence of 128,000 tokens keeps on a GPU, and which technique removes which part of it,
 # - compute exact attention on a rank that never holds all keys,
@@ -47,22 +47,22 @@ ranks.start(world_size=4)
 # %% [markdown]
 # ## What is wasted
 #
-# It is B. The next table shows what one sequence keeps on each GPU, next to the 34 GB that the model itself takes
-# there. The last two columns are where this lesson leads:
+# It is B. Gradients and unsharded parameters depend on the model only. The next table shows what one sequence keeps on
+# each GPU, next to the 34 GB that the model itself takes there. The last two columns are where this lesson leads:
 
 # %%
 contexts.memory_table()
 
 # %% [markdown]
-# A sequence cannot be cut into micro-batches. Full recomputation (chapter 06) buys one factor of 16, for a third more
-# time. With 21.5 + 34 GB, the contracts would fit on GPUs of 80 GB again, but a sequence of a million tokens would not.
-# More tensor parallelism does not help: Llama-2 70B has 8 heads of keys and values, and a host has 8 GPUs, so t = 8 is
-# the end of the road.
+# Micro-batches do not help: one sequence is the smallest. Full recomputation (chapter 06) buys one factor of 16, for a
+# third more time. With 21.5 + 34 GB, the contracts would fit on GPUs of 80 GB again, but a sequence of a million tokens
+# would not. More tensor parallelism does not help: a host has 8 GPUs, and between hosts, TP sends too much, as a later
+# table shows. Beyond 8 ranks, the 8 heads of keys and values of this model would have to be copied as well.
 #
-# What is wasted, then? Sequence parallelism already splits the tokens, but only *between* the layers' matmuls. For each
-# of these, every rank gathers all s tokens, which is too much for the links between hosts. **Context parallelism** (CP)
-# never does: each rank keeps its n tokens from the embedding to the loss. The parameters stay: for them, the ranks of a
-# sequence are like those of data parallelism, so their gradients are added up, and ZeRO can shard over them.
+# What is wasted, then? Sequence parallelism already splits the tokens, but only *between* the layers' matmuls. Twice
+# per layer, every rank gathers all s tokens, which is too much for the links between hosts. **Context parallelism**
+# (CP) never does: each rank keeps its n tokens from the embedding to the loss. The parameters stay: for them, the ranks
+# of a sequence are like those of data parallelism, so their gradients are added up, and ZeRO can shard over them.
 #
 # For nearly everything in a GPT, that costs nothing. Norms, MLPs, projections and the loss treat each token by itself.
 # There is a single place where tokens meet.
@@ -93,9 +93,12 @@ diagrams.ring_attention()
 # - the **sum** of exp(score − m),
 # - the **value**, the sum of exp(score − m) · v.
 #
-# When new keys bring a larger maximum, the old sum and value refer to the wrong one. They are multiplied by
-# exp(m_old − m_new), and everything is as if the new maximum had been known from the beginning. At the end, we divide
-# value by sum. This is the **online softmax** that FlashAttention uses inside one GPU; here, it runs over ranks.
+# When new keys bring a larger maximum, the old sum and value refer to the wrong one. They are multiplied by exp(m_old −
+# m_new), and everything is as if the new maximum had been known from the beginning. At the end, we divide value by sum.
+# For example, a query has seen the scores 1 and 3: m = 3, and the sum is e⁻² + 1 = 1.14. Then a score of 5 arrives. m
+# becomes 5, so the old sum is multiplied by e⁻², which gives 0.15, and the new key adds 1.
+#
+# This is the **online softmax** that FlashAttention uses inside one GPU; here, it runs over ranks.
 
 
 # %%
@@ -184,45 +187,6 @@ print(f"A rank sends {sent_times:g} times S.")
 # query see fewer keys.
 
 # %% [markdown]
-# ## When the ring is hidden
-#
-# Each step computes with one block of keys while the next one travels. Which takes longer?
-#
-# A rank multiplies n queries with n keys, and the probabilities with n values: 4n²h operations. With a causal mask, in
-# the order that we are about to see, half of them are needed: 2n²h. A rank sends n keys and n values, 4nk bytes in 16
-# bits, where k is the width of keys and values. At C operations and W bytes per second, the transfer is hidden if
-#
-# $$\frac{2n^2h}{C} \ge \frac{4nk}{W}, \qquad\text{so}\qquad \boxed{\;n \;\ge\; \frac{2k}{h}\cdot\frac{C}{W}\;}$$
-#
-# Computing grows with n², sending only with n, so a longer sequence is *easier* to hide. It is the condition of chapter
-# 05, tokens per GPU against C/W, with one difference: only tokens of the *same* sequence count. Two sequences per batch
-# double both sides. In Llama-2 70B, eight heads of queries share one head of keys (grouped-query attention), so k/h is
-# 1/8, and that helps the ring eightfold.
-#
-# **Predict.** The 8 A100 of a host deliver C = 1.25 · 10¹⁵ operations per second, and share an adapter with W = 24
-# GB/s. With the ring between 4 hosts, from how many tokens per sequence is it hidden?
-
-# %%
-my_prediction = None  # tokens
-
-# %%
-contexts.hiding_table()
-
-# %% [markdown]
-# n must be 13,000, so s must be 52,000: the 128k sequence is fine, with time to spare, and one of 32k is not. **On a
-# slow network, context parallelism pays for long sequences only.** If each GPU has an adapter of its own, W is eight
-# times as large, and 6,500 tokens are enough.
-#
-# What does it replace? Without it, longer sequences need more tensor parallelism or recomputation. For Llama-3 8B on
-# B200, NVIDIA reports that training with CP is 1.05 times as fast as with those at 32k tokens, 1.37 times at 256k, and
-# 2.67 times at 512k. At 1,024k, the model does not train at all without it (NeMo's documentation, "Long sequence
-# performance").
-#
-# All of this was the forward. In backward, a rank computes 2.5 times as much, 5n²h operations, because attention's two
-# matmuls become five. It also sends three times the bytes: keys and values once more, and with them their gradients,
-# in fp32. Those are 12nk bytes, so backward needs n ≥ (2.4k/h) · C/W. Here, that is 15,600 tokens, a fifth more.
-
-# %% [markdown]
 # ## The causal triangle
 #
 # So far, every query saw every key. A language model hides later tokens, so the first token has one key to look at, and
@@ -293,12 +257,60 @@ measure.expect(share < 0.65, "the zigzag order takes at most 0.65 of the time")
 attention_plots.ring_steps(runs)
 
 # %% [markdown]
-# Rank 3 needs 14 pairs in the contiguous order, and every rank needs 8 in the other: 8/14 = 0.57. The white in the
-# upper lanes is GPU time that you pay for and do not use.
+# Rank 3 needs 14 pairs in the contiguous order, and every rank needs 8 in the other: 8/14 = 0.57. What is hatched in
+# the upper lanes is GPU time that you pay for and do not use.
 #
 # This is not only arithmetic. On 8 H800, one widely used implementation reaches 54% of FlashAttention's speed with
 # contiguous parts, and 90% with the zigzag order, forward and backward together (zhuzilin/ring-flash-attention,
-# README).
+# README). Our ratio predicts the first of these numbers: with N = 8, N/(2N − 1) is 53%.
+
+# %% [markdown]
+# ## When the ring is hidden
+#
+# Each step computes with one block of keys while the next one travels. Which takes longer?
+#
+# A rank multiplies n queries with n keys, and the probabilities with n values: 4n²h operations. With a causal mask and
+# in zigzag order, half of them are needed: 2n²h. A rank sends n keys and n values, 4nk bytes in 16 bits, where k is the
+# width of keys and values. At C operations and W bytes per second, the transfer is hidden if
+#
+# $$\frac{2n^2h}{C} \ge \frac{4nk}{W}, \qquad\text{so}\qquad \boxed{\;n \;\ge\; \frac{2k}{h}\cdot\frac{C}{W}\;}$$
+#
+# Computing grows with n², sending only with n, so a longer sequence is *easier* to hide. It is the condition of chapter
+# 05, tokens per GPU against C/W, with one difference: only tokens of the *same* sequence count. Two sequences per batch
+# double both sides. In Llama-2 70B, eight heads of queries share one head of keys (grouped-query attention), so k/h is
+# 1/8, and that helps the ring eightfold.
+#
+# **Predict.** The 8 A100 of a host deliver C = 1.25 · 10¹⁵ operations per second, and share an adapter with W = 24
+# GB/s. If the sequence becomes twice as long, which of the two times doubles, and which one quadruples? From which n on
+# is the ring between 4 hosts hidden?
+
+# %%
+my_prediction = None  # n
+
+# %%
+marks = {8_192: "s = 32k", 32_768: "s = 128k"}
+attention_plots.step_times(contexts.step_times(), marks)
+
+# %% [markdown]
+# The lines cross at n = 13,000, so s must be 52,000: computing quadruples, the transfer only doubles. The 128k sequence
+# is fine, with time to spare: at n = 32,768, a step computes for 14 ms, and the transfer takes 6. A sequence of 32k
+# tokens is not, with 0.9 ms against 1.4. **On a slow network, context parallelism pays for long sequences only.** If
+# each GPU has an adapter of its own, W is eight times as large, and the formula says 1,600 tokens. The figure says
+# 2,100, because it also counts the latency of a message.
+#
+# What does it replace? Without it, longer sequences need more tensor parallelism or recomputation. For Llama-3 8B on
+# B200, NVIDIA reports that training with CP is 1.05 times as fast as with these two at 32k tokens, 1.37 times at 256k,
+# and 2.67 times at 512k. At 1,024k, the model does not train at all without it (NeMo's documentation, "Long sequence
+# performance").
+#
+# All of this was the forward. In backward, a rank computes 2.5 times as much, 5n²h operations, because attention's two
+# matmuls become five. In each step, it also sends three times the bytes: keys and values once more, and with them their
+# gradients, in fp32. Those are 12nk bytes, so backward needs n ≥ (2.4k/h) · C/W. Here, that is n = 15,600, a fifth
+# more.
+#
+# Only the last hop of the gradients has nothing to hide behind: 8nk bytes, as the lab will show. With 128k tokens, that
+# is 11 ms, while the attention of a layer computes for 56 ms in forward and 141 ms in backward. Compare these 6% with
+# the third that recomputation costs.
 
 # %% [markdown]
 # ## Swapping tokens for heads
@@ -325,8 +337,8 @@ contexts.traffic_table()
 # reduce-scatters them twice. Between hosts, that is hopeless. The ring sends only keys and values, which grouped-query
 # attention has made narrow, and hides them.
 #
-# Ulysses lies in between. It sends (N−1)/N of the queries and outputs once, so these bytes *fall* with N. Its keys do
-# not, because TP 8 has left one head of keys per GPU, and each of the other hosts needs a copy.
+# Ulysses lies in between. It sends (N−1)/N of its n tokens' queries and outputs, and n = s/N *falls* with N. Its keys
+# do not fall, because TP 8 has left one head of keys per GPU, and each of the other hosts needs a copy.
 #
 # | your situation | use |
 # |---|---|
@@ -353,7 +365,7 @@ contexts.traffic_table()
 # | context parallelism | divides all of them by N, on top of t |
 # | full recomputation | leaves 2 of the 34, and computes forward twice |
 # | ZeRO, any stage | nothing. It shards what does not depend on s |
-# | mixture of experts | nothing: with k experts per token, each as wide as the MLP, it keeps the MLP's bytes k times |
+# | mixture of experts | removes nothing: k experts per token, each as wide as the MLP, keep k times its bytes |
 #
 # The last two rows are worth a second look. ZeRO makes room for a longer sequence, because it shrinks the model's share
 # of the memory, but the activations of the sequence stay as they are. A mixture of experts does not even make room: it

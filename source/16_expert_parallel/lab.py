@@ -2,26 +2,26 @@
 # jupyter:
 #   course:
 #     module: expert_parallel
-#     minutes: 80
+#     minutes: 90
 # ---
 
 # %% [markdown]
 # # Lab 16 · Expert parallelism
 #
-# **80 minutes, 16 points**, and 8 minutes for the stretch exercise. In this lab, you turn a mixture of experts
+# **90 minutes, 16 points**, and 8 minutes for the stretch exercise. In this lab, you turn a mixture of experts
 # into a layer whose experts live on different ranks. Each rank brings its own tokens, sends every token to the ranks
 # of its experts, and gets the results back. At the end, the layer computes the same outputs and gradients as one
 # process that has all experts.
 #
 # | exercise | you build | minutes | points |
 # |---|---|---|---|
-# | 16.1 | `route`: top-k, weights, and a loss that keeps the experts busy | 11 | 3 |
+# | 16.1 | `route`: top-k, weights, and a loss that keeps the experts busy | 12 | 3 |
 # | 16.2 | `sort_by_expert`: from a table of choices to one block of rows per expert | 12 | 3 |
 # | 16.3 | `exchange_counts` and `exchange_rows`: sizes first, then tokens, and gradients on the way back | 14 | 3 |
-# | 16.4 | `ExpertParallelMoE`: the layer | 18 | 5 |
-# | 16.5 | `average_gradients`: one mean for two kinds of parameters | 11 | 2 |
+# | 16.4 | `ExpertParallelMoE`: the layer | 22 | 5 |
+# | 16.5 | `average_gradients`: one mean for two kinds of parameters | 12 | 2 |
 # | 16.6 | Stretch: `clip_grad_norm_` with sharded experts | 8 | 1 |
-# | | Break it: five mistakes, and which of them you would notice | 14 | |
+# | | Break it: seven mistakes, and which of them you would notice | 18 | |
 #
 # Each exercise has a check. Its first line tries a plain case on two ranks, in float64. The other lines try one to four
 # ranks, ranks and experts without any token, and groups of ranks. They compare every gradient with that of one process
@@ -58,7 +58,7 @@ from shared.sharded.layers import expect_same
 from shared.sharded.parts import mark_local
 
 # %% [markdown]
-# ## Exercise 16.1 · Routing to k experts (11 min, 3 points)
+# ## Exercise 16.1 · Routing to k experts (12 min, 3 points)
 #
 # The lesson sent each token to one expert. Most models choose k of them and add up their outputs, with weights that
 # the router learns. For that, the weights must lead back to the router's logits.
@@ -369,7 +369,7 @@ def exchange_rows(
 check.exchange_rows()
 
 # %% [markdown]
-# ## Exercise 16.4 · The layer with sharded experts (18 min, 5 points)
+# ## Exercise 16.4 · The layer with sharded experts (22 min, 5 points)
 #
 # Now put the pieces together. `ExpertParallelMoE` inherits `forward` from `MoE`. So you only have to give each rank its
 # experts (in the first cell), and write a `run_experts` that finds them (in the third). Every rank calls it with its
@@ -381,8 +381,9 @@ check.exchange_rows()
 # - In `run_experts`, send each row to the rank of its expert (this is called **dispatch**), let this rank's experts
 #   compute what has arrived, and send the results back (**combine**), so that the returned rows have the order of
 #   `rows`.
-# - Rows arrive in blocks by *rank*, and within each of these by expert. `run_each` needs one block per expert. Reorder
-#   them, and undo it before you send them back.
+# - Rows arrive in blocks by *rank*, and within each of these by expert. `run_each` needs one block per expert, and the
+#   experts: `self.experts.values()`, because an `nn.ModuleDict` iterates over its keys. Reorder the rows, and undo it
+#   before you send them back.
 # - Use `self.group`. Per forward, a rank sends its E counts and each of its rows once, and each result once. In
 #   backward, it sends as many rows again, and no counts.
 # - A rank without tokens takes part in all exchanges, and so does one whose experts get no rows.
@@ -485,7 +486,7 @@ class ExpertParallelMoE(ExpertParallelMoE):
 check.ExpertParallelMoE()
 
 # %% [markdown]
-# ## Exercise 16.5 · Two kinds of gradients (11 min, 2 points)
+# ## Exercise 16.5 · Two kinds of gradients (12 min, 2 points)
 #
 # A model trains on the *mean* of the ranks' losses. After backward, its parameters have two kinds of gradients. An
 # expert has the gradient of the sum of all ranks' losses, because their tokens came to it. All other parameters (the
@@ -563,7 +564,8 @@ check.average_gradients()
 # `clip_grad_norm_` sees only what this rank has.
 #
 # - Add up the squares in float64. A `.grad` may be None.
-# - Send one all-reduce of a single element, over `group`.
+# - Send one all-reduce of a single element, over `group`: ranks that together have each expert once. With several
+#   copies of the experts (dp > ep), that is not the group of 16.5.
 # - Scale all gradients of this rank by `max_norm / (norm + 1e-6)`, but only if that makes them smaller.
 # - Return the norm before scaling, the same on every rank.
 #
@@ -584,6 +586,9 @@ def clip_grad_norm_(
     group: ProcessGroup | None = None,
 ) -> Tensor:
     """Scale the gradients so that their norm over the whole model is at most max_norm.
+
+    Args:
+        group: ranks that together have each expert once.
 
     Returns:
         The norm before scaling, the same on every rank.
@@ -611,11 +616,11 @@ def clip_grad_norm_(
 check.clip_grad_norm_()
 
 # %% [markdown]
-# ## Break it: five mistakes, and which of them you would notice (14 min)
+# ## Break it: seven mistakes, and which of them you would notice (18 min)
 #
-# The first four mistakes have been reported in large code bases, and none of the five raises an error. The next cells
-# train a small model on text for 40 steps: an embedding, your layer and an output layer, on four ranks with their own
-# samples.
+# The first four mistakes have been reported in large code bases, and none of the first five raises an error. The next
+# cells train a small model on text for 40 steps: an embedding, your layer and an output layer, on four ranks with their
+# own samples.
 #
 # - `keeps_the_sum`: experts keep the gradient of the sum of the losses, N times the right one (PyTorch issue 160285).
 # - `constant_weights`: autograd does not see that the weights depend on the router (NeMo Automodel pull request 2995).
@@ -758,11 +763,13 @@ plots.loss_curves({name: found[name][0][0] for name in shown})
 # in ours, it is 4.7552 instead of 4.7564. The four others compute the right outputs, so their first loss is right to
 # the last digit.
 #
-# After 40 steps, no loss curve looks broken either, and `keeps_the_sum` even ends below the right one. AdamW divides a
-# factor of N out again, clipping scales everything alike, and with a layer that does not work, the rest of the model
-# learns all the same. What gives all five away is the first *norm*. So log the gradient norm, and compare it with that
-# of one process once. With `own_norm`, each rank scales the same averaged gradient by another factor, so the ranks end
-# with different routers.
+# After 40 steps, `mixes_up_rows` has learned more slowly. Alone, you would take it for a run that learns: with a layer
+# that does not work, the rest of the model learns all the same. `keeps_the_sum` even ends below the right one, because
+# AdamW divides a factor of N out again, and clipping scales everything alike.
+#
+# What gives all five away is the first *norm*, although `constant_weights` changes it by 0.2% only. So log the gradient
+# norm, and compare it with that of one process once. With `own_norm`, each rank scales the same averaged gradient by
+# another factor, so the ranks end with different routers.
 #
 # You will notice the next mistake. Rank 2 has no tokens in this batch, so someone lets it skip the layer. NeMo
 # Automodel hung in a similar way if nobody chose the experts of a rank (pull request 935). What does the doctor say?

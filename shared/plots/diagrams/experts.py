@@ -1,7 +1,6 @@
 """Diagrams of experts: how tokens are routed, what the two all-to-alls move, and which ranks share what."""
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 from matplotlib.figure import Figure
 
@@ -181,9 +180,10 @@ def hidden_exchanges() -> Figure:
             for span in lane:
                 fill = {"facecolor": ("white", "0.75")[span.batch]}
                 clock.span(drawing, y, (span.began_ms, span.ended_ms), span.words, 0.42, **fill)
-            for before, after in pairwise(lane if computes else []):
-                if after.began_ms > before.ended_ms:
-                    idle_ms = before.ended_ms, after.began_ms
+            ends_ms = [span.ended_ms for span in lane]
+            begins_ms = [*(span.began_ms for span in lane[1:]), max(span.ended_ms for span in spans)]
+            for idle_ms in zip(ends_ms, begins_ms, strict=True) if computes else ():
+                if idle_ms[1] > idle_ms[0]:
                     clock.span(drawing, y, idle_ms, "", 0.42, facecolor="0.88", **WAITS)
         busy_ms = sum(span.ended_ms - span.began_ms for span in spans if span.computes)
         share = busy_ms / max(span.ended_ms for span in spans)
