@@ -31,6 +31,7 @@
 # %% tags=["nbval-ignore-output"]
 from shared import ranks
 from shared.checks import zero3 as check
+from shared.predictions import predicted
 
 ranks.start(world_size=4)
 
@@ -191,11 +192,9 @@ same = all(torch.equal(our, their) for our, their in pairs)
 sent = [[(entry.op, entry.elements) for entry in log.entries] for log in (of_yours, of_theirs)]
 
 # %%
-from shared.predictions import predicted
-
 sent, same = ranks.pull("sent")[0], ranks.pull("same")
-print(f"{predicted(my_elements, '{} elements', chr(10))}yours: {sent[0]}")
-print(f"FSDP2: {sent[1]}")
+print(predicted(my_elements, "{} elements", "\n"), end="")
+print(f"yours: {sent[0]}\nFSDP2: {sent[1]}")
 assert sent[0] == sent[1] == [("all_gather", 48)] and all(same)
 
 # %% [markdown]
@@ -261,12 +260,12 @@ from solutions.units import Call, Unit, UnitState, shard_into_units
 # launch next? Write "reduce-scatter" or "all-gather", and the number of the block.
 
 # %%
-my_rank_0 = "?"
-my_rank_1 = "?"
+my_rank_0 = None
+my_rank_1 = None
 
 # %%
-print(f"rank 0: you wrote {my_rank_0!r}; it launches the reduce-scatter of block 1")
-print(f"rank 1: you wrote {my_rank_1!r}; it launches the all-gather of block 0")
+print(f"rank 0: {predicted(my_rank_0)}it launches the reduce-scatter of block 1")
+print(f"rank 1: {predicted(my_rank_1)}it launches the all-gather of block 0")
 
 # %% [markdown]
 # On rank 1, the bucket of block 1 is never full, so backward simply goes on to block 0. The two collectives do not
@@ -968,7 +967,7 @@ def begin_state(optimizer: torch.optim.Optimizer) -> None:
 # - `f"module.{name}"` is the buffer `name` of the module's `named_buffers()`.
 #
 # The first line of the check saves on four ranks, and continues the training on two. The others try what the finished
-# class can do: clipping, bf16, and `state_dict()`.
+# class can do: clipping, bf16, groups of ranks, and `state_dict()`.
 #
 # <details><summary>Hint</summary>
 #
@@ -1044,10 +1043,10 @@ check.ShardedState()
 # the initial values with `units=[]` the same as with a unit per block? Write 1 for yes and 0 for no.
 
 # %%
-my_answer = "?"
+my_answer = None
 
 # %%
-print(f"you wrote {my_answer}; the answer is 0")
+print(f"{predicted(my_answer)}the answer is 0")
 
 # %% [markdown]
 # With a unit per block, the blocks are drawn first, and the embeddings in the root last. With `units=[]`, the
@@ -1323,7 +1322,7 @@ assert max(multiples) < 1
 # units, as a multiple of Ψ? 1 means the whole model.
 
 # %%
-my_peak = 0.0
+my_peak = None
 
 # %%
 # %%ranks
@@ -1413,7 +1412,7 @@ tables.Table(header, rows, "rank 0, one step")
 # %% tags=["nbval-ignore-output"]
 measured = {name: size / most_bytes["DDP, AdamW"] for name, size in most_bytes.items()}
 without_units, with_units = measured["your ZeRO3, units=[]"], measured["your ZeRO3"]
-print(f"predicted {my_peak:g} Ψ, measured {without_units:.2f} Ψ; with units {with_units:.2f} Ψ")
+print(f"{predicted(my_peak, '{} Ψ')}measured {without_units:.2f} Ψ; with units {with_units:.2f} Ψ")
 assert with_units < 1 < without_units
 
 # %% [markdown]

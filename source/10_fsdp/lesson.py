@@ -251,8 +251,8 @@ print(f"{predicted(my_order)}the order is {order}", *events, sep="\n")
 assert order == "cbad"
 
 # %% [markdown]
-# FSDP2 builds its hooks from a, c and d. Find the five of them in the drawing, and follow the root: hook 4 never comes,
-# so hook 5 has to do its work.
+# FSDP2 uses three of these events: c calls hook 3 of the drawing, a calls hook 4, and d hook 5. Follow the root: hook 4
+# never comes, so hook 5 does that work.
 
 # %%
 diagrams.fsdp_hooks()
@@ -626,8 +626,8 @@ peaks.table("zero3", models)
 # - **Send less without more memory.** By default, each micro-batch sends the parameters twice and the gradients once.
 #   Chapter 11 chooses between wrappers by such numbers.
 #
-# Now do lab 10. There you build `ZeRO3`, with flat parameters, for models that are less tame than ours. The next cell
-# stops the ranks.
+# Now do lab 10. There you shard parameters whose rows do not divide by the ranks, and build `ZeRO3`, with flat
+# parameters, for models that are less tame than ours. The next cell stops the ranks.
 
 # %%
 ranks.stop()
