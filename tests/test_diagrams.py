@@ -38,6 +38,7 @@ OF_ONE_SIZE = {
     "training_memory": diagrams.training_memory,
     "unit_states": diagrams.unit_states,
     "streams": diagrams.streams,
+    "fsdp_hooks": diagrams.fsdp_hooks,
     "hybrid_mesh": diagrams.hybrid_mesh,
     "mesh_3d": diagrams.mesh_3d,
     "atomic_save": diagrams.atomic_save,

@@ -7,6 +7,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from shared import formulas
 from shared.plots import diagrams
@@ -178,6 +183,42 @@ def test_blocking_calls_run_one_after_the_other_and_take_longer():
     blocking = fsdp.StreamsRun(blocking=True)
     assert all(task.ended_ms == following.began_ms for task, following in pairwise(blocking.tasks))
     assert blocking.ended_ms > fsdp.StreamsRun().ended_ms
+
+
+@pytest.fixture
+def fake_group():
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    yield
+    dist.destroy_process_group()
+
+
+def test_hooks_run_in_the_order_of_fsdp2(fake_group, monkeypatch):
+    seen = []
+
+    def note(cls, name: str, hook: str) -> None:
+        original = getattr(cls, name)
+
+        def noted(self, *args, **options):
+            seen.append((hook, self))
+            return original(self, *args, **options)
+
+        monkeypatch.setattr(cls, name, noted)
+
+    *of_units, callback = fsdp.HOOKS
+    for name in of_units:
+        note(FSDPParamGroup, name, name)
+    note(FSDPState, "_root_post_backward_final_callback", callback)
+    tokens, mesh = torch.zeros(2, dtype=torch.long), init_device_mesh("cpu", (2,))
+    # The root computes after the blocks, so its output is another tensor than theirs.
+    model = nn.Sequential(nn.Embedding(4, 4), nn.Linear(4, 4), nn.Linear(4, 4), nn.LayerNorm(4))
+    for each in (model[1], model[2], model):
+        fully_shard(each, mesh=mesh)
+    model(tokens).sum().backward()
+
+    names = {model[number]._get_fsdp_state()._fsdp_param_group: f"block {number - 1}" for number in (1, 2)}
+    *found, last = [fsdp.HookCall(hook, names.get(each, "root")) for hook, each in seen]
+    assert found == fsdp.hook_calls(blocks=2)
+    assert last == fsdp.HookCall("post_backward", "root")  # which the callback calls
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)

@@ -2,40 +2,210 @@
 # jupyter:
 #   course:
 #     module: zero3
-#     minutes: 73
+#     minutes: 75
 # ---
 
 # %% [markdown]
 # # Lab 10 · FSDP
 #
-# **73 minutes, 14 points**, and another 13 minutes and 3 points for an optional exercise. The GPT at the end takes 15
-# minutes more. Lab 09's `PlainZeRO3` trains only plain models. Now you build `ZeRO3`, which also trains
-# models with frozen, tied and unused parameters, nested units, activation checkpointing, micro-batches and bf16. It
-# also clips gradients, and can be saved on four ranks and loaded on two. PyTorch calls ZeRO-3 *fully sharded data
-# parallelism* (FSDP), and the methods here have the same names as in torch's `fully_shard`. In exercise 10.6, which is
+# **75 minutes, 12 points**, and another 13 minutes and 3 points for an optional exercise. You begin where the lesson's
+# small FSDP2 stops: with parameters whose rows do not divide by the ranks. Then you take lab 09's `PlainZeRO3` to
+# `ZeRO3`, which also trains models with frozen, tied and unused parameters, nested units, activation checkpointing,
+# micro-batches and bf16. Its methods have the names that torch's `fully_shard` gives them. In exercise 10.5, which is
 # optional, you create a model that no rank ever holds in full.
 #
 # | exercise | you build | minutes | points |
 # |---|---|---|---|
-# | 10.1 | `GradientReducer`: pack now, reduce later | 13 | 2 |
-# | 10.2 | `ZeRO3`: the hooks of forward | 15 | 3 |
-# | 10.3 | `ZeRO3`: the hooks of backward | 18 | 5 |
-# | 10.4 | a full state dict | 17 | 2 |
-# | 10.5 | a sharded state dict | 10 | 2 |
-# | 10.6 | optional: `Materializer` | 13 | 3 |
+# | 10.1 | `RowShards`: copy-in and copy-out, as in FSDP2 | 18 | 3 |
+# | 10.2 | `GradientReducer`: pack now, reduce later | 13 | 2 |
+# | 10.3 | `ZeRO3`: the hooks of backward | 20 | 5 |
+# | 10.4 | a sharded state dict | 10 | 2 |
+# | | a GPT that was never whole, trained with all of it | 14 | |
+# | 10.5 | optional: `Materializer` | 13 | 3 |
 #
-# You begin with a small object that `ZeRO3` uses. Each exercise has a check. Its first line is a plain case, which
-# passes when the main idea is right. The other lines try awkward models, and count bytes. After the exercises, you run
-# what you have built on a GPT. That part has no points.
+# Each exercise has a check. Its first line is a plain case, which passes when the main idea is right. The other lines
+# try awkward models, and count bytes.
 #
-# Much of the code is given. Run all of it, but read only the parts that the text asks you to read. The docstring at the
-# beginning of the module describes a whole training step. Read it after you have written all hooks.
+# Much of the code is given. Run all of it, but read only the parts that the text asks you to read.
 
 # %% tags=["nbval-ignore-output"]
 from shared import ranks
 from shared.checks import zero3 as check
+from shared.predictions import predicted
 
 ranks.start(world_size=4)
+
+# %% [markdown]
+# ## Exercise 10.1 · Copy-in and copy-out (18 min, 3 points)
+#
+# In the lesson's small FSDP2, the rows of every parameter divide by the ranks. A bias with 7 elements breaks it: on 4
+# ranks, `torch.chunk` makes shards of 2, 2, 2 and 1 rows. A parameter with a single row lies on rank 0 alone. But an
+# all-gather wants equally many elements from every rank. So a rank sends a **slot**, which gives each parameter
+# ⌈rows/N⌉ rows, and pads what is missing:
+#
+# ```text
+# a has 5 rows, b has 1 row, 4 ranks. A dot is a row of padding.
+#
+#            rank 0        rank 1        rank 2        rank 3
+# shards     a0 a1  b0     a2 a3         a4
+# slots      a0 a1  b0     a2 a3  ·      a4 ·   ·      ·  ·   ·
+# ```
+#
+# `RowShards` shards each parameter of a unit by its rows. Its constructor, `unshard` and `reshard` are given. You write
+# the two copies around the all-gather:
+#
+# - `copy_in()` returns this rank's slot: a tensor with one dimension, in the dtype of the shards. The parameters follow
+#   each other in the order of `self.parameters`. For each of them, the slot has this rank's rows, flattened, and then
+#   zeros for the missing rows.
+# - `copy_out(gathered)` gets the slots of all ranks, one after the other, in a tensor with one dimension. It copies the
+#   rows of each parameter into the memory that the parameter has, and leaves out the padding.
+# - Neither of them communicates, because `unshard` has to get by with one all-gather. It calls both inside
+#   `torch.no_grad()`.
+# - `self.world_size` is the N of the group. `self.shards[i]` holds this rank's rows of `self.parameters[i]`, and it may
+#   have no rows at all. A parameter has at least one row, and keeps its shape while it has no memory.
+#
+# A cell that starts with `class Name(Name):` adds methods to the class of that name. If you change the first one, also
+# run the cells after it that continue the class.
+#
+# **Predict.** `nn.Linear(5, 7)` has 42 parameters, and a flat parameter on 4 ranks would have 44 elements. How many
+# elements does the all-gather of a `RowShards` carry?
+
+# %%
+my_elements = None
+
+# %% [markdown]
+# The first line of the check tries rows that divide by the ranks, so there is no padding. The others try shapes such as
+# [7], [1] and [5, 2, 2] on 1, 2 and 4 ranks, and compare every element.
+#
+# <details><summary>Hint 1</summary>
+#
+# Write down the shapes for a parameter with 7 rows of 3 elements on 4 ranks. How many elements does it take in the slot
+# of rank 0, and how many in that of rank 3?
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# View `gathered` as a matrix with one slot per row. Which columns belong to one parameter? If you read these columns
+# slot by slot, where does all the padding lie?
+#
+# </details>
+
+
+# %% tags=["export"] module="row_shards"
+# %%ranks
+"""Parameters that are sharded by their rows, as in FSDP2, and unshard with one all-gather."""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from shared.c10d import all_gather_single
+
+
+class RowShards:
+    """The parameters of a unit, of one dtype, each sharded along its first dimension as torch.chunk does.
+
+    Shape: shards[i] is [this rank's rows, *parameters[i].shape[1:]].
+    Memory: this rank's rows; between unshard() and reshard(), the parameters, too.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter], group: dist.ProcessGroup | None = None):
+        self.parameters, self.group = parameters, group
+        self.world_size = dist.get_world_size(group)
+        self.shards = [self._own_rows(parameter.detach()).clone() for parameter in parameters]
+
+    def _own_rows(self, full: torch.Tensor) -> torch.Tensor:
+        chunks, rank = full.chunk(self.world_size), dist.get_rank(self.group)
+        return chunks[rank] if rank < len(chunks) else full[:0]
+
+    @torch.no_grad()
+    def unshard(self) -> None:
+        """Fill the parameters with the rows of all ranks. Communication: one all-gather."""
+        slot = self.copy_in()
+        gathered = slot.new_empty(self.world_size * slot.numel())
+        all_gather_single(gathered, slot, group=self.group)
+        for parameter in self.parameters:
+            parameter.untyped_storage().resize_(parameter.nbytes)
+        self.copy_out(gathered)
+
+    def reshard(self) -> None:
+        """Free the memory of the parameters."""
+        for parameter in self.parameters:
+            parameter.untyped_storage().resize_(0)
+
+
+# %% tags=["exercise", "export"] grade_id="row-shards" module="row_shards"
+# %%ranks
+class RowShards(RowShards):
+    def copy_in(self) -> torch.Tensor:
+        """Put this rank's rows of all parameters side by side, padded to as many elements as every rank sends."""
+        ### BEGIN SOLUTION
+        pieces = []
+        for parameter, shard in zip(self.parameters, self.shards, strict=True):
+            padded = shard.new_zeros(self._slot_rows(parameter), *parameter.shape[1:])
+            padded[: len(shard)] = shard
+            pieces.append(padded.flatten())
+        return torch.cat(pieces)
+        ### END SOLUTION
+
+    def copy_out(self, gathered: torch.Tensor) -> None:
+        """Copy the rows of each parameter out of the slots of all ranks, without the padding."""
+        ### BEGIN SOLUTION
+        slots, first = gathered.view(self.world_size, -1), 0
+        for parameter in self.parameters:
+            numel = self._slot_rows(parameter) * parameter[0].numel()
+            # Only the last ranks have padding, so it follows all rows.
+            rows = slots[:, first : first + numel].flatten()[: parameter.numel()]
+            parameter.copy_(rows.view(parameter.shape))
+            first += numel
+
+    def _slot_rows(self, parameter: nn.Parameter) -> int:
+        return -(-len(parameter) // self.world_size)  # rounded up
+        ### END SOLUTION
+
+
+# %% tags=["check"] grade_id="check-row-shards" points=3
+check.RowShards()
+
+# %% [markdown]
+# Does FSDP2 do the same? Both shard the same layer here, and unshard it.
+
+# %%
+# %%ranks
+import copy
+
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from shared import wire
+
+layer = nn.Linear(5, 7).to(device)
+theirs = fully_shard(copy.deepcopy(layer), mesh=init_device_mesh(device.type, (world_size,)))
+yours = RowShards(list(layer.parameters()))
+yours.reshard()
+with wire.ledger() as of_yours:
+    yours.unshard()
+with wire.ledger() as of_theirs:
+    theirs.unshard()
+pairs = zip(layer.parameters(), theirs.parameters(), strict=True)
+same = all(torch.equal(our, their) for our, their in pairs)
+sent = [[(entry.op, entry.elements) for entry in log.entries] for log in (of_yours, of_theirs)]
+
+# %%
+sent, same = ranks.pull("sent")[0], ranks.pull("same")
+print(predicted(my_elements, "{} elements", "\n"), end="")
+print(f"yours: {sent[0]}\nFSDP2: {sent[1]}")
+assert sent[0] == sent[1] == [("all_gather", 48)] and all(same)
+
+# %% [markdown]
+# Your `RowShards` sends what FSDP2 sends, and the parameters are equal. The rest of this lab keeps lab 09's flat
+# parameters: with them, the optional exercise can give each rank only the parameters that lie in its shard. The hooks
+# that you write next would be the same with `RowShards`.
+#
+# ## From `PlainZeRO3` to `ZeRO3`
+#
+# The next cell begins the module of `ZeRO3`. Its docstring describes a whole training step. Read it after exercise
+# 10.3.
 
 # %% tags=["export"]
 # %%ranks
@@ -79,7 +249,7 @@ from solutions.prefetching import Prefetcher
 from solutions.units import Call, Unit, UnitState, shard_into_units
 
 # %% [markdown]
-# ## Exercise 10.1 · Reducing the gradients of a unit (13 min, 2 points)
+# ## Exercise 10.2 · Reducing the gradients of a unit (13 min, 2 points)
 #
 # Each unit has one `ShardedBucket` (lab 08) per flat parameter that is trained. In lab 04, you launched a bucket as
 # soon as its last gradient was complete. Is that safe here?
@@ -90,12 +260,12 @@ from solutions.units import Call, Unit, UnitState, shard_into_units
 # launch next? Write "reduce-scatter" or "all-gather", and the number of the block.
 
 # %%
-my_rank_0 = "?"
-my_rank_1 = "?"
+my_rank_0 = None
+my_rank_1 = None
 
 # %%
-print(f"rank 0: you wrote {my_rank_0!r}; it launches the reduce-scatter of block 1")
-print(f"rank 1: you wrote {my_rank_1!r}; it launches the all-gather of block 0")
+print(f"rank 0: {predicted(my_rank_0)}it launches the reduce-scatter of block 1")
+print(f"rank 1: {predicted(my_rank_1)}it launches the all-gather of block 0")
 
 # %% [markdown]
 # On rank 1, the bucket of block 1 is never full, so backward simply goes on to block 0. The two collectives do not
@@ -115,9 +285,7 @@ print(f"rank 1: you wrote {my_rank_1!r}; it launches the all-gather of block 0")
 #   3. Launch the bucket, and add it to `self.launched`.
 # - `finish()` reduces the remaining buckets, waits for all of them, and calls `self._begin()` for the next backward.
 #
-# The beginning of the class is given below, and the exercise continues it: a cell that starts with `class Name(Name):`
-# adds methods to the class of that name. If you change the first one, also run the cells after it that continue the
-# class.
+# The beginning of the class is given below, and the exercise continues it.
 #
 # <details><summary>Hint</summary>
 #
@@ -246,8 +414,7 @@ class AfterBackward(torch.autograd.Function):
 
 
 # %% [markdown]
-# The next two cells begin the module of exercises 10.4 and 10.5. You don't need to read them now. (Two hooks for
-# `state_dict()` leave out the parameters of the model, because these have no memory between steps.)
+# The next two cells begin the module of exercise 10.4. You don't need to read them.
 
 
 # %% tags=["export"] module="model_state"
@@ -471,47 +638,22 @@ class ZeRO3(ZeRO3):
 
 
 # %% [markdown]
-# ## Exercise 10.2 · The hooks of forward (15 min, 3 points)
+# ## The hooks of forward
 #
-# In state BACKWARD, both hooks do nothing. Otherwise:
+# Both hooks of forward are given. Read them: the hooks of backward, which you write next, rely on what they do.
 #
-# | | if `torch.is_grad_enabled()` | otherwise |
-# |---|---|---|
-# | `pre_forward` | call `unit.wait_for_unshard()`, prefetch, return `_watch_inputs(…)` | the same, but return `None` |
-# | `post_forward` | call `_watch_outputs(…)`, then reshard if `unit.reshard_after_forward` | reshard |
-#
-# - To prefetch, call `self.prefetcher.in_forward(unit)` of lab 09, but not for the root. Do it after the wait: if the
-#   unit was not prefetched, the wait launches its own all-gather, which must not queue behind that of the next unit.
-# - `self._watch_inputs(unit, inputs, kwargs)` returns the new inputs of the unit.
-# - Call `self._watch_outputs(unit, output)` for every unit, including the root. The root's `reshard_after_forward` is
-#   False.
+# - The unit's own all-gather is launched before the prefetched one. Otherwise, it would queue behind that of the next
+#   unit.
 # - A unit is in state BACKWARD when activation checkpointing runs its forward again, in the middle of its backward. It
 #   is unsharded already, and must stay so.
-#
-# The two `_watch` methods are given below the exercise, and you don't need to read them. They let autograd call the
-# hooks of backward: `post_backward` through `AfterBackward` on the inputs, and `pre_backward` when the gradient of an
-# output is complete. (The cell after them raises an error where the gradients would be wrong.)
-#
-# The first line of the check, `plain forward`, needs no backward.
-#
-# <details><summary>Hint 1</summary>
-#
-# Both hooks begin with the same question: does this forward run inside backward?
-#
-# </details>
-# <details><summary>Hint 2</summary>
-#
-# Without gradients, nobody will need the unit again. Does that also hold for the root?
-#
-# </details>
+# - Without gradients, nobody needs the unit again, so even the root is resharded.
 
 
-# %% tags=["exercise", "export"] grade_id="forward-hooks"
+# %% tags=["export"]
 # %%ranks
 class ZeRO3(ZeRO3):
     def pre_forward(self, unit: Unit, submodule: nn.Module, inputs: tuple, kwargs: dict):
         """Unshard a unit before its forward, or wait for its prefetched all-gather, and prefetch the next unit."""
-        ### BEGIN SOLUTION
         if unit.state is UnitState.BACKWARD:
             return None  # activation checkpointing is running this unit's forward again
         unit.wait_for_unshard()
@@ -519,18 +661,21 @@ class ZeRO3(ZeRO3):
         if unit is not self.root:
             self.prefetcher.in_forward(unit)
         return self._watch_inputs(unit, inputs, kwargs) if torch.is_grad_enabled() else None
-        ### END SOLUTION
 
     def post_forward(self, unit: Unit, submodule: nn.Module, inputs: tuple, output) -> None:
         """Reshard a unit after its forward, and ask autograd to call pre_backward()."""
-        ### BEGIN SOLUTION
         if unit.state is UnitState.BACKWARD:
             return
         if torch.is_grad_enabled():
             self._watch_outputs(unit, output)
         if unit.reshard_after_forward or not torch.is_grad_enabled():
             unit.reshard()
-        ### END SOLUTION
+
+
+# %% [markdown]
+# The next two cells let autograd call the hooks of backward: `post_backward` through `AfterBackward` on the inputs, and
+# `pre_backward` when the gradient of an output is complete. They also raise an error where the gradients would be
+# wrong. You don't need to read them.
 
 
 # %% tags=["export"]
@@ -590,11 +735,8 @@ class ZeRO3(ZeRO3):
             bucket.mark()
 
 
-# %% tags=["check"] grade_id="check-forward" points=3
-check.Forward()
-
 # %% [markdown]
-# ## Exercise 10.3 · The hooks of backward (18 min, 5 points)
+# ## Exercise 10.3 · The hooks of backward (20 min, 5 points)
 #
 # A unit can be called more than once: twice in one forward, or in two forwards that share one backward. Then backward
 # also reaches it more than once, and the unit must not be reduced before the last time. So each call of a unit in
@@ -685,7 +827,7 @@ check.Backward()
 
 # %% [markdown]
 # The rest of the class is given, and you don't need to read it. Clipping needs only the shards and one all-reduce (lab
-# 07). Saving and loading, which `ZeRO3` inherits from `ShardedModule`, call three functions that you write next.
+# 07).
 
 
 # %% tags=["export"]
@@ -703,46 +845,11 @@ class ZeRO3(ZeRO3):
 
 
 # %% [markdown]
-# ## Exercise 10.4 · A full state dict (17 min, 2 points)
+# ## A full state dict
 #
 # A full state dict holds every parameter in full, under the name that the module gives it. Any number of ranks can load
-# it, and so can a program without a wrapper.
-#
-# `gather_full_state(module, flat_parameters)` is called by all ranks. On each of them, it returns what
-# `module.state_dict()` would return without sharding:
-#
-# - the same names in the same order, including buffers; a tied parameter appears under all its names,
-# - in the dtype of the shards,
-# - as copies, so that a later forward does not change them.
-#
-# `load_full_state(module, flat_parameters, state_dict)` gets a full state on every rank:
-#
-# - Each rank takes its shards from it, and loads the buffers.
-# - Shards and buffers keep the memory that they have: copy the new values into it.
-# - If the state belongs to another module, a `ValueError` is raised. `values_in`, which is given, does that.
-#
-# These help:
-#
-# - `values_in(module, state_dict)` returns a dictionary from each parameter and buffer to its value in a full state.
-# - `gather_shards(shard, group)` of lab 01 returns the flat tensor that the shards of all ranks form.
-# - A flat parameter's `layout` has `parameters`, `views(flat)`, `shard_of(flat)`, `new_flat(dtype)` and `group`.
-# - `module.state_dict(keep_vars=True)` has the parameters themselves as values, even while they have no memory.
-#
-# The first line of the check needs `gather_full_state` only. The last one trains on a group of ranks: every collective
-# must then stay inside that group.
-#
-# <details><summary>Hint 1</summary>
-#
-# Build a dictionary from each parameter to its full value. Then go through `module.state_dict(keep_vars=True)`. Which
-# of its values are not in your dictionary?
-#
-# </details>
-# <details><summary>Hint 2</summary>
-#
-# To load, build each flat tensor from the values of its parameters, as lab 07 does. If you take each parameter out of
-# the dictionary that `values_in` returns, which of its entries are left?
-#
-# </details>
+# it, and so can a program without a wrapper. Read `gather_full_state` only: on every rank, it gathers the whole model,
+# and then copies it. Chapter 12 measures what that costs.
 
 
 # %% tags=["export"] module="model_state"
@@ -767,7 +874,7 @@ def values_in(
     return {value: state_dict[name] for name, value in own.items()}
 
 
-# %% tags=["exercise", "export"] grade_id="gather-full-state" module="model_state"
+# %% tags=["export"] module="model_state"
 # %%ranks
 @torch.no_grad()
 def gather_full_state(
@@ -777,7 +884,6 @@ def gather_full_state(
 
     Communication: one all-gather per flat parameter.
     """
-    ### BEGIN SOLUTION
     full_value = {}
     for flat_parameter in flat_parameters:
         layout = flat_parameter.layout
@@ -785,10 +891,9 @@ def gather_full_state(
         full_value |= zip(layout.parameters, layout.views(flat), strict=True)
     state = module.state_dict(keep_vars=True)
     return {name: full_value.get(value, value).detach().clone() for name, value in state.items()}
-    ### END SOLUTION
 
 
-# %% tags=["exercise", "export"] grade_id="load-full-state" module="model_state"
+# %% tags=["export"] module="model_state"
 # %%ranks
 @torch.no_grad()
 def load_full_state(
@@ -801,7 +906,6 @@ def load_full_state(
     Raises:
         ValueError: if the state belongs to another module.
     """
-    ### BEGIN SOLUTION
     new_value = values_in(module, state_dict)
     for flat_parameter in flat_parameters:
         layout, shard = flat_parameter.layout, flat_parameter.shard
@@ -811,14 +915,10 @@ def load_full_state(
         shard.copy_(layout.shard_of(flat))
     for buffer, value in new_value.items():
         buffer.copy_(value)
-    ### END SOLUTION
 
-
-# %% tags=["check"] grade_id="check-full-state" points=2
-check.FullState()
 
 # %% [markdown]
-# ## Exercise 10.5 · A sharded state dict (10 min, 2 points)
+# ## Exercise 10.4 · A sharded state dict (10 min, 2 points)
 #
 # A full state dict needs a rank with enough memory for the whole model. With `torch.distributed.checkpoint`, each rank
 # writes its own shards, and any other number of ranks reads what it needs. For that, torch must know where a shard lies
@@ -867,7 +967,7 @@ def begin_state(optimizer: torch.optim.Optimizer) -> None:
 # - `f"module.{name}"` is the buffer `name` of the module's `named_buffers()`.
 #
 # The first line of the check saves on four ranks, and continues the training on two. The others try what the finished
-# class can do: clipping, bf16, and `state_dict()`.
+# class can do: clipping, bf16, groups of ranks, and `state_dict()`.
 #
 # <details><summary>Hint</summary>
 #
@@ -902,7 +1002,7 @@ def sharded_state(
 check.ShardedState()
 
 # %% [markdown]
-# ## Exercise 10.6 · Stretch: deferred initialization (13 min, 3 points)
+# ## Exercise 10.5 · Stretch: deferred initialization (13 min, 3 points)
 #
 # So far, `ZeRO3` shards a model that exists already, so each rank needs room for the whole model once. The lesson
 # builds the model on the meta device instead, and draws one parameter at a time in full. But each rank still draws all
@@ -943,10 +1043,10 @@ check.ShardedState()
 # the initial values with `units=[]` the same as with a unit per block? Write 1 for yes and 0 for no.
 
 # %%
-my_answer = "?"
+my_answer = None
 
 # %%
-print(f"you wrote {my_answer}; the answer is 0")
+print(f"{predicted(my_answer)}the answer is 0")
 
 # %% [markdown]
 # With a unit per block, the blocks are drawn first, and the embeddings in the root last. With `units=[]`, the
@@ -1114,8 +1214,8 @@ class DeferredFlatParameter(ShardedFlatParameter):
 # %% [markdown]
 # ## A model that was never whole
 #
-# The rest of this lab has no points. (If you skipped exercise 10.6, skip the cell that begins with `import tempfile`,
-# too.) You can now do everything that you need for a model that does not fit on one rank: create it, train it, clip its
+# The rest of this lab has no points. If you skipped exercise 10.5, skip the cell that begins with `import tempfile`,
+# too. You can now do everything that you need for a model that does not fit on one rank: create it, train it, clip its
 # gradients, save it, and resume. The next cells do that with a GPT on four ranks. They save after three steps and train
 # three more. Then two ranks create the same model, load the checkpoint, and train the same three steps. (Mismatch
 # detection is switched off from here on, because it sends messages of its own.)
@@ -1222,7 +1322,7 @@ assert max(multiples) < 1
 # units, as a multiple of Ψ? 1 means the whole model.
 
 # %%
-my_peak = 0.0
+my_peak = None
 
 # %%
 # %%ranks
@@ -1312,7 +1412,7 @@ tables.Table(header, rows, "rank 0, one step")
 # %% tags=["nbval-ignore-output"]
 measured = {name: size / most_bytes["DDP, AdamW"] for name, size in most_bytes.items()}
 without_units, with_units = measured["your ZeRO3, units=[]"], measured["your ZeRO3"]
-print(f"predicted {my_peak:g} Ψ, measured {without_units:.2f} Ψ; with units {with_units:.2f} Ψ")
+print(f"{predicted(my_peak, '{} Ψ')}measured {without_units:.2f} Ψ; with units {with_units:.2f} Ψ")
 assert with_units < 1 < without_units
 
 # %% [markdown]

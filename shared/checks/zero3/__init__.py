@@ -11,14 +11,14 @@ from shared.checks.engine.sharded.unit_memory import DROPPED, FINISHED, judge_me
 from shared.checks.engine.sharded.unit_training import UnitPlan, train_and_judge
 from shared.checks.engine.subgroups import called_alone
 from shared.checks.models import awkward
-from shared.checks.zero3 import backward, deferred, forward, hooks, reducer, saved, state, states, wrapped
+from shared.checks.zero3 import backward, deferred, forward, hooks, reducer, rows, saved, state, states, wrapped
 
-GradientReducer = Exercise("10.1", "GradientReducer")
-Forward = Exercise("10.2", "ZeRO3")
+RowShards = Exercise("10.1", "RowShards", first="even rows")
+GradientReducer = Exercise("10.2", "GradientReducer")
+Given = Exercise("10", "ZeRO3")  # The lab gives this part of ZeRO3. It is checked in a ZeRO3 that is somebody's own.
 Backward = Exercise("10.3", "ZeRO3", first="plain model")
-FullState = Exercise("10.4", "ZeRO3")
-ShardedState = Exercise("10.5", "ZeRO3")
-Materializer = Exercise("10.6", "Materializer")
+ShardedState = Exercise("10.4", "ZeRO3")
+Materializer = Exercise("10.5", "Materializer")
 
 AWKWARD = ("Blocks", "Tied", "Frozen", "FrozenNorms", "Few", "Mixed", "Buffered", "Nested", "Twice", "Bundles", "Whole")
 AWKWARD += awkward.HAVE_MODES
@@ -49,23 +49,34 @@ _HINT_ON_SETS = (
 _HINT_ON_STRIDES = "This parameter is not contiguous. Hint: which method flattens such a tensor, too?"
 _HINT_ON_SECOND = "Hint: has backward finished with all calls of this unit when its gradients are reduced?"
 
-# -- 10.1: a small object
+# -- 10.1: parameters that are sharded by their rows
+
+RowShards.check("even rows", world_sizes=(2,))(rows.rows_that_divide_come_and_go)
+RowShards.check("copy-in", world_sizes=(1, 2, 4))(rows.slots_are_padded)
+RowShards.check("copy-out", world_sizes=(1, 2, 4))(rows.parameters_come_out_of_the_slots)
+RowShards.check("one all-gather", world_sizes=(1, 2, 4))(rows.one_all_gather_carries_all)
+
+
+# -- 10.2: a small object
 
 GradientReducer.check("plain backward", world_sizes=(1,))(reducer.packed_in_backward_and_launched_on_demand)
 GradientReducer.check("missing gradients", world_sizes=(1,))(reducer.missing_gradients_count_as_zeros)
 GradientReducer.check("second gradient", world_sizes=(1,))(reducer.a_second_gradient_is_rejected)
 
 
-# -- 10.2: forward
+# -- given: forward, and full state dicts
 
-Forward.check("plain forward", world_sizes=(2,))(forward.a_plain_model_computes)
-Forward.check("forward values")(forward.outputs_equal_one_process)
-Forward.check("parameters", world_sizes=(1, 3))(forward.parameters_are_shards)
-Forward.check("forward wire", world_sizes=(2, 4))(forward.each_unit_is_gathered_once)
-Forward.check("forward memory", world_sizes=(4,))(forward.only_computing_units_are_unsharded)
-Forward.check("backward hooks", world_sizes=(2,))(hooks.backward_will_call_its_hooks)
-Forward.check("forward order", world_sizes=(2,))(hooks.the_next_unit_is_in_flight)
-Forward.check("states", world_sizes=(1, 2))(states.forward_leaves_what_backward_needs)
+Given.check("plain forward", world_sizes=(2,))(forward.a_plain_model_computes)
+Given.check("forward values")(forward.outputs_equal_one_process)
+Given.check("parameters", world_sizes=(1, 3))(forward.parameters_are_shards)
+Given.check("forward wire", world_sizes=(2, 4))(forward.each_unit_is_gathered_once)
+Given.check("forward memory", world_sizes=(4,))(forward.only_computing_units_are_unsharded)
+Given.check("backward hooks", world_sizes=(2,))(hooks.backward_will_call_its_hooks)
+Given.check("forward order", world_sizes=(2,))(hooks.the_next_unit_is_in_flight)
+Given.check("states", world_sizes=(1, 2))(states.forward_leaves_what_backward_needs)
+Given.check("full state", world_sizes=(1, 2, 4))(state.it_is_a_plain_state)
+Given.check("another world size", world_sizes=(1, 3))(state.any_number_of_ranks_can_load_it)
+Given.check("another module", world_sizes=(2,))(state.states_of_other_modules_are_rejected)
 
 
 # -- 10.3: backward, and prefetching in it
@@ -173,26 +184,7 @@ def one_more_unit_is_unsharded(attempt: Attempt) -> None:
     judge_memory(attempt, UnitPlan("Deep", dtype=torch.float32, options={"compute_dtype": torch.bfloat16}))
 
 
-# -- 10.4: full state dicts
-
-FullState.check("full state", world_sizes=(1, 2, 4))(state.it_is_a_plain_state)
-FullState.check("another world size", world_sizes=(1, 3))(state.any_number_of_ranks_can_load_it)
-FullState.check("another module", world_sizes=(2,))(state.states_of_other_modules_are_rejected)
-
-
-@FullState.check("group", world_sizes=(3, 4))
-def it_stays_inside_its_group(attempt: Attempt) -> None:
-    plan = UnitPlan("Frozen", steps=3, in_subgroup=True, max_norm=0.05)
-    for rank, result in train_and_judge(attempt, plan).items():
-        for name, value in result["steps"][-1]["state"].items():
-            if name not in result["whole"] or not torch.equal(result["whole"][name], value):
-                evidence = (
-                    f"{called_alone(attempt)}, {plan}: in full_state_dict(), {name} is not what the model computes with"
-                )
-                raise Wrong({rank: evidence}, "Hint: which ranks' shards do you concatenate?")
-
-
-# -- 10.5: sharded state dicts, and everything together
+# -- 10.4: sharded state dicts, and everything together
 
 ShardedState.check("sharded state", world_sizes=(4,))(saved.any_number_of_ranks_resumes)
 ShardedState.check("trained shards", world_sizes=(2,))(saved.each_state_belongs_to_its_shard)
@@ -222,11 +214,23 @@ def it_computes_in_another_dtype(attempt: Attempt) -> None:
         train_and_judge(attempt, UnitPlan("Frozen", steps=3, options={"compute_dtype": torch.float32}))
 
 
+@ShardedState.check("group", world_sizes=(3, 4))
+def it_stays_inside_its_group(attempt: Attempt) -> None:
+    plan = UnitPlan("Frozen", steps=3, in_subgroup=True, max_norm=0.05)
+    for rank, result in train_and_judge(attempt, plan).items():
+        for name, value in result["steps"][-1]["state"].items():
+            if name not in result["whole"] or not torch.equal(result["whole"][name], value):
+                evidence = (
+                    f"{called_alone(attempt)}, {plan}: in full_state_dict(), {name} is not what the model computes with"
+                )
+                raise Wrong({rank: evidence}, "Hint: which ranks' shards do you concatenate?")
+
+
 ShardedState.check("a module", world_sizes=(2,))(wrapped.it_is_like_its_module)
 ShardedState.check("own state", world_sizes=(1, 3))(wrapped.its_own_state_can_be_loaded)
 
 
-# -- 10.6: deferred initialization
+# -- 10.5: deferred initialization
 
 Materializer.check("plain model", world_sizes=(2,))(deferred.a_plain_model_is_materialized)
 Materializer.check("values", world_sizes=(1, 3))(deferred.values_depend_on_names_alone)
@@ -249,5 +253,5 @@ give_hints(
         "finish_gradient_sync": _HINT_ON_SECOND,
         "0-dim tensor": "Hint: which entries of the optimizer's state have no dimensions, and are they shards?",
     },
-    *(Forward, Backward, FullState, ShardedState),
+    *(Given, Backward, ShardedState),
 )

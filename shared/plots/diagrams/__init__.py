@@ -12,7 +12,7 @@ from shared.plots.diagrams.clusters import cluster_of_hosts
 from shared.plots.diagrams.collectives import collective, ring, tree_broadcast
 from shared.plots.diagrams.compression import local_sgd, low_rank, quantized_all_reduce, top_k
 from shared.plots.diagrams.experts import expert_fold, hidden_exchanges, top_1_routing, two_all_to_alls
-from shared.plots.diagrams.fsdp import per_parameter, streams
+from shared.plots.diagrams.fsdp import fsdp_hooks, per_parameter, streams
 from shared.plots.diagrams.hosts import hybrid_mesh
 from shared.plots.diagrams.layouts import five_products, placements, tiled_weight
 from shared.plots.diagrams.memory import deferred_init, training_memory
@@ -37,6 +37,7 @@ __all__ = [
     "expert_fold",
     "exposed_communication",
     "five_products",
+    "fsdp_hooks",
     "hidden_exchanges",
     "hooks",
     "hybrid_mesh",

@@ -1,4 +1,4 @@
-"""Diagrams of FSDP2: how it shards each parameter by rows, and what runs on which stream."""
+"""Diagrams of FSDP2: how it shards each parameter by rows, when its hooks run, and what runs on which stream."""
 
 from dataclasses import dataclass
 
@@ -121,8 +121,71 @@ def _draw_rows(drawing: Drawing, left: float, world_size: int) -> None:
         drawing.arrow((box_x + column / 2, 3.5), (slot_middle, 3.94))
 
 
+@dataclass(frozen=True)
+class HookCall:
+    """A call of one of FSDP2's hooks. The root is the unit of the model itself."""
+
+    hook: str  # one of HOOKS
+    unit: str  # "root" or "block 0"
+
+
+HOOKS = {
+    "pre_forward": "before a unit's forward: unshard it",
+    "post_forward": "after it: reshard the unit, unless it is the root",
+    "pre_backward": "the gradient of its output is complete: unshard it again",
+    "post_backward": "the gradients of its inputs are complete: reshard it, reduce-scatter its gradients",
+    "root's callback": "backward is over: post_backward of the root, wait for the last reduce-scatter",
+}
+
+
+def hook_calls(blocks: int) -> list[HookCall]:
+    """List the calls of one step in their order. The root gets tokens, so autograd never calls its post_backward."""
+    names = [f"block {number}" for number in range(blocks)]
+    forward = [HookCall(hook, name) for name in names for hook in ("pre_forward", "post_forward")]
+    backward = [HookCall(hook, name) for name in reversed(names) for hook in ("pre_backward", "post_backward")]
+    around = [HookCall(hook, "root") for hook in HOOKS if hook != "post_backward"]
+    return [around[0], *forward, *around[1:3], *backward, around[3]]
+
+
+def fsdp_hooks(blocks: int = 2) -> Figure:
+    """Draw the order of FSDP2's hooks in one step, and when each unit is unsharded, without prefetching."""
+    calls = hook_calls(blocks)
+    units = ["root", *(f"block {number}" for number in range(blocks))]
+    tops = {unit: 0.98 + 0.62 * row for row, unit in enumerate(units)}
+    drawing = Drawing(8.8, 3.6 + 0.62 * blocks, f"The hooks of one step, in their order: a root with {blocks} blocks")
+    clock = Clock(1.35, drawing.width_in - 0.45, 0, len(calls) - 1)
+    for unit, top in tops.items():
+        drawing.text(0.15, top + 0.17, unit, "heading", ha="left", weight="bold")
+        drawing.line((clock.x(0), top + 0.17), (clock.x(len(calls) - 1), top + 0.17), color="0.8", zorder=0)
+        moments = [moment for moment, call in enumerate(calls) if call.unit == unit]
+        spans = [(moments[0], moments[-1])] if unit == "root" else [tuple(moments[:2]), tuple(moments[2:])]
+        for span in spans:
+            clock.span(drawing, top, span, "", 0.34, facecolor=COMPUTE)
+    numbers = {hook: number for number, hook in enumerate(HOOKS, 1)}
+    for moment, call in enumerate(calls):
+        _number(drawing, clock.x(moment), tops[call.unit] + 0.17, numbers[call.hook])
+    half = len(calls) / 2 - 0.5
+    for name, middle in (("forward", half / 2), ("backward", 1.5 * half)):
+        drawing.text(clock.x(middle), 0.68, name, "note")
+    drawing.line((clock.x(half), 0.6), (clock.x(half), tops[units[-1]] + 0.5), color="0.6", linestyle="--")
+    y = tops[units[-1]] + 0.78
+    for hook, does in HOOKS.items():
+        _number(drawing, 0.28, y, numbers[hook])
+        drawing.text(0.5, y, hook, ha="left", weight="bold")
+        drawing.text(1.95, y, does, "note", ha="left")
+        y += 0.28
+    drawing.span(0.17, y - 0.06, 0.22, 0.22, facecolor=COMPUTE)
+    drawing.text(0.5, y + 0.05, "The unit is unsharded. Not drawn: prefetching.", "note", ha="left")
+    return drawing.finish()
+
+
+def _number(drawing: Drawing, x: float, y: float, number: int) -> None:
+    drawing.box(x - 0.11, y - 0.11, 0.22, 0.22, facecolor="white", edgecolor="black", zorder=2)
+    drawing.text(x, y, f"{number}", "note", zorder=3)
+
+
 _UNITS = 3
-_FORWARD_MS, _BACKWARD_MS, _COPY_MS, _FLIGHT_MS, _OPTIMIZER_MS = 20.0, 40.0, 5.0, 14.0, 12.0
+_FORWARD_MS, _BACKWARD_MS, _COPY_MS, _FLIGHT_MS, _OPTIMIZER_MS = 20.0, 40.0, 8.0, 14.0, 12.0
 STREAMS = ("copy-in", "all-gather", "compute", "reduce-scatter")
 
 
@@ -190,15 +253,14 @@ class StreamsRun:
 def streams() -> Figure:
     """Draw a step of FSDP2 on the streams of a GPU, and below it the same step where every call blocks."""
     on_streams, in_order = StreamsRun(), StreamsRun(blocking=True)
-    drawing = Drawing(8.8, 5.45, "A drawing, not a recording: one step of FSDP2 with streams, and without")
+    drawing = Drawing(8.8, 5.65, "A drawing, not a recording: one step of FSDP2 with streams, and without")
     clock = Clock(1.75, drawing.width_in - 0.3, 0, in_order.ended_ms)
     tops = dict(zip(STREAMS, (0.95, 1.5, 2.1, 2.75), strict=True))
     for stream, top in tops.items():
-        drawing.text(0.15, top + 0.17, stream, ha="left")
+        drawing.text(0.15, top + 0.17, f"{stream} stream", ha="left")
     drawing.text(0.15, 0.68, "GPU, 4 streams", "heading", ha="left", weight="bold")
-    for task, following in zip(on_streams.tasks, [*on_streams.tasks[1:], None], strict=True):
-        copies_out = task.stream == "compute" and following is not None and following.name != "reduce-scatter"
-        _draw_task(drawing, clock, tops[task.stream], task, number_below=copies_out)  # its arrow comes from above
+    for task in on_streams.tasks:
+        _draw_task(drawing, clock, tops[task.stream], task, numbers_copies=task.stream != "compute")
     _draw_events(drawing, clock, tops, on_streams.tasks)
     _name_phases(drawing, clock, 0.68, on_streams.tasks)
     drawing.line((0.15, 3.3), (drawing.width_in - 0.15, 3.3), color="0.75")
@@ -212,12 +274,12 @@ def streams() -> Figure:
     return drawing.finish()
 
 
-def _draw_task(drawing: Drawing, clock: Clock, y: float, task: Task, number_below: bool = False) -> None:
+def _draw_task(drawing: Drawing, clock: Clock, y: float, task: Task, numbers_copies: bool = True) -> None:
     times_ms = task.began_ms, task.ended_ms
     if task.name == "copy":
         clock.span(drawing, y, times_ms, "", 0.34, **_COPIES)
-        middle, number_y = clock.x(sum(times_ms) / 2), y + 0.44 if number_below else y - 0.09
-        drawing.text(middle, number_y, f"{task.unit}", "note", size=9)
+        if numbers_copies:
+            drawing.text(clock.x(sum(times_ms) / 2), y - 0.09, f"{task.unit}", "note", size=9)
     elif task.name in ("all-gather", "reduce-scatter"):
         drawing.collective(clock.x(task.began_ms) + 0.015, y, clock.inch_per_ms * _FLIGHT_MS - 0.03, f"{task.unit}")
     else:
@@ -257,5 +319,6 @@ def _explain_streams(drawing: Drawing, y: float) -> None:
     drawing.text(3.0, y, "collective", "note", ha="left")
     drawing.arrow((4.1, y - 0.12), (4.1, y + 0.14), linewidth=0.9)
     drawing.text(4.25, y, "event: the lower stream waits for it, the host does not", "note", ha="left")
-    words = "Numbers are units. Not drawn: the root, and the host, which has queued everything long before."
-    drawing.text(0.15, y + 0.35, words, "note", ha="left")
+    words = "Numbers are units. In the compute stream, the copy before a unit is its copy-out. The copy after its\n"
+    words += "backward is the copy-in of its gradients. Not drawn: the root, and the host, which has queued everything."
+    drawing.text(0.15, y + 0.45, words, "note", ha="left")

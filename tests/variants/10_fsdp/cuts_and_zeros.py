@@ -2,9 +2,24 @@
 
 import torch
 import torch.distributed as dist
+from torch.nn.functional import pad
 
-from solutions import deferred, reducing
+from solutions import deferred, reducing, row_shards
 from solutions.zero3 import ZeRO3  # noqa: F401
+
+
+class RowShards(row_shards.RowShards):
+    def numels(self):
+        return [-(-len(p) // self.world_size) * p.shape[1:].numel() for p in self.parameters]
+
+    def copy_in(self):
+        pairs = zip(self.shards, self.numels(), strict=True)
+        return torch.cat([pad(shard.flatten(), (0, numel - shard.numel())) for shard, numel in pairs])
+
+    def copy_out(self, gathered):
+        columns = gathered.reshape(self.world_size, -1).split(self.numels(), dim=1)
+        for p, slots in zip(self.parameters, columns, strict=True):
+            p.data.copy_(slots.reshape(-1, *p.shape[1:])[: len(p)])
 
 
 class GradientReducer(reducing.GradientReducer):

@@ -6,9 +6,35 @@ import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_map
 
-from solutions import deferred, reducing
+from solutions import deferred, reducing, row_shards
 from solutions import zero3 as right
 from solutions.units import UnitState
+
+
+class RowShards(row_shards.RowShards):
+    def places(self):
+        """Yield each parameter with the shape that it has in a slot, and where it begins there."""
+        first = 0
+        for parameter in self.parameters:
+            rows, rest = divmod(parameter.shape[0], self.world_size)
+            shape = torch.Size([rows + bool(rest), *parameter.shape[1:]])
+            yield parameter, shape, first
+            first += shape.numel()
+        self.numel = first
+
+    def copy_in(self):
+        places = list(self.places())
+        slot = torch.zeros(self.numel, dtype=self.shards[0].dtype, device=self.shards[0].device)
+        for (_, _, first), shard in zip(places, self.shards, strict=True):
+            slot[first : first + shard.numel()] = shard.reshape(-1)
+        return slot
+
+    def copy_out(self, gathered):
+        for parameter, shape, first in self.places():
+            for rank in range(self.world_size):
+                own = parameter[rank * shape[0] : (rank + 1) * shape[0]]
+                begin = rank * (len(gathered) // self.world_size) + first
+                own[...] = gathered[begin : begin + own.numel()].view(own.shape)
 
 
 class GradientReducer(reducing.GradientReducer):

@@ -346,6 +346,43 @@ class ZeRO3(nn.Module):
         return state
 
 
+class RowShards:
+    """Describes a parameter by its shape in a slot, and copies all of them at once, as FSDP2 does."""
+
+    def __init__(self, parameters, group=None):
+        self.parameters, self.group = parameters, group
+        self.world_size, me = dist.get_world_size(group), dist.get_rank(group)
+        self.rows = [(len(p) + self.world_size - 1) // self.world_size for p in parameters]
+        self.shards = [p.detach()[me * n : (me + 1) * n].clone() for p, n in zip(parameters, self.rows, strict=True)]
+        self.sizes = [n * p[0].numel() for p, n in zip(parameters, self.rows, strict=True)]
+
+    @torch.no_grad()
+    def unshard(self):
+        slot = self.copy_in()
+        gathered = torch.empty(self.world_size * len(slot), dtype=slot.dtype, device=slot.device)
+        all_gather_single(gathered, slot, group=self.group)
+        for p in self.parameters:
+            p.untyped_storage().resize_(p.numel() * p.element_size())
+        self.copy_out(gathered)
+
+    def reshard(self):
+        for p in self.parameters:
+            p.untyped_storage().resize_(0)
+
+    def copy_in(self):
+        slot = torch.zeros(sum(self.sizes), dtype=self.shards[0].dtype, device=self.shards[0].device)
+        places = [place[: shard.numel()] for place, shard in zip(slot.split(self.sizes), self.shards, strict=True)]
+        torch._foreach_copy_(places, [shard.flatten() for shard in self.shards])
+        return slot
+
+    def copy_out(self, gathered):
+        padded = [p.new_empty(self.world_size, size) for p, size in zip(self.parameters, self.sizes, strict=True)]
+        slots = gathered.view(self.world_size, -1)
+        torch.split_with_sizes_copy(slots, self.sizes, dim=1, out=padded)
+        for p, rows in zip(self.parameters, padded, strict=True):
+            p.view(-1).copy_(rows.view(-1)[: p.numel()])
+
+
 class Materializer:
     def __init__(self, module, initialize, device, seed=0):
         self.initialize, self.device, self.seed = initialize, torch.device(device), seed
