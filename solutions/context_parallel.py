@@ -161,6 +161,7 @@ def ring_backward(
             keys_values = following
     if size > 1:
         arriving.wait()
+    # After the loop, home is complete as soon as its last transfer is.
     return torch.cat(query_gradients, 2), *(home if size > 1 else term)
 
 

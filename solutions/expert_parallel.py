@@ -262,6 +262,9 @@ def clip_grad_norm_(
 ) -> Tensor:
     """Scale the gradients so that their norm over the whole model is at most max_norm.
 
+    Args:
+        group: ranks that together have each expert once.
+
     Returns:
         The norm before scaling, the same on every rank.
 

@@ -69,6 +69,14 @@ def test_a_check_names_the_cell_and_refuses_one_that_failed_or_was_edited_since(
     save(path, RIGHT.replace("total.item()", "42.0"))
     shown = run(CHECK)
     assert "You have changed this cell since it ran as [6]. Run it first" in shown and "passed" not in shown
+    run(RIGHT.removeprefix("%%ranks"))
+    shown = run(CHECK)
+    assert "defines sum_over_ranks in the notebook, not on the ranks. Begin it with %%ranks" in shown
+    assert "passed" not in shown
+    endless = "%%ranks\ndef sum_over_ranks(value):\n    while True:\n        pass"
+    save(path, endless)
+    run(endless)
+    assert run(CHECK).count("is still running") == 1  # the other checks would take as long
 
 
 @pytest.mark.slow

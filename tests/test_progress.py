@@ -215,7 +215,7 @@ def test_a_headline_tells_the_points_and_the_next_exercise_of_the_lab(course, mo
         check(name)
     after = progress.after(first_collectives.global_mean)
     assert (after.points, after.share, str(after.link)) == ("15 of 15 points", 1.0, "chapters/01_collectives.ipynb")
-    assert after.words == "you have finished this lab, next: chapters/01_collectives.ipynb"
+    assert after.words == "you have finished this lab, next: lesson 01 · Collectives by hand"
     monkeypatch.setattr(reader, "present", lambda: False)
     assert progress.after(first_collectives.global_mean) is None
 
@@ -251,6 +251,9 @@ def test_what_one_mistake_causes_elsewhere_is_folded():
     shown, _, folded = html.partition("<details>")
     assert "pack is wrong" in shown and "made" in shown and "2 more checks" in folded and "wait is wrong" in folded
     assert "<details>" not in display.as_html(failed[:2], "✗")
+    skipped = [Verdict("Bucket", name, False, (), f"did not run: {name}") for name in ("first", "second")]
+    shown, _, folded = display.as_html([*skipped, failed[0]], "✗").partition("<details>")
+    assert "pack is wrong" in shown and "did not run: first" in folded  # what ran and failed is never folded alone
 
 
 def test_a_check_that_did_not_run_has_a_sign_of_its_own():

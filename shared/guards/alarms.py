@@ -21,7 +21,12 @@ SAME_LAYERS = "Build and freeze the same layers on all ranks, in the same order"
 
 
 class Alarm:
-    """Lets all ranks of a group raise an error."""
+    """Lets all ranks of a group raise an error.
+
+    `gathers` counts the collectives of this process that the ledger does not see.
+    """
+
+    gathers = 0
 
     def __init__(self, group: dist.ProcessGroup | None = None):
         if dist.get_rank(group) < 0:
@@ -69,6 +74,7 @@ class Alarm:
         """Return every rank's integers, by a call of the backend, so that the ledger shows only a wrapper's own."""
         if self.store is None:
             return [numbers]
+        Alarm.gathers += 1
         mine = torch.tensor(numbers, device=device)
         received = [torch.empty_like(mine) for _ in range(dist.get_world_size(self.group))]
         (self.group or dist.group.WORLD)._get_backend(device).allgather([received], [mine]).wait()

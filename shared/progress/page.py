@@ -135,7 +135,8 @@ class Page:
             return After(points, had / of, f"next: {left[0].heading}", Link("labs", lab.file, left[0].cell_id))
         if number + 1 < len(self.labs):
             lesson = Link("chapters", self.labs[number + 1].lesson_file)
-            return After(points, had / of, f"you have finished this lab, next: {lesson}", lesson)
+            title = self.labs[number + 1].title.removeprefix("Lab ")
+            return After(points, had / of, f"you have finished this lab, next: lesson {title}", lesson)
         return After(points, had / of, "you have finished this lab")
 
     # -- rendering

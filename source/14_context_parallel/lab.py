@@ -300,7 +300,7 @@ check.merge()
 #
 # - **Launch first.** Except in the last step, launch one transfer of `keys_values` to `right`, and of what `left` sends
 #   into `following`. `InFlight(sends, receives, group)` from lab 01 does both: it takes lists of pairs of a tensor and
-#   a group rank.
+#   a group rank. Its `.wait()` returns when both are complete.
 # - **Then compute.** For each of the `visible_pairs`, call `attend` with the right chunks, and merge the result into
 #   `partial_results[query_chunk]`, which is None at first. `keys_values.chunk(parts, 3)` cuts keys and values at once.
 # - **Then wait.** `following` becomes `keys_values`.
@@ -377,14 +377,14 @@ check.ring_forward()
 # - For each of `pairs`, call `attend_backward` with the queries' four tensors in `by_query[query_chunk]`, and with the
 #   right chunk of `keys_values`. Mind the order: keys and values come second, `query, key, value, gradient, …`.
 # - Add its first result to `query_gradients[query_chunk]`, and the other two to the right chunk of `term`, in place.
-#   `term` has the shape of `keys_values`, (2, B, H, T, D). A `chunk` of it is a view, so adding to one changes `term`.
+#   `term` has the shape of `keys_values`, (2, B, H, T, D). A `chunk` of it is a view, so `add_` on one changes `term`.
 #
 # A cell below tries it. Then complete the loop of `ring_backward`, and add what has to come after it. In a step:
 #
 # - **Launch** the transfer of `keys_values`, as before.
 # - **Compute:** call `add_terms`. `term` is given, full of zeros.
 # - **Pass on the gradients.** Except in step 0, wait for `arriving`, the transfer of the last step, and add what has
-#   arrived to `term`. Then launch the transfer of `term` to the right.
+#   arrived in `home` to `term`. Then launch the transfer of `term` to the right, and receive into a new `home`.
 # - **Wait** for the keys and values.
 #
 # Keys make N − 1 hops, and their gradients make N. Where does the last one lead? At the end, `home` must be the sum of
@@ -516,6 +516,7 @@ def ring_backward(
     if size > 1:
         arriving.wait()
     ### END SOLUTION
+    # After the loop, home is complete as soon as its last transfer is.
     return torch.cat(query_gradients, 2), *(home if size > 1 else term)
 
 
@@ -691,7 +692,7 @@ plots.bars(
 #
 # The first are *positions*. `RotaryGPT` (in `shared/models.py`) rotates queries and keys by an angle that depends on
 # the token's position in the **whole** sequence. If every rank counted its tokens from 0, the model would still train.
-# It would only believe that tokens of different ranks are neighbors.
+# But tokens of different ranks would share a position, and the two chunks of a rank would look like neighbors.
 #
 # The second is the *mean*. Targets of `IGNORED` (−100), such as padding, do not count in the loss. They are often all
 # at the end of the sequence, so ranks have different numbers of targets, and the mean of the ranks' means is not the
@@ -702,8 +703,9 @@ plots.bars(
 # - Call `self.gpt(tokens, positions=positions, attend=self.attend)` with this rank's tokens and their positions in the
 #   whole sequence. It returns the logits of these tokens.
 # - Return the mean cross-entropy over all targets of all ranks that are not `IGNORED`, the same on every rank. Use
-#   `sum_over_ranks` from lab 13: its forward is an all-reduce, and its backward passes the gradient on unchanged. So
-#   each rank's backward computes the gradient of its own term, and `finish_gradient_sync` (given) adds them up.
+#   `sum_over_ranks(tensor, group)` from lab 13: its forward is an all-reduce, and its backward passes the gradient on
+#   unchanged. So each rank's backward computes the gradient of its own term, and `finish_gradient_sync` (given) adds
+#   them up.
 # - All targets of a rank may be `IGNORED`. Its term is then 0, not nan.
 # - Besides attention, the collectives of forward have at most three elements together.
 #
@@ -883,6 +885,10 @@ from shared import tables
 
 table = ranks.pull("table")[0]
 rows = [[name, f"{a:.4f}", f"{b:.4f}", f"{error:.1%}"] for name, (a, b, error) in table.items()]
+for name, guesses in my_prediction.items():
+    told = [f"{when}: {guess}" for when, guess in guesses.items() if guess is not None]
+    if told:
+        print(f"{name}: you would recognize it from its {', '.join(told)}; measured: from neither")
 assert abs(table["stops_short"][0] - table["right"][0]) < 1e-9
 assert all(table[name][2] > 0.005 for name in my_prediction)
 assert all(abs(table[name][1] / table["right"][1] - 1) < 0.01 for name in my_prediction)

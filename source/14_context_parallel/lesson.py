@@ -347,7 +347,7 @@ contexts.traffic_table()
 # | n is at least (2.4k/h) · C/W | the ring, in zigzag order, between hosts |
 # | n is smaller | fewer hosts per sequence, so that n grows; a faster network; or a ring of which a part is exposed |
 # | masks between documents, or short sequences | gather the keys, as Llama 3 did: simpler, with all of it exposed |
-# | fast links, enough heads, or a kernel that has no log-sum-exp | Ulysses, inside a host |
+# | fast links, enough heads, or a kernel that does not return sums to merge by | Ulysses, inside a host |
 # | both | heads inside a host, the ring between hosts (USP, Fang and Zhao 2024) |
 
 # %% [markdown]
@@ -396,7 +396,7 @@ contexts.traffic_table()
 # | all keys on each rank | `"allgather"`, the default | `--cp-comm-type all_gather` |
 # | Ulysses | no | `--cp-comm-type a2a` |
 # | zigzag | head-tail load balancer, if the mask is causal | always, if the mask is causal |
-# | online softmax | merges outputs by log-sum-exp, in fp32 | the same |
+# | online softmax | merges outputs by the log of their sums, in fp32 | the same |
 #
 # Why would anybody gather all keys? Llama 3 was trained that way, with N = 16 for its 128k sequences, and also in 2N
 # chunks. With 8 heads of keys, gathering them is cheap next to the attention itself, and masks between documents are

@@ -65,8 +65,8 @@ from shared.sharded.parts import mark_local
 #
 # Left alone, a router soon sends everything to a few experts: the ones that are chosen learn faster, so they are chosen
 # more often. A **balancing loss** works against that. Let $f_e$ be the share of all T · k assignments that go to expert
-# e, and $P_e$ the mean over the tokens of the probability that the router gives to e. The loss is
-# $E \sum_e f_e P_e$ (Fedus et al. 2021, eq. 4). It is 1 if everything is balanced, and up to E/k if it is not. Counting
+# e, and $P_e$ the mean over the tokens of the probability that the router gives to e. The loss is $E \sum_e f_e P_e$
+# (Fedus et al. 2021, eq. 4). It is 1 if everything is balanced, and up to E/k if one expert gets all it can. Counting
 # has no gradient, so only $P_e$ passes one on.
 #
 # `logits` has the shape (T, E). Return three tensors:
@@ -274,8 +274,8 @@ class MoE(MoE):
 # ## Exercise 16.3 · Sizes first, then tokens (14 min, 3 points)
 #
 # Rank r gets the r-th of N equal blocks of the experts. A rank knows from its `counts` how many rows it will send to
-# every rank, but not how many it will receive. It cannot allocate the buffer for them, and no collective tells it. So
-# the ranks exchange the sizes first.
+# every rank, but not how many it will receive. It cannot allocate the buffer for them, and `all_to_all_single` does not
+# find out by itself. So the ranks exchange the sizes first.
 #
 # **a.** `exchange_counts(counts, group)` returns a tensor (N, E/N): entry (s, j) says how many rows rank s sends for
 # the j-th of *this* rank's experts.
@@ -499,10 +499,10 @@ check.ExpertParallelMoE()
 #
 # - `experts` are the parameters of this rank's experts, and `others` those that every rank has.
 # - `group` has all dp ranks, and `replicas` those with a copy of this rank's experts. If `replicas` is None, no other
-#   rank has one.
+#   rank has one. (If `group` is None, it means all ranks, as always.)
 # - Add up the gradients of an expert's copies. Then divide by the number of all ranks, dp, and not by that of the
 #   copies.
-# - A `.grad` that is None on all ranks that share the parameter stays None.
+# - A `.grad` is None on all ranks that share the parameter, or on none of them. None stays None.
 # - A `.grad` may be a view that is not contiguous, and an all-reduce takes only contiguous tensors.
 # - All-reduce each gradient of `others` once, over `group`, and one of `experts` only over `replicas`.
 #
@@ -563,7 +563,7 @@ check.average_gradients()
 # To clip, you need the norm of the gradient of the *whole* model: all experts, and everything else once. Torch's
 # `clip_grad_norm_` sees only what this rank has.
 #
-# - Add up the squares in float64. A `.grad` may be None.
+# - Add up the squares in float64. A `.grad` may be None, and `experts` and `others` may be generators.
 # - Send one all-reduce of a single element, over `group`: ranks that together have each expert once. With several
 #   copies of the experts (dp > ep), that is not the group of 16.5.
 # - Scale all gradients of this rank by `max_norm / (norm + 1e-6)`, but only if that makes them smaller.

@@ -93,7 +93,7 @@ class Attempt:
             if context and wrong.evidence != NOT_WRITTEN:
                 wrong.evidence = f"{context}: {wrong.evidence}"
             known = bool(dropped_handles(failure.cell))  # the other checks would only hang for the same reason
-            if self.path is None and (failure.restarted or known):
+            if self.path is None and (failure.restarted or known or _is_endless(failure)):
                 wrong.hangs = MOST_HANGS
             raise wrong from None
         packed, reports = zip(*(outcome.value for outcome in outcomes), strict=True)
@@ -102,6 +102,12 @@ class Attempt:
     def _note_prints(self, outcomes: dict, world_size: int) -> None:
         texts = {rank: outcome.text for rank, outcome in outcomes.items()}
         self.printed = texts if any(texts.values()) else self.printed
+
+
+def _is_endless(failure: CellFailed) -> bool:
+    """Return whether somebody has stopped the code, or a rank was computing until its time was over."""
+    pending = [position for rank, position in failure.cell.positions.items() if rank not in failure.cell.outcomes]
+    return failure.cell.interrupted or any(position and not position["busy"] for position in pending)
 
 
 @dataclass

@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shared.checks.engine import parcel
 from shared.checks.engine.sizes import Sizes, models_of
+from shared.guards.alarms import Alarm
 from shared.ranks import rankside
 from shared.wire import instrumentation, sent_bytes_of
 
@@ -42,7 +43,7 @@ def probe(
     """
     _destroy_groups()
     found = find(names, path)
-    before = _groups()
+    before, gathers = _groups(), Alarm.gathers
     instrumentation.reset()  # so that a report counts the collectives of this attempt from 1
     try:
         # What the piece prints is shown, but torch's warnings are not.
@@ -59,16 +60,16 @@ def probe(
     finally:
         torch.set_grad_enabled(True)
         _formed[:] = [weakref.ref(group) for group in _groups() if group not in before]
-    return packed, _report_on(calls)
+    return packed, _report_on(calls, Alarm.gathers - gathers)
 
 
-def _report_on(calls: list[instrumentation.Call]) -> Report:
+def _report_on(calls: list[instrumentation.Call], gathers: int) -> Report:
     if not dist.is_initialized():  # A rank in no group only simulates calls.
         return 0.0, 0.0, 0
     rank = dist.get_rank()
     scattered = [call for call in calls if call.op.startswith("reduce_scatter")]
     sent_bytes, scattered_bytes = (sum(sent_bytes_of(call, rank) for call in some) for some in (calls, scattered))
-    return sent_bytes, scattered_bytes, len(calls)
+    return sent_bytes, scattered_bytes, len(calls) + gathers
 
 
 def _groups() -> list[dist.ProcessGroup]:

@@ -1,7 +1,8 @@
 """Knows which cell a check judges: the one that ran last, which may not be the one on the screen.
 
-A cell with a syntax error defines nothing, and a cell that was edited but not run has not defined anything yet. In both
-cases the ranks still have an earlier version, and a verdict about that one would mislead.
+A cell with a syntax error defines nothing, a cell that was edited but not run has not defined anything yet, and a cell
+without %%ranks defines something in the notebook. In these cases the ranks still have an earlier version, and a verdict
+about that one would mislead.
 """
 
 import ast
@@ -45,6 +46,9 @@ def nothing_new(name: str) -> str:
         return ""
     if run.syntax_error:
         return f"{_FAILED} {run.syntax_error}. Mend the cell and run it."
+    if not run.source.lstrip().startswith("%%ranks"):
+        where = f"The cell that ran as [{run.number}] defines {name} in the notebook, not on the ranks."
+        return f"{where} Begin it with %%ranks, and run it."
     if _changed_since(name, run):
         return f"You have changed this cell since it ran as [{run.number}]. Run it first."
     return ""

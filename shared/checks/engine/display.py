@@ -44,7 +44,9 @@ def as_html(verdicts: list[Verdict], headline: str = "", note: str = "", assista
     """
     shown = shorten_repeated_evidence(verdicts)
     missing = [verdict for verdict in shown if not verdict.passed]
-    rest = missing[1:] if len(missing) > 2 else []  # One mistake is one row: what it causes elsewhere is folded.
+    cause = next((verdict for verdict in missing if verdict.ran), None)
+    # One mistake is one row: what it causes elsewhere is folded.
+    rest = [verdict for verdict in missing if verdict is not (cause or missing[0])] if len(missing) > 2 else []
     return render(
         __package__,
         "verdicts.html",

@@ -96,7 +96,8 @@ class Exercise:
         headline = f"✗ Exercise {self.number} has not passed yet: {first}"
         found = assistance.find(progress.name_of(self))
         if found.ours and progress.failures_in_a_row(self) >= FAILURES_BEFORE_OURS:
-            note = " ".join(filter(None, [note, f"To see our version, run check.{self._name()}.show_ours()."]))
+            how = f"To see our version, add a cell below (Esc, then B) and run check.{self._name()}.show_ours() in it."
+            note = " ".join(filter(None, [note, how]))
         display.show(verdicts, headline, note, found)
         prints.show()
         skipped = [verdict.check for verdict in missing if not verdict.ran]
@@ -123,7 +124,7 @@ class Exercise:
         try:
             mine.save(module, self.piece, ranks.current().definitions.cells)
         except (mine.NotSaved, OSError, SyntaxError) as error:
-            return f"Later labs cannot import your {self.piece} from shared.mine: {error}."
+            return f"Later labs take our {self.piece} instead of yours: {error}."
         return ""
 
 
