@@ -8,6 +8,7 @@ from shared import ranks
 from shared.checks.engine import candidate, parcel
 from shared.checks.engine.subgroups import SUBGROUPS
 from shared.checks.models import awkward_models
+from shared.guards.alarms import Alarm
 
 pytestmark = pytest.mark.slow
 
@@ -36,6 +37,11 @@ def split_a_group(piece) -> str:
     return group.group_name
 
 
+def compare_three_times(piece) -> None:
+    for _ in range(3):
+        Alarm().compare(["the same model"], torch.device("cpu"))
+
+
 def run_probe(probe, path: str) -> list:
     found = ranks.run(candidate.probe, ("piece",), path, probe, (), awkward_models.USUAL_WIDTH)
     return [parcel.unpack(packed) for packed, _ in found]
@@ -62,3 +68,12 @@ def test_no_name_of_a_group_comes_back(three_ranks, tmp_path):
     names = [run_probe(probe, str(path))[0] for probe in 2 * [split_a_group, split_a_group, form_a_group]]
     split = [name for name in names if isinstance(name, str)]
     assert len(set(split)) == len(split) == 4
+
+
+def test_a_report_counts_what_guards_send_unseen(three_ranks, tmp_path):
+    """Otherwise, a grader that measures the network takes their bytes for a hidden message, if a probe is repeated."""
+    path = tmp_path / "work.py"
+    path.write_text("piece = None\n")
+    width = awkward_models.USUAL_WIDTH
+    found = ranks.run(candidate.probe, ("piece",), str(path), compare_three_times, (), width)
+    assert [report for _, report in found] == [(0, 0, 3)] * 3
