@@ -41,28 +41,29 @@ def schedule(
     return figure
 
 
-def knee(line: dict[int, float], marks: dict[int, float], needed: float, where: str) -> Figure:
+def knee(lines: dict[str, dict[int, float]], marks: dict[str, dict[int, float]], needed: float) -> Figure:
     """Draw which part of a step a rank computes, against its tokens per step.
 
     Args:
-        line: If backward were one block, and an all-reduce had no latency.
-        marks: Measured.
-        needed: C/W in tokens, where backward takes as long as the all-reduce.
-        where: On which link the marks were measured.
+        lines: Predictions, by name.
+        marks: Measurements, by name.
+        needed: The tokens with which backward takes as long as the all-reduce.
     """
-    figure, axes = plt.subplots(figsize=(6.4, 3.2), layout="constrained")
+    figure, axes = plt.subplots(figsize=(6.8, 3.6), layout="constrained")
     axes.axvline(needed, color="black", linestyle="--", linewidth=1.2)
     label = f"{needed:.0f} tokens: backward takes\nas long as the all-reduce"
     axes.annotate(label, (needed * 1.05, 0.06), ha="left", va="bottom")
-    axes.plot(list(line), list(line.values()), color=COLORS[0], linewidth=1.8, label="one block, no latency")
-    style = {"color": "black", "marker": MARKERS[0], "linestyle": "none", "markersize": 6, "fillstyle": "none"}
-    axes.plot(list(marks), list(marks.values()), label=f"measured {where}", **style)
-    last = max(marks)
-    axes.annotate(
-        f"{marks[last]:.0%}", (last, marks[last]), xytext=(0, -8), textcoords="offset points", ha="center", va="top"
-    )
+    for index, (name, line) in enumerate(lines.items()):
+        axes.plot(*zip(*line.items(), strict=True), color=COLORS[index], linestyle=LINES[index], label=name)
+    style = {"color": "black", "linestyle": "none", "markersize": 6}
+    for index, (name, of_tokens) in enumerate(marks.items()):
+        filled = {"fillstyle": "full" if index else "none", "marker": MARKERS[index]}
+        axes.plot(*zip(*of_tokens.items(), strict=True), label=name, **style, **filled)
+    last, share = max(next(iter(marks.values())).items())
+    axes.annotate(f"{share:.0%}", (last, share), xytext=(0, -8), textcoords="offset points", ha="center", va="top")
     axes.set_xscale("log", base=2)
-    axes.set(xlabel="tokens per rank and step", xticks=list(marks), ylim=(0, 1.05), ylabel="computing, part of a step")
+    ticks = sorted({tokens for of_tokens in marks.values() for tokens in of_tokens})
+    axes.set(xlabel="tokens per rank and step", xticks=ticks, ylim=(0, 1.05), ylabel="computing, part of a step")
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
