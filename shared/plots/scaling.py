@@ -97,3 +97,28 @@ def efficiencies(predicted: dict[str, dict[int, float]], measured: dict[str, dic
     figure.legend(frameon=False, loc="outside right center")
     plt.close(figure)
     return figure
+
+
+def exposed_by_cap(panels: dict[str, dict[str, dict[float, float]]]) -> Figure:
+    """Draw computed exposed times against the bucket cap, one panel per link, on common logarithmic axes.
+
+    Args:
+        panels: The exposed time as a part of the computing time, by link, by when buckets are launched, and by cap.
+    """
+    figure, axes = plt.subplots(1, len(panels), figsize=(9.0, 3.2), sharex=True, sharey=True, layout="constrained")
+    for panel, (title, curves) in zip(axes, panels.items(), strict=True):
+        for index, (name, curve) in enumerate(curves.items()):
+            style = {"color": COLORS[1 - index], "linestyle": "-" if index else "--"}
+            panel.plot(list(curve), list(curve.values()), label=name, **style)
+        first, last = curves.values()
+        panel.fill_between(list(first), list(last.values()), list(first.values()), color="0.5", alpha=0.15)
+        panel.set(title=title, xlabel="cap, MB", xscale="log", yscale="log")
+        panel.set_xticks([0.25, 1, 4, 25], ["0.25", "1", "4", "25"])
+        panel.xaxis.set_minor_locator(NullLocator())
+        panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
+        panel.spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylabel("exposed, part of the computing time")
+    figure.suptitle("computed, not measured", fontsize="medium")
+    figure.legend(*axes[0].get_legend_handles_labels(), frameon=False, ncols=2, loc="outside lower center")
+    plt.close(figure)
+    return figure
