@@ -100,7 +100,7 @@ def efficiencies(predicted: dict[str, dict[int, float]], measured: dict[str, dic
 
 
 def exposed_by_cap(panels: dict[str, dict[str, dict[float, float]]]) -> Figure:
-    """Draw computed exposed times against the bucket cap, one panel per link, on common logarithmic axes.
+    """Draw computed exposed times against the bucket cap, one panel per link. The gray area is what overlap saves.
 
     Args:
         panels: The exposed time as a part of the computing time, by link, by when buckets are launched, and by cap.
@@ -112,10 +112,10 @@ def exposed_by_cap(panels: dict[str, dict[str, dict[float, float]]]) -> Figure:
             panel.plot(list(curve), list(curve.values()), label=name, **style)
         first, last = curves.values()
         panel.fill_between(list(first), list(last.values()), list(first.values()), color="0.5", alpha=0.15)
-        panel.set(title=title, xlabel="cap, MB", xscale="log", yscale="log")
+        panel.set(title=title, xlabel="cap, MB", xscale="log", ylim=(0, None))
         panel.set_xticks([0.25, 1, 4, 25], ["0.25", "1", "4", "25"])
         panel.xaxis.set_minor_locator(NullLocator())
-        panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
+        panel.yaxis.set_major_formatter(PercentFormatter(1.0))
         panel.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("exposed, part of the computing time")
     figure.suptitle("computed, not measured", fontsize="medium")

@@ -2,13 +2,13 @@
 # jupyter:
 #   course:
 #     module: overlapped_ddp
-#     minutes: 75
+#     minutes: 80
 # ---
 
 # %% [markdown]
 # # Lab 04 · Overlap
 #
-# **75 minutes, 9 points.** You build `OverlappedDDP`. It uses the buckets of lab 03, but launches a bucket while
+# **80 minutes, 9 points.** You build `OverlappedDDP`. It uses the buckets of lab 03, but launches a bucket while
 # backward is still computing other gradients. You write four small pieces:
 #
 # - a queue that launches buckets in the same order on every rank (4.1),
@@ -499,7 +499,7 @@ check.OverlappedDDP()
 check.no_sync()
 
 # %% [markdown]
-# ## Your figure (5 min)
+# ## Your figure (10 min)
 #
 # How much communication does your wrapper hide? Measure it with the lesson's GPT, whose blocks sleep as a stand-in for
 # a GPU, behind a link of 1 Gbit/s. A real link would need new ranks, which would not know your class, so the link is

@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 04 · Overlap
 #
-# **55–90 minutes.** After this lesson, you will be able to:
+# **60–95 minutes.** After this lesson, you will be able to:
 #
 # - launch all-reduces from hooks while backward computes, and wait for them afterwards,
 # - predict how much communication stays exposed, and choose the bucket cap that leaves the least,
@@ -398,8 +398,8 @@ costs.predicted_against_measured(curve, points, "cap, MB", **style)
 #
 # Your cluster has a faster link. Would you still write this wrapper? `predicted_s` can tell: in the next figure, it
 # computes the same model behind links of 0.5, 5 and 50 Gbit/s. A faster link usually has a lower latency, too, so α
-# falls from 1 ms to 0.1 and 0.02 ms. The dashed lines launch all buckets after backward. Nothing in this figure is
-# measured, except when the gradients are ready.
+# falls from 1 ms to 0.1 and 0.02 ms. The dashed lines launch all buckets after backward, so the gray area is what
+# overlap saves. Nothing in this figure is measured, except when the gradients are ready.
 #
 # **Predict.** On which of the three links does overlap save the largest part of a step?
 

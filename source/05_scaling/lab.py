@@ -2,13 +2,13 @@
 # jupyter:
 #   course:
 #     module: scaling
-#     minutes: 70
+#     minutes: 75
 # ---
 
 # %% [markdown]
 # # Lab 05 · Scaling
 #
-# **70 minutes, 10 points.** The lesson's T ≥ C/W knew nothing about latency. You put it in, and find out which models
+# **75 minutes, 10 points.** The lesson's T ≥ C/W knew nothing about latency. You put it in, and find out which models
 # suffer from it. Then you predict weak and strong scaling on any number of ranks, choose how many micro-batches to
 # accumulate, and measure what communication costs on a machine that is never quiet. At the end, a figure shows how well
 # your own predictions fit your own measurements.
@@ -268,7 +268,7 @@ print([micro_batches_needed(0.1, 0.0999, target) for target in (0.5, 0.8, 0.9)])
 check.micro_batches_needed()
 
 # %% [markdown]
-# ## Exercise 5.4 · What communication really costs (15 min, 3 points)
+# ## Exercise 5.4 · What communication really costs (20 min, 3 points)
 #
 # The time of an all-reduce says little, because it may be hidden behind backward. What counts is how much *longer* a
 # step takes because of communication. `communication_cost(model, loss_of, now_ms, rounds=10)` measures steps with and

@@ -18,14 +18,17 @@ class _Silent:
 class GradientSync(right.GradientSync):
     def __init__(self, buckets):
         self.queue, self.enabled, self.not_averaged, self.done = right.LaunchQueue(buckets), True, set(), False
-        right.watch_gradients(buckets, self.on_gradient)
+        right.watch_gradients(buckets, self._complete)
 
     @property
     def pending(self):
         return bool(self.not_averaged)
 
-    def on_gradient(self, bucket_index, index):
+    def _complete(self, bucket_index, index):
         self.not_averaged.add((bucket_index, index))
+        self.on_gradient(bucket_index, index)
+
+    def on_gradient(self, bucket_index, index):
         if self.enabled:
             right.at_end_of_backward(self.synchronize)
             self.queue.add(bucket_index, index)
