@@ -453,7 +453,7 @@ measure.expect(
 #   backward ends, so a small cap wins.
 # - At 50 Gbit/s, the all-reduces take about 1% of the step. Chapter 03's wrapper would do.
 #
-# A real GPU computes this backward a hundred times as fast, and then 50 Gbit/s looks like the first panel. What counts
+# If a GPU computed this backward a hundred times as fast, 50 Gbit/s would look much like the first panel. What counts
 # is the ratio of the two times, and chapter 05 turns it into a rule.
 #
 # What is in that last bucket? The parameters that forward uses first: the embedding. For Llama-3 8B, with a vocabulary

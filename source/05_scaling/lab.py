@@ -382,7 +382,7 @@ def now_ms():
 # %%
 # %%ranks
 sizes_bytes = (400_000, 1_000_000, 2_000_000, 4_000_000)
-sums = measure.collectives({"all-reduce": dist.all_reduce}, sizes_bytes, rounds=10)
+sums = measure.collectives({"all-reduce": dist.all_reduce}, sizes_bytes, rounds=20)
 fit = sums.fit("all-reduce", sends="ring all-reduce")
 alpha_s, beta_s = fit.alpha_s, fit.beta_s_per_byte
 
