@@ -313,7 +313,7 @@ print(f"weak scaling: {4 * one_ms / sweep[512]['step'].time_ms:.1f} times as man
 
 # %% tags=["nbval-ignore-output"]
 with ranks.world(2):
-    on_two = ranks.run(lambda: {t: times_of(gpu_with(t)) for t in (256, 512)}, timeout_s=100)[0]
+    on_two = ranks.run(lambda: {t: times_of(gpu_with(t), rounds=9) for t in (256, 512)})[0]
 weak = {2: one_ms / on_two[512]["step"].time_ms, 4: one_ms / sweep[512]["step"].time_ms}
 strong = {
     2: one_ms / (2 * on_two[256]["step"].time_ms),
@@ -332,6 +332,9 @@ scaling_plots.efficiencies(
 
 # %% tags=["claims", "nbval-ignore-output"] jupyter={"source_hidden": true}
 measure.expect(0.72 < weak[4] < 0.92, "weak scaling is about four fifths efficient")
+for n in (2, 4):
+    measure.expect(abs(weak[n] - lines["weak"][n]) < 0.12, f"{n} ranks: near the weak line")
+    measure.expect(abs(strong[n] - lines["strong"][n]) < 0.12, f"{n} ranks: near the strong line")
 measure.expect(4 * strong[4] < 2, "strong scaling is less than twice as fast")
 measure.expect(
     8 * lines["strong"][8] < 1.1 * 4 * lines["strong"][4], "eight are no faster than four"
