@@ -356,9 +356,7 @@ from solutions.async_collectives import launch_reduce_scatter
 from solutions.bucketed_ddp import MB, assign_buckets
 
 LEAST_CAP_MB = 1.0  # smaller buckets would cost more latency than they hide
-LEAST_IN_FLIGHT_MB = (
-    0.5  # a smaller all-gather takes less time than letting the parameters wait for it
-)
+LEAST_IN_FLIGHT_MB = 0.5  # a smaller all-gather takes less time than letting the parameters wait for it
 
 
 # %% tags=["export"] module="overlapped_flat"
