@@ -541,8 +541,9 @@ lines = {wrapper.__name__: recorded_step(wrapper) for wrapper in wrappers}
 
 # %% [markdown]
 # The figure shows a step of `BucketedDDP`, and below it a step of your wrapper, with the same buckets and the same
-# bytes. `BucketedDDP` launches all of its all-reduces after backward. Compare the exposed times on the right. The bar
-# of a small bucket can be long if another rank launched that bucket later.
+# bytes. `BucketedDDP` launches all of its all-reduces after backward. In the white gap before its waits, it copies the
+# gradients into buckets. Compare the exposed times on the right. The bar of a small bucket can be long if another rank
+# launched that bucket later.
 
 # %% tags=["nbval-ignore-output"]
 lines = ranks.pull("lines")[0]
