@@ -276,7 +276,8 @@ for t in (384, 512, 1024):
 # stay below the recurrence, though. It assumes that sending needs no core, but gloo, the hooks and the copies share
 # this machine's cores with the ranks.
 #
-# So C/W is where you *begin* to be safe. Here, with three times as many tokens, nine tenths of a step are computation.
+# So C/W is where you *begin* to be safe. Here, with three times as many tokens, about nine tenths of a step are
+# computation.
 #
 # A **cost model** is a formula that predicts the time of a step from a few measured numbers. C/W is the smallest useful
 # one, and the recurrence is a larger one.
