@@ -91,17 +91,12 @@ class GradientSync:
     """Launches the collectives of buckets while backward computes, and waits for them when it ends."""
 
     def __init__(self, buckets: Sequence[GradientBucket]):
-        self.queue, self.enabled = LaunchQueue(buckets), True
-        self.pending = False  # whether this rank has gradients that are not averaged yet
-        self.done = False  # whether a backward has averaged its gradients since the last finish()
-        watch_gradients(buckets, self._complete)
-
-    def _complete(self, bucket_index: int, index: int) -> None:
-        self.pending = True
-        self.on_gradient(bucket_index, index)
+        self.queue, self.enabled, self.pending, self.done = LaunchQueue(buckets), True, False, False
+        watch_gradients(buckets, self.on_gradient)
 
     def on_gradient(self, bucket_index: int, index: int) -> None:
-        """Add a gradient that backward() has just completed to the queue, unless no_sync() is active."""
+        """Note a gradient that backward() has just completed, and add it to the queue unless no_sync() is active."""
+        self.pending = True
         if self.enabled:
             at_end_of_backward(self.synchronize)
             self.queue.add(bucket_index, index)
@@ -130,7 +125,7 @@ class GradientSync:
 
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)
-        watch_gradients(self.queue.buckets, self._complete)  # deepcopy does not copy hooks
+        watch_gradients(self.queue.buckets, self.on_gradient)  # deepcopy does not copy hooks
 
 
 @guards.guarded(guards.Overlapped)

@@ -289,12 +289,13 @@ def watch_gradients(
 # queues the method only once per backward.
 #
 # Most of the class is given. `synchronize()` finishes the queue. `finish()` is for the rank without a batch: it has no
-# hook that asks for anything, while the other ranks wait for its buckets. It does nothing where backward has done
-# everything. `pending` and `done` are how it knows. `__setstate__` registers hooks for a copy made by `deepcopy`, and
-# the decorator checks gradients and lets all ranks raise the same error.
+# hook that asks for anything, while the other ranks wait for its buckets. Where backward has done everything, `finish`
+# does nothing. It knows from two attributes: `pending` says whether this rank has gradients that are not averaged yet,
+# and `done` whether a backward has averaged its gradients since the last `finish()`. `__setstate__` registers hooks for
+# a copy made by `deepcopy`, and the decorator checks gradients and lets all ranks raise the same error.
 #
-# You write `on_gradient(bucket_index, index)`, two or three lines. A hook calls it when a gradient is complete. Unless
-# `self.enabled` is False, which 4.4 will use,
+# You complete `on_gradient(bucket_index, index)` with two or three lines. A hook calls it when a gradient is complete.
+# Unless `self.enabled` is False, which 4.4 will use,
 #
 # - it adds the gradient to the queue,
 # - and it asks autograd to call `self.synchronize` at the end of this backward.
@@ -321,17 +322,12 @@ class GradientSync:
     """Launches the collectives of buckets while backward computes, and waits for them when it ends."""
 
     def __init__(self, buckets: Sequence[GradientBucket]):
-        self.queue, self.enabled = LaunchQueue(buckets), True
-        self.pending = False  # whether this rank has gradients that are not averaged yet
-        self.done = False  # whether a backward has averaged its gradients since the last finish()
-        watch_gradients(buckets, self._complete)
-
-    def _complete(self, bucket_index: int, index: int) -> None:
-        self.pending = True
-        self.on_gradient(bucket_index, index)
+        self.queue, self.enabled, self.pending, self.done = LaunchQueue(buckets), True, False, False
+        watch_gradients(buckets, self.on_gradient)
 
     def on_gradient(self, bucket_index: int, index: int) -> None:
-        """Add a gradient that backward() has just completed to the queue, unless no_sync() is active."""
+        """Note a gradient that backward() has just completed, and add it to the queue unless no_sync() is active."""
+        self.pending = True
         ### BEGIN SOLUTION
         if self.enabled:
             at_end_of_backward(self.synchronize)
@@ -364,7 +360,7 @@ class GradientSync:
 
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)
-        watch_gradients(self.queue.buckets, self._complete)  # deepcopy does not copy hooks
+        watch_gradients(self.queue.buckets, self.on_gradient)  # deepcopy does not copy hooks
 
 
 # %% [markdown]

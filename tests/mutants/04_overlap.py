@@ -55,9 +55,9 @@ def sync_forgets_what_is_pending():
     """
 
     class GradientSync(overlapped_ddp.GradientSync):
-        def _complete(self, bucket_index, index):
+        def on_gradient(self, bucket_index, index):
             pending = self.pending
-            super()._complete(bucket_index, index)
+            super().on_gradient(bucket_index, index)
             self.pending = pending or self.enabled
 
 

@@ -18,17 +18,14 @@ class _Silent:
 class GradientSync(right.GradientSync):
     def __init__(self, buckets):
         self.queue, self.enabled, self.not_averaged, self.done = right.LaunchQueue(buckets), True, set(), False
-        right.watch_gradients(buckets, self._complete)
+        right.watch_gradients(buckets, self.on_gradient)
 
     @property
     def pending(self):
         return bool(self.not_averaged)
 
-    def _complete(self, bucket_index, index):
-        self.not_averaged.add((bucket_index, index))
-        self.on_gradient(bucket_index, index)
-
     def on_gradient(self, bucket_index, index):
+        self.not_averaged.add((bucket_index, index))
         if self.enabled:
             right.at_end_of_backward(self.synchronize)
             self.queue.add(bucket_index, index)
