@@ -1,6 +1,7 @@
 # Built by `make notebooks` from source/05_scaling/lab.py: edit that, not this.
 """A cost model of a step of data parallelism, and the measurement that tests it."""
 
+import math
 import statistics
 from collections.abc import Callable
 
@@ -10,25 +11,40 @@ from torch import nn
 from shared.formulas import ring_all_reduce_s
 
 
-def fit_alpha_beta(times_s: dict[int, float], ranks: int) -> tuple[float, float]:
-    """Fit α and β to the times of ring all-reduces, by least squares of the relative error.
+def tokens_needed(
+    parameters: float,
+    flops_per_s: float,
+    ranks: int,
+    alpha_s: float,
+    beta_s: float,
+    buckets: int = 1,
+    bytes_each: int = 2,
+) -> float:
+    """Return with how many tokens per rank a backward lasts as long as the all-reduces of its gradients.
 
     Args:
-        times_s: The measured seconds of an all-reduce, by the size of its tensor in bytes.
-        ranks: How many ranks took part.
-
-    Returns:
-        alpha_s and beta_s, in seconds per step and in seconds per byte.
+        parameters: The number of parameters of the model.
+        flops_per_s: The operations that a rank computes per second.
+        buckets: How many all-reduces there are. Their buckets have equal sizes.
+        bytes_each: The bytes of the gradient of one parameter.
     """
-    steps = 2 * (ranks - 1)
-    u = [steps / time_s for time_s in times_s.values()]
-    v = [steps / ranks * size / time_s for size, time_s in times_s.items()]
-    uu, vv = sum(x * x for x in u), sum(x * x for x in v)
-    uv = sum(x * y for x, y in zip(u, v, strict=True))
-    determinant = uu * vv - uv * uv
-    alpha_s = (sum(u) * vv - sum(v) * uv) / determinant
-    beta_s = (sum(v) * uu - sum(u) * uv) / determinant
-    return alpha_s, beta_s
+    backward_s_per_token = 4 * parameters / flops_per_s
+    bucket_bytes = bytes_each * parameters / buckets
+    all_reduces_s = buckets * ring_all_reduce_s(bucket_bytes, ranks, alpha_s, beta_s)
+    return all_reduces_s / backward_s_per_token
+
+
+def buckets_of(gradients: list[tuple[float, int]], cap_bytes: int) -> list[tuple[float, int]]:
+    """Pack gradients into buckets of at most cap_bytes, in order. Each is (ready_s, size_bytes), as its gradients are.
+
+    A gradient that is larger than the cap gets a bucket of its own.
+    """
+    buckets = []
+    for ready_s, size_bytes in gradients:
+        if buckets and buckets[-1][1] + size_bytes <= cap_bytes:
+            size_bytes += buckets.pop()[1]
+        buckets.append((ready_s, size_bytes))
+    return buckets
 
 
 def predict_step_s(
@@ -44,45 +60,6 @@ def predict_step_s(
     for ready_s, size_bytes in buckets:
         free_s = max(free_s, ready_s) + ring_all_reduce_s(size_bytes, ranks, alpha_s, beta_s)
     return max(compute_s, free_s)
-
-
-def buckets_of(gradients: list[tuple[float, int]], cap_bytes: int) -> list[tuple[float, int]]:
-    """Pack gradients into buckets of at most cap_bytes, in order.
-
-    Args:
-        gradients: (ready_s, size_bytes) of each gradient, in the order in which they are ready.
-
-    Returns:
-        (ready_s, size_bytes) of each bucket.
-    """
-    buckets = []
-    for ready_s, size_bytes in gradients:
-        if buckets and buckets[-1][1] + size_bytes <= cap_bytes:
-            size_bytes += buckets.pop()[1]
-        buckets.append((ready_s, size_bytes))
-    return buckets
-
-
-def best_cap_bytes(
-    gradients: list[tuple[float, int]],
-    caps_bytes: list[int],
-    compute_s: float,
-    ranks: int,
-    alpha_s: float,
-    beta_s: float,
-) -> int:
-    """Return the cap with which the predicted step is shortest.
-
-    Args:
-        gradients: (ready_s, size_bytes) of each gradient, in the order in which they are ready.
-        caps_bytes: The caps to try.
-        compute_s: When backward ends, in seconds since the start of the step.
-    """
-
-    def step_s(cap_bytes: int) -> float:
-        return predict_step_s(buckets_of(gradients, cap_bytes), compute_s, ranks, alpha_s, beta_s)
-
-    return min(caps_bytes, key=step_s)
 
 
 def efficiency(
@@ -108,6 +85,18 @@ def efficiency(
     return share * compute_s / step_s
 
 
+def micro_batches_needed(compute_s: float, exposed_s: float, target: float) -> int:
+    """Return how many micro-batches a step must accumulate, so that ranks compute for a part `target` of it.
+
+    Args:
+        compute_s: How long a rank computes for one micro-batch.
+        exposed_s: The exposed communication after the last one.
+        target: Between 0 and 1, both excluded.
+    """
+    # m · compute_s / (m · compute_s + exposed_s) ≥ target
+    return max(1, math.ceil(target * exposed_s / ((1 - target) * compute_s)))
+
+
 def communication_cost(
     model: nn.Module, loss_of: Callable, now_ms: Callable[[], float], rounds: int = 10
 ) -> tuple[float, float]:
@@ -120,8 +109,8 @@ def communication_cost(
         rounds: How many rounds count, after one more round that warms up.
 
     Returns:
-        compute_ms, the median time of a step without communication, and exposed_ms, by how much the median step with
-        communication is longer.
+        compute_ms, the median time of a step without communication, and exposed_ms, the median of how much longer the
+        step with communication is in the same round.
     """
 
     def step_ms() -> float:
@@ -138,5 +127,6 @@ def communication_cost(
             without_sync_ms.append(step_ms())
         with_sync_ms.append(step_ms())
     compute_ms = statistics.median(without_sync_ms[1:])  # the first round warms up
-    exposed_ms = statistics.median(with_sync_ms[1:]) - compute_ms
+    pairs = zip(without_sync_ms[1:], with_sync_ms[1:], strict=True)
+    exposed_ms = statistics.median(longer - shorter for shorter, longer in pairs)
     return compute_ms, exposed_ms

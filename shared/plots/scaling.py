@@ -41,28 +41,29 @@ def schedule(
     return figure
 
 
-def knee(line: dict[int, float], marks: dict[int, float], needed: float, where: str) -> Figure:
+def knee(lines: dict[str, dict[int, float]], marks: dict[str, dict[int, float]], needed: float) -> Figure:
     """Draw which part of a step a rank computes, against its tokens per step.
 
     Args:
-        line: If backward were one block, and an all-reduce had no latency.
-        marks: Measured.
-        needed: C/W in tokens, where backward takes as long as the all-reduce.
-        where: On which link the marks were measured.
+        lines: Predictions, by name.
+        marks: Measurements, by name.
+        needed: The tokens with which backward takes as long as the all-reduce.
     """
-    figure, axes = plt.subplots(figsize=(6.4, 3.2), layout="constrained")
+    figure, axes = plt.subplots(figsize=(6.8, 3.6), layout="constrained")
     axes.axvline(needed, color="black", linestyle="--", linewidth=1.2)
     label = f"{needed:.0f} tokens: backward takes\nas long as the all-reduce"
     axes.annotate(label, (needed * 1.05, 0.06), ha="left", va="bottom")
-    axes.plot(list(line), list(line.values()), color=COLORS[0], linewidth=1.8, label="one block, no latency")
-    style = {"color": "black", "marker": MARKERS[0], "linestyle": "none", "markersize": 6, "fillstyle": "none"}
-    axes.plot(list(marks), list(marks.values()), label=f"measured {where}", **style)
-    last = max(marks)
-    axes.annotate(
-        f"{marks[last]:.0%}", (last, marks[last]), xytext=(0, -8), textcoords="offset points", ha="center", va="top"
-    )
+    for index, (name, line) in enumerate(lines.items()):
+        axes.plot(*zip(*line.items(), strict=True), color=COLORS[index], linestyle=LINES[index], label=name)
+    style = {"color": "black", "linestyle": "none", "markersize": 6}
+    for index, (name, of_tokens) in enumerate(marks.items()):
+        filled = {"fillstyle": "full" if index else "none", "marker": MARKERS[index]}
+        axes.plot(*zip(*of_tokens.items(), strict=True), label=name, **style, **filled)
+    last, share = max(next(iter(marks.values())).items())
+    axes.annotate(f"{share:.0%}", (last, share), xytext=(0, -8), textcoords="offset points", ha="center", va="top")
     axes.set_xscale("log", base=2)
-    axes.set(xlabel="tokens per rank and step", xticks=list(marks), ylim=(0, 1.05), ylabel="computing, part of a step")
+    ticks = sorted({tokens for of_tokens in marks.values() for tokens in of_tokens})
+    axes.set(xlabel="tokens per rank and step", xticks=ticks, ylim=(0, 1.05), ylabel="computing, part of a step")
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
@@ -94,5 +95,30 @@ def efficiencies(predicted: dict[str, dict[int, float]], measured: dict[str, dic
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(frameon=False, loc="outside right center")
+    plt.close(figure)
+    return figure
+
+
+def exposed_by_cap(panels: dict[str, dict[str, dict[float, float]]]) -> Figure:
+    """Draw computed exposed times against the bucket cap, one panel per link. The gray area is what overlap saves.
+
+    Args:
+        panels: The exposed time as a part of the computing time, by link, by when buckets are launched, and by cap.
+    """
+    figure, axes = plt.subplots(1, len(panels), figsize=(9.0, 3.2), sharex=True, sharey=True, layout="constrained")
+    for panel, (title, curves) in zip(axes, panels.items(), strict=True):
+        for index, (name, curve) in enumerate(curves.items()):
+            style = {"color": COLORS[1 - index], "linestyle": "-" if index else "--"}
+            panel.plot(list(curve), list(curve.values()), label=name, **style)
+        first, last = curves.values()
+        panel.fill_between(list(first), list(last.values()), list(first.values()), color="0.5", alpha=0.15)
+        panel.set(title=title, xlabel="cap, MB", xscale="log", ylim=(0, None))
+        panel.set_xticks([0.25, 1, 4, 25], ["0.25", "1", "4", "25"])
+        panel.xaxis.set_minor_locator(NullLocator())
+        panel.yaxis.set_major_formatter(PercentFormatter(1.0))
+        panel.spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylabel("exposed, part of the computing time")
+    figure.suptitle("computed, not measured", fontsize="medium")
+    figure.legend(*axes[0].get_legend_handles_labels(), frameon=False, ncols=2, loc="outside lower center")
     plt.close(figure)
     return figure

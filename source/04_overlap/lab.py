@@ -2,18 +2,19 @@
 # jupyter:
 #   course:
 #     module: overlapped_ddp
-#     minutes: 55
+#     minutes: 80
 # ---
 
 # %% [markdown]
 # # Lab 04 · Overlap
 #
-# **55 minutes, 10 points.** You build `OverlappedDDP`. It uses the buckets of lab 03, but launches a bucket while
-# backward is still computing other gradients. You write three small pieces:
+# **80 minutes, 9 points.** You build `OverlappedDDP`. It uses the buckets of lab 03, but launches a bucket while
+# backward is still computing other gradients. You write four small pieces:
 #
 # - a queue that launches buckets in the same order on every rank (4.1),
-# - hooks that tell the queue which gradients are ready, and when backward ends (4.2, and `no_sync()` in 4.4),
-# - the wrapper that connects them to a module (4.3).
+# - the hook that tells the queue which gradients are ready, and lets autograd finish it when backward ends (4.2),
+# - the wrapper that connects them to a module (4.3),
+# - `no_sync()`, for accumulating micro-batches (4.4).
 #
 # The second code cell imports pieces of labs 02 and 03. To use your own, import them from `shared.mine`.
 #
@@ -44,7 +45,7 @@ from solutions.manual_ddp import broadcast_state
 
 # %% [markdown]
 # Your code needs only four members of a bucket. The next cell declares them as a **protocol**: every class that has
-# these members satisfies it. Your `Bucket` from lab 03 has them, and so will the buckets that you build in lab 08.
+# these members satisfies it. Your `Bucket` from lab 03 has them.
 
 
 # %% tags=["export"]
@@ -65,7 +66,7 @@ class GradientBucket(Protocol):
 
 
 # %% [markdown]
-# ## Exercise 4.1 · Launch in one order (15 min, 3 points)
+# ## Exercise 4.1 · Launch in one order (25 min, 3 points)
 #
 # All ranks must launch their collectives in the same order. But the order in which a rank's gradients become ready may
 # depend on its samples. So the buckets wait in a queue: a bucket is launched when it is full *and all buckets before it
@@ -194,7 +195,7 @@ for step in (1, 2):
 check.LaunchQueue()
 
 # %% [markdown]
-# ## Exercise 4.2 · Launch during backward (20 min, 3 points)
+# ## Exercise 4.2 · Launch during backward (20 min, 2 points)
 #
 # A hook has to call `add` while backward computes. A wrong hook may raise no error, so let's first try two hooks that
 # look right but are wrong. You know `register_post_accumulate_grad_hook` from the lesson. If you register a hook with
@@ -287,37 +288,31 @@ def watch_gradients(
 # running backward ends. It uses `queue_callback`, as in the lesson. You may call it for every gradient, because it
 # queues the method only once per backward.
 #
-# Three attributes are given:
+# Most of the class is given. `synchronize()` finishes the queue. `finish()` is for the rank without a batch: it has no
+# hook that asks for anything, while the other ranks wait for its buckets. Where backward has done everything, `finish`
+# does nothing. It knows from two attributes: `pending` says whether this rank has gradients that are not averaged yet,
+# and `done` whether a backward has averaged its gradients since the last `finish()`. `__setstate__` registers hooks for
+# a copy made by `deepcopy`, and the decorator checks gradients and lets all ranks raise the same error.
 #
-# - `enabled` is False inside `no_sync()`.
-# - `pending` says whether this rank has gradients that are not averaged yet.
-# - `done` says whether a backward has averaged its gradients since the last `finish()`.
+# You complete `on_gradient(bucket_index, index)` with two or three lines. A hook calls it when a gradient is complete.
+# Unless `self.enabled` is False, which 4.4 will use,
 #
-# You write three methods, about ten lines. `no_sync` is exercise 4.4. `__setstate__` and the decorator are given: the
-# first registers hooks for a copy made by `deepcopy`, and the second checks gradients and lets all ranks raise the same
-# error.
+# - it adds the gradient to the queue,
+# - and it asks autograd to call `self.synchronize` at the end of this backward.
 #
-# - `on_gradient(bucket_index, index)` is called by a hook when a gradient is complete. It sets `pending` to True. If
-#   `enabled` is True, it also adds the gradient to the queue, and has `synchronize` called at the end of backward.
-# - `synchronize()` finishes the queue. Then nothing is pending, and `done` is True.
-# - `finish()` is called by the training loop, once per step on every rank, or never. Usually, backward has done
-#   everything, and `finish` has nothing left to do. But a rank without a batch runs no backward, and the other ranks
-#   wait for its buckets. So if nothing is `done`, or if something is `pending`, `finish` synchronizes. Afterwards,
-#   `done` is False. While `enabled` is False, `finish` does nothing.
-#
-# What if two backwards run before `finish`? The second one adds this rank's new gradient to the mean of the first, and
+# What if two backwards run in one step? The second one adds this rank's new gradient to the mean of the first, and
 # averages the sums. A mean of equal means is the mean again, so the result is right.
 #
 # Target: each gradient is added once, in the backward that completes it, no hook waits, and the queue is finished once
 # per backward. A `finish` after it does nothing.
 #
-# <details><summary>Hint 1: which class packs, launches and waits?</summary>
+# <details><summary>Hint 1: which class packs and launches?</summary>
 #
-# It is not `GradientSync`. Two of your methods call one method of the queue each, and the third one calls none.
+# It is not `GradientSync`. Which method of the queue takes these two indices?
 # </details>
 # <details><summary>Hint 2: what do I ask autograd to call?</summary>
 #
-# A method, so pass it without parentheses. Would `finish` do as well? Which attribute would it leave behind?
+# A method, so pass it without parentheses. Why not `finish`? See what it does with `done`.
 # </details>
 
 
@@ -332,8 +327,8 @@ class GradientSync:
 
     def on_gradient(self, bucket_index: int, index: int) -> None:
         """Note a gradient that backward() has just completed, and add it to the queue unless no_sync() is active."""
-        ### BEGIN SOLUTION
         self.pending = True
+        ### BEGIN SOLUTION
         if self.enabled:
             at_end_of_backward(self.synchronize)
             self.queue.add(bucket_index, index)
@@ -342,19 +337,15 @@ class GradientSync:
     @guards.synchronizes
     def synchronize(self) -> None:
         """Launch the remaining buckets, and wait until every gradient is averaged."""
-        ### BEGIN SOLUTION
         self.queue.finish()
         self.pending, self.done = False, True
-        ### END SOLUTION
 
     def finish(self) -> None:
         """Synchronize, unless a backward has done so since the last call; inside no_sync(), do nothing."""
-        ### BEGIN SOLUTION
         if self.enabled:
             if self.pending or not self.done:
                 self.synchronize()
             self.done = False
-        ### END SOLUTION
 
     @contextlib.contextmanager
     def no_sync(self):
@@ -384,19 +375,18 @@ sync = GradientSync([bucket])
 bucket.parameters[0].sum().backward()
 sync.finish()
 
-# %% tags=["check"] grade_id="check-gradient-sync" points=3
+# %% tags=["check"] grade_id="check-gradient-sync" points=2
 check.GradientSync()
 
 # %% [markdown]
-# ## Exercise 4.3 · The wrapper (5 min, 2 points)
+# ## Exercise 4.3 · The wrapper (10 min, 2 points)
 #
 # `OverlappedDDP(module, bucket_cap_mb=25.0, group=None)` is used like `BucketedDDP`. You have all of its pieces:
 #
 # - `__init__` broadcasts the state of `module` with `broadcast_state`, and splits its parameters with
 #   `assign_buckets`. It makes a bucket from each list of parameters with `new_bucket(parameters, group)`, stores these
 #   buckets in `self.buckets`, and stores one `GradientSync` for all of them in `self.sync`. Pass `group` to
-#   `broadcast_state`, too. (`new_bucket` is your `Bucket`. In lab 19, a `compressor` will replace it with a bucket that
-#   sends fewer bytes.)
+#   `broadcast_state`, too. `new_bucket` is given. It is your `Bucket`.
 # - `finish_gradient_sync()` calls the `finish` of that object.
 #
 # Target:
@@ -471,7 +461,7 @@ class OverlappedDDP(nn.Module):
 check.OverlappedDDP()
 
 # %% [markdown]
-# ## Exercise 4.4 · Communicate for the last micro-batch only (10 min, 2 points)
+# ## Exercise 4.4 · Communicate for the last micro-batch only (15 min, 2 points)
 #
 # When you accumulate gradients over micro-batches, only their sum has to be averaged:
 #
@@ -505,7 +495,7 @@ check.OverlappedDDP()
 check.no_sync()
 
 # %% [markdown]
-# ## Your figure (5 min)
+# ## Your figure (10 min)
 #
 # How much communication does your wrapper hide? Measure it with the lesson's GPT, whose blocks sleep as a stand-in for
 # a GPU, behind a link of 1 Gbit/s. A real link would need new ranks, which would not know your class, so the link is
@@ -547,8 +537,9 @@ lines = {wrapper.__name__: recorded_step(wrapper) for wrapper in wrappers}
 
 # %% [markdown]
 # The figure shows a step of `BucketedDDP`, and below it a step of your wrapper, with the same buckets and the same
-# bytes. `BucketedDDP` launches all of its all-reduces after backward. Compare the exposed times on the right. The bar
-# of a small bucket can be long if another rank launched that bucket later.
+# bytes. `BucketedDDP` launches all of its all-reduces after backward. In the white gap before its waits, it copies the
+# gradients into buckets. Compare the exposed times on the right. The bar of a small bucket can be long if another rank
+# launched that bucket later.
 
 # %% tags=["nbval-ignore-output"]
 lines = ranks.pull("lines")[0]

@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 04 · Overlap
 #
-# **55–90 minutes.** After this lesson, you will be able to:
+# **60–95 minutes.** After this lesson, you will be able to:
 #
 # - launch all-reduces from hooks while backward computes, and wait for them afterwards,
 # - predict how much communication stays exposed, and choose the bucket cap that leaves the least,
@@ -350,13 +350,15 @@ ready_s = [fraction * backward_s for fraction, _ in ranks.pull("fractions")[0]]
 parameters = list(TinyGPT(ranks.pull("config")[0]).parameters())
 
 
-def predicted_s(cap_mb):
-    """Predict the exposed time with a bucket cap."""
+def predicted_s(cap_mb, takes_s=all_reduce_s, overlaps=True):
+    """Predict the exposed time with a bucket cap. `takes_s` is the time of an all-reduce."""
     buckets = assign_buckets(parameters, cap_mb)
     # Backward goes through the layers in the order of the buckets. A bucket is full when its last gradient is ready.
     full_s = [ready_s[count - 1] for count in accumulate(map(len, buckets))]
+    if not overlaps:
+        full_s = [backward_s] * len(buckets)
     sizes = [sum(parameter.nbytes for parameter in bucket) for bucket in buckets]
-    return max(0.0, completions_s(full_s, map(all_reduce_s, sizes))[-1] - backward_s)
+    return max(0.0, completions_s(full_s, map(takes_s, sizes))[-1] - backward_s)
 
 
 # %% [markdown]
@@ -392,11 +394,71 @@ costs.predicted_against_measured(curve, points, "cap, MB", **style)
 # 31 buckets, and their latencies alone take 31 · 6α = 186 ms. The curve jumps where one more parameter fits into a
 # bucket. The marks follow the curve, with a scatter of up to 30 ms.
 #
-# This link is so slow that buckets wait for each other, so it matters how early the *first* one is launched. On a fast
-# link, all buckets but the *last* have been sent when backward ends, and only that one is exposed. What is in it? The
-# parameters that forward uses first: the embedding. For Llama-3 8B, with a vocabulary of 128,256 and a width of 4,096,
-# that is 1 GB in bf16, the same as the output layer's. But that one is complete first, and the embedding's when nothing
-# is left to hide it.
+# ## When is overlap worth it?
+#
+# Your cluster has a faster link. Would you still write this wrapper? `predicted_s` can tell: in the next figure, it
+# computes the same model behind links of 0.5, 5 and 50 Gbit/s. A faster link usually has a lower latency, too, so α
+# falls from 1 ms to 0.1 and 0.02 ms. The dashed lines launch all buckets after backward, so the gray area is what
+# overlap saves. Nothing in this figure is measured, except when the gradients are ready.
+#
+# **Predict.** On which of the three links does overlap save the largest part of a step?
+
+# %%
+my_prediction_gbit_per_s = None
+
+# %%
+links = {0.5: 1e-3, 5: 1e-4, 50: 2e-5}  # α in s, by Gbit/s
+caps = [0.25 * 100 ** (index / 60) for index in range(61)]
+
+
+def exposed_parts(gbit_per_s, overlaps):
+    """Predict the exposed time as a part of the computing time, by bucket cap."""
+
+    def takes_s(size):
+        return formulas.ring_all_reduce_s(size, 4, links[gbit_per_s], 8e-9 / gbit_per_s)
+
+    return {cap: predicted_s(cap, takes_s, overlaps) / backward_s for cap in caps}
+
+
+both = {"after backward": False, "during backward": True}
+panels = {
+    f"{rate:g} Gbit/s, α = {1e3 * alpha_s:g} ms": {
+        name: exposed_parts(rate, overlaps) for name, overlaps in both.items()
+    }
+    for rate, alpha_s in links.items()
+}
+
+# %% tags=["nbval-ignore-output"] slideshow={"slide_type": "slide"}
+print(predicted(my_prediction_gbit_per_s, "{} Gbit/s", "\n"), end="")
+for name, of_name in panels.items():
+    saved = min(of_name["after backward"].values()) - min(of_name["during backward"].values())
+    print(f"{name}: overlap saves {saved:.1%} of the computing time")
+scaling_plots.exposed_by_cap(panels)
+
+# %% tags=["claims", "nbval-ignore-output"] jupyter={"source_hidden": true}
+least = [min(of_name["during backward"].values()) for of_name in panels.values()]
+at_once = [min(of_name["after backward"].values()) for of_name in panels.values()]
+saves = [after - during for after, during in zip(at_once, least, strict=True)]
+measure.expect(saves[0] > 0.25 and 0.03 < saves[1] < 0.15 and saves[2] < 0.02, "overlap saves less")
+measure.expect(
+    least[0] > 0.2 and least[1] < 0.05, "the slow link exposes much, the middle one little"
+)
+
+# %% [markdown] slideshow={"slide_type": "-"}
+# Overlap can never save more than the shorter of the two: backward, or the all-reduces.
+#
+# - At 0.5 Gbit/s, the all-reduces are longer than backward. Overlap saves the most here, and much is still exposed.
+#   Buckets wait for each other, so it matters how early the *first* one is launched.
+# - At 5 Gbit/s, overlap is at its best: nearly everything is hidden. All buckets but the *last* have been sent when
+#   backward ends, so a small cap wins.
+# - At 50 Gbit/s, the all-reduces take about 1% of the step. Chapter 03's wrapper would do.
+#
+# If a GPU computed this backward a hundred times as fast, 50 Gbit/s would look much like the first panel. What counts
+# is the ratio of the two times, and chapter 05 turns it into a rule.
+#
+# What is in that last bucket? The parameters that forward uses first: the embedding. For Llama-3 8B, with a vocabulary
+# of 128,256 and a width of 4,096, that is 1 GB in bf16, the same as the output layer's. But that one is complete first,
+# and the embedding's when nothing is left to hide it.
 
 # %% [markdown]
 # ## One launch order on every rank

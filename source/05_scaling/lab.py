@@ -8,14 +8,16 @@
 # %% [markdown]
 # # Lab 05 · Scaling
 #
-# **75 minutes, 13 points.** You write a cost model of data parallelism in five small functions: it fits α and β to
-# measured times, predicts a training step, finds the best bucket cap, and predicts how efficient 8, 64 or 512 ranks
-# would be. Then you measure what communication costs with chapter 04's wrapper, and compare the results with your
-# predictions.
+# **75 minutes, 10 points.** The lesson's T ≥ C/W knew nothing about latency. You put it in, and find out which models
+# suffer from it. Then you predict weak and strong scaling on any number of ranks, choose how many micro-batches to
+# accumulate, and measure what communication costs on a machine that is never quiet. At the end, a figure shows how well
+# your own predictions fit your own measurements.
 #
-# The functions of the cost model only calculate, so you do not need `dist` in exercises 5.1 to 5.4. The checks try
-# sizes and numbers of ranks that you do not see. So N is always the parameter `ranks`, which may differ from the number
-# of ranks that run. The ranks use the CPU, because the last part needs a link of a known rate.
+# The ranks run behind a *shaped* link of 1 Gbit/s, as in the lesson, so what you measure is real. Where the machine
+# cannot shape links, they are emulated by the ring's formula. The figure at the end then only tests your bookkeeping.
+#
+# In exercises 5.1 to 5.3, you only calculate, without `dist`. The checks try sizes and numbers of ranks that you do not
+# see. So N is always the parameter `ranks`, which may differ from the number of ranks that run.
 
 # %% tags=["nbval-ignore-output"]
 from shared import measure, ranks, tables
@@ -23,12 +25,13 @@ from shared.checks import scaling as check
 from shared.plots import scaling as scaling_plots
 from shared.predictions import predicted
 
-ranks.start(world_size=4, backend="gloo:cpu")
+measure.start_behind_link(world_size=4, rate="1gbit", latency_ms=0.1)
 
 # %% tags=["export"]
 # %%ranks
 """A cost model of a step of data parallelism, and the measurement that tests it."""
 
+import math
 import statistics
 from collections.abc import Callable
 
@@ -38,105 +41,107 @@ from torch import nn
 from shared.formulas import ring_all_reduce_s
 
 # %% [markdown]
-# ## Exercise 5.1 · Fit α and β (15 min, 2 points)
+# ## Exercise 5.1 · The inequality with latency (15 min, 2 points)
 #
-# On N ranks, a ring all-reduce of S bytes has 2(N−1) steps. In each of them, a rank sends S/N bytes, which takes α +
-# β·S/N seconds. So the time of the all-reduce is
+# In the lesson, the size of the model dropped out of the inequality. That was because an all-reduce had no latency. Now
+# derive it again with latency: how many tokens T does a backward need at least, so that it lasts as long as all its
+# all-reduces together?
 #
-# $$t(S) = 2(N-1)\,\alpha + \frac{2(N-1)}{N}\,S\,\beta$$
+# - The model has `parameters` parameters. Backward takes 4 operations per parameter and token, and the GPU computes
+#   `flops_per_s` operations per second.
+# - A gradient has `bytes_each` bytes, 2 in bf16 and 4 in float32.
+# - The gradients are in `buckets` buckets of equal size, which are all-reduced one after another. The all-reduce of a
+#   bucket of S bytes lasts `ring_all_reduce_s(S, ranks, alpha_s, beta_s)` seconds (imported above), that is $2(N-1)\,
+#   \alpha + \frac{2(N-1)}{N}\,S\,\beta$.
+# - Return T, without rounding. On one rank, it is 0.
 #
-# You have measured t for several sizes, and want α and β. Minimize the sum of the squares of the *relative* errors,
-# $\sum_S (t(S) / \text{measured}(S) - 1)^2$. Then an all-reduce of 1 KB counts as much as one of 10 MB. If you
-# minimized the absolute errors, almost only the largest size would matter, and α could take almost any value.
-#
-# If you divide the formula by the measured time, each size gives one equation $u\,\alpha + v\,\beta \approx 1$ with two
-# known numbers u and v. So this is a linear least-squares problem: find the α and β with the smallest
-# $\sum (u\,\alpha + v\,\beta - 1)^2$. Solve it with `torch.linalg.lstsq`, or on paper.
-#
-# - `times_s` contains the measured seconds by size in bytes. There are at least two sizes. `ranks` is N.
-# - Return α in seconds and β in seconds per byte.
-# - Calculate with Python's floats or in `float64`. The precision of `float32` is too low for these sums.
-#
-# The first check uses times without noise, so an exact fit is possible. The second one adds noise.
+# Write both times on paper before you write code: T appears in only one of them.
 #
 # <details><summary>Hint</summary>
 #
-# What are u and v for one size and its measured time? For `lstsq(A, B)`, they are one row of A. What is B?
+# How many bytes does one bucket have? How long does one all-reduce take, and how long do all of them?
 # </details>
+# <details><summary>Another hint</summary>
 #
-# <details><summary>Another hint, if you solve it on paper</summary>
-#
-# The sum is smallest where both of its derivatives are 0. These are two linear equations with two unknowns. How many
-# sums over the sizes do they contain?
+# How many seconds of backward does one token give? How often do these seconds fit into the time of all all-reduces?
 # </details>
 
 
-# %% tags=["exercise", "export"] grade_id="fit-alpha-beta"
+# %% tags=["exercise", "export"] grade_id="tokens-needed"
 # %%ranks
-def fit_alpha_beta(times_s: dict[int, float], ranks: int) -> tuple[float, float]:
-    """Fit α and β to the times of ring all-reduces, by least squares of the relative error.
+def tokens_needed(
+    parameters: float,
+    flops_per_s: float,
+    ranks: int,
+    alpha_s: float,
+    beta_s: float,
+    buckets: int = 1,
+    bytes_each: int = 2,
+) -> float:
+    """Return with how many tokens per rank a backward lasts as long as the all-reduces of its gradients.
 
     Args:
-        times_s: The measured seconds of an all-reduce, by the size of its tensor in bytes.
-        ranks: How many ranks took part.
-
-    Returns:
-        alpha_s and beta_s, in seconds per step and in seconds per byte.
+        parameters: The number of parameters of the model.
+        flops_per_s: The operations that a rank computes per second.
+        buckets: How many all-reduces there are. Their buckets have equal sizes.
+        bytes_each: The bytes of the gradient of one parameter.
     """
     ### BEGIN SOLUTION
-    steps = 2 * (ranks - 1)
-    u = [steps / time_s for time_s in times_s.values()]
-    v = [steps / ranks * size / time_s for size, time_s in times_s.items()]
-    uu, vv = sum(x * x for x in u), sum(x * x for x in v)
-    uv = sum(x * y for x, y in zip(u, v, strict=True))
-    determinant = uu * vv - uv * uv
-    alpha_s = (sum(u) * vv - sum(v) * uv) / determinant
-    beta_s = (sum(v) * uu - sum(u) * uv) / determinant
-    return alpha_s, beta_s
+    backward_s_per_token = 4 * parameters / flops_per_s
+    bucket_bytes = bytes_each * parameters / buckets
+    all_reduces_s = buckets * ring_all_reduce_s(bucket_bytes, ranks, alpha_s, beta_s)
+    return all_reduces_s / backward_s_per_token
     ### END SOLUTION
 
 
 # %% [markdown]
-# Try it on two sizes without noise. It should print 100 µs and 8 ns:
+# Try it on an H100 that reaches 40% of its 989 Tflop/s, on 64 hosts behind adapters with 47 GB/s and α = 14 µs, with
+# buckets of 25 MiB. The lesson's C/W was 8,417 tokens, so the largest model should be near that. What about the
+# smallest?
 
 # %%
 # %%ranks 0
-alpha_s, beta_s = fit_alpha_beta({1_000: 0.000612, 1_000_000: 0.0126}, ranks=4)
-print(f"α = {1e6 * alpha_s:.0f} µs, β = {1e9 * beta_s:.0f} ns per byte")
-
-# %% tags=["check"] grade_id="check-fit-alpha-beta" points=2
-check.fit_alpha_beta()
+for parameters in (125e6, 1.3e9, 70e9):
+    count = math.ceil(2 * parameters / (25 * 2**20))
+    tokens = tokens_needed(parameters, 0.4 * 989e12, 64, 14e-6, 1 / 47e9, buckets=count)
+    one_bucket = tokens_needed(parameters, 0.4 * 989e12, 64, 14e-6, 1 / 47e9)
+    print(f"{parameters:8.1e} parameters: {tokens:,.0f} tokens, or {one_bucket:,.0f} in one bucket")
 
 # %% [markdown]
-# ## Exercise 5.2 · Predict a step (10 min, 2 points)
+# With buckets of 25 MiB, latency is a fixed surcharge on every byte, and all three models need about 22,000 tokens, 2.6
+# times C/W. In one bucket, only the smallest model still notices the latency. But one bucket is full only when backward
+# is over, and then nothing is left to hide it. So the best cap lies in between, and it grows with the number of ranks.
+
+# %% tags=["check"] grade_id="check-tokens-needed" points=2
+check.tokens_needed()
+
+# %% [markdown]
+# ## Given: the step of chapter 04
 #
-# A rank computes for `compute_s` seconds: forward, then backward. During backward, its buckets become ready one after
-# another. If the all-reduce of bucket i takes $t_i$, chapter 04's formula says that it completes at
+# The inequality treats all all-reduces as one. Chapter 04's recurrence, eᵢ = max(eᵢ₋₁, readyᵢ) + tᵢ, is more exact. You
+# know it, so both functions are given:
 #
-# $$e_i = \max(e_{i-1},\ \text{ready}_i) + t_i$$
-#
-# `predict_step_s` returns how long the whole step takes, without the optimizer.
-#
-# - `buckets` contains `(ready_s, size_bytes)` of each bucket, in launch order. `ready_s` counts from the start of the
-#   step. It need not increase from bucket to bucket, because the launch order is fixed.
-# - `ring_all_reduce_s(size_bytes, ranks, alpha_s, beta_s)` (imported above) returns $t_i$. On one rank it is 0.
-# - A step is over when backward is over *and* the last all-reduce is complete.
-#
-# The check begins with a single bucket.
-#
-# <details><summary>Hint</summary>
-#
-# One variable is enough: the time at which the link is free again. What is it before the first bucket?
-# </details>
-#
-# <details><summary>Another hint</summary>
-#
-# What does your function return if every bucket is complete long before backward ends?
-# </details>
+# - `buckets_of(gradients, cap_bytes)` packs gradients into buckets. `gradients` contains `(ready_s, size_bytes)` of
+#   each, in the order in which backward completes them. A bucket is ready when its last gradient is.
+# - `predict_step_s(buckets, compute_s, ranks, alpha_s, beta_s)` returns how long a step takes whose backward ends after
+#   `compute_s` seconds. On one rank, that is `compute_s`.
 
 
-# %% tags=["exercise", "export"] grade_id="predict-step"
+# %% tags=["export"]
 # %%ranks
+def buckets_of(gradients: list[tuple[float, int]], cap_bytes: int) -> list[tuple[float, int]]:
+    """Pack gradients into buckets of at most cap_bytes, in order. Each is (ready_s, size_bytes), as its gradients are.
+
+    A gradient that is larger than the cap gets a bucket of its own.
+    """
+    buckets = []
+    for ready_s, size_bytes in gradients:
+        if buckets and buckets[-1][1] + size_bytes <= cap_bytes:
+            size_bytes += buckets.pop()[1]
+        buckets.append((ready_s, size_bytes))
+    return buckets
+
+
 def predict_step_s(
     buckets: list[tuple[float, int]], compute_s: float, ranks: int, alpha_s: float, beta_s: float
 ) -> float:
@@ -146,120 +151,14 @@ def predict_step_s(
         buckets: (ready_s, size_bytes) of each bucket, in launch order.
         compute_s: When backward ends, in seconds since the start of the step.
     """
-    ### BEGIN SOLUTION
     free_s = 0.0  # when the link is free again
     for ready_s, size_bytes in buckets:
         free_s = max(free_s, ready_s) + ring_all_reduce_s(size_bytes, ranks, alpha_s, beta_s)
     return max(compute_s, free_s)
-    ### END SOLUTION
 
 
 # %% [markdown]
-# Try it on two buckets of 1 MB, whose all-reduces take 12.6 ms each. The first one is ready at 10 ms, the second at 20
-# ms, and backward ends at 25 ms. It should print 35.2 ms:
-
-# %%
-# %%ranks 0
-step_s = predict_step_s([(0.010, 1_000_000), (0.020, 1_000_000)], 0.025, 4, 1e-4, 8e-9)
-print(f"{1e3 * step_s:.1f} ms")
-
-# %% tags=["check"] grade_id="check-predict-step" points=2
-check.predict_step_s()
-
-# %% [markdown]
-# ## Exercise 5.3 · The best bucket cap (15 min, 3 points)
-#
-# The cap determines how many buckets there are, and when they are ready. `buckets_of` packs gradients into buckets:
-#
-# - `gradients` contains `(ready_s, size_bytes)` of each gradient, in the order in which backward completes them. So
-#   here, `ready_s` never decreases.
-# - A bucket takes gradients in this order. If the next one would make it larger than `cap_bytes`, that gradient starts
-#   a new bucket. A gradient that is larger than the cap gets a bucket of its own.
-# - A bucket is ready when all of its gradients are ready. Return `(ready_s, size_bytes)` of each bucket, in order.
-# - Do not change the list `gradients`, because `best_cap_bytes` will need it again for the next cap.
-#
-# In chapter 03, the first bucket had a smaller cap. The cost model uses one cap for all buckets.
-#
-# <details><summary>Hint</summary>
-#
-# To which existing bucket may the next gradient still be added?
-# </details>
-
-
-# %% tags=["exercise", "export"] grade_id="buckets-of"
-# %%ranks
-def buckets_of(gradients: list[tuple[float, int]], cap_bytes: int) -> list[tuple[float, int]]:
-    """Pack gradients into buckets of at most cap_bytes, in order.
-
-    Args:
-        gradients: (ready_s, size_bytes) of each gradient, in the order in which they are ready.
-
-    Returns:
-        (ready_s, size_bytes) of each bucket.
-    """
-    ### BEGIN SOLUTION
-    buckets = []
-    for ready_s, size_bytes in gradients:
-        if buckets and buckets[-1][1] + size_bytes <= cap_bytes:
-            size_bytes += buckets.pop()[1]
-        buckets.append((ready_s, size_bytes))
-    return buckets
-    ### END SOLUTION
-
-
-# %% [markdown]
-# Try it on four gradients with a cap of 8 bytes. It should print `[(2.0, 8), (3.0, 9), (4.0, 1)]`:
-
-# %%
-# %%ranks 0
-print(buckets_of([(1.0, 4), (2.0, 4), (3.0, 9), (4.0, 1)], 8))
-
-# %% tags=["check"] grade_id="check-buckets-of" points=1
-check.buckets_of()
-
-# %% [markdown]
-# `best_cap_bytes` returns the cap with which the predicted step is shortest. Call `buckets_of` and `predict_step_s`.
-#
-# - `caps_bytes` lists the caps to try, in any order.
-# - If two caps give the same predicted time, return either of them.
-#
-# <details><summary>Hint</summary>
-#
-# Python's `min` takes a `key`. What should the key of a cap be?
-# </details>
-
-
-# %% tags=["exercise", "export"] grade_id="best-cap"
-# %%ranks
-def best_cap_bytes(
-    gradients: list[tuple[float, int]],
-    caps_bytes: list[int],
-    compute_s: float,
-    ranks: int,
-    alpha_s: float,
-    beta_s: float,
-) -> int:
-    """Return the cap with which the predicted step is shortest.
-
-    Args:
-        gradients: (ready_s, size_bytes) of each gradient, in the order in which they are ready.
-        caps_bytes: The caps to try.
-        compute_s: When backward ends, in seconds since the start of the step.
-    """
-
-    ### BEGIN SOLUTION
-    def step_s(cap_bytes: int) -> float:
-        return predict_step_s(buckets_of(gradients, cap_bytes), compute_s, ranks, alpha_s, beta_s)
-
-    return min(caps_bytes, key=step_s)
-    ### END SOLUTION
-
-
-# %% tags=["check"] grade_id="check-best-cap" points=2
-check.best_cap_bytes()
-
-# %% [markdown]
-# ## Exercise 5.4 · Predict the efficiency (10 min, 3 points)
+# ## Exercise 5.2 · Predict the efficiency (15 min, 3 points)
 #
 # As in the lesson, the efficiency is the number of samples per second on N ranks, divided by N times the number of
 # samples per second on one rank. One rank sends nothing, so its step takes $T_1$ = `compute_s`.
@@ -268,7 +167,8 @@ check.best_cap_bytes()
 # - `kind="strong"`: N ranks share the batch of one rank. Each computes for 1/N of the time, and its gradients are ready
 #   after 1/N of the time. It sends as many bytes as in weak scaling. The efficiency is $T_1 / (N \cdot T_N)$.
 #
-# In both cases, use `buckets_of` and `predict_step_s` to predict $T_N$. Here, too, do not change the list `gradients`.
+# In both cases, use `buckets_of` and `predict_step_s` to predict $T_N$. Do not change the list `gradients`:
+# the next call may get it, too.
 #
 # <details><summary>Hint</summary>
 #
@@ -316,22 +216,76 @@ for kind in ("weak", "strong"):
 check.efficiency()
 
 # %% [markdown]
-# ## Exercise 5.5 · What communication really costs (15 min, 3 points)
+# ## Exercise 5.3 · How many micro-batches? (10 min, 2 points)
 #
-# Now you need a measurement to compare your predictions with.
+# Your GPU has no memory for a larger batch, and the ranks compute for only half of each step. So you accumulate
+# gradients over m micro-batches (chapter 02). Each of them computes for `compute_s` seconds. Only the last one
+# communicates, and it leaves `exposed_s` seconds exposed, whatever m is.
+#
+# - `micro_batches_needed(compute_s, exposed_s, target)` returns the smallest m with which the ranks compute for at
+#   least the part `target` of the step, such as 0.8.
+# - `target` is above 0 and below 1. m is an int and at least 1.
+# - A measured `exposed_s` may be 0, or negative because of noise.
+#
+# <details><summary>Hint</summary>
+#
+# With m micro-batches, how long does a step take, and for how much of it do the ranks compute?
+# </details>
+# <details><summary>Another hint</summary>
+#
+# Solve for m. Must you round up, down, or to the nearest integer?
+# </details>
+
+
+# %% tags=["exercise", "export"] grade_id="micro-batches-needed"
+# %%ranks
+def micro_batches_needed(compute_s: float, exposed_s: float, target: float) -> int:
+    """Return how many micro-batches a step must accumulate, so that ranks compute for a part `target` of it.
+
+    Args:
+        compute_s: How long a rank computes for one micro-batch.
+        exposed_s: The exposed communication after the last one.
+        target: Between 0 and 1, both excluded.
+    """
+    ### BEGIN SOLUTION
+    # m · compute_s / (m · compute_s + exposed_s) ≥ target
+    return max(1, math.ceil(target * exposed_s / ((1 - target) * compute_s)))
+    ### END SOLUTION
+
+
+# %% [markdown]
+# Try it on micro-batches that compute for 100 ms and leave 100 ms exposed. For 50%, 80% and 90%, you need 1, 4 and 9:
+
+# %%
+# %%ranks 0
+print([micro_batches_needed(0.1, 0.0999, target) for target in (0.5, 0.8, 0.9)])
+
+# %% [markdown]
+# Every micro-batch adds tokens to the global batch, so accumulation is not free either: beyond the critical batch size,
+# you compute more for the same model. That is why you want the smallest m.
+
+# %% tags=["check"] grade_id="check-micro-batches-needed" points=2
+check.micro_batches_needed()
+
+# %% [markdown]
+# ## Exercise 5.4 · What communication really costs (20 min, 3 points)
 #
 # The time of an all-reduce says little, because it may be hidden behind backward. What counts is how much *longer* a
 # step takes because of communication. `communication_cost(model, loss_of, now_ms, rounds=10)` measures steps with and
 # without communication, and returns two numbers:
 #
 # ```python
-# compute_ms = median(time of forward, backward and finish, inside no_sync)
-# exposed_ms = median(time of the same, outside) - compute_ms
+# compute_ms = median over the rounds of (time of forward, backward and finish, inside no_sync)
+# exposed_ms = median over the rounds of (time of the same, outside, minus the time inside)
 # ```
 #
-# We use medians because a single slow round hardly changes them. The median of the rounds' differences is an equally
-# good `exposed_ms`. As in chapter 04, the difference also contains the work of hooks and copies, and the time that
-# backward loses because sending uses the same cores.
+# Why is `exposed_ms` not the difference of two medians? A shared machine is slow in some rounds and fast in others. If
+# a round is slow as a whole, both of its steps are. Subtract within the round, and most of that cancels. Two medians
+# may come from different rounds, a slow one and a fast one. And why medians at all? A single odd round hardly changes
+# them.
+#
+# As in chapter 04, the difference also contains the work of hooks and copies, and the time that backward loses because
+# sending uses the same cores.
 #
 # - Alternate between the two kinds of step. In each round, the step inside `no_sync()` comes first.
 # - Measure `rounds` rounds, after one additional warm-up round, which does not count.
@@ -340,7 +294,7 @@ check.efficiency()
 # - `loss_of(model)` runs forward and returns the loss. `now_ms()` reads the clock in milliseconds. On a GPU, it first
 #   waits until the GPU has finished.
 # - Read the clock right before forward and right after `finish_gradient_sync()`, in both kinds of step.
-# - If noise makes the difference negative, return it as it is. Returning 0 would hide how large the noise is.
+# - If noise makes `exposed_ms` negative, return it as it is. Returning 0 would hide how large the noise is.
 #
 # <details><summary>Hint</summary>
 #
@@ -363,8 +317,8 @@ def communication_cost(
         rounds: How many rounds count, after one more round that warms up.
 
     Returns:
-        compute_ms, the median time of a step without communication, and exposed_ms, by how much the median step with
-        communication is longer.
+        compute_ms, the median time of a step without communication, and exposed_ms, the median of how much longer the
+        step with communication is in the same round.
     """
 
     ### BEGIN SOLUTION
@@ -382,7 +336,8 @@ def communication_cost(
             without_sync_ms.append(step_ms())
         with_sync_ms.append(step_ms())
     compute_ms = statistics.median(without_sync_ms[1:])  # the first round warms up
-    exposed_ms = statistics.median(with_sync_ms[1:]) - compute_ms
+    pairs = zip(without_sync_ms[1:], with_sync_ms[1:], strict=True)
+    exposed_ms = statistics.median(longer - shorter for shorter, longer in pairs)
     return compute_ms, exposed_ms
     ### END SOLUTION
 
@@ -391,180 +346,166 @@ def communication_cost(
 check.communication_cost()
 
 # %% [markdown]
-# ## Your predictions and your measurements (10 min)
+# ## Your run (15 min)
 #
-# Now compare your predictions with a real wrapper, `OverlappedDDP`. It trains a GPT with 2.7 million parameters behind
-# a link of 1 Gbit/s. A real link would need new processes for the ranks, without the functions that you have defined,
-# so the link is *emulated*. As a stand-in for a GPU, each block of the GPT also sleeps for 8 ms in forward and 16 ms in
-# backward. Mismatch detection is switched off, because it takes time.
+# Now put everything together on four ranks behind the link: predict the knee, measure it, and buy back what is lost
+# left of it with accumulation. The model is the lesson's GPT with 2.7 million parameters. As a stand-in for a GPU, each
+# of its six blocks sleeps for 1/32 ms per token in forward and 1/16 ms in backward. `CAP_MB` is yours to change.
 
 # %%
 # %%ranks
 from shared import measure
 from shared.data import CharTokens
 from shared.models import GPTConfig, TinyGPT, stand_in_for_gpu
-from shared.wire import mismatch
 from solutions.overlapped_ddp import OverlappedDDP
 
-mismatch.ignore()
-link = measure.behind_link("1gbit", latency_ms=0.1)
-
+CAP_MB = 2.0
 text = CharTokens()
 config = GPTConfig(vocab_size=text.vocab_size, layers=6, width=192)
-inputs, targets = (tensor.to(device) for tensor in text.windows([1000 * rank], length=16))
+inputs, targets = text.windows([1000 * rank], length=16)
 
 
-def new_model():
-    model = TinyGPT(config).to(device)
-    stand_in_for_gpu(model.blocks, forward_ms=8, backward_ms=16)
-    return model
-
-
-# %% [markdown]
-# First, fit α and β. If β is far from 8 ns per byte, check that your solution to exercise 5.1 passes.
-
-# %%
-# %%ranks
-sizes_bytes = (400, 40_000, 1_000_000, 4_000_000, 10_000_000)
-sums = measure.collectives({"all-reduce": dist.all_reduce}, sizes_bytes, rounds=5)
-times_s = {size: times.time_s for size, times in sums["all-reduce"].items()}
-alpha_s, beta_s = fit_alpha_beta(times_s, world_size)
-
-# %% tags=["nbval-ignore-output"]
-alpha_s, beta_s = ranks.pull("alpha_s")[0], ranks.pull("beta_s")[0]
-print(f"α = {1e6 * alpha_s:.0f} µs per step, β = {1e9 * beta_s:.2f} ns per byte")
-measure.expect(4e-9 < beta_s < 16e-9, "β is near the 8 ns per byte of 1 Gbit/s")
-
-# %% [markdown]
-# Your α is larger than the link's 0.1 ms, because it also contains gloo's own work in each step. gloo overlaps some of
-# that work with sending. The formula does not know that, so β comes out a little low.
-#
-# Next, find out when each gradient is ready. We keep these times as fractions of the computation.
-# `measure.ready_fractions` runs steps inside `no_sync()`, where communication cannot delay any gradient, and returns
-# `(fraction, size_bytes)` of each. A gradient counts as ready when it is ready on *all* ranks.
-
-# %%
-# %%ranks
-overlapped = OverlappedDDP(new_model(), bucket_cap_mb=2.0)
-fractions = measure.ready_fractions(overlapped, inputs, targets, rounds=9)
-
-# %% [markdown]
-# Then measure `OverlappedDDP` with two caps, and torch's DDP. With communication, all ranks finish together, because
-# each waits for the slowest. On a faster rank, the difference would also contain this waiting. So we keep the costs of
-# the rank that computes longest:
-
-
-# %%
-# %%ranks
-from torch.nn.parallel import DistributedDataParallel
-
-
-class TorchDDP(DistributedDataParallel):
-    def finish_gradient_sync(self):
-        """Do nothing: backward() has waited for all buckets, as with OverlappedDDP."""
-
-
-def loss_of(model):
-    return model(inputs, targets)
+def gpu_with(tokens):
+    model = TinyGPT(config)
+    stand_in_for_gpu(model.blocks, forward_ms=tokens / 32, backward_ms=tokens / 16)
+    return OverlappedDDP(model, bucket_cap_mb=CAP_MB)
 
 
 def now_ms():
     return 1e3 * measure.now_s()
 
 
-models = {
-    "OverlappedDDP, 2 MB": overlapped,
-    "OverlappedDDP, 25 MB": OverlappedDDP(new_model(), bucket_cap_mb=25.0),
-    "torch's DDP, 2 MB": TorchDDP(new_model(), bucket_cap_mb=2.0, gradient_as_bucket_view=True),
-}
-costs = {
-    name: communication_cost(model, loss_of, now_ms, rounds=5) for name, model in models.items()
-}
-of_ranks = [None] * world_size
-dist.all_gather_object(of_ranks, costs)
-costs = {name: max(of_rank[name] for of_rank in of_ranks) for name in models}
-
 # %% [markdown]
-# **Predict.** How many milliseconds does communication add to a step with a cap of 25 MB? The link needs about 130 ms
-# for all gradients.
-
-# %%
-my_prediction_ms = None
+# Fit α and β to all-reduces as large as the buckets, and note when each gradient is ready, as a fraction of a step
+# inside `no_sync()`:
 
 # %%
 # %%ranks
-compute_s = costs["OverlappedDDP, 2 MB"][0] / 1e3
-gradients = [(fraction * compute_s, size_bytes) for fraction, size_bytes in fractions]
-predicted_ms = {}
-for name in models:
-    cap_bytes = (25 if "25" in name else 2) * 2**20
-    step_s = predict_step_s(
-        buckets_of(gradients, cap_bytes), compute_s, world_size, alpha_s, beta_s
-    )
-    predicted_ms[name] = 1e3 * (step_s - compute_s)
+sizes_bytes = (400_000, 1_000_000, 2_000_000, 4_000_000)
+sums = measure.collectives({"all-reduce": dist.all_reduce}, sizes_bytes, rounds=20)
+fit = sums.fit("all-reduce", sends="ring all-reduce")
+alpha_s, beta_s = fit.alpha_s, fit.beta_s_per_byte
 
-# %% tags=["nbval-ignore-output"]
-rows, predicted_ms = [], ranks.pull("predicted_ms")[0]
-measured_ms = {name: exposed_ms for name, (_, exposed_ms) in ranks.pull("costs")[0].items()}
-for name, ms in predicted_ms.items():
-    rows.append([name, f"{ms:.0f}", f"{measured_ms[name]:.0f}"])
-exposed_ms = measured_ms["OverlappedDDP, 25 MB"]
-print(f"25 MB: {predicted(my_prediction_ms, '{} ms')}measured {exposed_ms:.0f} ms")
-for exposed_ms in (predicted_ms, measured_ms):
-    shorter = exposed_ms["OverlappedDDP, 2 MB"] < exposed_ms["OverlappedDDP, 25 MB"]
-    measure.expect(shorter, "a cap of 2 MB exposes less than one of 25 MB")
-tables.Table(["", "exposed, predicted, ms", "exposed, measured, ms"], rows)
-
-# %% [markdown]
-# With a cap of 25 MB, there are only two buckets here: the small first one, and one for all other gradients. The second
-# one is ready only when backward is over, so there is nothing left to hide it behind. Your cost model can predict this
-# without measuring a step with that cap. With a cap of 2 MB, both the prediction and the measurement may change by 20
-# ms from run to run.
-#
-# The cost model assumes that sending needs no core, and does not know about the small first bucket.
-#
-# Finally, use your cost model for ranks that you do not have. The next cells predict the best cap for 2 to 512 ranks
-# behind this link. In the figure, compare the marks, which you have measured on four ranks, with the lines of the same
-# cap, and follow these lines to the right.
-
-# %%
-# %%ranks
-caps_mb = [0.25, 0.5, 1, 2, 4, 8, 16]
-caps_bytes = [int(cap_mb * 2**20) for cap_mb in caps_mb]
-best = {
-    n: best_cap_bytes(gradients, caps_bytes, compute_s, n, alpha_s, beta_s) for n in (2, 8, 64, 512)
-}
-reached = {n: efficiency(gradients, compute_s, cap, n, alpha_s, beta_s) for n, cap in best.items()}
-
-
-def curve(cap_mb):
-    """Predict the efficiency of weak scaling with a cap, on 2 to 512 ranks."""
-    cap_bytes = int(cap_mb * 2**20)
-    return {
-        2**n: efficiency(gradients, compute_s, cap_bytes, 2**n, alpha_s, beta_s)
-        for n in range(1, 10)
-    }
-
-
-curves = {f"{cap_mb:g} MB": curve(cap_mb) for cap_mb in (0.25, 2, 25)}
-
-# %% tags=["nbval-ignore-output"]
-best, reached = ranks.pull("best")[0], ranks.pull("reached")[0]
-rows = [[f"{n}", f"{cap / 2**20:g}", f"{reached[n]:.0%}"] for n, cap in best.items()]
-measure.expect(best[2] < best[512], "more ranks need a larger cap")
-measure.expect(reached[512] < reached[2], "more ranks are less efficient")
-display(tables.Table(["ranks", "best cap, MB", "efficiency, weak scaling"], rows))
-steps_ms = {name.removeprefix("OverlappedDDP, "): ms for name, ms in ranks.pull("costs")[0].items()}
-marks = {cap: {4: steps_ms[cap][0] / sum(steps_ms[cap])} for cap in ("2 MB", "25 MB")}
-scaling_plots.efficiencies(
-    ranks.pull("curves")[0], marks, "weak scaling, emulated link of 1 Gbit/s"
+model = gpu_with(256)
+parameters = sum(p.numel() for p in model.parameters())
+fractions = measure.ready_fractions(model, inputs, targets, rounds=5)
+flops_per_s = 4 * parameters / (6 / 16 * 1e-3)  # backward takes 6/16 ms per token
+needed = tokens_needed(
+    parameters, flops_per_s, world_size, alpha_s, beta_s, len(model.buckets), bytes_each=4
 )
 
+# %% tags=["nbval-ignore-output"]
+alpha_s, beta_s, needed = (ranks.pull(name)[0] for name in ("alpha_s", "beta_s", "needed"))
+print(f"α = {1e6 * alpha_s:.0f} µs, 1/β = {1e-6 / beta_s:.0f} MB/s: {needed:.0f} tokens needed")
+measure.expect(0.75 < 8e-9 / beta_s < 1.25, "β is near the 8 ns per byte of 1 Gbit/s")
+
 # %% [markdown]
-# With more ranks, each bucket costs more latency, so the best cap grows. All gradients together take 10.8 MB, so a cap
-# of 16 MB means a single bucket, which is not hidden at all. Even with the best cap, the efficiency falls. And more
-# ranks do not save memory: each of them still holds all parameters, all gradients and the full optimizer state. Chapter
-# 06 counts those bytes.
+# **Predict.** With 96 tokens, which part of a step will the ranks compute? And how many micro-batches of 96 tokens will
+# it take to reach 80%?
+
+# %%
+my_prediction = {"percent": None, "micro-batches": None}
+
+# %% [markdown]
+# Measure the steps. With communication, all ranks finish together, because each waits for the slowest. So we keep the
+# costs of the rank that computes longest.
+
+
+# %%
+# %%ranks --timeout 180
+def cost_of(model, micro_batches=1):
+    """Return your communication_cost of a step that accumulates micro-batches, of the rank that computes longest."""
+
+    def loss_of(wrapped):
+        with wrapped.no_sync():
+            for _ in range(micro_batches - 1):
+                wrapped(inputs, targets).backward()
+        return wrapped(inputs, targets)
+
+    costs = [None] * world_size
+    dist.all_gather_object(costs, communication_cost(model, loss_of, now_ms, rounds=7))
+    return max(costs)
+
+
+costs_ms = {tokens: cost_of(gpu_with(tokens)) for tokens in (96, 192, 384, 768, 1536)}
+
+# %% [markdown]
+# Your exercise 5.3 reads the first of these costs, and chooses how many micro-batches of 96 tokens to accumulate:
+
+# %%
+# %%ranks --timeout 180
+TARGET = 0.8
+compute_ms, exposed_ms = costs_ms[96]
+micro_batches = micro_batches_needed(compute_ms, exposed_ms, TARGET)
+accumulated_ms = cost_of(gpu_with(96), micro_batches)
+
+# %%
+# %%ranks
+awake_s = statistics.median(ms / 1e3 - tokens * 9 / 16e3 for tokens, (ms, _) in costs_ms.items())
+curve = {}
+for tokens in range(80, 1700, 16):
+    compute_s = awake_s + tokens * 9 / 16e3  # 9/16 ms per token in forward and backward
+    gradients = [(fraction * compute_s, size_bytes) for fraction, size_bytes in fractions]
+    cap_bytes = int(CAP_MB * 2**20)
+    curve[tokens] = efficiency(gradients, compute_s, cap_bytes, world_size, alpha_s, beta_s)
+
+# %% [markdown]
+# The line in your figure is your `efficiency`, for a rank with more and more tokens, the dashed line your
+# `tokens_needed`, and the marks your `communication_cost`. The full mark is the step with accumulation. It stands at
+# the tokens of the whole step. Compare it with a single batch of as many tokens.
+
+# %% tags=["nbval-ignore-output"]
+costs_ms, curve = ranks.pull("costs_ms")[0], ranks.pull("curve")[0]
+(compute_ms, exposed_ms), m = ranks.pull("accumulated_ms")[0], ranks.pull("micro_batches")[0]
+computing = {tokens: of / (of + exposed) for tokens, (of, exposed) in costs_ms.items()}
+reached = compute_ms / (compute_ms + exposed_ms)
+print(predicted(my_prediction["percent"], "{}% at 96 tokens", "\n"), end="")
+print(predicted(my_prediction["micro-batches"], "{} micro-batches", "\n"), end="")
+print(f"measured: {computing[96]:.0%} at 96 tokens, {reached:.0%} with {m} micro-batches")
+where = ranks.pull("sums")[0].where
+marks = {f"measured {where}": computing, f"{m} micro-batches of 96": {96 * m: reached}}
+scaling_plots.knee({"your efficiency": curve}, marks, needed)
+
+# %% tags=["claims", "nbval-ignore-output"] jupyter={"source_hidden": true}
+measure.expect(computing[96] < 0.6, "left of the knee, communication is exposed")
+measure.expect(computing[1536] > 0.85, "right of the knee, it is hidden")
+measure.expect(reached > computing[96] + 0.15, "accumulation exposes a smaller part")
+measure.expect(abs(reached - 0.8) < 0.12, "accumulation comes near its target")
+measure.expect(abs(curve[768] - computing[768]) < 0.12, "the prediction comes near the measurement")
+
+# %% [markdown]
+# Your marks bend near your dashed line, with a scatter of a few percent. They tend to lie below your line: the cost
+# model assumes that sending needs no core, and here it does. Accumulation gets near its target, and still wastes more
+# than one batch of as many tokens would, because only its last backward hides anything.
+#
+# And more ranks? The last table continues your `efficiency` to ranks that you do not have, for 768 tokens per rank in
+# weak scaling, and for 768 tokens in total in strong scaling. The measured numbers are in the sweep: four ranks that
+# share 768 tokens have 192 each.
+
+# %%
+# %%ranks
+compute_s = awake_s + 768 * 9 / 16e3
+gradients = [(fraction * compute_s, size_bytes) for fraction, size_bytes in fractions]
+link = int(CAP_MB * 2**20), alpha_s, beta_s
+rows = []
+for n in (2, 4, 8, 64):
+    parts = [
+        efficiency(gradients, compute_s, link[0], n, *link[1:], kind) for kind in ("weak", "strong")
+    ]
+    rows.append([f"{n}", *(f"{part:.0%}" for part in parts)])
+
+# %% tags=["nbval-ignore-output"]
+one_ms = costs_ms[768][0]
+weak, strong = one_ms / sum(costs_ms[768]), one_ms / (4 * sum(costs_ms[192]))
+note = f"Measured on 4 ranks: weak {weak:.0%}, strong {strong:.0%}"
+tables.Table(["ranks", "weak", "strong"], ranks.pull("rows")[0], note)
+
+# %% [markdown]
+# Change `CAP_MB` to 25 and run this part again, if you like. Which marks move, and why do those on the right move less
+# than those at the knee?
+#
+# More ranks do not save memory: each of them still holds all parameters, all gradients and the full optimizer state.
+# Chapter 06 counts those bytes.
 
 # %%
 ranks.stop()

@@ -5,51 +5,6 @@ import statistics
 from solutions import scaling
 
 
-def step_added_to_the_computation():
-    """Adds the end of the last bucket to the computing time, although both count from the start of the step.
-
-    caught by: predict_step_s · values
-    """
-
-    def predict_step_s(buckets, compute_s, ranks, alpha_s, beta_s):
-        return compute_s + scaling.predict_step_s(buckets, 0.0, ranks, alpha_s, beta_s)
-
-
-def buckets_small_first_one():
-    """Gives the first bucket a smaller cap, as chapter 03 does.
-
-    caught by: buckets_of · buckets
-    """
-
-    def buckets_of(gradients, cap_bytes):
-        first = scaling.buckets_of(gradients, min(cap_bytes, 2**20))[0]
-        count, total = 0, 0
-        while total < first[1]:
-            total += gradients[count][1]
-            count += 1
-        return [first, *scaling.buckets_of(gradients[count:], cap_bytes)]
-
-
-def cap_index():
-    """Returns the index of the best cap.
-
-    caught by: best_cap_bytes · best
-    """
-
-    def best_cap_bytes(gradients, caps_bytes, compute_s, ranks, alpha_s, beta_s):
-        return caps_bytes.index(scaling.best_cap_bytes(gradients, caps_bytes, compute_s, ranks, alpha_s, beta_s))
-
-
-def cap_without_latency():
-    """Ignores the latency that each bucket costs.
-
-    caught by: best_cap_bytes · best
-    """
-
-    def best_cap_bytes(gradients, caps_bytes, compute_s, ranks, alpha_s, beta_s):
-        return scaling.best_cap_bytes(gradients, sorted(caps_bytes), compute_s, ranks, 0.0, beta_s)
-
-
 def efficiency_strong_as_weak():
     """Treats strong scaling like weak scaling.
 

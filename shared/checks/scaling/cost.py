@@ -103,7 +103,8 @@ def probe_cost(communication_cost, script, between_ms: float, rounds: int | None
 def _draw_script(attempt: Attempt, rounds: int, extra_ms: int) -> tuple[list[dict[str, float]], list, list]:
     """Draw how long everything takes. Return the script, and ms per round without and with communication.
 
-    Times are multiples of 1/64 ms: sums are exact, and two different mistakes hardly ever give the same result.
+    Times are multiples of 1/64 ms: sums are exact, and two different mistakes hardly ever give the same result. Some
+    rounds are slow as a whole, so the median of differences is not the difference of medians.
 
     Args:
         attempt: The run of the check.
@@ -112,9 +113,10 @@ def _draw_script(attempt: Attempt, rounds: int, extra_ms: int) -> tuple[list[dic
     """
     script, alone, together = [], [], []
     for turn in range(rounds + 1):
+        slow_ms = attempt.random.randint(0, 60 * 64) / 64
         for times, more_ms in ((alone, 0), (together, extra_ms)):
             drawn_ms = {part: attempt.random.randint(31 * 64, 50 * 64) / 64 for part in PARTS}
-            step = {part: part_ms + more_ms + 100.0 * (turn == 0) for part, part_ms in drawn_ms.items()}
+            step = {part: part_ms + more_ms + slow_ms + 100.0 * (turn == 0) for part, part_ms in drawn_ms.items()}
             script.append(step)
             times.append(sum(step.values()))
     return script, alone, together
@@ -134,11 +136,9 @@ def medians_are_exact(attempt: Attempt) -> None:
     unclear = None
     for rounds, extra_ms in ((5, 20), (4, 20), (1, 20), (3, -20)):
         found, alone, together = _run(attempt, rounds, extra_ms)
-        compute_ms = statistics.median(alone[1:])
-        expected = (compute_ms, statistics.median(together[1:]) - compute_ms)
+        expected = statistics.median(alone[1:]), _median_difference(alone[1:], together[1:])
         for rank, result in enumerate(found):
-            paired = (compute_ms, statistics.median(b - a for a, b in zip(alone[1:], together[1:], strict=True)))
-            if not _same(result["result"], expected) and not _same(result["result"], paired):
+            if not _same(result["result"], expected):
                 actual = ", ".join(f"{value:g}" for value in result["result"])
                 evidence = (
                     f"{rounds} rounds: compute_ms, exposed_ms = {actual}; expected {expected[0]:g}, {expected[1]:g}"
@@ -151,6 +151,10 @@ def medians_are_exact(attempt: Attempt) -> None:
         raise unclear
 
 
+def _median_difference(shorter: list[float], longer: list[float], median=statistics.median) -> float:
+    return median(more - less for less, more in zip(shorter, longer, strict=True))
+
+
 def _same(actual: tuple, expected: tuple) -> bool:
     return all(abs(one - other) < 1e-6 for one, other in zip(actual, expected, strict=True))
 
@@ -159,22 +163,26 @@ def _causes(actual: tuple, alone: list[float], together: list[float]) -> list[st
     """Return the hints on all common mistakes that give this result, or one hint if there are none."""
     median, mean, low, high = statistics.median, statistics.fmean, statistics.median_low, statistics.median_high
     first, second = median(alone[1:]), median(together[1:])
+    exposed = _median_difference(alone[1:], together[1:])
     warm_up = "Hint: which round is only a warm-up and must not count?"
     mean_hint = "This is the mean. Hint: how much does one slow round change a mean?"
     known = [
-        (median(alone), median(together) - median(alone), warm_up),
-        (median(alone[:-1]), median(together[:-1]) - median(alone[:-1]), warm_up),
-        (second, second - first, "Hint: which kind of step is compute_ms the median of?"),
+        (median(alone), _median_difference(alone, together), warm_up),
+        (median(alone[:-1]), _median_difference(alone[:-1], together[:-1]), warm_up),
+        (second, exposed, "Hint: which kind of step is compute_ms the median of?"),
         (mean(alone[1:]), mean(together[1:]) - mean(alone[1:]), mean_hint),
+        (min(alone[1:]), _median_difference(alone[1:], together[1:], min), "These are minima; expected medians."),
         (min(alone[1:]), min(together[1:]) - min(alone[1:]), "These are the fastest steps; expected medians."),
         (first, second, "Hint: what remains of a step's time when you subtract the time without communication?"),
-        (second - first, first, "These are exposed_ms and compute_ms. Hint: in which order do you return them?"),
-        (high(alone[1:]), high(together[1:]) - high(alone[1:]), _EVEN),
-        (low(alone[1:]), low(together[1:]) - low(alone[1:]), _EVEN),
+        (exposed, first, "These are exposed_ms and compute_ms. Hint: in which order do you return them?"),
+        (high(alone[1:]), _median_difference(alone[1:], together[1:], high), _EVEN),
+        (low(alone[1:]), _median_difference(alone[1:], together[1:], low), _EVEN),
     ]
     if hints := [hint for *values, hint in known if _same(actual, values)]:
         return list(dict.fromkeys(hints))
-    if second < first and abs(actual[0] - first) < 1e-6:
+    if _same(actual, (first, second - first)):
+        return ["This is the difference of the medians. Hint: from which rounds may the two medians come?"]
+    if exposed < 0 and abs(actual[0] - first) < 1e-6:
         return ["Hint: what does your function return if the steps with communication are the faster ones?"]
     return ["Hint: which calls are between the two readings of the clock, and which come before the first?"]
 

@@ -1,17 +1,13 @@
-"""Judge the cost model: its fit, its prediction of a step, its buckets and best cap, and its efficiency.
+"""Judge the cost model: the inequality, the efficiency, and how many micro-batches a step accumulates.
 
 The functions only calculate, so every check calls them on random cases and compares the results with the formulas.
 """
 
 import contextlib
 import inspect
-import itertools
 import math
-import traceback
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
-
-import torch
 
 from shared import formulas
 from shared.checks.engine.attempts import Attempt
@@ -19,9 +15,7 @@ from shared.checks.engine.failures import Wrong
 
 TRIES = 40
 TOLERANCE = 1e-6  # relative: the order of additions may differ
-FIT_TOLERANCE = 1e-9  # in float64, the error of a fit is below 1e-11; in float32, it is above 1e-6
 RANKS = (2, 3, 4, 8, 64, 512)
-SIZES_BYTES = (400, 4_000, 40_000, 400_000, 4_000_000, 40_000_000)
 _ON_ONE_RANK = "This would be right on 1 rank. Hint: which variable tells your function the number of ranks?"
 
 
@@ -68,13 +62,10 @@ def _results(attempt: Attempt, calls: list[tuple]) -> Iterator[tuple]:
 
 @contextlib.contextmanager
 def _noting(piece: Callable, arguments: tuple):
-    """Add notes to an error: with which arguments the piece was called, and which earlier function raised it."""
+    """Add a note to an error: with which arguments the piece was called."""
     try:
         yield
     except Exception as error:
-        innermost = traceback.extract_tb(error.__traceback__)[-1].name
-        if innermost in ("buckets_of", "predict_step_s") and innermost != getattr(piece, "__name__", ""):
-            error.add_note(f"(The error comes from your {innermost}. Does it pass its own check?)")
         named = ", ".join(f"{name}={_shown(value)}" for name, value in zip(_names(piece), arguments, strict=False))
         error.add_note(f"(Your function was called with {named}.)")
         raise
@@ -127,176 +118,103 @@ def _describe(timed: Timed) -> str:
     return f"[{shown}{', …' if len(timed) > 4 else ''}]"
 
 
-# -- fit
+# -- the inequality
 
 
-def least_squares(times_s: dict[int, float], ranks: int, weighted: bool = True) -> tuple[float, float]:
-    """Fit α and β by least squares of the relative error, or of the absolute one if not weighted."""
-    measured_s = torch.tensor(list(times_s.values()), dtype=torch.float64)
-    sizes = torch.tensor(list(times_s), dtype=torch.float64)
-    largest = sizes.max()  # columns of similar magnitude keep the solution exact
-    columns = 2 * (ranks - 1) * torch.stack([torch.ones_like(sizes), sizes / largest / ranks], dim=1)
-    weights = 1 / measured_s if weighted else torch.ones_like(measured_s)
-    solution = torch.linalg.lstsq(columns * weights[:, None], (measured_s * weights)[:, None]).solution[:, 0]
-    return solution[0].item(), (solution[1] / largest).item()
+class Model(NamedTuple):
+    """What tokens_needed gets besides the link."""
+
+    parameters: float
+    flops_per_s: float
+    buckets: int
+    bytes_each: int
+
+    def tokens(self, link: Link) -> float:
+        bucket_bytes = self.bytes_each * self.parameters / self.buckets
+        return self.buckets * link.all_reduce_s(bucket_bytes) * self.flops_per_s / (4 * self.parameters)
 
 
-def _judge_fit(attempt: Attempt, noise: float) -> None:
+def _draw_model(attempt: Attempt, buckets: int, bytes_each: int) -> Model:
+    draw = attempt.random.uniform
+    return Model(round(10 ** draw(6, 11)), 10 ** draw(12, 15), buckets, bytes_each)
+
+
+def one_bucket_is_hidden(attempt: Attempt) -> None:
+    """Try the defaults: one bucket of gradients in bf16."""
     calls = []
-    for count in [2, 2, *(attempt.random.randint(3, len(SIZES_BYTES)) for _ in range(TRIES))]:
-        link = _draw_link(attempt)
-        sizes = sorted(attempt.random.sample(SIZES_BYTES, count))
-        calls.append((_draw_times(attempt, link, sizes, noise), link.ranks))
-    for rank, results in enumerate(attempt.run(probe, calls)):
-        for (times_s, ranks), found in zip(calls, results, strict=True):
-            expected = least_squares(times_s, ranks)
-            if not _same_fit(found, expected, FIT_TOLERANCE):
-                shown = ", ".join(f"{size:,} bytes: {time_s:.4g} s" for size, time_s in times_s.items())
-                digits = 10 if _pair(found) == _pair(expected) else 4
-                evidence = f"{ranks} ranks, {shown}: {_pair(found, digits)}; expected {_pair(expected, digits)}"
-                raise Wrong({rank: evidence}, _cause_of_fit(times_s, ranks, found, expected))
+    for number in range(TRIES):
+        link = _draw_link(attempt, ranks=1 if number == TRIES - 1 else None)
+        calls.append((_draw_model(attempt, 1, 2), link))
+    _judge_tokens(attempt, calls, lambda model, link: (model.parameters, model.flops_per_s, *link))
 
 
-def _draw_times(attempt: Attempt, link: Link, sizes: list[int], noise: float) -> dict[int, float]:
-    """Draw noisy times to which a positive α and β fit best, because negative ones would look like a mistake."""
-    while True:
-        times_s = {size: link.all_reduce_s(size) * attempt.random.uniform(1 - noise, 1 + noise) for size in sizes}
-        if min(least_squares(times_s, link.ranks)) > 0:
-            return times_s
-
-
-def _same_fit(found, expected: tuple[float, float], tolerance: float = TOLERANCE) -> bool:
-    is_pair = isinstance(found, tuple) and len(found) == 2
-    return is_pair and all(_close(one, other, tolerance) for one, other in zip(found, expected, strict=True))
-
-
-def _pair(found, digits: int = 4) -> str:
-    if isinstance(found, tuple) and len(found) == 2 and all(isinstance(value, float) for value in found):
-        return f"α = {found[0]:.{digits}g} s, β = {found[1]:.{digits}g} s per byte"
-    return f"returned {found!r}"
-
-
-def _cause_of_fit(times_s: dict[int, float], ranks: int, found, expected: tuple[float, float]) -> str:
-    alpha_s, beta_s = expected
-    steps, sizes = 2 * (ranks - 1), list(times_s)
-    first, last = sizes[0], sizes[-1]
-    slope = (times_s[last] - times_s[first]) / (last - first)
-    known = {
-        least_squares(times_s, ranks, weighted=False): (
-            "This minimizes the absolute error. Hint: which measurement contributes most to that error?"
-        ),
-        (alpha_s * steps, beta_s * steps / ranks): (
-            "This fits one message of the whole tensor. Hint: how many steps does a ring all-reduce have, and how much "
-            "does each of them send?"
-        ),
-        (2 * alpha_s, 2 * beta_s): "Both are doubled. Hint: how many steps does a ring all-reduce have?",
-        (alpha_s, beta_s / ranks): "Hint: how many bytes does one step of the ring send?",
-        (beta_s, alpha_s): "These are β and α. Hint: in which order does your function return them?",
-        (alpha_s, 1 / beta_s): "This is the bandwidth 1/β; expected β.",
-        ((times_s[first] - slope * first) / steps, slope * ranks / steps): (
-            "This uses only the smallest and the largest size. Hint: what do the other measurements say?"
-        ),
-    }
-    hint_on_dtype = "The first digits are right. Hint: in which dtype do you add up numbers as different as u² and v²?"
-    if _same_fit(found, expected, tolerance=1e-4):
-        return hint_on_dtype
-    for values, hint in known.items():
-        if _same_fit(found, values):
-            return hint
-    if _same_fit(found, expected, tolerance=1e-2):  # In float32, the error is rarely that large.
-        return hint_on_dtype
-    u = steps / times_s[first]
-    return (
-        f"Hint: for {first:,} bytes, u is {u:.4g} and v is {u * first / ranks:.4g}. Does your function calculate the "
-        "same? If so, do its α and β solve both equations?"
+def buckets_are_hidden(attempt: Attempt) -> None:
+    calls = []
+    for _ in range(TRIES):
+        model = _draw_model(attempt, attempt.random.randint(2, 400), attempt.random.choice((2, 4)))
+        calls.append((model, _draw_link(attempt)))
+    _judge_tokens(
+        attempt,
+        calls,
+        lambda model, link: (model.parameters, model.flops_per_s, *link, model.buckets, model.bytes_each),
     )
 
 
-def the_line_is_found(attempt: Attempt) -> None:
-    _judge_fit(attempt, noise=0.0)
+def _judge_tokens(attempt: Attempt, cases: list[tuple[Model, Link]], arguments_of: Callable) -> None:
+    for rank, results in enumerate(attempt.run(probe, [arguments_of(*case) for case in cases])):
+        for (model, link), found in zip(cases, results, strict=True):
+            expected = model.tokens(link)
+            if not (found == 0 if expected == 0 else _close(found, expected)):
+                evidence = (
+                    f"{link}; {model.parameters:.4g} parameters of {model.bytes_each} bytes in {model.buckets} "
+                    f"bucket{'s' * (model.buckets > 1)}, {model.flops_per_s:.4g} operations per second: "
+                    f"{found if isinstance(found, str | bool | None) else format(found, '.6g')} tokens; expected "
+                    f"{expected:.6g}"
+                )
+                raise Wrong({rank: evidence}, _cause_of_tokens(model, link, found))
 
 
-def noisy_times_are_fitted(attempt: Attempt) -> None:
-    _judge_fit(attempt, noise=0.2)
+def _cause_of_tokens(model: Model, link: Link, found) -> str:
+    expected, free = model.tokens(link), model.tokens(link._replace(alpha_s=0.0))
+    parts = model.parameters * model.bytes_each / model.buckets
+    known = [
+        (math.ceil(expected), "This is rounded. The exercise asks for T as it is."),
+        (math.floor(expected), "This is rounded. The exercise asks for T as it is."),
+        (free, "This is right without latency. Hint: how many steps does each all-reduce have?"),
+        (
+            model.flops_per_s * link.beta_s * model.bytes_each / 2,
+            "This is the lesson's C/W. Hint: what does the formula of an all-reduce say about α and about N?",
+        ),
+        (
+            model._replace(buckets=1).tokens(link),
+            "This would be right for one bucket. Hint: how often do you pay the latency of a ring?",
+        ),
+        (
+            expected / model.buckets,
+            "Hint: this is the time of one of the buckets. How long do all of them take, one after another?",
+        ),
+        (
+            model.buckets * link.all_reduce_s(parts * model.buckets) * model.flops_per_s / (4 * model.parameters),
+            "Hint: how many bytes does each bucket have?",
+        ),
+        (
+            model._replace(bytes_each=2).tokens(link),
+            "This would be right in bf16. Hint: which variable tells your function how large a gradient is?",
+        ),
+        (expected * 2 / 3, "Hint: only backward hides the all-reduces. How many operations does backward take?"),
+        (0.0, _ON_ONE_RANK),
+    ]
+    wrong = "Hint: write down the seconds of a backward with T tokens, and the seconds of all all-reduces."
+    return next((hint for value, hint in known if _close(found, value)), wrong)
 
 
-# -- prediction of a step
+# -- what the lab gives: the recurrence, and buckets
 
 
 def step_s(buckets: Timed, compute_s: float, link: Link) -> float:
     ready_s, sizes_bytes = zip(*buckets, strict=True)
     costs_s = [link.all_reduce_s(size) for size in sizes_bytes]
     return compute_s + formulas.exposed_s(list(ready_s), costs_s, compute_s)
-
-
-def steps_are_predicted(attempt: Attempt) -> None:
-    """Try one bucket, one rank, buckets that are all hidden, buckets that are all late, and buckets out of order.
-
-    A bucket may be ready before the one that is launched before it, because the launch order is fixed.
-    """
-    calls = []
-    for number in range(TRIES):
-        compute_s, buckets = _draw_gradients(attempt, 1 if number < 3 else 8)
-        link = _draw_link(attempt, ranks=1 if number == 3 else None)
-        if number % 4 == 1:  # a step that ends at least 0.1 s after its last gradient, and a link that needs less
-            compute_s, link = 3 * compute_s, link._replace(alpha_s=1e-6, beta_s=1e-9)
-        if number % 4 == 2:
-            buckets = [(compute_s, size) for _, size in buckets]
-        if number % 4 == 3:
-            attempt.random.shuffle(buckets)
-        calls.append((buckets, compute_s, *link))
-    for rank, results in enumerate(attempt.run(probe, calls)):
-        for (buckets, compute_s, *numbers), found in zip(calls, results, strict=True):
-            link = Link(*numbers)
-            if not _close(found, expected := step_s(buckets, compute_s, link)):
-                evidence = (
-                    f"{link}; computes for {compute_s:.4f} s, buckets {_describe(buckets)}: the step takes "
-                    f"{_seconds(found)}; expected {expected:.6g} s"
-                )
-                raise Wrong({rank: evidence}, _cause_of_step(buckets, compute_s, link, found))
-
-
-def _seconds(found) -> str:
-    return f"{found:.6g} s" if isinstance(found, float) else repr(found)
-
-
-def _cause_of_step(buckets: Timed, compute_s: float, link: Link, found) -> str:
-    costs_s, end_s = [link.all_reduce_s(size) for _, size in buckets], 0.0
-    for (ready_s, _), cost_s in zip(buckets, costs_s, strict=True):
-        end_s = max(end_s, ready_s) + cost_s
-    known = [
-        (
-            end_s - compute_s,
-            "This is the time from the end of backward to the end of the last all-reduce. Hint: what else does the "
-            "step consist of?",
-        ),
-        (max(0.0, end_s - compute_s), "This is the exposed time alone. Hint: what else does the step consist of?"),
-        (compute_s + end_s, "Hint: from which moment do ready_s and e₁ count?"),
-        (compute_s + sum(costs_s), "Hint: which buckets are in flight while backward still computes?"),
-        (end_s, "Hint: can a step end before its backward does?"),
-        (step_s(sorted(buckets), compute_s, link), "Hint: in which order are the buckets launched?"),
-        (
-            max(compute_s, *(ready + cost for (ready, _), cost in zip(buckets, costs_s, strict=True))),
-            "Hint: when can a bucket start if the one before it is still in flight?",
-        ),
-        (
-            compute_s + max(0.0, _end_of_messages_s(buckets, link) - compute_s),
-            "This is the time of one message per bucket. Hint: how long does a ring all-reduce take?",
-        ),
-        (compute_s, _ON_ONE_RANK),
-    ]
-    by_hand = "e₁ and e₂" if len(buckets) > 1 else "e₁"
-    return next((hint for value, hint in known if _close(found, value)), f"Hint: compute {by_hand} on paper.")
-
-
-def _end_of_messages_s(buckets: Timed, link: Link) -> float:
-    end_s = 0.0
-    for ready_s, size in buckets:
-        end_s = max(end_s, ready_s) + link.alpha_s + link.beta_s * size
-    return end_s
-
-
-# -- buckets and the best cap
 
 
 def bucketed(gradients: Timed, cap_bytes: int) -> Timed:
@@ -308,116 +226,6 @@ def bucketed(gradients: Timed, cap_bytes: int) -> Timed:
         else:
             buckets.append((ready_s, size))
     return buckets
-
-
-def buckets_are_filled_in_order(attempt: Attempt) -> None:
-    """Some buckets are filled exactly to the cap, and some gradients are larger than it."""
-    calls = []
-    for number in range(TRIES):
-        _, gradients = _draw_gradients(attempt, 1 + number // 2)
-        size = attempt.random.choice([size for _, size in gradients])
-        exactly = sum(size for _, size in gradients[: attempt.random.randint(1, len(gradients))])
-        calls.append((gradients, attempt.random.choice([size, exactly, exactly - 4, 2 * size])))
-    for rank, (gradients, cap_bytes), found in _results(attempt, calls):
-        if not _same_buckets(found, expected := bucketed(gradients, cap_bytes)):
-            evidence = (
-                f"cap {cap_bytes:,} bytes, gradients {_describe(gradients)}: {_buckets(found)}; expected "
-                f"{_buckets(expected)}"
-            )
-            raise Wrong({rank: evidence}, _cause_of_buckets(found, gradients, expected))
-
-
-def _same_buckets(found, expected: Timed) -> bool:
-    if not isinstance(found, tuple) or len(found) != len(expected):
-        return False
-    return all(
-        isinstance(bucket, tuple) and len(bucket) == 2 and all(map(_close, bucket, known))
-        for bucket, known in zip(found, expected, strict=True)
-    )
-
-
-def _buckets(found) -> str:
-    if isinstance(found, list | tuple) and all(isinstance(b, tuple) and len(b) == 2 for b in found):
-        return f"{len(found)} buckets, {_describe([(ready_s, int(size)) for ready_s, size in found])}"
-    return f"returned {found!r}"
-
-
-def _cause_of_buckets(found, gradients: Timed, expected: Timed) -> str:
-    if not isinstance(found, tuple) or not all(isinstance(b, tuple) and len(b) == 2 for b in found):
-        return "Expected a list of buckets, each as (ready_s, size_bytes)."
-    if any(size == 0 for _, size in found):
-        return "Hint: when can your function close a bucket to which it has not added a gradient?"
-    if sum(size for _, size in found) != sum(size for _, size in gradients):
-        return "Hint: is every gradient in a bucket, even the last one?"
-    if [size for _, size in found] == [float(size) for _, size in expected]:
-        return "Hint: when a bucket is launched, which of its gradients became ready last?"
-    return "Hint: at which gradient is a bucket closed, and which bucket does that gradient belong to?"
-
-
-def _draw_caps(attempt: Attempt) -> tuple:
-    """Draw gradients, increasing caps, the computing time and a link."""
-    compute_s, gradients = _draw_gradients(attempt, 24)
-    caps = sorted(attempt.random.sample([2**k for k in range(18, 28)], attempt.random.randint(3, 6)))
-    return gradients, caps, compute_s, *_draw_link(attempt)
-
-
-def _draw_two_valleys(attempt: Attempt, downwards: bool) -> tuple:
-    """Draw a case in which the step becomes longer and then shorter than ever, as the caps increase or decrease."""
-    while True:
-        gradients, caps, compute_s, *link = _draw_caps(attempt)
-        caps.sort(reverse=downwards)
-        times_s = _steps_s(gradients, caps, compute_s, Link(*link))
-        if _first_valley_s(times_s, caps) > 1.001 * min(times_s.values()):
-            return gradients, caps, compute_s, *link
-
-
-def _steps_s(gradients: Timed, caps: list[int], compute_s: float, link: Link) -> dict[int, float]:
-    return {cap: step_s(bucketed(gradients, cap), compute_s, link) for cap in caps}
-
-
-def _first_valley_s(times_s: dict[int, float], caps: list[int]) -> float:
-    """Return the shortest time that a loop finds if it stops before the first cap with a longer step."""
-    for cap, following in itertools.pairwise(caps):
-        if times_s[following] > times_s[cap]:
-            return times_s[cap]
-    return times_s[caps[-1]]
-
-
-def the_best_cap_is_found(attempt: Attempt) -> None:
-    """The caps come in any order. In the last two, a loop that stops when the step becomes longer stops too early."""
-    calls = [_draw_caps(attempt) for _ in range(TRIES)]
-    for _, caps, *_ in calls[1::2]:
-        attempt.random.shuffle(caps)
-    calls += [_draw_two_valleys(attempt, downwards) for downwards in (False, True)]
-    for rank, (gradients, caps, compute_s, *numbers), found in _results(attempt, calls):
-        link = Link(*numbers)
-        times_s = _steps_s(gradients, caps, compute_s, link)
-        best = min(caps, key=times_s.__getitem__)
-        context = f"{link}; {len(gradients)} gradients, caps {caps}"
-        if found not in times_s:
-            shown = f"{found:.6g}" if isinstance(found, float) else repr(found)
-            hint = "Hint: does your function return a cap, or something else, such as its index or a time?"
-            raise Wrong({rank: f"{context}: returned {shown}; expected one of the caps"}, hint)
-        if times_s[found] > times_s[best] * (1 + TOLERANCE):
-            evidence = (
-                f"{context}: returned {found:,.0f}, with which a step takes {times_s[found]:.6g} s; with {best:,} "
-                f"it takes {times_s[best]:.6g} s"
-            )
-            raise Wrong({rank: evidence}, _cause_of_cap(found, caps, times_s, link.ranks))
-
-
-def _cause_of_cap(found, caps: list[int], times_s: dict[int, float], ranks: int) -> str:
-    valleys_s = [_first_valley_s(times_s, order) for order in (caps, sorted(caps), sorted(caps, reverse=True))]
-    if times_s[found] in valleys_s:
-        return "Hint: if a step takes longer with the next cap, can a later cap still be better?"
-    if found == max(caps):
-        return "Hint: with the largest cap, when can the first bucket be launched?"
-    if found == min(caps):
-        return (
-            "Hint: with the smallest cap, how many buckets are there, and how much latency does each of them add on "
-            f"{ranks} ranks?"
-        )
-    return "Hint: which cap gives the shortest step, for this number of ranks and this link?"
 
 
 # -- efficiency
@@ -483,3 +291,42 @@ def weak_scaling_is_predicted(attempt: Attempt) -> None:
 
 def strong_scaling_is_predicted(attempt: Attempt) -> None:
     _judge_efficiency(attempt, "strong")
+
+
+# -- accumulation
+
+
+def as_few_micro_batches_as_possible(attempt: Attempt) -> None:
+    """Stay away from ties, in which rounding decides. Measured times may say that nothing is exposed, or less."""
+    calls: list[tuple] = [(0.1, 0.0, 0.8), (0.1, -0.004, 0.9)]
+    while len(calls) < TRIES:
+        compute_s, target = attempt.random.uniform(0.01, 0.5), attempt.random.uniform(0.3, 0.98)
+        exposed_s = compute_s * 10 ** attempt.random.uniform(-2, 1)
+        if 0.01 < _least(compute_s, exposed_s, target) % 1 < 0.99:
+            calls.append((compute_s, exposed_s, target))
+    for rank, results in enumerate(attempt.run(probe, calls)):
+        for (compute_s, exposed_s, target), found in zip(calls, results, strict=True):
+            expected = max(1, math.ceil(_least(compute_s, exposed_s, target)))
+            if found != expected:
+                shown = f"{found:.6g}" if isinstance(found, float) else repr(found)
+                evidence = (
+                    f"compute_s={compute_s:.4f}, exposed_s={exposed_s:.4f}, target={target:.4f}: {shown}; "
+                    f"expected {expected}"
+                )
+                raise Wrong({rank: evidence}, _cause_of_micro_batches(compute_s, exposed_s, target, found))
+
+
+def _least(compute_s: float, exposed_s: float, target: float) -> float:
+    """Return the number of micro-batches, not rounded, with which ranks compute for exactly this part of a step."""
+    return target * exposed_s / ((1 - target) * compute_s)
+
+
+def _cause_of_micro_batches(compute_s: float, exposed_s: float, target: float, found) -> str:
+    if not isinstance(found, float) or not math.isfinite(found) or found != int(found):
+        return "Expected an int."
+    if found < 1:
+        return "Hint: how many micro-batches does a step have at least?"
+    part = found * compute_s / (found * compute_s + exposed_s)
+    if part < target:
+        return f"With {found:.0f}, they compute for {part:.1%}. Hint: do you round up or down?"
+    return f"With {found - 1:.0f}, they would compute for long enough, too. Hint: how often is exposed_s paid per step?"

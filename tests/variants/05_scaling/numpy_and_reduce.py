@@ -6,12 +6,9 @@ import numpy as np
 import torch.distributed as dist
 
 
-def fit_alpha_beta(times_s, ranks):
-    sizes, seconds = (np.array(list(each), dtype=float) for each in (times_s.keys(), times_s.values()))
-    steps = 2 * (ranks - 1)
-    system = np.column_stack([np.full_like(seconds, steps), steps * sizes / ranks]) / seconds[:, None]
-    scale = np.abs(system).max(axis=0)
-    return tuple(np.linalg.lstsq(system / scale, np.ones_like(seconds), rcond=None)[0] / scale)
+def tokens_needed(parameters, flops_per_s, ranks, alpha_s, beta_s, buckets=1, bytes_each=2):
+    latency_s, bytes_s = 2 * (ranks - 1) * buckets * alpha_s, 2 * (1 - 1 / ranks) * bytes_each * parameters * beta_s
+    return float(np.sum([latency_s, bytes_s]) * flops_per_s / parameters / 4)
 
 
 def predict_step_s(buckets, compute_s, ranks, alpha_s, beta_s):
@@ -31,19 +28,17 @@ def buckets_of(gradients, cap_bytes):
     return functools.reduce(put, gradients, [])
 
 
-def best_cap_bytes(gradients, caps_bytes, compute_s, ranks, alpha_s, beta_s):
-    steps = np.array(
-        [predict_step_s(buckets_of(gradients, cap), compute_s, ranks, alpha_s, beta_s) for cap in caps_bytes]
-    )
-    return caps_bytes[int(np.argmin(steps))]
-
-
 def efficiency(gradients, compute_s, cap_bytes, ranks, alpha_s, beta_s, kind="weak"):
     shrink = ranks if kind == "strong" else 1
     ready = np.array([each[0] for each in gradients]) / shrink
     gradients = list(zip(ready.tolist(), (size for _, size in gradients), strict=True))
     alone_s = compute_s / shrink
     return alone_s / predict_step_s(buckets_of(gradients, cap_bytes), alone_s, ranks, alpha_s, beta_s)
+
+
+def micro_batches_needed(compute_s, exposed_s, target):
+    few = np.arange(1, 100_000)
+    return int(few[np.argmax(few * compute_s >= target * (few * compute_s + exposed_s))])
 
 
 def communication_cost(model, loss_of, now_ms, rounds=10):
@@ -60,5 +55,4 @@ def communication_cost(model, loss_of, now_ms, rounds=10):
             return step_ms()
 
     table = np.array([(quiet_ms(), step_ms()) for _ in range(rounds + 1)])
-    alone, together = np.median(table[1:], axis=0)
-    return float(alone), float(together - alone)
+    return float(np.median(table[1:, 0])), float(np.median(np.diff(table[1:], axis=1)))

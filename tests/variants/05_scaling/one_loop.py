@@ -6,14 +6,11 @@ import statistics
 import torch.distributed as dist
 
 
-def fit_alpha_beta(times_s, ranks):
-    uu = uv = vv = u_sum = v_sum = 0.0
-    for size, time_s in times_s.items():
-        u = 2 * (ranks - 1) / time_s
-        v = u * size / ranks
-        uu, uv, vv, u_sum, v_sum = uu + u * u, uv + u * v, vv + v * v, u_sum + u, v_sum + v
-    beta_s = (v_sum - uv * u_sum / uu) / (vv - uv * uv / uu)
-    return (u_sum - beta_s * uv) / uu, beta_s
+def tokens_needed(parameters, flops_per_s, ranks, alpha_s, beta_s, buckets=1, bytes_each=2):
+    time_s = 0.0
+    for _ in range(buckets):
+        time_s += 2 * (ranks - 1) * (alpha_s + bytes_each * parameters / buckets / ranks * beta_s)
+    return time_s * flops_per_s / (4 * parameters)
 
 
 def predict_step_s(buckets, compute_s, ranks, alpha_s, beta_s):
@@ -35,15 +32,6 @@ def buckets_of(gradients, cap_bytes):
     return [*buckets, (ready_s, filled)] if filled else buckets
 
 
-def best_cap_bytes(gradients, caps_bytes, compute_s, ranks, alpha_s, beta_s):
-    best, best_s = None, float("inf")
-    for cap in caps_bytes:
-        time_s = predict_step_s(buckets_of(gradients, cap), compute_s, ranks, alpha_s, beta_s)
-        if time_s < best_s:
-            best, best_s = cap, time_s
-    return best
-
-
 def efficiency(gradients, compute_s, cap_bytes, ranks, alpha_s, beta_s, kind="weak"):
     if kind == "weak":
         buckets = buckets_of(gradients, cap_bytes)
@@ -51,6 +39,13 @@ def efficiency(gradients, compute_s, cap_bytes, ranks, alpha_s, beta_s, kind="we
     shorter = [(ready_s / ranks, size) for ready_s, size in gradients]
     step_s = predict_step_s(buckets_of(shorter, cap_bytes), compute_s / ranks, ranks, alpha_s, beta_s)
     return compute_s / (ranks * step_s)
+
+
+def micro_batches_needed(compute_s, exposed_s, target):
+    count = 1
+    while count * compute_s < target * (count * compute_s + exposed_s):
+        count += 1
+    return count
 
 
 def communication_cost(model, loss_of, now_ms, rounds=10):
@@ -68,5 +63,5 @@ def communication_cost(model, loss_of, now_ms, rounds=10):
             loss.backward()
             model.finish_gradient_sync()
             ms[quiet].append(now_ms() - before)
-    alone, together = (statistics.median(ms[quiet][1:]) for quiet in (True, False))
-    return alone, together - alone
+    extra = [ms[False][turn] - ms[True][turn] for turn in range(1, rounds + 1)]
+    return statistics.median(ms[True][1:]), statistics.median(extra)

@@ -1,18 +1,14 @@
-"""Fits with torch's least squares, uses the course's formulas, and sorts a table of times to get the medians."""
+"""Uses the course's formulas, and sorts a table of times to get the medians."""
 
-import torch
 import torch.distributed as dist
 
 from shared import formulas
 
 
-def fit_alpha_beta(times_s, ranks):
-    measured = torch.tensor(list(times_s.values()), dtype=torch.float64)
-    megabytes = torch.tensor([size / 1e6 for size in times_s], dtype=torch.float64)
-    steps = 2 * (ranks - 1)
-    rows = torch.stack([steps / measured, steps * megabytes / ranks / measured], dim=1)
-    alpha_s, beta_per_mb = torch.linalg.lstsq(rows, torch.ones(len(rows), 1, dtype=torch.float64)).solution.flatten()
-    return alpha_s.item(), beta_per_mb.item() / 1e6
+def tokens_needed(parameters, flops_per_s, ranks, alpha_s, beta_s, buckets=1, bytes_each=2):
+    sizes = [bytes_each * parameters / buckets] * buckets
+    lasts_s = sum(formulas.ring_all_reduce_s(size, ranks, alpha_s, beta_s) for size in sizes)
+    return lasts_s / (4 * parameters) * flops_per_s
 
 
 def predict_step_s(buckets, compute_s, ranks, alpha_s, beta_s):
@@ -34,19 +30,6 @@ def buckets_of(gradients, cap_bytes):
     return [(part[-1][0], sum(size for _, size in part)) for part in parts.values()]
 
 
-def best_cap_bytes(gradients, caps_bytes, compute_s, ranks, alpha_s, beta_s):
-    steps = []
-    for cap in caps_bytes:
-        buckets = [[gradients[0]]]
-        for gradient in gradients[1:]:
-            if sum(size for _, size in buckets[-1]) + gradient[1] > cap:
-                buckets.append([])
-            buckets[-1].append(gradient)
-        packed = [(bucket[-1][0], sum(size for _, size in bucket)) for bucket in buckets]
-        steps.append((predict_step_s(packed, compute_s, ranks, alpha_s, beta_s), cap))
-    return min(steps)[1]
-
-
 def efficiency(gradients, compute_s, cap_bytes, ranks, alpha_s, beta_s, kind="weak"):
     share = {"weak": 1.0, "strong": 1 / ranks}[kind]
     buckets = []
@@ -55,6 +38,11 @@ def efficiency(gradients, compute_s, cap_bytes, ranks, alpha_s, beta_s, kind="we
         before = 0 if full else buckets.pop()[1]
         buckets.append((ready_s * share, before + size))
     return compute_s * share / predict_step_s(buckets, compute_s * share, ranks, alpha_s, beta_s)
+
+
+def micro_batches_needed(compute_s, exposed_s, target):
+    wanted_s = exposed_s * target / (1 - target)  # as long as this, all micro-batches together must compute
+    return 1 if wanted_s <= compute_s else -int(-wanted_s // compute_s)
 
 
 def _median(times):
@@ -82,5 +70,5 @@ def communication_cost(model, loss_of, now_ms, rounds=10):
         finally:
             quiet.__exit__(None, None, None)
         table.append((*row, _timed(model, loss_of, now_ms)))
-    alone, together = map(_median, zip(*table[1:], strict=True))
-    return alone, together - alone
+    alone = [row[0] for row in table[1:]]
+    return _median(alone), _median([together - quiet for quiet, together in table[1:]])
