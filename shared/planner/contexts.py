@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from shared import formulas
 from shared.planner.links import REAL_LINKS, RealLink
 from shared.planner.shapes import SHAPES, ModelShape
+from shared.plots.attention import StepTimes
 from shared.tables import Table
 
 GB = 1e9
@@ -109,15 +110,6 @@ def traffic_table(model: str = "Llama-2 70B", length: int = 131_072, ranks: int 
         "Derived."
     )
     return Table(["way", "GB sent", "hidden?"], rows, note)
-
-
-@dataclass(frozen=True)
-class StepTimes:
-    """A ring step's computation and transfer in seconds, for several numbers of tokens per rank."""
-
-    tokens: list[float]  # per rank
-    computes_s: list[float]
-    transfers_s: dict[str, list[float]]  # by the name of the link
 
 
 def step_times(model: str = "Llama-2 70B", hosts: int = 4, gpus: int = 8) -> StepTimes:

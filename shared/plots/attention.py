@@ -1,8 +1,9 @@
 """Figures of a ring's steps: when each rank computes with whose keys, and how long a step takes."""
 
+from dataclasses import dataclass
+
 from matplotlib.figure import Figure
 
-from shared.planner.contexts import StepTimes
 from shared.plots import COLORS, LINES, finish, new_axes, rank_color, rank_ink
 from shared.plots.costs import first_below
 
@@ -44,6 +45,15 @@ def ring_steps(runs: dict[str, list[list[Step]]]) -> Figure:
     axes.set(xlabel="ms (sleeps that stand in for computation)", ylim=(y - 0.7, -1.0), xlim=(0, 1.03 * longest_ms))
     axes.set_yticks(*zip(*ticks, strict=True))
     return finish(figure)
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """A ring step's computation and transfer in seconds, for several numbers of tokens per rank."""
+
+    tokens: list[float]  # per rank
+    computes_s: list[float]
+    transfers_s: dict[str, list[float]]  # by the name of the link
 
 
 def step_times(times: StepTimes, marks: dict[int, str]) -> Figure:
