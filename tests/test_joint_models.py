@@ -429,6 +429,12 @@ def a_layer_that_mixes_tokens():
     ContextParallelGPT(gpt)
 
 
+def a_norm_over_tokens():
+    gpt = rotary_gpt()
+    gpt.blocks[0].norm_2 = nn.GroupNorm(2, 16)
+    ContextParallelGPT(gpt)
+
+
 def a_split_model_without_its_kind_of_positions():
     parallelize(rotary_gpt())
 

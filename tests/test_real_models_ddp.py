@@ -229,6 +229,29 @@ def buffer_views_a_parameter(wrap):
     wrap(module, torch.optim.SGD, lr=0.1)
 
 
+class NormSGD(torch.optim.SGD):
+    """Steps along the gradient of all parameters together, of norm 1."""
+
+    def step(self, closure=None):
+        gradients = [parameter.grad for group in self.param_groups for parameter in group["params"]]
+        torch._foreach_div_(gradients, nn.utils.get_total_norm(gradients))
+        super().step(closure)
+
+
+def on_meta(wrap):
+    with torch.device("meta"):
+        module = net()
+    wrap(module, torch.optim.SGD, lr=0.1)
+
+
+def around_torchs_ddp(wrap):
+    wrap(nn.Sequential(nn.parallel.DistributedDataParallel(net())), torch.optim.SGD, lr=0.1)
+
+
+def zero1_with_module(module, optimizer_cls, **settings):
+    return module, ZeRO1(module.parameters(), optimizer_cls, module=module, **settings)
+
+
 def sparse_gradient(wrap):
     module = nn.Sequential(nn.Embedding(6, 4, sparse=True), nn.Linear(4, 1))
     model, optimizer = wrap(module, torch.optim.SGD, lr=0.1)
@@ -1368,6 +1391,9 @@ RAISES = {
     **{f"1 lazy, {name}": ("run one forward", lazy_layer, w) for name, w in REPLICATED.items()},
     **{f"1 tied by storage, {name}": ("share memory", tied_by_storage, w) for name, w in SHARDED.items()},
     "1 buffer views a parameter": ("'seen' share memory", buffer_views_a_parameter, zero2),
+    "1 buffer views a parameter, zero1": ("'seen' share memory", buffer_views_a_parameter, zero1_with_module),
+    **{f"1 meta, {name}": ("'0.weight' is on the meta device", on_meta, w) for name, w in REPLICATED.items()},
+    **{f"1 torch's DDP inside, {name}": ("wrap its .module", around_torchs_ddp, w) for name, w in REPLICATED.items()},
     "1 complex, compressed": ("complex", complex_and_compressed, PowerSGD(1)),
     "2 other group": ("group", on_one_rank_only),
     **{
@@ -1418,6 +1444,7 @@ RAISES = {
     **{f"3 no zero_grad, {n}": ("zero_grad()", forgets_zero_grad, w) for n, w in SHARDED.items()},
     "3 Adafactor": ("Adafactor does not", whole_tensor_optimizer, torch.optim.Adafactor, {"lr": 0.1}),
     "3 LBFGS": ("LBFGS cannot", whole_tensor_optimizer, torch.optim.LBFGS, {}),
+    "3 one norm of all gradients": ("NormSGD does not", whole_tensor_optimizer, NormSGD, {"lr": 0.1}),
     "3 wrapped twice": ("two wrappers", wrapped_twice, overlapped),
     "3 a group for ZeRO2": ("before you wrap", group_added_to_zero2),
     **{

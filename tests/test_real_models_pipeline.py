@@ -518,7 +518,16 @@ def position_max_norm():
     parallelize(model)
 
 
+def reentrant_checkpoint():
+    model = models.TinyGPT(models.GPTConfig(vocab_size=8, context=4, layers=1, heads=2, width=8), 0)
+    parallelize(model, sequence_parallel=True)
+    forward = model.blocks[0].forward
+    model.blocks[0].forward = lambda x: checkpoint(forward, x, use_reentrant=True)
+    model(torch.zeros(1, 4, dtype=torch.long), torch.zeros(1, 4, dtype=torch.long))
+
+
 SPLIT_REFUSES = {
+    "reentrant checkpointing": (reentrant_checkpoint, "pass use_reentrant=False"),
     "max_norm of positions": (position_max_norm, "position_embedding has a max_norm"),
     "tied by memory": (tied_by_memory_in_gpt, "'token_embedding.weight' share memory"),
     "torch's clipping": (

@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from shared import ranks
 from solutions.deferred import Materializer
+from solutions.overlapped_ddp import OverlappedDDP
 from solutions.zero3 import ZeRO3
 
 pytestmark = pytest.mark.chapter("zero3", "fsdp")
@@ -719,6 +720,12 @@ REFUSED = {
     "a buffer is a parameter's view": (parameter_and_buffer, ZeRO3, ("alias", "0.weight", "share memory")),
     "expanded": (expanded, ZeRO3, ("weight", "share memory")),
     "wrapped twice": (plain, lambda module: (ZeRO3(module), ZeRO3(module)), ("0.weight", "only once")),
+    "wrapped by OverlappedDDP": (
+        plain,
+        lambda module: (OverlappedDDP(module), ZeRO3(module)),
+        ("0.weight", "averaged by another wrapper"),
+    ),
+    "on the meta device": (lambda: nn.Linear(4, 4, device="meta"), ZeRO3, ("'weight' is on the meta", "Materializer")),
     "lazy": (lambda: nn.LazyLinear(4), ZeRO3, ("weight", "uninitialized")),
     "sharded extra state": (
         lambda: nn.Sequential(ExtraState(4, 4)),

@@ -11,7 +11,7 @@ from shared.guards import calls
 from shared.guards.alarms import Alarm
 from shared.guards.names import name_of, numbered, remember_names
 from shared.guards.snapshots import Snapshot
-from shared.guards.tensors import descriptions_of, reject_split
+from shared.guards.tensors import descriptions_of, reject_meta, reject_split
 from shared.guards.unused import restore_none
 
 
@@ -65,6 +65,8 @@ class Guard:
     def _watch(self, parameters: dict[str, nn.Parameter], module: nn.Module | None = None) -> None:
         buffers = dict(module.named_buffers() if module else ())
         tensors = parameters | buffers
+        if self.alarm.store is not None:  # A dry run needs no values.
+            reject_meta(tensors)
         descriptions, error = descriptions_of(tensors)
         for name, buffer in buffers.items():
             if buffer.requires_grad and error is None:

@@ -24,9 +24,11 @@ def all_parameters_of(module: nn.Module, params) -> list:
     """List an optimizer's parameters or param groups.
 
     Raises:
-        ValueError: if they are not the module's, or some of the module's trainable parameters are missing.
+        ValueError: if they are not the module's, some of the module's trainable parameters are missing, or one of them
+            shares memory with a buffer.
     """
     params = [{**group, "params": list(group["params"])} if isinstance(group, dict) else group for group in params]
+    reject_shared_memory(dict(chain(module.named_parameters(), module.named_buffers())))
     named = {id(parameter): name for name, parameter in module.named_parameters()}
     given = tensors_of(params)
     for index, parameter in enumerate(given):
@@ -53,11 +55,11 @@ def tensors_of(params: list) -> list[torch.Tensor]:
 def reject_whole_tensor_updates(optimizer_cls: Callable, defaults: dict) -> None:
     """Raise a ValueError if an optimizer updates a shard in another way than the same elements of a whole parameter.
 
-    It trains 12 elements for two steps, as one parameter and as two pieces.
+    It trains 12 elements for two steps, as one parameter, and as two pieces in optimizers of their own, as ranks do.
     """
     name = getattr(optimizer_cls, "__name__", str(optimizer_cls))
     try:
-        same = _agree(optimizer_cls, defaults, lambda v: [[v.view(3, 4)]], lambda v: [[v[:5], v[5:]]])
+        same = _agree(optimizer_cls, defaults, lambda v: [[v.view(3, 4)]], lambda v: [[v[:5]], [v[5:]]])
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"{name} cannot update shards of parameters: {error}") from error
     if not same:

@@ -48,6 +48,16 @@ def reject_unusual(name: str, tensor: torch.Tensor) -> None:
         raise ValueError(f"parameter {name!r} is an expanded tensor, which no optimizer can update: clone() it first")
 
 
+def reject_meta(tensors: dict[str, torch.Tensor]) -> None:
+    """Raise a ValueError for a tensor without values. It is on the meta device on every rank, so none of them waits."""
+    for name, tensor in tensors.items():
+        if tensor.is_meta:
+            raise ValueError(
+                f"{name!r} is on the meta device, and has no values: call to_empty() and initialize it before you wrap "
+                "the module, or use ZeRO3 with a Materializer"
+            )
+
+
 def descriptions_of(tensors: dict[str, torch.Tensor]) -> tuple[list[str], ValueError | None]:
     """Describe each tensor in one line. Returns the lines, and an error if no wrapper can train one of the tensors."""
     lines, error = [], None

@@ -70,9 +70,11 @@ def guarded(exchange_of: type[Exchange]) -> Callable[[type], type]:
 
 
 def reject_joint(module: nn.Module, group: dist.ProcessGroup | None) -> None:
-    """Raise a ValueError if a model whose gradients are added up over ranks would be averaged over the same ranks."""
+    """Raise a ValueError if a model's gradients would be averaged twice, or are added up over the same ranks."""
     ranks = {*dist.get_process_group_ranks(group or dist.group.WORLD)}
-    for layer in module.modules():
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.parallel.DistributedDataParallel):
+            raise ValueError(f"{name or 'the module'} is a DistributedDataParallel, which averages: wrap its .module")
         guard = getattr(layer, "guard", None)
         if isinstance(guard, Guard) and guard.is_joint:
             shared = ranks & {*dist.get_process_group_ranks(guard.alarm.group or dist.group.WORLD)}

@@ -16,7 +16,9 @@ from shared.sharded.sequences import expect_same_first_batch
 IGNORED = -100  # the target that torch's cross_entropy ignores by default
 
 # A GPT's attention is divided. Other layers that compute a token from its neighbors, or from the batch, are not.
-_MIX_TOKENS = (nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase, nn.RNNBase, nn.MultiheadAttention)
+_MIX_TOKENS = (nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.RNNBase)
+_MIX_TOKENS += (nn.MultiheadAttention, nn.modules.pooling._AvgPoolNd, nn.modules.pooling._MaxPoolNd)
+_MIX_TOKENS += (nn.modules.pooling._AdaptiveAvgPoolNd, nn.modules.pooling._AdaptiveMaxPoolNd)
 
 
 def like(whole: Tensor, shard: Tensor) -> Tensor:
@@ -82,6 +84,8 @@ def expect_plain_gpt(model: models.TinyGPT, group: dist.ProcessGroup | None) -> 
     expect_same(model.named_parameters(), group)
     expect_same_first_batch(model, group)
     _mark_replaced(model)
+    for layer in model.modules():
+        layer.register_forward_pre_hook(_reject_reentrant_checkpoint)
 
 
 def _mark_replaced(model: nn.Module) -> None:
@@ -112,7 +116,22 @@ def expect_methods_of(model: models.TinyGPT, kind: type[models.TinyGPT]) -> None
             raise ValueError(f"cannot divide a {type(block).__name__}: this takes GPTs whose blocks have a plain MLP")
     for name, layer in model.named_modules():
         if isinstance(layer, _MIX_TOKENS):
-            raise ValueError(f"cannot divide {name!r}, a {type(layer).__name__}: it needs tokens that other ranks have")
+            raise ValueError(
+                f"cannot divide {name!r}, a {type(layer).__name__}: it mixes tokens, of which other ranks may have some"
+            )
+
+
+def _reject_reentrant_checkpoint(layer: nn.Module, _inputs: tuple) -> None:
+    """Raise a RuntimeError if forward has replaced a layer's parameters by copies, but computes it without gradients.
+
+    Reentrant checkpointing does. It computes the layer again when forward is over, with the parameters themselves.
+    """
+    copies = any(getattr(each, "grad_fn", None) is not None for each in layer._parameters.values())
+    if copies and not torch.is_grad_enabled():
+        raise RuntimeError(
+            f"checkpoint(..., use_reentrant=True) would lose gradients of this {type(layer).__name__}, which are added "
+            "up over the ranks: pass use_reentrant=False"
+        )
 
 
 def expect_plain_moe(module: nn.Module, kind: type[nn.Module]) -> dict[str, nn.Module]:

@@ -9,8 +9,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from shared.guards import calls
 from shared.guards.alarms import Alarm
-from shared.guards.tensors import contiguous, descriptions_of, reject_split
+from shared.guards.tensors import contiguous, descriptions_of, reject_meta, reject_split
 from shared.guards.wrappers import reject_joint
 from shared.sharded.parts import mark
 
@@ -105,6 +106,8 @@ def expect_shardable(module: nn.Module, group: dist.ProcessGroup | None, device:
     """
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     if device is None:
+        if Alarm(group).store is not None:  # A dry run needs no values.
+            reject_meta(tensors)
         device = next((tensor.device for tensor in tensors.values()), torch.device("cpu"))
     Alarm(group).compare(descriptions_of(tensors)[0], device)
     reject_split(dict(module.named_parameters()), group)
@@ -114,7 +117,10 @@ def expect_shardable(module: nn.Module, group: dist.ProcessGroup | None, device:
             raise ValueError(
                 f"the layer {path!r} has sparse gradients, which cannot be sharded: build it with sparse=False"
             )
+    averaged = {each for guard in calls.guards if guard.has_hooks for each in guard.ids}
     for name, parameter in module.named_parameters():
+        if id(parameter) in averaged:
+            raise ValueError(f"the parameter {name!r} is averaged by another wrapper already: wrap a model only once")
         _expect_shardable_parameter(name, parameter)
     for name, buffer in module.named_buffers():
         if buffer.requires_grad:
