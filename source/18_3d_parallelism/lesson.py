@@ -641,7 +641,13 @@ guide(search(job, cluster))
 
 # %% tags=["claims"] jupyter={"source_hidden": true}
 steps = guide(search(job, cluster)).rows
-assert [row[2] for row in steps] == ["yes", "DP up to 32", "TP 4", "a tie", "7 divisions of the GPUs"]
+assert [row[2] for row in steps] == [
+    "yes",
+    "DP up to 32",
+    "TP 4",
+    "a tie",
+    "7 divisions of the GPUs",
+]
 small = [search(job, cluster).best_of(lambda layout, tp=tp: layout.tp == tp) for tp in (1, 2)]
 assert all(each.layout.checkpointing == "full" for each in small)
 
