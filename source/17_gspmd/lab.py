@@ -692,8 +692,8 @@ practice.table(my_specs)
 # In all four, the rows of x are split along dp: `("dp",)`. The rest decides.
 #
 # - Target 1 is data and tensor parallelism: A is `(None, "tp")`, and B is `("tp",)`.
-# - In target 2, B is `(None, "tp")`, like A. So the inner activations, 256 × 1024 elements, are gathered between the two
-#   products.
+# - In target 2, B is `(None, "tp")`, like A. So the inner activations, 256 × 1024 elements, are gathered between the
+#   two products.
 # - In targets 3 and 4, dp also splits weights, as in ZeRO-3: B is `("tp", "dp")`, and in target 4, A is `("dp",
 #   "tp")`.
 #
