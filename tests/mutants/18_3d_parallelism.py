@@ -569,7 +569,7 @@ def choice_of_the_winner():
 def choice_ties_with_what_does_not_fit():
     """Compares with the fastest layout of all, also if it does not fit.
 
-    caught by: choose_layouts · clusters
+    caught by: choose_layouts · situations
     """
 
     def choose_layouts(job, cluster):
@@ -642,7 +642,7 @@ def choice_without_a_pipeline():
 def choice_without_recomputation():
     """Never recomputes activations.
 
-    caught by: choose_layouts · clusters
+    caught by: choose_layouts · situations
     """
 
     def choose_layouts(job, cluster):
