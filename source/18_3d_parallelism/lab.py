@@ -812,7 +812,7 @@ def choose_layouts(job: Job, cluster: Cluster) -> list[TrainingLayout]:
 check.choose_layouts()
 
 # %%
-# %%ranks
+# %%ranks --timeout 120
 from shared.planner.search import SITUATIONS
 
 chosen = [choose_layouts(*situation) for situation in SITUATIONS.values()]
@@ -827,7 +827,7 @@ for (name, (job, cluster)), mine, tied in zip(
     SITUATIONS.items(), my_layouts, of_situations, strict=True
 ):
     steps = [f"{step_time(job, layout, cluster).total_s:.3g} s" for layout in tied]
-    rows.append([name, "{} × {} × {}".format(*mine) if mine else "–", str(tied[0]), steps[0]])
+    rows.append([name, "{} × {} × {}".format(*mine) if mine else "", str(tied[0]), steps[0]])
     others = zip(tied[1:3], steps[1:3], strict=True)
     rows += [["", "", str(layout), f"{seconds}, a tie"] for layout, seconds in others]
     rows.append(["", "", f"and {len(tied) - 3} more", f"up to {steps[-1]}"])
