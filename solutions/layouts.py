@@ -6,12 +6,11 @@
 """
 
 import math
-from itertools import product
+from collections.abc import Sequence
 
 from shared import formulas
-from shared.planner import meshes
-from shared.planner.clusters import Cluster
-from shared.planner.meshes import Layout
+from shared.planner.layouts import Cluster, Job, TrainingLayout, memory, step_time
+from shared.planner.search import TIE, USABLE, possible
 from shared.planner.shapes import ModelShape
 
 
@@ -67,28 +66,22 @@ def leaving_bytes(
     return {axis: crossing(axis) * sent_bytes[axis] for axis in sizes}
 
 
-def can_split(shape: ModelShape, layout: Layout, sequences: int) -> bool:
-    """Tell whether a model and a batch can be split evenly."""
-    try:
-        meshes.check_layout(shape, layout, sequences)
-    except ValueError:
-        return False
-    return True
+def bubble_s(busy_s: Sequence[float], message_s: float, layout: TrainingLayout) -> float:
+    """Estimate how long the slowest stage of a pipeline waits in a step, while the pipeline fills and drains."""
+    waits_s = sum(busy_s) - max(busy_s) + (layout.pp - 1) * message_s
+    if layout.schedule == "interleaved":
+        return waits_s / layout.chunks
+    return waits_s / 3 if layout.schedule == "zero_bubble" else waits_s
 
 
-def choose_layout(shape: ModelShape, cluster: Cluster, sequences: int) -> Layout | None:
-    """Return the layout with the shortest step that fits on the cluster's GPUs, or None if none fits."""
-    divisors = [size for size in range(1, cluster.gpus + 1) if cluster.gpus % size == 0]
-    fitting = []
-    for pp, tp, zero_stage in product(divisors, divisors, (0, 1)):
-        layout = Layout(cluster.gpus // (pp * tp), pp, tp, zero_stage)
-        if layout.gpus != cluster.gpus or not can_split(shape, layout, sequences):
+def choose_layouts(job: Job, cluster: Cluster) -> list[TrainingLayout]:
+    """Return the layouts that fit and that a planner cannot tell from the fastest one, one per dp × pp × tp."""
+    fastest: dict[str, tuple[float, TrainingLayout]] = {}
+    for layout in possible(job, cluster):
+        if memory(job, layout).total_bytes > USABLE * cluster.gpu.memory_bytes:
             continue
-        if meshes.held_bytes(shape, layout, sequences) <= meshes.ROOM * cluster.gpu_bytes:
-            fitting.append(layout)
-
-    def preference(layout: Layout) -> tuple:
-        step_s = meshes.step_s(shape, cluster, layout, sequences)
-        return step_s, layout.zero_stage
-
-    return min(fitting, key=preference, default=None)
+        seconds = step_time(job, layout, cluster, bubble_s).total_s
+        if layout.sizes not in fastest or seconds < fastest[layout.sizes][0]:
+            fastest[layout.sizes] = seconds, layout
+    ordered = sorted(fastest.values(), key=lambda pair: pair[0])
+    return [layout for seconds, layout in ordered if seconds <= (1 + TIE) * ordered[0][0]]

@@ -479,7 +479,8 @@ COMBINATIONS = [
     ("call finish_gradient_sync()", a_forgotten_sum_before_zero1),
     *[("split over ranks", a_split_model_over_the_same_ranks, wrap) for wrap in WRAPPERS],
     ("predict() is not that of RotaryGPT", a_loss_of_its_own),
-    ("tokens that other ranks have", a_layer_that_mixes_tokens),
+    ("mixes tokens", a_layer_that_mixes_tokens),
+    ("mixes tokens", a_norm_over_tokens),
     ("forward() is not that of TinyGPT", a_split_model_without_its_kind_of_positions),
 ]
 

@@ -260,7 +260,7 @@ def test_the_search_can_leave_out_stages(found):
 
 def test_the_table_has_each_division_of_the_ranks_once(found):
     rows = found.table(5).rows
-    sizes = [row[0].split(",")[0] for row in rows]
+    sizes = [row[-1].split(",")[0] for row in rows]
     assert len(set(sizes)) == len(rows) == 5
 
 

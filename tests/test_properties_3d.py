@@ -17,9 +17,9 @@ from torch import nn
 from shared import ranks
 from shared.deadlines import scaled
 from shared.models import GPTConfig, TinyGPT, gpt_layers
-from shared.planner import meshes
-from shared.planner.clusters import GB, TFLOPS, Cluster
-from shared.planner.meshes import Layout
+from shared.planner.layouts import H100, Cluster, Job
+from shared.planner.links import REAL_LINKS
+from shared.planner.search import GB, TIE, search
 from shared.planner.shapes import llama
 from solutions import layouts
 from solutions.parallel_3d import Parallel3D, make_mesh
@@ -212,33 +212,27 @@ def test_every_mesh_of_eight_ranks_clips_as_one_process(eight_ranks, sizes, zero
 # -- choosing
 
 
-def every_layout(gpus: int) -> list[Layout]:
-    return [Layout(*sizes.values(), zero_stage) for sizes in all_sizes(gpus) for zero_stage in (0, 1)]
-
-
 clusters = st.builds(
     Cluster,
     hosts=st.integers(1, 3),
+    gpu=st.floats(1, 200).map(lambda gb: replace(H100, memory_bytes=gb * GB)),
+    inside=st.just(REAL_LINKS[0]),
+    adapter=st.sampled_from(REAL_LINKS[3:]),
+    adapters=st.sampled_from([1, 8]),
     gpus_per_host=st.sampled_from([1, 2, 4]),
-    gpu_bytes=st.floats(1, 200).map(lambda gb: gb * GB),
-    flops=st.floats(1, 900).map(lambda tflops: tflops * TFLOPS),
-    inside_bytes_per_s=st.floats(10, 400).map(lambda gb: gb * GB),
-    between_bytes_per_s=st.floats(0.1, 10).map(lambda gb: gb * GB),
 )
 
 
-@tried(60)
-@given(clusters, st.integers(1, 4), st.sampled_from([2, 6, 8]), st.integers(1, 24))
-def test_no_layout_that_fits_is_faster_than_the_chosen_one(cluster, layers, heads, sequences):
-    shape = llama("drawn", 4 * layers, 256 * heads, heads, heads, 512 * heads, 32000, 1024)
-    possible = [each for each in every_layout(cluster.gpus) if layouts.can_split(shape, each, sequences)]
-    fitting = [
-        each for each in possible if meshes.held_bytes(shape, each, sequences) <= meshes.ROOM * cluster.gpu_bytes
-    ]
-    chosen = layouts.choose_layout(shape, cluster, sequences)
-    assert (chosen is None) == (not fitting)
-    if chosen is not None:
-        assert chosen in fitting
-        assert meshes.step_s(shape, cluster, chosen, sequences) == min(
-            meshes.step_s(shape, cluster, each, sequences) for each in fitting
-        )
+@tried(40)
+@given(clusters, st.integers(1, 3), st.sampled_from([2, 6, 8]), st.integers(1, 24))
+def test_chosen_layouts_are_those_of_the_search(cluster, layers, heads, sequences):
+    job = Job(llama("drawn", 4 * layers, 256 * heads, heads, heads, 512 * heads, 32000, 1024), sequences)
+    found = search(job, cluster)
+    chosen = [found.candidate(layout) for layout in layouts.choose_layouts(job, cluster)]
+    assert (not chosen) == (found.best is None)
+    fastest_s = found.best.time.total_s if found.best else 0.0
+    for each in chosen:
+        assert each.fits and each.time.total_s <= (1 + TIE + 1e-3) * fastest_s
+    assert {each.layout.sizes for each in chosen} >= {
+        each.layout.sizes for each in found.by_sizes() if each.time.total_s <= (1 + TIE - 1e-3) * fastest_s
+    }

@@ -15,15 +15,27 @@ from itertools import product
 
 from shared import planner
 from shared.planner import layouts
-from shared.planner.layouts import Cluster, Job, StepTime, TrainingLayout
+from shared.planner.layouts import Cluster, Job, StepTime, TrainingLayout, a100_hosts, h100_hosts
+from shared.planner.shapes import SHAPES
 from shared.tables import Table
 
 GB = 1e9
 USABLE = 0.9  # the part of a GPU's memory that a plan may fill
+TIE = 0.2  # The planner's error is so large that it cannot tell two layouts apart whose times differ by less.
 MICRO_BATCHES = (1, 2, 4, 8)
 SCHEDULES = ("1f1b", "interleaved")  # those that Megatron-LM has
 CHUNKS = (2, 3, 4, 5, 6, 7, 8)
 _SAME = 1.001  # two layouts whose times differ by less are equally fast: the simpler one wins
+
+# The name of each situation of lab 18: the job and the cluster. The second one is the lesson's.
+SITUATIONS: dict[str, tuple[Job, Cluster]] = {
+    "7B on 1 host of 8 H100, 64 sequences": (Job(SHAPES["Llama-2 7B"], 64), h100_hosts(1)),
+    "70B on 4 hosts of 8 A100, 256 sequences": (Job(SHAPES["Llama-2 70B"], 256), a100_hosts(4)),
+    "70B on 4 hosts of 8 H100 that share one adapter each, 64 sequences": (
+        Job(SHAPES["Llama-2 70B"], 64),
+        h100_hosts(4, adapters=1),
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -128,25 +140,34 @@ class Found:
         mine, theirs = self.best.time.by_part(), other.time.by_part()
         more_s = {part: theirs.get(part, 0.0) - mine.get(part, 0.0) for part in {**mine, **theirs}}
         grown = max(more_s, key=more_s.__getitem__)
-        return f"is {slower:.1%} slower ({grown}: {more_s[grown]:+.2g} s)"
+        tie = ", a tie" if slower <= TIE else ""
+        return f"is {slower:.1%} slower{tie} ({grown}: {more_s[grown]:+.2g} s)"
+
+    def by_sizes(self) -> list[Candidate]:
+        """Return the fastest layout that fits of each division of the GPUs, from the fastest to the slowest."""
+        kinds = {each.layout.sizes for each in self.candidates if each.fits}
+        fastest = [self.best_of(lambda layout, kind=kind: layout.sizes == kind) for kind in sorted(kinds)]
+        return sorted(fastest, key=lambda each: each.time.total_s)
+
+    def tied(self) -> list[Candidate]:
+        """Return those of by_sizes() that take at most TIE longer than the fastest."""
+        ordered = self.by_sizes()
+        return [each for each in ordered if each.time.total_s <= (1 + TIE) * ordered[0].time.total_s]
 
     def table(self, count: int = 5) -> Table:
-        """Show the fastest layouts that fit, at most one per division of the GPUs."""
-        kinds: dict[str, Candidate] = {}
-        for each in self.candidates:
-            kind = each.layout.sizes
-            if each.fits and kind not in kinds:
-                kinds[kind] = self.best_of(lambda layout, kind=kind: layout.sizes == kind)
+        """Show the fastest layouts that fit, at most one per division of the GPUs. Ties are shown as ties."""
         rows = []
-        for each in sorted(kinds.values(), key=lambda each: each.time.total_s)[:count]:
+        for each in self.by_sizes()[:count]:
             utilization = layouts.mfu(self.job, each.time.total_s, self.cluster)
-            rows.append([str(each.layout), f"{each.gb:.0f}", f"{each.time.total_s:.3g}", f"{utilization:.0%}"])
+            tie = "a tie" if each.time.total_s <= (1 + TIE) * self.best.time.total_s else ""
+            rows.append([f"{each.time.total_s:.3g}", tie, f"{utilization:.0%}", f"{each.gb:.0f}", str(each.layout)])
         fitting = sum(each.fits for each in self.candidates)
         note = (
             f"{self.job.shape.name} on {self.cluster.gpus:,} {self.cluster.gpu.name}, {self.job.sequences:,} sequences "
-            f"per step: of {len(self.candidates):,} layouts, {fitting:,} fit."
+            f"per step: of {len(self.candidates):,} layouts, {fitting:,} fit. {len(self.tied())} divisions of the GPUs "
+            f"take at most {TIE:.0%} longer than the fastest one: a tie."
         )
-        return Table(["layout", "GB per GPU", "s per step", "MFU"], rows, note)
+        return Table(["s per step", "", "MFU", "GB per GPU", "layout"], rows, note)
 
 
 def _complexity(candidate: Candidate) -> tuple:
@@ -182,8 +203,8 @@ def search(
 def possible(
     job: Job,
     cluster: Cluster,
-    zero_stages: tuple[int, ...],
-    schedules: tuple[str, ...],
+    zero_stages: tuple[int, ...] = (0, 1, 2, 3),
+    schedules: tuple[str, ...] = SCHEDULES,
     context_ranks: tuple[int, ...] = (1,),
     expert_ranks: tuple[int, ...] = (1,),
 ) -> Iterator[TrainingLayout]:

@@ -2,13 +2,13 @@
 # jupyter:
 #   course:
 #     module: gspmd
-#     minutes: 75
+#     minutes: 85
 # ---
 
 # %% [markdown]
 # # Lab 17 · GSPMD
 #
-# **75 minutes, 18 points.** In this lab, you build a small **partitioner**. It gets one operation of a program, such as
+# **85 minutes, 18 points.** In this lab, you build a small **partitioner**. It gets one operation of a program, such as
 # the matrix product `ij,jk->ik`, and the placements of its inputs. It decides which collectives are needed, and chooses
 # the cheapest way. Then it runs the operation on real ranks, with the collectives of chapter 01. This is how DTensor
 # decides: one operation at a time, by cost. XLA first carries layouts through the whole program (see the lesson).
@@ -25,9 +25,11 @@
 # | 17.6 | `redistribute`: on real ranks | 9 | 3 |
 # | 17.7 | `execute`: the whole operation | 6 | 1 |
 # | | Where DTensor chooses differently | 2 | |
+# | | Practice: specs that reach a list of collectives | 8 | |
 # | 17.8 | `ranks_along` and `may_change`: two axes | 9 | 3 |
-# | 17.9 | stretch: reshapes, outside the 75 minutes | 10 | 1 |
+# | 17.9 | stretch: reshapes, outside the 85 minutes | 10 | 1 |
 # | | Break it: three mistakes that raise no error | 5 | |
+# | | Your own run, in a figure | 2 | |
 #
 # Each exercise has a check. Its first line tries a plain case, such as a matrix product on two ranks. The other lines
 # draw random equations, shapes, placements and meshes. Every result is compared with that of one process, in float64.
@@ -50,10 +52,8 @@ Source: Xu et al. 2021, "GSPMD", arXiv 2105.04663; torch.distributed.tensor (DTe
 N is the number of ranks along an axis, S the bytes of the tensor that these ranks hold together.
 """
 
-import heapq
-import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -62,10 +62,8 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from shared.placements import (
-    ADD,
     EINSUM,
     LINEAR,
-    MAX,
     RESHAPE,
     Equation,
     Mesh,
@@ -74,10 +72,10 @@ from shared.placements import (
     Placements,
     Replicate,
     Shard,
-    Term,
-    as_placements,
     dim_of,
 )
+from shared.spmd import partitioning
+from shared.spmd.partitioning import MeshGroup, check_lengths, operation_for, rounded
 from solutions.collectives import ring_all_gather, ring_all_reduce, ring_reduce_scatter
 
 # %% [markdown]
@@ -283,9 +281,9 @@ check.partial_rules()
 # exchanges shards: every rank sends each other rank a different piece. So it can turn shards of one dimension into
 # shards of another one, and it sends much less than an all-gather.
 #
-# `operation_for(before, after)` is given in the next cell. It returns the name of the operation, or None if nothing
-# changes. It also returns None for `Shard` to `Partial`, which no single operation does. You write the function for the
-# costs:
+# `operation_for(before, after)` is given (`shared/spmd/partitioning.py`). It returns the name of the operation, or None
+# if nothing changes. It also returns None for `Shard` to `Partial`, which no single operation does. You write the
+# function for the costs:
 #
 # - `rounds_and_bytes(operation, buffer_bytes, size)` returns a tuple: the number of rounds, each of which costs the
 #   latency α, and the bytes that one rank sends. `buffer_bytes` is S, the bytes of the tensor that N = `size` ranks
@@ -300,23 +298,6 @@ check.partial_rules()
 # An all-reduce is a reduce-scatter and an all-gather. How many rounds and bytes does each of the two take?
 #
 # </details>
-
-
-# %% tags=["export"]
-# %%ranks
-def operation_for(before: Placement, after: Placement) -> str | None:
-    """Return the operation that changes one placement into another, or None if there is none."""
-    if before == after:
-        return None
-    operations = {
-        (Shard, Replicate): "all_gather",
-        (Partial, Replicate): "all_reduce",
-        (Partial, Shard): "reduce_scatter",
-        (Shard, Shard): "all_to_all",
-        (Replicate, Shard): "slice",
-        (Replicate, Partial): "keep_one",
-    }
-    return operations.get((type(before), type(after)))
 
 
 # %% tags=["exercise", "export"] grade_id="rounds-and-bytes"
@@ -360,17 +341,12 @@ check.rounds_and_bytes()
 #   results, it is 0.
 #
 # The placements of a tensor are a tuple with one entry for each axis of the mesh, such as `(Shard(0),)`. `Mesh((4,))`
-# has one axis. You need not read `Layouts`, so JupyterLab shows its three cells folded; 17.8 supplies its missing part,
-# `may_change`.
+# has one axis. The search behind `Layouts` is in `shared/spmd/partitioning.py`. It takes your rules and costs; 17.8
+# supplies its missing part, `may_change`.
 
 
 # %% tags=["export"]
 # %%ranks
-ELEMENT_BYTES = 4  # The costs are those of float32.
-# The length of a letter, per rank of the mesh, if the equation does not state it.
-UNSTATED_LENGTH = 1024
-
-
 def axis_rules(equation: Equation) -> list[Rule]:
     """Return all rules of an operation along one axis of the mesh."""
     of_shards = reshape_rules if equation.operation == RESHAPE else shard_rules
@@ -378,25 +354,8 @@ def axis_rules(equation: Equation) -> list[Rule]:
 
 
 @dataclass(frozen=True)
-class Step:
+class Step(partitioning.Step):
     """Changes the placement of one operand along one axis of the mesh."""
-
-    operand: int
-    axis: int
-    before: Placement
-    after: Placement
-    buffer_bytes: int  # of the tensor that the ranks along this axis hold together
-
-    def __str__(self) -> str:
-        return f"{self.operation} of input {self.operand} along axis {self.axis}"
-
-    @property
-    def operation(self) -> str:
-        return operation_for(self.before, self.after)
-
-    @property
-    def is_collective(self) -> bool:
-        return self.operation not in ("slice", "keep_one")
 
     def seconds(self, mesh: Mesh) -> float:
         """Return α · rounds + β · bytes."""
@@ -405,121 +364,16 @@ class Step:
         return link.alpha_s * rounds + link.beta_s_per_byte * sent_bytes
 
 
-# %% tags=["export"] jupyter={"source_hidden": true}
-# %%ranks
-class Layouts:
-    """The placements that the tensors of an equation can have on a mesh.
+class Layouts(partitioning.Layouts):
+    """Finds the rules of an operation on a mesh, and the cheapest routes of its inputs, by your rules and costs."""
 
-    A partitioner decides before any tensor exists. So it knows the lengths that the equation states. About other
-    letters, it only knows that the shards of the inputs divide them.
-    """
+    step_class = Step
 
-    def __init__(self, equation: Equation, placements: Sequence, mesh: Mesh):
-        self.equation, self.mesh = equation, mesh
-        pairs = zip(placements, equation.inputs, strict=True)
-        self.starts = [as_placements(each, len(term)) for each, term in pairs]
-        unstated = UNSTATED_LENGTH * mesh.ranks
-        self.lengths = {each: equation.lengths.get(each, unstated) for each in equation.letters}
-        self.known_divisors = {each: self.known_divisor(each) for each in equation.letters}
-        for term, start in zip(equation.inputs, self.starts, strict=True):
-            for dim, letters in enumerate(term):
-                shards = mesh.shards(start, dim)
-                if set(letters) <= set(equation.lengths) and self.length(letters) % shards:
-                    raise ValueError(
-                        f"{letters} = {self.length(letters)} cannot be divided equally "
-                        f"into {shards} shards: {start} on a mesh of {mesh.sizes}"
-                    )
+    def axis_rules(self) -> list[Rule]:
+        return axis_rules(self.equation)
 
-    def known_divisor(self, letter: str) -> int:
-        """Return a number that certainly divides the length of a letter."""
-        if letter in self.equation.lengths:
-            return self.equation.lengths[letter]
-        pairs = zip(self.equation.inputs, self.starts, strict=True)
-        shards = [self.mesh.shards(start, dim_of(letter, term)) for term, start in pairs]
-        return math.lcm(*shards)
-
-    def length(self, letters: str) -> int:
-        return math.prod(self.lengths[letter] for letter in letters)
-
-
-# %% tags=["export"] jupyter={"source_hidden": true}
-# %%ranks
-class Layouts(Layouts):
-    def fits(self, term: Term, placements: Placements) -> bool:
-        """Return whether every rank certainly gets an equal shard of a tensor."""
-        for dim, letters in enumerate(term):
-            divisor = math.prod(self.known_divisors[letter] for letter in letters)
-            if divisor % self.mesh.shards(placements, dim):
-                return False
-        return True
-
-    def held_bytes(self, term: Term, placements: Placements) -> int:
-        """Return the bytes that one rank holds of a tensor."""
-        shards = math.prod(self.mesh.shards(placements, dim) for dim in range(len(term)))
-        return ELEMENT_BYTES * self.length("".join(term)) // shards
-
-    def rules(self) -> Iterator[tuple[list[Placements], Placements]]:
-        """Yield the placements of inputs and output for each combination of rules, one rule for each axis."""
-        equation, axes = self.equation, len(self.mesh.sizes)
-        for rules in itertools.product(axis_rules(equation), repeat=axes):
-            inputs = list(zip(*(rule.inputs for rule in rules), strict=True))
-            output = tuple(rule.output for rule in rules)
-            tensors = zip((*equation.inputs, equation.output), (*inputs, output), strict=True)
-            # In a reshape, a rank's shard of a dimension consists of whole blocks of its first letter.
-            if all(self.fits([letters[0] for letters in term], each) for term, each in tensors):
-                yield inputs, output
-
-    def seconds_to_finish(self, output: Placements) -> float:
-        """Return how long it takes to reduce-scatter a Partial result along each axis on which it is Partial."""
-        held = self.held_bytes(self.equation.output, output)
-        return sum(
-            Step(0, axis, placement, Shard(0), held).seconds(self.mesh)
-            for axis, placement in enumerate(output)
-            if isinstance(placement, Partial)
-        )
-
-
-# %% tags=["export"] jupyter={"source_hidden": true}
-# %%ranks
-class Layouts(Layouts):
-    def steps_from(self, operand: int, placements: Placements) -> Iterator[Step]:
-        """Yield every single step that an operand with these placements can make."""
-        term = self.equation.inputs[operand]
-        for axis, before in enumerate(placements):
-            gathered = (*placements[:axis], Replicate(), *placements[axis + 1 :])
-            for after in (Replicate(), Partial(), *map(Shard, range(len(term)))):
-                step = Step(operand, axis, before, after, self.held_bytes(term, gathered))
-                if step.operation is None or not self.fits(term, changed(placements, step)):
-                    continue
-                if len(placements) == 1 or may_change(placements, axis, after):
-                    yield step
-
-    def routes(self, operand: int) -> dict[Placements, tuple[Step, ...]]:
-        """Return the cheapest steps to all placements that an operand can get. (This is Dijkstra's algorithm.)"""
-        found, order = {}, itertools.count()  # of two equal routes, the queue returns the older one
-        queue = [(0.0, 0, next(order), self.starts[operand], ())]
-        while queue:
-            _, _, _, placements, steps = heapq.heappop(queue)
-            if placements in found:
-                continue
-            found[placements] = steps
-            for step in self.steps_from(operand, placements):
-                longer = (*steps, step)
-                seconds = rounded(sum(each.seconds(self.mesh) for each in longer))
-                heapq.heappush(
-                    queue, (seconds, len(longer), next(order), changed(placements, step), longer)
-                )
-        return found
-
-
-def rounded(seconds: float) -> float:
-    """Keep ten digits, so that equal costs compare as equal, in whatever order they were added up."""
-    return float(f"{seconds:.10g}")
-
-
-def changed(placements: Placements, step: Step) -> Placements:
-    """Return the placements of a tensor after a step."""
-    return (*placements[: step.axis], step.after, *placements[step.axis + 1 :])
+    def may_change(self, placements: Placements, axis: int, after: Placement) -> bool:
+        return may_change(placements, axis, after)
 
 
 # %% [markdown]
@@ -717,8 +571,8 @@ check.redistribute()
 # and gets what it holds of the result, placed as `propagate` says for the same equation, placements and mesh.
 #
 # `mesh_group` is a `MeshGroup`: a mesh, and for each of its axes the process group of the ranks along it. With one
-# axis, a process group will do, or None for all ranks. `compute` is given. It runs an operation on local tensors. You
-# need not read it or `check_lengths`, so these two cells are folded.
+# axis, a process group will do, or None for all ranks. `compute(equation, tensors)` is given. It runs an operation on
+# local tensors.
 #
 # - Make a plan. Take its steps in order. In a list of your own, replace the shard of the step's operand by the
 #   redistributed one. The group of the step's axis is `mesh_group.groups[step.axis]`.
@@ -736,26 +590,6 @@ check.redistribute()
 
 # %% tags=["export"]
 # %%ranks
-@dataclass(frozen=True)
-class MeshGroup:
-    """A mesh, and for each of its axes the process group of this rank and the others along this axis."""
-
-    mesh: Mesh
-    groups: tuple[ProcessGroup | None, ...]
-
-    @classmethod
-    def of(cls, mesh_group) -> "MeshGroup":
-        """Make a MeshGroup from a MeshGroup, a DeviceMesh, a group for each axis, or one group (None: all ranks)."""
-        if isinstance(mesh_group, cls):
-            return mesh_group
-        if hasattr(mesh_group, "get_all_groups"):
-            return cls(Mesh.of(mesh_group), tuple(mesh_group.get_all_groups()))
-        if isinstance(mesh_group, (tuple, list)):
-            sizes = tuple(dist.get_world_size(group) for group in mesh_group)
-            return cls(Mesh(sizes), tuple(mesh_group))
-        return cls(Mesh((dist.get_world_size(mesh_group),)), (mesh_group,))
-
-
 def make_mesh_group(mesh: Mesh) -> MeshGroup:
     """Create the process groups of a mesh over all ranks. Every rank must call this."""
     mesh, rank, groups = Mesh.of(mesh), dist.get_rank(), []
@@ -765,63 +599,10 @@ def make_mesh_group(mesh: Mesh) -> MeshGroup:
     return MeshGroup(mesh, tuple(groups))
 
 
-# %% tags=["export"] jupyter={"source_hidden": true}
-# %%ranks
-FUNCTIONS = {
-    "neg": torch.neg,
-    "relu": torch.relu,
-    "exp": torch.exp,
-    "square": torch.square,
-    "plus_one": lambda tensor: tensor + 1,
-}
-
-
-def aligned(tensor: Tensor, term: Term, output: Term) -> Tensor:
-    """Give a tensor the dimensions of the output, in the same order, for broadcasting."""
-    permuted = tensor.permute([term.index(letter) for letter in output if letter in term])
-    return permuted[tuple(slice(None) if letter in term else None for letter in output)]
-
-
 def compute(equation: Equation, tensors: Sequence[Tensor]) -> Tensor:
-    """Run an operation on local tensors. Their lengths need not be those of the whole tensors."""
-    inputs, output, operation = equation.inputs, equation.output, equation.operation
-    if operation == EINSUM:
-        terms = ",".join("".join(term) for term in inputs)
-        return torch.einsum(f"{terms}->{''.join(output)}", *tensors)
-    if operation == ADD:
-        pairs = zip(tensors, inputs, strict=True)
-        return sum(aligned(tensor, term, output) for tensor, term in pairs)
-    (tensor,), (term,) = tensors, inputs
-    if operation == RESHAPE:
-        return tensor.reshape(local_shape(equation, tensor.shape))
-    if operation == MAX:
-        dropped = [dim for dim, letter in enumerate(term) if letter not in output]
-        tensor = tensor.amax(dropped) if dropped else tensor
-        return aligned(tensor, tuple(letter for letter in term if letter in output), output)
-    return aligned(FUNCTIONS[operation](tensor), term, output)
-
-
-# %% tags=["export"] jupyter={"source_hidden": true}
-# %%ranks
-def check_lengths(
-    equation: Equation, shards: Sequence[Tensor], placements: Sequence, mesh: Mesh
-) -> None:
-    """Check that a letter has the same length in all inputs, and the one that the equation states.
-
-    Raises:
-        ValueError: if not, and also if the ranks hold shards of unequal size.
-    """
-    lengths = dict(equation.lengths)
-    for operand, (shard, term) in enumerate(zip(shards, equation.inputs, strict=True)):
-        starts = as_placements(placements[operand], len(term))
-        for dim, letters in enumerate(term):
-            length = shard.shape[dim] * mesh.shards(starts, dim)
-            stated = math.prod(lengths.setdefault(each, length) for each in letters)
-            if length != stated:
-                raise ValueError(
-                    f"dimension {dim} of input {operand} ({letters}) has {length} elements, but "
-                    f"{letters} = {stated} elsewhere. Does every rank hold an equal shard?"
-                )
+    """Run an operation on local tensors."""
+    # A lambda, because local_shape is defined in 17.9.
+    return partitioning.compute(equation, tensors, lambda *arguments: local_shape(*arguments))
 
 
 # %% tags=["exercise", "export"] grade_id="execute"
@@ -872,6 +653,60 @@ check.execute()
 #
 # In the first two lines, DTensor does not count what its `Partial` result costs later. In the third, it keeps the
 # result whole on every rank. In the fourth, it replaces the all-to-all by an all-gather, as it always does on a CPU.
+
+# %% [markdown]
+# ## Practice: specs that reach a list of collectives (8 min)
+#
+# Now the other direction, with the lesson's compiler: you know the collectives that you want, and look for the
+# annotations. The program is `relu(x @ A) @ B`, and the mesh has dp = 2 and tp = 4. x has 512 × 256 elements, A has 256
+# × 1024, and B has 1024 × 256. Which specs of x, A and B give a compiled program with exactly these collectives?
+#
+# | target | collectives, in this order |
+# |---|---|
+# | 1 | an all-reduce of 65,536 elements along tp |
+# | 2 | an all-gather of 262,144 elements along tp |
+# | 3 | an all-gather of 65,536 elements along dp, and an all-reduce of 65,536 along tp |
+# | 4 | two all-gathers of 65,536 elements along dp, and an all-reduce of 65,536 along tp |
+#
+# An entry of `my_specs` has a tuple for each array, with what `P(…)` would get: `(("dp",), (), (None, "tp"))` splits
+# the rows of x along dp, and the columns of B along tp. Sizes are those of the full tensor among the devices of one
+# group. There are no points, so try as often as you like.
+
+# %%
+my_specs = {"1": None, "2": None, "3": None, "4": None}
+
+# %%
+from shared.spmd import practice
+
+practice.table(my_specs)
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# The result of 512 × 256 has 131,072 elements. Which spec of x leaves each group with half of them? And where does a
+# rank of tp have a term of a sum?
+#
+# </details>
+# <details><summary>Answers</summary>
+#
+# In all four, the rows of x are split along dp: `("dp",)`. The rest decides.
+#
+# - Target 1 is data and tensor parallelism: A is `(None, "tp")`, and B is `("tp",)`.
+# - In target 2, B is `(None, "tp")`, like A. So the inner activations, 256 × 1024 elements, are gathered between the
+#   two products.
+# - In targets 3 and 4, dp also splits weights, as in ZeRO-3: B is `("tp", "dp")`, and in target 4, A is `("dp",
+#   "tp")`.
+#
+# </details>
+
+# %% tags=["claims"] jupyter={"source_hidden": true}
+answers = {
+    "1": (("dp",), (None, "tp"), ("tp",)),
+    "2": (("dp",), (None, "tp"), (None, "tp")),
+    "3": (("dp",), (None, "tp"), ("tp", "dp")),
+    "4": (("dp",), ("dp", "tp"), ("tp", "dp")),
+}
+assert {name: practice.collectives_of(*specs) for name, specs in answers.items()} == practice.WANTED
 
 # %% [markdown]
 # ## Exercise 17.8 · Two axes (9 min, 3 points)
@@ -1045,6 +880,50 @@ for name, right_sum in measured.items():
 # The second drops all negative terms, so its sums are too large. The third has all the right elements, in the wrong
 # order, so a check of sums, means or norms does not find it. Your partitioner makes none of these mistakes, because it
 # has no rules for them.
+
+# %% [markdown]
+# ## Your own run
+#
+# ZeRO-3 gathers weights, and tensor parallelism moves activations. Your partitioner had neither name, only rules and
+# costs. The next cells let it multiply activations by a weight of 1024 × 1024, with both split by rows. The result has
+# to end up split by rows, too. We count what rank 0 really sends, for 16 to 16,384 rows.
+
+
+# %%
+# %%ranks
+from shared import wire
+
+
+def sent_mb(rows):
+    """Run the product with this many rows. Returns the MB that this rank sends."""
+    text, mesh = f"ij,jk->ik, i={rows}, j=1024, k=1024", Mesh((world_size,))
+    shards = [torch.randn(length // world_size, 1024, device=device) for length in (rows, 1024)]
+    with wire.ledger() as log:
+        result = execute(text, shards, (Shard(0), Shard(0)))
+        redistribute(result, propagate(text, (Shard(0), Shard(0)), mesh)[0], Shard(0))
+    return sum(entry.sent_bytes for entry in log.entries) / 1e6
+
+
+own_run = {rows: sent_mb(rows) for rows in [4**power for power in range(2, 8)]}
+
+# %%
+from shared.plots.placements import sent_by_rows
+
+own_run, mb_per_row = ranks.pull("own_run")[0], 4 * 1024 / 1e6
+ways = {
+    "gather the weight, as ZeRO-3": {rows: 3 / 4 * 1024 * mb_per_row for rows in own_run},
+    "move the activations, as TP": {rows: 15 / 16 * rows * mb_per_row for rows in own_run},
+}
+sent_by_rows(own_run, ways)
+
+# %% tags=["claims"] jupyter={"source_hidden": true}
+for rows, mb in own_run.items():
+    assert abs(mb - min(way[rows] for way in ways.values())) < 1e-6, (rows, mb)
+
+# %% [markdown]
+# Below about 800 rows, the points lie on the line of tensor parallelism: an all-to-all of the activations (3/16 of
+# them), and a reduce-scatter of the result (3/4). Above, they lie on the line of ZeRO-3. The two strategies of chapters
+# 10 and 13 are one rule each, and the number of rows decides between them.
 
 # %%
 ranks.stop()

@@ -47,10 +47,19 @@ from shared.predictions import predicted
 # 2021). The result is SPMD (single program, multiple data, chapter 00): all devices run one program, on their own
 # shards.
 #
-# How does the compiler get from a few annotated tensors to all others? Each operation has a rule in letters. In
-# `ij,jk->ik`, a matrix product, a dimension with the same letter is split in the same way everywhere. The compiler
-# carries your annotations forward to results and backward to operands, until nothing changes. This is **propagation**.
-# Operations such as gelu and add go first, because only one layout suits them, and products later. Two layouts that
+# How does the compiler get from a few annotated tensors to all others? Each operation has a rule in letters, as in
+# `torch.einsum`: one letter per dimension. The matrix product x A is `ij,jk->ik`, and its letters say what follows if
+# one of them is split over the devices:
+#
+# | letter | in x | in A | in the result | if it is split, a device has |
+# |---|---|---|---|---|
+# | i | rows | – | rows | some rows of the result |
+# | j | columns | rows | – | one term of every element, because the product sums over j |
+# | k | – | columns | columns | some columns of the result |
+#
+# A dimension with the same letter is split in the same way everywhere. The compiler carries your annotations forward to
+# results and backward to operands, until nothing changes. This is **propagation**. Operations such as gelu and add go
+# first, because only one layout suits them, and products later. Two layouts that
 # disagree are settled by such priorities, not by counting the bytes of the whole program (Xu et al. 2021, §3.5). Only
 # then, where an operation needs an operand in another layout, does the *partitioner* insert a collective.
 #

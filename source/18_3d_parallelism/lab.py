@@ -2,16 +2,16 @@
 # jupyter:
 #   course:
 #     module: parallel_3d
-#     minutes: 80
+#     minutes: 83
 # ---
 
 # %% [markdown]
 # # Lab 18 · 3D parallelism
 #
-# **80 minutes, 17 points.** In this lab, you arrange ranks in a mesh of dp × pp × tp, and train a GPT on it. Nothing is
+# **83 minutes, 17 points.** In this lab, you arrange ranks in a mesh of dp × pp × tp, and train a GPT on it. Nothing is
 # new on any single axis: you combine your tensor parallelism (lab 13), your pipeline (lab 15), your `OverlappedDDP`
 # (lab 04, in place of the lesson's simpler `ManualDDP`) and your `ZeRO1` (lab 07). At the end, `Parallel3D` trains
-# exactly as one process does, and you compute which mesh a large model needs on a given cluster.
+# exactly as one process does, and you compute which layouts a large model can use on a given cluster.
 #
 # | exercise | you build | minutes | points |
 # |---|---|---|---|
@@ -21,7 +21,7 @@
 # | 18.4 | `split_model`: tensor parallelism inside a pipeline | 8 | 2 |
 # | 18.5 | `Parallel3D.step`: data parallelism around both | 11 | 3 |
 # | 18.6 | `Parallel3D.clip_grad_norm_`: a norm over three axes | 12 | 3 |
-# | 18.7 | `choose_layout`: the fastest mesh that fits | 12 | 3 |
+# | 18.7 | `bubble_s` and `choose_layouts`: the layouts that fit and are the fastest | 15 | 3 |
 # | | Break it: four mistakes that raise no error | 10 | |
 #
 # Each exercise has a check. The checks of `Parallel3D` begin with plain layouts of two ranks, and then try every mesh
@@ -43,12 +43,11 @@ ranks.start(world_size=4)
 """
 
 import math
-from itertools import product
+from collections.abc import Sequence
 
 from shared import formulas
-from shared.planner import meshes
-from shared.planner.clusters import Cluster
-from shared.planner.meshes import Layout
+from shared.planner.layouts import Cluster, Job, TrainingLayout, memory, step_time
+from shared.planner.search import TIE, USABLE, possible
 from shared.planner.shapes import ModelShape
 
 # %% [markdown]
@@ -705,132 +704,157 @@ class Parallel3D(Parallel3D):
 check.clip_grad_norm_()
 
 # %% [markdown]
-# ## Exercise 18.7 · Which layout? (12 min, 3 points)
+# ## Exercise 18.7 · Which layout? (15 min, 3 points)
 #
 # "TP inside a host, PP across hosts, DP for the rest" is a common rule. It leaves open how large each of them should
-# be, so compute it. `shared/planner/meshes.py` contains what you need, and its docstring says what is counted:
+# be. The lesson's planner computes it, and here it lacks two pieces: the bubble, and the choice.
 #
-# - `Layout(dp, pp, tp, zero_stage)` is a tuple with these four fields. The ZeRO stage is 0 or 1, and tp is the
-#   innermost axis.
-# - `meshes.held_bytes(shape, layout, sequences)` is the memory of a GPU, and `meshes.step_s(shape, cluster, layout,
-#   sequences)` the time of a step. Both raise a `ValueError` if dp does not divide the sequences of the global batch,
-#   pp the layers, or tp the heads.
-# - `cluster.gpus` is the number of GPUs on all hosts, and `cluster.gpu_bytes` the memory of one.
+# `bubble_s(busy_s, message_s, layout)` returns how many seconds the slowest stage waits in a step. Stages may take
+# different times: one that has the output layer is slower than the others. `busy_s[stage]` is how long a stage is busy
+# with *one* micro-batch, forward and backward together, and `message_s` how long this micro-batch's messages take
+# between two neighbors, again in both directions.
 #
-# This planner is simpler than the lesson's, and its situations are others: hosts of H100s that share one adapter of 400
-# Gbit/s, and smaller batches. So it may choose other layouts.
+# - The slowest stage sets the pace. We assume that it never waits between its first and its last action.
+# - Before and after that, the pipeline fills and drains. Then one micro-batch passes through all *other* stages,
+#   forward and backward, and crosses every link between neighbors.
+# - With `layout.schedule == "interleaved"`, only 1/v of this is left (v is `layout.chunks`), and with `"zero_bubble"`
+#   a third. All other schedules wait for all of it.
+# - `layout.pp` is the number of stages. With one stage, there is no bubble.
 #
-# **Predict.** Which layout is the fastest for each of the three situations below? List them in the same order.
+# For example, take stages that are busy for 3, 4, 3 and 5 s, and messages of 0.5 s. Between stages, there are three
+# links. 1F1B waits 3 + 4 + 3 + 3 · 0.5 = 11.5 s, and an interleaved schedule with v = 2 waits 5.75 s.
+#
+# The first check uses equal stages. The second one draws stages, messages and schedules.
+#
+# <details><summary>Hint</summary>
+#
+# How does (p − 1)/m of the ideal time (chapter 15) follow from your result, if all stages are equal?
+#
+# </details>
 
-# %%
-from shared.planner import meshes
 
-for name, (_, cluster, _) in meshes.SITUATIONS.items():
-    print(f"{name}: {cluster.gpus} GPUs")
+# %% tags=["exercise", "export"] grade_id="bubble-s" module="layouts"
+# %%ranks
+def bubble_s(busy_s: Sequence[float], message_s: float, layout: TrainingLayout) -> float:
+    """Estimate how long the slowest stage of a pipeline waits in a step, while the pipeline fills and drains."""
+    ### BEGIN SOLUTION
+    waits_s = sum(busy_s) - max(busy_s) + (layout.pp - 1) * message_s
+    if layout.schedule == "interleaved":
+        return waits_s / layout.chunks
+    return waits_s / 3 if layout.schedule == "zero_bubble" else waits_s
+    ### END SOLUTION
 
-# %%
-my_layouts = [None, None, None]  # for example meshes.Layout(dp=8, pp=1, tp=1, zero_stage=0)
+
+# %% tags=["check"] grade_id="check-bubble-s" points=1
+check.bubble_s()
 
 # %% [markdown]
-# `choose_layout(shape, cluster, sequences)` returns the layout with the shortest step among those that fit:
+# Now the choice. A planner that is off by a few percent cannot name *the* best layout. So yours returns all that it
+# cannot tell apart.
 #
-# - Try all layouts whose dp · pp · tp is the number of GPUs, with both ZeRO stages. Leave out those that cannot be
-#   split evenly.
-# - A layout fits if it needs at most `meshes.ROOM` (90%) of a GPU's memory.
-# - If both stages take equally long, prefer stage 0.
-# - Return None if nothing fits.
+# **Predict.** Which dp, pp and tp has the fastest layout for each of the three situations below? The second one is the
+# lesson's. In the third one, the eight GPUs of a host share one adapter of 400 Gbit/s.
+
+# %%
+from shared.planner.search import SITUATIONS
+
+for name in SITUATIONS:
+    print(name)
+
+# %%
+my_layouts = [None, None, None]  # for example (4, 1, 8), if dp = 4, pp = 1 and tp = 8
+
+# %% [markdown]
+# `choose_layouts(job, cluster)` returns a list of layouts that fit, from the fastest to the slowest:
 #
-# The first check tries the three situations. The others draw models and clusters.
+# - `possible(job, cluster)` yields every layout to try: all dp, pp, tp, ZeRO stages, micro-batches, kinds of
+#   checkpointing and schedules that divide the job.
+# - `memory(job, layout).total_bytes` is what the fullest GPU needs. A layout fits if this is at most `USABLE` (90%) of
+#   `cluster.gpu.memory_bytes`.
+# - `step_time(job, layout, cluster, bubble_s).total_s` are the seconds of a step, with *your* bubble.
+# - Of the layouts with the same `layout.sizes` (a text such as "DP 4 × PP 1 × TP 8"), keep a fastest one. Of equally
+#   fast ones, any will do.
+# - Of these, return all that take at most `1 + TIE` (1.2) times as long as the fastest. If nothing fits, return an
+#   empty list.
+#
+# The first check tries the three situations. The others draw jobs and clusters.
 #
 # <details><summary>Hint 1</summary>
 #
-# `product(divisors, divisors, (0, 1))` gives all pp, tp and stages, if `divisors` are those of the number of GPUs. For
-# which of them is there a dp?
+# A dictionary from `layout.sizes` to the best layout so far, with its seconds, is enough.
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# `min` with `key=` compares tuples from left to right, and with `default=` it also takes an empty list.
+# Which layouts have to be left out first: those that do not fit, or those that are too slow?
 #
 # </details>
 
 
-# %% tags=["export"] module="layouts"
+# %% tags=["exercise", "export"] grade_id="choose-layouts" module="layouts"
 # %%ranks
-def can_split(shape: ModelShape, layout: Layout, sequences: int) -> bool:
-    """Tell whether a model and a batch can be split evenly."""
-    try:
-        meshes.check_layout(shape, layout, sequences)
-    except ValueError:
-        return False
-    return True
-
-
-# %% tags=["exercise", "export"] grade_id="choose-layout" module="layouts"
-# %%ranks
-def choose_layout(shape: ModelShape, cluster: Cluster, sequences: int) -> Layout | None:
-    """Return the layout with the shortest step that fits on the cluster's GPUs, or None if none fits."""
+def choose_layouts(job: Job, cluster: Cluster) -> list[TrainingLayout]:
+    """Return the layouts that fit and that a planner cannot tell from the fastest one, one per dp × pp × tp."""
     ### BEGIN SOLUTION
-    divisors = [size for size in range(1, cluster.gpus + 1) if cluster.gpus % size == 0]
-    fitting = []
-    for pp, tp, zero_stage in product(divisors, divisors, (0, 1)):
-        layout = Layout(cluster.gpus // (pp * tp), pp, tp, zero_stage)
-        if layout.gpus != cluster.gpus or not can_split(shape, layout, sequences):
+    fastest: dict[str, tuple[float, TrainingLayout]] = {}
+    for layout in possible(job, cluster):
+        if memory(job, layout).total_bytes > USABLE * cluster.gpu.memory_bytes:
             continue
-        if meshes.held_bytes(shape, layout, sequences) <= meshes.ROOM * cluster.gpu_bytes:
-            fitting.append(layout)
-
-    def preference(layout: Layout) -> tuple:
-        step_s = meshes.step_s(shape, cluster, layout, sequences)
-        return step_s, layout.zero_stage
-
-    return min(fitting, key=preference, default=None)
+        seconds = step_time(job, layout, cluster, bubble_s).total_s
+        if layout.sizes not in fastest or seconds < fastest[layout.sizes][0]:
+            fastest[layout.sizes] = seconds, layout
+    ordered = sorted(fastest.values(), key=lambda pair: pair[0])
+    return [layout for seconds, layout in ordered if seconds <= (1 + TIE) * ordered[0][0]]
     ### END SOLUTION
 
 
-# %% tags=["check"] grade_id="check-choose-layout" points=3
-check.choose_layout()
+# %% tags=["check"] grade_id="check-choose-layouts" points=2
+check.choose_layouts()
 
 # %%
-# %%ranks
-chosen = [choose_layout(*situation) for situation in meshes.SITUATIONS.values()]
+# %%ranks --timeout 120
+from shared.planner.search import SITUATIONS
+
+chosen = [choose_layouts(*situation) for situation in SITUATIONS.values()]
 
 
 # %%
-def describe(situation, layout):
-    """Describe a layout, the share of a GPU's memory that it needs, and the time of its step."""
-    if layout is None:
-        return "–"
-    shape, cluster, sequences = situation
-    if layout.gpus != cluster.gpus:
-        return f"{tuple(layout)}: needs {layout.gpus:,} GPUs, but there are {cluster.gpus}"
-    try:
-        share = meshes.held_bytes(shape, layout, sequences) / cluster.gpu_bytes
-        step_s = meshes.step_s(shape, cluster, layout, sequences)
-    except ValueError as error:
-        return str(error)
-    return f"{tuple(layout)}: {share:.0%}, {step_s:.1f} s"
+from shared.planner.layouts import step_time
 
+rows = []
+of_situations = ranks.pull("chosen")[0]
+for (name, (job, cluster)), mine, tied in zip(
+    SITUATIONS.items(), my_layouts, of_situations, strict=True
+):
+    steps = [f"{step_time(job, layout, cluster).total_s:.3g} s" for layout in tied]
+    rows.append([name, "{} × {} × {}".format(*mine) if mine else "", str(tied[0]), steps[0]])
+    others = zip(tied[1:3], steps[1:3], strict=True)
+    rows += [["", "", str(layout), f"{seconds}, a tie"] for layout, seconds in others]
+    rows.append(["", "", f"and {len(tied) - 3} more", f"up to {steps[-1]}"])
+tables.Table(["", "predicted", "computed", "step"], rows)
 
-rows = [
-    [name, describe(situation, predicted), describe(situation, found)]
-    for (name, situation), predicted, found in zip(
-        meshes.SITUATIONS.items(), my_layouts, ranks.pull("chosen")[0], strict=True
-    )
+# %% tags=["claims"] jupyter={"source_hidden": true}
+from shared.planner.search import search
+
+for situation, tied in zip(SITUATIONS.values(), of_situations, strict=True):
+    assert [each.layout.sizes for each in search(*situation).tied()] == [
+        each.sizes for each in tied
+    ]
+assert [len(tied) for tied in of_situations] == [8, 7, 5]
+assert [(tied[0].dp, tied[0].pp, tied[0].tp) for tied in of_situations] == [
+    (8, 1, 1),
+    (8, 1, 4),
+    (1, 8, 4),
 ]
-tables.Table(["", "predicted (dp, pp, tp, ZeRO stage)", "computed"], rows)
 
 # %% [markdown]
-# The 7B model fits on one GPU, except for its optimizer state, so ZeRO-1 alone is enough. For the 70B model on 32 GPUs,
-# a single replica is the fastest. Two replicas fit, too: DP 2 × PP 4 × TP 4 with ZeRO-1 needs 81% of a GPU's memory.
-# But their gradients cross the slow link, so a step takes 14% longer. TP 8 × DP 4 is scenario A of the lesson. It needs
-# 186%, and 89% with ZeRO-1. The lesson's planner says 179% and 83%, because it recomputes all activations. So the
-# layout fits with ZeRO-1, but a step takes 49% longer.
+# The planner is the lesson's, so the second situation has the lesson's answer: with eight adapters per host, seven
+# divisions of the GPUs are a tie, from DP 8 to a single replica. With one adapter per host, only five are left, and a
+# single replica leads. Gradients and ZeRO-3's parameters would have to cross the slow link, and a pipeline's messages
+# are the cheapest thing that can cross it.
 #
-# For the 175B model, the five fastest meshes lie within about 6% of each other, among them TP 8 × PP 4 and TP 2 × PP
-# 32. Even the lesson's more detailed planner is off by more, so call it a tie, and measure. Why is PP 32 not better,
-# although the bubble of 32 stages is small with 512 micro-batches? A stage then has only three layers, and the output
-# layer makes the last stage 11% slower than the others. The slowest stage sets the pace (chapter 15).
+# The 7B model fits on one GPU, except for its optimizer state, so ZeRO-1 alone is the fastest. There, even TP 4 is a
+# tie: on one host, little depends on the layout. Where the planner says "a tie", measure.
 
 # %% [markdown]
 # ## Break it: four mistakes that raise no error (10 min)

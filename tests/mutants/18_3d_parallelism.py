@@ -1,13 +1,12 @@
 """Mutants of this chapter that a row of its table cannot say. Each function is one: see tests/mutants."""
 
 import math
-from itertools import product
 
 from shared import formulas
-from shared.planner import meshes
-from shared.planner.meshes import Layout
+from shared.planner.layouts import memory, step_time
+from shared.planner.search import TIE, USABLE, possible
 from solutions import layouts, parallel_3d
-from solutions.layouts import can_split, coordinates, destinations, step_bytes
+from solutions.layouts import bubble_s, coordinates, destinations, step_bytes
 
 
 def coordinates_from_the_first_axis():
@@ -411,326 +410,389 @@ def zero_1_over_the_world():
 def choice_fills_the_gpu():
     """Leaves no memory free.
 
-    caught by: choose_layout · clusters
+    caught by: choose_layouts · clusters
     """
 
-    def choose_layout(shape, cluster, sequences):
-        divisors = [size for size in range(1, cluster.gpus + 1) if cluster.gpus % size == 0]
-        fitting = []
-        for pp, tp, zero_stage in product(divisors, divisors, (0, 1)):
-            layout = Layout(cluster.gpus // (pp * tp), pp, tp, zero_stage)
-            if layout.gpus != cluster.gpus or not can_split(shape, layout, sequences):
+    def choose_layouts(job, cluster):
+        fastest = {}
+        for layout in possible(job, cluster):
+            if memory(job, layout).total_bytes > cluster.gpu.memory_bytes:
                 continue
-            if meshes.held_bytes(shape, layout, sequences) <= cluster.gpu_bytes:
-                fitting.append(layout)
-
-        def preference(layout):
-            step_s = meshes.step_s(shape, cluster, layout, sequences)
-            return step_s, layout.zero_stage
-
-        return min(fitting, key=preference, default=None)
+            seconds = step_time(job, layout, cluster, bubble_s).total_s
+            if layout.sizes not in fastest or seconds < fastest[layout.sizes][0]:
+                fastest[layout.sizes] = seconds, layout
+        ordered = sorted(fastest.values(), key=lambda pair: pair[0])
+        return [layout for seconds, layout in ordered if seconds <= (1 + TIE) * ordered[0][0]]
 
 
 def choice_ignores_memory():
-    """Chooses the fastest layout, whether it fits or not.
+    """Chooses among all layouts, whether they fit or not.
 
-    caught by: choose_layout · situations
+    caught by: choose_layouts · situations
     """
 
-    def choose_layout(shape, cluster, sequences):
-        divisors = [size for size in range(1, cluster.gpus + 1) if cluster.gpus % size == 0]
-        fitting = []
-        for pp, tp, zero_stage in product(divisors, divisors, (0, 1)):
-            layout = Layout(cluster.gpus // (pp * tp), pp, tp, zero_stage)
-            if layout.gpus != cluster.gpus or not can_split(shape, layout, sequences):
+    def choose_layouts(job, cluster):
+        fastest = {}
+        for layout in possible(job, cluster):
+            seconds = step_time(job, layout, cluster, bubble_s).total_s
+            if layout.sizes not in fastest or seconds < fastest[layout.sizes][0]:
+                fastest[layout.sizes] = seconds, layout
+        ordered = sorted(fastest.values(), key=lambda pair: pair[0])
+        return [layout for seconds, layout in ordered if seconds <= (1 + TIE) * ordered[0][0]]
+
+
+def choice_of_a_dictionary():
+    """Returns seconds by layout instead of a list.
+
+    caught by: choose_layouts · situations
+    """
+
+    def choose_layouts(job, cluster):
+        fastest = {}
+        for layout in possible(job, cluster):
+            if memory(job, layout).total_bytes > USABLE * cluster.gpu.memory_bytes:
                 continue
-            fitting.append(layout)
-
-        def preference(layout):
-            step_s = meshes.step_s(shape, cluster, layout, sequences)
-            return step_s, layout.zero_stage
-
-        return min(fitting, key=preference, default=None)
+            seconds = step_time(job, layout, cluster, bubble_s).total_s
+            if layout.sizes not in fastest or seconds < fastest[layout.sizes][0]:
+                fastest[layout.sizes] = seconds, layout
+        ordered = sorted(fastest.values(), key=lambda pair: pair[0])
+        return {layout: seconds for seconds, layout in ordered if seconds <= (1 + TIE) * ordered[0][0]}
 
 
-def choice_is_a_plain_tuple():
-    """Returns a plain tuple, which has no fields.
+def choice_of_all_that_fit():
+    """Does not leave out layouts that are much slower.
 
-    caught by: choose_layout · situations
+    caught by: choose_layouts · situations
     """
 
-    def choose_layout(shape, cluster, sequences):
-        chosen = layouts.choose_layout(shape, cluster, sequences)
-        return chosen and tuple(chosen)
-
-
-def choice_must_exist():
-    """Fails if nothing fits.
-
-    caught by: choose_layout · nothing fits
-    """
-
-    def choose_layout(shape, cluster, sequences):
-        divisors = [size for size in range(1, cluster.gpus + 1) if cluster.gpus % size == 0]
-        fitting = []
-        for pp, tp, zero_stage in product(divisors, divisors, (0, 1)):
-            layout = Layout(cluster.gpus // (pp * tp), pp, tp, zero_stage)
-            if layout.gpus != cluster.gpus or not can_split(shape, layout, sequences):
+    def choose_layouts(job, cluster):
+        fastest = {}
+        for layout in possible(job, cluster):
+            if memory(job, layout).total_bytes > USABLE * cluster.gpu.memory_bytes:
                 continue
-            if meshes.held_bytes(shape, layout, sequences) <= meshes.ROOM * cluster.gpu_bytes:
-                fitting.append(layout)
-
-        def preference(layout):
-            step_s = meshes.step_s(shape, cluster, layout, sequences)
-            return step_s, layout.zero_stage
-
-        return min(fitting, key=preference)
+            seconds = step_time(job, layout, cluster, bubble_s).total_s
+            if layout.sizes not in fastest or seconds < fastest[layout.sizes][0]:
+                fastest[layout.sizes] = seconds, layout
+        ordered = sorted(fastest.values(), key=lambda pair: pair[0])
+        return [layout for seconds, layout in ordered]
 
 
-def choice_of_full_pipelines():
-    """Leaves out pipelines with fewer micro-batches than stages.
+def choice_of_every_layout():
+    """Keeps all layouts of the same sizes that are a tie.
 
-    caught by: choose_layout · clusters
+    caught by: choose_layouts · situations
     """
 
-    def choose_layout(shape, cluster, sequences):
-        divisors = [size for size in range(1, cluster.gpus + 1) if cluster.gpus % size == 0]
-        fitting = []
-        for pp, tp, zero_stage in product(divisors, divisors, (0, 1)):
-            layout = Layout(cluster.gpus // (pp * tp), pp, tp, zero_stage)
-            if layout.gpus != cluster.gpus or not can_split(shape, layout, sequences) or sequences // layout.dp < pp:
+    def choose_layouts(job, cluster):
+        fastest = {}
+        for layout in possible(job, cluster):
+            if memory(job, layout).total_bytes > USABLE * cluster.gpu.memory_bytes:
                 continue
-            if meshes.held_bytes(shape, layout, sequences) <= meshes.ROOM * cluster.gpu_bytes:
-                fitting.append(layout)
-
-        def preference(layout):
-            step_s = meshes.step_s(shape, cluster, layout, sequences)
-            return step_s, layout.zero_stage
-
-        return min(fitting, key=preference, default=None)
+            seconds = step_time(job, layout, cluster, bubble_s).total_s
+            fastest[layout] = seconds, layout
+        ordered = sorted(fastest.values(), key=lambda pair: pair[0])
+        return [layout for seconds, layout in ordered if seconds <= (1 + TIE) * ordered[0][0]]
 
 
-def choice_of_most_replicas():
-    """Prefers more replicas to a faster step.
+def choice_of_the_first_of_each_size():
+    """Keeps the first layout of each size, not the fastest.
 
-    caught by: choose_layout · situations
+    caught by: choose_layouts · situations
     """
 
-    def choose_layout(shape, cluster, sequences):
-        divisors = [size for size in range(1, cluster.gpus + 1) if cluster.gpus % size == 0]
-        fitting = []
-        for pp, tp, zero_stage in product(divisors, divisors, (0, 1)):
-            layout = Layout(cluster.gpus // (pp * tp), pp, tp, zero_stage)
-            if layout.gpus != cluster.gpus or not can_split(shape, layout, sequences):
+    def choose_layouts(job, cluster):
+        fastest = {}
+        for layout in possible(job, cluster):
+            if memory(job, layout).total_bytes > USABLE * cluster.gpu.memory_bytes:
                 continue
-            if meshes.held_bytes(shape, layout, sequences) <= meshes.ROOM * cluster.gpu_bytes:
-                fitting.append(layout)
-
-        def preference(layout):
-            step_s = meshes.step_s(shape, cluster, layout, sequences)
-            return -layout.dp, step_s, layout.zero_stage
-
-        return min(fitting, key=preference, default=None)
+            seconds = step_time(job, layout, cluster, bubble_s).total_s
+            if layout.sizes not in fastest:
+                fastest[layout.sizes] = seconds, layout
+        ordered = sorted(fastest.values(), key=lambda pair: pair[0])
+        return [layout for seconds, layout in ordered if seconds <= (1 + TIE) * ordered[0][0]]
 
 
-def choice_of_powers_of_two():
-    """Tries powers of two only.
+def choice_of_the_last_of_each_size():
+    """Keeps the last layout of each size that fits.
 
-    caught by: choose_layout · clusters
+    caught by: choose_layouts · situations
     """
 
-    def choose_layout(shape, cluster, sequences):
-        divisors = [size for size in range(1, cluster.gpus + 1) if cluster.gpus % size == 0 and size & (size - 1) == 0]
-        fitting = []
-        for pp, tp, zero_stage in product(divisors, divisors, (0, 1)):
-            layout = Layout(cluster.gpus // (pp * tp), pp, tp, zero_stage)
-            if layout.gpus != cluster.gpus or not can_split(shape, layout, sequences):
+    def choose_layouts(job, cluster):
+        fastest = {}
+        for layout in possible(job, cluster):
+            if memory(job, layout).total_bytes > USABLE * cluster.gpu.memory_bytes:
                 continue
-            if meshes.held_bytes(shape, layout, sequences) <= meshes.ROOM * cluster.gpu_bytes:
-                fitting.append(layout)
-
-        def preference(layout):
-            step_s = meshes.step_s(shape, cluster, layout, sequences)
-            return step_s, layout.zero_stage
-
-        return min(fitting, key=preference, default=None)
-
-
-def choice_of_the_first():
-    """Takes the first layout that fits.
-
-    caught by: choose_layout · situations
-    """
-
-    def choose_layout(shape, cluster, sequences):
-        divisors = [size for size in range(1, cluster.gpus + 1) if cluster.gpus % size == 0]
-        fitting = []
-        for pp, tp, zero_stage in product(divisors, divisors, (0, 1)):
-            layout = Layout(cluster.gpus // (pp * tp), pp, tp, zero_stage)
-            if layout.gpus != cluster.gpus or not can_split(shape, layout, sequences):
-                continue
-            if meshes.held_bytes(shape, layout, sequences) <= meshes.ROOM * cluster.gpu_bytes:
-                fitting.append(layout)
-
-        return next(iter(fitting), None)
+            seconds = step_time(job, layout, cluster, bubble_s).total_s
+            fastest[layout.sizes] = seconds, layout
+        ordered = sorted(fastest.values(), key=lambda pair: pair[0])
+        return [layout for seconds, layout in ordered if seconds <= (1 + TIE) * ordered[0][0]]
 
 
 def choice_of_the_smallest():
-    """Chooses the layout that holds the least.
+    """Of the layouts with the same sizes, keeps the one that needs the least memory.
 
-    caught by: choose_layout · situations
+    caught by: choose_layouts · situations
     """
 
-    def choose_layout(shape, cluster, sequences):
-        divisors = [size for size in range(1, cluster.gpus + 1) if cluster.gpus % size == 0]
-        fitting = []
-        for pp, tp, zero_stage in product(divisors, divisors, (0, 1)):
-            layout = Layout(cluster.gpus // (pp * tp), pp, tp, zero_stage)
-            if layout.gpus != cluster.gpus or not can_split(shape, layout, sequences):
+    def choose_layouts(job, cluster):
+        fastest = {}
+        for layout in possible(job, cluster):
+            if memory(job, layout).total_bytes > USABLE * cluster.gpu.memory_bytes:
                 continue
-            if meshes.held_bytes(shape, layout, sequences) <= meshes.ROOM * cluster.gpu_bytes:
-                fitting.append(layout)
-
-        def preference(layout):
-            step_s = meshes.step_s(shape, cluster, layout, sequences)
-            return meshes.held_bytes(shape, layout, sequences), step_s, layout.zero_stage
-
-        return min(fitting, key=preference, default=None)
+            held = memory(job, layout).total_bytes
+            seconds = step_time(job, layout, cluster, bubble_s).total_s
+            if layout.sizes not in fastest or held < fastest[layout.sizes][2]:
+                fastest[layout.sizes] = seconds, layout, held
+        ordered = sorted(fastest.values(), key=lambda pair: pair[0])
+        return [layout for seconds, layout, _ in ordered if seconds <= (1 + TIE) * ordered[0][0]]
 
 
-def choice_of_tp_up_to_eight():
-    """Never tries more than eight tp ranks.
+def choice_of_the_winner():
+    """Returns only the fastest layout.
 
-    caught by: choose_layout · clusters
+    caught by: choose_layouts · situations
     """
 
-    def choose_layout(shape, cluster, sequences):
-        divisors = [size for size in range(1, cluster.gpus + 1) if cluster.gpus % size == 0]
-        fitting = []
-        for pp, tp, zero_stage in product(divisors, (1, 2, 3, 4, 6, 8), (0, 1)):
-            layout = Layout(cluster.gpus // (pp * tp), pp, tp, zero_stage)
-            if layout.gpus != cluster.gpus or not can_split(shape, layout, sequences):
+    def choose_layouts(job, cluster):
+        fastest = {}
+        for layout in possible(job, cluster):
+            if memory(job, layout).total_bytes > USABLE * cluster.gpu.memory_bytes:
                 continue
-            if meshes.held_bytes(shape, layout, sequences) <= meshes.ROOM * cluster.gpu_bytes:
-                fitting.append(layout)
-
-        def preference(layout):
-            step_s = meshes.step_s(shape, cluster, layout, sequences)
-            return step_s, layout.zero_stage
-
-        return min(fitting, key=preference, default=None)
+            seconds = step_time(job, layout, cluster, bubble_s).total_s
+            if layout.sizes not in fastest or seconds < fastest[layout.sizes][0]:
+                fastest[layout.sizes] = seconds, layout
+        ordered = sorted(fastest.values(), key=lambda pair: pair[0])
+        return [layout for seconds, layout in ordered if seconds <= ordered[0][0]]
 
 
-def choice_of_whole_hosts():
-    """Always lets tp fill a host.
+def choice_ties_with_what_does_not_fit():
+    """Compares with the fastest layout of all, also if it does not fit.
 
-    caught by: choose_layout · situations
+    caught by: choose_layouts · situations
     """
 
-    def choose_layout(shape, cluster, sequences):
-        divisors = [size for size in range(1, cluster.gpus + 1) if cluster.gpus % size == 0]
-        fitting = []
-        for pp, tp, zero_stage in product(divisors, divisors, (0, 1)):
-            layout = Layout(cluster.gpus // (pp * tp), pp, tp, zero_stage)
-            if layout.gpus != cluster.gpus or tp != cluster.gpus_per_host or not can_split(shape, layout, sequences):
+    def choose_layouts(job, cluster):
+        fastest, least = {}, math.inf
+        for layout in possible(job, cluster):
+            seconds = step_time(job, layout, cluster, bubble_s).total_s
+            least = min(least, seconds)
+            if memory(job, layout).total_bytes > USABLE * cluster.gpu.memory_bytes:
                 continue
-            if meshes.held_bytes(shape, layout, sequences) <= meshes.ROOM * cluster.gpu_bytes:
-                fitting.append(layout)
-
-        def preference(layout):
-            step_s = meshes.step_s(shape, cluster, layout, sequences)
-            return step_s, layout.zero_stage
-
-        return min(fitting, key=preference, default=None)
+            if layout.sizes not in fastest or seconds < fastest[layout.sizes][0]:
+                fastest[layout.sizes] = seconds, layout
+        ordered = sorted(fastest.values(), key=lambda pair: pair[0])
+        return [layout for seconds, layout in ordered if seconds <= (1 + TIE) * least]
 
 
-def choice_prefers_zero_1():
-    """Prefers ZeRO-1 where both stages are equally fast.
+def choice_unsorted():
+    """Returns the layouts in the order of the search.
 
-    caught by: choose_layout · situations
+    caught by: choose_layouts · situations
     """
 
-    def choose_layout(shape, cluster, sequences):
-        divisors = [size for size in range(1, cluster.gpus + 1) if cluster.gpus % size == 0]
-        fitting = []
-        for pp, tp, zero_stage in product(divisors, divisors, (0, 1)):
-            layout = Layout(cluster.gpus // (pp * tp), pp, tp, zero_stage)
-            if layout.gpus != cluster.gpus or not can_split(shape, layout, sequences):
+    def choose_layouts(job, cluster):
+        fastest = {}
+        for layout in possible(job, cluster):
+            if memory(job, layout).total_bytes > USABLE * cluster.gpu.memory_bytes:
                 continue
-            if meshes.held_bytes(shape, layout, sequences) <= meshes.ROOM * cluster.gpu_bytes:
-                fitting.append(layout)
-
-        def preference(layout):
-            step_s = meshes.step_s(shape, cluster, layout, sequences)
-            return step_s, -layout.zero_stage
-
-        return min(fitting, key=preference, default=None)
+            seconds = step_time(job, layout, cluster, bubble_s).total_s
+            if layout.sizes not in fastest or seconds < fastest[layout.sizes][0]:
+                fastest[layout.sizes] = seconds, layout
+        ordered = list(fastest.values())
+        return [layout for seconds, layout in ordered if seconds <= (1 + TIE) * min(pair[0] for pair in ordered)]
 
 
-def choice_splits_unevenly():
-    """Does not ask whether the model can be split evenly.
+def choice_within_a_tenth():
+    """Takes half of the error for a tie.
 
-    caught by: choose_layout · situations
+    caught by: choose_layouts · situations
     """
 
-    def choose_layout(shape, cluster, sequences):
-        divisors = [size for size in range(1, cluster.gpus + 1) if cluster.gpus % size == 0]
-        fitting = []
-        for pp, tp, zero_stage in product(divisors, divisors, (0, 1)):
-            layout = Layout(cluster.gpus // (pp * tp), pp, tp, zero_stage)
-            if layout.gpus != cluster.gpus:
+    def choose_layouts(job, cluster):
+        fastest = {}
+        for layout in possible(job, cluster):
+            if memory(job, layout).total_bytes > USABLE * cluster.gpu.memory_bytes:
                 continue
-            if meshes.held_bytes(shape, layout, sequences) <= meshes.ROOM * cluster.gpu_bytes:
-                fitting.append(layout)
-
-        def preference(layout):
-            step_s = meshes.step_s(shape, cluster, layout, sequences)
-            return step_s, layout.zero_stage
-
-        return min(fitting, key=preference, default=None)
+            seconds = step_time(job, layout, cluster, bubble_s).total_s
+            if layout.sizes not in fastest or seconds < fastest[layout.sizes][0]:
+                fastest[layout.sizes] = seconds, layout
+        ordered = sorted(fastest.values(), key=lambda pair: pair[0])
+        return [layout for seconds, layout in ordered if seconds <= (1 + TIE / 2) * ordered[0][0]]
 
 
 def choice_without_a_pipeline():
     """Tries no pipeline.
 
-    caught by: choose_layout · situations
+    caught by: choose_layouts · situations
     """
 
-    def choose_layout(shape, cluster, sequences):
-        divisors = [size for size in range(1, cluster.gpus + 1) if cluster.gpus % size == 0]
-        fitting = []
-        for pp, tp, zero_stage in product((1,), divisors, (0, 1)):
-            layout = Layout(cluster.gpus // (pp * tp), pp, tp, zero_stage)
-            if layout.gpus != cluster.gpus or not can_split(shape, layout, sequences):
+    def choose_layouts(job, cluster):
+        fastest = {}
+        for layout in possible(job, cluster):
+            if layout.pp > 1 or memory(job, layout).total_bytes > USABLE * cluster.gpu.memory_bytes:
                 continue
-            if meshes.held_bytes(shape, layout, sequences) <= meshes.ROOM * cluster.gpu_bytes:
-                fitting.append(layout)
-
-        def preference(layout):
-            step_s = meshes.step_s(shape, cluster, layout, sequences)
-            return step_s, layout.zero_stage
-
-        return min(fitting, key=preference, default=None)
+            seconds = step_time(job, layout, cluster, bubble_s).total_s
+            if layout.sizes not in fastest or seconds < fastest[layout.sizes][0]:
+                fastest[layout.sizes] = seconds, layout
+        ordered = sorted(fastest.values(), key=lambda pair: pair[0])
+        return [layout for seconds, layout in ordered if seconds <= (1 + TIE) * ordered[0][0]]
 
 
-def choice_without_zero_1():
-    """Tries no ZeRO-1.
+def choice_without_recomputation():
+    """Never recomputes activations.
 
-    caught by: choose_layout · situations
+    caught by: choose_layouts · situations
     """
 
-    def choose_layout(shape, cluster, sequences):
-        divisors = [size for size in range(1, cluster.gpus + 1) if cluster.gpus % size == 0]
-        fitting = []
-        for pp, tp, zero_stage in product(divisors, divisors, (0,)):
-            layout = Layout(cluster.gpus // (pp * tp), pp, tp, zero_stage)
-            if layout.gpus != cluster.gpus or not can_split(shape, layout, sequences):
+    def choose_layouts(job, cluster):
+        fastest = {}
+        for layout in possible(job, cluster):
+            if layout.checkpointing != "none" or memory(job, layout).total_bytes > USABLE * cluster.gpu.memory_bytes:
                 continue
-            if meshes.held_bytes(shape, layout, sequences) <= meshes.ROOM * cluster.gpu_bytes:
-                fitting.append(layout)
+            seconds = step_time(job, layout, cluster, bubble_s).total_s
+            if layout.sizes not in fastest or seconds < fastest[layout.sizes][0]:
+                fastest[layout.sizes] = seconds, layout
+        ordered = sorted(fastest.values(), key=lambda pair: pair[0])
+        return [layout for seconds, layout in ordered if seconds <= (1 + TIE) * ordered[0][0]]
 
-        def preference(layout):
-            step_s = meshes.step_s(shape, cluster, layout, sequences)
-            return step_s, layout.zero_stage
 
-        return min(fitting, key=preference, default=None)
+def choice_without_zero_3():
+    """Shards no parameters.
+
+    caught by: choose_layouts · situations
+    """
+
+    def choose_layouts(job, cluster):
+        fastest = {}
+        for layout in possible(job, cluster):
+            if layout.zero_stage == 3 or memory(job, layout).total_bytes > USABLE * cluster.gpu.memory_bytes:
+                continue
+            seconds = step_time(job, layout, cluster, bubble_s).total_s
+            if layout.sizes not in fastest or seconds < fastest[layout.sizes][0]:
+                fastest[layout.sizes] = seconds, layout
+        ordered = sorted(fastest.values(), key=lambda pair: pair[0])
+        return [layout for seconds, layout in ordered if seconds <= (1 + TIE) * ordered[0][0]]
+
+
+def choice_must_exist():
+    """Fails if nothing fits.
+
+    caught by: choose_layouts · nothing fits
+    """
+
+    def choose_layouts(job, cluster):
+        fastest = {}
+        for layout in possible(job, cluster):
+            if memory(job, layout).total_bytes > USABLE * cluster.gpu.memory_bytes:
+                continue
+            seconds = step_time(job, layout, cluster, bubble_s).total_s
+            if layout.sizes not in fastest or seconds < fastest[layout.sizes][0]:
+                fastest[layout.sizes] = seconds, layout
+        ordered = sorted(fastest.values(), key=lambda pair: pair[0])
+        limit = (1 + TIE) * ordered[0][0]
+        return [layout for seconds, layout in ordered if seconds <= limit]
+
+
+def bubble_counts_the_slowest_stage():
+    """Also counts the stage that waits.
+
+    caught by: bubble_s · equal stages
+    """
+
+    def bubble_s(busy_s, message_s, layout):
+        waits_s = sum(busy_s) + (layout.pp - 1) * message_s
+        if layout.schedule == "interleaved":
+            return waits_s / layout.chunks
+        return waits_s / 3 if layout.schedule == "zero_bubble" else waits_s
+
+
+def bubble_of_equal_stages():
+    """Takes all stages for as slow as the slowest one.
+
+    caught by: bubble_s · stages
+    """
+
+    def bubble_s(busy_s, message_s, layout):
+        waits_s = (layout.pp - 1) * max(busy_s) + (layout.pp - 1) * message_s
+        if layout.schedule == "interleaved":
+            return waits_s / layout.chunks
+        return waits_s / 3 if layout.schedule == "zero_bubble" else waits_s
+
+
+def bubble_of_the_last_stage():
+    """Takes the last stage for the slowest one.
+
+    caught by: bubble_s · stages
+    """
+
+    def bubble_s(busy_s, message_s, layout):
+        waits_s = sum(busy_s) - busy_s[-1] + (layout.pp - 1) * message_s
+        if layout.schedule == "interleaved":
+            return waits_s / layout.chunks
+        return waits_s / 3 if layout.schedule == "zero_bubble" else waits_s
+
+
+def bubble_with_a_message_per_stage():
+    """Counts one message too many.
+
+    caught by: bubble_s · stages
+    """
+
+    def bubble_s(busy_s, message_s, layout):
+        waits_s = sum(busy_s) - max(busy_s) + layout.pp * message_s
+        if layout.schedule == "interleaved":
+            return waits_s / layout.chunks
+        return waits_s / 3 if layout.schedule == "zero_bubble" else waits_s
+
+
+def bubble_without_chunks():
+    """Does not divide by the chunks.
+
+    caught by: bubble_s · equal stages
+    """
+
+    def bubble_s(busy_s, message_s, layout):
+        waits_s = sum(busy_s) - max(busy_s) + (layout.pp - 1) * message_s
+        if layout.schedule == "interleaved":
+            return waits_s
+        return waits_s / 3 if layout.schedule == "zero_bubble" else waits_s
+
+
+def bubble_without_messages():
+    """Lets the first micro-batch cross the links in no time.
+
+    caught by: bubble_s · stages
+    """
+
+    def bubble_s(busy_s, message_s, layout):
+        waits_s = sum(busy_s) - max(busy_s)
+        if layout.schedule == "interleaved":
+            return waits_s / layout.chunks
+        return waits_s / 3 if layout.schedule == "zero_bubble" else waits_s
+
+
+def bubble_whole_with_zero_bubble():
+    """Lets the zero-bubble schedule wait as long as 1F1B.
+
+    caught by: bubble_s · equal stages
+    """
+
+    def bubble_s(busy_s, message_s, layout):
+        waits_s = sum(busy_s) - max(busy_s) + (layout.pp - 1) * message_s
+        if layout.schedule == "interleaved":
+            return waits_s / layout.chunks
+        return waits_s
+
+
+def bubble_divides_messages_by_nothing():
+    """Divides only the busy time by the chunks.
+
+    caught by: bubble_s · stages
+    """
+
+    def bubble_s(busy_s, message_s, layout):
+        waits_s = sum(busy_s) - max(busy_s) + (layout.pp - 1) * message_s
+        if layout.schedule == "interleaved":
+            return (sum(busy_s) - max(busy_s)) / layout.chunks + (layout.pp - 1) * message_s
+        return waits_s / 3 if layout.schedule == "zero_bubble" else waits_s

@@ -18,7 +18,8 @@ leaving_bytes = Exercise("18.3b", "leaving_bytes")
 split_model = Exercise("18.4", "split_model", first="plain split")
 Parallel3D = Exercise("18.5", "Parallel3D", first="plain replicas")
 clip_grad_norm_ = Exercise("18.6", "Parallel3D", first="plain norm")
-choose_layout = Exercise("18.7", "choose_layout")
+bubble_s = Exercise("18.7a", "bubble_s")
+choose_layouts = Exercise("18.7b", "choose_layouts")
 
 coordinates.check("the table", world_sizes=(1,))(places.the_table_comes_out)
 coordinates.check("meshes", world_sizes=(1,))(places.drawn_meshes)
@@ -54,9 +55,11 @@ clip_grad_norm_.check("ZeRO-1's norm", world_sizes=(1, 2, 4))(training.norms_wit
 clip_grad_norm_.check("awkward norms", world_sizes=(2, 4))(training.awkward_norms)
 clip_grad_norm_.check("one element", world_sizes=(2, 4))(training.clipping_sends_one_element)
 
-choose_layout.check("situations", world_sizes=(1,))(choices.the_three_situations)
-choose_layout.check("clusters", world_sizes=(1,))(choices.drawn_clusters)
-choose_layout.check("nothing fits", world_sizes=(1,))(choices.nothing_may_fit)
+bubble_s.check("equal stages", world_sizes=(1,))(choices.equal_stages)
+bubble_s.check("stages", world_sizes=(1,))(choices.drawn_stages)
+choose_layouts.check("situations", world_sizes=(1,))(choices.the_three_situations)
+choose_layouts.check("clusters", world_sizes=(1,))(choices.drawn_clusters)
+choose_layouts.check("nothing fits", world_sizes=(1,))(choices.nothing_may_fit)
 
 give_hints(
     {
@@ -82,6 +85,9 @@ give_hints({"got <class 'int'> instead": "Hint: what is your sum on a rank witho
 give_hints({"`sizes` was": "Hint: which line changes the caller's dictionary?"}, coordinates, ranks_along)
 give_hints({"not a parameter of the model": "Hint: which model does parallelize() get?"}, split_model)
 give_hints(
-    {name: "Hint: what does your search return if nothing fits?" for name in ("empty sequence", "empty iterable")},
-    choose_layout,
+    {
+        name: "Hint: what does your search return if nothing fits?"
+        for name in ("empty sequence", "empty iterable", "list index out of range")
+    },
+    choose_layouts,
 )

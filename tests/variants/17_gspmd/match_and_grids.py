@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from shared.placements import EINSUM, LINEAR, Equation, Mesh, Partial, Replicate, Shard, dim_of
+from shared.spmd.partitioning import changed as stepped
 from solutions import gspmd as right
 from solutions.gspmd import Rule, local_shape, make_mesh_group  # noqa: F401
 
@@ -117,7 +118,7 @@ def _routes(layouts, operand):
             for step in layouts.steps_from(operand, placements):
                 longer = (*steps, step)
                 cost = right.rounded(sum(each.seconds(layouts.mesh) for each in longer)), len(longer)
-                after = right.changed(placements, step)
+                after = stepped(placements, step)
                 if after not in best or cost < best[after][0]:
                     best[after], changed = (cost, longer), True
     return {placements: steps for placements, (_, steps) in best.items()}

@@ -1,7 +1,8 @@
 """Gradients averaged by BucketedDDP, squares that are divided by their copies, and layouts sorted by preference."""
 
+from collections import defaultdict
 from functools import reduce
-from itertools import product
+from itertools import takewhile
 
 import torch
 import torch.distributed as dist
@@ -10,7 +11,8 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from shared import formulas
 from shared.models import gpt_layers
-from shared.planner.meshes import Layout, check_layout, held_bytes, step_s
+from shared.planner.layouts import memory, step_time
+from shared.planner.search import TIE, USABLE, possible
 from solutions import layouts, parallel_3d
 from solutions.bucketed_ddp import BucketedDDP
 from solutions.pipeline import Pipeline
@@ -131,17 +133,21 @@ class Parallel3D(nn.Module):
         return "norm" in name or "position" in name or name.endswith(("project.bias", "down.bias"))
 
 
-def choose_layout(shape, cluster, sequences):
-    def fits(layout):
-        try:
-            check_layout(shape, layout, sequences)
-        except ValueError:
-            return False
-        return layout.gpus == cluster.gpus and held_bytes(shape, layout, sequences) <= 0.9 * cluster.gpu_bytes
+def bubble_s(busy_s, message_s, layout):
+    ordered = sorted(busy_s)
+    path = [*ordered[:-1], *[message_s] * (layout.pp - 1)]
+    return sum(path) / (layout.chunks if layout.schedule == "interleaved" else 3 if "zero" in layout.schedule else 1)
 
-    divisors = [each for each in range(1, cluster.gpus + 1) if not cluster.gpus % each]
-    by_preference = [
-        Layout(cluster.gpus // (pp * tp) or 1, pp, tp, stage) for stage, tp, pp in product((0, 1), divisors, divisors)
-    ]
-    every = sorted(filter(fits, by_preference), key=lambda layout: step_s(shape, cluster, layout, sequences))
-    return every[0] if every else None
+
+def choose_layouts(job, cluster):
+    def seconds(layout):
+        return step_time(job, layout, cluster, bubble_s).total_s
+
+    def fits(layout):
+        return memory(job, layout).total_bytes <= USABLE * cluster.gpu.memory_bytes
+
+    by_sizes = defaultdict(list)
+    for layout in filter(fits, possible(job, cluster)):
+        by_sizes[layout.dp, layout.pp, layout.tp].append(layout)
+    winners = sorted((min(group, key=seconds) for group in by_sizes.values()), key=seconds)
+    return list(takewhile(lambda layout: seconds(layout) <= (1 + TIE) * seconds(winners[0]), winners))

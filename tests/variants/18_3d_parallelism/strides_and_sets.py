@@ -9,8 +9,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shared import formulas
 from shared.models import gpt_layers
-from shared.planner import meshes
-from solutions import layouts
+from shared.planner.layouts import memory, step_time
+from shared.planner.search import USABLE, possible
 from solutions import parallel_3d as right
 from solutions.layouts import destinations
 
@@ -108,15 +108,19 @@ class Parallel3D(right.Parallel3D):
         return norm
 
 
-def choose_layout(shape, cluster, sequences):
-    found = []
-    for tp in range(1, cluster.gpus + 1):
-        for pp in range(1, cluster.gpus // tp + 1):
-            if cluster.gpus % (tp * pp):
-                continue
-            both = [meshes.Layout(cluster.gpus // (tp * pp), pp, tp, stage) for stage in (0, 1)]
-            found += [each for each in both if layouts.can_split(shape, each, sequences)]
-    room = meshes.ROOM * cluster.gpu_bytes
-    fitting = [each for each in found if meshes.held_bytes(shape, each, sequences) <= room]
-    fitting.sort(key=lambda each: (meshes.step_s(shape, cluster, each, sequences), each.zero_stage))
-    return fitting[0] if fitting else None
+def bubble_s(busy_s, message_s, layout):
+    slowest, shorter = max(busy_s), {"interleaved": layout.chunks, "zero_bubble": 3}
+    others = [each for each in busy_s]
+    others.remove(slowest)
+    return (sum(others) + message_s * len(others)) / shorter.get(layout.schedule, 1)
+
+
+def choose_layouts(job, cluster):
+    steps = ((step_time(job, each, cluster, bubble_s).total_s, each) for each in possible(job, cluster))
+    every = sorted(steps, key=lambda pair: pair[0])
+    room, found, sizes = USABLE * cluster.gpu.memory_bytes, [], set()
+    for seconds, layout in every:
+        if layout.sizes not in sizes and memory(job, layout).total_bytes <= room:
+            sizes.add(layout.sizes)
+            found.append((seconds, layout))
+    return [layout for seconds, layout in found if seconds <= 1.2 * found[0][0]]

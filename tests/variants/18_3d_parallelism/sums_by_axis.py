@@ -9,8 +9,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shared import formulas
 from shared.models import gpt_layers
-from shared.planner import meshes
-from shared.planner.meshes import Layout
+from shared.planner.layouts import memory, step_time
+from shared.planner.search import TIE, possible
 from solutions.manual_ddp import broadcast_state
 from solutions.parallel_3d import token_loss
 from solutions.pipeline import Pipeline
@@ -148,24 +148,34 @@ class Parallel3D:
         return norm
 
 
-def choose_layout(shape, cluster, sequences):
-    best, best_key = None, None
-    for dp, pp, tp in triples(cluster.gpus):
-        if sequences % dp or shape.layers % pp or shape.heads % tp:
-            continue
-        for zero_stage in (1, 0):
-            layout = Layout(dp, pp, tp, zero_stage)
-            if meshes.held_bytes(shape, layout, sequences) / cluster.gpu_bytes > 0.9:
-                continue
-            key = meshes.step_s(shape, cluster, layout, sequences), zero_stage, tp, pp
-            if best is None or key < best_key:
-                best, best_key = layout, key
-    return best
+def bubble_s(busy_s, message_s, layout):
+    waits_s = -max(busy_s)
+    for stage, each in enumerate(busy_s):
+        waits_s += each + (message_s if stage else 0)
+    if layout.schedule == "interleaved":
+        return waits_s / layout.chunks
+    if layout.schedule == "zero_bubble":
+        return waits_s / 3
+    return waits_s
 
 
-def triples(gpus):
-    for dp in range(1, gpus + 1):
-        if gpus % dp == 0:
-            for pp in range(1, gpus // dp + 1):
-                if gpus // dp % pp == 0:
-                    yield dp, pp, gpus // dp // pp
+def choose_layouts(job, cluster):
+    found = layouts_that_fit(job, cluster)
+    if not found:
+        return []
+    limit = (1 + TIE) * min(seconds for seconds, _ in found)
+    kept = []
+    for sizes in {layout.sizes for _, layout in found}:
+        fastest = min((pair for pair in found if pair[1].sizes == sizes), key=lambda pair: pair[0])
+        if fastest[0] <= limit:
+            kept.append(fastest)
+    kept.sort(key=lambda pair: pair[0])
+    return [layout for _, layout in kept]
+
+
+def layouts_that_fit(job, cluster):
+    return [
+        (step_time(job, layout, cluster, bubble_s).total_s, layout)
+        for layout in possible(job, cluster)
+        if memory(job, layout).total_bytes / cluster.gpu.memory_bytes <= 0.9
+    ]
