@@ -85,7 +85,7 @@ def expect_plain_gpt(model: models.TinyGPT, group: dist.ProcessGroup | None) -> 
     expect_same_first_batch(model, group)
     _mark_replaced(model)
     for layer in model.modules():
-        if layer._parameters and not isinstance(layer, nn.Linear | nn.Embedding):  # It stays whole, such as a norm.
+        if layer._parameters and not isinstance(layer, nn.Linear | nn.Embedding):  # such as a norm
             layer.register_forward_pre_hook(_reject_reentrant_checkpoint)
 
 
