@@ -96,7 +96,7 @@ class Exercise:
         headline = f"✗ Exercise {self.number} has not passed yet: {first}"
         found = assistance.find(progress.name_of(self))
         if found.ours and progress.failures_in_a_row(self) >= FAILURES_BEFORE_OURS:
-            how = f"To see our version, add a cell below (Escape, then B) and run check.{self._name()}.show_ours() in it."
+            how = f"To see our version, add a cell below (Escape, then B), with check.{self._name()}.show_ours() in it."
             note = " ".join(filter(None, [note, how]))
         display.show(verdicts, headline, note, found)
         prints.show()
