@@ -341,8 +341,8 @@ check.rounds_and_bytes()
 #   results, it is 0.
 #
 # The placements of a tensor are a tuple with one entry for each axis of the mesh, such as `(Shard(0),)`. `Mesh((4,))`
-# has one axis. The search behind `Layouts` is in `shared/spmd/partitioning.py`. It takes your rules and costs; 17.8
-# supplies its missing part, `may_change`.
+# has one axis, and a link of 10 µs and 25 GB/s. The search behind `Layouts` is in `shared/spmd/partitioning.py`. It
+# takes your rules and costs; 17.8 supplies its missing part, `may_change`.
 
 
 # %% tags=["export"]
@@ -669,8 +669,8 @@ check.execute()
 # | 4 | two all-gathers of 65,536 elements along dp, and an all-reduce of 65,536 along tp |
 #
 # An entry of `my_specs` has a tuple for each array, with what `P(…)` would get: `(("dp",), (), (None, "tp"))` splits
-# the rows of x along dp, and the columns of B along tp. Sizes are those of the full tensor among the devices of one
-# group. There are no points, so try as often as you like.
+# the rows of x along dp, and the columns of B along tp. Sizes count the elements that the devices of one group hold
+# together, after the all-gather or all-reduce. There are no points, so try as often as you like.
 
 # %%
 my_specs = {"1": None, "2": None, "3": None, "4": None}
@@ -824,7 +824,8 @@ check.reshape_rules()
 # Each rank holds some columns of a matrix x, or a term of x, as after a matrix product whose inputs were sharded along
 # j. The three functions below ignore that. Such mistakes have been found in real code.
 #
-# - `steps_with_a_term` updates a replicated weight, whose gradient x is still `Partial` (as in Megatron-LM issue 1446).
+# - `steps_with_a_term` updates a replicated weight, whose gradient x is still `Partial` (Megatron-LM issue 1446 reports
+#   such gradients).
 # - `relu_too_early` computes relu before the sum.
 # - `flattens_shards` flattens a matrix of which each rank holds some columns, as if the result were sharded, too. (A
 #   similar mistake is pytorch/pytorch issue 179502.)
@@ -875,11 +876,11 @@ for name, right_sum in measured.items():
 
 # %% [markdown]
 # In the first, each rank subtracts only its own term, so from now on, the ranks' weights differ. In DTensor, a missing
-# label is enough: without `grad_placements`, `to_local` assumes that a gradient is placed like its parameter.
+# label is enough: without `grad_placements`, `to_local` assumes that the gradient is placed like the DTensor itself.
 #
-# The second drops all negative terms, so its sums are too large. The third has all the right elements, in the wrong
-# order, so a check of sums, means or norms does not find it. Your partitioner makes none of these mistakes, because it
-# has no rules for them.
+# The second drops all negative terms, so its sums are right or too large, never too small. The third has all the right
+# elements, in the wrong order, so a check of sums, means or norms does not find it. Your partitioner makes none of
+# these mistakes, because it has no rules for them.
 
 # %% [markdown]
 # ## Your own run
@@ -921,9 +922,11 @@ for rows, mb in own_run.items():
     assert abs(mb - min(way[rows] for way in ways.values())) < 1e-6, (rows, mb)
 
 # %% [markdown]
-# Below about 800 rows, the points lie on the line of tensor parallelism: an all-to-all of the activations (3/16 of
-# them), and a reduce-scatter of the result (3/4). Above, they lie on the line of ZeRO-3. The two strategies of chapters
-# 10 and 13 are one rule each, and the number of rows decides between them.
+# Up to 256 rows, the points lie on the line of tensor parallelism: an all-to-all of the activations (3/16 of them), and
+# a reduce-scatter of the result (3/4). From 1,024 rows on, they lie on the line of ZeRO-3. The lines cross at about 820
+# rows, but your partitioner changes sides at about 620: it counts seconds, and tensor parallelism takes six rounds
+# instead of three. The two strategies of chapters 09 and 13 are one rule each, and the number of rows decides between
+# them.
 
 # %%
 ranks.stop()

@@ -59,7 +59,7 @@ from shared.predictions import predicted
 #
 # A dimension with the same letter is split in the same way everywhere. The compiler carries your annotations forward to
 # results and backward to operands, until nothing changes. This is **propagation**. Operations such as gelu and add go
-# first, because only one layout suits them, and products later. Two layouts that
+# first, because their operands and results share one layout, and products later. Two layouts that
 # disagree are settled by such priorities, not by counting the bytes of the whole program (Xu et al. 2021, §3.5). Only
 # then, where an operation needs an operand in another layout, does the *partitioner* insert a collective.
 #
@@ -193,7 +193,7 @@ annotated = compiled(step, *(array(line, shape, "d") for shape in shapes))
 # %% [markdown]
 # **Predict.** This step needs an all-gather of the weight, and a reduce-scatter of its gradient. Each sends f times the
 # weight's bytes. Backward does not need the weight, because x needs no gradient. How many times f · (weight bytes) does
-# the compiled program send? The step needs 2.
+# the compiled program send? The step needs 2, but recall which collective XLA used for a sum that ends up split.
 
 # %%
 my_multiple = None
@@ -281,9 +281,10 @@ assert len(columns["FSDP"]) > 2 * len(columns["FSDP, constrained"]) == 6
 # TP gets the same collectives as a pair of layers in chapter 13: one all-reduce in forward, and one in backward.
 #
 # With FSDP, propagation reaches the inner activations from both sides: by rows, forward from x, and by columns,
-# backward from the rows of B. Both layouts survive in some operations, and activations move between them. Only two
-# all-gathers fetch weights, as FSDP should. With one more annotation, there is nothing to disagree about: two
-# all-gathers remain, and an all-reduce of both gradients together.
+# backward from the rows of B. Some operations keep the rows and others the columns. So activations move between the
+# two: in four all-to-alls (the table has what one device holds, an eighth of 8.4 MB), and in the three all-gathers of
+# 2.1 and 8.4 MB. Only the two of 4.2 MB fetch weights, as FSDP should. With one more annotation, there is nothing to
+# disagree about: two all-gathers remain, and an all-reduce of both gradients together.
 
 # %% [markdown]
 # ## Experts along a sharded axis
@@ -326,9 +327,10 @@ assert columns["constrained, s = 1,024"][0].sent_bytes == 7 / 8 * 4 * e * 256 * 
 # after it. With more tokens, XLA leaves them in place, and gathers both matrices of all experts, which sends four times
 # as much.
 #
-# The annotations are the same, so only sizes can make the difference. With few tokens, the rows (4.2 MB) are smaller
-# than a matrix of all experts (16.8 MB). With more, they are larger (33.6 MB), and XLA moves the matrices. Layouts are
-# known by then, and the partitioner decides one product at a time, although an all-to-all of rows would send less. The
+# The annotations are the same, so only sizes can make the difference. With few tokens, the rows of all groups (4.2 MB;
+# the table has one device's eighth, 0.5) are smaller than one matrix of all experts (16.8 MB). With more, they are
+# larger (33.6 MB; an eighth is 4.2). In both sizes, XLA moves the smaller of the two, as if it compared whole operands,
+# one product at a time. But an all-to-all of the large rows sends 3.7 MB, and a gather of the matrix 14.7. The
 # constraint says that the rows belong to the experts, as GShard's annotation does.
 
 # %% [markdown]
@@ -339,7 +341,7 @@ assert columns["constrained, s = 1,024"][0].sent_bytes == 7 / 8 * 4 * e * 256 * 
 # | type | who decides the layouts | who inserts the collectives |
 # |---|---|---|
 # | auto | the compiler, from your annotations | the compiler |
-# | explicit | you: each array's type states its layout, and unclear ones raise an error | the compiler |
+# | explicit | JAX, while it traces, from the operands' types; an unclear one raises an error | the compiler |
 # | manual | you, in `shard_map` | you |
 #
 # The next cell computes case 3 with explicit axes and smaller matrices:
@@ -441,15 +443,15 @@ assert ops[4] == "no communication"
 tables.Table(["from", "to", "collectives"], [list(row) for row in sent])
 
 # %% [markdown]
-# All but one are arrows in the diagram. From `Shard(0)` to `Shard(1)`, DTensor all-gathers on a CPU. That sends N times
-# as much as an all-to-all.
+# All five are arrows in the diagram, and four do what their arrow says. The exception is `Shard(0)` to `Shard(1)`: on a
+# CPU, DTensor all-gathers, and each rank keeps its columns. That sends N times as much as an all-to-all.
 
 # %% [markdown]
 # ## Three ways to run one step
 #
 # Next, we run one training step of a TinyGPT block on a mesh of 2 × 2 ranks, with FSDP along "dp" and TP along "tp":
 #
-# - *ours*: your own `ZeRO3`, with your layers of chapter 13,
+# - *ours*: `ZeRO3` of chapter 10, with the layers of chapter 13 (the cell imports our solutions of these labs),
 # - *DTensor*: each weight has a placement per axis, and is gathered along "dp" before it is used. The activations
 #   outside of a pair of layers are given the layout of x, and once more they are not,
 # - *XLA*: a JAX program, whose only annotations are the partition specs of the weights and of the batch.
@@ -514,7 +516,7 @@ spmd.side_by_side(columns)
 #   DTensor sends each tensor separately, even the four small gradients of the norms.
 #
 # Without layouts of activations, DTensor gets the same weights, but sends 39% more, because it decides about one
-# operation at a time. XLA's propagation sees the whole program, and needed no help here.
+# operation at a time. XLA's propagation sees the whole program. It needed help with the MLP above, but not here.
 
 # %% [markdown]
 # ## Break it: adding to a Partial
@@ -622,7 +624,8 @@ assert right == [] and len(broken) == 7
 # %% [markdown]
 # In Megatron-LM, a user found such gradients just before the optimizer step (issue 1446). JAX errs on the other side.
 # Inside `shard_map`, the gradient with respect to a replicated array is summed over all devices. If you wanted each
-# sample's own gradient, you silently get the sum (JAX issue 36886). In the lab, you make the mistake on purpose.
+# sample's own gradient, you silently get its sum with the other devices' samples (JAX issue 36886). In the lab, you
+# make the mistake on purpose.
 
 # %% [markdown]
 # ## Recap
@@ -633,8 +636,8 @@ assert right == [] and len(broken) == 7
 # | | memory: gathered weights are kept | wire along "dp" | overlap |
 # |---|---|---|---|
 # | your `ZeRO3` | while a unit computes | 3fψ elements | prefetching |
-# | DTensor | until backward | 2fψ | none |
-# | XLA on a CPU | until backward | 3fψ | none |
+# | DTensor | from forward until backward | 2fψ | not measured here |
+# | XLA on a CPU | from forward until backward | 3fψ | not measured here; on GPUs, collectives start early |
 #
 # **Terms**
 #
