@@ -181,7 +181,8 @@ for bucket_index, index in [(2, 0), (1, 1), (0, 0), (1, 0)]:
 # %% [markdown]
 # Run the next cell once you have written `finish` and have run the cell of `LaunchQueue` again. It makes a new queue
 # and adds one gradient. `finish` should pack the other three, launch the buckets in order, and only then wait for all
-# of them. The second `finish` stands for a step without a backward. It should do the same, but pack all four gradients.
+# of them. Packs and launches may alternate. The second `finish` stands for a step without a backward. It should do the
+# same, but pack all four gradients.
 
 # %%
 # %%ranks 0

@@ -21,12 +21,14 @@
 # %% [markdown] slideshow={"slide_type": "slide"}
 # ## Where we are
 #
-# In chapter 03, you packed many gradients into a few buckets. There are fewer all-reduces now, but all of them start
-# after backward. In this chapter, they start during backward.
+# In chapter 03, you packed many gradients into a few buckets. Look at what that wrapper does: while backward computes,
+# the link is idle, and while the link is busy, the rank is idle. In the first timeline below, waiting is almost half of
+# the step. Not one byte of it has to go, only the order. In this chapter, the all-reduces start during backward.
 #
 # To see how much time that saves, we need a slow network. So each rank gets an *emulated* link of 500 Mbit/s, with a
 # latency of 1 ms per message: gloo still sends the bytes, but no collective completes earlier than it would on such a
-# link. Each link runs one collective at a time, as NCCL does. The ranks use the CPU, even if you have GPUs.
+# link. Each link runs one collective at a time, as NCCL does within one process group. The ranks use the CPU, even if
+# you have GPUs.
 
 # %% tags=["nbval-ignore-output"]
 from shared import measure, plots, ranks, tables
@@ -118,7 +120,8 @@ plots.timeline([before])
 
 # %% [markdown] slideshow={"slide_type": "-"}
 # All seven all-reduces are launched when backward has ended, so their bars overlap. But the link runs them one after
-# the other, while rank 0 waits (hatched).
+# the other, while rank 0 waits (hatched). Two bars may end together if another rank ended its backward later: no
+# all-reduce is complete before the last rank has launched it.
 #
 # **Exposed communication** is the time during which a collective is in flight and the rank has nothing to compute.
 # While the rank computes, the communication is **hidden**. The text beside the timeline states both. In the next
@@ -190,7 +193,8 @@ plots.timeline([blocking])
 # %% [markdown] slideshow={"slide_type": "-"}
 # That is slower than before. The all-reduces now start during backward, but each one blocks backward until it
 # completes. Only the time of the launches is hidden. And with 52 latencies instead of seven, the formula gives 258 + 52
-# · 6 = 570 ms. The rest is mostly the wait for the slowest rank in each all-reduce.
+# · 6 = 570 ms. The rest is not in the formula: in each of the 52 all-reduces, all ranks wait for the slowest one, and
+# gloo itself needs the cores.
 
 # %% [markdown]
 # ## Launching now, waiting later
@@ -275,8 +279,8 @@ measure.expect(after[0].exposed_ms < before.exposed_ms, "hooks hide communicatio
 plots.timeline([before, after[0]], ["after backward", "with hooks"])
 
 # %% [markdown] slideshow={"slide_type": "-"}
-# The buckets and the gradients are the same as before, but now part of the communication is hidden. Any difference in
-# forward is noise, because the ranks share cores.
+# The buckets and the gradients are the same as before, but now part of the communication is hidden. Any other
+# difference between the two steps, in forward or in backward, is noise here, because the ranks share cores.
 
 # %% [markdown]
 # ## Predicting what stays exposed
@@ -392,7 +396,7 @@ costs.predicted_against_measured(curve, points, "cap, MB", **style)
 # %% [markdown] slideshow={"slide_type": "-"}
 # With a cap of 25 MB, everything except the small first bucket waits for the end of backward. With 0.25 MB, there are
 # 31 buckets, and their latencies alone take 31 · 6α = 186 ms. The curve jumps where one more parameter fits into a
-# bucket. The marks follow the curve, with a scatter of up to 30 ms.
+# bucket. The marks follow the curve, here within 10 ms. On a busier machine, expect up to 30.
 #
 # ## When is overlap worth it?
 #
@@ -450,7 +454,8 @@ measure.expect(
 # - At 0.5 Gbit/s, the all-reduces are longer than backward. Overlap saves the most here, and much is still exposed.
 #   Buckets wait for each other, so it matters how early the *first* one is launched.
 # - At 5 Gbit/s, overlap is at its best: nearly everything is hidden. All buckets but the *last* have been sent when
-#   backward ends, so a small cap wins.
+#   backward ends. So only the size of the last bucket counts, and any cap up to about 8 MB leaves little exposed; one
+#   of 25 MB, nearly everything.
 # - At 50 Gbit/s, the all-reduces take about 1% of the step. Chapter 03's wrapper would do.
 #
 # If a GPU computed this backward a hundred times as fast, 50 Gbit/s would look much like the first panel. What counts
@@ -555,8 +560,8 @@ assert len(set(weights)) == 4
 print("weights of ranks 0 to 3:", *weights)
 
 # %% [markdown]
-# There is no error. But these are four models, and each approaches its own target:
-# `missing` was never reset after the first step, so no bucket was launched again.
+# There is no error. But these are four models, and each approaches its own target, slowly, because `pack` still divides
+# every gradient by 4. `missing` was never reset after the first step, so no bucket was launched again.
 #
 # With torch's DDP and FSDP2, this cannot happen: they have no such call, because when `backward()` returns, the
 # gradients are averaged. So autograd must have told them that backward has ended. A hook can ask for that:
@@ -611,8 +616,8 @@ print(f"weight {weight:.2f}")
 #
 # One case remains. A rank that has run out of batches, or whose batch uses no trained parameter, has no hook that asks
 # for anything, while the other ranks wait for its buckets. So if that can happen, all ranks call
-# `finish_gradient_sync()` once in every step, after backward. In the lab, you write it so that it does nothing where
-# backward has done everything.
+# `finish_gradient_sync()` once in every step, after backward. In the lab, it does nothing where backward has done
+# everything.
 
 # %% [markdown]
 # ## Communicating for the last micro-batch only
@@ -716,7 +721,8 @@ tables.Table(header, rows, note)
 
 # %% [markdown]
 # Overlap is not free. For `BucketedDDP`, "longer by" exceeds "exposed" by the copies after backward. `HookedDDP` copies
-# and launches during backward instead, which therefore takes longer, as its two times above the table show.
+# and launches during backward instead, while gloo sends on the same cores. So its backward takes longer, as its two
+# times above the table show.
 #
 # Both wrappers that overlap expose less than `BucketedDDP`. As "first launch" shows, DDP's first bucket is larger than
 # ours, for two reasons. Ours holds at most 1 MB, while the `bucket_cap_mb` that you set also applies to DDP's first

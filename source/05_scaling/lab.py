@@ -96,8 +96,8 @@ def tokens_needed(
 
 # %% [markdown]
 # Try it on an H100 that reaches 40% of its 989 Tflop/s, on 64 hosts behind adapters with 47 GB/s and α = 14 µs, with
-# buckets of 25 MiB. The lesson's C/W was 8,417 tokens, so the largest model should be near that. What about the
-# smallest?
+# buckets of 25 MiB. The lesson's C/W was 8,417 tokens. Which of the three models comes near that with its 25 MiB
+# buckets, and which one in a single bucket?
 
 # %%
 # %%ranks 0
@@ -254,7 +254,8 @@ def micro_batches_needed(compute_s: float, exposed_s: float, target: float) -> i
 
 
 # %% [markdown]
-# Try it on micro-batches that compute for 100 ms and leave 100 ms exposed. For 50%, 80% and 90%, you need 1, 4 and 9:
+# Try it on micro-batches that compute for 100 ms and leave 100 ms exposed. For 50%, 80% and 90%, you need 1, 4 and 9.
+# (The cell passes 99.9 ms: with exactly 100, a rounding error could cost one more micro-batch.)
 
 # %%
 # %%ranks 0
@@ -474,13 +475,14 @@ measure.expect(abs(reached - 0.8) < 0.12, "accumulation comes near its target")
 measure.expect(abs(curve[768] - computing[768]) < 0.12, "the prediction comes near the measurement")
 
 # %% [markdown]
-# Your marks bend near your dashed line, with a scatter of a few percent. They tend to lie below your line: the cost
-# model assumes that sending needs no core, and here it does. Accumulation gets near its target, and still wastes more
-# than one batch of as many tokens would, because only its last backward hides anything.
+# Your marks bend near your dashed line, and probably lie up to ten points below your own line: the cost model assumes
+# that sending needs no core and that no rank is slow, and here neither holds. Accumulation gets near its target, and
+# still wastes more than one batch of as many tokens would, because only its last backward hides anything.
 #
 # And more ranks? The last table continues your `efficiency` to ranks that you do not have, for 768 tokens per rank in
 # weak scaling, and for 768 tokens in total in strong scaling. The measured numbers are in the sweep: four ranks that
-# share 768 tokens have 192 each.
+# share 768 tokens have 192 each. Expect them some points lower, for the same reasons. And check your α before you
+# believe the row of 64 ranks: its latency is 126 α per bucket, and your fit's α is uncertain.
 
 # %%
 # %%ranks

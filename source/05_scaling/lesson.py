@@ -88,14 +88,15 @@ tables.Table(["link of an H100", "bus bandwidth W", "tokens per GPU, C/W"], rows
 # million. A sequence of Llama 3 has 8,192 tokens. So one sequence per GPU is enough on the first three links, nearly
 # enough on the fourth, and hopeless over TCP.
 #
-# A thousand tokens per GPU would have been just at the limit, with the best links in the table, and no sequence would
-# have stayed whole. Splitting each copy of the model over 128 GPUs changes that. Each GPU then computes for 1/128 of
-# the parameters and synchronizes 1/128 of the gradients, so the parameters drop out again. What counts are the tokens
-# of the whole *copy*: 131,072, sixteen times what one adapter of 400 Gbit/s per GPU needs. Even if nothing hid it, the
-# all-reduce would make the step only 4% longer.
+# A thousand tokens per GPU would have been just below the limit, with the best links in the table, and no sequence
+# would have stayed whole. Splitting each copy of the model over 128 GPUs changes that. Each GPU then computes for 1/128
+# of the parameters and synchronizes 1/128 of the gradients, so the parameters drop out again. What counts are the
+# tokens of the whole *copy*: 131,072, sixteen times what one adapter of 400 Gbit/s per GPU needs. Even if nothing hid
+# it, the all-reduce would make the step only 4% longer.
 #
-# In float32, a gradient has 4 bytes, and you need twice as many tokens. That is what Llama 3 did when it reduced
-# gradients (Grattafiori et al., 2024, section 3.3.2), so "sixteen times" becomes eight, and 4% becomes 9%.
+# In float32, a gradient has 4 bytes, and an all-reduce takes twice as long, so “sixteen times” becomes eight, and 4%
+# becomes 9%. Llama 3 was in between: it reduced gradients in float32, but gathered parameters in bf16 (Grattafiori et
+# al., 2024, section 3.3.2; chapter 10).
 #
 # **Predict.** With 4,096 tokens per GPU behind one adapter of 400 Gbit/s, backward takes only half as long as the
 # all-reduce. You may either double the batch or accumulate gradients over two micro-batches (chapter 02). Which one
@@ -195,7 +196,9 @@ measure.expect(0.75 < W / 125e6 < 1.25, "the link has the rate that it was given
 measure.expect(0 < link.alpha_s < 2e-3, "a message has a latency of less than 2 ms")
 
 # %% [markdown]
-# The rate is right. α is that of a machine on which four processes share the cores, so it differs from run to run.
+# The rate is right. The `latency_ms` of the first cell is only for an emulated link. A shaped link has the latency of
+# this machine, on which four processes share the cores. So the fitted α is uncertain: from run to run, it can differ by
+# a factor of ten.
 
 # %% [markdown]
 # **Predict.** Which part of a step will the ranks compute with 128 tokens each? Forward then takes 24 ms and backward
@@ -265,16 +268,18 @@ for t in (384, 512, 1024):
     measure.expect(closer, f"with {t} tokens, the recurrence comes closer than one block")
 
 # %% [markdown]
-# The marks bend near the place where one line of algebra said they would, but more gently. The recurrence shows why,
-# and explains most of the gap to the right of the knee:
+# The marks bend near the place where one line of algebra said they would, but more gently. Right of the knee, the
+# recurrence comes closer, for one reason: backward is *not* one block. The buckets become full one after the other, and
+# the last two, with the embedding, only when backward is over. Nothing is left to hide them, in every step. Latency
+# matters less on four ranks: 7 buckets · 6 steps · α.
 #
-# - Backward is *not* one block. The buckets become full one after the other, and the last two, with the embedding, only
-#   when backward is over. Nothing is left to hide them.
-# - Each of the seven all-reduces has six ring steps, and each step has a latency.
+# On the far left, the simple line is too low, because the small GPT also computes besides its sleep, and the recurrence
+# knows that. But most marks lie below the recurrence, in the middle by ten points or more. It assumes that all ranks
+# are equally fast, and that sending needs no core. Here, gloo, the hooks and the copies share this machine's cores with
+# the ranks, and each all-reduce waits for the slowest rank.
 #
-# On the left, the marks lie above the simple line, because the small GPT also computes besides its sleep. Most of them
-# stay below the recurrence, though. It assumes that sending needs no core, but gloo, the hooks and the copies share
-# this machine's cores with the ranks.
+# (The column “computing” is the median of the ratios of single rounds, so it may differ from the quotient of the two
+# medians beside it.)
 #
 # So C/W is where you *begin* to be safe. Here, with three times as many tokens, about nine tenths of a step are
 # computation.
@@ -342,9 +347,12 @@ measure.expect(
 )
 
 # %% [markdown]
-# Weak scaling keeps most of its efficiency on four ranks. From there on, its line falls slowly, because the bytes
-# hardly grow any more. Strong scaling collapses. Four ranks that share one batch are not even twice as fast as one, and
-# eight are no faster than four: their bytes alone take 151 ms.
+# Weak scaling keeps most of its efficiency on four ranks. From there on, its line falls slowly if α is small: the bytes
+# grow by at most another third, but the latency grows with N. Do not trust the end of the line. On 64 ranks, it
+# multiplies α by 126 for each bucket, and our α is uncertain.
+#
+# Strong scaling collapses. Four ranks that share one batch are not even twice as fast as one, and by the line, eight
+# are no faster than four: their bytes alone take more than 150 ms.
 #
 # The sweep said that ranks with 128 tokens compute for about half of the step. Four times that would be a speed-up of
 # 2, so why is it less? The missing part is what every step computes besides its sleep. The sleep shrinks when the batch
@@ -402,7 +410,7 @@ tables.Table(["hosts", "ring", "logarithmic"], rows, note)
 #
 # Now run the same model without the sleep, so that each rank computes on this machine's cores. If there are fewer cores
 # than ranks, they have to take turns. The efficiency is then the product of two factors. Let $C_N$ be the time of the
-# step on N ranks without communication, that is, inside `no_sync()`:
+# step on N ranks without communication, that is, inside `no_sync()` (on one rank, nothing is sent, so $C_1 = T_1$):
 #
 # $$\frac{T_1}{T_N} = \underbrace{\frac{T_1}{C_N}}_\text{computation} \cdot
 # \underbrace{\frac{C_N}{T_N}}_\text{communication}$$
@@ -433,9 +441,9 @@ measure.expect(
 )
 
 # %% [markdown]
-# With fewer cores than ranks, they can, and four ranks may even be slower than one. Even two ranks on two cores lose,
-# because they share memory, and the notebook and gloo need cores, too. Somebody who only looks at
-# $T_1/T_N$ buys a faster network. But even a perfect one would leave the efficiency at what the column "computation"
+# With fewer cores than ranks, they can: four ranks on two cores cannot exceed 50%. Even two ranks on two cores lose,
+# because they share memory, and the notebook and gloo need cores, too. Somebody who only looks at $T_1/T_N$ buys a
+# faster network. But even a perfect one would leave the efficiency at what the column "computation"
 # says. GPUs have no such cores to share, but data loaders, file systems and a hot rack do the same to them. **Always
 # compare with the same step without communication, on the same number of ranks.**
 
@@ -471,8 +479,9 @@ measure.expect(factor > 1.3, "all ranks wait for the straggler")
 plots.timeline(ranks.pull("lines")[0])
 
 # %% [markdown]
-# Everybody waits for rank 3. Its computation doubles, and the exposed rest stays as it was, so the factor is a little
-# below 2. In the timelines, ranks 0 to 2 finish backward long before it, and spend the rest of the step in all-reduces.
+# Everybody waits for rank 3. Its sleep doubles, but neither what it computes besides nor the exposed rest does, so the
+# factor stays clearly below 2. In the timelines, ranks 0 to 2 finish backward long before it, and spend the rest of the
+# step in all-reduces.
 # That makes stragglers hard to find: in a profile, the three *healthy* ranks show long all-reduces and look guilty, and
 # the sick one shows only short ones.
 #

@@ -552,7 +552,7 @@ def ring_attention(
     """Attend to the whole sequence, of which each rank has a shard, in zigzag order if balanced.
 
     Shape: all [B, H, T, D], the same on every rank; returns [B, H, T, D].
-    Memory: the keys and values of two ranks at a time.
+    Memory: besides its own, the keys and values of two ranks at a time.
     Communication: N − 1 transfers of keys and values in forward. In backward, the same and N of their gradients, which
         are in float32 at least.
     Raises:
@@ -682,7 +682,8 @@ plots.bars(
 # %% [markdown]
 # Your ring passes on two tensors three times, and the all-to-all sends three quarters of four tensors once: half as
 # much. Backward costs the ring more than forward, because the gradients of keys and values travel with them, and need
-# one hop more to get home. So with fast links and enough heads of keys, the all-to-all wins. The ring's advantages are
+# one hop more to get home. (Here, all is fp32. With keys in bf16 and gradients in fp32, as in the lesson, it would be
+# 11/3 instead of 7/3.) So with fast links and enough heads of keys, the all-to-all wins. The ring's advantages are
 # that it hides, and that grouped-query attention makes it cheaper.
 
 # %% [markdown]

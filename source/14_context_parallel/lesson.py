@@ -59,13 +59,14 @@ contexts.memory_table()
 # would not. More tensor parallelism does not help: a host has 8 GPUs, and between hosts, TP sends too much, as a later
 # table shows. Beyond 8 ranks, the 8 heads of keys and values of this model would have to be copied as well.
 #
-# What is wasted, then? Sequence parallelism already splits the tokens, but only *between* the layers' matmuls. Twice
-# per layer, every rank gathers all s tokens, which is too much for the links between hosts. **Context parallelism**
-# (CP) never does: each rank keeps its n tokens from the embedding to the loss. The parameters stay: for them, the ranks
-# of a sequence are like those of data parallelism, so their gradients are added up, and ZeRO can shard over them.
+# What is wasted, then? Bytes. Twice per layer, sequence parallelism lets every rank gather all s tokens in full width,
+# which is too much for the links between hosts. But nearly everything that a layer does treats each token by itself.
+# **Context parallelism** (CP) never gathers them: each rank keeps its n tokens from the embedding to the loss. The
+# parameters stay: for them, the ranks of a sequence are like those of data parallelism, so their gradients are added
+# up, and ZeRO can shard over them.
 #
-# For nearly everything in a GPT, that costs nothing. Norms, MLPs, projections and the loss treat each token by itself.
-# There is a single place where tokens meet.
+# Norms, MLPs, projections and the loss need no other token, so there, that costs nothing. There is a single place where
+# tokens meet.
 
 # %% [markdown]
 # ## Keys that travel
@@ -77,8 +78,8 @@ contexts.memory_table()
 diagrams.ring_attention()
 
 # %% [markdown]
-# After N steps, all queries have met all keys, and no rank has held more than two ranks' keys: those it computes with,
-# and those that are arriving. This is **ring attention** (Liu et al. 2023).
+# After N steps, all queries have met all keys, and no rank has held more than three ranks' keys at a time: its own,
+# those it computes with, and those that are arriving. This is **ring attention** (Liu et al. 2023).
 #
 # But a softmax divides by a sum over *all* keys, and in step 0, a rank has seen only its own. How can it begin?
 
@@ -200,8 +201,8 @@ diagrams.causal_orders()
 # With contiguous parts, rank 3 has seven times the work of rank 0. And since all ranks move in step, everybody waits
 # for rank 3.
 #
-# The mean is 8 pairs, though. In the **zigzag order** (on the right), rank r gets chunk r from the beginning, and chunk
-# 2N − 1 − r from the end. Cheap and expensive chunks add up to the same.
+# In the **zigzag order** (on the right), rank r gets chunk r from the beginning, and chunk 2N − 1 − r from the end.
+# Cheap and expensive chunks add up to the same.
 #
 # Let's measure that. Our four ranks share a few cores, so they cannot compute at the same time, as GPUs would. Instead,
 # each rank sleeps 15 ms for each pair of chunks that its queries can see, and half of it for one on the diagonal. The
@@ -235,7 +236,8 @@ def ring_of_sleeps(chunks_of):
 
 
 # %% [markdown]
-# **Predict.** How long does the zigzag ring take, compared with the contiguous one? 1 would mean that nothing is saved.
+# **Predict.** In each step, the busiest rank decides. How long does the zigzag ring take, compared with the contiguous
+# one? 1 would mean that nothing is saved.
 
 # %%
 my_prediction = None  # 1 means that nothing is saved
@@ -261,8 +263,8 @@ attention_plots.ring_steps(runs)
 # the upper lanes is GPU time that you pay for and do not use.
 #
 # This is not only arithmetic. On 8 H800, one widely used implementation reaches 54% of FlashAttention's speed with
-# contiguous parts, and 90% with the zigzag order, forward and backward together (zhuzilin/ring-flash-attention,
-# README). Our ratio predicts the first of these numbers: with N = 8, N/(2N − 1) is 53%.
+# contiguous parts, and 90% with the zigzag order, forward and backward together, with 8k tokens per GPU over NVLink
+# (zhuzilin/ring-flash-attention, README). Our ratio predicts the first of these numbers: with N = 8, N/(2N − 1) is 53%.
 
 # %% [markdown]
 # ## When the ring is hidden
@@ -281,7 +283,7 @@ attention_plots.ring_steps(runs)
 # 1/8, and that helps the ring eightfold.
 #
 # **Predict.** The 8 A100 of a host deliver C = 1.25 · 10¹⁵ operations per second, and share an adapter with W = 24
-# GB/s. If the sequence becomes twice as long, which of the two times doubles, and which one quadruples? From which n on
+# GB/s. From which n on
 # is the ring between 4 hosts hidden?
 
 # %%
@@ -299,18 +301,28 @@ attention_plots.step_times(contexts.step_times(), marks)
 # 2,100, because it also counts the latency of a message.
 #
 # What does it replace? Without it, longer sequences need more tensor parallelism or recomputation. For Llama-3 8B on
-# B200, NVIDIA reports that training with CP is 1.05 times as fast as with these two at 32k tokens, 1.37 times at 256k,
-# and 2.67 times at 512k. At 1,024k, the model does not train at all without it (NeMo's documentation, "Long sequence
-# performance").
+# B200, NVIDIA reports that training with CP is 1.05 times as fast as with the best layout without it at 32k tokens,
+# 1.37 times at 256k, and 2.67 times at 512k. At 1,024k, no layout without CP fits, even with full recomputation (NeMo's
+# documentation, "Long sequence performance").
 #
 # All of this was the forward. In backward, a rank computes 2.5 times as much, 5n²h operations, because attention's two
 # matmuls become five. In each step, it also sends three times the bytes: keys and values once more, and with them their
 # gradients, in fp32. Those are 12nk bytes, so backward needs n ≥ (2.4k/h) · C/W. Here, that is n = 15,600, a fifth
 # more.
 #
-# Only the last hop of the gradients has nothing to hide behind: 8nk bytes, as the lab will show. With 128k tokens, that
-# is 11 ms, while the attention of a layer computes for 56 ms in forward and 141 ms in backward. Compare these 6% with
-# the third that recomputation costs.
+# Only the last hop of the gradients has nothing to hide behind: 8nk bytes, because gradients make one hop more than
+# keys, as you will see in the lab. With 128k tokens, that is 11 ms, while the attention of a layer computes for 56 ms
+# in forward and 141 ms in backward. The matmuls of the layer take another 135 ms, so these 11 ms are 3% of the layer.
+# Recomputing its forward costs 101 ms, 30%.
+#
+# But does the ring replace recomputation? On our team's 4 hosts, not yet: 86 + 34 GB is too much for 80. There, full
+# recomputation fits without any ring, and with the ring, it takes 5 + 34 GB, which leaves room for sequences four times
+# as long. On 8 hosts, CP 8 keeps 43 GB of activations and 17 GB of the model's state without recomputation. Then n is
+# 16,384, just above the bound.
+#
+# One caveat: the formula looks at the ring alone, and ZeRO-3 gathers parameters over the same adapter. For a layer,
+# these are 1.28 GB per host, or 53 ms. With 128k tokens on 4 hosts, ring and gather take 17 + 53 ms of the forward's
+# 101 ms, so both can hide. On 8 hosts, it is 20 + 62 ms of 51 ms: there, you need an adapter per GPU.
 
 # %% [markdown]
 # ## Swapping tokens for heads
@@ -334,7 +346,8 @@ contexts.traffic_table()
 
 # %% [markdown]
 # In the forward of a layer, chapter 13's sequence parallelism gathers all s tokens in their full width twice, and
-# reduce-scatters them twice. Between hosts, that is hopeless. The ring sends only keys and values, which grouped-query
+# reduce-scatters them twice. Between hosts, that is hopeless: 6.44 GB take 268 ms, and
+# the whole layer computes for 101 ms. The ring sends only keys and values, which grouped-query
 # attention has made narrow, and hides them.
 #
 # Ulysses lies in between. It sends (N−1)/N of its n tokens' queries and outputs, and n = s/N *falls* with N. Its keys
@@ -346,9 +359,9 @@ contexts.traffic_table()
 # | it fits only with recomputation | try the ring: it may cost less than the recomputation that it replaces |
 # | n is at least (2.4k/h) · C/W | the ring, in zigzag order, between hosts |
 # | n is smaller | fewer hosts per sequence, so that n grows; a faster network; or a ring of which a part is exposed |
-# | masks between documents, or short sequences | gather the keys, as Llama 3 did: simpler, with all of it exposed |
+# | masks between documents | gather the keys, as Llama 3 did: simpler, with all of it exposed |
 # | fast links, enough heads, or a kernel that does not return sums to merge by | Ulysses, inside a host |
-# | both | heads inside a host, the ring between hosts (USP, Fang and Zhao 2024) |
+# | fast links inside hosts, slow ones between them | heads inside, the ring between hosts (USP, Fang and Zhao 2024) |
 
 # %% [markdown]
 # ## Which technique removes which activations
@@ -365,7 +378,7 @@ contexts.traffic_table()
 # | context parallelism | divides all of them by N, on top of t |
 # | full recomputation | leaves 2 of the 34, and computes forward twice |
 # | ZeRO, any stage | nothing. It shards what does not depend on s |
-# | mixture of experts | removes nothing: k experts per token, each as wide as the MLP, keep k times its bytes |
+# | mixture of experts | removes nothing: two experts per token, each as wide as the MLP, keep twice its bytes |
 #
 # The last two rows are worth a second look. ZeRO makes room for a longer sequence, because it shrinks the model's share
 # of the memory, but the activations of the sequence stay as they are. A mixture of experts does not even make room: it
@@ -395,7 +408,7 @@ contexts.traffic_table()
 # | the ring | `set_rotate_method("alltoall")` | `--cp-comm-type p2p` |
 # | all keys on each rank | `"allgather"`, the default | `--cp-comm-type all_gather` |
 # | Ulysses | no | `--cp-comm-type a2a` |
-# | zigzag | head-tail load balancer, if the mask is causal | always, if the mask is causal |
+# | zigzag | head-tail load balancer, on by default; refuses other masks | always, if the mask is causal |
 # | online softmax | merges outputs by the log of their sums, in fp32 | the same |
 #
 # Why would anybody gather all keys? Llama 3 was trained that way, with N = 16 for its 128k sequences, and also in 2N
@@ -410,7 +423,7 @@ contexts.traffic_table()
 # | | activations | wire: bytes sent, 16 bits | overlap |
 # |---|---|---|---|
 # | SP over N ranks | 1/N | 8(N − 1) · nh | matmuls in ring steps |
-# | ring attention | 1/N, and one block of keys in flight | 4(N − 1) · nk | with attention, if n ≥ (2k/h) · C/W |
+# | ring attention | 1/N, and two visiting blocks of keys | 4(N − 1) · nk | with attention, if n ≥ (2k/h) · C/W |
 # | Ulysses | 1/N | 4(N − 1)/N · n(h + k), if N divides the key heads of a rank | none |
 #
 # Three numbers to keep: **n ≥ (2k/h) · C/W** tokens per rank hide the ring's forward, and backward needs a fifth more.

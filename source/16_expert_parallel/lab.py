@@ -75,6 +75,10 @@ from shared.sharded.parts import mark_local
 # - `weights` (T, k): the probabilities of these k experts, divided by their sum.
 # - `balancing`: the loss above, a tensor without dimensions. If T is 0, it is 0.
 #
+# With k = 1, dividing leaves 1 for every token, and the router gets no gradient through it. So Switch Transformers,
+# which are top-1, do not divide, as in the lesson. Ours is for k of at least 2: with k = 1, only the balancing loss
+# trains the router.
+#
 # Everything except `chosen` has the dtype of `logits`. The lines of the check: two ranks with tokens of their own,
 # other k and E, the loss, the gradients, and no tokens at all.
 #
@@ -216,7 +220,7 @@ class MoE(nn.Module):
         dim: D, the width of a token.
         hidden: The width between the two layers of an expert.
         experts: E, the number of experts.
-        top_k: How many experts each token gets.
+        top_k: How many experts each token gets. With 1, only aux_loss trains the router.
         capacity_factor: With a factor c, an expert keeps ⌈c · T · k / E⌉ assignments and drops the others. None keeps
             all, which is called dropless.
 
@@ -764,8 +768,8 @@ plots.loss_curves({name: found[name][0][0] for name in shown})
 # the last digit.
 #
 # After 40 steps, `mixes_up_rows` has learned more slowly. Alone, you would take it for a run that learns: with a layer
-# that does not work, the rest of the model learns all the same. `keeps_the_sum` even ends below the right one, because
-# AdamW divides a factor of N out again, and clipping scales everything alike.
+# that does not work, the rest of the model learns all the same. `keeps_the_sum` hardly differs, because AdamW divides a
+# factor of N out again, and clipping scales everything alike. By chance, it even ends a little lower.
 #
 # What gives all five away is the first *norm*, although `constant_weights` changes it by 0.2% only. So log the gradient
 # norm, and compare it with that of one process once. With `own_norm`, each rank scales the same averaged gradient by
@@ -818,9 +822,9 @@ assert 0.04 < rerouted < 0.07
 
 # %% [markdown]
 # About one token in 19 gets another expert. (DeepSeek's bias moves by 0.001, so there, it would be fewer.) For these
-# tokens, backward computes the gradients of experts that never contributed to the loss. With a fixed capacity, only the
-# gradients are wrong. Without one, an expert gets another number of tokens, and torch compares shapes: it raises a
-# `CheckpointError`, unless you pass `use_reentrant=True`.
+# tokens, backward computes the gradients of experts that never contributed to the loss. With fixed slots, as in the
+# lesson, only the gradients are wrong. In our layer, an expert gets another number of rows, and torch compares shapes:
+# it raises a `CheckpointError`, unless you pass `use_reentrant=True`.
 #
 # With the finished module, the training script has this as a strategy: `torchrun --nproc_per_node=4 -m solutions.train
 # --model moe --strategy ep`.

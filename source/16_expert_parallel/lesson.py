@@ -23,8 +23,10 @@
 # DeepSeek-V3 has 671 billion parameters. But a token meets only 37 billion of them (DeepSeek-AI 2024, §1), so a token
 # costs as much as in a model of 37B. The other 634 billion belong to **experts** that this token did not need.
 #
-# Where are they? Not on the GPU that holds the token. So for the first time in this course, it depends on the *data*
-# which ranks talk to each other, and how much they say.
+# Where are they? Not on the GPU that holds the token. One of its 58 MoE layers has 256 experts of 3 · 7,168 · 2,048
+# parameters: 11.3 billion, or 22.5 GB in 16 bits. Three such layers would nearly fill a GPU of 80 GB, without any
+# gradients or optimizer state. So for the first time in this course, it depends on the *data* which ranks talk to each
+# other, and how much they say.
 
 # %% tags=["nbval-ignore-output"]
 from shared import measure, ranks
@@ -63,7 +65,7 @@ expert_plots.parameters_and_computation(points)
 #
 # The router computes a score for each expert, and the token goes to the expert with the highest one. This is called
 # **top-1 routing** (Fedus et al. 2021). The result is multiplied by the score's probability, and that is how the router
-# learns: it gets a gradient only through this factor.
+# learns: from the model's loss, it gets a gradient only through this factor.
 
 # %%
 diagrams.top_1_routing()
@@ -224,8 +226,10 @@ measure.expect(abs(slowdown - busiest) < 0.15, "the busiest expert sets the pace
 expert_plots.busy_and_waiting(rows, busy_ms)
 
 # %% [markdown]
-# The hatched time is lost, in every layer: 45% of what the four ranks could have computed, because 1 − 1/1.83 = 0.45.
-# This was seed 1. With seeds 0 to 15, the busiest expert has 1.2 to 2.1 times the mean. Three remedies are in use:
+# The layer takes as long as its busiest expert, and a little longer, because barriers between busy cores take time,
+# too. The hatched time is lost, in every layer: 45% of what the four ranks could have computed, because 1 − 1/1.83 =
+# 0.45. This was seed 1. With seeds 0 to 15, the busiest expert has 1.2 to 2.1 times the mean. Three remedies are in
+# use:
 #
 # - **A balancing loss.** It punishes a router whose probabilities favor the experts that are already busy. You write it
 #   in the lab.
@@ -265,8 +269,8 @@ expert_plots.capacity(factors, dropped, empty)
 # expert empty. Did you predict 21%? Expert 3 gets 469 rows, and (469 − 256)/1,024 is 21%. But each rank has slots of
 # its own: rank 0 also drops 10 tokens of expert 0, which has room for them from other ranks.
 #
-# Switch Transformers have a balancing loss, and did better with factors of 1 and 1.25 than with 2 (Fedus et al. 2021,
-# table 1).
+# Switch Transformers have a balancing loss, and reached the same quality sooner with factors of 1 and 1.25 than with 2
+# (Fedus et al. 2021, table 1).
 #
 # A **dropless** layer has no capacity. It sends exactly the rows that exist, but for that, every rank must first learn
 # how many rows it will get. That is what you build in the lab: sizes first, then tokens.
@@ -311,18 +315,28 @@ diagrams.expert_fold()
 # %%
 my_prediction = None  # "yes" or "no"
 
+# %%
+C, W = (
+    0.5 * 312e12,
+    24e9,
+)  # an A100 at half of its peak, and an adapter of its own, as in chapter 14
+for tokens in (4096, 8192):
+    computing_ms = 1e3 * 4 * tokens * WIDTH * HIDDEN / C
+    messages_ms = 1e3 * 2 * tokens * WIDTH * 2 / W  # there and back, 2 bytes per element
+    print(f"{tokens:,} tokens: computing {computing_ms:.1f} ms, messages {messages_ms:.1f} ms")
+
 # %% [markdown]
-# For a token, an expert of hidden width F computes 4DF operations in forward: two matmuls, from D to F and back. It
-# receives D elements and returns D, of b bytes each. At C operations and W bytes per second, its computing hides its
-# messages if
+# Both double, so the share stays. For a token, an expert of hidden width F computes 4DF operations in forward: two
+# matmuls, from D to F and back. It receives D elements and returns D, of b bytes each. At C operations and W bytes per
+# second, its computing hides its messages if
 #
 # $$\frac{4DF}{C} \ge \frac{2bD}{W}, \qquad\text{so}\qquad \boxed{\;F \ge \frac{b}{2}\cdot\frac{C}{W}\;}$$
 #
-# Look at what is missing: the number of tokens, k, E and D all cancel. So the answer is no. A larger batch does not
-# help. Only wide experts do. In chapter 14's cluster, an A100 with an adapter of its own has C/W = 1.56 · 10¹⁴ / (24 ·
-# 10⁹) = 6,500. So in bf16, F must be at least 6,500 if most experts are on other hosts, or two thirds of that if they
-# are gated, with a third matmul. The trend goes the other way: Mixtral's experts had 14,336 (Jiang et al. 2024),
-# DeepSeek-V3's have 2,048.
+# Look at what is missing: the number of tokens, k, E and D all cancel. A larger batch does not help. Only wide experts
+# do. In chapter 14's cluster, an A100 with an adapter of its own has C/W = 1.56 · 10¹⁴ / (24 · 10⁹) = 6,500. So in
+# bf16, F must be at least 6,500 if most experts are on other hosts, or two thirds of that if they are gated, with a
+# third matmul. That is the forward. In backward, an expert computes twice as much for as many bytes, so half the width
+# is enough. The trend goes the other way: Mixtral's experts had 14,336 (Jiang et al. 2024), DeepSeek-V3's have 2,048.
 #
 # Some models also have a **shared expert**, which sees every token at home, so it can compute meanwhile. DeepSeek-V3
 # has one. Nevertheless, it would spend about as much time on all-to-alls between hosts as on computing (DeepSeek-AI
@@ -360,10 +374,22 @@ diagrams.hidden_exchanges()
 #
 # Let's put these to work. A token has 7,168 elements, which are 7,168 bytes in FP8. A rank's 4,096 tokens, sent to four
 # hosts each, are 117 MB. At 51 GB/s, a dispatch between hosts takes 2.3 ms, and a combine, with twice the bytes, 4.7
-# ms. DeepSeek-V3 has 58 such layers (§4.2), so these tokens spend 0.4 s of their forward on the network. With 37
-# billion parameters per token, the same forward computes 2 · 37 · 10⁹ · 4,096 = 3.0 · 10¹⁴ operations. At 40% of an
-# H800's peak in FP8, 2 · 10¹⁵ per second, that is 0.38 s. This is the 1 : 1 of DeepSeek's paper, and the time that
-# DualPipe hides.
+# ms. DeepSeek-V3 has 58 such layers (§4.2), so these tokens spend 0.4 s of their forward on the network.
+#
+# With 37 billion parameters per token, the same forward computes 2 · 37 · 10⁹ · 4,096 = 3.0 · 10¹⁴ operations. If a GPU
+# reaches 40% of an H800's peak in FP8 while it computes (our assumption; the peak is 2 · 10¹⁵ per second), that is 0.38
+# s. So the two are about 1 : 1, as DeepSeek reports, and this is the time that DualPipe hides.
+#
+# ## Choosing
+#
+# | your situation | use |
+# |---|---|
+# | all experts fit with ZeRO | no EP: no token travels |
+# | a host's GPUs together hold the experts | EP inside the host |
+# | they do not | EP over hosts, with a limit on the hosts per token |
+# | F is at least (b/2) · C/W | the layer can hide its own exchanges, in pieces |
+# | F is smaller | hide them behind another micro-batch (DualPipe) |
+# | one expert is much busier than the mean | a bias or a balancing loss first; a capacity only as a limit |
 #
 # ## The production version
 #
@@ -390,7 +416,8 @@ diagrams.hidden_exchanges()
 # | EP with capacity factor c | E/N experts | 4 (N−1)/N · c · k · T · D · b | with another micro-batch |
 #
 # Four numbers to keep: **4kTDb** bytes per layer and step for large N, **max/mean** rows for the time of a layer,
-# **F ≥ (b/2) · C/W** for experts that hide their own messages, and **dp/ep** copies of each expert.
+# **F ≥ (b/2) · C/W** for experts that hide their own messages in
+# forward, and **dp/ep** copies of each expert.
 #
 # **Terms**
 #
