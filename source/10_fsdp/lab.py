@@ -2,13 +2,13 @@
 # jupyter:
 #   course:
 #     module: zero3
-#     minutes: 75
+#     minutes: 90
 # ---
 
 # %% [markdown]
 # # Lab 10 · FSDP
 #
-# **75 minutes, 12 points**, and another 13 minutes and 3 points for an optional exercise. You begin where the lesson's
+# **90 minutes, 12 points**, and another 13 minutes and 3 points for an optional exercise. You begin where the lesson's
 # small FSDP2 stops: with parameters whose rows do not divide by the ranks. Then you take lab 09's `PlainZeRO3` to
 # `ZeRO3`, which also trains models with frozen, tied and unused parameters, nested units, activation checkpointing,
 # micro-batches and bf16. Its methods have the names that torch's `fully_shard` gives them. In exercise 10.5, which is
@@ -16,10 +16,10 @@
 #
 # | exercise | you build | minutes | points |
 # |---|---|---|---|
-# | 10.1 | `RowShards`: copy-in and copy-out, as in FSDP2 | 18 | 3 |
-# | 10.2 | `GradientReducer`: pack now, reduce later | 13 | 2 |
-# | 10.3 | `ZeRO3`: the hooks of backward | 20 | 5 |
-# | 10.4 | a sharded state dict | 10 | 2 |
+# | 10.1 | `RowShards`: copy-in and copy-out, as in FSDP2 | 22 | 3 |
+# | 10.2 | `GradientReducer`: pack now, reduce later | 15 | 2 |
+# | 10.3 | `ZeRO3`: the hooks of backward | 27 | 5 |
+# | 10.4 | a sharded state dict | 12 | 2 |
 # | | a GPT that was never whole, trained with all of it | 14 | |
 # | 10.5 | optional: `Materializer` | 13 | 3 |
 #
@@ -36,7 +36,7 @@ from shared.predictions import predicted
 ranks.start(world_size=4)
 
 # %% [markdown]
-# ## Exercise 10.1 · Copy-in and copy-out (18 min, 3 points)
+# ## Exercise 10.1 · Copy-in and copy-out (22 min, 3 points)
 #
 # In the lesson's small FSDP2, the rows of every parameter divide by the ranks. A bias with 7 elements breaks it: on 4
 # ranks, `torch.chunk` makes shards of 2, 2, 2 and 1 rows. A parameter with a single row lies on rank 0 alone. But an
@@ -249,7 +249,7 @@ from solutions.prefetching import Prefetcher
 from solutions.units import Call, Unit, UnitState, shard_into_units
 
 # %% [markdown]
-# ## Exercise 10.2 · Reducing the gradients of a unit (13 min, 2 points)
+# ## Exercise 10.2 · Reducing the gradients of a unit (15 min, 2 points)
 #
 # Each unit has one `ShardedBucket` (lab 08) per flat parameter that is trained. In lab 04, you launched a bucket as
 # soon as its last gradient was complete. Is that safe here?
@@ -736,7 +736,7 @@ class ZeRO3(ZeRO3):
 
 
 # %% [markdown]
-# ## Exercise 10.3 · The hooks of backward (20 min, 5 points)
+# ## Exercise 10.3 · The hooks of backward (27 min, 5 points)
 #
 # A unit can be called more than once: twice in one forward, or in two forwards that share one backward. Then backward
 # also reaches it more than once, and the unit must not be reduced before the last time. So each call of a unit in
@@ -751,15 +751,12 @@ class ZeRO3(ZeRO3):
 #     self.pending is now True
 #     wait until the unit is unsharded; its state is now BACKWARD
 #     call self.prefetcher.in_backward(unit, not_open), where not_open is the set of all units without open calls
-#
-# post_backward(unit, call):            # backward is done with this call of the unit
-#     the call is no longer open
-#     if no call of the unit is open:
-#         reduce self.buckets_of[unit], and reshard the unit
-#
-# finish_gradient_sync():               # called by the user, after backward
-#     finish the reducer; reshard all units; clear their open calls; self.pending is now False
 # ```
+#
+# - `post_backward(unit, call)`: backward is done with this call of the unit. Close the call. Then decide whether the
+#   unit's buckets may be reduced and the unit resharded now, or whether backward will come back.
+# - `finish_gradient_sync()`: the user calls it after backward. Afterwards, all gradients are reduced, nothing is
+#   unsharded, no call is open, and `self.pending` is False.
 #
 # `not_open` tells the prefetcher which units to leave out: those that backward has finished or does not reach. The
 # order of the lines matters: the unit's own all-gather must be launched before that of the next one.
@@ -918,7 +915,7 @@ def load_full_state(
 
 
 # %% [markdown]
-# ## Exercise 10.4 · A sharded state dict (10 min, 2 points)
+# ## Exercise 10.4 · A sharded state dict (12 min, 2 points)
 #
 # A full state dict needs a rank with enough memory for the whole model. With `torch.distributed.checkpoint`, each rank
 # writes its own shards, and any other number of ranks reads what it needs. For that, torch must know where a shard lies

@@ -117,7 +117,8 @@ diagrams.per_parameter()
 # collective is enough, and *copy-out* collects each parameter from the slots of all ranks.
 #
 # Here is a layer that FSDP1 rejects by default, in the style of LoRA (Hu et al. 2021): frozen weights, and a trained
-# correction through a bottleneck. We shard it over two ranks, and over four.
+# correction through a bottleneck. (`use_orig_params=True` accepts it, but then the whole flat parameter has a gradient,
+# frozen elements included: PyTorch issue 91167.) We shard it over two ranks, and over four.
 
 
 # %%
@@ -260,8 +261,8 @@ diagrams.fsdp_hooks()
 # %% [markdown]
 # FSDP2 queues hook 5 in the first `pre_backward` of each `backward()` (`_fsdp_state.py`), so it needs no
 # `finish_gradient_sync()`. The lab's `ZeRO3` keeps that call, and uses the callback only to look for mistakes
-# (`shared/sharded/backward.py`). The catch: a rank whose loss does not depend on the model's output has no backward and
-# no callback, and the other ranks hang.
+# (`shared/sharded/backward.py`). The catch: if the loss of one rank does not depend on the model's output, this rank
+# runs no hooks and launches no collectives, and the others hang.
 
 # %% [markdown]
 # ## The short version
@@ -378,9 +379,9 @@ assert again[1].sent_bytes == theirs[1].sent_bytes == 2 * low[1].sent_bytes
 tables.Table(["", "all-gathers", "reduce-scatters", "sent, MB", "loss"], rows, "rank 0, one step")
 
 # %% [markdown]
-# The losses, the bytes and the collectives are the same. In both, the optimizer is built afterwards, because the
-# parameters are new ones. And neither broadcasts: every rank must build the same values. The bytes in detail: six
-# blocks are all-gathered twice and the root once, and seven units are reduced.
+# In the first two rows, the losses, the bytes and the collectives are the same. In both, the optimizer is built
+# afterwards, because the parameters are new ones. And neither broadcasts: every rank must build the same values. The
+# bytes in detail: six blocks are all-gathered twice and the root once, and seven units are reduced.
 #
 # - **Checkpointing** sends nothing more. A block's forward runs again while backward has the block unsharded.
 # - **bf16** halves the bytes. The shards stay in fp32, as master weights (chapter 06), and copy-in rounds them.
@@ -396,13 +397,15 @@ tables.Table(["", "all-gathers", "reduce-scatters", "sent, MB", "loss"], rows, "
 # One thing is missing: our version hides nothing, because `unshard()` waits for its all-gather. Chapter 09 launched the
 # next all-gather early. In backward, FSDP2 does just that. Why not in forward, by default?
 #
-# Because it does not have to. In backward, each unit also reduce-scatters, on the same queue of collectives. An
-# all-gather that is launched late would stand behind it, so FSDP2 launches it earlier. In forward, nothing stands
-# between two all-gathers. Your Python program computes nothing on a GPU: it queues kernels. So FSDP2 gives copy-in and
-# all-gather **streams** of their own, queues of the same GPU that run side by side. Now the program only has to be
-# ahead, and queue the next all-gather while the GPU computes. So it must never wait, as it did in FSDP1. FSDP2 limits
-# all-gathers with **events** instead: marks in one stream for which another one waits. `stream.wait_event(event)`
-# returns at once.
+# Because it does not have to. Your Python program computes nothing on a GPU: it queues kernels, and is usually ahead of
+# the GPU. FSDP2 gives copy-in and all-gather **streams** of their own: queues of the same GPU that run side by side. So
+# in forward, the program simply reaches the next unit early, and queues its all-gather while the GPU still computes. In
+# backward, that is not enough: each unit also queues a reduce-scatter, and on the same communicator, an all-gather that
+# is queued later has to wait for it. So FSDP2 queues the all-gather first.
+#
+# For this, the program must never wait for the GPU. FSDP1's did, to limit how many units were all-gathered ahead. FSDP2
+# sets that limit with **events**: marks in one stream for which another one waits. `stream.wait_event(event)` returns
+# at once.
 #
 # In the upper half of the drawing, follow unit 1 from copy-in to computation, and in backward on to its reduce-scatter.
 
@@ -454,7 +457,7 @@ assert buffers_bytes == 4 * 2 * block
 # %% [markdown]
 # Chapter 09 counted two blocks of parameters with prefetching, and here there is only one. That looks better than it
 # is: until copy-out, a prefetched block lies in the all-gather's buffer, beside a buffer of gradients. In forward,
-# there are two for a moment, because FSDP2 keeps the last unit's buffer until it waits for the next one.
+# two all-gather buffers exist for a moment, because FSDP2 keeps the last unit's buffer until it waits for the next one.
 
 # %% [markdown]
 # ## A unit that is called twice
@@ -561,16 +564,17 @@ print(f"{predicted(my_multiple)}measured {deferred:.2f}; with the whole model fi
 assert 0.32 < deferred < 0.35 and 1 <= whole < 1.1
 
 # %% [markdown]
-# A quarter for the shards, and 8% for the embedding while it is drawn. But every rank draws all parameters, and throws
-# away three quarters. In the lab's stretch exercise, a rank draws only the parameters that lie in its shard. That needs
-# flat parameters: of rows, nearly every rank has some of every parameter.
+# A quarter for the shards, and 8% for the embedding while it is drawn. With the whole model first, it is 1.08, because
+# `TinyGPT` creates an output layer before it ties it to the embedding: another 8%. But every rank draws all parameters,
+# and throws away three quarters. In the lab's stretch exercise, a rank draws only the parameters that lie in its shard.
+# That needs flat parameters: of rows, nearly every rank has some of every parameter.
 
 # %% [markdown]
 # ## 16Ψ/N is not the peak
 #
 # If FSDP needed only 16Ψ/N bytes per rank, any model would fit on enough ranks. We have taken rank 0 through a step of
-# `ZeRO3` on the meta device, with 2,048 tokens, mixed precision and checkpointed layers, and counted the bytes. Compare
-# the formula with the last column:
+# `ZeRO3`, the wrapper of lab 10, on the meta device, with 2,048 tokens, mixed precision and checkpointed layers, and
+# counted the bytes. Compare the formula with the last column:
 
 # %%
 models = [("llama-70b", 8), ("llama-70b", 64), ("llama-70b", 1024), ("llama-3-405b", 16_384)]
@@ -578,10 +582,13 @@ peaks.table("zero3", models)
 
 # %% [markdown]
 # On 1,024 GPUs, the shards are small, and what remains does *not* shrink with N: the root, two unsharded layers, their
-# gradients, and activations. (The table shows the parts at the peak, which is at another time of the step with other
-# N.) Llama 3 still needs 54.5 GB: two layers of 6.4 GB with as much again for their gradients, 9.9 GB of activations,
-# and 17 GB for the embedding, the output layer and their gradients, which our root never reshards. torchtitan makes
-# units of these two. Meta also split the layers (Llama 3 paper, Table 4).
+# gradients, and activations. (Each row shows the moment of its own peak. With N = 1,024 it comes early in backward,
+# when all activations are still there; with N = 8 late, when most gradients have arrived.)
+#
+# Llama 3 still needs 54.5 GB: 25.5 GB for two layers (6.4 GB each) and their gradients, 16.8 GB for the embedding, the
+# output layer and their gradients, which our root never reshards, 9.9 GB of activations, 1.7 GB for the gradient of one
+# MLP matrix that is not yet packed into its bucket, and 0.6 GB of shards and temporary tensors. torchtitan makes units
+# of the embedding and the output layer. Meta also split the layers (Llama 3 paper, Table 4).
 
 # %% [markdown]
 # ## Recap

@@ -339,6 +339,8 @@ tables.Table(["from the outermost axis", "dp, GB", "pp, GB", "tp, GB", "total, G
 # - Return `Pipeline(layers, schedule, micro_batches, loss_fn, group)` with the layers of `gpt_layers(model)`. `loss_fn`
 #   takes only the logits and the targets, so fix the other arguments of `token_loss` with `partial`.
 # - Each of the three calls needs a group. Think about which axis it belongs to.
+# - You know the calls from the lesson's `Train3D`. New are the loss, which leaves out padding, and that you choose the
+#   groups yourself.
 #
 # The first check trains a small GPT with tp = 2, and then with pp = 2. The others combine the two, and try tied
 # embeddings and schedules.
@@ -849,9 +851,10 @@ assert [(tied[0].dp, tied[0].pp, tied[0].tp) for tied in of_situations] == [
 
 # %% [markdown]
 # The planner is the lesson's, so the second situation has the lesson's answer: with eight adapters per host, seven
-# divisions of the GPUs are a tie, from DP 8 to a single replica. With one adapter per host, only five are left, and a
-# single replica leads. Gradients and ZeRO-3's parameters would have to cross the slow link, and a pipeline's messages
-# are the cheapest thing that can cross it.
+# divisions of the GPUs are a tie, from DP 8 to a single replica. In the third situation, with one adapter per host,
+# faster GPUs and a quarter of the sequences, five divisions are a tie, and a single replica leads: gradients and
+# ZeRO-3's parameters would have to cross the slow link, and a pipeline's messages are the cheapest thing that can cross
+# it.
 #
 # The 7B model fits on one GPU, except for its optimizer state, so ZeRO-1 alone is the fastest. There, even TP 4 is a
 # tie: on one host, little depends on the layout. Where the planner says "a tie", measure.
@@ -955,7 +958,8 @@ assert [each["only the norm"] for each in measured.values()] == [False, True, Tr
 
 # %% [markdown]
 # In the first mistake, two ranks of one replica see different samples, and still add up their partial sums. The other
-# three have the right loss at first, because forward is right. Only the norm of the gradients gives them away.
+# three have the right loss at first, because forward is right. In the first step, only the norm of the gradients gives
+# them away.
 #
 # `AveragesTwice` only causes a wrong scale, which clipping and AdamW hide. With `NeverAverages`, the replicas slowly
 # drift apart. With `AveragesOverAll`, different shards get the same gradient, as in the lesson. The checks of this lab

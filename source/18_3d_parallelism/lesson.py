@@ -125,7 +125,8 @@ tables.Table(header, rows)
 #
 # - With DP, every rank keeps the whole model.
 # - With TP, the most bytes leave the host, because each layer's all-reduces cross the slow link.
-# - With PP, little leaves the host, but ranks are idle for half of the time, and a model has only so many layers.
+# - With PP, little leaves the host, but ranks are idle for 47% of the time, by chapter 15's formula, and a model has
+#   only so many layers.
 #
 # With TP and PP, a rank holds more than an eighth: TP replicates norms and positions, and a stage has at least one
 # whole layer.
@@ -240,8 +241,9 @@ header = ["mesh", "difference of the losses", "MB along dp", "along pp", "along 
 tables.Table(header, rows, "MB that rank 0 sent in one step, in float64.")
 
 # %% [markdown]
-# Up to rounding, all meshes train as one process does. Along dp, a rank sends more if pp and tp leave it more
-# parameters. ZeRO-1 sends as much as an all-reduce of the gradients.
+# Up to rounding, all meshes train as one process does. Along dp, the second mesh sends 2.8 times as much
+# as the first: pp and tp leave a rank 1.9 times as many parameters, and over four ranks, an all-reduce sends 1.5 times
+# its payload instead of once. ZeRO-1 sends as much as an all-reduce of the gradients.
 #
 # Why does the last mesh send three times as much along tp, 5.11 MB instead of 1.70? An all-reduce over t ranks sends
 # 2(t − 1)/t times its payload, which is 1 for TP 2 and 1.5 for TP 4. And without a second replica, each rank processes
@@ -295,9 +297,9 @@ plots.bars({f"{order}\n({leaving_mb[order]:.1f} MB)": ms for order, ms in times.
 # %% [markdown]
 # ## Scenario A: 70B on 32 GPUs
 #
-# The rest of this lesson is about GPUs that we do not have: hosts of eight A100s with 80 GB each. Here are two layouts
-# that you may read about, for four such hosts. In the first one, a 70B Llama "fits one node" with TP 8, so that four
-# nodes can train four replicas of it (DP 4).
+# The rest of this lesson is about GPUs that we do not have: hosts of eight A100s with 80 GB each. Suppose that somebody
+# proposes two layouts for four such hosts. In the first one, a 70B Llama fits one host with TP 8, so that four hosts
+# train four replicas of it (DP 4).
 #
 # **Predict.** With mixed precision, Adam and plain data parallelism, how many GB of model state does each GPU hold?
 
@@ -326,7 +328,7 @@ tables.Table(header, rows, "Full checkpointing, one sequence of 4,096 tokens per
 # %% [markdown]
 # ## Scenario B: a "GPT-4-scale" model on 32 GPUs
 #
-# In the second layout, TP 8 × PP 4 × DP 1 trains a model "of GPT-4's scale" on the same cluster. That size was never
+# The second proposal is TP 8 × PP 4 × DP 1, for a model "of GPT-4's scale" on the same cluster. That size was never
 # published. But with a single replica, ZeRO has nothing to shard, so we can compute what fits. At 16 bytes per
 # parameter, 32 · 80 GB hold only 160 billion parameters, even if activations needed nothing. We compute three published
 # sizes:
@@ -347,8 +349,7 @@ tables.Table(["parameters", "GB per GPU on 4 hosts", "hosts for the model state"
 # Not even GPT-3's size fits. The last column is a lower limit: the hosts needed for the model state alone, if a tenth
 # of their memory stays free.
 #
-# Nor is such a cluster "exascale". 32 A100 deliver at most 32 · 312 TFLOP/s = 0.01 EFLOP/s: exascale is a hundred times
-# more.
+# Nor would such a cluster be exascale. 32 A100 deliver at most 32 · 312 TFLOP/s = 0.01 EFLOP/s, a hundredth of that.
 
 # %% [markdown]
 # ## Searching all layouts
@@ -387,12 +388,13 @@ assert all(each.layout.checkpointing == "none" for each in found.tied())
 # this.
 #
 # The first four layouts, of very different shapes, lie within 3%. The planner cannot tell layouts apart that differ by
-# less than 20%, as you will see, so the table calls all seven a tie. None of them recomputes activations: memory that
+# less than 20%, as you will see, so its last line calls seven a tie; it shows the five
+# fastest. None of them recomputes activations: memory that
 # sharding saves is spent on avoiding recomputation.
 #
 # Now we vary the number of GPUs, with eight sequences per GPU up to 64 GPUs, and 1,024 sequences on 1,024 GPUs. On
 # many GPUs, the search has a favorite, ZeRO-3, which the next section puts in doubt. So the table has the best layout
-# without it, too:
+# without ZeRO-2 and ZeRO-3, too:
 
 # %%
 rows = []
@@ -443,15 +445,17 @@ scores.table()
 # - **ZeRO-3 in 2021.** These steps took 1.3 to 4.3 times as long as predicted. With 768 and with 1,536 GPUs, they took
 #   equally long, 67 s, so they waited for the network. ZeRO-3 all-gathers the bf16 parameters (349 GB) twice, and
 #   reduce-scatters the gradients (349 GB) once. In 67 s, that is 16 GB/s per host. The planner assumes rings that use
-#   all eight adapters of a host, which have 192 GB/s.
-# - **Thousands of GPUs.** In MegaScale, the error is 2% on 256 GPUs and 17% on 12,288. The authors found stragglers.
+#   all eight adapters of a host, which have 8 · 24 = 192 GB/s.
+# - **One batch on more and more GPUs.** In MegaScale, the error grows from 2% to 14% as 768 sequences spread over 256
+#   to 1,024 GPUs, and from 9% to 17% as 6,144 sequences spread over 3,072 to 12,288. The authors found stragglers.
 # - **Other software and hardware.** MT-NLG used DeepSpeed's pipeline. torchtitan recomputed every second matmul, on
 #   H100s with a limit of 500 W instead of 700 W. Half of its runs were not compiled.
 #
-# So do not take the preference for ZeRO-3 at face value, either over hundreds of GPUs or in our tie on 32. Without it,
-# the search chose TP 8 on 1,024 GPUs, the whole host, with an MFU of 56%. Megatron-3 reports 51 to 56% for 175B to 1T
-# on A100s, so this one is plausible. Its step is estimated to take an eighth longer than ZeRO-3's, but gradients are
-# sent only once per step, so a slower network matters less.
+# So do not take the preference for ZeRO-3 at face value, either over hundreds of GPUs or in our tie on 32. Without
+# ZeRO-2 and ZeRO-3, the search chose TP 8 on 1,024 GPUs, the whole host, with an MFU of 56%. Megatron-3 reports 42% for
+# 22B, 51% for 175B and 56% for 1T on A100s, without fused attention. So 56% for 70B is optimistic, but not absurd. Its
+# step is estimated to take an eighth longer than ZeRO-3's, but gradients are sent only once per step, so a slower
+# network matters less.
 #
 # In the next figure, choose a layout yourself. The fastest one is shown below it. Does TP 8 × PP 4 fit, and what makes
 # it slower?
@@ -459,7 +463,8 @@ scores.table()
 # <details><summary>Answer</summary>
 #
 # It fits, even without checkpointing (46 GB). Recomputation costs the most: without it, a step takes 86 s instead of
-# 116 s. Most of the remaining gap to the fastest layout (78 s) comes from all-reduces over 8 ranks instead of 4.
+# 116 s. Most of the remaining gap to the fastest layout (78 s) comes from tp: with TP 8, a GPU takes part in the
+# all-reduces of twice as many layers and tokens as with TP 4.
 #
 # </details>
 
@@ -470,14 +475,16 @@ widgets.layout_chooser("Llama-2 70B", gpus=32, tp=8, pp=1, zero_stage=1, checkpo
 # ## Four well-known runs
 #
 # The next table compares four runs with what the planner computes, with their papers (the sections are in
-# `shared/planner/named.py`), and with what you may read about them elsewhere:
+# `shared/planner/named.py`), and, in the last column, with numbers that circulate without a source:
 
 # %%
 named.table()
 
 # %% [markdown]
 # For GPT-3, the last column names GPUs and a layout that its paper does not, and for LLaMA a different kind of
-# parallelism. For MT-NLG, 16 × 35 × 8 is indeed 4,480, but the paper reports no run on that many GPUs. The planner
+# parallelism. For MT-NLG, 16 × 35 × 8 = 4,480 GPUs are all 560 hosts of Selene, the machine that its paper names. But
+# the paper measures only 8, 10 and 12 replicas. This table assumes ZeRO-2 for Llama 3, which needs less memory. The
+# figure above assumes ZeRO-1: 406 instead of 399 TFLOP/s, and 94 instead of 88 GB. The planner
 # errs, too: it promises LLaMA a quarter more tokens per second than its paper reports, and it rules out Llama 3's own
 # layout. So use a planner to find candidates, and measure those.
 
@@ -485,9 +492,8 @@ named.table()
 # ## A mistake that raises no error
 #
 # Somebody writes `group = mesh.get_group("dp") if dp > 1 else None`, because a group of one rank has nothing to
-# average. But for torch, None means *all* ranks. And what if somebody gives no group at all, as with a single axis? In
-# the next cells, four ranks of one host train with DP 2 × TP 2, or DP 1 × TP 4, and average the right gradients once
-# more:
+# average. But for torch, None means *all* ranks, so tp's ranks are averaged, too. The same happens with dp = 2 if no
+# group is given at all. Four ranks of one host try both:
 
 
 # %%
@@ -577,7 +583,7 @@ assert math.isclose(*norms, rel_tol=1e-5)
 # | mesh of dp × pp × tp | `ParallelDims`, which builds a `DeviceMesh` | `initialize_model_parallel` |
 # | `parallelize` | `parallelize_module` | `--tensor-model-parallel-size` |
 # | `Pipeline` | `torch.distributed.pipelining` | `--pipeline-model-parallel-size` |
-# | `mean_over_ranks_`, `ZeRO1` | `fully_shard` over dp | `--use-distributed-optimizer` |
+# | `mean_over_ranks_`, `ZeRO1` | `fully_shard` over dp (ZeRO-3) | `--use-distributed-optimizer` (ZeRO-1) |
 # | dp follows from the rest | `data_parallel_shard_degree = -1` | world size / (tp · pp) |
 # | norm with each parameter once | DTensors, and a sum over pp | `optimizer/clip_grads.py` |
 
@@ -625,11 +631,12 @@ diagrams.cluster_of_hosts()
 # %% [markdown]
 # Five steps lead to a few layouts, for this cluster or another one:
 #
-# 1. **Does it fit?** 16Ψ/GPUs and at least 10 GB of activations have to fit into 90% of a GPU's memory, here 72 GB. If
+# 1. **Does it fit?** 16Ψ/GPUs, and about 10 GB for activations, have to fit into 90% of a GPU's memory, here 72 GB. If
 #    not, you need more GPUs, or have to move state to the CPU.
 # 2. **Is the batch large enough?** The global batch has at least dp · micro-batch sequences. This bounds dp from above,
 #    and what is left of the GPUs goes to tp, pp or cp.
-# 3. **Tensor parallelism, up to the host, and only as far as needed.** Each doubling makes its all-reduces dearer.
+# 3. **Tensor parallelism, up to the host, and only as far as needed.** Each doubling of tp doubles
+#    the all-reduces that a GPU takes part in.
 # 4. **Pipeline or ZeRO?** With few replicas or a slow network, take PP, which sends the least. With many replicas and
 #    fast links, take ZeRO. For sequences that are too long for a host, add CP.
 # 5. **Measure** every layout that the planner puts within 20% of the best.
@@ -671,8 +678,8 @@ assert small_s > 1.25 * again.best.time.total_s
 #
 # MT-NLG and Llama 3 follow the five steps: TP fills the host, PP does the rest of the splitting, and DP multiplies it
 # (Smith et al. 2022, §2; Grattafiori et al. 2024, table 4). For long sequences, Llama 3 took CP's ranks from DP.
-# DeepSeek-V3 has so few parameters per token that it skips TP: experts divide most of its memory (DeepSeek-AI 2024, §1
-# and §3.2).
+# DeepSeek-V3 needs no TP: experts divide most of its parameters, and its authors saved activation memory (DeepSeek-AI
+# 2024, §1 and §3.2).
 
 # %% [markdown]
 # ## Recap

@@ -26,7 +26,7 @@ def cluster_of_hosts() -> Figure:
             cell = (x + 0.13 + column * cell_in[0], top + 0.15 + row * 0.98)
             drawing.cell(*cell, f"{stage_of(gpu)}", (stage_of(gpu),), cell_in)
         drawing.collective(x + 0.13, top + 0.65, TP * cell_in[0], "NVLink: tp, and pp", 0.4)
-        drawing.text(x + box_in[0] / 2, top + 1.73, "8 adapters, 25 GB/s each", "note")
+        drawing.text(x + box_in[0] / 2, top + 1.73, "8 adapters, 24 GB/s each", "note")
         middle = x + box_in[0] / 2
         drawing.message((middle, top + 1.86), (middle, top + 2.5), arrowstyle="<|-|>")
     drawing.collective(left, top + 2.52, 3 * step_in + box_in[0], "switches between the hosts: pp and dp", 0.4)
