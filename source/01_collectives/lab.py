@@ -377,8 +377,10 @@ check.tree_broadcast()
 # %% [markdown]
 # ## Exercise 1.6 · Break it, then fix it (9 min, 2 points)
 #
-# The next cell has a simpler ring all-reduce, with plain sends and receives. It hangs, and ends with an error.
-# **Predict.** In which call will the doctor find rank 2, and which rank will it be waiting for?
+# The next cell has a simpler ring all-reduce, with plain sends and receives. The ring that hung in the lesson sent
+# first. This one receives first.
+#
+# **Predict.** Does that help? If not, in which call will the doctor find rank 2, and which rank will it be waiting for?
 
 
 # %% tags=["raises-exception"]
@@ -387,8 +389,8 @@ def simpler_ring_all_reduce(tensor):
     right, left = (rank + 1) % world_size, (rank - 1) % world_size
     outgoing, incoming = tensor.clone(), torch.empty_like(tensor)
     for _ in range(world_size - 1):
-        dist.send(outgoing, dst=right)
         dist.recv(incoming, src=left)
+        dist.send(outgoing, dst=right)
         tensor += incoming
         outgoing.copy_(incoming)
 
@@ -396,7 +398,8 @@ def simpler_ring_all_reduce(tensor):
 simpler_ring_all_reduce(torch.ones(4, device=device))
 
 # %% [markdown]
-# Read the doctor's table: each rank waits for the next one, all around the ring.
+# Read the doctor's table: each rank waits in `recv` for the one before it, all around the ring. So swapping the two
+# calls on every rank changes nothing.
 #
 # `dist.send` and `dist.recv` each wait for the other side. You can build a ring step from these two alone, as long as
 # the ranks do not all begin with the same one. We count the *turns* that this takes: in one turn, a rank can send one
@@ -437,6 +440,8 @@ check.ring_step_in_turns()
 
 # %% [markdown]
 # ## Exercise 1.7 · Stretch: a reduce-scatter in one call (5 min, 1 point)
+#
+# You can skip this one: exercise 1.8 does not use it.
 #
 # In `dist.all_to_all_single(received, tensor)`, each rank sends one chunk of its tensor to every rank: chunk *r* goes
 # to rank *r*. It also receives one chunk from each. Use this call to write a reduce-scatter.
@@ -780,7 +785,7 @@ sums = ranks.pull("sums")[0]
 cost_plots.side_by_side({sums.where: sums.measured_s}, "bytes in the tensor")
 
 # %% [markdown]
-# The link's delays add up to the same time for both rings. But your ring is delayed in each step, and Python's work
+# The link's delays add up to the same time for both. But your ring is delayed in each step, and Python's work
 # comes on top of each delay. If this work takes 1 ms per step, a small tensor takes 6 · (5 + 1) = 36 ms. Torch's
 # all-reduce is delayed only once, as a whole, by 6 · 5 = 30 ms, and torch moves and adds up the bytes *during* that
 # time.

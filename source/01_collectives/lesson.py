@@ -212,8 +212,9 @@ def ring_all_reduce(tensor):
 # %% [markdown]
 # Now run it on three ranks, and follow row A from panel to panel. Each square lists the ranks whose chunks it contains,
 # an arrow is a message (dots continue at rank 0), and white digits mark a complete sum. To tell the ranks apart, every
-# rank starts with a digit of its own: 100, 10 or 1. `ranks.world(3)` leaves out rank 3, and `ranks.run` calls a
-# function on each rank, with the variables of that rank. In JupyterLab, you get a slider.
+# rank starts with a digit of its own: 100, 10 or 1. The picture writes rank numbers instead: 110 becomes 01.
+# `ranks.world(3)` leaves out rank 3, and `ranks.run` calls a function on each rank, with the variables of that rank. In
+# JupyterLab, you get a slider.
 
 
 # %%
@@ -263,7 +264,7 @@ print(f"{predicted(my_prediction)}the formula gives {formula:.3f} tensors")
 
 # %% [markdown]
 # A rank always sends less than two tensors, no matter how large the ring is. You cannot do better: unless the switches
-# do the adding, some rank has to send 2(N−1)/N · S (Patarasuk and Yuan 2009). Keep the short form in mind: an
+# do the adding, some rank has to send at least 2(N−1)/N · S (Patarasuk and Yuan 2009). Keep the short form in mind: an
 # all-reduce costs about 2S divided by the bandwidth, whatever N is, as long as latency plays no part.
 #
 # ## Training with the ring
@@ -345,7 +346,8 @@ dist.recv(incoming, src=(rank - 1) % world_size)
 # | MPI | often for small messages, not for large ones, so such a ring may pass its tests and hang in training |
 #
 # Two remedies work everywhere. You can launch the send and the receive in one batch with `dist.batch_isend_irecv`, as
-# `pass_right` does. Or you can let some ranks receive first, while the others send.
+# `pass_right` does. Or you can break the circle of waiting ranks with `send` and `recv` alone, as you will in
+# the lab.
 #
 # ## The cost of a message: α and β
 #
@@ -421,13 +423,14 @@ cost_plots.predicted_against_measured(models, on_link.measured_s, "bytes in the 
 
 # %% [markdown]
 # For 4 MB, the star takes longer than the ring, because all bytes have to go through rank 0's link. For small tensors,
-# both take 2(N−1) latencies, so the ring is no faster. On the left, expect scatter: part of α is this machine's own
-# delay, which varies.
+# both take 2(N−1) latencies, so the ring is no faster. The ring's markers may lie a few milliseconds above their line,
+# which has only the steps that we timed. The ring also adds and copies chunks, and a late rank delays all others. That
+# varies, so expect scatter on the left.
 #
 # Our ring is measured step by step: six separately delayed messages add up to what you see. `dist.all_reduce` is
 # different. The emulated link delays it once, as a whole, *by the ring's formula*. That its markers follow the line
-# therefore only says that we computed the same thing twice. They lie a little below it, because our α also contains the
-# time that Python takes to send a message.
+# therefore only says that we computed the same thing twice. They lie a little below it, because our α and β also
+# contain the time in which the ranks launch messages and copy bytes.
 #
 # ## Why loopback misleads
 #
