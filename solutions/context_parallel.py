@@ -190,7 +190,7 @@ def ring_attention(
     """Attend to the whole sequence, of which each rank has a shard, in zigzag order if balanced.
 
     Shape: all [B, H, T, D], the same on every rank; returns [B, H, T, D].
-    Memory: the keys and values of two ranks at a time.
+    Memory: besides its own, the keys and values of two ranks at a time.
     Communication: N − 1 transfers of keys and values in forward. In backward, the same and N of their gradients, which
         are in float32 at least.
     Raises:
