@@ -84,7 +84,7 @@ class MoE(nn.Module):
         dim: D, the width of a token.
         hidden: The width between the two layers of an expert.
         experts: E, the number of experts.
-        top_k: How many experts each token gets.
+        top_k: How many experts each token gets. With 1, only aux_loss trains the router.
         capacity_factor: With a factor c, an expert keeps ⌈c · T · k / E⌉ assignments and drops the others. None keeps
             all, which is called dropless.
 
