@@ -629,6 +629,10 @@ def read(use):
     return with_model(lambda model: use(model.module[0].weight))
 
 
+def set_gradient(model):
+    model.module[0].weight.grad = None
+
+
 REFUSED = {
     "unfrozen": (
         lambda: frozen_first(),
@@ -700,6 +704,7 @@ REFUSED = {
     "numpy": (plain, read(lambda weight: weight.detach().numpy()), ("0.weight", "full_state_dict")),
     "transposed": (plain, read(lambda weight: weight.T.sum()), ("0.weight", "full_state_dict")),
     "data": (plain, read(lambda weight: weight.data.sum()), ("0.weight", "full_state_dict")),
+    "gradient": (plain, with_model(set_gradient), ("gradient of the parameter '0.weight'", "zero_grad()")),
     "multiplied": (plain, read(lambda weight: torch.ones(1, 6).double() @ weight), ("0.weight", "full_state_dict")),
     "list": (plain, read(lambda weight: weight.tolist()), ("0.weight", "full_state_dict")),
     "copied parameter": (plain, read(copy.deepcopy), ("0.weight", "full_state_dict")),

@@ -177,12 +177,18 @@ def explain(cell: CellState) -> str:
     sentences += _running_lines(cell)
     if cell.interrupted and not sentences:
         sentences.append("You interrupted the cell.")
-    table = "\n\n" + hang_table.as_text(_rows(cell)) if _needs_table(cell) else ""
-    return "\n".join(sentences) + table
+    table = table_as_text(cell)
+    return "\n".join(sentences) + (table and f"\n\n{table}")
+
+
+def table_as_text(cell: CellState) -> str:
+    """Return the table of `explain`, or "" if it would not help."""
+    cell = _where_gpus_wait(cell)
+    return hang_table.as_text(_rows(cell)) if _needs_table(cell) else ""
 
 
 def table_as_html(cell: CellState) -> str:
-    """Return the table of `explain` for a notebook, or "" if it would not help."""
+    """Return the same table for a notebook."""
     cell = _where_gpus_wait(cell)
     return hang_table.as_html(_rows(cell)) if _needs_table(cell) else ""
 

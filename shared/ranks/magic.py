@@ -14,7 +14,7 @@ from IPython.core.error import UsageError
 from IPython.display import clear_output, display
 
 from shared.ranks import reader, two_worlds
-from shared.ranks.diagnosis import name_ranks, table_as_html
+from shared.ranks.diagnosis import name_ranks, table_as_html, table_as_text
 from shared.ranks.errors import CellFailed
 from shared.ranks.running import DEFAULT_TIMEOUT_S, current
 from shared.tables import Table
@@ -73,8 +73,9 @@ def cell(line: str, source: str) -> None:
         running.run(rankside.run_cell, (source,), targets=targets, timeout_s=timeout_s, show=show, watch=watch)
     except CellFailed as failed:
         two_worlds.explain_on_ranks(failed)
-        if reader.present() and (table := table_as_html(failed.cell)):
-            display({"text/html": table, "text/plain": ""}, raw=True)
+        if reader.present() and (table := table_as_text(failed.cell)):
+            display({"text/html": table_as_html(failed.cell), "text/plain": table}, raw=True)
+            failed.args = (failed.args[0].replace(f"\n\n{table}", "", 1),)  # once is enough
         raise
 
 

@@ -67,7 +67,8 @@ class DroppedByZeroGrad:
                 f"{describe(self.parameters[index])} has a sparse gradient, which cannot be sharded: "
                 "use nn.Embedding(..., sparse=False)"
             )
-        super().pack(index)
+        with torch._C.DisableTorchFunctionSubclass():  # The parameter's memory may be freed.
+            super().pack(index)
 
     def mark(self) -> None:
         """Begin shard.grad at the end of backward, so that zero_grad() leaves a trace."""

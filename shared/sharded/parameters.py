@@ -45,6 +45,11 @@ class ReshardedParameter(nn.Parameter):
     def __torch_function__(cls, function, types, args=(), kwargs=None):
         is_attribute = type(function).__name__ == "method-wrapper"  # such as Tensor.shape.__get__
         name = function.__self__.__name__ if is_attribute else function.__name__
+        if name == "grad" and function.__name__ == "__set__":
+            raise RuntimeError(
+                f"setting the gradient of {describe(args[0])} changes nothing, because its shards have the gradients: "
+                "use zero_grad() of the ZeRO3 model, or the gradients of its parameters()"
+            )
         with torch._C.DisableTorchFunctionSubclass():
             if name == "detach" or (name == "data" and function.__name__ == "__get__"):
                 alias = function(*args).as_subclass(cls)  # it has no memory either
@@ -223,11 +228,12 @@ class UnchangedParameters:
 
 def _zero_gradients(parameters: list[nn.Parameter], set_to_none: bool = True) -> None:
     """Do what zero_grad() does, for a module whose gradients belong to shards."""
-    for parameter in parameters:
-        if set_to_none:
-            parameter.grad = None
-        elif parameter.grad is not None:
-            parameter.grad.zero_()
+    with torch._C.DisableTorchFunctionSubclass():
+        for parameter in parameters:
+            if set_to_none:
+                parameter.grad = None
+            elif parameter.grad is not None:
+                parameter.grad.zero_()
 
 
 def _change_of(now: nn.Parameter | None, parameter: nn.Parameter, flat) -> str:
