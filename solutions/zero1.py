@@ -143,8 +143,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
         """Keep this rank's shard of a full state, which may come from any number of ranks or a plain optimizer_cls.
 
         Raises:
-            ValueError: if the state belongs to other parameters.
+            ValueError: if the state belongs to other parameters, or to another optimizer.
         """
+        guards.reject_other_settings(state_dict["param_groups"], self.defaults)
         super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
         index_of = self._index_of(state_dict["param_groups"])
         for flat_parameter in self.flat_parameters:
@@ -177,7 +178,8 @@ class ZeRO1(ShardedOptimizer):
     parameters. The optimizer must update each element by itself, as SGD, Adam and AdamW do. A gradient of None counts
     as zeros if another rank has one. Parameters that no rank has used stay as they are, and so does their state. All
     ranks must pass the same parameters in the same order. Buffers, such as BatchNorm's, stay different on each rank.
-    The next backward() overwrites each .grad: clone one to keep it. Settings such as lr must be the same on every rank.
+    Before step(), each .grad is this rank's own, so clip with clip_grad_norm_(), not by a norm of your own. The next
+    backward() overwrites it: clone one to keep it. Settings such as lr must be the same on every rank.
 
     Args:
         module: The owner of the parameters. With it, a bucket is reduce-scattered during backward, and after step(),

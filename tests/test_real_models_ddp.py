@@ -238,6 +238,11 @@ class NormSGD(torch.optim.SGD):
         super().step(closure)
 
 
+def state_of_another_optimizer(wrap):
+    _, optimizer = wrap(net(), torch.optim.SGD, lr=0.1, momentum=0.9)
+    getattr(optimizer, "optimizer", optimizer).load_state_dict(torch.optim.Adam(net().parameters()).state_dict())
+
+
 def on_meta(wrap):
     with torch.device("meta"):
         module = net()
@@ -1444,6 +1449,7 @@ RAISES = {
     **{f"3 no zero_grad, {n}": ("zero_grad()", forgets_zero_grad, w) for n, w in SHARDED.items()},
     "3 Adafactor": ("Adafactor does not", whole_tensor_optimizer, torch.optim.Adafactor, {"lr": 0.1}),
     "3 LBFGS": ("LBFGS cannot", whole_tensor_optimizer, torch.optim.LBFGS, {}),
+    **{f"7 Adam's state in SGD, {n}": ("lacks dampening", state_of_another_optimizer, w) for n, w in SHARDED.items()},
     "3 one norm of all gradients": ("NormSGD does not", whole_tensor_optimizer, NormSGD, {"lr": 0.1}),
     "3 wrapped twice": ("two wrappers", wrapped_twice, overlapped),
     "3 a group for ZeRO2": ("before you wrap", group_added_to_zero2),

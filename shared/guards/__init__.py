@@ -25,7 +25,7 @@ from shared.guards.backwards import at_end_of_backward
 from shared.guards.calls import reject_altered, reject_grad_scaler, stale_gradient
 from shared.guards.exchanges import AtStep, InBackward, Joint, Overlapped, PerBucket, PerParameter, Sharded
 from shared.guards.guard import Guard
-from shared.guards.optimizers import all_parameters_of, reject_whole_tensor_updates, unshared
+from shared.guards.optimizers import all_parameters_of, reject_other_settings, reject_whole_tensor_updates, unshared
 from shared.guards.pieces import Pieces
 from shared.guards.tensors import contiguous
 from shared.guards.unused import UNUSED
@@ -50,6 +50,7 @@ __all__ = [
     "guarded",
     "reject_altered",
     "reject_grad_scaler",
+    "reject_other_settings",
     "reject_whole_tensor_updates",
     "stale_gradient",
     "synchronizes",

@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from shared.guards.names import numbered
 from shared.guards.tensors import reject_shared_memory
 
+_NOT_OF_A_CLASS = {"params", "param_names", "initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"}
 Divide = Callable[[torch.Tensor], list[list[torch.Tensor]]]  # divides elements into parameters, per optimizer
 
 
@@ -67,6 +68,20 @@ def reject_whole_tensor_updates(optimizer_cls: Callable, defaults: dict) -> None
             f"{name} does not update each element by itself, so it would do something else to a shard: "
             "use an optimizer such as SGD or AdamW, or data parallelism without shards"
         )
+
+
+def reject_other_settings(param_groups: list[dict], defaults: dict) -> None:
+    """Raise a ValueError if the param groups of a state dict are those of another optimizer's class.
+
+    A group may lack settings that are younger than the state dict, and have settings of a scheduler.
+    """
+    for group in param_groups:
+        missing, others = defaults.keys() - group.keys(), group.keys() - defaults.keys() - _NOT_OF_A_CLASS
+        if missing and others:
+            raise ValueError(
+                f"this state belongs to another optimizer: it has {', '.join(sorted(others))}, and lacks "
+                f"{', '.join(sorted(missing))}. Load it into an optimizer of the class that has saved it"
+            )
 
 
 def reject_joint_updates(optimizer_cls: Callable, defaults: dict) -> None:
