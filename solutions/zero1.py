@@ -176,10 +176,9 @@ class ZeRO1(ShardedOptimizer):
 
     step() averages the gradients of the ranks' backward passes, updates this rank's shard, and all-gathers the
     parameters. The optimizer must update each element by itself, as SGD, Adam and AdamW do. A gradient of None counts
-    as zeros if another rank has one. Parameters that no rank has used stay as they are, and so does their state. All
-    ranks must pass the same parameters in the same order. Buffers, such as BatchNorm's, stay different on each rank.
-    Before step(), each .grad is this rank's own, so clip with clip_grad_norm_(), not by a norm of your own. The next
-    backward() overwrites it: clone one to keep it. Settings such as lr must be the same on every rank.
+    as zeros if another rank has one. Parameters that no rank has used stay as they are, and so does their state.
+    Buffers, such as BatchNorm's, stay different on each rank. Until step(), a .grad is this rank's own: clip with
+    clip_grad_norm_(). The next backward() overwrites it. Settings such as lr must agree.
 
     Args:
         module: The owner of the parameters. With it, a bucket is reduce-scattered during backward, and after step(),
