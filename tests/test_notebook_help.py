@@ -1,13 +1,16 @@
 """A check does not judge a version that is not on the screen, and names of the other process are explained."""
 
 import os
+from types import SimpleNamespace
 
 import nbformat
 import pytest
 from jupyter_client.manager import start_new_kernel
 
 from instructor import build
+from shared.checks.engine import attempts
 from shared.deadlines import scaled
+from shared.ranks.diagnosis import CellState
 
 START = """
 from shared import ranks
@@ -73,10 +76,20 @@ def test_a_check_names_the_cell_and_refuses_one_that_failed_or_was_edited_since(
     shown = run(CHECK)
     assert "defines sum_over_ranks in the notebook, not on the ranks. Begin it with %%ranks" in shown
     assert "passed" not in shown
-    endless = "%%ranks\ndef sum_over_ranks(value):\n    while True:\n        pass"
-    save(path, endless)
-    run(endless)
-    assert run(CHECK).count("is still running") == 1  # the other checks would take as long
+
+
+@pytest.mark.parametrize(
+    ("positions", "interrupted", "endless"),
+    [
+        ({0: {"busy": False}, 1: {"busy": True}}, False, True),  # rank 0 computes
+        ({0: {"busy": True}, 1: {"busy": True}}, False, False),  # both wait in a collective
+        ({0: {"busy": True}, 1: None}, True, True),
+    ],
+)
+def test_code_that_never_ends_or_was_stopped_is_not_tried_again(positions, interrupted, endless):
+    """Each further check would take until its deadline, too: 41 s instead of 20."""
+    cell = CellState([0, 1], {}, positions, interrupted=interrupted)
+    assert attempts._is_endless(SimpleNamespace(cell=cell)) == endless
 
 
 @pytest.mark.slow

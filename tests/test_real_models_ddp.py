@@ -1396,6 +1396,8 @@ RAISES = {
     **{f"1 lazy, {name}": ("run one forward", lazy_layer, w) for name, w in REPLICATED.items()},
     **{f"1 tied by storage, {name}": ("share memory", tied_by_storage, w) for name, w in SHARDED.items()},
     "1 buffer views a parameter": ("'seen' share memory", buffer_views_a_parameter, zero2),
+    "1 sparse buffer, zero1 with its module": ("'unusual' is torch.sparse", sparse_buffer, zero1_with_module),
+    "1 lazy, zero1 with its module": ("run one forward", lazy_layer, zero1_with_module),
     "1 buffer views a parameter, zero1": ("'seen' share memory", buffer_views_a_parameter, zero1_with_module),
     **{f"1 meta, {name}": ("'0.weight' is on the meta device", on_meta, w) for name, w in REPLICATED.items()},
     **{f"1 torch's DDP inside, {name}": ("wrap its .module", around_torchs_ddp, w) for name, w in REPLICATED.items()},

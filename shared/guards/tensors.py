@@ -76,6 +76,8 @@ def reject_shared_memory(tensors: dict[str, torch.Tensor]) -> None:
     """Raise a ValueError if two tensors share memory, which their shards or copies would no longer do."""
     spans = []
     for name, tensor in tensors.items():
+        if nn.parameter.is_lazy(tensor) or tensor.layout is not torch.strided:
+            continue  # Others say what is wrong with it.
         if tensor.numel() and not tensor.is_meta:
             last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
             begin = tensor.data_ptr()
