@@ -11,6 +11,8 @@ import torch.distributed as dist
 from torch import nn
 
 from shared import ranks
+from shared.checks.expert_parallel.judges import _cause_of_tokens
+from shared.checks.expert_parallel.layers import Work
 from shared.checks.expert_parallel.reference import build_whole
 from solutions.expert_parallel import ExpertParallelMoE as Layer
 from solutions.expert_parallel import MoE, average_gradients, clip_grad_norm_, route, sort_by_expert
@@ -201,3 +203,18 @@ def use_around_it() -> str:
 def test_copies_autocast_and_torchs_clipping(world):
     for message in ranks.run(use_around_it):
         assert ("chapter 16" in message) == (world > 1)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (lambda weights, results: (weights.roll(1, 1).unsqueeze(-1) * results).sum(1), "other experts than its own"),
+        (lambda weights, results: (weights.unsqueeze(-1) * results.roll(1, 0)).sum(1), "each other's results"),
+        (lambda weights, results: torch.rand(5, 3), "in which order do rows arrive"),
+    ],
+)
+def test_a_hint_tells_wrong_experts_from_wrong_tokens(wrong, says):
+    weights = torch.zeros(5, 4).double()
+    weights[:, :2] = torch.tensor([0.7, 0.3])
+    results = torch.rand(5, 4, 3, dtype=torch.float64)
+    assert says in _cause_of_tokens(wrong(weights, results).double(), Work(results, weights))

@@ -12,6 +12,7 @@ from shared.checks.expert_parallel.layers import (
     Draw,
     Expected,
     Layer,
+    Work,
     measured_bytes,
     one_process,
     probe_layer,
@@ -47,9 +48,9 @@ def _judge_values(members: list[int], layer: Layer, found: list[dict], expected:
     for index, (rank, its) in enumerate(zip(members, found, strict=True)):
         _judge_names(rank, layer, its, index)
     for rank, its, right in zip(members, found, expected, strict=True):
-        for output, expected_output in zip(its["outputs"], right.outputs, strict=True):
+        for call, (output, expected_output) in enumerate(zip(its["outputs"], right.outputs, strict=True)):
             if not nearly_equal(output, expected_output):
-                hint = _cause_of_output(output, expected_output)
+                hint = _cause_of_output(output, expected_output) or _cause_of_tokens(output, right.work[call])
                 raise Wrong({rank: f"{layer}, the output: {first_difference(output, expected_output)}"}, hint)
         for loss, expected_loss in zip(its["balancing"], right.balancing, strict=True):
             if not nearly_equal(loss, expected_loss):
@@ -78,17 +79,43 @@ def _judge_names(rank: int, layer: Layer, its: dict, index: int) -> None:
         )
 
 
-def _cause_of_output(output: torch.Tensor, expected: torch.Tensor) -> str:
+def _cause_of_output(output: torch.Tensor, expected: torch.Tensor) -> str | None:
     if output.shape != expected.shape:
         return "Hint: how many rows come back, and how many were sent?"
     if not output.isfinite().all():
         return "It is not finite. Hint: which rows of a tensor does nobody fill?"
     if nearly_equal(output, expected, _PRECISE_IN_FLOAT32):
         return "It is close, but not as precise as float64. Hint: is anything computed or sent in float32?"
-    wrong = ((output - expected).abs() > 1e-9).flatten(0, -2).any(-1) if output.dim() > 1 else None
-    if wrong is not None and not wrong.all():
-        return "Some tokens are right. Hint: does every row go through its own expert, and back to its own token?"
+    return None
+
+
+def _cause_of_tokens(output: torch.Tensor, work: Work) -> str:
+    """Say whether the wrong tokens have results of other experts, or of other tokens of this rank."""
+    causes = set()
+    for token, found in enumerate(output.flatten(0, -2)):
+        weights = work.weights[token]
+        experts = weights.nonzero().flatten()
+        if nearly_equal(found, weights @ work.results[token]):
+            continue
+        if _is_a_sum(found, [weights[expert] * work.results[token] for expert in experts]):
+            causes.add("experts")
+        elif _is_a_sum(found, [weights[expert] * work.results[:, expert] for expert in experts]):
+            causes.add("tokens")
+        else:
+            causes.add("neither")
+    if causes == {"experts"}:
+        return "Each wrong token has gone through other experts than its own. Hint: which block does each expert take?"
+    if causes == {"tokens"}:
+        return "The experts are right, but tokens have each other's results. Hint: in which order must rows return?"
     return "Hint: in which order do rows arrive, which order do the experts need, and which order must they return in?"
+
+
+def _is_a_sum(found: torch.Tensor, choices: list[torch.Tensor]) -> bool:
+    """Tell whether one row of each of the choices (rows, D) add up to what was found (D)."""
+    sums = found.new_zeros(1, len(found))
+    for rows in choices:
+        sums = (sums.unsqueeze(1) + rows).flatten(0, 1)
+    return nearly_equal(found, sums[(sums - found).abs().sum(-1).argmin()])
 
 
 def _judge_experts(rank: int, layer: Layer, its: dict, index: int, expected: list[Expected]) -> None:

@@ -82,10 +82,19 @@ class Draw:
 
 
 @dataclass(frozen=True)
+class Work:
+    """What each expert makes of each token, `results` (T, E, D), and how the router weights it, `weights` (T, E)."""
+
+    results: torch.Tensor
+    weights: torch.Tensor
+
+
+@dataclass(frozen=True)
 class Expected:
     """What one process computes from one rank's tokens. `rows` has how many rows this rank has for each expert."""
 
     outputs: list[torch.Tensor]
+    work: list[Work]
     balancing: list[torch.Tensor]
     input_gradients: list[torch.Tensor]
     router_gradient: torch.Tensor
@@ -98,10 +107,11 @@ def one_process(layer: Layer, draw: Draw) -> list[Expected]:
     size, found = len(draw.batches), []
     for batches in draw.batches:
         whole = build_whole(layer.sizes(size), draw.seed, layer.favorite)
-        outputs, balancing, inputs, loss, rows = [], [], [], 0.0, 0
+        outputs, work, balancing, inputs, loss, rows = [], [], [], [], 0.0, 0
         for x, slope in batches:
             inputs.append(x.clone().requires_grad_())
             outputs.append(whole(inputs[-1]))
+            work.append(Work(whole.results.detach(), whole.weights.detach()))
             balancing.append(whole.aux_loss.detach())
             loss = loss + (outputs[-1] * slope).sum() + layer.balancing * whole.aux_loss
             rows = rows + whole.mask.sum(0).long()
@@ -109,7 +119,7 @@ def one_process(layer: Layer, draw: Draw) -> list[Expected]:
         gradients = {name: parameter.grad for name, parameter in whole.named_parameters()}
         router = gradients.pop("router.weight")
         own_inputs = [x.grad for x in inputs]
-        found.append(Expected([y.detach() for y in outputs], balancing, own_inputs, router, gradients, rows))
+        found.append(Expected([y.detach() for y in outputs], work, balancing, own_inputs, router, gradients, rows))
     return found
 
 

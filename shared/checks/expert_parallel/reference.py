@@ -40,7 +40,10 @@ class Expert(nn.Module):
 
 
 class WholeMoE(nn.Module):
-    """Computes all experts on all tokens. `mask` (T, E) tells which results the last forward has used."""
+    """Computes all experts on all tokens.
+
+    Of the last forward, it keeps `results` (T, E, D), the `mask` (T, E) of those that were used, and their `weights`.
+    """
 
     def __init__(self, dim: int, hidden: int, experts: int, top_k: int, capacity_factor: float | None):
         super().__init__()
@@ -54,8 +57,9 @@ class WholeMoE(nn.Module):
         if self.capacity_factor is not None:
             rows, experts = len(tokens) * self.top_k, len(self.experts)
             self.mask = within(self.mask, math.ceil(self.capacity_factor * rows / experts))
-        every = torch.stack([expert(tokens) for expert in self.experts], 1)  # (T, E, D)
-        return ((weights * self.mask).unsqueeze(-1) * every).sum(1).view(x.shape)
+        self.weights = weights * self.mask
+        self.results = torch.stack([expert(tokens) for expert in self.experts], 1)
+        return (self.weights.unsqueeze(-1) * self.results).sum(1).view(x.shape)
 
 
 def build_whole(sizes: tuple, seed: int, favorite: int | None = None) -> WholeMoE:
