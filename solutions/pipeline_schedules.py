@@ -5,7 +5,17 @@ A schedule is a list with one entry per stage: the list of its actions, in the o
 number of stages, m that of micro-batches, and v that of chunks of layers per stage.
 """
 
+import math
+
 from shared.schedules import Action
+
+
+def alternate(forwards: list[Action], backwards: list[Action], warm_up: int) -> list[Action]:
+    """Order a stage's actions: warm_up forwards, then pairs of a forward and a backward, then the other backwards."""
+    warm_up = min(warm_up, len(forwards))
+    pairs = zip(forwards[warm_up:], backwards, strict=False)
+    steady = [action for pair in pairs for action in pair]
+    return forwards[:warm_up] + steady + backwards[len(forwards) - warm_up :]
 
 
 def gpipe(stages: int, micro_batches: int) -> list[list[Action]]:
@@ -17,15 +27,7 @@ def gpipe(stages: int, micro_batches: int) -> list[list[Action]]:
     """
     forwards = [Action("F", index) for index in range(micro_batches)]
     backwards = [Action("B", index) for index in range(micro_batches)]
-    return [forwards + backwards for _ in range(stages)]
-
-
-def alternate(forwards: list[Action], backwards: list[Action], warm_up: int) -> list[Action]:
-    """Order a stage's actions: warm_up forwards, then pairs of a forward and a backward, then the other backwards."""
-    warm_up = min(warm_up, len(forwards))
-    pairs = zip(forwards[warm_up:], backwards, strict=False)
-    steady = [action for pair in pairs for action in pair]
-    return forwards[:warm_up] + steady + backwards[len(forwards) - warm_up :]
+    return [alternate(forwards, backwards, micro_batches) for _ in range(stages)]
 
 
 def one_f_one_b(stages: int, micro_batches: int) -> list[list[Action]]:
@@ -38,6 +40,35 @@ def one_f_one_b(stages: int, micro_batches: int) -> list[list[Action]]:
     forwards = [Action("F", index) for index in range(micro_batches)]
     backwards = [Action("B", index) for index in range(micro_batches)]
     return [alternate(forwards, backwards, stages - stage - 1) for stage in range(stages)]
+
+
+def under_limit(stages: int, micro_batches: int, limit: int) -> list[list[Action]]:
+    """Schedule each backward as early as possible, with at most `limit` micro-batches in flight on a stage.
+
+    Bubble: that of 1F1B if the limit is p or more, and longer otherwise.
+    Memory: at most min(limit, m) micro-batches in flight on a stage.
+    """
+    schedule = [[] for _ in range(stages)]
+    free_at, forwards, backwards = [0] * stages, [0] * stages, [0] * stages
+    ends = {}  # when an action ends, by kind, micro-batch and stage
+
+    def has_ended(kind: str, micro_batch: int, stage: int) -> bool:
+        return ends.get((kind, micro_batch, stage), math.inf) <= now
+
+    for now in range(3 * stages * micro_batches):
+        for stage, actions in enumerate(schedule):
+            f, b = forwards[stage], backwards[stage]
+            if free_at[stage] > now:
+                continue
+            if has_ended("F", b, stage) and (stage == stages - 1 or has_ended("B", b, stage + 1)):
+                action, units, backwards[stage] = Action("B", b), 2, b + 1
+            elif f < micro_batches and f - b < limit and (stage == 0 or has_ended("F", f, stage - 1)):
+                action, units, forwards[stage] = Action("F", f), 1, f + 1
+            else:
+                continue
+            actions.append(action)
+            free_at[stage] = ends[action.kind, action.micro_batch, stage] = now + units
+    return schedule
 
 
 def interleaved(stages: int, micro_batches: int, chunks: int) -> list[list[Action]]:

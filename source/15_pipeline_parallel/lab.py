@@ -2,20 +2,20 @@
 # jupyter:
 #   course:
 #     module: pipeline
-#     minutes: 70
+#     minutes: 75
 # ---
 
 # %% [markdown]
 # # Lab 15 · Pipeline parallelism
 #
-# **70 minutes, 18 points.** (The stretch exercise takes 7 more minutes.) In this lab, you split a model by depth: each
+# **75 minutes, 18 points.** (The stretch exercise takes 7 more minutes.) In this lab, you split a model by depth: each
 # rank computes a few of its layers, for one micro-batch after another. At the end, `Pipeline(layers)` trains any list
 # of layers exactly as one process does, with the schedule that you choose.
 #
 # | exercise | you build | minutes | points |
 # |---|---|---|---|
-# | 15.1 | `gpipe`: all forwards, then all backwards | 3 | 1 |
-# | 15.2 | `one_f_one_b`: at most p micro-batches in flight | 7 | 2 |
+# | 15.1 | `alternate`: forwards and backwards in turn | 3 | 1 |
+# | 15.2 | `under_limit`: a schedule that fits into memory | 12 | 2 |
 # | 15.3 | `interleaved`: several chunks of layers per stage | 9 | 2 |
 # | 15.4 | `Neighbors`: messages that never make the sender wait | 11 | 2 |
 # | 15.5 | `Chunk`: forward and backward of one micro-batch | 11 | 3 |
@@ -43,80 +43,31 @@ A schedule is a list with one entry per stage: the list of its actions, in the o
 number of stages, m that of micro-batches, and v that of chunks of layers per stage.
 """
 
+import math
+
 from shared.schedules import Action
 
 # %% [markdown]
-# ## Exercise 15.1 · All forwards, then all backwards (3 min, 1 point)
+# ## Exercise 15.1 · In turn (3 min, 1 point)
 #
 # A **schedule** lists what each stage does, in order. An `Action(kind, micro_batch, chunk)` is one entry of such a
 # list. Its kind is `"F"` for the forward of a micro-batch, or `"B"` for its backward. `chunk` is 0 until exercise 15.3.
 #
-# In GPipe's schedule, every stage runs the forwards of all micro-batches, and then all backwards. For 2 stages and 3
-# micro-batches, both stages run `F0 F1 F2 B0 B1 B2`.
+# 1F1B and the interleaved schedule have one pattern in common. A stage starts with some forwards, the **warm-up**. Then
+# it runs pairs of a forward and a backward. When no forwards are left, it runs the remaining backwards. With four of
+# each and a warm-up of 2, that is `F0 F1 F2 B0 F3 B1 B2 B3`.
 #
-# - Return a list of `stages` lists of `Action`s.
-# - Micro-batches are numbered from 0. Forwards and backwards both run in this order.
+# - `forwards` and `backwards` are a stage's actions of each kind, equally many, each in the order in which they run.
+# - `warm_up` may be as large as `len(forwards)`, or larger.
 #
 # <details><summary>Hint</summary>
-#
-# Does the order depend on the stage?
-#
-# </details>
-
-
-# %% tags=["exercise", "export"] grade_id="gpipe" module="pipeline_schedules"
-# %%ranks
-def gpipe(stages: int, micro_batches: int) -> list[list[Action]]:
-    """Schedule all forwards, then all backwards.
-
-    Bubble: (p − 1) / m of the ideal time.
-    Memory: m micro-batches in flight on every stage.
-    Source: Huang et al. 2019, "GPipe", §2.3.
-    """
-    ### BEGIN SOLUTION
-    forwards = [Action("F", index) for index in range(micro_batches)]
-    backwards = [Action("B", index) for index in range(micro_batches)]
-    return [forwards + backwards for _ in range(stages)]
-    ### END SOLUTION
-
-
-# %% tags=["check"] grade_id="check-gpipe" points=1
-check.gpipe()
-
-# %% [markdown]
-# ## Exercise 15.2 · One forward, one backward (7 min, 2 points)
-#
-# With GPipe, a stage holds the activations of all m micro-batches before its first backward frees any. The schedule
-# 1F1B frees them earlier. Stage s starts with p − s − 1 forwards, the **warm-up**. Then it alternates: one forward, one
-# backward. (The lesson's p − s forwards include the forward of the first pair.) When no forwards are left, it runs the
-# remaining backwards:
-#
-# | stage | actions, for 3 stages and 5 micro-batches |
-# |---|---|
-# | 0 | `F0 F1 F2 B0 F3 B1 F4 B2 B3 B4` |
-# | 1 | `F0 F1 B0 F2 B1 F3 B2 F4 B3 B4` |
-# | 2 | `F0 B0 F1 B1 F2 B2 F3 B3 F4 B4` |
-#
-# - A micro-batch is **in flight** on a stage from its forward to its backward. Stage s may have at most p − s of them
-#   in flight.
-# - There may be fewer micro-batches than stages.
-#
-# `alternate(forwards, backwards, warm_up)` does the main work, and 15.3 uses it again. It takes a stage's forwards and
-# backwards, each in order, and the number of forwards before the first *pair* of a forward and a backward.
-#
-# <details><summary>Hint 1</summary>
-#
-# In the table, `F2 B0` is the first pair of stage 0. Which forwards come before it? What if there are fewer than that?
-#
-# </details>
-# <details><summary>Hint 2</summary>
 #
 # `zip` stops at the end of its shorter argument. Which backwards are left after the pairs?
 #
 # </details>
 
 
-# %% tags=["exercise", "export"] grade_id="one-f-one-b" module="pipeline_schedules"
+# %% tags=["exercise", "export"] grade_id="alternate" module="pipeline_schedules"
 # %%ranks
 def alternate(forwards: list[Action], backwards: list[Action], warm_up: int) -> list[Action]:
     """Order a stage's actions: warm_up forwards, then pairs of a forward and a backward, then the other backwards."""
@@ -128,6 +79,28 @@ def alternate(forwards: list[Action], backwards: list[Action], warm_up: int) -> 
     ### END SOLUTION
 
 
+# %% tags=["check"] grade_id="check-alternate" points=1
+check.alternate()
+
+# %% [markdown]
+# With it, the lesson's two schedules take a line each. 1F1B warms up with p − s − 1 forwards. (The lesson's p − s count
+# the forward of the first pair.) And GPipe is nothing but warm-up.
+
+
+# %% tags=["export"] module="pipeline_schedules"
+# %%ranks
+def gpipe(stages: int, micro_batches: int) -> list[list[Action]]:
+    """Schedule all forwards, then all backwards.
+
+    Bubble: (p − 1) / m of the ideal time.
+    Memory: m micro-batches in flight on every stage.
+    Source: Huang et al. 2019, "GPipe", §2.3.
+    """
+    forwards = [Action("F", index) for index in range(micro_batches)]
+    backwards = [Action("B", index) for index in range(micro_batches)]
+    return [alternate(forwards, backwards, micro_batches) for _ in range(stages)]
+
+
 def one_f_one_b(stages: int, micro_batches: int) -> list[list[Action]]:
     """Schedule each backward as early as possible.
 
@@ -135,15 +108,89 @@ def one_f_one_b(stages: int, micro_batches: int) -> list[list[Action]]:
     Memory: at most p − s micro-batches in flight on stage s.
     Source: Narayanan et al. 2019, "PipeDream", §3.2; Narayanan et al. 2021, "Megatron-LM", §2.2.1.
     """
-    ### BEGIN SOLUTION
     forwards = [Action("F", index) for index in range(micro_batches)]
     backwards = [Action("B", index) for index in range(micro_batches)]
     return [alternate(forwards, backwards, stages - stage - 1) for stage in range(stages)]
+
+
+# %% [markdown]
+# ## Exercise 15.2 · A schedule that fits into memory (12 min, 2 points)
+#
+# A micro-batch is **in flight** on a stage from its forward to its backward. With 1F1B, stage 0 has p of them in
+# flight. What if its memory has room for only two? In the lesson, you looked for such a schedule by hand. Now write the
+# function that finds it, for any number of stages and micro-batches, and any limit.
+#
+# A shorter warm-up does not do it. With four stages, eight micro-batches and a limit of 2, alternating takes 69 units
+# of time, if a forward takes 1 unit and a backward 2. But 51 are enough. The reason is that stages wait for the next
+# action in their list, although they could run another one. So follow the clock instead. Whenever a stage is free:
+#
+# - It runs the backward of its next micro-batch, if the gradient has arrived. On the last stage, that is as soon as the
+#   micro-batch's forward is done.
+# - If there is none, it runs its next forward, if the input has arrived, and if it has fewer than `limit` micro-batches
+#   in flight.
+# - Otherwise it waits.
+#
+# A forward takes 1 unit, a backward 2, and a message no time. Forwards and backwards both run in the order of the
+# micro-batches. This rule takes, for four stages and eight micro-batches:
+#
+# | limit | 1 | 2 | 3 | 4 or more |
+# |---|---|---|---|---|
+# | units of time | 96 | 51 | 39 | 33 |
+#
+# Return a schedule: for each stage, its actions in the order in which it ran them. The check demands that it is
+# complete, that no stage exceeds the limit, and that it is as fast as this rule. How you find it is up to you.
+#
+# <details><summary>Hint 1</summary>
+#
+# Keep a clock, `for now in range(…)`, and three things for every stage: when it is free again, how many forwards it has
+# begun, and how many backwards. At most, every action runs alone. How many units are that?
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# When has an input arrived? Keep a dict with the time at which each action ends, by kind, micro-batch and stage.
+# `ends.get(key, math.inf) <= now` is False as long as it has not begun.
+#
+# </details>
+
+
+# %% tags=["exercise", "export"] grade_id="under-limit" module="pipeline_schedules"
+# %%ranks
+def under_limit(stages: int, micro_batches: int, limit: int) -> list[list[Action]]:
+    """Schedule each backward as early as possible, with at most `limit` micro-batches in flight on a stage.
+
+    Bubble: that of 1F1B if the limit is p or more, and longer otherwise.
+    Memory: at most min(limit, m) micro-batches in flight on a stage.
+    """
+    ### BEGIN SOLUTION
+    schedule = [[] for _ in range(stages)]
+    free_at, forwards, backwards = [0] * stages, [0] * stages, [0] * stages
+    ends = {}  # when an action ends, by kind, micro-batch and stage
+
+    def has_ended(kind: str, micro_batch: int, stage: int) -> bool:
+        return ends.get((kind, micro_batch, stage), math.inf) <= now
+
+    for now in range(3 * stages * micro_batches):
+        for stage, actions in enumerate(schedule):
+            f, b = forwards[stage], backwards[stage]
+            if free_at[stage] > now:
+                continue
+            if has_ended("F", b, stage) and (stage == stages - 1 or has_ended("B", b, stage + 1)):
+                action, units, backwards[stage] = Action("B", b), 2, b + 1
+            elif (
+                f < micro_batches and f - b < limit and (stage == 0 or has_ended("F", f, stage - 1))
+            ):
+                action, units, forwards[stage] = Action("F", f), 1, f + 1
+            else:
+                continue
+            actions.append(action)
+            free_at[stage] = ends[action.kind, action.micro_batch, stage] = now + units
+    return schedule
     ### END SOLUTION
 
 
-# %% tags=["check"] grade_id="check-one-f-one-b" points=2
-check.one_f_one_b()
+# %% tags=["check"] grade_id="check-under-limit" points=2
+check.under_limit()
 
 # %% [markdown]
 # ## Exercise 15.3 · Interleaved stages (9 min, 2 points)
@@ -160,7 +207,7 @@ check.one_f_one_b()
 # - forwards: `F0 F1 F0.1 F1.1 F2 F3 F2.1 F3.1`
 # - backwards: `B0.1 B1.1 B0 B1 B2.1 B3.1 B2 B3`
 #
-# Alternate them as before. Stage s runs 2(p − s − 1) + (v − 1)p forwards before its first pair.
+# Let `alternate` order them. Stage s runs 2(p − s − 1) + (v − 1)p forwards before its first pair.
 #
 # m must be a multiple of p. The lines that check it are given.
 #
@@ -204,7 +251,7 @@ def interleaved(stages: int, micro_batches: int, chunks: int) -> list[list[Actio
 check.interleaved()
 
 # %% [markdown]
-# The next cell simulates the three schedules. A backward takes twice as long as a forward, and messages take no time.
+# The next cell simulates your schedules. A backward takes twice as long as a forward, and messages take no time.
 # The last number counts one of a micro-batch's two chunks as one half. (The warm-up of the interleaved schedule
 # contains 2(p − s − 1) forwards, although p − s − 1 would give the same bubble here. On a network, the additional
 # forwards give a stage work while messages are in flight.)
@@ -214,6 +261,7 @@ check.interleaved()
 from shared import schedules
 
 built = {"GPipe": gpipe(4, 8), "1F1B": one_f_one_b(4, 8), "interleaved": interleaved(4, 8, 2)}
+built |= {f"at most {limit}": under_limit(4, 8, limit) for limit in (3, 2, 1)}
 for name, schedule in built.items():
     simulated = schedules.simulate(schedule)
     most = max(schedules.most_in_flight(actions) for actions in schedule)

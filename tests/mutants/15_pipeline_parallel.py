@@ -6,38 +6,6 @@ from solutions import neighbors, pipeline
 from solutions.pipeline_schedules import Action
 
 
-def gpipe_backwards_reversed():
-    """Runs the backwards in reverse order, which sends gradients in another order than GPipe here.
-
-    caught by: gpipe · order
-    """
-
-    def gpipe(stages, micro_batches):
-        forwards = [Action("F", index) for index in range(micro_batches)]
-        return [forwards + [Action("B", index) for index in reversed(range(micro_batches))] for _ in range(stages)]
-
-
-def gpipe_counts_from_one():
-    """Numbers micro-batches from 1.
-
-    caught by: gpipe · order
-    """
-
-    def gpipe(stages, micro_batches):
-        every = range(1, micro_batches + 1)
-        return [[Action(kind, index) for kind in "FB" for index in every] for _ in range(stages)]
-
-
-def gpipe_for_each_micro_batch():
-    """Runs the backward right after each forward, as without a pipeline.
-
-    caught by: gpipe · order
-    """
-
-    def gpipe(stages, micro_batches):
-        return [[Action(kind, index) for index in range(micro_batches) for kind in "FB"] for _ in range(stages)]
-
-
 def chunks_breadth_first():
     """Runs a chunk for all micro-batches before the next chunk.
 

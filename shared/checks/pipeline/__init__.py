@@ -11,8 +11,8 @@ from shared.checks.engine.model_parallel.judges import judge_gradients, judge_la
 from shared.checks.pipeline import chunks, messages, orders, training
 from shared.checks.pipeline.cases import Stack, Text
 
-gpipe = Exercise("15.1", "gpipe")
-one_f_one_b = Exercise("15.2", "one_f_one_b")
+alternate = Exercise("15.1", "alternate")
+under_limit = Exercise("15.2", "under_limit")
 interleaved = Exercise("15.3", "interleaved")
 Neighbors = Exercise("15.4", "Neighbors")
 Chunk = Exercise("15.5", "Chunk")
@@ -21,10 +21,10 @@ sum_tied_gradients = Exercise("15.7", "Pipeline")
 clip_grad_norm_ = Exercise("15.8", "Pipeline")
 zero_bubble = Exercise("15.9", "zero_bubble")
 
-gpipe.check("order", world_sizes=(1,))(orders.forwards_come_first)
+alternate.check("order", world_sizes=(1,))(orders.forwards_and_backwards_alternate)
 
-one_f_one_b.check("the table", world_sizes=(1,))(orders.the_table_comes_out)
-one_f_one_b.check("bubble and memory", world_sizes=(1,))(orders.backwards_come_early)
+under_limit.check("the table", world_sizes=(1,))(orders.the_times_of_the_table)
+under_limit.check("any limit", world_sizes=(1,))(orders.limits_are_kept)
 
 interleaved.check("the example", world_sizes=(1,))(orders.the_example_comes_out)
 interleaved.check("bubble and memory", world_sizes=(1,))(orders.chunks_shrink_the_bubble)

@@ -1,8 +1,10 @@
 """Judge the functions that build schedules, for random numbers of stages, micro-batches and chunks."""
 
 import math
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 
 from shared import schedules
 from shared.checks.engine.attempts import Attempt
@@ -19,19 +21,27 @@ class Asked:
     stages: int
     micro_batches: int
     chunks: int | None = None
+    limit: int | None = None
 
     @property
     def arguments(self) -> tuple[int, ...]:
-        return (self.stages, self.micro_batches) + (() if self.chunks is None else (self.chunks,))
+        more = [each for each in (self.chunks, self.limit) if each is not None]
+        return (self.stages, self.micro_batches, *more)
 
     def __str__(self) -> str:
         chunks = "" if self.chunks is None else f", {self.chunks} chunks per stage"
-        return f"{self.stages} stages, {self.micro_batches} micro-batches{chunks}"
+        limit = "" if self.limit is None else f", at most {self.limit} in flight"
+        return f"{self.stages} stages, {self.micro_batches} micro-batches{chunks}{limit}"
 
 
 def probe_schedule(build: Callable, asked: Asked) -> list[list[tuple[str, int, int]]]:
     """Build a schedule on a rank. Returns it as tuples, whatever sequences the student's function returns."""
     return [[tuple(Action(*action)) for action in actions] for actions in build(*asked.arguments)]
+
+
+def probe_alternate(alternate: Callable, micro_batches: int, warm_up: int) -> list[tuple[str, int, int]]:
+    forwards, backwards = ([Action(kind, index) for index in range(micro_batches)] for kind in "FB")
+    return [tuple(Action(*action)) for action in alternate(forwards, backwards, warm_up)]
 
 
 def probe_rejection(build: Callable, asked: Asked) -> str:
@@ -128,26 +138,67 @@ def judge_warm_up(asked: Asked, schedule: list[list[Action]], wanted: Callable[[
             raise Wrong(message, "Hint: how many more forwards does a stage's warm-up have than the next stage's?")
 
 
-def forwards_come_first(attempt: Attempt) -> None:
-    for asked in draw(attempt):
-        every = range(asked.micro_batches)
-        expected = [Action("F", index) for index in every] + [Action("B", index) for index in every]
-        hint = "Hint: in which order do the micro-batches run, and how many actions does each have?"
-        judge_order(asked, built(attempt, asked), [expected] * asked.stages, hint)
+def forwards_and_backwards_alternate(attempt: Attempt) -> None:
+    number = attempt.random.randint
+    drawn = [(number(2, 12), number(0, 12)) for _ in range(6)]
+    for micro_batches, warm_up in [(4, 2), (4, 0), (3, 3), (2, 5), (1, 0), *drawn]:
+        context = f"{micro_batches} forwards, warm_up={warm_up}"
+        found = attempt.run(probe_alternate, micro_batches, warm_up, context=context)[0]
+        first = min(warm_up, micro_batches)
+        kinds = "F" * first + "FB" * (micro_batches - first) + "B" * first
+        counts = {"F": count(), "B": count()}
+        expected = [Action(kind, next(counts[kind])) for kind in kinds]
+        actions = [Action(*action) for action in found]
+        if actions != expected:
+            shown, instead = (" ".join(map(str, each)) or "nothing" for each in (actions, expected))
+            raise Wrong(
+                f"{context}: the order is {shown}; expected {instead}",
+                "Hint: how many forwards come before the first pair, and what is left after the last one?",
+            )
 
 
-def backwards_come_early(attempt: Attempt) -> None:
-    for asked in draw(attempt):
-        schedule = built(attempt, asked)
-        judge_in_flight(asked, schedule, lambda stage, p=asked.stages: p - stage)
-        judge_bubble(asked, schedule, 3.0 * (asked.stages - 1))
+def the_times_of_the_table(attempt: Attempt) -> None:
+    for limit in (4, 1, 2, 3, 6):
+        judge_under_limit(attempt, Asked(4, 8, limit=limit))
 
 
-def the_table_comes_out(attempt: Attempt) -> None:
-    lines = "F0 F1 F2 B0 F3 B1 F4 B2 B3 B4\nF0 F1 B0 F2 B1 F3 B2 F4 B3 B4\nF0 B0 F1 B1 F2 B2 F3 B3 F4 B4"
-    asked = Asked(3, 5)
-    hint = "Hint: how many forwards come before the first pair, and what is left after the last one?"
-    judge_order(asked, built(attempt, asked), schedules.parse(lines), hint)
+def limits_are_kept(attempt: Attempt) -> None:
+    number = attempt.random.randint
+    drawn = [(number(2, 8), number(1, 20), number(1, 8)) for _ in range(6)]
+    for stages, micro_batches, limit in [*drawn, (1, 3, 2), (6, 2, 4), (5, 12, 2), (*LARGE, 5)]:
+        judge_under_limit(attempt, Asked(stages, micro_batches, limit=limit))
+
+
+def judge_under_limit(attempt: Attempt, asked: Asked) -> None:
+    schedule = built(attempt, asked)
+    judge_in_flight(asked, schedule, lambda stage: asked.limit)
+    found, allowed = schedules.simulate(schedule).total, units_under_limit(asked)
+    if found > allowed + 1e-9:
+        message = f"{asked}: the schedule takes {found:g} units; expected at most {allowed:g}"
+        raise Wrong(message, "Hint: which stage waits for the next action of its list, and could run another one?")
+
+
+def units_under_limit(asked: Asked) -> int:
+    """Return how long a pipeline takes whose stages run a backward if they can, and otherwise a forward if they may."""
+    last, micro_batches = asked.stages - 1, asked.micro_batches
+    inputs, gradients = [deque() for _ in range(last + 1)], [deque() for _ in range(last + 1)]
+    inputs[0].extend([0] * micro_batches)  # when each input of a stage has arrived; those of the first one at once
+    free_at, held, left, now = [0] * (last + 1), [0] * (last + 1), (last + 1) * micro_batches, 0
+    while left:
+        for stage in range(last + 1):
+            if free_at[stage] > now:
+                continue
+            if gradients[stage] and gradients[stage][0] <= now:
+                gradients[stage].popleft()
+                free_at[stage], held[stage], left = now + 2, held[stage] - 1, left - 1
+                if stage:
+                    gradients[stage - 1].append(now + 2)
+            elif inputs[stage] and inputs[stage][0] <= now and held[stage] < asked.limit:
+                inputs[stage].popleft()
+                free_at[stage], held[stage] = now + 1, held[stage] + 1
+                (gradients[stage] if stage == last else inputs[stage + 1]).append(now + 1)
+        now += 1
+    return max(free_at)
 
 
 def the_example_comes_out(attempt: Attempt) -> None:

@@ -8,8 +8,44 @@ from shared.schedules import Action
 from solutions import pipeline as ours
 
 
-def gpipe(stages, micro_batches):
-    return [tuple(Action(kind, index) for kind in "FB" for index in range(micro_batches)) for _ in range(stages)]
+def alternate(forwards, backwards, warm_up):
+    if not forwards:
+        return list(backwards)
+    if warm_up:
+        return [forwards[0], *alternate(forwards[1:], backwards, warm_up - 1)]
+    return [forwards[0], backwards[0], *alternate(forwards[1:], backwards[1:], 0)]
+
+
+def under_limit(stages, micro_batches, limit):
+    """Keep, for every stage, what has arrived and when, and jump from one moment to the next."""
+    schedule = [[] for _ in range(stages)]
+    inbox = [{"F": [], "B": []} for _ in range(stages)]
+    inbox[0]["F"] = [0] * micro_batches
+    moments, free, held = {0}, [0] * stages, [0] * stages
+    while moments:
+        now = min(moments)
+        moments.remove(now)
+        for stage in range(stages):
+            if free[stage] > now:
+                continue
+            for kind in "BF":
+                arrived = inbox[stage][kind]
+                if not arrived or arrived[0] > now or (kind == "F" and held[stage] == limit):
+                    continue
+                arrived.pop(0)
+                number = sum(action[0] == kind for action in schedule[stage])
+                schedule[stage].append((kind, number, 0))
+                free[stage] = now + "FB".index(kind) + 1
+                held[stage] += 1 if kind == "F" else -1
+                moments.add(free[stage])
+                if kind == "F" and stage == stages - 1:
+                    inbox[stage]["B"].append(free[stage])
+                elif kind == "F":
+                    inbox[stage + 1]["F"].append(free[stage])
+                elif stage:
+                    inbox[stage - 1]["B"].append(free[stage])
+                break
+    return schedule
 
 
 def one_f_one_b(stages, micro_batches):

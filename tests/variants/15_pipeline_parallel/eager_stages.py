@@ -7,22 +7,41 @@ from shared.schedules import Action
 from solutions import pipeline as ours
 
 
-def gpipe(stages, micro_batches):
-    actions = [Action("F", index, 0) for index in range(micro_batches)]
-    actions.extend(Action("B", index, 0) for index in range(micro_batches))
-    return [list(actions) for _ in range(stages)]
+def alternate(forwards, backwards, warm_up):
+    """Let each forward after the warm-up bring a backward with it."""
+    actions, waiting = [], list(backwards)
+    for number, forward in enumerate(forwards):
+        actions.append(forward)
+        if number >= warm_up:
+            actions.append(waiting.pop(0))
+    return actions + waiting
 
 
-def one_f_one_b(stages, micro_batches):
-    schedule = []
-    for stage in range(stages):
-        ahead = min(stages - stage, micro_batches)
-        actions = [("F", index, 0) for index in range(ahead)]
-        for index in range(micro_batches):
-            actions.append(("B", index, 0))
-            if ahead + index < micro_batches:
-                actions.append(("F", ahead + index, 0))
-        schedule.append(actions)
+def under_limit(stages, micro_batches, limit):
+    """Advance all stages by one unit of time, with no more than one running action each."""
+    running, schedule = [None] * stages, [[] for _ in range(stages)]
+    finished = [{"F": 0, "B": 0} for _ in range(stages)]
+    started = [{"F": 0, "B": 0} for _ in range(stages)]
+
+    def choose(stage):
+        begun, above = started[stage], finished[stage - 1] if stage else {"F": micro_batches}
+        due = finished[stage + 1]["B"] if stage + 1 < stages else finished[stage]["F"]
+        if begun["B"] < due:
+            return "B"
+        return "F" if begun["F"] < above["F"] and begun["F"] - begun["B"] < min(limit, stages - stage) else None
+
+    while any(done["B"] < micro_batches for done in finished):
+        for stage in range(stages):
+            if running[stage] is None and (kind := choose(stage)):
+                schedule[stage].append(Action(kind, started[stage][kind]))
+                started[stage][kind] += 1
+                running[stage] = [kind, 1 if kind == "F" else 2]
+        for stage, task in enumerate(running):
+            if task is not None:
+                task[1] -= 1
+                if not task[1]:
+                    finished[stage][task[0]] += 1
+                    running[stage] = None
     return schedule
 
 
@@ -153,7 +172,7 @@ class Pipeline(ours.Pipeline):
 def zero_bubble(stages, micro_batches):
     """Add a W after each B, as soon as more than stage backwards are without one."""
     schedule = []
-    for stage, actions in enumerate(one_f_one_b(stages, micro_batches)):
+    for stage, actions in enumerate(ours.one_f_one_b(stages, micro_batches)):
         due, postponed = [], []
         for action in actions:
             postponed.append(Action(*action))

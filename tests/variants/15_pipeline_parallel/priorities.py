@@ -12,16 +12,39 @@ from solutions import neighbors
 from solutions import pipeline as right
 
 
-def gpipe(stages, micro_batches):
-    once = [Action(kind, index) for kind in ("F", "B") for index in range(micro_batches)]
-    return [list(once) for _ in range(stages)]
-
-
 def _merged(forwards, backwards, ahead):
     forwards, backwards = iter(forwards), iter(backwards)
     begun = list(islice(forwards, ahead))
     rest = chain.from_iterable(zip_longest(forwards, backwards))
     return begun + [action for action in rest if action is not None]
+
+
+def alternate(forwards, backwards, warm_up):
+    return _merged(forwards, backwards, warm_up)
+
+
+def under_limit(stages, micro_batches, limit):
+    """Take the stage that can begin an action first, from a heap of what could begin when."""
+    ends, schedule, free, counts = {}, [[] for _ in range(stages)], [0] * stages, [[0, 0] for _ in range(stages)]
+
+    def next_of(stage):
+        """Return when a stage can begin its next action, and which: a backward if both can begin then."""
+        forward, backward = counts[stage]
+        options = []
+        source = ("F", backward, stage) if stage == stages - 1 else ("B", backward, stage + 1)
+        if backward < forward and source in ends:
+            options.append((max(free[stage], ends[source]), 0, "B", backward))
+        before = ("F", forward, stage - 1)
+        if forward < micro_batches and forward - backward < limit and (not stage or before in ends):
+            options.append((max(free[stage], ends.get(before, 0)), 1, "F", forward))
+        return min(options, default=None)
+
+    for _ in range(2 * stages * micro_batches):
+        when, _, kind, index, stage = min((*option, stage) for stage in range(stages) if (option := next_of(stage)))
+        schedule[stage].append(Action(kind, index))
+        counts[stage]["FB".index(kind)] += 1
+        free[stage] = ends[kind, index, stage] = when + (1 if kind == "F" else 2)
+    return schedule
 
 
 def one_f_one_b(stages, micro_batches):
