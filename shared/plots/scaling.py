@@ -28,7 +28,7 @@ def schedule(
     axes.axvline(backward_end_ms, color="black", linestyle="--", linewidth=1.2, label="end of backward")
     axes.barh(rows, waits_ms, left=ready_ms, height=0.18, color="0.45", label="full, waiting for the bucket before it")
     wire = {"facecolor": COLORS[4], "edgecolor": "white", "hatch": HATCHES[1], "linewidth": 0.5}
-    axes.barh(rows, lasts_ms, left=begins_ms, height=0.7, label="predicted time in flight", **wire)
+    axes.barh(rows, lasts_ms, left=begins_ms, height=0.7, label="predicted time on the link", **wire)
     if measured_ends_ms is not None:
         axes.plot(measured_ends_ms, rows, "D", color="black", markersize=5, label="measured completion")
     axes.spines[["top", "right"]].set_visible(False)
@@ -59,8 +59,10 @@ def knee(lines: dict[str, dict[int, float]], marks: dict[str, dict[int, float]],
     for index, (name, of_tokens) in enumerate(marks.items()):
         filled = {"fillstyle": "full" if index else "none", "marker": MARKERS[index]}
         axes.plot(*zip(*of_tokens.items(), strict=True), label=name, **style, **filled)
-    last, share = max(next(iter(marks.values())).items())
-    axes.annotate(f"{share:.0%}", (last, share), xytext=(0, -8), textcoords="offset points", ha="center", va="top")
+    below = {"xytext": (0, -8), "textcoords": "offset points", "ha": "center", "va": "top"}
+    for tokens, share in next(iter(marks.values())).items():
+        white = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}  # hides the lines behind the text
+        axes.annotate(f"{share:.0%}", (tokens, share), bbox=white, **below)
     axes.set_xscale("log", base=2)
     ticks = sorted({tokens for of_tokens in marks.values() for tokens in of_tokens})
     axes.set(xlabel="tokens per rank and step", xticks=ticks, ylim=(0, 1.05), ylabel="computing, part of a step")
@@ -105,19 +107,20 @@ def exposed_by_cap(panels: dict[str, dict[str, dict[float, float]]]) -> Figure:
     Args:
         panels: The exposed time as a part of the computing time, by link, by when buckets are launched, and by cap.
     """
-    figure, axes = plt.subplots(1, len(panels), figsize=(9.0, 3.2), sharex=True, sharey=True, layout="constrained")
+    figure, axes = plt.subplots(1, len(panels), figsize=(9.0, 3.6), sharex=True, sharey=True, layout="constrained")
     for panel, (title, curves) in zip(axes, panels.items(), strict=True):
         for index, (name, curve) in enumerate(curves.items()):
             style = {"color": COLORS[1 - index], "linestyle": "-" if index else "--"}
             panel.plot(list(curve), list(curve.values()), label=name, **style)
         first, last = curves.values()
         panel.fill_between(list(first), list(last.values()), list(first.values()), color="0.5", alpha=0.15)
-        panel.set(title=title, xlabel="cap, MB", xscale="log", ylim=(0, None))
+        saved = min(first.values()) - min(last.values())
+        panel.set(title=f"{title}\nsaves {saved:.1%}", xlabel="cap, MB", xscale="log", ylim=(0, None))
         panel.set_xticks([0.25, 1, 4, 25], ["0.25", "1", "4", "25"])
         panel.xaxis.set_minor_locator(NullLocator())
         panel.yaxis.set_major_formatter(PercentFormatter(1.0))
         panel.spines[["top", "right"]].set_visible(False)
-    axes[0].set_ylabel("exposed, part of the computing time")
+    axes[0].set_ylabel("exposed / computing time")
     figure.suptitle("computed, not measured", fontsize="medium")
     figure.legend(*axes[0].get_legend_handles_labels(), frameon=False, ncols=2, loc="outside lower center")
     plt.close(figure)

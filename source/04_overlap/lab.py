@@ -213,7 +213,7 @@ def average(tensor):
 def hooked(register):
     """Accumulate two micro-batches, with the hook in the second. Returns the parameter and its gradient."""
     weight = nn.Parameter(torch.ones(1, device=device))
-    (weight * (rank + 1)).sum().backward()  # without the hook, because one all-reduce is enough
+    (weight * (rank + 1)).sum().backward()  # no hook yet: only the sum needs an all-reduce
     getattr(weight, register)(average)
     (weight * 10 * (rank + 1)).sum().backward()
     return weight.item(), weight.grad.item()
@@ -289,13 +289,21 @@ def watch_gradients(
 # running backward ends. It uses `queue_callback`, as in the lesson. You may call it for every gradient, because it
 # queues the method only once per backward.
 #
-# Most of the class is given. `synchronize()` finishes the queue. `finish()` is for the rank without a batch: it has no
-# hook that asks for anything, while the other ranks wait for its buckets. Where backward has done everything, `finish`
-# does nothing. It knows from two attributes: `pending` says whether this rank has gradients that are not averaged yet,
-# and `done` whether a backward has averaged its gradients since the last `finish()`. `__setstate__` registers hooks for
-# a copy made by `deepcopy`, and the decorator checks gradients and lets all ranks raise the same error.
+# Most of the class is given. You need to know two of its methods:
 #
-# You complete `on_gradient(bucket_index, index)` with two or three lines. A hook calls it when a gradient is complete.
+# - `synchronize()` finishes the queue. This is what autograd has to call.
+# - `finish()` is for a rank without a batch. No hook of that rank asks for anything, but the other ranks wait for its
+#   buckets. Where backward has done everything, `finish()` does nothing.
+#
+# <details><summary>How the rest of the class works, if you want to know</summary>
+#
+# `pending` says whether this rank has gradients that are not averaged yet, and `done` whether a backward has averaged
+# its gradients since the last `finish()`. `__setstate__` registers hooks for a copy made by `deepcopy`. The decorator
+# checks gradients, and lets all ranks raise the same error.
+# </details>
+#
+# The checks of 4.2 to 4.4 run on your `LaunchQueue`, so pass 4.1 first. Then complete `on_gradient(bucket_index,
+# index)` with two or three lines. A hook calls it when a gradient is complete.
 # Unless `self.enabled` is False, which 4.4 will use,
 #
 # - it adds the gradient to the queue,
@@ -539,8 +547,8 @@ lines = {wrapper.__name__: recorded_step(wrapper) for wrapper in wrappers}
 # %% [markdown]
 # The figure shows a step of `BucketedDDP`, and below it a step of your wrapper, with the same buckets and the same
 # bytes. `BucketedDDP` launches all of its all-reduces after backward. In the white gap before its waits, it copies the
-# gradients into buckets. Compare the exposed times on the right. The bar of a small bucket can be long if another rank
-# launched that bucket later.
+# gradients into buckets. Compare the exposed times on the right. If another rank launched a bucket later, its bar is
+# long, and the next bars may end in quick succession, because the emulated link counts from its own rank's launches.
 
 # %% tags=["nbval-ignore-output"]
 lines = ranks.pull("lines")[0]

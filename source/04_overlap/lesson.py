@@ -23,7 +23,7 @@
 #
 # In chapter 03, you packed many gradients into a few buckets. Look at what that wrapper does: while backward computes,
 # the link is idle, and while the link is busy, the rank is idle. In the first timeline below, waiting is almost half of
-# the step. Not one byte of it has to go, only the order. In this chapter, the all-reduces start during backward.
+# the step. You do not have to send less, only earlier. In this chapter, the all-reduces start during backward.
 #
 # To see how much time that saves, we need a slow network. So each rank gets an *emulated* link of 500 Mbit/s, with a
 # latency of 1 ms per message: gloo still sends the bytes, but no collective completes earlier than it would on such a
@@ -120,8 +120,9 @@ plots.timeline([before])
 
 # %% [markdown] slideshow={"slide_type": "-"}
 # All seven all-reduces are launched when backward has ended, so their bars overlap. But the link runs them one after
-# the other, while rank 0 waits (hatched). Two bars may end together if another rank ended its backward later: no
-# all-reduce is complete before the last rank has launched it.
+# the other, while rank 0 waits (hatched). If another rank ended its backward later, the first bars are long, because no
+# all-reduce is complete before the last rank has launched it. The next bars may then end in quick succession: the
+# emulated link counts from its own rank's launches. On a real link, all of them would be late.
 #
 # **Exposed communication** is the time during which a collective is in flight and the rank has nothing to compute.
 # While the rank computes, the communication is **hidden**. The text beside the timeline states both. In the next
@@ -279,8 +280,9 @@ measure.expect(after[0].exposed_ms < before.exposed_ms, "hooks hide communicatio
 plots.timeline([before, after[0]], ["after backward", "with hooks"])
 
 # %% [markdown] slideshow={"slide_type": "-"}
-# The buckets and the gradients are the same as before, but now part of the communication is hidden. Any other
-# difference between the two steps, in forward or in backward, is noise here, because the ranks share cores.
+# The buckets and the gradients are the same as before, but now part of the communication is hidden. Do not compare the
+# two backwards in this figure: ranks share cores, so single steps vary. Hooks do make backward longer, and you will
+# measure by how much.
 
 # %% [markdown]
 # ## Predicting what stays exposed
@@ -405,7 +407,7 @@ costs.predicted_against_measured(curve, points, "cap, MB", **style)
 # falls from 1 ms to 0.1 and 0.02 ms. The dashed lines launch all buckets after backward, so the gray area is what
 # overlap saves. Nothing in this figure is measured, except when the gradients are ready.
 #
-# **Predict.** On which of the three links does overlap save the largest part of a step?
+# **Predict.** On which of the three links does overlap save most, as a part of the computing time?
 
 # %%
 my_prediction_gbit_per_s = None
@@ -453,17 +455,17 @@ measure.expect(
 #
 # - At 0.5 Gbit/s, the all-reduces are longer than backward. Overlap saves the most here, and much is still exposed.
 #   Buckets wait for each other, so it matters how early the *first* one is launched.
-# - At 5 Gbit/s, overlap is at its best: nearly everything is hidden. All buckets but the *last* have been sent when
-#   backward ends. So only the size of the last bucket counts, and any cap up to about 8 MB leaves little exposed; one
-#   of 25 MB, nearly everything.
+# - At 5 Gbit/s, overlap is at its best: nearly everything is hidden. Only buckets that are full at the *very end* stay
+#   exposed. With a cap of 2 MB, there are two, because our stand-in sleeps before the gradients of a block are ready.
+#   Any cap up to about 8 MB leaves little exposed; one of 25 MB, nearly everything.
 # - At 50 Gbit/s, the all-reduces take about 1% of the step. Chapter 03's wrapper would do.
 #
 # If a GPU computed this backward a hundred times as fast, 50 Gbit/s would look much like the first panel. What counts
 # is the ratio of the two times, and chapter 05 turns it into a rule.
 #
-# What is in that last bucket? The parameters that forward uses first: the embedding. For Llama-3 8B, with a vocabulary
-# of 128,256 and a width of 4,096, that is 1 GB in bf16, the same as the output layer's. But that one is complete first,
-# and the embedding's when nothing is left to hide it.
+# What is in the last bucket? The parameters that forward uses first: the embedding. For Llama-3 8B, with a vocabulary
+# of 128,256 and a width of 4,096, its gradient takes 1 GB in bf16. The output layer's is as large, but complete first.
+# The embedding's comes when nothing is left to hide it.
 
 # %% [markdown]
 # ## One launch order on every rank
@@ -681,8 +683,11 @@ hooked.finish_gradient_sync()
 #
 # We can measure what communication costs even without a timeline: how much longer is a step than the same step inside
 # `no_sync()`? The difference contains the exposed time, the work of hooks and copies, and the time that backward loses
-# because sending uses the same cores. The **communication-to-compute ratio** is the exposed time divided by the time of
-# the step without communication.
+# because sending uses the same cores.
+#
+# The **communication-to-compute ratio** is the time of all all-reduces, hidden or exposed, divided by the time of the
+# step without communication. Overlap does not change it. What overlap changes is the exposed part, in the table's last
+# column. `BucketedDDP` hides nothing, so its last column is the whole ratio.
 #
 # The next cells compare our wrappers and torch's DDP with the same cap. In the table, compare "exposed" with "longer
 # by".
@@ -780,7 +785,11 @@ print(f"The loss falls from {ours[0]:.1f} to {ours[-1]:.1f}. Largest difference:
 # ## A trace of the step
 #
 # [On a real cluster](../docs/cluster.md), traces answer most of this lesson's questions. The next cell saves the
-# timelines of `HookedDDP` as a trace for ui.perfetto.dev.
+# timelines of `HookedDDP` as a trace. Open it in ui.perfetto.dev, and find the seven all-reduces of rank 0.
+#
+# In a trace of `torch.profiler` from a GPU, look for the same picture: NCCL has a row of its own, with kernels named
+# `ncclDevKernel_AllReduce…`. Where kernels of backward run above one of them, it is hidden. Where the row of the
+# computation is empty, it is exposed.
 
 # %%
 from pathlib import Path
@@ -861,7 +870,8 @@ print(gradient / world_size)
 # - **hidden communication**: the time during which a collective is in flight while the rank computes.
 # - **hook**: a function that you register and that autograd calls, for instance when a gradient is ready.
 # - **`no_sync()`**: a context manager inside which a wrapper accumulates gradients without communication.
-# - **communication-to-compute ratio**: the exposed time of a step over the time of the same step without communication.
+# - **communication-to-compute ratio**: the time of all collectives of a step, hidden or exposed, over the time of the
+#   same step without communication.
 # - **static graph**: an autograd graph that is the same in every step. DDP's `static_graph=True` relies on it.
 # - **communication hook**: a function that replaces the all-reduce of each bucket in torch's DDP.
 #

@@ -401,6 +401,9 @@ print(f"α = {1e6 * alpha_s:.0f} µs, 1/β = {1e-6 / beta_s:.0f} MB/s: {needed:.
 measure.expect(0.75 < 8e-9 / beta_s < 1.25, "β is near the 8 ns per byte of 1 Gbit/s")
 
 # %% [markdown]
+# If 1/β is above the link's 125 MB/s, do not believe it. A fit that finds too large an α makes up for it with too small
+# a β. Between the sizes that you have measured, the two errors almost cancel, so its predictions are still good there.
+#
 # **Predict.** With 96 tokens, which part of a step will the ranks compute? And how many micro-batches of 96 tokens will
 # it take to reach 80%?
 
@@ -475,8 +478,8 @@ measure.expect(abs(reached - 0.8) < 0.12, "accumulation comes near its target")
 measure.expect(abs(curve[768] - computing[768]) < 0.12, "the prediction comes near the measurement")
 
 # %% [markdown]
-# Your marks bend near your dashed line, and probably lie up to ten points below your own line: the cost model assumes
-# that sending needs no core and that no rank is slow, and here neither holds. Accumulation gets near its target, and
+# Your marks level off near your dashed line, and probably lie five to twenty points below your own line: the cost model
+# assumes that sending needs no core and that no rank is slow. Here, neither holds. Accumulation nears its target, and
 # still wastes more than one batch of as many tokens would, because only its last backward hides anything.
 #
 # And more ranks? The last table continues your `efficiency` to ranks that you do not have, for 768 tokens per rank in

@@ -84,12 +84,22 @@ for link in REAL_LINKS:
 tables.Table(["link of an H100", "bus bandwidth W", "tokens per GPU, C/W"], rows)
 
 # %% [markdown]
+# For one model, the inequality compares bars. In the figure, two backwards are almost as long as an all-reduce. With
+# how many tokens, and on which link?
+
+# %%
+P = 1.3e9
+lasts_ms = {f"backward, {t:,} tokens": 1e3 * 4 * P * t / H100 for t in (1024, 4096, 8192)}
+lasts_ms |= {f"all-reduce, {gb} GB/s": 1e3 * 4 * P / (gb * 1e9) for gb in (370, 47)}
+plots.bars(lasts_ms, "ms, for 1.3 billion parameters")
+
+# %% [markdown]
 # NVLink asks for about 1,100 tokens, one adapter of 400 Gbit/s for 8,400, and Ethernet at 10 Gbit/s for a third of a
 # million. A sequence of Llama 3 has 8,192 tokens. So one sequence per GPU is enough on the first three links, nearly
 # enough on the fourth, and hopeless over TCP.
 #
-# A thousand tokens per GPU would have been just below the limit, with the best links in the table, and no sequence
-# would have stayed whole. Splitting each copy of the model over 128 GPUs changes that. Each GPU then computes for 1/128
+# So would a thousand tokens have been enough? Not quite, even with the best links in the table, and no sequence would
+# have stayed whole. Splitting each copy of the model over 128 GPUs changes that. Each GPU then computes for 1/128
 # of the parameters and synchronizes 1/128 of the gradients, so the parameters drop out again. What counts are the
 # tokens of the whole *copy*: 131,072, sixteen times what one adapter of 400 Gbit/s per GPU needs. Even if nothing hid
 # it, the all-reduce would make the step only 4% longer.
@@ -268,15 +278,16 @@ for t in (384, 512, 1024):
     measure.expect(closer, f"with {t} tokens, the recurrence comes closer than one block")
 
 # %% [markdown]
-# The marks bend near the place where one line of algebra said they would, but more gently. Right of the knee, the
-# recurrence comes closer, for one reason: backward is *not* one block. The buckets become full one after the other, and
-# the last two, with the embedding, only when backward is over. Nothing is left to hide them, in every step. Latency
-# matters less on four ranks: 7 buckets · 6 steps · α.
+# The marks level off near the place where one line of algebra put the knee, but gently, and below 100%. Right of the
+# knee, the recurrence comes closer, for one reason: backward is *not* one block. The buckets become full one after the
+# other, and the last two, with the embedding, only when backward is over. Nothing is left to hide them, in any step.
+# Latency matters less on four ranks: with an α of 36 µs, 7 buckets · 6 steps · α are 1.5 ms.
 #
-# On the far left, the simple line is too low, because the small GPT also computes besides its sleep, and the recurrence
-# knows that. But most marks lie below the recurrence, in the middle by ten points or more. It assumes that all ranks
-# are equally fast, and that sending needs no core. Here, gloo, the hooks and the copies share this machine's cores with
-# the ranks, and each all-reduce waits for the slowest rank.
+# Left of the knee, neither line is right. The simple one leaves out what the small GPT computes besides its sleep, so
+# on the far left it is too low. At 128 tokens, it may hit the mark, but by luck. The recurrence knows that computation,
+# and still lies above the marks, in the middle by ten to twenty points. It assumes that all ranks are equally fast, and
+# that sending needs no core. Here, gloo, the hooks and the copies share this machine's cores with the ranks, and each
+# all-reduce waits for the slowest rank.
 #
 # (The column “computing” is the median of the ratios of single rounds, so it may differ from the quotient of the two
 # medians beside it.)
@@ -349,7 +360,8 @@ measure.expect(
 # %% [markdown]
 # Weak scaling keeps most of its efficiency on four ranks. From there on, its line falls slowly if α is small: the bytes
 # grow by at most another third, but the latency grows with N. Do not trust the end of the line. On 64 ranks, it
-# multiplies α by 126 for each bucket, and our α is uncertain.
+# multiplies α by 126 for each bucket, and our α is uncertain. The marks of strong scaling lie below their line, as
+# those of the sweep did, and for the same reasons.
 #
 # Strong scaling collapses. Four ranks that share one batch are not even twice as fast as one, and by the line, eight
 # are no faster than four: their bytes alone take more than 150 ms.
@@ -395,10 +407,10 @@ note = f"Latency in ms per step. Backward lasts {1e3 * backward_s:.0f} ms."
 tables.Table(["hosts", "ring", "logarithmic"], rows, note)
 
 # %% [markdown]
-# On 64 hosts, the latency of the ring exceeds backward, and on 512, it is thirteen times as long. Two things help. With
-# logarithmic latency, 25 ms are left on 512 hosts. But the bytes alone fill backward there, so these 25 ms are exposed,
-# too. And fewer, larger buckets divide the whole table, so the best cap
-# grows with the number of hosts.
+# On 64 hosts, the latency of the ring exceeds backward, and on 512, it is thirteen times as long. Two things help.
+# First, trees: with logarithmic latency, 25 ms are left on 512 hosts. But the bytes alone take 110 ms there and fill
+# backward, so these 25 ms are exposed. Second, fewer and larger buckets: half as many halve every number in the table.
+# So the best cap grows with the number of hosts.
 #
 # How well does it work in practice? Goyal et al. (2017) kept about 90% of the efficiency from 8 to 256 GPUs, in weak
 # scaling. Llama 3 went from 8,192 to 16,384 GPUs with the same batch, which is strong scaling, and each GPU dropped
@@ -442,10 +454,10 @@ measure.expect(
 
 # %% [markdown]
 # With fewer cores than ranks, they can: four ranks on two cores cannot exceed 50%. Even two ranks on two cores lose,
-# because they share memory, and the notebook and gloo need cores, too. Somebody who only looks at $T_1/T_N$ buys a
-# faster network. But even a perfect one would leave the efficiency at what the column "computation"
-# says. GPUs have no such cores to share, but data loaders, file systems and a hot rack do the same to them. **Always
-# compare with the same step without communication, on the same number of ranks.**
+# because they share memory, and the notebook needs a core now and then. Somebody who only looks at $T_1/T_N$ buys a
+# faster network. But even a perfect one would leave the efficiency at what the column "computation" says. GPUs have no
+# such cores to share, but slow data loaders, a busy file system and a hot rack do the same to them. **Always compare
+# with the same step without communication, on the same number of ranks.**
 
 # %% [markdown]
 # ## Stragglers and skew
@@ -476,14 +488,13 @@ lines = measure.recorded(straggling, lambda: timeline.record(skewed), rounds=3)[
 factor = ranks.pull("times")[0].ratio("rank 3 is a straggler", "all ranks alike")
 print(f"The step of every rank takes {factor:.2f} times as long.")
 measure.expect(factor > 1.3, "all ranks wait for the straggler")
-plots.timeline(ranks.pull("lines")[0])
+plots.timeline(ranks.pull("lines")[0][::3])  # ranks 0 and 3
 
 # %% [markdown]
 # Everybody waits for rank 3. Its sleep doubles, but neither what it computes besides nor the exposed rest does, so the
-# factor stays clearly below 2. In the timelines, ranks 0 to 2 finish backward long before it, and spend the rest of the
-# step in all-reduces.
-# That makes stragglers hard to find: in a profile, the three *healthy* ranks show long all-reduces and look guilty, and
-# the sick one shows only short ones.
+# factor stays clearly below 2. In the timelines, rank 0 ends its backward long before rank 3, and spends the rest of
+# the step in all-reduces. Ranks 1 and 2 look like rank 0. That makes stragglers hard to find: in a profile, the three
+# *healthy* ranks show long all-reduces and look guilty, and the sick one shows only short ones.
 #
 # With many ranks, nothing needs to be broken. Suppose that the computing time of each rank varies from step to step,
 # with a standard deviation of 5%. The slowest of N ranks sets the pace:
@@ -557,7 +568,8 @@ assert steps[4][1] > 0.75 * steps[4][2]
 
 # %% [markdown]
 # With the same learning rate, four ranks need almost as many steps as one, although each step has four times as many
-# samples. Three quarters of the work are wasted. With the scaled rate, four ranks need half as many steps. A success?
+# samples. Almost three quarters of the work is wasted. With the scaled rate, four ranks need half as many steps. A
+# success?
 #
 # Look at the last column before you celebrate. It has the control: *one* rank with the same learning rate. On four
 # ranks, nine tenths of the gain came from the rate; on two, three fifths. It is one seed, so trust the direction and
@@ -571,8 +583,8 @@ assert steps[4][1] > 0.75 * steps[4][2]
 #
 # Three things worth keeping:
 #
-# - **T ≥ C/W**: an H100 needs about 1,100 tokens per step on NVLink, and 8,400 behind an adapter of 400 Gbit/s. Near
-#   that limit, the last bucket and the latency are still exposed.
+# - **T ≥ C/W**: an H100 needs about 1,100 tokens per backward on NVLink, and 8,400 behind an adapter of 400 Gbit/s.
+#   Near that limit, the last buckets and the latency are still exposed.
 # - **N = BW/C**: with a batch of B tokens, strong scaling ends there.
 # - **2(N−1)α per bucket**: the communication cost that keeps growing with N. Trees and larger buckets lower it.
 #
