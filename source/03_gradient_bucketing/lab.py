@@ -57,6 +57,8 @@ MB = 2**20  # bytes, as in the bucket_cap_mb of torch's DDP
 # - The slices are views of the flat tensor, without memory of their own.
 # - The function changes neither the parameters nor their `.grad`.
 #
+# New compared with the lesson: any dtype and device, and you return the slices instead of setting `.grad`.
+#
 # For example, take two parameters with the shapes [2] and [1, 3]. If the flat tensor has the elements a to e, then the
 # slices are:
 # ```python
@@ -91,7 +93,8 @@ check.flat_and_slices()
 # %% [markdown]
 # ## Exercise 3.2 · Assigning gradients to buckets (15 min, 3 points)
 #
-# Split the parameters into buckets.
+# Split the parameters into buckets. The lesson's `in_buckets` did this for one dtype and one cap. New here: a smaller
+# first bucket, several dtypes and devices, frozen parameters, and any iterable.
 #
 # Start with a plain model. The first line of the check, `buckets`, tests only these rules, and sets `first_bucket_mb`
 # equal to `bucket_cap_mb`:
@@ -233,9 +236,7 @@ for step in range(2):
 # In exercise 3.4, backward has finished before the first `pack`, so every gradient is still held twice at the peak.
 # Chapter 04 packs each gradient as soon as it is complete.
 #
-# `reject_graph` is given, and `pack` already calls it. After `backward(create_graph=True)`, which is used to compute
-# second derivatives, gradients are part of an autograd graph. An all-reduce is not, so averaging would silently detach
-# them from their graph. `reject_graph` raises an error instead.
+# `reject_graph` is given, and `pack` already calls it. You need not read it: it rejects `backward(create_graph=True)`.
 #
 # <details><summary>Hint 1: pack</summary>Before <code>pack</code>, the slice may still hold the mean of the last step.
 # Does your code overwrite all of it in each of the three cases? <code>torch.div(a, b, out=c)</code> writes the quotient

@@ -25,14 +25,16 @@
 # What does that cost for a model that people train? Here is the arithmetic for 8 H100 on NVLink, with gradients in bf16
 # and one all-reduce per tensor:
 #
-# | model | tensors | bytes | latency, 14 steps of 3.4 µs each | what bucketing can save |
+# | model | tensors | bytes, and their time | latency, at most 14 steps of 3.4 µs each | what bucketing can save |
 # |---|---|---|---|---|
 # | GPT-2, 124 million | 148 | 0.25 GB: 1.2 ms | 7.0 ms | most of it |
 # | Llama-2, 7 billion | 291 | 13.5 GB: 64 ms | 14 ms | at most 18% |
 #
-# Small tensors are what makes bucketing worth it. Large models have few of them, and most of their 14 ms would be
-# hidden anyway (chapter 04). At 7 billion parameters, bucketing is housekeeping. So this lesson uses a small GPT, with
-# twelve blocks.
+# The latency is an upper bound: for tensors of a few KB, NCCL has a protocol with 0.6 µs per step.
+#
+# Bucketing saves the most where tensors are small, so this lesson uses a small GPT with twelve blocks. A large model
+# saves little time, but it needs buckets as well: they are what you launch during backward in chapter 04, and what
+# ZeRO cuts into shards in chapter 07.
 #
 # Chapter 01 showed that times over loopback are misleading, because ranks on one machine have no links of their own. So
 # this lesson puts each rank behind an emulated link of 1 Gbit/s. On this link, a byte takes 8 ns, and the latency is 2
@@ -72,7 +74,8 @@ print(log.summary())
 # %% [markdown]
 # ## What is wasted
 #
-# The next cells record a step and plot it for rank 0, first the whole step and then its first 60 ms. Compare forward
+# In chapter 02, twenty all-reduces took 240 ms of latency. That figure came from a formula, and now we test it. The
+# next cells record a step and plot it for rank 0, first the whole step and then its first 60 ms. Compare forward
 # and backward with the communication that follows. The printed times leave out the gaps between the bars.
 
 # %%
@@ -83,7 +86,7 @@ lines = measure.recorded({"step": step}, lambda: timeline.record(by_hand), round
 # %% tags=["nbval-ignore-output"]
 line, log = ranks.pull("lines")[0][0], ranks.pull("log")[0]
 print(f"{line.communication_ms:.0f} ms of communication, {line.compute_ms:.0f} ms of computation")
-display(plots.timeline([line], ["all"], exposed=False))
+display(plots.timeline([line], ["whole step"], exposed=False))
 plots.timeline([line.first(60)], ["first 60 ms"], exposed=False)
 
 # %% [markdown]
@@ -137,9 +140,9 @@ plots.bars(times.ms(), "ms (median of 5 rounds)")
 #
 # $$6\left(\alpha + \beta\,\frac{S}{4}\right) = 6\alpha + 1.5\,\beta S$$
 #
-# So a whole all-reduce follows the same α–β law, with 6α and 1.5β. On our link, we expect α = 12 ms and β = 12 ns per
-# byte. The next cell times all-reduces of seven sizes, each called five times in a row, like those after backward. It
-# also times the 100 gradients again, for later.
+# A whole all-reduce therefore follows the same α–β law, with 6α and 1.5β. On our link, we expect α = 12 ms and β = 12
+# ns per byte. The next cell times all-reduces of seven sizes, each called five times in a row, like those after
+# backward. It also times the 100 gradients again, for later.
 #
 # One warning before you admire the fit: our emulated link delays each all-reduce by exactly this formula. What the next
 # cells test is our bookkeeping, such as the number of calls.
@@ -193,8 +196,11 @@ print(f"measured {measured_ms:.0f} ms")
 measure.expect(1 / 1.6 < measured_ms / formula_ms < 1.6, "the formula comes close")
 
 # %% [markdown]
-# They do, up to noise. We can change neither α nor β, and we have to send all the bytes. But we can send them in fewer
-# all-reduces.
+# They do, up to noise. Could we launch all 100 with `async_op=True`, and wait afterwards? That would hide Python's part
+# of α, about 1 ms per call, but not the other 12 ms. Our link runs one collective at a time, as NCCL does within one
+# process group.
+#
+# We can change neither α nor β, and we have to send all the bytes. But we can send them in fewer all-reduces.
 
 # %% [markdown]
 # ## One flat tensor
@@ -254,6 +260,9 @@ times = measure.jobs(ways, rounds=5)
 times = ranks.pull("times")[0]
 measure.expect(times.ratio("100 all-reduces", "1 all-reduce") > 5, "one is much faster than 100")
 plots.bars(times.ms(), "ms (median of 5 rounds)")
+
+# %% [markdown]
+# One α and the transfer of the bytes make 13 + 29 = 42 ms. So the copying costs almost nothing.
 
 # %% [markdown]
 # ## The second copy
@@ -542,8 +551,8 @@ measure.expect(took_ms["25 MiB"] == min(took_ms.values()), "one bucket is the fa
 widgets.cap_chooser(gradient_sizes, list(runs.values()))
 
 # %% [markdown]
-# When does a larger cap no longer help much? At α/β bytes, latency and transfer cost the same. A bucket k times that
-# size pays 1/k extra:
+# Each all-reduce that a larger cap avoids saves one α, about 13 ms, and nothing else. When does that no longer help
+# much? At α/β bytes, latency and transfer cost the same. A bucket k times that size pays 1/k extra:
 
 # %% tags=["nbval-ignore-output"]
 even_bytes = fitted.alpha_s / fitted.beta_s_per_byte
@@ -559,11 +568,12 @@ tables.Table(["bucket", "MB", "latency adds"], rows, note)
 # But a larger cap has a price. In chapter 04, buckets are sent during backward, and two of them then matter most: the
 # first, because nothing is sent until it is full, and the last, because nothing is left to hide it.
 #
-# > **Found in the wild.** torch's DDP has one small bucket of 1 MiB, and its source says why: for "parameters that are
-# > defined first", so that their gradients do not wait in a large bucket when backward is over (`distributed.py`, and
-# > PyTorch issue 48880). That is the *last* bucket. But after the first step, DDP rebuilds its buckets in the order in
-# > which gradients became ready, and the small cap then applies to the *first* one. The effect is not the intent. It is
-# > still useful, and you will measure it in a moment.
+# > **Found in the wild.** torch's DDP has one small bucket of 1 MiB. Is it the first or the last? `distributed.py` of
+# > torch 2.13 says both: it is for "parameters that are defined first", whose gradients come last, and it is "to reduce
+# > latency for early-computed gradients". In PyTorch issue 48880, a maintainer says that it is the last one. But the
+# > small bucket in that issue has 2,052,000 bytes, and these are the 513,000 parameters of ResNet-18's output layer. So
+# > it is the *first*: from step 2 on, DDP fills buckets in the order in which gradients became ready, and starts with
+# > the small one. `DDP_SET_LAST_BUCKET_CAP=1` makes it the last. Look for it in the next ledger.
 
 # %% [markdown]
 # ## The production version
@@ -670,23 +680,26 @@ tables.Table(["link", "GPUs", "α/β, MB", "10 α/β, MB"], rows, note)
 
 # %% [markdown]
 # This table is for buckets that nothing hides. Once communication runs behind backward (chapter 04), a latency that is
-# hidden costs nothing. But 25 MiB are not a good default anymore, says a developer of torch, who proposes 100 MB
-# (PyTorch issue 118421). Megatron-Core goes further: its default bucket size on N ranks is max(40 million, 1 million ·
-# N) parameters, so that collectives "do not become latency-bound".
+# hidden costs nothing. Even so, a developer of torch finds 25 MiB too small, and proposes 100 MB (PyTorch issue
+# 118421). Megatron-Core's default on N ranks is max(40 million, 1 million · N) parameters in a bucket, so that
+# collectives "do not become latency-bound". If it does not overlap them with backward, it uses a single bucket: the
+# choice that was fastest here.
 
 # %% [markdown]
 # ## Recap
 #
 # S is the size of all gradients in bytes, and N the number of ranks.
 #
-# | | memory for gradients | all-reduces | sent per rank | when |
-# |---|---|---|---|---|
-# | `ManualDDP` | S | one per parameter | 2(N−1)/N · S | after backward |
-# | one flat tensor, copied | 2S at the peak | 1 | 2(N−1)/N · S | after backward |
-# | buckets, copied one by one | S plus one bucket at the peak | one per bucket | 2(N−1)/N · S | after backward |
-# | buckets, gradients stay views | S | one per bucket | 2(N−1)/N · S | after backward |
-# | the lab's `BucketedDDP` | 2S at the peak¹ | one per bucket | 2(N−1)/N · S | after backward |
-# | torch's DDP | 2S; S with `gradient_as_bucket_view=True`² | one per bucket | 2(N−1)/N · S | during backward |
+# Every version sends 2(N−1)/N · S bytes per rank. The last one sends them during backward, the others after it.
+#
+# | | memory for gradients | all-reduces |
+# |---|---|---|
+# | `ManualDDP` | S | one per parameter |
+# | one flat tensor, copied | 2S at the peak | 1 |
+# | buckets, copied one by one | S plus one bucket at the peak | one per bucket |
+# | buckets, gradients stay views | S | one per bucket |
+# | the lab's `BucketedDDP` | 2S at the peak¹ | one per bucket |
+# | torch's DDP | 2S; S with `gradient_as_bucket_view=True`² | one per bucket |
 #
 # ¹ After `zero_grad()`, backward allocates every gradient anew, in addition to the buckets. ² The peak is S plus one
 # gradient, because DDP frees each gradient once it is in its bucket.

@@ -2,13 +2,13 @@
 # jupyter:
 #   course:
 #     module: zero1
-#     minutes: 80
+#     minutes: 100
 # ---
 
 # %% [markdown]
 # # Lab 07 · ZeRO-1
 #
-# **80 minutes, 12 points**, and another 20 minutes and 4 points for an optional exercise. You build `ZeRO1`, an
+# **100 minutes, 12 points**, and another 20 minutes and 4 points for an optional exercise. You build `ZeRO1`, an
 # optimizer whose state is sharded over N ranks. In each step, a rank gets the mean gradient of its shard, updates its
 # shard of the parameters, and all-gathers the other shards. The lesson's `ShortZeRO1` did that for one model and AdamW.
 # Yours is a real `torch.optim.Optimizer`: it works with param groups, schedulers, clipping, frozen and unused
@@ -31,11 +31,12 @@
 # %% tags=["nbval-ignore-output"]
 from shared import plots, ranks, tables
 from shared.checks import zero1 as check
+from shared.predictions import predicted
 
 ranks.start(world_size=4)
 
 # %% [markdown]
-# ## Exercise 7.1 · A flat parameter (12 min, 2 points)
+# ## Exercise 7.1 · A flat parameter (15 min, 2 points)
 #
 # A flat parameter holds all parameters side by side. It is padded to a multiple of N and cut into N equal shards, of
 # which rank r owns the r-th. A shard may begin and end in the middle of a parameter. That does no harm, because Adam
@@ -206,7 +207,7 @@ print(flat_parameter.flat_param.tolist(), "own shard:", flat_parameter.shard.tol
 check.FlatParameter()
 
 # %% [markdown]
-# ## Exercise 7.2 · The gradient of a shard (16 min, 3 points)
+# ## Exercise 7.2 · The gradient of a shard (20 min, 3 points)
 #
 # A rank that updates one shard needs the mean gradient of that shard and no other. A reduce-scatter gives it the sum of
 # exactly these gradients, and sends half as many bytes as an all-reduce.
@@ -319,7 +320,7 @@ class FlatGradients(FlatGradients):
 
 # %% [markdown]
 # Try it on the flat parameter from above. On rank r, every gradient is r + 1, and the mean of 1, 2, 3 and 4 is 2.5. So
-# all ranks should print 2.5 three times, except for rank 3. Its last element is padding, with a gradient of 0.
+# all ranks should print 2.5 three times, except for rank 3. Its last element is padding, and prints as −0.0.
 
 # %%
 # %%ranks
@@ -479,7 +480,7 @@ class OverlappedGradients(OverlappedGradients):
 
 
 # %% [markdown]
-# ## Exercise 7.3 · Updating shards (20 min, 3 points)
+# ## Exercise 7.3 · Updating shards (25 min, 3 points)
 #
 # You build `ShardedOptimizer`, the base class of `ZeRO1`. Both are torch optimizers, and you use them like any other. A
 # step of `ZeRO1` has three parts:
@@ -768,13 +769,15 @@ print(weight.tolist())
 check.ShardedOptimizer()
 
 # %% [markdown]
-# ## Exercise 7.4 · ZeRO-1 (9 min, 2 points)
+# ## Exercise 7.4 · ZeRO-1 (12 min, 2 points)
 #
 # `ZeRO1` is a `ShardedOptimizer` that also has `FlatGradients`. New compared with the lesson: closures, and a guard
 # against gradients that a step has already used. `reduce_gradients()` is given. It calls the `reduce()`
 # of each of them, and detects a common mistake: a `backward()` without a `zero_grad()` before it. After a step, the
 # flat gradients are *used up*, because the reduce-scatter has overwritten them, and the next backward would add to
-# these leftovers. The table shows what `step()` does in each case:
+# these leftovers.
+#
+# <details><summary>What step() does in each case: you need this table only if a check about it fails</summary>
 #
 # | what the training loop did last | `used_up` | every `.grad` | `step()` |
 # |---|---|---|---|
@@ -783,6 +786,8 @@ check.ShardedOptimizer()
 # | `zero_grad()`, backward, `clip_grad_norm_()`, then another backward | False | its view | raises a RuntimeError |
 # | `step()`, then backward without any `zero_grad()` | True | its view | raises a RuntimeError |
 # | `step()`, then `model.zero_grad()`, then backward | True | not its view | reduces, then updates |
+#
+# </details>
 #
 # `_flatten()` is given: it adds one `FlatGradients` for each flat parameter to `self.gradients`. You write two methods:
 #
@@ -994,13 +999,14 @@ print(weight.tolist())
 
 # %% [markdown]
 # In the check, look at the line `values` first, which trains a plain model on two ranks. The other lines try awkward
-# models, param groups, schedulers, closures, groups of ranks and bf16, and measure the memory and the bytes sent:
+# models, param groups, schedulers, closures, groups of ranks, bf16 and the master weights of lab 06, and measure the
+# memory and the bytes sent:
 
 # %% tags=["check"] grade_id="check-zero1" points=2
 check.ZeRO1()
 
 # %% [markdown]
-# ## Exercise 7.5 · Break it: one norm for all (12 min, 2 points)
+# ## Exercise 7.5 · Break it: one norm for all (15 min, 2 points)
 #
 # Gradient clipping scales the gradients so that their norm over *all* parameters is at most `max_norm`. Now that each
 # rank has the mean gradient of its own shard, it seems natural to let each rank clip that shard by itself:
@@ -1022,13 +1028,13 @@ local_clip(own_gradient, max_norm=1.0)
 # eight elements had been clipped together?
 
 # %%
-my_element, my_correct_element = 0.0, 0.0
+my_element = my_correct_element = None
 
 # %%
 clipped = [gradient[0].item() for gradient in ranks.pull("own_gradient")]
 norm_of_all = sum(2 * element**2 for element in (3.0, 6.0, 9.0, 12.0)) ** 0.5
-print(f"now: predicted {my_element:.2f}, measured {clipped[3]:.2f} on rank 3")
-print(f"correct: predicted {my_correct_element:.2f}, computed {12 / norm_of_all:.2f}")
+print(f"now: {predicted(my_element)}measured {clipped[3]:.2f} on rank 3")
+print(f"correct: {predicted(my_correct_element)}computed {12 / norm_of_all:.2f}")
 assert max(clipped) - min(clipped) < 1e-3 and abs(clipped[3] - 12 / norm_of_all) > 0.1
 
 # %% [markdown]

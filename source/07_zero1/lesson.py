@@ -168,7 +168,8 @@ tables.Table(["ranks", *map(str, largest)], [row])
 
 # %% [markdown]
 # The owner of the embedding holds at least the embedding's state, no matter how many ranks there are. So the balance
-# gets worse as N grows. A model fits only if a GPU has room for the *largest* share.
+# gets worse as N grows. A model fits only if a GPU has room for the *largest* share. (Large models suffer less: in
+# Llama-2 7B, the embedding is 2% of the parameters, and the largest share on 64 ranks is 1.24 times the ideal.)
 #
 # There is a second problem: this takes one broadcast per parameter. You know from chapter 03 what the latency of so
 # many calls costs.
@@ -343,7 +344,8 @@ log.table(times=False)
 # %% [markdown]
 # ## Four versions, in bytes
 #
-# The next cell adds up what each of our four versions has to send, as a multiple of f · 4Ψ:
+# The next cell adds up what each of our four versions has to send, as a multiple of f · 4Ψ. Each send of our ring
+# counts as a call, so the reduce-scatter has three:
 
 
 # %%
@@ -362,6 +364,9 @@ tables.Table(["", "calls", "in f · 4Ψ", "sent per rank, MB"], rows, "Bytes tha
 # %% [markdown]
 # With one micro-batch per step, ZeRO-1 sends exactly what data parallelism sends; only ZeRO-3 has to send more.
 # Chapters 08 and 09 count the other cases.
+#
+# With fp32 gradients and bf16 parameters, ZeRO-1 even sends less. The reduce-scatter sends f · 4Ψ bytes and the
+# all-gather f · 2Ψ, together f · 6Ψ. An all-reduce of the same gradients sends f · 8Ψ.
 #
 # ZeRO-1 gathers *parameters*, after the step. The states of a rank stay where they are, and are needed elsewhere only
 # for a checkpoint.
@@ -451,15 +456,17 @@ versions_of_step = {
 }
 jobs = {name: partial(from_update_to_update, *pair) for name, pair in versions_of_step.items()}
 times, lines = measure.jobs(jobs, rounds=9), {}
+bars = {"data parallelism": [f"a{block}" for block in reversed(range(6))]}
+bars["ZeRO-1"] = [f"g{block}" for block in range(6)] + [f"r{block}" for block in reversed(range(6))]
 for name, operations in (("data parallelism", 1), ("ZeRO-1", 6)):  # 3 sends and 3 receives
     record = partial(timeline.record, versions_of_step[name][0])
     recorded = measure.recorded({"": jobs[name]}, record, rounds=7)[""]
-    lines[name] = bundled(recorded[rank], operations)
+    lines[name] = bundled(recorded[rank], operations, bars[name])
 
 # %% [markdown]
-# In the upper timeline, bars 1 to 6 are all-reduces. In the lower one, bars 1 to 6 are the all-gathers of the six
-# blocks, and bars 7 to 12 their reduce-scatters. A bar ends when the rank has waited for the collective, even if the
-# data arrived earlier. Look at what is in flight during forward:
+# Each bar names its block: a5 is the all-reduce of block 5, g5 its all-gather, and r5 its reduce-scatter. A bar ends
+# when the rank has waited for the collective, even if the data arrived earlier. Look at what is in flight during
+# forward:
 
 # %% tags=["nbval-ignore-output"]
 times, lines = ranks.pull("times")[0], ranks.pull("lines")[0]
@@ -470,11 +477,13 @@ plots.timeline(list(lines.values()), list(lines), hidden=False)
 
 # %% [markdown]
 # Data parallelism leaves the link idle during the whole forward and until the first bucket is full. ZeRO-1 uses it from
-# the update on, and leaves it idle only until backward has computed the last block. By arithmetic, without latency,
-# data parallelism needs at least 72 + 24 + 336 = 432 ms, and ZeRO-1 168 + 12 + 24 + 168 = 372 ms, or 0.86 times as
-# long. The median of all rounds is 0.96: backward takes about 25 ms longer in the lower timeline than in the upper one,
-# because packing and the rings' Python run on the same two cores. And it delivers a block only every 30 ms, so the link
-# waits between reduce-scatters.
+# the update on, and has to leave it idle only while the last block computes forward and backward. By arithmetic,
+# without latency, data parallelism needs at least 72 + 24 + 336 = 432 ms, and ZeRO-1 168 + 12 + 24 + 168 = 372 ms, or
+# 0.86 times as long.
+#
+# The median of all rounds is 0.96. Where is the rest? Backward takes about 25 ms longer in the lower timeline: its
+# hooks pack each gradient and launch six transfers in Python, on the same two cores. The transfers are late as well:
+# when backward ends, two reduce-scatters are still in flight, and the rank waits for them for another 57 ms.
 #
 # The saving is worth most where communication is the bottleneck. On a link that is fast enough to hide every all-reduce
 # but the last behind backward, there is nothing left to win: ZeRO-1 exposes the two halves of that last one instead.
@@ -486,11 +495,9 @@ plots.timeline(list(lines.values()), list(lines), hidden=False)
 # %% [markdown]
 # ## What it saves
 #
-# For ZeRO-1, figure 1 of the ZeRO paper shows almost four times less memory. How much less is it on *your* four ranks,
-# in fp32?
-
-# %% [markdown]
-# **Predict.** Between steps, a rank holds parameters, gradients and optimizer state. In fp32 and on four ranks, by what
+# For ZeRO-1, figure 1 of the ZeRO paper shows almost four times less memory, on 64 GPUs and in mixed precision.
+#
+# **Predict.** Your four ranks use fp32. Between steps, a rank holds parameters, gradients and optimizer state. By what
 # factor does ZeRO-1 divide their total? 1 means that nothing is saved.
 
 # %%
