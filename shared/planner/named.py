@@ -103,7 +103,7 @@ RUNS = (
     ),
     NamedRun(
         "Llama 3 405B",
-        "16,384 H100",
+        "–",
         "PP 16 × TP 8, with DP 64 on 8,192 H100 (430 TFLOP/s per GPU) and DP 128 on 16,384 (400 TFLOP/s), without "
         "checkpointing.",
         llama_3_405b,

@@ -2,7 +2,7 @@
 
 Each speed is in the source as a time per step, as FLOP/s per GPU or as tokens per second, and converted here to seconds
 per step. Every run lists what its source does not say and we had to assume. Left out are runs in FP8 (their peak is not
-known) and with context parallelism (the planner does not know it).
+known) and with context parallelism.
 
 Sources:
     Megatron-2   Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters Using

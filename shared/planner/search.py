@@ -141,7 +141,7 @@ class Found:
         more_s = {part: theirs.get(part, 0.0) - mine.get(part, 0.0) for part in {**mine, **theirs}}
         grown = max(more_s, key=more_s.__getitem__)
         tie = ", a tie" if slower <= TIE else ""
-        return f"is {slower:.1%} slower{tie} ({grown}: {more_s[grown]:+.2g} s)"
+        return f"is {slower:.0%} slower{tie} ({grown}: {more_s[grown]:+.2g} s)"
 
     def by_sizes(self) -> list[Candidate]:
         """Return the fastest layout that fits of each division of the GPUs, from the fastest to the slowest."""

@@ -63,7 +63,7 @@ def step_times(times: StepTimes, marks: dict[int, str]) -> Figure:
         marks: For some numbers of tokens per rank, what to write there.
     """
     figure, axes = new_axes(7.2, 3.8)
-    axes.plot(times.tokens, _ms(times.computes_s), color=COLORS[0], linewidth=2.4, label="computing: grows with n²")
+    axes.plot(times.tokens, _ms(times.computes_s), color=COLORS[0], linewidth=2.4, label="attention: grows with n²")
     for tokens, sequence in marks.items():
         axes.axvline(tokens, color="gray", linewidth=0.8, linestyle=":")
         axes.text(tokens, 0.01, f" {sequence}", transform=axes.get_xaxis_transform(), color="gray", va="bottom")
@@ -74,7 +74,8 @@ def step_times(times: StepTimes, marks: dict[int, str]) -> Figure:
         axes.plot(crossing, level_ms, "o", color=COLORS[index])
         align, offset = ("right", (-8, 8)) if index == 1 else ("left", (8, -14))  # where no other line passes
         label = f"hidden from n = {round(crossing, -2):,.0f}"
-        axes.annotate(label, (crossing, level_ms), xytext=offset, textcoords="offset points", ha=align)
+        box = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
+        axes.annotate(label, (crossing, level_ms), xytext=offset, textcoords="offset points", ha=align, bbox=box)
     axes.set(xscale="log", yscale="log", xlabel="n, tokens of one sequence per rank", ylabel="ms per ring step")
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.yaxis.set_major_formatter("{x:g}")

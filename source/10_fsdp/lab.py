@@ -417,7 +417,7 @@ class AfterBackward(torch.autograd.Function):
 # The next two cells begin the module of exercise 10.4. You don't need to read them.
 
 
-# %% tags=["export"] module="model_state"
+# %% tags=["export"] module="model_state" jupyter={"source_hidden": true}
 # %%ranks
 """State dicts of a sharded model: full ones, and sharded ones for torch.distributed.checkpoint."""
 
@@ -453,7 +453,7 @@ def expect_no_full_parameters(wrapper: nn.Module, keys) -> None:
     keys.missing_keys[:] = [key for key in keys.missing_keys if key not in full]
 
 
-# %% tags=["export"] module="model_state"
+# %% tags=["export"] module="model_state" jupyter={"source_hidden": true}
 # %%ranks
 class ShardedModule(OwnShards, nn.Module):
     """The base of ZeRO3, which knows all about its states: those of the rank's shards, full ones, and sharded ones.
@@ -510,13 +510,13 @@ class ShardedModule(OwnShards, nn.Module):
 # | attribute or method | meaning |
 # |---|---|
 # | `unit.wait_for_unshard()` | launches the all-gather if it is not in flight, and waits for it |
-# | `unit.reshard()` | frees the parameters |
+# | `unit.reshard()` | frees the parameters, and sets the state back to `UnitState.SHARDED` |
 # | `unit.state` | a `UnitState`. `pre_backward` sets it to `UnitState.BACKWARD` |
 # | `unit.reshard_after_forward` | False for the root, and for all units if the user chooses that |
 # | `unit.open_calls` | a set of `Call`s, with `add`, `discard` and `clear`. It is false when empty, like any set |
 
 
-# %% tags=["export"]
+# %% tags=["export"] jupyter={"source_hidden": true}
 # %%ranks
 class ZeRO3(ShardedModule):
     """ZeRO stage 3: train module with parameters, gradients and optimizer state sharded over the ranks of the group.
@@ -554,7 +554,7 @@ class ZeRO3(ShardedModule):
     """
 
 
-# %% tags=["export"]
+# %% tags=["export"] jupyter={"source_hidden": true}
 # %%ranks
 class ZeRO3(ZeRO3):
     def __init__(
@@ -597,7 +597,7 @@ class ZeRO3(ZeRO3):
         self._register_hooks(unit_of)
 
 
-# %% tags=["export"]
+# %% tags=["export"] jupyter={"source_hidden": true}
 # %%ranks
 class ZeRO3(ZeRO3):
     def _register_hooks(self, unit_of: dict[nn.Module, Unit]) -> None:
@@ -609,7 +609,7 @@ class ZeRO3(ZeRO3):
             submodule.register_forward_hook(partial(self.post_forward, unit))
 
 
-# %% tags=["export"]
+# %% tags=["export"] jupyter={"source_hidden": true}
 # %%ranks
 class ZeRO3(ZeRO3):
     # One training step, in the order in which it happens.
@@ -678,7 +678,7 @@ class ZeRO3(ZeRO3):
 # wrong. You don't need to read them.
 
 
-# %% tags=["export"]
+# %% tags=["export"] jupyter={"source_hidden": true}
 # %%ranks
 class ZeRO3(ZeRO3):
     def _watch_inputs(self, unit: Unit, inputs: tuple, kwargs: dict) -> tuple[tuple, dict]:
@@ -707,7 +707,7 @@ class ZeRO3(ZeRO3):
             tensor.register_hook(lambda _gradient: self._begin_call(unit, call))
 
 
-# %% tags=["export"]
+# %% tags=["export"] jupyter={"source_hidden": true}
 # %%ranks
 class ZeRO3(ZeRO3):
     def _begin_call(self, unit: Unit, call: Call) -> None:
@@ -827,7 +827,7 @@ check.Backward()
 # 07).
 
 
-# %% tags=["export"]
+# %% tags=["export"] jupyter={"source_hidden": true}
 # %%ranks
 class ZeRO3(ZeRO3):
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
@@ -849,7 +849,7 @@ class ZeRO3(ZeRO3):
 # and then copies it. Chapter 12 measures what that costs.
 
 
-# %% tags=["export"] module="model_state"
+# %% tags=["export"] module="model_state" jupyter={"source_hidden": true}
 # %%ranks
 def values_in(
     module: nn.Module, state_dict: dict[str, torch.Tensor]
@@ -890,7 +890,7 @@ def gather_full_state(
     return {name: full_value.get(value, value).detach().clone() for name, value in state.items()}
 
 
-# %% tags=["export"] module="model_state"
+# %% tags=["export"] module="model_state" jupyter={"source_hidden": true}
 # %%ranks
 @torch.no_grad()
 def load_full_state(
@@ -1173,7 +1173,7 @@ check.Materializer()
 # constructor's arguments in `self`, but no other attributes.
 
 
-# %% tags=["export"] module="deferred"
+# %% tags=["export"] module="deferred" jupyter={"source_hidden": true}
 # %%ranks
 class DeferredFlatParameter(ShardedFlatParameter):
     """A sharded flat parameter whose parameters are on the meta device until this rank's shard is materialized.

@@ -33,7 +33,7 @@
 # flat parameters (issue 114299). In this lesson, we take it apart and build a small one.
 
 # %% tags=["nbval-ignore-output"]
-from shared import ranks, tables
+from shared import plots, ranks, tables
 from shared.dryrun import peaks
 from shared.plots import diagrams
 from shared.predictions import predicted
@@ -48,7 +48,7 @@ from functools import partial
 
 from torch import nn
 from torch.autograd import Variable
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
@@ -66,8 +66,8 @@ batch = [tokens.to(device) for tokens in text.windows(range(rank, 400, 100), len
 # %%ranks
 def mesh_of(n):
     """Return this rank's mesh of n ranks."""
-    shape, names = (world_size // n, n), ("groups", "shards")
-    return init_device_mesh(device.type, shape, mesh_dim_names=names)["shards"]
+    groups = torch.arange(world_size).view(-1, n)
+    return DeviceMesh(device.type, groups, mesh_dim_names=("groups", "shards"))["shards"]
 
 
 def new_model():
@@ -96,7 +96,7 @@ def trained(model, shards=None):
             loss = model(*batch)
             loss.backward()
             optimizer.step()
-    return loss.item(), log, [sample.held for sample in peak.samples]
+    return loss.item(), log, peak.samples
 
 
 # %% [markdown]
@@ -113,8 +113,8 @@ diagrams.per_parameter()
 
 # %% [markdown]
 # With a flat parameter, the parameters are slices of what the all-gather returns. FSDP2 pays for its freedom with two
-# copies per all-gather, and one before each reduce-scatter: *copy-in* puts a rank's shards side by side, so that one
-# collective is enough, and *copy-out* collects each parameter from the slots of all ranks.
+# copies per all-gather, and one before each reduce-scatter: *copy-in* puts a rank's shards side by side into one slot,
+# so that one collective is enough, and *copy-out* collects each parameter from the slots of all ranks.
 #
 # Here is a layer that FSDP1 rejects by default, in the style of LoRA (Hu et al. 2021): frozen weights, and a trained
 # correction through a bottleneck. (`use_orig_params=True` accepts it, but then the whole flat parameter has a gradient,
@@ -183,8 +183,8 @@ for entry in ranks.pull("log")[0].entries:
 assert [entry.elements for entry in ranks.pull("log")[0].entries] == [120, 48]
 
 # %% [markdown]
-# One all-gather carries all four parameters and 38 elements of padding. One reduce-scatter carries the gradients of
-# `down` and `up` alone, and nobody had to ask for that.
+# One all-gather carries all four parameters and 38 elements of padding. One reduce-scatter carries the 28 gradients of
+# `down` and `up`, and 20 elements of padding. The frozen weights send nothing, and nobody had to ask for that.
 #
 # - **Padding** is the price. Most weights have more rows than there are ranks. But on 16,384 ranks, a weight with 4,096
 #   rows is padded to 16,384, so its all-gather sends four times its size. A flat parameter is padded by at most N − 1
@@ -352,8 +352,8 @@ def in_small_units(model):  # returns this rank's shards, for the optimizer
 
 
 # %% [markdown]
-# Is this FSDP2? We train chapter 09's GPT with both, and compare the third step. In the last two rows, FSDP2's blocks
-# are checkpointed (chapter 06), or its parameters are sent and used in bf16.
+# Is this FSDP2? We train chapter 09's GPT with both, and compare the third step. The third row checkpoints FSDP2's
+# blocks (chapter 06). The fourth sends its parameters in bf16, and computes in bf16.
 
 # %%
 # %%ranks
@@ -395,13 +395,14 @@ tables.Table(["", "all-gathers", "reduce-scatters", "sent, MB", "loss"], rows, "
 # ## Streams, and events instead of waits
 #
 # One thing is missing: our version hides nothing, because `unshard()` waits for its all-gather. Chapter 09 launched the
-# next all-gather early. In backward, FSDP2 does just that. Why not in forward, by default?
+# next all-gather early, in forward and in backward. By default, FSDP2 does that only in backward. Why?
 #
-# Because it does not have to. Your Python program computes nothing on a GPU: it queues kernels, and is usually ahead of
-# the GPU. FSDP2 gives copy-in and all-gather **streams** of their own: queues of the same GPU that run side by side. So
-# in forward, the program simply reaches the next unit early, and queues its all-gather while the GPU still computes. In
-# backward, that is not enough: each unit also queues a reduce-scatter, and on the same communicator, an all-gather that
-# is queued later has to wait for it. So FSDP2 queues the all-gather first.
+# In forward, it does not have to. Your Python program computes nothing on a GPU: it queues kernels, and is usually
+# ahead of the GPU. FSDP2 gives copy-in and all-gather **streams** of their own: queues of the same GPU that run side by
+# side. So the program simply reaches the next unit early, and queues its all-gather while the GPU still computes.
+#
+# In backward, being early is not enough. Each unit also queues a reduce-scatter, and on the same communicator, an
+# all-gather that is queued later has to wait for it. So FSDP2 queues the next all-gather first.
 #
 # For this, the program must never wait for the GPU. FSDP1's did, to limit how many units were all-gathered ahead. FSDP2
 # sets that limit with **events**: marks in one stream for which another one waits. `stream.wait_event(event)` returns
@@ -419,6 +420,9 @@ diagrams.streams()
 #   After a unit's backward, it copies the gradients in.
 # - The reduce-scatter stream waits for that copy. The compute stream waits for *it* one unit later (`post_backward`),
 #   as in lab 10. For the last one, it waits in the callback.
+#
+# Unit 2 is all-gathered twice in a row: FSDP2 reshards it after forward, and needs it again at once. To avoid that,
+# give the last unit `reshard_after_forward=False` (chapter 09).
 #
 # Two waits are not drawn: a copy-in's for an earlier copy-out, and the compute stream's for the previous unit's
 # reduce-scatter. Although their streams differ, all-gathers and reduce-scatters take turns, because by default they
@@ -446,13 +450,19 @@ assert len(theirs[1].entries) == 20 and not any(entry.is_async for entry in thei
 # backward. That hides nothing here, but it takes memory:
 
 # %% tags=["claims"] jupyter={"source_hidden": true}
-held, block, root = theirs[2], 197_120, 110_848
+held, block, root = [sample.held for sample in theirs[2]], 197_120, 110_848
 parameters_bytes = max(each.parameters_bytes for each in held)
 buffers_bytes = max(each.buckets_bytes for each in held)
 print(f"parameters: {parameters_bytes / 1e6:.2f} MB at most: shards, root and one block")
 print(f"buffers of collectives: {buffers_bytes / 1e6:.2f} MB at most: two blocks")
 assert parameters_bytes == 4 * ((6 * block + root) / 4 + root + block)
 assert buffers_bytes == 4 * 2 * block
+
+# %% [markdown]
+# Here is that step, operator by operator. The buffers of collectives are drawn as *buckets*. Look for them in forward:
+
+# %%
+plots.memory_over_step(theirs[2])
 
 # %% [markdown]
 # Chapter 09 counted two blocks of parameters with prefetching, and here there is only one. That looks better than it
@@ -490,8 +500,8 @@ print(f"and {ops[0]['reduce_scatter']} reduce-scatters in both cases")
 assert counts == [15, 8] and all(each["reduce_scatter"] == 7 for each in ops)
 
 # %% [markdown]
-# Each call costs an all-gather in forward and another one in backward. Sharing saves memory, not bytes: a unit that is
-# called twelve times is all-gathered 24 times.
+# Each call costs an all-gather in forward and another one in backward, as if it were a block of its own: a unit that is
+# called twelve times is all-gathered 24 times. Sharing saves memory, and all reduce-scatters but one.
 #
 # The 8 is the surprise. `reshard_after_forward=False` keeps a block unsharded until its backward. But `post_backward`
 # reshards after *each* pass, so the second pass all-gathers again. The gradients are reduced once, because autograd
@@ -585,10 +595,16 @@ peaks.table("zero3", models)
 # gradients, and activations. (Each row shows the moment of its own peak. With N = 1,024 it comes early in backward,
 # when all activations are still there; with N = 8 late, when most gradients have arrived.)
 #
-# Llama 3 still needs 54.5 GB: 25.5 GB for two layers (6.4 GB each) and their gradients, 16.8 GB for the embedding, the
-# output layer and their gradients, which our root never reshards, 9.9 GB of activations, 1.7 GB for the gradient of one
-# MLP matrix that is not yet packed into its bucket, and 0.6 GB of shards and temporary tensors. torchtitan makes units
-# of the embedding and the output layer. Meta also split the layers (Llama 3 paper, Table 4).
+# Llama 3 still needs 54.5 GB, of which only 0.4 GB are 16Ψ/N:
+#
+# - 25.5 GB: two layers of 6.4 GB each, and their gradients,
+# - 16.8 GB: the embedding and the output layer, which our root keeps unsharded, and their gradients,
+# - 9.9 GB: activations,
+# - 1.7 GB: the gradient of one MLP matrix, before it is packed into its bucket,
+# - 0.6 GB: shards and temporary tensors.
+#
+# torchtitan makes units of the embedding and the output layer, so they are resharded, too. Meta also split the layers
+# (Llama 3 paper, Table 4).
 
 # %% [markdown]
 # ## Recap

@@ -20,6 +20,9 @@
 # %% [markdown]
 # ## Where we are
 #
+# Meta trained Llama 3 405B with FSDP, but changed one default: parameters stayed unsharded from forward until backward
+# (Llama 3 paper, §3.3.2). What did that save, what did it cost, and how could they tell? Such choices are this lesson.
+#
 # In chapter 10, you finished `ZeRO3`, and met its counterpart in torch: `fully_shard`, also called FSDP2. Both treat
 # all ranks alike, but on a cluster they are not: the links between the GPUs of one host can be ten times as fast as
 # those between hosts. Suppose that ranks 0 and 1 are on one host, and ranks 2 and 3 on another. How many bytes leave a
@@ -188,19 +191,21 @@ assert max(max(losses) - min(losses) for losses in by_step) < 5e-3
 assert all(abs(sent_by.get(f"DeepSpeed {stage}", 1.5) - 1.5) < 0.05 for stage in (1, 2))
 
 # %% [markdown]
-# All ten losses agree. The bytes do not. By the formulas (ZeRO paper, §7), stages 0 to 2 send
-# 2fS, with f = (N−1)/N, and only stage 3 sends 3fS. Two well-known implementations of the lower stages send 3fS as
-# well:
+# All ten losses agree. The bytes do not. By the formulas (ZeRO paper, §7), stages 0 to 2 send 2fS, with f = (N−1)/N,
+# and only stage 3 sends 3fS. Your wrappers do just that. Those of ZeRO show up as `send`, because they use lab 01's
+# collectives, which are built from messages. Two well-known implementations of the lower stages send 3fS as well:
 #
 # - torch's `ZeroRedundancyOptimizer` is used with DDP, which all-reduces the gradients (2fS). Afterwards, each rank
 #   broadcasts the parameters that it has updated (fS).
 # - DeepSpeed's stages 1 and 2 all-reduce a whole bucket and keep a shard of it (2fS), as long as
 #   `use_multi_rank_bucket_allreduce` is on. At the end, they all-gather the parameters (fS).
 #
-# At stages 2 and 3, DeepSpeed also holds more than yours, because it keeps fp32 master weights even if the parameters
-# are fp32 already. At stage 1, the totals happen to agree with N = 2: half an S more of master weights, and half an S
-# less of gradients, because it frees those of the other ranks after backward. During backward, stage 1 holds full
-# gradients, and stage 2 frees them bucket by bucket (chapter 08).
+# At stages 2 and 3, DeepSpeed also holds more than yours: S/2 of fp32 master weights, which it keeps even if the
+# parameters are fp32 already, and at stage 3 also a bucket. At stage 1, the totals agree only because N is 2: S/2 more
+# of master weights, and S/2 less of gradients, because it frees those of the other rank after backward.
+#
+# Then what does DeepSpeed's stage 2 save over its stage 1? The table cannot show it, because it counts after backward.
+# During backward, stage 1 holds full gradients, and stage 2 frees them bucket by bucket (chapter 08).
 
 # %% [markdown]
 # ## Sharding inside a host only
@@ -256,8 +261,8 @@ header = ["", "leaves a host", "formula", "a rank sends", "a rank holds between 
 tables.Table(header, rows, "In S = 4Ψ bytes, on 4 ranks of 2 hosts.")
 
 # %% [markdown]
-# With hybrid sharding, 2S(H−1)/H bytes leave a host, here less than half as many as with full sharding. It never
-# sends more than 2S; with many hosts, the saving shrinks to a third, 2S instead of 3S. The price is memory: the model
+# With hybrid sharding, 2S(H−1)/H bytes leave a host, here less than half as many as with full sharding. With
+# many hosts, the saving shrinks to a third, 2S instead of 3S. The price is memory: the model
 # is split over the k ranks of a host, not all N. Between steps, only DDP still holds gradients, in its buckets.
 
 # %% [markdown]
@@ -317,11 +322,10 @@ tables.Table([*header, "parameters after forward, S", "after backward, S"], rows
 # - communication: the bytes above, but in bf16, so S = 2Ψ. For one micro-batch, they do not depend on the tokens.
 #
 # The planner assumes that the two overlap completely, so the longer one decides (`shared/planner/clusters.py`). That
-# flatters stages 0 to 2 a little: their gradients can hide only behind backward. Drawn against the tokens per GPU,
-# throughput rises as long as communication decides, and is flat from where computation does. With stage 3, the knee
-# between them is at T = f · F/B, as in chapter 09, with F FLOP/s per GPU and B bytes per second on the slowest link.
-# The line turns dotted where the activations of so many tokens no longer fit into memory. This picture is called a
-# **roofline**.
+# flatters stages 0 to 2, as you will see below. Drawn against the tokens per GPU, throughput rises as long as
+# communication decides, and is flat from where computation does. With stage 3, the knee between them is at T = f · F/B,
+# as in chapter 09, with F FLOP/s per GPU and B bytes per second on the slowest link. The line turns dotted where the
+# activations of so many tokens no longer fit into memory. This picture is called a **roofline**.
 
 
 # %%
@@ -349,8 +353,8 @@ def hosts_of_8_a100(hosts, between_bytes_per_s=25e9):
 
 # %% [markdown]
 # **Predict.** You train Llama-2 7B with sequences of 4,096 tokens on four hosts of eight A100s, with 100 Gbit/s (12.5
-# GB/s) between the hosts. Sharded "over 8" means inside each host, "over 32" over all GPUs. You have one sequence per
-# GPU. Which is the slowest: stage 1 over 8, stage 2 over 32, or stage 3 over 32? Write it as (stage, over).
+# GB/s) between the hosts. Sharded "over 8" means inside each host, "over 32" over all GPUs. An A100 reaches 156
+# TFLOP/s. How many sequences per GPU does stage 3 over 32 need until computation takes as long as communication?
 
 # %%
 my_prediction = None
@@ -359,14 +363,15 @@ my_prediction = None
 llama, four_hosts = SHAPES["Llama-2 7B"], hosts_of_8_a100(4, between_bytes_per_s=12.5e9)
 strategies = [(1, 8), (2, 32), (3, 32), (2, 8)]
 lines = {(stage, over): line(llama, four_hosts, stage, over) for stage, over in strategies}
-slowest = min(lines, key=lambda strategy: lines[strategy][0](llama.context))
-print(f"{predicted(my_prediction, '{}')}the slowest with one sequence is {slowest}")
+sequence_s = 6 * llama.parameters * llama.context / four_hosts.flops
+needed = clusters.communication_seconds(llama, four_hosts, 3, 32) / sequence_s
+print(f"{predicted(my_prediction, '{} sequences')}computed {needed:.2f} sequences")
 title = "Llama-2 7B on 4 × 8 A100, 100 Gbit/s between hosts (computed)"
 by_name = {f"stage {stage} over {over}": each for (stage, over), each in lines.items()}
 costs.roofline(by_name, (1024, 32768), title)
 
 # %% tags=["claims"]
-assert slowest == (3, 32)
+assert min(lines, key=lambda strategy: lines[strategy][0](llama.context)) == (3, 32)
 throughput_of = {strategy: [f(most), f(4096)] for strategy, (f, most) in lines.items()}
 assert throughput_of[2, 8][1] / throughput_of[3, 32][1] > 1.5
 assert [lines[each][1] for each in strategies] == [4096, 8192, 12288, 8192]
@@ -378,25 +383,41 @@ link_s = [clusters.communication_seconds(llama, four_hosts, *each) for each in s
 assert [f"{each / token_s:.4g}" for each in link_s] == ["6695", "8060", "1.209e+04", "6695"]
 assert not line(llama, four_hosts, 0, 32)[1] and line(llama, four_hosts, 3, 8)[1] == 8192
 
+
+def share_of_the_roof(stage, over, tokens, last):
+    """Hide the first all-gather behind forward, and the rest behind the backward of the last tokens."""
+    rate = four_hosts.inside_bytes_per_s if over == 8 else four_hosts.between_bytes_per_s
+    gather = (over - 1) / over * 2 * llama.parameters / rate / token_s
+    late = clusters.communication_seconds(llama, four_hosts, stage, over) / token_s - gather
+    exposed = max(0, gather - last / 3) + max(0, late - 2 * last / 3)
+    return tokens / (tokens + exposed)
+
+
+cases = [(1, 8, 8192, 4096), (2, 8, 8192, 8192), (2, 32, 8192, 8192), (3, 32, 12288, 12288)]
+assert [f"{share_of_the_roof(*case):.0%}" for case in cases] == ["69%", "89%", "86%", "100%"]
+
 # %% [markdown]
 # With one sequence, the link decides, and the stage that saves the most memory is the slowest. But look at where the
-# lines turn dotted, and compare it with the tokens at the knee:
+# lines turn dotted, and compare it with the tokens at the knee. With two micro-batches, stage 1 gets to 8,192 tokens:
 #
-# | | leaves a host, S | tokens at the knee | tokens that fit | reaches the roof |
-# |---|---|---|---|---|
-# | stage 1 over 8 | 1.5 | 6,695 | 4,096 | only with two micro-batches |
-# | stage 2 over 8 | 1.5 | 6,695 | 8,192 | yes, with the most slack |
-# | stage 2 over 32 | 1.94 | 8,060 | 8,192 | just |
-# | stage 3 over 32 | 2.91 | 12,090 | 12,288 | just, with three sequences |
+# | | leaves a host, S | tokens at the knee | tokens that fit | of the roof, drawn | of the roof, strictly |
+# |---|---|---|---|---|---|
+# | stage 1 over 8 | 1.5 | 6,695 | 2 × 4,096 | 100% | 69% |
+# | stage 2 over 8 | 1.5 | 6,695 | 8,192 | 100% | 89% |
+# | stage 2 over 32 | 1.94 | 8,060 | 8,192 | 100% | 86% |
+# | stage 3 over 32 | 2.91 | 12,090 | 12,288 | 100% | 100% |
 #
 # Stage 3 sends the most. But the memory that it saves has room for three sequences, whose computation takes three times
 # as long, while its communication stays the same. **Memory buys tokens, and tokens hide communication.**
 #
-# If several strategies reach the roof, take the one with the fewest tokens, because a larger global batch is not free
-# (chapter 05). That leaves stage 2, and stage 1 with two micro-batches, of which only the last backward hides what it
-# sends. Over 8, it has slack if the links are slower than promised; over 32, it leaves more
-# memory free. So compute it for your model, then measure: fused attention, for instance, gives stage 1 over 32 a second
-# sequence.
+# The last column is stricter than the drawing. Gradients can hide only behind backward, which is two thirds of the
+# computation, and with micro-batches only behind the last one. Stages 1 and 2 then expose a part of their gradients, or
+# of the all-gather that hides behind the next forward (chapter 07). Stage 3 does not: it sends a third of its bytes in
+# forward and two thirds in backward, just as it computes.
+#
+# So stage 3 is the fastest here. But a larger global batch is not free (chapter 05), and stage 2 over 8 gives up only
+# 11% with two thirds of the tokens. Compute it for your model, then measure: fused attention, for instance, gives
+# stage 1 over 32 a second sequence.
 #
 # And micro-batches? Stages 0 and 1 send as much for two as for one, so accumulation is another way to more tokens. From
 # stage 2 on, each further micro-batch costs another reduce-scatter (chapter 08), and with stage 3 also its all-gathers.
@@ -470,8 +491,9 @@ assert error > 0.01
 # a GPU, such as the optimizer state, in the CPU's memory. DeepSpeed's keys, FSDP1's arguments and what offload costs
 # are on a page of their own: [Other wrappers](../docs/wrappers.md).
 #
-# Llama 3 405B was trained with such a choice: FSDP sharded its optimizer state and gradients, but the parameters stayed
-# unsharded until backward, which saves the second all-gather (Llama 3 paper, §3.3.2).
+# Back to Llama 3 405B. Keeping its parameters until backward saved the second all-gather, a third of FSDP's bytes. The
+# cost was small, because tensor and pipeline parallelism (chapters 13 and 15) had already left each GPU only 1/128 of
+# the parameters: 6.3 GB in bf16.
 #
 # `torch.compile` is not in the table, because it is not about sharding. torchtitan compiles each block before
 # `fully_shard` wraps it, so that no collective interrupts a compiled graph.

@@ -10,8 +10,7 @@
 #
 # **95 minutes, 18 points.** In this lab, you split *sequences* over the ranks, attention included. The lesson's ring
 # computes a forward without a causal mask. Yours gets the mask, the zigzag order that keeps all ranks busy, and a
-# backward of its own. At the end, a GPT trains on sequences whose activations no
-# single rank ever holds.
+# backward of its own. At the end, a GPT trains on sequences whose activations no single rank ever holds.
 #
 # | exercise | you build | minutes | points |
 # |---|---|---|---|
@@ -387,8 +386,17 @@ check.ring_forward()
 #   arrived in `home` to `term`. Then launch the transfer of `term` to the right, and receive into a new `home`.
 # - **Wait** for the keys and values.
 #
-# Keys make N − 1 hops, and their gradients make N. Where does the last one lead? At the end, `home` must be the sum of
-# all ranks' terms for this rank's own keys and values. With one rank, nothing is sent, and `term` is that sum.
+# With three ranks, a rank computes with these keys, and their gradients have this many terms when it passes them on:
+#
+# | | rank 0 | rank 1 | rank 2 | terms |
+# |---|---|---|---|---|
+# | step 0 | K0 V0 | K1 V1 | K2 V2 | 1 |
+# | step 1 | K2 V2 | K0 V0 | K1 V1 | 2 |
+# | step 2 | K1 V1 | K2 V2 | K0 V0 | 3 |
+#
+# After step 2, every gradient is complete, but on no rank is it at home. So keys make N − 1 hops, and their gradients
+# make N. At the end, `home` must be the sum of all ranks' terms for this rank's own keys and values. With one rank,
+# nothing is sent, and `term` is that sum.
 #
 # So the gradients of one step are in flight while the next step computes. A tensor must not change before its transfer
 # is complete.
@@ -577,8 +585,8 @@ check.ring_attention()
 # - `swap(tensor, split_dim, join_dim, group)` cuts `tensor` into N equal parts along `split_dim`, sends part i to rank
 #   i with one `dist.all_to_all_single`, and concatenates what it gets, in rank order, along `join_dim`.
 # - `Swap` is its differentiable version. Forward is given. What does backward do with the gradient?
-# - `all_to_all_attention` swaps queries, keys and values, calls `F.scaled_dot_product_attention`, and swaps the result
-#   back. Heads are dimension 1, tokens are dimension 2.
+# - `all_to_all_attention` swaps queries, keys and values, calls `F.scaled_dot_product_attention` with
+#   `is_causal=causal`, and swaps the result back. Heads are dimension 1, tokens are dimension 2.
 #
 # If N does not divide the number of heads, `expect_attention_shards` raises a `ValueError` on every rank.
 #

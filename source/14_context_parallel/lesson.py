@@ -22,7 +22,7 @@
 # ## Where we are
 #
 # A team trains Llama-2 70B on 4 hosts of 8 A100, with what you built in chapter 13: tensor and sequence parallelism
-# inside each host, and ZeRO-3 across. It runs well, with sequences of 4,096 tokens. Then the lawyers among their
+# inside each host, and ZeRO-3 across. It fits, with sequences of 4,096 tokens. Then the lawyers among their
 # customers ask for whole contracts, and somebody changes the length to 131,072. The run dies in its first forward.
 #
 # **Predict.** The model is the same, and so is the number of tokens per batch. Which of these has grown by a factor of
@@ -41,6 +41,7 @@ from shared import measure, ranks
 from shared.planner import contexts
 from shared.plots import attention as attention_plots
 from shared.plots import diagrams
+from shared.predictions import predicted
 
 ranks.start(world_size=4)
 
@@ -54,19 +55,18 @@ ranks.start(world_size=4)
 contexts.memory_table()
 
 # %% [markdown]
-# Micro-batches do not help: one sequence is the smallest. Full recomputation (chapter 06) buys one factor of 16, for a
-# third more time. With 21.5 + 34 GB, the contracts would fit on GPUs of 80 GB again, but a sequence of a million tokens
-# would not. More tensor parallelism does not help: a host has 8 GPUs, and between hosts, TP sends too much, as a later
-# table shows. Beyond 8 ranks, the 8 heads of keys and values of this model would have to be copied as well.
+# Smaller micro-batches do not help, because nothing is smaller than one sequence. Full recomputation (chapter 06) does:
+# for a third more time, it divides the activations by 16. The contracts then need 21.5 + 34 GB and fit on GPUs of 80 GB
+# again, but a sequence of a million tokens does not. More tensor parallelism is no way out. A host has 8 GPUs, and
+# between hosts, TP sends too much, as a later table shows.
 #
-# What is wasted, then? Bytes. Twice per layer, sequence parallelism lets every rank gather all s tokens in full width,
-# which is too much for the links between hosts. But nearly everything that a layer does treats each token by itself.
-# **Context parallelism** (CP) never gathers them: each rank keeps its n tokens from the embedding to the loss. The
-# parameters stay: for them, the ranks of a sequence are like those of data parallelism, so their gradients are added
-# up, and ZeRO can shard over them.
+# Why does it send so much? Twice per layer, sequence parallelism gathers all s tokens, in full width, on every rank.
+# That is the waste, because nearly everything in a layer treats each token by itself. **Context parallelism** (CP)
+# never gathers them: each rank keeps its n tokens from the embedding to the loss. All these ranks have the same
+# parameters, as in data parallelism. So their gradients are added up, and ZeRO can shard over them.
 #
-# Norms, MLPs, projections and the loss need no other token, so there, that costs nothing. There is a single place where
-# tokens meet.
+# Norms, MLPs, projections and the loss cost nothing extra, because they need no other token. There is a single place
+# where tokens meet.
 
 # %% [markdown]
 # ## Keys that travel
@@ -120,9 +120,11 @@ def absorb(seen, query, key, value):
 # %% [markdown]
 # ## The short version
 #
-# The ring itself is chapter 13's matmul in ring steps, with `absorb` in place of the matmul. This version waits for
-# each transfer, has no causal mask, and only a forward. In the lab, the next keys are in flight while a rank computes,
-# and you add the mask and the backward.
+# The ring itself is chapter 13's matmul in ring steps, with `absorb` in place of the matmul. `InFlight` launches the
+# send and the receive together. If every rank waited for its send first, the ring could hang.
+#
+# This version waits for each transfer, and it has neither a causal mask nor a backward. In the lab, you add both, and
+# the next keys are in flight while a rank computes.
 
 
 # %%
@@ -178,7 +180,7 @@ sent_times = log.sent_bytes / (key.nbytes + value.nbytes)
 largest, sent_times = max(ranks.pull("largest_difference")), ranks.pull("sent_times")[0]
 assert largest < 1e-12 and sent_times == 3
 print("The largest difference from one process is below 1e-12.")
-print(f"A rank sends {sent_times:g} times S.")
+print(f"{predicted(my_prediction, '{} times S')}measured {sent_times:g} times S")
 
 # %% [markdown]
 # N − 1 = 3 times: every rank also passes on what it got from others. An all-gather sends the same bytes, but at the end
@@ -254,7 +256,7 @@ for name in ("contiguous", "zigzag"):
     runs[name] = min(tries, key=lambda run: max(steps[-1][2] for steps in run))
 lasts = {name: max(steps[-1][2] for steps in run) for name, run in runs.items()}
 share = lasts["zigzag"] / lasts["contiguous"]
-print(f"The zigzag ring takes {share:.2f} of the contiguous ring's time.")
+print(f"{predicted(my_prediction)}the zigzag ring takes {share:.2f} of the contiguous ring's time")
 measure.expect(share < 0.65, "the zigzag order takes at most 0.65 of the time")
 attention_plots.ring_steps(runs)
 
@@ -282,9 +284,8 @@ attention_plots.ring_steps(runs)
 # double both sides. In Llama-2 70B, eight heads of queries share one head of keys (grouped-query attention), so k/h is
 # 1/8, and that helps the ring eightfold.
 #
-# **Predict.** The 8 A100 of a host deliver C = 1.25 · 10¹⁵ operations per second, and share an adapter with W = 24
-# GB/s. From which n on
-# is the ring between 4 hosts hidden?
+# **Predict.** At half of their peak, the 8 A100 of a host compute C = 1.25 · 10¹⁵ operations per second. They share an
+# adapter with W = 24 GB/s. From which n on is the ring between 4 hosts hidden?
 
 # %%
 my_prediction = None  # n
@@ -304,25 +305,32 @@ attention_plots.step_times(contexts.step_times(), marks)
 # B200, NVIDIA reports that training with CP is 1.05 times as fast as with the best layout without it at 32k tokens,
 # 1.37 times at 256k, and 2.67 times at 512k. At 1,024k, no layout without CP fits, even with full recomputation (NeMo's
 # documentation, "Long sequence performance").
+
+# %% [markdown]
+# ## Does it replace recomputation?
 #
-# All of this was the forward. In backward, a rank computes 2.5 times as much, 5n²h operations, because attention's two
-# matmuls become five. In each step, it also sends three times the bytes: keys and values once more, and with them their
-# gradients, in fp32. Those are 12nk bytes, so backward needs n ≥ (2.4k/h) · C/W. Here, that is n = 15,600, a fifth
-# more.
+# All of this was the forward. In backward, attention's two matmuls become five, so a rank computes 2.5 times as much:
+# 5n²h operations. It also sends three times as much. Keys and values go around once more, and their gradients go around
+# with them, in fp32. Together, these are 12nk bytes per step, so backward needs n ≥ (2.4k/h) · C/W. Here, that is n =
+# 15,600, a fifth more.
 #
-# Only the last hop of the gradients has nothing to hide behind: 8nk bytes, because gradients make one hop more than
-# keys, as you will see in the lab. With 128k tokens, that is 11 ms, while the attention of a layer computes for 56 ms
-# in forward and 141 ms in backward. The matmuls of the layer take another 135 ms, so these 11 ms are 3% of the layer.
-# Recomputing its forward costs 101 ms, 30%.
+# Gradients make one hop more than keys, as you will see in the lab. This last hop has nothing to hide behind: 8nk
+# bytes, or 11 ms. Compare it with everything else that happens in one layer, for the 128k sequence:
 #
-# But does the ring replace recomputation? On our team's 4 hosts, not yet: 86 + 34 GB is too much for 80. There, full
-# recomputation fits without any ring, and with the ring, it takes 5 + 34 GB, which leaves room for sequences four times
-# as long. On 8 hosts, CP 8 keeps 43 GB of activations and 17 GB of the model's state without recomputation. Then n is
-# 16,384, just above the bound.
+# | ms per layer | 4 hosts: forward | backward | 8 hosts: forward | backward |
+# |---|---|---|---|---|
+# | attention computes | 56 | 141 | 28 | 70 |
+# | the other matmuls compute | 45 | 90 | 22 | 45 |
+# | the ring sends | 17 | 62 | 20 | 64 |
+# | ZeRO-3 sends, in 16 bits | 53 | 107 | 62 | 125 |
 #
-# One caveat: the formula looks at the ring alone, and ZeRO-3 gathers parameters over the same adapter. For a layer,
-# these are 1.28 GB per host, or 53 ms. With 128k tokens on 4 hosts, ring and gather take 17 + 53 ms of the forward's
-# 101 ms, so both can hide. On 8 hosts, it is 20 + 62 ms of 51 ms: there, you need an adapter per GPU.
+# On 4 hosts, a layer computes for 332 ms. The last hop is 3% of that, and recomputing the forward would be 30%. So can
+# the ring replace recomputation? Not on 4 hosts: 86 + 34 GB is too much for 80. With both, the sequence takes only
+# 5 + 34 GB.
+#
+# On 8 hosts, CP 8 needs no recomputation. It keeps 43 GB of activations and 17 GB of state, and n is 16,384, just above
+# the bound. But the bound looks at the ring alone. ZeRO-3 sends parameters and gradients over the same adapter, and
+# together, they take longer than the layer computes: 82 ms against 51 in forward. There, you need an adapter per GPU.
 
 # %% [markdown]
 # ## Swapping tokens for heads
@@ -346,21 +354,20 @@ contexts.traffic_table()
 
 # %% [markdown]
 # In the forward of a layer, chapter 13's sequence parallelism gathers all s tokens in their full width twice, and
-# reduce-scatters them twice. Between hosts, that is hopeless: 6.44 GB take 268 ms, and
-# the whole layer computes for 101 ms. The ring sends only keys and values, which grouped-query
-# attention has made narrow, and hides them.
+# reduce-scatters them twice. Between hosts, that is hopeless: 6.44 GB take 268 ms, and the whole layer computes for
+# 101 ms. The ring sends only keys and values, which grouped-query attention has made narrow, and hides them.
 #
-# Ulysses lies in between. It sends (N−1)/N of its n tokens' queries and outputs, and n = s/N *falls* with N. Its keys
-# do not fall, because TP 8 has left one head of keys per GPU, and each of the other hosts needs a copy.
+# Ulysses lies in between. A host sends (N−1)/N of the queries and outputs of its n tokens, and n = s/N *falls* with N.
+# Its keys cost as much as in the ring: TP 8 has left one head of keys per GPU, and every other host needs a copy of it.
 #
 # | your situation | use |
 # |---|---|
 # | the sequence fits inside a host, with TP and SP, without recomputation | no context parallelism |
 # | it fits only with recomputation | try the ring: it may cost less than the recomputation that it replaces |
 # | n is at least (2.4k/h) · C/W | the ring, in zigzag order, between hosts |
-# | n is smaller | fewer hosts per sequence, so that n grows; a faster network; or a ring of which a part is exposed |
+# | n is smaller | fewer hosts per sequence, so that n grows, or a faster network; else a part of the ring is exposed |
 # | masks between documents | gather the keys, as Llama 3 did: simpler, with all of it exposed |
-# | fast links, enough heads, or a kernel that does not return sums to merge by | Ulysses, inside a host |
+# | fast links and enough heads of keys, or a kernel that returns no log-sum-exp | Ulysses, inside a host |
 # | fast links inside hosts, slow ones between them | heads inside, the ring between hosts (USP, Fang and Zhao 2024) |
 
 # %% [markdown]
@@ -408,7 +415,7 @@ contexts.traffic_table()
 # | the ring | `set_rotate_method("alltoall")` | `--cp-comm-type p2p` |
 # | all keys on each rank | `"allgather"`, the default | `--cp-comm-type all_gather` |
 # | Ulysses | no | `--cp-comm-type a2a` |
-# | zigzag | head-tail load balancer, on by default; refuses other masks | always, if the mask is causal |
+# | zigzag | head-tail load balancer, on by default, for causal masks only | always, if the mask is causal |
 # | online softmax | merges outputs by the log of their sums, in fp32 | the same |
 #
 # Why would anybody gather all keys? Llama 3 was trained that way, with N = 16 for its 128k sequences, and also in 2N

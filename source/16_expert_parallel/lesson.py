@@ -25,13 +25,24 @@
 #
 # Where are they? Not on the GPU that holds the token. One of its 58 MoE layers has 256 experts of 3 · 7,168 · 2,048
 # parameters: 11.3 billion, or 22.5 GB in 16 bits. Three such layers would nearly fill a GPU of 80 GB, without any
-# gradients or optimizer state. So for the first time in this course, it depends on the *data* which ranks talk to each
-# other, and how much they say.
+# gradients or optimizer state. So the experts are spread over many GPUs, and tokens visit them. For the first time in
+# this course, the *data* decide which ranks talk to each other, and how much they say.
+#
+# **Predict.** You double the number of experts on the same GPUs. A token still meets 8 of them. What doubles?
+#
+# - A: the operations per token
+# - B: the bytes that tokens send
+# - C: the parameters on each GPU
+# - D: all three
+
+# %%
+my_prediction = None  # "A", "B", "C" or "D"
 
 # %% tags=["nbval-ignore-output"]
 from shared import measure, ranks
 from shared.plots import diagrams
 from shared.plots import experts as expert_plots
+from shared.predictions import predicted
 
 ranks.start(world_size=4)
 
@@ -60,7 +71,8 @@ expert_plots.parameters_and_computation(points)
 # %% [markdown]
 # The blue line pays for every parameter. The other one rises almost vertically: 16 experts have 16 times the parameters
 # of one, and cost 0.05% more than one, for the router.
-#
+
+# %% [markdown]
 # ## Routing, in a picture
 #
 # The router computes a score for each expert, and the token goes to the expert with the highest one. This is called
@@ -114,10 +126,10 @@ diagrams.two_all_to_alls()
 # %% [markdown]
 # ## The short version
 #
-# Look at the middle row of the figure: the ranks receive 3, 7, 4 and 2 rows. No rank knows its number in advance. The
-# first systems avoided the question with fixed slots (GShard, Lepikhin et al. 2020). For every expert, each rank
-# reserves a number of slots, the **capacity**. Then all pieces of the all-to-all are equally long. A token that finds
-# no free slot is **dropped**: the layer adds nothing to it, and it goes on with what the residual connection carries.
+# Look at the middle row of the figure: the ranks receive 3, 7, 4 and 2 rows. No rank knows its number in advance, so
+# how large must its buffer be? GShard avoids the question with fixed slots (Lepikhin et al. 2020). For every expert,
+# each rank reserves a number of slots, the **capacity**. Then all pieces of the all-to-all are equally long. A token
+# that finds no free slot is **dropped**: the layer adds nothing to it, and only the residual connection carries it on.
 
 # %%
 # %%ranks
@@ -155,8 +167,8 @@ def expert_parallel(x, capacity):
 
 
 # %% [markdown]
-# Usually, the capacity is given by a **capacity factor** c. It is c · kT/E, where T is the number of this rank's
-# tokens, and k the number of experts per token, here 1. With c = 1, there are exactly as many slots as tokens.
+# Usually, a **capacity factor** c sets it: the capacity is c · kT/E, where T is the number of this rank's tokens, and k
+# the number of experts per token, here 1. With c = 1, there are exactly as many slots as tokens.
 #
 # **Predict.** T = 256 tokens of 64 fp32 elements, E = N = 4, and c = 1.25, so the capacity is 80. How many kB does a
 # rank send in forward, for both all-to-alls together? A rank does not send the slots of its own expert.
@@ -174,15 +186,17 @@ with wire.ledger() as log:
 # %% tags=["nbval-ignore-output"]
 sent_kb = ranks.pull("log")[0].sent_bytes / 1e3
 assert sent_kb == 2 * 3 / 4 * 4 * 80 * 64 * 4 / 1e3
-print(f"measured: {sent_kb:.1f} kB" + (f", predicted: {my_sent_kb} kB" if my_sent_kb else ""))
+print(f"{predicted(my_sent_kb, '{} kB')}measured {sent_kb:.1f} kB")
 ranks.pull("log")[0].table(times=False)
 
 # %% [markdown]
 # With enough capacity, the result equals that of one process. And 123 kB is what 2 · (N−1)/N · c · T · D elements of 4
 # bytes predict. Backward sends the gradients along the same way, so a step costs twice as much, in every MoE layer. The
 # bytes grow with the tokens, like those of tensor parallelism. They also grow with k, the number of experts per token,
-# but not with E: on the same ranks, more experts do not make tokens send more.
-#
+# but not with E. So the answer to the first question is C: twice as many experts on the same GPUs double the
+# parameters, and a token computes and sends what it did before.
+
+# %% [markdown]
 # ## Imbalance: the slowest rank sets the pace
 #
 # In the picture, expert 1 has 7 of 16 rows. Real text does the same: here, a space is always embedded as the same
@@ -217,10 +231,7 @@ def busy_and_total():
 found = ranks.run(lambda: busy_and_total())
 rows, busy_ms, total_ms = zip(*found, strict=True)
 busiest, slowdown = max(rows) / 256, max(total_ms) / 256
-print(
-    f"the layer takes {slowdown:.2f} times as long as balanced"
-    + (f", predicted {my_slowdown}" if my_slowdown else "")
-)
+print(f"{predicted(my_slowdown)}the layer takes {slowdown:.2f} times as long as balanced")
 print(f"the busiest expert has {busiest:.2f} times the mean rows")
 measure.expect(abs(slowdown - busiest) < 0.15, "the busiest expert sets the pace")
 expert_plots.busy_and_waiting(rows, busy_ms)
@@ -238,7 +249,8 @@ expert_plots.busy_and_waiting(rows, busy_ms)
 #   small balancing loss within each sequence (DeepSeek-AI 2024, §2.1.2).
 # - **A capacity.** It does not balance anything, but it limits how long the slowest rank takes. The price is the next
 #   question.
-#
+
+# %% [markdown]
 # ## Capacity: what fits is computed, the rest is dropped
 #
 # **Predict.** With these rows and c = 1, there are as many slots as tokens. What percentage of the tokens is dropped?
@@ -257,10 +269,7 @@ factors, capacities = ranks.pull("factors")[0], ranks.pull("capacities")[0]
 kept = [sum(each) / 1024 for each in zip(*ranks.pull("kept_tokens"), strict=True)]
 dropped = [1 - share for share in kept]
 empty = [1 - share * 64 / capacity for share, capacity in zip(kept, capacities, strict=True)]
-print(
-    f"dropped with c = 1: {dropped[2]:.0%}"
-    + (f", predicted {my_dropped_percent}%" if my_dropped_percent else "")
-)
+print(f"{predicted(my_dropped_percent, '{}%')}dropped with c = 1: {dropped[2]:.0%}")
 expert_plots.capacity(factors, dropped, empty)
 
 # %% [markdown]
@@ -274,7 +283,8 @@ expert_plots.capacity(factors, dropped, empty)
 #
 # A **dropless** layer has no capacity. It sends exactly the rows that exist, but for that, every rank must first learn
 # how many rows it will get. That is what you build in the lab: sizes first, then tokens.
-#
+
+# %% [markdown]
 # ## EP regroups the data-parallel ranks
 #
 # Every rank brings its own tokens, so for everything except the experts, expert parallelism *is* data parallelism. It
@@ -302,12 +312,13 @@ diagrams.expert_fold()
 # gradients were exactly twice as large as they should be (issue 160285). The gradient *norm* goes wrong as easily:
 # DeepSpeed averaged the norms of ranks that hold different experts (issue 8475), and Megatron-LM left some experts out
 # (pull request 5916).
-#
+
+# %% [markdown]
 # ## Where the all-to-all hides
 #
-# The gradients of data parallelism hide behind the rest of backward. Behind its own layer, an all-to-all can hide only
-# a little: an expert needs the tokens that dispatch brings, and the next layer needs what combine returns. At best, we
-# cut the tokens into pieces, and compute one piece while the others travel.
+# The gradients of data parallelism hide behind the rest of backward. An all-to-all has nothing to hide behind: an
+# expert needs the tokens that dispatch brings, and the next layer needs what combine returns. Within a layer, there is
+# only one way out: we cut the tokens into pieces, and compute one piece while the others travel.
 #
 # **Predict.** In chapters 05 and 14, more tokens per rank hid the communication. You double the tokens. Is a larger
 # share of the all-to-alls hidden?
@@ -316,10 +327,8 @@ diagrams.expert_fold()
 my_prediction = None  # "yes" or "no"
 
 # %%
-C, W = (
-    0.5 * 312e12,
-    24e9,
-)  # an A100 at half of its peak, and an adapter of its own, as in chapter 14
+C = 0.5 * 312e12  # operations per second: an A100 at half of its peak, as in chapter 14
+W = 24e9  # bytes per second: an adapter of its own
 for tokens in (4096, 8192):
     computing_ms = 1e3 * 4 * tokens * WIDTH * HIDDEN / C
     messages_ms = 1e3 * 2 * tokens * WIDTH * 2 / W  # there and back, 2 bytes per element
@@ -332,11 +341,12 @@ for tokens in (4096, 8192):
 #
 # $$\frac{4DF}{C} \ge \frac{2bD}{W}, \qquad\text{so}\qquad \boxed{\;F \ge \frac{b}{2}\cdot\frac{C}{W}\;}$$
 #
-# Look at what is missing: the number of tokens, k, E and D all cancel. A larger batch does not help. Only wide experts
-# do. In chapter 14's cluster, an A100 with an adapter of its own has C/W = 1.56 · 10¹⁴ / (24 · 10⁹) = 6,500. So in
-# bf16, F must be at least 6,500 if most experts are on other hosts, or two thirds of that if they are gated, with a
-# third matmul. That is the forward. In backward, an expert computes twice as much for as many bytes, so half the width
-# is enough. The trend goes the other way: Mixtral's experts had 14,336 (Jiang et al. 2024), DeepSeek-V3's have 2,048.
+# Look at what is missing: the number of tokens, k, E and D all cancel. A larger batch does not help. Wider experts do,
+# and so does a faster network. In chapter 14's cluster, an A100 with an adapter of its own has C/W = 1.56 · 10¹⁴ / (24
+# · 10⁹) = 6,500. So in bf16, F must be at least 6,500 if most experts are on other hosts, or two thirds of that if they
+# are gated, with a third matmul. That is the forward. In backward, an expert computes twice as much for as many bytes,
+# so half the width is enough. The trend goes the other way: Mixtral's experts had 14,336 (Jiang et al. 2024),
+# DeepSeek-V3's have 2,048.
 #
 # Some models also have a **shared expert**, which sees every token at home, so it can compute meanwhile. DeepSeek-V3
 # has one. Nevertheless, it would spend about as much time on all-to-alls between hosts as on computing (DeepSeek-AI
@@ -350,16 +360,17 @@ for tokens in (4096, 8192):
 diagrams.hidden_exchanges()
 
 # %% [markdown]
-# Two forwards in turns still start with an attention that nothing accompanies, and end with a combine. DeepSeek's
-# **DualPipe** pairs the *forward* of one micro-batch with the *backward* of another one. In backward, gradients go
-# through combine first, so it begins on the network exactly where the forward begins on the GPU. In the last two lanes,
-# neither ever waits. The drawing flatters: it draws backward as long as forward, and DeepSeek's exchanges also occupy
-# 20 of a GPU's 132 processors (§3.2.2).
+# Two forwards in turns still waste both ends: the network idles during the first attention, and the GPU during the last
+# combine. DeepSeek's **DualPipe** pairs the *forward* of one micro-batch with the *backward* of another one. In
+# backward, gradients go through combine first, so it begins on the network exactly where the forward begins on the GPU.
+# In the last two lanes, neither ever waits. The drawing flatters: it draws backward as long as forward, and DeepSeek's
+# exchanges also occupy 20 of a GPU's 132 processors (§3.2.2).
 #
 # Where does a stage of a pipeline find such a pair? DualPipe is a schedule (chapter 15) that feeds the pipeline from
 # both ends, so each rank has a stage of either direction. Once the pipeline is full, micro-batches that go forward meet
 # others that come back, and every rank has such a pair. The price is two copies of the parameters (DualPipe's README).
-#
+
+# %% [markdown]
 # ## What has been reported
 #
 # DeepSeek-V3 sends each token to 8 of 256 experts, but only within 4 of 8 groups of experts. So a token goes to at most
@@ -372,25 +383,32 @@ diagrams.hidden_exchanges()
 # | 8 | NVLink | 153 GB/s | 158 GB/s |
 # | 64 | between hosts | 51 GB/s | 50 GB/s |
 #
-# Let's put these to work. A token has 7,168 elements, which are 7,168 bytes in FP8. A rank's 4,096 tokens, sent to four
-# hosts each, are 117 MB. At 51 GB/s, a dispatch between hosts takes 2.3 ms, and a combine, with twice the bytes, 4.7
-# ms. DeepSeek-V3 has 58 such layers (§4.2), so these tokens spend 0.4 s of their forward on the network.
+# Let's put these to work. A token has 7,168 elements, which are 7,168 bytes in FP8. A rank's 4,096 tokens, each sent to
+# four hosts, the most that the limit allows, are 117 MB. At 51 GB/s, a dispatch between hosts takes 2.3 ms, and a
+# combine, with twice the bytes, 4.7 ms. DeepSeek-V3 has 58 such layers (§4.2), so these tokens spend 0.4 s of their
+# forward on the network.
 #
 # With 37 billion parameters per token, the same forward computes 2 · 37 · 10⁹ · 4,096 = 3.0 · 10¹⁴ operations. If a GPU
 # reaches 40% of an H800's peak in FP8 while it computes (our assumption; the peak is 2 · 10¹⁵ per second), that is 0.38
 # s. So the two are about 1 : 1, as DeepSeek reports, and this is the time that DualPipe hides.
-#
+
+# %% [markdown]
 # ## Choosing
 #
 # | your situation | use |
 # |---|---|
-# | all experts fit with ZeRO | no EP: no token travels |
+# | all experts fit on every GPU, with DDP, ZeRO-1 or ZeRO-2 | no EP: no token travels |
+# | they fit only with ZeRO-3 | EP, if a rank has fewer than 3EF/(2k) tokens |
 # | a host's GPUs together hold the experts | EP inside the host |
 # | they do not | EP over hosts, with a limit on the hosts per token |
 # | F is at least (b/2) · C/W | the layer can hide its own exchanges, in pieces |
 # | F is smaller | hide them behind another micro-batch (DualPipe) |
 # | one expert is much busier than the mean | a bias or a balancing loss first; a capacity only as a limit |
 #
+# Why fewer than 3EF/(2k)? In a forward, ZeRO-3 gathers the 3DF parameters of each of the E gated experts, and EP sends
+# 2kTD elements. For DeepSeek-V3, they are equal at T = 98,000 tokens per rank.
+
+# %% [markdown]
 # ## The production version
 #
 # | here | Megatron-LM | DeepSpeed's `MoE` |
@@ -416,8 +434,7 @@ diagrams.hidden_exchanges()
 # | EP with capacity factor c | E/N experts | 4 (N−1)/N · c · k · T · D · b | with another micro-batch |
 #
 # Four numbers to keep: **4kTDb** bytes per layer and step for large N, **max/mean** rows for the time of a layer,
-# **F ≥ (b/2) · C/W** for experts that hide their own messages in
-# forward, and **dp/ep** copies of each expert.
+# **F ≥ (b/2) · C/W** for experts that hide their own messages in forward, and **dp/ep** copies of each expert.
 #
 # **Terms**
 #

@@ -2,32 +2,33 @@
 # jupyter:
 #   course:
 #     module: gspmd
-#     minutes: 85
+#     minutes: 100
 # ---
 
 # %% [markdown]
 # # Lab 17 · GSPMD
 #
-# **85 minutes, 18 points.** In this lab, you build a small **partitioner**. It gets one operation of a program, such as
-# the matrix product `ij,jk->ik`, and the placements of its inputs. It decides which collectives are needed, and chooses
-# the cheapest way. Then it runs the operation on real ranks, with the collectives of chapter 01. This is how DTensor
-# decides: one operation at a time, by cost. XLA first carries layouts through the whole program (see the lesson).
+# **100 minutes, 18 points.** In this lab, you build a small **partitioner**. It gets one operation of a program, such
+# as the matrix product `ij,jk->ik`, and the placements of its inputs. It decides which collectives are needed, and
+# chooses the cheapest way. Then it runs the operation on real ranks, with the collectives of chapter 01. This is how
+# DTensor decides: one operation at a time, by cost. XLA first carries layouts through the whole program (see the
+# lesson).
 #
 # | exercise | you build | minutes | points |
 # |---|---|---|---|
 # | | This page, and starting the ranks | 3 | |
-# | 17.1 | `local_part` and `whole_from`: what each rank holds | 6 | 2 |
-# | 17.2 | `shard_rules`: sharded inputs that need no communication | 10 | 2 |
-# | 17.3 | `partial_rules`: operations on sums that are not computed yet | 6 | 2 |
-# | 17.4 | `rounds_and_bytes`: what a change of placement costs | 4 | 1 |
-# | 17.5 | `plan_for`: the cheapest way | 14 | 3 |
+# | 17.1 | `local_part` and `whole_from`: what each rank holds | 7 | 2 |
+# | 17.2 | `shard_rules`: sharded inputs that need no communication | 12 | 2 |
+# | 17.3 | `partial_rules`: operations on sums that are not computed yet | 7 | 2 |
+# | 17.4 | `rounds_and_bytes`: what a change of placement costs | 5 | 1 |
+# | 17.5 | `plan_for`: the cheapest way | 17 | 3 |
 # | | The choices for the lesson's five products | 1 | |
-# | 17.6 | `redistribute`: on real ranks | 9 | 3 |
-# | 17.7 | `execute`: the whole operation | 6 | 1 |
+# | 17.6 | `redistribute`: on real ranks | 11 | 3 |
+# | 17.7 | `execute`: the whole operation | 7 | 1 |
 # | | Where DTensor chooses differently | 2 | |
-# | | Practice: specs that reach a list of collectives | 8 | |
-# | 17.8 | `ranks_along` and `may_change`: two axes | 9 | 3 |
-# | 17.9 | stretch: reshapes, outside the 85 minutes | 10 | 1 |
+# | | Practice: specs that reach a list of collectives | 10 | |
+# | 17.8 | `ranks_along` and `may_change`: two axes | 11 | 3 |
+# | 17.9 | stretch: reshapes, outside the 100 minutes | 10 | 1 |
 # | | Break it: three mistakes that raise no error | 5 | |
 # | | Your own run, in a figure | 2 | |
 #
@@ -79,7 +80,7 @@ from shared.spmd.partitioning import MeshGroup, check_lengths, operation_for, ro
 from solutions.collectives import ring_all_gather, ring_all_reduce, ring_reduce_scatter
 
 # %% [markdown]
-# ## Exercise 17.1 · What each rank holds (6 min, 2 points)
+# ## Exercise 17.1 · What each rank holds (7 min, 2 points)
 #
 # A placement says how N ranks hold a tensor. There are three, and `shared/placements.py` has a class for each:
 #
@@ -149,7 +150,7 @@ def whole_from(parts: Sequence[Tensor], placement: Placement) -> Tensor:
 check.local_part()
 
 # %% [markdown]
-# ## Exercise 17.2 · Sharded inputs that need no communication (10 min, 2 points)
+# ## Exercise 17.2 · Sharded inputs that need no communication (12 min, 2 points)
 #
 # An operation is written as in `torch.einsum`, with a letter for each dimension: `ij,jk->ik` is a matrix product.
 # A letter has the same length in every tensor. Here, j does not appear in the result, so the operation sums over it.
@@ -219,7 +220,7 @@ def shard_rules(equation: Equation) -> list[Rule]:
 check.shard_rules()
 
 # %% [markdown]
-# ## Exercise 17.3 · Operations on a sum that is not computed yet (6 min, 2 points)
+# ## Exercise 17.3 · Operations on a sum that is not computed yet (7 min, 2 points)
 #
 # A `Partial` input is a sum over the ranks: x = x₀ + x₁. May each rank apply the operation to its own term, so that
 # the result is `Partial`, too? That is right if f(x₀) + f(x₁) = f(x₀ + x₁), and wrong otherwise:
@@ -267,7 +268,7 @@ def partial_rules(equation: Equation) -> list[Rule]:
 check.partial_rules()
 
 # %% [markdown]
-# ## Exercise 17.4 · What a change of placement costs (4 min, 1 point)
+# ## Exercise 17.4 · What a change of placement costs (5 min, 1 point)
 #
 # If the inputs match no rule, their placements have to change. Along one axis, each change is one operation. Two of the
 # operations are local, because each rank already has everything that it needs:
@@ -282,7 +283,7 @@ check.partial_rules()
 # shards of another one, and it sends much less than an all-gather.
 #
 # `operation_for(before, after)` is given (`shared/spmd/partitioning.py`). It returns the name of the operation, or None
-# if nothing changes. It also returns None for `Shard` to `Partial`, which no single operation does. You write the
+# if nothing changes. It also returns None for `Shard` to `Partial`, which this partitioner leaves out. You write the
 # function for the costs:
 #
 # - `rounds_and_bytes(operation, buffer_bytes, size)` returns a tuple: the number of rounds, each of which costs the
@@ -322,7 +323,7 @@ def rounds_and_bytes(operation: str, buffer_bytes: float, size: int) -> tuple[in
 check.rounds_and_bytes()
 
 # %% [markdown]
-# ## Exercise 17.5 · The cheapest way (14 min, 3 points)
+# ## Exercise 17.5 · The cheapest way (17 min, 3 points)
 #
 # Now the partitioner can choose. For every rule, it knows which placements the inputs must have. For every input, it
 # knows the **route** there: the steps that change its placements. A rule costs what its routes cost.
@@ -486,7 +487,7 @@ for equation in ("ij,jk->ik, i=16384, j=1024, k=1024", "ij,jk->ik, i=16, j=1024,
 # weight is, as in tensor parallelism.
 
 # %% [markdown]
-# ## Exercise 17.6 · Redistribute on real ranks (9 min, 3 points)
+# ## Exercise 17.6 · Redistribute on real ranks (11 min, 3 points)
 #
 # `redistribute(shard, before, after, group)` changes the placement of a tensor along one axis. Each rank passes what it
 # holds, and gets what it holds afterwards. `operation_for(before, after)` says which operation to use.
@@ -565,7 +566,7 @@ def redistribute(
 check.redistribute()
 
 # %% [markdown]
-# ## Exercise 17.7 · The whole operation (6 min, 1 point)
+# ## Exercise 17.7 · The whole operation (7 min, 1 point)
 #
 # `execute(equation, shards, placements, mesh_group)` runs an operation. Each rank passes what it holds of each input,
 # and gets what it holds of the result, placed as `propagate` says for the same equation, placements and mesh.
@@ -655,7 +656,7 @@ check.execute()
 # result whole on every rank. In the fourth, it replaces the all-to-all by an all-gather, as it always does on a CPU.
 
 # %% [markdown]
-# ## Practice: specs that reach a list of collectives (8 min)
+# ## Practice: specs that reach a list of collectives (10 min)
 #
 # Now the other direction, with the lesson's compiler: you know the collectives that you want, and look for the
 # annotations. The program is `relu(x @ A) @ B`, and the mesh has dp = 2 and tp = 4. x has 512 × 256 elements, A has 256
@@ -709,7 +710,7 @@ answers = {
 assert {name: practice.collectives_of(*specs) for name, specs in answers.items()} == practice.WANTED
 
 # %% [markdown]
-# ## Exercise 17.8 · Two axes (9 min, 3 points)
+# ## Exercise 17.8 · Two axes (11 min, 3 points)
 #
 # On a mesh of 2 × 2 ranks, a tensor has two placements, such as `(Shard(0), Shard(1))`: axis 0 divides the rows, and
 # axis 1 the columns. Your rules apply to each axis separately, and `Layouts` already combines them. Two things are

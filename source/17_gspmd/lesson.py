@@ -24,6 +24,10 @@
 # In chapter 13, you split a GPT by hand. Dozens of lines of that code mention a group of ranks. Every one of them could
 # contain a mistake like those at the end of that chapter. To split the model in another way, you have to write most of
 # them again.
+#
+# Could a compiler write them? You would only say where the weights are, and it would find the collectives. In this
+# lesson, it does. You will also see it send twice what FSDP needs and four times what experts need, without a warning.
+# So learn to read what it has inserted.
 
 # %% tags=["nbval-ignore-output"]
 import jax
@@ -32,7 +36,7 @@ from jax import numpy as jnp
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from shared import ranks, spmd, tables
+from shared import plots, ranks, spmd, tables
 from shared.data import CharTokens
 from shared.models import GPTConfig, TinyGPT
 from shared.plots import diagrams
@@ -57,14 +61,14 @@ from shared.predictions import predicted
 # | j | columns | rows | – | one term of every element, because the product sums over j |
 # | k | – | columns | columns | some columns of the result |
 #
-# A dimension with the same letter is split in the same way everywhere. The compiler carries your annotations forward to
-# results and backward to operands, until nothing changes. This is **propagation**. Operations such as gelu and add go
-# first, because their operands and results share one layout, and products later. Two layouts that
-# disagree are settled by such priorities, not by counting the bytes of the whole program (Xu et al. 2021, §3.5). Only
-# then, where an operation needs an operand in another layout, does the *partitioner* insert a collective.
+# If you annotate only x, and split its letter j, the compiler also splits j in A. So it carries your annotations
+# forward to results and backward to operands, until nothing changes. This is **propagation**. In GSPMD, operations such
+# as gelu and add go first, because their operands and results share one layout, and products later. Where two layouts
+# disagree, such priorities decide, and nobody counts the bytes of the whole program (Xu et al. 2021, §3.5). Only then
+# does the *partitioner* insert a collective, wherever an operation needs an operand in another layout.
 #
-# We use JAX, a library for computing with arrays, and its compiler, XLA. GSPMD is the paper and the idea: since JAX
-# 0.7, a newer part, Shardy, chooses the layouts by default, and XLA's partitioner inserts the collectives.
+# GSPMD is the name of the paper and of the idea. We run it in JAX, a library for computing with arrays, and its
+# compiler, XLA. Since JAX 0.7, a newer part, Shardy, propagates by default, and XLA still partitions.
 #
 # In JAX, `weight` below is a **global array**: one object with the shape of the whole matrix, of which each device
 # stores a part. The next cell makes JAX treat this computer as 32 devices, and tiles the weight over them:
@@ -193,7 +197,8 @@ annotated = compiled(step, *(array(line, shape, "d") for shape in shapes))
 # %% [markdown]
 # **Predict.** This step needs an all-gather of the weight, and a reduce-scatter of its gradient. Each sends f times the
 # weight's bytes. Backward does not need the weight, because x needs no gradient. How many times f · (weight bytes) does
-# the compiled program send? The step needs 2, but recall which collective XLA used for a sum that ends up split.
+# the compiled program send? The step needs 2. In case 3, XLA added up terms with an all-reduce, but there, every device
+# kept the whole sum.
 
 # %%
 my_multiple = None
@@ -273,6 +278,11 @@ for name, (function, specs) in ways.items():
 mega = 1024**2
 spmd.side_by_side(columns, {2 * mega: "x or output", 4 * mega: "weight", 8 * mega: "inner"})
 
+# %%
+needs_mb = 2 * 7 / 8 * 2 * 4 * mega / 1e6  # an all-gather and a reduce-scatter of both weights
+sends_mb = {name: spmd.total(column) / 1e6 for name, column in columns.items()}
+plots.bars({"what FSDP needs": needs_mb} | sends_mb, "MB that a device sends")
+
 # %% tags=["claims"] jupyter={"source_hidden": true}
 assert [each.op for each in columns["TP"]] == ["all_reduce"] * 2
 assert len(columns["FSDP"]) > 2 * len(columns["FSDP, constrained"]) == 6
@@ -280,11 +290,14 @@ assert len(columns["FSDP"]) > 2 * len(columns["FSDP, constrained"]) == 6
 # %% [markdown]
 # TP gets the same collectives as a pair of layers in chapter 13: one all-reduce in forward, and one in backward.
 #
-# With FSDP, propagation reaches the inner activations from both sides: by rows, forward from x, and by columns,
-# backward from the rows of B. Some operations keep the rows and others the columns. So activations move between the
-# two: in four all-to-alls (the table has what one device holds, an eighth of 8.4 MB), and in the three all-gathers of
-# 2.1 and 8.4 MB. Only the two of 4.2 MB fetch weights, as FSDP should. With one more annotation, there is nothing to
-# disagree about: two all-gathers remain, and an all-reduce of both gradients together.
+# FSDP should send 14.7 MB here: an all-gather and a reduce-scatter of 8.4 MB of weights. The annotated program sends
+# twice as much. Propagation reached the inner activations from both sides: by rows, forward from x, and by columns,
+# backward from the rows of B. Some operations keep the rows and others the columns, so activations move between the
+# two. That takes four all-to-alls, of which the table shows one device's eighth of 8.4 MB, and the three all-gathers of
+# 2.1 and 8.4 MB. Only the two of 4.2 MB fetch weights.
+#
+# One more annotation ends the disagreement: two all-gathers remain, and one all-reduce of both gradients. They send
+# 22.0 MB, and all that is still too much is the CPU's all-reduce in place of a reduce-scatter.
 
 # %% [markdown]
 # ## Experts along a sharded axis
@@ -452,8 +465,8 @@ tables.Table(["from", "to", "collectives"], [list(row) for row in sent])
 # Next, we run one training step of a TinyGPT block on a mesh of 2 × 2 ranks, with FSDP along "dp" and TP along "tp":
 #
 # - *ours*: `ZeRO3` of chapter 10, with the layers of chapter 13 (the cell imports our solutions of these labs),
-# - *DTensor*: each weight has a placement per axis, and is gathered along "dp" before it is used. The activations
-#   outside of a pair of layers are given the layout of x, and once more they are not,
+# - *DTensor*: each weight has a placement per axis, and is gathered along "dp" before it is used. We run it twice: with
+#   the activations between two pairs of layers fixed to the layout of x, and without that,
 # - *XLA*: a JAX program, whose only annotations are the partition specs of the weights and of the batch.
 #
 # The code is in `shared/spmd/blocks.py`.
@@ -493,9 +506,8 @@ bytes_along = {
     axis: [spmd.total(c for c in column if c.axes == axis) for column in columns.values()]
     for axis in ("dp", "tp")
 }
-print(
-    f"{predicted(my_answer, '{} and {}')}sent along dp: {bytes_along['dp']}, along tp: {bytes_along['tp']}"
-)
+kb = {axis: ", ".join(f"{each / 1e3:.1f}" for each in along) for axis, along in bytes_along.items()}
+print(f"{predicted(my_answer, '{} and {}')}kB along dp: {kb['dp']}; along tp: {kb['tp']}")
 assert len(set(bytes_along["tp"])) == 1
 assert bytes_along["dp"][1] < bytes_along["dp"][2] < bytes_along["dp"][0]
 more = spmd.total(ranks.pull("without_layouts")[0]) / spmd.total(columns["DTensor"])

@@ -2,27 +2,27 @@
 # jupyter:
 #   course:
 #     module: parallel_3d
-#     minutes: 83
+#     minutes: 95
 # ---
 
 # %% [markdown]
 # # Lab 18 · 3D parallelism
 #
-# **83 minutes, 17 points.** In this lab, you arrange ranks in a mesh of dp × pp × tp, and train a GPT on it. Nothing is
+# **95 minutes, 17 points.** In this lab, you arrange ranks in a mesh of dp × pp × tp, and train a GPT on it. Nothing is
 # new on any single axis: you combine your tensor parallelism (lab 13), your pipeline (lab 15), your `OverlappedDDP`
 # (lab 04, in place of the lesson's simpler `ManualDDP`) and your `ZeRO1` (lab 07). At the end, `Parallel3D` trains
 # exactly as one process does, and you compute which layouts a large model can use on a given cluster.
 #
 # | exercise | you build | minutes | points |
 # |---|---|---|---|
-# | 18.1 | `coordinates` and `ranks_along`: where a rank is in the mesh, and with whom it works | 8 | 2 |
-# | 18.2 | `make_mesh`: torch's `DeviceMesh`, with its process groups | 5 | 1 |
-# | 18.3 | `step_bytes` and `leaving_bytes`: which axis sends how much, and what leaves a host | 14 | 3 |
-# | 18.4 | `split_model`: tensor parallelism inside a pipeline | 8 | 2 |
-# | 18.5 | `Parallel3D.step`: data parallelism around both | 11 | 3 |
-# | 18.6 | `Parallel3D.clip_grad_norm_`: a norm over three axes | 12 | 3 |
-# | 18.7 | `bubble_s` and `choose_layouts`: the layouts that fit and are the fastest | 15 | 3 |
-# | | Break it: four mistakes that raise no error | 10 | |
+# | 18.1 | `coordinates` and `ranks_along`: where a rank is in the mesh, and with whom it works | 9 | 2 |
+# | 18.2 | `make_mesh`: torch's `DeviceMesh`, with its process groups | 6 | 1 |
+# | 18.3 | `step_bytes` and `leaving_bytes`: which axis sends how much, and what leaves a host | 16 | 3 |
+# | 18.4 | `split_model`: tensor parallelism inside a pipeline | 9 | 2 |
+# | 18.5 | `Parallel3D.step`: data parallelism around both | 13 | 3 |
+# | 18.6 | `Parallel3D.clip_grad_norm_`: a norm over three axes | 14 | 3 |
+# | 18.7 | `bubble_s` and `choose_layouts`: the layouts that fit and are the fastest | 17 | 3 |
+# | | Break it: four mistakes that raise no error | 11 | |
 #
 # Each exercise has a check. The checks of `Parallel3D` begin with plain layouts of two ranks, and then try every mesh
 # of one, two and four ranks. They compare losses, gradients and norms with those of one process, in float64, and count
@@ -51,7 +51,7 @@ from shared.planner.search import TIE, USABLE, possible
 from shared.planner.shapes import ModelShape
 
 # %% [markdown]
-# ## Exercise 18.1 · Coordinates (8 min, 2 points)
+# ## Exercise 18.1 · Coordinates (9 min, 2 points)
 #
 # In a mesh, a rank has one coordinate per axis. With dp = 2, pp = 2 and tp = 2, and tp innermost, the eight ranks are:
 #
@@ -118,7 +118,7 @@ def ranks_along(axis: str, rank: int, sizes: dict[str, int]) -> list[int]:
 check.ranks_along()
 
 # %% [markdown]
-# ## Exercise 18.2 · The mesh (5 min, 1 point)
+# ## Exercise 18.2 · The mesh (6 min, 1 point)
 #
 # torch's `DeviceMesh` does this arithmetic, and forms the process groups: `mesh.get_group("tp")` is the group of this
 # rank along tp. It does not compare the size of the mesh with the number of ranks, though. With 8 ranks and a mesh of 2
@@ -191,7 +191,7 @@ def make_mesh(dp: int, pp: int, tp: int) -> DeviceMesh:
 check.make_mesh()
 
 # %% [markdown]
-# ## Exercise 18.3 · Which axis crosses hosts? (14 min, 3 points)
+# ## Exercise 18.3 · Which axis crosses hosts? (16 min, 3 points)
 #
 # The ranks of a host are consecutive. Inside a host, GPUs are connected by a fast link. Between hosts, the link is
 # often ten times slower, and the GPUs of a host share it. So the order of the axes decides which traffic takes the slow
@@ -327,7 +327,7 @@ tables.Table(["from the outermost axis", "dp, GB", "pp, GB", "tp, GB", "total, G
 # axis, and stays inside a host. Then only the gradients (once per step) and the outputs of one layer leave the host.
 
 # %% [markdown]
-# ## Exercise 18.4 · Tensor parallelism inside a pipeline (8 min, 2 points)
+# ## Exercise 18.4 · Tensor parallelism inside a pipeline (9 min, 2 points)
 #
 # `split_model` combines two axes. It first splits every layer over tp, and then distributes the layers over pp. All
 # ranks with the same tp coordinate form a pipeline of their own: rank 0 of tp sends to rank 0 of tp on the next stage.
@@ -392,7 +392,7 @@ def split_model(
 check.split_model()
 
 # %% [markdown]
-# ## Exercise 18.5 · Data parallelism (11 min, 3 points)
+# ## Exercise 18.5 · Data parallelism (13 min, 3 points)
 #
 # `Parallel3D(model, mesh, optimizer_cls)` puts data parallelism around this pipeline. The constructor is given. It sets
 # these attributes:
@@ -594,7 +594,7 @@ tables.Table(["rank 0, KB per step", "dp", "pp", "tp"], rows)
 # Even on this small model, tp sends the most, and pp the least. They need fast links in the same order.
 
 # %% [markdown]
-# ## Exercise 18.6 · A norm over three axes (12 min, 3 points)
+# ## Exercise 18.6 · A norm over three axes (14 min, 3 points)
 #
 # To clip gradients, all ranks need the norm of the gradient of the *whole* model. Most ranks have parts of it that
 # other ranks have, too, and each element must count once. The rule is short: if c ranks have the same gradient, each of
@@ -706,7 +706,7 @@ class Parallel3D(Parallel3D):
 check.clip_grad_norm_()
 
 # %% [markdown]
-# ## Exercise 18.7 · Which layout? (15 min, 3 points)
+# ## Exercise 18.7 · Which layout? (17 min, 3 points)
 #
 # "TP inside a host, PP across hosts, DP for the rest" is a common rule. It leaves open how large each of them should
 # be. The lesson's planner computes it, and here it lacks two pieces: the bubble, and the choice.
@@ -751,7 +751,7 @@ def bubble_s(busy_s: Sequence[float], message_s: float, layout: TrainingLayout) 
 check.bubble_s()
 
 # %% [markdown]
-# Now the choice. A planner that is off by a few percent cannot name *the* best layout. So yours returns all that it
+# Now the choice. A planner that is off by up to 10% cannot name *the* best layout. So yours returns all that it
 # cannot tell apart.
 #
 # **Predict.** Which dp, pp and tp has the fastest layout for each of the three situations below? The second one is the
@@ -860,7 +860,7 @@ assert [(tied[0].dp, tied[0].pp, tied[0].tp) for tied in of_situations] == [
 # tie: on one host, little depends on the layout. Where the planner says "a tie", measure.
 
 # %% [markdown]
-# ## Break it: four mistakes that raise no error (10 min)
+# ## Break it: four mistakes that raise no error (11 min)
 #
 # Each class below makes one mistake. The next cells train them and your `Parallel3D` on four ranks, with dp = 2 and tp
 # = 2, and clip the gradients:

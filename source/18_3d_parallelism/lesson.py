@@ -254,8 +254,8 @@ tables.Table(header, rows, "MB that rank 0 sent in one step, in float64.")
 # ## A data center on a laptop
 #
 # So the layout does not change the result. But does the *order* of the axes matter? We train on 2 × 2 × 2 ranks with
-# dp, pp or tp as the outermost axis, so that this axis has to cross the slow link. Each rank has three blocks, and its
-# replica has four sequences.
+# dp, pp or tp as the outermost axis, so that this axis has to cross the slow link. Each rank has half of three blocks
+# of width 64, and its replica has four sequences of 128 tokens.
 #
 # **Predict.** How many times as many bytes leave a host if tp is outermost, instead of dp? 1 would mean that the order
 # does not matter.
@@ -324,6 +324,10 @@ tables.Table(header, rows, "Full checkpointing, one sequence of 4,096 tokens per
 # Each GPU has 16Ψ/8 bytes of model state, which are 138 GB for this model's 69.0 billion parameters. So this layout
 # does not fit as it stands: tensor parallelism over the GPUs of one host is not enough, and plain data parallelism
 # divides nothing. With any ZeRO stage over the four replicas, the model fits.
+#
+# But that is for gradients in bf16. Megatron-LM keeps them in fp32, and with ZeRO-1 over four replicas, 6 + 12/4 bytes
+# per parameter (chapter 07) are 78 GB per GPU. Then TP 8 × DP 4 does not fit with ZeRO-1, either. If somebody says
+# "it fits", ask which bytes were counted.
 
 # %% [markdown]
 # ## Scenario B: a "GPT-4-scale" model on 32 GPUs
@@ -365,6 +369,9 @@ tables.Table(["parameters", "GB per GPU on 4 hosts", "hosts for the model state"
 # | messages, bubble | those of the schedule |
 # | dp | gradients (and with ZeRO-3 parameters), as far as they do not hide behind computation |
 #
+# In its tables, MFU (chapter 11) is the share of the GPUs' peak that the model's own FLOPs use, and v is the number of
+# chunks per stage (chapter 15).
+#
 # **Predict.** Which tp does the search choose for the 70B model on our 32 GPUs, with 256 sequences per step? 1 would
 # mean no tensor parallelism, and 8 the whole host.
 
@@ -384,13 +391,13 @@ assert all(each.layout.checkpointing == "none" for each in found.tied())
 # %% [markdown]
 # For each knob, the search also says what happens if you turn only that one: the layout no longer fits, or it gets
 # slower, and where. Why do TP 8 and PP 2 need more time for *data* parallelism? With either, a replica has twice as
-# many GPUs, and so twice as many micro-batches. ZeRO-3 all-gathers the parameters for each one, and cannot hide all of
-# this.
+# many GPUs, and so twice as many micro-batches. In ZeRO-3, each micro-batch brings all parameters to every host, so
+# twice as much crosses the adapters, and not all of it hides. With micro-batches of two sequences, TP 8 gathers half as
+# often: that is the last row of the table, 8% behind the first.
 #
-# The first four layouts, of very different shapes, lie within 3%. The planner cannot tell layouts apart that differ by
-# less than 20%, as you will see, so its last line calls seven a tie; it shows the five
-# fastest. None of them recomputes activations: memory that
-# sharding saves is spent on avoiding recomputation.
+# The first four layouts, of very different shapes, lie within 3%. As you will see, the planner cannot tell layouts
+# apart that differ by less than 20%. So its last line calls seven of them a tie, of which the table has the fastest
+# five. None of the seven recomputes activations: they spend the memory that sharding saves on not computing twice.
 #
 # Now we vary the number of GPUs, with eight sequences per GPU up to 64 GPUs, and 1,024 sequences on 1,024 GPUs. On
 # many GPUs, the search has a favorite, ZeRO-3, which the next section puts in doubt. So the table has the best layout
@@ -457,14 +464,14 @@ scores.table()
 # step is estimated to take an eighth longer than ZeRO-3's, but gradients are sent only once per step, so a slower
 # network matters less.
 #
-# In the next figure, choose a layout yourself. The fastest one is shown below it. Does TP 8 × PP 4 fit, and what makes
-# it slower?
+# The next figure opens with scenario A's layout, above the fastest one. Change it to scenario B's, TP 8 × PP 4. Does
+# the 70B model fit that way, and what makes a step slower?
 #
 # <details><summary>Answer</summary>
 #
 # It fits, even without checkpointing (46 GB). Recomputation costs the most: without it, a step takes 86 s instead of
-# 116 s. Most of the remaining gap to the fastest layout (78 s) comes from tp: with TP 8, a GPU takes part in the
-# all-reduces of twice as many layers and tokens as with TP 4.
+# 116 s. Most of the remaining gap to the fastest layout (78 s) comes from tp. A GPU takes part in the all-reduces of
+# 20 layers for 256 sequences, and in the fastest layout in those of 80 layers for 32: half as many.
 #
 # </details>
 
@@ -474,8 +481,8 @@ widgets.layout_chooser("Llama-2 70B", gpus=32, tp=8, pp=1, zero_stage=1, checkpo
 # %% [markdown]
 # ## Four well-known runs
 #
-# The next table compares four runs with what the planner computes, with their papers (the sections are in
-# `shared/planner/named.py`), and, in the last column, with numbers that circulate without a source:
+# The next table sets what the planner computes for four runs beside their papers, whose sections are in
+# `shared/planner/named.py`. The last column has figures that you may read elsewhere, and that no source supports:
 
 # %%
 named.table()
@@ -483,10 +490,11 @@ named.table()
 # %% [markdown]
 # For GPT-3, the last column names GPUs and a layout that its paper does not, and for LLaMA a different kind of
 # parallelism. For MT-NLG, 16 × 35 × 8 = 4,480 GPUs are all 560 hosts of Selene, the machine that its paper names. But
-# the paper measures only 8, 10 and 12 replicas. This table assumes ZeRO-2 for Llama 3, which needs less memory. The
-# figure above assumes ZeRO-1: 406 instead of 399 TFLOP/s, and 94 instead of 88 GB. The planner
-# errs, too: it promises LLaMA a quarter more tokens per second than its paper reports, and it rules out Llama 3's own
-# layout. So use a planner to find candidates, and measure those.
+# the paper measures only 8, 10 and 12 replicas.
+#
+# The planner errs, too. It promises LLaMA a quarter more tokens per second than its paper reports, and it rules out
+# Llama 3's own layout, even with ZeRO-2. With ZeRO-1, which the test above assumes, it computes 406 TFLOP/s on 16,384
+# GPUs, and 94 GB. So use a planner to find candidates, and measure those.
 
 # %% [markdown]
 # ## A mistake that raises no error
@@ -593,7 +601,7 @@ assert math.isclose(*norms, rel_tol=1e-5)
 # torchtitan and Megatron-LM have two more axes. Context parallelism (cp, chapter 14) divides each sequence. Its ranks
 # add up gradients with the dp ranks, so it takes a part of dp's place in the mesh. Expert parallelism (ep, chapter 16)
 # needs no ranks of its own: it regroups those of dp, only for the experts. The planner counts both in this way, but
-# none of the 42 runs tests it.
+# none of the 42 runs has either of them.
 #
 # If sequences have 131,072 tokens instead of 4,096, dp, pp and tp alone find no layout for our four hosts. With cp:
 
@@ -614,7 +622,8 @@ assert (
 )
 
 # %% [markdown]
-# Unlike chapter 14's layout, it puts cp inside the host and drops tp, because a ring hides and tp's all-reduces do not.
+# Unlike chapter 14's layout, the search puts cp inside the host and drops tp. A ring's messages hide behind
+# attention, and tp's all-reduces hide behind nothing.
 # TP 8 × CP 4 is estimated to take 5% longer, which is a tie. It needs 79 GB here, as the planner lets every tp rank
 # keep the whole input of each layer. Chapter 14 shared these inputs, too, and then it fits. The planner's ZeRO-3 is
 # optimistic as well, so try both.
@@ -631,15 +640,17 @@ diagrams.cluster_of_hosts()
 # %% [markdown]
 # Five steps lead to a few layouts, for this cluster or another one:
 #
-# 1. **Does it fit?** 16Ψ/GPUs, and about 10 GB for activations, have to fit into 90% of a GPU's memory, here 72 GB. If
-#    not, you need more GPUs, or have to move state to the CPU.
+# 1. **Does it fit?** 16Ψ/GPUs and the activations have to fit into 90% of a GPU's memory, here 72 GB. With full
+#    checkpointing, our activations take 5 to 7 GB, so allow 10. Longer sequences need more. If that does not fit, you
+#    need more GPUs, or have to move state to the CPU.
 # 2. **Is the batch large enough?** The global batch has at least dp · micro-batch sequences. This bounds dp from above,
 #    and what is left of the GPUs goes to tp, pp or cp.
-# 3. **Tensor parallelism, up to the host, and only as far as needed.** Each doubling of tp doubles
-#    the all-reduces that a GPU takes part in.
-# 4. **Pipeline or ZeRO?** With few replicas or a slow network, take PP, which sends the least. With many replicas and
-#    fast links, take ZeRO. For sequences that are too long for a host, add CP.
-# 5. **Measure** every layout that the planner puts within 20% of the best.
+# 3. **Tensor parallelism, up to the host, and only as far as needed.** On the same GPUs, twice the tp means half the dp
+#    or pp. So each GPU takes part in all-reduces for twice as many tokens or layers.
+# 4. **Pipeline or ZeRO?** ZeRO-1 sends no more than plain data parallelism, so take it wherever there are replicas. If
+#    that does not fit, ZeRO-2 and ZeRO-3 send something in every micro-batch: they need fast links, and few, large
+#    micro-batches. A pipeline sends the least, and needs many micro-batches. For sequences that are too long, add CP.
+# 5. **Measure** the fastest layout of each division of the GPUs that the planner puts within 20% of the best.
 #
 # Let us walk through them once, with the 70B model and 256 sequences on our 32 GPUs. The planner computes every number:
 
@@ -665,6 +676,29 @@ assert small_s > 1.25 * again.best.time.total_s
 # needed, and TP 8 as much as a host has. Step 4 ends in a tie: with eight adapters per host, this cluster is fast
 # enough for ZeRO, for a pipeline, and for all mixtures of them. So seven measurements are left, instead of 1,560.
 #
+# A slower network breaks the tie. We take adapters away from the hosts. What happens to ZeRO-3, and how much does the
+# best layout lose?
+
+# %%
+rows, first = [], search(job, cluster).best.layout  # DP 8 × TP 4 with ZeRO-3
+for adapters in (8, 4, 2, 1):
+    of_network = search(job, a100_hosts(4, adapters))
+    best, zero_3 = of_network.best, of_network.candidate(first)
+    seconds = [f"{each.time.total_s:.1f}" for each in (best, zero_3)]
+    rows.append([str(adapters), best.layout.sizes, *seconds])
+header = ["adapters per host", "fastest", "s per step", "DP 8 × TP 4, ZeRO-3, s"]
+tables.Table(header, rows)
+
+# %% tags=["claims"] jupyter={"source_hidden": true}
+assert [row[3] for row in rows] == ["77.7", "121.2", "241.9", "483.3"]
+assert [row[2] for row in rows] == ["77.7", "79.1", "79.9", "80.0"]
+
+# %% [markdown]
+# By the planner, ZeRO-3 takes 121 s with half of the adapters, because its all-gathers no longer hide behind
+# computation, and 483 s with one. The best layout loses 3%: all that crosses hosts is a pipeline's messages, and at
+# most the gradients, once per step.
+# So a tie is no coin toss: if you are unsure about your network, measure first what sends least.
+#
 # The model's size alone does not decide, so there is no threshold such as 100B above which a model needs 3D
 # parallelism. By the planner, the same 70B do well with PP 4 × TP 4 on 32 GPUs, and on 1,024 with TP 8 and no pipeline.
 # What did others choose?
@@ -676,7 +710,7 @@ assert small_s > 1.25 * again.best.time.total_s
 # | the same, 131,072 tokens | 16,384 H100 | TP 8 × CP 16 × PP 16 × DP 8 | 380 TFLOP/s per GPU |
 # | DeepSeek-V3 671B | 2,048 H800 | PP 16 × EP 64, ZeRO-1, no TP | 180,000 GPU hours per 10¹² tokens |
 #
-# MT-NLG and Llama 3 follow the five steps: TP fills the host, PP does the rest of the splitting, and DP multiplies it
+# MT-NLG and Llama 3 end where steps 3 and 4 lead: TP fills the host, PP splits the rest, and DP multiplies it
 # (Smith et al. 2022, §2; Grattafiori et al. 2024, table 4). For long sequences, Llama 3 took CP's ranks from DP.
 # DeepSeek-V3 needs no TP: experts divide most of its parameters, and its authors saved activation memory (DeepSeek-AI
 # 2024, §1 and §3.2).

@@ -112,7 +112,6 @@ host_mesh.check("wire", world_sizes=(2, 4))(production_mesh.only_gradients_leave
 choose_strategy.check("situations", world_sizes=(1,))(choice.the_five_situations)
 choose_strategy.check("what fits", world_sizes=(1,))(choice.what_fits)
 choose_strategy.check("what is fast", world_sizes=(1,))(choice.what_is_fast)
-choose_strategy.check("ties", world_sizes=(1,))(choice.equally_fast)
 choose_strategy.check("micro-batch", world_sizes=(1,))(choice.larger_batches)
 
 give_hints(IN_SHARDING, fully_sharded)

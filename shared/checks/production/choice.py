@@ -13,11 +13,12 @@ from functools import partial
 
 from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.failures import Wrong
-from shared.checks.production.ways import MARGIN, Case, Way, draw_case, draw_close_case, fastest
+from shared.checks.production.ways import MARGIN, Case, Way, draw_case, fastest
 from shared.planner import clusters
 
 MOST_DRAWS = 4000
 CASES_PER_RULE = 2
+EQUALLY_FAST = 1e-3  # relative difference of two steps between which no planner can choose
 
 Rule = Callable[[Case, list[Way]], Way | None]
 
@@ -97,36 +98,6 @@ FAST: dict[str, tuple[Rule, str]] = {
         "of the strategies that fit, should you choose the first or the fastest?",
     ),
 }
-TIES: dict[str, tuple[Rule, str]] = {
-    "the higher stage": (
-        lambda case, ways: fastest(case, ways, key=lambda way: (way.step_s, -way.stage, *way.shards_least)),
-        "if two stages are equally fast, which one shards less?",
-    ),
-    "recomputing": (
-        lambda case, ways: fastest(
-            case, ways, key=lambda way: (way.step_s, way.stage, way.checkpointing != "full", -way.shard_ranks)
-        ),
-        "if two strategies are equally fast, which one recomputes less?",
-    ),
-    "the smaller group": (
-        lambda case, ways: fastest(
-            case, ways, key=lambda way: (way.step_s, way.stage, way.checkpointing != "selective", way.shard_ranks)
-        ),
-        "if two group sizes are equally fast, which one does the exercise ask for?",
-    ),
-    "selective before the stage": (
-        lambda case, ways: fastest(
-            case, ways, key=lambda way: (way.step_s, way.checkpointing != "selective", *way.shards_least)
-        ),
-        "in which order do the three tie-breaking rules apply?",
-    ),
-}
-CLOSE: dict[str, tuple[Rule, str]] = {
-    "rounded times": (
-        lambda case, ways: fastest(case, ways, key=lambda way: (round(way.step_s, 3), *way.shards_least)),
-        "how do you decide whether two strategies are equally fast?",
-    ),
-}
 BATCHES: dict[str, tuple[Rule, str]] = {
     "one sample's memory": (_with_one_sample("held_bytes"), _ON_BATCHES),
     "one sample's time": (_with_one_sample("step_s"), "which arguments do you pass to step_seconds()?"),
@@ -166,21 +137,22 @@ def probe_choice(choose_strategy, cases: list[Case]) -> list:
 
 
 def judge(attempt: Attempt, cases: list[Case], rules: dict[str, tuple[Rule, str]]) -> None:
-    """Judge that each choice is the fastest way that fits.
+    """Judge that each choice is as fast as the fastest way that fits.
 
     Raises:
-        Wrong: If it is another.
+        Wrong: If it is slower, or does not fit.
     """
     chosen = attempt.run(probe_choice, cases)[0]
     for case, found in zip(cases, chosen, strict=True):
         ways = case.ways()
         best = fastest(case, ways)
         context = "None" if found is None else "stage {} over {} ranks, {} checkpointing".format(*found)
-        if not _same(found, best):
+        if not _is_right(found, case, ways):
             what, expected, hint = _compare(case, ways, found, best)
             raise Wrong(f"{case}: chose {context}{what}; expected {expected}", _hint(cases, chosen, rules) or hint)
-        if best is not None and not abs(found[3] - best.step_s) <= 1e-9 * best.step_s:
-            evidence = f"{case}: chose {context}, with step_s={found[3]:.6g}; expected {best.step_s:.6g}"
+        way = _way_of(found, ways)
+        if way is not None and not abs(found[3] - way.step_s) <= 1e-9 * way.step_s:
+            evidence = f"{case}: chose {context}, with step_s={found[3]:.6g}; expected {way.step_s:.6g}"
             raise Wrong(evidence, "Hint: which arguments do you pass to step_seconds()?")
 
 
@@ -190,7 +162,7 @@ def _compare(case: Case, ways: list[Way], found: tuple | None, best: Way | None)
     def needs(way: Way) -> str:
         return f"needs {100 * way.held_bytes / case.cluster.gpu_bytes:.7g}% of a GPU's memory"
 
-    way = next((way for way in ways if _same(found, way)), None)
+    way = _way_of(found, ways)
     expected = "None, because nothing fits" if best is None else f"{best}, which takes {best.step_s:.6g} s"
     if found is None:
         hint = "Hint: do you try this one, and how much of a GPU's memory may be used?"
@@ -203,8 +175,6 @@ def _compare(case: Case, ways: list[Way], found: tuple | None, best: Way | None)
         only_alone = _fits(alone, case) and way.held_bytes > case.cluster.gpu_bytes
         hint = f"Hint: {_ON_BATCHES}" if only_alone else "Hint: how much of a GPU's memory may be used?"
         return f", which {needs(way)} (at most 90% may be used)", expected, hint
-    if way.step_s == best.step_s:
-        return ", which is equally fast", str(best), "Hint: of several equally fast strategies, which one do you keep?"
     hint = "Hint: do you try this one, too? How much memory does it need, and how long does its step take?"
     return f", which takes {way.step_s:.6g} s", expected, hint
 
@@ -216,7 +186,7 @@ def _hint(cases: list[Case], chosen: list, rules: dict[str, tuple[Rule, str]]) -
     those rules apart. If the choices agree with rules that have different hints, none of these hints is given.
     """
     known = [(case, case.ways(), found) for case, found in zip(cases, chosen, strict=True)]
-    wrong = [each for each in known if not _same(each[2], fastest(*each[:2]))]
+    wrong = [found for case, ways, found in known if not _is_right(found, case, ways)]
 
     def followed(rules: dict[str, tuple[Rule, str]]) -> list[str]:
         followed_rules = [
@@ -224,10 +194,7 @@ def _hint(cases: list[Case], chosen: list, rules: dict[str, tuple[Rule, str]]) -
         ]
         return list(dict.fromkeys(followed_rules))
 
-    if all(_is_a_tie(*each) for each in wrong):  # Then only the order of preference is wrong.
-        hints = followed(TIES | CLOSE if len(wrong) > 1 else {})
-    else:
-        hints = followed(rules) or followed(KNOWN | FITS | FAST | TIES | BATCHES if len(wrong) > 1 else {})
+    hints = followed(rules) or followed(KNOWN | FITS | FAST | BATCHES if len(wrong) > 1 else {})
     return f"Hint: {hints[0]}" if len(hints) == 1 else ""
 
 
@@ -235,10 +202,17 @@ def _fits(way: Way, case: Case) -> bool:
     return way.held_bytes <= 0.9 * case.cluster.gpu_bytes
 
 
-def _is_a_tie(case: Case, ways: list[Way], found: tuple | None) -> bool:
-    """Return whether a choice fits and is exactly as fast as the fastest."""
-    best, way = fastest(case, ways), next((way for way in ways if _same(found, way)), None)
-    return best is not None and way is not None and _fits(way, case) and way.step_s == best.step_s
+def _way_of(found: tuple | None, ways: list[Way]) -> Way | None:
+    """Return the way that was chosen, or None if it is not one of those to try."""
+    return next((way for way in ways if _same(found, way)), None)
+
+
+def _is_right(found: tuple | Way | None, case: Case, ways: list[Way]) -> bool:
+    """Tell whether a choice fits, and no other one is clearly faster. If nothing fits, None is right."""
+    best, way = fastest(case, ways), found if isinstance(found, Way) else _way_of(found, ways)
+    if best is None or way is None:
+        return found is None and best is None
+    return _fits(way, case) and way.step_s <= best.step_s * (1 + EQUALLY_FAST)
 
 
 def _alike(one: Way | None, other: Way | None) -> bool:
@@ -258,8 +232,8 @@ def draw_cases(attempt: Attempt, rules: dict[str, tuple[Rule, str]], draw=draw_c
         ways = case.ways()
         if not case.is_clear(ways):
             continue
-        expected, by_rule = fastest(case, ways), {name: rule(case, ways) for name, (rule, _) in rules.items()}
-        exposed = [name for name in open_rules if not _alike(by_rule[name], expected)]
+        by_rule = {name: rule(case, ways) for name, (rule, _) in rules.items()}
+        exposed = [name for name in open_rules if not _is_right(by_rule[name], case, ways)]
         apart = {pair for pair in open_pairs if not _alike(*(by_rule[name] for name in pair))}
         if exposed or apart:
             cases.append(case)
@@ -288,7 +262,7 @@ def draw_case_for(draw: random.Random, number: int) -> Case:
 
 
 def the_five_situations(attempt: Attempt) -> None:
-    judge(attempt, [Case(*situation) for situation in clusters.SITUATIONS.values()], FITS | FAST | TIES | KNOWN)
+    judge(attempt, [Case(*situation) for situation in clusters.SITUATIONS.values()], FITS | FAST | KNOWN)
 
 
 def what_fits(attempt: Attempt) -> None:
@@ -305,12 +279,6 @@ def what_fits(attempt: Attempt) -> None:
 
 def what_is_fast(attempt: Attempt) -> None:
     judge(attempt, draw_cases(attempt, FAST), FAST)
-
-
-def equally_fast(attempt: Attempt) -> None:
-    """Try ways that are exactly equally fast, and ways that are nearly so."""
-    cases = draw_cases(attempt, TIES) + draw_cases(attempt, CLOSE, draw_close_case)
-    judge(attempt, cases, TIES | CLOSE)
 
 
 def larger_batches(attempt: Attempt) -> None:

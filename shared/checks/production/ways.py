@@ -2,7 +2,7 @@
 
 import itertools
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from shared import planner
 from shared.planner import clusters
@@ -10,7 +10,6 @@ from shared.planner.clusters import Cluster
 from shared.planner.shapes import SHAPES, ModelShape, gpt, llama
 
 MARGIN = 1e-6  # Relative distance from a limit and between steps, so that no rounding decides a choice.
-_CLOSE = 2e-5  # relative distance between two steps that are nearly equally fast
 _GROUPS = ("all", "one host")
 
 
@@ -89,12 +88,3 @@ def draw_case(draw: random.Random, larger_batches: bool = False) -> Case:
         inside / draw.uniform(1, 60),
     )
     return Case(shape, cluster, draw.choice((2, 4, 8)) if larger_batches else 1)
-
-
-def draw_close_case(draw: random.Random) -> Case:
-    """Draw a case in which one way sends for slightly longer than the ways that send less compute."""
-    case = draw_case(draw)
-    slower = draw.choice(case.ways())
-    sending_s = clusters.communication_seconds(case.shape, case.cluster, slower.stage, slower.shard_ranks)
-    flops = 6 * case.shape.parameters * case.shape.context / sending_s * (1 + _CLOSE)
-    return replace(case, cluster=replace(case.cluster, flops=flops))

@@ -118,7 +118,7 @@ class Span:
 
     @property
     def words(self) -> str:
-        return f"{self.step}{self.batch}{'¹²'[self.layer]}"
+        return f"{self.step}{self.layer + 1}"
 
 
 def one_after_the_other(layers: int = 2) -> list[Span]:
@@ -191,6 +191,6 @@ def hidden_exchanges() -> Figure:
     clock.axis(drawing, 5.15, [40.0 * n for n in range(int(end_ms // 40) + 1)])
     steps = "A attention, D dispatch, M experts, C combine; ′ is backward. Hatched: the GPU waits."
     drawing.text(clock.left_in, 5.55, steps, "note", ha="left")
-    numbers = "A1²: micro-batch 1, layer 2. Micro-batch 1 is gray."
+    numbers = "White: micro-batch 0. Gray: micro-batch 1. A2 is the attention of layer 2."
     drawing.text(clock.left_in, 5.78, numbers, "note", ha="left")
     return drawing.finish()
