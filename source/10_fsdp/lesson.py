@@ -66,7 +66,7 @@ batch = [tokens.to(device) for tokens in text.windows(range(rank, 400, 100), len
 # %%ranks
 def mesh_of(n):
     """Return this rank's mesh of n ranks."""
-    groups = torch.arange(world_size).view(-1, n)
+    groups = torch.arange(world_size, device="cpu").view(-1, n)
     return DeviceMesh(device.type, groups, mesh_dim_names=("groups", "shards"))["shards"]
 
 
