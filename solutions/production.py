@@ -86,7 +86,7 @@ class Choice:
 
 def choose_strategy(shape: ModelShape, cluster: Cluster, micro_batch: int = 1) -> Choice | None:
     """Return the fastest strategy that fits on the cluster's GPUs, or None if none fits."""
-    fitting = []  # in order of preference, because min() returns the first of several minima
+    fitting = []  # the simplest first, because min() returns the first of several minima
     for stage in planner.STAGES:
         group_sizes = {cluster.gpus, cluster.gpus_per_host} if stage else {cluster.gpus}
         for checkpointing in ("selective", "full"):

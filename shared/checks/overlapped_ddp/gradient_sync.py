@@ -18,7 +18,7 @@ from shared.checks.overlapped_ddp.launch_queue import (
 )
 
 _HINT_ON_HOOKS = (
-    "Hint: does exercise 4.1 pass? If so, which method of the queue adds a gradient, and which two indices does it take?"
+    "Hint: does 4.1 pass? If so, which method of the queue adds a gradient, and which two indices does it take?"
 )
 _HINT_ON_WAITS = "Hint: what waits here, although backward has not ended?"
 _HINT_ON_THE_END = "Hint: what do you ask at_end_of_backward() to call, and when do you ask?"

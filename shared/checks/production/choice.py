@@ -207,9 +207,9 @@ def _way_of(found: tuple | None, ways: list[Way]) -> Way | None:
     return next((way for way in ways if _same(found, way)), None)
 
 
-def _is_right(found: tuple | Way | None, case: Case, ways: list[Way]) -> bool:
+def _is_right(found: tuple | None, case: Case, ways: list[Way]) -> bool:
     """Tell whether a choice fits, and no other one is clearly faster. If nothing fits, None is right."""
-    best, way = fastest(case, ways), found if isinstance(found, Way) else _way_of(found, ways)
+    best, way = fastest(case, ways), _way_of(found, ways)
     if best is None or way is None:
         return found is None and best is None
     return _fits(way, case) and way.step_s <= best.step_s * (1 + EQUALLY_FAST)
@@ -220,7 +220,7 @@ def _alike(one: Way | None, other: Way | None) -> bool:
 
 
 def _same(found: tuple | None, way: Way | None) -> bool:
-    return found is way is None or bool(found and way and found[:3] == (way.stage, way.shard_ranks, way.checkpointing))
+    return found is way is None or bool(found and way and found[:3] == way.choice)
 
 
 def draw_cases(attempt: Attempt, rules: dict[str, tuple[Rule, str]], draw=draw_case) -> list[Case]:
@@ -233,7 +233,7 @@ def draw_cases(attempt: Attempt, rules: dict[str, tuple[Rule, str]], draw=draw_c
         if not case.is_clear(ways):
             continue
         by_rule = {name: rule(case, ways) for name, (rule, _) in rules.items()}
-        exposed = [name for name in open_rules if not _is_right(by_rule[name], case, ways)]
+        exposed = [name for name in open_rules if not _is_right(by_rule[name] and by_rule[name].choice, case, ways)]
         apart = {pair for pair in open_pairs if not _alike(*(by_rule[name] for name in pair))}
         if exposed or apart:
             cases.append(case)

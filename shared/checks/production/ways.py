@@ -22,6 +22,10 @@ class Way:
     step_s: float
 
     @property
+    def choice(self) -> tuple[int, int, str]:
+        return self.stage, self.shard_ranks, self.checkpointing
+
+    @property
     def shards_least(self) -> tuple:
         return self.stage, self.checkpointing != "selective", -self.shard_ranks
 
