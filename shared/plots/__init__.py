@@ -103,11 +103,11 @@ def gradients_before_and_after(before: list, after: list, name: str) -> Figure:
     limit = sizes[int(0.95 * (len(sizes) - 1))] or sizes[-1] or 1.0
     for axes, gradients, title in zip(panels, (before, after), ("before", "after"), strict=True):
         rows = [gradient.tolist() for gradient in gradients]
-        image = axes.imshow(rows, cmap="cividis", vmin=-limit, vmax=limit, aspect="auto", interpolation="nearest")
+        image = axes.imshow(rows, cmap="PuOr", vmin=-limit, vmax=limit, aspect="auto", interpolation="nearest")
         axes.set(title=f"{name}, {title}", xlabel="element", yticks=range(len(rows)))
         axes.set_yticklabels([f"rank {rank}" for rank in range(len(rows))])
     clipped = sizes[-1] > limit
-    label = "gradient\n(95% of elements)" if clipped else "gradient"
+    label = "gradient\n(5% of the elements\nlie outside)" if clipped else "gradient"
     ends = "both" if clipped else "neither"
     bar = figure.colorbar(image, ax=panels, label=label, extend=ends, ticks=(-limit, 0, limit))
     bar.ax.set_yticklabels([f"−{limit:.2g}", "0", f"{limit:.2g}"])
@@ -345,7 +345,10 @@ def _component_styles(components: list[str]) -> dict[str, dict]:
     """Give each memory component a color and a hatch. The last one, for everything else, is white."""
     colors, hatches = (*COLORS[: len(components) - 1], "white"), (*HATCHES[: len(components) - 1], "")
     styles = zip(components, colors, hatches, strict=True)
-    return {name: {"facecolor": color, "hatch": hatch, "edgecolor": "black"} for name, color, hatch in styles}
+    return {
+        name: {"facecolor": color, "hatch": hatch, "edgecolor": "white" if hatch else "black"}
+        for name, color, hatch in styles
+    }
 
 
 def memory_by_component(held_bytes: dict[str, dict[str, int]], decimals: int | None = None) -> Figure:

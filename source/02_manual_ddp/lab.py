@@ -159,9 +159,10 @@ average_existing_gradients(model)
 # - Replace the `grad` of each *trainable* parameter of `module` with its mean over the ranks of `group`. Send nothing
 #   for a frozen parameter, even if it still has a `grad` from before it was frozen.
 # - A `grad` that is None counts as zeros. Afterwards, it holds the mean, as on the other ranks. You still divide by the
-#   size of the whole group. Our solution sends −0.0 for None, so that the ranks can tell when *none* of them had a
-#   gradient: `shared/guards/unused.py` explains this trick. The check accepts any zeros.
+#   size of the whole group.
 # - Target: one `all_reduce` per trainable parameter. A tied parameter counts as one parameter.
+# - Optional: our solution sends −0.0 for None, so that the ranks can tell when *none* of them had a gradient.
+#   `shared/guards/unused.py` explains this trick. The check accepts any zeros.
 #
 # <details><summary>Hint 1</summary>Which property of a parameter is the same on all ranks, whatever their samples are:
 # whether it has a gradient, or whether it is trainable?</details>
@@ -225,6 +226,8 @@ check.average_gradients()
 # - The module itself, not a copy, is available as `.module`.
 # - `forward` passes all inputs on to the module, keyword arguments included, and returns its output.
 # - `finish_gradient_sync()` averages the gradients. Nothing is sent during forward or backward.
+# - Wrapping changes nothing else: `requires_grad`, the train or eval mode and torch's random state stay as they were,
+#   and `parameters()`, `state_dict()` and `eval()` work as on the module.
 #
 # `@guards.guarded(…)` is given. It raises an error on every rank if a parameter is frozen, replaced or added after
 # wrapping, even if that happens on one rank only. Otherwise, the ranks would train different models, or wait forever.
@@ -308,6 +311,7 @@ check.ManualDDP()
 #   Two iterators over the same sampler do not disturb each other.
 # - Do not change the global random state of torch or of Python's `random`.
 # - The indices are plain ints, and the ranks do not communicate.
+# - Write it without torch's `DistributedSampler`, which the check does not accept.
 #
 # <details><summary>Hint 1</summary>Begin without <code>shuffle</code>. Which indices would rank r yield if the data set
 # had <code>len(self) * world_size</code> samples? Which operator turns <code>length</code> into 0, and <code>length +

@@ -21,12 +21,14 @@
 # %% [markdown] slideshow={"slide_type": "slide"}
 # ## Where we are
 #
-# In the first two chapters, you sent tensors between ranks. Now we use that to train one model on four ranks.
+# Your model trains on one GPU, and now you get three more. You expect two things of the four: that they train the same
+# model as one, and that they are almost four times as fast. Neither comes by itself. The first can go wrong in at least
+# five ways, and you will try out all five in this lesson. The second takes until chapter 04.
 #
-# On a single GPU, a batch that does not fit into memory is cut into **micro-batches**, which run one after the other.
-# Their gradients add up, and the optimizer takes one step at the end. This is called **gradient accumulation**. The
-# next cells do this with a small GPT of two blocks and eight samples of real text. Each loss is divided by the number
-# of micro-batches, so the accumulated gradient is the mean over them.
+# Let's begin on one GPU. A batch that does not fit into its memory is cut into **micro-batches**, which run one after
+# the other. Their gradients add up, and the optimizer takes one step at the end. This is called **gradient
+# accumulation**. The next cells do this with a small GPT of two blocks and eight samples of real text. Each loss is
+# divided by the number of micro-batches, so the accumulated gradient is the mean over them.
 
 # %%
 import torch
@@ -123,7 +125,7 @@ print(f"first weight {model.token_embedding.weight[0, 0]:+.4f}")
 # %% [markdown]
 # These are four different models. So rank 0 broadcasts its parameters once, before training starts. It also broadcasts
 # its **buffers**: tensors that belong to a module but are not trained, such as BatchNorm's running statistics.
-# (`detach()` avoids a warning: autograd cannot differentiate a broadcast.)
+# In the code, `detach()` avoids a warning, because autograd cannot differentiate a broadcast.
 
 
 # %%
@@ -147,7 +149,7 @@ share = slice(2 * rank, 2 * rank + 2)
 loss = model(inputs[share], targets[share])
 loss.backward()
 before = model.norm.weight.grad.clone()
-print(f"loss {loss:.3f}")
+print(f"loss {loss:.4f}")
 
 # %% [markdown]
 # **Average.** `all_reduce` leaves the sum of all ranks' gradients on every rank, and dividing by the number of ranks
@@ -193,11 +195,11 @@ assert torch.allclose(averaged, full, atol=1e-12)
 # ## What four ranks gain
 #
 # **Predict.** In the timeline above, four micro-batches ran one after the other. Now each of four ranks runs one of
-# them, and then the ranks average their gradients with 20 all-reduces. How many times faster is that? 1 means no
-# faster.
+# them, and then the ranks average their gradients with 20 all-reduces, one for each tensor in `model.parameters()`. How
+# many times faster is that? 1 means no faster.
 #
-# For an estimate, assume 5 ms for a small all-reduce among four ranks that share two cores: they wait for a core, too.
-# Each micro-batch now includes 240 ms of sleep, twice as much as before.
+# For an estimate, assume that each of these all-reduces takes 5 ms, because four ranks share two cores and often wait
+# for one. Each micro-batch now sleeps for 240 ms, twice as long as before.
 
 # %%
 my_prediction = None
@@ -240,9 +242,10 @@ measure.expect(2 < averaging_ms < 15, "an all-reduce among four ranks takes seve
 plots.bars(times.ms(), "ms until the gradients are ready (median of 3, blocks that sleep)")
 
 # %% [markdown] slideshow={"slide_type": "-"}
-# Four ranks are faster, but not four times as fast. The micro-batches run at the same time and take about a quarter of
-# the upper bar. Most of the rest is averaging: every all-reduce adds several milliseconds, however small its tensor,
-# because four processes take turns on this machine's cores.
+# Four ranks are faster, but not four times as fast. With 5 ms per all-reduce, the estimate is 4 · 240 / (240 + 20 · 5),
+# which is 2.8. The micro-batches do run at the same time and take about a quarter of the upper bar. Most of the rest is
+# averaging: every all-reduce adds several milliseconds, however small its tensor, because four processes take turns on
+# this machine's cores.
 
 # %% [markdown]
 # ## When the mean is not the gradient of the full batch
@@ -361,8 +364,12 @@ print(f"loss per token {ranks.pull('corrected')[0]:.0e}")
 
 # %% [markdown]
 # In the plain mean, every rank has the same weight. So a token on a rank with short documents counts more than a token
-# on a rank with long ones, and no error warns you. In 2024, Hugging Face's Trainer was found to make this mistake, both
-# in gradient accumulation and between ranks (transformers, pull request 34191 and issue 34242).
+# on a rank with long ones, and no error warns you.
+#
+# **Found in the wild.** In October 2024, a user of Hugging Face's Trainer switched gradient accumulation on, and got
+# other losses than with the same batch in one piece. The Trainer took the mean over each micro-batch, however few
+# tokens it had. That was soon repaired. Then somebody asked whether the ranks average their gradients in the same
+# wrong way. They did (transformers, pull request 34191 and issue 34242).
 #
 # The remedy is to sum the loss and divide it by the number of tokens *on all ranks*, which costs an all-reduce of one
 # element. As before, the factor N cancels the division in the mean.
@@ -394,8 +401,8 @@ assert relative_error(mean, full) > 0.1
 
 # %% [markdown]
 # Each rank normalizes with the statistics of its own samples, so forward computes a different function than it would in
-# one process with all samples. No weighting of the gradients can correct that. `SyncBatchNorm` avoids it: the ranks
-# exchange their statistics during forward. Our GPT uses LayerNorm, which normalizes each token separately.
+# one process with all samples. No weighting of the gradients can correct that. With `SyncBatchNorm`, the ranks exchange
+# their statistics in every forward and backward. Our GPT uses LayerNorm, which normalizes each token separately.
 
 # %% [markdown]
 # ## Dividing a data set
@@ -423,8 +430,8 @@ print(f"epoch 1: {sample_indices(12, epoch=1).tolist()}")
 #
 # In torch, this is `torch.utils.data.DistributedSampler`. If the data set cannot be divided equally, it repeats some
 # samples, so that all ranks take the same number of steps. With `drop_last=True`, as below, it leaves some out instead.
-# It cannot know when a new epoch begins, so call `sampler.set_epoch(epoch)` before each one. If you forget this, every
-# epoch silently uses the order of epoch 0.
+# The sampler cannot know when a new epoch begins, so call `sampler.set_epoch(epoch)` before each one. If you forget the
+# call, every epoch silently uses the order of epoch 0.
 #
 # In a script, the sampler goes into the data loader, and the loop around it looks like this:
 #
@@ -446,7 +453,7 @@ print(f"epoch 1: {sample_indices(12, epoch=1).tolist()}")
 # %% [markdown]
 # ## Which seeds agree, and which differ
 #
-# The order of the samples is one of four random choices in a training, and they do not all want the same seed.
+# The order of the samples is one of four random choices in a training run, and they do not all want the same seed.
 #
 # | random choice | seed | otherwise |
 # |---|---|---|
@@ -502,7 +509,8 @@ test_labels = labels[test_set]
 # %% [markdown]
 # The loop is the one you know, except for `finish_gradient_sync()` between backward and the optimizer's step. The
 # global batch has 96 samples, whatever the number of ranks. On four ranks, each rank takes every fourth index of the
-# order. So in each step, the ranks together take the same 96 samples as one process.
+# order. So in each step, the ranks together take the same 96 samples as one process. If each rank kept 96 samples
+# instead, the global batch would grow with N, and the learning rate would have to follow. Chapter 05 tries that.
 
 
 # %%
@@ -528,8 +536,8 @@ def train(wrap, epochs=12, global_batch=96):
 
 
 # %% [markdown]
-# We start with one process. `ranks.world(1)` forms a process group of rank 0 alone, in which `world_size` is 1, and
-# `ranks.run` calls a function on the group's ranks, with their variables (such as `train`).
+# We start with one process. `ranks.world(1)` forms a process group of rank 0 alone, in which `world_size` is 1.
+# `ranks.run` calls a function on the group's ranks. The function can use their variables, such as `train`.
 
 # %%
 with ranks.world(1):
@@ -630,8 +638,8 @@ logs = ranks.pull("logs")[0]  # for each wrapper, the ledgers of all ranks
 logs["by hand"][0].table(times=False)
 
 # %% [markdown]
-# Here is the ledger of torch's DDP. (DDP launches its all-reduce inside `backward()`, in C++. The last column shows the
-# line of the cell that led there.)
+# Here is the ledger of torch's DDP. DDP launches its all-reduce inside `backward()`, in C++, so the last column can
+# only show the line of the cell that led there.
 
 # %%
 logs["torch's DDP"][0].table(times=False)
@@ -678,12 +686,14 @@ measure.expect(bytes_ms + alone_ms < 20, "bytes and computation take only a few 
 plots.bars(step_times.ms(), "ms per step (median of 10)")
 
 # %% [markdown]
-# Ours is slower, although both send the same bytes. Twenty all-reduces, six ring steps each, 2 ms per step: 240 ms of
-# pure latency. The bytes and the computation take only a few milliseconds each, and what is left is gloo's own work.
+# The step by hand is slower, although both send the same bytes. Twenty all-reduces, six ring steps each, 2 ms per step:
+# 240 ms of pure latency. The bytes and the computation take only a few milliseconds each, and what is left is gloo's
+# own work. The factor belongs to this slow link and this tiny model. Without an emulated link, and with a model a
+# hundred times as large, it is below 2, as START_HERE shows.
 #
-# The factor belongs to this slow link and this tiny model. At which point in a training step is all that time spent?
-# The next cell records a step of the model that sleeps, with our wrapper and an optimizer. The figure shows the rank
-# that finished backward last. Look at what it computes while communication is in flight.
+# At which point in a training step is all that time spent? The next cell records a step of the model that sleeps, with
+# our wrapper and an optimizer. The figure shows the rank that finished backward last. Look at what it computes while
+# communication is in flight.
 
 # %%
 # %%ranks
@@ -710,15 +720,15 @@ assert last.overlap < 0.1
 plots.timeline([last])
 
 # %% [markdown] slideshow={"slide_type": "-"}
-# It computes nothing: all communication comes after backward and before the optimizer's step. Communication is called
-# *exposed* while the rank has nothing to compute, and *hidden* while it computes.
+# The rank computes nothing: all communication comes after backward and before the optimizer's step. Communication is
+# called *exposed* while the rank has nothing to compute, and *hidden* while it computes.
 #
 # DDP differs from our short version as follows:
 #
 # | | by hand | torch's DDP |
 # |---|---|---|
 # | at the start | broadcasts parameters and buffers | checks that the shapes agree, then broadcasts both |
-# | all-reduces | one per parameter | one per bucket: by default, the first is full at 1 MiB, the others at 25 MiB |
+# | all-reduces | one per tensor | one per bucket: by default, the first is full at 1 MiB, the others at 25 MiB |
 # | when | after backward | during backward, in order, as soon as a bucket is full |
 # | buffers | are never sent again | rank 0 broadcasts its buffers before each forward, by default |
 # | accumulation | call `finish_gradient_sync()` once | run all but the last micro-batch inside `no_sync()` |
@@ -732,7 +742,7 @@ plots.timeline([last])
 # | | memory per rank | bytes sent per rank and step | all-reduces | when |
 # |---|---|---|---|---|
 # | one process | 16Ψ bytes | 0 | 0 | – |
-# | by hand | 16Ψ | 2(N−1)/N · 4Ψ | one per parameter | after backward |
+# | by hand | 16Ψ | 2(N−1)/N · 4Ψ | one per parameter tensor | after backward |
 # | torch's DDP | 16Ψ, and 4Ψ for buckets¹ | 2(N−1)/N · 4Ψ | one per bucket | during backward |
 #
 # ¹ With `gradient_as_bucket_view=True`, gradients live inside the buckets, and these 4Ψ are saved.
@@ -773,11 +783,11 @@ plots.timeline([last])
 # %% [markdown] slideshow={"slide_type": "slide"}
 # ## What is still wasted
 #
-# - **Latency.** There is one all-reduce per parameter, and each costs its latency, however small the parameter. In
+# - **Latency.** There is one all-reduce per parameter tensor, and each costs its latency, however small the tensor. In
 #   chapter 03, you will pack gradients into buckets.
 # - **Waiting.** All communication is exposed. It starts after backward, although the gradients of the last layers are
 #   ready long before. In chapter 04, you will send them as soon as they are ready.
-# - **Memory.** How many bytes does each rank hold after a step?
+# - **Memory.** The recap claims 16 bytes per parameter on *every* rank. Let's count them.
 
 # %%
 # %%ranks

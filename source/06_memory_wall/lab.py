@@ -16,6 +16,7 @@
 # %% tags=["nbval-ignore-output"]
 from shared import plots, ranks
 from shared.checks import memory_wall as check
+from shared.predictions import predicted
 
 ranks.start(world_size=2)
 
@@ -63,7 +64,7 @@ print(rule_of_thumb_bytes(gpt, adamw))
 # and one is worth only a few bytes. Which reasons can you think of?
 
 # %%
-my_reasons = ["?", "?", "?"]
+my_reasons = []  # three strings
 
 # %% [markdown]
 # Now count the bytes of the model state:
@@ -73,7 +74,7 @@ my_reasons = ["?", "?", "?"]
 #   `optimizer.state`, which has a dict per parameter. The values of such a dict are tensors or plain numbers. Count
 #   only the tensors. Do not add entries to `optimizer.state`: looking up a parameter that has none would create one.
 # - Do not count buffers.
-# - Target: exactly the bytes that `shared.memory.held` counts.
+# - Target: exactly the bytes that `shared.memory.held` counts, but without calling `shared.memory`.
 #
 # <details><summary>Hint</summary>Which method of a module yields each parameter only once, even if two layers use it?
 # What is the <code>grad</code> of a parameter that is frozen? And every tensor knows its size in bytes:
@@ -111,7 +112,8 @@ estimated, counted = rule_of_thumb_bytes(gpt, adamw), model_state_bytes(gpt, ada
 estimated, counted = ranks.pull("estimated")[0], ranks.pull("counted")[0]
 for name, counted_bytes in counted.items():
     print(f"{name}: rule of thumb {estimated[name]:,} bytes, counted {counted_bytes:,} bytes")
-print("your reasons:", "; ".join(my_reasons))
+if my_reasons:
+    print("your reasons:", "; ".join(my_reasons))
 assert all(counted[name] < estimated[name] for name in counted)
 
 # %% [markdown]
@@ -155,6 +157,7 @@ print(f"1 + 1000 × 0.001 = {weight.item():.3f}")
 #   changes it in place.
 # - Afterwards, store the entries of `inner_state` next to the master. With Adam, `self.state[parameter]` becomes
 #   `{"master": …, "exp_avg": …, "exp_avg_sq": …, "step": …}`. ZeRO-1 and checkpoints rely on this layout.
+# - Leave `parameter.grad` and `group` as they are: both belong to the caller.
 # - Target: 2 + 2 + 12 bytes per parameter with Adam, and never more than one gradient in float32.
 #
 # <details><summary>Hint 1</summary>Where does a parameter's <code>inner_state</code> come from in its second update?
@@ -303,6 +306,7 @@ check.MasterWeights()
 # - Use `torch.autograd.grad`, because `.backward()` would write into `.grad` itself. Pass `gradient` as the gradient of
 #   the output. Also pass `allow_unused=True`, because the module may not use every parameter.
 # - The given last lines return one value per argument of forward. They use your variables `tensors` and `grads`.
+# - Do not call torch's own `checkpoint`.
 # - Dropout must drop the same elements again. In forward, store what `get_rng_states()` returns. This function and
 #   `restored` are given.
 # - Target: the module runs once in forward and once in backward. A gradient hook (as in `OverlappedDDP`) is called once
@@ -453,7 +457,7 @@ check.Checkpointed()
 # peak? Write its index, from 0 to 3.
 
 # %%
-my_block = -1
+my_block = None
 
 # %% [markdown]
 # Write `activation_peak_bytes`. `chosen` contains the indices of the checkpointed blocks.
@@ -498,7 +502,7 @@ with_one = [activation_peak_bytes([160] * 4, [10] * 4, (block,)) for block in ra
 without, with_one = ranks.pull("without")[0], ranks.pull("with_one")[0]
 print(f"peak without checkpoints: {without}; with one, in block 0, 1, 2 or 3: {with_one}")
 no_gain = [block for block, peak in enumerate(with_one) if peak >= without]
-print(f"predicted block {my_block}, computed {no_gain}")
+print(f"{predicted(my_block, 'block {}')}computed {no_gain}")
 assert no_gain == [3]
 
 # %% [markdown]
@@ -511,7 +515,7 @@ assert no_gain == [3]
 #   the peak is at most `target_bytes`.
 # - If no choice reaches the target, the given last lines raise a `ValueError`. They use your variable `lowest_bytes`:
 #   the lowest peak of all choices.
-# - There are at most 12 blocks, so you can try all choices.
+# - There are at most 12 blocks, so you can try all choices. Leave the two lists as they are.
 #
 # <details><summary>Hint</summary><code>itertools.combinations(blocks, count)</code> yields all choices of
 # <code>count</code> blocks. In which order of <code>count</code> is the first choice that reaches the target also one
@@ -583,7 +587,7 @@ print(f"Each block keeps {saved_bytes[0]:,} bytes; its input has {input_bytes[0]
 # checkpoint?
 
 # %%
-my_count = 0
+my_count = None
 
 
 # %%
@@ -608,11 +612,11 @@ peaks[f"{len(chosen)} checkpoints"] = training_peak(gpt)
 # activations of the two bars. They include those of the output layer and the loss, which no checkpoint makes smaller.
 
 # %%
-chosen, predicted, peaks = (ranks.pull(name)[0] for name in ("chosen", "predicted", "peaks"))
+chosen, share, peaks = (ranks.pull(name)[0] for name in ("chosen", "predicted", "peaks"))
 components = {name: peak.held.by_component() for name, peak in peaks.items()}
 before_bytes, after_bytes = (component["activations"] for component in components.values())
-print(f"predicted {my_count}, computed {len(chosen)}: blocks {chosen}")
-print(f"The activations of the blocks should shrink to {predicted:.0%}.")
+print(f"{predicted(my_count)}computed {len(chosen)}: blocks {chosen}")
+print(f"The activations of the blocks should shrink to {share:.0%}.")
 print(f"All activations, with output layer and loss, shrank to {after_bytes / before_bytes:.0%}.")
 assert after_bytes < 0.75 * before_bytes
 plots.memory_by_component(components)

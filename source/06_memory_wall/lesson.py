@@ -20,9 +20,9 @@
 # %% [markdown]
 # ## Where we are
 #
-# Chapters 02 to 05 were about the *time* that data parallelism costs. This one is about *memory*: four ranks hold four
-# copies of the model. How many bytes is that? The next cells create a small GPT with AdamW on each rank, and
-# `shared.memory` will count the bytes of every tensor.
+# The parameters of a 7B model take 14 GB in 16 bits. You rent a hundred GPUs of 80 GB, wrap the model in DDP, and every
+# one of the hundred runs out of memory in its first step. Where did the bytes go? Let's count them in a small GPT with
+# AdamW, using `shared.memory`.
 
 # %% tags=["nbval-ignore-output"]
 from shared import formulas, measure, planner, plots, ranks, tables, widgets
@@ -90,8 +90,9 @@ assert at_peak > 20 and peak.phase in ("forward", "backward")
 # The model state takes 4 + 4 + 8 = 16 bytes per parameter. AdamW's 8 bytes are two averages, the momentum and the
 # variance.
 #
-# Yet at its peak the step needed more. Most of the rest is **activations**: tensors that forward keeps because backward
-# will need them. In this example, look at which bands keep their height, and which grow and shrink:
+# Yet at its peak, the step held more than twice as much, and hardly any gradient existed. Nearly two thirds of it were
+# **activations**: tensors that forward keeps because backward will need them. In this example, which bands keep their
+# height, and which grow and shrink?
 
 # %%
 diagrams.training_memory()
@@ -105,9 +106,8 @@ plots.memory_over_step(peak.samples)
 # %% [markdown]
 # Forward adds the activations of one layer after another, and backward frees them in reverse order while it creates
 # gradients. Here, the peak lies where forward ends and backward begins. The size of the activations depends on the
-# number and length of the samples. The size of the model state does not.
-#
-# It does not depend on N either. One process would need the model state once, but N ranks hold it N times:
+# number and length of the samples. The size of the model state does not, and more ranks do not make it smaller: one
+# process would need it once, but N ranks hold it N times.
 
 # %%
 each_gb = formulas.model_state_bytes(7e9, ranks=1, stage=0) / 1e9
@@ -116,9 +116,9 @@ for n in (4, 100):
     print(f"redundant copies: {formulas.redundant_copies(n)}")
 
 # %% [markdown]
-# This is the memory wall: with data parallelism, more ranks do not make room for a larger model. From chapter 07 on,
-# the ranks shard the model state. But a rank can already do two things alone: store elements in fewer bytes, and keep
-# fewer activations.
+# Each of your hundred GPUs needs 112 GB. This is the memory wall: with data parallelism, more ranks do not make room
+# for a larger model. From chapter 07 on, the ranks shard the model state. But a rank can already do two things alone:
+# store elements in fewer bytes, and keep fewer activations.
 
 # %% [markdown]
 # ## Fewer bytes per element
@@ -146,8 +146,7 @@ print(" + ".join(per_parameter(all_low, adamw_low)), "bytes per parameter")
 # update smaller than w/512 always rounds back to w, and one larger than w/256 never does.
 #
 # **Predict.** AdamW's first step changes each weight by about the learning rate, here 1e−5. The weights were drawn from
-# a normal distribution with a standard deviation of 0.02. What share of them has changed? 1 means all, and a rough
-# guess is enough.
+# a normal distribution with a standard deviation of 0.02. What share of them has changed? 1 means all.
 
 # %%
 my_share = None
@@ -223,7 +222,7 @@ assert [row[-1] for row in rows] == ["16", "8", "20", "16"]
 tables.Table(["bytes per parameter", "parameters", "gradients", "optimizer", "total"], rows)
 
 # %% [markdown]
-# It is 16 again: 2 + 2 + 12, where the 12 bytes are the master weight, the momentum and the variance (ZeRO paper,
+# The total is 16 again: 2 + 2 + 12, where the 12 are the master weight, the momentum and the variance (ZeRO paper,
 # §3.1). Mixed precision does *not* make the model state smaller than it is in fp32. If fp32 gradients are kept as well,
 # the total is 20.
 #
@@ -323,8 +322,8 @@ for name, bytes_each in {"fp32": 4, "bf16": 2}.items():
     assert 1 <= measured / derived < 1.1
 
 # %% [markdown]
-# Half of the 0.25 bytes in fp32 are the mean and standard deviation of each norm. The other half is attention's: one
-# fp32 element per token and head, the log-sum-exp of a row of scores, which stays fp32 in the second line.
+# What are the 0.25 extra bytes in fp32? Half are the mean and standard deviation of each norm. The other half belongs
+# to attention: one element per token and head, the log-sum-exp of a row of scores. It is fp32 even in a bf16 block.
 #
 # A well-known formula gives the bytes of a layer's 16-bit activations (Korthikanti et al. 2022, §4), where *a* is the
 # number of attention heads:
@@ -368,7 +367,7 @@ kept = {
 
 # %% [markdown]
 # Our own block uses **fused attention**, as in FlashAttention: one kernel that never stores the scores. In backward, it
-# recomputes them piece by piece, and the log-sum-exp gives their softmax. Look at how the bytes *per token* grow with
+# recomputes them piece by piece, and softmax is exp(score − log-sum-exp). Look at how the bytes *per token* grow with
 # the sequence length in the two blocks:
 
 # %% tags=["nbval-ignore-output"]
@@ -438,7 +437,7 @@ plots.memory_over_step(peaks["checkpointed"].samples)
 
 # %% [markdown]
 # In backward, each block is recomputed, used and freed before the next one begins. The figure marks the peak of all
-# memory. The activations alone peak when backward begins.
+# memory. Without checkpointing, the activations alone take about twice that. With it, they peak when backward begins.
 #
 # **Predict.** Assume that backward takes twice as long as forward. How much longer do forward and backward take
 # together if all blocks are checkpointed? 0.5 means 50% longer.
@@ -463,10 +462,9 @@ rows = [(phase, name) for phase in ("forward", "backward") for name in parts_ms]
 plots.bars({f"{phase}, {name}": parts_ms[name][phase] for phase, name in rows}, "ms (median of 10)")
 
 # %% [markdown]
-# Most of the extra time is in backward, which now also recomputes the forward of the blocks. One more forward would add
-# a third if backward took twice as long as forward, and half if both took equally long. What is the ratio of the plain
-# model's bars? Expect the extra time to be roughly the plain model's forward, minus the output layer and the loss, plus
-# some Python overhead in `checkpoint`, which you can see even in forward.
+# Most of the extra time is in backward, which now also runs the forward of the blocks. If backward takes twice as long
+# as forward, one more forward adds a third. If both take equally long, it adds half. The plain model's two bars tell
+# you where you are. The rest is Python overhead in `checkpoint`, which you can see even in forward.
 #
 # **Selective checkpointing** (`create_selective_checkpoint_contexts`) recomputes only what is large and cheap to
 # compute, such as materialized scores.
@@ -551,7 +549,7 @@ widgets.memory_planner("Llama-2 7B", ranks=8)
 # and GELU, which Llama-2 does not have. It does count the *logits*, which are in no layer: with Llama 3 8B and 8,192
 # tokens, they take 8,192 · 128,256 · 4 bytes = 4.2 GB per copy, and a plain loss makes two or three.
 #
-# That figure assumes fused attention and checkpointing. How large are the activations without checkpointing?
+# The planner's figure assumes fused attention and checkpointing. How large are the activations without checkpointing?
 
 # %%
 from shared.planner.shapes import SHAPES
@@ -562,7 +560,7 @@ for attention in planner.ATTENTION:
 
 # %% [markdown]
 # Neither fits: next to its model state and gathered layers, ZeRO-3 leaves less than 10 GB of a 24 GB GPU. With
-# materialized attention, the activations of one sequence would not fit on a GPU of 80 GB.
+# materialized attention, a single sequence overflows even 80 GB.
 #
 # ZeRO helps if you lack *capacity*. A kernel is **memory-bound** if the *bandwidth* of the GPU's memory limits it, and
 # sharding does not change that:
@@ -578,7 +576,7 @@ for attention in planner.ATTENTION:
 # %% [markdown]
 # ## The production version
 #
-# In practice, you need not copy master weights. Under **autocast**, parameters stay in fp32, so they are their own
+# In practice, you rarely write this yourself. Under **autocast**, parameters stay in fp32, so they are their own
 # master weights. torch casts them to 16 bits for each operator that gains from it:
 
 
@@ -623,7 +621,9 @@ plots.bars({name: nbytes / 1e6 for name, nbytes in most.items()}, "MB of activat
 # | fp32 | 4 + 4 + 8 = 16Ψ | 64 sbh | 2(N−1)/N · 4Ψ | as in chapter 04 |
 # | mixed precision by hand | 2 + 2 + 12 = 16Ψ, or 20Ψ with fp32 gradients | 32 sbh | 2(N−1)/N · 2Ψ | the same |
 # | autocast | 4 + 4 + 8 = 16Ψ | between the two | 2(N−1)/N · 4Ψ | the same |
-# | with checkpointing | unchanged | 4 sbh, or 2 sbh in 16 bits | unchanged | backward takes longer, and hides more |
+# | with checkpointing | unchanged | 4 sbh, or 2 sbh in 16 bits¹ | unchanged | backward takes longer, and hides more |
+#
+# ¹ Plus one whole block while backward recomputes it.
 #
 # **Terms**
 #
@@ -665,8 +665,8 @@ assert torch.equal(mine, of_rank_0)
 print(f"{mine.nbytes / parameters:.0f} bytes per parameter, the same as on rank 0")
 
 # %% [markdown]
-# It is the same on every rank, bit for bit. AdamW's state is half of the model state. In mixed precision, it includes
-# the master weights, and is three quarters. All ranks use it to compute the same updates. So rank r could keep only a
+# Yes, on every rank, bit for bit. AdamW's state is half of the model state. In mixed precision, it includes the master
+# weights, and is three quarters. All ranks use it to compute the same updates. So rank r could keep only a
 # shard of it, update its shard of the parameters, and send the result to the others. That is ZeRO-1, in chapter 07.
 
 # %%

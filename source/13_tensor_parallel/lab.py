@@ -8,10 +8,11 @@
 # %% [markdown]
 # # Lab 13 · Tensor parallelism
 #
-# **75 minutes, 18 points.** In this lab, you split the layers of a GPT over t ranks. Every rank sees the same batch,
-# and computes with its own part of every matrix. Two of the layers are not in the lesson: a gated MLP, and attention
-# with fewer heads of keys and values than ranks, as in Llama. At the end, `parallelize(model)` turns the course's
-# `TinyGPT` into one that trains exactly as before, with a quarter of the matrices on each of four ranks.
+# **75 minutes, 17 points**, and another 10 minutes and 1 point for a stretch exercise. In this lab, you split the
+# layers of a GPT over t ranks. Every rank sees the same batch, and computes with its own part of every matrix. Two of
+# the layers are not in the lesson: a gated MLP, and attention with fewer heads of keys and values than ranks, as in
+# Llama. At the end, `parallelize(model)` turns the course's `TinyGPT` into one that trains exactly as before, with a
+# quarter of the matrices on each of four ranks.
 #
 # | exercise | you build | minutes | points |
 # |---|---|---|---|
@@ -23,7 +24,7 @@
 # | 13.6 | `VocabParallelEmbedding` | 9 | 2 |
 # | 13.7 | `vocab_parallel_cross_entropy`: a loss that never gathers the logits | 10 | 2 |
 # | 13.8 | `parallelize`: the whole model | 10 | 2 |
-# | 13.9 | stretch: `clip_grad_norm_`, outside the 75 minutes | 10 | 1 |
+# | 13.9 | stretch: `clip_grad_norm_`, not in the 75 minutes and 17 points | 10 | 1 |
 # | | Break it: four mistakes that raise no error | 6 | |
 #
 # Each exercise has a check. Its first line tries the plain case on two ranks, in float64. The other lines try one to
@@ -1144,8 +1145,9 @@ class ParallelGPT(ParallelGPT):
 # - Set `model.group` and `model.sequence_parallel`, change `model.__class__`, and return the model.
 #
 # The first check, `plain model`, trains a small GPT on two ranks. The other checks try sequence parallelism, one to
-# four ranks, vocabularies that need padding, separate output weights, biases, bf16, AdamW, and numbers of heads that t
-# does not divide. They also count collectives, and measure the memory.
+# four ranks, vocabularies that need padding, separate output weights, biases, gradients that accumulate, bf16, AdamW,
+# and numbers of heads that t does not divide. They also count collectives, and measure the memory, activations
+# included.
 #
 # <details><summary>Hint</summary>
 #
@@ -1246,8 +1248,8 @@ check.clip_grad_norm_()
 # %% [markdown]
 # ## Break it: four mistakes that raise no error (6 min)
 #
-# Each function below makes one mistake that has been found in real code. None of them raises an error, and the shapes
-# are right. The next cells train your model and the four broken ones on text, for 60 steps on four ranks:
+# Each function below makes one mistake. None of them raises an error, and the shapes are right. The next cells train
+# your model and the four broken ones on text, for 60 steps on four ranks:
 #
 # - `forgets_the_copies` leaves out `copy_all_to_ranks` with sequence parallelism. (The other models train without
 #   sequence parallelism.)

@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 13 · Tensor parallelism
 #
-# **60–90 minutes.** After this lesson, you will be able to:
+# **60–95 minutes.** After this lesson, you will be able to:
 #
 # - split the layers and the vocabulary of a GPT over several ranks,
 # - predict what a step sends and what a rank keeps, with and without sequence parallelism,
@@ -22,8 +22,12 @@
 # %% [markdown]
 # ## Where we are
 #
-# With ZeRO-3, a rank keeps only a shard of the model, but it still computes whole layers, on sequences of its own.
-# Here, each rank is behind a link of 1 Gbit/s:
+# Llama 3 405B was trained on 16,384 GPUs, with about 2,000 sequences per step (Grattafiori et al. 2024, table 4).
+# ZeRO-3 shards the model, but each rank still computes whole layers, on sequences of its own. With ZeRO-3 alone, seven
+# of every eight GPUs would have had nothing to do.
+#
+# So Meta let groups of eight GPUs compute each layer *together*. You do the same in this chapter, and find out what it
+# costs. Each of your four ranks is behind a link of 1 Gbit/s:
 
 # %% tags=["nbval-ignore-output"]
 import math
@@ -84,8 +88,10 @@ plots.memory_by_component(held)
 
 # %% [markdown]
 # Twice as many ranks halve the shards, but the peak falls by only 15%. A rank still unshards whole units (shown as
-# *parameters*, their gradients as *buckets*), and keeps the activations of a whole sequence. If a unit or a sequence is
-# too large for a GPU, we can split the layers themselves. In **tensor parallelism** (TP), t ranks compute each layer
+# *parameters*, their gradients as *buckets*), and keeps the activations of a whole sequence.
+#
+# So there are three reasons to split the layers themselves: a unit is too large for a GPU, or the activations of a
+# sequence are, or there are fewer sequences than GPUs. In **tensor parallelism** (TP), t ranks compute each layer
 # together, on the *same* sequences.
 
 # %% [markdown]
@@ -261,8 +267,8 @@ def vocab_parallel_cross_entropy(logits_shard, targets, group=None):  # logits_s
 # %% [markdown]
 # ## The short version
 #
-# Now we can split a whole GPT. Our text has 94 different characters. We pad the vocabulary to 128, so that t divides
-# it.
+# Now we can split a whole GPT. Our text has 94 different characters, which four ranks cannot divide evenly. So we pad
+# the vocabulary to 128.
 
 
 # %%
@@ -278,6 +284,7 @@ class SplitGPT(nn.Module):
         self.blocks = nn.ModuleList(SplitBlock(block, group, linears) for block in gpt.blocks)
 
     def forward(self, tokens, targets):
+        # The product shows that the embedding is row-parallel. Lab 13 looks up the rows instead.
         one_hot = is_own(tokens, len(self.token_embedding), self.group).type_as(
             self.token_embedding
         )
@@ -315,9 +322,9 @@ print(f"losses: {in_parts[0]:.4f} in the first step, {in_parts[-1]:.4f} in the l
 assert all(map(math.isclose, in_one_process, in_parts))
 
 # %% [markdown]
-# The losses are equal in each step. The norms and the position embedding are **replicated**: every rank keeps and
-# updates all of them. Their gradients need no communication, because all ranks compute the same tensors outside the
-# pairs, in forward and backward.
+# The losses agree to nine digits in every step. The norms and the position embedding are **replicated**: every rank
+# keeps and updates all of them. Their gradients need no communication, because all ranks compute the same tensors
+# outside the pairs, in forward and backward.
 #
 # Outside the pairs, all ranks must draw the same dropout mask, but inside, each rank needs a mask of its own. So
 # Megatron has a second random number generator for the pairs, whose seed depends on the rank
@@ -351,9 +358,10 @@ log.assert_volume(ops={"all_reduce": 18 + 3}, sent_bytes=of_blocks + of_the_rest
 # elements for it. The embedding adds one in forward, and the output layer one in backward. The loss has three smaller
 # ones.
 #
-# The next layer needs each result immediately, so this communication is exposed. In backward, Megatron hides it behind
-# the gradients of weights (`tensor_parallel/layers.py`). TP's traffic grows with the number of tokens. ZeRO-3's does
-# not.
+# The next layer needs each result immediately, so these all-reduces are exposed. In backward, there is something to do
+# meanwhile: Megatron hides the all-reduce behind computing the gradients of weights (`tensor_parallel/layers.py`).
+#
+# TP's traffic grows with the number of tokens. ZeRO-3's does not.
 
 # %% [markdown]
 # ## Sequence parallelism
@@ -396,7 +404,7 @@ gather_tokens = operator(in_forward=gathered, in_backward=scattered)
 scatter_tokens = operator(in_forward=scattered, in_backward=gathered)
 column_from_tokens = partial(column_parallel, enter=gather_tokens)
 row_to_tokens = partial(row_parallel, leave=scatter_tokens)
-# This one is explained below.
+# This one gathers the tokens again in backward, instead of keeping them.
 column_gathering_again = partial(checkpoint, column_from_tokens, use_reentrant=False)
 
 
@@ -548,7 +556,11 @@ plots.timeline(lines, ["gather, then multiply", "in ring steps"])
 
 # %% [markdown]
 # Each transfer hides behind a multiplication. That could save 3 · 16.8 = 50 ms. The measured time differs, because
-# launching the messages takes a few milliseconds per step, and the ranks share this machine's cores.
+# launching the messages takes a few milliseconds per step, and the ranks share this machine's cores. In the upper row,
+# too, the rank first launches six messages, and begins to wait only after that.
+#
+# A rank notices the end of a transfer only when it waits. So the bars 1 to 3 show at most the 16.8 ms
+# that the link needs.
 #
 # The reduce-scatter after a pair can be cut in the same way. On GPUs, this is called asynchronous TP, and gains less:
 # NVLink leaves little to hide, and cutting a matmul into pieces makes it less efficient. torchtitan measured 5.7% for
@@ -600,20 +612,30 @@ tables.Table(
 #   equal if sb = 4.5h, which is 576 tokens here. One sequence has 256, and four have 1,024.
 # - **Overlap.** ZeRO-3 prefetches. TP's collectives are mostly exposed, unless you cut its matmuls into steps.
 #
-# How large can t be? The next cell computes the time of a layer of Llama-2 70B on H100s that reach half of their peak.
-# The 16 GPUs are on two hosts, each with one adapter of 400 Gbit/s:
+# How large can t be? The next cell computes the time of one layer of Llama-2 70B, forward and backward, for one
+# sequence of 4,096 tokens on H100s that reach half of their peak. The 16 GPUs are on two hosts, each with one adapter
+# of 400 Gbit/s. Which t is the fastest?
 
 # %%
 layers.layer_figure("Llama-2 70B")
 
 # %% [markdown]
-# Sixteen GPUs are slower than eight, because each host has a single adapter. TP's all-reduces add (2/9)(t−1) · C/(hW)
-# to the time of computing a layer of 12h² parameters, where C is a GPU's FLOP/s and W its bus bandwidth. The share
-# grows with t and shrinks with h. The number of sequences cancels, so a larger batch does not help. With C = 494
-# TFLOP/s, h = 8,192 and t = 8, the share is 25% over NVLink (370 GB/s), and 200% over one adapter (47 GB/s). With eight
-# adapters per host, the bandwidth would be the same as inside, and sixteen GPUs would be faster than eight. But they
-# would wait for all-reduces for about two fifths of the time, and as two replicas they would do more. **So TP usually
-# stays inside a host, which often means t = 8.**
+# Sixteen GPUs are slower than eight. A formula tells why. For a layer of 12h² parameters, a rank computes 72 sbh²/t
+# FLOPs at C FLOP/s, and sends 8f · sbh elements of 2 bytes at W bytes per second, the bus bandwidth. Their times have
+# the ratio
+#
+# $$\frac{\text{all-reduces}}{\text{computing}} = \frac{2}{9} \, (t-1) \, \frac{C}{h W}$$
+#
+# The ratio grows with t and shrinks with h. The number of tokens cancels, so a larger batch does not help. With C = 494
+# TFLOP/s, h = 8,192 and t = 8, the all-reduces add 25% over NVLink, where W is 370 GB/s, and 200% over one adapter of
+# 47 GB/s. The bar for t = 8 shows a little more, because it includes latency.
+#
+# A ring over two hosts is as slow as the adapter. Adding up inside each host first would halve the bytes between the
+# hosts. With that, sixteen GPUs would take about 10 ms, which is still more than eight need.
+#
+# With eight adapters per host, W would be the same as inside, and sixteen GPUs would be faster than eight. But they
+# would wait for all-reduces for about two fifths of the time, and as two replicas of eight they would do more. **So TP
+# usually stays inside a host, which often means t = 8.**
 #
 # ZeRO-3's communication overlaps. The next cell compares it with TP on eight GPUs:
 
@@ -623,10 +645,10 @@ layers.layer_table("Llama-2 70B")
 # %% [markdown]
 # With enough sequences, ZeRO-3 is faster, even between hosts.
 #
-# But there may be too few sequences. Llama 3 405B was trained on 16,384 GPUs with 16 million tokens per batch, in
-# sequences of 8,192 (Grattafiori et al. 2024, table 4). That is about 1,000 tokens per GPU, so GPUs shared sequences:
-# the run used TP with t = 8, and 16 pipeline stages (chapter 15). So what decides is not the number of parameters
-# alone, but memory, batch and links:
+# But there may be too few sequences, as for Llama 3 405B: 16 million tokens per step are about 1,000 per GPU, an eighth
+# of a sequence of 8,192. So GPUs shared sequences. The run used TP with t = 8, and 16 pipeline stages (chapter 15).
+#
+# What decides is not the number of parameters alone, but memory, batch and links:
 #
 # | your situation | use |
 # |---|---|
@@ -764,8 +786,12 @@ for name, (ours, torchs) in ranks.pull("compared")[0].items():
 print("gradient of the norm with SP:", ranks.pull("norm_placements")[0])
 
 # %% [markdown]
-# They agree. With SP, torch's gradients of the norm are `Partial`: terms that are still to be added up. That happens
-# when the optimizer needs their sum.
+# They agree. With SP, torch's gradients of the norm are `Partial`: terms that are still to be added up. DTensor adds
+# them up when the optimizer needs the sum.
+#
+# Our examples cut a whole model into parts. If no GPU can hold the whole model, build it on the meta device (chapter
+# 10), and let each rank fill in its own parts. DTensors also know which part they are, so DCP (chapter 12) can save a
+# model that 8 ranks split, and load it on 4.
 #
 # | here | torch | Megatron-LM |
 # |---|---|---|
@@ -780,7 +806,8 @@ print("gradient of the norm with SP:", ranks.pull("norm_placements")[0])
 # %% [markdown]
 # ## Recap
 #
-# Activations and bytes are per block, in units of sbh elements. A block has ψ parameters, in fp32, with AdamW.
+# All figures are for one block, which has ψ parameters in fp32, with AdamW. Unless the table says otherwise, the unit
+# is sbh elements.
 #
 # | | model state, bytes | activations | wire: sent per step | overlap |
 # |---|---|---|---|---|
