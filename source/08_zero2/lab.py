@@ -2,13 +2,13 @@
 # jupyter:
 #   course:
 #     module: zero2
-#     minutes: 65
+#     minutes: 80
 # ---
 
 # %% [markdown]
 # # Lab 08 · ZeRO-2
 #
-# **65 minutes, 9 points.** In this lab, you build `ZeRO2`. It launches buckets while backward computes, as your
+# **80 minutes, 9 points.** In this lab, you build `ZeRO2`. It launches buckets while backward computes, as your
 # `OverlappedDDP` does, but it reduce-scatters them. A rank keeps its shard of the mean gradient, and frees the rest. So
 # a full gradient exists only from the moment when backward computes it until its bucket is reduced.
 #
@@ -54,7 +54,7 @@ from solutions.overlapped_flat import OverlappedFlatParameter
 from solutions.zero1 import ShardedOptimizer
 
 # %% [markdown]
-# ## Exercise 8.1 · A bucket that frees its gradients (20 min, 4 points)
+# ## Exercise 8.1 · A bucket that frees its gradients (22 min, 4 points)
 #
 # `ShardedBucket(flat_parameter)` reduces the gradients of the parameters in a `FlatParameter` from lab 07. It has the
 # three methods that lab 04's `LaunchQueue` calls, in this order:
@@ -194,7 +194,7 @@ class ShardedBucket(ShardedBucket):
 check.ShardedBucket()
 
 # %% [markdown]
-# ## Exercise 8.2 · The wrapper (20 min, 3 points)
+# ## Exercise 8.2 · The wrapper (22 min, 3 points)
 #
 # `ZeRO2(module, optimizer_cls, bucket_cap_mb=25.0, group=None, **defaults)` wraps a module, and contains its optimizer:
 #
@@ -345,10 +345,12 @@ class ZeRO2(ZeRO2):
 check.ZeRO2()
 
 # %% [markdown]
-# ## Exercise 8.3 · Every training loop (15 min, 2 points)
+# ## Exercise 8.3 · Every training loop (23 min, 2 points)
 #
-# Some training loops accumulate gradients, clip them, skip steps, or never call `finish_gradient_sync()`. Go back to
-# your class, and make it work in all of these loops:
+# Suppose that rank 3 has run out of data. It runs no `backward()`, and calls `step()` at once. The other ranks launch
+# reduce-scatters in their backward, and wait for rank 3 forever, unless its `step()` joins in. Other loops accumulate
+# gradients, clip them, skip steps, or never call `finish_gradient_sync()`. Go back to your class, and make it work in
+# all of these loops:
 #
 # - `clip_grad_norm_(max_norm)` clips with the optimizer's method of the same name.
 # - `step()` and `clip_grad_norm_()` call `finish_gradient_sync()` themselves, unless it has been called since the last
@@ -368,17 +370,18 @@ check.ZeRO2()
 # (`self.sync.enabled` is False inside `no_sync()`. You may assume that no loop calls `step()` or `clip_grad_norm_()`
 # there.)
 #
-# One case is easy to miss: a rank may have run no `backward()` at all since `zero_grad()`. It must take part in the
-# synchronization all the same, or the other ranks wait for it forever. So `synced` must be the same on all ranks:
-# unlike `pending` and `done`, it must not depend on whether this rank has run a `backward()`. While `synced` is True,
-# you may use `pending` and `done`, because either all ranks run another `backward()` then or none does.
+# Back to rank 3, which has run no `backward()` since `zero_grad()`. Its `step()` must decide as the other ranks' do, so
+# `synced` must be the same on all ranks: unlike `pending` and `done`, it must not depend on whether this rank has run a
+# `backward()`. While `synced` is True, you may use `pending` and `done`, because either all ranks run another
+# `backward()` then or none does.
 #
 # The check also tries two ways of training on several micro-batches. In the first, full gradients accumulate inside
 # `no_sync()`, and the last backward reduces them once. In the second, each `backward()` is followed by
 # `finish_gradient_sync()`, so a rank holds little, but the gradients of every micro-batch are reduced. Both must give
 # the same gradients. If your `wait()` adds to `shard.grad`, you need no extra code for this.
 #
-# No reduce-scatter may be repeated, and clipping may send only one additional element.
+# No reduce-scatter may be repeated, and clipping may send only one additional element. The last three lines of the
+# check copy, save and load the wrapper, and try `create_graph=True` again. The given code and your `pack` handle these.
 #
 # <details><summary>Hint</summary>Write one helper method, and call it in <code>step()</code> and in
 # <code>clip_grad_norm_()</code>. Which two methods set <code>self.synced</code> to False? And may
@@ -390,8 +393,9 @@ check.every_loop()
 # %% [markdown]
 # ## Break it: all-reduce, then slice (3 min)
 #
-# Some published code calls this ZeRO-2: all-reduce the bucket, then keep this rank's shard and free the rest. The next
-# cell builds such a version from yours:
+# This is what DeepSpeed's stage 2 does by default: all-reduce the bucket, then keep this rank's shard and free the
+# rest. Would a test that compares losses notice, or one that measures memory? The next cell builds such a version from
+# yours:
 
 
 # %%
@@ -424,13 +428,13 @@ def all_reducing_zero2(*args, **kwargs):
 
 # %% [markdown]
 # **Predict.** Which of these will differ from your version: the losses, the bytes that a step sends, the gradients that
-# a rank holds when the optimizer's step begins? Set each one that will differ to True.
+# a rank holds when the optimizer's step begins? Set each one to True or False.
 
 # %%
-my_prediction = {"loss": False, "bytes sent": False, "gradients held": False}
+my_prediction = {"loss": None, "bytes sent": None, "gradients held": None}
 
 # %% [markdown]
-# ## Comparing your wrapper with torch's (7 min)
+# ## Comparing your wrapper with torch's (10 min)
 #
 # Five versions train a GPT for four steps: torch's DDP with a plain AdamW, your `ZeRO1`, the version that slices, your
 # `ZeRO2`, and torch's FSDP2. With `reshard_after_forward=False`, FSDP2 keeps unsharded parameters until backward has
@@ -522,6 +526,7 @@ results = {
 
 # %% tags=["nbval-ignore-output"]
 from shared import plots, tables
+from shared.predictions import predicted
 
 results = ranks.pull("results")[0]
 losses = [loss for loss, *_ in results.values()]
@@ -551,7 +556,7 @@ differs = {
     "gradients held": yours[2].gradients_bytes != slicing[2].gradients_bytes,
 }
 for what, measured in differs.items():
-    print(f"{what}: you predicted {my_prediction[what]}, measured {measured}")
+    print(f"{what}: {predicted(my_prediction[what])}measured {measured}")
 assert differs == {"loss": False, "bytes sent": True, "gradients held": False}
 assert slicing[1].sent_bytes == 1.5 * yours[1].sent_bytes
 
@@ -569,7 +574,7 @@ assert slicing[1].sent_bytes == 1.5 * yours[1].sent_bytes
 # means that they are equal.
 
 # %%
-my_prediction = 0.0
+my_prediction = None
 
 # %%
 # %%ranks
@@ -593,17 +598,17 @@ for name, wrap in {"your ZeRO1": in_zero1, "your ZeRO2": in_zero2}.items():
 # %% tags=["nbval-ignore-output"]
 peaks = ranks.pull("peaks")[0]
 zero1, zero2 = (peaks[f"your {name}, checkpointed"].peak_bytes for name in ("ZeRO1", "ZeRO2"))
-print(f"you predicted {my_prediction:g}, measured {zero2 / zero1:.2f}")
+print(f"{predicted(my_prediction)}measured {zero2 / zero1:.2f}")
 assert zero2 < 0.95 * zero1
 plots.memory_by_component({name: peak.held.by_component() for name, peak in peaks.items()})
 
 # %% [markdown]
-# `ZeRO1` holds all gradients during the whole step, so your `ZeRO2` needs less even without checkpointing. (The peak
-# also includes the gradient that backward is adding. "Other" is mostly gradients of activations, and their size depends
-# on the moment of the peak. In the lesson, `ReduceAfterBackward` held no gradients when backward began, so it made no
-# difference there.) With checkpointing, the gradients are a larger part of the peak, so `ZeRO2` saves a larger part.
-# The next figure shows a step of your `ZeRO2` with checkpointing. Look at the gradients and the buckets during
-# backward:
+# `ZeRO1` holds all gradients during the whole step, so your `ZeRO2` needs less even without checkpointing. In the
+# lesson, it made no difference: there, `ReduceAfterBackward` held no gradients yet when backward began. With
+# checkpointing, gradients are a larger part of the peak, so `ZeRO2` saves a larger part of it.
+#
+# The next figure shows a step of your `ZeRO2` with checkpointing. Each hill is a block that is recomputed. Follow the
+# gradients and the buckets below the hills:
 
 # %% tags=["nbval-ignore-output"]
 plots.memory_over_step(peaks["your ZeRO2, checkpointed"].samples)

@@ -23,8 +23,9 @@
 # %% [markdown]
 # ## Where we are
 #
-# In chapter 07, you built `ZeRO1`. Its `step()` reduce-scatters the gradients, so that each rank gets the mean
-# gradient of its shard of the parameters. The rank updates this shard, and all-gathers the others.
+# In chapter 07, you built `ZeRO1`. It reduce-scatters the gradients, updates its shard of the parameters, and
+# all-gathers the others. For that, a rank needs only the gradients of its own shard. Freeing the rest sounds like one
+# line of code. In this lesson, we try it three times, and two of the attempts disappoint.
 #
 # Each rank gets a link of 1 Gbit/s, as in chapter 03:
 
@@ -95,9 +96,10 @@ plots.memory_by_component({"held": held, "needed": needed}, decimals=2)
 diagrams.bucket_owners()
 
 # %% [markdown]
-# Why not let rank r own the r-th quarter of the *model*, as in `ZeRO1`? Backward fills the buckets from the end of the
-# model, so rank 3 would own the first buckets completely. All other ranks would send these gradients to rank 3 at the
-# same time, and its link would be the bottleneck.
+# Why not let rank r own the r-th quarter of the *model*, as `ZeRO1` does without `module=`? Backward fills the buckets
+# from the end of the model, so rank 3 would own the first ones completely. With lab 01's direct sends, every other rank
+# would send it whole buckets instead of quarters: N times as many bytes on one link, while nothing arrives on the
+# others.
 
 # %% [markdown]
 # ## First attempt: reducing after backward
@@ -336,8 +338,8 @@ assert times > 1.6
 # %% [markdown]
 # ## When do gradients determine the peak?
 #
-# Above, the peak was at the end of backward. We arranged that, with samples of only 16 tokens. With longer samples,
-# activations outweigh the gradients, and they peak when backward *begins*, when there are hardly any gradients.
+# Above, the peak was at the end of backward. We arranged that, with samples of only 16 tokens. While backward runs,
+# gradients pile up and activations are freed. With longer samples, which of the two decides the peak?
 
 # %% [markdown]
 # **Predict.** With samples of 64 tokens, how high is the peak with `ReduceDuringBackward`, as a fraction of the peak
@@ -372,8 +374,9 @@ assert abs(during / after - 1) < 0.1 and fraction < 0.9
 plots.memory_by_component(held)
 
 # %% [markdown]
-# Without checkpointing, activations determine the peak, and it matters little when gradients are reduced. With
-# checkpointing, gradients determine the peak, and it is lower if they are reduced during backward.
+# Without checkpointing, activations determine the peak. They are highest when backward *begins*, when there are hardly
+# any gradients, so it matters little when those are reduced. With checkpointing, gradients determine the peak, and
+# reducing them during backward takes a fifth off it.
 
 # %% [markdown]
 # ## The short version
@@ -530,9 +533,9 @@ for kind in (ReduceAfterBackward, ReduceDuringBackward):
     lines[kind.__name__] = recorded(*begun(kind, cap_mb=0.8), operations=6, **named)
 
 # %% [markdown]
-# In the lower two timelines, the numbers are those of the buckets. The bar of a collective ends when the rank has
-# waited for the collective, even if the data arrived earlier. Compare where the reduce-scatters are, and how long
-# backward waits (hatched):
+# In the upper timeline, "communication" means DDP's all-reduces. In the lower two, the numbers are those of the
+# buckets. A bar ends when the rank has waited for the collective, even if the data arrived earlier. Compare where the
+# reduce-scatters are, and how long each rank waits (hatched):
 
 # %% tags=["nbval-ignore-output"]
 lines = ranks.pull("lines")[0]
@@ -543,22 +546,20 @@ for line in (after, during):
 plots.timeline(list(lines.values()), list(lines), hidden=False)
 
 # %% [markdown]
-# With `ReduceDuringBackward`, the reduce-scatters are in flight during backward, as DDP's all-reduces are. Backward
-# itself takes longer than DDP's, because its hooks pack, launch and add up gradients.
+# With `ReduceDuringBackward`, the reduce-scatters are in flight during backward, as DDP's all-reduces are. Most of what
+# stays exposed is all-gathers: they follow the optimizer's step, when nothing is left to compute. DDP hides both halves
+# of its all-reduces, and this version of ZeRO-2 only one. The other half can be hidden behind the next forward (chapter
+# 07), and the lab's `ZeRO2` does that.
+#
+# Why are the bars so long? All bytes of a step need only 58 ms of this link, half of them for reduce-scatters. But four
+# processes share one machine's cores, and for each bucket, they have to wake up, pack and add up. That lengthens
+# backward, too. On a GPU, packing takes microseconds. DDP has fewer buckets, because it closes a bucket once it has
+# reached the cap, and we close ours before.
 #
 # Does the new wait cost time? Not if each bucket is reduced before the next one is full, and not if the link is busy
 # throughout. But suppose that four buckets take 2, 2, 10 and 10 ms to compute and 6 ms each to send. Without the wait,
 # the last one arrives after 30 ms. With it, backward stands still from 4 to 8 ms, and the last bucket arrives after 34
 # ms. So the wait costs time if buckets that fill quickly are followed by buckets that fill slowly.
-#
-# The bytes of a step take 58 ms on this link, and half of them are reduce-scatters that backward can hide. The rest of
-# the exposed time comes from ranks that share this machine's cores, so that some are late, and backward takes longer:
-# it also packs the gradients, which a GPU would do in microseconds. DDP has fewer buckets, because it closes each only
-# at the cap.
-#
-# The all-gathers come after the optimizer's step, so they are exposed. DDP hides both halves of its all-reduces, and
-# this version of ZeRO-2 only one. The other half can be hidden behind the next forward (chapter 07), and the lab's
-# `ZeRO2` does that.
 
 # %% [markdown]
 # ## Several micro-batches
@@ -666,12 +667,14 @@ tables.Table(header, rows, "Rank 0.")
 #   at the cost of memory.
 # - **Names.** FSDP1, torch's older class, calls this mode `SHARD_GRAD_OP`.
 #
-# By default, DeepSpeed's stage 2 sends 3f · 4Ψ bytes per step, not 2f · 4Ψ. It all-reduces each bucket, because
-# `use_multi_rank_bucket_allreduce` is on. If you set that to false, it runs one `reduce` per owner instead, which sends
-# half as much (version 0.19.8, `average_tensor` in `stage_1_and_2.py`). There, a rank owns a contiguous range of the
-# model, the layout that we rejected above. Two more defaults cost time: `overlap_comm` is off, and because `no_sync()`
-# raises an error for stages 2 and 3 (DeepSpeed issue 6793), every micro-batch is reduced, unless you use
-# `coalesce_grad_reduction()`.
+# DeepSpeed's stage 2 all-reduces and slices. By default, a step sends 3f · 4Ψ bytes instead of 2f · 4Ψ, because
+# `use_multi_rank_bucket_allreduce` is on. Set it to false, and DeepSpeed runs one `reduce` per owner, which sends half
+# as much as an all-reduce (version 0.19.8, `average_tensor` in `stage_1_and_2.py`). Either way, a rank owns a
+# contiguous range of the model, the layout that we rejected above.
+#
+# Two more things cost time. `overlap_comm` is off by default. And every micro-batch is reduced, because `no_sync()`
+# raises an error for stages 2 and 3 (DeepSpeed issue 6793). With `coalesce_grad_reduction()`, DeepSpeed reduces once
+# per step, and holds full gradients until then.
 
 # %% [markdown]
 # ## Recap
@@ -685,7 +688,7 @@ tables.Table(header, rows, "Rank 0.")
 # | ZeRO-2 | 4Ψ + 8Ψ/N | 4Ψ/N and 2 + f buckets² | (g + 1)f · 4Ψ | the reduce-scatters; in the lab, both halves |
 # | ZeRO-2, only the last micro-batch reduced | 4Ψ + 8Ψ/N | 4Ψ and 2 buckets³ | 2f · 4Ψ | the reduce-scatters |
 #
-# ¹ On gloo, plus the receive buffers of two pieces (lab 01). ² With NCCL, 2 + 1/N buckets. ³ A receive buffer, and the
+# ¹ On gloo, plus two receive buffers. ² With NCCL, 2 + 1/N buckets. ³ A receive buffer, and the
 # gradient that backward is adding.
 #
 # **Terms**

@@ -20,8 +20,9 @@
 # %% [markdown] slideshow={"slide_type": "slide"}
 # ## Where we are
 #
-# In chapter 08, you built ZeRO-2: each rank keeps only its shard of the gradients and of the optimizer state. But it
-# still holds all parameters. Each rank is behind a slow link of 250 Mbit/s, to show communication costs:
+# No number of 80 GB GPUs trains a 70B model with the ZeRO-2 of chapter 08. It shards the gradients and the optimizer
+# state, but every rank still holds all parameters, and in bf16, these take 140 GB. In this lesson, you shard them, too.
+# Each rank is behind a slow link of 250 Mbit/s, to show what that costs:
 
 # %% tags=["nbval-ignore-output"]
 from shared import formulas, measure, plots, ranks, tables, widgets
@@ -73,7 +74,8 @@ def step_of(model, optimizer, batch=(inputs, targets)):
 # %% [markdown]
 # ## What is wasted
 #
-# What does a rank hold between backward and the optimizer's step? In the figure, compare the parameters with the rest.
+# What does a rank hold between backward and the optimizer's step? The upper bar of the figure is measured. The lower
+# one is what a rank would hold if it kept only its shard of the parameters:
 
 # %%
 # %%ranks
@@ -91,7 +93,9 @@ root = psi - 6 * block  # the parameters that are in no block
 share = held[0].parameters_bytes / held[0].total_bytes
 print(f"Ψ = {psi:,}, and each block has {block / psi:.0%} of it. Parameters: {share:.0%}")
 assert share > 0.5 and all(of_rank == held[0] for of_rank in held)
-plots.memory_by_component({"each of four ranks": held[0].by_component()})
+with_zero2 = held[0].by_component()
+sharded = with_zero2 | {"parameters": with_zero2["parameters"] // 4}
+plots.memory_by_component({"ZeRO-2": with_zero2, "parameters sharded": sharded}, decimals=2)
 
 # %% [markdown] slideshow={"slide_type": "-"}
 # Most of what a rank holds is parameters, and all four ranks hold the same ones. When does a rank need them? The next
@@ -373,8 +377,9 @@ lifetime_plots.lifetimes(lives, psi, expected_bytes)
 # top of it, all parameters. You get the same result if you wrap a model in FSDP without naming its units. The losses
 # are right, so nothing warns you.
 #
-# Smaller units lower the peak, but every unit costs three collectives per step, each with its latency α (chapter 03).
-# Halving our blocks would save half a block of memory, for 18 more collectives.
+# Smaller units lower the peak: with n equal units, its last term is (Ψ − root)/n. But a step then has 3n + 2
+# collectives, each with its latency α (chapter 03). Halving our blocks would save half a block of memory, and take 38
+# collectives instead of 20.
 
 # %% [markdown]
 # ## What a step sends
@@ -510,20 +515,23 @@ plots.timeline(lines, ["no prefetching", "prefetching"], hidden=False)
 # Most of what stays exposed is reduce-scatters, because our `reduce_gradients()` waits for each at once. Lab 10 and
 # FSDP2 wait one unit later, as chapter 08 did.
 #
-# The block is the last one, 5. It is resharded after its forward, and backward, which begins with it, unshards it again
-# at once. This all-gather can be removed: do not reshard the last unit after forward. The parameters' peak stays the
-# same, because no other block has memory between the two. But the logits are alive at that time, and now one block
-# more is, too. torchtitan leaves its last unit unsharded by default (`reshard_after_forward_policy`).
+# Block 5 is all-gathered twice in a row: it is resharded after its forward, and backward begins with it. This
+# all-gather can be removed: do not reshard the last unit after forward. The parameters' peak stays the same, because no
+# other block has memory between the two. The peak of the whole step may rise, because the logits are alive then, too.
+# torchtitan leaves its last unit unsharded by default (`reshard_after_forward_policy`).
 #
 # When is an all-gather hidden? In forward, a block of ψ parameters computes for 2ψT/F seconds, with T tokens per rank
 # and F FLOP/s. Its all-gather in bf16 takes 2fψ/B seconds, at B bytes per second. It is hidden if
 #
 # $$T > f \cdot F / B.$$
 #
-# The size of the block cancels out. Backward computes twice as long, and also reduce-scatters, so the rule is the same.
-# With full recomputation, backward computes three times as long, so only forward decides. An A100 that reaches 156
-# TFLOP/s needs about 6,000 tokens if its host has a single link of 25 GB/s, and about 800 if each of its eight GPUs has
-# one, because the collective can use all eight. With fewer, take faster links (chapter 11) or larger micro-batches.
+# The size of the block cancels out. An A100 that reaches 156 TFLOP/s needs about 6,000 tokens if its host has a single
+# link of 25 GB/s, and about 800 if each of its eight GPUs has one, because the collective can use all eight. With fewer
+# tokens, take faster links (chapter 11) or larger micro-batches.
+#
+# Backward computes twice as long and sends twice as much, an all-gather and a reduce-scatter, so the rule is the same.
+# If gradients are reduced in fp32 (chapter 11), backward sends three times as much, and needs 1.5 times as many tokens.
+# Full recomputation makes up for that, because backward then computes three times as long.
 
 # %% [markdown]
 # ## What prefetching costs
@@ -649,7 +657,7 @@ tables.Table(["", "held, MB", "formula, MB", "peak, MB", "sent, in f · 4Ψ"], r
 # |---|---|---|---|
 # | data parallelism | 4Ψ + 4Ψ + 8Ψ | 2f · 4Ψ | in backward |
 # | ZeRO-1 | 4Ψ + 4Ψ + 8Ψ/N | 2f · 4Ψ | both halves, if it knows the module |
-# | ZeRO-2 | 4Ψ + 12Ψ/N, plus buckets | (g+1)f · 4Ψ | reduce-scatters, in backward |
+# | ZeRO-2 | 4Ψ + 12Ψ/N, plus buckets | (g+1)f · 4Ψ | both halves, in lab 08 |
 # | ZeRO-3, no units | 16Ψ/N + 4Ψ † | 2gf · 4Ψ | none |
 # | ZeRO-3 | 16Ψ/N + root + one block † | 3gf · 4Ψ ‡ | none |
 # | … with prefetching | one block more | 3gf · 4Ψ ‡ | all-gathers, in forward and backward |

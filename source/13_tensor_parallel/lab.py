@@ -2,13 +2,13 @@
 # jupyter:
 #   course:
 #     module: tensor_parallel
-#     minutes: 75
+#     minutes: 95
 # ---
 
 # %% [markdown]
 # # Lab 13 · Tensor parallelism
 #
-# **75 minutes, 17 points**, and another 10 minutes and 1 point for a stretch exercise. In this lab, you split the
+# **95 minutes, 17 points**, and another 10 minutes and 1 point for a stretch exercise. In this lab, you split the
 # layers of a GPT over t ranks. Every rank sees the same batch, and computes with its own part of every matrix. Two of
 # the layers are not in the lesson: a gated MLP, and attention with fewer heads of keys and values than ranks, as in
 # Llama. At the end, `parallelize(model)` turns the course's `TinyGPT` into one that trains exactly as before, with a
@@ -16,16 +16,16 @@
 #
 # | exercise | you build | minutes | points |
 # |---|---|---|---|
-# | 13.1 | `sum_over_ranks` and `copy_to_ranks`: two conjugate operators | 5 | 2 |
-# | 13.2 | `ColumnParallelLinear` | 6 | 2 |
-# | 13.3 | `RowParallelLinear` | 6 | 2 |
-# | 13.4 | `ParallelGatedMLP`: two matrices in one | 9 | 2 |
-# | 13.5 | `ParallelGroupedAttention`: fewer kv heads than ranks | 14 | 3 |
-# | 13.6 | `VocabParallelEmbedding` | 9 | 2 |
-# | 13.7 | `vocab_parallel_cross_entropy`: a loss that never gathers the logits | 10 | 2 |
-# | 13.8 | `parallelize`: the whole model | 10 | 2 |
-# | 13.9 | stretch: `clip_grad_norm_`, not in the 75 minutes and 17 points | 10 | 1 |
-# | | Break it: four mistakes that raise no error | 6 | |
+# | 13.1 | `sum_over_ranks` and `copy_to_ranks`: two conjugate operators | 6 | 2 |
+# | 13.2 | `ColumnParallelLinear` | 7 | 2 |
+# | 13.3 | `RowParallelLinear` | 7 | 2 |
+# | 13.4 | `ParallelGatedMLP`: two matrices in one | 12 | 2 |
+# | 13.5 | `ParallelGroupedAttention`: fewer kv heads than ranks | 18 | 3 |
+# | 13.6 | `VocabParallelEmbedding` | 11 | 2 |
+# | 13.7 | `vocab_parallel_cross_entropy`: a loss that never gathers the logits | 13 | 2 |
+# | 13.8 | `parallelize`: the whole model | 14 | 2 |
+# | 13.9 | stretch: `clip_grad_norm_`, not in the 95 minutes and 17 points | 10 | 1 |
+# | | Break it: four mistakes that raise no error | 7 | |
 #
 # Each exercise has a check. Its first line tries the plain case on two ranks, in float64. The other lines try one to
 # four ranks, groups of ranks and several steps of training. They compare every gradient with that of one process, and
@@ -59,7 +59,7 @@ from shared.sharded.layers import like
 from solutions.async_collectives import launch_all_gather, launch_reduce_scatter
 
 # %% [markdown]
-# ## Exercise 13.1 · Two conjugate operators (5 min, 2 points)
+# ## Exercise 13.1 · Two conjugate operators (6 min, 2 points)
 #
 # Autograd does not record collectives, so you tell it what to do with an `autograd.Function`. First, the ranks have
 # terms of a sum, and each rank needs the total. Every rank then computes the same from the total, so it has the whole
@@ -164,7 +164,7 @@ def copy_to_ranks(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
 check.copy_to_ranks()
 
 # %% [markdown]
-# ## Exercise 13.2 · Columns (6 min, 2 points)
+# ## Exercise 13.2 · Columns (7 min, 2 points)
 #
 # A linear layer computes `y = x Wᵀ + b`. torch stores one *row* of `W` per output, so the *rows* of `weight` are
 # divided here. (They are the columns of `Wᵀ`, which give the layer its name.) Rank r computes the r-th of t equal parts
@@ -356,7 +356,7 @@ class ColumnParallelLinear(ColumnParallelLinear):
 check.ColumnParallelLinear()
 
 # %% [markdown]
-# ## Exercise 13.3 · Rows (6 min, 2 points)
+# ## Exercise 13.3 · Rows (7 min, 2 points)
 #
 # The next layer takes inputs that are already divided: rank r has the r-th part of them. It needs the weights that
 # belong to these inputs, which are *columns* of torch's `weight`. Its result is only a partial sum of the outputs, so
@@ -520,7 +520,7 @@ class ParallelAttention(ParallelAttention):
 
 
 # %% [markdown]
-# ## Exercise 13.4 · A gated MLP (9 min, 2 points)
+# ## Exercise 13.4 · A gated MLP (12 min, 2 points)
 #
 # The MLP of Llama has three matrices. It multiplies the inner elements by a gate: `down(silu(gate(x)) · up(x))`. Gate
 # and up read the same inputs, so `GatedMLP` (`shared/models.py`) fuses them into one matrix, and one matmul computes
@@ -605,7 +605,7 @@ print(f"{difference < 1e-6 = }, {log.messages} all-reduce, {list(own_mlp.gate_up
 check.ParallelGatedMLP()
 
 # %% [markdown]
-# ## Exercise 13.5 · Fewer kv heads than ranks (14 min, 3 points)
+# ## Exercise 13.5 · Fewer kv heads than ranks (18 min, 3 points)
 #
 # In **grouped-query attention**, several heads of queries share one head of keys and values, a kv head. Llama-2 70B has
 # 64 heads of queries and 8 kv heads. With t = 8, each rank has one kv head. But on 16 ranks, there are not enough, so
@@ -749,7 +749,7 @@ print(f"{own_attention.key_value.grad[0, 0].item():.6f}")
 check.ParallelGroupedAttention()
 
 # %% [markdown]
-# ## Exercise 13.6 · The vocabulary (9 min, 2 points)
+# ## Exercise 13.6 · The vocabulary (11 min, 2 points)
 #
 # The embedding is a large matrix, too: one row per token of the vocabulary. Rank r has the r-th part of the rows. It
 # looks up the tokens that it has, and returns zeros for the others. As each token is on exactly one rank, the *sum*
@@ -874,7 +874,7 @@ class VocabParallelEmbedding(VocabParallelEmbedding):
 check.VocabParallelEmbedding()
 
 # %% [markdown]
-# ## Exercise 13.7 · The loss (10 min, 2 points)
+# ## Exercise 13.7 · The loss (13 min, 2 points)
 #
 # With a vocabulary of 128,000 tokens, the logits of a single sequence of 8,192 tokens take 4 GB in fp32. The output
 # layer is column-parallel, so each rank has 1/t of them. The loss can be computed without ever gathering them.
@@ -1040,7 +1040,7 @@ def gather_tokens(shard: Tensor, group: ProcessGroup | None = None) -> Tensor:
 
 
 # %% [markdown]
-# ## Exercise 13.8 · The whole model (10 min, 2 points)
+# ## Exercise 13.8 · The whole model (14 min, 2 points)
 #
 # `parallelize(model, group, sequence_parallel)` splits a `TinyGPT` in place. Most of the model's code stays as it is,
 # because your layers take the places of the old ones:
@@ -1246,7 +1246,7 @@ class ParallelGPT(ParallelGPT):
 check.clip_grad_norm_()
 
 # %% [markdown]
-# ## Break it: four mistakes that raise no error (6 min)
+# ## Break it: four mistakes that raise no error (7 min)
 #
 # Each function below makes one mistake. None of them raises an error, and the shapes are right. The next cells train
 # your model and the four broken ones on text, for 60 steps on four ranks:

@@ -2,24 +2,24 @@
 # jupyter:
 #   course:
 #     module: pipeline
-#     minutes: 75
+#     minutes: 90
 # ---
 
 # %% [markdown]
 # # Lab 15 · Pipeline parallelism
 #
-# **75 minutes, 18 points.** (The stretch exercise takes 7 more minutes.) In this lab, you split a model by depth: each
+# **90 minutes, 18 points.** (The stretch exercise takes 7 more minutes.) In this lab, you split a model by depth: each
 # rank computes a few of its layers, for one micro-batch after another. At the end, `Pipeline(layers)` trains any list
 # of layers exactly as one process does, with the schedule that you choose.
 #
 # | exercise | you build | minutes | points |
 # |---|---|---|---|
 # | 15.1 | `alternate`: forwards and backwards in turn | 3 | 1 |
-# | 15.2 | `under_limit`: a schedule that fits into memory | 12 | 2 |
+# | 15.2 | `under_limit`: a schedule that fits into memory | 20 | 2 |
 # | 15.3 | `interleaved`: several chunks of layers per stage | 9 | 2 |
 # | 15.4 | `Neighbors`: messages that never make the sender wait | 11 | 2 |
 # | 15.5 | `Chunk`: forward and backward of one micro-batch | 11 | 3 |
-# | 15.6 | `Pipeline.step`: run the actions of a schedule | 11 | 3 |
+# | 15.6 | `Pipeline.run`: run the actions of a schedule | 16 | 3 |
 # | 15.7 | `sum_tied_gradients`: one parameter on two stages | 7 | 2 |
 # | 15.8 | `clip_grad_norm_` over all stages | 6 | 1 |
 # | 15.9 | Stretch: `zero_bubble`, a third of the bubble | 7 | 2 |
@@ -59,6 +59,7 @@ from shared.schedules import Action
 #
 # - `forwards` and `backwards` are a stage's actions of each kind, equally many, each in the order in which they run.
 # - `warm_up` may be as large as `len(forwards)`, or larger.
+# - Leave both lists as they are. The next cell passes the same ones for every stage.
 #
 # <details><summary>Hint</summary>
 #
@@ -114,7 +115,7 @@ def one_f_one_b(stages: int, micro_batches: int) -> list[list[Action]]:
 
 
 # %% [markdown]
-# ## Exercise 15.2 · A schedule that fits into memory (12 min, 2 points)
+# ## Exercise 15.2 · A schedule that fits into memory (20 min, 2 points)
 #
 # A micro-batch is **in flight** on a stage from its forward to its backward. With 1F1B, stage 0 has p of them in
 # flight. What if its memory has room for only two? In the lesson, you looked for such a schedule by hand. Now write the
@@ -131,25 +132,26 @@ def one_f_one_b(stages: int, micro_batches: int) -> list[list[Action]]:
 # - Otherwise it waits.
 #
 # A forward takes 1 unit, a backward 2, and a message no time. Forwards and backwards both run in the order of the
-# micro-batches. This rule takes, for four stages and eight micro-batches:
+# micro-batches. With four stages and eight micro-batches, this rule takes:
 #
 # | limit | 1 | 2 | 3 | 4 or more |
 # |---|---|---|---|---|
 # | units of time | 96 | 51 | 39 | 33 |
 #
 # Return a schedule: for each stage, its actions in the order in which it ran them. The check demands that it is
-# complete, that no stage exceeds the limit, and that it is as fast as this rule. How you find it is up to you.
+# complete, that no stage exceeds the limit, and that it is as fast as this rule. How you find it is up to you. From
+# exercise 15.6 on, you can train with it: `Pipeline(layers, under_limit(4, 8, 2))`.
 #
 # <details><summary>Hint 1</summary>
 #
 # Keep a clock, `for now in range(…)`, and three things for every stage: when it is free again, how many forwards it has
-# begun, and how many backwards. At most, every action runs alone. How many units are that?
+# begun, and how many backwards. In the worst case, every action runs alone. How many units does that take?
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
 # When has an input arrived? Keep a dict with the time at which each action ends, by kind, micro-batch and stage.
-# `ends.get(key, math.inf) <= now` is False as long as it has not begun.
+# `ends.get(key, math.inf) <= now` is False until that action has ended, and also if it has not begun.
 #
 # </details>
 
@@ -159,7 +161,7 @@ def one_f_one_b(stages: int, micro_batches: int) -> list[list[Action]]:
 def under_limit(stages: int, micro_batches: int, limit: int) -> list[list[Action]]:
     """Schedule each backward as early as possible, with at most `limit` micro-batches in flight on a stage.
 
-    Bubble: that of 1F1B if the limit is p or more, and longer otherwise.
+    Bubble: that of 1F1B if the limit is at least min(p, m), and longer otherwise.
     Memory: at most min(limit, m) micro-batches in flight on a stage.
     """
     ### BEGIN SOLUTION
@@ -252,9 +254,11 @@ check.interleaved()
 
 # %% [markdown]
 # The next cell simulates your schedules. A backward takes twice as long as a forward, and messages take no time.
-# The last number counts one of a micro-batch's two chunks as one half. (The warm-up of the interleaved schedule
-# contains 2(p − s − 1) forwards, although p − s − 1 would give the same bubble here. On a network, the additional
-# forwards give a stage work while messages are in flight.)
+# The last number counts one of a micro-batch's two chunks as one half. In the last three lines, how much of the bubble
+# does each further micro-batch in flight remove? If memory has room for one more, is it worth it?
+#
+# The warm-up of the interleaved schedule contains 2(p − s − 1) forwards, although p − s − 1 would give the same bubble
+# here. On a network, the additional forwards give a stage work while messages are in flight.
 
 # %% tags=["nbval-ignore-output"]
 # %%ranks 0
@@ -562,7 +566,7 @@ class Chunk(Chunk):
 check.Chunk()
 
 # %% [markdown]
-# ## Exercise 15.6 · Running a schedule (11 min, 3 points)
+# ## Exercise 15.6 · Running a schedule (16 min, 3 points)
 #
 # `Pipeline(layers, schedule, micro_batches, loss_fn, group)` takes all layers of a model, which are the same on every
 # rank, and keeps those of its own stage. The constructor is given. It checks the schedule before anything runs, and

@@ -22,7 +22,8 @@
 #
 # Tensor parallelism splits every layer, so its ranks communicate in every layer. You can also split a model by depth:
 # each rank computes a few consecutive layers, a **stage**. It sends its outputs to the next stage, and later receives
-# the gradients of these outputs.
+# the gradients of these outputs. That is so little that it can cross slow links. The catch: while one stage computes,
+# what do the others do?
 
 # %% tags=["nbval-ignore-output"]
 from shared import measure, ranks, schedules, tables, widgets
@@ -223,8 +224,8 @@ rows = [[name, *map(str, tensors)] for name, tensors in kept.items()]
 tables.Table(["most activations, in tensors", *stages], rows)
 
 # %% [markdown]
-# Each micro-batch in flight costs three tensors. The table leaves out messages. The last stage sends its outputs to
-# nobody, so there they count, too, with one more tensor for the loss.
+# Each micro-batch in flight costs three tensors. The table leaves out what is sent or received. The last stage sends
+# its outputs to nobody, so there they count, too: 8 · 4 tensors with GPipe, 4 with 1F1B, and one for the loss.
 #
 # With micro-batches of a fixed size, the activations of GPipe grow with m, and those of 1F1B do not. So you can choose
 # a large m for a small bubble. GPipe as published pays with time instead: it keeps only a stage's inputs for each
@@ -297,7 +298,7 @@ pipeline_plots.schedule({name: runs[name] for name in ("1F1B", "interleaved")})
 pipeline_plots.schedule({name: runs[name] for name in ("1F1B", "zero bubble")})
 
 # %% [markdown]
-# All four come within about 0.01 of their formulas. What is left are messages, and sleeps that last a little too long.
+# All four come within about 0.01 of their formulas. The rest is messages, and sleeps that last a little too long.
 #
 # What does a smaller bubble cost? The next table shows how many micro-batches each stage holds at most, and the number
 # of messages between stages. A micro-batch of one of two chunks counts one half.
@@ -320,15 +321,17 @@ tables.Table(["in flight at most", *stages, "messages"], rows)
 # %% [markdown]
 # The interleaved schedule pays with more messages. They are tiny here, but take time on a network. On 512 H100s,
 # torchtitan's Llama 3.1 405B still gained: 1F1B trained 100 tokens/s per GPU, and interleaved 128, with p = 8
-# (torchtitan, `llama3_h100_202412`, table 5).
+# (torchtitan, `llama3_h100_202412`, table 5). The table does not say whether both had the same m.
 #
-# An interleaved stage also holds more than in 1F1B, because it starts more micro-batches before its first backward.
+# With the same m, an interleaved stage also holds more than in 1F1B: it starts more micro-batches before its first
+# backward.
 # Zero bubble sends as much as 1F1B, and no stage holds more micro-batches than stage 0 of 1F1B. But all four stages
 # hold 4: stage s has s fewer in flight than stage 0, but it postpones s `W`, for each of which a linear layer keeps its
 # input and the gradient of its output.
 #
-# Two published schedules have no bubble before the optimizer's step, if F, B and W take the same time. ZB-H2 pays with
-# twice 1F1B's activations, ZB-V with twice the messages (Qi et al. 2023 and 2024). We did not implement them.
+# Two published schedules have no bubble at all, if F, B and W take the same time, and if no stage waits for the others
+# before its optimizer step. ZB-H2 pays for that with twice 1F1B's activations, ZB-V with twice the messages (Qi et al.
+# 2023 and 2024). We did not implement them.
 # DeepSeek's DualPipe feeds micro-batches into the pipeline from both ends (chapter 16).
 #
 # In the next figure, choose p, m, v and the schedule. With four stages, how large must m be before 1F1B's bubble falls
@@ -370,13 +373,16 @@ except ValueError as error:
 
 # %% [markdown]
 # The next schedule is 1F1B, except that no stage holds more than two micro-batches. Its bubble is not only the price of
-# that limit: stages 1 and 2 wait for `F2`, although `B1` could run. Change it. How small a bubble can you reach if each
-# stage may hold two, and how small with three?
+# that limit: stage 2 waits for `F2`, although it could run `B1`, and stage 1 needs that for its own `B1`. Let stage 1
+# alone run `B1` before `F2`, and read what `check_schedule` says. Then, how small a bubble can you reach if each stage
+# may hold two, and how small with three?
 #
 # <details><summary>Answer</summary>
 #
-# Holding two costs 0.53 of the total time, not 0.65: stages 1 and 2 run `F0 F1 B0 B1 F2 F3 B2 B3`, and so on. Holding
-# three costs 0.385, if each stage runs a backward as soon as it can. 1F1B holds four on stage 0, and costs 0.273.
+# If stage 1 alone changes, it waits for stage 2, and stage 2 waits for it: a deadlock. If stage 2 alone changes, the
+# bubble falls from 0.65 of the total time to 0.60. If both run `F0 F1 B0 B1 F2 F3 B2 B3` and so on, it falls to 0.53.
+# Holding three costs 0.385, if each stage runs a backward as soon as it can. 1F1B holds four on stage 0, and costs
+# 0.273. In the lab, you write a function that finds such schedules.
 #
 # </details>
 
@@ -398,7 +404,8 @@ pipeline_plots.schedule(compared)
 # ## Two stages that both send first
 #
 # In 1F1B, a stage sends an output to the next stage while that stage sends a gradient back. What if both use `send`,
-# which returns only when the message has been received (or when buffers can hold it)?
+# which returns only when the message has been received, or when buffers can hold it? In the next cell, pairs of ranks
+# try it with 4 MB. The cell gives up after ten seconds, and reports where each rank was.
 
 # %% tags=["raises-exception"]
 # %%ranks --timeout 10
@@ -457,6 +464,13 @@ pipeline_plots.schedule(unequal)
 # | run `W` in time | a postponed `W` keeps x and g | memory grows with m |
 #
 # None of these mistakes raises an error. In the lab, you make the first two on purpose, and find out what exposes them.
+#
+# ### Found in the wild
+#
+# Who divides by m? In DeepSpeed's pipeline, every stage did. The last stage divided its gradients and sent them back,
+# the stage before divided what had arrived once more, and so on. On the first of four stages, gradients were divided by
+# m four times: with m = 8, they were 512 times too small. The test that now guards this switches clipping off, because
+# clipping could hide the mistake (pull request 8154, 2026).
 
 # %% [markdown]
 # ## When to split by depth
@@ -493,7 +507,8 @@ tables.Table(
 # sends do not grow with the batch: with enough tokens per GPU, its messages hide behind computation.
 #
 # Can a pipeline's replicas use ZeRO? With ZeRO-2, a stage would reduce-scatter its gradients in every micro-batch. With
-# ZeRO-3, it would also gather its weights, m times per step. So pipelines are usually combined with ZeRO-1.
+# ZeRO-3, it would also gather its weights for every forward and every backward, up to 2m times per step. So pipelines
+# are usually combined with ZeRO-1, and DeepSpeed's rejects the other two.
 #
 # Large runs do use pipelines: MT-NLG had p = 35 (Smith et al. 2022), Llama 3 405B p = 16, interleaved (Grattafiori et
 # al. 2024, §3.3.2), and DeepSeek-V3 p = 16 with DualPipe (DeepSeek-AI 2024, §3.2).

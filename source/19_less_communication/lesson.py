@@ -22,8 +22,8 @@
 #
 # Unless the switches do the adding, an all-reduce of S bytes sends at least 2(N−1)/N · S bytes per rank, on average
 # (chapter 01). Chapter 04 hides what it can behind backward. On a slow link, the rest stays exposed. The next cells
-# record a step of `OverlappedDDP` behind a link of 1 Gbit/s. The link is emulated here: the ranks delay each message.
-# As before, each block of the GPT sleeps as a stand-in for a GPU.
+# record a step of `OverlappedDDP` behind a link of 1 Gbit/s. As in chapter 01, the ranks run on the CPU and delay each
+# message, so the link is emulated. Each block of the GPT sleeps as a stand-in for a GPU.
 
 # %% tags=["nbval-ignore-output"]
 from shared import measure, plots, ranks, tables
@@ -70,8 +70,9 @@ measure.expect(line.exposed_ms > 30, "communication is exposed")
 plots.timeline([line])
 
 # %% [markdown]
-# The gradients take 10.8 MB, because each element has 32 bits. But a gradient is an estimate from a few samples, so its
-# last digits are mostly noise. **Gradient compression** sends an approximation that needs fewer bits.
+# In our run, almost a quarter of the step is waiting. The gradients take 10.8 MB, because each element has 32 bits. But
+# a gradient is an estimate from a few samples, so its last digits are mostly noise. **Gradient compression** sends an
+# approximation that needs fewer bits.
 
 # %% [markdown]
 # ## Sixteen bits
@@ -116,8 +117,9 @@ assert ranks.pull("sent_in_16_bits")[0] == 300_000
 my_prediction = {"fp32": None, "bf16": None}
 
 # %% [markdown]
-# You will write `quantize` and `dequantize` in the lab. Here we import short versions from `labs/compressors.py`. The
-# first print shows one block of 256 elements: compare its first elements with what is left of them.
+# You will write `quantize` and `dequantize` in the lab. Here we import short versions from `labs/compressors.py`. Do
+# not open this file before the lab: it gives most answers away. The first print shows one block of 256 elements:
+# compare its first elements with what is left of them.
 
 # %%
 # %%ranks
@@ -141,7 +143,7 @@ assert ratios == [3.94, 1.97]
 # %% [markdown]
 # Against bf16, INT8 saves only a factor of two. And an all-reduce cannot add it up: 100 + 100 overflows, and every rank
 # has its own scales. Ranks have to dequantize before they add. So we build the all-reduce from two collectives that
-# only move bytes. In the diagram, follow the first shard:
+# only move bytes. In the diagram, a block has only two elements. Follow the first shard:
 
 # %%
 diagrams.quantized_all_reduce()
@@ -376,7 +378,7 @@ compression_plots.loss_against_seconds(
 )
 
 # %% [markdown]
-# In our run, bf16 and PowerSGD took about half of the time of fp32, INT8 less than half, and top-k about a third. None
+# In our run, bf16 and PowerSGD took about half of the time of fp32, INT8 about a third, and top-k a little less. None
 # came near the factors of 44 and 83 that the bytes promise: what is left is computing, and compression adds to it.
 # PowerSGD sends a tenth of INT8's bytes, but takes longer: its products and its orthogonal columns cost time.
 #
@@ -465,15 +467,15 @@ tables.Table(header, rows, f"Backward takes {backward_s:.1f} s, and forward half
 
 # %% [markdown]
 # At 10 Gbit/s, INT8 almost halves a step. At 100 and 400 Gbit/s, backward already hides everything that bf16 sends, so
-# the exposed all-gather is pure loss. In data centers, links are fast, most communication is hidden already, and some
-# methods cannot use an all-reduce: only 6 of more than 200 setups became faster than optimized data parallelism
-# (Agarwal et al., MLSys 2022).
+# the exposed all-gather is pure loss. If it were hidden, too, INT8 would still save nothing. In data centers, links are
+# fast, most communication is hidden already, and some methods cannot use an all-reduce: only 6 of more than 200 setups
+# became faster than optimized data parallelism (Agarwal et al., MLSys 2022).
 
 # %% [markdown]
-# ### Found here
+# ### On the CPUs of this course
 #
-# On the CPUs of this course, t is large: four ranks share a few cores, and to quantize a bucket takes milliseconds. The
-# next cell times a step of the large GPT behind emulated links of 0.2 and 1 Gbit/s, and over loopback.
+# Here, t is large: four ranks share a few cores, and it takes milliseconds to quantize a bucket. The next cell times a
+# step of the large GPT behind emulated links of 0.2 and 1 Gbit/s, and over loopback.
 #
 # **Predict.** By what factor does INT8 change the time of a step on each link? 1 would mean no change.
 
@@ -511,15 +513,15 @@ measure.expect(slowest > 1.05, "some compression makes a step slower over loopba
 tables.Table(["", "MB sent", *(f"step, ms: {where}" for where in times)], rows)
 
 # %% [markdown]
-# In our run, everything saved time on the slowest link. At 1 Gbit/s, only bf16 did. Top-k sent 85 times fewer bytes
-# than fp32 there, and its step was no shorter: what compression computes has to hide, too.
+# In our run, everything saved time on the slowest link. At 1 Gbit/s, only bf16 did. Top-k sent 83 times fewer bytes
+# than fp32 there, and its step was no shorter: nothing hides what compression computes.
 
 # %% [markdown]
 # ## Compressing only between hosts
 #
 # With k GPUs per host, INT8 wastes what a ring saves. In a ring, only one rank of a host sends to the next host. In the
-# all-to-all, all k of them do, so k times as much leaves the host. With eight GPUs, that is more than compression has
-# saved. The remedy is three hops:
+# all-to-all, all k of them do, so with many hosts, almost k times as many elements leave each host. With eight GPUs,
+# that is twice what compression has saved. The remedy is three hops:
 #
 # 1. a reduce-scatter inside each host, on the fast links, in full precision,
 # 2. INT8 between the ranks of different hosts that have the same shard,
@@ -591,8 +593,8 @@ times
 
 # %% [markdown]
 # Each of the two ranks of a host all-reduces S/2 with one other rank, and sends half of it twice: S/2 per rank, S in
-# total, 3.94 times smaller. In our run, INT8 among all ranks took less than half of the time of fp32, and INT8 between
-# hosts less than a quarter.
+# total, 3.94 times smaller. A host sends 25 MB per second, and S is 4 MB. So 1.5 S, 0.51 S and 0.25 S should take 240,
+# 81 and 41 ms. In our run, fp32 took 241 ms. The other two took 16 ms more than that, in which they quantize.
 
 # %% [markdown]
 # ## Sending less often
@@ -610,7 +612,17 @@ diagrams.local_sgd()
 # Nesterov momentum of 0.9. With momentum 0 and a learning rate of 1, this would be local SGD. In the paper, eight
 # replicas of a language model exchanged parameters every H = 500 steps, and reached about the perplexity of data
 # parallelism (Douillard et al. 2023). For the 7B model above, such an exchange in float32 sends 53 GB. At 1 Gbit/s,
-# that takes 424 s, but 500 steps compute for 2,100 s.
+# that takes 424 s, a fifth of the 2,100 s that 500 steps compute. In bf16, data parallelism needs 212 s for *every*
+# step of 4.2 s. How large must H be for the exchange to cost a tenth of the computing?
+#
+# <details><summary>Answer</summary>
+#
+# 424 s / (0.1 · 4.25 s) = 1,000 steps.
+#
+# </details>
+#
+# INTELLECT-1, with 10B parameters, was trained like this on up to 14 hosts on three continents. It exchanged in INT8
+# every H = 100 steps, so it sent 4 · 100 times fewer bytes (Jaghouar et al. 2024, arXiv 2412.01152).
 #
 # ### Found in the wild
 #
@@ -674,7 +686,8 @@ diagrams.local_sgd()
 # The methods of this course assume that ranks are equally fast, and rarely fail. Between data centers, neither is true:
 # a step, or H steps, takes as long as the slowest rank, and every collective needs all ranks.
 #
-# But first, in the lab, you build `Int8`, `TopK` and `PowerSGD`, for any parameters and groups. Then you break them.
+# This was the last lesson. In the first one, you started four ranks. Now you can say what each of them holds, what it
+# sends, and what hides it. In the last lab, you build `Int8`, `TopK` and `PowerSGD`. Then you break them.
 
 # %%
 ranks.stop()

@@ -41,7 +41,10 @@ def probe_schedule(build: Callable, asked: Asked) -> list[list[tuple[str, int, i
 
 def probe_alternate(alternate: Callable, micro_batches: int, warm_up: int) -> list[tuple[str, int, int]]:
     forwards, backwards = ([Action(kind, index) for index in range(micro_batches)] for kind in "FB")
-    return [tuple(Action(*action)) for action in alternate(forwards, backwards, warm_up)]
+    found = [tuple(Action(*action)) for action in alternate(forwards, backwards, warm_up)]
+    if (len(forwards), len(backwards)) != (micro_batches, micro_batches):
+        raise AssertionError("alternate() has changed its lists, which are the same ones for every stage")
+    return found
 
 
 def probe_rejection(build: Callable, asked: Asked) -> str:
@@ -118,7 +121,10 @@ def judge_in_flight(asked: Asked, schedule: list[list[Action]], most: Callable[[
         if found > allowed:
             unit = "micro-batches" if asked.chunks is None else "chunks of micro-batches"
             message = f"{asked}: stage {stage} has up to {found} {unit} in flight; expected at most {allowed}"
-            raise Wrong(message, "Hint: how many forwards come before the first backward?")
+            hint = "how many forwards come before the first backward?"
+            if asked.limit is not None:
+                hint = "which two counts tell how many micro-batches a stage has in flight?"
+            raise Wrong(message, f"Hint: {hint}")
 
 
 def judge_warm_up(asked: Asked, schedule: list[list[Action]], wanted: Callable[[int], int]) -> None:
