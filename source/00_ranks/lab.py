@@ -21,7 +21,8 @@
 # - If the check fails, it tells you what went wrong and on which rank, and asks a question as a hint. Change your
 #   function, run its cell, and run the check again, as often as you like.
 # - Each exercise has at least one hint. Click it to open it.
-# - An exercise with the word *Stretch* in its title is optional: no later lab depends on it.
+# - An exercise with the word *Stretch* in its title is optional: no later lab depends on it. Here, it is the last one,
+#   and the 55 minutes include its 5.
 #
 # If a mistake makes the ranks hang, the course stops the cell and shows the doctor's report, as in the lesson. If the
 # ranks have to be restarted, your imports and functions are restored automatically, and a message names the variables
@@ -55,7 +56,8 @@ from torch import Tensor
 #     total += value_of[rank]
 # ```
 #
-# - Call **one** all-reduce of 8 bytes.
+# - Call **one** all-reduce of 8 bytes. The tensor may be on the CPU, because the course's ranks have gloo even if
+#   there are GPUs. In a script with NCCL alone, it would have to be on the rank's GPU.
 # - Keep the full precision of a Python float, which has 64 bits.
 # - Return a float. `tensor.item()` returns the value of a tensor with one element.
 #
@@ -175,9 +177,8 @@ def pass_right(tensor: Tensor) -> Tensor:
 check.pass_right()
 
 # %% [markdown]
-# With gloo, separate calls to `isend` and `irecv` pass this check, too, because gloo can run several transfers at once.
-# NCCL may run them one after the other. If every rank launches its send first, each send may then wait for a receive
-# that never starts. So **with NCCL, batch the sends and receives, or let the ranks take turns**.
+# With gloo, separate calls to `isend` and `irecv` pass this check, too: gloo can run several transfers at once, and
+# NCCL may not. So **with NCCL, batch the sends and receives, or let the ranks take turns**.
 #
 # After the lab, you can try this without a GPU: `ranks.start(4, backend="gloo:cpu", simulate="nccl")` starts new ranks
 # that simulate NCCL. Then run the imports, your function and its check again.
@@ -214,7 +215,7 @@ log_loss(torch.tensor(2.0 + rank, device=device))
 # overwrites its argument. Which tensor can you pass instead of <code>loss</code>?</details>
 #
 # <details><summary>A second hint</summary>The tensor that you pass should have the same value, but its own memory.
-# (After <code>detach()</code> alone, it shares the loss's memory.)</details>
+# After <code>detach()</code> alone, it still shares the loss's memory.</details>
 
 
 # %% tags=["exercise", "export"] grade_id="log-mean-loss"
@@ -323,8 +324,8 @@ for entry in log.entries:
 plots.traffic(ranks.pull("sent_mb"))
 
 # %% [markdown]
-# No rank has a special role anymore. (To see the map of your broadcast, go back two cells and replace `ring_sum(…)`
-# with `broadcast_by_hand(torch.ones(1_000_000, device=device), src=1)`.)
+# No rank has a special role anymore. To see the map of your broadcast, go back two cells and replace `ring_sum(…)`
+# with `broadcast_by_hand(torch.ones(1_000_000, device=device), src=1)`.
 #
 # How long does your all-reduce take, compared with `dist.all_reduce`? As in the lesson, `measure.collectives` times
 # them:
@@ -336,9 +337,9 @@ from shared import measure
 times = measure.collectives({"by hand": ring_sum, "torch": dist.all_reduce})
 
 # %% [markdown]
-# The table and the figure show the same medians. (*Loopback* is a machine's connection to itself. The dotted line goes
-# through the shorter of the two times for 4 MB.) At which sizes are the two all-reduces about equally fast, and at
-# which are they far apart?
+# The table and the figure show the same medians. *Loopback* is a machine's connection to itself. As in the lesson, the
+# dotted line leaves out the latency; it goes through the shorter time for 4 MB. Where are the two all-reduces about
+# equally fast, and where are they far apart?
 
 # %% tags=["nbval-ignore-output"]
 times = ranks.pull("times")[0]
@@ -346,9 +347,10 @@ print(times)
 plots.message_cost(times.sizes_bytes, times.measured_ms)
 
 # %% [markdown]
-# For small tensors, most of the time is latency, so the two take similar times. (These times vary: if you run the cell
-# again, either of the two may be twice as fast as the other.) For 4 MB, moving the bytes takes most of the time. Your
-# ring moves more of them, and it never adds and receives at the same time.
+# For small tensors, the bytes hardly count. The ranks wait for messages and, on a machine with fewer cores than ranks,
+# for a core. That is a matter of chance: if you run the cell again, either of the two may be twice as fast as the
+# other. For 4 MB, moving the bytes takes most of the time. Your ring moves twice as many, and it never adds and
+# receives at the same time.
 #
 # These are times on one machine, where all ranks share cores and memory. The bytes are the same on any cluster: in your
 # ring, each rank sends three full tensors, so it sends 12 MB to add up tensors of 4 MB. How few bytes would be enough

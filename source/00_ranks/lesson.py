@@ -7,12 +7,12 @@
 # %% [markdown]
 # # 00 · Ranks
 #
-# **45–70 minutes.** After this lesson, you will be able to:
+# **45–75 minutes.** After this lesson, you will be able to:
 #
 # - run code in four processes at once, and say what they share and what they do not,
 # - predict what each rank holds after `all_reduce`, `broadcast`, `send` and `recv`, and which rank waits for which,
 # - read the report on a cell that hangs, and name the rank that caused it,
-# - explain why most of a small message's time is latency.
+# - see in a measurement where latency decides how long an all-reduce takes, and where bandwidth does.
 #
 # You should know PyTorch tensors and have written a training loop. You don't need a GPU, or any experience with more
 # than one.
@@ -50,7 +50,7 @@ ranks.start(world_size=4)
 # %% [markdown]
 # A cell that begins with `%%ranks` runs in all four processes. The next one defines a training loop for handwritten
 # digits, much like those you have written before. Each batch has 128 images, and the argument `samples` selects which
-# of them to use. (`torch` and `device` are already defined in every process. You will see below where they come from.)
+# of them to use. `torch` and `device` are already defined in every process; you will see below where they come from.
 
 
 # %%
@@ -391,7 +391,7 @@ print(parcel.item())
 # So keep every handle, and call `wait()` on each of them.
 #
 # A rank that sends *and* receives should launch both as one batch. NCCL may run separate calls one after the other: a
-# rank's `irecv` would begin only when its `isend` is complete, so two ranks that both send first would hang.
+# rank's `irecv` then begins only when its `isend` is complete, so two ranks that both send first may hang.
 # `dist.batch_isend_irecv` takes a list of operations and returns a list of handles. Here, ranks 0 and 3 swap tensors,
 # and so do ranks 1 and 2:
 
@@ -481,6 +481,13 @@ dist.all_reduce(total)
 #
 # Each of the four failures breaks one of two rules: **All ranks call the same collectives, in the same order, with the
 # same shapes and dtypes. Each `send` has a matching `recv`, and ranks never wait for each other in a circle.**
+#
+# > **Found in the wild.** A training run on four GPUs reports that it is done. Its checkpoints are on disk. Half an
+# > hour later, the job fails. `trainer.save_checkpoint()` stood inside `if trainer.is_global_zero:`. It ends with a
+# > barrier, which only rank 0 called. NCCL matches collectives by their order, not by their lines, so rank 0's extra
+# > barrier met the *next* barrier of the other ranks, and both completed. Then rank 0 came to that next barrier, and
+# > waited there alone for 30 minutes, at a line that had no bug (`alan-turing-institute/autocast`, issue 381 and
+# > pull request 386). So count the collectives of each rank, as the doctor does: one rank has launched one more.
 
 # %% [markdown]
 # ## How long an all-reduce takes
@@ -509,8 +516,9 @@ with ranks.world(2):
     times = ranks.run(time_all_reduces)[0]
 
 # %% [markdown]
-# The dotted line is what you would get if bytes were the only cost: a tenth of the bytes, a tenth of the time. Where is
-# the measured time far above it?
+# The dotted line is what you would get if bytes were the only cost: a tenth of the bytes, a tenth of the time. It soon
+# leaves the figure at the bottom, because 400 B would take a hundred-thousandth of the time of 40 MB. From which size
+# on does the measured time follow it?
 
 # %% tags=["nbval-ignore-output"] slideshow={"slide_type": "slide"}
 measured = {size: of_size.time_s for size, of_size in times["all_reduce"].items()}
@@ -525,8 +533,9 @@ measure.expect(growth[400] < growth[4_000_000], "the time grows faster on the ri
 
 # %% [markdown] slideshow={"slide_type": "-"}
 # On the left, ten times the bytes hardly take longer. Most of that time is **latency**, the price of sending anything
-# at all. Toward the right, the bytes take over, and ten times as many take about ten times as long. How many bytes move
-# per second is the **bandwidth**.
+# at all. Here, it is Python and the operating system: launching the call, and waking up the other process. Toward the
+# right, the bytes take over, and ten times as many take about ten times as long. How many bytes move per second is the
+# **bandwidth**.
 #
 # So one all-reduce of 4 KB is much cheaper than ten of 400 B, which pay the latency ten times. Chapter 01 turns this
 # figure into a formula, and chapter 03 uses it to make training steps faster.
@@ -576,9 +585,12 @@ with wire.ledger() as log:
     sum_at_rank_0(tensor)
 print(f"every element is {tensor[0].item()}")
 
+large = tensor.repeat(
+    10
+)  # 40 MB, because sending 4 MB takes hardly longer than waking up a process
 dist.barrier()
 with timeline.record() as line:
-    sum_at_rank_0(tensor)
+    sum_at_rank_0(large)
 
 # %% [markdown]
 # Now look at the ledger of rank 0. `payload` is the size of each message, and `must send` is how much of it rank 0 had
@@ -603,8 +615,8 @@ plots.traffic(sent_mb)
 
 # %% [markdown]
 # Only the row and the column of rank 0 are filled: rank 0 is the sender or the receiver of every message. What does
-# that mean for the other ranks? In the timeline, each bar is a `send` or a `recv`, from the call until it is complete.
-# The label →3 means a send to rank 3. Compare the bars of rank 0 with those of rank 3.
+# that mean for the other ranks? In the timeline of 40 MB, each bar is a `send` or a `recv`, from the call until it is
+# complete. The label →3 means a send to rank 3. Compare the bars of rank 0 with those of rank 3.
 
 # %% tags=["nbval-ignore-output"]
 lines = ranks.pull("line")
@@ -615,7 +627,8 @@ plots.timeline(lines, exposed=False)
 
 # %% [markdown]
 # Rank 0 serves ranks 1, 2 and 3 one after the other. Rank 3 sends and receives only once. Its bars are long because
-# most of each is spent queuing for rank 0.
+# most of their time is waiting: for its turn at rank 0 and, where ranks share cores, for a core. A bar of rank 3 that
+# ends after rank 0's bar for the same message shows the second kind.
 
 # %% [markdown]
 # ## The same in a script
@@ -643,9 +656,14 @@ done = subprocess.run(command, capture_output=True, text=True, timeout=100)
 print("\n".join(sorted(done.stdout.splitlines())))
 
 # %% [markdown]
-# With several machines, or *hosts*, you run one `torchrun` on each, with the address of one of them: `torchrun --nnodes
-# 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint host0:29500 hello.py`. A rank then has two indices: `RANK`
-# counts the ranks of all hosts, and the **local rank** counts those of one host. With four GPUs on each of two hosts:
+# With several machines, or *hosts*, you run the same command on each, with the address of one of them:
+#
+# ```
+# torchrun --nnodes=2 --nproc-per-node=4 --rdzv-backend=c10d --rdzv-endpoint=host0:29500 labs/hello.py
+# ```
+#
+# A rank then has two indices: `RANK` counts the ranks of all hosts, and the **local rank** counts those of one host.
+# With four GPUs on each of two hosts:
 #
 # | `RANK` | 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 |
 # |---|---|---|---|---|---|---|---|---|
@@ -657,7 +675,8 @@ print("\n".join(sorted(done.stdout.splitlines())))
 #
 # With NCCL, pass the device as well: `dist.init_process_group("nccl", device_id=device)`. A missing rank blocks this
 # call in any case, until a timeout. With `device_id`, NCCL also connects its GPUs here, so a wrong network interface or
-# a firewall shows now, and not in the first collective.
+# a firewall shows now, and not in the first collective. At the end, `destroy_process_group` closes the connections;
+# NCCL warns if a script ends without it.
 #
 # A program that every process runs, each on its own data, is called **SPMD**: single program, multiple data. All of
 # this course is.

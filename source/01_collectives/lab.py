@@ -2,16 +2,16 @@
 # jupyter:
 #   course:
 #     module: collectives
-#     minutes: 75
+#     minutes: 90
 # ---
 
 # %% [markdown]
 # # Lab 01 · Collectives by hand
 #
-# **75 minutes, 16 points.** You build your own all-reduce from messages between pairs of ranks: a reduce-scatter and an
+# **90 minutes, 16 points.** You build your own all-reduce from messages between pairs of ranks: a reduce-scatter and an
 # all-gather on a ring. Then you build a broadcast along a tree, and a reduce-scatter that you launch now and wait for
 # later. Later chapters use these functions to shard gradients, optimizer states and parameters. Exercise 1.7 is a
-# stretch exercise: the 75 minutes do not include it.
+# stretch exercise: the 90 minutes do not include it.
 #
 # As in the lesson, N is the number of ranks. Some functions have awkward cases, such as a length that is not a multiple
 # of N. The code we provide handles most of them. The bullets name the cases that you handle. You write your code
@@ -19,7 +19,8 @@
 #
 # Each exercise has a check. It draws new data every time and gives each rank only its own. Its first line, `values`,
 # tries tensors whose length is a multiple of N. Once this passes, the check tries other lengths, dtypes, and subgroups
-# of the ranks, and counts the bytes that each rank sends.
+# of the ranks, counts the bytes that each rank sends, and simulates rings and trees of 5, 7 and 8 ranks. In exercises
+# 1.2, 1.3 and 1.7, the result must have memory of its own, because callers keep it.
 #
 # Each function has an argument `group`: the process group that communicates. `None` means all ranks. Pass `group`
 # on to every `dist` function that you call, and to every collective of your own.
@@ -50,7 +51,7 @@ from torch.nn.functional import pad
 from shared.c10d import all_gather_single
 
 # %% [markdown]
-# ## Exercise 1.1 · One step around the ring (8 min, 1 point)
+# ## Exercise 1.1 · One step around the ring (10 min, 1 point)
 #
 # In each step of the ring, a rank sends `outgoing` to its right neighbor, and receives its left neighbor's tensor into
 # `incoming`:
@@ -67,7 +68,7 @@ from shared.c10d import all_gather_single
 # - As in lab 00, separate calls to `isend` and `irecv` pass the check with gloo. With NCCL, they may hang.
 #
 # `dist.P2POp(dist.isend, tensor, group=group, group_peer=…)` describes a send. With `dist.irecv`, it describes a
-# receive. `group_peer` is the other rank's index within the group. (This rank's own is `dist.get_rank(group)`.) Launch
+# receive. `group_peer` is the other rank's index within the group; this rank's own is `dist.get_rank(group)`. Launch
 # both with `dist.batch_isend_irecv`, which returns a list of handles, and wait for these.
 #
 # <details><summary>Hint</summary>Which method of a handle returns only when its operation is complete? And is it enough
@@ -105,7 +106,7 @@ print(f"received {incoming.item():g}")
 check.ring_step()
 
 # %% [markdown]
-# ## Exercise 1.2 · Reduce-scatter (14 min, 3 points)
+# ## Exercise 1.2 · Reduce-scatter (20 min, 3 points)
 #
 # Every rank has a tensor of the same shape, and rank *r* gets chunk *r* of their sum. The next function, which is
 # given, cuts a tensor into chunks. Below it, you see what it does with 8, 10 and 3 elements:
@@ -314,7 +315,7 @@ print(tensor.tolist())
 check.ring_all_reduce()
 
 # %% [markdown]
-# ## Exercise 1.5 · Broadcast along a tree (12 min, 3 points)
+# ## Exercise 1.5 · Broadcast along a tree (14 min, 3 points)
 #
 # Replace `tensor`, in place, with the tensor of rank `src`. In lab 00, one rank sent it to all others, one after the
 # other. Here, every rank that already has the tensor helps to send it on. With `src=0` and eight ranks, for example:
@@ -377,10 +378,11 @@ check.tree_broadcast()
 # %% [markdown]
 # ## Exercise 1.6 · Break it, then fix it (9 min, 2 points)
 #
-# The next cell has a simpler ring all-reduce, with plain sends and receives. The ring that hung in the lesson sent
-# first. This one receives first.
+# You know two rings that hang: in lesson 01, every rank sent first, and in lesson 00, every rank received first. The
+# next cell has a whole all-reduce of the second kind.
 #
-# **Predict.** Does that help? If not, in which call will the doctor find rank 2, and which rank will it be waiting for?
+# **Predict.** In which call will the doctor find rank 2, and which rank will it be waiting for? Would the ring still
+# hang if rank 0 alone swapped its two calls?
 
 
 # %% tags=["raises-exception"]
@@ -398,8 +400,9 @@ def simpler_ring_all_reduce(tensor):
 simpler_ring_all_reduce(torch.ones(4, device=device))
 
 # %% [markdown]
-# Read the doctor's table: each rank waits in `recv` for the one before it, all around the ring. So swapping the two
-# calls on every rank changes nothing.
+# Read the doctor's table: each rank waits in `recv` for the one before it, all around the ring. Swapping the two calls
+# on every rank only reverses the circle. To test your second prediction, swap them on rank 0 alone, and run the cell
+# again.
 #
 # `dist.send` and `dist.recv` each wait for the other side. You can build a ring step from these two alone, as long as
 # the ranks do not all begin with the same one. We count the *turns* that this takes: in one turn, a rank can send one
@@ -410,9 +413,8 @@ simpler_ring_all_reduce(torch.ones(4, device=device))
 # - Use only `dist.send` and `dist.recv`, with `group_dst` and `group_src` as in exercise 1.5. An odd N needs no code of
 #   its own.
 #
-# <details><summary>Hint</summary>If rank 0 sends first and all other ranks receive first, nothing hangs, because the
-# ring of waiting ranks is broken in one place. But in which turn does the last rank send its message then? In how many
-# places can you break the ring?</details>
+# <details><summary>Hint</summary>If rank 0 alone sends first, the circle is broken in one place, and nothing hangs. But
+# in which turn does the last rank send its message then? In how many places can you break the circle?</details>
 
 
 # %% tags=["exercise", "export"] grade_id="ring-step-in-turns"
@@ -478,7 +480,7 @@ def direct_reduce_scatter(tensor: Tensor, group: ProcessGroup | None = None) -> 
 check.direct_reduce_scatter()
 
 # %% [markdown]
-# ## Exercise 1.8 · Launch now, wait later (12 min, 2 points)
+# ## Exercise 1.8 · Launch now, wait later (15 min, 2 points)
 #
 # So far, all your functions return only when their messages are complete. From chapter 04 on, communication runs while
 # backward computes. For that, you need collectives that return a handle immediately.
@@ -633,10 +635,9 @@ def launch_reduce_scatter(
 check.launch_reduce_scatter()
 
 # %% [markdown]
-# That was the last exercise. Three more functions for later labs are given; you don't need to read them now.
-# `launch_all_gather` launches an all-gather. `reduce_scatter_` returns only when the sum is complete. To save memory
-# for received shards, it cuts a large tensor into pieces and keeps at most two of them in flight. `gather_shards`
-# concatenates the shards of all ranks, on one rank or on all of them, for checkpoints.
+# That was the last exercise. Run the next three cells without reading them, and go on to your own figures. They define
+# what later labs need: `launch_all_gather`, a `reduce_scatter_` that works piece by piece to save memory, and
+# `gather_shards` for checkpoints.
 
 
 # %% tags=["export"] module="async_collectives"
@@ -717,7 +718,7 @@ def gather_shards(
 
 
 # %% [markdown]
-# ## Your own figures (6 min)
+# ## Your own figures (8 min)
 #
 # How many bytes does each rank send when four ranks sum tensors of 4 MB? In lesson 00, rank 0 received 12 MB and sent
 # 12 MB. In lab 00, each rank passed on three whole tensors, which is 12 MB as well.
@@ -767,8 +768,8 @@ sent_mb, messages = sent_by(lambda tensor: tree_broadcast(tensor, src=1))
 plots.traffic(ranks.pull("sent_mb"))
 
 # %% [markdown]
-# Now compare your all-reduce with torch's, behind the emulated link of the lesson. (With NCCL, the ranks use their real
-# links.) How far apart are the two curves?
+# Now compare your all-reduce with torch's, behind the emulated link of the lesson, or with NCCL over your real links.
+# How far apart are the two curves?
 
 # %%
 # %%ranks
@@ -820,8 +821,8 @@ if None not in carried.values():
     display(plots.bars(carried, "MB that all ranks send to reduce-scatter 16 MB"))
 
 # %% [markdown]
-# A tensor of 16 MB needs 3/4 · 16 MB = 12 MB from each rank, which is 48 MB in total. (With NCCL, your GPUs may have
-# links that this interface does not count.)
+# A tensor of 16 MB needs 3/4 · 16 MB = 12 MB from each rank, which is 48 MB in total. With NCCL, the figure may show
+# less, because this interface does not count NVLink.
 #
 # You can now say how many bytes each rank must send for the collectives of the following chapters. In chapter 02, you
 # train with one of them.

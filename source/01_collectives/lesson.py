@@ -84,14 +84,9 @@ star_sent = ranks.pull("sent")
 plots.bars({f"rank {rank}": count for rank, count in enumerate(star_sent)}, "tensors sent")
 
 # %% [markdown] slideshow={"slide_type": "-"}
-# Rank 0 sends three tensors, and the other ranks send one each. While rank 0 is busy, the other ranks' links are mostly
-# idle.
-#
-# **Predict.** The ranks send six tensors in total. If all four shared this work equally, how many tensors would each of
-# them send? 1 would mean as many bytes as its own tensor has.
-
-# %%
-my_prediction = None
+# Rank 0 sends three tensors, and the other ranks one each, so their links are mostly idle. In 2017, TensorFlow averaged
+# gradients through such roots, called parameter servers. At Uber, that wasted about half of 128 GPUs. A ring,
+# which you will now build, lowered that to 12% (Horovod paper, 2018).
 
 # %% [markdown] slideshow={"slide_type": "slide"}
 # ## Reduce-scatter, then all-gather
@@ -112,6 +107,12 @@ diagrams.collective("all_gather")
 # %% [markdown]
 # A reduce-scatter followed by an all-gather is an all-reduce. The next cell does both, one chunk after the other. Chunk
 # A belongs to rank 0, chunk B to rank 1, and so on.
+#
+# **Predict.** In the star, the ranks sent six tensors in total. If all four share this work equally, how many tensors
+# does each of them send? 1 would mean as many bytes as its own tensor has.
+
+# %%
+my_prediction = None
 
 
 # %%
@@ -170,9 +171,9 @@ my_prediction = None
 
 # %% [markdown]
 # The next cell contains the whole ring. It follows two plans, one for each half. A plan has one string per step, and
-# the letter at index *r* is the chunk that rank *r* sends. On four ranks, the first plan is `["DABC", "CDAB", "BCDA"]`:
-# in the first step, rank 0 sends D, and rank 1 sends A. In the second, rank 0 sends C, which it has just received. In
-# lab 00, you wrote the ring step, `pass_right`.
+# letter *r* is the chunk that rank *r* sends. On four ranks, the first plan is `["DABC", "CDAB", "BCDA"]`. Read the
+# first letters, which are rank 0's: it sends D, then C, then B. After step 1, it always sends the partial sum that it
+# has just received and added to. In lab 00, you wrote the ring step, `pass_right`.
 
 
 # %%
@@ -210,16 +211,15 @@ def ring_all_reduce(tensor):
 
 
 # %% [markdown]
-# Now run it on three ranks, and follow row A from panel to panel. Each square lists the ranks whose chunks it contains,
-# an arrow is a message (dots continue at rank 0), and white digits mark a complete sum. To tell the ranks apart, every
-# rank starts with a digit of its own: 100, 10 or 1. The picture writes rank numbers instead: 110 becomes 01.
-# `ranks.world(3)` leaves out rank 3, and `ranks.run` calls a function on each rank, with the variables of that rank. In
-# JupyterLab, you get a slider.
+# Now run it on three ranks, and follow row A from panel to panel. A square lists the ranks whose chunks it contains: 12
+# is the sum of the chunks of ranks 1 and 2. An arrow is a message, dots continue at rank 0, and white digits mark a
+# complete sum. In JupyterLab, you get a slider.
 
 
 # %%
 # %%ranks
 def marked():
+    # Rank 0 contributes 100, rank 1 contributes 10, and rank 2 contributes 1, so a sum shows which ranks it contains.
     return torch.full((world_size,), 10 ** (world_size - 1 - rank), device=device)
 
 
@@ -265,7 +265,7 @@ print(f"{predicted(my_prediction)}the formula gives {formula:.3f} tensors")
 # %% [markdown]
 # A rank always sends less than two tensors, no matter how large the ring is. You cannot do better: unless the switches
 # do the adding, some rank has to send at least 2(N−1)/N · S (Patarasuk and Yuan 2009). Keep the short form in mind: an
-# all-reduce costs about 2S divided by the bandwidth, whatever N is, as long as latency plays no part.
+# all-reduce costs about **2S divided by the bandwidth**, whatever N is, as long as latency plays no part.
 #
 # ## Training with the ring
 #
@@ -324,10 +324,12 @@ print(f"largest difference of the losses: {largest:.0e}")
 print(f"accuracy on 297 other digits: {alone_accuracy:.1%} on one rank, {accuracy:.1%} on four")
 
 # %% [markdown]
+# It is, up to rounding: the ring does what `DistributedDataParallel` did in chapter 00.
+#
 # ## A ring that hangs
 #
-# `pass_right` launches its send and its receive together. It would be simpler to do one after the other: each rank
-# first sends to its right neighbor, and then receives from its left one. Would that work for a single element?
+# `pass_right` launches its send and its receive together. Chapter 00's ring received first, and hung. What if each rank
+# first sends to its right neighbor, and then receives from its left one? Would that work for a single element?
 
 # %% tags=["raises-exception"]
 # %%ranks
@@ -345,9 +347,8 @@ dist.recv(incoming, src=(rank - 1) % world_size)
 # | NCCL | often yes, because Python only queues it; but the GPU runs `recv` after `send`, so the ring may hang |
 # | MPI | often for small messages, not for large ones, so such a ring may pass its tests and hang in training |
 #
-# Two remedies work everywhere. You can launch the send and the receive in one batch with `dist.batch_isend_irecv`, as
-# `pass_right` does. Or you can break the circle of waiting ranks with `send` and `recv` alone, as you will in
-# the lab.
+# Two remedies work everywhere. You can launch the send and the receive in one batch, as `pass_right` does. Or you can
+# break the circle of waiting ranks with `send` and `recv` alone, as in the lab.
 #
 # ## The cost of a message: α and β
 #
@@ -357,11 +358,10 @@ dist.recv(incoming, src=(rank - 1) % world_size)
 #
 # $$T_\text{star} = 2(N-1)\,(\alpha + \beta S) \qquad T_\text{ring} = 2(N-1)\left(\alpha + \beta\,\frac{S}{N}\right)$$
 #
-# Let's find α and β by timing ring steps of several sizes. The next cell puts each rank behind a link of 1 Gbit/s with
-# a latency of 5 ms, the time that light takes to travel through 1,000 km of fiber. Within one building, it would be far
-# smaller, but this machine's own delays would hide it. It is an **emulated link**: the bytes are copied within the
-# machine, but an operation lasts at least as long as a real link needs for its bytes. `measure` times each size in 20
-# rounds, and reports the median.
+# Let's find α and β by timing ring steps. The next cell puts each rank behind a link of 1 Gbit/s with
+# a latency of 5 ms, as through 1,000 km of fiber: this machine's own delays would hide the latency of a link within one
+# building. It is an **emulated link**: the bytes are copied within the machine, but an operation lasts at least as long
+# as a real link needs for its bytes. `measure` times each size in 20 rounds, and reports the median.
 
 # %%
 # %%ranks
@@ -386,8 +386,9 @@ cost_plots.predicted_against_measured(
 )
 
 # %% [markdown] slideshow={"slide_type": "-"}
-# The curve is flat where βS is small compared with α. The fitted α exceeds the link's 5 ms, because a step also takes
-# time on the rank: Python launches two transfers and waits for both.
+# The curve rises where βS is no longer small compared with α. The two are equal at S = **α/β**: 5 ms / 8 ns = 625 KB.
+# The fitted α, and usually β, exceed the link's, because a step also takes time on the rank: Python launches two
+# transfers and waits for both, and their bytes are copied.
 #
 # **Predict.** How many milliseconds does our ring take for 4 MB on four ranks? Use the formula with the α and β above.
 
@@ -423,14 +424,13 @@ cost_plots.predicted_against_measured(models, on_link.measured_s, "bytes in the 
 
 # %% [markdown]
 # For 4 MB, the star takes longer than the ring, because all bytes have to go through rank 0's link. For small tensors,
-# both take 2(N−1) latencies, so the ring is no faster. The ring's markers may lie a few milliseconds above their line,
-# which has only the steps that we timed. The ring also adds and copies chunks, and a late rank delays all others. That
-# varies, so expect scatter on the left.
+# both take 2(N−1) latencies, so the ring is no faster. The ring's markers may lie a few milliseconds above their line:
+# the line knows only messages, but the ring also adds and copies chunks, and one late rank delays all others.
 #
 # Our ring is measured step by step: six separately delayed messages add up to what you see. `dist.all_reduce` is
 # different. The emulated link delays it once, as a whole, *by the ring's formula*. That its markers follow the line
 # therefore only says that we computed the same thing twice. They lie a little below it, because our α and β also
-# contain the time in which the ranks launch messages and copy bytes.
+# contain the ranks' own time.
 #
 # ## Why loopback misleads
 #
@@ -447,8 +447,7 @@ places = {"loopback": on_loopback.measured_s, "1 Gbit/s link, emulated": on_link
 cost_plots.side_by_side(places, "bytes in the tensor")
 
 # %% [markdown]
-# Over loopback, the ring saves less time, or is even slower than the star. So to compare algorithms on one machine,
-# measure behind links. The zigzags are four processes taking turns on a few cores.
+# Over loopback, the ring gains less, or even loses. So to compare algorithms on one machine, measure behind links.
 #
 # ## Real links
 #
@@ -470,16 +469,22 @@ tables.Table(["bytes", "bus bandwidth, MB/s"], rows)
 # of the predicted time.
 #
 # In the clusters of the next table, NVLink connects the GPUs of one host, and InfiniBand or Ethernet connects hosts.
-# Newer racks extend NVLink to 72 GPUs in 18 hosts. α is the latency of one ring step, which is higher over a network.
-# The column "GPUs" gives the size of the ring. In the first two rows, all its GPUs are in one host. In the third row,
-# each host has eight, so α is the mean of seven NVLink steps and one InfiniBand step. Together, the eight adapters are
-# as fast as NVLink: NCCL runs several rings at once, each through a different adapter. In the last six rows, each GPU
-# is in a different host. Compare the first and last rows.
+# Newer racks extend NVLink to 72 GPUs in 18 hosts. α is the latency of one ring step, and "GPUs" is the ring's size:
+#
+# - Rows 1 and 2: all GPUs are in one host.
+# - Row 3: 8 hosts of 8 GPUs, so α is the mean of seven NVLink steps and one InfiniBand step. NCCL runs several rings
+#   at once, each through a different adapter. Together, they carry 400 GB/s, about as much as NVLink.
+# - Rows 4 to 9: each GPU is in a different host.
+#
+# How many times as long as in the first row does 1 GB take in the last?
 
 # %%
 from shared.planner.links import REAL_LINKS, link_table
 
 link_table()
+
+# %% [markdown]
+# The same GB takes 1.5 s instead of 5 ms: 300 times as long. So later chapters keep asking which ranks share a host.
 
 # %% [markdown] slideshow={"slide_type": "slide"}
 # ## Ring or tree?
@@ -523,9 +528,8 @@ cost_plots.all_reduce_costs(algorithms, world_sizes=[4, 64, 1024])
 #
 # ## Launching now, waiting later
 #
-# In all measurements so far, the rank waited until the all-reduce was complete. In chapter 00, you launched one with
-# `async_op=True` instead. The call returned a handle immediately, and `handle.wait()` waited for the result. How much
-# time does that save if the rank has something to compute in the meantime?
+# In all measurements so far, the rank waited until the all-reduce was complete. With `async_op=True`, as in chapter 00,
+# the call returns a handle immediately. How much time does that save if the rank computes in the meantime?
 #
 # **Predict.** Assume α = 5 ms and β = 8 ns per byte, as for torch's all-reduce on our link. Then a chunk of 1 MB takes
 # 13 ms, so the all-reduce of 4 MB below takes 6 · 13 = 78 ms. Computing takes 60 ms. How many milliseconds do the two
@@ -579,8 +583,8 @@ plots.bars(times.ms(), "ms (median of 5)")
 #
 # ## What torch calls it
 #
-# The functions with `single` in their names take one tensor instead of a list of chunks. (Before torch 2.13,
-# `reduce_scatter_single` was `reduce_scatter_tensor`, and `all_gather_single` was `all_gather_into_tensor`.)
+# The functions with `single` in their names take one tensor instead of a list of chunks. Before torch 2.13,
+# `reduce_scatter_single` was `reduce_scatter_tensor`, and `all_gather_single` was `all_gather_into_tensor`.
 #
 # | collective | function in `torch.distributed` | result |
 # |---|---|---|
@@ -626,7 +630,8 @@ log.table(times=False)
 #
 # NCCL's all-reduce differs from ours in three ways. It cuts chunks into slices, and sends one slice while it receives
 # the next. It runs several rings at once, to use all links of a GPU. And it chooses between rings, trees and other
-# algorithms, depending on the size of the tensor and on the network.
+# algorithms, depending on the size and the network. Its trees pass on slices, too, so they lose less than our formula
+# says.
 #
 # ## Recap
 #
@@ -668,8 +673,8 @@ log.table(times=False)
 #   in use, and how to choose an algorithm by size.
 # - [nccl-tests, PERFORMANCE.md](https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md): where the factor
 #   in each collective's bus bandwidth comes from.
-# - Hu et al., [*Demystifying NCCL*](https://arxiv.org/abs/2507.04786) (2025): how NCCL's rings and trees work inside,
-#   and its protocols Simple, LL and LL128.
+# - Hu et al., [*Demystifying NCCL*](https://arxiv.org/abs/2507.04786) (2025): how NCCL's rings and trees work inside.
+# - [*Horovod*](https://arxiv.org/abs/1802.05799) (2018): how the ring replaced the star.
 #
 # ## What is still wasted
 #
@@ -685,7 +690,7 @@ assert one_by_one_s > together_s
 print(f"one by one: {1e3 * one_by_one_s:.1f} ms, in one tensor: {1e3 * together_s:.1f} ms")
 
 # %% [markdown]
-# The difference is latency. Chapter 03 removes most of it by packing gradients together.
+# The difference is latency: 36 ring steps instead of 6. Chapter 03 packs gradients together.
 #
 # *Waiting.* In training, no rank computed during an all-reduce. In chapter 04, you launch all-reduces early enough to
 # change that.

@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 04 · Overlap
 #
-# **60–95 minutes.** After this lesson, you will be able to:
+# **60–100 minutes.** After this lesson, you will be able to:
 #
 # - launch all-reduces from hooks while backward computes, and wait for them afterwards,
 # - predict how much communication stays exposed, and choose the bucket cap that leaves the least,

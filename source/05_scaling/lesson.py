@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 05 · Scaling
 #
-# **40–65 minutes.** After this lesson, you will be able to:
+# **45–70 minutes.** After this lesson, you will be able to:
 #
 # - say whether data parallelism will keep your GPUs busy, before you rent them,
 # - tell waiting for the network from ranks that share cores, and from one slow rank,

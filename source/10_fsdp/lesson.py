@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 10 · FSDP
 #
-# **30–50 minutes.** After this lesson, you will be able to:
+# **35–50 minutes.** After this lesson, you will be able to:
 #
 # - say which rows of a parameter a rank holds, and what that costs on the wire,
 # - explain why frozen layers and fp8 are hard with a flat parameter, and easy without one,

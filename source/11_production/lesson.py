@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 11 · Production
 #
-# **35–60 minutes.** After this lesson, you will be able to:
+# **40–60 minutes.** After this lesson, you will be able to:
 #
 # - compare what torch's and DeepSpeed's wrappers send and hold with what yours do,
 # - shard inside a host only, and predict the bytes that leave the host,

@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 16 · Expert parallelism
 #
-# **35–50 minutes.** After this lesson, you will be able to:
+# **35–55 minutes.** After this lesson, you will be able to:
 #
 # - say what a mixture of experts buys, and what it costs,
 # - compute the bytes of its two all-to-alls, and measure them,

@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 18 · 3D parallelism
 #
-# **50–80 minutes.** After this lesson, you will be able to:
+# **55–85 minutes.** After this lesson, you will be able to:
 #
 # - combine data, pipeline and tensor parallelism on a mesh of ranks, and show that the result is right,
 # - order the axes of a mesh by the links between its ranks,
