@@ -12,7 +12,7 @@ from pathlib import Path
 import nbformat
 
 from instructor import contents
-from instructor.build import ROOT, chapters, lab_of
+from instructor.build import ROOT, chapters, lab_of, lesson_of
 from shared.checks.terminal import show_anything
 
 FOLDER = ROOT / "build" / "colab"
@@ -44,7 +44,7 @@ def write(folder: Path = FOLDER, fetched_from: str = "") -> list[Path]:
     """Write every lesson and lab into `folder`. Returns their paths."""
     written = []
     for chapter in chapters():
-        for kind, notebook in (("chapters", chapter.read("lesson")), ("labs", lab_of(chapter))):
+        for kind, notebook in (("chapters", lesson_of(chapter)), ("labs", lab_of(chapter))):
             path = folder / contents.notebook(kind, chapter.name)
             path.parent.mkdir(parents=True, exist_ok=True)
             nbformat.write(for_colab(notebook, kind, fetched_from or address()), path)

@@ -527,7 +527,7 @@ off = sorted(run.took_ms / run.predicted_ms for run in runs.values())
 print(f"measured / formula: from {off[0]:.2f} to {off[-1]:.2f}")
 measure.expect(1 / 1.6 < off[len(off) // 2] < 1.6, "the formula comes close")
 
-# %% [markdown]
+# %% [markdown] tags=["open"]
 # In the next figure, each row is a cap. The left half shows the model, split into its buckets. Within a row, the first
 # bucket is the darkest; rows with over 20 buckets alternate between two grays. In the right half, compare the measured
 # times with the predicted ones.

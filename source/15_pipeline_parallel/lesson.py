@@ -290,7 +290,7 @@ for name, run in runs.items():
 print(predicted((my_interleaved, my_zero_bubble), "{:.3f} and {:.3f}", "\n"), end="")
 pipeline_plots.schedule({name: runs[name] for name in ("1F1B", "interleaved")})
 
-# %% [markdown]
+# %% [markdown] tags=["open"]
 # Pale bars are chunk 1. In the next figure, look at what the stages do where they waited before:
 
 # %% tags=["nbval-ignore-output"]
