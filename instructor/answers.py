@@ -17,6 +17,7 @@ from instructor import folding
 
 SUMMARY = "The answer, and why"
 OPEN = "open"
+COVER = "# This cell asserts what the text says about the result."  # JupyterLab shows the first line of a folded source.
 MOVED = "-claims"  # the end of the id of a cell with moved assertions
 _MAGIC = "%%ranks"
 
@@ -34,6 +35,11 @@ def hide_answers(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
         if texts and OPEN not in notebook.cells[texts[0]].metadata.get("tags", []):
             notebook.cells[texts[0]].source = behind_a_click(notebook.cells[texts[0]].source)
     notebook.cells = list(itertools.chain(*(moved.get(cell.id, [cell]) for cell in notebook.cells)))
+    for cell in notebook.cells:
+        if "claims" in cell.metadata.get("tags", []):
+            _hide_source(cell)
+            if _claims(ast.parse(folding.python_of(cell)).body[0]) and not cell.source.startswith(_MAGIC):
+                cell.source = f"{COVER}\n{cell.source}"
     return notebook
 
 
@@ -71,13 +77,17 @@ def _without_claims(cell) -> list:
         claims[:0] = lines[statement.lineno - 1 : statement.end_lineno]
         del lines[statement.lineno - 1 : statement.end_lineno]
     if not cell.source.startswith(_MAGIC) and any(_claims(node) for node in ast.walk(ast.parse("\n".join(lines)))):
-        cell.metadata["jupyter"] = nbformat.from_dict(cell.metadata.get("jupyter", {}) | {"source_hidden": True})
+        _hide_source(cell)
     if not claims:
         return [cell]
     cell.source = re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
     magic = [cell.source.splitlines()[0]] if cell.source.startswith(_MAGIC) else []
-    hidden = {"tags": ["claims"], "jupyter": {"source_hidden": True}}
-    return [cell, nbformat.v4.new_code_cell("\n".join(magic + claims), id=cell.id + MOVED, metadata=hidden)]
+    tagged = {"tags": ["claims"]}
+    return [cell, nbformat.v4.new_code_cell("\n".join(magic + claims), id=cell.id + MOVED, metadata=tagged)]
+
+
+def _hide_source(cell) -> None:
+    cell.metadata["jupyter"] = nbformat.from_dict(cell.metadata.get("jupyter", {}) | {"source_hidden": True})
 
 
 def _claims(node: ast.AST) -> bool:
