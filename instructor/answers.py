@@ -3,8 +3,10 @@
 - Stored outputs are folded (folding.py).
 - Assertions about a result move into a hidden cell, tagged `claims`, behind the cell that measures it. If a notebook
   cell asserts something inside a loop, its whole source is folded.
-- The text below the result opens at a click. A text that answers nothing, but introduces the next cell, stays open if
-  its cell has the tag `open`.
+- The text below the result opens at a click, and the outputs that it introduces are folded, too.
+
+Two tags of a text's cell change this: `introduction` if the text only introduces the next result, so that the one below
+that result answers, and `open` if neither this text nor any below it answers the prediction.
 """
 
 import ast
@@ -16,8 +18,8 @@ import nbformat
 from instructor import folding
 
 SUMMARY = "The answer, and why"
-OPEN = "open"
-COVER = "# This cell asserts what the text says about the result."  # JupyterLab shows the first line of a folded source.
+OPEN, INTRODUCTION = "open", "introduction"
+COVER = "# This cell asserts what the text says about the result."  # JupyterLab shows the first line of a fold.
 MOVED = "-claims"  # the end of the id of a cell with moved assertions
 _MAGIC = "%%ranks"
 
@@ -32,13 +34,20 @@ def hide_answers(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
         texts = [index for index in range(last + 1, end) if notebook.cells[index].cell_type == "markdown"]
         for index in range(begin, next((text for text in texts if _has_heading(notebook.cells[text])), end)):
             moved[notebook.cells[index].id] = _without_claims(notebook.cells[index])
-        if texts and OPEN not in notebook.cells[texts[0]].metadata.get("tags", []):
-            notebook.cells[texts[0]].source = behind_a_click(notebook.cells[texts[0]].source)
+        for text, next_text in itertools.pairwise([*texts, end]):
+            cell, tags = notebook.cells[text], notebook.cells[text].metadata.get("tags", [])
+            if not {OPEN, INTRODUCTION} & set(tags):
+                cell.source = behind_a_click(cell.source)
+            if INTRODUCTION in tags or cell.source.endswith("</details>"):
+                for introduced in notebook.cells[text + 1 : next_text]:
+                    folding.fold(introduced)
+            if INTRODUCTION not in tags:
+                break
     notebook.cells = list(itertools.chain(*(moved.get(cell.id, [cell]) for cell in notebook.cells)))
     for cell in notebook.cells:
         if "claims" in cell.metadata.get("tags", []):
             _hide_source(cell)
-            if _claims(ast.parse(folding.python_of(cell)).body[0]) and not cell.source.startswith(_MAGIC):
+            if asserts(ast.parse(folding.python_of(cell)).body[0]) and not cell.source.startswith(_MAGIC):
                 cell.source = f"{COVER}\n{cell.source}"
     return notebook
 
@@ -73,10 +82,10 @@ def _without_claims(cell) -> list:
         return [cell]
     tree = ast.parse(folding.python_of(cell))
     lines, claims = cell.source.splitlines(), []
-    for statement in reversed([statement for statement in tree.body if _claims(statement)]):
+    for statement in reversed([statement for statement in tree.body if asserts(statement)]):
         claims[:0] = lines[statement.lineno - 1 : statement.end_lineno]
         del lines[statement.lineno - 1 : statement.end_lineno]
-    if not cell.source.startswith(_MAGIC) and any(_claims(node) for node in ast.walk(ast.parse("\n".join(lines)))):
+    if not cell.source.startswith(_MAGIC) and any(asserts(node) for node in ast.walk(ast.parse("\n".join(lines)))):
         _hide_source(cell)
     if not claims:
         return [cell]
@@ -90,10 +99,10 @@ def _hide_source(cell) -> None:
     cell.metadata["jupyter"] = nbformat.from_dict(cell.metadata.get("jupyter", {}) | {"source_hidden": True})
 
 
-def _claims(node: ast.AST) -> bool:
+def asserts(node: ast.AST) -> bool:
     """Tell whether a statement asserts something about a result."""
     return isinstance(node, ast.Assert) or (
         isinstance(node, ast.Expr)
         and isinstance(node.value, ast.Call)
-        and ast.unparse(node.value.func) == "measure.expect"
+        and ast.unparse(node.value.func).endswith(("measure.expect", ".assert_volume"))
     )

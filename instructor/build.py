@@ -268,7 +268,7 @@ def has_content(path: Path, kind: str, content) -> bool:
     built = _read(path)
     if kind == "executed" and not _was_executed(built, content):
         return False
-    return all(of(built) == of(content) for of in (_essences, folding.folded, _originals))
+    return all(of(built) == of(content) for of in (_essences, folding.folded, _hidden_sources, _originals))
 
 
 def _was_executed(built: nbformat.NotebookNode, content: nbformat.NotebookNode) -> bool:
@@ -286,6 +286,10 @@ def _essences(notebook: nbformat.NotebookNode) -> list[tuple]:
         (cell.cell_type, cell.id, cell.source, cell.metadata.get("tags", []), cell.metadata.get("nbgrader"))
         for cell in notebook.cells
     ]
+
+
+def _hidden_sources(notebook: nbformat.NotebookNode) -> list[bool]:
+    return [cell.metadata.get("jupyter", {}).get("source_hidden", False) for cell in notebook.cells]
 
 
 def _to_execute(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:

@@ -37,6 +37,9 @@ def for_colab(notebook: nbformat.NotebookNode, folder: str, fetched_from: str) -
         nbformat.v4.new_code_cell(code, id="colab-001"),
     ]
     notebook.cells = [*first, *notebook.cells]
+    for cell in notebook.cells:
+        if cell.metadata.get("jupyter", {}).get("source_hidden"):
+            cell.metadata["cellView"] = "form"  # Colab then shows no code until the student asks for it.
     return notebook
 
 

@@ -31,7 +31,7 @@ def fold_answers(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
         if not any(map(displays, notebook.cells[begin + 1 : last + 1])):
             last = next((index for index in code if displays(notebook.cells[index])), last)
         for index in range(begin + 1, last + 1):
-            _fold(notebook.cells[index])
+            fold(notebook.cells[index])
     return notebook
 
 
@@ -79,7 +79,7 @@ def _predicts(cell) -> bool:
     return cell.cell_type == "code" and bool(_PREDICTS.search(cell.source))
 
 
-def _fold(cell) -> None:
+def fold(cell) -> None:
     """Fold a code cell's outputs. JupyterLab adds the older key to files that have only the newer one."""
     if cell.cell_type == "code":
         cell.metadata["jupyter"] = nbformat.from_dict(cell.metadata.get("jupyter", {}) | {"outputs_hidden": True})
