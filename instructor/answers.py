@@ -91,7 +91,7 @@ def _without_claims(cell) -> list:
         return [cell]
     cell.source = re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
     magic = [cell.source.splitlines()[0]] if cell.source.startswith(_MAGIC) else []
-    tagged = {"tags": ["claims"]}
+    tagged = {"tags": ["claims", "nbval-ignore-output"]}
     return [cell, nbformat.v4.new_code_cell("\n".join(magic + claims), id=cell.id + MOVED, metadata=tagged)]
 
 

@@ -28,7 +28,7 @@ def test_assertions_about_a_result_move_into_a_hidden_cell():
     _, run, claims = hidden(new_code_cell(PREDICTION), new_code_cell(source))
     assert run.source == "%%ranks 0\nx = f()\nprint(x)" and not hides_source(run)
     assert claims.source == "%%ranks 0\nassert x == 42\nmeasure.expect(\n    x < 50,\n    'small',\n)"
-    assert claims.id == "lesson-001-claims" and claims.metadata.tags == ["claims"] and hides_source(claims)
+    assert claims.id == "lesson-001-claims" and "claims" in claims.metadata.tags and hides_source(claims)
 
 
 def test_the_first_line_of_a_hidden_cell_which_jupyterlab_shows_asserts_nothing():
