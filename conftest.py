@@ -12,8 +12,12 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(items):
-    """Leave out the sentence that stands before folded answers: a cell that runs does not print it."""
+    """Leave out the sentence that stands before folded answers: a cell that runs does not print it.
+
+    A built notebook has no numbers beside its cells. To nbval, that would mean that they were not executed.
+    """
     for item in items:
         cell = getattr(item, "cell", None)
         if cell is not None and cell.get("outputs"):
             cell.outputs = [output for output in cell.outputs if output.get("data") != COVER]
+            cell.execution_count = cell.execution_count or 1

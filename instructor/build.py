@@ -40,7 +40,7 @@ from pathlib import Path
 import jupytext
 import nbformat
 
-from instructor import contents, folding
+from instructor import answers, contents, folding
 from instructor.links import GLOSSARY, with_links
 from shared.checks.terminal import show_anything
 from shared.deadlines import scaled
@@ -104,6 +104,11 @@ def _add_grading(cell) -> None:
     cell.metadata["nbgrader"] = grade | {"task": False}
 
 
+def lesson_of(chapter: Chapter) -> nbformat.NotebookNode:
+    """Return the lesson as a student gets it, not executed: what answers a prediction is out of sight."""
+    return answers.hide_answers(_to_execute(chapter.read("lesson")))
+
+
 def lab_of(chapter: Chapter) -> nbformat.NotebookNode:
     """Return the lab as a student gets it: nbgrader has blanked the solutions, and there are no outputs."""
     from nbgrader.preprocessors import ClearOutput, ClearSolutions, LockCells
@@ -122,7 +127,7 @@ def solution_of(chapter: Chapter) -> nbformat.NotebookNode:
     notebook = chapter.read("lab")
     for cell in notebook.cells:
         cell.source = _without_markers(cell.source)
-    return notebook
+    return _to_execute(notebook)
 
 
 def module_names(chapter: Chapter) -> list[str]:
@@ -236,7 +241,7 @@ def products(chapter: Chapter) -> dict[Path, tuple[str, object]]:
         return with_links(notebook, folder, chapter.name, exists)
 
     return {
-        path_of("chapters"): ("executed", linked("chapters", folding.fold_answers(chapter.read("lesson")))),
+        path_of("chapters"): ("executed", linked("chapters", lesson_of(chapter))),
         path_of("labs"): ("plain", linked("labs", lab_of(chapter))),
         **{ROOT / "solutions" / f"{module}.py": ("text", text) for module, text in modules.items()},
         path_of("solutions"): ("executed", linked("solutions", solution_of(chapter))),
@@ -263,12 +268,12 @@ def has_content(path: Path, kind: str, content) -> bool:
     built = _read(path)
     if kind == "executed" and not _was_executed(built, content):
         return False
-    return all(of(built) == of(content) for of in (_essences, folding.folded, _originals))
+    return all(of(built) == of(content) for of in (_essences, folding.folded, _hidden_sources, _originals))
 
 
 def _was_executed(built: nbformat.NotebookNode, content: nbformat.NotebookNode) -> bool:
     """Tell whether a built notebook has the outputs of this code. Its text may differ."""
-    return built.metadata.get("course", {}).get("built_from") == _hash(content)
+    return built.metadata.get("course", {}).get("built_from") == content.metadata["course"]["built_from"]
 
 
 def _originals(notebook: nbformat.NotebookNode) -> dict:
@@ -283,8 +288,21 @@ def _essences(notebook: nbformat.NotebookNode) -> list[tuple]:
     ]
 
 
+def _hidden_sources(notebook: nbformat.NotebookNode) -> list[bool]:
+    return [cell.metadata.get("jupyter", {}).get("source_hidden", False) for cell in notebook.cells]
+
+
+def _to_execute(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """Note the hash of the source's code. A notebook in which only text has changed keeps its outputs.
+
+    It also keeps them if assertions only move to other cells, because those have no outputs.
+    """
+    notebook.metadata["course"]["built_from"] = _hash(notebook)
+    return notebook
+
+
 def _hash(notebook: nbformat.NotebookNode) -> str:
-    """Return a hash of what is executed. A notebook in which only text has changed keeps its outputs."""
+    """Return a hash of what is executed."""
     code = [(cell.source, cell.metadata.get("tags", [])) for cell in _code_cells(notebook)]
     return hashlib.sha256(repr(code).encode()).hexdigest()[:16]
 
@@ -300,7 +318,6 @@ def execute(notebook: nbformat.NotebookNode, folder: Path) -> nbformat.NotebookN
     from shared.measure.claims import STRICT
     from shared.ranks import reader
 
-    notebook.metadata["course"]["built_from"] = _hash(notebook)
     client = NotebookClient(
         notebook,
         timeout=CELL_TIMEOUT_S,
@@ -325,6 +342,11 @@ def _shows_progress(output) -> bool:
 def as_saved(notebook: nbformat.NotebookNode) -> str:
     """Return a notebook as the text that JupyterLab saves, so that opening and saving it changes nothing in git."""
     saved = folding.cover_answers(copy.deepcopy(notebook))
+    for cell in _code_cells(saved):
+        cell.execution_count = None  # A number beside a cell means that the student has run it.
+        for output in cell.outputs:
+            if output.output_type == "execute_result":
+                output.execution_count = None
     saved.metadata |= nbformat.from_dict({"kernelspec": KERNELSPEC, "language_info": LANGUAGE_INFO})
     return nbformat.writes(saved) + "\n"
 
@@ -352,10 +374,13 @@ def _with_outputs(content: nbformat.NotebookNode, path: Path, force: bool) -> nb
     built = _read(path) if path.exists() and not force else None
     if built is None or not _was_executed(built, content):
         return execute(content, path.parent)
-    for cell, executed in zip(_code_cells(content), _code_cells(built), strict=True):
-        cell.outputs, cell.execution_count = executed.outputs, executed.execution_count
-    content.metadata["course"]["built_from"] = _hash(content)
+    for cell, executed in zip(*map(_with_own_outputs, (content, built)), strict=True):
+        cell.outputs = executed.outputs
     return content
+
+
+def _with_own_outputs(notebook: nbformat.NotebookNode) -> list:
+    return [cell for cell in _code_cells(notebook) if not cell.id.endswith(answers.MOVED)]
 
 
 def stale() -> list[str]:

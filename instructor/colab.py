@@ -12,7 +12,7 @@ from pathlib import Path
 import nbformat
 
 from instructor import contents
-from instructor.build import ROOT, chapters, lab_of
+from instructor.build import ROOT, chapters, lab_of, lesson_of
 from shared.checks.terminal import show_anything
 
 FOLDER = ROOT / "build" / "colab"
@@ -37,6 +37,9 @@ def for_colab(notebook: nbformat.NotebookNode, folder: str, fetched_from: str) -
         nbformat.v4.new_code_cell(code, id="colab-001"),
     ]
     notebook.cells = [*first, *notebook.cells]
+    for cell in notebook.cells:
+        if cell.metadata.get("jupyter", {}).get("source_hidden"):
+            cell.metadata["cellView"] = "form"  # Colab then shows no code until the student asks for it.
     return notebook
 
 
@@ -44,7 +47,7 @@ def write(folder: Path = FOLDER, fetched_from: str = "") -> list[Path]:
     """Write every lesson and lab into `folder`. Returns their paths."""
     written = []
     for chapter in chapters():
-        for kind, notebook in (("chapters", chapter.read("lesson")), ("labs", lab_of(chapter))):
+        for kind, notebook in (("chapters", lesson_of(chapter)), ("labs", lab_of(chapter))):
             path = folder / contents.notebook(kind, chapter.name)
             path.parent.mkdir(parents=True, exist_ok=True)
             nbformat.write(for_colab(notebook, kind, fetched_from or address()), path)

@@ -4,6 +4,7 @@ JupyterLab unfolds an output when its cell runs. In place of a folded output, it
 so a sentence comes before the answer. Viewers that cannot fold outputs, such as GitHub's, show all of them.
 """
 
+import ast
 import re
 
 import nbformat
@@ -18,22 +19,42 @@ def fold_answers(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
     """Fold the outputs of the cells after each prediction.
 
     The last cell to fold is the last one that uses the prediction. If none does, it is the one before the next Markdown
-    cell.
+    cell, or else the first one that displays something.
     """
-    begins = [index for index, cell in enumerate(notebook.cells) if _predicts(cell)]
-    for begin, end in zip(begins, [*begins[1:], len(notebook.cells)], strict=True):
+    for begin, end in predictions(notebook):
         names = set(_NAMES.findall(notebook.cells[begin].source.split(" = ")[0]))
         after = range(begin + 1, end)
-        uses = [
-            index
-            for index in after
-            if notebook.cells[index].cell_type == "code" and names & set(_NAMES.findall(notebook.cells[index].source))
-        ]
+        code = [index for index in after if notebook.cells[index].cell_type == "code"]
+        uses = [index for index in code if names & set(_NAMES.findall(notebook.cells[index].source))]
         texts = [index for index in after if notebook.cells[index].cell_type == "markdown"]
         last = max(uses) if uses else min(texts, default=end) - 1
+        if not any(map(displays, notebook.cells[begin + 1 : last + 1])):
+            last = next((index for index in code if displays(notebook.cells[index])), last)
         for index in range(begin + 1, last + 1):
-            _fold(notebook.cells[index])
+            fold(notebook.cells[index])
     return notebook
+
+
+def predictions(notebook: nbformat.NotebookNode) -> list[tuple[int, int]]:
+    """Return, for each prediction, the index of its cell, and that of the next prediction's cell or the end."""
+    begins = [index for index, cell in enumerate(notebook.cells) if _predicts(cell)]
+    return list(zip(begins, [*begins[1:], len(notebook.cells)], strict=True))
+
+
+def displays(cell) -> bool:
+    """Tell whether a code cell shows something: it prints, fails, or ends with an expression."""
+    if cell.cell_type != "code" or not cell.source.strip():
+        return False
+    tree = ast.parse(python_of(cell))
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    prints = any(isinstance(call.func, ast.Name) and call.func.id == "print" for call in calls)
+    is_value = isinstance(tree.body[-1], ast.Expr) and not cell.source.startswith("%%")
+    return prints or is_value or "raises-exception" in cell.metadata.get("tags", [])
+
+
+def python_of(cell) -> str:
+    """Return a cell's source with a comment in place of its magic, so that lines keep their numbers."""
+    return re.sub("^%%", "# ", cell.source)
 
 
 def cover_answers(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
@@ -58,7 +79,7 @@ def _predicts(cell) -> bool:
     return cell.cell_type == "code" and bool(_PREDICTS.search(cell.source))
 
 
-def _fold(cell) -> None:
+def fold(cell) -> None:
     """Fold a code cell's outputs. JupyterLab adds the older key to files that have only the newer one."""
     if cell.cell_type == "code":
         cell.metadata["jupyter"] = nbformat.from_dict(cell.metadata.get("jupyter", {}) | {"outputs_hidden": True})

@@ -1,12 +1,13 @@
 """Built files match their source and were executed, and a lab differs from its solution only in its exercises."""
 
+import copy
 import re
 
 import nbformat
 import pytest
 from nbformat.validator import validate
 
-from instructor import build, contents, new_chapter
+from instructor import answers, build, contents, new_chapter
 from instructor.links import without_links
 
 CHAPTERS = build.chapters()
@@ -50,9 +51,11 @@ def test_a_changed_source_makes_its_notebooks_stale(monkeypatch, script, stale):
 
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=IDS)
 @pytest.mark.parametrize("folder", ["chapters", "solutions"])
-def test_every_code_cell_was_executed_in_order(folder, chapter):
-    counts = [cell.execution_count for cell in _code(_read(folder, chapter)) if cell.source.strip()]
-    assert counts == list(range(1, len(counts) + 1))
+def test_cells_have_no_numbers_of_our_run(folder, chapter):
+    """A number beside a cell means that the student has run it."""
+    code = _code(_read(folder, chapter))
+    results = [output for cell in code for output in cell.outputs if output.output_type == "execute_result"]
+    assert {each.execution_count for each in [*code, *results]} == {None}
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=IDS)
@@ -106,8 +109,9 @@ def test_notebooks_have_the_form_in_which_jupyterlab_saves_them(folder, chapter)
 
 
 def test_a_notebook_with_the_right_content_gets_its_form_without_being_executed(monkeypatch, tmp_path):
-    content = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1 + 1", id="a")], metadata={"course": {}})
-    built = nbformat.from_dict({**content, "metadata": {"course": {"built_from": build._hash(content)}}})
+    cells = [nbformat.v4.new_code_cell("1 + 1", id="a")]
+    content = build._to_execute(nbformat.v4.new_notebook(cells=cells, metadata={"course": {}}))
+    built = nbformat.from_dict(copy.deepcopy(content))
     path = tmp_path / "00_ranks.ipynb"
     nbformat.write(built, path)
     monkeypatch.setattr(build, "ROOT", tmp_path)
@@ -122,10 +126,9 @@ def test_a_notebook_with_the_right_content_gets_its_form_without_being_executed(
 def test_a_notebook_whose_text_has_changed_keeps_its_outputs(monkeypatch, tmp_path):
     def notebook(text: str, code: str = "6 * 7") -> nbformat.NotebookNode:
         cells = [nbformat.v4.new_markdown_cell(text), nbformat.v4.new_code_cell(code)]
-        return nbformat.v4.new_notebook(cells=cells, metadata={"course": {}})
+        return build._to_execute(nbformat.v4.new_notebook(cells=cells, metadata={"course": {}}))
 
     def executed(content, folder):
-        content.metadata["course"]["built_from"] = build._hash(content)
         content.cells[1].outputs = [nbformat.v4.new_output("stream", text="42")]
         return content
 
@@ -137,6 +140,19 @@ def test_a_notebook_whose_text_has_changed_keeps_its_outputs(monkeypatch, tmp_pa
     assert after.cells[0].source == "After." and after.cells[1].outputs
     assert build._with_outputs(notebook("Before.", "6 * 9"), path, force=False) == "executed again"
     assert build._with_outputs(notebook("Before."), path, force=True) == "executed again"
+
+
+def test_assertions_that_move_to_another_cell_keep_the_outputs(monkeypatch, tmp_path):
+    path = tmp_path / "00_ranks.ipynb"
+    printed = nbformat.v4.new_output("stream", text="42")
+    cells = [nbformat.v4.new_code_cell("my_guess = None"), nbformat.v4.new_code_cell("print(42)\nassert 42")]
+    before = build._to_execute(nbformat.v4.new_notebook(cells=cells, metadata={"course": {}}))
+    after = answers.hide_answers(copy.deepcopy(before))
+    before.cells[1].outputs = [printed]
+    nbformat.write(before, path)
+    monkeypatch.setattr(build, "execute", lambda *_: pytest.fail("it was executed"))
+    kept = build._with_outputs(after, path, force=False)
+    assert [cell.outputs for cell in kept.cells] == [[], [printed], []]
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=IDS)

@@ -328,7 +328,9 @@ def test_the_page_to_keep_has_what_passed_when_and_after_which_help(course, caps
     html = (course / "mine" / "finished.html").read_text()
     words, today = Links(html).words, progress.runs()[0][0].at[:10]
     assert words.count(today) == 3 and "sum_over_ranks" in words and "global_mean" not in words
-    assert "6 of 31 points, in 1 lab, " in words and "Lab 01" not in words
+    numbers = re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", html)
+    assert numbers == [("exercises passed", "2 of 13"), ("points", "6 of 31"), ("runs of checks", "3"), ("days", "1")]
+    assert "Lab 01" not in words and "these classes" not in words and "6 of 15 points" in words
     assert words.count("with our version shown") == 1
     assert html.count("<img") == 1 and "base64,two" in html and not re.search("https?:", html)
 

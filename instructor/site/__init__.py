@@ -3,6 +3,7 @@
 command.py    the command line (started by __main__.py): writes the sources of the pages, then runs Sphinx on them
 sources.py    the sources: the start page, the notebooks, the glossary, docs/, and what can be downloaded
 notebooks.py  turns a built notebook into the source of a page: folds answers, describes figures, adds links
+committed.py  the notebooks as they were committed, without the runs of whoever has used this copy of the course
 figures.py    what the widgets show for each choice, computed beforehand, because a page has no kernel
 addresses.py  the course's public address, and what follows from it: links to Colab and to the source
 extension.py  for Sphinx: formulas become MathML, which browsers draw without a script, and folded cells <details>

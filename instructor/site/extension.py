@@ -12,7 +12,7 @@ from pygments.lexer import bygroups
 from pygments.lexers.python import PythonLexer
 from pygments.token import Keyword, String
 
-from instructor.site.notebooks import SUMMARIES
+from instructor.site.notebooks import PREDICT_FIRST, SUMMARIES
 from shared.tables.rendering import render
 
 
@@ -37,7 +37,9 @@ def visit_math(translator, node) -> None:
 
 
 def visit_folded(translator, node) -> None:
-    translator.body.append(f'<details class="fold"><summary>{escape(SUMMARIES[node["prompt_show"]])}</summary>\n')
+    summary = SUMMARIES[node["prompt_show"]]
+    names = "fold answer" if summary == PREDICT_FIRST else "fold"
+    translator.body.append(f'<details class="{names}"><summary>{escape(summary)}</summary>\n')
 
 
 def depart_folded(translator, node) -> None:

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import nbformat
 
 from instructor import contents, links
-from instructor.build import ROOT
-from instructor.site import figures
+from instructor.site import committed, figures
 from instructor.site.addresses import Repository
 from shared.tables.rendering import render
 
@@ -35,8 +34,8 @@ class Page:
 
     def source(self) -> nbformat.NotebookNode:
         """Return the notebook from which Sphinx makes the page."""
-        notebook = nbformat.read(ROOT / self.path, as_version=4)
-        notebook.cells = links.without_links(notebook)
+        notebook = nbformat.reads(committed.text(self.path), as_version=4)
+        notebook.cells = [cell for cell in links.without_links(notebook) if not _only_asserts(cell)]
         before = ""
         for cell in notebook.cells:
             if cell.cell_type == "markdown":
@@ -129,6 +128,10 @@ def _prepare(cell: nbformat.NotebookNode, before: str) -> None:
     if hidden.get("outputs_hidden") and cell.outputs:
         kept["tags"].append("hide-output")
     cell.metadata = nbformat.from_dict(kept)
+
+
+def _only_asserts(cell: nbformat.NotebookNode) -> bool:
+    return "claims" in cell.metadata.get("tags", []) and not cell.outputs
 
 
 def _is_empty(output) -> bool:

@@ -36,13 +36,34 @@ def write_finished(root: Path, page: Page) -> Path | None:
         }
         for lab in labs
     ]
-    days = sorted(run.at[:10] for row in rows for _, run, _ in row["exercises"])
+    passed = [exercise for row in rows for exercise in row["exercises"]]
+    days = sorted({run.at[:10] for _, run, _ in passed})
+    names = dict.fromkeys(exercise.name for exercise, _, _ in passed)
     html = render(
-        __package__, "finished.html", rows=rows, points=page.points(page.labs), first_day=days[0], last_day=days[-1]
+        __package__,
+        "finished.html",
+        rows=rows,
+        numbers=_numbers(page),
+        classes=[name for name in names if name[0].isupper()],
+        first_day=days[0],
+        last_day=days[-1],
     )
     (root / FINISHED).parent.mkdir(exist_ok=True)
     (root / FINISHED).write_text(html, encoding="utf-8")
     return root / FINISHED
+
+
+def _numbers(page: Page) -> dict[str, str]:
+    """Return what the top of the page says in numbers, by what they count."""
+    exercises = [exercise for lab in page.labs for exercise in lab.exercises]
+    passed = sum(len(page.passed(lab)) for lab in page.labs)
+    tries = [run for run in page.runs if not run.saw_ours]
+    return {
+        "exercises passed": f"{passed} of {len(exercises)}",
+        "points": "{:g} of {:g}".format(*page.points(page.labs)),
+        "runs of checks": f"{len(tries)}",
+        "days": f"{len({run.at[:10] for run in tries})}",
+    }
 
 
 def _last_picture(root: Path, lab: str) -> str:

@@ -42,6 +42,7 @@ class Page:
 
     def __init__(self, root: Path, runs: list[Run], problem: str = ""):
         self.labs, unreadable = labs(root)
+        self.runs = runs
         self.standings = standings(runs)
         self.notes = [problem] if problem else []
         if unreadable:

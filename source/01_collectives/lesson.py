@@ -230,7 +230,7 @@ assert all(entry == "111" for log in logs for entry in log[-1]["holds"].values()
 print(f"{predicted(my_prediction)}rank 0 first sent {logs[0][1]['sent']}")
 widgets.ring_stepper(logs)
 
-# %% [markdown] slideshow={"slide_type": "-"}
+# %% [markdown] tags=["open"] slideshow={"slide_type": "-"}
 # After the two steps of the reduce-scatter, each rank holds one complete sum. In the two steps of the all-gather, the
 # complete sums are copied around the ring.
 #

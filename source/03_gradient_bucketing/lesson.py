@@ -536,7 +536,7 @@ off = sorted(run.took_ms / run.predicted_ms for run in runs.values())
 print(f"measured / formula: from {off[0]:.2f} to {off[-1]:.2f}")
 measure.expect(1 / 1.6 < off[len(off) // 2] < 1.6, "the formula comes close")
 
-# %% [markdown]
+# %% [markdown] tags=["introduction"]
 # In the next figure, each row is a cap. The left half shows the model, split into its buckets. Within a row, the first
 # bucket is the darkest; rows with over 20 buckets alternate between two grays. In the right half, compare the measured
 # times with the predicted ones.
@@ -550,7 +550,7 @@ measure.expect(first_saved_ms > then_saved_ms, "most is saved by the first bucke
 measure.expect(took_ms["25 MiB"] == min(took_ms.values()), "one bucket is the fastest")
 widgets.cap_chooser(gradient_sizes, list(runs.values()))
 
-# %% [markdown]
+# %% [markdown] tags=["open"]
 # Each all-reduce that a larger cap avoids saves one α, about 13 ms, and nothing else. When does that no longer help
 # much? At α/β bytes, latency and transfer cost the same. A bucket k times that size pays 1/k extra:
 

@@ -656,7 +656,7 @@ for _ in range(3):
     ddp(*sample).backward()  # DDP rearranges its buckets after the first step
 print(f"without no_sync() {accumulated(ddp, 0):.0f} ×, with it {accumulated(ddp, 3):.0f} ×")
 
-# %% [markdown]
+# %% [markdown] tags=["open"]
 # For `HookedDDP`, `no_sync()` only has to change a flag:
 
 

@@ -232,7 +232,7 @@ rows = [
 ]
 tables.Table(["tokens per rank", "step, ms", "without communication, ms", "computing"], rows)
 
-# %% [markdown]
+# %% [markdown] tags=["introduction"]
 # For the figure, let's drop both assumptions. Chapter 04's recurrence, eᵢ = max(eᵢ₋₁, fullᵢ) + tᵢ, knows when each
 # bucket is full, and the fitted α and W give tᵢ. `formulas.exposed_s` computes it. On a shaped link, this is a real
 # test, because the kernel delays packets and has never heard of buckets.
@@ -323,7 +323,7 @@ one_ms = sweep[512]["without communication"].time_ms
 print(f"strong scaling: {one_ms / sweep[128]['step'].time_ms:.1f} times as fast on four ranks")
 print(f"weak scaling: {4 * one_ms / sweep[512]['step'].time_ms:.1f} times as many samples")
 
-# %% [markdown]
+# %% [markdown] tags=["introduction"]
 # Two ranks complete the picture. In the figure, the marks are measured on two and four ranks. The lines are computed by
 # the recurrence with the fitted α and W, and continue to 64 ranks, which this machine does not have. Where does each
 # line end?

@@ -435,7 +435,7 @@ print(f"left: {predicted(my_share, '{:.0%}')}derived {derived:.0%}, measured {le
 assert 0.9 * derived < left < derived
 plots.memory_over_step(peaks["checkpointed"].samples)
 
-# %% [markdown]
+# %% [markdown] tags=["open"]
 # In backward, each block is recomputed, used and freed before the next one begins. The figure marks the peak of all
 # memory. Without checkpointing, the activations alone take about twice that. With it, they peak when backward begins.
 #

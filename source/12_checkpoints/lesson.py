@@ -526,7 +526,7 @@ def save_in_background(path):
 my_prediction_step = None
 my_prediction = None
 
-# %%
+# %% jupyter={"source_hidden": true}
 background = ranks.run(lambda path: save_in_background(path), folder / "background")[0]
 staged_bytes, at_10, at_20, loaded = background
 assert loaded == at_10 != at_20

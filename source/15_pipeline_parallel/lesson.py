@@ -291,7 +291,7 @@ for name, run in runs.items():
 print(predicted((my_interleaved, my_zero_bubble), "{:.3f} and {:.3f}", "\n"), end="")
 pipeline_plots.schedule({name: runs[name] for name in ("1F1B", "interleaved")})
 
-# %% [markdown]
+# %% [markdown] tags=["introduction"]
 # Pale bars are chunk 1. In the next figure, look at what the stages do where they waited before:
 
 # %% tags=["nbval-ignore-output"]
@@ -433,7 +433,7 @@ dist.recv(gradient, src=neighbor)
 # %%
 my_factor = None
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output"] jupyter={"source_hidden": true}
 found = ranks.run(
     lambda run, it: [run(it, slowdown=1.5 if rank == 3 else 1.0) for _ in range(3)],
     sleeping_pipeline,

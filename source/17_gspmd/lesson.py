@@ -155,7 +155,7 @@ assert list(found.values()) == ["none", "none", "all_reduce", "all_gather", "all
 sent = {case: spmd.total(spmd.of_program(program, mesh)) for case, program in programs.items()}
 assert sent[5] == 4 * sent[3] == 16 * sent[4]
 
-# %% [markdown]
+# %% [markdown] tags=["introduction"]
 # The figure shows why, for four devices. S is the size of a whole matrix:
 
 # %%

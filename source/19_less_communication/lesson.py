@@ -584,7 +584,7 @@ ways = {
 }
 times = measure.jobs(ways, rounds=5)
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output"] jupyter={"source_hidden": true}
 times = ranks.pull("times")[0]
 print(f"{predicted(my_prediction, '{} S')}by the formula 1/3.94 = {1 / 3.94:.2f} S")
 measure.expect(times.ratio("INT8 between hosts", "INT8 among all ranks") < 1, "two hops save time")

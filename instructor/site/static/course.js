@@ -28,6 +28,20 @@ function selects(widget, options, given, changed) {
   changed(chosen);
 }
 
+/* Opening one of the outputs and texts that answer a prediction opens them all, up to the next prediction. */
+function openAnswersTogether() {
+  let group = [];
+  for (const found of document.querySelectorAll(".bd-article p > strong, .bd-article details.answer")) {
+    if (found.tagName === "STRONG") {
+      if (found.textContent === "Predict.") group = [];
+      continue;
+    }
+    const together = group;
+    together.push(found);
+    found.addEventListener("toggle", () => together.forEach((other) => (other.open ||= found.open)));
+  }
+}
+
 const FRAME_SCALE = 1.5; // A frame has this many pixels for each pixel of the page.
 
 function frame() {
@@ -134,6 +148,8 @@ function planner(widget, data) {
   const lines = `All numbers are for one rank. The dashed lines are the memory of GPUs: ${data.gpus.join(", ")} GB.`;
   widget.append(chart, key, element("p", { class: "widget-note" }, lines));
 }
+
+openAnswersTogether();
 
 const KINDS = { choices, stepper, planner };
 
