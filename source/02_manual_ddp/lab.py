@@ -2,17 +2,18 @@
 # jupyter:
 #   course:
 #     module: manual_ddp
-#     minutes: 65
+#     minutes: 55
 # ---
 
 # %% [markdown]
 # # Lab 02 · Data parallelism by hand
 #
-# **65 minutes, 12 points.** In this lab, you build `ManualDDP`, a wrapper that trains a module on N ranks as one
-# process would train it on the full batch. The lesson's `ShortDDP` did that for a plain model. Yours will also accept
-# frozen parameters (`requires_grad=False`), parameters that get no gradient on some ranks, keyword arguments, and any
-# group of ranks. The checks also try tied parameters (one tensor that several layers use), buffers, gradient
-# accumulation and bf16. You will also build a distributed sampler.
+# **55 minutes, 10 points.** The stretch exercise adds 15 minutes and 2 points. In this lab, you build `ManualDDP`, a
+# wrapper that trains a module on N ranks as one process would train it on the full batch. The lesson's `ShortDDP` did
+# that for a plain model. Yours will also accept frozen parameters (`requires_grad=False`), parameters that get no
+# gradient on some ranks, keyword arguments, and any group of ranks. The checks also try tied parameters (one tensor
+# that several layers use), buffers, gradient accumulation and bf16. At the end, you average over ranks that have
+# different numbers of samples.
 #
 # Each exercise has a check. It draws new weights and samples every time, and gives each rank only its own samples.
 
@@ -295,7 +296,63 @@ print(f"weight {weight[0, 0].item():+.4f}, gradient {weight.grad[0, 0].item()}")
 check.ManualDDP()
 
 # %% [markdown]
-# ## Exercise 2.5 · Sharding the data set (15 min, 2 points)
+# ## Exercise 2.5 · Unequal shares (10 min, 2 points)
+#
+# In the lesson, ranks with different numbers of samples scaled their losses before backward. Here, they scale their
+# gradients after it. `samples` is the number of samples in this rank's batch, and this rank's gradients are those of
+# the mean loss over these samples. Replace each gradient with the gradient of the mean loss over the samples of *all*
+# ranks of the group:
+# ```python
+# gradient = sum(samples_of[r] * gradient_of[r] for r in ranks) / sum(samples_of[r] for r in ranks)
+# ```
+#
+# - The number of samples may differ between ranks. It may be 0 on some of them, which then have no gradients.
+# - Treat frozen parameters and gradients that are None as in exercise 2.3.
+# - Target: one `all_reduce` per trainable parameter, and one more of a single element.
+# - Compute the factor for this rank's gradients as a Python float. Convert the total to a Python number with `.item()`,
+#   and divide afterwards. (An int divided by an *integer* tensor gives a float32 tensor, which is too imprecise for the
+#   check.)
+# - Add the numbers of samples in a dtype that is exact enough, whatever dtype the parameters have: bf16 rounds 257 to
+#   256.
+#
+# <details><summary>Hint</summary>No rank knows the denominator by itself. Which collective gives it to all ranks? By
+# what must each rank multiply its gradient so that the sum over the ranks is already the result?</details>
+
+
+# %% tags=["exercise", "export"] grade_id="weighted"
+# %%ranks
+def average_gradients_weighted(
+    module: nn.Module, samples: int, group: dist.ProcessGroup | None = None
+) -> None:
+    """Average gradients over ranks with different numbers of samples, weighting each rank by its number.
+
+    Args:
+        module: The module whose gradients to average.
+        samples: The number of samples in this rank's batch.
+        group: The ranks to average over. By default, all ranks.
+
+    Communication: one all-reduce of one element, then one per trainable parameter.
+    """
+    ### BEGIN SOLUTION
+    device = next(module.parameters()).device
+    total_samples = torch.tensor([samples], dtype=torch.float64, device=device)
+    dist.all_reduce(total_samples, group=group)
+    weight = samples / total_samples.item()
+    for parameter in module.parameters():
+        if not parameter.requires_grad:
+            continue
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        parameter.grad *= weight
+        dist.all_reduce(parameter.grad, group=group)
+    ### END SOLUTION
+
+
+# %% tags=["check"] grade_id="check-weighted" points=2
+check.average_gradients_weighted()
+
+# %% [markdown]
+# ## Exercise 2.6 · Stretch: sharding the data set (15 min, 2 points)
 #
 # Iterating over a `ShardedSampler(length, rank, world_size, shuffle=True, seed=0)` yields the indices of this rank's
 # samples for one epoch. `length` is the number of samples in the data set.
@@ -372,70 +429,17 @@ print(list(ShardedSampler(10, rank, world_size, shuffle=False)))
 check.ShardedSampler()
 
 # %% [markdown]
-# ## Exercise 2.6 · Stretch: unequal shares (10 min, 2 points)
-#
-# In the lesson, ranks with different numbers of samples scaled their losses before backward. Here, they scale their
-# gradients after it. `samples` is the number of samples in this rank's batch, and this rank's gradients are those of
-# the mean loss over these samples. Replace each gradient with the gradient of the mean loss over the samples of *all*
-# ranks of the group:
-# ```python
-# gradient = sum(samples_of[r] * gradient_of[r] for r in ranks) / sum(samples_of[r] for r in ranks)
-# ```
-#
-# - The number of samples may differ between ranks. It may be 0 on some of them, which then have no gradients.
-# - Treat frozen parameters and gradients that are None as in exercise 2.3.
-# - Target: one `all_reduce` per trainable parameter, and one more of a single element.
-# - Compute the factor for this rank's gradients as a Python float. Convert the total to a Python number with `.item()`,
-#   and divide afterwards. (An int divided by an *integer* tensor gives a float32 tensor, which is too imprecise for the
-#   check.)
-# - Add the numbers of samples in a dtype that is exact enough, whatever dtype the parameters have: bf16 rounds 257 to
-#   256.
-#
-# <details><summary>Hint</summary>No rank knows the denominator by itself. Which collective gives it to all ranks? By
-# what must each rank multiply its gradient so that the sum over the ranks is already the result?</details>
-
-
-# %% tags=["exercise", "export"] grade_id="weighted"
-# %%ranks
-def average_gradients_weighted(
-    module: nn.Module, samples: int, group: dist.ProcessGroup | None = None
-) -> None:
-    """Average gradients over ranks with different numbers of samples, weighting each rank by its number.
-
-    Args:
-        module: The module whose gradients to average.
-        samples: The number of samples in this rank's batch.
-        group: The ranks to average over. By default, all ranks.
-
-    Communication: one all-reduce of one element, then one per trainable parameter.
-    """
-    ### BEGIN SOLUTION
-    device = next(module.parameters()).device
-    total_samples = torch.tensor([samples], dtype=torch.float64, device=device)
-    dist.all_reduce(total_samples, group=group)
-    weight = samples / total_samples.item()
-    for parameter in module.parameters():
-        if not parameter.requires_grad:
-            continue
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        parameter.grad *= weight
-        dist.all_reduce(parameter.grad, group=group)
-    ### END SOLUTION
-
-
-# %% tags=["check"] grade_id="check-weighted" points=2
-check.average_gradients_weighted()
-
-# %% [markdown]
 # ## Comparing your wrapper with torch's
 #
-# This part has no exercises. The next cells train a classifier of handwritten digits with your `ManualDDP` and your
-# `ShardedSampler`, and then again with torch's `DistributedDataParallel`, from the same initial state.
+# This part has no exercises. The next cells train a classifier of handwritten digits with your `ManualDDP`, and then
+# again with torch's `DistributedDataParallel`, from the same initial state. torch's `DistributedSampler` divides the
+# samples among the ranks.
 
 
 # %%
 # %%ranks
+from torch.utils.data import DistributedSampler
+
 from shared.data import digits
 from shared.models import MLP
 
@@ -445,7 +449,7 @@ images, labels = (tensor.to(device) for tensor in digits())
 def train(wrapper, steps_per_epoch=20, epochs=2):
     model, losses = wrapper(MLP(seed=rank).to(device)), []
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    sampler = ShardedSampler(len(images), rank, world_size)
+    sampler = DistributedSampler(images, world_size, rank)
     for epoch in range(epochs):
         sampler.set_epoch(epoch)
         indices = torch.tensor(list(sampler))

@@ -27,8 +27,8 @@ mean_over_ranks_ = Exercise("2.1", "mean_over_ranks_")
 broadcast_state = Exercise("2.2", "broadcast_state")
 average_gradients = Exercise("2.3", "average_gradients")
 ManualDDP = Exercise("2.4", "ManualDDP")
-ShardedSampler = Exercise("2.5", "ShardedSampler")
-average_gradients_weighted = Exercise("2.6", "average_gradients_weighted")
+average_gradients_weighted = Exercise("2.5", "average_gradients_weighted")
+ShardedSampler = Exercise("2.6", "ShardedSampler")
 
 
 # -- 2.1
@@ -228,14 +228,14 @@ def it_behaves_like_its_module(attempt: Attempt) -> None:
 
 # -- 2.5
 
-ShardedSampler.check("every sample")(sampler.every_sample_once_and_equal_shares)
-ShardedSampler.check("epochs", world_sizes=(1, 3))(sampler.epochs_and_seeds_decide_the_order)
-ShardedSampler.check("wire", world_sizes=(2,))(sampler.the_sampler_needs_no_messages)
-
-
-# -- 2.6
-
 average_gradients_weighted.check("values")(weighted.unequal_shares_weigh_by_their_samples)
 average_gradients_weighted.check("many samples", world_sizes=(1, 2))(weighted.many_samples_are_counted_exactly)
 average_gradients_weighted.check("group", world_sizes=(3, 4))(weighted.only_the_groups_samples_count)
 average_gradients_weighted.check("wire", world_sizes=(2, 4))(weighted.weighing_costs_one_small_message)
+
+
+# -- 2.6
+
+ShardedSampler.check("every sample")(sampler.every_sample_once_and_equal_shares)
+ShardedSampler.check("epochs", world_sizes=(1, 3))(sampler.epochs_and_seeds_decide_the_order)
+ShardedSampler.check("wire", world_sizes=(2,))(sampler.the_sampler_needs_no_messages)

@@ -1,4 +1,4 @@
-"""Check that the samplers of all ranks divide an epoch's samples among them, in exercise 2.5 of `manual_ddp`."""
+"""Check that the samplers of all ranks divide an epoch's samples among them, in exercise 2.6 of `manual_ddp`."""
 
 import random
 from itertools import islice, zip_longest

@@ -1,4 +1,4 @@
-"""Check average_gradients_weighted, which averages the gradients of shares of different sizes, in exercise 2.6."""
+"""Check average_gradients_weighted, which averages the gradients of shares of different sizes, in exercise 2.5."""
 
 import torch
 
