@@ -45,7 +45,7 @@ def one_f_one_b(stages: int, micro_batches: int) -> list[list[Action]]:
 def under_limit(stages: int, micro_batches: int, limit: int) -> list[list[Action]]:
     """Schedule each backward as early as possible, with at most `limit` micro-batches in flight on a stage.
 
-    Bubble: that of 1F1B if the limit is p or more, and longer otherwise.
+    Bubble: that of 1F1B if the limit is at least min(p, m), and longer otherwise.
     Memory: at most min(limit, m) micro-batches in flight on a stage.
     """
     schedule = [[] for _ in range(stages)]
