@@ -25,7 +25,7 @@ LARGE, MEDIUM = range(1_001, 4_000), range(8, 200)  # hidden units of the awkwar
 LONG, SHORT, NONE = range(15, 40), range(1, 5), range(1)  # steps that are added to the usual number of steps
 FURTHER = range(2)  # steps that are added to the later trainings of a check
 FEWEST_REPEATS, MOST_REPEATING_S, SLOW_S = 4, 1.0, 3.0  # Slow probes run less often.
-_HINT_ON_OTHER_WAYS = "Every value must travel in the collectives that the exercise asks for."
+_HINT_ON_OTHER_WAYS = "Every value must be sent by the collectives that the exercise asks for."
 
 
 @dataclass

@@ -21,8 +21,8 @@
 # - If the check fails, it tells you what went wrong and on which rank, and asks a question as a hint. Change your
 #   function, run its cell, and run the check again, as often as you like.
 # - Each exercise has at least one hint. Click it to open it.
-# - An exercise with the word *Stretch* in its title is optional: no later lab depends on it. Here, it is the last one,
-#   and the 55 minutes include its 5.
+# - An exercise with the word *Stretch* in its title is optional: no later lab depends on it. In this lab, exercise 0.5
+#   is the optional one, and the 55 minutes include its 5 minutes.
 #
 # If a mistake makes the ranks hang, the course stops the cell and shows the doctor's report, as in the lesson. If the
 # ranks have to be restarted, your imports and functions are restored automatically, and a message names the variables
@@ -177,8 +177,8 @@ def pass_right(tensor: Tensor) -> Tensor:
 check.pass_right()
 
 # %% [markdown]
-# With gloo, separate calls to `isend` and `irecv` pass this check, too: gloo can run several transfers at once, and
-# NCCL may not. So **with NCCL, batch the sends and receives, or let the ranks take turns**.
+# With gloo, separate calls to `isend` and `irecv` pass this check, too: gloo can run several transfers at once, but
+# NCCL may run them one after another. So **with NCCL, batch the sends and receives, or let the ranks take turns**.
 #
 # After the lab, you can try this without a GPU: `ranks.start(4, backend="gloo:cpu", simulate="nccl")` starts new ranks
 # that simulate NCCL. Then run the imports, your function and its check again.

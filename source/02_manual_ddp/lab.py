@@ -40,8 +40,8 @@ from shared import guards
 # ## Exercise 2.1 · A mean over ranks (5 min, 1 point)
 #
 # In the lesson, the mean was always over all ranks. In later chapters, only some of the ranks will average gradients.
-# So your functions take a process group, a set of ranks that communicate with each other.
-# (`dist.new_group([1, 2])` creates the group of ranks 1 and 2.)
+# So your functions take a process group, a set of ranks that communicate with each other. For example,
+# `dist.new_group([1, 2])` creates the group of ranks 1 and 2.
 #
 # - Replace each element of `tensor`, in place, with its mean over the ranks of `group`. `group=None` means all ranks.
 # - Only the ranks of the group call your function. Pass the group to the collective: `group=group`.
@@ -359,7 +359,8 @@ check.average_gradients_weighted()
 #
 # - Together, the ranks yield all indices from 0 to `length − 1`.
 # - Every rank yields ⌈length / world_size⌉ indices, and `len()` returns that number. If world_size does not divide the
-#   length, some indices are repeated. (If one rank had fewer samples, the others might wait for it in the last step.)
+#   length, some indices are repeated. Otherwise, a rank with fewer samples could keep the others waiting in the last
+#   step.
 # - Without `shuffle`, rank r yields r, r + world_size, r + 2·world_size, … After index `length − 1`, counting continues
 #   at 0, several times if necessary: with a single sample, all four ranks yield `[0]`.
 # - With `shuffle`, do the same with a random order instead of 0, 1, 2, … The order depends only on `length`, `seed`

@@ -284,16 +284,16 @@ def watch_gradients(
 
 
 # %% [markdown]
-# `GradientSync(buckets)` connects the hooks with the queue. When backward ends, the queue has to be finished. In
-# lab 03, the training loop did it. Here, autograd does: `at_end_of_backward(method)` lets it call the method when the
-# running backward ends. It uses `queue_callback`, as in the lesson. You may call it for every gradient, because it
-# queues the method only once per backward.
+# `GradientSync(buckets)` connects the hooks with the queue. When backward ends, the queue has to be finished. In lab
+# 03, the training loop did it. Here, autograd does it. If you call `at_end_of_backward(method)`, autograd calls the
+# method when the running backward ends, by means of the lesson's `queue_callback`. You may call it for every gradient,
+# because it queues the method only once per backward.
 #
 # Most of the class is given. You need to know two of its methods:
 #
 # - `synchronize()` finishes the queue. This is what autograd has to call.
-# - `finish()` is for a rank without a batch. No hook of that rank asks for anything, but the other ranks wait for its
-#   buckets. Where backward has done everything, `finish()` does nothing.
+# - `finish()` is for a rank without a batch. None of that rank's hooks run, but the other ranks wait for its buckets.
+#   If backward has averaged everything already, `finish()` does nothing.
 #
 # <details><summary>How the rest of the class works, if you want to know</summary>
 #
@@ -303,8 +303,8 @@ def watch_gradients(
 # </details>
 #
 # The checks of 4.2 to 4.4 run on your `LaunchQueue`, so pass 4.1 first. Then complete `on_gradient(bucket_index,
-# index)` with two or three lines. A hook calls it when a gradient is complete.
-# Unless `self.enabled` is False, which 4.4 will use,
+# index)` with two or three lines. A hook calls `on_gradient` when a gradient is complete. Unless `self.enabled` is
+# False, which 4.4 will use,
 #
 # - it adds the gradient to the queue,
 # - and it asks autograd to call `self.synchronize` at the end of this backward.
@@ -547,8 +547,9 @@ lines = {wrapper.__name__: recorded_step(wrapper) for wrapper in wrappers}
 # %% [markdown]
 # The figure shows a step of `BucketedDDP`, and below it a step of your wrapper, with the same buckets and the same
 # bytes. `BucketedDDP` launches all of its all-reduces after backward. In the white gap before its waits, it copies the
-# gradients into buckets. Compare the exposed times on the right. If another rank launched a bucket later, its bar is
-# long, and the next bars may end in quick succession, because the emulated link counts from its own rank's launches.
+# gradients into buckets. Compare the exposed times on the right. If another rank launched a bucket later, the bucket's
+# bar is long, and the next bars may end in quick succession, because the emulated link counts from its own rank's
+# launches.
 
 # %% tags=["nbval-ignore-output"]
 lines = ranks.pull("lines")[0]

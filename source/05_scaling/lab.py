@@ -349,9 +349,10 @@ check.communication_cost()
 # %% [markdown]
 # ## Your run (15 min)
 #
-# Now put everything together on four ranks behind the link: predict the knee, measure it, and buy back what is lost
-# left of it with accumulation. The model is the lesson's GPT with 2.7 million parameters. As a stand-in for a GPU, each
-# of its six blocks sleeps for 1/32 ms per token in forward and 1/16 ms in backward. `CAP_MB` is yours to change.
+# Now put everything together on four ranks behind the link: predict the knee, measure it, and use accumulation to win
+# back what is lost to the left of it. The model is the lesson's GPT with 2.7 million parameters. As a stand-in for a
+# GPU, each of its six blocks sleeps for 1/32 ms per token in forward and 1/16 ms in backward. `CAP_MB` is yours to
+# change.
 
 # %%
 # %%ranks
@@ -404,8 +405,8 @@ measure.expect(0.75 < 8e-9 / beta_s < 1.25, "β is near the 8 ns per byte of 1 G
 # If 1/β is above the link's 125 MB/s, do not believe it. A fit that finds too large an α makes up for it with too small
 # a β. Between the sizes that you have measured, the two errors almost cancel, so its predictions are still good there.
 #
-# **Predict.** With 96 tokens, which part of a step will the ranks compute? And how many micro-batches of 96 tokens will
-# it take to reach 80%?
+# **Predict.** With 96 tokens, for what fraction of a step will the ranks compute? And how many micro-batches of 96
+# tokens will it take to reach 80%?
 
 # %%
 my_prediction = {"percent": None, "micro-batches": None}

@@ -139,8 +139,8 @@ print(f"1 + 1000 × 0.001 = {weight.item():.3f}")
 #
 # The lesson's `WithMasters` held the float32 gradients of all parameters at once, which takes 4 more bytes per
 # parameter. Real optimizers keep all of them, to update many parameters in one kernel. We save the 4 bytes here: your
-# optimizer holds only *one* of them at a time. It contains another optimizer, `inner`, and lends it one
-# master after another. You write `step_one`, which updates one parameter as follows. (Exercise 6.3 calls it for all.)
+# optimizer holds only *one* of them at a time. It contains another optimizer, `inner`, and lends it one master after
+# another. You write `step_one`, which updates one parameter as follows. Exercise 6.3 calls it for every parameter.
 # ```python
 # state = self.state[parameter]              # a dict: empty before the first update
 # master = state["master"]                   # the first update creates it, as a float32 copy of the parameter

@@ -445,7 +445,7 @@ class OverlappedGradients(FlatGradients):
 
 
 # %% [markdown]
-# The rest of it launches the reduce-scatter, and waits for it.
+# The rest of the class launches the reduce-scatter, and waits for it.
 
 
 # %% tags=["export"] module="overlapped_flat"
@@ -772,8 +772,8 @@ check.ShardedOptimizer()
 # ## Exercise 7.4 · ZeRO-1 (12 min, 2 points)
 #
 # `ZeRO1` is a `ShardedOptimizer` that also has `FlatGradients`. New compared with the lesson: closures, and a guard
-# against gradients that a step has already used. `reduce_gradients()` is given. It calls the `reduce()`
-# of each of them, and detects a common mistake: a `backward()` without a `zero_grad()` before it. After a step, the
+# against gradients that a step has already used. `reduce_gradients()` is given. It calls `reduce()` of each
+# `FlatGradients`, and detects a common mistake: a `backward()` without a `zero_grad()` before it. After a step, the
 # flat gradients are *used up*, because the reduce-scatter has overwritten them, and the next backward would add to
 # these leftovers.
 #
@@ -1386,10 +1386,10 @@ tables.Table(header, rows, "One step on rank 0.")
 
 # %% [markdown]
 # Your optimizer sends no more than data parallelism. torch's sends more, because it broadcasts the parameters after DDP
-# has all-reduced the gradients. At the peak, both hold less than plain DDP, because the state is sharded. (On CPUs, the
+# has all-reduced the gradients. At the peak, both hold less than plain DDP, because the state is sharded. On CPUs, the
 # collectives of lab 01 exchange shards directly: to each of the three other ranks, a rank sends one shard for the
-# reduce-scatter and one for the all-gather, and it receives as many. The ledger counts each of these as an operation:
-# 3 sends and 3 receives for each of the two, 12 in total.)
+# reduce-scatter and one for the all-gather, and it receives as many. The ledger counts each of these as an operation: 3
+# sends and 3 receives for the reduce-scatter, and as many for the all-gather.
 #
 # In the figure, compare what a rank holds between steps:
 
@@ -1415,8 +1415,7 @@ plots.memory_by_component(held)
 # subclass of your `FlatParameter`, launches the all-gathers. While its all-gather is in flight, a parameter's class is
 # `InFlightParameter`. Any torch function that needs its values first waits for the all-gather and restores the class.
 # Code that bypasses torch functions, such as a `p.data` taken before the step, finds NaN at the end of the parameter.
-# In the next cell, compare the classes after
-# `step()`, after `zero_grad()`, and after a read:
+# In the next cell, compare the class of a weight after `step()`, after `zero_grad()`, and after a read:
 
 # %%
 # %%ranks

@@ -213,7 +213,8 @@ check.ShardedBucket()
 #   but its all-gather overlaps the next forward: whoever reads a parameter waits for it.)
 # - Set each bucket's `previous`. The buckets are launched in the order of this list.
 # - Create `self.sync`, lab 04's `GradientSync(self.buckets)`. Its hooks pack and launch the buckets. At the end of
-#   backward, it launches the remaining ones and waits for all of them. Its `finish()` does so if no backward has.
+#   backward, it launches the remaining ones and waits for all of them. Its `finish()` does the same if no backward has
+#   done it.
 #
 # `self.optimizer` is given. It is lab 07's `ShardedOptimizer`, which updates the shards of the buckets' flat
 # parameters. Its `step()` assumes that each `shard.grad` holds the mean gradient, and sets it to None afterwards.
@@ -361,9 +362,9 @@ check.ZeRO2()
 #
 # - `self.synced` is yours. It is True only if `finish_gradient_sync()` has synchronized since the last `zero_grad()` or
 #   `step()`.
-# - Lab 04's `self.sync.done` is True if a `backward()` has synchronized since then, so the call has nothing left to do.
-#   Make it all the same, because it sets `done` to False. Otherwise, a rank without a batch would still find True there
-#   in the next step, and launch nothing.
+# - Lab 04's `self.sync.done` is True if a `backward()` has synchronized since then, so `finish_gradient_sync()` has
+#   nothing left to do. Call it all the same, because it sets `done` to False. Otherwise, a rank without a batch would
+#   still find True there in the next step, and launch nothing.
 # - Lab 04's `self.sync.pending` is True if gradients have come since then that are not synchronized, as after
 #   `no_sync()`.
 #

@@ -263,7 +263,7 @@ print(steps)
 # %% [markdown]
 # In the check, look at the line `plain` first: it saves and resumes on two ranks. The line `resumed` loads into new
 # models on other numbers of ranks. Both compare all later steps with an uninterrupted run. The line `earlier
-# checkpoint` goes back to one within the same run.
+# checkpoint` goes back to an earlier checkpoint within the same run.
 
 # %% tags=["check"] grade_id="check-load-checkpoint" points=2
 check.load_checkpoint()

@@ -61,9 +61,9 @@ from solutions.async_collectives import launch_all_gather, launch_reduce_scatter
 # %% [markdown]
 # ## Exercise 13.1 · Two conjugate operators (6 min, 2 points)
 #
-# Autograd does not record collectives, so you tell it what to do with an `autograd.Function`. First, the ranks have
-# terms of a sum, and each rank needs the total. Every rank then computes the same from the total, so it has the whole
-# gradient of the total, which is that of its own term.
+# Autograd does not record collectives, so you tell it what to do with an `autograd.Function`. For the first operator,
+# each rank has one term of a sum, and needs the total. Every rank then computes the same from the total, so in
+# backward, every rank has the whole gradient of the total. The gradient of its own term is the same.
 #
 # - `forward` returns the sum of `partial` over the ranks of `group`. It must not change `partial`.
 # - `backward` returns one gradient for `partial` and one for `group`, which is `None`. It sends nothing.

@@ -75,8 +75,8 @@ from solutions.tensor_operators import all_gather, sum_over_ranks
 #
 # Write three short functions:
 #
-# - `own_chunks(index, size, balanced)` returns the numbers of the chunks of rank `index` of `size` ranks, as a tuple
-#   of one or two elements. The other exercises use it, too.
+# - `own_chunks(index, size, balanced)` returns the indices of the chunks of rank `index` of `size` ranks, as a tuple of
+#   one or two elements. The other exercises use it, too.
 # - `shard_sequence(tensor, dim, group, balanced)` returns this rank's chunks of a tensor that every rank has whole,
 #   concatenated along `dim`. Autograd records it, as it records `chunk` and `cat`. The line that raises a `ValueError`
 #   for other lengths is given.
@@ -164,7 +164,7 @@ check.unshard_sequence()
 #
 # <details><summary>Hint</summary>
 #
-# `own_chunks` says where in the sequence each chunk is. If you know the two numbers, what decides whether the pair is
+# `own_chunks` says where in the sequence each chunk is. If you know the two indices, what decides whether the pair is
 # visible, and whether it is masked?
 #
 # </details>
@@ -290,9 +290,9 @@ check.merge()
 # %% [markdown]
 # ## Exercise 14.4 · The ring (16 min, 3 points)
 #
-# Now the forward. Each rank keeps its queries. Keys and values start at home and travel to the right, one rank per
-# step, so after N steps, all queries have met all keys. While a rank computes with the keys that it has, the next ones
-# are already in flight.
+# Now the forward. Each rank keeps its queries. Keys and values start on their own rank, and each step passes them one
+# rank to the right. So after N steps, all queries have met all keys. While a rank computes with the keys that it has,
+# the next ones are already in flight.
 #
 # Complete the loop of `ring_forward`. At the beginning of a step, this rank holds `keys_values`, the keys and values of
 # rank `source`, stacked in one tensor.
@@ -302,7 +302,7 @@ check.merge()
 #   a group rank. Its `.wait()` returns when both are complete.
 # - **Then compute.** For each of the `visible_pairs`, call `attend` with the right chunks, and merge the result into
 #   `partial_results[query_chunk]`, which is None at first. `keys_values.chunk(parts, 3)` cuts keys and values at once.
-# - **Then wait.** `following` becomes `keys_values`.
+# - **Then wait.** Assign `following` to `keys_values`.
 # - A rank that has nothing to compute in a step still passes on what it holds.
 #
 # The shapes and dtypes are checked for you, on all ranks, before the ring starts.
@@ -691,8 +691,8 @@ plots.bars(
 # Your ring passes on two tensors three times, and the all-to-all sends three quarters of four tensors once: half as
 # much. Backward costs the ring more than forward, because the gradients of keys and values travel with them, and need
 # one hop more to get home. (Here, all is fp32. With keys in bf16 and gradients in fp32, as in the lesson, it would be
-# 11/3 instead of 7/3.) So with fast links and enough heads of keys, the all-to-all wins. The ring's advantages are
-# that it hides, and that grouped-query attention makes it cheaper.
+# 11/3 instead of 7/3.) So with fast links and enough heads of keys, the all-to-all wins. The ring has two advantages:
+# its transfers can hide behind computation, and grouped-query attention makes them cheaper.
 
 # %% [markdown]
 # ## Exercise 14.7 · A GPT on shards (10 min, 2 points)

@@ -121,8 +121,8 @@ def one_f_one_b(stages: int, micro_batches: int) -> list[list[Action]]:
 # flight. What if its memory has room for only two? In the lesson, you looked for such a schedule by hand. Now write the
 # function that finds it, for any number of stages and micro-batches, and any limit.
 #
-# A shorter warm-up does not do it. With four stages, eight micro-batches and a limit of 2, alternating takes 69 units
-# of time, if a forward takes 1 unit and a backward 2. But 51 are enough. The reason is that stages wait for the next
+# A shorter warm-up is not enough. With four stages, eight micro-batches and a limit of 2, alternating takes 69 units of
+# time, if a forward takes 1 unit and a backward 2. But 51 are enough. The reason is that stages wait for the next
 # action in their list, although they could run another one. So follow the clock instead. Whenever a stage is free:
 #
 # - It runs the backward of its next micro-batch, if the gradient has arrived. On the last stage, that is as soon as the

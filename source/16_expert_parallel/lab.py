@@ -60,8 +60,8 @@ from shared.sharded.parts import mark_local
 # %% [markdown]
 # ## Exercise 16.1 · Routing to k experts (12 min, 3 points)
 #
-# The lesson sent each token to one expert. Most models choose k of them and add up their outputs, with weights that
-# the router learns. For that, the weights must lead back to the router's logits.
+# The lesson sent each token to one expert. Most models choose k of them and add up their outputs, with weights that the
+# router learns. For that, a gradient must flow through the weights back to the router's logits.
 #
 # Left alone, a router soon sends everything to a few experts: the ones that are chosen learn faster, so they are chosen
 # more often. A **balancing loss** works against that. Let $f_e$ be the share of all T · k assignments that go to expert
@@ -79,8 +79,8 @@ from shared.sharded.parts import mark_local
 # which are top-1, do not divide, as in the lesson. Ours is for k of at least 2: with k = 1, only the balancing loss
 # trains the router.
 #
-# Everything except `chosen` has the dtype of `logits`. The lines of the check: two ranks with tokens of their own,
-# other k and E, the loss, the gradients, and no tokens at all.
+# Everything except `chosen` has the dtype of `logits`. The check begins with two ranks that have their own tokens. Then
+# it tries other k and E, the loss, the gradients, and no tokens at all.
 #
 # <details><summary>Hint 1</summary>
 #
@@ -138,7 +138,7 @@ check.route()
 # the others out of `order` and `counts`. With a capacity of 1, the example gives `[1, 3, 0]` and `[1, 1, 1, 0]`. So
 # token 1 has lost one of its experts, and token 2 both. The layer adds nothing in their place.
 #
-# The lines of the check: the plain order, experts without tokens, and the capacity.
+# The check tries the plain order, experts without tokens, and the capacity.
 #
 # <details><summary>Hint 1</summary>
 #
@@ -278,8 +278,8 @@ class MoE(MoE):
 # ## Exercise 16.3 · Sizes first, then tokens (14 min, 3 points)
 #
 # Rank r gets the r-th of N equal blocks of the experts. A rank knows from its `counts` how many rows it will send to
-# every rank, but not how many it will receive. It cannot allocate the buffer for them, and `all_to_all_single` does not
-# find out by itself. So the ranks exchange the sizes first.
+# every rank, but not how many it will receive. Without these sizes, it cannot allocate the receive buffer, and
+# `all_to_all_single` does not find them out by itself. So the ranks exchange the sizes first.
 #
 # **a.** `exchange_counts(counts, group)` returns a tensor (N, E/N): entry (s, j) says how many rows rank s sends for
 # the j-th of *this* rank's experts.
@@ -297,7 +297,7 @@ class MoE(MoE):
 #   one gradient for `rows`, and `None` for each of the other arguments.
 # - A rank that sends or receives nothing must make the same calls. A piece of length 0 is allowed.
 #
-# The lines of the check: plain rows, gradients, ranks that send nothing, bytes, and groups.
+# The check tries plain rows, gradients, ranks that send nothing, bytes, and groups.
 #
 # <details><summary>Hint 1</summary>
 #
@@ -396,8 +396,8 @@ check.exchange_rows()
 # of the *sum* of all ranks' losses, because the rows of all ranks passed through it. The router's gradient is that of
 # this rank's loss alone. Nothing has to be added up here: exercise 16.5 does that.
 #
-# The lines of the check: a plain layer, several sizes and backwards, ranks and experts without tokens, capacity, bytes,
-# groups, memory, and arguments that must be rejected (by the given lines).
+# The check tries a plain layer, several sizes and backwards, ranks and experts without tokens, capacity, bytes, groups,
+# memory, and arguments that must be rejected (by the given lines).
 #
 # <details><summary>Hint 1</summary>
 #
@@ -771,9 +771,9 @@ plots.loss_curves({name: found[name][0][0] for name in shown})
 # that does not work, the rest of the model learns all the same. `keeps_the_sum` hardly differs, because AdamW divides a
 # factor of N out again, and clipping scales everything alike. By chance, it even ends a little lower.
 #
-# What gives all five away is the first *norm*, although `constant_weights` changes it by 0.2% only. So log the gradient
-# norm, and compare it with that of one process once. With `own_norm`, each rank scales the same averaged gradient by
-# another factor, so the ranks end with different routers.
+# The first *norm* gives all five away, although `constant_weights` changes it by only 0.2%. So log the gradient norm,
+# and compare it with that of one process once. With `own_norm`, each rank scales the same averaged gradient by another
+# factor, so the ranks end with different routers.
 #
 # You will notice the next mistake. Rank 2 has no tokens in this batch, so someone lets it skip the layer. NeMo
 # Automodel hung in a similar way if nobody chose the experts of a rank (pull request 935). What does the doctor say?

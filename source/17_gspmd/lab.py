@@ -658,7 +658,7 @@ check.execute()
 # %% [markdown]
 # ## Practice: specs that reach a list of collectives (10 min)
 #
-# Now the other direction, with the lesson's compiler: you know the collectives that you want, and look for the
+# Now go in the other direction with the lesson's compiler: you know the collectives that you want, and look for the
 # annotations. The program is `relu(x @ A) @ B`, and the mesh has dp = 2 and tp = 4. x has 512 × 256 elements, A has 256
 # × 1024, and B has 1024 × 256. Which specs of x, A and B give a compiled program with exactly these collectives?
 #

@@ -122,7 +122,7 @@ check.ranks_along()
 #
 # torch's `DeviceMesh` does this arithmetic, and forms the process groups: `mesh.get_group("tp")` is the group of this
 # rank along tp. It does not compare the size of the mesh with the number of ranks, though. With 8 ranks and a mesh of 2
-# × 2, torch 2.13 leaves out ranks 4 to 7, and tells nobody.
+# × 2, torch 2.13 leaves out ranks 4 to 7 without an error.
 #
 # - `make_mesh(dp, pp, tp)` returns a `DeviceMesh` with the axes "dp", "pp" and "tp", of which tp is the innermost.
 # - If dp · pp · tp is not the number of ranks, raise a `ValueError` whose message names all four numbers.
@@ -339,7 +339,7 @@ tables.Table(["from the outermost axis", "dp, GB", "pp, GB", "tp, GB", "total, G
 # - Return `Pipeline(layers, schedule, micro_batches, loss_fn, group)` with the layers of `gpt_layers(model)`. `loss_fn`
 #   takes only the logits and the targets, so fix the other arguments of `token_loss` with `partial`.
 # - Each of the three calls needs a group. Think about which axis it belongs to.
-# - You know the calls from the lesson's `Train3D`. New are the loss, which leaves out padding, and that you choose the
+# - You know the calls from the lesson's `Train3D`. Two things are new: the loss leaves out padding, and you choose the
 #   groups yourself.
 #
 # The first check trains a small GPT with tp = 2, and then with pp = 2. The others combine the two, and try tied
@@ -751,8 +751,8 @@ def bubble_s(busy_s: Sequence[float], message_s: float, layout: TrainingLayout) 
 check.bubble_s()
 
 # %% [markdown]
-# Now the choice. A planner that is off by up to 10% cannot name *the* best layout. So yours returns all that it
-# cannot tell apart.
+# Now the choice. A planner that is off by up to 10% cannot name *the* best layout. So your function returns all layouts
+# that it cannot tell from the fastest.
 #
 # **Predict.** Which dp, pp and tp has the fastest layout for each of the three situations below? The second one is the
 # lesson's. In the third one, the eight GPUs of a host share one adapter of 400 Gbit/s.

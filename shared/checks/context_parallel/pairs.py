@@ -71,7 +71,7 @@ def _hint_on_pairs(found: list, expected: list, call: tuple) -> str:
     if {pair[:2] for pair in found} > all_pairs:
         return "Hint: for which pairs do all keys come later than all queries?"
     order = "2N − 1 − r" if balanced else "r"
-    return f"Hint: on rank r, which numbers have the chunks? The last one has the number {order}."
+    return f"Hint: on rank r, which indices do the chunks have? The last one has the index {order}."
 
 
 # -- merge

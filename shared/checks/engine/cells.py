@@ -45,10 +45,10 @@ def nothing_new(name: str) -> str:
     if run is None:
         return ""
     if run.syntax_error:
-        return f"{_FAILED} {run.syntax_error}. Mend the cell and run it."
+        return f"{_FAILED} {run.syntax_error}. Fix the cell and run it again."
     if not run.source.lstrip().startswith("%%ranks"):
         where = f"The cell that ran as [{run.number}] defines {name} in the notebook, not on the ranks."
-        return f"{where} Begin it with %%ranks, and run it."
+        return f"{where} Begin the cell with %%ranks, and run it again."
     if _changed_since(name, run):
         return f"You have changed this cell since it ran as [{run.number}]. Run it first."
     return ""

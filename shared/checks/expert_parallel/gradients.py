@@ -251,7 +251,8 @@ def _judge_clipped(rank: int, found: dict, drawn: dict, factor: float, context: 
         for index, (gradient, own) in enumerate(zip(gradients, drawn[kind], strict=True)):
             if own is None or gradient is None:
                 if own is not gradient:
-                    raise Wrong({rank: f"{context}: {kind}[{index}].grad was None and is not None now, or the reverse"})
+                    change = "was None and is now a tensor" if own is None else "was a tensor and is now None"
+                    raise Wrong({rank: f"{context}: {kind}[{index}].grad {change}; expected no change"})
             elif not nearly_equal(gradient, own * factor, _TOLERANCE):
                 message = f"{context}, {kind}[{index}].grad: {first_difference(gradient, own * factor, _TOLERANCE)}"
                 raise Wrong(

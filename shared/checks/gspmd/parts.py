@@ -66,9 +66,11 @@ def lengths_that_do_not_divide(attempt: Attempt) -> None:
         length, where = shape[placement.dim], describe_mesh(Mesh((size,)))
         tried = f"{describe(placement)} of a tensor of shape {list(shape)} on {where}"
         if not said:
-            raise Wrong(f"{tried}: no ValueError was raised", "Hint: which ranks would get less than the others?")
+            hint = "Hint: which ranks would get less than the others?"
+            raise Wrong(f"{tried} is accepted; expected a ValueError", hint)
         if str(length) not in said or str(size) not in said:
-            raise Wrong(f"{tried}: the message is {said!r}", "Hint: does it name the length and the number of ranks?")
+            evidence = f"{tried}: the ValueError says {said!r}; expected it to name {length} and {size}"
+            raise Wrong(evidence, "Hint: does its message name the length and the number of ranks?")
 
 
 def _judge(attempt: Attempt, size: int, shape: tuple[int, ...], placements: list[Placement]) -> None:

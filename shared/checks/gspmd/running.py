@@ -147,15 +147,17 @@ def changes_that_are_rejected(attempt: Attempt) -> None:
         for change, message in zip(changes, messages, strict=True):
             tried = f"{describe(change.before)} → {describe(change.after)} of a local tensor {list(change.shape)}"
             if not message:
-                raise Wrong({rank: f"{tried}: no ValueError was raised"}, "Hint: which function already checks this?")
+                evidence = f"{tried} is accepted; expected a ValueError"
+                raise Wrong({rank: evidence}, "Hint: which function already checks this?")
             if "7" not in message or str(attempt.world_size) not in message:
-                raise Wrong({rank: f"{tried}: the message is {message!r}"}, "Hint: does it name both numbers?")
+                evidence = f"{tried}: the ValueError says {message!r}; expected it to name 7 and {attempt.world_size}"
+                raise Wrong({rank: evidence}, "Hint: does its message name both numbers?")
     change = Change(Shard(0), Partial(), (4, 2))
     for rank, (message,) in enumerate(attempt.run(probe_rejected_changes, [change])):
         if not message:
             tried = f"{describe(change.before)} → {describe(change.after)}"
             hint = "Hint: what does operation_for return here, and when is a shard right as it is?"
-            raise Wrong({rank: f"{tried}: no ValueError was raised"}, hint)
+            raise Wrong({rank: f"{tried} is accepted; expected a ValueError"}, hint)
 
 
 def _lengths(attempt: Attempt, dims: int, size: int) -> tuple[int, ...]:

@@ -94,9 +94,9 @@ def _judge_chunk(
         raise Wrong(message, "Hint: is your leaf a new tensor, or the one that run_forward was given?")
     if found["attached"]:
         hint = "Hint: what would the message to the next stage keep alive?"
-        raise Wrong(f"{what}: the returned output requires a gradient", hint)
+        raise Wrong(f"{what}: the returned output requires a gradient; expected it detached", hint)
     if found["kept"] or found["alive"]:
-        message = f"{what}: after all backwards, {max(found['kept'], found['alive'])} outputs are still alive"
+        message = f"{what}: after all backwards, {max(found['kept'], found['alive'])} outputs still exist; expected 0"
         raise Wrong(message, "Hint: what still refers to the tensors of a micro-batch after its backward?")
 
 
@@ -128,4 +128,5 @@ def frozen_layers_need_no_backward(attempt: Attempt) -> None:
     context = "frozen layers, and tokens as inputs"
     is_none, kept = attempt.run(probe_frozen, attempt.draw_seed(), context=context)[0]
     if not is_none or kept:
-        raise Wrong(f"{context}: run_backward returns a gradient, or the micro-batch is still kept")
+        what = "the micro-batch is still in self.kept; expected it to be removed"
+        raise Wrong(f"{context}: {what if is_none else 'run_backward returns a gradient; expected None'}")

@@ -63,7 +63,8 @@ def _judge_messages(attempt: Attempt, in_subgroup: bool = False, equal: bool = F
                         raise Wrong({rank: evidence}, "Hint: how can receive() tell the two kinds apart?")
                     raise Wrong({rank: f"{what}: {first_difference(message, expected)}"}, hint)
         if results[rank]["left"]:
-            raise Wrong({rank: "after finish(), in_flight is not empty"}, "Hint: what does in_flight still refer to?")
+            evidence = "after finish(), in_flight is not empty; expected it to be empty"
+            raise Wrong({rank: evidence}, "Hint: what does in_flight still refer to?")
 
 
 def plain_messages_arrive(attempt: Attempt) -> None:

@@ -69,7 +69,8 @@ def built(attempt: Attempt, asked: Asked) -> list[list[Action]]:
         raise Wrong(f"{asked}: {error}", hint) from None
     sizes = schedules.micro_batches_of(schedule), schedules.chunks_of(schedule)
     if sizes != (asked.micro_batches, asked.chunks or 1):
-        raise Wrong(f"{asked}: the schedule is for {sizes[0]} micro-batches and {sizes[1]} chunks")
+        evidence = f"{asked}: the schedule is for {sizes[0]} micro-batches and {sizes[1]} chunks"
+        raise Wrong(f"{evidence}; expected {asked.micro_batches} and {asked.chunks or 1}")
     return schedule
 
 
@@ -236,9 +237,11 @@ def what_does_not_divide_is_rejected(attempt: Attempt) -> None:
         asked = Asked(stages, micro_batches, 2)
         message = attempt.run(probe_rejection, asked, context=str(asked))[0]
         if not message:
-            raise Wrong(f"{asked}: no ValueError was raised", "Hint: is the last set of micro-batches complete?")
+            hint = "Hint: is the last set of micro-batches complete?"
+            raise Wrong(f"{asked} is accepted; expected a ValueError", hint)
         if not all(str(number) in message for number in (stages, micro_batches)):
-            raise Wrong(f"{asked}: the message is {message!r}", "Hint: does it name both numbers?")
+            evidence = f"{asked}: the ValueError says {message!r}; expected it to name {stages} and {micro_batches}"
+            raise Wrong(evidence, "Hint: does its message name both numbers?")
 
 
 def weights_come_late(attempt: Attempt) -> None:

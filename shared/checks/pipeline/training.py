@@ -323,12 +323,13 @@ def bf16_stays_bf16(attempt: Attempt) -> None:
     for rank, found in enumerate(attempt.run(probe_bf16, case, attempt.draw_seed(), batch)):
         wrong = [name for name, dtype in found["dtypes"].items() if dtype != torch.bfloat16]
         if wrong:
-            raise Wrong({rank: f"in bf16, the gradient of {wrong[0]} is {found['dtypes'][wrong[0]]}"})
+            dtype = found["dtypes"][wrong[0]]
+            raise Wrong({rank: f"in bf16, the gradient of {wrong[0]} is {dtype}; expected bfloat16"})
         if any(sent != nbytes for sent in found["sent"]):
             message = f"in bf16, a message has {max(found['sent'])} bytes, expected {nbytes}"
             raise Wrong({rank: message}, "Hint: which dtype does each message have?")
         if not found["loss"].isfinite():
-            raise Wrong({rank: f"in bf16, the loss is {found['loss'].item()}"})
+            raise Wrong({rank: f"in bf16, the loss is {found['loss'].item()}; expected it to be finite"})
 
 
 def postponed_weights_train(attempt: Attempt) -> None:

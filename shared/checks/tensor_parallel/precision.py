@@ -89,7 +89,8 @@ def a_bf16_gpt_stays_bf16(attempt: Attempt) -> None:
 def _judge(rank: int, found: dict, expected: float, whole: nn.Module, context: str) -> None:
     if found["dtypes"] != {torch.bfloat16}:
         raise Wrong(
-            {rank: f"{context}: parameters have the dtypes {found['dtypes']}"}, "Hint: which line converts them?"
+            {rank: f"{context}: parameters have the dtypes {found['dtypes']}; expected only bfloat16"},
+            "Hint: which line converts them?",
         )
     if not abs(found["loss"] - expected) < _LOSS_TOLERANCE * expected:
         message = f"{context}: the loss is {found['loss']:.5g}, expected about {expected:.5g}"

@@ -207,7 +207,7 @@ def _judge_unsharded(attempt: Attempt, case: Case) -> None:
     for rank, result in found.items():
         evidence = f"{case}: after unshard(), flat_param requires a gradient, because autograd has recorded it"
         _expect(rank, evidence, not result["records"], "Hint: which tensor that you send requires a gradient?")
-        evidence = f"{case}: unshard() waits for its all-gather"
+        evidence = f"{case}: unshard() waits for its all-gather; expected it to return at once"
         _expect(rank, evidence, not result["waits"], "Hint: who waits for the handle that unshard() returns?")
 
 
