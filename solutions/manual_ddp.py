@@ -72,6 +72,29 @@ class ManualDDP(nn.Module):
         average_gradients(self.module, self.group)
 
 
+def average_gradients_weighted(module: nn.Module, samples: int, group: dist.ProcessGroup | None = None) -> None:
+    """Average gradients over ranks with different numbers of samples, weighting each rank by its number.
+
+    Args:
+        module: The module whose gradients to average.
+        samples: The number of samples in this rank's batch.
+        group: The ranks to average over. By default, all ranks.
+
+    Communication: one all-reduce of one element, then one per trainable parameter.
+    """
+    device = next(module.parameters()).device
+    total_samples = torch.tensor([samples], dtype=torch.float64, device=device)
+    dist.all_reduce(total_samples, group=group)
+    weight = samples / total_samples.item()
+    for parameter in module.parameters():
+        if not parameter.requires_grad:
+            continue
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        parameter.grad *= weight
+        dist.all_reduce(parameter.grad, group=group)
+
+
 class ShardedSampler:
     """Yields the sample indices of this rank: all ranks draw the same order, and each takes every world_size-th index.
 
@@ -97,26 +120,3 @@ class ShardedSampler:
         # Positions past the end wrap around, so that every rank gets len(self) samples.
         positions = torch.arange(self.rank, len(self) * self.world_size, self.world_size)
         return iter(order[positions % self.length].tolist())
-
-
-def average_gradients_weighted(module: nn.Module, samples: int, group: dist.ProcessGroup | None = None) -> None:
-    """Average gradients over ranks with different numbers of samples, weighting each rank by its number.
-
-    Args:
-        module: The module whose gradients to average.
-        samples: The number of samples in this rank's batch.
-        group: The ranks to average over. By default, all ranks.
-
-    Communication: one all-reduce of one element, then one per trainable parameter.
-    """
-    device = next(module.parameters()).device
-    total_samples = torch.tensor([samples], dtype=torch.float64, device=device)
-    dist.all_reduce(total_samples, group=group)
-    weight = samples / total_samples.item()
-    for parameter in module.parameters():
-        if not parameter.requires_grad:
-            continue
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        parameter.grad *= weight
-        dist.all_reduce(parameter.grad, group=group)

@@ -479,9 +479,10 @@ measure.expect(abs(reached - 0.8) < 0.12, "accumulation comes near its target")
 measure.expect(abs(curve[768] - computing[768]) < 0.12, "the prediction comes near the measurement")
 
 # %% [markdown]
-# Your marks level off near your dashed line, and probably lie five to twenty points below your own line: the cost model
-# assumes that sending needs no core and that no rank is slow. Here, neither holds. Accumulation nears its target, and
-# still wastes more than one batch of as many tokens would, because only its last backward hides anything.
+# Your marks level off near your dashed line, and lie below your own line, by a few points on an idle machine and by ten
+# or more on a busy one: the cost model assumes that sending needs no core and that no rank is slow. Accumulation nears
+# its target, and still wastes more than one batch of as many tokens would, because only its last backward hides
+# anything.
 #
 # And more ranks? The last table continues your `efficiency` to ranks that you do not have, for 768 tokens per rank in
 # weak scaling, and for 768 tokens in total in strong scaling. The measured numbers are in the sweep: four ranks that

@@ -281,13 +281,13 @@ for t in (384, 512, 1024):
 # The marks level off near the place where one line of algebra put the knee, but gently, and below 100%. Right of the
 # knee, the recurrence comes closer, for one reason: backward is *not* one block. The buckets become full one after the
 # other, and the last two, with the embedding, only when backward is over. Nothing is left to hide them, in any step.
-# Latency matters less on four ranks: with an α of 36 µs, 7 buckets · 6 steps · α are 1.5 ms.
+# Latency matters less on four ranks: 7 buckets · 6 steps · α is a few milliseconds here.
 #
-# Left of the knee, neither line is right. The simple one leaves out what the small GPT computes besides its sleep, so
-# on the far left it is too low. At 128 tokens, it may hit the mark, but by luck. The recurrence knows that computation,
-# and still lies above the marks, in the middle by ten to twenty points. It assumes that all ranks are equally fast, and
-# that sending needs no core. Here, gloo, the hooks and the copies share this machine's cores with the ranks, and each
-# all-reduce waits for the slowest rank.
+# Left of the knee, the simple line leaves out what the small GPT computes besides its sleep, so on the far left it is
+# too low. At 128 tokens, it may hit the mark, but by luck. The recurrence knows that computation, and lies above all
+# marks: on an idle machine by a few points, and on a busy one by ten or more. It assumes that all ranks are equally
+# fast, and that sending needs no core. Here, gloo, the hooks and the copies share this machine's cores with the ranks,
+# and each all-reduce waits for the slowest rank.
 #
 # (The column “computing” is the median of the ratios of single rounds, so it may differ from the quotient of the two
 # medians beside it.)
@@ -360,8 +360,8 @@ measure.expect(
 # %% [markdown]
 # Weak scaling keeps most of its efficiency on four ranks. From there on, its line falls slowly if α is small: the bytes
 # grow by at most another third, but the latency grows with N. Do not trust the end of the line. On 64 ranks, it
-# multiplies α by 126 for each bucket, and our α is uncertain. The marks of strong scaling lie below their line, as
-# those of the sweep did, and for the same reasons.
+# multiplies α by 126 for each bucket, and our α is uncertain. Where marks lie below their line, the reasons are those
+# of the sweep.
 #
 # Strong scaling collapses. Four ranks that share one batch are not even twice as fast as one, and by the line, eight
 # are no faster than four: their bytes alone take more than 150 ms.

@@ -481,9 +481,9 @@ plots.timeline(list(lines.values()), list(lines), hidden=False)
 # without latency, data parallelism needs at least 72 + 24 + 336 = 432 ms, and ZeRO-1 168 + 12 + 24 + 168 = 372 ms, or
 # 0.86 times as long.
 #
-# The median of all rounds is 0.96. Where is the rest? Backward takes about 25 ms longer in the lower timeline: its
-# hooks pack each gradient and launch six transfers in Python, on the same two cores. The transfers are late as well:
-# when backward ends, two reduce-scatters are still in flight, and the rank waits for them for another 57 ms.
+# The measured ratio is larger. Where is the rest? Backward takes longer in the lower timeline: its hooks pack each
+# gradient and launch six transfers in Python, on the same cores. The transfers are late as well: when backward ends,
+# two reduce-scatters are still in flight, and the rank has to wait for them.
 #
 # The saving is worth most where communication is the bottleneck. On a link that is fast enough to hide every all-reduce
 # but the last behind backward, there is nothing left to win: ZeRO-1 exposes the two halves of that last one instead.

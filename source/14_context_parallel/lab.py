@@ -190,7 +190,8 @@ def visible_pairs(
 check.visible_pairs()
 
 # %% [markdown]
-# How much work is that? The next cell counts a masked pair as half a pair:
+# How much work is that? The next cell counts a masked pair as half a pair. Contiguous chunks are twice as long, so a
+# pair of them counts four times:
 
 # %%
 # %%ranks 0
@@ -690,8 +691,8 @@ plots.bars(
 # %% [markdown]
 # Your ring passes on two tensors three times, and the all-to-all sends three quarters of four tensors once: half as
 # much. Backward costs the ring more than forward, because the gradients of keys and values travel with them, and need
-# one hop more to get home. (Here, all is fp32. With keys in bf16 and gradients in fp32, as in the lesson, it would be
-# 11/3 instead of 7/3.) So with fast links and enough heads of keys, the all-to-all wins. The ring has two advantages:
+# one hop more to get home. In fp32, as here, the factor is 7/3. With keys in bf16 and gradients in fp32, as in the
+# lesson, it is 11/3. So with fast links and enough heads of keys, the all-to-all wins. The ring has two advantages:
 # its transfers can hide behind computation, and grouped-query attention makes them cheaper.
 
 # %% [markdown]

@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 14 · Context parallelism
 #
-# **30–45 minutes.** After this lesson, you will be able to:
+# **30–50 minutes.** After this lesson, you will be able to:
 #
 # - say what a sequence of 128,000 tokens keeps on a GPU, and which technique removes which part of it,
 # - compute exact attention on a rank that never holds all keys,
@@ -279,10 +279,10 @@ attention_plots.ring_steps(runs)
 #
 # $$\frac{2n^2h}{C} \ge \frac{4nk}{W}, \qquad\text{so}\qquad \boxed{\;n \;\ge\; \frac{2k}{h}\cdot\frac{C}{W}\;}$$
 #
-# Computing grows with n², sending only with n, so a longer sequence is *easier* to hide. It is the condition of chapter
-# 05, tokens per GPU against C/W, with one difference: only tokens of the *same* sequence count. Two sequences per batch
-# double both sides. In Llama-2 70B, eight heads of queries share one head of keys (grouped-query attention), so k/h is
-# 1/8, and that helps the ring eightfold.
+# Computing grows with n², sending only with n, so the ring of a longer sequence is *easier* to hide. Chapter 05 had the
+# same condition, tokens per GPU against C/W. But here, only tokens of the *same* sequence count, because two sequences
+# per batch double both sides. In Llama-2 70B, eight heads of queries share one head of keys. With this grouped-query
+# attention, k/h is 1/8, which helps the ring eightfold.
 #
 # **Predict.** At half of their peak, the 8 A100 of a host compute C = 1.25 · 10¹⁵ operations per second. They share an
 # adapter with W = 24 GB/s. From which n on is the ring between 4 hosts hidden?
@@ -291,20 +291,23 @@ attention_plots.ring_steps(runs)
 my_prediction = None  # n
 
 # %%
+C, W, k_over_h = 1.25e15, 24e9, 1 / 8
+print(f"{predicted(my_prediction, 'n = {}')}the formula says n = {2 * k_over_h * C / W:,.0f}")
 marks = {8_192: "s = 32k", 32_768: "s = 128k"}
 attention_plots.step_times(contexts.step_times(), marks)
 
 # %% [markdown]
-# The lines cross at n = 13,000, so s must be 52,000: computing quadruples, the transfer only doubles. The 128k sequence
-# is fine, with time to spare: at n = 32,768, a step computes for 14 ms, and the transfer takes 6. A sequence of 32k
-# tokens is not, with 0.9 ms against 1.4. **On a slow network, context parallelism pays for long sequences only.** If
-# each GPU has an adapter of its own, W is eight times as large, and the formula says 1,600 tokens. The figure says
-# 2,100, because it also counts the latency of a message.
-#
-# What does it replace? Without it, longer sequences need more tensor parallelism or recomputation. For Llama-3 8B on
-# B200, NVIDIA reports that training with CP is 1.05 times as fast as with the best layout without it at 32k tokens,
-# 1.37 times at 256k, and 2.67 times at 512k. At 1,024k, no layout without CP fits, even with full recomputation (NeMo's
-# documentation, "Long sequence performance").
+# The lines cross at n = 13,000, so s must be at least 52,000. With each doubling of n, computing quadruples, and the
+# transfer only doubles. The 128k sequence has time to spare: at n = 32,768, a step computes for 14 ms, and the transfer
+# takes 6. A sequence of 32k tokens cannot hide its ring, with 0.9 ms against 1.4. **On a slow network, context
+# parallelism pays for long sequences only.** If each GPU has an adapter of its own, W is eight times as large, and the
+# formula says 1,600 tokens. The figure says 2,100, because it also counts the latency of a message.
+
+# %% [markdown]
+# What does context parallelism replace? Without it, longer sequences need more tensor parallelism or recomputation. For
+# Llama-3 8B on B200, NVIDIA reports that training with CP is 1.05 times as fast as with the best layout without it at
+# 32k tokens, 1.37 times at 256k, and 2.67 times at 512k. At 1,024k, no layout without CP fits, even with full
+# recomputation (NeMo's documentation, "Long sequence performance").
 
 # %% [markdown]
 # ## Does it replace recomputation?
@@ -315,7 +318,9 @@ attention_plots.step_times(contexts.step_times(), marks)
 # 15,600, a fifth more.
 #
 # Gradients make one hop more than keys, as you will see in the lab. This last hop has nothing to hide behind: 8nk
-# bytes, or 11 ms. Compare it with everything else that happens in one layer, for the 128k sequence:
+# bytes, or 11 ms. Compare it with everything else in a layer of 0.86 billion parameters, for the 128k sequence. In
+# forward, the other matmuls compute 2 operations per parameter and token, and for ZeRO-3, each host sends (N−1)/N of
+# 1.7 GB. Backward doubles both:
 #
 # | ms per layer | 4 hosts: forward | backward | 8 hosts: forward | backward |
 # |---|---|---|---|---|
@@ -326,11 +331,12 @@ attention_plots.step_times(contexts.step_times(), marks)
 #
 # On 4 hosts, a layer computes for 332 ms. The last hop is 3% of that, and recomputing the forward would be 30%. So can
 # the ring replace recomputation? Not on 4 hosts: 86 + 34 GB is too much for 80. With both, the sequence takes only
-# 5 + 34 GB.
+# 5 + 34 GB, so one four times as long fits, too.
 #
 # On 8 hosts, CP 8 needs no recomputation. It keeps 43 GB of activations and 17 GB of state, and n is 16,384, just above
-# the bound. But the bound looks at the ring alone. ZeRO-3 sends parameters and gradients over the same adapter, and
-# together, they take longer than the layer computes: 82 ms against 51 in forward. There, you need an adapter per GPU.
+# the bound. But the bound looks at the ring alone. ZeRO-3 sends parameters and gradients over the same adapter. On 4
+# hosts, both together fit into a layer's forward: 70 ms against 101. On 8 hosts, they do not: 82 ms against about 50.
+# There, you need an adapter per GPU.
 
 # %% [markdown]
 # ## Swapping tokens for heads
@@ -357,14 +363,15 @@ contexts.traffic_table()
 # reduce-scatters them twice. Between hosts, that is hopeless: 6.44 GB take 268 ms, and the whole layer computes for
 # 101 ms. The ring sends only keys and values, which grouped-query attention has made narrow, and hides them.
 #
-# Ulysses lies in between. A host sends (N−1)/N of the queries and outputs of its n tokens, and n = s/N *falls* with N.
-# Its keys cost as much as in the ring: TP 8 has left one head of keys per GPU, and every other host needs a copy of it.
+# Ulysses lies in between: 1.21 GB take 50 ms, and attention has to wait for them. A host sends (N−1)/N of the queries
+# and outputs of its n tokens, and n = s/N *falls* with N. Its keys cost as much as in the ring: TP 8 has left one head
+# of keys per GPU, and every other host needs a copy of it.
 #
 # | your situation | use |
 # |---|---|
 # | the sequence fits inside a host, with TP and SP, without recomputation | no context parallelism |
 # | it fits only with recomputation | try the ring: it may cost less than the recomputation that it replaces |
-# | n is at least (2.4k/h) · C/W | the ring, in zigzag order, between hosts |
+# | n is at least (2.4k/h) · C/W, and ZeRO leaves the adapter time | the ring, in zigzag order, between hosts |
 # | n is smaller | fewer hosts per sequence, so that n grows, or a faster network; else a part of the ring is exposed |
 # | masks between documents | gather the keys, as Llama 3 did: simpler, with all of it exposed |
 # | fast links and enough heads of keys, or a kernel that returns no log-sum-exp | Ulysses, inside a host |

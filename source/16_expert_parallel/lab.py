@@ -504,8 +504,8 @@ check.ExpertParallelMoE()
 # - `experts` are the parameters of this rank's experts, and `others` those that every rank has.
 # - `group` has all dp ranks, and `replicas` those with a copy of this rank's experts. If `replicas` is None, no other
 #   rank has one. (If `group` is None, it means all ranks, as always.)
-# - Add up the gradients of an expert's copies. Then divide by the number of all ranks, dp, and not by that of the
-#   copies.
+# - Copies of an expert must end with the same gradient. Which sum does each of them have before, and what do you divide
+#   it by?
 # - A `.grad` is None on all ranks that share the parameter, or on none of them. None stays None.
 # - A `.grad` may be a view that is not contiguous, and an all-reduce takes only contiguous tensors.
 # - All-reduce each gradient of `others` once, over `group`, and one of `experts` only over `replicas`.

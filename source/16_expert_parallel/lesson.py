@@ -46,7 +46,7 @@ from shared.predictions import predicted
 
 ranks.start(world_size=4)
 
-# %% [markdown]
+# %% [markdown] tags=["introduction"]
 # ## What is wasted
 #
 # In a transformer, most parameters are in the MLPs, and every token passes through every one of them. The parameters
@@ -69,15 +69,17 @@ points = {
 expert_plots.parameters_and_computation(points)
 
 # %% [markdown]
-# The blue line pays for every parameter. The other one rises almost vertically: 16 experts have 16 times the parameters
-# of one, and cost 0.05% more than one, for the router.
+# It is C. The blue line pays for every parameter. The other one rises almost vertically: 16 experts have 16 times the
+# parameters of one, and cost 0.05% more than one, for the router. So A is wrong. Why B is wrong, you will see when we
+# count the bytes.
 
 # %% [markdown]
 # ## Routing, in a picture
 #
 # The router computes a score for each expert, and the token goes to the expert with the highest one. This is called
-# **top-1 routing** (Fedus et al. 2021). The result is multiplied by the score's probability, and that is how the router
-# learns: from the model's loss, it gets a gradient only through this factor.
+# **top-1 routing** (Fedus et al. 2021). A softmax turns the scores into probabilities, and the expert's output is
+# multiplied by its probability. That is how the router learns: from the model's loss, it gets a gradient only through
+# this factor.
 
 # %%
 diagrams.top_1_routing()
@@ -193,8 +195,8 @@ ranks.pull("log")[0].table(times=False)
 # With enough capacity, the result equals that of one process. And 123 kB is what 2 · (N−1)/N · c · T · D elements of 4
 # bytes predict. Backward sends the gradients along the same way, so a step costs twice as much, in every MoE layer. The
 # bytes grow with the tokens, like those of tensor parallelism. They also grow with k, the number of experts per token,
-# but not with E. So the answer to the first question is C: twice as many experts on the same GPUs double the
-# parameters, and a token computes and sends what it did before.
+# but not with E. That is why B was wrong in the first question: with twice as many experts, a token sends what it did
+# before.
 
 # %% [markdown]
 # ## Imbalance: the slowest rank sets the pace
@@ -239,8 +241,10 @@ expert_plots.busy_and_waiting(rows, busy_ms)
 # %% [markdown]
 # The layer takes as long as its busiest expert, and a little longer, because barriers between busy cores take time,
 # too. The hatched time is lost, in every layer: 45% of what the four ranks could have computed, because 1 − 1/1.83 =
-# 0.45. This was seed 1. With seeds 0 to 15, the busiest expert has 1.2 to 2.1 times the mean. Three remedies are in
-# use:
+# 0.45. This was seed 1. With seeds 0 to 15, the busiest expert has 1.2 to 2.1 times the mean.
+
+# %% [markdown]
+# Three remedies are in use:
 #
 # - **A balancing loss.** It punishes a router whose probabilities favor the experts that are already busy. You write it
 #   in the lab.
@@ -274,10 +278,11 @@ expert_plots.capacity(factors, dropped, empty)
 
 # %% [markdown]
 # There is no good place on this axis as long as the router is not balanced: a small factor drops tokens, and a large
-# one sends and computes zeros. At c = 1, both shares are equal, because every dropped token leaves a slot of another
-# expert empty. Did you predict 21%? Expert 3 gets 469 rows, and (469 − 256)/1,024 is 21%. But each rank has slots of
-# its own: rank 0 also drops 10 tokens of expert 0, which has room for them from other ranks.
-#
+# one sends and computes zeros. At c = 1, both shares are equal: there are as many slots as tokens, so every dropped
+# token leaves a slot empty. Did you predict 21%? Expert 3 gets 469 rows, and (469 − 256)/1,024 is 21%. But each rank
+# has slots of its own: rank 0 also drops 10 tokens of expert 0, while slots that other ranks have there stay empty.
+
+# %% [markdown]
 # Switch Transformers have a balancing loss, and reached the same quality sooner with factors of 1 and 1.25 than with 2
 # (Fedus et al. 2021, table 1).
 #
@@ -343,14 +348,15 @@ for tokens in (4096, 8192):
 #
 # Look at what is missing: the number of tokens, k, E and D all cancel. A larger batch does not help. Wider experts do,
 # and so does a faster network. In chapter 14's cluster, an A100 with an adapter of its own has C/W = 1.56 · 10¹⁴ / (24
-# · 10⁹) = 6,500. So in bf16, F must be at least 6,500 if most experts are on other hosts, or two thirds of that if they
-# are gated, with a third matmul. That is the forward. In backward, an expert computes twice as much for as many bytes,
-# so half the width is enough. The trend goes the other way: Mixtral's experts had 14,336 (Jiang et al. 2024),
-# DeepSeek-V3's have 2,048.
-#
-# Some models also have a **shared expert**, which sees every token at home, so it can compute meanwhile. DeepSeek-V3
-# has one. Nevertheless, it would spend about as much time on all-to-alls between hosts as on computing (DeepSeek-AI
-# 2024, §3.2.1).
+# · 10⁹) = 6,500. So in bf16, F must be at least 6,500 if most experts are on other hosts. Ours has 16,384, 2.5 times as
+# much, which is why 7.0 ms stand against 2.8. For gated experts, with a third matmul, two thirds of 6,500 are enough.
+# That is the forward. In backward, an expert computes twice as much for as many bytes, so half the width is enough. The
+# trend goes the other way: Mixtral's experts had 14,336 (Jiang et al. 2024), DeepSeek-V3's have 2,048.
+
+# %% [markdown]
+# What if the experts are too narrow? Some models also have a **shared expert**, which sees every token at home, so it
+# can compute meanwhile. DeepSeek-V3 has one. Nevertheless, it would spend about as much time on all-to-alls between
+# hosts as on computing (DeepSeek-AI 2024, §3.2.1).
 #
 # But nothing connects one micro-batch to another. So while the tokens of one travel, the GPU computes the other, and
 # its attention and its shared expert help to hide them, too. The diagram draws computing and exchanging 1 : 1, as
@@ -388,9 +394,9 @@ diagrams.hidden_exchanges()
 # combine, with twice the bytes, 4.7 ms. DeepSeek-V3 has 58 such layers (§4.2), so these tokens spend 0.4 s of their
 # forward on the network.
 #
-# With 37 billion parameters per token, the same forward computes 2 · 37 · 10⁹ · 4,096 = 3.0 · 10¹⁴ operations. If a GPU
-# reaches 40% of an H800's peak in FP8 while it computes (our assumption; the peak is 2 · 10¹⁵ per second), that is 0.38
-# s. So the two are about 1 : 1, as DeepSeek reports, and this is the time that DualPipe hides.
+# With 37 billion parameters per token, the same forward computes 2 · 37 · 10⁹ · 4,096 = 3.0 · 10¹⁴ operations. An H800
+# has a peak of 2 · 10¹⁵ per second in FP8. Let's assume that it reaches 40% of that while it computes. Then the forward
+# computes for 0.38 s. So the two are about 1 : 1, as DeepSeek reports, and this is the time that DualPipe hides.
 
 # %% [markdown]
 # ## Choosing

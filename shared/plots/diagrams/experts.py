@@ -19,7 +19,7 @@ def top_1_routing() -> Figure:
     drawing = Drawing(8.8, 4.3, "Each token goes to the expert with its highest score")
     left, top, cell_in = 1.15, 1.15, (0.72, CELL_IN[1])
     chosen = [max(range(4), key=scores.__getitem__) for scores in _SCORES]
-    drawing.text(left + 2 * cell_in[0], 0.67, "the router's scores, %", "heading", weight="bold")
+    drawing.text(left + 2 * cell_in[0], 0.67, "the router's probabilities, %", "heading", weight="bold")
     for expert in range(4):
         drawing.text(left + (expert + 0.5) * cell_in[0], 0.95, f"E{expert}")
     for token, scores in enumerate(_SCORES):

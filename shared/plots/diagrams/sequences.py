@@ -40,9 +40,7 @@ def ring_attention() -> Figure:
                 drawing.line(start, (start[0] + 0.16, start[1]), color=MESSAGE, linewidth=1.5)
                 end = lefts[step + 1] - 0.03, tops[0] + height / 2
                 drawing.message((end[0] - 0.2, end[1]), end)
-    drawing.text(
-        0.15, 4.37, "An arrow that leaves rank 3 goes on at rank 0. N − 1 = 3 transfers per rank.", "note", ha="left"
-    )
+    drawing.text(0.15, 4.37, "An arrow that leaves rank 3 goes on at rank 0.", "note", ha="left")
     return drawing.finish()
 
 
