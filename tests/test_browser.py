@@ -112,9 +112,23 @@ def test_opening_and_saving_a_notebook_changes_nothing_in_it(course, name):
 
 @pytest.mark.exhaustive
 def test_a_folded_answer_is_not_on_the_screen(course):
-    cell = course.open(FIRST_LESSON).cell('print(f"rank 2 holds')
+    lesson = course.open(FIRST_LESSON)
+    cell = lesson.cell('print(f"rank 2 holds')
     cell.scroll_into_view_if_needed()
     expect(cell.locator(".jp-Cell-outputWrapper")).to_have_text(folding.COVER, timeout=scaled(10) * 1000)
+
+
+@pytest.mark.exhaustive
+def test_the_text_that_answers_a_prediction_opens_when_the_result_is_there(course):
+    lesson = course.open(FIRST_LESSON)
+    answer = lesson.page.locator("details.answer").first
+    answer.scroll_into_view_if_needed()
+    expect(answer.locator("summary")).to_be_visible()
+    for text in ("ranks.start(", "total = torch.tensor([rank + 1.0]", 'print(f"rank 2 holds'):
+        lesson.run(lesson.cell(text))
+    expect(answer.locator("summary")).to_be_hidden()
+    expect(answer.get_by_text("Every rank has the sum")).to_be_visible()
+    assert answer.evaluate("each => each.innerText").startswith("Every rank has the sum")
 
 
 @pytest.mark.exhaustive
