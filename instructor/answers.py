@@ -22,6 +22,7 @@ OPEN, INTRODUCTION = "open", "introduction"
 COVER = "# This cell asserts what the text says about the result."  # JupyterLab shows the first line of a fold.
 MOVED = "-claims"  # the end of the id of a cell with moved assertions
 _MAGIC = "%%ranks"
+_BEHIND_A_CLICK = re.compile(r'<details class="answer">.*?</summary>\n\n(.*?)\n\n</details>', re.DOTALL)
 
 
 def hide_answers(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
@@ -65,6 +66,11 @@ def behind_a_click(markdown: str) -> str:
         return markdown
     hidden = f'<details class="answer"><summary>{SUMMARY}</summary>\n\n{answer}\n\n</details>'
     return "\n\n".join(filter(None, (heading, hidden, rest)))
+
+
+def in_the_open(markdown: str) -> str:
+    """Return the text of a cell without the click."""
+    return _BEHIND_A_CLICK.sub(r"\1", markdown)
 
 
 def _is_heading(line: str) -> bool:

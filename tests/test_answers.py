@@ -66,6 +66,7 @@ def test_cells_of_other_sections_keep_their_assertions():
 def test_a_text_is_behind_a_click_up_to_the_next_heading(text, expected):
     begin = f'<details class="answer"><summary>{answers.SUMMARY}</summary>'
     assert answers.behind_a_click(text) == expected.replace("<answer>", begin)
+    assert answers.in_the_open(answers.behind_a_click(text)) == text
 
 
 def test_a_figure_that_the_answer_introduces_is_folded():
