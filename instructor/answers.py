@@ -35,15 +35,7 @@ def hide_answers(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
         texts = [index for index in range(last + 1, end) if notebook.cells[index].cell_type == "markdown"]
         for index in range(begin, next((text for text in texts if _has_heading(notebook.cells[text])), end)):
             moved[notebook.cells[index].id] = _without_claims(notebook.cells[index])
-        for text, next_text in itertools.pairwise([*texts, end]):
-            cell, tags = notebook.cells[text], notebook.cells[text].metadata.get("tags", [])
-            if not {OPEN, INTRODUCTION} & set(tags):
-                cell.source = behind_a_click(cell.source)
-            if INTRODUCTION in tags or cell.source.endswith("</details>"):
-                for introduced in notebook.cells[text + 1 : next_text]:
-                    folding.fold(introduced)
-            if INTRODUCTION not in tags:
-                break
+        _hide_texts(notebook.cells, [*texts, end])
     notebook.cells = list(itertools.chain(*(moved.get(cell.id, [cell]) for cell in notebook.cells)))
     for cell in notebook.cells:
         if "claims" in cell.metadata.get("tags", []):
@@ -51,6 +43,23 @@ def hide_answers(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
             if asserts(ast.parse(folding.python_of(cell)).body[0]) and not cell.source.startswith(_MAGIC):
                 cell.source = f"{COVER}\n{cell.source}"
     return notebook
+
+
+def _hide_texts(cells: list, texts: list[int]) -> None:
+    """Hide the text that answers, and fold what it introduces.
+
+    Args:
+        texts: The indices of the texts below a result, and that of the next prediction or the end.
+    """
+    for text, next_text in itertools.pairwise(texts):
+        cell, tags = cells[text], cells[text].metadata.get("tags", [])
+        if not {OPEN, INTRODUCTION} & set(tags):
+            cell.source = behind_a_click(cell.source)
+        if INTRODUCTION in tags or cell.source.endswith("</details>"):
+            for introduced in cells[text + 1 : next_text]:
+                folding.fold(introduced)
+        if INTRODUCTION not in tags:
+            return
 
 
 def behind_a_click(markdown: str) -> str:
@@ -94,6 +103,9 @@ def _without_claims(cell) -> list:
     if not cell.source.startswith(_MAGIC) and any(asserts(node) for node in ast.walk(ast.parse("\n".join(lines)))):
         _hide_source(cell)
     if not claims:
+        return [cell]
+    if not "".join(lines).removeprefix(_MAGIC).strip():  # There is nothing else in the cell.
+        cell.metadata["tags"] = [*tags, "claims"]
         return [cell]
     cell.source = re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
     magic = [cell.source.splitlines()[0]] if cell.source.startswith(_MAGIC) else []
