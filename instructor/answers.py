@@ -40,9 +40,17 @@ def hide_answers(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
     for cell in notebook.cells:
         if "claims" in cell.metadata.get("tags", []):
             _hide_source(cell)
-            if asserts(ast.parse(folding.python_of(cell)).body[0]) and not cell.source.startswith(_MAGIC):
-                cell.source = f"{COVER}\n{cell.source}"
+        if cell.metadata.get("jupyter", {}).get("source_hidden") and not cell.source.startswith(_MAGIC):
+            cell.source = _covered(cell)
     return notebook
+
+
+def _covered(cell) -> str:
+    """Return a folded source whose first line, which JupyterLab shows, tells nothing, and what to do."""
+    if folding.folded(nbformat.v4.new_notebook(cells=[cell])) == [True] and folding.displays(cell):
+        return f"# {folding.COVER}\n{cell.source}"
+    asserts = folding.asserts(ast.parse(cell.source).body[0])
+    return f"{COVER}\n{cell.source}" if asserts else cell.source
 
 
 def _hide_texts(cells: list, texts: list[int]) -> None:
@@ -97,10 +105,12 @@ def _without_claims(cell) -> list:
         return [cell]
     tree = ast.parse(folding.python_of(cell))
     lines, claims = cell.source.splitlines(), []
-    for statement in reversed([statement for statement in tree.body if asserts(statement)]):
+    for statement in reversed([statement for statement in tree.body if folding.asserts(statement)]):
         claims[:0] = lines[statement.lineno - 1 : statement.end_lineno]
         del lines[statement.lineno - 1 : statement.end_lineno]
-    if not cell.source.startswith(_MAGIC) and any(asserts(node) for node in ast.walk(ast.parse("\n".join(lines)))):
+    if not cell.source.startswith(_MAGIC) and any(
+        folding.asserts(node) for node in ast.walk(ast.parse("\n".join(lines)))
+    ):
         _hide_source(cell)
     if not claims:
         return [cell]
@@ -115,12 +125,3 @@ def _without_claims(cell) -> list:
 
 def _hide_source(cell) -> None:
     cell.metadata["jupyter"] = nbformat.from_dict(cell.metadata.get("jupyter", {}) | {"source_hidden": True})
-
-
-def asserts(node: ast.AST) -> bool:
-    """Tell whether a statement asserts something about a result."""
-    return isinstance(node, ast.Assert) or (
-        isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Call)
-        and ast.unparse(node.value.func).endswith(("measure.expect", ".assert_volume"))
-    )
