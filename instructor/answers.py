@@ -22,6 +22,7 @@ OPEN, INTRODUCTION = "open", "introduction"
 COVER = "# This cell asserts what the text says about the result."  # JupyterLab shows the first line of a fold.
 MOVED = "-claims"  # the end of the id of a cell with moved assertions
 _MAGIC = "%%ranks"
+_BEHIND_A_CLICK = re.compile(r'<details class="answer">.*?</summary>\n\n(.*?)\n\n</details>', re.DOTALL)
 
 
 def hide_answers(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
@@ -34,22 +35,39 @@ def hide_answers(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
         texts = [index for index in range(last + 1, end) if notebook.cells[index].cell_type == "markdown"]
         for index in range(begin, next((text for text in texts if _has_heading(notebook.cells[text])), end)):
             moved[notebook.cells[index].id] = _without_claims(notebook.cells[index])
-        for text, next_text in itertools.pairwise([*texts, end]):
-            cell, tags = notebook.cells[text], notebook.cells[text].metadata.get("tags", [])
-            if not {OPEN, INTRODUCTION} & set(tags):
-                cell.source = behind_a_click(cell.source)
-            if INTRODUCTION in tags or cell.source.endswith("</details>"):
-                for introduced in notebook.cells[text + 1 : next_text]:
-                    folding.fold(introduced)
-            if INTRODUCTION not in tags:
-                break
+        _hide_texts(notebook.cells, [*texts, end])
     notebook.cells = list(itertools.chain(*(moved.get(cell.id, [cell]) for cell in notebook.cells)))
     for cell in notebook.cells:
         if "claims" in cell.metadata.get("tags", []):
             _hide_source(cell)
-            if asserts(ast.parse(folding.python_of(cell)).body[0]) and not cell.source.startswith(_MAGIC):
-                cell.source = f"{COVER}\n{cell.source}"
+        if cell.metadata.get("jupyter", {}).get("source_hidden") and not cell.source.startswith(_MAGIC):
+            cell.source = _covered(cell)
     return notebook
+
+
+def _covered(cell) -> str:
+    """Return a folded source whose first line, which JupyterLab shows, tells nothing, and what to do."""
+    if folding.folded(nbformat.v4.new_notebook(cells=[cell])) == [True] and folding.displays(cell):
+        return f"# {folding.COVER}\n{cell.source}"
+    asserts = folding.asserts(ast.parse(cell.source).body[0])
+    return f"{COVER}\n{cell.source}" if asserts else cell.source
+
+
+def _hide_texts(cells: list, texts: list[int]) -> None:
+    """Hide the text that answers, and fold what it introduces.
+
+    Args:
+        texts: The indices of the texts below a result, and that of the next prediction or the end.
+    """
+    for text, next_text in itertools.pairwise(texts):
+        cell, tags = cells[text], cells[text].metadata.get("tags", [])
+        if not {OPEN, INTRODUCTION} & set(tags):
+            cell.source = behind_a_click(cell.source)
+        if INTRODUCTION in tags or cell.source.endswith("</details>"):
+            for introduced in cells[text + 1 : next_text]:
+                folding.fold(introduced)
+        if INTRODUCTION not in tags:
+            return
 
 
 def behind_a_click(markdown: str) -> str:
@@ -67,6 +85,11 @@ def behind_a_click(markdown: str) -> str:
     return "\n\n".join(filter(None, (heading, hidden, rest)))
 
 
+def in_the_open(markdown: str) -> str:
+    """Return the text of a cell without the click."""
+    return _BEHIND_A_CLICK.sub(r"\1", markdown)
+
+
 def _is_heading(line: str) -> bool:
     return re.match(r"#{1,4} ", line) is not None
 
@@ -82,12 +105,17 @@ def _without_claims(cell) -> list:
         return [cell]
     tree = ast.parse(folding.python_of(cell))
     lines, claims = cell.source.splitlines(), []
-    for statement in reversed([statement for statement in tree.body if asserts(statement)]):
+    for statement in reversed([statement for statement in tree.body if folding.asserts(statement)]):
         claims[:0] = lines[statement.lineno - 1 : statement.end_lineno]
         del lines[statement.lineno - 1 : statement.end_lineno]
-    if not cell.source.startswith(_MAGIC) and any(asserts(node) for node in ast.walk(ast.parse("\n".join(lines)))):
+    if not cell.source.startswith(_MAGIC) and any(
+        folding.asserts(node) for node in ast.walk(ast.parse("\n".join(lines)))
+    ):
         _hide_source(cell)
     if not claims:
+        return [cell]
+    if not "".join(lines).removeprefix(_MAGIC).strip():  # There is nothing else in the cell.
+        cell.metadata["tags"] = [*tags, "claims"]
         return [cell]
     cell.source = re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
     magic = [cell.source.splitlines()[0]] if cell.source.startswith(_MAGIC) else []
@@ -97,12 +125,3 @@ def _without_claims(cell) -> list:
 
 def _hide_source(cell) -> None:
     cell.metadata["jupyter"] = nbformat.from_dict(cell.metadata.get("jupyter", {}) | {"source_hidden": True})
-
-
-def asserts(node: ast.AST) -> bool:
-    """Tell whether a statement asserts something about a result."""
-    return isinstance(node, ast.Assert) or (
-        isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Call)
-        and ast.unparse(node.value.func).endswith(("measure.expect", ".assert_volume"))
-    )

@@ -48,8 +48,17 @@ def displays(cell) -> bool:
     tree = ast.parse(python_of(cell))
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     prints = any(isinstance(call.func, ast.Name) and call.func.id == "print" for call in calls)
-    is_value = isinstance(tree.body[-1], ast.Expr) and not cell.source.startswith("%%")
+    is_value = isinstance(tree.body[-1], ast.Expr) and not asserts(tree.body[-1]) and not cell.source.startswith("%%")
     return prints or is_value or "raises-exception" in cell.metadata.get("tags", [])
+
+
+def asserts(node: ast.AST) -> bool:
+    """Tell whether a statement asserts something about a result."""
+    return isinstance(node, ast.Assert) or (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Call)
+        and ast.unparse(node.value.func).endswith(("measure.expect", ".assert_volume"))
+    )
 
 
 def python_of(cell) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 import jupytext
 import nbformat
 
-from instructor import contents, folding
+from instructor import answers, contents, folding
 from instructor.build import ROOT, Chapter, chapters
 from shared.checks.terminal import show_anything
 
@@ -48,6 +48,7 @@ def slides(chapter: Chapter) -> nbformat.NotebookNode:
     built.metadata["title"] = f"{chapter.name[:2]} · {title}"
     for index, mark in enumerate(found):
         cell = by_id[f"lesson-{index:03d}"]
+        cell.source = answers.in_the_open(cell.source)
         parts = [("", cell.source)]
         if cell.cell_type == "markdown":
             split = re.split(r"^##? (.+)$", cell.source, flags=re.MULTILINE)

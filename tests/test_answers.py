@@ -6,7 +6,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from instructor import answers, build, folding
+from instructor import answers, build, colab, folding
 
 PREDICTION = "my_prediction = None"
 
@@ -36,9 +36,15 @@ def test_the_first_line_of_a_hidden_cell_which_jupyterlab_shows_asserts_nothing(
     assert claims.source == f"{answers.COVER}\nassert x == 42"
 
 
+@pytest.mark.parametrize("source", ["assert x == 42", "%%ranks\nassert x == 42"])
+def test_a_cell_with_nothing_but_assertions_is_hidden(source):
+    _, claims = hidden(new_code_cell(PREDICTION), new_code_cell(source))
+    assert claims.source.endswith(source) and "claims" in claims.metadata.tags and hides_source(claims)
+
+
 def test_a_cell_that_asserts_in_a_loop_hides_its_source():
     _, run = hidden(new_code_cell(PREDICTION), new_code_cell("for x in found:\n    assert x == 42\nprint(found)"))
-    assert hides_source(run) and "assert" in run.source
+    assert hides_source(run) and run.source.startswith(f"# {folding.COVER}\nfor x in found:\n    assert")
 
 
 @pytest.mark.parametrize("metadata", [{"tags": ["raises-exception"]}, {"tags": ["claims"]}])
@@ -66,6 +72,7 @@ def test_cells_of_other_sections_keep_their_assertions():
 def test_a_text_is_behind_a_click_up_to_the_next_heading(text, expected):
     begin = f'<details class="answer"><summary>{answers.SUMMARY}</summary>'
     assert answers.behind_a_click(text) == expected.replace("<answer>", begin)
+    assert answers.in_the_open(answers.behind_a_click(text)) == text
 
 
 def test_a_figure_that_the_answer_introduces_is_folded():
@@ -104,5 +111,11 @@ def test_no_lesson_tells_an_answer_before_it_is_predicted(chapter):
             if cell.cell_type == "markdown" and any(line.startswith("#") for line in cell.source.splitlines()):
                 break
             if cell.cell_type == "code" and not hides_source(cell) and not cell.source.startswith("%%ranks"):
-                found = [node for node in ast.walk(ast.parse(folding.python_of(cell))) if answers.asserts(node)]
+                found = [node for node in ast.walk(ast.parse(folding.python_of(cell))) if folding.asserts(node)]
                 assert not found, cell.source
+
+
+def test_colab_shows_no_code_of_a_hidden_cell():
+    cells = hidden(new_code_cell(PREDICTION), new_code_cell("print(x)\nassert x == 42"))
+    copied = colab.for_colab(new_notebook(cells=cells), "chapters", "https://example.org/course").cells
+    assert [cell.metadata.get("cellView") for cell in copied] == [None, None, None, None, "form"]

@@ -112,9 +112,23 @@ def test_opening_and_saving_a_notebook_changes_nothing_in_it(course, name):
 
 @pytest.mark.exhaustive
 def test_a_folded_answer_is_not_on_the_screen(course):
-    cell = course.open(FIRST_LESSON).cell('print(f"rank 2 holds')
+    lesson = course.open(FIRST_LESSON)
+    cell = lesson.cell('print(f"rank 2 holds')
     cell.scroll_into_view_if_needed()
     expect(cell.locator(".jp-Cell-outputWrapper")).to_have_text(folding.COVER, timeout=scaled(10) * 1000)
+
+
+@pytest.mark.exhaustive
+def test_the_text_that_answers_a_prediction_opens_when_the_result_is_there(course):
+    lesson = course.open(FIRST_LESSON)
+    answer = lesson.page.locator("details.answer").first
+    answer.scroll_into_view_if_needed()
+    expect(answer.locator("summary")).to_be_visible()
+    for text in ("ranks.start(", "total = torch.tensor([rank + 1.0]", 'print(f"rank 2 holds'):
+        lesson.run(lesson.cell(text))
+    expect(answer.locator("summary")).to_be_hidden()
+    expect(answer.get_by_text("Every rank has the sum")).to_be_visible()
+    assert answer.evaluate("each => each.innerText").startswith("Every rank has the sum")
 
 
 @pytest.mark.exhaustive
@@ -206,10 +220,15 @@ def choose_theme(lab: Lab, theme: str) -> None:
 def test_outputs_are_readable_in_both_themes(lab, theme):
     choose_theme(lab, theme)
     passed = solve_the_first_exercise(lab)
+    lab.run(lab.cell("def broadcast_by_hand("))
+    unwritten = lab.run(lab.cell("check.broadcast_by_hand()"))
+    lab.write(lab.cell("def global_mean("), "%%ranks\ndef global_mean(values):\n    return values.mean()")
     lab.run(lab.cell("def global_mean("))
     failed = lab.run(lab.cell("check.global_mean()"))
     lab.screenshot(f"lab_00_{theme.split()[1].lower()}", whole=True)
-    contrasts = [pair for cell in (passed, failed) for pair in contrasts_in(cell.locator(".jp-OutputArea").first)]
+    contrasts = [
+        pair for cell in (passed, failed, unwritten) for pair in contrasts_in(cell.locator(".jp-OutputArea").first)
+    ]
     texts = [text for _, text in contrasts]
     assert "✓" in texts and "✗" in texts and any("it is not written yet" in text for text in texts)
     for contrast, text in contrasts:

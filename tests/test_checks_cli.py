@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -218,11 +219,20 @@ def test_a_watched_file_is_checked_again_when_it_is_saved(tmp_path):
         before = _until_it_waits(process)
         path.write_text(SUMMED + "    tensor.div_(dist.get_world_size(group))\n")
         after = _until_it_waits(process)
+        path.write_text(path.read_text())  # saved without a change
+        with path.open("w") as file:  # saved in two steps
+            file.write(SUMMED)
+            file.flush()
+            time.sleep(0.2)
+            file.write("    tensor.div_(dist.get_world_size(group))\n\n")
+        again = _until_it_waits(process)
         process.send_signal(signal.SIGINT)
         assert process.wait(scaled(30)) == 0  # the status of the last check
     finally:
         process.kill()
     assert "✗ mean_over_ranks_ · values" in before and "✗" not in after and "✓ mean_over_ranks_ · values" in after
+    lines = [text.splitlines() for text in (after, again)]
+    assert lines[0] and all(len(text) == len(set(text)) for text in lines)  # one report each
 
 
 def _until_it_waits(process: subprocess.Popen) -> str:

@@ -11,7 +11,7 @@ import time
 import nbformat
 import pytest
 
-from instructor import build, contents, folding, glossary
+from instructor import answers, build, contents, folding, glossary
 from instructor.site import addresses, command, figures, notebooks, sources
 from shared.deadlines import scaled
 from tests import browser, lab_server, site_pages
@@ -98,6 +98,14 @@ def test_outputs_that_answer_a_prediction_are_folded(site, name):
     assert len(predictions) == len(expected) > 0
     assert not [fold for fold in folds if fold.has_attr("open")]
     assert all(fold.select(".cell_output") for fold in predictions)
+
+
+@pytest.mark.parametrize("name", CHAPTERS)
+def test_texts_that_answer_a_prediction_are_folded_and_assertions_are_left_out(site, name):
+    article, notebook = site.article(page_of("chapters", name)), build.lesson_of(build.Chapter(name))
+    hidden = [cell for cell in notebook.cells if '<details class="answer">' in cell.source]
+    assert len(article.select("details.answer:not(.fold)")) == len(hidden) > 0
+    assert answers.COVER not in article.get_text()
 
 
 @pytest.mark.parametrize("name", CHAPTERS)
@@ -264,6 +272,24 @@ def test_code_can_be_copied(page, address, chromium):
     page.locator("div.cell_input").first.hover()
     page.locator("div.cell_input button.copybtn").first.click()
     page.wait_for_function("navigator.clipboard.readText().then(text => text.includes('ranks.start'))")
+
+
+# For each answer, whether it is open, and whether it stands below the second prediction
+ANSWERS = """answers => {
+  const isPrediction = (found) => found.textContent === "Predict.";
+  const second = [...document.querySelectorAll("p > strong")].filter(isPrediction)[1];
+  return answers.map((found) => [found.open, second.compareDocumentPosition(found) === 4]);
+}"""
+
+
+def test_opening_an_answer_opens_what_belongs_to_it_and_no_other(page, address):
+    page.goto(address + LESSON)
+    found = page.locator("details.answer")
+    assert not any(is_open for is_open, _ in found.evaluate_all(ANSWERS))
+    found.first.locator("summary").first.click()
+    page.wait_for_function("document.querySelectorAll('details.answer[open]').length > 1")
+    assert all(is_open != is_later for is_open, is_later in found.evaluate_all(ANSWERS))
+    screenshot(page, "answer")
 
 
 def test_the_ring_can_be_stepped_through(page, address):

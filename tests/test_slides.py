@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from instructor import build, slides
+from instructor import answers, build, slides
 from tests import browser
 
 pytest.importorskip("latex2mathml", reason="only `make slides`, `make site` and all tests need it")
@@ -23,6 +23,11 @@ def test_slides_have_a_motive_figures_and_a_recap(chapter):
     assert "## Recap" in [cell.source for cell in cells] and sum("outputs" in cell for cell in cells) >= 4
     texts = [cell.source for cell, kind in zip(cells, kinds, strict=True) if kind == "-" and "outputs" not in cell]
     assert not any(text.endswith(":") or "$" in text for text in texts)
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=str)
+def test_texts_on_slides_need_no_click(chapter):
+    assert not [cell.source for cell in slides.slides(chapter).cells if answers.SUMMARY in cell.source]
 
 
 def test_what_fits_on_a_slide():

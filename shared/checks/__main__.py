@@ -152,23 +152,41 @@ def _check(options) -> int:
     verdicts, problem = [], None
     try:
         with contextlib.redirect_stdout(io.StringIO() if options.json else sys.stderr):
-            ranks.start(world_size=max(framework.WORLD_SIZES), detect_mismatch=False)
+            _start_ranks()
             verdicts = run_file(options.name, options.file, options.seed)
     except ranks.RanksError as error:
         problem = str(error)
     return _report(options, verdicts, problem, time.monotonic() - began)
 
 
+def _start_ranks() -> None:
+    """Start the ranks, or keep those that are running. Only the first time, a table shows them."""
+    with contextlib.redirect_stdout(io.StringIO() if _ranks_run() else sys.stdout):
+        ranks.start(world_size=max(framework.WORLD_SIZES), detect_mismatch=False)
+
+
+def _ranks_run() -> bool:
+    try:
+        ranks.current()
+    except ranks.RanksError:
+        return False
+    return True
+
+
 def _watch(options) -> int:
-    """Check the file now and whenever it has been saved, until Ctrl+C. Returns the last exit status."""
-    saved, status = None, 2
+    """Check the file now and whenever it has new contents, until Ctrl+C. Returns the last exit status.
+
+    Some editors save a file in several steps, or without a change. So the contents count, once they stay the same.
+    """
+    checked, before, status = None, b"", 2
     try:
         while True:
             with contextlib.suppress(FileNotFoundError):  # Some editors remove the file for a moment.
-                newest = Path(options.file).stat().st_mtime_ns
-                if newest != saved:
-                    saved, status = newest, _check(options)
+                contents = Path(options.file).read_bytes()
+                if contents != checked and (contents == before or checked is None):
+                    checked, status = contents, _check(options)
                     print(f"Waiting until you save {options.file}. Ctrl+C ends this.", flush=True)
+                before = contents
             time.sleep(POLL_S)
     except KeyboardInterrupt:
         return status

@@ -12,6 +12,7 @@ from shared.ranks.diagnosis import (
 from shared.ranks.errors import CellFailed, RanksError
 
 NOT_WRITTEN = "it is not written yet"
+HINT_ON_STUBS = "Replace the line `raise NotImplementedError(…)` and run its cell again."
 OUTSIDE_THE_GROUP = "but this rank's group is"  # in the error for a call that would leave the group
 HINT_ON_WAITS = "Hint: do you call wait() on the handle of every isend and irecv?"
 _HINT_ON_COLLECTIVES = "Hint: which ranks call this collective, and which never reach it?"
@@ -74,7 +75,7 @@ def from_failure(failure: CellFailed) -> Wrong:
     errors = [outcome.error for outcome in failure.outcomes.values() if outcome.error]
     # Only the first line counts, as notes may follow it. Torch raises NotImplementedError with other messages.
     if any(error["message"].split("\n")[0] in _UNWRITTEN for error in errors):
-        return Wrong(NOT_WRITTEN, "Replace the line `raise NotImplementedError(…)` and run its cell again.")
+        return Wrong(NOT_WRITTEN, HINT_ON_STUBS)
     missing = next((error for error in errors if error["kind"] == "PieceMissing"), None)
     if missing:
         raise Unusable(missing["message"].split(": ", 1)[1])

@@ -22,7 +22,14 @@ from shared.checks.engine.attempts import (
     Run,
     Runner,
 )
-from shared.checks.engine.failures import HINT_ON_GROUP_RANKS, HINT_ON_GROUPS, HINT_ON_WAITS, NOT_WRITTEN, Wrong
+from shared.checks.engine.failures import (
+    HINT_ON_GROUP_RANKS,
+    HINT_ON_GROUPS,
+    HINT_ON_STUBS,
+    HINT_ON_WAITS,
+    NOT_WRITTEN,
+    Wrong,
+)
 from shared.checks.engine.prints import Prints
 from shared.checks.engine.verdicts import SAME_AS, Verdict
 from shared.ranks import reader
@@ -80,6 +87,10 @@ class Exercise:
         prints = Prints()
         with display.live() as report:
             verdicts = run_exercise(self, prints=prints, report=report)
+        if not_written(verdicts):
+            # Somebody who runs all cells of a lab has not tried this exercise, so one line is enough.
+            display.show([], f"– Exercise {self.number}: {NOT_WRITTEN}. {HINT_ON_STUBS}")
+            raise CheckFailed(f"Exercise {self.number}, {self.piece}: not written yet.")
         progress.record(self, verdicts)
         notes = [cells.judged(self.piece) if reader.present() else ""]
         notes += [ranks.current().after_restart] if ranks.current().starts != starts else []
@@ -194,6 +205,12 @@ def run_exercise(
         else _verdict(exercise, check, tried[check.name], found.get(check.name))
         for check in checks
     ]
+
+
+def not_written(verdicts: list[Verdict]) -> bool:
+    """Tell whether every check that ran found the line that students replace, and nothing else."""
+    ran = [verdict for verdict in verdicts if verdict.ran]
+    return bool(ran) and all(not each.passed and each.evidence.startswith(NOT_WRITTEN) for each in ran)
 
 
 def _report_once(found: dict[str, Wrong], checks: list[Check]) -> None:
