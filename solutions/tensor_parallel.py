@@ -14,7 +14,7 @@ from torch.distributed import ProcessGroup
 from torch.func import functional_call
 
 from shared.models import Attention, GatedMLP, GroupedAttention, TinyGPT
-from shared.sharded.layers import as_parameter, as_shard, expect_plain, expect_plain_gpt, like
+from shared.sharded.layers import as_parameter, as_shard, expect_own_shards, expect_plain, expect_plain_gpt, like
 from solutions.tensor_operators import (
     concatenate_shards,
     copy_all_to_ranks,
@@ -56,6 +56,7 @@ class ColumnParallelLinear(nn.Module):
         self.group, self.gather_output, self.enter = group, gather_output, enter
         self.weight = as_shard(weight, group)
         self.bias = None if bias is None else as_shard(bias, group)
+        expect_own_shards(self, "weight", "bias")
 
     @classmethod
     def from_linear(
@@ -107,6 +108,7 @@ class RowParallelLinear(nn.Module):
         self.group, self.leave = group, leave
         self.weight = as_shard(weight, group)
         self.bias = None if bias is None else as_parameter(bias)
+        expect_own_shards(self, "weight")
 
     @classmethod
     def from_linear(
@@ -247,6 +249,7 @@ class ParallelGroupedAttention(nn.Module):
         self.project, self.group, self.enter = project, group, enter
         self.head_width = attention.project.in_features // attention.heads
         self.sharing = sharing_group(attention.kv_heads, group)
+        expect_own_shards(self, "query", "key_value")
 
     def forward(self, x: Tensor) -> Tensor:  # (B, T, D)
         x = self.enter(x, self.group)

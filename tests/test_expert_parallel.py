@@ -201,3 +201,27 @@ def use_around_it() -> str:
 def test_copies_autocast_and_torchs_clipping(world):
     for message in ranks.run(use_around_it):
         assert ("chapter 16" in message) == (world > 1)
+
+
+def load_state_of_rank_0() -> str:
+    moe = build_moe()
+    states = []
+    for resumes in (False, True):
+        layer = Layer.from_moe(moe)
+        optimizer = torch.optim.AdamW(layer.parameters(), lr=0.1)
+        if resumes:
+            optimizer.load_state_dict(states[0])
+        layer(tokens_of(0, 4)[0]).sum().backward()
+        try:
+            optimizer.step()
+        except RuntimeError as error:
+            return str(error)
+        states = [optimizer.state_dict()]
+        dist.broadcast_object_list(states)
+    return ""
+
+
+@pytest.mark.parametrize("world", [2], indirect=True)
+def test_the_state_of_another_ranks_experts_is_refused(world):
+    messages = ranks.run(load_state_of_rank_0)
+    assert not messages[0] and "the state of rank 0 of 2, for rank 1 of 2" in messages[1]

@@ -20,6 +20,27 @@ import torch.distributed as dist
 SAME_LAYERS = "Build and freeze the same layers on all ranks, in the same order"
 
 
+_LOST = ("gloo/", "imed out", "pair closure", "onnection closed", "onnection reset")  # in errors of gloo
+
+
+@contextlib.contextmanager
+def naming_the_wait(group: dist.ProcessGroup | None, what: Callable[[], str], advice: str):
+    """Say what this rank has waited for, if a collective in the with-block fails because another rank is not there.
+
+    torch's error, at the deadline of the process group or when another rank ends, names neither.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error)
+        is_lost = isinstance(error, dist.DistBackendError) or any(words in text for words in _LOST)
+        if "has waited for" in text or not is_lost:
+            raise
+        reason = text.rsplit("] ", 1)[-1].strip()
+        rank = dist.get_rank(group) if dist.is_initialized() else 0
+        raise RuntimeError(f"rank {rank} has waited for {what()}, which did not come ({reason}): {advice}") from error
+
+
 class Alarm:
     """Lets all ranks of a group raise an error.
 

@@ -241,9 +241,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from shared.sharded.backward import Backward, ForwardBegin
+from shared.sharded.backward import Backward, ForwardBegin, OrderOfUnits
 from shared.sharded.gradients import plain_gradients
 from shared.sharded.parameters import UnchangedParameters, broadcast_buffers, expect_shardable
+from shared.sharded.states import expect_no_replacements
 from solutions.clipping import clip_shards_
 from solutions.prefetching import Prefetcher
 from solutions.units import Call, Unit, UnitState, shard_into_units
@@ -593,6 +594,7 @@ class ZeRO3(ZeRO3):
         self.pending = False  # whether backward has run since the last finish_gradient_sync()
         self.backward = Backward(at_end=self._end_backward)
         self.unchanged = UnchangedParameters(module, self.flat_parameters)
+        self.order = OrderOfUnits(group)
 
         self._register_hooks(unit_of)
 
@@ -620,6 +622,7 @@ class ZeRO3(ZeRO3):
         Communication: one all-gather per flat parameter. A unit has one for each dtype and device of its parameters,
             and separate ones for frozen parameters.
         """
+        expect_no_replacements(self)
         if self.backward.was_interrupted():
             self.reducer.drop()
         # After an earlier micro-batch that was not finished, some gradients may still be in buckets.
@@ -656,7 +659,8 @@ class ZeRO3(ZeRO3):
         """Unshard a unit before its forward, or wait for its prefetched all-gather, and prefetch the next unit."""
         if unit.state is UnitState.BACKWARD:
             return None  # activation checkpointing is running this unit's forward again
-        unit.wait_for_unshard()
+        with self.order.waiting_for(unit):
+            unit.wait_for_unshard()
         # The root's forward contains those of all other units, so it has no place in their order.
         if unit is not self.root:
             self.prefetcher.in_forward(unit)
@@ -684,7 +688,7 @@ class ZeRO3(ZeRO3):
     def _watch_inputs(self, unit: Unit, inputs: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """Return the inputs, such that autograd calls post_backward() when it is done with this call of the unit."""
         call = self.calls[unit] = Call()
-        call.begin = ForwardBegin(unit.flat_parameters)
+        call.begin = ForwardBegin(unit.flat_parameters, (inputs, kwargs))
         leaves, structure = tree_flatten((inputs, kwargs))
         indices = [
             index for index, leaf in enumerate(leaves) if getattr(leaf, "requires_grad", False)
@@ -714,7 +718,8 @@ class ZeRO3(ZeRO3):
         """Call pre_backward(), unless the gradients would be wrong."""
         self.backward.begin()
         call.begin.expect_same_parameters()
-        self.pre_backward(unit, call)
+        with self.order.waiting_for(unit):
+            self.pre_backward(unit, call)
 
     def _end_call(self, unit: Unit, call: Call) -> None:
         """Call post_backward(), unless autograd.grad() computes only the gradients of inputs."""
@@ -724,6 +729,7 @@ class ZeRO3(ZeRO3):
     def _end_backward(self) -> None:
         """Look for changes of the model, and let zero_grad() drop the gradients that are still in buckets."""
         self.unchanged.check()
+        self.order.expect_same(self.prefetcher.called)
         if self.backward.is_for_inputs:
             if any(bucket.flat is not None for bucket in self.reducer.buckets):
                 raise RuntimeError(

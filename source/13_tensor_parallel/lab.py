@@ -283,7 +283,14 @@ from torch.distributed import ProcessGroup
 from torch.func import functional_call
 
 from shared.models import Attention, GatedMLP, GroupedAttention, TinyGPT
-from shared.sharded.layers import as_parameter, as_shard, expect_plain, expect_plain_gpt, like
+from shared.sharded.layers import (
+    as_parameter,
+    as_shard,
+    expect_own_shards,
+    expect_plain,
+    expect_plain_gpt,
+    like,
+)
 
 
 # %% tags=["export"]
@@ -317,6 +324,7 @@ class ColumnParallelLinear(nn.Module):
         self.group, self.gather_output, self.enter = group, gather_output, enter
         self.weight = as_shard(weight, group)
         self.bias = None if bias is None else as_shard(bias, group)
+        expect_own_shards(self, "weight", "bias")
 
 
 # %% tags=["exercise", "export"] grade_id="column-parallel-linear"
@@ -402,6 +410,7 @@ class RowParallelLinear(nn.Module):
         self.group, self.leave = group, leave
         self.weight = as_shard(weight, group)
         self.bias = None if bias is None else as_parameter(bias)
+        expect_own_shards(self, "weight")
 
 
 # %% tags=["exercise", "export"] grade_id="row-parallel-linear"
@@ -687,6 +696,7 @@ class ParallelGroupedAttention(nn.Module):
         self.project, self.group, self.enter = project, group, enter
         self.head_width = attention.project.in_features // attention.heads
         self.sharing = sharing_group(attention.kv_heads, group)
+        expect_own_shards(self, "query", "key_value")
 
     def forward(self, x: Tensor) -> Tensor:  # (B, T, D)
         x = self.enter(x, self.group)
@@ -790,6 +800,7 @@ from shared.sharded.layers import (
     IGNORED,
     as_shard,
     expect_in_vocabulary,
+    expect_own_shards,
     expect_plain_embedding,
     like,
     mean_without,
@@ -834,6 +845,7 @@ class VocabParallelEmbedding(nn.Module):
         self.group, self.leave, self.weight = group, leave, as_shard(weight, group)
         self.vocabulary = len(self.weight) * dist.get_world_size(group)
         self.padding_idx: int | None = None  # among this rank's rows
+        expect_own_shards(self, "weight")
 
 
 # %% tags=["exercise", "export"] grade_id="vocab-parallel-embedding" module="vocabulary"
