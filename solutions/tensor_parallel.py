@@ -14,7 +14,14 @@ from torch.distributed import ProcessGroup
 from torch.func import functional_call
 
 from shared.models import Attention, GatedMLP, GroupedAttention, TinyGPT
-from shared.sharded.layers import as_parameter, as_shard, expect_own_shards, expect_plain, expect_plain_gpt, like
+from shared.sharded.layers import (
+    as_parameter,
+    as_shard,
+    expect_own_shards,
+    expect_plain,
+    expect_plain_gpt,
+    like,
+)
 from solutions.tensor_operators import (
     concatenate_shards,
     copy_all_to_ranks,
@@ -296,7 +303,9 @@ def sharded_names(model: nn.Module) -> set[str]:
 class ParallelGPT(TinyGPT):
     """A TinyGPT of which each rank has its shard of every matrix. parallelize() builds it.
 
-    With `sequence_parallel`, everything between two parallel layers is computed on this rank's tokens only.
+    With `sequence_parallel`, everything between two parallel layers is computed on this rank's tokens only. torch's
+    layers that mix tokens are refused, but a layer or hook of your own that does cannot be seen, and would be wrong.
+    Without it, all ranks must draw the same dropout masks there: the first forward that draws one compares their seeds.
 
     Memory: 1/t of the matrices, and all of the position embedding and the norms.
     Communication: per layer, two all-reduces of B · T · D elements in forward and two in backward; with

@@ -21,13 +21,19 @@ class OrderOfUnits:
     def __init__(self, group: dist.ProcessGroup | None):
         self.group, self.is_compared = group, False
 
-    def waiting_for(self, unit):
-        """Return a context for code that waits until a unit is unsharded."""
+    def waiting_after(self, prefetcher):
+        """Return a context for a forward, which waits for the unit after those that a prefetcher lists in `called`."""
 
         def what() -> str:
-            return f"the unit with {describe(unit.flat_parameters[0].layout.parameters[0])}"
+            return (
+                f"the unit after {_name(prefetcher.called[-1])}" if prefetcher.called else "the first unit of a forward"
+            )
 
         return naming_the_wait(self.group, what, SAME_CALLS)
+
+    def waiting_for(self, unit):
+        """Return a context for code that waits until a unit is unsharded."""
+        return naming_the_wait(self.group, lambda: _name(unit), SAME_CALLS)
 
     def expect_same(self, called: Iterable) -> None:
         """Raise a ValueError on every rank if they have called other units, or in another order.
@@ -37,11 +43,15 @@ class OrderOfUnits:
         if self.is_compared:
             return
         self.is_compared = True
-        flat_parameters = [unit.flat_parameters[0] for unit in called if unit.flat_parameters]
-        lines = [f"the unit with {describe(each.layout.parameters[0])}" for each in flat_parameters]
-        device = flat_parameters[0].shard.device if flat_parameters else torch.device("cpu")
+        units = [unit for unit in called if unit.flat_parameters]
+        device = units[0].flat_parameters[0].shard.device if units else torch.device("cpu")
         advice = "All ranks must call the same units in the same order, because their parameters are gathered in it"
-        Alarm(self.group).compare(lines or ["no unit"], device, "calls of units", advice)
+        Alarm(self.group).compare(list(map(_name, units)) or ["no unit"], device, "calls of units", advice)
+
+
+def _name(unit) -> str:
+    flat_parameters = unit.flat_parameters
+    return f"the unit with {describe(flat_parameters[0].layout.parameters[0])}" if flat_parameters else "an empty unit"
 
 
 class Backward:

@@ -50,7 +50,7 @@ def expect_own_shards(layer: nn.Module, *names: str) -> None:
 
 def _reject_computed(names: tuple[str, ...], layer: nn.Module, _inputs: tuple) -> None:
     for name in names:
-        if name not in layer._parameters:
+        if name not in layer._parameters and getattr(layer, name) is not None:
             now = [f"{name} {list(p.shape)}" for name, p in layer.named_parameters()]
             raise RuntimeError(
                 f"{name!r} of a {type(layer).__name__} is computed from other parameters now (it has {now}), for "

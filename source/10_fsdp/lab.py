@@ -523,16 +523,18 @@ class ZeRO3(ShardedModule):
     """ZeRO stage 3: train module with parameters, gradients and optimizer state sharded over the ranks of the group.
 
     parameters() are this rank's shards: give them to any optimizer that updates each element by itself. Call
-    finish_gradient_sync() after backward(). All ranks must call the same units in the same order, and backward must
-    reach the same ones, so a rank without a batch of its own needs a dummy one, with a loss of 0. As in FSDP2, a unit
-    may not change an input that needs a gradient in place: autograd raises a RuntimeError.
+    finish_gradient_sync() after backward(). All ranks must call the same units in the same order (only the first step
+    compares it), and backward must reach the same ones, so a rank without a batch of its own needs a dummy one, with a
+    loss of 0. As in FSDP2, a unit may not change an input that needs a gradient in place. torch.compile and torch.func
+    are not supported.
 
     The module's own parameters have memory only while their unit computes. Reading or changing them in between raises a
     RuntimeError, and so does backward() if one was frozen, unfrozen, replaced or added after wrapping. What forward()
     writes into one's .data is lost. A loss must depend on what a unit returns, not on tensors that it has stored
-    elsewhere. A shard has one dimension, and holds weights and biases, so param groups cannot choose between them. The
-    gradient of a parameter that no rank used is zeros, not None, so weight decay and momentum change it, unlike in one
-    process. As in FSDP2, the model cannot be copied.
+    elsewhere. A shard has one dimension, and holds weights and biases, so param groups cannot choose between them. Its
+    .grad has this rank's norm only: clip_grad_norm_(math.inf) returns the model's. The gradient of a parameter that no
+    rank used is zeros, not None, so weight decay and momentum change it, unlike in one process. As in FSDP2, the model
+    cannot be copied.
 
     Args:
         units: submodules that are unsharded one at a time; by default, the layers of the module's ModuleLists and
@@ -630,7 +632,8 @@ class ZeRO3(ZeRO3):
             self.finish_gradient_sync()
         self._reshard_all()  # after a forward without backward, the root still has the parameters of that time
         self.prefetcher.begin_forward()
-        output = self.module(*inputs, **kwargs)
+        with self.order.waiting_after(self.prefetcher):
+            output = self.module(*inputs, **kwargs)
         if not torch.is_grad_enabled():
             self._reshard_all()  # units that were prefetched but not called
         return output
@@ -659,8 +662,7 @@ class ZeRO3(ZeRO3):
         """Unshard a unit before its forward, or wait for its prefetched all-gather, and prefetch the next unit."""
         if unit.state is UnitState.BACKWARD:
             return None  # activation checkpointing is running this unit's forward again
-        with self.order.waiting_for(unit):
-            unit.wait_for_unshard()
+        unit.wait_for_unshard()
         # The root's forward contains those of all other units, so it has no place in their order.
         if unit is not self.root:
             self.prefetcher.in_forward(unit)
