@@ -14,6 +14,7 @@ from shared.guards.snapshots import Snapshot
 from shared.guards.tensors import descriptions_of, reject_meta, reject_split
 from shared.guards.unused import restore_none
 
+OF_OTHERS = "the other ranks' gradients"
 EQUALLY_OFTEN = (
     "let all ranks call backward(), finish_gradient_sync(), step() and clip_grad_norm_() equally often, also for a "
     "batch that one of them skips, and look for an error of another rank"
@@ -187,7 +188,7 @@ class Guard:
             self.alarm.ring(problem, exchange.send_nan)
         parameters = () if exchange.is_sharded else self.snapshot.parameters.values()
         without = [parameter for parameter in parameters if parameter.grad is None and parameter.requires_grad]
-        with naming_the_wait(self.alarm.group, lambda: "the other ranks' gradients", EQUALLY_OFTEN):
+        with naming_the_wait(self.alarm.group, lambda: OF_OTHERS, EQUALLY_OFTEN):
             yield
         if exchange.adds_up:
             self.summed = set(self.ids)
