@@ -247,12 +247,14 @@ class ContextParallelGPT(nn.Module):
     """A GPT that computes a part of every sequence on each rank. All ranks have all parameters, and the same batch.
 
     All ranks call forward and backward, also to evaluate. Their gradients are added up, so a penalty on parameters in
-    the loss would count N times: use the optimizer's weight_decay.
+    the loss would count N times: use the optimizer's weight_decay. Everything except attention gets this rank's tokens.
+    So torch's layers that mix tokens, such as Conv1d or BatchNorm1d, are refused. A layer or hook of your own that
+    mixes tokens cannot be seen, and would be wrong.
 
     Memory: 1/N of the activations.
     Communication: per layer, that of ring_attention. After backward, one all-reduce of all gradients.
     Raises:
-        ValueError: on every rank, if their GPTs or their first batches differ.
+        ValueError: on every rank, if their GPTs or their first batches differ, or a layer mixes tokens.
     """
 
     def __init__(self, gpt: RotaryGPT, group: ProcessGroup | None = None, balanced: bool = True):

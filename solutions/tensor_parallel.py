@@ -14,7 +14,14 @@ from torch.distributed import ProcessGroup
 from torch.func import functional_call
 
 from shared.models import Attention, GatedMLP, GroupedAttention, TinyGPT
-from shared.sharded.layers import as_parameter, as_shard, expect_plain, expect_plain_gpt, like
+from shared.sharded.layers import (
+    as_parameter,
+    as_shard,
+    expect_own_shards,
+    expect_plain,
+    expect_plain_gpt,
+    like,
+)
 from solutions.tensor_operators import (
     concatenate_shards,
     copy_all_to_ranks,
@@ -56,6 +63,7 @@ class ColumnParallelLinear(nn.Module):
         self.group, self.gather_output, self.enter = group, gather_output, enter
         self.weight = as_shard(weight, group)
         self.bias = None if bias is None else as_shard(bias, group)
+        expect_own_shards(self, "weight", "bias")
 
     @classmethod
     def from_linear(
@@ -107,6 +115,7 @@ class RowParallelLinear(nn.Module):
         self.group, self.leave = group, leave
         self.weight = as_shard(weight, group)
         self.bias = None if bias is None else as_parameter(bias)
+        expect_own_shards(self, "weight")
 
     @classmethod
     def from_linear(
@@ -247,6 +256,7 @@ class ParallelGroupedAttention(nn.Module):
         self.project, self.group, self.enter = project, group, enter
         self.head_width = attention.project.in_features // attention.heads
         self.sharing = sharing_group(attention.kv_heads, group)
+        expect_own_shards(self, "query", "key_value")
 
     def forward(self, x: Tensor) -> Tensor:  # (B, T, D)
         x = self.enter(x, self.group)
@@ -293,7 +303,9 @@ def sharded_names(model: nn.Module) -> set[str]:
 class ParallelGPT(TinyGPT):
     """A TinyGPT of which each rank has its shard of every matrix. parallelize() builds it.
 
-    With `sequence_parallel`, everything between two parallel layers is computed on this rank's tokens only.
+    With `sequence_parallel`, everything between two parallel layers is computed on this rank's tokens only. torch's
+    layers that mix tokens are refused, but a layer or hook of your own that does cannot be seen, and would be wrong.
+    Without it, all ranks must draw the same dropout masks there: the first forward that draws one compares their seeds.
 
     Memory: 1/t of the matrices, and all of the position embedding and the norms.
     Communication: per layer, two all-reduces of B · T · D elements in forward and two in backward; with

@@ -16,6 +16,7 @@ from shared.sharded.layers import (
     IGNORED,
     as_shard,
     expect_in_vocabulary,
+    expect_own_shards,
     expect_plain_embedding,
     like,
     mean_without,
@@ -57,6 +58,7 @@ class VocabParallelEmbedding(nn.Module):
         self.group, self.leave, self.weight = group, leave, as_shard(weight, group)
         self.vocabulary = len(self.weight) * dist.get_world_size(group)
         self.padding_idx: int | None = None  # among this rank's rows
+        expect_own_shards(self, "weight")
 
     @classmethod
     def from_embedding(

@@ -218,3 +218,24 @@ def test_a_hint_tells_wrong_experts_from_wrong_tokens(wrong, says):
     weights[:, :2] = torch.tensor([0.7, 0.3])
     results = torch.rand(5, 4, 3, dtype=torch.float64)
     assert says in _cause_of_tokens(wrong(weights, results).double(), Work(results, weights))
+
+
+def load_state_of_rank_0() -> str:
+    layer = Layer.from_moe(build_moe())
+    optimizer, resumed = (torch.optim.AdamW(layer.parameters(), lr=0.1) for _ in range(2))
+    layer(tokens_of(0, 4)[0]).sum().backward()
+    optimizer.step()
+    states = [optimizer.state_dict()]
+    dist.broadcast_object_list(states)
+    resumed.load_state_dict(states[0])
+    try:
+        resumed.step()
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("world", [2], indirect=True)
+def test_the_state_of_another_ranks_experts_is_refused(world):
+    messages = ranks.run(load_state_of_rank_0)
+    assert not messages[0] and "the state of rank 0 of 2, for rank 1 of 2" in messages[1]

@@ -4,6 +4,7 @@ Each trains as one process does, or says what is wrong. The functions without `t
 """
 
 import copy
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,14 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
+from torch.distributed.checkpoint import FileSystemWriter
 from torch.nn.utils import parametrizations, parametrize, prune
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
 from shared import models, ranks
 from solutions.checkpoints import BackgroundSaver, load_checkpoint, save_checkpoint
+from solutions.overlapped_ddp import OverlappedDDP
 from solutions.parallel_3d import Parallel3D, make_mesh
 from solutions.pipeline import Pipeline
 from solutions.production import fully_sharded
@@ -275,6 +278,8 @@ BUILT_APART = {
     "tied by memory": tied_by_memory,
     "frozen on one rank": frozen_on_one_rank,
     "another layer on one rank": lambda layers: layers + [nn.Linear(8, 8)] * dist.get_rank(),
+    "a wrapped layer": lambda layers: [nn.Sequential(OverlappedDDP(layers[0])), layers[1]],
+    "a sharded layer": lambda layers: [layers[0], ZeRO3(layers[1])],
 }
 USED = {"GradScaler": scaled, "torch's clipping": clip_a_stage, "a weight is replaced": replace_a_weight}
 
@@ -327,6 +332,8 @@ REFUSED_BY_TWO_STAGES = {
     "tied by memory": "'1.weight' share memory",
     "frozen on one rank": "0.weight: [8, 8] in torch.float32, frozen",
     "another layer on one rank": "2.weight",
+    "a wrapped layer": "layer '0.0' is a OverlappedDDP, whose ranks are stages",
+    "a sharded layer": "layer '1' is a ZeRO3, whose ranks are stages",
     "GradScaler": "train in bfloat16",
     "torch's clipping": "call clip_grad_norm_() of the Pipeline",
     "a weight is replaced": "build the Pipeline again",
@@ -526,7 +533,52 @@ def reentrant_checkpoint():
     model(torch.zeros(1, 4, dtype=torch.long), torch.zeros(1, 4, dtype=torch.long))
 
 
+def normalized_later(normalize):
+    """Put a parametrization on layers that are split already."""
+    split, _ = split_pair()
+    for layer in split.children():
+        normalize(layer)
+    split(torch.ones(2, 8, dtype=torch.float64))
+
+
+def normalized_embedding():
+    parametrizations.spectral_norm(embedding := embed())(torch.tensor([0, 5]))
+    return embedding
+
+
+def state_of_rank_0():
+    split, _ = split_pair()
+    optimizer, resumed = (torch.optim.AdamW(split.parameters(), lr=0.1) for _ in range(2))
+    split(torch.ones(2, 8, dtype=torch.float64)).sum().backward()
+    optimizer.step()
+    states = [optimizer.state_dict()]
+    dist.broadcast_object_list(states)
+    resumed.load_state_dict(states[0])
+    if dist.get_rank() == 0:  # whose own state it is
+        raise RuntimeError("the state of rank 0 of 2, for rank 1 of 2")
+    resumed.step()
+
+
+def other_masks():
+    model = models.TinyGPT(models.GPTConfig(vocab_size=8, context=4, layers=1, heads=2, width=8), 0)
+    model.norm = nn.Sequential(model.norm, nn.Dropout(0.5))
+    parallelize(model)
+    tokens = torch.zeros(1, 4, dtype=torch.long)
+    model.eval()
+    another_seed(lambda: model(tokens, tokens))
+    model.train()
+    another_seed(lambda: model(tokens, tokens))
+
+
 SPLIT_REFUSES = {
+    "weight_norm after splitting": (
+        lambda: normalized_later(parametrizations.weight_norm),
+        "'weight' of a ParametrizedColumnParallelLinear is computed",
+    ),
+    "old weight_norm after splitting": (lambda: normalized_later(nn.utils.weight_norm), "weight_v [4, 8]"),
+    "spectral_norm of an embedding": (normalized_embedding, "VocabParallelEmbedding is computed"),
+    "rank 0's state": (state_of_rank_0, "the state of rank 0 of 2, for rank 1 of 2"),
+    "other dropout masks": (other_masks, "norm.1 with random state"),
     "reentrant checkpointing": (reentrant_checkpoint, "pass use_reentrant=False"),
     "max_norm of positions": (position_max_norm, "position_embedding has a max_norm"),
     "tied by memory": (tied_by_memory_in_gpt, "'token_embedding.weight' share memory"),
@@ -621,6 +673,28 @@ def values(model) -> list[torch.Tensor]:
     return [parameter.full_tensor().detach().clone() for parameter in model.parameters()]
 
 
+def saved_later(path: Path, model, optimizer) -> None:
+    """Save in the background, overwrite everything before anything is written, and restore it."""
+    write, may_write = FileSystemWriter.write_data, threading.Event()
+
+    def write_later(*args):
+        may_write.wait(60)
+        return write(*args)
+
+    tensors = [*model.state_dict().values(), *(value for each in optimizer.state.values() for value in each.values())]
+    before = [tensor.clone() for tensor in tensors]
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        patch.setattr(FileSystemWriter, "write_data", write_later)
+        saver = BackgroundSaver()
+        saver.save(path, 3, model, optimizer)
+        for tensor in tensors:
+            tensor.fill_(7)
+        may_write.set()
+        saver.wait()
+        for tensor, value in zip(tensors, before, strict=True):
+            tensor.copy_(value)
+
+
 def continued(folder: str, case: str) -> None:
     """Save and resume. The resumed run must go on as the first one does."""
     path, kind = Path(folder), Remembering if case == "extra state" else Used
@@ -639,6 +713,8 @@ def continued(folder: str, case: str) -> None:
         saver = BackgroundSaver()
         saver.save(path, 3, model, optimizer)
         saver.wait()
+    elif case == "trained while it is written":
+        saved_later(path, model, optimizer)
     else:
         save_checkpoint(path, 3, model, optimizer)
     assert [parameter.grad for parameter in model.parameters()] == gradients or case != "gradients"
@@ -681,6 +757,7 @@ def continued(folder: str, case: str) -> None:
         "new scheduler",
         "going back",
         "in the background",
+        "trained while it is written",
     ],
 )
 def test_a_run_resumes_what_it_was(four_ranks, tmp_path, case):

@@ -6,6 +6,7 @@ process. Each case of REFUSED must raise an error on every rank, with these word
 
 import copy
 import dataclasses
+import datetime
 import functools
 import pickle
 from types import SimpleNamespace
@@ -20,7 +21,10 @@ from torch.utils.checkpoint import checkpoint
 
 from shared import ranks
 from solutions.deferred import Materializer
+from solutions.manual_ddp import ManualDDP
 from solutions.overlapped_ddp import OverlappedDDP
+from solutions.zero1 import ZeRO1
+from solutions.zero2 import ZeRO2
 from solutions.zero3 import ZeRO3
 
 pytestmark = pytest.mark.chapter("zero3", "fsdp")
@@ -135,6 +139,31 @@ class InPlace(nn.Module):
         return x
 
 
+class WritesInto(nn.Linear):
+    """A unit that writes its result into an argument, and returns another one without a graph, or None."""
+
+    def __init__(self, returned):
+        super().__init__(4, 4)
+        self.returned = returned
+
+    def forward(self, x, out):
+        out[0].copy_(super().forward(x))
+        return self.returned
+
+
+class Preallocates(nn.Module):
+    def __init__(self, returned=None):
+        super().__init__()
+        self.layers = nn.ModuleList([WritesInto(returned), WritesInto(returned)])
+
+    def forward(self, x):
+        for layer in self.layers:
+            out = torch.zeros(1, *x.shape, dtype=x.dtype)
+            layer(x, out=out)
+            x = out[0].tanh()
+        return x
+
+
 def with_weight_norm():
     return nn.Sequential(nn.utils.weight_norm(nn.Linear(4, 4)), nn.Tanh(), nn.Linear(4, 4))
 
@@ -184,6 +213,8 @@ MODELS = {
     "int8 base": Int8Base,
     "in place on a view": lambda: InPlace(lambda y: y.unsqueeze(0).squeeze(0)),
     "in place on a transposed view": lambda: InPlace(lambda y: y.t().t()),
+    "written into an argument": Preallocates,
+    "written into an argument, and a status": lambda: Preallocates(torch.ones(())),
     "old weight_norm": with_weight_norm,
     "weight_norm": with_parametrization,
     "own parametrization": with_own_parametrization,
@@ -580,6 +611,65 @@ def without_finishing_optimizer_before(module):
     optimizer.step()
 
 
+class InOrder(nn.Module):
+    """Calls units of one size in an order of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers, self.order = nn.ModuleList(nn.Linear(4, 4) for _ in range(3)), (0, 1, 2)
+
+    def forward(self, x):
+        for index in self.order:
+            x = self.layers[index](x)
+        return x
+
+
+def in_another_order(module):
+    module.order = (0, 1, 2) if dist.get_rank() == 0 else (1, 0, 2)
+    model = ZeRO3(module)
+    step(model, torch.optim.SGD(model.parameters(), lr=0.1), own(batch_of(0)))
+
+
+def adamw_state(model) -> dict:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    step(model, optimizer, own(batch_of(0)))
+    return optimizer.state_dict()
+
+
+def state_of_other_units(model):
+    """Load the state of the same model, but with its two equal units in another order."""
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).double()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    optimizer.load_state_dict(adamw_state(ZeRO3(module, units=[module[1], module[0]])))
+    step(model, optimizer, own(batch_of(0)))
+
+
+def another_ranks_state(model):
+    states = [adamw_state(model)]
+    dist.broadcast_object_list(states)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    step(model, optimizer, own(batch_of(0)))
+    optimizer.load_state_dict(states[0])
+    if dist.get_rank() == 0:
+        raise RuntimeError("the state of shard 0 of 2, for shard 1 of 2")
+    optimizer.step()
+
+
+def per_sample_gradients(model):
+    def loss(x):
+        return model(x.unsqueeze(0)).sum()
+
+    torch.func.vmap(torch.func.grad(loss))(own(batch_of(0)))
+
+
+def with_other_values(model):
+    torch.func.functional_call(model, {n: torch.zeros_like(p) for n, p in model.named_parameters()}, own(batch_of(0)))
+
+
+def compiled(model):
+    torch.compile(model, backend="eager")(own(batch_of(0)))
+
+
 def clip_the_module(model):
     model(own(batch_of(0))).square().mean().backward()
     model.finish_gradient_sync()
@@ -668,6 +758,16 @@ REFUSED = {
         with_model(lambda m: None),
         ("0.weight", "changed in place"),
     ),
+    "another order of units": (InOrder, in_another_order, ("layers.0.weight", "the same units in the same order")),
+    "the state of other units": (
+        lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)),
+        with_model(state_of_other_units),
+        ("the state of shard", "of 1.weight [4, 4]", "of 0.weight [4, 4]", "divided in the same way"),
+    ),
+    "another rank's state": (plain, with_model(another_ranks_state), ("the state of shard 0 of 2", "for shard 1 of 2")),
+    "torch.func": (plain, with_model(per_sample_gradients), ("torch.func's transforms", "before you wrap")),
+    "functional_call": (plain, with_model(with_other_values), ("functional_call()", "load_full_state_dict()")),
+    "torch.compile": (plain, with_model(compiled), ("torch.compile() is not supported", "0.weight")),
     "max_norm": (
         lambda: nn.Sequential(LongEmbedding(4, 4, max_norm=0.1)),
         with_model(lambda m: None),
@@ -794,3 +894,65 @@ def test_it_says_what_is_wrong(four_ranks, name):
         for message in ranks.run(refused, name):
             for words in REFUSED[name][2]:
                 assert words in message, message
+
+
+# -- at the deadline
+
+
+def left_alone(name: str) -> str:
+    """Run two steps, of which rank 1 skips the second. Returns what rank 0 says about it."""
+    group = dist.new_group(timeout=datetime.timedelta(seconds=2))
+    model, optimizer, finish = LEFT_ALONE[name][0](plain().double(), group)
+    store, key = dist.distributed_c10d._get_default_store(), f"rank 0 was left alone by {name}"
+    for number in range(2):
+        if number == 1 and dist.get_rank() == 1:
+            store.get(key)  # in a cell that one rank leaves, the doctor would not wait for the deadline
+            return ""
+        optimizer.zero_grad()
+        try:
+            model(own(batch_of(number))).square().mean().backward()
+            finish()
+            optimizer.step()
+        except RuntimeError as error:
+            store.set(key, "")
+            return str(error)
+    return "nothing"
+
+
+def with_finish(wrapper_class):
+    def wrap(module, group):
+        model = wrapper_class(module, group=group)
+        return model, torch.optim.SGD(model.parameters(), lr=0.1), model.finish_gradient_sync
+
+    return wrap
+
+
+def with_zero1(module, group):
+    return module, ZeRO1(module.parameters(), torch.optim.SGD, group=group, lr=0.1), lambda: None
+
+
+def with_overlapped_zero1(module, group):
+    return module, ZeRO1(module.parameters(), torch.optim.SGD, group=group, module=module, lr=0.1), lambda: None
+
+
+def with_zero2(module, group):
+    model = ZeRO2(module, torch.optim.SGD, group=group, lr=0.1)
+    return model, model, model.finish_gradient_sync
+
+
+LEFT_ALONE = {
+    "ManualDDP": (with_finish(ManualDDP), "the other ranks' gradients"),
+    "OverlappedDDP": (with_finish(OverlappedDDP), "the other ranks' gradients"),
+    "ZeRO1": (with_zero1, "the other ranks' gradients"),
+    "ZeRO1 with its module": (with_overlapped_zero1, "the other ranks' gradients"),
+    "ZeRO2": (with_zero2, "the other ranks' gradients"),
+    "ZeRO3": (with_finish(ZeRO3), "the first unit of a forward"),
+}
+
+
+@pytest.mark.parametrize("name", LEFT_ALONE)
+def test_at_the_deadline_it_says_what_it_waited_for(four_ranks, name):
+    with ranks.world(2):
+        message = ranks.run(left_alone, name)[0]
+    assert f"rank 0 has waited for {LEFT_ALONE[name][1]}, which did not come" in message, message
+    assert "equally often" in message

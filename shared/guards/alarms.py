@@ -20,6 +20,41 @@ import torch.distributed as dist
 SAME_LAYERS = "Build and freeze the same layers on all ranks, in the same order"
 
 
+_LOST = (
+    "gloo/",
+    "Timed out waiting",
+    "pair closure",
+    "Connection closed by peer",
+    "Connection reset by peer",
+)  # gloo's
+
+
+def as_a_wait(error: RuntimeError, group: dist.ProcessGroup | None, what: str, advice: str) -> RuntimeError:
+    """Return an error that says what this rank has waited for, if a collective has failed without another rank.
+
+    torch's error, at the deadline of the process group or when another rank ends, does not say it. Any other error is
+    returned as it is.
+    """
+    text = str(error)
+    is_lost = isinstance(error, dist.DistBackendError) or any(words in text for words in _LOST)
+    if "has waited for" in text or not is_lost:
+        return error
+    reason = text.rsplit("] ", 1)[-1].strip()
+    rank = dist.get_rank(group) if dist.is_initialized() else 0
+    named = RuntimeError(f"rank {rank} has waited for {what}, which did not come ({reason}): {advice}")
+    named.__cause__ = error
+    return named
+
+
+@contextlib.contextmanager
+def naming_the_wait(group: dist.ProcessGroup | None, what: Callable[[], str], advice: str):
+    """Let a collective in the with-block raise as_a_wait()."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise as_a_wait(error, group, what(), advice)  # noqa: B904, because it has its cause already
+
+
 class Alarm:
     """Lets all ranks of a group raise an error.
 

@@ -8,11 +8,17 @@ import torch.distributed as dist
 from torch import nn
 
 from shared.guards import calls
-from shared.guards.alarms import Alarm
+from shared.guards.alarms import Alarm, naming_the_wait
 from shared.guards.names import name_of, numbered, remember_names
 from shared.guards.snapshots import Snapshot
 from shared.guards.tensors import descriptions_of, reject_meta, reject_split
 from shared.guards.unused import restore_none
+
+OF_OTHERS = "the other ranks' gradients"
+EQUALLY_OFTEN = (
+    "let all ranks call backward(), finish_gradient_sync(), step() and clip_grad_norm_() equally often, also for a "
+    "batch that one of them skips, and look for an error of another rank"
+)
 
 
 class Guard:
@@ -182,7 +188,8 @@ class Guard:
             self.alarm.ring(problem, exchange.send_nan)
         parameters = () if exchange.is_sharded else self.snapshot.parameters.values()
         without = [parameter for parameter in parameters if parameter.grad is None and parameter.requires_grad]
-        yield
+        with naming_the_wait(self.alarm.group, lambda: OF_OTHERS, EQUALLY_OFTEN):
+            yield
         if exchange.adds_up:
             self.summed = set(self.ids)
         self.alarm.listen(exchange.mean())

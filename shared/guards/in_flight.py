@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.profiler import record_function
 
+from shared.guards.alarms import naming_the_wait
 from shared.guards.names import name_of
 
 _PROPERTIES = """_backward_hooks _post_accumulate_grad_hooks _version device dtype grad grad_fn is_cpu is_cuda is_leaf
@@ -67,6 +68,9 @@ def _in_flight_in(value) -> Iterator[InFlightParameter]:
             yield from _in_flight_in(element)
 
 
+STEP_EQUALLY_OFTEN = "let all ranks call step() equally often, and look for an error of another rank"
+
+
 class AllGatherInFlight:
     """An all-gather in flight, and the parameters that are complete after it.
 
@@ -97,12 +101,18 @@ class AllGatherInFlight:
                     "values has failed: build the model and its optimizer again, and load the last checkpoint"
                 )
             self.failed = True  # unless the next lines succeed
-            with record_function("ZeRO::wait_for_parameters"):
+            with (
+                record_function("ZeRO::wait_for_parameters"),
+                naming_the_wait(None, self._describe, STEP_EQUALLY_OFTEN),
+            ):
                 self.work.wait()
             self.failed, self.work = False, None
             for parameter in self.parameters:
                 parameter.__class__ = nn.Parameter
                 del parameter.all_gather_in_flight
+
+    def _describe(self) -> str:
+        return f"the updated values of {name_of(self.parameters[0])} and others"
 
 
 def wait_for(parameters: Iterable[nn.Parameter]) -> None:

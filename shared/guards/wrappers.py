@@ -9,10 +9,11 @@ from itertools import chain
 import torch.distributed as dist
 from torch import nn
 
+from shared.guards.alarms import as_a_wait
 from shared.guards.backwards import complete_interrupted, forget_backward
 from shared.guards.calls import second_gradient
 from shared.guards.exchanges import Exchange, abandon
-from shared.guards.guard import Guard
+from shared.guards.guard import EQUALLY_OFTEN, OF_OTHERS, Guard
 from shared.guards.tensors import reject_gradient, reject_shared_memory
 
 
@@ -163,4 +164,5 @@ def call_hook(on_gradient: Callable, parameter: nn.Parameter, *indices: int) -> 
         on_gradient(*indices)
         guard.note_versions([*queue.buckets[launched : queue.launched], queue.buckets[indices[0]]])
     except RuntimeError as error:
+        error = as_a_wait(error, guard.alarm.group, OF_OTHERS, EQUALLY_OFTEN)
         guard.alarm.ring(error, functools.partial(abandon, sync))

@@ -1,13 +1,57 @@
 """Backward of a sharded model: what autograd is computing, and in which cases the result would be wrong."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Variable
 
-from shared.sharded.parameters import describe
+from shared.guards.alarms import Alarm, naming_the_wait
+from shared.sharded.parameters import SAME_CALLS, describe
+
+
+class OrderOfUnits:
+    """Compares the order in which ranks call their units, in the first step, and says which unit one waits for.
+
+    A unit's all-gather has no name: on ranks that call units of equal sizes in different orders, it would mix them.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None):
+        self.group, self.is_compared = group, False
+
+    def waiting_after(self, prefetcher):
+        """Return a context for a forward, which waits for the unit after those that a prefetcher lists in `called`."""
+
+        def what() -> str:
+            return (
+                f"the unit after {_name(prefetcher.called[-1])}" if prefetcher.called else "the first unit of a forward"
+            )
+
+        return naming_the_wait(self.group, what, SAME_CALLS)
+
+    def waiting_for(self, unit):
+        """Return a context for code that waits until a unit is unsharded."""
+        return naming_the_wait(self.group, lambda: _name(unit), SAME_CALLS)
+
+    def expect_same(self, called: Iterable) -> None:
+        """Raise a ValueError on every rank if they have called other units, or in another order.
+
+        Communication: in the first call, one all-gather of two integers, which the ledger does not see.
+        """
+        if self.is_compared:
+            return
+        self.is_compared = True
+        units = [unit for unit in called if unit.flat_parameters]
+        device = units[0].flat_parameters[0].shard.device if units else torch.device("cpu")
+        advice = "All ranks must call the same units in the same order, because their parameters are gathered in it"
+        Alarm(self.group).compare(list(map(_name, units)) or ["no unit"], device, "calls of units", advice)
+
+
+def _name(unit) -> str:
+    flat_parameters = unit.flat_parameters
+    return f"the unit with {describe(flat_parameters[0].layout.parameters[0])}" if flat_parameters else "an empty unit"
 
 
 class Backward:
@@ -58,10 +102,21 @@ class ForwardBegin:
 
     Args:
         flat_parameters: those of the unit.
+        inputs: what the unit is called with.
+
+    Raises:
+        RuntimeError: inside torch.func.grad() and the like.
     """
 
-    def __init__(self, flat_parameters: list):
+    def __init__(self, flat_parameters: list, inputs: object = ()):
+        if torch._C._are_functorch_transforms_active():
+            raise RuntimeError(
+                "torch.func's transforms, such as grad() and vmap(), are not supported, because the gradients of a "
+                "sharded model are complete only after finish_gradient_sync(): call them on the module itself, before "
+                "you wrap it"
+            )
         self.flat_parameters = flat_parameters
+        self.without_gradient = [tensor for tensor in tensors_in(inputs) if not tensor.requires_grad]
         self.versions = self._versions_now()
         self.sequence_number = torch._C._autograd._get_sequence_nr()  # torch numbers the nodes of a graph
 
@@ -77,8 +132,12 @@ class ForwardBegin:
             )
 
     def tensors_of(self, output) -> Iterator[Tensor]:
-        """Yield the tensors that autograd passes before it reaches the unit that returned this output."""
-        for tensor in tensors_in(output):
+        """Yield the tensors that autograd passes before it reaches the unit that returned this output.
+
+        The unit may have written results into its inputs, as into a preallocated `out`. Then, these have a graph now.
+        """
+        inputs, self.without_gradient = self.without_gradient, []  # this object stays alive until backward
+        for tensor in dict.fromkeys((*tensors_in(output), *inputs)):
             if tensor.requires_grad:
                 yield tensor
                 # If somebody changes a view in place, backward passes its base, but not the view itself.

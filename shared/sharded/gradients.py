@@ -5,7 +5,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from shared.sharded.parameters import describe
+from shared.guards.alarms import naming_the_wait
+from shared.sharded.parameters import SAME_CALLS, describe
 
 KEEPS_NOTHING = ("zero_", "_foreach_zero_")  # zero_grad(set_to_none=False) calls one of these
 NEEDS_NO_VALUES = ("detach_", "requires_grad_", "as_subclass", "untyped_storage", "data_ptr", "element_size")
@@ -90,10 +91,14 @@ class DroppedByZeroGrad:
                 self.drop()
                 return
             marker.incomplete = False
-        super().wait()
+        with naming_the_wait(self.layout.group, self._describe, SAME_CALLS):
+            super().wait()
         if not isinstance(shard.grad, ShardOfGradient):
             shard.grad = shard.grad.as_subclass(ShardOfGradient)
         shard.grad.group = self.layout.group
+
+    def _describe(self) -> str:
+        return f"the mean gradient of {describe(self.parameters[0])}"
 
     def drop(self) -> None:
         """Drop what has not been added to shard.grad."""

@@ -1,5 +1,6 @@
 """Layers that are split over ranks: what splitting them would lose, and what a whole layer would have checked."""
 
+import functools
 import weakref
 from collections.abc import Iterable
 
@@ -37,6 +38,25 @@ def as_shard(tensor: Tensor, group: dist.ProcessGroup | None) -> nn.Parameter:
     clip_with = "add up the squares over the ranks, as clip_grad_norm_() of ParallelGPT and of Parallel3D does"
     mark_local([shard], group, clip_with, is_split=True)
     return shard
+
+
+def expect_own_shards(layer: nn.Module, *names: str) -> None:
+    """Let a split layer raise a RuntimeError in forward, if its parameters of these names are no longer its own.
+
+    weight_norm, pruning and other parametrizations compute them from new parameters, each rank from its shard.
+    """
+    layer.register_forward_pre_hook(functools.partial(_reject_computed, names))
+
+
+def _reject_computed(names: tuple[str, ...], layer: nn.Module, _inputs: tuple) -> None:
+    for name in names:
+        if name not in layer._parameters and getattr(layer, name) is not None:
+            now = [f"{name} {list(p.shape)}" for name, p in layer.named_parameters()]
+            raise RuntimeError(
+                f"{name!r} of a {type(layer).__name__} is computed from other parameters now (it has {now}), for "
+                "example by weight_norm() or pruning, but each rank would compute it from its shard: leave a layer as "
+                "it is after splitting it"
+            )
 
 
 def expect_same(named: Iterable[tuple[str, Tensor]], group: dist.ProcessGroup | None, **settings: object) -> None:

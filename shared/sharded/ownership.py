@@ -8,7 +8,9 @@ import torch.distributed as dist
 from torch import nn
 
 from shared.guards.alarms import Alarm
+from shared.guards.guard import Guard
 from shared.guards.tensors import descriptions_of, reject_shared_memory
+from shared.sharded.states import OwnShards
 
 NamedLayers = Sequence[tuple[str, nn.Module]]
 
@@ -58,6 +60,7 @@ def expect_same_layers(layers: NamedLayers, group: dist.ProcessGroup | None) -> 
 
     Communication: one all-gather of two integers, which the ledger does not see.
     """
+    expect_no_wrappers(layers, group)
     uses = [(f"{path}.{name}", p) for path, layer in layers for name, p in layer.named_parameters()]
     count = Counter(parameter for _, parameter in uses)
     reject_shared_memory({name: parameter for parameter, name in {p: name for name, p in uses}.items()})
@@ -69,6 +72,27 @@ def expect_same_layers(layers: NamedLayers, group: dist.ProcessGroup | None) -> 
     ]
     device = next((p.device for _, p in uses if not p.is_meta), torch.accelerator.current_accelerator())
     Alarm(group).compare(lines, device or torch.device("cpu"))
+
+
+def expect_no_wrappers(layers: NamedLayers, group: dist.ProcessGroup | None) -> None:
+    """Raise a ValueError if a layer communicates with other stages, which have no such layer, and never answer."""
+    stages = {*dist.get_process_group_ranks(group or dist.group.WORLD)}
+    for path, layer in layers:
+        for name, module in layer.named_modules():
+            if isinstance(guard := getattr(module, "guard", None), Guard):
+                own = guard.alarm.group
+            elif isinstance(module, OwnShards):
+                own = module.group
+            elif isinstance(module, nn.parallel.DistributedDataParallel):
+                own = module.process_group
+            else:
+                continue
+            if len(stages & {*dist.get_process_group_ranks(own or dist.group.WORLD)}) > 1:
+                raise ValueError(
+                    f"layer {'.'.join(filter(None, (path, name)))!r} is a {type(module).__name__}, whose ranks are "
+                    "stages of this pipeline, and only one of them has this layer: give the Pipeline plain layers, or "
+                    "pass the wrapper a group= of ranks that have the same stage"
+                )
 
 
 def expect_unchanged(chunks: Sequence[nn.Module], own: dict[str, nn.Parameter]) -> None:

@@ -15,6 +15,11 @@ from shared.guards.tensors import contiguous, descriptions_of, reject_meta, reje
 from shared.guards.wrappers import reject_joint
 from shared.sharded.parts import mark
 
+SAME_CALLS = (
+    "let all ranks call the same units in the same order, and forward(), backward() and finish_gradient_sync() equally "
+    "often, also for a batch that one of them skips, and look for an error of another rank"
+)
+
 
 class ReshardedParameter(nn.Parameter):
     """The class of a parameter while its memory is freed. Whatever needs its values raises a RuntimeError.
@@ -59,6 +64,11 @@ class ReshardedParameter(nn.Parameter):
             if takes_shape_only or name in (cls.attributes if is_attribute else cls.methods):
                 return function(*args, **(kwargs or {}))
         freed = next(value for value in tree_leaves((args, kwargs)) if isinstance(value, cls))
+        if torch._guards.TracingContext.try_get() is not None:
+            raise RuntimeError(
+                f"torch.compile() is not supported for a sharded model, here one with {describe(freed)}, because it "
+                "would trace parameters that have no memory: train it without, or compile an unsharded model"
+            )
         raise RuntimeError(f"cannot use {describe(freed)} in {name}: {cls.advice}")
 
     def __repr__(self):
@@ -203,7 +213,8 @@ class UnchangedParameters:
             instead_of_clipping="call clip_grad_norm_() of the ZeRO3 model",
         )
         shards = [flat.shard for flat in flat_parameters]
-        mark(shards, is_split=True)
+        for flat, shard in zip(flat_parameters, shards, strict=True):
+            mark([shard], is_split=True, holds=_contents_of(flat.layout))
         module.zero_grad = partial(_zero_gradients, [*flat_of, *shards])
 
     def _named_now(self) -> Iterable[tuple[str, nn.Parameter]]:
@@ -224,6 +235,12 @@ class UnchangedParameters:
                 f"the parameter {name!r} was added after the model was sharded, so no shard would train it: "
                 "change the model first, and wrap it again"
             )
+
+
+def _contents_of(layout) -> str:
+    """Say which shard a rank has of a flat parameter, and of which parameters that one consists."""
+    names = ", ".join(f"{each.name_in_model} {list(each.shape)}" for each in layout.parameters)
+    return f"shard {dist.get_rank(layout.group)} of {dist.get_world_size(layout.group)} of {names}"
 
 
 def _zero_gradients(parameters: list[nn.Parameter], set_to_none: bool = True) -> None:

@@ -28,6 +28,7 @@ class Part:
     instead_of_scaling: str = ""  # what to do instead of using a GradScaler
     is_split: bool = False  # whether other ranks have other elements of the same parameter
     ranks: frozenset[int] = frozenset()  # those that have other elements, or other parameters in this place
+    holds: str = ""  # what an optimizer's state for it belongs to
 
 
 def mark(parameters: Iterable[nn.Parameter], **changes) -> None:
@@ -42,7 +43,12 @@ def mark_local(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup | No
     if dist.get_world_size(group) > 1:
         scaling = "train in bfloat16, which needs no GradScaler"
         ranks = frozenset(dist.get_process_group_ranks(group or dist.group.WORLD))
-        mark(parameters, instead_of_clipping=clip_with, instead_of_scaling=scaling, ranks=ranks, **changes)
+        own = f"rank {dist.get_rank(group)} of {len(ranks)}"
+        for parameter in parameters:
+            held = _part_of(parameter).holds
+            holds = held if own in held else f"{held}, {own}".removeprefix(", ")
+            clipping = {"instead_of_clipping": clip_with, "instead_of_scaling": scaling}
+            mark([parameter], ranks=ranks, holds=holds, **clipping, **changes)
 
 
 def _part_of(parameter: nn.Parameter) -> Part:
@@ -56,7 +62,8 @@ def _parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
 @functools.cache
 def _guard_torch() -> None:
     """Look at Parts in torch's tools. Optimizers have hooks for this. The others have none, so they are replaced."""
-    checked = weakref.WeakSet()  # the optimizers that update each element by itself
+    checked = weakref.WeakSet()  # the optimizers that update each element by itself, and have a state of their own
+    watched = weakref.WeakSet()  # those that are checked again after load_state_dict()
 
     def before_step(optimizer: torch.optim.Optimizer, *_args) -> None:
         parts = [_part_of(parameter) for parameter in _parameters_of(optimizer)]
@@ -68,7 +75,11 @@ def _guard_torch() -> None:
                 _try(reject_joint_updates, optimizer)
             if any(part.is_split for part in parts):
                 _try(reject_whole_tensor_updates, optimizer)
+            _expect_own_state(optimizer)
             checked.add(optimizer)
+            if optimizer not in watched:
+                watched.add(optimizer)
+                optimizer.register_load_state_dict_post_hook(checked.discard)
 
     def before_clipping(parameters, *args, **kwargs):
         parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
@@ -93,6 +104,23 @@ def _guard_torch() -> None:
     clip, unscale = clip_grad._clip_grads_with_norm_, torch.amp.GradScaler.unscale_
     clip_grad._clip_grads_with_norm_ = functools.wraps(clip)(before_clipping)  # clip_grad_norm_() calls this one
     torch.amp.GradScaler.unscale_ = functools.wraps(unscale)(before_unscaling)  # step() calls this one, too
+
+
+def _expect_own_state(optimizer: torch.optim.Optimizer) -> None:
+    """Raise a RuntimeError if an optimizer has loaded a state of other parts, which may have the same shapes.
+
+    Its param groups record which parts they hold, and so do its state dicts.
+    """
+    for group in optimizer.param_groups:
+        own = [_part_of(parameter).holds for parameter in group["params"]]
+        for loaded, mine in zip(group.get("parts", own), own, strict=False):
+            if loaded != mine:
+                raise RuntimeError(
+                    f"this {type(optimizer).__name__} has loaded the state of {loaded or 'a whole parameter'}, for "
+                    f"{mine or 'a whole parameter'}: let each rank save and load its own state, for a model that is "
+                    "divided in the same way"
+                )
+        group["parts"] = own
 
 
 def _try(reject: Callable[[type, dict], None], optimizer: torch.optim.Optimizer) -> None:

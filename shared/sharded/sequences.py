@@ -12,6 +12,10 @@ from shared.guards.alarms import Alarm
 _SAME_BATCH = (
     "These ranks share each sample, so give all of them the same batch, for example with a sampler for replicas only"
 )
+_SAME_SEED = (
+    "These ranks hold the same activations, so they must drop the same ones: call torch.manual_seed() with the same "
+    "number on all of them"
+)
 _SAME_SHAPES = "Cut all sequences to one length, or pad them, and give every rank an equal shard"
 _SAME_ATTENTION = f"{_SAME_SHAPES}, in the same dtype, with the same options, and with gradients on all ranks or none"
 
@@ -47,9 +51,36 @@ def expect_same_first_batch(model: nn.Module, group: dist.ProcessGroup | None) -
         if tensors and not torch.compiler.is_compiling():
             checksums = [zlib.crc32(bytes_of(tensor)) for tensor in tensors]
             lines = [f"{list(t.shape)} with checksum {c:08x}" for t, c in zip(tensors, checksums, strict=True)]
-            Alarm(group).compare(lines, tensors[0].device, "batches", _SAME_BATCH)
+            device = tensors[0].device
+            Alarm(group).compare(lines, device, "batches", _SAME_BATCH)
+            if not getattr(model, "sequence_parallel", True):
+                _expect_same_masks(model, group, device)
 
     handle = model.register_forward_pre_hook(compare, with_kwargs=True)
+
+
+def _expect_same_masks(model: nn.Module, group: dist.ProcessGroup | None, device: torch.device) -> None:
+    """Raise a ValueError on every rank if dropout layers begin with other random numbers, so with other masks.
+
+    Communication: in the first call that trains dropout layers, one all-gather of two integers, which the ledger does
+    not see.
+    """
+    kind = nn.modules.dropout._DropoutNd
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, kind) and layer.p}
+
+    def compare(*_) -> None:
+        if drawing := [name for name, layer in layers.items() if layer.training]:
+            handle.remove()
+            checksum = zlib.crc32(bytes_of(_random_state(device)))
+            Alarm(group).compare([f"{drawing[0]} with random state {checksum:08x}"], device, "masks", _SAME_SEED)
+
+    if layers:
+        handle = model.register_forward_pre_hook(compare)
+        compare()  # torch has already listed the hooks of the forward that has begun
+
+
+def _random_state(device: torch.device) -> Tensor:
+    return torch.get_rng_state() if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device)
 
 
 def expect_equal_shards(named: dict[str, Tensor], group: dist.ProcessGroup | None, dim: int, chunks: int) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from shared.guards.alarms import as_a_wait
 from shared.schedules import Action, check_schedule, micro_batches_of
 
 
@@ -70,7 +71,7 @@ def expect_equal_parts(inputs: Tensor, targets: Tensor, micro_batches: int) -> N
 class Uninterrupted:
     """A with-block that cannot be entered again after an error in it."""
 
-    is_running = False
+    is_running, group = False, None
 
     def __enter__(self):
         if self.is_running:
@@ -80,5 +81,10 @@ class Uninterrupted:
             )
         self.is_running = True
 
-    def __exit__(self, error, *_):
+    def __exit__(self, kind, error, _traceback):
         self.is_running = error is not None
+        if isinstance(error, RuntimeError):
+            advice = "let all stages call step() equally often, and look for an error of another stage"
+            named = as_a_wait(error, self.group, "a message of another stage", advice)
+            if named is not error:
+                raise named

@@ -37,6 +37,18 @@ class OwnShards:
         )
 
 
+def expect_no_replacements(wrapper: nn.Module) -> None:
+    """Raise a RuntimeError inside functional_call(), which replaces a wrapper's parameters for one forward.
+
+    It sets attributes with the names of the parameters, which are numbers here. But shards are no parameters of layers.
+    """
+    if wrapper._parameters or any(name.isdigit() for name in vars(wrapper)):
+        raise RuntimeError(
+            f"functional_call() changes nothing in a {type(wrapper).__name__} model, because its parameters() are "
+            "shards: call it with the module itself, before you wrap it, or set values by load_full_state_dict()"
+        )
+
+
 @contextlib.contextmanager
 def without_extra_state(module: nn.Module) -> Iterator[dict[str, object]]:
     """Leave the extra state of layers out of module.state_dict(). Yields a dict, which gets copies of it by name."""

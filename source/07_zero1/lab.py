@@ -1040,7 +1040,9 @@ assert max(clipped) - min(clipped) < 1e-3 and abs(clipped[3] - 12 / norm_of_all)
 # %% [markdown]
 # The elements were 3, 6, 9 and 12, and now they are all equal. There is no error, and the loss may still fall, but the
 # update no longer has the direction of the gradient. For the same reason, torch's own `clip_grad_norm_` raises an error
-# for the parameters of our `ZeRO1`: it would clip each rank's gradients before they are averaged.
+# for the parameters of our `ZeRO1`: it would clip each rank's gradients before they are averaged. A norm that you
+# compute from each `.grad` yourself, before `step()`, is this rank's own, too, and nobody can notice that:
+# `clip_grad_norm_(math.inf)` returns the right one, and clips nothing.
 #
 # Write `clip_shards_(gradients, max_norm, group)`. It gets this rank's shards of the mean gradient, one for each flat
 # parameter, and does what `torch.nn.utils.clip_grad_norm_(parameters, max_norm)` does in one process:

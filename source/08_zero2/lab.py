@@ -353,7 +353,8 @@ check.ZeRO2()
 # gradients, clip them, skip steps, or never call `finish_gradient_sync()`. Go back to your class, and make it work in
 # all of these loops:
 #
-# - `clip_grad_norm_(max_norm)` clips with the optimizer's method of the same name.
+# - `clip_grad_norm_(max_norm)` clips with the optimizer's method of the same name. It is also the only way to learn the
+#   norm of the gradients, because each `.grad` is `None` by then: a `max_norm` of infinity clips nothing.
 # - `step()` and `clip_grad_norm_()` call `finish_gradient_sync()` themselves, unless it has been called since the last
 #   `zero_grad()`, `step()` or `backward()`. A second call would reduce every bucket again.
 # - Inside `no_sync()`, `finish_gradient_sync()` does nothing, so the gradients are still not synchronized afterward.

@@ -241,9 +241,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from shared.sharded.backward import Backward, ForwardBegin
+from shared.sharded.backward import Backward, ForwardBegin, OrderOfUnits
 from shared.sharded.gradients import plain_gradients
 from shared.sharded.parameters import UnchangedParameters, broadcast_buffers, expect_shardable
+from shared.sharded.states import expect_no_replacements
 from solutions.clipping import clip_shards_
 from solutions.prefetching import Prefetcher
 from solutions.units import Call, Unit, UnitState, shard_into_units
@@ -522,16 +523,18 @@ class ZeRO3(ShardedModule):
     """ZeRO stage 3: train module with parameters, gradients and optimizer state sharded over the ranks of the group.
 
     parameters() are this rank's shards: give them to any optimizer that updates each element by itself. Call
-    finish_gradient_sync() after backward(). All ranks must call the same units in the same order, and backward must
-    reach the same ones, so a rank without a batch of its own needs a dummy one, with a loss of 0. As in FSDP2, a unit
-    may not change an input that needs a gradient in place: autograd raises a RuntimeError.
+    finish_gradient_sync() after backward(). All ranks must call the same units in the same order (only the first step
+    compares it), and backward must reach the same ones, so a rank without a batch of its own needs a dummy one, with a
+    loss of 0. As in FSDP2, a unit may not change an input that needs a gradient in place. torch.compile and torch.func
+    are not supported.
 
     The module's own parameters have memory only while their unit computes. Reading or changing them in between raises a
     RuntimeError, and so does backward() if one was frozen, unfrozen, replaced or added after wrapping. What forward()
     writes into one's .data is lost. A loss must depend on what a unit returns, not on tensors that it has stored
-    elsewhere. A shard has one dimension, and holds weights and biases, so param groups cannot choose between them. The
-    gradient of a parameter that no rank used is zeros, not None, so weight decay and momentum change it, unlike in one
-    process. As in FSDP2, the model cannot be copied.
+    elsewhere. A shard has one dimension, and holds weights and biases, so param groups cannot choose between them. Its
+    .grad has this rank's norm only: clip_grad_norm_(math.inf) returns the model's. The gradient of a parameter that no
+    rank used is zeros, not None, so weight decay and momentum change it, unlike in one process. As in FSDP2, the model
+    cannot be copied.
 
     Args:
         units: submodules that are unsharded one at a time; by default, the layers of the module's ModuleLists and
@@ -593,6 +596,7 @@ class ZeRO3(ZeRO3):
         self.pending = False  # whether backward has run since the last finish_gradient_sync()
         self.backward = Backward(at_end=self._end_backward)
         self.unchanged = UnchangedParameters(module, self.flat_parameters)
+        self.order = OrderOfUnits(group)
 
         self._register_hooks(unit_of)
 
@@ -620,6 +624,7 @@ class ZeRO3(ZeRO3):
         Communication: one all-gather per flat parameter. A unit has one for each dtype and device of its parameters,
             and separate ones for frozen parameters.
         """
+        expect_no_replacements(self)
         if self.backward.was_interrupted():
             self.reducer.drop()
         # After an earlier micro-batch that was not finished, some gradients may still be in buckets.
@@ -627,7 +632,8 @@ class ZeRO3(ZeRO3):
             self.finish_gradient_sync()
         self._reshard_all()  # after a forward without backward, the root still has the parameters of that time
         self.prefetcher.begin_forward()
-        output = self.module(*inputs, **kwargs)
+        with self.order.waiting_after(self.prefetcher):
+            output = self.module(*inputs, **kwargs)
         if not torch.is_grad_enabled():
             self._reshard_all()  # units that were prefetched but not called
         return output
@@ -684,7 +690,7 @@ class ZeRO3(ZeRO3):
     def _watch_inputs(self, unit: Unit, inputs: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """Return the inputs, such that autograd calls post_backward() when it is done with this call of the unit."""
         call = self.calls[unit] = Call()
-        call.begin = ForwardBegin(unit.flat_parameters)
+        call.begin = ForwardBegin(unit.flat_parameters, (inputs, kwargs))
         leaves, structure = tree_flatten((inputs, kwargs))
         indices = [
             index for index, leaf in enumerate(leaves) if getattr(leaf, "requires_grad", False)
@@ -714,7 +720,8 @@ class ZeRO3(ZeRO3):
         """Call pre_backward(), unless the gradients would be wrong."""
         self.backward.begin()
         call.begin.expect_same_parameters()
-        self.pre_backward(unit, call)
+        with self.order.waiting_for(unit):
+            self.pre_backward(unit, call)
 
     def _end_call(self, unit: Unit, call: Call) -> None:
         """Call post_backward(), unless autograd.grad() computes only the gradients of inputs."""
@@ -724,6 +731,7 @@ class ZeRO3(ZeRO3):
     def _end_backward(self) -> None:
         """Look for changes of the model, and let zero_grad() drop the gradients that are still in buckets."""
         self.unchanged.check()
+        self.order.expect_same(self.prefetcher.called)
         if self.backward.is_for_inputs:
             if any(bucket.flat is not None for bucket in self.reducer.buckets):
                 raise RuntimeError(

@@ -284,7 +284,14 @@ from torch.distributed import ProcessGroup
 from torch.func import functional_call
 
 from shared.models import Attention, GatedMLP, GroupedAttention, TinyGPT
-from shared.sharded.layers import as_parameter, as_shard, expect_plain, expect_plain_gpt, like
+from shared.sharded.layers import (
+    as_parameter,
+    as_shard,
+    expect_own_shards,
+    expect_plain,
+    expect_plain_gpt,
+    like,
+)
 
 
 # %% tags=["export"]
@@ -318,6 +325,7 @@ class ColumnParallelLinear(nn.Module):
         self.group, self.gather_output, self.enter = group, gather_output, enter
         self.weight = as_shard(weight, group)
         self.bias = None if bias is None else as_shard(bias, group)
+        expect_own_shards(self, "weight", "bias")
 
 
 # %% tags=["exercise", "export"] grade_id="column-parallel-linear"
@@ -403,6 +411,7 @@ class RowParallelLinear(nn.Module):
         self.group, self.leave = group, leave
         self.weight = as_shard(weight, group)
         self.bias = None if bias is None else as_parameter(bias)
+        expect_own_shards(self, "weight")
 
 
 # %% tags=["exercise", "export"] grade_id="row-parallel-linear"
@@ -688,6 +697,7 @@ class ParallelGroupedAttention(nn.Module):
         self.project, self.group, self.enter = project, group, enter
         self.head_width = attention.project.in_features // attention.heads
         self.sharing = sharing_group(attention.kv_heads, group)
+        expect_own_shards(self, "query", "key_value")
 
     def forward(self, x: Tensor) -> Tensor:  # (B, T, D)
         x = self.enter(x, self.group)
@@ -791,6 +801,7 @@ from shared.sharded.layers import (
     IGNORED,
     as_shard,
     expect_in_vocabulary,
+    expect_own_shards,
     expect_plain_embedding,
     like,
     mean_without,
@@ -835,6 +846,7 @@ class VocabParallelEmbedding(nn.Module):
         self.group, self.leave, self.weight = group, leave, as_shard(weight, group)
         self.vocabulary = len(self.weight) * dist.get_world_size(group)
         self.padding_idx: int | None = None  # among this rank's rows
+        expect_own_shards(self, "weight")
 
 
 # %% tags=["exercise", "export"] grade_id="vocab-parallel-embedding" module="vocabulary"
@@ -1091,7 +1103,9 @@ def sharded_names(model: nn.Module) -> set[str]:
 class ParallelGPT(TinyGPT):
     """A TinyGPT of which each rank has its shard of every matrix. parallelize() builds it.
 
-    With `sequence_parallel`, everything between two parallel layers is computed on this rank's tokens only.
+    With `sequence_parallel`, everything between two parallel layers is computed on this rank's tokens only. torch's
+    layers that mix tokens are refused, but a layer or hook of your own that does cannot be seen, and would be wrong.
+    Without it, all ranks must draw the same dropout masks there: the first forward that draws one compares their seeds.
 
     Memory: 1/t of the matrices, and all of the position embedding and the norms.
     Communication: per layer, two all-reduces of B · T · D elements in forward and two in backward; with
