@@ -165,10 +165,7 @@ def found_and_expected(strategy: str, recompute: bool) -> list[tuple]:
             expert_parameters = dryrun.expected_expert_parameters(WITH_EXPERTS, size)
             expected = {
                 "cp": (dryrun.expected_context_sent_bytes(run), 2 * WITH_EXPERTS.parameters),
-                "ep": (
-                    dryrun.expected_expert_sent_bytes(run),
-                    2 * dryrun.expected_expert_parameters(WITH_EXPERTS, size),
-                ),
+                "ep": (dryrun.expected_expert_sent_bytes(run), 2 * expert_parameters),
             }
             pairs.append((found, expected.get(strategy, found)))
     return pairs
