@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from shared import ranks
-from shared.checks.expert_parallel.reference import build_whole
+from shared.checks.expert_parallel.layers import build_whole
 from solutions.expert_parallel import ExpertParallelMoE as Layer
 from solutions.expert_parallel import MoE, average_gradients, clip_grad_norm_, route, sort_by_expert
 

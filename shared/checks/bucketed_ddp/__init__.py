@@ -2,9 +2,9 @@
 
 import torch
 
-from shared.checks.bucketed_ddp import assignment, rejections, slices
+from shared.checks.bucketed_ddp import assignment, rejections
 from shared.checks.bucketed_ddp import steps as bucket_steps
-from shared.checks.bucketed_ddp.flights import judge_in_flight, judge_late_rank
+from shared.checks.bucketed_ddp.rejections import judge_in_flight, judge_late_rank
 from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.buckets import describe_cap, judge_messages, messages_of
 from shared.checks.engine.candidate import device_here
@@ -49,7 +49,7 @@ def probe_wire(wrapper, model: str, options: dict, steps: int, seed: int, x, y) 
 
 # -- 3.1 to 3.3
 
-flat_and_slices.check("values", world_sizes=(1,))(slices.slices_lie_in_one_tensor)
+flat_and_slices.check("values", world_sizes=(1,))(rejections.slices_lie_in_one_tensor)
 
 assign_buckets.check("buckets", world_sizes=(1,))(assignment.parameters_fill_buckets)
 assign_buckets.check("first bucket", world_sizes=(1,))(assignment.the_first_bucket_is_smaller)

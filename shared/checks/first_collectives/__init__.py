@@ -13,17 +13,23 @@ from shared.checks.engine.compare import describe_calls, first_difference
 from shared.checks.engine.failures import Wrong
 from shared.checks.engine.framework import Exercise
 from shared.checks.first_collectives import passing
-from shared.checks.first_collectives.causes import (
+from shared.checks.first_collectives.passing import (
+    EXACT,
     FLOAT32_TOLERANCE,
+    LENGTHS,
     broadcast_cause,
     common_cause,
+    draw_tensors,
     is_close,
+    judge_arguments,
     judge_numbers,
     mean_cause,
+    probe_broadcast,
+    probe_loss,
+    probe_mean,
+    probe_numbers,
     with_article,
 )
-from shared.checks.first_collectives.passing import EXACT, LENGTHS, draw_tensors, judge_arguments
-from shared.checks.first_collectives.probes import probe_broadcast, probe_loss, probe_mean, probe_numbers
 from shared.wire import instrumentation
 
 MOST_VALUES = 9

@@ -5,16 +5,147 @@ The checkpoint of HoldsMasters, which has no load_state_dict() yet, is a copy of
 
 import copy
 import functools
+import gc
 import io
 
 import torch
 from torch import nn
 
+from shared import memory
 from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.failures import Wrong
+from shared.checks.engine.footprint import PADDING_BYTES, hidden_bytes, ignore_existing_objects, living_bytes
 from shared.checks.memory_wall.master_plans import OPTIMIZERS, Data, Plan, deal, draw, with_step
 from shared.checks.memory_wall.master_values import after_groups, after_plain, after_values, judge_steps
+
+# -- judge the memory of master weights: what stays between steps, and what a step needs in addition
+
+
+PARAMETERS = 16  # All have the same size, so one gradient is a sixteenth of all gradients.
+STAYS = {"Adam": (torch.optim.Adam, {}, 12), "SGD with momentum": (torch.optim.SGD, {"momentum": 0.9}, 8)}
+FLOAT32_BYTES = 4
+TEMPORARIES = 3  # float32 tensors of one parameter's size: its gradient, and two temporaries of the optimizer
+
+
+def _set_gradients(parameters: list[nn.Parameter]) -> None:
+    for parameter in parameters:
+        parameter.grad = torch.randn_like(parameter)
+
+
+def _update(attempt: Attempt) -> str:
+    """Return the method that the exercise is about."""
+    return "step_one()" if attempt.piece == "HoldsMasters" else "step()"
+
+
+def probe_stays(master_weights, numel: int, optimizer: str) -> int:
+    """Step twice and drop the gradients. Return the bytes allocated since the optimizer was built that still live."""
+    optimizer_cls, defaults, _ = STAYS[optimizer]
+    parameters = [nn.Parameter(torch.randn(numel, device=device_here()).bfloat16()) for _ in range(PARAMETERS)]
+    ignore_existing_objects()
+    masters = with_step(master_weights)(parameters, optimizer_cls=optimizer_cls, lr=0.01, **defaults)
+    for _ in range(2):
+        _set_gradients(parameters)
+        masters.step()
+        masters.zero_grad()
+    return living_bytes() + hidden_bytes()
+
+
+def twelve_bytes_stay(attempt: Attempt) -> None:
+    for optimizer, (_, _, each_bytes) in STAYS.items():
+        numel = attempt.random.randint(1500, 2500)
+        for rank, held_bytes in enumerate(attempt.run(probe_stays, numel, optimizer)):
+            elements = PARAMETERS * numel
+            if held_bytes > each_bytes * elements + PADDING_BYTES * PARAMETERS:
+                evidence = (
+                    f"{optimizer}, {PARAMETERS} parameters of {numel:,} elements in bfloat16: between "
+                    "steps, the optimizer "
+                    f"holds {held_bytes / elements:.1f} bytes per element besides the parameters; expected {each_bytes}"
+                )
+                hint = f"Hint: which tensors are still alive when {_update(attempt)} has returned?"
+                raise Wrong({rank: evidence}, hint)
+
+
+def probe_step(master_weights, numel: int) -> int:
+    """Step once, then measure a second step. Return how many more bytes live at its peak than before it."""
+    parameters = [nn.Parameter(torch.randn(numel, device=device_here()).bfloat16()) for _ in range(PARAMETERS)]
+    build = functools.partial(with_step(master_weights), optimizer_cls=torch.optim.SGD)
+    masters = build(parameters, lr=0.01, momentum=0.9)
+    _set_gradients(parameters)
+    masters.step()
+    _set_gradients(parameters)
+    gc.collect()
+    living = [candidate for candidate in gc.get_objects() if type(candidate) in (torch.Tensor, nn.Parameter)]
+    with memory.peak(nn.ParameterList(parameters), masters, extra={"other": living}) as peak:
+        masters.step()
+    return peak.held.total_bytes - peak.samples[0].held.total_bytes
+
+
+def one_gradient_at_a_time(attempt: Attempt) -> None:
+    numel = attempt.random.randint(1500, 2500)
+    one_bytes = FLOAT32_BYTES * numel
+    for rank, extra_bytes in enumerate(attempt.run(probe_step, numel)):
+        if extra_bytes > TEMPORARIES * one_bytes:
+            evidence = (
+                f"{PARAMETERS} parameters whose gradients take {one_bytes:,} bytes each in float32: at its "
+                f"peak, {_update(attempt)} holds {extra_bytes:,} bytes more than before it; "
+                "expected about the bytes of one gradient"
+            )
+            raise Wrong(
+                {rank: evidence}, "Hint: how many float32 gradients exist at the same time, and when is each one freed?"
+            )
+
+
+# -- judge step(closure): the closure runs first, once, with gradients enabled, and step() returns its value
+
+
+PLAN = Plan(
+    "SGD, gradients written by a closure", "SGD", hint="Hint: when does the closure run, before or after the step?"
+)
+
+
+def probe_closure(master_weights, data: Data, values: list[float]) -> dict:
+    """Step with closures. Return, for each step, the parameters, the result of step(), and whether grad was enabled."""
+    optimizer_cls, defaults = OPTIMIZERS[PLAN.optimizer]
+    build = functools.partial(master_weights, optimizer_cls=optimizer_cls)
+    parameters = [nn.Parameter(value.to(device_here(), copy=True)) for value in data.parameters]
+    optimizer = build(parameters, **defaults)
+    found = {"steps": [], "returned": [], "enabled": []}
+    for gradients, value in zip(data.gradients, values, strict=True):
+        enabled = []
+
+        def closure(gradients=gradients, value=value, enabled=enabled):
+            enabled.append(torch.is_grad_enabled())
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient.to(device_here(), parameter.dtype)
+            return value
+
+        found["returned"].append(repr(optimizer.step(closure)))
+        found["enabled"].append(enabled)
+        found["steps"].append([parameter.detach().cpu().clone() for parameter in parameters])
+    return found
+
+
+@after_values
+def a_closure_runs_first(attempt: Attempt) -> None:
+    data = draw(attempt.draw_seed(), PLAN.dtypes)
+    values = [round(attempt.random.uniform(1, 9), 3) for _ in data.gradients]
+    for rank, found in enumerate(attempt.run(probe_closure, data, values, context="step(closure)")):
+        for actual, expected, enabled in zip(found["returned"], values, found["enabled"], strict=True):
+            if len(enabled) != 1:
+                evidence = f"step(closure) called the closure {len(enabled)} times; expected once"
+                raise Wrong({rank: evidence}, "Hint: which line calls the closure, and how often does it run?")
+            if not enabled[0]:
+                evidence = "gradients are disabled inside the closure, so its backward() would find no graph"
+                raise Wrong(
+                    {rank: evidence},
+                    "Hint: what does the decorator of step() disable, and how can the closure enable it again?",
+                )
+            if actual != repr(expected):
+                evidence = f"step(closure) returned {actual}; expected {expected}, the value that the closure returned"
+                raise Wrong({rank: evidence}, "Hint: what does step() return?")
+        judge_steps(rank, found["steps"], PLAN, data)
+
 
 SAVED_AFTER = 3  # steps
 HINT = (
