@@ -1,4 +1,4 @@
-"""Judge training that is saved and resumed: on fewer ranks, on one without sharding, or in the same run."""
+"""Judge which rank saves what, and training that is resumed: on fewer ranks, without sharding, or in the same run."""
 
 import inspect
 import sys

@@ -1,4 +1,4 @@
-"""Check the values that the functions of chapter 01 compute."""
+"""Check the values that the functions of chapter 01 compute, and how they behave in a call."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Judge CompressedBucket with compressors of the check's own."""
+"""Judge CompressedBucket with compressors of the check's own, and whether a network learns as well with one."""
 
 from dataclasses import dataclass, field
 

@@ -1,4 +1,4 @@
-"""Check average_gradients_weighted, which averages the gradients of shares of different sizes, in exercise 2.6."""
+"""Call the functions of chapter 02 on a rank, and check average_gradients_weighted, in exercise 2.6."""
 
 from itertools import chain
 

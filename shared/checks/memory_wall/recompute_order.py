@@ -1,4 +1,4 @@
-"""Judge recomputation if backward does not directly follow forward: later, twice, or after something changed."""
+"""Judge what recomputation keeps, when hooks run, and a backward that does not directly follow its forward."""
 
 import torch
 import torch.nn.functional as F  # noqa: N812

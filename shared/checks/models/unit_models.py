@@ -22,7 +22,7 @@ from shared.checks.models.unit_parameters import (
     Towers,
 )
 
-# -- unit_calls
+# -- blocks that are called in awkward ways
 #
 # All of them take x [B, 6] and return [B, 3].
 

@@ -1,4 +1,4 @@
-"""Train a model sharded by fully_shard on ranks, and compare it with one process on all the data."""
+"""Train a model sharded by fully_shard on ranks, and judge its layout, memory and values."""
 
 from dataclasses import dataclass, replace
 

@@ -1,4 +1,4 @@
-"""Judge the memory of two buckets launched one after the other: after wait(), only this rank's shard stays."""
+"""Judge a bucket: which gradients it takes, and that after wait(), only this rank's shard stays in memory."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Judge sharded checkpoints: each rank saves its shards, and any number of ranks can load what it needs."""
+"""Judge that ZeRO3 behaves like its module, and its checkpoints: any number of ranks can load what they need."""
 
 import copy
 import re

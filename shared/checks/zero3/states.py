@@ -1,4 +1,4 @@
-"""Judge what a forward leaves for backward: the state of every unit, and its open calls.
+"""Judge forward alone: its values, and the state of every unit during and after it.
 
 A ZeRO3 whose units are written differently is judged by its backward alone.
 """

@@ -1,4 +1,4 @@
-"""Check that gradients that are part of a graph are rejected, because a collective cannot be differentiated."""
+"""Check properties of chapter 03: views of one tensor, messages in flight, and gradients that must be rejected."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Models and logits in bf16: what stays in bf16, and what has to be computed with more precision."""
+"""Judge what layers must do besides computing right values: in bf16, with odd sizes, in several calls, in memory."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Judge a checkpoint of master weights: training continues as if it had never been interrupted.
+"""Judge the state of master weights: its memory, a checkpoint of it, and step(closure).
 
 The checkpoint of HoldsMasters, which has no load_state_dict() yet, is a copy of its state.
 """
