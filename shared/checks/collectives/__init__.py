@@ -5,7 +5,7 @@ partner and its bytes. A result is compared with a float64 sum, and `mixture.py`
 """
 
 from shared.checks.collectives import launched, messages, values
-from shared.checks.collectives.kinds import COLLECTIVES, GIVE_BACK, RINGS, STEPS
+from shared.checks.collectives.probes import COLLECTIVES, GIVE_BACK, RINGS, STEPS
 from shared.checks.engine.framework import Exercise
 from shared.checks.engine.hints import give_hints
 

@@ -7,8 +7,7 @@ import torch
 import torch.distributed as dist
 
 from shared import ranks
-from shared.checks.collectives.kinds import STEPS
-from shared.checks.collectives.probes import Setting
+from shared.checks.collectives.probes import STEPS, Setting
 from shared.checks.collectives.results import describe_setting, draw, run, try_varied_calls
 from shared.checks.collectives.wire import (
     budget,

@@ -4,8 +4,17 @@ import math
 
 import torch
 
-from shared.checks.collectives.kinds import GIVE_BACK, STEPS
-from shared.checks.collectives.probes import LATE_S, SLICED, STRIDED, TRANSPOSED, Setting, named, probe_gather_around
+from shared.checks.collectives.probes import (
+    GIVE_BACK,
+    LATE_S,
+    SLICED,
+    STEPS,
+    STRIDED,
+    TRANSPOSED,
+    Setting,
+    named,
+    probe_gather_around,
+)
 from shared.checks.collectives.results import (
     any_source,
     describe_setting,

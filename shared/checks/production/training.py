@@ -14,8 +14,7 @@ from shared.checks.engine.compare import RELATIVE_TOLERANCE, nearly_equal
 from shared.checks.engine.failures import Wrong
 from shared.checks.engine.sharded.dtensors import assembled, judge_tensors, loss_of, shard_of, shards_of
 from shared.checks.engine.sharded.training import reference
-from shared.checks.engine.sharded.unit_layout import owners
-from shared.checks.engine.sharded.unit_training import UnitPlan, new_optimizer
+from shared.checks.engine.sharded.unit_training import UnitPlan, new_optimizer, owners
 from shared.checks.engine.training import Draw
 from shared.checks.models import awkward, unit_models
 from shared.wire import instrumentation
