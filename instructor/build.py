@@ -66,11 +66,15 @@ class Chapter:
     @property
     def is_draft(self) -> bool:
         """Tell whether the chapter may still be incomplete. Students do not get a draft."""
-        return self.read("lab").metadata["course"].get("draft", False)
+        return self.source_of("lab").metadata["course"].get("draft", False)
+
+    def source_of(self, script: str) -> nbformat.NotebookNode:
+        """Return a script as jupytext reads it. All callers get the same object, so they must not change it."""
+        return _parsed((self.folder / f"{script}.py").read_text(encoding="utf-8"))
 
     def read(self, script: str) -> nbformat.NotebookNode:
         """Read a script as a notebook with cell ids that do not change from build to build."""
-        notebook = copy.deepcopy(_parsed((self.folder / f"{script}.py").read_text(encoding="utf-8")))
+        notebook = copy.deepcopy(self.source_of(script))
         course = notebook.metadata.get("course", {})
         notebook.metadata = nbformat.from_dict({"kernelspec": KERNELSPEC, "language_info": LANGUAGE_INFO})
         notebook.metadata["course"] = {**course, "source": f"source/{self.name}/{script}.py"}
@@ -132,7 +136,7 @@ def solution_of(chapter: Chapter) -> nbformat.NotebookNode:
 
 def module_names(chapter: Chapter) -> list[str]:
     """Name the modules that a lab exports, its own first."""
-    notebook = chapter.read("lab")
+    notebook = chapter.source_of("lab")
     own = notebook.metadata["course"]["module"]
     exported = [cell for cell in notebook.cells if "export" in cell.metadata.get("tags", [])]
     return list(dict.fromkeys([own, *(cell.metadata.get("module", own) for cell in exported)]))
@@ -143,7 +147,7 @@ def modules_of(chapter: Chapter) -> dict[str, str]:
 
     The cells of a lab share one namespace. Its modules therefore import what they use from each other.
     """
-    notebook = chapter.read("lab")
+    notebook = chapter.source_of("lab")
     own = notebook.metadata["course"]["module"]
     cells: dict[str, list[str]] = {own: []}
     for cell in notebook.cells:

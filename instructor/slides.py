@@ -15,7 +15,6 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-import jupytext
 import nbformat
 
 from instructor import answers, contents, folding
@@ -36,7 +35,7 @@ _MATH = re.compile(r"(?<![\\$])(\$\$?)([^$]+)\1")
 
 def marks(chapter: Chapter) -> list[str]:
     """Return, for each cell of a lesson's source, "slide", "-" or "" if it is on no slide."""
-    cells = jupytext.read(chapter.folder / "lesson.py", fmt="py:percent").cells
+    cells = chapter.source_of("lesson").cells
     return [cell.metadata.get("slideshow", {}).get("slide_type", "") for cell in cells]
 
 

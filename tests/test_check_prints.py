@@ -7,8 +7,7 @@ import pytest
 
 from shared import ranks
 from shared.checks.engine.failures import Unusable, Wrong
-from shared.checks.engine.framework import CheckFailed, Exercise
-from shared.checks.engine.prints import MOST_LINES, Prints
+from shared.checks.engine.framework import MOST_LINES, CheckFailed, Exercise, Prints
 from shared.ranks import magic
 
 pytestmark = pytest.mark.slow

@@ -3,12 +3,17 @@
 The functions without `test_` run on the ranks.
 """
 
+import contextlib
 import importlib.util
+import io
 import json
+import multiprocessing
 import subprocess
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -18,6 +23,7 @@ from shared import dryrun, formulas, memory, ranks, wire
 from shared.dryrun import peaks
 from shared.dryrun.decoder import MLP, Decoder
 from shared.planner.shapes import MIXTRAL, SHAPES, gpt, llama
+from shared.planner.stages import stage_parameters
 from solutions.strategies import STRATEGIES, mixed_precision
 
 pytestmark = pytest.mark.slow
@@ -80,35 +86,35 @@ def printed(*arguments: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True).stdout
 
 
-DRY_RUNS = """
-import json
-from dataclasses import replace
-from shared import dryrun
-from shared.planner.shapes import gpt
-from tests.test_dryrun import SHAPES_TO_SPLIT, SHARING, SMALL, SPLITTING, WHOLE
-found = {}
-for strategy in (*WHOLE, *SPLITTING):
-    run = dryrun.dry_run(SMALL, strategy, 2 if strategy in SPLITTING else 4)
-    found[strategy] = run.sent_bytes, run.at_peak.total_bytes
-for strategy in SPLITTING:
-    for name, shape in SHAPES_TO_SPLIT.items():
-        for recompute in (True, False):
-            run = dryrun.dry_run(shape, strategy, 2, recompute=recompute)
-            own = run.own_parameters_bytes, 2 * dryrun.expected_split_parameters(run.shape, 2)
-            found[f"{name} {strategy} {recompute}"] = (run.sent_bytes, dryrun.expected_split_sent_bytes(run)), own
-for strategy, shape in SHARING.items():
-    run = dryrun.dry_run(shape, strategy, 4)
-    found[strategy] = run.sent_bytes, run.at_peak.total_bytes
-found["pp"] = [dryrun.dry_run(SMALL, "pp", 2, rank=rank, sequence=32).sent_bytes for rank in range(2)]
-print(json.dumps(found))
-"""
+def small_dry_runs() -> dict:
+    """Make the dry runs of small models. By strategy, the bytes sent and those at the peak, and more."""
+    found = {}
+    for strategy in (*WHOLE, *SPLITTING):
+        run = dryrun.dry_run(SMALL, strategy, 2 if strategy in SPLITTING else 4)
+        found[strategy] = run.sent_bytes, run.at_peak.total_bytes
+    for strategy in SPLITTING:
+        for name, shape in SHAPES_TO_SPLIT.items():
+            for recompute in (True, False):
+                run = dryrun.dry_run(shape, strategy, 2, recompute=recompute)
+                own = run.own_parameters_bytes, 2 * dryrun.expected_split_parameters(run.shape, 2)
+                found[f"{name} {strategy} {recompute}"] = (run.sent_bytes, dryrun.expected_split_sent_bytes(run)), own
+    for strategy, shape in SHARING.items():
+        run = dryrun.dry_run(shape, strategy, 4)
+        found[strategy] = run.sent_bytes, run.at_peak.total_bytes
+    found["pp"] = [dryrun.dry_run(SMALL, "pp", 2, rank=rank, sequence=32).sent_bytes for rank in range(2)]
+    return found
 
 
 @pytest.fixture(scope="module")
-def dry_runs() -> dict:
-    """Make all small dry runs in one new process. By strategy, the bytes sent and those at the peak, and more."""
-    done = subprocess.run([sys.executable, "-c", DRY_RUNS], capture_output=True, text=True, cwd=ROOT, check=True)
-    return json.loads(done.stdout)
+def elsewhere():
+    """Call a function in another process: a dry run leaves a fake process group behind. All calls share the process."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        yield lambda function, *arguments: pool.submit(function, *arguments).result()
+
+
+@pytest.fixture(scope="module")
+def dry_runs(elsewhere) -> dict:
+    return elsewhere(small_dry_runs)
 
 
 SPLITTING = ["tp", "tp+sp"]
@@ -149,28 +155,30 @@ def test_split_layers_hold_and_send_what_the_formulas_say(dry_runs, shape, strat
         assert found == pytest.approx(expected)
 
 
+def found_and_expected(strategy: str, recompute: bool) -> list[tuple]:
+    """Make dry runs of several sizes. Returns the bytes sent and held by each, and what the formulas say."""
+    pairs = []
+    for size in (1, 2, 4):
+        for rank in {0, size - 1}:
+            run = dryrun.dry_run(WITH_EXPERTS, strategy, size, recompute=recompute, rank=rank)
+            found = run.sent_bytes, run.own_parameters_bytes
+            expert_parameters = dryrun.expected_expert_parameters(WITH_EXPERTS, size)
+            expected = {
+                "cp": (dryrun.expected_context_sent_bytes(run), 2 * WITH_EXPERTS.parameters),
+                "ep": (dryrun.expected_expert_sent_bytes(run), 2 * expert_parameters),
+            }
+            pairs.append((found, expected.get(strategy, found)))
+    return pairs
+
+
 @pytest.mark.parametrize("recompute", [True, False])
 @pytest.mark.parametrize("strategy", ["cp", "ep", "zero3", "pp"])
-def test_shared_sequences_and_experts_hold_and_send_what_the_formulas_say(strategy, recompute):
+def test_shared_sequences_and_experts_hold_and_send_what_the_formulas_say(elsewhere, strategy, recompute):
     """Models with experts also train with strategies that do not know them."""
-    script = f"""
-from shared import dryrun
-from tests.test_dryrun import SMALL, WITH_EXPERTS
-for ranks in (1, 2, 4):
-    for rank in {{0, ranks - 1}}:
-        run = dryrun.dry_run(WITH_EXPERTS, "{strategy}", ranks, recompute={recompute}, rank=rank)
-        expected = {{
-            "cp": (dryrun.expected_context_sent_bytes(run), 2 * WITH_EXPERTS.parameters),
-            "ep": (dryrun.expected_expert_sent_bytes(run), 2 * dryrun.expected_expert_parameters(WITH_EXPERTS, ranks)),
-        }}
-        found = run.sent_bytes, run.own_parameters_bytes
-        print(*found, *expected.get("{strategy}", found))
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=True)
-    lines = [list(map(float, line.split())) for line in done.stdout.splitlines()]
-    assert len(lines) == 5
-    for sent_bytes, own_bytes, *expected in lines:
-        assert [sent_bytes, own_bytes] == pytest.approx(expected)
+    pairs = elsewhere(found_and_expected, strategy, recompute)
+    assert len(pairs) == 5
+    for found, expected in pairs:
+        assert found == pytest.approx(expected)
 
 
 def test_a_decoder_with_experts_has_the_published_number_of_parameters():
@@ -180,6 +188,18 @@ def test_a_decoder_with_experts_has_the_published_number_of_parameters():
     assert sum(parameter.numel() for parameter in model.parameters()) == MIXTRAL.parameters
     used = MIXTRAL.parameters - MIXTRAL.layers * (MIXTRAL.mlp_parameters - MIXTRAL.active_mlp_parameters)
     assert [round(MIXTRAL.parameters / 1e9), round(used / 1e9)] == [47, 13]
+
+
+def said(arguments: tuple[str, ...]) -> tuple[int, str]:
+    """Return the exit code of `python -m shared.dryrun` with these arguments, and the last line that it prints."""
+    printed = io.StringIO()
+    with (
+        mock.patch.object(sys, "argv", ["dryrun", *arguments]),
+        contextlib.redirect_stderr(printed),
+        pytest.raises(SystemExit) as ended,
+    ):
+        dryrun.main()
+    return ended.value.code, printed.getvalue().splitlines()[-1]
 
 
 @pytest.mark.parametrize(
@@ -194,42 +214,38 @@ def test_a_decoder_with_experts_has_the_published_number_of_parameters():
         (("--strategy", "cp", "--world-size", "48"), "cannot split the sequence evenly: 2048 is not divisible by 96"),
     ],
 )
-def test_what_cannot_be_shared_is_rejected_in_one_sentence(arguments, message):
-    command = [sys.executable, "-m", "shared.dryrun", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 2 and message in done.stderr.splitlines()[-1]
+def test_what_cannot_be_shared_is_rejected_in_one_sentence(elsewhere, arguments, message):
+    code, last = elsewhere(said, arguments)
+    assert code == 2 and message in last
 
 
 @pytest.mark.chapter("tensor_parallel")
-def test_heads_that_do_not_divide_are_rejected_in_one_sentence():
-    command = [sys.executable, "-m", "shared.dryrun", "--strategy", "tp", "--world-size", "16"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 2
-    assert "8 heads of keys and values are not divisible by 16" in done.stderr.splitlines()[-1]
+def test_heads_that_do_not_divide_are_rejected_in_one_sentence(elsewhere):
+    code, last = elsewhere(said, ("--strategy", "tp", "--world-size", "16"))
+    assert code == 2 and "8 heads of keys and values are not divisible by 16" in last
+
+
+def stages_found_and_expected(schedule: str) -> list[tuple]:
+    """Make dry runs of stages. Returns bytes that they send or hold, each with what the formula says."""
+    layers = 12 if schedule == "interleaved" else 5  # at least one link of the chain for each of 14 chunks
+    pairs = []
+    for tied in (True, False):
+        shape = replace(gpt("small", layers, 32, 4, context=16), vocabulary=48, tied=tied)
+        for size, rank in ((1, 0), (3, 0), (3, 1), (3, 2), *[(7, 4)] * tied):
+            run = dryrun.dry_run(shape, "pp", size, rank=rank, schedule=schedule, micro_batches=size)
+            parameters = stage_parameters(shape, size, rank, run.chunks)
+            pairs.append((run.sent_bytes, dryrun.expected_stage_sent_bytes(run)))
+            pairs.append((run.own_parameters_bytes, 2 * parameters))
+            pairs.append((run.most_bytes("optimizer"), 12 * parameters))
+    return pairs
 
 
 @pytest.mark.chapter("pipeline_parallel")
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zero_bubble"])
-def test_stages_hold_and_send_what_the_formulas_say(schedule):
-    layers = 12 if schedule == "interleaved" else 5  # at least one link of the chain for each of 14 chunks
-    script = f"""
-from dataclasses import replace
-from shared import dryrun
-from shared.planner.shapes import gpt
-from shared.planner.stages import stage_parameters
-for tied in (True, False):
-    shape = replace(gpt("small", {layers}, 32, 4, context=16), vocabulary=48, tied=tied)
-    for ranks, rank in ((1, 0), (3, 0), (3, 1), (3, 2), *[(7, 4)] * tied):
-        run = dryrun.dry_run(shape, "pp", ranks, rank=rank, schedule="{schedule}", micro_batches=ranks)
-        print(run.sent_bytes, dryrun.expected_stage_sent_bytes(run))
-        print(run.own_parameters_bytes, 2 * stage_parameters(shape, ranks, rank, run.chunks))
-        print(run.most_bytes("optimizer"), 12 * stage_parameters(shape, ranks, rank, run.chunks))
-"""
-    command = [sys.executable, "-c", script]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
-    lines = [tuple(map(float, line.split())) for line in done.stdout.splitlines()]
-    assert len(lines) == 27
-    assert all(found == pytest.approx(expected) for found, expected in lines), lines
+def test_stages_hold_and_send_what_the_formulas_say(elsewhere, schedule):
+    pairs = elsewhere(stages_found_and_expected, schedule)
+    assert len(pairs) == 27
+    assert all(found == pytest.approx(expected) for found, expected in pairs), pairs
 
 
 @pytest.mark.chapter("pipeline_parallel")
@@ -239,23 +255,20 @@ def test_real_stages_send_the_same(four_ranks, dry_runs):
     assert dry_runs["pp"] == pytest.approx(sent_bytes)
 
 
-def test_every_rank_holds_and_sends_the_same():
-    """No size of this model is divisible by 7, so the last ranks have padding."""
-    script = """
-from shared import dryrun
-from tests.test_dryrun import SMALL, WHOLE
-for strategy in WHOLE:
+def of_three_ranks(strategy: str) -> tuple[set, int]:
+    """Make the dry runs of three ranks of seven. Returns the different results, and the most padding."""
     runs = [dryrun.dry_run(SMALL, strategy, 7, rank=rank) for rank in (0, 5, 6)]
     sizes = {(run.sent_bytes, run.messages, run.own_parameters_bytes, run.at_peak.total_bytes) for run in runs}
-    print(strategy, len(sizes), max(run.padding_elements for run in runs) if strategy == "zero3" else "")
-"""
-    command = [sys.executable, "-c", script]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
-    found = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines()}
-    assert all(sizes == "1" for sizes, *_ in found.values()), found
+    return sizes, max(run.padding_elements for run in runs) if strategy == "zero3" else 0
+
+
+def test_every_rank_holds_and_sends_the_same(elsewhere):
+    """No size of this model is divisible by 7, so the last ranks have padding."""
+    found = {strategy: elsewhere(of_three_ranks, strategy) for strategy in WHOLE}
+    assert all(len(sizes) == 1 for sizes, _ in found.values()), found
     units = [SMALL.layer_parameters] * SMALL.layers
     units.append(SMALL.parameters - sum(units))
-    assert int(found["zero3"][1]) == sum(-numel % 7 for numel in units) > 0
+    assert found["zero3"][1] == sum(-numel % 7 for numel in units) > 0
 
 
 @pytest.mark.exhaustive

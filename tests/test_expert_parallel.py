@@ -12,8 +12,7 @@ from torch import nn
 
 from shared import ranks
 from shared.checks.expert_parallel.judges import _cause_of_tokens
-from shared.checks.expert_parallel.layers import Work
-from shared.checks.expert_parallel.reference import build_whole
+from shared.checks.expert_parallel.layers import Work, build_whole
 from solutions.expert_parallel import ExpertParallelMoE as Layer
 from solutions.expert_parallel import MoE, average_gradients, clip_grad_norm_, route, sort_by_expert
 

@@ -1,6 +1,7 @@
 """The course's structure: what shared/ contains, who may import whom, and that no imports are circular."""
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -48,12 +49,16 @@ def _name_of(path: Path) -> str:
 
 
 MODULES = {_name_of(path): path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))}
-TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
+
+
+@functools.cache
+def tree_of(name: str) -> ast.Module:
+    return ast.parse(MODULES[name].read_text())
 
 
 def imports_of(name: str) -> Iterator[str]:
     """Yield the full name of everything that a module imports, anywhere in it."""
-    for node in ast.walk(TREES[name]):
+    for node in ast.walk(tree_of(name)):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{name}: imports must be absolute"
             for alias in node.names:
@@ -86,7 +91,7 @@ def test_shared_contains_exactly_what_a_lesson_may_import():
 @pytest.mark.parametrize("name", [name for name in MODULES if name.startswith("shared")])
 def test_shared_names_no_module_outside_shared(name):
     assert not [imported for imported in imports_of(name) if imported.split(".")[0] in OTHERS]
-    texts = [node.value for node in ast.walk(TREES[name]) if isinstance(node, ast.Constant)]
+    texts = [node.value for node in ast.walk(tree_of(name)) if isinstance(node, ast.Constant)]
     assert not [text for text in texts if isinstance(text, str) and MODULE_OF_OTHERS.fullmatch(text)]
 
 

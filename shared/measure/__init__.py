@@ -54,8 +54,7 @@ from shared.measure.fitting import Fit
 from shared.measure.links import behind_link, start_behind_link, where
 from shared.measure.loopback import loopback_and_link
 from shared.measure.readiness import ready_fractions
-from shared.measure.recordings import recorded
-from shared.measure.rounds import Job, Measured, Times, jobs, now_s
+from shared.measure.rounds import Job, Measured, Times, jobs, now_s, recorded
 from shared.measure.steps import Costs, costs, train_step, training_step
 from shared.measure.sweeps import SIZES_BYTES, Sweep, collectives
 from shared.measure.worlds import Scaling, scaling

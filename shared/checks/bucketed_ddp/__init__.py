@@ -2,9 +2,9 @@
 
 import torch
 
-from shared.checks.bucketed_ddp import assignment, rejections, slices
+from shared.checks.bucketed_ddp import assignment, properties
 from shared.checks.bucketed_ddp import steps as bucket_steps
-from shared.checks.bucketed_ddp.flights import judge_in_flight, judge_late_rank
+from shared.checks.bucketed_ddp.properties import judge_in_flight, judge_late_rank
 from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.buckets import describe_cap, judge_messages, messages_of
 from shared.checks.engine.candidate import device_here
@@ -49,7 +49,7 @@ def probe_wire(wrapper, model: str, options: dict, steps: int, seed: int, x, y) 
 
 # -- 3.1 to 3.3
 
-flat_and_slices.check("values", world_sizes=(1,))(slices.slices_lie_in_one_tensor)
+flat_and_slices.check("values", world_sizes=(1,))(properties.slices_lie_in_one_tensor)
 
 assign_buckets.check("buckets", world_sizes=(1,))(assignment.parameters_fill_buckets)
 assign_buckets.check("first bucket", world_sizes=(1,))(assignment.the_first_bucket_is_smaller)
@@ -65,8 +65,8 @@ Bucket.check("waits", world_sizes=(2, 3))(bucket_steps.it_waits_when_asked_to)
 Bucket.check("wire", world_sizes=(2,))(bucket_steps.it_sends_one_message)
 Bucket.check("one copy", world_sizes=(2,))(bucket_steps.gradients_are_slices)
 Bucket.check("group", world_sizes=(3, 4))(bucket_steps.only_its_group_takes_part)
-Bucket.check("nothing in flight", world_sizes=(2,))(rejections.bucket_rejects_a_wait_for_nothing)
-Bucket.check("graphs", world_sizes=(2,))(rejections.bucket_rejects_graphs)
+Bucket.check("nothing in flight", world_sizes=(2,))(properties.bucket_rejects_a_wait_for_nothing)
+Bucket.check("graphs", world_sizes=(2,))(properties.bucket_rejects_graphs)
 
 
 # -- 3.4
@@ -190,7 +190,7 @@ def bf16_stays_bf16(attempt: Attempt) -> None:
 
 @BucketedDDP.check("graphs", world_sizes=(2,))
 def graphs_are_refused(attempt: Attempt) -> None:
-    rejections.judge_rejection(attempt, SMALL)
+    properties.judge_rejection(attempt, SMALL)
 
 
 @BucketedDDP.check("wrapping", world_sizes=(2,))

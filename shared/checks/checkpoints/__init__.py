@@ -1,6 +1,6 @@
 """Checks for chapter 12: checkpoints that survive crashes, and that any number of ranks can load."""
 
-from shared.checks.checkpoints import background, crash, folder, saved, shards
+from shared.checks.checkpoints import background, crash, folder, saved
 from shared.checks.engine.framework import Exercise
 from shared.checks.engine.hints import give_hints
 
@@ -40,7 +40,7 @@ IN_BACKGROUND = {
 
 newest_checkpoint.check("newest", world_sizes=(1,))(folder.the_largest_step_is_found)
 
-save_checkpoint.check("own shard", world_sizes=(2, 4))(shards.each_writes_its_shard)
+save_checkpoint.check("own shard", world_sizes=(2, 4))(saved.each_writes_its_shard)
 save_checkpoint.check("all or nothing", world_sizes=(2, 4), once=True)(crash.partial_checkpoints_are_never_visible)
 save_checkpoint.check("all ranks return", world_sizes=(3,))(crash.every_rank_returns_after_the_rename)
 save_checkpoint.check("leftovers", world_sizes=(1, 2), once=True)(folder.leftovers_are_removed_first)

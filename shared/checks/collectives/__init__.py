@@ -4,8 +4,8 @@ The notebook's kernel draws every rank's tensor and gives each rank only its own
 partner and its bytes. A result is compared with a float64 sum, and `mixture.py` explains wrong results.
 """
 
-from shared.checks.collectives import calls, far, launched, messages, values
-from shared.checks.collectives.kinds import COLLECTIVES, GIVE_BACK, RINGS, STEPS
+from shared.checks.collectives import launched, messages, values
+from shared.checks.collectives.probes import COLLECTIVES, GIVE_BACK, RINGS, STEPS
 from shared.checks.engine.framework import Exercise
 from shared.checks.engine.hints import give_hints
 
@@ -52,18 +52,18 @@ _check(COLLECTIVES, "dtypes", world_sizes=(2, 4))(values.right_in_every_dtype)
 _check(COLLECTIVES, "layout", world_sizes=(1, 2, 3))(values.right_or_rejected_if_not_contiguous)
 ring_all_reduce.check("same bits", world_sizes=(3, 4))(values.every_rank_has_the_same_bits)
 
-_check((*STEPS, *COLLECTIVES), "group", world_sizes=(3, 4))(calls.right_within_a_group)
-_check((*STEPS, *COLLECTIVES), "waits", world_sizes=(2, 4))(calls.it_returns_when_its_messages_are_done)
-_check((*STEPS, *GIVE_BACK), "argument", world_sizes=(2, 3, 4))(calls.the_argument_is_unchanged)
-_check(GIVE_BACK, "result")(calls.the_result_is_new_memory)
-_check(COLLECTIVES, "autograd", world_sizes=(1, 2))(calls.no_gradient_is_recorded)
+_check((*STEPS, *COLLECTIVES), "group", world_sizes=(3, 4))(values.right_within_a_group)
+_check((*STEPS, *COLLECTIVES), "waits", world_sizes=(2, 4))(values.it_returns_when_its_messages_are_done)
+_check((*STEPS, *GIVE_BACK), "argument", world_sizes=(2, 3, 4))(values.the_argument_is_unchanged)
+_check(GIVE_BACK, "result")(values.the_result_is_new_memory)
+_check(COLLECTIVES, "autograd", world_sizes=(1, 2))(values.no_gradient_is_recorded)
 
 _check(STEPS, "wire", world_sizes=(2, 3, 4))(messages.as_many_bytes_as_the_formula_says)
 _check(RINGS, "wire")(messages.as_many_bytes_as_the_formula_says)
 _check((*RINGS, *STEPS), "at once", world_sizes=(4,))(messages.all_ranks_send_at_the_same_time)
-_check((*RINGS, "tree_broadcast", "ring_step_in_turns"), "more ranks", world_sizes=(1,), simulates=far.WORLD_SIZES)(
-    messages.as_few_messages_among_more_ranks
-)
+_check(
+    (*RINGS, "tree_broadcast", "ring_step_in_turns"), "more ranks", world_sizes=(1,), simulates=messages.WORLD_SIZES
+)(messages.as_few_messages_among_more_ranks)
 direct_reduce_scatter.check("wire", world_sizes=(2, 3, 4))(messages.one_all_to_all)
 tree_broadcast.check("wire")(messages.n_minus_1_messages_in_few_rounds)
 ring_step_in_turns.check("turns", world_sizes=(2, 3, 4))(messages.few_turns_with_blocking_calls)

@@ -1,9 +1,13 @@
 """Check the messages that the functions of chapter 01 send: how many, to which ranks, and whether at the same time."""
 
+import contextlib
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
 from shared import ranks
-from shared.checks.collectives import far
-from shared.checks.collectives.kinds import STEPS
-from shared.checks.collectives.probes import Setting
+from shared.checks.collectives.probes import STEPS, Setting
 from shared.checks.collectives.results import describe_setting, draw, run, try_varied_calls
 from shared.checks.collectives.wire import (
     budget,
@@ -19,6 +23,52 @@ from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.compare import describe_calls
 from shared.checks.engine.failures import Wrong
 from shared.checks.engine.steps import count_steps
+from shared.wire import instrumentation
+
+# -- simulate worlds that are larger than this machine's: one process plays every rank in turn, and nothing is sent
+#
+# torch's `fake` process group completes every call immediately. So the values mean nothing, and only the recorded
+# messages are checked.
+
+
+WORLD_SIZES = (5, 7, 8)
+
+
+def probe_far(piece, arguments: int, elements: int) -> dict[int, list[list[instrumentation.Call]]]:
+    """Call the function as each rank of each world. Run this on a rank that is in no process group.
+
+    Args:
+        piece: The student's function.
+        arguments: The number of tensors to call it with.
+        elements: The number of elements of each tensor.
+
+    Returns:
+        What each rank launched, by world size.
+    """
+    return {size: [_part_of(rank, size, piece, arguments, elements) for rank in range(size)] for size in WORLD_SIZES}
+
+
+def _part_of(rank: int, size: int, piece, arguments: int, elements: int) -> list[instrumentation.Call]:
+    with _fake_group(rank, size), instrumentation.listening() as calls:
+        piece(*(torch.ones(elements) for _ in range(arguments)))
+    return calls
+
+
+@contextlib.contextmanager
+def _fake_group(rank: int, size: int):
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    refusals = instrumentation.before_launch[:]
+    instrumentation.before_launch.clear()  # these hooks belong to the group that this rank has left
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
+    completed = mock.patch.object(dist.Work, "is_completed", lambda work: True)  # it is False after a fake wait()
+    try:
+        with completed:
+            yield
+    finally:
+        dist.destroy_process_group()
+        instrumentation.before_launch[:] = refusals
+        instrumentation.reset()
 
 
 def as_many_bytes_as_the_formula_says(attempt: Attempt) -> None:
@@ -54,8 +104,8 @@ def as_few_messages_among_more_ranks(attempt: Attempt) -> None:
     if by_standing < 1:
         return
     arguments = 2 if attempt.piece in STEPS else 1
-    context = f"simulated on {', '.join(map(str, far.WORLD_SIZES))} ranks"
-    (worlds,) = attempt.run(far.probe_far, arguments, 1000, targets=[by_standing], context=context)
+    context = f"simulated on {', '.join(map(str, WORLD_SIZES))} ranks"
+    (worlds,) = attempt.run(probe_far, arguments, 1000, targets=[by_standing], context=context)
     for size, calls_of in worlds.items():
         judge_far(attempt.piece, size, calls_of)
 

@@ -19,6 +19,16 @@ from shared.checks.engine.subgroups import staying_inside
 from shared.deadlines import scaled
 from shared.wire import completion, instrumentation
 
+# -- the functions of chapter 01 by kind
+
+
+STEPS = ("ring_step", "ring_step_in_turns")
+GIVE_BACK = ("ring_reduce_scatter", "ring_all_gather", "direct_reduce_scatter")
+IN_PLACE = ("ring_all_reduce", "tree_broadcast")
+COLLECTIVES = (*GIVE_BACK, *IN_PLACE)
+RINGS = ("ring_reduce_scatter", "ring_all_gather", "ring_all_reduce")
+
+
 LATE_S = scaled(0.2)  # how late one rank is in the checks named "waits"
 TRANSPOSED, STRIDED = "transposed", "every other element of a larger tensor"
 SLICED = "a slice from the middle of a larger tensor"

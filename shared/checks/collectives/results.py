@@ -7,11 +7,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from shared.checks.collectives import mixture
-from shared.checks.collectives.kinds import IN_PLACE, STEPS
 from shared.checks.collectives.mixture import Parts, Slot, cut
 from shared.checks.collectives.probes import (
     CALLED_WITH,
+    IN_PLACE,
     LATE_S,
+    STEPS,
     Setting,
     named,
     probe_collective,

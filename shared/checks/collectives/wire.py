@@ -5,8 +5,7 @@ import math
 import torch
 
 from shared import c10d
-from shared.checks.collectives.kinds import STEPS
-from shared.checks.collectives.probes import short_name
+from shared.checks.collectives.probes import STEPS, short_name
 from shared.checks.engine.compare import describe_calls
 from shared.checks.engine.failures import Wrong
 from shared.wire import instrumentation

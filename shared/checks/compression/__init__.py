@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from shared.checks.compression import feedback, quantizing, references, training
+from shared.checks.compression import feedback, quantizing, references
 from shared.checks.compression.feeding import Setting, counted
 from shared.checks.compression.judging import (
     draw_steps,
@@ -151,7 +151,7 @@ def register(exercise: Exercise, usual: Method, draw_method: Callable[[Attempt],
 
     @exercise.check("training", world_sizes=(2,))
     def a_network_learns_as_well(attempt: Attempt) -> None:
-        training.judge_learning(attempt, usual)
+        feedback.judge_learning(attempt, usual)
 
 
 def _unused(step: int, rank: int, index: int) -> bool:

@@ -7,9 +7,9 @@ import torch
 
 from shared.checks.compression import hints
 from shared.checks.compression.feeding import MB, Gradients, Setting, counted, probe_feeding, probe_two_models
+from shared.checks.compression.hints import Steps, Tried
 from shared.checks.compression.quantizing import BLOCK, LEVELS
 from shared.checks.compression.references import Method, matrix_of, numel_of
-from shared.checks.compression.tried import Steps, Tried
 from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.compare import first_difference
 from shared.checks.engine.failures import Wrong

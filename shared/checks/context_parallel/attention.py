@@ -6,8 +6,7 @@ import torch
 
 from shared.checks.context_parallel import probes
 from shared.checks.context_parallel.probes import ALL_TO_ALL, FORWARD, Setting
-from shared.checks.context_parallel.sequences import expect_error
-from shared.checks.context_parallel.shards import judge, shard, tokens_of
+from shared.checks.context_parallel.sequences import expect_error, judge, shard, tokens_of
 from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.failures import Wrong
 from shared.checks.engine.subgroups import called_alone, members_of

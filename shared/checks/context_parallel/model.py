@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from shared.checks.context_parallel.shards import judge, order_name, shard
+from shared.checks.context_parallel.sequences import judge, order_name, shard
 from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import describe_calls

@@ -2,7 +2,7 @@
 
 import torch
 
-from shared.checks.context_parallel.shards import judge, tokens_of
+from shared.checks.context_parallel.sequences import judge, tokens_of
 from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.failures import Wrong

@@ -30,10 +30,45 @@ from shared.checks.engine.failures import (
     NOT_WRITTEN,
     Wrong,
 )
-from shared.checks.engine.prints import Prints
 from shared.checks.engine.verdicts import SAME_AS, Verdict
-from shared.ranks import reader
+from shared.ranks import magic, reader
 from shared.ranks.errors import RanksError
+
+# -- what the student's code prints while a check runs it, in a few lines
+
+
+MOST_LINES = 12  # per rank
+
+
+@dataclass
+class Prints:
+    """Keeps the prints of one run: of the first check that fails, or else of the first that prints anything."""
+
+    check: str = ""
+    world_size: int = 0
+    texts: dict[int, str] | None = None
+    failed: bool = False
+
+    def add(self, check: str, world_size: int, texts: dict[int, str], failed: bool) -> None:
+        """Offer what the ranks printed in the last run of a check's probe that printed anything."""
+        if texts and (self.texts is None or (failed and not self.failed)):
+            self.check, self.world_size, self.texts, self.failed = check, world_size, texts, failed
+
+    def show(self) -> None:
+        """Print the first lines of each rank, merged where ranks agree."""
+        if self.texts is None:
+            return
+        ranks = f"{self.world_size} rank{'s' if self.world_size > 1 else ''}"
+        print(f"Your code printed this in the check “{self.check}”, on {ranks}:")
+        for line in magic.labelled({rank: _first_lines(text) for rank, text in self.texts.items()}):
+            print(line)
+
+
+def _first_lines(text: str) -> str:
+    lines = text.rstrip("\n").split("\n")
+    more = len(lines) - MOST_LINES
+    return "\n".join([*lines[:MOST_LINES], f"… {more} more lines not shown"] if more > 1 else lines)
+
 
 WORLD_SIZES = (1, 2, 3, 4)
 _LEFT_IN_FLIGHT = "your code left a transfer in flight that nothing waits for, and the ranks had to be restarted"

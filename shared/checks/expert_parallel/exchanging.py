@@ -9,7 +9,7 @@ from shared.checks.engine.compare import describe_calls, first_difference, nearl
 from shared.checks.engine.failures import Wrong
 from shared.checks.engine.model_parallel.probe import join_one_of
 from shared.checks.engine.subgroups import members_of, staying_inside
-from shared.checks.expert_parallel.reference import uninitialized_is_nan
+from shared.checks.expert_parallel.layers import uninitialized_is_nan
 from shared.wire import instrumentation
 
 WIDTH = 3

@@ -12,7 +12,7 @@ from shared.checks.engine.failures import Wrong
 from shared.checks.engine.model_parallel.probe import join_one_of
 from shared.checks.engine.subgroups import staying_inside
 from shared.checks.expert_parallel.exchanging import groups_of
-from shared.checks.expert_parallel.reference import uninitialized_is_nan
+from shared.checks.expert_parallel.layers import uninitialized_is_nan
 from shared.wire import instrumentation
 
 _SHAPES = {"experts": ((3, 4), (4, 3), (5,)), "others": ((6, 2), (4,), (2, 5))}

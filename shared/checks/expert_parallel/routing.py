@@ -6,7 +6,7 @@ from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import first_difference, nearly_equal
 from shared.checks.engine.failures import Wrong
-from shared.checks.expert_parallel.reference import routed, uninitialized_is_nan
+from shared.checks.expert_parallel.layers import routed, uninitialized_is_nan
 
 
 def probe_route(route, logits: torch.Tensor, top_k: int, slope: torch.Tensor) -> dict:

@@ -12,18 +12,24 @@ from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.compare import describe_calls, first_difference
 from shared.checks.engine.failures import Wrong
 from shared.checks.engine.framework import Exercise
-from shared.checks.first_collectives import passing
-from shared.checks.first_collectives.causes import (
+from shared.checks.first_collectives import judging
+from shared.checks.first_collectives.judging import (
+    EXACT,
     FLOAT32_TOLERANCE,
+    LENGTHS,
     broadcast_cause,
     common_cause,
+    draw_tensors,
     is_close,
+    judge_arguments,
     judge_numbers,
     mean_cause,
+    probe_broadcast,
+    probe_loss,
+    probe_mean,
+    probe_numbers,
     with_article,
 )
-from shared.checks.first_collectives.passing import EXACT, LENGTHS, draw_tensors, judge_arguments
-from shared.checks.first_collectives.probes import probe_broadcast, probe_loss, probe_mean, probe_numbers
 from shared.wire import instrumentation
 
 MOST_VALUES = 9
@@ -136,10 +142,10 @@ def the_mean_costs_one_message(attempt: Attempt) -> None:
 
 # -- 0.3
 
-pass_right.check("values")(passing.each_rank_gets_its_left_neighbors_tensor)
-pass_right.check("waits", world_sizes=(2, 4))(passing.it_returns_when_both_messages_are_done)
-pass_right.check("argument", world_sizes=(2, 3))(passing.the_argument_is_unchanged)
-pass_right.check("wire", world_sizes=(2, 3, 4))(passing.one_message_out_and_one_in)
+pass_right.check("values")(judging.each_rank_gets_its_left_neighbors_tensor)
+pass_right.check("waits", world_sizes=(2, 4))(judging.it_returns_when_both_messages_are_done)
+pass_right.check("argument", world_sizes=(2, 3))(judging.the_argument_is_unchanged)
+pass_right.check("wire", world_sizes=(2, 3, 4))(judging.one_message_out_and_one_in)
 
 
 # -- 0.4

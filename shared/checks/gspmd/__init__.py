@@ -6,7 +6,7 @@ cheapest. What the ranks compute is compared with one process, in float64, and w
 
 from shared.checks.engine.framework import Exercise
 from shared.checks.engine.hints import give_hints
-from shared.checks.gspmd import choices, parts, rules, running
+from shared.checks.gspmd import choices, rules, running
 
 local_part = Exercise("17.1", "local_part")
 shard_rules = Exercise("17.2", "shard_rules", first="matrix product")
@@ -20,9 +20,9 @@ two_axes = Exercise("17.8b", "execute")
 propagate_on_two_axes = Exercise("17.8c", "propagate")
 reshape_rules = Exercise("17.9", "reshape_rules")
 
-local_part.check("two ranks", world_sizes=(1,))(parts.two_ranks_hold_a_matrix)
-local_part.check("more ranks", world_sizes=(1,))(parts.many_ranks_hold_tensors)
-local_part.check("rejections", world_sizes=(1,))(parts.lengths_that_do_not_divide)
+local_part.check("two ranks", world_sizes=(1,))(rules.two_ranks_hold_a_matrix)
+local_part.check("more ranks", world_sizes=(1,))(rules.many_ranks_hold_tensors)
+local_part.check("rejections", world_sizes=(1,))(rules.lengths_that_do_not_divide)
 
 shard_rules.check("matrix product", world_sizes=(1,))(rules.a_matrix_product_by_letters)
 shard_rules.check("other operations", world_sizes=(1,))(rules.other_operations_by_letters)

@@ -11,13 +11,13 @@ from shared.checks.engine.training import Draw, Training, judge_start, train, tr
 from shared.checks.engine.volume import judge_gradient_bytes, judge_state_bytes, reject_early_messages
 from shared.checks.engine.wrapping import judge_wrapping
 from shared.checks.manual_ddp import sampler, weighted
-from shared.checks.manual_ddp.probes import (
+from shared.checks.manual_ddp.weighted import (
+    gradients_of_one_process,
     probe_average,
     probe_average_beside_old_gradients,
     probe_broadcast,
     probe_mean,
 )
-from shared.checks.manual_ddp.weighted import gradients_of_one_process
 from shared.checks.models import awkward
 from shared.ranks.diagnosis import name_ranks
 

@@ -6,13 +6,9 @@ precision. Bytes are counted by storage, so that the name under which a tensor i
 
 from shared.checks.engine.framework import Exercise
 from shared.checks.memory_wall import (
-    master_closure,
-    master_memory,
-    master_resumed,
+    master_state,
     master_values,
     placement,
-    recompute_hooks,
-    recompute_memory,
     recompute_order,
     recompute_values,
     state_count,
@@ -31,9 +27,9 @@ model_state_bytes.check("without shared.memory", world_sizes=(1,))(state_count.w
 HoldsMasters.check("plain", world_sizes=(1, 2))(master_values.one_parameter_is_its_rounded_master)
 HoldsMasters.check("other dtypes", world_sizes=(1,))(master_values.every_dtype_has_a_master_of_its_own)
 HoldsMasters.check("settings", world_sizes=(1,))(master_values.after_plain(master_values.settings_are_those_of_now))
-HoldsMasters.check("state", world_sizes=(1,))(master_resumed.the_state_is_enough)
-HoldsMasters.check("memory", world_sizes=(1,))(master_values.after_plain(master_memory.twelve_bytes_stay))
-HoldsMasters.check("one gradient", world_sizes=(1,))(master_values.after_plain(master_memory.one_gradient_at_a_time))
+HoldsMasters.check("state", world_sizes=(1,))(master_state.the_state_is_enough)
+HoldsMasters.check("memory", world_sizes=(1,))(master_values.after_plain(master_state.twelve_bytes_stay))
+HoldsMasters.check("one gradient", world_sizes=(1,))(master_values.after_plain(master_state.one_gradient_at_a_time))
 
 MasterWeights.check("values", world_sizes=(1, 2))(master_values.parameters_are_rounded_masters)
 MasterWeights.check("groups", world_sizes=(1,))(master_values.groups_have_settings_of_their_own)
@@ -42,11 +38,11 @@ MasterWeights.check("no gradient", world_sizes=(1,))(master_values.what_has_no_g
 MasterWeights.check("schedulers", world_sizes=(1,))(
     master_values.after_values(master_values.after_groups(master_values.settings_are_those_of_now))
 )
-MasterWeights.check("closure", world_sizes=(1,))(master_closure.a_closure_runs_first)
+MasterWeights.check("closure", world_sizes=(1,))(master_state.a_closure_runs_first)
 MasterWeights.check("inside another", world_sizes=(1,))(master_values.another_optimizer_may_hold_it)
-MasterWeights.check("checkpoint", world_sizes=(1,))(master_resumed.training_goes_on)
-MasterWeights.check("memory", world_sizes=(1,))(master_values.after_values(master_memory.twelve_bytes_stay))
-MasterWeights.check("one gradient", world_sizes=(1,))(master_values.after_values(master_memory.one_gradient_at_a_time))
+MasterWeights.check("checkpoint", world_sizes=(1,))(master_state.training_goes_on)
+MasterWeights.check("memory", world_sizes=(1,))(master_values.after_values(master_state.twelve_bytes_stay))
+MasterWeights.check("one gradient", world_sizes=(1,))(master_values.after_values(master_state.one_gradient_at_a_time))
 
 Checkpointed.check("values", world_sizes=(1, 2))(recompute_values.gradients_are_those_without_it)
 Checkpointed.check("twice", world_sizes=(1,))(recompute_values.the_module_runs_twice)
@@ -54,9 +50,9 @@ Checkpointed.check("dropout", world_sizes=(1,))(recompute_values.dropout_drops_t
 Checkpointed.check("order", world_sizes=(1,))(recompute_order.backward_finds_its_own_forward)
 Checkpointed.check("changed inputs", world_sizes=(1,))(recompute_order.changed_inputs_are_rejected)
 Checkpointed.check("autocast", world_sizes=(1,))(recompute_order.recomputation_uses_forwards_autocast)
-Checkpointed.check("hooks", world_sizes=(1,))(recompute_hooks.hooks_see_whole_gradients_once)
-Checkpointed.check("memory", world_sizes=(1,))(recompute_memory.only_inputs_are_kept)
-Checkpointed.check("nothing kept", world_sizes=(1,))(recompute_memory.nothing_is_left)
+Checkpointed.check("hooks", world_sizes=(1,))(recompute_order.hooks_see_whole_gradients_once)
+Checkpointed.check("memory", world_sizes=(1,))(recompute_order.only_inputs_are_kept)
+Checkpointed.check("nothing kept", world_sizes=(1,))(recompute_order.nothing_is_left)
 
 activation_peak_bytes.check("values", world_sizes=(1,))(placement.peaks_are_predicted)
 place_checkpoints.check("fewest", world_sizes=(1,))(placement.as_few_as_possible)

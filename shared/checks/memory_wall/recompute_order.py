@@ -1,14 +1,160 @@
-"""Judge recomputation if backward does not directly follow forward: later, twice, or after something changed."""
+"""Judge what recomputation keeps, when hooks run, and a backward that does not directly follow its forward."""
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
+from shared import memory
 from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import first_difference, nearly_equal
 from shared.checks.engine.failures import Wrong
+from shared.checks.engine.footprint import living_bytes
 from shared.checks.memory_wall.recompute_values import Drops, after_dropout, after_values
+from shared.checks.models import recompute
+from shared.checks.models.recompute import MODELS, draw_inputs, loss_of, named_parameters
+
+# -- judge what a checkpointed module keeps between forward and backward
+#
+# The bytes of storages are counted, because autograd keeps the tensors that it saves in C++.
+
+
+MANY_SAMPLES, INPUTS = 32, 256
+SLACK_BYTES = 16_384  # saved states of random number generators, about 5,000 bytes each
+
+
+class Wide(nn.Module):
+    """Keep several tensors of [32, width] for backward, computed from two inputs."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.up, self.middle, self.down = nn.Linear(INPUTS, width), nn.Linear(width, width), nn.Linear(width, INPUTS)
+
+    def forward(self, x, y):
+        return self.down(F.gelu(self.middle(F.gelu(self.up(x * y)))))
+
+
+def probe_kept(checkpointed, width: int, checkpoints: bool) -> dict:
+    """Run forward and backward twice. Return how many more bytes live after each than before, without the results."""
+    block = Wide(width).to(device_here())
+    model = checkpointed(block) if checkpoints else block
+    found = {"forward": [], "backward": []}
+    for _ in range(2):
+        x, y = (torch.randn(MANY_SAMPLES, INPUTS, device=device_here(), requires_grad=True) for _ in range(2))
+        for each in (*block.parameters(), x, y):
+            each.grad = torch.zeros_like(each)
+        own = {"other": [*block.parameters(), *(p.grad for p in block.parameters()), x, y, x.grad, y.grad]}
+        with memory.peak(model, extra=own) as peak:
+            output = model(x, y)
+        found["forward"].append(_grown(peak) - output.nbytes)
+        with memory.peak(model, extra=own) as peak:
+            output.sum().backward()
+            output = None
+        found["backward"].append(_grown(peak))
+    return found
+
+
+def _grown(peak: memory.Peak) -> int:
+    return peak.samples[-1].held.total_bytes - peak.samples[0].held.total_bytes
+
+
+@after_values
+def only_inputs_are_kept(attempt: Attempt) -> None:
+    width = attempt.random.randint(450, 600)
+    plain_bytes = attempt.run(probe_kept, width, False)[0]["forward"][0]
+    for rank, found in enumerate(attempt.run(probe_kept, width, True)):
+        for number, kept_bytes in enumerate(found["forward"], 1):
+            if kept_bytes > SLACK_BYTES:
+                evidence = (
+                    f"a module that keeps {plain_bytes:,} bytes of activations: when checkpointed, it keeps "
+                    f"{kept_bytes:,} "
+                    f"bytes besides its inputs and its output after forward {number}; expected none"
+                )
+                raise Wrong({rank: evidence}, "Hint: what does autograd record during forward, and what else is saved?")
+        for number, kept_bytes in enumerate(found["backward"], 1):
+            if kept_bytes > SLACK_BYTES:
+                evidence = f"{kept_bytes:,} more bytes are held after backward {number} than before it; expected none"
+                raise Wrong({rank: evidence}, "Hint: which tensor of forward or the recomputation do you still hold?")
+
+
+def probe_left(checkpointed, width: int) -> int:
+    """Train once, then drop inputs and gradients. Return the bytes that still live besides the loss."""
+    model = checkpointed(Wide(width).to(device_here()))
+    leaf = torch.zeros(1, device=device_here(), requires_grad=True)  # A graph keeps its leaves alive.
+    before_bytes = living_bytes()
+
+    def forward() -> torch.Tensor:
+        return model(*(torch.randn(MANY_SAMPLES, INPUTS, device=device_here()) + leaf for _ in range(2))).sum()
+
+    loss = forward()
+    loss.backward()
+    model.zero_grad()
+    return living_bytes() - before_bytes - loss.nbytes
+
+
+@after_values
+def nothing_is_left(attempt: Attempt) -> None:
+    width = attempt.random.randint(450, 600)
+    for rank, left_bytes in enumerate(attempt.run(probe_left, width)):
+        if left_bytes > SLACK_BYTES:
+            evidence = (
+                f"{left_bytes:,} bytes are still held after backward, although inputs and gradients were "
+                "deleted; expected none "
+                f"(the two inputs had {2 * MANY_SAMPLES * INPUTS * 4:,} bytes)"
+            )
+            raise Wrong({rank: evidence}, "Hint: where do you save the inputs, and can autograd free them there?")
+
+
+# -- judge when gradient hooks run: a wrapper such as OverlappedDDP sends each gradient when its hook is called
+
+
+TIMES = 2
+
+
+def probe_hooks(checkpointed, name: str, seed: int, inputs: tuple) -> list[list[tuple]]:
+    """Run backward twice, accumulating. Return, for each backward, whose hooks ran, with .grad as it was then."""
+    model = recompute.build(name, seed, checkpointed).to(device_here())
+    x, rows, weights = (each.to(device_here()) for each in inputs)
+    hook_calls, rounds = [], []
+    for key, parameter in named_parameters(model).items():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(
+                lambda each, key=key: hook_calls.append((key, None if each.grad is None else each.grad.clone()))
+            )
+    for _ in range(TIMES):
+        hook_calls.clear()
+        loss_of(model, x, rows, weights).backward()
+        rounds.append(hook_calls[:])
+    return rounds
+
+
+@after_values
+def hooks_see_whole_gradients_once(attempt: Attempt) -> None:
+    for name in MODELS:
+        seed = attempt.draw_seed()
+        inputs = draw_inputs(seed)
+        model = recompute.build(name, seed)
+        loss_of(model, *inputs).backward()
+        expected = {key: parameter.grad for key, parameter in named_parameters(model).items()}
+        for rank, rounds in enumerate(attempt.run(probe_hooks, name, seed, inputs, context=name)):
+            for number, hook_calls in enumerate(rounds, 1):
+                _judge_round(rank, hook_calls, expected, number, f"{name}, backward {number}")
+
+
+def _judge_round(rank: int, hook_calls: list[tuple], expected_gradients: dict, number: int, context: str) -> None:
+    names = [
+        name for name, gradient in hook_calls if gradient is not None
+    ]  # A hook also runs if a function returns None.
+    for name, gradient in expected_gradients.items():
+        if names.count(name) != (expected := int(gradient is not None)):
+            evidence = f"{context}: the hook of {name} was called {names.count(name)} times; expected {expected}"
+            raise Wrong({rank: evidence}, "Hint: which code writes into .grad, and how often in one backward?")
+    for name, seen in hook_calls:
+        if seen is not None and not nearly_equal(seen, number * expected_gradients[name]):
+            difference = first_difference(seen, number * expected_gradients[name])
+            hint = "Hint: which part of the gradient is still missing when the hook is called?"
+            raise Wrong({rank: f"{context}: when the hook of {name} ran, its .grad was incomplete: {difference}"}, hint)
+
 
 SAMPLES, WIDTH = 2, 64
 BACKWARDS = (0, 2, 0)  # indices of the forwards: the second is never used, and the first one twice

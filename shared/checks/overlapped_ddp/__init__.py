@@ -27,7 +27,7 @@ from shared.checks.engine.training import Draw, Training, judge_start, train, tr
 from shared.checks.engine.volume import judge_state_bytes
 from shared.checks.engine.wrapping import judge_wrapping
 from shared.checks.models import awkward
-from shared.checks.overlapped_ddp import accumulation, gradient_sync, launch_queue, rejections
+from shared.checks.overlapped_ddp import accumulation, gradient_sync, launch_queue
 
 LaunchQueue = Exercise("4.1", "LaunchQueue")
 GradientSync = Exercise("4.2", "GradientSync")
@@ -198,7 +198,7 @@ def hooks_do_not_wait_for_the_other_ranks(attempt: Attempt) -> None:
         raise Wrong(wrong.evidence, "Hint: what must be complete before backward() returns?") from None
 
 
-OverlappedDDP.check("rejections", world_sizes=(1, 2))(rejections.a_graph_is_rejected)
+OverlappedDDP.check("rejections", world_sizes=(1, 2))(accumulation.a_graph_is_rejected)
 
 
 @OverlappedDDP.check("memory", world_sizes=(1, 2))

@@ -8,7 +8,7 @@ from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.framework import Exercise
 from shared.checks.engine.hints import give_hints
 from shared.checks.engine.model_parallel.judges import judge_gradients, judge_layout, judge_memory, judge_outputs, train
-from shared.checks.pipeline import chunks, messages, orders, training
+from shared.checks.pipeline import messages, orders, training
 from shared.checks.pipeline.cases import Stack, Text
 
 alternate = Exercise("15.1", "alternate")
@@ -38,10 +38,10 @@ Neighbors.check("freed", world_sizes=(2, 3))(messages.what_has_arrived_is_freed)
 Neighbors.check("finish", world_sizes=(2,), once=True)(messages.finish_waits)
 Neighbors.check("group", world_sizes=(3, 4))(messages.messages_stay_in_their_group)
 
-Chunk.check("plain chunk", world_sizes=(1,))(chunks.a_plain_micro_batch)
-Chunk.check("micro-batches", world_sizes=(1,))(chunks.many_micro_batches)
-Chunk.check("first and last", world_sizes=(1,))(chunks.the_first_and_the_last_chunk)
-Chunk.check("frozen", world_sizes=(1,))(chunks.frozen_layers_need_no_backward)
+Chunk.check("plain chunk", world_sizes=(1,))(messages.a_plain_micro_batch)
+Chunk.check("micro-batches", world_sizes=(1,))(messages.many_micro_batches)
+Chunk.check("first and last", world_sizes=(1,))(messages.the_first_and_the_last_chunk)
+Chunk.check("frozen", world_sizes=(1,))(messages.frozen_layers_need_no_backward)
 
 
 @Pipeline.check("plain model", world_sizes=(2,))

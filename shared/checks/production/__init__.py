@@ -6,7 +6,7 @@ from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.framework import Exercise
 from shared.checks.engine.hints import give_hints
 from shared.checks.models import awkward
-from shared.checks.production import choice, memory, wire
+from shared.checks.production import choice, training, wire
 from shared.checks.production import mesh as production_mesh
 from shared.checks.production.training import Sharding, train_and_judge
 
@@ -86,7 +86,7 @@ def it_computes_and_reduces_in_other_dtypes(attempt: Attempt) -> None:
     wire.every_step_sends_in_bf16(attempt)
 
 
-fully_sharded.check("memory", world_sizes=(4,))(memory.one_unit_is_unsharded_at_a_time)
+fully_sharded.check("memory", world_sizes=(4,))(training.one_unit_is_unsharded_at_a_time)
 
 
 @fully_sharded.check("mesh")

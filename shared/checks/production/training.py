@@ -1,4 +1,4 @@
-"""Train a model sharded by fully_shard on ranks, and compare it with one process on all the data."""
+"""Train a model sharded by fully_shard on ranks, and judge its layout, memory and values."""
 
 from dataclasses import dataclass, replace
 
@@ -7,17 +7,79 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 
+from shared import memory
 from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import RELATIVE_TOLERANCE, nearly_equal
 from shared.checks.engine.failures import Wrong
 from shared.checks.engine.sharded.dtensors import assembled, judge_tensors, loss_of, shard_of, shards_of
 from shared.checks.engine.sharded.training import reference
-from shared.checks.engine.sharded.unit_training import UnitPlan, new_optimizer
+from shared.checks.engine.sharded.unit_training import UnitPlan, new_optimizer, owners
 from shared.checks.engine.training import Draw
 from shared.checks.models import awkward, unit_models
-from shared.checks.production.layout import judge_shards
 from shared.wire import instrumentation
+
+# -- describe and judge fully_shard's layout: each parameter is split by rows over the ranks that share a copy
+#
+# Rows are padded to a multiple of the number of ranks when they are sent, but not when they are stored.
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Hold a unit's number of elements, without and with padding."""
+
+    numel: int
+    padded_numel: int
+
+
+def units_of(plan: UnitPlan, shard_ranks: int) -> list[Unit]:
+    """List the units of a model, the root last."""
+    module = unit_models.build(plan.model, 0, plan.dtype)
+    owned = owners(module, unit_models.units_of(plan.model, module)).values()
+    return [Unit(sum(p.numel() for p in each), sum(padded_numel(p, shard_ranks) for p in each)) for each in owned]
+
+
+def padded_numel(parameter: torch.Tensor, shard_ranks: int) -> int:
+    rows = parameter.shape[0]
+    return -(-rows // shard_ranks) * shard_ranks * (parameter.numel() // rows)
+
+
+def judge_shards(plan: UnitPlan, shards: list[dict], copies: int) -> None:
+    """Judge where the rows of each parameter are.
+
+    Args:
+        plan: What is trained, and how.
+        shards: For each rank, its shards by the parameter's name.
+        copies: The number of copies of the model.
+
+    Raises:
+        Wrong: Unless each parameter is a DTensor, each rank holds only its rows, and no row is missing.
+    """
+    shard_ranks = len(shards) // copies
+    for name, parameter in unit_models.build(plan.model, 0, plan.dtype).named_parameters():
+        held = [own[name] for own in shards]
+        most = padded_numel(parameter, shard_ranks) // shard_ranks * parameter.itemsize
+        for rank, part in enumerate(held):
+            if part.dim is None:
+                raise Wrong(
+                    {rank: f"{plan}: {name} is not sharded; expected a DTensor"},
+                    "Hint: which call shards this parameter?",
+                )
+            if part.local.dtype != parameter.dtype:
+                context = f"{plan}: {name} is stored in {part.local.dtype}; expected {parameter.dtype}"
+                raise Wrong({rank: context}, "Hint: in which dtype should a shard be stored?")
+            if part.local.nbytes > most:
+                context = f"{plan}: {part.local.nbytes:,} bytes of {name} are held; expected at most {most:,}"
+                raise Wrong({rank: context}, "Hint: over which ranks is this parameter split?")
+        in_all = sum(part.local.nbytes for part in held)
+        if in_all != copies * parameter.nbytes:
+            evidence = f"{plan}: all ranks together hold {in_all:,} bytes of {name}"
+            expected = f"expected {copies * parameter.nbytes:,} for {copies} cop{'y' if copies == 1 else 'ies'}"
+            hint = "Hint: over which ranks is this parameter split, and over which is it replicated?"
+            if copies > 1:
+                hint = f"{hint} Which mesh does each call of fully_shard() get?"
+            raise Wrong(f"{evidence}; {expected}", hint)
+
 
 NAMES = ("replicate", "shard")
 _FLOAT32_TOLERANCE = 1e-4  # Each value is rounded by 6e-8 a few dozen times a step, and AdamW divides by small ones.
@@ -139,3 +201,62 @@ def judge_start(plan: Sharding, found: list[dict], source: dict) -> None:
             if not torch.equal(start[name], expected):
                 hint = "Hint: when are the initial values of parameters and buffers broadcast, and from which rank?"
                 raise Wrong({rank: f"{plan}: {name} does not start with rank 0's values"}, hint)
+
+
+# -- judge the memory of a model sharded by fully_shard: a rank holds its shards, and the unit that computes
+
+
+SLACK = 1.02  # inputs, step counters
+SAMPLES = 2
+IN_FLIGHT = 4  # units: one received and one sent, and torch's copy of each
+_HINT_ON_UNITS = "Hint: how many units are unsharded at the same time?"
+
+
+def probe_memory(fully_sharded, plan: Sharding, seed: int, x, y) -> dict:
+    """Train two steps.
+
+    Returns:
+        What is held between steps, and the most bytes of parameters in the second step, without and with the buffers of
+        their collectives.
+    """
+    module = unit_models.build(plan.model, seed, plan.dtype).to(device_here())
+    sharded = shard(fully_sharded, module, plan)
+    optimizer = new_optimizer(plan, sharded)
+    x, y = x.to(device_here(), plan.dtype), y.to(device_here(), plan.dtype)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss_of(sharded, x, y).backward()
+        optimizer.step()
+
+    step()
+    optimizer.zero_grad()
+    between = memory.held(sharded, optimizer)
+    with memory.peak(sharded, optimizer) as peak:
+        step()
+    samples = [(each.held.parameters_bytes, each.held.buckets_bytes) for each in peak.samples]
+    return {"between": between, "parameters": max(samples)[0], "with buffers": max(map(sum, samples))}
+
+
+def one_unit_is_unsharded_at_a_time(attempt: Attempt) -> None:
+    """Allow a rank its shards, the root and two units at the same time.
+
+    Raises:
+        Wrong: If it holds more.
+    """
+    plan, draw = Sharding("Deep", dtype=torch.float32), Draw(attempt, [SAMPLES] * attempt.world_size)
+    found = attempt.run(probe_memory, plan, per_rank=draw.per_rank, context=str(plan))
+    *units, root = (4 * unit.padded_numel for unit in units_of(plan, attempt.world_size))
+    shard_bytes = (sum(units) + root) / attempt.world_size
+    most = shard_bytes + root + 2 * max(units)  # One unit computes, and the next one may be unsharded already.
+    for rank, result in enumerate(found):
+        if result["between"].total_bytes > SLACK * 3 * shard_bytes:
+            context = f"{result['between'].total_bytes:,} bytes are held between steps; expected {3 * shard_bytes:,.0f}"
+            raise Wrong({rank: f"{plan}: {context}"}, "Hint: which tensors are kept besides the sharded parameters?")
+        if result["parameters"] > SLACK * most:
+            context = f"{result['parameters']:,} bytes of parameters are held at once; expected at most {most:,.0f}"
+            raise Wrong({rank: f"{plan}: {context}"}, _HINT_ON_UNITS)
+        if result["with buffers"] > SLACK * (most + IN_FLIGHT * max(units)):
+            context = f"{result['with buffers']:,} bytes of parameters and buffers are held at once"
+            expected = f"expected at most {most + IN_FLIGHT * max(units):,.0f}"
+            raise Wrong({rank: f"{plan}: {context}; {expected}"}, _HINT_ON_UNITS)

@@ -10,8 +10,7 @@ from shared.checks.engine.compare import describe_calls
 from shared.checks.engine.failures import Wrong
 from shared.checks.engine.training import Draw
 from shared.checks.models import unit_models
-from shared.checks.production.layout import Unit, units_of
-from shared.checks.production.training import Sharding, probe_sharded, train_and_judge
+from shared.checks.production.training import Sharding, Unit, probe_sharded, train_and_judge, units_of
 
 _FAMILIES = ("all_gather", "reduce_scatter", "all_reduce")
 _HINT_ON_UNITS = "Hint: for which modules do you call fully_shard(), and which parameters remain for the last call?"

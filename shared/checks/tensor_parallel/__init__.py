@@ -23,7 +23,7 @@ from shared.checks.engine.model_parallel.judges import (
     judge_training,
     train,
 )
-from shared.checks.tensor_parallel import activations, calls, norms, precision, rejections
+from shared.checks.tensor_parallel import besides_values, norms
 from shared.checks.tensor_parallel.cases import (
     Columns,
     Copies,
@@ -95,7 +95,7 @@ def check_operator(exercise: Exercise, plain: str, case: type) -> None:
     def groups_work_side_by_side(attempt: Attempt) -> None:
         judge_in_groups(attempt, case())
 
-    exercise.check("several calls", world_sizes=(3,))(calls.calls_do_not_share_anything)
+    exercise.check("several calls", world_sizes=(3,))(besides_values.calls_do_not_share_anything)
 
 
 check_operator(sum_over_ranks, "plain sum", SumsPartials)
@@ -174,9 +174,9 @@ check_layer(
     (Embedding(), Embedding(vocabulary=25), Embedding(flat=True), Embedding(5)),
     Embedding(),
 )
-ColumnParallelLinear.check("rejections", world_sizes=(2, 3))(rejections.outputs_that_do_not_divide)
-RowParallelLinear.check("rejections", world_sizes=(2, 3))(rejections.inputs_that_do_not_divide)
-ParallelGatedMLP.check("rejections", world_sizes=(2, 3))(rejections.inner_elements_that_do_not_divide)
+ColumnParallelLinear.check("rejections", world_sizes=(2, 3))(besides_values.outputs_that_do_not_divide)
+RowParallelLinear.check("rejections", world_sizes=(2, 3))(besides_values.inputs_that_do_not_divide)
+ParallelGatedMLP.check("rejections", world_sizes=(2, 3))(besides_values.inner_elements_that_do_not_divide)
 
 
 @ParallelGroupedAttention.check("shared kv heads", world_sizes=(4,))
@@ -185,7 +185,7 @@ def two_ranks_share_a_kv_head(attempt: Attempt) -> None:
     judge_memory(attempt, Grouped(kv_heads=2))
 
 
-ParallelGroupedAttention.check("rejections", world_sizes=(2, 3))(rejections.heads_that_do_not_divide)
+ParallelGroupedAttention.check("rejections", world_sizes=(2, 3))(besides_values.heads_that_do_not_divide)
 
 
 # -- 13.7
@@ -252,7 +252,7 @@ def groups_compute_losses_side_by_side(attempt: Attempt) -> None:
     judge_in_groups(attempt, Loss())
 
 
-vocab_parallel_cross_entropy.check("bf16", world_sizes=(2,))(precision.a_loss_of_bf16_logits_is_exact)
+vocab_parallel_cross_entropy.check("bf16", world_sizes=(2,))(besides_values.a_loss_of_bf16_logits_is_exact)
 
 
 # -- 13.8 and 13.9
@@ -310,10 +310,10 @@ def each_rank_holds_its_part_of_a_gpt(attempt: Attempt) -> None:
         judge_memory(attempt, Model(tied=not sequence_parallel, sequence_parallel=sequence_parallel))
 
 
-parallelize.check("activations", world_sizes=(4,))(activations.tokens_divide_activations)
-parallelize.check("bf16", world_sizes=(2, 4))(precision.a_bf16_gpt_stays_bf16)
+parallelize.check("activations", world_sizes=(4,))(besides_values.tokens_divide_activations)
+parallelize.check("bf16", world_sizes=(2, 4))(besides_values.a_bf16_gpt_stays_bf16)
 parallelize.check("AdamW", world_sizes=(2, 4))(norms.adamw_equals_one_process)
-parallelize.check("rejections", world_sizes=(2, 3))(rejections.a_gpt_that_does_not_divide)
+parallelize.check("rejections", world_sizes=(2, 3))(besides_values.a_gpt_that_does_not_divide)
 
 clip_grad_norm_.check("plain norm", world_sizes=(2,))(norms.a_plain_norm_is_clipped)
 clip_grad_norm_.check("clipping")(norms.clipping_equals_one_process)

@@ -11,7 +11,7 @@ from shared.checks.engine.sharded import steps as sharded_steps
 from shared.checks.engine.sharded.plan import Plan, layout_of
 from shared.checks.engine.sharded.training import train_and_judge
 from shared.checks.engine.sharded.wire import judge_rounds, reject_messages
-from shared.checks.zero1 import flat_gradients, loaded, trainings
+from shared.checks.zero1 import flat_gradients, memory, trainings
 from shared.checks.zero1.memory import judge_memory
 from shared.checks.zero1.on_shards import on_shards
 
@@ -155,8 +155,8 @@ state_dict.check("other ranks' memory", world_sizes=(4,))(sharded_state.nobody_e
 state_dict.check("another world size", world_sizes=(4,))(sharded_state.another_number_of_ranks_goes_on)
 state_dict.check("plain state", world_sizes=(1, 2, 4))(sharded_state.a_plain_state_is_taken_over)
 state_dict.check("foreign state", world_sizes=(1, 2))(sharded_state.foreign_states_are_rejected)
-state_dict.check("shard only", world_sizes=(4,))(loaded.no_more_than_its_shard_is_held)
-state_dict.check("loaded masters", world_sizes=(2, 4))(loaded.masters_come_back)
+state_dict.check("shard only", world_sizes=(4,))(memory.no_more_than_its_shard_is_held)
+state_dict.check("loaded masters", world_sizes=(2, 4))(memory.masters_come_back)
 
 give_hints(
     {

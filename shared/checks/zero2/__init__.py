@@ -14,7 +14,7 @@ from shared.checks.engine.sharded.steps import judge_bf16
 from shared.checks.engine.sharded.training import HINT_ON_SHARDS
 from shared.checks.engine.wrapping import judge_wrapping
 from shared.checks.models import awkward
-from shared.checks.zero2 import bucket_gradients, bucket_memory, copies, loops, memory, order, sharded_bucket, wire
+from shared.checks.zero2 import bucket_memory, loops, memory, order, sharded_bucket
 from shared.checks.zero2.training import TINY_CAP_MB, WrapperPlan, probe_zero2, train_wrapper_and_judge
 
 ShardedBucket = Exercise("8.1", "ShardedBucket")
@@ -46,7 +46,7 @@ ShardedBucket.check("plain model", world_sizes=(2,))(sharded_bucket.a_plain_shar
 @ShardedBucket.check("awkward models")
 @where_it_raises(WRONG_DTYPE)
 def gradients_of_awkward_models_become_means(attempt: Attempt) -> None:
-    bucket_gradients.no_gradient_counts_as_zeros(attempt)
+    bucket_memory.no_gradient_counts_as_zeros(attempt)
     sharded_bucket.each_shard_gets_its_mean(attempt)
 
 
@@ -54,7 +54,7 @@ ShardedBucket.check("wire", world_sizes=(2, 3))(sharded_bucket.one_reduce_scatte
 ShardedBucket.check("previous", world_sizes=(2,))(sharded_bucket.the_previous_bucket_is_waited_for)
 ShardedBucket.check("at once", world_sizes=(2, 3))(sharded_bucket.launch_returns_at_once)
 ShardedBucket.check("memory", world_sizes=(4,))(bucket_memory.only_a_shard_stays)
-ShardedBucket.check("rejections", world_sizes=(1,))(bucket_gradients.gradients_with_a_graph_are_rejected)
+ShardedBucket.check("rejections", world_sizes=(1,))(bucket_memory.gradients_with_a_graph_are_rejected)
 
 
 # -- 8.2
@@ -96,7 +96,7 @@ def awkward_models_train_as_in_one_process(attempt: Attempt) -> None:
         train_wrapper_and_judge(attempt, WrapperPlan(model, ("AdamW", "SGD", "UnknownOptimizer")[number % 3]))
 
 
-ZeRO2.check("wire", world_sizes=(2, 3, 4))(wire.each_backward_and_each_step_send_once)
+ZeRO2.check("wire", world_sizes=(2, 3, 4))(memory.each_backward_and_each_step_send_once)
 ZeRO2.check("launch order", world_sizes=(2, 3))(order.every_rank_launches_in_one_order)
 ZeRO2.check("overlap", world_sizes=(2, 4))(order.full_buckets_are_launched_during_backward)
 ZeRO2.check("backward continues", world_sizes=(2, 3))(order.backward_goes_on_while_a_bucket_is_in_flight)
@@ -151,8 +151,8 @@ def loops_of_every_kind(attempt: Attempt) -> None:
         train_wrapper_and_judge(attempt, WrapperPlan("Plain", idle=idle, finishes=finishes))
 
 
-every_loop.check("sent once", world_sizes=(2, 3))(wire.a_step_that_finishes_sends_once)
-every_loop.check("micro-batches", world_sizes=(2, 4))(wire.micro_batches_send_or_are_silent)
+every_loop.check("sent once", world_sizes=(2, 3))(memory.a_step_that_finishes_sends_once)
+every_loop.check("micro-batches", world_sizes=(2, 4))(memory.micro_batches_send_or_are_silent)
 
 
 @every_loop.check("clipping", world_sizes=(1, 2, 3))
@@ -165,16 +165,16 @@ def clipping_equals_one_process(attempt: Attempt) -> None:
     ):
         clip.clip_and_judge(attempt, plan, probe_zero2)
     if attempt.world_size > 1:
-        wire.clipping_sends_one_more_element(attempt)
+        memory.clipping_sends_one_more_element(attempt)
     if attempt.world_size > 2:
         in_subgroup = WrapperPlan("Frozen", "SGD", steps=2, max_norm=CLIPS, in_subgroup=True)
         clip.clip_and_judge(attempt, in_subgroup, probe_zero2)
 
 
-every_loop.check("rejections", world_sizes=(1, 2))(copies.a_graph_is_rejected)
-every_loop.check("copies", world_sizes=(1, 2))(copies.copies_and_originals_train_independently)
+every_loop.check("rejections", world_sizes=(1, 2))(loops.a_graph_is_rejected)
+every_loop.check("copies", world_sizes=(1, 2))(loops.copies_and_originals_train_independently)
 every_loop.check("state", world_sizes=(1, 3))(
     where_it_raises(
         {"no attribute 'optimizer'": "Hint: which optimizer does a scheduler write to, and whose state is saved?"}
-    )(copies.both_states_are_plain)
+    )(loops.both_states_are_plain)
 )

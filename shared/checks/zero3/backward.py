@@ -9,6 +9,7 @@ from torch import nn
 from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.failures import Wrong
+from shared.checks.engine.sharded import unit_order
 from shared.checks.engine.sharded.training import judge_states, plain
 from shared.checks.engine.sharded.unit_training import (
     StateReader,
@@ -21,6 +22,150 @@ from shared.checks.engine.sharded.unit_training import (
 )
 from shared.checks.engine.training import Draw
 from shared.checks.models import awkward, unit_models
+from shared.checks.models.unit_blocks import WIDTH
+from shared.wire import completion, instrumentation
+
+# -- judge the hooks of forward by themselves: what pre_forward() and post_forward() call, and in which order
+#
+# If the units or hooks of a ZeRO3 are written differently, only its values, its backward and the order of its
+# all-gathers are judged.
+
+
+_PLAN = UnitPlan("Blocks", options={"prefetch": 0})
+_NAMES = ["block 0", "block 1", "block 2", "the root"]
+_ORDER_PLAN = UnitPlan(unit_order.MODEL, options={"prefetch": 1})
+_RECORDED = (True, True, False)  # whether each forward records gradients; the order of units is known from the second
+
+
+def _build(wrapper, seed: int) -> tuple:
+    """Return the module, the wrapped model and its units; no units if they are written differently."""
+    module = unit_models.build(_PLAN.model, seed).to(device_here())
+    wrapped = shard(wrapper, module, _PLAN)
+    units = list(getattr(wrapped, "units", []))
+    is_ours = len(units) == len(_NAMES) and all(hasattr(each, "state") for each in units)
+    return module, wrapped, units if is_ours else []
+
+
+def probe_ready(wrapper, seed: int, x, y) -> list[str] | None:
+    """Run a forward, and return the state of each unit when it computes.
+
+    A unit that is not ready is unsharded here, because reading it could crash this process.
+    """
+    module, wrapped, units = _build(wrapper, seed)
+    found = [""] * len(units)
+
+    def note(index: int) -> None:
+        found[index] = units[index].state.name
+        units[index].wait_for_unshard()
+
+    for index, submodule in enumerate((*module.blocks, module) if units else ()):  # this runs after the wrapper's hooks
+        submodule.register_forward_pre_hook(lambda *_, index=index: note(index))
+    wrapped(x.to(device_here()))
+    return found
+
+
+def units_are_unsharded_when_they_compute(attempt: Attempt) -> None:
+    for rank, states in enumerate(attempt.run(probe_ready, per_rank=Draw(attempt).per_rank, context=str(_PLAN))):
+        for name, state in zip(_NAMES, states, strict=False):
+            if state != "UNSHARDED":
+                evidence = f"{_PLAN}: when {name} computes, it is {state}; expected UNSHARDED"
+                raise Wrong({rank: evidence}, "Hint: what must be complete before pre_forward() returns?")
+
+
+def probe_hooks(wrapper, seed: int, x, y) -> dict[str, list] | None:
+    """Run forward and backward with hooks of backward that only record their calls.
+
+    Returns:
+        The calls in forward and backward, and those in a forward of block 0 while it is in BACKWARD.
+    """
+    calls: list[tuple[str, int]] = []
+    if not all(hasattr(wrapper, name) for name in ("_watch_inputs", "_watch_outputs")):
+        return None
+
+    class Noting(wrapper):
+        def pre_backward(self, unit, _call) -> None:
+            calls.append(("pre_backward()", units.index(unit)))
+            unit.wait_for_unshard()
+
+        def post_backward(self, unit, _call) -> None:
+            calls.append(("post_backward()", units.index(unit)))
+
+        def _watch_inputs(self, unit, inputs, kwargs):
+            calls.append(("_watch_inputs()", units.index(unit)))
+            return super()._watch_inputs(unit, inputs, kwargs)
+
+        def _watch_outputs(self, unit, output) -> None:
+            calls.append(("_watch_outputs()", units.index(unit)))
+            if unit in self.calls:  # otherwise, the recorded calls show the mistake
+                super()._watch_outputs(unit, output)
+
+    module, wrapped, units = _build(Noting, seed)
+    if not units:
+        return None
+    x = x.to(device_here()).requires_grad_()  # so that backward reaches the root's inputs, too
+    output, found = wrapped(x), {}
+    found["forward"] = calls[:]
+    calls.clear()
+    output.sum().backward()
+    found["backward"] = calls[:]
+    calls.clear()
+    first, prefetcher = units[0], wrapped.prefetcher
+    first.wait_for_unshard()
+    first.state = type(first.state)["BACKWARD"]
+    prefetcher.in_forward = lambda unit: calls.append(("prefetcher.in_forward()", units.index(unit)))
+    module.blocks[0](x.new_zeros(2, WIDTH))
+    return found | {"in BACKWARD": calls[:]}
+
+
+def backward_will_call_its_hooks(attempt: Attempt) -> None:
+    for rank, found in enumerate(attempt.run(probe_hooks, per_rank=Draw(attempt).per_rank, context=str(_PLAN))):
+        if found is None:
+            continue
+        for watch, by in (("_watch_inputs()", "pre_forward()"), ("_watch_outputs()", "post_forward()")):
+            if missing := _units_without(watch, found["forward"]):
+                evidence = f"{_PLAN}: {by} does not call {watch} for {missing}"
+                raise Wrong({rank: evidence}, "Hint: for which units does the exercise ask for this call, and when?")
+        if missing := _units_without("post_backward()", found["backward"]):
+            evidence = f"{_PLAN}: autograd never calls post_backward() for {missing}"
+            hint = "Hint: does a unit compute with the watched inputs, or with those that it was called with?"
+            raise Wrong({rank: evidence}, hint)
+        if missing := _units_without("pre_backward()", found["backward"]):
+            evidence = f"{_PLAN}: autograd never calls pre_backward() for {missing}"
+            raise Wrong({rank: evidence}, "Hint: which output does post_forward() watch?")
+        for call, _ in found["in BACKWARD"]:
+            evidence = f"{_PLAN}: when block 0 is in BACKWARD and its forward runs again, {call} is called"
+            hint = "Hint: what repeats a forward in the middle of backward, and what may the hooks of forward do then?"
+            raise Wrong({rank: evidence}, hint)
+
+
+def _units_without(name: str, calls: list[tuple[str, int]]) -> str:
+    return ", ".join(unit for index, unit in enumerate(_NAMES) if (name, index) not in calls)
+
+
+def probe_order(wrapper, numels: list[int], seed: int, x, y) -> list[list[unit_order.Event]]:
+    """Run forwards without a backward, and return what happened in each."""
+    module = unit_models.build(_ORDER_PLAN.model, seed).to(device_here())
+    wrapped, x, found = shard(wrapper, module, _ORDER_PLAN), x.to(device_here()), []
+    for records in _RECORDED:
+        log = unit_order.Log(numels, _ORDER_PLAN.dtype.itemsize, torch.distributed.get_world_size())
+        module.passed = log.passed
+        with (
+            torch.set_grad_enabled(records),
+            completion.watching(log),
+            instrumentation.listening(log.launched, log.waiting),
+        ):
+            wrapped(x)
+        module.passed = None
+        found.append(log.events)
+    return found
+
+
+def the_next_unit_is_in_flight(attempt: Attempt) -> None:
+    numels = unit_order.numels_of_units()
+    for rank, forwards in enumerate(attempt.run(probe_order, numels, per_rank=Draw(attempt).per_rank)):
+        for number, (events, records) in list(enumerate(zip(forwards, _RECORDED, strict=True), 1))[1:]:
+            context = f"prefetch=1, forward {number}, {'with' if records else 'without'} gradients"
+            unit_order.judge_step(rank, events, len(numels), 1, context, phases=("forward",))
 
 
 def probe_second_backward(wrapper, plan: UnitPlan, seed: int, x, y) -> dict:

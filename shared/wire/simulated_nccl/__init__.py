@@ -42,8 +42,7 @@ from torch.utils._pytree import tree_leaves
 from shared.deadlines import scaled
 from shared.wire import completion
 from shared.wire.simulated_nccl import flights, uses
-from shared.wire.simulated_nccl.flights import CURRENT_STREAM, Flight
-from shared.wire.simulated_nccl.works import SimulatedWork
+from shared.wire.simulated_nccl.flights import CURRENT_STREAM, Flight, SimulatedWork
 
 BACKEND = "cpu:gloo,cuda:nccl"
 CONNECT_TIMEOUT_S = scaled(15.0)

@@ -13,8 +13,7 @@ from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.failures import Wrong
 from shared.checks.engine.footprint import hidden_bytes, ignore_existing_objects, living_bytes, settled_bytes
-from shared.checks.engine.sharded.unit_layout import layout_of
-from shared.checks.engine.sharded.unit_training import UnitPlan, shard
+from shared.checks.engine.sharded.unit_training import UnitPlan, layout_of, shard
 from shared.checks.engine.training import Draw
 from shared.checks.models import awkward, unit_models
 

@@ -12,8 +12,7 @@ import torch
 from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.failures import Wrong
-from shared.checks.engine.sharded.unit_layout import layout_of
-from shared.checks.engine.sharded.unit_training import UnitPlan, shard, take_step
+from shared.checks.engine.sharded.unit_training import UnitPlan, layout_of, shard, take_step
 from shared.checks.engine.training import Draw
 from shared.checks.models import unit_models
 from shared.wire import completion, instrumentation

@@ -13,8 +13,7 @@ from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import describe_calls
 from shared.checks.engine.failures import Wrong
 from shared.checks.engine.sharded.training import train
-from shared.checks.engine.sharded.unit_layout import layout_of
-from shared.checks.engine.sharded.unit_training import UnitPlan, new_optimizer, probe_units, shard, take_step
+from shared.checks.engine.sharded.unit_training import UnitPlan, layout_of, new_optimizer, probe_units, shard, take_step
 from shared.checks.engine.sharded.wire import Flat, judge_rounds
 from shared.checks.engine.training import Draw
 from shared.checks.models import unit_models

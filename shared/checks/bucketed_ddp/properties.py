@@ -1,4 +1,4 @@
-"""Check that flat_and_slices returns views of one tensor, by writing into one and reading the other."""
+"""Check properties of chapter 03: views of one tensor, messages in flight, and gradients that must be rejected."""
 
 import torch
 from torch import nn
@@ -7,7 +7,14 @@ from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import describe_calls
 from shared.checks.engine.failures import Wrong
+from shared.checks.engine.late_ranks import PATIENCE_S
+from shared.checks.engine.steps import Event
+from shared.checks.engine.training import Draw
+from shared.checks.models import awkward
 from shared.wire import instrumentation
+
+# -- check that flat_and_slices returns views of one tensor, by writing into one and reading the other
+
 
 SHAPES = [(), (1,), (7,), (3, 5), (2, 3, 2), (0, 3), (4, 1), (2, 3, 2, 2)]
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
@@ -128,3 +135,131 @@ def _judge_places(rank: int, found: dict, shapes: list, dtype: torch.dtype, cont
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+# -- check that several messages are in flight at once, from a rank's launches and waits. No clock is involved
+
+
+_HINT_ON_TRAVEL = "Hint: what can this rank do while the first bucket is in flight?"
+
+
+def launched_before_waiting(events: list[Event]) -> int:
+    """Count the messages that were launched before the first wait."""
+    kinds = [event.kind for event in events]
+    return kinds.index("wait") if "wait" in kinds else len(kinds)
+
+
+def judge_in_flight(rank: int, events: list[Event], context: str) -> None:
+    """Check that all messages are launched before the first wait.
+
+    Raises:
+        Wrong: If they are not.
+    """
+    messages = sum(event.kind != "wait" for event in events)
+    in_flight = launched_before_waiting(events)
+    if in_flight < messages:
+        evidence = f"{context}: only {in_flight} of {messages} collectives were launched before the first wait"
+        raise Wrong({rank: evidence}, _HINT_ON_TRAVEL)
+
+
+def judge_late_rank(late: int, missing: list[int], messages: int, context: str) -> None:
+    """Check that all other ranks launched all of their messages while one rank had launched none.
+
+    Raises:
+        Wrong: If a rank did not.
+    """
+    if missing:
+        evidence = (
+            f"{context}: while rank {late} had launched nothing, this rank launched fewer than {messages} collectives"
+        )
+        raise Wrong(dict.fromkeys(missing, f"{evidence} in {PATIENCE_S:g} s"), _HINT_ON_TRAVEL)
+
+
+def probe_differentiable(bucket_class) -> str:
+    """Pack a gradient that is part of a graph. Returns the type of the error, or "" for none."""
+    parameter = nn.Parameter(torch.ones(4, dtype=torch.float64, device=device_here()))
+    bucket = bucket_class([parameter])
+    (parameter**3).sum().backward(create_graph=True)
+    try:
+        bucket.pack(0)
+    except NotImplementedError:
+        raise
+    except Exception as error:
+        return type(error).__name__
+    finally:
+        parameter.grad = None  # it refers to its own graph
+    return ""
+
+
+def probe_refusal(wrapper, options: dict, seed: int, x, y) -> str:
+    """Run backward(create_graph=True) in a wrapper. Returns the type of the error, or "" for none."""
+    module = awkward.build("Plain", seed).to(device_here())
+    wrapped = wrapper(module, **options)
+    try:
+        awkward.loss_of(wrapped, x.to(device_here()), y.to(device_here())).backward(create_graph=True)
+        wrapped.finish_gradient_sync()
+    except NotImplementedError:
+        raise
+    except Exception as error:
+        return type(error).__name__
+    finally:
+        module.zero_grad()  # such a gradient refers to its own graph
+    return ""
+
+
+def judge_rejection(attempt: Attempt, options: dict) -> None:
+    """Check that a wrapper rejects create_graph=True with a RuntimeError.
+
+    Raises:
+        Wrong: If it does not.
+    """
+    for rank, error in enumerate(attempt.run(probe_refusal, options, per_rank=Draw(attempt).per_rank)):
+        if error != "RuntimeError":
+            message = f"{error} was raised" if error else "no error was raised"
+            raise Wrong(
+                {rank: f"after backward(create_graph=True), {message}; expected a RuntimeError that says why"},
+                "Hint: can autograd differentiate through an all-reduce?",
+            )
+
+
+def probe_waits(bucket_class) -> list[str]:
+    """Wait before the first launch, and once more after each of two steps. Returns the types of the errors."""
+    parameter = nn.Parameter(torch.ones(4, dtype=torch.float64, device=device_here()))
+    bucket = bucket_class([parameter])
+    errors = [_error_of_wait(bucket)]
+    for _ in range(2):
+        parameter.grad = torch.ones_like(parameter)
+        bucket.pack(0)
+        bucket.launch()
+        bucket.wait()
+        errors.append(_error_of_wait(bucket))
+    return errors
+
+
+def _error_of_wait(bucket) -> str:
+    try:
+        bucket.wait()
+    except NotImplementedError:
+        raise
+    except Exception as error:
+        return type(error).__name__
+    return ""
+
+
+def bucket_rejects_a_wait_for_nothing(attempt: Attempt) -> None:
+    moments = ("before the first launch()", "after the wait() of step 1", "after the wait() of step 2")
+    for rank, errors in enumerate(attempt.run(probe_waits)):
+        for moment, error in zip(moments, errors, strict=True):
+            if error == "RuntimeError":
+                continue
+            message = f"raised {error}" if error else "raised no error"
+            hint = "Hint: how does the bucket know whether an all-reduce is in flight, and when does that change?"
+            raise Wrong({rank: f"{moment}, wait() {message}; expected a RuntimeError"}, hint)
+
+
+def bucket_rejects_graphs(attempt: Attempt) -> None:
+    for rank, error in enumerate(attempt.run(probe_differentiable)):
+        if error != "RuntimeError":
+            message = f"pack() raised {error}" if error else "pack() raised no error"
+            hint = "Hint: can autograd differentiate through an all-reduce?"
+            raise Wrong({rank: f"for a gradient that is part of a graph, {message}; expected a RuntimeError"}, hint)
