@@ -103,7 +103,7 @@ def gradients_before_and_after(before: list, after: list, name: str) -> Figure:
     limit = sizes[int(0.95 * (len(sizes) - 1))] or sizes[-1] or 1.0
     for axes, gradients, title in zip(panels, (before, after), ("before", "after"), strict=True):
         rows = [gradient.tolist() for gradient in gradients]
-        image = axes.imshow(rows, cmap="PuOr", vmin=-limit, vmax=limit, aspect="auto", interpolation="nearest")
+        image = axes.imshow(rows, cmap="cividis", vmin=-limit, vmax=limit, aspect="auto", interpolation="nearest")
         axes.set(title=f"{name}, {title}", xlabel="element", yticks=range(len(rows)))
         axes.set_yticklabels([f"rank {rank}" for rank in range(len(rows))])
     clipped = sizes[-1] > limit
@@ -190,7 +190,7 @@ LANE_STYLES = {  # the color and hatch of each lane
     "backward": (COLORS[0], HATCHES[0]),
     "optimizer": (COLORS[2], HATCHES[3]),
     "communication": (COLORS[4], HATCHES[1]),
-    "all-gather": (COLORS[4], HATCHES[1]),
+    "all-gather": (COLORS[4], HATCHES[5]),
     "reduce-scatter": (COLORS[3], HATCHES[2]),
 }
 _OTHER_LANE = (COLORS[3], HATCHES[2])
@@ -346,7 +346,7 @@ def _component_styles(components: list[str]) -> dict[str, dict]:
     colors, hatches = (*COLORS[: len(components) - 1], "white"), (*HATCHES[: len(components) - 1], "")
     styles = zip(components, colors, hatches, strict=True)
     return {
-        name: {"facecolor": color, "hatch": hatch, "edgecolor": "white" if hatch else "black"}
+        name: {"facecolor": color, "hatch": hatch, "edgecolor": "white" if color in COLORS[1:3] else "black"}
         for name, color, hatch in styles
     }
 
@@ -415,7 +415,8 @@ def memory_over_step(samples: list) -> Figure:
         axes.text(start, height, f" {samples[start].phase}", transform=axes.get_xaxis_transform())
     peak = max(range(len(totals)), key=totals.__getitem__)
     axes.plot(peak, totals[peak] / scale, marker="v", color="black")
-    axes.text(peak, 1.04 * totals[peak] / scale, f" peak: {totals[peak] / scale:.3g} {unit}")
+    white = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}  # hides the line behind the text
+    axes.text(peak, 1.04 * totals[peak] / scale, f" peak: {totals[peak] / scale:.3g} {unit}", bbox=white)
     axes.set(xlabel="operators since the start of the step (not time)", ylabel=unit)
     axes.set(xlim=(0, len(samples) - 1), ylim=(0, 1.2 * totals[peak] / scale or 1.0))
     handles, names = axes.get_legend_handles_labels()

@@ -25,7 +25,7 @@ def ring_steps(runs: dict[str, list[list[Step]]]) -> Figure:
     longest_ms = 1e3 * max(ended for run in runs.values() for steps in run for *_, ended in steps)
     figure.suptitle("A number is the rank whose keys are used. Hatched: idle until the last rank has finished", size=10)
     for name, run in runs.items():
-        axes.text(0, y - 0.2, name, ha="left", va="bottom", weight="bold")
+        axes.text(0, y - 0.2, f" {name}", ha="left", va="bottom", weight="bold")
         end_ms = 1e3 * max(ended for steps in run for *_, ended in steps)
         axes.plot([end_ms, end_ms], [y - 0.1, y + len(run) - 0.1], color="gray", linewidth=1.2)
         axes.text(end_ms, y - 0.2, f"{end_ms:.0f} ms", ha="center", va="bottom")

@@ -75,7 +75,15 @@ def loss_against_saving(families: dict[str, dict[str, tuple[float, float]]]) -> 
         style = {"color": COLORS[index], "linestyle": LINES[index], "marker": MARKERS[index]}
         axes.plot(factors, losses, label=method, **style)
         for name, point in settings.items():
-            axes.annotate(name, point, xytext=(0, 6), textcoords="offset points", ha="center", size=8)
+            axes.annotate(
+                name,
+                point,
+                xytext=(-4, 5),
+                textcoords="offset points",
+                ha="right",
+                size=8,
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.3},
+            )
     axes.set(xscale="log", ylim=(0, None), xlabel="times fewer bytes than float32", ylabel="last loss")
     _plain_ticks(axes)
     axes.margins(0.1)

@@ -98,7 +98,7 @@ def all_reduce_costs(
         if crossing is not None:
             axes.axvline(crossing, color="gray", linestyle=":", linewidth=1)
             label = f" {crossing / 1e6:.2g} MB" if crossing >= 1e5 else f" {crossing / 1e3:.2g} KB"
-            axes.text(crossing, 0.02, label, transform=axes.get_xaxis_transform(), va="bottom")
+            axes.text(crossing, 0.98, label, transform=axes.get_xaxis_transform(), va="top")
         axes.set(title=f"{world_size} ranks", xlabel="tensor size, bytes")
         axes.spines[["top", "right"]].set_visible(False)
     panels[0, 0].set_ylabel("predicted time, ms")

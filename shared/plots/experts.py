@@ -21,7 +21,7 @@ def parameters_and_computation(lines: dict[str, list[tuple[float, float, str]]])
         style = {"color": COLORS[index], "linestyle": LINES[index], "marker": MARKERS[index]}
         axes.plot(x, y, label=name, **style)
         for at_x, at_y, label in zip(x, y, labels, strict=True):
-            place = {"xytext": (8, -3) if index else (-6, 7), "ha": "left" if index else "right"}
+            place = {"xytext": (-8, -3) if index else (6, -12), "ha": "right" if index else "left"}
             axes.annotate(label, (at_x, at_y), textcoords="offset points", **place)
     axes.set(xscale="log", yscale="log", xlabel="operations per token, × one MLP", ylabel="parameters, × one MLP")
     for axis in (axes.xaxis, axes.yaxis):

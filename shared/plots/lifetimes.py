@@ -83,7 +83,7 @@ def _draw_total(axes, life: Lifetimes, own_bytes: int, expected_bytes: float) ->
     axes.fill_between(operators, own_mb, stacked_mb, **style)
     axes.axhline(expected_bytes / 1e6, color="black", linestyle="--", linewidth=1.2)
     label = f"formula: {expected_bytes / 1e6:.2f} MB"
-    axes.text(0.5 * life.operators, 1.02 * expected_bytes / 1e6, label, ha="center", va="bottom", size=8)
+    axes.text(0.55 * life.operators, 1.02 * expected_bytes / 1e6, label, ha="center", va="bottom", size=8)
     axes.spines[["top", "right"]].set_visible(False)
 
 

@@ -85,7 +85,7 @@ def schedule(runs: dict[str, Simulated], unit: str = "ms") -> Figure:
     y, ticks, kinds, has_chunks = 0.0, [], set(), False
     longest = max(run.total for run in runs.values())
     for name, run in runs.items():
-        axes.text(0, y - 0.25, name, ha="left", va="bottom", weight="bold")
+        axes.text(0, y - 0.25, f" {name}", ha="left", va="bottom", weight="bold")
         every = [span for spans in run.stages for span in spans]
         sizes = {kind: _size([s for s in every if s.action.kind == kind], longest) for kind in "FBW"}
         for stage, spans in enumerate(run.stages):
@@ -108,7 +108,7 @@ def schedule(runs: dict[str, Simulated], unit: str = "ms") -> Figure:
     labels = _LABELS | ({"B": _SPLIT_BACKWARD} if "W" in kinds else {})
     patches = [Patch(**_STYLES[kind], label=label) for kind, label in labels.items() if kind in kinds]
     if has_chunks:
-        patches.append(Patch(facecolor="none", edgecolor="none", label="pale: a later chunk"))
+        patches.append(Patch(facecolor="none", edgecolor="none", label="faint: a later chunk"))
     axes.legend(handles=patches, frameon=False, ncols=len(patches), loc="lower right", bbox_to_anchor=(1, 1))
     return finish(figure)
 

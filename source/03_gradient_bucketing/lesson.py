@@ -411,7 +411,8 @@ gradient_sizes = {name: p.nbytes for p, name in names.items()}
 
 # %% [markdown]
 # In the next figure, each row is a part of the model, such as a block, and its width shows the bytes of its gradients.
-# Thin lines separate gradients. The buckets are numbered in the order in which they will be sent, from dark to light.
+# Thin lines separate gradients. The buckets are numbered in the order in which they will be sent, from a strong color
+# to a faint one.
 
 # %%
 gradient_sizes = ranks.pull("gradient_sizes")[0]
@@ -538,8 +539,8 @@ measure.expect(1 / 1.6 < off[len(off) // 2] < 1.6, "the formula comes close")
 
 # %% [markdown] tags=["introduction"]
 # In the next figure, each row is a cap. The left half shows the model, split into its buckets. Within a row, the first
-# bucket is the darkest; rows with over 20 buckets alternate between two grays. In the right half, compare the measured
-# times with the predicted ones.
+# bucket has the strongest color; rows with over 20 buckets alternate between two grays. In the right half, compare the
+# measured times with the predicted ones.
 
 # %% tags=["nbval-ignore-output"]
 first_saved_ms = took_ms["none"] - took_ms["100 KiB"]

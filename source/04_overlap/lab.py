@@ -546,7 +546,7 @@ lines = {wrapper.__name__: recorded_step(wrapper) for wrapper in wrappers}
 
 # %% [markdown]
 # The figure shows a step of `BucketedDDP`, and below it a step of your wrapper, with the same buckets and the same
-# bytes. `BucketedDDP` launches all of its all-reduces after backward. In the white gap before its waits, it copies the
+# bytes. `BucketedDDP` launches all of its all-reduces after backward. In the empty gap before its waits, it copies the
 # gradients into buckets. Compare the exposed times on the right. If another rank launched a bucket later, the bucket's
 # bar is long, and the next bars may end in quick succession, because the emulated link counts from its own rank's
 # launches.

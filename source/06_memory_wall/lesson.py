@@ -464,7 +464,8 @@ plots.bars({f"{phase}, {name}": parts_ms[name][phase] for phase, name in rows}, 
 # %% [markdown]
 # Most of the extra time is in backward, which now also runs the forward of the blocks. If backward takes twice as long
 # as forward, one more forward adds a third. If both take equally long, it adds half. The plain model's two bars tell
-# you where you are. The rest is Python overhead in `checkpoint`, which you can see even in forward.
+# you where you are. What `checkpoint` itself costs in Python comes on top. Forward has it, too, but it may be smaller
+# than the noise.
 #
 # **Selective checkpointing** (`create_selective_checkpoint_contexts`) recomputes only what is large and cheap to
 # compute, such as materialized scores.

@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 07 · ZeRO-1
 #
-# **50–85 minutes.** After this lesson, you will be able to:
+# **50–80 minutes.** After this lesson, you will be able to:
 #
 # - shard the optimizer state over the ranks, and explain why assigning whole parameters to ranks cannot divide it
 #   equally,

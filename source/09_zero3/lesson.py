@@ -552,9 +552,9 @@ lives = {name: life for name, (_, life, _) in steps.items()}
 widgets.lifetime_stepper(lives, psi, expected_bytes, of="prefetching")
 
 # %% [markdown] slideshow={"slide_type": "-"}
-# With `reshard_after_forward=False`, you send no more than data parallelism. In time, you gain only 24 ms here, because
-# prefetching had already hidden five of the six all-gathers that you save; the sixth is block 5's. In exchange, the
-# peak is that of a model without units, 1.25 · 4Ψ: the parameters are sharded only between steps.
+# With `reshard_after_forward=False`, you send no more than data parallelism. In time, you gain little here (compare the
+# two lower bars), because prefetching had already hidden five of the six all-gathers that you save; the sixth is block
+# 5's. In exchange, the peak is that of a model without units, 1.25 · 4Ψ: the parameters are sharded only between steps.
 
 # %% [markdown]
 # ## The production version

@@ -292,7 +292,7 @@ print(predicted((my_interleaved, my_zero_bubble), "{:.3f} and {:.3f}", "\n"), en
 pipeline_plots.schedule({name: runs[name] for name in ("1F1B", "interleaved")})
 
 # %% [markdown] tags=["introduction"]
-# Pale bars are chunk 1. In the next figure, look at what the stages do where they waited before:
+# Faint bars are chunk 1. In the next figure, look at what the stages do where they waited before:
 
 # %% tags=["nbval-ignore-output"]
 pipeline_plots.schedule({name: runs[name] for name in ("1F1B", "zero bubble")})

@@ -69,7 +69,7 @@ points = {
 expert_plots.parameters_and_computation(points)
 
 # %% [markdown]
-# It is C. The blue line pays for every parameter. The other one rises almost vertically: 16 experts have 16 times the
+# It is C. The solid line pays for every parameter. The other one rises almost vertically: 16 experts have 16 times the
 # parameters of one, and cost 0.05% more than one, for the router. So A is wrong. Why B is wrong, you will see when we
 # count the bytes.
 
@@ -85,9 +85,9 @@ expert_plots.parameters_and_computation(points)
 diagrams.top_1_routing()
 
 # %% [markdown]
-# In the next cell, four ranks look up 256 characters of a text each, and route them to four experts. Embedding, router
-# and experts are not trained. `one_process` is the plainest way to compute the layer: one expert after another, each on
-# the tokens that chose it.
+# In the next cell, each of four ranks takes 256 characters of a text, and routes each of them to one of four experts.
+# Embedding, router and experts are not trained. `one_process` is the plainest way to compute the layer: one expert
+# after another, each on the tokens that chose it.
 
 # %%
 # %%ranks
@@ -193,7 +193,7 @@ ranks.pull("log")[0].table(times=False)
 
 # %% [markdown]
 # With enough capacity, the result equals that of one process. And 123 kB is what 2 · (N−1)/N · c · T · D elements of 4
-# bytes predict. Backward sends the gradients along the same way, so a step costs twice as much, in every MoE layer. The
+# bytes predict. Backward sends gradients the opposite way, so a step costs twice as much, in every MoE layer. The
 # bytes grow with the tokens, like those of tensor parallelism. They also grow with k, the number of experts per token,
 # but not with E. That is why B was wrong in the first question: with twice as many experts, a token sends what it did
 # before.
@@ -312,8 +312,8 @@ diagrams.expert_fold()
 # | attention, router, norms | dp | the gradient of its own loss | all dp ranks |
 # | an expert | dp/ep | the sum over the losses of ep ranks, whose tokens it got | dp/ep ranks |
 #
-# A model trains on the *mean* of the ranks' losses, and the second row does not look like the first. What has to happen
-# to each of them is a question of the lab. It is easy to get wrong: in a PyTorch issue with ep = 2, the experts'
+# A model trains on the *mean* of all dp losses, and backward leaves that gradient in neither row. What each row still
+# needs is a question of the lab. It is easy to get wrong: in a PyTorch issue with ep = 2, the experts'
 # gradients were exactly twice as large as they should be (issue 160285). The gradient *norm* goes wrong as easily:
 # DeepSpeed averaged the norms of ranks that hold different experts (issue 8475), and Megatron-LM left some experts out
 # (pull request 5916).
@@ -322,8 +322,8 @@ diagrams.expert_fold()
 # ## Where the all-to-all hides
 #
 # The gradients of data parallelism hide behind the rest of backward. An all-to-all has nothing to hide behind: an
-# expert needs the tokens that dispatch brings, and the next layer needs what combine returns. Within a layer, there is
-# only one way out: we cut the tokens into pieces, and compute one piece while the others travel.
+# expert needs the tokens that dispatch brings, and the next layer needs what combine returns. The experts themselves
+# offer one way out: we cut the tokens into pieces, and compute one piece while the others travel.
 #
 # **Predict.** In chapters 05 and 14, more tokens per rank hid the communication. You double the tokens. Is a larger
 # share of the all-to-alls hidden?
@@ -347,20 +347,24 @@ for tokens in (4096, 8192):
 # $$\frac{4DF}{C} \ge \frac{2bD}{W}, \qquad\text{so}\qquad \boxed{\;F \ge \frac{b}{2}\cdot\frac{C}{W}\;}$$
 #
 # Look at what is missing: the number of tokens, k, E and D all cancel. A larger batch does not help. Wider experts do,
-# and so does a faster network. In chapter 14's cluster, an A100 with an adapter of its own has C/W = 1.56 · 10¹⁴ / (24
-# · 10⁹) = 6,500. So in bf16, F must be at least 6,500 if most experts are on other hosts. Ours has 16,384, 2.5 times as
-# much, which is why 7.0 ms stand against 2.8. For gated experts, with a third matmul, two thirds of 6,500 are enough.
-# That is the forward. In backward, an expert computes twice as much for as many bytes, so half the width is enough. The
-# trend goes the other way: Mixtral's experts had 14,336 (Jiang et al. 2024), DeepSeek-V3's have 2,048.
+# and so does a faster network.
+#
+# An A100 with an adapter of its own has C/W = 1.56 · 10¹⁴ / (24 · 10⁹) = 6,500. So in bf16, F must be at least 6,500 if
+# most experts are on other hosts. Ours has 16,384, 2.5 times as much, which is why 7.0 ms stand against 2.8. If eight
+# GPUs share an adapter, as in chapter 14, F must be at least 52,000.
+#
+# That is the forward of our experts. Gated experts have a third matmul, so two thirds of the width are enough. In
+# backward, any expert computes twice as much for as many bytes, so half the width is enough. But experts have become
+# narrower: Mixtral's had 14,336 (Jiang et al. 2024), DeepSeek-V3's have 2,048.
 
 # %% [markdown]
 # What if the experts are too narrow? Some models also have a **shared expert**, which sees every token at home, so it
 # can compute meanwhile. DeepSeek-V3 has one. Nevertheless, it would spend about as much time on all-to-alls between
 # hosts as on computing (DeepSeek-AI 2024, §3.2.1).
 #
-# But nothing connects one micro-batch to another. So while the tokens of one travel, the GPU computes the other, and
-# its attention and its shared expert help to hide them, too. The diagram draws computing and exchanging 1 : 1, as
-# DeepSeek reports them. Follow micro-batch 1, which is gray:
+# But two micro-batches do not depend on each other. So while the tokens of one travel, the GPU computes the other: its
+# experts, and also its attention and its shared expert. The diagram draws computing and exchanging 1 : 1, as DeepSeek
+# reports them. Follow micro-batch 1, which is gray without hatching:
 
 # %%
 diagrams.hidden_exchanges()
@@ -425,7 +429,7 @@ diagrams.hidden_exchanges()
 # | balancing loss | `--moe-aux-loss-coeff` | the second value that forward returns |
 #
 # A rank with many small experts would run many small matmuls. Libraries run them as one **grouped matmul**, which takes
-# one matrix of rows, and the offsets at which each expert's rows begin. In torch 2.13, it is
+# one matrix of rows, and the offsets at which each expert's rows end. In torch 2.13, it is
 # `torch.nn.functional.grouped_mm`.
 
 # %% [markdown]
@@ -436,8 +440,8 @@ diagrams.hidden_exchanges()
 # | | memory | wire: bytes sent per layer, forward and backward | overlap |
 # |---|---|---|---|
 # | experts on every rank | E experts | none; gradients of all experts per step | with backward |
-# | EP, dropless | E/N experts | about 4 (N−1)/N · k · T · D · b, and the sizes | with another micro-batch |
-# | EP with capacity factor c | E/N experts | 4 (N−1)/N · c · k · T · D · b | with another micro-batch |
+# | EP, dropless | E/N experts | about 4 (N−1)/N · k · T · D · b, and the sizes | in pieces, or another micro-batch |
+# | EP with capacity factor c | E/N experts | 4 (N−1)/N · c · k · T · D · b | in pieces, or another micro-batch |
 #
 # Four numbers to keep: **4kTDb** bytes per layer and step for large N, **max/mean** rows for the time of a layer,
 # **F ≥ (b/2) · C/W** for experts that hide their own messages in forward, and **dp/ep** copies of each expert.

@@ -191,6 +191,6 @@ def hidden_exchanges() -> Figure:
     clock.axis(drawing, 5.15, [40.0 * n for n in range(int(end_ms // 40) + 1)])
     steps = "A attention, D dispatch, M experts, C combine; ′ is backward. Hatched: the GPU waits."
     drawing.text(clock.left_in, 5.55, steps, "note", ha="left")
-    numbers = "White: micro-batch 0. Gray: micro-batch 1. A2 is the attention of layer 2."
+    numbers = "Gray: micro-batch 1. The other cells: micro-batch 0. A2 is the attention of layer 2."
     drawing.text(clock.left_in, 5.78, numbers, "note", ha="left")
     return drawing.finish()

@@ -98,7 +98,7 @@ def five_products() -> Figure:
         _matrix(drawing, result_left, middle, _RESULT_IN, each.result, False)
         drawing.text(words_left, middle - 0.13, each.words, "note", ha="left")
         drawing.text(words_left, middle + 0.13, f"a device sends {each.cost}", "note", ha="left")
-    legend = "Colored: device 1 holds it. White: device 1 does not need it. Hatched: it must be gathered first."
+    legend = "Colored: device 1 holds it. Empty: device 1 does not need it. Hatched: it must be gathered first."
     drawing.text(0.15, 5.55, legend, "note", ha="left")
     return drawing.finish()
 
