@@ -233,7 +233,7 @@ for name in ("chapters/02_manual_ddp.ipynb", "labs/02_manual_ddp_lab.ipynb"):
     )
     lesson, lab = done.stdout.splitlines()[:2]
     assert lesson == f"chapters/02_manual_ddp.ipynb {folder}/shared/__init__.py", done.stderr
-    assert lab.startswith("labs/02_manual_ddp_lab.ipynb stopped: Exercise 2.1, mean_over_ranks_: not there yet")
+    assert lab.startswith("labs/02_manual_ddp_lab.ipynb stopped: Exercise 2.1, mean_over_ranks_: not written yet")
 
 
 @pytest.mark.exhaustive
