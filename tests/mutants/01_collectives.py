@@ -7,18 +7,6 @@ from solutions import async_collectives, collectives
 from solutions.async_collectives import InFlight
 
 
-def step_behind_barriers():
-    """Adds a barrier before and after every step.
-
-    caught by: ring_step · wire
-    """
-
-    def ring_step(outgoing, incoming, group=None):
-        dist.monitored_barrier(group)
-        collectives.ring_step(outgoing, incoming, group)
-        dist.monitored_barrier(group)
-
-
 def step_in_two_messages():
     """Sends the length before the tensor, although the receiver already knows it.
 

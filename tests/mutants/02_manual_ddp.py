@@ -28,23 +28,6 @@ def averages_in_hooks():
             pass
 
 
-def evaluates_while_training():
-    """Runs each forward in eval mode and restores the modes afterwards: dropout drops nothing.
-
-    caught by: ManualDDP · values
-    """
-
-    class ManualDDP(manual_ddp.ManualDDP):
-        def forward(self, *inputs, **kwargs):
-            modes = {module: module.training for module in self.module.modules()}
-            self.module.eval()
-            try:
-                return super().forward(*inputs, **kwargs)
-            finally:
-                for module, mode in modes.items():
-                    module.training = mode
-
-
 def first_step_only():
     """Synchronizes gradients in the first step only.
 
@@ -144,18 +127,6 @@ def torch_inside():
 
         def finish_gradient_sync(self):
             pass
-
-
-def trains_while_evaluating():
-    """Switches the module to train mode in every forward, even after `eval()`.
-
-    caught by: ManualDDP · values
-    """
-
-    class ManualDDP(manual_ddp.ManualDDP):
-        def forward(self, *inputs, **kwargs):
-            self.module.train()
-            return super().forward(*inputs, **kwargs)
 
 
 def takes_blocks():

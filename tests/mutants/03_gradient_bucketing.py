@@ -156,18 +156,6 @@ def bucket_waits_for_a_future():
     BucketedDDP = bucketed_ddp.BucketedDDP
 
 
-def accumulates_nothing():
-    """Clears the gradients in each forward: only the last micro-batch counts.
-
-    caught by: BucketedDDP · accumulation
-    """
-
-    class BucketedDDP(bucketed_ddp.BucketedDDP):
-        def forward(self, *inputs, **kwargs):
-            self.module.zero_grad()
-            return super().forward(*inputs, **kwargs)
-
-
 def builds_buckets_in_each_step():
     """Creates new buckets in every step, so gradients that are slices already are copied, and held twice.
 
@@ -183,23 +171,6 @@ def builds_buckets_in_each_step():
             assigned = bucketed_ddp.assign_buckets(self.module.parameters(), self.cap)
             self.buckets = [bucketed_ddp.Bucket(parameters, self.group) for parameters in assigned]
             super().finish_gradient_sync()
-
-
-def evaluates_while_training():
-    """Runs each forward in eval mode and restores the modes afterwards: dropout drops nothing.
-
-    caught by: BucketedDDP · values
-    """
-
-    class BucketedDDP(bucketed_ddp.BucketedDDP):
-        def forward(self, *inputs, **kwargs):
-            modes = {module: module.training for module in self.module.modules()}
-            self.module.eval()
-            try:
-                return super().forward(*inputs, **kwargs)
-            finally:
-                for module, mode in modes.items():
-                    module.training = mode
 
 
 def finds_buckets_by_id():
@@ -255,21 +226,6 @@ def leaves_early_without_gradients():
         def finish_gradient_sync(self):
             if any(p.grad is not None and p.grad.any() for p in self.module.parameters()):
                 super().finish_gradient_sync()
-
-
-def restores_buffers():
-    """Restores all buffers after each forward: the running statistics of BatchNorm never change.
-
-    caught by: BucketedDDP · values
-    """
-
-    class BucketedDDP(bucketed_ddp.BucketedDDP):
-        def forward(self, *inputs, **kwargs):
-            before = [buffer.clone() for buffer in self.module.buffers()]
-            output = super().forward(*inputs, **kwargs)
-            for buffer, value in zip(self.module.buffers(), before, strict=True):
-                buffer.data.copy_(value)
-            return output
 
 
 def sends_frozen():

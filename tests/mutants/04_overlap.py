@@ -48,19 +48,6 @@ def sync_finishes_only_what_is_pending():
                 super().finish()
 
 
-def sync_forgets_what_is_pending():
-    """Does not mark gradients accumulated inside no_sync() as pending, so nothing shows that they are not averaged.
-
-    caught by: GradientSync · disabled
-    """
-
-    class GradientSync(overlapped_ddp.GradientSync):
-        def on_gradient(self, bucket_index, index):
-            pending = self.pending
-            super().on_gradient(bucket_index, index)
-            self.pending = pending or self.enabled
-
-
 def all_at_the_end():
     """Launches every bucket when backward ends, so nothing overlaps.
 
@@ -137,19 +124,6 @@ def create_graph_accepted():
             self.sync = _Sync(self.buckets)
 
 
-def divides_by_the_world():
-    """Divides by the world size even if the group is smaller.
-
-    caught by: OverlappedDDP · group
-    """
-
-    class OverlappedDDP(overlapped_ddp.OverlappedDDP):
-        def __init__(self, module, bucket_cap_mb=25.0, group=None):
-            super().__init__(module, bucket_cap_mb, group)
-            for bucket in self.buckets:
-                bucket.divisor.fill_(dist.get_world_size())
-
-
 def divides_each_micro_batch():
     """Divides in every backward, so earlier micro-batches are divided several times.
 
@@ -181,23 +155,6 @@ def drops_silent_gradients():
                 yield
             if self.sync.enabled:
                 self.zero_grad()
-
-
-def evaluates_while_training():
-    """Runs each forward in eval mode and restores the modes afterwards: dropout drops nothing.
-
-    caught by: OverlappedDDP · values
-    """
-
-    class OverlappedDDP(overlapped_ddp.OverlappedDDP):
-        def forward(self, *inputs, **kwargs):
-            modes = {module: module.training for module in self.module.modules()}
-            self.module.eval()
-            try:
-                return super().forward(*inputs, **kwargs)
-            finally:
-                for module, mode in modes.items():
-                    module.training = mode
 
 
 def everybodys_hooks_end():

@@ -5,16 +5,6 @@ import statistics
 from solutions import scaling
 
 
-def efficiency_strong_as_weak():
-    """Treats strong scaling like weak scaling.
-
-    caught by: efficiency · strong
-    """
-
-    def efficiency(gradients, compute_s, cap_bytes, ranks, alpha_s, beta_s, kind="weak"):
-        return scaling.efficiency(gradients, compute_s, cap_bytes, ranks, alpha_s, beta_s)
-
-
 def efficiency_strong_by_default():
     """Takes strong scaling for the default.
 

@@ -5,19 +5,6 @@ import torch
 from solutions import memory_wall
 
 
-def holder_converts_all_gradients():
-    """Converts the gradients of the whole group to float32 to update one parameter.
-
-    caught by: HoldsMasters · one gradient
-    """
-
-    class HoldsMasters(memory_wall.HoldsMasters):
-        def step_one(self, parameter, group):
-            gradients = {each: each.grad.float() for each in group["params"] if each.grad is not None}
-            super().step_one(parameter, group)
-            gradients.clear()
-
-
 def masters_are_not_saved():
     """Leaves the masters and momenta out of state_dict().
 
@@ -317,30 +304,6 @@ def recompute_remembers_the_last_dice():
     class Checkpointed(memory_wall.Checkpointed):
         def forward(self, *inputs):
             return _Recompute.apply(self.module, len(inputs), *inputs, *self.module.parameters())
-
-
-def recompute_remembers_the_last_input():
-    """Keeps a reference to the last inputs on the module, so they cannot be freed.
-
-    caught by: Checkpointed · nothing kept
-    """
-
-    class Checkpointed(memory_wall.Checkpointed):
-        def forward(self, *inputs):
-            self.last = inputs
-            return super().forward(*inputs)
-
-
-def recompute_sows_the_same_seed():
-    """Sets the same seed before each forward, so dropout drops the same elements in every step.
-
-    caught by: Checkpointed · dropout
-    """
-
-    class Checkpointed(memory_wall.Checkpointed):
-        def forward(self, *inputs):
-            torch.manual_seed(0)
-            return super().forward(*inputs)
 
 
 def recompute_stacks_its_inputs():

@@ -791,18 +791,6 @@ def loads_settings_for_good():
             return loss
 
 
-def masters_of_everything():
-    """Keeps all parameters in float32 in addition to the sharded masters.
-
-    caught by: ZeRO1 · masters
-    """
-
-    class ZeRO1(zero1.ZeRO1):
-        def __init__(self, *args, **options):
-            super().__init__(*args, **options)
-            self.masters = [each.flat_param.float() for each in self.flat_parameters]
-
-
 def never_recovers():
     """Rejects every step after a rejected one.
 

@@ -8,7 +8,6 @@ from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from shared.c10d import all_gather_single
 from solutions import overlapped_ddp, zero2
 from solutions.overlapped_ddp import OverlappedDDP
 
@@ -197,19 +196,6 @@ def all_at_the_end():
                 super().__init__(*args, **options)
 
 
-def all_buckets_alive():
-    """Does not make buckets wait for each other, so all of them are allocated by the end of backward.
-
-    caught by: ZeRO2 · peak
-    """
-
-    class ZeRO2(zero2.ZeRO2):
-        def __init__(self, *args, **options):
-            super().__init__(*args, **options)
-            for bucket in self.buckets:
-                bucket.previous = None
-
-
 def all_reduces_and_slices():
     """All-reduces a bucket and keeps the rank's shard, as in published code: twice the bytes.
 
@@ -333,23 +319,6 @@ def each_micro_batch_overwrites():
                 super().__init__(*args, **options)
 
 
-def evaluates_while_training():
-    """Runs each forward in eval mode and restores the modes afterwards: dropout drops nothing.
-
-    caught by: ZeRO2 · awkward models
-    """
-
-    class ZeRO2(zero2.ZeRO2):
-        def forward(self, *inputs, **kwargs):
-            modes = {module: module.training for module in self.module.modules()}
-            self.module.eval()
-            try:
-                return super().forward(*inputs, **kwargs)
-            finally:
-                for module, mode in modes.items():
-                    module.training = mode
-
-
 def forwards_one_input():
     """Accepts only a single positional input in forward.
 
@@ -359,26 +328,6 @@ def forwards_one_input():
     class ZeRO2(zero2.ZeRO2):
         def forward(self, x):
             return self.module(x)
-
-
-def gathers_gradients_again():
-    """All-gathers the mean gradients on every rank and stores them in .grad.
-
-    caught by: ZeRO2 · memory
-    """
-
-    class ZeRO2(zero2.ZeRO2):
-        def finish_gradient_sync(self):
-            super().finish_gradient_sync()
-            for bucket in self.buckets if self.sync.enabled else []:
-                flat = bucket.layout.new_flat()
-                all_gather_single(flat, bucket.flat_parameter.shard.grad, group=bucket.layout.group)
-                for parameter, gradient in zip(bucket.parameters, bucket.layout.views(flat), strict=True):
-                    parameter.grad = gradient
-
-        def step(self):
-            super().step()
-            self.zero_grad()
 
 
 def gathers_nothing():
@@ -411,19 +360,6 @@ def hooks_lost_in_a_copy():
         def __init__(self, *args, **options):
             with mock.patch.object(zero2, "GradientSync", Sync):
                 super().__init__(*args, **options)
-
-
-def hooks_outlive_the_wrapper():
-    """Keeps the wrapper alive through its parameters: after it is deleted, it still communicates.
-
-    caught by: ZeRO2 · copies
-    """
-
-    class ZeRO2(zero2.ZeRO2):
-        def __init__(self, *args, **options):
-            super().__init__(*args, **options)
-            for parameter in self.module.parameters():
-                parameter.held_by = self
 
 
 def keeps_a_copy_of_the_parameters():
@@ -509,18 +445,6 @@ def launches_out_of_order():
         def __init__(self, *args, **options):
             super().__init__(*args, **options)
             self.sync.queue = Queue(self.buckets)
-
-
-def masters_in_float32():
-    """Converts the parameters to float32, so that sums are more precise.
-
-    caught by: ZeRO2 · bf16
-    """
-
-    class ZeRO2(zero2.ZeRO2):
-        def __init__(self, module, *args, **kwargs):
-            module.float()
-            super().__init__(module, *args, **kwargs)
 
 
 def one_bucket_late():
@@ -622,32 +546,6 @@ def shards_nothing():
             return torch.nn.utils.clip_grad_norm_(self.module.parameters(), max_norm)
 
 
-def starts_with_own_buffers():
-    """Broadcasts the parameters at construction but not the buffers.
-
-    caught by: ZeRO2 · same start
-    """
-
-    class ZeRO2(zero2.ZeRO2):
-        def __init__(self, module, *args, **kwargs):
-            own = [buffer.clone() for buffer in module.buffers()]
-            super().__init__(module, *args, **kwargs)
-            for buffer, before in zip(module.buffers(), own, strict=True):
-                buffer.copy_(before)
-
-
-def state_of_this_rank():
-    """Saves only the rank's own shard of the optimizer state.
-
-    caught by: ZeRO2 · state
-    """
-
-    class ZeRO2(zero2.ZeRO2):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            self.optimizer.state_dict = self.optimizer.inner.state_dict
-
-
 def torch_inside():
     """Cheats by using torch's DistributedDataParallel and ZeroRedundancyOptimizer.
 
@@ -672,31 +570,6 @@ def torch_inside():
             self.optimizer.step()
 
 
-def trains_while_evaluating():
-    """Switches the module to train mode in every forward, even after `eval()`.
-
-    caught by: ZeRO2 · awkward models
-    """
-
-    class ZeRO2(zero2.ZeRO2):
-        def forward(self, *inputs, **kwargs):
-            self.module.train()
-            return super().forward(*inputs, **kwargs)
-
-
-def two_buckets_in_flight():
-    """Waits only for the bucket before the previous one: two are in flight while a third is packed.
-
-    caught by: ZeRO2 · peak
-    """
-
-    class ZeRO2(zero2.ZeRO2):
-        def __init__(self, *args, **options):
-            super().__init__(*args, **options)
-            for index, bucket in enumerate(self.buckets):
-                bucket.previous = self.buckets[index - 2] if index > 1 else None
-
-
 def waits_in_the_hook():
     """Waits for each bucket in the hook that launches it.
 
@@ -714,18 +587,6 @@ def waits_in_the_hook():
                 super().__init__(*args, **options)
 
 
-def believes_no_sync():
-    """Treats finish_gradient_sync() inside no_sync() as done although nothing was sent, so the step updates nothing.
-
-    caught by: ZeRO2 · loops
-    """
-
-    class ZeRO2(zero2.ZeRO2):
-        def finish_gradient_sync(self):
-            super().finish_gradient_sync()
-            self.synced, self.sync.pending = True, False
-
-
 def hooks_ignore_no_sync():
     """Ignores no_sync(): buckets are launched inside it too.
 
@@ -737,15 +598,3 @@ def hooks_ignore_no_sync():
         def no_sync(self):
             yield
             self.finish_gradient_sync()
-
-
-def stays_synchronized_after_zero_grad():
-    """Still counts as synchronized after zero_grad(): a rank without a backward() then skips the collectives that the
-    others launch.
-
-    caught by: ZeRO2 · loops
-    """
-
-    class ZeRO2(zero2.ZeRO2):
-        def zero_grad(self, set_to_none=True):
-            self.optimizer.zero_grad()

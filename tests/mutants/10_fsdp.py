@@ -14,36 +14,6 @@ from solutions.model_state import as_dtensor, values_in
 from solutions.overlapped_ddp import OverlappedDDP
 
 
-def reducer_launches_when_full():
-    """Launches a bucket when it is full instead of in reduce().
-
-    caught by: GradientReducer · plain backward
-    """
-
-    class GradientReducer(zero3.GradientReducer):
-        def on_gradient(self, bucket_index, index):
-            super().on_gradient(bucket_index, index)
-            if not self.missing[self.buckets[bucket_index]]:
-                self.reduce([self.buckets[bucket_index]])
-
-
-def reducer_leaves_indices_missing():
-    """Packs zeros for missing gradients, but still accepts these gradients when the bucket is in flight.
-
-    caught by: GradientReducer · second gradient
-    """
-
-    class GradientReducer(zero3.GradientReducer):
-        def reduce(self, buckets):
-            for bucket in buckets:
-                if bucket not in self.launched:
-                    for index in sorted(self.missing[bucket]):
-                        bucket.pack(index)
-                    bucket.previous = self.launched[-1] if self.launched else None
-                    bucket.launch()
-                    self.launched.append(bucket)
-
-
 def reducer_leaves_out_missing_gradients():
     """Launches a bucket without packing zeros for missing gradients.
 
@@ -55,19 +25,6 @@ def reducer_leaves_out_missing_gradients():
             for bucket in buckets:
                 self.missing[bucket] = set()
             super().reduce(buckets)
-
-
-def reducer_takes_late_gradients():
-    """Packs a gradient into a bucket that is in flight.
-
-    caught by: GradientReducer · second gradient
-    """
-
-    class GradientReducer(zero3.GradientReducer):
-        def reduce(self, buckets):
-            super().reduce(buckets)
-            for bucket in buckets:
-                self.missing[bucket] = set(range(len(bucket.parameters)))
 
 
 def accepts_a_second_backward():
@@ -152,23 +109,6 @@ def evaluates_and_keeps_the_root():
         def post_forward(self, unit, submodule, inputs, output):
             if unit is not self.root or torch.is_grad_enabled():
                 super().post_forward(unit, submodule, inputs, output)
-
-
-def evaluates_while_training():
-    """Runs each forward in eval mode and restores the modes afterwards: dropout drops nothing.
-
-    caught by: ZeRO3 · awkward models
-    """
-
-    class ZeRO3(zero3.ZeRO3):
-        def forward(self, *inputs, **kwargs):
-            modes = {module: module.training for module in self.module.modules()}
-            self.module.eval()
-            try:
-                return super().forward(*inputs, **kwargs)
-            finally:
-                for module, mode in modes.items():
-                    module.training = mode
 
 
 def forward_always_frees():
@@ -266,19 +206,6 @@ def frees_before_backward_is_done():
         def reshard_if_packed(self, unit):
             if not any(self.reducer.missing[bucket] for bucket in self.buckets_of[unit]):
                 unit.reshard()
-
-
-def gathers_everything_at_once():
-    """Unshards the whole model at the start of forward.
-
-    caught by: ZeRO3 · forward memory
-    """
-
-    class ZeRO3(zero3.ZeRO3):
-        def forward(self, *inputs, **kwargs):
-            for unit in self.units:
-                unit.wait_for_unshard()
-            return super().forward(*inputs, **kwargs)
 
 
 def gathers_once():
@@ -410,32 +337,6 @@ def gradients_summed():
                 zero3.UnitBucket = before
 
 
-def hides_a_copy_in_arrays():
-    """Keeps a copy of all parameters in NumPy arrays, where no tensor shows it.
-
-    caught by: ZeRO3 · memory
-    """
-
-    class ZeRO3(zero3.ZeRO3):
-        def __init__(self, module, *args, **options):
-            whole = [each.detach().cpu().numpy().copy() for each in module.parameters()]
-            super().__init__(module, *args, **options)
-            self.whole = whole
-
-
-def hides_a_copy_in_storages():
-    """Keeps a copy of all parameters in storages without a tensor.
-
-    caught by: ZeRO3 · memory
-    """
-
-    class ZeRO3(zero3.ZeRO3):
-        def __init__(self, module, *args, **options):
-            whole = [each.detach().clone().untyped_storage() for each in module.parameters()]
-            super().__init__(module, *args, **options)
-            self.whole = whole
-
-
 def ignores_compute_dtype():
     """Ignores compute_dtype and computes in the parameters' own dtype.
 
@@ -445,19 +346,6 @@ def ignores_compute_dtype():
     class ZeRO3(zero3.ZeRO3):
         def __init__(self, module, units=None, compute_dtype=None, **options):
             super().__init__(module, units, **options)
-
-
-def keeps_a_full_copy_in_a_closure():
-    """Keeps a full-precision copy of all parameters in a closure, where no attribute shows it.
-
-    caught by: ZeRO3 · forward memory
-    """
-
-    class ZeRO3(zero3.ZeRO3):
-        def __init__(self, module, *args, **options):
-            whole = [each.detach().clone() for each in module.parameters()]
-            super().__init__(module, *args, **options)
-            self.undo = lambda: whole
 
 
 def keeps_calls_open():
@@ -912,32 +800,6 @@ def shards_nothing():
             return {name: value.detach().clone() for name, value in self.module.state_dict().items()}
 
 
-def starts_with_own_buffers():
-    """Does not broadcast the buffers.
-
-    caught by: ZeRO3 · forward values
-    """
-
-    class ZeRO3(zero3.ZeRO3):
-        def __init__(self, module, *args, **options):
-            own = [each.clone() for each in module.buffers()]
-            super().__init__(module, *args, **options)
-            for buffer, value in zip(module.buffers(), own, strict=True):
-                buffer.copy_(value)
-
-
-def state_dict_of_everything():
-    """Includes the full parameters, whose memory is freed, in state_dict().
-
-    caught by: ZeRO3 · own state
-    """
-
-    class ZeRO3(zero3.ZeRO3):
-        def __init__(self, *args, **options):
-            super().__init__(*args, **options)
-            self._state_dict_hooks.clear()
-
-
 def state_is_not_a_copy():
     """Returns the buffers themselves instead of copies, so the saved state keeps changing.
 
@@ -1043,18 +905,6 @@ def torch_inside():
 
         def finish_gradient_sync(self):
             pass
-
-
-def trains_while_evaluating():
-    """Switches the module to train mode in every forward, even after `eval()`.
-
-    caught by: ZeRO3 · awkward models
-    """
-
-    class ZeRO3(zero3.ZeRO3):
-        def forward(self, *inputs, **kwargs):
-            self.module.train()
-            return super().forward(*inputs, **kwargs)
 
 
 def waits_for_what_is_ahead():

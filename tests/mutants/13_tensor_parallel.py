@@ -1,6 +1,5 @@
 """Mutants of this chapter that a row of its table cannot say. Each function is one: see tests/mutants."""
 
-import copy
 from unittest import mock
 
 import torch
@@ -11,121 +10,6 @@ from torch.autograd import Variable
 
 from solutions import tensor_operators, tensor_parallel
 from solutions.tensor_operators import sum_over_ranks
-
-
-def sum_by_gathering():
-    """Gathers all partial sums and adds them up, which sends more bytes than an all-reduce.
-
-    caught by: sum_over_ranks · wire
-    """
-
-    class SumOverRanks(tensor_operators.SumOverRanks):
-        @staticmethod
-        def forward(ctx, partial, group):
-            parts = [torch.empty_like(partial) for _ in range(dist.get_world_size(group))]
-            dist.all_gather(parts, partial.contiguous(), group=group)
-            return sum(parts)
-
-    def sum_over_ranks(tensor, group=None):
-        return SumOverRanks.apply(tensor, group)
-
-
-def sum_by_torch():
-    """Calls torch's differentiable all-reduce, whose backward is an all-reduce as well.
-
-    caught by: sum_over_ranks · plain sum
-    """
-
-    def sum_over_ranks(partial, group=None):
-        return torch.distributed.nn.functional.all_reduce(partial, group=group or dist.group.WORLD)
-
-
-def sum_in_both_directions():
-    """Adds up the gradients, too, although each rank already has the complete one.
-
-    caught by: sum_over_ranks · plain sum
-    """
-
-    class SumOverRanks(tensor_operators.SumOverRanks):
-        @staticmethod
-        def forward(ctx, partial, group):
-            ctx.group = group
-            return tensor_operators.SumOverRanks.forward(ctx, partial, group)
-
-        @staticmethod
-        def backward(ctx, gradient):
-            total = gradient.clone()
-            dist.all_reduce(total, group=ctx.group)
-            return total, None
-
-    def sum_over_ranks(tensor, group=None):
-        return SumOverRanks.apply(tensor, group)
-
-
-def sum_in_float32():
-    """Adds up in float32.
-
-    caught by: sum_over_ranks · plain sum
-    """
-
-    def sum_over_ranks(partial, group=None):
-        return tensor_parallel.sum_over_ranks(partial.float(), group).to(partial.dtype)
-
-
-def sum_is_a_mean():
-    """Divides the sum by the number of ranks, as data parallelism does.
-
-    caught by: sum_over_ranks · plain sum
-    """
-
-    class SumOverRanks(tensor_operators.SumOverRanks):
-        @staticmethod
-        def forward(ctx, partial, group):
-            return tensor_operators.SumOverRanks.forward(ctx, partial, group) / dist.get_world_size(group)
-
-    def sum_over_ranks(tensor, group=None):
-        return SumOverRanks.apply(tensor, group)
-
-
-def sum_of_own_part():
-    """Returns the rank's own partial sum.
-
-    caught by: sum_over_ranks · plain sum
-    """
-
-    class SumOverRanks(tensor_operators.SumOverRanks):
-        @staticmethod
-        def forward(ctx, partial, group):
-            return partial.clone()
-
-    def sum_over_ranks(tensor, group=None):
-        return SumOverRanks.apply(tensor, group)
-
-
-def sum_over_the_world():
-    """Ignores the group.
-
-    caught by: sum_over_ranks · group
-    """
-
-    def sum_over_ranks(partial, group=None):
-        return tensor_parallel.sum_over_ranks(partial)
-
-
-def sum_overwrites():
-    """All-reduces the argument itself.
-
-    caught by: sum_over_ranks · plain sum
-    """
-
-    class SumOverRanks(tensor_operators.SumOverRanks):
-        @staticmethod
-        def forward(ctx, partial, group):
-            dist.all_reduce(partial, group=group)
-            return partial.clone()
-
-    def sum_over_ranks(tensor, group=None):
-        return SumOverRanks.apply(tensor, group)
 
 
 def copy_in_many_messages():
@@ -144,16 +28,6 @@ def copy_in_many_messages():
 
     def copy_to_ranks(tensor, group=None):
         return CopyToRanks.apply(tensor, group)
-
-
-def copy_over_the_world():
-    """Ignores the group.
-
-    caught by: copy_to_ranks · group
-    """
-
-    def copy_to_ranks(x, group=None):
-        return tensor_parallel.copy_to_ranks(x)
 
 
 def copy_overwrites_gradient():
@@ -989,19 +863,6 @@ def model_gathers_weights_for_logits():
         return model
 
 
-def model_keeps_the_whole():
-    """Keeps the whole model for a state dict.
-
-    caught by: parallelize · memory
-    """
-
-    def parallelize(model, group=None, sequence_parallel=False):
-        whole = copy.deepcopy(model)
-        model = tensor_parallel.parallelize(model, group, sequence_parallel)
-        model.whole = [whole]
-        return model
-
-
 def model_rejects_nothing():
     """Truncates heads that N does not divide, without an error.
 
@@ -1080,36 +941,6 @@ def model_sums_complete_gradients():
     def parallelize(model, group=None, sequence_parallel=False):
         model = tensor_parallel.parallelize(model, group, sequence_parallel)
         model.__class__ = ParallelGPT
-        return model
-
-
-def model_ties_equal_weights():
-    """Takes two weights for the same parameter if they have the same values.
-
-    caught by: parallelize · models
-    """
-
-    def parallelize(model, group=None, sequence_parallel=False):
-        is_tied = torch.equal(model.output.weight, model.token_embedding.weight)
-        model = tensor_parallel.parallelize(model, group, sequence_parallel)
-        if is_tied:
-            model.output.weight = model.token_embedding.weight
-        return model
-
-
-def model_with_a_view_of_the_output():
-    """The output layer's weight is a view of the whole one, which costs nothing only where it is tied.
-
-    caught by: parallelize · memory
-    """
-
-    def parallelize(model, group=None, sequence_parallel=False):
-        whole = model.output.weight
-        is_tied = whole is model.token_embedding.weight
-        model = tensor_parallel.parallelize(model, group, sequence_parallel)
-        if not is_tied and len(whole) % dist.get_world_size(group) == 0:
-            own = whole.detach().chunk(dist.get_world_size(group))[dist.get_rank(group)]
-            model.output.weight = nn.Parameter(own)
         return model
 
 
@@ -1203,13 +1034,3 @@ def model_with_the_first_positions():
         model = tensor_parallel.parallelize(model, group, sequence_parallel)
         model.__class__ = ParallelGPT
         return model
-
-
-def model_without_tokens():
-    """Ignores sequence_parallel.
-
-    caught by: parallelize · activations
-    """
-
-    def parallelize(model, group=None, sequence_parallel=False):
-        return tensor_parallel.parallelize(model, group)

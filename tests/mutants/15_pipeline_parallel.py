@@ -3,21 +3,6 @@
 import torch.distributed as dist
 
 from solutions import neighbors, pipeline
-from solutions.pipeline_schedules import Action
-
-
-def chunks_breadth_first():
-    """Runs a chunk for all micro-batches before the next chunk.
-
-    caught by: interleaved · the example
-    """
-
-    def interleaved(stages, micro_batches, chunks):
-        if micro_batches % stages:
-            raise ValueError(f"{micro_batches} is not a multiple of {stages}")
-        forwards = [Action("F", index, chunk) for chunk in range(chunks) for index in range(micro_batches)]
-        backwards = [Action("B", index, chunk) for chunk in reversed(range(chunks)) for index in range(micro_batches)]
-        return [forwards + backwards for _ in range(stages)]
 
 
 def finish_does_not_wait():
@@ -230,20 +215,6 @@ def send_without_tags():
             return received
 
 
-def chunk_keeps_its_outputs():
-    """Keeps the tensors of a micro-batch after its backward.
-
-    caught by: Chunk · plain chunk
-    """
-
-    class Chunk(pipeline.Chunk):
-        def run_backward(self, micro_batch, gradient):
-            kept = self.kept[micro_batch]
-            gradient = super().run_backward(micro_batch, gradient)
-            self.kept[micro_batch] = kept
-            return gradient
-
-
 def chunk_remembers_one_micro_batch():
     """Keeps only the latest micro-batch.
 
@@ -305,30 +276,6 @@ def clip_scales_up():
             return norm
 
 
-def keeps_the_whole_model():
-    """Keeps the layers of all stages.
-
-    caught by: Pipeline · memory
-    """
-
-    class Pipeline(pipeline.Pipeline):
-        def __init__(self, layers, *args, **kwargs):
-            super().__init__(layers, *args, **kwargs)
-            self.whole = layers
-
-
-def losses_are_not_appended():
-    """Computes the losses, but does not append them to self.losses.
-
-    caught by: Pipeline · plain model
-    """
-
-    class Pipeline(pipeline.Pipeline):
-        def run(self, action, inputs, targets):
-            super().run(action, inputs, targets)
-            self.losses.clear()
-
-
 def run_expects_gradients_like_inputs():
     """Receives a gradient with the shape of the chunk's input, which may be wider than its output.
 
@@ -383,33 +330,6 @@ def run_sends_twice():
                 super().run(action, inputs, targets)
 
 
-def run_waits_for_its_messages():
-    """Waits for each message before the next action.
-
-    caught by: Pipeline · no waiting
-    """
-
-    class Pipeline(pipeline.Pipeline):
-        def run(self, action, inputs, targets):
-            super().run(action, inputs, targets)
-            for messages in self.neighbors.in_flight.values():
-                for work, _ in messages:
-                    work.wait()
-
-
-def tied_gradients_are_a_mean():
-    """Takes the mean of the copies' gradients.
-
-    caught by: Pipeline · tied GPT
-    """
-
-    class Pipeline(pipeline.Pipeline):
-        def sum_tied_gradients(self):
-            super().sum_tied_gradients()
-            for parameter, stages in self.tied:
-                parameter.grad /= len(stages)
-
-
 def tied_gradients_by_all_reduce():
     """Adds up a tied gradient over all stages, those that do not have it, too.
 
@@ -427,16 +347,3 @@ def tied_gradients_by_all_reduce():
                 others = [stage for stage in stages if stage != self.stage]
                 again = [(parameter.grad.clone(), stage) for stage in others]
                 pipeline.InFlight(again, [(parameter.grad.clone(), stage) for stage in others], self.group).wait()
-
-
-def tied_gradients_of_the_first_pair():
-    """Adds up the gradients of only one parameter, although a stage may share several.
-
-    caught by: Pipeline · many ties
-    """
-
-    class Pipeline(pipeline.Pipeline):
-        def sum_tied_gradients(self):
-            every, self.tied = self.tied, self.tied[:1]
-            super().sum_tied_gradients()
-            self.tied = every

@@ -99,6 +99,8 @@ def notebooks(selection: Selection) -> Phase:
         chosen = QUICK_NOTEBOOKS
     # Notebooks often wait for their ranks to start.
     workers = 1 if selection.alone else calibration.workers(calibration.cores() + 1)
+    if chosen != NOTEBOOK_FOLDERS:
+        workers = min(workers, len(chosen))
     options = [f"--nbval-cell-timeout={scaled(CELL_S):g}", f"--nbval-kernel-startup-timeout={scaled(KERNEL_START_S):g}"]
     command = pytest_command("--nbval", *options, *chosen, "-n", str(workers), *BY_FILE, *STRICT)
     return Phase("notebooks", (command,), is_pytest=True, workers=workers, notebooks=chosen)
