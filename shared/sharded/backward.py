@@ -111,7 +111,7 @@ class ForwardBegin:
     def __init__(self, flat_parameters: list, inputs: object = ()):
         if torch._C._are_functorch_transforms_active():
             raise RuntimeError(
-                "torch.func's transforms, such as grad() and vmap(), are not supported, because the gradients of a "
+                "torch.func's transforms, such as grad(), are not supported, because the gradients of a "
                 "sharded model are complete only after finish_gradient_sync(): call them on the module itself, before "
                 "you wrap it"
             )
@@ -134,7 +134,7 @@ class ForwardBegin:
     def tensors_of(self, output) -> Iterator[Tensor]:
         """Yield the tensors that autograd passes before it reaches the unit that returned this output.
 
-        The unit may have written results into its inputs, as into a preallocated `out`. Then, these have a graph now.
+        The unit may have written results into its inputs, as into an `out` of its caller. Then, these have a graph now.
         """
         inputs, self.without_gradient = self.without_gradient, []  # this object stays alive until backward
         for tensor in dict.fromkeys((*tensors_in(output), *inputs)):

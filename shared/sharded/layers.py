@@ -43,7 +43,7 @@ def as_shard(tensor: Tensor, group: dist.ProcessGroup | None) -> nn.Parameter:
 def expect_own_shards(layer: nn.Module, *names: str) -> None:
     """Let a split layer raise a RuntimeError in forward, if its parameters of these names are no longer its own.
 
-    weight_norm, pruning and other parametrizations compute them from new parameters, each rank from its shard.
+    weight_norm() and pruning, for example, compute them from new parameters, each rank from its shard.
     """
     layer.register_forward_pre_hook(functools.partial(_reject_computed, names))
 
