@@ -30,5 +30,5 @@ def test_an_unsolved_lab_fails_every_check_with_a_helpful_message(chapter):
         errors = [output for output in cell.outputs if output.output_type == "error"]
         assert [error.ename for error in errors] == ["CheckFailed"], f"{cell.source}\n{text}"
         assert "it is not written yet" in text, f"{cell.source}\n{text}"
-        assert "not written yet" in errors[0].evalue
+        assert "not written yet" in errors[0].evalue or "not there yet" in errors[0].evalue  # if some checks pass
         assert not any("framework.py" in line for line in errors[0].traceback)
