@@ -53,7 +53,9 @@ def _empty(folder: Path) -> None:
         FileExistsError: If the folder contains something else.
     """
     if folder.is_dir() and any(folder.iterdir()) and not (folder / ".buildinfo").exists():
-        raise FileExistsError(f"{folder} contains something else than a site")
+        raise FileExistsError(
+            f"{folder} contains something else than a site: choose an empty folder, or that of an earlier site"
+        )
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -27,9 +27,9 @@ def second_gradient(parameter: nn.Parameter) -> str:
 def stale_gradient(parameter: nn.Parameter) -> str:
     """Say that backward() has added a gradient to what a reduce-scatter has overwritten, and what to do."""
     return (
-        f"an earlier backward() has reduced the gradient of {name_of(parameter)} already: let gradients accumulate "
-        "inside the optimizer's no_sync(), except in the last backward() before step(), call its zero_grad() between "
-        "step() and backward(), and clip_grad_norm_() after the last backward()"
+        f"an earlier backward() has reduced the gradient of {name_of(parameter)}, and this one has added to it. "
+        "To accumulate gradients, run all but the last backward() in the optimizer's no_sync(). Call its zero_grad() "
+        "after each step(), and clip_grad_norm_() after the last backward()"
     )
 
 

@@ -75,7 +75,9 @@ def reject_joint(module: nn.Module, group: dist.ProcessGroup | None) -> None:
     ranks = {*dist.get_process_group_ranks(group or dist.group.WORLD)}
     for name, layer in module.named_modules():
         if isinstance(layer, nn.parallel.DistributedDataParallel):
-            raise ValueError(f"{name or 'the module'} is a DistributedDataParallel, which averages: wrap its .module")
+            raise ValueError(
+                f"{name or 'the module'} is a DistributedDataParallel, which already averages gradients: wrap its .module"
+            )
         guard = getattr(layer, "guard", None)
         if isinstance(guard, Guard) and guard.is_joint:
             shared = ranks & {*dist.get_process_group_ranks(guard.alarm.group or dist.group.WORLD)}

@@ -91,7 +91,7 @@ def forbid_reads(parameters: Iterable[nn.Parameter]) -> None:
         if parameter._version != getattr(parameter, "version_before_reads", parameter._version):
             raise RuntimeError(
                 f"{describe(parameter)} was changed in place, for example in forward() or by nn.Embedding(max_norm=…), "
-                "but what is changed here is no shard, and would be lost: change the values between steps, with "
+                "but this change would be lost, because it is not in the shard: change the values between steps, with "
                 "full_state_dict() and load_full_state_dict()"
             )
         if parameter.numel():
