@@ -76,7 +76,7 @@ def reject_joint(module: nn.Module, group: dist.ProcessGroup | None) -> None:
     for name, layer in module.named_modules():
         if isinstance(layer, nn.parallel.DistributedDataParallel):
             raise ValueError(
-                f"{name or 'the module'} is a DistributedDataParallel, which already averages gradients: wrap its .module"
+                f"{name or 'the module'} is a DistributedDataParallel, which averages gradients, too: wrap its .module"
             )
         guard = getattr(layer, "guard", None)
         if isinstance(guard, Guard) and guard.is_joint:
