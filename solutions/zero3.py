@@ -116,7 +116,6 @@ class ZeRO3(ShardedModule):
             materializer.fill_buffers(module)
             new_flat_parameter = partial(DeferredFlatParameter, materializer=materializer)
         broadcast_buffers(module, group)
-
         unit_of = shard_into_units(module, units, compute_dtype, reshard_after_forward, group, new_flat_parameter)
         self.units, self.root = list(unit_of.values()), unit_of[module]
         self.flat_parameters = [flat for unit in self.units for flat in unit.flat_parameters]

@@ -578,7 +578,6 @@ class ZeRO3(ZeRO3):
             materializer.fill_buffers(module)
             new_flat_parameter = partial(DeferredFlatParameter, materializer=materializer)
         broadcast_buffers(module, group)
-
         unit_of = shard_into_units(
             module, units, compute_dtype, reshard_after_forward, group, new_flat_parameter
         )
