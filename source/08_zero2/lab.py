@@ -385,9 +385,23 @@ check.ZeRO2()
 # No reduce-scatter may be repeated, and clipping may send only one additional element. The last three lines of the
 # check copy, save and load the wrapper, and try `create_graph=True` again. The given code and your `pack` handle these.
 #
-# <details><summary>Hint</summary>Write one helper method, and call it in <code>step()</code> and in
+# <details><summary>Hint 1</summary>Write one helper method, and call it in <code>step()</code> and in
 # <code>clip_grad_norm_()</code>. Which two methods set <code>self.synced</code> to False? And may
 # <code>finish_gradient_sync()</code> set it to True inside <code>no_sync()</code>?</details>
+# <details><summary>Hint 2</summary>
+#
+# This is what `step()` finds after different loops. Before each of them, another `step()` has run. In which rows
+# does `finish_gradient_sync()` still have to be called?
+#
+# | since that `step()` | `synced` | `pending` | `done` |
+# |---|---|---|---|
+# | `backward()` | False | False | True |
+# | nothing, because this rank has no batch | False | False | False |
+# | `backward()` inside `no_sync()` | False | True | False |
+# | `backward()`, `finish_gradient_sync()` | True | False | False |
+# | `backward()`, `finish_gradient_sync()`, `backward()` | True | False | True |
+#
+# </details>
 
 # %% tags=["check"] grade_id="check-zero2-loops" points=2
 check.every_loop()

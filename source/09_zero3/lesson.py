@@ -375,7 +375,8 @@ lifetime_plots.lifetimes(lives, psi, expected_bytes)
 #
 # On the right, the root is the only unit, and the peak is *higher* than with ZeRO-2: the rank holds its shard and, on
 # top of it, all parameters. You get the same result if you wrap a model in FSDP without naming its units. The losses
-# are right, so nothing warns you.
+# are right, so nothing warns you. With the 80 blocks of Llama 2 70B as units, bf16 parameters would peak at about 5 GB
+# on each of 64 GPUs. Without units, they would peak at 140 GB, and we are back at the beginning of this lesson.
 #
 # Smaller units lower the peak: with n equal units, its last term is (Ψ − root)/n. But a step then has 3n + 2
 # collectives, each with its latency α (chapter 03). Halving our blocks would save half a block of memory, and take 38
@@ -500,11 +501,13 @@ plots.bars(times.ms(), "ms per step, without the optimizer (median of 8 rounds)"
 
 # %% [markdown] slideshow={"slide_type": "slide"}
 # Ten of the twelve all-gathers can be hidden. The first one in forward cannot, because no earlier block launches it.
-# What about the first one in backward?
+# What about the first one in backward? Expect the measured saving to differ from the bytes' time by some tens of
+# milliseconds, because four ranks share two cores.
 #
-# The next figure shows a step without prefetching, and one with it, numbered by block. Collectives without a number
-# belong to the root. In backward, prefetched all-gathers have long bars, because a bar ends only when the rank has
-# waited for it. Compare the waits in both steps, and find a block that is all-gathered twice in a row:
+# The next figure shows a single step without prefetching, and one with it, so they may be longer or shorter than the
+# medians in the bars. The numbers are those of the blocks. Collectives without a number belong to the root. In
+# backward, prefetched all-gathers have long bars, because a bar ends only when the rank has waited for it. Compare the
+# waits in both steps, and find a block that is all-gathered twice in a row:
 
 # %% tags=["nbval-ignore-output"] slideshow={"slide_type": "-"}
 without, ahead = ranks.pull("lines")[0]
@@ -552,9 +555,10 @@ lives = {name: life for name, (_, life, _) in steps.items()}
 widgets.lifetime_stepper(lives, psi, expected_bytes, of="prefetching")
 
 # %% [markdown] slideshow={"slide_type": "-"}
-# With `reshard_after_forward=False`, you send no more than data parallelism. In time, you gain little here (compare the
-# two lower bars), because prefetching had already hidden five of the six all-gathers that you save; the sixth is block
-# 5's. In exchange, the peak is that of a model without units, 1.25 · 4Ψ: the parameters are sharded only between steps.
+# With `reshard_after_forward=False`, you send no more than data parallelism. In time, you gain less than from
+# prefetching (compare the three bars), because prefetching had already hidden five of the six all-gathers that you
+# save. The sixth is block 5's, and six fewer collectives also leave the two cores more time to compute. In exchange,
+# the peak is that of a model without units, 1.25 · 4Ψ: the parameters are sharded only between steps.
 
 # %% [markdown]
 # ## The production version

@@ -603,8 +603,10 @@ round_ms = {way: sum(parts.values()) for way, parts in parts_ms.items()}
 plots.bars(round_ms, "ms of a round of ten steps (medians of 5 rounds)")
 
 # %% [markdown]
-# If the steps last long enough, they hide the writing, and only staging is left. Most of the half second is gone. Not
-# all of it, because the thread needs CPU cores, too, and slows down the steps. That is why we compare whole rounds.
+# If the steps last long enough, they hide the writing, and only staging is left: `async_save` blocks training for a
+# small part of the time that `save` does. Its rounds are still longer than those without a save. The thread needs CPU
+# cores, too, and here, four ranks share two of them. Even in the rounds of `save`, which has no thread, the steps do
+# not always take equally long. That is why we compare whole rounds.
 #
 # Three rules keep asynchronous saves safe:
 #
