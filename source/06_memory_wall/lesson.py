@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 06 · The memory wall
 #
-# **50–75 minutes.** After this lesson, you will be able to:
+# **50–80 minutes.** After this lesson, you will be able to:
 #
 # - say what a rank holds at each moment of a training step, in bytes per parameter,
 # - train in mixed precision by hand, and say what it saves and what it does not,
@@ -20,7 +20,7 @@
 # %% [markdown]
 # ## Where we are
 #
-# The parameters of a 7B model take 14 GB in 16 bits. You rent a hundred GPUs of 80 GB, wrap the model in DDP, and every
+# The parameters of a 7B model take 28 GB in fp32. You rent a hundred GPUs of 80 GB, wrap the model in DDP, and every
 # one of the hundred runs out of memory in its first step. Where did the bytes go? Let's count them in a small GPT with
 # AdamW, using `shared.memory`.
 
@@ -282,9 +282,12 @@ plots.loss_curves(curves)
 # %% [markdown]
 # ## What forward keeps
 #
-# Take one block of our GPT. Which tensors does backward need? A linear layer needs its input, to compute the gradient
-# of its weight. A norm and GELU need their inputs, too. An addition needs nothing. We count in units of *s·b·h*
-# elements (sequence length × batch size × hidden width):
+# Nearly two thirds of the peak in your first step were activations. Sixteen bits halve them. Could a rank also keep
+# *fewer* of them? To find out, we need to know which tensors they are.
+#
+# Take one block of our GPT, and ask what backward needs. A linear layer needs its input, to compute the gradient of its
+# weight. A norm and GELU need their inputs, too. An addition needs nothing. We count in units of *s·b·h* elements
+# (sequence length × batch size × hidden width):
 #
 # | layers | tensors kept for backward | elements / sbh |
 # |---|---|---|
@@ -366,9 +369,10 @@ kept = {
 }
 
 # %% [markdown]
-# Our own block uses **fused attention**, as in FlashAttention: one kernel that never stores the scores. In backward, it
-# recomputes them piece by piece, and softmax is exp(score − log-sum-exp). Look at how the bytes *per token* grow with
-# the sequence length in the two blocks:
+# Our own block uses **fused attention**, as in FlashAttention: one kernel that never stores the scores. Backward
+# computes them again, piece by piece. To turn a score back into its softmax weight, it only needs the log-sum-exp of
+# the row, because the weight is exp(score − log-sum-exp). So forward keeps one element per row instead of s. Look at
+# how the bytes *per token* grow with the sequence length in the two blocks:
 
 # %% tags=["nbval-ignore-output"]
 kept = ranks.pull("kept")[0]
@@ -436,8 +440,9 @@ assert 0.9 * derived < left < derived
 plots.memory_over_step(peaks["checkpointed"].samples)
 
 # %% [markdown] tags=["open"]
-# In backward, each block is recomputed, used and freed before the next one begins. The figure marks the peak of all
-# memory. Without checkpointing, the activations alone take about twice that. With it, they peak when backward begins.
+# In backward, each block is recomputed, used and freed before the next one begins: every spike is one block. The
+# activations peak at the first spike, while the inputs of all eight blocks are still held. All memory together peaks at
+# the last one, when nearly all gradients exist. Without checkpointing, the activations alone take about twice that.
 #
 # **Predict.** Assume that backward takes twice as long as forward. How much longer do forward and backward take
 # together if all blocks are checkpointed? 0.5 means 50% longer.
@@ -464,8 +469,11 @@ plots.bars({f"{phase}, {name}": parts_ms[name][phase] for phase, name in rows}, 
 # %% [markdown]
 # Most of the extra time is in backward, which now also runs the forward of the blocks. If backward takes twice as long
 # as forward, one more forward adds a third. If both take equally long, it adds half. The plain model's two bars tell
-# you where you are. What `checkpoint` itself costs in Python comes on top. Forward has it, too, but it may be smaller
-# than the noise.
+# you where you are: divide its forward by the sum of the two.
+#
+# Did you measure more than that? The difference is the price of `checkpoint` itself. It runs Python code for each
+# tensor that a block saves, in the first forward and again in the second. Our blocks are so small that this takes a
+# visible share of the time. In the large blocks of a real model, that share vanishes, and about a third remains.
 #
 # **Selective checkpointing** (`create_selective_checkpoint_contexts`) recomputes only what is large and cheap to
 # compute, such as materialized scores.
@@ -473,8 +481,9 @@ plots.bars({f"{phase}, {name}": parts_ms[name][phase] for phase, name in rows}, 
 # %% [markdown]
 # ## How large a model fits?
 #
-# In chapters 07 to 09, the ranks will shard more and more of the model state. In mixed precision, these are its bytes
-# per rank:
+# Back to your hundred GPUs. Fewer activations do not save them, because the model state alone needs 112 GB on each. In
+# chapters 07 to 09, the ranks shard more and more of it. What will that buy? In mixed precision, the model state of a
+# rank takes these bytes:
 #
 # | | parameters | gradients | optimizer state |
 # |---|---|---|---|

@@ -2,26 +2,34 @@
 # jupyter:
 #   course:
 #     module: zero1
-#     minutes: 100
+#     minutes: 120
 # ---
 
 # %% [markdown]
 # # Lab 07 · ZeRO-1
 #
-# **100 minutes, 12 points**, and another 20 minutes and 4 points for an optional exercise. You build `ZeRO1`, an
+# **120 minutes, 12 points**, and another 25 minutes and 4 points for an optional exercise. You build `ZeRO1`, an
 # optimizer whose state is sharded over N ranks. In each step, a rank gets the mean gradient of its shard, updates its
 # shard of the parameters, and all-gathers the other shards. The lesson's `ShortZeRO1` did that for one model and AdamW.
 # Yours is a real `torch.optim.Optimizer`: it works with param groups, schedulers, clipping, frozen and unused
 # parameters, and its checkpoints fit any number of ranks.
 #
-# You build it from small objects:
+# You build it from small objects. When all of them are there, a training step runs like this:
 #
-# - `FlatParameter` stores the parameters in one flat tensor (7.1),
-# - `FlatGradients` does the same for their gradients, and averages this rank's shard of them (7.2),
-# - `ShardedOptimizer` updates shards with an inner optimizer, and all-gathers them (7.3),
-# - `ZeRO1` is a `ShardedOptimizer` that also averages the gradients (7.4),
-# - `clip_shards_` clips by one norm for all ranks (7.5),
-# - `gather_state` and `shard_entry` are for checkpoints (7.6, optional).
+# ```python
+# zero1.zero_grad()                   # 7.4: FlatGradients.reset() makes every .grad a slice of one flat tensor
+# loss.backward()                     # autograd adds this rank's gradients to that tensor
+# zero1.step()                        # 7.4: calls the next three, in this order
+#     gradients.reduce()              # 7.2: FlatGradients reduce-scatters; this rank gets the mean of its shard
+#     inner.step()                    # 7.3: ShardedOptimizer updates this rank's shard
+#     flat.launch_all_gather()        # 7.1: FlatParameter fetches the other ranks' new shards
+# ```
+#
+# Between backward and the step, `clip_shards_` clips by one norm for all ranks (7.5). `gather_state` and `shard_entry`
+# are for checkpoints (7.6, optional).
+#
+# Come back to the listing whenever you lose track. Several cells are given, and where the text says that you need not
+# read them, run them and go on.
 #
 # Each exercise has a check. The checks judge values, the bytes that a rank holds, and the bytes that it sends, but
 # never how long anything takes.
@@ -36,7 +44,7 @@ from shared.predictions import predicted
 ranks.start(world_size=4)
 
 # %% [markdown]
-# ## Exercise 7.1 · A flat parameter (15 min, 2 points)
+# ## Exercise 7.1 · A flat parameter (18 min, 2 points)
 #
 # A flat parameter holds all parameters side by side. It is padded to a multiple of N and cut into N equal shards, of
 # which rank r owns the r-th. A shard may begin and end in the middle of a parameter. That does no harm, because Adam
@@ -207,7 +215,7 @@ print(flat_parameter.flat_param.tolist(), "own shard:", flat_parameter.shard.tol
 check.FlatParameter()
 
 # %% [markdown]
-# ## Exercise 7.2 · The gradient of a shard (20 min, 3 points)
+# ## Exercise 7.2 · The gradient of a shard (25 min, 3 points)
 #
 # A rank that updates one shard needs the mean gradient of that shard and no other. A reduce-scatter gives it the sum of
 # exactly these gradients, and sends half as many bytes as an all-reduce.
@@ -480,7 +488,7 @@ class OverlappedGradients(OverlappedGradients):
 
 
 # %% [markdown]
-# ## Exercise 7.3 · Updating shards (25 min, 3 points)
+# ## Exercise 7.3 · Updating shards (30 min, 3 points)
 #
 # You build `ShardedOptimizer`, the base class of `ZeRO1`. Both are torch optimizers, and you use them like any other. A
 # step of `ZeRO1` has three parts:
@@ -769,7 +777,7 @@ print(weight.tolist())
 check.ShardedOptimizer()
 
 # %% [markdown]
-# ## Exercise 7.4 · ZeRO-1 (12 min, 2 points)
+# ## Exercise 7.4 · ZeRO-1 (15 min, 2 points)
 #
 # `ZeRO1` is a `ShardedOptimizer` that also has `FlatGradients`. New compared with the lesson: closures, and a guard
 # against gradients that a step has already used. `reduce_gradients()` is given. It calls `reduce()` of each
@@ -1006,7 +1014,7 @@ print(weight.tolist())
 check.ZeRO1()
 
 # %% [markdown]
-# ## Exercise 7.5 · Break it: one norm for all (15 min, 2 points)
+# ## Exercise 7.5 · Break it: one norm for all (18 min, 2 points)
 #
 # Gradient clipping scales the gradients so that their norm over *all* parameters is at most `max_norm`. Now that each
 # rank has the mean gradient of its own shard, it seems natural to let each rank clip that shard by itself:
@@ -1111,7 +1119,7 @@ print(f"element {own_gradient[0].item():.2f}, norm {norm.item():.2f}")
 check.clip_grad_norm_()
 
 # %% [markdown]
-# ## Exercise 7.6 · Stretch: a checkpoint that fits any number of ranks (20 min, 4 points)
+# ## Exercise 7.6 · Stretch: a checkpoint that fits any number of ranks (25 min, 4 points)
 #
 # Each rank holds only its shard of the optimizer state. If you want to resume on a different number of ranks, or with a
 # plain optimizer, the checkpoint must hold the full state of each parameter:

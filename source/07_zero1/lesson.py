@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 07 · ZeRO-1
 #
-# **50–80 minutes.** After this lesson, you will be able to:
+# **50–85 minutes.** After this lesson, you will be able to:
 #
 # - shard the optimizer state over the ranks, and explain why assigning whole parameters to ranks cannot divide it
 #   equally,
@@ -465,8 +465,9 @@ for name, operations in (("data parallelism", 1), ("ZeRO-1", 6)):  # 3 sends and
 
 # %% [markdown]
 # Each bar names its block: a5 is the all-reduce of block 5, g5 its all-gather, and r5 its reduce-scatter. A bar ends
-# when the rank has waited for the collective, even if the data arrived earlier. Look at what is in flight during
-# forward:
+# when the rank has waited for the collective, even if the data arrived earlier. So most of the r bars end together,
+# when backward is over and the rank begins to wait. *Exposed* is the time during which something is in flight and
+# nothing is computed. Look at what is in flight during forward:
 
 # %% tags=["nbval-ignore-output"]
 times, lines = ranks.pull("times")[0], ranks.pull("lines")[0]
@@ -482,15 +483,17 @@ plots.timeline(list(lines.values()), list(lines), hidden=False)
 # 0.86 times as long.
 #
 # The measured ratio is larger. Where is the rest? Backward takes longer in the lower timeline: its hooks pack each
-# gradient and launch six transfers in Python, on the same cores. The transfers are late as well: when backward ends,
-# two reduce-scatters are still in flight, and the rank has to wait for them.
+# gradient and launch six transfers in Python, on the same cores. So the reduce-scatters are launched later, too. The
+# last one, r0, cannot be launched before backward has ended, and has no computation left to hide behind.
 #
 # The saving is worth most where communication is the bottleneck. On a link that is fast enough to hide every all-reduce
-# but the last behind backward, there is nothing left to win: ZeRO-1 exposes the two halves of that last one instead.
+# but the last behind backward, there is nothing left to win. Data parallelism exposes that last one, a0. ZeRO-1 exposes
+# its two halves: r0 after backward, and g0 before forward.
 #
-# The hook of a block is the weak point. A checkpoint, an average of the weights, or a layer that uses another
-# block's weight would read parameters without it, and get values that are partly old and partly new. So in the lab's
-# `ZeRO1(..., module=module)`, the *parameters* wait: whoever reads one waits for it first.
+# One thing in this version is fragile: only a block's forward waits for its all-gather. Code that saves a checkpoint,
+# averages the weights, or uses one block's weight in another reads the parameters without calling that forward, and
+# gets values that are partly old and partly new. So in the lab's `ZeRO1(..., module=module)`, the *parameters* wait:
+# whoever reads one waits for it first.
 
 # %% [markdown]
 # ## What it saves
@@ -579,8 +582,9 @@ tables.Table(["ranks", "1", "2", "4", "8", "64", "→ ∞"], rows)
 # %% [markdown]
 # ## The production version
 #
-# torch's version is `ZeroRedundancyOptimizer`, meant to be used with DDP. The next cells train the GPT for four steps
-# with plain AdamW, with torch's optimizer, and with the short version.
+# You have seen ZeRO-1 for 3f · 4Ψ bytes, and for 2f · 4Ψ. Which of the two does torch ship? Its version is called
+# `ZeroRedundancyOptimizer`, and is meant to be used with DDP. The next cells train the GPT for four steps with plain
+# AdamW, with torch's optimizer, and with the short version.
 
 # %%
 # %%ranks

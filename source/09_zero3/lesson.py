@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 09 · ZeRO-3
 #
-# **50–80 minutes.** After this lesson, you will be able to:
+# **50–85 minutes.** After this lesson, you will be able to:
 #
 # - unshard parameters only while a part of the model computes with them, and train a GPT that way,
 # - predict the peak memory of the parameters to the byte, and explain why the model must be divided into units,
