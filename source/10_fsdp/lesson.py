@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 10 · FSDP
 #
-# **35–50 minutes.** After this lesson, you will be able to:
+# **35–55 minutes.** After this lesson, you will be able to:
 #
 # - say which rows of a parameter a rank holds, and what that costs on the wire,
 # - explain why frozen layers and fp8 are hard with a flat parameter, and easy without one,
@@ -112,9 +112,10 @@ def trained(model, shards=None):
 diagrams.per_parameter()
 
 # %% [markdown]
-# With a flat parameter, the parameters are slices of what the all-gather returns. FSDP2 pays for its freedom with two
-# copies per all-gather, and one before each reduce-scatter: *copy-in* puts a rank's shards side by side into one slot,
-# so that one collective is enough, and *copy-out* collects each parameter from the slots of all ranks.
+# A flat parameter needs no copies: the parameters are slices of what the all-gather returns. FSDP2's shards do not lie
+# side by side, and an all-gather for each of them would pay the latency α each time. So FSDP2 copies. Before an
+# all-gather, *copy-in* puts a rank's shards into one slot of a buffer. After it, *copy-out* collects each parameter
+# from the slots of all ranks. Gradients are copied in, too, before each reduce-scatter.
 #
 # Here is a layer that FSDP1 rejects by default, in the style of LoRA (Hu et al. 2021): frozen weights, and a trained
 # correction through a bottleneck. (`use_orig_params=True` accepts it, but then the whole flat parameter has a gradient,
@@ -162,7 +163,7 @@ tables.Table(["", "placement", "shape", *(f"rank {r} of {n}" for r, n in columns
 # three ranks, none are left. Rank 3 has nothing to update, but it takes part in every collective, with a slot of
 # padding.
 #
-# ## What travels
+# ## What a unit sends
 #
 # **Predict.** The layer has 82 parameters, and a flat parameter would have 84 elements. Sharded over four ranks by
 # rows, how many elements does FSDP2's all-gather carry? Count the padding, too.
@@ -184,7 +185,8 @@ assert [entry.elements for entry in ranks.pull("log")[0].entries] == [120, 48]
 
 # %% [markdown]
 # One all-gather carries all four parameters and 38 elements of padding. One reduce-scatter carries the 28 gradients of
-# `down` and `up`, and 20 elements of padding. The frozen weights send nothing, and nobody had to ask for that.
+# `down` and `up`, and 20 elements of padding. The frozen weights are all-gathered like the others, but they send no
+# gradients, and nobody had to ask for that. The `ValueError` of 2023 is gone.
 #
 # - **Padding** is the price. Most weights have more rows than there are ranks. But on 16,384 ranks, a weight with 4,096
 #   rows is padded to 16,384, so its all-gather sends four times its size. A flat parameter is padded by at most N − 1
@@ -252,8 +254,11 @@ print(f"{predicted(my_order)}the order is {order}", *events, sep="\n")
 assert order == "cbad"
 
 # %% [markdown]
-# FSDP2 uses three of these events: c calls hook 3 of the drawing, a calls hook 4, and d hook 5. Follow the root: hook 4
-# never comes, so hook 5 does that work.
+# Backward starts at the output (c). The multiplication then yields two gradients at once, but autograd completes the
+# one of the weight first (b), before it follows the input to `AfterBackward` (a). The callback comes last (d).
+#
+# FSDP2 uses three of these events. In the drawing below, c calls hook 3, a calls hook 4, and d calls hook 5. Follow the
+# root: hook 4 never comes, so hook 5 does that work.
 
 # %%
 diagrams.fsdp_hooks()
@@ -414,12 +419,13 @@ tables.Table(["", "all-gathers", "reduce-scatters", "sent, MB", "loss"], rows, "
 diagrams.streams()
 
 # %% [markdown]
-# - The copy-in and all-gather streams run ahead as far as events allow: in forward, unit 0 must be copied out
-#   before unit 2 is copied in, so two buffers exist at most. In backward, there is only one (`wait_for_unshard`).
-# - The compute stream, the one that your model uses anyway, waits for the all-gather's event, copies out, and computes.
-#   After a unit's backward, it copies the gradients in.
-# - The reduce-scatter stream waits for that copy. The compute stream waits for *it* one unit later (`post_backward`),
-#   as in lab 10. For the last one, it waits in the callback.
+# - The copy-in and all-gather streams run ahead as far as events allow. In forward, unit 0 must be copied out before
+#   unit 2 is copied in, so at most two all-gather buffers exist. In backward, the limit is one (`wait_for_unshard`).
+# - The compute stream is the one that your model uses anyway. It waits for the all-gather's event, copies the unit out,
+#   and computes. After the unit's backward, it copies the gradients into a buffer.
+# - The reduce-scatter stream waits for that copy. Only one such buffer may be in flight, so before the compute stream
+#   fills the next one, it waits for the previous unit's reduce-scatter (`post_backward`). You build the same rule in
+#   lab 10. For the last reduce-scatter, the compute stream waits in the callback.
 #
 # Unit 2 is all-gathered twice in a row: FSDP2 reshards it after forward, and needs it again at once. To avoid that,
 # give the last unit `reshard_after_forward=False` (chapter 09).
@@ -466,8 +472,9 @@ plots.memory_over_step(theirs[2])
 
 # %% [markdown]
 # Chapter 09 counted two blocks of parameters with prefetching, and here there is only one. That looks better than it
-# is: until copy-out, a prefetched block lies in the all-gather's buffer, beside a buffer of gradients. In forward,
-# two all-gather buffers exist for a moment, because FSDP2 keeps the last unit's buffer until it waits for the next one.
+# is, because the second block is counted as a bucket: until copy-out, a prefetched block lies in the all-gather's
+# buffer. In backward, a buffer of gradients lies beside it. In forward, nothing is prefetched, yet two all-gather
+# buffers exist for a moment, because FSDP2 keeps the last unit's buffer until it waits for the next one.
 
 # %% [markdown]
 # ## A unit that is called twice

@@ -20,8 +20,9 @@
 # %% [markdown]
 # ## Where we are
 #
-# Meta trained Llama 3 405B with FSDP, but changed one default: parameters stayed unsharded from forward until backward
-# (Llama 3 paper, §3.3.2). What did that save, what did it cost, and how could they tell? Such choices are this lesson.
+# Meta trained Llama 3 405B with FSDP, but not with all of its defaults: parameters stayed unsharded from forward until
+# backward (Llama 3 paper, §3.3.2). What did that save, and what did it cost? By the end of this lesson, you can compute
+# both.
 #
 # In chapter 10, you finished `ZeRO3`, and met its counterpart in torch: `fully_shard`, also called FSDP2. Both treat
 # all ranks alike, but on a cluster they are not: the links between the GPUs of one host can be ten times as fast as
@@ -121,7 +122,8 @@ assert host_bytes > 2 * size
 
 # %% [markdown]
 # More than twice the bytes of the model leave a host in each step, although its two ranks could hold the whole model
-# between them.
+# between them. You will cut that in the section after the next. But first find out what a wrapper has to send at all,
+# because two well-known ones send more than that.
 
 # %% [markdown]
 # ## One model, ten wrappers
@@ -397,8 +399,9 @@ cases = [(1, 8, 8192, 4096), (2, 8, 8192, 8192), (2, 32, 8192, 8192), (3, 32, 12
 assert [f"{share_of_the_roof(*case):.0%}" for case in cases] == ["69%", "89%", "86%", "100%"]
 
 # %% [markdown]
-# With one sequence, the link decides, and the stage that saves the most memory is the slowest. But look at where the
-# lines turn dotted, and compare it with the tokens at the knee. With two micro-batches, stage 1 gets to 8,192 tokens:
+# Both stages over 8 send the same bytes, so their lines coincide, but the one of stage 1 turns dotted first. With one
+# sequence, the link decides, and the stage that saves the most memory is the slowest. But look at where the lines turn
+# dotted, and compare it with the tokens at the knee. With two micro-batches, stage 1 gets to 8,192 tokens:
 #
 # | | leaves a host, S | tokens at the knee | tokens that fit | of the roof, drawn | of the roof, strictly |
 # |---|---|---|---|---|---|
@@ -466,6 +469,9 @@ for count in (4, 64, 1024):
 assert error > 0.01
 
 # %% [markdown]
+# Sixteen times the ranks make the error three to four times as large, so it grows about like √N. Llama 3 paid for the
+# bytes: it reduced its gradients in fp32 (Llama 3 paper, §3.3.2).
+#
 # **Clipping.** If `gradient_clipping` is missing in its config, DeepSpeed clips the norm of the gradients at 1 since
 # version 0.19.3 (pull request 8068). AdamW divides each gradient by a running mean of its size, so a constant factor
 # would cancel. But the clipping factor changes from step to step, so the losses drift apart. In the table above, our
@@ -491,9 +497,10 @@ assert error > 0.01
 # a GPU, such as the optimizer state, in the CPU's memory. DeepSpeed's keys, FSDP1's arguments and what offload costs
 # are on a page of their own: [Other wrappers](../docs/wrappers.md).
 #
-# Back to Llama 3 405B. Keeping its parameters until backward saved the second all-gather, a third of FSDP's bytes. The
-# cost was small, because tensor and pipeline parallelism (chapters 13 and 15) had already left each GPU only 1/128 of
-# the parameters: 6.3 GB in bf16.
+# Back to Llama 3 405B. It gathered parameters in bf16, but reduced gradients in fp32. So full sharding would send 8f
+# bytes per parameter: 2f in each all-gather, and 4f in the reduce-scatter. Keeping the parameters until backward saved
+# the second all-gather, a quarter of these bytes. The cost was small, because tensor and pipeline parallelism
+# (chapters 13 and 15) had already left each GPU only 1/128 of the parameters: 6.3 GB in bf16.
 #
 # `torch.compile` is not in the table, because it is not about sharding. torchtitan compiles each block before
 # `fully_shard` wraps it, so that no collective interrupts a compiled graph.

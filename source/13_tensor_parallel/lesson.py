@@ -231,8 +231,10 @@ class SplitBlock(nn.Module):
 # %% [markdown]
 # ## Splitting the vocabulary
 #
-# The token embedding has a row for each of the V tokens of the vocabulary. It is also the weight of the output layer.
-# Each rank keeps V/t rows.
+# Eight ranks split a block of Llama 3 405B into shards of 0.4 billion parameters. Next to that, its token embedding is
+# huge: 128,000 tokens times a width of 16,384 are 2.1 billion parameters, more than five such shards (Grattafiori et
+# al. 2024, table 3). So the vocabulary has to be split, too. Of the embedding's rows, one for each of V tokens, a rank
+# keeps V/t. In our GPT, the embedding is also the weight of the output layer.
 #
 # Looking up a token multiplies a one-hot vector by the embedding, so the embedding is a row-parallel layer. A rank gets
 # zeros for tokens that it does not own, and an all-reduce adds up the results. The output layer is column-parallel: a
@@ -555,9 +557,9 @@ lines = [bundled(lines[0], 6, ["all-gather"]), steps]
 plots.timeline(lines, ["gather, then multiply", "in ring steps"])
 
 # %% [markdown]
-# Each transfer hides behind a multiplication. That could save 3 · 16.8 = 50 ms. The measured time differs, because
-# launching the messages takes a few milliseconds per step, and the ranks share this machine's cores. In the upper row,
-# too, the rank first launches six messages, and begins to wait only after that.
+# Each transfer hides behind a multiplication. The link needs 3 · 16.8 = 50 ms for three chunks, so you save about that.
+# Often it is a little more, because the upper row also exposes what comes on top of the link's 50 ms: the rank launches
+# six messages before it begins to wait, and has to wake up at their end. On busy cores, it can be less.
 #
 # A rank notices the end of a transfer only when it waits. So the bars 1 to 3 show at most the 16.8 ms
 # that the link needs.
@@ -620,9 +622,9 @@ tables.Table(
 layers.layer_figure("Llama-2 70B")
 
 # %% [markdown]
-# Sixteen GPUs are slower than eight. A formula tells why. For a layer of 12h² parameters, a rank computes 72 sbh²/t
-# FLOPs at C FLOP/s, and sends 8f · sbh elements of 2 bytes at W bytes per second, the bus bandwidth. Their times have
-# the ratio
+# Sixteen GPUs are slower than eight. A formula tells why. A layer has 12h² parameters, and each costs 6 FLOPs per token
+# in forward and backward. So a rank computes 72 sbh²/t FLOPs, at C FLOP/s. It sends 8f · sbh elements of 2 bytes, at W
+# bytes per second, the bus bandwidth. The two times have the ratio
 #
 # $$\frac{\text{all-reduces}}{\text{computing}} = \frac{2}{9} \, (t-1) \, \frac{C}{h W}$$
 #
@@ -673,13 +675,15 @@ for stage in (0, 1):
     assert (plan.total_bytes < 80e9) == (stage == 1)
 
 # %% [markdown]
-# TP 8 alone leaves 138 GB of state on each GPU. It fits only if the four hosts shard the optimizer's state, too.
+# TP 8 alone leaves 138 GB of state on each GPU. It fits only if the four hosts shard the optimizer's state, too. ZeRO-1
+# does that, and here it is enough. ZeRO-3 would leave 35 GB of state and room for more activations, but send more.
 
 # %% [markdown]
 # ## Four mistakes that raise no error
 #
-# The next cell makes three mistakes, the first two of which are real (Megatron-LM issue 7452, NeMo-RL pull request
-# 3788).
+# The next cell makes three mistakes. The first two were found in real code in 2026: in Megatron's `GPTModel`, which
+# could gather its logits and still pass them to the loss of split ones (Megatron-LM issue 7452), and in NeMo-RL's
+# `get_grad_norm` (pull request 3788).
 #
 # 1. Logits that were already gathered are passed to `vocab_parallel_cross_entropy`.
 # 2. For the gradient norm, the squares of *all* gradients are all-reduced, although every rank has those of the

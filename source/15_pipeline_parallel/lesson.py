@@ -20,10 +20,14 @@
 # %% [markdown]
 # ## Where we are
 #
-# Tensor parallelism splits every layer, so its ranks communicate in every layer. You can also split a model by depth:
-# each rank computes a few consecutive layers, a **stage**. It sends its outputs to the next stage, and later receives
-# the gradients of these outputs. That is so little that it can cross slow links. The catch: while one stage computes,
-# what do the others do?
+# Let the eight GPUs of a host split every layer of Llama 3 405B, as in chapter 13. At 16 bytes per parameter, each of
+# them still holds 810 GB of parameters, gradients and optimizer state, ten times what fits. More hosts could split the
+# layers further, but then all-reduces would cross slow links in every layer.
+#
+# So Meta also split the model by depth, into 16 **stages** of a few consecutive layers (Grattafiori et al. 2024, table
+# 4). That leaves 51 GB per GPU. A stage sends its outputs to the next stage, and later receives the gradients of these
+# outputs: so little that it can cross slow links. In this chapter, each stage is one rank. The catch: while one stage
+# computes, what do the others do?
 
 # %% tags=["nbval-ignore-output"]
 from shared import measure, ranks, schedules, tables, widgets
@@ -321,13 +325,13 @@ tables.Table(["in flight at most", *stages, "messages"], rows)
 # %% [markdown]
 # The interleaved schedule pays with more messages. They are tiny here, but take time on a network. On 512 H100s,
 # torchtitan's Llama 3.1 405B still gained: 1F1B trained 100 tokens/s per GPU, and interleaved 128, with p = 8
-# (torchtitan, `llama3_h100_202412`, table 5). The table does not say whether both had the same m.
+# (torchtitan, `llama3_h100_202412`, table 5). The table does not say whether both had the same m, so you cannot compare
+# their memory, 82.5 and 72.7 GiB, with our counts. With the same m, an interleaved stage holds more than in 1F1B,
+# because it starts more micro-batches before its first backward.
 #
-# With the same m, an interleaved stage also holds more than in 1F1B: it starts more micro-batches before its first
-# backward.
-# Zero bubble sends as much as 1F1B, and no stage holds more micro-batches than stage 0 of 1F1B. But all four stages
-# hold 4: stage s has s fewer in flight than stage 0, but it postpones s `W`, for each of which a linear layer keeps its
-# input and the gradient of its output.
+# Zero bubble sends as much as 1F1B, and no stage holds more micro-batches than stage 0 of 1F1B. But now all four stages
+# hold 4. Stage s has s fewer in flight than stage 0, but it postpones s `W`, and for each of these, a linear layer
+# keeps its input and the gradient of its output.
 #
 # Two published schedules have no bubble at all, if F, B and W take the same time, and if no stage waits for the others
 # before its optimizer step. ZB-H2 pays for that with twice 1F1B's activations, ZB-V with twice the messages (Qi et al.
@@ -372,17 +376,18 @@ except ValueError as error:
     print(error)
 
 # %% [markdown]
-# The next schedule is 1F1B, except that no stage holds more than two micro-batches. Its bubble is not only the price of
-# that limit: stage 2 waits for `F2`, although it could run `B1`, and stage 1 needs that for its own `B1`. Let stage 1
-# alone run `B1` before `F2`, and read what `check_schedule` says. Then, how small a bubble can you reach if each stage
-# may hold two, and how small with three?
+# Suppose that memory has room for only two micro-batches per stage. The next schedule is 1F1B under that limit. The
+# limit alone does not explain its bubble: stage 2 waits for `F2`, although it could run `B1`, and until it does, stage
+# 1 cannot run its own `B1`. So let one stage run `B1` before `F2`. Try it on stage 1 alone, and read what
+# `check_schedule` says. Then try it on stage 2 alone. How small a bubble can you reach if each stage may hold two
+# micro-batches, and how small with three?
 #
 # <details><summary>Answer</summary>
 #
 # If stage 1 alone changes, it waits for stage 2, and stage 2 waits for it: a deadlock. If stage 2 alone changes, the
-# bubble falls from 0.65 of the total time to 0.60. If both run `F0 F1 B0 B1 F2 F3 B2 B3` and so on, it falls to 0.53.
-# Holding three costs 0.385, if each stage runs a backward as soon as it can. 1F1B holds four on stage 0, and costs
-# 0.273. In the lab, you write a function that finds such schedules.
+# bubble falls only from 0.65 of the total time to 0.64. But if stages 1 and 2 both run `F0 F1 B0 B1 F2 F3 B2 B3` and so
+# on, it falls to 0.53. Holding three costs 0.385, if each stage runs a backward as soon as it can. 1F1B holds four on
+# stage 0, and costs 0.273. In the lab, you write a function that finds such schedules.
 #
 # </details>
 
