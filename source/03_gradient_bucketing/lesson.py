@@ -22,15 +22,16 @@
 # In chapter 02, you built `ManualDDP`. After backward, it averages the gradients with one all-reduce per parameter,
 # where a parameter is one tensor, such as the weight of a layer. For a GPT of two blocks, that was twenty all-reduces.
 #
-# What does that cost for a model that people train? Here is the arithmetic for 8 H100 on NVLink, with gradients in bf16
-# and one all-reduce per tensor:
+# GPT-2 would need 148, and even on NVLink, as little as a seventh of their time would go to the bytes. Here is the
+# arithmetic for 8 H100, with gradients in bf16. In a ring of eight, an all-reduce takes 14 steps, and each step has a
+# latency of at most 3.4 µs:
 #
-# | model | tensors | bytes, and their time | latency, at most 14 steps of 3.4 µs each | what bucketing can save |
+# | model | all-reduces | bytes, and their time | latency of all all-reduces | what bucketing can save |
 # |---|---|---|---|---|
-# | GPT-2, 124 million | 148 | 0.25 GB: 1.2 ms | 7.0 ms | most of it |
-# | Llama-2, 7 billion | 291 | 13.5 GB: 64 ms | 14 ms | at most 18% |
+# | GPT-2, 124 million | 148 | 0.25 GB: 1.2 ms | 148 · 14 · 3.4 µs = 7.0 ms | at most 86% |
+# | Llama-2, 7 billion | 291 | 13.5 GB: 64 ms | 291 · 14 · 3.4 µs = 14 ms | at most 18% |
 #
-# The latency is an upper bound: for tensors of a few KB, NCCL has a protocol with 0.6 µs per step.
+# The percentages are upper bounds, because NCCL has a protocol with 0.6 µs per step for tensors of a few KB.
 #
 # Bucketing saves the most where tensors are small, so this lesson uses a small GPT with twelve blocks. A large model
 # saves little time, but it needs buckets as well: they are what you launch during backward in chapter 04, and what
@@ -691,7 +692,7 @@ tables.Table(["link", "GPUs", "α/β, MB", "10 α/β, MB"], rows, note)
 #
 # S is the size of all gradients in bytes, and N the number of ranks.
 #
-# Every version sends 2(N−1)/N · S bytes per rank. The last one sends them during backward, the others after it.
+# Every version sends 2(N−1)/N · S bytes per rank. torch's DDP sends them during backward, the others after it.
 #
 # | | memory for gradients | all-reduces |
 # |---|---|---|

@@ -120,13 +120,16 @@ plots.timeline([before])
 
 # %% [markdown] slideshow={"slide_type": "-"}
 # All seven all-reduces are launched when backward has ended, so their bars overlap. But the link runs them one after
-# the other, while rank 0 waits (hatched). If another rank ended its backward later, the first bars are long, because no
-# all-reduce is complete before the last rank has launched it. The next bars may then end in quick succession: the
-# emulated link counts from its own rank's launches. On a real link, all of them would be late.
+# the other, while rank 0 waits (hatched). This waiting is what we want to get rid of, so it needs a name.
 #
 # **Exposed communication** is the time during which a collective is in flight and the rank has nothing to compute.
-# While the rank computes, the communication is **hidden**. The text beside the timeline states both. In the next
-# figure, whose times are invented, compare the two brackets labeled "exposed".
+# While the rank computes, the communication is **hidden**. The text beside the timeline states both.
+#
+# Is bar 1 much longer than 20 ms? Then another rank ended its backward later, and no all-reduce is complete before the
+# last rank has launched it. The next bars may then end in quick succession, because the emulated link counts from its
+# own rank's launches. On a real link, all of them would be late.
+#
+# In the next figure, whose times are invented, compare the two brackets labeled "exposed".
 
 # %% slideshow={"slide_type": "slide"}
 diagrams.exposed_communication()
@@ -731,9 +734,12 @@ tables.Table(header, rows, note)
 #
 # Both wrappers that overlap expose less than `BucketedDDP`. As "first launch" shows, DDP's first bucket is larger than
 # ours, for two reasons. Ours holds at most 1 MB, while the `bucket_cap_mb` that you set also applies to DDP's first
-# bucket. And DDP closes a bucket only when it has reached the cap, while ours stay below it (chapter 03). So DDP's
-# first bucket is full later, and all others queue behind it. But fewer buckets reduce latency. Which wrapper exposes
-# less depends on the model and the link.
+# bucket. And DDP closes a bucket only when it has reached the cap, while ours stay below it (chapter 03). A larger
+# first bucket needs more of backward until it is full, and all others queue behind it. But fewer buckets reduce
+# latency. Which wrapper exposes less depends on the model and the link.
+#
+# Compare the bytes of "first launch", not its milliseconds. They count from the start of forward, in one single step
+# per row, and on shared cores one forward can take much longer than another.
 
 # %% [markdown]
 # ## The production version

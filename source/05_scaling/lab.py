@@ -118,11 +118,11 @@ check.tokens_needed()
 # %% [markdown]
 # ## Given: the step of chapter 04
 #
-# The inequality treats all all-reduces as one. Chapter 04's recurrence, eᵢ = max(eᵢ₋₁, readyᵢ) + tᵢ, is more exact. You
-# know it, so both functions are given:
+# The inequality treats all all-reduces as one. Chapter 04's recurrence, eᵢ = max(eᵢ₋₁, fullᵢ) + tᵢ, is more exact. You
+# know it, so both functions are given. In the code, the `ready_s` of a bucket is its fullᵢ:
 #
 # - `buckets_of(gradients, cap_bytes)` packs gradients into buckets. `gradients` contains `(ready_s, size_bytes)` of
-#   each, in the order in which backward completes them. A bucket is ready when its last gradient is.
+#   each, in the order in which backward completes them. A bucket is full when its last gradient is ready.
 # - `predict_step_s(buckets, compute_s, ranks, alpha_s, beta_s)` returns how long a step takes whose backward ends after
 #   `compute_s` seconds. On one rank, that is `compute_s`.
 

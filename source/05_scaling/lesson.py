@@ -90,7 +90,8 @@ tables.Table(["link of an H100", "bus bandwidth W", "tokens per GPU, C/W"], rows
 # %%
 P = 1.3e9
 lasts_ms = {f"backward, {t:,} tokens": 1e3 * 4 * P * t / H100 for t in (1024, 4096, 8192)}
-lasts_ms |= {f"all-reduce, {gb} GB/s": 1e3 * 4 * P / (gb * 1e9) for gb in (370, 47)}
+W_GB = {"NVLink": 370, "400 Gbit/s": 47}
+lasts_ms |= {f"all-reduce, {link}": 1e3 * 4 * P / (gb * 1e9) for link, gb in W_GB.items()}
 plots.bars(lasts_ms, "ms, for 1.3 billion parameters")
 
 # %% [markdown]
@@ -283,14 +284,16 @@ for t in (384, 512, 1024):
 # other, and the last two, with the embedding, only when backward is over. Nothing is left to hide them, in any step.
 # Latency matters less on four ranks: 7 buckets · 6 steps · α is a few milliseconds here.
 #
-# Left of the knee, the simple line leaves out what the small GPT computes besides its sleep, so on the far left it is
-# too low. At 128 tokens, it may hit the mark, but by luck. The recurrence knows that computation, and lies above all
-# marks: on an idle machine by a few points, and on a busy one by ten or more. It assumes that all ranks are equally
-# fast, and that sending needs no core. Here, gloo, the hooks and the copies share this machine's cores with the ranks,
-# and each all-reduce waits for the slowest rank.
+# Left of the knee, two omissions of the simple line pull in opposite directions. At 64 tokens, the line is too low,
+# because it leaves out what the small GPT computes besides its sleep. At 256, it is too high, because it leaves out
+# the late buckets. In between, it hits the marks by luck.
 #
-# (The column “computing” is the median of the ratios of single rounds, so it may differ from the quotient of the two
-# medians beside it.)
+# The recurrence knows both, and still lies above the marks: by a few points on an idle machine, by ten or more on a
+# busy one. It assumes that all ranks are equally fast, and that sending needs no core. Here, gloo, the hooks and the
+# copies share this machine's cores with the ranks, and each all-reduce waits for the slowest rank.
+#
+# The column “computing” is the median of the ratios of single rounds, so it may differ a little from the quotient of
+# the two medians beside it.
 #
 # So C/W is where you *begin* to be safe. Here, with three times as many tokens, about nine tenths of a step are
 # computation.
@@ -344,7 +347,7 @@ lines = {
 scaling_plots.efficiencies(
     lines,
     {"weak": weak, "strong": strong},
-    f"512 tokens per rank (weak) or for all (strong), measured\n{sweep[128].where}",
+    f"512 tokens per rank (weak) or for all (strong)\nlines computed, marks measured {sweep[128].where}",
 )
 
 # %% tags=["claims", "nbval-ignore-output"] jupyter={"source_hidden": true}

@@ -1386,6 +1386,8 @@ for what, prediction, names in (
 ):
     guess = None if prediction is None else ", ".join(prediction)
     print(f"{what}: {predicted(guess)}measured {', '.join(sorted(names))}")
+
+# %% tags=["claims"] jupyter={"source_hidden": true}
 assert wrong_loss == {"adds_the_bias_everywhere"} and len(wrong_norm - wrong_loss) == 3
 assert all(abs(its[59][0] - right[59][0]) > 1e-6 for its in wrong.values())
 
