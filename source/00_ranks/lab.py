@@ -354,7 +354,7 @@ plots.message_cost(times.sizes_bytes, times.measured_ms)
 #
 # These are times on one machine, where all ranks share cores and memory. The bytes are the same on any cluster: in your
 # ring, each rank sends three full tensors, so it sends 12 MB to add up tensors of 4 MB. How few bytes would be enough
-# to give every rank the sum? Chapter 01 begins with this question.
+# to give every rank the sum? In chapter 01, you find out.
 
 # %%
 ranks.stop()

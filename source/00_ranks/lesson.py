@@ -486,8 +486,9 @@ dist.all_reduce(total)
 # > hour later, the job fails. `trainer.save_checkpoint()` stood inside `if trainer.is_global_zero:`. It ends with a
 # > barrier, which only rank 0 called. NCCL matches collectives by their order, not by their lines, so rank 0's extra
 # > barrier met the *next* barrier of the other ranks, and both completed. Then rank 0 came to that next barrier, and
-# > waited there alone for 30 minutes, at a line that had no bug (`alan-turing-institute/autocast`, issue 381 and
-# > pull request 386). So count the collectives of each rank, as the doctor does: one rank has launched one more.
+# > waited there alone for 30 minutes, PyTorch Lightning's default timeout, at a line that had no bug
+# > (`alan-turing-institute/autocast`, issue 381 and pull request 386). So count the collectives of each rank, as the
+# > doctor does: one rank has launched one more.
 
 # %% [markdown]
 # ## How long an all-reduce takes
@@ -532,10 +533,10 @@ growth = {size: measured[10 * size] / measured[size] for size in (400, 4_000_000
 measure.expect(growth[400] < growth[4_000_000], "the time grows faster on the right")
 
 # %% [markdown] slideshow={"slide_type": "-"}
-# On the left, ten times the bytes hardly take longer. Most of that time is **latency**, the price of sending anything
-# at all. Here, it is Python and the operating system: launching the call, and waking up the other process. Toward the
-# right, the bytes take over, and ten times as many take about ten times as long. How many bytes move per second is the
-# **bandwidth**.
+# On the left, ten times the bytes hardly take longer. By chance, a point there may even lie above its right neighbor.
+# Most of that time is **latency**, the price of sending anything at all. Here, it is Python and the operating system:
+# launching the call, and waking up the other process. Toward the right, the bytes take over, and ten times as many take
+# about ten times as long. How many bytes move per second is the **bandwidth**.
 #
 # So one all-reduce of 4 KB is much cheaper than ten of 400 B, which pay the latency ten times. Chapter 01 turns this
 # figure into a formula, and chapter 03 uses it to make training steps faster.
@@ -626,9 +627,9 @@ measure.expect(mean_bar_ms[3] > mean_bar_ms[0], "the bars of rank 3 are longer")
 plots.timeline(lines, exposed=False)
 
 # %% [markdown]
-# Rank 0 serves ranks 1, 2 and 3 one after the other. Rank 3 sends and receives only once. Its bars are long because
-# most of their time is waiting: for its turn at rank 0 and, where ranks share cores, for a core. A bar of rank 3 that
-# ends after rank 0's bar for the same message shows the second kind.
+# Rank 0 serves ranks 1, 2 and 3 one after the other. In the gaps after each `recv`, it adds up. Rank 3 sends and
+# receives only once, but its bars are long, because it spends most of them waiting for its turn at rank 0. Where ranks
+# share cores, a rank may also wait for a core: then its bar ends later than rank 0's bar for the same message.
 
 # %% [markdown]
 # ## The same in a script
@@ -673,10 +674,10 @@ print("\n".join(sorted(done.stdout.splitlines())))
 # You will find scripts that call `torch.cuda.set_device(dist.get_rank())`. In this example, rank 5 would ask for GPU 5,
 # but its host only has GPUs 0 to 3. Use `int(os.environ["LOCAL_RANK"])` instead.
 #
-# With NCCL, pass the device as well: `dist.init_process_group("nccl", device_id=device)`. A missing rank blocks this
-# call in any case, until a timeout. With `device_id`, NCCL also connects its GPUs here, so a wrong network interface or
-# a firewall shows now, and not in the first collective. At the end, `destroy_process_group` closes the connections;
-# NCCL warns if a script ends without it.
+# With NCCL, pass the device as well: `dist.init_process_group("nccl", device_id=device)`. NCCL then connects
+# its GPUs right here, so a wrong network interface or a firewall shows now, and not in the first collective. With or
+# without `device_id`, this call waits for a missing rank until a timeout. At the end, `destroy_process_group` closes
+# the connections; NCCL warns if a script ends without it.
 #
 # A program that every process runs, each on its own data, is called **SPMD**: single program, multiple data. All of
 # this course is.

@@ -31,9 +31,9 @@ ranks.start(world_size=4, backend="gloo:cpu", detect_mismatch=False)
 #
 # ## What is wasted
 #
-# Chapter 00 ended with an all-reduce in which rank 0 does all the work. Such an algorithm is called a **star**, because
-# all messages go through one rank in the center, the **root**. It has two halves. The first half is a **reduce**: the
-# sum of all tensors ends up on the root. In the diagram, look at what rank 0 holds before and after:
+# How few bytes must each rank send to sum a tensor? In chapter 00's all-reduce, rank 0 does all the work: on 64 ranks,
+# it sends 63 tensors. This is a **star**: all messages go through one rank, the **root**. Its first half is a
+# **reduce**: the sum of all tensors ends up on the root. Look at what rank 0 holds before and after:
 
 # %% slideshow={"slide_type": "-"}
 diagrams.collective("reduce")
@@ -171,9 +171,9 @@ my_prediction = None
 
 # %% [markdown]
 # The next cell contains the whole ring. It follows two plans, one for each half. A plan has one string per step, and
-# letter *r* is the chunk that rank *r* sends. On four ranks, the first plan is `["DABC", "CDAB", "BCDA"]`. Read the
-# first letters, which are rank 0's: it sends D, then C, then B. After step 1, it always sends the partial sum that it
-# has just received and added to. In lab 00, you wrote the ring step, `pass_right`.
+# letter *r* is the chunk that rank *r* sends. On four ranks, the first plan is `["DABC", "CDAB", "BCDA"]`. Rank 0
+# sends D, then C, then B. From string to string, each letter moves one place to the right, because after step 1, every
+# rank sends the partial sum that it has just received and added to. In lab 00, you wrote the ring step, `pass_right`.
 
 
 # %%
@@ -451,10 +451,10 @@ cost_plots.side_by_side(places, "bytes in the tensor")
 #
 # ## Real links
 #
-# How fast is a link? S/t is not a property of the link: with more ranks, each one sends more of the tensor. So NVIDIA's
-# benchmark, nccl-tests, reports the **bus bandwidth**: the bytes that each rank must send, divided by the time. For an
-# all-reduce, this is 2(N−1)/N · S/t, which you can compare with the rate of the link for any N. Here is the bus
-# bandwidth of `dist.all_reduce` on our emulated link, which carries 125 MB/s:
+# How fast is a link? The obvious measure, S/t, falls when ranks are added, because each rank then sends more of the
+# tensor. So NVIDIA's benchmark, nccl-tests, reports the **bus bandwidth**: the bytes that each rank must send, divided
+# by the time. For an all-reduce, this is 2(N−1)/N · S/t, which you can compare with the link's rate for any N. Here it
+# is for `dist.all_reduce` on our emulated link, which carries 125 MB/s:
 
 # %% tags=["nbval-ignore-output"]
 torch_s = on_link.measured_s["torch"]

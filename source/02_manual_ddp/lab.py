@@ -89,9 +89,9 @@ check.mean_over_ranks_()
 # Which index does the first rank have within its group? If a later backward warns about <code>c10d::broadcast_</code>,
 # look at how the lesson avoids that warning.</details>
 #
-# **Found in the wild.** A collective sends memory, not values. For a parameter that is a slice of a larger tensor,
-# gloo broadcasts the wrong elements without an error (pytorch/pytorch#192920). Our solution therefore broadcasts a
-# contiguous copy of such a tensor, with `guards.contiguous`. The check does not ask for it.
+# **Found in the wild.** A collective sends memory, not values. For a parameter that is not contiguous, such as a column
+# of a larger tensor, gloo broadcasts the wrong elements without an error (pytorch/pytorch#192920). Our solution
+# therefore broadcasts a contiguous copy of such a tensor, with `guards.contiguous`. The check does not ask for it.
 
 
 # %% tags=["exercise", "export"] grade_id="broadcast-state"

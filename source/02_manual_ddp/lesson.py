@@ -307,7 +307,8 @@ print(f"{predicted(my_error)}measured {ranks.pull('plain')[0]:.2f} for the plain
 print(f"measured {ranks.pull('weighted')[0]:.0e} for the weighted mean")
 
 # %% [markdown]
-# With the plain mean, a sample on rank 1 counts five times as much as one on rank 0.
+# Each of the eight samples should have the weight 1/8. With the plain mean, each of the five on rank 0 has 1/4 · 1/5,
+# which is 1/20, and the one on rank 1 has 1/4: it counts five times as much.
 #
 # ### A loss that is a sum
 #
@@ -573,6 +574,8 @@ plots.loss_curves({"1 process": one_losses, "4 ranks": four_losses})
 # %% [markdown]
 # ## Without the broadcast
 #
+# Four of the five ways to train a different model were about the mean. The fifth is about the start.
+#
 # **Predict.** What happens if we forget the broadcast, so that four different models average their gradients?
 #
 # - A: an error
@@ -692,8 +695,8 @@ plots.bars(step_times.ms(), "ms per step (median of 10)")
 # hundred times as large, it is below 2, as START_HERE shows.
 #
 # At which point in a training step is all that time spent? The next cell records a step of the model that sleeps, with
-# our wrapper and an optimizer. The figure shows the rank that finished backward last. Look at what it computes while
-# communication is in flight.
+# our wrapper and an optimizer. The figure shows the rank that finished backward last, so none of its waiting is for
+# another rank's backward. Look at what it computes while communication is in flight.
 
 # %%
 # %%ranks

@@ -8,11 +8,11 @@
 # %% [markdown]
 # # Lab 17 · GSPMD
 #
-# **100 minutes, 18 points.** In this lab, you build a small **partitioner**. It gets one operation of a program, such
-# as the matrix product `ij,jk->ik`, and the placements of its inputs. It decides which collectives are needed, and
-# chooses the cheapest way. Then it runs the operation on real ranks, with the collectives of chapter 01. This is how
-# DTensor decides: one operation at a time, by cost. XLA first carries layouts through the whole program (see the
-# lesson).
+# **100 minutes, 17 points**, and another 10 minutes and 1 point for a stretch exercise. In this lab, you build a
+# small **partitioner**. It gets one operation of a program, such as the matrix product `ij,jk->ik`, and the
+# placements of its inputs. It decides which collectives are needed, and chooses the cheapest way. Then it runs the
+# operation on real ranks, with the collectives of chapter 01. This is how DTensor decides: one operation at a time,
+# by cost. XLA first carries layouts through the whole program (see the lesson).
 #
 # | exercise | you build | minutes | points |
 # |---|---|---|---|

@@ -61,11 +61,15 @@ from shared.predictions import predicted
 # | j | columns | rows | – | one term of every element, because the product sums over j |
 # | k | – | columns | columns | some columns of the result |
 #
-# If you annotate only x, and split its letter j, the compiler also splits j in A. So it carries your annotations
-# forward to results and backward to operands, until nothing changes. This is **propagation**. In GSPMD, operations such
-# as gelu and add go first, because their operands and results share one layout, and products later. Where two layouts
-# disagree, such priorities decide, and nobody counts the bytes of the whole program (Xu et al. 2021, §3.5). Only then
-# does the *partitioner* insert a collective, wherever an operation needs an operand in another layout.
+# Suppose that you annotate only x, and split its letter j. A has no annotation, so the compiler splits it along j,
+# too. Annotations spread in this way, forward to results and backward to operands, until nothing changes. This is
+# **propagation**. In GSPMD, operations such as gelu and add go first, because their operands and results share one
+# layout, and products later. Where two layouts disagree, such priorities decide, and nobody counts the bytes of the
+# whole program (Xu et al. 2021, §3.5).
+#
+# What you have annotated keeps its layout, even if another one would be cheaper. Only when all layouts are chosen
+# does the *partitioner* insert collectives: where an operation needs an operand in another layout, and where devices
+# have only terms of a sum.
 #
 # GSPMD is the name of the paper and of the idea. We run it in JAX, a library for computing with arrays, and its
 # compiler, XLA. Since JAX 0.7, a newer part, Shardy, propagates by default, and XLA still partitions.
@@ -291,10 +295,10 @@ assert len(columns["FSDP"]) > 2 * len(columns["FSDP, constrained"]) == 6
 # TP gets the same collectives as a pair of layers in chapter 13: one all-reduce in forward, and one in backward.
 #
 # FSDP should send 14.7 MB here: an all-gather and a reduce-scatter of 8.4 MB of weights. The annotated program sends
-# twice as much. Propagation reached the inner activations from both sides: by rows, forward from x, and by columns,
-# backward from the rows of B. Some operations keep the rows and others the columns, so activations move between the
-# two. That takes four all-to-alls, of which the table shows one device's eighth of 8.4 MB, and the three all-gathers of
-# 2.1 and 8.4 MB. Only the two of 4.2 MB fetch weights.
+# twice as much. Why? Two layouts meet at the inner activations. Going forward, x splits them by rows; going backward,
+# the rows of B split them by columns. Some operations keep the first layout and others the second, so activations
+# have to move between the two. Four all-to-alls do that, each of 8.4 MB, of which the table shows one device's
+# eighth. So do the three all-gathers of 2.1 and 8.4 MB. Only the two all-gathers of 4.2 MB fetch weights.
 #
 # One more annotation ends the disagreement: two all-gathers remain, and one all-reduce of both gradients. They send
 # 22.0 MB, and all that is still too much is the CPU's all-reduce in place of a reduce-scatter.
@@ -340,16 +344,19 @@ assert columns["constrained, s = 1,024"][0].sent_bytes == 7 / 8 * 4 * e * 256 * 
 # after it. With more tokens, XLA leaves them in place, and gathers both matrices of all experts, which sends four times
 # as much.
 #
-# The annotations are the same, so only sizes can make the difference. With few tokens, the rows of all groups (4.2 MB;
-# the table has one device's eighth, 0.5) are smaller than one matrix of all experts (16.8 MB). With more, they are
-# larger (33.6 MB; an eighth is 4.2). In both sizes, XLA moves the smaller of the two, as if it compared whole operands,
-# one product at a time. But an all-to-all of the large rows sends 3.7 MB, and a gather of the matrix 14.7. The
-# constraint says that the rows belong to the experts, as GShard's annotation does.
+# The annotations are the same, so only sizes can make the difference. In both cases, XLA moves the smaller operand of
+# the product, as if it compared whole operands, one product at a time. With few tokens, that is the rows of all
+# groups: 4.2 MB, against 16.8 MB for one matrix of all experts. With more tokens, the rows have 33.6 MB, so it moves
+# the matrix. But what counts is what a device sends, and that is far less for an all-to-all of the large rows (3.7
+# MB) than for an all-gather of the matrix (14.7). The table hides that a little, as it shows one device's eighth of
+# an all-to-all, but the whole of an all-gather. The constraint says that the rows belong to the experts, as GShard's
+# annotation does.
 
 # %% [markdown]
 # ## Auto, explicit and manual axes
 #
-# Each axis of a mesh has one of three types:
+# Twice now, the compiler has chosen a layout that sends too much, and said nothing. Could it ask instead? It can,
+# along an *explicit* axis. Each axis of a mesh has one of three types:
 #
 # | type | who decides the layouts | who inserts the collectives |
 # |---|---|---|
@@ -382,8 +389,9 @@ assert "U:y" in str(jax.typeof(terms))
 # %% [markdown]
 # ## Placements in torch
 #
-# Along an axis, an array is split, replicated or unreduced. torch has the same three possibilities, called
-# **placements**. A `DTensor` is a shard with its mesh, and a placement for each axis:
+# JAX keeps such terms only if you ask for them. What does torch do? Along an axis, it has the same three
+# possibilities, split, replicated and unreduced, and calls them **placements**. A `DTensor` is a shard with its mesh,
+# and a placement for each axis:
 
 # %%
 diagrams.placements()

@@ -64,8 +64,9 @@ batch = text.windows(range(0, 8000, 1000), length=128)
 # %% [markdown]
 # ## What is wasted
 #
-# The next cells take a step with each axis alone, over all eight ranks. We count the parameters of a rank, and the
-# bytes that leave a host. In a ring, a rank sends to the next rank of its group, and in a pipeline to its neighbors.
+# Why not choose the best of the three, and use it for all ranks? The next cells try that: they take a step with each
+# axis alone, over all eight ranks. We count the parameters of a rank, and the bytes that leave a host. In a ring, a
+# rank sends to the next rank of its group, and in a pipeline to its neighbors.
 
 
 # %%
@@ -284,7 +285,8 @@ assert wrong > 4 * right > 4 * between
 slower = times.ratio("tp × pp × dp", "dp × pp × tp")
 print(f"{slower:.1f} times as long a step, {times.where}")
 measure.expect(slower > 1.2, "a step takes longer if tensor parallelism crosses hosts")
-plots.bars({f"{order}\n({leaving_mb[order]:.1f} MB)": ms for order, ms in times.ms().items()}, "ms")
+of_orders = {f"{order}\n({leaving_mb[order]:.1f} MB)": ms for order, ms in times.ms().items()}
+plots.bars(of_orders, "ms per step (below the order: MB that leave host 0)")
 
 # %% [markdown]
 # If tp crosses hosts, every all-reduce of every layer waits for the slow link. In the other two orders, tp stays inside
@@ -358,9 +360,10 @@ tables.Table(["parameters", "GB per GPU on 4 hosts", "hosts for the model state"
 # %% [markdown]
 # ## Searching all layouts
 #
-# A layout has many knobs: dp, tp, pp, the ZeRO stage, the size of a micro-batch, checkpointing, and the schedule. There
-# are only 1,560 combinations, so we can try all of them. `search` computes the memory of each one by the formulas that
-# you know, and estimates the time of a step as a sum (`shared/planner/layouts.py`):
+# Neither proposal works as it stands. Which layout should they have proposed? A layout has many knobs: dp, tp, pp,
+# the ZeRO stage, the size of a micro-batch, checkpointing, and the schedule. For 32 GPUs, there are only 1,560
+# combinations, so we can try all of them. `search` computes the memory of each one by the formulas that you know, and
+# estimates the time of a step as a sum (`shared/planner/layouts.py`):
 #
 # | part | estimate |
 # |---|---|
@@ -458,11 +461,12 @@ scores.table()
 # - **Other software and hardware.** MT-NLG used DeepSpeed's pipeline. torchtitan recomputed every second matmul, on
 #   H100s with a limit of 500 W instead of 700 W. Half of its runs were not compiled.
 #
-# So do not take the preference for ZeRO-3 at face value, either over hundreds of GPUs or in our tie on 32. Without
-# ZeRO-2 and ZeRO-3, the search chose TP 8 on 1,024 GPUs, the whole host, with an MFU of 56%. Megatron-3 reports 42% for
-# 22B, 51% for 175B and 56% for 1T on A100s, without fused attention. So 56% for 70B is optimistic, but not absurd. Its
-# step is estimated to take an eighth longer than ZeRO-3's, but gradients are sent only once per step, so a slower
-# network matters less.
+# So do not take the preference for ZeRO-3 at face value, either over hundreds of GPUs or in our tie on 32.
+#
+# What should you take on 1,024 GPUs instead? Without ZeRO-2 and ZeRO-3, the search chose TP 8, the whole host, with
+# an MFU of 56%. That is optimistic for 70B, but not absurd: Megatron-3 reports 42% for 22B, 51% for 175B and 56% for
+# 1T on A100s, without fused attention. By the planner, a step with TP 8 takes an eighth longer than one with ZeRO-3.
+# But TP 8 sends gradients only once per step, so a slower network matters less.
 #
 # The next figure opens with scenario A's layout, above the fastest one. Change it to scenario B's, TP 8 × PP 4. Does
 # the 70B model fit that way, and what makes a step slower?
@@ -622,11 +626,10 @@ assert (
 )
 
 # %% [markdown]
-# Unlike chapter 14's layout, the search puts cp inside the host and drops tp. A ring's messages hide behind
-# attention, and tp's all-reduces hide behind nothing.
-# TP 8 × CP 4 is estimated to take 5% longer, which is a tie. It needs 79 GB here, as the planner lets every tp rank
-# keep the whole input of each layer. Chapter 14 shared these inputs, too, and then it fits. The planner's ZeRO-3 is
-# optimistic as well, so try both.
+# Unlike chapter 14's layout, the fastest one puts cp inside the host and drops tp, because a ring's messages hide
+# behind attention, and tp's all-reduces hide behind nothing. Chapter 14's TP 8 × CP 4 is estimated to take 5% longer,
+# which is a tie, but needs 79 GB: the planner lets every tp rank keep the whole input of each layer. Chapter 14
+# shared these inputs, too, and then it fits. The planner's ZeRO-3 is optimistic as well, so try both.
 
 # %% [markdown]
 # ## Choosing a layout
@@ -700,8 +703,8 @@ assert [row[2] for row in rows] == ["77.7", "79.1", "79.9", "80.0"]
 # So a tie is no coin toss: if you are unsure about your network, measure first what sends least.
 #
 # The model's size alone does not decide, so there is no threshold such as 100B above which a model needs 3D
-# parallelism. By the planner, the same 70B do well with PP 4 × TP 4 on 32 GPUs, and on 1,024 with TP 8 and no pipeline.
-# What did others choose?
+# parallelism. By the planner, the same 70B model does well with PP 4 × TP 4 on 32 GPUs, and with TP 8 and no pipeline
+# on 1,024. What did others choose?
 #
 # | run | GPUs | layout | result |
 # |---|---|---|---|
@@ -710,10 +713,10 @@ assert [row[2] for row in rows] == ["77.7", "79.1", "79.9", "80.0"]
 # | the same, 131,072 tokens | 16,384 H100 | TP 8 × CP 16 × PP 16 × DP 8 | 380 TFLOP/s per GPU |
 # | DeepSeek-V3 671B | 2,048 H800 | PP 16 × EP 64, ZeRO-1, no TP | 180,000 GPU hours per 10¹² tokens |
 #
-# MT-NLG and Llama 3 end where steps 3 and 4 lead: TP fills the host, PP splits the rest, and DP multiplies it
-# (Smith et al. 2022, §2; Grattafiori et al. 2024, table 4). For long sequences, Llama 3 took CP's ranks from DP.
-# DeepSeek-V3 needs no TP: experts divide most of its parameters, and its authors saved activation memory (DeepSeek-AI
-# 2024, §1 and §3.2).
+# MT-NLG and Llama 3 needed all that step 3 allows: TP fills the host, PP splits the rest, and DP multiplies it (Smith
+# et al. 2022, §2; Grattafiori et al. 2024, table 4). For long sequences, Llama 3 took CP's ranks from DP. DeepSeek-V3
+# needs no TP: experts divide most of its parameters, and its authors saved activation memory (DeepSeek-AI 2024, §1
+# and §3.2).
 
 # %% [markdown]
 # ## Recap

@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 19 · Less communication
 #
-# **50–75 minutes.** After this lesson, you will be able to:
+# **50–80 minutes.** After this lesson, you will be able to:
 #
 # - predict how many bytes a step sends with bf16, INT8, top-k and PowerSGD,
 # - explain why INT8 gradients need an all-to-all, scales and error feedback,
@@ -20,10 +20,13 @@
 # %% [markdown]
 # ## Where we are
 #
-# Unless the switches do the adding, an all-reduce of S bytes sends at least 2(N−1)/N · S bytes per rank, on average
-# (chapter 01). Chapter 04 hides what it can behind backward. On a slow link, the rest stays exposed. The next cells
-# record a step of `OverlappedDDP` behind a link of 1 Gbit/s. As in chapter 01, the ranks run on the CPU and delay each
-# message, so the link is emulated. Each block of the GPT sleeps as a stand-in for a GPU.
+# Chapter 04 hides what it can behind backward. On a slow link, the rest stays exposed, and no better algorithm
+# removes it: unless the switches do the adding, an all-reduce of S bytes sends at least 2(N−1)/N · S bytes per rank,
+# on average (chapter 01). One knob is left, and that is S itself.
+#
+# How much is there to gain? The next cells record a step of `OverlappedDDP` behind a link of 1 Gbit/s. As in chapter
+# 01, the ranks run on the CPU and delay each message, so the link is emulated. Each block of the GPT sleeps as a
+# stand-in for a GPU.
 
 # %% tags=["nbval-ignore-output"]
 from shared import measure, plots, ranks, tables
@@ -417,11 +420,13 @@ assert abs(torchs - last["PowerSGD, r = 2"]) < 0.15
 # %% [markdown]
 # ## When compression makes a step slower
 #
-# Backward hides an all-reduce of S bytes up to T, the time of backward itself. What stays exposed is:
+# Backward hides an all-reduce of S bytes up to T, the time of backward itself. What stays exposed is at least:
 #
 # ```
 # exposed(S) = max(0, 2(N−1)α + 2fSβ − T)          f = (N−1)/N
 # ```
+#
+# It is more than that in practice, because the last bucket has nothing left to hide behind (chapter 04).
 #
 # Let compression take t seconds of computing, and send S′ bytes. It pays if
 #
@@ -440,7 +445,8 @@ assert abs(torchs - last["PowerSGD, r = 2"]) < 0.15
 my_prediction = None
 
 # %% [markdown]
-# The next cell leaves out t and α. Both would only make INT8 look worse.
+# The next cell leaves out t and α, which would only make INT8 look worse. It also leaves out that the last bucket
+# stays exposed: here, that is the embedding, with 2% of all bytes.
 
 # %%
 from shared import formulas
@@ -519,9 +525,10 @@ tables.Table(["", "MB sent", *(f"step, ms: {where}" for where in times)], rows)
 # %% [markdown]
 # ## Compressing only between hosts
 #
-# With k GPUs per host, INT8 wastes what a ring saves. In a ring, only one rank of a host sends to the next host. In the
-# all-to-all, all k of them do, so with many hosts, almost k times as many elements leave each host. With eight GPUs,
-# that is twice what compression has saved. The remedy is three hops:
+# With k GPUs per host, INT8 wastes what a ring saves. In a ring, only one rank of a host sends to the next host. In
+# the all-to-all, all k of them do, so with many hosts, almost k times as many elements leave each host. With eight
+# GPUs, that is almost eight times as many, each in about a quarter of fp32's bytes. So the all-to-all sends twice as
+# much between hosts as the reduce-scatter that it replaces. The remedy is three hops:
 #
 # 1. a reduce-scatter inside each host, on the fast links, in full precision,
 # 2. INT8 between the ranks of different hosts that have the same shard,
@@ -607,13 +614,16 @@ times
 diagrams.local_sgd()
 
 # %% [markdown]
-# **DiLoCo** treats the ranks' average movement as a gradient. This **pseudogradient** is the shared parameter minus the
-# mean of the ranks' parameters. An *outer* optimizer takes a step with it: SGD with a learning rate of 0.7 and a
+# **DiLoCo** treats the ranks' average movement as a gradient. This **pseudogradient** is the shared parameter minus
+# the mean of the ranks' parameters. An *outer* optimizer takes a step with it: SGD with a learning rate of 0.7 and a
 # Nesterov momentum of 0.9. With momentum 0 and a learning rate of 1, this would be local SGD. In the paper, eight
 # replicas of a language model exchanged parameters every H = 500 steps, and reached about the perplexity of data
-# parallelism (Douillard et al. 2023). For the 7B model above, such an exchange in float32 sends 53 GB. At 1 Gbit/s,
-# that takes 424 s, a fifth of the 2,100 s that 500 steps compute. In bf16, data parallelism needs 212 s for *every*
-# step of 4.2 s. How large must H be for the exchange to cost a tenth of the computing?
+# parallelism (Douillard et al. 2023).
+#
+# What does that buy on a link of 1 Gbit/s? There, data parallelism in bf16 needs 212 s for *every* step of 4.2 s, if
+# it trains the 7B model above. An exchange in float32 sends 53 GB and takes twice as long, 424 s. But it is needed
+# only once in 500 steps, which compute for 2,100 s, so it adds a fifth. How large must H be for the exchange to cost
+# a tenth of the computing?
 #
 # <details><summary>Answer</summary>
 #
@@ -622,7 +632,8 @@ diagrams.local_sgd()
 # </details>
 #
 # INTELLECT-1, with 10B parameters, was trained like this on up to 14 hosts on three continents. It exchanged in INT8
-# every H = 100 steps, so it sent 4 · 100 times fewer bytes (Jaghouar et al. 2024, arXiv 2412.01152).
+# every H = 100 steps. Compared with fp32 gradients in every step, it sent 4 · 100 times fewer bytes (Jaghouar et al.
+# 2024, arXiv 2412.01152).
 #
 # ### Found in the wild
 #
@@ -656,9 +667,9 @@ diagrams.local_sgd()
 # | PowerSGD | 8f · r(n + m) per matrix | 4Ψ and Q | slow links |
 # | DiLoCo | 8fΨ / H | 8Ψ: shared parameters and momentum | between data centers |
 #
-# With INT8 and PowerSGD, only the first collective of a bucket overlaps with backward. The second needs its result, so
-# it starts in `wait()`, and nothing hides it. Compression pays if t + exposed(S′) < exposed(S), where exposed(S) is
-# max(0, 2(N−1)α + 2fSβ − T).
+# With INT8 and PowerSGD, only the first collective of a bucket overlaps with backward. The second needs its result,
+# so it starts in `wait()`, and nothing hides it. Compression pays if t + exposed(S′) < exposed(S), where exposed(S)
+# is at least max(0, 2(N−1)α + 2fSβ − T).
 #
 # **Terms**
 #

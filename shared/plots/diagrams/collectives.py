@@ -223,7 +223,7 @@ def ring() -> Figure:
     drawing.text(middles[0] - 0.12, between, "step 1: A of rank 1", "note", ha="right")
     drawing.text((left + right) / 2, bottom + 0.22, "step 2: A of ranks 1 and 2", "note")
     drawing.text(middles[1] + 0.12, between, "step 3: A of ranks 1, 2 and 3", "note", ha="left")
-    drawing.text((left + right) / 2, top - 0.2, "carries the other chunks", "note", color="0.35")
+    drawing.text((left + right) / 2, top - 0.2, "for chunks B, C and D only", "note", color="0.35")
     return drawing.finish()
 
 
