@@ -174,8 +174,11 @@ def _saved_with(piece: str, definitions: list[Definition]) -> list[Definition]:
     if not any(piece in each.names for each in needed):
         raise NotSaved(f"no cell defines {piece} on the ranks")
     missing = {name for each in needed for name in each.used}.difference(*(each.names for each in needed))
-    for name in sorted({*_OF_THE_NOTEBOOK} & missing):
-        raise NotSaved(f"it uses {name}, a variable of this notebook; {_OF_THE_NOTEBOOK[name]} works everywhere")
+    if only_here := sorted({*_OF_THE_NOTEBOOK} & missing):
+        instead = " and ".join(_OF_THE_NOTEBOOK[name] for name in only_here)
+        verbs = ("exists", "works") if len(only_here) == 1 else ("exist", "work")
+        names = " and ".join(only_here)
+        raise NotSaved(f"it uses {names}, which {verbs[0]} only in %%ranks cells; {instead} {verbs[1]} everywhere")
     return needed
 
 

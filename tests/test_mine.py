@@ -67,7 +67,9 @@ def test_the_newest_of_two_labs_counts(folder):
 
 
 def test_a_piece_that_uses_the_notebooks_variables_is_not_saved(folder):
-    with pytest.raises(mine.NotSaved, match=r"it uses rank, a variable of this notebook; dist.get_rank\(\) works"):
+    with pytest.raises(
+        mine.NotSaved, match=r"it uses rank, which exists only in %%ranks cells; dist.get_rank\(\) works"
+    ):
         mine.save("bad", "piece", cells_of("def piece():\n    return rank"))
     with pytest.raises(mine.NotSaved, match="no cell defines piece"):
         mine.save("bad", "piece", cells_of("x = 1"))

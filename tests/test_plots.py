@@ -20,7 +20,10 @@ def test_one_large_element_does_not_make_all_gradients_gray():
     figure = plots.gradients_before_and_after(gradients, gradients, "weight")
     image, bar = figure.axes[0].images[0], figure.axes[-1]
     assert image.get_clim() == pytest.approx((-1, 1), abs=0.1)
-    assert bar.get_ylabel() == "gradient\n(95% of elements)" and [t.get_text() for t in bar.get_yticklabels()][1] == "0"
+    assert (
+        bar.get_ylabel() == "gradient\n(5% of the elements\nlie outside)"
+        and [t.get_text() for t in bar.get_yticklabels()][1] == "0"
+    )
 
 
 def test_gradients_of_one_size_are_not_clipped():

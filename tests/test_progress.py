@@ -215,7 +215,7 @@ def test_a_headline_tells_the_points_and_the_next_exercise_of_the_lab(course, mo
         check(name)
     after = progress.after(first_collectives.global_mean)
     assert (after.points, after.share, str(after.link)) == ("15 of 15 points", 1.0, "chapters/01_collectives.ipynb")
-    assert after.words == "you have finished this lab, next: lesson 01 · Collectives by hand"
+    assert after.words == "you have finished all exercises of this lab, next: lesson 01 · Collectives by hand"
     monkeypatch.setattr(reader, "present", lambda: False)
     assert progress.after(first_collectives.global_mean) is None
 

@@ -26,7 +26,7 @@ from solutions.pipeline_schedules import gpipe, one_f_one_b
 
 FOLDER = "frames"  # beside the folders of the pages
 ALL_STEPS = "In JupyterLab, you can step through this figure. Here, you see all steps at once."
-RING_RANKS = 4
+RING_RANKS = 3
 STAGES = 4
 _DPI = 150  # A page shows 100 of these per inch, so that a figure is sharp on a screen with small pixels.
 _COLORS = 96  # Figures have few colors, and a palette makes a file much smaller.

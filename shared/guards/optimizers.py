@@ -66,7 +66,7 @@ def reject_whole_tensor_updates(optimizer_cls: Callable, defaults: dict) -> None
         raise ValueError(f"{name} cannot update shards of parameters: {error}") from error
     if not same:
         raise ValueError(
-            f"{name} computes the update of an element from other elements, so a shard would get another update: "
+            f"{name} does not update each element by itself, so a shard would get another update: "
             "use an optimizer such as SGD or AdamW, or data parallelism without shards"
         )
 
@@ -97,8 +97,8 @@ def reject_joint_updates(optimizer_cls: Callable, defaults: dict) -> None:
         same = False  # LBFGS, for example, needs a closure
     if not same:
         raise ValueError(
-            f"{name} computes the update of a parameter from other parameters. Here, ranks have different ones, so "
-            "they would update differently what all of them have: use an optimizer such as SGD or AdamW"
+            f"{name} does not update each parameter by itself. Here, ranks have different parameters, so they would "
+            "update differently those that all of them have: use an optimizer such as SGD or AdamW"
         )
 
 

@@ -137,8 +137,8 @@ class Page:
         if number + 1 < len(self.labs):
             lesson = Link("chapters", self.labs[number + 1].lesson_file)
             title = self.labs[number + 1].title.removeprefix("Lab ")
-            return After(points, had / of, f"you have finished this lab, next: lesson {title}", lesson)
-        return After(points, had / of, "you have finished this lab")
+            return After(points, had / of, f"you have finished all exercises of this lab, next: lesson {title}", lesson)
+        return After(points, had / of, "you have finished all exercises of this lab")
 
     # -- rendering
 

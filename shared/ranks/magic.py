@@ -52,9 +52,9 @@ def missing_in_notebook(name: str) -> str:
     known = running.definitions if running is not None else None
     on_ranks = known is not None and (name in known.computed or any(name in cell.main_names for cell in known.cells))
     if on_ranks or name in _READY_ON_RANKS:
-        others = {"dist": "it has no group here", "torch": "`import torch` works here, too"}
-        bring = others.get(name, f"`ranks.pull({name!r})` brings its values here")
-        return f"`{name}` exists on the ranks, and this cell runs in the notebook. Begin it with %%ranks, or: {bring}."
+        others = {"dist": "It has no group here.", "torch": "`import torch` works here, too."}
+        bring = others.get(name, f"`ranks.pull({name!r})` brings its values here.")
+        return f"`{name}` exists on the ranks, and this cell runs in the notebook. Begin it with %%ranks. {bring}"
     if name in _FIRST_CELLS:
         return f"The first cells of the notebook define `{name}`. Run them first."
     return ""

@@ -239,8 +239,9 @@ print(f"rank 2 holds {ranks.pull('total')[2].item():g}")
 diagrams.collective("all_reduce")
 
 # %% [markdown]
-# `all_reduce` works in place: it overwrites the tensor, so the old values are gone. What do you get if all ranks call
-# it again?
+# `all_reduce` works in place: it overwrites the tensor, so the old values are gone.
+#
+# **Predict.** All ranks call it again. What do they hold then?
 
 # %%
 # %%ranks
@@ -586,9 +587,8 @@ with wire.ledger() as log:
     sum_at_rank_0(tensor)
 print(f"every element is {tensor[0].item()}")
 
-large = tensor.repeat(
-    10
-)  # 40 MB, because sending 4 MB takes hardly longer than waking up a process
+# 40 MB, because sending 4 MB takes hardly longer than waking up a process
+large = tensor.repeat(10)
 dist.barrier()
 with timeline.record() as line:
     sum_at_rank_0(large)
@@ -645,7 +645,8 @@ hello = Path(plots.__file__).parents[2] / "labs" / "hello.py"
 print(hello.read_text())
 
 # %% [markdown]
-# In a terminal, you would write `torchrun --standalone --nproc-per-node=4 labs/hello.py`. The next cell does the same:
+# In a terminal, you would write `torchrun --standalone --nproc-per-node=4 labs/hello.py`. The next cell does the same. It
+# takes about ten seconds, because every process has to import PyTorch first:
 
 # %%
 import subprocess

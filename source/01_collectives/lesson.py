@@ -213,7 +213,7 @@ def ring_all_reduce(tensor):
 # %% [markdown]
 # Now run it on three ranks, and follow row A from panel to panel. A square lists the ranks whose chunks it contains: 12
 # is the sum of the chunks of ranks 1 and 2. An arrow is a message, dots continue at rank 0, and bold digits mark a
-# complete sum. In JupyterLab, you get a slider.
+# complete sum. In JupyterLab and on the website, you get a slider.
 
 
 # %%
