@@ -74,7 +74,7 @@ def test_a_check_names_the_cell_and_refuses_one_that_failed_or_was_edited_since(
     assert "You have changed this cell since it ran as [6]. Run it first" in shown and "passed" not in shown
     run(RIGHT.removeprefix("%%ranks"))
     shown = run(CHECK)
-    assert "defines sum_over_ranks in the notebook, not on the ranks. Begin it with %%ranks" in shown
+    assert "defines sum_over_ranks in the notebook, not on the ranks. Begin the cell with %%ranks" in shown
     assert "passed" not in shown
 
 

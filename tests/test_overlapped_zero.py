@@ -447,12 +447,12 @@ def another_module(loop):
 
 
 REFUSED = {  # by habit: a part of the message
-    backward_twice: "reduced the gradient of parameter .* inside the optimizer's no_sync",
+    backward_twice: "reduced the gradient of parameter .* in the optimizer's no_sync",
     step_in_no_sync: r"call step\(\) and clip_grad_norm_\(\) outside no_sync",
     backward_after_clipping: r"the gradient of parameter .* clip_grad_norm_\(\) after the last backward",
-    no_zero_grad: r"the gradient of parameter .* call its zero_grad\(\) between step\(\) and backward",
-    step_twice: r"the gradient of parameter .* call its zero_grad\(\) between step\(\) and backward",
-    no_zero_grad_and_no_backward_on_rank_1: r"call its zero_grad\(\) between step\(\) and backward",
+    no_zero_grad: r"the gradient of parameter .* Call its zero_grad\(\) after each step\(\)",
+    step_twice: r"the gradient of parameter .* Call its zero_grad\(\) after each step\(\)",
+    no_zero_grad_and_no_backward_on_rank_1: r"Call its zero_grad\(\) after each step\(\)",
     gradients_changed: r"the gradient of parameter 'layers.* was changed .* scale the loss",
     gradients_dropped: r"the gradient of parameter .* was dropped .* call the optimizer's zero_grad\(\), on all ranks",
     clipped_by_torch: r"this optimizer's clip_grad_norm_",

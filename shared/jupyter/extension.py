@@ -1,7 +1,8 @@
 """Prepares a kernel of `make lab` when it starts.
 
-`%%ranks` is registered, and NameErrors are explained, so that a cell run out of order says what to do. The kernel describes its language in the
-same words in every environment, because JupyterLab writes them into each notebook that it opens.
+`%%ranks` is registered, and NameErrors are explained, so that a cell run out of order says what to do. The kernel
+describes its language in the same words in every environment, because JupyterLab writes them into each notebook that it
+opens.
 """
 
 from shared.jupyter import LANGUAGE_INFO

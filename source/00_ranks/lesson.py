@@ -645,8 +645,8 @@ hello = Path(plots.__file__).parents[2] / "labs" / "hello.py"
 print(hello.read_text())
 
 # %% [markdown]
-# In a terminal, you would write `torchrun --standalone --nproc-per-node=4 labs/hello.py`. The next cell does the same. It
-# takes about ten seconds, because every process has to import PyTorch first:
+# In a terminal, you would write `torchrun --standalone --nproc-per-node=4 labs/hello.py`. The next cell does the same.
+# It takes about ten seconds, because every process has to import PyTorch first:
 
 # %%
 import subprocess
