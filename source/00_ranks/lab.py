@@ -19,7 +19,8 @@
 # - Then run the check below it. The check calls your function on up to four ranks, with new values each time. Each rank
 #   gets only its own values, and the check counts the messages that your function sends.
 # - If the check fails, it tells you what went wrong and on which rank, and asks a question as a hint. Change your
-#   function, run its cell, and run the check again, as often as you like.
+#   function, run its cell, and run the check again, as often as you like. *Run All* stops at the first check that has
+#   not passed, so scroll up to find it.
 # - Each exercise has at least one hint. Click it to open it.
 # - An exercise with the word *Stretch* in its title is optional: no later lab depends on it. In this lab, exercise 0.5
 #   is the optional one, and the 55 minutes include its 5 minutes.

@@ -143,7 +143,7 @@ class Exercise:
         found = assistance.find(progress.name_of(self))
         if found.ours and progress.failures_in_a_row(self) >= FAILURES_BEFORE_OURS:
             how = f"To see our version, add a cell below (Escape, then B), with check.{self._name()}.show_ours() in it."
-            note = " ".join(filter(None, [note, how]))
+            note = "\n".join(filter(None, [note, how]))
         display.show(verdicts, headline, note, found)
         prints.show()
         skipped = [verdict.check for verdict in missing if not verdict.ran]
