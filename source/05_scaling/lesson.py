@@ -282,7 +282,7 @@ for t in (384, 512, 1024):
 # The marks level off near the place where one line of algebra put the knee, but gently, and below 100%. Right of the
 # knee, the recurrence comes closer, for one reason: backward is *not* one block. The buckets become full one after the
 # other, and the last two, with the embedding, only when backward is over. Nothing is left to hide them, in any step.
-# Latency matters less on four ranks: 7 buckets · 6 steps · α is a few milliseconds here.
+# Latency matters less on four ranks: 7 buckets · 6 steps · α are about 10 ms or less here.
 #
 # Left of the knee, two omissions of the simple line pull in opposite directions. At 64 tokens, the line is too low,
 # because it leaves out what the small GPT computes besides its sleep. At 256, it is too high, because it leaves out
