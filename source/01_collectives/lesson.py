@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 01 · Collectives by hand
 #
-# **50–75 minutes.** After this lesson, you will be able to:
+# **50–80 minutes.** After this lesson, you will be able to:
 #
 # - build an all-reduce from a reduce-scatter and an all-gather, on a ring of ranks,
 # - compute how many bytes each rank sends for any number of ranks, and check the result in the ledger,
