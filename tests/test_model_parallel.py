@@ -1,9 +1,13 @@
 """The checks for model parallelism pass right toy models, however they are written, and fail each wrong one."""
 
+import subprocess
+import sys
+
 import pytest
 
 from shared import ranks
 from shared.checks.engine.framework import run_exercise
+from shared.deadlines import scaled
 from tests import model_parallel_toys as toys
 
 pytestmark = pytest.mark.slow
@@ -470,3 +474,30 @@ def test_a_wrong_pipeline_fails(wrong, tmp_path):
 def test_copies_that_do_not_average_fail(tmp_path):
     wrong = ("training", "the gradient of", ("parameter.grad /= dist.get_world_size(self.group)", "pass"))
     judged(toys.copies, COPIES, wrong, tmp_path)
+
+
+SCALES_BY_ITS_OWN_NORM = """
+import torch
+from torch import nn
+
+from shared.guards import calls
+from shared.sharded import parts
+
+parameter = nn.Parameter(torch.ones(2))
+parameter.grad = torch.ones(2)
+for guard in GUARDS:
+    guard()
+parts.mark([parameter], instead_of_clipping="refused")
+nn.utils.clip_grads_with_norm_([parameter], 1.0, torch.tensor(2.0))
+try:
+    nn.utils.clip_grad_norm_([parameter], 1.0)
+except RuntimeError as error:
+    print(parameter.grad.tolist(), error)
+"""
+
+
+@pytest.mark.parametrize("guards", ["parts._guard_torch, calls.guard_torch", "calls.guard_torch, parts._guard_torch"])
+def test_gradients_can_be_scaled_by_a_norm_of_the_whole_model_whichever_guard_is_first(guards):
+    text = SCALES_BY_ITS_OWN_NORM.replace("GUARDS", f"({guards})")
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=scaled(60))
+    assert "[0.5, 0.5]" in done.stdout and "refused" in done.stdout, done.stderr

@@ -71,8 +71,9 @@ def guard_torch() -> None:
         return unscale(scaler, optimizer)
 
     torch.amp.GradScaler.unscale_ = unscale_checked
-    checked = _checked(clip_grad._clip_grads_with_norm_)
-    clip_grad._clip_grads_with_norm_ = nn.utils.clip_grads_with_norm_ = checked  # clip_grad_norm_() calls it, too
+    # Two names of one function. clip_grad_norm_() calls the first, which shared.sharded may have replaced already.
+    clip_grad._clip_grads_with_norm_ = _checked(clip_grad._clip_grads_with_norm_)
+    nn.utils.clip_grads_with_norm_ = _checked(nn.utils.clip_grads_with_norm_)
     clip_grad.clip_grad_value_ = nn.utils.clip_grad_value_ = _checked(clip_grad.clip_grad_value_)
 
 
