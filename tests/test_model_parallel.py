@@ -492,7 +492,7 @@ nn.utils.clip_grads_with_norm_([parameter], 1.0, torch.tensor(2.0))
 try:
     nn.utils.clip_grad_norm_([parameter], 1.0)
 except RuntimeError as error:
-    print(parameter.grad.tolist(), error)
+    print([round(each, 3) for each in parameter.grad.tolist()], error)
 """
 
 
