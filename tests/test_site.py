@@ -297,13 +297,13 @@ def test_the_ring_can_be_stepped_through(page, address):
     page.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true })")
     widget = page.locator(".course-widget")
     image, text = widget.locator("img"), widget.locator("output")
-    assert text.inner_text() == "step 0 of 6" and image.get_attribute("src").endswith("/ring/0.png")
+    assert text.inner_text() == "step 0 of 4" and image.get_attribute("src").endswith("/ring/0.png")
     widget.get_by_role("button", name="Next").click()
-    assert text.inner_text() == "step 1 of 6" and image.get_attribute("src").endswith("/ring/1.png")
+    assert text.inner_text() == "step 1 of 4" and image.get_attribute("src").endswith("/ring/1.png")
     widget.locator("input[type=range]").press("End")
-    assert text.inner_text() == "step 6 of 6"
+    assert text.inner_text() == "step 4 of 4"
     widget.get_by_role("button", name="Play").click()
-    page.wait_for_function("document.querySelector('.course-widget output').textContent === 'step 1 of 6'")
+    page.wait_for_function("document.querySelector('.course-widget output').textContent === 'step 1 of 4'")
     stored = page.locator(".cell_output:has(.course-widget) > img")
     assert stored.count() == 1 and not stored.is_visible()
 
