@@ -77,12 +77,6 @@ def memory_saving(ranks: int, stage: int, bytes_per_parameter: BytesPerParameter
     return plain_bytes / model_state_bytes(1, ranks, stage, bytes_per_parameter)
 
 
-def redundant_copies(ranks: int) -> int:
-    """The number of copies of the model that data parallelism keeps beyond the one that a single process needs."""
-    _positive(ranks=ranks)
-    return ranks - 1
-
-
 def zero3_parameter_peak_bytes(
     unit_parameters: list[float], ranks: int, bytes_each: int = 2, prefetch: int = 0
 ) -> float:

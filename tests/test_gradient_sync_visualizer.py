@@ -10,7 +10,7 @@ from pathlib import Path
 import matplotlib.image
 import pytest
 
-from shared import formulas, widgets
+from shared import formulas, plots, widgets
 from shared.plots import buckets as bucket_plots
 from shared.plots import sync as sync_plots
 from shared.ranks import reader
@@ -110,25 +110,33 @@ def test_bad_arguments_are_rejected_in_one_sentence(monkeypatch, capsys, argumen
 # -- the figures
 
 
+def map_of(sizes_bytes: dict[str, int], buckets: list[list[str]]):
+    """Draw a bucket map. Returns its axes."""
+    figure, axes = plots.new_axes(7.0, 2.0)
+    bucket_plots.draw_map(axes, sizes_bytes, buckets)
+    plots.finish(figure)
+    return axes
+
+
 def numbers_on(axes) -> list[tuple[int, str]]:
     """Return (row, bucket number) for each number on a bucket map."""
     return sorted((round(text.get_position()[1]), text.get_text()) for text in axes.texts)
 
 
 def test_a_map_has_a_row_per_unit_and_numbers_its_buckets():
-    axes = bucket_plots.bucket_map(SIZES, [NAMES[:1:-1], NAMES[1::-1]]).axes[0]
+    axes = map_of(SIZES, [NAMES[:1:-1], NAMES[1::-1]])
     assert [label.get_text() for label in axes.get_yticklabels()] == ["embedding", "blocks.0", "blocks.1"]
     assert numbers_on(axes) == [(0, "2"), (1, "2"), (2, "1")]
 
 
 def test_a_frozen_parameter_is_in_no_bucket():
-    axes = bucket_plots.bucket_map(SIZES, [NAMES[1:]]).axes[0]
+    axes = map_of(SIZES, [NAMES[1:]])
     assert numbers_on(axes) == [(1, "1"), (2, "1")]
 
 
 def test_later_buckets_are_lighter():
     buckets = [[f"blocks.{number}.weight"] for number in range(12)]
-    axes = bucket_plots.bucket_map({name: 100 for [name] in buckets}, buckets).axes[0]
+    axes = map_of({name: 100 for [name] in buckets}, buckets)
     sums = [sum(bars.get_facecolor()[0][:3]) for bars in axes.collections]
     assert len(sums) == 12 and all(later - earlier > 0.05 for earlier, later in pairwise(sums))
 

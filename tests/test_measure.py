@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from shared import formulas, measure, ranks
+from shared import formulas, measure, ranks, timeline
 from shared.measure import claims, fitting, readiness
 from shared.measure.rounds import in_ms
 from shared.models import GPTConfig, TinyGPT, stand_in_for_gpu
@@ -409,6 +409,17 @@ def test_step_without_communication_neither_sends_nor_finishes(world):
     found, calls = ranks.run(two_steps)[0]
     assert calls == ["finish", "forward, sync=False", "forward, sync=True"]
     assert list(found.parts_ms()["step"]) == ["forward", "backward", "finish"]
+
+
+def a_recorded_step() -> list[timeline.Timeline]:
+    tokens = torch.zeros(1, 8, dtype=torch.long)
+    return measure.recorded_step(Averaging(TinyGPT(CONFIG)), tokens, tokens, rounds=1)
+
+
+def test_a_recorded_step_has_a_timeline_of_every_rank(world):
+    for lines in ranks.run(a_recorded_step):
+        assert [line.rank for line in lines] == [0, 1]
+        assert all(line.lane("forward") and line.lane("backward") for line in lines)
 
 
 def readiness_by_made_up_clocks() -> list[tuple[float, int]]:

@@ -60,12 +60,10 @@ def waits_of(log: wire.Ledger) -> list[tuple[float, float]]:
 
 def bucket_run(log: wire.Ledger) -> buckets.CapRun:
     """Do what the lesson of chapter 03 does with a ledger."""
-
-    def ms(at_s):
-        return 1e3 * (at_s - log.entries[0].launched_s)
-
-    spans_ms = [(ms(entry.launched_s), ms(entry.completed_s)) for entry in log.entries]
-    return buckets.CapRun("25 MiB", [["weight"], ["bias"]], spans_ms, 1.0)
+    model = torch.nn.Linear(1, 1)
+    by_cap = {"25 MiB": [[model.weight], [model.bias]]}
+    _, [run] = buckets.runs_of(model, by_cap, {"25 MiB": [log]}, alpha_ms=1.0, ns_per_byte=0.0)
+    return run
 
 
 def test_the_lesson_on_buckets_can_read_calls_without_a_work(without_works):

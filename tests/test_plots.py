@@ -3,7 +3,6 @@
 from itertools import pairwise
 
 import pytest
-import torch
 
 from shared import plots
 from shared.plots import buckets as bucket_plots
@@ -12,29 +11,6 @@ from shared.timeline import Span, Timeline
 
 def texts(figure) -> list[str]:
     return [text.get_text() for axes in figure.axes for text in axes.texts]
-
-
-def test_one_large_element_does_not_make_all_gradients_gray():
-    gradients = [torch.linspace(-1, 1, 40) for _ in range(2)]
-    gradients[1][3] = 100.0
-    figure = plots.gradients_before_and_after(gradients, gradients, "weight")
-    image, bar = figure.axes[0].images[0], figure.axes[-1]
-    assert image.get_clim() == pytest.approx((-1, 1), abs=0.1)
-    assert (
-        bar.get_ylabel() == "gradient\n(5% of the elements\nlie outside)"
-        and [t.get_text() for t in bar.get_yticklabels()][1] == "0"
-    )
-
-
-def test_gradients_of_one_size_are_not_clipped():
-    gradients = [torch.tensor([2.0, -2.0])]
-    figure = plots.gradients_before_and_after(gradients, gradients, "weight")
-    assert figure.axes[0].images[0].get_clim() == (-2, 2) and figure.axes[-1].get_ylabel() == "gradient"
-
-
-def test_gradients_of_zero_can_be_drawn():
-    figure = plots.gradients_before_and_after([torch.zeros(3)], [torch.zeros(3)], "weight")
-    assert figure.axes[0].images[0].get_clim() == (-1, 1)
 
 
 def test_the_exposed_time_of_a_timeline_can_be_left_out():
@@ -85,7 +61,9 @@ def test_a_component_too_small_to_see_is_not_in_the_legend():
 @pytest.mark.parametrize(("count", "shades"), [(20, 20), (21, 2)])
 def test_buckets_are_shades_of_one_hue_and_many_are_two_grays(count, shades):
     sizes_bytes = {f"blocks.{number}.weight": 100 for number in range(count)}
-    axes = bucket_plots.bucket_map(sizes_bytes, [[name] for name in sizes_bytes]).axes[0]
+    figure, axes = plots.new_axes(7.0, 5.0)
+    bucket_plots.draw_map(axes, sizes_bytes, [[name] for name in sizes_bytes])
+    plots.finish(figure)
     assert not any(bars.get_hatch() for bars in axes.collections)
     colors = [tuple(bars.get_facecolor()[0]) for bars in axes.collections]
     assert len(set(colors)) == shades

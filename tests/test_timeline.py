@@ -1,13 +1,10 @@
-"""The timeline, compared with torch's profiler, hand-made cases and injected delays; its figure and its trace file.
+"""The timeline, compared with torch's profiler, hand-made cases and injected delays; and its figure.
 
 The functions without `test_` run on the ranks. Injected delays are several times larger than the tolerance.
 """
 
-import json
-import math
 import pickle
 import time
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +16,7 @@ from torch import nn
 from shared import plots, ranks, timeline
 from shared.deadlines import scaled
 from shared.models import GPTConfig, TinyGPT
-from shared.timeline import Span, Timeline, trace
+from shared.timeline import Span, Timeline
 from shared.wire import intervals
 
 pytestmark = pytest.mark.slow
@@ -350,8 +347,6 @@ def test_nothing_recorded_is_an_empty_timeline():
         plots.timeline([line])
     with pytest.raises(ValueError, match=r"nothing to draw"):
         plots.timeline([])
-    with pytest.raises(ValueError, match=r"nothing to save"):
-        trace.save([line], "unused.json")
 
 
 def test_module_without_units_is_one_unit():
@@ -444,32 +439,6 @@ def test_a_name_stands_where_no_waiting_is_drawn_over_it():
     assert name.get_position()[0] == pytest.approx(1000), (
         "between 0 and 2 s, because only 1 s is left after the waiting"
     )
-
-
-def test_the_trace_follows_the_trace_event_format(tmp_path):
-    """https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU: what viewers require."""
-    saved = json.loads(trace.save(hand_made(), tmp_path / "trace.json").read_text())
-    assert set(saved) == {"traceEvents", "displayTimeUnit"}
-    assert saved["displayTimeUnit"] in ("ms", "ns")
-    named, rows = set(), {}
-    for event in saved["traceEvents"]:
-        assert isinstance(event["pid"], int) and isinstance(event["tid"], int)
-        if event["ph"] == "M":
-            assert event["name"] in ("process_name", "thread_name")
-            assert isinstance(event["args"]["name"], str)
-            named.add((event["pid"], event["tid"]))
-            continue
-        assert event["ph"] == "X"
-        assert event["name"] and isinstance(event["cat"], str)
-        assert all(math.isfinite(event[key]) and event[key] >= 0 for key in ("ts", "dur"))
-        rows.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["ts"] + event["dur"]))
-    assert set(rows) <= named, "every row has a name"
-    for spans in rows.values():
-        spans.sort()
-        assert all(ended <= begins for (_, ended), (begins, _) in pairwise(spans)), "no overlap"
-    assert sum(len(spans) for spans in rows.values()) == 10
-    durations = {event["name"]: event["dur"] for event in saved["traceEvents"] if event["ph"] == "X"}
-    assert durations["backward"] == pytest.approx(3e6), "durations are in microseconds"
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,7 @@ def test_every_operation_is_recorded_in_order_with_its_bytes(world):
         ]
         assert log.rank == rank
         assert [e.partner for e in log.entries if e.op in ("send", "recv")] == [(rank + 1) % n, (rank - 1) % n]
+        assert log.sent_mb_to(n) == [16e-6 * (other == (rank + 1) % n) for other in range(n)]
         assert all(e.line.startswith("test_wire.py, line ") for e in log.entries)
 
 

@@ -6,23 +6,18 @@ from shared.plots import zero as zero_plots
 
 
 def test_ownership_draws_every_piece_with_its_rank():
-    model = {"embedding": 60, "tiny": 1, "rest": 39}
-    ways = {"by range": [(50, 0), (50, 1)], "by parameter": [(60, 0), (1, 1), (39, 1)]}
-    axes = zero_plots.ownership(model, ways).axes[0]
-    widths = [bar.get_width() for bar in axes.patches]
-    assert widths == [60, 1, 39, 50, 50, 60, 1, 39]
-    assert [text.get_text() for text in axes.texts] == ["embedding", "rest", "0", "1", "0", "1"]
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["the model", "by range", "by parameter"]
+    sizes = {"embedding.weight": 60, "blocks.0.up": 1, "blocks.0.down": 38, "norm.weight": 2}
+    owned = [["embedding.weight"], ["blocks.0.down", "blocks.0.up", "norm.weight"]]
+    axes = zero_plots.ownership(sizes, owned).axes[0]
+    assert [bar.get_width() for bar in axes.patches] == [60, 39, 2, 60, 1, 38, 2, 51, 51]
+    assert [text.get_text() for text in axes.texts] == ["embedding", "blocks.0", "0", "1", "0", "1"]
+    rows = ["the model", "one owner per parameter", "one owner per element"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == rows
 
 
 def test_two_ranks_also_differ_in_their_hatches():
-    bars = zero_plots.ownership({"all": 2}, {"by range": [(1, 0), (1, 1)]}).axes[0].patches[1:]
+    bars = zero_plots.ownership({"a": 1, "b": 1}, [["a"], ["b"]]).axes[0].patches[2:]
     assert bars[0].get_hatch() != bars[1].get_hatch()
-
-
-def test_ownership_without_a_way_of_sharding_is_rejected():
-    with pytest.raises(ValueError, match="at least"):
-        zero_plots.ownership({"all": 1}, {})
 
 
 def test_bytes_per_parameter_has_lines_marks_and_limits():

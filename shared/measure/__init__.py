@@ -6,8 +6,9 @@
     line.alpha_s, line.beta_s_per_byte
 
 `collectives` times collectives over a range of sizes, `jobs` times anything else, such as a `training_step`, `recorded`
-keeps the ledger or the timeline of a typical round, `ready_fractions` measures when gradients are ready, and `scaling`
-measures steps on 1, 2 and 4 ranks. `costs` measures what a step needs besides time: memory and communication.
+keeps the ledger or the timeline of a typical round, `recorded_step` the timeline of a typical training step,
+`ready_fractions` measures when gradients are ready, and `scaling` measures steps on 1, 2 and 4 ranks. `costs` measures
+what a step needs besides time: memory and communication.
 
 Functions that measure run on all ranks together. They exchange what each rank saw, so every rank returns the same
 result, and it is enough to look at one.
@@ -55,7 +56,7 @@ from shared.measure.links import behind_link, start_behind_link, where
 from shared.measure.loopback import loopback_and_link
 from shared.measure.readiness import ready_fractions
 from shared.measure.rounds import Job, Measured, Times, jobs, now_s, recorded
-from shared.measure.steps import Costs, costs, train_step, training_step
+from shared.measure.steps import Costs, costs, recorded_step, train_step, training_step
 from shared.measure.sweeps import SIZES_BYTES, Sweep, collectives
 from shared.measure.worlds import Scaling, scaling
 
@@ -77,6 +78,7 @@ __all__ = [
     "now_s",
     "ready_fractions",
     "recorded",
+    "recorded_step",
     "scaling",
     "start_behind_link",
     "train_step",

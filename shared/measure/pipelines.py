@@ -1,11 +1,13 @@
 """Run a pipeline schedule on ranks that sleep in place of computing, to see its bubble on any machine."""
 
 import time
+from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
 
-from shared.schedules import Action, Schedule, chunks_of, micro_batches_of
+from shared import ranks
+from shared.schedules import Action, Schedule, Simulated, Span, chunks_of, micro_batches_of
 
 MESSAGE = torch.Size([1])
 TAGS_PER_KIND = 1 << 20
@@ -16,7 +18,7 @@ def sleeping_pipeline(
     schedule: Schedule,
     forward_s: float = 0.64,
     backward_s: float = 1.28,
-    slowdown: float = 1.0,
+    slowdowns: Mapping[int, float] | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> list[tuple[Action, float, float]]:
     """Run this rank's actions of a schedule: receive, sleep, send.
@@ -31,7 +33,7 @@ def sleeping_pipeline(
         schedule: The actions of each stage; see `shared.schedules`.
         forward_s: How long all forwards of a stage take together.
         backward_s: How long all its backwards take. In a schedule with "W", "B" and "W" take half of it each.
-        slowdown: How many times as long this rank takes.
+        slowdowns: How many times as long some stages take, by their index.
 
     Returns:
         This rank's actions, each with the times when it began and ended, in seconds.
@@ -41,7 +43,7 @@ def sleeping_pipeline(
     stage, stages = dist.get_rank(group), dist.get_world_size(group)
     micro_batches, chunks = micro_batches_of(schedule), chunks_of(schedule)
     last, actions = stages * chunks - 1, schedule[stage]
-    part_s = slowdown / (micro_batches * chunks)
+    part_s = (slowdowns or {}).get(stage, 1.0) / (micro_batches * chunks)
     halves = 2 if any(action.kind == "W" for action in actions) else 1
     length_s = {"F": forward_s * part_s, "B": backward_s * part_s / halves, "W": backward_s * part_s / halves}
     spans, sent = [], []
@@ -71,6 +73,19 @@ def sleeping_pipeline(
     for work, _ in sent:
         work.wait()
     return spans
+
+
+def fastest_run(schedule: Schedule, rounds: int = 3, **options) -> Simulated:
+    """Run a schedule on the notebook's ranks, which sleep. Returns the fastest of several runs, with times in ms.
+
+    Args:
+        options: Those of `sleeping_pipeline`.
+    """
+    runs = []
+    for _ in range(rounds):
+        spans = ranks.run(sleeping_pipeline, schedule, **options)
+        runs.append(Simulated([[Span(Action(*a), 1e3 * began, 1e3 * ended) for a, began, ended in s] for s in spans]))
+    return min(runs, key=lambda run: run.total)
 
 
 def _tag(action: Action, position: int) -> int:

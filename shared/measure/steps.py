@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from shared import memory, wire
-from shared.measure.rounds import Job
+from shared import memory, timeline, wire
+from shared.measure.rounds import Job, recorded
 
 
 def training_step(model: nn.Module, *batch, sync: bool = True) -> Job:
@@ -40,6 +40,12 @@ def training_step(model: nn.Module, *batch, sync: bool = True) -> Job:
 
 def _communicating(model: nn.Module, sync: bool):
     return contextlib.nullcontext() if sync else model.no_sync()
+
+
+def recorded_step(model: nn.Module, *batch, rounds: int = 7) -> list[timeline.Timeline]:
+    """Record training steps. Returns the one with rank 0's median exposed time, as one timeline per rank."""
+    step = {"": training_step(model, *batch)}
+    return recorded(step, lambda: timeline.record(model), by=lambda line: line.exposed_ms, rounds=rounds)[""]
 
 
 def train_step(model: nn.Module, optimizer, *batch) -> float:

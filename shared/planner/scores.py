@@ -1,14 +1,12 @@
 """Fits the planner's constants to some published runs, and tests it on the others.
 
     scores.fit()                # the constants that layouts.py contains
-    scores.table()              # how wrong the planner is, by source
-    scores.figure()             # and for each run
+    scores.figure()             # how wrong the planner is for each run, by source
 
 An error of +5% means that the planner predicts a step which takes 5% longer than the published one.
 """
 
 import math
-import statistics
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -18,7 +16,6 @@ from shared.planner import layouts
 from shared.planner.layouts import Gpu
 from shared.planner.published import RUNS, Published
 from shared.plots import layouts as layout_plots
-from shared.tables import Table
 
 EFFICIENCIES = [percent / 1000 for percent in range(400, 900, 5)]
 PASSES = [half / 2 for half in range(1, 30)]
@@ -64,19 +61,6 @@ def groups() -> dict[str, list[Published]]:
         if not run.fits:
             found.setdefault(paper, []).append(run)
     return {name: sorted(runs, key=lambda run: run.cluster.gpus) for name, runs in found.items()}
-
-
-def table() -> Table:
-    """Show how far off the planner is, by source."""
-    rows = []
-    for name, runs in groups().items():
-        errors = [error(run) for run in runs]
-        typical = statistics.median(map(abs, errors))
-        gpus = f"{runs[0].cluster.gpus:,} to {runs[-1].cluster.gpus:,}"
-        rows.append([name, f"{len(runs)}", gpus, f"{typical:.1%}", f"{min(errors):+.1%}", f"{max(errors):+.1%}"])
-    tested = [abs(error(run)) for run in RUNS if not run.fits]
-    note = f"Of the {len(tested)} runs that were not fitted, half are off by less than {statistics.median(tested):.1%}."
-    return Table(["runs", "number", "GPUs", "median error", "lowest", "highest"], rows, note)
 
 
 def figure() -> Figure:

@@ -90,30 +90,6 @@ def _running_sums(losses: list[float], steps: int) -> list[float]:
     return [sum(losses[end - steps : end]) for end in range(steps, len(losses) + 1)]
 
 
-def gradients_before_and_after(before: list, after: list, name: str) -> Figure:
-    """Draw one parameter's gradient on every rank, before and after synchronization, on a common color scale.
-
-    The scale ends at the 95th percentile of the absolute values, because one large element would make all others gray.
-    The color bar has pointed ends if elements lie outside the scale.
-
-    Shape: before and after hold one [elements] tensor per rank.
-    """
-    figure, panels = plt.subplots(1, 2, figsize=(8.0, 0.9 + 0.35 * len(before)), sharey=True, layout="constrained")
-    sizes = sorted(abs(element) for gradient in [*before, *after] for element in gradient.tolist())
-    limit = sizes[int(0.95 * (len(sizes) - 1))] or sizes[-1] or 1.0
-    for axes, gradients, title in zip(panels, (before, after), ("before", "after"), strict=True):
-        rows = [gradient.tolist() for gradient in gradients]
-        image = axes.imshow(rows, cmap="cividis", vmin=-limit, vmax=limit, aspect="auto", interpolation="nearest")
-        axes.set(title=f"{name}, {title}", xlabel="element", yticks=range(len(rows)))
-        axes.set_yticklabels([f"rank {rank}" for rank in range(len(rows))])
-    clipped = sizes[-1] > limit
-    label = "gradient\n(5% of the elements\nlie outside)" if clipped else "gradient"
-    ends = "both" if clipped else "neither"
-    bar = figure.colorbar(image, ax=panels, label=label, extend=ends, ticks=(-limit, 0, limit))
-    bar.ax.set_yticklabels([f"−{limit:.2g}", "0", f"{limit:.2g}"])
-    return finish(figure)
-
-
 def bars(values: dict[str, float], unit: str) -> Figure:
     """Draw one labeled bar per value."""
     figure, axes = new_axes(6.0, 0.7 + 0.42 * len(values))

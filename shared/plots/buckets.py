@@ -44,19 +44,25 @@ class CapRun:
         return max(ended for _, ended in self.spans_ms)
 
 
-def bucket_map(sizes_bytes: dict[str, int], buckets: list[list[str]], title: str = "") -> Figure:
-    """Draw a model as rows of parameters in their own order, as wide as their bytes and colored by bucket.
+def runs_of(
+    model, by_cap: dict[str, list], logs: dict[str, list], alpha_ms: float, ns_per_byte: float
+) -> tuple[dict[str, int], list[CapRun]]:
+    """Return the bytes of a model's parameters, and a run for each cap. α and β of an all-reduce predict its time.
 
     Args:
-        sizes_bytes: The bytes of each parameter, by name.
-        buckets: Names of parameters, in the order in which the buckets are launched. They are numbered from 1.
+        by_cap: The buckets of parameters, in launch order.
+        logs: One ledger per rank. The first one counts.
     """
-    rows = units(sizes_bytes)
-    figure, axes = plt.subplots(figsize=(7.0, 0.8 + 0.24 * len(rows)), layout="constrained")
-    draw_map(axes, sizes_bytes, buckets)
-    axes.set_title(title)
-    plt.close(figure)
-    return figure
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    runs = []
+    for cap, buckets in by_cap.items():
+        entries = logs[cap][0].entries
+        began_s = entries[0].launched_s
+        spans_ms = [(1e3 * (e.launched_s - began_s), 1e3 * (e.completed_s - began_s)) for e in entries]
+        predicted_ms = sum(alpha_ms + 1e-6 * ns_per_byte * entry.payload_bytes for entry in entries)
+        named = [[names[parameter] for parameter in bucket] for bucket in buckets]
+        runs.append(CapRun(cap, named, spans_ms, predicted_ms))
+    return {name: parameter.nbytes for parameter, name in names.items()}, runs
 
 
 def cap_run(sizes_bytes: dict[str, int], runs: list[CapRun], index: int) -> Figure:
@@ -129,7 +135,12 @@ def units(sizes_bytes: dict[str, int]) -> dict[str, list[str]]:
 
 
 def draw_map(axes, sizes_bytes: dict[str, int], buckets: list[list[str]]) -> None:
-    """Draw a model's bucket map into a pair of axes. See `bucket_map`."""
+    """Draw a model as rows of parameters in their own order, as wide as their bytes and colored by bucket.
+
+    Args:
+        sizes_bytes: The bytes of each parameter, by name.
+        buckets: Names of parameters, in the order in which the buckets are launched. They are numbered from 1.
+    """
     number_of = {name: number for number, bucket in enumerate(buckets, 1) for name in bucket}
     rows = units(sizes_bytes)
     widest = max(sum(sizes_bytes[name] for name in names) for names in rows.values()) / 1024

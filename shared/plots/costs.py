@@ -15,9 +15,6 @@ def predicted_against_measured(
     measured_s: dict[str, dict[float, float]],
     xlabel: str,
     lines_are: str = "predicted",
-    ylabel: str = "time, ms",
-    ticks: list[float] | None = None,
-    from_zero: bool = False,
 ) -> Figure:
     """Draw predictions as lines, and measurements with the same names as marks in the same colors, on log axes.
 
@@ -25,8 +22,6 @@ def predicted_against_measured(
         predicted_s: Functions from bytes to seconds, by name.
         measured_s: The seconds for each number of bytes, by name.
         lines_are: What the legend calls the lines: "fitted" if these measurements determined them.
-        ticks: The sizes that are written on the x axis. By default, they are powers of ten.
-        from_zero: Whether the y axis is linear and begins at 0.
     """
     figure, axes = new_axes(6.0, 3.6)
     sizes = sorted(size for measured in measured_s.values() for size in measured)
@@ -39,14 +34,8 @@ def predicted_against_measured(
         if name in measured_s:
             times_ms = [1e3 * time_s for time_s in measured_s[name].values()]
             axes.plot(list(measured_s[name]), times_ms, MARKERS[index], color=color, label=f"{name}, measured")
-    axes.set(xlabel=xlabel, ylabel=ylabel)
+    axes.set(xlabel=xlabel, ylabel="time, ms")
     logarithmic(axes)
-    if from_zero:
-        axes.set_yscale("linear")
-        axes.set_ylim(0, None)
-    if ticks:
-        axes.set_xticks(ticks, [f"{size:g}" for size in ticks])
-        axes.xaxis.set_minor_formatter(NullFormatter())
     axes.legend(frameon=False)
     return finish(figure)
 

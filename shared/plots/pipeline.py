@@ -36,19 +36,6 @@ def measured(stages: Sequence[Sequence[tuple[tuple, float, float]]]) -> Simulate
     )
 
 
-def fastest(spans: Sequence[dict[str, list]]) -> dict[str, Simulated]:
-    """Return the fastest of several measured runs of each schedule.
-
-    Args:
-        spans: For each rank, the rounds of each schedule. A round has the rank's actions, as in `measured`.
-    """
-    runs = {}
-    for name, rounds in spans[0].items():
-        each = [measured([of_rank[name][index] for of_rank in spans]) for index in range(len(rounds))]
-        runs[name] = min(each, key=lambda run: run.total)
-    return runs
-
-
 def choice(name: str, chosen: Schedule) -> Figure:
     """Draw how a schedule runs if messages take no time, and write its bubble, activations and messages below."""
     run, stages, chunks = simulate(chosen), len(chosen), chunks_of(chosen)

@@ -4,33 +4,35 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, PercentFormatter
 
+from shared import formulas
 from shared.plots import COLORS, HATCHES, LINES, MARKERS
+from shared.timeline import COMMUNICATION, Timeline
 
 
-def schedule(
-    ready_ms: list[float],
-    lasts_ms: list[float],
-    ends_ms: list[float],
-    backward_end_ms: float,
-    measured_ends_ms: list[float] | None = None,
-) -> Figure:
-    """Draw one row per bucket: when it is predicted to be full, in flight and complete. Marks are measured completions.
+def schedule(line: Timeline, ranks: int, alpha_s: float, beta_s: float) -> Figure:
+    """Draw when each bucket of a recorded step was full, and when its all-reduce is predicted to be in flight.
 
-    ends_ms[i] is max(ends_ms[i − 1], ready_ms[i]) + lasts_ms[i]. Everything to the right of the end of backward is
-    exposed.
+    Bucket i completes at eᵢ = max(eᵢ₋₁, fullᵢ) + tᵢ, where tᵢ is the time of a ring all-reduce. Everything to the right
+    of the end of backward is exposed.
     """
-    figure, axes = plt.subplots(figsize=(8.0, 1.2 + 0.3 * len(ready_ms)), layout="constrained")
-    rows = range(len(ready_ms))
-    begins_ms = [end - lasts for end, lasts in zip(ends_ms, lasts_ms, strict=True)]
-    waits_ms = [begin - ready for begin, ready in zip(begins_ms, ready_ms, strict=True)]
-    if ends_ms[-1] > backward_end_ms:
-        axes.axvspan(backward_end_ms, ends_ms[-1], color="0.88", label="predicted exposed time")
+    spans = [span for span in line.spans if span.lane == COMMUNICATION]
+    full_ms = [1e3 * (span.began_s - line.began_s) for span in spans]
+    backward_end_ms = 1e3 * (max(ended_s for _, ended_s in line.lane("backward")) - line.began_s)
+    lasts_ms = [1e3 * formulas.ring_all_reduce_s(span.payload_bytes, ranks, alpha_s, beta_s) for span in spans]
+    begins_ms, end_ms = [], 0.0
+    for full, lasts in zip(full_ms, lasts_ms, strict=True):
+        begins_ms.append(max(end_ms, full))
+        end_ms = begins_ms[-1] + lasts
+    figure, axes = plt.subplots(figsize=(8.0, 1.2 + 0.3 * len(spans)), layout="constrained")
+    rows = range(len(spans))
+    if end_ms > backward_end_ms:
+        label = f"predicted exposed time: {end_ms - backward_end_ms:.0f} ms"
+        axes.axvspan(backward_end_ms, end_ms, color="0.88", label=label)
     axes.axvline(backward_end_ms, color="black", linestyle="--", linewidth=1.2, label="end of backward")
-    axes.barh(rows, waits_ms, left=ready_ms, height=0.18, color="0.45", label="full, waiting for the bucket before it")
+    waits_ms = [begin - full for begin, full in zip(begins_ms, full_ms, strict=True)]
+    axes.barh(rows, waits_ms, left=full_ms, height=0.18, color="0.45", label="full, waiting for the bucket before it")
     wire = {"facecolor": COLORS[4], "edgecolor": "white", "hatch": HATCHES[1], "linewidth": 0.5}
     axes.barh(rows, lasts_ms, left=begins_ms, height=0.7, label="predicted time on the link", **wire)
-    if measured_ends_ms is not None:
-        axes.plot(measured_ends_ms, rows, "D", color="black", markersize=5, label="measured completion")
     axes.spines[["top", "right"]].set_visible(False)
     axes.set(xlabel="ms since the start of the step", yticks=rows, xlim=(0, None))
     axes.set_yticklabels([f"bucket {row + 1}" for row in rows])
@@ -75,46 +77,20 @@ def knee(lines: dict[str, dict[int, float]], marks: dict[str, dict[int, float]],
     return figure
 
 
-def efficiencies(predicted: dict[str, dict[int, float]], measured: dict[str, dict[int, float]], title: str) -> Figure:
-    """Draw the efficiency of weak scaling against the number of ranks: lines are predictions, marks are measured.
-
-    Args:
-        predicted: The efficiency by the number of ranks, by bucket cap.
-        measured: The same for some of these caps.
-    """
-    figure, axes = plt.subplots(figsize=(6.4, 3.2), layout="constrained")
-    for index, (name, curve) in enumerate(predicted.items()):
-        axes.plot(list(curve), list(curve.values()), color=COLORS[index], linestyle=LINES[index], label=name)
-        marks = measured.get(name, {})
-        style = {"color": COLORS[index], "marker": MARKERS[index], "linestyle": "none", "markersize": 7}
-        axes.plot(list(marks), list(marks.values()), label=f"{name}, measured" if marks else "", **style)
-    axes.set_xscale("log", base=2)
-    axes.set(
-        xlabel="ranks", xticks=list(next(iter(predicted.values()))), ylim=(0, 1.05), ylabel="efficiency", title=title
-    )
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(frameon=False, loc="outside right center")
-    plt.close(figure)
-    return figure
-
-
-def exposed_by_cap(panels: dict[str, dict[str, dict[float, float]]]) -> Figure:
+def exposed_by_cap(panels: dict[str, dict[float, tuple[float, float]]]) -> Figure:
     """Draw computed exposed times against the bucket cap, one panel per link. The gray area is what overlap saves.
 
     Args:
-        panels: The exposed time as a part of the computing time, by link, by when buckets are launched, and by cap.
+        panels: By link and by cap, the exposed time as a part of the computing time, if buckets are launched after
+            backward and if they are launched during backward.
     """
     figure, axes = plt.subplots(1, len(panels), figsize=(9.0, 3.6), sharex=True, sharey=True, layout="constrained")
-    for panel, (title, curves) in zip(axes, panels.items(), strict=True):
-        for index, (name, curve) in enumerate(curves.items()):
-            style = {"color": COLORS[1 - index], "linestyle": "-" if index else "--"}
-            panel.plot(list(curve), list(curve.values()), label=name, **style)
-        first, last = curves.values()
-        panel.fill_between(list(first), list(last.values()), list(first.values()), color="0.5", alpha=0.15)
-        saved = min(first.values()) - min(last.values())
+    for panel, (title, of_caps) in zip(axes, panels.items(), strict=True):
+        caps, (after, during) = list(of_caps), zip(*of_caps.values(), strict=True)
+        panel.plot(caps, after, color=COLORS[1], linestyle="--", label="after backward")
+        panel.plot(caps, during, color=COLORS[0], label="during backward")
+        panel.fill_between(caps, during, after, color="0.5", alpha=0.15)
+        saved = min(after) - min(during)
         panel.set(title=f"{title}\nsaves {saved:.1%}", xlabel="cap, MB", xscale="log", ylim=(0, None))
         panel.set_xticks([0.25, 1, 4, 25], ["0.25", "1", "4", "25"])
         panel.xaxis.set_minor_locator(NullLocator())

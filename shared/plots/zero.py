@@ -7,28 +7,33 @@ from matplotlib.ticker import FixedLocator, NullLocator
 from shared.plots import COLORS, HATCHES, LINES, MARKERS, rank_color
 
 
-def ownership(model: dict[str, int], ways: dict[str, list[tuple[int, int]]]) -> Figure:
-    """Draw the elements of a model from first to last, and below them, for each way of sharding, which rank owns them.
+def ownership(sizes: dict[str, int], owned: list[list[str]]) -> Figure:
+    """Draw the elements of a model from first to last, and below them, which rank owns them in two ways of sharding.
 
     Args:
-        model: The number of elements of each parameter or module, by name. Names are drawn where there is room.
-        ways: For each way of sharding, a list of (number of elements, rank), starting with the first element.
-
-    Raises:
-        ValueError: If there is no way of sharding.
+        sizes: The elements of each parameter, by name. The blocks of a model are drawn as one piece each.
+        owned: For each rank, the names of the parameters that it owns if each parameter has one owner. The other way is
+            one owner per element: equal shards of the flattened model.
     """
-    if not ways:
-        raise ValueError("There is nothing to draw: give at least one way of sharding.")
-    figure, axes = plt.subplots(figsize=(8.0, 0.9 + 0.55 * len(ways)), layout="constrained")
-    total = sum(model.values())
+    total, ranks = sum(sizes.values()), range(len(owned))
+    owner = {name: rank for rank in ranks for name in owned[rank]}
+    pieces: dict[str, int] = {}
+    for name, elements in sizes.items():
+        label = ".".join(name.split(".")[: 2 if name.startswith("blocks.") else 1])
+        pieces[label] = pieces.get(label, 0) + elements
+    ways = {
+        "one owner per parameter": [(elements, owner[name]) for name, elements in sizes.items()],
+        "one owner per element": [(-(-total // len(owned)), rank) for rank in ranks],
+    }
+    figure, axes = plt.subplots(figsize=(8.0, 2.0), layout="constrained")
     start = 0
-    for name, elements in model.items():
+    for label, elements in pieces.items():
         axes.barh(0, elements, left=start, height=0.7, facecolor="white", edgecolor="black", linewidth=0.8)
-        if elements > 0.016 * len(name) * total:
-            axes.text(start + elements / 2, 0, name, ha="center", va="center", size=9)
+        if elements > 0.016 * len(label) * total:
+            axes.text(start + elements / 2, 0, label, ha="center", va="center", size=9)
         start += elements
-    for row, pieces in enumerate(ways.values(), 1):
-        _draw_pieces(axes, row, pieces, total)
+    for row, way in enumerate(ways.values(), 1):
+        _draw_pieces(axes, row, way, total)
     axes.set(
         xlim=(0, total),
         ylim=(len(ways) + 0.45, -0.45),

@@ -1,12 +1,11 @@
-"""Reads the collectives of a program that is split over a mesh, and the placements of its tensors.
+"""Reads the collectives of a program that is split over a mesh.
 
     devices = spmd.virtual_devices(32)
     spmd.of_program(jax.jit(step).lower(weights, batch).compile(), mesh)     # read from the compiled program
     spmd.of_ledger(log, {"dp": dp, "tp": tp})                                # recorded by `wire.ledger()`
 
-Both return a list of Collectives, so that they can be compared. `observed.py` finds out which tensors of a model are
-replicated, sharded or partial. A collective is described as in `wire`: its *payload* is the size of the full buffer,
-and *sent* is what one rank has to send for it under the ring algorithm.
+Both return a list of Collectives, so that they can be compared. A collective is described as in `wire`: its *payload*
+is the size of the full buffer, and *sent* is what one rank has to send for it under the ring algorithm.
 
 A JAX program runs in the notebook's kernel, which never forks: ranks are children of the fork server, which is started
 as a new program. So JAX's threads and the ranks do not affect each other (`tests/test_spmd.py`).
@@ -20,7 +19,6 @@ import torch.distributed as dist
 
 from shared import formulas, tables
 from shared.spmd import hlo
-from shared.spmd.observed import compare, observe, still_partial
 from shared.wire import Ledger
 
 # -- virtual devices: one process on one CPU that runs a JAX program for many devices
@@ -45,12 +43,9 @@ def virtual_devices(count: int) -> list:
 
 __all__ = [
     "Collective",
-    "compare",
-    "observe",
     "of_ledger",
     "of_program",
     "side_by_side",
-    "still_partial",
     "total",
     "virtual_devices",
 ]
@@ -72,6 +67,9 @@ class Collective:
     payload_bytes: int
     sent_bytes: float
     tensors: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.op} of {self.elements:,} elements along {self.axes}"
 
 
 _SENT_BYTES = {

@@ -1,14 +1,14 @@
 """One training step of a TinyGPT block on 2 × 2 ranks, in three ways: with FSDP along "dp" and TP along "tp".
 
-    in_ours, up = blocks.our_step(mesh, solutions)        # on every rank
-    in_dtensor = blocks.dtensor_step(mesh, up)            # on every rank
-    program, inputs = blocks.jax_program(devices)         # in the notebook
+    in_ours, up = blocks.our_step(mesh, async_collectives, tensor_parallel, zero3)     # on every rank
+    in_dtensor = blocks.dtensor_step(mesh, up)                                         # on every rank
+    program, inputs = blocks.jax_program(devices)                                      # in the notebook
 
 All three start with the same weights and the same batch. The weights of queries, keys and values are split by head.
 """
 
 from functools import partial
-from types import SimpleNamespace
+from types import ModuleType
 
 import torch
 import torch.distributed as dist
@@ -33,45 +33,39 @@ def _block_and_batch() -> tuple[Block, Tensor]:
     return Block(GPTConfig()), torch.randn(8, 64, 64)
 
 
-def our_step(mesh: DeviceMesh, solutions: SimpleNamespace) -> tuple[list[Collective], Tensor]:
+def our_step(
+    mesh: DeviceMesh, async_collectives: ModuleType, tensor_parallel: ModuleType, zero3: ModuleType
+) -> tuple[list[Collective], Tensor]:
     """Take the step with your ZeRO3 and your layers. Returns its collectives, and the updated weight of `up`.
 
     On gloo, your all-gathers and reduce-scatters send shards directly from rank to rank. Here they are collectives, so
-    that the ledger shows them as such.
-
-    Args:
-        solutions: Your modules: `async_collectives`, `tensor_parallel` and `zero3`.
+    that the ledger shows them as such. The arguments are your modules.
     """
     groups = _groups(mesh)
     dp, tp = groups.values()
     block, x = _block_and_batch()
-    layers = solutions.tensor_parallel
-    block.attention = layers.ParallelAttention.from_attention(block.attention, tp)
-    block.up = layers.ColumnParallelLinear.from_linear(block.up, tp)
-    block.down = layers.RowParallelLinear.from_linear(block.down, tp)
-    direct = solutions.async_collectives.exchanges_directly
-    solutions.async_collectives.exchanges_directly = lambda *_: False
+    block.attention = tensor_parallel.ParallelAttention.from_attention(block.attention, tp)
+    block.up = tensor_parallel.ColumnParallelLinear.from_linear(block.up, tp)
+    block.down = tensor_parallel.RowParallelLinear.from_linear(block.down, tp)
+    direct = async_collectives.exchanges_directly
+    async_collectives.exchanges_directly = lambda *_: False
     try:
-        ours = solutions.zero3.ZeRO3(nn.Sequential(block.to(mesh.device_type)), group=dp)
+        ours = zero3.ZeRO3(nn.Sequential(block.to(mesh.device_type)), group=dp)
         with wire.ledger() as log:
             ours(x.chunk(2)[dist.get_rank(dp)].to(mesh.device_type)).square().mean().backward()
             ours.finish_gradient_sync()
         torch.optim.SGD(ours.parameters(), lr=1.0).step()
         return spmd.of_ledger(log, groups), ours.full_state_dict()["0.up.weight"]
     finally:
-        solutions.async_collectives.exchanges_directly = direct
+        async_collectives.exchanges_directly = direct
 
 
 def _groups(mesh: DeviceMesh) -> dict[str, dist.ProcessGroup]:
     return {name: mesh.get_group(name) for name in ("dp", "tp")}
 
 
-def dtensor_step(mesh: DeviceMesh, up: Tensor, keeps: bool = True) -> list[Collective]:
-    """Take the step with DTensors, check that it gives the same weight of `up`, and return its collectives.
-
-    Args:
-        keeps: Give the activations outside of a pair of layers the layout of the batch.
-    """
+def dtensor_step(mesh: DeviceMesh, up: Tensor) -> list[Collective]:
+    """Take the step with DTensors, check that it gives the same weight of `up`, and return its collectives."""
     block, x = _block_and_batch()
     weights = [parameter.detach() for parameter in block.parameters()]
     weights[2] = weights[2].unflatten(0, (3, 4, 16))  # queries, keys and values, by head
@@ -79,7 +73,7 @@ def dtensor_step(mesh: DeviceMesh, up: Tensor, keeps: bool = True) -> list[Colle
     own = [nn.Parameter(distribute_tensor(each.to(mesh.device_type), mesh, place)) for each, place in pairs]
     samples = distribute_tensor(x.to(mesh.device_type), mesh, [Shard(0), _R])
     with wire.ledger() as log:
-        _dtensor_block(own, samples, _keep if keeps else lambda y: y).square().mean().backward()
+        _dtensor_block(own, samples).square().mean().backward()
         # No gradient stays Partial: each gets the placements of its weight.
         for each in own:
             each.grad = each.grad.redistribute(placements=each.placements)
@@ -91,6 +85,7 @@ def dtensor_step(mesh: DeviceMesh, up: Tensor, keeps: bool = True) -> list[Colle
 
 
 def _keep(y: Tensor) -> Tensor:
+    """Give activations outside of a pair of layers the layout of the batch."""
     return y.redistribute(placements=[Shard(0), _R])
 
 
@@ -99,18 +94,18 @@ def _unshard(weight: Tensor) -> Tensor:
     return weight.redistribute(placements=[_R, weight.placements[1]])
 
 
-def _dtensor_block(weights: list[Tensor], x: Tensor, keep) -> Tensor:
+def _dtensor_block(weights: list[Tensor], x: Tensor) -> Tensor:
     # DTensor has no rule for fused attention on a CPU, so it runs on the rank's own samples and heads.
     by_head = [Shard(0), Shard(1)]  # (B, H, T, D/H): samples along "dp", heads along "tp"
     attend = partial(scaled_dot_product_attention, is_causal=True)
     attend = local_map(attend, out_placements=(by_head,), in_placements=(by_head,) * 3)
     gain_1, bias_1, query_key_value, project, gain_2, bias_2, up, down = map(_unshard, weights)
-    y = keep(layer_norm(x, (64,), gain_1, bias_1))
+    y = _keep(layer_norm(x, (64,), gain_1, bias_1))
     split = linear(y, query_key_value.flatten(0, 2)).unflatten(-1, (3, 4, 16))
     mixed = attend(*split.permute(2, 0, 3, 1, 4))
-    x = x + keep(linear(mixed.transpose(1, 2).flatten(2), project))
-    y = keep(layer_norm(x, (64,), gain_2, bias_2))
-    return x + keep(linear(gelu(linear(y, up)), down))
+    x = x + _keep(linear(mixed.transpose(1, 2).flatten(2), project))
+    y = _keep(layer_norm(x, (64,), gain_2, bias_2))
+    return x + _keep(linear(gelu(linear(y, up)), down))
 
 
 def jax_program(devices):

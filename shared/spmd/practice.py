@@ -34,8 +34,7 @@ def collectives_of(x: Spec, a: Spec, b: Spec) -> list[str]:
         for shape, spec in zip(SHAPES.values(), (x, a, b), strict=True)
     ]
     compiled = jax.jit(lambda x, a, b: jax.nn.relu(x @ a) @ b).lower(*arrays).compile()
-    found = spmd.of_program(compiled, mesh)
-    return [f"{each.op} of {each.elements:,} elements along {each.axes}" for each in found]
+    return [str(each) for each in spmd.of_program(compiled, mesh)]
 
 
 def table(specs: Mapping[str, tuple[Spec, Spec, Spec] | None]) -> Table:

@@ -6,7 +6,7 @@
     line.exposed_ms
 
 Hooks on the model's units record computation, and the wire ledger records communication. `plots.timeline` draws
-timelines, and `trace.save` writes them to a file for ui.perfetto.dev.
+timelines.
 
 On a GPU, all times are those of events on its streams: a unit starts to compute when the GPU reaches it, and a wait is
 the time during which the GPU's stream waits for a collective (see `shared/wire/completion.py`).

@@ -82,6 +82,14 @@ class Ledger:
         """Bytes that this rank has to send under the ring algorithm."""
         return sum(entry.sent_bytes for entry in self.entries)
 
+    def sent_mb_to(self, ranks: int) -> list[float]:
+        """Return how many megabytes this rank sent to each of so many ranks in point-to-point messages."""
+        sent_mb = [0.0] * ranks
+        for entry in self.entries:
+            if entry.op == "send":
+                sent_mb[entry.partner] += entry.payload_bytes / 1e6
+        return sent_mb
+
     @property
     def total_ms(self) -> float:
         """Time during which at least one collective was in flight."""

@@ -316,13 +316,9 @@ from shared import wire
 
 with wire.ledger() as log:
     ring_sum(torch.ones(1_000_000, device=device))
-sent_mb = [0.0] * world_size
-for entry in log.entries:
-    if entry.op == "send":
-        sent_mb[entry.partner] += entry.payload_bytes / 1e6
 
 # %%
-plots.traffic(ranks.pull("sent_mb"))
+plots.traffic([log.sent_mb_to(4) for log in ranks.pull("log")])
 
 # %% [markdown]
 # No rank has a special role anymore. To see the map of your broadcast, go back two cells and replace `ring_sum(…)`

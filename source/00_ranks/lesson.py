@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 00 · Ranks
 #
-# **45–75 minutes.** After this lesson, you will be able to:
+# **35–55 minutes.** After this lesson, you will be able to:
 #
 # - run code in four processes at once, and say what they share and what they do not,
 # - predict what each rank holds after `all_reduce`, `broadcast`, `send` and `recv`, and which rank waits for which,
@@ -20,15 +20,14 @@
 # %% [markdown]
 # ## How to use this page
 #
-# Welcome! This page is a notebook, so you can run and change everything on it. To run a cell, click it and press
-# **Shift+Enter**. Run the cells from top to bottom. The outputs you see now are from our own run. Yours will replace
-# them.
+# Welcome! This page is a notebook: to run a cell, click it and press **Shift+Enter**, from top to bottom. The outputs
+# you see now are from our own run, and yours will replace them.
 #
-# Now and then, a paragraph begins with **Predict.** Write your estimate in the cell below it before you read on. A
-# wrong estimate is useful, too: it shows you where to look more closely.
+# Where a paragraph begins with **Predict.**, write your estimate in the cell below it before you read on. A wrong
+# estimate is useful, too: it shows you where to look more closely.
 #
-# After the lesson comes a lab, where you write code and the course checks it. The next cell shows your progress. Run it
-# again whenever you want to know what comes next.
+# After the lesson comes a lab, where you write code and the course checks it. The next cell shows your progress, and
+# what comes next.
 
 # %% tags=["nbval-ignore-output"]
 from shared import progress
@@ -38,8 +37,7 @@ progress.show()
 # %% [markdown]
 # ## Four processes that train one model
 #
-# The next cell starts four processes on your machine. After a few seconds, you will see a table with one row per
-# process.
+# The next cell starts four processes on your machine. After a few seconds, a table shows one row per process.
 
 # %% tags=["nbval-ignore-output"]
 from shared import measure, plots, ranks
@@ -96,28 +94,16 @@ together = train(model, slice(32 * rank, 32 * rank + 32))
 # For the second curve, we average the losses of the four processes in each step.
 
 # %% slideshow={"slide_type": "-"}
-losses = {
-    "one process, 128 images": ranks.pull("alone")[0],
-    "four processes, 32 each": [
-        sum(step) / 4 for step in zip(*ranks.pull("together"), strict=True)
-    ],
-}
-assert max(abs(a - b) for a, b in zip(*losses.values(), strict=True)) < 1e-6
-plots.loss_curves(losses)
+alone = ranks.pull("alone")[0]
+together = [sum(losses) / 4 for losses in zip(*ranks.pull("together"), strict=True)]
+plots.loss_curves({"one process, 128 images": alone, "four processes, 32 each": together})
+
+# %% tags=["claims"] jupyter={"source_hidden": true}
+assert max(abs(a - b) for a, b in zip(alone, together, strict=True)) < 1e-6
 
 # %% [markdown]
-# The curves lie on top of each other: in every step, the losses differ by less than a millionth. Next, we test the
-# model on digits that it has never seen. All four processes hold the same model, so they should all get the same
-# result.
-
-# %% tags=["nbval-ignore-output"]
-# %%ranks
-with torch.no_grad():
-    right = model(images[1500:]).argmax(1) == labels[1500:]
-print(f"{right.sum().item()} of {len(right)} new digits are right")
-assert right.double().mean() > 0.85
-
-# %% [markdown]
+# The curves lie on top of each other: in every step, the losses differ by less than a millionth.
+#
 # The only new thing is `DistributedDataParallel`. In each backward pass, it averages the gradients of all processes. So
 # every process takes the optimizer step that one process would take with the whole batch.
 #
@@ -135,8 +121,8 @@ assert right.double().mean() > 0.85
 # the optimizer (ZeRO paper, §3.1; chapter 06 says why). For 7 billion parameters, that is 112 GB: too much for a GPU
 # with 80 GB. A smaller model may fit, but take too long to train on one GPU.
 #
-# In both cases, several GPUs have to work on one model. Each GPU gets its own process. Processes share no memory, so
-# they have to send each other tensors. The figure shows what each process has to itself, and what they have in common.
+# In both cases, several GPUs have to work on one model. Each GPU gets its own process, and processes share no memory.
+# The figure shows what each process has to itself, and what they have in common.
 
 # %% slideshow={"slide_type": "-"}
 diagrams.processes()
@@ -175,12 +161,6 @@ print(f"I am rank {rank} of {world_size}")
 # | `device` | this rank's device, as in `torch.ones(3, device=device)` |
 #
 # You import or define everything else yourself, in a `%%ranks` cell. It stays defined on the ranks for all later cells.
-#
-# Ranks that print the same text share a line:
-
-# %%
-# %%ranks
-print(f"we are {world_size} ranks")
 
 # %% [markdown]
 # ## Separate memories
@@ -201,15 +181,14 @@ x = 99
 print(x)
 
 # %% [markdown]
-# There are four variables called `x`, in four memories. A cell without `%%ranks` runs in the notebook's own process,
-# which is not a rank and has no `x`. `ranks.pull` copies a variable from every rank to the notebook:
+# There are four variables called `x`, in four memories. Remember this when a training run goes wrong: if one rank holds
+# a wrong value, you get no error, because no other rank can see it.
+#
+# A cell without `%%ranks` runs in the notebook's own process, which is not a rank and has no `x`. `ranks.pull` copies a
+# variable from every rank to the notebook:
 
 # %%
 print("x" in globals(), ranks.pull("x"))
-
-# %% [markdown]
-# Remember this when a training run goes wrong. If one rank holds a wrong value, you get no error, because no other rank
-# can see that value.
 
 # %% [markdown]
 # ## The first collective
@@ -239,30 +218,17 @@ print(f"rank 2 holds {ranks.pull('total')[2].item():g}")
 diagrams.collective("all_reduce")
 
 # %% [markdown]
-# `all_reduce` works in place: it overwrites the tensor, so the old values are gone.
+# `all_reduce` works in place: it overwrites the tensor, so the old values are gone. If all ranks called it again, each
+# of them would contribute 10, and the sum would be 40.
 #
-# **Predict.** All ranks call it again. What do they hold then?
+# To get the mean, divide the sum by the world size. With `op=dist.ReduceOp.MAX`, you get the maximum instead.
 
 # %%
 # %%ranks
-dist.all_reduce(total)
-print(total.item())
-
-# %% [markdown]
-# Each rank contributed 10, so the sum is 40.
-#
-# An all-reduce can also take the maximum. To get the mean, divide the sum by the world size. `ReduceOp.AVG` computes it
-# with NCCL, and from torch 2.13 on with gloo, too.
-
-# %%
-# %%ranks
-largest = torch.tensor([rank + 1.0], device=device)
-dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-
 mean = torch.tensor([rank + 1.0], device=device)
 dist.all_reduce(mean)
 mean /= world_size
-print(f"largest {largest.item()}, mean {mean.item()}")
+print(mean.item())
 
 # %% [markdown]
 # Replace `mean` with a gradient, and you have what `DistributedDataParallel` did in each backward pass.
@@ -289,14 +255,7 @@ print(weights.tolist())
 # %% [markdown]
 # ## Waiting for the last rank
 #
-# A **barrier** is a collective without a tensor: no rank continues until all ranks have called it. The figure shows
-# when each rank computes, and when it waits.
-
-# %%
-diagrams.collective("barrier")
-
-# %% [markdown]
-# An all-reduce makes ranks wait as well.
+# An all-reduce needs every rank's tensor. So what does a rank do that calls it too early?
 #
 # **Predict.** All ranks start together. Rank 2 works for 0.4 s before it calls `all_reduce`, and the others for 0.1 s.
 # After how many seconds does rank 0 have the sum?
@@ -304,106 +263,38 @@ diagrams.collective("barrier")
 # %%
 my_prediction_s = None  # seconds
 
+# %% [markdown]
+# To make the ranks start together, we use a **barrier**: a collective without a tensor. No rank continues until all
+# ranks have called it.
+
 # %%
 # %%ranks
 import time
 
-dist.barrier()  # so that all ranks begin at the same time
+dist.barrier()
 began_s = time.perf_counter()
 time.sleep(0.4 if rank == 2 else 0.1)
 arrived_s = time.perf_counter()
 total = torch.ones(1, device=device)
 dist.all_reduce(total)
-total.item()  # on a GPU, this is the line that waits
+total.item()  # NCCL's all_reduce only launches work on the GPU: there, this line waits
 left_s = time.perf_counter()
 
 # %% [markdown]
-# With NCCL, `all_reduce` only launches work on the GPU, and returns before it is complete. A rank then waits at the
-# next line that needs the result on the CPU: here, `total.item()`.
-#
-# In the figure, when do the other ranks stop waiting, and when does rank 2 stop working?
+# A **timeline** shows when each rank computes, and when it communicates or waits. In this one, when do the other ranks
+# stop waiting, and when does rank 2 stop working?
 
 # %% tags=["nbval-ignore-output"] slideshow={"slide_type": "slide"}
-began, arrived = ranks.pull("began_s"), ranks.pull("arrived_s")
-left = ranks.pull("left_s")
+began, arrived, left = (ranks.pull(name) for name in ("began_s", "arrived_s", "left_s"))
 print(f"rank 0 has the sum after {left[0] - began[0]:.2f} s")
-assert left[0] > arrived[2]
 plots.waiting(began, arrived, left, waits_in="all_reduce")
+
+# %% tags=["claims", "nbval-ignore-output"] jupyter={"source_hidden": true}
+assert left[0] > arrived[2]
 
 # %% [markdown] slideshow={"slide_type": "-"}
 # Rank 0 cannot have the sum before rank 2 has contributed its tensor. In training, the ranks wait for each other like
 # this in every step, so the slowest rank sets the pace for all of them.
-
-# %% [markdown]
-# ## From one rank to another
-#
-# A collective involves all ranks. In **point-to-point communication**, one rank calls `send` and another one calls
-# `recv`. The receiver passes a tensor of the right shape and dtype, and the message (the tensor that was sent)
-# overwrites it:
-
-# %%
-# %%ranks
-parcel = torch.tensor([rank + 0.5], device=device)
-if rank == 0:
-    dist.send(parcel, dst=3)
-if rank == 3:
-    dist.recv(parcel, src=0)
-print(parcel.item())
-
-# %% [markdown]
-# Both calls block: `recv` waits until the message has arrived. With gloo, `send` waits until the receiver has called
-# `recv`, so two ranks that want to swap tensors must not both begin with `send`.
-
-# %% [markdown]
-# ## Launching without waiting
-#
-# An **asynchronous operation** launches communication and returns a **handle** immediately. The communication is then
-# in flight while your code continues. The handle's `wait()` returns when you can use the result. Any collective is
-# asynchronous if you pass `async_op=True`:
-
-# %%
-# %%ranks
-total = torch.ones(1, device=device)
-handle = dist.all_reduce(total, async_op=True)
-squares = [number**2 for number in range(4)]  # compute anything that does not use `total`
-handle.wait()
-print(squares, total.item())
-
-# %% [markdown]
-# The asynchronous versions of `send` and `recv` are `isend` and `irecv`:
-
-# %%
-# %%ranks
-parcel = torch.tensor([rank + 0.5], device=device)
-if rank == 0:
-    handle = dist.isend(parcel, dst=3)
-    handle.wait()
-if rank == 3:
-    handle = dist.irecv(parcel, src=0)
-    handle.wait()
-print(parcel.item())
-
-# %% [markdown]
-# Do not touch a tensor while its operation is in flight. Each `wait()` gives you one guarantee:
-#
-# - after the `wait()` of `irecv`, the message is in your tensor,
-# - after the `wait()` of `isend`, you may change or free the tensor that you sent.
-#
-# So keep every handle, and call `wait()` on each of them.
-#
-# A rank that sends *and* receives should launch both as one batch. NCCL may run separate calls one after the other: a
-# rank's `irecv` then begins only when its `isend` is complete, so two ranks that both send first may hang.
-# `dist.batch_isend_irecv` takes a list of operations and returns a list of handles. Here, ranks 0 and 3 swap tensors,
-# and so do ranks 1 and 2:
-
-# %%
-# %%ranks
-mine, partner = torch.tensor([rank + 0.5], device=device), world_size - 1 - rank
-theirs = torch.empty_like(mine)
-swap = [dist.P2POp(dist.isend, mine, partner), dist.P2POp(dist.irecv, theirs, partner)]
-for handle in dist.batch_isend_irecv(swap):
-    handle.wait()
-print(f"sent {mine.item()}, received {theirs.item()}")
 
 # %% [markdown] slideshow={"slide_type": "slide"}
 # ## A hang, and how to read it
@@ -438,23 +329,11 @@ if rank != 1:
 
 # %%
 # %%ranks
-dist.all_reduce(mean, op=dist.ReduceOp.MAX)
+dist.barrier()
 print(f"mean is still {mean.item()}")
 
 # %% [markdown]
-# ## Three more ways to fail
-#
-# **A ring.** Each rank first receives from its left neighbor, and then sends to its right neighbor. Every message has a
-# sender and a receiver, so why does this hang?
-
-# %% tags=["raises-exception"]
-# %%ranks
-left, right = (rank - 1) % world_size, (rank + 1) % world_size
-dist.recv(parcel, src=left)
-dist.send(parcel, dst=right)
-
-# %% [markdown]
-# Every rank waits to receive before it sends, so no rank ever sends. You will fix this ring in the lab.
+# ## Two more ways to fail
 #
 # **Different shapes.** Rank 2 passes a tensor of three elements, and the others pass tensors of four:
 
@@ -480,8 +359,8 @@ dist.all_reduce(total)
 # Only rank 2's error tells you the cause. In the log of a real job, the other ranks fail, too, often because a
 # connection was closed. Look for the rank whose error is different.
 #
-# Each of the four failures breaks one of two rules: **All ranks call the same collectives, in the same order, with the
-# same shapes and dtypes. Each `send` has a matching `recv`, and ranks never wait for each other in a circle.**
+# All three failures break one rule: **All ranks call the same collectives, in the same order, with the same shapes and
+# dtypes.**
 #
 # > **Found in the wild.** A training run on four GPUs reports that it is done. Its checkpoints are on disk. Half an
 # > hour later, the job fails. `trainer.save_checkpoint()` stood inside `if trainer.is_global_zero:`. It ends with a
@@ -494,8 +373,8 @@ dist.all_reduce(total)
 # %% [markdown]
 # ## How long an all-reduce takes
 #
-# The next cells time `all_reduce` on tensors from 400 B (100 elements) to 40 MB. Only two ranks take part. Four ranks
-# on a machine with two cores would mostly wait for a core, and we want to see the communication.
+# We time `all_reduce` on tensors from 400 B to 40 MB. Only two ranks take part, because four ranks on a machine with
+# two cores would mostly wait for a core, and we want to see the communication.
 #
 # **Predict.** 40 MB is 100,000 times as many bytes as 400 B. How many times as long does the all-reduce take? 1 would
 # mean that the size does not matter, and 100,000 that nothing else matters.
@@ -505,39 +384,38 @@ my_prediction_ratio = None
 
 
 # %%
+# %%ranks
+from shared import measure
+
+
 def time_all_reduces():
-    import torch.distributed as dist
-
-    from shared import measure
-
     sizes_bytes = [400 * 10**power for power in range(6)]
     return measure.collectives({"all_reduce": dist.all_reduce}, sizes_bytes)
 
 
+# %%
 with ranks.world(2):
-    times = ranks.run(time_all_reduces)[0]
+    sweep = ranks.run(lambda: time_all_reduces())[0]
 
 # %% [markdown]
-# The dotted line is what you would get if bytes were the only cost: a tenth of the bytes, a tenth of the time. It soon
-# leaves the figure at the bottom, because 400 B would take a hundred-thousandth of the time of 40 MB. From which size
-# on does the measured time follow it?
+# The dotted line is what you would get if bytes were the only cost: a tenth of the bytes, a tenth of the time. From
+# which size on does the measured time follow it?
 
 # %% tags=["nbval-ignore-output"] slideshow={"slide_type": "slide"}
-measured = {size: of_size.time_s for size, of_size in times["all_reduce"].items()}
-print(f"400 B take {1e3 * measured[400]:.2f} ms, 4 KB take {1e3 * measured[4_000]:.2f} ms")
-print(f"40 MB take {measured[40_000_000] / measured[400]:.0f} times as long as 400 B")
-plots.message_cost(times.sizes_bytes, times.measured_ms)
+times_s = sweep.measured_s["all_reduce"]
+print(f"40 MB take {times_s[40_000_000] / times_s[400]:.0f} times as long as 400 B")
+plots.message_cost(sweep.sizes_bytes, sweep.measured_ms)
 
 # %% tags=["claims", "nbval-ignore-output"] jupyter={"source_hidden": true}
-measure.expect(measured[4_000] < 3 * measured[400], "4 KB take about as long as 400 B")
-growth = {size: measured[10 * size] / measured[size] for size in (400, 4_000_000)}
+measure.expect(times_s[4_000] < 3 * times_s[400], "4 KB take about as long as 400 B")
+growth = {size: times_s[10 * size] / times_s[size] for size in (400, 4_000_000)}
 measure.expect(growth[400] < growth[4_000_000], "the time grows faster on the right")
 
 # %% [markdown] slideshow={"slide_type": "-"}
-# On the left, ten times the bytes hardly take longer. By chance, a point there may even lie above its right neighbor.
-# Most of that time is **latency**, the price of sending anything at all. Here, it is Python and the operating system:
-# launching the call, and waking up the other process. Toward the right, the bytes take over, and ten times as many take
-# about ten times as long. How many bytes move per second is the **bandwidth**.
+# On the left, ten times the bytes hardly take longer. Most of that time is **latency**, the price of sending anything
+# at all. Here, it is Python and the operating system: launching the call, and waking up the other process. Toward the
+# right, the bytes take over, and ten times as many take about ten times as long. How many bytes move per second is the
+# **bandwidth**.
 #
 # So one all-reduce of 4 KB is much cheaper than ten of 400 B, which pay the latency ten times. Chapter 01 turns this
 # figure into a formula, and chapter 03 uses it to make training steps faster.
@@ -554,8 +432,12 @@ measure.expect(growth[400] < growth[4_000_000], "the time grows faster on the ri
 # %% [markdown]
 # ## An all-reduce built from `send` and `recv`
 #
-# What happens inside an all-reduce? In the simplest version, rank 0 receives all tensors, adds them up, and sends the
-# sum to everybody:
+# What happens inside an all-reduce? The ranks send each other tensors. In **point-to-point communication**, one rank
+# calls `send` and another one calls `recv`. The receiver passes a tensor of the right shape and dtype, and the message
+# (the tensor that was sent) overwrites it. Both calls block: `recv` waits until the message has arrived. With gloo,
+# `send` waits until the receiver has called `recv`.
+#
+# In the simplest all-reduce, rank 0 receives all tensors, adds them up, and sends the sum to everybody:
 
 
 # %%
@@ -575,27 +457,18 @@ def sum_at_rank_0(tensor):
 
 
 # %% [markdown]
-# Let's add up tensors of 4 MB. The course's **wire ledger** records every message that a rank sends or receives, and
-# the **timeline** records when:
+# Let's add up tensors of 4 MB. The course's **wire ledger** records every message that a rank sends or receives. In the
+# ledger of rank 0, `payload` is the size of each message, and `must send` is how much of it rank 0 had to send: nothing
+# for a `recv`.
 
 # %%
 # %%ranks
-from shared import timeline, wire
+from shared import wire
 
 tensor = torch.full((1_000_000,), rank + 1.0, device=device)
 with wire.ledger() as log:
     sum_at_rank_0(tensor)
 print(f"every element is {tensor[0].item()}")
-
-# 40 MB, because sending 4 MB takes hardly longer than waking up a process
-large = tensor.repeat(10)
-dist.barrier()
-with timeline.record() as line:
-    sum_at_rank_0(large)
-
-# %% [markdown]
-# Now look at the ledger of rank 0. `payload` is the size of each message, and `must send` is how much of it rank 0 had
-# to send: nothing for a `recv`.
 
 # %%
 logs = ranks.pull("log")
@@ -606,30 +479,53 @@ logs[0].table(times=False)
 # megabytes each rank sent to each of the others:
 
 # %%
-sent_mb = [[0.0] * 4 for _ in range(4)]
-for log in logs:
-    for entry in log.entries:
-        if entry.op == "send":
-            sent_mb[log.rank][entry.partner] += entry.payload_bytes / 1e6
+plots.traffic([log.sent_mb_to(4) for log in logs])
+
+# %% tags=["claims"] jupyter={"source_hidden": true}
 assert [log.sent_bytes / 1e6 for log in logs] == [12, 4, 4, 4]
-plots.traffic(sent_mb)
 
 # %% [markdown]
-# Only the row and the column of rank 0 are filled: rank 0 is the sender or the receiver of every message. What does
-# that mean for the other ranks? In the timeline of 40 MB, each bar is a `send` or a `recv`, from the call until it is
-# complete. The label →3 means a send to rank 3. Compare the bars of rank 0 with those of rank 3.
+# Only the row and the column of rank 0 are filled: rank 0 is the sender or the receiver of every message. It serves
+# ranks 1, 2 and 3 one after the other, so the others mostly wait for their turn.
+#
+# ## A ring that hangs
+#
+# Could all ranks send at the same time? Let them form a ring. Each one first receives from its left neighbor, and then
+# sends to its right neighbor. Every message has a sender and a receiver, so why does this hang?
 
-# %% tags=["nbval-ignore-output"]
-lines = ranks.pull("line")
-assert [len(line.spans) for line in lines] == [6, 2, 2, 2]
-mean_bar_ms = [line.communication_ms / len(line.spans) for line in lines]
-measure.expect(mean_bar_ms[3] > mean_bar_ms[0], "the bars of rank 3 are longer")
-plots.timeline(lines, exposed=False)
+# %% tags=["raises-exception"]
+# %%ranks
+mine = torch.tensor([rank + 0.5], device=device)
+theirs = torch.empty_like(mine)
+dist.recv(theirs, src=(rank - 1) % world_size)
+dist.send(mine, dst=(rank + 1) % world_size)
 
 # %% [markdown]
-# Rank 0 serves ranks 1, 2 and 3 one after the other. In the gaps after each `recv`, it adds up. Rank 3 sends and
-# receives only once, but its bars are long, because it spends most of them waiting for its turn at rank 0. Where ranks
-# share cores, a rank may also wait for a core: then its bar ends later than rank 0's bar for the same message.
+# Every rank waits to receive before it sends, so no rank ever sends. Hence the second rule: **Each `send` has a
+# matching `recv`, and ranks never wait for each other in a circle.** You will fix this ring in the lab.
+#
+# What helps is an **asynchronous operation**: it launches communication and returns a **handle** immediately. The
+# communication is then in flight while your code continues, and the handle's `wait()` returns when you can use the
+# result. The asynchronous versions of `send` and `recv` are `isend` and `irecv`, and any collective is asynchronous if
+# you pass `async_op=True`.
+#
+# A rank that sends *and* receives should launch both as one batch. NCCL may run separate calls one after the other: a
+# rank's `irecv` then begins only when its `isend` is complete, so two ranks that both send first may hang.
+# `dist.batch_isend_irecv` takes a list of operations and returns a list of handles. Here, ranks 0 and 3 swap tensors,
+# and so do ranks 1 and 2:
+
+# %%
+# %%ranks
+partner = world_size - 1 - rank
+swap = [dist.P2POp(dist.isend, mine, partner), dist.P2POp(dist.irecv, theirs, partner)]
+for handle in dist.batch_isend_irecv(swap):
+    handle.wait()
+print(f"sent {mine.item()}, received {theirs.item()}")
+
+# %% [markdown]
+# Do not touch a tensor while its operation is in flight. After the `wait()` of `irecv`, the message is in your tensor.
+# After the `wait()` of `isend`, you may change or free the tensor that you sent. So keep every handle, and call
+# `wait()` on each of them.
 
 # %% [markdown]
 # ## The same in a script
@@ -644,20 +540,22 @@ from pathlib import Path
 hello = Path(plots.__file__).parents[2] / "labs" / "hello.py"
 print(hello.read_text())
 
-# %% [markdown]
-# In a terminal, you would write `torchrun --standalone --nproc-per-node=4 labs/hello.py`. The next cell does the same.
-# It takes about ten seconds, because every process has to import PyTorch first:
-
-# %%
+# %% tags=["claims"] jupyter={"source_hidden": true}
 import subprocess
 import sys
 
-torchrun = [sys.executable, "-m", "torch.distributed.run"]
-command = [*torchrun, "--standalone", "--nproc-per-node=4", str(hello)]
-done = subprocess.run(command, capture_output=True, text=True, timeout=100)
-print("\n".join(sorted(done.stdout.splitlines())))
+torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
+done = subprocess.run([*torchrun, str(hello)], capture_output=True, text=True, timeout=100)
+said = [f"RANK={rank} LOCAL_RANK={rank} WORLD_SIZE=4: 10.0" for rank in range(4)]
+assert sorted(done.stdout.splitlines()) == said
 
 # %% [markdown]
+# Try it in a terminal. Each of the four ranks prints 10.0:
+#
+# ```
+# torchrun --standalone --nproc-per-node=4 labs/hello.py
+# ```
+#
 # With several machines, or *hosts*, you run the same command on each, with the address of one of them:
 #
 # ```
@@ -675,10 +573,9 @@ print("\n".join(sorted(done.stdout.splitlines())))
 # You will find scripts that call `torch.cuda.set_device(dist.get_rank())`. In this example, rank 5 would ask for GPU 5,
 # but its host only has GPUs 0 to 3. Use `int(os.environ["LOCAL_RANK"])` instead.
 #
-# With NCCL, pass the device as well: `dist.init_process_group("nccl", device_id=device)`. NCCL then connects
-# its GPUs right here, so a wrong network interface or a firewall shows now, and not in the first collective. With or
-# without `device_id`, this call waits for a missing rank until a timeout. At the end, `destroy_process_group` closes
-# the connections; NCCL warns if a script ends without it.
+# With NCCL, pass the device as well: `dist.init_process_group("nccl", device_id=device)`. NCCL then connects its GPUs
+# right here, so a wrong network interface or a firewall shows now, and not in the first collective. At the
+# end, `destroy_process_group` closes the connections.
 #
 # A program that every process runs, each on its own data, is called **SPMD**: single program, multiple data. All of
 # this course is.
@@ -718,7 +615,7 @@ print("\n".join(sorted(done.stdout.splitlines())))
 # - **latency**: the time that a message takes no matter how small it is.
 # - **bandwidth**: the number of bytes that move per second.
 # - **wire ledger**: the course's list of the messages and collectives of a rank, with their bytes.
-# - **timeline**: the course's record of when a rank computes and when it communicates.
+# - **timeline**: a record of when each rank computes, and when it communicates or waits.
 # - **local rank**: the index of a rank among the ranks of its host.
 # - **SPMD** (single program, multiple data): all processes run the same program, each on its own data.
 
@@ -728,12 +625,8 @@ print("\n".join(sorted(done.stdout.splitlines())))
 # - [On a real cluster](../docs/cluster.md): what takes the doctor's place when a job of many hosts hangs.
 # - [Writing Distributed Applications with PyTorch](https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html): the
 #   same first steps in plain scripts, with pictures of six collectives.
-# - [torch.distributed](https://docs.pytorch.org/docs/stable/distributed.html): the reference for every call; its
-#   section "Debugging torch.distributed applications" explains `monitored_barrier` and `TORCH_DISTRIBUTED_DEBUG`.
 # - [Flight Recorder](https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html): how to turn it on, and
 #   how to read what it has recorded.
-# - [NCCL: Collective Operations](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/collectives.html): a
-#   picture of each collective, and what may happen if ranks call it with different sizes.
 
 # %% [markdown] slideshow={"slide_type": "slide"}
 # ## What is still wasted

@@ -378,8 +378,8 @@ check.tree_broadcast()
 # %% [markdown]
 # ## Exercise 1.6 · Break it, then fix it (9 min, 2 points)
 #
-# You know two rings that hang: in lesson 01, every rank sent first, and in lesson 00, every rank received first. The
-# next cell has a whole all-reduce of the second kind.
+# You know a ring that hangs: in lesson 00, every rank received first. The next cell has a whole all-reduce of this
+# kind.
 #
 # **Predict.** In which call will the doctor find rank 2, and which rank will it be waiting for? Would the ring still
 # hang if rank 0 alone swapped its two calls?
@@ -738,11 +738,7 @@ def sent_by(collective, numel=1_000_000):
     """Return how many MB this rank sends to each rank, and in how many messages."""
     with wire.ledger() as log:
         collective(torch.ones(numel, device=device))
-    sends = [entry for entry in log.entries if entry.op == "send"]
-    sent_mb = [0.0] * world_size
-    for send in sends:
-        sent_mb[send.partner] += send.payload_bytes / 1e6
-    return sent_mb, len(sends)
+    return log.sent_mb_to(world_size), log.ops.get("send", 0)
 
 
 sent_mb, messages = sent_by(ring_all_reduce)
@@ -791,9 +787,9 @@ cost_plots.side_by_side({sums.where: sums.measured_s}, "bytes in the tensor")
 # all-reduce is delayed only once, as a whole, by 6 · 5 = 30 ms, and torch moves and adds up the bytes *during* that
 # time.
 #
-# What about your reduce-scatter? As you saw in the lesson, gloo's reduce-scatter is an all-reduce, which sends twice as
-# much as a ring requires. Yours should send half as much. The network interface counts the bytes of all ranks, and
-# those of other programs on this machine. If the numbers look too large, run the next two cells again:
+# What about your reduce-scatter? As the lesson says, gloo's reduce-scatter is an all-reduce, which sends twice as much
+# as a ring requires. Yours should send half as much. The network interface counts the bytes of all ranks, and those of
+# other programs on this machine. If the numbers look too large, run the next two cells again:
 
 
 # %%

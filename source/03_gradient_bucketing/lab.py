@@ -57,7 +57,7 @@ MB = 2**20  # bytes, as in the bucket_cap_mb of torch's DDP
 # - The slices are views of the flat tensor, without memory of their own.
 # - The function changes neither the parameters nor their `.grad`.
 #
-# New compared with the lesson: any dtype and device, and you return the slices instead of setting `.grad`.
+# In the lesson, we wrote two slices by hand. New here: any number of parameters, and any dtype and device.
 #
 # For example, take two parameters with the shapes [2] and [1, 3]. If the flat tensor has the elements a to e, then the
 # slices are:

@@ -515,7 +515,7 @@ check.no_sync()
 # %%ranks
 from torch.nn.parallel import DistributedDataParallel
 
-from shared import measure, timeline
+from shared import measure
 from shared.data import CharTokens
 from shared.models import GPTConfig, TinyGPT, stand_in_for_gpu
 from solutions.bucketed_ddp import BucketedDDP
@@ -533,12 +533,7 @@ def recorded_step(wrapper):
     """Record seven steps of a new model. Returns the one with the median exposed time, as rank 0 recorded it."""
     model = TinyGPT(config).to(device)
     stand_in_for_gpu(model.blocks, forward_ms=8, backward_ms=16)
-    wrapped = wrapper(model, bucket_cap_mb=2.0)
-    step = {"step": measure.training_step(wrapped, *sample)}
-    lines = measure.recorded(
-        step, lambda: timeline.record(wrapped), by=lambda line: line.exposed_ms, rounds=7
-    )
-    return lines["step"][0]
+    return measure.recorded_step(wrapper(model, bucket_cap_mb=2.0), *sample)[0]
 
 
 wrappers = (BucketedDDP, OverlappedDDP, DistributedDataParallel)
@@ -561,8 +556,9 @@ measure.expect(yours.exposed_ms < before.exposed_ms, "your wrapper exposes less"
 plots.timeline([before, yours], ["BucketedDDP", "yours"])
 
 # %% [markdown]
-# The next figure compares the exposed communication of these two wrappers and of torch's DDP with the same cap. With
-# this cap, DDP's first bucket is larger than yours, as the lesson explained. Either of them can expose less.
+# The next figure compares the exposed communication of these two wrappers and of torch's DDP with the same cap. DDP's
+# first bucket is larger than yours, because a cap that you set also applies to the first bucket, and DDP closes a
+# bucket only when it has reached the cap (chapter 03). Either of them can expose less.
 
 # %% tags=["nbval-ignore-output"]
 exposed_ms = {name: line.exposed_ms for name, line in lines.items()}

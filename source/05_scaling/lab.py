@@ -285,8 +285,8 @@ check.micro_batches_needed()
 # may come from different rounds, a slow one and a fast one. And why medians at all? A single odd round hardly changes
 # them.
 #
-# As in chapter 04, the difference also contains the work of hooks and copies, and the time that backward loses because
-# sending uses the same cores.
+# The difference also contains the work of hooks and copies, and the time that backward loses because sending uses the
+# same cores.
 #
 # - Alternate between the two kinds of step. In each round, the step inside `no_sync()` comes first.
 # - Measure `rounds` rounds, after one additional warm-up round, which does not count.

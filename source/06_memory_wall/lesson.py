@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 06 · The memory wall
 #
-# **50–80 minutes.** After this lesson, you will be able to:
+# **35–55 minutes.** After this lesson, you will be able to:
 #
 # - say what a rank holds at each moment of a training step, in bytes per parameter,
 # - train in mixed precision by hand, and say what it saves and what it does not,
@@ -15,7 +15,7 @@
 # - save memory by recomputing activations, and say what that costs,
 # - tell which models fit on a GPU, and why data parallelism on more GPUs does not change that.
 #
-# You need the wrappers from chapters 02 and 03. Ψ is the number of parameters, N the number of ranks.
+# You need `ManualDDP` from chapter 02. Ψ is the number of parameters, N the number of ranks.
 
 # %% [markdown]
 # ## Where we are
@@ -25,8 +25,7 @@
 # AdamW, using `shared.memory`.
 
 # %% tags=["nbval-ignore-output"]
-from shared import formulas, measure, planner, plots, ranks, tables, widgets
-from shared.plots import diagrams
+from shared import formulas, plots, ranks, widgets
 from shared.plots import memory_plan as planner_plots
 from shared.predictions import predicted
 
@@ -34,6 +33,8 @@ ranks.start(world_size=4, detect_mismatch=False)
 
 # %%
 # %%ranks
+from functools import partial
+
 from torch import nn
 
 from shared import measure, memory
@@ -64,41 +65,34 @@ my_prediction = None
 
 # %%
 # %%ranks
-def step(model, optimizer):
-    model.zero_grad()
-    model(inputs, targets).backward()
-    if isinstance(model, ManualDDP):
-        model.finish_gradient_sync()
-    optimizer.step()
+def per_parameter(module, optimizer):
+    """Return the bytes per parameter of the parameters, the gradients and the optimizer state."""
+    held = memory.held(module, optimizer)
+    kinds = (held.parameters_bytes, held.gradients_bytes, held.optimizer_bytes)
+    return " + ".join(f"{kind / parameters:.0f}" for kind in kinds)
 
 
-step(model, adamw)  # AdamW creates its state in the first step
-with memory.peak(model, adamw) as peak:
-    step(model, adamw)
+peak = measure.costs(model, adamw, inputs, targets).peak  # of the second of two steps
+state = per_parameter(model, adamw)
 
 # %% tags=["nbval-ignore-output"]
-peak, parameters = ranks.pull("peak")[0], ranks.pull("parameters")[0]
-end, at_peak = peak.samples[-1].held, peak.held.total_bytes / parameters
-state = (end.parameters_bytes, end.gradients_bytes, end.optimizer_bytes)
-each = [f"{nbytes / parameters:.2f}" for nbytes in state]
-print(f"{predicted(my_prediction)}measured {' + '.join(each)} bytes per parameter")
-print(f"at the peak, in {peak.phase}: {at_peak:.1f} bytes per parameter")
-assert each == ["4.00", "4.00", "8.00"]
-assert at_peak > 20 and peak.phase in ("forward", "backward")
+peak, state = ranks.pull("peak")[0], ranks.pull("state")[0]
+print(f"{predicted(my_prediction)}measured {state} bytes per parameter")
+print(f"all memory at the peak, in {peak.phase}: {peak.peak_bytes / 1e6:.1f} MB")
+
+# %% tags=["claims"] jupyter={"source_hidden": true}
+assert state == "4 + 4 + 8" and peak.phase in ("forward", "backward")
+assert peak.peak_bytes > 2 * 16 * ranks.pull("parameters")[0]
+assert 0.6 < peak.held.activations_bytes / peak.peak_bytes < 0.67
+assert formulas.model_state_bytes(7e9, ranks=100, stage=0) == 112e9
 
 # %% [markdown]
 # The model state takes 4 + 4 + 8 = 16 bytes per parameter. AdamW's 8 bytes are two averages, the momentum and the
 # variance.
 #
 # Yet at its peak, the step held more than twice as much, and hardly any gradient existed. Nearly two thirds of it were
-# **activations**: tensors that forward keeps because backward will need them. In this example, which bands keep their
-# height, and which grow and shrink?
-
-# %%
-diagrams.training_memory()
-
-# %% [markdown]
-# Here is the step that you measured. *Other* means temporary tensors.
+# **activations**: tensors that forward keeps because backward will need them. Here is the step that you measured.
+# Which bands keep their height, and which grow and shrink? *Other* means temporary tensors.
 
 # %% tags=["nbval-ignore-output"]
 plots.memory_over_step(peak.samples)
@@ -108,38 +102,23 @@ plots.memory_over_step(peak.samples)
 # gradients. Here, the peak lies where forward ends and backward begins. The size of the activations depends on the
 # number and length of the samples. The size of the model state does not, and more ranks do not make it smaller: one
 # process would need it once, but N ranks hold it N times.
-
-# %%
-each_gb = formulas.model_state_bytes(7e9, ranks=1, stage=0) / 1e9
-for n in (4, 100):
-    print(f"7B parameters on {n} ranks: {n} × {each_gb:.0f} = {n * each_gb:,.0f} GB", end=", ")
-    print(f"redundant copies: {formulas.redundant_copies(n)}")
-
-# %% [markdown]
-# Each of your hundred GPUs needs 112 GB. This is the memory wall: with data parallelism, more ranks do not make room
-# for a larger model. From chapter 07 on, the ranks shard the model state. But a rank can already do two things alone:
-# store elements in fewer bytes, and keep fewer activations.
+#
+# So each of your hundred GPUs needs 16 · 7 = 112 GB. This is the memory wall: with data parallelism, more ranks do not
+# make room for a larger model. From chapter 07 on, the ranks shard the model state. But a rank can already do two
+# things alone: store elements in fewer bytes, and keep fewer activations.
 
 # %% [markdown]
 # ## Fewer bytes per element
 #
 # A bfloat16 takes 2 bytes instead of 4. If we store *everything* in bfloat16, 16 bytes per parameter should become 8:
 
-
 # %%
 # %%ranks
-def per_parameter(module, optimizer):
-    """Return the bytes per parameter of the parameters, the gradients and the optimizer state."""
-    held = memory.held(module, optimizer)
-    kinds = (held.parameters_bytes, held.gradients_bytes, held.optimizer_bytes)
-    return [f"{kind / parameters:.0f}" for kind in kinds]
-
-
 all_low = TinyGPT(config).to(device, torch.bfloat16)
+before = nn.utils.parameters_to_vector(all_low.parameters()).detach().clone()
 adamw_low = torch.optim.AdamW(all_low.parameters(), lr=1e-5)
-before = [p.detach().clone() for p in all_low.parameters()]
-step(all_low, adamw_low)
-print(" + ".join(per_parameter(all_low, adamw_low)), "bytes per parameter")
+measure.train_step(all_low, adamw_low, inputs, targets)
+print(per_parameter(all_low, adamw_low), "bytes per parameter")
 
 # %% [markdown]
 # That works. But a bfloat16 has only 8 significant bits: near a weight w, the next one is w/256 to w/128 away. So an
@@ -153,15 +132,18 @@ my_share = None
 
 # %%
 # %%ranks
-old, new = (nn.utils.parameters_to_vector(each) for each in (before, all_low.parameters()))
-changed, ratios = (old != new).float(), old.float().abs() / 1e-5  # weight / update
-shares = [some.mean().item() for some in (changed, changed[ratios < 256], changed[ratios > 512])]
+changed = before != nn.utils.parameters_to_vector(all_low.parameters())
+share = changed.float().mean().item()
 
 # %% tags=["nbval-ignore-output"]
-moved, of_small, of_large = ranks.pull("shares")[0]
-print(f"{predicted(my_share, '{:.0%}')}measured {moved:.0%}")
-print(f"{of_small:.0%} of the weights below 256 × the update changed, {of_large:.0%} above 512 ×")
-assert of_large < 0.01 < moved < 0.5 < 0.99 < of_small
+print(f"{predicted(my_share, '{:.0%}')}measured {ranks.pull('share')[0]:.0%}")
+
+# %% tags=["claims"] jupyter={"source_hidden": true}
+# %%ranks
+ratios = before.float().abs() / 1e-5  # weight / update
+of_small, of_large = (changed[some].float().mean().item() for some in (ratios < 256, ratios > 512))
+assert of_large < 0.01 < share < 0.5 < 0.99 < of_small
+assert per_parameter(all_low, adamw_low) == "2 + 2 + 4"
 
 # %% [markdown]
 # Most weights have not changed, and will not while the updates stay this small.
@@ -195,9 +177,6 @@ class WithMasters:
             weight.copy_(master)  # rounds
 
 
-low = TinyGPT(config).to(device, torch.bfloat16)
-with_masters = WithMasters(low.parameters(), lr=1e-5)
-
 # %% [markdown]
 # **Predict.** The parameters and gradients are in bfloat16, the master weights and AdamW's state in fp32. Assume that
 # the fp32 copies of the gradients are freed after the step (`WithMasters` does not do that). How many bytes per
@@ -208,18 +187,20 @@ my_prediction = None
 
 # %%
 # %%ranks
-state = {"fp32": per_parameter(model, adamw), "all bf16": per_parameter(all_low, adamw_low)}
-step(low, with_masters)
-state["mixed, as above"] = per_parameter(low, with_masters)
+low = TinyGPT(config).to(device, torch.bfloat16)
+with_masters = WithMasters(low.parameters(), lr=1e-5)
+low(inputs, targets).backward()
+with_masters.step()
 for master in with_masters.masters:
     master.grad = None
-state["mixed, fp32 gradients freed"] = per_parameter(low, with_masters)
+state = per_parameter(low, with_masters)
 
 # %%
-rows = [[name, *held, f"{sum(map(int, held))}"] for name, held in ranks.pull("state")[0].items()]
-print(f"{predicted(my_prediction)}measured {rows[-1][-1]} bytes per parameter")
-assert [row[-1] for row in rows] == ["16", "8", "20", "16"]
-tables.Table(["bytes per parameter", "parameters", "gradients", "optimizer", "total"], rows)
+state = ranks.pull("state")[0]
+print(f"{predicted(my_prediction)}measured {state} bytes per parameter")
+
+# %% tags=["claims"] jupyter={"source_hidden": true}
+assert state == "2 + 2 + 12"
 
 # %% [markdown]
 # The total is 16 again: 2 + 2 + 12, where the 12 are the master weight, the momentum and the variance (ZeRO paper,
@@ -235,44 +216,35 @@ from torch.nn.functional import cross_entropy
 
 from shared.data import digits
 from shared.models import MLP
-from solutions.bucketed_ddp import BucketedDDP
 
-images, labels = (tensor.to(device) for tensor in digits())
+batches = list(zip(*(tensor.to(device).split(128) for tensor in digits()), strict=True))
 
 
-def train(dtype, optimizer_cls, steps=300):
-    """Train on 32 samples per rank. Returns each step's loss, averaged over the ranks."""
-    mlp = BucketedDDP(MLP().to(device, dtype))
+def train(dtype, optimizer_cls):
+    """Train for 20 epochs of 15 batches. Returns the loss of each step."""
+    mlp, losses = MLP().to(device, dtype), []
     optimizer = optimizer_cls(mlp.parameters(), lr=1e-4)
-    losses = []
-    for seed in range(steps):
-        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
-        batch = order[32 * rank : 32 * (rank + 1)].to(device)
+    for images, labels in 20 * batches:
         mlp.zero_grad()
-        loss = cross_entropy(mlp(images[batch].to(dtype)).float(), labels[batch])
+        loss = cross_entropy(mlp(images.to(dtype)).float(), labels)
         loss.backward()
-        mlp.finish_gradient_sync()
         optimizer.step()
-        losses.append(loss.detach())
-    losses = torch.stack(losses)
-    dist.all_reduce(losses)
-    return (losses / world_size).tolist()
+        losses.append(loss.item())
+    return losses
 
 
-curves = {
-    "fp32": train(torch.float32, torch.optim.AdamW),
-    "all bf16": train(torch.bfloat16, torch.optim.AdamW),
-    "mixed": train(torch.bfloat16, WithMasters),
-}
+curves = {"fp32": train(torch.float32, torch.optim.AdamW)}
+curves["all bf16"] = train(torch.bfloat16, torch.optim.AdamW)
+curves["mixed"] = train(torch.bfloat16, WithMasters)
 
 # %% tags=["nbval-ignore-output"]
+plots.loss_curves(ranks.pull("curves")[0])
+
+# %% tags=["claims"] jupyter={"source_hidden": true}
 curves = ranks.pull("curves")[0]
-at_end = {name: sum(losses[-30:]) / 30 for name, losses in curves.items()}
-print("last 30 steps:", ", ".join(f"{name} {loss:.2f}" for name, loss in at_end.items()))
-fell = {name: losses[0] - at_end[name] for name, losses in curves.items()}
+fell = {name: losses[0] - sum(losses[-15:]) / 15 for name, losses in curves.items()}
 assert fell["all bf16"] < 0.2 * fell["fp32"]
 assert abs(fell["mixed"] - fell["fp32"]) < 0.05 * fell["fp32"]
-plots.loss_curves(curves)
 
 # %% [markdown]
 # Without master weights, the loss hardly falls, because most updates are rounded away. With them, it falls as in fp32.
@@ -282,8 +254,7 @@ plots.loss_curves(curves)
 # %% [markdown]
 # ## What forward keeps
 #
-# Nearly two thirds of the peak in your first step were activations. Sixteen bits halve them. Could a rank also keep
-# *fewer* of them? To find out, we need to know which tensors they are.
+# Could a rank also keep *fewer* activations? To find out, we need to know which tensors they are.
 #
 # Take one block of our GPT, and ask what backward needs. A linear layer needs its input, to compute the gradient of its
 # weight. A norm and GELU need their inputs, too. An addition needs nothing. We count in units of *s·b·h* elements
@@ -303,93 +274,71 @@ plots.loss_curves(curves)
 
 # %%
 # %%ranks
-def kept_bytes(block, dtype, sequence=64, batch=8):
-    """Run a block's forward. Returns the bytes that are then held for backward."""
-    block = block.to(device, dtype)
-    x = torch.randn(batch, sequence, config.width, device=device, dtype=dtype)
-    with memory.peak(block) as peak:
-        # x existed before memory.peak began, so it does not count as an activation. The output counts instead: it has
-        # the same size, and the next block keeps it as its input.
-        _result = block(x.requires_grad_())
-    return peak.samples[-1].held.activations_bytes
+def kept(block, dtype, sequence=64, batch=8):
+    """Return the bytes that a block keeps for backward, over sbh."""
+    x = torch.randn(batch, sequence, config.width, device=device, dtype=dtype, requires_grad=True)
+    return memory.kept_for_backward(block.to(device, dtype), x) / x.numel()
 
 
-dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16}
-kept = {name: kept_bytes(Block(config), dtype) for name, dtype in dtypes.items()}
+print(f"fp32: {kept(Block(config), torch.float32):.2f} bytes per sbh element")
+print(f"bf16: {kept(Block(config), torch.bfloat16):.2f} bytes per sbh element")
 
-# %% tags=["nbval-ignore-output"]
-tokens, width, heads = 64 * 8, 128, 4
-for name, bytes_each in {"fp32": 4, "bf16": 2}.items():
-    measured, derived = ranks.pull("kept")[0][name] / (tokens * width), 16 * bytes_each
-    print(f"{name}: derived {derived}, measured {measured:.2f} bytes per sbh element")
-    assert 1 <= measured / derived < 1.1
+# %% tags=["claims"] jupyter={"source_hidden": true}
+# %%ranks
+assert 64 < kept(Block(config), torch.float32) < 65
+assert 32 < kept(Block(config), torch.bfloat16) < 33
 
 # %% [markdown]
 # What are the 0.25 extra bytes in fp32? Half are the mean and standard deviation of each norm. The other half belongs
 # to attention: one element per token and head, the log-sum-exp of a row of scores. It is fp32 even in a bf16 block.
 #
-# A well-known formula gives the bytes of a layer's 16-bit activations (Korthikanti et al. 2022, §4), where *a* is the
-# number of attention heads:
-#
-# $$sbh\,(34 + 5\,as/h)$$
-#
-# The 34 are our 32 plus two dropout masks of 1 byte per element. The second term comes from *materialized* attention,
-# which stores three s × s matrices per sample and head: the output of softmax (2 bytes per element), a dropout mask (1)
-# and the result of dropout (2). The next cell builds such a block:
+# It is there because our block uses **fused attention**, as in FlashAttention: one kernel that never stores the scores.
+# Backward computes them again, piece by piece. To turn a score back into its softmax weight, it only needs the
+# log-sum-exp of the row, because the weight is exp(score − log-sum-exp). So forward keeps one element per row instead
+# of s. What would a block keep that *materializes* the scores?
 
 
 # %%
 # %%ranks
-def dropout(x):
-    return torch.native_dropout(x, 0.1, True)[0]  # its mask has 1 byte per element
+def materialized(query, key, value):
+    tokens, width = query.shape[-2:]
+    scores = query @ key.mT / width**0.5 + query.new_full((tokens, tokens), float("-inf")).triu(1)
+    return scores.softmax(-1) @ value
 
 
-class AsCounted(Block):
-    """A block with materialized attention, and with dropout on its scores and on both results."""
-
-    def attend(self, x):
-        (batch, tokens, width), heads = x.shape, self.attention.heads
-        split = self.attention.query_key_value(x).view(batch, tokens, 3, heads, width // heads)
-        query, key, value = split.permute(2, 0, 3, 1, 4)
-        scores = query @ key.mT / (width // heads) ** 0.5
-        weights = dropout((scores + self.causal[:tokens, :tokens]).softmax(-1))
-        return self.attention.project((weights @ value).transpose(1, 2).reshape(x.shape))
-
-    def forward(self, x):
-        x = x + dropout(self.attend(self.norm_1(x)))
-        return x + dropout(self.down(nn.functional.gelu(self.up(self.norm_2(x)))))
-
-
-block = AsCounted(config)
-block.register_buffer("causal", torch.full((512, 512), float("-inf")).triu(1))
-lengths = (64, 128, 256, 512)
-kept = {
-    "materialized": {s: kept_bytes(block, torch.bfloat16, s, 1) / s for s in lengths},
-    "fused": {s: kept_bytes(Block(config), torch.bfloat16, s, 1) / s for s in lengths},
+blocks = {"fused": Block(config), "materialized": Block(config)}
+blocks["materialized"].forward = partial(blocks["materialized"].forward, attend=materialized)
+per_token = {
+    name: {s: config.width * kept(block, torch.bfloat16, s, 1) for s in (64, 128, 256, 512)}
+    for name, block in blocks.items()
 }
 
 # %% [markdown]
-# Our own block uses **fused attention**, as in FlashAttention: one kernel that never stores the scores. Backward
-# computes them again, piece by piece. To turn a score back into its softmax weight, it only needs the log-sum-exp of
-# the row, because the weight is exp(score − log-sum-exp). So forward keeps one element per row instead of s. Look at
-# how the bytes *per token* grow with the sequence length in the two blocks:
+# Look at how the bytes *per token* grow with the sequence length:
 
 # %% tags=["nbval-ignore-output"]
-kept = ranks.pull("kept")[0]
+per_token = ranks.pull("per_token")[0]
 of_formula = {
-    "materialized": lambda s: formulas.activation_bytes(s, 1, width, heads) / s,
-    "fused": lambda s: 32 * width,  # this block has no dropout
+    "fused": {s: 32 * 128 for s in range(1, 513)},
+    "materialized": {s: 32 * 128 + 2 * 4 * s for s in range(1, 513)},
 }
-for name, of_lengths in kept.items():
-    ratios = [per_token / of_formula[name](s) for s, per_token in of_lengths.items()]
-    print(f"{name}: measured / formula from {min(ratios):.3f} to {max(ratios):.3f}")
-    assert all(1 <= ratio < 1.1 for ratio in ratios)
-curves = {name: {s: formula(s) for s in range(1, 513)} for name, formula in of_formula.items()}
-planner_plots.activation_growth(curves, kept)
+planner_plots.activation_growth(of_formula, per_token)
+
+# %% tags=["claims"] jupyter={"source_hidden": true}
+for name, of_lengths in per_token.items():
+    assert all(1 <= nbytes / of_formula[name][s] < 1.05 for s, nbytes in of_lengths.items())
+    in_tokens = formulas.activation_bytes(512, 1, 128, 4, attention=name, dropout=False)
+    assert in_tokens == 512 * of_formula[name][512]
 
 # %% [markdown]
 # With materialized attention, the bytes per token grow with s, so those of a whole sequence grow with s². With fused
-# attention, they stay constant.
+# attention, they stay constant. The formula of our block in 16 bits is sbh (32 + 2as/h), where *a* is the number of
+# heads. The well-known one is
+#
+# $$sbh\,(34 + 5\,as/h)$$
+#
+# because it also counts dropout: two masks of 1 byte per element, and for each score another mask and the result
+# (Korthikanti et al. 2022, §4).
 
 # %% [markdown]
 # ## Recomputing activations
@@ -398,11 +347,8 @@ planner_plots.activation_growth(curves, kept)
 # But a rank can keep fewer of them. With **activation checkpointing**, a block keeps only its input, and backward runs
 # the block's forward again to recompute the rest (Chen et al. 2016). In torch, this is `checkpoint`:
 
-
 # %%
 # %%ranks
-from functools import partial
-
 from torch.utils.checkpoint import checkpoint
 
 plain, saving = TinyGPT(config).to(device), TinyGPT(config).to(device)
@@ -420,24 +366,25 @@ my_share = None
 
 # %%
 # %%ranks
-def follow(model):
-    model.zero_grad()
+def watched(model):
     with memory.peak(model) as peak:
         model(inputs, targets).backward()
-    return peak
+    return peak.samples, max(sample.held.activations_bytes for sample in peak.samples)
 
 
-peaks = {"plain": follow(plain), "checkpointed": follow(saving)}
-pairs = zip(plain.parameters(), saving.parameters(), strict=True)
-assert all(torch.allclose(a.grad, b.grad, atol=1e-6) for a, b in pairs)
+(_, plain_bytes), (samples, saving_bytes) = watched(plain), watched(saving)
+left = saving_bytes / plain_bytes
 
 # %% tags=["nbval-ignore-output"]
-peaks = ranks.pull("peaks")[0]
-most = {name: max(s.held.activations_bytes for s in peak.samples) for name, peak in peaks.items()}
-left, derived = most["checkpointed"] / most["plain"], (8 * 1 + 15) / (8 * 16)
+derived, left = (8 * 1 + 15) / (8 * 16), ranks.pull("left")[0]
 print(f"left: {predicted(my_share, '{:.0%}')}derived {derived:.0%}, measured {left:.0%}")
-assert 0.9 * derived < left < derived
-plots.memory_over_step(peaks["checkpointed"].samples)
+plots.memory_over_step(ranks.pull("samples")[0])
+
+# %% tags=["claims"] jupyter={"source_hidden": true}
+# %%ranks
+pairs = zip(plain.parameters(), saving.parameters(), strict=True)
+assert all(torch.allclose(a.grad, b.grad, atol=1e-6) for a, b in pairs)
+assert 0.9 * 23 / 128 < left < 23 / 128
 
 # %% [markdown] tags=["open"]
 # In backward, each block is recomputed, used and freed before the next one begins: every spike is one block. The
@@ -457,23 +404,26 @@ steps = {name: measure.training_step(gpt, inputs, targets) for name, gpt in both
 times = measure.jobs(steps, rounds=10)
 
 # %% tags=["nbval-ignore-output"]
-parts_ms = ranks.pull("times")[0].parts_ms()
-extra = sum(parts_ms["checkpointed"].values()) / sum(parts_ms["plain"].values()) - 1
+times = ranks.pull("times")[0]
+extra = times.ratio("checkpointed", "plain") - 1
 print(f"{predicted(my_extra, '{:.0%}')}measured {extra:.0%} longer")
-backward_ms = {name: parts["backward"] for name, parts in parts_ms.items()}
+for name, parts_ms in times.parts_ms().items():
+    print(f"{name}: forward {parts_ms['forward']:.0f} ms, backward {parts_ms['backward']:.0f} ms")
+
+# %% tags=["claims", "nbval-ignore-output"] jupyter={"source_hidden": true}
+from shared import measure
+
+plain_ms, saving_ms = (times.parts_ms()[name]["backward"] for name in ("plain", "checkpointed"))
 measure.expect(extra > 0.05, "the checkpointed step takes longer")
-measure.expect(backward_ms["checkpointed"] > 1.1 * backward_ms["plain"], "backward takes longer")
-rows = [(phase, name) for phase in ("forward", "backward") for name in parts_ms]
-plots.bars({f"{phase}, {name}": parts_ms[name][phase] for phase, name in rows}, "ms (median of 10)")
+measure.expect(saving_ms > 1.1 * plain_ms, "backward takes longer")
 
 # %% [markdown]
 # Most of the extra time is in backward, which now also runs the forward of the blocks. If backward takes twice as long
-# as forward, one more forward adds a third. If both take equally long, it adds half. The plain model's two bars tell
-# you where you are: divide its forward by the sum of the two.
+# as forward, one more forward adds a third. If both take equally long, it adds half.
 #
-# Did you measure more than that? The difference is the price of `checkpoint` itself. It runs Python code for each
-# tensor that a block saves, in the first forward and again in the second. Our blocks are so small that this takes a
-# visible share of the time. In the large blocks of a real model, that share vanishes, and about a third remains.
+# Did you measure more than that? The difference is the price of `checkpoint` itself, which runs Python code for each
+# tensor that a block saves. Our blocks are so small that this takes a visible share of the time. In the large blocks of
+# a real model, that share vanishes, and about a third remains.
 #
 # **Selective checkpointing** (`create_selective_checkpoint_contexts`) recomputes only what is large and cheap to
 # compute, such as materialized scores.
@@ -481,107 +431,48 @@ plots.bars({f"{phase}, {name}": parts_ms[name][phase] for phase, name in rows}, 
 # %% [markdown]
 # ## How large a model fits?
 #
-# Back to your hundred GPUs. Fewer activations do not save them, because the model state alone needs 112 GB on each. In
-# chapters 07 to 09, the ranks shard more and more of it. What will that buy? In mixed precision, the model state of a
-# rank takes these bytes:
+# Back to your hundred GPUs. Fewer activations do not save them, because the model state alone needs 112 GB on each. A
+# planner adds up model state and activations, for models whose shapes are published.
 #
-# | | parameters | gradients | optimizer state |
-# |---|---|---|---|
-# | data parallelism | 2Ψ | 2Ψ | 12Ψ |
-# | ZeRO-1 | 2Ψ | 2Ψ | 12Ψ/N |
-# | ZeRO-2 | 2Ψ | 2Ψ/N | 12Ψ/N |
-# | ZeRO-3 | 2Ψ/N | 2Ψ/N | 12Ψ/N |
-#
-# **Predict.** Does the model state fit into 80 GB per GPU? Write y or n for each case:
-#
-# - **A**: 8B parameters, with plain data parallelism on a thousand GPUs.
-# - **B**: 70B, with ZeRO-2 on as many GPUs as you like.
-# - **C**: 70B, on 32 GPUs: each layer is split over 8 of them (tensor parallelism), and the four groups of 8 use plain
-#   data parallelism.
-# - **D**: as C, but with ZeRO-1 over the four groups.
-# - **E**: 70B, with ZeRO-3 over 32 GPUs.
-
-# %%
-my_answers = None
-
-
-# %%
-def state_gb(billions, ranks, stage, each=formulas.MIXED_ADAM):
-    return formulas.model_state_bytes(1e9 * billions, ranks, stage, each) / 1e9
-
-
-any_number = 10**9  # of ranks: as good as infinitely many
-cases_gb = {
-    "A: 8B, data parallelism": state_gb(8, 1000, stage=0),
-    "B: 70B, ZeRO-2, N → ∞": state_gb(70, any_number, stage=2),
-    "C: an eighth of 70B, data parallelism": state_gb(70 / 8, 4, stage=0),
-    "D: an eighth of 70B, ZeRO-1, 4 groups": state_gb(70 / 8, 4, stage=1),
-    "E: 70B, ZeRO-3, 32 GPUs": state_gb(70, 32, stage=3),
-}
-rows = [[name, f"{gb:.4g}", "y" if gb <= 80 else "n"] for name, gb in cases_gb.items()]
-answers = "".join(row[-1] for row in rows)
-print(f"{predicted(my_answers)}computed {answers}")
-assert answers == "nnnyy"
-tables.Table(["", "GB per GPU", "fits"], rows)
-
-# %% [markdown]
-# - **A**: a thousand GPUs hold no larger model than one. This model needs GPUs of 141 GB.
-# - **B**: ZeRO-2 does not shard the 2Ψ bytes of the parameters.
-# - **C**: the GPUs have 32 · 80 = 2,560 GB, but the four groups hold four copies of 16 · 70 = 1,120 GB. It trains only
-#   if the groups also shard, as in D.
-#
-# At most this many parameters fit:
-
-# %%
-rows = []
-for gpu_gb in planner_plots.GPUS_GB:
-    largest = [gpu_gb / state_gb(1, any_number, stage) for stage in (0, 1, 2)]
-    rows.append([f"{gpu_gb} GB", *(f"{billions:.1f}B" for billions in largest)])
-tables.Table(["GPU", "data parallelism, any N", "ZeRO-1, N → ∞", "ZeRO-2, N → ∞"], rows)
-
-# %% [markdown]
-# A planner adds up activations and model state, for models whose shapes are published. In its figure, *gathered* stands
-# for the parameters that ZeRO-3 holds in full while it needs them.
-#
-# **Predict.** You train Llama-2 7B on eight GPUs of 24 GB, with sequences of 4,096 tokens and all layers checkpointed.
-# Which is the first strategy that fits: "DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3" or "none"?
+# **Predict.** You train Llama-2 7B in mixed precision with data parallelism on eight GPUs, with sequences of 4,096
+# tokens, fused attention and all layers checkpointed. The model has 6.74 billion parameters. How many GB does each GPU
+# need?
 
 # %%
 my_prediction = None
 
 # %% tags=["nbval-ignore-output"]
-print(predicted(my_prediction, then="\n"), end="")
+print(predicted(my_prediction, "{} GB", then="\n"), end="")
 widgets.memory_planner("Llama-2 7B", ranks=8)
 
-# %% [markdown]
-# Only ZeRO-3 stays below 24 GB. Leave a tenth of a GPU's memory free, because the planner does not count temporary
-# tensors in kernels, communication buffers or fragmentation. It counts every layer as a GPT layer with dropout masks
-# and GELU, which Llama-2 does not have. It does count the *logits*, which are in no layer: with Llama 3 8B and 8,192
-# tokens, they take 8,192 · 128,256 · 4 bytes = 4.2 GB per copy, and a plain loss makes two or three.
-#
-# The planner's figure assumes fused attention and checkpointing. How large are the activations without checkpointing?
-
-# %%
+# %% tags=["claims"] jupyter={"source_hidden": true}
+from shared import planner
 from shared.planner.shapes import SHAPES
 
-for attention in planner.ATTENTION:
-    plan = planner.plan(SHAPES["Llama-2 7B"], ranks=8, stage=3, attention=attention)
-    print(f"{attention} attention: {plan.activations / 1e9:.0f} GB of activations")
+shape, totals_gb = SHAPES["Llama-2 7B"], []
+for attention, gigabytes in (("materialized", 105), ("fused", 19)):
+    plan = planner.plan(shape, ranks=8, stage=3, attention=attention)
+    assert round(plan.activations / 1e9) == gigabytes
+for stage in range(4):
+    plan = planner.plan(shape, ranks=8, stage=stage, checkpointing="full", attention="fused")
+    totals_gb.append(sum(plan.by_component().values()) / 1e9)
+assert 107 < totals_gb[0] < 112 and totals_gb[2] > 24 > totals_gb[3]
 
 # %% [markdown]
-# Neither fits: next to its model state and gathered layers, ZeRO-3 leaves less than 10 GB of a 24 GB GPU. With
-# materialized attention, a single sequence overflows even 80 GB.
+# The model state alone takes 16 · 6.74 = 108 GB, on each of eight GPUs or of a thousand. The other bars belong to
+# chapters 07 to 09, in which the ranks shard more and more of it. Only the last one stays below 24 GB. In this bar,
+# *gathered* stands for the parameters that a rank holds in full while it needs them.
 #
-# ZeRO helps if you lack *capacity*. A kernel is **memory-bound** if the *bandwidth* of the GPU's memory limits it, and
-# sharding does not change that:
+# The wall also stands where data parallelism is only a part of the plan. Take 70B parameters on 4 hosts of 8 GPUs with
+# 80 GB. Each layer is split over the 8 GPUs of a host (tensor parallelism), and the hosts use plain data parallelism.
+# The GPUs have 2,560 GB together, but the hosts hold four copies of 16 · 70 = 1,120 GB. That is 140 GB per GPU.
 #
-# | you lack | symptom | what helps |
-# |---|---|---|
-# | capacity | out of memory | checkpointing, smaller micro-batches, ZeRO |
-# | memory bandwidth | norms and GELU on large tensors take long | fused kernels: `torch.compile`, FlashAttention |
-# | a faster CPU | small operators leave the GPU idle between launches | CUDA graphs, larger micro-batches |
-# | network bandwidth | exposed communication | overlap, larger batches, sending less (chapters 04 and 19) |
-# | computing power | none of these | more ranks, 16-bit formats |
+# What about activations? Without checkpointing, the sequence of 4,096 tokens keeps 19 GB with fused attention. With
+# materialized attention, it keeps 105 GB, and overflows even a GPU of 80 GB. Nor are the *logits* in any layer: with
+# Llama 3 8B and 8,192 tokens, they take 8,192 · 128,256 · 4 bytes = 4.2 GB per copy, and a plain loss makes two or
+# three. The planner counts them, but no temporary tensors in kernels, communication buffers or fragmentation. So leave
+# a tenth of a GPU's memory free. It also counts every layer as a GPT layer with dropout masks and GELU, which Llama-2
+# does not have.
 
 # %% [markdown]
 # ## The production version
@@ -589,31 +480,19 @@ for attention in planner.ATTENTION:
 # In practice, you rarely write this yourself. Under **autocast**, parameters stay in fp32, so they are their own
 # master weights. torch casts them to 16 bits for each operator that gains from it:
 
-
 # %%
 # %%ranks
 automatic = TinyGPT(config).to(device)
 adamw_automatic = torch.optim.AdamW(automatic.parameters())
-with memory.peak(automatic, adamw_automatic) as peaks["autocast"]:
-    with torch.autocast(device.type, torch.bfloat16):
-        loss = automatic(inputs, targets)
-    loss.backward()
-    adamw_automatic.step()
-peaks["mixed by hand"] = follow(low)
-print(" + ".join(per_parameter(automatic, adamw_automatic)), "bytes per parameter with autocast")
+with torch.autocast(device.type, torch.bfloat16):
+    loss = automatic(inputs, targets)
+loss.backward()
+adamw_automatic.step()
+print(per_parameter(automatic, adamw_automatic), "bytes per parameter")
 
 # %% [markdown]
-# The figure shows the activations of each version at its peak:
-
-# %% tags=["nbval-ignore-output"]
-peaks = ranks.pull("peaks")[0]
-most = {name: max(s.held.activations_bytes for s in peak.samples) for name, peak in peaks.items()}
-assert most["mixed by hand"] < most["autocast"] < 0.95 * most["plain"]
-plots.bars({name: nbytes / 1e6 for name, nbytes in most.items()}, "MB of activations at the peak")
-
-# %% [markdown]
-# - **autocast** saves less than our version: norms and the loss stay in fp32, and it keeps a bfloat16 copy of each
-#   linear layer's weight until backward. Its gradients are in fp32, so it saves nothing on the wire.
+# - **autocast** saves fewer activations than our version: norms and the loss stay in fp32, and it keeps a bfloat16 copy
+#   of each linear layer's weight until backward. Its gradients are in fp32, so it saves nothing on the wire.
 # - **8-bit Adam** (Dettmers et al. 2022) stores the momentum and the variance in one byte each. The model state is then
 #   2 + 2 + 4 + 2 = 10 bytes per parameter instead of 16.
 # - **float16** has a smaller range than bfloat16, so small gradients would become zero. `torch.amp.GradScaler`
@@ -626,12 +505,12 @@ plots.bars({name: nbytes / 1e6 for name, nbytes in most.items()}, "MB of activat
 # %% [markdown]
 # ## Recap
 #
-# | | model state per rank, bytes | activations per block, bytes | sent per rank and step, bytes | overlap |
-# |---|---|---|---|---|
-# | fp32 | 4 + 4 + 8 = 16Ψ | 64 sbh | 2(N−1)/N · 4Ψ | as in chapter 04 |
-# | mixed precision by hand | 2 + 2 + 12 = 16Ψ, or 20Ψ with fp32 gradients | 32 sbh | 2(N−1)/N · 2Ψ | the same |
-# | autocast | 4 + 4 + 8 = 16Ψ | between the two | 2(N−1)/N · 4Ψ | the same |
-# | with checkpointing | unchanged | 4 sbh, or 2 sbh in 16 bits¹ | unchanged | backward takes longer, and hides more |
+# | | model state per rank, bytes | activations per block, bytes | sent per rank and step, bytes |
+# |---|---|---|---|
+# | fp32 | 4 + 4 + 8 = 16Ψ | 64 sbh | 2(N−1)/N · 4Ψ |
+# | mixed precision by hand | 2 + 2 + 12 = 16Ψ, or 20Ψ with fp32 gradients | 32 sbh | 2(N−1)/N · 2Ψ |
+# | autocast | 4 + 4 + 8 = 16Ψ | between the two | 2(N−1)/N · 4Ψ |
+# | with checkpointing | unchanged | 4 sbh, or 2 sbh in 16 bits¹ | unchanged |
 #
 # ¹ Plus one whole block while backward recomputes it.
 #
@@ -645,7 +524,6 @@ plots.bars({name: nbytes / 1e6 for name, nbytes in most.items()}, "MB of activat
 # - **fused attention**: attention in one kernel that never stores the scores and recomputes them in backward.
 # - **activation checkpointing**: keeping only the input of a block, and recomputing its other activations in backward.
 # - **selective checkpointing**: recomputing only activations that are large and cheap to compute.
-# - **memory-bound**: a kernel is memory-bound if the bandwidth of the GPU's memory limits it.
 # - **autocast**: a context in which torch casts fp32 tensors to 16 bits for operators that gain from it.
 
 # %% [markdown]
@@ -658,26 +536,32 @@ plots.bars({name: nbytes / 1e6 for name, nbytes in most.items()}, "MB of activat
 #   the formula for activations, tensor by tensor.
 # - Dao et al., *FlashAttention*, 2022, §3.1 (arXiv 2205.14135): how a kernel avoids storing the scores.
 # - Dettmers et al., *8-bit optimizers via block-wise quantization*, 2022 (arXiv 2110.02861): Adam's state in one byte.
-# - Chen et al., *Training deep nets with sublinear memory cost*, 2016 (arXiv 1604.06174): how to place checkpoints.
 
 # %% [markdown]
 # ## What is still wasted
 #
-# Is AdamW's state on each rank the same as on rank 0?
+# Is AdamW's momentum on each rank the same as on rank 0?
 
 # %%
 # %%ranks
-averages = [state[name] for state in adamw.state.values() for name in ("exp_avg", "exp_avg_sq")]
-mine = torch.cat([average.flatten() for average in averages])
-of_rank_0 = mine.clone()
+momentum = torch.cat([state["exp_avg"].flatten() for state in adamw.state.values()])
+of_rank_0 = momentum.clone()
 dist.broadcast(of_rank_0, src=0)
-assert torch.equal(mine, of_rank_0)
-print(f"{mine.nbytes / parameters:.0f} bytes per parameter, the same as on rank 0")
+print("equal:", torch.equal(momentum, of_rank_0))
+
+# %% tags=["claims"] jupyter={"source_hidden": true}
+# %%ranks
+assert torch.equal(momentum, of_rank_0)
+variance = torch.cat([state["exp_avg_sq"].flatten() for state in adamw.state.values()])
+of_rank_0 = variance.clone()
+dist.broadcast(of_rank_0, src=0)
+assert torch.equal(variance, of_rank_0)
 
 # %% [markdown]
-# Yes, on every rank, bit for bit. AdamW's state is half of the model state. In mixed precision, it includes the master
-# weights, and is three quarters. All ranks use it to compute the same updates. So rank r could keep only a
-# shard of it, update its shard of the parameters, and send the result to the others. That is ZeRO-1, in chapter 07.
+# Yes, on every rank, bit for bit, and so is the variance. AdamW's state is half of the model state. In mixed precision,
+# it includes the master weights, and is three quarters. All ranks use it to compute the same updates. So rank r could
+# keep only a shard of it, update its shard of the parameters, and send the result to the others. That is ZeRO-1, in
+# chapter 07.
 
 # %%
 ranks.stop()

@@ -10,8 +10,8 @@
 #
 # **95 minutes, 17 points.** In this lab, you arrange ranks in a mesh of dp × pp × tp, and train a GPT on it. Nothing is
 # new on any single axis: you combine your tensor parallelism (lab 13), your pipeline (lab 15), your `OverlappedDDP`
-# (lab 04, in place of the lesson's simpler `ManualDDP`) and your `ZeRO1` (lab 07). At the end, `Parallel3D` trains
-# exactly as one process does, and you compute which layouts a large model can use on a given cluster.
+# (lab 04) and your `ZeRO1` (lab 07). At the end, `Parallel3D` trains exactly as one process does, and you compute which
+# layouts a large model can use on a given cluster.
 #
 # | exercise | you build | minutes | points |
 # |---|---|---|---|

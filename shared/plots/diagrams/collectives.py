@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
-from shared.plots import HATCHES, rank_color, rank_ink
 from shared.plots.diagrams.drawing import CELL_IN, Drawing, check_world_size
 
 
@@ -100,7 +99,7 @@ _COLLECTIVES = {
     ),
     "all_to_all": Collective("All-to-all: each rank sends a different element to every rank", _named, _all_to_all),
 }
-NAMES = (*_COLLECTIVES, "barrier")
+NAMES = tuple(_COLLECTIVES)
 
 
 def before_and_after(name: str, world_size: int = 4) -> tuple[Tensors, Tensors]:
@@ -124,8 +123,6 @@ def collective(name: str, world_size: int = 4) -> Figure:
     check_world_size(world_size)
     if name not in NAMES:
         raise ValueError(f"name must be one of {', '.join(NAMES)}, got {name!r}")
-    if name == "barrier":
-        return _barrier(world_size)
     before, after = before_and_after(name, world_size)
     row_in, top_in = 0.66, 0.95
     drawing = Drawing(8.6, top_in + row_in * world_size + 0.6, _COLLECTIVES[name].title)
@@ -179,29 +176,6 @@ def _key(after: Tensors) -> str:
         f"A cell has the color of the rank it came from{band}.\n"
         f"Arrows show who needs whose elements. The messages may take other paths.{undefined}"
     )
-
-
-def _barrier(world_size: int) -> Figure:
-    """Draw when each rank calls barrier, and how all of them return from it together."""
-    arrivals = [(1.6, 3.0, 0.8, 2.2)[rank % 4] for rank in range(world_size)]
-    opens, ends, label_in = max(arrivals), max(arrivals) + 1.5, 1.05
-    drawing = Drawing(8.6, 1.65 + 0.56 * world_size, "Barrier: no rank continues until the last one has arrived")
-    inch = (drawing.width_in - label_in - 0.2) / ends
-    for rank, arrival in enumerate(arrivals):
-        y = 0.85 + 0.56 * rank
-        drawing.rank_label(0.15, y, rank)
-        style = {"facecolor": rank_color(rank), "ink": rank_ink(rank)}
-        drawing.span(label_in, y, inch * arrival, CELL_IN[1], "computes", **style)
-        if arrival < opens:
-            waits = {"facecolor": "white", "edgecolor": "0.35", "hatch": HATCHES[1]}
-            drawing.span(label_in + inch * arrival, y, inch * (opens - arrival), CELL_IN[1], "waits", **waits)
-        drawing.span(label_in + inch * opens, y, inch * (ends - opens), CELL_IN[1], "continues", **style)
-    x, bottom = label_in + inch * opens, 0.9 + 0.56 * world_size
-    drawing.line((x, 0.75), (x, bottom), linestyle="--", linewidth=1.6, color="black")
-    drawing.text(x, 0.62, "the last rank has called barrier()")
-    drawing.arrow((label_in, bottom + 0.12), (drawing.width_in - 0.2, bottom + 0.12))
-    drawing.text(drawing.width_in - 0.2, bottom + 0.35, "time", "note", ha="right", va="center")
-    return drawing.finish()
 
 
 def ring() -> Figure:
