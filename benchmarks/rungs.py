@@ -238,7 +238,7 @@ SHARDING = _without_missing(
             **tuned("DeepSpeed 3, tuned"),
         },
         times=(
-            beside("zero1", 0.9),
+            beside("zero1", 0.85),
             Target(TITLE["zero2"], in_mode("fsdp2", "kept"), 0.65),
             *_same_mode("zero3", "fsdp2", 0.65),
             *BESIDE_DEEPSPEED,

@@ -45,17 +45,20 @@ def at_end_of_backward(method: Callable[[], None]) -> None:
         Variable._execution_engine.queue_callback(call)
 
 
-def complete_interrupted(owner: object, parameters: Callable[[], Iterable[nn.Parameter]]) -> None:
-    """Call the method now if an exception has ended the backward() at whose end autograd would have called it.
+def is_interrupted(owner: object) -> bool:
+    """Tell whether an exception has ended the backward() at whose end autograd would have called a method of this."""
+    call, _ = _queued.get(owner, (None, None))
+    return call is not None and call() is None
+
+
+def complete_interrupted(owner: object, parameters: Iterable[nn.Parameter]) -> None:
+    """Call the method now that an exception has ended the backward() at whose end autograd would have called it.
 
     Other ranks may wait for what that backward has not launched. It gets zeros, and its results are dropped: gradients
     that the parameters have now belong to a later backward.
     """
-    call, function = _queued.get(owner, (None, None))
-    if call is None or call() is not None:
-        return
-    forget_backward(owner)
-    gradients = [(parameter, parameter.grad) for parameter in parameters()]
+    _, function = _queued.pop(owner)
+    gradients = [(parameter, parameter.grad) for parameter in parameters]
     for parameter, _ in gradients:
         parameter.grad = None
     try:

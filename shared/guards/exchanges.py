@@ -93,6 +93,7 @@ class Overlapped(PerBucket):
     def attach(self, guard: Guard) -> None:
         guard.awaits_finish = hasattr(self.sync.synchronize, "__wrapped__")  # by @synchronizes
         self.sync.guard, guard.exchange_of = guard, type(self)
+        guard.notes_versions = not self.is_sharded
 
     def check(self) -> None:
         self.guard.reject_changed(self.buckets)

@@ -34,6 +34,7 @@ class Guard:
         self.clip_with, self.has_hooks = clip_with, has_hooks
         self.awaits_finish = False  # whether `pending` is reset when gradients are averaged
         self.syncs_at_step = False  # whether there is no finish_gradient_sync(), because step() does the same
+        self.notes_versions = False  # whether gradients that backward() has put into flat tensors must stay unchanged
         self.awaits_zero_grad = False  # whether step() has dropped gradients that one process would keep
         self.adds_to_used = False  # whether backward() would add to these in one process
         self.pending = False  # whether a parameter has a gradient that is not the mean yet
@@ -155,7 +156,9 @@ class Guard:
 
     def note_versions(self, buckets: Iterable) -> None:
         """Remember how often the flat tensors of buckets had been changed when backward() used them last."""
-        self.versions |= {id(bucket): bucket.flat._version for bucket in buckets if bucket.flat is not None}
+        for bucket in buckets:
+            if bucket.flat is not None:
+                self.versions[id(bucket)] = bucket.flat._version
 
     def reject_changed(self, buckets: Iterable) -> None:
         """Raise a RuntimeError if gradients in buckets have been changed since backward() used them last."""

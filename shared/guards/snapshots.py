@@ -45,13 +45,9 @@ class Snapshot:
         contents = contents_of(self.layers)
         if len(contents) != len(self.contents) or not all(map(operator.is_, contents, self.contents)):
             return self._replaced()
-        for (name, parameter), before in zip(self.parameters.items(), self.states, strict=True):
-            now = state_of(parameter)
-            if now[0] != before[0]:
-                return f"parameter {name!r} was {'un' if now[0] else ''}frozen after the module was wrapped: {AGAIN}"
-            if now != before:
-                was, is_now = (f"in {dtype} on {device}" for _, dtype, device in (before, now))
-                return f"parameter {name!r} was {was}, and is now {is_now}, after the module was wrapped: {AGAIN}"
+        states = [state_of(parameter) for parameter in self.parameters.values()]
+        if states != self.states:
+            return self._changed(states)
         return next(filter(None, map(self._moved, self.flat_parameters)), None)
 
     def _replaced(self) -> str:
@@ -63,6 +59,14 @@ class Snapshot:
         gone = sorted(self.parameters.keys() - now.keys())
         without = f" (without {', '.join(map(repr, gone[:3]))})" if gone else ""
         return f"the module has other submodules or parameters than when it was wrapped{without}: {AGAIN}"
+
+    def _changed(self, states: list[tuple]) -> str:
+        changes = zip(self.parameters, self.states, states, strict=True)
+        name, before, now = next(change for change in changes if change[1] != change[2])
+        if now[0] != before[0]:
+            return f"parameter {name!r} was {'un' if now[0] else ''}frozen after the module was wrapped: {AGAIN}"
+        was, is_now = (f"in {dtype} on {device}" for _, dtype, device in (before, now))
+        return f"parameter {name!r} was {was}, and is now {is_now}, after the module was wrapped: {AGAIN}"
 
     def _moved(self, flat_parameter) -> str | None:
         """Say which parameter does not use the memory of its flat parameter any more."""

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from shared.guards.alarms import as_a_wait
-from shared.guards.backwards import complete_interrupted, forget_backward
+from shared.guards.backwards import complete_interrupted, forget_backward, is_interrupted
 from shared.guards.calls import second_gradient
 from shared.guards.exchanges import Exchange, abandon
 from shared.guards.guard import EQUALLY_OFTEN, OF_OTHERS, Guard
@@ -130,7 +130,8 @@ def _guard_zero_grad(wrapper_class: type, exchange_of: type[Exchange]) -> None:
 
 def complete_interrupted_sync(sync) -> None:
     """Complete what a backward() has begun that an exception has ended, because other ranks may wait for it."""
-    complete_interrupted(sync, lambda: (parameter for bucket in sync.queue.buckets for parameter in bucket.parameters))
+    if is_interrupted(sync):
+        complete_interrupted(sync, [parameter for bucket in sync.queue.buckets for parameter in bucket.parameters])
 
 
 def _copy(wrapper: nn.Module, memo: dict) -> nn.Module:
@@ -164,7 +165,8 @@ def call_hook(on_gradient: Callable, parameter: nn.Parameter, *indices: int) -> 
         if sync.enabled and indices[1] not in queue.missing[indices[0]]:
             raise RuntimeError(second_gradient(parameter))
         on_gradient(*indices)
-        guard.note_versions([*queue.buckets[launched : queue.launched], queue.buckets[indices[0]]])
+        if guard.notes_versions:
+            guard.note_versions([*queue.buckets[launched : queue.launched], queue.buckets[indices[0]]])
     except RuntimeError as error:
         error = as_a_wait(error, guard.alarm.group, OF_OTHERS, EQUALLY_OFTEN)
         guard.alarm.ring(error, functools.partial(abandon, sync))
