@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 00 · Ranks
 #
-# **35–55 minutes.** After this lesson, you will be able to:
+# **35–60 minutes.** After this lesson, you will be able to:
 #
 # - run code in four processes at once, and say what they share and what they do not,
 # - predict what each rank holds after `all_reduce`, `broadcast`, `send` and `recv`, and which rank waits for which,
@@ -315,8 +315,11 @@ if rank != 1:
 
 # %% [markdown]
 # Nothing. A script would sit there in silence, for 10 minutes with NCCL and 30 with gloo, and bill you for all of its
-# GPUs. Waiting for something that never happens is called a **hang**. Here, the course's **doctor** asks every rank
-# where it is, sees that the all-reduce can never complete, and stops the cell. Read its report in this order:
+# GPUs. Waiting for something that never happens is called a **hang**.
+
+# %% [markdown]
+# Here, the course's **doctor** asks every rank where it is, sees that the all-reduce can never complete, and stops the
+# cell. Read its report in this order:
 #
 # 1. **Who waits for whom?** The first sentence names the ranks that wait, the collective they wait in, and the rank
 #    that is missing. The number after `#` counts the collectives. DDP made the first 300 or so in the demo above.
@@ -374,7 +377,8 @@ dist.all_reduce(total)
 # ## How long an all-reduce takes
 #
 # We time `all_reduce` on tensors from 400 B to 40 MB. Only two ranks take part, because four ranks on a machine with
-# two cores would mostly wait for a core, and we want to see the communication.
+# two cores would mostly wait for a core, and we want to see the communication. `ranks.world(2)` forms a process group
+# of the first two, and `ranks.run` calls a function on both and returns their results.
 #
 # **Predict.** 40 MB is 100,000 times as many bytes as 400 B. How many times as long does the all-reduce take? 1 would
 # mean that the size does not matter, and 100,000 that nothing else matters.
@@ -413,13 +417,14 @@ measure.expect(growth[400] < growth[4_000_000], "the time grows faster on the ri
 
 # %% [markdown] slideshow={"slide_type": "-"}
 # On the left, ten times the bytes hardly take longer. Most of that time is **latency**, the price of sending anything
-# at all. Here, it is Python and the operating system: launching the call, and waking up the other process. Toward the
-# right, the bytes take over, and ten times as many take about ten times as long. How many bytes move per second is the
-# **bandwidth**.
+# at all. Here, it is Python and the operating system: launching the call, and waking up the other process. Further
+# right, in our run from 4 MB on, the bytes take over, and ten times as many take about ten times as long. How many
+# bytes move per second is the **bandwidth**.
 #
 # So one all-reduce of 4 KB is much cheaper than ten of 400 B, which pay the latency ten times. Chapter 01 turns this
 # figure into a formula, and chapter 03 uses it to make training steps faster.
-#
+
+# %% [markdown]
 # Your four ranks share one machine. Which results would be the same on a cluster?
 #
 # | result | on a cluster |
@@ -504,7 +509,7 @@ dist.send(mine, dst=(rank + 1) % world_size)
 # Every rank waits to receive before it sends, so no rank ever sends. Hence the second rule: **Each `send` has a
 # matching `recv`, and ranks never wait for each other in a circle.** You will fix this ring in the lab.
 #
-# What helps is an **asynchronous operation**: it launches communication and returns a **handle** immediately. The
+# The remedy is an **asynchronous operation**: it launches communication and returns a **handle** immediately. The
 # communication is then in flight while your code continues, and the handle's `wait()` returns when you can use the
 # result. The asynchronous versions of `send` and `recv` are `isend` and `irecv`, and any collective is asynchronous if
 # you pass `async_op=True`.

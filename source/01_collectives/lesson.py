@@ -89,7 +89,7 @@ my_prediction = None
 # The next cell contains the whole ring. In each step, it looks up in a string who sends what: letter *r* is the chunk
 # that rank *r* sends. On four ranks, the reduce-scatter follows the strings `DABC`, `CDAB` and `BCDA`, so rank 0 sends
 # D, then C, then B. From string to string, each letter moves one place to the right, because after step 1, every rank
-# sends the partial sum that it has just received and added to. In lab 00, you wrote the ring step, `pass_right`.
+# sends the partial sum that it has just received and added to. The ring step, `pass_right`, is from lab 00.
 
 
 # %%
@@ -132,22 +132,25 @@ assert all(entry == "111" for log in logs for entry in log[-1]["holds"].values()
 print(f"{predicted(my_prediction)}rank 0 first sent {logs[0][1]['sent']}")
 widgets.ring_stepper(logs)
 
-# %% [markdown] tags=["open"] slideshow={"slide_type": "-"}
-# After the two steps of the reduce-scatter, each rank holds one complete sum. In the two steps of the all-gather, the
-# complete sums are copied around the ring.
+# %% [markdown] slideshow={"slide_type": "-"}
+# Chunk C starts on rank 0, so its sum is complete on rank 2. After the two steps of the reduce-scatter, each rank holds
+# one complete sum. In the two steps of the all-gather, the complete sums are copied around the ring.
 #
 # ## How many bytes does a ring send?
 #
+# **Predict.** In a ring of 1,000 ranks, each rank sends many small chunks. How many whole tensors do they amount to:
+# about 1, 2 or 1,000?
+
+# %%
+my_prediction = None
+
+# %% [markdown]
 # Let N be the number of ranks and S the size of the tensor in bytes. Each half has N−1 steps, and in each step a rank
 # sends one chunk of S/N bytes. So for the whole all-reduce, each rank sends
 #
 # $$2\,(N-1)\cdot\frac{S}{N} = \frac{2(N-1)}{N}\,S$$
 #
-# **Predict.** How many tensors does each rank send in a ring of 1,000 ranks: about 1, 2 or 1,000? The next cells
-# compare the formula with the ledger on 2, 3 and 4 ranks.
-
-# %%
-my_prediction = None
+# The next cells compare the formula with the ledger on 2, 3 and 4 ranks.
 
 
 # %%
@@ -272,11 +275,12 @@ measure.expect(loopback_ratio < link_ratio, "the ring gains less over loopback")
 # %% [markdown]
 # For 4 MB, the star takes longer than the ring, because all bytes have to go through rank 0's link. For small tensors,
 # both take 2(N−1) latencies, so the ring is no faster. The ring's markers may lie a few milliseconds above their line:
-# the line knows only messages, but the ring also adds and copies chunks, and one late rank delays all others.
+# the line knows only messages, but the ring also adds and copies chunks, and one late rank delays all others. The
+# star's may lie below theirs, because α was fitted to ring steps, in which every rank sends *and* receives.
 #
 # Our ring is measured step by step: six separately delayed messages add up to what you see. `dist.all_reduce` is
-# different. The emulated link delays it once, as a whole, *by the ring's formula*. That its markers follow the line
-# therefore only says that we computed the same thing twice.
+# different. The emulated link delays it once, as a whole, *by the ring's formula* with the link's own α. That its
+# markers follow the ring's line, a little below it, only says that we computed the same thing twice.
 #
 # ## Why loopback misleads
 #
@@ -296,7 +300,7 @@ measure.expect(loopback_ratio < link_ratio, "the ring gains less over loopback")
 #
 # - Rows 1 and 2: all GPUs are in one host.
 # - Row 3: 8 hosts of 8 GPUs, so α is the mean of seven NVLink steps and one InfiniBand step. NCCL runs several rings
-#   at once, each through a different adapter. Together, they carry 400 GB/s, about as much as NVLink.
+#   at once, each through a different adapter. Together, the eight adapters carry about as much as NVLink.
 # - Rows 4 to 9: each GPU is in a different host.
 #
 # How many times as long as in the first row does 1 GB take in the last?
@@ -388,7 +392,10 @@ ratio = times.ratio("one after the other", "at the same time")
 measure.expect(ratio > 1.3, "both at the same time take less time")
 
 # %% [markdown]
-# The shorter of the two is hidden behind the longer one. Three rules apply to handles:
+# They take 78 ms: the shorter of the two is hidden behind the longer one.
+
+# %% [markdown]
+# Three rules apply to handles:
 #
 # - Until `wait()` returns, do not read or change the tensor: its values are undefined.
 # - Keep every handle and wait for it. Otherwise you do not know when the result is complete.

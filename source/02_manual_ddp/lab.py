@@ -312,8 +312,8 @@ check.ManualDDP()
 # - Compute the factor for this rank's gradients as a Python float. Convert the total to a Python number with `.item()`,
 #   and divide afterwards. (An int divided by an *integer* tensor gives a float32 tensor, which is too imprecise for the
 #   check.)
-# - Add the numbers of samples in a dtype that is exact enough, whatever dtype the parameters have: bf16 rounds 257 to
-#   256.
+# - Add the numbers of samples in a tensor on the parameters' device, in a dtype that is exact enough, whatever dtype
+#   the parameters have: bf16 rounds 257 to 256.
 #
 # <details><summary>Hint</summary>No rank knows the denominator by itself. Which collective gives it to all ranks? By
 # what must each rank multiply its gradient so that the sum over the ranks is already the result?</details>

@@ -22,8 +22,8 @@
 # ## Where we are
 #
 # Your model trains on one GPU, and now you get three more. You expect two things of the four: that they train the same
-# model as one, and that they are almost four times as fast. Neither comes by itself. The first can go wrong in at least
-# five ways, and you will meet all five in this lesson. The second takes until chapter 04.
+# model as one, and that they are almost four times as fast. Neither comes by itself. The first can go wrong in many
+# ways, and you will meet five of them in this lesson. The second takes until chapter 04.
 #
 # Let's begin on one GPU. A batch that does not fit into its memory is cut into **micro-batches**, which run one after
 # the other. Their gradients add up, and the optimizer takes one step at the end. This is called **gradient
@@ -183,7 +183,7 @@ def on_four_ranks():
 
 times = measure.jobs({"one rank": in_sequence, "four ranks": on_four_ranks}, rounds=3)
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output"] slideshow={"slide_type": "slide"}
 sequence_ms, four_ms = ranks.pull("times")[0].ms().values()
 print(f"{predicted(my_prediction)}measured {sequence_ms / four_ms:.1f} times faster")
 
@@ -194,7 +194,7 @@ measure.expect(1 < sequence_ms / four_ms < 4, "four ranks are up to four times a
 averaging_ms = (four_ms - sequence_ms / 4) / 20
 measure.expect(2 < averaging_ms < 15, "an all-reduce among four ranks takes several ms")
 
-# %% [markdown] slideshow={"slide_type": "slide"}
+# %% [markdown] slideshow={"slide_type": "-"}
 # Four ranks are faster, but not four times as fast. With 5 ms per all-reduce, the estimate is 4 · 240 / (240 + 20 · 5),
 # which is 2.8. The micro-batches do run at the same time, but every all-reduce adds several milliseconds, however small
 # its tensor, because four processes take turns on this machine's cores.
@@ -302,7 +302,7 @@ assert corrected < 1e-12 < 0.1 < plain
 # wrong way. They did (transformers, pull request 34191 and issue 34242).
 #
 # The remedy is `loss_per_token`: sum the loss and divide it by the number of tokens *on all ranks*, which costs an
-# all-reduce of one element. Its error is below $10^{-12}$.
+# all-reduce of one element. As before, a factor N cancels the division in the mean. The error is below $10^{-12}$.
 #
 # ### A sum, and a layer that looks at the whole batch
 #
@@ -339,7 +339,8 @@ print(f"epoch 0: {sample_indices(12, 0).tolist()}, epoch 1: {sample_indices(12, 
 #
 # In torch, this is `DistributedSampler`. If the data set cannot be divided equally, it repeats some samples, so that
 # all ranks take the same number of steps. With `drop_last=True`, it leaves some out instead. If you forget
-# `set_epoch`, every epoch silently uses the order of epoch 0. A script looks like this:
+# `set_epoch`, every epoch silently uses the order of epoch 0. A script looks like this, if `model` is a wrapper that
+# holds your model as `.module` and averages in `finish_gradient_sync()`, as the one that we build next:
 #
 # ```python
 # sampler = DistributedSampler(dataset, shuffle=True, drop_last=True)
@@ -366,7 +367,7 @@ print(f"epoch 0: {sample_indices(12, 0).tolist()}, epoch 1: {sample_indices(12, 
 # | initial parameters | the same, or broadcast from rank 0 | four different models |
 # | order of the samples | the same, plus the epoch | samples are repeated and skipped |
 # | augmentation of a sample | different on each rank | four ranks crop and flip in lockstep |
-# | dropout masks | different on each rank | the same units are dropped in all shards of the batch |
+# | dropout masks | different on each rank | the same units are dropped in all shares of the batch |
 #
 # Nothing fails if you get the last two wrong. Training only becomes a little worse, which nobody notices. The usual
 # recipe is `torch.manual_seed(seed)` for the model, and then `torch.manual_seed(seed + rank)` before training.
@@ -484,8 +485,8 @@ assert disagree > 0
 # ## What torch calls it
 #
 # torch's wrapper is `DistributedDataParallel`, or **DDP**. Its constructor also broadcasts, but DDP averages the
-# gradients *during* `backward()`, so there is nothing to call afterwards. What do the two wrappers send? Here are the
-# ledgers of one step of the small GPT, in a line each:
+# gradients *during* `backward()`, so there is nothing to call afterwards. What do the two wrappers send? Here is one
+# step of the small GPT, with one line of the ledger for each wrapper:
 
 # %%
 # %%ranks
@@ -518,8 +519,8 @@ for name, of_ranks in logs.items():
 
 # %% [markdown]
 # DDP sends the same elements in a single all-reduce: it packs gradients into flat tensors called buckets, and here one
-# is enough. Both wrappers must send the same number of bytes, and it is the one that chapter 01 predicts: to all-reduce
-# S bytes on N ranks, a ring sends 2(N−1)/N · S bytes per rank.
+# is enough. Both wrappers must send the same number of bytes, as chapter 01 predicts: to all-reduce S bytes on N ranks,
+# a ring sends 2(N−1)/N · S bytes per rank.
 #
 # What do twenty all-reduces cost? On CPUs, the next cell emulates a link of 1 Gbit/s with a latency of 2 ms, and
 # records a step of our wrapper with the blocks that sleep. The figure shows the rank that finished backward last, so

@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 03 · Gradient bucketing
 #
-# **30–45 minutes.** After this lesson, you will be able to:
+# **25–45 minutes.** After this lesson, you will be able to:
 #
 # - measure the cost of many small all-reduces, and split their time into latency and transfer,
 # - pack gradients into a few flat buckets, and avoid holding every gradient twice,
@@ -35,7 +35,7 @@
 #
 # Bucketing saves the most where tensors are small, so this lesson uses a small GPT with twelve blocks. A large model
 # saves little time, but it needs buckets as well: they are what you launch during backward in chapter 04, and what
-# ZeRO cuts into shards in chapter 07.
+# you divide among the ranks in chapter 08.
 #
 # Ranks on one machine have no links of their own, so this lesson puts each rank behind an emulated link of 1 Gbit/s. On
 # this link, a byte takes 8 ns, and the latency is 2 ms, as in 400 km of fiber.
@@ -70,8 +70,9 @@ print(log.summary())
 # %% [markdown]
 # ## What is wasted
 #
-# The next cells record a step and plot it for rank 0, first the whole step and then its first 60 ms. Compare forward
-# and backward with the communication that follows. The printed times leave out the gaps between the bars.
+# The next cells record a step and plot it for rank 0, first the whole step and then its first 100 ms. Compare forward
+# and backward with the communication that follows. The first all-reduce may take longer than the others, because it
+# also waits for the slowest rank's backward. The printed times leave out the gaps between the bars.
 
 # %%
 # %%ranks
@@ -82,7 +83,7 @@ lines = measure.recorded({"step": step}, lambda: timeline.record(by_hand), round
 line = ranks.pull("lines")[0][0]
 print(f"{line.communication_ms:.0f} ms of communication, {line.compute_ms:.0f} ms of computation")
 display(plots.timeline([line], ["whole step"], exposed=False))
-plots.timeline([line.first(60)], ["first 60 ms"], exposed=False)
+plots.timeline([line.first(100)], ["first 100 ms"], exposed=False)
 
 # %% tags=["claims", "nbval-ignore-output"] jupyter={"source_hidden": true}
 from shared import measure
@@ -93,8 +94,8 @@ assert round(1e3 * 8e-9 * log.sent_bytes) == 29
 measure.expect(line.communication_ms > 5 * 29, "the bytes are a small part of the time")
 
 # %% [markdown]
-# Is the link too slow for that many bytes? No: the ledger says that each rank must send 3.62 MB, and at 8 ns per byte,
-# that takes 29 ms. Where does the rest of the time go?
+# Almost the whole step is communication. Is the link too slow for that many bytes? No: the ledger says that each rank
+# must send 3.62 MB, and at 8 ns per byte, that takes 29 ms. Where does the rest of the time go?
 #
 # **Predict.** We run 100 all-reduces again, but with tensors of only 100 elements (400 bytes). Together, these tensors
 # have about a sixtieth of the gradients' bytes. How long do the all-reduces take, as a fraction of the time for the
@@ -211,7 +212,7 @@ assert torch.allclose(found, expected, atol=1e-6)
 assert flat_log.messages == 1 and flat_log.payload_bytes == log.payload_bytes
 
 # %% [markdown]
-# The gradients are the same, and so are the bytes. One α and the transfer of the bytes make 13 + 29 = 42 ms, so the
+# The gradients are the same, and so are the bytes. One α of about 13 ms and 29 ms for the bytes make 42 ms, so the
 # copying costs almost nothing.
 
 # %% [markdown]
@@ -288,7 +289,7 @@ assert completed[0].startswith("norm.") and completed[-1] == "token_embedding.we
 diagrams.buckets()
 
 # %% [markdown]
-# The next cell tries six caps, from "none" (each gradient is sent by itself) to 25 MiB (one bucket for all):
+# The next cell applies six caps, from "none" (each gradient is sent by itself) to 25 MiB (one bucket for all):
 
 
 # %%
@@ -365,10 +366,12 @@ assert len(by_cap["350 KiB"]) == 8 and len(by_cap["25 MiB"]) == 1
 assert torch.allclose(gradients_after(ways["350 KiB"]), expected, atol=1e-6)
 
 # %% [markdown] tags=["open"]
-# Each all-reduce that a larger cap avoids saves one α, about 13 ms, and nothing else. When does that no longer help
-# much? At α/β bytes, latency and transfer cost the same. Here, that is 1.1 MB. A bucket k times that size pays 1/k
-# extra: at 10 α/β bytes, the latency adds 10% to the transfer. From there on, a larger cap can save at most 1/11 of the
-# total. As long as buckets are sent after backward, a single bucket is fastest.
+# With an α of about 13 ms, eight buckets take 8 · 13 + 29 = 133 ms.
+#
+# Each all-reduce that a larger cap avoids saves one α, and nothing else. When does that no longer help much? At α/β
+# bytes, latency and transfer cost the same. Here, that is about 1.1 MB. A bucket k times that size pays 1/k extra: at
+# 10 α/β bytes, the latency adds 10% to the transfer. From there on, a larger cap can save at most 1/11 of the total.
+# As long as buckets are sent after backward, a single bucket is fastest.
 #
 # But a larger cap has a price. In chapter 04, buckets are sent during backward, and two of them then matter most: the
 # first, because nothing is sent until it is full, and the last, because nothing is left to hide it.
@@ -378,7 +381,7 @@ assert torch.allclose(gradients_after(ways["350 KiB"]), expected, atol=1e-6)
 # > latency for early-computed gradients". In PyTorch issue 48880, a maintainer says that it is the last one. But the
 # > small bucket in that issue has 2,052,000 bytes, and these are the 513,000 parameters of ResNet-18's output layer. So
 # > it is the *first*: from step 2 on, DDP fills buckets in the order in which gradients became ready, and starts with
-# > the small one. `DDP_SET_LAST_BUCKET_CAP=1` makes it the last. Look for it in the next ledger.
+# > the small one. `DDP_SET_LAST_BUCKET_CAP=1` makes it the last. The next ledger shows the order.
 
 # %% [markdown]
 # ## The production version
@@ -421,8 +424,8 @@ for step in (1, 2, 3):
 # $$\frac{\alpha_\text{all-reduce}}{\beta_\text{all-reduce}}
 # = \frac{2(N-1)\,\alpha}{\frac{2(N-1)}{N}\,\beta} = N \cdot \frac{\alpha}{\beta}$$
 #
-# So the more ranks there are, the larger the buckets have to be. With the links of chapter 01, this is 10 MB for 8 H100
-# on NVLink 4, and 112 MB for 64 H100 with 8 InfiniBand adapters per host.
+# At that size, latency takes half of the time. It grows with N, so more ranks need larger buckets. With the links of
+# chapter 01, it is 10 MB for 8 H100 on NVLink 4, and 112 MB for 64 H100 with 8 InfiniBand adapters per host.
 
 # %% tags=["claims"] jupyter={"source_hidden": true}
 from shared.planner.links import REAL_LINKS
@@ -450,7 +453,7 @@ assert (round(even_mb[2]), REAL_LINKS[2].gpus) == (112, 64)
 # | one flat tensor, copied | 2S at the peak | 1 |
 # | buckets, copied one by one | S plus one bucket at the peak | one per bucket |
 # | buckets, gradients stay views | S | one per bucket |
-# | torch's DDP | 2S; S with `gradient_as_bucket_view=True` | one per bucket |
+# | torch's DDP | 2S; with `gradient_as_bucket_view=True`, S plus one gradient at the peak | one per bucket |
 #
 # Communication takes α for each all-reduce, plus βS for the bytes. The cap changes only the first part.
 #

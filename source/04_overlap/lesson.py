@@ -300,7 +300,8 @@ def exposed_parts(cap_mb, gbit_per_s, alpha_s):
 # %% [markdown]
 # The next figure shows our model behind links of 0.5, 5 and 50 Gbit/s. A faster link usually has a lower latency, too,
 # so α falls from 1 ms to 0.1 and 0.02 ms. The dashed lines launch all buckets after backward, so the gray area is what
-# overlap saves. Nothing in this figure is measured, except when the gradients are ready.
+# overlap saves with each cap. The titles compare the best cap of both lines. Only two things are measured here: the
+# computing time, and when the gradients are ready.
 #
 # **Predict.** On which of the three links does overlap save most, as a part of the computing time?
 
@@ -337,8 +338,8 @@ measure.expect(0.5 < min(slow, key=slow.get) < 8, "the best cap lies in between"
 #   Buckets wait for each other, so it matters how early the *first* one is launched. With a cap of 25 MB, everything
 #   except the small first bucket waits for the end of backward. With 0.25 MB, there are 31 buckets, and their latencies
 #   alone take 31 · 6α = 186 ms. The best cap lies in between.
-# - At 5 Gbit/s, overlap is at its best: nearly everything is hidden. Only buckets that are full at the *very end* stay
-#   exposed. Any cap up to about 8 MB leaves little exposed; one of 25 MB, nearly everything.
+# - At 5 Gbit/s, most of the communication is hidden. Only buckets that are full at the *very end* stay exposed. Any cap
+#   up to about 8 MB leaves little exposed; one of 25 MB, nearly everything.
 # - At 50 Gbit/s, the all-reduces take about 1% of the step. Chapter 03's wrapper would do.
 #
 # If a GPU computed this backward a hundred times as fast, 50 Gbit/s would look much like the first panel. What counts
@@ -510,8 +511,8 @@ print(f"{log.payload_bytes / gradients_bytes:.0f} ×")
 # in the *current stream*. `launch()` only queues the collective, and `wait()` does not block your program: it makes the
 # current stream wait for the collective.
 #
-# In this cell, the call to `wait()` is missing. The `sleep` stands for the rest of backward. `detect_mismatch=False`
-# switches off mismatch detection, so that only the collective itself runs.
+# The next cell starts new ranks, and in the cell after it, the call to `wait()` is missing. The `sleep` stands for the
+# rest of backward. `detect_mismatch=False` switches off mismatch detection, so that only the collective itself runs.
 
 # %% tags=["nbval-ignore-output"]
 ranks.start(world_size=2, backend="gloo:cpu", detect_mismatch=False)

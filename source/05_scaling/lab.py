@@ -96,8 +96,8 @@ def tokens_needed(
 
 # %% [markdown]
 # Try it on an H100 that reaches 40% of its 989 Tflop/s, on 64 hosts behind adapters with 47 GB/s and α = 14 µs, with
-# buckets of 25 MiB. The lesson's C/W was 8,417 tokens. Which of the three models comes near that with its 25 MiB
-# buckets, and which one in a single bucket?
+# buckets of 25 MiB. The lesson's C/W was 8,417 tokens. Which of the three models come near that with their 25 MiB
+# buckets, and which ones in a single bucket?
 
 # %%
 # %%ranks 0

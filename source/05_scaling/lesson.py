@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 05 · Scaling
 #
-# **30–50 minutes.** After this lesson, you will be able to:
+# **35–50 minutes.** After this lesson, you will be able to:
 #
 # - say whether data parallelism will keep your GPUs busy, before you rent them,
 # - tell waiting for the network from ranks that share cores, and from one slow rank,
@@ -186,8 +186,9 @@ measure.expect(0.75 < W / 125e6 < 1.25, "the link has the rate that it was given
 measure.expect(0 < link.alpha_s < 2e-3, "a message has a latency of less than 2 ms")
 
 # %% [markdown]
-# The rate is right. The fitted α is uncertain, because a shaped link has the latency of this machine, on which four
-# processes share the cores: from run to run, α can differ by a factor of ten.
+# The rate is right, as far as a fit can tell: it may miss the 125 MB/s by several percent in either direction. The
+# fitted α is less certain, because a shaped link has the latency of this machine, on which four processes share the
+# cores: from run to run, α can differ by a factor of ten.
 #
 # Chapter 04's recurrence, eᵢ = max(eᵢ₋₁, fullᵢ) + tᵢ, needs neither assumption. It knows when each bucket is full, and
 # the fitted α and W give tᵢ. On a shaped link, this is a real test, because the kernel delays packets and has never
@@ -233,6 +234,8 @@ for t in (384, 512, 1024):
     measure.expect(closer, f"with {t} tokens, the recurrence comes closer than one block")
 
 # %% [markdown]
+# With 128 tokens, it is about half: the bytes need about 125 ms, backward hides 48 of them, and a step computes 72.
+#
 # The marks level off near the place where one line of algebra put the knee, but gently, and below 100%. Right of the
 # knee, the recurrence comes closer, for one reason: backward is *not* one block. The buckets become full one after the
 # other, and the last two, with the embedding, only when backward is over. Nothing is left to hide them, in any step.
@@ -329,10 +332,10 @@ assert round(1e3 * 4 * 1.3e9 * 8192 / H100) == 108
 # backward, so these 25 ms are exposed. Second, fewer and larger buckets: half as many halve every number in the table.
 # So the best cap grows with the number of hosts.
 #
-# How well does it work in practice? Goyal et al. (2017) kept about 90% of the efficiency from 8 to 256 GPUs, in weak
-# scaling. Llama 3 went from 8,192 to 16,384 GPUs with the same batch, which is strong scaling, and each GPU dropped
-# from 430 to 400 Tflop/s. The paper blames the smaller batch of each copy, not the network. When you read such numbers,
-# ask for the batch per GPU and the link. Without them, a speed-up means nothing.
+# How well does data parallelism scale in practice? Goyal et al. (2017) kept about 90% of the efficiency from 8 to 256
+# GPUs, in weak scaling. Llama 3 went from 8,192 to 16,384 GPUs with the same batch, which is strong scaling, and each
+# GPU dropped from 430 to 400 Tflop/s. The paper blames the smaller batch of each copy, not the network. When you read
+# such numbers, ask for the batch per GPU and the link. Without them, a speed-up means nothing.
 
 # %% [markdown]
 # ## Whom would you blame?
@@ -369,10 +372,10 @@ measure.expect(
 )
 
 # %% [markdown]
-# With fewer cores than ranks, they can: four ranks on two cores cannot exceed 50%. Somebody who only looks at $T_1/T_N$
-# buys a faster network. But even a perfect one would leave the efficiency at what the column "computation" says. GPUs
-# have no such cores to share, but slow data loaders, a busy file system and a hot rack do the same to them. **Always
-# compare with the same step without communication, on the same number of ranks.**
+# With fewer cores than ranks, they can: two cores do not compute for four ranks at once. Somebody who only looks at
+# $T_1/T_N$ buys a faster network. But even a perfect one would leave the efficiency at what the column "computation"
+# says. GPUs have no such cores to share, but slow data loaders, a busy file system and a hot rack do the same to them.
+# **Always compare with the same step without communication, on the same number of ranks.**
 
 # %% [markdown]
 # ## Stragglers and skew
@@ -401,10 +404,10 @@ plots.timeline(ranks.pull("lines")[0][::3])  # ranks 0 and 3
 measure.expect(1.3 < factor < 2, "all ranks wait for the straggler")
 
 # %% [markdown]
-# Everybody waits for rank 3. Its sleep doubles, but neither what it computes besides nor the exposed rest does, so the
-# factor stays clearly below 2. In the timelines, rank 0 ends its backward long before rank 3, and spends the rest of
-# the step in all-reduces. Ranks 1 and 2 look like rank 0. That makes stragglers hard to find: in a profile, the three
-# *healthy* ranks show long all-reduces and look guilty, and the sick one shows only short ones.
+# Everybody waits for rank 3. Only its sleep doubles; the rest of its computation and its exposed communication do not,
+# so the factor stays clearly below 2. In the timelines, rank 0 ends its backward long before rank 3, and spends the
+# rest of the step in all-reduces. Ranks 1 and 2 look like rank 0. That makes stragglers hard to find: in a profile, the
+# three *healthy* ranks show long all-reduces and look guilty, and the sick one shows only short ones.
 #
 # With many ranks, nothing needs to be broken. Suppose that the computing time of each rank varies from step to step,
 # with a standard deviation of 5%. The slowest of N ranks sets the pace. Of 8 normally distributed times, the longest is
@@ -468,10 +471,10 @@ assert steps[4][1] > 0.75 * steps[4][2]
 #
 # Look at the last column before you celebrate. It has the control: *one* rank with the same learning rate. On four
 # ranks, nine tenths of the gain came from the rate; on two, three fifths. It is one seed, so trust the direction and
-# not the digits. Our digits are so easy that 16 images already give a good gradient. Beyond a *critical batch size*,
+# not the digits. Our digits are so easy that 16 images already give a good gradient. Beyond a **critical batch size**,
 # more samples per step save fewer and fewer steps (McCandlish et al., 2018), and this task is close to it already. For
-# language models, Kaplan et al. (2020) put it at one to two million tokens toward the end of training, and it grows
-# with better models. So weak scaling ends, too: not on the network, but where the optimizer has seen enough.
+# language models, Kaplan et al. (2020) put it at one to two million tokens toward the end of training, and it grows as
+# the loss falls. So weak scaling ends, too: not on the network, but where the optimizer has seen enough.
 
 # %% [markdown]
 # ## Recap
@@ -494,6 +497,7 @@ assert steps[4][1] > 0.75 * steps[4][2]
 # - **straggler**: a rank that is slower than the others, which then wait for it in every collective.
 # - **skew**: the time between the first and the last rank that reach a collective.
 # - **linear scaling rule**: multiply the learning rate by the same factor as the global batch.
+# - **critical batch size**: the batch beyond which more samples per step save fewer and fewer steps.
 
 # %% [markdown]
 # ## Further reading
@@ -518,8 +522,8 @@ assert steps[4][1] > 0.75 * steps[4][2]
 # does not fit on one GPU does not fit on 512 of them. Chapter 06 counts the bytes that a rank holds, and from chapter
 # 07 on, the ranks divide them among themselves.
 #
-# First, the lab: you put latency into the inequality, choose an accumulation, measure what communication really costs,
-# and find the knee of your own run.
+# First, the lab: you put latency into the inequality, choose how many micro-batches to accumulate, measure what
+# communication really costs, and find the knee of your own run.
 
 # %%
 ranks.stop()

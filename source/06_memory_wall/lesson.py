@@ -9,7 +9,7 @@
 #
 # **35–55 minutes.** After this lesson, you will be able to:
 #
-# - say what a rank holds at each moment of a training step, in bytes per parameter,
+# - say what a rank holds at each moment of a training step, and how many bytes per parameter the model state takes,
 # - train in mixed precision by hand, and say what it saves and what it does not,
 # - derive how many bytes a transformer block keeps for backward, and what fused attention changes,
 # - save memory by recomputing activations, and say what that costs,
@@ -146,11 +146,13 @@ assert of_large < 0.01 < share < 0.5 < 0.99 < of_small
 assert per_parameter(all_low, adamw_low) == "2 + 2 + 4"
 
 # %% [markdown]
-# Most weights have not changed, and will not while the updates stay this small.
-#
-# The remedy is to *compute* in bfloat16 and *update* in fp32, which is called **mixed precision** (Micikevicius et al.
-# 2018, §3.1). Each parameter gets a **master weight**: an fp32 copy that the optimizer updates. The parameter itself is
-# the rounded master weight.
+# An update of 1e−5 survives only where |w| is less than 256 to 512 times as large, so below 0.0026 to 0.0051. That is
+# true for 10 to 20% of the weights. The others have not changed, and will not while the updates stay this small.
+
+# %% [markdown]
+# The remedy for lost updates is to *compute* in bfloat16 and *update* in fp32, which is called **mixed precision**
+# (Micikevicius et al. 2018, §3.1). Each parameter gets a **master weight**: an fp32 copy that the optimizer updates.
+# The parameter itself is the rounded master weight.
 
 # %% [markdown]
 # ## The short version
@@ -206,7 +208,8 @@ assert state == "2 + 2 + 12"
 # The total is 16 again: 2 + 2 + 12, where the 12 are the master weight, the momentum and the variance (ZeRO paper,
 # §3.1). Mixed precision does *not* make the model state smaller than it is in fp32. If fp32 gradients are kept as well,
 # the total is 20.
-#
+
+# %% [markdown]
 # Are master weights worth these bytes? The next cell trains the digits MLP in three ways, with a small learning rate.
 
 
@@ -292,7 +295,7 @@ assert 32 < kept(Block(config), torch.bfloat16) < 33
 # What are the 0.25 extra bytes in fp32? Half are the mean and standard deviation of each norm. The other half belongs
 # to attention: one element per token and head, the log-sum-exp of a row of scores. It is fp32 even in a bf16 block.
 #
-# It is there because our block uses **fused attention**, as in FlashAttention: one kernel that never stores the scores.
+# Why a log-sum-exp? Our block uses **fused attention**, as in FlashAttention: one kernel that never stores the scores.
 # Backward computes them again, piece by piece. To turn a score back into its softmax weight, it only needs the
 # log-sum-exp of the row, because the weight is exp(score − log-sum-exp). So forward keeps one element per row instead
 # of s. What would a block keep that *materializes* the scores?
@@ -424,7 +427,8 @@ measure.expect(saving_ms > 1.1 * plain_ms, "backward takes longer")
 # Did you measure more than that? The difference is the price of `checkpoint` itself, which runs Python code for each
 # tensor that a block saves. Our blocks are so small that this takes a visible share of the time. In the large blocks of
 # a real model, that share vanishes, and about a third remains.
-#
+
+# %% [markdown]
 # **Selective checkpointing** (`create_selective_checkpoint_contexts`) recomputes only what is large and cheap to
 # compute, such as materialized scores.
 
@@ -462,16 +466,19 @@ assert 107 < totals_gb[0] < 112 and totals_gb[2] > 24 > totals_gb[3]
 # The model state alone takes 16 · 6.74 = 108 GB, on each of eight GPUs or of a thousand. The other bars belong to
 # chapters 07 to 09, in which the ranks shard more and more of it. Only the last one stays below 24 GB. In this bar,
 # *gathered* stands for the parameters that a rank holds in full while it needs them.
-#
+
+# %% [markdown]
 # The wall also stands where data parallelism is only a part of the plan. Take 70B parameters on 4 hosts of 8 GPUs with
 # 80 GB. Each layer is split over the 8 GPUs of a host (tensor parallelism), and the hosts use plain data parallelism.
 # The GPUs have 2,560 GB together, but the hosts hold four copies of 16 · 70 = 1,120 GB. That is 140 GB per GPU.
 #
 # What about activations? Without checkpointing, the sequence of 4,096 tokens keeps 19 GB with fused attention. With
-# materialized attention, it keeps 105 GB, and overflows even a GPU of 80 GB. Nor are the *logits* in any layer: with
-# Llama 3 8B and 8,192 tokens, they take 8,192 · 128,256 · 4 bytes = 4.2 GB per copy, and a plain loss makes two or
-# three. The planner counts them, but no temporary tensors in kernels, communication buffers or fragmentation. So leave
-# a tenth of a GPU's memory free. It also counts every layer as a GPT layer with dropout masks and GELU, which Llama-2
+# materialized attention, it keeps 105 GB, and overflows even a GPU of 80 GB. The formula of a block leaves out the
+# *logits*, the outputs of the last layer: with Llama 3 8B and 8,192 tokens, they take 8,192 · 128,256 · 4 bytes, or
+# 4.2 GB per copy, and a plain loss makes two or three.
+#
+# The planner counts the logits, but no temporary tensors in kernels, communication buffers or fragmentation. So leave a
+# tenth of a GPU's memory free. It also counts every layer as a GPT layer with dropout masks and GELU, which Llama-2
 # does not have.
 
 # %% [markdown]
@@ -491,13 +498,13 @@ adamw_automatic.step()
 print(per_parameter(automatic, adamw_automatic), "bytes per parameter")
 
 # %% [markdown]
-# - **autocast** saves fewer activations than our version: norms and the loss stay in fp32, and it keeps a bfloat16 copy
+# - **autocast** keeps more activations than our version: norms and the loss stay in fp32, and it keeps a bfloat16 copy
 #   of each linear layer's weight until backward. Its gradients are in fp32, so it saves nothing on the wire.
 # - **8-bit Adam** (Dettmers et al. 2022) stores the momentum and the variance in one byte each. The model state is then
 #   2 + 2 + 4 + 2 = 10 bytes per parameter instead of 16.
 # - **float16** has a smaller range than bfloat16, so small gradients would become zero. `torch.amp.GradScaler`
 #   multiplies the loss by a large factor before backward, and divides the gradients by it afterwards.
-# - **FSDP2** shards fp32 parameters, which are the master weights, and computes in 16 bits (chapter 11).
+# - **FSDP2** shards fp32 parameters, which are the master weights, and computes in 16 bits (chapter 10).
 #
 # Our `WithMasters` holds all fp32 gradients at once, and no scheduler accepts it. In the lab, you write an optimizer
 # without these two limits.

@@ -136,13 +136,13 @@ assert sorted(name for names in ranks.pull("owned") for name in names) == sorted
 
 # %% [markdown]
 # The owner of the embedding holds at least the embedding's state, no matter how many ranks there are. The embedding is
-# 31% of this model, so on 64 ranks, that is 20 times the ideal share. And a model fits only if a GPU has room for the
-# *largest* share.
-#
-# There is a second problem: this takes one broadcast per parameter. You know from chapter 03 what the latency of so
-# many calls costs. And they send bytes: in data parallelism, a rank sent 6.93 MB, which is 2f · 4Ψ bytes. Now the ranks
-# send 10.4 MB on average, because the broadcasts add f · 4Ψ. That is not what ZeRO-1 costs. It is what this program
-# costs.
+# 31% of this model, or 1.24 times a quarter. On 64 ranks, it would be 20 times the ideal share. And a model fits only
+# if a GPU has room for the *largest* share.
+
+# %% [markdown]
+# Whole parameters have a second problem: each takes a broadcast. You know from chapter 03 what the latency of so many
+# calls costs. And they send bytes: in data parallelism, a rank sent 6.93 MB, which is 2f · 4Ψ bytes. Now the ranks send
+# 10.4 MB on average, because the broadcasts add f · 4Ψ. That is not what ZeRO-1 costs. It is what this program costs.
 
 # %% [markdown] slideshow={"slide_type": "slide"}
 # ## One owner per element
@@ -399,17 +399,19 @@ measure.expect(fraction < 1, "ZeRO-1 takes less time than data parallelism behin
 # %% [markdown]
 # Data parallelism leaves the link idle during the whole forward and until the first bucket is full. ZeRO-1 uses it from
 # the update on, and has to leave it idle only while the last block computes forward and backward. By arithmetic,
-# without latency, data parallelism needs at least 72 + 24 + 336 = 432 ms, and ZeRO-1 168 + 12 + 24 + 168 = 372 ms, or
-# 0.86 times as long.
+# without latency, data parallelism needs at least 72 + 24 + 336 = 432 ms. ZeRO-1 needs 168 ms for the all-gathers, 12 +
+# 24 ms in the last block and 168 ms for the reduce-scatters. These are 372 ms, or 0.86 times as long.
 #
-# The measured ratio is larger. Backward takes longer in the lower timeline: its hooks pack each gradient and launch six
-# transfers in Python, on the same cores. So the reduce-scatters are launched later, too. The last one, r0, cannot be
-# launched before backward has ended, and has no computation left to hide behind.
+# The measured ratio is larger. In both timelines, backward takes longer than six times 24 ms, because the hooks pack
+# and launch in Python, on cores that the ranks share. That costs data parallelism little: its link is busy until the
+# end of the step anyway. But ZeRO-1's r0 cannot be launched before backward has ended, and has nothing left to hide
+# behind.
 #
 # The saving is worth most where communication is the bottleneck. On a link that is fast enough to hide every all-reduce
 # but the last behind backward, there is nothing left to win. Data parallelism exposes that last one, a0. ZeRO-1 exposes
 # its two halves: r0 after backward, and g0 before forward.
-#
+
+# %% [markdown]
 # One thing in this version is fragile: only a block's forward waits for its all-gather. Code that saves a checkpoint,
 # averages the weights, or uses one block's weight in another reads the parameters without calling that forward, and
 # gets values that are partly old and partly new. So in the lab's `ZeRO1(..., module=module)`, the *parameters* wait:
@@ -421,11 +423,11 @@ measure.expect(fraction < 1, "ZeRO-1 takes less time than data parallelism behin
 # A ZeRO-1 optimizer wraps an **inner optimizer**, the one that updates the rank's shard. Training itself is correct,
 # but some lines around it assume that every rank holds the full optimizer state. The most common one saves
 # `optimizer.state_dict()` on rank 0. With ZeRO-1, that file holds a quarter of the state, in the shape of a shard and
-# not of any parameter, so it fits no other number of ranks. Other lines fail in a similar way:
+# not of any parameter, so it fits no other number of ranks. In the lab, you gather the state per parameter first. Other
+# lines fail in a similar way:
 #
 # | in the training loop | what goes wrong | remedy |
 # |---|---|---|
-# | a checkpoint on rank 0 | it has 1/N of the state, and fits only N ranks | gather the state, per parameter (lab) |
 # | gradient clipping | each rank clips by a norm of its own, without an error | one norm over all shards (lab) |
 # | a learning rate scheduler | it changes only the outer optimizer's settings | copy them before each step (lab) |
 # | weight decay for some parameters | a shard has only one setting | one flat parameter per param group (lab) |
@@ -450,7 +452,8 @@ measure.expect(fraction < 1, "ZeRO-1 takes less time than data parallelism behin
 # | overlap | `overlap_comm` | `overlap_grad_reduce` and `overlap_param_gather` |
 # | bytes per parameter | 4 + 12/N, as in the ZeRO paper | 6 + 12/N with bf16 parameters and fp32 gradients ² |
 #
-# ¹ See `allreduce_and_scatter` in `stage_1_and_2.py`, and issues 5758 and 7059. A step then sends 3f · 4Ψ bytes.
+# ¹ See `allreduce_and_scatter` in `stage_1_and_2.py`, and issues 5758 and 7059. With the all-reduce, a step sends 3f
+# instead of 2f times the size of the parameters.
 #
 # ² Megatron-Core documentation, "Distributed Optimizer". In fp32, it lists 8 + 8/N, as you have measured.
 

@@ -22,7 +22,7 @@
 # %% [markdown]
 # ## Where we are
 #
-# In figure 1 of the ZeRO paper, a 7.5B model takes 31.4 GB on each of 64 GPUs with ZeRO-1. Of these, 15 GB are bf16
+# In figure 1 of the ZeRO paper, a 7.5B model takes 31.4 GB on each of 64 GPUs with ZeRO-1. Of these, 15 GB are fp16
 # gradients. But to update its shard of the parameters, a rank needs only its own shard of the gradients, and that is
 # 0.2 GB. It has to *compute* the others, because its samples contribute to them. It does not have to *keep* them. In
 # **ZeRO-2**, the second stage of ZeRO, a rank keeps only its shard of the gradients and of the optimizer state.
@@ -336,9 +336,9 @@ assert abs(during / after - 1) < 0.1 and fraction < 0.9
 plots.memory_by_component(peaks)
 
 # %% [markdown]
-# Without checkpointing, activations determine the peak. They are highest when backward *begins*, when there are hardly
-# any gradients, so it matters little when those are reduced. With checkpointing, gradients determine the peak, and
-# reducing them during backward takes a fifth off it.
+# Each bar shows what a rank holds at the peak. Without checkpointing, activations determine it. They are highest when
+# backward *begins*, when there are hardly any gradients, so it matters little when those are reduced. With
+# checkpointing, gradients determine the peak, and reducing them during backward takes a fifth off it.
 
 # %% [markdown]
 # ## Several micro-batches
@@ -415,11 +415,11 @@ tables.Table(header, rows)
 #   in our example. In torch 2.13, `set_reduce_scatter_max_input_buffers` removes the stall: it allows more in flight,
 #   at the cost of memory.
 #
-# DeepSpeed's stage 2 all-reduces a bucket, and each rank keeps its slice. A step sends 3f · 4Ψ bytes instead of 2f ·
-# 4Ψ, because `use_multi_rank_bucket_allreduce` is on by default. Set it to false, and DeepSpeed runs one `reduce` per
-# owner, which sends half as much as an all-reduce (version 0.19.8, `average_tensor` in `stage_1_and_2.py`). Either way,
-# a rank owns a contiguous range of the model, the layout that we rejected above. And every micro-batch is reduced,
-# because `no_sync()` raises an error for stages 2 and 3 (DeepSpeed issue 6793).
+# DeepSpeed's stage 2 all-reduces a bucket, and each rank keeps its slice, because `use_multi_rank_bucket_allreduce` is
+# on by default. The lab measures what that changes. Set it to false, and DeepSpeed runs one `reduce` per owner (version
+# 0.19.8, `average_tensor` in `stage_1_and_2.py`). Either way, a rank owns a contiguous range of the model, the layout
+# that we rejected above. And every micro-batch is reduced, because `no_sync()` raises an error for stages 2 and 3
+# (DeepSpeed issue 6793).
 
 # %% [markdown]
 # ## Recap

@@ -827,7 +827,8 @@ assert less > 0.1 and abs(higher) < 0.01
 
 # %% [markdown]
 # One of the sixteen all-gathers of blocks is gone, an eighth of f · 4Ψ, and the parameters' peak is the same: when two
-# blocks have memory anyway, the last one may be one of them. Five lines of code save 4% of a step's bytes.
+# blocks have memory anyway, the last one may be one of them. The peak of the whole step may rise, because the logits
+# are alive then, too. Five lines of code save 4% of a step's bytes.
 #
 # ## What it cannot do yet
 #

@@ -67,8 +67,9 @@ def new_model():
 # %% [markdown]
 # ## Freeing a parameter's memory and restoring it
 #
-# The memory of a tensor and of all its views belongs to one object, their **storage**. You can resize a storage to zero
-# bytes, and later back to its full size. The tensors stay valid, including those that autograd has saved for backward:
+# After its forward, a block's weights have to go, but autograd has saved them for backward. How do we free them all the
+# same? The memory of a tensor and of all its views belongs to one object, their **storage**. You can resize a storage
+# to zero bytes, and later back to its full size. The tensors stay valid, including those that autograd has saved:
 
 # %%
 # %%ranks 0
@@ -384,8 +385,8 @@ assert f"{all_gather_ms:.1f}" == "18.9" and f"{10 * all_gather_ms:.0f}" == "189"
 
 # %% [markdown] slideshow={"slide_type": "slide"}
 # Ten of the twelve all-gathers can be hidden, and their bytes take 189 ms. The first one in forward cannot, because no
-# earlier block launches it. What about the first one in backward? Expect the measured saving to differ by some tens of
-# milliseconds, because four ranks share two cores.
+# earlier block launches it. What about the first one in backward? Your saving may differ by some tens of milliseconds,
+# because four ranks share two cores. The third row of the table is for the next section.
 #
 # The next figure shows a single step without prefetching, and one with it. The numbers are those of the blocks.
 # Collectives without a number belong to the root. In backward, prefetched all-gathers have long bars, because a bar
@@ -402,9 +403,8 @@ plots.timeline(lines, ["no prefetching", "prefetching"], hidden=False)
 # FSDP2 wait one unit later, as chapter 08 did.
 #
 # Block 5 is all-gathered twice in a row: it is resharded after its forward, and backward begins with it. This
-# all-gather can be removed: do not reshard the last unit after forward. The parameters' peak stays the same, because no
-# other block has memory between the two. The peak of the whole step may rise, because the logits are alive then, too.
-# torchtitan leaves its last unit unsharded by default (`reshard_after_forward_policy`).
+# all-gather can be removed: do not reshard the last unit after forward. Does that raise the peak? You find out in the
+# lab. torchtitan leaves its last unit unsharded by default (`reshard_after_forward_policy`).
 #
 # When is an all-gather hidden? In forward, a block of ψ parameters computes for 2ψT/F seconds, with T tokens per rank
 # and F FLOP/s. Its all-gather in bf16 takes 2fψ/B seconds, at B bytes per second. It is hidden if
@@ -469,8 +469,9 @@ assert costs["ours"].log.sent_bytes == costs["FSDP2"].log.sent_bytes
 tables.Table(["", "held between steps, MB", "peak, MB", "sent, in f · 4Ψ"], rows, "rank 0")
 
 # %% [markdown]
-# Both hold 16Ψ/N bytes between steps, and both send the same. FSDP2 also uses the same names for its hooks
-# (`_fsdp_param_group.py`), but it shards each parameter by itself. Chapter 10 takes it apart.
+# Both hold 16Ψ/N bytes between steps, and both send the same. Their peaks also include activations, which no stage of
+# ZeRO shards. FSDP2 uses the same names for its hooks (`_fsdp_param_group.py`), but it shards each parameter by itself.
+# Chapter 10 takes it apart.
 
 # %% [markdown] slideshow={"slide_type": "slide"}
 # ## Recap

@@ -277,14 +277,16 @@ print(f"rank 1: {predicted(my_rank_1)}it launches the all-gather of block 0")
 #
 # - `on_gradient(bucket_index, index)` is called by autograd for `self.buckets[bucket_index].parameters[index]`. Pack
 #   the gradient with `bucket.pack(index)`, and remove `index` from `self.missing[bucket]`. If `index` is not in that
-#   set, raise a `RuntimeError` that says to call `finish_gradient_sync()` after each `backward()`.
+#   set, raise a `RuntimeError` that says to call `finish_gradient_sync()` after each `backward()`. The imported
+#   `second_gradient(parameter)` returns such a message.
 # - `reduce(buckets)` is called by the wrapper. It launches each of these buckets, except those in `self.launched`:
 #   1. Pack every index that is still missing, and empty that set, so that a gradient which comes later is an error. For
 #      a gradient of `None`, `bucket.pack(index)` packs zeros.
 #   2. Set `bucket.previous` to the bucket that was launched last, or to `None`. A bucket's `launch()` waits for its
 #      `previous` one, so only one reduce-scatter is in flight.
 #   3. Launch the bucket, and add it to `self.launched`.
-# - `finish()` reduces the remaining buckets, waits for all of them, and calls `self._begin()` for the next backward.
+# - `finish()` reduces the remaining buckets, waits for all of them with `bucket.wait()`, and calls `self._begin()` for
+#   the next backward.
 #
 # The beginning of the class is given below, and the exercise continues it.
 #

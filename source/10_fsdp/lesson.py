@@ -406,7 +406,7 @@ tables.Table(["", "all-gathers", "reduce-scatters", "sent, MB", "loss"], rows, "
 # ahead of the GPU. FSDP2 gives copy-in and all-gather **streams** of their own: queues of the same GPU that run side by
 # side. So the program simply reaches the next unit early, and queues its all-gather while the GPU still computes.
 #
-# In backward, being early is not enough. Each unit also queues a reduce-scatter, and on the same communicator, an
+# In backward, being early is not enough. Each unit also queues a reduce-scatter, and in the same process group, an
 # all-gather that is queued later has to wait for it. So FSDP2 queues the next all-gather first.
 #
 # For this, the program must never wait for the GPU. FSDP1's did, to limit how many units were all-gathered ahead. FSDP2
@@ -432,10 +432,10 @@ diagrams.streams()
 #
 # Two waits are not drawn: a copy-in's for an earlier copy-out, and the compute stream's for the previous unit's
 # reduce-scatter. Although their streams differ, all-gathers and reduce-scatters take turns, because by default they
-# share one communicator.
+# share one process group.
 #
-# The host never stops, unless your code makes it: `loss.item()` waits for the GPU, as do `print` of a tensor and a mask
-# as an index, and meanwhile, nothing is queued.
+# The program never stops, unless your code makes it: `loss.item()` waits for the GPU, as do `print` of a tensor and a
+# mask as an index, and meanwhile, nothing is queued.
 #
 # And here, with gloo? A CPU has no streams. FSDP2 runs the same lines with this one:
 
@@ -629,7 +629,7 @@ peaks.table("zero3", models)
 # - **FSDP**: fully sharded data parallelism, PyTorch's name for ZeRO stage 3.
 # - **DTensor**: torch's tensor of which each rank holds a shard, together with a description of the whole.
 # - **stream**: a queue of work on a GPU. Work in different streams can run at the same time.
-# - **event**: a mark in a stream, for which another stream can wait without stopping the host.
+# - **event**: a mark in a stream, for which another stream can wait without stopping the program.
 # - **tied parameter**: a parameter that several modules of a model use.
 # - **meta device**: a device on which tensors have shapes and dtypes, but no memory and no values.
 # - **deferred initialization**: building and sharding a model on the meta device, and materializing only the shards.

@@ -179,12 +179,15 @@ def load(model, optimizer, path):
 # We called the folder `latest`. It is tempting to save into this folder every time, because then the script always
 # knows which folder to load. But what if something goes wrong in the middle of a save?
 #
-# In the next cell, the run resumes from step 10, trains until step 20, and saves into `latest` again. But the disk of
+# In the next cells, the run resumes from step 10, trains until step 20, and saves into `latest` again. But the disk of
 # rank 3 is full.
 
 
 # %%
 # %%ranks
+import warnings
+
+
 class Interrupted(dcp.FileSystemWriter):
     """Calls interrupt(path) before this rank writes its shards."""
 
@@ -214,7 +217,8 @@ def save_over(path):
     train(model, optimizer, range(10, 20))
     rows[20] = own_rows(model)
     try:
-        dcp.save(state_of(model, optimizer), storage_writer=Interrupted(path, disk_is_full))
+        with warnings.catch_warnings(action="ignore"):
+            dcp.save(state_of(model, optimizer), storage_writer=Interrupted(path, disk_is_full))
     except dcp.CheckpointException as failed:
         print(failed.failures[3][0])
     load(model, optimizer, path)
@@ -238,8 +242,10 @@ assert steps == [[20], [20], [20], [10]]
 # of rank 3 from step 10. `.metadata` is still the list from step 10. The new shards have the same names and sizes as
 # the old ones, so the mixture goes unnoticed. And the good checkpoint of step 10 is gone.
 #
-# torch only warns, as you see above. With `overwrite=False`, its writer raises an error instead.
-#
+# torch only warns that it overwrites a checkpoint, and our cell hides the warning. With `overwrite=False`, its writer
+# raises an error instead.
+
+# %% [markdown]
 # So there are two rules:
 #
 # - **Never write into the last complete checkpoint.** Each step gets a folder of its own, and the previous one is
@@ -317,8 +323,9 @@ except ranks.CellFailed as failed:
     print(failed)
 
 # %% [markdown]
-# One process is gone. The course has stopped those that were still waiting, started four new ranks, as a cluster would,
-# and defined your functions there again. What is on the disk, and from which step will the run resume?
+# One process is gone. Ranks whose connection to it broke failed, too, and the course has stopped those that were still
+# waiting. It has started four new ranks, as a cluster would, and defined your functions there again. What is on the
+# disk, and from which step will the run resume?
 
 # %%
 files = {path.name: sorted(file.name for file in path.iterdir()) for path in run.iterdir()}
@@ -378,15 +385,10 @@ assert difference < 0.01 and expected[-1] < expected[0] - 0.5
 # %% [markdown]
 # ## Saving in the background
 #
-# While a checkpoint is written, training is blocked. `dcp.async_save` avoids much of that. It first copies the shards
-# into CPU memory, which is called **staging**. Then it returns a future, which is a handle for the result of the save.
-# A thread writes the copy while training goes on. In the diagram's example, compare how long training is blocked, and
-# when the checkpoint gets its final name:
-
-# %%
-diagrams.background_save()
-
-# %% [markdown]
+# While a checkpoint is written, training is blocked. `dcp.async_save` avoids much of that: a thread writes while
+# training goes on. The call returns a future, which is a handle for the result of the save. But training changes the
+# parameters all the time. So what does the thread write?
+#
 # The thread communicates too: the ranks have to agree on what each of them writes. In the process group of training,
 # its collectives could mix with those of training in a different order on each rank (chapter 04). So we give it a gloo
 # group of its own, as torchtitan does.
@@ -401,7 +403,7 @@ import threading
 
 
 def save_in_background(path):
-    """Save step 10 while training goes on, and load it. Returns the steps of which this rank's rows are."""
+    """Call async_save after step 10, train on, and load. Returns the steps of which this rank's rows are."""
     model, optimizer = new_run()
     own_group = dist.new_group(backend="gloo")
     train(model, optimizer, range(10))
@@ -429,10 +431,16 @@ assert steps == 4 * [[10]]
 print(f"{predicted(my_prediction_step)}found, by rank: {steps}")
 
 # %% [markdown]
-# The checkpoint holds the values at the moment of the call, because training changes the parameters and not the copy.
-# The price is a copy of the rank's shards: a quarter of the parameters and of both moments. With GPUs, the copy takes
-# CPU memory, which is usually larger.
+# The checkpoint holds the values at the moment of the call. Before `async_save` returns, it copies the shards into CPU
+# memory, which is called **staging**, and training changes the parameters but not the copy. The price is this copy: a
+# quarter of the parameters and of both moments. With GPUs, it takes CPU memory, which is usually larger.
 #
+# In the diagram's example, compare how long training is blocked, and when the checkpoint gets its final name:
+
+# %%
+diagrams.background_save()
+
+# %% [markdown]
 # Three rules keep asynchronous saves safe:
 #
 # - **Give them a process group of their own**, as above.

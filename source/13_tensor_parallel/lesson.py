@@ -83,7 +83,7 @@ diagrams.split_matrix()
 # and an all-reduce adds the terms up.
 #
 # So a pair lies between two **conjugate operators**: each does in backward what the other one does in forward (Shoeybi
-# et al. 2019, §3).
+# et al. 2019, §3). In the diagram, look at where each direction communicates:
 
 # %%
 diagrams.conjugate_operators()
@@ -400,7 +400,8 @@ for name, per_sbh, _ in kept:
 # tokens of these inputs, and gathers them again in backward. The last row does that with `checkpoint` (chapter 06). So
 # SP lets you choose: send what TP sends and keep 4 · (2 + 14/t) bytes, or send a quarter more and keep 1/t of
 # everything.
-#
+
+# %% [markdown]
 # SP has another price. A norm sees only the rank's own tokens, so the gradients of replicated parameters are terms of a
 # sum. They have to be added up after backward.
 
@@ -476,8 +477,8 @@ plots.timeline(lines, ["gather, then multiply", "in ring steps"])
 # that the link needs.)
 #
 # The reduce-scatter after a pair can be cut in the same way. On GPUs, this is called asynchronous TP, and gains less:
-# NVLink leaves little to hide, and cutting a matmul into pieces makes it less efficient. torchtitan measured 5.7% for
-# Llama 3.1 70B on 256 H100 (`benchmarks/llama3_h100_202412_torchtitan.md`, table 4).
+# NVLink leaves less to hide, and cutting a matmul into pieces makes it less efficient. On 256 H100, torchtitan trained
+# Llama 3 70B 4% to 16% faster with it (`benchmarks/asyncTP_llama3_h100_2025-06_torchtitan.md`).
 
 # %% [markdown]
 # ## Tensor parallelism, ZeRO-3, or both?
@@ -500,9 +501,9 @@ plots.timeline(lines, ["gather, then multiply", "in ring steps"])
 layers.layer_figure("Llama-2 70B")
 
 # %% [markdown]
-# Sixteen GPUs are slower than eight. Why? A layer has 12h² parameters, and each costs 6 FLOPs per token in forward and
-# backward. So a rank computes 72 sbh²/t FLOPs, at C FLOP/s. It sends 8f · sbh elements of 2 bytes, at W bytes per
-# second, the bus bandwidth. The two times have the ratio
+# Sixteen GPUs are slower than eight. Why? A layer has about 12h² parameters, and each costs 6 FLOPs per token in
+# forward and backward. So a rank computes 72 sbh²/t FLOPs, at C FLOP/s. It sends 8f · sbh elements of 2 bytes, at W
+# bytes per second, the bus bandwidth. The two times have the ratio
 #
 # $$\frac{\text{all-reduces}}{\text{computing}} = \frac{2}{9} \, (t-1) \, \frac{C}{h W}$$
 #
@@ -598,7 +599,7 @@ print("gradient of the norm:", mlp[0].weight.grad.placements)
 # | | model state, bytes | activations | wire: sent per step | overlap |
 # |---|---|---|---|---|
 # | ZeRO-3 | 16ψ/t, plus units | 16, of own sequences | 3fψ elements | prefetching |
-# | TP | 16ψ/t † | 4 + 12/t | 8f | ring steps |
+# | TP | 16ψ/t † | 4 + 12/t | 8f | in backward: gradients of weights |
 # | TP + SP | 16ψ/t † | 2 + 14/t | 8f | ring steps |
 # | … gathered again | 16ψ/t † | 16/t | 10f | ring steps |
 #

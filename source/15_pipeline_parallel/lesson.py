@@ -7,12 +7,12 @@
 # %% [markdown]
 # # 15 · Pipeline parallelism
 #
-# **35–50 minutes.** After this lesson, you will be able to:
+# **35–55 minutes.** After this lesson, you will be able to:
 #
 # - compute the bubble of a schedule, and measure it,
 # - choose a schedule by its bubble, memory and communication,
 # - write a schedule of your own, and know before it runs whether it would hang,
-# - say when to split a model by depth, and when by layer or by parameter.
+# - say when to split a model by depth, and when tensor parallelism or ZeRO-3 is the better choice.
 #
 # You need sends and receives (chapter 00) and the activations that backward needs (chapter 06). Throughout, p is the
 # number of stages, and m the number of micro-batches.
@@ -43,10 +43,10 @@ ranks.start(world_size=4)
 # %% [markdown]
 # ## What is wasted
 #
-# Each stage runs a list of actions: `F0` is the forward of batch 0, and `B0` its backward, which takes twice as long.
-# In the next cell, one batch goes through four stages. The ranks share this machine's cores, so they cannot all compute
-# at once, as GPUs would. Instead, each stage sleeps: 640 ms in total for its forwards, and 1,280 ms for its backwards.
-# Only the messages are real. In the figure, how many stages work at the same time?
+# A *schedule* lists each stage's actions: `F0` is the forward of batch 0, and `B0` its backward, which takes twice as
+# long. In the next cell, one batch goes through four stages. The ranks share this machine's cores, so they cannot all
+# compute at once, as GPUs would. Instead, each stage sleeps: 640 ms in total for its forwards, and 1,280 ms for its
+# backwards. Only the messages are real. In the figure, how many stages work at the same time?
 
 # %% tags=["nbval-ignore-output"]
 one_batch = [[Action("F", 0), Action("B", 0)] for _ in range(4)]
@@ -181,15 +181,19 @@ for name, expected in {"interleaved": 3 / 19, "zero bubble": 1 / 9}.items():
     measure.expect(off < 0.02, "the bubble is as the formula says")
 
 # %% [markdown] tags=["introduction"]
-# Faint bars are chunk 1. In the next figure, look at what the stages do where they waited before:
+# Faint bars are chunk 1. Interleaved, stage 3 waits for three half forwards instead of three whole ones. In the next
+# figure, look at what the stages do where they waited before:
 
 # %% tags=["nbval-ignore-output"]
 pipeline_plots.schedule({name: runs[name] for name in ("1F1B", "zero bubble")})
 
 # %% [markdown]
-# By their formulas, the two bubbles are 3/19 = 0.158 and 1/9 = 0.111 of the total time. What do they cost? The next
-# table has the micro-batches that each stage holds at most, and the messages between stages. A micro-batch of one of
-# two chunks counts one half.
+# By their formulas, the two bubbles are 3/19 = 0.158 and 1/9 = 0.111 of the total time. The measured ones are a little
+# larger, because messages take time, too.
+
+# %% [markdown]
+# What does a smaller bubble cost? The next table has the micro-batches that each stage holds at most, and the messages
+# between stages. A micro-batch of one of two chunks counts one half.
 
 # %%
 rows = []
@@ -205,8 +209,8 @@ assert [row[1:5] for row in rows[2:]] == [["5.5", "4.5", "3.5", "2.5"], ["4"] * 
 # %% [markdown]
 # The interleaved schedule pays with more messages. They are tiny here, but take time on a network. On 512 H100s,
 # torchtitan's Llama 3.1 405B still gained: 1F1B trained 100 tokens/s per GPU, and interleaved 128, with p = 8
-# (torchtitan, `llama3_h100_202412`, table 5). It also pays with memory, because an interleaved stage starts more
-# micro-batches before its first backward.
+# (torchtitan, `llama3_h100_202412`, table 5). Interleaving also costs memory, because a stage starts more micro-batches
+# before its first backward.
 #
 # Zero bubble sends as much as 1F1B, and no stage holds more micro-batches than stage 0 of 1F1B. But now all four stages
 # hold 4, because stage s postpones s `W`.
@@ -247,10 +251,11 @@ widgets.schedule_chooser(builders, schedule="1F1B", stages=4, micro_batches=8, c
 #
 # <details><summary>Answer</summary>
 #
-# If stage 1 alone changes, it waits for stage 2, and stage 2 waits for it: a deadlock. If stage 2 alone changes, the
-# bubble falls only from 0.65 of the total time to 0.64. But if stages 1 and 2 both run `F0 F1 B0 B1 F2 F3 B2 B3` and so
-# on, it falls to 0.53. Holding three costs 0.385, if each stage runs a backward as soon as it can. 1F1B holds four on
-# stage 0, and costs 0.273. In the lab, you write a function that finds such schedules.
+# If stage 1 alone changes, it waits for stage 2, and stage 2 waits for it: a deadlock. If stage 2 alone runs `B1`
+# before `F2`, the bubble falls only from 0.65 of the total time to 0.64. But if stages 1 and 2 both run
+# `F0 F1 B0 B1 F2 F3 B2 B3` and so on, it falls to 0.53. Holding three costs 0.385, if each stage runs a backward as
+# soon as it can. 1F1B holds four on stage 0, and costs 0.273. In the lab, you write a function that finds such
+# schedules.
 #
 # </details>
 
@@ -297,7 +302,9 @@ measure.expect(abs(factor - 15 / 11) < 0.03, "the slowest stage sets the pace")
 #
 # So far, the ranks slept. To train, a stage receives an input, computes, and sends its output. Later it receives the
 # gradient of that output, computes, and sends the gradient of its input. The last stage divides each loss by m, because
-# the gradients of m micro-batches add up. In this function, when does a micro-batch enter and leave `kept`?
+# the gradients of m micro-batches add up. The `tag` of a message says what it is, 0 for an output and 1 for a gradient:
+# with gloo, `recv` takes only messages with its own tag. In this function, a micro-batch is in flight while it is in
+# `kept`:
 
 
 # %%
@@ -399,7 +406,7 @@ dist.recv(gradient, src=neighbor)
 # all-reduces of bsh elements per layer (chapter 13), and ZeRO-3, three times the parameters (chapter 09).
 #
 # **Predict.** Eight GPUs train a 70B model in bf16, on eight sequences of 4,096 tokens per step. The model has 80
-# layers of width 8,192. How many GB does a GPU send in each of the three cases?
+# layers of width 8,192. How many GB does a GPU send in each of the three cases? In the pipeline, take a middle stage.
 
 # %%
 my_pipeline_gb, my_tensor_gb, my_zero3_gb = None, None, None
@@ -419,7 +426,8 @@ tables.Table(["", "GB per GPU and step"], [[name, f"{gb:.1f}"] for name, gb in s
 # hosts. But it needs many micro-batches to keep the bubble small, and someone has to balance its stages. With eight
 # sequences on eight stages, the bubble is 7/15 of the total time. ZeRO-3 needs neither, and the bytes that it sends do
 # not grow with the batch: with enough tokens per GPU, its messages hide behind computation.
-#
+
+# %% [markdown]
 # Can a pipeline's replicas use ZeRO? With ZeRO-2, a stage would reduce-scatter its gradients in every micro-batch. With
 # ZeRO-3, it would also gather its weights up to 2m times per step. So pipelines are usually combined with ZeRO-1, and
 # DeepSpeed's rejects the other two.
@@ -462,7 +470,7 @@ assert torch.allclose(stage.submod.weight.grad, whole[rank].weight.grad, atol=1e
 # ## Recap
 #
 # Bubbles are fractions of the ideal time. Memory is in units of the activations that one stage keeps for one
-# micro-batch. For interleaved stages, it is the warm-up plus one, in chunks, divided by v.
+# micro-batch. For interleaved stages, the formula counts the chunks in flight, and divides by v.
 #
 # | | bubble | memory: activations on stage s | wire: messages | overlap |
 # |---|---|---|---|---|
@@ -477,7 +485,7 @@ assert torch.allclose(stage.submod.weight.grad, whole[rank].weight.grad, atol=1e
 #
 # **Terms**
 #
-# - **stage**: the consecutive layers that one rank computes.
+# - **stage**: the layers that one rank computes: consecutive ones, or several chunks.
 # - **bubble**: the time during which stages of a pipeline wait for each other.
 # - **GPipe**: a schedule of all forwards and then all backwards.
 # - **1F1B**: a schedule in which each stage, after some forwards, alternates between one backward and one forward.

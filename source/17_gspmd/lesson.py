@@ -267,21 +267,23 @@ assert len(columns["FSDP"]) > 2 * len(columns["FSDP, constrained"]) == 6
 # TP gets the same collectives as a pair of layers in chapter 13: one all-reduce in forward, and one in backward.
 #
 # FSDP should send 14.7 MB here: an all-gather and a reduce-scatter of 8.4 MB of weights. The annotated program sends
-# twice as much. Why? Two layouts meet at the inner activations. Going forward, x splits them by rows; going backward,
-# the rows of B split them by columns. Some operations keep the first layout and others the second, so activations
-# have to move between the two. Four all-to-alls do that, each of 8.4 MB, of which the table shows one device's
-# eighth. So do the three all-gathers of 2.1 and 8.4 MB. Only the two all-gathers of 4.2 MB fetch weights.
+# twice as much. Why? Two layouts meet at the inner activations. The layout of x, propagated forward, splits them by
+# rows; that of B, propagated backward, splits them by columns. Some operations keep the first layout and others the
+# second, so activations have to move between the two. The three all-gathers of 2.1 and 8.4 MB move them, and so do the
+# four all-to-alls, each of 8.4 MB, of which the table shows one device's eighth. Only the two all-gathers of 4.2 MB
+# fetch weights.
 #
 # One more annotation ends the disagreement: two all-gathers remain, and one all-reduce of both gradients. They send
-# 22.0 MB, and all that is still too much is the CPU's all-reduce in place of a reduce-scatter.
+# 22.0 MB. All that is still too much is the CPU's all-reduce in place of a reduce-scatter.
 
 # %% [markdown]
 # ## Experts along a sharded axis
 #
 # In chapter 16, you wrote the two all-to-alls of a mixture of experts. GShard, GSPMD's predecessor, leaves them to the
 # compiler (Lepikhin et al. 2020, §3). Each device has a group g of s tokens, and an expert e with room for c rows of
-# each group. `mask[g, s, e, c]` is 1 where token s is row c, and `weights` has the router's weight there. All arrays
-# are split along their first dimension. We compile the layer for few tokens and for many:
+# each group. `mask[g, s, e, c]` is 1 where token s is row c, and `weights` has the router's weight there. The widths
+# are m outside of an expert, and h inside. All arrays are split along their first dimension. We compile the layer for
+# few tokens and for many:
 
 
 # %%
@@ -321,10 +323,11 @@ assert spmd.total(many) == 4 * spmd.total(constrained_many)
 # after it. With more tokens, XLA leaves them in place, and gathers both matrices of all experts.
 #
 # The annotations are the same, so only sizes can make the difference. XLA moves the smaller operand of the product, as
-# if it compared whole operands, one product at a time. With few tokens, that is the rows of all groups: 4.2 MB, against
-# 16.8 MB for one matrix of all experts. With more tokens, the rows have 33.6 MB, so it moves the matrix. But what
-# counts is what a device sends: 3.7 MB for an all-to-all of the large rows, 14.7 for an all-gather of the matrix. If a
-# constraint says that the rows belong to the experts, as in GShard, XLA sends a quarter.
+# if it compared whole operands, one product at a time. With few tokens, that is the rows of all groups: 4.2 MB, of
+# which the table again shows an eighth, against 16.8 MB for one matrix of all experts. With more tokens, the rows have
+# 33.6 MB, so it moves the matrix. But what counts is what a device sends: 3.7 MB for an all-to-all of the large rows,
+# 14.7 for an all-gather of the matrix. If a constraint says that the rows belong to the experts, as in GShard, XLA
+# sends a quarter.
 
 # %% [markdown]
 # ## Auto, explicit and manual axes
@@ -534,8 +537,8 @@ assert "unreduced" in rejected
 # In a large JAX program, nobody writes an axis of the mesh into every annotation. MaxText names dimensions, such as
 # `embed` or `mlp`, and a table of rules gives each name an axis (`logical_axis_rules`).
 #
-# XLA has no stages. GSPMD writes a pipeline as one more sharded dimension and a shift along it (§3.3). In JAX, you
-# write a pipeline in `shard_map`, with `ppermute`.
+# XLA has no stages. GSPMD writes a pipeline as one more sharded dimension and a shift along it (Xu et al. 2021, §3.3).
+# In JAX, you write a pipeline in `shard_map`, with `ppermute`.
 #
 # What hides the collectives of a compiler? On GPUs, XLA starts them early and waits later. It can also cut an
 # all-gather and its product into ring steps, as you did in chapter 13: a *collective matmul* (Wang et al. 2023). The

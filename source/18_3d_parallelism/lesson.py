@@ -241,13 +241,13 @@ assert [int(row[2]) <= 72 for row in rows] == [False, True, True, True]
 # %% [markdown]
 # ## Scenario B: a "GPT-4-scale" model on 32 GPUs
 #
-# The second proposal is TP 8 × PP 4 × DP 1, for a model "of GPT-4's scale" on the same cluster. That size was never
-# published. But with a single replica, ZeRO has nothing to shard. At 16 bytes per parameter, 32 · 80 GB hold only 160
-# billion parameters, even if activations needed nothing. So not even GPT-3's 175 billion fit: with full checkpointing,
-# each GPU would need 94 GB. For a trillion parameters, the model state alone takes 28 such hosts, if a tenth of their
-# memory stays free.
+# The second proposal is TP 8 × PP 4 × DP 1, for an "exascale" run of a model "of GPT-4's scale" on the same cluster.
+# That size was never published, but we can compute what fits. With a single replica, ZeRO has nothing to shard, so each
+# parameter needs 16 bytes, and 32 · 80 GB hold only 160 billion of them, even if activations needed nothing. So not
+# even GPT-3's 175 billion fit: with full checkpointing, each GPU would need 94 GB. For a trillion parameters, the model
+# state alone takes 28 such hosts, if a tenth of their memory stays free.
 #
-# Nor would four hosts be exascale. 32 A100 deliver at most 32 · 312 TFLOP/s = 0.01 EFLOP/s, a hundredth of that.
+# Nor are four hosts exascale. 32 A100 deliver at most 32 · 312 TFLOP/s = 0.01 EFLOP/s, a hundredth of that.
 
 # %% tags=["claims"] jupyter={"source_hidden": true}
 proposed = TrainingLayout(dp=1, pp=4, tp=8, checkpointing="full")
@@ -302,7 +302,7 @@ assert all(each.layout.checkpointing == "none" for each in found.tied())
 #
 # The planner has three fitted constants: the matmul efficiency of an A100 and of an H100, and how often activations
 # cross the memory bus. Six published runs fix them. We test the planner on 42 others, from 8 to 16,384 GPUs. In the
-# figure, each dot is a run. Where are those that are far outside the gray band?
+# figure, squares are the fitted runs, and dots the others. Which dots are far outside the gray band?
 
 # %%
 scores.figure()
@@ -496,7 +496,7 @@ assert (large.tp, large.pp) == (8, 1)
 #
 # | axis | memory: divides | wire: sends per rank and step | overlap | where |
 # |---|---|---|---|---|
-# | tp | model state, activations (with SP) | 8f · sbh · m · L/pp elements | none, or ring steps | in a host |
+# | tp | model state, activations (with SP, chapter 13) | 8f · sbh · m · L/pp elements | none | in a host |
 # | pp | model state | up to 2sbh · m elements | next micro-batch; a bubble | between hosts |
 # | dp | the batch; with ZeRO the state | 2f · Lψ/(pp · tp) elements | last backward | between hosts |
 #

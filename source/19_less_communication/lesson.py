@@ -97,9 +97,12 @@ print(f"{predicted((*my_prediction.values(),), '{} and {}')}measured {ratios}")
 assert ratios == [3.94, 1.97]
 
 # %% [markdown]
-# Against bf16, INT8 saves only a factor of two. And an all-reduce cannot add it up: in int8, 100 + 100 overflows to
-# −56, and every rank has its own scales. Ranks have to dequantize before they add. So we build the all-reduce from two
-# collectives that only move bytes. In the diagram, a block has only two elements. Follow the first shard:
+# For 256 elements, INT8 sends 260 bytes instead of 1,024. Against the 512 bytes of bf16, it saves only a factor of two.
+
+# %% [markdown]
+# An all-reduce cannot add these integers up: in int8, 100 + 100 overflows to −56, and every rank has its own scales.
+# Ranks have to dequantize before they add. So we build the all-reduce from two collectives that only move bytes. In the
+# diagram, a block has only two elements. Follow the first shard:
 
 # %%
 diagrams.quantized_all_reduce()
@@ -136,20 +139,23 @@ print(f"quantized gradients: {lossy[1]:.3f}, with what was not sent: {kept[1]:.3
 assert lossy[1] == 0 and abs(kept[1] - 0.3) < 0.004
 
 # %% [markdown]
-# The scale is 1/127 = 0.008, so 0.003 is always rounded to zero. For the second sum, the rank keeps what it has not
-# sent, and adds it to the next gradient. After two steps, 0.006 is rounded to 0.008. This is called **error feedback**.
-# Everything applied plus everything unsent equals the sum of all gradients.
+# The scale is 1/127 = 0.008, so 0.003 is always rounded to zero. The sum stays 0.
+
+# %% [markdown]
+# For the second sum, the rank keeps what it has not sent, and adds it to the next gradient. This is called **error
+# feedback**. After two steps, 0.006 is rounded to 0.008. Nothing is lost: everything applied plus everything unsent
+# equals the sum of all gradients.
 #
 # INT8 rounds twice, so there are two errors. Each stays on the rank that made it: the first one on every rank, the
 # second one on the rank that has added up the shard.
 
 # %% [markdown]
-# ## Two collectives behind backward
+# ## A compressor behind backward
 #
-# To hide all this behind backward, `OverlappedDDP` takes a `compressor`. When a bucket is full, the compressor's
+# To hide this behind backward, `OverlappedDDP` takes a `compressor`. When a bucket is full, the compressor's
 # `exchange(bucket)` launches a collective, and backward goes on. But INT8 needs the result of the first collective for
-# the second one. So `exchange` is a *generator*: it yields the handle of each collective, and continues when that one
-# is complete. With bf16, there is only one `yield`:
+# the second one. So `exchange` is a *generator*: it yields the handle of each collective. After backward, the bucket's
+# `wait()` waits for the handle, and continues the generator. With bf16, there is only one `yield`:
 
 
 # %%
@@ -283,8 +289,9 @@ compression_plots.loss_against_seconds(
 )
 
 # %% [markdown]
-# In our run, bf16 took about half of the time of fp32. The others send far less, but none came near the factors of 44
-# and 83 that the bytes promise: what is left is computing, and compression adds to it.
+# In our run, bf16 ended first. The others send far less, but none came near the factors of 44 and 83 that the bytes
+# promise: what is left is computing, and compression adds to it. Where four ranks share few cores, INT8 and top-k can
+# even take longer than fp32.
 #
 # How much compression a model tolerates also depends on the optimizer: the theory of error feedback is about SGD. Adam
 # divides each element by its recent size. Error feedback breaks that: an element that is 0 for nine steps and then
@@ -309,7 +316,7 @@ compression_plots.loss_against_seconds(
 # ```
 #
 # So if nothing is exposed, nothing can be saved. INT8 has a second problem: its all-gather needs the sum of the
-# all-to-all, so it starts after backward, where nothing hides it.
+# all-to-all. Our buckets launch it in `wait()`, after backward, where nothing hides it.
 #
 # **Predict.** Back to the 7B model on 64 hosts with one A100 each, at 16k tokens per GPU and with gradients in bf16. At
 # which rates does INT8 make a step faster: 10, 100 or 400 Gbit/s?
@@ -466,7 +473,7 @@ diagrams.local_sgd()
 # |---|---|
 # | `Bf16` | `bf16_compress_hook`, `fp16_compress_hook`, without error feedback |
 # | `Int8` | ZeRO++ in DeepSpeed (`zero_quantized_gradients`), for ZeRO-3; 1-bit Adam (momentum, both errors) |
-# | `PowerSGD` | `powerSGD_hook` |
+# | `PowerSGD` | `powerSGD_hook`, which launches the second all-reduce as soon as the first one is complete |
 # | local SGD | `post_localSGD_hook` with `PostLocalSGDOptimizer` |
 # | DiLoCo | `torchft.local_sgd.DiLoCo` |
 
@@ -485,7 +492,7 @@ diagrams.local_sgd()
 # | DiLoCo | 8fΨ / H | 8Ψ: shared parameters and momentum | between data centers |
 #
 # Compression pays if t + exposed(S′) < exposed(S), where exposed(S) is at least max(0, 2(N−1)α + 2fSβ − T). With INT8
-# and PowerSGD, only the first collective of a bucket overlaps with backward, because the second needs its result.
+# and PowerSGD, the second collective of a bucket needs the result of the first one, and ours starts after backward.
 #
 # **Terms**
 #

@@ -155,6 +155,8 @@ def _cause(found, expected, rank: int, every: dict) -> str:
     for other, theirs in every.items():
         if theirs is not None and nearly_equal(found, theirs):
             return f"It is rank {other}'s gradient, not the mean over the ranks."
+    if nearly_equal(found, expected, 1e-5):
+        return "It is close, but not as precise as float64. Hint: is anything converted to float32?"
     if found.numel() > 1:  # a single element is a multiple of any other
         for divisor in range(2, MOST_DIVISOR + 1):
             if divisor != world_size and nearly_equal(found, expected * world_size / divisor):
@@ -164,8 +166,6 @@ def _cause(found, expected, rank: int, every: dict) -> str:
         factor = (found.flatten()[largest] / expected.flatten()[largest]).item()
         if factor and nearly_equal(found, expected * factor):
             return f"It is {factor:.4g} times what it should be. Hint: which number do you multiply or divide it by?"
-    if nearly_equal(found, expected, 1e-5):
-        return "It is close, but not as precise as float64. Hint: is anything converted to float32?"
     if not found.any():
         return "It is all zeros. Hint: was the gradient overwritten, or was it never filled in?"
     if missing:
