@@ -365,9 +365,10 @@ measure.expect(took_ms["25 MiB"] == min(took_ms.values()), "one bucket is the fa
 assert len(by_cap["350 KiB"]) == 8 and len(by_cap["25 MiB"]) == 1
 assert torch.allclose(gradients_after(ways["350 KiB"]), expected, atol=1e-6)
 
-# %% [markdown] tags=["open"]
+# %% [markdown]
 # With an α of about 13 ms, eight buckets take 8 · 13 + 29 = 133 ms.
-#
+
+# %% [markdown]
 # Each all-reduce that a larger cap avoids saves one α, and nothing else. When does that no longer help much? At α/β
 # bytes, latency and transfer cost the same. Here, that is about 1.1 MB. A bucket k times that size pays 1/k extra: at
 # 10 α/β bytes, the latency adds 10% to the transfer. From there on, a larger cap can save at most 1/11 of the total.

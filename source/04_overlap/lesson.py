@@ -103,8 +103,8 @@ measure.expect(before.overlap < 0.1, "nothing overlaps")
 # **Exposed communication** is the time during which a collective is in flight and the rank has nothing to compute.
 # While the rank computes, the communication is **hidden**. The text beside the timeline states both.
 #
-# Is bar 1 much longer than 20 ms? Then another rank ended its backward later, and no all-reduce is complete before the
-# last rank has launched it.
+# Bar 1 is the small first bucket, 0.6 MB, so by the formula it takes 20 ms. Is it much longer? Then another rank ended
+# its backward later, and no all-reduce is complete before the last rank has launched it.
 #
 # In the next figure, whose times are invented, compare the two brackets labeled "exposed".
 

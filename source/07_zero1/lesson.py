@@ -340,8 +340,6 @@ my_fraction = None
 
 # %%
 # %%ranks --timeout 120
-from functools import partial
-
 from shared import measure, timeline
 from shared.models import sleeping_layers
 from shared.timeline.bundles import bundled
@@ -372,7 +370,7 @@ times = measure.jobs(steps, rounds=9)
 
 def recorded(name, module, operations, names):
     """Record a step of median length. Returns this rank's timeline, with one named bar per collective."""
-    lines = measure.recorded({"": steps[name]}, partial(timeline.record, module), rounds=7)[""]
+    lines = measure.recorded({"": steps[name]}, lambda: timeline.record(module), rounds=7)[""]
     return bundled(lines[rank], operations, names)
 
 

@@ -171,7 +171,7 @@ check.local_part()
 #
 # - `shard_rules(equation)` returns a list: first the rule in which everything is replicated, then one for each letter,
 #   in the order of `equation.letters`. In 17.5, this order decides between plans of equal cost.
-# - Only an einsum and `max` can drop a letter. (`equation.operation` is then `EINSUM` or `MAX`.) An einsum sums over
+# - Only an einsum and `max` can drop a letter. (`equation.operation` is then `EINSUM` or `"max"`.) An einsum sums over
 #   this letter, so the result is `Partial()`. In `max: ij->i`, each rank's own maximum is not a term of a sum, so there
 #   is no rule for j.
 #

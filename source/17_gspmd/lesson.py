@@ -480,7 +480,8 @@ assert np.allclose(ranks.pull("up")[0].cpu(), own_rows, atol=1e-5)
 # - **Gathering.** Your `ZeRO3` gathers a unit's flat parameter in forward, and again in backward. The other two gather
 #   each weight once, and keep it for backward, like `reshard_after_forward=False`. That saves bytes and costs memory.
 # - **Reducing.** You and DTensor reduce-scatter. XLA on a CPU all-reduces, which sends twice as much as a
-#   reduce-scatter. With one all-gather, that is 3f. Yours is also 3f: two all-gathers and a reduce-scatter.
+#   reduce-scatter. With one all-gather, that is 3f. Yours is also 3f: two all-gathers and a reduce-scatter. (Only
+#   yours also gathers the small norms, hence 149.0 kB and not 148.5.)
 # - **Packing.** You pack a unit into one flat tensor. XLA combined all gradients into one all-reduce, as a bucket does.
 #   DTensor sends each tensor separately, even the four small gradients of the norms.
 #

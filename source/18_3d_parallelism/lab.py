@@ -202,13 +202,13 @@ check.make_mesh()
 # the number of sequences in the global batch, each of `shape.context` tokens. Every element has 2 bytes. You may assume
 # that there are at least two stages. Each has `shape.layers / pp` layers.
 #
-# - `"tp"`: the result of `formulas.tensor_parallel_sent_bytes` for the layers of this stage, and for the tokens of this
-#   replica. Each of the dp replicas gets an equal part of the sequences.
+# - `"tp"`: `formulas.tensor_parallel_sent_bytes(tokens, hidden, layers, ranks)`, for the layers of this stage and the
+#   tokens of this replica. Each of the dp replicas gets an equal part of the sequences.
 # - `"pp"`: the stage's outputs, which go to the *next* stage. There is one vector of `shape.hidden` elements for each
 #   token of this replica. Each tp rank sends all of it, because all of them have the same outputs. The gradients that
 #   it sends to the *previous* stage have the same size, but count only one direction here, because the entry is the
 #   bytes for *one* destination.
-# - `"dp"`: an all-reduce of the gradients, as in `formulas.all_reduce_sent_bytes`. Assume that the rank has
+# - `"dp"`: `formulas.all_reduce_sent_bytes(buffer_bytes, ranks)`, for the gradients. Assume that the rank has
 #   `shape.parameters / (pp · tp)` parameters.
 #
 # For example, take 4 sequences of 8 tokens, a width of 16, 2 layers, 1,000 parameters, and dp = pp = tp = 2. A replica
