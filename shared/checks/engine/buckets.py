@@ -108,6 +108,8 @@ def _cause(found: list[Message], expected: list[Message], other: list[str]) -> s
         return "Hint: what does finish_gradient_sync() launch?"
     if {each.dtype for each in found} != {each.dtype for each in expected}:
         return "Hint: in which dtype is each gradient sent, and can one flat tensor hold two dtypes?"
+    if sorted(found, key=repr) == sorted(2 * expected, key=repr):
+        return "Each all-reduce runs twice. Hint: what launches it a second time?"
     if total > expected_total:
         return "Hint: is each trainable parameter in exactly one bucket, and does a bucket hold anything else?"
     if total < expected_total:

@@ -69,7 +69,8 @@ def judge_step_bytes(attempt: Attempt, cases: list[tuple]) -> None:
 
 def _hint_on_bytes(axis: str, found: float, expected: float, sizes: dict[str, int]) -> str:
     if axis == "pp" and math.isclose(found, 2 * expected, rel_tol=_EXACT):
-        return "It is 2 times too large. Hint: how many directions count, and how many bytes does an element have?"
+        hint = "Hint: how many directions count, how many bytes does an element have, and which tokens has a replica?"
+        return f"It is 2 times too large. {hint}"
     factor = found / expected if expected else 0.0
     if same := [other for other, size in sizes.items() if size > 1 and math.isclose(factor, size, rel_tol=_EXACT)]:
         size, axes = sizes[same[0]], f"{' and '.join(same)} {'have' if len(same) > 1 else 'has'}"
