@@ -30,7 +30,7 @@
 #
 # They had frozen a layer and trained a small correction beside it. But a flat parameter is *one* tensor, with one
 # `requires_grad`, one dtype and one gradient. The design of FSDP2 names two more limits, fp8 and state dicts, and drops
-# flat parameters (issue 114299). In this lesson, we take it apart and build a small one.
+# flat parameters (issue 114299). In this lesson, we take FSDP2 apart and build a small one.
 
 # %% tags=["nbval-ignore-output"]
 from shared import plots, ranks, tables
@@ -186,7 +186,10 @@ assert [entry.elements for entry in ranks.pull("log")[0].entries] == [120, 48]
 # %% [markdown]
 # One all-gather carries all four parameters and 38 elements of padding. One reduce-scatter carries the 28 gradients of
 # `down` and `up`, and 20 elements of padding. The frozen weights are all-gathered like the others, but they send no
-# gradients, and nobody had to ask for that. The `ValueError` of 2023 is gone.
+# gradients, and nobody had to ask for that.
+
+# %% [markdown]
+# The `ValueError` of 2023 is gone, and so are the other two limits, at a price:
 #
 # - **Padding** is the price. Most weights have more rows than there are ranks. But on 16,384 ranks, a weight with 4,096
 #   rows is padded to 16,384, so its all-gather sends four times its size. A flat parameter is padded by at most N − 1
@@ -514,8 +517,8 @@ assert counts == [15, 8] and all(each["reduce_scatter"] == 7 for each in ops)
 # reshards after *each* pass, so the second pass all-gathers again. The gradients are reduced once, because autograd
 # completes them only in the last pass.
 #
-# A **tied parameter**, which several modules use, has to lie in one unit, or FSDP2 raises an error. Our GPT's token
-# embedding is also its output layer, and both are in the root.
+# A **tied parameter**, which several modules use, has to lie in one unit. Since torch 2.13, FSDP2 raises an error if it
+# does not. Our GPT's token embedding is also its output layer, and both are in the root.
 
 # %% [markdown]
 # ## Creating a model that is never whole
@@ -523,7 +526,7 @@ assert counts == [15, 8] and all(each["reduce_scatter"] == 7 for each in ops)
 # So far, every rank has created the whole model first. A model that needs 100 GPUs cannot be created like that.
 # PyTorch's answer is the **meta device**, whose tensors have a shape and a dtype, but no memory and no values. With
 # **deferred initialization**, we build and shard the model there. Afterwards, we **materialize** the shards: we give
-# them memory and values.
+# them memory and values. In the picture, watch the column on the right:
 
 # %%
 diagrams.deferred_init()
@@ -583,8 +586,8 @@ assert 0.32 < deferred < 0.35 and 1 <= whole < 1.1
 # %% [markdown]
 # A quarter for the shards, and 8% for the embedding while it is drawn. With the whole model first, it is 1.08, because
 # `TinyGPT` creates an output layer before it ties it to the embedding: another 8%. But every rank draws all parameters,
-# and throws away three quarters. In the lab's stretch exercise, a rank draws only the parameters that lie in its shard.
-# That needs flat parameters: of rows, nearly every rank has some of every parameter.
+# and throws away three quarters. In the lab's optional exercise, a rank draws only the parameters that lie in its
+# shard. That needs flat parameters: sharded by rows, nearly every rank has some of every parameter.
 
 # %% [markdown]
 # ## 16Ψ/N is not the peak
@@ -599,8 +602,8 @@ peaks.table("zero3", models)
 
 # %% [markdown]
 # On 1,024 GPUs, the shards are small, and what remains does *not* shrink with N: the root, two unsharded layers, their
-# gradients, and activations. (Each row shows the moment of its own peak. With N = 1,024 it comes early in backward,
-# when all activations are still there; with N = 8 late, when most gradients have arrived.)
+# gradients, and activations. Each row shows the moment of its own peak. With N = 1,024, the peak comes early in
+# backward, when all activations are still there; with N = 8 late, when most gradients have arrived.
 #
 # Llama 3 still needs 54.5 GB, of which only 0.4 GB are 16Ψ/N:
 #

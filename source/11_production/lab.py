@@ -148,8 +148,8 @@ check.fully_sharded()
 # <details><summary>Hint</summary><code>init_device_mesh(device_type, shape, mesh_dim_names=…)</code> counts the ranks
 # row by row. Which shape has one row per host?</details>
 #
-# **Predict.** A cluster has four hosts with eight ranks each, and a model has S bytes. How many bytes leave a host in
-# one step, as a multiple of S, with full sharding over all ranks and with hybrid sharding?
+# **Predict.** A cluster has 16 hosts with eight ranks each, and a model has S bytes. How many bytes leave a host in one
+# step, as a multiple of S, with full sharding over all ranks and with hybrid sharding?
 
 # %%
 my_full, my_hybrid = None, None
@@ -179,12 +179,12 @@ def host_mesh(ranks_per_host: int) -> DeviceMesh:
 check.host_mesh()
 
 # %% [markdown]
-# With full sharding, all 32 ranks form one ring, which leaves each host once. With hybrid sharding, each rank forms a
-# ring with the ranks that have the same local rank on the three other hosts:
+# With full sharding, all 128 ranks form one ring, which leaves each host once. With hybrid sharding, each rank forms a
+# ring with the ranks that have the same local rank on the 15 other hosts:
 
 # %%
-print(f"full sharding: {predicted(my_full, '{} S')}formula 3S(N−1)/N = {3 * 31 / 32:.2f} S")
-print(f"hybrid sharding: {predicted(my_hybrid, '{} S')}formula 2S(H−1)/H = {2 * 3 / 4:.2f} S")
+print(f"full sharding: {predicted(my_full, '{} S')}formula 3S(N−1)/N = {3 * 127 / 128:.2f} S")
+print(f"hybrid sharding: {predicted(my_hybrid, '{} S')}formula 2S(H−1)/H = {2 * 15 / 16:.2f} S")
 
 # %% [markdown]
 # ## Exercise 11.3 · Which strategy? (20 min, 5 points)
@@ -319,7 +319,7 @@ tables.Table(["", "predicted", "computed"], rows)
 # - **1.5B.** Everything fits, and even stage 3 hides its 0.04 s of communication behind 0.06 s of computation. So all
 #   four stages tie.
 # - **7B.** Stage 2 fits only if everything is recomputed, which takes a third longer. Stage 3 fits without that, in 89%
-#   of the memory: the highest stage is the fastest, as in the lesson.
+#   of the memory: the *highest* stage is the fastest.
 # - **13B.** The slow link decides: stage 3 over 64 takes 6.15 s. Stage 3 over 8 sends parameters inside the
 #   hosts only, and takes 3.99 s. Recomputation costs nothing here, because the GPUs wait for the link anyway.
 # - **70B on one host.** 16Ψ/8 bytes are 138 GB per GPU, so nothing fits.

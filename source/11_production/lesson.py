@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 11 · Production
 #
-# **40–60 minutes.** After this lesson, you will be able to:
+# **35–60 minutes.** After this lesson, you will be able to:
 #
 # - compare what torch's and DeepSpeed's wrappers send and hold with what yours do,
 # - shard inside a host only, and predict the bytes that leave the host,
@@ -122,14 +122,13 @@ assert host_bytes > 2 * size
 
 # %% [markdown]
 # More than twice the bytes of the model leave a host in each step, although its two ranks could hold the whole model
-# between them. You will cut that in the section after the next. But first find out what a wrapper has to send at all,
-# because two well-known ones send more than that.
+# between them. Before you cut that, find out what a wrapper has to send at all. Two well-known ones send more.
 
 # %% [markdown]
 # ## One model, ten wrappers
 #
-# First, which wrapper sends how much? The course keeps a registry of strategies (`solutions/strategies.py`), which has
-# yours beside those of torch and DeepSpeed. The next cells train the same GPT with ten of them on two ranks.
+# The course keeps a registry of strategies (`solutions/strategies.py`), which has yours beside those of torch and
+# DeepSpeed. The next cells train the same GPT with ten of them on two ranks.
 #
 # **Predict.** In one step with N = 2 ranks, how many bytes does a rank send at each stage, as a multiple of S = 4Ψ? 1
 # means as many bytes as the parameters take.
@@ -202,22 +201,19 @@ assert all(abs(sent_by.get(f"DeepSpeed {stage}", 1.5) - 1.5) < 0.05 for stage in
 # - DeepSpeed's stages 1 and 2 all-reduce a whole bucket and keep a shard of it (2fS), as long as
 #   `use_multi_rank_bucket_allreduce` is on. At the end, they all-gather the parameters (fS).
 #
-# At stages 2 and 3, DeepSpeed also holds more than yours: S/2 of fp32 master weights, which it keeps even if the
-# parameters are fp32 already, and at stage 3 also a bucket. At stage 1, the totals agree only because N is 2: S/2 more
-# of master weights, and S/2 less of gradients, because it frees those of the other rank after backward.
-#
-# Then what does DeepSpeed's stage 2 save over its stage 1? The table cannot show it, because it counts after backward.
-# During backward, stage 1 holds full gradients, and stage 2 frees them bucket by bucket (chapter 08).
+# DeepSpeed also holds S/2 of fp32 master weights, which it keeps even if the parameters are fp32 already, and at stage
+# 3 a bucket. Its stage 1 makes up for that: after backward, it frees the gradients of the other rank, S/2 with N = 2.
+# So its stages 1 and 2 look alike here. They differ *during* backward, when stage 1 holds full gradients, and stage 2
+# frees them bucket by bucket (chapter 08).
 
 # %% [markdown]
 # ## Sharding inside a host only
 #
 # Why send parameters between hosts at all, if one host can hold the model? **Hybrid sharding** shards it over the ranks
-# of each host, so each host holds a full copy. The ranks form a
-# **device mesh**, an array of ranks whose dimensions have names. Here, it has one row per host. In the diagram,
-# all-gathers and reduce-scatters run along a row. After the reduce-scatter, each rank all-reduces its shard of the
-# gradients along its column. Only this all-reduce leaves a host. Ranks 0 and 2 hold the same shard, and so do ranks 1
-# and 3.
+# of each host, so each host holds a full copy. The ranks form a **device mesh**, an array of ranks whose dimensions
+# have names. Here, it has one row per host. In the diagram, all-gathers and reduce-scatters run along a row. After the
+# reduce-scatter, each rank all-reduces its shard of the gradients along its column, with the rank that holds the same
+# shard. Only this all-reduce leaves a host.
 
 # %%
 diagrams.hybrid_mesh()
@@ -263,9 +259,9 @@ header = ["", "leaves a host", "formula", "a rank sends", "a rank holds between 
 tables.Table(header, rows, "In S = 4Ψ bytes, on 4 ranks of 2 hosts.")
 
 # %% [markdown]
-# With hybrid sharding, 2S(H−1)/H bytes leave a host, here less than half as many as with full sharding. With
-# many hosts, the saving shrinks to a third, 2S instead of 3S. The price is memory: the model
-# is split over the k ranks of a host, not all N. Between steps, only DDP still holds gradients, in its buckets.
+# With hybrid sharding, 2S(H−1)/H bytes leave a host, here less than half as many as with full sharding. With many
+# hosts, the saving shrinks to a third, 2S instead of 3S. The price is memory: the model is split over the k ranks of a
+# host, not all N. Between steps, only DDP still holds gradients, in its buckets.
 
 # %% [markdown]
 # ## A middle way: reshard to a host
@@ -331,26 +327,22 @@ tables.Table([*header, "parameters after forward, S", "after backward, S"], rows
 
 
 # %%
-def line(shape, cluster, stage, over, recomputed="selective"):
+def line(shape, cluster, stage, over):
     """Return tokens per second and GPU as a function of the tokens per GPU, and the most tokens that fit."""
 
     def fits(sequences):
-        how = {"checkpointing": recomputed, "micro_batch": sequences, "attention": "materialized"}
+        how = {"checkpointing": "selective", "micro_batch": sequences, "attention": "materialized"}
         held_bytes = planner.plan(shape, ranks=over, stage=stage, **how).total_bytes
         return held_bytes <= 0.9 * cluster.gpu_bytes
 
     def throughput(tokens):
-        how = (stage, over, recomputed, tokens / shape.context)
+        how = (stage, over, "selective", tokens / shape.context)
         return tokens / clusters.step_seconds(shape, cluster, *how)
 
     sequences = 0
     while fits(sequences + 1):
         sequences += 1
     return throughput, sequences * shape.context
-
-
-def hosts_of_8_a100(hosts, between_bytes_per_s=25e9):
-    return clusters.Cluster(hosts, 8, 80e9, 156e12, 200e9, between_bytes_per_s)
 
 
 # %% [markdown]
@@ -362,7 +354,8 @@ def hosts_of_8_a100(hosts, between_bytes_per_s=25e9):
 my_prediction = None
 
 # %%
-llama, four_hosts = SHAPES["Llama-2 7B"], hosts_of_8_a100(4, between_bytes_per_s=12.5e9)
+llama = SHAPES["Llama-2 7B"]
+four_hosts = clusters.Cluster(4, 8, 80e9, flops=156e12, inside_bytes_per_s=200e9, between_bytes_per_s=12.5e9)
 strategies = [(1, 8), (2, 32), (3, 32), (2, 8)]
 lines = {(stage, over): line(llama, four_hosts, stage, over) for stage, over in strategies}
 sequence_s = 6 * llama.parameters * llama.context / four_hosts.flops
@@ -421,29 +414,12 @@ assert [f"{share_of_the_roof(*case):.0%}" for case in cases] == ["69%", "89%", "
 # So stage 3 is the fastest here. But a larger global batch is not free (chapter 05), and stage 2 over 8 gives up only
 # 11% with two thirds of the tokens. Compute it for your model, then measure: fused attention, for instance, gives
 # stage 1 over 32 a second sequence.
-#
-# And micro-batches? Stages 0 and 1 send as much for two as for one, so accumulation is another way to more tokens. From
-# stage 2 on, each further micro-batch costs another reduce-scatter (chapter 08), and with stage 3 also its all-gathers.
-#
-# Inside one host, the links are so fast that the roof is reached with less than one sequence. Then memory alone
-# decides:
-
-# %%
-llama_13b, one_host = SHAPES["Llama-2 13B"], hosts_of_8_a100(1)
-lines = {f"stage {stage}": line(llama_13b, one_host, stage, 8) for stage in (2, 3)}
-for stage in (2, 3):
-    lines[f"stage {stage}, all recomputed"] = line(llama_13b, one_host, stage, 8, "full")
-costs.roofline(lines, (256, 32768), "Llama-2 13B on 8 A100 of one host (computed)")
-
-# %% tags=["claims"]
-assert [most for _, most in lines.values()] == [0, 4096, 3 * 4096, 7 * 4096]
-assert not line(llama_13b, one_host, 1, 8, "full")[1]
-assert lines["stage 3"][0](4096) > 1.3 * lines["stage 2, all recomputed"][0](4096)
 
 # %% [markdown]
-# Stages 0 and 1 do not fit at all. Stage 2 fits only if all activations are recomputed, which lowers the roof by a
-# quarter, because a token then costs 8 FLOPs per parameter instead of 6. Stage 3 has room for the activations, so the
-# *highest* stage is the fastest, by a third.
+# Two other ways to more tokens have their price. *Accumulation* sends nothing more at stages 0 and 1, but from stage 2
+# on, each further micro-batch costs another reduce-scatter (chapter 08), and with stage 3 also its all-gathers.
+# *Full recomputation* makes room for activations, but a token then costs 8 FLOPs per parameter instead of 6, so the
+# roof falls to 3/4.
 #
 # To compare GPUs of different speeds, throughput is often given as **MFU** (model FLOPs utilization): 6 × parameters ×
 # tokens per second and GPU, divided by the GPU's FLOP/s on paper (PaLM paper, appendix B, which also counts attention).
@@ -474,7 +450,7 @@ assert error > 0.01
 #
 # **Clipping.** If `gradient_clipping` is missing in its config, DeepSpeed clips the norm of the gradients at 1 since
 # version 0.19.3 (pull request 8068). AdamW divides each gradient by a running mean of its size, so a constant factor
-# would cancel. But the clipping factor changes from step to step, so the losses drift apart. In the table above, our
+# would cancel. But the clipping factor changes from step to step, so the losses drift apart. For the ten wrappers, our
 # config sets it to 0. Whenever you change the wrapper, compare the losses.
 
 # %% [markdown]
@@ -493,17 +469,14 @@ assert error > 0.01
 #
 # For FSDP2, Lightning has `ModelParallelStrategy`, in which you call `fully_shard` yourself. The Hugging Face Trainer
 # passes its `fsdp_config` on to Accelerate, and clips at `max_grad_norm`, which is 1.0 unless you set it. All of them
-# take bf16 for sums, too, if you ask for bf16, unless you set another dtype. *Offload* keeps tensors that do not fit on
-# a GPU, such as the optimizer state, in the CPU's memory. DeepSpeed's keys, FSDP1's arguments and what offload costs
-# are on a page of their own: [Other wrappers](../docs/wrappers.md).
+# take bf16 for sums, too, if you ask for bf16, unless you set another dtype. *Offload* keeps tensors such as the
+# optimizer state in the CPU's memory. [Other wrappers](../docs/wrappers.md) has the details. torchtitan compiles each
+# block (`torch.compile`) before `fully_shard` wraps it.
 #
 # Back to Llama 3 405B. It gathered parameters in bf16, but reduced gradients in fp32. So full sharding would send 8f
 # bytes per parameter: 2f in each all-gather, and 4f in the reduce-scatter. Keeping the parameters until backward saved
 # the second all-gather, a quarter of these bytes. The cost was small, because tensor and pipeline parallelism
 # (chapters 13 and 15) had already left each GPU only 1/128 of the parameters: 6.3 GB in bf16.
-#
-# `torch.compile` is not in the table, because it is not about sharding. torchtitan compiles each block before
-# `fully_shard` wraps it, so that no collective interrupts a compiled graph.
 
 # %% [markdown]
 # ## Recap
@@ -534,13 +507,9 @@ assert error > 0.01
 # ## Further reading
 #
 # - [On a real cluster](../docs/cluster.md): meshes, bandwidths and traces.
-# - [Getting Started with FSDP2](https://docs.pytorch.org/tutorials/intermediate/FSDP_tutorial.html): the whole
-#   workflow, with explicit prefetching and a migration guide for FSDP1.
 # - [FSDP1 → FSDP2](https://github.com/pytorch/torchtitan/blob/main/docs/fsdp.md) in torchtitan: why each argument of
 #   FSDP1 was removed or renamed.
 # - Zhao et al., [PyTorch FSDP](https://arxiv.org/abs/2304.11277), VLDB 2023, §3.2.2: hybrid sharding.
-# - Ren et al., [ZeRO-Offload](https://arxiv.org/abs/2101.06840), 2021: which tensors to move to the CPU, and how to
-#   hide the step.
 # - [DeepSpeed's config](https://www.deepspeed.ai/docs/config-json/): the keys and their defaults.
 
 # %% [markdown]
