@@ -8,10 +8,10 @@
 # %% [markdown]
 # # Lab 01 · Collectives by hand
 #
-# **90 minutes, 16 points.** You build your own all-reduce from messages between pairs of ranks: a reduce-scatter and an
-# all-gather on a ring. Then you build a broadcast along a tree, and a reduce-scatter that you launch now and wait for
-# later. Later chapters use these functions to shard gradients, optimizer states and parameters. Exercise 1.7 is a
-# stretch exercise: the 90 minutes do not include it.
+# **90 minutes, 15 points**, and another 5 minutes and 1 point for a stretch exercise. You build your own all-reduce
+# from messages between pairs of ranks: a reduce-scatter and an all-gather on a ring. Then you build a broadcast along a
+# tree, and a reduce-scatter that you launch now and wait for later. Later chapters use these functions to shard
+# gradients, optimizer states and parameters.
 #
 # As in the lesson, N is the number of ranks. Some functions have awkward cases, such as a length that is not a multiple
 # of N. The code we provide handles most of them. The bullets name the cases that you handle. You write your code

@@ -301,7 +301,7 @@ measure.expect(loopback_ratio < link_ratio, "the ring gains less over loopback")
 # - Rows 1 and 2: all GPUs are in one host.
 # - Row 3: 8 hosts of 8 GPUs, so α is the mean of seven NVLink steps and one InfiniBand step. NCCL runs several rings
 #   at once, each through a different adapter. Together, the eight adapters carry about as much as NVLink.
-# - Rows 4 to 9: each GPU is in a different host.
+# - Rows 4 to 9: each GPU is in a different host. RoCE is Ethernet whose adapters, like InfiniBand's, bypass the CPU.
 #
 # How many times as long as in the first row does 1 GB take in the last?
 

@@ -359,8 +359,8 @@ check.average_gradients_weighted()
 #
 # - Together, the ranks yield all indices from 0 to `length − 1`.
 # - Every rank yields ⌈length / world_size⌉ indices, and `len()` returns that number. If world_size does not divide the
-#   length, some indices are repeated. Otherwise, a rank with fewer samples could keep the others waiting in the last
-#   step.
+#   length, some indices are repeated. If none were, a rank with fewer samples could keep the others waiting in the
+#   last step.
 # - Without `shuffle`, rank r yields r, r + world_size, r + 2·world_size, … After index `length − 1`, counting continues
 #   at 0, several times if necessary: with a single sample, all four ranks yield `[0]`.
 # - With `shuffle`, do the same with a random order instead of 0, 1, 2, … The order depends only on `length`, `seed`
@@ -430,7 +430,7 @@ print(list(ShardedSampler(10, rank, world_size, shuffle=False)))
 check.ShardedSampler()
 
 # %% [markdown]
-# ## Comparing your wrapper with torch's
+# ## Comparing your wrapper with torch's (5 min)
 #
 # This part has no exercises. The next cells train a classifier of handwritten digits with your `ManualDDP`, and then
 # again with torch's `DistributedDataParallel`, from the same initial state. torch's `DistributedSampler` divides the

@@ -54,10 +54,10 @@ MB = 2**20  # bytes, as in the bucket_cap_mb of torch's DDP
 #
 # - The flat tensor is all zeros. It has as many elements as all parameters together, and their dtype and device.
 # - The slices follow each other in the order of the parameters, without gaps.
-# - The slices are views of the flat tensor, without memory of their own.
 # - The function changes neither the parameters nor their `.grad`.
 #
-# In the lesson, we wrote two slices by hand. New here: any number of parameters, and any dtype and device.
+# The lesson's `average_flat` made its flat tensor from the gradients. New here: there are no gradients yet, so you
+# take the sizes, the dtype and the device from the parameters. And the slices stay views of the flat tensor.
 #
 # For example, take two parameters with the shapes [2] and [1, 3]. If the flat tensor has the elements a to e, then the
 # slices are:

@@ -355,7 +355,9 @@ my_prediction = None
 
 # %%
 llama = SHAPES["Llama-2 7B"]
-four_hosts = clusters.Cluster(4, 8, 80e9, flops=156e12, inside_bytes_per_s=200e9, between_bytes_per_s=12.5e9)
+four_hosts = clusters.Cluster(
+    4, 8, 80e9, flops=156e12, inside_bytes_per_s=200e9, between_bytes_per_s=12.5e9
+)
 strategies = [(1, 8), (2, 32), (3, 32), (2, 8)]
 lines = {(stage, over): line(llama, four_hosts, stage, over) for stage, over in strategies}
 sequence_s = 6 * llama.parameters * llama.context / four_hosts.flops

@@ -254,8 +254,9 @@ check.interleaved()
 
 # %% [markdown]
 # The next cell simulates your schedules. A backward takes twice as long as a forward, and messages take no time.
-# The last number counts one of a micro-batch's two chunks as one half. In the last three lines, how much of the bubble
-# does each further micro-batch in flight remove? If memory has room for one more, is it worth it?
+# The last number counts one of a micro-batch's two chunks as one half. Read the last three lines from the bottom up,
+# and then 1F1B's: how much of the bubble does each further micro-batch in flight remove? If memory has room for one
+# more, is it worth it?
 #
 # <details><summary>Answer</summary>
 #

@@ -74,8 +74,8 @@ measure.expect(abs(naive.bubble_of_total - 0.75) < 0.02, "a stage is idle for 75
 # A micro-batch is *in flight* on a stage from its forward to its backward. Until then, the stage must hold its
 # activations.
 #
-# **Predict.** With four stages and eight micro-batches, for which part of the *total* time is a stage idle: 0.05, 0.27,
-# 0.37 or 0.75? And with 1F1B, how many micro-batches does stage 0 hold at most?
+# **Predict.** With four stages and eight micro-batches, for what fraction of the *total* time is a stage idle: 0.05,
+# 0.27, 0.37 or 0.75? And with 1F1B, how many micro-batches does stage 0 hold at most?
 
 # %%
 my_bubble, my_in_flight = None, None
