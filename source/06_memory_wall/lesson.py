@@ -20,8 +20,8 @@
 # %% [markdown]
 # ## Where we are
 #
-# The parameters of a 7B model take 28 GB in fp32. You rent a hundred GPUs of 80 GB, wrap the model in DDP, and every
-# one of the hundred runs out of memory in its first step. Where did the bytes go? Let's count them in a small GPT with
+# The parameters of a 7B model take 28 GB in fp32, and your GPUs have 80. You rent a hundred, wrap the model in DDP, and
+# every one of them runs out of memory in its first step. Where did the bytes go? Let's count them in a small GPT with
 # AdamW, using `shared.memory`.
 
 # %% tags=["nbval-ignore-output"]
@@ -53,8 +53,8 @@ print(f"Ψ = {parameters:,} parameters, {4 * parameters / 1e6:.1f} MB")
 # %% [markdown]
 # ## What is wasted
 #
-# After a step, a rank holds three things: the parameters, their gradients, and the **optimizer state**, which is what
-# the optimizer remembers for each parameter. Together, they are called the **model state**.
+# What does a rank hold besides its parameters? After a step, their gradients, and the **optimizer state**, which is
+# what the optimizer remembers for each parameter. Together, they are called the **model state**.
 #
 # **Predict.** In fp32, each element takes 4 bytes. How many bytes *per parameter* does the model state take, with
 # AdamW? 4 means that only the parameters count.
@@ -90,27 +90,26 @@ assert formulas.model_state_bytes(7e9, ranks=100, stage=0) == 112e9
 # The model state takes 4 + 4 + 8 = 16 bytes per parameter. AdamW's 8 bytes are two averages, the momentum and the
 # variance.
 #
-# Yet at its peak, the step held more than twice as much, and hardly any gradient existed. Nearly two thirds of it were
-# **activations**: tensors that forward keeps because backward will need them. Here is the step that you measured.
-# Which bands keep their height, and which grow and shrink? *Other* means temporary tensors.
+# Yet at its peak, the step held more than twice as much, with hardly any gradients. Nearly two thirds of it were
+# **activations**: tensors that forward keeps because backward will need them. Read your step from left to right: which
+# bands change height? *Other* means temporary tensors.
 
 # %% tags=["nbval-ignore-output"]
 plots.memory_over_step(peak.samples)
 
 # %% [markdown]
-# Forward adds the activations of one layer after another, and backward frees them in reverse order while it creates
-# gradients. Here, the peak lies where forward ends and backward begins. The size of the activations depends on the
-# number and length of the samples. The size of the model state does not, and more ranks do not make it smaller: one
-# process would need it once, but N ranks hold it N times.
+# The two lowest bands stay flat. On top of them, forward piles up the activations of one layer after another, and
+# backward frees them in reverse order while it creates gradients, so the peak lies where the two meet. More or longer
+# samples would raise it, but not the model state. More ranks do not shrink that either: N ranks hold it N times.
 #
-# So each of your hundred GPUs needs 16 · 7 = 112 GB. This is the memory wall: with data parallelism, more ranks do not
-# make room for a larger model. From chapter 07 on, the ranks shard the model state. But a rank can already do two
+# So each of your hundred GPUs needs 16 · 7 = 112 GB, and has 80. This is the memory wall: with data parallelism, more
+# ranks do not make room for a larger model. From chapter 07 on, the ranks shard the model state. But a rank can do two
 # things alone: store elements in fewer bytes, and keep fewer activations.
 
 # %% [markdown]
 # ## Fewer bytes per element
 #
-# A bfloat16 takes 2 bytes instead of 4. If we store *everything* in bfloat16, 16 bytes per parameter should become 8:
+# Half of 112 GB would fit. A bfloat16 takes 2 bytes instead of 4, so let's store *everything* in bfloat16:
 
 # %%
 # %%ranks
@@ -121,8 +120,8 @@ measure.train_step(all_low, adamw_low, inputs, targets)
 print(per_parameter(all_low, adamw_low), "bytes per parameter")
 
 # %% [markdown]
-# That works. But a bfloat16 has only 8 significant bits: near a weight w, the next one is w/256 to w/128 away. So an
-# update smaller than w/512 always rounds back to w, and one larger than w/256 never does.
+# The bytes are halved. But does the model learn? A bfloat16 has only 8 significant bits: near a weight w, the next one
+# is w/256 to w/128 away. So an update smaller than w/512 always rounds back to w, and one larger than w/256 never does.
 #
 # **Predict.** AdamW's first step changes each weight by about the learning rate, here 1e−5. The weights were drawn from
 # a normal distribution with a standard deviation of 0.02. What share of them has changed? 1 means all.
@@ -146,18 +145,19 @@ assert of_large < 0.01 < share < 0.5 < 0.99 < of_small
 assert per_parameter(all_low, adamw_low) == "2 + 2 + 4"
 
 # %% [markdown]
-# An update of 1e−5 survives only where |w| is less than 256 to 512 times as large, so below 0.0026 to 0.0051. That is
-# true for 10 to 20% of the weights. The others have not changed, and will not while the updates stay this small.
+# Most weights have not moved, and nothing raised an error. An update of 1e−5 survives only where |w| is less than 256
+# to 512 times as large, so below 0.0026 to 0.0051: 10 to 20% of the weights. The others will not change while the
+# updates stay this small.
 
 # %% [markdown]
-# The remedy for lost updates is to *compute* in bfloat16 and *update* in fp32, which is called **mixed precision**
+# How can we save such updates? We *compute* in bfloat16 and *update* in fp32, which is called **mixed precision**
 # (Micikevicius et al. 2018, §3.1). Each parameter gets a **master weight**: an fp32 copy that the optimizer updates.
-# The parameter itself is the rounded master weight.
+# The parameter is that copy, rounded.
 
 # %% [markdown]
 # ## The short version
 #
-# A dozen lines are enough for a plain model:
+# A dozen lines are enough for a plain model. Which line rounds?
 
 
 # %%
@@ -205,12 +205,13 @@ print(f"{predicted(my_prediction)}measured {state} bytes per parameter")
 assert state == "2 + 2 + 12"
 
 # %% [markdown]
-# The total is 16 again: 2 + 2 + 12, where the 12 are the master weight, the momentum and the variance (ZeRO paper,
-# §3.1). Mixed precision does *not* make the model state smaller than it is in fp32. If fp32 gradients are kept as well,
-# the total is 20.
+# The saving is gone, the total is 16 again: 2 + 2 + 12, where the 12 are the master weight, the momentum and the
+# variance (ZeRO paper, §3.1). With fp32 gradients kept as well, it is 20. Mixed precision does *not* make the model
+# state smaller than it is in fp32.
 
 # %% [markdown]
 # Are master weights worth these bytes? The next cell trains the digits MLP in three ways, with a small learning rate.
+# Which curve does *mixed* follow?
 
 
 # %%
@@ -250,17 +251,18 @@ assert fell["all bf16"] < 0.2 * fell["fp32"]
 assert abs(fell["mixed"] - fell["fp32"]) < 0.05 * fell["fp32"]
 
 # %% [markdown]
-# Without master weights, the loss hardly falls, because most updates are rounded away. With them, it falls as in fp32.
+# It lies on top of fp32. Without master weights, the loss hardly falls, because most updates are rounded away.
+#
 # Then what is mixed precision for? Speed, above all: GPUs multiply 16-bit matrices several times faster. It also halves
-# the gradient traffic and the activations.
+# the gradient traffic and the activations, our next target.
 
 # %% [markdown]
 # ## What forward keeps
 #
-# Could a rank also keep *fewer* activations? To find out, we need to know which tensors they are.
+# Nearly two thirds of that peak were activations. Could a rank keep *fewer*? Which tensors are they?
 #
 # Take one block of our GPT, and ask what backward needs. A linear layer needs its input, to compute the gradient of its
-# weight. A norm and GELU need their inputs, too. An addition needs nothing. We count in units of *s·b·h* elements
+# weight. A norm and GELU need theirs, too, but an addition needs nothing. We count in units of *s·b·h* elements
 # (sequence length × batch size × hidden width):
 #
 # | layers | tensors kept for backward | elements / sbh |
@@ -271,8 +273,7 @@ assert abs(fell["mixed"] - fell["fp32"]) < 0.05 * fell["fp32"]
 # | GELU | its input, which has width 4h | 4 |
 # | `down` | its input, which has width 4h | 4 |
 #
-# Together, these are 16 sbh elements: 64 sbh bytes in fp32, and 32 sbh in bfloat16. Is that what a block holds after
-# its forward?
+# That makes 16 sbh elements: 64 sbh bytes in fp32, and 32 sbh in bfloat16. Does a real block agree?
 
 
 # %%
@@ -292,13 +293,13 @@ assert 64 < kept(Block(config), torch.float32) < 65
 assert 32 < kept(Block(config), torch.bfloat16) < 33
 
 # %% [markdown]
-# What are the 0.25 extra bytes in fp32? Half are the mean and standard deviation of each norm. The other half belongs
-# to attention: one element per token and head, the log-sum-exp of a row of scores. It is fp32 even in a bf16 block.
+# Almost. Of the 0.25 extra bytes in fp32, half are the mean and standard deviation of each norm. The other half belongs
+# to attention: one element per token and head, the log-sum-exp of a row of scores, which is fp32 even in a bf16 block.
 #
 # Why a log-sum-exp? Our block uses **fused attention**, as in FlashAttention: one kernel that never stores the scores.
-# Backward computes them again, piece by piece. To turn a score back into its softmax weight, it only needs the
-# log-sum-exp of the row, because the weight is exp(score − log-sum-exp). So forward keeps one element per row instead
-# of s. What would a block keep that *materializes* the scores?
+# Backward computes them again, piece by piece. To turn a score back into its softmax weight, exp(score − log-sum-exp),
+# it only needs the log-sum-exp of the row. So forward keeps one element per row instead of s. What would a block keep
+# that *materializes* the scores?
 
 
 # %%
@@ -317,7 +318,7 @@ per_token = {
 }
 
 # %% [markdown]
-# Look at how the bytes *per token* grow with the sequence length:
+# Lines are formulas, markers measured. Look at how the bytes *per token* grow with the sequence length:
 
 # %% tags=["nbval-ignore-output"]
 per_token = ranks.pull("per_token")[0]
@@ -334,9 +335,9 @@ for name, of_lengths in per_token.items():
     assert in_tokens == 512 * of_formula[name][512]
 
 # %% [markdown]
-# With materialized attention, the bytes per token grow with s, so those of a whole sequence grow with s². With fused
-# attention, they stay constant. The formula of our block in 16 bits is sbh (32 + 2as/h), where *a* is the number of
-# heads. The well-known one is
+# With fused attention, a token costs the same in every sequence. With materialized attention, its bytes grow with s, so
+# those of a whole sequence grow with s². In 16 bits, our block keeps sbh (32 + 2as/h) bytes, with *a* heads. The
+# well-known formula is
 #
 # $$sbh\,(34 + 5\,as/h)$$
 #
@@ -346,9 +347,9 @@ for name, of_lengths in per_token.items():
 # %% [markdown]
 # ## Recomputing activations
 #
-# Sharding the *model state* does not help with activations, because each rank's activations belong to its own samples.
-# But a rank can keep fewer of them. With **activation checkpointing**, a block keeps only its input, and backward runs
-# the block's forward again to recompute the rest (Chen et al. 2016). In torch, this is `checkpoint`:
+# Activations belong to a rank's own samples, so sharding the *model state* does not shrink them. Could a rank forget
+# most of them, and still run backward? With **activation checkpointing**, a block keeps only its input, and backward
+# runs the block's forward again to recompute the rest (Chen et al. 2016). In torch, this is `checkpoint`:
 
 # %%
 # %%ranks
@@ -378,6 +379,9 @@ def watched(model):
 (_, plain_bytes), (samples, saving_bytes) = watched(plain), watched(saving)
 left = saving_bytes / plain_bytes
 
+# %% [markdown]
+# Here is the step with checkpointing. Count the spikes in backward:
+
 # %% tags=["nbval-ignore-output"]
 derived, left = (8 * 1 + 15) / (8 * 16), ranks.pull("left")[0]
 print(f"left: {predicted(my_share, '{:.0%}')}derived {derived:.0%}, measured {left:.0%}")
@@ -390,9 +394,9 @@ assert all(torch.allclose(a.grad, b.grad, atol=1e-6) for a, b in pairs)
 assert 0.9 * 23 / 128 < left < 23 / 128
 
 # %% [markdown] tags=["open"]
-# In backward, each block is recomputed, used and freed before the next one begins: every spike is one block. The
-# activations peak at the first spike, while the inputs of all eight blocks are still held. All memory together peaks at
-# the last one, when nearly all gradients exist. Without checkpointing, the activations alone take about twice that.
+# Each spike is a block: recomputed, used and freed before the next one begins. The activations peak at the first spike,
+# while the inputs of all eight blocks are still held. All memory together peaks at the last one, when nearly all
+# gradients exist. Without checkpointing, the activations alone take about twice that. But checkpointing costs time.
 #
 # **Predict.** Assume that backward takes twice as long as forward. How much longer do forward and backward take
 # together if all blocks are checkpointed? 0.5 means 50% longer.
@@ -424,19 +428,19 @@ measure.expect(saving_ms > 1.1 * plain_ms, "backward takes longer")
 # Most of the extra time is in backward, which now also runs the forward of the blocks. If backward takes twice as long
 # as forward, one more forward adds a third. If both take equally long, it adds half.
 #
-# Did you measure more than that? The difference is the price of `checkpoint` itself, which runs Python code for each
-# tensor that a block saves. Our blocks are so small that this takes a visible share of the time. In the large blocks of
-# a real model, that share vanishes, and about a third remains.
+# Did you measure more? The rest is the price of `checkpoint`, which runs Python for each tensor that a block saves. In
+# our small blocks, that shows. In the large ones of a real model, it vanishes, and about a third remains.
 
 # %% [markdown]
-# **Selective checkpointing** (`create_selective_checkpoint_contexts`) recomputes only what is large and cheap to
-# compute, such as materialized scores.
+# Must we recompute everything? **Selective checkpointing** (`create_selective_checkpoint_contexts`) recomputes only
+# what is large and cheap to compute, such as materialized scores.
 
 # %% [markdown]
 # ## How large a model fits?
 #
-# Back to your hundred GPUs. Fewer activations do not save them, because the model state alone needs 112 GB on each. A
-# planner adds up model state and activations, for models whose shapes are published.
+# Back to your hundred GPUs. Mixed precision makes them faster, and checkpointing frees activations. Neither saves them:
+# the model state needs 112 GB. A planner adds it to the activations, for models with published shapes. Each bar is a
+# strategy, data parallelism first; vertical lines are GPU sizes.
 #
 # **Predict.** You train Llama-2 7B in mixed precision with data parallelism on eight GPUs, with sequences of 4,096
 # tokens, fused attention and all layers checkpointed. The model has 6.74 billion parameters. How many GB does each GPU
@@ -463,29 +467,28 @@ for stage in range(4):
 assert 107 < totals_gb[0] < 112 and totals_gb[2] > 24 > totals_gb[3]
 
 # %% [markdown]
-# The model state alone takes 16 · 6.74 = 108 GB, on each of eight GPUs or of a thousand. The other bars belong to
-# chapters 07 to 09, in which the ranks shard more and more of it. Only the last one stays below 24 GB. In this bar,
-# *gathered* stands for the parameters that a rank holds in full while it needs them.
+# The model state alone takes 16 · 6.74 = 108 GB, on each of eight GPUs or of a thousand. In the other bars, chapters 07
+# to 09 shard more and more of it. All three fit on your GPUs, and the last stays below 24 GB. In it, *gathered* stands
+# for the parameters that a rank holds in full while it needs them.
 
 # %% [markdown]
 # The wall also stands where data parallelism is only a part of the plan. Take 70B parameters on 4 hosts of 8 GPUs with
 # 80 GB. Each layer is split over the 8 GPUs of a host (tensor parallelism), and the hosts use plain data parallelism.
-# The GPUs have 2,560 GB together, but the hosts hold four copies of 16 · 70 = 1,120 GB. That is 140 GB per GPU.
+# The GPUs have 2,560 GB together, and a copy takes 16 · 70 = 1,120 GB. But the hosts hold four, so 140 GB per GPU.
 #
-# What about activations? Without checkpointing, the sequence of 4,096 tokens keeps 19 GB with fused attention. With
-# materialized attention, it keeps 105 GB, and overflows even a GPU of 80 GB. The formula of a block leaves out the
-# *logits*, the outputs of the last layer: with Llama 3 8B and 8,192 tokens, they take 8,192 · 128,256 · 4 bytes, or
-# 4.2 GB per copy, and a plain loss makes two or three.
+# And activations? Without checkpointing, the sequence of 4,096 tokens keeps 19 GB with fused attention, and 105 GB with
+# materialized attention: more than your GPU. The formula of a block leaves out the *logits*, the outputs of the last
+# layer: with Llama 3 8B and 8,192 tokens, they take 8,192 · 128,256 · 4 bytes, or 4.2 GB per copy, and a plain loss
+# makes two or three.
 #
-# The planner counts the logits, but no temporary tensors in kernels, communication buffers or fragmentation. So leave a
-# tenth of a GPU's memory free. It also counts every layer as a GPT layer with dropout masks and GELU, which Llama-2
-# does not have.
+# The planner counts the logits, but no temporary tensors in kernels, communication buffers or fragmentation, so leave a
+# tenth of a GPU's memory free. It also counts every layer as a GPT layer with dropout and GELU, which Llama-2 lacks.
 
 # %% [markdown]
 # ## The production version
 #
-# In practice, you rarely write this yourself. Under **autocast**, parameters stay in fp32, so they are their own
-# master weights. torch casts them to 16 bits for each operator that gains from it:
+# Do you have to write this yourself? Rarely. Under **autocast**, parameters stay in fp32, so they are their own master
+# weights. torch casts them to 16 bits for each operator that gains from it:
 
 # %%
 # %%ranks
@@ -503,11 +506,10 @@ print(per_parameter(automatic, adamw_automatic), "bytes per parameter")
 # - **8-bit Adam** (Dettmers et al. 2022) stores the momentum and the variance in one byte each. The model state is then
 #   2 + 2 + 4 + 2 = 10 bytes per parameter instead of 16.
 # - **float16** has a smaller range than bfloat16, so small gradients would become zero. `torch.amp.GradScaler`
-#   multiplies the loss by a large factor before backward, and divides the gradients by it afterwards.
+#   scales the loss up before backward, and the gradients down afterwards.
 # - **FSDP2** shards fp32 parameters, which are the master weights, and computes in 16 bits (chapter 10).
 #
-# Our `WithMasters` holds all fp32 gradients at once, and no scheduler accepts it. In the lab, you write an optimizer
-# without these two limits.
+# Our `WithMasters` holds all fp32 gradients at once, and no scheduler accepts it. In the lab, you remove both limits.
 
 # %% [markdown]
 # ## Recap
@@ -547,7 +549,7 @@ print(per_parameter(automatic, adamw_automatic), "bytes per parameter")
 # %% [markdown]
 # ## What is still wasted
 #
-# Is AdamW's momentum on each rank the same as on rank 0?
+# Half of your 112 GB is AdamW's. Is its momentum the same on every rank?
 
 # %%
 # %%ranks
@@ -565,10 +567,10 @@ dist.broadcast(of_rank_0, src=0)
 assert torch.equal(variance, of_rank_0)
 
 # %% [markdown]
-# Yes, on every rank, bit for bit, and so is the variance. AdamW's state is half of the model state. In mixed precision,
-# it includes the master weights, and is three quarters. All ranks use it to compute the same updates. So rank r could
-# keep only a shard of it, update its shard of the parameters, and send the result to the others. That is ZeRO-1, in
-# chapter 07.
+# Yes, on every rank, bit for bit, and so is the variance. In mixed precision, with the master weights, AdamW's state is
+# three quarters of the model state. All ranks use it to compute the same updates. So rank r could keep only a shard of
+# it, update its shard of the parameters, and send the result to the others. That is ZeRO-1, in chapter 07: the first
+# bar that fits.
 
 # %%
 ranks.stop()

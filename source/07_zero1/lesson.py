@@ -24,12 +24,13 @@
 # %% [markdown] slideshow={"slide_type": "slide"}
 # ## Where we are
 #
-# Chapter 06 counted what a rank holds between steps. Half of it is the optimizer state: what AdamW remembers for each
-# parameter, its momentum and variance. In mixed precision, it is three quarters.
+# A model of 7.5 billion parameters takes 120 GB in mixed precision (ZeRO paper, figure 1). Train it with data
+# parallelism on 64 GPUs, and each of the 64 holds the same 120 GB. Three quarters of them are optimizer state: what
+# AdamW remembers for each parameter, and the fp32 master weights (chapter 06). On one GPU, all of that is needed. But
+# 64 times?
 #
-# On one GPU, all of that is needed. But in data parallelism, there are N ranks, and each of them holds the same state.
-# Let's look at a small GPT, wrapped in the `OverlappedDDP` of chapter 04. Its vocabulary is larger than its text needs,
-# so that the embedding is a large part of the model, as in the smallest GPT-2.
+# Let's start with a small GPT, wrapped in the `OverlappedDDP` of chapter 04. Its vocabulary is larger than its text
+# needs, so the embedding is a large part of it, as in the smallest GPT-2. That embedding will cause trouble.
 
 # %% tags=["nbval-ignore-output"]
 from shared import measure, plots, ranks
@@ -70,8 +71,8 @@ def train(model, optimizer):
 # %% [markdown]
 # ## What is wasted
 #
-# The next cells run one step of data parallelism with AdamW, and measure what each rank holds after it. In the figure,
-# compare the optimizer's share with the rest.
+# What does a rank hold after one step of data parallelism with AdamW, in fp32? Compare the optimizer's part of the bar
+# with the rest:
 
 # %%
 # %%ranks
@@ -91,21 +92,21 @@ assert round(sizes["token_embedding.weight"] / parameters, 2) == 0.31
 assert all(abs(log.sent_bytes - 6.93e6) < 5e3 for log in ranks.pull("log"))
 
 # %% [markdown] slideshow={"slide_type": "-"}
-# Half of what a rank holds is optimizer state, and one copy of it would be enough for all four ranks. The work is
-# redundant, too: each rank computes the same update of the same parameters.
+# Half of the bar is optimizer state, and one copy of it would be enough for all four ranks. The work is redundant, too:
+# each rank computes the same update of the same parameters.
 #
-# AdamW uses the momentum and variance of a parameter only once per step, to update that parameter. So only one rank has
-# to hold them. This rank updates the parameter and sends the new value to the others. Storing the optimizer state in
-# this way is called **ZeRO-1**, the first of three stages of the *Zero Redundancy Optimizer* (Rajbhandari et al. 2020).
-# One question remains: which rank holds what?
+# AdamW uses the momentum and variance of a parameter only once per step, to update that parameter. So one rank can hold
+# them, update the parameter, and send the new value to the others. Storing the optimizer state in this way is called
+# **ZeRO-1**, the first of three stages of the *Zero Redundancy Optimizer* (Rajbhandari et al. 2020). But which rank
+# holds what? The obvious answer has a catch.
 
 # %% [markdown]
 # ## One owner per parameter
 #
-# The rank that holds the state of a parameter and updates it is its **owner**. A simple way to choose owners is to go
-# through the parameters from the largest to the smallest, and to assign each one to the rank that owns the fewest
-# elements so far. torch's `ZeroRedundancyOptimizer` does that. DDP averages the gradients, each rank runs AdamW for the
-# parameters that it owns, and then every owner broadcasts its parameters.
+# Each parameter could get one rank as its **owner**, which holds its state and updates it. Go through the parameters
+# from the largest to the smallest, and assign each one to the rank that owns the fewest elements so far. torch's
+# `ZeroRedundancyOptimizer` does that. DDP averages the gradients, each rank runs AdamW for the parameters that it owns,
+# and then every owner broadcasts them.
 #
 # **Predict.** Ideally, each of the four ranks would hold a quarter of the optimizer state. How many times as much does
 # the rank with the largest share hold? 1 means exactly a quarter.
@@ -135,31 +136,34 @@ assert abs(sum(log.sent_bytes for log in logs) / 4 - 1.5 * 6.93e6) < 1e4
 assert sorted(name for names in ranks.pull("owned") for name in names) == sorted(sizes)
 
 # %% [markdown]
-# The owner of the embedding holds at least the embedding's state, no matter how many ranks there are. The embedding is
-# 31% of this model, or 1.24 times a quarter. On 64 ranks, it would be 20 times the ideal share. And a model fits only
-# if a GPU has room for the *largest* share.
+# One parameter spoils it. No matter how many ranks there are, somebody has to own the embedding, which is 31% of this
+# model, or 1.24 times a quarter. On 64 ranks, it would be 20 times the ideal share. And a model fits only if a GPU has
+# room for the *largest* share.
 
 # %% [markdown]
-# Whole parameters have a second problem: each takes a broadcast. You know from chapter 03 what the latency of so many
-# calls costs. And they send bytes: in data parallelism, a rank sent 6.93 MB, which is 2f · 4Ψ bytes. Now the ranks send
-# 10.4 MB on average, because the broadcasts add f · 4Ψ. That is not what ZeRO-1 costs. It is what this program costs.
+# The ledger shows a second problem: each parameter takes a broadcast. You know from chapter 03 what the latency of so
+# many calls costs. And they send bytes: in data parallelism, a rank sent 6.93 MB, which is 2f · 4Ψ bytes. Now the ranks
+# send 10.4 MB on average, because the broadcasts add f · 4Ψ. That is not what ZeRO-1 costs. It is what this program
+# costs.
 
 # %% [markdown] slideshow={"slide_type": "slide"}
 # ## One owner per element
 #
-# AdamW treats each element of a parameter separately. To AdamW, it makes no difference where one parameter ends and the
-# next begins. So we copy all parameters into one flat tensor, called a **flat parameter**, pad it to a multiple of N,
-# and cut it into N equal shards. Rank r owns the r-th shard, which may begin and end in the middle of a parameter.
+# Who says that a parameter needs one owner? AdamW treats each of its elements separately, and does not care where one
+# parameter ends and the next begins. So we copy all parameters into one flat tensor, called a **flat parameter**, pad
+# it to a multiple of N, and cut it into N equal shards. Rank r owns the r-th, which may begin and end in the middle of
+# a parameter.
 #
-# In the figure, compare the two ways. The top row is the model, from its first parameter to its last:
+# In the figure, the top row is the model, from its first parameter to its last. How far does rank 0 reach in each of
+# the rows below?
 
 # %% slideshow={"slide_type": "-"}
 zero_plots.ownership(sizes, ranks.pull("owned"))
 
 # %% [markdown]
-# Now all ranks own the same number of elements, whatever the model looks like. Only the last shards may contain
-# padding, at most N − 1 elements in total. There is a second advantage: the shards lie side by side in the flat
-# parameter, so a single all-gather replaces all the broadcasts.
+# Rank 0 is no longer stuck with the whole embedding: all ranks own the same number of elements, whatever the model
+# looks like. Only the last shards may contain padding, at most N − 1 elements in total. And because the shards lie side
+# by side, a single all-gather replaces all the broadcasts. But it sends as many bytes.
 
 # %% [markdown] slideshow={"slide_type": "slide"}
 # ## The all-reduce, cut in two
@@ -169,10 +173,10 @@ zero_plots.ownership(sizes, ranks.pull("owned"))
 #
 # You know from chapter 01 that an all-reduce is a reduce-scatter followed by an all-gather. After the first half, rank
 # r already has the sum of shard r. The second half distributes all sums to all ranks, and nobody needs them. So we stop
-# after the first half, run the optimizer, and use the second half for the new parameters instead.
+# halfway, run the optimizer, and spend the second half on the new parameters.
 #
-# Read the diagram from top to bottom. Each small box is a shard, and its number says which one. The two wide boxes are
-# the two halves of the all-reduce. Look at what each rank does between them:
+# Read the diagram from top to bottom. Each small box is a shard, with its number, and the two wide boxes are the halves
+# of the all-reduce. Follow rank 1: how many of its four shards does it work on between them?
 
 # %% slideshow={"slide_type": "-"}
 diagrams.zero1_step()
@@ -180,10 +184,11 @@ diagrams.zero1_step()
 # %% [markdown]
 # ## The short version
 #
-# In chapter 03, you made each `.grad` a view of a flat tensor. Here, we do the same to the parameters: `p.data` becomes
-# a view of the flat parameter. The shard is another view. So when AdamW updates the shard, it changes the model. All
-# ranks build equal models here; otherwise, rank 0 would have to broadcast the flat parameter first. We take the
-# reduce-scatter from chapter 01, because gloo's own runs an all-reduce internally.
+# Only one, yet its last row is complete. How does an updated shard get into the model? Through views. In chapter 03,
+# each `.grad` was a view of a flat tensor. Here, `p.data` becomes a view of the flat parameter, and the shard is
+# another: when AdamW updates it, the model changes. All ranks build equal models here; otherwise, rank 0 would have to
+# broadcast the flat parameter first. We take the reduce-scatter from chapter 01, because gloo's own runs an all-reduce
+# internally.
 
 
 # %%
@@ -244,16 +249,17 @@ log.assert_volume(sent_bytes=formulas.step_sent_bytes(parameters, ranks=4, stage
 assert log.ops == {"recv": 3, "send": 3, "all_gather": 1} and abs(log.sent_bytes - 6.93e6) < 5e3
 
 # %% [markdown]
-# Exactly as many bytes as in data parallelism. The three sends and receives are the steps of the ring, and the
-# all-gather brings the parameters. The optimizer states stay where they are.
+# Not one byte more than in data parallelism. The three sends and receives are the steps of the ring, and the all-gather
+# brings the parameters. The optimizer states stay where they are.
 #
-# With fp32 gradients and bf16 parameters, ZeRO-1 even sends less. The reduce-scatter sends f · 4Ψ bytes and the
-# all-gather f · 2Ψ, together f · 6Ψ. An all-reduce of the same gradients sends f · 8Ψ.
+# With fp32 gradients and bf16 parameters, ZeRO-1 even sends less: f · 4Ψ bytes for the reduce-scatter and f · 2Ψ for
+# the all-gather, together f · 6Ψ. An all-reduce of the same gradients sends f · 8Ψ.
 
 # %% [markdown] slideshow={"slide_type": "slide"}
 # ## What it saves
 #
-# For ZeRO-1, figure 1 of the ZeRO paper shows almost four times less memory, on 64 GPUs and in mixed precision.
+# What do these bytes buy? For our 120 GB, figure 1 of the ZeRO paper shows almost four times less, on 64 GPUs and in
+# mixed precision.
 #
 # **Predict.** Your four ranks use fp32. Between steps, a rank holds parameters, gradients and optimizer state. By what
 # factor does ZeRO-1 divide their total? 1 means that nothing is saved.
@@ -274,22 +280,20 @@ in_gb = [formulas.model_state_bytes(7.5, n, 1) for n in (1, 8, 64, 10**9)]
 assert [f"{gb:.3g}" for gb in in_gb] == ["120", "41.2", "31.4", "30"]
 
 # %% [markdown] slideshow={"slide_type": "-"}
-# Only the optimizer state gets smaller, because every rank still holds all parameters and gradients. On N ranks, a
-# parameter takes 8 + 8/N bytes in fp32, and 4 + 12/N bytes in mixed precision, where the optimizer state includes the
-# fp32 master weights (chapter 06). AdamW also has less to compute: each rank updates only Ψ/N elements.
+# Only the optimizer's part of the bar is shorter, because every rank still holds all parameters and gradients. On N
+# ranks, a parameter takes 8 + 8/N bytes in fp32, and 4 + 12/N bytes in mixed precision. AdamW also has less to compute:
+# each rank updates only Ψ/N elements.
 #
-# The first few ranks save the most. The model in figure 1 of the ZeRO paper has 7.5 billion parameters. In mixed
-# precision, it takes 120 GB without sharding, 41 GB on 8 GPUs, 31.4 GB on 64, and never less than 30 GB. So four times
-# is only the limit. In fp32, it is two.
+# The first few ranks save the most. The 120 GB of our model become 41 GB on 8 GPUs, 31.4 GB on 64, and never less than
+# 30 GB. So four times is only the limit. In fp32, it is two.
 
 # %% [markdown]
 # ## The same bytes, and less time
 #
-# Equal bytes do not mean equal time. `OverlappedDDP` launches its all-reduces during backward, while the short version
-# communicates after it. But under data parallelism, a slow link is idle in forward: there is nothing to send then,
-# because the parameters are complete. ZeRO-1 has something to send. It has cut the all-reduce in two, and the second
-# half carries parameters. The last block's parameters are not needed before the next forward has computed all blocks in
-# front of it.
+# The bytes are equal. Is the time? `OverlappedDDP` launches its all-reduces during backward, while the short version
+# communicates after it. But under data parallelism, a slow link is idle in forward, because the parameters are complete
+# and there is nothing to send. ZeRO-1 has something to send: its second half of the all-reduce carries parameters, and
+# the last block's are not needed before the next forward has computed all blocks in front of it.
 #
 # So let's launch each collective as early as possible, and wait for it as late as possible. The next cell defines a
 # `ShortZeRO1` for one block. A reduce-scatter is launched as soon as backward has computed the block's gradients, and
@@ -380,10 +384,10 @@ bars = [f"g{n}" for n in up] + [f"r{n}" for n in down]  # each is three sends an
 lines["ZeRO-1"] = recorded("ZeRO-1", blocks, 6, bars)
 
 # %% [markdown] slideshow={"slide_type": "slide"}
-# Each bar names its block: a5 is the all-reduce of block 5, g5 its all-gather, and r5 its reduce-scatter. A bar ends
-# when the rank has waited for the collective, even if the data arrived earlier. So most of the r bars end together,
-# when backward is over and the rank begins to wait. *Exposed* is the time during which something is in flight and
-# nothing is computed. Look at what is in flight during forward:
+# In each timeline, compute is on top. Which bars lie below forward? Each names its block: a5 is the all-reduce of block
+# 5, g5 its all-gather, and r5 its reduce-scatter. A bar ends when the rank has waited for the collective, even if the
+# data arrived earlier, so most r bars end together, when backward is over. *Exposed* is the time during which something
+# is in flight and nothing is computed.
 
 # %% tags=["nbval-ignore-output"] slideshow={"slide_type": "-"}
 times, lines = ranks.pull("times")[0], ranks.pull("lines")[0]
@@ -395,22 +399,22 @@ plots.timeline(list(lines.values()), list(lines), hidden=False)
 measure.expect(fraction < 1, "ZeRO-1 takes less time than data parallelism behind a slow link")
 
 # %% [markdown]
-# Data parallelism leaves the link idle during the whole forward and until the first bucket is full. ZeRO-1 uses it from
-# the update on, and has to leave it idle only while the last block computes forward and backward. By arithmetic,
-# without latency, data parallelism needs at least 72 + 24 + 336 = 432 ms. ZeRO-1 needs 168 ms for the all-gathers, 12 +
-# 24 ms in the last block and 168 ms for the reduce-scatters. These are 372 ms, or 0.86 times as long.
+# Under the forward of data parallelism, there is nothing: its link is idle until the first bucket is full. ZeRO-1's g
+# bars fill that gap. It has to leave the link idle only while the last block computes forward and backward. By
+# arithmetic, without latency, data parallelism needs at least 72 + 24 + 336 = 432 ms. ZeRO-1 needs 168 ms for the
+# all-gathers, 12 + 24 ms in the last block and 168 ms for the reduce-scatters. These are 372 ms, or 0.86 times as long.
 #
-# The measured ratio is larger. In both timelines, backward takes longer than six times 24 ms, because the hooks pack
-# and launch in Python, on cores that the ranks share. That costs data parallelism little: its link is busy until the
-# end of the step anyway. But ZeRO-1's r0 cannot be launched before backward has ended, and has nothing left to hide
+# Why is the measured ratio larger? In both timelines, backward takes longer than six times 24 ms, because the hooks
+# pack and launch in Python, on cores that the ranks share. That costs data parallelism little, whose link is busy until
+# the end of the step anyway. But ZeRO-1's r0 cannot be launched before backward has ended, and has nothing left to hide
 # behind.
 #
 # The saving is worth most where communication is the bottleneck. On a link that is fast enough to hide every all-reduce
-# but the last behind backward, there is nothing left to win. Data parallelism exposes that last one, a0. ZeRO-1 exposes
-# its two halves: r0 after backward, and g0 before forward.
+# but the last behind backward, there is nothing left to win: data parallelism exposes that last one, a0, and ZeRO-1 its
+# two halves, r0 after backward and g0 before forward.
 
 # %% [markdown]
-# One thing in this version is fragile: only a block's forward waits for its all-gather. Code that saves a checkpoint,
+# There is a trap in this version: only a block's forward waits for its all-gather. Code that saves a checkpoint,
 # averages the weights, or uses one block's weight in another reads the parameters without calling that forward, and
 # gets values that are partly old and partly new. So in the lab's `ZeRO1(..., module=module)`, the *parameters* wait:
 # whoever reads one waits for it first.
@@ -418,11 +422,10 @@ measure.expect(fraction < 1, "ZeRO-1 takes less time than data parallelism behin
 # %% [markdown]
 # ## What sharding breaks
 #
-# A ZeRO-1 optimizer wraps an **inner optimizer**, the one that updates the rank's shard. Training itself is correct,
-# but some lines around it assume that every rank holds the full optimizer state. The most common one saves
-# `optimizer.state_dict()` on rank 0. With ZeRO-1, that file holds a quarter of the state, in the shape of a shard and
-# not of any parameter, so it fits no other number of ranks. In the lab, you gather the state per parameter first. Other
-# lines fail in a similar way:
+# Does your training loop save `optimizer.state_dict()` on rank 0? With ZeRO-1, that file holds a quarter of the state,
+# in the shape of a shard, so it fits no other number of ranks. A ZeRO-1 optimizer wraps an **inner optimizer**, the one
+# that updates the rank's shard. Training is correct, but some lines around it assume that every rank holds the full
+# optimizer state. In the lab, you gather the state per parameter first. Which of the lines below would you notice?
 #
 # | in the training loop | what goes wrong | remedy |
 # |---|---|---|
@@ -438,9 +441,9 @@ measure.expect(fraction < 1, "ZeRO-1 takes less time than data parallelism behin
 # %% [markdown]
 # ## The production version
 #
-# torch's `ZeroRedundancyOptimizer` assigns whole parameters, as you have measured, and works with LAMB for that reason.
-# For a checkpoint, its `consolidate_state_dict()` gathers the states on one rank. Training libraries shard by element,
-# as the short version does. Megatron-Core calls its version the **distributed optimizer**:
+# Which way do libraries go? torch's `ZeroRedundancyOptimizer` assigns whole parameters, as you have measured, and works
+# with LAMB for that reason. For a checkpoint, its `consolidate_state_dict()` gathers the states on one rank. Training
+# libraries shard by element, as the short version does. Megatron-Core calls its version the **distributed optimizer**:
 #
 # | | DeepSpeed, ZeRO stage 1 | Megatron-Core |
 # |---|---|---|
@@ -507,7 +510,7 @@ assert held.gradients_bytes == world_size * zero1.shard.nbytes
 
 # %% [markdown] slideshow={"slide_type": "-"}
 # It holds the gradients of all shards, and needs those of one. On many ranks, gradients are now about half of the model
-# state. They could be freed as soon as they have been reduced. This is ZeRO-2, chapter 08.
+# state, although they could be freed as soon as they have been reduced. This is ZeRO-2, chapter 08.
 #
 # But first, you build `ZeRO1` in the lab: a real `torch.optim.Optimizer`, without the copy of the gradients that
 # `flatten` makes in each step. It clips gradients, follows a scheduler, and writes checkpoints for any number of ranks.

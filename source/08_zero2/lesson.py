@@ -22,12 +22,12 @@
 # %% [markdown]
 # ## Where we are
 #
-# In figure 1 of the ZeRO paper, a 7.5B model takes 31.4 GB on each of 64 GPUs with ZeRO-1. Of these, 15 GB are fp16
-# gradients. But to update its shard of the parameters, a rank needs only its own shard of the gradients, and that is
-# 0.2 GB. It has to *compute* the others, because its samples contribute to them. It does not have to *keep* them. In
-# **ZeRO-2**, the second stage of ZeRO, a rank keeps only its shard of the gradients and of the optimizer state.
+# ZeRO-1 brought a 7.5B model down to 31.4 GB on each of 64 GPUs (ZeRO paper, figure 1). Of these, 15 GB are fp16
+# gradients. How many does a rank need, to update its shard of the parameters? Only its own shard: 0.2 GB. It has to
+# *compute* the others, because its samples contribute to them. It does not have to *keep* them. In **ZeRO-2**, the
+# second stage of ZeRO, a rank keeps only its shard of the gradients and of the optimizer state.
 #
-# Freeing the rest sounds like one line of code. We try it three times, and two of the attempts disappoint.
+# Freeing the rest sounds like one line of code. We try it three times, and two attempts disappoint.
 
 # %% tags=["nbval-ignore-output"]
 from shared import formulas, plots, ranks, tables
@@ -59,24 +59,29 @@ AdamW = partial(torch.optim.AdamW, lr=1e-3)
 # %% [markdown]
 # ## Each bucket has its own shards
 #
-# We want to free gradients early, so we reduce-scatter them in buckets (chapter 03). The parameters of each bucket get
-# their own `FlatParameter`, which keeps them in a flat tensor of N equal shards. So rank r owns the r-th shard of
-# *every bucket*. The diagram shows the memory that rank 1 uses for gradients. As in the lab, a bucket gets its memory
-# with its first gradient. When are three of a bucket's four shards freed, and which shard does rank 1 keep?
+# To free gradients early, we reduce-scatter them in buckets (chapter 03). So who owns what? The parameters of each
+# bucket get their own `FlatParameter`, which keeps them in a flat tensor of N equal shards, and rank r owns the r-th
+# shard of *every bucket*. The diagram shows the memory that rank 1 uses for gradients, one stripe per shard. As in the
+# lab, a bucket gets its memory with its first gradient. When are three of its four stripes freed, and which one does
+# rank 1 keep?
 
 # %%
 diagrams.bucket_owners()
 
 # %% [markdown]
-# Why not let rank r own the r-th quarter of the *model*? Backward fills the buckets from the end of the model, so rank
-# 3 would own the first ones completely. With lab 01's direct sends, every other rank would send it whole buckets
-# instead of quarters: N times as many bytes on one link, while nothing arrives on the others.
+# Rank 1 keeps its own stripe. The others of buckets 1 and 2 go when the *next* one is launched, a moment that two
+# attempts miss.
+#
+# Why not the r-th quarter of the *model*? Backward fills the buckets from its end, so rank 3 would own the first ones
+# completely. With lab 01's direct sends, all others would send it whole buckets instead of quarters: N times as many
+# bytes on one link, and none on the others.
 
 # %% [markdown]
 # ## First attempt: reducing after backward
 #
-# The next class packs the gradients of a bucket into a flat tensor, and reduce-scatters them with lab 01's
-# `launch_reduce_scatter`, which returns a handle at once. The handle's `wait()` returns this rank's shard of the sum.
+# The simplest idea: finish backward, then free. The next class packs the gradients of a bucket into a flat tensor, and
+# reduce-scatters them with lab 01's `launch_reduce_scatter`, which returns a handle at once. The handle's `wait()`
+# returns this rank's shard of the sum.
 
 
 # %%
@@ -104,8 +109,7 @@ class Bucket:
 
 
 # %% [markdown]
-# The simplest version of ZeRO-2 reduces the buckets one by one after backward. The inner AdamW updates this rank's
-# shards:
+# After backward, we reduce the buckets one by one. The inner AdamW updates this rank's shards:
 
 
 # %%
@@ -136,14 +140,14 @@ class ReduceAfterBackward(nn.Module):
 
 # %% [markdown]
 # The catch: backward has computed *all* gradients before the first one is freed. So for a moment, a rank holds 4Ψ bytes
-# of them, as without sharding. A GPU must have room for the **peak** of a step, the moment at which it needs the most
-# memory. What `finish_gradient_sync()` frees afterwards does not help.
+# of them, as without sharding, and a GPU must have room for the **peak** of a step, the moment at which it needs the
+# most memory. What `finish_gradient_sync()` frees afterwards comes too late.
 
 # %% [markdown]
 # ## Second attempt: launching each full bucket
 #
-# `OverlappedDDP` launches each bucket as soon as it is full, and waits for all of them at the end (chapter 04). Let's
-# do the same with reduce-scatters:
+# Then let's send earlier. `OverlappedDDP` launches each bucket as soon as it is full, and waits for all of them at the
+# end (chapter 04). We do the same with reduce-scatters:
 
 
 # %%
@@ -206,15 +210,15 @@ print(f"{predicted(my_prediction)}measured {times:.2f} times 4Ψ")
 assert times > 1.6
 
 # %% [markdown]
-# That is worse than without sharding. Every flat tensor stays alive until the rank has waited for its reduce-scatter.
-# So does its **receive buffer**, the memory into which a collective writes what it receives. Over gloo, that is a shard
-# from each of the other ranks, f times the flat tensor. Together, they take about 1 + f = 1.75 times 4Ψ. For
+# That is worse than without sharding! Every flat tensor stays alive until the rank has waited for its reduce-scatter,
+# and so does its **receive buffer**, the memory into which a collective writes what it receives. Over gloo, that is a
+# shard from each of the other ranks, f times the flat tensor. Together, they take about 1 + f = 1.75 times 4Ψ. For
 # `OverlappedDDP`, not waiting costs no memory, because its buckets *are* its gradients.
 
 # %% [markdown]
 # ## Third attempt: the wait that enforces the bound
 #
-# Before launching a bucket, wait for the previous one and free it:
+# Both missed a moment in the diagram. Before launching a bucket, wait for the previous one and free it:
 
 
 # %%
@@ -235,9 +239,9 @@ bucket_bytes = max(bucket.flat_parameter.flat_param.nbytes for bucket in buckets
 
 # %% [markdown]
 # Now a rank holds its shards of the buckets that have been reduced, at most 4Ψ/N bytes, and at most 2 + f buckets: the
-# flat tensor of the bucket in flight, its receive buffer of f buckets, and the gradients that wait until the next
-# bucket is full. NCCL adds while it transfers, so it needs at most one shard to receive into. In the figure, compare
-# the three attempts with this bound, rounded up to three buckets:
+# flat tensor of the bucket in flight, its receive buffer of f buckets, and the gradients of the next bucket. NCCL adds
+# while it transfers, so it needs at most one shard to receive into. In the figure, compare the highest point of each
+# attempt with this bound, rounded up to three buckets:
 
 # %%
 curves, bucket_bytes = ranks.pull("curves"), ranks.pull("bucket_bytes")[0]
@@ -251,13 +255,13 @@ for of_rank in curves:
     assert max(of_rank["after backward"]) >= full_bytes
 
 # %% [markdown]
-# Each time a bucket is freed, the third attempt's line falls. Smaller buckets would keep it closer to 4Ψ/N, but cost
-# more latency (chapter 03).
+# Only the third attempt stays below the bound: its line falls with each freed bucket. Smaller buckets would keep it
+# closer to 4Ψ/N, but cost more latency (chapter 03).
 #
 # ## The short version
 #
-# `ReduceDuringBackward` and the classes that it builds on are a complete ZeRO-2. Does it train? We compare its losses
-# with those of data parallelism:
+# `ReduceDuringBackward` and the classes that it builds on are a complete ZeRO-2. But does it still train? We compare
+# its losses with those of data parallelism:
 
 # %% tags=["nbval-ignore-output"]
 # %%ranks
@@ -285,26 +289,25 @@ assert f"{formulas.memory_saving(10**9, stage=2):.2f}" == "8.00"
 
 # %% [markdown]
 # The training is the same. Between backward and the optimizer's step, the 16 bytes per parameter of data parallelism
-# become 4 + 12/N in fp32, and 2 + 14/N in mixed precision (chapter 06). So the model of figure 1 takes 16.6
-# GB on each of 64 GPUs, instead of ZeRO-1's 31.4 GB. The "8x" of the ZeRO paper (§1) is the limit on very many ranks,
-# without activations and buckets.
+# become 4 + 12/N in fp32, and 2 + 14/N in mixed precision (chapter 06). So the 31.4 GB that we began with become 16.6
+# GB. The "8x" of the ZeRO paper (§1) is the limit on very many ranks, without activations and buckets.
 
 # %% [markdown]
 # ## What the wait costs
 #
-# The reduce-scatters are in flight during backward, as in chapter 07. The all-gathers follow the optimizer's step, when
-# nothing is left to compute. They can be hidden behind the next forward, and the lab's `ZeRO2` does that.
+# We bought memory with a wait. Does it cost time? Not if each bucket is reduced before the next one is full, and not if
+# the link is busy throughout. But suppose that four buckets take 2, 2, 10 and 10 ms to compute and 6 ms each to send.
+# Without the wait, the last one arrives after 30 ms. With it, backward stands still from 4 to 8 ms, and it arrives
+# after 34 ms. So the wait costs time if fast buckets are followed by slow ones.
 #
-# Does the new wait cost time? Not if each bucket is reduced before the next one is full, and not if the link is busy
-# throughout. But suppose that four buckets take 2, 2, 10 and 10 ms to compute and 6 ms each to send. Without the wait,
-# the last one arrives after 30 ms. With it, backward stands still from 4 to 8 ms, and the last bucket arrives after 34
-# ms. So the wait costs time if buckets that fill quickly are followed by buckets that fill slowly.
+# The reduce-scatters are in flight during backward. The all-gathers follow the optimizer's step, when nothing is left
+# to compute, but the lab's `ZeRO2` hides them behind the next forward.
 
 # %% [markdown]
 # ## When do gradients determine the peak?
 #
-# So far, we have looked at gradients and buckets only. But while they pile up in backward, activations are freed. Which
-# of the two decides the peak of the whole step?
+# Does the whole step need less memory now? While gradients pile up in backward, activations are freed. Which of the two
+# decides the peak?
 #
 # **Predict.** With samples of 64 tokens, how high is the peak with `ReduceDuringBackward`, as a fraction of the peak
 # with `ReduceAfterBackward`? 1 means that they are equal. And what is the fraction if every block is checkpointed, as
@@ -326,6 +329,9 @@ for name in ("", ", checkpointed"):
         peak = measure.costs(zero2, zero2, *longer).peak
         peaks[kind.__name__ + name] = peak.held.by_component()
 
+# %% [markdown]
+# Each bar is a rank's peak. Compare them in pairs:
+
 # %%
 peaks = ranks.pull("peaks")[0]
 after, during, after_again, during_again = (sum(parts.values()) for parts in peaks.values())
@@ -336,20 +342,19 @@ assert abs(during / after - 1) < 0.1 and fraction < 0.9
 plots.memory_by_component(peaks)
 
 # %% [markdown]
-# Each bar shows what a rank holds at the peak. Without checkpointing, activations determine it. They are highest when
-# backward *begins*, when there are hardly any gradients, so it matters little when those are reduced. With
-# checkpointing, gradients determine the peak, and reducing them during backward takes a fifth off it.
+# Without checkpointing, our work gains next to nothing, because activations determine the peak. They are highest when
+# backward *begins*, with hardly any gradients. With checkpointing, gradients determine the peak, and reducing them
+# during backward takes a fifth off it.
 
 # %% [markdown]
 # ## Several micro-batches
 #
-# Data parallelism sends 2f · 4Ψ bytes per step (chapter 03). With one micro-batch, ZeRO-2 sends exactly as much: f · 4Ψ
-# for the reduce-scatters and f · 4Ψ for the all-gathers (Rajbhandari et al. 2020, "ZeRO", §7).
+# Is there a price in bytes? Data parallelism sends 2f · 4Ψ bytes per step (chapter 03). With one micro-batch, ZeRO-2
+# sends as much: f · 4Ψ for the reduce-scatters and f · 4Ψ for the all-gathers (Rajbhandari et al. 2020, "ZeRO", §7).
 #
-# With several micro-batches, `no_sync()` lets gradients accumulate, and only the last backward reduces them (chapter
-# 04). Until then, every rank accumulates *full* gradients: the very memory that ZeRO-2 has just saved. To keep the
-# memory low, we can instead reduce the gradients of every micro-batch, so that only this rank's shards accumulate. What
-# does that cost?
+# With several, you have to choose. `no_sync()` lets gradients accumulate, and only the last backward reduces them
+# (chapter 04). Until then, every rank accumulates *full* gradients: the memory that ZeRO-2 has just saved. Or we reduce
+# the gradients of every micro-batch, so that only this rank's shards accumulate. What does that cost?
 #
 # **Predict.** You accumulate four micro-batches, and reduce the gradients of each one. How many times f · 4Ψ bytes does
 # a step send? For one micro-batch, the answer is 2.
@@ -387,10 +392,10 @@ header = ["micro-batches", "reduced", "sent, in f · 4Ψ", "gradients and bucket
 tables.Table(header, rows)
 
 # %% [markdown]
-# With g micro-batches, a step sends (g + 1) times f · 4Ψ bytes: one reduce-scatter per micro-batch, and one all-gather
-# after the optimizer's step. If only the last micro-batch is reduced, a step sends 2 times f · 4Ψ bytes, but each rank
-# needs room for full gradients, plus the buckets. If you have that room, use ZeRO-1. It is simpler and sends the same
-# bytes, and with `module=` it launches its reduce-scatters during backward, too.
+# Low memory or few bytes: compare the last two rows. With g micro-batches, a step sends (g + 1) times f · 4Ψ bytes: one
+# reduce-scatter per micro-batch, and one all-gather after the optimizer's step. If only the last micro-batch is
+# reduced, the factor remains 2, but each rank needs room for full gradients, plus the buckets. If you have that room,
+# use ZeRO-1: it is simpler, and sends the same bytes, with `module=` also during backward.
 #
 # Pipeline parallelism needs many micro-batches, so it usually comes with ZeRO-1 (chapter 15). DeepSpeed's pipeline
 # engine even rejects stages 2 and 3 (`deepspeed/runtime/pipe/engine.py`).
@@ -398,8 +403,8 @@ tables.Table(header, rows)
 # %% [markdown]
 # ## The production version
 #
-# **FSDP2** is torch's `fully_shard`, which shards parameters, gradients and optimizer state over a **mesh**, an
-# arrangement of the ranks. You call it for each block and for the model:
+# Does torch have a ZeRO-2? Almost. **FSDP2** is torch's `fully_shard`, which shards parameters, gradients and optimizer
+# state over a **mesh**, an arrangement of the ranks. You call it for each block and for the model:
 #
 # ```python
 # for module in (*model.blocks, model):
@@ -407,7 +412,7 @@ tables.Table(header, rows)
 # ```
 #
 # With `reshard_after_forward=False`, it keeps all parameters from forward until backward has used them. This is the
-# closest thing to ZeRO-2 in torch, and in the lab, you compare it with yours. But it is not quite ZeRO-2:
+# closest thing in torch, and in the lab, you compare it with yours. But it is not quite ZeRO-2:
 #
 # - **Parameters.** Between steps, FSDP2 shards the parameters, too, so it holds less. While it computes, it holds full
 #   copies next to its shards.
@@ -416,10 +421,10 @@ tables.Table(header, rows)
 #   at the cost of memory.
 #
 # DeepSpeed's stage 2 all-reduces a bucket, and each rank keeps its slice, because `use_multi_rank_bucket_allreduce` is
-# on by default. The lab measures what that changes. Set it to false, and DeepSpeed runs one `reduce` per owner (version
-# 0.19.8, `average_tensor` in `stage_1_and_2.py`). Either way, a rank owns a contiguous range of the model, the layout
-# that we rejected above. And every micro-batch is reduced, because `no_sync()` raises an error for stages 2 and 3
-# (DeepSpeed issue 6793).
+# on by default. The lab measures what that changes. If it is false, DeepSpeed runs one `reduce` per owner (version
+# 0.19.8, `average_tensor` in `stage_1_and_2.py`). Either way, a rank owns a contiguous range of the model, which we
+# rejected above, and every micro-batch is reduced, because `no_sync()` raises an error for stages 2 and 3 (DeepSpeed
+# issue 6793).
 
 # %% [markdown]
 # ## Recap
@@ -452,11 +457,9 @@ tables.Table(header, rows)
 # %% [markdown]
 # ## What is still wasted
 #
-# The optimizer state and the gradients are sharded now. On four ranks, that leaves 7 bytes per parameter for the
-# optimizer's step, and 4 of them are the parameters themselves.
-#
-# Every rank holds all parameters all the time. But only one of the six blocks computes at a time, and the parameters of
-# the others could stay sharded until it is their turn. That is ZeRO-3 (chapter 09).
+# Of 16 bytes per parameter, each of four ranks has 7 left for the optimizer's step, and 4 of these are the parameters
+# themselves. Does every rank need all of them all the time? Only one of the six blocks computes at a time, and the
+# parameters of the others could stay sharded until it is their turn. That is ZeRO-3 (chapter 09).
 #
 # But first, you build the wrapper `ZeRO2` in the lab. It also works with unused parameters and with `no_sync()`.
 

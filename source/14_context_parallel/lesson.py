@@ -45,14 +45,17 @@ from shared.predictions import predicted
 
 ranks.start(world_size=4)
 
-# %% [markdown]
+# %% [markdown] tags=["introduction"]
 # ## What is wasted
 #
-# It is B. Gradients and unsharded parameters depend on the model only. The next table shows what one sequence keeps on
-# each GPU, next to the 34 GB that the model itself takes there. The last two columns are where this lesson leads:
+# The next table shows what one sequence keeps on each GPU, next to the 34 GB that the model itself takes there. The
+# last two columns are where this lesson leads:
 
 # %%
 contexts.memory_table()
+
+# %% [markdown]
+# It is B. Gradients and unsharded parameters depend on the model only.
 
 # %% [markdown]
 # Smaller micro-batches do not help, because nothing is smaller than one sequence. Full recomputation (chapter 06) does:
@@ -140,7 +143,7 @@ def pass_on(block):
     return received
 
 
-def ring_without_mask(query, key, value):  # each (B, H, n, D/H)
+def ring_without_mask(query, key, value):  # each (B, H, n, h/H)
     keys_values = torch.stack([key, value])
     nothing = torch.zeros_like(query[..., :1])
     seen = nothing - torch.inf, nothing, torch.zeros_like(query)
@@ -284,8 +287,9 @@ attention_plots.ring_steps(runs)
 # per batch double both sides. In Llama-2 70B, eight heads of queries share one head of keys. With this grouped-query
 # attention, k/h is 1/8, which helps the ring eightfold.
 #
-# **Predict.** At half of their peak, the 8 A100 of a host compute C = 1.25 · 10¹⁵ operations per second. They share an
-# adapter with W = 24 GB/s. From which n on is the ring between 4 hosts hidden?
+# **Predict.** With TP 8 inside it, a host acts as one rank of the ring. At half of their peak, its 8 A100 compute
+# C = 1.25 · 10¹⁵ operations per second. They share an adapter with W = 24 GB/s. From which n on is the ring between 4
+# hosts hidden?
 
 # %%
 my_prediction = None  # n
@@ -374,14 +378,14 @@ contexts.traffic_table()
 # | n is at least (2.4k/h) · C/W, and ZeRO leaves the adapter time | the ring, in zigzag order, between hosts |
 # | n is smaller | fewer hosts per sequence, so that n grows, or a faster network; else a part of the ring is exposed |
 # | masks between documents | gather the keys, as Llama 3 did: simpler, with all of it exposed |
-# | fast links and enough heads of keys, or a kernel that returns no log-sum-exp | Ulysses, inside a host |
+# | fast links and enough heads of keys, or a kernel that does not return the sums a ring needs | Ulysses, inside a host |
 # | fast links inside hosts, slow ones between them | heads inside, the ring between hosts (USP, Fang and Zhao 2024) |
 
 # %% [markdown]
 # ## Which technique removes which activations
 #
-# Long sequences have collected many cures, and not all of them treat the same disease. Per layer and in 16 bits, a
-# layer with a heads keeps sbh · (34 + 5as/h) bytes (Korthikanti et al. 2022). Without dropout, as in the first table of
+# Long sequences have collected many cures, and not all of them treat the same disease. In 16 bits, a layer with a heads
+# keeps sbh · (34 + 5as/h) bytes of b sequences (Korthikanti et al. 2022). Without dropout, as in the first table of
 # this lesson, 34 becomes 32:
 #
 # | technique | what happens to these bytes |
@@ -392,7 +396,7 @@ contexts.traffic_table()
 # | context parallelism | divides all of them by N, on top of t |
 # | full recomputation | leaves 2 of the 34, and computes forward twice |
 # | ZeRO, any stage | nothing. It shards what does not depend on s |
-# | mixture of experts | removes nothing: two experts per token, each as wide as the MLP, keep twice its bytes |
+# | mixture of experts (chapter 16) | removes nothing: two experts per token, each as wide as the MLP, keep twice its bytes |
 #
 # The last two rows are worth a second look. ZeRO makes room for a longer sequence, because it shrinks the model's share
 # of the memory, but the activations of the sequence stay as they are. A mixture of experts does not even make room: it

@@ -133,9 +133,8 @@ check.route()
 #
 # Within an expert's block, the assignments stay in their order. Both are int64 tensors on the device of `chosen`.
 #
-# Some implementations let each rank send a fixed number of rows to each expert, its **capacity**, because a tensor of a
-# fixed shape is easier to allocate and compile. If `capacity` is given, keep the first `capacity` of a block and leave
-# the others out of `order` and `counts`. With a capacity of 1, the example gives `[1, 3, 0]` and `[1, 1, 1, 0]`. So
+# If a `capacity` is given, as in the lesson, keep the first `capacity` of a block and leave the others out of `order`
+# and `counts`. With a capacity of 1, the example gives `[1, 3, 0]` and `[1, 1, 1, 0]`. So
 # token 1 has lost one of its experts, and token 2 both. The layer adds nothing in their place.
 #
 # The check tries the plain order, experts without tokens, and the capacity.

@@ -12,7 +12,7 @@
 # - say what a mixture of experts buys, and what it costs,
 # - compute the bytes of its two all-to-alls, and measure them,
 # - explain why one busy expert slows down every rank, and what a capacity trades for that,
-# - say when computing can hide the all-to-alls, and why a larger batch does not help,
+# - say when computing can hide the all-to-alls, and whether a larger batch helps,
 # - say over which ranks each gradient must be averaged.
 #
 # You need the all-to-all (chapter 01), data parallelism (chapter 02) and the MLP of a transformer block (chapter 13).
@@ -79,7 +79,7 @@ expert_plots.parameters_and_computation(points)
 # The router computes a score for each expert, and the token goes to the expert with the highest one. This is called
 # **top-1 routing** (Fedus et al. 2021). A softmax turns the scores into probabilities, and the expert's output is
 # multiplied by its probability. That is how the router learns: from the model's loss, it gets a gradient only through
-# this factor.
+# this factor. In the picture, expert 1 gets three of the six tokens, and expert 2 gets none:
 
 # %%
 diagrams.top_1_routing()
@@ -169,11 +169,12 @@ def expert_parallel(x, capacity):
 
 
 # %% [markdown]
-# Usually, a **capacity factor** c sets it: the capacity is c · kT/E, where T is the number of this rank's tokens, and k
-# the number of experts per token, here 1. With c = 1, there are exactly as many slots as tokens.
+# Usually, the capacity follows from a **capacity factor** c: it is c · kT/E, where T is the number of this rank's
+# tokens, and k the number of experts per token, here 1. With c = 1, there are exactly as many slots as tokens.
 #
-# **Predict.** T = 256 tokens of 64 fp32 elements, E = N = 4, and c = 1.25, so the capacity is 80. How many kB does a
-# rank send in forward, for both all-to-alls together? A rank does not send the slots of its own expert.
+# **Predict.** A rank has T = 256 tokens of width D = 64, in fp32. There are E = 4 experts on N = 4 ranks, and c = 1.25,
+# so the capacity is 80. How many kB does a rank send in forward, for both all-to-alls together? A rank does not send
+# the slots of its own expert.
 
 # %%
 my_sent_kb = None
@@ -201,9 +202,9 @@ ranks.pull("log")[0].table(times=False)
 # %% [markdown]
 # ## Imbalance: the slowest rank sets the pace
 #
-# In the picture, expert 1 has 7 of 16 rows. Real text does the same: here, a space is always embedded as the same
-# vector, so all spaces go to the same expert. Let's give every expert as many slots as it needs, and look at the time.
-# The ranks share this machine's cores, so each row sleeps 1 ms instead of computing on a GPU.
+# In the figure of dispatch and combine, expert 1 has 7 of 16 rows. Real text does the same: here, a space is always
+# embedded as the same vector, so all spaces go to the same expert. Let's give every expert as many slots as it needs,
+# and look at the time. The ranks share this machine's cores, so each row sleeps 1 ms instead of computing on a GPU.
 #
 # **Predict.** Perfectly balanced, every expert gets 256 rows. How many times as long does the layer take with the rows
 # that it really gets? 1 would mean as long as balanced.
@@ -359,8 +360,8 @@ for tokens in (4096, 8192):
 
 # %% [markdown]
 # What if the experts are too narrow? Some models also have a **shared expert**, which sees every token at home, so it
-# can compute meanwhile. DeepSeek-V3 has one. Nevertheless, it would spend about as much time on all-to-alls between
-# hosts as on computing (DeepSeek-AI 2024, §3.2.1).
+# can compute meanwhile. DeepSeek-V3 has one, and would still spend about as much time on all-to-alls between hosts as
+# on computing (DeepSeek-AI 2024, §3.2.1).
 #
 # But two micro-batches do not depend on each other. So while the tokens of one travel, the GPU computes the other: its
 # experts, and also its attention and its shared expert. The diagram draws computing and exchanging 1 : 1, as DeepSeek
@@ -374,7 +375,7 @@ diagrams.hidden_exchanges()
 # combine. DeepSeek's **DualPipe** pairs the *forward* of one micro-batch with the *backward* of another one. In
 # backward, gradients go through combine first, so it begins on the network exactly where the forward begins on the GPU.
 # In the last two lanes, neither ever waits. The drawing flatters: it draws backward as long as forward, and DeepSeek's
-# exchanges also occupy 20 of a GPU's 132 processors (§3.2.2).
+# exchanges also occupy 20 of a GPU's 132 streaming multiprocessors (§3.2.2).
 #
 # Where does a stage of a pipeline find such a pair? DualPipe is a schedule (chapter 15) that feeds the pipeline from
 # both ends, so each rank has a stage of either direction. Once the pipeline is full, micro-batches that go forward meet
