@@ -81,7 +81,7 @@ from solutions.flat import FlatLayout, FlatParameter
 # `self.layout.shard_of(flat)` is this rank's shard of a flat tensor, and `self.layout.group` is the process group.
 #
 # The first line of the check, `plain parameters`, tries three parameters of one dtype. The other lines also try a
-# `compute_dtype`, frozen parameters and subgroups.
+# `compute_dtype`, frozen parameters (`requires_grad=False`) and subgroups.
 #
 # <details><summary>Hint 1</summary>
 #
@@ -472,7 +472,7 @@ check.Forward()
 #
 # <details><summary>Hint</summary>
 #
-# After `post_backward`, nobody needs the unit's full parameters until the next step. Which method of `Unit` frees them?
+# After `post_backward`, nobody needs the unit's full parameters until the next forward.
 #
 # </details>
 

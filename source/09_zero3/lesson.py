@@ -386,7 +386,7 @@ assert f"{all_gather_ms:.1f}" == "18.9" and f"{10 * all_gather_ms:.0f}" == "189"
 # %% [markdown] slideshow={"slide_type": "slide"}
 # Ten of the twelve all-gathers can be hidden, and their bytes take 189 ms. The first one in forward cannot, because no
 # earlier block launches it. What about the first one in backward? Your saving may differ by some tens of milliseconds,
-# because four ranks share two cores. The third row of the table is for the next section.
+# because the four ranks share your machine's cores. The third row of the table is for the next section.
 #
 # The next figure shows a single step without prefetching, and one with it. The numbers are those of the blocks.
 # Collectives without a number belong to the root. In backward, prefetched all-gathers have long bars, because a bar

@@ -58,7 +58,8 @@ ranks.start(world_size=4)
 #   each other in the order of `self.parameters`. For each of them, the slot has this rank's rows, flattened, and then
 #   zeros for the missing rows.
 # - `copy_out(gathered)` gets the slots of all ranks, one after the other, in a tensor with one dimension. It copies the
-#   rows of each parameter into the memory that the parameter has, and leaves out the padding.
+#   rows of each parameter into the memory of `parameter.data`, and leaves out the padding. (Autograd would notice a
+#   copy into the parameter itself, and a backward that needs the parameter would raise an error.)
 # - Neither of them communicates, because `unshard` has to get by with one all-gather. It calls both inside
 #   `torch.no_grad()`.
 # - `self.world_size` is the N of the group. `self.shards[i]` holds this rank's rows of `self.parameters[i]`, and it may

@@ -105,7 +105,7 @@ check.newest_checkpoint()
 #   writes its shards of `{"model": …, "optimizer": …, "step": step}`. `get_state_dict(model, optimizer)` returns the
 #   state of the model and that of the optimizer.
 #
-# Begin with the lesson's short version. Then make it robust:
+# Begin with the lesson's short version, without flushing the parent folder. Then make it robust:
 #
 # - A complete checkpoint of the same step may exist. Keep it until the new one is ready to take its name. A kill can
 #   come at any time, even while you delete, so a partial folder must never be called `step_N`. But for a moment, there

@@ -378,7 +378,7 @@ contexts.traffic_table()
 # | n is at least (2.4k/h) · C/W, and ZeRO leaves the adapter time | the ring, in zigzag order, between hosts |
 # | n is smaller | fewer hosts per sequence, so that n grows, or a faster network; else a part of the ring is exposed |
 # | masks between documents | gather the keys, as Llama 3 did: simpler, with all of it exposed |
-# | fast links and enough heads of keys, or a kernel that does not return the sums a ring needs | Ulysses, inside a host |
+# | fast links and enough heads of keys, or a kernel without the sums that a ring needs | Ulysses, inside a host |
 # | fast links inside hosts, slow ones between them | heads inside, the ring between hosts (USP, Fang and Zhao 2024) |
 
 # %% [markdown]
@@ -396,7 +396,7 @@ contexts.traffic_table()
 # | context parallelism | divides all of them by N, on top of t |
 # | full recomputation | leaves 2 of the 34, and computes forward twice |
 # | ZeRO, any stage | nothing. It shards what does not depend on s |
-# | mixture of experts (chapter 16) | removes nothing: two experts per token, each as wide as the MLP, keep twice its bytes |
+# | mixture of experts (chapter 16) | removes nothing: two experts per token, wide as the MLP, keep twice its bytes |
 #
 # The last two rows are worth a second look. ZeRO makes room for a longer sequence, because it shrinks the model's share
 # of the memory, but the activations of the sequence stay as they are. A mixture of experts does not even make room: it
