@@ -156,7 +156,7 @@ print(f"1 + 1000 × 0.001 = {weight.item():.3f}")
 #   for this master so far, and nothing else (so without `"master"`). It is empty before the first update. `inner`
 #   changes it in place.
 # - Afterwards, store the entries of `inner_state` next to the master. With Adam, `self.state[parameter]` becomes
-#   `{"master": …, "exp_avg": …, "exp_avg_sq": …, "step": …}`. ZeRO-1 and checkpoints rely on this layout.
+#   `{"master": …, "exp_avg": …, "exp_avg_sq": …, "step": …}`. ZeRO-1 and saved states rely on this layout.
 # - Leave `parameter.grad` and `group` as they are: both belong to the caller.
 # - Target: 2 + 2 + 12 bytes per parameter with Adam, and never more than one gradient in float32.
 #
@@ -229,7 +229,8 @@ check.HoldsMasters()
 #
 # `MasterWeights` adds the loop to `HoldsMasters`. Write its `step`:
 #
-# - If there is a closure, it runs first, with gradients enabled. `step` returns its result.
+# - If there is a closure, it runs first, with gradients enabled. `step` returns its result. (As in torch, a closure is
+#   a function that zeroes the gradients, runs backward and returns the loss.)
 # - Update the parameters of all groups that `self.param_groups` contains *now*. Groups may be added later with
 #   `add_param_group`, for example to unfreeze a layer, and ZeRO-1 (chapter 07) replaces all of them.
 # - Skip parameters without a gradient, as torch's optimizers do. They look only at `grad`, not at `requires_grad`.
@@ -275,8 +276,8 @@ class MasterWeights(HoldsMasters):
 
 
 # %% [markdown]
-# In the check, look at the line `values` first. The other lines try groups, schedulers, closures and checkpoints, and
-# count bytes.
+# In the check, look at the line `values` first. The other lines try groups, schedulers and closures, save and load the
+# state (`checkpoint`), and count bytes.
 
 # %% tags=["check"] grade_id="check-master-weights" points=2
 check.MasterWeights()

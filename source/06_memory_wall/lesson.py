@@ -261,9 +261,10 @@ assert abs(fell["mixed"] - fell["fp32"]) < 0.05 * fell["fp32"]
 #
 # Nearly two thirds of that peak were activations. Could a rank keep *fewer*? Which tensors are they?
 #
-# Take one block of our GPT, and ask what backward needs. A linear layer needs its input, to compute the gradient of its
-# weight. A norm and GELU need theirs, too, but an addition needs nothing. We count in units of *s·b·h* elements
-# (sequence length × batch size × hidden width):
+# Take one block of our GPT. It has four linear layers: `query_key_value` and `project` around attention, `up` and
+# `down` around GELU. What does backward need? A linear layer needs its input, to compute the gradient of its weight. A
+# norm and GELU need theirs, too, but an addition needs nothing. We count in units of *s·b·h* elements (sequence length
+# × batch size × hidden width):
 #
 # | layers | tensors kept for backward | elements / sbh |
 # |---|---|---|
@@ -476,7 +477,7 @@ assert 107 < totals_gb[0] < 112 and totals_gb[2] > 24 > totals_gb[3]
 # 80 GB. Each layer is split over the 8 GPUs of a host (tensor parallelism), and the hosts use plain data parallelism.
 # The GPUs have 2,560 GB together, and a copy takes 16 · 70 = 1,120 GB. But the hosts hold four, so 140 GB per GPU.
 #
-# And activations? Without checkpointing, the sequence of 4,096 tokens keeps 19 GB with fused attention, and 105 GB with
+# And activations? Without checkpointing, Llama-2 7B keeps 19 GB for 4,096 tokens with fused attention, and 105 GB with
 # materialized attention: more than your GPU. The formula of a block leaves out the *logits*, the outputs of the last
 # layer: with Llama 3 8B and 8,192 tokens, they take 8,192 · 128,256 · 4 bytes, or 4.2 GB per copy, and a plain loss
 # makes two or three.

@@ -799,15 +799,14 @@ check.ShardedOptimizer()
 #
 # `_flatten()` is given: it adds one `FlatGradients` for each flat parameter to `self.gradients`. You write two methods:
 #
-# - `zero_grad()` calls `reset()` of all gradients. Afterwards, they are no longer used up.
+# - `zero_grad()`, after its first two lines, which are given, calls `reset()` of all gradients. Afterwards, they are no
+#   longer used up.
 # - `step(closure=None)` first calls `closure()` if there is one. As in torch, a closure zeroes the gradients, runs
 #   backward and returns the loss, and `step()` returns what the closure returned. Then `step()` reduces the gradients,
 #   calls `update_parameters()`, and sets `used_up`.
 #
 # Target: with Adam on N ranks, a rank holds 8/N bytes of state per parameter. In each step, there is one reduce-scatter
 # and one all-gather for each flat parameter, and no new tensor is as large as all parameters together.
-#
-# The first two lines of `zero_grad()` are given.
 #
 # <details><summary>Hint</summary>Both methods are short. Which method of 7.2, and which method of 7.3, do the
 # work?</details>

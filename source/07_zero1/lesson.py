@@ -182,9 +182,11 @@ zero_plots.ownership(sizes, ranks.pull("owned"))
 diagrams.zero1_step()
 
 # %% [markdown]
+# Only one, yet its last row is complete.
+#
 # ## The short version
 #
-# Only one, yet its last row is complete. How does an updated shard get into the model? Through views. In chapter 03,
+# How does an updated shard get into the model? Through views. In chapter 03,
 # each `.grad` was a view of a flat tensor. Here, `p.data` becomes a view of the flat parameter, and the shard is
 # another: when AdamW updates it, the model changes. All ranks build equal models here; otherwise, rank 0 would have to
 # broadcast the flat parameter first. We take the reduce-scatter from chapter 01, because gloo's own runs an all-reduce

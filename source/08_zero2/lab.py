@@ -400,6 +400,7 @@ check.ZeRO2()
 # | `backward()` inside `no_sync()` | False | True | False |
 # | `backward()`, `finish_gradient_sync()` | True | False | False |
 # | `backward()`, `finish_gradient_sync()`, `backward()` | True | False | True |
+# | `backward()`, `finish_gradient_sync()`, `backward()` inside `no_sync()` | True | True | False |
 #
 # </details>
 

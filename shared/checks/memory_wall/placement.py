@@ -188,7 +188,7 @@ def the_lowest_peak_is_named(attempt: Attempt) -> None:
                 raise Wrong(
                     {
                         rank: (
-                            f"{context}: ValueError({found[:90]!r}) names {len(sizes)} sizes; expected only the "
+                            f"{context}: ValueError({found[:200]!r}) names {len(sizes)} sizes; expected only the "
                             "lowest peak"
                         )
                     },
@@ -196,7 +196,7 @@ def the_lowest_peak_is_named(attempt: Attempt) -> None:
                 )
             if str(lowest) not in numbers:
                 evidence = (
-                    f"{context}: ValueError({found[:90]!r}); expected its message to name the lowest peak, {lowest}"
+                    f"{context}: ValueError({found[:200]!r}); expected its message to name the lowest peak, {lowest}"
                 )
                 names_one = re.search(r"\d", found.replace(str(target), ""))
                 hint = (
