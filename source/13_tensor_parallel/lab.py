@@ -471,8 +471,8 @@ print(f"{difference < 1e-6 = }, {log.messages} all-reduce, {log.sent_bytes:,.0f}
 # ## Given: attention
 #
 # `ParallelAttention` is the lesson's: each rank has the columns of its own heads of `query_key_value`, and the rows of
-# `project` that read their results. `own_rows` splits a weight or a bias by head, in two calls. You need its idea in
-# the next two exercises.
+# `project` that read their results. `own_rows` splits a weight or a bias by head, in two calls. (`like` keeps a frozen
+# parameter frozen.) You need its idea in the next two exercises.
 
 
 # %% tags=["export"]
@@ -772,7 +772,8 @@ check.ParallelGroupedAttention()
 #   rows.
 # - Write `forward(tokens)`. It returns the rows of the tokens, added up with `self.leave`. A token of another rank must
 #   not add a gradient to the row that you look up in its place.
-# - Pass `self.padding_idx` to `F.embedding`, so that the row of a padding token gets no gradient.
+# - Pass `self.padding_idx` to `F.embedding`, so that the row of `nn.Embedding`'s padding token, if there is one, gets
+#   no gradient. (It has nothing to do with the rows of zeros.)
 #
 # <details><summary>Hint</summary>
 #

@@ -287,8 +287,8 @@ check.partial_rules()
 # function for the costs:
 #
 # - `rounds_and_bytes(operation, buffer_bytes, size)` returns a tuple: the number of rounds, each of which costs the
-#   latency α, and the bytes that one rank sends. `buffer_bytes` is S, the bytes of the tensor that N = `size` ranks
-#   hold *together*. Local operations take 0 rounds and send 0 bytes.
+#   latency α, and the bytes that one rank sends. `buffer_bytes` is S, the bytes of the whole tensor: of these, each of
+#   the N = `size` ranks holds S/N if it is sharded, and S otherwise. Local operations take 0 rounds and send 0 bytes.
 # - For the ring algorithms, you know both from chapter 01. An all-to-all takes N − 1 rounds. In each round, a rank
 #   sends one piece to one other rank. How large is a piece, if a rank holds S/N bytes and cuts them into N pieces?
 #

@@ -96,7 +96,8 @@ diagrams.tiled_weight()
 # ## Five products
 #
 # Now we multiply a matrix x (256 × 2048) by A (2048 × 4096), in five layouts. The matrix x has nothing to do with the
-# axis "x". The compiler may choose the layout of the result. What does a device need that it does not have?
+# axis "x". `P()` is an annotation, too: this matrix is replicated. Only the layout of the result is left to the
+# compiler. What does a device need that it does not have?
 #
 # | case | x | A |
 # |---|---|---|

@@ -337,7 +337,8 @@ tables.Table(["from the outermost axis", "dp, GB", "pp, GB", "tp, GB", "total, G
 #
 # - Split the model with `parallelize(model, group)`, which changes it in place, and also returns it.
 # - Return `Pipeline(layers, schedule, micro_batches, loss_fn, group)` with the layers of `gpt_layers(model)`. `loss_fn`
-#   takes only the logits and the targets, so fix the other arguments of `token_loss` with `partial`.
+#   takes only the logits and the targets, so fix the other arguments of `token_loss` with `partial`. `vocab_size` is
+#   `model.config.vocab_size`.
 # - Each of the three calls needs a group. Think about which axis it belongs to.
 # - You know the calls from the lesson's `Train3D`. Two things are new: the loss leaves out padding, and you choose the
 #   groups yourself.

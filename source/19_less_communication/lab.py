@@ -168,7 +168,7 @@ def unpack(message: Tensor) -> tuple[Tensor, Tensor]:
 #
 # `CompressedBucket` is a bucket that does not launch an all-reduce. Instead, a compressor decides what to send. The
 # next cell gives you its base class, which does not depend on your `Bucket` from lab 03: `flat` is its flat tensor, and
-# `pack` has divided each gradient by N.
+# its method `pack` has divided each gradient by N. (This is not the function `pack` above.)
 #
 # `CompressedBucket` has a tensor `unsent`, as long as `flat`, which holds whatever this rank has not sent yet. After a
 # step, this is the error of the compression. In the next step, the bucket adds its gradients to it:
@@ -336,7 +336,7 @@ class Compressor:
 # - `all_to_all(rows, group)` and `launch_all_gather(flat, shard, group)` (lab 01) launch the collectives. `flat` has
 #   one dimension: if `gathered` has a row per rank, pass `gathered.view(-1)`.
 # - Every rank must end up with the same bits, even in the shard that it has added up itself.
-# - `pack` has divided the gradients by N already, so the sum is the mean.
+# - The bucket has divided its gradients by N already, so the sum is the mean.
 #
 # Target: a rank sends 2(N−1)/N · (1 + 4/256) bytes per element. That is 3.94 times fewer than with float32.
 #
