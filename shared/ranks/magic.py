@@ -61,12 +61,16 @@ def missing_in_notebook(name: str) -> str:
 
 
 def explain_on_ranks(failed: CellFailed) -> None:
-    """Add the sentence to the error of a cell on the ranks if it lacks a name that the notebook has."""
+    """Add to the error of a cell on the ranks what to do about a name that they lack."""
     missing = _MISSING.search(str(failed))
     shell = get_ipython()
-    if missing and shell is not None and missing[1] in shell.user_ns:
+    if not missing or shell is None:
+        return
+    if missing[1] in shell.user_ns:
         sentence = f"`{missing[1]}` exists in the notebook, not on the ranks. Import or define it in a %%ranks cell."
-        failed.args = (f"{failed.args[0]}\n{sentence}",)
+    else:
+        sentence = f"If a %%ranks cell further up imports or defines `{missing[1]}`, run that cell first."
+    failed.args = (f"{failed.args[0]}\n{sentence}",)
 
 
 def register() -> None:

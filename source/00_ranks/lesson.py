@@ -20,8 +20,8 @@
 # %% [markdown]
 # ## How to use this page
 #
-# Welcome! This page is a notebook: to run a cell, click it and press **Shift+Enter**, from top to bottom. The outputs
-# you see now are from our own run, and yours will replace them.
+# Welcome! In JupyterLab, this page is a notebook: to run a cell, click it and press **Shift+Enter**, from top to
+# bottom. The outputs you see now are from our own run, and yours will replace them.
 #
 # Where a paragraph begins with **Predict.**, write your estimate in the cell below it before you read on. A wrong
 # estimate is useful, too: it shows you where to look more closely.

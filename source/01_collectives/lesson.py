@@ -145,10 +145,14 @@ widgets.ring_stepper(logs)
 my_prediction = None
 
 # %% [markdown]
-# Let N be the number of ranks and S the size of the tensor in bytes. Each half has N−1 steps, and in each step a rank
-# sends one chunk of S/N bytes. So for the whole all-reduce, each rank sends
+# <details><summary>Answer</summary>
+#
+# About 2. Let N be the number of ranks and S the size of the tensor in bytes. Each half has N−1 steps, and in each step
+# a rank sends one chunk of S/N bytes. So for the whole all-reduce, each rank sends
 #
 # $$2\,(N-1)\cdot\frac{S}{N} = \frac{2(N-1)}{N}\,S$$
+#
+# </details>
 #
 # The next cells compare the formula with the ledger on 2, 3 and 4 ranks.
 

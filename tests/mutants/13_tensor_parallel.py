@@ -345,6 +345,21 @@ def embedding_overwrites_tokens():
             return self.leave(found.masked_fill(elsewhere.unsqueeze(-1), 0), self.group)
 
 
+def embedding_trains_its_padding():
+    """Leaves padding_idx out, so the row of the padding token gets a gradient.
+
+    caught by: VocabParallelEmbedding · training
+    """
+
+    class VocabParallelEmbedding(tensor_parallel.VocabParallelEmbedding):
+        def forward(self, tokens):
+            own_rows = len(self.weight)
+            index = tokens - dist.get_rank(self.group) * own_rows
+            elsewhere = (index < 0) | (index >= own_rows)
+            found = tensor_parallel.F.embedding(index.masked_fill(elsewhere, 0), self.weight)
+            return self.leave(found.masked_fill(elsewhere.unsqueeze(-1), 0), self.group)
+
+
 def embedding_with_stray_gradients():
     """Replaces rows of other ranks by zeros without autograd, so their tokens add gradients to row 0.
 

@@ -171,7 +171,7 @@ check_layer(
 check_layer(
     VocabParallelEmbedding,
     "plain vocabulary",
-    (Embedding(), Embedding(vocabulary=25), Embedding(flat=True), Embedding(5)),
+    (Embedding(), Embedding(vocabulary=25), Embedding(padding_idx=20), Embedding(flat=True), Embedding(5)),
     Embedding(),
 )
 ColumnParallelLinear.check("rejections", world_sizes=(2, 3))(besides_values.outputs_that_do_not_divide)

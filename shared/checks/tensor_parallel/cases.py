@@ -512,14 +512,22 @@ class Embedding(Layer):
 
     vocabulary: int = 24
     width: int = 6
+    padding_idx: int | None = None
     differentiates_inputs: bool = False
 
+    @property
+    def context(self) -> str:
+        padding = "" if self.padding_idx is None else f"with padding_idx={self.padding_idx}, "
+        return super().context + padding
+
     def build_model(self, seed: int) -> nn.Module:
-        return seeded(seed, lambda: nn.Embedding(self.vocabulary, self.width))
+        return seeded(seed, lambda: nn.Embedding(self.vocabulary, self.width, self.padding_idx))
 
     def draw_batch(self, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
         tokens = torch.randint(self.vocabulary, (BATCH, TOKENS), generator=generator)
         tokens[0, :2] = torch.tensor([0, self.vocabulary - 1])  # the first and the last row
+        if self.padding_idx is not None:
+            tokens[1, :2] = self.padding_idx
         y = torch.randn(BATCH, TOKENS, self.width, generator=generator, dtype=torch.float64)
         return flattened(self.flat, tokens, y)
 

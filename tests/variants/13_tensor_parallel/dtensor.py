@@ -176,18 +176,20 @@ def padded(rows, group):
 
 
 class VocabParallelEmbedding(nn.Module):
-    def __init__(self, weight, group, leave):
+    def __init__(self, weight, group, leave, padding_idx=None):
         super().__init__()
         self.weight, self.group, self.leave = weight, group, leave
+        rank, row = divmod(-1 if padding_idx is None else padding_idx, len(weight))
+        self.padding_idx = row if rank == dist.get_rank(group) else None
 
     @classmethod
     def from_embedding(cls, embedding, group=None, leave=sum_over_ranks):
-        return cls(own(padded(embedding.weight, group), group, ROWS), group, leave)
+        return cls(own(padded(embedding.weight, group), group, ROWS), group, leave, embedding.padding_idx)
 
     def forward(self, tokens):
         local = tokens - dist.get_rank(self.group) * len(self.weight)
         here = (local >= 0) & (local < len(self.weight))
-        return self.leave(F.embedding(local * here, self.weight) * here.unsqueeze(-1), self.group)
+        return self.leave(F.embedding(local * here, self.weight, self.padding_idx) * here.unsqueeze(-1), self.group)
 
 
 def vocab_parallel_cross_entropy(logits_shard, targets, group=None):

@@ -209,13 +209,17 @@ class VocabParallelEmbedding(nn.Module):
     def from_embedding(cls, embedding, group=None, leave=sum_over_ranks):
         own = cls()
         own.weight, own.group, own.leave = part(padded(embedding.weight, group), group), group, leave
+        own.padding_idx = embedding.padding_idx
         return own
 
     def forward(self, tokens):
         first = dist.get_rank(self.group) * len(self.weight)
         found = self.weight.new_zeros(*tokens.shape, self.weight.shape[1])
         here = (tokens >= first) & (tokens < first + len(self.weight))
-        return self.leave(found.index_put((here,), self.weight[tokens[here] - first]), self.group)
+        rows = self.weight[tokens[here] - first]
+        if self.padding_idx is not None:
+            rows = torch.where((tokens[here] == self.padding_idx).unsqueeze(-1), rows.detach(), rows)
+        return self.leave(found.index_put((here,), rows), self.group)
 
 
 class Loss(torch.autograd.Function):
