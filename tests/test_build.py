@@ -184,6 +184,11 @@ def test_only_a_draft_has_notes_to_its_author(chapter):
     assert chapter.is_draft or not any(new_chapter.AUTHOR in text for text in texts)
 
 
+def test_the_first_output_of_the_course_does_not_skip_its_first_lesson():
+    shown = next(cell.outputs for cell in _code(_read("chapters", CHAPTERS[0])) if "progress.show()" in cell.source)
+    assert "Next: read chapters/00_ranks.ipynb" in shown[0].data["text/plain"]
+
+
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=IDS)
 @pytest.mark.parametrize("folder", ["chapters", "labs", "solutions"])
 def test_cells_are_short(folder, chapter):
