@@ -406,7 +406,7 @@ print(f"a {branches.module.a.grad.item():.2f}, b {branches.module.b.grad.item():
 # they should approach the mean, 1.5.
 
 
-# %%
+# %% tags=["nbval-ignore-output"]
 # %%ranks
 def forgetful(wrapper):
     """Fit one weight, and never call finish_gradient_sync(). Returns the weight."""
