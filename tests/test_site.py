@@ -219,6 +219,7 @@ def choose_theme(page, theme: str) -> None:
     page.locator("button.theme-switch-button:visible").click()
     page.locator(f'button.theme-change-button[data-mode="{theme}"]:visible').click()
     page.wait_for_function(f"document.documentElement.dataset.theme === '{theme}'")
+    page.wait_for_function("document.getAnimations().every(each => each.playState !== 'running')")  # colors are fading
 
 
 def test_search_finds_a_word(page, address):
