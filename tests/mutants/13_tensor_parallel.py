@@ -273,36 +273,6 @@ def embedding_keeps_the_whole():
             return own
 
 
-def embedding_misses_a_row():
-    """Never looks up its last row.
-
-    caught by: VocabParallelEmbedding · plain vocabulary
-    """
-
-    class VocabParallelEmbedding(tensor_parallel.VocabParallelEmbedding):
-        def forward(self, tokens):
-            own_rows = len(self.weight)
-            index = tokens - dist.get_rank(self.group) * own_rows
-            elsewhere = (index < 0) | (index >= own_rows - 1)
-            found = tensor_parallel.F.embedding(index.masked_fill(elsewhere, 0), self.weight)
-            return self.leave(found.masked_fill(elsewhere.unsqueeze(-1), 0), self.group)
-
-
-def embedding_of_the_world():
-    """Finds its first row by its rank in the world.
-
-    caught by: VocabParallelEmbedding · group
-    """
-
-    class VocabParallelEmbedding(tensor_parallel.VocabParallelEmbedding):
-        def forward(self, tokens):
-            own_rows = len(self.weight)
-            index = tokens - dist.get_rank() * own_rows
-            elsewhere = (index < 0) | (index >= own_rows)
-            found = tensor_parallel.F.embedding(index.masked_fill(elsewhere, 0), self.weight)
-            return self.leave(found.masked_fill(elsewhere.unsqueeze(-1), 0), self.group)
-
-
 def embedding_of_two_dimensions():
     """Expects tokens of the shape (B, T).
 
@@ -345,21 +315,6 @@ def embedding_overwrites_tokens():
             return self.leave(found.masked_fill(elsewhere.unsqueeze(-1), 0), self.group)
 
 
-def embedding_trains_its_padding():
-    """Leaves padding_idx out, so the row of the padding token gets a gradient.
-
-    caught by: VocabParallelEmbedding · training
-    """
-
-    class VocabParallelEmbedding(tensor_parallel.VocabParallelEmbedding):
-        def forward(self, tokens):
-            own_rows = len(self.weight)
-            index = tokens - dist.get_rank(self.group) * own_rows
-            elsewhere = (index < 0) | (index >= own_rows)
-            found = tensor_parallel.F.embedding(index.masked_fill(elsewhere, 0), self.weight)
-            return self.leave(found.masked_fill(elsewhere.unsqueeze(-1), 0), self.group)
-
-
 def embedding_with_stray_gradients():
     """Replaces rows of other ranks by zeros without autograd, so their tokens add gradients to row 0.
 
@@ -373,36 +328,6 @@ def embedding_with_stray_gradients():
             elsewhere = (index < 0) | (index >= own_rows)
             found = tensor_parallel.F.embedding(index.masked_fill(elsewhere, 0), self.weight)
             found.data.masked_fill_(elsewhere.unsqueeze(-1), 0)
-            return self.leave(found, self.group)
-
-
-def embedding_without_a_sum():
-    """Returns only the rows that the rank has.
-
-    caught by: VocabParallelEmbedding · plain vocabulary
-    """
-
-    class VocabParallelEmbedding(tensor_parallel.VocabParallelEmbedding):
-        def forward(self, tokens):
-            own_rows = len(self.weight)
-            index = tokens - dist.get_rank(self.group) * own_rows
-            elsewhere = (index < 0) | (index >= own_rows)
-            found = tensor_parallel.F.embedding(index.masked_fill(elsewhere, 0), self.weight)
-            return found.masked_fill(elsewhere.unsqueeze(-1), 0)
-
-
-def embedding_without_zeros():
-    """Adds its row 0 for every token of another rank.
-
-    caught by: VocabParallelEmbedding · plain vocabulary
-    """
-
-    class VocabParallelEmbedding(tensor_parallel.VocabParallelEmbedding):
-        def forward(self, tokens):
-            own_rows = len(self.weight)
-            index = tokens - dist.get_rank(self.group) * own_rows
-            elsewhere = (index < 0) | (index >= own_rows)
-            found = tensor_parallel.F.embedding(index.masked_fill(elsewhere, 0), self.weight)
             return self.leave(found, self.group)
 
 
