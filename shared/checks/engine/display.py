@@ -1,6 +1,8 @@
 """Display verdicts: as a small table in a notebook, and with the same words as plain text elsewhere."""
 
 import contextlib
+import threading
+import time
 from dataclasses import replace
 
 from IPython import get_ipython
@@ -82,18 +84,38 @@ def _where(verdict: Verdict) -> str:
 
 @contextlib.contextmanager
 def live():
-    """Yield a function that shows, while a check runs, what it does. A program that executes notebooks sees nothing."""
-    shown = reader.present()
+    """Yield a function that shows, while a check runs, what it does, and for how long the checks have been running.
+
+    A program that executes notebooks sees nothing.
+    """
+    if not reader.present():
+        yield lambda text: None
+        return
+    began_s, doing, done, one_at_a_time = time.monotonic(), "", threading.Event(), threading.Lock()
 
     def report(text: str) -> None:
-        if shown:
-            reader.show_live(f"checking {text}")
+        nonlocal doing
+        doing = text
+        show_line()
 
+    def show_line() -> None:
+        seconds = time.monotonic() - began_s
+        with one_at_a_time:
+            reader.show_live(f"checking {doing}" + (f" · {seconds:.0f} s" if seconds >= 1 else ""))
+
+    def keep_time() -> None:
+        while not done.wait(1.0):
+            if doing:
+                show_line()
+
+    clock = threading.Thread(target=keep_time, daemon=True)
+    clock.start()
     try:
         yield report
     finally:
-        if shown:
-            clear_output(wait=True)
+        done.set()
+        clock.join()
+        clear_output(wait=True)
 
 
 def show_success(verdicts: list[Verdict], headline: str, note: str, after: After | None, ours: tuple[str, ...]) -> None:
