@@ -47,7 +47,7 @@ finish: python ## Write what you have built as a page that you can keep: mine/fi
 update: ## Take a newer version of the course, and keep what you have written
 	@$(PYTHON) update.py
 
-test: python ## Run the checks: lint, unit tests, all notebooks
+test: python ## Run the checks: lint, unit tests, all lessons (ALL=1: everything)
 	@$(if $(ALL),COURSE_EXTRAS=site )$(COURSE_PYTHON) -m tests.run $(PHASES) $(if $(ALL),--all) $(if $(CHAPTER),--chapter "$(CHAPTER)") $(if $(LAST_FAILED),--last-failed)
 
 quick: python ## Run the quick checks: lint, fast unit tests, two notebooks

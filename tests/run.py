@@ -1,7 +1,7 @@
 """Run the course's checks: lint, unit tests, notebooks.
 
-    python -m tests.run                          lint, unit tests and all notebooks
-    python -m tests.run --all                    also the tests that are marked `exhaustive`, as in CI
+    python -m tests.run                          lint, unit tests and all lessons
+    python -m tests.run --all                    also all solutions and tests that are marked `exhaustive`, as in CI
     python -m tests.run lint unit                only some of the phases
     python -m tests.run --chapter 08             lint, and the tests, mutants, variants and notebooks of a chapter
     python -m tests.run --quick                  no slow tests, two notebooks

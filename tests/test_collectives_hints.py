@@ -9,7 +9,7 @@ from shared import ranks
 from shared.checks.__main__ import run_file
 from tests import mutants
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 
 CHAPTER = "01_collectives"
 STEP = """

@@ -26,7 +26,7 @@ from shared.planner.shapes import MIXTRAL, SHAPES, gpt, llama
 from shared.planner.stages import stage_parameters
 from solutions.strategies import STRATEGIES, mixed_precision
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 
 ROOT = Path(__file__).parent.parent
 SMALL = llama("small", 4, 64, 4, 2, 96, vocabulary=50, context=32)
@@ -271,7 +271,6 @@ def test_every_rank_holds_and_sends_the_same(elsewhere):
     assert found["zero3"][1] == sum(-numel % 7 for numel in units) > 0
 
 
-@pytest.mark.exhaustive
 def test_70b_on_1024_ranks_fits_into_this_process():
     lines = {line.strip().split("  ")[0]: line.split() for line in printed().splitlines() if line}
     shape = SHAPES["Llama-2 70B"]
@@ -307,7 +306,6 @@ def test_torchs_names_stand_for_the_courses_counterparts():
     assert names == {"ddp": "overlapped_ddp", "zero_redundancy": "zero1", "deepspeed2": "zero2", "fsdp2": "zero3"}
 
 
-@pytest.mark.exhaustive
 def test_the_recorded_peaks_are_those_of_a_dry_run():
     assert peaks.counted_again() == json.loads(peaks.RECORDED.read_text())
 

@@ -51,6 +51,8 @@ from shared.ranks.diagnosis import CellState
 from shared.ranks.errors import CellFailed
 from tests.handed_in import CHAPTERS, cells_of, hand_in, need_sandbox, writes
 
+pytestmark = pytest.mark.exhaustive
+
 LAB = "00_ranks"
 ROOT = Path(__file__).parent.parent
 REQUIRE = sandbox.require
@@ -146,7 +148,6 @@ def test_every_student_has_a_row_and_a_page_whatever_they_handed_in(tmp_path, mo
         assert json.loads((folder / "gradescope" / student / LAB / "results.json").read_text())["output"]
 
 
-@pytest.mark.exhaustive
 def test_a_grader_killed_in_the_middle_of_200_continues_where_it_was(tmp_path):
     handed_in, folder, log = tmp_path / "in", tmp_path / "out", tmp_path / "log"
     for number in range(200):
@@ -183,7 +184,6 @@ def test_a_grader_killed_in_the_middle_of_200_continues_where_it_was(tmp_path):
     assert len(times) == 200 and all(times[student] == 1 for student in before)
 
 
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("times", [1, 2])
 def test_ctrl_c_saves_what_is_graded_and_prints_no_traceback(tmp_path, times):
     handed_in, folder = tmp_path / "in", tmp_path / "out"
@@ -228,7 +228,6 @@ def test_ctrl_c_during_the_first_seconds_prints_no_traceback(tmp_path):
     assert process.returncode == -signal.SIGINT and "Traceback" not in printed
 
 
-@pytest.mark.exhaustive
 def test_ctrl_c_in_a_terminal_costs_no_points(tmp_path):
     """A terminal signals all processes of a command. The sandbox once ended, and the code seemed to have crashed it."""
     need_sandbox()
@@ -795,7 +794,6 @@ def test_nothing_runs_without_bubblewrap(tmp_path, monkeypatch):
         grade.grade_all(tmp_path / "in", tmp_path / "out", grader=instant)
 
 
-@pytest.mark.exhaustive
 def test_make_grade_grades(tmp_path, monkeypatch):
     """Run the command that an instructor types, with a right and a wrong submission."""
     monkeypatch.setattr(sandbox, "require", REQUIRE)

@@ -15,6 +15,8 @@ from instructor.grade import export, lms_zips, sandbox
 from tests.handed_in import CHAPTERS, packed
 from tests.test_grade import instant
 
+pytestmark = pytest.mark.exhaustive
+
 LAB = "00_ranks"
 NOTEBOOK = nbformat.writes(build.solution_of(CHAPTERS[LAB]))
 METADATA = """

@@ -19,6 +19,8 @@ from instructor.release import as_zip
 from tests.handed_in import CHAPTERS, packed
 from tests.test_grade import instant, rows
 
+pytestmark = pytest.mark.exhaustive
+
 LAB = "00_ranks"
 NOTEBOOK = nbformat.writes(build.solution_of(CHAPTERS[LAB]))
 LESSON = (ROOT / "chapters" / f"{LAB}.ipynb").read_text(encoding="utf-8")

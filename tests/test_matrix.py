@@ -5,6 +5,8 @@ import pytest
 from tests import matrix, mutants
 from tests.matrix import Result, Row
 
+pytestmark = pytest.mark.exhaustive
+
 PASSED, FAILED = Result("passed"), Result("failed", "Hint: why?")
 
 

@@ -7,6 +7,8 @@ import pytest
 from tests import mutants
 from tests.mutants import BadRow
 
+pytestmark = pytest.mark.exhaustive
+
 HELPER = '''"""Helps."""
 
 

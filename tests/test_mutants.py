@@ -1,7 +1,7 @@
-"""The check that a mutant names rejects it, and every variant passes all checks.
+"""The check that a mutant names rejects it, and our own solutions and every variant pass all checks.
 
-The notebooks of our own solutions run every check, so they are not tried here. `make test` tries one mutant of each
-exercise; `make test ALL=1` tries all mutants and all variants.
+`make test` tries our solutions and one mutant of each exercise. `make test ALL=1` tries all mutants and all variants,
+and runs the notebooks of our solutions.
 """
 
 import ast
@@ -25,6 +25,7 @@ pytestmark = pytest.mark.slow
 
 TESTS = Path(__file__).parent
 MODULES = {chapter: module_names(chapter)[0] for chapter in chapters()}
+DEFINE = {"exercise", "export", "given"}  # the tags of such cells
 WAITS = "at once"  # a check whose mutants hang until a deadline, so another one stands for their exercise
 MIN_MUTANTS, MIN_VARIANTS = 8, 3  # mutants of a chapter, and variants of an exercise, unless the chapter is a draft
 
@@ -86,6 +87,22 @@ def test_a_right_solution_written_differently_passes(module, path, judged_as_gra
         failed = [verdict for verdict in run_file(module, path) if not verdict.passed]
     assert not failed, "\n".join(f"{v.exercise} · {v.check}: {v.evidence}" for v in failed)
     assert judged_as_graded == [], "the guard rejected a pickle"
+
+
+def write_solution(chapter, folder: Path) -> Path:
+    """Write the cells of a lab's source that define something on the ranks into one file."""
+    cells = [cell for cell in chapter.read("lab").cells if DEFINE & {*cell.metadata.get("tags", ())}]
+    path = folder / f"{chapter.name}.py"
+    path.write_text("\n\n".join(cell.source.removeprefix("%%ranks") for cell in cells))
+    return path
+
+
+@pytest.mark.parametrize("chapter", chapters(), ids=lambda chapter: chapter.name)
+def test_our_own_solution_passes(chapter, tmp_path):
+    with on_two_and_three_ranks(MODULES[chapter]):
+        verdicts = run_file(MODULES[chapter], write_solution(chapter, tmp_path))
+    failed = [verdict for verdict in verdicts if not verdict.passed]
+    assert not failed, "\n".join(f"{v.exercise} · {v.check}: {v.evidence}" for v in failed)
 
 
 @pytest.mark.parametrize(("module", "mutant"), all_mutants())

@@ -17,6 +17,8 @@ from shared.deadlines import scaled
 from shared.ranks import devices, launchers, mps, nccl, rankset, rankside
 from shared.ranks.devices import Placement
 
+pytestmark = pytest.mark.exhaustive
+
 ROOT = Path(__file__).parent.parent
 
 

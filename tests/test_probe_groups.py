@@ -10,7 +10,7 @@ from shared.checks.engine.subgroups import SUBGROUPS
 from shared.checks.models import awkward_models
 from shared.guards.alarms import Alarm
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 
 
 @pytest.fixture

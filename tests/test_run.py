@@ -23,7 +23,7 @@ from tests.runner.record import Record
 from tests.runner.results import Outcome, Results
 from tests.runner.summary import summary
 
-pytestmark = pytest.mark.slow  # most of these tests run pytest on a toy
+pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]  # most of these tests run pytest on a toy
 
 # Without the plugins that would take two seconds to load.
 TOY_PYTEST = ("env", f"PYTHONPATH={ROOT}", "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1", *PYTHON, "pytest", "-q", "--rootdir=.")
@@ -183,7 +183,6 @@ def test_next(): pass
     assert "crashed while running 'test_it.py::test_does_not_react'" in result.tests.failed[0].reason
 
 
-@pytest.mark.exhaustive
 def test_ranks_are_replaced_after_a_test_ran_out_of_time(tmp_path):
     source = """
 import time
@@ -209,13 +208,12 @@ def write_notebook(path: Path, *sources: str) -> None:
 def notebook_phase(tmp_path: Path, cell_s: float, test_s: float) -> Result:
     """Run the real command on the notebooks of tmp_path, but with other deadlines."""
     (tmp_path / "chapters").mkdir()
-    phase = phases.notebooks(Selection())
+    phase = phases.notebooks(Selection(exhaustive=True))
     command = [word for word in phase.commands[0] if not word.startswith(("--nbval-cell-timeout", "--timeout="))]
     command = ("env", f"PYTHONPATH={ROOT}", *command, f"--nbval-cell-timeout={cell_s}", f"--timeout={test_s}")
     return run_phase(Phase("notebooks", (command,), is_pytest=True, notebooks=phase.notebooks), tmp_path)
 
 
-@pytest.mark.exhaustive
 def test_a_cell_that_hangs_fails_and_so_do_the_cells_after_it(tmp_path):
     write_notebook(tmp_path / "solutions" / "hangs.ipynb", "x = 1", "import time\ntime.sleep(600)", "x = 1")
     result = notebook_phase(tmp_path, cell_s=deadlines.scaled(5), test_s=deadlines.scaled(100))
@@ -224,7 +222,6 @@ def test_a_cell_that_hangs_fails_and_so_do_the_cells_after_it(tmp_path):
     assert reason.startswith("Cell 1: Timeout of ") and reason.endswith(" · KeyboardInterrupt:")
 
 
-@pytest.mark.exhaustive
 def test_a_kernel_that_ignores_interrupts_is_ended(tmp_path):
     """nbval waits as long as such a kernel prints."""
     endless = """
@@ -246,7 +243,7 @@ while True:
 
 def test_a_phase_without_notebooks_fails(tmp_path):
     (tmp_path / "solutions").mkdir()
-    result = run_phase(phases.notebooks(Selection()), tmp_path)
+    result = run_phase(phases.notebooks(Selection(exhaustive=True)), tmp_path)
     assert result.problem == "there is no notebook in solutions or chapters" and result.counts == {"failed": 1}
 
 
@@ -436,6 +433,12 @@ def test_quick_skips_slow_tests_and_most_notebooks():
     assert phases.unit(Selection(quick=True)).mutants_of == ()
     quick = phases.notebooks(Selection(quick=True)).notebooks
     assert len(quick) == 2 and all((ROOT / name).exists() for name in quick)
+
+
+def test_ci_runs_all_solutions_and_make_test_all_lessons():
+    assert phases.notebooks(Selection(exhaustive=True)).notebooks == ("solutions", "chapters")
+    lessons = phases.notebooks(Selection())
+    assert lessons.notebooks[0] == "chapters" and all((ROOT / name).exists() for name in lessons.notebooks)
 
 
 def test_ci_requires_all_mutants():

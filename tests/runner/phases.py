@@ -22,6 +22,7 @@ STUCK = 1.5  # After this multiple of a test's deadline, its worker is killed, b
 
 QUICK_NOTEBOOKS = ("chapters/00_ranks.ipynb", "solutions/00_ranks_solution.ipynb")
 NOTEBOOK_FOLDERS = ("solutions", "chapters")
+LESSONS = ("chapters", "solutions/00_ranks_solution.ipynb")  # Unit tests check the other solutions.
 
 # Tests of one file share ranks, and cells of one notebook share a kernel (tests/conftest.py lists exceptions). Without
 # the second option, the files with the most tests would come first, not the ones that take longest.
@@ -90,7 +91,7 @@ def marks(selection: Selection) -> str:
 
 
 def notebooks(selection: Selection) -> Phase:
-    chosen: tuple[str, ...] = NOTEBOOK_FOLDERS
+    chosen: tuple[str, ...] = NOTEBOOK_FOLDERS if selection.exhaustive or selection.failed else LESSONS
     if selection.failed and selection.failed["notebooks"]:
         chosen = tuple(files_of(selection.failed["notebooks"])) or NOTEBOOK_FOLDERS  # A cell needs the cells before it.
     elif selection.chapter:
@@ -99,7 +100,7 @@ def notebooks(selection: Selection) -> Phase:
         chosen = QUICK_NOTEBOOKS
     # Notebooks often wait for their ranks to start.
     workers = 1 if selection.alone else calibration.workers(calibration.cores() + 1)
-    if chosen != NOTEBOOK_FOLDERS:
+    if chosen not in (NOTEBOOK_FOLDERS, LESSONS):
         workers = min(workers, len(chosen))
     options = [f"--nbval-cell-timeout={scaled(CELL_S):g}", f"--nbval-kernel-startup-timeout={scaled(KERNEL_START_S):g}"]
     command = pytest_command("--nbval", *options, *chosen, "-n", str(workers), *BY_FILE, *STRICT)
