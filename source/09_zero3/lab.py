@@ -15,13 +15,14 @@
 # | exercise | you build | minutes | points |
 # |---|---|---|---|
 # | 9.1 | `ShardedFlatParameter`: parameters whose memory is freed and restored | 18 | 3 |
-# | 9.2 | `Unit`: it launches all-gathers, waits for them, and remembers its state | 11 | 3 |
-# | 9.3 | `PlainZeRO3`: the hooks of forward | 14 | 2 |
-# | 9.4 | `PlainZeRO3`: the hooks of backward | 10 | 3 |
-# | 9.5 | `Prefetcher`: which units come next? | 12 | 2 |
+# | 9.2 | `Unit`: when may its memory be freed? | 6 | 2 |
+# | 9.3 | `PlainZeRO3`: the hooks of forward | 13 | 2 |
+# | 9.4 | `PlainZeRO3`: the hooks of backward | 9 | 2 |
+# | 9.5 | `Prefetcher`: which units come next? | 13 | 3 |
 # | 9.6 | `PrefetchingZeRO3`: prefetching in a step | 4 | 2 |
+# | 9.7 | `KeepsLastBlock`: it sends less than FSDP2 does by default | 6 | 1 |
 #
-# The remaining 11 minutes are for the code that is given before exercise 9.3, and for the GPT at the end.
+# The remaining 11 minutes are for the code that is given before exercise 9.3, and for the GPT between 9.6 and 9.7.
 #
 # Each exercise has a check. Its first line tries the simplest model or order, and the other lines look closer. The
 # checks never judge times. They count the bytes on the wire, and the bytes in memory at every moment of a step.
@@ -150,11 +151,11 @@ class ShardedFlatParameter(FlatParameter):
 check.ShardedFlatParameter()
 
 # %% [markdown]
-# ## Exercise 9.2 · A unit and its states (11 min, 3 points)
+# ## Exercise 9.2 · A unit and its states (6 min, 2 points)
 #
 # A unit is a part of the model whose parameters are unsharded and resharded together, such as a block of a GPT. Its
 # parameters may differ in dtype, but a flat parameter has only one dtype. So a unit has a list of
-# `ShardedFlatParameter`s. At any time, the unit is in one of four states. You never set `BACKWARD`, but your methods
+# `ShardedFlatParameter`s. At any time, the unit is in one of four states. You never set `BACKWARD`, but your method
 # must treat it as the table below says. `Call`, `open_calls` and `reshard_after_forward` are for lab 10; you do not
 # need them yet.
 
@@ -175,7 +176,8 @@ class Call:
 
 
 # %% [markdown]
-# Write three methods. What each of them does depends on the state:
+# `unshard()` and `wait_for_unshard()` are the lesson's, for a list of flat parameters, and given. Write `reshard()`.
+# What a method does depends on the state:
 #
 # | method | in state | what it does | state afterwards |
 # |---|---|---|---|
@@ -189,17 +191,16 @@ class Call:
 #
 # - `unshard()` keeps the handles in `self.works`. `wait_for_unshard()` empties that list, because a second wait for the
 #   same handle can hang.
-# - `reshard()` may be called while an all-gather is in flight. The all-gather is still writing into the memory, so it
-#   must complete before the memory is freed.
-# - Our solution launches `with record_function(…)`, which only gives the all-gathers a name in torch's profiler.
+# - The lesson's `reshard()` frees the memory in any state. In one of them, that is a bug. In which one, and what has to
+#   happen first?
+# - `record_function(…)` only gives the all-gathers a name in torch's profiler.
 #
 # The first line of the check, `a plain forward`, unshards, waits and reshards, twice. The other lines call the methods
 # in random order.
 #
 # <details><summary>Hint</summary>
 #
-# `wait_for_unshard()` can begin with `self.unshard()`, which does nothing if the unit is not SHARDED. Which of the two
-# methods can `reshard()` call?
+# Who writes into the memory while the unit is UNSHARDING? Which of the given methods can `reshard()` call?
 #
 # </details>
 
@@ -222,23 +223,19 @@ class Unit:
 
     def unshard(self) -> None:
         """Launch the all-gathers of the parameters, unless they are complete or in flight."""
-        ### BEGIN SOLUTION
         if self.state is UnitState.SHARDED:
             with record_function("ZeRO3::all_gather"):
                 self.works = [flat_parameter.unshard() for flat_parameter in self.flat_parameters]
             self.state = UnitState.UNSHARDING
-        ### END SOLUTION
 
     def wait_for_unshard(self) -> None:
         """Wait until the unit's parameters are unsharded. Launch their all-gathers first, if need be."""
-        ### BEGIN SOLUTION
         self.unshard()
         if self.state is UnitState.UNSHARDING:
             for work in self.works:
                 work.wait()
             self.works = []
             self.state = UnitState.UNSHARDED
-        ### END SOLUTION
 
     def reshard(self) -> None:
         """Free the unit's parameters, except this rank's shards."""
@@ -252,13 +249,13 @@ class Unit:
         ### END SOLUTION
 
 
-# %% tags=["check"] grade_id="check-unit" points=3
+# %% tags=["check"] grade_id="check-unit" points=2
 check.Unit()
 
 # %% [markdown]
 # ## Which unit owns a parameter? (3 min)
 #
-# The next three functions are given. Run their cells. You need not read the code, only this description.
+# The next three functions are given. Run their folded cells. You need to know only this description.
 # `owned_parameters` assigns each parameter of a module to the innermost unit around it. Parameters in no unit belong to
 # the root, which is the module itself. For the GPT of the lesson:
 #
@@ -270,7 +267,7 @@ check.Unit()
 # classes. It returns a dict with the `Unit` of each submodule that is one, and of the root.
 
 
-# %% tags=["export"]
+# %% tags=["export"] jupyter={"source_hidden": true}
 # %%ranks
 def owned_parameters(
     module: nn.Module, units: Iterable[nn.Module]
@@ -302,7 +299,7 @@ def owned_parameters(
     return owned
 
 
-# %% tags=["export"]
+# %% tags=["export"] jupyter={"source_hidden": true}
 # %%ranks
 def default_units(module: nn.Module) -> list[nn.Module]:
     """Return the blocks of a model: the layers in its outermost ModuleLists and Sequentials."""
@@ -314,7 +311,7 @@ def default_units(module: nn.Module) -> list[nn.Module]:
     return list(dict.fromkeys(found))
 
 
-# %% tags=["export"]
+# %% tags=["export"] jupyter={"source_hidden": true}
 # %%ranks
 def shard_into_units(
     module: nn.Module,
@@ -349,7 +346,7 @@ def shard_into_units(
 
 
 # %% [markdown]
-# ## Exercise 9.3 · The hooks of forward (14 min, 2 points)
+# ## Exercise 9.3 · The hooks of forward (13 min, 2 points)
 #
 # `PlainZeRO3` wraps a model. Four of its methods are hooks, which run before or after a unit computes. The model is
 # plain: every parameter is trained, and every unit is called once per forward and returns one tensor.
@@ -361,7 +358,8 @@ def shard_into_units(
 # | `pre_backward` (9.4) | when the output's gradient is complete | wait until the parameters are unsharded again |
 # | `post_backward` (9.4) | when all the unit's gradients are complete | reduce-scatter its gradients, and reshard it |
 #
-# Write the first two, which the constructor registers for every unit:
+# The constructor registers the first two for every unit. `pre_forward` is the lesson's, and given. Write
+# `post_forward`:
 #
 # - `tensor.register_hook(function)` lets autograd call `function(gradient)` when the tensor's gradient is complete. The
 #   function must return `None`. Here, it is `self.pre_backward` for this unit.
@@ -438,9 +436,7 @@ class PlainZeRO3(nn.Module):
 # %%ranks
 class PlainZeRO3(PlainZeRO3):
     def pre_forward(self, unit: Unit, submodule: nn.Module, inputs: tuple) -> None:
-        ### BEGIN SOLUTION
         unit.wait_for_unshard()
-        ### END SOLUTION
 
     def post_forward(self, unit: Unit, submodule: nn.Module, inputs: tuple, output) -> None:
         ### BEGIN SOLUTION
@@ -455,13 +451,13 @@ class PlainZeRO3(PlainZeRO3):
 check.Forward()
 
 # %% [markdown]
-# ## Exercise 9.4 · The hooks of backward (10 min, 3 points)
+# ## Exercise 9.4 · The hooks of backward (9 min, 2 points)
 #
 # `on_gradient` is given. Autograd calls it whenever a gradient is complete. It packs the gradient into a bucket, and
-# calls `post_backward(unit)` after a unit's last gradient. Write the other two hooks, which the table in
-# exercise 9.3 describes:
+# calls `post_backward(unit)` after a unit's last gradient. `pre_backward` is the lesson's, and given, too. It returns
+# `None`, because any other value would replace the gradient. Write `post_backward`, which the table in exercise 9.3
+# describes:
 #
-# - `pre_backward(unit, gradient)` must return `None`. Any other value would replace the gradient.
 # - `self.buckets[unit]` holds lab 08's `ShardedBucket`s. `bucket.launch()` starts the reduce-scatter of the packed
 #   gradients, and `bucket.wait()` adds the mean to `shard.grad`. You may wait immediately here; lab 10 waits later.
 #
@@ -500,9 +496,7 @@ class PlainZeRO3(PlainZeRO3):
 # %%ranks
 class PlainZeRO3(PlainZeRO3):
     def pre_backward(self, unit: Unit, gradient: torch.Tensor) -> None:
-        ### BEGIN SOLUTION
         unit.wait_for_unshard()
-        ### END SOLUTION
 
     def post_backward(self, unit: Unit) -> None:
         ### BEGIN SOLUTION
@@ -513,11 +507,11 @@ class PlainZeRO3(PlainZeRO3):
         ### END SOLUTION
 
 
-# %% tags=["check"] grade_id="check-plain-backward" points=3
+# %% tags=["check"] grade_id="check-plain-backward" points=2
 check.Backward()
 
 # %% [markdown]
-# ## Exercise 9.5 · Which units come next? (12 min, 2 points)
+# ## Exercise 9.5 · Which units come next? (13 min, 3 points)
 #
 # Your `PlainZeRO3` waits for each unit's all-gather before the unit computes. As in the lesson, you could launch the
 # all-gather of the *next* unit while this one computes. The lesson had a list of units in the right order. In general,
@@ -611,7 +605,7 @@ class Prefetcher:
             unit.unshard()
 
 
-# %% tags=["check"] grade_id="check-prefetcher" points=2
+# %% tags=["check"] grade_id="check-prefetcher" points=3
 check.Prefetcher()
 
 # %% [markdown]
@@ -625,8 +619,8 @@ check.Prefetcher()
 # - `pre_backward` calls `self.prefetcher.in_backward(unit)`. The root needs no special case, because it is never in
 #   `called`.
 #
-# Why call the prefetcher last? All-gathers complete in the order of their launches. If the next unit's all-gather were
-# launched first, this unit would have to wait for both.
+# Why call the prefetcher last? All-gathers share one link. If the next unit's all-gather were launched first, this
+# unit would have to wait for both.
 #
 # The first line of the check, `prefetched order`, looks at the order in which all-gathers are launched and waited for.
 # In the first forward, the order of the units is not known yet, so the check looks at the second and third steps.
@@ -775,25 +769,47 @@ plots.memory_over_step(results["your PlainZeRO3"][1].samples)
 # to the shards and the root, until backward reaches the last block: the final norm, the output layer and the loss need
 # only the root. A thin vertical line, if there is one, is a moment between two blocks.
 #
-# ## The all-gather that nobody needs
+# ## Exercise 9.7 · The all-gather that nobody needs (6 min, 1 point)
 #
-# In the lesson, the last block was resharded after its forward, and all-gathered again at once. The next class treats
-# this block as your `post_forward` treats the root:
+# In the lesson's timeline, block 5 was all-gathered twice in a row: at the end of forward, and again when backward
+# began. Write `KeepsLastBlock.post_forward`, which saves the second all-gather. It does what `PrefetchingZeRO3` does,
+# except for the last block in a forward with gradients. `self.units` holds the blocks in order, and then the root.
+#
+# In the check, look at the line `kept values` first. `kept wire` expects one all-gather less per step, and `kept order`
+# is the check of exercise 9.6: the block before the last one must still be prefetched.
+#
+# <details><summary>Hint</summary>
+#
+# `post_forward` does two things for a block. In backward, the last block has nothing to wait for. Does anything else
+# depend on its `pre_backward`?
+#
+# </details>
+
+
+# %% tags=["exercise"] grade_id="keeps-last-block"
+# %%ranks
+class KeepsLastBlock(PrefetchingZeRO3):
+    """Leaves the last block unsharded between its forward and its backward."""
+
+    def post_forward(self, unit: Unit, submodule: nn.Module, inputs: tuple, output) -> None:
+        ### BEGIN SOLUTION
+        if torch.is_grad_enabled() and unit is self.units[-2]:  # the last unit is the root
+            output.register_hook(partial(self.pre_backward, unit))
+        else:
+            super().post_forward(unit, submodule, inputs, output)
+        ### END SOLUTION
+
+
+# %% tags=["check"] grade_id="check-keeps-last-block" points=1
+check.KeepsLast()
+
+# %% [markdown]
+# What does that save, and does the peak rise?
 
 
 # %%
 # %%ranks
 from shared import wire
-
-
-class KeepsLastBlock(PrefetchingZeRO3):
-    """Leaves the last block unsharded between its forward and its backward."""
-
-    def post_forward(self, unit, submodule, inputs, output):
-        if torch.is_grad_enabled() and unit is self.units[-2]:  # the last unit is the root
-            output.register_hook(partial(self.pre_backward, unit))
-        else:
-            super().post_forward(unit, submodule, inputs, output)
 
 
 def sent_and_peak(model):
@@ -827,8 +843,9 @@ assert less > 0.1 and abs(higher) < 0.01
 
 # %% [markdown]
 # One of the sixteen all-gathers of blocks is gone, an eighth of f · 4Ψ, and the parameters' peak is the same: when two
-# blocks have memory anyway, the last one may be one of them. The peak of the whole step may rise, because the logits
-# are alive then, too. Five lines of code save 4% of a step's bytes.
+# blocks have memory anyway, one of the two may be the last block. The peak of the whole step may rise, because the
+# logits are alive then, too. Your four lines save 4% of a step's bytes. They still register `pre_backward`: without it,
+# nobody would prefetch the block before the last one.
 #
 # ## What it cannot do yet
 #

@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 09 · ZeRO-3
 #
-# **35–55 minutes.** After this lesson, you will be able to:
+# **40–60 minutes.** After this lesson, you will be able to:
 #
 # - unshard parameters only while a part of the model computes with them, and train a GPT that way,
 # - predict the peak memory of the parameters to the byte, and explain why the model must be divided into units,
@@ -27,8 +27,8 @@
 # rest of the step, each of four ranks could keep a quarter of them, and get the rest from the other ranks when the
 # block needs them. This is **ZeRO-3**: parameters are sharded, like gradients and optimizer state.
 #
-# Each rank is behind a slow link of 250 Mbit/s, to show what that costs. As in chapter 04, the blocks of our GPT sleep
-# as a stand-in for a GPU.
+# The price is communication, so each rank is behind a slow link of 250 Mbit/s. As in chapter 04, the blocks of our GPT
+# sleep as a stand-in for a GPU.
 
 # %% tags=["nbval-ignore-output"]
 from shared import formulas, measure, plots, ranks, tables, widgets
@@ -113,7 +113,7 @@ diagrams.unit()
 # %% [markdown]
 # ## The short version
 #
-# Two classes are enough to train a plain GPT. The first is chapter 07's `FlatParameter`, but its shard has memory of
+# Two classes are enough to train our GPT. The first is chapter 07's `FlatParameter`, but its shard has memory of
 # its own, so that the rest can be freed. `unshard()` only launches the all-gather, and `wait_for_unshard()` waits for
 # it. In between, the unit's state is `"UNSHARDING"`.
 
@@ -402,7 +402,7 @@ plots.timeline(lines, ["no prefetching", "prefetching"], hidden=False)
 # Most of what stays exposed is reduce-scatters, because our `reduce_gradients()` waits for each at once. Lab 10 and
 # FSDP2 wait one unit later, as chapter 08 did.
 #
-# Block 5 is all-gathered twice in a row: it is resharded after its forward, and backward begins with it. This
+# Block 5 is all-gathered twice in a row: it is resharded after its forward, and backward begins with it. The second
 # all-gather can be removed: do not reshard the last unit after forward. Does that raise the peak? You find out in the
 # lab. torchtitan leaves its last unit unsharded by default (`reshard_after_forward_policy`).
 #
@@ -411,10 +411,11 @@ plots.timeline(lines, ["no prefetching", "prefetching"], hidden=False)
 #
 # $$T > f \cdot F / B.$$
 #
-# The size of the block cancels out. An A100 that reaches 156 TFLOP/s needs about 6,000 tokens if its host has a single
-# link of 25 GB/s, and about 800 if each of its eight GPUs has one, because the collective can use all eight. With fewer
-# tokens, take faster links (chapter 11) or larger micro-batches. Backward computes twice as long and sends twice as
-# much, an all-gather and a reduce-scatter, so the rule is the same.
+# The size of the block cancels out. An A100 that reaches 156 TFLOP/s, half of its peak, needs about 6,000 tokens if its
+# host has a single link of 25 GB/s, and about 800 if each of the host's eight GPUs has one, because the collective can
+# use all eight. With fewer tokens, take faster links (chapter 11) or larger micro-batches. Backward computes twice as
+# long and sends twice as much, an all-gather and a reduce-scatter, so the rule is the same, as long as gradients are
+# sent in bf16, too.
 
 # %% [markdown]
 # ## What prefetching costs
@@ -469,9 +470,9 @@ assert costs["ours"].log.sent_bytes == costs["FSDP2"].log.sent_bytes
 tables.Table(["", "held between steps, MB", "peak, MB", "sent, in f · 4Ψ"], rows, "rank 0")
 
 # %% [markdown]
-# Both hold 16Ψ/N bytes between steps, and both send the same. Their peaks also include activations, which no stage of
-# ZeRO shards. FSDP2 uses the same names for its hooks (`_fsdp_param_group.py`), but it shards each parameter by itself.
-# Chapter 10 takes it apart.
+# Both hold 16Ψ/N bytes between steps, including the last gradients, and both send the same. Their peaks also include
+# activations, which no stage of ZeRO shards. FSDP2 uses the same names for its hooks (`_fsdp_param_group.py`), but it
+# shards each parameter by itself. Chapter 10 takes it apart.
 
 # %% [markdown] slideshow={"slide_type": "slide"}
 # ## Recap

@@ -353,3 +353,55 @@ def step_waits_for_what_it_prefetches():
         def __init__(self, module, units=None, prefetch=1, group=None):
             super().__init__(module, units, prefetch=prefetch, group=group)
             self.prefetcher = Prefetcher(prefetch)
+
+
+def keeps_every_block():
+    """Leaves every block unsharded between its forward and its backward, so each is all-gathered only once.
+
+    caught by: KeepsLastBlock · kept wire
+    """
+
+    class KeepsLastBlock(ZeRO3):
+        def __init__(self, module, units=None, prefetch=1, group=None):
+            super().__init__(module, units, reshard_after_forward=False, prefetch=prefetch, group=group)
+
+
+def keeps_nothing():
+    """Behaves as PrefetchingZeRO3 does.
+
+    caught by: KeepsLastBlock · kept wire
+    """
+
+    class KeepsLastBlock(ZeRO3):
+        def __init__(self, module, units=None, prefetch=1, group=None):
+            super().__init__(module, units, prefetch=prefetch, group=group)
+
+
+def keeps_the_first_block():
+    """Leaves the first block unsharded, which saves as many bytes, but holds them during all of backward.
+
+    caught by: KeepsLastBlock · kept order
+    """
+
+    class KeepsLastBlock(ZeRO3):
+        def __init__(self, module, units=None, prefetch=1, group=None):
+            super().__init__(module, units, prefetch=prefetch, group=group)
+            self.units[0].reshard_after_forward = False
+
+
+def keeps_the_last_block_and_prefetches_none():
+    """Has nothing to wait for when the last block's backward begins, and forgets to launch the next all-gather then.
+
+    caught by: KeepsLastBlock · kept order
+    """
+
+    class KeepsLastBlock(ZeRO3):
+        def __init__(self, module, units=None, prefetch=1, group=None):
+            super().__init__(module, units, prefetch=prefetch, group=group)
+            self.units[-2].reshard_after_forward = False
+
+        def pre_backward(self, unit, call):
+            if unit is self.units[-2]:
+                self.pending, unit.state = True, UnitState.BACKWARD
+            else:
+                super().pre_backward(unit, call)

@@ -17,6 +17,7 @@ Forward = Exercise("9.3", "PlainZeRO3")
 Backward = Exercise("9.4", "PlainZeRO3")
 Prefetcher = Exercise("9.5", "Prefetcher")
 Prefetching = Exercise("9.6", "PrefetchingZeRO3")
+KeepsLast = Exercise("9.7", "KeepsLastBlock")
 
 _OUT_OF_BOUNDS = "out of bounds for storage of size"
 _RESHARDED = "has memory only while forward()"  # what a resharded parameter says
@@ -99,7 +100,7 @@ def only_units_in_use_have_memory(attempt: Attempt) -> None:
     judge_memory(attempt, PlainPlan("Deep", dtype=torch.float32, options={"prefetch": 0}))
 
 
-# -- 9.5 and 9.6: prefetching
+# -- 9.5 to 9.7: prefetching
 
 Prefetcher.check("plain order", world_sizes=(1,))(prefetcher.the_next_unit_is_launched)
 Prefetcher.check("changing order", world_sizes=(1,))(prefetcher.a_changed_order_stops_it)
@@ -126,6 +127,21 @@ def one_more_unit_is_unsharded(attempt: Attempt) -> None:
     judge_memory(attempt, UnitPlan("Deep", dtype=torch.float32, options={"prefetch": 1}))
 
 
+@KeepsLast.check("kept values", world_sizes=(2, 3))
+def keeping_changes_no_value(attempt: Attempt) -> None:
+    train_and_judge(attempt, UnitPlan("Blocks", "AdamW", options={"prefetch": 1}))
+
+
+@KeepsLast.check("kept wire", world_sizes=(2,))
+def the_last_block_is_gathered_once(attempt: Attempt) -> None:
+    unit_wire.judge_unit_traffic(attempt, [UnitPlan("Blocks", steps=3, options={"prefetch": 1}, keeps_last=True)])
+
+
+@KeepsLast.check("kept order", world_sizes=(2, 4))
+def the_block_before_is_still_prefetched(attempt: Attempt) -> None:
+    unit_order.the_next_unit_is_in_flight(attempt, keeps_last=True)
+
+
 give_hints(
     {
         "SIGSEGV": "Hint: whose memory is `shard` a view of after reshard()?",
@@ -138,4 +154,6 @@ give_hints(
     {"doesn't require gradient": "This forward runs without gradients. Hint: will there be a backward?"}, Forward
 )
 give_hints(prefetcher.HINTS_ON_ERRORS, Prefetcher)
-give_hints(dict.fromkeys(("SIGSEGV", _OUT_OF_BOUNDS, _RESHARDED), _HINT_ON_READERS), *(Forward, Backward, Prefetching))
+give_hints(
+    dict.fromkeys(("SIGSEGV", _OUT_OF_BOUNDS, _RESHARDED), _HINT_ON_READERS), Forward, Backward, Prefetching, KeepsLast
+)

@@ -173,3 +173,9 @@ class PrefetchingZeRO3(PlainZeRO3):
     def pre_backward(self, unit, gradient):
         super().pre_backward(unit, gradient)
         self.prefetcher.in_backward(unit)
+
+
+class KeepsLastBlock(PrefetchingZeRO3):
+    def __init__(self, module, units=None, prefetch=1, group=None):
+        super().__init__(module, units, prefetch, group)
+        self.units[-2].reshard_after_forward = False

@@ -199,3 +199,10 @@ class PrefetchingZeRO3(PlainZeRO3):
     def forward(self, *inputs):
         self.prefetcher.begin_forward()
         return super().forward(*inputs)
+
+
+class KeepsLastBlock(PrefetchingZeRO3):
+    def _computed(self, submodule, unit):
+        *_, last, _ = self.units.values()
+        if unit is not last or not torch.is_grad_enabled():
+            super()._computed(submodule, unit)

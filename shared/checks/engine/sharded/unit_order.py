@@ -86,16 +86,24 @@ def _try(attempt: Attempt, prefetch: int) -> tuple[list[list[list[Event]]], int]
     return attempt.run(probe_order, plan, numels, per_rank=Draw(attempt).per_rank), len(numels)
 
 
-def the_next_unit_is_in_flight(attempt: Attempt) -> None:
+def the_next_unit_is_in_flight(attempt: Attempt, keeps_last: bool = False) -> None:
+    """Judge prefetching, also of a wrapper whose last unit stays unsharded between its forward and its backward."""
     for prefetch in (1, 2):
         found, units = _try(attempt, prefetch)
         for rank, steps in enumerate(found):
             for number, events in list(enumerate(steps, 1))[1:]:  # In the first forward, the order is not known yet.
-                judge_step(rank, events, units, prefetch, f"prefetch={prefetch}, step {number}")
+                context = f"prefetch={prefetch}, step {number}"
+                judge_step(rank, events, units, prefetch, context, keeps_last=keeps_last)
 
 
 def judge_step(
-    rank: int, events: list[Event], units: int, prefetch: int, context: str, phases: tuple[str, ...] = tuple(_HOOKS)
+    rank: int,
+    events: list[Event],
+    units: int,
+    prefetch: int,
+    context: str,
+    phases: tuple[str, ...] = tuple(_HOOKS),
+    keeps_last: bool = False,
 ) -> None:
     """Check that each unit but the first is launched while the unit `prefetch` positions before it computes.
 
@@ -124,7 +132,8 @@ def judge_step(
                     hint = "Hint: which unit comes next in backward, and which method of the prefetcher launches it?"
                 raise Wrong({rank: evidence}, hint)
             launched_before = _first(events, Event("launch", before), _begin_of(events, phase, order))
-            if launched_before is not None and launched < launched_before:
+            is_kept = keeps_last and phase == "backward" and before == order[0]  # Only its gradients are sent.
+            if launched_before is not None and launched < launched_before and not is_kept:
                 evidence = f"{here} is launched before that of block {before}, which computes first"
                 hint = (
                     f"Hint: in {_HOOKS[phase]}, which line launches the all-gather of block {before}, and what is in "

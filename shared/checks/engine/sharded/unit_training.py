@@ -97,11 +97,13 @@ class UnitPlan(Plan):
     Args:
         options: The keyword arguments of the wrapper's constructor.
         finish_each: Whether to call finish_gradient_sync() after every micro-batch, or only after the last one.
+        keeps_last: Whether the last unit stays unsharded between its forward and its backward.
     """
 
     optimizer: str = "SGD"
     options: dict = field(default_factory=dict)
     finish_each: bool = True
+    keeps_last: bool = False
 
     def __str__(self) -> str:
         parts = [unit_models.describe(self.model), *(f"{name}={value}" for name, value in self.options.items())]

@@ -35,8 +35,9 @@ def of_training(plan: UnitPlan) -> list[Flat]:
     sent: list[Flat] = []
     for index, unit in enumerate((*layout.units, layout.root)):
         reached = index not in _NOT_REACHED.get(plan.model, ()) and index < len(layout.units)
+        stays = kept or (plan.keeps_last and index == len(layout.units) - 1)
         for part in unit:
-            sent += [part.computed] * (_calls(plan, index) + (reached and not kept) + part.trainable)
+            sent += [part.computed] * (_calls(plan, index) + (reached and not stays) + part.trainable)
     return sent * plan.micro_batches
 
 
