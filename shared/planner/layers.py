@@ -89,13 +89,12 @@ def layer_figure(model: str) -> Figure:
     computing = [1e3 * computing_s(shape, ranks, 1) for ranks in sizes]
     total = [1e3 * tensor_parallel_s(shape, link, ranks, 1) for ranks, link in sizes.items()]
     sending = [whole - part for whole, part in zip(total, computing, strict=True)]
-    figure, axes = new_axes(6.0, 3.0)
+    figure, axes = new_axes(6.0, 3.2)
     axes.bar(names, computing, color=COLORS[0], edgecolor="black", linewidth=0.6, label="computing")
     style = {"color": COLORS[1], "hatch": "///", "edgecolor": "black", "linewidth": 0.6, "label": "all-reduces"}
     drawn = axes.bar(names, sending, bottom=computing, **style)
     axes.bar_label(drawn, [f"{each:.1f}" for each in total], padding=3)
-    axes.set(
-        ylabel="milliseconds", ylim=(0, 1.15 * max(total)), title=f"A layer of {shape.name}, one sequence (computed)"
-    )
+    title = f"Between hosts, the all-reduces outlast the computing\nA layer of {shape.name}, one sequence (computed)"
+    axes.set(ylabel="milliseconds", ylim=(0, 1.15 * max(total)), title=title)
     axes.legend(frameon=False)
     return finish(figure)

@@ -114,4 +114,4 @@ RUNS = (
 def table() -> Table:
     """Show the runs, with what the planner computes."""
     rows = [[run.name, run.computed(), run.published, run.elsewhere] for run in RUNS]
-    return Table(["run", "the planner", "its paper", "unsourced"], rows, wraps=True)
+    return Table(["run", "the planner", "its paper", "elsewhere"], rows, wraps=True)

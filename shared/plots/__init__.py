@@ -52,7 +52,7 @@ def logarithmic(axes) -> None:
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def loss_curves(curves: dict[str, list[float]]) -> Figure:
+def loss_curves(curves: dict[str, list[float]], log: bool = False) -> Figure:
     """Draw the loss per step, one line per name. Staggered markers distinguish lines that coincide."""
     figure, axes = new_axes(6.0, 3.0)
     for index, (name, losses) in enumerate(curves.items()):
@@ -67,6 +67,11 @@ def loss_curves(curves: dict[str, list[float]]) -> Figure:
             label=name,
         )
     axes.set(xlabel="step", ylabel="loss")
+    if log:  # shows small losses that differ
+        axes.set(yscale="log", ylabel="loss (logarithmic)")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter(NullFormatter())
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(frameon=False)
     return finish(figure)
@@ -209,7 +214,7 @@ def timeline(lines: list, names: list[str] | None = None, exposed: bool = True, 
                 seen.setdefault("waits", _draw_waits(axes, line, y, start_s))
             ticks.append((y, line_name if name == rows[0][0] else ""))
             y += 1
-        beside = f"{line.exposed_ms:.1f} ms exposed" if line.communication_ms else ""
+        beside = f"{line.exposed_ms:.{1 if line.exposed_ms < 10 else 0}f} ms exposed" if line.communication_ms else ""
         beside += f"\n{line.overlap:.0%} hidden" if hidden and beside else ""
         beside += "\n(simulated)" if line.is_simulated and beside else ""
         axes.annotate(
@@ -242,6 +247,9 @@ def _draw_spans(axes, spans: list, y: float, start_s: float, end_ms: float):
         began_ms, ended_ms = 1e3 * (span.began_s - start_s), 1e3 * (span.ended_s - start_s)
         if ended_ms - began_ms < shortest_ms and began_ms - previous_ms < shortest_ms:
             began_ms = ended_ms - shortest_ms
+        if hatch and abs(began_ms - previous_ms) < shortest_ms < ended_ms - began_ms:
+            # The white edges of two bars without a gap cannot be told from their hatch.
+            axes.plot([began_ms, began_ms], [y - 0.45, y + 0.45], color="black", linewidth=0.8)
         bars.append((began_ms, max(ended_ms - began_ms, shortest_ms)))
         previous_ms = ended_ms
     # This uses facecolor, because color would draw the hatch in the bar's own color.
@@ -357,13 +365,14 @@ def memory_by_component(held_bytes: dict[str, dict[str, int]], decimals: int | N
     return finish(figure)
 
 
-def memory_over_step(samples: list) -> Figure:
+def memory_over_step(samples: list, compared_with: tuple[str, int] | None = None) -> Figure:
     """Draw the memory in use after each operator of a step, by component, with the phases and the peak marked.
 
     From bottom to top, the order is that of the diagram `training_memory`: what lasts comes first.
 
     Args:
         samples: The samples of a `memory.peak`.
+        compared_with: The name and the bytes of another step's peak, which is drawn as a dashed line.
 
     Raises:
         ValueError: If there are no samples.
@@ -392,9 +401,17 @@ def memory_over_step(samples: list) -> Figure:
     peak = max(range(len(totals)), key=totals.__getitem__)
     axes.plot(peak, totals[peak] / scale, marker="v", color="black")
     white = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}  # hides the line behind the text
-    axes.text(peak, 1.04 * totals[peak] / scale, f" peak: {totals[peak] / scale:.3g} {unit}", bbox=white)
+    ends_near_the_legend = peak > 0.85 * len(samples)
+    words = f" peak: {totals[peak] / scale:.3g} {unit}"
+    axes.text(peak, 1.04 * totals[peak] / scale, words, bbox=white, ha="right" if ends_near_the_legend else "left")
     axes.set(xlabel="operators since the start of the step (not time)", ylabel=unit)
-    axes.set(xlim=(0, len(samples) - 1), ylim=(0, 1.2 * totals[peak] / scale or 1.0))
+    name, other_bytes = compared_with or ("", 0)
+    if other_bytes:
+        axes.axhline(other_bytes / scale, color="0.5", linestyle="--", linewidth=1.0)
+        words = f"{name}: {other_bytes / scale:.3g} {unit}"
+        axes.text(len(samples) - 1, 1.02 * other_bytes / scale, words, color="0.4", ha="right")
+    top = max(1.2 * totals[peak], 1.12 * other_bytes)
+    axes.set(xlim=(0, len(samples) - 1), ylim=(0, top / scale or 1.0))
     handles, names = axes.get_legend_handles_labels()
     axes.legend(handles[::-1], names[::-1], frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return finish(figure)

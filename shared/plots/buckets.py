@@ -116,7 +116,7 @@ def cap_runs(sizes_bytes: dict[str, int], runs: list[CapRun]) -> Figure:
     right.set(xlim=(0, 1.6 * _longest_ms(runs)))  # the labels need room
     right.set_xticks([ms for ms in right.get_xticks() if ms <= _longest_ms(runs)])
     right.spines["bottom"].set_bounds(0, _longest_ms(runs))
-    right.set_xlabel("ms for all all-reduces", x=0.5 / 1.6)
+    right.set_xlabel("ms until the last all-reduce ends", x=0.5 / 1.6)
     right.legend(frameon=False, loc="lower right")
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)

@@ -21,7 +21,7 @@ def loss_against_bytes(runs: Runs) -> Figure:
     """
     figure, axes = new_axes(6.4, 3.6)
     _draw_losses(axes, {name: (step_bytes / 1e6, losses) for name, (step_bytes, losses) in runs.items()})
-    axes.set(xscale="log", xlabel="MB sent by a rank so far")
+    axes.set(xscale="log", xlabel="MB sent by a rank so far", title="The same steps, with fewer bytes")
     _plain_ticks(axes)
     return finish(figure)
 
@@ -35,7 +35,7 @@ def loss_against_seconds(runs: Runs, where: str) -> Figure:
     """
     figure, axes = new_axes(6.4, 3.6)
     _draw_losses(axes, runs)
-    axes.set(xlim=(0, None), xlabel="seconds so far", title=where)
+    axes.set(xlim=(0, None), xlabel="seconds so far", title=f"The time of these steps: {where}")
     return finish(figure)
 
 
@@ -44,13 +44,14 @@ def _draw_losses(axes: Axes, runs: Runs) -> None:
     for index, (name, (step_cost, losses)) in enumerate(runs.items()):
         means = [sum(losses[at : at + MEAN_OF]) / MEAN_OF for at in range(0, len(losses) - MEAN_OF + 1, MEAN_OF)]
         highest = max(highest, 1.1 * means[0])  # the loss of a run that diverges leaves the figure
+        every = max(1, len(means) // 6)
         axes.plot(
             [(at + 1) * MEAN_OF * step_cost for at in range(len(means))],
             means,
             color=COLORS[index % len(COLORS)],
             linestyle=LINES[index % len(LINES)],
             marker=MARKERS[index % len(MARKERS)],
-            markevery=max(1, len(means) // 6),
+            markevery=((len(means) - 1) % every, every),  # also where the line ends
             label=name,
         )
     axes.set(ylim=(0, highest), ylabel=f"loss, mean of {MEAN_OF} steps")

@@ -15,6 +15,7 @@ def predicted_against_measured(
     measured_s: dict[str, dict[float, float]],
     xlabel: str,
     lines_are: str = "predicted",
+    mark: tuple[float, str] | None = None,
 ) -> Figure:
     """Draw predictions as lines, and measurements with the same names as marks in the same colors, on log axes.
 
@@ -22,6 +23,7 @@ def predicted_against_measured(
         predicted_s: Functions from bytes to seconds, by name.
         measured_s: The seconds for each number of bytes, by name.
         lines_are: What the legend calls the lines: "fitted" if these measurements determined them.
+        mark: A number of bytes to mark with a dotted line, and the words beside it.
     """
     figure, axes = new_axes(6.0, 3.6)
     sizes = sorted(size for measured in measured_s.values() for size in measured)
@@ -34,6 +36,10 @@ def predicted_against_measured(
         if name in measured_s:
             times_ms = [1e3 * time_s for time_s in measured_s[name].values()]
             axes.plot(list(measured_s[name]), times_ms, MARKERS[index], color=color, label=f"{name}, measured")
+    if mark is not None:
+        size_bytes, words = mark
+        axes.axvline(size_bytes, color="gray", linestyle=":", linewidth=1)
+        axes.text(size_bytes, 0.02, f"{words} ", transform=axes.get_xaxis_transform(), ha="right", va="bottom")
     axes.set(xlabel=xlabel, ylabel="time, ms")
     logarithmic(axes)
     axes.legend(frameon=False)
@@ -85,13 +91,15 @@ def all_reduce_costs(
             axes.loglog(sizes, curve, color=COLORS[index], linestyle=LINES[index], label=name)
         crossing = first_below(sizes, curves[0], curves[1])
         if crossing is not None:
-            axes.axvline(crossing, color="gray", linestyle=":", linewidth=1)
+            first, second = list(algorithms)[:2]
+            words = f"right of this line, {first} beats {second}"
+            axes.axvline(crossing, color="gray", linestyle=":", linewidth=1, label=words)
             label = f" {crossing / 1e6:.2g} MB" if crossing >= 1e5 else f" {crossing / 1e3:.2g} KB"
             axes.text(crossing, 0.98, label, transform=axes.get_xaxis_transform(), va="top")
         axes.set(title=f"{world_size} ranks", xlabel="tensor size, bytes")
         axes.spines[["top", "right"]].set_visible(False)
     panels[0, 0].set_ylabel("predicted time, ms")
-    figure.legend(*panels[0, 0].get_legend_handles_labels(), frameon=False, ncols=count, loc="outside upper left")
+    figure.legend(*panels[0, 0].get_legend_handles_labels(), frameon=False, ncols=4, loc="outside upper left")
     return finish(figure)
 
 
@@ -131,6 +139,9 @@ def roofline(lines: dict[str, tuple[Callable[[float], float], float]], tokens: t
         end = end if most else {"linestyle": ":"}
         label = f"{name}, up to {most:,} tokens" if most else f"{name}, does not fit"
         axes.plot([most] if most else [], [throughput(most)] if most else [], color=color, label=label, **end)
+    roof = max(throughput(tokens[1]) for throughput, _ in lines.values())
+    axes.axhline(roof, color="0.6", linewidth=0.8, zorder=0)
+    axes.annotate(f"roof: {roof:,.0f}", (tokens[0], roof), (0, -4), textcoords="offset points", va="top")
     axes.set(xlabel="tokens per GPU and step", ylabel="tokens per second and GPU", title=title)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)

@@ -41,6 +41,7 @@ def errors(by_group: dict[str, list[float]]) -> Figure:
     axes.tick_params(axis="y", length=0)
     axes.xaxis.set_major_formatter(PercentFormatter(1.0))
     axes.set(xlabel="← too fast · error of the predicted time (gray: within 10%) · too slow →")
+    axes.set_title(f"The planner's errors for {sum(map(len, by_group.values()))} published runs (squares: fitted)")
     return finish(figure)
 
 

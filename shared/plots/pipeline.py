@@ -25,6 +25,7 @@ _STYLES = {
 _LABELS = {"F": "forward", "B": "backward", "W": "weight gradients"}
 _SPLIT_BACKWARD = "backward (in zero bubble, input gradients only)"
 _LIGHTER = {"F": {"facecolor": "#d3ecfa"}, "B": {"facecolor": "#8fc1e3"}, "W": {"facecolor": "#fbeed3"}}
+_IDLE = {"facecolor": "#e4e4e4", "edgecolor": "none"}
 _AXES_PT = 580  # about the width of the time axis
 _SIZES_PT = (("small", 5.0), ("x-small", 4.2), ("xx-small", 3.5))  # of a label, and the width of one of its digits
 
@@ -64,8 +65,8 @@ def impossible(name: str, why: str) -> Figure:
 def schedule(runs: dict[str, Simulated], unit: str = "ms") -> Figure:
     """Draw when each stage runs each action. All schedules share one time axis.
 
-    The number in a bar is the micro-batch. The bars of a stage's later chunks are lighter. Gaps between the bars
-    are idle time.
+    The number in a bar is the micro-batch. The bars of a stage's later chunks are lighter. Gray is idle time,
+    up to the end of the step.
     """
     rows = sum(len(run.stages) for run in runs.values())
     figure, axes = new_axes(9.0, 0.75 + 0.3 * rows + 0.35 * len(runs))
@@ -77,6 +78,7 @@ def schedule(runs: dict[str, Simulated], unit: str = "ms") -> Figure:
         sizes = {kind: _size([s for s in every if s.action.kind == kind], longest) for kind in "FBW"}
         for stage, spans in enumerate(run.stages):
             ticks.append((y + 0.4, f"stage {stage}"))
+            axes.broken_barh([(0, run.total)], (y, 0.8), **_IDLE)
             for span in spans:
                 kind, length = span.action.kind, span.ended - span.began
                 kinds.add(kind)
@@ -95,7 +97,8 @@ def schedule(runs: dict[str, Simulated], unit: str = "ms") -> Figure:
     labels = _LABELS | ({"B": _SPLIT_BACKWARD} if "W" in kinds else {})
     patches = [Patch(**_STYLES[kind], label=label) for kind, label in labels.items() if kind in kinds]
     if has_chunks:
-        patches.append(Patch(facecolor="none", edgecolor="none", label="faint: a later chunk"))
+        patches += [Patch(**_STYLES[kind] | _LIGHTER[kind], label=f"{_LABELS[kind]}, later chunk") for kind in "FB"]
+    patches.append(Patch(**_IDLE, label="idle"))
     axes.legend(handles=patches, frameon=False, ncols=len(patches), loc="lower right", bbox_to_anchor=(1, 1))
     return finish(figure)
 

@@ -37,7 +37,7 @@ def ownership(sizes: dict[str, int], owned: list[list[str]]) -> Figure:
     axes.set(
         xlim=(0, total),
         ylim=(len(ways) + 0.45, -0.45),
-        xlabel="elements of the flattened model; the digit in a box is the rank that owns them",
+        xlabel="elements of the flattened model; color and digit say which rank owns them",
     )
     axes.set_yticks(range(len(ways) + 1), ["the model", *ways])
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
@@ -121,7 +121,8 @@ def over_backward(held_bytes: dict[str, list[int]], levels_bytes: dict[str, floa
         axes.axhline(level / 1e6, color="black", linestyle=":", linewidth=1.0)
         text = {"ha": "left", "va": "center", "size": 9, "transform": axes.get_yaxis_transform()}
         axes.text(1.03, level / 1e6, name, **text)
-    axes.set(xlabel="operators in backward() and finish_gradient_sync(), %", ylabel="MB", xlim=(0, 100), ylim=(0, None))
+    axes.set(xlabel="operators in backward() and finish_gradient_sync(), %", xlim=(0, 100), ylim=(0, None))
+    axes.set_ylabel("gradients and buckets, MB")
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(frameon=False, loc="outside upper left", ncols=len(held_bytes))
     plt.close(figure)

@@ -171,7 +171,8 @@ def background_save() -> Figure:
     clock.span(drawing, 3.86, background.copied_ms, f"copy of the shards after step {_SAVED_AT}", CELL_IN[1], **own)
     clock.axis(drawing, 4.6, [0.0, background.copied_ms[0], waiting.main[-1].ended_ms])
     words = (
-        f"Hatched: training is blocked ({_RENAMING_MS:.0f} ms for the rename). Both checkpoints hold the same values."
+        f"Hatched: training is blocked ({_RENAMING_MS:.0f} ms for the rename, between two steps). "
+        "Both checkpoints hold the same values."
     )
     drawing.text(0.15, 5.1, words, "note", ha="left")
     return drawing.finish()

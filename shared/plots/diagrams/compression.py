@@ -46,7 +46,7 @@ def quantized_all_reduce() -> Figure:
     notes = (
         "float32",
         "int8, and a scale per block",
-        "from both ranks, for the\nown shard only",
+        "from both ranks,\nfor its own shard only",
         "added up in float32",
         "the same bits on both ranks",
     )
@@ -103,7 +103,7 @@ def largest(rank: int) -> list[int]:
 
 def top_k() -> Figure:
     """Draw which elements two ranks send, what they all get, and what stays unsent."""
-    drawing = Drawing(8.8, 4.5, f"The {K} largest of {len(UNSENT[0])} elements")
+    drawing = Drawing(8.8, 4.5, f"Top-k: each rank sends its {K} largest of {len(UNSENT[0])} elements")
     size, left = (0.62, 0.36), 2.7
     drawing.name_rows(
         (0.62, "unsent", "before the step, and\nwhat is chosen of it"),
@@ -153,7 +153,7 @@ _ROW_IN = 0.27
 
 def low_rank() -> Figure:
     """Draw a matrix, its two thin factors, their product, what stays unsent, and the two all-reduces."""
-    drawing = Drawing(8.8, 6.25, "A matrix as a product of two thin ones")
+    drawing = Drawing(8.8, 6.25, "PowerSGD with r = 1: a matrix as a product of two thin ones")
     rows, columns = len(COLUMN), len(ROW)
     product = [[p * q + 0 for q in Q] for p in P]  # not −0
     matrix = [[a + b for a, b in zip(*pair, strict=True)] for pair in zip(product, REST, strict=True)]

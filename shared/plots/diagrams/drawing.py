@@ -121,14 +121,14 @@ class Drawing:
 
     def span(self, x: float, y: float, width: float, height: float, words: str = "", **style) -> None:
         """Draw a stretch of time, or of memory, with words where they can be read on its color and hatch."""
-        ink = style.pop("ink", "black")
+        ink, size = style.pop("ink", "black"), style.pop("size", _SIZES["label"])
         style = {"facecolor": "white", "edgecolor": "white", "linewidth": 0.8} | style
         self._axes.add_patch(Rectangle((x, y), width, height, **style))
         self._axes.add_patch(Rectangle((x, y), width, height, facecolor="none", edgecolor="black", linewidth=0.8))
         backing = {"facecolor": "white", "edgecolor": "none", "boxstyle": "round,pad=0.12"}
         bbox = backing if style.get("hatch") else None
         if words:
-            self.text(x + width / 2, y + height / 2, words, color="black" if bbox else ink, bbox=bbox)
+            self.text(x + width / 2, y + height / 2, words, color="black" if bbox else ink, bbox=bbox, size=size)
 
 
 class Clock:

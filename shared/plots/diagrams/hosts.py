@@ -39,7 +39,7 @@ def mesh_3d() -> Figure:
     drawing.message((right + 0.03, y), (lefts[1] - 0.03, y), arrowstyle="<|-|>", linestyle=(0, (4, 2)))
     drawing.text((right + lefts[1]) / 2, y - 0.18, "dp")
     rows = (
-        ("tp", "in every layer: all-reduces of activations, which nothing hides", "0 1 | 2 3 | 4 5 | 6 7"),
+        ("tp", "in every layer: all-reduces of activations, mostly exposed", "0 1 | 2 3 | 4 5 | 6 7"),
         ("pp", "per micro-batch: an output and a gradient, to the next stage and back", "0 2 | 1 3 | 4 6 | 5 7"),
         ("dp", "per step: gradients, which may hide behind backward", "0 4 | 1 5 | 2 6 | 3 7"),
     )

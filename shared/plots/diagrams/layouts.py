@@ -27,7 +27,7 @@ def devices_of_tile(tile: tuple[int, int], axes: tuple[str | None, str | None]) 
 def tiled_weight() -> Figure:
     """Draw a mesh of 4 × 8 devices, and three ways to lay out a weight on it."""
     height, width = WEIGHT
-    drawing = Drawing(8.8, 5.85, f"A weight of {height} × {width} on a mesh of {MESH[0]} × {MESH[1]} devices")
+    drawing = Drawing(8.8, 6.15, f"A weight of {height} × {width} on a mesh of {MESH[0]} × {MESH[1]} devices")
     panels = (
         (0.55, 0.95, ("x", "y"), "the mesh", "axis y, of 8 devices"),
         (5.0, 0.95, ("x", "y"), 'P("x", "y")', "32 tiles of 512 × 512"),
@@ -46,6 +46,8 @@ def tiled_weight() -> Figure:
                 drawing.cell(*position, _listed(owners), _OWN if DEVICE in owners else (), size_in)
         drawing.text(left + 1.8, top + 1.97, words, "note")
     drawing.text(0.4, 0.95 + 0.9, "axis x, of 4 devices", "note", rotation=90)
+    legend = f"Numbers are devices. Colored: device {DEVICE}, and the tile that it holds in each layout."
+    drawing.text(0.15, 5.95, legend, "note", ha="left")
     return drawing.finish()
 
 
@@ -125,7 +127,7 @@ MATRIX = ((1, 2), (3, 4))
 
 def placements() -> Figure:
     """Draw a tensor of two elements on two ranks as a partial, a sharded and a replicated one, and the ways between."""
-    drawing = Drawing(8.8, 4.95, "One tensor on two ranks: its placements")
+    drawing = Drawing(8.8, 4.95, "Placements of a tensor on two ranks, and what it takes to change them")
     total = [sum(column) for column in zip(*TERMS, strict=True)]
     boxes = {"Partial()": 0.95, "Shard(0)": 3.9, "Replicate()": 6.85}
     top, height, both = 1.3, 1.25, (0, 1)

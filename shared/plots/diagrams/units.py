@@ -188,9 +188,9 @@ def unit_states() -> Figure:
     for span in run.computed:
         times_ms = span.began_ms, span.ended_ms
         if span.name == "waits":
-            clock.span(drawing, compute_y, times_ms, "waits", 0.4, **WAITS)
+            clock.span(drawing, compute_y, times_ms, "waits", 0.4, size=9, **WAITS)
         else:
-            clock.span(drawing, compute_y, times_ms, f"{span.name} {span.unit}", 0.4, facecolor=COMPUTE)
+            clock.span(drawing, compute_y, times_ms, f"{span.name} {span.unit}", 0.4, size=9, facecolor=COMPUTE)
     starts_ms = {(span.name, span.unit): span.began_ms for span in run.computed}
     for index, span in enumerate(run.all_gathers):
         x, width = clock.x(span.began_ms), clock.inch_per_ms * _FLIGHT_MS
