@@ -15,7 +15,7 @@ def texts(figure) -> list[str]:
 
 def test_the_exposed_time_of_a_timeline_can_be_left_out():
     lines = [Timeline(0, [Span("communication", "send 1", 0.0, 0.4)], began_s=0.0, ended_s=1.0)]
-    assert "400.0 ms exposed\n0% hidden" in texts(plots.timeline(lines))
+    assert "400 ms exposed\n0% hidden" in texts(plots.timeline(lines))
     assert not any("exposed" in text for text in texts(plots.timeline(lines, exposed=False)))
 
 

@@ -427,7 +427,7 @@ def test_the_figure_has_a_bar_per_span_and_shows_the_exposed_time():
         "hatches must be visible"
     )
     assert [label.get_text() for label in axes.get_yticklabels() if label.get_text()] == ["rank 0", "rank 1"]
-    assert "2000.0 ms exposed\n50% hidden" in [text.get_text() for text in axes.texts]
+    assert "2000 ms exposed\n50% hidden" in [text.get_text() for text in axes.texts]
     names = [text.get_text() for text in figure.legends[0].get_texts()]
     assert names == ["forward", "backward", "communication", "mine", "waits"]
 

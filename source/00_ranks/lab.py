@@ -23,7 +23,7 @@
 #   not passed, so scroll up to find it.
 # - Each exercise has at least one hint. Click it to open it.
 # - An exercise with the word *Stretch* in its title is optional: no later lab depends on it. In this lab, exercise 0.5
-#   is the optional one, and the 55 minutes include its 5 minutes.
+#   is the optional one, and the totals above include its 5 minutes and 3 points.
 #
 # If a mistake makes the ranks hang, the course stops the cell and shows the doctor's report, as in the lesson. If the
 # ranks have to be restarted, your imports and functions are restored automatically, and a message names the variables
@@ -325,7 +325,7 @@ plots.traffic([log.sent_mb_to(4) for log in ranks.pull("log")])
 # with `broadcast_by_hand(torch.ones(1_000_000, device=device), src=1)`.
 #
 # How long does your all-reduce take, compared with `dist.all_reduce`? As in the lesson, `measure.collectives` times
-# them:
+# both:
 
 # %%
 # %%ranks
@@ -334,9 +334,9 @@ from shared import measure
 times = measure.collectives({"by hand": ring_sum, "torch": dist.all_reduce})
 
 # %% [markdown]
-# The table and the figure show the same medians. *Loopback* is a machine's connection to itself. As in the lesson, the
-# dotted line leaves out the latency; it goes through the shorter time for 4 MB. Where are the two all-reduces about
-# equally fast, and where are they far apart?
+# The table and the figure show the same medians. In the table's note, *loopback* is a machine's connection to itself.
+# As in the lesson, the dotted line leaves out the latency. It goes through the shorter time for 4 MB. At which sizes do
+# the bytes decide how far apart the two all-reduces are?
 
 # %% tags=["nbval-ignore-output"]
 times = ranks.pull("times")[0]
@@ -345,9 +345,9 @@ plots.message_cost(times.sizes_bytes, times.measured_ms)
 
 # %% [markdown]
 # For small tensors, the bytes hardly count. The ranks wait for messages and, on a machine with fewer cores than ranks,
-# for a core. That is a matter of chance: if you run the cell again, either of the two may be twice as fast as the
-# other. For 4 MB, moving the bytes takes most of the time. Your ring moves twice as many, and it never adds and
-# receives at the same time.
+# for a core. How long that takes is a matter of chance, so if you measure again, the ratio may differ a lot. For 4 MB,
+# moving the bytes takes most of the time. Your ring moves twice as many, and it never adds and receives at the same
+# time.
 #
 # These are times on one machine, where all ranks share cores and memory. The bytes are the same on any cluster: in your
 # ring, each rank sends three full tensors, so it sends 12 MB to add up tensors of 4 MB. How few bytes would be enough

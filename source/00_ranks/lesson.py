@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 00 · Ranks
 #
-# **35–60 minutes.** After this lesson, you will be able to:
+# **45–65 minutes.** After this lesson, you will be able to:
 #
 # - run code in four processes at once, and say what they share and what they do not,
 # - predict what each rank holds after `all_reduce`, `broadcast`, `send` and `recv`, and which rank waits for which,
@@ -20,8 +20,8 @@
 # %% [markdown]
 # ## How to use this page
 #
-# Welcome! In JupyterLab, this page is a notebook: to run a cell, click it and press **Shift+Enter**, from top to
-# bottom. The outputs you see now are from our own run, and yours will replace them.
+# Welcome! In JupyterLab, this page is a notebook. Run its cells from top to bottom: click a cell and press
+# **Shift+Enter**. The outputs you see now are from our own run, and yours will replace them.
 #
 # Where a paragraph begins with **Predict.**, write your estimate in the cell below it before you read on. A wrong
 # estimate is useful, too: it shows you where to look more closely.
@@ -196,8 +196,8 @@ print("x" in globals(), ranks.pull("x"))
 # A **collective** is an operation that all ranks of a process group call together. The most important one for training
 # is the **all-reduce**: every rank contributes a tensor, and every rank gets the sum of all tensors.
 #
-# **Predict.** Each rank holds one element: rank 0 holds 1, rank 1 holds 2, and so on. All four call `dist.all_reduce`.
-# Which value does rank 2 hold afterwards?
+# **Predict.** Each rank holds one element: rank 0 holds 1, rank 1 holds 2, and so on. All four call `dist.all_reduce`
+# on it twice in a row. Which value does rank 2 hold afterwards?
 
 # %%
 my_prediction = None
@@ -206,21 +206,21 @@ my_prediction = None
 # %%ranks
 total = torch.tensor([rank + 1.0], device=device)
 dist.all_reduce(total)
+dist.all_reduce(total)
 
 # %%
 print(f"rank 2 holds {ranks.pull('total')[2].item():g}")
 
 # %% [markdown] slideshow={"slide_type": "slide"}
-# Every rank has the sum, 1 + 2 + 3 + 4 = 10. In the figure, each rank holds four elements. Compare them before and
-# after the all-reduce.
+# Every rank has the sum after the first call: 1 + 2 + 3 + 4 = 10. `all_reduce` works in place: it overwrites the
+# tensor, and the old values are gone. So in the second call, every rank contributes 10, and the sum is 40.
+#
+# In the figure, each rank holds four elements. Compare them before and after one all-reduce.
 
 # %% slideshow={"slide_type": "-"}
 diagrams.collective("all_reduce")
 
 # %% [markdown]
-# `all_reduce` works in place: it overwrites the tensor, so the old values are gone. If all ranks called it again, each
-# of them would contribute 10, and the sum would be 40.
-#
 # To get the mean, divide the sum by the world size. With `op=dist.ReduceOp.MAX`, you get the maximum instead.
 
 # %%
@@ -281,8 +281,8 @@ total.item()  # NCCL's all_reduce only launches work on the GPU: there, this lin
 left_s = time.perf_counter()
 
 # %% [markdown]
-# A **timeline** shows when each rank computes, and when it communicates or waits. In this one, when do the other ranks
-# stop waiting, and when does rank 2 stop working?
+# A **timeline** shows when each rank computes, and when it communicates or waits. In the timeline below, when do the
+# other ranks stop waiting, and when does rank 2 stop working?
 
 # %% tags=["nbval-ignore-output"] slideshow={"slide_type": "slide"}
 began, arrived, left = (ranks.pull(name) for name in ("began_s", "arrived_s", "left_s"))
@@ -302,7 +302,7 @@ assert left[0] > arrived[2]
 # Sooner or later, one of your ranks will skip a collective that the others call.
 #
 # **Predict.** In the next cell, all ranks call a barrier, and then rank 1 skips the all-reduce. In a plain script, what
-# would ranks 0, 2 and 3 get: an error, a wrong value, or nothing?
+# would ranks 0, 2 and 3 get while rank 1 goes on computing: an error, a wrong value, or nothing?
 
 # %%
 my_prediction_for_others = ""
@@ -314,15 +314,16 @@ if rank != 1:
     dist.all_reduce(total)
 
 # %% [markdown]
-# Nothing. A script would sit there in silence, for 10 minutes with NCCL and 30 with gloo, and bill you for all of its
-# GPUs. Waiting for something that never happens is called a **hang**.
+# Nothing. They would sit there in silence, for 10 minutes with NCCL and 30 with gloo, and bill you for all GPUs.
+# Waiting for something that never happens is called a **hang**.
 
 # %% [markdown]
 # Here, the course's **doctor** asks every rank where it is, sees that the all-reduce can never complete, and stops the
 # cell. Read its report in this order:
 #
 # 1. **Who waits for whom?** The first sentence names the ranks that wait, the collective they wait in, and the rank
-#    that is missing. The number after `#` counts the collectives. DDP made the first 300 or so in the demo above.
+#    that is missing. The number after `#` counts the collectives. The first 300 or so came from
+#    `DistributedDataParallel`.
 # 2. **What did the missing rank do instead?** The second sentence tells you. Look for the bug there first: in this
 #    case, the ranks that wait did nothing wrong.
 # 3. **At which line?** In the table, the column `at` shows the line that a rank has reached. If the rank has left the
@@ -365,13 +366,13 @@ dist.all_reduce(total)
 # All three failures break one rule: **All ranks call the same collectives, in the same order, with the same shapes and
 # dtypes.**
 #
-# > **Found in the wild.** A training run on four GPUs reports that it is done. Its checkpoints are on disk. Half an
-# > hour later, the job fails. `trainer.save_checkpoint()` stood inside `if trainer.is_global_zero:`. It ends with a
-# > barrier, which only rank 0 called. NCCL matches collectives by their order, not by their lines, so rank 0's extra
-# > barrier met the *next* barrier of the other ranks, and both completed. Then rank 0 came to that next barrier, and
-# > waited there alone for 30 minutes, PyTorch Lightning's default timeout, at a line that had no bug
-# > (`alan-turing-institute/autocast`, issue 381 and pull request 386). So count the collectives of each rank, as the
-# > doctor does: one rank has launched one more.
+# > **Found in the wild.** A training run on four GPUs reports that it is done, and its checkpoints are on disk. Half an
+# > hour later, the job fails. `trainer.save_checkpoint()`, which ends with a barrier, stood inside
+# > `if trainer.is_global_zero:`, so only rank 0 called that barrier. NCCL matches collectives by their order, not by
+# > their lines, so rank 0's extra barrier met the *next* barrier of the other ranks, and both completed. Then rank 0
+# > came to that next barrier, and waited there alone for 30 minutes, PyTorch Lightning's default timeout, at a line
+# > that had no bug (`alan-turing-institute/autocast`, issue 381 and pull request 386). So count the collectives of each
+# > rank, as the doctor does: one rank has launched one more.
 
 # %% [markdown]
 # ## How long an all-reduce takes
@@ -403,7 +404,7 @@ with ranks.world(2):
 
 # %% [markdown]
 # The dotted line is what you would get if bytes were the only cost: a tenth of the bytes, a tenth of the time. From
-# which size on does the measured time follow it?
+# which size on does the measured time follow this line?
 
 # %% tags=["nbval-ignore-output"] slideshow={"slide_type": "slide"}
 times_s = sweep.measured_s["all_reduce"]
@@ -418,8 +419,8 @@ measure.expect(growth[400] < growth[4_000_000], "the time grows faster on the ri
 # %% [markdown] slideshow={"slide_type": "-"}
 # On the left, ten times the bytes hardly take longer. Most of that time is **latency**, the price of sending anything
 # at all. Here, it is Python and the operating system: launching the call, and waking up the other process. Further
-# right, in our run from 4 MB on, the bytes take over, and ten times as many take about ten times as long. How many
-# bytes move per second is the **bandwidth**.
+# right, in our run from 4 MB on, the bytes take over, and ten times as many take about ten times as long. The number of
+# bytes that move per second is the **bandwidth**.
 #
 # So one all-reduce of 4 KB is much cheaper than ten of 400 B, which pay the latency ten times. Chapter 01 turns this
 # figure into a formula, and chapter 03 uses it to make training steps faster.
@@ -496,7 +497,7 @@ assert [log.sent_bytes / 1e6 for log in logs] == [12, 4, 4, 4]
 # ## A ring that hangs
 #
 # Could all ranks send at the same time? Let them form a ring. Each one first receives from its left neighbor, and then
-# sends to its right neighbor. Every message has a sender and a receiver, so why does this hang?
+# sends to its right neighbor. Every message has a sender and a receiver, so why does the ring hang?
 
 # %% tags=["raises-exception"]
 # %%ranks
@@ -506,8 +507,10 @@ dist.recv(theirs, src=(rank - 1) % world_size)
 dist.send(mine, dst=(rank + 1) % world_size)
 
 # %% [markdown]
-# Every rank waits to receive before it sends, so no rank ever sends. Hence the second rule: **Each `send` has a
-# matching `recv`, and ranks never wait for each other in a circle.** You will fix this ring in the lab.
+# Every rank waits to receive before it sends, so no rank ever sends. For `recv`, the number after `#` counts the
+# messages from one sender: rank 0 waits in `recv #2 from rank 3`, because it received the first in the all-reduce
+# above. Hence the second rule: **Each `send` has a matching `recv`, and ranks never wait for each other in a circle.**
+# You will fix this ring in the lab.
 #
 # The remedy is an **asynchronous operation**: it launches communication and returns a **handle** immediately. The
 # communication is then in flight while your code continues, and the handle's `wait()` returns when you can use the
@@ -578,12 +581,12 @@ assert sorted(done.stdout.splitlines()) == said
 # You will find scripts that call `torch.cuda.set_device(dist.get_rank())`. In this example, rank 5 would ask for GPU 5,
 # but its host only has GPUs 0 to 3. Use `int(os.environ["LOCAL_RANK"])` instead.
 #
-# With NCCL, pass the device as well: `dist.init_process_group("nccl", device_id=device)`. NCCL then connects its GPUs
-# right here, so a wrong network interface or a firewall shows now, and not in the first collective. At the
-# end, `destroy_process_group` closes the connections.
+# With NCCL, pass the device as well: `dist.init_process_group("nccl", device_id=device)`. The ranks then contact each
+# other in this call, so a wrong network interface or a firewall shows up at once. By default, the fast connections
+# between the GPUs still wait for the first collective. At the end, `destroy_process_group` closes all of them.
 #
-# A program that every process runs, each on its own data, is called **SPMD**: single program, multiple data. All of
-# this course is.
+# A program that every process runs, each on its own data, is called **SPMD**: single program, multiple data. All
+# programs of this course are SPMD.
 
 # %% [markdown] slideshow={"slide_type": "slide"}
 # ## Recap

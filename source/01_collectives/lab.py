@@ -13,14 +13,13 @@
 # tree, and a reduce-scatter that you launch now and wait for later. Later chapters use these functions to shard
 # gradients, optimizer states and parameters.
 #
-# As in the lesson, N is the number of ranks. Some functions have awkward cases, such as a length that is not a multiple
-# of N. The code we provide handles most of them. The bullets name the cases that you handle. You write your code
-# where the cell says `your code here`.
+# As in the lesson, N is the number of ranks. The code we provide handles most awkward cases, such as a length that is
+# not a multiple of N. The bullets name those that you handle. You write your code where the cell says `your code here`.
 #
-# Each exercise has a check. It draws new data every time and gives each rank only its own. Its first line, `values`,
-# tries tensors whose length is a multiple of N. Once this passes, the check tries other lengths, dtypes, and subgroups
-# of the ranks, counts the bytes that each rank sends, and simulates rings and trees of 5, 7 and 8 ranks. In exercises
-# 1.2, 1.3 and 1.7, the result must have memory of its own, because callers keep it.
+# Each exercise has a check, which draws new data every time and gives each rank only its own. The check's first line,
+# `values`, tries tensors whose length is a multiple of N. Once this line passes, the check tries other lengths, dtypes,
+# and subgroups of the ranks, counts the bytes that each rank sends, and simulates rings and trees of 5, 7 and 8 ranks.
+# In exercises 1.2, 1.3 and 1.7, the result must have memory of its own, because callers keep it.
 #
 # Each function has an argument `group`: the process group that communicates. `None` means all ranks. Pass `group`
 # on to every `dist` function that you call, and to every collective of your own.
@@ -141,9 +140,8 @@ for numel in (8, 10, 3):
 # total = sum(tensor_of[r] for r in range(N))
 # shard_of[r] = chunks_of(total, N)[r]
 # ```
-# There is one partial sum for each chunk. Each partial sum is passed around the ring, to the right, and every rank adds
-# its own chunk to it. The table shows the first three of four ranks. In it, “chunk 3” stands for the partial sum of
-# chunk 3:
+# Each chunk has a partial sum, which is passed around the ring, to the right, and every rank adds its own chunk to it.
+# The table shows the first three of four ranks. Its “chunk 3” stands for the partial sum of chunk 3:
 #
 # | step | rank 0 sends | and receives | rank 1 sends | and receives | rank 2 sends | and receives |
 # |---|---|---|---|---|---|---|
@@ -152,9 +150,9 @@ for numel in (8, 10, 3):
 # | 3 | chunk 1 | chunk 0 | chunk 2 | chunk 1 | chunk 3 | chunk 2 |
 #
 # As in the lesson, rank *r* begins with chunk *r* − 1. The beginning and the end of the function are given: you write
-# one step. It sends `partial_sum` to the right, and receives the partial sum of another chunk from the left. If it
-# receives the partial sum of chunk *c*, it adds this rank's own chunk *c*. Assign the result to `partial_sum`, which
-# the rank sends in the next step.
+# one step. A rank sends `partial_sum` to the right, and receives the partial sum of another chunk from the left. If it
+# receives the partial sum of chunk *c*, it adds its own chunk *c*. Assign the result to `partial_sum`, which the rank
+# sends in the next step.
 #
 # - Receive into a new tensor that is as long as the chunk that you then add (`torch.empty_like`), because the last
 #   chunks may be shorter.
@@ -449,7 +447,7 @@ check.ring_step_in_turns()
 # to rank *r*. It also receives one chunk from each. Use this call to write a reduce-scatter.
 #
 # - The result is the same as that of `ring_reduce_scatter`.
-# - Call it **once**. The padded tensor, `padded`, is given. It consists of N chunks of equal length.
+# - Call `all_to_all_single` **once**. The padded tensor, `padded`, is given, and consists of N chunks of equal length.
 # - The result has the dtype of `tensor`. By default, `sum()` of an int32 tensor returns int64, so pass
 #   `dtype=tensor.dtype`.
 #
@@ -585,8 +583,8 @@ class DirectReduceScatter:
 
 
 # %% [markdown]
-# `launch_reduce_scatter` is given. It uses your class, or the backend's own reduce-scatter on GPUs. The check calls
-# `launch_reduce_scatter`. Run the next cell, and then the check.
+# `launch_reduce_scatter` is given, and the check calls it. It uses your class, or the backend's own reduce-scatter on
+# GPUs. Run the next cell, and then the check.
 
 
 # %% tags=["export"] module="async_collectives"
@@ -788,8 +786,8 @@ cost_plots.side_by_side({sums.where: sums.measured_s}, "bytes in the tensor")
 # time.
 #
 # What about your reduce-scatter? As the lesson says, gloo's reduce-scatter is an all-reduce, which sends twice as much
-# as a ring requires. Yours should send half as much. The network interface counts the bytes of all ranks, and those of
-# other programs on this machine. If the numbers look too large, run the next two cells again:
+# as a ring requires. Yours should send half as much. The network interface can tell: it counts the bytes of all ranks,
+# and those of other programs on this machine. If the numbers look too large, run the next two cells again:
 
 
 # %%

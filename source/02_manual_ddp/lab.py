@@ -15,7 +15,7 @@
 # that several layers use), buffers, gradient accumulation and bf16. At the end, you average over ranks that have
 # different numbers of samples.
 #
-# Each exercise has a check. It draws new weights and samples every time, and gives each rank only its own samples.
+# Each exercise has a check, which draws new weights and samples every time, and gives each rank only its own samples.
 
 # %% tags=["nbval-ignore-output"]
 from shared import plots, ranks
@@ -89,9 +89,10 @@ check.mean_over_ranks_()
 # Which index does the first rank have within its group? If a later backward warns about <code>c10d::broadcast_</code>,
 # look at how the lesson avoids that warning.</details>
 #
-# **Found in the wild.** A collective sends memory, not values. For a parameter that is not contiguous, such as a column
-# of a larger tensor, gloo broadcasts the wrong elements without an error (pytorch/pytorch#192920). Our solution
-# therefore broadcasts a contiguous copy of such a tensor, with `guards.contiguous`. The check does not ask for it.
+# > **Found in the wild.** A collective sends memory, not values. For a parameter that is not contiguous, such as a
+# > column of a larger tensor, gloo broadcasts the wrong elements without an error (pytorch/pytorch#192920). Our
+# > solution therefore broadcasts a contiguous copy of such a tensor, with `guards.contiguous`. The check does not ask
+# > for it.
 
 
 # %% tags=["exercise", "export"] grade_id="broadcast-state"
@@ -483,8 +484,9 @@ plots.loss_curves(curves)
 
 # %% [markdown]
 # The two curves agree: your wrapper trains the same model as torch's. In chapter 03, you will send the same gradients
-# in fewer collectives. The script `labs/simple_ddp.py` compares them without a notebook. It uses your `ManualDDP` after
-# all checks of exercise 2.4 have passed in JupyterLab: `torchrun --nproc_per_node=2 labs/simple_ddp.py`.
+# in fewer collectives. The script `labs/simple_ddp.py` compares the two wrappers without a notebook. It uses your
+# `ManualDDP` once all checks of exercise 2.4 have passed in JupyterLab:
+# `torchrun --nproc_per_node=2 labs/simple_ddp.py`.
 
 # %%
 ranks.stop()

@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 02 · Data parallelism by hand
 #
-# **35–55 minutes.** After this lesson, you will be able to:
+# **40–60 minutes.** After this lesson, you will be able to:
 #
 # - turn gradient accumulation on one GPU into data parallelism on N ranks,
 # - say when the mean of the ranks' gradients is the gradient of the full batch, and correct it when it is not,
@@ -72,7 +72,7 @@ assert torch.allclose(four, full, atol=1e-12)
 #
 # That is the idea of **data parallelism**: every rank holds a full copy of the model, called a **replica**, and
 # computes the gradient of its own samples. Then the ranks average their gradients. Read the diagram from top to bottom.
-# Its model has a single parameter w, and all values are made up.
+# Its model has a single parameter w, and all values are made up. Colors say which ranks a value comes from.
 
 # %% slideshow={"slide_type": "-"}
 diagrams.data_parallelism()
@@ -149,9 +149,10 @@ assert all(torch.allclose(each, full, atol=1e-12) for each in ranks.pull("averag
 # %% [markdown]
 # ## What four ranks gain
 #
-# Our model is too small to keep a GPU busy. So each of its two blocks becomes a **stand-in for a GPU**: in addition to
-# its computation, it sleeps for 40 ms in forward and 80 ms in backward. While a process sleeps, time passes and no core
-# is used, as if a GPU were doing the work. Each micro-batch now sleeps for 240 ms.
+# Four ranks cannot compute four times as fast on a few shared cores, and our model is too small to keep a GPU busy.
+# So each of its two blocks becomes a **stand-in for a GPU**: in addition to its computation, it sleeps for 40 ms in
+# forward and 80 ms in backward. While a process sleeps, time passes and no core is used, as if a GPU were doing the
+# work. Each micro-batch now sleeps for 240 ms.
 #
 # **Predict.** One rank runs four micro-batches one after the other. Then each of four ranks runs one of them, and they
 # average their gradients with 20 all-reduces, one for each tensor in `model.parameters()`. Assume that an all-reduce
@@ -257,7 +258,8 @@ assert weighted < 1e-12 < 0.1 < plain
 
 # %% [markdown]
 # Each of the eight samples should have the weight 1/8. With the plain mean, each of the five on rank 0 has 1/4 · 1/5,
-# which is 1/20, and the one on rank 1 has 1/4: it counts five times as much.
+# which is 1/20, and the one on rank 1 has 1/4: it counts five times as much. But the weights still add up to 1, so
+# whatever the eight gradients have in common stays right.
 #
 # ### Sequences with padding
 #
@@ -266,8 +268,8 @@ assert weighted < 1e-12 < 0.1 < plain
 # these tokens. In torch, you set their targets to −100, the default of `ignore_index` in `cross_entropy`, which then
 # takes the mean over the other tokens.
 #
-# Every rank still has two samples, and the loss is still a mean. But it is a mean over *tokens*, and now the ranks have
-# different numbers of them. The next cell pads our eight samples as if they had different lengths.
+# Every rank has two samples again, so is the plain mean right again? The next cell pads our eight samples as if they
+# had different lengths, and prints how many tokens are left on each rank. Its `loss_per_token` is the remedy.
 
 # %%
 # %%ranks
@@ -293,16 +295,16 @@ print(f"{(padded[share] != -100).sum()} tokens, relative error of the plain mean
 assert corrected < 1e-12 < 0.1 < plain
 
 # %% [markdown]
-# In the plain mean, every rank has the same weight. So a token on a rank with short documents counts more than a token
-# on a rank with long ones, and no error warns you.
+# It is not. The loss is a mean over *tokens*, and rank 0 has over ten times as many as rank 3. In the plain mean, both
+# ranks have the same weight. So a token on rank 3 counts over ten times as much, and no error warns you.
 #
-# **Found in the wild.** In October 2024, a user of Hugging Face's Trainer switched gradient accumulation on, and got
-# other losses than with the same batch in one piece. The Trainer took the mean over each micro-batch, however few
-# tokens it had. That was soon repaired. Then somebody asked whether the ranks average their gradients in the same
-# wrong way. They did (transformers, pull request 34191 and issue 34242).
+# > **Found in the wild.** In October 2024, a user of Hugging Face's Trainer switched gradient accumulation on, and got
+# > other losses than with the same batch in one piece. The Trainer took the mean over each micro-batch, however few
+# > tokens it had. That was soon repaired. Then somebody asked whether the ranks average their gradients in the same
+# > wrong way. They did (transformers, pull request 34191 and issue 34242).
 #
-# The remedy is `loss_per_token`: sum the loss and divide it by the number of tokens *on all ranks*, which costs an
-# all-reduce of one element. As before, a factor N cancels the division in the mean. The error is below $10^{-12}$.
+# `loss_per_token` avoids this bug: it sums the loss and divides it by the number of tokens *on all ranks*, which costs
+# an all-reduce of one element. As before, a factor N cancels the division in the mean. The error is below $10^{-12}$.
 #
 # ### A sum, and a layer that looks at the whole batch
 #
@@ -317,8 +319,8 @@ assert corrected < 1e-12 < 0.1 < plain
 # %% [markdown]
 # ## Dividing a data set
 #
-# An epoch should use every sample once, in a random order that differs from epoch to epoch. If each rank shuffled with
-# a seed of its own, some samples would be used more than once, and others never.
+# Which rank reads which sample? An epoch should use every sample once, in a random order that differs from epoch to
+# epoch. If each rank shuffled with a seed of its own, some samples would be used more than once, and others never.
 #
 # So all ranks draw *the same* order: they seed their generators with a fixed seed plus the epoch. Then rank r takes
 # every N-th index of that order, starting at position r. An object that yields the indices of a rank's samples is
@@ -337,10 +339,10 @@ print(f"epoch 0: {sample_indices(12, 0).tolist()}, epoch 1: {sample_indices(12, 
 # %% [markdown]
 # In each epoch, every index appears on exactly one rank, and no communication was needed.
 #
-# In torch, this is `DistributedSampler`. If the data set cannot be divided equally, it repeats some samples, so that
-# all ranks take the same number of steps. With `drop_last=True`, it leaves some out instead. If you forget
-# `set_epoch`, every epoch silently uses the order of epoch 0. A script looks like this, if `model` is a wrapper that
-# holds your model as `.module` and averages in `finish_gradient_sync()`, as the one that we build next:
+# torch's version is `DistributedSampler`. If the data set cannot be divided equally, it repeats some samples, so that
+# all ranks take the same number of steps. With `drop_last=True`, it leaves some out instead. If you forget `set_epoch`,
+# every epoch silently uses the order of epoch 0. A script looks like this. Its `model` is a wrapper like the one that
+# you will meet below: it holds your model as `.module`, and averages in `finish_gradient_sync()`.
 #
 # ```python
 # sampler = DistributedSampler(dataset, shuffle=True, drop_last=True)
@@ -354,7 +356,7 @@ print(f"epoch 0: {sample_indices(12, 0).tolist()}, epoch 1: {sample_indices(12, 
 #         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # after averaging, so that all ranks clip alike
 #         optimizer.step()
 #     if dist.get_rank() == 0:
-#         torch.save(model.module.state_dict(), "model.pt")  # once, and without the wrapper's prefix
+#         torch.save(model.module.state_dict(), "model.pt")  # on one rank, and without the wrapper's prefix
 # ```
 
 # %% [markdown]
@@ -451,7 +453,7 @@ assert max(abs(a - b) for a, b in zip(one_losses, four_losses, strict=True)) < 1
 #
 # ## Without the broadcast
 #
-# Four of the five ways to train a different model were about the mean. The fifth is about the start.
+# Four of the five ways to train a different model were about the batch. The fifth is about the start.
 #
 # **Predict.** What happens if we forget the broadcast, so that four different models average their gradients?
 #
@@ -469,7 +471,7 @@ answers = torch.stack([answers for _, answers in results])
 disagree = (answers != answers[0]).any(0).sum()
 print(f"{predicted(my_outcome)}the ranks disagree on {disagree} test images")
 curves = {"1 process": one_losses, "4 ranks": four_losses, "4 ranks, no broadcast": results[0][0]}
-plots.loss_curves(curves)
+plots.loss_curves(curves, log=True)
 
 # %% tags=["claims"] jupyter={"source_hidden": true}
 last_epoch = {name: sum(losses[-15:]) / 15 for name, losses in curves.items()}
@@ -544,9 +546,10 @@ measure.expect(240 < last.communication_ms < 350, "most of the communication is 
 # %% [markdown] slideshow={"slide_type": "-"}
 # The rank computes nothing: all communication comes after backward. Communication is called *exposed* while the rank
 # has nothing to compute, and *hidden* while it computes. And the bars are about equally long, however small the tensor.
-# Twenty all-reduces, six ring steps each, 2 ms per step: 240 ms of pure latency. The bytes take 5 ms.
+# Twenty all-reduces, six ring steps each, 2 ms per step: 240 ms of pure latency. The bytes take 5 ms, and the rest is
+# Python.
 #
-# In the next table, Ψ is the number of parameters, in fp32.
+# How else do the two wrappers differ? Ψ is the number of parameters, in fp32.
 #
 # | | by hand | torch's DDP |
 # |---|---|---|
@@ -603,11 +606,11 @@ measure.expect(240 < last.communication_ms < 350, "most of the communication is 
 #   chapter 03, you will pack gradients into buckets.
 # - **Waiting.** All communication is exposed. It starts after backward, although the gradients of the last layers are
 #   ready long before. In chapter 04, you will send them as soon as they are ready.
-# - **Memory.** With Adam, every rank holds 16 bytes per parameter: 4 for itself, 4 for its gradient, and 8 for the two
-#   moments. All four ranks hold the same values, so three of the four copies are redundant. In chapters 07 to 09, you
-#   will divide one copy among the ranks.
+# - **Memory.** With Adam, every rank holds 16 bytes per parameter: 4 for its value, 4 for its gradient, and 8 for the
+#   two moments. All four ranks hold the same values, so three of the four copies are redundant. In chapters 07 to 09,
+#   you will divide one copy among the ranks.
 #
-# First, you make the short version robust in lab 02.
+# First, you make the short wrapper robust in lab 02.
 
 # %%
 ranks.stop()

@@ -56,8 +56,8 @@ MB = 2**20  # bytes, as in the bucket_cap_mb of torch's DDP
 # - The slices follow each other in the order of the parameters, without gaps.
 # - The function changes neither the parameters nor their `.grad`.
 #
-# The lesson's `average_flat` made its flat tensor from the gradients. New here: there are no gradients yet, so you
-# take the sizes, the dtype and the device from the parameters. And the slices stay views of the flat tensor.
+# The lesson's `average_flat` made its flat tensor from the gradients. Here, there are no gradients yet, so you take the
+# sizes, the dtype and the device from the parameters, and the slices stay views of the flat tensor.
 #
 # For example, take two parameters with the shapes [2] and [1, 3]. If the flat tensor has the elements a to e, then the
 # slices are:
@@ -93,11 +93,11 @@ check.flat_and_slices()
 # %% [markdown]
 # ## Exercise 3.2 · Assigning gradients to buckets (15 min, 3 points)
 #
-# Split the parameters into buckets. The lesson's `in_buckets` did this for one dtype and one cap. New here: a smaller
-# first bucket, several dtypes and devices, frozen parameters, and any iterable.
+# Split the parameters into buckets. The lesson's `in_buckets` did this for one dtype and one cap. Yours also handles a
+# smaller first bucket, several dtypes and devices, frozen parameters, and any iterable.
 #
-# Start with a plain model. The first line of the check, `buckets`, tests only these rules, and sets `first_bucket_mb`
-# equal to `bucket_cap_mb`:
+# Start with a plain model. The first line of the check, `buckets`, tests only the following rules, and sets
+# `first_bucket_mb` equal to `bucket_cap_mb`:
 #
 # - Go through the parameters in **reverse order**, because backward completes the gradients of the last layers first.
 # - Add each parameter to the bucket that was opened last. If it does not fit there, open a new bucket. Never go back to
@@ -221,7 +221,8 @@ for step in range(2):
 # `zero_grad()` leave in `.grad`, and where does the next `backward()` put the gradient?
 #
 # Write a `Bucket` that still works after `zero_grad()`. Its constructor allocates the flat tensor, `self.flat`, and its
-# slices, once, and changes no `.grad`. In every step, `pack` is called for each index, then `launch`, and then `wait`:
+# slices, once, and changes no `.grad`. In every step, `pack` is called for each index, in any order, then `launch`, and
+# then `wait`:
 #
 # - `pack(index)` fills the slice of `parameters[index]`, and makes the slice the parameter's `.grad`:
 #     - The slice gets the gradient, divided by the number of ranks in the group, so that the all-reduce gives the mean.
@@ -477,8 +478,7 @@ plots.bars(times.ms(), "ms per step (median of 10 rounds)")
 
 # %% [markdown]
 # torch's DDP launches buckets during backward, but that saves little here: its first bucket holds 86% of the gradients'
-# bytes, so most of backward is over before this bucket is launched. So either DDP or your wrapper may be
-# faster.
+# bytes, so most of backward is over before this bucket is launched. Either DDP or your wrapper may be faster.
 #
 # The next cell counts the all-reduces of a step, and measures the peak memory of gradients and buckets.
 
@@ -512,12 +512,12 @@ header = ["", "all-reduces", "sent per rank, MB", "gradients and buckets at the 
 tables.Table(header, rows)
 
 # %% [markdown]
-# Your wrapper sends the same bytes as `ManualDDP` with less than a tenth of the all-reduces. (There are two buckets,
-# because the first one has a cap of 1 MiB.) But your wrapper holds more memory than torch's DDP. `zero_grad()` sets
+# Your wrapper sends the same bytes as `ManualDDP` with less than a tenth of the all-reduces. There are two buckets,
+# because the first one has a cap of 1 MiB. But your wrapper holds more memory than torch's DDP. `zero_grad()` sets
 # `.grad` to None, so backward allocates every gradient anew, in addition to the buckets, and your wrapper packs the
 # gradients only after backward. torch's DDP packs each gradient as soon as it is complete. With
-# `gradient_as_bucket_view=True`, as here, it also frees the original. So its peak is the buckets (1,226,752 bytes)
-# plus the largest gradient (65,536 bytes).
+# `gradient_as_bucket_view=True`, as here, it also frees the original. So its peak is the buckets (1,226,752 bytes) plus
+# the largest gradient (65,536 bytes).
 #
 # A bucket that is packed early can also be launched early. That is the topic of chapter 04.
 

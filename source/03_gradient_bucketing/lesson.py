@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 03 · Gradient bucketing
 #
-# **25–45 minutes.** After this lesson, you will be able to:
+# **30–50 minutes.** After this lesson, you will be able to:
 #
 # - measure the cost of many small all-reduces, and split their time into latency and transfer,
 # - pack gradients into a few flat buckets, and avoid holding every gradient twice,
@@ -33,9 +33,9 @@
 #
 # The percentages are upper bounds, because NCCL has a protocol with 0.6 µs per step for tensors of a few KB.
 #
-# Bucketing saves the most where tensors are small, so this lesson uses a small GPT with twelve blocks. A large model
-# saves little time, but it needs buckets as well: they are what you launch during backward in chapter 04, and what
-# you divide among the ranks in chapter 08.
+# Bucketing saves the most where tensors are small, so this lesson uses a small GPT with twelve blocks. On one host, a
+# large model saves little time, but it needs buckets as well: you launch them during backward in chapter 04, and divide
+# them among the ranks in chapter 08.
 #
 # Ranks on one machine have no links of their own, so this lesson puts each rank behind an emulated link of 1 Gbit/s. On
 # this link, a byte takes 8 ns, and the latency is 2 ms, as in 400 km of fiber.
@@ -99,7 +99,7 @@ measure.expect(line.communication_ms > 5 * 29, "the bytes are a small part of th
 #
 # **Predict.** We run 100 all-reduces again, but with tensors of only 100 elements (400 bytes). Together, these tensors
 # have about a sixtieth of the gradients' bytes. How long do the all-reduces take, as a fraction of the time for the
-# gradients? 1 would mean the same time; 0.02 would mean a time proportional to the bytes.
+# gradients? 1 would mean the same time, and 0.02 a time proportional to the bytes.
 
 # %%
 my_prediction = None
@@ -136,10 +136,9 @@ measure.expect(small_ms / gradients_ms > 0.7, "small all-reduces take about as l
 #
 # $$6\left(\alpha + \beta\,\frac{S}{4}\right) = 6\alpha + 1.5\,\beta S$$
 #
-# A whole all-reduce therefore follows the same α–β law, with 6α and 1.5β. On our link, these are 12 ms and 12 ns per
-# byte. From here on, we call *them* α and β. A small all-reduce is **latency-bound**, which means that α is most of its
-# time. A large one is **bandwidth-bound**, which means that βS is most of its time. And n all-reduces of S bytes in
-# total take
+# A whole all-reduce therefore follows the same α–β model, with 6α and 1.5β. On our link, these are 12 ms and 12 ns per
+# byte. From here on, we call *them* α and β. A small all-reduce is **latency-bound**: α is most of its time. A large
+# one is **bandwidth-bound**: βS is most of its time. And n all-reduces of S bytes in total take
 #
 # $$T = n\alpha + \beta S$$
 #
@@ -155,7 +154,7 @@ measure.expect(12 < alpha_ms < 19, "α is near 12 ms")
 measure.expect(1 / 1.6 < gradients_ms / (100 * alpha_ms + 29) < 1.6, "the formula comes close")
 
 # %% [markdown]
-# What α has beyond 12 ms is Python: waking up and launching the next call. The agreement tests only our bookkeeping,
+# The part of α beyond 12 ms is Python: waking up and launching the next call. The agreement tests only our bookkeeping,
 # such as the number of calls, because our emulated link delays each all-reduce by exactly this formula.
 #
 # Could we launch all 100 with `async_op=True`, and wait afterwards? That would hide Python's part of α, but not the
@@ -212,8 +211,8 @@ assert torch.allclose(found, expected, atol=1e-6)
 assert flat_log.messages == 1 and flat_log.payload_bytes == log.payload_bytes
 
 # %% [markdown]
-# The gradients are the same, and so are the bytes. One α of about 13 ms and 29 ms for the bytes make 42 ms, so the
-# copying costs almost nothing.
+# The gradients are the same, and so are the bytes. One α of 13 to 14 ms and 29 ms for the bytes make about 43 ms, so
+# the copying costs almost nothing.
 
 # %% [markdown]
 # ## The second copy
@@ -242,9 +241,11 @@ assert both_bytes == 2 * held["gradients"] == 2 * log.payload_bytes
 # %% [markdown]
 # That is twice the size of the gradients: a rank holds every gradient once in `.grad` and once in the flat tensor. With
 # 7 billion parameters in bf16, the second copy would take 14 GB.
-#
-# The solution is a **view**: a tensor that has no memory of its own, but uses part of another tensor's memory. What
-# happens if each parameter's `.grad` is a view of the flat tensor when backward runs?
+
+# %% [markdown]
+# Do we need the second copy? A **view** is a tensor that has no memory of its own, but uses part of another tensor's
+# memory. In the next cell, each parameter's `.grad` is a view of `flat` before backward runs. Backward computes
+# gradients of 3 and 5. Where do they end up?
 
 # %%
 # %%ranks 0
@@ -270,8 +271,8 @@ print(flat.tolist())
 #
 # So we split the gradients into several flat tensors, starting at the end of the model. A **bucket** is a group of
 # gradients that share one flat tensor and one all-reduce. The first bucket is complete early in backward. The **bucket
-# cap** is the largest number of bytes that a bucket may hold. In the diagram, which shows another model and a cap of 20
-# MB, follow the gradients from right to left.
+# cap** is the largest number of bytes that a bucket may hold. The diagram has made-up sizes, a cap of 20 MB, and an
+# output layer with a weight of its own. Follow the gradients from right to left.
 
 # %% tags=["claims"] jupyter={"source_hidden": true}
 # %%ranks
@@ -366,13 +367,13 @@ assert len(by_cap["350 KiB"]) == 8 and len(by_cap["25 MiB"]) == 1
 assert torch.allclose(gradients_after(ways["350 KiB"]), expected, atol=1e-6)
 
 # %% [markdown]
-# With an α of about 13 ms, eight buckets take 8 · 13 + 29 = 133 ms.
+# Eight buckets take 8 α + 29 ms: with an α of 13 to 14 ms, 133 to 141 ms.
 
 # %% [markdown]
 # Each all-reduce that a larger cap avoids saves one α, and nothing else. When does that no longer help much? At α/β
-# bytes, latency and transfer cost the same. Here, that is about 1.1 MB. A bucket k times that size pays 1/k extra: at
-# 10 α/β bytes, the latency adds 10% to the transfer. From there on, a larger cap can save at most 1/11 of the total.
-# As long as buckets are sent after backward, a single bucket is fastest.
+# bytes, about 1.1 MB here, latency and transfer cost the same. A bucket k times that size pays 1/k extra: at 10 α/β
+# bytes, the latency adds 10% to the transfer. From there on, a larger cap can save at most 1/11 of the total. As long
+# as buckets are sent after backward, a single bucket is fastest.
 #
 # But a larger cap has a price. In chapter 04, buckets are sent during backward, and two of them then matter most: the
 # first, because nothing is sent until it is full, and the last, because nothing is left to hide it.
@@ -380,16 +381,16 @@ assert torch.allclose(gradients_after(ways["350 KiB"]), expected, atol=1e-6)
 # > **Found in the wild.** torch's DDP has one small bucket of 1 MiB. Is it the first or the last? `distributed.py` of
 # > torch 2.13 says both: it is for "parameters that are defined first", whose gradients come last, and it is "to reduce
 # > latency for early-computed gradients". In PyTorch issue 48880, a maintainer says that it is the last one. But the
-# > small bucket in that issue has 2,052,000 bytes, and these are the 513,000 parameters of ResNet-18's output layer. So
-# > it is the *first*: from step 2 on, DDP fills buckets in the order in which gradients became ready, and starts with
+# > small bucket in that issue has 2,052,000 bytes: the 513,000 parameters of ResNet-18's output layer, whose gradients
+# > are ready *first*. From step 2 on, DDP fills buckets in the order in which gradients became ready, and starts with
 # > the small one. `DDP_SET_LAST_BUCKET_CAP=1` makes it the last. The next ledger shows the order.
 
 # %% [markdown]
 # ## The production version
 #
-# In torch's DDP, the argument `bucket_cap_mb` is the cap in MiB (2²⁰ bytes). Its default is 25 MiB, and with it, one
-# bucket has a smaller cap of 1 MiB. If you choose another cap, DDP uses it for all buckets. What does DDP send in its
-# first three steps?
+# In torch's DDP, the argument `bucket_cap_mb` is the cap in MiB (2²⁰ bytes). With the default of 25 MiB, one bucket has
+# a smaller cap of 1 MiB. If you choose another cap, DDP uses it for all buckets. What does DDP send in its first three
+# steps?
 
 # %%
 # %%ranks
@@ -412,7 +413,7 @@ for step in (1, 2, 3):
 #   happens.
 #
 # By default, DDP also holds a second copy of every gradient. With `gradient_as_bucket_view=True`, gradients are views
-# of its buckets. This saves the memory, but not always the copying. By default, `zero_grad()` sets `.grad` to None, so
+# of its buckets. This saves the memory, but not always the copying: by default, `zero_grad()` sets `.grad` to None, so
 # backward allocates a new tensor for each gradient. As soon as a gradient is complete, DDP copies it into its bucket,
 # frees that tensor, and makes `.grad` a view again.
 
@@ -420,13 +421,15 @@ for step in (1, 2, 3):
 # ## Real links
 #
 # How large should a bucket be on a real link? For a ring of N ranks, divide the α of an all-reduce by its β. With the α
-# and β of one message, this is
+# and β of one message, the quotient is
 #
 # $$\frac{\alpha_\text{all-reduce}}{\beta_\text{all-reduce}}
 # = \frac{2(N-1)\,\alpha}{\frac{2(N-1)}{N}\,\beta} = N \cdot \frac{\alpha}{\beta}$$
 #
-# At that size, latency takes half of the time. It grows with N, so more ranks need larger buckets. With the links of
-# chapter 01, it is 10 MB for 8 H100 on NVLink 4, and 112 MB for 64 H100 with 8 InfiniBand adapters per host.
+# At that size, latency takes half of the time. The size grows with N, so more ranks need larger buckets. With the links
+# of chapter 01, it is 8 · 3.4 µs · 370 GB/s = 10 MB for 8 H100 on NVLink 4, and 64 · 4.72 µs · 370 GB/s = 112 MB for 64
+# H100 with 8 InfiniBand adapters per host. The 291 gradients of Llama-2 have 46 MB on average, which is enough on one
+# host. On 64 GPUs, a ring that reduces them one by one spends 71% of its time on latency.
 
 # %% tags=["claims"] jupyter={"source_hidden": true}
 from shared.planner.links import REAL_LINKS
@@ -439,8 +442,7 @@ assert (round(even_mb[2]), REAL_LINKS[2].gpus) == (112, 64)
 # These sizes are for buckets that nothing hides. Once communication runs behind backward (chapter 04), a latency that
 # is hidden costs nothing. Even so, a developer of torch finds 25 MiB too small, and proposes 100 MB (PyTorch issue
 # 118421). Megatron-Core's default on N ranks is max(40 million, 1 million · N) parameters in a bucket, so that
-# collectives "do not become latency-bound". If it does not overlap them with backward, it uses a single bucket: the
-# choice that was fastest here.
+# collectives "do not become latency-bound". Without overlap, it uses a single bucket: the choice that was fastest here.
 
 # %% [markdown]
 # ## Recap

@@ -252,9 +252,9 @@ print(predicted(tuple(my_prediction.values()), "{} and {} for rank 3", "\n"), en
 # So we use post-accumulate hooks, but read `parameter.grad` ourselves. Autograd calls such a hook once per backward,
 # when `.grad` is complete, even if the parameter is tied and gets two gradients.
 #
-# The next cell gives you `watch_gradients`. It registers a hook on each parameter of the buckets. The hook translates
-# the parameter into the two indices that `add` takes. The weak reference and the clean-up at the end make sure that the
-# hooks do not keep a deleted wrapper alive. You can go on without understanding them.
+# The next cell gives you `watch_gradients`, which registers a hook on each parameter of the buckets. The hook
+# translates the parameter into the two indices that `add` takes. The weak reference and the clean-up at the end make
+# sure that the hooks do not keep a deleted wrapper alive. You can go on without understanding them.
 
 
 # %% tags=["export"]
@@ -285,9 +285,9 @@ def watch_gradients(
 
 # %% [markdown]
 # `GradientSync(buckets)` connects the hooks with the queue. When backward ends, the queue has to be finished. In lab
-# 03, the training loop did it. Here, autograd does it. If you call `at_end_of_backward(method)`, autograd calls the
-# method when the running backward ends, by means of the lesson's `queue_callback`. You may call it for every gradient,
-# because it queues the method only once per backward.
+# 03, the training loop took care of that. Here, autograd does. If you call `at_end_of_backward(method)`, autograd calls
+# the method when the running backward ends, by means of the lesson's `queue_callback`. You may call it for every
+# gradient, because it queues the method only once per backward.
 #
 # Most of the class is given. You need to know two of its methods:
 #
@@ -313,7 +313,7 @@ def watch_gradients(
 # averages the sums. A mean of equal means is the mean again, so the result is right.
 #
 # Target: each gradient is added once, in the backward that completes it, no hook waits, and the queue is finished once
-# per backward. A `finish` after it does nothing.
+# per backward. A `finish` after that does nothing.
 #
 # <details><summary>Hint 1: which class packs and launches?</summary>
 #
@@ -395,7 +395,7 @@ check.GradientSync()
 # - `__init__` broadcasts the state of `module` with `broadcast_state`, and splits its parameters with
 #   `assign_buckets`. It makes a bucket from each list of parameters with `new_bucket(parameters, group)`, stores these
 #   buckets in `self.buckets`, and stores one `GradientSync` for all of them in `self.sync`. Pass `group` to
-#   `broadcast_state`, too. `new_bucket` is given. It is your `Bucket`.
+#   `broadcast_state`, too. `new_bucket`, which is given, is your `Bucket`.
 # - `finish_gradient_sync()` calls the `finish` of that object.
 #
 # Target:
@@ -484,9 +484,9 @@ check.OverlappedDDP()
 # Write `GradientSync.no_sync` in the cell of exercise 4.2. Then run that cell and the cell of `OverlappedDDP` again.
 #
 # - Inside `no_sync()`, there is no communication, not even in `finish_gradient_sync()`. Afterwards, the next
-#   `backward()` or `finish_gradient_sync()` averages all that has accumulated, also gradients of parameters that only
-#   the earlier micro-batches have used.
-# - It can be nested: when the inner block ends, communication stays disabled for the rest of the outer block.
+#   `backward()` or `finish_gradient_sync()` averages all that has accumulated, including gradients of parameters that
+#   only the earlier micro-batches have used.
+# - Blocks can be nested: when the inner one ends, communication stays disabled for the rest of the outer block.
 # - After an exception in the block, even a `KeyboardInterrupt`, communication is enabled or disabled as it was before
 #   the block.
 #
@@ -557,7 +557,7 @@ plots.timeline([before, yours], ["BucketedDDP", "yours"])
 
 # %% [markdown]
 # The next figure compares the exposed communication of these two wrappers and of torch's DDP with the same cap. DDP's
-# first bucket is larger than yours, because a cap that you set also applies to the first bucket, and DDP closes a
+# first bucket is larger than yours, because DDP applies a cap that you set to the first bucket, too, and closes a
 # bucket only when it has reached the cap (chapter 03). Either of them can expose less.
 
 # %% tags=["nbval-ignore-output"]

@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 04 · Overlap
 #
-# **35–55 minutes.** After this lesson, you will be able to:
+# **45–65 minutes.** After this lesson, you will be able to:
 #
 # - launch all-reduces from hooks while backward computes, and wait for them afterwards,
 # - predict how much communication stays exposed, for any bucket cap and link,
@@ -103,8 +103,9 @@ measure.expect(before.overlap < 0.1, "nothing overlaps")
 # **Exposed communication** is the time during which a collective is in flight and the rank has nothing to compute.
 # While the rank computes, the communication is **hidden**. The text beside the timeline states both.
 #
-# Bar 1 is the small first bucket, 0.6 MB, so by the formula it takes 20 ms. Is it much longer? Then another rank ended
-# its backward later, and no all-reduce is complete before the last rank has launched it.
+# In the gap before the waits, rank 0 copies gradients into buckets. Bar 1 is the small first bucket, 0.6 MB, so by the
+# formula it takes 20 ms. If it is much longer, another rank ended its backward later: no all-reduce is complete before
+# the last rank has launched it.
 #
 # In the next figure, whose times are invented, compare the two brackets labeled "exposed".
 
@@ -177,9 +178,10 @@ buckets_ms, in_hook_ms, afterwards_ms = exposed_ms.values()
 measure.expect(buckets_ms < afterwards_ms < in_hook_ms, "an all-reduce per parameter exposes more")
 
 # %% [markdown] slideshow={"slide_type": "-"}
-# Both versions expose more than buckets after backward. Waiting in the hook blocks backward until the all-reduce is
-# complete, so only the time of the launches is hidden. Waiting later hides a part. But 52 all-reduces have 52 · 6α =
-# 312 ms of latency, compared with 7 · 6α = 42 ms for seven buckets.
+# Both versions expose more than buckets after backward. 52 all-reduces have 52 · 6α = 312 ms of latency, compared with
+# 7 · 6α = 42 ms for seven buckets, so they take 570 ms in total. Waiting in the hook blocks backward until the
+# all-reduce is complete, and hides almost nothing. Its bar can even exceed 570 ms, because each of these all-reduces
+# also waits for the slowest rank. Waiting later hides what fits into the 200 ms of backward.
 
 # %% [markdown] slideshow={"slide_type": "slide"}
 # ## Hooks and buckets together
@@ -192,7 +194,8 @@ diagrams.hooks()
 
 # %% [markdown]
 # In chapter 03's `Bucket`, `pack(index)` divides one gradient by N and puts it into the flat tensor, `launch()` starts
-# the all-reduce and returns at once, and `wait()` waits for it.
+# the all-reduce and returns at once, and `wait()` waits for it. In the timelines below, look at where the bars begin:
+# each begins when its bucket is launched, even if the link is still busy with another one.
 
 
 # %%
@@ -251,9 +254,9 @@ measure.expect(after.exposed_ms < before.exposed_ms, "hooks hide communication")
 #
 # $$e_i = \max(e_{i-1},\ \text{full}_i) + t_i$$
 #
-# The exposed time is $\max(0,\ e_\text{last} - \text{end of backward})$.
+# With this *recurrence*, the exposed time is $\max(0,\ e_\text{last} - \text{end of backward})$.
 #
-# `HookedDDP` launched each bucket of the last step when it was full, so we know $\text{full}_i$, and α and β give
+# In the lower timeline, `HookedDDP` launched each bucket when it was full, so we know $\text{full}_i$, and α and β give
 # $t_i$. In the figure, which buckets are full, but wait for the one before?
 
 # %% tags=["nbval-ignore-output"]
@@ -265,8 +268,8 @@ scaling_plots.schedule(after, ranks=4, alpha_s=1e-3, beta_s=8 / 500e6)
 #
 # ## When is overlap worth it?
 #
-# Your cluster has a faster link. Would you still write this wrapper, and with which bucket cap? A large bucket is full
-# later, and the link may be idle until then. But a small cap makes many buckets, and each adds a latency of 6α.
+# Suppose your cluster has a faster link. Would you still write this wrapper, and with which bucket cap? A large bucket
+# is full later, and the link may be idle until then. But a small cap makes many buckets, and each adds a latency of 6α.
 #
 # The recurrence can tell, because it also predicts steps that we have not run. We only need to know when the buckets
 # would be full. `measure.ready_fractions` measures when each gradient is ready, as a fraction of the step, while
@@ -300,8 +303,8 @@ def exposed_parts(cap_mb, gbit_per_s, alpha_s):
 # %% [markdown]
 # The next figure shows our model behind links of 0.5, 5 and 50 Gbit/s. A faster link usually has a lower latency, too,
 # so α falls from 1 ms to 0.1 and 0.02 ms. The dashed lines launch all buckets after backward, so the gray area is what
-# overlap saves with each cap. The titles compare the best cap of both lines. Only two things are measured here: the
-# computing time, and when the gradients are ready.
+# overlap saves with each cap. The titles say what it saves if each line uses its best cap, the circle. Only two things
+# are measured here: the computing time, and when the gradients are ready.
 #
 # **Predict.** On which of the three links does overlap save most, as a part of the computing time?
 
@@ -339,15 +342,15 @@ measure.expect(0.5 < min(slow, key=slow.get) < 8, "the best cap lies in between"
 #   except the small first bucket waits for the end of backward. With 0.25 MB, there are 31 buckets, and their latencies
 #   alone take 31 · 6α = 186 ms. The best cap lies in between.
 # - At 5 Gbit/s, most of the communication is hidden. Only buckets that are full at the *very end* stay exposed. Any cap
-#   up to about 8 MB leaves little exposed; one of 25 MB, nearly everything.
+#   up to about 8 MB leaves little exposed, but one of 25 MB exposes nearly everything.
 # - At 50 Gbit/s, the all-reduces take about 1% of the step. Chapter 03's wrapper would do.
 #
 # If a GPU computed this backward a hundred times as fast, 50 Gbit/s would look much like the first panel. What counts
-# is the ratio of the two times, and chapter 05 turns it into a rule.
+# is the ratio of communication to backward, and chapter 05 turns it into a rule.
 #
 # What is in the last bucket? The parameters that forward uses first: the embedding. For Llama-3 8B, with a vocabulary
-# of 128,256 and a width of 4,096, its gradient takes 1 GB in bf16. The output layer's is as large, but complete first.
-# The embedding's comes when nothing is left to hide it.
+# of 128,256 and a width of 4,096, its gradient takes 1 GB in bf16. The output layer's gradient is as large, but
+# complete first. The embedding's comes when nothing is left to hide it.
 
 # %% [markdown]
 # ## One launch order on every rank
@@ -395,8 +398,10 @@ print(f"a {branches.module.a.grad.item():.2f}, b {branches.module.b.grad.item():
 # 2. **Every bucket on every rank.** If a parameter is unused on a rank, its gradient counts as zeros. Otherwise its
 #    bucket would never be full, and the other ranks would wait forever.
 #
-# Your wrapper in the lab will follow both rules, and so does torch's DDP. How does yours know that a parameter is
-# unused? Once backward is over, every gradient that is still missing belongs to an unused parameter.
+# Your wrapper in the lab will follow both rules. So does torch's DDP, but the second one only if you pass
+# `find_unused_parameters=True`: by default, the next forward on that rank raises an error. How does your wrapper know
+# that a parameter is unused? Once backward is over, every gradient that is still missing belongs to an unused
+# parameter.
 
 # %% [markdown]
 # ## A call that nobody can forget
@@ -455,43 +460,51 @@ print(f"weight {forgetful(FinishingDDP):.1f}")
 # Now every rank has the same weight, the mean of the targets. The engine's name begins with an underscore, so torch may
 # change it. But torch's own wrappers need it, too: FSDP2 makes this very call, and DDP makes it in C++.
 #
-# One case remains. A rank that has run out of batches has no hook that asks for anything, while the other ranks wait
-# for its buckets. So if that can happen, all ranks call `finish_gradient_sync()` once in every step, after backward. In
-# the lab, it does nothing where backward has done everything.
+# One case remains. On a rank that has run out of batches, no hook runs, while the other ranks wait for its buckets. So
+# if that can happen, all ranks call `finish_gradient_sync()` once in every step, after backward. In the lab, this call
+# does nothing where backward has done everything. For the same case, torch's DDP has a context manager, `join()`.
 
 # %% [markdown]
 # ## Communicating for the last micro-batch only
 #
 # When you accumulate gradients over micro-batches, only their sum has to be averaged. But hooks fire in every backward.
-# So torch's DDP has a context manager, **`no_sync()`**. Inside it, backward accumulates gradients without
-# communication. Forward must be inside it, too.
+# So torch's DDP has a context manager, **`no_sync()`**. Inside it, gradients accumulate without communication.
 #
 # **Predict.** You accumulate four micro-batches, the first three of them inside `no_sync()`. How many bytes does DDP
-# all-reduce, as a multiple of the bytes of the gradients? 1 would mean that it all-reduces each gradient once.
+# all-reduce, as a multiple of the bytes of the gradients? And what if only the *backward* of these three is inside it,
+# but not their forward? 1 would mean that DDP all-reduces each gradient once.
 
 # %%
-my_prediction = None
+my_prediction = {"forward inside": None, "forward outside": None}
 
 # %%
 # %%ranks
 from shared import wire
 
-with wire.ledger() as log:
+with wire.ledger() as inside:
     with ddp.no_sync():
         for _ in range(3):
             ddp(*sample).backward()
     ddp(*sample).backward()
-print(f"{log.payload_bytes / gradients_bytes:.0f} ×")
+with wire.ledger() as outside:
+    for _ in range(3):
+        loss = ddp(*sample)
+        with ddp.no_sync():
+            loss.backward()
+    ddp(*sample).backward()
+for name, log in {"forward inside": inside, "forward outside": outside}.items():
+    print(f"{name}: {log.payload_bytes / gradients_bytes:.0f} ×")
 
 # %% [markdown]
-# Each gradient is all-reduced once, for all four micro-batches together. In your wrapper, `no_sync()` will change a
-# flag that the hooks read. Two details make it an exercise: the inner of two nested blocks must not enable
-# communication when it ends, and a micro-batch that raises an exception must not leave it disabled.
+# With forward inside, each gradient is all-reduced once, for all four micro-batches together. With forward outside, it
+# is all-reduced four times: DDP reads its flag in *forward*, so a `no_sync()` around backward comes too late. The
+# gradients are right in both cases, so no test of values finds this bug. In your wrapper, the hooks will read the flag.
 
 # %% [markdown]
 # ## The production version
 #
-# Our design is that of torch's DDP (Li et al., VLDB 2020, §3.2.3 and §4). DDP does this in C++, and has more options:
+# What would you gain from torch's DDP? Not another design: ours is taken from it (Li et al., VLDB 2020, §3.2.3 and §4).
+# But DDP runs in C++, and has more options:
 #
 # | option | what it does |
 # |---|---|
@@ -500,8 +513,8 @@ print(f"{log.payload_bytes / gradients_bytes:.0f} ×")
 # | `forward_sync_buffers` (was `broadcast_buffers`) | on by default: rank 0 broadcasts buffers before each forward |
 #
 # In a trace of `torch.profiler` from a GPU, look for the picture of this lesson: NCCL has a row of its own, with
-# kernels named `ncclDevKernel_AllReduce…`. Where kernels of backward run above one of them, it is hidden. Where the row
-# of the computation is empty, it is exposed.
+# kernels named `ncclDevKernel_AllReduce…`. Where kernels of backward run above one of them, communication is hidden.
+# Where the row of the computation is empty, it is exposed.
 
 # %% [markdown]
 # ## A bug that gloo hides
@@ -528,8 +541,8 @@ print(gradient / world_size)
 
 # %% [markdown]
 # The average of 0 and 1 is 0.5, so the result is right. By the time the cell divides, gloo has finished, so a test on
-# gloo passes. On a GPU, the division may run before the all-reduce, and the optimizer would then take a step with wrong
-# gradients.
+# gloo passes. On a GPU, nothing makes the division wait for the all-reduce. If it runs first, the optimizer takes a
+# step with wrong gradients.
 #
 # You can find such bugs without a GPU. With `simulate="nccl"`, the ranks still use gloo, but follow NCCL's rules: until
 # you call `wait()`, the output holds NaN, and using it raises an error. Here is the same cell again:
@@ -547,7 +560,9 @@ time.sleep(1)
 print(gradient / world_size)
 
 # %% [markdown]
-# The simulation also raises an error if you change or free a tensor that a collective still uses.
+# The error names both lines: the one that launched the all-reduce, and the one that used its output too early. The
+# repair is to keep the handle, and to call its `wait()` before the division. The simulation also raises an error if you
+# change or free a tensor that a collective still uses.
 
 # %% [markdown] slideshow={"slide_type": "slide"}
 # ## Recap
@@ -578,9 +593,9 @@ print(gradient / world_size)
 # %% [markdown] slideshow={"slide_type": "slide"}
 # ## What is still wasted
 #
-# Communication is now hidden where it can be, and no all-reduce could send fewer bytes (chapter 01). But each step on
-# four ranks still takes longer than a step without communication. How much longer will it be on 8, 64 or 512 ranks?
-# Chapter 05 measures it on your ranks, and computes what more of them change.
+# Communication is now hidden where it can be. But each step on four ranks still takes longer than a step without
+# communication. How much longer will it be on 8, 64 or 512 ranks? Chapter 05 measures it on your ranks, and computes it
+# for more of them.
 #
 # But first, in the lab, you build `OverlappedDDP`.
 

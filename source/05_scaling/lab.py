@@ -43,9 +43,9 @@ from shared.formulas import ring_all_reduce_s
 # %% [markdown]
 # ## Exercise 5.1 · The inequality with latency (15 min, 2 points)
 #
-# In the lesson, the size of the model dropped out of the inequality. That was because an all-reduce had no latency. Now
-# derive it again with latency: how many tokens T does a backward need at least, so that it lasts as long as all its
-# all-reduces together?
+# In the lesson, the size of the model dropped out of the inequality, because an all-reduce had no latency. Now derive
+# the inequality again with latency: how many tokens T does a backward need at least, so that it lasts as long as all
+# its all-reduces together?
 #
 # - The model has `parameters` parameters. Backward takes 4 operations per parameter and token, and the GPU computes
 #   `flops_per_s` operations per second.
@@ -95,9 +95,9 @@ def tokens_needed(
 
 
 # %% [markdown]
-# Try it on an H100 that reaches 40% of its 989 Tflop/s, on 64 hosts behind adapters with 47 GB/s and α = 14 µs, with
-# buckets of 25 MiB. The lesson's C/W was 8,417 tokens. Which of the three models come near that with their 25 MiB
-# buckets, and which ones in a single bucket?
+# Try it on 64 hosts with one H100 each, which reaches 40% of its 989 TFLOP/s, behind adapters with 47 GB/s and α = 14
+# µs. The lesson's C/W was 8,417 tokens. Which of the three models come near that with buckets of 25 MiB, and which with
+# a single bucket?
 
 # %%
 # %%ranks 0
@@ -204,8 +204,8 @@ def efficiency(
 
 
 # %% [markdown]
-# Try it on a step of 20 ms with a single gradient of 1 MB, which is ready at its end. Four ranks should reach 61% in
-# weak scaling, and 28% in strong scaling:
+# Try it on a step of 20 ms whose only gradient, of 1 MB, is ready at its end. Four ranks should reach 61% in weak
+# scaling, and 28% in strong scaling:
 
 # %%
 # %%ranks 0
@@ -456,7 +456,7 @@ for tokens in range(80, 1700, 16):
 
 # %% [markdown]
 # The line in your figure is your `efficiency`, for a rank with more and more tokens, the dashed line your
-# `tokens_needed`, and the marks your `communication_cost`. The full mark is the step with accumulation. It stands at
+# `tokens_needed`, and the marks your `communication_cost`. The filled mark is the step with accumulation. It stands at
 # the tokens of the whole step. Compare it with a single batch of as many tokens.
 
 # %% tags=["nbval-ignore-output"]

@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 05 · Scaling
 #
-# **35–50 minutes.** After this lesson, you will be able to:
+# **40–60 minutes.** After this lesson, you will be able to:
 #
 # - say whether data parallelism will keep your GPUs busy, before you rent them,
 # - tell waiting for the network from ranks that share cores, and from one slow rank,
@@ -23,9 +23,9 @@
 # With data parallelism alone, every GPU would have had a thousand tokens on average, an eighth of a sequence, and then
 # they would all have synchronized 405 billion gradients.
 #
-# They did not do that. They made 128 copies of the model, split each copy over 128 GPUs, and gave each copy 131,072
-# tokens per step. One reason is memory: 405 billion parameters do not fit on one GPU. But suppose that they did. Would
-# a thousand tokens have been enough?
+# Instead, they made 128 copies of the model, split each copy over 128 GPUs, and gave each copy 131,072 tokens per step.
+# One reason is memory: 405 billion parameters do not fit on one GPU. But suppose that they did. Would a thousand tokens
+# have been enough?
 #
 # After the next section, you can answer that in your head. The rest of the lesson tests the answer on ranks that you
 # can start, and adds what it leaves out.
@@ -44,7 +44,7 @@ measure.start_behind_link(world_size=4, rate="1gbit", latency_ms=0.1)
 # %% [markdown]
 # ## What has to hide behind what
 #
-# In chapter 04, an all-reduce cost nothing as long as backward was still running. So everything depends on which of the
+# In chapter 04, an all-reduce was hidden as long as backward was still running. So everything depends on which of the
 # two takes longer.
 #
 # Training takes about 6 operations per parameter and token, and two thirds of them belong to backward (Kaplan et al.,
@@ -58,7 +58,7 @@ measure.start_behind_link(world_size=4, rate="1gbit", latency_ms=0.1)
 #
 # $$t_\text{all-reduce} = \frac{2 \cdot 2\,P}{W}.$$
 #
-# Backward hides the all-reduce if it lasts at least as long. Write that down, and the model drops out:
+# The all-reduce is hidden if backward lasts at least as long. Write that down, and the model drops out:
 #
 # $$\frac{4\,P\,T}{C} \ge \frac{4\,P}{W} \qquad\Longleftrightarrow\qquad \boxed{\;T \ge \frac{C}{W}\;}$$
 #
@@ -88,10 +88,11 @@ tables.Table(["link of an H100", "bus bandwidth W", "tokens per GPU, C/W"], rows
 # the fourth, and hopeless over TCP.
 #
 # So would a thousand tokens have been enough? Not quite, even with the best links in the table, and no sequence would
-# have stayed whole. Splitting each copy of the model over 128 GPUs changes that. Each GPU then computes for 1/128
-# of the parameters and synchronizes 1/128 of the gradients, so the parameters drop out again. What counts are the
-# tokens of the whole *copy*: 131,072, sixteen times what one adapter of 400 Gbit/s per GPU needs. Even if nothing hid
-# it, the all-reduce would make the step only 4% longer.
+# have stayed whole. Splitting each copy of the model over 128 GPUs changes that. Each GPU then computes for 1/128 of
+# the parameters and synchronizes 1/128 of the gradients, so the parameters drop out again. Only the tokens of the whole
+# *copy* count: 131,072. The GPUs that average the same gradients sit in different hosts, each behind one adapter of 400
+# Gbit/s, as in the fourth row, so a copy has sixteen times the tokens it needs. It splits them into micro-batches
+# (chapter 15), but even a fully exposed all-reduce would make the step only 4% longer.
 #
 # In float32, a gradient has 4 bytes, so “sixteen times” becomes eight. Llama 3 was in between: it reduced gradients in
 # float32, but gathered parameters in bf16 (Grattafiori et al., 2024, section 3.3.2; chapter 10).
@@ -110,7 +111,7 @@ my_choice = None  # "A", "B" or "C"
 
 # %%
 def busy(tokens, needed, micro_batches=1):
-    """Return which part of a step a GPU computes. One unit of time is the backward of one micro-batch."""
+    """Return for which part of a step a GPU computes. One unit of time is the backward of one micro-batch."""
     compute = 1.5 * micro_batches  # forward takes half as long as backward
     return compute / (compute + max(0, needed / tokens - 1))
 
@@ -123,16 +124,19 @@ for micro_batches, tokens in ((1, 4096), (1, 8192), (2, 4096)):
 assert busy(8192, H100 / 47e9) > busy(4096, H100 / 47e9, micro_batches=2)
 
 # %% [markdown]
-# B wins clearly. With accumulation, only the *last* backward can hide the all-reduce, and it is as short as before. It
-# pays the same exposed time half as often, while the larger batch hides nearly all of it.
+# B wins clearly. With accumulation, only the *last* backward can hide the all-reduce, and it is as short as before.
+# Accumulation pays the same exposed time half as often, while the larger batch hides nearly all of it.
 
 # %% [markdown]
 # ## Finding the knee
 #
-# The inequality was one line of algebra with two sweeping assumptions: that backward is one block, and that an
-# all-reduce has no latency. Is it any good? We need a GPU whose C we know. Ours is a stand-in: each of the six blocks
-# of a small GPT sleeps, for 1/32 ms per token in forward and 1/16 ms in backward. Sleeping takes time but no core.
-# `OverlappedDDP` averages its gradients in seven buckets.
+# The inequality was one line of algebra with two sweeping assumptions: that backward is one block, all of which can
+# hide communication, and that an all-reduce has no latency. Is it any good? If it is, ranks with more and more tokens
+# compute for a larger and larger part of a step, up to C/W tokens, and from there on for 100%: the curve has a knee.
+#
+# To look for it, we need a GPU whose C we know. Ours is a stand-in: each of the six blocks of a small GPT sleeps, for
+# 1/32 ms per token in forward and 1/16 ms in backward. Sleeping takes time but no core. `OverlappedDDP` averages the
+# gradients in seven buckets.
 
 
 # %%
@@ -179,7 +183,7 @@ print(f"W = {W / 1e6:.0f} MB/s, α = {1e6 * link.alpha_s:.0f} µs")
 bucket_bytes = ranks.pull("bucket_bytes")[0]
 all_reduce_ms = 1e3 * formulas.all_reduce_sent_bytes(sum(bucket_bytes), 4) / W
 needed = all_reduce_ms / (6 / 16)  # backward takes 6/16 ms per token
-print(f"backward lasts {all_reduce_ms:.0f} ms, as long as the bytes, with {needed:.0f} tokens")
+print(f"the bytes take {all_reduce_ms:.0f} ms, as long as a backward with {needed:.0f} tokens")
 
 # %% tags=["claims", "nbval-ignore-output"] jupyter={"source_hidden": true}
 measure.expect(0.75 < W / 125e6 < 1.25, "the link has the rate that it was given")
@@ -194,8 +198,8 @@ measure.expect(0 < link.alpha_s < 2e-3, "a message has a latency of less than 2 
 # the fitted α and W give tᵢ. On a shaped link, this is a real test, because the kernel delays packets and has never
 # heard of buckets. The figure will show both predictions as lines, and what we measure as marks.
 #
-# **Predict.** Which part of a step will the ranks compute with 128 tokens each? Forward then takes 24 ms and backward
-# 48 ms.
+# **Predict.** For which part of a step will the ranks compute, with 128 tokens each? Forward then takes 24 ms and
+# backward 48 ms.
 
 # %%
 my_prediction = None  # percent
@@ -234,7 +238,7 @@ for t in (384, 512, 1024):
     measure.expect(closer, f"with {t} tokens, the recurrence comes closer than one block")
 
 # %% [markdown]
-# With 128 tokens, it is about half: the bytes need about 125 ms, backward hides 48 of them, and a step computes 72.
+# The answer is about half: the bytes need about 125 ms, backward hides 48 of them, and a step computes 72.
 #
 # The marks level off near the place where one line of algebra put the knee, but gently, and below 100%. Right of the
 # knee, the recurrence comes closer, for one reason: backward is *not* one block. The buckets become full one after the
@@ -258,8 +262,8 @@ for t in (384, 512, 1024):
 #
 # There are two ways to use more GPUs, and the inequality tells them apart.
 #
-# - In **weak scaling**, every rank keeps its T tokens, so the batch grows with N. On which side of C/W you are does not
-#   depend on N.
+# - In **weak scaling**, every rank keeps its T tokens, so the batch grows with N. You stay on the same side of C/W,
+#   whatever N is.
 # - In **strong scaling**, the ranks share one batch, so each has T/N tokens. Every GPU that you add moves all of them
 #   toward the left of the figure.
 #
@@ -286,18 +290,18 @@ measure.expect(one_ms / sweep[128]["step"].time_ms < 2, "strong scaling is less 
 # Weak scaling keeps most of its efficiency. Strong scaling collapses: four ranks that share one batch are not even
 # twice as fast as one.
 #
-# The figure said that ranks with 128 tokens compute for about half of the step. Four times that would be a speed-up of
-# 2, so why is it less? The missing part is what every step computes besides its sleep. The sleep shrinks when the batch
-# is split, but these milliseconds do not.
+# The figure said that ranks with 128 tokens compute for about half of the step. Four times one half would be a speed-up
+# of 2, so why is it less? The missing part is what every step computes besides its sleep. The sleep shrinks when the
+# batch is split, but these milliseconds do not.
 #
 # Strong scaling has an end that you can compute. With a batch of B tokens, each of N GPUs has B/N, and they stay busy
 # up to
 #
 # $$N = \frac{B\,W}{C}.$$
 #
-# A batch of 4 million tokens feeds about 500 H100 with one adapter of 400 Gbit/s each. With 8,000 of them, data
-# parallelism cannot be the only kind of parallelism, whatever the model. This is the second reason for all the chapters
-# that follow. The first one is memory.
+# A batch of 4 million tokens feeds about 500 H100s if each host has one adapter of 400 Gbit/s, and 3,700 if each has
+# eight. With 8,000 of them, data parallelism cannot be the only kind of parallelism, whatever the model. This is the
+# second reason for all the chapters that follow. The first one is memory.
 
 # %% [markdown]
 # ## What does depend on N
@@ -309,7 +313,8 @@ measure.expect(one_ms / sweep[128]["step"].time_ms < 2, "strong scaling is less 
 # ms. The next cell adds up the latency of all buckets. NCCL can also send along trees, whose latency grows only with
 # the logarithm of N (Jeaugey, 2019). We count 2 log₂N steps for them, as for halving and doubling in chapter 01.
 #
-# **Predict.** On 512 hosts with one GPU each and α = 14 µs, how much latency does the ring add per step?
+# **Predict.** On 512 hosts with one GPU and one adapter of 400 Gbit/s each, and α = 14 µs, how much latency does the
+# ring add per step?
 
 # %%
 my_prediction = None  # ms
@@ -334,18 +339,18 @@ assert round(1e3 * 4 * 1.3e9 * 8192 / H100) == 108
 #
 # How well does data parallelism scale in practice? Goyal et al. (2017) kept about 90% of the efficiency from 8 to 256
 # GPUs, in weak scaling. Llama 3 went from 8,192 to 16,384 GPUs with the same batch, which is strong scaling, and each
-# GPU dropped from 430 to 400 Tflop/s. The paper blames the smaller batch of each copy, not the network. When you read
+# GPU dropped from 430 to 400 TFLOP/s. The paper blames the smaller batch of each copy, not the network. When you read
 # such numbers, ask for the batch per GPU and the link. Without them, a speed-up means nothing.
 
 # %% [markdown]
 # ## Whom would you blame?
 #
 # Now run the same model without the sleep, so that each rank computes on this machine's cores. If there are fewer cores
-# than ranks, they have to take turns. The efficiency is then the product of two factors. Let $C_N$ be the time of the
+# than ranks, they have to take turns. The efficiency is then the product of two factors. Let $A_N$ be the time of the
 # step on N ranks without communication, that is, inside `no_sync()`:
 #
-# $$\frac{T_1}{T_N} = \underbrace{\frac{T_1}{C_N}}_\text{computation} \cdot
-# \underbrace{\frac{C_N}{T_N}}_\text{communication}$$
+# $$\frac{T_1}{T_N} = \underbrace{\frac{T_1}{A_N}}_\text{computation} \cdot
+# \underbrace{\frac{A_N}{T_N}}_\text{communication}$$
 #
 # Look at the column "computation". It should be 100%, because ranks that send nothing cannot slow each other down. Can
 # they?
@@ -481,8 +486,8 @@ assert steps[4][1] > 0.75 * steps[4][2]
 #
 # Three things worth keeping:
 #
-# - **T ≥ C/W**: an H100 needs about 1,100 tokens per backward on NVLink, and 8,400 behind an adapter of 400 Gbit/s.
-#   Near that limit, the last buckets and the latency are still exposed.
+# - **T ≥ C/W**: an H100 needs about 1,100 tokens per backward on NVLink, and 8,400 with one adapter of 400 Gbit/s per
+#   host. Near that limit, the last buckets and the latency are still exposed.
 # - **N = BW/C**: with a batch of B tokens, strong scaling ends there.
 # - **2(N−1)α per bucket**: the communication cost that keeps growing with N. Trees and larger buckets lower it.
 #

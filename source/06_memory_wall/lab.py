@@ -60,8 +60,8 @@ adamw.step()
 print(rule_of_thumb_bytes(gpt, adamw))
 
 # %% [markdown]
-# **Predict.** All three numbers are wrong. Altogether, there are three reasons. Some apply to several of the numbers,
-# and one is worth only a few bytes. Which reasons can you think of?
+# **Predict.** All three numbers are wrong, for three reasons: some apply to several of the numbers, and one is worth
+# only a few bytes. Which reasons can you think of?
 
 # %%
 my_reasons = []  # three strings
@@ -124,7 +124,7 @@ assert all(counted[name] < estimated[name] for name in counted)
 # %% [markdown]
 # ## Exercise 6.2 · The master weight of one parameter (15 min, 3 points)
 #
-# A bfloat16 number has 8 significant bits. What happens to small updates?
+# In the lesson, most weights did not change in one small update. Do a thousand such updates add up?
 
 # %%
 # %%ranks
@@ -138,9 +138,10 @@ print(f"1 + 1000 × 0.001 = {weight.item():.3f}")
 # float32, the optimizer updates the master, and the parameter is a rounded copy of it.
 #
 # The lesson's `WithMasters` held the float32 gradients of all parameters at once, which takes 4 more bytes per
-# parameter. Real optimizers keep all of them, to update many parameters in one kernel. We save the 4 bytes here: your
-# optimizer holds only *one* of them at a time. It contains another optimizer, `inner`, and lends it one master after
-# another. You write `step_one`, which updates one parameter as follows. Exercise 6.3 calls it for every parameter.
+# parameter. Real optimizers do so, too, to update many parameters in one kernel. We save the 4 bytes here: your
+# optimizer holds only *one* float32 gradient at a time. It contains another optimizer, `inner`, and lends it one master
+# after another. You write `step_one`, which updates one parameter as follows. Exercise 6.3 calls it for every
+# parameter.
 # ```python
 # state = self.state[parameter]              # a dict: empty before the first update
 # master = state["master"]                   # the first update creates it, as a float32 copy of the parameter
@@ -311,8 +312,8 @@ check.MasterWeights()
 # - Dropout must drop the same elements again. In forward, store what `get_rng_states()` returns. This function and
 #   `restored` are given.
 # - Target: the module runs once in forward and once in backward. A gradient hook (as in `OverlappedDDP`) is called once
-#   per parameter, even if the module is not the only one that uses the parameter. If you follow the steps above, you
-#   need not do anything for this.
+#   per parameter, even if other modules use the parameter, too. If you follow the steps above, you need not do anything
+#   for this.
 #
 # <details><summary>Hint 1</summary>Which of the saved tensors need to be detached, and which must not be? What does
 # <code>torch.autograd.grad</code> do with a tensor that requires no gradient?</details>
@@ -558,7 +559,7 @@ check.place_checkpoints()
 # %% [markdown]
 # ## Your figure (4 min)
 #
-# Now apply it to a GPT with six blocks. The next cell measures what each block keeps for backward:
+# Now apply your functions to a GPT with six blocks. The next cell measures what each block keeps for backward:
 
 
 # %%

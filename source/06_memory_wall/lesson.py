@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 06 · The memory wall
 #
-# **35–55 minutes.** After this lesson, you will be able to:
+# **40–60 minutes.** After this lesson, you will be able to:
 #
 # - say what a rank holds at each moment of a training step, and how many bytes per parameter the model state takes,
 # - train in mixed precision by hand, and say what it saves and what it does not,
@@ -53,8 +53,8 @@ print(f"Ψ = {parameters:,} parameters, {4 * parameters / 1e6:.1f} MB")
 # %% [markdown]
 # ## What is wasted
 #
-# What does a rank hold besides its parameters? After a step, their gradients, and the **optimizer state**, which is
-# what the optimizer remembers for each parameter. Together, they are called the **model state**.
+# What does a rank hold besides its parameters? After a step, it also holds their gradients and the **optimizer state**:
+# what the optimizer remembers for each parameter. All three together are called the **model state**.
 #
 # **Predict.** In fp32, each element takes 4 bytes. How many bytes *per parameter* does the model state take, with
 # AdamW? 4 means that only the parameters count.
@@ -100,7 +100,7 @@ plots.memory_over_step(peak.samples)
 # %% [markdown]
 # The two lowest bands stay flat. On top of them, forward piles up the activations of one layer after another, and
 # backward frees them in reverse order while it creates gradients, so the peak lies where the two meet. More or longer
-# samples would raise it, but not the model state. More ranks do not shrink that either: N ranks hold it N times.
+# samples would raise the peak, but not the model state. More ranks do not shrink that state: N ranks hold N copies.
 #
 # So each of your hundred GPUs needs 16 · 7 = 112 GB, and has 80. This is the memory wall: with data parallelism, more
 # ranks do not make room for a larger model. From chapter 07 on, the ranks shard the model state. But a rank can do two
@@ -157,7 +157,7 @@ assert per_parameter(all_low, adamw_low) == "2 + 2 + 4"
 # %% [markdown]
 # ## The short version
 #
-# A dozen lines are enough for a plain model. Which line rounds?
+# A dozen lines are enough for a plain model. How many fp32 tensors do they keep for each parameter?
 
 
 # %%
@@ -205,7 +205,7 @@ print(f"{predicted(my_prediction)}measured {state} bytes per parameter")
 assert state == "2 + 2 + 12"
 
 # %% [markdown]
-# The saving is gone, the total is 16 again: 2 + 2 + 12, where the 12 are the master weight, the momentum and the
+# The saving is gone. The total is 16 again: 2 + 2 + 12, where the 12 are the master weight, the momentum and the
 # variance (ZeRO paper, §3.1). With fp32 gradients kept as well, it is 20. Mixed precision does *not* make the model
 # state smaller than it is in fp32.
 
@@ -259,7 +259,7 @@ assert abs(fell["mixed"] - fell["fp32"]) < 0.05 * fell["fp32"]
 # %% [markdown]
 # ## What forward keeps
 #
-# Nearly two thirds of that peak were activations. Could a rank keep *fewer*? Which tensors are they?
+# Nearly two thirds of the first step's peak were activations. Could a rank keep *fewer*? Which tensors are they?
 #
 # Take one block of our GPT. It has four linear layers: `query_key_value` and `project` around attention, `up` and
 # `down` around GELU. What does backward need? A linear layer needs its input, to compute the gradient of its weight. A
@@ -337,7 +337,7 @@ for name, of_lengths in per_token.items():
 
 # %% [markdown]
 # With fused attention, a token costs the same in every sequence. With materialized attention, its bytes grow with s, so
-# those of a whole sequence grow with s². In 16 bits, our block keeps sbh (32 + 2as/h) bytes, with *a* heads. The
+# those of a whole sequence grow with s². In 16 bits, our block then keeps sbh (32 + 2as/h) bytes, with *a* heads. The
 # well-known formula is
 #
 # $$sbh\,(34 + 5\,as/h)$$
@@ -377,16 +377,20 @@ def watched(model):
     return peak.samples, max(sample.held.activations_bytes for sample in peak.samples)
 
 
-(_, plain_bytes), (samples, saving_bytes) = watched(plain), watched(saving)
+(plain_samples, plain_bytes), (samples, saving_bytes) = watched(plain), watched(saving)
 left = saving_bytes / plain_bytes
+plain_peak_bytes = max(sample.held.total_bytes for sample in plain_samples)
 
 # %% [markdown]
-# Here is the step with checkpointing. Count the spikes in backward:
+# Here are forward and backward with checkpointing. There is no optimizer, so one band is missing. Count the spikes in
+# backward:
 
 # %% tags=["nbval-ignore-output"]
 derived, left = (8 * 1 + 15) / (8 * 16), ranks.pull("left")[0]
 print(f"left: {predicted(my_share, '{:.0%}')}derived {derived:.0%}, measured {left:.0%}")
-plots.memory_over_step(ranks.pull("samples")[0])
+plots.memory_over_step(
+    ranks.pull("samples")[0], ("peak without checkpointing", ranks.pull("plain_peak_bytes")[0])
+)
 
 # %% tags=["claims"] jupyter={"source_hidden": true}
 # %%ranks
@@ -397,7 +401,8 @@ assert 0.9 * 23 / 128 < left < 23 / 128
 # %% [markdown] tags=["open"]
 # Each spike is a block: recomputed, used and freed before the next one begins. The activations peak at the first spike,
 # while the inputs of all eight blocks are still held. All memory together peaks at the last one, when nearly all
-# gradients exist. Without checkpointing, the activations alone take about twice that. But checkpointing costs time.
+# gradients exist. Without checkpointing, the activations alone are about twice as large as this whole peak. But
+# checkpointing costs time.
 #
 # **Predict.** Assume that backward takes twice as long as forward. How much longer do forward and backward take
 # together if all blocks are checkpointed? 0.5 means 50% longer.
@@ -413,7 +418,8 @@ times = measure.jobs(steps, rounds=10)
 
 # %% tags=["nbval-ignore-output"]
 times = ranks.pull("times")[0]
-extra = times.ratio("checkpointed", "plain") - 1
+plain_ms, saving_ms = (sum(times.parts_ms()[name].values()) for name in ("plain", "checkpointed"))
+extra = saving_ms / plain_ms - 1
 print(f"{predicted(my_extra, '{:.0%}')}measured {extra:.0%} longer")
 for name, parts_ms in times.parts_ms().items():
     print(f"{name}: forward {parts_ms['forward']:.0f} ms, backward {parts_ms['backward']:.0f} ms")
@@ -429,8 +435,10 @@ measure.expect(saving_ms > 1.1 * plain_ms, "backward takes longer")
 # Most of the extra time is in backward, which now also runs the forward of the blocks. If backward takes twice as long
 # as forward, one more forward adds a third. If both take equally long, it adds half.
 #
-# Did you measure more? The rest is the price of `checkpoint`, which runs Python for each tensor that a block saves. In
-# our small blocks, that shows. In the large ones of a real model, it vanishes, and about a third remains.
+# Did you measure less? `checkpoint` stops as soon as it has recomputed what backward needs, so it skips `down`, which
+# does a third of the work of the four linear layers. Did you measure more? `checkpoint` also runs Python for each
+# tensor that a block saves. In our small blocks, that shows. In the large ones of a real model, it vanishes, and less
+# than a third remains.
 
 # %% [markdown]
 # Must we recompute everything? **Selective checkpointing** (`create_selective_checkpoint_contexts`) recomputes only
@@ -439,9 +447,9 @@ measure.expect(saving_ms > 1.1 * plain_ms, "backward takes longer")
 # %% [markdown]
 # ## How large a model fits?
 #
-# Back to your hundred GPUs. Mixed precision makes them faster, and checkpointing frees activations. Neither saves them:
-# the model state needs 112 GB. A planner adds it to the activations, for models with published shapes. Each bar is a
-# strategy, data parallelism first; vertical lines are GPU sizes.
+# Back to your hundred GPUs. Mixed precision makes them faster, and checkpointing frees activations. Neither makes the
+# model fit: its state still needs 112 GB. For models with published shapes, a planner adds up the model state and the
+# activations. Each bar is a strategy, data parallelism first; vertical lines are GPU sizes.
 #
 # **Predict.** You train Llama-2 7B in mixed precision with data parallelism on eight GPUs, with sequences of 4,096
 # tokens, fused attention and all layers checkpointed. The model has 6.74 billion parameters. How many GB does each GPU
@@ -475,15 +483,17 @@ assert 107 < totals_gb[0] < 112 and totals_gb[2] > 24 > totals_gb[3]
 # %% [markdown]
 # The wall also stands where data parallelism is only a part of the plan. Take 70B parameters on 4 hosts of 8 GPUs with
 # 80 GB. Each layer is split over the 8 GPUs of a host (tensor parallelism), and the hosts use plain data parallelism.
-# The GPUs have 2,560 GB together, and a copy takes 16 · 70 = 1,120 GB. But the hosts hold four, so 140 GB per GPU.
+# The GPUs have 2,560 GB together, and a copy takes 16 · 70 = 1,120 GB. But each host holds a copy of its own, so each
+# of its GPUs needs 1,120 / 8 = 140 GB.
 #
 # And activations? Without checkpointing, Llama-2 7B keeps 19 GB for 4,096 tokens with fused attention, and 105 GB with
 # materialized attention: more than your GPU. The formula of a block leaves out the *logits*, the outputs of the last
 # layer: with Llama 3 8B and 8,192 tokens, they take 8,192 · 128,256 · 4 bytes, or 4.2 GB per copy, and a plain loss
 # makes two or three.
 #
-# The planner counts the logits, but no temporary tensors in kernels, communication buffers or fragmentation, so leave a
-# tenth of a GPU's memory free. It also counts every layer as a GPT layer with dropout and GELU, which Llama-2 lacks.
+# The planner counts the logits, but not fragmentation, communication buffers or the temporary tensors of kernels, so
+# leave a tenth of a GPU's memory free. It also counts every layer as a GPT layer with dropout and GELU, but Llama-2 has
+# neither.
 
 # %% [markdown]
 # ## The production version

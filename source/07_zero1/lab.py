@@ -241,8 +241,8 @@ check.FlatParameter()
 # - A `.grad` of None counts as zeros: fill its view with `guards.UNUSED`.
 # - Afterwards, every `.grad` is its view again.
 #
-# The first and last lines of `reduce()` are given: a second call, such as the step's after clipping, returns at once,
-# and a backward between the two calls raises an error. You need not read `is_reduced()`.
+# The first and last lines of `reduce()` are given: a second call, such as the one in `step()` after clipping, returns
+# at once, and a backward between the two calls raises an error. You need not read `is_reduced()`.
 #
 # Target: each rank sends (N−1)/N of the gradients' bytes, and there is no second copy of the gradients.
 #
@@ -345,10 +345,10 @@ print(flat_parameter.shard.grad.tolist())
 check.FlatGradients()
 
 # %% [markdown]
-# Run the next four cells, too. You need not read them now: they are for the last section.
+# Run the next four cells, too. They are folded, because you need them only in the last section.
 
 
-# %% tags=["export"] module="overlapped_flat"
+# %% tags=["export"] module="overlapped_flat" jupyter={"source_hidden": true}
 # %%ranks
 """Flat parameters and gradients whose collectives overlap with forward and backward: buckets of chapter 07's ZeRO1."""
 
@@ -368,7 +368,7 @@ LEAST_CAP_MB = 1.0  # smaller buckets would cost more latency than they hide
 LEAST_IN_FLIGHT_MB = 0.5  # a smaller all-gather takes less than letting the parameters wait
 
 
-# %% tags=["export"] module="overlapped_flat"
+# %% tags=["export"] module="overlapped_flat" jupyter={"source_hidden": true}
 # %%ranks
 class OverlappedFlatParameter(FlatParameter):
     """A flat parameter whose all-gather overlaps with what follows: whoever reads a parameter waits for it."""
@@ -410,7 +410,7 @@ def flatten_into_buckets(
     return [OverlappedFlatParameter(bucket, group) for bucket in buckets]
 
 
-# %% tags=["export"] module="overlapped_flat"
+# %% tags=["export"] module="overlapped_flat" jupyter={"source_hidden": true}
 # %%ranks
 class OverlappedGradients(FlatGradients):
     """The gradients of a bucket, reduce-scattered during backward. It has the methods that a LaunchQueue calls."""
@@ -456,7 +456,7 @@ class OverlappedGradients(FlatGradients):
 # The rest of the class launches the reduce-scatter, and waits for it.
 
 
-# %% tags=["export"] module="overlapped_flat"
+# %% tags=["export"] module="overlapped_flat" jupyter={"source_hidden": true}
 # %%ranks
 class OverlappedGradients(OverlappedGradients):
     def launch(self) -> None:
@@ -586,7 +586,7 @@ print(trained.tolist(), frozen.tolist())
 # - Call `self.inner.add_param_group()` with the same settings and with this rank's shards.
 #
 # `update_parameters()` expects that every `shard.grad` is the mean gradient. Its first and last lines are given. They
-# let `inner` skip parameters that no rank has used, as in one process, and discard the means again:
+# let `inner` skip parameters that no rank has used, as in one process, and discard the means again. In between:
 #
 # - Copy every setting of each param group to the inner param group. (A scheduler changes `self.param_groups` between
 #   steps, and does not know about `inner`.)
@@ -680,11 +680,11 @@ class ShardedOptimizer(ShardedOptimizer):
 
 
 # %% [markdown]
-# Run the next two cells. You need not read them. They complete the class for 7.5 and 7.6, and call functions that you
-# write there.
+# Run the next two cells, which are folded. They complete the class for 7.5 and 7.6, and call functions that you write
+# there.
 
 
-# %% tags=["export"]
+# %% tags=["export"] jupyter={"source_hidden": true}
 # %%ranks
 class ShardedOptimizer(ShardedOptimizer):
     _step_supports_amp_scaling = property(guards.reject_grad_scaler)
@@ -716,7 +716,7 @@ class ShardedOptimizer(ShardedOptimizer):
         return state_dict if to in (None, dist.get_rank(self.group)) else None
 
 
-# %% tags=["export"]
+# %% tags=["export"] jupyter={"source_hidden": true}
 # %%ranks
 class ShardedOptimizer(ShardedOptimizer):
     def load_state_dict(self, state_dict: dict) -> None:
@@ -927,11 +927,11 @@ class ZeRO1(ZeRO1):
 
 
 # %% [markdown]
-# Run the next two cells as well. You need not read them yet: they are for `ZeRO1(..., module=module)`, the subject of
-# the last section. Without a module, their methods do nothing.
+# Run the next two cells as well. They are folded: they are for `ZeRO1(..., module=module)`, the subject of the last
+# section. Without a module, their methods do nothing.
 
 
-# %% tags=["export"]
+# %% tags=["export"] jupyter={"source_hidden": true}
 # %%ranks
 class ZeRO1(ZeRO1):
     def no_sync(self):
@@ -964,7 +964,7 @@ class ZeRO1(ZeRO1):
         guards.InBackward(self).attach(self.guard)
 
 
-# %% tags=["export"]
+# %% tags=["export"] jupyter={"source_hidden": true}
 # %%ranks
 class ZeRO1(ZeRO1):
     def _finish_gradient_sync(self) -> None:
@@ -1047,9 +1047,9 @@ assert max(clipped) - min(clipped) < 1e-3 and abs(clipped[3] - 12 / norm_of_all)
 # %% [markdown]
 # The elements were 3, 6, 9 and 12, and now they are all equal. There is no error, and the loss may still fall, but the
 # update no longer has the direction of the gradient. For the same reason, torch's own `clip_grad_norm_` raises an error
-# for the parameters of our `ZeRO1`: it would clip each rank's gradients before they are averaged. A norm that you
-# compute from each `.grad` yourself, before `step()`, is this rank's own, too, and nobody can notice that:
-# `clip_grad_norm_(math.inf)` returns the right one, and clips nothing.
+# for the parameters of our `ZeRO1`: it would clip each rank's gradients before they are averaged. If you compute a norm
+# from each `.grad` yourself, before `step()`, it is also this rank's own, and nobody can notice. Call
+# `clip_grad_norm_(math.inf)` instead: it returns the right norm, and clips nothing.
 #
 # Write `clip_shards_(gradients, max_norm, group)`. It gets this rank's shards of the mean gradient, one for each flat
 # parameter, and does what `torch.nn.utils.clip_grad_norm_(parameters, max_norm)` does in one process:
@@ -1198,7 +1198,7 @@ def gather_state(
 #
 # Two functions help you. `is_per_element(name, values, parameters)` tells an entry like `exp_avg` from one like `step`,
 # and rejects a state that belongs to other parameters. `new_entry(layout, name, dtype)` returns a flat tensor that is
-# already filled with the default: zeros, or the parameter itself for master weights. You need not read their cells.
+# already filled with the default: zeros, or the parameter itself for master weights. Their cells are folded.
 #
 # - If the entry is shared, return a copy of `known`, which may be a tensor or an int.
 # - Otherwise, put the values that are not None into a flat tensor from `new_entry`. It gets the dtype of the *values*:
@@ -1209,7 +1209,7 @@ def gather_state(
 # <details><summary>Hint 2</summary>How many bytes does a view of a flat tensor keep alive?</details>
 
 
-# %% tags=["export"] module="optimizer_state"
+# %% tags=["export"] module="optimizer_state" jupyter={"source_hidden": true}
 # %%ranks
 def shard_state(layout: FlatLayout, entries_of: list[dict]) -> dict:
     """Keep this rank's shard of the parameters' states: the reverse of gather_state().
@@ -1228,7 +1228,7 @@ def shard_state(layout: FlatLayout, entries_of: list[dict]) -> dict:
     }
 
 
-# %% tags=["export"] module="optimizer_state"
+# %% tags=["export"] module="optimizer_state" jupyter={"source_hidden": true}
 # %%ranks
 def is_per_element(name: str, values: list, parameters: list[nn.Parameter]) -> bool:
     """Tell whether an entry has a value for each element of a parameter, such as exp_avg, or is shared, such as step.
@@ -1258,7 +1258,7 @@ def is_per_element(name: str, values: list, parameters: list[nn.Parameter]) -> b
     )
 
 
-# %% tags=["export"] module="optimizer_state"
+# %% tags=["export"] module="optimizer_state" jupyter={"source_hidden": true}
 # %%ranks
 def new_entry(layout: FlatLayout, name: str, dtype: torch.dtype) -> torch.Tensor:
     """Allocate a flat tensor for one entry of the state, with the values for parameters that lack the entry.
@@ -1416,13 +1416,13 @@ plots.memory_by_component(held)
 # ## The same bytes, and less time (5 min)
 #
 # The lesson overlapped the all-gathers with the next forward, and let a hook of each block wait for them. What if
-# somebody reads a parameter outside forward? The cells that you skipped in 7.2 and 7.4 do it safely, and your classes
+# somebody reads a parameter outside forward? The cells that you skipped in 7.2 and 7.4 make that safe, and your classes
 # work with them as they are.
 #
 # With `ZeRO1(..., module=model)`, `OverlappedGradients`, a subclass of your `FlatGradients`, has the methods of a
 # bucket, so lab 04's `GradientSync` launches the reduce-scatters during backward. And `OverlappedFlatParameter`, a
 # subclass of your `FlatParameter`, launches the all-gathers. While its all-gather is in flight, a parameter's class is
-# `InFlightParameter`. Any torch function that needs its values first waits for the all-gather and restores the class.
+# `InFlightParameter`. Any torch function that needs the values waits for the all-gather first, and restores the class.
 # Code that bypasses torch functions, such as a `p.data` taken before the step, finds NaN at the end of the parameter.
 # In the next cell, compare the class of a weight after `step()`, after `zero_grad()`, and after a read:
 

@@ -7,14 +7,14 @@
 # %% [markdown]
 # # 07 · ZeRO-1
 #
-# **30–50 minutes.** After this lesson, you will be able to:
+# **40–55 minutes.** After this lesson, you will be able to:
 #
 # - shard the optimizer state over the ranks, and explain why assigning whole parameters to ranks cannot divide it
 #   equally,
 # - predict what a ZeRO-1 step sends, and check it in the ledger,
 # - predict how many bytes per parameter it saves on N ranks,
 # - say why ZeRO-1 can be faster than data parallelism although it sends the same bytes,
-# - name the lines of a training loop that assume that every rank holds the full optimizer state,
+# - name the lines of a training loop that go wrong if the optimizer state is sharded,
 # - recognize ZeRO-1 in torch, DeepSpeed and Megatron, and say how they differ from your version.
 #
 # You need reduce-scatter and all-gather (chapter 01), views of a flat tensor (chapter 03), `OverlappedDDP` (chapter 04)
@@ -30,7 +30,7 @@
 # 64 times?
 #
 # Let's start with a small GPT, wrapped in the `OverlappedDDP` of chapter 04. Its vocabulary is larger than its text
-# needs, so the embedding is a large part of it, as in the smallest GPT-2. That embedding will cause trouble.
+# needs, so the embedding is a large part of the model, as in the smallest GPT-2. That embedding will cause trouble.
 
 # %% tags=["nbval-ignore-output"]
 from shared import measure, plots, ranks
@@ -142,9 +142,9 @@ assert sorted(name for names in ranks.pull("owned") for name in names) == sorted
 
 # %% [markdown]
 # The ledger shows a second problem: each parameter takes a broadcast. You know from chapter 03 what the latency of so
-# many calls costs. And they send bytes: in data parallelism, a rank sent 6.93 MB, which is 2f · 4Ψ bytes. Now the ranks
-# send 10.4 MB on average, because the broadcasts add f · 4Ψ. That is not what ZeRO-1 costs. It is what this program
-# costs.
+# many calls costs. The broadcasts also send bytes: in data parallelism, a rank sent 6.93 MB, which is 2f · 4Ψ bytes.
+# Now the ranks send 10.4 MB on average, because the broadcasts add f · 4Ψ. That is the cost of this program, not of
+# ZeRO-1.
 
 # %% [markdown] slideshow={"slide_type": "slide"}
 # ## One owner per element
@@ -154,8 +154,8 @@ assert sorted(name for names in ranks.pull("owned") for name in names) == sorted
 # it to a multiple of N, and cut it into N equal shards. Rank r owns the r-th, which may begin and end in the middle of
 # a parameter.
 #
-# In the figure, the top row is the model, from its first parameter to its last. How far does rank 0 reach in each of
-# the rows below?
+# In the figure, the top row is the model, from its first parameter to its last. Below it, a color is a rank, not a kind
+# of memory. How far does rank 0 reach in each of the two rows?
 
 # %% slideshow={"slide_type": "-"}
 zero_plots.ownership(sizes, ranks.pull("owned"))
@@ -163,7 +163,8 @@ zero_plots.ownership(sizes, ranks.pull("owned"))
 # %% [markdown]
 # Rank 0 is no longer stuck with the whole embedding: all ranks own the same number of elements, whatever the model
 # looks like. Only the last shards may contain padding, at most N − 1 elements in total. And because the shards lie side
-# by side, a single all-gather replaces all the broadcasts. But it sends as many bytes.
+# by side, a single all-gather replaces all the broadcasts. But it sends as many bytes as they did, on top of the
+# all-reduce.
 
 # %% [markdown] slideshow={"slide_type": "slide"}
 # ## The all-reduce, cut in two
@@ -176,7 +177,8 @@ zero_plots.ownership(sizes, ranks.pull("owned"))
 # halfway, run the optimizer, and spend the second half on the new parameters.
 #
 # Read the diagram from top to bottom. Each small box is a shard, with its number, and the two wide boxes are the halves
-# of the all-reduce. Follow rank 1: how many of its four shards does it work on between them?
+# of the all-reduce. A color says which rank has computed the values, and four stripes are a mean over all ranks. Follow
+# rank 1: how many of its four shards does it work on between the wide boxes?
 
 # %% slideshow={"slide_type": "-"}
 diagrams.zero1_step()
@@ -260,8 +262,8 @@ assert log.ops == {"recv": 3, "send": 3, "all_gather": 1} and abs(log.sent_bytes
 # %% [markdown] slideshow={"slide_type": "slide"}
 # ## What it saves
 #
-# What do these bytes buy? For our 120 GB, figure 1 of the ZeRO paper shows almost four times less, on 64 GPUs and in
-# mixed precision.
+# What do these bytes buy? Figure 1 of the ZeRO paper divides our 120 GB by almost four, on 64 GPUs and in mixed
+# precision.
 #
 # **Predict.** Your four ranks use fp32. Between steps, a rank holds parameters, gradients and optimizer state. By what
 # factor does ZeRO-1 divide their total? 1 means that nothing is saved.
@@ -287,7 +289,7 @@ assert [f"{gb:.3g}" for gb in in_gb] == ["120", "41.2", "31.4", "30"]
 # each rank updates only Ψ/N elements.
 #
 # The first few ranks save the most. The 120 GB of our model become 41 GB on 8 GPUs, 31.4 GB on 64, and never less than
-# 30 GB. So four times is only the limit. In fp32, it is two.
+# 30 GB. So a factor of four is only the limit. In fp32, the limit is two.
 
 # %% [markdown]
 # ## The same bytes, and less time
@@ -387,9 +389,9 @@ lines["ZeRO-1"] = recorded("ZeRO-1", blocks, 6, bars)
 
 # %% [markdown] slideshow={"slide_type": "slide"}
 # In each timeline, compute is on top. Which bars lie below forward? Each names its block: a5 is the all-reduce of block
-# 5, g5 its all-gather, and r5 its reduce-scatter. A bar ends when the rank has waited for the collective, even if the
-# data arrived earlier, so most r bars end together, when backward is over. *Exposed* is the time during which something
-# is in flight and nothing is computed.
+# 5, g5 its all-gather, and r5 its reduce-scatter. A g or r bar ends when the rank has waited for it, even if the data
+# arrived earlier, so most r bars end together, when backward is over. *Exposed* is the time during which something is
+# in flight and nothing is computed. The ratio above the figure comes from other steps, which were not recorded.
 
 # %% tags=["nbval-ignore-output"] slideshow={"slide_type": "-"}
 times, lines = ranks.pull("times")[0], ranks.pull("lines")[0]
@@ -402,14 +404,14 @@ measure.expect(fraction < 1, "ZeRO-1 takes less time than data parallelism behin
 
 # %% [markdown]
 # Under the forward of data parallelism, there is nothing: its link is idle until the first bucket is full. ZeRO-1's g
-# bars fill that gap. It has to leave the link idle only while the last block computes forward and backward. By
-# arithmetic, without latency, data parallelism needs at least 72 + 24 + 336 = 432 ms. ZeRO-1 needs 168 ms for the
-# all-gathers, 12 + 24 ms in the last block and 168 ms for the reduce-scatters. These are 372 ms, or 0.86 times as long.
+# bars fill that gap, so its link has to be idle only while the last block computes forward and backward. By arithmetic,
+# without latency, data parallelism needs at least 72 + 24 + 336 = 432 ms. ZeRO-1 needs 168 ms for the all-gathers, 12 +
+# 24 ms in the last block and 168 ms for the reduce-scatters. Together, that is 372 ms, or 0.86 times as long.
 #
 # Why is the measured ratio larger? In both timelines, backward takes longer than six times 24 ms, because the hooks
-# pack and launch in Python, on cores that the ranks share. That costs data parallelism little, whose link is busy until
-# the end of the step anyway. But ZeRO-1's r0 cannot be launched before backward has ended, and has nothing left to hide
-# behind.
+# pack and launch in Python, on cores that the ranks share. Data parallelism loses little, because its link is busy
+# until the end of the step anyway. But ZeRO-1's r0 cannot be launched before backward has ended, and has nothing left
+# to hide behind.
 #
 # The saving is worth most where communication is the bottleneck. On a link that is fast enough to hide every all-reduce
 # but the last behind backward, there is nothing left to win: data parallelism exposes that last one, a0, and ZeRO-1 its
@@ -419,15 +421,17 @@ measure.expect(fraction < 1, "ZeRO-1 takes less time than data parallelism behin
 # There is a trap in this version: only a block's forward waits for its all-gather. Code that saves a checkpoint,
 # averages the weights, or uses one block's weight in another reads the parameters without calling that forward, and
 # gets values that are partly old and partly new. So in the lab's `ZeRO1(..., module=module)`, the *parameters* wait:
-# whoever reads one waits for it first.
+# whoever reads one waits for its all-gather first.
 
 # %% [markdown]
 # ## What sharding breaks
 #
 # Does your training loop save `optimizer.state_dict()` on rank 0? With ZeRO-1, that file holds a quarter of the state,
-# in the shape of a shard, so it fits no other number of ranks. A ZeRO-1 optimizer wraps an **inner optimizer**, the one
-# that updates the rank's shard. Training is correct, but some lines around it assume that every rank holds the full
-# optimizer state. In the lab, you gather the state per parameter first. Which of the lines below would you notice?
+# in the shape of a shard, so it fits no other number of ranks. In the lab, you gather the state per parameter first.
+#
+# A ZeRO-1 optimizer wraps an **inner optimizer**, the one that updates the rank's shard. Its updates are correct, but
+# lines around it assume that every rank has the mean gradients and the optimizer state of whole parameters. Which of
+# these mistakes would you notice?
 #
 # | in the training loop | what goes wrong | remedy |
 # |---|---|---|
@@ -439,6 +443,9 @@ measure.expect(fraction < 1, "ZeRO-1 takes less time than data parallelism behin
 #
 # ¹ These optimizers do not treat elements separately. LAMB needs the norm of each parameter, Adafactor the means of its
 # rows and columns, and Muon the whole matrix.
+#
+# Suppose that `ShortZeRO1` were a `torch.optim.Optimizer`. Only torch's `Muon` would raise an error, because a flat
+# shard is no matrix. With every other mistake in the table, training would go on.
 
 # %% [markdown]
 # ## The production version
@@ -452,11 +459,11 @@ measure.expect(fraction < 1, "ZeRO-1 takes less time than data parallelism behin
 # | turned on by | `"zero_optimization": {"stage": 1}` | `use_distributed_optimizer=True` |
 # | shards | flat parameters, by element | flat tensors, by element, bucket by bucket |
 # | gradients | all-reduced, unless `use_multi_rank_bucket_allreduce` is false ¹ | reduce-scattered |
-# | overlap | `overlap_comm` | `overlap_grad_reduce` and `overlap_param_gather` |
+# | overlap | `overlap_comm`, for gradients only | `overlap_grad_reduce` and `overlap_param_gather` |
 # | bytes per parameter | 4 + 12/N, as in the ZeRO paper | 6 + 12/N with bf16 parameters and fp32 gradients ² |
 #
-# ¹ See `allreduce_and_scatter` in `stage_1_and_2.py`, and issues 5758 and 7059. With the all-reduce, a step sends 3f
-# instead of 2f times the size of the parameters.
+# ¹ See `allreduce_and_scatter` in DeepSpeed's `stage_1_and_2.py`, and its issues 5758 and 7059. With the all-reduce, a
+# step sends 3f instead of 2f times the size of the parameters.
 #
 # ² Megatron-Core documentation, "Distributed Optimizer". In fp32, it lists 8 + 8/N, as you have measured.
 

@@ -357,7 +357,7 @@ check.ZeRO2()
 #   norm of the gradients, because each `.grad` is `None` by then: a `max_norm` of infinity clips nothing.
 # - `step()` and `clip_grad_norm_()` call `finish_gradient_sync()` themselves, unless it has been called since the last
 #   `zero_grad()`, `step()` or `backward()`. A second call would reduce every bucket again.
-# - Inside `no_sync()`, `finish_gradient_sync()` does nothing, so the gradients are still not synchronized afterward.
+# - Inside `no_sync()`, `finish_gradient_sync()` does nothing, so the gradients are still not synchronized afterwards.
 #
 # Three attributes help you find out whether it has been called:
 #
@@ -366,15 +366,14 @@ check.ZeRO2()
 # - Lab 04's `self.sync.done` is True if a `backward()` has synchronized since then, so `finish_gradient_sync()` has
 #   nothing left to do. Call it all the same, because it sets `done` to False. Otherwise, a rank without a batch would
 #   still find True there in the next step, and launch nothing.
-# - Lab 04's `self.sync.pending` is True if gradients have come since then that are not synchronized, as after
-#   `no_sync()`.
+# - Lab 04's `self.sync.pending` is True if gradients computed since then are not synchronized, as after `no_sync()`.
 #
 # (`self.sync.enabled` is False inside `no_sync()`. You may assume that no loop calls `step()` or `clip_grad_norm_()`
 # there.)
 #
-# Back to rank 3, which has run no `backward()` since `zero_grad()`. Its `step()` must decide as the other ranks' do, so
-# `synced` must be the same on all ranks: unlike `pending` and `done`, it must not depend on whether this rank has run a
-# `backward()`. While `synced` is True, you may use `pending` and `done`, because either all ranks run another
+# Back to rank 3, which has run no `backward()` since `zero_grad()`. Its `step()` must decide like that of the other
+# ranks, so `synced` must be the same on all ranks: unlike `pending` and `done`, it must not depend on whether this rank
+# has run a `backward()`. While `synced` is True, you may use `pending` and `done`, because either all ranks run another
 # `backward()` then or none does.
 #
 # The check also tries two ways of training on several micro-batches. In the first, full gradients accumulate inside
@@ -620,9 +619,9 @@ assert zero2 < 0.95 * zero1
 plots.memory_by_component({name: peak.held.by_component() for name, peak in peaks.items()})
 
 # %% [markdown]
-# `ZeRO1` holds all gradients during the whole step, so your `ZeRO2` needs less even without checkpointing. In the
-# lesson, it made no difference: there, `ReduceAfterBackward` held no gradients yet when backward began. With
-# checkpointing, gradients are a larger part of the peak, so `ZeRO2` saves a larger part of it.
+# `ZeRO1` holds all gradients during the whole step, so your `ZeRO2` needs less even without checkpointing. The lesson
+# saw no difference, because its `ReduceAfterBackward` held no gradients yet when backward began. With checkpointing,
+# gradients are a larger part of the peak, so `ZeRO2` saves a larger part of it.
 #
 # The next figure shows a step of your `ZeRO2` with checkpointing. Each hill is a block that is recomputed. Follow the
 # gradients and the buckets below the hills:

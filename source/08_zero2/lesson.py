@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 08 · ZeRO-2
 #
-# **30–45 minutes.** After this lesson, you will be able to:
+# **35–50 minutes.** After this lesson, you will be able to:
 #
 # - reduce-scatter each bucket of gradients during backward, and free it before launching the next one,
 # - state how many bytes of gradients a rank holds at most during backward, and name the wait that enforces this bound,
@@ -23,8 +23,8 @@
 # ## Where we are
 #
 # ZeRO-1 brought a 7.5B model down to 31.4 GB on each of 64 GPUs (ZeRO paper, figure 1). Of these, 15 GB are fp16
-# gradients. How many does a rank need, to update its shard of the parameters? Only its own shard: 0.2 GB. It has to
-# *compute* the others, because its samples contribute to them. It does not have to *keep* them. In **ZeRO-2**, the
+# gradients. How much of that does a rank need to update its shard of the parameters? Only its own shard: 0.2 GB. It has
+# to *compute* the others, because its samples contribute to them. It does not have to *keep* them. In **ZeRO-2**, the
 # second stage of ZeRO, a rank keeps only its shard of the gradients and of the optimizer state.
 #
 # Freeing the rest sounds like one line of code. We try it three times, and two attempts disappoint.
@@ -69,12 +69,12 @@ AdamW = partial(torch.optim.AdamW, lr=1e-3)
 diagrams.bucket_owners()
 
 # %% [markdown]
-# Rank 1 keeps its own stripe. The others of buckets 1 and 2 go when the *next* one is launched, a moment that two
-# attempts miss.
+# Rank 1 keeps its own stripe. The others of buckets 1 and 2 are freed when the *next* bucket is launched: those of
+# bucket 1 at 40 ms, while backward still computes. Our first two attempts miss that moment.
 #
-# Why not the r-th quarter of the *model*? Backward fills the buckets from its end, so rank 3 would own the first ones
-# completely. With lab 01's direct sends, all others would send it whole buckets instead of quarters: N times as many
-# bytes on one link, and none on the others.
+# Why not the r-th quarter of the *model*? Backward begins at the model's end, so rank 3 would own the first buckets
+# completely. With lab 01's direct sends, the others would send it whole buckets instead of quarters: N times as many
+# bytes into rank 3, and none into the others.
 
 # %% [markdown]
 # ## First attempt: reducing after backward
@@ -218,7 +218,8 @@ assert times > 1.6
 # %% [markdown]
 # ## Third attempt: the wait that enforces the bound
 #
-# Both missed a moment in the diagram. Before launching a bucket, wait for the previous one and free it:
+# Both attempts free their buckets only after backward. The diagram shows a better moment: before launching a bucket,
+# wait for the previous one and free it.
 
 
 # %%
@@ -255,8 +256,9 @@ for of_rank in curves:
     assert max(of_rank["after backward"]) >= full_bytes
 
 # %% [markdown]
-# Only the third attempt stays below the bound: its line falls with each freed bucket. Smaller buckets would keep it
-# closer to 4Ψ/N, but cost more latency (chapter 03).
+# The other two lines turn down only in `finish_gradient_sync()`, when backward is over. The third attempt stays below
+# the bound, because its line falls with each freed bucket. Smaller buckets would keep it closer to 4Ψ/N, but cost more
+# latency (chapter 03).
 #
 # ## The short version
 #
@@ -297,8 +299,8 @@ assert f"{formulas.memory_saving(10**9, stage=2):.2f}" == "8.00"
 #
 # We bought memory with a wait. Does it cost time? Not if each bucket is reduced before the next one is full, and not if
 # the link is busy throughout. But suppose that four buckets take 2, 2, 10 and 10 ms to compute and 6 ms each to send.
-# Without the wait, the last one arrives after 30 ms. With it, backward stands still from 4 to 8 ms, and it arrives
-# after 34 ms. So the wait costs time if fast buckets are followed by slow ones.
+# Without the wait, the last one completes after 30 ms. With the wait, backward stalls from 4 to 8 ms, and the last one
+# completes after 34 ms. So the wait costs time if fast buckets are followed by slow ones.
 #
 # The reduce-scatters are in flight during backward. The all-gathers follow the optimizer's step, when nothing is left
 # to compute, but the lab's `ZeRO2` hides them behind the next forward.
@@ -342,7 +344,7 @@ assert abs(during / after - 1) < 0.1 and fraction < 0.9
 plots.memory_by_component(peaks)
 
 # %% [markdown]
-# Without checkpointing, our work gains next to nothing, because activations determine the peak. They are highest when
+# Without checkpointing, our work gains nothing, because activations determine the peak. They are highest when
 # backward *begins*, with hardly any gradients. With checkpointing, gradients determine the peak, and reducing them
 # during backward takes a fifth off it.
 
@@ -395,7 +397,7 @@ tables.Table(header, rows)
 # Low memory or few bytes: compare the last two rows. With g micro-batches, a step sends (g + 1) times f · 4Ψ bytes: one
 # reduce-scatter per micro-batch, and one all-gather after the optimizer's step. If only the last micro-batch is
 # reduced, the factor remains 2, but each rank needs room for full gradients, plus the buckets. If you have that room,
-# use ZeRO-1: it is simpler, and sends the same bytes, with `module=` also during backward.
+# use lab 07's ZeRO-1: it is simpler, sends the same bytes, and with `module=`, it also overlaps backward.
 #
 # Pipeline parallelism needs many micro-batches, so it usually comes with ZeRO-1 (chapter 15). DeepSpeed's pipeline
 # engine even rejects stages 2 and 3 (`deepspeed/runtime/pipe/engine.py`).
@@ -421,10 +423,10 @@ tables.Table(header, rows)
 #   at the cost of memory.
 #
 # DeepSpeed's stage 2 all-reduces a bucket, and each rank keeps its slice, because `use_multi_rank_bucket_allreduce` is
-# on by default. The lab measures what that changes. If it is false, DeepSpeed runs one `reduce` per owner (version
-# 0.19.8, `average_tensor` in `stage_1_and_2.py`). Either way, a rank owns a contiguous range of the model, which we
-# rejected above, and every micro-batch is reduced, because `no_sync()` raises an error for stages 2 and 3 (DeepSpeed
-# issue 6793).
+# on by default. The lab measures what that changes. If the option is false, DeepSpeed runs one `reduce` per owner
+# (version 0.19.8, `average_tensor` in `stage_1_and_2.py`). Either way, a rank owns a contiguous range of the model,
+# which we rejected above, and every micro-batch is reduced, because `no_sync()` raises an error for stages 2 and 3
+# (DeepSpeed issue 6793).
 
 # %% [markdown]
 # ## Recap
@@ -435,7 +437,7 @@ tables.Table(header, rows)
 # |---|---|---|---|
 # | data parallelism | 4Ψ + 8Ψ | 4Ψ | 2f · 4Ψ |
 # | ZeRO-1 | 4Ψ + 8Ψ/N | 4Ψ | 2f · 4Ψ |
-# | ZeRO-2 | 4Ψ + 8Ψ/N | 4Ψ/N and 2 + f buckets | (g + 1)f · 4Ψ |
+# | ZeRO-2 | 4Ψ + 8Ψ/N | 4Ψ/N and about 3 buckets | (g + 1)f · 4Ψ |
 # | ZeRO-2, only the last micro-batch reduced | 4Ψ + 8Ψ/N | 4Ψ and buckets | 2f · 4Ψ |
 #
 # **Terms**
@@ -457,7 +459,7 @@ tables.Table(header, rows)
 # %% [markdown]
 # ## What is still wasted
 #
-# Of 16 bytes per parameter, each of four ranks has 7 left for the optimizer's step, and 4 of these are the parameters
+# Of 16 bytes per parameter, each of four ranks still holds 7 at the optimizer's step, and 4 of these are the parameters
 # themselves. Does every rank need all of them all the time? Only one of the six blocks computes at a time, and the
 # parameters of the others could stay sharded until it is their turn. That is ZeRO-3 (chapter 09).
 #

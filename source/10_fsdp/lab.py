@@ -9,7 +9,7 @@
 # # Lab 10 · FSDP
 #
 # **90 minutes, 12 points**, and another 13 minutes and 3 points for an optional exercise. You begin where the lesson's
-# small FSDP2 stops: with parameters whose rows do not divide by the ranks. Then you take lab 09's `PlainZeRO3` to
+# small FSDP2 stops: with parameters whose rows do not divide by the ranks. Then you turn lab 09's `PlainZeRO3` into
 # `ZeRO3`, which also trains models with frozen, tied and unused parameters, nested units, activation checkpointing,
 # micro-batches and bf16. Its methods have the names that torch's `fully_shard` gives them. In exercise 10.5, which is
 # optional, you create a model that no rank ever holds in full.
@@ -60,8 +60,8 @@ ranks.start(world_size=4)
 # - `copy_out(gathered)` gets the slots of all ranks, one after the other, in a tensor with one dimension. It copies the
 #   rows of each parameter into the memory of `parameter.data`, and leaves out the padding. (Autograd would notice a
 #   copy into the parameter itself, and a backward that needs the parameter would raise an error.)
-# - Neither of them communicates, because `unshard` has to get by with one all-gather. It calls both inside
-#   `torch.no_grad()`.
+# - Neither of them communicates, because `unshard`, which calls both inside `torch.no_grad()`, has to get by with one
+#   all-gather.
 # - `self.world_size` is the N of the group. `self.shards[i]` holds this rank's rows of `self.parameters[i]`, and it may
 #   have no rows at all. A parameter has at least one row, and keeps its shape while it has no memory.
 #
@@ -928,8 +928,8 @@ def load_full_state(
 # ## Exercise 10.4 · A sharded state dict (12 min, 2 points)
 #
 # A full state dict needs a rank with enough memory for the whole model. With `torch.distributed.checkpoint`, each rank
-# writes its own shards, and any other number of ranks reads what it needs. For that, torch must know where a shard lies
-# in the flat tensor of all ranks, and a `DTensor` contains that information.
+# writes its own shards, and any other number of ranks can read what they need. For that, torch must know where a shard
+# lies in the flat tensor of all ranks, and a `DTensor` contains that information.
 #
 # Two functions are given. `as_dtensor(layout, value)` describes a shard as a `DTensor`. `begin_state(optimizer)` lets a
 # new optimizer create its state, so that there is something to load into. Your code calls only `as_dtensor`.
@@ -1047,13 +1047,13 @@ check.ShardedState()
 # where n is the number of elements in a shard, and r is the rank in `layout.group`.
 #
 # **Predict.** Suppose that a rank sets one seed, and then draws all parameters one after the other, unit by unit. Are
-# the initial values with `units=[]` the same as with a unit per block? Write 1 for yes and 0 for no.
+# the initial values with `units=[]` the same as with a unit per block? Write "yes" or "no".
 
 # %%
 my_answer = None
 
 # %%
-print(f"{predicted(my_answer)}the answer is 0")
+print(f"{predicted(my_answer)}the answer is no")
 
 # %% [markdown]
 # With a unit per block, the blocks are drawn first, and the embeddings in the root last. With `units=[]`, the
@@ -1176,10 +1176,10 @@ class Materializer(Materializer):
 check.Materializer()
 
 # %% [markdown]
-# `DeferredFlatParameter` is given. Its shard comes from your `Materializer`, and `ZeRO3` uses it if it gets one. It
-# does not call the constructor of `ShardedFlatParameter`, which would need memory for all parameters. A parameter on
-# the meta device cannot get a slice of `flat_param` as its data, so `swap_tensors` first makes it an empty one on the
-# rank's device. If you import your own class from lab 09, its methods find `layout`, `flat_param`, `shard` and the
+# `DeferredFlatParameter` is given. `ZeRO3` uses it if it gets a `Materializer`, which makes the shard. The class does
+# not call the constructor of `ShardedFlatParameter`, which would need memory for all parameters. A parameter on the
+# meta device cannot get a slice of `flat_param` as its data, so `swap_tensors` first replaces it with an empty one on
+# the rank's device. If you import your own class from lab 09, its methods find `layout`, `flat_param`, `shard` and the
 # constructor's arguments in `self`, but no other attributes.
 
 
@@ -1224,8 +1224,8 @@ class DeferredFlatParameter(ShardedFlatParameter):
 # The rest of this lab has no points. If you skipped exercise 10.5, skip the cell that begins with `import tempfile`,
 # too. You can now do everything that you need for a model that does not fit on one rank: create it, train it, clip its
 # gradients, save it, and resume. The next cells do that with a GPT on four ranks. They save after three steps and train
-# three more. Then two ranks create the same model, load the checkpoint, and train the same three steps. (Mismatch
-# detection is switched off from here on, because it sends messages of its own.)
+# three more. Then two ranks create the same model, load the checkpoint, and train the same three steps. Mismatch
+# detection is switched off from here on, because it sends messages of its own.
 
 # %%
 # %%ranks
@@ -1439,9 +1439,9 @@ plots.memory_over_step(results["your ZeRO3"][2].samples)
 
 # %% [markdown]
 # The parameters stay at one level for most of the step: whenever a block is resharded, the next one is prefetched. In
-# between, you see short dips. Above them lie the shards of the optimizer state and of the gradients, the gradients in
-# buckets, and the activations of the rank's own samples. Activation checkpointing makes the activations smaller
-# (chapter 06), and so does splitting the layers themselves (chapter 13).
+# between, you see short dips. Above the parameters lie the shards of the optimizer state and of the gradients, the
+# gradients in buckets, and the activations of the rank's own samples. Activation checkpointing makes the activations
+# smaller (chapter 06), and so does splitting the layers themselves (chapter 13).
 
 # %%
 ranks.stop()

@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 10 · FSDP
 #
-# **35–55 minutes.** After this lesson, you will be able to:
+# **40–60 minutes.** After this lesson, you will be able to:
 #
 # - say which rows of a parameter a rank holds, and what that costs on the wire,
 # - explain why frozen layers and fp8 are hard with a flat parameter, and easy without one,
@@ -42,7 +42,7 @@ ranks.start(world_size=4, detect_mismatch=False)
 
 # %% tags=["claims"] jupyter={"source_hidden": true}
 # %%ranks
-# Imports, a GPT, and a training loop. You have seen all of it in chapter 09.
+# Imports, a GPT, and a training loop. You have seen most of it in chapter 09.
 import zlib
 from functools import partial
 
@@ -118,8 +118,8 @@ diagrams.per_parameter()
 # from the slots of all ranks. Gradients are copied in, too, before each reduce-scatter.
 #
 # Here is a layer that FSDP1 rejects by default, in the style of LoRA (Hu et al. 2021): frozen weights, and a trained
-# correction through a bottleneck. (`use_orig_params=True` accepts it, but then the whole flat parameter has a gradient,
-# frozen elements included: PyTorch issue 91167.) We shard it over two ranks, and over four.
+# correction through a bottleneck. With `use_orig_params=True`, FSDP1 accepts it, but then the whole flat parameter has
+# a gradient, frozen elements included (PyTorch issue 91167). We shard the layer over two ranks, and over four.
 
 
 # %%
@@ -159,7 +159,7 @@ rows = [
 tables.Table(["", "placement", "shape", *(f"rank {r} of {n}" for r, n in columns)], rows)
 
 # %% [markdown]
-# Rank 3 holds nothing, of any parameter! `torch.chunk` rounds up: six rows over four ranks are two rows each, and after
+# Rank 3 holds nothing of any parameter! `torch.chunk` rounds up: six rows over four ranks are two rows each, and after
 # three ranks, none are left. Rank 3 has nothing to update, but it takes part in every collective, with a slot of
 # padding.
 #
@@ -189,25 +189,26 @@ assert [entry.elements for entry in ranks.pull("log")[0].entries] == [120, 48]
 # gradients, and nobody had to ask for that.
 
 # %% [markdown]
-# The `ValueError` of 2023 is gone, and so are the other two limits, at a price:
+# The `ValueError` of 2023 is gone, and so are the other two limits:
 #
-# - **Padding** is the price. Most weights have more rows than there are ranks. But on 16,384 ranks, a weight with 4,096
-#   rows is padded to 16,384, so its all-gather sends four times its size. A flat parameter is padded by at most N − 1
-#   elements.
 # - **Frozen parameters and LoRA.** Each parameter has its own `requires_grad`. `post_backward` reduces those that have
 #   a gradient (`_fsdp_param_group.py` in `torch/distributed/fsdp/_fully_shard/`).
 # - **fp8.** An fp8 weight needs a dtype and a scale of its own, but a flat tensor has one dtype. Here, a weight can be
 #   a tensor of its own class: `fsdp_pre_all_gather` decides what is sent, and `fsdp_post_all_gather` rebuilds the
 #   weight (`_fsdp_param.py`).
-# - **State dicts.** A shard of rows has a name and a place in the whole. So `state_dict()` is already a **sharded state
-#   dict**, in which each rank has only its shards. A **full state dict**, with every parameter in full, needs room for
-#   the model. In the lab, you build the first kind.
+# - **State dicts.** A shard of rows has a name and a position in the whole. So `state_dict()` is already a **sharded
+#   state dict**, in which each rank has only its shards. A **full state dict**, with every parameter in full, needs
+#   room for the model. In the lab, you build a sharded one.
+#
+# The price is padding. Most weights have more rows than there are ranks. But on 16,384 ranks, a weight with 4,096 rows
+# is padded to 16,384, so its all-gather sends four times its size. A flat parameter is padded by at most N − 1
+# elements.
 
 # %% [markdown]
 # ## When is backward done with a unit?
 #
-# Chapter 09 counts the gradients of a unit until it has them all. With frozen parameters, or experts that a rank does
-# not use, the count is never complete.
+# Chapter 09 counts the gradients of a unit until it has them all. If a rank does not use one of the unit's experts,
+# the count is never complete.
 #
 # Autograd knows better. It goes through a unit from its outputs to its inputs, so the gradients of the *inputs* come
 # last. As FSDP2 does in `RegisterPostBackwardFunction`, we pass the inputs through a function that changes nothing, but
@@ -230,7 +231,7 @@ class AfterBackward(torch.autograd.Function):
 
 # %% [markdown]
 # That leaves the root. Its inputs are tokens, which need no gradient, so its `AfterBackward` never runs. But autograd
-# also knows when backward is over: what a hook gives to `queue_callback` runs after the last gradient.
+# also knows when backward is over: a function that a hook passes to `queue_callback` runs after the last gradient.
 #
 # **Predict.** A unit computes `output = x * weight`, and its input `x` passes through `AfterBackward`. In which order
 # does the next cell note its four events? Write their letters, such as `"abcd"`.
@@ -257,11 +258,11 @@ print(f"{predicted(my_order)}the order is {order}", *events, sep="\n")
 assert order == "cbad"
 
 # %% [markdown]
-# Backward starts at the output (c). The multiplication then yields two gradients at once, but autograd completes the
-# one of the weight first (b), before it follows the input to `AfterBackward` (a). The callback comes last (d).
+# Backward starts at the output (c). The multiplication then yields two gradients at once. Autograd always stores a
+# parameter's gradient first (b), and only then goes on to `AfterBackward` (a). The callback comes last (d).
 #
 # FSDP2 uses three of these events. In the drawing below, c calls hook 3, a calls hook 4, and d calls hook 5. Follow the
-# root: hook 4 never comes, so hook 5 does that work.
+# root: its hook 4 never runs, so hook 5 does the work.
 
 # %%
 diagrams.fsdp_hooks()
@@ -387,16 +388,16 @@ assert again[1].sent_bytes == theirs[1].sent_bytes == 2 * low[1].sent_bytes
 tables.Table(["", "all-gathers", "reduce-scatters", "sent, MB", "loss"], rows, "rank 0, one step")
 
 # %% [markdown]
-# In the first two rows, the losses, the bytes and the collectives are the same. In both, the optimizer is built
-# afterwards, because the parameters are new ones. And neither broadcasts: every rank must build the same values. The
-# bytes in detail: six blocks are all-gathered twice and the root once, and seven units are reduced.
+# In the first two rows, the losses, the bytes and the collectives are the same: six blocks are all-gathered twice and
+# the root once, and seven units are reduced. In both, the optimizer is built after sharding, because sharding makes new
+# parameters. And neither broadcasts: every rank must build the same values.
 #
 # - **Checkpointing** sends nothing more. A block's forward runs again while backward has the block unsharded.
 # - **bf16** halves the bytes. The shards stay in fp32, as master weights (chapter 06), and copy-in rounds them.
 #   Gradients are added up in bf16, too, unless you set `reduce_dtype`.
 # - **Unused parameters** remain a trap. FSDP2 reduces the gradients that a rank *has*, as we do. If ranks use different
-#   experts, the sizes differ, or worse, they agree, and gradients of different experts are added up.
-#   `set_reduce_scatter_unused_params(True)` sends zeros instead. A unit that a rank does not call still hangs the
+#   experts, the sizes of their reduce-scatters differ, or worse, agree, and gradients of different experts are added
+#   up. `set_reduce_scatter_unused_params(True)` sends zeros instead. A unit that a rank does not call still hangs the
 #   others.
 
 # %% [markdown]
@@ -412,9 +413,9 @@ tables.Table(["", "all-gathers", "reduce-scatters", "sent, MB", "loss"], rows, "
 # In backward, being early is not enough. Each unit also queues a reduce-scatter, and in the same process group, an
 # all-gather that is queued later has to wait for it. So FSDP2 queues the next all-gather first.
 #
-# For this, the program must never wait for the GPU. FSDP1's did, to limit how many units were all-gathered ahead. FSDP2
-# sets that limit with **events**: marks in one stream for which another one waits. `stream.wait_event(event)` returns
-# at once.
+# For this, the program must never wait for the GPU. FSDP1's program did, to limit how many units were all-gathered
+# ahead. FSDP2 sets that limit with **events**: marks in one stream for which another one waits.
+# `stream.wait_event(event)` returns at once.
 #
 # In the upper half of the drawing, follow unit 1 from copy-in to computation, and in backward on to its reduce-scatter.
 
@@ -433,14 +434,14 @@ diagrams.streams()
 # Unit 2 is all-gathered twice in a row: FSDP2 reshards it after forward, and needs it again at once. To avoid that,
 # give the last unit `reshard_after_forward=False` (chapter 09).
 #
-# Two waits are not drawn: a copy-in's for an earlier copy-out, and the compute stream's for the previous unit's
+# Two waits are not drawn: copy-in waits for an earlier copy-out, and the compute stream for the previous unit's
 # reduce-scatter. Although their streams differ, all-gathers and reduce-scatters take turns, because by default they
 # share one process group.
 #
-# The program never stops, unless your code makes it: `loss.item()` waits for the GPU, as do `print` of a tensor and a
-# mask as an index, and meanwhile, nothing is queued.
+# The program never stops, unless your code makes it wait: `loss.item()`, printing a tensor and indexing with a mask all
+# wait for the GPU, and meanwhile, nothing is queued.
 #
-# And here, with gloo? A CPU has no streams. FSDP2 runs the same lines with this one:
+# And here, with gloo? A CPU has no streams. FSDP2 runs the same lines with this class:
 
 # %% tags=["nbval-ignore-output"]
 import inspect
@@ -477,7 +478,7 @@ plots.memory_over_step(theirs[2])
 # Chapter 09 counted two blocks of parameters with prefetching, and here there is only one. That looks better than it
 # is, because the second block is counted as a bucket: until copy-out, a prefetched block lies in the all-gather's
 # buffer. In backward, a buffer of gradients lies beside it. In forward, nothing is prefetched, yet two all-gather
-# buffers exist for a moment, because FSDP2 keeps the last unit's buffer until it waits for the next one.
+# buffers exist for a moment, because FSDP2 keeps the previous unit's buffer until it waits for the next all-gather.
 
 # %% [markdown]
 # ## A unit that is called twice
@@ -534,7 +535,7 @@ diagrams.deferred_init()
 # %% [markdown]
 # Which values? They should not depend on N, or you could not repeat an experiment on a larger cluster. But on GPUs,
 # what torch's random operators draw for a DTensor does depend on N (PyTorch issue 168058). So each parameter gets a
-# seed from its *name*. Every rank draws it in full, and keeps its rows:
+# seed from its *name*. Every rank draws the parameter in full, and keeps its own rows:
 
 
 # %%
@@ -584,10 +585,11 @@ print(f"{predicted(my_multiple)}measured {deferred:.2f}; with the whole model fi
 assert 0.32 < deferred < 0.35 and 1 <= whole < 1.1
 
 # %% [markdown]
-# A quarter for the shards, and 8% for the embedding while it is drawn. With the whole model first, it is 1.08, because
-# `TinyGPT` creates an output layer before it ties it to the embedding: another 8%. But every rank draws all parameters,
-# and throws away three quarters. In the lab's optional exercise, a rank draws only the parameters that lie in its
-# shard. That needs flat parameters: sharded by rows, nearly every rank has some of every parameter.
+# The shards take a quarter, and the embedding 8% while it is drawn. With the whole model first, the peak is 1.08,
+# because `TinyGPT` creates an output layer before it ties it to the embedding: another 8%. But in `never_whole`, every
+# rank draws all parameters, and throws away three quarters. In the lab's optional exercise, a rank draws only the
+# parameters that lie in its shard. That needs flat parameters: with shards of rows, nearly every rank has some of every
+# parameter.
 
 # %% [markdown]
 # ## 16Ψ/N is not the peak
@@ -613,8 +615,8 @@ peaks.table("zero3", models)
 # - 1.7 GB: the gradient of one MLP matrix, before it is packed into its bucket,
 # - 0.6 GB: shards and temporary tensors.
 #
-# torchtitan makes units of the embedding and the output layer, so they are resharded, too. Meta also split the layers
-# (Llama 3 paper, Table 4).
+# torchtitan makes units of the embedding and the output layer, so neither stays unsharded all through backward. Meta
+# also split the layers (Llama 3 paper, Table 4).
 
 # %% [markdown]
 # ## Recap

@@ -227,8 +227,8 @@ my_choices = None  # such as [(0, 8, "selective"), None, ...]
 #   also over the GPUs of one host. At stage 0, `shard_ranks` is always the number of all GPUs.
 # - `planner.plan(shape, ranks=shard_ranks, stage=…, micro_batch=…, checkpointing=…).total_bytes` is the memory that a
 #   strategy needs. It fits if at least a tenth of the GPU's memory stays free.
-# - If several strategies are equally fast, any of them will do. The check takes steps as equal that differ by less than
-#   0.1%, because no planner is that precise.
+# - If several strategies are equally fast, any of them will do. The check treats steps that differ by less than 0.1% as
+#   equal, because no planner is that precise.
 # - Return None if nothing fits. The model itself must then be split (chapters 13 and 15).
 #
 # <details><summary>Hint 1</summary>How many group sizes are there on one host, and how many at stage 0?</details>
@@ -414,7 +414,7 @@ tables.Table(header, rows, "Rank 0, one step. Its host has ranks 0 and 1.")
 # because the unit that it prefetches counts as parameters, while torch prefetches into a buffer.
 #
 # With hybrid sharding, each rank holds half of the model between steps instead of a quarter. With N ranks on H hosts, a
-# rank sends only S(H−1)/N bytes less than with full sharding. What matters is *where* it sends them: less than half as
+# rank sends only S(H−1)/N fewer bytes than with full sharding. What matters is *where* it sends them: less than half as
 # many bytes leave the host.
 
 # %%

@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 11 · Production
 #
-# **35–60 minutes.** After this lesson, you will be able to:
+# **45–65 minutes.** After this lesson, you will be able to:
 #
 # - compare what torch's and DeepSpeed's wrappers send and hold with what yours do,
 # - shard inside a host only, and predict the bytes that leave the host,
@@ -25,9 +25,9 @@
 # both.
 #
 # In chapter 10, you finished `ZeRO3`, and met its counterpart in torch: `fully_shard`, also called FSDP2. Both treat
-# all ranks alike, but on a cluster they are not: the links between the GPUs of one host can be ten times as fast as
-# those between hosts. Suppose that ranks 0 and 1 are on one host, and ranks 2 and 3 on another. How many bytes leave a
-# host in one step?
+# all ranks alike, but on a cluster, ranks are not alike: the links between the GPUs of one host can be ten times as
+# fast as those between hosts. Suppose that ranks 0 and 1 are on one host, and ranks 2 and 3 on another. How many bytes
+# leave a host in one step?
 
 # %% tags=["nbval-ignore-output"]
 import torch
@@ -122,16 +122,16 @@ assert host_bytes > 2 * size
 
 # %% [markdown]
 # More than twice the bytes of the model leave a host in each step, although its two ranks could hold the whole model
-# between them. Before you cut that, find out what a wrapper has to send at all. Two well-known ones send more.
+# between them. Before you cut this traffic, find out what a wrapper has to send at all.
 
 # %% [markdown]
 # ## One model, ten wrappers
 #
-# The course keeps a registry of strategies (`solutions/strategies.py`), which has yours beside those of torch and
-# DeepSpeed. The next cells train the same GPT with ten of them on two ranks.
+# Do the wrappers of torch and DeepSpeed send what yours send? The course's registry (`solutions/strategies.py`) has all
+# of them. The next cells train the same GPT with ten, on two ranks.
 #
 # **Predict.** In one step with N = 2 ranks, how many bytes does a rank send at each stage, as a multiple of S = 4Ψ? 1
-# means as many bytes as the parameters take.
+# means as many bytes as the parameters take. And does any of the ten send more than it has to?
 
 # %%
 my_prediction = {0: None, 1: None, 2: None, 3: None}
@@ -193,7 +193,7 @@ assert all(abs(sent_by.get(f"DeepSpeed {stage}", 1.5) - 1.5) < 0.05 for stage in
 
 # %% [markdown]
 # All ten losses agree. The bytes do not. By the formulas (ZeRO paper, §7), stages 0 to 2 send 2fS, with f = (N−1)/N,
-# and only stage 3 sends 3fS. Your wrappers do just that. Those of ZeRO show up as `send`, because they use lab 01's
+# and only stage 3 sends 3fS. Your wrappers do just that. The ZeRO ones show up as `send`, because they use lab 01's
 # collectives, which are built from messages. Two well-known implementations of the lower stages send 3fS as well:
 #
 # - torch's `ZeroRedundancyOptimizer` is used with DDP, which all-reduces the gradients (2fS). Afterwards, each rank
@@ -201,10 +201,10 @@ assert all(abs(sent_by.get(f"DeepSpeed {stage}", 1.5) - 1.5) < 0.05 for stage in
 # - DeepSpeed's stages 1 and 2 all-reduce a whole bucket and keep a shard of it (2fS), as long as
 #   `use_multi_rank_bucket_allreduce` is on. At the end, they all-gather the parameters (fS).
 #
-# DeepSpeed also holds S/2 of fp32 master weights, which it keeps even if the parameters are fp32 already, and at stage
-# 3 a bucket. Its stage 1 makes up for that: after backward, it frees the gradients of the other rank, S/2 with N = 2.
-# So its stages 1 and 2 look alike here. They differ *during* backward, when stage 1 holds full gradients, and stage 2
-# frees them bucket by bucket (chapter 08).
+# DeepSpeed also holds S/2 of fp32 master weights, even if the parameters are fp32 already, and at stage 3 a bucket. Its
+# stage 1 makes up for that: after backward, it frees the gradients of the other rank, S/2 with N = 2. So its stages 1
+# and 2 look alike here. They differ *during* backward, when stage 1 holds full gradients, and stage 2 frees them bucket
+# by bucket (chapter 08).
 
 # %% [markdown]
 # ## Sharding inside a host only
@@ -313,17 +313,18 @@ tables.Table([*header, "parameters after forward, S", "after backward, S"], rows
 # %% [markdown]
 # ## Choosing: the roofline
 #
-# Now you have a dozen strategies. Which is the fastest for your model on your cluster? Not the one that sends the
-# least: bytes cost nothing as long as computation hides them. So compare the two times. A step takes
+# Now you have a dozen strategies. Which is the fastest for your model on your cluster? It need not be the one that
+# sends the least: bytes cost nothing as long as computation hides them. So compare the two times of a step:
 #
 # - computation: 6 FLOPs per parameter and token, or 8 if everything is recomputed. It grows with the tokens per GPU.
 # - communication: the bytes above, but in bf16, so S = 2Ψ. For one micro-batch, they do not depend on the tokens.
 #
 # The planner assumes that the two overlap completely, so the longer one decides (`shared/planner/clusters.py`). That
 # flatters stages 0 to 2, as you will see below. Drawn against the tokens per GPU, throughput rises as long as
-# communication decides, and is flat from where computation does. With stage 3, the knee between them is at T = f · F/B,
-# as in chapter 09, with F FLOP/s per GPU and B bytes per second on the slowest link. The line turns dotted where the
-# activations of so many tokens no longer fit into memory. This picture is called a **roofline**.
+# communication decides, and stays flat, at the *roof*, once computation does. Between the two is the knee (chapter 05).
+# With stage 3, it is at T = f · F/B, as in chapter 09, with f = (N−1)/N, F FLOP/s per GPU and B bytes per second on the
+# slowest link. The line turns dotted where the activations of so many tokens no longer fit into memory. This picture is
+# called a **roofline**. Usually, its x axis is FLOPs per byte, which here are proportional to the tokens.
 
 
 # %%
@@ -347,8 +348,8 @@ def line(shape, cluster, stage, over):
 
 # %% [markdown]
 # **Predict.** You train Llama-2 7B with sequences of 4,096 tokens on four hosts of eight A100s, with 100 Gbit/s (12.5
-# GB/s) between the hosts. Sharded "over 8" means inside each host, "over 32" over all GPUs. An A100 reaches 156
-# TFLOP/s. How many sequences per GPU does stage 3 over 32 need until computation takes as long as communication?
+# GB/s) between the hosts. Sharded "over 8" means inside each host, "over 32" over all GPUs. Assume that an A100 reaches
+# 156 TFLOP/s. How many sequences per GPU does stage 3 over 32 need until computation takes as long as communication?
 
 # %%
 my_prediction = None
@@ -363,7 +364,10 @@ lines = {(stage, over): line(llama, four_hosts, stage, over) for stage, over in 
 sequence_s = 6 * llama.parameters * llama.context / four_hosts.flops
 needed = clusters.communication_seconds(llama, four_hosts, 3, 32) / sequence_s
 print(f"{predicted(my_prediction, '{} sequences')}computed {needed:.2f} sequences")
-title = "Llama-2 7B on 4 × 8 A100, 100 Gbit/s between hosts (computed)"
+title = (
+    "Stage 3 sends the most, but has memory for the most tokens\n"
+    "Llama-2 7B on 4 × 8 A100, 100 Gbit/s between hosts (computed)"
+)
 by_name = {f"stage {stage} over {over}": each for (stage, over), each in lines.items()}
 costs.roofline(by_name, (1024, 32768), title)
 
@@ -394,9 +398,10 @@ cases = [(1, 8, 8192, 4096), (2, 8, 8192, 8192), (2, 32, 8192, 8192), (3, 32, 12
 assert [f"{share_of_the_roof(*case):.0%}" for case in cases] == ["69%", "89%", "86%", "100%"]
 
 # %% [markdown]
-# Both stages over 8 send the same bytes, so their lines coincide, but the one of stage 1 turns dotted first. With one
-# sequence, the link decides, and the stage that saves the most memory is the slowest. But look at where the lines turn
-# dotted, and compare it with the tokens at the knee. With two micro-batches, stage 1 gets to 8,192 tokens:
+# Both stages over 8 send the same bytes, so their lines coincide, but stage 1's turns dotted first. With one sequence,
+# the link decides, and the stage that saves the most memory is the slowest. But look at where the lines turn dotted,
+# and compare it with the tokens at the knee. Stage 1 has room for one sequence only, but a second micro-batch adds no
+# bytes, so it gets to 8,192 tokens, too:
 #
 # | | leaves a host, S | tokens at the knee | tokens that fit | of the roof, drawn | of the roof, strictly |
 # |---|---|---|---|---|---|
@@ -414,8 +419,8 @@ assert [f"{share_of_the_roof(*case):.0%}" for case in cases] == ["69%", "89%", "
 # forward and two thirds in backward, just as it computes.
 #
 # So stage 3 is the fastest here. But a larger global batch is not free (chapter 05), and stage 2 over 8 gives up only
-# 11% with two thirds of the tokens. Compute it for your model, then measure: fused attention, for instance, gives
-# stage 1 over 32 a second sequence.
+# 11% with two thirds of the tokens. Compute this table for your model, then measure. Fused attention, for instance,
+# needs less memory, and so even stage 1 over 32 has room for a second sequence.
 
 # %% [markdown]
 # Two other ways to more tokens have their price. *Accumulation* sends nothing more at stages 0 and 1, but from stage 2
@@ -450,10 +455,10 @@ assert error > 0.01
 # Sixteen times the ranks make the error three to four times as large, so it grows about like √N. Llama 3 paid for the
 # bytes: it reduced its gradients in fp32 (Llama 3 paper, §3.3.2).
 #
-# **Clipping.** If `gradient_clipping` is missing in its config, DeepSpeed clips the norm of the gradients at 1 since
-# version 0.19.3 (pull request 8068). AdamW divides each gradient by a running mean of its size, so a constant factor
-# would cancel. But the clipping factor changes from step to step, so the losses drift apart. For the ten wrappers, our
-# config sets it to 0. Whenever you change the wrapper, compare the losses.
+# **Clipping.** Since version 0.19.3, DeepSpeed clips the norm of the gradients at 1 if its config has no
+# `gradient_clipping` (pull request 8068). AdamW divides each gradient by a running mean of its size, so a constant
+# factor would cancel. But the clipping factor changes from step to step, so the losses drift apart. For the ten
+# wrappers, our config sets it to 0. Whenever you change the wrapper, compare the losses.
 
 # %% [markdown]
 # ## Where you will meet these settings
@@ -470,8 +475,8 @@ assert error > 0.01
 # | offload | `CPUOffloadPolicy` | `offload_optimizer` | `fsdp_offload_params` | `cpu_offload` |
 #
 # For FSDP2, Lightning has `ModelParallelStrategy`, in which you call `fully_shard` yourself. The Hugging Face Trainer
-# passes its `fsdp_config` on to Accelerate, and clips at `max_grad_norm`, which is 1.0 unless you set it. All of them
-# take bf16 for sums, too, if you ask for bf16, unless you set another dtype. *Offload* keeps tensors such as the
+# passes its `fsdp_config` on to Accelerate, and clips at `max_grad_norm`, which is 1.0 unless you set it. If you ask
+# for bf16, all of them add up gradients in bf16, too, unless you set another dtype. *Offload* keeps tensors such as the
 # optimizer state in the CPU's memory. [Other wrappers](../docs/wrappers.md) has the details. torchtitan compiles each
 # block (`torch.compile`) before `fully_shard` wraps it.
 #

@@ -113,8 +113,8 @@ check.newest_checkpoint()
 # - If a rank fails to write, `save_checkpoint` raises on all ranks, and nothing is renamed.
 # - Target: each rank writes its own shards, and no rank gathers those of the others.
 #
-# You can assume that the optimizer has taken a step. (Our solution calls `states_of(model, optimizer)` instead, which
-# does not assume that. Without any state, `get_state_dict` lets the optimizer step once with gradients of zero.)
+# You can assume that the optimizer has taken a step. (If it has not, `get_state_dict` lets it step once with gradients
+# of zero. Our solution avoids that: it calls `states_of(model, optimizer)` instead.)
 #
 # <details><summary>Hint 1: who does what, and when?</summary>Rank 0 alone can remove and rename. How do the other ranks
 # learn that it has renamed the folder? (In <code>dcp.save</code>, no rank writes before rank 0 has joined.)</details>
@@ -215,19 +215,19 @@ check.save_checkpoint()
 # ## Exercise 12.3 · Resume on any number of ranks (10 min, 2 points)
 #
 # `load_checkpoint(path, model, optimizer)` restores the state of the model and of the optimizer, and returns the step.
-# Begin with the lesson's `load`. New compared with the lesson: the step.
+# It is the lesson's folded `load`, with the step.
 #
 # - `dcp.load(state, checkpoint_id=path)` loads into the tensors of `state`, in place. `state` must have the same
 #   structure as the state that was saved. Values that are not tensors, such as the step, are replaced in the dict, so
 #   read the step from `state` after loading.
 # - `set_state_dict(model, optimizer, model_state_dict=…, optim_state_dict=…)` gives the two states to the model and to
 #   the optimizer. The state of the optimizer also contains settings, such as the learning rate.
-# - It must work on any number of ranks, no matter how many saved the checkpoint, and also if nothing is sharded.
+# - Loading must work on any number of ranks, no matter how many saved the checkpoint, and also if nothing is sharded.
 # - The optimizer may be new. `get_state_dict` then creates its state, and loading replaces it.
 #
 # Our solution also loads what a real run leaves: a parameter that never had a gradient has no state in the checkpoint,
 # and a learning rate scheduler adds settings to the optimizer's groups. It loads into the states of `states_to_load`,
-# which have exactly what the checkpoint has. Yours may assume that those of `get_state_dict` do.
+# which have exactly what the checkpoint has. Yours may assume the same of the states of `get_state_dict`.
 #
 # <details><summary>Hint</summary>You need a state with the right structure before you can load. Which function of
 # exercise 12.2 returns one? And which value of the dict is not a tensor?</details>

@@ -7,14 +7,14 @@
 # %% [markdown]
 # # 12 · Checkpoints
 #
-# **35–55 minutes.** After this lesson, you will be able to:
+# **40–60 minutes.** After this lesson, you will be able to:
 #
 # - save a model that no rank can hold as a whole, and resume on another number of ranks,
 # - say what a kill leaves behind at each moment of a save, and make sure that it is never loaded,
 # - save in the background with `async_save`, and say what that costs and what you have to wait for,
 # - compute how often a run should save.
 #
-# You need `ZeRO3` (chapters 09 and 10) and `fully_shard` (chapter 11).
+# You need `ZeRO3` (chapters 09 and 10) and `fully_shard` (chapters 10 and 11).
 
 # %% [markdown]
 # ## Where we are
@@ -107,7 +107,7 @@ assert 1.9 < copies < 2.1
 #
 # torch can spare the GPUs: with `full_state_dict` and `cpu_offload` in `StateDictOptions`, it gathers one parameter at
 # a time into the CPU memory of rank 0. But for Llama 3 405B, that one host would need 4.9 TB, and thousands of GPUs
-# would wait while it writes them.
+# would wait while it writes.
 
 # %% [markdown]
 # ## Each rank saves its shard
@@ -158,12 +158,13 @@ assert copies < 0.2 and len(list((folder / "latest").iterdir())) == 5
 
 # %% [markdown]
 # Each rank has written one file: 2.44 MB of shards (a quarter of the parameters and of both moments, 0.75 · 4Ψ bytes),
-# and a header for each tensor. That took almost no extra memory. The list is in the file `.metadata`: for each tensor,
-# it says which rows are in which file. So any number of ranks can load this checkpoint. Each one looks up the rows that
-# it needs, and reads the shards that hold them.
+# and a header for each tensor. The save took almost no extra memory. The list is in the file `.metadata`: for each
+# tensor, it says which rows are in which file. So any number of ranks can load this checkpoint. Each one looks up the
+# rows that it needs, and reads the shards that hold them. The next cell defines `load`. It is folded, because you write
+# it in the lab.
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 # %%ranks
 def load(model, optimizer, path):
     state = state_of(model, optimizer)  # the tensors to load into
@@ -256,10 +257,10 @@ assert steps == [[20], [20], [20], [10]]
 # %% [markdown]
 # ## A name for complete checkpoints
 #
-# An operation is **atomic** if others see either its full effect or none, even if it is interrupted. Writing many files
-# is not atomic, but renaming a folder is, as long as it stays on the same file system. So we write into a folder with a
-# temporary name, and rename it when everything is written. In the diagram's example, step 2 is already saved and step 4
-# is being saved. Look at what a kill leaves behind at each moment:
+# Writing many files can stop halfway. Renaming a folder within a file system cannot. Such an operation is **atomic**:
+# others see either its full effect or none, even if it is interrupted. So we write into a folder with a temporary name,
+# and rename it when everything is written. In the diagram's example, step 2 is already saved and step 4 is being saved.
+# Look at what a kill leaves behind at each moment:
 
 # %%
 diagrams.atomic_save()
@@ -267,13 +268,14 @@ diagrams.atomic_save()
 # %% [markdown]
 # Two things have to happen before the rename:
 #
-# - **All ranks have written.** `dcp.save` returns only when they have, and if one of them fails, it raises on all.
+# - **All ranks have written.** `dcp.save` returns only when they have, and if one of them fails, it raises an error on
+#   all.
 # - **The files are on the disk.** The operating system keeps written data in memory for a while, and in a power failure
 #   they are lost. To **flush** a file means to wait until its data are on the disk. torch's writer flushes each file
 #   (its option `sync_files`, on by default).
 #
 # After the rename, the parent folder has to be flushed as well (`os.fsync` on the open folder), or a power failure can
-# undo the rename. Here is a short version, which leaves this out.
+# undo the rename. Here is a short version, without that flush.
 
 
 # %%
@@ -323,9 +325,9 @@ except ranks.CellFailed as failed:
     print(failed)
 
 # %% [markdown]
-# One process is gone. Ranks whose connection to it broke failed, too, and the course has stopped those that were still
-# waiting. It has started four new ranks, as a cluster would, and defined your functions there again. What is on the
-# disk, and from which step will the run resume?
+# One process is gone. Ranks that lost their connection to it failed, too, and the course has stopped those that were
+# still waiting. It has started four new ranks, as a cluster would, and defined your functions there again. What is on
+# the disk, and from which step will the run resume?
 
 # %%
 files = {path.name: sorted(file.name for file in path.iterdir()) for path in run.iterdir()}
@@ -386,15 +388,14 @@ assert difference < 0.01 and expected[-1] < expected[0] - 0.5
 # ## Saving in the background
 #
 # While a checkpoint is written, training is blocked. `dcp.async_save` avoids much of that: a thread writes while
-# training goes on. The call returns a future, which is a handle for the result of the save. But training changes the
-# parameters all the time. So what does the thread write?
+# training goes on. The call returns a future, which is a handle for the result of the save.
 #
-# The thread communicates too: the ranks have to agree on what each of them writes. In the process group of training,
-# its collectives could mix with those of training in a different order on each rank (chapter 04). So we give it a gloo
-# group of its own, as torchtitan does.
+# The thread communicates, because the ranks have to agree on what each of them writes. If it used training's process
+# group, its collectives could mix with those of training in a different order on each rank (chapter 04). So we give it
+# a gloo group of its own, as torchtitan does.
 #
-# The next cell calls `async_save` after step 10. Its writer waits until the ranks have trained to step 20, so no shard
-# is on the disk before then.
+# But training changes the parameters all the time. So what does the thread write? The next cell calls `async_save`
+# after step 10. Its writer waits until the ranks have trained to step 20, so no shard is on the disk before then.
 
 
 # %%
@@ -433,7 +434,7 @@ print(f"{predicted(my_prediction_step)}found, by rank: {steps}")
 # %% [markdown]
 # The checkpoint holds the values at the moment of the call. Before `async_save` returns, it copies the shards into CPU
 # memory, which is called **staging**, and training changes the parameters but not the copy. The price is this copy: a
-# quarter of the parameters and of both moments. With GPUs, it takes CPU memory, which is usually larger.
+# quarter of the parameters and of both moments. With GPUs, it takes CPU memory, of which there is usually more.
 #
 # In the diagram's example, compare how long training is blocked, and when the checkpoint gets its final name:
 

@@ -61,9 +61,9 @@ from solutions.async_collectives import launch_all_gather, launch_reduce_scatter
 # %% [markdown]
 # ## Exercise 13.1 · Two conjugate operators (6 min, 2 points)
 #
-# Autograd does not record collectives, so you tell it what to do with an `autograd.Function`. For the first operator,
-# each rank has one term of a sum, and needs the total. Every rank then computes the same from the total, so in
-# backward, every rank has the whole gradient of the total. The gradient of its own term is the same.
+# Autograd does not record collectives, so you write an `autograd.Function` that tells it what to do. For the first
+# operator, each rank has one term of a sum, and needs the total. Every rank then computes the same from the total, so
+# in backward, every rank has the whole gradient of the total. The gradient of its own term is the same.
 #
 # - `forward` returns the sum of `partial` over the ranks of `group`. It must not change `partial`.
 # - `backward` returns one gradient for `partial` and one for `group`, which is `None`. It sends nothing.
@@ -471,8 +471,8 @@ print(f"{difference < 1e-6 = }, {log.messages} all-reduce, {log.sent_bytes:,.0f}
 # ## Given: attention
 #
 # `ParallelAttention` is the lesson's: each rank has the columns of its own heads of `query_key_value`, and the rows of
-# `project` that read their results. `own_rows` splits a weight or a bias by head, in two calls. (`like` keeps a frozen
-# parameter frozen.) You need its idea in the next two exercises.
+# `project` that read their results. `own_rows` splits a weight or a bias by head, in two calls. You need this idea in
+# the next two exercises. (`like` keeps a frozen parameter frozen.)
 
 
 # %% tags=["export"]
@@ -617,15 +617,15 @@ check.ParallelGatedMLP()
 # ## Exercise 13.5 · Fewer kv heads than ranks (18 min, 3 points)
 #
 # In **grouped-query attention**, several heads of queries share one head of keys and values, a kv head. Llama-2 70B has
-# 64 heads of queries and 8 kv heads. With t = 8, each rank has one kv head. But on 16 ranks, there are not enough, so
-# two ranks keep the same one. With 2 kv heads (K = 2) on four ranks (t = 4):
+# 64 heads of queries and 8 kv heads. With t = 8, each rank has one kv head. For 16 ranks, there are not enough, so each
+# pair of ranks keeps the same one. With 2 kv heads (K = 2) on four ranks (t = 4):
 #
 # | | rank 0 | rank 1 | rank 2 | rank 3 |
 # |---|---|---|---|---|
 # | heads of queries, of H = 8 | 0, 1 | 2, 3 | 4, 5 | 6, 7 |
 # | kv head | 0 | 0 | 1 | 1 |
 #
-# Ranks 0 and 1 start with the same rows, but each has other queries. So each has only a term of these rows' gradient.
+# Ranks 0 and 1 start with the same rows, but their queries differ, so each has only a term of these rows' gradient.
 # Without a sum over the two ranks, their copies drift apart, and nothing raises an error.
 #
 # `GroupedAttention` (`shared/models.py`) has `query.weight` [D, D], ordered by head, and `key_value.weight`
@@ -635,7 +635,8 @@ check.ParallelGatedMLP()
 #   the constructor, as copies, its keys before its values. `project` is a `RowParallelLinear` that gets `leave`.
 # - Rank r keeps the r-th part of the query heads. If t divides K, it keeps the r-th part of the kv heads. If K divides
 #   t, it keeps the kv head r // (t/K), and no other.
-# - Raise a `ValueError` if t does not divide H, or if neither of K and t divides the other. It names the two numbers.
+# - Raise a `ValueError` if t does not divide H, or if neither of K and t divides the other. The error names the two
+#   numbers.
 # - `shared_key_value()` returns the weight `self.key_value` so that backward adds up its gradient over the ranks that
 #   keep the same rows. `self.sharing` is their process group. Send nothing in forward, and one all-reduce of the rank's
 #   own rows in backward, at most.
@@ -897,10 +898,9 @@ check.VocabParallelEmbedding()
 #
 # $$\text{loss} = \log \sum_i e^{z_i - m} - (z_y - m)$$
 #
-# For each token, the ranks need three numbers from each other: the maximum m, the sum, and the target's logit, which
-# only one rank has. The beginning and the end of `vocab_parallel_cross_entropy(logits_shard, targets, group)` are
-# given. `own_sum` and `own_target_logit`, both of the shape [...] of the targets, are this rank's terms. Compute them
-# from `logits`:
+# For each token, the ranks exchange three elements: the maximum m, the sum, and the target's logit, which only one rank
+# has. The beginning and the end of `vocab_parallel_cross_entropy(logits_shard, targets, group)` are given. `own_sum`
+# and `own_target_logit`, both of the shape [...] of the targets, are this rank's terms. Compute them from `logits`:
 #
 # - Rank r has the r-th part of the logits, so its first column belongs to token r · columns.
 # - m is a constant: no gradient flows through it. Use `dist.all_reduce(…, op=dist.ReduceOp.MAX, group=group)`. Then
@@ -909,7 +909,7 @@ check.VocabParallelEmbedding()
 # - The given call of `sum_over_ranks` adds up the terms of all ranks, with the right gradients. For a target of another
 #   rank, `own_target_logit` must not change that sum.
 #
-# Each rank may send at most three numbers per token in forward, and nothing in backward.
+# In forward, the all-reduces may have at most three elements per token in total. In backward, send nothing.
 #
 # <details><summary>Hint 1</summary>
 #
@@ -1394,11 +1394,11 @@ assert all(abs(its[59][0] - right[59][0]) > 1e-6 for its in wrong.values())
 
 # %% [markdown]
 # Only the bias changes the output itself. In the other three runs, the first loss is right, because forward is. Only
-# the gradient norms give them away. After that, the losses drift apart, but so slowly that you could take it for noise.
-# In `forgets_the_copies` and `forgets_a_sum`, each rank even updates its norm layers with a gradient of its own, so the
-# ranks no longer have the same model. (A wrong run may even end with a lower loss than the right one, so do not judge
-# by that.) The checks of this lab compare every output and gradient, and in 13.9 the norm, with those of one process.
-# So they find all four in the first step.
+# the gradient norms give them away. After that, the losses drift apart, but so slowly that you could take the
+# difference for noise. In `forgets_the_copies` and `forgets_a_sum`, each rank even updates its norm layers with a
+# gradient of its own, so the ranks no longer have the same model. (A wrong run may even end with a lower loss than the
+# right one, so do not judge by that.) The checks of this lab compare every output and gradient, and in 13.9 the norm,
+# with those of one process. So they find all four in the first step.
 #
 # The training script has this model as two strategies: `torchrun --nproc_per_node=2 -m solutions.train --model gpt
 # --strategy tp`, and `tp+sp` with sequence parallelism. `python -m shared.dryrun --strategy tp+sp --model llama-70b

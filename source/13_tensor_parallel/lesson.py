@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 13 · Tensor parallelism
 #
-# **40–65 minutes.** After this lesson, you will be able to:
+# **45–70 minutes.** After this lesson, you will be able to:
 #
 # - split the layers and the vocabulary of a GPT over several ranks,
 # - predict what a step sends and what a rank keeps, with and without sequence parallelism,
@@ -15,8 +15,8 @@
 # - choose between tensor parallelism, ZeRO-3, and both.
 #
 # You need the two halves of an all-reduce (chapter 01), the activations of a block (chapter 06), `ZeRO3` (chapter 10)
-# and device meshes (chapter 11). t is the number of ranks that share a layer, and f = (t−1)/t. s, b and h are sequence
-# length, batch size and width.
+# and device meshes (chapter 11). t is the number of ranks that share a layer, and f = (t−1)/t. The sequence length is
+# s, the batch size b, the width h.
 
 # %% [markdown]
 # ## Where we are
@@ -30,7 +30,7 @@
 # sequence are, or there are fewer sequences than GPUs. In **tensor parallelism** (TP), t ranks compute each layer
 # together, on the *same* sequences.
 #
-# In this chapter, you find out what it costs. Each of your four ranks is behind a link of 1 Gbit/s:
+# In this chapter, you find out what TP costs. Each of your four ranks is behind a link of 1 Gbit/s:
 
 # %% tags=["nbval-ignore-output"]
 from shared import formulas, measure, plots, ranks, tables
@@ -58,8 +58,9 @@ config = GPTConfig(vocab_size=128, context=256, layers=4, width=128)
 # %% [markdown]
 # ## Two ways to split a matrix
 #
-# A linear layer multiplies its input by a matrix: y = xA. torch stores the transpose, so a column of A is a row of
-# `weight`. In the diagram, look at what each rank needs, and at what it computes:
+# Most of a GPT's parameters are in linear layers, which compute y = xA. How can several ranks share this matmul? torch
+# stores the transpose of A, so a column of A is a row of `weight`. In the diagram, look at what each rank needs, and at
+# what it computes:
 
 # %%
 diagrams.split_matrix()
@@ -79,8 +80,8 @@ diagrams.split_matrix()
 # ## Conjugate operators
 #
 # In backward, the pair works the other way round. Every rank holds the whole gradient of y, and hence that of its own
-# term: nothing to send. But x was used by all ranks, each for its own columns. So each has only a term of x's gradient,
-# and an all-reduce adds the terms up.
+# term, so it sends nothing. But x was used by all ranks, each for its own columns. So each has only a term of x's
+# gradient, and an all-reduce adds the terms up.
 #
 # So a pair lies between two **conjugate operators**: each does in backward what the other one does in forward (Shoeybi
 # et al. 2019, §3). In the diagram, look at where each direction communicates:
@@ -142,8 +143,8 @@ diagrams.split_heads()
 
 # %% [markdown]
 # A rank's columns are not contiguous: it needs a block of the queries, one of the keys and one of the values. One
-# process concatenates its heads; the ranks add up their results after `project`. That is the same, because one process
-# computes m₀P₀ + m₁P₁ + m₂P₂ + m₃P₃, too, where mᵢ is what head i returns, and Pᵢ its rows of the projection.
+# process concatenates the heads before `project`, while the ranks add up their results after it. Both compute the same
+# sum, m₀P₀ + m₁P₁ + m₂P₂ + m₃P₃, where mᵢ is the output of head i, and Pᵢ its rows of the projection.
 
 
 # %%
@@ -184,7 +185,7 @@ class SplitBlock(nn.Module):
 #
 # Eight ranks split a block of Llama 3 405B into shards of 0.4 billion parameters. Its token embedding is larger than
 # five such shards: 128,000 tokens times a width of 16,384 are 2.1 billion parameters (Grattafiori et al. 2024, table
-# 3). So the vocabulary is split, too. Of the embedding's rows, one for each of V tokens, a rank keeps V/t. In our GPT,
+# 3). So the vocabulary is split, too. The embedding has a row for each of V tokens, and a rank keeps V/t. In our GPT,
 # the embedding is also the weight of the output layer.
 #
 # Looking up a token multiplies a one-hot vector by the embedding, so the embedding is a row-parallel layer. A rank gets
@@ -217,13 +218,14 @@ def vocab_parallel_cross_entropy(logits_shard, targets):  # logits_shard (B, T, 
 
 
 # %% [markdown]
-# This function cannot see whether its logits are split. In 2026, Megatron's `GPTModel` could gather them first
-# (Megatron-LM issue 7452). That raises no error, but each exp(logit) counts t times, so the loss is too large by log t.
+# This function cannot see whether its logits are split, and in 2026, neither could Megatron's: with two of its options,
+# `GPTModel` gathered them first (Megatron-LM issue 7452). That raises no error, but each exp(logit) counts t times, so
+# the loss is too large by log t.
 #
 # ## The short version
 #
 # Now we can split a whole GPT. Our text has 94 different characters, which four ranks cannot divide evenly. So we pad
-# the vocabulary to 128.
+# the vocabulary of every model here to 128. The last 34 rows belong to no character.
 
 
 # %%
@@ -249,8 +251,8 @@ class SplitGPT(nn.Module):
 
 
 # %% [markdown]
-# Does it train? We train a small GPT in one process, and split over four ranks, in float64. All ranks get the same
-# batch. The two lines should be equal:
+# Does it train? We train a small GPT in float64, once in one process and once split over four ranks. All ranks get the
+# same batch. The two lines should be equal:
 
 # %%
 # %%ranks
@@ -282,6 +284,8 @@ assert losses[0][-1] < losses[0][0] - 0.5
 # %% [markdown]
 # ## What a step sends
 #
+# The split GPT trains as the whole one does. What does that cost?
+#
 # **Predict.** Our GPT has four blocks, an embedding and an output layer. How many all-reduces of a whole tensor of
 # activations (s × b × h) does a step have, in forward and backward together?
 
@@ -310,8 +314,9 @@ log.assert_volume(ops={"all_reduce": 18 + 3}, sent_bytes=of_blocks + of_the_rest
 # elements for it. The embedding adds one in forward, and the output layer one in backward. TP's traffic grows with the
 # number of tokens. ZeRO-3's does not.
 #
-# The next layer needs each result immediately, so these all-reduces are exposed. In backward, there is something to do
-# meanwhile: Megatron hides the all-reduce behind computing the gradients of weights (`tensor_parallel/layers.py`).
+# In forward, the next layer needs each result immediately, so the all-reduces are exposed. In backward, there is
+# something to do meanwhile: Megatron hides the all-reduce behind computing the gradients of weights
+# (`tensor_parallel/layers.py`).
 
 # %% [markdown]
 # ## Sequence parallelism
@@ -359,8 +364,8 @@ column_gathering_again = partial(checkpoint, column_from_tokens, use_reentrant=F
 
 
 # %% [markdown]
-# **Predict.** In one process, a block of our GPT keeps 64 bytes per sbh. How many does a rank keep with TP, and how
-# many with TP and SP, if t = 4?
+# **Predict.** In one process, a block of our GPT keeps 64 bytes per sbh, namely 16 elements of 4 bytes. How many bytes
+# does a rank keep with TP, and how many with TP and SP, if t = 4?
 
 # %%
 my_tp_bytes, my_sp_bytes = None, None
@@ -471,14 +476,14 @@ lines = [bundled(before, 6, ["all-gather"]), bundled(after, 2, ["1", "2", "3"], 
 plots.timeline(lines, ["gather, then multiply", "in ring steps"])
 
 # %% [markdown]
-# Each transfer hides behind a multiplication. The link needs 3 · 16.8 = 50 ms for three chunks, so you save about that,
-# or a little more, because the upper row also launches six messages and has to wake up at their end. On busy cores,
-# it can be less. (A rank notices the end of a transfer only when it waits, so the bars 1 to 3 show at most the 16.8 ms
-# that the link needs.)
+# Each transfer hides behind a multiplication. The link needs 3 · 16.8 = 50 ms for three chunks, so you save about that.
+# Only launching the messages remains exposed. (A rank notices the end of a transfer only when it waits, so the bars 1
+# to 3 show at most the 16.8 ms that the link needs.)
 #
-# The reduce-scatter after a pair can be cut in the same way. On GPUs, this is called asynchronous TP, and gains less:
-# NVLink leaves less to hide, and cutting a matmul into pieces makes it less efficient. On 256 H100, torchtitan trained
-# Llama 3 70B 4% to 16% faster with it (`benchmarks/asyncTP_llama3_h100_2025-06_torchtitan.md`).
+# The reduce-scatter after a pair can be cut in the same way. On GPUs, such steps are called asynchronous TP, and gain
+# less: NVLink leaves less to hide, and cutting a matmul into pieces makes it less efficient. On 256 H100, torchtitan
+# trained Llama 3 70B 9% faster with it in bf16, and 4% or 16% with two kinds of float8
+# (`benchmarks/asyncTP_llama3_h100_2025-06_torchtitan.md`).
 
 # %% [markdown]
 # ## Tensor parallelism, ZeRO-3, or both?
@@ -486,8 +491,8 @@ plots.timeline(lines, ["gather, then multiply", "in ring steps"])
 # Both leave a rank about 1/t of the model state. They differ in three ways:
 #
 # - **Activations.** ZeRO-3 needs a sequence per rank. TP can run with a single one.
-# - **Bytes.** For a block, ZeRO-3 sends 3f · 12h² elements, however many tokens there are. TP sends 8f · sbh. They are
-#   equal if sb = 4.5h, which is 576 tokens in our GPT.
+# - **Bytes.** For a block, ZeRO-3 sends 3f · 12h² elements, however many tokens there are. TP sends 8f · sbh. The two
+#   are equal if sb = 4.5h, which is 576 tokens in our GPT.
 # - **Overlap.** ZeRO-3 prefetches. TP's collectives are mostly exposed, unless you cut its matmuls into steps.
 #
 # On a mesh (chapter 11), you can use both: TP splits the layers along one dimension, and ZeRO-3 shards the result along
@@ -502,14 +507,14 @@ layers.layer_figure("Llama-2 70B")
 
 # %% [markdown]
 # Sixteen GPUs are slower than eight. Why? A layer has about 12h² parameters, and each costs 6 FLOPs per token in
-# forward and backward. So a rank computes 72 sbh²/t FLOPs, at C FLOP/s. It sends 8f · sbh elements of 2 bytes, at W
-# bytes per second, the bus bandwidth. The two times have the ratio
+# forward and backward. (The scores of attention would add less than 10%.) So a rank computes 72 sbh²/t FLOPs, at C
+# FLOP/s. It sends 8f · sbh elements of 2 bytes, at W bytes per second, the bus bandwidth. The two times have the ratio
 #
 # $$\frac{\text{all-reduces}}{\text{computing}} = \frac{2}{9} \, (t-1) \, \frac{C}{h W}$$
 #
-# The number of tokens cancels, so a larger batch does not help. With C = 494 TFLOP/s, h = 8,192 and t = 8, the
-# all-reduces add 25% over NVLink, where W is 370 GB/s, and 200% over one adapter of 47 GB/s. (The bars include
-# latency.)
+# The number of tokens cancels, so a larger batch does not help. With C = 494 TFLOP/s and h = 8,192, the all-reduces of
+# eight GPUs add 25% over NVLink, where W is 370 GB/s. Those of sixteen add 430% over one adapter of 47 GB/s. (The bars
+# include latency, and count parameters exactly.)
 #
 # A ring over two hosts is as slow as the adapter. With eight adapters per host, W would be the same as inside, and
 # sixteen GPUs would be faster than eight. But as two replicas of eight, they would do more. **So TP usually stays
@@ -529,10 +534,10 @@ layers.layer_table("Llama-2 70B")
 # |---|---|
 # | each GPU gets a whole sequence, and its activations and an unsharded unit fit | ZeRO-3 |
 # | something does not fit, or there are fewer sequences than GPUs, on one host | TP and SP |
-# | the same, on several hosts | both: TP and SP inside each host, ZeRO-3 across hosts |
+# | the same, on several hosts | both: TP and SP inside each host, ZeRO across hosts |
 #
 # Our running example is Llama-2 70B on 4 hosts of 8 A100 with 80 GB each. With TP and SP inside each host, and 256
-# sequences per step, the planner computes for each GPU:
+# sequences per step, the planner computes for each GPU, if matmuls reach 66% of its peak:
 
 # %%
 from shared.planner.layouts import Job, TrainingLayout, a100_hosts, memory, step_time
@@ -549,7 +554,8 @@ assert plan.total_bytes < 80e9
 
 # %% [markdown]
 # TP 8 alone needs 149 GB, of which 138 are model state. It fits only if the four hosts shard the optimizer's state,
-# too, as ZeRO-1 does. ZeRO-3 would leave 35 GB of state and room for more activations, but send more.
+# too, as ZeRO-1 does. That costs no time, because ZeRO-1 sends what an all-reduce sends (chapter 07). ZeRO-3 would
+# leave 35 GB of state and room for more activations, but send more.
 
 # %% [markdown]
 # ## The production version

@@ -149,7 +149,7 @@ check.unshard_sequence()
 # ## Exercise 14.2 · Which pairs of chunks? (8 min, 2 points)
 #
 # In the ring, this rank meets the keys of one rank after another. `visible_pairs` tells what it has to compute with the
-# keys of rank `source`. The chunks of a rank count from 0, so with two chunks per rank, there are four pairs of a chunk
+# keys of rank `source`. A rank's chunks are numbered from 0. With two chunks per rank, there are four pairs of a chunk
 # of queries and a chunk of keys.
 #
 # - Return a list of tuples `(query_chunk, key_chunk, masked)`, in any order. The first is 0 or 1, the position among
@@ -157,7 +157,7 @@ check.unshard_sequence()
 # - With a causal mask, leave out the pairs whose keys all come later than the queries. Computing them and masking them
 #   afterwards would waste the time that the zigzag order saves.
 # - `masked` is True if some of the keys come later than some of the queries. That is so in one kind of pair only.
-# - Without a causal mask, all pairs are there, and none is masked.
+# - Without a causal mask, return all pairs, and none is masked.
 #
 # For two ranks in zigzag order, rank 0 has chunks 0 and 3, and rank 1 has 1 and 2. So rank 0 computes `(0, 0, True)`,
 # `(1, 0, False)` and `(1, 1, True)` with its own keys, and `(1, 0, False)` and `(1, 1, False)` with those of rank 1.
@@ -298,9 +298,9 @@ check.merge()
 # Complete the loop of `ring_forward`. At the beginning of a step, this rank holds `keys_values`, the keys and values of
 # rank `source`, stacked in one tensor.
 #
-# - **Launch first.** Except in the last step, launch one transfer of `keys_values` to `right`, and of what `left` sends
-#   into `following`. `InFlight(sends, receives, group)` from lab 01 does both: it takes lists of pairs of a tensor and
-#   a group rank. Its `.wait()` returns when both are complete.
+# - **Launch first.** Except in the last step, send `keys_values` to `right`, and receive from `left` into a new tensor
+#   of the same shape, `following`. `InFlight(sends, receives, group)` from lab 01 launches both: it takes lists of
+#   pairs of a tensor and a group rank. Its `.wait()` returns when both are complete.
 # - **Then compute.** For each of the `visible_pairs`, call `attend` with the right chunks, and merge the result into
 #   `partial_results[query_chunk]`, which is None at first. `keys_values.chunk(parts, 3)` cuts keys and values at once.
 # - **Then wait.** Assign `following` to `keys_values`.
@@ -383,7 +383,7 @@ check.ring_forward()
 #
 # - **Launch** the transfer of `keys_values`, as before.
 # - **Compute:** call `add_terms`. `term` is given, full of zeros.
-# - **Pass on the gradients.** Except in step 0, wait for `arriving`, the transfer of the last step, and add what has
+# - **Pass on the gradients.** Except in step 0, wait for `arriving`, the previous step's transfer, and add what has
 #   arrived in `home` to `term`. Then launch the transfer of `term` to the right, and receive into a new `home`.
 # - **Wait** for the keys and values.
 #
@@ -395,7 +395,7 @@ check.ring_forward()
 # | step 1 | K2 V2 | K0 V0 | K1 V1 | 2 |
 # | step 2 | K1 V1 | K2 V2 | K0 V0 | 3 |
 #
-# After step 2, every gradient is complete, but on no rank is it at home. So keys make N − 1 hops, and their gradients
+# After step 2, every gradient is complete, but none of them is at home. So keys make N − 1 hops, and their gradients
 # make N. At the end, `home` must be the sum of all ranks' terms for this rank's own keys and values. With one rank,
 # nothing is sent, and `term` is that sum.
 #
@@ -530,8 +530,8 @@ def ring_backward(
 
 
 # %% [markdown]
-# The next cell is given. It makes one differentiable function of the two. From forward to backward, a rank keeps only
-# what belongs to its own tokens:
+# The next cell is given. It makes one differentiable function of `ring_forward` and `ring_backward`. From forward to
+# backward, a rank keeps only what belongs to its own tokens:
 
 
 # %% tags=["export"]
@@ -580,7 +580,7 @@ check.ring_attention()
 #
 # DeepSpeed-Ulysses does without a ring. Heads are independent, so if a rank had *all* tokens of *some* heads, it could
 # call any attention kernel, and would need no online softmax. An all-to-all gets it there: each rank gives every other
-# rank its own tokens of that rank's heads. After attention, a second all-to-all leads back. The shards are contiguous
+# rank its own tokens of that rank's heads. After attention, a second all-to-all swaps back. The shards are contiguous
 # here: rank r has the r-th of N parts of the sequence.
 #
 # - `swap(tensor, split_dim, join_dim, group)` cuts `tensor` into N equal parts along `split_dim`, sends part i to rank
@@ -848,7 +848,7 @@ def averages_means(model):
 
 
 # %% [markdown]
-# **Predict.** Suppose you only watch the losses of these runs, without the right one beside them. Which of the three
+# **Predict.** Suppose you only watch the losses of these runs, without the right run beside them. Which of the three
 # would you recognize as broken from its first loss? Which from its last loss? Set those to True.
 
 # %%
@@ -914,8 +914,8 @@ tables.Table(["", "loss, step 1", "step 40", "largest error of a gradient, step 
 #
 # So the checks of this lab compare every gradient with that of one process, in float64.
 #
-# With the finished module, the training script has this as a strategy: `torchrun --nproc_per_node=4 -m solutions.train
-# --model rotary-gpt --strategy cp`. With two replicas, add `--dp 2 --cp 2`.
+# With the finished module, the training script has this model as a strategy: `torchrun --nproc_per_node=4 -m
+# solutions.train --model rotary-gpt --strategy cp`. With two replicas, add `--dp 2 --cp 2`.
 
 # %%
 ranks.stop()

@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 14 · Context parallelism
 #
-# **30–50 minutes.** After this lesson, you will be able to:
+# **35–55 minutes.** After this lesson, you will be able to:
 #
 # - say what a sequence of 128,000 tokens keeps on a GPU, and which technique removes which part of it,
 # - compute exact attention on a rank that never holds all keys,
@@ -16,7 +16,7 @@
 # - choose between a ring, an all-to-all, and chapter 13's sequence parallelism.
 #
 # You need the ring (chapter 01), the activations of a layer (chapter 06), and the loss over a split vocabulary (chapter
-# 13). N is the number of ranks that share a sequence of s tokens, n = s/N is what each of them has, h is the width.
+# 13). N ranks share a sequence of s tokens, so each of them has n = s/N. The width is h.
 
 # %% [markdown]
 # ## Where we are
@@ -63,7 +63,7 @@ contexts.memory_table()
 # again, but a sequence of a million tokens does not. More tensor parallelism is no way out. A host has 8 GPUs, and
 # between hosts, TP sends too much, as a later table shows.
 #
-# Why does it send so much? Twice per layer, sequence parallelism gathers all s tokens, in full width, on every rank.
+# Why does TP send so much? Twice per layer, sequence parallelism gathers all s tokens, in full width, on every rank.
 # That is the waste, because nearly everything in a layer treats each token by itself. **Context parallelism** (CP)
 # never gathers them: each rank keeps its n tokens from the embedding to the loss. All these ranks have the same
 # parameters, as in data parallelism. So their gradients are added up, and ZeRO can shard over them.
@@ -75,7 +75,8 @@ contexts.memory_table()
 # ## Keys that travel
 #
 # In attention, a query needs the keys and values of other tokens. It does not need them all at the same time. So let
-# the queries stay at home, and pass keys and values around a ring. In the diagram, follow K0 and V0 through the steps:
+# the queries stay on their rank, and pass keys and values around a ring. In the diagram, follow K0 and V0 through the
+# steps:
 
 # %%
 diagrams.ring_attention()
@@ -89,18 +90,18 @@ diagrams.ring_attention()
 # %% [markdown]
 # ## A softmax in pieces
 #
-# You have solved this in chapter 13. There, each rank had some columns of the logits, and the loss needed three numbers
-# from it: the largest logit, the sum of the exponentials, and the target's logit. Attention is the same, with a vector
-# in place of the last number. For each query, we carry along
+# You solved this in chapter 13. There, each rank had some columns of the logits, and the loss needed three elements
+# from each: the largest logit, the sum of the exponentials, and the target's logit. Attention is the same, with a
+# vector in place of the last one. For each query, we carry along
 #
 # - the **maximum** m of the scores so far,
 # - the **sum** of exp(score − m),
 # - the **value**, the sum of exp(score − m) · v.
 #
-# When new keys bring a larger maximum, the old sum and value refer to the wrong one. They are multiplied by exp(m_old −
-# m_new), and everything is as if the new maximum had been known from the beginning. At the end, we divide value by sum.
-# For example, a query has seen the scores 1 and 3: m = 3, and the sum is e⁻² + 1 = 1.14. Then a score of 5 arrives. m
-# becomes 5, so the old sum is multiplied by e⁻², which gives 0.15, and the new key adds 1.
+# When new keys bring a larger maximum, the old sum and value refer to the wrong one. So we multiply them by exp(m_old −
+# m_new), as if the new maximum had been known from the beginning. At the end, we divide value by sum. For example, a
+# query has seen the scores 1 and 3: m = 3, and the sum is e⁻² + 1 = 1.14. Then a score of 5 arrives. m becomes 5, so
+# the old sum is multiplied by e⁻², which gives 0.15, and the new key adds 1.
 #
 # This is the **online softmax** that FlashAttention uses inside one GPU; here, it runs over ranks.
 
@@ -127,7 +128,7 @@ def absorb(seen, query, key, value):
 # send and the receive together. If every rank waited for its send first, the ring could hang.
 #
 # This version waits for each transfer, and it has neither a causal mask nor a backward. In the lab, you add both, and
-# the next keys are in flight while a rank computes.
+# keep the next keys in flight while a rank computes.
 
 
 # %%
@@ -274,7 +275,7 @@ attention_plots.ring_steps(runs)
 # %% [markdown]
 # ## When the ring is hidden
 #
-# Each step computes with one block of keys while the next one travels. Which takes longer?
+# Each step computes with one block of keys while the next one is in flight. Which takes longer?
 #
 # A rank multiplies n queries with n keys, and the probabilities with n values: 4n²h operations. With a causal mask and
 # in zigzag order, half of them are needed: 2n²h. A rank sends n keys and n values, 4nk bytes in 16 bits, where k is the
@@ -314,12 +315,13 @@ attention_plots.step_times(contexts.step_times(), marks)
 # recomputation (NeMo's documentation, "Long sequence performance").
 
 # %% [markdown]
-# ## Does it replace recomputation?
+# ## Does the ring replace recomputation?
 #
-# All of this was the forward. In backward, attention's two matmuls become five, so a rank computes 2.5 times as much:
-# 5n²h operations. It also sends three times as much. Keys and values go around once more, and their gradients go around
-# with them, in fp32. Together, these are 12nk bytes per step, so backward needs n ≥ (2.4k/h) · C/W. Here, that is n =
-# 15,600, a fifth more.
+# Recomputation costs a third more time, and a hidden ring costs nothing. So can the team drop recomputation? First,
+# the ring has to be hidden in backward, too. There, attention's two matmuls become five, so a rank computes 2.5 times
+# as much: 5n²h operations. It also sends three times as much. Keys and values go around once more, and their gradients
+# go around with them, in fp32. Together, these are 12nk bytes per step, so backward needs n ≥ (2.4k/h) · C/W. Here,
+# that is n = 15,600, a fifth more.
 #
 # Gradients make one hop more than keys, as you will see in the lab. This last hop has nothing to hide behind: 8nk
 # bytes, or 11 ms. Compare it with everything else in a layer of 0.86 billion parameters, for the 128k sequence. In
@@ -333,8 +335,8 @@ attention_plots.step_times(contexts.step_times(), marks)
 # | the ring sends | 17 | 62 | 20 | 64 |
 # | ZeRO-3 sends, in 16 bits | 53 | 107 | 62 | 125 |
 #
-# On 4 hosts, a layer computes for 332 ms. The last hop is 3% of that, and recomputing the forward would be 30%. So can
-# the ring replace recomputation? Not on 4 hosts: 86 + 34 GB is too much for 80. With both, the sequence takes only
+# On 4 hosts, a layer computes for 332 ms. The last hop is 3% of that, and recomputing the forward would be 30%. So the
+# ring would save time, but without recomputation, 86 + 34 GB is too much for 80. With both, the sequence takes only
 # 5 + 34 GB, so one four times as long fits, too.
 #
 # On 8 hosts, CP 8 needs no recomputation. It keeps 43 GB of activations and 17 GB of state, and n is 16,384, just above
@@ -346,7 +348,7 @@ attention_plots.step_times(contexts.step_times(), marks)
 # ## Swapping tokens for heads
 #
 # There is a second way, without a ring. Heads do not talk to each other, so a rank could compute *some heads* for all
-# tokens. It only has some tokens of all heads. An all-to-all turns one into the other, and a second one turns the
+# tokens. But it has all heads of some tokens. An all-to-all turns one into the other, and a second one turns the
 # outputs back (DeepSpeed-**Ulysses**, Jacobs et al. 2023):
 
 # %%
@@ -405,8 +407,8 @@ contexts.traffic_table()
 # %% [markdown]
 # ## Two things that know where a token is
 #
-# We said that everything outside attention treats each token by itself. Two things do not, and neither mistake raises
-# an error:
+# We said that everything outside attention treats each token by itself. Two things do not, and forgetting either of
+# them raises no error:
 #
 # - **Positions.** If each rank counts its tokens from 0, tokens on different ranks get the same position. RoPE then
 #   rotates them alike. A reader of Megatron-LM's code suspected just that (issue 560).
@@ -469,7 +471,7 @@ contexts.traffic_table()
 # ## What is still wasted
 #
 # Layers are split by tensor parallelism, sequences by context parallelism. Both communicate in every layer. Chapter 15
-# splits the model by *depth*, so that only the activations between two layers travel.
+# splits the model by *depth*, so that only the activations between two layers are sent.
 #
 # In the lab, you build the causal, balanced ring with its backward, and train a GPT with it.
 

@@ -57,7 +57,8 @@ from shared.schedules import Action
 # it runs pairs of a forward and a backward. When no forwards are left, it runs the remaining backwards. With four of
 # each and a warm-up of 2, that is `F0 F1 F2 B0 F3 B1 B2 B3`.
 #
-# - `forwards` and `backwards` are a stage's actions of each kind, equally many, each in the order in which they run.
+# - `forwards` and `backwards` are two lists of equal length: a stage's actions of each kind, in the order in which they
+#   run.
 # - `warm_up` may be as large as `len(forwards)`, or larger.
 # - Leave both lists as they are. The next cell passes the same ones for every stage.
 #
@@ -84,8 +85,8 @@ def alternate(forwards: list[Action], backwards: list[Action], warm_up: int) -> 
 check.alternate()
 
 # %% [markdown]
-# With it, the lesson's two schedules take a line each. 1F1B warms up with p − s − 1 forwards. (The lesson's p − s count
-# the forward of the first pair.) And GPipe is nothing but warm-up.
+# With `alternate`, the lesson's two schedules take a line each. 1F1B warms up with p − s − 1 forwards. (The lesson's
+# p − s includes the forward of the first pair.) And GPipe is nothing but warm-up.
 
 
 # %% tags=["export"] module="pipeline_schedules"
@@ -127,8 +128,8 @@ def one_f_one_b(stages: int, micro_batches: int) -> list[list[Action]]:
 #
 # - It runs the backward of its next micro-batch, if the gradient has arrived. On the last stage, that is as soon as the
 #   micro-batch's forward is done.
-# - If there is none, it runs its next forward, if the input has arrived, and if it has fewer than `limit` micro-batches
-#   in flight.
+# - If there is no such backward, it runs its next forward, provided that the input has arrived and fewer than `limit`
+#   micro-batches are in flight.
 # - Otherwise it waits.
 #
 # A forward takes 1 unit, a backward 2, and a message no time. Forwards and backwards both run in the order of the
@@ -987,8 +988,8 @@ check.zero_bubble()
 # The first broken pipeline forgets to divide the loss by m, and the second clips each stage by its own norm. The next
 # cells train your pipeline and both broken ones on text, with AdamW and with SGD.
 #
-# The first one also reports losses that are 8 times too large, which everybody would notice. So we divide what it
-# reports by 8, and look only at how it trains.
+# The first broken one also reports losses that are 8 times too large, which everybody would notice. So we divide what
+# it reports by 8, and look only at how it trains.
 #
 # **Predict.** In each of the four cases, will at least one of the first five losses differ from the right one by more
 # than 1%: True or False? (AdamW divides each gradient by an average of its size, but SGD uses it as it is. And the norm

@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 15 · Pipeline parallelism
 #
-# **35–55 minutes.** After this lesson, you will be able to:
+# **40–60 minutes.** After this lesson, you will be able to:
 #
 # - compute the bubble of a schedule, and measure it,
 # - choose a schedule by its bubble, memory and communication,
@@ -25,9 +25,9 @@
 # layers further, but then all-reduces would cross slow links in every layer.
 #
 # So Meta also split the model by depth, into 16 **stages** of a few consecutive layers (Grattafiori et al. 2024, table
-# 4). That leaves 51 GB per GPU. A stage sends its outputs to the next stage, and later receives the gradients of these
-# outputs: so little that it can cross slow links. In this chapter, each stage is one rank. The catch: while one stage
-# computes, what do the others do?
+# 4). That leaves 51 GB per GPU. A stage sends its outputs to the next stage, and later receives their gradients: little
+# enough for slow links. In this chapter, each stage is one rank. The catch: while one stage computes, what do the
+# others do?
 
 # %% tags=["nbval-ignore-output"]
 from shared import measure, ranks, schedules, tables, widgets
@@ -67,12 +67,12 @@ measure.expect(abs(naive.bubble_of_total - 0.75) < 0.02, "a stage is idle for 75
 #
 # In **GPipe**, every stage runs all forwards and then all backwards (Huang et al. 2019, §2.3). In **1F1B** (one
 # forward, one backward), stage s starts with p − s forwards, and then alternates between one backward and one forward.
-# If the next gradient has not arrived yet, the stage waits. It does not start another forward (Narayanan et al. 2021,
-# §2.2.1). Both are synchronous: the optimizer waits for the last backward. Asynchronous pipelines do not, and compute
-# some gradients with older weights (PipeDream, Narayanan et al. 2019).
+# If the next gradient has not arrived yet, the stage waits instead of starting another forward (Narayanan et al. 2021,
+# §2.2.1). Both are synchronous: the optimizer waits for the last backward. Asynchronous pipelines do not wait, so they
+# compute some gradients with older weights (PipeDream, Narayanan et al. 2019).
 #
-# A micro-batch is *in flight* on a stage from its forward to its backward. Until then, the stage must hold its
-# activations.
+# A micro-batch is *in flight* on a stage from its forward to its backward. Until then, the stage must hold the
+# micro-batch's activations.
 #
 # **Predict.** With four stages and eight micro-batches, for what fraction of the *total* time is a stage idle: 0.05,
 # 0.27, 0.37 or 0.75? And with 1F1B, how many micro-batches does stage 0 hold at most?
@@ -120,12 +120,12 @@ for run in runs.values():
 # Both schedules have the same bubble. Every stage is idle for as long as p − 1 forwards and p − 1 backwards take. The
 # last stage, say, begins p − 1 forwards late, and is done p − 1 backwards before the end.
 #
-# The *ideal* time is the time that a stage computes: m forwards and m backwards. As a fraction of it, the bubble is
+# The *ideal* time is what a stage spends computing: m forwards and m backwards. As a fraction of it, the bubble is
 # (p − 1)/m, here 3/8 = 0.375. As a fraction of the *total* time, it is (p − 1)/(m + p − 1) = 3/11 = 0.273. Papers use
-# either, so always look for the denominator.
+# either fraction, so always look for the denominator.
 #
 # The two schedules differ in memory. With GPipe, every stage holds all m micro-batches. With 1F1B, stage s holds at
-# most p − s. So with micro-batches of a fixed size, the activations of GPipe grow with m, and those of 1F1B do not: you
+# most p − s. So with micro-batches of a fixed size, the activations of GPipe grow with m. Those of 1F1B do not, so you
 # can choose a large m for a small bubble. GPipe as published pays with time instead. It keeps only a stage's inputs for
 # each micro-batch, and recomputes the rest (§2.3).
 
@@ -143,25 +143,26 @@ for run in runs.values():
 #        chunk 1       4         5         6         7
 # ```
 #
-# Such a schedule is called **interleaved**. Its bubble is only (p − 1)/(v·m) of the ideal time. In exchange, it sends
-# about v times as many messages, and m must be a multiple of p (Narayanan et al. 2021, §2.2.2).
+# Such a schedule is called **interleaved**. In exchange for the shorter waits, it sends about v times as many messages,
+# and m must be a multiple of p (Narayanan et al. 2021, §2.2.2).
 #
 # ## Zero bubble
 #
-# The backward of a linear layer y = xWᵀ computes two things from the gradient g of its output:
+# Why does a backward take twice as long as a forward? For a linear layer y = xWᵀ, it computes two things from the
+# gradient g of the output, and only one of them is urgent:
 #
 # - `B`: the gradient of the input, gW. The previous stage is waiting for it.
 # - `W`: the gradient of the weights, gᵀx. Nothing needs it before the optimizer step.
 #
-# So a stage can postpone `W` until it would otherwise be idle. A schedule that does this is called **zero-bubble**. If
-# F, B and W take the same time, the simplest one leaves a third of the bubble: (p − 1)/(3m) of the ideal time (Qi et
-# al. 2023, §2, schedule ZB-H1). The stage must keep x and g until the postponed `W` has run.
+# So a stage can postpone `W` until it would otherwise be idle. A schedule that does this is called **zero-bubble**.
+# Ours is the simplest one (Qi et al. 2023, §2, schedule ZB-H1), and despite the name, some bubble remains. The stage
+# must keep x and g until the postponed `W` has run.
 #
-# In the lab, you write functions for both schedules. Here, we read them as text. If a schedule has `W`, B and W each
-# take half of a backward, as long as F.
+# In the lab, you write functions for both schedules. Here, we read them as text. In a schedule with `W`, all three
+# actions take the same time: B and W are half a backward each, and a backward takes twice as long as F.
 #
-# **Predict.** With p = 4, m = 8 and v = 2, what fraction of the *total* time is the bubble of each new schedule? A
-# fraction b of the ideal time is b/(1 + b) of the total time.
+# **Predict.** With p = 4, m = 8 and v = 2, what fraction of the *total* time is the bubble of each new schedule? Ask
+# how late the last stage begins, and how long before the end it is done.
 
 # %%
 my_interleaved, my_zero_bubble = None, None
@@ -181,19 +182,24 @@ for name, expected in {"interleaved": 3 / 19, "zero bubble": 1 / 9}.items():
     measure.expect(off < 0.02, "the bubble is as the formula says")
 
 # %% [markdown] tags=["introduction"]
-# Faint bars are chunk 1. Interleaved, stage 3 waits for three half forwards instead of three whole ones. In the next
-# figure, look at what the stages do where they waited before:
+# With interleaved stages, stage 3 waits for three half forwards instead of three whole ones. In the next figure, look
+# at what the stages do where they waited before:
 
 # %% tags=["nbval-ignore-output"]
 pipeline_plots.schedule({name: runs[name] for name in ("1F1B", "zero bubble")})
 
 # %% [markdown]
-# By their formulas, the two bubbles are 3/19 = 0.158 and 1/9 = 0.111 of the total time. The measured ones are a little
-# larger, because messages take time, too.
+# With interleaved stages, all waits are 1/v as long, so the bubble is (p − 1)/(v·m) of the ideal time (Narayanan et al.
+# 2021, §2.2.2). With zero bubble, stage 3 still begins three forwards late, but the postponed `W` actions keep it busy
+# until the end. If F, B and W take the same time, that leaves a third of 1F1B's bubble: (p − 1)/(3m) (Qi et al. 2023,
+# §2).
+#
+# A fraction b of the ideal time is b/(1 + b) of the total time. So 3/16 and 3/24 become 3/19 = 0.158 and 1/9 = 0.111.
+# The measured fractions are a little larger, because messages take time, too.
 
 # %% [markdown]
-# What does a smaller bubble cost? The next table has the micro-batches that each stage holds at most, and the messages
-# between stages. A micro-batch of one of two chunks counts one half.
+# What does a smaller bubble cost? The next table counts the most micro-batches that each stage holds, and the messages
+# between stages. If a stage holds a micro-batch for only one of its two chunks, we count one half.
 
 # %%
 rows = []
@@ -209,11 +215,12 @@ assert [row[1:5] for row in rows[2:]] == [["5.5", "4.5", "3.5", "2.5"], ["4"] * 
 # %% [markdown]
 # The interleaved schedule pays with more messages. They are tiny here, but take time on a network. On 512 H100s,
 # torchtitan's Llama 3.1 405B still gained: 1F1B trained 100 tokens/s per GPU, and interleaved 128, with p = 8
-# (torchtitan, `llama3_h100_202412`, table 5). Interleaving also costs memory, because a stage starts more micro-batches
-# before its first backward.
+# (torchtitan, `llama3_h100_202412`, table 5). By our count, interleaving also costs memory, because a stage starts more
+# micro-batches before its first backward. But a GPU holds more than activations, so measure its peak: in torchtitan's
+# table, it even fell, from 82.5 GiB to 72.7.
 #
 # Zero bubble sends as much as 1F1B, and no stage holds more micro-batches than stage 0 of 1F1B. But now all four stages
-# hold 4, because stage s postpones s `W`.
+# hold 4, because stage s postpones s `W` actions.
 #
 # Two published schedules have no bubble at all, if F, B and W take the same time, and if no stage waits for the others
 # before its optimizer step. ZB-H2 pays for that with twice 1F1B's activations, ZB-V with twice the messages (Qi et al.
@@ -293,9 +300,9 @@ pipeline_plots.schedule({"equal stages": runs["1F1B"], "stage 3 is slower": slow
 measure.expect(abs(factor - 15 / 11) < 0.03, "the slowest stage sets the pace")
 
 # %% [markdown]
-# The slowest stage sets the pace. If it is the last one, a step takes m times as long as it needs for one micro-batch,
-# plus the time that each other stage needs for one. So count the embedding and the output layer as layers when you
-# divide a model. In Llama 3, the first and the last stage have one layer fewer (Grattafiori et al. 2024, §3.3.2).
+# The slowest stage sets the pace. If it is the last one, a step takes m times this stage's time for one micro-batch,
+# plus the time of each other stage for one. So count the embedding and the output layer as layers when you divide a
+# model. In Llama 3, the first and the last stage have one layer fewer (Grattafiori et al. 2024, §3.3.2).
 
 # %% [markdown]
 # ## The short version
@@ -392,18 +399,18 @@ dist.send(output, dst=neighbor)
 dist.recv(gradient, src=neighbor)
 
 # %% [markdown]
-# Each of them waits for the other to receive. That is why `run_stage` uses `isend`, and waits only at the end. NCCL has
-# a second trap: within a process group, it runs the messages between two ranks in launch order. So even an `isend`
-# blocks the receive launched after it, and two stages that both send first can still deadlock. You can launch both
-# directions in one `batch_isend_irecv`, let neighbors take turns, or use a group for each kind of message and
-# direction, as the lab does.
+# Each rank waits for the other to receive. That is why `run_stage` uses `isend`, and waits only at the end. NCCL has a
+# second trap: within a process group, it runs the messages between two ranks in launch order. So even an `isend` blocks
+# the receive launched after it, and two stages that both send first can still deadlock. You can launch both directions
+# in one `batch_isend_irecv`, let neighbors take turns, or use a group for each kind of message and direction, as the
+# lab does.
 
 # %% [markdown]
 # ## When to split by depth
 #
-# A pipeline sends only the activations at the boundaries between stages, and their gradients. That is bsh elements per
-# micro-batch in each direction, for b sequences of s tokens, and a width of h. Compare tensor parallelism, four
-# all-reduces of bsh elements per layer (chapter 13), and ZeRO-3, three times the parameters (chapter 09).
+# A pipeline sends only the activations at the boundaries between stages, and their gradients. That is sbh elements per
+# micro-batch in each direction, for b sequences of s tokens, and a width of h. Tensor parallelism needs four
+# all-reduces of sbh elements per layer (chapter 13), and ZeRO-3 sends three times the parameters (chapter 09).
 #
 # **Predict.** Eight GPUs train a 70B model in bf16, on eight sequences of 4,096 tokens per step. The model has 80
 # layers of width 8,192. How many GB does a GPU send in each of the three cases? In the pipeline, take a middle stage.
@@ -412,10 +419,10 @@ dist.recv(gradient, src=neighbor)
 my_pipeline_gb, my_tensor_gb, my_zero3_gb = None, None, None
 
 # %%
-bsh_bytes = 2 * 8 * 4096 * 8192
+sbh_bytes = 2 * 8 * 4096 * 8192
 sent_gb = {
-    "pipeline": 2 * bsh_bytes / 1e9,
-    "tensor": 4 * 80 * 2 * 7 / 8 * bsh_bytes / 1e9,
+    "pipeline": 2 * sbh_bytes / 1e9,
+    "tensor": 4 * 80 * 2 * 7 / 8 * sbh_bytes / 1e9,
     "ZeRO-3": 3 * 7 / 8 * 2 * SHAPES["Llama-2 70B"].parameters / 1e9,
 }
 print(predicted((my_pipeline_gb, my_tensor_gb, my_zero3_gb), "{}, {} and {} GB", "\n"), end="")
@@ -423,14 +430,14 @@ tables.Table(["", "GB per GPU and step"], [[name, f"{gb:.1f}"] for name, gb in s
 
 # %% [markdown]
 # A pipeline sends about 300 times less than the others, so it is the choice for slow links, such as those between
-# hosts. But it needs many micro-batches to keep the bubble small, and someone has to balance its stages. With eight
-# sequences on eight stages, the bubble is 7/15 of the total time. ZeRO-3 needs neither, and the bytes that it sends do
-# not grow with the batch: with enough tokens per GPU, its messages hide behind computation.
+# hosts. But someone has to balance its stages, and it needs many micro-batches: with eight sequences on eight stages,
+# the bubble is 7/15 of the total time. ZeRO-3 needs neither, and the bytes that it sends do not grow with the batch:
+# with enough tokens per GPU, its messages hide behind computation.
 
 # %% [markdown]
 # Can a pipeline's replicas use ZeRO? With ZeRO-2, a stage would reduce-scatter its gradients in every micro-batch. With
 # ZeRO-3, it would also gather its weights up to 2m times per step. So pipelines are usually combined with ZeRO-1, and
-# DeepSpeed's rejects the other two.
+# DeepSpeed's rejects the other two. Llama 3 sharded its gradients all the same (Grattafiori et al. 2024, §3.3.2).
 #
 # Large runs do use pipelines: MT-NLG had p = 35 (Smith et al. 2022), Llama 3 405B p = 16, interleaved (Grattafiori et
 # al. 2024, §3.3.2), and DeepSeek-V3 p = 16 with DualPipe (DeepSeek-AI 2024, §3.2).
@@ -461,10 +468,10 @@ assert torch.allclose(stage.submod.weight.grad, whole[rank].weight.grad, atol=1e
 # | the lab's `Pipeline(layers, …)` | `PipelineStage`, and a schedule's class | `--pipeline-model-parallel-size` |
 # | `gpipe`, `one_f_one_b` | `ScheduleGPipe`, `Schedule1F1B` | 1F1B only |
 # | `interleaved` | `ScheduleInterleaved1F1B` | `--num-layers-per-virtual-pipeline-stage` |
-# | `zero_bubble` | no ZB-H1 | |
+# | `zero_bubble` | `ScheduleInterleavedZeroBubble`, one stage per rank | in a fork, by its authors |
 #
-# With several chunks per stage, torch also has `ScheduleLoopedBFS` (like GPipe), `ScheduleInterleavedZeroBubble`,
-# `ScheduleZBVZeroBubble` and `ScheduleDualPipeV`.
+# With one stage per rank, torch's zero-bubble schedule has exactly our actions. For several chunks per stage, it also
+# has `ScheduleLoopedBFS` (like GPipe), `ScheduleZBVZeroBubble` and `ScheduleDualPipeV`.
 
 # %% [markdown]
 # ## Recap

@@ -75,8 +75,8 @@ from shared.sharded.parts import mark_local
 # - `weights` (T, k): the probabilities of these k experts, divided by their sum.
 # - `balancing`: the loss above, a tensor without dimensions. If T is 0, it is 0.
 #
-# With k = 1, dividing leaves 1 for every token, and the router gets no gradient through it. So Switch Transformers,
-# which are top-1, do not divide, as in the lesson. Ours is for k of at least 2: with k = 1, only the balancing loss
+# With k = 1, dividing leaves 1 for every token, and the router gets no gradient through it. So Switch Transformers and
+# the lesson, which are top-1, do not divide. This function is for k of at least 2: with k = 1, only the balancing loss
 # trains the router.
 #
 # Everything except `chosen` has the dtype of `logits`. The check begins with two ranks that have their own tokens. Then
@@ -131,11 +131,12 @@ check.route()
 # - `order` is `[1, 2, 3, 5, 0, 4]`,
 # - `counts` is `[2, 2, 2, 0]`, one entry for *every* expert.
 #
-# Within an expert's block, the assignments stay in their order. Both are int64 tensors on the device of `chosen`.
+# Within an expert's block, the assignments stay in their order. `order` and `counts` are int64 tensors on the device of
+# `chosen`.
 #
-# If a `capacity` is given, as in the lesson, keep the first `capacity` of a block and leave the others out of `order`
-# and `counts`. With a capacity of 1, the example gives `[1, 3, 0]` and `[1, 1, 1, 0]`. So
-# token 1 has lost one of its experts, and token 2 both. The layer adds nothing in their place.
+# If a `capacity` is given, as in the lesson, keep the first `capacity` assignments of each block, and leave the others
+# out of `order` and `counts`. With a capacity of 1, the example gives `[1, 3, 0]` and `[1, 1, 1, 0]`. So token 1 has
+# lost one of its experts, and token 2 both. The layer adds nothing in their place.
 #
 # The check tries the plain order, experts without tokens, and the capacity.
 #
@@ -627,7 +628,7 @@ check.clip_grad_norm_()
 #
 # - `keeps_the_sum`: experts keep the gradient of the sum of the losses, N times the right one (PyTorch issue 160285).
 # - `constant_weights`: autograd does not see that the weights depend on the router (NeMo Automodel pull request 2995).
-# - `counts_replicas`: the norm counts a parameter that every rank has N times (with tensor parallelism, in
+# - `counts_replicas`: in the norm, a parameter that every rank has counts N times (with tensor parallelism, in
 #   ROCm/TransformerEngine pull request 715).
 # - `own_norm`: each rank clips by the norm of what it has itself (ColossalAI issue 2192).
 # - `mixes_up_rows`: the results come back to their tokens in the reverse order.
@@ -753,7 +754,7 @@ for name in MISTAKES:
     assert abs(norms[0] - right[1][0]) > 1e-6
 
 # %% [markdown]
-# Three of your runs as curves. If they had no names, which one would you take for the right one?
+# The next figure shows three of your runs. If they had no names, which one would you take for the right one?
 
 # %%
 from shared import plots
@@ -766,16 +767,17 @@ plots.loss_curves({name: found[name][0][0] for name in shown})
 # in ours, it is 4.7552 instead of 4.7564. The four others compute the right outputs, so their first loss is right to
 # the last digit.
 #
-# After 40 steps, `mixes_up_rows` has learned more slowly. Alone, you would take it for a run that learns: with a layer
-# that does not work, the rest of the model learns all the same. `keeps_the_sum` hardly differs, because AdamW divides a
-# factor of N out again, and clipping scales everything alike. By chance, it even ends a little lower.
+# After 40 steps, `mixes_up_rows` has learned more slowly. On its own, it looks like a healthy run: even if one layer
+# does not work, the rest of the model learns. `keeps_the_sum` hardly differs, because AdamW divides a factor of N out
+# again, and clipping scales everything alike. By chance, it even ends a little lower.
 #
 # The first *norm* gives all five away, although `constant_weights` changes it by only 0.2%. So log the gradient norm,
 # and compare it with that of one process once. With `own_norm`, each rank scales the same averaged gradient by another
 # factor, so the ranks end with different routers.
 #
 # You will notice the next mistake. Rank 2 has no tokens in this batch, so someone lets it skip the layer. NeMo
-# Automodel hung in a similar way if nobody chose the experts of a rank (pull request 935). What does the doctor say?
+# Automodel hung in a similar way when no token chose the experts of a rank (pull request 935). What does the doctor
+# say?
 
 # %% tags=["raises-exception"]
 # %%ranks --timeout 10
@@ -822,8 +824,8 @@ assert 0.04 < rerouted < 0.07
 # %% [markdown]
 # About one token in 19 gets another expert. (DeepSeek's bias moves by 0.001, so there, it would be fewer.) For these
 # tokens, backward computes the gradients of experts that never contributed to the loss. With fixed slots, as in the
-# lesson, only the gradients are wrong. In our layer, an expert gets another number of rows, and torch compares shapes:
-# it raises a `CheckpointError`, unless you pass `use_reentrant=True`.
+# lesson, only the gradients are wrong. In our layer, an expert gets a different number of rows, and torch compares
+# shapes: it raises a `CheckpointError`, unless you pass `use_reentrant=True`.
 #
 # With the finished module, the training script has this as a strategy: `torchrun --nproc_per_node=4 -m solutions.train
 # --model moe --strategy ep`.

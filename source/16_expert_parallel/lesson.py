@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 16 · Expert parallelism
 #
-# **35–55 minutes.** After this lesson, you will be able to:
+# **40–60 minutes.** After this lesson, you will be able to:
 #
 # - say what a mixture of experts buys, and what it costs,
 # - compute the bytes of its two all-to-alls, and measure them,
@@ -23,10 +23,10 @@
 # DeepSeek-V3 has 671 billion parameters. But a token meets only 37 billion of them (DeepSeek-AI 2024, §1), so a token
 # costs as much as in a model of 37B. The other 634 billion belong to **experts** that this token did not need.
 #
-# Where are they? Not on the GPU that holds the token. One of its 58 MoE layers has 256 experts of 3 · 7,168 · 2,048
-# parameters: 11.3 billion, or 22.5 GB in 16 bits. Three such layers would nearly fill a GPU of 80 GB, without any
-# gradients or optimizer state. So the experts are spread over many GPUs, and tokens visit them. For the first time in
-# this course, the *data* decide which ranks talk to each other, and how much they say.
+# Where are they? Not on the GPU that holds the token. Each of the model's 58 layers with experts has 256 of them, of
+# 3 · 7,168 · 2,048 parameters each: together 11.3 billion, or 22.5 GB in 16 bits. Three such layers would nearly fill a
+# GPU of 80 GB, without any gradients or optimizer state. So the experts are spread over many GPUs, and tokens visit
+# them. For the first time in this course, the *data* decide which ranks talk to each other, and how much they say.
 #
 # **Predict.** You double the number of experts on the same GPUs. A token still meets 8 of them. What doubles?
 #
@@ -70,7 +70,7 @@ expert_plots.parameters_and_computation(points)
 
 # %% [markdown]
 # It is C. The solid line pays for every parameter. The other one rises almost vertically: 16 experts have 16 times the
-# parameters of one, and cost 0.05% more than one, for the router. So A is wrong. Why B is wrong, you will see when we
+# parameters of one, and cost 0.05% more than one, for the router. So A is wrong. You will see why B is wrong when we
 # count the bytes.
 
 # %% [markdown]
@@ -119,8 +119,8 @@ def one_process(x):
 
 
 # %% [markdown]
-# Now we keep one expert per rank, the one with the rank's number. That is **expert parallelism** (EP). The tokens have
-# to travel: first to their experts, which is called **dispatch**, and then back, which is called **combine**.
+# Now we keep one expert per rank: expert r on rank r. That is **expert parallelism** (EP). The tokens have to travel:
+# first to their experts, which is called **dispatch**, and then back, which is called **combine**.
 
 # %%
 diagrams.two_all_to_alls()
@@ -341,9 +341,9 @@ for tokens in (4096, 8192):
     print(f"{tokens:,} tokens: computing {computing_ms:.1f} ms, messages {messages_ms:.1f} ms")
 
 # %% [markdown]
-# Both double, so the share stays. For a token, an expert of hidden width F computes 4DF operations in forward: two
-# matmuls, from D to F and back. It receives D elements and returns D, of b bytes each. At C operations and W bytes per
-# second, its computing hides its messages if
+# Computing and messages both double, so the share stays. For a token, an expert of hidden width F computes 4DF
+# operations in forward: two matmuls, from D to F and back. It receives D elements and returns D, of b bytes each. At C
+# operations and W bytes per second, its computing hides its messages if
 #
 # $$\frac{4DF}{C} \ge \frac{2bD}{W}, \qquad\text{so}\qquad \boxed{\;F \ge \frac{b}{2}\cdot\frac{C}{W}\;}$$
 #
@@ -351,17 +351,17 @@ for tokens in (4096, 8192):
 # and so does a faster network.
 #
 # An A100 with an adapter of its own has C/W = 1.56 · 10¹⁴ / (24 · 10⁹) = 6,500. So in bf16, F must be at least 6,500 if
-# most experts are on other hosts. Ours has 16,384, 2.5 times as much, which is why 7.0 ms stand against 2.8. If eight
-# GPUs share an adapter, as in chapter 14, F must be at least 52,000.
+# most experts are on other hosts. Our experts have 16,384, 2.5 times as much, so 7.0 ms of computing can hide 2.8 ms of
+# messages. If eight GPUs share an adapter, as in chapter 14, F must be at least 52,000.
 #
-# That is the forward of our experts. Gated experts have a third matmul, so two thirds of the width are enough. In
-# backward, any expert computes twice as much for as many bytes, so half the width is enough. But experts have become
+# The bound is for the forward of our experts. Gated experts have a third matmul, so two thirds of the width are enough.
+# In backward, any expert computes twice as much for as many bytes, so half the width is enough. But experts have become
 # narrower: Mixtral's had 14,336 (Jiang et al. 2024), DeepSeek-V3's have 2,048.
 
 # %% [markdown]
-# What if the experts are too narrow? Some models also have a **shared expert**, which sees every token at home, so it
-# can compute meanwhile. DeepSeek-V3 has one, and would still spend about as much time on all-to-alls between hosts as
-# on computing (DeepSeek-AI 2024, §3.2.1).
+# What if the experts are too narrow? Some models also have a **shared expert**, which computes every token on the
+# token's own rank, so it can run during the exchange. DeepSeek-V3 has one, and would still spend about as much time on
+# all-to-alls between hosts as on computing (DeepSeek-AI 2024, §3.2.1).
 #
 # But two micro-batches do not depend on each other. So while the tokens of one travel, the GPU computes the other: its
 # experts, and also its attention and its shared expert. The diagram draws computing and exchanging 1 : 1, as DeepSeek
@@ -371,15 +371,16 @@ for tokens in (4096, 8192):
 diagrams.hidden_exchanges()
 
 # %% [markdown]
-# Two forwards in turns still waste both ends: the network idles during the first attention, and the GPU during the last
-# combine. DeepSeek's **DualPipe** pairs the *forward* of one micro-batch with the *backward* of another one. In
-# backward, gradients go through combine first, so it begins on the network exactly where the forward begins on the GPU.
-# In the last two lanes, neither ever waits. The drawing flatters: it draws backward as long as forward, and DeepSeek's
-# exchanges also occupy 20 of a GPU's 132 streaming multiprocessors (§3.2.2).
+# Two forwards that take turns still waste both ends: the network idles during the first attention, and the GPU during
+# the last combine. DeepSeek's **DualPipe** pairs the *forward* of one micro-batch with the *backward* of another one.
+# In backward, gradients go through combine first, so backward begins on the network exactly where the forward begins on
+# the GPU. In the last two lanes, neither ever waits. The drawing flatters: it draws backward as long as forward, and
+# DeepSeek's exchanges also occupy 20 of a GPU's 132 streaming multiprocessors (§3.2.2).
 #
 # Where does a stage of a pipeline find such a pair? DualPipe is a schedule (chapter 15) that feeds the pipeline from
-# both ends, so each rank has a stage of either direction. Once the pipeline is full, micro-batches that go forward meet
-# others that come back, and every rank has such a pair. The price is two copies of the parameters (DualPipe's README).
+# both ends, so each rank has one stage for each direction. Once the pipeline is full, micro-batches that go forward
+# meet others that come back, and every rank has such a pair. The price is two copies of the parameters (DualPipe's
+# README).
 
 # %% [markdown]
 # ## What has been reported
@@ -394,8 +395,8 @@ diagrams.hidden_exchanges()
 # | 8 | NVLink | 153 GB/s | 158 GB/s |
 # | 64 | between hosts | 51 GB/s | 50 GB/s |
 #
-# Let's put these to work. A token has 7,168 elements, which are 7,168 bytes in FP8. A rank's 4,096 tokens, each sent to
-# four hosts, the most that the limit allows, are 117 MB. At 51 GB/s, a dispatch between hosts takes 2.3 ms, and a
+# Let's put these numbers to work. A token has 7,168 elements, which are 7,168 bytes in FP8. If each of a rank's 4,096
+# tokens goes to four hosts, the limit, they are 117 MB. At 51 GB/s, a dispatch between hosts takes 2.3 ms, and a
 # combine, with twice the bytes, 4.7 ms. DeepSeek-V3 has 58 such layers (§4.2), so these tokens spend 0.4 s of their
 # forward on the network.
 #
@@ -417,7 +418,7 @@ diagrams.hidden_exchanges()
 # | one expert is much busier than the mean | a bias or a balancing loss first; a capacity only as a limit |
 #
 # Why fewer than 3EF/(2k)? In a forward, ZeRO-3 gathers the 3DF parameters of each of the E gated experts, and EP sends
-# 2kTD elements. For DeepSeek-V3, they are equal at T = 98,000 tokens per rank.
+# 2kTD elements. For DeepSeek-V3, the two are equal at T = 98,000 tokens per rank.
 
 # %% [markdown]
 # ## The production version

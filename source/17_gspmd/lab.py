@@ -164,7 +164,7 @@ check.local_part()
 # | j | `Shard(1)` | `Shard(0)` | `Partial()`: each rank has summed over its own j only |
 # | k | `Replicate()` | `Shard(1)` | `Shard(1)`: each rank has some columns |
 #
-# With the row in which everything is replicated, these are four **rules**. Each is a `Rule(inputs, output)`. An
+# With one more, in which everything is replicated, these are four **rules**. Each is a `Rule(inputs, output)`. An
 # `Equation` object has the letters of each tensor: for `Equation.parse("ij,jk->ik")`, `equation.inputs` is
 # `(("i", "j"), ("j", "k"))`, `equation.output` is `("i", "k")`, and `equation.letters` is `["i", "j", "k"]`.
 # `dim_of("j", ("i", "j"))` is 1, and `dim_of("k", ("i", "j"))` is None.
@@ -575,7 +575,7 @@ check.redistribute()
 # axis, a process group will do, or None for all ranks. `compute(equation, tensors)` is given. It runs an operation on
 # local tensors.
 #
-# - Make a plan. Take its steps in order. In a list of your own, replace the shard of the step's operand by the
+# - Make a plan, and take its steps in order: in a list of your own, replace the shard of the step's operand by the
 #   redistributed one. The group of the step's axis is `mesh_group.groups[step.axis]`.
 # - Then compute with what you have, and return the result.
 #
@@ -825,14 +825,14 @@ check.reshape_rules()
 # Each rank holds some columns of a matrix x, or a term of x, as after a matrix product whose inputs were sharded along
 # j. The three functions below ignore that. Such mistakes have been found in real code.
 #
-# - `steps_with_a_term` updates a replicated weight, whose gradient x is still `Partial` (Megatron-LM issue 1446 reports
-#   such gradients).
+# - `steps_with_a_term` updates a replicated weight, whose gradient x is still `Partial` (in Megatron-LM issue 1446, the
+#   ranks had different gradients of one replicated weight, too).
 # - `relu_too_early` computes relu before the sum.
 # - `flattens_shards` flattens a matrix of which each rank holds some columns, as if the result were sharded, too. (A
 #   similar mistake is pytorch/pytorch issue 179502.)
 #
-# **Predict.** Each result is compared with that of one process. The first is compared on each rank; the other two are
-# made whole first. Which of them has the right sum over all elements? Set those to True, and the others to False.
+# **Predict.** Each result is compared with that of one process. The first is compared on each rank, and the other two
+# as whole tensors. Which of them have the right sum over all elements? Set those to True, and the others to False.
 
 # %%
 my_prediction = {"steps_with_a_term": None, "relu_too_early": None, "flattens_shards": None}
@@ -876,8 +876,9 @@ for name, right_sum in measured.items():
     print(f"{name}: {predicted(my_prediction[name])}measured {right_sum}")
 
 # %% [markdown]
-# In the first, each rank subtracts only its own term, so from now on, the ranks' weights differ. In DTensor, a missing
-# label is enough: without `grad_placements`, `to_local` assumes that the gradient is placed like the DTensor itself.
+# In the first mistake, each rank subtracts only its own term, so from now on, the ranks' weights differ. With DTensor,
+# a missing argument has the same effect: without `grad_placements`, `to_local` assumes that the gradient is placed like
+# the DTensor itself.
 #
 # The second drops all negative terms, so its sums are right or too large, never too small. The third has all the right
 # elements, in the wrong order, so a check of sums, means or norms does not find it. Your partitioner makes none of
@@ -886,7 +887,7 @@ for name, right_sum in measured.items():
 # %% [markdown]
 # ## Your own run
 #
-# ZeRO-3 gathers weights, and tensor parallelism moves activations. Your partitioner had neither name, only rules and
+# ZeRO-3 gathers weights, and tensor parallelism moves activations. Your partitioner knows neither name, only rules and
 # costs. The next cells let it multiply activations by a weight of 1024 × 1024, with both split by rows. The result has
 # to end up split by rows, too. We count what rank 0 really sends, for 16 to 16,384 rows.
 

@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 17 · GSPMD
 #
-# **35–50 minutes.** After this lesson, you will be able to:
+# **40–60 minutes.** After this lesson, you will be able to:
 #
 # - describe how a tensor is distributed over a mesh of devices, in JAX and in torch,
 # - predict which collective an operation needs, and read from a compiled program which one it got,
@@ -56,11 +56,11 @@ from shared.predictions import predicted
 # | j | columns | rows | – | one term of every element, because the product sums over j |
 # | k | – | columns | columns | some columns of the result |
 #
-# Suppose that you annotate only x, and split its letter j. A has no annotation, so the compiler splits it along j,
-# too. Annotations spread in this way, forward to results and backward to operands, until nothing changes. This is
-# **propagation**. In GSPMD, operations such as gelu and add go first, because their operands and results share one
-# layout, and products later. Where two layouts disagree, such priorities decide, and nobody counts the bytes of the
-# whole program (Xu et al. 2021, §3.5).
+# Suppose that you annotate only x, and split its letter j. A has no annotation, so the compiler splits it along j, too.
+# Annotations spread in this way, forward to results and backward to operands, until nothing changes. This is
+# **propagation**. Where two layouts disagree, priorities decide: in GSPMD, layouts first spread through operations such
+# as gelu and add, whose operands and results share one layout, and then through products. Nobody counts the bytes of
+# the whole program (Xu et al. 2021, §3.5).
 #
 # What you have annotated keeps its layout, even if another one would be cheaper. Only when all layouts are chosen
 # does the *partitioner* insert collectives: where an operation needs an operand in another layout, and where devices
@@ -224,15 +224,16 @@ for way in (step, manual):
 # factor is 3 instead of 2. For GPUs, XLA has a pass that turns an all-reduce followed by a slice into a reduce-scatter
 # (`ReduceScatterCreator`; XLA pull request 31030). So read what *your* compiler has inserted.
 #
-# The second column is from `shard_map`. In a function that runs on each device's own shards, you write the collectives
-# yourself. The gradient of an all-gather is a reduce-scatter, as in chapter 13. Both steps give the same weights as one
-# device.
+# The second column is from `shard_map`: there, a function runs on each device's own shards, and you write the
+# collectives yourself. The gradient of an all-gather is a reduce-scatter, as in chapter 13. Both steps give the same
+# weights as one device.
 
 # %% [markdown]
 # ## When the compiler needs help
 #
-# Next, we compile the gradients of an MLP with respect to A, B and x in three ways: with the annotations of FSDP, with
-# one more for the inner activations, and with those of TP.
+# With one weight, annotations gave FSDP, except for the reduce-scatter. Are they enough for two layers in a row? We
+# compile the gradients of an MLP with respect to A, B and x in three ways: with the annotations of FSDP, with one more
+# for the inner activations, and with those of TP. FSDP should only move weights. What else moves in the first column?
 
 
 # %%
@@ -275,16 +276,16 @@ assert len(columns["FSDP"]) > 2 * len(columns["FSDP, constrained"]) == 6
 # fetch weights.
 #
 # One more annotation ends the disagreement: two all-gathers remain, and one all-reduce of both gradients. They send
-# 22.0 MB. All that is still too much is the CPU's all-reduce in place of a reduce-scatter.
+# 22.0 MB. The excess that is left comes from the CPU's all-reduce in place of a reduce-scatter.
 
 # %% [markdown]
 # ## Experts along a sharded axis
 #
 # In chapter 16, you wrote the two all-to-alls of a mixture of experts. GShard, GSPMD's predecessor, leaves them to the
 # compiler (Lepikhin et al. 2020, §3). Each device has a group g of s tokens, and an expert e with room for c rows of
-# each group. `mask[g, s, e, c]` is 1 where token s is row c, and `weights` has the router's weight there. The widths
-# are m outside of an expert, and h inside. All arrays are split along their first dimension. We compile the layer for
-# few tokens and for many:
+# each group. `mask[g, s, e, c]` is 1 where token s is row c of expert e, and `weights` has the router's weight there.
+# The widths are m outside of an expert, and h inside. All arrays are split along their first dimension. We compile the
+# layer for few tokens and for many. Do both get your two all-to-alls?
 
 
 # %%
@@ -328,7 +329,7 @@ assert spmd.total(many) == 4 * spmd.total(constrained_many)
 # which the table again shows an eighth, against 16.8 MB for one matrix of all experts. With more tokens, the rows have
 # 33.6 MB, so it moves the matrix. But what counts is what a device sends: 3.7 MB for an all-to-all of the large rows,
 # 14.7 for an all-gather of the matrix. If a constraint says that the rows belong to the experts, as in GShard, XLA
-# sends a quarter.
+# sends a quarter as much.
 
 # %% [markdown]
 # ## Auto, explicit and manual axes
@@ -360,8 +361,8 @@ print(f"not added up: {jax.typeof(terms)}")
 assert "U:y" in str(jax.typeof(terms))
 
 # %% [markdown]
-# JAX does not guess what should happen to the terms. `out_sharding=P()` would ask for the sum. We keep the terms:
-# `{U:y}` says that this array is *unreduced* along "y".
+# The plain product fails: JAX does not guess what should happen to the terms. `out_sharding=P()` would ask for the sum.
+# We keep the terms: `{U:y}` says that this array is *unreduced* along "y".
 
 # %% [markdown]
 # ## Placements in torch
@@ -421,14 +422,15 @@ tables.Table(["case", "DTensor's result", "its collectives"], rows)
 assert count == 3 and {summary for _, summary in products} == {"no communication"}
 
 # %% [markdown]
-# No case communicates. In cases 4 and 5, each rank uses its part of the replicated tensor, so the result is partial. An
-# all-reduce has to follow when an operation needs the sum. For the JAX program's sizes, that all-reduce costs 7.3 MB.
-# In case 5, XLA's all-gather costs 29.4, so DTensor wins; in case 4 it costs 1.8, so XLA does.
+# DTensor sends nothing in any case. In cases 4 and 5, each rank uses its part of the replicated tensor, so the result
+# is partial. An all-reduce has to follow when an operation needs the sum. For the JAX program's sizes, that all-reduce
+# costs 7.3 MB. XLA's all-gather costs 29.4 MB in case 5, so DTensor wins, but 1.8 MB in case 4, so XLA wins.
 
 # %% [markdown]
 # ## Three ways to run one step
 #
-# Next, we run one training step of a TinyGPT block on a mesh of 2 × 2 ranks, with FSDP along "dp" and TP along "tp":
+# Can a compiler keep up with your own code? We train a TinyGPT block for one step on a mesh of 2 × 2 ranks, with FSDP
+# along "dp" and TP along "tp":
 #
 # - *ours*: `ZeRO3` of chapter 10, with the layers of chapter 13 (the cell imports our solutions of these labs),
 # - *DTensor*: each weight has a placement per axis, and is gathered along "dp" before it is used. The activations
@@ -512,8 +514,8 @@ assert abs(added[0] - 4) < 1e-3 and abs(added[1] - 1) < 1e-3 and log.ops == {"al
 # %% [markdown]
 # By hand, we added 4 instead of 1. DTensor of torch 2.13 adds up the terms first, so a harmless `+ 1` costs an
 # all-reduce. JAX's explicit axes reject the addition. Without such labels, nothing stops you: in Megatron-LM, a user
-# found gradients that were still partial just before the optimizer step (issue 1446). In the lab, you make the mistake
-# on purpose.
+# found that the tp ranks had different gradients of one norm just before the optimizer step (issue 1446). In the lab,
+# you make the mistake on purpose.
 
 # %% tags=["claims"] jupyter={"source_hidden": true}
 try:
@@ -533,7 +535,7 @@ assert "unreduced" in rejected
 # | collectives by hand | `local_map` | `shard_map` |
 # | your TP | `parallelize_module` | partition specs |
 # | your ZeRO-3 | `fully_shard` | partition specs |
-# | the same layout in HLO | – | `P("x", "y")` is `sharding={devices=[4,8]<=[32]}`, `HloSharding::tile` in XLA |
+# | the same layout in HLO | – | `P("x", "y")` is `sharding={devices=[4,8]<=[32]}`, `HloSharding::Tile` in XLA |
 # | who decides, and when | DTensor, for each operation | the compiler: all layouts, then each collective |
 #
 # In a large JAX program, nobody writes an axis of the mesh into every annotation. MaxText names dimensions, such as

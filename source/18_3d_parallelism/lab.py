@@ -61,8 +61,9 @@ from shared.planner.shapes import ModelShape
 # | pp | 0 | 0 | 1 | 1 | 0 | 0 | 1 | 1 |
 # | tp | 0 | 1 | 0 | 1 | 0 | 1 | 0 | 1 |
 #
-# It is the same as counting: the innermost axis is the last digit, which changes fastest. `sizes` is a dictionary with
-# the number of ranks along each axis. Its first axis is the outermost one, and its last axis the innermost.
+# The coordinates count up like digits: the innermost axis is the last digit, which changes fastest. `sizes` is a
+# dictionary with the number of ranks along each axis. Its first axis is the outermost one, and its last axis the
+# innermost.
 #
 # - `coordinates(rank, sizes)` returns a dictionary with the rank's coordinate on each axis, in the order of `sizes`.
 # - `ranks_along(axis, rank, sizes)` returns the ranks that differ from this rank only in the coordinate on `axis`, and
@@ -205,9 +206,9 @@ check.make_mesh()
 # - `"tp"`: `formulas.tensor_parallel_sent_bytes(tokens, hidden, layers, ranks)`, for the layers of this stage and the
 #   tokens of this replica. Each of the dp replicas gets an equal part of the sequences.
 # - `"pp"`: the stage's outputs, which go to the *next* stage. There is one vector of `shape.hidden` elements for each
-#   token of this replica. Each tp rank sends all of it, because all of them have the same outputs. The gradients that
-#   it sends to the *previous* stage have the same size, but count only one direction here, because the entry is the
-#   bytes for *one* destination.
+#   token of this replica. Each tp rank sends all of these outputs, because all tp ranks have the same ones. The
+#   gradients for the *previous* stage have the same size, but the entry is the bytes for *one* destination, so leave
+#   them out.
 # - `"dp"`: `formulas.all_reduce_sent_bytes(buffer_bytes, ranks)`, for the gradients. Assume that the rank has
 #   `shape.parameters / (pp · tp)` parameters.
 #
@@ -592,7 +593,8 @@ assert found["pp × tp"]["tp"] > 3 * found["pp × tp"]["pp"] > 0
 tables.Table(["rank 0, KB per step", "dp", "pp", "tp"], rows)
 
 # %% [markdown]
-# Even on this small model, tp sends the most, and pp the least. They need fast links in the same order.
+# Even on this small model, tp sends the most, and pp the least. So tp needs the fastest link, and pp can have the
+# slowest.
 
 # %% [markdown]
 # ## Exercise 18.6 · A norm over three axes (14 min, 3 points)
@@ -605,7 +607,7 @@ tables.Table(["rank 0, KB per step", "dp", "pp", "tp"], rows)
 #
 # - tp: `self.tp_size` for a replicated parameter, such as a norm's, and 1 for a shard. `self.sharded`, a set of
 #   parameters, is given.
-# - pp: the number of stages that have the parameter. For a tied one, it is in `self.pipeline.tied`, the list of pairs
+# - pp: the number of stages that have the parameter. Tied parameters are in `self.pipeline.tied`, the list of pairs
 #   `(parameter, stages)` of lab 15. All others are on one stage.
 # - dp: after `step`, all replicas have the same gradients with `zero_stage=0`. With `zero_stage=1`, each replica counts
 #   its own shard only.
@@ -710,7 +712,7 @@ check.clip_grad_norm_()
 # ## Exercise 18.7 · Which layout? (17 min, 3 points)
 #
 # "TP inside a host, PP across hosts, DP for the rest" is a common rule. It leaves open how large each of them should
-# be. The lesson's planner computes it, and here it lacks two pieces: the bubble, and the choice.
+# be. The lesson's planner computes these sizes, but here it lacks two pieces: the bubble, and the choice.
 #
 # `bubble_s(busy_s, message_s, layout)` returns how many seconds the slowest stage waits in a step. Stages may take
 # different times: one that has the output layer is slower than the others. `busy_s[stage]` is how long a stage is busy
@@ -755,8 +757,8 @@ check.bubble_s()
 # Now the choice. A planner that is off by up to 10% cannot name *the* best layout. So your function returns all layouts
 # that it cannot tell from the fastest.
 #
-# **Predict.** Which dp, pp and tp has the fastest layout for each of the three situations below? The second one is the
-# lesson's. In the third one, the eight GPUs of a host share one adapter of 400 Gbit/s.
+# **Predict.** Which dp, pp and tp does the fastest layout have in each of the three situations below? The second one is
+# the lesson's. In the third one, the eight GPUs of a host share one adapter of 400 Gbit/s.
 
 # %%
 from shared.planner.search import SITUATIONS
@@ -857,8 +859,8 @@ assert [(tied[0].dp, tied[0].pp, tied[0].tp) for tied in of_situations] == [
 # ZeRO-3's parameters would have to cross the slow link, and a pipeline's messages are the cheapest thing that can cross
 # it.
 #
-# The 7B model fits on one GPU, except for its optimizer state, so ZeRO-1 alone is the fastest. There, even TP 4 is a
-# tie: on one host, little depends on the layout. Where the planner says "a tie", measure.
+# The 7B model fits on one GPU, except for its optimizer state, so ZeRO-1 alone is the fastest. There, even TP 4 is part
+# of the tie: on one host, little depends on the layout. Where the planner says "a tie", measure.
 
 # %% [markdown]
 # ## Break it: four mistakes that raise no error (11 min)
@@ -958,7 +960,7 @@ assert [each["first loss"] for each in measured.values()] == [True, False, False
 assert [each["only the norm"] for each in measured.values()] == [False, True, True, True]
 
 # %% [markdown]
-# In the first mistake, two ranks of one replica see different samples, and still add up their partial sums. The other
+# With `SlicesByRank`, two ranks of one replica see different samples, and still add up their partial sums. The other
 # three have the right loss at first, because forward is right. In the first step, only the norm of the gradients gives
 # them away.
 #

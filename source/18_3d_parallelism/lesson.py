@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 18 · 3D parallelism
 #
-# **30–50 minutes.** After this lesson, you will be able to:
+# **35–55 minutes.** After this lesson, you will be able to:
 #
 # - combine data, pipeline and tensor parallelism on a mesh of ranks, and show that the result is right,
 # - order the axes of a mesh by the links between its ranks,
@@ -21,7 +21,8 @@
 # ## Where we are
 #
 # You have split training along three **axes**: data parallelism (dp) splits the batch, pipeline parallelism (pp) splits
-# the model by depth, and tensor parallelism (tp) splits every layer. So far, you have used one axis at a time.
+# the model by depth, and tensor parallelism (tp) splits every layer. Chapter 17 ran one step of one block on two axes.
+# Now you train a whole model on all three.
 #
 # This lesson needs a small data center. The next cell starts eight ranks on two hosts. The four ranks of a host
 # communicate through this machine's memory, and share a link of 10 Mbit/s to the other host. We chose a slow link
@@ -81,7 +82,7 @@ diagrams.mesh_3d()
 
 # %% [markdown]
 # Consecutive ranks share a host and differ in the innermost axis. So tp, the busiest axis, is innermost, and its groups
-# never leave a host. The groups of dp and pp may, in either order. We measure both below.
+# never leave a host. The groups of dp and pp may. Either can be outermost, and we measure both orders below.
 
 # %% [markdown]
 # ## The short version
@@ -196,7 +197,7 @@ measure.expect(slower > 1.2, "a step takes longer if tensor parallelism crosses 
 # %% [markdown]
 # If tp crosses hosts, every all-reduce of every layer waits for the slow link. In the other two orders, tp stays inside
 # a host. What crosses the link is either what `ZeRO1` sends once per step (dp), or one layer's outputs and their
-# gradients (pp).
+# gradients (pp). The bytes explain the times: at 10 Mbit/s, 6.8 MB alone take 5.4 s.
 #
 # Here, pp sends the least. By default, Megatron-LM, DeepSpeed and torchtitan also put pp outermost. Llama 3 put dp
 # outermost, because it "can tolerate longer network latency" (Grattafiori et al. 2024, §3.3.2): a pipeline's messages
@@ -206,8 +207,8 @@ measure.expect(slower > 1.2, "a step takes longer if tensor parallelism crosses 
 # ## Scenario A: 70B on 32 GPUs
 #
 # The rest of this lesson is about GPUs that we do not have: four hosts of eight A100s with 80 GB each. Suppose that
-# somebody proposes two layouts for them. In the first one, a 70B Llama fits one host with TP 8, so that four hosts
-# train four replicas of it (DP 4).
+# somebody proposes two layouts for them. The first one claims that a 70B Llama fits one host with TP 8, so that four
+# hosts train four replicas (DP 4).
 #
 # **Predict.** With mixed precision, Adam and plain data parallelism, how many GB of model state does each GPU hold?
 
@@ -235,14 +236,14 @@ assert [int(row[2]) <= 72 for row in rows] == [False, True, True, True]
 # model fits.
 #
 # But that is for gradients in bf16. Megatron-LM keeps them in fp32, and with ZeRO-1 over four replicas, 6 + 12/4 bytes
-# per parameter (chapter 07) are 78 GB per GPU, which does not fit, either. If somebody says "it fits", ask which bytes
-# were counted.
+# per parameter (chapter 07) are 78 GB per GPU. With the activations, that does not fit, either. If somebody says "it
+# fits", ask which bytes were counted.
 
 # %% [markdown]
 # ## Scenario B: a "GPT-4-scale" model on 32 GPUs
 #
 # The second proposal is TP 8 × PP 4 × DP 1, for an "exascale" run of a model "of GPT-4's scale" on the same cluster.
-# That size was never published, but we can compute what fits. With a single replica, ZeRO has nothing to shard, so each
+# That size was never published, but how large can a model be? With a single replica, ZeRO has nothing to shard, so each
 # parameter needs 16 bytes, and 32 · 80 GB hold only 160 billion of them, even if activations needed nothing. So not
 # even GPT-3's 175 billion fit: with full checkpointing, each GPU would need 94 GB. For a trillion parameters, the model
 # state alone takes 28 such hosts, if a tenth of their memory stays free.
@@ -294,8 +295,8 @@ assert all(each.layout.checkpointing == "none" for each in found.tied())
 # many GPUs, and so twice as many micro-batches. In ZeRO-3, each micro-batch brings all parameters to every host.
 #
 # The first four layouts, of very different shapes, lie within 3%. As you will see, the planner cannot tell layouts
-# apart that differ by less than 20%. So its last line calls seven of them a tie, of which the table has the fastest
-# five. None of the seven recomputes activations: they spend the memory that sharding saves on not computing twice.
+# apart that differ by less than 20%. So the last line calls seven of them a tie, of which the table has the fastest
+# five. None of the seven recomputes activations: they spend the memory that sharding saves to avoid computing twice.
 
 # %% [markdown]
 # ## How far can we trust the planner?
@@ -319,8 +320,8 @@ assert sum(map(len, of_papers.values())) == 48 and len(of_papers["fitted"]) == 6
 # optimistic:
 #
 # - **ZeRO-3 in 2021.** These steps took 1.3 to 4.3 times as long as predicted. With 768 and with 1,536 GPUs, they took
-#   equally long, 67 s, so they waited for the network: what ZeRO-3 sends in a step leaves a host at 16 GB/s. The
-#   planner assumes rings that use all eight adapters of a host, which have 192 GB/s.
+#   equally long, 67 s, so they waited for the network. What ZeRO-3 sends in a step, divided by 67 s, is 16 GB/s per
+#   host. The planner assumes rings that use all eight adapters of a host, which have 192 GB/s.
 # - **One batch on more and more GPUs.** In MegaScale, the error grows from 2% to 14% as 768 sequences spread over 256
 #   to 1,024 GPUs. The authors found stragglers.
 # - **Other software and hardware.** MT-NLG used DeepSpeed's pipeline. torchtitan recomputed every second matmul, on
@@ -346,15 +347,15 @@ widgets.layout_chooser("Llama-2 70B", gpus=32, tp=8, pp=1, zero_stage=1, checkpo
 # ## Four well-known runs
 #
 # The next table sets what the planner computes for four runs beside their papers, whose sections are in
-# `shared/planner/named.py`. The last column has figures that you may read elsewhere, and that no source supports:
+# `shared/planner/named.py`. The last column has what you may read elsewhere. Which part of each has no source?
 
 # %%
 named.table()
 
 # %% [markdown]
-# For GPT-3, the last column names GPUs and a layout that its paper does not, and for LLaMA a different kind of
-# parallelism. For MT-NLG, 16 × 35 × 8 = 4,480 GPUs are all 560 hosts of Selene, the machine that its paper names. But
-# the paper measures only 8, 10 and 12 replicas.
+# For GPT-3, the last column names GPUs and a layout that its paper does not, and for LLaMA another size and another
+# kind of parallelism. For MT-NLG, 16 × 35 × 8 = 4,480 GPUs are all 560 hosts of Selene, the machine that its paper
+# names. But the paper measures only 8, 10 and 12 replicas.
 #
 # The planner errs, too. It promises LLaMA a quarter more tokens per second than its paper reports, and it rules out
 # Llama 3's own layout. So use a planner to find candidates, and measure those.
@@ -394,8 +395,9 @@ print(f"placements of the weight of up, along dp and tp: {block.up.weight.placem
 # add up gradients with the dp ranks, so it takes a part of dp's place in the mesh. Expert parallelism (ep, chapter 16)
 # needs no ranks of its own: it regroups those of dp, only for the experts.
 #
-# For sequences of 131,072 tokens, dp, pp and tp alone find no layout that fits our four hosts. With cp, the fastest one
-# has CP 8 inside the host and no tp: a ring's messages hide behind attention, and tp's all-reduces hide behind nothing.
+# For sequences of 131,072 tokens, no layout of dp, pp and tp alone fits our four hosts. With cp, the fastest one has
+# CP 8 inside the host and no tp: a ring's messages hide behind attention, and the planner hides nothing of tp's
+# all-reduces.
 
 # %% tags=["claims"] jupyter={"source_hidden": true}
 long_job = Job(job.shape, sequences=4, sequence=131_072)
@@ -426,7 +428,7 @@ diagrams.cluster_of_hosts()
 #    micro-batches. A pipeline sends the least, and needs many micro-batches. For sequences that are too long, add CP.
 # 5. **Measure** the fastest layout of each division of the GPUs that the planner puts within 20% of the best.
 #
-# Here they are for the 70B model and 256 sequences on our 32 GPUs:
+# Here are the five steps for the 70B model and 256 sequences on our 32 GPUs:
 
 # %%
 guide(found)
@@ -496,8 +498,8 @@ assert (large.tp, large.pp) == (8, 1)
 #
 # | axis | memory: divides | wire: sends per rank and step | overlap | where |
 # |---|---|---|---|---|
-# | tp | model state, activations (with SP, chapter 13) | 8f · sbh · m · L/pp elements | none | in a host |
-# | pp | model state | up to 2sbh · m elements | next micro-batch; a bubble | between hosts |
+# | tp | model state, activations (with SP) | 8f · sbh · m · L/pp elements | ring steps (chapter 13) | in a host |
+# | pp | model state | up to 2sbh · m elements per chunk | next micro-batch; a bubble | between hosts |
 # | dp | the batch; with ZeRO the state | 2f · Lψ/(pp · tp) elements | last backward | between hosts |
 #
 # **Terms**

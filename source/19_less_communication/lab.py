@@ -316,8 +316,8 @@ class Compressor:
 # %% [markdown]
 # ## Exercise 19.3 · INT8 (20 min, 4 points)
 #
-# Why can't we just all-reduce int8 integers? There are two reasons. Their sum does not fit into int8: 127 + 127 is −2
-# there. And each rank has scales of its own.
+# Why can't we just all-reduce int8 integers? Their sum does not fit into int8, where 127 + 127 is −2, and each rank has
+# scales of its own.
 #
 # So `Int8.exchange` builds the all-reduce from its two halves, and only sends quantized values:
 #
@@ -657,7 +657,7 @@ def trained(compressor):
 
 # %% [markdown]
 # **Predict.** Float32 ends with a loss of about 0.1. What is the largest factor by which you can reduce the bytes, and
-# still end below 0.2? With which compressor? Add it to the list if it is missing.
+# still end below 0.2? With which compressor? Add your setting to the list below if it is missing.
 
 # %%
 my_prediction = {"compressor": None, "factor": None}
@@ -709,8 +709,8 @@ compression_plots.loss_against_saving(points)
 # %% [markdown]
 # ## Break it: five mistakes, and which of them you would notice (10 min)
 #
-# Each class below changes one of your compressors a little, and none of the mistakes raises an error. The cells after
-# it train with them as before:
+# Each class below changes one of your compressors a little, and none of the mistakes raises an error. The next cells
+# train with them as before:
 #
 # - `ForgetsTheRest` drops what `TopK` has not sent.
 # - `DropsSecondError` keeps only the first of the two errors of `Int8`.
@@ -777,7 +777,7 @@ def history(compressor, gather=right_gather, forget=right_forget):
 
 
 # %% [markdown]
-# **Predict.** After which mistakes does the loss end clearly higher than without it, by more than 0.05? And after which
+# **Predict.** With which mistakes does the loss end clearly higher than without them, by more than 0.05? And with which
 # ones do the ranks end with different parameters? Set those to True, and the others to False.
 
 # %%

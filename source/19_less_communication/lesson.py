@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 19 · Less communication
 #
-# **30–50 minutes.** After this lesson, you will be able to:
+# **35–55 minutes.** After this lesson, you will be able to:
 #
 # - predict how many bytes a step sends with bf16, INT8, top-k and PowerSGD,
 # - explain why INT8 gradients need an all-to-all, scales and error feedback,
@@ -26,9 +26,9 @@
 #
 # ## What is wasted
 #
-# Take a 7B model on 64 hosts with one A100 each, and 10 Gbit/s between the hosts. A step computes for 4.2 s, but the
-# all-reduce of its bf16 gradients takes 21 s. Backward can hide 2.8 s of that, so in each step, the GPUs wait for more
-# than 18 s.
+# Forget memory for a moment, and take a 7B model on 64 hosts with one A100 each, and 10 Gbit/s between the hosts. A
+# step computes for 4.2 s, but the all-reduce of its bf16 gradients takes 21 s. Backward can hide 2.8 s of that, so in
+# each step, the GPUs wait for more than 18 s.
 #
 # Yet a gradient is an estimate from a few samples, and its last digits are mostly noise. **Gradient compression** sends
 # an approximation that needs fewer bits. How much faster would it make such a step? And would it still pay on a faster
@@ -77,7 +77,7 @@ my_prediction = {"fp32": None, "bf16": None}
 
 # %% [markdown]
 # You will write `quantize` and `dequantize` in the lab. Here we import short versions. Do not open their file before
-# the lab, because it gives most answers away. The first print shows four elements of a block, and what is left of them:
+# the lab, because it gives most answers away. The cell prints four elements of a block, and what is left of them:
 
 # %%
 # %%ranks
@@ -114,8 +114,8 @@ diagrams.quantized_all_reduce()
 # %% [markdown]
 # ## Keeping what was not sent
 #
-# Rounding loses something in each step. Does it average out? In this cell, one element of a block is 1.0 in every step,
-# and all others are 0.003.
+# Rounding loses something in each step. Does it average out? In the next cell, one element of a block is 1.0 in every
+# step, and all others are 0.003.
 #
 # **Predict.** After 100 steps, a small element should add up to 0.3. What is its sum if you quantize each gradient?
 
@@ -152,10 +152,11 @@ assert lossy[1] == 0 and abs(kept[1] - 0.3) < 0.004
 # %% [markdown]
 # ## A compressor behind backward
 #
-# To hide this behind backward, `OverlappedDDP` takes a `compressor`. When a bucket is full, the compressor's
-# `exchange(bucket)` launches a collective, and backward goes on. But INT8 needs the result of the first collective for
-# the second one. So `exchange` is a *generator*: it yields the handle of each collective. After backward, the bucket's
-# `wait()` waits for the handle, and continues the generator. With bf16, there is only one `yield`:
+# To hide compressed messages behind backward, `OverlappedDDP` takes a `compressor`. When a bucket is full, the
+# compressor's `exchange(bucket)` launches a collective, and backward goes on. But INT8 needs the result of the first
+# collective for the second one. So `exchange` is a *generator*: it yields the handle of each collective. After
+# backward, the bucket's `wait()` waits for the handle, and continues the generator. With bf16, there is only one
+# `yield`:
 
 
 # %%
@@ -183,8 +184,8 @@ diagrams.top_k()
 # %% [markdown]
 # Every rank chooses its own elements. So it also sends their indices, and gathers the values of all ranks. This
 # all-gather sends (N−1) · 8 bytes per chosen element, 4 of which are the index. The fp32 all-reduce sends 2(N−1)/N · 4
-# bytes per element. So top-k saves bytes only below a share of 1/N: 25% for 4 ranks, but 1.6% for 64. A method whose
-# messages can be added up does not get more expensive with every rank.
+# bytes per element. So top-k saves bytes only if it sends less than 1/N of the elements: 25% for 4 ranks, but 1.6% for
+# 64. A method whose messages can be added up does not get more expensive with every rank.
 
 # %% [markdown]
 # ## A product of two thin matrices
@@ -278,10 +279,10 @@ assert [round(fewer[name]) for name in ("top 0.3%", "PowerSGD, r = 2")] == [83, 
 measure.expect(runs["bf16"][1] < runs["fp32"][1], "bf16 saves time on a slow link")
 
 # %% [markdown]
-# bf16 and INT8 reach the loss of fp32. PowerSGD is the bargain here: it does, too, with 44 times fewer bytes. Top-k
-# sends half of that, and pays for it with a loss of 0.18 instead of 0.09.
+# bf16 and INT8 reach the loss of fp32. PowerSGD is the bargain here: it gets there, too, with 44 times fewer bytes.
+# Top-k sends half of that, and pays for it with a loss of 0.18 instead of 0.09.
 #
-# Fewer bytes are not yet less time. In this figure, the lines end after the same 200 steps. Which one ends first?
+# Fewer bytes are not yet less time. In the next figure, the lines end after the same 200 steps. Which one ends first?
 
 # %% tags=["nbval-ignore-output"]
 compression_plots.loss_against_seconds(
@@ -289,9 +290,9 @@ compression_plots.loss_against_seconds(
 )
 
 # %% [markdown]
-# In our run, bf16 ended first. The others send far less, but none came near the factors of 44 and 83 that the bytes
-# promise: what is left is computing, and compression adds to it. Where four ranks share few cores, INT8 and top-k can
-# even take longer than fp32.
+# That depends on the cores: in our runs, sometimes top-k ended first, and sometimes bf16. No method comes near the
+# factors of 44 and 83 that the bytes promise, because what is left is computing, and compression adds to it. Where four
+# ranks share few cores, INT8 and top-k can even take longer than fp32.
 #
 # How much compression a model tolerates also depends on the optimizer: the theory of error feedback is about SGD. Adam
 # divides each element by its recent size. Error feedback breaks that: an element that is 0 for nine steps and then
@@ -307,7 +308,7 @@ compression_plots.loss_against_seconds(
 # exposed(S) = max(0, 2(N−1)α + 2fSβ − T)          f = (N−1)/N
 # ```
 #
-# It is more than that in practice, because the last bucket has nothing left to hide behind (chapter 04).
+# In practice, it is more, because the last bucket has nothing left to hide behind (chapter 04).
 #
 # Let compression take t seconds of computing, and send S′ bytes. It pays if
 #
@@ -428,7 +429,8 @@ measure.expect(times.ratio("INT8 between hosts", "INT8 among all ranks") < 1, "t
 # %% [markdown]
 # Each of the two ranks of a host all-reduces S/2 with one other rank, and sends half of it twice: S/2 per rank, S in
 # total, 3.94 times smaller. A host sends 25 MB per second, and S is 4 MB. So 1.5 S, 0.51 S and 0.25 S should take 240,
-# 81 and 41 ms. In our run, fp32 came within 15 ms of that. The other two took 15 to 35 ms more, in which they quantize.
+# 81 and 41 ms. In our runs, fp32 came within 15 ms of that. The other two took up to 35 ms more, because they also
+# quantize.
 
 # %% [markdown]
 # ## Sending less often
@@ -446,9 +448,9 @@ diagrams.local_sgd()
 # replicas of a language model exchanged parameters every H = 500 steps, and reached about the perplexity of data
 # parallelism (Douillard et al. 2023).
 #
-# What does that buy on a link of 1 Gbit/s? There, data parallelism in bf16 needs 212 s for *every* step of 4.2 s, if
-# it trains the 7B model above. An exchange in float32 takes twice as long, 424 s. But it is needed only once in 500
-# steps, which compute for 2,100 s, so it adds a fifth. How large must H be for it to add a tenth?
+# What does that buy on a link of 1 Gbit/s? There, the 7B model above would compute for 4.2 s, and then exchange bf16
+# gradients for 212 s, in *every* step. DiLoCo's exchange in float32 takes twice as long, 424 s. But it is needed only
+# once in 500 steps, which compute for 2,100 s, so it adds a fifth. How large must H be for it to add a tenth?
 #
 # <details><summary>Answer</summary>
 #
@@ -462,9 +464,9 @@ diagrams.local_sgd()
 #
 # ### Found in the wild
 #
-# In torchft, `p.data.lerp(…)` should have mixed the shared and the rank's own parameters. But only `lerp_` works in
-# place, so the result was discarded (pull request 233). The loss still fell, because each rank trained a model of its
-# own. Only comparing the ranks' parameters shows it.
+# From January to July 2025, torchft's DiLoCo subtracted the other way round: a rank's parameters minus the shared ones.
+# So the outer optimizer stepped away from what the ranks had learned. Nothing raised an error. A unit test of June even
+# expected this sign: the gradient that it compares with was 4, and the fix made it −4 (pull request 233).
 
 # %% [markdown]
 # ## The production version
