@@ -27,8 +27,14 @@ class Minutes:
 
 
 def lesson_minutes(chapter: Chapter) -> Minutes:
-    """Estimate a lesson's minutes from its words, its lines of code, its figures and tables, and its predictions."""
-    cells = [cell for cell in chapter.read("lesson").cells if "claims" not in cell.metadata.get("tags", [])]
+    """Estimate a lesson's minutes from its words, its lines of code, its figures and tables, and its predictions.
+
+    If readers disagree with the estimate, the head of the lesson's source says what they need.
+    """
+    lesson = chapter.read("lesson")
+    if stated := lesson.metadata["course"].get("minutes"):
+        return Minutes(*stated)
+    cells = [cell for cell in lesson.cells if "claims" not in cell.metadata.get("tags", [])]
     prose = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
     codes = [cell.source for cell in cells if cell.cell_type == "code"]
     lines = [line for code in codes for line in code.splitlines() if line.strip() and not line.lstrip().startswith("#")]

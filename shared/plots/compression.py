@@ -33,8 +33,9 @@ def loss_against_seconds(runs: Runs, where: str) -> Figure:
         runs: The cost of a step is its time in seconds.
         where: Where it was measured, for the title.
     """
-    figure, axes = new_axes(6.4, 3.6)
-    _draw_losses(axes, runs)
+    figure, axes = new_axes(6.9, 3.6)
+    timed = {f"{name}: {step_s * len(losses):.1f} s": (step_s, losses) for name, (step_s, losses) in runs.items()}
+    _draw_losses(axes, timed)
     axes.set(xlim=(0, None), xlabel="seconds so far", title=f"The time of these steps: {where}")
     return finish(figure)
 

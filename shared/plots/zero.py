@@ -116,6 +116,7 @@ def over_backward(held_bytes: dict[str, list[int]], levels_bytes: dict[str, floa
     for index, (name, values) in enumerate(held_bytes.items()):
         percent = [100 * moment / max(1, len(values) - 1) for moment in range(len(values))]
         style = {"color": COLORS[index], "linestyle": LINES[index], "linewidth": 1.8}
+        style |= {"marker": MARKERS[index], "markevery": [values.index(max(values))]}  # at the highest point
         axes.step(percent, [nbytes / 1e6 for nbytes in values], where="post", label=name, **style)
     for name, level in levels_bytes.items():
         axes.axhline(level / 1e6, color="black", linestyle=":", linewidth=1.0)

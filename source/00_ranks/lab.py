@@ -346,8 +346,8 @@ plots.message_cost(times.sizes_bytes, times.measured_ms)
 # %% [markdown]
 # For small tensors, the bytes hardly count. The ranks wait for messages and, on a machine with fewer cores than ranks,
 # for a core. How long that takes is a matter of chance, so if you measure again, the ratio may differ a lot. For 4 MB,
-# moving the bytes takes most of the time. Your ring moves twice as many, and it never adds and receives at the same
-# time.
+# your ring spends most of its time on moving bytes: twice as many as torch's all-reduce, and it never adds and receives
+# at the same time.
 #
 # These are times on one machine, where all ranks share cores and memory. The bytes are the same on any cluster: in your
 # ring, each rank sends three full tensors, so it sends 12 MB to add up tensors of 4 MB. How few bytes would be enough

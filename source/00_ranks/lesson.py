@@ -314,8 +314,8 @@ if rank != 1:
     dist.all_reduce(total)
 
 # %% [markdown]
-# Nothing. They would sit there in silence, for 10 minutes with NCCL and 30 with gloo, and bill you for all GPUs.
-# Waiting for something that never happens is called a **hang**.
+# Nothing, until a timeout ends the job: after 10 minutes with NCCL, and after 30 with gloo. Until then, they would sit
+# there in silence, and bill you for all GPUs. Waiting for something that never happens is called a **hang**.
 
 # %% [markdown]
 # Here, the course's **doctor** asks every rank where it is, sees that the all-reduce can never complete, and stops the
@@ -507,12 +507,12 @@ dist.recv(theirs, src=(rank - 1) % world_size)
 dist.send(mine, dst=(rank + 1) % world_size)
 
 # %% [markdown]
-# Every rank waits to receive before it sends, so no rank ever sends. For `recv`, the number after `#` counts the
-# messages from one sender: rank 0 waits in `recv #2 from rank 3`, because it received the first in the all-reduce
-# above. Hence the second rule: **Each `send` has a matching `recv`, and ranks never wait for each other in a circle.**
-# You will fix this ring in the lab.
+# Every rank waits to receive before it sends, so no rank ever sends. Hence the second rule: **Each `send` has a
+# matching `recv`, and ranks never wait for each other in a circle.** You will fix this ring in the lab. In the report,
+# the number after `#` counts the messages from one sender: rank 0 waits in `recv #2 from rank 3`, because it received
+# the first in the all-reduce above.
 #
-# The remedy is an **asynchronous operation**: it launches communication and returns a **handle** immediately. The
+# One remedy is an **asynchronous operation**: it launches communication and returns a **handle** immediately. The
 # communication is then in flight while your code continues, and the handle's `wait()` returns when you can use the
 # result. The asynchronous versions of `send` and `recv` are `isend` and `irecv`, and any collective is asynchronous if
 # you pass `async_op=True`.

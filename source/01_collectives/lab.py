@@ -781,7 +781,7 @@ cost_plots.side_by_side({sums.where: sums.measured_s}, "bytes in the tensor")
 
 # %% [markdown]
 # The link's delays add up to the same time for both. But your ring is delayed in each step, and Python's work
-# comes on top of each delay. If this work takes 1 ms per step, a small tensor takes 6 · (5 + 1) = 36 ms. Torch's
+# comes on top of each delay. If this work takes 0.3 ms per step, a small tensor takes 6 · 5.3 = 32 ms. Torch's
 # all-reduce is delayed only once, as a whole, by 6 · 5 = 30 ms, and torch moves and adds up the bytes *during* that
 # time.
 #

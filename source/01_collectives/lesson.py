@@ -122,10 +122,10 @@ def held(chunks):  # the first element of each chunk, for the figure below
 # This ring needs chunks of equal length. If the number of ranks N does not divide the tensor's length, you append
 # **padding**: at most N−1 zeros, which make the length a multiple of N.
 #
-# Now run the ring on three ranks, and follow row A from panel to panel. A square lists the ranks whose chunks it
-# contains: 12 is the sum of the chunks of ranks 1 and 2. An arrow is a message, and a dotted one continues at rank 0. A
-# thick frame marks what has just arrived, and bold digits mark a complete sum. In JupyterLab and on the website, you
-# get a slider.
+# Now run the ring on three ranks, which contribute 100, 10 and 1, so the digits of a sum tell who has added to it. The
+# figure lists these ranks: the sum 011 is drawn as 12, because ranks 1 and 2 have added to it. Follow row A from panel
+# to panel. An arrow is a message, and a dotted one continues at rank 0. A thick frame marks what has just arrived, and
+# bold digits mark a complete sum. In JupyterLab and on the website, you get a slider.
 
 # %% slideshow={"slide_type": "slide"}
 with ranks.world(3):  # rank 0 contributes 100, rank 1 contributes 10, and rank 2 contributes 1
@@ -202,8 +202,9 @@ with measure.behind_link("1gbit", latency_ms=5):
 
 # %% [markdown]
 # `fit` finds the α and β for which α + βS is closest to the measurements. At 1 Gbit/s, a byte takes 8 ns, so β should
-# be close to that. The ranges contain nine of ten fits to rounds drawn at random. In the figure, look for the size at
-# which the curve starts to rise, and for the dotted line, where bytes and latency cost the same.
+# be close to that. To see how sure we can be, `fit` repeats the fit many times, each time with rounds drawn at
+# random: nine of ten results lie in the ranges. In the figure, look for the size at which the curve starts to rise, and
+# for the dotted line, where bytes and latency cost the same.
 
 # %% tags=["nbval-ignore-output"] slideshow={"slide_type": "slide"}
 steps = ranks.pull("steps")[0]
@@ -309,7 +310,7 @@ measure.expect(loopback_ratio < link_ratio, "the ring gains less over loopback")
 # - Row 4: 2 hosts of 4 GPUs, so α is the mean of three NVLink steps and one InfiniBand step.
 # - Rows 5 to 9: each GPU is in a different host. RoCE is Ethernet whose adapters, like InfiniBand's, bypass the CPU.
 #
-# How many times as long as in the first row does 1 GB take in the last?
+# How many times as long does an all-reduce of 1 GB take in the last row as in the first?
 
 # %%
 from shared.planner.links import REAL_LINKS, link_table
@@ -352,8 +353,8 @@ cost_plots.all_reduce_costs(algorithms, world_sizes=[4, 64, 1024])
 # %% [markdown] slideshow={"slide_type": "-"}
 # Small tensors favor the tree, and large ones the ring. From 4 ranks to 1,024, the line moves from 0.53 MB to 74 MB. By
 # default, PyTorch's DDP sums about 25 MB per all-reduce: the ring would win on 64 ranks, and the tree on 1,024. By its
-# formula, halving and doubling is never slower than either. In a real network, however, the two
-# ranks of a pair are up to half the cluster apart, and all pairs compete for the same links.
+# formula, halving and doubling is never slower than either. In a real network, however, the two ranks of a pair are up
+# to half the cluster apart, and all pairs compete for the same links.
 #
 # ## Launching now, waiting later
 #

@@ -138,7 +138,7 @@ print(f"1 + 1000 × 0.001 = {weight.item():.3f}")
 # float32, the optimizer updates the master, and the parameter is a rounded copy of it.
 #
 # The lesson's `WithMasters` held the float32 gradients of all parameters at once, which takes 4 more bytes per
-# parameter. Real optimizers do so, too, to update many parameters in one kernel. We save the 4 bytes here: your
+# parameter. Many real optimizers do so, too, to update many parameters in one kernel. We save the 4 bytes here: your
 # optimizer holds only *one* float32 gradient at a time. It contains another optimizer, `inner`, and lends it one master
 # after another. You write `step_one`, which updates one parameter as follows. Exercise 6.3 calls it for every
 # parameter.

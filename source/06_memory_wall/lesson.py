@@ -259,7 +259,7 @@ assert abs(fell["mixed"] - fell["fp32"]) < 0.05 * fell["fp32"]
 # %% [markdown]
 # ## What forward keeps
 #
-# Nearly two thirds of the first step's peak were activations. Could a rank keep *fewer*? Which tensors are they?
+# Nearly two thirds of our fp32 step's peak were activations. Could a rank keep *fewer*? Which tensors are they?
 #
 # Take one block of our GPT. It has four linear layers: `query_key_value` and `project` around attention, `up` and
 # `down` around GELU. What does backward need? A linear layer needs its input, to compute the gradient of its weight. A
@@ -294,8 +294,9 @@ assert 64 < kept(Block(config), torch.float32) < 65
 assert 32 < kept(Block(config), torch.bfloat16) < 33
 
 # %% [markdown]
-# Almost. Of the 0.25 extra bytes in fp32, half are the mean and standard deviation of each norm. The other half belongs
-# to attention: one element per token and head, the log-sum-exp of a row of scores, which is fp32 even in a bf16 block.
+# Almost. Of the 0.25 extra bytes in fp32, half are the mean and the inverse standard deviation of each norm. The other
+# half belongs to attention: one element per token and head, the log-sum-exp of a row of scores, which is fp32 even in a
+# bf16 block.
 #
 # Why a log-sum-exp? Our block uses **fused attention**, as in FlashAttention: one kernel that never stores the scores.
 # Backward computes them again, piece by piece. To turn a score back into its softmax weight, exp(score − log-sum-exp),

@@ -427,7 +427,8 @@ measure.expect(fraction < 1, "ZeRO-1 takes less time than data parallelism behin
 # ## What sharding breaks
 #
 # Does your training loop save `optimizer.state_dict()` on rank 0? With ZeRO-1, that file holds a quarter of the state,
-# in the shape of a shard, so it fits no other number of ranks. In the lab, you gather the state per parameter first.
+# in the shape of a shard, so it fits no other number of ranks. The lab's optional exercise gathers the state per
+# parameter first.
 #
 # A ZeRO-1 optimizer wraps an **inner optimizer**, the one that updates the rank's shard. Its updates are correct, but
 # lines around it assume that every rank has the mean gradients and the optimizer state of whole parameters. Which of

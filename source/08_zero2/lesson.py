@@ -241,8 +241,8 @@ bucket_bytes = max(bucket.flat_parameter.flat_param.nbytes for bucket in buckets
 # %% [markdown]
 # Now a rank holds its shards of the buckets that have been reduced, at most 4Ψ/N bytes, and at most 2 + f buckets: the
 # flat tensor of the bucket in flight, its receive buffer of f buckets, and the gradients of the next bucket. NCCL adds
-# while it transfers, so it needs at most one shard to receive into. In the figure, compare the highest point of each
-# attempt with this bound, rounded up to three buckets:
+# while it transfers, so it needs at most one shard to receive into. In the figure, a marker shows the highest point of
+# each attempt. Compare it with this bound, rounded up to three buckets:
 
 # %%
 curves, bucket_bytes = ranks.pull("curves"), ranks.pull("bucket_bytes")[0]
@@ -256,9 +256,10 @@ for of_rank in curves:
     assert max(of_rank["after backward"]) >= full_bytes
 
 # %% [markdown]
-# The other two lines turn down only in `finish_gradient_sync()`, when backward is over. The third attempt stays below
-# the bound, because its line falls with each freed bucket. Smaller buckets would keep it closer to 4Ψ/N, but cost more
-# latency (chapter 03).
+# The other two lines turn down only in `finish_gradient_sync()`, when backward is over. That is early on the first
+# attempt's line, because all its packing and sending is still to come. The third attempt stays below the bound, because
+# its line falls with each freed bucket. Smaller buckets would keep it closer to 4Ψ/N, but cost more latency (chapter
+# 03).
 #
 # ## The short version
 #
@@ -299,8 +300,8 @@ assert f"{formulas.memory_saving(10**9, stage=2):.2f}" == "8.00"
 #
 # We bought memory with a wait. Does it cost time? Not if each bucket is reduced before the next one is full, and not if
 # the link is busy throughout. But suppose that four buckets take 2, 2, 10 and 10 ms to compute and 6 ms each to send.
-# Without the wait, the last one completes after 30 ms. With the wait, backward stalls from 4 to 8 ms, and the last one
-# completes after 34 ms. So the wait costs time if fast buckets are followed by slow ones.
+# When does the last one complete? Without the wait, after 30 ms. With the wait, backward stalls from 4 to 8 ms, and the
+# last one completes after 34 ms. So the wait costs time if fast buckets are followed by slow ones.
 #
 # The reduce-scatters are in flight during backward. The all-gathers follow the optimizer's step, when nothing is left
 # to compute, but the lab's `ZeRO2` hides them behind the next forward.
@@ -425,8 +426,8 @@ tables.Table(header, rows)
 # DeepSpeed's stage 2 all-reduces a bucket, and each rank keeps its slice, because `use_multi_rank_bucket_allreduce` is
 # on by default. The lab measures what that changes. If the option is false, DeepSpeed runs one `reduce` per owner
 # (version 0.19.8, `average_tensor` in `stage_1_and_2.py`). Either way, a rank owns a contiguous range of the model,
-# which we rejected above, and every micro-batch is reduced, because `no_sync()` raises an error for stages 2 and 3
-# (DeepSpeed issue 6793).
+# which we rejected above, and every micro-batch is reduced: `no_sync()` raises an error for stages 2 and 3 (DeepSpeed
+# issue 6793).
 
 # %% [markdown]
 # ## Recap

@@ -20,7 +20,7 @@
 # | 10.2 | `GradientReducer`: pack now, reduce later | 15 | 2 |
 # | 10.3 | `ZeRO3`: the hooks of backward | 27 | 5 |
 # | 10.4 | a sharded state dict | 12 | 2 |
-# | | a GPT that was never whole, trained with all of it | 14 | |
+# | | you train a GPT that was never whole | 14 | |
 # | 10.5 | optional: `Materializer` | 13 | 3 |
 #
 # Each exercise has a check. Its first line is a plain case, which passes when the main idea is right. The other lines

@@ -427,9 +427,9 @@ diagrams.streams()
 #   unit 2 is copied in, so at most two all-gather buffers exist. In backward, the limit is one (`wait_for_unshard`).
 # - The compute stream is the one that your model uses anyway. It waits for the all-gather's event, copies the unit out,
 #   and computes. After the unit's backward, it copies the gradients into a buffer.
-# - The reduce-scatter stream waits for that copy. Only one such buffer may be in flight, so before the compute stream
-#   fills the next one, it waits for the previous unit's reduce-scatter (`post_backward`). You build the same rule in
-#   lab 10. For the last reduce-scatter, the compute stream waits in the callback.
+# - The reduce-scatter stream waits for that copy. By default, only one such buffer may be in flight, so before the
+#   compute stream fills the next one, it waits for the previous unit's reduce-scatter (`post_backward`). You build the
+#   same rule in lab 10. For the last reduce-scatter, the compute stream waits in the callback.
 #
 # Unit 2 is all-gathered twice in a row: FSDP2 reshards it after forward, and needs it again at once. To avoid that,
 # give the last unit `reshard_after_forward=False` (chapter 09).
@@ -607,7 +607,7 @@ peaks.table("zero3", models)
 # gradients, and activations. Each row shows the moment of its own peak. With N = 1,024, the peak comes early in
 # backward, when all activations are still there; with N = 8 late, when most gradients have arrived.
 #
-# Llama 3 still needs 54.5 GB, of which only 0.4 GB are 16Ψ/N:
+# Llama 3 still needs 54.5 GB, although 16Ψ/N is only 0.4 GB:
 #
 # - 25.5 GB: two layers of 6.4 GB each, and their gradients,
 # - 16.8 GB: the embedding and the output layer, which our root keeps unsharded, and their gradients,

@@ -877,8 +877,8 @@ for name, right_sum in measured.items():
 
 # %% [markdown]
 # In the first mistake, each rank subtracts only its own term, so from now on, the ranks' weights differ. With DTensor,
-# a missing argument has the same effect: without `grad_placements`, `to_local` assumes that the gradient is placed like
-# the DTensor itself.
+# a missing argument has the same effect: without `grad_placements`, `to_local` assumes that the gradient of a
+# replicated weight is replicated, too.
 #
 # The second drops all negative terms, so its sums are right or too large, never too small. The third has all the right
 # elements, in the wrong order, so a check of sums, means or norms does not find it. Your partitioner makes none of

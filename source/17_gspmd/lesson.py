@@ -325,11 +325,11 @@ assert spmd.total(many) == 4 * spmd.total(constrained_many)
 # after it. With more tokens, XLA leaves them in place, and gathers both matrices of all experts.
 #
 # The annotations are the same, so only sizes can make the difference. XLA moves the smaller operand of the product, as
-# if it compared whole operands, one product at a time. With few tokens, that is the rows of all groups: 4.2 MB, of
-# which the table again shows an eighth, against 16.8 MB for one matrix of all experts. With more tokens, the rows have
-# 33.6 MB, so it moves the matrix. But what counts is what a device sends: 3.7 MB for an all-to-all of the large rows,
-# 14.7 for an all-gather of the matrix. If a constraint says that the rows belong to the experts, as in GShard, XLA
-# sends a quarter as much.
+# if it compared whole operands, one product at a time. One matrix of all experts has 16.8 MB. With few tokens, the rows
+# of all groups have only 4.2 MB (the table again shows an eighth), so the rows move. With more tokens, they have 33.6
+# MB, so the matrix moves. But what counts is what a device sends: 3.7 MB for an all-to-all of the large rows, 14.7 for
+# an all-gather of the matrix. If a constraint says that the rows belong to the experts, as in GShard, XLA sends a
+# quarter as much.
 
 # %% [markdown]
 # ## Auto, explicit and manual axes
@@ -550,6 +550,13 @@ assert "unreduced" in rejected
 
 # %% [markdown]
 # ## Recap
+#
+# Three rules worth keeping:
+#
+# - If both operands are split along the contracted dimension, a device has one term of the result, and somebody must
+#   add. If one is split and the other replicated, XLA gathers the split one, and DTensor returns a Partial.
+# - Annotations say where tensors are, not what is sent. Read the collectives of the compiled program.
+# - If the program sends too much, look for a tensor where two layouts meet, and constrain it.
 #
 # The table is for one step of a block, without its small norms. ψ is the number of parameters that all ranks with the
 # same index along "tp" hold together.

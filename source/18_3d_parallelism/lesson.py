@@ -2,12 +2,13 @@
 # jupyter:
 #   course:
 #     module: parallel_3d
+#     minutes: [40, 65]
 # ---
 
 # %% [markdown]
 # # 18 · 3D parallelism
 #
-# **35–55 minutes.** After this lesson, you will be able to:
+# **40–65 minutes.** After this lesson, you will be able to:
 #
 # - combine data, pipeline and tensor parallelism on a mesh of ranks, and show that the result is right,
 # - order the axes of a mesh by the links between its ranks,
@@ -142,10 +143,10 @@ for dp, pp, tp in ((2, 2, 2), (4, 1, 2), (1, 2, 4)):
 assert all(max(of_rank.values()) < 1e-12 for of_rank in ranks.pull("off"))
 
 # %% [markdown]
-# Up to rounding, all meshes train as one process does. Keep such a comparison among your tests, because mistakes on a
-# mesh raise no error. Somebody writes `group = mesh.get_group("dp") if dp > 1 else None`, because a group of one rank
-# has nothing to average. But for torch, None means *all* ranks. So the ranks of a tp group average the gradients of
-# *different* shards, and the loss still falls. You make such mistakes in the lab.
+# Up to rounding, all meshes train as one process does. Keep such a comparison among your tests, because many mistakes
+# on a mesh raise no error. Somebody writes `group = mesh.get_group("dp") if dp > 1 else None`, because a group of one
+# rank has nothing to average. But for torch, None means *all* ranks. So the ranks of a tp group average the gradients
+# of *different* shards, and the loss still falls. You make such mistakes in the lab.
 
 # %% [markdown]
 # ## A data center on a laptop
@@ -292,7 +293,8 @@ assert all(each.layout.checkpointing == "none" for each in found.tied())
 # %% [markdown]
 # For each knob, the search also says what happens if you turn only that one: the layout no longer fits, or it gets
 # slower, and where. Why do TP 8 and PP 2 need more time for *data* parallelism? With either, a replica has twice as
-# many GPUs, and so twice as many micro-batches. In ZeRO-3, each micro-batch brings all parameters to every host.
+# many GPUs, and so twice as many micro-batches. The planner puts dp outermost, so in ZeRO-3, each micro-batch brings
+# all parameters to every host. With ZeRO-2 and an interleaved schedule, PP 2 recovers: see the table's second row.
 #
 # The first four layouts, of very different shapes, lie within 3%. As you will see, the planner cannot tell layouts
 # apart that differ by less than 20%. So the last line calls seven of them a tie, of which the table has the fastest
@@ -325,7 +327,7 @@ assert sum(map(len, of_papers.values())) == 48 and len(of_papers["fitted"]) == 6
 # - **One batch on more and more GPUs.** In MegaScale, the error grows from 2% to 14% as 768 sequences spread over 256
 #   to 1,024 GPUs. The authors found stragglers.
 # - **Other software and hardware.** MT-NLG used DeepSpeed's pipeline. torchtitan recomputed every second matmul, on
-#   H100s with a limit of 500 W instead of 700 W.
+#   H100s with 500 W instead of 700 W, and with memory of 2.4 TB/s instead of the planner's 3.35.
 #
 # So do not take the preference for ZeRO-3 in our tie at face value.
 #
@@ -346,8 +348,8 @@ widgets.layout_chooser("Llama-2 70B", gpus=32, tp=8, pp=1, zero_stage=1, checkpo
 # %% [markdown]
 # ## Four well-known runs
 #
-# The next table sets what the planner computes for four runs beside their papers, whose sections are in
-# `shared/planner/named.py`. The last column has what you may read elsewhere. Which part of each has no source?
+# How well do the planner, and what people say, agree with four famous papers? `shared/planner/named.py` names their
+# sections. The last column has what you may read elsewhere. Which part of each has no source?
 
 # %%
 named.table()

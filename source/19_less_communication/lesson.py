@@ -26,9 +26,9 @@
 #
 # ## What is wasted
 #
-# Forget memory for a moment, and take a 7B model on 64 hosts with one A100 each, and 10 Gbit/s between the hosts. A
-# step computes for 4.2 s, but the all-reduce of its bf16 gradients takes 21 s. Backward can hide 2.8 s of that, so in
-# each step, the GPUs wait for more than 18 s.
+# Forget memory for a moment, and take a 7B model on 64 hosts with one A100 each, and 10 Gbit/s between the hosts. With
+# 16k tokens per GPU, a step computes for 4.2 s, but the all-reduce of its bf16 gradients takes 21 s. Backward can hide
+# 2.8 s of that, so in each step, the GPUs wait for more than 18 s.
 #
 # Yet a gradient is an estimate from a few samples, and its last digits are mostly noise. **Gradient compression** sends
 # an approximation that needs fewer bits. How much faster would it make such a step? And would it still pay on a faster
@@ -49,7 +49,7 @@ measure.start_behind_link(world_size=4, rate="200mbit", ranks_per_host=2)
 # %% [markdown]
 # ## Sixteen bits
 #
-# The simplest approximation is a dtype of 16 bits. There are two:
+# What can you save without touching the all-reduce? A dtype of 16 bits halves its bytes. There are two:
 
 # %%
 # %%ranks 0
@@ -59,7 +59,7 @@ print("bf16", values.bfloat16().tolist())
 
 # %% [markdown]
 # fp16 has more digits, but a small range: 10⁻⁸ becomes zero, and 10⁵ becomes infinite. bf16 has the range of fp32, and
-# about two decimal digits. Either way, it is the same all-reduce, with half the bytes.
+# about two decimal digits.
 
 # %% [markdown]
 # ## Eight bits
@@ -175,8 +175,8 @@ class Bf16(Compressor):
 # %% [markdown]
 # ## The largest elements only
 #
-# With error feedback, we may leave out most elements. **Top-k** compression sends the k elements with the largest
-# absolute values. All others stay unsent, until they have become large. The diagram shows it for k = 2:
+# If nothing unsent is lost, why send every element in every step? **Top-k** compression sends the k elements with the
+# largest absolute values. All others stay unsent, until they have become large. The diagram shows it for k = 2:
 
 # %%
 diagrams.top_k()
@@ -190,9 +190,9 @@ diagrams.top_k()
 # %% [markdown]
 # ## A product of two thin matrices
 #
-# The gradient of a linear layer is a matrix. **PowerSGD** approximates it by P·Qᵀ, where P and Q have only r columns (r
-# is often 1 to 4). Vogels et al. (2019) compute them with one step of a power iteration, and start with the summed Q of
-# the previous training step:
+# Here is such a method. The gradient of a linear layer is a matrix. **PowerSGD** approximates it by P·Qᵀ, where P and Q
+# have only r columns (r is often 1 to 4). Vogels et al. (2019) compute them with one step of a power iteration, and
+# start with the summed Q of the previous training step:
 
 # %%
 diagrams.low_rank()
@@ -294,7 +294,7 @@ compression_plots.loss_against_seconds(
 # factors of 44 and 83 that the bytes promise, because what is left is computing, and compression adds to it. Where four
 # ranks share few cores, INT8 and top-k can even take longer than fp32.
 #
-# How much compression a model tolerates also depends on the optimizer: the theory of error feedback is about SGD. Adam
+# How much compression a model tolerates also depends on the optimizer. SGD tolerates elements that come late. But Adam
 # divides each element by its recent size. Error feedback breaks that: an element that is 0 for nine steps and then
 # carries ten gradients at once gets the wrong scale. 1-bit Adam therefore begins without compression. Then it fixes
 # Adam's variance, and compresses the momentum (Tang et al. 2021).
@@ -445,8 +445,8 @@ diagrams.local_sgd()
 # **DiLoCo** treats the ranks' average movement as a gradient. This **pseudogradient** is the shared parameter minus
 # the mean of the ranks' parameters. An *outer* optimizer takes a step with it: SGD with a learning rate of 0.7 and a
 # Nesterov momentum of 0.9. With momentum 0 and a learning rate of 1, this would be local SGD. In the paper, eight
-# replicas of a language model exchanged parameters every H = 500 steps, and reached about the perplexity of data
-# parallelism (Douillard et al. 2023).
+# replicas of a language model took their own steps with AdamW, exchanged parameters every H = 500 steps, and reached
+# about the perplexity of data parallelism (Douillard et al. 2023).
 #
 # What does that buy on a link of 1 Gbit/s? There, the 7B model above would compute for 4.2 s, and then exchange bf16
 # gradients for 212 s, in *every* step. DiLoCo's exchange in float32 takes twice as long, 424 s. But it is needed only
@@ -474,7 +474,7 @@ diagrams.local_sgd()
 # | here | in production |
 # |---|---|
 # | `Bf16` | `bf16_compress_hook`, `fp16_compress_hook`, without error feedback |
-# | `Int8` | ZeRO++ in DeepSpeed (`zero_quantized_gradients`), for ZeRO-3; 1-bit Adam (momentum, both errors) |
+# | `Int8` | ZeRO++ in DeepSpeed (`zero_quantized_gradients`), for ZeRO-3; 1-bit Adam (the momentum, with both errors) |
 # | `PowerSGD` | `powerSGD_hook`, which launches the second all-reduce as soon as the first one is complete |
 # | local SGD | `post_localSGD_hook` with `PostLocalSGDOptimizer` |
 # | DiLoCo | `torchft.local_sgd.DiLoCo` |

@@ -146,6 +146,7 @@ def placements() -> Figure:
                     drawing.absent(*position)
     for rank in both:
         drawing.rank_label(0.15, top + 0.38 + 0.43 * rank, rank)
+    drawing.text(0.15, top - 0.28, "A tensor of\n2 elements:", "note", ha="left")
     middle = top + height / 2
     for start, end, words in (
         ("Partial()", "Shard(0)", "reduce-\nscatter"),
