@@ -363,9 +363,8 @@ def shard_into_units(
 #
 # - `tensor.register_hook(function)` lets autograd call `function(gradient)` when the tensor's gradient is complete. The
 #   function must return `None`. Here, it is `self.pre_backward` for this unit.
-# - Do not reshard the root after a forward with gradients, because its last layer is the first that backward needs. But
-#   register `pre_backward` on its output, too: an evaluation between this forward and its backward would reshard the
-#   root.
+# - The root is an exception after a forward with gradients: its last layer is the first that backward needs. Should you
+#   reshard it? And an evaluation may run between this forward and its backward. Does the root need `pre_backward`?
 # - Without gradients (`torch.is_grad_enabled()` is false), there will be no backward. In that case, reshard every unit
 #   after its forward, including the root, and register nothing.
 #
@@ -453,13 +452,18 @@ check.Forward()
 # %% [markdown]
 # ## Exercise 9.4 · The hooks of backward (9 min, 2 points)
 #
-# `on_gradient` is given. Autograd calls it whenever a gradient is complete. It packs the gradient into a bucket, and
-# calls `post_backward(unit)` after a unit's last gradient. `pre_backward` is the lesson's, and given, too. It returns
-# `None`, because any other value would replace the gradient. Write `post_backward`, which the table in exercise 9.3
-# describes:
+# `pre_backward` is the lesson's, and given. It returns `None`, because any other value would replace the gradient.
+# Write the other two:
 #
-# - `self.buckets[unit]` holds lab 08's `ShardedBucket`s. `bucket.launch()` starts the reduce-scatter of the packed
-#   gradients, and `bucket.wait()` adds the mean to `shard.grad`. You may wait immediately here; lab 10 waits later.
+# - Autograd calls `on_gradient(bucket_index, index)` whenever a gradient is complete. `self.owned[bucket_index]` is a
+#   pair, the unit and one of its buckets, and `bucket.pack(index)` packs the gradient. After the unit's last gradient,
+#   call `post_backward(unit)`. A unit has as many gradients as all its buckets have `parameters`, and `self.packed` is
+#   a `Counter` for your use. What must it be when the next backward begins?
+# - `post_backward(unit)` does what the table in exercise 9.3 says. `self.buckets[unit]` holds lab 08's
+#   `ShardedBucket`s. `bucket.launch()` starts the reduce-scatter of the packed gradients, and `bucket.wait()` adds the
+#   mean to `shard.grad`. You may wait immediately here; lab 10 waits later.
+# - The lesson reduces first, and then reshards. Does the reduce-scatter read the parameters? Both orders pass the
+#   check, but one of them has the lower peak of memory.
 #
 # The first line of the check, `plain model`, trains three blocks on one and on two ranks. It also looks at the units'
 # states when they compute, and after backward. `world sizes` tries other numbers of ranks and other optimizers, a
@@ -476,16 +480,6 @@ check.Forward()
 # %% tags=["given"]
 # %%ranks
 class PlainZeRO3(PlainZeRO3):
-    def on_gradient(self, bucket_index: int, index: int) -> None:
-        """Pack a gradient that is complete. After the unit's last one, backward is done with the unit."""
-        unit, bucket = self.owned[bucket_index]
-        bucket.pack(index)
-        self.packed[unit] += 1
-        parameters = [parameter for bucket in self.buckets[unit] for parameter in bucket.parameters]
-        if self.packed[unit] == len(parameters):
-            self.packed[unit] = 0
-            self.post_backward(unit)
-
     def finish_gradient_sync(self) -> None:
         """Reshard units that a forward without a backward has left unsharded. All gradients are reduced already."""
         for unit in self.units:
@@ -498,12 +492,23 @@ class PlainZeRO3(PlainZeRO3):
     def pre_backward(self, unit: Unit, gradient: torch.Tensor) -> None:
         unit.wait_for_unshard()
 
+    def on_gradient(self, bucket_index: int, index: int) -> None:
+        """Pack a gradient that is complete. After the unit's last one, backward is done with the unit."""
+        ### BEGIN SOLUTION
+        unit, bucket = self.owned[bucket_index]
+        bucket.pack(index)
+        self.packed[unit] += 1
+        if self.packed[unit] == sum(len(bucket.parameters) for bucket in self.buckets[unit]):
+            self.packed[unit] = 0
+            self.post_backward(unit)
+        ### END SOLUTION
+
     def post_backward(self, unit: Unit) -> None:
         ### BEGIN SOLUTION
+        unit.reshard()  # the gradients are in the buckets
         for bucket in self.buckets[unit]:
             bucket.launch()
             bucket.wait()
-        unit.reshard()
         ### END SOLUTION
 
 
@@ -612,15 +617,14 @@ check.Prefetcher()
 # ## Exercise 9.6 · Prefetching in a step (4 min, 2 points)
 #
 # `PrefetchingZeRO3` is your `PlainZeRO3` with a `Prefetcher`. Its constructor and `forward` are given. Extend the two
-# hooks that unshard a unit. Each of them first does what it does in `PlainZeRO3`, and then calls the prefetcher:
+# hooks that unshard a unit. Each of them does what it does in `PlainZeRO3`, and calls the prefetcher:
 #
 # - `pre_forward` calls `self.prefetcher.in_forward(unit)`, but not for the root. The root's forward contains those
 #   of all other units, so it has no place in their order.
 # - `pre_backward` calls `self.prefetcher.in_backward(unit)`. The root needs no special case, because it is never in
 #   `called`.
 #
-# Why call the prefetcher last? All-gathers share one link. If the next unit's all-gather were launched first, this
-# unit would have to wait for both.
+# Which of the two comes first? All-gathers share one link, and run in the order in which they are launched.
 #
 # The first line of the check, `prefetched order`, looks at the order in which all-gathers are launched and waited for.
 # In the first forward, the order of the units is not known yet, so the check looks at the second and third steps.

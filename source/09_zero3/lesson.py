@@ -519,6 +519,7 @@ tables.Table(["", "held between steps, MB", "peak, MB", "sent, in f · 4Ψ"], ro
 #
 # - It counts gradients. If a parameter is unused, its unit is not reduce-scattered.
 # - It takes the order of its units from a list.
+# - It cannot evaluate: without gradients, `register_hook` raises an error.
 # - Every rank creates the whole model first, so the model must fit on one rank after all.
 # - The model cannot be saved, because no rank holds all of it.
 #

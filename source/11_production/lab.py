@@ -320,8 +320,9 @@ tables.Table(["", "predicted", "computed"], rows)
 #   four stages tie.
 # - **7B.** Stage 2 fits only if everything is recomputed, which takes a third longer. Stage 3 fits without that, in 89%
 #   of the memory: the *highest* stage is the fastest.
-# - **13B.** The slow link decides: stage 3 over 64 takes 6.15 s. Stage 3 over 8 sends parameters inside the
-#   hosts only, and takes 3.99 s. Recomputation costs nothing here, because the GPUs wait for the link anyway.
+# - **13B.** The slow link decides: over 64, stage 3 takes 6.15 s, and stage 2, which also fits, 4.10 s. Stage 3 over 8
+#   sends parameters inside the hosts only, and takes 3.99 s. Recomputation costs nothing here, because the GPUs wait
+#   for the link anyway.
 # - **70B on one host.** 16Ψ/8 bytes are 138 GB per GPU, so nothing fits.
 # - **70B on 8 hosts.** Only stage 3 over 64 fits, with everything recomputed. Its communication takes 4.1 s, and hides
 #   behind 14.5 s of computation.

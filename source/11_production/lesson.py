@@ -269,8 +269,8 @@ tables.Table(header, rows, "In S = 4Ψ bytes, on 4 ranks of 2 hosts.")
 # Hybrid sharding pays for its few bytes with memory that is held all the time. FSDP2 has a middle way:
 # `reshard_after_forward` may be an integer k. Between forward and backward, a unit then keeps 1/k of its parameters on
 # each rank, so that the all-gather in backward involves only k ranks. With k = 2, these are the two ranks of a host.
-# DeepSpeed's hpZ does the same, but keeps these shards until the optimizer steps. In the table, look at what leaves a
-# host, and at the parameters held after forward:
+# DeepSpeed's hpZ (`zero_hpz_partition_size`) does the same, but keeps these shards until the optimizer steps. In the
+# table, look at what leaves a host, and at the parameters held after forward:
 
 
 # %%
