@@ -1,11 +1,13 @@
 """The figures that several chapters share: what they show, and what they leave out because nobody could see it."""
 
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 
-from shared import plots
+from shared import memory, plots
 from shared.plots import buckets as bucket_plots
+from shared.plots import costs
 from shared.timeline import Span, Timeline
 
 
@@ -68,3 +70,14 @@ def test_buckets_are_shades_of_one_hue_and_many_are_two_grays(count, shades):
     colors = [tuple(bars.get_facecolor()[0]) for bars in axes.collections]
     assert len(set(colors)) == shades
     assert all(color != next_color for color, next_color in pairwise(colors))
+
+
+def test_the_best_interval_between_saves_is_marked():
+    drawn = texts(costs.saving_intervals((60, 2), failure_s=7200.0))
+    assert drawn == ["15.5 minutes: 12.9%", "2.8 minutes: 2.4%"]  # Young 1974: the square root of 2 · save · failure
+
+
+def test_another_steps_peak_sets_the_height_of_the_axis():
+    step = [SimpleNamespace(phase="forward", held=memory.Held(parameters_bytes=2_000_000))] * 3
+    (axes,) = plots.memory_over_step(step, compared_with=("plain", 10_000_000)).axes
+    assert "plain: 10 MB" in [text.get_text() for text in axes.texts] and axes.get_ylim()[1] > 10

@@ -394,7 +394,7 @@ def memory_over_step(samples: list, compared_with: tuple[str, int] | None = None
             axes.fill_between(range(len(top)), base, top, step="post", linewidth=0.4, label=name, **styles[name])
         base = top
     starts = [index for index, sample in enumerate(samples) if not index or sample.phase != samples[index - 1].phase]
-    for start, following in zip(starts[1:], [*starts[2:], len(samples)], strict=True):
+    for start, following in zip(starts[1:], [*starts[2:], len(samples)], strict=False):  # of one phase, none
         axes.axvline(start, color="black", linestyle=":", linewidth=1.0)
         height = 1.02 if following - start > _ROOM_FOR_A_PHASE * len(samples) else 1.09  # above its neighbor's name
         axes.text(start, height, f" {samples[start].phase}", transform=axes.get_xaxis_transform())

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter
+from matplotlib.ticker import NullFormatter, PercentFormatter
 
 from shared.plots import COLORS, LINES, MARKERS, finish, logarithmic, new_axes
 
@@ -150,4 +150,32 @@ def roofline(lines: dict[str, tuple[Callable[[float], float], float]], tokens: t
     axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.legend(frameon=False, loc="lower right")
+    return finish(figure)
+
+
+def saving_intervals(saves_s: tuple[float, ...], failure_s: float) -> Figure:
+    """Draw the share of a run's time that checkpoints and failures cost, against the time between two saves.
+
+    Args:
+        saves_s: For how long a save stops training, one line for each.
+        failure_s: The mean time between failures.
+    """
+    figure, axes = new_axes(7.0, 3.4)
+    minutes = _between(1, 120)
+    for index, save_s in enumerate(saves_s):
+        lost = [save_s / (60 * each) + 60 * each / (2 * failure_s) for each in minutes]
+        style = {"color": COLORS[index], "linestyle": LINES[index], "label": f"a save stops training for {save_s:g} s"}
+        axes.plot(minutes, lost, **style)
+        best_s = (2 * save_s * failure_s) ** 0.5
+        best = best_s / 60, save_s / best_s + best_s / (2 * failure_s)
+        axes.plot(*best, MARKERS[index], color=COLORS[index])
+        words = f"{best[0]:.1f} minutes: {best[1]:.1%}"
+        axes.annotate(words, best, (0, 14), textcoords="offset points", ha="center", va="bottom")
+    ticks = (1, 2, 5, 10, 20, 60, 120)
+    axes.set(xlabel="minutes between two saves", ylabel="time lost", xscale="log", xlim=(1, 120), ylim=(0, 0.4))
+    axes.set_title("Time lost to saves and failures; marks: the best interval", fontsize=10)
+    axes.set_xticks(ticks, list(map(str, ticks)))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes.legend(frameon=False, loc="upper center")
     return finish(figure)

@@ -14,10 +14,10 @@
 #
 # | exercise | you build | minutes | points |
 # |---|---|---|---|
-# | 9.1 | `ShardedFlatParameter`: parameters whose memory is freed and restored | 18 | 3 |
+# | 9.1 | `ShardedFlatParameter`: parameters whose memory is freed and restored | 16 | 3 |
 # | 9.2 | `Unit`: when may its memory be freed? | 6 | 2 |
 # | 9.3 | `PlainZeRO3`: the hooks of forward | 13 | 2 |
-# | 9.4 | `PlainZeRO3`: the hooks of backward | 9 | 2 |
+# | 9.4 | `PlainZeRO3`: the hooks of backward | 11 | 2 |
 # | 9.5 | `Prefetcher`: which units come next? | 13 | 3 |
 # | 9.6 | `PrefetchingZeRO3`: prefetching in a step | 4 | 2 |
 # | 9.7 | `KeepsLastBlock`: it sends less than FSDP2 does by default | 6 | 1 |
@@ -51,7 +51,7 @@ from solutions.async_collectives import launch_all_gather
 from solutions.flat import FlatLayout, FlatParameter
 
 # %% [markdown]
-# ## Exercise 9.1 · Parameters without memory (18 min, 3 points)
+# ## Exercise 9.1 · Parameters without memory (16 min, 3 points)
 #
 # In the lesson, you resized a tensor's `untyped_storage()` to zero bytes and back. Its views stayed valid, including
 # those that autograd had saved. So you can free a parameter's memory after forward, and backward does not notice, as
@@ -369,7 +369,7 @@ def shard_into_units(
 #   after its forward, including the root, and register nothing.
 #
 # The constructor and two small methods are given below. The constructor also lets autograd call `on_gradient` for every
-# gradient. `on_gradient` is given in exercise 9.4, and calls `post_backward`.
+# gradient. You write it in exercise 9.4, and it will call `post_backward`.
 #
 # The class is spread over several cells: a cell that begins with `class Name(Name):` adds methods to the class of that
 # name. If you change the first one, also run the cells after it that continue the class or inherit from it.
@@ -450,7 +450,7 @@ class PlainZeRO3(PlainZeRO3):
 check.Forward()
 
 # %% [markdown]
-# ## Exercise 9.4 · The hooks of backward (9 min, 2 points)
+# ## Exercise 9.4 · The hooks of backward (11 min, 2 points)
 #
 # `pre_backward` is the lesson's, and given. It returns `None`, because any other value would replace the gradient.
 # Write the other two:
@@ -619,10 +619,9 @@ check.Prefetcher()
 # `PrefetchingZeRO3` is your `PlainZeRO3` with a `Prefetcher`. Its constructor and `forward` are given. Extend the two
 # hooks that unshard a unit. Each of them does what it does in `PlainZeRO3`, and calls the prefetcher:
 #
-# - `pre_forward` calls `self.prefetcher.in_forward(unit)`, but not for the root. The root's forward contains those
-#   of all other units, so it has no place in their order.
-# - `pre_backward` calls `self.prefetcher.in_backward(unit)`. The root needs no special case, because it is never in
-#   `called`.
+# - `pre_forward` calls `self.prefetcher.in_forward(unit)`, except for one unit, which has no place in the order of the
+#   others. Which one?
+# - `pre_backward` calls `self.prefetcher.in_backward(unit)` for every unit.
 #
 # Which of the two comes first? All-gathers share one link, and run in the order in which they are launched.
 #
@@ -633,7 +632,8 @@ check.Prefetcher()
 #
 # <details><summary>Hint</summary>
 #
-# `super().pre_forward(unit, submodule, inputs)` runs your hook of exercise 9.3.
+# `super().pre_forward(unit, submodule, inputs)` runs the hook of exercise 9.3. Which unit's forward contains those of
+# all the others?
 #
 # </details>
 

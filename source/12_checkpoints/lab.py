@@ -105,7 +105,7 @@ check.newest_checkpoint()
 #   writes its shards of `{"model": …, "optimizer": …, "step": step}`. `get_state_dict(model, optimizer)` returns the
 #   state of the model and that of the optimizer.
 #
-# Begin with the lesson's short version, without flushing the parent folder. Then make it robust:
+# Begin with the lesson's short version. You need not flush the parent folder. Then make it robust:
 #
 # - A complete checkpoint of the same step may exist. Keep it until the new one is ready to take its name. A kill can
 #   come at any time, even while you delete, so a partial folder must never be called `step_N`. But for a moment, there
@@ -215,7 +215,7 @@ check.save_checkpoint()
 # ## Exercise 12.3 · Resume on any number of ranks (10 min, 2 points)
 #
 # `load_checkpoint(path, model, optimizer)` restores the state of the model and of the optimizer, and returns the step.
-# It is the lesson's folded `load`, with the step.
+# The lesson's folded `load` does the same without the step, so write yours before you open it.
 #
 # - `dcp.load(state, checkpoint_id=path)` loads into the tensors of `state`, in place. `state` must have the same
 #   structure as the state that was saved. Values that are not tensors, such as the step, are replaced in the dict, so
