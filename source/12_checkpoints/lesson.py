@@ -2,12 +2,13 @@
 # jupyter:
 #   course:
 #     module: checkpoints
+#     minutes: [35, 50]
 # ---
 
 # %% [markdown]
 # # 12 · Checkpoints
 #
-# **40–60 minutes.** After this lesson, you will be able to:
+# **35–50 minutes.** After this lesson, you will be able to:
 #
 # - save a model that no rank can hold as a whole, and resume on another number of ranks,
 # - say what a kill leaves behind at each moment of a save, and make sure that it is never loaded,
