@@ -28,6 +28,7 @@ def test_nothing_built_is_out_of_date():
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("script", "stale"),
     [

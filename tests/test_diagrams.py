@@ -17,7 +17,7 @@ from shared.plots import diagrams, rank_color, rank_ink
 from shared.plots.buckets import bucket_style
 from shared.plots.diagrams import backward, collectives
 
-pytestmark = pytest.mark.slow  # every figure is drawn and measured
+pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]  # every figure is drawn and measured
 
 WORLD_SIZES = (2, 3, 4)
 DIAGRAMS = {name: lambda size, name=name: diagrams.collective(name, size) for name in collectives.NAMES} | {

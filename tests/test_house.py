@@ -150,6 +150,7 @@ def opens_text(node: ast.Call) -> bool:
     return name in ("read_text", "write_text") and len(node.args) == (name == "write_text")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("package", [*PACKAGES, "benchmarks", "bootstrap.py"])
 def test_every_text_has_an_encoding(package):
     """On some systems, the default is not UTF-8. The linter's own rule misses most of these calls."""

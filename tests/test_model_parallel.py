@@ -10,7 +10,7 @@ from shared.checks.engine.framework import run_exercise
 from shared.deadlines import scaled
 from tests import model_parallel_toys as toys
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 
 COLUMNS_AND_ROWS = """
 import torch

@@ -119,7 +119,7 @@ def assert_equals_one_process(settings: Settings, tolerance: float) -> None:
 
 
 @pytest.mark.parametrize("strategy", EXACT_STRATEGIES)
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.exhaustive), 2, 3, 4])
 def test_every_strategy_equals_one_process_on_the_full_batch(four_ranks, world_size, strategy):
     with ranks.world(world_size):
         for model, accumulate in [("mlp", 1), ("gpt", 2)]:
