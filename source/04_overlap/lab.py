@@ -395,7 +395,7 @@ check.GradientSync()
 # - `__init__` broadcasts the state of `module` with `broadcast_state`, and splits its parameters with
 #   `assign_buckets`. It makes a bucket from each list of parameters with `new_bucket(parameters, group)`, stores these
 #   buckets in `self.buckets`, and stores one `GradientSync` for all of them in `self.sync`. Pass `group` to
-#   `broadcast_state`, too. `new_bucket`, which is given, is your `Bucket`.
+#   `broadcast_state`, too. `new_bucket`, which is given, is `Bucket`.
 # - `finish_gradient_sync()` calls the `finish` of that object.
 #
 # Target:

@@ -273,7 +273,7 @@ scaling_plots.schedule(after, ranks=4, alpha_s=1e-3, beta_s=8 / 500e6)
 #
 # The recurrence can tell, because it also predicts steps that we have not run. We only need to know when the buckets
 # would be full. `measure.ready_fractions` measures when each gradient is ready, as a fraction of the step, while
-# nothing is sent. For that, it needs a `no_sync()`, which you will meet below, so we give it torch's DDP.
+# nothing is sent. It works on torch's DDP, so we give it that.
 
 
 # %%

@@ -486,8 +486,9 @@ measure.expect(abs(curve[768] - computing[768]) < 0.12, "the prediction comes ne
 #
 # And more ranks? The last table continues your `efficiency` to ranks that you do not have, for 768 tokens per rank in
 # weak scaling, and for 768 tokens in total in strong scaling. The measured numbers are in the sweep: four ranks that
-# share 768 tokens have 192 each. Expect them some points lower, for the same reasons. And check your α before you
-# believe the row of 64 ranks: its latency is 126 α per bucket, and your fit's α is uncertain.
+# share 768 tokens have 192 each. Expect them some points lower, for the same reasons. Strong scaling adds one more:
+# what a step computes besides its sleep does not shrink to 1/N, as your `efficiency` assumes. And check your α before
+# you believe the row of 64 ranks: its latency is 126 α per bucket, and your fit's α is uncertain.
 
 # %%
 # %%ranks

@@ -764,7 +764,8 @@ class ZeRO3(ZeRO3):
 # ```
 #
 # - `post_backward(unit, call)`: backward is done with this call of the unit. Close the call. Then decide whether the
-#   unit's buckets may be reduced and the unit resharded now, or whether backward will come back.
+#   unit's buckets may be reduced and the unit resharded now, or whether backward will come back. Until the last call,
+#   the unit stays unsharded, unlike in FSDP2.
 # - `finish_gradient_sync()`: the user calls it after backward. Afterwards, all gradients are reduced, nothing is
 #   unsharded, no call is open, and `self.pending` is False.
 #

@@ -472,7 +472,7 @@ print(f"{difference < 1e-6 = }, {log.messages} all-reduce, {log.sent_bytes:,.0f}
 #
 # `ParallelAttention` is the lesson's: each rank has the columns of its own heads of `query_key_value`, and the rows of
 # `project` that read their results. `own_rows` splits a weight or a bias by head, in two calls. You need this idea in
-# the next two exercises. (`like` keeps a frozen parameter frozen.)
+# the next two exercises. (`like` keeps a frozen parameter frozen. The checks do not ask for it.)
 
 
 # %% tags=["export"]

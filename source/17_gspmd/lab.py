@@ -575,8 +575,9 @@ check.redistribute()
 # axis, a process group will do, or None for all ranks. `compute(equation, tensors)` is given. It runs an operation on
 # local tensors.
 #
-# - Make a plan, and take its steps in order: in a list of your own, replace the shard of the step's operand by the
-#   redistributed one. The group of the step's axis is `mesh_group.groups[step.axis]`.
+# - Make a plan, and take its steps in order: in a list of your own, replace the shard of input `step.operand` by the
+#   one redistributed from `step.before` to `step.after`. The group of the step's axis is
+#   `mesh_group.groups[step.axis]`.
 # - Then compute with what you have, and return the result.
 #
 # The first check multiplies matrices on two ranks. The others draw equations, shapes and placements, count the bytes,
@@ -779,7 +780,8 @@ check.propagate_on_two_axes()
 #   divide h, `Layouts` leaves out the rule.)
 # - `local_shape(equation, shape)` returns the shape of the result on this rank. `shape` is that of the rank's own
 #   tensor. Where the tensor is sharded, its lengths are shorter than those of the equation. Only the first letter of a
-#   dimension can be sharded, so `equation.lengths` is right for all other letters.
+#   dimension can be sharded, so `equation.lengths`, a dictionary, is right for all other letters. (Here,
+#   `equation.inputs` is `(("b", "hd"),)`, and `equation.output` is `("b", "h", "d")`.)
 #
 # The first check splits columns into heads. The second tries reshapes in both directions, with lengths that do not
 # divide evenly.

@@ -454,7 +454,7 @@ diagrams.local_sgd()
 #
 # <details><summary>Answer</summary>
 #
-# 424 s / (0.1 · 4.25 s) = 1,000 steps.
+# 424 s / (0.1 · 4.2 s) ≈ 1,000 steps.
 #
 # </details>
 #
