@@ -144,7 +144,7 @@ class ZeRO2(nn.Module):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop all gradients."""
-        self.synced = False
+        self.synced = self.sync.done = False  # done, because the loop may skip step()
         self.optimizer.zero_grad(set_to_none)
 
     def _finish_unless_synced(self) -> None:

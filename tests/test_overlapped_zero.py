@@ -490,10 +490,16 @@ def test_a_mistake_raises_on_every_rank(four_ranks, name):
 
 
 def without_backward_on_rank_1(kind: str) -> list[torch.Tensor]:
-    """Train, while rank 1 has no samples in some steps. In one process, its share of the mean is zero."""
+    """Train, while rank 1 has no samples in some steps. In one process, its share of the mean is zero.
+
+    Before step 2, all ranks skip a step: they drop the gradients of a backward without stepping.
+    """
     loop = Loop(kind)
     for number in range(4):
         loop.optimizer.zero_grad()
+        if number == 2:
+            loop.model(torch.ones(2, WIDTH, dtype=torch.float64)).sum().backward()
+            loop.optimizer.zero_grad()
         if kind == "alone" or loop.rank == 0 or number == 0:
             own = slice(0, None, 2) if kind == "alone" and number else slice(None)
             x, y = torch.randn(2, SAMPLES, WIDTH, generator=torch.Generator().manual_seed(number), dtype=torch.float64)

@@ -332,7 +332,7 @@ class ZeRO2(ZeRO2):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop all gradients."""
         ### BEGIN SOLUTION
-        self.synced = False
+        self.synced = self.sync.done = False  # done, because the loop may skip step()
         self.optimizer.zero_grad(set_to_none)
 
     def _finish_unless_synced(self) -> None:
@@ -363,9 +363,10 @@ check.ZeRO2()
 #
 # - `self.synced` is yours. It is True only if `finish_gradient_sync()` has synchronized since the last `zero_grad()` or
 #   `step()`.
-# - Lab 04's `self.sync.done` is True if a `backward()` has synchronized since then, so `finish_gradient_sync()` has
-#   nothing left to do. Call it all the same, because it sets `done` to False. Otherwise, a rank without a batch would
-#   still find True there in the next step, and launch nothing.
+# - Lab 04's `self.sync.done` is True if a `backward()` has synchronized since the last `finish_gradient_sync()`, which
+#   then has nothing left to do. Call it all the same, because it sets `done` to False. Otherwise, a rank without a
+#   batch would still find True there in the next step, and launch nothing. A loop that skips a step calls only
+#   `zero_grad()`, so that has to set `done` to False, too.
 # - Lab 04's `self.sync.pending` is True if gradients computed since then are not synchronized, as after `no_sync()`.
 #
 # (`self.sync.enabled` is False inside `no_sync()`. You may assume that no loop calls `step()` or `clip_grad_norm_()`
