@@ -255,8 +255,12 @@ SILENCES = (
         "Hint: inside no_sync(), what does finish_gradient_sync() set synced to on a rank without gradients?",
     ),
     Silence(
-        ("backward()", FINISH, "backward()", STEP, ZERO_GRAD),
+        ("backward()", FINISH, "backward()", STEP),
         "Hint: `sync.done` may still be True because of an earlier step. Which call sets it to False, and when?",
+    ),
+    Silence(
+        ("backward()", ZERO_GRAD),
+        "Hint: `sync.done` may still be True because of a skipped step. Which call sets it to False, and when?",
     ),
 )
 
@@ -292,7 +296,6 @@ def every_step_synchronizes(attempt: Attempt) -> None:
                 why = "A rank that has gradients would wait for this one forever."
                 if synced is False:
                     evidence += ", although synced is False"
-                    raise Wrong(
-                        {rank: evidence}, f"{why} Hint: what must step() do if synced and pending are both False?"
-                    )
+                    hint = "Hint: what must step() do if synced and pending are both False? And what if done is True?"
+                    raise Wrong({rank: evidence}, f"{why} {hint}")
                 raise Wrong({rank: evidence}, f"{why} {silence.hint}")

@@ -167,6 +167,7 @@ class ZeRO2(nn.Module):
         self.done = False
 
     def zero_grad(self, set_to_none=True):
-        self.done = False
+        self.turn, self.complete, self.done = 0, [set() for _ in self.rows], False
         for row in self.rows:
+            row.take()
             row.drop()
