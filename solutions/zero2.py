@@ -144,7 +144,9 @@ class ZeRO2(nn.Module):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop all gradients."""
-        self.synced = self.sync.done = False  # done, because the loop may skip step()
+        self.synced = False
+        if self.sync.done and not self.sync.pending:  # the loop has skipped step()
+            self.sync.finish()  # sends nothing, and sets done to False
         self.optimizer.zero_grad(set_to_none)
 
     def _finish_unless_synced(self) -> None:

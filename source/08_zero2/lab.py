@@ -332,7 +332,9 @@ class ZeRO2(ZeRO2):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop all gradients."""
         ### BEGIN SOLUTION
-        self.synced = self.sync.done = False  # done, because the loop may skip step()
+        self.synced = False
+        if self.sync.done and not self.sync.pending:  # the loop has skipped step()
+            self.sync.finish()  # sends nothing, and sets done to False
         self.optimizer.zero_grad(set_to_none)
 
     def _finish_unless_synced(self) -> None:
@@ -366,7 +368,8 @@ check.ZeRO2()
 # - Lab 04's `self.sync.done` is True if a `backward()` has synchronized since the last `finish_gradient_sync()`, which
 #   then has nothing left to do. Call it all the same, because it sets `done` to False. Otherwise, a rank without a
 #   batch would still find True there in the next step, and launch nothing. A loop that skips a step calls only
-#   `zero_grad()`, so that has to set `done` to False, too.
+#   `zero_grad()`, so that has to reset `done`, too: `self.sync.finish()` does, and sends nothing while `done` is True
+#   and `pending` is False.
 # - Lab 04's `self.sync.pending` is True if gradients computed since then are not synchronized, as after `no_sync()`.
 #
 # (`self.sync.enabled` is False inside `no_sync()`. You may assume that no loop calls `step()` or `clip_grad_norm_()`
