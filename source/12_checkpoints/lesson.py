@@ -293,7 +293,7 @@ def save_atomically(folder, step, model, optimizer, writer=dcp.FileSystemWriter)
 # ## A kill in the middle of a save
 #
 # Now we kill a process without a warning, as happens when a host fails or runs out of memory. The run saves after 10
-# and after 20 steps. During the second save, rank 3 is killed once the other three have written their shards.
+# and after 20 steps. During the second save, rank 3 is killed once the other three have begun to write.
 
 # %%
 # %%ranks
@@ -482,7 +482,8 @@ tables.Table(["a save stops training for, s", "every, minutes", "lost"], rows)
 # %% [markdown]
 # The best τ need not be exact: half or twice as long costs only a quarter more. If a save blocks training for only two
 # seconds, as in the last row, you can save every 3.5 minutes, and lose 2% instead of 10%. But the thread must have
-# finished writing by then, because only one save may be in flight.
+# finished writing by then, because only one save may be in flight. And until a save is complete, a failure goes back to
+# the one before: a write of one minute adds another 0.5%.
 #
 # On N times as many GPUs, failures come N times as often. So the best τ falls as 1/√N, and the lost share grows as √N.
 # On 8 of Meta's 16,384 GPUs, one-minute saves would cost 0.2% of the time. On all 16,384, they cost 10%.
@@ -513,7 +514,7 @@ costs.saving_intervals((60, 2), failure_s)
 #
 # A save takes at least as long as its bytes divided by the storage's bandwidth. Llama 3 405B has 4.9 TB of fp32
 # parameters and moments. The storage of Meta's cluster sustains 2 TB/s (The Llama 3 Herd of Models, §3.3.1), so they
-# take at least 2.4 seconds. At 50 GB/s, δ is 97 seconds if training waits for the storage. Even with the best interval,
+# take 2.4 seconds at that rate. At 50 GB/s, δ is 97 seconds if training waits for the storage. Even with the best interval,
 # that would cost such a run 13% of its time.
 
 # %% [markdown]
@@ -523,7 +524,7 @@ costs.saving_intervals((60, 2), failure_s)
 #
 # | | memory per rank, beyond what it holds | after a kill during a save | training is blocked |
 # |---|---|---|---|
-# | `full_state_dict()` | 8Ψ bytes | depends on who writes, and where | while it gathers and writes |
+# | `full_state_dict()` | 8Ψ bytes for the parameters alone | depends on who writes, and where | while it gathers and writes |
 # | sharded, into the last checkpoint | almost none | perhaps a mixture of two steps, which loads | while it writes |
 # | sharded, renamed when complete | almost none | the last complete checkpoint | while it writes |
 # | the same with `async_save` | 12Ψ/N bytes of CPU memory | the last complete checkpoint | at least while it stages |
