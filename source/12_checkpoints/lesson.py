@@ -514,8 +514,8 @@ costs.saving_intervals((60, 2), failure_s)
 #
 # A save takes at least as long as its bytes divided by the storage's bandwidth. Llama 3 405B has 4.9 TB of fp32
 # parameters and moments. The storage of Meta's cluster sustains 2 TB/s (The Llama 3 Herd of Models, §3.3.1), so they
-# take 2.4 seconds at that rate. At 50 GB/s, δ is 97 seconds if training waits for the storage. Even with the best interval,
-# that would cost such a run 13% of its time.
+# take 2.4 seconds at that rate. At 50 GB/s, δ is 97 seconds if training waits for the storage. Even with the best
+# interval, that would cost such a run 13% of its time.
 
 # %% [markdown]
 # ## Recap
