@@ -524,7 +524,7 @@ costs.saving_intervals((60, 2), failure_s)
 #
 # | | memory per rank, beyond what it holds | after a kill during a save | training is blocked |
 # |---|---|---|---|
-# | `full_state_dict()` | 8Ψ bytes for the parameters alone | depends on who writes, and where | while it gathers and writes |
+# | `full_state_dict()` | 8Ψ bytes (parameters) | depends on who writes, and where | while it gathers and writes |
 # | sharded, into the last checkpoint | almost none | perhaps a mixture of two steps, which loads | while it writes |
 # | sharded, renamed when complete | almost none | the last complete checkpoint | while it writes |
 # | the same with `async_save` | 12Ψ/N bytes of CPU memory | the last complete checkpoint | at least while it stages |
