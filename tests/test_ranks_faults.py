@@ -233,6 +233,23 @@ def test_receive_without_a_send_names_the_sender():
     assert_recovered(failure.message, kept=True)
 
 
+def test_a_wait_for_an_earlier_transfer_is_named_and_detected_as_a_deadlock():
+    failure = failure_of(
+        """
+        if rank == 0:
+            receives = dist.irecv(torch.empty(3), 1)
+            sends = dist.isend(torch.ones(2), 1)
+            receives.wait()
+        if rank == 1:
+            dist.recv(torch.empty(2), 0)
+        """
+    )
+    assert re.match(r"Rank 0 waits in recv #\d+ from rank 1 \(float32, 3 elements\)", failure.message)
+    assert "Rank 1 left the cell" in failure.message
+    assert failure.seconds < SOON_S
+    assert_recovered(failure.message, kept=True)
+
+
 def test_rank_that_was_not_asked_to_run_the_cell_is_named():
     failure = failure_of("dist.barrier()", "0,2")
     assert "Ranks 0, 2 wait in barrier" in failure.message

@@ -123,7 +123,8 @@ def position(rank: int, main_thread: int | None) -> dict:
     Over NCCL, the host may be `ahead` of its GPU: the GPU may be waiting in any of the cell's calls. `diagnosis.py`
     finds out in which one, from what the other ranks launched.
     """
-    call = instrumentation.last_call
+    awaited = handles.waits_for(main_thread)
+    call = awaited or instrumentation.last_call
     runs_ahead = _work["busy"] and instrumentation.host_runs_ahead()
     ahead = list(instrumentation.recent_calls) if runs_ahead else []
     here = {
@@ -148,7 +149,8 @@ def position(rank: int, main_thread: int | None) -> dict:
         if index is not None:
             frame = stack[index]
             here["line"] = frames.where(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
-        here["waits"] = _waits(stack[:index], here["line"] or "")  # a check may wait outside the student's code
+        # A check may wait outside the student's code.
+        here["waits"] = "yes" if awaited else _waits(stack[:index], here["line"] or "")
         here["forms_group"] = any(_forms_group(frame.f_code) for frame in stack[:index])
     return here
 

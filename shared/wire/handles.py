@@ -1,8 +1,10 @@
-"""Notices when the handle of an isend or irecv is dropped before anything has waited for it.
+"""Watches the handles of isend and irecv: which one a thread waits for, and which ones are dropped.
 
-gloo may never complete such a transfer. The rank that depends on it hangs, perhaps in a later call that is correct.
+gloo may never complete a transfer whose handle was dropped before anything has waited for it. The rank that depends on
+it hangs, perhaps in a later call that is correct.
 """
 
+import threading
 import weakref
 
 import torch.distributed as dist
@@ -11,6 +13,7 @@ from shared.wire import completion, instrumentation
 
 _original_wait = dist.Work.wait
 _in_flight: dict[int, tuple] = {}  # id of a Work → (a weak reference to it, its Call)
+_waiting: dict[int, instrumentation.Call] = {}  # thread → the Call of the handle that it waits for
 dropped: list = []  # the Calls whose handles were dropped
 
 
@@ -32,6 +35,11 @@ def waited(work) -> None:
     _in_flight.pop(id(work), None)
 
 
+def waits_for(thread: int | None) -> instrumentation.Call | None:
+    """Return the Call of the handle that a thread waits for right now, if this is known."""
+    return _waiting.get(thread)
+
+
 def _watched(launch):
     def launch_and_watch(group, *args, **kwargs):
         work = launch(group, *args, **kwargs)
@@ -51,5 +59,12 @@ def _drop(index: int, call) -> None:
 
 
 def _noted_wait(work, *args, **kwargs) -> bool:
-    waited(work)
-    return _original_wait(work, *args, **kwargs)
+    _, call = _in_flight.pop(id(work), (None, None))
+    if call is None:
+        return _original_wait(work, *args, **kwargs)
+    thread = threading.get_ident()
+    _waiting[thread] = call
+    try:
+        return _original_wait(work, *args, **kwargs)
+    finally:
+        del _waiting[thread]

@@ -167,17 +167,6 @@ def leaves_early_without_samples():
             manual_ddp.average_gradients_weighted(module, samples, group)
 
 
-def ignores_its_group():
-    """Ignores its group and communicates with all ranks.
-
-    caught by: ManualDDP · group
-    """
-
-    class ManualDDP(manual_ddp.ManualDDP):
-        def __init__(self, module, group=None):
-            super().__init__(module, None)
-
-
 def uneven_shares():
     """Gives ranks different numbers of samples when the length is not a multiple of the number of ranks.
 

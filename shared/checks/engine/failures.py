@@ -22,6 +22,7 @@ HINT_ON_GROUP_RANKS = (
 )
 _HINT_ON_WAITING = "Hint: which call would end this wait, and what keeps the other rank from reaching it?"
 _HINT_ON_PARTNERS = "Hint: from which rank does each rank receive, and does that rank send to it?"
+_HINT_ON_MISSING_SIDE = "Hint: which line of your function should make rank"  # and so on
 _HINT_ON_TAGS = (
     "Hint: from which rank does this line receive, and with which tag? Does that rank send to it with the same tag?"
 )
@@ -147,7 +148,7 @@ def hint_in_a_group(wrong: Wrong, failure: CellFailed) -> str:
     if among_all or (wrong.hint == _HINT_ON_COLLECTIVES and _ignores_the_group(failure)):
         return HINT_ON_GROUPS
     outside = OUTSIDE_THE_GROUP in wrong.evidence or "is not part of group" in wrong.evidence
-    stuck = wrong.hint.startswith((_HINT_ON_ITSELF, _HINT_ON_WAITING, _HINT_ON_PARTNERS))
+    stuck = wrong.hint.startswith((_HINT_ON_ITSELF, _HINT_ON_WAITING, _HINT_ON_PARTNERS, _HINT_ON_MISSING_SIDE))
     return HINT_ON_GROUP_RANKS if outside or stuck else wrong.hint
 
 
@@ -168,10 +169,7 @@ def _hint_on_transfers(cell: CellState, running: list[dict]) -> str:
         returned = [rank for rank in missing if rank in cell.outcomes or _in_our_barrier(cell.positions.get(rank))]
         if position["call"] and position["call"]["partner"] is not None and returned:
             here, there = ("send", "receive") if position["call"]["op"] == "send" else ("receive", "send")
-            return (
-                f"Hint: which line of your function should make rank {returned[0]} {there}? "
-                f"Or should rank {position['rank']} not {here}?"
-            )
+            return f"{_HINT_ON_MISSING_SIDE} {returned[0]} {there}? Or should rank {position['rank']} not {here}?"
     if running and all(_launched(position, "send") == _launched(position, "recv") for position in running):
         return _HINT_ON_PARTNERS
     handles = any(".wait(" in (position["line"] or "") for position in running)
