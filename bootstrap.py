@@ -99,13 +99,16 @@ def build(mark, made):
     else:
         print(f"Creating {VENV}: PyTorch is large, so this takes a minute or more", flush=True)
         create()
-    pip = [str(PYTHON), "-Im", "pip", "install", "--no-input", "--disable-pip-version-check"]
+    pip = [str(PYTHON), "-Im", "pip", "install", "--no-input", "--disable-pip-version-check", "--no-compile"]
     pip += [] if sys.stdout.isatty() else ["-q"]  # In a terminal, pip shows its progress.
     VENV.joinpath("constraints.txt").write_text(needs["pins"], encoding="utf-8")
     pip += [] if kept or gpu else cpu_index()
     pip += ["-c", str(VENV / "constraints.txt"), *(name for name, kind in needs.items() if kind == "package")]
     if subprocess.Popen(pip, env=dict(os.environ, PIP_USER="0"), pass_fds=[mark.fileno()]).wait():
         sys.exit("pip failed for the reason above: check the network and the free disk space (3 GB, CUDA: 9 GB).")
+    # pip would compile on one core. Some packages contain files for other versions of Python, which cannot be compiled.
+    packages = str(next(VENV.glob("lib/python*/site-packages")))
+    subprocess.call([str(PYTHON), "-Im", "compileall", "-qq", "-j0", packages], pass_fds=[mark.fileno()])
     MARK.write_text(json.dumps({**needs, "python": str(PYTHON.resolve()), "clone": str(ROOT)}), encoding="utf-8")
 
 
