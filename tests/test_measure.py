@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from shared import formulas, measure, ranks, timeline
-from shared.measure import claims, fitting, readiness
+from shared.measure import claims, fitting, steps
 from shared.measure.rounds import in_ms
 from shared.models import GPTConfig, TinyGPT, stand_in_for_gpu
 from shared.ranks import rankside
@@ -427,7 +427,7 @@ def readiness_by_made_up_clocks() -> list[tuple[float, int]]:
     model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1), nn.Flatten(0))
     model.no_sync = contextlib.nullcontext
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(readiness, "now_s", lambda: next(marks_s))
+        patch.setattr(steps, "now_s", lambda: next(marks_s))
         return measure.ready_fractions(model, torch.ones(1, 1), rounds=3, warm_up_rounds=1)
 
 

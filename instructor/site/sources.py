@@ -11,10 +11,10 @@ import nbformat
 from instructor import colab, contents, glossary, start_page
 from instructor.build import ROOT, Chapter, chapters
 from instructor.links import GLOSSARY, titles
-from instructor.site import committed, figures
+from instructor.site import figures
 from instructor.site.addresses import Repository
-from instructor.site.notebooks import Page, resolved, row_of_links
-from shared.tables.rendering import render
+from instructor.site.notebooks import Page, committed_text, resolved, row_of_links
+from shared.tables import render
 
 KINDS = ("chapters", "labs", "solutions")
 DOCS = ("docs/running.md", "docs/cluster.md", "docs/wrappers.md", "docs/teaching.md", "docs/authoring.md")
@@ -40,7 +40,7 @@ def write(folder: Path, repository: Repository) -> None:
         _write(folder / "pages" / path, nbformat.writes(page.source()))
         target = folder / "files" / "notebooks" / path
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(committed.text(path), encoding="utf-8")
+        target.write_text(committed_text(path), encoding="utf-8")
     for name in figures.OFFERED:
         figures.offered(name).write(folder / "files")
     (folder / "files" / ".nojekyll").touch()  # Without it, GitHub leaves out folders such as _static.

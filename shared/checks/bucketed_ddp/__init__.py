@@ -9,11 +9,10 @@ from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.buckets import describe_cap, judge_messages, messages_of
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.failures import Wrong
-from shared.checks.engine.footprint import judge_footprint
+from shared.checks.engine.footprint import judge_footprint, judge_state_bytes, reject_early_messages
 from shared.checks.engine.framework import Exercise
 from shared.checks.engine.loops import Loop, describe, loop_and_judge
 from shared.checks.engine.training import Draw, Training, judge_start, train, train_and_judge
-from shared.checks.engine.volume import judge_state_bytes, reject_early_messages
 from shared.checks.engine.wrapping import judge_wrapping
 from shared.checks.models import awkward
 from shared.wire import instrumentation

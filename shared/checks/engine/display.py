@@ -12,7 +12,7 @@ from shared.checks.engine.assistance import Assistance
 from shared.checks.engine.verdicts import SAME_AS, Verdict
 from shared.progress.page import After
 from shared.ranks import reader
-from shared.tables.rendering import render
+from shared.tables import render
 
 
 def as_text(verdicts: list[Verdict], headline: str = "", note: str = "") -> str:

@@ -12,7 +12,7 @@ from shared.checks.engine.sharded import unit_forward
 from shared.checks.engine.sharded.unit_training import UnitPlan, has_memory, shard
 from shared.checks.engine.training import Draw
 from shared.checks.models import unit_models
-from shared.checks.models.unit_blocks import WIDTH
+from shared.checks.models.unit_models import WIDTH
 from shared.checks.zero3.backward import units_are_unsharded_when_they_compute
 
 # -- judge forward alone: its values, and that each unit is unsharded while it computes and resharded afterwards
