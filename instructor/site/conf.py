@@ -82,13 +82,13 @@ class CellLexer(PythonLexer):
 
 
 def visit_inline_math(translator, node) -> None:
-    translator.body.append(render("instructor.site", "math_inline.html", mathml=convert(node.astext())))
+    translator.body.append(render("instructor.site", "parts.html", part="formula", mathml=convert(node.astext())))
     raise nodes.SkipNode
 
 
 def visit_math(translator, node) -> None:
     mathml = convert(node.astext(), display="block")
-    translator.body.append(render("instructor.site", "math_block.html", mathml=mathml))
+    translator.body.append(render("instructor.site", "parts.html", part="displayed formula", mathml=mathml))
     raise nodes.SkipNode
 
 

@@ -76,7 +76,7 @@ class Planner:
 
 def _element(data: dict) -> str:
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("</", "<\\/")
-    return render(__package__, "widget.html", json=text)
+    return render(__package__, "parts.html", part="widget", json=text)
 
 
 def small_png(figure) -> bytes:

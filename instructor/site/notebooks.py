@@ -172,7 +172,7 @@ def _shown(output):
     html = output.get("data", {}).get("text/html")
     if html:
         html = _HREF.sub(lambda found: f"{found['path']}.html", html)
-        output.data["text/html"] = render(__package__, "html_output.html", html=html)
+        output.data["text/html"] = render(__package__, "parts.html", part="output", html=html)
     return output
 
 

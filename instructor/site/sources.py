@@ -57,12 +57,16 @@ def start(finished: list[Chapter], repository: Repository) -> str:
     """Return the start page, followed by the site's table of contents."""
     address = repository.address if repository.is_known else ""
     text = start_page.page(finished, exists=lambda path: True, is_site=True, address=address)
-    text = _BAR.sub(lambda bar: render(__package__, "memory_bar.html", width_em=f"{0.7 * len(bar[1]):.1f}"), text)
+    text = _BAR.sub(_drawn_bar, text)
     text = _COMMENT.sub("", text)
     parts = groupby(finished, lambda chapter: _planned(chapter).part)
     trees = [_toctree(name, [f"chapters/{chapter.name}" for chapter in members]) for name, members in parts]
     trees.append(_toctree("Reference", [GLOSSARY, *DOCS]))
     return "\n".join([text, *trees])
+
+
+def _drawn_bar(bar: re.Match) -> str:
+    return render(__package__, "parts.html", part="memory bar", width_em=f"{0.7 * len(bar[1]):.1f}")
 
 
 def _planned(chapter: Chapter) -> contents.Chapter:

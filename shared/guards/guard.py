@@ -10,8 +10,7 @@ from torch import nn
 
 from shared.guards import calls
 from shared.guards.alarms import Alarm, naming_the_wait
-from shared.guards.names import name_of, numbered, remember_names
-from shared.guards.tensors import descriptions_of, reject_meta, reject_split
+from shared.guards.tensors import descriptions_of, name_of, numbered, reject_meta, reject_split, remember_names
 from shared.guards.unused import restore_none
 
 AGAIN = "change the module before you wrap it, or wrap it again afterwards"
