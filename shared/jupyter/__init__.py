@@ -1,8 +1,8 @@
 """JupyterLab's default settings for this course, its kernel, and the setup of a Colab runtime.
 
 A kernel of `make lab` loads this package as an extension. `%%ranks` is then registered, and NameErrors are explained,
-so that a cell run out of order says what to do. The kernel describes its language in the same words in every environment,
-because JupyterLab writes them into each notebook that it opens.
+so that a cell run out of order says what to do. The kernel describes its language in the same words in every
+environment, because JupyterLab writes them into each notebook that it opens.
 """
 
 # JupyterLab writes both into the metadata of every notebook that it opens. The built notebooks have them already, so

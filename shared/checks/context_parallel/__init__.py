@@ -5,7 +5,7 @@ one process, in float64. The checks also judge what is sent, whether it overlaps
 pairs of chunks that the mask hides are skipped.
 """
 
-from shared.checks.context_parallel import attention, model, pairs, probes, sequences
+from shared.checks.context_parallel import attention, model, pairs, sequences, traffic
 from shared.checks.engine.framework import Exercise
 from shared.checks.engine.hints import give_hints
 
@@ -54,11 +54,11 @@ _check((all_to_all_attention,), "plain attention", attention.plain, world_sizes=
 _check(RINGS, "causal", attention.causal, world_sizes=(2,))
 _check(RINGS, "both orders", attention.every_order)
 _check((all_to_all_attention,), "heads and masks", attention.every_order)
-_check(RINGS, "wire", probes.neighbors_send_few_bytes)
-_check((all_to_all_attention,), "wire", probes.swaps_send_few_bytes, world_sizes=(2, 3, 4))
-_check(RINGS, "overlap", probes.transfers_overlap, world_sizes=(2, 3, 4))
-_check(RINGS, "skipped pairs", probes.hidden_pairs_are_skipped, world_sizes=(4,))
-_check((ring_attention,), "memory", probes.only_own_blocks_are_kept, world_sizes=(4,))
+_check(RINGS, "wire", traffic.neighbors_send_few_bytes)
+_check((all_to_all_attention,), "wire", traffic.swaps_send_few_bytes, world_sizes=(2, 3, 4))
+_check(RINGS, "overlap", traffic.transfers_overlap, world_sizes=(2, 3, 4))
+_check(RINGS, "skipped pairs", traffic.hidden_pairs_are_skipped, world_sizes=(4,))
+_check((ring_attention,), "memory", traffic.only_own_blocks_are_kept, world_sizes=(4,))
 _check(ATTENTIONS, "group", attention.in_a_group, world_sizes=(3, 4))
 _check(RINGS, "bf16", attention.accumulates_in_float32, world_sizes=(4,))
 _check(ATTENTIONS[1:], "rejections", attention.rejects_unequal_shards, world_sizes=(1, 2, 3))

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from shared.checks.models.awkward_models import INPUTS, SampleDropout, batch_norm
-from shared.checks.models.unit_models import WIDTH, Block, Blocks, calm
+from shared.checks.models.unit_blocks import WIDTH, Block, Blocks, calm
 
 
 class TiedBlock(Block):

@@ -13,7 +13,7 @@ from shared.checks.engine.failures import Wrong
 from shared.checks.engine.footprint import judge_footprint, judge_state_bytes
 from shared.checks.engine.framework import Exercise
 from shared.checks.engine.late_ranks import PATIENCE_S
-from shared.checks.engine.overlap_models import draw_shares, draw_sizes, judge_steps, mean_of
+from shared.checks.engine.overlap_models import draw_sizes
 from shared.checks.engine.overlap_probes import (
     Micro,
     probe_late,
@@ -22,6 +22,7 @@ from shared.checks.engine.overlap_probes import (
     probe_order,
     probe_progress,
 )
+from shared.checks.engine.overlap_steps import draw_shares, judge_steps, mean_of
 from shared.checks.engine.training import Draw, Training, judge_start, train, train_and_judge
 from shared.checks.engine.wrapping import judge_wrapping
 from shared.checks.models import awkward

@@ -5,8 +5,9 @@ from shared.checks.engine.buckets import judge_messages
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import describe_calls
 from shared.checks.engine.failures import Wrong
-from shared.checks.engine.overlap_models import Sizes, draw_shares, draw_sizes, judge_steps
+from shared.checks.engine.overlap_models import Sizes, draw_sizes
 from shared.checks.engine.overlap_probes import Micro, probe_graph, probe_leaving
+from shared.checks.engine.overlap_steps import draw_shares, judge_steps
 from shared.checks.engine.training import Draw
 from shared.checks.models import awkward
 

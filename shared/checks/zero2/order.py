@@ -14,8 +14,9 @@ from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import by_rank, first_difference, nearly_equal
 from shared.checks.engine.failures import Wrong
 from shared.checks.engine.late_ranks import PATIENCE_S, Rendezvous, launches_unasked, rehearsed
-from shared.checks.engine.overlap_models import Sizes, draw_shares, draw_sizes, mean_of
+from shared.checks.engine.overlap_models import Sizes, draw_sizes
 from shared.checks.engine.overlap_probes import Micro
+from shared.checks.engine.overlap_steps import draw_shares, mean_of
 from shared.checks.models import awkward
 from shared.wire import instrumentation
 

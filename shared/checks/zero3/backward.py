@@ -22,7 +22,7 @@ from shared.checks.engine.sharded.unit_training import (
 )
 from shared.checks.engine.training import Draw
 from shared.checks.models import awkward, unit_models
-from shared.checks.models.unit_models import WIDTH
+from shared.checks.models.unit_blocks import WIDTH
 from shared.wire import completion, instrumentation
 
 # -- judge the hooks of forward by themselves: what pre_forward() and post_forward() call, and in which order

@@ -16,7 +16,7 @@ from shared.checks.engine.sharded.training import Causes, judge_states, plain
 from shared.checks.engine.sharded.unit_training import UnitPlan, has_memory, new_optimizer, shard, take_step
 from shared.checks.engine.training import Draw
 from shared.checks.models import awkward, unit_models
-from shared.checks.models.unit_models import WIDTH
+from shared.checks.models.unit_blocks import WIDTH
 from shared.checks.zero3.backward import units_are_unsharded_when_they_compute
 
 STEPS = 2

@@ -28,7 +28,7 @@ from shared.checks.engine.sharded.training import (
 from shared.checks.engine.sharded.wire import Flat
 from shared.checks.engine.subgroups import join_subgroup
 from shared.checks.engine.training import Draw
-from shared.checks.models import awkward, unit_models
+from shared.checks.models import awkward, unit_blocks, unit_models
 from shared.wire import instrumentation
 
 # -- compute which unit owns which parameters, and how many bytes it has, without the student's code
@@ -161,11 +161,11 @@ class StateReader:
                         with instrumentation.violations_accepted():  # what is in flight is copied again when it runs
                             found[name] = tensor.detach().cpu().clone()
 
-        unit_models.listeners.append(take)
+        unit_blocks.listeners.append(take)
         try:
             return run(), found
         finally:
-            unit_models.listeners.remove(take)
+            unit_blocks.listeners.remove(take)
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
