@@ -5,12 +5,12 @@ import torch
 from shared.checks.bucketed_ddp import assignment, properties
 from shared.checks.bucketed_ddp import steps as bucket_steps
 from shared.checks.bucketed_ddp.properties import judge_in_flight, judge_late_rank
-from shared.checks.engine.attempts import Attempt
+from shared.checks.engine.attempts import Attempt, on_each
 from shared.checks.engine.buckets import describe_cap, judge_messages, messages_of
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.failures import Wrong
 from shared.checks.engine.footprint import judge_footprint, judge_state_bytes, reject_early_messages
-from shared.checks.engine.framework import Exercise, on_each
+from shared.checks.engine.framework import Exercise
 from shared.checks.engine.loops import Loop, describe, loop_and_judge
 from shared.checks.engine.training import Draw, Training, judge_start, train_and_judge
 from shared.checks.engine.wrapping import judge_wrapping

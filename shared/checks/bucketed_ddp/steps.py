@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from shared.checks.engine.attempts import Attempt
+from shared.checks.engine.attempts import Attempt, on_each
 from shared.checks.engine.buckets import describe_messages
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import judge_gradients, nearly_equal, tolerance_of
@@ -189,8 +189,7 @@ def _left_over(gradients: dict[int, dict], expected: dict, before: dict[int, dic
     return ""
 
 
-def each_gradient_becomes_the_mean(attempt: Attempt) -> None:
-    _judge_values(attempt, Steps((True, True)))
+each_gradient_becomes_the_mean = on_each(_judge_values, Steps((True, True)))
 
 
 def it_survives_zero_grad(attempt: Attempt) -> None:

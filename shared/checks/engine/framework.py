@@ -18,7 +18,6 @@ from shared import mine, progress, ranks
 from shared.checks.engine import cells, display
 from shared.checks.engine.attempts import (
     MOST_HANGS,
-    Attempt,
     Check,
     Run,
     Runner,
@@ -173,16 +172,6 @@ class Exercise:
         except (mine.NotSaved, OSError, SyntaxError) as error:
             return f"This exercise counts as it is. Later labs take our {self.piece}, because {error}."
         return ""
-
-
-def on_each(judge: Callable, *cases) -> Callable[[Attempt], None]:
-    """Return the judge of a check that judges some cases, one after the other."""
-
-    def judge_all(attempt: Attempt) -> None:
-        for case in cases:
-            judge(attempt, case)
-
-    return judge_all
 
 
 def run_exercise(

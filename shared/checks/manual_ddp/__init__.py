@@ -2,11 +2,11 @@
 
 import torch
 
-from shared.checks.engine.attempts import Attempt
+from shared.checks.engine.attempts import Attempt, on_each
 from shared.checks.engine.compare import by_rank, describe_calls, judge_gradients, judge_state, reject_frozen_gradients
 from shared.checks.engine.failures import Wrong
 from shared.checks.engine.footprint import judge_gradient_bytes, judge_state_bytes, reject_early_messages
-from shared.checks.engine.framework import Exercise, on_each
+from shared.checks.engine.framework import Exercise
 from shared.checks.engine.subgroups import called_alone, members_of
 from shared.checks.engine.training import Draw, Training, judge_start, train, train_and_judge
 from shared.checks.engine.wrapping import judge_wrapping

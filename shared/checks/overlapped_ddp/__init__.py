@@ -6,12 +6,12 @@ layer, and whether its backward can end while another rank has launched nothing 
 
 import torch
 
-from shared.checks.engine.attempts import Attempt
+from shared.checks.engine.attempts import Attempt, on_each
 from shared.checks.engine.buckets import describe_cap, describe_messages, judge_messages, messages_of
 from shared.checks.engine.compare import by_rank, describe_calls, judge_gradients
 from shared.checks.engine.failures import Wrong
 from shared.checks.engine.footprint import judge_footprint, judge_state_bytes
-from shared.checks.engine.framework import Exercise, on_each
+from shared.checks.engine.framework import Exercise
 from shared.checks.engine.late_ranks import PATIENCE_S
 from shared.checks.engine.overlap_models import draw_sizes
 from shared.checks.engine.overlap_probes import (

@@ -6,7 +6,7 @@ from itertools import product
 
 from torch.distributed.device_mesh import DeviceMesh
 
-from shared.checks.engine.attempts import Attempt
+from shared.checks.engine.attempts import Attempt, on_each
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.failures import Wrong
 from shared.checks.parallel_3d.cases import AXES, layouts
@@ -77,8 +77,7 @@ def judge_coordinates(attempt: Attempt, meshes: list[dict[str, int]]) -> None:
             raise Wrong(message, hint)
 
 
-def the_table_comes_out(attempt: Attempt) -> None:
-    judge_coordinates(attempt, [TABLE])
+the_table_comes_out = on_each(judge_coordinates, [TABLE])
 
 
 def drawn_meshes(attempt: Attempt) -> None:
@@ -107,8 +106,7 @@ def judge_groups(attempt: Attempt, meshes: list[dict[str, int]]) -> None:
         raise Wrong(message, hint)
 
 
-def groups_of_the_table(attempt: Attempt) -> None:
-    judge_groups(attempt, [TABLE])
+groups_of_the_table = on_each(judge_groups, [TABLE])
 
 
 def groups_of_drawn_meshes(attempt: Attempt) -> None:

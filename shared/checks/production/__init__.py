@@ -2,8 +2,8 @@
 
 import torch
 
-from shared.checks.engine.attempts import Attempt
-from shared.checks.engine.framework import Exercise, on_each
+from shared.checks.engine.attempts import Attempt, on_each
+from shared.checks.engine.framework import Exercise
 from shared.checks.engine.hints import give_hints
 from shared.checks.models import awkward
 from shared.checks.production import choice, training, wire

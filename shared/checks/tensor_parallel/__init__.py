@@ -7,10 +7,10 @@ and judge what each rank holds and sends.
 import math
 from dataclasses import replace
 
-from shared.checks.engine.attempts import Attempt
+from shared.checks.engine.attempts import Attempt, on_each
 from shared.checks.engine.compare import nearly_equal
 from shared.checks.engine.failures import Wrong
-from shared.checks.engine.framework import Exercise, on_each
+from shared.checks.engine.framework import Exercise
 from shared.checks.engine.hints import begin_at, give_hints, where_it_raises, where_only_this_fails
 from shared.checks.engine.model_parallel.case import Case
 from shared.checks.engine.model_parallel.judges import (

@@ -2,8 +2,8 @@
 
 import torch
 
-from shared.checks.engine.attempts import Attempt
-from shared.checks.engine.framework import Exercise, on_each
+from shared.checks.engine.attempts import Attempt, on_each
+from shared.checks.engine.framework import Exercise
 from shared.checks.engine.hints import begin_at, give_hints
 from shared.checks.engine.sharded import unit_forward, unit_order, unit_wire
 from shared.checks.engine.sharded.unit_memory import judge_memory

@@ -7,7 +7,7 @@ can load them.
 
 import torch
 
-from shared.checks.engine.attempts import Attempt
+from shared.checks.engine.attempts import Attempt, on_each
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.failures import Wrong
 from shared.checks.engine.sharded import unit_forward
@@ -232,9 +232,9 @@ def parameters_are_shards(attempt: Attempt) -> None:
             raise Wrong(evidence, "Hint: which tensors should the optimizer get from parameters()?")
 
 
-def each_unit_is_gathered_once(attempt: Attempt) -> None:
-    for model in ("Blocks", "Mixed", "Frozen", "Whole"):
-        unit_forward.judge_forward_wire(attempt, UnitPlan(model))
+each_unit_is_gathered_once = on_each(
+    unit_forward.judge_forward_wire, *(UnitPlan(model) for model in ("Blocks", "Mixed", "Frozen", "Whole"))
+)
 
 
 def only_computing_units_are_unsharded(attempt: Attempt) -> None:
