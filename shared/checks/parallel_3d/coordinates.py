@@ -7,7 +7,7 @@ from itertools import product
 from torch.distributed.device_mesh import DeviceMesh
 
 from shared.checks.engine.attempts import Attempt, on_each
-from shared.checks.engine.candidate import device_here
+from shared.checks.engine.candidate import device_here, error_of
 from shared.checks.engine.failures import Wrong
 from shared.checks.parallel_3d.cases import AXES, layouts
 
@@ -148,13 +148,7 @@ def meshes_have_tp_innermost(attempt: Attempt) -> None:
 
 def probe_rejected_mesh(make_mesh: Callable, sizes: dict[str, int]) -> str:
     """Return the error that it raises, or an empty string."""
-    try:
-        make_mesh(**sizes)
-    except NotImplementedError:
-        raise
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
+    return error_of(lambda: make_mesh(**sizes))
 
 
 def other_sizes_are_rejected(attempt: Attempt) -> None:

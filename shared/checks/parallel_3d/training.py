@@ -9,7 +9,7 @@ from torch import nn
 
 from shared import wire
 from shared.checks.engine.attempts import Attempt
-from shared.checks.engine.candidate import device_here
+from shared.checks.engine.candidate import device_here, error_of
 from shared.checks.engine.compare import first_difference, nearly_equal
 from shared.checks.engine.failures import Wrong
 from shared.checks.engine.footprint import living_bytes, settled_bytes
@@ -521,13 +521,7 @@ def probe_rejection(parallel_cls, plan: Plan, samples: int) -> str:
     """Return the error that step() raises for a batch of this many samples, or ''."""
     trained = build_on_mesh(parallel_cls, plan.build_model(0).to(device_here()), plan)
     tokens = torch.zeros(samples, TOKENS, dtype=torch.long, device=device_here())
-    try:
-        trained.step(tokens, tokens)
-    except NotImplementedError:
-        raise
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
+    return error_of(lambda: trained.step(tokens, tokens))
 
 
 def uneven_batches_are_rejected(attempt: Attempt) -> None:

@@ -103,7 +103,6 @@ def calls_do_not_share_anything(attempt: Attempt) -> None:
 # -- how many bytes of activations a rank keeps for backward, and after it has given its tokens to the others
 
 
-_WIDTH = 240
 # Of what is kept without sequence parallelism. In units of B · T · D elements, a layer of TinyGPT keeps 4 + 13/N then,
 # and 2 + 15/N with it: the inputs of two column-parallel layers, which are gathered, and parts of everything else. On 4
 # ranks, that is a fraction of 0.79.
