@@ -30,29 +30,3 @@ from shared.guards.pieces import Pieces
 from shared.guards.tensors import contiguous
 from shared.guards.unused import UNUSED
 from shared.guards.wrappers import call_hook, complete_interrupted_sync, guarded, synchronizes
-
-__all__ = [
-    "UNUSED",
-    "AtStep",
-    "Guard",
-    "InBackward",
-    "Joint",
-    "Overlapped",
-    "PerBucket",
-    "PerParameter",
-    "Pieces",
-    "Sharded",
-    "all_parameters_of",
-    "at_end_of_backward",
-    "call_hook",
-    "complete_interrupted_sync",
-    "contiguous",
-    "guarded",
-    "reject_altered",
-    "reject_grad_scaler",
-    "reject_other_settings",
-    "reject_whole_tensor_updates",
-    "stale_gradient",
-    "synchronizes",
-    "unshared",
-]

@@ -57,29 +57,3 @@ from shared.measure.rounds import Job, Measured, Times, jobs, now_s, recorded
 from shared.measure.steps import Costs, costs, ready_fractions, recorded_step, train_step, training_step
 from shared.measure.sweeps import SIZES_BYTES, Sweep, collectives, loopback_and_link
 from shared.measure.worlds import Scaling, scaling
-
-__all__ = [
-    "SIZES_BYTES",
-    "Costs",
-    "Fit",
-    "Job",
-    "Measured",
-    "Scaling",
-    "Sweep",
-    "Times",
-    "behind_link",
-    "collectives",
-    "costs",
-    "expect",
-    "jobs",
-    "loopback_and_link",
-    "now_s",
-    "ready_fractions",
-    "recorded",
-    "recorded_step",
-    "scaling",
-    "start_behind_link",
-    "train_step",
-    "training_step",
-    "where",
-]
