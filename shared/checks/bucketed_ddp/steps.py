@@ -45,7 +45,6 @@ def probe_bucket(bucket_class, steps: Steps, rank: int, gradients: list[list[tor
     Args:
         bucket_class: The student's class.
         steps: What to do.
-        rank: This rank.
         gradients: For each step, the gradient of each parameter; None if the parameter is not used.
     """
     group, member = join_subgroup(steps.in_subgroup)

@@ -187,7 +187,6 @@ def expect_error(attempt: Attempt, probe_it, case, tensors: list, context: str) 
     """Expect a ValueError on every rank.
 
     Args:
-        attempt: The attempt.
         probe_it: A probe that gets the case and the tensors of its rank.
         case: The case.
         tensors: The tensors of each rank.

@@ -144,23 +144,18 @@ def judge_state_bytes(rank: int, calls: list[instrumentation.Call], model: str) 
         raise Wrong({rank: f"{awkward.describe(model)}: {evidence}"}, hint)
 
 
-def judge_gradient_bytes(
-    rank: int, calls: list[instrumentation.Call], model: str, most_messages: int | None = None, note: str = ""
-) -> None:
-    """Check that all-reduces send exactly the bytes of the trainable parameters' gradients.
+def judge_gradient_bytes(rank: int, calls: list[instrumentation.Call], model: str, note: str = "") -> None:
+    """Check that all-reduces send exactly the bytes of the trainable parameters' gradients, in one message for each.
 
     Args:
-        rank: The rank.
-        calls: What it sent.
         model: The name of the model.
-        most_messages: The number of messages allowed; by default one per trainable parameter.
         note: What else to say about the model.
 
     Raises:
         Wrong: If it was not.
     """
     want_bytes = trainable_bytes(model)
-    most = most_messages or sum(p.requires_grad for p in awkward.build(model, 0).parameters())
+    most = sum(p.requires_grad for p in awkward.build(model, 0).parameters())
     expected = f"at most {most} messages, {want_bytes} bytes, all by all_reduce"
     message = f"{' '.join(filter(None, [awkward.describe(model), note]))}: {describe_calls(calls)}; expected {expected}"
     if sum(call.payload_bytes for call in calls) != want_bytes or len(calls) > most:

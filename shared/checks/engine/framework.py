@@ -186,7 +186,6 @@ def run_exercise(
     """Run the checks of an exercise at every world size that they ask for and that there are ranks for.
 
     Args:
-        exercise: The exercise.
         path: The student's file; None checks what is defined on the ranks.
         seed: Repeats the random choices of an earlier run.
         only: The name of the only check to run; "" runs all of them.

@@ -132,7 +132,6 @@ def judge_rows(
     """Exchange rows once.
 
     Args:
-        attempt: The attempt.
         idle: The ranks that send nothing.
         deaf: The ranks that receive nothing.
         in_groups: Whether two groups work side by side.

@@ -53,8 +53,6 @@ def probe_average(
         model: The name of the model.
         in_subgroup: Whether only the ranks of a group call the function.
         seed: The seed of the model's weights.
-        x: The inputs.
-        y: The targets.
         extra: The function's arguments between the module and the group.
         old_gradients: Whether frozen parameters have a gradient from before they were frozen.
     """

@@ -28,13 +28,10 @@ def probe_full(wrapper, plan: UnitPlan, loaded: dict | None, foreign: list[dict]
     """Load a state, if there is one, train, and save. Return the state after every step, and any errors.
 
     Args:
-        wrapper: The student's class.
         plan: What is trained, and how.
         loaded: A state to load after a backward and a forward whose output is not used, or None.
         foreign: States that must be rejected.
         seed: For the model.
-        x: This rank's inputs.
-        y: This rank's targets.
     """
     module = unit_models.build(plan.model, seed, plan.dtype).to(device_here())
     wrapped = shard(wrapper, module, plan)
