@@ -3,6 +3,8 @@
 Also the figure of the GPU benchmark, a pure function of the rows of its report.
 """
 
+import contextlib
+import io
 import json
 import os
 import platform
@@ -10,7 +12,22 @@ import statistics
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from shared.plots import COLORS, HATCHES
+from shared import ranks
+
+
+@contextlib.contextmanager
+def started(world_size: int, **options):
+    """Start ranks that print nothing and do not compare their calls, and stop them at the end.
+
+    Args:
+        options: Those of `ranks.start`, such as link.
+    """
+    with contextlib.redirect_stdout(io.StringIO()):
+        ranks.start(world_size, detect_mismatch=False, **options)
+    try:
+        yield
+    finally:
+        ranks.stop()
 
 
 @dataclass(frozen=True)
@@ -97,6 +114,8 @@ def draw_gpu_rows(times, sizes, rows: list[dict]) -> None:
         sizes: The axes for the memory, which share their vertical axis with the times.
         rows: A `benchmarks.gpu.Row` each, as a dict.
     """
+    from shared.plots import COLORS, HATCHES  # Ranks import this module, and draw nothing.
+
     positions = range(len(rows))
     edge = {"edgecolor": "black", "linewidth": 0.6}
     drawn = times.barh(positions, [row["over_plain"] for row in rows], facecolor=COLORS[5], **edge)

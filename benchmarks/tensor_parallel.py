@@ -10,8 +10,6 @@ round, and the table shows their median.
 """
 
 import argparse
-import contextlib
-import io
 import random
 import statistics
 import sys
@@ -195,12 +193,8 @@ def measure(rounds: int) -> tuple[list[list[str]], list[report.Row]]:
     lines, aims = [], []
     links = LINKS[:1] if hosts.why_not() else LINKS
     for link, size in ((link, size) for link in links for size in WORLD_SIZES):
-        with contextlib.redirect_stdout(io.StringIO()):
-            ranks.start(size, detect_mismatch=False, link=link)
-        try:
+        with report.started(size, link=link):
             per_rank = ranks.run(on_a_rank, rounds, timeout_s=TIMEOUT_S)
-        finally:
-            ranks.stop()
         for name, torchs in TORCHS.items():
             mine, other = merged(per_rank, name), merged(per_rank, torchs)
             ratios = [ours / theirs for ours, theirs in zip(mine.times_ms, other.times_ms, strict=True)]
