@@ -9,8 +9,6 @@ and the table shows the median over all rounds: above 1, ours is faster.
 """
 
 import argparse
-import contextlib
-import io
 import json
 import sys
 from dataclasses import dataclass
@@ -18,7 +16,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from benchmarks.report import machine
+from benchmarks.report import machine, started
 from shared import measure, ranks
 from shared.formulas import all_reduce_sent_bytes
 from shared.ranks import rankside
@@ -86,14 +84,11 @@ def compare(world_size: int, rounds: int) -> dict[int, list[Cell]]:
     )  # a function of __main__ would be sent to the ranks without this file's names
 
     cells: dict[int, list[Cell]] = {}
-    ranks.start(world_size, detect_mismatch=False)
-    try:
+    with started(world_size):
         for size_kib in SIZES_KIB:
             for family in FAMILIES:
                 of_ranks = ranks.run(times_on_a_rank, family, 1024 * size_kib, rounds, timeout_s=TIMEOUT_S)
                 cells.setdefault(size_kib, []).append(Cell(family, size_kib, of_ranks[0]))
-    finally:
-        ranks.stop()
     return cells
 
 
@@ -136,8 +131,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=30, metavar="N", help="rounds per size (default: 30)")
     options = parser.parse_args()
     machine_info = machine() | {"ranks": options.world_size}
-    with contextlib.redirect_stdout(io.StringIO()):
-        cells = compare(options.world_size, options.rounds)
+    cells = compare(options.world_size, options.rounds)
     if options.json:
         print(as_json(machine_info, cells))
     else:

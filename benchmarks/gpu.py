@@ -29,7 +29,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from benchmarks import gpu_figure, report
+from benchmarks import report
 from benchmarks.gpu_training import DRY, Measurement, Training, on_a_rank, parameters_of
 from benchmarks.rungs import ALONE, ON_A_GPU, beside
 from shared import formulas, ranks
@@ -218,9 +218,9 @@ def figure(rows: list[Row]):
     import matplotlib.pyplot as plt
 
     drawing, (times, sizes) = plt.subplots(
-        1, 2, figsize=(10, 0.8 + gpu_figure.ROW_IN * len(rows)), sharey=True, layout="constrained"
+        1, 2, figsize=(10, 0.8 + report.GPU_ROW_IN * len(rows)), sharey=True, layout="constrained"
     )
-    gpu_figure.draw(times, sizes, [asdict(row) for row in rows])
+    report.draw_gpu_rows(times, sizes, [asdict(row) for row in rows])
     drawing.legend(*sizes.get_legend_handles_labels(), frameon=False, ncols=3, loc="outside upper right")
     plt.close(drawing)
     return drawing

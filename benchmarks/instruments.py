@@ -8,8 +8,6 @@ the machine therefore affects both sides of a ratio.
 """
 
 import argparse
-import contextlib
-import io
 import sys
 import time
 from contextlib import nullcontext
@@ -17,7 +15,7 @@ from contextlib import nullcontext
 import torch
 import torch.distributed as dist
 
-from benchmarks.report import Row, machine, show
+from benchmarks.report import Row, machine, show, started
 from shared import ranks, timeline, wire
 from shared.data import CharTokens
 from shared.models import GPTConfig, TinyGPT
@@ -55,11 +53,8 @@ def measure(rounds: int) -> list[Row]:
         ratios_on_a_rank,
     )  # a function of __main__ would be sent to the ranks without this file's names
 
-    ranks.start(WORLD_SIZE, detect_mismatch=False)
-    try:
+    with started(WORLD_SIZE):
         rank_ratios = ranks.run(ratios_on_a_rank, rounds, timeout_s=600)
-    finally:
-        ranks.stop()
     targets = {"wire.ledger": 1.03}
     return [
         Row(
@@ -80,9 +75,7 @@ def main() -> int:
     )
     options = parser.parse_args()
     machine_info = machine()
-    with contextlib.redirect_stdout(io.StringIO()):
-        rows = measure(options.rounds)
-    return show(machine_info, rows, options.json)
+    return show(machine_info, measure(options.rounds), options.json)
 
 
 if __name__ == "__main__":

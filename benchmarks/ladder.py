@@ -13,9 +13,7 @@ module alone, which sends nothing. It consists of communication that is not hidd
 """
 
 import argparse
-import contextlib
 import importlib.metadata
-import io
 import itertools
 import json
 import random
@@ -156,17 +154,13 @@ def measure(rungs: list[str], rounds: int, links: tuple[str | None, ...]) -> lis
     settings = []
     for link in links:
         for world_size in WORLD_SIZES:
-            with contextlib.redirect_stdout(io.StringIO()):
-                ranks.start(world_size, detect_mismatch=False, link=link)
-            try:
+            with report.started(world_size, link=link):
                 for kind, model in itertools.product(rungs, MODELS):
                     began_s = time.perf_counter()
                     per_rank = ranks.run(on_a_rank, kind, model, rounds, timeout_s=TIMEOUT_S)
                     settings.append(Setting(kind, model, link or "loopback", world_size, merged(per_rank)))
                     took_s = time.perf_counter() - began_s
                     print(f"measured in {took_s:.0f} s: {settings[-1]}, {kind}", file=sys.stderr)
-            finally:
-                ranks.stop()
     return sorted(settings, key=lambda setting: (rungs.index(setting.rungs), list(MODELS).index(setting.model)))
 
 

@@ -11,8 +11,6 @@ shows their median. The bubbles are those of ranks that sleep in place of comput
 """
 
 import argparse
-import contextlib
-import io
 import random
 import statistics
 import sys
@@ -98,17 +96,6 @@ def on_a_rank(rounds: int) -> dict[str, list[float]]:
     return {name: times[WARM_UP_ROUNDS:] for name, times in times_ms.items()}
 
 
-@contextlib.contextmanager
-def started(size: int):
-    """Start ranks without a word, and stop them at the end."""
-    with contextlib.redirect_stdout(io.StringIO()):
-        ranks.start(size, detect_mismatch=False)
-    try:
-        yield
-    finally:
-        ranks.stop()
-
-
 def compare_times(size: int, rounds: int) -> tuple[list[list[str]], list[report.Row]]:
     """Return the lines of the first table, and the aims."""
     from benchmarks.pipelines import on_a_rank  # a function of __main__ could not be sent to the ranks
@@ -169,13 +156,13 @@ def main() -> int:
     parser.add_argument("--figure", metavar="FILE.png", help="only write the README's figure to this file")
     options = parser.parse_args()
     if options.figure:
-        with started(max(WORLD_SIZES)):
+        with report.started(max(WORLD_SIZES)):
             figure(max(WORLD_SIZES)).savefig(options.figure, dpi=150)
         return 0
     rounds = QUICK_ROUNDS if options.quick else options.rounds
     times, bubbles, aims = [], [], []
     for size in WORLD_SIZES:
-        with started(size):
+        with report.started(size):
             for lines, compare, count in ((times, compare_times, rounds), (bubbles, compare_bubbles, BUBBLE_ROUNDS)):
                 found, further = compare(size, count)
                 lines += found

@@ -10,8 +10,6 @@ slowest rank is done. Ratios are computed within each round.
 """
 
 import argparse
-import contextlib
-import io
 import json
 import random
 import statistics
@@ -112,12 +110,8 @@ def measure(world_size: int, link: str, rounds: int, steps: int) -> dict[str, li
     """Return the time of each version in each round, of the slowest rank."""
     from benchmarks.sharded_overlap import on_a_rank  # __main__'s would be sent to the ranks without this file's names
 
-    with contextlib.redirect_stdout(io.StringIO()):
-        ranks.start(world_size, detect_mismatch=False, link=None if link == "loopback" else link)
-    try:
+    with report.started(world_size, link=None if link == "loopback" else link):
         per_rank = ranks.run(on_a_rank, rounds, steps, timeout_s=1800.0)
-    finally:
-        ranks.stop()
     return {
         name: [max(times) for times in zip(*(each[name] for each in per_rank), strict=True)] for name in per_rank[0]
     }

@@ -8,8 +8,6 @@ the same round.
 """
 
 import argparse
-import contextlib
-import io
 import random
 import statistics
 import sys
@@ -195,12 +193,8 @@ def main() -> int:
         on_a_rank,
     )  # a function of __main__ would be sent to the ranks without this file's names
 
-    with contextlib.redirect_stdout(io.StringIO()):
-        ranks.start(WORLD_SIZE, detect_mismatch=False)
-    try:
+    with report.started(WORLD_SIZE):
         measured = ranks.run(on_a_rank, options.rounds, timeout_s=600.0)[0]
-    finally:
-        ranks.stop()
     formulas = [predicted(stage) for stage in range(len(STAGES))]
     print("  ".join(f"{name} {value}" for name, value in machine_info.items()))
     print(as_table(measured, formulas))

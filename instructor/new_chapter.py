@@ -17,7 +17,7 @@ from pathlib import Path
 
 import jinja2
 
-from instructor import contents, minutes
+from instructor import contents, start_page
 from instructor.build import ROOT, Chapter, chapters, module_names
 from shared.checks.terminal import show_anything
 
@@ -179,7 +179,7 @@ def begin(plan: Plan) -> list[Path]:
         (ROOT / path).write_text(text, encoding="utf-8")
     (ROOT / CONTENTS).write_text(contents_text, encoding="utf-8")
     chapter = Chapter(plan.folder)
-    minutes_text = f"{minutes.lesson_minutes(chapter)} + {minutes.lab_minutes(chapter)}"
+    minutes_text = f"{start_page.lesson_minutes(chapter)} + {start_page.lab_minutes(chapter)}"
     (ROOT / README).write_text(with_row(readme, plan, minutes_text), encoding="utf-8")
     return [*files, README, *([] if plan.number in contents.CHAPTERS else [CONTENTS])]
 

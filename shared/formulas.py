@@ -39,8 +39,6 @@ class BytesPerParameter:
 MIXED_ADAM = BytesPerParameter(2, 2, 12)
 # The same with a second, fp32 gradient for accumulation: 2 + 6 + 12 = 20 bytes per parameter.
 MIXED_ADAM_FP32_GRADIENTS = BytesPerParameter(2, 6, 12)
-# Like MIXED_ADAM without the fp32 master weight: 12 bytes per parameter.
-MIXED_ADAM_NO_MASTER = BytesPerParameter(2, 2, 8)
 FP32_ADAM = BytesPerParameter(4, 4, 8)
 
 
@@ -98,12 +96,6 @@ def zero3_parameter_peak_bytes(
     return bytes_each * (sum(unit_parameters) / ranks + gathered)
 
 
-def largest_model_parameters(gpu_bytes: float, bytes_per_parameter: BytesPerParameter = MIXED_ADAM) -> float:
-    """The number of parameters whose state alone fills a GPU under plain data parallelism: M/16. Derived."""
-    _positive(gpu_bytes=gpu_bytes)
-    return gpu_bytes / bytes_per_parameter.total
-
-
 # -- bytes on the wire, sent per rank
 
 
@@ -154,20 +146,6 @@ def tensor_parallel_sent_bytes(tokens: float, hidden: float, layers: int, ranks:
     """
     _positive(tokens=tokens, hidden=hidden, layers=layers)
     return 4 * layers * all_reduce_sent_bytes(bytes_each * tokens * hidden, ranks)
-
-
-def tensor_parallel_break_even_tokens(hidden: float, layer_parameters: float | None = None) -> float:
-    """Tokens per step at which tensor parallelism sends as much for a layer as ZeRO-3 over the same ranks: 3ψ/(8h).
-
-    The tokens are those of all the ranks together. Tensor parallelism sends 8f·sbh elements, ZeRO-3 3fψ.
-
-    Args:
-        layer_parameters: ψ. None means 12h², as in a GPT, so the result is 4.5h.
-
-    Derived.
-    """
-    _positive(hidden=hidden)
-    return 3 * (12 * hidden**2 if layer_parameters is None else layer_parameters) / (8 * hidden)
 
 
 def ring_step_bytes(tokens: float, kv_width: float, bytes_each: int = 2) -> float:
@@ -291,12 +269,6 @@ def bubble_over_ideal(stages: int, micro_batches: int, chunks: int = 1) -> float
             f"got {micro_batches}"
         )
     return (stages - 1) / (chunks * micro_batches)
-
-
-def bubble_over_total(stages: int, micro_batches: int) -> float:
-    """Idle time over total time: (p−1)/(m+p−1). Source: GPipe §2.3."""
-    _positive(stages=stages, micro_batches=micro_batches)
-    return (stages - 1) / (micro_batches + stages - 1)
 
 
 # -- activations per transformer layer: GELU MLP of width 4h, materialized or fused attention

@@ -6,7 +6,7 @@ import nbformat
 import pytest
 
 from instructor import build
-from shared.checks.engine import assistance, display
+from shared.checks.engine import cells, display
 from shared.checks.engine.verdicts import Verdict
 
 NAME = "first_collectives.pass_right"
@@ -25,7 +25,7 @@ def lab(tmp_path) -> str:
 
 def test_hints_and_original_cell_are_read_from_the_students_own_file(lab, monkeypatch):
     monkeypatch.setenv("JPY_SESSION_NAME", lab)
-    found = assistance.find(NAME)
+    found = cells.help_for(NAME)
     assert len(found.hints) == 2 and all(hint.startswith("<details><summary>") for hint in found.hints)
     (original,) = found.originals
     assert original.startswith("%%ranks\ndef pass_right(") and build.STUB in original
@@ -37,12 +37,12 @@ def test_without_a_lab_nothing_is_offered(tmp_path, monkeypatch, content):
     path.write_text(content)
     for known in (str(path), str(path) + "-missing", ""):
         monkeypatch.setenv("JPY_SESSION_NAME", known)
-        assert assistance.find(NAME) == assistance.Assistance()
+        assert cells.help_for(NAME) == cells.Assistance()
 
 
 def test_blocks_are_shown_below_the_verdicts_and_code_is_escaped():
     verdicts = [Verdict("pass_right", "values", False, (2,), "it is wrong")]
-    offered = assistance.Assistance(("<details><summary>Hint</summary>Think.</details>",), ("if a < b: ...",))
+    offered = cells.Assistance(("<details><summary>Hint</summary>Think.</details>",), ("if a < b: ...",))
     html = display.as_html(verdicts, "✗", assistance=offered)
     assert html.index("</table>") < html.index("<summary>Hint</summary>") < html.index("Start over")
     assert "if a &lt; b: ..." in html

@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from instructor.site import committed
+from instructor.site import notebooks
 
 OURS, MINE = '{"cells": []}\n', '{"cells": ["my own code"]}\n'
 NAME = "labs/00_ranks_lab.ipynb"
@@ -14,7 +14,7 @@ NAME = "labs/00_ranks_lab.ipynb"
 def course(tmp_path, monkeypatch):
     (tmp_path / "labs").mkdir()
     (tmp_path / NAME).write_text(OURS)
-    monkeypatch.setattr(committed, "ROOT", tmp_path)
+    monkeypatch.setattr(notebooks, "ROOT", tmp_path)
     return tmp_path
 
 
@@ -26,18 +26,18 @@ def commit(folder) -> None:
 
 def test_a_page_shows_the_committed_notebook(course):
     commit(course)
-    assert committed.changed(["labs/*.ipynb"]) == []
+    assert notebooks.changed(["labs/*.ipynb"]) == []
     (course / NAME).write_text(MINE)
-    assert committed.text(NAME) == OURS
-    assert committed.changed(["labs/*.ipynb"]) == [NAME]
+    assert notebooks.committed_text(NAME) == OURS
+    assert notebooks.changed(["labs/*.ipynb"]) == [NAME]
 
 
 def test_a_new_notebook_is_shown_before_it_is_committed(course):
     commit(course)
     (course / "labs" / "new.ipynb").write_text(OURS)
-    assert committed.text("labs/new.ipynb") == OURS
+    assert notebooks.committed_text("labs/new.ipynb") == OURS
 
 
 def test_without_git_a_page_shows_the_file(course, monkeypatch):
     monkeypatch.setenv("PATH", "")
-    assert committed.text(NAME) == OURS and committed.changed([NAME]) == []
+    assert notebooks.committed_text(NAME) == OURS and notebooks.changed([NAME]) == []

@@ -20,7 +20,7 @@ from shared.plots.diagrams import backward, collectives
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]  # every figure is drawn and measured
 
 WORLD_SIZES = (2, 3, 4)
-DIAGRAMS = {name: lambda size, name=name: diagrams.collective(name, size) for name in collectives.NAMES} | {
+DIAGRAMS = {name: lambda name=name: diagrams.collective(name) for name in collectives.NAMES} | {
     "processes": diagrams.processes,
     "data_parallelism": diagrams.data_parallelism,
     "tree_broadcast": diagrams.tree_broadcast,
@@ -32,8 +32,6 @@ DIAGRAMS = {name: lambda size, name=name: diagrams.collective(name, size) for na
     "unit": diagrams.unit,
     "per_parameter": diagrams.per_parameter,
     "deferred_init": diagrams.deferred_init,
-}
-OF_ONE_SIZE = {
     "ring": diagrams.ring,
     "training_memory": diagrams.training_memory,
     "unit_states": diagrams.unit_states,
@@ -64,8 +62,6 @@ OF_ONE_SIZE = {
     "low_rank": diagrams.low_rank,
     "local_sgd": diagrams.local_sgd,
 }
-CASES = [(name, size) for name in DIAGRAMS for size in WORLD_SIZES] + [("tree_broadcast", size) for size in (5, 7, 8)]
-CASES += [(name, None) for name in OF_ONE_SIZE]
 A_GAP_PX = 2.0
 ENOUGH_BRIGHTNESS = 9.0  # of 100; two patches of gray that touch can be told apart
 
@@ -79,13 +75,12 @@ class Drawn:
     patches: list[tuple[Patch, Bbox]]
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda case: "-".join(str(each) for each in case if each))
+@pytest.fixture(scope="module", params=DIAGRAMS)
 def drawn(request) -> Drawn:
-    """Draw one diagram, at one world size if it has several, with warnings as errors."""
-    name, world_size = request.param
+    """Draw one diagram, with warnings as errors."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        figure = OF_ONE_SIZE[name]() if world_size is None else DIAGRAMS[name](world_size)
+        figure = DIAGRAMS[request.param]()
         figure.canvas.draw()
     texts = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text()]
     patches = [(patch, patch.get_window_extent()) for patch in figure.axes[0].patches]
@@ -205,11 +200,6 @@ def test_arrows_lead_to_the_ranks_that_need_an_element(name, arrows):
 def test_what_cannot_be_drawn_is_rejected():
     with pytest.raises(ValueError, match=r"name must be one of broadcast, .*, got 'all-reduce'"):
         diagrams.collective("all-reduce")
-    for draw in (draw for name, draw in DIAGRAMS.items() if name not in (*collectives.NAMES, "tree_broadcast")):
-        with pytest.raises(ValueError, match="world_size must be from 2 to 4"):
-            draw(5)
-    with pytest.raises(ValueError, match="world_size must be from 2 to 8"):
-        diagrams.tree_broadcast(1)
 
 
 @pytest.mark.parametrize("world_size", range(2, 9))
@@ -240,5 +230,5 @@ def test_the_exposed_time_is_that_of_the_formula(world_size):
 
 
 def test_the_diagram_of_exposed_communication_says_how_long_it_is():
-    texts = {text.get_text() for text in diagrams.exposed_communication(4).axes[0].texts}
+    texts = {text.get_text() for text in diagrams.exposed_communication().axes[0].texts}
     assert {"exposed: 72 ms", "exposed: 32 ms", "hidden: 40 ms"} <= texts

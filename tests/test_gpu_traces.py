@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 from shared.deadlines import scaled
-from shared.plots import recorded as recorded_plots
-from shared.timeline import recordings
 from tests.gpu import reduction, steps, traces
 from tests.gpu.reduction import COMMUNICATION, COMPUTE, PREFIX, Event, Reduced
 from tests.gpu.results import SKIPPED
@@ -224,86 +222,6 @@ def test_a_long_trace_loses_its_shortest_kernels_and_says_so():
     kept = events_of(trace, "rank 0 · compute stream")
     assert trace["otherData"]["left out"] == f"the {5000 - len(kept)} shortest kernels"
     assert kept[-1]["ts"] == 499_900.0 and len(events_of(trace, "rank 0 · NCCL stream")) == 1
-
-
-# -- the recording that a lesson shows
-
-
-def a_recording(tmp_path: Path, **facts) -> Path:
-    """Write the trace of a step that was recorded on a GPU."""
-    reduced = [reduction.reduce(a_step(began).profile(), CALLS) for began in (0.0, 5.0)]
-    path = tmp_path / "04_overlap.json"
-    facts = {"title": "OverlappedDDP", "device": "NVIDIA H100", "NCCL": "2.30.7", "torch": "2.11.0", "ranks": 2} | facts
-    path.write_text(reduction.as_text(reduction.as_trace(reduced, facts)))
-    return path
-
-
-def test_a_recording_is_a_timeline_per_rank(tmp_path):
-    recording = recordings.from_trace(a_recording(tmp_path))
-    assert recording.title == "OverlappedDDP, recorded on NVIDIA H100, NCCL 2.30.7, torch 2.11.0"
-    assert [line.rank for line in recording.lines] == [0, 1]
-    for line in recording.lines:
-        assert line.communication_ms == pytest.approx(0.4)
-        assert line.exposed_ms == pytest.approx(0.3), "the first all-reduce runs during backward"
-        assert line.compute_ms == pytest.approx(0.39)
-        assert [span.name for span in line.spans if span.lane == "launch"] == ["all_reduce 1", "all_reduce 2"]
-        assert [span.payload_bytes for span in line.spans if span.lane == "communication"] == [2_000_000, 1_000_000]
-
-
-def test_the_title_says_that_ranks_shared_the_gpu(tmp_path):
-    title = recordings.from_trace(a_recording(tmp_path, **{"shared GPU": True})).title
-    assert title == "OverlappedDDP, recorded on NVIDIA H100, shared by 2 ranks, NCCL 2.30.7, torch 2.11.0"
-
-
-def test_all_gathers_and_reduce_scatters_are_told_apart(tmp_path):
-    sent = [("all_gather 1", 0), ("reduce_scatter 2", 50), ("broadcast 3", 90)]
-    events = [Event(COMMUNICATION, COMMUNICATION, name, 1000 * at, 1000 * at + 10_000, stream=9) for name, at in sent]
-    path = tmp_path / "step.json"
-    trace = reduction.as_trace([Reduced(events, 3, {9: "NCCL stream"})], {"ranks": 1})
-    path.write_text(reduction.as_text(trace))
-    (line,) = recordings.from_trace(path).lines
-    assert [span.lane for span in line.spans] == ["all-gather", "reduce-scatter", "communication"]
-
-
-def test_a_recording_that_does_not_exist_is_named_with_those_that_do(tmp_path, monkeypatch):
-    with pytest.raises(FileNotFoundError, match="there is no recorded step '02'; the recorded steps are: "):
-        recordings.load("02")
-    monkeypatch.setattr(recordings, "FOLDER", a_recording(tmp_path).parent)
-    assert len(recordings.load("04_overlap").lines) == 2
-    with pytest.raises(FileNotFoundError, match=r"the recorded steps are: 04_overlap$"):
-        recordings.load("02")
-
-
-@pytest.mark.parametrize("content", ['{"traceEvents": []}', "[]"])
-def test_another_trace_is_rejected(tmp_path, content):
-    path = tmp_path / "other.json"
-    path.write_text(content)
-    with pytest.raises(ValueError, match=r"other\.json is not a step that `make gpu` recorded"):
-        recordings.from_trace(path)
-
-
-def test_the_figure_has_a_row_for_the_host_the_kernels_and_the_collectives_of_each_rank(tmp_path):
-    recording = recordings.from_trace(a_recording(tmp_path))
-    figure = recorded_plots.step(recording)
-    (axes,) = figure.axes
-    labels = [label.get_text() for label in axes.get_yticklabels()]
-    assert labels == [*("rank 0 · host", "compute", "communication"), *("rank 1 · host", "compute", "communication")]
-    assert axes.get_title(loc="left") == recording.title
-    drawn = [text.get_text() for text in axes.texts]
-    assert drawn.count("0.3 ms exposed\n25% hidden") == 2 and drawn.count("backward") == 2
-    assert {"1", "2"} <= set(drawn)
-    legend = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert legend == ["forward", "backward", "optimizer", "communication", "launch of a collective"]
-
-
-def test_the_recordings_of_the_course_can_be_read():
-    for path in recordings.FOLDER.glob("*.json"):
-        assert path.stat().st_size < reduction.MOST_BYTES
-        check_trace(json.loads(path.read_text()))
-        recording = recordings.load(path.stem)
-        assert path.stem in {each.chapter for each in traces.RECORDINGS}
-        assert all(recording.facts[name] for name in ("title", "device", "NCCL", "torch", "recorded"))
-        assert all(line.communication_ms > 0 and line.compute_ms > 0 for line in recording.lines)
 
 
 # -- the program

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from shared import formulas, measure, ranks, timeline
-from shared.measure import claims, fitting, readiness
+from shared.measure import claims, fitting, steps
 from shared.measure.rounds import in_ms
 from shared.models import GPTConfig, TinyGPT, stand_in_for_gpu
 from shared.ranks import rankside
@@ -427,7 +427,7 @@ def readiness_by_made_up_clocks() -> list[tuple[float, int]]:
     model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1), nn.Flatten(0))
     model.no_sync = contextlib.nullcontext
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(readiness, "now_s", lambda: next(marks_s))
+        patch.setattr(steps, "now_s", lambda: next(marks_s))
         return measure.ready_fractions(model, torch.ones(1, 1), rounds=3, warm_up_rounds=1)
 
 
@@ -438,25 +438,19 @@ def test_gradients_are_ready_after_fractions_of_the_step_of_the_slowest_rank(wor
     assert [size for _, size in found] == [4] * 4
 
 
-def made_up_scaling(kind: str, steps_s: dict[int, tuple[float, float]]) -> measure.Scaling:
+def made_up_scaling(steps_s: dict[int, tuple[float, float]]) -> measure.Scaling:
     measured = {}
     for count, (alone_s, step_s) in steps_s.items():
         pair = {"step": times(step_s), "without communication": times(alone_s)}
         measured[count] = measure.Measured(pair, count, "nowhere")
-    return measure.Scaling(kind, measured)
+    return measure.Scaling(measured)
 
 
 def test_efficiency_of_weak_scaling_is_the_product_of_its_factors():
-    found = made_up_scaling("weak", {1: (8.0, 8.5), 4: (10.0, 16.0)})
+    found = made_up_scaling({1: (8.0, 8.5), 4: (10.0, 16.0)})
     assert (found.efficiency(1), found.computation(1), found.communication(1)) == (1.0, 1.0, 1.0)
     assert (found.computation(4), found.communication(4)) == (0.8, 0.625)
     assert found.efficiency(4) == pytest.approx(8 / 16) and found.speed_up(4) == pytest.approx(2.0)
-
-
-def test_strong_scaling_divides_by_the_number_of_ranks():
-    found = made_up_scaling("strong", {1: (8.0, 8.0), 4: (2.0, 4.0)})
-    assert (found.computation(4), found.communication(4), found.efficiency(4)) == (1.0, 0.5, 0.5)
-    assert found.speed_up(4) == 2.0
 
 
 def name_the_function() -> None:
@@ -470,10 +464,9 @@ def test_scaling_calls_a_function_of_the_ranks_in_worlds_of_each_size(four_ranks
     assert found.efficiency(1) == 1.0 and found.efficiency(2) > 0
 
 
-@pytest.mark.parametrize(("kind", "counts"), [("medium", (1, 2)), ("weak", (2, 4))])
-def test_impossible_scaling_is_rejected(kind, counts):
-    with pytest.raises(ValueError, match="kind must be 'weak' or 'strong', and counts must contain 1"):
-        measure.scaling("measured_steps", counts=counts, kind=kind)
+def test_scaling_without_one_rank_is_rejected():
+    with pytest.raises(ValueError, match=r"counts must contain 1, got \(2, 4\)"):
+        measure.scaling("measured_steps", counts=(2, 4))
 
 
 # -- a stand-in for a GPU
@@ -509,7 +502,7 @@ def test_times_have_three_digits(time_s, text):
 def results() -> list:
     found = exact(lambda size: ALPHA_S + BETA_S * size)
     measured = measure.Measured({"job": times(1.0, 2.0)}, 2, "nowhere")
-    scaled = made_up_scaling("weak", {1: (8.0, 8.0), 2: (8.0, 16.0)})
+    scaled = made_up_scaling({1: (8.0, 8.0), 2: (8.0, 16.0)})
     return [found, found.fit("job"), measured, scaled]
 
 

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from instructor.build import ROOT, chapters
-from instructor.minutes import lab_minutes, lesson_minutes
+from instructor.start_page import lab_minutes, lesson_minutes
 
 ROWS = {line[2:4]: line for line in (ROOT / "README.md").read_text().splitlines() if re.match(r"\| \d\d \|", line)}
 

@@ -19,8 +19,7 @@ from shared.checks import first_collectives
 from shared.checks.engine import display
 from shared.checks.engine.verdicts import Verdict
 from shared.deadlines import scaled
-from shared.progress import labs
-from shared.progress.page import Page
+from shared.progress.page import Page, labs
 from shared.ranks import reader
 
 NAMES = (
@@ -92,7 +91,7 @@ def test_a_run_by_a_program_that_executes_the_lab_is_not_recorded(course, monkey
 
 
 def test_exercises_are_recorded_by_the_names_that_the_labs_use():
-    found, unreadable = labs.labs(build.ROOT)
+    found, unreadable = labs(build.ROOT)
     assert [lab.file for lab in found] == [f"{name}_lab.ipynb" for name in CHAPTERS] and not unreadable
     for lab in found:
         notebook = nbformat.read(build.ROOT / "labs" / lab.file, as_version=4)
@@ -207,7 +206,7 @@ def test_an_exercise_passes_when_all_checks_pass_in_one_run_and_stays_passed(cou
 def test_a_headline_tells_the_points_and_the_next_exercise_of_the_lab(course, monkeypatch):
     check("sum_over_ranks")
     after = progress.after(first_collectives.sum_over_ranks)
-    following = labs.labs(course)[0][0].exercises[1]
+    following = labs(course)[0][0].exercises[1]
     assert (after.points, after.words) == ("2 of 15 points", f"next: {following.heading}")
     assert after.words.startswith("next: Exercise 0.2 · ") and not after.words.endswith(")")
     assert (str(after.link), after.link.cell_id) == ("labs/00_ranks_lab.ipynb", following.cell_id)
@@ -286,7 +285,7 @@ def test_a_check_that_did_not_run_has_a_sign_of_its_own():
 )
 def test_the_next_step(course, runs, next_step):
     modules = {"00": "first_collectives", "01": "collectives"}
-    all_keys = [exercise.key for exercise in labs.labs(course)[0][1].exercises]
+    all_keys = [exercise.key for exercise in labs(course)[0][1].exercises]
     found = []
     for lab, name, passed in runs:
         keys = [f"{modules[lab]}.{name}"] if name else all_keys
@@ -295,7 +294,7 @@ def test_the_next_step(course, runs, next_step):
 
 
 def test_the_page_when_all_exercises_have_passed_and_without_labs(course):
-    found = [run(exercise.key) for lab in labs.labs(course)[0] for exercise in lab.exercises]
+    found = [run(exercise.key) for lab in labs(course)[0] for exercise in lab.exercises]
     assert Page(progress.ROOT, found).as_text().startswith("You have passed every exercise in this folder.")
     shutil.rmtree(course / "labs")
     assert Page(progress.ROOT, found).as_text().startswith("There are no labs in this folder.")

@@ -108,10 +108,9 @@ def test_exposed_time_is_determined_by_the_bucket_that_delays_the_end_most(bucke
 
 @tried(100)
 @given(few, st.integers(1, 64), few)
-def test_bubbles_over_ideal_and_over_total_time_agree(stages, rounds, chunks):
+def test_chunks_divide_the_bubble(stages, rounds, chunks):
     micro_batches = stages * rounds
     ideal = formulas.bubble_over_ideal(stages, micro_batches)
-    assert formulas.bubble_over_total(stages, micro_batches) == about(ideal / (1 + ideal))
     assert formulas.bubble_over_ideal(stages, micro_batches, chunks) == about(ideal / chunks)
 
 

@@ -6,8 +6,7 @@ import jinja2
 import nbformat
 import pytest
 
-from shared.tables import Table
-from shared.tables.rendering import render
+from shared.tables import Table, render
 
 ROOT = Path(__file__).parent.parent
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import stages
-from instructor import build, contents, minutes, release, start_page
+from instructor import build, contents, release, start_page
 from tests import links
 
 CHAPTERS = build.chapters()
@@ -28,7 +28,9 @@ def test_every_chapter_is_on_the_page_with_its_minutes_and_links(page):
     for row, chapter in zip(rows, FINISHED, strict=True):
         assert [link.split("/")[0] for link in links.links(row)] == ["chapters", "labs", "solutions"]
         assert all(contents.folder_of(Path(link)) == chapter.name for link in links.links(row))
-        assert f" | {minutes.lesson_minutes(chapter)} | " in row and f" | {minutes.lab_minutes(chapter)} | " in row
+        assert (
+            f" | {start_page.lesson_minutes(chapter)} | " in row and f" | {start_page.lab_minutes(chapter)} | " in row
+        )
 
 
 def test_a_draft_is_still_to_come(page, monkeypatch):

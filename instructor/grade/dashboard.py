@@ -21,7 +21,7 @@ from shared.checks.engine.attempts import CALLED_ALONE
 from shared.checks.engine.failures import NOT_WRITTEN
 from shared.checks.engine.verdicts import SAME_AS
 from shared.plots import COLORS, HATCHES, finish, new_axes
-from shared.tables.rendering import render
+from shared.tables import render
 
 MOST_WRONG = 10  # rows of the commonest wrong values, for each lab
 MOST_GROUPS = 20

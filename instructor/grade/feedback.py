@@ -8,7 +8,7 @@ from instructor.grade.policy import undated
 from instructor.grade.records import UNANSWERED, Record, counted, notebook_of, write_whole
 from instructor.grade.tasks import essential_of
 from shared.checks.engine.display import shorten_repeated_evidence, sign
-from shared.tables.rendering import render
+from shared.tables import render
 
 
 def write(record: Record, folder: Path) -> None:

@@ -2,12 +2,11 @@
 
 command.py    the command line (started by __main__.py): writes the sources of the pages, then runs Sphinx on them
 sources.py    the sources: the start page, the notebooks, the glossary, docs/, and what can be downloaded
-notebooks.py  turns a built notebook into the source of a page: folds answers, describes figures, adds links
-committed.py  the notebooks as they were committed, without the runs of whoever has used this copy of the course
+notebooks.py  turns a committed notebook into the source of a page: folds answers, describes figures, adds links
 figures.py    what the widgets show for each choice, computed beforehand, because a page has no kernel
 addresses.py  the course's public address, and what follows from it: links to Colab and to the source
-extension.py  for Sphinx: formulas become MathML, which browsers draw without a script, and folded cells <details>
-conf.py       Sphinx's configuration; templates/ and static/ are its HTML, CSS and JavaScript
+conf.py       Sphinx's configuration: also turns formulas into MathML, which browsers draw without a script, and folded
+              cells into <details>; templates/ and static/ are its HTML, CSS and JavaScript
 
 Nothing is executed: pages show the outputs that `make notebooks` has stored. A page loads nothing from the network.
 """

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from instructor.build import ROOT
-from instructor.site import addresses, committed, sources
+from instructor.site import addresses, notebooks, sources
 from shared.checks.terminal import show_anything
 
 FOLDER = ROOT / "build" / "site"
@@ -68,7 +68,7 @@ def main() -> int:
     if missing():
         print(f"The site needs {', '.join(missing())}: install the extra `site` with the pins of constraints.txt.")
         return 1
-    if changed := committed.changed([f"{kind}/*.ipynb" for kind in sources.KINDS]):
+    if changed := notebooks.changed([f"{kind}/*.ipynb" for kind in sources.KINDS]):
         print(f"{len(changed)} notebooks have changed since the last commit. The pages show the committed ones.")
     given = (options.repository or "").removesuffix("/").removesuffix(".git")
     repository = addresses.Repository(given) if given else addresses.declared()

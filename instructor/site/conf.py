@@ -1,4 +1,19 @@
-"""Sphinx's configuration of the course's pages. `instructor.site.command` passes what depends on the address."""
+"""Sphinx's configuration of the course's pages. `instructor.site.command` passes what depends on the address.
+
+Formulas become MathML, which browsers draw with their own fonts, and which screen readers can read. MathJax would have
+to be downloaded, or to be copied (over 1 MB).
+"""
+
+from html import escape
+
+from docutils import nodes
+from latex2mathml.converter import convert
+from pygments.lexer import bygroups
+from pygments.lexers.python import PythonLexer
+from pygments.token import Keyword, String
+
+from instructor.site.notebooks import PREDICT_FIRST, SUMMARIES
+from shared.tables import render
 
 project = "Distributed training, built by hand"
 html_title = project
@@ -6,14 +21,14 @@ html_favicon = "static/favicon.svg"
 html_context = {"default_mode": "auto"}
 author = "the course's authors"
 language = "en"
-extensions = ["myst_nb", "sphinx_copybutton", "instructor.site.extension"]
+extensions = ["myst_nb", "sphinx_copybutton"]
 exclude_patterns = ["_build"]
 
 # Notebooks: show what is stored.
 nb_execution_mode = "off"
 nb_merge_streams = True
 nb_ipywidgets_js = {}  # Its default is a script on the network.
-nb_code_prompt_show = "{type}"  # The extension writes a sentence for each type.
+nb_code_prompt_show = "{type}"  # `visit_folded` writes a sentence for each type.
 nb_render_error_lexer = "myst-ansi"  # Errors have the colors of a terminal.
 suppress_warnings = ["misc.highlighting_failure"]  # Some code blocks are sketches with … in them.
 nb_render_markdown_format = "myst"
@@ -55,3 +70,41 @@ html_theme_options = {
 }
 html_show_copyright = False
 html_show_sphinx = False
+
+
+class CellLexer(PythonLexer):
+    """Colors a cell as Python even below a line such as %%ranks, where IPython's lexer gives up."""
+
+    name, aliases, filenames = "Cell", ["cell"], []
+    tokens = PythonLexer.tokens | {
+        "root": [(r"^(%%?\w+)(.*)$", bygroups(Keyword, String)), (r"^!.*$", String), *PythonLexer.tokens["root"]]
+    }
+
+
+def visit_inline_math(translator, node) -> None:
+    translator.body.append(render("instructor.site", "parts.html", part="formula", mathml=convert(node.astext())))
+    raise nodes.SkipNode
+
+
+def visit_math(translator, node) -> None:
+    mathml = convert(node.astext(), display="block")
+    translator.body.append(render("instructor.site", "parts.html", part="displayed formula", mathml=mathml))
+    raise nodes.SkipNode
+
+
+def visit_folded(translator, node) -> None:
+    summary = SUMMARIES[node["prompt_show"]]
+    names = "fold answer" if summary == PREDICT_FIRST else "fold"
+    translator.body.append(f'<details class="{names}"><summary>{escape(summary)}</summary>\n')
+
+
+def depart_folded(translator, node) -> None:
+    translator.body.append("</details>\n")
+
+
+def setup(app) -> None:
+    from myst_nb.sphinx_ import HideCodeCellNode
+
+    app.add_lexer("cell", CellLexer)
+    app.add_html_math_renderer("mathml", inline_renderers=(visit_inline_math, None), block_renderers=(visit_math, None))
+    app.add_node(HideCodeCellNode, override=True, html=(visit_folded, depart_folded))

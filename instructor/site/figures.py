@@ -21,7 +21,7 @@ from shared.planner.search import search
 from shared.planner.shapes import SHAPES
 from shared.plots import memory_plan, ring
 from shared.plots import pipeline as pipeline_plots
-from shared.tables.rendering import render
+from shared.tables import render
 from solutions.pipeline_schedules import gpipe, one_f_one_b
 
 FOLDER = "frames"  # beside the folders of the pages
@@ -76,7 +76,7 @@ class Planner:
 
 def _element(data: dict) -> str:
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("</", "<\\/")
-    return render(__package__, "widget.html", json=text)
+    return render(__package__, "parts.html", part="widget", json=text)
 
 
 def small_png(figure) -> bytes:

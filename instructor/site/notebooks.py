@@ -1,16 +1,43 @@
-"""Turn a built notebook into the source of a page. Nothing is executed: the page shows the stored outputs."""
+"""Turn a built notebook into the source of a page. Nothing is executed: the page shows the stored outputs.
+
+Pages show notebooks as they were committed, because whoever has used one finds their own code and runs in its file.
+"""
 
 import posixpath
 import re
+import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import nbformat
 
 from instructor import contents, links
-from instructor.site import committed, figures
+from instructor.build import ROOT
+from instructor.site import figures
 from instructor.site.addresses import Repository
-from shared.tables.rendering import render
+from shared.tables import render
+
+
+def committed_text(path: str) -> str:
+    """Return a file of the course from the last commit, or as it is on disk if git has no commit of it."""
+    shown = _git("show", f"HEAD:./{path}")
+    return shown if shown is not None else (ROOT / path).read_text(encoding="utf-8")
+
+
+def changed(paths: list[str]) -> list[str]:
+    """Return the files that have changed since the last commit."""
+    listed = _git("diff", "--name-only", "--relative", "HEAD", "--", *paths)
+    return (listed or "").splitlines()
+
+
+def _git(*arguments: str) -> str | None:
+    """Return what git prints, or None if it fails or is not installed."""
+    try:
+        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    return done.stdout if done.returncode == 0 else None
+
 
 PREDICT_FIRST = "Predict first, then open this output."
 # What a page says in place of what is folded, by the type that myst-nb gives it
@@ -34,7 +61,7 @@ class Page:
 
     def source(self) -> nbformat.NotebookNode:
         """Return the notebook from which Sphinx makes the page."""
-        notebook = nbformat.reads(committed.text(self.path), as_version=4)
+        notebook = nbformat.reads(committed_text(self.path), as_version=4)
         notebook.cells = [cell for cell in links.without_links(notebook) if not _only_asserts(cell)]
         before = ""
         for cell in notebook.cells:
@@ -145,7 +172,7 @@ def _shown(output):
     html = output.get("data", {}).get("text/html")
     if html:
         html = _HREF.sub(lambda found: f"{found['path']}.html", html)
-        output.data["text/html"] = render(__package__, "html_output.html", html=html)
+        output.data["text/html"] = render(__package__, "parts.html", part="output", html=html)
     return output
 
 

@@ -11,10 +11,10 @@ import nbformat
 from instructor import colab, contents, glossary, start_page
 from instructor.build import ROOT, Chapter, chapters
 from instructor.links import GLOSSARY, titles
-from instructor.site import committed, figures
+from instructor.site import figures
 from instructor.site.addresses import Repository
-from instructor.site.notebooks import Page, resolved, row_of_links
-from shared.tables.rendering import render
+from instructor.site.notebooks import Page, committed_text, resolved, row_of_links
+from shared.tables import render
 
 KINDS = ("chapters", "labs", "solutions")
 DOCS = ("docs/running.md", "docs/cluster.md", "docs/wrappers.md", "docs/teaching.md", "docs/authoring.md")
@@ -40,7 +40,7 @@ def write(folder: Path, repository: Repository) -> None:
         _write(folder / "pages" / path, nbformat.writes(page.source()))
         target = folder / "files" / "notebooks" / path
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(committed.text(path), encoding="utf-8")
+        target.write_text(committed_text(path), encoding="utf-8")
     for name in figures.OFFERED:
         figures.offered(name).write(folder / "files")
     (folder / "files" / ".nojekyll").touch()  # Without it, GitHub leaves out folders such as _static.
@@ -57,12 +57,16 @@ def start(finished: list[Chapter], repository: Repository) -> str:
     """Return the start page, followed by the site's table of contents."""
     address = repository.address if repository.is_known else ""
     text = start_page.page(finished, exists=lambda path: True, is_site=True, address=address)
-    text = _BAR.sub(lambda bar: render(__package__, "memory_bar.html", width_em=f"{0.7 * len(bar[1]):.1f}"), text)
+    text = _BAR.sub(_drawn_bar, text)
     text = _COMMENT.sub("", text)
     parts = groupby(finished, lambda chapter: _planned(chapter).part)
     trees = [_toctree(name, [f"chapters/{chapter.name}" for chapter in members]) for name, members in parts]
     trees.append(_toctree("Reference", [GLOSSARY, *DOCS]))
     return "\n".join([text, *trees])
+
+
+def _drawn_bar(bar: re.Match) -> str:
+    return render(__package__, "parts.html", part="memory bar", width_em=f"{0.7 * len(bar[1]):.1f}")
 
 
 def _planned(chapter: Chapter) -> contents.Chapter:

@@ -41,8 +41,7 @@ import torch.distributed as dist
 from torch import nn
 
 from shared import formulas, memory, tables, wire
-from shared.dryrun.decoder import MLP, Decoder
-from shared.dryrun.routing import balanced_routing
+from shared.dryrun.decoder import MLP, Decoder, balanced_routing
 from shared.memory import Held, Sample, storages
 from shared.planner.shapes import MIXTRAL, SHAPES, ModelShape
 from shared.planner.stages import stage_parameters

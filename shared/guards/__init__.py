@@ -4,7 +4,7 @@ A wrapper of chapters 02 to 08 is guarded by the line `@guarded(…)`, and ZeRO1
 
 - When a module is wrapped, `tensors` looks at its parameters and buffers, and `alarms` compares the ranks' models. That
   costs one all-gather of two integers.
-- At the first gradient of a step, and when gradients are averaged, `snapshots` looks for changes since then: a loop
+- At the first gradient of a step, and when gradients are averaged, `guard` looks for changes since then: a loop
   over layers and parameters, without communication.
 - When a gradient is complete, or in finish_gradient_sync(), `tensors` rejects what a bucket cannot hold.
 - From chapter 04 on, `backwards` lets the wrapper average gradients at the end of backward(), and completes what an
@@ -30,29 +30,3 @@ from shared.guards.pieces import Pieces
 from shared.guards.tensors import contiguous
 from shared.guards.unused import UNUSED
 from shared.guards.wrappers import call_hook, complete_interrupted_sync, guarded, synchronizes
-
-__all__ = [
-    "UNUSED",
-    "AtStep",
-    "Guard",
-    "InBackward",
-    "Joint",
-    "Overlapped",
-    "PerBucket",
-    "PerParameter",
-    "Pieces",
-    "Sharded",
-    "all_parameters_of",
-    "at_end_of_backward",
-    "call_hook",
-    "complete_interrupted_sync",
-    "contiguous",
-    "guarded",
-    "reject_altered",
-    "reject_grad_scaler",
-    "reject_other_settings",
-    "reject_whole_tensor_updates",
-    "stale_gradient",
-    "synchronizes",
-    "unshared",
-]

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from shared.guards.names import name_of
+from shared.guards.tensors import name_of
 
 guards = weakref.WeakSet()  # the Guard of every wrapper that is alive
 

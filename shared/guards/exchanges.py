@@ -16,8 +16,7 @@ from torch import nn
 
 from shared.guards.backwards import forget_backward
 from shared.guards.guard import Guard
-from shared.guards.names import name_of
-from shared.guards.tensors import reject_gradient
+from shared.guards.tensors import name_of, reject_gradient
 
 
 class Exchange:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.profiler import record_function
 
 from shared.guards.alarms import naming_the_wait
-from shared.guards.names import name_of
+from shared.guards.tensors import name_of
 
 _PROPERTIES = """_backward_hooks _post_accumulate_grad_hooks _version device dtype grad grad_fn is_cpu is_cuda is_leaf
     is_meta is_nested is_quantized is_sparse itemsize layout nbytes ndim output_nr requires_grad retains_grad shape"""

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from shared.guards.names import numbered
-from shared.guards.tensors import reject_shared_memory
+from shared.guards.tensors import numbered, reject_shared_memory
 
 _NOT_OF_A_CLASS = {"params", "param_names", "parts", "initial_lr", "max_lr", "min_lr", "swa_lr"}
 _NOT_OF_A_CLASS |= {"base_momentum", "max_momentum"}

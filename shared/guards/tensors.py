@@ -1,16 +1,44 @@
 """What tensors may look like: parameters and buffers when they are wrapped, and gradients when they are complete.
 
-Only `contiguous` looks at values. It copies a tensor if it has to; the others read shapes, strides and addresses.
+Their names are for error messages, because an optimizer or a bucket gets parameters without them. Only `contiguous`
+looks at values. It copies a tensor if it has to; the others read shapes, strides and addresses.
 """
 
 import contextlib
+from collections.abc import Collection, Iterable
 from itertools import pairwise
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
 
-from shared.guards.names import name_of
+_names = WeakIdKeyDictionary()  # of the parameters that have been in a wrapped module
+
+
+def remember_names(parameters: dict[str, nn.Parameter]) -> None:
+    """Remember the names that parameters have in a module."""
+    for name, parameter in parameters.items():
+        _names[parameter] = name
+
+
+def name_of(parameter: nn.Parameter | None) -> str:
+    """Describe a parameter by its name, or by its shape if no module with it has been wrapped."""
+    if parameter in _names:
+        return f"parameter {_names[parameter]!r}"
+    return f"a parameter of shape {list(getattr(parameter, 'shape', []))}"
+
+
+def numbered(parameters: Iterable[nn.Parameter], taken: Collection[str] = ()) -> dict[str, nn.Parameter]:
+    """Name parameters that an optimizer gets without their module, if necessary by index and shape."""
+    named = {}
+    for index, parameter in enumerate(parameters, len(taken)):
+        name = _names.get(parameter)
+        if name is None or name in named or name in taken:
+            name = f"#{index} of shape {list(parameter.shape)}"
+        named[name] = parameter
+    return named
+
 
 NOT_SENT_BY_GLOO = {"int16", "uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2"}
 

@@ -53,35 +53,7 @@ Where
 from shared.measure.claims import expect
 from shared.measure.fitting import Fit
 from shared.measure.links import behind_link, start_behind_link, where
-from shared.measure.loopback import loopback_and_link
-from shared.measure.readiness import ready_fractions
 from shared.measure.rounds import Job, Measured, Times, jobs, now_s, recorded
-from shared.measure.steps import Costs, costs, recorded_step, train_step, training_step
-from shared.measure.sweeps import SIZES_BYTES, Sweep, collectives
+from shared.measure.steps import Costs, costs, ready_fractions, recorded_step, train_step, training_step
+from shared.measure.sweeps import SIZES_BYTES, Sweep, collectives, loopback_and_link
 from shared.measure.worlds import Scaling, scaling
-
-__all__ = [
-    "SIZES_BYTES",
-    "Costs",
-    "Fit",
-    "Job",
-    "Measured",
-    "Scaling",
-    "Sweep",
-    "Times",
-    "behind_link",
-    "collectives",
-    "costs",
-    "expect",
-    "jobs",
-    "loopback_and_link",
-    "now_s",
-    "ready_fractions",
-    "recorded",
-    "recorded_step",
-    "scaling",
-    "start_behind_link",
-    "train_step",
-    "training_step",
-    "where",
-]

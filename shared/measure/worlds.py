@@ -1,4 +1,4 @@
-"""Measure a training step on 1, 2 and 4 ranks: weak and strong scaling, and what communication costs."""
+"""Measure a training step on 1, 2 and 4 ranks: weak scaling, and what communication costs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,16 +14,15 @@ STEP, WITHOUT = "step", "without communication"  # the names of the jobs that a 
 class Scaling(ShowsTable):
     """A step on several numbers of ranks.
 
-    In weak scaling, every rank has a batch of its own: the efficiency is T₁/T_N. In strong scaling, all ranks share one
-    batch, and the efficiency is T₁/(N·T_N). T₁ is the step without communication on one rank, which has nobody to
-    communicate with, so the efficiency of one rank is 1. The efficiency is the product of two factors:
+    In weak scaling, every rank has a batch of its own: the efficiency is T₁/T_N. T₁ is the step without communication
+    on one rank, which has nobody to communicate with, so the efficiency of one rank is 1. The efficiency is the product
+    of two factors:
 
         computation     the efficiency that the step would have without communication. It is 1 if ranks do not slow each
                         other down. On shared cores, they do.
         communication   the time of the step without communication over that of the step, on the same number of ranks
     """
 
-    kind: str  # "weak" or "strong"
     measured: dict[int, Measured]  # by the number of ranks
 
     def step_s(self, count: int) -> float:
@@ -36,8 +35,7 @@ class Scaling(ShowsTable):
         return self.computation(count) * self.communication(count)
 
     def computation(self, count: int) -> float:
-        share = count if self.kind == "strong" else 1
-        return self.without_communication_s(1) / (share * self.without_communication_s(count))
+        return self.without_communication_s(1) / self.without_communication_s(count)
 
     def communication(self, count: int) -> float:
         return self.without_communication_s(count) / self.step_s(count)
@@ -53,30 +51,28 @@ class Scaling(ShowsTable):
             factors = [f"{each(count):.0%}" for each in (self.computation, self.communication, self.efficiency)]
             rows.append([f"{count}", *times_ms, *factors, f"{self.speed_up(count):.2f}"])
         header = ["ranks", "without communication, ms", "step, ms", "computation", "communication", "efficiency"]
-        note = f"{self.kind} scaling, {self.measured[1].where}; efficiency = computation × communication"
+        note = f"weak scaling, {self.measured[1].where}; efficiency = computation × communication"
         return Table([*header, "speed-up"], rows, note)
 
 
-def scaling(function_name: str, counts: Sequence[int] = (1, 2, 4), kind: str = "weak", **options) -> Scaling:
+def scaling(function_name: str, counts: Sequence[int] = (1, 2, 4), **options) -> Scaling:
     """Measure a step on several numbers of ranks. Call this from the notebook, while ranks are running.
 
     Args:
         function_name: The name of a function that you defined on the ranks. It builds the model in the current process
-            group, and returns `measure.jobs` of two training steps, "step" and "without communication". For strong
-            scaling, it divides its batch by the number of ranks.
-        kind: "weak" or "strong".
+            group, and returns `measure.jobs` of two training steps, "step" and "without communication".
         options: Those of `ranks.run`, such as timeout_s.
 
     Raises:
-        ValueError: If kind is neither, or counts lacks 1, because all efficiencies refer to one rank.
+        ValueError: If counts lacks 1, because all efficiencies refer to one rank.
     """
-    if kind not in ("weak", "strong") or 1 not in counts:
-        raise ValueError(f"kind must be 'weak' or 'strong', and counts must contain 1, got {kind!r} and {counts}")
+    if 1 not in counts:
+        raise ValueError(f"counts must contain 1, got {counts}")
     measured = {}
     for count in counts:
         with ranks.world(count):
             measured[count] = ranks.run(_call, function_name, **options)[0]
-    return Scaling(kind, measured)
+    return Scaling(measured)
 
 
 def _call(function_name: str) -> Measured:

@@ -335,12 +335,11 @@ def _component_styles(components: list[str]) -> dict[str, dict]:
     }
 
 
-def memory_by_component(held_bytes: dict[str, dict[str, int]], decimals: int | None = None) -> Figure:
+def memory_by_component(held_bytes: dict[str, dict[str, int]]) -> Figure:
     """Draw one bar per rank (or strategy), with its components stacked and its total at the end.
 
     Args:
         held_bytes: The bytes by component, as returned by `memory.Held.by_component`, by name of the bar.
-        decimals: Decimals of the totals. None shows three significant digits.
 
     Raises:
         ValueError: If there is no bar.
@@ -358,7 +357,7 @@ def memory_by_component(held_bytes: dict[str, dict[str, int]], decimals: int | N
             axes.barh(list(held_bytes), widths, left=left, height=0.65, linewidth=0.6, label=component, **style)
         left = [start + width for start, width in zip(left, widths, strict=True)]
     for row, total in enumerate(left):
-        axes.text(total, row, f" {total:.3g}" if decimals is None else f" {total:.{decimals}f}", va="center")
+        axes.text(total, row, f" {total:.3g}", va="center")
     axes.invert_yaxis()
     axes.set(xlabel=unit, xlim=(0, 1.2 * max(left) or 1.0))  # with room for a total
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))

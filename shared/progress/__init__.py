@@ -29,8 +29,7 @@ from IPython import get_ipython
 from IPython.display import display
 
 from shared.progress import keepsake
-from shared.progress.page import After, Page
-from shared.progress.standings import Run
+from shared.progress.page import After, Page, Run
 from shared.ranks import reader
 
 ROOT = Path(__file__).resolve().parents[2]

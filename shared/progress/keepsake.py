@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from shared.progress.page import Page
-from shared.tables.rendering import render
+from shared.tables import render
 
 BARS = Path("build") / "progress"  # START_HERE.md shows BARS/04.svg beside lab 04
 FINISHED = Path("mine") / "finished.html"

@@ -41,7 +41,7 @@ def as_text(found: list[Row]) -> str:
 
 
 def as_html(found: list[Row]) -> str:
-    from shared.tables.rendering import render
+    from shared.tables import render
 
     missed = {rank for row in found for rank in row.waits_for}
     return render("shared.ranks", "hang_table.html", rows=found, missed=missed, colors=_COLORS)

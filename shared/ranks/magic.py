@@ -18,8 +18,7 @@ from shared.ranks import reader
 from shared.ranks.diagnosis import name_ranks, table_as_html, table_as_text
 from shared.ranks.errors import CellFailed
 from shared.ranks.running import DEFAULT_TIMEOUT_S, current, find
-from shared.tables import Table
-from shared.tables.rendering import render
+from shared.tables import Table, render
 
 # -- explain a NameError that comes from the other side: the notebook and the ranks are different processes
 #

@@ -11,7 +11,7 @@ from pathlib import Path
 from IPython import get_ipython
 from IPython.display import clear_output, display
 
-from shared.tables.rendering import render
+from shared.tables import render
 
 EXECUTOR = "COURSE_EXECUTOR"
 

@@ -41,16 +41,6 @@ def virtual_devices(count: int) -> list:
     return jax.devices()
 
 
-__all__ = [
-    "Collective",
-    "of_ledger",
-    "of_program",
-    "side_by_side",
-    "total",
-    "virtual_devices",
-]
-
-
 @dataclass(frozen=True)
 class Collective:
     """One collective of a program.

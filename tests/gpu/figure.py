@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from benchmarks import gpu_figure
+from benchmarks import report
 from shared.plots import COLORS, finish
 from tests.gpu.page import name_gpus
 from tests.gpu.results import FAILED, NOT_RUN, PASSED, SKIPPED, TIMED_OUT, Run
@@ -33,13 +33,13 @@ def draw(run: Run) -> Figure:
     """Draw a square for each part, and below them the benchmark's times and memory, if there are any."""
     rows = [row for part in run.parts if part.benchmark for row in part.benchmark["rows"]]
     lines = [(step, run.of(step)[i : i + PER_LINE], i == 0) for step in run.title for i in _starts(run, step)]
-    heights = [CELL_IN * (len(lines) + 2.6)] + ([1.0 + gpu_figure.ROW_IN * len(rows)] if rows else [])
+    heights = [CELL_IN * (len(lines) + 2.6)] + ([1.0 + report.GPU_ROW_IN * len(rows)] if rows else [])
     figure = plt.figure(figsize=(10.0, sum(heights)), layout="constrained")
     parts_figure, *others = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
     _draw_parts(parts_figure.subplots(), run, lines)
     for benchmark_figure in others:
         times, sizes = benchmark_figure.subplots(1, 2, sharey=True)
-        gpu_figure.draw(times, sizes, rows)
+        report.draw_gpu_rows(times, sizes, rows)
         handles, names = sizes.get_legend_handles_labels()
         benchmark_figure.legend(handles, names, frameon=False, ncols=3, loc="outside lower right")
     return finish(figure)

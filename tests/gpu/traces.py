@@ -30,7 +30,7 @@ DEADLINE_S = scaled(180.0)  # of all strategies, after the start of the ranks
 
 @dataclass(frozen=True)
 class Recording:
-    """A trace to record: a strategy, and the chapter that shows it."""
+    """A trace to record: a strategy, and its chapter."""
 
     chapter: str  # also the name of the file
     strategy: str

@@ -5,15 +5,14 @@ import torch
 from shared.checks.bucketed_ddp import assignment, properties
 from shared.checks.bucketed_ddp import steps as bucket_steps
 from shared.checks.bucketed_ddp.properties import judge_in_flight, judge_late_rank
-from shared.checks.engine.attempts import Attempt
+from shared.checks.engine.attempts import Attempt, on_each
 from shared.checks.engine.buckets import describe_cap, judge_messages, messages_of
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.failures import Wrong
-from shared.checks.engine.footprint import judge_footprint
+from shared.checks.engine.footprint import judge_footprint, judge_state_bytes, reject_early_messages
 from shared.checks.engine.framework import Exercise
 from shared.checks.engine.loops import Loop, describe, loop_and_judge
-from shared.checks.engine.training import Draw, Training, judge_start, train, train_and_judge
-from shared.checks.engine.volume import judge_state_bytes, reject_early_messages
+from shared.checks.engine.training import Draw, Training, judge_start, train_and_judge
 from shared.checks.engine.wrapping import judge_wrapping
 from shared.checks.models import awkward
 from shared.wire import instrumentation
@@ -72,17 +71,12 @@ Bucket.check("graphs", world_sizes=(2,))(properties.bucket_rejects_graphs)
 # -- 3.4
 
 
-@BucketedDDP.check("same start", world_sizes=(2, 4))
-def ranks_start_equal(attempt: Attempt) -> None:
-    for model in ("Tied", "Buffered"):
-        draw = Draw(attempt)
-        judge_start(train(attempt, Training(model, options=SMALL), draw), model, draw)
-
-
-@BucketedDDP.check("plain model", world_sizes=(2,))
-def a_plain_model_trains_as_in_one_process(attempt: Attempt) -> None:
-    for options in (DEFAULT, SMALL):
-        train_and_judge(attempt, Training("Plain", options=options))
+BucketedDDP.check("same start", world_sizes=(2, 4))(
+    on_each(judge_start, *(Training(model, options=SMALL) for model in ("Tied", "Buffered")))
+)
+BucketedDDP.check("plain model", world_sizes=(2,))(
+    on_each(train_and_judge, *(Training("Plain", options=options) for options in (DEFAULT, SMALL)))
+)
 
 
 @BucketedDDP.check("values")
@@ -105,9 +99,9 @@ def a_parameter_may_be_unused_somewhere(attempt: Attempt) -> None:
         raise
 
 
-@BucketedDDP.check("accumulation", world_sizes=(2, 3))
-def micro_batches_add_up(attempt: Attempt) -> None:
-    train_and_judge(attempt, Training("TwoBranches", micro_batches=3, options=SMALL))
+BucketedDDP.check("accumulation", world_sizes=(2, 3))(
+    on_each(train_and_judge, Training("TwoBranches", micro_batches=3, options=SMALL))
+)
 
 
 @BucketedDDP.check("zero_grad", world_sizes=(2, 3))
@@ -177,23 +171,14 @@ def gradients_are_held_once(attempt: Attempt) -> None:
         judge_footprint(attempt, "Large", options, describe_cap("Large", options.get("bucket_cap_mb")))
 
 
-@BucketedDDP.check("group", world_sizes=(3, 4))
-def it_stays_inside_its_group(attempt: Attempt) -> None:
-    for model in ("TwoBranches", "Buffered"):
-        train_and_judge(attempt, Training(model, in_subgroup=True, options=SMALL))
-
-
-@BucketedDDP.check("bf16", world_sizes=(2, 4))
-def bf16_stays_bf16(attempt: Attempt) -> None:
-    train_and_judge(attempt, Training("TwoBranches", dtype=torch.bfloat16, options=SMALL))
-
-
-@BucketedDDP.check("graphs", world_sizes=(2,))
-def graphs_are_refused(attempt: Attempt) -> None:
-    properties.judge_rejection(attempt, SMALL)
-
-
-@BucketedDDP.check("wrapping", world_sizes=(2,))
-def it_behaves_like_its_module(attempt: Attempt) -> None:
-    for options in (DEFAULT, SMALL):
-        judge_wrapping(attempt, options)
+BucketedDDP.check("group", world_sizes=(3, 4))(
+    on_each(
+        train_and_judge,
+        *(Training(model, in_subgroup=True, options=SMALL) for model in ("TwoBranches", "Buffered")),
+    )
+)
+BucketedDDP.check("bf16", world_sizes=(2, 4))(
+    on_each(train_and_judge, Training("TwoBranches", dtype=torch.bfloat16, options=SMALL))
+)
+BucketedDDP.check("graphs", world_sizes=(2,))(on_each(properties.judge_rejection, SMALL))
+BucketedDDP.check("wrapping", world_sizes=(2,))(on_each(judge_wrapping, DEFAULT, SMALL))

@@ -1,10 +1,12 @@
 """Check properties of chapter 03: views of one tensor, messages in flight, and gradients that must be rejected."""
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
 from shared.checks.engine.attempts import Attempt
-from shared.checks.engine.candidate import device_here
+from shared.checks.engine.candidate import device_here, error_of
 from shared.checks.engine.compare import describe_calls
 from shared.checks.engine.failures import Wrong
 from shared.checks.engine.late_ranks import PATIENCE_S
@@ -181,30 +183,28 @@ def probe_differentiable(bucket_class) -> str:
     bucket = bucket_class([parameter])
     (parameter**3).sum().backward(create_graph=True)
     try:
-        bucket.pack(0)
-    except NotImplementedError:
-        raise
-    except Exception as error:
-        return type(error).__name__
+        return _kind_of_error(lambda: bucket.pack(0))
     finally:
         parameter.grad = None  # it refers to its own graph
-    return ""
+
+
+def _kind_of_error(call: Callable[[], object]) -> str:
+    return error_of(call).partition(":")[0]
 
 
 def probe_refusal(wrapper, options: dict, seed: int, x, y) -> str:
     """Run backward(create_graph=True) in a wrapper. Returns the type of the error, or "" for none."""
     module = awkward.build("Plain", seed).to(device_here())
     wrapped = wrapper(module, **options)
-    try:
+
+    def train() -> None:
         awkward.loss_of(wrapped, x.to(device_here()), y.to(device_here())).backward(create_graph=True)
         wrapped.finish_gradient_sync()
-    except NotImplementedError:
-        raise
-    except Exception as error:
-        return type(error).__name__
+
+    try:
+        return _kind_of_error(train)
     finally:
         module.zero_grad()  # such a gradient refers to its own graph
-    return ""
 
 
 def judge_rejection(attempt: Attempt, options: dict) -> None:
@@ -226,24 +226,14 @@ def probe_waits(bucket_class) -> list[str]:
     """Wait before the first launch, and once more after each of two steps. Returns the types of the errors."""
     parameter = nn.Parameter(torch.ones(4, dtype=torch.float64, device=device_here()))
     bucket = bucket_class([parameter])
-    errors = [_error_of_wait(bucket)]
+    errors = [_kind_of_error(bucket.wait)]
     for _ in range(2):
         parameter.grad = torch.ones_like(parameter)
         bucket.pack(0)
         bucket.launch()
         bucket.wait()
-        errors.append(_error_of_wait(bucket))
+        errors.append(_kind_of_error(bucket.wait))
     return errors
-
-
-def _error_of_wait(bucket) -> str:
-    try:
-        bucket.wait()
-    except NotImplementedError:
-        raise
-    except Exception as error:
-        return type(error).__name__
-    return ""
 
 
 def bucket_rejects_a_wait_for_nothing(attempt: Attempt) -> None:

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from shared.checks.engine.attempts import Attempt
+from shared.checks.engine.attempts import Attempt, on_each
 from shared.checks.engine.buckets import describe_messages
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import judge_gradients, nearly_equal, tolerance_of
@@ -45,7 +45,6 @@ def probe_bucket(bucket_class, steps: Steps, rank: int, gradients: list[list[tor
     Args:
         bucket_class: The student's class.
         steps: What to do.
-        rank: This rank.
         gradients: For each step, the gradient of each parameter; None if the parameter is not used.
     """
     group, member = join_subgroup(steps.in_subgroup)
@@ -189,8 +188,7 @@ def _left_over(gradients: dict[int, dict], expected: dict, before: dict[int, dic
     return ""
 
 
-def each_gradient_becomes_the_mean(attempt: Attempt) -> None:
-    _judge_values(attempt, Steps((True, True)))
+each_gradient_becomes_the_mean = on_each(_judge_values, Steps((True, True)))
 
 
 def it_survives_zero_grad(attempt: Attempt) -> None:

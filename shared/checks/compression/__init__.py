@@ -72,7 +72,6 @@ def register(exercise: Exercise, usual: Method, draw_method: Callable[[Attempt],
     """Register the checks that all compressors must pass.
 
     Args:
-        exercise: The exercise.
         usual: The compressor that the first checks try. It is one with which most mistakes show.
         draw_method: Draws another one.
     """

@@ -31,10 +31,8 @@ def draw_steps(
     """Draw gradients of very different sizes.
 
     Args:
-        attempt: The attempt.
         method: If it has a low rank, the mean of each matrix in the first step has this rank, and each rank's own
             gradient does not.
-        setting: The parameters.
         count: The number of steps.
         micro_batches: The number of micro-batches per step.
         unused: Tells whether a rank leaves out a parameter in a step.

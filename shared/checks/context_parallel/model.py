@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from shared.checks.context_parallel.sequences import judge, order_name, shard
-from shared.checks.engine.attempts import Attempt
+from shared.checks.engine.attempts import Attempt, on_each
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import describe_calls
 from shared.checks.engine.failures import Wrong
@@ -146,8 +146,7 @@ def wrong_losses(
     }
 
 
-def a_plain_gpt_on_two_ranks(attempt: Attempt) -> None:
-    judge_step(attempt, Training())
+a_plain_gpt_on_two_ranks = on_each(judge_step, Training())
 
 
 def gpts_in_both_orders(attempt: Attempt) -> None:
@@ -161,5 +160,4 @@ def ignored_targets_do_not_count(attempt: Attempt) -> None:
     judge_step(attempt, Training(balanced=False, ignored=5))  # the last rank has nothing that counts
 
 
-def gpts_in_a_group(attempt: Attempt) -> None:
-    judge_step(attempt, Training(in_subgroup=True, ignored=1))
+gpts_in_a_group = on_each(judge_step, Training(in_subgroup=True, ignored=1))

@@ -3,7 +3,7 @@
 import torch
 
 from shared.checks.context_parallel.sequences import judge, tokens_of
-from shared.checks.engine.attempts import Attempt
+from shared.checks.engine.attempts import Attempt, on_each
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.failures import Wrong
 
@@ -126,8 +126,7 @@ def _judge_merge(attempt: Attempt, keys: list[int], scale: float = 1.0, dtype=to
         raise Wrong(f"{context}: an argument was overwritten", "Hint: which of your operations work in place?")
 
 
-def two_parts_are_merged(attempt: Attempt) -> None:
-    _judge_merge(attempt, [4, 4])
+two_parts_are_merged = on_each(_judge_merge, [4, 4])
 
 
 def any_parts_are_merged(attempt: Attempt) -> None:

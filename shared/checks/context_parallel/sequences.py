@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from shared.checks.engine.attempts import Attempt
+from shared.checks.engine.attempts import Attempt, on_each
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import first_difference, nearly_equal
 from shared.checks.engine.failures import Wrong
@@ -145,8 +145,7 @@ def _judge_argument(found: dict[int, dict], case: Sequence) -> None:
         raise Wrong(changed, "Hint: which tensor do you write to?")
 
 
-def shards_on_two_ranks(attempt: Attempt) -> None:
-    try_to_shard(attempt, Sequence((1, 8), 1))
+shards_on_two_ranks = on_each(try_to_shard, Sequence((1, 8), 1))
 
 
 def shards_in_both_orders(attempt: Attempt) -> None:
@@ -188,7 +187,6 @@ def expect_error(attempt: Attempt, probe_it, case, tensors: list, context: str) 
     """Expect a ValueError on every rank.
 
     Args:
-        attempt: The attempt.
         probe_it: A probe that gets the case and the tensors of its rank.
         case: The case.
         tensors: The tensors of each rank.
@@ -233,8 +231,7 @@ def try_to_unshard(attempt: Attempt, case: Sequence) -> dict[int, dict]:
     return {rank: found[rank] for rank in members}
 
 
-def unshards_on_two_ranks(attempt: Attempt) -> None:
-    try_to_unshard(attempt, Sequence((1, 8), 1))
+unshards_on_two_ranks = on_each(try_to_unshard, Sequence((1, 8), 1))
 
 
 def unshards_in_both_orders(attempt: Attempt) -> None:

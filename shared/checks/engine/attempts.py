@@ -195,3 +195,13 @@ class Runner:
     def try_again(self, run: Run, checks: list[Check]) -> str:
         """Try again what has passed. Returns the name of a check that fails only now, or ""."""
         return ""
+
+
+def on_each(judge: Callable, *cases) -> Callable[[Attempt], None]:
+    """Return the judge of a check that judges some cases, one after the other."""
+
+    def judge_all(attempt: Attempt) -> None:
+        for case in cases:
+            judge(attempt, case)
+
+    return judge_all

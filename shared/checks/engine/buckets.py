@@ -58,8 +58,6 @@ def judge_messages(rank: int, calls: list[instrumentation.Call], expected: list[
     """Check that the calls are one all-reduce per bucket, in order, each with the bucket's dtype and bytes.
 
     Args:
-        rank: The rank.
-        calls: What it sent.
         expected: The messages of the buckets.
         context: What was tried: a model and a cap.
 

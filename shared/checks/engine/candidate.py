@@ -8,6 +8,7 @@ import importlib.util
 import io
 import sys
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from types import CodeType
 
@@ -31,6 +32,26 @@ _formed: list[weakref.ref] = []  # the groups that the last probe formed
 
 class PieceMissing(Exception):
     """The error for a piece that is not defined where the check looks for it."""
+
+
+def error_of(call: Callable[[], object]) -> str:
+    """Return the error that a call raises, as in "ValueError: …", or "". That of an unwritten piece is raised."""
+    try:
+        call()
+    except NotImplementedError:
+        raise
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def value_error_of(call: Callable[[], object]) -> str:
+    """Return the message of the ValueError that a call raises, or ""."""
+    try:
+        call()
+    except ValueError as error:
+        return str(error) or "a ValueError without a message"
+    return ""
 
 
 def probe(

@@ -1,8 +1,13 @@
-"""Knows which cell a check judges: the one that ran last, which may not be the one on the screen.
+"""Knows the cells of this notebook: which one a check judges, and which help the notebook has for an exercise.
 
-A cell with a syntax error defines nothing, a cell that was edited but not run has not defined anything yet, and a cell
-without %%ranks defines something in the notebook. In these cases the ranks still have an earlier version, and a verdict
-about that one would mislead.
+A check judges the cell that ran last, which may not be the one on the screen. A cell with a syntax error defines
+nothing, a cell that was edited but not run has not defined anything yet, and a cell without %%ranks defines something
+in the notebook. In these cases the ranks still have an earlier version, and a verdict about that one would mislead.
+
+Below its verdicts, a failed check shows the hints of its exercise and its original cell. Both are blocks of HTML that
+open on a click. They need no widgets, so they also work in VS Code, in Colab and in saved notebooks. No front end lets
+a kernel reliably rewrite another cell, so students copy the original to start over. The notebook itself is the source:
+the build stores the original cell of each exercise in its metadata.
 """
 
 import ast
@@ -10,6 +15,7 @@ import json
 import re
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from IPython import get_ipython
 
@@ -94,3 +100,59 @@ def _syntax_error(source: str) -> str:
     except SyntaxError as error:
         return f"{type(error).__name__} in line {error.lineno}: {error.msg}"
     return ""
+
+
+_DETAILS = re.compile(r"<details>.*?</details>", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Assistance:
+    """The help for one exercise."""
+
+    hints: tuple[str, ...] = ()  # as HTML
+    originals: tuple[str, ...] = ()  # the sources of the exercise's cells, as the lab had them
+    ours: tuple[str, ...] = ()  # the sources of the same cells in the solution, where there is one
+
+
+def help_for(name: str) -> Assistance:
+    """Return what the notebook of this kernel offers for an exercise, such as "first_collectives.pass_right".
+
+    If the notebook's file is not known or cannot be read, the result is empty.
+    """
+    path = reader.path()
+    try:
+        return read(json.loads(path.read_bytes()), name, _sources_of_solution(path)) if path else Assistance()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # the file may contain anything
+        return Assistance()
+
+
+def _sources_of_solution(lab: Path) -> dict[str, str]:
+    """Return the source of each cell of the lab's solution by its id. A bundle may have no solution."""
+    path = lab.parent.parent / "solutions" / lab.name.replace("_lab.", "_solution.")
+    if not path.exists():
+        return {}
+    return {cell["id"]: "".join(cell["source"]) for cell in json.loads(path.read_bytes())["cells"]}
+
+
+def read(notebook: dict, name: str, solutions: dict[str, str] | None = None) -> Assistance:
+    """Return the hints between an exercise's heading and its check, its original cells, and those of the solution.
+
+    Args:
+        solutions: The source of each cell of the lab's solution by its id.
+    """
+    solutions = solutions or {}
+    originals = notebook["metadata"]["course"].get("originals", {})
+    call = f"check.{name.rpartition('.')[2]}("
+    hints, cells, ours = [], [], []
+    for cell in notebook["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            if source.startswith("## "):
+                hints, cells, ours = [], [], []
+            hints += _DETAILS.findall(source)
+        elif source.startswith(call):
+            return Assistance(tuple(hints), tuple(cells), tuple(ours))
+        elif cell.get("id") in originals:
+            cells.append(originals[cell["id"]])
+            ours += [solutions[cell["id"]]] if cell["id"] in solutions else []
+    return Assistance()

@@ -118,7 +118,6 @@ def _cause(found, expected, rank: int, every: dict) -> str:
     Args:
         found: The gradient after synchronization.
         expected: The mean over the ranks.
-        rank: The rank.
         every: The gradient of each rank's own samples, by rank.
     """
     world_size, own = len(every), every[rank]

@@ -8,11 +8,11 @@ from dataclasses import replace
 from IPython import get_ipython
 from IPython.display import clear_output, display
 
-from shared.checks.engine.assistance import Assistance
+from shared.checks.engine.cells import Assistance
 from shared.checks.engine.verdicts import SAME_AS, Verdict
 from shared.progress.page import After
 from shared.ranks import reader
-from shared.tables.rendering import render
+from shared.tables import render
 
 
 def as_text(verdicts: list[Verdict], headline: str = "", note: str = "") -> str:

@@ -1,6 +1,7 @@
-"""Count the bytes of tensors on this rank, so that a second copy of the gradients is noticed.
+"""What a wrapper costs besides time: the bytes that it sends, and those that it holds.
 
-Everything that Python can reach is counted, whichever attribute, closure or list refers to it.
+It sends the state once when it is built, and each trainable gradient once per step. A second copy of the gradients is
+noticed, because every tensor that Python can reach is counted, whichever attribute, closure or list refers to it.
 """
 
 import gc
@@ -14,9 +15,9 @@ import torch
 
 from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
+from shared.checks.engine.compare import describe_calls
 from shared.checks.engine.failures import Wrong
 from shared.checks.engine.training import Draw, descend
-from shared.checks.engine.volume import trainable_bytes
 from shared.checks.models import awkward
 from shared.deadlines import scaled
 from shared.wire import instrumentation
@@ -117,3 +118,59 @@ def judge_footprint(attempt: Attempt, model: str, options: dict, context: str) -
         raise Wrong(
             wrong, "Hint: do you copy the result out of the bucket? And is the bucket still in memory after that?"
         )
+
+
+def trainable_bytes(model: str) -> int:
+    return sum(p.nbytes for p in awkward.build(model, 0).parameters() if p.requires_grad)
+
+
+def state_bytes(model: str) -> int:
+    module = awkward.build(model, 0)
+    return sum(t.nbytes for t in [*module.parameters(), *module.buffers()])
+
+
+def judge_state_bytes(rank: int, calls: list[instrumentation.Call], model: str) -> None:
+    """Check that every parameter and buffer was broadcast once.
+
+    Raises:
+        Wrong: If it was not.
+    """
+    if sum(call.payload_bytes for call in calls) != state_bytes(model) or any(c.op != "broadcast" for c in calls):
+        evidence = (
+            f"to give all ranks the same state, {describe_calls(calls)}; "
+            f"expected {state_bytes(model)} bytes in broadcasts"
+        )
+        hint = "Hint: is every parameter and every buffer broadcast exactly once?"
+        raise Wrong({rank: f"{awkward.describe(model)}: {evidence}"}, hint)
+
+
+def judge_gradient_bytes(rank: int, calls: list[instrumentation.Call], model: str, note: str = "") -> None:
+    """Check that all-reduces send exactly the bytes of the trainable parameters' gradients, in one message for each.
+
+    Args:
+        model: The name of the model.
+        note: What else to say about the model.
+
+    Raises:
+        Wrong: If it was not.
+    """
+    want_bytes = trainable_bytes(model)
+    most = sum(p.requires_grad for p in awkward.build(model, 0).parameters())
+    expected = f"at most {most} messages, {want_bytes} bytes, all by all_reduce"
+    message = f"{' '.join(filter(None, [awkward.describe(model), note]))}: {describe_calls(calls)}; expected {expected}"
+    if sum(call.payload_bytes for call in calls) != want_bytes or len(calls) > most:
+        raise Wrong({rank: message}, "Hint: is the gradient of each trainable parameter sent once, and nothing else?")
+    if any(not call.op.startswith("all_reduce") for call in calls):
+        raise Wrong({rank: message}, "Hint: which single collective gives every rank the sum?")
+
+
+def reject_early_messages(rank: int, calls: list[instrumentation.Call], model: str) -> None:
+    """Check that nothing was sent during forward and backward.
+
+    Raises:
+        Wrong: If anything was.
+    """
+    if calls:
+        early = f"{describe_calls(calls)} during forward and backward; expected none"
+        hint = "Hint: what can wait until finish_gradient_sync()?"
+        raise Wrong({rank: f"{awkward.describe(model)}: {early}"}, hint)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 
 from shared import mine, progress, ranks
-from shared.checks.engine import assistance, cells, display
+from shared.checks.engine import cells, display
 from shared.checks.engine.attempts import (
     MOST_HANGS,
     Check,
@@ -133,14 +133,14 @@ class Exercise:
         missing = [verdict for verdict in verdicts if not verdict.passed]
         if not missing:
             note = " ".join(filter(None, [note, self._save_for_later_labs()]))
-            found = assistance.find(progress.name_of(self))
+            found = cells.help_for(progress.name_of(self))
             display.show_success(verdicts, f"✓ Exercise {self.number} passed", note, progress.after(self), found.ours)
             prints.show()
             return
         failed = [verdict.check for verdict in missing if verdict.ran]
         first = f"begin with “{failed[0]}”" if failed else "some checks did not run"
         headline = f"✗ Exercise {self.number} has not passed yet: {first}"
-        found = assistance.find(progress.name_of(self))
+        found = cells.help_for(progress.name_of(self))
         if found.ours and progress.failures_in_a_row(self) >= FAILURES_BEFORE_OURS:
             how = f"To see our version, add a cell below (Escape, then B), with check.{self._name()}.show_ours() in it."
             note = "\n".join(filter(None, [note, how]))
@@ -152,7 +152,7 @@ class Exercise:
 
     def show_ours(self) -> None:
         """Show our version of this exercise, and record in a lab that it was seen."""
-        found = assistance.find(progress.name_of(self))
+        found = cells.help_for(progress.name_of(self))
         if not found.ours:
             print("There is no solution of this exercise in this folder.")
             return
@@ -186,7 +186,6 @@ def run_exercise(
     """Run the checks of an exercise at every world size that they ask for and that there are ranks for.
 
     Args:
-        exercise: The exercise.
         path: The student's file; None checks what is defined on the ranks.
         seed: Repeats the random choices of an earlier run.
         only: The name of the only check to run; "" runs all of them.

@@ -10,12 +10,8 @@ from shared.checks.engine.framework import Exercise
 Judge = Callable[[Attempt], None]
 
 
-def where_it_raises(hints: dict[str, str]) -> Callable[[Judge], Judge]:
-    """Add hints for errors that the piece raises.
-
-    Args:
-        hints: The hints, by the words of the error message that they belong to.
-    """
+def _amending(amend: Callable[[Wrong, Attempt], None]) -> Callable[[Judge], Judge]:
+    """Let amend(wrong, attempt) change the hint if a judge finds something wrong."""
 
     def decorate(judge: Judge) -> Judge:
         @functools.wraps(judge)
@@ -23,14 +19,27 @@ def where_it_raises(hints: dict[str, str]) -> Callable[[Judge], Judge]:
             try:
                 judge(attempt)
             except Wrong as wrong:
-                if not wrong.hint:
-                    wrong.hint = next((hint for words, hint in hints.items() if words in wrong.evidence), "")
-                    wrong.hints_at_error = bool(wrong.hint)
+                amend(wrong, attempt)
                 raise
 
         return judged
 
     return decorate
+
+
+def where_it_raises(hints: dict[str, str]) -> Callable[[Judge], Judge]:
+    """Add hints for errors that the piece raises.
+
+    Args:
+        hints: The hints, by the words of the error message that they belong to.
+    """
+
+    def amend(wrong: Wrong, attempt: Attempt) -> None:
+        if not wrong.hint:
+            wrong.hint = next((hint for words, hint in hints.items() if words in wrong.evidence), "")
+            wrong.hints_at_error = bool(wrong.hint)
+
+    return _amending(amend)
 
 
 def give_hints(hints: dict[str, str], *exercises: Exercise) -> None:
@@ -48,19 +57,11 @@ def begin_at(first: Judge, name: str) -> Callable[[Judge], Judge]:
         name: The name of that check.
     """
 
-    def decorate(judge: Judge) -> Judge:
-        @functools.wraps(judge)
-        def judged(attempt: Attempt) -> None:
-            try:
-                judge(attempt)
-            except Wrong as wrong:
-                if wrong.evidence != NOT_WRITTEN and not wrong.hangs and _fails(first, attempt):
-                    wrong.hint = f"The check “{name}” fails, too. Start with that one."
-                raise
+    def amend(wrong: Wrong, attempt: Attempt) -> None:
+        if wrong.evidence != NOT_WRITTEN and not wrong.hangs and _fails(first, attempt):
+            wrong.hint = f"The check “{name}” fails, too. Start with that one."
 
-        return judged
-
-    return decorate
+    return _amending(amend)
 
 
 def where_only_this_fails(first: Judge, hints: dict[str, str]) -> Callable[[Judge], Judge]:
@@ -71,19 +72,11 @@ def where_only_this_fails(first: Judge, hints: dict[str, str]) -> Callable[[Judg
         hints: The new hints, by the ones that they replace.
     """
 
-    def decorate(judge: Judge) -> Judge:
-        @functools.wraps(judge)
-        def judged(attempt: Attempt) -> None:
-            try:
-                judge(attempt)
-            except Wrong as wrong:
-                if wrong.hint in hints and not _fails(first, attempt):
-                    wrong.hint = hints[wrong.hint]
-                raise
+    def amend(wrong: Wrong, attempt: Attempt) -> None:
+        if wrong.hint in hints and not _fails(first, attempt):
+            wrong.hint = hints[wrong.hint]
 
-        return judged
-
-    return decorate
+    return _amending(amend)
 
 
 def _fails(judge: Judge, attempt: Attempt) -> bool:

@@ -17,7 +17,6 @@ def draw_shares(attempt: Attempt, one_leaves_out: bool = False) -> list[tuple[to
     """Draw each rank's samples, so that even and odd ranks run the branches of a fork in different orders.
 
     Args:
-        attempt: The attempt.
         one_leaves_out: Whether one rank does not use the last layer of a fork.
     """
     world_size = attempt.world_size
@@ -53,7 +52,6 @@ def judge_steps(
     """Check that after each step every rank has the mean gradients, and that each bucket was sent in one message.
 
     Args:
-        attempt: The attempt.
         sizes: The model and its buckets.
         steps: For each step, each rank's micro-batches.
         context: What is being tried.

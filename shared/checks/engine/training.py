@@ -216,17 +216,19 @@ def train_and_judge(attempt: Attempt, how: Training) -> list[dict]:
     return found
 
 
-def judge_start(found: list[dict], model: str, draw: Draw) -> None:
+def judge_start(attempt: Attempt, how: Training) -> None:
     """Check that every rank starts with rank 0's state, in the module itself.
 
     Raises:
         Wrong: If one does not.
     """
+    draw = Draw(attempt)
+    found = train(attempt, how, draw)
     strangers = [rank for rank, result in enumerate(found) if not result["wraps the module"]]
     if strangers:
         hint = "Hint: whose parameters does an optimizer train that was built from the module?"
         raise Wrong(dict.fromkeys(strangers, "the wrapper's .module is not the module that it was given"), hint)
-    own = {rank: awkward.state_of(awkward.build(model, seed)) for rank, seed in enumerate(draw.seeds)}
+    own = {rank: awkward.state_of(awkward.build(how.model, seed)) for rank, seed in enumerate(draw.seeds)}
     judge_state({rank: result["start"] for rank, result in enumerate(found)}, own[0], 0, own)
 
 

@@ -102,7 +102,6 @@ def judge_wrapping(attempt: Attempt, options: dict | None = None, overlaps: bool
     """Check every claim about how the wrapper behaves.
 
     Args:
-        attempt: The attempt.
         options: As in Training.
         overlaps: As in Training.
 

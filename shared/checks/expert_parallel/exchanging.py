@@ -3,7 +3,7 @@
 import torch
 
 from shared import wire
-from shared.checks.engine.attempts import Attempt
+from shared.checks.engine.attempts import Attempt, on_each
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import describe_calls, first_difference, nearly_equal
 from shared.checks.engine.failures import Wrong
@@ -132,7 +132,6 @@ def judge_rows(
     """Exchange rows once.
 
     Args:
-        attempt: The attempt.
         idle: The ranks that send nothing.
         deaf: The ranks that receive nothing.
         in_groups: Whether two groups work side by side.
@@ -178,13 +177,8 @@ def _judge_bytes(rank: int, calls: list, expected: int, context: str) -> None:
         )
 
 
-def plain_counts(attempt: Attempt) -> None:
-    judge_counts(attempt, 2)
-
-
-def counts_of_other_sizes(attempt: Attempt) -> None:
-    for per_rank in (1, 2, 3):
-        judge_counts(attempt, per_rank)
+plain_counts = on_each(judge_counts, 2)
+counts_of_other_sizes = on_each(judge_counts, 1, 2, 3)
 
 
 def counts_in_groups(attempt: Attempt) -> None:

@@ -4,7 +4,7 @@ import re
 
 import torch
 
-from shared.checks.engine.attempts import Attempt
+from shared.checks.engine.attempts import Attempt, on_each
 from shared.checks.engine.compare import describe_calls, first_difference, nearly_equal
 from shared.checks.engine.failures import Wrong
 from shared.checks.expert_parallel.exchanging import groups_of
@@ -174,14 +174,13 @@ def _judge_bytes(members: list[int], layer: Layer, found: list[dict], expected: 
 # -- the checks of exercise 16.4
 
 
-def a_plain_layer(attempt: Attempt) -> None:
-    judge_layer(attempt, Layer())
-
-
-def layers_of_several_sizes(attempt: Attempt) -> None:
-    judge_layer(attempt, Layer(((3,), (8,), (5,)), experts_per_rank=1, top_k=1, balancing=0.7))
-    judge_layer(attempt, Layer(((2, 3), (1, 5)), experts_per_rank=3, top_k=3, balancing=0.7))
-    judge_layer(attempt, Layer(((7,), (4,)), calls=3))
+a_plain_layer = on_each(judge_layer, Layer())
+layers_of_several_sizes = on_each(
+    judge_layer,
+    Layer(((3,), (8,), (5,)), experts_per_rank=1, top_k=1, balancing=0.7),
+    Layer(((2, 3), (1, 5)), experts_per_rank=3, top_k=3, balancing=0.7),
+    Layer(((7,), (4,)), calls=3),
+)
 
 
 def ranks_and_experts_without_tokens(attempt: Attempt) -> None:
@@ -193,10 +192,12 @@ def ranks_and_experts_without_tokens(attempt: Attempt) -> None:
     judge_layer(attempt, Layer(((0,),)))
 
 
-def layers_with_a_capacity(attempt: Attempt) -> None:
-    judge_layer(attempt, Layer(((9,), (6,)), capacity_factor=0.6, balancing=0.7))
-    judge_layer(attempt, Layer(((8,), (0,)), experts_per_rank=1, top_k=1, capacity_factor=0.5, favorite=0))
-    judge_layer(attempt, Layer(((9,),), capacity_factor=1.25))
+layers_with_a_capacity = on_each(
+    judge_layer,
+    Layer(((9,), (6,)), capacity_factor=0.6, balancing=0.7),
+    Layer(((8,), (0,)), experts_per_rank=1, top_k=1, capacity_factor=0.5, favorite=0),
+    Layer(((9,),), capacity_factor=1.25),
+)
 
 
 def rows_are_sent_once(attempt: Attempt) -> None:

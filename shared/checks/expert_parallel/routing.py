@@ -27,7 +27,6 @@ def judge_routes(
     """Compare the routes of one batch per rank.
 
     Args:
-        attempt: The attempt.
         tokens: T.
         experts: E.
         top_k: k.

@@ -106,7 +106,6 @@ def _draw_shares(attempt: Attempt, one_empty: bool = False) -> list[torch.Tensor
     """Draw shares of different sizes.
 
     Args:
-        attempt: The attempt.
         one_empty: Whether one of several ranks holds no values.
     """
     generator = torch.Generator().manual_seed(attempt.draw_seed())

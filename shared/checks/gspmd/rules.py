@@ -171,7 +171,6 @@ def _judge(attempt: Attempt, equations: list[str], partial: bool) -> list[list[F
     """Compare the rules of each equation with those that work. Returns the rules.
 
     Args:
-        attempt: The attempt.
         equations: The equations.
         partial: Whether to compare the rules with Partial inputs, or all others.
     """

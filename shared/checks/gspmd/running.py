@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from shared import wire
 from shared.checks.engine.attempts import Attempt
-from shared.checks.engine.candidate import device_here, mesh_here
+from shared.checks.engine.candidate import device_here, mesh_here, value_error_of
 from shared.checks.engine.compare import first_difference
 from shared.checks.engine.failures import Wrong
 from shared.checks.engine.subgroups import called_alone, join_subgroup, members_of, staying_inside
@@ -102,18 +102,11 @@ def _copied(result) -> torch.Tensor | str:
 
 def probe_rejected_changes(redistribute: Callable, changes: list[Change]) -> list[str]:
     return [
-        _said(lambda each=change: redistribute(torch.zeros(each.shape, device=device_here()), each.before, each.after))
+        value_error_of(
+            lambda each=change: redistribute(torch.zeros(each.shape, device=device_here()), each.before, each.after)
+        )
         for change in changes
     ]
-
-
-def _said(call: Callable) -> str:
-    """Return the message of the ValueError that a call raises, or ""."""
-    try:
-        call()
-    except ValueError as error:
-        return str(error) or "a ValueError without a message"
-    return ""
 
 
 def plain_changes(attempt: Attempt) -> None:
@@ -277,7 +270,10 @@ def probe_execute(
 
 def probe_rejected_cases(execute: Callable, cases: list[Case], own: list[list[torch.Tensor]]) -> list[str]:
     every = zip(cases, own, strict=True)
-    return [_said(lambda c=case, t=tensors: execute(c.equation, t, c.asked(bare=True)[1])) for case, tensors in every]
+    return [
+        value_error_of(lambda c=case, t=tensors: execute(c.equation, t, c.asked(bare=True)[1]))
+        for case, tensors in every
+    ]
 
 
 def probe_dtensor(execute: Callable, cases: list[Case], own: list[list[torch.Tensor]]) -> list[dict]:

@@ -2,13 +2,13 @@
 
 import torch
 
-from shared.checks.engine.attempts import Attempt
+from shared.checks.engine.attempts import Attempt, on_each
 from shared.checks.engine.compare import by_rank, describe_calls, judge_gradients, judge_state, reject_frozen_gradients
 from shared.checks.engine.failures import Wrong
+from shared.checks.engine.footprint import judge_gradient_bytes, judge_state_bytes, reject_early_messages
 from shared.checks.engine.framework import Exercise
 from shared.checks.engine.subgroups import called_alone, members_of
 from shared.checks.engine.training import Draw, Training, judge_start, train, train_and_judge
-from shared.checks.engine.volume import judge_gradient_bytes, judge_state_bytes, reject_early_messages
 from shared.checks.engine.wrapping import judge_wrapping
 from shared.checks.manual_ddp import sampler, weighted
 from shared.checks.manual_ddp.weighted import (
@@ -21,6 +21,7 @@ from shared.checks.manual_ddp.weighted import (
 from shared.checks.models import awkward
 from shared.ranks.diagnosis import name_ranks
 
+AWKWARD = ("Tied", "Frozen", "Unused", "Scalar", "Buffered", "Strided", "Mixed", *awkward.HAVE_MODES)
 MANY_ROWS = range(2_000, 8_000)  # may be drawn; these are too many to be passed between ranks without the network
 
 mean_over_ranks_ = Exercise("2.1", "mean_over_ranks_")
@@ -120,22 +121,6 @@ def each_tensor_is_sent_once(attempt: Attempt) -> None:
 # -- 2.3
 
 
-@average_gradients.check("plain model", world_sizes=(2,))
-def gradients_of_a_plain_model_are_averaged(attempt: Attempt) -> None:
-    _judge_average(attempt, "Plain")
-
-
-@average_gradients.check("values")
-def gradients_are_those_of_the_full_batch(attempt: Attempt) -> None:
-    for model in ("Tied", "Frozen", "Unused", "Scalar", "Strided", "Mixed"):
-        _judge_average(attempt, model)
-
-
-@average_gradients.check("unused on one rank", world_sizes=(2, 3, 4))
-def a_missing_gradient_counts_as_zeros(attempt: Attempt) -> None:
-    _judge_average(attempt, "TwoBranches")
-
-
 def _judge_average(attempt: Attempt, model: str) -> None:
     draw = Draw(attempt)
     same = [(draw.seeds[0], x, y) for x, y in draw.shares]
@@ -143,6 +128,11 @@ def _judge_average(attempt: Attempt, model: str) -> None:
     expected = gradients_of_one_process(model, draw, list(range(attempt.world_size)))
     judge_gradients(by_rank(found, "gradients"), expected, by_rank(found, "local"), awkward.describe(model))
     reject_frozen_gradients(dict(enumerate(found)), model)
+
+
+average_gradients.check("plain model", world_sizes=(2,))(on_each(_judge_average, "Plain"))
+average_gradients.check("values")(on_each(_judge_average, "Tied", "Frozen", "Unused", "Scalar", "Strided", "Mixed"))
+average_gradients.check("unused on one rank", world_sizes=(2, 3, 4))(on_each(_judge_average, "TwoBranches"))
 
 
 @average_gradients.check("group", world_sizes=(3, 4))
@@ -172,32 +162,11 @@ def each_gradient_is_sent_once(attempt: Attempt) -> None:
 # -- 2.4
 
 
-@ManualDDP.check("same start")
-def ranks_start_equal(attempt: Attempt) -> None:
-    for model in ("Tied", "Buffered"):
-        draw = Draw(attempt)
-        judge_start(train(attempt, Training(model), draw), model, draw)
-
-
-@ManualDDP.check("plain model", world_sizes=(2,))
-def a_plain_model_trains_as_in_one_process(attempt: Attempt) -> None:
-    train_and_judge(attempt, Training("Plain"))
-
-
-@ManualDDP.check("values")
-def training_equals_one_process(attempt: Attempt) -> None:
-    for model in ("Tied", "Frozen", "Unused", "Scalar", "Buffered", "Strided", "Mixed", *awkward.HAVE_MODES):
-        train_and_judge(attempt, Training(model))
-
-
-@ManualDDP.check("unused on one rank", world_sizes=(2, 3, 4))
-def a_parameter_may_be_unused_somewhere(attempt: Attempt) -> None:
-    train_and_judge(attempt, Training("TwoBranches"))
-
-
-@ManualDDP.check("accumulation", world_sizes=(2, 3))
-def micro_batches_add_up(attempt: Attempt) -> None:
-    train_and_judge(attempt, Training("TwoBranches", micro_batches=3))
+ManualDDP.check("same start")(on_each(judge_start, Training("Tied"), Training("Buffered")))
+ManualDDP.check("plain model", world_sizes=(2,))(on_each(train_and_judge, Training("Plain")))
+ManualDDP.check("values")(on_each(train_and_judge, *map(Training, AWKWARD)))
+ManualDDP.check("unused on one rank", world_sizes=(2, 3, 4))(on_each(train_and_judge, Training("TwoBranches")))
+ManualDDP.check("accumulation", world_sizes=(2, 3))(on_each(train_and_judge, Training("TwoBranches", micro_batches=3)))
 
 
 @ManualDDP.check("wire", world_sizes=(2, 4))
@@ -210,20 +179,11 @@ def it_sends_each_gradient_once_after_backward(attempt: Attempt) -> None:
                 judge_gradient_bytes(rank, step["finishing"], model)
 
 
-@ManualDDP.check("group", world_sizes=(3, 4))
-def it_stays_inside_its_group(attempt: Attempt) -> None:
-    for model in ("TwoBranches", "Buffered"):
-        train_and_judge(attempt, Training(model, in_subgroup=True))
-
-
-@ManualDDP.check("bf16", world_sizes=(2, 4))
-def bf16_stays_bf16(attempt: Attempt) -> None:
-    train_and_judge(attempt, Training("TwoBranches", dtype=torch.bfloat16))
-
-
-@ManualDDP.check("wrapping", world_sizes=(2,))
-def it_behaves_like_its_module(attempt: Attempt) -> None:
-    judge_wrapping(attempt)
+ManualDDP.check("group", world_sizes=(3, 4))(
+    on_each(train_and_judge, *(Training(model, in_subgroup=True) for model in ("TwoBranches", "Buffered")))
+)
+ManualDDP.check("bf16", world_sizes=(2, 4))(on_each(train_and_judge, Training("TwoBranches", dtype=torch.bfloat16)))
+ManualDDP.check("wrapping", world_sizes=(2,))(judge_wrapping)
 
 
 # -- 2.5

@@ -9,9 +9,9 @@ from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import by_rank, describe_calls, judge_gradients, nearly_equal, reject_frozen_gradients
 from shared.checks.engine.failures import Wrong
+from shared.checks.engine.footprint import trainable_bytes
 from shared.checks.engine.subgroups import called_alone, join_subgroup, members_of
 from shared.checks.engine.training import Draw, frozen_with_gradient, one_process
-from shared.checks.engine.volume import trainable_bytes
 from shared.checks.models import awkward
 from shared.wire import instrumentation
 
@@ -53,8 +53,6 @@ def probe_average(
         model: The name of the model.
         in_subgroup: Whether only the ranks of a group call the function.
         seed: The seed of the model's weights.
-        x: The inputs.
-        y: The targets.
         extra: The function's arguments between the module and the group.
         old_gradients: Whether frozen parameters have a gradient from before they were frozen.
     """

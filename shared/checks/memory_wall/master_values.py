@@ -5,7 +5,7 @@ import functools
 import torch
 from torch import nn
 
-from shared.checks.engine.attempts import Attempt
+from shared.checks.engine.attempts import Attempt, on_each
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import first_difference
 from shared.checks.engine.failures import Wrong
@@ -227,42 +227,26 @@ def _judge_optimizer(rank: int, result: dict, plan: Plan, piece: str) -> None:
 # -- the checks
 
 
-@where_it_raises(RAISED)
-def one_parameter_is_its_rounded_master(attempt: Attempt) -> None:
-    for plan in ONE_PARAMETER:
-        judge_plan(attempt, plan)
+one_parameter_is_its_rounded_master = where_it_raises(RAISED)(on_each(judge_plan, *ONE_PARAMETER))
 
 
 after_plain = begin_at(one_parameter_is_its_rounded_master, "plain")
 
 
-@after_plain
-def every_dtype_has_a_master_of_its_own(attempt: Attempt) -> None:
-    for plan in OTHER_DTYPES:
-        judge_plan(attempt, plan)
-
-
-@where_it_raises(RAISED)
-def parameters_are_rounded_masters(attempt: Attempt) -> None:
-    for plan in VALUES:
-        judge_plan(attempt, plan)
+every_dtype_has_a_master_of_its_own = after_plain(on_each(judge_plan, *OTHER_DTYPES))
+parameters_are_rounded_masters = where_it_raises(RAISED)(on_each(judge_plan, *VALUES))
 
 
 after_values = begin_at(parameters_are_rounded_masters, "values")
 
 
-@after_values
-def groups_have_settings_of_their_own(attempt: Attempt) -> None:
-    for plan in GROUPS:
-        judge_plan(attempt, plan)
+groups_have_settings_of_their_own = after_values(on_each(judge_plan, *GROUPS))
 
 
 after_groups = begin_at(groups_have_settings_of_their_own, "groups")
 
 
-def settings_are_those_of_now(attempt: Attempt) -> None:
-    for plan in SCHEDULES:
-        judge_plan(attempt, plan)
+settings_are_those_of_now = on_each(judge_plan, *SCHEDULES)
 
 
 @after_values

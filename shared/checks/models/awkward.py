@@ -80,7 +80,6 @@ def gradients_of(module: nn.Module, every_name: bool = False) -> dict[str, torch
     """Copy every parameter's gradient to the CPU.
 
     Args:
-        module: The module.
         every_name: Whether to list a tied parameter's gradient under each of its names.
     """
     named = module.named_parameters(remove_duplicate=not every_name)

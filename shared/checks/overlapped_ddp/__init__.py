@@ -6,11 +6,11 @@ layer, and whether its backward can end while another rank has launched nothing 
 
 import torch
 
-from shared.checks.engine.attempts import Attempt
+from shared.checks.engine.attempts import Attempt, on_each
 from shared.checks.engine.buckets import describe_cap, describe_messages, judge_messages, messages_of
 from shared.checks.engine.compare import by_rank, describe_calls, judge_gradients
 from shared.checks.engine.failures import Wrong
-from shared.checks.engine.footprint import judge_footprint
+from shared.checks.engine.footprint import judge_footprint, judge_state_bytes
 from shared.checks.engine.framework import Exercise
 from shared.checks.engine.late_ranks import PATIENCE_S
 from shared.checks.engine.overlap_models import draw_sizes
@@ -24,7 +24,6 @@ from shared.checks.engine.overlap_probes import (
 )
 from shared.checks.engine.overlap_steps import draw_shares, judge_steps, mean_of
 from shared.checks.engine.training import Draw, Training, judge_start, train, train_and_judge
-from shared.checks.engine.volume import judge_state_bytes
 from shared.checks.engine.wrapping import judge_wrapping
 from shared.checks.models import awkward
 from shared.checks.overlapped_ddp import accumulation, gradient_sync, launch_queue
@@ -54,16 +53,12 @@ no_sync.check("accumulation", world_sizes=(1, 2, 3))(accumulation.the_sum_is_sen
 # -- 4.3
 
 
-@OverlappedDDP.check("same start", world_sizes=(2, 4))
-def ranks_start_equal(attempt: Attempt) -> None:
-    for model in ("Tied", "Buffered"):
-        draw = Draw(attempt)
-        judge_start(train(attempt, Training(model, overlaps=True), draw), model, draw)
-
-
-@OverlappedDDP.check("plain model", world_sizes=(2,))
-def a_plain_model_is_trained(attempt: Attempt) -> None:
-    train_and_judge(attempt, Training("Plain", options=TINY_CAP, overlaps=True))
+OverlappedDDP.check("same start", world_sizes=(2, 4))(
+    on_each(judge_start, *(Training(model, overlaps=True) for model in ("Tied", "Buffered")))
+)
+OverlappedDDP.check("plain model", world_sizes=(2,))(
+    on_each(train_and_judge, Training("Plain", options=TINY_CAP, overlaps=True))
+)
 
 
 @OverlappedDDP.check("without finishing", world_sizes=(2,))
@@ -112,10 +107,9 @@ def training_equals_one_process(attempt: Attempt) -> None:
     train_and_judge(attempt, Training(attempt.random.choice(AWKWARD), overlaps=True))
 
 
-@OverlappedDDP.check("unused on one rank", world_sizes=(2, 3, 4))
-def a_parameter_may_be_unused_somewhere(attempt: Attempt) -> None:
-    for options in (TINY_CAP, {}):
-        train_and_judge(attempt, Training("TwoBranches", options=options, overlaps=True))
+OverlappedDDP.check("unused on one rank", world_sizes=(2, 3, 4))(
+    on_each(train_and_judge, *(Training("TwoBranches", options=options, overlaps=True) for options in (TINY_CAP, {})))
+)
 
 
 @OverlappedDDP.check("steps", world_sizes=(1, 3))
@@ -246,15 +240,15 @@ def each_wrapper_has_hooks_of_its_own(attempt: Attempt) -> None:
         judge_gradients({rank: result["own"]}, local[rank], local, "the module alone, after its wrapper was deleted")
 
 
-@OverlappedDDP.check("group", world_sizes=(3, 4))
-def it_stays_inside_its_group(attempt: Attempt) -> None:
-    for model in ("TwoBranches", "Buffered"):
-        train_and_judge(attempt, Training(model, in_subgroup=True, options=TINY_CAP, overlaps=True))
-
-
-@OverlappedDDP.check("bf16", world_sizes=(2, 4))
-def bf16_stays_bf16(attempt: Attempt) -> None:
-    train_and_judge(attempt, Training("TwoBranches", dtype=torch.bfloat16, overlaps=True))
+OverlappedDDP.check("group", world_sizes=(3, 4))(
+    on_each(
+        train_and_judge,
+        *(Training(model, in_subgroup=True, options=TINY_CAP, overlaps=True) for model in ("TwoBranches", "Buffered")),
+    )
+)
+OverlappedDDP.check("bf16", world_sizes=(2, 4))(
+    on_each(train_and_judge, Training("TwoBranches", dtype=torch.bfloat16, overlaps=True))
+)
 
 
 @OverlappedDDP.check("wrapping", world_sizes=(2,))

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from shared.checks.engine.attempts import Attempt
+from shared.checks.engine.attempts import Attempt, on_each
 from shared.checks.engine.failures import Wrong
 from shared.planner import layouts
 from shared.planner.layouts import H100, Cluster, Job, TrainingLayout
@@ -279,8 +279,7 @@ def _hint(own: list[Way], ways: list[Way], expected: list[Way]) -> str:
     return "Hint: do you try every layout, and compare the times of their steps?"
 
 
-def the_three_situations(attempt: Attempt) -> None:
-    judge(attempt, [Case(*situation) for situation in SITUATIONS.values()])
+the_three_situations = on_each(judge, [Case(*situation) for situation in SITUATIONS.values()])
 
 
 def drawn_clusters(attempt: Attempt) -> None:

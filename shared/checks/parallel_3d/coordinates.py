@@ -6,8 +6,8 @@ from itertools import product
 
 from torch.distributed.device_mesh import DeviceMesh
 
-from shared.checks.engine.attempts import Attempt
-from shared.checks.engine.candidate import device_here
+from shared.checks.engine.attempts import Attempt, on_each
+from shared.checks.engine.candidate import device_here, error_of
 from shared.checks.engine.failures import Wrong
 from shared.checks.parallel_3d.cases import AXES, layouts
 
@@ -77,8 +77,7 @@ def judge_coordinates(attempt: Attempt, meshes: list[dict[str, int]]) -> None:
             raise Wrong(message, hint)
 
 
-def the_table_comes_out(attempt: Attempt) -> None:
-    judge_coordinates(attempt, [TABLE])
+the_table_comes_out = on_each(judge_coordinates, [TABLE])
 
 
 def drawn_meshes(attempt: Attempt) -> None:
@@ -107,8 +106,7 @@ def judge_groups(attempt: Attempt, meshes: list[dict[str, int]]) -> None:
         raise Wrong(message, hint)
 
 
-def groups_of_the_table(attempt: Attempt) -> None:
-    judge_groups(attempt, [TABLE])
+groups_of_the_table = on_each(judge_groups, [TABLE])
 
 
 def groups_of_drawn_meshes(attempt: Attempt) -> None:
@@ -150,13 +148,7 @@ def meshes_have_tp_innermost(attempt: Attempt) -> None:
 
 def probe_rejected_mesh(make_mesh: Callable, sizes: dict[str, int]) -> str:
     """Return the error that it raises, or an empty string."""
-    try:
-        make_mesh(**sizes)
-    except NotImplementedError:
-        raise
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
+    return error_of(lambda: make_mesh(**sizes))
 
 
 def other_sizes_are_rejected(attempt: Attempt) -> None:

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from shared.checks.engine.attempts import Attempt
+from shared.checks.engine.attempts import Attempt, on_each
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import first_difference, nearly_equal
 from shared.checks.engine.failures import Wrong
@@ -107,8 +107,7 @@ def _judge_chunk(
         raise Wrong(message, "Hint: what still refers to the tensors of a micro-batch after its backward?")
 
 
-def a_plain_micro_batch(attempt: Attempt) -> None:
-    _judge_chunk(attempt, 1)
+a_plain_micro_batch = on_each(_judge_chunk, 1)
 
 
 def many_micro_batches(attempt: Attempt) -> None:

@@ -8,6 +8,7 @@ from itertools import count
 
 from shared import schedules
 from shared.checks.engine.attempts import Attempt
+from shared.checks.engine.candidate import value_error_of
 from shared.checks.engine.failures import Wrong
 from shared.schedules import Action
 
@@ -49,11 +50,7 @@ def probe_alternate(alternate: Callable, micro_batches: int, warm_up: int) -> li
 
 def probe_rejection(build: Callable, asked: Asked) -> str:
     """Return what a function says about arguments that it must reject, or "" if it accepts them."""
-    try:
-        build(*asked.arguments)
-    except ValueError as error:
-        return str(error) or "a ValueError without a message"
-    return ""
+    return value_error_of(lambda: build(*asked.arguments))
 
 
 def built(attempt: Attempt, asked: Asked) -> list[list[Action]]:

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from shared.checks.engine.attempts import Attempt
+from shared.checks.engine.attempts import Attempt, on_each
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import describe_calls, first_difference, nearly_equal
 from shared.checks.engine.failures import Wrong
@@ -179,8 +179,7 @@ def adamw_equals_one_process(attempt: Attempt) -> None:
     train_loop_and_judge(attempt, Loop(drawn(attempt, "1f1b", Text())))
 
 
-def a_plain_norm_is_clipped(attempt: Attempt) -> None:
-    train_loop_and_judge(attempt, Loop(Stack(layers=4), CLIPS))
+a_plain_norm_is_clipped = on_each(train_loop_and_judge, Loop(Stack(layers=4), CLIPS))
 
 
 def clipping_equals_one_process(attempt: Attempt) -> None:
@@ -195,8 +194,7 @@ def many_ties_are_counted_once(attempt: Attempt) -> None:
         train_loop_and_judge(attempt, Loop(case, CLIPS))
 
 
-def clipping_stays_in_its_group(attempt: Attempt) -> None:
-    train_loop_and_judge(attempt, Loop(Stack(layers=5), CLIPS, in_subgroup=True))
+clipping_stays_in_its_group = on_each(train_loop_and_judge, Loop(Stack(layers=5), CLIPS, in_subgroup=True))
 
 
 def clipping_sends_one_element(attempt: Attempt) -> None:

@@ -2,7 +2,7 @@
 
 import torch
 
-from shared.checks.engine.attempts import Attempt
+from shared.checks.engine.attempts import Attempt, on_each
 from shared.checks.engine.framework import Exercise
 from shared.checks.engine.hints import give_hints
 from shared.checks.models import awkward
@@ -35,9 +35,7 @@ IN_SHARDING = {
 # -- 11.1
 
 
-@fully_sharded.check("plain", world_sizes=(2,))
-def a_plain_model_trains_as_in_one_process(attempt: Attempt) -> None:
-    train_and_judge(attempt, Sharding("Blocks", steps=2))
+fully_sharded.check("plain", world_sizes=(2,))(on_each(train_and_judge, Sharding("Blocks", steps=2)))
 
 
 @fully_sharded.check("awkward models")

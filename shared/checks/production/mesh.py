@@ -8,7 +8,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils._pytree import tree_map_only
 
 from shared.checks.engine.attempts import Attempt
-from shared.checks.engine.candidate import device_here
+from shared.checks.engine.candidate import device_here, error_of
 from shared.checks.engine.failures import Wrong
 from shared.checks.engine.hints import begin_at
 from shared.checks.engine.sharded.dtensors import loss_of
@@ -173,13 +173,7 @@ def _judge_device_type(attempt: Attempt) -> None:
 
 def probe_rejection(host_mesh, ranks_per_host: int) -> str:
     """Return the error that it raises, or an empty string."""
-    try:
-        host_mesh(ranks_per_host)
-    except NotImplementedError:
-        raise
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
+    return error_of(lambda: host_mesh(ranks_per_host))
 
 
 def uneven_hosts_are_rejected(attempt: Attempt) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from shared import formulas
-from shared.checks.engine.attempts import Attempt
+from shared.checks.engine.attempts import Attempt, on_each
 from shared.checks.engine.failures import Wrong
 
 TRIES = 40
@@ -285,12 +285,8 @@ def _causes_of_efficiency(found, expected: float, unpacked: float, ranks: int, k
     return ["Hint: how long does a step take on one rank, and on N ranks that each compute as much?"]
 
 
-def weak_scaling_is_predicted(attempt: Attempt) -> None:
-    _judge_efficiency(attempt, "weak")
-
-
-def strong_scaling_is_predicted(attempt: Attempt) -> None:
-    _judge_efficiency(attempt, "strong")
+weak_scaling_is_predicted = on_each(_judge_efficiency, "weak")
+strong_scaling_is_predicted = on_each(_judge_efficiency, "strong")
 
 
 # -- accumulation

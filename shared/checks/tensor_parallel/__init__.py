@@ -7,7 +7,7 @@ and judge what each rank holds and sends.
 import math
 from dataclasses import replace
 
-from shared.checks.engine.attempts import Attempt
+from shared.checks.engine.attempts import Attempt, on_each
 from shared.checks.engine.compare import nearly_equal
 from shared.checks.engine.failures import Wrong
 from shared.checks.engine.framework import Exercise
@@ -191,11 +191,6 @@ ParallelGroupedAttention.check("rejections", world_sizes=(2, 3))(besides_values.
 # -- 13.7
 
 
-@vocab_parallel_cross_entropy.check("plain loss", world_sizes=(2,))
-def the_loss_is_right_on_two_ranks(attempt: Attempt) -> None:
-    judge_losses(attempt, Loss())
-
-
 def judge_losses(attempt: Attempt, case: Loss) -> None:
     """Judge the loss and the gradients, and recognize common mistakes in the loss."""
     trained = train(attempt, case, longer=False)
@@ -228,39 +223,29 @@ def _name_the_mistake(trained: Trained) -> None:
                 raise Wrong({rank: message}, hint)
 
 
+vocab_parallel_cross_entropy.check("plain loss", world_sizes=(2,))(on_each(judge_losses, Loss()))
+
+
 @vocab_parallel_cross_entropy.check("training")
 def the_loss_trains_as_in_one_process(attempt: Attempt) -> None:
-    judge_everything(attempt, Loss(outputs=twelve_times(attempt)))
-    judge_everything(attempt, Loss(flat=True))
-    judge_everything(attempt, Loss(weight=0.25))
+    for case in (Loss(outputs=twelve_times(attempt)), Loss(flat=True), Loss(weight=0.25)):
+        judge_everything(attempt, case)
 
 
-@vocab_parallel_cross_entropy.check("large logits", world_sizes=(2, 3))
-def large_logits_do_not_overflow(attempt: Attempt) -> None:
-    judge_losses(attempt, Loss(scale=3000.0))
-    judge_losses(attempt, Loss(scale=30.0))
-
-
-@vocab_parallel_cross_entropy.check("padding", world_sizes=(2, 4))
-def padding_is_no_target(attempt: Attempt) -> None:
-    judge_losses(attempt, Loss(vocabulary=17))
-    judge_losses(attempt, Loss(vocabulary=5))  # all logits of some ranks are padding
-
-
-@vocab_parallel_cross_entropy.check("group", world_sizes=(3, 4))
-def groups_compute_losses_side_by_side(attempt: Attempt) -> None:
-    judge_in_groups(attempt, Loss())
-
-
+vocab_parallel_cross_entropy.check("large logits", world_sizes=(2, 3))(
+    on_each(judge_losses, Loss(scale=3000.0), Loss(scale=30.0))
+)
+vocab_parallel_cross_entropy.check("padding", world_sizes=(2, 4))(
+    on_each(judge_losses, Loss(vocabulary=17), Loss(vocabulary=5))  # 5: all logits of some ranks are padding
+)
+vocab_parallel_cross_entropy.check("group", world_sizes=(3, 4))(on_each(judge_in_groups, Loss()))
 vocab_parallel_cross_entropy.check("bf16", world_sizes=(2,))(besides_values.a_loss_of_bf16_logits_is_exact)
 
 
 # -- 13.8 and 13.9
 
 
-@parallelize.check("plain model", world_sizes=(2,))
-def a_gpt_is_split_over_two_ranks(attempt: Attempt) -> None:
-    judge_plainly(attempt, Model())
+parallelize.check("plain model", world_sizes=(2,))(on_each(judge_plainly, Model()))
 
 
 @parallelize.check("sequence parallelism", world_sizes=(2, 3))

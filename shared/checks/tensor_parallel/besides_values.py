@@ -8,7 +8,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from shared import wire
-from shared.checks.engine.attempts import Attempt
+from shared.checks.engine.attempts import Attempt, on_each
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import nearly_equal
 from shared.checks.engine.failures import Wrong
@@ -56,26 +56,11 @@ def _judge_rejection(attempt: Attempt, what: str) -> None:
             raise Wrong({rank: f"{context}: {raised}; {wanted}"}, "Hint: which given function raises this error?")
 
 
-def outputs_that_do_not_divide(attempt: Attempt) -> None:
-    _judge_rejection(attempt, "outputs")
-
-
-def inputs_that_do_not_divide(attempt: Attempt) -> None:
-    _judge_rejection(attempt, "inputs")
-
-
-def inner_elements_that_do_not_divide(attempt: Attempt) -> None:
-    _judge_rejection(attempt, "inner elements")
-
-
-def heads_that_do_not_divide(attempt: Attempt) -> None:
-    _judge_rejection(attempt, "query heads")
-    _judge_rejection(attempt, "kv heads")
-
-
-def a_gpt_that_does_not_divide(attempt: Attempt) -> None:
-    _judge_rejection(attempt, "heads of a GPT")
-    _judge_rejection(attempt, "tokens of a GPT")
+outputs_that_do_not_divide = on_each(_judge_rejection, "outputs")
+inputs_that_do_not_divide = on_each(_judge_rejection, "inputs")
+inner_elements_that_do_not_divide = on_each(_judge_rejection, "inner elements")
+heads_that_do_not_divide = on_each(_judge_rejection, "query heads", "kv heads")
+a_gpt_that_does_not_divide = on_each(_judge_rejection, "heads of a GPT", "tokens of a GPT")
 
 
 # -- several calls of an operator before the first backward, as in every model, and with more than one group
@@ -118,7 +103,6 @@ def calls_do_not_share_anything(attempt: Attempt) -> None:
 # -- how many bytes of activations a rank keeps for backward, and after it has given its tokens to the others
 
 
-_WIDTH = 240
 # Of what is kept without sequence parallelism. In units of B · T · D elements, a layer of TinyGPT keeps 4 + 13/N then,
 # and 2 + 15/N with it: the inputs of two column-parallel layers, which are gathered, and parts of everything else. On 4
 # ranks, that is a fraction of 0.79.

@@ -476,15 +476,6 @@ def rows_of_heads(heads: int, width: int, group) -> list[int]:
     ]
 
 
-def build_attention(heads: int, width: int, bias: bool) -> nn.Module:
-    from shared.models import Attention, GPTConfig
-
-    attention = Attention(GPTConfig(heads=heads, width=width))
-    if bias:
-        attention.query_key_value, attention.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
-    return attention
-
-
 def attention_shards(attention: nn.Module, heads: int, width: int, group) -> dict[str, Shard]:
     rows, columns = rows_of_heads(heads, width, group), own_part(width, group)
     found = {f"query_key_value.{name}": Shard(p, 0, rows) for name, p in attention.query_key_value.named_parameters()}

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from shared.checks.engine.attempts import Attempt
+from shared.checks.engine.attempts import Attempt, on_each
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import describe_calls, first_difference, nearly_equal
 from shared.checks.engine.failures import Wrong
@@ -153,13 +153,11 @@ def _judge_norms(norms: dict[int, torch.Tensor], expected: torch.Tensor, loop: L
             raise Wrong({rank: message}, hint)
 
 
-def adamw_equals_one_process(attempt: Attempt) -> None:
-    for sequence_parallel in (False, True):
-        _train_and_judge(attempt, Loop(Model(vocabulary=25, sequence_parallel=sequence_parallel)))
-
-
-def a_plain_norm_is_clipped(attempt: Attempt) -> None:
-    _train_and_judge(attempt, Loop(Model(layers=1), CLIPS))
+adamw_equals_one_process = on_each(
+    _train_and_judge,
+    *(Loop(Model(vocabulary=25, sequence_parallel=sequence_parallel)) for sequence_parallel in (False, True)),
+)
+a_plain_norm_is_clipped = on_each(_train_and_judge, Loop(Model(layers=1), CLIPS))
 
 
 def clipping_equals_one_process(attempt: Attempt) -> None:

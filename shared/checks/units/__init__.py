@@ -2,7 +2,7 @@
 
 import torch
 
-from shared.checks.engine.attempts import Attempt
+from shared.checks.engine.attempts import Attempt, on_each
 from shared.checks.engine.framework import Exercise
 from shared.checks.engine.hints import begin_at, give_hints
 from shared.checks.engine.sharded import unit_forward, unit_order, unit_wire
@@ -58,19 +58,16 @@ def a_plain_model_computes(attempt: Attempt) -> None:
 
 Forward.check("units after forward", world_sizes=(2,))(unit_states.blocks_are_sharded_and_the_root_stays)
 Forward.check("backward hooks", world_sizes=(2,))(unit_states.backward_will_find_its_hooks)
-
-
-@Forward.check("forward wire", world_sizes=(2, 4))
-def each_unit_is_gathered_once(attempt: Attempt) -> None:
-    for model in ("Blocks", "Whole"):
-        unit_forward.judge_forward_wire(attempt, UnitPlan(model))
-
-
-@Forward.check("forward memory", world_sizes=(4,))
-def only_computing_units_are_unsharded(attempt: Attempt) -> None:
-    """Try a model with a small root, and one whose root is large enough to show."""
-    for model in ("Deep", "DeepWhole"):
-        unit_forward.judge_forward_memory(attempt, UnitPlan(model, dtype=torch.float32))
+Forward.check("forward wire", world_sizes=(2, 4))(
+    on_each(unit_forward.judge_forward_wire, UnitPlan("Blocks"), UnitPlan("Whole"))
+)
+# A model with a small root, and one whose root is large enough to show.
+Forward.check("forward memory", world_sizes=(4,))(
+    on_each(
+        unit_forward.judge_forward_memory,
+        *(UnitPlan(model, dtype=torch.float32) for model in ("Deep", "DeepWhole")),
+    )
+)
 
 
 # -- 9.4: a plain model trains
@@ -82,22 +79,18 @@ def a_plain_model_trains(attempt: Attempt) -> None:
     train_and_judge(attempt, UnitPlan("Blocks"))
 
 
-@Backward.check("world sizes", world_sizes=(1, 3, 4))
-def any_number_of_ranks_trains_it(attempt: Attempt) -> None:
-    """Try other optimizers, a single unit, and units that are called from last to first."""
-    train_and_judge(attempt, UnitPlan("Backwards", "AdamW"))
-    train_and_judge(attempt, UnitPlan("Whole", "UnknownOptimizer"))
-
-
-@Backward.check("wire", world_sizes=(2, 4))
-def each_unit_is_all_gathered_twice_and_reduce_scattered_once(attempt: Attempt) -> None:
-    unit_wire.judge_unit_traffic(attempt, [UnitPlan(model, steps=2) for model in ("Blocks", "Whole")])
-
-
-@Backward.check("memory", world_sizes=(4,))
-@begin_at(a_plain_model_trains, "plain model")
-def only_units_in_use_have_memory(attempt: Attempt) -> None:
-    judge_memory(attempt, PlainPlan("Deep", dtype=torch.float32, options={"prefetch": 0}))
+# Other optimizers, a single unit, and units that are called from last to first.
+Backward.check("world sizes", world_sizes=(1, 3, 4))(
+    on_each(train_and_judge, UnitPlan("Backwards", "AdamW"), UnitPlan("Whole", "UnknownOptimizer"))
+)
+Backward.check("wire", world_sizes=(2, 4))(
+    on_each(unit_wire.judge_unit_traffic, [UnitPlan(model, steps=2) for model in ("Blocks", "Whole")])
+)
+Backward.check("memory", world_sizes=(4,))(
+    begin_at(a_plain_model_trains, "plain model")(
+        on_each(judge_memory, PlainPlan("Deep", dtype=torch.float32, options={"prefetch": 0}))
+    )
+)
 
 
 # -- 9.5 to 9.7: prefetching
@@ -108,33 +101,28 @@ Prefetcher.check("backward", world_sizes=(1,))(prefetcher.backward_is_prefetched
 
 Prefetching.check("prefetched order", world_sizes=(2, 4))(unit_order.the_next_unit_is_in_flight)
 Prefetching.check("prefetch=0", world_sizes=(2,))(unit_order.nothing_is_launched_ahead)
-
-
-@Prefetching.check("prefetched values", world_sizes=(2, 3))
-def prefetching_changes_no_value(attempt: Attempt) -> None:
-    for prefetch, model in enumerate(("Blocks", "Backwards"), 1):
-        train_and_judge(attempt, UnitPlan(model, "AdamW", options={"prefetch": prefetch}))
-
-
-@Prefetching.check("prefetched wire", world_sizes=(2,))
-def prefetching_sends_no_more(attempt: Attempt) -> None:
-    plans = [UnitPlan(model, steps=3, options={"prefetch": 2}) for model in ("Blocks", "Backwards")]
-    unit_wire.judge_unit_traffic(attempt, plans)
-
-
-@Prefetching.check("prefetched memory", world_sizes=(4,))
-def one_more_unit_is_unsharded(attempt: Attempt) -> None:
-    judge_memory(attempt, UnitPlan("Deep", dtype=torch.float32, options={"prefetch": 1}))
-
-
-@KeepsLast.check("kept values", world_sizes=(2, 3))
-def keeping_changes_no_value(attempt: Attempt) -> None:
-    train_and_judge(attempt, UnitPlan("Blocks", "AdamW", options={"prefetch": 1}))
-
-
-@KeepsLast.check("kept wire", world_sizes=(2,))
-def the_last_block_is_gathered_once(attempt: Attempt) -> None:
-    unit_wire.judge_unit_traffic(attempt, [UnitPlan("Blocks", steps=3, options={"prefetch": 1}, keeps_last=True)])
+Prefetching.check("prefetched values", world_sizes=(2, 3))(
+    on_each(
+        train_and_judge,
+        UnitPlan("Blocks", "AdamW", options={"prefetch": 1}),
+        UnitPlan("Backwards", "AdamW", options={"prefetch": 2}),
+    )
+)
+Prefetching.check("prefetched wire", world_sizes=(2,))(
+    on_each(
+        unit_wire.judge_unit_traffic,
+        [UnitPlan(model, steps=3, options={"prefetch": 2}) for model in ("Blocks", "Backwards")],
+    )
+)
+Prefetching.check("prefetched memory", world_sizes=(4,))(
+    on_each(judge_memory, UnitPlan("Deep", dtype=torch.float32, options={"prefetch": 1}))
+)
+KeepsLast.check("kept values", world_sizes=(2, 3))(
+    on_each(train_and_judge, UnitPlan("Blocks", "AdamW", options={"prefetch": 1}))
+)
+KeepsLast.check("kept wire", world_sizes=(2,))(
+    on_each(unit_wire.judge_unit_traffic, [UnitPlan("Blocks", steps=3, options={"prefetch": 1}, keeps_last=True)])
+)
 
 
 @KeepsLast.check("kept order", world_sizes=(2, 4))

@@ -19,11 +19,10 @@ from shared.checks.engine.buckets import MB
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import describe_calls
 from shared.checks.engine.failures import Wrong
-from shared.checks.engine.footprint import hidden_bytes, ignore_existing_objects, living_bytes
+from shared.checks.engine.footprint import hidden_bytes, ignore_existing_objects, living_bytes, state_bytes
 from shared.checks.engine.overlap_models import Chain
 from shared.checks.engine.sharded.clip import CLIPS, clip_and_judge
 from shared.checks.engine.sharded.wire import judge_rounds
-from shared.checks.engine.volume import state_bytes
 from shared.checks.models import awkward
 from shared.checks.zero2.training import WrapperPlan, probe_zero2, train_wrapper_and_judge
 from shared.deadlines import scaled

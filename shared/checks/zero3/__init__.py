@@ -11,7 +11,7 @@ from shared.checks.engine.sharded.unit_memory import DROPPED, FINISHED, judge_me
 from shared.checks.engine.sharded.unit_training import UnitPlan, train_and_judge
 from shared.checks.engine.subgroups import called_alone
 from shared.checks.models import awkward
-from shared.checks.zero3 import backward, deferred, reducer, rows, saved, state, states
+from shared.checks.zero3 import backward, deferred, given, reducer, rows, saved
 
 RowShards = Exercise("10.1", "RowShards", first="even rows")
 GradientReducer = Exercise("10.2", "GradientReducer")
@@ -66,17 +66,17 @@ GradientReducer.check("second gradient", world_sizes=(1,))(reducer.a_second_grad
 
 # -- given: forward, and full state dicts
 
-Given.check("plain forward", world_sizes=(2,))(states.a_plain_model_computes)
-Given.check("forward values")(states.outputs_equal_one_process)
-Given.check("parameters", world_sizes=(1, 3))(states.parameters_are_shards)
-Given.check("forward wire", world_sizes=(2, 4))(states.each_unit_is_gathered_once)
-Given.check("forward memory", world_sizes=(4,))(states.only_computing_units_are_unsharded)
+Given.check("plain forward", world_sizes=(2,))(given.a_plain_model_computes)
+Given.check("forward values")(given.outputs_equal_one_process)
+Given.check("parameters", world_sizes=(1, 3))(given.parameters_are_shards)
+Given.check("forward wire", world_sizes=(2, 4))(given.each_unit_is_gathered_once)
+Given.check("forward memory", world_sizes=(4,))(given.only_computing_units_are_unsharded)
 Given.check("backward hooks", world_sizes=(2,))(backward.backward_will_call_its_hooks)
 Given.check("forward order", world_sizes=(2,))(backward.the_next_unit_is_in_flight)
-Given.check("states", world_sizes=(1, 2))(states.forward_leaves_what_backward_needs)
-Given.check("full state", world_sizes=(1, 2, 4))(state.it_is_a_plain_state)
-Given.check("another world size", world_sizes=(1, 3))(state.any_number_of_ranks_can_load_it)
-Given.check("another module", world_sizes=(2,))(state.states_of_other_modules_are_rejected)
+Given.check("states", world_sizes=(1, 2))(given.forward_leaves_what_backward_needs)
+Given.check("full state", world_sizes=(1, 2, 4))(given.it_is_a_plain_state)
+Given.check("another world size", world_sizes=(1, 3))(given.any_number_of_ranks_can_load_it)
+Given.check("another module", world_sizes=(2,))(given.states_of_other_modules_are_rejected)
 
 
 # -- 10.3: backward, and prefetching in it

@@ -242,12 +242,9 @@ def probe_skipped(wrapper, plan: UnitPlan, finishes: bool, seed: int, x, y) -> d
     """Run a forward whose output is not used, then a step. Return the state after it.
 
     Args:
-        wrapper: The student's class.
         plan: What is trained, and how.
         finishes: Whether to call finish_gradient_sync() in between, while the output still exists.
         seed: For the model.
-        x: This rank's inputs.
-        y: This rank's targets.
     """
     module = unit_models.build(plan.model, seed).to(device_here())
     read_state, x, y = StateReader(module), x.to(device_here()), y.to(device_here())

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from shared import memory
-from shared.checks.engine.attempts import Attempt
+from shared.checks.engine.attempts import Attempt, on_each
 from shared.checks.engine.candidate import device_here, earlier_piece
 from shared.checks.engine.compare import describe_calls, first_difference
 from shared.checks.engine.failures import Wrong
@@ -177,8 +177,7 @@ def _judge_shard(
         raise Wrong({rank: evidence}, "Hint: into which tensor does initialize() write?")
 
 
-def a_plain_model_is_materialized(attempt: Attempt) -> None:
-    _judge_shards(attempt, "Blocks")
+a_plain_model_is_materialized = on_each(_judge_shards, "Blocks")
 
 
 def every_cut_is_right(attempt: Attempt) -> None:
@@ -252,8 +251,7 @@ def _judge_value(rank: int, context: str, found: torch.Tensor, expected: torch.T
         raise Wrong({rank: f"{context}: {first_difference(found, expected, 0.0)}"}, _HINT_ON_SEEDS)
 
 
-def values_depend_on_names_alone(attempt: Attempt) -> None:
-    _judge_values(attempt, "Blocks")
+values_depend_on_names_alone = on_each(_judge_values, "Blocks")
 
 
 # -- memory

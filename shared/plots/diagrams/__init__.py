@@ -12,55 +12,10 @@ from shared.plots.diagrams.collectives import collective, ring, tree_broadcast
 from shared.plots.diagrams.compression import local_sgd, low_rank, quantized_all_reduce, top_k
 from shared.plots.diagrams.experts import expert_fold, hidden_exchanges, top_1_routing, two_all_to_alls
 from shared.plots.diagrams.fsdp import fsdp_hooks, per_parameter, streams
-from shared.plots.diagrams.hosts import cluster_of_hosts, hybrid_mesh, mesh_3d
+from shared.plots.diagrams.hosts import cluster_of_hosts, data_parallelism, hybrid_mesh, mesh_3d, processes
 from shared.plots.diagrams.layouts import five_products, placements, tiled_weight
 from shared.plots.diagrams.memory import deferred_init, training_memory
-from shared.plots.diagrams.ranks import data_parallelism, processes
 from shared.plots.diagrams.sequences import causal_orders, ring_attention, tokens_for_heads
 from shared.plots.diagrams.sharding import bucket_owners, zero1_step
 from shared.plots.diagrams.tensor import conjugate_operators, sequence_parallel, split_heads, split_loss, split_matrix
 from shared.plots.diagrams.units import unit, unit_states
-
-__all__ = [
-    "atomic_save",
-    "background_save",
-    "bucket_owners",
-    "buckets",
-    "causal_orders",
-    "cluster_of_hosts",
-    "collective",
-    "conjugate_operators",
-    "data_parallelism",
-    "deferred_init",
-    "expert_fold",
-    "exposed_communication",
-    "five_products",
-    "fsdp_hooks",
-    "hidden_exchanges",
-    "hooks",
-    "hybrid_mesh",
-    "local_sgd",
-    "low_rank",
-    "mesh_3d",
-    "per_parameter",
-    "placements",
-    "processes",
-    "quantized_all_reduce",
-    "ring",
-    "ring_attention",
-    "sequence_parallel",
-    "split_heads",
-    "split_loss",
-    "split_matrix",
-    "streams",
-    "tiled_weight",
-    "tokens_for_heads",
-    "top_1_routing",
-    "top_k",
-    "training_memory",
-    "tree_broadcast",
-    "two_all_to_alls",
-    "unit",
-    "unit_states",
-    "zero1_step",
-]

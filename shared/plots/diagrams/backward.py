@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 
 from shared.plots import LANE_STYLES
 from shared.plots.buckets import bucket_style
-from shared.plots.diagrams.drawing import MESSAGE, PAPER, WAITS, Clock, Drawing, check_world_size
+from shared.plots.diagrams.drawing import MESSAGE, PAPER, WAITS, WORLD_SIZE, Clock, Drawing
 
 _CAP_MB = 20
 _GRADIENTS_MB = {"embedding": 10, "block 0": 8, "block 1": 8, "block 2": 8, "norm": 4, "output": 8}
@@ -22,13 +22,8 @@ def in_buckets(sizes_mb: dict[str, float], cap_mb: float) -> list[list[str]]:
     return buckets
 
 
-def buckets(world_size: int = 4) -> Figure:
-    """Draw how gradients are copied into buckets, and how each bucket becomes one all-reduce.
-
-    Args:
-        world_size: From 2 to 4.
-    """
-    check_world_size(world_size)
+def buckets() -> Figure:
+    """Draw how gradients are copied into buckets, and how each bucket becomes one all-reduce."""
     groups = in_buckets(_GRADIENTS_MB, _CAP_MB)
     title = f"Gradients, buckets, collectives: {len(_GRADIENTS_MB)} gradients become {len(groups)} all-reduces"
     drawing = Drawing(8.8, 4.75, title)
@@ -54,7 +49,7 @@ def buckets(world_size: int = 4) -> Figure:
         middle = (x + right) / 2
         drawing.arrow((middle, 2.5), (middle, 3.06), color=MESSAGE, linewidth=1.5)
         drawing.collective(x, 3.1, right - x, f"all-reduce {number}")
-        _draw_ranks(drawing, middle, 3.6, world_size)
+        _draw_ranks(drawing, middle, 3.6)
         x -= gap
     drawing.arrow((drawing.width_in - 0.2, 4.3), (left, 4.3))
     middle = (left + drawing.width_in - 0.2) / 2
@@ -62,12 +57,12 @@ def buckets(world_size: int = 4) -> Figure:
     return drawing.finish()
 
 
-def _draw_ranks(drawing: Drawing, middle: float, y: float, world_size: int) -> None:
+def _draw_ranks(drawing: Drawing, middle: float, y: float) -> None:
     """Draw the ranks that take part in a collective above (middle, y)."""
     width = 0.3
     drawing.text(middle, y + 0.4, "on ranks", "note")
-    for rank in range(world_size):
-        x = middle + (rank - world_size / 2) * width
+    for rank in range(WORLD_SIZE):
+        x = middle + (rank - WORLD_SIZE / 2) * width
         drawing.cell(x, y, f"{rank}", (rank,), (width, 0.26))
 
 
@@ -121,16 +116,15 @@ def step_of(world_size: int, overlap: bool) -> Step:
     return Step(ready_ms[-1], ready_ms, flights_ms)
 
 
-def hooks(world_size: int = 4) -> Figure:
+def hooks() -> Figure:
     """Draw hooks that fire during backward, the buckets they fill, and the all-reduces that full buckets launch."""
-    check_world_size(world_size)
-    step = step_of(world_size, overlap=True)
+    step = step_of(WORLD_SIZE, overlap=True)
     drawing = Drawing(8.8, 4.75, "Hooks: a bucket is launched as soon as its last gradient is complete")
     clock = Clock(1.75, drawing.width_in - 0.35, 0, step.completed_ms)
     drawing.name_rows(
         (0.8, "Compute", "backward, from the\nlast layer to the first"),
         (1.95, "Buckets", "a hook copies each\ngradient when it fires"),
-        (3.2, "Communication", f"all-reduces on {world_size} ranks,\none at a time"),
+        (3.2, "Communication", f"all-reduces on {WORLD_SIZE} ranks,\none at a time"),
     )
     layers = _LAYERS // _BUCKETS
     for bucket, (ready_ms, flight_ms) in enumerate(zip(step.ready_ms, step.flights_ms, strict=True), 1):
@@ -154,11 +148,10 @@ def hooks(world_size: int = 4) -> Figure:
     return drawing.finish()
 
 
-def exposed_communication(world_size: int = 4) -> Figure:
+def exposed_communication() -> Figure:
     """Draw the same step without and with overlap, and mark which part of its communication is hidden or exposed."""
-    check_world_size(world_size)
     drawing = Drawing(8.8, 5.6, "Exposed communication: all-reduces during which a rank has nothing to compute")
-    steps = [step_of(world_size, overlap) for overlap in (False, True)]
+    steps = [step_of(WORLD_SIZE, overlap) for overlap in (False, True)]
     end_ms = max(step.completed_ms for step in steps) + _OPTIMIZER_MS
     clock = Clock(1.75, drawing.width_in - 0.35, -_FORWARD_MS, end_ms)
     names = ("Launched after backward", "Launched during backward")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
-from shared.plots.diagrams.drawing import CELL_IN, Drawing, check_world_size
+from shared.plots.diagrams.drawing import CELL_IN, WORLD_SIZE, Drawing
 
 
 @dataclass(frozen=True)
@@ -102,25 +102,24 @@ _COLLECTIVES = {
 NAMES = tuple(_COLLECTIVES)
 
 
-def before_and_after(name: str, world_size: int = 4) -> tuple[Tensors, Tensors]:
+def before_and_after(name: str, world_size: int) -> tuple[Tensors, Tensors]:
     """Return what each rank holds before a collective, and after it."""
     before = _COLLECTIVES[name].before(world_size)
     return before, _COLLECTIVES[name].after(before)
 
 
-def collective(name: str, world_size: int = 4) -> Figure:
+def collective(name: str, world_size: int = WORLD_SIZE) -> Figure:
     """Draw what each rank holds before and after a collective.
 
     Rank 0 is the source of a broadcast or scatter, and the destination of a reduce or gather.
 
     Args:
         name: The function's name in torch.distributed, for example "all_reduce".
-        world_size: From 2 to 4.
+        world_size: How many ranks the diagram shows.
 
     Raises:
         ValueError: If there is no such collective.
     """
-    check_world_size(world_size)
     if name not in NAMES:
         raise ValueError(f"name must be one of {', '.join(NAMES)}, got {name!r}")
     before, after = before_and_after(name, world_size)
@@ -201,6 +200,9 @@ def ring() -> Figure:
     return drawing.finish()
 
 
+_TREE_SIZE = 8
+
+
 def tree_rounds(world_size: int) -> list[list[tuple[int, int]]]:
     """Return the messages of each round of a tree broadcast from rank 0, as (sender, receiver)."""
     rounds, holders = [], 1
@@ -210,19 +212,14 @@ def tree_rounds(world_size: int) -> list[list[tuple[int, int]]]:
     return rounds
 
 
-def tree_broadcast(world_size: int = 8) -> Figure:
-    """Draw which ranks hold the tensor after each round of a tree broadcast from rank 0, and the messages of the round.
-
-    Args:
-        world_size: From 2 to 8.
-    """
-    check_world_size(world_size, most=8)
-    rounds = tree_rounds(world_size)
+def tree_broadcast() -> Figure:
+    """Draw which ranks hold the tensor after each round of a tree broadcast from rank 0, and the round's messages."""
+    rounds = tree_rounds(_TREE_SIZE)
     row_in, top_in, left_in, right_in = 0.85, 1.05, 1.0, 1.35
-    title = f"A tree broadcast to {world_size} ranks: every rank that has the tensor sends it on"
+    title = f"A tree broadcast to {_TREE_SIZE} ranks: every rank that has the tensor sends it on"
     drawing = Drawing(8.8, top_in + row_in * len(rounds) + 0.65, title)
-    column_in = (drawing.width_in - left_in - right_in) / world_size
-    middles = [left_in + column_in * (rank + 0.5) for rank in range(world_size)]
+    column_in = (drawing.width_in - left_in - right_in) / _TREE_SIZE
+    middles = [left_in + column_in * (rank + 0.5) for rank in range(_TREE_SIZE)]
     for rank, x in enumerate(middles):
         drawing.text(x, 0.75, f"rank {rank}", weight="bold")
         drawing.line((x, top_in), (x, top_in + row_in * len(rounds) + 0.1), linewidth=0.8, color="0.75", zorder=0.2)

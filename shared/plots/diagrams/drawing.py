@@ -17,15 +17,10 @@ MESSAGE = COLORS[1]
 CELL_IN = (0.5, 0.38)  # width and height of a cell
 COMPUTE = "0.85"  # a span in which a rank computes, in diagrams whose colors stand for ranks
 WAITS = {"hatch": "\\\\", "edgecolor": "0.35"}  # the style of a span in which a rank computes nothing
+WORLD_SIZE = 4  # the number of ranks in a diagram
 OWN_RANK = 1  # the rank whose memory is shown, in diagrams that show one rank over time
 STRIPE_IN = 0.11  # the height of a shard in such a diagram
 _SIZES = {"title": 12.5, "heading": 11.0, "label": 10.0, "note": 9.5}
-
-
-def check_world_size(world_size: int, most: int = 4) -> None:
-    """Raise a ValueError if a diagram has no room for a world size."""
-    if not 2 <= world_size <= most:
-        raise ValueError(f"world_size must be from 2 to {most}, so that the diagram is readable, got {world_size}")
 
 
 class Drawing:

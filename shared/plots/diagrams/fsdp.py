@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
-from shared.plots.diagrams.drawing import COMPUTE, Clock, Drawing, check_world_size
+from shared.plots.diagrams.drawing import COMPUTE, WORLD_SIZE, Clock, Drawing
 
 SHAPES = {"weight": (6, 2), "bias": (6,)}  # of a unit's parameters
 _COPIES = {"hatch": "////", "edgecolor": "0.35"}  # the style of a span in which data is copied
@@ -40,13 +40,8 @@ def _columns(shape: tuple[int, ...]) -> int:
     return shape[1] if len(shape) > 1 else 1
 
 
-def per_parameter(world_size: int = 4) -> Figure:
-    """Draw a unit as a flat parameter, and with each parameter sharded by rows; and FSDP2's copies around all-gathers.
-
-    Args:
-        world_size: From 2 to 4.
-    """
-    check_world_size(world_size)
+def per_parameter() -> Figure:
+    """Draw a unit as a flat parameter, and with each parameter cut by rows; and FSDP2's copies around all-gathers."""
     drawing = Drawing(8.8, 6.4, "Two ways to shard a unit: through a flat parameter, and parameter by parameter")
     left, cell_in = 2.3, (0.26, 0.3)
     drawing.name_rows(
@@ -55,17 +50,17 @@ def per_parameter(world_size: int = 4) -> Figure:
         (3.95, "Copy-in", "A rank's shards fill its slot\nof one buffer."),
         (5.4, "Copy-out", "Each parameter is copied\nout of the buffer."),
     )
-    _draw_flat(drawing, left, cell_in, flat_shards(world_size))
+    _draw_flat(drawing, left, cell_in, flat_shards(WORLD_SIZE))
     drawing.line((0.15, 1.68), (drawing.width_in - 0.15, 1.68), color="0.75")
-    _draw_rows(drawing, left, world_size)
+    _draw_rows(drawing, left)
     x, numels = left, [0]
-    for rank, slot in enumerate(slots(world_size)):
+    for rank, slot in enumerate(slots(WORLD_SIZE)):
         for element in slot:
             drawing.cell(x, 3.98, "" if element is None else f"{element}", (rank,), cell_in)
             x += cell_in[0]
         numels.append(numels[-1] + len(slot))
     drawing.collective(left, 4.62, x - left, "all-gather: every rank gets the slots of all ranks")
-    owner = {element: rank for rank, slot in enumerate(slots(world_size)) for element in slot if element is not None}
+    owner = {element: rank for rank, slot in enumerate(slots(WORLD_SIZE)) for element in slot if element is not None}
     first, x = 0, left
     for name, shape in SHAPES.items():
         numel = shape[0] * _columns(shape)
@@ -93,7 +88,7 @@ def _draw_flat(drawing: Drawing, left: float, cell_in: tuple[float, float], shar
         drawing.rank_label(x - cell_in[0] * len(shard) + 0.03, 1.2, rank, cell_in[0] * len(shard) - 0.06, 0.32)
 
 
-def _draw_rows(drawing: Drawing, left: float, world_size: int) -> None:
+def _draw_rows(drawing: Drawing, left: float) -> None:
     """Draw the two parameters in the colors of their owners, and a box with the local shapes of each rank."""
     width, height, top = 0.26, 0.22, 2.12
     x, first = left, 0
@@ -101,21 +96,21 @@ def _draw_rows(drawing: Drawing, left: float, world_size: int) -> None:
         columns = _columns(shape)
         drawing.text(x + width * columns / 2, top - 0.15, name, "note")
         row = 0
-        for rank, count in enumerate(row_counts(shape[0], world_size)):
+        for rank, count in enumerate(row_counts(shape[0], WORLD_SIZE)):
             for _ in range(count * columns):
                 at = x + width * ((row % columns) if columns > 1 else 0), top + height * (row // columns)
                 drawing.cell(*at, f"{first + row}", (rank,), (width, height))
                 row += 1
         first, x = first + row, x + width * columns + 0.35
     boxes_x = left + 1.55
-    column = (drawing.width_in - boxes_x - 0.15) / world_size
-    slot_in = width * len(slots(world_size)[0])
-    for rank in range(world_size):
+    column = (drawing.width_in - boxes_x - 0.15) / WORLD_SIZE
+    slot_in = width * len(slots(WORLD_SIZE)[0])
+    for rank in range(WORLD_SIZE):
         box_x = boxes_x + column * rank
         drawing.box(box_x + 0.05, 1.88, column - 0.1, 1.6)
         drawing.rank_label(box_x + 0.05, 1.88, rank, column - 0.1)
         for line, (name, shape) in enumerate(SHAPES.items()):
-            local = [row_counts(shape[0], world_size)[rank], *shape[1:]]
+            local = [row_counts(shape[0], WORLD_SIZE)[rank], *shape[1:]]
             drawing.text(box_x + column / 2, 2.6 + 0.45 * line, f"{name} {local}", "note")
         slot_middle = left + slot_in * (rank + 0.5)
         drawing.arrow((box_x + column / 2, 3.5), (slot_middle, 3.94))

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
-from shared.plots.diagrams.drawing import OWN_RANK, Clock, Drawing, check_world_size
+from shared.plots.diagrams.drawing import OWN_RANK, WORLD_SIZE, Clock, Drawing
 from shared.plots.memory_plan import COMPONENT_STYLES
 
 _LAYERS, _PARAMETERS_GB, _OPTIMIZER_GB, _ACTIVATIONS_GB = 4, 4, 8, 8
@@ -130,13 +130,8 @@ STAGES = (
 )
 
 
-def deferred_init(world_size: int = 4) -> Figure:
-    """Draw how a rank creates a model that never exists in full: build it on meta, then draw one parameter at a time.
-
-    Args:
-        world_size: From 2 to 4.
-    """
-    check_world_size(world_size)
+def deferred_init() -> Figure:
+    """Draw how a rank creates a model that never exists in full: build it on meta, then one parameter at a time."""
     drawing = Drawing(8.8, 7.1, "Deferred initialization on one rank: one parameter at a time, never the whole model")
     left, width, height, column = 2.95, 0.72, 0.15, 0.87
     full_x = left + column * _PARAMETERS + 0.3
@@ -147,15 +142,15 @@ def deferred_init(world_size: int = 4) -> Figure:
     for top, stage in zip(tops, STAGES, strict=True):
         drawing.name_rows((top, stage.name, stage.explanation))
         for parameter in range(_PARAMETERS):
-            for rank in range(world_size):
+            for rank in range(WORLD_SIZE):
                 place = left + column * parameter, top + height * rank
                 held = rank == OWN_RANK if stage.shards else parameter in stage.full
                 drawing.cell(*place, "", (rank,), (width, height)) if held else drawing.absent(*place, (width, height))
         for parameter in stage.full if stage.shards else ():
-            for rank in range(world_size):
+            for rank in range(WORLD_SIZE):
                 drawing.cell(full_x, top + height * rank, "", (rank,), (width, height))
-            drawing.text(full_x + width / 2, top + height * world_size + 0.13, f"parameter {parameter}", "note")
-        words = f"holds {stage.gb(world_size):g} GB"
+            drawing.text(full_x + width / 2, top + height * WORLD_SIZE + 0.13, f"parameter {parameter}", "note")
+        words = f"holds {stage.gb(WORLD_SIZE):g} GB"
         drawing.text(drawing.width_in - 0.15, top + 0.3, words, ha="right", weight="bold")
     words = f"Colors are ranks. The rows of rank {OWN_RANK} are its shard; dashed rows have no memory on it."
     drawing.text(0.15, 6.95, words, "note", ha="left")

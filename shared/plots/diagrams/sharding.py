@@ -4,34 +4,29 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
-from shared.plots.diagrams.drawing import CELL_IN, COMPUTE, OWN_RANK, WAITS, Clock, Drawing, check_world_size
+from shared.plots.diagrams.drawing import CELL_IN, COMPUTE, OWN_RANK, WAITS, WORLD_SIZE, Clock, Drawing
 
 
-def zero1_step(world_size: int = 4) -> Figure:
-    """Draw a step of ZeRO-1: the reduce-scatter and the all-gather of an all-reduce, with the optimizer between them.
-
-    Args:
-        world_size: From 2 to 4.
-    """
-    check_world_size(world_size)
+def zero1_step() -> Figure:
+    """Draw a step of ZeRO-1: the two halves of an all-reduce, with the optimizer between them."""
     drawing = Drawing(8.8, 7.0, "ZeRO-1: the two halves of an all-reduce, with the optimizer between them")
     left = 2.75
-    column = (drawing.width_in - left - 0.15) / world_size
-    everyone = tuple(range(world_size))
+    column = (drawing.width_in - left - 0.15) / WORLD_SIZE
+    everyone = tuple(range(WORLD_SIZE))
     drawing.name_rows(
-        (1.05, "Gradients", f"Backward gives every rank\ngradients of its own, here\nas {world_size} shards."),
+        (1.05, "Gradients", f"Backward gives every rank\ngradients of its own, here\nas {WORLD_SIZE} shards."),
         (2.55, "Mean gradients", "Each rank keeps the mean of\nits own shard. The rest of the\ntensor is not used."),
         (3.6, "Optimizer states", "A rank has them for one\nshard only."),
         (4.6, "Parameters", "Each rank updates its shard.\nThose without color are old."),
         (6.1, "Parameters", "Every rank has all updated\nshards for the next forward."),
     )
-    size_in = (min(0.36, (column - 0.3) / world_size), CELL_IN[1])
+    size_in = (min(0.36, (column - 0.3) / WORLD_SIZE), CELL_IN[1])
     for rank in everyone:
         x, middle = left + column * rank + 0.07, left + column * (rank + 0.5)
         drawing.box(x, 0.5, column - 0.14, 6.3)
         drawing.rank_label(x, 0.5, rank, column - 0.14)
         for shard in everyone:
-            cell_x, own = middle + size_in[0] * (shard - world_size / 2), shard == rank
+            cell_x, own = middle + size_in[0] * (shard - WORLD_SIZE / 2), shard == rank
             drawing.cell(cell_x, 1.1, f"{shard}", (rank,), size_in)
             drawing.cell(cell_x, 2.6, f"{shard}" if own else "?", everyone if own else (), size_in)
             if own:
@@ -83,17 +78,12 @@ def lives_of(world_size: int) -> list[Life]:
     ]
 
 
-def bucket_owners(world_size: int = 4) -> Figure:
-    """Draw when a rank has memory for each bucket of ZeRO-2, which shard of it the rank keeps, and who owns the others.
-
-    Args:
-        world_size: From 2 to 4.
-    """
-    check_world_size(world_size)
-    lives = lives_of(world_size)
+def bucket_owners() -> Figure:
+    """Draw when a rank has memory for each bucket of ZeRO-2, which shard it keeps, and who owns the others."""
+    lives = lives_of(WORLD_SIZE)
     drawing = Drawing(8.8, 5.35, "Bucket owners: every rank keeps one shard of every bucket, and frees the rest")
     clock = Clock(1.75, 6.85, 0, lives[-1].freed_ms + _OPTIMIZER_MS)
-    owners_x, width = 7.35, min(0.32, 1.28 / world_size)
+    owners_x, width = 7.35, min(0.32, 1.28 / WORLD_SIZE)
     layers = _LAYERS // _BUCKETS
     firsts = [_LAYERS - 1 - layers * index for index in range(_BUCKETS)]
     drawing.text(0.15, 0.8, "compute", ha="left")
@@ -104,7 +94,7 @@ def bucket_owners(world_size: int = 4) -> Figure:
             for index, first in enumerate(firsts)
         )
     )
-    drawing.text(owners_x + world_size * width / 2, 1.42, "owners (ranks)\nof its shards", weight="bold")
+    drawing.text(owners_x + WORLD_SIZE * width / 2, 1.42, "owners (ranks)\nof its shards", weight="bold")
     for layer in range(_LAYERS):
         ended_ms = _LAYER_MS * (_LAYERS - layer)
         clock.span(drawing, 0.6, (ended_ms - _LAYER_MS, ended_ms), f"layer {layer}", 0.4, facecolor=COMPUTE)
@@ -116,9 +106,9 @@ def bucket_owners(world_size: int = 4) -> Figure:
         flight_in = clock.x(life.completed_ms) - launch_x
         drawing.collective(launch_x + 0.02, 1.25, flight_in - 0.04, f"{index + 1}")
         drawing.message((launch_x, 1.02), (launch_x + 0.04, 1.23))
-        clock.shards(drawing, y, (life.allocated_ms, life.freed_ms), range(world_size))
+        clock.shards(drawing, y, (life.allocated_ms, life.freed_ms), range(WORLD_SIZE))
         clock.shards(drawing, y, (life.freed_ms, step_ms[1]), (OWN_RANK,))
-        for rank in range(world_size):
+        for rank in range(WORLD_SIZE):
             drawing.cell(owners_x + width * rank, y + 0.03, f"{rank}", (rank,), (width, CELL_IN[1]))
         last = index + 1 == _BUCKETS
         words = "freed by finish_gradient_sync()" if last else f"freed when bucket {index + 2} is launched"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from matplotlib.figure import Figure
 
 from shared.plots import rank_color
-from shared.plots.diagrams.drawing import CELL_IN, COMPUTE, OWN_RANK, STRIPE_IN, WAITS, Clock, Drawing, check_world_size
+from shared.plots.diagrams.drawing import CELL_IN, COMPUTE, OWN_RANK, STRIPE_IN, WAITS, WORLD_SIZE, Clock, Drawing
 
 SHAPES = {"weight": (2, 3), "bias": (1, 2), "scale": (1, 2)}  # of a unit's parameters
 
@@ -18,22 +18,17 @@ def shards_of(world_size: int) -> list[list[int | None]]:
     return [flat[rank * shard_numel : (rank + 1) * shard_numel] for rank in range(world_size)]
 
 
-def unit(world_size: int = 4) -> Figure:
-    """Draw how a unit's parameters become a flat parameter and shards, and what its four hooks do.
-
-    Args:
-        world_size: From 2 to 4.
-    """
-    check_world_size(world_size)
+def unit() -> Figure:
+    """Draw how a unit's parameters become a flat parameter and shards, and what its four hooks do."""
     drawing = Drawing(8.8, 6.75, "A unit: one flat parameter, one shard per rank, four hooks")
     drawing.name_rows(
         (0.7, "Parameters", "of the unit (example);\nnumbers are elements"),
         (1.8, "Flat parameter", "side by side, padded to\na multiple of the ranks"),
         (2.8, "Shards", "each rank keeps one"),
     )
-    _draw_sharding(drawing, 2.35, shards_of(world_size))
+    _draw_sharding(drawing, 2.35, shards_of(WORLD_SIZE))
     drawing.line((0.15, 4.0), (drawing.width_in - 0.15, 4.0), color="0.75")
-    _draw_hooks(drawing, 4.2, world_size)
+    _draw_hooks(drawing, 4.2)
     return drawing.finish()
 
 
@@ -62,11 +57,10 @@ def _draw_sharding(drawing: Drawing, left: float, shards: list[list[int | None]]
         drawing.box(shard_x + 0.05, 2.8, shard_in - 0.1, 0.95)
         drawing.rank_label(shard_x + 0.05, 2.8, rank, shard_in - 0.1)
     padding = sum(element is None for shard in shards for element in shard)
-    if padding:
-        drawing.text(x + width * padding / 2, 1.7, "padding", "note")
+    drawing.text(x + width * padding / 2, 1.7, "padding", "note")
 
 
-def _draw_hooks(drawing: Drawing, top: float, world_size: int) -> None:
+def _draw_hooks(drawing: Drawing, top: float) -> None:
     """Draw the hooks over time, and below them what one rank holds."""
     left, right = 2.35, drawing.width_in - 0.15
     hooks = {
@@ -85,12 +79,12 @@ def _draw_hooks(drawing: Drawing, top: float, world_size: int) -> None:
     drawing.span(backward_x, compute_y, backward_end_x - backward_x, 0.42, "backward", facecolor=COMPUTE)
     drawing.text((forward_end_x + backward_x) / 2, compute_y + 0.21, "other units", "note")
     drawing.name_rows((top, "Hooks", "around forward\nand backward"))
-    flat_in = world_size * STRIPE_IN
+    flat_in = WORLD_SIZE * STRIPE_IN
     drawing.text(0.15, compute_y + 0.21, "compute", ha="left")
     drawing.text(0.15, memory_y + flat_in / 2, "flat parameter", ha="left")
     drawing.text(0.15, memory_y + 0.68, f"shard of rank {OWN_RANK}", ha="left")
     for began_x, ended_x in ((forward_x, forward_end_x), (backward_x, backward_end_x)):
-        drawing.shards(began_x, memory_y, ended_x - began_x, range(world_size))
+        drawing.shards(began_x, memory_y, ended_x - began_x, range(WORLD_SIZE))
     for began_x, ended_x in ((left, forward_x), (forward_end_x, backward_x), (backward_end_x, right)):
         drawing.absent(began_x, memory_y, (ended_x - began_x, flat_in))
     drawing.text((forward_end_x + backward_x) / 2, memory_y + flat_in / 2, "no memory", "note")

@@ -41,7 +41,7 @@ from torch.utils._pytree import tree_leaves
 
 from shared.deadlines import scaled
 from shared.wire import completion
-from shared.wire.simulated_nccl import flights, uses
+from shared.wire.simulated_nccl import flights
 from shared.wire.simulated_nccl.flights import CURRENT_STREAM, Flight, SimulatedWork
 
 BACKEND = "cpu:gloo,cuda:nccl"
@@ -74,7 +74,7 @@ class Simulation:
     def start(self) -> None:
         """Watch what this thread does with tensors, and the backward passes that it starts."""
         self._thread = threading.get_ident()
-        self._watching.enter_context(uses.shown_to(self))
+        self._watching.enter_context(flights.shown_to(self))
         self._watching.enter_context(_backend_named_as_on_gpus())
 
     def stop(self) -> None:

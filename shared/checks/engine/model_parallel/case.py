@@ -116,8 +116,6 @@ class Case:
 
         Args:
             split: What split() returned.
-            x: The inputs.
-            y: The targets.
             phase: Returns a context manager. Collectives are counted by the phase in which they are launched.
 
         Returns:

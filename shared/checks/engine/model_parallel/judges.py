@@ -137,7 +137,6 @@ def train(attempt: Attempt, case: Case, in_groups: bool = False, longer: bool = 
     """Train the student's split model on fresh data.
 
     Args:
-        attempt: The attempt.
         case: The model, and how to split it.
         in_groups: Whether two groups of ranks work side by side, each with a model and batches of its own. The world
             has 3 or 4 ranks then.
