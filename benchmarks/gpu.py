@@ -251,7 +251,8 @@ def main() -> int:
             (options.folder / "report.md").write_text(as_markdown(results), encoding="utf-8")
             (options.folder / "report.json").write_text(json.dumps(results.to_dict(), indent=1), encoding="utf-8")
 
-    for world_size in sorted({1, max(1, gpus)} | ({2} if shares or (options.dry and gpus != 1) else set())):
+    sizes = {1, gpus} if gpus else set()  # without a GPU, this is a dry run
+    for world_size in sorted(sizes | ({2} if shares or (options.dry and gpus != 1) else set())):
         measure(world_size, results, gpu_name, save)
     print(as_markdown(results))
     if options.folder and results.rows:

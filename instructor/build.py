@@ -211,6 +211,7 @@ def _defined_in(body: str) -> set[str]:
     return named | {target.id for target in targets if isinstance(target, ast.Name)}
 
 
+@functools.cache
 def _formatted(source: str) -> str:
     """Return the source with sorted imports, formatted."""
     settings = [

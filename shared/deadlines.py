@@ -7,6 +7,7 @@ slower the machine is at the moment, and sets COURSE_TIME_SCALE for the processe
 import os
 
 SCALE = "COURSE_TIME_SCALE"
+MOST_ROUNDS = "COURSE_ROUNDS"  # an environment variable: how often tests that need no precise times measure at most
 
 
 def time_scale() -> float:

@@ -26,6 +26,11 @@ class Site:
         own = [path for path in paths if path.relative_to(self.folder).parts[0] != "_static"]
         return {str(path.relative_to(self.folder)): parsed(path) for path in own}
 
+    @cached_property
+    def links(self) -> dict[str, list[Tag]]:
+        """Return the links of every page."""
+        return {page: soup.find_all("a", href=True) for page, soup in self.pages.items()}
+
     def article(self, page: str) -> Tag:
         return self.pages[page].select_one("article.bd-article")
 
@@ -33,7 +38,7 @@ class Site:
         """Return `page: target` for each link, image, script and style whose file or anchor does not exist."""
         found = []
         for page, soup in self.pages.items():
-            for element in soup.select("[href], [src]"):
+            for element in soup.find_all(lambda element: element.has_attr("href") or element.has_attr("src")):
                 target = urlsplit(element.get("href") or element.get("src"))
                 if target.scheme or target.netloc:
                     continue
@@ -49,7 +54,7 @@ class Site:
 
     @cached_property
     def _anchors(self) -> dict[str, set[str]]:
-        return {page: {element["id"] for element in soup.select("[id]")} for page, soup in self.pages.items()}
+        return {page: {element["id"] for element in soup.find_all(id=True)} for page, soup in self.pages.items()}
 
 
 def parsed(path: Path) -> BeautifulSoup:

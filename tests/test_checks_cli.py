@@ -36,50 +36,52 @@ class Bucket:
 """
 
 
-def _check(*arguments) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "shared.checks", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-
-
-@pytest.mark.exhaustive
-def test_a_right_solution_exits_0_with_its_verdicts_in_json():
-    done = _check("first_collectives", VARIANTS / "00_ranks" / "odd_even_and_tree.py", "--json")
-    report = json.loads(done.stdout)
-    assert done.returncode == 0 and report["status"] == 0
-    assert all(verdict["passed"] for verdict in report["verdicts"]) and len(report["verdicts"]) >= 8
-
-
-@pytest.mark.exhaustive
-def test_a_wrong_solution_exits_1_with_evidence_and_a_hint(tmp_path):
-    done = _check("first_collectives", mutants.named("00_ranks", "log_the_sum").write(tmp_path))
-    assert done.returncode == 1
-    assert "✗ log_mean_loss · values" in done.stdout
-    assert "times too large" in done.stdout and "sum or the mean?" in done.stdout
-
-
-@pytest.mark.exhaustive
-def test_a_file_without_the_piece_exits_2_with_a_reason(tmp_path):
-    path = tmp_path / "candidate.py"
-    path.write_text("x = 1\n")
-    done = _check("manual_ddp", path)
-    assert done.returncode == 2
-    assert done.stdout.startswith("unusable: candidate.py defines none of: mean_over_ranks_, broadcast_state,")
-
-
-@pytest.mark.exhaustive
-def test_a_file_with_none_of_several_pieces_exits_2(tmp_path):
-    path = tmp_path / "candidate.py"
-    path.write_text("x = 1\n")
-    done = _check("production", path)
-    assert done.returncode == 2
-    assert done.stdout.startswith("unusable: candidate.py defines none of: fully_sharded, host_mesh,")
-
-
 @pytest.fixture(scope="module")
 def four_ranks():
     ranks.start(world_size=4, detect_mismatch=False)
     yield
     ranks.stop()
+
+
+@pytest.fixture
+def check(four_ranks, monkeypatch, capsys):
+    """Return a function that calls main() on the module's ranks. It returns the exit status and what is printed."""
+    monkeypatch.setattr(ranks, "stop", lambda: None)
+
+    def check(*arguments: object) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["checks", *map(str, arguments)])
+        return main(), capsys.readouterr().out
+
+    return check
+
+
+@pytest.mark.exhaustive
+def test_a_right_solution_exits_0_with_its_verdicts_in_json(check):
+    status, printed = check("first_collectives", VARIANTS / "00_ranks" / "odd_even_and_tree.py", "--json")
+    report = json.loads(printed)
+    assert status == 0 and report["status"] == 0
+    assert all(verdict["passed"] for verdict in report["verdicts"]) and len(report["verdicts"]) >= 8
+
+
+@pytest.mark.exhaustive
+def test_a_wrong_solution_exits_1_with_evidence_and_a_hint(check, tmp_path):
+    status, printed = check("first_collectives", mutants.named("00_ranks", "log_the_sum").write(tmp_path))
+    assert status == 1
+    assert "✗ log_mean_loss · values" in printed
+    assert "times too large" in printed and "sum or the mean?" in printed
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("module", "pieces"),
+    [("manual_ddp", "mean_over_ranks_, broadcast_state,"), ("production", "fully_sharded, host_mesh,")],
+)
+def test_a_file_without_any_piece_exits_2_with_a_reason(check, tmp_path, module, pieces):
+    path = tmp_path / "candidate.py"
+    path.write_text("x = 1\n")
+    status, printed = check(module, path)
+    assert status == 2
+    assert printed.startswith(f"unusable: candidate.py defines none of: {pieces}")
 
 
 @pytest.mark.parametrize(
@@ -211,6 +213,7 @@ def test_an_error_in_a_group_is_not_taken_for_a_transfer_in_flight(four_ranks, t
 
 @pytest.mark.exhaustive
 def test_a_watched_file_is_checked_again_when_it_is_saved(tmp_path):
+    """This runs `python -m shared.checks`, which starts ranks of its own."""
     path = tmp_path / "mine.py"
     path.write_text(SUMMED)
     command = [sys.executable, "-u", "-m", "shared.checks", "manual_ddp", str(path), "--watch"]

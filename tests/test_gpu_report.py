@@ -114,7 +114,7 @@ def test_an_aim_that_is_missed_is_in_the_report():
 
 @pytest.mark.timeout(scaled(900))
 def test_a_dry_run_of_make_gpu_runs_every_step_on_the_cpu(tmp_path):
-    """Uses two ranks on the CPU. The benchmark uses one rank on the GPU if there is one."""
+    """Uses two ranks on the CPU. The benchmark uses one rank on each GPU if there are some."""
     command = (sys.executable, "-m", "tests.gpu", "--dry", "--folder", str(tmp_path))
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

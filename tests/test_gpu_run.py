@@ -11,7 +11,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-import torch
 
 from shared.deadlines import scaled
 from shared.ranks import facts
@@ -96,7 +95,11 @@ def run_gpu(monkeypatch, tmp_path):
     """Run `make gpu` with other parts, on a machine that has one GPU or is said to have others."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
 
-    def run(parts: list[Part], *options: str, here: facts.Facts = machines.ONE_GPU) -> tuple[int, dict]:
+    def run(
+        parts: list[Part], *options: str, here: facts.Facts = machines.ONE_GPU, draws: bool = False
+    ) -> tuple[int, dict]:
+        if not draws:  # a process of its own
+            monkeypatch.setattr(page, "draw", lambda folder: "")
         monkeypatch.setattr(steps, "parts", lambda machine: parts)
         monkeypatch.setattr(gpu, "_load_facts", lambda: type("facts", (), {"ask": staticmethod(lambda: here)}))
         status = gpu.main(["--folder", str(tmp_path), *options])
@@ -115,7 +118,7 @@ def outcomes(report: dict) -> dict[str, tuple[str, str]]:
 @pytest.mark.exhaustive
 def test_every_part_runs_and_is_named_with_its_reason(run_gpu, tmp_path, capsys):
     mark = str(tmp_path)
-    status, report = run_gpu(fakes(mark))
+    status, report = run_gpu(fakes(mark), draws=True)
     assert status == 1
     found = outcomes(report)
     assert list(found) == list(EXPECTED)
@@ -207,6 +210,7 @@ from tests.gpu import __main__ as gpu, steps
 sleeper = test_gpu_run.part("start", "sleeps", test_gpu_run.DETACHED.format(mark={mark!r}) + test_gpu_run.SLEEP)
 steps.parts = lambda machine: [sleeper, test_gpu_run.part("start", "fine", test_gpu_run.GOOD)]
 gpu._load_facts = lambda: type("facts", (), {{"ask": staticmethod(lambda: machines.ONE_GPU)}})
+gpu.page.draw = lambda folder: ""
 sys.exit(gpu.main(["--folder", {mark!r}]))
 """
 
@@ -254,12 +258,15 @@ def test_programs_need_only_the_packages_that_their_parts_name():
     known = {*steps.NOTEBOOKS, "jupyterlab", "nbclient", "nbgrader", "jupytext", "hypothesis", "xdist", "joblib"}
     modules = {"start": "tests.gpu.starting", "nccl-semantics": "tests.gpu.semantics", "benchmark": "benchmarks.gpu"}
     modules["traces"] = "tests.gpu.traces"
+    programs: dict[tuple[str, ...], list[str]] = {}  # those that need the same packages, in one process
     for step, module in modules.items():
         packages = next(part.packages for part in steps.parts(Machine(1)) if part.step == step)
+        programs.setdefault(packages, []).append(module)
+    for packages, names in programs.items():
         blocked = sorted(known - set(packages))
-        source = f"import sys; sys.modules.update(dict.fromkeys({blocked}))\nimport {module}"
+        source = f"import sys; sys.modules.update(dict.fromkeys({blocked}))\nimport {', '.join(names)}"
         done = subprocess.run([sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True)
-        assert done.returncode == 0, f"{module}: {done.stderr}"
+        assert done.returncode == 0, f"{names}: {done.stderr}"
 
 
 # -- what would run
@@ -383,7 +390,11 @@ def test_the_figure_shows_every_outcome(tmp_path):
 
 
 def told(tmp_path, *command: str) -> dict[str, str]:
-    """Run a program of a part. Returns the reasons of its failed checks, by name."""
+    """Run a program of a part where there is no GPU. Returns the reasons of its failed checks, by name."""
+    import torch  # Most tests, and the programs that import this module, do without.
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
     program = [sys.executable, "-m", *command, "--result", str(tmp_path / "report.json")]
     done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True)
     checks = json.loads((tmp_path / "report.json").read_text())["checks"]
@@ -393,7 +404,6 @@ def told(tmp_path, *command: str) -> dict[str, str]:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_ranks_that_are_not_on_the_gpu_do_not_pass_for_ranks_that_are(tmp_path):
     failed = told(tmp_path, "tests.gpu.starting", "--ranks", "2", "--backend", "gloo", "--device", "cuda")
     assert list(failed) == ["their device is cuda", "a send from a GPU over gloo is rejected"]
@@ -401,7 +411,6 @@ def test_ranks_that_are_not_on_the_gpu_do_not_pass_for_ranks_that_are(tmp_path):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_probe_that_raises_says_why(tmp_path):
     failed = told(tmp_path, "tests.gpu.semantics", "stream", "--ranks", "1")
     assert failed.keys() == {"the probe ends"} and "rank 0 at an error: " in failed["the probe ends"]

@@ -76,7 +76,8 @@ def test_bad_end(leaves_badly): pass
 """
 
 
-def test_every_outcome_is_counted_with_its_reason(tmp_path):
+def test_every_outcome_is_counted_and_shown_with_its_reason(tmp_path, capfd):
+    """A failure is shown at once, and its traceback at the end."""
     result = toy_phase(tmp_path, OUTCOMES)
     assert result.counts == {"passed": 1, "failed": 3, "skipped": 1}
     assert result.problem == "3 of 4 tests failed"
@@ -85,20 +86,16 @@ def test_every_outcome_is_counted_with_its_reason(tmp_path):
     assert reasons["test_error"] == "test_it.py:9: OSError: no disk"
     assert reasons["test_bad_end"] == "test_it.py:14: ValueError: too late"
     assert reasons["test_skipped"] == "Skipped: not today"
+    shown = capfd.readouterr().out.splitlines()
+    assert f"FAILED test_it.py::test_fails · {reasons['test_fails']}" in shown
+    assert any("FAILURES" in line for line in shown)
+    assert any(line.startswith("E ") and line.endswith("AssertionError: arithmetic") for line in shown)
 
 
 def test_a_phase_that_passes_prints_no_traceback(tmp_path, capfd):
     result = toy_phase(tmp_path, "def test_passes(): pass")
     assert (result.problem, result.counts) == (None, {"passed": 1})
     assert capfd.readouterr().out.strip() == "── unit ──"
-
-
-def test_a_failure_is_shown_at_once_and_its_traceback_at_the_end(tmp_path, capfd):
-    toy_phase(tmp_path, OUTCOMES)
-    shown = capfd.readouterr().out.splitlines()
-    assert "FAILED test_it.py::test_fails · test_it.py:5: AssertionError: arithmetic assert (1 + 1) == 3" in shown
-    assert any("FAILURES" in line for line in shown)
-    assert any(line.startswith("E ") and line.endswith("AssertionError: arithmetic") for line in shown)
 
 
 @pytest.mark.parametrize("source", ["", "import pytest\n@pytest.mark.skip\ndef test_skipped(): pass"])
@@ -141,29 +138,35 @@ def test_a_make_inside_a_test_does_not_take_over_the_arguments_of_this_one(tmp_p
 HANGS = """
 import time
 
-def test_hangs(): time.sleep(600)
-def test_next(): pass
-"""
+import pytest
+from shared import ranks
 
-
-def test_a_test_that_hangs_ends_at_its_deadline_and_the_next_one_runs(tmp_path):
-    result = toy_phase(tmp_path, HANGS, "--timeout=1")
-    assert outcomes_of(result) == {"test_hangs": "failed", "test_next": "passed"}
-    assert result.tests.failed[0].reason == "test_it.py:4: Failed: Timeout (>1.0s) from pytest-timeout."
-
-
-def test_a_teardown_that_hangs_after_a_failure_ends_too(tmp_path):
-    source = """
-import pytest, time
+long = pytest.mark.timeout({long:g})
 
 @pytest.fixture
 def hangs_at_its_end():
     yield
     time.sleep(600)
-def test_fails(hangs_at_its_end): assert 0
+
+def count(): return 1
+
+def test_hangs(): time.sleep(600)
 def test_next(): pass
+def test_fails(hangs_at_its_end): assert 0
+@long
+def test_ranks_start(): ranks.start(2)
+def test_ranks_hang(): ranks.run(time.sleep, 600, timeout_s=600)
+@long
+def test_ranks_are_replaced(): assert ranks.run(count) == [1, 1]
 """
-    assert outcomes_of(toy_phase(tmp_path, source, "--timeout=1")) == {"test_fails": "failed", "test_next": "passed"}
+
+
+def test_a_test_that_hangs_ends_at_its_deadline_and_the_next_one_runs(tmp_path):
+    """So does a test whose teardown hangs after it failed. Ranks that hang are replaced."""
+    result = toy_phase(tmp_path, HANGS.format(long=deadlines.scaled(60)), "--timeout=1")
+    names = ["test_hangs", "test_next", "test_fails", "test_ranks_start", "test_ranks_hang", "test_ranks_are_replaced"]
+    assert outcomes_of(result) == dict(zip(names, ["failed", "passed"] * 3, strict=True))
+    assert result.tests.failed[0].reason == "test_it.py:16: Failed: Timeout (>1.0s) from pytest-timeout."
 
 
 def test_a_worker_that_does_not_react_is_replaced(tmp_path):
@@ -183,20 +186,6 @@ def test_next(): pass
     assert "crashed while running 'test_it.py::test_does_not_react'" in result.tests.failed[0].reason
 
 
-def test_ranks_are_replaced_after_a_test_ran_out_of_time(tmp_path):
-    source = """
-import time
-from shared import ranks
-
-def count(): return 1
-def test_starts(): ranks.start(2)
-def test_hangs(): ranks.run(time.sleep, 600, timeout_s=600)
-def test_next(): assert ranks.run(count) == [1, 1]
-"""
-    result = toy_phase(tmp_path, source, f"--timeout={deadlines.scaled(20):g}")
-    assert outcomes_of(result) == {"test_starts": "passed", "test_hangs": "failed", "test_next": "passed"}
-
-
 def write_notebook(path: Path, *sources: str) -> None:
     cells = [nbformat.v4.new_code_cell(source, execution_count=1) for source in sources]
     notebook = nbformat.v4.new_notebook(cells=cells)
@@ -205,26 +194,7 @@ def write_notebook(path: Path, *sources: str) -> None:
     nbformat.write(notebook, path)
 
 
-def notebook_phase(tmp_path: Path, cell_s: float, test_s: float) -> Result:
-    """Run the real command on the notebooks of tmp_path, but with other deadlines."""
-    (tmp_path / "chapters").mkdir()
-    phase = phases.notebooks(Selection(exhaustive=True))
-    command = [word for word in phase.commands[0] if not word.startswith(("--nbval-cell-timeout", "--timeout="))]
-    command = ("env", f"PYTHONPATH={ROOT}", *command, f"--nbval-cell-timeout={cell_s}", f"--timeout={test_s}")
-    return run_phase(Phase("notebooks", (command,), is_pytest=True, notebooks=phase.notebooks), tmp_path)
-
-
-def test_a_cell_that_hangs_fails_and_so_do_the_cells_after_it(tmp_path):
-    write_notebook(tmp_path / "solutions" / "hangs.ipynb", "x = 1", "import time\ntime.sleep(600)", "x = 1")
-    result = notebook_phase(tmp_path, cell_s=deadlines.scaled(5), test_s=deadlines.scaled(100))
-    assert outcomes_of(result) == {"Cell 0": "passed", "Cell 1": "failed", "Cell 2": "failed"}
-    reason = result.tests.failed[0].reason
-    assert reason.startswith("Cell 1: Timeout of ") and reason.endswith(" · KeyboardInterrupt:")
-
-
-def test_a_kernel_that_ignores_interrupts_is_ended(tmp_path):
-    """nbval waits as long as such a kernel prints."""
-    endless = """
+ENDLESS = """
 import os, time
 open("pid", "w").write(str(os.getpid()))
 while True:
@@ -234,11 +204,37 @@ while True:
     except KeyboardInterrupt:
         pass
 """
-    write_notebook(tmp_path / "solutions" / "endless.ipynb", endless, "x = 1")
-    result = notebook_phase(tmp_path, cell_s=1, test_s=deadlines.scaled(20))
-    assert outcomes_of(result) == {"Cell 0": "failed", "Cell 1": "skipped"}
-    assert "from pytest-timeout" in result.tests.failed[0].reason
-    assert is_gone(int((tmp_path / "solutions" / "pid").read_text()))
+ENDS_SOON = """
+import pytest
+
+def pytest_collection_modifyitems(items):
+    for cell in items:
+        if (cell.path.name, cell.name) == ("endless.ipynb", "Cell 1"):
+            cell.add_marker(pytest.mark.timeout({seconds}))
+"""
+
+
+def test_a_cell_that_hangs_fails_and_so_do_the_cells_after_it(tmp_path):
+    """nbval waits as long as a kernel prints. If it also ignores interrupts, it is ended at the test's deadline."""
+    solutions, cell_s = tmp_path / "solutions", deadlines.scaled(3)
+    write_notebook(solutions / "hangs.ipynb", "x = 1", "import time\ntime.sleep(600)", "x = 1")
+    write_notebook(solutions / "endless.ipynb", "x = 1", ENDLESS, "x = 1")
+    (solutions / "conftest.py").write_text(ENDS_SOON.format(seconds=cell_s + 2))
+    (tmp_path / "chapters").mkdir()
+    phase = phases.notebooks(Selection(exhaustive=True, alone=True))
+    command = [word for word in phase.commands[0] if not word.startswith("--nbval-cell-timeout")]
+    command = ("env", f"PYTHONPATH={ROOT}", *command, f"--nbval-cell-timeout={cell_s}")
+    result = run_phase(Phase("notebooks", (command,), is_pytest=True, notebooks=phase.notebooks), tmp_path)
+
+    def outcomes(notebook: str) -> list[str]:
+        return [test.verdict for test in result.tests.tests.values() if notebook in test.name]
+
+    assert outcomes("hangs.ipynb") == ["passed", "failed", "failed"]
+    assert outcomes("endless.ipynb") == ["passed", "failed", "skipped"]
+    hangs, _, endless = (test.reason for test in result.tests.failed)
+    assert hangs.startswith("Cell 1: Timeout of ") and hangs.endswith(" · KeyboardInterrupt:")
+    assert "from pytest-timeout" in endless
+    assert is_gone(int((solutions / "pid").read_text()))
 
 
 def test_a_phase_without_notebooks_fails(tmp_path):

@@ -259,7 +259,7 @@ def functional_inside_a_unit(delay: Delay) -> Timeline:
     return line
 
 
-def test_the_wait_for_a_functional_collective_is_exposed(four_ranks, tmp_path):
+def test_the_wait_for_a_functional_collective_is_exposed(ranks_end_with_the_module, tmp_path):
     ranks.start(2, detect_mismatch=False)
     assert_waiting_is_not_computing(ranks.run(functional_inside_a_unit, Delay(tmp_path))[0])
 
@@ -276,7 +276,7 @@ def ddp_with_a_delayed_rank(delay: Delay) -> Timeline:
     return line
 
 
-def test_the_wait_of_ddp_is_exposed(four_ranks, tmp_path):
+def test_the_wait_of_ddp_is_exposed(ranks_end_with_the_module, tmp_path):
     ranks.start(2, detect_mismatch=False)  # mismatch detection would delay every rank before the collective
     assert_waiting_is_not_computing(ranks.run(ddp_with_a_delayed_rank, Delay(tmp_path))[0])
 

@@ -21,7 +21,7 @@ from shared.data.tasks import Task, gpt, mlp, rotary_gpt
 from shared.formulas import all_reduce_sent_bytes, ring_fraction
 from shared.models import GPTConfig
 from solutions.strategies import STRATEGIES
-from solutions.train import SCHEDULES, Settings, Summary, main, moe, train
+from solutions.train import SCHEDULES, Settings, Summary, main, moe, parse_arguments, train
 from solutions.zero3 import ZeRO3
 
 pytestmark = pytest.mark.slow
@@ -108,6 +108,12 @@ def losses_of_one_process(settings: Settings, task: Task) -> list[float]:
         optimizer.step()
         losses.append(loss.item())
     return losses
+
+
+@functools.cache
+def summary_of(settings: Settings) -> Summary:
+    """Train on the ranks, and only once for all tests that compare with it. Return the summary of rank 0."""
+    return ranks.run(trained, settings)[0][0]
 
 
 def assert_equals_one_process(settings: Settings, tolerance: float) -> None:
@@ -262,7 +268,7 @@ def test_a_step_sends_each_gradient_once_however_many_micro_batches_it_has(four_
 @pytest.mark.parametrize("compress", ["int8", "topk", "powersgd"])
 def test_compressed_gradients_train_and_send_less(four_ranks, compress):
     settings = Settings(steps=40, compress=compress)
-    plain = ranks.run(trained, replace(settings, compress="none"))[0][0]
+    plain = summary_of(replace(settings, compress="none"))
     for summary, _ in ranks.run(trained, settings):
         assert summary.sent_mb_per_step < 0.3 * plain.sent_mb_per_step
         assert summary.loss_last < 0.5 * summary.loss_first and summary.losses != plain.losses
@@ -279,7 +285,7 @@ def test_sharding_sends_what_the_formula_says(four_ranks, strategy, passes):
 @pytest.mark.parametrize("strategy", SHARDING)
 def test_sharding_holds_less_than_data_parallelism(four_ranks, strategy):
     settings = replace(EXACT, optimizer="adamw", bucket_cap_mb=0.05)  # small, so that there are several buckets
-    peaks_mb = [ranks.run(trained, replace(settings, strategy=name))[0][0].peak_mb for name in ("ddp", strategy)]
+    peaks_mb = [summary_of(replace(settings, strategy=name)).peak_mb for name in ("ddp", strategy)]
     assert peaks_mb[1] < 0.8 * peaks_mb[0]
 
 
@@ -287,7 +293,7 @@ def test_sharding_holds_less_than_data_parallelism(four_ranks, strategy):
 @pytest.mark.parametrize("strategy", EXACT_STRATEGIES)
 def test_bf16_learns_and_keeps_float32_weights(four_ranks, strategy):
     settings = Settings(strategy=strategy, steps=20, accumulate=2, bf16=True)
-    exact = ranks.run(trained, replace(settings, bf16=False))[0][0]
+    exact = summary_of(replace(settings, strategy="ddp", bf16=False))
     for summary, parameters in ranks.run(trained, settings):
         assert summary.loss_last < 0.5 * summary.loss_first
         assert summary.losses == pytest.approx(exact.losses, abs=0.1) and summary.losses != exact.losses
@@ -374,15 +380,24 @@ def test_the_script_under_torchrun_trains_as_one_process():
 @pytest.mark.slow
 @pytest.mark.exhaustive
 @pytest.mark.chapter("3d_parallelism")
-def test_the_script_trains_on_a_mesh_of_eight_ranks():
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=8", "-m", "solutions.train"]
-    mesh = ["--strategy", "3d", "--dp", "2", "--pp", "2", "--tp", "2", "--zero-stage", "1", "--micro-batches", "2"]
+def test_the_script_trains_on_a_mesh():
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "solutions.train"]
+    mesh = ["--strategy", "3d", "--pp", "2", "--micro-batches", "2"]
     command = [sys.executable, *launcher, *ARGUMENTS, *mesh, "--json", "-"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-2000:]
     summary = json.loads(done.stdout)
-    assert (summary["world_size"], summary["strategy"]) == (8, "3d")
+    assert (summary["world_size"], summary["strategy"]) == (2, "3d")
     assert summary["losses"] == pytest.approx(one_process(SCRIPT, small=False)[0], rel=0, abs=ADAM_TOLERANCE)
+
+
+@pytest.mark.chapter("3d_parallelism")
+def test_a_mesh_of_eight_ranks_is_parsed(monkeypatch):
+    sizes = ["--dp", "2", "--pp", "2", "--tp", "2", "--zero-stage", "1", "--micro-batches", "2"]
+    monkeypatch.setattr(sys, "argv", ["train", *ARGUMENTS, "--strategy", "3d", *sizes])
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    mesh = {"strategy": "3d", "dp": 2, "pp": 2, "tp": 2, "zero_stage": 1, "micro_batches": 2}
+    assert parse_arguments() == (replace(SCRIPT, **mesh), None)
 
 
 @pytest.fixture

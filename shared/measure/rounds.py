@@ -12,13 +12,13 @@ from itertools import pairwise
 
 import torch.distributed as dist
 
+from shared.deadlines import MOST_ROUNDS
 from shared.measure.links import where
 from shared.tables import ShowsTable, Table
 from shared.wire import instrumentation, mismatch
 
 ROUNDS = 20
 WARM_UP_ROUNDS = 2
-AT_MOST = "COURSE_ROUNDS"  # an environment variable: a limit for tests that need no precise times
 
 
 def _nothing() -> None:
@@ -144,7 +144,7 @@ def now_s() -> float:
 
 def limited(rounds: int) -> int:
     """Return the number of rounds, but at most COURSE_ROUNDS if this environment variable is set."""
-    return min(rounds, int(os.environ.get(AT_MOST) or rounds))
+    return min(rounds, int(os.environ.get(MOST_ROUNDS) or rounds))
 
 
 def as_job(job: Job | Callable[[], object]) -> Job:

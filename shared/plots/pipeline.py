@@ -70,7 +70,7 @@ def schedule(runs: dict[str, Simulated], unit: str = "ms") -> Figure:
     """
     rows = sum(len(run.stages) for run in runs.values())
     figure, axes = new_axes(9.0, 0.75 + 0.3 * rows + 0.35 * len(runs))
-    y, ticks, kinds, has_chunks = 0.0, [], set(), False
+    y, ticks, drawn = 0.0, [], set()
     longest = max(run.total for run in runs.values())
     for name, run in runs.items():
         axes.text(0, y - 0.25, f" {name}", ha="left", va="bottom", weight="bold")
@@ -79,21 +79,23 @@ def schedule(runs: dict[str, Simulated], unit: str = "ms") -> Figure:
         for stage, spans in enumerate(run.stages):
             ticks.append((y + 0.4, f"stage {stage}"))
             axes.broken_barh([(0, run.total)], (y, 0.8), **_IDLE)
+            bars: dict[tuple[str, bool], list[tuple[float, float]]] = {}
             for span in spans:
-                kind, length = span.action.kind, span.ended - span.began
-                kinds.add(kind)
-                later = span.action.chunk > 0
-                has_chunks |= later
-                axes.broken_barh([(span.began, length)], (y, 0.8), **_STYLES[kind] | (_LIGHTER[kind] if later else {}))
+                kind, length, later = span.action.kind, span.ended - span.began, span.action.chunk > 0
+                bars.setdefault((kind, later), []).append((span.began, length))
                 if sizes[kind]:
                     ink = "white" if kind == "B" and not later else "black"
                     middle = span.began + length / 2
                     label = f"{span.action.micro_batch}"
                     axes.text(middle, y + 0.4, label, ha="center", va="center", color=ink, fontsize=sizes[kind])
+            for (kind, later), alike in bars.items():  # One call for each bar would take seconds.
+                axes.broken_barh(alike, (y, 0.8), **_STYLES[kind] | (_LIGHTER[kind] if later else {}))
+            drawn |= set(bars)
             y += 1
         y += 0.9
     axes.set(xlabel=unit, ylim=(y - 0.7, -1.1), xlim=(0, longest))
     axes.set_yticks(*zip(*ticks, strict=True))
+    kinds, has_chunks = {kind for kind, _ in drawn}, any(later for _, later in drawn)
     labels = _LABELS | ({"B": _SPLIT_BACKWARD} if "W" in kinds else {})
     patches = [Patch(**_STYLES[kind], label=label) for kind, label in labels.items() if kind in kinds]
     if has_chunks:

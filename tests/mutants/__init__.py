@@ -162,7 +162,7 @@ def _those_used(imports: list[ast.Import | ast.ImportFrom], used: set[str]) -> l
 
 def _changed(module: str, changes: tuple[Change, ...], solutions: Path) -> str:
     others = {change.inside.split(".")[0] for change in changes}
-    others = {name for name in others if name != module and (solutions / f"{name}.py").exists()}
+    others = frozenset(name for name in others if name != module and (solutions / f"{name}.py").exists())
     text = _merged(module, others, solutions)
     for change in changes:
         first, _, rest = change.inside.partition(".")
@@ -172,7 +172,8 @@ def _changed(module: str, changes: tuple[Change, ...], solutions: Path) -> str:
     return text
 
 
-def _merged(module: str, others: set[str], solutions: Path) -> str:
+@functools.cache
+def _merged(module: str, others: frozenset[str], solutions: Path) -> str:
     """Return a module's source with the source of other modules in place of its imports of them, direct or indirect."""
     merged: list[str] = []
 
@@ -197,6 +198,7 @@ def _merged(module: str, others: set[str], solutions: Path) -> str:
     return text
 
 
+@functools.cache
 def _imports(text: str) -> list[tuple[ast.ImportFrom, str]]:
     nodes = [node for node in ast.parse(text).body if isinstance(node, ast.ImportFrom) and node.module]
     return [(node, node.module.split(".")[1]) for node in nodes if node.module.startswith("solutions.")]
@@ -221,6 +223,7 @@ def _with_change(text: str, inside: str, change: Change) -> str:
     return "\n".join([*lines[:first], new, *lines[last:]]) + "\n"
 
 
+@functools.cache
 def _definition(text: str, path: str) -> Definition:
     node = ast.parse(text)
     for name in path.split("."):

@@ -13,10 +13,8 @@ from pathlib import Path
 
 import pytest
 import pytest_timeout
-from nbval import kernel
 
-from shared.deadlines import scaled
-from shared.measure.rounds import AT_MOST
+from shared.deadlines import MOST_ROUNDS, scaled
 
 COLOR = re.compile(r"\x1b\[[0-9;]*m")
 OUT_OF_TIME = "from pytest-timeout"
@@ -35,7 +33,9 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     if runs_notebooks(config):
-        os.environ.setdefault(AT_MOST, ROUNDS_IN_NOTEBOOKS)
+        from nbval import kernel  # Other runs start faster without it.
+
+        os.environ.setdefault(MOST_ROUNDS, ROUNDS_IN_NOTEBOOKS)
         kernel.start_new_kernel = with_retries(kernel.start_new_kernel)
     is_worker = hasattr(config, "workerinput")
     if config.option.events and not is_worker:
