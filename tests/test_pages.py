@@ -1,4 +1,4 @@
-"""What the course's pages say: references, links, terms, the start page, spelling, and which notebooks the site shows."""
+"""What the course's pages say: references, links, terms, the start page, spelling, and the notebooks of the site."""
 
 import re
 import subprocess
@@ -27,7 +27,8 @@ def everything_exists(path: str) -> bool:
 
 # -- references to chapters and exercises
 
-FOLDERS = ("benchmarks", "docs", "instructor", "labs", "shared", "solutions", "source", "tests/mutants", "tests/variants")
+FOLDERS = ("benchmarks", "docs", "instructor", "labs", "shared", "solutions", "source")
+FOLDERS += ("tests/mutants", "tests/variants")
 HEADING = re.compile(r"^# ## Exercise (\d+\.\d+) · ", re.MULTILINE)
 EXERCISES = {chapter: HEADING.findall((chapter.folder / "lab.py").read_text()) for chapter in CHAPTERS}
 
@@ -60,9 +61,10 @@ def test_no_link_of_a_page_is_broken():
 
 
 def test_every_reference_is_right():
-    paths = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".md", ".toml")]
+    files = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*")]
+    texts = [path for path in files if path.suffix in (".py", ".md", ".toml")]
     known = {number for numbers in EXERCISES.values() for number in numbers}
-    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *paths]:
+    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *texts]:
         assert list(wrong_references(path.read_text(), known)) == [], path
 
 
@@ -312,7 +314,7 @@ def misspelled(path: Path, known=()) -> list[str]:
 
 @pytest.mark.parametrize(
     ("prose", "at"),
-    [("# A {} here\n", 1), ('def f():\n    """Say {} twice."""\n', 2), ("raise ValueError('this {}, and no other')\n", 1)],
+    [("# A {} here\n", 1), ('def f():\n    """Say {} twice."""\n', 2), ("raise ValueError('this {}, no other')\n", 1)],
     ids=["comment", "docstring", "message"],
 )
 def test_a_misspelling_is_found_in_python(tmp_path, prose, at):

@@ -13,7 +13,6 @@ from shared.planner.published import RUNS
 from shared.planner.search import search
 from shared.planner.shapes import SHAPES
 from shared.plots import layouts as layout_plots
-from shared.ranks import reader
 
 LLAMA, GPT_3 = SHAPES["Llama-2 70B"], SHAPES["GPT-3 175B"]
 GB = 1e9
@@ -293,12 +292,9 @@ def test_the_widget_offers_only_what_the_planner_knows():
         widgets.layout_chooser(tp=3)
 
 
-def test_the_widget_has_a_dropdown_for_each_choice(monkeypatch):
-    shown = []
-    monkeypatch.setattr(reader, "present", lambda: True)
-    monkeypatch.setattr(widgets, "display", shown.append)
+def test_the_widget_has_a_dropdown_for_each_choice(displayed, with_a_reader):
     widgets.layout_chooser()
-    row, picture = shown[0].children
+    row, picture = displayed[0].children
     assert len(row.children) == 8
     before = picture.value
     row.children[4].value = 3

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from shared import schedules, widgets
 from shared.data import published_schedules
 from shared.plots import pipeline as pipeline_plots
-from shared.ranks import reader
 from shared.schedules import Action
 from solutions.pipeline_schedules import gpipe, interleaved, one_f_one_b, zero_bubble
 
@@ -132,14 +131,12 @@ def test_the_figure_of_a_choice_says_its_bubble_messages_and_activations(name, b
     assert f"Activations at the peak: {activations} (" in text
 
 
-def test_dropdowns_choose_a_schedule_and_say_why_one_does_not_exist(monkeypatch):
-    shown = []
-    monkeypatch.setattr(widgets, "display", shown.append)
+def test_dropdowns_choose_a_schedule_and_say_why_one_does_not_exist(displayed, request):
     figure = widgets.schedule_chooser(BUILDERS, "1F1B")
-    assert shown == []
-    monkeypatch.setattr(reader, "present", lambda: True)
+    assert displayed == []
+    request.getfixturevalue("with_a_reader")
     widgets.schedule_chooser(BUILDERS, "1F1B")
-    [box] = shown
+    [box] = displayed
     dropdowns, picture = {dropdown.description: dropdown for dropdown in box.children[0].children}, box.children[1]
     assert list(dropdowns) == ["schedule", "stages", "micro-batches", "chunks"]
     assert dropdowns["schedule"].options == tuple(BUILDERS) and picture.value == widgets.as_png(figure)

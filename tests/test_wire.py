@@ -6,6 +6,7 @@ The functions without `test_` run on the ranks.
 import _thread
 import json
 import pickle
+import socket
 import subprocess
 import sys
 import time
@@ -18,7 +19,7 @@ from torch import nn
 
 from shared import ranks, wire
 from shared.deadlines import SCALE, scaled, time_scale
-from shared.wire import completion, instrumentation
+from shared.wire import completion, instrumentation, sockets
 
 ROOT = Path(__file__).parent.parent
 
@@ -465,6 +466,44 @@ def test_assert_volume_names_expected_and_actual_values():
 
 def test_ledger_can_be_pickled():
     assert pickle.loads(pickle.dumps(hand_made())) == hand_made()
+
+
+# -- the bytes of this process's own sockets
+
+counts_sockets = pytest.mark.skipif(sockets.sent_bytes() is None, reason="this system does not report them")
+
+
+def _pair():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        sender = socket.create_connection(server.getsockname())
+        return sender, server.accept()[0]
+
+
+@counts_sockets
+def test_sent_bytes_are_counted_once():
+    sender, receiver = _pair()
+    with sender, receiver:
+        before_bytes = sockets.sent_bytes()
+        sender.sendall(bytes(100_000))
+        received = 0
+        while received < 100_000:
+            received += len(receiver.recv(65536))
+        assert sockets.sent_bytes() - before_bytes == 100_000
+
+
+@counts_sockets
+def test_sockets_other_than_tcp_are_skipped_and_stay_open():
+    one, other = socket.socketpair()
+    with one, other:
+        before_bytes = sockets.sent_bytes()
+        one.sendall(b"hello")
+        assert other.recv(5) == b"hello"
+        assert sockets.sent_bytes() == before_bytes
+
+
+def test_other_systems_have_no_count(monkeypatch):
+    monkeypatch.setattr(sockets.sys, "platform", "darwin")
+    assert sockets.sent_bytes() is None
 
 
 # -- compared with the interface's own counters, in a network namespace without other traffic
