@@ -69,6 +69,13 @@ def four_ranks(ranks_end_with_the_module):
 
 
 @pytest.fixture
+def two_ranks(ranks_end_with_the_module):
+    with contextlib.redirect_stdout(io.StringIO()):
+        ranks.start(2)
+    return ranks
+
+
+@pytest.fixture
 def displayed(monkeypatch) -> list:
     """What the widgets display: nothing, unless somebody reads the notebook."""
     from shared import widgets

@@ -1,7 +1,6 @@
 """Memory is counted to the byte, now and at the peak: manual counts, torch's profiler and CUDA's allocator agree."""
 
 import contextlib
-import io
 import json
 import time
 import types
@@ -12,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from shared import formulas, memory, models, plots, ranks
+from shared import formulas, memory, models, plots
 from shared.deadlines import scaled
 from shared.memory import storages
 from shared.plots import diagrams
@@ -512,13 +511,6 @@ PADDED_ROWS = (65, 65, 6)  # every rank's shard has as many as the largest
 
 def rows_bytes(rows) -> int:
     return sum(count * row_bytes for count, row_bytes in zip(rows, ROW_BYTES, strict=True))
-
-
-@pytest.fixture(scope="module")
-def two_ranks(ranks_end_with_the_module):
-    with contextlib.redirect_stdout(io.StringIO()):
-        ranks.start(2)
-    return ranks
 
 
 def _on_fsdp2():

@@ -4,8 +4,6 @@ No GPU is needed. `StandIn` takes the place of ProcessGroupNCCL, and behaves as 
 `test_` run on the ranks.
 """
 
-import contextlib
-import io
 import threading
 import time
 from types import SimpleNamespace
@@ -63,12 +61,6 @@ def install(kind: str) -> None:
     doctor._nccl_backends = lambda: backends
     rankside._LEAVES_WITHIN_S = scaled(1.0)
     get_ipython().user_ns.update(nccl=first, marker="kept")
-
-
-@pytest.fixture
-def two_ranks(ranks_end_with_the_module):
-    with contextlib.redirect_stdout(io.StringIO()):
-        ranks.start(2)
 
 
 ONE_RANK_WAITS = """

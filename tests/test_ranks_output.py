@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+import torch.distributed as dist
 
 from shared import ranks
 from shared.deadlines import scaled
@@ -18,10 +19,9 @@ PRINTF = "import ctypes\nctypes.CDLL(None).printf(b'%s')"
 
 
 @pytest.fixture(autouse=True)
-def two_ranks(ranks_end_with_the_module, request):
+def ranks_of_this_test(request):
     if "no_ranks" not in request.fixturenames:
-        with contextlib.redirect_stdout(io.StringIO()):
-            ranks.start(2)
+        request.getfixturevalue("two_ranks")
 
 
 @pytest.fixture
@@ -69,10 +69,11 @@ def test_it_follows_what_python_printed_and_precedes_the_last_value(capsys):
 
 def test_a_function_that_runs_on_every_rank_shows_it_too(capsys):
     def greet():
+        print("odd" if dist.get_rank() else "even")
         return os.system("echo hi")
 
     assert ranks.run(greet) == [0, 0]
-    assert capsys.readouterr().out == "ranks 0, 1 │ hi\n"
+    assert capsys.readouterr().out == "rank 0 │ even\nrank 0 │ hi\nrank 1 │ odd\nrank 1 │ hi\n"
 
 
 def test_text_that_is_not_utf8_is_shown(capsys):

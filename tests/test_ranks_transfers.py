@@ -1,7 +1,5 @@
 """The two usual mistakes with sends and receives are diagnosed as what they are: a forgotten wait and a wrong shape."""
 
-import contextlib
-import io
 import os
 import time
 
@@ -41,12 +39,6 @@ def swap(tensor):
     handle.wait()
     return received
 """
-
-
-@pytest.fixture
-def two_ranks(ranks_end_with_the_module):
-    with contextlib.redirect_stdout(io.StringIO()):
-        ranks.start(2)
 
 
 def call_swap(swap):

@@ -1,4 +1,4 @@
-"""Unit tests of the rank runtime: the doctor's diagnosis, the magic's parsing and output, placement, and the hooks."""
+"""Unit tests of the rank runtime: the doctor's diagnosis, the magic's parsing and output, placement, and interrupts."""
 
 import os
 import re
@@ -12,7 +12,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from IPython.core.error import UsageError
-from torch import nn
 from torch.distributed.checkpoint import CheckpointException
 
 from shared import ranks
@@ -22,7 +21,7 @@ from shared.ranks.diagnosis import CellState
 from shared.ranks.output import OUTPUT_LIMIT_CHARACTERS, OUTPUT_LIMIT_LINES, Output
 from shared.ranks.rankside import Outcome
 from shared.ranks.running import DEFAULT_TIMEOUT_S
-from shared.wire import frames, instrumentation
+from shared.wire import frames
 
 # -- the doctor's diagnosis of hand-made positions
 
@@ -536,157 +535,6 @@ def test_innermost_frame_of_the_student_is_found():
     assert frames.innermost_student_frame(None) is None
 
 
-# -- what the hooks see, on real ranks. The functions below run on the ranks and return the calls they recorded.
-
-
-@pytest.fixture(params=[2, 3])
-def world(request, four_ranks):
-    with ranks.world(request.param):
-        yield request.param
-
-
-def record_on_ranks(fn, *args) -> list:
-    return ranks.run(record_calls, fn, args)
-
-
-def record_calls(fn, args) -> list[instrumentation.Call]:
-    with instrumentation.listening() as calls:
-        fn(*args)
-    return calls
-
-
-def every_collective() -> None:
-    size, rank = dist.get_world_size(), dist.get_rank()
-    dist.all_reduce(torch.ones(3))
-    dist.broadcast(torch.ones(5, dtype=torch.float64), src=1)
-    all_gather_flat()(torch.empty(2 * size), torch.ones(2))
-    reduce_scatter_flat()(torch.empty(4), torch.ones(4 * size))
-    dist.all_gather([torch.empty(2) for _ in range(size)], torch.ones(2))
-    if rank == 0:
-        dist.send(torch.ones(7, dtype=torch.int64), dst=1)
-    if rank == 1:
-        dist.recv(torch.empty(7, dtype=torch.int64), src=0)
-    dist.barrier()
-
-
-def all_gather_flat():
-    """Return the all-gather into one tensor, by the name that this version of torch does not warn about."""
-    return getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-
-
-def reduce_scatter_flat():
-    return getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-
-
-def asynchronous_collectives() -> None:
-    size = dist.get_world_size()
-    handles = [
-        dist.all_reduce(torch.ones(3), async_op=True),
-        all_gather_flat()(torch.empty(2 * size), torch.ones(2), async_op=True),
-        reduce_scatter_flat()(torch.empty(4), torch.ones(4 * size), async_op=True),
-    ]
-    for handle in handles:
-        handle.wait()
-
-
-def test_every_collective_is_recorded_in_order_with_its_bytes(world):
-    common = [
-        ("all_reduce", 12),
-        ("broadcast", 40),
-        ("all_gather_into_tensor", 8 * world),
-        ("reduce_scatter_tensor", 16 * world),
-        ("all_gather", 8 * world),
-    ]
-    point_to_point_calls = {0: [("send", 56)], 1: [("recv", 56)]}
-    for rank, calls in enumerate(record_on_ranks(every_collective)):
-        recorded = [(call.op, call.payload_bytes) for call in calls]
-        assert recorded == [*common, *point_to_point_calls.get(rank, []), ("barrier", 0)]
-
-
-def test_call_describes_what_was_launched_and_where(world):
-    calls = record_on_ranks(every_collective)
-    reduced, sent, barrier = calls[0][0], calls[0][-2], calls[0][-1]
-    assert (reduced.number, reduced.shape, reduced.dtype, reduced.partner) == (1, (3,), "float32", None)
-    assert reduced.group_ranks == tuple(range(world))
-    assert (sent.number, sent.partner, sent.dtype) == (1, 1, "int64")
-    assert calls[1][-2].partner == 0, "the sender is the receiver's partner"
-    assert barrier.number == 6, "a send does not count in the group's sequence"
-    assert str(sent) == "send #1 to rank 1 (int64, 7 elements)"
-    assert str(barrier) == "barrier #6", "its tensor is torch's own"
-    where = frames.where(*reduced.called_from)
-    assert re.fullmatch(r"test_ranks_units.py, line \d+: dist.all_reduce\(torch.ones\(3\)\)", where)
-    assert not reduced.in_backward
-
-
-def test_asynchronous_collectives_are_recorded(world):
-    expected = [("all_reduce", 12), ("all_gather_into_tensor", 8 * world), ("reduce_scatter_tensor", 16 * world)]
-    for calls in record_on_ranks(asynchronous_collectives):
-        assert [(call.op, call.payload_bytes) for call in calls] == expected
-
-
-def ddp_backward() -> list[instrumentation.Call]:
-    model = nn.parallel.DistributedDataParallel(small_model())
-    loss = model(torch.ones(2, 8)).sum()
-    return record_calls(loss.backward, ())
-
-
-def small_model() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(*[nn.Linear(8, 8) for _ in range(4)])
-
-
-def test_reducer_of_ddp_is_recorded(world):
-    gradient_bytes = sum(parameter.nbytes for parameter in small_model().parameters())
-    for calls in ranks.run(ddp_backward):
-        assert {call.op for call in calls} == {"all_reduce"}
-        assert sum(call.payload_bytes for call in calls) == gradient_bytes
-        assert all(call.in_backward for call in calls)
-
-
-def fsdp_step() -> tuple[list[instrumentation.Call], dict[str, int]]:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor.debug import CommDebugMode
-
-    model, mesh = small_model(), init_device_mesh("cpu", (dist.get_world_size(),))
-    for layer in model:
-        fully_shard(layer, mesh=mesh, reshard_after_forward=True)
-    fully_shard(model, mesh=mesh)
-    with CommDebugMode() as debug_mode:
-        calls = record_calls(lambda: model(torch.ones(2, 8)).sum().backward(), ())
-    return calls, {str(op): count for op, count in debug_mode.get_comm_counts().items()}
-
-
-def test_fsdp_is_recorded_as_torch_itself_counts_it(world):
-    for calls, counted in ranks.run(fsdp_step):
-        gathers = [call for call in calls if call.op == "all_gather_into_tensor"]
-        scatters = [call for call in calls if call.op == "reduce_scatter_tensor"]
-        assert (len(gathers), len(scatters)) == (8, 4)
-        assert len(calls) == sum(counted.values()) == 12
-        assert [call.in_backward for call in gathers] == [False] * 4 + [True] * 4
-        assert all(call.in_backward for call in scatters)
-
-
-def nested_listeners() -> tuple[list, list]:
-    with instrumentation.listening() as outer:
-        dist.all_reduce(torch.ones(1))
-        inner = record_calls(dist.all_reduce, (torch.ones(2),))
-        dist.all_reduce(torch.ones(3))
-    dist.all_reduce(torch.ones(4))
-    return [call.shape for call in outer], [call.shape for call in inner]
-
-
-def test_listener_records_only_what_is_launched_inside_its_block(world):
-    for outer, inner in ranks.run(nested_listeners):
-        assert outer == [(1,), (2,), (3,)]
-        assert inner == [(2,)]
-
-
-def test_hooks_cause_no_warnings(world, capsys):
-    ranks.run(every_collective)
-    assert "Warning" not in capsys.readouterr().out
-
-
 # -- smaller worlds on the same processes
 
 
@@ -715,28 +563,28 @@ def fail_on_rank_1() -> None:
     dist.barrier()
 
 
-def test_whole_world_is_back_after_a_failure_on_a_rank(four_ranks):
-    with pytest.raises(ranks.CellFailed, match="Rank 1 failed: ValueError: on purpose"), ranks.world(3):
-        ranks.run(fail_on_rank_1)
-    assert_whole_world()
-
-
-def test_whole_world_is_back_after_a_failure_in_the_block(four_ranks):
-    with pytest.raises(KeyError), ranks.world(2):
-        raise KeyError("in the notebook, not on a rank")
-    assert_whole_world()
-
-
-def test_whole_world_is_back_after_the_death_of_a_rank(four_ranks):
-    with pytest.raises(ranks.CellFailed, match="Rank 1 died"), ranks.world(2):
-        ranks.run(exit_on_rank_1)
-    assert_whole_world()
-
-
 def exit_on_rank_1() -> None:
     if dist.get_rank() == 1:
         os._exit(7)
     dist.barrier()
+
+
+def fail_in_the_notebook(fn) -> None:
+    raise KeyError("not on a rank")
+
+
+@pytest.mark.parametrize(
+    ("run", "fn", "error", "message"),
+    [
+        (ranks.run, fail_on_rank_1, ranks.CellFailed, "Rank 1 failed: ValueError: on purpose"),
+        (ranks.run, exit_on_rank_1, ranks.CellFailed, "Rank 1 died"),
+        (fail_in_the_notebook, None, KeyError, "not on a rank"),
+    ],
+)
+def test_whole_world_is_back_after_a_failure(four_ranks, run, fn, error, message):
+    with pytest.raises(error, match=message), ranks.world(3):
+        run(fn)
+    assert_whole_world()
 
 
 def test_functions_and_values_are_sent_both_ways(four_ranks):
@@ -746,26 +594,6 @@ def test_functions_and_values_are_sent_both_ways(four_ranks):
 
 def scale(tensor: torch.Tensor, factor: float) -> torch.Tensor:
     return tensor * factor * dist.get_rank()
-
-
-def test_output_of_a_function_is_shown_and_merged(four_ranks, capsys):
-    ranks.run(print_parity)
-    assert capsys.readouterr().out == "ranks 0, 2 │ even\nranks 1, 3 │ odd\n"
-
-
-def print_parity() -> None:
-    print("odd" if dist.get_rank() % 2 else "even")
-
-
-def test_function_past_its_deadline_is_stopped(four_ranks):
-    with pytest.raises(ranks.CellFailed, match=r"stopped after 0\.5 s"):
-        ranks.run(spin, timeout_s=0.5)
-    assert_whole_world()
-
-
-def spin() -> None:
-    while True:
-        pass
 
 
 def test_controller_uses_no_port_that_the_system_might_assign(four_ranks):
