@@ -120,19 +120,11 @@ def test_rank_that_never_joins_is_named_with_its_last_collective():
         ),
         (
             "dist.all_reduce(torch.ones(3 + (rank == 1)))",
-            (
-                r"rank 1: all_reduce #\d+ \(float32, 4 el",
-                r"ranks 0, 2, 3: all_reduce #\d+ \(float32, 3 el",
-                "same shapes and",
-            ),
+            (r"rank 1: all_reduce .*float32, 4 el", r"ranks 0, 2, 3: all_reduce .*float32, 3 el", "same shapes"),
         ),
         (
             "dist.all_reduce(torch.ones(3, dtype=torch.float64 if rank == 1 else torch.float32))",
-            (
-                r"rank 1: all_reduce #\d+ \(float64, 3 el",
-                r"ranks 0, 2, 3: all_reduce #\d+ \(float32, 3 el",
-                "same shapes and",
-            ),
+            (r"rank 1: all_reduce .*float64, 3 el", r"ranks 0, 2, 3: all_reduce .*float32, 3 el", "same shapes"),
         ),
         (
             "dist.broadcast(torch.ones(3), src=0 if rank < 2 else 1)",

@@ -25,6 +25,13 @@ def world(request, four_ranks):
         yield request.param
 
 
+@pytest.fixture
+def pair(four_ranks):
+    """Two ranks, for what does not depend on their number."""
+    with ranks.world(2):
+        yield
+
+
 # -- bytes by formula
 
 
@@ -162,7 +169,7 @@ def wait_for_a_late_rank(late_s: float) -> wire.Ledger:
     return log
 
 
-def test_completion_of_asynchronous_work_does_not_depend_on_the_wait(world):
+def test_completion_of_asynchronous_work_does_not_depend_on_the_wait(pair):
     late_s = scaled(0.4)
     for rank, log in enumerate(ranks.run(wait_for_a_late_rank, late_s)):
         ratio = log.entries[0].took_ms / (1e3 * late_s)
@@ -176,7 +183,7 @@ def launch_and_do_not_wait() -> wire.Ledger:
     return log
 
 
-def test_waits_of_mismatch_detection_are_not_recorded(world):
+def test_waits_of_mismatch_detection_are_not_recorded(pair):
     for log in ranks.run(launch_and_do_not_wait):
         assert log.messages == 1 and log.waits == []
 
@@ -192,7 +199,7 @@ def never_waited_for() -> wire.Ledger:
     return log
 
 
-def test_send_that_nothing_waited_for_has_no_completion_time(world):
+def test_send_that_nothing_waited_for_has_no_completion_time(pair):
     logs = ranks.run(never_waited_for)
     assert logs[0].entries[0].completed_s is None
     assert logs[0].entries[0].took_ms is None
@@ -258,45 +265,6 @@ def test_collectives_of_fsdp2_match_the_counts_of_torch(world):
         log.assert_volume(payload_bytes=12 * padded_bytes, sent_bytes=12 * padded_bytes * (world - 1) / world)
 
 
-def dtensor_step():
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
-
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    sharded = distribute_tensor(torch.ones(12, 4), mesh, [Shard(0)])
-
-    def step():
-        full = sharded.redistribute(mesh, [Replicate()]).to_local() + 0
-        total = sharded.sum().redistribute(mesh, [Replicate()]).to_local() + 0
-        assert (full.shape, total.item()) == ((12, 4), 48)
-        assert Partial() in sharded.sum().placements
-
-    return counted_by_torch(step)
-
-
-def test_collectives_of_dtensor_match_the_counts_of_torch(world):
-    for log, counted in ranks.run(dtensor_step):
-        assert counted == {"all_gather": 1, "all_reduce": 1}
-        assert log.ops == counted
-
-
-def zero_redundancy_step() -> tuple[wire.Ledger, int]:
-    from torch.distributed.optim import ZeroRedundancyOptimizer
-
-    model = _layers()
-    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.1)
-    model(torch.ones(2, 8)).sum().backward()
-    with wire.ledger() as log:
-        optimizer.step()
-    return log, sum(p.nbytes for p in model.parameters())
-
-
-def test_zero_redundancy_optimizer_broadcasts_each_parameter_once(world):
-    for log, parameter_bytes in ranks.run(zero_redundancy_step):
-        assert set(log.ops) == {"broadcast"}
-        log.assert_volume(payload_bytes=parameter_bytes)
-
-
 def coalesced() -> wire.Ledger:
     with wire.ledger() as log:
         with dist._coalescing_manager():
@@ -309,7 +277,7 @@ def coalesced() -> wire.Ledger:
     return log
 
 
-def test_coalesced_collectives_are_one_entry_with_all_their_bytes(world):
+def test_coalesced_collectives_are_one_entry_with_all_their_bytes(pair):
     for log in ranks.run(coalesced):
         assert log.ops == {"all_reduce": 1, "send": 1, "recv": 1}
         reduced, sent, received = log.entries
@@ -353,18 +321,20 @@ def functional() -> wire.Ledger:
     import torch.distributed._functional_collectives as collectives
 
     reduce_scatter = getattr(collectives, "reduce_scatter_single", None) or collectives.reduce_scatter_tensor
+    all_gather = getattr(collectives, "all_gather_single", None) or collectives.all_gather_tensor
     group = dist.group.WORLD
     with wire.ledger() as log:
         reduce_scatter(torch.ones(12), "sum", 0, group) + 0
         collectives.all_reduce(torch.ones(3), "sum", group) + 0
+        all_gather(torch.ones(3), 0, group) + 0
     return log
 
 
-def test_functional_collectives_complete_at_their_waits(world):
+def test_functional_collectives_complete_at_their_waits(pair):
     for log in ranks.run(functional):
-        assert log.ops == {"reduce_scatter": 1, "all_reduce": 1}
+        assert log.ops == {"reduce_scatter": 1, "all_reduce": 1, "all_gather": 1}
         assert all(entry.completed_s for entry in log.entries)
-        assert len(log.waits) >= 2
+        assert len(log.waits) >= 3
 
 
 def launch_without_work() -> wire.Ledger:
@@ -394,7 +364,7 @@ def nested() -> tuple[wire.Ledger, wire.Ledger, bool]:
     return outer, inner, dist.Work.wait is completion.usual_wait
 
 
-def test_nested_ledgers_each_record_their_own_block(world):
+def test_nested_ledgers_each_record_their_own_block(pair):
     for rank, (outer, inner, restored) in enumerate(ranks.run(nested)):
         point_to_point = {0: {"send": 1}, 1: {"recv": 1}}.get(rank, {})
         assert inner.ops == point_to_point
