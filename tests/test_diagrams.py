@@ -20,50 +20,18 @@ from shared.plots.diagrams import backward, collectives
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]  # every figure is drawn and measured
 
 WORLD_SIZES = (2, 3, 4)
-DIAGRAMS = {name: lambda size, name=name: diagrams.collective(name, size) for name in collectives.NAMES} | {
-    "processes": diagrams.processes,
-    "data_parallelism": diagrams.data_parallelism,
-    "tree_broadcast": diagrams.tree_broadcast,
-    "buckets": diagrams.buckets,
-    "hooks": diagrams.hooks,
-    "exposed_communication": diagrams.exposed_communication,
-    "zero1_step": diagrams.zero1_step,
-    "bucket_owners": diagrams.bucket_owners,
-    "unit": diagrams.unit,
-    "per_parameter": diagrams.per_parameter,
-    "deferred_init": diagrams.deferred_init,
-}
-OF_ONE_SIZE = {
-    "ring": diagrams.ring,
-    "training_memory": diagrams.training_memory,
-    "unit_states": diagrams.unit_states,
-    "streams": diagrams.streams,
-    "fsdp_hooks": diagrams.fsdp_hooks,
-    "hybrid_mesh": diagrams.hybrid_mesh,
-    "mesh_3d": diagrams.mesh_3d,
-    "atomic_save": diagrams.atomic_save,
-    "background_save": diagrams.background_save,
-    "split_matrix": diagrams.split_matrix,
-    "split_heads": diagrams.split_heads,
-    "split_loss": diagrams.split_loss,
-    "conjugate_operators": diagrams.conjugate_operators,
-    "sequence_parallel": diagrams.sequence_parallel,
-    "ring_attention": diagrams.ring_attention,
-    "causal_orders": diagrams.causal_orders,
-    "cluster_of_hosts": diagrams.cluster_of_hosts,
-    "tokens_for_heads": diagrams.tokens_for_heads,
-    "tiled_weight": diagrams.tiled_weight,
-    "five_products": diagrams.five_products,
-    "placements": diagrams.placements,
-    "top_1_routing": diagrams.top_1_routing,
-    "two_all_to_alls": diagrams.two_all_to_alls,
-    "expert_fold": diagrams.expert_fold,
-    "hidden_exchanges": diagrams.hidden_exchanges,
-    "quantized_all_reduce": diagrams.quantized_all_reduce,
-    "top_k": diagrams.top_k,
-    "low_rank": diagrams.low_rank,
-    "local_sgd": diagrams.local_sgd,
-}
+OF_SEVERAL_SIZES = """
+processes data_parallelism tree_broadcast buckets hooks exposed_communication zero1_step bucket_owners unit
+per_parameter deferred_init
+""".split()
+OF_ONE_SIZE = """
+ring training_memory unit_states streams fsdp_hooks hybrid_mesh mesh_3d atomic_save background_save split_matrix
+split_heads split_loss conjugate_operators sequence_parallel ring_attention causal_orders cluster_of_hosts
+tokens_for_heads tiled_weight five_products placements top_1_routing two_all_to_alls expert_fold
+hidden_exchanges quantized_all_reduce top_k low_rank local_sgd
+""".split()
+DIAGRAMS = {name: lambda size, name=name: diagrams.collective(name, size) for name in collectives.NAMES}
+DIAGRAMS |= {name: getattr(diagrams, name) for name in OF_SEVERAL_SIZES}
 CASES = [(name, size) for name in DIAGRAMS for size in WORLD_SIZES] + [("tree_broadcast", size) for size in (5, 7, 8)]
 CASES += [(name, None) for name in OF_ONE_SIZE]
 A_GAP_PX = 2.0
@@ -85,7 +53,7 @@ def drawn(request) -> Drawn:
     name, world_size = request.param
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        figure = OF_ONE_SIZE[name]() if world_size is None else DIAGRAMS[name](world_size)
+        figure = getattr(diagrams, name)() if world_size is None else DIAGRAMS[name](world_size)
         figure.draw_without_rendering()
     texts = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text()]
     patches = [(patch, patch.get_window_extent()) for patch in figure.axes[0].patches]

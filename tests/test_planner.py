@@ -40,12 +40,6 @@ def test_gpt_3_has_the_size_in_the_table_of_its_paper():
     assert SHAPES["GPT-3 175B"].parameters / 1e6 == pytest.approx(174_600, abs=50)
 
 
-@pytest.mark.parametrize("name", SHAPES)
-def test_the_name_contains_the_size(name):
-    number, unit = float(name.split()[1][:-1]), name[-1]
-    assert SHAPES[name].parameters / {"M": 1e6, "B": 1e9}[unit] == pytest.approx(number, rel=0.05)
-
-
 def test_units_are_the_embedding_the_layers_and_the_output():
     shape = SHAPES["Llama-3 8B"]
     assert len(shape.unit_parameters) == shape.layers + 2
@@ -64,16 +58,6 @@ def test_a_block_of_tiny_gpt_has_the_parameters_of_its_shape():
 # -- plans
 
 
-def test_stages_shard_the_state_as_the_formula_says():
-    shape = SHAPES["GPT-3 175B"]
-    for stage in planner.STAGES:
-        plan = planner.plan(shape, ranks=64, stage=stage)
-        static_bytes = plan.parameters + plan.gradients + plan.optimizer
-        assert static_bytes == pytest.approx(formulas.model_state_bytes(shape.parameters, 64, stage))
-        assert plan.total_bytes == pytest.approx(static_bytes + plan.gathered + plan.activations)
-        assert (plan.gathered > 0) == (stage == 3)
-
-
 @pytest.mark.parametrize(
     ("precision", "bytes_each"), [*zip(planner.PRECISIONS, [(2, 2, 12), (2, 6, 12), (4, 4, 8)], strict=True)]
 )
@@ -89,6 +73,8 @@ def test_gathered_bytes_are_those_of_two_neighboring_units():
     llama, gpt = SHAPES["Llama-3 8B"], SHAPES["GPT-3 175B"]
     assert planner.gathered_bytes(llama, 8, 2) == pytest.approx(2 * (128256 * 4096 + 4096 + llama.layer_parameters))
     assert planner.gathered_bytes(gpt, 8, 2) == pytest.approx(2 * 2 * gpt.layer_parameters)
+    by_stage = [planner.plan(gpt, ranks=8, stage=stage).gathered for stage in planner.STAGES]
+    assert by_stage == [0, 0, 0, pytest.approx(2 * 2 * gpt.layer_parameters)]
 
 
 def test_activations_grow_with_the_micro_batch_and_shrink_with_checkpoints():

@@ -21,13 +21,7 @@ from shared.progress import labs
 from shared.progress.page import Page
 from shared.ranks import reader
 
-NAMES = (
-    "sum_over_ranks",
-    "global_mean",
-    "pass_right",
-    "log_mean_loss",
-    "broadcast_by_hand",
-)  # the last one is a stretch exercise
+NAMES = ("sum_over_ranks", "global_mean", "pass_right", "log_mean_loss", "broadcast_by_hand")  # the last: a stretch
 CHAPTERS = [chapter.name for chapter in build.chapters()]
 
 
@@ -179,11 +173,8 @@ def test_a_lab_that_cannot_be_read_is_named_and_the_others_are_shown(course, con
     (course / "labs" / "00_ranks_lab-Copy1.ipynb").write_text(content)  # It has no lesson.
     check("sum_over_ranks")
     shown = page().as_text()
-    assert (
-        "These files in labs/ cannot be read as labs: 01_collectives_lab.ipynb." in shown
-        and "Lab 00" in shown
-        and "Copy" not in shown
-    )
+    assert "These files in labs/ cannot be read as labs: 01_collectives_lab.ipynb." in shown
+    assert "Lab 00" in shown and "Copy" not in shown
 
 
 # -- the page

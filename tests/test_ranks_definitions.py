@@ -123,10 +123,8 @@ def test_a_cell_that_cannot_run_again_is_named(fresh_ranks):
     run_cell("model = torch.ones(2)")
     run_cell("def loss(x, weight=model): ...")
     message = failure_of(CRASH)
-    assert (
-        "The cell that defines loss failed when it was run again, so run it yourself: NameError: name 'model'"
-        in message
-    )
+    what = "The cell that defines loss failed when it was run again, so run it yourself: NameError: name 'model'"
+    assert what in message
     run_cell("model = torch.ones(2)\ndef loss(x, weight=model): ...")
 
 

@@ -123,10 +123,8 @@ def test_failed_checkpoint_is_described_without_tracebacks_of_torch():
     full, missing = OSError(28, "No space left on device"), KeyError("step")
     error = CheckpointException("failed", {2: (full, None), 0: (full, None), 1: (missing, None)})
     message = doctor.describe_error(error)["message"]
-    assert (
-        message
-        == "CheckpointException: ranks 0, 2: OSError: [Errno 28] No space left on device; rank 1: KeyError: 'step'"
-    )
+    errors = "ranks 0, 2: OSError: [Errno 28] No space left on device; rank 1: KeyError: 'step'"
+    assert message == f"CheckpointException: {errors}"
 
 
 HUNG = {

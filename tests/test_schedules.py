@@ -49,13 +49,6 @@ def test_an_action_of_a_micro_batch_before_the_first_is_explained():
         schedules.check_schedule([actions])
 
 
-def test_the_bubble_of_four_stages_and_eight_micro_batches():
-    for build in (gpipe, one_f_one_b):
-        simulated = schedules.simulate(build(4, 8))
-        assert simulated.bubble_of_ideal == pytest.approx(3 / 8)
-        assert simulated.bubble_of_total == pytest.approx(3 / 11)
-
-
 @given(*NUMBERS)
 def test_schedules_are_complete_and_have_the_bubble_of_the_formula(stages, micro_batches):
     for build in (gpipe, one_f_one_b):

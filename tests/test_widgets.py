@@ -91,9 +91,8 @@ def test_logs_of_different_lengths_are_rejected(logs):
 def test_sums_of_more_contributions_are_darker_without_color():
     shades = [luminance(ring_plots._shade(contributions / 4)) for contributions in range(1, 5)]
     assert shades == sorted(shades, reverse=True)
-    assert (
-        shades[-2] - shades[-1] > 0.15 and shades[-1] < 0.45
-    )  # a complete sum stands out, and white text on it is readable
+    assert shades[-2] - shades[-1] > 0.15, "a complete sum stands out"
+    assert shades[-1] < 0.45, "white text on it is readable"
 
 
 # -- the α–β model
