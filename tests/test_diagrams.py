@@ -20,16 +20,17 @@ from shared.plots.diagrams import backward, collectives
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]  # every figure is drawn and measured
 
 WORLD_SIZES = (2, 3, 4)
-OF_SEVERAL_SIZES = """
-processes data_parallelism tree_broadcast buckets hooks exposed_communication zero1_step bucket_owners unit
-per_parameter deferred_init
-""".split()
-OF_ONE_SIZE = """
-ring training_memory unit_states streams fsdp_hooks hybrid_mesh mesh_3d atomic_save background_save split_matrix
-split_heads split_loss conjugate_operators sequence_parallel ring_attention causal_orders cluster_of_hosts
-tokens_for_heads tiled_weight five_products placements top_1_routing two_all_to_alls expert_fold
-hidden_exchanges quantized_all_reduce top_k low_rank local_sgd
-""".split()
+OF_SEVERAL_SIZES = [
+    *("processes", "data_parallelism", "tree_broadcast", "buckets", "hooks", "exposed_communication"),
+    *("zero1_step", "bucket_owners", "unit", "per_parameter", "deferred_init"),
+]
+OF_ONE_SIZE = [
+    *("ring", "training_memory", "unit_states", "streams", "fsdp_hooks", "hybrid_mesh", "mesh_3d"),
+    *("atomic_save", "background_save", "split_matrix", "split_heads", "split_loss", "conjugate_operators"),
+    *("sequence_parallel", "ring_attention", "causal_orders", "cluster_of_hosts", "tokens_for_heads"),
+    *("tiled_weight", "five_products", "placements", "top_1_routing", "two_all_to_alls", "expert_fold"),
+    *("hidden_exchanges", "quantized_all_reduce", "top_k", "low_rank", "local_sgd"),
+]
 DIAGRAMS = {name: lambda size, name=name: diagrams.collective(name, size) for name in collectives.NAMES}
 DIAGRAMS |= {name: getattr(diagrams, name) for name in OF_SEVERAL_SIZES}
 CASES = [(name, size) for name in DIAGRAMS for size in WORLD_SIZES] + [("tree_broadcast", size) for size in (5, 7, 8)]

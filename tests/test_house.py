@@ -23,11 +23,12 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ("shared", "instructor")
 OTHERS = ("solutions", "instructor", "tests", "benchmarks")  # shared/ may name none of these.
 MODULE_OF_OTHERS = re.compile(rf"(?:{'|'.join(OTHERS)})(?:\.\w+)+")
-LESSONS_MAY_IMPORT = """
-c10d.py checks data deadlines.py deepspeed_engine.py dryrun formulas.py guards hosts jupyter measure memory
-mine.py models.py placements.py planner plots predictions.py progress ranks schedules.py sharded spmd tables
-timeline widgets.py wire
-""".split()
+LESSONS_MAY_IMPORT = [
+    *("c10d.py", "checks", "data", "deadlines.py", "deepspeed_engine.py", "dryrun", "formulas.py", "guards"),
+    *("hosts", "jupyter", "measure", "memory", "mine.py", "models.py", "placements.py", "planner", "plots"),
+    *("predictions.py", "progress", "ranks", "schedules.py", "sharded", "spmd", "tables", "timeline"),
+    *("widgets.py", "wire"),
+]
 
 
 def _name_of(path: Path) -> str:
