@@ -200,13 +200,6 @@ def test_a_pull_from_gpus_leaves_them_to_the_ranks(two_gpus):
 # -- ending communicators
 
 
-def test_communicators_that_wait_for_each_other_are_all_aborted():
-    first, second = StandIn(), StandIn()
-    first.ends_after, second.ends_after = second.aborts, first.aborts
-    assert doctor._abort([first, second], SOON_S)
-    assert first.ended.is_set() and second.ended.is_set()
-
-
 def test_an_abort_that_stalls_is_not_waited_for():
     stalls, ends = StandIn(ends_after=threading.Event()), StandIn()
     began = time.monotonic()
