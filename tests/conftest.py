@@ -69,6 +69,14 @@ def four_ranks(ranks_end_with_the_module):
 
 
 @pytest.fixture
+def world(request, four_ranks):
+    """Two of the four ranks, or as many as an indirect parameter says. Yields their number."""
+    size = getattr(request, "param", 2)
+    with ranks.world(size):
+        yield size
+
+
+@pytest.fixture
 def two_ranks(ranks_end_with_the_module):
     with contextlib.redirect_stdout(io.StringIO()):
         ranks.start(2)

@@ -26,12 +26,6 @@ RATE = "8mbit"  # 1 MB/s
 ELEMENTS = 25_000  # of 4 bytes: 0.1 s
 
 
-@pytest.fixture
-def world(four_ranks):
-    with ranks.world(2):
-        yield 2
-
-
 def timed(launch) -> float:
     """Run launch() behind the emulated link. Returns the seconds until it returns."""
     dist.barrier()

@@ -21,12 +21,6 @@ from shared.ranks import rankside
 from shared.wire import instrumentation
 
 
-@pytest.fixture
-def world(four_ranks):
-    with ranks.world(2):
-        yield 2
-
-
 def times(*rounds_s: float) -> measure.Times:
     return measure.Times({"": rounds_s})
 

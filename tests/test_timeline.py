@@ -25,14 +25,6 @@ LATE_S = scaled(0.4)
 SLACK_MS = scaled(120.0)  # for a machine of two cores that also runs other tests
 
 
-@pytest.fixture
-def world(request, four_ranks):
-    """Two ranks, or as many as a test says. The timeline of a rank does not depend on their number."""
-    size = getattr(request, "param", 2)
-    with ranks.world(size):
-        yield size
-
-
 # -- intervals
 
 
