@@ -389,38 +389,32 @@ def machine(monkeypatch):
     return pretend
 
 
-def test_one_gpu_per_rank_means_nccl_and_valid_times(machine):
-    machine(gpus=4)
-    placement = devices.place(4)
-    assert "nccl" in placement.backend
-    assert placement.devices == ("cuda:0", "cuda:1", "cuda:2", "cuda:3")
-    assert "memory and times here" in placement.valid
+CPU = ("cpu",) * 4
+SHARED = ("cuda:0", "cuda:1") * 2
 
 
-@pytest.mark.parametrize("gpus", [1, 2])
-def test_ranks_without_a_gpu_each_run_on_the_cpu_where_they_can_send(machine, gpus):
-    machine(gpus)
-    placement = devices.place(4)
-    assert (placement.backend, placement.devices) == ("gloo", ("cpu",) * 4)
-    assert placement.valid.startswith("The ranks run on the CPU, because ranks can share a GPU only with NCCL 2.30 or")
+@pytest.mark.parametrize(
+    ("gpus", "nccl", "asked", "backend", "found", "said"),
+    [
+        (4, True, None, devices.NCCL, ("cuda:0", "cuda:1", "cuda:2", "cuda:3"), "memory and times here"),
+        (1, True, None, "gloo", CPU, "The ranks run on the CPU, because ranks can share a GPU only with NCCL 2.30 or"),
+        (2, True, None, "gloo", CPU, "The ranks run on the CPU, because ranks can share a GPU only with NCCL 2.30 or"),
+        (4, False, None, "gloo", CPU, "The ranks run on the CPU, because this build of PyTorch has no NCCL. "),
+        (2, True, "gloo", "gloo", SHARED, "not communication times: 4 ranks share 2 GPUs."),
+        (2, False, "gloo", "gloo", SHARED, "cannot send or receive"),
+        (0, True, None, "gloo", CPU, "4 ranks share 2 cores"),
+    ],
+)
+def test_ranks_are_placed_where_they_can_send_and_the_placement_says_what_is_valid(
+    machine, monkeypatch, gpus, nccl, asked, backend, found, said
+):
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    machine(gpus, nccl)
+    placement = devices.place(4, asked)
+    assert (placement.backend, placement.devices) == (backend, found)
+    assert said in placement.valid
     assert "because" not in devices.place(4, "gloo:cpu").valid  # that was asked for
-
-
-def test_torch_without_nccl_leaves_gpus_unused(machine):
-    machine(gpus=4, nccl=False)
-    placement = devices.place(2)
-    assert (placement.backend, placement.devices) == ("gloo", ("cpu", "cpu"))
-    assert placement.valid.startswith("The ranks run on the CPU, because this build of PyTorch has no NCCL. ")
-
-
-@pytest.mark.parametrize("nccl", [True, False])
-def test_gloo_shares_gpus_on_request_and_says_what_it_cannot_do(machine, nccl):
-    machine(2, nccl)
-    placement = devices.place(4, "gloo")
-    assert placement.backend == "gloo"
-    assert placement.devices == ("cuda:0", "cuda:1", "cuda:0", "cuda:1")
-    assert "not communication times: 4 ranks share 2 GPUs." in placement.valid
-    assert "cannot send or receive" in placement.valid
+    assert gpus or "share" not in devices.place(2).valid
 
 
 def test_hosts_behind_a_link_use_the_cpu_unless_they_ask_for_gpus(machine):
@@ -430,15 +424,6 @@ def test_hosts_behind_a_link_use_the_cpu_unless_they_ask_for_gpus(machine):
     assert devices.place(2, "gloo", link="1gbit").devices == ("cuda:0", "cuda:1")
     with pytest.raises(ValueError, match="communicate over TCP"):
         devices.place(2, "nccl", link="1gbit")
-
-
-def test_no_gpu_means_gloo_on_the_cpu(machine, monkeypatch):
-    machine(gpus=0)
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    assert devices.place(4).backend == "gloo"
-    assert devices.place(4).devices == ("cpu",) * 4
-    assert "4 ranks share 2 cores" in devices.place(4).valid
-    assert "share" not in devices.place(2).valid
 
 
 @pytest.mark.parametrize("backend", ["gloo", "gloo:cpu", "nccl"])
