@@ -1,4 +1,4 @@
-"""The rules of pipeline schedules, and the lab's schedules for random numbers of stages, micro-batches and chunks."""
+"""The rules of pipeline schedules, and the closed forms of two. test_properties_pipeline.py has bubbles and memory."""
 
 import pytest
 from hypothesis import given
@@ -47,25 +47,6 @@ def test_an_action_of_a_micro_batch_before_the_first_is_explained():
     actions = [Action("F", 0), Action("B", 0), Action("W", -1), Action("W", 0)]
     with pytest.raises(ValueError, match="stage 0 runs W-1, but the schedule has F, B, W of micro-batches 0 to 0, and"):
         schedules.check_schedule([actions])
-
-
-@given(*NUMBERS)
-def test_schedules_are_complete_and_have_the_bubble_of_the_formula(stages, micro_batches):
-    for build in (gpipe, one_f_one_b):
-        schedule = build(stages, micro_batches)
-        schedules.check_schedule(schedule)
-        assert schedules.simulate(schedule).bubble_of_ideal == pytest.approx((stages - 1) / micro_batches)
-    in_flight = [schedules.most_in_flight(actions) for actions in one_f_one_b(stages, micro_batches)]
-    assert in_flight == [min(stages - stage, micro_batches) for stage in range(stages)]
-
-
-@given(st.integers(1, 6), st.integers(1, 4), st.integers(1, 4))
-def test_chunks_divide_the_bubble(stages, sets, chunks):
-    micro_batches = stages * sets
-    schedule = interleaved(stages, micro_batches, chunks)
-    schedules.check_schedule(schedule)
-    bubble = schedules.simulate(schedule).bubble_of_ideal
-    assert bubble == pytest.approx((stages - 1) / (chunks * micro_batches))
 
 
 @given(*NUMBERS)
