@@ -198,7 +198,7 @@ def test_a_bundle_is_the_same_in_every_locale(tmp_path):
 
 
 def test_a_file_is_checked_in_a_terminal_that_lacks_the_signs():
-    done = run_in_an_old_locale("-m", "shared.checks", "units", "solutions/units.py", "--seed", "1")
+    done = run_in_an_old_locale("-m", "shared.checks", "scaling", "solutions/scaling.py", "--seed", "1")
     assert done.returncode == 0 and done.stdout.startswith("?"), done.stderr
 
 
