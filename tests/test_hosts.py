@@ -211,10 +211,12 @@ def test_link_keeps_its_rate_from_a_host(behind_a_link):
 def ledger_of(op: str) -> wire.Ledger:
     size, rank = dist.get_world_size(), dist.get_rank()
     tensor, shard = torch.ones(MIB), torch.ones(MIB // size)  # 4 MiB, and a quarter of it
+    all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     launch = {
         "all_reduce": lambda: dist.all_reduce(tensor),
-        "all_gather": lambda: dist.all_gather(list(tensor.split(MIB // size)), shard),
-        "reduce_scatter": lambda: dist.reduce_scatter(shard, list(tensor.split(MIB // size))),
+        "all_gather": lambda: all_gather(tensor, shard),
+        "reduce_scatter": lambda: reduce_scatter(shard, tensor),
         "send": lambda: dist.send(tensor, 1) if rank == 0 else dist.recv(tensor, 0) if rank == 1 else None,
     }[op]
     launch()
