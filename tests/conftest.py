@@ -68,6 +68,39 @@ def four_ranks(ranks_end_with_the_module):
     return ranks
 
 
+@pytest.fixture
+def world(request, four_ranks):
+    """Two of the four ranks, or as many as an indirect parameter says. Yields their number."""
+    size = getattr(request, "param", 2)
+    with ranks.world(size):
+        yield size
+
+
+@pytest.fixture
+def two_ranks(ranks_end_with_the_module):
+    with contextlib.redirect_stdout(io.StringIO()):
+        ranks.start(2)
+    return ranks
+
+
+@pytest.fixture
+def displayed(monkeypatch) -> list:
+    """What the widgets display: nothing, unless somebody reads the notebook."""
+    from shared import widgets
+
+    shown: list = []
+    monkeypatch.setattr(widgets, "display", shown.append)
+    return shown
+
+
+@pytest.fixture
+def with_a_reader(monkeypatch) -> None:
+    """Pretend that somebody reads the notebook."""
+    from shared.ranks import reader
+
+    monkeypatch.setattr(reader, "present", lambda: True)
+
+
 @pytest.fixture(scope="module")
 def users_of_our_own():
     """Give each test worker user ids of its own, so that processes left behind can be told apart."""

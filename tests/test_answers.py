@@ -1,12 +1,17 @@
-"""What answers a prediction is out of sight until the student has predicted."""
+"""What a lesson hides until the student has predicted, in its cells and outputs, and what its slides show instead."""
 
 import ast
+import copy
+import importlib.util
+import re
 
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from instructor import answers, build, colab, folding
+import conftest
+from instructor import answers, build, colab, contents, folding, slides
+from tests import browser
 
 PREDICTION = "my_prediction = None"
 
@@ -119,3 +124,112 @@ def test_colab_shows_no_code_of_a_hidden_cell():
     cells = hidden(new_code_cell(PREDICTION), new_code_cell("print(x)\nassert x == 42"))
     copied = colab.for_colab(new_notebook(cells=cells), "chapters", "https://example.org/course").cells
     assert [cell.metadata.get("cellView") for cell in copied] == [None, None, None, None, "form"]
+
+
+# -- stored outputs do not answer a prediction, either
+
+
+def folded_sources(*cells) -> list[str]:
+    notebook = folding.fold_answers(new_notebook(cells=list(cells)))
+    nbformat.validate(notebook)
+    return [cell.source for cell, hidden in zip(notebook.cells, folding.folded(notebook), strict=True) if hidden]
+
+
+def test_outputs_are_folded_up_to_the_last_cell_that_uses_the_prediction():
+    cells = [new_code_cell(source) for source in ("before", PREDICTION, "run()", "print(my_prediction)", "later()")]
+    text = new_markdown_cell("Compare.")
+    assert folded_sources(*cells[:3], text, *cells[3:]) == ["run()", "print(my_prediction)"]
+
+
+def test_without_such_a_cell_they_are_folded_up_to_the_next_text():
+    cells = [new_code_cell(PREDICTION), new_code_cell("run()"), new_markdown_cell("They hang."), new_code_cell("next")]
+    assert folded_sources(*cells) == ["run()"]
+
+
+def test_a_later_prediction_begins_anew():
+    cells = [PREDICTION, "print(my_prediction)", "my_prediction_ms = 0.0", "run()", "print(my_prediction_ms)", "next"]
+    expected = ["print(my_prediction)", "run()", "print(my_prediction_ms)"]
+    assert folded_sources(*map(new_code_cell, cells)) == expected
+
+
+def test_in_place_of_an_answer_jupyterlab_shows_a_sentence():
+    """JupyterLab shows the first line of the first output, if that is text."""
+    answer = nbformat.v4.new_output("stream", text="42")
+    run, later = (new_code_cell(source, outputs=[answer]) for source in ("run()", "later()"))
+    cells = [new_code_cell(PREDICTION), run, new_markdown_cell("Compare."), later]
+    notebook = folding.cover_answers(folding.fold_answers(new_notebook(cells=cells)))
+    assert folding.cover_answers(copy.deepcopy(notebook)) == notebook
+    assert [len(cell.outputs) for cell in notebook.cells if cell.cell_type == "code"] == [0, 2, 1]
+    assert notebook.cells[1].outputs[0].data == {"text/plain": folding.COVER} == conftest.COVER
+
+
+@pytest.mark.parametrize("chapter", build.chapters(), ids=lambda chapter: chapter.name)
+def test_no_folded_output_of_a_lesson_begins_with_its_answer(chapter):
+    built = nbformat.read(build.ROOT / contents.notebook("chapters", chapter.name), as_version=4)
+    hidden = [cell for cell, folds in zip(built.cells, folding.folded(built), strict=True) if folds and cell.outputs]
+    assert all(folding.is_cover(cell.outputs[0]) and len(cell.outputs) > 1 for cell in hidden)
+
+
+def test_every_lesson_folds_something_after_each_prediction():
+    for chapter in build.chapters():
+        cells = folding.fold_answers(chapter.read("lesson")).cells
+        begins = [index for index, cell in enumerate(cells) if folding._predicts(cell)]
+        for begin in begins:
+            following = next(cell for cell in cells[begin + 1 :] if cell.cell_type == "code")
+            assert folding.folded(new_notebook(cells=[following])) == [True], (chapter.name, cells[begin].source)
+
+
+# -- slides
+
+needs_mathml = pytest.mark.skipif(
+    importlib.util.find_spec("latex2mathml") is None, reason="only `make slides`, `make site` and all tests need it"
+)
+WITH_SLIDES = [chapter for chapter in build.chapters() if any(slides.marks(chapter))]
+
+
+def test_the_fast_path_has_slides():
+    assert {"00", "01", "02", "04", "07", "09"} <= {chapter.name[:2] for chapter in WITH_SLIDES}
+
+
+@needs_mathml
+@pytest.mark.parametrize("chapter", WITH_SLIDES, ids=str)
+def test_slides_have_a_motive_figures_and_a_recap_and_need_no_click(chapter):
+    cells = slides.slides(chapter).cells
+    kinds = [cell.metadata["slideshow"]["slide_type"] for cell in cells]
+    assert kinds.count("slide") == slides.marks(chapter).count("slide") + 1
+    assert "## Recap" in [cell.source for cell in cells] and sum("outputs" in cell for cell in cells) >= 4
+    texts = [cell.source for cell, kind in zip(cells, kinds, strict=True) if kind == "-" and "outputs" not in cell]
+    assert not any(text.endswith(":") or "$" in text for text in texts)
+    assert not [cell.source for cell in cells if answers.SUMMARY in cell.source], "a text needs a click"
+
+
+@needs_mathml
+def test_what_fits_on_a_slide():
+    text = "One. See the next cell. " + "Many words here. " * 40 + "\n\n**Predict.** No."
+    assert slides.shortened(text, 45).startswith("One. Many words") and len(slides.shortened(text, 45).split()) <= 45
+    assert slides.shortened("A table:\n\n| a |\n|---|\n\n**Terms**\n\n- x", 100).endswith("|---|")
+    assert slides.shortened("[Lab 04](../labs/04.ipynb) uses $x$.", 45).startswith("Lab 04 uses <math")
+
+
+@needs_mathml
+@pytest.mark.slow
+def test_slides_need_no_network_and_fit_the_screen(tmp_path):
+    if browser.find_browser() is None or not slides.fetch_reveal(tmp_path):
+        pytest.skip("there is no Chromium here, or pip cannot download reveal.js")
+    written = [slides.write(chapter, tmp_path) for chapter in WITH_SLIDES]
+    with browser.browser(browser.find_browser(), tmp_path / "profile", "slides") as context:
+        for path in written:
+            assert not re.search(r'(src|import)[^>]{1,20}"https?:', path.read_text(encoding="utf-8"))
+            page = context.new_page()
+            page.set_viewport_size({"width": 1280, "height": 720})
+            errors = browser.listen(page)
+            page.goto(path.as_uri())
+            page.wait_for_function("window.Reveal && Reveal.isReady()")
+            for number in range(page.evaluate("Reveal.getTotalSlides()")):
+                page.evaluate(f"Reveal.slide({number})")
+                shown = page.locator("section.present").locator("h1, h2, p, table, img, pre, li").filter(visible=True)
+                boxes = [box for box in (each.bounding_box() for each in shown.all()) if box]
+                assert max(box["y"] + box["height"] for box in boxes) <= 720, (path.name, number)
+                assert max(box["x"] + box["width"] for box in boxes) <= 1280, (path.name, number)
+            assert not errors
+            page.close()

@@ -81,7 +81,7 @@ def drawn(request) -> Drawn:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         figure = DIAGRAMS[request.param]()
-        figure.canvas.draw()
+        figure.draw_without_rendering()
     texts = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text()]
     patches = [(patch, patch.get_window_extent()) for patch in figure.axes[0].patches]
     return Drawn(figure, [(text, text.get_window_extent().padded(-0.5)) for text in texts], patches)

@@ -269,9 +269,8 @@ def test_a_checkpoint_gets_its_name_after_it_is_written_and_in_the_background_tr
     waiting, background = (checkpoints.SavingRun(in_background) for in_background in (False, True))
     (written,) = background.thread
     assert written.ended_ms <= next(span.began_ms for span in background.main if span.name == "renames")
-    assert (
-        written.began_ms < next(span.began_ms for span in background.main if span.name == "step 12") < written.ended_ms
-    )
+    step_12 = next(span for span in background.main if span.name == "step 12")
+    assert written.began_ms < step_12.began_ms < written.ended_ms
     assert background.blocked_ms < waiting.blocked_ms
     assert background.copied_ms[0] <= written.began_ms and background.copied_ms[1] == written.ended_ms
     for run in (waiting, background):

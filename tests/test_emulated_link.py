@@ -26,12 +26,6 @@ RATE = "8mbit"  # 1 MB/s
 ELEMENTS = 25_000  # of 4 bytes: 0.1 s
 
 
-@pytest.fixture
-def world(four_ranks):
-    with ranks.world(2):
-        yield 2
-
-
 def timed(launch) -> float:
     """Run launch() behind the emulated link. Returns the seconds until it returns."""
     dist.barrier()
@@ -102,8 +96,56 @@ def synchronous() -> float:
     return timed(lambda: dist.all_reduce(torch.ones(ELEMENTS)))
 
 
-def test_synchronous_call_returns_late(world):
-    assert all(took_s >= 0.1 for took_s in ranks.run(synchronous)[:world])
+def exchange() -> float:
+    data, into, other = torch.ones(ELEMENTS), torch.empty(ELEMENTS), 1 - dist.get_rank()
+
+    def launch():
+        for work in dist.batch_isend_irecv([dist.P2POp(dist.irecv, into, other), dist.P2POp(dist.isend, data, other)]):
+            work.wait()
+
+    return timed(launch)
+
+
+def future() -> float:
+    found = []
+    took_s = timed(lambda: found.append(dist.all_reduce(torch.ones(ELEMENTS), async_op=True).get_future().wait()))
+    assert found[0][0][0].item() == 2
+    return took_s
+
+
+def backward_of_ddp() -> float:
+    torch.manual_seed(dist.get_rank())
+    model = nn.parallel.DistributedDataParallel(nn.Linear(ELEMENTS, 1, bias=False))
+    loss = model(torch.full((1, ELEMENTS), dist.get_rank() + 1.0)).sum()
+    took_s = timed(loss.backward)
+    assert model.module.weight.grad[0, 0].item() == 1.5
+    return took_s
+
+
+def functional() -> float:
+    import torch.distributed._functional_collectives as calls
+
+    found = []
+    took_s = timed(lambda: found.append(calls.all_reduce(torch.ones(ELEMENTS), "sum", dist.group.WORLD) + 0))
+    assert found[0][0].item() == 2
+    return took_s
+
+
+def step_of_fsdp() -> float:
+    """The all-gather before forward and the reduce-scatter each send half of the bytes. The root is not resharded."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model = fully_shard(nn.Linear(ELEMENTS, 1, bias=False), mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    return timed(lambda: model(torch.ones(1, ELEMENTS)).sum().backward())
+
+
+WAITS = [synchronous, exchange, future, backward_of_ddp, functional, step_of_fsdp]
+
+
+@pytest.mark.parametrize("wait", WAITS, ids=lambda wait: wait.__name__)
+def test_whatever_waits_returns_late_and_with_its_value(world, wait):
+    assert all(took_s >= 0.1 for took_s in ranks.run(wait))
 
 
 def asynchronous() -> dict:
@@ -120,7 +162,7 @@ def asynchronous() -> dict:
 
 
 def test_launch_returns_immediately_and_works_complete_in_order(world):
-    for found in ranks.run(asynchronous)[:world]:
+    for found in ranks.run(asynchronous):
         assert found["launched_s"] < 0.7
         assert not found["complete at launch"]
         assert found["second_s"] >= 1.0, "the second follows the first on the same link"
@@ -135,20 +177,6 @@ def test_sends_and_receives_occupy_one_direction_and_collectives_both():
     assert link.occupy(call("send", 100_000, partner=1, launched_s=9.0), 0) == pytest.approx(9.1), "the link was free"
 
 
-def exchange() -> float:
-    data, into, other = torch.ones(ELEMENTS), torch.empty(ELEMENTS), 1 - dist.get_rank()
-
-    def launch():
-        for work in dist.batch_isend_irecv([dist.P2POp(dist.irecv, into, other), dist.P2POp(dist.isend, data, other)]):
-            work.wait()
-
-    return timed(launch)
-
-
-def test_sends_and_receives_complete_late(world):
-    assert all(took_s >= 0.1 for took_s in ranks.run(exchange)[:world])
-
-
 def receive_from_any_source() -> int:
     with emulated.link(RATE):
         if dist.get_rank() == 0:
@@ -159,29 +187,6 @@ def receive_from_any_source() -> int:
 
 def test_receive_from_any_source_returns_the_source(world):
     assert ranks.run(receive_from_any_source)[0] == 1
-
-
-def future() -> tuple[float, float]:
-    found = []
-    took_s = timed(lambda: found.append(dist.all_reduce(torch.ones(ELEMENTS), async_op=True).get_future().wait()))
-    return took_s, found[0][0][0].item()
-
-
-def test_future_completes_late_and_with_its_value(world):
-    for took_s, value in ranks.run(future)[:world]:
-        assert took_s >= 0.1 and value == 2
-
-
-def backward_of_ddp() -> tuple[float, float]:
-    torch.manual_seed(dist.get_rank())
-    model = nn.parallel.DistributedDataParallel(nn.Linear(ELEMENTS, 1, bias=False))
-    loss = model(torch.full((1, ELEMENTS), dist.get_rank() + 1.0)).sum()
-    return timed(loss.backward), model.module.weight.grad[0, 0].item()
-
-
-def test_reducer_of_ddp_waits(world):
-    for took_s, gradient in ranks.run(backward_of_ddp)[:world]:
-        assert took_s >= 0.1 and gradient == 1.5
 
 
 def backward_with_slow_launches() -> float:
@@ -204,63 +209,26 @@ def backward_with_slow_launches() -> float:
 
 
 def test_future_requested_after_completion_has_its_value(world):
-    assert ranks.run(backward_with_slow_launches)[:world] == [1.5, 1.5]
-
-
-def functional() -> tuple[float, float]:
-    import torch.distributed._functional_collectives as calls
-
-    found = []
-    took_s = timed(lambda: found.append(calls.all_reduce(torch.ones(ELEMENTS), "sum", dist.group.WORLD) + 0))
-    return took_s, found[0][0].item()
-
-
-def test_functional_collectives_complete_late(world):
-    for took_s, value in ranks.run(functional)[:world]:
-        assert took_s >= 0.1 and value == 2
-
-
-def step_of_fsdp() -> float:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    model = fully_shard(nn.Linear(ELEMENTS, 1, bias=False), mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
-    return timed(lambda: model(torch.ones(1, ELEMENTS)).sum().backward())
-
-
-def test_collectives_of_fsdp2_complete_late(world):
-    """The all-gather before forward and the reduce-scatter each send half of the bytes. The root is not resharded."""
-    assert all(took_s >= 0.1 for took_s in ranks.run(step_of_fsdp)[:world])
+    assert ranks.run(backward_with_slow_launches) == [1.5, 1.5]
 
 
 # -- with the other instruments
 
 
 def record_in_ledger(ledger_outside: bool) -> tuple[float, float]:
-    def launch():
-        data = torch.ones(ELEMENTS)
-        work = dist.all_reduce(data, async_op=True)
-        work.wait()
-
     dist.barrier()
-    if ledger_outside:
-        with wire.ledger() as log:
-            timed_in_block(launch)
-    else:
-        with emulated.link(RATE), wire.ledger() as log:
-            launch()
+    link, ledger = emulated.link(RATE), wire.ledger()
+    with contextlib.ExitStack() as stack:
+        entered = [stack.enter_context(each) for each in ((ledger, link) if ledger_outside else (link, ledger))]
+        dist.all_reduce(torch.ones(ELEMENTS), async_op=True).wait()
+    log = entered[0 if ledger_outside else 1]
     entry = log.entries[-1]
     return entry.took_ms, 1e3 * sum(ended - began for began, ended in log.waits)
 
 
-def timed_in_block(launch) -> None:
-    with emulated.link(RATE):
-        launch()
-
-
 @pytest.mark.parametrize("ledger_outside", [True, False])
 def test_ledger_records_the_emulated_completion(world, ledger_outside):
-    for took_ms, waited_ms in ranks.run(record_in_ledger, ledger_outside)[:world]:
+    for took_ms, waited_ms in ranks.run(record_in_ledger, ledger_outside):
         assert took_ms >= 100
         assert 50 < waited_ms < 1.5 * took_ms, "each wait is recorded once"
 
@@ -287,7 +255,7 @@ def test_calls_in_a_row_do_not_overlap(four_ranks):
 
 
 def test_emulation_ends_with_the_block_even_after_an_error(world):
-    assert ranks.run(error_inside)[:world] == [True] * world
+    assert ranks.run(error_inside) == [True] * world
 
 
 def tensor_is_freed() -> bool:
@@ -306,7 +274,7 @@ def tensor_is_freed() -> bool:
 
 
 def test_completed_works_do_not_keep_their_tensors(world):
-    assert ranks.run(tensor_is_freed)[:world] == [True] * world
+    assert ranks.run(tensor_is_freed) == [True] * world
 
 
 def hang_behind_a_link():
@@ -318,7 +286,7 @@ def hang_behind_a_link():
 def test_ranks_recover_from_a_hang_behind_an_emulated_link(world):
     with pytest.raises(ranks.CellFailed, match=r"Rank 0 waits in all_reduce #\d+ .* for rank 1"):
         ranks.run(hang_behind_a_link)
-    assert all(took_s >= 0.1 for took_s in ranks.run(synchronous)[:world])
+    assert all(took_s >= 0.1 for took_s in ranks.run(synchronous))
 
 
 def test_output_says_that_the_link_is_emulated(world, capsys):

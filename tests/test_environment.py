@@ -188,26 +188,20 @@ def test_make_lab_opens_the_start_page_only_where_it_exists(tmp_path):
     assert make("--dry-run", "lab", cwd=tmp_path).stdout.rstrip().endswith(" START_HERE.md")
 
 
-def test_make_clean_keeps_an_environment_in_another_folder(tmp_path):
+def test_make_clean_keeps_an_environment_elsewhere_and_grades_because_they_hold_decisions_by_hand(tmp_path):
     (tmp_path / "Makefile").write_text((ROOT / "Makefile").read_text())
-    for folder in (".venv", "course/shared/__pycache__", "elsewhere", "source"):
+    for folder in (".venv", "course/shared/__pycache__", "elsewhere", "build/grades", "build/release"):
         (tmp_path / folder).mkdir(parents=True)
+    overrides = tmp_path / "build" / "grades" / "overrides.csv"
+    overrides.touch()
     assert make("clean", cwd=tmp_path, COURSE_VENV="elsewhere").returncode == 0
-    assert {path.name for path in tmp_path.rglob("*")} == {"Makefile", "course", "shared", "elsewhere", "source"}
-
-
-def test_make_clean_keeps_grades_because_they_hold_decisions_by_hand(tmp_path):
-    (tmp_path / "Makefile").write_text((ROOT / "Makefile").read_text())
-    for folder in ("build/grades", "build/release", "build/notebooks"):
-        (tmp_path / folder).mkdir(parents=True)
-    (tmp_path / "build" / "grades" / "overrides.csv").touch()
-    assert make("clean", cwd=tmp_path).returncode == 0
-    kept = {path.name for path in tmp_path.rglob("*")}
-    assert kept == {"Makefile", "build", "grades", "overrides.csv"}
-    (tmp_path / "build" / "grades" / "overrides.csv").unlink()
-    (tmp_path / "build" / "grades").rmdir()
+    kept = {"Makefile", "course", "shared", "elsewhere"}
+    assert {path.name for path in tmp_path.rglob("*")} == kept | {"build", "grades", "overrides.csv"}
+    overrides.unlink()
+    overrides.parent.rmdir()
     (tmp_path / "build" / "release").mkdir()
-    assert make("clean", cwd=tmp_path).returncode == 0 and not (tmp_path / "build").exists()
+    assert make("clean", cwd=tmp_path, COURSE_VENV="elsewhere").returncode == 0
+    assert {path.name for path in tmp_path.rglob("*")} == kept
 
 
 def test_without_python_make_says_which_one_it_needs():
@@ -315,25 +309,20 @@ def test_the_second_run_has_nothing_to_do(clone):
     assert clone.run()[1].startswith("The environment is ready: ")
 
 
-def test_tools_for_tests_are_installed_where_there_are_tests(clone):
-    clone.run(*PRINT)
-    assert clone.log.read_text().rstrip().endswith(" torch")
-    (clone.root / "tests").mkdir()
-    clone.run(*PRINT)
-    assert clone.log.read_text().rstrip().endswith(" torch ruff")
-    (clone.root / "tests").rmdir()
-    clone.run(*PRINT)
-    assert clone.installs == 2, "the tools may stay"
-
-
-def test_a_student_gets_no_tools_and_tests_add_them_to_what_is_there(clone):
-    (clone.root / "tests").mkdir()
-    clone.run(*PRINT, COURSE_STUDENT="1")
+@pytest.mark.parametrize("variables", [{}, {"COURSE_STUDENT": "1"}], ids=["no tests", "a student"])
+def test_tools_are_added_where_there_are_tests_unless_for_a_student(clone, variables):
+    tests = clone.root / "tests"
+    if variables:
+        tests.mkdir()
+    clone.run(*PRINT, **variables)
     assert clone.log.read_text().rstrip().endswith(" torch")
     (clone.venv / "left_over").touch()
+    tests.mkdir(exist_ok=True)
     assert "Adding tools" in clone.run(*PRINT)[1]
     assert clone.log.read_text().rstrip().endswith(" torch ruff") and (clone.venv / "left_over").exists()
-    clone.run(*PRINT, COURSE_STUDENT="1")
+    if not variables:
+        tests.rmdir()
+    clone.run(*PRINT, **variables)
     assert clone.installs == 2, "the tools may stay"
 
 

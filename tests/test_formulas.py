@@ -1,4 +1,4 @@
-"""The formulas give the published values, and reject invalid arguments."""
+"""The formulas give the published values, and reject invalid arguments. test_properties_formulas.py has the others."""
 
 import pytest
 
@@ -18,19 +18,6 @@ def test_70b_on_8_ranks():
     assert by_stage == pytest.approx((1120, 385, 262.5, 140))
 
 
-@pytest.mark.parametrize(("ranks", "one", "two"), [(2, 1.60, 1.78), (4, 2.29, 2.91), (8, 2.91, 4.27), (64, 3.82, 7.21)])
-def test_real_savings_stay_below_the_limits_of_4_and_8(ranks, one, two):
-    assert f.memory_saving(ranks, 1) == pytest.approx(one, abs=0.005)
-    assert f.memory_saving(ranks, 2) == pytest.approx(two, abs=0.005)
-
-
-def test_savings_approach_their_limits():
-    assert f.memory_saving(10**9, 1) == pytest.approx(4) and f.memory_saving(10**9, 2) == pytest.approx(8)
-    assert f.memory_saving(10**9, 1, f.FP32_ADAM) == pytest.approx(2)
-    assert f.memory_saving(10**9, 2, f.FP32_ADAM) == pytest.approx(4)
-    assert f.memory_saving(16, 3) == pytest.approx(16)
-
-
 def test_bytes_per_parameter():
     kinds = (f.MIXED_ADAM, f.MIXED_ADAM_FP32_GRADIENTS, f.FP32_ADAM)
     assert [each.total for each in kinds] == [16, 20, 16]
@@ -42,37 +29,12 @@ def test_zero3_peaks_above_its_shards():
     assert f.zero3_parameter_peak_bytes(units, 2, bytes_each=1, prefetch=1) == 35 + 60
 
 
-def test_only_zero3_sends_more_than_plain_data_parallelism():
-    sent = [f.step_sent_bytes(1e9, 8, stage) for stage in f.ZERO_STAGES]
-    assert sent[0] == sent[1] == sent[2] == 2 * 7 / 8 * 2e9
-    assert sent[3] / sent[0] == 1.5
-
-
-def test_accumulation_multiplies_the_bytes_of_zero2_and_zero3():
-    sent = [f.step_sent_bytes(1, 10**9, stage, bytes_each=1, micro_batches=4) for stage in f.ZERO_STAGES]
-    assert sent == pytest.approx([2, 2, 5, 12])
-
-
-def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather():
-    assert (
-        f.all_reduce_sent_bytes(100, 4) == f.reduce_scatter_sent_bytes(100, 4) + f.all_gather_sent_bytes(100, 4) == 150
-    )
-    assert f.all_reduce_sent_bytes(100, 1) == 0
-
-
 def test_times_agree_if_algorithms_coincide():
     """On two ranks a ring and halving-doubling are the same; α alone favors the tree, and β alone the ring."""
     assert f.ring_all_reduce_s(1e6, 2, 1e-3, 1e-9) == pytest.approx(f.halving_doubling_all_reduce_s(1e6, 2, 1e-3, 1e-9))
     assert f.tree_all_reduce_s(0, 64, 1, 0) == 12 < f.ring_all_reduce_s(0, 64, 1, 0) == 126
     assert f.ring_all_reduce_s(1, 64, 0, 1) == 2 * 63 / 64 < f.tree_all_reduce_s(1, 64, 0, 1)
     assert f.ring_all_reduce_s(1e6, 1, 1e-3, 1e-9) == 0
-
-
-def test_exposed_communication():
-    assert f.exposed_s([1, 2, 3], [0.5, 0.5, 0.5], backward_end_s=3) == 0.5
-    assert f.exposed_s([1, 2, 3], [2, 2, 2], backward_end_s=3) == 4
-    assert f.exposed_s([1], [0.1], backward_end_s=3) == 0
-    assert f.exposed_s([], [], backward_end_s=3) == 0
 
 
 def test_bubbles_over_ideal_time():

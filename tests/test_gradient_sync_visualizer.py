@@ -13,7 +13,6 @@ import pytest
 from shared import formulas, plots, widgets
 from shared.plots import buckets as bucket_plots
 from shared.plots import sync as sync_plots
-from shared.ranks import reader
 
 pytestmark = pytest.mark.slow
 
@@ -174,21 +173,13 @@ def test_the_figure_of_the_script_shows_the_cost_of_each_method():
 # -- the widget
 
 
-@pytest.fixture
-def displayed(monkeypatch) -> list:
-    shown: list = []
-    monkeypatch.setattr(widgets, "display", shown.append)
-    return shown
-
-
 def test_without_jupyterlab_only_the_static_figure_is_shown(displayed):
     figure = widgets.cap_chooser(SIZES, RUNS)
     assert displayed == []
     assert widgets.as_png(figure) == widgets.as_png(bucket_plots.cap_runs(SIZES, RUNS))
 
 
-def test_the_slider_chooses_a_cap(displayed, monkeypatch):
-    monkeypatch.setattr(reader, "present", lambda: True)
+def test_the_slider_chooses_a_cap(displayed, with_a_reader):
     widgets.cap_chooser(SIZES, RUNS)
     [box] = displayed
     (_, slider), picture = box.children[0].children, box.children[1]

@@ -208,22 +208,40 @@ def test_link_keeps_its_rate_from_a_host(behind_a_link):
     assert 3 * MIB < found[1][1] < 1.03 * 3 * MIB
 
 
-def ledger_of_an_all_reduce() -> wire.Ledger:
-    data = torch.ones(MIB)
-    dist.all_reduce(data)
+def ledger_of(op: str) -> wire.Ledger:
+    size, rank = dist.get_world_size(), dist.get_rank()
+    tensor, shard = torch.ones(MIB), torch.ones(MIB // size)  # 4 MiB, and a quarter of it
+    all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    launch = {
+        "all_reduce": lambda: dist.all_reduce(tensor),
+        "all_gather": lambda: all_gather(tensor, shard),
+        "reduce_scatter": lambda: reduce_scatter(shard, tensor),
+        "send": lambda: dist.send(tensor, 1) if rank == 0 else dist.recv(tensor, 0) if rank == 1 else None,
+    }[op]
+    launch()
     dist.barrier()
     with wire.ledger() as log:
-        dist.barrier()
-        dist.all_reduce(data)
+        dist.barrier()  # no rank begins before every ledger is open
+        launch()
         dist.barrier()
     return log
 
 
-def test_ledger_counts_the_bytes_of_this_host(behind_a_link):
-    """On loopback, it counts the bytes of all ranks."""
-    for log in ranks.run(ledger_of_an_all_reduce):
-        assert log.sent_bytes == 6 * MIB
-        assert log.sent_bytes < log.carried_bytes < 1.03 * log.sent_bytes
+@pytest.mark.parametrize(
+    ("op", "sent_mib", "least", "most"),
+    [
+        ("all_reduce", 6, 1.0, 1.03),
+        ("all_gather", 3, 1.0, 1.03),
+        ("send", 4, 1.0, 1.03),
+        ("reduce_scatter", 3, 1.98, 2.06),  # that of gloo carries the bytes of an all-reduce
+    ],
+)
+def test_the_interface_carries_the_bytes_in_the_ledger(behind_a_link, op, sent_mib, least, most):
+    """Headers and barriers are added. On loopback, the ledger has the bytes of all ranks."""
+    for log in ranks.run(ledger_of, op)[: 1 if op == "send" else None]:
+        assert log.sent_bytes == sent_mib * MIB
+        assert least < log.carried_bytes / log.sent_bytes < most
 
 
 def step_of_fsdp() -> float:

@@ -8,9 +8,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from benchmarks import ladder, report
+from benchmarks import ladder, report, stages
 from benchmarks.ladder import Measurement, Setting
 from benchmarks.rungs import ALONE, DDP_VIEW, FLAT, MODELS, RUNGS, TUNED, TUNED_STAGE, same_as
+from benchmarks.stages import STAGES, STATE, StageResult, predicted
 from shared import ranks
 from shared.deadlines import scaled
 
@@ -168,3 +169,29 @@ def test_what_is_tuned_or_coalesced_trains_like_ddp(ranks_end_with_the_module, m
         if "tuned" in title or "coalesced" in title:
             found = ranks.run(losses, title, model_name, timeout_s=scaled(120))
             assert found == [pytest.approx(each, abs=1e-4) for each in expected], title
+
+
+# -- the README's figure of the stages
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+def test_the_stages_hold_and_send_what_the_formulas_say(four_ranks):
+    for stage, measured in enumerate(ranks.run(stages.on_a_rank, 2, 0)[0]):
+        formula = predicted(stage)
+        assert measured.held_mb == pytest.approx(formula.held_mb, rel=0.001, abs=0.001)  # shards are padded
+        assert measured.sent_mb == pytest.approx(formula.sent_mb, rel=0.001)
+        assert len(measured.ratios) == 2
+
+
+@pytest.mark.slow
+def test_each_stage_is_drawn_beside_its_formula():
+    held_mb = dict.fromkeys((*STATE, "gathered"), 2.0)
+    measured = [StageResult(held_mb, 3.0 + stage, [1.0, 1.0 + stage, 9.0]) for stage in range(4)]
+    memory, wire, time = stages.figure(measured, [predicted(stage) for stage in range(4)]).axes
+    assert [label.get_text() for label in memory.get_yticklabels()] == STAGES
+    assert [bar.get_width() for bar in memory.patches[:4]] == [2.0] * 4
+    assert [bar.get_width() for bar in wire.patches[::2]] == [3.0, 4.0, 5.0, 6.0]
+    assert [bar.get_width() for bar in time.patches] == [1.0, 2.0, 3.0, 4.0]
+    lines = stages.as_table(measured, measured).splitlines()
+    assert len(lines) == 5 and lines[2].split()[-7:] == ["6.0", "6.0", "2.0", "2.0", "4.0", "4.0", "2.00"]

@@ -96,13 +96,11 @@ def test_a_moment_names_the_state_of_each_unit():
         assert above.get_title().startswith(f"operator {at}")
 
 
-def test_the_stepper_returns_a_figure_of_all_steps(monkeypatch):
-    life, shown = unsharded_twice(), []
-    monkeypatch.setattr(widgets.reader, "present", lambda: True)
-    monkeypatch.setattr(widgets, "display", shown.append)
+def test_the_stepper_returns_a_figure_of_all_steps(displayed, with_a_reader):
+    life = unsharded_twice()
     figure = widgets.lifetime_stepper({"run": life, "again": life}, 4, {"run": 16, "again": 16}, of="again")
     assert [axes.get_title() for axes in figure.axes[:2]] == ["run", "again"]
-    slider = shown[0].children[0].children[1]
+    slider = displayed[0].children[0].children[1]
     assert slider.max == len(lifetime_plots.moments(life)) - 1
 
 

@@ -1,14 +1,15 @@
 """Shapes have the published sizes, memory plans follow the formulas, and the figure and the widget show them."""
 
+import re
+
 import pytest
 
 from shared import formulas, planner, widgets
 from shared.models import GPTConfig, TinyGPT
 from shared.planner import layers, stages
-from shared.planner.links import REAL_LINKS
+from shared.planner.links import REAL_LINKS, RealLink, link_table
 from shared.planner.shapes import SHAPES
 from shared.plots import memory_plan as planner_plots
-from shared.ranks import reader
 
 EXACT = {  # parameters in the released weights; those of GPT-3 were never released
     "GPT-2 124M": 124_439_808,
@@ -39,12 +40,6 @@ def test_gpt_3_has_the_size_in_the_table_of_its_paper():
     assert SHAPES["GPT-3 175B"].parameters / 1e6 == pytest.approx(174_600, abs=50)
 
 
-@pytest.mark.parametrize("name", SHAPES)
-def test_the_name_contains_the_size(name):
-    number, unit = float(name.split()[1][:-1]), name[-1]
-    assert SHAPES[name].parameters / {"M": 1e6, "B": 1e9}[unit] == pytest.approx(number, rel=0.05)
-
-
 def test_units_are_the_embedding_the_layers_and_the_output():
     shape = SHAPES["Llama-3 8B"]
     assert len(shape.unit_parameters) == shape.layers + 2
@@ -63,16 +58,6 @@ def test_a_block_of_tiny_gpt_has_the_parameters_of_its_shape():
 # -- plans
 
 
-def test_stages_shard_the_state_as_the_formula_says():
-    shape = SHAPES["GPT-3 175B"]
-    for stage in planner.STAGES:
-        plan = planner.plan(shape, ranks=64, stage=stage)
-        static_bytes = plan.parameters + plan.gradients + plan.optimizer
-        assert static_bytes == pytest.approx(formulas.model_state_bytes(shape.parameters, 64, stage))
-        assert plan.total_bytes == pytest.approx(static_bytes + plan.gathered + plan.activations)
-        assert (plan.gathered > 0) == (stage == 3)
-
-
 @pytest.mark.parametrize(
     ("precision", "bytes_each"), [*zip(planner.PRECISIONS, [(2, 2, 12), (2, 6, 12), (4, 4, 8)], strict=True)]
 )
@@ -88,6 +73,8 @@ def test_gathered_bytes_are_those_of_two_neighboring_units():
     llama, gpt = SHAPES["Llama-3 8B"], SHAPES["GPT-3 175B"]
     assert planner.gathered_bytes(llama, 8, 2) == pytest.approx(2 * (128256 * 4096 + 4096 + llama.layer_parameters))
     assert planner.gathered_bytes(gpt, 8, 2) == pytest.approx(2 * 2 * gpt.layer_parameters)
+    by_stage = [planner.plan(gpt, ranks=8, stage=stage).gathered for stage in planner.STAGES]
+    assert by_stage == [0, 0, 0, pytest.approx(2 * 2 * gpt.layer_parameters)]
 
 
 def test_activations_grow_with_the_micro_batch_and_shrink_with_checkpoints():
@@ -270,6 +257,48 @@ def test_a_stage_that_cannot_be_planned_is_rejected_in_one_sentence(wrong, messa
         stages.plan_stage(SHAPES["GPT-2 124M"], **({"stages": 4, "stage": 1, "micro_batches": 8} | wrong))
 
 
+# -- real links have sources, and figures that are plausible and agree with what was measured
+
+BY_NAME = {link.name: link for link in REAL_LINKS}
+
+
+@pytest.mark.parametrize("link", REAL_LINKS, ids=lambda link: link.name)
+def test_every_figure_has_a_source(link: RealLink):
+    for source in (link.alpha_source, link.bandwidth_source):
+        assert re.search(r"issue \d+|commit \w{7}|RFC \d+|as for 100 Gbit/s", source)
+
+
+@pytest.mark.parametrize("link", REAL_LINKS, ids=lambda link: link.name)
+def test_no_adapter_is_faster_than_its_rate(link: RealLink):
+    adapters = re.search(r"(?:(\d+) (?:InfiniBand )?adapters? of )?(\d+) Gbit/s", link.name)
+    if adapters:
+        assert link.bus_bytes_per_s <= int(adapters[1] or 1) * int(adapters[2]) / 8 * GB
+    assert 1e-6 < link.alpha_s < 1e-4
+
+
+def test_names_are_unique():
+    assert len(BY_NAME) == len(REAL_LINKS)
+
+
+def test_all_reduce_follows_the_rings_formula():
+    link = BY_NAME["NVLink 4, in a host of 8 H100"]
+    expected_s = 2 * 7 * 3.4e-6 + 2 * 7 / 8 * GB / (370 * GB)
+    assert link.all_reduce_s(GB, 8) == pytest.approx(expected_s)
+    assert link.all_reduce_s(GB, 8) == formulas.ring_all_reduce_s(GB, 8, link.alpha_s, link.beta_s_per_byte)
+
+
+def test_formula_gives_the_time_that_nccl_tests_measured():
+    """NVIDIA/nccl-tests issue 252: 1 GiB on 8 GPUs took 20.1 ms out of place and 19.3 ms in place."""
+    link = BY_NAME["InfiniBand, 4 adapters of 200 Gbit/s per host"]
+    assert 0.98 * 19.265e-3 < link.all_reduce_s(1 << 30, 8) < 1.02 * 20.079e-3
+
+
+def test_table_has_a_row_per_link():
+    table = link_table()
+    assert [row[0] for row in table.rows] == list(BY_NAME)
+    assert "all-reduce of 1 GB, ms" in table.header
+
+
 # -- figures
 
 
@@ -320,13 +349,6 @@ def test_growth_draws_formulas_as_lines_and_measurements_as_marks():
 # -- the widget
 
 
-@pytest.fixture
-def displayed(monkeypatch) -> list:
-    shown: list = []
-    monkeypatch.setattr(widgets, "display", shown.append)
-    return shown
-
-
 def test_without_jupyterlab_only_the_figure_is_shown(displayed):
     axes = widgets.memory_planner("Llama-2 7B", ranks=8).axes[0]
     assert displayed == []
@@ -334,8 +356,7 @@ def test_without_jupyterlab_only_the_figure_is_shown(displayed):
     assert axes.get_title() == f"Llama-2 7B, 8 ranks, {setting}"
 
 
-def test_a_dropdown_redraws_what_the_pure_function_draws(displayed, monkeypatch):
-    monkeypatch.setattr(reader, "present", lambda: True)
+def test_a_dropdown_redraws_what_the_pure_function_draws(displayed, with_a_reader):
     figure = widgets.memory_planner("Llama-2 7B", ranks=8)
     [box] = displayed
     dropdowns, picture = {dropdown.description: dropdown for dropdown in box.children[0].children}, box.children[1]

@@ -87,15 +87,8 @@ def test_hosts_with_a_gpu_per_rank_agree_on_nccl(free_port):
 
 
 @pytest.mark.exhaustive
-def test_hosts_without_enough_gpus_agree_on_gloo(free_port):
-    ended = run_hosts(free_port, ("a", 0, 1), ("b", 1, 2))
-    assert [(each.status, each.out) for each in ended] == [(0, f"gloo {rank} 3 None\n") for rank in range(3)]
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("hosts", [(("a", 1, 1), ("b", 1, 2)), (("b", 1, 2), ("a", 8, 1))], ids=["last", "first"])
-def test_a_host_short_of_gpus_is_named_by_every_rank(free_port, hosts):
-    ended = run_hosts(free_port, *hosts)
+def test_a_host_short_of_gpus_is_named_by_every_rank(free_port):
+    ended = run_hosts(free_port, ("b", 1, 2), ("a", 8, 1))
     sentence = (
         "python -m solutions.train: error: host b has GPUs for 1 of its 2 ranks, but host a has one for each rank: "
         "start fewer ranks where GPUs are missing (--nproc_per_node), or train on the CPU of every host "

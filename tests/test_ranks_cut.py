@@ -4,8 +4,6 @@ No GPU is needed. `StandIn` takes the place of ProcessGroupNCCL, and behaves as 
 `test_` run on the ranks.
 """
 
-import contextlib
-import io
 import threading
 import time
 from types import SimpleNamespace
@@ -63,12 +61,6 @@ def install(kind: str) -> None:
     doctor._nccl_backends = lambda: backends
     rankside._LEAVES_WITHIN_S = scaled(1.0)
     get_ipython().user_ns.update(nccl=first, marker="kept")
-
-
-@pytest.fixture
-def two_ranks(ranks_end_with_the_module):
-    with contextlib.redirect_stdout(io.StringIO()):
-        ranks.start(2)
 
 
 ONE_RANK_WAITS = """
@@ -206,13 +198,6 @@ def test_a_pull_from_gpus_leaves_them_to_the_ranks(two_gpus):
 
 
 # -- ending communicators
-
-
-def test_communicators_that_wait_for_each_other_are_all_aborted():
-    first, second = StandIn(), StandIn()
-    first.ends_after, second.ends_after = second.aborts, first.aborts
-    assert doctor._abort([first, second], SOON_S)
-    assert first.ended.is_set() and second.ended.is_set()
 
 
 def test_an_abort_that_stalls_is_not_waited_for():

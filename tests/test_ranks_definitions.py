@@ -1,14 +1,13 @@
 """After the ranks had to be restarted, what the student's cells define is there again."""
 
-import contextlib
-import io
 import os
 
 import pytest
 
 from shared import ranks
 from shared.checks.engine.framework import CheckFailed, Exercise
-from shared.ranks import magic
+from shared.deadlines import scaled
+from shared.ranks import magic, rankset
 from shared.ranks.definitions import Definitions
 
 pytestmark = pytest.mark.slow  # the ranks are restarted, or hang until a deadline
@@ -77,11 +76,9 @@ CRASH = "import os\nif rank == 1: os._exit(5)"
 
 
 @pytest.fixture
-def fresh_ranks():
-    with contextlib.redirect_stdout(io.StringIO()):
-        ranks.stop()
-        ranks.start(2)
-    yield
+def fresh_ranks(request):
+    ranks.stop()
+    yield request.getfixturevalue("two_ranks")
     ranks.stop()
 
 
@@ -126,10 +123,8 @@ def test_a_cell_that_cannot_run_again_is_named(fresh_ranks):
     run_cell("model = torch.ones(2)")
     run_cell("def loss(x, weight=model): ...")
     message = failure_of(CRASH)
-    assert (
-        "The cell that defines loss failed when it was run again, so run it yourself: NameError: name 'model'"
-        in message
-    )
+    what = "The cell that defines loss failed when it was run again, so run it yourself: NameError: name 'model'"
+    assert what in message
     run_cell("model = torch.ones(2)\ndef loss(x, weight=model): ...")
 
 
@@ -146,7 +141,8 @@ def test_a_check_that_had_to_restart_the_ranks_says_below_its_headline_what_is_l
 
 
 @pytest.mark.exhaustive
-def test_a_definition_that_ends_its_process_is_not_run_a_second_time(fresh_ranks, tmp_path):
+def test_a_definition_that_ends_its_process_is_not_run_a_second_time(fresh_ranks, tmp_path, monkeypatch):
+    monkeypatch.setattr(rankset, "_DEFINE_TIMEOUT_S", scaled(2.0))
     run_cell(f"class Once:\n    import os\n    os.path.exists({str(tmp_path / 'ran')!r}) and os._exit(3)")
     os.mkdir(tmp_path / "ran")
     assert "The cell that defines Once failed when it was run again, so run it yourself" in failure_of(CRASH)

@@ -165,11 +165,6 @@ def test_last_expression_is_shown_as_in_a_notebook(notebook):
     assert notebook.run("%%ranks 0,1\nprint('first')\nNone").text == "ranks 0, 1 │ first\n"
 
 
-def test_variables_are_kept_from_cell_to_cell(notebook):
-    notebook.run("%%ranks\nkept = rank * 10")
-    assert notebook.run("print(ranks.pull('kept'))").text == "[0, 10, 20, 30]\n"
-
-
 def test_failed_cell_shows_only_the_students_lines(notebook):
     shown = notebook.run("%%ranks\nx = torch.ones(2)\nif rank == 1:\n    x.no_such_method()\ndist.barrier()")
     assert "Rank 1 failed: AttributeError" in shown.error

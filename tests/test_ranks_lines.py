@@ -31,6 +31,14 @@ def connect(exchange: lines.Exchange, token: bytes) -> Connection:
     return connection
 
 
+@pytest.fixture
+def connected(exchange) -> tuple[Connection, lines.Line]:
+    """Both ends of the line of a single rank: the rank's and the kernel's."""
+    rank = connect(exchange, exchange.invitation(0)[1])
+    (line,) = exchange.lines(SOON_S)
+    return rank, line
+
+
 def answer(rank: Connection, value, failed: bool = False) -> None:
     """Answer the oldest call as a rank does."""
     number = rank.recv_bytes()[: lines._NUMBER.size]
@@ -77,20 +85,23 @@ def test_a_new_process_gets_a_new_token(exchange):
     assert asked.get(timeout=SOON_S) == "new"
 
 
-def test_a_late_answer_is_not_taken_for_that_of_the_next_call(exchange):
-    rank = connect(exchange, exchange.invitation(0)[1])
-    (line,) = exchange.lines(SOON_S)
+def test_a_late_answer_is_not_taken_for_that_of_the_next_call(connected):
+    rank, line = connected
     line.apply_async(print)  # Nobody waits for this one any more.
     asked = line.apply_async(print)
     answer(rank, "late")
     assert not asked.wait(0.2)
     answer(rank, "right")
     assert asked.get(timeout=SOON_S) == "right"
+    line.apply_async(print)
+    asked = line.apply_async(print)
+    for value in ("late", "right"):
+        answer(rank, value)
+    assert asked.get(timeout=SOON_S) == "right", "the late answer has ended the wait"
 
 
-def test_an_error_of_a_rank_is_raised_with_its_name(exchange):
-    rank = connect(exchange, exchange.invitation(0)[1])
-    (line,) = exchange.lines(SOON_S)
+def test_an_error_of_a_rank_is_raised_with_its_name(connected):
+    rank, line = connected
     asked = line.apply_async(print)
     answer(rank, "ValueError: no such rank", failed=True)
     with pytest.raises(lines.RankError, match=r"^ValueError: no such rank$"):
@@ -107,9 +118,8 @@ HALVES = {
 
 
 @pytest.mark.parametrize("half", HALVES.values(), ids=HALVES)
-def test_a_line_that_ends_gives_no_answer_and_does_not_hang(exchange, half):
-    rank = connect(exchange, exchange.invitation(0)[1])
-    (line,) = exchange.lines(SOON_S)
+def test_a_line_that_ends_gives_no_answer_and_does_not_hang(exchange, connected, half):
+    rank, line = connected
     asked = line.apply_async(print)
     os.write(rank.fileno(), half)
     rank.close()
@@ -120,9 +130,8 @@ def test_a_line_that_ends_gives_no_answer_and_does_not_hang(exchange, half):
     assert not line.apply_async(print).ready()
 
 
-def test_a_rank_that_stops_in_the_middle_of_a_message_holds_nobody_up(exchange):
-    rank = connect(exchange, exchange.invitation(0)[1])
-    (line,) = exchange.lines(SOON_S)
+def test_a_rank_that_stops_in_the_middle_of_a_message_holds_nobody_up(connected):
+    rank, line = connected
     asked = line.apply_async(print)
     content = rank.recv_bytes()[: lines._NUMBER.size] + pickle.dumps((False, "late"))
     message = len(content).to_bytes(4, "big") + content
@@ -135,10 +144,9 @@ def test_a_rank_that_stops_in_the_middle_of_a_message_holds_nobody_up(exchange):
     assert asked.get(timeout=SOON_S) == "late"
 
 
-def test_a_long_message_is_read_and_one_without_bounds_is_not(exchange, monkeypatch):
+def test_a_long_message_is_read_and_one_without_bounds_is_not(connected, monkeypatch):
     """The length of a message of 2 GiB or more is sent as 8 bytes. A rank may send a short message like this, too."""
-    rank = connect(exchange, exchange.invitation(0)[1])
-    (line,) = exchange.lines(SOON_S)
+    rank, line = connected
     asked = line.apply_async(print)
     content = rank.recv_bytes()[: lines._NUMBER.size] + pickle.dumps((False, "long"))
     os.write(rank.fileno(), b"\xff\xff\xff\xff" + len(content).to_bytes(8, "big") + content)
@@ -147,16 +155,6 @@ def test_a_long_message_is_read_and_one_without_bounds_is_not(exchange, monkeypa
     asked = line.apply_async(print)
     answer(rank, "more than 10 bytes")
     assert not asked.wait(SOON_S) and not line.works
-
-
-def test_a_late_answer_to_an_earlier_call_does_not_end_the_wait(exchange):
-    rank = connect(exchange, exchange.invitation(0)[1])
-    (line,) = exchange.lines(SOON_S)
-    line.apply_async(print)
-    asked = line.apply_async(print)
-    for value in ("first", "second"):
-        answer(rank, value)
-    assert asked.get(timeout=SOON_S) == "second"
 
 
 def cut_the_line(port: int) -> None:

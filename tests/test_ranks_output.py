@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+import torch.distributed as dist
 
 from shared import ranks
 from shared.deadlines import scaled
@@ -18,10 +19,9 @@ PRINTF = "import ctypes\nctypes.CDLL(None).printf(b'%s')"
 
 
 @pytest.fixture(autouse=True)
-def two_ranks(ranks_end_with_the_module, request):
+def ranks_of_this_test(request):
     if "no_ranks" not in request.fixturenames:
-        with contextlib.redirect_stdout(io.StringIO()):
-            ranks.start(2)
+        request.getfixturevalue("two_ranks")
 
 
 @pytest.fixture
@@ -58,27 +58,29 @@ def test_what_is_printed_outside_pythons_streams_is_shown_once(source, capsys):
     assert shown_by("pass", capsys) == []
 
 
-def test_it_is_shown_under_its_rank(capsys):
-    assert shown_by("import os\nos.system(f'echo rank {rank}');", capsys) == ["rank 0 │ rank 0", "rank 1 │ rank 1"]
-
-
-def test_it_follows_what_python_printed_and_precedes_the_last_value(capsys):
-    shown = shown_by("import os\nos.system('echo outside')\nprint('printed', end='')\n6 * 7", capsys)
-    assert shown == [f"ranks 0, 1 │ {text}" for text in ("printed", "outside", "42")]
+@pytest.mark.parametrize(
+    ("source", "lines"),
+    [
+        ("import os\nos.system(f'echo rank {rank}');", ["rank 0 │ rank 0", "rank 1 │ rank 1"]),
+        (
+            "import os\nos.system('echo outside')\nprint('printed', end='')\n6 * 7",
+            ["ranks 0, 1 │ printed", "ranks 0, 1 │ outside", "ranks 0, 1 │ 42"],
+        ),
+        (r"import os; os.write(1, 'é'.encode() + b'\xff\n');", ["ranks 0, 1 │ é\N{REPLACEMENT CHARACTER}"]),
+    ],
+    ids=["under its rank", "after what Python printed, and before the last value", "not UTF-8"],
+)
+def test_it_is_shown_in_its_place(source, lines, capsys):
+    assert shown_by(source, capsys) == lines
 
 
 def test_a_function_that_runs_on_every_rank_shows_it_too(capsys):
     def greet():
+        print("odd" if dist.get_rank() else "even")
         return os.system("echo hi")
 
     assert ranks.run(greet) == [0, 0]
-    assert capsys.readouterr().out == "ranks 0, 1 │ hi\n"
-
-
-def test_text_that_is_not_utf8_is_shown(capsys):
-    assert shown_by(r"import os; os.write(1, 'é'.encode() + b'\xff\n');", capsys) == [
-        "ranks 0, 1 │ é\N{REPLACEMENT CHARACTER}"
-    ]
+    assert capsys.readouterr().out == "rank 0 │ even\nrank 0 │ hi\nrank 1 │ odd\nrank 1 │ hi\n"
 
 
 def test_long_output_is_shortened_as_printed_text_is(capsys):

@@ -1,4 +1,4 @@
-"""The rules of pipeline schedules, and the lab's schedules for random numbers of stages, micro-batches and chunks."""
+"""The rules of pipeline schedules, and the closed forms of two. test_properties_pipeline.py has bubbles and memory."""
 
 import pytest
 from hypothesis import given
@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from shared import schedules, widgets
 from shared.data import published_schedules
 from shared.plots import pipeline as pipeline_plots
-from shared.ranks import reader
 from shared.schedules import Action
 from solutions.pipeline_schedules import gpipe, interleaved, one_f_one_b, zero_bubble
 
@@ -48,32 +47,6 @@ def test_an_action_of_a_micro_batch_before_the_first_is_explained():
     actions = [Action("F", 0), Action("B", 0), Action("W", -1), Action("W", 0)]
     with pytest.raises(ValueError, match="stage 0 runs W-1, but the schedule has F, B, W of micro-batches 0 to 0, and"):
         schedules.check_schedule([actions])
-
-
-def test_the_bubble_of_four_stages_and_eight_micro_batches():
-    for build in (gpipe, one_f_one_b):
-        simulated = schedules.simulate(build(4, 8))
-        assert simulated.bubble_of_ideal == pytest.approx(3 / 8)
-        assert simulated.bubble_of_total == pytest.approx(3 / 11)
-
-
-@given(*NUMBERS)
-def test_schedules_are_complete_and_have_the_bubble_of_the_formula(stages, micro_batches):
-    for build in (gpipe, one_f_one_b):
-        schedule = build(stages, micro_batches)
-        schedules.check_schedule(schedule)
-        assert schedules.simulate(schedule).bubble_of_ideal == pytest.approx((stages - 1) / micro_batches)
-    in_flight = [schedules.most_in_flight(actions) for actions in one_f_one_b(stages, micro_batches)]
-    assert in_flight == [min(stages - stage, micro_batches) for stage in range(stages)]
-
-
-@given(st.integers(1, 6), st.integers(1, 4), st.integers(1, 4))
-def test_chunks_divide_the_bubble(stages, sets, chunks):
-    micro_batches = stages * sets
-    schedule = interleaved(stages, micro_batches, chunks)
-    schedules.check_schedule(schedule)
-    bubble = schedules.simulate(schedule).bubble_of_ideal
-    assert bubble == pytest.approx((stages - 1) / (chunks * micro_batches))
 
 
 @given(*NUMBERS)
@@ -132,14 +105,12 @@ def test_the_figure_of_a_choice_says_its_bubble_messages_and_activations(name, b
     assert f"Activations at the peak: {activations} (" in text
 
 
-def test_dropdowns_choose_a_schedule_and_say_why_one_does_not_exist(monkeypatch):
-    shown = []
-    monkeypatch.setattr(widgets, "display", shown.append)
+def test_dropdowns_choose_a_schedule_and_say_why_one_does_not_exist(displayed, request):
     figure = widgets.schedule_chooser(BUILDERS, "1F1B")
-    assert shown == []
-    monkeypatch.setattr(reader, "present", lambda: True)
+    assert displayed == []
+    request.getfixturevalue("with_a_reader")
     widgets.schedule_chooser(BUILDERS, "1F1B")
-    [box] = shown
+    [box] = displayed
     dropdowns, picture = {dropdown.description: dropdown for dropdown in box.children[0].children}, box.children[1]
     assert list(dropdowns) == ["schedule", "stages", "micro-batches", "chunks"]
     assert dropdowns["schedule"].options == tuple(BUILDERS) and picture.value == widgets.as_png(figure)

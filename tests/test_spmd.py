@@ -1,4 +1,4 @@
-"""The collectives that `shared.spmd` reads from compiled programs and ledgers are those that are really there."""
+"""Chapter 17: `shared.spmd` reads which collectives there really are, and `shared.placements` rejects what is none."""
 
 import subprocess
 import sys
@@ -7,12 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
-from shared import spmd
+from shared import ranks, spmd
 from shared.deadlines import scaled
+from shared.placements import Equation, Link, Mesh, Partial, Replicate, Shard, as_placements, dim_of
 from shared.spmd import hlo
+from solutions.gspmd import MeshGroup, execute, make_mesh_group, propagate
 
-pytestmark = [pytest.mark.slow, pytest.mark.chapter("gspmd")]  # importing JAX takes a second
+pytestmark = pytest.mark.chapter("gspmd")
+slow = pytest.mark.slow  # importing JAX takes a second
 
 ROOT = Path(__file__).parent.parent
 ROWS = [list(range(8 * row, 8 * row + 8)) for row in range(4)]  # of a mesh of 4 × 8 devices
@@ -105,14 +110,15 @@ def manual(mesh, function):
     return jax.jit(mapped).lower(array).compile()
 
 
-@pytest.mark.parametrize(("axes", "ranks"), [("x", 4), ("y", 8), ("x, y", 32)])
-def test_collectives_by_hand_are_found_with_their_axes_and_bytes(mesh, axes, ranks):
+@slow
+@pytest.mark.parametrize(("axes", "size"), [("x", 4), ("y", 8), ("x, y", 32)])
+def test_collectives_by_hand_are_found_with_their_axes_and_bytes(mesh, axes, size):
     from jax import lax
 
-    names, own_bytes, f = tuple(axes.split(", ")), 4 * 64 * 64, (ranks - 1) / ranks
+    names, own_bytes, f = tuple(axes.split(", ")), 4 * 64 * 64, (size - 1) / size
     expected = {
         "all_reduce": (lambda x: lax.psum(x, names), own_bytes, 2 * f * own_bytes),
-        "all_gather": (partial(lax.all_gather, axis_name=names, tiled=True), ranks * own_bytes, f * ranks * own_bytes),
+        "all_gather": (partial(lax.all_gather, axis_name=names, tiled=True), size * own_bytes, f * size * own_bytes),
         "reduce_scatter": (partial(lax.psum_scatter, axis_name=names, tiled=True), own_bytes, f * own_bytes),
         "all_to_all": (
             lambda x: lax.all_to_all(x, names, split_axis=0, concat_axis=1, tiled=True),
@@ -120,7 +126,7 @@ def test_collectives_by_hand_are_found_with_their_axes_and_bytes(mesh, axes, ran
             f * own_bytes,
         ),
         "collective_permute": (
-            lambda x: lax.ppermute(x, names, [(rank, (rank + 1) % ranks) for rank in range(ranks)]),
+            lambda x: lax.ppermute(x, names, [(rank, (rank + 1) % size) for rank in range(size)]),
             own_bytes,
             own_bytes,
         ),
@@ -131,10 +137,12 @@ def test_collectives_by_hand_are_found_with_their_axes_and_bytes(mesh, axes, ran
         assert found.sent_bytes == pytest.approx(sent_bytes) and found.elements == payload_bytes // 4
 
 
+@slow
 def test_a_program_without_communication_has_none(mesh):
     assert spmd.of_program(manual(mesh, lambda x: 2 * x), mesh) == []
 
 
+@slow
 def test_the_number_of_devices_cannot_change(mesh):
     assert len(spmd.virtual_devices(32)) == 32
     with pytest.raises(RuntimeError, match="JAX has already started with 32 devices: restart the kernel to get 8"):
@@ -177,6 +185,7 @@ def in_groups():
         return found, str(error)
 
 
+@slow
 def test_a_ledger_names_the_axis_of_each_collective(four_ranks):
     for found, error in four_ranks.run(in_groups):
         assert [(each.op, each.axes, each.payload_bytes) for each in found] == [
@@ -184,6 +193,88 @@ def test_a_ledger_names_the_axis_of_each_collective(four_ranks):
             ("all_reduce", "tp", 32),
         ]
         assert "is in none of the groups ['dp']" in error
+
+
+# -- placements: what is accepted, and what is said about the rest
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("ij,jk->ik", Equation("einsum", (("i", "j"), ("j", "k")), ("i", "k"))),
+        ("ij -> , i=8, j = 3", Equation("einsum", (("i", "j"),), (), {"i": 8, "j": 3})),
+        ("add: ij,j->ij", Equation("add", (("i", "j"), ("j",)), ("i", "j"))),
+        ("reshape: b(hd)->bhd, h=4, d=8", Equation("reshape", (("b", "hd"),), ("b", "h", "d"), {"h": 4, "d": 8})),
+    ],
+)
+def test_equations_are_read(text, expected):
+    assert Equation.parse(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("ij,jk", "write 'ij,jk->ik'"),
+        ("sin: i->i", "write 'ij,jk->ik'"),
+        ("i1->i", "'i1' may contain only letters"),
+        ("ii->i", "the same letter twice"),
+        ("i->ij", "a letter that no operand has"),
+        ("relu: i,i->i", "relu takes one operand"),
+        ("exp: ij->i", "only an einsum and max may drop a letter"),
+        ("b(hd)->bhd, h=4, d=8", "only a reshape has parentheses"),
+        ("reshape: b(hd)->bhd, h=4", "it must state the length of each letter in them"),
+    ],
+)
+def test_what_is_no_equation_is_rejected(text, problem):
+    with pytest.raises(ValueError, match="is not an equation") as raised:
+        Equation.parse(text)
+    assert problem in str(raised.value)
+
+
+def test_placements_count_dimensions_from_the_front():
+    assert [dim_of(letter, ("b", "hd")) for letter in "bhd"] == [0, 1, None]  # found by the letter that begins them
+    assert as_placements(Shard(-1), 3) == (Shard(2),)
+    assert as_placements([Partial(), Shard(-3)], 3) == (Partial(), Shard(0))
+    with pytest.raises(ValueError, match="the tensor has 2 dimensions"):
+        as_placements(Shard(2), 2)
+
+
+def test_ranks_have_coordinates():
+    mesh = Mesh((2, 3))
+    assert [mesh.coordinates(rank) for rank in range(6)] == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
+    assert mesh.shards((Shard(0), Shard(0)), 0) == 6 and mesh.shards((Shard(0), Replicate()), 1) == 1
+
+
+@pytest.mark.parametrize("same", [4, (4,), Mesh((4,))])
+def test_a_mesh_may_be_a_number_or_its_sizes(same):
+    assert propagate("ij,jk->ik", [Shard(0), Replicate()], same) == (Shard(0), [])
+    assert propagate("ij,jk->ik", [(Shard(0),), (Replicate(),)], same) == (Shard(0), [])
+
+
+def test_meshes_and_shards_that_do_not_fit_are_rejected():
+    with pytest.raises(ValueError, match="a mesh of 2 axes needs as many links, got 1"):
+        Mesh((2, 2), (Link(),))
+    with pytest.raises(ValueError, match="i = 6 cannot be divided equally into 4 shards"):
+        propagate("ij,jk->ik, i=6", [Shard(0), Replicate()], 4)
+
+
+def multiplied_on_a_mesh() -> list[float]:
+    """Multiply on a mesh of 2 × 2 ranks, in all ways to name its groups. Returns one element of each result."""
+    import torch
+
+    device_mesh = init_device_mesh("cpu", (2, 2))
+    own = make_mesh_group(Mesh((2, 2)))
+    placements = [(Shard(0), Shard(1)), (Shard(0), Shard(1))]
+    assert propagate("ij,jk->ik", placements, device_mesh) == propagate("ij,jk->ik", placements, (2, 2))
+    x = torch.full((2, 2), 1.0 + dist.get_rank())
+    every = (own, device_mesh, device_mesh.get_all_groups(), MeshGroup.of(own))
+    return [execute("ij,jk->ik", [x, x], placements, each)[0, 0].item() for each in every]
+
+
+@slow
+def test_the_groups_of_a_mesh_may_come_from_torch(four_ranks):
+    # The matrix of the ranks' values, [[1, 2], [3, 4]], is multiplied by itself; each value stands for 2 × 2 ones.
+    assert ranks.run(multiplied_on_a_mesh) == [[14.0] * 4, [20.0] * 4, [30.0] * 4, [44.0] * 4]
 
 
 # -- JAX beside the ranks
@@ -221,6 +312,7 @@ print("both work")
 """
 
 
+@slow
 def test_ranks_and_jax_do_not_disturb_each_other():
     """JAX warns if its process forks, and a fork may then hang. Ranks are forked elsewhere, also when they restart."""
     command = [sys.executable, "-W", "always", "-c", BOTH]

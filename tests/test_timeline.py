@@ -25,12 +25,6 @@ LATE_S = scaled(0.4)
 SLACK_MS = scaled(120.0)  # for a machine of two cores that also runs other tests
 
 
-@pytest.fixture(params=[2, 4])
-def world(request, four_ranks):
-    with ranks.world(request.param):
-        yield request.param
-
-
 # -- intervals
 
 
@@ -60,31 +54,22 @@ def line_of(*spans: tuple[str, float, float], waits=()) -> Timeline:
     return Timeline(0, named, list(waits), 0.0, 10.0)
 
 
-def test_communication_after_backward_is_exposed():
-    line = line_of(("forward", 0, 1), ("backward", 1, 3), ("communication", 3, 5), ("optimizer", 5, 6))
-    assert (line.communication_ms, line.compute_ms, line.exposed_ms, line.overlap) == (2000, 4000, 2000, 0.0)
-
-
-def test_communication_during_backward_is_hidden():
-    line = line_of(("backward", 0, 4), ("communication", 1, 3))
-    assert (line.exposed_ms, line.overlap) == (0, 1.0)
-
-
-def test_only_communication_after_backward_is_exposed():
-    line = line_of(("backward", 0, 4), ("communication", 1, 3), ("communication", 2, 6))
-    assert line.communication_ms == 5000
-    assert line.exposed_ms == 2000
-    assert line.overlap == pytest.approx(0.6)
-
-
-def test_waiting_inside_backward_is_not_computing():
-    line = line_of(("backward", 0, 4), ("communication", 1, 3), waits=[(1, 3)])
-    assert (line.compute_ms, line.exposed_ms) == (2000, 2000)
-
-
-def test_without_communication_nothing_is_exposed():
-    line = line_of(("forward", 0, 1))
-    assert (line.communication_ms, line.exposed_ms, line.overlap) == (0, 0, 0.0)
+@pytest.mark.parametrize(
+    ("spans", "waits", "seconds", "overlap"),
+    [
+        ([("forward", 0, 1), ("backward", 1, 3), ("communication", 3, 5), ("optimizer", 5, 6)], [], (2, 4, 2), 0.0),
+        ([("backward", 0, 4), ("communication", 1, 3)], [], (2, 4, 0), 1.0),
+        ([("backward", 0, 4), ("communication", 1, 3), ("communication", 2, 6)], [], (5, 4, 2), 0.6),
+        ([("backward", 0, 4), ("communication", 1, 3)], [(1, 3)], (2, 2, 2), 0.0),
+        ([("forward", 0, 1)], [], (0, 1, 0), 0.0),
+    ],
+    ids=["after backward", "during backward", "partly after backward", "waited for in backward", "none"],
+)
+def test_communication_is_exposed_where_nothing_is_computed(spans, waits, seconds, overlap):
+    line = line_of(*spans, waits=waits)
+    communication_s, compute_s, exposed_s = seconds
+    assert (line.communication_ms, line.compute_ms) == (1e3 * communication_s, 1e3 * compute_s)
+    assert line.exposed_ms == 1e3 * exposed_s and line.overlap == pytest.approx(overlap)
 
 
 # -- recorded on real ranks
@@ -109,6 +94,7 @@ def a_step(wrap: str) -> Timeline:
     return line
 
 
+@pytest.mark.parametrize("world", [2, 4], indirect=True)
 @pytest.mark.parametrize("wrap", ["by hand", "ddp", "nothing"])
 def test_units_are_recorded_in_forward_and_then_in_reverse_in_backward(world, wrap):
     for rank, line in enumerate(ranks.run(a_step, wrap)):
@@ -281,12 +267,12 @@ def test_the_wait_of_ddp_is_exposed(ranks_end_with_the_module, tmp_path):
     assert_waiting_is_not_computing(ranks.run(ddp_with_a_delayed_rank, Delay(tmp_path))[0])
 
 
-def profiled_all_reduces() -> list[tuple[float, float, float, float]]:
+def profiled_all_reduces() -> list[list[tuple[float, float]]]:
     """Run four all-reduces, with an increasing delay on rank 1.
 
     Returns:
         The start and the duration of each in ms, by torch's profiler and by the timeline. Starts are relative to the
-        first all-reduce.
+        first all-reduce, because the two clocks start at different times.
     """
     from torch.profiler import ProfilerActivity, profile
 
@@ -297,43 +283,27 @@ def profiled_all_reduces() -> list[tuple[float, float, float, float]]:
             if dist.get_rank() == 1:
                 time.sleep(scaled(0.1) * (number + 1))
             dist.all_reduce(torch.ones(1000), group=group)
-    theirs = sorted(e.time_range.start for e in profiled.events() if e.name == "gloo:all_reduce")
-    durations_us = {
-        e.time_range.start: e.time_range.elapsed_us() for e in profiled.events() if e.name == "gloo:all_reduce"
-    }
-    ours = [span for span in line.spans if span.lane == "communication"]
-    return [
-        (
-            (start - theirs[0]) / 1e3,
-            durations_us[start] / 1e3,
-            1e3 * (span.began_s - ours[0].began_s),
-            1e3 * (span.ended_s - span.began_s),
-        )
-        for start, span in zip(theirs, ours, strict=True)
-    ]
+    events = [event.time_range for event in profiled.events() if event.name == "gloo:all_reduce"]
+    theirs = sorted((each.start / 1e3, each.elapsed_us() / 1e3) for each in events)
+    spans = [span for span in line.spans if span.lane == "communication"]
+    ours = [(1e3 * span.began_s, 1e3 * (span.ended_s - span.began_s)) for span in spans]
+    return [[(start - found[0][0], lasts) for start, lasts in found] for found in (theirs, ours)]
 
 
 @pytest.mark.exhaustive
 def test_spans_agree_with_torchs_profiler(world):
-    """The two clocks start at different times, so starts are compared relative to the first all-reduce.
-
-    The tolerance of 20 ms is for threads that wait for a core. They may wait longer now and then, so the least
+    """The tolerance of 20 ms is for threads that wait for a core. They may wait longer now and then, so the least
     disturbed of three attempts counts.
     """
 
     def largest_difference_ms(per_rank: list) -> float:
-        differences = [
-            (start - profiler_start, duration - profiler_duration)
-            for all_reduces in per_rank
-            for profiler_start, profiler_duration, start, duration in all_reduces
-        ]
-        return max(abs(difference) for pair in differences for difference in pair)
+        pairs = [pair for theirs, ours in per_rank for pair in zip(theirs, ours, strict=True)]
+        return max(abs(one - other) for pair in pairs for one, other in zip(*pair, strict=True))
 
     per_rank = min((ranks.run(profiled_all_reduces) for _ in range(3)), key=largest_difference_ms)
     assert largest_difference_ms(per_rank) < scaled(20)
-    for rank, all_reduces in enumerate(per_rank):
-        assert len(all_reduces) == 4
-        assert rank == 1 or all(duration > scaled(100) * index for index, (*_, duration) in enumerate(all_reduces))
+    assert [len(ours) for _, ours in per_rank] == [4, 4]
+    assert all(lasts > scaled(100) * index for index, (_, lasts) in enumerate(per_rank[0][1]))
 
 
 # -- awkward uses

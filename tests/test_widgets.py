@@ -1,18 +1,13 @@
 """The figures of chapter 01 and their stepper: what they show, and what remains in a notebook file."""
 
-import os
-
 import nbformat
 import pytest
-from jupyter_client.manager import start_new_kernel
 from matplotlib.patches import Rectangle
 
 from instructor import build
 from shared import formulas, widgets
-from shared.deadlines import scaled
 from shared.plots import costs as cost_plots
 from shared.plots import ring as ring_plots
-from shared.ranks import reader
 
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
@@ -96,9 +91,8 @@ def test_logs_of_different_lengths_are_rejected(logs):
 def test_sums_of_more_contributions_are_darker_without_color():
     shades = [luminance(ring_plots._shade(contributions / 4)) for contributions in range(1, 5)]
     assert shades == sorted(shades, reverse=True)
-    assert (
-        shades[-2] - shades[-1] > 0.15 and shades[-1] < 0.45
-    )  # a complete sum stands out, and white text on it is readable
+    assert shades[-2] - shades[-1] > 0.15, "a complete sum stands out"
+    assert shades[-1] < 0.45, "white text on it is readable"
 
 
 # -- the α–β model
@@ -150,21 +144,13 @@ def test_curves_that_never_cross_have_no_crossing():
 # -- the stepper
 
 
-@pytest.fixture
-def displayed(monkeypatch) -> list:
-    shown: list = []
-    monkeypatch.setattr(widgets, "display", shown.append)
-    return shown
-
-
 def test_without_jupyterlab_only_the_static_figure_is_shown(displayed):
     figure = widgets.ring_stepper(ring_logs(3))
     assert displayed == []
     assert widgets.as_png(figure) == widgets.as_png(ring_plots.ring_steps(ring_logs(3)))
 
 
-def test_the_slider_shows_what_the_pure_function_draws(displayed, monkeypatch):
-    monkeypatch.setattr(reader, "present", lambda: True)
+def test_the_slider_shows_what_the_pure_function_draws(displayed, with_a_reader):
     logs = ring_logs(3)
     assert widgets.as_png(widgets.ring_stepper(logs)) == widgets.as_png(ring_plots.ring_steps(logs))
     [box] = displayed
@@ -173,59 +159,6 @@ def test_the_slider_shows_what_the_pure_function_draws(displayed, monkeypatch):
     for step in (3, 4, 0):
         slider.value = step
         assert picture.value == widgets.as_png(ring_plots.ring_step(logs, step))
-
-
-CELL = """
-from shared import widgets
-log = [[{"sent": None, "holds": {"A": "1"}}]]
-widgets.ring_stepper(log)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("added", "kinds"),
-    [
-        pytest.param({reader.EXECUTOR: "1"}, [["image/png", "text/plain"]], marks=pytest.mark.exhaustive),
-        ({}, [[WIDGET_VIEW, "text/plain"], ["image/png", "text/plain"]]),
-    ],
-)
-def test_a_file_keeps_the_figure_and_a_reader_also_gets_the_widget(added, kinds):
-    manager, client = start_new_kernel(startup_timeout=scaled(60), cwd=str(build.ROOT), env={**os.environ, **added})
-    try:
-        content = {"code": CELL, "silent": False, "store_history": True, "user_expressions": {}, "allow_stdin": False}
-        request = client.session.msg("execute_request", content)
-        client.shell_channel.send(request)
-        assert reply_to(request, client)["content"]["status"] == "ok"
-        assert [sorted(bundle) for bundle in bundles(request, client)] == kinds
-    finally:
-        client.stop_channels()
-        manager.shutdown_kernel(now=True)
-
-
-def is_answer_to(request: dict, message: dict) -> bool:
-    """Return whether a message answers this request. Answers to earlier requests may still arrive."""
-    return message["parent_header"].get("msg_id") == request["header"]["msg_id"]
-
-
-def reply_to(request: dict, client) -> dict:
-    while True:
-        message = client.get_shell_msg(timeout=scaled(60))
-        if is_answer_to(request, message):
-            return message
-
-
-def bundles(request: dict, client) -> list[dict]:
-    """Return the outputs of a cell, in order, until the kernel is idle again."""
-    outputs = []
-    while True:
-        message = client.get_iopub_msg(timeout=scaled(60))
-        if not is_answer_to(request, message):
-            continue
-        if message["msg_type"] in ("display_data", "execute_result"):
-            outputs.append(message["content"]["data"])
-        if message["content"].get("execution_state") == "idle":
-            return outputs
 
 
 @pytest.mark.parametrize(
