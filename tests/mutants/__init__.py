@@ -197,6 +197,7 @@ def _merged(module: str, others: set[str], solutions: Path) -> str:
     return text
 
 
+@functools.cache
 def _imports(text: str) -> list[tuple[ast.ImportFrom, str]]:
     nodes = [node for node in ast.parse(text).body if isinstance(node, ast.ImportFrom) and node.module]
     return [(node, node.module.split(".")[1]) for node in nodes if node.module.startswith("solutions.")]
