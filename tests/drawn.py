@@ -14,8 +14,7 @@ from hypothesis.internal.conjecture import engine
 
 from shared import ranks
 from shared.deadlines import scaled
-from tests.drawn_models import Block, Net
-from tests.drawn_trainings import Training
+from tests.drawn_trainings import Block, Net, Training
 
 MORE = int(os.environ.get("PROPERTIES", "0"))
 MB = 2**20

@@ -13,7 +13,7 @@ import pytest
 from instructor.build import chapters, module_names
 from shared import ranks
 from shared.checks.__main__ import run_file
-from tests.simulated_nccl.accepted import only_first_checks
+from tests.simulated_nccl import only_first_checks
 
 pytestmark = pytest.mark.slow
 

@@ -227,16 +227,12 @@ def test_a_long_trace_loses_its_shortest_kernels_and_says_so():
 # -- the program
 
 
-def run(tmp_path, *options: str) -> tuple[dict, str]:
-    command = [sys.executable, "-m", "tests.gpu.traces", "--result", str(tmp_path / "report.json"), *options]
-    done = subprocess.run([*command, "--folder", str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads((tmp_path / "report.json").read_text()), done.stdout
-
-
 @pytest.mark.timeout(scaled(300))
 def test_a_dry_run_writes_four_traces(tmp_path):
-    report, _ = run(tmp_path, "--dry")
+    command = [sys.executable, "-m", "tests.gpu.traces", "--dry", "--result", str(tmp_path / "report.json")]
+    done = subprocess.run([*command, "--folder", str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
     passed = [check["name"] for check in report["checks"] if check["outcome"] == "passed"]
     assert passed == ["ranks start", *(each.title for each in traces.RECORDINGS), "a stop leaves no process"]
     assert len(report["notes"]) == 4
@@ -259,8 +255,9 @@ def test_a_dry_run_writes_four_traces(tmp_path):
 
 
 def test_without_nccl_it_is_skipped_and_says_why(tmp_path):
-    report, _ = run(tmp_path, "--backend", "gloo:cpu")
-    assert [(check["outcome"], check["reason"]) for check in report["checks"]] == [
+    path = tmp_path / "report.json"
+    assert traces.main(["--result", str(path), "--folder", str(tmp_path), "--backend", "gloo:cpu"]) == 0
+    assert [(check["outcome"], check["reason"]) for check in json.loads(path.read_text())["checks"]] == [
         (SKIPPED, "2 ranks would use gloo on cpu, cpu, and not NCCL")
     ]
     assert not (tmp_path / "traces").exists()

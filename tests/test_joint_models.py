@@ -194,10 +194,6 @@ def clipping_with_torch(kind, model, module, optimizer):
         step(kind, model, optimizer, number, lambda: nn.utils.clip_grad_norm_(model.parameters(), 0.01))
 
 
-def nothing(module):
-    pass
-
-
 def with_an_unused_layer(module):
     module.unused = nn.Linear(3, 3).double()
     torch.nn.init.ones_(module.unused.weight)
@@ -333,20 +329,12 @@ def changed(kind, change, everywhere):
     step(kind, model, optimizer, 1)
 
 
-def freeze(module):
-    module.blocks[0].norm_1.weight.requires_grad_(False)
-
-
-def assign(module):
-    module.load_state_dict(copy.deepcopy(module.state_dict()), assign=True)
-
-
-def replace(module):
-    module.norm = nn.LayerNorm(8).double()
-
-
-def add(module):
-    module.added = nn.Linear(2, 2).double()
+CHANGES = {
+    "freeze": lambda m: m.blocks[0].norm_1.weight.requires_grad_(False),
+    "assign": lambda m: m.load_state_dict(copy.deepcopy(m.state_dict()), assign=True),
+    "replace": lambda m: setattr(m, "norm", nn.LayerNorm(8).double()),
+    "add": lambda m: setattr(m, "added", nn.Linear(2, 2).double()),
+}
 
 
 # Combinations that would train something else, without an error.
@@ -516,30 +504,28 @@ def message_of(case, *args) -> str:
 def run_cases(kind) -> dict[str, str]:
     """Run all cases of a kind. Returns what went wrong, by case."""
     torch.set_num_threads(1)
-    found, wrong = {}, {}
-    for train in TRAININGS:
+    found, raises, trainings = {}, dict(RAISES), TRAININGS
+    if kind is Context:
+        trainings += (clipping_with_torch,)
+        raises |= dict.fromkeys(
+            (another_batch_on_each_rank, another_batch_for_a_split_model), "the ranks' batches differ"
+        )
+    for train in trainings:
         found[train.__name__] = message_of(differs_from_one_process, kind, partial(train, kind))
     for prepare in PREPARED:
         found[prepare.__name__] = message_of(differs_from_one_process, kind, partial(plainly, kind), prepare)
     for case in (trains_a_copy, alternates):
         found[case.__name__] = message_of(case, kind)
     wrong = {name: problem for name, problem in found.items() if problem}
-    raises = dict(RAISES)
-    if kind is Context:
-        raises |= dict.fromkeys(
-            (another_batch_on_each_rank, another_batch_for_a_split_model), "the ranks' batches differ"
-        )
-        if problem := message_of(differs_from_one_process, kind, partial(clipping_with_torch, kind)):
-            wrong["clipping_with_torch"] = problem
     for case, words in raises.items():
         message = message_of(case, kind)
         if words not in message:
             wrong[case.__name__] = message or "raised nothing"
-    for change in (freeze, assign, replace, add):
+    for name, change in CHANGES.items():
         for everywhere in (True, False):
             message = message_of(changed, kind, change, everywhere)
             if WRAP not in message:
-                wrong[f"{change.__name__}, {'all ranks' if everywhere else 'one rank'}"] = message or "raised nothing"
+                wrong[f"{name}, {'all ranks' if everywhere else 'one rank'}"] = message or "raised nothing"
     return wrong
 
 

@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.utils import parameters_to_vector
-from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
 from shared import ranks, wire
@@ -87,17 +86,6 @@ class Loop:
     def no_sync(self):
         return contextlib.nullcontext() if self.kind == "alone" else self.optimizer.no_sync()
 
-    def clip(self, max_norm: float) -> torch.Tensor:
-        if self.kind == "alone":
-            return nn.utils.clip_grad_norm_(self.module.parameters(), max_norm)
-        return self.optimizer.clip_grad_norm_(max_norm)
-
-    def skip(self) -> None:
-        """Drop the gradients of a batch."""
-        if self.kind == "zero2":
-            self.optimizer.finish_gradient_sync()
-        self.optimizer.zero_grad()
-
     def step(self, number: int) -> None:
         self.optimizer.zero_grad()
         self.backward(number)
@@ -124,22 +112,6 @@ class Loop:
 def plain(loop):
     for number in range(4):
         loop.step(number)
-
-
-def uses_a_layer_sometimes(loop):
-    for number in range(6):
-        loop.use_rare(number in (1, 2, 5))
-        loop.step(number)
-
-
-def accumulates(loop):
-    for number in range(3):
-        loop.optimizer.zero_grad()
-        with loop.no_sync():
-            loop.backward(2 * number)
-            loop.backward(2 * number + 50)
-        loop.backward(2 * number + 1)
-        loop.optimizer.step()
 
 
 def accumulates_in_no_sync_only(loop):
@@ -192,26 +164,6 @@ def loads_while_in_flight(loop):
     loop.load(states)
     for number in range(5, 7):
         loop.step(number)
-
-
-def clips(loop):
-    for number in range(4):
-        loop.optimizer.zero_grad()
-        loop.backward(number)
-        loop.see(loop.clip(0.05))
-        loop.optimizer.step()
-
-
-def averages_weights(loop):
-    average = AveragedModel(loop.module, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
-    mine = [p.detach().clone() for p in loop.module.parameters()]
-    for number in range(4):
-        loop.step(number)
-        average.update_parameters(loop.module)
-        with torch.no_grad():
-            for mean, parameter in zip(mine, loop.module.parameters(), strict=True):
-                mean.lerp_(parameter, 0.1)
-    loop.see(*average.state_dict().values(), *mine)
 
 
 def copies_the_module(loop):
@@ -283,23 +235,6 @@ def zeroes_by_the_module(loop):
             loop.optimizer.zero_grad()
 
 
-def skips_a_batch(loop):
-    for number in range(5):
-        loop.optimizer.zero_grad()
-        loop.backward(number)
-        if number in (1, 3):
-            loop.skip()
-            continue
-        loop.optimizer.step()
-
-
-def follows_a_schedule(loop):
-    scheduler = torch.optim.lr_scheduler.StepLR(loop.inner, 1, 0.5)
-    for number in range(3):
-        loop.step(number)
-        scheduler.step()
-
-
 def recomputes(loop):
     loop.module.checkpoints = True
     plain(loop)
@@ -333,7 +268,7 @@ def never_reads_some_parameters(loop):
 
 HABITS = {habit.__name__: habit for habit in list(globals().values()) if getattr(habit, "__code__", None)
           and habit.__module__ == __name__ and habit.__code__.co_varnames[:1] == ("loop",)}  # fmt: skip
-"""All functions above that take a Loop."""
+"""All functions above that take a Loop. test_real_models_ddp.py has those that fit every wrapper."""
 
 
 def observed(kind: str, name: str, optimizer: str) -> list[torch.Tensor]:
@@ -345,8 +280,6 @@ def observed(kind: str, name: str, optimizer: str) -> list[torch.Tensor]:
 @pytest.mark.parametrize("name", HABITS)
 @pytest.mark.parametrize("kind", ["zero1", "zero2"])
 def test_a_loop_trains_as_in_one_process(four_ranks, kind, name):
-    from tests.test_overlapped_zero import observed
-
     for world_size, optimizer in ((1, "AdamW"), (2, "AdamW"), (4, "AdamW"), (2, "SGD")):
         expected = observed("alone", name, optimizer)
         with ranks.world(world_size):
@@ -371,13 +304,7 @@ def step_in_no_sync(loop):
 
 def backward_after_clipping(loop):
     loop.backward(0)
-    loop.clip(1.0)
-    loop.backward(1)
-    loop.optimizer.step()
-
-
-def no_zero_grad(loop):
-    loop.step(0)
+    loop.optimizer.clip_grad_norm_(1.0)
     loop.backward(1)
     loop.optimizer.step()
 
@@ -407,20 +334,9 @@ def gradients_dropped(loop):
     loop.optimizer.step()
 
 
-def clipped_by_torch(loop):
-    loop.backward(0)
-    nn.utils.clip_grad_norm_(loop.module.parameters(), 1.0)
-
-
 def stepped_by_another_optimizer(loop):
     loop.backward(0)
     torch.optim.SGD(loop.module.parameters(), lr=0.1).step()
-
-
-def scaled(loop):
-    scaler = torch.amp.GradScaler("cpu")
-    scaler.scale(loop.loss(0)).backward()
-    scaler.step(loop.optimizer)
 
 
 def frozen_later(loop):
@@ -446,18 +362,15 @@ def another_module(loop):
     ZeRO1(loop.module.parameters(), torch.optim.SGD, module=loop.module.layers[1], lr=0.1)
 
 
-REFUSED = {  # by habit: a part of the message
+REFUSED = {  # by habit: a part of the message; test_real_models_ddp.py has more
     backward_twice: "reduced the gradient of parameter .* in the optimizer's no_sync",
     step_in_no_sync: r"call step\(\) and clip_grad_norm_\(\) outside no_sync",
     backward_after_clipping: r"the gradient of parameter .* clip_grad_norm_\(\) after the last backward",
-    no_zero_grad: r"the gradient of parameter .* Call its zero_grad\(\) after each step\(\)",
     step_twice: r"the gradient of parameter .* Call its zero_grad\(\) after each step\(\)",
     no_zero_grad_and_no_backward_on_rank_1: r"Call its zero_grad\(\) after each step\(\)",
     gradients_changed: r"the gradient of parameter 'layers.* was changed .* scale the loss",
     gradients_dropped: r"the gradient of parameter .* was dropped .* call the optimizer's zero_grad\(\), on all ranks",
-    clipped_by_torch: r"this optimizer's clip_grad_norm_",
     stepped_by_another_optimizer: r"gradients are sharded: call step\(\) of ZeRO1",
-    scaled: "train in bfloat16",
     frozen_later: "parameter 'layers.1.weight' was frozen after",
     replaced_later: "parameter 'layers.1.weight' was replaced",
     more_parameters: "has all parameters of its module",
@@ -478,8 +391,6 @@ def error_of(name: str) -> str:
 
 @pytest.mark.parametrize("name", [habit.__name__ for habit in REFUSED])
 def test_a_mistake_raises_on_every_rank(four_ranks, name):
-    from tests.test_overlapped_zero import error_of
-
     expected = next(words for habit, words in REFUSED.items() if habit.__name__ == name)
     with ranks.world(2):
         for found in ranks.run(error_of, name, timeout_s=20.0):
@@ -511,8 +422,6 @@ def without_backward_on_rank_1(kind: str) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("kind", ["zero1", "zero2"])
 def test_a_rank_without_backward_takes_part(four_ranks, kind):
-    from tests.test_overlapped_zero import without_backward_on_rank_1
-
     expected = without_backward_on_rank_1("alone")
     with ranks.world(2):
         for found in ranks.run(without_backward_on_rank_1, kind):
@@ -546,8 +455,6 @@ def in_flight_after_each_call(kind: str) -> dict[str, list[bool]]:
 
 @pytest.mark.parametrize("kind", ["zero1", "zero2"])
 def test_parameters_are_in_flight_until_somebody_reads_them(four_ranks, kind):
-    from tests.test_overlapped_zero import in_flight_after_each_call
-
     with ranks.world(2):
         for found in ranks.run(in_flight_after_each_call, kind):
             assert found["step"] == found["zero_grad"] == [True] * 4
@@ -575,8 +482,6 @@ def seen_by_an_alias() -> tuple[list[bool], list[bool]]:
 
 
 def test_a_reader_that_cannot_wait_gets_nan(four_ranks):
-    from tests.test_overlapped_zero import seen_by_an_alias
-
     with ranks.world(2):
         early, complete = ranks.run(seen_by_an_alias)[0]
     assert sum(early) >= len(early) // 2, early  # Rank 0 has the others in its own shard.
@@ -596,8 +501,6 @@ def sent(with_module: bool) -> tuple[float, int]:
 
 
 def test_a_module_does_not_change_the_bytes_sent(four_ranks):
-    from tests.test_overlapped_zero import sent
-
     with ranks.world(4):
         (plain_bytes, _), (overlapped_bytes, buckets) = (ranks.run(sent, which)[0] for which in (False, True))
     assert buckets > 3
@@ -619,8 +522,6 @@ def trained_with_an_own_class() -> tuple[list[torch.Tensor], bool]:
 
 
 def test_a_parameter_of_an_own_class_is_complete_after_the_step(four_ranks):
-    from tests.test_overlapped_zero import trained_with_an_own_class
-
     alone = Loop("alone")
     plain(alone)
     with ranks.world(2):
@@ -647,8 +548,6 @@ def reduce_scatters_in_flight() -> tuple[int, int]:
 
 
 def test_one_reduce_scatter_at_a_time_is_in_flight(four_ranks):
-    from tests.test_overlapped_zero import reduce_scatters_in_flight
-
     with ranks.world(2):
         for buckets, in_flight in ranks.run(reduce_scatters_in_flight):
             assert buckets > 3 and in_flight == 1

@@ -45,6 +45,7 @@ def eight_ranks(ranks_end_with_the_module):
 # -- coordinates
 
 sizes_of_meshes = st.dictionaries(st.sampled_from(["dp", "pp", "tp", "cp"]), st.integers(1, 5), min_size=1)
+sizes_of_meshes = sizes_of_meshes.filter(lambda sizes: math.prod(sizes.values()) <= 120)
 
 
 @tried(100)

@@ -109,11 +109,32 @@ def applied_by(group, run: Run) -> tuple[list, list, list[float], list[int]]:
     return results, unsent, sent_bytes, numels
 
 
-@tried(60)
+def expected_bytes(run: Run, numels: list[int], size: int) -> float:
+    """Return what a rank sends in a step, from the sizes of the buckets."""
+    if run.name == "Int8":
+        blocks = [math.ceil(math.ceil(numel / BLOCK) / size) for numel in numels]
+        return 2 * (size - 1) * (BLOCK + 4) * sum(blocks)
+    if run.name == "TopK":
+        counts = [max(1, round(run.arguments[0] * numel)) for numel in numels]
+        return (size - 1) * (run.dtype.itemsize + 4) * sum(counts)
+    (rank,), elements = run.arguments, 0
+    for shape in run.shapes:
+        numel = torch.Size(shape).numel()
+        rows = shape[0] if len(shape) > 1 else 1
+        elements += min(numel, rank * (rows + numel // rows))
+    return formulas.all_reduce_sent_bytes(elements * run.dtype.itemsize, size)
+
+
+@tried(90)
 @given(worlds(), runs)
-def test_what_was_applied_and_what_is_unsent_add_up_to_all_gradients(four_ranks, world, run):
-    size = len(world.ranks)
-    found = world.run(applied_by, run)
+def test_nothing_is_lost_ranks_get_the_same_bits_and_formulas_tell_the_bytes(four_ranks, world, run):
+    """What was applied and what is unsent add up to all gradients."""
+    size, found = len(world.ranks), world.run(applied_by, run)
+    first = found[0][0]
+    for results, _, sent_bytes, numels in found:
+        for here, there in zip(first, results, strict=True):
+            assert all(map(torch.equal, here, there))
+        assert sent_bytes == pytest.approx([expected_bytes(run, numels, size)] * run.steps, abs=1e-6)
     tolerance = 1e-4 if run.dtype == torch.float32 or run.name == "Int8" else 1e-11
     for index, shape in enumerate(run.shapes):
         drawn = [
@@ -124,39 +145,8 @@ def test_what_was_applied_and_what_is_unsent_add_up_to_all_gradients(four_ranks,
         ]
         total = sum((each.double() for each in drawn if each is not None), torch.zeros(shape, dtype=torch.float64))
         unsent = sum(rank_unsent[index].double() for _, rank_unsent, _, _ in found)
-        for results, _, _, _ in found:
-            applied = sum(step[index].double() for step in results)
-            torch.testing.assert_close(applied + unsent, total / size, rtol=0, atol=tolerance)
-
-
-@tried(60)
-@given(worlds(), runs)
-def test_all_ranks_get_the_same_bits(four_ranks, world, run):
-    first, *others = (results for results, _, _, _ in world.run(applied_by, run))
-    for results in others:
-        for here, there in zip(first, results, strict=True):
-            assert all(map(torch.equal, here, there))
-
-
-@tried(60)
-@given(worlds(), runs)
-def test_a_rank_sends_what_the_formula_says(four_ranks, world, run):
-    size = len(world.ranks)
-    for _, _, sent_bytes, numels in world.run(applied_by, run):
-        if run.name == "Int8":
-            blocks = [math.ceil(math.ceil(numel / BLOCK) / size) for numel in numels]
-            expected = 2 * (size - 1) * (BLOCK + 4) * sum(blocks)
-        elif run.name == "TopK":
-            counts = [max(1, round(run.arguments[0] * numel)) for numel in numels]
-            expected = (size - 1) * (run.dtype.itemsize + 4) * sum(counts)
-        else:
-            (rank,), elements = run.arguments, 0
-            for shape in run.shapes:
-                numel = torch.Size(shape).numel()
-                rows = shape[0] if len(shape) > 1 else 1
-                elements += min(numel, rank * (rows + numel // rows))
-            expected = formulas.all_reduce_sent_bytes(elements * run.dtype.itemsize, size)
-        assert sent_bytes == pytest.approx([expected] * run.steps, abs=1e-6)
+        applied = sum(step[index].double() for step in first)
+        torch.testing.assert_close(applied + unsent, total / size, rtol=0, atol=tolerance)
 
 
 @tried(100)

@@ -18,8 +18,7 @@ from solutions.manual_ddp import ManualDDP, ShardedSampler, average_gradients_we
 from solutions.overlapped_ddp import OverlappedDDP
 from solutions.strategies import STRATEGIES
 from tests.drawn import caps_mb, nets, seeds, shapes, trainings, tried, worlds
-from tests.drawn_models import Model
-from tests.drawn_trainings import DDP, SAMPLES, Rank, Training, alone
+from tests.drawn_trainings import DDP, SAMPLES, Model, Rank, Training, alone
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.chapter("manual_ddp", "gradient_bucketing", "overlap")]
 

@@ -16,8 +16,7 @@ from shared import formulas, memory, wire
 from solutions.model_state import begin_state
 from solutions.strategies import STRATEGIES
 from tests.drawn import trainings, tried, worlds
-from tests.drawn_models import Model
-from tests.drawn_trainings import ZERO, Rank, Training, alone
+from tests.drawn_trainings import ZERO, Model, Rank, Training, alone
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.chapter("zero1", "zero2", "zero3", "fsdp")]
 

@@ -4,6 +4,8 @@ Each trains as one process does, or says what is wrong. The functions without `t
 """
 
 import copy
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -18,6 +20,8 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
 from shared import models, ranks
+from shared.deadlines import scaled
+from shared.schedules import parse
 from solutions.checkpoints import BackgroundSaver, load_checkpoint, save_checkpoint
 from solutions.overlapped_ddp import OverlappedDDP
 from solutions.parallel_3d import Parallel3D, make_mesh
@@ -147,19 +151,13 @@ def layers_of(kind: str, stages: int) -> list[nn.Module]:
         torch.set_default_dtype(torch.float32)
 
 
-def gradients_of(kind: str, schedule: str, steps: int = 2, micro_batches: int = 4) -> float:
-    """Return the largest difference from one process that computes one micro-batch after another."""
-    stages = dist.get_world_size()
-    alone, pipeline = (
-        nn.Sequential(*layers_of(kind, stages)),
-        Pipeline(layers_of(kind, stages), schedule, micro_batches),
-    )
-    for step in range(steps):
-        generator = torch.Generator().manual_seed(step)
-        x, y = torch.randn(2, 8, 8, generator=generator, dtype=torch.float64)
-        pipeline.step(x, y)
-        for part, target in zip(x.chunk(micro_batches), y.chunk(micro_batches), strict=True):
-            (F.mse_loss(alone(part), target) / micro_batches).backward()
+def largest_difference(build, schedule: str, batches: list, loss_fn=F.mse_loss) -> float:
+    """Add up gradients over steps. Return the largest difference from one process, which runs the micro-batches."""
+    alone, pipeline = nn.Sequential(*build()), Pipeline(build(), schedule, 4, loss_fn)
+    for x, y in batches:
+        pipeline.step(x.clone(), y)
+        for part, target in zip(x.chunk(4), y.chunk(4), strict=True):
+            (loss_fn(alone(part), target) / 4).backward()
     expected = dict(alone.named_parameters())
     found = 0.0
     for name, parameter in pipeline.stage_parameters().items():
@@ -170,29 +168,52 @@ def gradients_of(kind: str, schedule: str, steps: int = 2, micro_batches: int = 
     return found
 
 
+def drawn(steps: int) -> list:
+    return [torch.randn(2, 8, 8, generator=torch.Generator().manual_seed(n), dtype=torch.float64) for n in range(steps)]
+
+
+def of_a_kind(kind: str) -> float:
+    stages = dist.get_world_size()
+    return max(largest_difference(lambda: layers_of(kind, stages), name, drawn(2)) for name in ("1f1b", "zero_bubble"))
+
+
 @pytest.mark.parametrize("kind", LAYERS)
-def test_zero_bubble_computes_the_gradients_of_one_process(four_ranks, kind):
+def test_gradients_are_those_of_one_process(four_ranks, kind):
     with ranks.world(2):
-        assert max(ranks.run(gradients_of, kind, "zero_bubble")) < 1e-12
+        assert max(ranks.run(of_a_kind, kind)) < 1e-12
 
 
-def changes_its_input(schedule: str) -> float:
-    """Return the largest difference from one process, if the first layer changes the batch in place."""
+def changing_its_input(schedule: str) -> float:
     torch.manual_seed(0)
-    layers = [nn.ReLU(inplace=True), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)]
-    alone = nn.Sequential(*copy.deepcopy(layers))
-    pipeline = Pipeline(layers, schedule, 4)
-    x, y = torch.randn(2, 8, 8, generator=torch.Generator().manual_seed(0))
-    pipeline.step(x.clone(), y)
-    F.mse_loss(alone(x), y).backward()
-    expected = dict(alone.named_parameters())
-    return max((p.grad - expected[name].grad).abs().max().item() for name, p in pipeline.stage_parameters().items())
+    layers = [nn.ReLU(inplace=True), nn.Linear(8, 8).double(), nn.Tanh(), nn.Linear(8, 8).double()]
+    return largest_difference(lambda: copy.deepcopy(layers), schedule, drawn(1))
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero_bubble"])
 def test_the_first_layer_may_change_the_batch_in_place(four_ranks, schedule):
     with ranks.world(2):
-        assert max(ranks.run(changes_its_input, schedule)) < 1e-6
+        assert max(ranks.run(changing_its_input, schedule)) < 1e-12
+
+
+def token_loss(logits, targets):
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def of_a_gpt(schedule: str, frozen: tuple[str, ...]) -> float:
+    gpt = models.gpt_layers(models.GPTConfig(vocab_size=11, context=4, layers=4, heads=2, width=6)).double()
+    for name, parameter in gpt.named_parameters():
+        parameter.requires_grad_(not (frozen and name.startswith(frozen)))
+    generator = torch.Generator().manual_seed(0)
+    batches = [torch.randint(11, (2, 8, 4), generator=generator) for _ in range(2)]
+    return largest_difference(lambda: copy.deepcopy(gpt), schedule, batches, token_loss)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zero_bubble"])
+@pytest.mark.parametrize("frozen", [(), ("1.up", "2.attention"), ("0.", "1.", "2."), ("0.token",)])
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_steps_add_up_as_in_one_process(four_ranks, schedule, frozen, world_size):
+    with ranks.world(world_size):
+        assert max(ranks.run(of_a_gpt, schedule, frozen)) < 1e-12
 
 
 def under_autocast() -> list[dict]:
@@ -238,11 +259,6 @@ class Several(nn.Module):
         return x, x
 
 
-class Integers(nn.Module):
-    def forward(self, x):
-        return x.long()
-
-
 def tied_with_other_values(layers):
     nn.init.constant_(layers[0].weight, dist.get_rank())
     layers[-1].weight = layers[0].weight
@@ -259,7 +275,7 @@ def frozen_on_one_rank(layers):
     return layers
 
 
-def scaled(_pipeline, optimizer):
+def with_a_grad_scaler(_pipeline, optimizer):
     scaler = torch.amp.GradScaler("cpu")
     scaler.scale(torch.ones(()))
     scaler.step(optimizer)
@@ -273,85 +289,71 @@ def replace_a_weight(pipeline, _optimizer):
     pipeline.chunks[0].layers[0].weight = nn.Parameter(torch.ones(8, 8))
 
 
-BUILT_APART = {
-    "tied, with other values": tied_with_other_values,
-    "tied by memory": tied_by_memory,
-    "frozen on one rank": frozen_on_one_rank,
-    "another layer on one rank": lambda layers: layers + [nn.Linear(8, 8)] * dist.get_rank(),
-    "a wrapped layer": lambda layers: [nn.Sequential(OverlappedDDP(layers[0])), layers[1]],
-    "a sharded layer": lambda layers: [layers[0], ZeRO3(layers[1])],
+BATCH = torch.ones(8, 8)
+
+
+def built(change=lambda layers: layers, layers=2, samples=8, **options):
+    """Build a pipeline of changed layers, and run a step."""
+
+    def run():
+        given = [nn.Linear(8, 8) for _ in range(layers)]
+        Pipeline(change(given), **{"micro_batches": 4, **options}).step(BATCH[:samples], BATCH[:samples])
+
+    return run
+
+
+def used(use):
+    """Build a pipeline, use it or its optimizer, and run a step."""
+
+    def run():
+        pipeline = Pipeline([nn.Linear(8, 8), nn.Linear(8, 8)], "1f1b", 4)
+        use(pipeline, torch.optim.SGD(pipeline.stage_parameters().values(), lr=0.1))
+        pipeline.step(BATCH, BATCH)
+
+    return run
+
+
+def after_an_error(pipeline, _optimizer):
+    with pytest.raises((RuntimeError, ZeroDivisionError)):
+        hook = pipeline.chunks[0].register_forward_pre_hook(lambda *_: 1 / 0)
+        pipeline.step(BATCH, BATCH)
+    hook.remove()
+
+
+OF_ONE_STAGE = {
+    "uneven targets": (used(lambda pipeline, _: pipeline.step(BATCH, BATCH[:7])), "7 targets cannot be cut"),
+    "several outputs": (built(lambda layers: [Several() for _ in layers]), "must return one tensor"),
+    "after an error": (used(after_an_error), "an earlier step() ended with an error"),
 }
-USED = {"GradScaler": scaled, "torch's clipping": clip_a_stage, "a weight is replaced": replace_a_weight}
-
-
-def refused_by_pipeline(case: str) -> str:
-    x = torch.ones(8, 8)
-    layers = [nn.Linear(8, 8) for _ in range(dist.get_world_size())]
-    if case == "uneven targets":
-
-        def run():
-            Pipeline(layers, "1f1b", 4).step(x, x[:7])
-    elif case == "several outputs":
-
-        def run():
-            Pipeline([Several() for _ in layers], "1f1b", 4).step(x, x)
-    elif case in BUILT_APART:
-
-        def run():
-            Pipeline(BUILT_APART[case](layers), "1f1b", 4)
-    elif case in USED:
-
-        def run():
-            pipeline = Pipeline(layers, "1f1b", 4)
-            USED[case](pipeline, torch.optim.SGD(pipeline.stage_parameters().values(), lr=0.1))
-            pipeline.step(x, x)
-    elif case == "after an error":
-        pipeline = Pipeline(layers, "1f1b", 4)
-
-        def run():
-            with pytest.raises((RuntimeError, ZeroDivisionError)):
-                hook = pipeline.chunks[0].register_forward_pre_hook(lambda *_: 1 / 0)
-                pipeline.step(x, x)
-            hook.remove()
-            pipeline.step(x, x)
-
-    try:
-        run()
-    except (ValueError, RuntimeError, TypeError) as error:
-        return str(error)
-    return "nothing"
-
-
-PIPELINE_REFUSES = {
-    "uneven targets": "7 targets cannot be cut",
-    "several outputs": "must return one tensor",
-    "after an error": "an earlier step() ended with an error",
+OF_TWO_STAGES = {
+    "tied, with other values": (built(tied_with_other_values), "0.weight, which several layers share"),
+    "tied by memory": (built(tied_by_memory), "'1.weight' share memory"),
+    "frozen on one rank": (built(frozen_on_one_rank), "0.weight: [8, 8] in torch.float32, frozen"),
+    "another layer on one rank": (built(lambda layers: layers + [nn.Linear(8, 8)] * dist.get_rank()), "2.weight"),
+    "a wrapped layer": (
+        built(lambda layers: [nn.Sequential(OverlappedDDP(layers[0])), layers[1]]),
+        "layer '0.0' is a OverlappedDDP, whose ranks are stages",
+    ),
+    "a sharded layer": (
+        built(lambda layers: [layers[0], ZeRO3(layers[1])]),
+        "layer '1' is a ZeRO3, whose ranks are stages",
+    ),
+    "GradScaler": (used(with_a_grad_scaler), "train in bfloat16"),
+    "torch's clipping": (used(clip_a_stage), "call clip_grad_norm_() of the Pipeline"),
+    "a weight is replaced": (used(replace_a_weight), "build the Pipeline again"),
+    "one layer": (built(layers=1), "1 layers cannot be split into 2 chunks"),
+    "few layers for chunks": (built(layers=3, schedule="interleaved"), "3 layers cannot be split into 4 chunks"),
+    "an incomplete set": (
+        built(layers=4, samples=6, schedule="interleaved", micro_batches=3),
+        "needs a multiple of 2 micro-batches",
+    ),
+    "no such schedule": (
+        built(layers=4, schedule="fast"),
+        "there is no schedule 'fast': choose one of gpipe, 1f1b, interleaved, zero_bubble",
+    ),
+    "uneven samples": (built(layers=4, samples=6), "a batch of 6 samples cannot be cut into 4 equal micro-batches"),
+    "a backward is missing": (built(layers=4, schedule=parse("F0 B0\nF0")), "stage 1 never runs B0"),
 }
-REFUSED_BY_TWO_STAGES = {
-    "tied, with other values": "0.weight, which several layers share",
-    "tied by memory": "'1.weight' share memory",
-    "frozen on one rank": "0.weight: [8, 8] in torch.float32, frozen",
-    "another layer on one rank": "2.weight",
-    "a wrapped layer": "layer '0.0' is a OverlappedDDP, whose ranks are stages",
-    "a sharded layer": "layer '1' is a ZeRO3, whose ranks are stages",
-    "GradScaler": "train in bfloat16",
-    "torch's clipping": "call clip_grad_norm_() of the Pipeline",
-    "a weight is replaced": "build the Pipeline again",
-}
-
-
-@pytest.mark.parametrize("case", PIPELINE_REFUSES)
-def test_a_pipeline_says_what_is_wrong(four_ranks, case):
-    with ranks.world(1):
-        for message in ranks.run(refused_by_pipeline, case):
-            assert PIPELINE_REFUSES[case] in message
-
-
-@pytest.mark.parametrize("case", REFUSED_BY_TWO_STAGES)
-def test_two_stages_say_what_is_wrong(four_ranks, case):
-    with ranks.world(2):
-        for message in ranks.run(refused_by_pipeline, case):
-            assert REFUSED_BY_TWO_STAGES[case] in message
 
 
 # -- tensor parallelism
@@ -479,9 +481,13 @@ def unknown_token(token):
     VocabParallelEmbedding.from_embedding(nn.Embedding(7, 4))(torch.tensor([0, token]))
 
 
+def tiny_gpt(layers: int = 1) -> models.TinyGPT:
+    return models.TinyGPT(models.GPTConfig(vocab_size=8, context=4, layers=layers, heads=2, width=8), 0)
+
+
 def wrong_3d():
     mesh = make_mesh(1, 1, dist.get_world_size())
-    model = models.TinyGPT(models.GPTConfig(vocab_size=8, context=4, layers=2, heads=2, width=8), 0)
+    model = tiny_gpt(layers=2)
     trainer = Parallel3D(model, mesh, torch.optim.SGD, micro_batches=2, lr=0.1)
     tokens = torch.zeros(4, 4, dtype=torch.int64)
     targets = tokens.clone()
@@ -508,25 +514,25 @@ def another_seed(split):
 
 
 def another_norm():
-    model = models.TinyGPT(models.GPTConfig(vocab_size=8, context=4, layers=1, heads=2, width=8), 0)
+    model = tiny_gpt()
     nn.init.constant_(model.norm.weight, dist.get_rank())
     parallelize(model)
 
 
 def tied_by_memory_in_gpt():
-    model = models.TinyGPT(models.GPTConfig(vocab_size=8, context=4, layers=1, heads=2, width=8), 0)
+    model = tiny_gpt()
     model.output.weight = nn.Parameter(model.token_embedding.weight.data)
     parallelize(model)
 
 
 def position_max_norm():
-    model = models.TinyGPT(models.GPTConfig(vocab_size=8, context=4, layers=1, heads=2, width=8), 0)
+    model = tiny_gpt()
     model.position_embedding.max_norm = 1.0
     parallelize(model)
 
 
 def reentrant_checkpoint():
-    model = models.TinyGPT(models.GPTConfig(vocab_size=8, context=4, layers=1, heads=2, width=8), 0)
+    model = tiny_gpt()
     parallelize(model, sequence_parallel=True)
     forward = model.blocks[0].forward
     model.blocks[0].forward = lambda x: checkpoint(forward, x, use_reentrant=True)
@@ -560,7 +566,7 @@ def state_of_rank_0():
 
 
 def other_masks():
-    model = models.TinyGPT(models.GPTConfig(vocab_size=8, context=4, layers=1, heads=2, width=8), 0)
+    model = tiny_gpt()
     model.norm = nn.Sequential(model.norm, nn.Dropout(0.5))
     parallelize(model)
     tokens = torch.zeros(1, 4, dtype=torch.long)
@@ -586,7 +592,7 @@ SPLIT_REFUSES = {
         lambda: split_step(lambda split, _: nn.utils.clip_grad_norm_(split.parameters(), 1.0)),
         "add up the squares over the ranks",
     ),
-    "GradScaler": (lambda: split_step(scaled), "train in bfloat16"),
+    "GradScaler": (lambda: split_step(with_a_grad_scaler), "train in bfloat16"),
     "Adafactor": (
         lambda: split_step(lambda _, optimizer: optimizer.step(), torch.optim.Adafactor),
         "each element by itself",
@@ -614,20 +620,56 @@ SPLIT_REFUSES = {
 }
 
 
-def refused_by_split(case: str) -> str:
+REFUSED = {"a pipeline": OF_ONE_STAGE, "two stages": OF_TWO_STAGES, "split layers": SPLIT_REFUSES}
+
+
+def refused(what: str, case: str) -> str:
     torch.manual_seed(0)
     try:
-        SPLIT_REFUSES[case][0]()
-    except (ValueError, IndexError, RuntimeError) as error:
+        REFUSED[what][case][0]()
+    except (ValueError, IndexError, RuntimeError, TypeError) as error:
         return str(error)
     return "nothing"
 
 
-@pytest.mark.parametrize("case", SPLIT_REFUSES)
-def test_splitting_says_what_is_wrong(four_ranks, case):
-    with ranks.world(2):
-        for message in ranks.run(refused_by_split, case):
-            assert SPLIT_REFUSES[case][1] in message, message
+@pytest.mark.parametrize(("what", "case"), [(what, case) for what, cases in REFUSED.items() for case in cases])
+def test_what_cannot_be_right_is_said_on_every_rank(four_ranks, what, case):
+    with ranks.world(1 if what == "a pipeline" else 2):
+        for message in ranks.run(refused, what, case):
+            assert REFUSED[what][case][1] in message, message
+
+
+SCALES_BY_ITS_OWN_NORM = """
+import os
+import torch
+from torch import nn
+from shared.guards import calls
+from shared.sharded import parts
+
+for guards in ((parts._guard_torch, calls.guard_torch), (calls.guard_torch, parts._guard_torch)):
+    if os.fork() == 0:
+        parameter = nn.Parameter(torch.ones(2))
+        parameter.grad = torch.ones(2)
+        for guard in guards:
+            guard()
+        parts.mark([parameter], instead_of_clipping="refused")
+        nn.utils.clip_grads_with_norm_([parameter], 1.0, torch.tensor(2.0))
+        try:
+            nn.utils.clip_grad_norm_([parameter], 1.0)
+        except RuntimeError as error:
+            print([round(each, 3) for each in parameter.grad.tolist()], error, flush=True)
+        os._exit(0)
+    os.wait()
+"""
+
+
+@pytest.mark.exhaustive
+def test_gradients_can_be_scaled_by_a_norm_of_the_whole_model_whichever_guard_is_first():
+    command = [sys.executable, "-c", SCALES_BY_ITS_OWN_NORM]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=scaled(60))
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2, done.stderr
+    assert all(line.startswith("[0.5, 0.5]") and "refused" in line for line in lines), lines
 
 
 # -- checkpoints

@@ -3,10 +3,9 @@
 steps         the steps and their parts on a machine: what runs there, and what is skipped and why
 running       runs a part with a deadline, and reads its results
 supervisor    runs the command of a part, and ends every process that it leaves behind
-results       the results of a part, and of the whole run
+results       the results of a part and of the whole run, and how the programs below report theirs
 page          writes the results as JSON, as a Markdown page and as a figure
 figure        draws the figure
-reporting     how the programs below report what they found
 
 starting      a program: starts ranks, runs cells on them, lets one hang, and stops them
 semantics     a program: compares how NCCL behaves towards the host with what its simulation claims

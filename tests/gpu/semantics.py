@@ -23,8 +23,7 @@ import torch
 import torch.distributed as dist
 
 from shared.deadlines import scaled
-from tests.gpu.reporting import Report, as_line
-from tests.gpu.results import FAILED, PASSED, Check
+from tests.gpu.results import FAILED, PASSED, Check, Report, as_line
 
 DELAY_S = scaled(0.5)  # by which the GPU, or another rank, is late
 STEP_S = scaled(60.0)  # the start of CUDA and NCCL, or a probe that does not hang

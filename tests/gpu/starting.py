@@ -17,7 +17,7 @@ from shared import ranks
 from shared.deadlines import scaled
 from shared.ranks import magic
 from shared.ranks.diagnosis import name_ranks
-from tests.gpu.reporting import Report
+from tests.gpu.results import Report
 
 ENDING_S = scaled(20.0)
 HANG_S = scaled(60.0)

@@ -19,8 +19,7 @@ from shared import ranks
 from shared.deadlines import scaled
 from shared.ranks.devices import place
 from tests.gpu import reduction, tracing
-from tests.gpu.reporting import Report, as_line
-from tests.gpu.results import SKIPPED, Check
+from tests.gpu.results import SKIPPED, Check, Report, as_line
 from tests.gpu.starting import try_to_stop
 
 WORLD_SIZE = 2

@@ -47,7 +47,7 @@ def judge_scale(trained: Trained) -> None:
     Raises:
         Wrong: If it is. The message says so.
     """
-    expected, times = trained.expected[0].losses[0], trained.case.micro_batches
+    expected, times = trained.expected[0].loss, trained.case.micro_batches
     for rank, result in trained.found.items():
         loss = result["steps"][0]["loss"]
         if loss is None or loss.shape != expected.shape:

@@ -201,7 +201,7 @@ def judge_losses(attempt: Attempt, case: Loss) -> None:
 
 
 def _name_the_mistake(trained: Trained) -> None:
-    expected, size = trained.expected[0].losses[0], len(trained.members)
+    expected, size = trained.expected[0].loss, len(trained.members)
     for rank, result in trained.found.items():
         loss = result["steps"][0]["loss"]
         hints = {

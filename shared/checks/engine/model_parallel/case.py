@@ -72,7 +72,6 @@ class Case:
     """A model, and how the checks split it with the student's piece.
 
     Attributes:
-        copies: The number of data-parallel copies of the split model; each trains on an equal part of the batch.
         differentiates_inputs: Whether every rank must have the whole gradient of the inputs.
         has_usual_batches: Whether batches must have the usual number of samples, even if sizes are drawn.
         context: Begins the evidence, where it has to say which case failed.
@@ -81,7 +80,6 @@ class Case:
         hint_on_gradient: The same for a gradient.
     """
 
-    copies = 1
     differentiates_inputs = True
     has_usual_batches = False
     context = ""
@@ -151,10 +149,6 @@ class Case:
         """Return a case whose model has at least 100 KB, so that its memory can be measured."""
         raise NotImplementedError
 
-    def copy_of(self, index: int, size: int) -> int:
-        """Return which data-parallel copy a rank belongs to. Neighboring ranks share a copy."""
-        return index // (size // self.copies)
-
 
 def split_bytes(module: nn.Module, size: int, is_split: Callable[[str], bool]) -> int:
     """Return the bytes that a rank holds when some parameters are split evenly and the others replicated.
@@ -182,10 +176,6 @@ class Draw:
         generator = torch.Generator().manual_seed(attempt.draw_seed())
         self.batches = [_joined([case.draw_batch(generator) for _ in range(times)]) for _ in range(steps)]
 
-    def batches_of(self, copy: int, copies: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return the part of each batch that one data-parallel copy trains on."""
-        return [(x.chunk(copies)[copy], y.chunk(copies)[copy]) for x, y in self.batches]
-
 
 def _joined(batches: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
     x, y = zip(*batches, strict=True)
@@ -194,11 +184,11 @@ def _joined(batches: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Ten
 
 @dataclass(frozen=True)
 class Step:
-    """What one process computes in one step. The lists have one entry per data-parallel copy."""
+    """What one process computes in one step."""
 
-    outputs: list[torch.Tensor]
-    losses: list[torch.Tensor]
-    input_gradients: list[torch.Tensor | None]
+    output: torch.Tensor
+    loss: torch.Tensor
+    input_gradient: torch.Tensor | None
     gradients: dict[str, torch.Tensor | None]
     before: dict[str, torch.Tensor]  # the parameters before the step
     after: dict[str, torch.Tensor]
@@ -210,26 +200,14 @@ def one_process(case: Case, draw: Draw) -> list[Step]:
     for x, y in draw.batches:
         module.zero_grad()
         before = parameters_of(module)
-        outputs, losses, inputs = [], [], []
-        for own_x, own_y in zip(x.chunk(case.copies), y.chunk(case.copies), strict=True):
-            inputs.append(own_x.clone().requires_grad_(case.differentiates_inputs))
-            outputs.append(module(inputs[-1]))
-            losses.append(case.loss_of(outputs[-1], own_y))
-            losses[-1].backward()
-        gradients = {
-            name: None if p.grad is None else p.grad.div_(case.copies).clone() for name, p in module.named_parameters()
-        }
+        x = x.clone().requires_grad_(case.differentiates_inputs)
+        output = module(x)
+        loss = case.loss_of(output, y)
+        loss.backward()
+        gradients = {name: None if p.grad is None else p.grad.clone() for name, p in module.named_parameters()}
         descend(module.parameters(), draw.learning_rate)
-        steps.append(
-            Step(
-                [output.detach() for output in outputs],
-                [loss.detach() for loss in losses],
-                [each.grad for each in inputs],
-                gradients,
-                before,
-                parameters_of(module),
-            )
-        )
+        after = parameters_of(module)
+        steps.append(Step(output.detach(), loss.detach(), x.grad, gradients, before, after))
     return steps
 
 

@@ -46,7 +46,7 @@ def of_an_output(
     Args:
         found: The output of one rank.
         expected: What it should be.
-        every: The outputs of all ranks that saw the same samples.
+        every: The outputs of all ranks.
         state: The parameters that one process computes with.
         otherwise: The hint if nothing is recognized.
     """
@@ -129,9 +129,6 @@ class Trained:
         """Describe one step."""
         return f"{self.context}step {step_index + 1}"
 
-    def copy_of(self, rank: int) -> int:
-        return self.case.copy_of(self.members.index(rank), len(self.members))
-
 
 def train(attempt: Attempt, case: Case, in_groups: bool = False, longer: bool = True) -> list[Trained]:
     """Train the student's split model on fresh data.
@@ -155,9 +152,8 @@ def train(attempt: Attempt, case: Case, in_groups: bool = False, longer: bool = 
     draws = [Draw(attempt, case, steps, times) for _ in groups]
     per_rank: list[tuple] = [()] * size
     for members, draw in zip(groups, draws, strict=True):
-        for index, rank in enumerate(members):
-            batches = draw.batches_of(case.copy_of(index, len(members)), case.copies)
-            per_rank[rank] = draw.seed, draw.learning_rate, batches
+        for rank in members:
+            per_rank[rank] = draw.seed, draw.learning_rate, draw.batches
     message = case.context + (f"the groups {' and '.join(map(str, groups))} side by side, " if in_groups else "")
     results = attempt.run(probe_split, case, groups, per_rank=per_rank, context=message.removesuffix(", "))
     known = dict(case.build_model(0).named_parameters())
@@ -223,15 +219,15 @@ def _judge_outputs(trained: Trained, step_index: int) -> None:
     outputs = {rank: result["steps"][step_index]["output"] for rank, result in trained.found.items()}
     outputs = {rank: output for rank, output in outputs.items() if output is not None}
     for rank, output in outputs.items():
-        expected = output.slice_of(reference.outputs[trained.copy_of(rank)])
+        expected = output.slice_of(reference.output)
         if not nearly_equal(output.tensor, expected):
             message = f"{trained.at(step_index)}, the output: {first_difference(output.tensor, expected)}"
-            same_copy = [outputs[each].tensor for each in outputs if trained.copy_of(each) == trained.copy_of(rank)]
+            every = [each.tensor for each in outputs.values()]
             otherwise = trained.case.hint_on_output
-            hint = of_an_output(output.tensor, expected, same_copy, reference.before, otherwise)
+            hint = of_an_output(output.tensor, expected, every, reference.before, otherwise)
             raise Wrong({rank: message}, hint)
     for rank, result in trained.found.items():
-        loss, expected = result["steps"][step_index]["loss"], reference.losses[trained.copy_of(rank)]
+        loss, expected = result["steps"][step_index]["loss"], reference.loss
         if loss is not None and not nearly_equal(loss, expected):
             message = f"{trained.at(step_index)}, the loss is {loss.item():.10g}, expected {expected.item():.10g}"
             raise Wrong({rank: message}, trained.case.hint_on_loss)
@@ -274,7 +270,7 @@ def _judge_gradients(trained: Trained, step_index: int) -> None:
 
 def _judge_input_gradients(trained: Trained, reference: Step, steps: dict[int, dict], step_index: int) -> None:
     for rank, step in steps.items():
-        found, expected = step["input_gradient"], reference.input_gradients[trained.copy_of(rank)]
+        found, expected = step["input_gradient"], reference.input_gradient
         message = f"{trained.at(step_index)}, the gradient of the inputs"
         if found is None:
             raise Wrong({rank: f"{message} is None"}, HINT_ON_GRAPH)
@@ -364,14 +360,11 @@ def judge_memory(attempt: Attempt, case: Case) -> None:
     draw, size = Draw(attempt, case), attempt.world_size
     module = case.build_model(draw.seed)
     most = [case.most_bytes(module, index, size) for index in range(size)]
-    per_rank = [
-        (draw.seed, _MOST_SLACK * most[index], draw.batches_of(case.copy_of(index, size), case.copies))
-        for index in range(size)
-    ]
+    per_rank = [(draw.seed, _MOST_SLACK * most_bytes, draw.batches) for most_bytes in most]
     for rank, held in enumerate(attempt.run(probe_memory, case, per_rank=per_rank)):
-        for (moment, nbytes), copies in zip(held.items(), (1, 2), strict=True):
-            if nbytes > _MOST_SLACK * copies * most[rank]:
+        for (moment, nbytes), times in zip(held.items(), (1, 2), strict=True):
+            if nbytes > _MOST_SLACK * times * most[rank]:
                 total = sum(p.nbytes for p in module.parameters())
-                message = f"{moment}, this rank holds {nbytes:,} bytes; expected {copies * most[rank]:,}"
+                message = f"{moment}, this rank holds {nbytes:,} bytes; expected {times * most[rank]:,}"
                 hint = "Hint: do the shards share memory with the whole model? And what else refers to it?"
                 raise Wrong({rank: f"{message}. The whole model's parameters are {total:,} bytes"}, hint)

@@ -1,20 +1,29 @@
-"""Right code, which must break no rule of NCCL: the solutions, the variants, and the registry of strategies."""
+"""Run every check on every solution and variant under simulated NCCL: python -m tests.simulated_nccl [NAME …].
+
+Even `make test ALL=1` runs only a part of this, because it takes about 20 minutes. A NAME is a part of `folder-file`,
+such as `04_overlap` or `solutions-zero3`. The exit status is 0 if no check fails.
+
+The rest is right code, which must break no rule of NCCL: the solutions, the variants, and the registry of strategies.
+"""
 
 import contextlib
+import io
 import re
+import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
 from instructor.build import chapters, module_names
+from shared import ranks
 from shared.checks.__main__ import available, exercises_of, run_file
 from shared.checks.engine.attempts import Check
-from shared.checks.engine.verdicts import Verdict
 from solutions.strategies import STRATEGIES
 from solutions.train import Settings, train
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parent.parent
 STEPS = 5  # the fewest that the training script can measure
 
 
@@ -30,9 +39,10 @@ def checked_files() -> list[tuple[str, Path]]:
     return files
 
 
-def needs_gloo(path: Path) -> bool:
-    """Return whether a variant says that it would hang on NCCL."""
-    return re.search(r"^needs gloo: ", path.read_text(), re.MULTILINE) is not None
+def needs_gloo(path: Path) -> str:
+    """Return the piece with which a variant would hang on NCCL, as it says itself, or ""."""
+    needs = re.search(r"^needs gloo: (\w+)$", path.read_text(), re.MULTILINE)
+    return needs[1] if needs else ""
 
 
 def name_of(path: Path) -> str:
@@ -41,11 +51,8 @@ def name_of(path: Path) -> str:
 
 def failures_of(module: str, path: Path) -> list[str]:
     """Run all checks of a file on the ranks that are running. Returns a line for each check that fails."""
-    return [_said(verdict) for verdict in run_file(module, path) if not verdict.passed]
-
-
-def _said(verdict: Verdict) -> str:
-    return f"{verdict.exercise} · {verdict.check}: {verdict.evidence}"
+    failed = [verdict for verdict in run_file(module, path) if not verdict.passed]
+    return [f"{verdict.exercise} · {verdict.check}: {verdict.evidence}" for verdict in failed]
 
 
 @contextlib.contextmanager
@@ -81,3 +88,27 @@ def model_for(strategy: str) -> str:
     if STRATEGIES[strategy].shards_experts:
         return "moe"
     return "gpt" if STRATEGIES[strategy].splits_layers else "mlp"
+
+
+def main(names: list[str]) -> int:
+    """Check the files whose name contains one of these names, or all files."""
+    failed = []
+    with contextlib.redirect_stdout(io.StringIO()):
+        ranks.start(4, backend="gloo:cpu", simulate="nccl", detect_mismatch=False)
+    try:
+        for module, path in checked_files():
+            if names and not any(name in name_of(path) for name in names):
+                continue
+            began_s = time.monotonic()
+            failures = failures_of(module, path)
+            print(f"{name_of(path)}: {len(failures)} failed, {time.monotonic() - began_s:.0f} s", flush=True)
+            print("".join(f"  {failure}\n" for failure in failures), end="", flush=True)
+            failed += failures
+    finally:
+        ranks.stop()
+    print(f"{len(failed)} checks failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
