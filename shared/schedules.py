@@ -217,7 +217,7 @@ def simulate(
                 if needs is not None and needs not in ended:
                     break
                 free = spans[stage][-1].ended if spans[stage] else 0.0
-                began = max(free, ended.get(needs, 0.0))
+                began = free if needs is None else max(free, ended[needs])
                 spans[stage].append(Span(action, began, began + cost(stage, action)))
                 ended[action.kind, action.micro_batch, action.chunk * stages + stage] = spans[stage][-1].ended
                 progresses = True

@@ -124,7 +124,7 @@ def _with_our_pieces(path: str, earlier: dict[str, str]) -> Iterator[str]:
 
 def main() -> int:
     show_anything()
-    parser = argparse.ArgumentParser(prog="python -m shared.checks", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m shared.checks", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("name", help="the module's name in solutions/, such as manual_ddp")
     parser.add_argument("file", help="a Python file that defines your class or function")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")

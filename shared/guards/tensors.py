@@ -4,6 +4,7 @@ Only `contiguous` looks at values. It copies a tensor if it has to; the others r
 """
 
 import contextlib
+from collections.abc import Mapping
 from itertools import pairwise
 
 import torch
@@ -72,7 +73,7 @@ def descriptions_of(tensors: dict[str, torch.Tensor]) -> tuple[list[str], ValueE
     return lines or ["no parameters"], error
 
 
-def reject_shared_memory(tensors: dict[str, torch.Tensor]) -> None:
+def reject_shared_memory(tensors: Mapping[str, torch.Tensor]) -> None:
     """Raise a ValueError if two tensors share memory, which their shards or copies would no longer do."""
     spans = []
     for name, tensor in tensors.items():

@@ -130,12 +130,11 @@ class _DelayedWork(dist.Work):
         self._result = None  # after completion, the value of its future, held by weak references
         with contextlib.suppress(RuntimeError):  # gloo's send, receive and reduce-scatter have no future
             original_future = work.get_future()
-            self._future = torch.futures.Future()
-            original_future.add_done_callback(self._complete_later)
+            self._future = future = torch.futures.Future()
+            original_future.add_done_callback(lambda original: self._complete_later(original, future))
 
-    def _complete_later(self, original_future: torch.futures.Future) -> None:
+    def _complete_later(self, original_future: torch.futures.Future, future: torch.futures.Future) -> None:
         def complete() -> None:
-            future = self._future
             try:
                 future.set_result(original_future.value())
             except RuntimeError as error:
@@ -180,7 +179,7 @@ class _DelayedWork(dist.Work):
         done.set_result(tree_map_only(TensorWeakRef, lambda reference: reference(), self._result))
         return done
 
-    def _source_rank(self) -> int:
+    def _source_rank(self) -> int | None:
         return self._source
 
     source_rank = _source_rank

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import torch.distributed as dist
 
@@ -204,7 +205,7 @@ def recorded(
     to_record: Mapping[str, Job | Callable[[], object]],
     record: Callable[[], AbstractContextManager],
     *,
-    by: Callable[[object], float] | None = None,
+    by: Callable[[Any], float] | None = None,
     rounds: int = ROUNDS,
     warm_up_rounds: int = WARM_UP_ROUNDS,
 ) -> dict[str, list]:

@@ -38,7 +38,7 @@ def training_step(model: nn.Module, *batch, sync: bool = True) -> Job:
     return Job({"forward": forward, "backward": backward, "finish": finish}, prepare)
 
 
-def _communicating(model: nn.Module, sync: bool):
+def _communicating(model, sync: bool):
     return contextlib.nullcontext() if sync else model.no_sync()
 
 

@@ -137,7 +137,7 @@ class Watch(TorchDispatchMode):
         """Observe what no operator shows: phases, gradients as they are computed, parameters in use, resizing."""
         resize = torch.UntypedStorage.resize_
 
-        def resize_and_see(storage, size):
+        def resize_and_see(storage: torch.UntypedStorage, size: int):
             resize(storage, size)
             self._see_storage(storage)
 

@@ -291,7 +291,7 @@ def describe_error(error: BaseException) -> dict:
     if isinstance(error, SyntaxError) and frames.is_cell(error.filename or ""):
         message = message.replace(f'File "{error.filename}"', "cell", 1)  # a cell's file name differs between ranks
     lines = [
-        frames.where(summary.filename, summary.lineno, summary.name)
+        frames.where(summary.filename, summary.lineno or 0, summary.name)
         for summary in traceback.extract_tb(error.__traceback__)
         if frames.is_student_file(summary.filename)
     ]

@@ -209,7 +209,7 @@ def _event_in(line: bytes) -> dict:
 class _ForkedLauncher:
     """The common part of both launchers: the state that ipyparallel asks for, and sending signals by pid."""
 
-    fork_server: ForkServer = None  # set on the launcher classes by `bound_to`
+    fork_server: ForkServer  # set on the launcher classes by `bound_to`
 
     def _pids(self) -> list[int]:
         """Return the process ids of what this launcher started, from the fork server's events."""

@@ -177,9 +177,9 @@ def _expect_own_memory(tensors: dict[str, torch.Tensor]) -> None:
 
 def _memory_of(tensor: torch.Tensor) -> tuple[int, int, int]:
     """Return a tensor's storage, and the first and the last byte that the tensor uses there."""
-    begin = tensor.storage_offset() * tensor.element_size()
+    begin = int(tensor.storage_offset()) * tensor.element_size()
     steps = zip(tensor.shape, tensor.stride(), strict=True)
-    span = sum((length - 1) * stride for length, stride in steps) * tensor.element_size()
+    span = int(sum((length - 1) * stride for length, stride in steps)) * tensor.element_size()
     return tensor.untyped_storage().data_ptr(), begin, begin + span
 
 

@@ -81,7 +81,7 @@ def _guard_torch() -> None:
                 watched.add(optimizer)
                 optimizer.register_load_state_dict_post_hook(checked.discard)
 
-    def before_clipping(parameters, *args, **kwargs):
+    def before_clipping(parameters: nn.Parameter | Iterable[nn.Parameter], *args, **kwargs):
         parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         for part in map(_part_of, parameters):
             if part.instead_of_clipping:

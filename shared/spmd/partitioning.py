@@ -65,7 +65,7 @@ class Step:
         return f"{self.operation} of input {self.operand} along axis {self.axis}"
 
     @property
-    def operation(self) -> str:
+    def operation(self) -> str | None:
         return operation_for(self.before, self.after)
 
     @property
@@ -142,7 +142,7 @@ class Layouts:
             output = tuple(rule.output for rule in rules)
             tensors = zip((*equation.inputs, equation.output), (*inputs, output), strict=True)
             # In a reshape, a rank's shard of a dimension consists of whole blocks of its first letter.
-            if all(self.fits([letters[0] for letters in term], each) for term, each in tensors):
+            if all(self.fits(tuple(letters[0] for letters in term), each) for term, each in tensors):
                 yield inputs, output
 
     def seconds_to_finish(self, output: Placements) -> float:
@@ -169,7 +169,8 @@ class Layouts:
     def routes(self, operand: int) -> dict[Placements, tuple[Step, ...]]:
         """Return the cheapest steps to all placements that an operand can get. (This is Dijkstra's algorithm.)"""
         found, order = {}, itertools.count()  # of two equal routes, the queue returns the older one
-        queue = [(0.0, 0, next(order), self.starts[operand], ())]
+        queue: list[tuple[float, int, int, Placements, tuple[Step, ...]]] = []
+        queue.append((0.0, 0, next(order), self.starts[operand], ()))
         while queue:
             _, _, _, placements, steps = heapq.heappop(queue)
             if placements in found:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from shared import wire
 from shared.wire import intervals
@@ -220,7 +221,7 @@ class _Recorder:
 
 def _with_gradient(output) -> torch.Tensor | None:
     """Return the first tensor in a module's output that requires a gradient, or None."""
-    leaves = torch.utils._pytree.tree_leaves(output)
+    leaves = tree_leaves(output)
     return next((leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad), None)
 
 

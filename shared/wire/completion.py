@@ -91,8 +91,8 @@ class Watcher:
     def waited(self, work_id: int | None, began) -> None:
         """Record that a wait has ended, and the completion of the Work it was for, if that is known."""
         self.stood_still(began)
-        _, entry, _ = self._waited_for.pop(work_id, (None, None, None))
-        if entry is not None:
+        if work_id in self._waited_for:
+            _, entry, _ = self._waited_for.pop(work_id)
             self._marks.append((entry, "completed_s", self.clock.mark()))
 
     def stood_still(self, began) -> None:

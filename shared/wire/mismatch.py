@@ -27,7 +27,7 @@ class Disagreement(RuntimeError):
 def watch() -> None:
     """Compare every collective on the default group from now on. All ranks must call this together."""
     control = dist.new_group(backend="gloo")
-    world = dist.group.WORLD.group_name
+    world = dist.distributed_c10d._get_default_group().group_name
     backend = control._get_backend(torch.device("cpu"))  # below the dispatcher, where the hooks do not see it
 
     def compare(call: instrumentation.Call) -> None:
