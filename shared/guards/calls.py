@@ -70,7 +70,7 @@ def guard_torch() -> None:
         _before_step(optimizer, call="unscale_()")
         return unscale(scaler, optimizer)
 
-    torch.amp.GradScaler.unscale_ = unscale_checked
+    torch.amp.GradScaler.unscale_ = unscale_checked  # pyright: ignore[reportAttributeAccessIssue] (a patch)
     # Two names of one function. clip_grad_norm_() calls the first, which shared.sharded may have replaced already.
     clip_grad._clip_grads_with_norm_ = _checked(clip_grad._clip_grads_with_norm_)
     nn.utils.clip_grads_with_norm_ = _checked(nn.utils.clip_grads_with_norm_)

@@ -30,6 +30,9 @@ class Exchange:
     asks_first = False  # whether ranks ask each other for problems first, instead of looking for NaN in a mean
     adds_up = False  # whether gradients are added up over the ranks, so that doing it twice would be wrong
 
+    def __init__(self, wrapper):
+        """Take from a wrapper what its exchange needs."""
+
     def attach(self, guard: Guard) -> None:
         """Prepare the guard and the wrapper, once it is built."""
 

@@ -1,10 +1,12 @@
 """Names of parameters, for error messages: an optimizer or a bucket gets parameters without their names."""
 
 from collections.abc import Collection, Iterable
+from typing import TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+Named = TypeVar("Named", bound=Tensor)
 _names = WeakIdKeyDictionary()  # of the parameters that have been in a wrapped module
 
 
@@ -21,7 +23,7 @@ def name_of(parameter: nn.Parameter | None) -> str:
     return f"a parameter of shape {list(getattr(parameter, 'shape', []))}"
 
 
-def numbered(parameters: Iterable[nn.Parameter], taken: Collection[str] = ()) -> dict[str, nn.Parameter]:
+def numbered(parameters: Iterable[Named], taken: Collection[str] = ()) -> dict[str, Named]:
     """Name parameters that an optimizer gets without their module, if necessary by index and shape."""
     named = {}
     for index, parameter in enumerate(parameters, len(taken)):

@@ -29,7 +29,7 @@ class Pieces:
 
     def __init__(self, inner: torch.optim.Optimizer):
         self.inner = inner
-        self.pieces_of: dict[object, dict[int, nn.Parameter]] = {}  # by flat parameter, and by index of the parameter
+        self.pieces_of: dict[Any, dict[int, nn.Parameter]] = {}  # by flat parameter, and by index of the parameter
         self._begin()
 
     def _begin(self) -> None:

@@ -135,10 +135,11 @@ def complete_interrupted_sync(sync) -> None:
         complete_interrupted(sync, [parameter for bucket in sync.queue.buckets for parameter in bucket.parameters])
 
 
-def _copy(wrapper, memo: dict):
+def _copy(wrapper: nn.Module, memo: dict) -> nn.Module:
     """Copy a wrapper. The copy communicates over the same group, because groups cannot be copied."""
     copied = memo[id(wrapper)] = type(wrapper).__new__(type(wrapper))
-    if wrapper.guard is not None and (group := wrapper.guard.alarm.group) is not None:
+    guard = getattr(wrapper, "guard", None)
+    if guard is not None and (group := guard.alarm.group) is not None:
         memo[id(group)] = group
     copied.__setstate__(copy.deepcopy(vars(wrapper), memo))
     return copied

@@ -134,7 +134,7 @@ def _shaped(interface: str, rate_bits_per_s: float) -> str:
 
 def _batch(program: str, lines: list[str], files: Sequence[int] = ()) -> None:
     result = subprocess.run(
-        [_path_of(program), "-batch", "-"],
+        [_path_of(program) or program, "-batch", "-"],
         input="\n".join(lines),
         capture_output=True,
         text=True,

@@ -124,7 +124,7 @@ class _DelayedWork(dist.Work):
         super().__init__()
         self._work: dist.Work | None = work  # None after completion, because it keeps the tensors alive
         self._due_s = due_s
-        self._source: int | None = None
+        self._source = -1
         self._future: torch.futures.Future | None = None
         self._timer: threading.Timer | None = None
         self._result = None  # after completion, the value of its future, held by weak references
@@ -179,7 +179,7 @@ class _DelayedWork(dist.Work):
         done.set_result(tree_map_only(TensorWeakRef, lambda reference: reference(), self._result))
         return done
 
-    def _source_rank(self) -> int | None:
+    def _source_rank(self) -> int:
         return self._source
 
     source_rank = _source_rank

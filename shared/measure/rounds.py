@@ -111,7 +111,7 @@ class Measured(ShowsTable):
     ranks: int
     where: str = field(default_factory=where)
 
-    def __getitem__(self, name: str) -> Times:
+    def __getitem__(self, name) -> Times:
         return self.times[name]
 
     def ms(self) -> dict[str, float]:
@@ -154,7 +154,7 @@ def as_job(job: Job | Callable[[], object]) -> Job:
 
 
 def jobs(
-    to_time: Mapping[str, Job | Callable[[], object]],
+    to_time: Mapping[Any, Job | Callable[[], object]],
     *,
     rounds: int = ROUNDS,
     warm_up_rounds: int = WARM_UP_ROUNDS,

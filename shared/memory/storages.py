@@ -149,7 +149,7 @@ class Watch(TorchDispatchMode):
         for parameter in self._parameters:
             if parameter.requires_grad:  # a wrapper may free the gradient long before the phase ends
                 handles.append(parameter.register_hook(lambda gradient: self._claim("gradients", [gradient])))
-        torch.UntypedStorage.resize_ = resize_and_see
+        torch.UntypedStorage.resize_ = resize_and_see  # pyright: ignore[reportAttributeAccessIssue] (a patch)
         try:
             yield
         finally:

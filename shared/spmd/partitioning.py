@@ -8,6 +8,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 import torch.distributed as dist
@@ -115,8 +116,8 @@ class Layouts:
         if letter in self.equation.lengths:
             return self.equation.lengths[letter]
         pairs = zip(self.equation.inputs, self.starts, strict=True)
-        shards = [self.mesh.shards(start, dim_of(letter, term)) for term, start in pairs]
-        return math.lcm(*shards)
+        dims = [(start, dim_of(letter, term)) for term, start in pairs]
+        return math.lcm(*(self.mesh.shards(start, dim) for start, dim in dims if dim is not None))
 
     def length(self, letters: str) -> int:
         return math.prod(self.lengths[letter] for letter in letters)
@@ -223,9 +224,10 @@ def compute(equation: Equation, tensors: Sequence[Tensor], local_shape: Callable
         return torch.einsum(f"{terms}->{''.join(output)}", *tensors)
     if operation == ADD:
         pairs = zip(tensors, inputs, strict=True)
-        return sum(aligned(tensor, term, output) for tensor, term in pairs)
+        return reduce(torch.add, (aligned(tensor, term, output) for tensor, term in pairs))
     (tensor,), (term,) = tensors, inputs
     if operation == RESHAPE:
+        assert local_shape is not None, "a reshape needs the shape of its result"
         return tensor.reshape(local_shape(equation, tensor.shape))
     if operation == MAX:
         dropped = [dim for dim, letter in enumerate(term) if letter not in output]

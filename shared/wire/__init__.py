@@ -197,8 +197,8 @@ def ledger():
                 instrumentation.synchronize()
             finally:
                 log.closed_s = watcher.clock.seconds(watcher.clock.mark())
-                if carried is not None:
-                    log.carried_bytes = sockets.counters().sent_bytes - carried.sent_bytes
+                if carried is not None and (now := sockets.counters()) is not None:
+                    log.carried_bytes = now.sent_bytes - carried.sent_bytes
 
 
 def sent_bytes_of(call: instrumentation.Call, rank: int) -> float:

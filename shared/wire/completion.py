@@ -168,10 +168,10 @@ def watching(watcher: Watcher | None = None):
     """
     watcher = watcher or Watcher()
     _watchers.append(watcher)
-    dist.Work.wait = _timed_wait
-    dist.ProcessGroup._end_coalescing = _end_batch
+    dist.Work.wait = _timed_wait  # pyright: ignore[reportAttributeAccessIssue] (a patch)
+    dist.ProcessGroup._end_coalescing = _end_batch  # pyright: ignore[reportAttributeAccessIssue] (a patch)
     if watcher.clock.on_gpu:
-        torch.cuda.Event.wait = _timed_event_wait
+        torch.cuda.Event.wait = _timed_event_wait  # pyright: ignore[reportAttributeAccessIssue] (a patch)
     try:
         yield watcher
     finally:

@@ -9,6 +9,7 @@ import torch
 
 from shared.checks.compression.feeding import Gradients, Setting
 from shared.checks.compression.references import Int8, Method, PowerSGD, TopK, matrix_of
+from shared.checks.engine.compare import total_of
 
 # -- what a student's compressor was fed with, and what every rank got
 
@@ -35,7 +36,7 @@ class Tried:
 
     def means(self, step: int) -> list[torch.Tensor]:
         """Return the mean gradients of a step, in float64."""
-        return [sum(share.double() for share in each) for each in zip(*self.shares(step), strict=True)]
+        return [total_of(share.double() for share in each) for each in zip(*self.shares(step), strict=True)]
 
     def shares(self, step: int) -> list[list[torch.Tensor]]:
         """Return each member's gradients of a step, divided by the number of members as the bucket does it.
@@ -106,7 +107,7 @@ def _on_chosen_elements(tried: Tried, rank: int, expected: list[torch.Tensor]) -
     if found.max() > 0 and found.min() >= 0 > right.min():
         return "None of the elements that were sent is negative. Hint: of which tensor do you take the largest?"
     off = (found - right).abs() > 1e-6 * right.abs().max()
-    if len(shares) == 2 and _equal(right[off], sum(shares)[off]):
+    if len(shares) == 2 and _equal(right[off], total_of(shares)[off]):
         nearest = torch.stack([(found - own).abs() for own in shares])[:, off].amin(0)
         if bool((nearest <= 1e-6 * right.abs().max()).all()):
             return "Where both ranks have sent an element, one of the two is missing. Hint: how do you add them up?"

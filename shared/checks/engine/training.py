@@ -20,6 +20,7 @@ from shared.checks.engine.compare import (
     nearly_equal,
     reject_frozen_gradients,
     tolerance_of,
+    total_of,
 )
 from shared.checks.engine.failures import Wrong
 from shared.checks.engine.subgroups import called_alone, join_subgroup, members_of
@@ -190,7 +191,7 @@ def one_process(
 def _mean(gradients: list[torch.Tensor | None]) -> torch.Tensor | None:
     """Average gradients. A missing one counts as zeros."""
     known = [gradient for gradient in gradients if gradient is not None]
-    return sum(known) / len(gradients) if known else None
+    return total_of(known) / len(gradients) if known else None
 
 
 def train(attempt: Attempt, how: Training, draw: Draw) -> list[dict]:

@@ -23,7 +23,7 @@ _BF16_TOLERANCE = 1e-6  # a square that is rounded to bf16 may be wrong by 2e-3
 def draw_gradients(attempt: Attempt, missing: tuple[str, ...] = ()) -> dict[str, list[torch.Tensor | None]]:
     """Draw the gradients of one rank. The last one of each kind in `missing` is None."""
     generator = torch.Generator().manual_seed(attempt.draw_seed())
-    drawn = {
+    drawn: dict[str, list[torch.Tensor | None]] = {
         kind: [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
         for kind, shapes in _SHAPES.items()
     }

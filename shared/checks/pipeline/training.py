@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,7 +20,10 @@ from shared.wire import instrumentation
 
 STEPS = 5
 CLIPS = 0.05
-_ADAM = {"lr": 1e-2, "eps": 1e-3}  # with a larger eps, a gradient near 0 does not become a step of size lr
+_ADAM: dict[str, Any] = {
+    "lr": 1e-2,
+    "eps": 1e-3,
+}  # with a larger eps, a gradient near 0 does not become a step of size lr
 _ADAM_TOLERANCE = 1e-9
 _SGD_LR = 0.1  # with 1.0, the steps amplify a permitted difference of 1e-6 beyond the tolerance
 _CLIP_TOLERANCE = 1e-6  # torch adds 1e-6 to a norm before it divides by it, which need not be imitated

@@ -10,7 +10,7 @@ from torch import nn
 from shared import wire
 from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
-from shared.checks.engine.compare import nearly_equal
+from shared.checks.engine.compare import nearly_equal, total_of
 from shared.checks.engine.failures import Wrong
 from shared.checks.engine.model_parallel.probe import join_one_of
 from shared.checks.tensor_parallel.cases import BATCH, TOKENS, loss_traffic, own_part
@@ -98,7 +98,7 @@ def probe_calls(operator, seed: int) -> list[str]:
         alone.append((y.detach().clone(), gradient.clone()))
 
     outputs = [operator(x, its_group) for x, its_group in zip(inputs, groups, strict=True)]
-    gradients = torch.autograd.grad(sum(y.square().sum() for y in outputs), inputs)
+    gradients = torch.autograd.grad(total_of(y.square().sum() for y in outputs), inputs)
     differs = []
     for index, (y, gradient, (own_y, own_gradient)) in enumerate(zip(outputs, gradients, alone, strict=True)):
         differs += [] if nearly_equal(y.detach(), own_y) else [f"the output of call {index + 1}"]

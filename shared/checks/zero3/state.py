@@ -1,5 +1,7 @@
 """Judge full state dicts: they equal what a plain module saves, and any number of ranks can load them."""
 
+from typing import Any
+
 import torch
 
 from shared.checks.engine.attempts import Attempt
@@ -32,7 +34,7 @@ def probe_full(wrapper, plan: UnitPlan, loaded: dict | None, foreign: list[dict]
     wrapped = shard(wrapper, module, plan)
     optimizer = new_optimizer(plan, wrapped)
     x, y = x.to(device_here(), plan.dtype), y.to(device_here(), plan.dtype)
-    found = {"states": [], "rejected": []}
+    found: dict[str, Any] = {"states": [], "rejected": []}
     for each in foreign:
         try:
             wrapped.load_full_state_dict(each)

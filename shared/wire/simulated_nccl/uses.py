@@ -83,7 +83,7 @@ def _storages_watched(simulation):
             simulation.free(storage)
         return resize(storage, size)
 
-    torch.UntypedStorage.resize_ = show_and_resize
+    torch.UntypedStorage.resize_ = show_and_resize  # pyright: ignore[reportAttributeAccessIssue] (a patch)
     try:
         yield
     finally:

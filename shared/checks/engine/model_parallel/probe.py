@@ -3,6 +3,7 @@
 import contextlib
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -117,5 +118,5 @@ def join_one_of(groups: list[list[int]]) -> tuple[dist.ProcessGroup | None, list
     """
     if len(groups) == 1:
         return None, groups[0]
-    formed = [dist.new_group(members) for members in groups]
+    formed: list[Any] = [dist.new_group(members) for members in groups]
     return next((group, members) for group, members in zip(formed, groups, strict=True) if dist.get_rank() in members)
