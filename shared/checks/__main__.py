@@ -115,7 +115,8 @@ def _with_our_pieces(path: str, earlier: dict[str, str]) -> Iterator[str]:
     for each in own:
         print(f"– {each.name} is a piece of an earlier lab, so ours is used")
         ours = f"from {candidate.SOLUTIONS}.{earlier[each.name]} import {each.name}"
-        lines[each.lineno - 1 : each.end_lineno] = [ours, *[""] * (each.end_lineno - each.lineno)]
+        last = each.end_lineno or each.lineno
+        lines[each.lineno - 1 : last] = [ours, *[""] * (last - each.lineno)]
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder, Path(path).name)
         copy.write_text("\n".join(lines), encoding="utf-8")

@@ -54,7 +54,7 @@ def _draw_host(axes, line, y: float, start_s: float, end_ms: float, seen: dict) 
         began_ms, took_ms = 1e3 * (span.began_s - start_s), 1e3 * (span.ended_s - span.began_s)
         if span.lane == HOST and took_ms > 0:
             axes.broken_barh([(began_ms, took_ms)], (y - 0.4, 0.8), facecolor="0.93", edgecolor="0.4", linewidth=0.6)
-            names = (span.name, _SHORT[span.name] if span.name in _SHORT else span.name)
+            names: tuple[str, ...] = (span.name, _SHORT.get(span.name) or span.name)
             if name := next((name for name in names if len(name) * _LETTER * end_ms < took_ms), ""):
                 axes.text(began_ms + took_ms / 2, y - 0.08, name, ha="center", va="center", size=8)
     marks = [1e3 * (span.began_s - start_s) for span in line.spans if span.lane == LAUNCH]

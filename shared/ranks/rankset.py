@@ -3,7 +3,6 @@
 import json
 import signal
 import time
-from collections.abc import Callable
 from typing import Any
 
 from shared.deadlines import scaled
@@ -156,7 +155,7 @@ class RankSet(RankProcesses):
         """
         self.check_whole()
         targets = list(self.members) if targets is None else targets
-        args_of: Callable[[int], tuple] = args if callable(args) else lambda rank: args
+        args_of: Any = args if callable(args) else lambda rank: args
         began_at = {rank: self.log_bytes(rank) for rank in targets}
         with interrupts.held() as interrupted:
             pending = {rank: self._engines[rank].apply_async(fn, *args_of(rank)) for rank in targets}

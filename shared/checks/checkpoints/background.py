@@ -227,7 +227,7 @@ def probe_groups(saver_class, plan: Saving, folder: str, steps: tuple[int, int],
     """Save twice. Return the calls in training's group that other threads launched, and how many groups were formed."""
     with backends_asked_for() as backends:
         saver, module, optimizer, *_ = _begun(saver_class, plan, seed, x, y)
-    world, in_world = dist.group.WORLD.group_name, []
+    world, in_world = dist.distributed_c10d._get_default_group().group_name, []
 
     def note(call, *_) -> None:
         if call.group_name == world and not _in_main_thread():

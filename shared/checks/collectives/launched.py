@@ -146,7 +146,7 @@ def _cause(shard: torch.Tensor, contributed: list[torch.Tensor], index: int, tol
     )
 
 
-def _repeated(shard: torch.Tensor, contributed: list[torch.Tensor], index: int, tolerance: float) -> tuple[int, int]:
+def _repeated(shard: torch.Tensor, contributed: list[torch.Tensor], index: int, tolerance: float) -> tuple[int, ...]:
     """Return which rank's contribution was added in place of all others, and how often, or an empty tuple.
 
     This happens if all shards are received into the same memory.

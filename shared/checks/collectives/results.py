@@ -104,7 +104,7 @@ def varied_calls(attempt: Attempt) -> list[tuple[Setting, list[Draw]]]:
 # -- one attempt, and its expected results
 
 
-def run(attempt: Attempt, setting: Setting, *draws: Draw) -> list[list[dict]]:
+def run(attempt: Attempt, setting: Setting, *draws: Draw) -> list[tuple[dict, ...]]:
     """Call the piece once with each draw. Returns each rank's results, for each draw."""
     probe = probe_step if attempt.piece in STEPS else probe_collective
     several = describe_setting(setting, *(own[0] for own in draws))
@@ -123,7 +123,7 @@ def run(attempt: Attempt, setting: Setting, *draws: Draw) -> list[list[dict]]:
     return list(zip(*found, strict=True))
 
 
-def try_and_judge(attempt: Attempt, setting: Setting, *draws: Draw) -> list[list[dict]]:
+def try_and_judge(attempt: Attempt, setting: Setting, *draws: Draw) -> list[tuple[dict, ...]]:
     """Call the piece once with each draw, and check the result of every rank of the group."""
     tries = run(attempt, setting, *draws)
     for found, own in zip(tries, draws, strict=True):

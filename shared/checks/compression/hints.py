@@ -75,6 +75,7 @@ def on_steps(tried: Tried, step: int, rank: int, index: int) -> str:
     """Return a hint about a parameter's wrong gradient, if a reference tells all values."""
     count, mean, result = len(tried.members), tried.means(step)[index], tried.results(rank, step)[index]
     reference = tried.method.reference(tried.setting)
+    assert reference is not None and result is not None
     for earlier in range(step + 1):
         expected = reference.step(tried.shares(earlier))
     if count > 1 and _equal(result, expected[index] / count):
@@ -93,14 +94,15 @@ def on_steps(tried: Tried, step: int, rank: int, index: int) -> str:
     return "Hint: which tensors do you send, and are they complete when you read what was received?"
 
 
-def _on_chosen_elements(tried: Tried, rank: int, expected: list[torch.Tensor]) -> str:
+def _on_chosen_elements(tried: Tried, rank: int, expected: dict[int, torch.Tensor]) -> str:
     """Return a hint about the first step of TopK, or "" if the mistake is not a common one."""
     results = tried.results(rank, 0)
-    if any(results[index] is None for index in tried.trained()):
+    own = {index: result for index, result in enumerate(results) if result is not None}
+    if not own.keys() >= {*tried.trained()}:
         return ""
     found, right, *shares = (
         torch.cat([tensors[index].flatten() for index in tried.trained()]).double()
-        for tensors in (results, expected, *tried.shares(0))
+        for tensors in (own, expected, *tried.shares(0))
     )
     if _equal(found, right + shares[tried.members.index(rank)]):
         return "This rank's own gradients are added to it. Hint: what does `flat` hold before you write into it?"

@@ -119,6 +119,7 @@ def judge_frozen(tried: Tried) -> None:
 def judge_steps(tried: Tried) -> None:
     """Compare every step with one process that does the same."""
     reference = tried.method.reference(tried.setting)
+    assert reference is not None
     tolerance = {torch.float64: 1e-8, torch.float32: 2e-3}.get(tried.setting.dtype, 2**-7)
     for step in range(len(tried.steps)):
         expected = reference.step(tried.shares(step))

@@ -85,7 +85,7 @@ def partial(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tupl
 
 def probe_merge(merge, parts: list[tuple[torch.Tensor, torch.Tensor]]) -> dict:
     """Merge the parts from left to right."""
-    parts = [tuple(tensor.to(device_here()) for tensor in part) for part in parts]
+    parts = [(output.to(device_here()), log_sum.to(device_here())) for output, log_sum in parts]
     before = [[tensor.clone() for tensor in part] for part in parts]
     result = parts[0]
     for part in parts[1:]:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import nn
@@ -33,7 +34,7 @@ class Chain(nn.Module):
     def __init__(self, widths: tuple[int, ...]):
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(*pair) for pair in pairwise(widths))
-        self.passed = None
+        self.passed: Any = None
 
     def forward(self, x):
         for index, layer in enumerate(self.layers):

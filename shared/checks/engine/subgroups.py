@@ -34,6 +34,7 @@ def staying_inside(members: Sequence[int] | None):
 
     def refuse(call: instrumentation.Call) -> None:
         partners = call.group_ranks if call.partner is None else (call.partner,)
+        assert members is not None
         if not set(partners) <= set(members):
             what = f"{call.op} among ranks {list(call.group_ranks)}" if call.partner is None else str(call)
             raise AssertionError(f"{what}, {OUTSIDE_THE_GROUP} {list(members)}")

@@ -95,12 +95,12 @@ def probe_training(wrapper, how: Training, seed: int, x, y) -> dict:
     x = inputs
     for _ in range(how.steps):
         _drop_gradients(module)
-        plain = awkward.twin_of(how.model, module) if how.overlaps else None
+        plain = awkward.twin_of(how.model, module) if how.overlaps else module
         with instrumentation.listening() as working:
             _accumulate(wrapped, x, y, how.micro_batches)
         if how.overlaps:
             _accumulate(plain, x, y, how.micro_batches)
-        local = awkward.gradients_of(plain if how.overlaps else module)
+        local = awkward.gradients_of(plain)
         with instrumentation.listening() as finishing:
             if how.finishes:
                 wrapped.finish_gradient_sync()
@@ -122,7 +122,7 @@ def _drop_gradients(module) -> None:
             parameter.grad = None
 
 
-def descend(parameters: Iterable[nn.Parameter], learning_rate: float = LEARNING_RATE) -> None:
+def descend(parameters: Iterable[torch.Tensor], learning_rate: float = LEARNING_RATE) -> None:
     """Take one step of SGD. torch's own optimizers first import the compiler, which takes a second in every kernel."""
     with torch.no_grad():
         for parameter in parameters:
@@ -287,7 +287,7 @@ def _evaluates(gradients: dict[int, dict], how: Training, draw: Draw, members: l
     module = awkward.build(how.model, draw.seeds[members[0]]).eval()
     (step,) = one_process(module, [draw.samples_of(members)], steps=1)
     pairs = [(own[name], expected) for own in gradients.values() for name, expected in step.gradients.items()]
-    return all(own is not None and nearly_equal(own, expected) for own, expected in pairs)
+    return all(own is not None and expected is not None and nearly_equal(own, expected) for own, expected in pairs)
 
 
 def _judge_end(rank: int, result: dict, reference: dict, context: str) -> None:

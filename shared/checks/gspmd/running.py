@@ -292,6 +292,7 @@ def probe_dtensor(execute: Callable, cases: list[Case], own: list[list[torch.Ten
         ]
         with instrumentation.listening() as calls:
             product = torch.mm(*inputs)
+            assert isinstance(product, dtensor.DTensor)
             product.to_local().sum().item()  # waits for the collectives
         (placement,) = product.placements
         output = Shard(placement.dim) if placement.is_shard() else Partial() if placement.is_partial() else Replicate()

@@ -319,6 +319,7 @@ class Ways:
                     continue
                 gathered = (*placements[:axis], Replicate(), *placements[axis + 1 :])
                 operation = operation_of(placements[axis], after)
+                assert operation is not None  # changes_of() yields only what an operation can do.
                 took_s = seconds_of(operation, self._held_bytes(term, gathered), self.mesh, axis)
                 is_collective = operation not in ("slice", "keep_one")
                 cost = seconds + took_s, collectives + is_collective, steps + 1

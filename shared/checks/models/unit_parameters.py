@@ -3,6 +3,8 @@
 All of them take x [B, 6] and return [B, 3].
 """
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -75,7 +77,7 @@ class RoadsBlock(Block):
     def __init__(self, width: int, inner: int):
         super().__init__(width, inner)
         self.high, self.low = nn.Linear(width, width), nn.Linear(width, width)
-        self.is_high = None
+        self.is_high: Any = None
 
     def compute(self, x):
         y, out = super().compute(x), torch.zeros_like(x)

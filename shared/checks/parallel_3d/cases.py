@@ -101,7 +101,8 @@ class Plan:
         generator, vocabulary = torch.Generator().manual_seed(attempt.draw_seed()), self.model.vocabulary
         sizes = [self.global_batch * (1 + number % 2) for number in range(self.steps * self.batches)]
         shapes = [(2, size, TOKENS) for size in sizes]
-        return [tuple(torch.randint(vocabulary, shape, generator=generator)) for shape in shapes]
+        draws = [torch.randint(vocabulary, shape, generator=generator) for shape in shapes]
+        return [(inputs, targets) for inputs, targets in draws]
 
     def on(self, rank: int) -> dict[str, int]:
         """Return a rank's coordinates."""

@@ -322,7 +322,8 @@ def judge_training(trained: Trained) -> None:
 def _hint_on_update(trained: Trained, step: int) -> str:
     plan = trained.plan
     if plan.zero_stage and plan.max_norm is not None:
-        if trained.expected[step].norm <= plan.max_norm:
+        norm = trained.expected[step].norm
+        if norm is not None and norm <= plan.max_norm:
             return _HINT_ON_ROOM
         return "Hint: which gradients does ZeRO1 use for its update, and are these scaled in place?"
     if plan.zero_stage and plan.dp > 1:
@@ -419,7 +420,7 @@ def _hint_on_norm(trained: Trained, step: int, norm: float) -> str:
     def is_norm_of(square: float) -> bool:
         return abs(norm - square**0.5) <= 1e-6 * norm
 
-    if abs(norm - plan.max_norm) <= 1e-4 * norm:
+    if plan.max_norm is not None and abs(norm - plan.max_norm) <= 1e-4 * norm:
         return "It is max_norm. Hint: do you return the norm from before or from after scaling?"
     if max(norms) - min(norms) > 1e-9 * max(norms):
         return "The ranks have different norms. Hint: over which ranks is the sum of the squares added up?"

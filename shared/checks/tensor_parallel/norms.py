@@ -189,6 +189,7 @@ def probe_norm(parallelize, case: Model, seed: int, tokens: torch.Tensor, target
     model(tokens.to(device_here()), targets.to(device_here())).backward()
     squares = {True: 0.0, False: 0.0}
     for shard in {id(each.tensor): each for each in case.shards(model).values()}.values():
+        assert shard.tensor.grad is not None, "a parameter has no gradient after backward()"
         squares[shard.dim is not None] += shard.tensor.grad.double().square().sum().item()
     norm = torch.as_tensor(model.clip_grad_norm_(LEAVES))
     return {"norm": norm.item(), "of shards": squares[True], "of replicas": squares[False]}

@@ -62,7 +62,8 @@ def _unshard(flat) -> tuple[object, bool]:
 
     In that case, do not wait again, because gloo never completes a second wait for the same receive.
     """
-    with completion.watching(_Waits()) as waits:
+    waits = _Waits()
+    with completion.watching(waits):
         handle = flat.unshard()
     if hasattr(handle, "wait") and not waits.count:
         handle.wait()

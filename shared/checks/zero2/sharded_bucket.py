@@ -76,7 +76,8 @@ def probe_rounds(sharded_bucket, how: Reduced, rank: int, seed: int, x, y) -> li
         first = None if shard.grad is None else shard.grad.detach().cpu().clone()
         with instrumentation.listening() as found["calls"]["again"]:
             bucket.wait()
-        found |= {"same": first is None or torch.equal(first, shard.grad.cpu()), "grad": first}
+        again = None if shard.grad is None else shard.grad.cpu()
+        found |= {"same": first is None or (again is not None and torch.equal(first, again)), "grad": first}
         rounds.append(found)
         x = awkward.other_branches(x)
     return rounds

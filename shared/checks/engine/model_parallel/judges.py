@@ -280,6 +280,7 @@ def _judge_input_gradients(trained: Trained, reference: Step, steps: dict[int, d
         message = f"{trained.at(step_index)}, the gradient of the inputs"
         if found is None:
             raise Wrong({rank: f"{message} is None"}, HINT_ON_GRAPH)
+        assert expected is not None  # The case differentiates the inputs.
         if not nearly_equal(found, expected):
             every = [each["input_gradient"] for each in steps.values()]
             size, otherwise = len(trained.members), trained.case.hint_on_gradient

@@ -127,7 +127,7 @@ class UnitPlan(Plan):
 def shard(wrapper, module, plan: UnitPlan, group=None) -> Any:
     """Build the student's wrapper. PlainZeRO3 has no `prefetch`."""
     options = dict(plan.options)
-    makers = [each.__init__ for each in wrapper.__mro__] if inspect.isclass(wrapper) else [wrapper]
+    makers = [each.__init__ for each in getattr(wrapper, "__mro__", ())] or [wrapper]
     if not any("prefetch" in inspect.signature(each).parameters for each in makers):
         options.pop("prefetch", None)
     if unit_models.KINDS[plan.model].units:
