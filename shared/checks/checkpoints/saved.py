@@ -229,7 +229,7 @@ def judge(found: list[dict], alone: dict, saved: dict | None, step: int, context
     """
     for what, hint in (("state", _HINT_ON_MODEL), ("optimizer", _HINT_ON_OPTIMIZER)) if saved else ():
         for rank, tensors in enumerate(assembled([result[what] for result in found])):
-            for name, expected in saved[what].items():
+            for name, expected in (saved or {})[what].items():
                 if name not in tensors or not torch.equal(tensors[name], expected):
                     raise Wrong({rank: f"{context}: {name} differs from what was saved"}, hint)
     if saved:

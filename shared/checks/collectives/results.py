@@ -3,6 +3,8 @@
 A result is compared with a float64 sum, and `mixture.py` finds out what a wrong result consists of.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F  # noqa: N812
 
@@ -138,7 +140,7 @@ def try_varied_calls(attempt: Attempt):
             yield setting, own, {rank: tries[rank] for rank in setting.ranks(attempt.world_size)}
 
 
-def _judge(piece: str, setting: Setting, found: list[dict], own: Draw) -> None:
+def _judge(piece: str, setting: Setting, found: Sequence[dict], own: Draw) -> None:
     members, wrong, hints = setting.ranks(len(own)), {}, [""]
     if any(found[rank].get("refused") is not None for rank in members):
         return _judge_refusal(found, setting, own)

@@ -4,11 +4,12 @@ A mistake is only named if the values cannot come from another one.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from shared.checks.compression.feeding import Gradients, Setting
-from shared.checks.compression.references import Int8, Method, PowerSGD, TopK, matrix_of
+from shared.checks.compression.references import Int8, PowerSGD, TopK, matrix_of
 from shared.checks.engine.compare import total_of
 
 # -- what a student's compressor was fed with, and what every rank got
@@ -21,7 +22,7 @@ Steps = list[list[list[Gradients]]]  # by step, rank and micro-batch
 class Tried:
     """A compressor that has been fed."""
 
-    method: Method
+    method: Any  # a Method, or one of a check, such as InTurnMethod
     setting: Setting
     steps: Steps
     members: list[int]

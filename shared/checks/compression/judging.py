@@ -22,7 +22,7 @@ _SLACK = 1.1  # of the bound on rounding errors
 
 def draw_steps(
     attempt: Attempt,
-    method: Method,
+    method,
     setting: Setting,
     count: int,
     micro_batches: int = 1,
@@ -77,7 +77,7 @@ def without_gradients(setting: Setting, ranks: int, count: int) -> Steps:
     return [[[zeros] for _ in range(ranks)] for _ in range(count)]
 
 
-def feed(attempt: Attempt, method: Method, setting: Setting, steps: Steps, probe=probe_feeding) -> Tried:
+def feed(attempt: Attempt, method, setting: Setting, steps: Steps, probe=probe_feeding) -> Tried:
     """Feed gradients to the compressor on every rank of the group."""
     members = members_of(attempt, setting.in_subgroup)
     attempt.sizes.fed_steps = len(steps)

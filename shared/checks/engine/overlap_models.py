@@ -90,7 +90,8 @@ class Sizes:
     def full_by(self, index: int) -> int:
         """Return how many buckets of a chain are full when backward is done with all layers from `index` on."""
         module = self.build(0)
-        done = {id(p) for layer in module.layers[index:] for p in layer.parameters()}
+        layers = list(module.get_submodule("layers").children())
+        done = {id(p) for layer in layers[index:] for p in layer.parameters()}
         full = [all(id(p) in done for p in bucket) for bucket in plan(module.parameters(), self.bucket_cap_mb)]
         return [*full, False].index(False)
 

@@ -105,7 +105,7 @@ class Buffered(Plain):
         return (
             super().forward(x) * self.scale * self.seen * times
             + self.shift
-            + self.count % 7
+            + self.get_buffer("count") % 7
             + self.mask
             + self.second.inner
         )

@@ -31,7 +31,7 @@ class Tied(Blocks):
         super().__init__(inner=(9, 14, 9))
         self.again = nn.Linear(INPUTS, WIDTH)
         self.again.weight = self.into.weight
-        self.blocks[2].down.weight = self.blocks[0].down.weight
+        self.blocks[2].get_submodule("down").weight = self.blocks[0].get_parameter("down.weight")
 
     def last(self, x, y):
         return self.out(y + self.again(x))
@@ -58,7 +58,7 @@ class Frozen(Blocks):
         super().__init__()
         for module in (self.into, self.blocks[0], self.blocks[2]):
             module.requires_grad_(False)
-        self.blocks[1].up.bias.requires_grad_(False)
+        self.blocks[1].get_parameter("up.bias").requires_grad_(False)
         self.out.weight.requires_grad_(False)
 
 
@@ -161,7 +161,7 @@ class BufferedBlock(Block):
         self.register_buffer("shift", torch.rand(width), persistent=False)
 
     def compute(self, x):
-        return super().compute(x) * self.scale + self.shift + self.count % 7 / 10
+        return super().compute(x) * self.scale + self.shift + self.get_buffer("count") % 7 / 10
 
 
 class Buffered(Blocks):
@@ -204,4 +204,4 @@ class Normed(Blocks):
 
     def __init__(self):
         super().__init__()
-        self.blocks[-1].batch_norm.eval()
+        self.blocks[-1].get_submodule("batch_norm").eval()

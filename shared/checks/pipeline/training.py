@@ -45,13 +45,13 @@ def judge_all(attempt: Attempt, case: Stack, in_groups: bool = False) -> None:
         judge_training(trained)
 
 
-def judge_scale(trained: Trained) -> None:
+def judge_scale(trained: Trained, case: Stack) -> None:
     """Check that the loss of the first step is neither 0 nor m times too large.
 
     Raises:
         Wrong: If it is. The message says so.
     """
-    expected, times = trained.expected[0].losses[0], trained.case.micro_batches
+    expected, times = trained.expected[0].losses[0], case.micro_batches
     for rank, result in trained.found.items():
         loss = result["steps"][0]["loss"]
         if loss is None or loss.shape != expected.shape:
@@ -147,6 +147,7 @@ def train_loop_and_judge(attempt: Attempt, loop: Loop) -> dict[int, dict]:
     results = {rank: by_rank[rank] for rank in members_of(attempt, loop.in_subgroup)}
     model = loop.case.build_model(seed)
     optimizer = loop.optimizer(list(model.parameters()))
+    assert optimizer is not None  # The model has parameters.
     for index, (x, y) in enumerate(batches):
         optimizer.zero_grad()
         loss = loop.case.loss_of(model(x), y)
@@ -272,7 +273,7 @@ def probe_late(pipeline, case: Stack, token: int, late: int, seed: int, batch: t
 
     split = case.split(pipeline, model, None)
     if dist.get_rank() == 0:
-        model[0].register_forward_hook(count)
+        next(model.children()).register_forward_hook(count)
     with launches_unasked():
         if dist.get_rank() == late:
             missing = meeting.missing()

@@ -4,6 +4,7 @@ The ranks import this module. All sizes that are split are multiples of 12, so t
 """
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -283,7 +284,7 @@ class Columns(Linear):
         if self.gather_output:
             return super().train(split, x, y, phase)
         own = own_part(self.outputs, split.group)
-        output, _ = super().train(split, x, y[..., list(own)], phase)
+        output: Any = super().train(split, x, y[..., list(own)], phase)[0]
         return Shard(output, -1, own), None
 
     def shards(self, split) -> dict[str, Shard]:
