@@ -61,5 +61,5 @@ def test_the_course_passes_and_mistakes_fail(repository):
     done = hooks(repository)
     failed = {line.split("..")[0] for line in done.stdout.splitlines() if line.endswith("Failed")}
     assert failed == {
-        "lint", "layout of code", "spelling of prose", "one newline at the end", "no space at line ends"
+        "lint", "layout of code", "spelling of prose", "types", "one newline at the end", "no space at line ends"
     }, done.stdout  # fmt: skip

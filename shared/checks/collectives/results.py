@@ -222,7 +222,7 @@ def _slots(piece: str, members: tuple[int, ...], index: int, src: int | None) ->
     return [Slot(index, members)]
 
 
-def _judge_refusal(found: list[dict], setting: Setting, own: Draw) -> None:
+def _judge_refusal(found: Sequence[dict], setting: Setting, own: Draw) -> None:
     """Check that an argument is rejected on every rank, before anything has been sent or changed."""
     for rank in setting.ranks(len(own)):
         message = ""

@@ -108,7 +108,7 @@ class Same(Model):
 class TiedOutside(Model):
     """A parameter of the block is also used before and after the block."""
 
-    def __init__(self, block, wrap):
+    def __init__(self, block: Any, wrap):
         super().__init__(block, wrap)
         self.first.weight = self.last.weight = nn.Parameter(torch.rand(WIDTH, WIDTH))
         block.tied = self.first.weight
@@ -126,9 +126,9 @@ class UsesTied(Block):
 class TwoBlocks(Model):
     """Two wrapped blocks, one after the other, which share a parameter."""
 
-    def __init__(self, block, wrap):
+    def __init__(self, block: Any, wrap):
         super().__init__(block, wrap)
-        second = type(block)()
+        second: Any = type(block)()
         second.up.weight = block.up.weight
         self.second = wrap(second)
 

@@ -109,7 +109,7 @@ class Summing(Scaffold):
 class SumsPartials(Operator):
     """Each rank has a part of the inputs. sum_over_ranks adds up the outputs."""
 
-    def split(self, piece, module, group):
+    def split(self, piece, module: Any, group):
         return Summing(piece, module, group, 1)
 
     def shards(self, split) -> dict[str, Shard]:
@@ -136,7 +136,7 @@ class Copies(Operator):
 
     differentiates_inputs: bool = True
 
-    def split(self, piece, module, group):
+    def split(self, piece, module: Any, group):
         return Copying(piece, module, group, 0)
 
     def train(self, split, x, y, phase):
@@ -448,7 +448,7 @@ class Grouped(Layer):
             "project.weight": Shard(split.project.weight, 1, own),
         }
 
-    def most_bytes(self, module, index: int, size: int) -> int:
+    def most_bytes(self, module: Any, index: int, size: int) -> int:
         return split_bytes(module, size, lambda name: "key_value" not in name) - (
             module.key_value.weight.nbytes - self._key_value_bytes(module, size)
         )
@@ -615,7 +615,7 @@ class Loss(Operator):
     def loss_of(self, output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return self.weight * F.cross_entropy(output[..., : self.tokens].reshape(-1, self.tokens), y.flatten())
 
-    def split(self, piece, module, group):
+    def split(self, piece, module: Any, group):
         return Logits(piece, module, group, self.tokens)
 
     def train(self, split, x, y, phase):
