@@ -130,11 +130,13 @@ class _DelayedWork(dist.Work):
         self._result = None  # after completion, the value of its future, held by weak references
         with contextlib.suppress(RuntimeError):  # gloo's send, receive and reduce-scatter have no future
             original_future = work.get_future()
-            self._future = future = torch.futures.Future()
-            original_future.add_done_callback(lambda original: self._complete_later(original, future))
+            self._future = torch.futures.Future()
+            original_future.add_done_callback(self._complete_later)
 
-    def _complete_later(self, original_future: torch.futures.Future, future: torch.futures.Future) -> None:
+    def _complete_later(self, original_future: torch.futures.Future) -> None:
         def complete() -> None:
+            future = self._future
+            assert future is not None  # It becomes None below.
             try:
                 future.set_result(original_future.value())
             except RuntimeError as error:

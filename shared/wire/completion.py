@@ -91,8 +91,9 @@ class Watcher:
     def waited(self, work_id: int | None, began) -> None:
         """Record that a wait has ended, and the completion of the Work it was for, if that is known."""
         self.stood_still(began)
-        if work_id in self._waited_for:
-            _, entry, _ = self._waited_for.pop(work_id)
+        waited_for = None if work_id is None else self._waited_for.pop(work_id, None)
+        if waited_for is not None:
+            _, entry, _ = waited_for
             self._marks.append((entry, "completed_s", self.clock.mark()))
 
     def stood_still(self, began) -> None:
