@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from shared import memory, plots
+from shared.plots import attention, costs
 from shared.plots import buckets as bucket_plots
-from shared.plots import costs
 from shared.timeline import Span, Timeline
 
 
@@ -81,3 +81,9 @@ def test_another_steps_peak_sets_the_height_of_the_axis():
     step = [SimpleNamespace(phase="forward", held=memory.Held(parameters_bytes=2_000_000))] * 3
     (axes,) = plots.memory_over_step(step, compared_with=("plain", 10_000_000)).axes
     assert "plain: 10 MB" in [text.get_text() for text in axes.texts] and axes.get_ylim()[1] > 10
+
+
+def test_a_transfer_that_is_never_hidden_has_a_line_but_no_mark():
+    times = attention.StepTimes([64.0, 128.0], [0.001, 0.002], {"slow": [1.0, 2.0]})
+    (axes,) = attention.step_times(times, {}).axes
+    assert [line.get_label() for line in axes.lines] == ["attention: grows with n²", "slow"] and not axes.texts

@@ -192,7 +192,8 @@ def experts_of(package: str):
 
 def join_fake_group(rank: int, world_size: int) -> None:
     """Form a process group whose operations return at once. torch's fake backend knows CPUs, but not `meta`."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
+    # torch 2.14 has no stub for it.
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # pyright: ignore[reportAttributeAccessIssue]
 
     dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
     world = dist.distributed_c10d._get_default_group()

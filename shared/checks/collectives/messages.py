@@ -56,7 +56,8 @@ def _part_of(rank: int, size: int, piece, arguments: int, elements: int) -> list
 
 @contextlib.contextmanager
 def _fake_group(rank: int, size: int):
-    from torch.testing._internal.distributed.fake_pg import FakeStore
+    # torch 2.14 has no stub for it.
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # pyright: ignore[reportAttributeAccessIssue]
 
     refusals = instrumentation.before_launch[:]
     instrumentation.before_launch.clear()  # these hooks belong to the group that this rank has left

@@ -124,8 +124,7 @@ class Reference:
     unsent: dict[int, Unsent] = field(default_factory=dict)  # by the index of the bucket
 
     def step(self, gradients: list[list[torch.Tensor]]) -> dict[int, torch.Tensor]:
-        """Take each rank's gradients, divided by the number of ranks. Returns what every rank should get for
-        each trained parameter, by its index."""
+        """Take each rank's gradients, divided by the number of ranks. Returns what each should get, by parameter."""
         results: dict[int, torch.Tensor] = {}
         for number, bucket in enumerate(self.setting.buckets()):
             flats = [torch.cat([own[index].flatten() for index in bucket]) for own in gradients]
