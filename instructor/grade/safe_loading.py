@@ -34,11 +34,11 @@ def install() -> list[str]:
 
         def load_build(self):
             """Reject a state for a class or a function. It could replace a class's methods, such as __eq__."""
-            owner = self.stack[-2]  # pyright: ignore[reportAttributeAccessIssue] (typeshed leaves it out)
+            owner = self.stack[-2]  # pyright: ignore[reportAttributeAccessIssue] (not in the stub of pickle)
             if isinstance(owner, type) or callable(owner):
                 rejected.append(f"setattr({getattr(owner, '__name__', type(owner).__name__)})")
                 raise Rejected(rejected[-1])
-            super().load_build()  # pyright: ignore[reportAttributeAccessIssue] (typeshed leaves it out)
+            super().load_build()  # pyright: ignore[reportAttributeAccessIssue] (not in the stub of pickle)
 
         dispatch[pickle.BUILD[0]] = load_build
 

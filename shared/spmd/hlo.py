@@ -62,7 +62,7 @@ def _instruction(found: re.Match, line: str, devices: int) -> Instruction:
 
 def _itemsize(dtype: str) -> int:
     bits = _BITS.search(dtype)
-    return int(bits[0]) // 8 if bits else 1  # "pred" is a byte
+    return int(bits[0]) // 8 if bits else 1  # a boolean takes a byte
 
 
 def _groups(line: str, devices: int) -> list[list[int]]:

@@ -163,5 +163,5 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int]:
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """View a dense tensor of any dtype as bytes."""
     begin = int(tensor.storage_offset()) * tensor.element_size()
-    empty: Any = torch.empty(0, dtype=torch.uint8)  # torch's stub of set_() knows no untyped storage
+    empty: Any = torch.empty(0, dtype=torch.uint8)  # torch's stub of set_() knows no such storage
     return empty.set_(tensor.untyped_storage(), begin, (tensor.nbytes,))
